@@ -1,5 +1,6 @@
 #include "base/sha256.h"
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 
 #include "absl/strings/escaping.h"
@@ -14,6 +15,11 @@ std::string Sha256Hex(std::string_view bytes) {
                           EVP_sha256(), nullptr) == 1);
   return absl::BytesToHexString(
       absl::string_view(reinterpret_cast<const char*>(digest), size));
+}
+
+bool EqualInConstantTime(std::string_view a, std::string_view b) {
+  return a.size() == b.size() &&
+         CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 }  // namespace kvasir::base

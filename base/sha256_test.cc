@@ -16,5 +16,13 @@ TEST(Sha256Test, IsTheStandards) {
             "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 }
 
+TEST(EqualInConstantTimeTest, ComparesEveryByteAndTheLength) {
+  EXPECT_TRUE(EqualInConstantTime("", ""));
+  EXPECT_TRUE(EqualInConstantTime("abc", "abc"));
+  for (const char* other : {"xbc", "axc", "abx", "ab", "abcd", ""}) {
+    EXPECT_FALSE(EqualInConstantTime("abc", other)) << other;
+  }
+}
+
 }  // namespace
 }  // namespace kvasir::base

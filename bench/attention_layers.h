@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_tables.h"
 #include "kernels/device/stream.h"

@@ -9,14 +9,8 @@ namespace {
 
 // Of a token's row in 16-bit numbers.
 double ExactRowBytes(const cache::SideLayout& side) {
-  int64_t bytes = 0;
-  for (const cache::PartLayout& part : side.parts) {
-    if (part.of_keys) continue;
-    for (const cache::GroupLayout& group : part.groups) {
-      bytes += group.exact.slot_bytes;
-    }
-  }
-  return static_cast<double>(bytes);
+  const bool of_keys = !side.parts.empty() && side.parts.front().of_keys;
+  return of_keys ? 0.0 : static_cast<double>(side.exact.row_bytes);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "cache/kv_cache.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "kernels/device/allocator.h"
 #include "worker/engine/scheduler.h"
 #include "worker/executor/kv_arenas.h"

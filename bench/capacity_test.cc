@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/status_matchers.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "model/shapes/shape_config.h"
 #include "worker/testing/plan_cases.h"
 

@@ -39,6 +39,8 @@ RUNS = [
     Run("attention", ("attention",), 7),
     Run("attention_prefill", ("attention", "--prefill"), 7),
     Run("attention_mass", (), program="bench_attention_mass"),
+    Run("eviction_cost", ("decode", "--eviction-cost", "--batch", "8", "--context", "4096"), 15,
+        ("decode", "--eviction-cost", "--batch", "2")),
     # What has no latents of several heads, and so needs no lift to be fast.
     Run("attention_prefill_deterministic",
         ("attention", "--prefill", "--deterministic", "--method",

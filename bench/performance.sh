@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures everything that docs/performance.md shows, and writes the page and the
-# table in README.md. A quarter of an hour on two quiet cores, and ten minutes
+# table in README.md. Half an hour on two quiet cores, and ten minutes
 # more with llama.cpp. Results are kept in build/performance, so an
 # interrupted run goes on where it was; what another binary, host or other
 # arguments gave is measured again, and --fresh measures all again.

@@ -99,7 +99,7 @@ def figures(results) -> str:
                       *([""] if told else []), *told])
 
 
-def summary(rows, value, name) -> str:
+def summary(rows, value, name, form=".2f") -> str:
     """What meets its target and what does not, in words."""
     asked = [row for row in rows if "target" in row]
     met = [row for row in asked if row.get("met")]
@@ -107,7 +107,8 @@ def summary(rows, value, name) -> str:
     missed = [row for row in asked if not row.get("met") and not row["undecided"]]
     if missed:
         text.append("Missed: " + ", ".join(
-            f"{name(row)} ({row[value]:.2f}, target {row['target']:.2f})" for row in missed) + ".")
+            f"{name(row)} ({row[value]:{form}}, target {row['target']:{form}})"
+            for row in missed) + ".")
     undecided = [row for row in asked if row["undecided"]]
     if undecided:
         text.append("Undecided: " + ", ".join(map(name, undecided)) + ".")
@@ -173,6 +174,24 @@ def attention_mass(results) -> str:
           "undecided" if row["undecided"] else ""] for row in results["attention_mass"]["rows"]])
 
 
+def eviction_cost(results) -> str:
+    report = results["eviction_cost"]
+    rows = report["rows"]
+    steps = [row for row in rows if "target" in row]
+    return "\n".join([
+        summary(steps, "share", lambda row: f"{row['plan']}, {row['unit']}", ".1%"), "",
+        table(["cache", "unit", "step", "without, ms", "scoring", "evicting", "both",
+               "middle half of pairs", "target", ""],
+              [[row["plan"], row["unit"], row["what"], number(row["without_ms"]),
+                f"{100 * row['scoring_share']:.1f} %",
+                f"{100 * row['eviction_share']:.2f} %" if "target" in row else "",
+                f"{100 * row['share']:.1f} %",
+                f"{100 * row['share_low']:.1f} to {100 * row['share_high']:.1f} %",
+                f"≤ {100 * row['target']:g} %" if "target" in row else "", verdict(row)]
+               for row in rows]),
+        *notes(report)])
+
+
 def decode_plans(results) -> str:
     report = results["decode_plans"]
     rows = report["rows"]
@@ -233,6 +252,7 @@ def capacity(results) -> str:
 SECTIONS = {
     "machine": machine, "figures": figures, "attention": attention,
     "attention_prefill": attention_prefill, "attention_mass": attention_mass,
+    "eviction_cost": eviction_cost,
     "attention_prefill_deterministic": attention_prefill_deterministic,
     "decode_plans": decode_plans, "breakdown": breakdown,
     "llama_cpp": llama_cpp, "capacity": capacity,

@@ -42,8 +42,10 @@ StaticRanges RangesOf(const kernels::LatentPart& part) {
   return ranges;
 }
 
-absl::Status FillPart(const kernels::LatentPart& latents, int64_t num_slots,
-                      int64_t page_tokens, uint64_t seed,
+// `shape` without what the latents tell.
+absl::Status FillPart(const kernels::LatentPart& latents,
+                      kernels::KvAppendShape shape,
+                      const std::vector<int64_t>& all_slots, uint64_t seed,
                       kernels::Device& device) {
   const int64_t width = kernels::RowWidth(latents);
   std::vector<float> numbers(
@@ -62,16 +64,13 @@ absl::Status FillPart(const kernels::LatentPart& latents, int64_t num_slots,
     KVASIR_ASSIGN_OR_RETURN(part.part.static_minimum,
                             tables.Add<float>(ranges.minimum));
   }
-  std::vector<int64_t> all_slots(static_cast<size_t>(num_slots));
-  std::iota(all_slots.begin(), all_slots.end(), int64_t{0});
+  const auto num_slots = static_cast<int64_t>(all_slots.size());
+  shape.row_stride = width;
   KVASIR_ASSIGN_OR_RETURN(const auto rows, tables.Add<float>(numbers));
   KVASIR_ASSIGN_OR_RETURN(const auto slots, tables.Add<int64_t>(all_slots));
   KVASIR_ASSIGN_OR_RETURN(
       const kernels::PreparedKvAppend append,
-      kernels::Prepare(device,
-                       kernels::KvAppendShape{.row_stride = width,
-                                              .page_tokens = page_tokens},
-                       absl::MakeConstSpan(&part, 1)));
+      kernels::Prepare(device, shape, absl::MakeConstSpan(&part, 1)));
   const std::unique_ptr<kernels::Stream> stream = device.MakeStream();
   int64_t shift = 0;
   for (int64_t first = 0; first < num_slots; first += kRows) {
@@ -86,15 +85,30 @@ absl::Status FillPart(const kernels::LatentPart& latents, int64_t num_slots,
   return absl::OkStatus();
 }
 
+// Where a segment has rows, whichever of a pool's pages are side pages.
+std::vector<int64_t> RowsOfSegment(const kernels::ExactSegment& segment,
+                                   int64_t row_bytes, int64_t num_pages) {
+  std::vector<int64_t> rows;
+  for (int64_t page = 0; page < num_pages; ++page) {
+    for (int64_t row = 0; row < segment.rows_per_page; ++row) {
+      rows.push_back(segment.arena_bytes + page * segment.page_bytes +
+                     segment.offset_bytes + row * row_bytes);
+    }
+  }
+  return rows;
+}
+
 }  // namespace
 
 absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
                                    int64_t num_pages, int64_t page_tokens,
                                    uint64_t seed, kernels::Device& device) {
+  std::vector<int64_t> slots(static_cast<size_t>(num_pages * page_tokens));
+  std::iota(slots.begin(), slots.end(), int64_t{0});
   for (const auto* side : {&layer.key, &layer.value}) {
     for (const worker::KvArenas::Part& part : *side) {
-      KVASIR_RETURN_IF_ERROR(FillPart(part.latents, num_pages * page_tokens,
-                                      page_tokens, seed++, device));
+      KVASIR_RETURN_IF_ERROR(FillPart(
+          part.latents, {.page_tokens = page_tokens}, slots, seed++, device));
     }
   }
   return absl::OkStatus();
@@ -106,13 +120,18 @@ absl::Status FillWithRandomExactRows(const worker::KvArenas& arenas,
   const int64_t pages =
       arenas.num_pages()[static_cast<size_t>(layer.page_group)];
   for (const bool keys : {true, false}) {
-    const int64_t ring = keys ? layer.key_ring : layer.value_ring;
-    if (ring < 0) continue;
-    const int64_t rows =
-        arenas.rings()[static_cast<size_t>(ring)].rows.rows_per_page;
+    const int64_t index = keys ? layer.key_ring : layer.value_ring;
+    if (index < 0) continue;
+    const worker::KvArenas::Ring& ring =
+        arenas.rings()[static_cast<size_t>(index)];
     for (const worker::KvArenas::Part& part : keys ? layer.key : layer.value) {
-      KVASIR_RETURN_IF_ERROR(
-          FillPart(part.exact, pages * rows, rows, seed++, device));
+      // Rows of two segments may overlap in a page that is a side page of both:
+      // one launch for each.
+      for (const kernels::ExactSegment& segment : ring.segments) {
+        KVASIR_RETURN_IF_ERROR(FillPart(
+            part.exact, {.page_tokens = 1, .slots_are_bytes = true},
+            RowsOfSegment(segment, ring.row_bytes, pages), seed++, device));
+      }
     }
   }
   return absl::OkStatus();

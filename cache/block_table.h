@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "cache/page_pool.h"
 #include "google/protobuf/repeated_field.h"
 #include "proto/kvasir/v1/step_plan.pb.h"

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kCacheIdVersion = 1;
 constexpr size_t kCacheIdBytes = 16;
 // Goes up with the arrangement of a page.
-constexpr int64_t kPageFormatVersion = 1;
+constexpr int64_t kPageFormatVersion = 2;
 
 // Hashes fields so that no two lists of fields read the same: numbers are
 // 8 bytes, texts carry their length.
@@ -87,16 +87,23 @@ void AddSide(const SideLayout& side, FieldHasher* hasher) {
   for (const PartLayout& part : side.parts) {
     hasher->Add(static_cast<int64_t>(part.groups.size()));
     for (const GroupLayout& group : part.groups) {
-      for (const Region& region : {group.codes, group.params, group.exact}) {
-        AddRegion(region, hasher);
-      }
+      AddRegion(group.codes, hasher);
+      AddRegion(group.params, hasher);
+      hasher->Add(group.exact_offset_bytes);
     }
   }
-  hasher->Add(side.exact.rows_per_page);
-  hasher->Add(side.exact.first_page);
-  hasher->Add(side.exact.num_pages);
-  if (side.exact.sink_tokens > 0) hasher->Add(side.exact.sink_tokens);
-  if (side.exact.any()) hasher->Add(side.exact_layer);
+  hasher->Add(side.exact.sink_tokens);
+  hasher->Add(side.exact.window_tokens);
+  hasher->Add(side.exact.row_bytes);
+  hasher->Add(static_cast<int64_t>(side.exact.segments.size()));
+  for (const ExactSegment& segment : side.exact.segments) {
+    hasher->Add(segment.layer);
+    hasher->Add(segment.first_row);
+    hasher->Add(segment.num_rows);
+    hasher->Add(segment.first_page);
+    hasher->Add(segment.offset_bytes);
+    hasher->Add(segment.rows_per_page);
+  }
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "plan/plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 

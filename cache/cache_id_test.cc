@@ -115,7 +115,7 @@ std::string FormatIdOfKeyCodes(uint32_t bits, bool per_token,
 }
 
 TEST(PageFormatIdTest, IsTheSameInEveryBuild) {
-  EXPECT_EQ(FormatIdOf({}), "cd9e7a1c8e49fe9eedf8bd8338c9e455");
+  EXPECT_EQ(FormatIdOf({}), "14b308bcc3cfd85e0148469cc64ee784");
 }
 
 TEST(PageFormatIdTest, WhatMovesAByteChangesIt) {

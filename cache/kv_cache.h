@@ -35,7 +35,7 @@
 #include "base/strong_id.h"
 #include "cache/eviction/eviction_schedule.h"
 #include "cache/images/sequence_image.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_hash.h"
 #include "cache/prefix_index.h"

@@ -27,7 +27,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/strong_id.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_hash.h"
 

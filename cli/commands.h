@@ -15,5 +15,6 @@ void AddInspectCommand(CLI::App* app, int* exit_code);
 void AddBenchCommand(CLI::App* app,
                      int* exit_code);  // a group, cli/bench/bench.h
 void AddDrainCommand(CLI::App* app, int* exit_code);
+void AddTokenCommand(CLI::App* app, int* exit_code);
 
 }  // namespace kvasir::cli

@@ -1,6 +1,4 @@
 // `kvasir drain`: asks a running process to finish and exit.
-#include <grpcpp/create_channel.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <limits>
@@ -8,6 +6,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "base/net/grpc_channel.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/options.h"
@@ -40,7 +39,7 @@ int Drain(const DrainFlags& flags) {
     return kExitUsage;
   }
   const auto stub = kvasir::v1::Admin::NewStub(
-      grpc::CreateChannel(flags.endpoint, *credentials));
+      base::NewGrpcChannel(flags.endpoint, *credentials));
   grpc::ClientContext context;
   if (flags.deadline > absl::ZeroDuration()) {
     // The server aborts what is left at the deadline; allow it to say so.

@@ -78,6 +78,16 @@ CLI::Validator NumberCheck(std::function<bool(double)> good,
       "", "");
 }
 
+constexpr char kNotEmpty[] = "not empty";
+
+bool IsRefusedEmpty(CLI::Option* option) {
+  try {
+    return option->get_validator(kNotEmpty) != nullptr;
+  } catch (const CLI::OptionNotFound&) {
+    return false;
+  }
+}
+
 // What the library's own words leave open.
 std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
   constexpr char kUnknownKey[] = "INI was not able to parse ";
@@ -179,6 +189,29 @@ CLI::Validator Above(double limit) {
   return NumberCheck(
       [=](double number) { return number > limit && number <= kMost; },
       absl::StrCat("above ", limit));
+}
+
+void RefuseEmpty(CLI::App* app, CLI::Option* option) {
+  CLI::Validator validator = Checked([](const std::string& text) {
+    return text.empty() ? absl::InvalidArgumentError(
+                              "is empty: leave it out, or name it")
+                        : absl::OkStatus();
+  });
+  option->check(validator.name(kNotEmpty));
+  app->preparse_callback([app](size_t) {
+    for (CLI::Option* each : app->get_options()) {
+      const std::string variable = each->get_envname();
+      const char* const value =
+          variable.empty() ? nullptr : std::getenv(variable.c_str());
+      // Of a list, commas alone are no more.
+      const bool empty =
+          value != nullptr && std::string_view(value).find_first_not_of(',') ==
+                                  std::string_view::npos;
+      if (!empty || !IsRefusedEmpty(each)) continue;
+      throw CLI::ValidationError(variable,
+                                 "is set and empty: unset it, or name it");
+    }
+  });
 }
 
 std::string EnvironmentName(const std::string& flag) {

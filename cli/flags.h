@@ -49,6 +49,19 @@ CLI::Option* AddFlag(CLI::App* app, const std::string& name, T& value,
       ->capture_default_str();
 }
 
+// Wrong usage for "" as this app's flag, or as its variable, which the library
+// would take for one that is not set.
+void RefuseEmpty(CLI::App* app, CLI::Option* option);
+
+// AddFlag of what means something else, or less, where it is empty.
+template <typename T>
+CLI::Option* AddText(CLI::App* app, const std::string& name, T& value,
+                     const std::string& help) {
+  CLI::Option* const option = AddFlag(app, name, value, help);
+  RefuseEmpty(app, option);
+  return option;
+}
+
 // A switch.
 CLI::Option* AddSwitch(CLI::App* app, const std::string& name, bool& value,
                        const std::string& help);

@@ -303,14 +303,20 @@ TEST(FlagsTest, HumanBytesUseBinaryUnits) {
   EXPECT_EQ(HumanBytes(3.0 * (1 << 30)), "3.00 GiB");
 }
 
-TEST(TlsFlagsTest,
-     PlainTextStaysOnThisMachineUnlessSomebodySaysThatItMayLeave) {
+base::ListenAddress Everywhere() {
   base::ListenAddress everywhere;
   everywhere.host = "0.0.0.0";
   everywhere.host_flag = "--listen";
+  return everywhere;
+}
+
+TEST(TlsFlagsTest,
+     PlainTextStaysOnThisMachineUnlessSomebodySaysThatItMayLeave) {
+  base::TlsWatch watch;
   ListenFlags listen;
-  for (const auto& refused : {ListenCredentials(listen, everywhere),
-                              AdminCredentials(listen, everywhere)}) {
+  for (const auto& refused :
+       {ListenCredentials(listen, Everywhere(), &watch),
+        WorkerListenCredentials(listen, Everywhere(), &watch)}) {
     EXPECT_THAT(
         refused.status(),
         StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -318,19 +324,20 @@ TEST(TlsFlagsTest,
                        HasSubstr("--insecure"))));
   }
   listen.insecure = true;
-  KVASIR_EXPECT_OK(ListenCredentials(listen, everywhere).status());
-  KVASIR_EXPECT_OK(AdminCredentials(listen, everywhere).status());
+  KVASIR_EXPECT_OK(ListenCredentials(listen, Everywhere(), &watch).status());
+  KVASIR_EXPECT_OK(
+      WorkerListenCredentials(listen, Everywhere(), &watch).status());
 
   RouterFlags router;
   router.workers = {"unix:/run/worker", "127.0.0.1:8100"};
-  KVASIR_EXPECT_OK(WorkerCredentials(router, false).status());
+  KVASIR_EXPECT_OK(WorkerCredentials(router, false, &watch).status());
   router.workers.push_back("worker-1:8100");
   EXPECT_THAT(
-      WorkerCredentials(router, false).status(),
+      WorkerCredentials(router, false, &watch).status(),
       StatusIs(absl::StatusCode::kFailedPrecondition,
                AllOf(HasSubstr("worker-1:8100"), HasSubstr("--worker-tls-ca"),
                      HasSubstr("--insecure"))));
-  KVASIR_EXPECT_OK(WorkerCredentials(router, true).status());
+  KVASIR_EXPECT_OK(WorkerCredentials(router, true, &watch).status());
 
   DialTlsFlags dial;
   KVASIR_EXPECT_OK(DialCredentials(dial, "localhost:8001").status());
@@ -342,20 +349,97 @@ TEST(TlsFlagsTest,
   KVASIR_EXPECT_OK(DialCredentials(dial, "router:8001").status());
 }
 
+TEST(TlsFlagsTest, ATokenIsNeitherSentNorLookedForWithoutTls) {
+  const std::string path = ::testing::TempDir() + "/token";
+  DialTlsFlags dial;
+  dial.token_file = path;
+  EXPECT_THAT(DialCredentials(dial, "127.0.0.1:1").status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("--token-file " + path),
+                             HasSubstr("give --ca"))));
+  // With --tls-cert alone an admin port stays as it is, on this machine.
+  base::TlsWatch watch;
+  ListenFlags listen;
+  listen.tls.certificate = "none.pem";
+  listen.tls.key = "none.pem";
+  EXPECT_EQ(*AdminCredentials(listen, {}, &watch, /*by_token=*/true), nullptr);
+  base::ListenAddress everywhere;
+  everywhere.host = "0.0.0.0";
+  EXPECT_THAT(
+      AdminCredentials(listen, everywhere, &watch, /*by_token=*/true).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("none.pem")))
+      << "TLS was asked for";
+  EXPECT_THAT(AdminCredentials(listen, everywhere, &watch).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("--admin-client-ca")));
+}
+
+// --insecure opened it too: whoever reached the port could end the program.
+TEST(TlsFlagsTest, InsecureDoesNotOpenTheAdminPort) {
+  base::TlsWatch watch;
+  ListenFlags listen;
+  base::ListenAddress unix_socket;
+  unix_socket.unix_path = "/run/admin";
+  for (const bool insecure : {false, true}) {
+    listen.insecure = insecure;
+    EXPECT_THAT(AdminCredentials(listen, Everywhere(), &watch).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("--listen 0.0.0.0"),
+                               HasSubstr("--admin-client-ca"),
+                               HasSubstr("127.0.0.1"))));
+    KVASIR_EXPECT_OK(AdminCredentials(listen, {}, &watch).status());
+    KVASIR_EXPECT_OK(AdminCredentials(listen, unix_socket, &watch).status());
+  }
+}
+
+// Encrypted is not known: every program that reached the port was a router.
+TEST(TlsFlagsTest, AWorkerAsksItsCallersForACertificateOrIsToldNotTo) {
+  base::TlsWatch watch;
+  ListenFlags listen;
+  listen.tls.certificate = listen.tls.key = "/nowhere.pem";
+  EXPECT_THAT(
+      WorkerListenCredentials(listen, Everywhere(), &watch).status(),
+      StatusIs(
+          absl::StatusCode::kFailedPrecondition,
+          AllOf(HasSubstr("--listen 0.0.0.0"), HasSubstr("--tls-client-ca"),
+                HasSubstr("--tls-any-client"), HasSubstr("127.0.0.1"))));
+  // Plain text is another matter.
+  listen.insecure = true;
+  EXPECT_THAT(WorkerListenCredentials(listen, Everywhere(), &watch).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("--tls-any-client")));
+  const auto reads_files = StatusIs(absl::StatusCode::kInvalidArgument,
+                                    HasSubstr("/nowhere.pem: No such file"));
+  EXPECT_THAT(WorkerListenCredentials(listen, {}, &watch).status(),
+              reads_files);
+  listen.tls.any_client = true;
+  EXPECT_THAT(WorkerListenCredentials(listen, Everywhere(), &watch).status(),
+              reads_files);
+  listen.tls.client_ca = "/nowhere.pem";
+  EXPECT_THAT(WorkerListenCredentials(listen, Everywhere(), &watch).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--tls-any-client with --tls-client-ca")));
+  listen.tls.any_client = false;
+  EXPECT_THAT(WorkerListenCredentials(listen, Everywhere(), &watch).status(),
+              reads_files);
+}
+
 TEST(TlsFlagsTest, AFlagThatNeedsAnotherIsNotTakenForNothing) {
+  base::TlsWatch watch;
   ListenFlags listen;
   listen.tls.client_names = {"router"};
-  EXPECT_THAT(ListenCredentials(listen, {}).status(),
+  EXPECT_THAT(ListenCredentials(listen, {}, &watch).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("without --tls-client-ca")));
   ListenFlags admin;
   admin.admin_client_names = {"operator"};
-  EXPECT_THAT(AdminCredentials(admin, {}).status(),
+  EXPECT_THAT(AdminCredentials(admin, {}, &watch).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("without --admin-client-ca")));
+                       AllOf(HasSubstr("--admin-client-names operator"),
+                             HasSubstr("without --admin-client-ca"))));
   RouterFlags router;
   router.worker_tls.names = {"worker"};
-  EXPECT_THAT(WorkerCredentials(router, true).status(),
+  EXPECT_THAT(WorkerCredentials(router, true, &watch).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("without --worker-tls-ca")));
   DialTlsFlags dial;
@@ -363,6 +447,76 @@ TEST(TlsFlagsTest, AFlagThatNeedsAnotherIsNotTakenForNothing) {
   EXPECT_THAT(
       DialCredentials(dial, "127.0.0.1:1").status(),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs --cert")));
+}
+
+// "" was taken for a flag that is not given: certificates were not asked for.
+TEST(TlsFlagsTest, EmptyFlagsAndVariablesAreWrongUsage) {
+  struct Servers {
+    Servers() {
+      AddConfigFile(&app);
+      CLI::App* const router = app.add_subcommand("router", "");
+      AddListenFlags(router, &listen, /*with_grpc_port=*/true);
+      AddRouterFlags(router, &flags, /*with_workers=*/true);
+      AddDialTlsFlags(app.add_subcommand("drain", ""), &dial);
+    }
+    std::pair<int, std::string> Parse(std::vector<const char*> arguments) {
+      arguments.insert(arguments.begin(), "program");
+      ::testing::internal::CaptureStderr();
+      const int code =
+          ParseAndRun(&app, static_cast<int>(arguments.size()),
+                      const_cast<char**>(arguments.data()), kExitOk);
+      return {code, ::testing::internal::GetCapturedStderr()};
+    }
+    CLI::App app;
+    ListenFlags listen;
+    RouterFlags flags;
+    DialTlsFlags dial;
+  };
+  const auto is_wrong = [](const std::string& name) {
+    return ::testing::Pair(kExitUsage,
+                           AllOf(HasSubstr(name), HasSubstr("empty")));
+  };
+  for (const char* flag :
+       {"--tls-cert", "--tls-key", "--tls-client-ca", "--tls-client-names",
+        "--admin-client-ca", "--admin-client-names", "--worker-tls-ca",
+        "--worker-tls-cert", "--worker-tls-key", "--worker-tls-names", "--host",
+        "--admin-host", "--metrics-host", "--health-host"}) {
+    EXPECT_THAT(Servers().Parse({"router", "--workers", "unix:/x", flag, ""}),
+                is_wrong(flag));
+    const std::string variable = EnvironmentName(flag);
+    setenv(variable.c_str(), "", 1);
+    EXPECT_THAT(Servers().Parse({"router", "--workers", "unix:/x"}),
+                is_wrong(variable));
+    // Of another command's no notice is taken.
+    EXPECT_EQ(Servers().Parse({"drain"}).first, kExitOk);
+    unsetenv(variable.c_str());
+  }
+  for (const char* flag : {"--ca", "--cert", "--key"}) {
+    EXPECT_THAT(Servers().Parse({"drain", flag, ""}), is_wrong(flag));
+  }
+  // Names of nobody are no names.
+  EXPECT_EQ(
+      Servers()
+          .Parse({"router", "--workers", "unix:/x", "--tls-client-names", ","})
+          .first,
+      kExitUsage);
+  setenv("KVASIR_TLS_CLIENT_NAMES", ",", 1);
+  EXPECT_EQ(Servers().Parse({"router", "--workers", "unix:/x"}).first,
+            kExitUsage);
+  unsetenv("KVASIR_TLS_CLIENT_NAMES");
+  const std::string path = ::testing::TempDir() + "kvasir_flags_empty.toml";
+  std::ofstream(path) << "[router]\nworkers = \"unix:/x\"\ntls-client-ca = "
+                         "\"\"\n";
+  EXPECT_THAT(Servers().Parse({"--config", path.c_str(), "router"}),
+              is_wrong("--tls-client-ca"));
+  std::filesystem::remove(path);
+  Servers good;
+  EXPECT_EQ(good.Parse({"router", "--workers", "unix:/x", "--tls-client-ca",
+                        "ca.pem", "--tls-client-names", "a,b"})
+                .first,
+            kExitOk);
+  EXPECT_EQ(good.listen.tls.client_ca, "ca.pem");
+  EXPECT_THAT(good.listen.tls.client_names, ::testing::ElementsAre("a", "b"));
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "cache/kv_cache.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "cli/model_source.h"
 #include "cli/options.h"
 #include "worker/ranks/rank.h"

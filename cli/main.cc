@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   AddInspectCommand(&app, &exit_code);
   AddBenchCommand(&app, &exit_code);
   AddDrainCommand(&app, &exit_code);
+  AddTokenCommand(&app, &exit_code);
 
   return ParseAndRun(&app, argc, argv, exit_code);
 }

@@ -1,5 +1,12 @@
 #include "cli/options.h"
 
+#include <grpcpp/security/credentials.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status_macros.h"
@@ -17,6 +24,8 @@ constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
 // Below it a prompt of a usual length would not be taken even alone.
 constexpr int64_t kMinRequestBytes = 1 << 20;
 constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
+// What a server takes.
+constexpr size_t kMaxTokenBytes = 512;
 
 absl::Status CheckPlainCall(const std::string& target, const char* remedy,
                             bool insecure) {
@@ -25,6 +34,23 @@ absl::Status CheckPlainCall(const std::string& target, const char* remedy,
       absl::StrCat(target, " would be called without encryption: give ", remedy,
                    "; or --insecure, where something else ",
                    "protects it (a mesh, a NetworkPolicy)"));
+}
+
+absl::StatusOr<std::string> ReadToken(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--token-file ", path, ": ", std::strerror(errno)));
+  }
+  std::string token;
+  std::string more;
+  // No value in the text: it is a secret, or was taken for one.
+  if (!(file >> token) || (file >> more) || token.size() > kMaxTokenBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--token-file ", path, ": want one token of at most ",
+                     kMaxTokenBytes, " bytes, and nothing else"));
+  }
+  return token;
 }
 
 }  // namespace
@@ -153,44 +179,50 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
 }
 
 void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
-  AddFlag(app, "--host", options->host,
+  AddText(app, "--host", options->host,
           "address to listen on; 0.0.0.0 for all interfaces");
   if (with_grpc_port) {
     AddFlag(app, "--grpc-port", options->grpc_port,
             "gRPC for clients; 0 picks a free port")
         ->check(CLI::Range(0, 65535));
   }
+  AddText(app, "--metrics-host", options->metrics_host,
+          "address of --metrics-port; default: --host")
+      ->type_name("HOST");
+  AddText(app, "--health-host", options->health_host,
+          "address of --health-port; default: --host")
+      ->type_name("HOST");
   AddFlag(app, "--metrics-port", options->metrics_port,
           "Prometheus over HTTP, path /metrics; 0 picks a free port")
       ->check(CLI::Range(0, 65535));
   AddFlag(app, "--admin-port", options->admin_port,
           "gRPC for operators (drain, config); 0 picks a free port")
       ->check(CLI::Range(0, 65535));
-  AddFlag(app, "--admin-host", options->admin_host,
+  AddText(app, "--admin-host", options->admin_host,
           "address of --admin-port, whatever --host is: who reaches it can "
           "drain; or unix:/path in place of both")
       ->type_name("HOST|unix:/PATH");
   AddFlag(app, "--health-port", options->health_port,
           "grpc.health.v1 alone; 0 picks a free port")
       ->check(CLI::Range(0, 65535));
-  AddFlag(app, "--tls-cert", options->tls.certificate,
+  AddText(app, "--tls-cert", options->tls.certificate,
           "PEM chain that this server shows; read again when it changes. "
           "Without it: plain text, on this machine alone")
       ->type_name("FILE");
-  AddFlag(app, "--tls-key", options->tls.key, "PEM key of --tls-cert")
+  AddText(app, "--tls-key", options->tls.key, "PEM key of --tls-cert")
       ->type_name("FILE");
-  AddFlag(app, "--tls-client-ca", options->tls.client_ca,
+  AddText(app, "--tls-client-ca", options->tls.client_ca,
           "PEM authorities: who calls shows a certificate of theirs, too")
       ->type_name("FILE");
-  AddFlag(app, "--tls-client-names", options->tls.client_names,
+  AddText(app, "--tls-client-names", options->tls.client_names,
           "DNS, URI or IP names of which a caller's certificate has one; "
           "default: all that --tls-client-ca has signed")
       ->delimiter(',');
-  AddFlag(app, "--admin-client-ca", options->admin_client_ca,
+  AddText(app, "--admin-client-ca", options->admin_client_ca,
           "the same of --admin-port, with --tls-cert: needed where "
-          "--admin-host is not of this machine")
+          "--admin-host is not of this machine, --insecure or not")
       ->type_name("FILE");
-  AddFlag(app, "--admin-client-names", options->admin_client_names,
+  AddText(app, "--admin-client-names", options->admin_client_names,
           "names of operators' certificates")
       ->delimiter(',');
   AddSwitch(app, "--insecure", options->insecure,
@@ -201,7 +233,13 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
       ->type_name("FILE");
   AddDuration(app, "--drain-timeout", options->drain_timeout,
               "after SIGTERM: how long running requests may take");
-  if (!with_grpc_port) return;
+  if (!with_grpc_port) {
+    AddSwitch(app, "--tls-any-client", options->tls.any_client,
+              "with --tls-cert and without --tls-client-ca: whoever reaches "
+              "--listen from another machine is taken for a router; something "
+              "else says who does (a NetworkPolicy)");
+    return;
+  }
   AddFlag(app, "--max-connections", options->max_connections,
           "clients' connections at a time; more are hung up on; 0: half of the "
           "descriptors that the system grants")
@@ -236,19 +274,23 @@ absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
 }
 
 void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options) {
-  AddFlag(app, "--ca", options->ca,
+  AddText(app, "--ca", options->ca,
           "PEM authorities of the server's certificate; without it: plain text")
       ->type_name("FILE");
-  AddFlag(app, "--cert", options->certificate,
+  AddText(app, "--cert", options->certificate,
           "PEM chain that is shown to the server, where it asks for one")
       ->type_name("FILE");
-  AddFlag(app, "--key", options->key, "PEM key of --cert")->type_name("FILE");
+  AddText(app, "--key", options->key, "PEM key of --cert")->type_name("FILE");
   AddSwitch(app, "--insecure", options->insecure,
             "plain text may leave this machine");
+  AddText(app, "--token-file", options->token_file,
+          "file of the token that is shown to the server, with --ca")
+      ->type_name("FILE");
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
-    const ListenFlags& flags, const base::ListenAddress& listen) {
+    const ListenFlags& flags, const base::ListenAddress& listen,
+    base::TlsWatch* watch) {
   const ListenTlsFlags& tls = flags.tls;
   if (tls.certificate.empty() && tls.key.empty() && tls.client_ca.empty() &&
       tls.client_names.empty()) {
@@ -261,24 +303,56 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
   options.files.key = tls.key;
   options.files.authorities = tls.client_ca;
   options.names = tls.client_names;
-  return base::TlsServerCredentials(options);
+  return watch->Server(options);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
+WorkerListenCredentials(const ListenFlags& flags,
+                        const base::ListenAddress& listen,
+                        base::TlsWatch* watch) {
+  const ListenTlsFlags& tls = flags.tls;
+  if (tls.any_client && !tls.client_ca.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tls-any-client with --tls-client-ca ", tls.client_ca,
+                     ": is anybody let in, or those alone?"));
+  }
+  if (!tls.certificate.empty() && tls.client_ca.empty() && !tls.any_client &&
+      !base::IsLocal(listen)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        listen.host_flag, " ", listen.host, " with --tls-cert ",
+        tls.certificate,
+        " would take whoever reaches it for a router: give --tls-client-ca "
+        "(and --tls-client-names); or --tls-any-client, where something else "
+        "says who reaches it (a NetworkPolicy); or stay on 127.0.0.1"));
+  }
+  return ListenCredentials(flags, listen, watch);
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
-    const ListenFlags& flags, const base::ListenAddress& listen) {
-  if (flags.admin_client_ca.empty() && flags.admin_client_names.empty()) {
-    KVASIR_RETURN_IF_ERROR(base::CheckPlaintext(
-        listen, flags.insecure,
-        "give --tls-cert, --tls-key and --admin-client-ca"));
-    return nullptr;
-  }
+    const ListenFlags& flags, const base::ListenAddress& listen,
+    base::TlsWatch* watch, bool by_token) {
   base::TlsOptions options;
+  options.role = "admin";
+  if (flags.admin_client_ca.empty() && flags.admin_client_names.empty()) {
+    if (base::IsLocal(listen)) return nullptr;
+    if (by_token && !flags.tls.certificate.empty()) {
+      options.files.certificate = flags.tls.certificate;
+      options.files.key = flags.tls.key;
+      return watch->Server(options);
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        listen.host_flag, " ", listen.host,
+        " would let whoever reaches it end this program, and --insecure does "
+        "not change that: give --tls-cert, --tls-key and --admin-client-ca (a "
+        "router's, also: --identities); or stay on 127.0.0.1 or unix:/path"));
+  }
   options.files.certificate = flags.tls.certificate;
   options.files.key = flags.tls.key;
   options.files.authorities = flags.admin_client_ca;
   options.files.authorities_flag = "--admin-client-ca";
   options.names = flags.admin_client_names;
-  return base::TlsServerCredentials(options);
+  options.names_flag = "--admin-client-names";
+  return watch->Server(options);
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
@@ -290,13 +364,26 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
   options.files.key_flag = "--key";
   options.files.authorities = flags.ca;
   options.files.authorities_flag = "--ca";
-  if (!options.files.empty()) return base::TlsChannelCredentials(options);
+  if (options.files.empty() && !flags.token_file.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--token-file ", flags.token_file,
+                     ": no token is sent without TLS: give --ca"));
+  }
+  if (!options.files.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(auto tls, base::TlsChannelCredentials(options));
+    if (flags.token_file.empty()) return tls;
+    KVASIR_ASSIGN_OR_RETURN(const std::string token,
+                            ReadToken(flags.token_file));
+    // gRPC, too, sends such credentials over TLS alone.
+    return grpc::CompositeChannelCredentials(
+        tls, grpc::AccessTokenCredentials(token));
+  }
   KVASIR_RETURN_IF_ERROR(CheckPlainCall(target, "--ca", flags.insecure));
   return grpc::InsecureChannelCredentials();
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
-    const RouterFlags& flags, bool insecure) {
+    const RouterFlags& flags, bool insecure, base::TlsWatch* watch) {
   base::TlsOptions options;
   options.files.certificate = flags.worker_tls.certificate;
   options.files.certificate_flag = "--worker-tls-cert";
@@ -305,8 +392,10 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
   options.files.authorities = flags.worker_tls.ca;
   options.files.authorities_flag = "--worker-tls-ca";
   options.names = flags.worker_tls.names;
+  options.names_flag = "--worker-tls-names";
+  options.role = "workers";
   if (!options.files.empty() || !options.names.empty()) {
-    return base::TlsChannelCredentials(options);
+    return watch->Channel(options);
   }
   for (const std::string& target : flags.workers) {
     KVASIR_RETURN_IF_ERROR(CheckPlainCall(target, "--worker-tls-ca", insecure));
@@ -316,21 +405,22 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
 
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
   if (with_workers) {
-    AddFlag(app, "--worker-tls-ca", options->worker_tls.ca,
+    AddText(app, "--worker-tls-ca", options->worker_tls.ca,
             "PEM authorities of workers' certificates; without it: plain text")
         ->type_name("FILE");
-    AddFlag(app, "--worker-tls-cert", options->worker_tls.certificate,
+    AddText(app, "--worker-tls-cert", options->worker_tls.certificate,
             "PEM chain that workers are shown")
         ->type_name("FILE");
-    AddFlag(app, "--worker-tls-key", options->worker_tls.key,
+    AddText(app, "--worker-tls-key", options->worker_tls.key,
             "PEM key of --worker-tls-cert")
         ->type_name("FILE");
-    AddFlag(app, "--worker-tls-names", options->worker_tls.names,
+    AddText(app, "--worker-tls-names", options->worker_tls.names,
             "DNS, URI or IP names of which a worker's certificate has one; "
             "default: the host that is dialled")
         ->delimiter(',');
     AddFlag(app, "--workers", options->workers,
-            "workers: host:port or unix:/path, several")
+            "workers: host:port or unix:/path, several; a host of several "
+            "addresses is taken for one worker")
         ->delimiter(',')
         ->required();
     AddFlag(app, "--max-queue", options->max_queue,
@@ -359,8 +449,18 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
       ->check(CLI::IsMember({"auto", "on", "off"}));
   AddFlag(app, "--reflection", options->reflection,
           "whether the clients' port tells its services and messages (gRPC "
-          "server reflection, as grpcurl asks); auto: on a loopback listener")
+          "server reflection, as grpcurl asks); auto: on a loopback listener "
+          "without --identities")
       ->check(CLI::IsMember({"auto", "on", "off"}));
+  AddText(app, "--identities", options->identities,
+          "JSON file of who may call and how much (docs/operations.md, Who may "
+          "call); read again when it changes; without it whoever reaches the "
+          "port")
+      ->type_name("FILE")
+      ->check(Checked([](const std::string& text) {
+        return text.empty() ? absl::InvalidArgumentError("want a file")
+                            : absl::OkStatus();
+      }));
 }
 
 void AddCommonFlags(CLI::App* app, CommonFlags* options) {

@@ -73,12 +73,15 @@ struct ListenTlsFlags {
   std::string key;
   std::string client_ca;  // not empty: clients show a certificate, too
   std::vector<std::string> client_names;
+  // Of a worker: without client_ca, another machine may call.
+  bool any_client = false;
 };
 
 struct ListenFlags {
   std::string host = "127.0.0.1";
   int grpc_port = 8001;
   int metrics_port = 8002;
+  std::string metrics_host;  // empty: `host`
   int admin_port = 8003;
   // Not `host`: whoever reaches it can end the program. Or "unix:/path".
   std::string admin_host = "127.0.0.1";
@@ -90,6 +93,7 @@ struct ListenFlags {
   // Plain text may leave the machine.
   bool insecure = false;
   int health_port = 8004;
+  std::string health_host;  // empty: `host`
   std::string ready_file;
   absl::Duration drain_timeout = absl::Seconds(30);
   // Of clients' connections.
@@ -100,12 +104,23 @@ struct ListenFlags {
 // not said, so that a drain has time for what runs behind that.
 // INVALID_ARGUMENT when it is no less than the drain may take.
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
-// Null: plain text. The errors of base::TlsServerCredentials, and
+// Null: plain text. The errors of base::TlsWatch::Server, and
 // FAILED_PRECONDITION where plain text would leave the machine.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
-    const ListenFlags& flags, const base::ListenAddress& listen);
+    const ListenFlags& flags, const base::ListenAddress& listen,
+    base::TlsWatch* watch);
+// The same; FAILED_PRECONDITION where other machines are let in without a
+// certificate and nobody said that they may.
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
+WorkerListenCredentials(const ListenFlags& flags,
+                        const base::ListenAddress& listen,
+                        base::TlsWatch* watch);
+// FAILED_PRECONDITION where other machines would be let in without a
+// certificate: `insecure` is not enough for a port that ends the program.
+// `by_token`: operators may show a token in its place.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
-    const ListenFlags& flags, const base::ListenAddress& listen);
+    const ListenFlags& flags, const base::ListenAddress& listen,
+    base::TlsWatch* watch, bool by_token = false);
 
 // TLS of a client of ours. Its flags are no server's: both may stand in one
 // pod's environment.
@@ -114,11 +129,14 @@ struct DialTlsFlags {
   std::string certificate;
   std::string key;
   bool insecure = false;  // plain text may leave the machine
+  // Of a token that each call shows; empty: none.
+  std::string token_file;
 };
 void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options);
 // Of a client of `target`; plain text's where no flag is set. The errors of
-// base::TlsChannelCredentials, and FAILED_PRECONDITION where plain text would
-// leave the machine.
+// base::TlsChannelCredentials; INVALID_ARGUMENT for a file without a token;
+// FAILED_PRECONDITION where plain text would leave the machine, or a token
+// would go without TLS.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
     const DialTlsFlags& flags, const std::string& target);
 
@@ -142,13 +160,16 @@ struct RouterFlags {
   // Gateways may fetch the tokenizer's files: auto (a loopback listener's), on,
   // off.
   std::string share_tokenizer = "auto";
-  // Server reflection on the clients' port: the same words.
+  // Server reflection on the clients' port: the same words; auto is off where
+  // callers are asked who they are.
   std::string reflection = "auto";
+  // File of who may call; empty: whoever reaches the port.
+  std::string identities;
 };
-// The same of a router's workers; FAILED_PRECONDITION where plain text would
-// leave the machine.
+// The same of a router's workers, by the errors of base::TlsWatch::Channel;
+// FAILED_PRECONDITION where plain text would leave the machine.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
-    const RouterFlags& flags, bool insecure);
+    const RouterFlags& flags, bool insecure, base::TlsWatch* watch);
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers);
 
 struct CommonFlags {

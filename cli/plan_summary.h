@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "plan/resolved_plan.h"
 
 namespace kvasir::cli {

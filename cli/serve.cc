@@ -13,6 +13,7 @@
 #include "cli/known_models.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/runtime/identity_watch.h"
 #include "cli/runtime/operator_surface.h"
 #include "cli/runtime/router_runtime.h"
 #include "cli/runtime/serve_stack.h"
@@ -76,6 +77,10 @@ std::function<void(int64_t, int64_t)> LoadProgress() {
 }
 
 absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
+  const std::shared_ptr<base::TlsWatch> tls = surface.tls;
+  KVASIR_ASSIGN_OR_RETURN(const auto identities,
+                          IdentityWatch::Start(flags.router, flags.listen));
+  surface.callers = identities->callers();
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
   ServeStackOptions options;
@@ -84,9 +89,11 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   options.router = flags.router;
   options.router.max_queue = flags.engine.max_queue;
   options.listen = ClientAddress(flags.listen);
-  KVASIR_ASSIGN_OR_RETURN(options.credentials,
-                          ListenCredentials(flags.listen, options.listen));
+  KVASIR_ASSIGN_OR_RETURN(
+      options.credentials,
+      ListenCredentials(flags.listen, options.listen, tls.get()));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
+  options.callers = identities->callers();
   options.max_connections = flags.listen.max_connections;
   KVASIR_ASSIGN_OR_RETURN(options.max_connection_age,
                           MaxConnectionAge(flags.listen));
@@ -101,24 +108,28 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(const auto stack,
                           ServeStack::Create(std::move(options)));
   const std::string name = stack->router().model_names().front();
-  KVASIR_RETURN_IF_ERROR(operators->Ready(
-      {.grpc = stack->router().target(),
-       .model = name,
-       .tokenizer = stack->router().tokenizer()},
-      name, {stack->worker().metrics(), stack->router().metrics()}));
+  KVASIR_RETURN_IF_ERROR(
+      operators->Ready({.grpc = stack->router().target(),
+                        .model = name,
+                        .tokenizer = stack->router().tokenizer()},
+                       name,
+                       {stack->worker().metrics(), stack->router().metrics(),
+                        identities->metrics()}));
   return operators->WaitAndDrain(
       [&stack](absl::Duration deadline) { return stack->Drain(deadline); });
 }
 
 absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
+  const std::shared_ptr<base::TlsWatch> tls = surface.tls;
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
   WorkerRuntimeOptions options;
   options.model = flags.model;
   options.engine = flags.engine;
   KVASIR_ASSIGN_OR_RETURN(options.listen, ParseListen(flags.worker_listen));
-  KVASIR_ASSIGN_OR_RETURN(options.credentials,
-                          ListenCredentials(flags.listen, options.listen));
+  KVASIR_ASSIGN_OR_RETURN(
+      options.credentials,
+      WorkerListenCredentials(flags.listen, options.listen, tls.get()));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
   options.drain_timeout = flags.listen.drain_timeout;
   options.progress = LoadProgress();
@@ -141,17 +152,23 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
 }
 
 absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
+  const std::shared_ptr<base::TlsWatch> tls = surface.tls;
+  KVASIR_ASSIGN_OR_RETURN(const auto identities,
+                          IdentityWatch::Start(flags.router, flags.listen));
+  surface.callers = identities->callers();
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
   RouterRuntimeOptions options;
   options.router = flags.router;
   options.listen = ClientAddress(flags.listen);
-  KVASIR_ASSIGN_OR_RETURN(options.credentials,
-                          ListenCredentials(flags.listen, options.listen));
+  KVASIR_ASSIGN_OR_RETURN(
+      options.credentials,
+      ListenCredentials(flags.listen, options.listen, tls.get()));
   KVASIR_ASSIGN_OR_RETURN(
       options.worker_credentials,
-      WorkerCredentials(flags.router, flags.listen.insecure));
+      WorkerCredentials(flags.router, flags.listen.insecure, tls.get()));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
+  options.callers = identities->callers();
   options.max_connections = flags.listen.max_connections;
   KVASIR_ASSIGN_OR_RETURN(options.max_connection_age,
                           MaxConnectionAge(flags.listen));
@@ -169,10 +186,11 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(const auto router,
                           RouterRuntime::Create(std::move(options)));
   const std::string name = router->model_names().front();
-  KVASIR_RETURN_IF_ERROR(operators->Ready({.grpc = router->target(),
-                                           .model = name,
-                                           .tokenizer = router->tokenizer()},
-                                          name, {router->metrics()}));
+  KVASIR_RETURN_IF_ERROR(
+      operators->Ready({.grpc = router->target(),
+                        .model = name,
+                        .tokenizer = router->tokenizer()},
+                       name, {router->metrics(), identities->metrics()}));
   return operators->WaitAndDrain(
       [&router](absl::Duration deadline) { return router->Drain(deadline); });
 }
@@ -186,7 +204,8 @@ absl::StatusOr<int> RunProgram(Program program, const ServeFlags& flags,
   return program(flags, {.program = name,
                          .config_toml = config,
                          .listen = flags.listen,
-                         .common = flags.common});
+                         .common = flags.common,
+                         .tls = std::make_shared<base::TlsWatch>()});
 }
 
 void SetProgram(CLI::App* command, std::shared_ptr<ServeFlags> flags,

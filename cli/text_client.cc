@@ -1,7 +1,6 @@
 #include "cli/text_client.h"
 
 #include <grpcpp/channel.h>
-#include <grpcpp/create_channel.h>
 
 #include <cstring>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/log.h"
+#include "base/net/grpc_channel.h"
 #include "base/net/grpc_status.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
@@ -79,9 +79,7 @@ uint32_t FirstUint32(const std::string& raw) {
 
 TextClient::TextClient(const std::string& endpoint,
                        std::shared_ptr<grpc::ChannelCredentials> credentials)
-    : channel_(grpc::CreateChannel(
-          endpoint, credentials == nullptr ? grpc::InsecureChannelCredentials()
-                                           : std::move(credentials))),
+    : channel_(base::NewGrpcChannel(endpoint, credentials)),
       stub_(inference::GRPCInferenceService::NewStub(channel_)),
       endpoint_(endpoint) {}
 

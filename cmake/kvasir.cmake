@@ -201,9 +201,9 @@ function(kvasir_executable target)
   endif()
 endfunction()
 
-# A fuzz target runs a few seconds as a test, from the seeds in SEEDS.
+# A fuzz target runs a few seconds as a test, or SECONDS, from the seeds in SEEDS.
 function(kvasir_fuzz target)
-  cmake_parse_arguments(A "" "" "SRCS;DEPS;SEEDS" ${ARGN})
+  cmake_parse_arguments(A "" "SECONDS" "SRCS;DEPS;SEEDS" ${ARGN})
   if(NOT KVASIR_FUZZ)
     return()
   endif()
@@ -214,9 +214,13 @@ function(kvasir_fuzz target)
   set(corpus ${CMAKE_CURRENT_BINARY_DIR}/${target}_corpus)
   file(MAKE_DIRECTORY ${corpus})
   if(KVASIR_BUILD_TESTS)
-    add_test(NAME ${target} COMMAND ${target} -max_total_time=5
+    if(NOT A_SECONDS)
+      set(A_SECONDS 5)
+    endif()
+    add_test(NAME ${target} COMMAND ${target} -max_total_time=${A_SECONDS}
       -rss_limit_mb=1024 -timeout=10 ${corpus} ${A_SEEDS})
-    set_tests_properties(${target} PROPERTIES LABELS fuzz TIMEOUT 60)
+    set_tests_properties(${target} PROPERTIES LABELS fuzz TIMEOUT 90
+      COST ${A_SECONDS})
   endif()
 endfunction()
 

@@ -32,6 +32,8 @@ struct CanonicalRequest {
   // inside Kvasir is made by the router (handle->id()).
   std::string client_request_id;
   std::string tenant;
+  // Of the tenant's callers: for the access log.
+  std::string caller;
   // Separates prefix caches; empty: shared on purpose.
   std::string cache_salt;
   TokenBytes prompt;

@@ -54,6 +54,9 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
       Milliseconds(options.min_ping_interval));
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES,
                               options.max_ping_strikes);
+  // Gateways ping connections on which nothing runs, too. Without this such
+  // pings are strikes unless two hours apart, whatever the interval above.
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
                               Milliseconds(options.max_connection_idle));
@@ -108,7 +111,11 @@ void SetReflection(bool wanted, grpc::ServerBuilder* builder) {
 // and no text, as if there were no such call.
 class SaysWhatIsGarbage final : public grpc::experimental::Interceptor {
  public:
-  explicit SaysWhatIsGarbage(std::string method) : method_(std::move(method)) {}
+  using Told = decltype(GrpcServerOptions::on_garbage);
+
+  // Both outlive it.
+  SaysWhatIsGarbage(grpc::experimental::ServerRpcInfo* call, const Told* told)
+      : call_(call), told_(told) {}
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* batch) override {
     using Point = grpc::experimental::InterceptionHookPoints;
@@ -124,21 +131,26 @@ class SaysWhatIsGarbage final : public grpc::experimental::Interceptor {
           status.error_message().empty()) {
         batch->ModifySendStatus(
             grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                         absl::StrCat("want a message of ", method_,
+                         absl::StrCat("want a message of ", call_->method(),
                                       ", have bytes that are none")));
+        if (*told_) (*told_)(call_->method(), call_->server_context()->peer());
       }
     }
     batch->Proceed();
   }
 
  private:
-  const std::string method_;
+  grpc::experimental::ServerRpcInfo* const call_;
+  const Told* const told_;
   bool no_message_ = false;
 };
 
 class GarbageInterceptors final
     : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
+  explicit GarbageInterceptors(SaysWhatIsGarbage::Told told)
+      : told_(std::move(told)) {}
+
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
     // A stream of requests ends at one that is no message: nothing to say then.
@@ -147,15 +159,20 @@ class GarbageInterceptors final
         info->type() == Kind::CLIENT_STREAMING) {
       return nullptr;
     }
-    return new SaysWhatIsGarbage(info->method());
+    return new SaysWhatIsGarbage(info, &told_);
   }
+
+ private:
+  const SaysWhatIsGarbage::Told told_;
 };
 
-void AddInterceptors(grpc::ServerBuilder* builder) {
+void AddInterceptors(const GrpcServerOptions& options,
+                     grpc::ServerBuilder* builder) {
   std::vector<
       std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
       factories;
-  factories.push_back(std::make_unique<GarbageInterceptors>());
+  factories.push_back(
+      std::make_unique<GarbageInterceptors>(options.on_garbage));
   builder->experimental().SetInterceptorCreators(std::move(factories));
 }
 
@@ -198,7 +215,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   grpc::ServerBuilder builder;
   SetLimits(options, &builder);
   using External = grpc::ServerBuilder::experimental_type;
-  if (options.explain_garbage) AddInterceptors(&builder);
+  if (options.explain_garbage) AddInterceptors(options, &builder);
   SetReflection(options.reflection, &builder);
   const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> door =
       builder.experimental().AddExternalConnectionAcceptor(

@@ -7,6 +7,7 @@
 #include <grpcpp/server.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -49,6 +50,10 @@ struct GrpcServerOptions {
   // UNIMPLEMENTED without one. For clients that nobody here has written: gRPC
   // does more for every message then.
   bool explain_garbage = false;
+  // Told of each, by the call's method ("/package.Service/Method") and peer, on
+  // gRPC's threads. May be empty; lives as long as the server.
+  std::function<void(const std::string& method, const std::string& peer)>
+      on_garbage;
   // Tells whoever asks which services there are and what their messages hold
   // (grpc.reflection.v1alpha).
   bool reflection = false;

@@ -4,6 +4,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/impl/codegen/server_callback_handlers.h>
 #include <grpcpp/support/byte_buffer.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -20,7 +21,9 @@ namespace kvasir::base {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Ge;
 using ::testing::HasSubstr;
+using ::testing::Le;
 using ::testing::Not;
 
 enum class Served { kUnreachable, kUnknownService, kServing, kNotServing };
@@ -294,6 +297,75 @@ TEST(GrpcServerTest, ACompressedMessageIsRefusedAndNotUnpacked) {
     EXPECT_THAT(status.error_message(), HasSubstr("ompression"));
   }
   EXPECT_LT(service.largest, size_t{1} << 20);
+}
+
+// A connection without calls that pings, one at a time, `pause` apart: how many
+// pings of `count` are answered before the server sends it away.
+int PingsAnswered(int port, int count, absl::Duration pause) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address),
+            0);
+  constexpr char kPing = 6, kGoAway = 7, kAcknowledged = 1;
+  // Length (24 bits), type, flags, stream (32 bits), payload.
+  const auto frame = [](char type, const std::string& payload) {
+    return std::string({0, 0, static_cast<char>(payload.size()), type, 0}) +
+           std::string(4, '\0') + payload;
+  };
+  const auto send_all = [fd](const std::string& bytes) {
+    EXPECT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  };
+  const auto receive = [fd](size_t size) {
+    std::string bytes(size, '\0');
+    const ssize_t got = recv(fd, bytes.data(), size, MSG_WAITALL);
+    bytes.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    return bytes;
+  };
+  constexpr char kSettings = 4;
+  send_all("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(kSettings, ""));
+  int answered = 0;
+  bool gone = false;
+  while (answered < count && !gone) {
+    absl::SleepFor(pause);
+    send_all(frame(kPing, "whatever"));
+    for (bool waiting = true; waiting && !gone;) {
+      const std::string head = receive(9);
+      if (head.size() < 9) {
+        gone = true;
+        break;
+      }
+      receive(static_cast<size_t>(static_cast<unsigned char>(head[1]) << 8 |
+                                  static_cast<unsigned char>(head[2])));
+      gone = head[3] == kGoAway;
+      waiting = !(head[3] == kPing && head[4] == kAcknowledged);
+    }
+    if (!gone) ++answered;
+  }
+  close(fd);
+  return answered;
+}
+
+// smg pings every 30 s, also while it has no request.
+TEST(GrpcServerTest, PingsOfAConnectionWithoutCallsDoNotEndIt) {
+  GrpcServerOptions options;
+  options.min_ping_interval = absl::Milliseconds(1);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle(options));
+  EXPECT_EQ(PingsAnswered(server->port(), 10, absl::Milliseconds(20)), 10);
+}
+
+TEST(GrpcServerTest, WhoPingsTooOftenIsSentAwayAfterItsStrikes) {
+  // Time enough for no ping but the first.
+  GrpcServerOptions options;
+  options.min_ping_interval = absl::Hours(1);
+  options.max_ping_strikes = 2;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle(options));
+  // The first, its strikes, and the one too many if its answer comes first.
+  EXPECT_THAT(PingsAnswered(server->port(), 10, absl::ZeroDuration()),
+              AllOf(Ge(3), Le(4)));
 }
 
 TEST(GrpcServerTest, MessageLimitGrowsWithTheModelLength) {

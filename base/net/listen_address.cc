@@ -4,8 +4,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 
@@ -64,6 +66,18 @@ ListenTrouble ProbeListen(const std::string& host, int port) {
   }
   ::freeaddrinfo(found);
   return trouble;
+}
+
+int CountAddresses(const std::string& host) {
+  addrinfo* found = nullptr;
+  if (Resolve(host, 0, &found) != 0) return 0;
+  std::map<int, int> of_family;
+  int most = 0;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    most = std::max(most, ++of_family[at->ai_family]);
+  }
+  ::freeaddrinfo(found);
+  return most;
 }
 
 void Knocker::Free::operator()(addrinfo* found) const { ::freeaddrinfo(found); }

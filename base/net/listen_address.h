@@ -41,6 +41,10 @@ struct ListenTrouble {
 // Else the trouble is that of the first.
 ListenTrouble ProbeListen(const std::string& host, int port);
 
+// How many addresses `host` has, of the family of which it has the most; 0: it
+// does not resolve. Takes as long as the system's resolver.
+int CountAddresses(const std::string& host);
+
 // Connects to whoever listens at an address and hangs up, without waiting.
 //
 // Owns: the addresses of the host's name, which is resolved once.

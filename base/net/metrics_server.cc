@@ -63,14 +63,15 @@ namespace {
 
 // The library says the same whatever is wrong; asking the system tells.
 absl::Status ListenError(const std::string& host, int port,
+                         const std::string& host_flag,
                          const char* library_says) {
   const std::string address = JoinHostPort(host, port);
   const ListenTrouble trouble = ProbeListen(host, port);
   switch (trouble.with) {
     case ListenTrouble::With::kHost:
       return absl::FailedPreconditionError(
-          absl::StrCat("metrics: cannot listen on ", address, ": --host ", host,
-                       ": ", trouble.cause));
+          absl::StrCat("metrics: cannot listen on ", address, ": ", host_flag,
+                       " ", host, ": ", trouble.cause));
     case ListenTrouble::With::kPort:
       return absl::UnavailableError(
           absl::StrCat("metrics: cannot listen on ", address, ": ",
@@ -81,8 +82,8 @@ absl::Status ListenError(const std::string& host, int port,
   if (host.find(':') != std::string::npos) {
     return absl::FailedPreconditionError(absl::StrCat(
         "metrics: cannot listen on ", address,
-        ": this build's HTTP library (civetweb) has no IPv6; give an IPv4 "
-        "--host, such as 127.0.0.1 or 0.0.0.0"));
+        ": this build's HTTP library (civetweb) has no IPv6; give an IPv4 ",
+        host_flag, ", such as 127.0.0.1 or 0.0.0.0"));
   }
   return absl::UnavailableError(absl::StrCat("metrics: cannot listen on ",
                                              address, " (", library_says, ")"));
@@ -216,7 +217,7 @@ int MetricsServer::Stop() {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
-    const std::string& host, int port) {
+    const std::string& host, int port, const std::string& host_flag) {
   const std::string address = JoinHostPort(host, port);
   try {
     // Each connection takes a thread until it has asked or its time is over:
@@ -233,7 +234,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     return std::unique_ptr<MetricsServer>(
         new MetricsServer(std::move(http), host, bound));
   } catch (const std::exception& error) {
-    return ListenError(host, port, error.what());
+    return ListenError(host, port, host_flag, error.what());
   }
 }
 

@@ -33,11 +33,12 @@ const std::vector<double>& FineBuckets();
 class MetricsServer {
  public:
   // `host:port` to listen on; port 0 picks one. UNAVAILABLE names the address
-  // and --metrics-port when it is taken; FAILED_PRECONDITION names --host when
-  // that is no address of this machine, or an IPv6 one and the HTTP library was
-  // built without.
+  // and --metrics-port when it is taken; FAILED_PRECONDITION names `host_flag`
+  // when that is no address of this machine, or an IPv6 one and the HTTP
+  // library was built without.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
-      const std::string& host, int port);
+      const std::string& host, int port,
+      const std::string& host_flag = "--host");
   ~MetricsServer();
 
   // `source` is asked at every scrape while it lives.

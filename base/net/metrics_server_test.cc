@@ -112,6 +112,11 @@ TEST(MetricsServerTest, HealthzSaysWhatItWasTold) {
   EXPECT_EQ(StatusOf(server->port(), "/elsewhere"), "404");
 }
 
+TEST(ListenAddressTest, AddressesOfAHostAreCountedByFamily) {
+  EXPECT_EQ(CountAddresses("127.0.0.1"), 1);
+  EXPECT_EQ(CountAddresses("no such host"), 0);
+}
+
 TEST(ListenAddressTest, AKnockNeedsAnAddress) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));

@@ -4,225 +4,378 @@
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_certificate_verifier.h>
 #include <grpcpp/security/tls_credentials_options.h>
-#include <openssl/err.h>
-#include <openssl/pem.h>
-#include <openssl/x509.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <functional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/net/memory_file.h"
 #include "base/status_macros.h"
+#include "base/string_view.h"
 
 namespace kvasir::base {
 namespace {
 
 namespace tls = grpc::experimental;
 
-template <typename T, void (*kFree)(T*)>
-struct Free {
-  void operator()(T* owned) const { kFree(owned); }
-};
-using Certificate = std::unique_ptr<X509, Free<X509, X509_free>>;
-using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY, EVP_PKEY_free>>;
+// Of gRPC's look at our copies: the least that it can.
+constexpr unsigned kGrpcSeconds = 1;
+// Of another's certificate, in an error text.
+constexpr size_t kMaxNamesBytes = 200;
 
-struct CloseFile {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, CloseFile>;
-
-absl::Status Wrong(const std::string& flag, const std::string& path,
-                   const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat(flag, " ", path, ": ", what));
-}
-
-absl::StatusOr<File> Open(const std::string& flag, const std::string& path) {
-  File file(std::fopen(path.c_str(), "re"));
-  if (file == nullptr) return Wrong(flag, path, std::strerror(errno));
-  return file;
-}
-
-// A key behind a passphrase cannot be read again without anybody there.
-int NoPassphrase(char*, int, int, void*) { return -1; }
-
-absl::StatusOr<Certificate> ReadCertificate(const std::string& flag,
-                                            const std::string& path) {
-  KVASIR_ASSIGN_OR_RETURN(const File file, Open(flag, path));
-  Certificate read(PEM_read_X509(file.get(), nullptr, NoPassphrase, nullptr));
-  ERR_clear_error();
-  if (read == nullptr) return Wrong(flag, path, "has no certificate in PEM");
-  return read;
-}
-
-absl::StatusOr<Key> ReadKey(const std::string& flag, const std::string& path) {
-  KVASIR_ASSIGN_OR_RETURN(const File file, Open(flag, path));
-  Key read(PEM_read_PrivateKey(file.get(), nullptr, NoPassphrase, nullptr));
-  ERR_clear_error();
-  if (read == nullptr) {
-    return Wrong(flag, path, "has no private key in PEM without a passphrase");
-  }
-  return read;
-}
-
-std::string Shown(const ASN1_TIME* time) {
-  std::tm parts = {};
-  if (ASN1_TIME_to_tm(time, &parts) != 1) return "a time that nobody can read";
-  return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC",
-                          absl::FromTM(parts, absl::UTCTimeZone()),
-                          absl::UTCTimeZone());
-}
-
-absl::Status CheckDates(const std::string& flag, const std::string& path,
-                        const X509* certificate, absl::Time now) {
-  std::time_t at = absl::ToTimeT(now);
-  const ASN1_TIME* const from = X509_get0_notBefore(certificate);
-  const ASN1_TIME* const until = X509_get0_notAfter(certificate);
-  // 0 is an error of the comparison, -1 that the time lies before `at`.
-  if (X509_cmp_time(until, &at) != 1) {
-    return Wrong(flag, path, absl::StrCat("was valid until ", Shown(until)));
-  }
-  if (X509_cmp_time(from, &at) != -1) {
-    return Wrong(flag, path, absl::StrCat("is valid from ", Shown(from)));
-  }
-  return absl::OkStatus();
-}
-
-std::shared_ptr<tls::FileWatcherCertificateProvider> Watch(
-    const TlsOptions& options) {
-  const auto seconds = static_cast<unsigned>(
-      std::max<int64_t>(1, absl::ToInt64Seconds(options.refresh)));
-  return std::make_shared<tls::FileWatcherCertificateProvider>(
-      options.files.key, options.files.certificate, options.files.authorities,
-      seconds);
-}
-
-// Behind a chain that holds: is it one of those who may?
+// Behind a chain that holds: is it one of those who may? Where no names are
+// given, whom a client has dialled.
 class OneOfNames final : public tls::ExternalCertificateVerifier {
  public:
-  explicit OneOfNames(std::vector<std::string> names)
-      : names_(std::move(names)) {}
+  explicit OneOfNames(const TlsOptions& options)
+      : names_(options.names),
+        flag_(options.names_flag),
+        role_(options.role),
+        refusals_(options.refusals) {}
 
   bool Verify(tls::TlsCustomVerificationCheckRequest* request,
               std::function<void(grpc::Status)>,
               grpc::Status* sync_status) override {
-    std::vector<std::string> found;
-    for (const auto& kind :
-         {request->dns_names(), request->uri_names(), request->ip_names()}) {
-      for (const grpc::string_ref& name : kind) {
-        found.emplace_back(name.data(), name.size());
-      }
+    if (names_.empty()) {
+      // It never waits.
+      host_.Verify(request, nullptr, sync_status);
+      if (sync_status->ok()) return true;
+      const grpc::string_ref host = request->target_name();
+      *sync_status =
+          Refuse(NamesOf(*request),
+                 absl::StrCat("'", std::string(host.data(), host.size()),
+                              "' was dialled"),
+                 "is what was dialled");
+      return true;
     }
+    const std::vector<std::string> found = NamesOf(*request);
     for (const std::string& name : found) {
       if (std::find(names_.begin(), names_.end(), name) != names_.end()) {
         *sync_status = grpc::Status::OK;
         return true;
       }
     }
-    *sync_status = grpc::Status(
-        grpc::StatusCode::UNAUTHENTICATED,
-        absl::StrCat("none of the certificate's names is allowed: ",
-                     absl::StrJoin(found, ", ").substr(0, 200)));
+    *sync_status = Refuse(
+        found, absl::StrCat(flag_, " has [", absl::StrJoin(names_, ", "), "]"),
+        absl::StrCat("is allowed by ", flag_));
     return true;
   }
   void Cancel(tls::TlsCustomVerificationCheckRequest*) override {}
 
  private:
+  static std::vector<std::string> NamesOf(
+      const tls::TlsCustomVerificationCheckRequest& request) {
+    std::vector<std::string> found;
+    for (const auto& kind :
+         {request.dns_names(), request.uri_names(), request.ip_names()}) {
+      for (const grpc::string_ref& name : kind) {
+        found.emplace_back(name.data(), name.size());
+      }
+    }
+    return found;
+  }
+
+  // `want` is for our log: the other side need not hear who else there is.
+  grpc::Status Refuse(const std::vector<std::string>& found,
+                      const std::string& want, const std::string& none) const {
+    const std::string has =
+        absl::StrJoin(found, ", ").substr(0, kMaxNamesBytes);
+    refusals_->Add(TlsRefusal::kNames,
+                   absl::StrCat(role_, ": the certificate has the names [", has,
+                                "], ", want));
+    return grpc::Status(
+        grpc::StatusCode::UNAUTHENTICATED,
+        absl::StrCat("none of the certificate's names ", none, ": ", has));
+  }
+
   const std::vector<std::string> names_;
+  const std::string flag_;
+  const std::string role_;
+  const std::shared_ptr<TlsRefusals> refusals_;
+  tls::HostNameCertificateVerifier host_;
 };
 
-std::shared_ptr<tls::CertificateVerifier> Verifier(
-    const std::vector<std::string>& names) {
-  return tls::ExternalCertificateVerifier::Create<OneOfNames>(names);
+std::shared_ptr<tls::CertificateVerifier> Verifier(const TlsOptions& options) {
+  return tls::ExternalCertificateVerifier::Create<OneOfNames>(options);
 }
 
-}  // namespace
-
-absl::Status CheckTlsFiles(const TlsFiles& files, absl::Time now) {
-  if (files.certificate.empty() != files.key.empty()) {
-    const bool no_key = files.key.empty();
-    return absl::InvalidArgumentError(absl::StrCat(
-        no_key ? files.certificate_flag : files.key_flag, " ",
-        no_key ? files.certificate : files.key, ": needs ",
-        no_key ? files.key_flag : files.certificate_flag, ", too"));
-  }
-  if (!files.certificate.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(
-        const Certificate certificate,
-        ReadCertificate(files.certificate_flag, files.certificate));
-    KVASIR_RETURN_IF_ERROR(CheckDates(files.certificate_flag, files.certificate,
-                                      certificate.get(), now));
-    KVASIR_ASSIGN_OR_RETURN(const Key key, ReadKey(files.key_flag, files.key));
-    const bool fits = X509_check_private_key(certificate.get(), key.get()) == 1;
-    ERR_clear_error();
-    if (!fits) {
-      return Wrong(files.key_flag, files.key,
-                   absl::StrCat("is not the key of ", files.certificate_flag,
-                                " ", files.certificate));
-    }
-  }
-  if (!files.authorities.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(
-        const Certificate authority,
-        ReadCertificate(files.authorities_flag, files.authorities));
-    KVASIR_RETURN_IF_ERROR(CheckDates(files.authorities_flag, files.authorities,
-                                      authority.get(), now));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsServerCredentials(
-    const TlsOptions& options) {
+absl::Status CheckServer(const TlsOptions& options) {
   const TlsFiles& files = options.files;
-  KVASIR_RETURN_IF_ERROR(CheckTlsFiles(files, absl::Now()));
   if (!options.names.empty() && files.authorities.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("names of clients (", options.names.front(), ") without ",
-                     files.authorities_flag, ": nobody vouches for them"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.names_flag, " ", options.names.front(), ": without ",
+        files.authorities_flag, " nobody vouches for the names of clients"));
   }
   if (files.certificate.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(files.authorities_flag, " ", files.authorities, ": needs ",
                      files.certificate_flag, " and ", files.key_flag, ", too"));
   }
-  tls::TlsServerCredentialsOptions made(Watch(options));
+  return absl::OkStatus();
+}
+
+absl::Status CheckChannel(const TlsOptions& options) {
+  const TlsFiles& files = options.files;
+  if (!files.authorities.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      files.certificate.empty() ? "names of servers" : files.certificate_flag,
+      " without ", files.authorities_flag, ": who vouches for the server?"));
+}
+
+std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(
+    const TlsOptions& options,
+    std::shared_ptr<tls::CertificateProviderInterface> provider) {
+  tls::TlsChannelCredentialsOptions made;
+  made.set_certificate_provider(std::move(provider));
+  made.watch_root_certs();
+  if (!options.files.certificate.empty()) made.watch_identity_key_cert_pairs();
+  made.set_certificate_verifier(Verifier(options));
+  // The names are what counts then, not the host that is dialled.
+  if (!options.names.empty()) made.set_check_call_host(false);
+  return tls::TlsCredentials(made);
+}
+
+// One text, so that gRPC cannot read the key of one and the chain of another.
+std::string Identity(const TlsMaterial& material) {
+  return absl::StrCat(material.key, material.chain);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
+    const TlsOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const TlsMaterial material,
+                          LoadTlsFiles(options.files, absl::Now()));
+  KVASIR_RETURN_IF_ERROR(CheckChannel(options));
+  std::vector<tls::IdentityKeyCertPair> own;
+  if (!material.chain.empty()) own.push_back({material.key, material.chain});
+  return ChannelCredentialsOf(
+      options, std::make_shared<tls::StaticDataCertificateProvider>(
+                   material.authorities, own));
+}
+
+// Look and Publish: one thread at a time. Numbers: under the watch's mutex.
+class TlsWatch::Watched {
+ public:
+  explicit Watched(const TlsOptions& options)
+      : files_(options.files), role_(options.role) {}
+
+  absl::Status Start(absl::Time now) {
+    KVASIR_ASSIGN_OR_RETURN(in_use_, ReadTlsFiles(files_));
+    KVASIR_ASSIGN_OR_RETURN(const TlsMaterial material,
+                            JudgeTlsTexts(files_, in_use_, now));
+    if (!material.chain.empty()) {
+      KVASIR_ASSIGN_OR_RETURN(identity_,
+                              MemoryFile::Create(Identity(material)));
+    }
+    if (!material.authorities.empty()) {
+      KVASIR_ASSIGN_OR_RETURN(authorities_,
+                              MemoryFile::Create(material.authorities));
+    }
+    numbers_.chain_until = material.chain_until;
+    numbers_.authorities_until = material.authorities_until;
+    return absl::OkStatus();
+  }
+
+  std::shared_ptr<tls::FileWatcherCertificateProvider> Provider() const {
+    const std::string identity = identity_ ? identity_->path() : "";
+    return std::make_shared<tls::FileWatcherCertificateProvider>(
+        identity, identity, authorities_ ? authorities_->path() : "",
+        kGrpcSeconds);
+  }
+
+  // What has become of the files since the last look.
+  struct Numbers {
+    absl::Time chain_until;
+    absl::Time authorities_until;
+    uint64_t taken = 0;
+    uint64_t refused = 0;
+    // Files lie there that are not in use.
+    bool refusing = false;
+  };
+  const Numbers& numbers() const { return numbers_; }
+  void SetNumbers(const Numbers& numbers) { numbers_ = numbers; }
+  const std::string& role() const { return role_; }
+
+  Numbers Look(absl::Time now) {
+    Numbers numbers = numbers_;
+    absl::Status status = absl::OkStatus();
+    const absl::StatusOr<TlsTexts> texts = ReadTlsFiles(files_);
+    if (!texts.ok()) {
+      status = texts.status();
+    } else if (*texts != in_use_) {
+      status = Take(*texts, now, &numbers);
+    }
+    numbers.refusing = !status.ok();
+    // Once for what is wrong, however often it is looked at.
+    if (!status.ok() && status.message() != refusal_) {
+      ++numbers.refused;
+      LogWarning("TLS files refused, the old ones stay in use",
+                 {{"role", role_}, {"why", StdView(status.message())}});
+    }
+    refusal_ = std::string(status.message());
+    return numbers;
+  }
+
+ private:
+  absl::Status Take(const TlsTexts& texts, absl::Time now, Numbers* numbers) {
+    KVASIR_ASSIGN_OR_RETURN(const TlsMaterial material,
+                            JudgeTlsTexts(files_, texts, now));
+    // Whom to believe first: the other side may show the new one at once.
+    if (authorities_ != nullptr) {
+      KVASIR_RETURN_IF_ERROR(authorities_->Replace(material.authorities));
+    }
+    if (identity_ != nullptr) {
+      KVASIR_RETURN_IF_ERROR(identity_->Replace(Identity(material)));
+    }
+    in_use_ = texts;
+    numbers->chain_until = material.chain_until;
+    numbers->authorities_until = material.authorities_until;
+    ++numbers->taken;
+    LogInfo(
+        "TLS files taken",
+        {{"role", role_},
+         {"valid_until", absl::FormatTime(absl::RFC3339_sec,
+                                          std::min(material.chain_until,
+                                                   material.authorities_until),
+                                          absl::UTCTimeZone())}});
+    return absl::OkStatus();
+  }
+
+  const TlsFiles files_;
+  const std::string role_;
+  std::unique_ptr<MemoryFile> identity_;
+  std::unique_ptr<MemoryFile> authorities_;
+  TlsTexts in_use_;
+  std::string refusal_;
+  Numbers numbers_;
+};
+
+TlsWatch::TlsWatch(Options options) : options_(std::move(options)) {}
+
+TlsWatch::~TlsWatch() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    stopped_.SignalAll();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::StatusOr<TlsWatch::Watched*> TlsWatch::Add(const TlsOptions& options,
+                                                 const absl::Status& flags) {
+  auto made = std::make_unique<Watched>(options);
+  KVASIR_RETURN_IF_ERROR(made->Start(options_.now()));
+  KVASIR_RETURN_IF_ERROR(flags);
+  Watched* const raw = made.get();
+  MutexLock look(&look_mutex_);
+  {
+    MutexLock lock(&mutex_);
+    watched_.push_back(std::move(made));
+  }
+  if (!thread_.joinable() && options_.refresh != absl::InfiniteDuration()) {
+    thread_ = std::thread([this] { Loop(); });
+  }
+  return raw;
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsWatch::Server(
+    const TlsOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const Watched* const watched,
+                          Add(options, CheckServer(options)));
+  tls::TlsServerCredentialsOptions made(watched->Provider());
   made.watch_identity_key_cert_pairs();
-  if (!files.authorities.empty()) {
+  if (!options.files.authorities.empty()) {
     made.watch_root_certs();
     made.set_cert_request_type(
         GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   }
   if (!options.names.empty()) {
-    made.set_certificate_verifier(Verifier(options.names));
+    made.set_certificate_verifier(Verifier(options));
   }
   return tls::TlsServerCredentials(made);
 }
 
-absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsWatch::Channel(
     const TlsOptions& options) {
-  const TlsFiles& files = options.files;
-  KVASIR_RETURN_IF_ERROR(CheckTlsFiles(files, absl::Now()));
-  if (files.authorities.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        files.certificate.empty() ? "names of servers" : files.certificate_flag,
-        " without ", files.authorities_flag, ": who vouches for the server?"));
+  KVASIR_ASSIGN_OR_RETURN(const Watched* const watched,
+                          Add(options, CheckChannel(options)));
+  return ChannelCredentialsOf(options, watched->Provider());
+}
+
+void TlsWatch::Look() {
+  MutexLock look(&look_mutex_);
+  std::vector<Watched*> all;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& watched : watched_) all.push_back(watched.get());
   }
-  tls::TlsChannelCredentialsOptions made;
-  made.set_certificate_provider(Watch(options));
-  made.watch_root_certs();
-  if (!files.certificate.empty()) made.watch_identity_key_cert_pairs();
-  if (!options.names.empty()) {
-    made.set_certificate_verifier(Verifier(options.names));
-    // The names are what counts, not the host that is dialled.
-    made.set_check_call_host(false);
+  for (Watched* watched : all) {
+    // Files may be slow: a scrape does not wait for them.
+    const Watched::Numbers numbers = watched->Look(options_.now());
+    MutexLock lock(&mutex_);
+    watched->SetNumbers(numbers);
   }
-  return tls::TlsCredentials(made);
+}
+
+void TlsWatch::Loop() {
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      if (!stopping_) stopped_.WaitWithTimeout(&mutex_, options_.refresh);
+      if (stopping_) return;
+    }
+    Look();
+  }
+}
+
+std::vector<prometheus::MetricFamily> TlsWatch::Collect() const {
+  using prometheus::MetricType;
+  prometheus::MetricFamily until{
+      "kvasir_tls_certificate_not_after_seconds",
+      "When the first certificate of a file in use ends, in seconds since 1970",
+      MetricType::Gauge,
+      {}};
+  prometheus::MetricFamily reloads{
+      "kvasir_tls_reloads_total",
+      "Files of TLS that changed, by whether they were taken",
+      MetricType::Counter,
+      {}};
+  prometheus::MetricFamily refusing{
+      "kvasir_tls_files_refused",
+      "1 while there are files that were refused, and older ones are in use",
+      MetricType::Gauge,
+      {}};
+  const auto add = [](prometheus::MetricFamily* family,
+                      std::vector<prometheus::ClientMetric::Label> labels,
+                      double value) {
+    prometheus::ClientMetric metric;
+    metric.label = std::move(labels);
+    metric.gauge.value = value;
+    metric.counter.value = value;
+    family->metric.push_back(std::move(metric));
+  };
+  MutexLock lock(&mutex_);
+  for (const auto& watched : watched_) {
+    const Watched::Numbers& numbers = watched->numbers();
+    const prometheus::ClientMetric::Label role{"role", watched->role()};
+    const std::pair<const char*, absl::Time> ends[] = {
+        {"certificate", numbers.chain_until},
+        {"authorities", numbers.authorities_until}};
+    for (const auto& [file, end] : ends) {
+      if (end == absl::InfiniteFuture()) continue;
+      add(&until, {role, {"file", file}},
+          static_cast<double>(absl::ToUnixSeconds(end)));
+    }
+    add(&reloads, {role, {"result", "ok"}}, static_cast<double>(numbers.taken));
+    add(&reloads, {role, {"result", "refused"}},
+        static_cast<double>(numbers.refused));
+    add(&refusing, {role}, numbers.refusing ? 1 : 0);
+  }
+  return {std::move(until), std::move(reloads), std::move(refusing)};
 }
 
 bool IsLocal(const ListenAddress& listen) {

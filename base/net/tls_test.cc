@@ -1,13 +1,20 @@
 #include "base/net/tls.h"
 
 #include <gmock/gmock.h>
+#include <grpc/support/log.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -20,6 +27,42 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// What a client that speaks `version` alone agrees on with `target`; 0:
+// nothing.
+int NegotiatedVersion(const std::string& target, int version) {
+  SSL_CTX* const context = SSL_CTX_new(TLS_client_method());
+  // 1.1 is below what the machine thinks secure.
+  SSL_CTX_set_security_level(context, 0);
+  SSL_CTX_set_min_proto_version(context, version);
+  SSL_CTX_set_max_proto_version(context, version);
+  const unsigned char h2[] = {2, 'h', '2'};
+  SSL_CTX_set_alpn_protos(context, h2, sizeof h2);
+  BIO* const connection = BIO_new_ssl_connect(context);
+  BIO_set_conn_hostname(connection, target.c_str());
+  int agreed = 0;
+  if (BIO_do_handshake(connection) == 1) {
+    SSL* ssl = nullptr;
+    BIO_get_ssl(connection, &ssl);
+    agreed = SSL_version(ssl);
+  }
+  ERR_clear_error();
+  BIO_free_all(connection);
+  SSL_CTX_free(context);
+  return agreed;
+}
+
+// As the programs do.
+class GrpcLog final : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    gpr_set_log_function([](gpr_log_func_args* args) {
+      TlsRefusals::OfProcess()->AddGrpcLine(args->message);
+    });
+  }
+};
+const auto* const kGrpcLog = ::testing::AddGlobalTestEnvironment(new GrpcLog);
 
 class TlsTest : public ::testing::Test {
  protected:
@@ -37,29 +80,35 @@ class TlsTest : public ::testing::Test {
     return absl::StrCat(folder_, "/", name);
   }
   void Write(const std::string& name, const std::string& text) {
-    // Whole or not at all, as rotations are.
-    std::ofstream(Path("part")) << text;
-    std::filesystem::rename(Path("part"), Path(name));
+    std::ofstream(Path(name)) << text;
   }
   void Put(const std::string& name, const TestCertificateOptions& options) {
     const TestCertificate made = MakeCertificate(authority_, options);
     Write(name + ".key", made.key);
     Write(name + ".pem", made.certificate);
   }
-  TlsFiles Files(const std::string& name, bool authorities = true) const {
-    TlsFiles files;
-    files.certificate = Path(name + ".pem");
-    files.key = Path(name + ".key");
-    if (authorities) files.authorities = Path("ca.pem");
-    return files;
+  TlsOptions Options(const std::string& name, bool authorities = true) const {
+    TlsOptions options;
+    options.files.certificate = Path(name + ".pem");
+    options.files.key = Path(name + ".key");
+    if (authorities) options.files.authorities = Path("ca.pem");
+    options.refusals = refusals_;
+    return options;
   }
-  absl::Status Check(const TlsFiles& files) {
-    return CheckTlsFiles(files, absl::Now());
+  TlsOptions AuthorityAlone() const {
+    TlsOptions options;
+    options.files.authorities = Path("ca.pem");
+    options.refusals = refusals_;
+    return options;
+  }
+  static TlsOptions With(TlsOptions options, std::vector<std::string> names) {
+    options.names = std::move(names);
+    return options;
   }
 
   std::unique_ptr<GrpcServer> Serve(const TlsOptions& tls) {
     GrpcServerOptions options;
-    auto credentials = TlsServerCredentials(tls);
+    auto credentials = watch_.Server(tls);
     KVASIR_EXPECT_OK(credentials.status());
     options.credentials = *credentials;
     auto server = GrpcServer::Start(options, {});
@@ -68,20 +117,18 @@ class TlsTest : public ::testing::Test {
     return *std::move(server);
   }
 
-  // Whether a client gets an answer; what it saw of the server goes to `error`.
-  bool Reaches(const GrpcServer& server, const TlsOptions& tls,
-               std::string* error = nullptr) {
+  // What a client hears of a server that it asks; "" for an answer.
+  std::string Reach(const GrpcServer& server, const TlsOptions& tls) {
     auto credentials = TlsChannelCredentials(tls);
     KVASIR_EXPECT_OK(credentials.status());
-    return Answers(server, *credentials, error);
+    return Ask(server, *credentials);
   }
-  bool Answers(const GrpcServer& server,
-               const std::shared_ptr<grpc::ChannelCredentials>& credentials,
-               std::string* error = nullptr) {
+  std::string Ask(const GrpcServer& server,
+                  const std::shared_ptr<grpc::ChannelCredentials>& with) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     const auto channel =
-        grpc::CreateCustomChannel(server.target(), credentials, arguments);
+        grpc::CreateCustomChannel(server.target(), with, arguments);
     grpc::GenericStub stub(channel);
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(20)));
@@ -97,140 +144,255 @@ class TlsTest : public ::testing::Test {
     void* tag = nullptr;
     bool ok = false;
     EXPECT_TRUE(queue.Next(&tag, &ok));
-    if (error != nullptr) *error = status.error_message();
-    return status.ok();
+    if (status.ok()) return "";
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE)
+        << status.error_message();
+    return status.error_message();
+  }
+
+  // What gRPC logs of handshakes goes to the process's counters, as in the
+  // programs.
+  static uint64_t Refused(TlsRefusal cause) {
+    return TlsRefusals::OfProcess()->count(cause);
+  }
+  // Tests of the same cause run in one process.
+  void ExpectRefused(TlsRefusal cause, uint64_t before) {
+    for (int i = 0; i < 400 && Refused(cause) == before; ++i) {
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+    EXPECT_GT(Refused(cause), before);
+  }
+
+  std::map<std::string, double> Numbers() const {
+    std::map<std::string, double> numbers;
+    for (const auto& family : watch_.Collect()) {
+      for (const auto& metric : family.metric) {
+        std::string name = family.name;
+        for (const auto& label : metric.label) {
+          absl::StrAppend(&name, " ", label.value);
+        }
+        numbers[name] = metric.gauge.value;
+      }
+    }
+    return numbers;
   }
 
   const TestCertificate authority_ = MakeAuthority("an authority");
+  const std::shared_ptr<TlsRefusals> refusals_ =
+      std::make_shared<TlsRefusals>();
+  absl::Time now_ = absl::Now();
+  TlsWatch watch_{
+      {.refresh = absl::InfiniteDuration(), .now = [this] { return now_; }}};
   std::string folder_;
 };
 
-TEST_F(TlsTest, WhatIsWrongWithAFileIsSaidWithItsFlag) {
-  KVASIR_EXPECT_OK(Check(Files("server")));
-  TlsFiles files = Files("server");
-  files.key.clear();
-  EXPECT_THAT(Check(files), StatusIs(absl::StatusCode::kInvalidArgument,
-                                     AllOf(HasSubstr("--tls-cert"),
-                                           HasSubstr("needs --tls-key"))));
-  files = Files("server");
-  files.certificate.clear();
-  EXPECT_THAT(Check(files), StatusIs(absl::StatusCode::kInvalidArgument,
-                                     HasSubstr("needs --tls-cert")));
-  files = Files("server");
-  files.key = Path("client.key");
-  EXPECT_THAT(Check(files),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("--tls-key"), HasSubstr("client.key"),
-                             HasSubstr("is not the key of --tls-cert"))));
-  files = Files("nobody");
-  EXPECT_THAT(Check(files), StatusIs(absl::StatusCode::kInvalidArgument,
-                                     HasSubstr("No such file")));
-  Write("text.pem", "no PEM at all");
-  files = Files("server");
-  files.authorities = Path("text.pem");
-  EXPECT_THAT(Check(files), StatusIs(absl::StatusCode::kInvalidArgument,
-                                     AllOf(HasSubstr("--tls-client-ca"),
-                                           HasSubstr("has no cert"))));
-  files = Files("server");
-  files.key = Path("ca.pem");
-  EXPECT_THAT(Check(files), StatusIs(absl::StatusCode::kInvalidArgument,
-                                     HasSubstr("has no private key")));
-}
-
-TEST_F(TlsTest, ACertificateOutOfItsTimeIsRefusedWithTheDate) {
-  Put("old", {.names = {},
-              .valid_from = -absl::Hours(2),
-              .valid_until = -absl::Hours(1)});
-  EXPECT_THAT(
-      Check(Files("old")),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               AllOf(HasSubstr("was valid until 20"), HasSubstr("UTC"))));
-  Put("new", {.names = {},
-              .valid_from = absl::Hours(1),
-              .valid_until = absl::Hours(2)});
-  EXPECT_THAT(Check(Files("new")), StatusIs(absl::StatusCode::kInvalidArgument,
-                                            HasSubstr("is valid from 20")));
-}
-
 TEST_F(TlsTest, ServersNeedACertificateAndNamesNeedAnAuthority) {
-  TlsOptions options;
-  options.files.authorities = Path("ca.pem");
-  EXPECT_THAT(TlsServerCredentials(options).status(),
+  EXPECT_THAT(watch_.Server(AuthorityAlone()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("needs --tls-cert and --tls-key")));
-  options.files = Files("server", /*authorities=*/false);
-  options.names = {"router.kvasir"};
-  EXPECT_THAT(TlsServerCredentials(options).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("without --tls-client-ca")));
-  options.names.clear();
-  EXPECT_THAT(TlsChannelCredentials(options).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("who vouches for the server")));
+  EXPECT_THAT(
+      watch_.Server(With(Options("server", false), {"router.kvasir"})).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("--tls-client-names router.kvasir: without "
+                         "--tls-client-ca")));
+  for (const auto& refused : {TlsChannelCredentials(Options("server", false)),
+                              watch_.Channel(Options("server", false))}) {
+    EXPECT_THAT(refused.status(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("who vouches for the server")));
+  }
+  EXPECT_THAT(Numbers(), IsEmpty()) << "what is refused is not watched";
 }
 
 TEST_F(TlsTest, AClientThatKnowsTheAuthorityIsServedAndPlainTextIsNot) {
-  const auto server = Serve({.files = Files("server", false), .names = {}});
-  TlsFiles authority_alone;
-  authority_alone.authorities = Path("ca.pem");
-  EXPECT_TRUE(Reaches(*server, {.files = authority_alone, .names = {}}));
-  EXPECT_FALSE(Answers(*server, grpc::InsecureChannelCredentials()));
+  const auto server = Serve(Options("server", false));
+  EXPECT_EQ(Reach(*server, AuthorityAlone()), "");
+  uint64_t before = Refused(TlsRefusal::kNoTls);
+  EXPECT_NE(Ask(*server, grpc::InsecureChannelCredentials()), "");
+  ExpectRefused(TlsRefusal::kNoTls, before);
   // Another authority's word is not enough.
   Write("other.pem", MakeAuthority("another").certificate);
-  authority_alone.authorities = Path("other.pem");
-  EXPECT_FALSE(Reaches(*server, {.files = authority_alone, .names = {}}));
+  TlsOptions other = AuthorityAlone();
+  other.files.authorities = Path("other.pem");
+  before = Refused(TlsRefusal::kCertificate);
+  EXPECT_THAT(Reach(*server, other), HasSubstr("certificate verify failed"));
+  ExpectRefused(TlsRefusal::kCertificate, before);
 }
 
 TEST_F(TlsTest, AServersNameIsTheHostThatIsDialledOrOneOfTheNames) {
   Put("elsewhere", {.names = {"DNS:elsewhere", "URI:spiffe://kvasir/worker"}});
-  const auto server = Serve({.files = Files("elsewhere", false), .names = {}});
-  TlsOptions client;
-  client.files.authorities = Path("ca.pem");
-  EXPECT_FALSE(Reaches(*server, client));
-  client.names = {"nobody", "spiffe://kvasir/worker"};
-  EXPECT_TRUE(Reaches(*server, client));
-  client.names = {"spiffe://kvasir/work"};
-  std::string error;
-  EXPECT_FALSE(Reaches(*server, client, &error));
+  const auto server = Serve(Options("elsewhere", false));
+  TlsOptions client = AuthorityAlone();
+  client.names_flag = "--worker-tls-names";
+  client.role = "workers";
+  EXPECT_THAT(Reach(*server, client),
+              HasSubstr("none of the certificate's names is what was dialled: "
+                        "elsewhere, spiffe://kvasir/worker"));
+  EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
+  EXPECT_EQ(Reach(*server, With(client, {"nobody", "spiffe://kvasir/worker"})),
+            "");
+  // The caller reads which names there are, and by which flag they are refused.
+  EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
+  EXPECT_THAT(Reach(*server, With(client, {"spiffe://kvasir/work"})),
+              HasSubstr("none of the certificate's names is allowed by "
+                        "--worker-tls-names: elsewhere, "
+                        "spiffe://kvasir/worker"));
+  EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 2u);
 }
 
 TEST_F(TlsTest, MutualTlsLetsInWhoHasACertificateAndOneOfTheNames) {
-  TlsFiles nobody;
-  nobody.authorities = Path("ca.pem");
   {
-    const auto server = Serve({.files = Files("server"), .names = {}});
-    EXPECT_TRUE(Reaches(*server, {.files = Files("client"), .names = {}}));
-    EXPECT_FALSE(Reaches(*server, {.files = nobody, .names = {}}));
+    const auto server = Serve(Options("server"));
+    EXPECT_EQ(Reach(*server, Options("client")), "");
+    const uint64_t before = Refused(TlsRefusal::kNoCertificate);
+    EXPECT_NE(Reach(*server, AuthorityAlone()), "");
+    ExpectRefused(TlsRefusal::kNoCertificate, before);
   }
-  const auto server =
-      Serve({.files = Files("server"), .names = {"router.kvasir"}});
-  EXPECT_TRUE(Reaches(*server, {.files = Files("client"), .names = {}}));
+  const auto server = Serve(With(Options("server"), {"router.kvasir"}));
+  EXPECT_EQ(Reach(*server, Options("client")), "");
   Put("guest", {.names = {"DNS:guest.kvasir"}});
-  EXPECT_FALSE(Reaches(*server, {.files = Files("guest"), .names = {}}));
+  ::testing::internal::CaptureStderr();
+  EXPECT_NE(Reach(*server, Options("guest")), "");
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("cause=names"), HasSubstr("listener"),
+                    HasSubstr("[guest.kvasir]"), HasSubstr("[router.kvasir]"),
+                    HasSubstr("--tls-client-names")));
+  EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
   // Another authority signs whatever it is asked to.
   const TestCertificate other = MakeAuthority("another");
   const TestCertificate forged =
       MakeCertificate(other, {.names = {"DNS:router.kvasir"}});
   Write("forged.pem", forged.certificate);
   Write("forged.key", forged.key);
-  EXPECT_FALSE(Reaches(*server, {.files = Files("forged"), .names = {}}));
+  const uint64_t before = Refused(TlsRefusal::kCertificate);
+  EXPECT_NE(Reach(*server, Options("forged")), "");
+  ExpectRefused(TlsRefusal::kCertificate, before);
+  EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
 }
 
-TEST_F(TlsTest, FilesThatChangeAreReadAgainWithoutARestart) {
-  const auto server = Serve({.files = Files("server", false),
-                             .names = {},
-                             .refresh = absl::Seconds(1)});
-  TlsOptions client;
-  client.files.authorities = Path("ca.pem");
-  client.names = {"second.kvasir"};
-  EXPECT_FALSE(Reaches(*server, client));
+TEST_F(TlsTest, FilesThatChangeAreTakenWithoutARestart) {
+  const auto server = Serve(Options("server", false));
+  const TlsOptions first = With(AuthorityAlone(), {"spiffe://kvasir/worker"});
+  const TlsOptions second = With(AuthorityAlone(), {"second.kvasir"});
+  EXPECT_EQ(Reach(*server, first), "");
+  EXPECT_THAT(Reach(*server, second), HasSubstr("spiffe://kvasir/worker"));
   Put("server", {.names = {"DNS:second.kvasir"}});
-  bool reached = false;
-  for (int i = 0; i < 60 && !reached; ++i) {
-    absl::SleepFor(absl::Milliseconds(500));
-    reached = Reaches(*server, client);
+  watch_.Look();
+  // gRPC looks at what is in use once a second.
+  std::string heard = "not asked";
+  for (int i = 0; i < 100 && !heard.empty(); ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+    heard = Reach(*server, second);
   }
-  EXPECT_TRUE(reached);
+  EXPECT_EQ(heard, "");
+  EXPECT_THAT(Reach(*server, first), HasSubstr("second.kvasir"));
+  EXPECT_EQ(Numbers()["kvasir_tls_reloads_total listener ok"], 1);
+}
+
+// gRPC's own watcher ends the process at an empty key (an assertion), and
+// serves nobody while key and certificate do not fit.
+TEST_F(TlsTest, FilesThatAreWrongMeanwhileCostNothingAndAreToldOnce) {
+  const auto server = Serve(Options("server"));
+  const TestCertificate next =
+      MakeCertificate(authority_, {.names = {"IP:127.0.0.1", "DNS:next"}});
+  const std::vector<std::pair<std::function<void()>, std::string>> wrongs = {
+      {[&] { Write("server.key", ""); },
+       "--tls-key " + Path("server.key") + ": has no private key"},
+      {[&] { Write("server.key", next.key); }, "is not the key of --tls-cert"},
+      {[&] { Write("server.pem", next.certificate.substr(0, 100)); },
+       "--tls-cert " + Path("server.pem") + ": certificate 1 cannot be read"},
+      {[&] { std::filesystem::remove(Path("server.pem")); },
+       "--tls-cert " + Path("server.pem") + ": No such file"},
+  };
+  double refused = 0;
+  for (const auto& [change, said] : wrongs) {
+    change();
+    ::testing::internal::CaptureStderr();
+    watch_.Look();
+    watch_.Look();
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(log, HasSubstr(said));
+    EXPECT_EQ(log.find("TLS files refused"), log.rfind("TLS files refused"));
+    auto numbers = Numbers();
+    EXPECT_EQ(numbers["kvasir_tls_reloads_total listener refused"], ++refused);
+    EXPECT_EQ(numbers["kvasir_tls_files_refused listener"], 1);
+    EXPECT_EQ(Reach(*server, Options("client")), "");
+  }
+  // Key first, certificate later: now they fit.
+  Write("server.pem", next.certificate);
+  watch_.Look();
+  auto numbers = Numbers();
+  EXPECT_EQ(numbers["kvasir_tls_reloads_total listener refused"], refused);
+  EXPECT_EQ(numbers["kvasir_tls_files_refused listener"], 0);
+  EXPECT_EQ(numbers["kvasir_tls_reloads_total listener ok"], 1);
+}
+
+TEST_F(TlsTest, WhenCertificatesEndIsExportedByFile) {
+  Put("server", {.names = {}, .valid_until = absl::Minutes(20)});
+  TlsOptions options = Options("server");
+  options.role = "admin";
+  KVASIR_ASSERT_OK(watch_.Server(options).status());
+  TlsOptions workers = AuthorityAlone();
+  workers.role = "workers";
+  KVASIR_ASSERT_OK(watch_.Channel(workers).status());
+  const auto numbers = Numbers();
+  const auto near = [this](absl::Duration from_now) {
+    return ::testing::DoubleNear(
+        static_cast<double>(absl::ToUnixSeconds(now_ + from_now)), 30);
+  };
+  const std::string name = "kvasir_tls_certificate_not_after_seconds ";
+  EXPECT_THAT(numbers.at(name + "admin certificate"), near(absl::Minutes(20)));
+  EXPECT_THAT(numbers.at(name + "admin authorities"), near(absl::Hours(1)));
+  EXPECT_THAT(numbers.at(name + "workers authorities"), near(absl::Hours(1)));
+  EXPECT_EQ(numbers.count(name + "workers certificate"), 0u);
+  // What is in use is not judged again; what is new is, by the time that it is.
+  now_ += absl::Minutes(30);
+  watch_.Look();
+  EXPECT_EQ(Numbers().at("kvasir_tls_files_refused admin"), 0);
+  Put("server", {.names = {}, .valid_until = absl::Minutes(25)});
+  watch_.Look();
+  EXPECT_EQ(Numbers().at("kvasir_tls_files_refused admin"), 1);
+}
+
+// One that begins in a while is taken when it does.
+TEST_F(TlsTest, WhatWasRefusedIsLookedAtAgain) {
+  KVASIR_ASSERT_OK(watch_.Server(Options("server")).status());
+  Put("server", {.names = {},
+                 .valid_from = absl::Minutes(10),
+                 .valid_until = absl::Hours(2)});
+  watch_.Look();
+  EXPECT_EQ(Numbers()["kvasir_tls_reloads_total listener refused"], 1);
+  now_ += absl::Minutes(11);
+  watch_.Look();
+  EXPECT_EQ(Numbers()["kvasir_tls_reloads_total listener ok"], 1);
+  EXPECT_EQ(Numbers()["kvasir_tls_files_refused listener"], 0);
+}
+
+TEST_F(TlsTest, AWatchLooksByItself) {
+  TlsWatch watch({.refresh = absl::Milliseconds(10)});
+  KVASIR_ASSERT_OK(watch.Server(Options("server")).status());
+  Put("server", {.names = {}});
+  double taken = 0;
+  for (int i = 0; i < 400 && taken == 0; ++i) {
+    absl::SleepFor(absl::Milliseconds(50));
+    for (const auto& family : watch.Collect()) {
+      if (family.name != "kvasir_tls_reloads_total") continue;
+      taken = family.metric.at(0).counter.value;
+    }
+  }
+  EXPECT_GE(taken, 1);
+}
+
+// gRPC 1.51 has no way to say it; this is what it does.
+TEST_F(TlsTest, VersionsBelowOnePointTwoAreRefused) {
+  const auto server = Serve(Options("server", false));
+  EXPECT_EQ(NegotiatedVersion(server->target(), TLS1_3_VERSION),
+            TLS1_3_VERSION);
+  EXPECT_EQ(NegotiatedVersion(server->target(), TLS1_2_VERSION),
+            TLS1_2_VERSION);
+  const uint64_t before = Refused(TlsRefusal::kVersion);
+  EXPECT_EQ(NegotiatedVersion(server->target(), TLS1_1_VERSION), 0);
+  ExpectRefused(TlsRefusal::kVersion, before);
 }
 
 TEST(IsLocalTest, LoopbackAndUnixSocketsAreLocal) {

@@ -24,6 +24,7 @@ using RawWorker =
 base::GrpcServerOptions ServerOptions(const BareServerOptions& options) {
   base::GrpcServerOptions server;
   server.listen = options.listen;
+  server.credentials = options.credentials;
   server.max_receive_message_bytes =
       base::MaxMessageBytesFor(options.max_model_len);
   return server;

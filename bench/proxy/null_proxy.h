@@ -26,6 +26,8 @@ class BareServer {
 // Limits are those of a router's listener; a port is picked where it is 0.
 struct BareServerOptions {
   base::ListenAddress listen;
+  // Null: plain text.
+  std::shared_ptr<grpc::ServerCredentials> credentials;
   int64_t max_model_len = 8192;
 };
 

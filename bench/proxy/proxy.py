@@ -5,6 +5,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,13 +15,14 @@ import performance_page as page  # noqa: E402
 import provenance  # noqa: E402
 
 WAYS = {"direct": "the worker itself", "null_proxy": "null proxy", "kserve": "router, KServe",
-        "vllm_engine": "router, VllmEngine"}
+        "vllm_engine": "router, VllmEngine", "vllm_inference": "router, vllm.Inference",
+        "kserve_tls": "router, KServe by TLS", "kserve_mtls": "router, KServe by mutual TLS"}
 
 PAGE = """# What the router costs
 
-`kvasir bench proxy` sends requests of {prompt} prompt tokens, as ids, each with a streamed answer of {output} tokens, on four ways to one worker
+`kvasir bench proxy` sends requests of {prompt} prompt tokens, as ids, each with a streamed answer of {output} tokens, on seven ways to a worker
 that computes nothing: to the worker itself, through a *null proxy* (gRPC's C++ callback API, the same transport and settings, bytes passed
-on unread), and through the router by each facade. Worker, null proxy and router are processes of their own on loopback; the load comes from a fourth, whose
+on unread), and through the router by each facade, and by TLS. Workers, null proxy and routers are processes of their own on loopback; the load comes from one more, whose
 requests are encoded once and whose answers are counted and not read, alike on every way. A round is, on each way in turn, {requests} requests
 for one token, as many for {output}, {concurrency} at a time, and then {latency} requests one at a time, way by way. Ratios are medians over {pairs} rounds; *spread*
 is the middle half relative to it, and over 15 % a figure is *undecided*. `bench/proxy/proxy.sh` writes this page; no figure is copied by hand.
@@ -39,9 +41,28 @@ By way, medians over rounds. CPU time is that of the process that stands there: 
 - **added ms**: time to an answer's first message, one request at a time, less the worker's own in the same round: median of differences.
 - **p99 over null proxy**: the same time's 99th percentile in a round, over the null proxy's.
 - **CPU us**: of an answer of one token, and what each further token adds; a router writes tokens that came meanwhile in one message.
-- The router logs a line for each request, as it does when it serves (to /dev/null), has no tokenizer, and speaks plain text, as all here do.
+- The router logs a line for each request, as it does when it serves (to /dev/null) and has no tokenizer. All speak plain text but the last two ways:
+  *by TLS* the clients' hop is encrypted, *by mutual TLS* the hop to a worker of its own as well, and each side shows a certificate (keys of P-256). Connections are
+  there before a round begins: no handshake is in it.
+- **rate over plain**: requests a second under load, over those of the same router without TLS in the same round.
 - The first message is the worker's `Accepted` on the first two ways; facades hold it back and send none before the first token, so theirs is the later one.
 """
+
+
+def certificates(folder: Path) -> list:
+    """Flags of a key with its certificate, and of who signed it: made anew, and gone with the folder."""
+    def openssl(*arguments):
+        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    ca, own = folder / "ca.pem", folder / "own.pem"
+    openssl("req", "-x509", *curve, "-days", 2, "-subj", "/CN=bench", "-keyout", folder / "ca.key", "-out", ca)
+    openssl("req", *curve, "-subj", "/CN=own", "-keyout", folder / "key", "-out", folder / "request")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    openssl("x509", "-req", "-in", folder / "request", "-days", 2, "-CA", ca, "-CAkey", folder / "ca.key",
+            "-extfile", folder / "names", "-out", folder / "certificate")
+    own.write_text((folder / "key").read_text() + (folder / "certificate").read_text())
+    return ["--tls-cert", str(own), "--tls-ca", str(ca)]
 
 
 def ways(rows) -> str:
@@ -94,7 +115,8 @@ def main() -> None:
     if "--quick" in options.flags and options.out.resolve() == parser.get_default("out").resolve():
         parser.error("--quick: its figures mean nothing and may not be on the page; give --out")
     arguments = ["bench", "proxy", "--json", *options.flags]
-    done = subprocess.run([options.kvasir, *arguments], stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([options.kvasir, *arguments, *certificates(Path(folder))], stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(f"bench/proxy/proxy.sh: `kvasir {' '.join(arguments)}` failed")
     report = json.loads(done.stdout) | {"run": provenance.of(options.kvasir, arguments)}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures what the router costs (`kvasir bench proxy`) and writes
-# docs/router-performance.md. Five to ten minutes on two quiet cores.
+# docs/router-performance.md. Ten to fifteen minutes on two quiet cores.
 #
 #   bench/proxy/proxy.sh                       builds the release, measures, writes
 #   bench/proxy/proxy.sh --kvasir FILE         measures this binary

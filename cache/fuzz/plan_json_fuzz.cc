@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "base/check.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "plan/plan.h"
 

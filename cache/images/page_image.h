@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "cache/images/sequence_image.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "plan/tp_shard.h"
 
 namespace kvasir::cache {

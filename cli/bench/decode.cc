@@ -129,9 +129,15 @@ absl::StatusOr<DecodeTimes> Measure(const DecodeFlags& flags,
   return times;
 }
 
+constexpr int64_t kEvictionCostContext = 4096;
+
 absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   DefaultBenchModel(flags.bench, &flags.model);
+  if (flags.eviction_cost && !WasAsked(flags.bench, "--context")) {
+    flags.context = kEvictionCostContext;
+  }
   UseQuick<int64_t>(flags.bench, "--context", 64, &flags.context);
+  if (flags.eviction_cost) return RunEvictionCost(std::move(flags));
   if (flags.paced && flags.plans.size() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("--paced measures one cache: want one --plan, have ",
@@ -222,6 +228,10 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
   AddSwitch(command, "--paced", flags->paced,
             "with --plan NAME: a sample for each line of standard input, told "
             "as a line of JSON");
+  AddSwitch(command, "--eviction-cost", flags->eviction_cost,
+            "what scores of slots and evictions take of a step: each --plan "
+            "(default: dense-8bit,rotated-4bit) with --eviction (q-hitter) "
+            "against itself without, --context (4096) slots staying");
   command->footer(
       "With --plan or --baseline the rows are caches: tokens_per_second,\n"
       "bytes_per_step (weights by the stream's counter, cache by its layout),\n"
@@ -232,7 +242,15 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
       "its bytes and operations).\n"
       "The breakdown's parts are those of a step: projections, rotation,\n"
       "append, lifts (what a compressed cache adds around attention),\n"
-      "attention, output, mlp, norms, sum (over ranks), head, sampling, rest.");
+      "attention, eviction, output, mlp, norms, sum (over ranks), head,\n"
+      "sampling, rest.\n"
+      "With --eviction-cost the rows are steps, decode and the last chunk of "
+      "a\n"
+      "prompt, by unit of eviction: share of a step's time that scoring and\n"
+      "evicting take, scoring_share and eviction_share (an eviction, spread\n"
+      "over the tokens between two), attention_more_ms and append_more_ms\n"
+      "(where scoring's time goes), share_low and share_high (the middle half\n"
+      "of the pairs).");
   AddBenchFlags(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),

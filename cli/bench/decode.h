@@ -27,6 +27,7 @@ struct DecodeFlags {
   std::string baseline;
   std::string fill = "auto";
   bool paced = false;
+  bool eviction_cost = false;
 
   bool compares() const { return !plans.empty() || !baseline.empty(); }
 };
@@ -53,5 +54,8 @@ absl::Status FillEngine(const DecodeFlags& flags, BenchEngine* engine);
 
 // Plans against the dense cache of the same model, in pairs.
 absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags);
+
+// What scores and evictions take of steps over each of the plans.
+absl::StatusOr<BenchReport> RunEvictionCost(DecodeFlags flags);
 
 }  // namespace kvasir::cli

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "base/net/tls.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "bench/proxy/null_proxy.h"
@@ -36,6 +37,9 @@ struct ProxyBenchFlags {
   int requests = 1500;
   int concurrency = 16;
   int latency_requests = 100;
+  // PEM: chain and key of servers and clients, and who signed it.
+  std::string certificate;
+  std::string authorities;
 };
 
 // Each in a process of its own; the last ends first.
@@ -43,27 +47,83 @@ struct Servers {
   std::unique_ptr<ForkedServer> worker;
   std::unique_ptr<ForkedServer> null_proxy;
   std::unique_ptr<ForkedServer> router;
+  // Where there are certificates.
+  std::unique_ptr<ForkedServer> tls_router;   // of a plain worker
+  std::unique_ptr<ForkedServer> mtls_worker;  // which all others' are
+  std::unique_ptr<ForkedServer> mtls_router;
 };
+
+// Whose hops are encrypted: none, the clients', or both by mutual TLS.
+enum class Hops { kPlain, kTls, kMutualTls };
+
+base::TlsOptions OfFiles(const ProxyBenchFlags& flags, bool authorities) {
+  base::TlsOptions options;
+  options.files.certificate = options.files.key = flags.certificate;
+  if (authorities) options.files.authorities = flags.authorities;
+  return options;
+}
+
+// A server whose files are looked at as long as it runs.
+template <typename Server>
+struct Watched {
+  std::shared_ptr<base::TlsWatch> watch;
+  std::unique_ptr<Server> server;  // ends first
+};
+template <typename Server>
+ForkedServer::Running Running(std::shared_ptr<base::TlsWatch> watch,
+                              std::unique_ptr<Server> server) {
+  std::string target = server->target();
+  return {.server = std::make_shared<Watched<Server>>(
+              Watched<Server>{std::move(watch), std::move(server)}),
+          .target = std::move(target)};
+}
+
+absl::StatusOr<std::unique_ptr<ForkedServer>> StartRouter(
+    const ProxyBenchFlags& flags, const std::string& worker, Hops hops) {
+  return ForkedServer::Start(
+      "router", [&]() -> absl::StatusOr<ForkedServer::Running> {
+        // As it is run: with a line in the log for each request.
+        base::InitLogging(base::LogFormat::kText, base::LogLevel::kInfo);
+        auto watch = std::make_shared<base::TlsWatch>();
+        RouterRuntimeOptions options;
+        options.router.workers = {worker};
+        options.max_connection_age = absl::InfiniteDuration();
+        if (hops != Hops::kPlain) {
+          KVASIR_ASSIGN_OR_RETURN(
+              options.credentials,
+              watch->Server(OfFiles(flags, hops == Hops::kMutualTls)));
+        }
+        if (hops == Hops::kMutualTls) {
+          KVASIR_ASSIGN_OR_RETURN(options.worker_credentials,
+                                  watch->Channel(OfFiles(flags, true)));
+        }
+        KVASIR_ASSIGN_OR_RETURN(auto server,
+                                RouterRuntime::Create(std::move(options)));
+        return Running(std::move(watch), std::move(server));
+      });
+}
+
+absl::StatusOr<std::unique_ptr<ForkedServer>> StartWorker(
+    const ProxyBenchFlags& flags, bench::BareServerOptions bare, Hops hops) {
+  return ForkedServer::Start(
+      "worker", [&]() -> absl::StatusOr<ForkedServer::Running> {
+        auto watch = std::make_shared<base::TlsWatch>();
+        if (hops == Hops::kMutualTls) {
+          KVASIR_ASSIGN_OR_RETURN(bare.credentials,
+                                  watch->Server(OfFiles(flags, true)));
+        }
+        KVASIR_ASSIGN_OR_RETURN(auto server, bench::StartScriptedWorker(bare));
+        return Running(std::move(watch), std::move(server));
+      });
+}
 
 absl::StatusOr<Servers> StartServers(const ProxyBenchFlags& flags) {
   bench::BareServerOptions bare;
   bare.max_model_len = std::max<int64_t>(
       8192, flags.prompt_tokens + int64_t{flags.output_tokens});
-  const auto running = [](auto server) {
-    std::string target = server->target();
-    return ForkedServer::Running{
-        .server = std::shared_ptr<void>(std::move(server)),
-        .target = std::move(target)};
-  };
   Servers servers;
-  KVASIR_ASSIGN_OR_RETURN(
-      servers.worker,
-      ForkedServer::Start("worker",
-                          [&]() -> absl::StatusOr<ForkedServer::Running> {
-                            KVASIR_ASSIGN_OR_RETURN(
-                                auto server, bench::StartScriptedWorker(bare));
-                            return running(std::move(server));
-                          }));
+  KVASIR_ASSIGN_OR_RETURN(servers.worker,
+                          StartWorker(flags, bare, Hops::kPlain));
   const std::string worker = servers.worker->target();
   KVASIR_ASSIGN_OR_RETURN(
       servers.null_proxy,
@@ -71,21 +131,18 @@ absl::StatusOr<Servers> StartServers(const ProxyBenchFlags& flags) {
           "null proxy", [&]() -> absl::StatusOr<ForkedServer::Running> {
             KVASIR_ASSIGN_OR_RETURN(auto server,
                                     bench::StartNullProxy(bare, worker));
-            return running(std::move(server));
+            return Running(nullptr, std::move(server));
           }));
+  KVASIR_ASSIGN_OR_RETURN(servers.router,
+                          StartRouter(flags, worker, Hops::kPlain));
+  if (flags.certificate.empty()) return servers;
+  KVASIR_ASSIGN_OR_RETURN(servers.tls_router,
+                          StartRouter(flags, worker, Hops::kTls));
+  KVASIR_ASSIGN_OR_RETURN(servers.mtls_worker,
+                          StartWorker(flags, bare, Hops::kMutualTls));
   KVASIR_ASSIGN_OR_RETURN(
-      servers.router,
-      ForkedServer::Start(
-          "router", [&]() -> absl::StatusOr<ForkedServer::Running> {
-            // As it is run: with a line in the log for each request.
-            base::InitLogging(base::LogFormat::kText, base::LogLevel::kInfo);
-            RouterRuntimeOptions options;
-            options.router.workers = {worker};
-            options.max_connection_age = absl::InfiniteDuration();
-            KVASIR_ASSIGN_OR_RETURN(auto server,
-                                    RouterRuntime::Create(std::move(options)));
-            return running(std::move(server));
-          }));
+      servers.mtls_router,
+      StartRouter(flags, servers.mtls_worker->target(), Hops::kMutualTls));
   return servers;
 }
 
@@ -106,31 +163,59 @@ struct Way {
   std::vector<double> cpu_us_per_token;    // what another one adds
 };
 
-// In the order in which figures are told.
-enum WayIndex : size_t { kDirect, kNullProxy, kKserve, kVllmEngine, kNumWays };
+// In the order in which figures are told; the last two where there are
+// certificates.
+enum WayIndex : size_t {
+  kDirect,
+  kNullProxy,
+  kKserve,
+  kVllmEngine,
+  kVllmInference,
+  kKserveTls,
+  kKserveMutualTls
+};
 
-std::vector<std::unique_ptr<Way>> MakeWays(const ProxyBenchFlags& flags,
-                                           const Servers& servers) {
+absl::StatusOr<std::vector<std::unique_ptr<Way>>> MakeWays(
+    const ProxyBenchFlags& flags, const Servers& servers) {
   std::vector<std::unique_ptr<Way>> ways;
+  using Credentials = std::shared_ptr<grpc::ChannelCredentials>;
   const auto add = [&](const char* name, const ForkedServer& server,
-                       const std::function<RawCall(uint32_t)>& call) {
-    ways.push_back(
-        std::unique_ptr<Way>(new Way{.name = name,
-                                     .server = &server,
-                                     .load = RawLoad(server.target()),
-                                     .call = call(flags.output_tokens),
-                                     .one_token = call(1)}));
+                       const std::function<RawCall(uint32_t)>& call,
+                       const Credentials& credentials) {
+    ways.push_back(std::unique_ptr<Way>(
+        new Way{.name = name,
+                .server = &server,
+                .load = RawLoad(server.target(), credentials),
+                .call = call(flags.output_tokens),
+                .one_token = call(1)}));
   };
   const int64_t prompt = flags.prompt_tokens;
   const auto worker = [=](uint32_t tokens) {
     return WorkerRawCall(prompt, tokens);
   };
-  add("direct", *servers.worker, worker);
-  add("null_proxy", *servers.null_proxy, worker);
-  add("kserve", *servers.router,
-      [=](uint32_t tokens) { return KserveRawCall(kModel, prompt, tokens); });
-  add("vllm_engine", *servers.router,
-      [=](uint32_t tokens) { return VllmEngineRawCall(prompt, tokens); });
+  const auto kserve = [=](uint32_t tokens) {
+    return KserveRawCall(kModel, prompt, tokens);
+  };
+  add("direct", *servers.worker, worker, nullptr);
+  add("null_proxy", *servers.null_proxy, worker, nullptr);
+  add("kserve", *servers.router, kserve, nullptr);
+  add(
+      "vllm_engine", *servers.router,
+      [=](uint32_t tokens) { return VllmEngineRawCall(prompt, tokens); },
+      nullptr);
+  add(
+      "vllm_inference", *servers.router,
+      [=](uint32_t tokens) { return VllmInferenceRawCall(prompt, tokens); },
+      nullptr);
+  if (servers.tls_router == nullptr) return ways;
+  base::TlsOptions believing;
+  believing.files.authorities = flags.authorities;
+  KVASIR_ASSIGN_OR_RETURN(const Credentials tls,
+                          base::TlsChannelCredentials(believing));
+  add("kserve_tls", *servers.tls_router, kserve, tls);
+  KVASIR_ASSIGN_OR_RETURN(const Credentials mutual,
+                          base::TlsChannelCredentials(OfFiles(flags, true)));
+  add("kserve_mtls", *servers.mtls_router, kserve, mutual);
   return ways;
 }
 
@@ -209,7 +294,7 @@ void AddFigures(const ProxyBenchFlags& flags,
   const auto target = [as_set](double value, bool at_least) {
     return as_set ? std::optional(Target{value, at_least}) : std::nullopt;
   };
-  for (const size_t at : {kKserve, kVllmEngine}) {
+  for (const size_t at : {kKserve, kVllmEngine, kVllmInference}) {
     const Way& way = *ways[at];
     report->AddRatio(way.name + "_rate_over_null_proxy",
                      bench::RatioOf(null_proxy.seconds, way.seconds),
@@ -224,7 +309,16 @@ void AddFigures(const ProxyBenchFlags& flags,
                      target(1.5, false),
                      "until the first message, one request at a time");
   }
-  for (const size_t at : {kNullProxy, kKserve, kVllmEngine}) {
+  for (size_t at = kKserveTls; at < ways.size(); ++at) {
+    report->AddRatio(ways[at]->name + "_rate_over_plain",
+                     bench::RatioOf(ways[kKserve]->seconds, ways[at]->seconds),
+                     target(0.8, true),
+                     at == kKserveTls
+                         ? "requests a second, clients by TLS"
+                         : "requests a second, clients and worker by mutual "
+                           "TLS");
+  }
+  for (size_t at = kNullProxy; at < ways.size(); ++at) {
     const Way& way = *ways[at];
     report->AddRatio(way.name + "_cpu_us_per_request",
                      AcrossRounds(way.cpu_us_per_request), std::nullopt,
@@ -254,12 +348,17 @@ void AddFigures(const ProxyBenchFlags& flags,
 }
 
 absl::StatusOr<BenchReport> RunProxy(ProxyBenchFlags flags) {
+  if (flags.certificate.empty() != flags.authorities.empty()) {
+    return absl::InvalidArgumentError(
+        "--tls-cert and --tls-ca are given together, or neither is");
+  }
   UseQuick(flags.bench, "--requests", 8, &flags.requests);
   UseQuick(flags.bench, "--concurrency", 2, &flags.concurrency);
   UseQuick(flags.bench, "--latency-requests", 3, &flags.latency_requests);
   KVASIR_ASSIGN_OR_RETURN(const Servers servers, StartServers(flags));
   // From here on this process has threads.
-  const std::vector<std::unique_ptr<Way>> ways = MakeWays(flags, servers);
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<Way>> ways,
+                          MakeWays(flags, servers));
   for (const auto& way : ways) KVASIR_RETURN_IF_ERROR(WarmUp(flags, way.get()));
   const int pairs = BenchPairs(flags.bench);
   Progress progress("proxy", pairs, "rounds", true);
@@ -301,6 +400,13 @@ void AddBenchProxy(CLI::App* group, int* exit_code) {
   AddFlag(command, "--latency-requests", flags->latency_requests,
           "of a round, one at a time")
       ->check(CLI::Range(1, 1 << 20));
+  AddText(command, "--tls-cert", flags->certificate,
+          "PEM of a key and of its certificate, for 127.0.0.1: measures the "
+          "router by TLS and by mutual TLS, too")
+      ->type_name("FILE");
+  AddText(command, "--tls-ca", flags->authorities,
+          "PEM of who signed --tls-cert")
+      ->type_name("FILE");
   AddBenchFlags(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),

@@ -16,6 +16,7 @@
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "proto/kvasir/v1/worker.grpc.pb.h"
 #include "proto/vllm/engine.grpc.pb.h"
+#include "proto/vllm/inference.grpc.pb.h"
 
 namespace kvasir::cli {
 namespace {
@@ -236,11 +237,31 @@ RawCall VllmEngineRawCall(int64_t prompt_tokens, uint32_t max_tokens) {
       }};
 }
 
+RawCall VllmInferenceRawCall(int64_t prompt_tokens, uint32_t max_tokens) {
+  vllm::GenerateRequest request;
+  for (int64_t i = 0; i < prompt_tokens; ++i) {
+    request.mutable_token_ids()->add_ids(static_cast<uint32_t>(IdAt(i)));
+  }
+  request.mutable_stopping()->set_max_new_tokens(max_tokens);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_response()->set_output_text(false);
+  request.mutable_response()->set_output_token_ids(true);
+  return {.method = "/vllm.Inference/GenerateStream",
+          .request = grpc::Slice(request.SerializeAsString()),
+          .id_field = vllm::GenerateRequest::kRequestIdFieldNumber,
+          .tokens_in = [](const grpc::ByteBuffer& buffer) -> int64_t {
+            vllm::GenerateResponse response;
+            if (!Decode(buffer, &response)) return -1;
+            return response.outputs().token_ids_size();
+          }};
+}
+
 struct RawLoad::Connections {
   std::vector<std::unique_ptr<RawStub>> stubs;
 };
 
-RawLoad::RawLoad(const std::string& target)
+RawLoad::RawLoad(const std::string& target,
+                 const std::shared_ptr<grpc::ChannelCredentials>& credentials)
     : connections_(std::make_unique<Connections>()) {
   base::KeepGrpcCallbackThreads();
   // As many as a router has to a worker.
@@ -252,7 +273,10 @@ RawLoad::RawLoad(const std::string& target)
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     connections_->stubs.push_back(
         std::make_unique<RawStub>(grpc::CreateCustomChannel(
-            target, grpc::InsecureChannelCredentials(), arguments)));
+            target,
+            credentials == nullptr ? grpc::InsecureChannelCredentials()
+                                   : credentials,
+            arguments)));
   }
 }
 

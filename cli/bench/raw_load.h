@@ -2,6 +2,7 @@
 // were encoded once, answers that are counted and not read.
 #pragma once
 
+#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
@@ -28,11 +29,13 @@ struct RawCall {
 };
 
 // The same prompt and number of tokens, each as its protocol has it: a worker's
-// own, the KServe facade's, the VllmEngine facade's.
+// own, the KServe facade's, the VllmEngine facade's, the vllm.Inference
+// facade's (ids alone: no text is asked for).
 RawCall WorkerRawCall(int64_t prompt_tokens, uint32_t max_tokens);
 RawCall KserveRawCall(const std::string& model, int64_t prompt_tokens,
                       uint32_t max_tokens);
 RawCall VllmEngineRawCall(int64_t prompt_tokens, uint32_t max_tokens);
+RawCall VllmInferenceRawCall(int64_t prompt_tokens, uint32_t max_tokens);
 
 struct RawRound {
   absl::Duration took;
@@ -44,7 +47,9 @@ struct RawRound {
 // Owns: its connections. Threads: one at a time; calls run on gRPC's.
 class RawLoad {
  public:
-  explicit RawLoad(const std::string& target);
+  // Null credentials: plain text.
+  RawLoad(const std::string& target,
+          const std::shared_ptr<grpc::ChannelCredentials>& credentials);
   ~RawLoad();
 
   // `requests` in all, `concurrency` of them at a time. `read`: answers are

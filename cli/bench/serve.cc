@@ -82,8 +82,11 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(server.router_credentials,
                           DialCredentials(tls, server.router_endpoint));
   if (!server.worker_endpoint.empty()) {
+    // A worker knows routers, not their clients.
+    DialTlsFlags to_worker = tls;
+    to_worker.token_file.clear();
     KVASIR_ASSIGN_OR_RETURN(server.worker_credentials,
-                            DialCredentials(tls, server.worker_endpoint));
+                            DialCredentials(to_worker, server.worker_endpoint));
   }
   constexpr absl::Duration kTimeout = absl::Seconds(10);
   TextClient client(server.router_endpoint, server.router_credentials);

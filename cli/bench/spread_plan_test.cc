@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "plan/plan.h"
 
 namespace kvasir::cli {

@@ -1,12 +1,11 @@
 #include "cli/bench/token_client.h"
 
-#include <grpcpp/create_channel.h>
-
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/net/grpc_channel.h"
 #include "base/net/grpc_status.h"
 #include "base/status_macros.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
@@ -33,7 +32,7 @@ class RouterTokenClient final : public TokenClient {
       const std::string& endpoint,
       const std::shared_ptr<grpc::ChannelCredentials>& credentials)
       : stub_(inference::GRPCInferenceService::NewStub(
-            grpc::CreateChannel(endpoint, credentials))) {}
+            base::NewGrpcChannel(endpoint, credentials))) {}
 
   absl::StatusOr<TokenResult> Generate(const TokenRequest& request) override {
     inference::ModelInferRequest infer;
@@ -97,7 +96,7 @@ class WorkerTokenClient final : public TokenClient {
       const std::string& endpoint,
       const std::shared_ptr<grpc::ChannelCredentials>& credentials)
       : stub_(kvasir::v1::Worker::NewStub(
-            grpc::CreateChannel(endpoint, credentials))) {}
+            base::NewGrpcChannel(endpoint, credentials))) {}
 
   absl::StatusOr<TokenResult> Generate(const TokenRequest& request) override {
     kvasir::v1::GenerateRequest generate;
@@ -155,7 +154,7 @@ absl::StatusOr<kvasir::v1::WorkerInfo> GetWorkerInfo(
     const std::shared_ptr<grpc::ChannelCredentials>& credentials,
     absl::Duration timeout) {
   const auto stub =
-      kvasir::v1::Worker::NewStub(grpc::CreateChannel(endpoint, credentials));
+      kvasir::v1::Worker::NewStub(base::NewGrpcChannel(endpoint, credentials));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   kvasir::v1::WorkerInfo info;

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "cli/model_source.h"
 #include "cli/plan_summary.h"
 #include "cli/units.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 
 namespace kvasir::cli {
 

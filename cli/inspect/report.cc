@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "cli/units.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "nlohmann/json.hpp"

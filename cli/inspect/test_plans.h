@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_matchers.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "cli/model_source.h"
 #include "model/shapes/shape_config.h"
 #include "worker/ranks/rank.h"

@@ -2,7 +2,10 @@
 
 #include <utility>
 
+#include "base/log.h"
+#include "base/net/grpc_status.h"
 #include "cli/version.h"
+#include "router/facades/calls/metadata.h"
 
 namespace kvasir::cli {
 
@@ -57,9 +60,32 @@ AdminService::AdminService(std::string program, std::string config_toml,
       default_deadline_(default_deadline),
       latch_(latch) {}
 
+absl::Status AdminService::Admit(const grpc::ServerContext& context,
+                                 const char* call) const {
+  if (callers_ == nullptr) return absl::OkStatus();
+  const auto caller =
+      callers_->Identify(router::CredentialsOf(context), kvasir::v1::ADMIN);
+  if (!caller.ok()) {
+    base::LogWarning(
+        "admin call refused",
+        {{"call", call},
+         {"peer", context.peer()},
+         {"status", absl::StatusCodeToString(caller.status().code())}});
+    return caller.status();
+  }
+  base::LogInfo("admin call", {{"call", call},
+                               {"peer", context.peer()},
+                               {"tenant", caller->tenant},
+                               {"caller", caller->label}});
+  return absl::OkStatus();
+}
+
 grpc::Status AdminService::Drain(grpc::ServerContext* context,
                                  const kvasir::v1::AdminDrainRequest* request,
                                  kvasir::v1::AdminDrainResponse* response) {
+  if (const absl::Status status = Admit(*context, "Drain"); !status.ok()) {
+    return base::ToGrpcStatus(status);
+  }
   // A load cannot be broken off from here, and whoever waited for its end would
   // wait in vain.
   if (!latch_->open()) {
@@ -81,9 +107,12 @@ grpc::Status AdminService::Drain(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
-grpc::Status AdminService::GetConfig(grpc::ServerContext* /*context*/,
+grpc::Status AdminService::GetConfig(grpc::ServerContext* context,
                                      const kvasir::v1::GetConfigRequest*,
                                      kvasir::v1::GetConfigResponse* response) {
+  if (const absl::Status status = Admit(*context, "GetConfig"); !status.ok()) {
+    return base::ToGrpcStatus(status);
+  }
   response->set_program(program_);
   response->set_version(kVersion);
   response->set_config_toml(config_toml_);

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "proto/kvasir/v1/admin.grpc.pb.h"
+#include "router/identity/callers.h"
 
 namespace kvasir::cli {
 
@@ -50,6 +54,12 @@ class AdminService final : public kvasir::v1::Admin::Service {
   AdminService(std::string program, std::string config_toml,
                absl::Duration default_deadline, DrainLatch* latch);
 
+  // From now on callers must be ADMIN of these (null: nobody is asked). Before
+  // it is served.
+  void Ask(std::shared_ptr<const router::Callers> callers) {
+    callers_ = std::move(callers);
+  }
+
   grpc::Status Drain(grpc::ServerContext* context,
                      const kvasir::v1::AdminDrainRequest* request,
                      kvasir::v1::AdminDrainResponse* response) override;
@@ -58,10 +68,15 @@ class AdminService final : public kvasir::v1::Admin::Service {
                          kvasir::v1::GetConfigResponse* response) override;
 
  private:
+  // Whether the call may be made; logs who makes it.
+  absl::Status Admit(const grpc::ServerContext& context,
+                     const char* call) const;
+
   const std::string program_;
   const std::string config_toml_;
   const absl::Duration default_deadline_;
   DrainLatch* const latch_;
+  std::shared_ptr<const router::Callers> callers_;
 };
 
 }  // namespace kvasir::cli

@@ -86,13 +86,21 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   auto surface =
       std::unique_ptr<OperatorSurface>(new OperatorSurface(std::move(options)));
   const ListenFlags& listen = surface->options_.listen;
-  KVASIR_ASSIGN_OR_RETURN(
-      surface->metrics_server_,
-      base::MetricsServer::Start(listen.host, listen.metrics_port));
+  const bool own_metrics_host = !listen.metrics_host.empty();
+  KVASIR_ASSIGN_OR_RETURN(surface->metrics_server_,
+                          base::MetricsServer::Start(
+                              surface->metrics_host(), listen.metrics_port,
+                              own_metrics_host ? "--metrics-host" : "--host"));
   // Told while a model is loaded, too.
   surface->metrics_server_->Add(std::make_shared<base::ProcessMetrics>());
+  surface->metrics_server_->Add(surface->options_.tls);
+  surface->metrics_server_->Add(base::TlsRefusals::OfProcess());
   base::GrpcServerOptions health;
   health.listen.host = listen.host;
+  if (!listen.health_host.empty()) {
+    health.listen.host = listen.health_host;
+    health.listen.host_flag = "--health-host";
+  }
   health.listen.port = listen.health_port;
   health.listen.flag = "--health-port";
   health.max_connections = kFewConnections;
@@ -111,8 +119,13 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
     admin.listen.host = listen.admin_host;
   }
   admin.listen.host_flag = "--admin-host";
-  KVASIR_ASSIGN_OR_RETURN(admin.credentials,
-                          AdminCredentials(listen, admin.listen));
+  const auto& callers = surface->options_.callers;
+  KVASIR_ASSIGN_OR_RETURN(
+      admin.credentials,
+      AdminCredentials(listen, admin.listen, surface->options_.tls.get(),
+                       callers != nullptr));
+  // Plain text is of this machine, whose operator is whoever reaches it.
+  if (admin.credentials != nullptr) surface->admin_.Ask(callers);
   admin.health_service = false;
   admin.max_connections = kFewConnections;
   admin.max_connection_idle = kIdle;
@@ -120,6 +133,11 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   KVASIR_ASSIGN_OR_RETURN(surface->admin_server_,
                           base::GrpcServer::Start(admin, {&surface->admin_}));
   return surface;
+}
+
+const std::string& OperatorSurface::metrics_host() const {
+  const ListenFlags& listen = options_.listen;
+  return listen.metrics_host.empty() ? listen.host : listen.metrics_host;
 }
 
 void OperatorSurface::SetServing(bool serving) {
@@ -163,8 +181,7 @@ absl::Status OperatorSurface::Ready(
       {"grpc", report.grpc},
       {"admin", admin_server_->target()},
       {"health", health_server_->target()},
-      {"metrics",
-       base::JoinHostPort(options_.listen.host, metrics_server_->port())}};
+      {"metrics", base::JoinHostPort(metrics_host(), metrics_server_->port())}};
   if (!report.model.empty()) json["model"] = report.model;
   if (!options_.listen.ready_file.empty()) {
     KVASIR_RETURN_IF_ERROR(

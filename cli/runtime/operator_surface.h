@@ -12,10 +12,12 @@
 #include "base/mutex.h"
 #include "base/net/grpc_server.h"
 #include "base/net/metrics_server.h"
+#include "base/net/tls.h"
 #include "cli/options.h"
 #include "cli/runtime/admin_service.h"
 #include "model/tokenizer/tokenizer.h"
 #include "prometheus/collectable.h"
+#include "router/identity/callers.h"
 
 namespace kvasir::cli {
 
@@ -24,6 +26,10 @@ struct SurfaceOptions {
   std::string config_toml;
   ListenFlags listen;
   CommonFlags common;
+  // Null: whoever reaches the admin port may use it.
+  std::shared_ptr<const router::Callers> callers;
+  // Of this program's ports and channels.
+  std::shared_ptr<base::TlsWatch> tls;
 };
 
 // What the ready line and file say.
@@ -60,6 +66,7 @@ class OperatorSurface {
 
  private:
   explicit OperatorSurface(SurfaceOptions options);
+  const std::string& metrics_host() const;
   void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
 
   const SurfaceOptions options_;

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/net/grpc_server.h"
+#include "base/net/tls_refusals.h"
 
 namespace kvasir::cli {
 namespace {
@@ -26,7 +27,8 @@ void OnShutdownSignal(int signal_number) {
 void EndAtOnce(int signal_number) { _exit(128 + signal_number); }
 
 void LogFromGrpc(gpr_log_func_args* args) {
-  if (args->severity == GPR_LOG_SEVERITY_ERROR) {
+  if (args->severity == GPR_LOG_SEVERITY_ERROR &&
+      !base::TlsRefusals::OfProcess()->AddGrpcLine(args->message)) {
     base::LogWarning("grpc", {{"text", args->message}});
   }
 }

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <stop_token>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -34,6 +36,33 @@ constexpr absl::Duration kSilence = absl::Milliseconds(200);
 // would learn from the first ones to keep such memory, and half of a storm of
 // them would stay resident.
 void ReturnWhatIsFreed() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
+
+// A name of several pods is one worker here, and which of them is the
+// transport's choice: their load would be taken for one's. The resolver may
+// take its time, which nobody waits for.
+std::jthread WarnOfNamesOfMany(std::vector<std::string> workers) {
+  return std::jthread(
+      [workers = std::move(workers)](const std::stop_token& stop) {
+        for (const std::string& worker : workers) {
+          if (stop.stop_requested()) return;
+          if (absl::StartsWith(worker, "unix:")) continue;
+          const std::string host = worker.substr(0, worker.rfind(':'));
+          const int addresses = base::CountAddresses(host);
+          if (addresses <= 1) continue;
+          base::LogWarning("a worker of several addresses is taken for one",
+                           {{"worker", worker},
+                            {"addresses", addresses},
+                            {"want", "a name for each in --workers"}});
+        }
+      });
+}
+
+// As the access log calls it.
+const char* FacadeOf(const std::string& method) {
+  if (absl::StrContains(method, router::kKserveServiceName)) return "kserve";
+  if (absl::StrContains(method, router::kVllmEngineServiceName)) return "vllm";
+  return absl::StrContains(method, "/vllm.") ? "vllm_inference" : "";
+}
 
 // "auto": where only this machine's programs ask.
 bool IsOn(const std::string& flag, const base::ListenAddress& listen) {
@@ -82,6 +111,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
         return router::NewGrpcWorkerClient(target, client);
       },
       runtime->timers_.get(), runtime->metrics_.get());
+  runtime->name_check_ = WarnOfNamesOfMany(options.router.workers);
   KVASIR_RETURN_IF_ERROR(runtime->registry_->Start(options.start_timeout));
 
   router::RouterCoreOptions core;
@@ -136,6 +166,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
     }
   }
   kserve.calls = runtime->calls_;
+  kserve.callers = options.callers;
   kserve.budget = std::make_shared<router::ByteBudget>(
       static_cast<size_t>(options.router.request_bytes));
   static_cast<router::FacadeOptions&>(vllm_engine) = kserve;
@@ -154,10 +185,21 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   server.listen = options.listen;
   server.credentials = options.credentials;
   server.explain_garbage = true;
+  server.on_garbage = [core = runtime->core_.get()](const std::string& method,
+                                                    const std::string& peer) {
+    router::CanonicalRequest request;
+    request.facade = FacadeOf(method);
+    request.peer = peer;
+    core->LogRefused(std::move(request),
+                     absl::InvalidArgumentError("no message"));
+  };
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);
   server.max_connection_age = options.max_connection_age;
-  server.reflection = IsOn(options.router.reflection, options.listen);
+  // It asks nobody who he is.
+  server.reflection = options.callers == nullptr
+                          ? IsOn(options.router.reflection, options.listen)
+                          : options.router.reflection == "on";
   KVASIR_ASSIGN_OR_RETURN(
       runtime->server_,
       base::GrpcServer::Start(

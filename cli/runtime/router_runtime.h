@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -32,6 +33,8 @@ struct RouterRuntimeOptions {
   base::ListenAddress listen;
   // Null: plain text.
   std::shared_ptr<grpc::ServerCredentials> credentials;
+  // Null: nobody is asked who he is.
+  std::shared_ptr<const router::Callers> callers;
   std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
   int64_t max_connections = 0;  // 0: half of the descriptors
   // A drain waits so long for clients to leave.
@@ -87,6 +90,7 @@ class RouterRuntime {
   absl::Duration max_connection_age_;
   const std::shared_ptr<router::ClientCalls> calls_ =
       std::make_shared<router::ClientCalls>();
+  std::jthread name_check_;
   // Destroyed from last to first.
   std::unique_ptr<router::RouterMetrics> metrics_;
   std::unique_ptr<router::AccessLogSink> log_;

@@ -61,6 +61,7 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   router.router.workers = {stack->worker_->target()};
   router.listen = std::move(options.listen);
   router.credentials = std::move(options.credentials);
+  router.callers = std::move(options.callers);
   router.max_connections = options.max_connections;
   router.max_connection_age = options.max_connection_age;
   router.on_health = std::move(options.on_health);

@@ -21,7 +21,8 @@ struct ServeStackOptions {
   RouterFlags router;  // `workers` is set by the stack
   base::ListenAddress listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
-  int64_t max_connections = 0;  // RouterRuntimeOptions'
+  std::shared_ptr<const router::Callers> callers;  // RouterRuntimeOptions'
+  int64_t max_connections = 0;                     // RouterRuntimeOptions'
   absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration drain_timeout = absl::Seconds(30);
   std::function<void(const std::string& why)> on_fatal;

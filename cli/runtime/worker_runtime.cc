@@ -51,6 +51,11 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
   sample.slots_evicted = stats.slots_evicted - before.cache.slots_evicted;
   sample.eviction_pages_reclaimed =
       stats.pages_reclaimed - before.cache.pages_reclaimed;
+  sample.scored_by_weights =
+      totals.scored_by_weights - before.executor.scored_by_weights;
+  sample.scored_again = totals.scored_again - before.executor.scored_again;
+  sample.eviction_seconds =
+      totals.eviction_seconds - before.executor.eviction_seconds;
   sample.reconstruction_flops =
       totals.reconstruction_flops - before.executor.reconstruction_flops;
   sample.static_codes = totals.static_codes - before.executor.static_codes;

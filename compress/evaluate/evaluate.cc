@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "compress/calibrate/token_stream.h"
 #include "compress/evaluate/paired_interval.h"
 #include "compress/runtime/for_each_index.h"

@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "compress/evaluate/held_tokens.h"
 #include "compress/evaluate/key_error.h"
 #include "compress/oracle/layer_forward.h"

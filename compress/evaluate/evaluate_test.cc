@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "compress/evaluate/baselines.h"
 #include "compress/testing/test_decoder.h"
 #include "gmock/gmock.h"

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "model/shapes/attention_shape.h"
 #include "plan/resolved_plan.h"
 

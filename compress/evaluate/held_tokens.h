@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "nlohmann/json_fwd.hpp"
 #include "plan/resolved_plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "compress/methods/commuting.h"
 #include "compress/methods/rap.h"
 #include "compress/methods/rope_factors.h"

@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "compress/methods/low_rank_plan.h"
 #include "compress/planner/layer_spaces.h"
 #include "compress/planner/plan_judge.h"

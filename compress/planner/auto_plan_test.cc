@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "compress/testing/planner_fixture.h"
 
 namespace kvasir::compress {

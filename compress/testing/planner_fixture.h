@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "compress/methods/method.h"
 #include "model/shapes/attention_shape.h"
 

@@ -85,24 +85,70 @@ absl::Status CheckLift(const ValueLift& lift) {
              : absl::OkStatus();
 }
 
+absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
+                          int64_t least_first_row) {
+  const std::pair<const char*, std::pair<int64_t, int64_t>> counts[] = {
+      {"first row of a segment", {least_first_row, segment.first_row}},
+      {"exact rows of a page", {1, segment.rows_per_page}},
+      {"first page of exact rows", {0, segment.first_page}},
+      {"offset of exact rows", {0, segment.offset_bytes}},
+      {"side pages' bytes",
+       {segment.offset_bytes + segment.rows_per_page * row_bytes,
+        segment.page_bytes}}};
+  for (const auto& [what, want_have] : counts) {
+    const auto& [want, have] = want_have;
+    if (have < want) return Refuse(kKernels.op, what, want, have);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckExactSlots(const ExactSlots& slots) {
   if (slots.sinks < 0) return Refuse(kKernels.op, "sinks", 0, slots.sinks);
   if (slots.window < 0) {
     return Refuse(kKernels.op, "exact window", 0, slots.window);
   }
   if (!slots.any()) return absl::OkStatus();
-  if (slots.page_rows < 1) {
-    return Refuse(kKernels.op, "exact rows of a page", 1, slots.page_rows);
+  const int64_t ring_rows =
+      slots.window == 0 ? 0 : std::max<int64_t>(1, slots.window - 1);
+  if (slots.ring_rows < ring_rows) {
+    return Refuse(kKernels.op, "rows of a ring", ring_rows, slots.ring_rows);
   }
-  const int64_t rows = slots.sinks + std::max<int64_t>(0, slots.window - 1);
-  const int64_t want =
-      std::max<int64_t>(1, (rows + slots.page_rows - 1) / slots.page_rows);
-  if (slots.num_pages < want) {
-    return Refuse(kKernels.op, "pages of exact rows", want, slots.num_pages);
+  if (slots.num_segments < 1) {
+    return Refuse(kKernels.op, "segments of exact rows", 1, slots.num_segments);
   }
-  return slots.first_page < 0 ? Refuse(kKernels.op, "first page of exact rows",
-                                       0, slots.first_page)
-                              : absl::OkStatus();
+  int64_t least_first = 0;
+  for (int64_t s = 0; s < slots.num_segments; ++s) {
+    KVASIR_RETURN_IF_ERROR(
+        CheckSegment(slots.segments[s], slots.row_bytes, least_first));
+    least_first = slots.segments[s].first_row + 1;
+  }
+  return slots.segments[0].first_row == 0
+             ? absl::OkStatus()
+             : Invalid("first exact row", 0, 0, slots.segments[0].first_row);
+}
+
+// Rows and all that they are found by are of whole numbers.
+absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
+                             int64_t device_granule) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckLatentPart(kKernels.op, ring, /*page_tokens=*/1, device_granule));
+  if (slots.row_bytes < ring.tile_bytes) {
+    return Refuse(kKernels.op, "row_bytes", ring.tile_bytes, slots.row_bytes);
+  }
+  const int64_t number_bytes = DTypeBytes(ring.dtype);
+  const auto misplaced = [number_bytes](const ExactSegment& segment) {
+    return segment.arena_bytes % number_bytes != 0 ||
+           segment.page_bytes % number_bytes != 0 ||
+           segment.offset_bytes % number_bytes != 0;
+  };
+  if (slots.row_bytes % number_bytes != 0 ||
+      std::any_of(slots.segments, slots.segments + slots.num_segments,
+                  misplaced)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kKernels.op, ": want exact rows at multiples of ",
+                     number_bytes, " bytes"));
+  }
+  return absl::OkStatus();
 }
 
 // Exact rows stand beside every part of a side that has exact slots.
@@ -133,8 +179,7 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
           absl::StrCat(kKernels.op, ": exact rows of two number types"));
     }
   }
-  KVASIR_RETURN_IF_ERROR(CheckLatentPart(kKernels.op, exact->ring,
-                                         slots.page_rows, device_granule));
+  KVASIR_RETURN_IF_ERROR(CheckRowsOfRing(slots, exact->ring, device_granule));
   // Of the step's tokens: one tile, as long as the caller's longest step.
   return CheckLatentPart(kKernels.op, exact->fresh, exact->fresh.tile_slots,
                          device_granule);

@@ -43,18 +43,39 @@ struct AttentionSequence {
   int64_t weights_at = -1;
 };
 
+// Exact rows that lie one behind the other: row r is row
+// (r - first_row) % rows_per_page of the sequence's side page
+// first_page + (r - first_row) / rows_per_page. Bytes are counted from the
+// arena of the rows' parts; another arena may hold the pages.
+struct ExactSegment {
+  int64_t first_row = 0;  // of it; the rows up to the next segment's follow
+  int64_t first_page = 0;
+  int64_t rows_per_page = 0;
+  int64_t arena_bytes = 0;  // where page 0 begins
+  int64_t page_bytes = 0;
+  int64_t offset_bytes = 0;  // in a page, of its first row
+
+  friend bool operator==(const ExactSegment& a, const ExactSegment& b) {
+    return a.first_row == b.first_row && a.first_page == b.first_page &&
+           a.rows_per_page == b.rows_per_page &&
+           a.arena_bytes == b.arena_bytes && a.page_bytes == b.page_bytes &&
+           a.offset_bytes == b.offset_bytes;
+  }
+};
+
 // Of a side: the slots s < sinks and s > p - window that a query at slot p sees
 // are read as exact rows, plain numbers beside the codes; others through the
 // codec.
 struct ExactSlots {
   int64_t sinks = 0;   // 0: none
   int64_t window = 0;  // 0: none
-  // Rows of the slots before first_slot lie in the sequence's side pages from
-  // first_page on, first those of the sinks, then a ring: row r of them is row
-  // r % page_rows of page first_page + r / page_rows.
-  int64_t page_rows = 0;
-  int64_t first_page = 0;
-  int64_t num_pages = 0;  // of at least sinks + window - 1 rows
+  // Rows of the slots before first_slot lie in the sequence's side pages: first
+  // those of the sinks, then a ring.
+  int64_t ring_rows = 0;  // at least window - 1; not 0 where there is a window
+  int64_t row_bytes = 0;  // from row to row of a page
+  // By first_row, from 0 on: where the views of latents are.
+  const ExactSegment* segments = nullptr;
+  int64_t num_segments = 0;
 
   bool any() const { return sinks > 0 || window > 0; }
   bool Has(int64_t own, int64_t slot) const {
@@ -63,9 +84,24 @@ struct ExactSlots {
   // `evicted`: AttentionSequence's. What is evicted lies between sinks and
   // window.
   int64_t RowOf(int64_t slot, int64_t evicted) const {
-    return slot < sinks ? slot
-                        : sinks + (slot + evicted - sinks) %
-                                      (num_pages * page_rows - sinks);
+    return slot < sinks ? slot : sinks + (slot + evicted - sinks) % ring_rows;
+  }
+  struct Place {
+    int64_t offset_bytes;  // of the row
+    int64_t end_bytes;     // of its page
+  };
+  Place PlaceOfRow(int64_t row, const int32_t* side_pages) const {
+    int64_t s = 0;
+    while (s + 1 < num_segments && segments[s + 1].first_row <= row) ++s;
+    const ExactSegment& segment = segments[s];
+    const int64_t in_segment = row - segment.first_row;
+    const int64_t index = in_segment / segment.rows_per_page;
+    const int64_t page =
+        segment.arena_bytes +
+        side_pages[segment.first_page + index] * segment.page_bytes;
+    return {page + segment.offset_bytes +
+                (in_segment - index * segment.rows_per_page) * row_bytes,
+            page + segment.page_bytes};
   }
 };
 
@@ -74,7 +110,7 @@ struct ExactSlots {
 // of rows that the first of them still see.
 template <template <typename> class Ptr>
 struct ExactRowsIn {
-  LatentPartIn<Ptr> ring;   // "slots" are rows of a side page
+  LatentPartIn<Ptr> ring;   // one slot: a row, wherever it lies
   LatentPartIn<Ptr> fresh;  // one page: row r of q in slot r
 };
 using ExactRows = ExactRowsIn<DevicePtr>;

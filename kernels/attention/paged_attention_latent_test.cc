@@ -565,17 +565,40 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
   params = good;
   params.value_exact.sinks = -1;
   ExpectRefusal(params, "sinks: want at least 0, have -1");
-  params.value_exact.sinks = 3;  // with the window, a row too many
-  ExpectRefusal(params, "pages of exact rows: want at least 4, have 3");
   params = good;
-  params.key_exact.page_rows = 0;
-  ExpectRefusal(params, "exact rows of a page: want at least 1, have 0");
+  params.key_exact.ring_rows -= 1;
+  ExpectRefusal(params, "rows of a ring: want at least 7, have 6");
   params = good;
-  params.value_exact.num_pages = 2;
-  ExpectRefusal(params, "pages of exact rows: want at least 3, have 2");
+  params.value_exact.num_segments = 0;
+  ExpectRefusal(params, "segments of exact rows: want at least 1, have 0");
   params = good;
-  params.value_exact.first_page = -1;
-  ExpectRefusal(params, "first page of exact rows: want at least 0, have -1");
+  params.value_exact.row_bytes = 2;
+  ExpectRefusal(params, "row_bytes: want at least 134, have 2");
+  std::vector<ExactSegment> segments;
+  const auto with = [&](int64_t ExactSegment::*field, int64_t value) {
+    segments.assign(good.key_exact.segments,
+                    good.key_exact.segments + good.key_exact.num_segments);
+    segments[1].*field = value;
+    params = good;
+    params.key_exact.segments = segments.data();
+    return params;
+  };
+  ExpectRefusal(with(&ExactSegment::rows_per_page, 0),
+                "exact rows of a page: want at least 1, have 0");
+  ExpectRefusal(with(&ExactSegment::first_page, -1),
+                "first page of exact rows: want at least 0, have -1");
+  ExpectRefusal(with(&ExactSegment::first_row, 0),
+                "first row of a segment: want at least 1, have 0");
+  ExpectRefusal(with(&ExactSegment::offset_bytes, -2),
+                "offset of exact rows: want at least 0, have -2");
+  ExpectRefusal(with(&ExactSegment::page_bytes, 400),
+                "side pages' bytes: want at least 402, have 400");
+  ExpectRefusal(with(&ExactSegment::arena_bytes, 3),
+                "want exact rows at multiples of 2 bytes");
+  segments = {good.key_exact.segments[1]};
+  params.key_exact.segments = segments.data();
+  params.key_exact.num_segments = 1;
+  ExpectRefusal(params, "first exact row: want 0 to 0, have 2");
 
   AttentionValuePartArgs value = good.values[0];
   params = good;

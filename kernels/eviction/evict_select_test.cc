@@ -42,6 +42,9 @@ class Slots {
   float& score(int64_t unit, int64_t slot) {
     return ScoresOf(metadata, Page(slot), unit)[slot % metadata.page_tokens];
   }
+  uint32_t& position(int64_t unit, int64_t slot) {
+    return PositionsOf(metadata, Page(slot), unit)[slot % metadata.page_tokens];
+  }
   uint8_t& error(int side, int64_t unit, int64_t slot) {
     return ErrorsOf(metadata, side, Page(slot),
                     unit)[slot % metadata.page_tokens];
@@ -185,6 +188,94 @@ TEST(EvictSelectTest, IsTheBruteForceOnRandomScoresWithTies) {
     }
     ASSERT_EQ(Select(reference, slots, evictions), expected);
     ASSERT_EQ(Select(three, slots, evictions), expected);
+  }
+}
+
+struct KeptToken {
+  uint32_t position;
+  float mass;
+  uint8_t errors[2];
+};
+
+// A text token by token: each gives some mass to all that are there, and what
+// stays is followed in a list beside the pages.
+TEST(EvictSelectTest, IsTheBruteForceTokenByTokenOverThousandsOfTokens) {
+  struct Case {
+    int64_t units;
+    int64_t budget;
+    int64_t sinks;
+    int64_t recent;
+    int64_t every;
+    float lambda;
+    float decay;
+  };
+  TestStream test;
+  std::mt19937 engine(11);
+  for (const Case& each :
+       {Case{1, 1, 0, 1, 1, 1.0f, 1.0f}, Case{1, 3, 1, 1, 1, 0.5f, 1.0f},
+        Case{3, 6, 2, 2, 3, 0.25f, 0.5f}, Case{2, 40, 4, 10, 7, 0.0f, 0.9f}}) {
+    SCOPED_TRACE(each.budget);
+    Slots slots(each.budget + each.every, each.units, 16, true, true, 5);
+    std::vector<std::vector<KeptToken>> tokens(static_cast<size_t>(each.units));
+    const PreparedEviction prepared =
+        *Prepare(test.device(), OnDevice(slots.metadata), {});
+    for (uint32_t next = 0; next < 3000; ++next) {
+      const auto count = static_cast<int64_t>(tokens[0].size()) + 1;
+      for (int64_t u = 0; u < each.units; ++u) {
+        std::vector<KeptToken>& of_unit = tokens[static_cast<size_t>(u)];
+        of_unit.push_back({next,
+                           0,
+                           {static_cast<uint8_t>(90 + engine() % 4),
+                            static_cast<uint8_t>(90 + engine() % 4)}});
+        slots.position(u, count - 1) = next;
+        slots.score(u, count - 1) = 0;
+        for (const int side : {kKeyError, kValueError}) {
+          slots.error(side, u, count - 1) = of_unit.back().errors[side];
+        }
+        for (int64_t s = 0; s < count; ++s) {
+          const float more = 0.25f * static_cast<float>(engine() % 5);
+          of_unit[static_cast<size_t>(s)].mass += more;
+          slots.score(u, s) += more;
+        }
+      }
+      if (count <= each.budget || (next + 1) % each.every != 0) continue;
+      const Eviction eviction =
+          Of(slots, {.num_slots = count,
+                     .kept = each.budget,
+                     .sinks = each.sinks,
+                     .recent = each.recent,
+                     .lambda = each.lambda,
+                     .decay = each.decay,
+                     .to_table = OnDevice<const int32_t>(slots.table.data())});
+      for (int64_t u = 0; u < each.units; ++u) {
+        std::vector<KeptToken> stay;
+        for (const int32_t s : BruteForce(slots, eviction, u)) {
+          stay.push_back(
+              tokens[static_cast<size_t>(u)][static_cast<size_t>(s)]);
+          stay.back().mass *= each.decay;
+        }
+        tokens[static_cast<size_t>(u)] = stay;
+      }
+      const EvictionStep step = *CheckEvictions(each.units, {eviction});
+      std::vector<int32_t> kept(static_cast<size_t>(step.kept_slots));
+      const EvictionRows rows = {OnDevice<const Eviction>(&eviction), 1,
+                                 OnDevice(kept.data())};
+      KVASIR_ASSERT_OK(
+          EvictSelect(test.stream(), prepared, rows, step, test.workspace()));
+      KVASIR_ASSERT_OK(
+          EvictCompact(test.stream(), prepared, rows, test.workspace()));
+      for (int64_t u = 0; u < each.units; ++u) {
+        for (int64_t s = 0; s < each.budget; ++s) {
+          const KeptToken& token =
+              tokens[static_cast<size_t>(u)][static_cast<size_t>(s)];
+          ASSERT_EQ(slots.position(u, s), token.position) << next;
+          ASSERT_EQ(slots.score(u, s), token.mass) << next;
+          for (const int side : {kKeyError, kValueError}) {
+            ASSERT_EQ(slots.error(side, u, s), token.errors[side]) << next;
+          }
+        }
+      }
+    }
   }
 }
 

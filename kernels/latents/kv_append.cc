@@ -99,6 +99,13 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
   if (shape.page_tokens < 1) {
     return Refuse(kKernels.op, "page_tokens", 1, shape.page_tokens);
   }
+  if (shape.slots_are_bytes && shape.page_tokens != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kKernels.op,
+                     ": slots that are bytes: want page_tokens of "
+                     "1, have ",
+                     shape.page_tokens));
+  }
   if (shape.metadata.num_units > 0) {
     KVASIR_RETURN_IF_ERROR(
         CheckSlotMetadata(kKernels.op, shape.metadata, shape.page_tokens));
@@ -117,6 +124,7 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
     }
     KVASIR_ASSIGN_OR_RETURN(moved.emplace_back(),
                             Moved(part, &prepared.tables));
+    if (shape.slots_are_bytes) moved.back().part.page_bytes = 1;
   }
   prepared.params.num_parts = static_cast<int64_t>(parts.size());
   prepared.params.row_stride = shape.row_stride;

@@ -10,8 +10,9 @@
 namespace kvasir::kernels {
 
 // Token t goes to page slots[t] / P, slot slots[t] % P; without slots, to page
-// t / P, slot t % P. A negative slot is skipped. No two tokens of one launch
-// have the same slot.
+// t / P, slot t % P. Pages of one slot may begin at every byte (slots that are
+// bytes): then slots[t] is where the token's begins. A negative slot is
+// skipped. No two tokens of one launch have the same slot.
 //
 // Numbers are rounded to the part's dtype (nearest, ties to even). Codes, in
 // float32 with IEEE division (docs/artifact.md, Codes), b bits, levels = 2^b-1:

@@ -709,6 +709,62 @@ absl::Status Refusal(TestStream& test, const LatentPartArgs& view) {
       .status();
 }
 
+// Slots that are bytes: rows that follow no stride.
+TEST(KvAppendBytesTest, RowsGoToAnyByte) {
+  const std::vector<float> rows = RandomFloats(3 * 10, 3, 1.0f);
+  const std::vector<int64_t> slots = {50, -1, 6};
+  // Groups of 6 and 4 numbers, with two bytes before each.
+  LatentGroup groups[2];
+  groups[0].width = 6;
+  groups[0].codes = {.offset_bytes = 2, .stride_bytes = 12};
+  groups[1].width = 4;
+  groups[1].column = 6;
+  groups[1].codes = {.offset_bytes = 16, .stride_bytes = 8};
+  for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
+    std::vector<char> memory(80, kUntouched);
+    LatentPartArgs view;
+    view.arena = memory.data();
+    view.page_bytes = view.tile_bytes = 24;
+    view.tile_slots = 1;
+    view.groups = groups;
+    view.num_groups = 2;
+    TestStream test(1, backend);
+    const auto append = Prepare(
+        test.device(),
+        KvAppendShape{
+            .row_stride = 10, .page_tokens = 1, .slots_are_bytes = true},
+        std::vector<KvAppendPart>{{0, OnDevice(view), nullptr}});
+    KVASIR_ASSERT_OK(append);
+    KVASIR_ASSERT_OK(KvAppend(
+        test.stream(), *append,
+        {OnDevice(rows.data()), OnDevice(slots.data()), 3}, test.workspace()));
+    std::vector<char> expected(80, kUntouched);
+    for (const size_t t : {0u, 2u}) {
+      for (size_t c = 0; c < 10; ++c) {
+        const Bf16 number = ToBf16(rows[t * 10 + c]);
+        const size_t at =
+            static_cast<size_t>(slots[t]) + 2 * c + (c < 6 ? 2 : 4);
+        std::memcpy(expected.data() + at, &number, sizeof(number));
+      }
+    }
+    EXPECT_EQ(memory, expected);
+  }
+}
+
+TEST(KvAppendRefusalTest, NamesBytesOfPagesOfSeveralSlots) {
+  TestStream test;
+  Part part({{8, {}}}, DType::kBf16, 4);
+  EXPECT_THAT(
+      Prepare(test.device(),
+              KvAppendShape{
+                  .row_stride = 74, .page_tokens = 4, .slots_are_bytes = true},
+              std::vector<KvAppendPart>{{0, OnDevice(part.view), nullptr}})
+          .status(),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("slots that are bytes: want page_tokens of 1, "
+                               "have 4")));
+}
+
 TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
   TestStream test;
   const auto refuses = [&](const GroupShape& shape, int64_t stride_change,

@@ -59,6 +59,9 @@ struct KvAppendShape {
   int64_t page_tokens = 0;     // P
   DType dtype = DType::kF32;   // of activations
   SlotMetadata metadata = {};  // of the layer, if it may evict
+  // Slots are bytes from the parts' arenas on instead, at each of which a page
+  // of one slot begins: rows that lie anywhere. page_tokens is 1.
+  bool slots_are_bytes = false;
 };
 // Groups, runs and units of the parts are host memory, and copied.
 absl::StatusOr<PreparedKvAppend> Prepare(Device& device,

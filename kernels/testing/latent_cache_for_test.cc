@@ -13,6 +13,12 @@
 #include "kernels/latents/code_pack.h"
 
 namespace kvasir::kernels {
+namespace {
+
+// Before the groups of a row in a ring.
+constexpr int64_t kRowGap = 6;
+
+}  // namespace
 
 TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
                    int64_t page_tokens, int64_t pages, uint32_t seed)
@@ -164,12 +170,24 @@ std::vector<double> TestPart::Read(int64_t kv_head, int64_t page,
   return numbers;
 }
 
-void TestPart::MakeRing(int64_t page_rows, int64_t pages) {
-  MakeRows(page_rows, pages, &exact.ring, &ring_groups_, &ring_memory_);
+int64_t TestPart::RingRowBytes() const {
+  LatentPartArgs row;
+  std::vector<LatentGroup> groups;
+  LayRows(1, kRowGap, &row, &groups);
+  return row.page_bytes;
+}
+
+void TestPart::MakeRing(int64_t bytes) {
+  LayRows(1, kRowGap, &exact.ring, &ring_groups_);
+  ring_memory_.assign(static_cast<size_t>(bytes), static_cast<char>(0xff));
+  exact.ring.arena = ring_memory_.data();
 }
 
 void TestPart::MakeFresh(int64_t rows) {
-  MakeRows(rows, 1, &exact.fresh, &fresh_groups_, &fresh_memory_);
+  LayRows(rows, 64, &exact.fresh, &fresh_groups_);
+  fresh_memory_.assign(static_cast<size_t>(exact.fresh.page_bytes),
+                       static_cast<char>(0xff));
+  exact.fresh.arena = fresh_memory_.data();
 }
 
 std::vector<float> TestPart::ExactNumbers(size_t group, uint32_t token) const {
@@ -180,11 +198,17 @@ std::vector<float> TestPart::ExactNumbers(size_t group, uint32_t token) const {
   return numbers;
 }
 
-void TestPart::WriteExact(const LatentPartArgs& rows, int64_t page,
-                          int64_t slot, uint32_t token) const {
+void TestPart::WriteRingRow(int64_t offset_bytes, uint32_t token) const {
+  LatentPartArgs row = exact.ring;
+  row.arena = static_cast<char*>(row.arena) + offset_bytes;
+  WriteExact(row, 0, token);
+}
+
+void TestPart::WriteExact(const LatentPartArgs& rows, int64_t slot,
+                          uint32_t token) const {
   for (size_t g = 0; g < groups_.size(); ++g) {
     const std::vector<float> numbers = ExactNumbers(g, token);
-    char* to = SlotAddress(rows, rows.groups[g].codes, page, slot);
+    char* to = SlotAddress(rows, rows.groups[g].codes, 0, slot);
     for (size_t i = 0; i < numbers.size(); ++i) {
       const Bf16 stored = ToBf16(numbers[i]);
       std::memcpy(to + i * sizeof(stored), &stored, sizeof(stored));
@@ -250,10 +274,8 @@ std::vector<char> TestPart::Load(int64_t count, const TileRegion& region,
   return bytes;
 }
 
-void TestPart::MakeRows(int64_t page_rows, int64_t pages, LatentPartArgs* rows,
-                        std::vector<LatentGroup>* groups,
-                        std::vector<char>* memory) {
-  int64_t offset = 64;
+void TestPart::LayRows(int64_t count, int64_t offset, LatentPartArgs* rows,
+                       std::vector<LatentGroup>* groups) const {
   groups->clear();
   for (const LatentGroup& from : groups_) {
     LatentGroup group;
@@ -261,14 +283,12 @@ void TestPart::MakeRows(int64_t page_rows, int64_t pages, LatentPartArgs* rows,
     group.column = from.column;
     group.codes.offset_bytes = offset;
     group.codes.stride_bytes = 2 * from.width;
-    offset += page_rows * group.codes.stride_bytes;
+    offset += count * group.codes.stride_bytes;
     groups->push_back(group);
   }
   rows->page_bytes = offset;
   rows->tile_bytes = offset;
-  rows->tile_slots = page_rows;
-  memory->assign(static_cast<size_t>(pages * offset), static_cast<char>(0xff));
-  rows->arena = memory->data();
+  rows->tile_slots = count;
   rows->groups = groups->data();
   rows->num_groups = static_cast<int64_t>(groups->size());
 }
@@ -431,10 +451,10 @@ LatentCache::LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
       positions_.back().push_back(PositionOf(spec.first_position + s));
     }
   }
-  MakeSidePages();
   if (!spec.unit_of_head.empty()) MakeMetadata(pages);
   for (const PartSpec& part : spec.keys) AddPart(part, pages, true);
   for (const PartSpec& part : spec.values) AddPart(part, pages, false);
+  MakeSidePages();
   WriteExact({}, 0);
   PlaceColumns();
   for (size_t i = 0; i < lengths_.size(); ++i) {
@@ -528,8 +548,8 @@ PagedAttentionArgs LatentCache::Params() {
   params.scale = kScale;
   params.causal = spec_.causal;
   params.window = spec_.window;
-  params.key_exact = ExactOf(true);
-  params.value_exact = ExactOf(false);
+  params.key_exact = key_exact_.slots;
+  params.value_exact = value_exact_.slots;
   params.metadata = metadata_;
   params.unit_of_head = spec_.unit_of_head.data();
   params.mass.stored_positions = spec_.stored_positions;
@@ -630,25 +650,52 @@ int64_t LatentCache::PageOf(int64_t sequence, int64_t token) const {
                 [static_cast<size_t>(token / spec_.page_tokens)];
 }
 
-ExactSlots LatentCache::ExactOf(bool is_key) const {
-  ExactSlots exact;
-  exact.sinks = spec_.sinks;
-  exact.window = is_key ? spec_.key_exact : spec_.value_exact;
-  exact.page_rows = spec_.exact_page_rows;
-  const auto pages = [&exact](int64_t window) {
-    const int64_t rows = exact.sinks + std::max<int64_t>(0, window - 1);
-    if (window == 0 && rows == 0) return int64_t{0};
-    return std::max<int64_t>(1, (rows + exact.page_rows - 1) / exact.page_rows);
-  };
-  exact.first_page = is_key ? 1 : 1 + pages(spec_.key_exact);
-  exact.num_pages = pages(exact.window);
-  return exact;
+// In three segments, if there are rows enough: what is left of a page that
+// others began, pages of that arena, and longer pages of another one.
+LatentCache::ExactSide LatentCache::MakeExactSide(bool is_key,
+                                                  int64_t first_page) const {
+  ExactSide side;
+  ExactSlots& slots = side.slots;
+  slots.sinks = spec_.sinks;
+  slots.window = is_key ? spec_.key_exact : spec_.value_exact;
+  if (!slots.any()) return side;
+  slots.ring_rows =
+      slots.window == 0 ? 0 : std::max<int64_t>(1, slots.window - 1);
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    if ((p < spec_.keys.size()) != is_key) continue;
+    slots.row_bytes = std::max(slots.row_bytes, parts_[p].RingRowBytes());
+  }
+  const int64_t page_rows = spec_.exact_page_rows;
+  const int64_t page_bytes = page_rows * slots.row_bytes + 22;
+  const int64_t longer_rows = 2 * page_rows + 1;
+  const int64_t longer_bytes = longer_rows * slots.row_bytes + 6;
+  const int64_t begun_rows = std::max<int64_t>(1, page_rows - 1);
+  const int64_t rows = slots.sinks + slots.ring_rows;
+  side.num_pages = std::max<int64_t>(3, (rows + longer_rows - 1) / longer_rows);
+  side.segments = {{0, first_page, begun_rows, 0, page_bytes,
+                    page_bytes - begun_rows * slots.row_bytes},
+                   {begun_rows, first_page + 1, page_rows, 0, page_bytes, 0},
+                   {begun_rows + page_rows + 1, first_page, longer_rows, 0,
+                    longer_bytes, 0}};
+  return side;
 }
 
 void LatentCache::MakeSidePages() {
-  const ExactSlots last = ExactOf(false);
-  const int64_t each = last.first_page + last.num_pages;
-  std::vector<int32_t> ids(static_cast<size_t>(each) * lengths_.size());
+  key_exact_ = MakeExactSide(true, 1);
+  value_exact_ = MakeExactSide(false, 1 + key_exact_.num_pages);
+  for (ExactSide* const side : {&key_exact_, &value_exact_}) {
+    side->slots.segments = side->segments.data();
+    side->slots.num_segments = static_cast<int64_t>(side->segments.size());
+  }
+  const int64_t each = 1 + key_exact_.num_pages + value_exact_.num_pages;
+  const auto ids_of_all = each * static_cast<int64_t>(lengths_.size());
+  for (ExactSide* const side : {&key_exact_, &value_exact_}) {
+    if (side->segments.empty()) continue;
+    ExactSegment& last = side->segments.back();
+    last.arena_bytes = ids_of_all * side->segments.front().page_bytes;
+    side->arena_bytes = last.arena_bytes + ids_of_all * last.page_bytes;
+  }
+  std::vector<int32_t> ids(static_cast<size_t>(ids_of_all));
   std::iota(ids.begin(), ids.end(), 0);
   std::shuffle(ids.begin(), ids.end(), std::mt19937(seed_ + 1));
   for (auto next = ids.begin(); next != ids.end(); next += each) {
@@ -663,26 +710,23 @@ uint32_t LatentCache::TokenId(int64_t sequence, int64_t token) {
 void LatentCache::WriteExact(const std::vector<LatentAsk>& asks,
                              int64_t num_rows) {
   for (size_t p = 0; p < parts_.size(); ++p) {
-    const ExactSlots exact = ExactOf(p < spec_.keys.size());
+    const ExactSide& side = ExactOf(p < spec_.keys.size());
+    const ExactSlots& exact = side.slots;
     TestPart& part = parts_[p];
     if (!exact.any()) continue;
-    part.MakeRing(
-        exact.page_rows,
-        static_cast<int64_t>(side_tables_.size() * side_tables_[0].size()));
+    part.MakeRing(side.arena_bytes);
     part.MakeFresh(std::max<int64_t>(1, num_rows));
     int64_t fresh_row = 0;
     for (const LatentAsk& ask : asks) {
       for (int64_t t = 0; t < ask.start; ++t) {
         if (!exact.Has(ask.start, t)) continue;
-        const int64_t row = exact.RowOf(t, spec_.evicted);
-        const int64_t page = exact.first_page + row / exact.page_rows;
-        part.WriteExact(part.exact.ring,
-                        side_tables_[static_cast<size_t>(ask.sequence)]
-                                    [static_cast<size_t>(page)],
-                        row % exact.page_rows, TokenId(ask.sequence, t));
+        const ExactSlots::Place place = exact.PlaceOfRow(
+            exact.RowOf(t, spec_.evicted),
+            side_tables_[static_cast<size_t>(ask.sequence)].data());
+        part.WriteRingRow(place.offset_bytes, TokenId(ask.sequence, t));
       }
       for (int64_t r = 0; r < ask.count; ++r) {
-        part.WriteExact(part.exact.fresh, 0, fresh_row++,
+        part.WriteExact(part.exact.fresh, fresh_row++,
                         TokenId(ask.sequence, ask.start + r));
       }
     }

@@ -56,7 +56,8 @@ struct LatentSpec {
   bool tables_only = false;  // nothing is computed: no lifts
   int64_t key_exact = 0;     // windows of exact rows
   int64_t value_exact = 0;
-  int64_t exact_page_rows = 3;
+  int64_t exact_page_rows =
+      3;                // of the first arena; the second has longer ones
   int64_t sinks = 0;    // exact rows of both sides
   int64_t evicted = 0;  // of every sequence; moves its exact rows
   // Eviction units [Hkv]; none: no metadata of slots.
@@ -99,13 +100,16 @@ class TestPart {
   // The numbers of a KV head's latent, in float64.
   std::vector<double> Read(int64_t kv_head, int64_t page, int64_t slot) const;
 
-  // Room for exact rows, of which none is there.
-  void MakeRing(int64_t page_rows, int64_t pages);
+  // Room for exact rows, of which none is there; of a row in a ring, and of
+  // them all.
+  int64_t RingRowBytes() const;
+  void MakeRing(int64_t bytes);
   void MakeFresh(int64_t rows);
   // What an exact row of a token holds: nothing like its codes.
   std::vector<float> ExactNumbers(size_t group, uint32_t token) const;
-  void WriteExact(const LatentPartArgs& rows, int64_t page, int64_t slot,
+  void WriteExact(const LatentPartArgs& rows, int64_t slot,
                   uint32_t token) const;
+  void WriteRingRow(int64_t offset_bytes, uint32_t token) const;
   std::vector<double> ReadExact(int64_t kv_head, uint32_t token) const;
 
   int64_t WidthOf(int64_t kv_head) const;
@@ -127,8 +131,9 @@ class TestPart {
   std::vector<char> Load(int64_t count, const TileRegion& region, int64_t page,
                          int64_t slot) const;
 
-  void MakeRows(int64_t page_rows, int64_t pages, LatentPartArgs* rows,
-                std::vector<LatentGroup>* groups, std::vector<char>* memory);
+  // Groups of so many rows from `offset` on.
+  void LayRows(int64_t count, int64_t offset, LatentPartArgs* rows,
+               std::vector<LatentGroup>* groups) const;
 
   void AddRuns(int64_t width);
 
@@ -226,7 +231,17 @@ class LatentCache {
   int64_t PageOf(int64_t sequence, int64_t token) const;
 
   // Of a side; a page that belongs to nobody is the first.
-  ExactSlots ExactOf(bool is_key) const;
+  // The arenas of a side's exact rows, one behind the other.
+  struct ExactSide {
+    ExactSlots slots;
+    std::vector<ExactSegment> segments;
+    int64_t num_pages = 0;  // of a sequence
+    int64_t arena_bytes = 0;
+  };
+  const ExactSide& ExactOf(bool is_key) const {
+    return is_key ? key_exact_ : value_exact_;
+  }
+  ExactSide MakeExactSide(bool is_key, int64_t first_page) const;
   void MakeSidePages();
   static uint32_t TokenId(int64_t sequence, int64_t token);
 
@@ -256,6 +271,8 @@ class LatentCache {
   const uint32_t seed_;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<std::vector<int32_t>> side_tables_;
+  ExactSide key_exact_;
+  ExactSide value_exact_;
   std::vector<std::vector<int64_t>> positions_;
   std::deque<TestPart> parts_;  // keys, then values
   std::deque<TestRebuild> rebuilds_;

@@ -21,6 +21,7 @@ void LogAccess::Write(const AccessRecord& record) {
                  {"facade", record.facade},
                  {"peer", record.peer},
                  {"tenant", record.tenant},
+                 {"caller", record.caller},
                  {"model", record.model},
                  {"replica", record.replica},
                  {"prompt_tokens", record.prompt_tokens},

@@ -17,6 +17,8 @@ struct AccessRecord {
   std::string facade;
   std::string peer;
   std::string tenant;
+  // Which of the tenant's callers: a token's label, or a certificate's name.
+  std::string caller;
   std::string model;
   // Of the last attempt; empty if it was sent to none.
   std::string replica;

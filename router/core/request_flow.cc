@@ -238,6 +238,7 @@ AccessRecord RequestFlow::Record(const absl::Status& status,
   record.facade = request_.facade;
   record.peer = request_.peer;
   record.tenant = request_.tenant;
+  record.caller = request_.caller;
   record.model = request_.model;
   if (!tried_.empty()) record.replica = tried_.back();
   record.prompt_tokens = static_cast<uint32_t>(request_.prompt.size_tokens());

@@ -223,6 +223,30 @@ struct InfoCall {
   v1::GetInfoRequest request;
   v1::WorkerInfo info;
 };
+using InfoDone = std::function<void(absl::StatusOr<v1::WorkerInfo>)>;
+
+// For the answer of a channel that knows already why it has no connection.
+constexpr absl::Duration kToHearWhy = absl::Seconds(1);
+
+// `wait`: for a connection; else what stands in its way is the answer.
+void AskInfo(const std::shared_ptr<v1::Worker::Stub>& stub,
+             const std::shared_ptr<OpenCalls>& open_calls,
+             absl::Duration timeout, bool wait, InfoDone done) {
+  auto call = std::make_shared<InfoCall>();
+  call->context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  call->context.set_wait_for_ready(wait);
+  if (!open_calls->Add(&call->context)) call->context.TryCancel();
+  stub->async()->GetInfo(
+      &call->context, &call->request, &call->info,
+      [stub, call, open_calls, done = std::move(done)](grpc::Status status) {
+        open_calls->Remove(&call->context);
+        if (status.ok()) {
+          done(std::move(call->info));
+        } else {
+          done(base::FromGrpcStatus(status));
+        }
+      });
+}
 
 class GrpcWorkerClient final : public WorkerClient {
  public:
@@ -243,24 +267,27 @@ class GrpcWorkerClient final : public WorkerClient {
         {stubs_[turn % stubs_.size()], open_calls_, std::move(sink)}, call);
   }
 
-  void GetInfo(
-      absl::Duration timeout,
-      std::function<void(absl::StatusOr<v1::WorkerInfo>)> done) override {
-    auto call = std::make_shared<InfoCall>();
-    call->context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  void GetInfo(absl::Duration timeout, InfoDone done) override {
     // A worker that has just started: its channel may be in backoff.
-    call->context.set_wait_for_ready(true);
-    if (!open_calls_->Add(&call->context)) call->context.TryCancel();
-    control_->async()->GetInfo(
-        &call->context, &call->request, &call->info,
-        [call, open_calls = open_calls_, done](grpc::Status status) {
-          open_calls->Remove(&call->context);
-          if (status.ok()) {
-            done(std::move(call->info));
-          } else {
-            done(base::FromGrpcStatus(status));
-          }
-        });
+    AskInfo(control_, open_calls_, timeout, /*wait=*/true,
+            [stub = control_, open_calls = open_calls_,
+             done = std::move(done)](absl::StatusOr<v1::WorkerInfo> info) {
+              if (!absl::IsDeadlineExceeded(info.status())) {
+                done(std::move(info));
+                return;
+              }
+              // Who waits for a connection hears of the time alone, not of a
+              // port where nobody listens or a name that is not allowed.
+              AskInfo(stub, open_calls, kToHearWhy, /*wait=*/false,
+                      [timed_out = info.status(),
+                       done](absl::StatusOr<v1::WorkerInfo> why) {
+                        if (absl::IsDeadlineExceeded(why.status())) {
+                          done(timed_out);
+                        } else {
+                          done(std::move(why));
+                        }
+                      });
+            });
   }
 
   void WatchLoad(absl::Duration min_interval,
@@ -307,7 +334,8 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   const std::shared_ptr<OpenCalls> open_calls_ = std::make_shared<OpenCalls>();
-  std::unique_ptr<v1::Worker::Stub> control_;
+  // Calls may outlive the client.
+  std::shared_ptr<v1::Worker::Stub> control_;
   std::vector<std::shared_ptr<GenerateStub>> stubs_;
   std::atomic<size_t> next_{0};
 };

@@ -69,6 +69,7 @@ class SingleCallTest : public ::testing::Test {
   void SetUp() override {
     backend_->router = &router_;
     backend_->codecs["tiny"] = std::make_shared<ByteCodec>();
+    backend_->facade = "vllm";
     backend_->tokenizer = tokenizer_;
   }
   // What still runs is let go: the fake router keeps its sinks.
@@ -97,7 +98,6 @@ class SingleCallTest : public ::testing::Test {
     call_ = std::make_shared<Call>(
         typename Call::Parts{.backend = backend_,
                              .limits = &limits_,
-                             .facade = "vllm",
                              .identity = identity_,
                              .message_bytes = message.ByteSizeLong(),
                              .strand = strand_,

@@ -33,7 +33,9 @@ FIGURES = {
     "scheduler": ["step_us", "metadata_share"],
     "serve": ["router_added_ms_p50", "router_over_worker", "closed_ttft_ms_p50", "open_itl_ms_p99"],
     "proxy": ["kserve_rate_over_null_proxy", "vllm_engine_rate_over_null_proxy",
-              "kserve_p99_over_null_proxy", "null_proxy_cpu_us_per_request"],
+              "kserve_p99_over_null_proxy", "null_proxy_cpu_us_per_request",
+              *(f"{facade}_cpu_us_per_{what}" for facade in ("kserve", "vllm_engine", "vllm_inference")
+                for what in ("request", "token"))],
     "load": ["load_over_read", "rss_over_weights_and_pool"],
 }
 STREAM = ["--model", TINY, "--eviction", "h2o", "--eviction-budget", "128", "--eviction-recent",
@@ -182,6 +184,35 @@ def test_decode_reads_and_evicts_what_is_left():
     weights = bench("decode")["figures"]["weight_bytes"]
     # 32 to 40 slots of 256 and more, with some bytes noted down of each.
     assert 0.1 < (evicting["bytes_per_step"] - weights) / (whole["bytes_per_step"] - weights) < 0.25
+
+
+def test_what_scoring_and_evicting_take_of_a_step_is_told_by_unit_and_by_step():
+    report = bench("decode", "--eviction-cost", "--batch", "3", "--plan", "rotated-4bit")
+    rows = report["rows"]
+    prompts = ["prompt, all queries", "prompt, last 64 queries"]
+    assert [(row["unit"], row["what"]) for row in rows] == [
+        (unit, what) for unit in ("layer", "KV head") for what in ("decode", *prompts)]
+    for row in rows:
+        assert row["plan"] == "rotated-4bit" and row["bits"] == 4 and row["undecided"]  # too few pairs
+        assert 0 < row["without_ms"] and row["share_low"] <= row["share"] <= row["share_high"]
+        if row["what"] in prompts:
+            assert row["eviction_share"] == 0 and "target" not in row
+            continue
+        assert 0 < row["eviction_share"] < 1 and row["eviction_ms"] > 0 and row["every_tokens"] == 128
+        assert row["target"] == (0.05 if row["unit"] == "layer" else 0.15)
+    assert report["targets"]["rotated-4bit_kv_head_eviction_share"] == {"at_most": 0.15}
+    eight = bench("decode", "--eviction-cost", "--plan", "dense-8bit", "--eviction", "h2o",
+                  "--eviction-every", "32")["rows"]
+    assert {(row["bits"], row["target"]) for row in eight if "target" in row} == {(8, 0.05)}
+
+
+@pytest.mark.parametrize("flags, said", [
+    (["--eviction", "h2o", "--eviction-budget", "64"], "--eviction-budget is --context"),
+    (["--context", "128", "--steps", "129"], "129 --steps behind a --context of 128 pass the eviction at 256"),
+    (["--kv-plan", "dense-8bit"], "without --kv-plan"), (["--plan", "palu-50-g4-4bit"], "unit")])
+def test_an_eviction_whose_cost_cannot_be_told_is_refused(flags, said):
+    done = run("bench", "decode", "--quick", "--eviction-cost", *flags, check=False)
+    assert done.returncode == 1 and said in done.stderr
 
 
 def test_decode_compares_plans_with_the_dense_cache():
@@ -418,3 +449,8 @@ def test_a_stream_of_a_plan_that_keeps_all_is_refused(tmp_path):
                          (["--random-weights", "--shape", "kvasir-tiny"], "needs a tokenizer")):
         done = run("bench", "stream", "--quick", "--text", text, *flags, check=False)
         assert done.returncode == 1 and named in done.stderr
+
+
+def test_a_certificate_without_its_authority_measures_nothing(tmp_path):
+    done = run("bench", "proxy", "--quick", "--tls-cert", tmp_path / "own.pem", check=False)
+    assert done.returncode != 0 and "--tls-cert and --tls-ca are given together" in done.stderr

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import triton
+from certificates import Authority
 from kvasir_process import ROOT, KvasirProcess, wait_until
 from prometheus import Prometheus
 
@@ -27,9 +28,12 @@ POD = {"namespace": "kvasir", "pod": "kvasir-worker-0"}
 
 
 @pytest.fixture(scope="module")
-def prometheus():
+def prometheus(tmp_path_factory):
     """Of a server that answers requests, among them some that fail, until the tests are over."""
-    with KvasirProcess("serve") as server:
+    authority = Authority(tmp_path_factory.mktemp("certificates"))
+    # Of less than a week, an alert would fire.
+    own = authority.sign("server", "IP:127.0.0.1", days=30)
+    with KvasirProcess("serve", "--tls-cert", own, "--tls-key", own) as server:
         stop = threading.Event()
 
         def load():
@@ -38,7 +42,8 @@ def prometheus():
                 number += 1
                 # A prefix of several pages, so that it is found again.
                 prompt = "It was a dark night in November. " * 40 + str(number)
-                triton.generate(server.grpc, server.ready["model"], prompt, max_tokens=8, ignore_eos=True)
+                triton.generate(server.grpc, server.ready["model"], prompt, tls=authority.clients(), max_tokens=8,
+                                ignore_eos=True)
 
         clients = [threading.Thread(target=load) for _ in range(2)]
         for client in clients:

@@ -6,8 +6,11 @@ import pathlib
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import urllib.error
 import urllib.request
 
@@ -16,11 +19,13 @@ import pytest
 import yaml
 
 from certificates import Authority
-from kvasir_process import BINARY, OPERATOR_PORTS, ROOT, KvasirProcess, run, wait_until
+from kvasir_process import BINARY, OPERATOR_PORTS, ROOT, TINY, KvasirProcess, run, wait_until
 from prometheus import free_port
 
 sys.path.insert(0, str(ROOT / "deploy/metrics"))
 import catalogue  # noqa: E402
+import triton  # noqa: E402
+from test_edge import Clients  # noqa: E402
 
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
@@ -31,7 +36,9 @@ USER = 65532
 # These components have no folder among the overlays: an installation puts them into its own.
 AUTOSCALED = "cpu and autoscaling"
 WITH_TLS = "cpu and tls"
-OWN = {AUTOSCALED: "autoscaling", WITH_TLS: "tls"}
+WITH_IDENTITIES = "cpu, tls and identities"
+OWN = {AUTOSCALED: ["autoscaling"], WITH_TLS: ["tls"], WITH_IDENTITIES: ["tls", "identities"]}
+ENCRYPTED = [WITH_TLS, WITH_IDENTITIES]
 OVERLAYS = ["overlays/cpu", "overlays/smg", *OWN]
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
@@ -53,10 +60,10 @@ def rendered(kustomize, tmp_path_factory):
     for overlay in OVERLAYS:
         folder = tree / "kustomize" / overlay
         if overlay in OWN:
-            folder = tree / "kustomize/overlays" / OWN[overlay]
+            folder = tree / "kustomize/overlays" / "-".join(OWN[overlay])
             folder.mkdir()
             (folder / "kustomization.yaml").write_text(
-                yaml.dump({"resources": ["../cpu"], "components": [f"../../components/{OWN[overlay]}"]})
+                yaml.dump({"resources": ["../cpu"], "components": [f"../../components/{each}" for each in OWN[overlay]]})
             )
         done = subprocess.run([kustomize, "build", folder], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
@@ -227,7 +234,7 @@ def test_no_container_is_root_or_writes_its_root(rendered, overlay):
     for pod in pods(rendered[overlay]).values():
         assert pod["automountServiceAccountToken"] is False
         # A secret's files are root's, and that group's.
-        group = {"fsGroup": USER} if overlay == WITH_TLS else {}
+        group = {"fsGroup": USER} if overlay in ENCRYPTED else {}
         assert pod["securityContext"] == {
             "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}, **group}
         for each in pod["containers"]:
@@ -244,13 +251,42 @@ def test_plain_text_is_asked_for_by_name_and_tls_has_its_files(rendered, overlay
         wanted = settings(resources, name)
         files = {value for value in wanted.values() if value.startswith("/tls/")}
         secrets = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
-        if overlay != WITH_TLS:
+        if overlay not in ENCRYPTED:
             assert (wanted["KVASIR_INSECURE"], files, secrets) == ("true", set(), [])
             continue
         assert wanted["KVASIR_INSECURE"] == "false"
         assert files == {"/tls/tls.crt", "/tls/tls.key", "/tls/ca.crt"}
-        assert secrets == [f"{name}-tls"]
+        asks = overlay == WITH_IDENTITIES and name == "kvasir-router"
+        assert secrets == [f"{name}-tls"] + ["kvasir-identities"] * asks
         assert {"name": "tls", "mountPath": "/tls", "readOnly": True} in container(pod)["volumeMounts"]
+        assert ("KVASIR_IDENTITIES" in wanted) == asks
+        if asks:
+            (mount,) = [each["mountPath"] for each in container(pod)["volumeMounts"] if each["name"] == "identities"]
+            assert wanted["KVASIR_IDENTITIES"] == f"{mount}/identities.json"
+
+
+def test_the_example_of_identities_is_a_file_that_a_router_takes(tmp_path):
+    authority = Authority(tmp_path)
+    pair = authority.sign("router", "IP:127.0.0.1")
+    authority.sign("chat", "DNS:chat.kvasir")
+    flags = ["--tls-cert", pair, "--tls-key", pair, "--tls-client-ca", authority.ca]
+    with KvasirProcess("serve", *flags, "--identities", KUSTOMIZE / "components/identities/identities.json") as server:
+        own = (tmp_path / "chat.pem").read_bytes()
+        credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes(), own, own)
+        with grpc.secure_channel(server.grpc, credentials) as channel:
+            channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
+
+
+# components/tls left h2c on the ports: a gateway spoke plain text to them.
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_services_say_plain_http2_where_it_is_plain_and_nothing_where_it_is_tls(rendered, overlay):
+    spoken = {
+        each["metadata"]["name"]: port.get("appProtocol")
+        for each in rendered[overlay] if each["kind"] == "Service"
+        for port in each["spec"]["ports"] if port["targetPort"] in ("grpc", "worker")
+    }
+    want = None if overlay == WITH_TLS else "kubernetes.io/h2c"
+    assert spoken == dict.fromkeys(["kvasir", "kvasir-routers", "kvasir-worker"], want)
 
 
 # The names that each asks of the other, by the manifests' own settings.
@@ -388,31 +424,50 @@ def test_the_gateway_takes_its_flags_and_answers_its_probes(rendered, smg, tmp_p
         process.wait()
 
 
-# As a pod's container: no write but to this process's own folder, nobody's user.
+# As a pod's container: a root of the program, of the libraries that it links and of nothing else, read-only, nobody's user.
+# It may write to this process's own folder, as to a volume.
 CONTAINED = """
+root=$1; shift
 mount --make-rprivate /
-mount --bind "$1" "$1"
-mount -o remount,bind,ro /
-if touch "$2/probe" 2>/dev/null; then echo "the root is not read-only" >&2; exit 9; fi
-shift 2
-exec setpriv --reuid {user} --regid {user} --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
+mount --bind "$root" "$root"
+while [ "$1" != -- ]; do
+  if [ -d "$1" ]; then mkdir -p "$root$1"; else mkdir -p "$(dirname "$root$1")"; touch "$root$1"; fi
+  mount --rbind "$1" "$root$1"
+  shift
+done
+shift
+mount -o remount,bind,ro "$root"
+if touch "$root/probe" 2>/dev/null; then echo "the root is not read-only" >&2; exit 9; fi
+exec chroot "$root" /usr/bin/setpriv --reuid {user} --regid {user} --clear-groups --no-new-privs --bounding-set=-all \\
+  --inh-caps=-all "$@"
 """
 
 
+def libraries(program):
+    told = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"(/\S+) \(", told)
+
+
+def contained(root, folders, *command):
+    """`command` in that empty folder, which gets `folders` and the program."""
+    programs = [str(BINARY), "/usr/bin/setpriv", "/usr/bin/env"]
+    files = sorted(set(programs).union(*(libraries(program) for program in programs)))
+    return ["unshare", "--mount", "bash", "-euc", CONTAINED.format(user=USER), "contained", str(root),
+            *map(str, folders), "/dev", "/proc", *files, "--", *map(str, command)]
+
+
 class Contained(KvasirProcess):
-    def __init__(self, command, environment, *flags, folder):
+    def __init__(self, command, environment, *flags, root):
         super().__init__(command, *flags, model=None, ports=False)
         self.dir.chmod(0o777)
-        self.args = [
-            "unshare", "--mount", "bash", "-euc", CONTAINED.format(user=USER), "contained", str(self.dir), str(folder),
-            "env", *(f"{name}={value}" for name, value in environment.items()), *self.args,
-        ]
+        root.mkdir()
+        self.args = contained(
+            root, [self.dir, TINY], "/usr/bin/env", "-i", *(f"{name}={value}" for name, value in environment.items()), *self.args)
 
 
-def contained_runs(folder):
-    done = subprocess.run(
-        ["unshare", "--mount", "bash", "-euc", CONTAINED.format(user=USER), "contained", folder, folder.parent,
-         str(BINARY), "--version"], capture_output=True, text=True)
+def contained_runs(root):
+    root.mkdir()
+    done = subprocess.run(contained(root, [], BINARY, "--version"), capture_output=True, text=True)
     return done.returncode == 0, done.stderr.strip()
 
 
@@ -438,29 +493,30 @@ def status_of(url):
 
 
 def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(rendered, tmp_path):
-    folder = tmp_path / "root"
-    folder.mkdir()
-    ok, why = contained_runs(folder)
+    ok, why = contained_runs(tmp_path / "root")
     if not ok:
         pytest.skip(f"no read-only root or other user to be had here: {why}")
     resources = rendered["overlays/cpu"]
     # Where a test's own differ from a pod's: the model, addresses, and room.
     own = {
-        "KVASIR_MODEL": ROOT / "models/tiny", "KVASIR_HOST": "127.0.0.1", "KVASIR_METRICS_PORT": 0,
+        "KVASIR_MODEL": TINY, "KVASIR_HOST": "127.0.0.1", "KVASIR_METRICS_PORT": 0,
         "KVASIR_ADMIN_PORT": 0, "KVASIR_HEALTH_PORT": 0, "KVASIR_KV_CACHE_BYTES": "64MiB", "KVASIR_HOST_POOL_BYTES": 0,
     }
     worker_settings = {**settings(resources, "kvasir-worker"), **own, "KVASIR_LISTEN": "127.0.0.1:0"}
-    with Contained("worker", worker_settings, folder=folder) as worker:
+    with Contained("worker", worker_settings, root=tmp_path / "worker") as worker:
         router_settings = {**settings(resources, "kvasir-router"), **own, "KVASIR_WORKERS": worker.grpc, "KVASIR_GRPC_PORT": 0}
         for pool in ("KVASIR_KV_CACHE_BYTES", "KVASIR_HOST_POOL_BYTES"):
             del router_settings[pool]
-        with Contained("router", router_settings, folder=folder) as router:
+        with Contained("router", router_settings, root=tmp_path / "router") as router:
             served = {
                 "kvasir-worker": {8004: worker.ready["health"], "metrics": worker.ready["metrics"]},
                 "kvasir-router": {8004: router.ready["health"], "metrics": router.ready["metrics"]},
             }
             status = pathlib.Path(f"/proc/{worker.pid}/status").read_text()
             assert re.search(rf"^Uid:\s+{USER}\s", status, re.MULTILINE)
+            assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE)
+            seen = set(os.listdir(f"/proc/{worker.pid}/root"))
+            assert not seen & {"etc", "var", "home", "root"}, seen
             for name, pod in pods(resources).items():
                 for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                     assert passes(container(pod)[probe], served[name]), (name, probe)
@@ -479,3 +535,118 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
                 else:
                     run(*drain[1:], "--endpoint", process.admin)
                     assert process.process.wait(timeout=30) == 0
+
+
+class Service:
+    """One address for several, as kube-proxy has it: a new connection goes to the next of those that are not forgotten;
+    old ones stay where they are."""
+
+    def __init__(self, *targets):
+        self.targets = list(targets)
+        self.turn = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            self.turn += 1
+            host, port = self.targets[self.turn % len(self.targets)].rsplit(":", 1)
+            server = socket.create_connection((host, int(port)))
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _pump(source, sink):
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def forget(self, target):
+        self.targets.remove(target)
+
+    def close(self):
+        # A thread that is in accept() keeps a closed socket alive.
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+
+class Streams:
+    """Threads that stream one answer after the other, each over a connection of its own."""
+
+    def __init__(self, target, model, count=4):
+        self.whole, self.failed = 0, []
+        self.stopped = threading.Event()
+        self.threads = [threading.Thread(target=self._ask, args=(target, model)) for _ in range(count)]
+
+    def _ask(self, target, model):
+        while not self.stopped.is_set():
+            try:
+                _, reason, tokens = triton.generate(target, model, "Once", max_tokens=40, ignore_eos=True)
+                assert (reason, tokens) == ("length", 40)
+                self.whole += 1
+            except Exception as error:  # whatever it is, a client has heard of it
+                self.failed.append(error)
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        wait_until(lambda: self.whole > len(self.threads), "whole streams")
+        return self
+
+    def __exit__(self, *unused):
+        self.stopped.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def ends_with_its_pod(process, pod, forgotten=lambda: None):
+    """What a kubelet does: preStop, while the Service forgets the pod, then SIGTERM to what still runs."""
+    command = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
+    # Shorter, for a Service that forgets faster.
+    shell = re.sub(r"sleep \d+", "sleep 2", shlex.join(command) if command[0] != "/bin/sh" else command[-1])
+    assert re.search(r"\bkvasir drain$", shell), shell
+    hook = subprocess.Popen(
+        ["/bin/sh", "-c", f"{shell} --endpoint {process.admin}"],
+        env={**os.environ, "PATH": f"{BINARY.parent}:{os.environ['PATH']}"}, stdout=subprocess.DEVNULL)
+    forgotten()
+    assert hook.wait(timeout=60) == 0
+    if process.process.poll() is None:
+        process.process.terminate()
+    assert process.process.wait(timeout=60) == 0
+    assert "aborted=0" in process.log()
+
+
+# Rolling an installation over: who goes loses no request of anybody, streams included.
+def test_no_request_fails_while_a_router_and_a_worker_go_as_their_pods_do(rendered):
+    ends = pods(rendered["overlays/cpu"])
+    flags = ["--drain-timeout", "15s", "--max-connection-age", "2s"]
+    with tempfile.TemporaryDirectory() as folder:
+        names = [f"unix:{pathlib.Path(folder) / f'{i}.sock'}" for i in range(2)]
+        workers = [KvasirProcess("worker", "--listen", name, *OPERATOR_PORTS, "--drain-timeout", "15s", ports=False)
+                   for name in names]
+        routers = [KvasirProcess("router", "--workers", *names, *flags) for _ in range(2)]
+        with workers[0], workers[1], routers[0], routers[1]:
+            service = Service(*(router.grpc for router in routers))
+            model = routers[0].ready["model"]
+            with Clients([service.address], model) as clients, Streams(service.address, model) as streams:
+
+                def answered(by, what):
+                    unary, whole = clients.codes["OK"], streams.whole
+                    wait_until(lambda: clients.codes["OK"] > unary + 48 and streams.whole > whole + 8, what)
+                    assert by.metric("kvasir_router_output_tokens_total") > 0
+
+                ends_with_its_pod(routers[0], ends["kvasir-router"], lambda: service.forget(routers[0].grpc))
+                answered(routers[1], "answers of the router that stays")
+                ends_with_its_pod(workers[0], ends["kvasir-worker"])
+                answered(routers[1], "answers of the worker that stays")
+            service.close()
+            assert set(clients.codes) == {"OK"}, clients.codes
+            assert streams.failed == []

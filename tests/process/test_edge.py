@@ -6,6 +6,7 @@ import pathlib
 import resource
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ import triton
 from google.protobuf.descriptor_pool import DescriptorPool
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from kvasir_process import OPERATOR_PORTS, TINY, KvasirProcess, run, wait_until
+from kvasir_process import BINARY, OPERATOR_PORTS, TINY, KvasirProcess, run, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 NUM_CLIENTS = 24
@@ -234,6 +235,21 @@ def test_idle_connections_do_not_keep_probes_from_the_health_port():
         wait_until(answered, "room for a probe")
         for each in silent + idle:
             each.close()
+
+
+# Discovery is not built: such a name is one worker, on whichever of its pods the transport chooses.
+def test_a_workers_name_of_several_addresses_is_warned_of(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost one\n127.0.0.1 pods\n127.0.0.2 pods\n")
+    command = [BINARY, "router", "--workers", "pods:9,one:9", "--insecure", "--start-timeout", "2s", "--grpc-port", "0",
+               *OPERATOR_PORTS]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-euc", 'mount --make-rprivate /; mount --bind "$1" /etc/hosts; shift; exec "$@"', "hosts",
+         hosts, *command], capture_output=True, text=True, timeout=60)
+    if "kvasir router:" not in done.stderr:
+        pytest.skip(f"no other /etc/hosts to be had here: {done.stderr.strip()}")
+    (line,) = [line for line in done.stderr.splitlines() if "several addresses" in line]
+    assert "worker=pods:9 addresses=2" in line
 
 
 def test_the_admin_port_is_not_for_whom_the_others_are():

@@ -48,7 +48,9 @@ def whole():
 
 def test_slots_go_and_metrics_tell(evicting):
     before = {name: evicting.metric(f"kvasir_{name}_total")
-              for name in ("evictions", "evicted_slots", "eviction_pages_reclaimed")}
+              for name in ("evictions", "evicted_slots", "eviction_pages_reclaimed", "eviction_seconds")}
+    scored = {how: evicting.metric("kvasir_eviction_scored_tokens_total", how=how)
+              for how in ("kept", "again")}
     answer(evicting)
     wait_until(lambda: evicting.metric("kvasir_evictions_total") > before["evictions"], "evictions")
     wait_until(lambda: evicting.metric("kvasir_kv_cache_used_pages") == 0, "an empty cache")
@@ -56,7 +58,25 @@ def test_slots_go_and_metrics_tell(evicting):
     assert evicting.metric("kvasir_evicted_slots_total") - before["evicted_slots"] > 400
     assert (evicting.metric("kvasir_eviction_pages_reclaimed_total")
             > before["eviction_pages_reclaimed"])
+    assert evicting.metric("kvasir_eviction_seconds_total") > before["eviction_seconds"]
+    more = {how: evicting.metric("kvasir_eviction_scored_tokens_total", how=how) - scored[how]
+            for how in scored}
+    # Decode keeps its weights: all output but the last token, which no step runs. And so may the
+    # prompt's last token.
+    assert 39 <= more["kept"] < 39 + 20 and more["again"] > 500
     assert evicting.metric("kvasir_cache_leaked_pages") == 0
+
+
+def test_a_drain_ends_behind_the_evictions_of_what_runs():
+    with serve(*EVICTS) as server:
+        want = answer(server, max_tokens=300)
+        evictions = server.metric("kvasir_evictions_total")
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(answer, server, max_tokens=300)
+            wait_until(lambda: server.metric("kvasir_evictions_total") > evictions, "an eviction")
+            server.process.send_signal(signal.SIGTERM)
+            assert running.result() == want
+        assert server.process.wait(timeout=60) == 0
 
 
 def test_where_nothing_goes_answers_are_those_without_eviction(evicting, whole):

@@ -1,9 +1,9 @@
 """The KServe facade as its real clients use it: tritonclient, over gRPC.
 
-Every test runs against two servers: `protocol` is the facade over an engine
+Every test runs against three servers: `protocol` is the facade over an engine
 that echoes its prompt byte by byte, so that answers are known exactly; `model`
 is `kvasir serve` with the built-in model, where answers are checked against
-each other.
+each other; `mutual TLS` is the same, and each side shows a certificate.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 import kvasir_process
+from certificates import Authority
 from kvasir_process import KvasirProcess
 
 pytestmark = pytest.mark.timeout(120)
@@ -33,7 +34,18 @@ TEST_SERVER = pathlib.Path(
 WAIT_SECONDS = 60
 
 
-class TestServer(KvasirProcess):
+class Server(KvasirProcess):
+    tls = {}  # of tritonclient
+
+    def channel(self):
+        if not self.tls:
+            return grpc.insecure_channel(self.grpc)
+        files = [pathlib.Path(self.tls[name]).read_bytes()
+                 for name in ("root_certificates", "private_key", "certificate_chain")]
+        return grpc.secure_channel(self.grpc, grpc.ssl_channel_credentials(*files))
+
+
+class TestServer(Server):
     __test__ = False
     echoes = True
 
@@ -42,25 +54,36 @@ class TestServer(KvasirProcess):
         self.args = [str(TEST_SERVER), "--ready-file", str(self.ready_path)]
 
 
-class ModelServer(KvasirProcess):
+class ModelServer(Server):
     echoes = False
 
 
-@pytest.fixture(scope="module", params=["protocol", "model"])
-def server(request):
+class TlsServer(ModelServer):
+    def __init__(self, folder, *flags):
+        authority = Authority(folder)
+        own = authority.sign("server", "IP:127.0.0.1")
+        authority.sign("client", "DNS:client.kvasir")
+        super().__init__(*flags, "--tls-cert", own, "--tls-key", own, "--tls-client-ca", authority.ca)
+        self.tls = authority.clients("client")
+
+
+@pytest.fixture(scope="module", params=["protocol", "model", "mutual TLS"])
+def server(request, tmp_path_factory):
     if request.param == "protocol":
         process = TestServer()
     else:
         if not kvasir_process.BINARY.exists():
             pytest.skip(f"no {kvasir_process.BINARY}: this build has no command line")
-        process = ModelServer("serve", "--max-model-len", "1024")
+        flags = ["serve", "--max-model-len", "1024"]
+        process = ModelServer(*flags) if request.param == "model" else TlsServer(
+            tmp_path_factory.mktemp("certificates"), *flags)
     with process:
         yield process
 
 
 @pytest.fixture
 def client(server):
-    with grpcclient.InferenceServerClient(server.grpc) as made:
+    with grpcclient.InferenceServerClient(server.grpc, **server.tls) as made:
         yield made
 
 
@@ -129,7 +152,7 @@ def stop_request():
 class Stream:
     def __init__(self, server, **options):
         self.model = server.ready["model"]
-        self.client = grpcclient.InferenceServerClient(server.grpc)
+        self.client = grpcclient.InferenceServerClient(server.grpc, **server.tls)
         self.results = queue.Queue()
         self.client.start_stream(lambda result, error: self.results.put((result, error)), **options)
         self.open = True
@@ -249,7 +272,7 @@ def test_what_is_not_built_says_its_name(client):
 
 def test_standard_health_service_answers(server):
     # The two messages are one string and one enum: no package needed.
-    with grpc.insecure_channel(server.grpc) as channel:
+    with server.channel() as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         serving = bytes([0x08, 1])
         name = b"inference.GRPCInferenceService"
@@ -325,7 +348,7 @@ def test_compressed_requests_are_refused_by_name(server, client, compression):
 def test_aio_client(server):
     async def run():
         model = server.ready["model"]
-        async with aioclient.InferenceServerClient(server.grpc) as client:
+        async with aioclient.InferenceServerClient(server.grpc, **server.tls) as client:
             assert await client.is_server_ready()
             results = await asyncio.gather(
                 *(
@@ -746,7 +769,7 @@ def raw_request(server):
 
 
 def test_raw_bytes_that_do_not_fit_are_refused(server):
-    with grpc.insecure_channel(server.grpc) as channel:
+    with server.channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = raw_request(server)
         request.raw_input_contents.append(b"\xff\xff\xff\x7fx")
@@ -757,7 +780,7 @@ def test_raw_bytes_that_do_not_fit_are_refused(server):
 
 
 def test_typed_contents_are_taken(server):
-    with grpc.insecure_channel(server.grpc) as channel:
+    with server.channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = raw_request(server)
         request.inputs[0].contents.bytes_contents.append(b"ab")

@@ -8,6 +8,7 @@ import tempfile
 import pytest
 
 import triton
+from certificates import Authority
 from kvasir_process import OPERATOR_PORTS, ROOT, KvasirProcess, wait_until
 from prometheus import Prometheus
 
@@ -16,10 +17,22 @@ import catalogue  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def server():
-    with KvasirProcess("serve", "--metrics-compat", "vllm") as process:
+def authority(tmp_path_factory):
+    made = Authority(tmp_path_factory.mktemp("certificates"))
+    made.sign("server", "IP:127.0.0.1")
+    made.sign("client", "DNS:client.kvasir")
+    return made
+
+
+# By TLS, so that there are certificates to export.
+@pytest.fixture(scope="module")
+def server(authority):
+    own = authority.folder / "server.pem"
+    flags = ["--tls-cert", own, "--tls-key", own, "--tls-client-ca", authority.ca]
+    with KvasirProcess("serve", "--metrics-compat", "vllm", *flags) as process:
+        process.tls = authority.clients("client")
         model = process.ready["model"]
-        triton.generate(process.grpc, model, "It was a bright morning", max_tokens=8)
+        triton.generate(process.grpc, model, "It was a bright morning", max_tokens=8, tls=process.tls)
         yield process
 
 
@@ -67,7 +80,7 @@ def test_contract_gauges_have_exactly_one_series(server):
 
 def test_counters_move_with_a_request(server):
     before = server.metrics()
-    triton.generate(server.grpc, server.ready["model"], "She said", max_tokens=5, ignore_eos=True)
+    triton.generate(server.grpc, server.ready["model"], "She said", tls=server.tls, max_tokens=5, ignore_eos=True)
     wait_until(
         lambda: server.metric("kvasir_generation_tokens_total")
         == before[("kvasir_generation_tokens_total", frozenset())] + 5,

@@ -5,12 +5,15 @@ smg has an environment of its own (scripts/setup_venv); without it the tests
 are skipped.
 """
 
+import contextlib
+import http.client
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -151,6 +154,71 @@ def test_every_request_generates_once(gateway, server):
 
     wait_until(lambda: tokens() >= 9, "all are counted")
     assert tokens() == 9
+
+
+class Workers:
+    """Three workers behind a router, of which some will be lost."""
+
+    def __enter__(self):
+        with contextlib.ExitStack() as running:
+            folder = running.enter_context(tempfile.TemporaryDirectory())
+            names = [f"unix:{folder}/{i}.sock" for i in range(3)]
+            self.workers = [
+                running.enter_context(KvasirProcess("worker", "--listen", name, *OPERATOR_PORTS, ports=False)) for name in names]
+            self.router = running.enter_context(KvasirProcess("router", "--workers", *names))
+            self.running = running.pop_all()
+        return self
+
+    def __exit__(self, *unused):
+        self.running.close()
+
+    def lose_the_busy_one(self):
+        def busy():
+            return [each for each in self.workers if each.metric("kvasir_num_requests_running") == 1]
+
+        wait_until(busy, "a worker runs it")
+        (lost,) = busy()
+        lost.kill()
+        self.workers.remove(lost)
+
+
+def test_a_worker_lost_in_a_stream_is_one_error_and_else_no_loss_and_nothing_is_generated_twice():
+    with Workers() as behind, Gateway(behind.router) as gateway:
+        long = {"max_tokens": 900, "ignore_eos": True}
+        whole = gateway.chat("Once", **long)[1]["choices"][0]["message"]["content"]
+
+        def lines():
+            return gateway.answers(behind.router)
+
+        wait_until(lambda: "output_tokens=900" in lines()[-1], "it is logged")
+        before = len(lines())
+        client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+        client.request("POST", "/v1/chat/completions", json.dumps({
+            "model": gateway.model, "messages": [{"role": "user", "content": "Once"}], "stream": True, **long}),
+            {"Content-Type": "application/json"})
+        answer = client.getresponse()
+        assert answer.status == 200 and answer.readline().startswith(b"data:")
+        behind.lose_the_busy_one()
+        rest = answer.read().decode()
+        client.close()
+        events = re.findall(r"^data: (\{.*)$", rest, re.MULTILINE)
+        errors = [event for event in events if "error" in json.loads(event)]
+        assert len(errors) == 1 and "lost" in errors[0], errors or rest[-500:]
+        wait_until(lambda: len(lines()) > before, "the loss is logged")
+        # Not streamed, nobody has seen a token: another worker goes on with it.
+        told = []
+        asks = threading.Thread(target=lambda: told.append(gateway.chat("Once", **long)))
+        tokens = behind.router.metric("kvasir_router_output_tokens_total")
+        asks.start()
+        behind.lose_the_busy_one()
+        asks.join()
+        ((status, body),) = told
+        assert status == 200 and body["choices"][0]["message"]["content"] == whole
+        wait_until(lambda: len(lines()) == before + 2, "both are logged")
+        lost, moved = lines()[before:]
+        assert "finish_reason=lost" in lost and "status=UNAVAILABLE" in lost and "attempts=1" in lost, lost
+        assert "finish_reason=length" in moved and "attempts=2" in moved, moved
+        assert behind.router.metric("kvasir_router_output_tokens_total") == tokens + 900
 
 
 def test_a_full_server_is_too_many_requests():

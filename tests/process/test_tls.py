@@ -1,6 +1,7 @@
 """TLS between clients, routers, workers and operators: who is let in, and certificates that change under load."""
 
 import contextlib
+import os
 import socket
 import ssl
 import time
@@ -9,21 +10,23 @@ import grpc
 import pytest
 import triton
 import tritonclient.grpc as grpcclient
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from certificates import Authority
 from kvasir_process import OPERATOR_PORTS, TINY, KvasirProcess, run, wait_until
 from test_edge import Clients
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 HERE = "IP:127.0.0.1"
 WORKER = "URI:spiffe://kvasir/worker"
+CAUSES = ["no_certificate", "certificate", "names", "peer", "no_tls", "version", "other"]
 
 
 @pytest.fixture
 def authority(tmp_path):
     made = Authority(tmp_path)
-    made.sign("worker", WORKER)
+    made.sign("worker", WORKER, "DNS:worker.kvasir")
     made.sign("router", HERE, "DNS:router.kvasir")
     made.sign("client", "DNS:client.kvasir")
     made.sign("operator", "DNS:operator.kvasir")
@@ -34,25 +37,27 @@ def of(authority, name):
     return authority.folder / f"{name}.pem"
 
 
+def worker_flags(authority, certificate=None, key=None):
+    return ["--listen", "127.0.0.1:0", *OPERATOR_PORTS, "--tls-cert", certificate or of(authority, "worker"),
+            "--tls-key", key or of(authority, "worker"), "--tls-client-ca", authority.ca,
+            "--tls-client-names", "router.kvasir"]
+
+
 @contextlib.contextmanager
-def fleet(authority, *flags):
+def fleet(authority, *flags, router_files=None, worker_files=()):
     """A worker that takes the router alone, and a router that takes that worker alone."""
-    ca = authority.ca
-    admin = ["--admin-client-ca", ca, "--admin-client-names", "operator.kvasir"]
-    with KvasirProcess(
-        "worker", "--listen", "127.0.0.1:0", *OPERATOR_PORTS, "--tls-cert", of(authority, "worker"),
-        "--tls-key", of(authority, "worker"), "--tls-client-ca", ca, "--tls-client-names", "router.kvasir",
-        ports=False,
-    ) as worker, KvasirProcess(
-        "router", "--workers", worker.grpc, "--tls-cert", of(authority, "router"),
-        "--tls-key", of(authority, "router"), "--tls-client-ca", ca, *to_worker(authority), *admin, *flags,
+    admin = ["--admin-client-ca", authority.ca, "--admin-client-names", "operator.kvasir"]
+    certificate, key = router_files or (of(authority, "router"), of(authority, "router"))
+    with KvasirProcess("worker", *worker_flags(authority, *worker_files), ports=False) as worker, KvasirProcess(
+        "router", "--workers", worker.grpc, "--tls-cert", certificate, "--tls-key", key, "--tls-client-ca",
+        authority.ca, *to_worker(authority), *admin, *flags,
     ) as router:
         yield worker, router
 
 
-def to_worker(authority):
+def to_worker(authority, names=WORKER.removeprefix("URI:")):
     return ["--worker-tls-ca", authority.ca, "--worker-tls-cert", of(authority, "router"), "--worker-tls-key",
-            of(authority, "router"), "--worker-tls-names", WORKER.removeprefix("URI:")]
+            of(authority, "router"), "--worker-tls-names", names]
 
 
 def credentials(authority, name=None):
@@ -60,13 +65,36 @@ def credentials(authority, name=None):
     return grpc.ssl_channel_credentials(authority.ca.read_bytes(), pair, pair)
 
 
-def refused(target, with_credentials, override=None):
-    options = [("grpc.ssl_target_name_override", override)] if override else []
-    channel = grpc.secure_channel(target, with_credentials, options) if with_credentials else grpc.insecure_channel(target)
-    with channel:
-        with pytest.raises(grpc.RpcError) as error:
+def channel_to(target, with_credentials, name=None):
+    """`name`: one of the server's certificate, where it is not the host."""
+    options = [("grpc.ssl_target_name_override", name)] if name else []
+    return grpc.secure_channel(target, with_credentials, options) if with_credentials else grpc.insecure_channel(target)
+
+
+def live(target, with_credentials, name=None):
+    """What a call is answered with. A worker has no such service, which those hear that it lets in."""
+    with channel_to(target, with_credentials, name) as channel:
+        try:
             channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
-    return error.value.code() == grpc.StatusCode.UNAVAILABLE
+            return grpc.StatusCode.OK, ""
+        except grpc.RpcError as error:
+            return error.code(), error.details()
+
+
+def refused_handshakes(process):
+    return {cause: process.metric("kvasir_tls_handshakes_refused_total", cause=cause) for cause in CAUSES}
+
+
+def refuses(process, with_credentials, cause, name=None):
+    """UNAVAILABLE to the client; counted by its cause and by no other; in the log once, however often."""
+    before = refused_handshakes(process)
+    for _ in range(2):
+        code, _ = live(process.grpc, with_credentials, name)
+        assert code == grpc.StatusCode.UNAVAILABLE
+    wait_until(lambda: refused_handshakes(process)[cause] >= before[cause] + 2, f"{cause} is counted")
+    after = refused_handshakes(process)
+    assert {each for each in CAUSES if after[each] != before[each]} == {cause}
+    assert process.log().count(f"TLS handshake refused cause={cause} ") == 1, process.log()
 
 
 def tls_flags(authority, name):
@@ -77,63 +105,183 @@ def test_every_hop_takes_those_it_names_and_nobody_else(authority, tmp_path_fact
     stranger = Authority(tmp_path_factory.mktemp("stranger"))
     stranger.sign("client", "DNS:client.kvasir")
     with fleet(authority) as (worker, router):
-        own = str(of(authority, "client"))
-        client = grpcclient.InferenceServerClient(
-            router.grpc, ssl=True, root_certificates=str(authority.ca), private_key=own, certificate_chain=own)
+        client = grpcclient.InferenceServerClient(router.grpc, **authority.clients("client"))
         model = router.ready["model"]
         answer = client.infer(model, triton.text_inputs("Once", stream=False, max_tokens=4, ignore_eos=True))
         assert answer.as_numpy("text_output").size == 1
         client.close()
+
         with pytest.raises(InferenceServerException):
             grpcclient.InferenceServerClient(router.grpc).is_server_live(client_timeout=20)
-        assert refused(router.grpc, credentials(authority))  # no certificate
+        refuses(router, None, "no_tls")
+        refuses(router, credentials(authority), "no_certificate")
         theirs = of(stranger, "client").read_bytes()
-        assert refused(router.grpc, grpc.ssl_channel_credentials(authority.ca.read_bytes(), theirs, theirs))
-        assert refused(router.grpc, credentials(stranger, "client"))  # does not believe the router
+        refuses(router, grpc.ssl_channel_credentials(authority.ca.read_bytes(), theirs, theirs), "certificate")
+        code, why = live(router.grpc, credentials(stranger, "client"))  # does not believe the router
+        assert code == grpc.StatusCode.UNAVAILABLE and "CERTIFICATE_VERIFY_FAILED" in why
+        assert live(router.grpc, credentials(authority, "client"))[0] == grpc.StatusCode.OK
 
         # A client's certificate is of the right authority, but no router's.
-        at_worker = worker.grpc
-        assert refused(at_worker, credentials(authority, "client"))
-        assert refused(at_worker, None)
-        text = run("router", "--workers", at_worker, "--grpc-port", "0", *OPERATOR_PORTS, "--model", TINY,
-                   "--start-timeout", "3s", *to_worker(authority)[:-1], "spiffe://kvasir/another", check=False)
-        assert text.returncode != 0
+        code, why = live(worker.grpc, credentials(authority, "router"), "worker.kvasir")
+        assert code == grpc.StatusCode.UNIMPLEMENTED, why
+        refuses(worker, credentials(authority, "client"), "names", "worker.kvasir")
+        assert "listener: the certificate has the names [client.kvasir], --tls-client-names has [router.kvasir]" \
+            in worker.log()
 
         told = run("generate", "--endpoint", router.grpc, "--prompt", "Once", "--max-tokens", "4",
                    *tls_flags(authority, "client"))
         assert told.stdout.startswith("Once")
         assert run("generate", "--endpoint", router.grpc, "--prompt", "Once", check=False).returncode != 0
 
+        before = refused_handshakes(router)["names"]
         assert run("drain", "--endpoint", router.admin, *tls_flags(authority, "client"), check=False).returncode != 0
+        assert refused_handshakes(router)["names"] > before
+        assert "admin: the certificate has the names [client.kvasir], --admin-client-names has [operator.kvasir]" \
+            in router.log()
         assert router.process.poll() is None
         assert run("drain", "--endpoint", router.admin, *tls_flags(authority, "operator")).returncode == 0
         assert router.process.wait(timeout=60) == 0
 
 
-def serial(target):
+def test_a_worker_whose_names_are_not_allowed_is_told_with_the_names_that_it_has(authority):
+    """The router said "Deadline Exceeded", and nothing else."""
+    has = "spiffe://kvasir/worker"
+    with KvasirProcess("worker", *worker_flags(authority), ports=False) as worker:
+        misspelt = run("router", "--workers", worker.grpc, "--grpc-port", "0", *OPERATOR_PORTS, "--model", TINY,
+                       "--start-timeout", "8s", *to_worker(authority, "spiffe://kvasir/wroker"), check=False)
+        assert misspelt.returncode != 0
+        last = misspelt.stderr.strip().splitlines()[-1]
+        assert "none of the certificate's names is allowed by --worker-tls-names" in last and has in last, last
+        logged = f"workers: the certificate has the names [worker.kvasir, {has}], --worker-tls-names has " \
+            "[spiffe://kvasir/wroker]"
+        assert logged in misspelt.stderr
+
+        # One of two workers is what the router wants: the other is named where there is none.
+        authority.sign("other", "URI:spiffe://kvasir/other")
+        other_flags = worker_flags(authority, of(authority, "other"), of(authority, "other"))
+        with KvasirProcess("worker", *other_flags, ports=False) as other, KvasirProcess(
+            "router", "--workers", f"{worker.grpc},{other.grpc}", *to_worker(authority),
+        ) as router:
+            assert "the certificate has the names [spiffe://kvasir/other]" in router.log()
+            assert refused_handshakes(router)["names"] > 0
+            worker.kill()
+
+            def told():
+                client = grpcclient.InferenceServerClient(router.grpc)
+                with pytest.raises(InferenceServerException) as error:
+                    client.infer(router.ready["model"], triton.text_inputs("Once", stream=False, max_tokens=4))
+                client.close()
+                return error.value.message()
+
+            wait_until(lambda: "no replica is ready" in told(), "no replica")
+            wait_until(lambda: "is allowed by --worker-tls-names: spiffe://kvasir/other" in told(), "its names", 60)
+
+
+def shown(target):
     """The bytes of the certificate that a new connection is shown."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     host, port = target.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=20) as plain, context.wrap_socket(plain) as shown:
-        return shown.getpeercert(binary_form=True)
+    with socket.create_connection((host, int(port)), timeout=20) as plain, context.wrap_socket(plain) as secure:
+        return secure.getpeercert(binary_form=True)
 
 
-def test_certificates_that_are_replaced_under_load_lose_no_call(authority):
-    with fleet(authority, "--max-connection-age", "1s") as (worker, router):
+class Files:
+    """`tls.key` and `tls.crt` of one folder, which are links as in a secret that Kubernetes mounts."""
+
+    def __init__(self, authority, folder, *names):
+        self.authority, self.folder, self.names, self.version = authority, folder, names, 0
+        folder.mkdir()
+        self.certificate, self.key = folder / "tls.crt", folder / "tls.key"
+        self.swap()
+        for each in (self.certificate, self.key):
+            each.symlink_to(f"..data/{each.name}")
+
+    def made(self):
+        """Texts of a new key and its certificate."""
+        both = self.authority.sign("made", *self.names).read_text()
+        at = both.index("-----BEGIN CERTIFICATE")
+        return both[:at], both[at:]
+
+    def swap(self):
+        """All at one moment, by a link to another folder."""
+        self.version += 1
+        into = self.folder / f"..{self.version}"
+        into.mkdir()
+        key, certificate = self.made()
+        (into / "tls.key").write_text(key)
+        (into / "tls.crt").write_text(certificate)
+        link = self.folder / "..new"
+        link.symlink_to(into.name)
+        os.replace(link, self.folder / "..data")
+
+    def replace(self):
+        """Each at a moment of its own, by another file."""
+        for file, text in zip((self.key, self.certificate), self.made()):
+            part = file.with_suffix(".part")
+            part.write_text(text)
+            os.replace(part, file)
+
+    def write(self):
+        """In place, the key long before the certificate, and empty for a while."""
+        key, certificate = self.made()
+        for file, text in ((self.key, key), (self.certificate, certificate)):
+            file.write_text("")
+            time.sleep(6)  # longer than the files are left alone
+            file.write_text(text)
+            time.sleep(6)
+
+
+@pytest.mark.parametrize("way", ["swap", "replace", "write"])
+def test_certificates_that_are_replaced_under_load_lose_no_call(authority, tmp_path, way):
+    of_router = Files(authority, tmp_path / "router", HERE, "DNS:router.kvasir")
+    of_worker = Files(authority, tmp_path / "worker", WORKER)
+    with fleet(authority, "--max-connection-age", "1s", router_files=(of_router.certificate, of_router.key),
+               worker_files=(of_worker.certificate, of_worker.key)) as (worker, router):
         targets = [router.grpc, worker.grpc]
         with Clients([router.grpc], router.ready["model"], credentials(authority, "client")) as clients:
-            before = [serial(target) for target in targets]
-            authority.sign("worker", WORKER)
-            authority.sign("router", HERE, "DNS:router.kvasir")
-            wait_until(lambda: all(serial(t) != b for t, b in zip(targets, before)), "new certificates")
+            before = [shown(target) for target in targets]
+            for files in (of_router, of_worker):
+                getattr(files, way)()
+            wait_until(lambda: all(shown(t) != b for t, b in zip(targets, before)), "new certificates", 60)
             # Connections from before are told to go within 1.1 s.
             time.sleep(2)
             after = clients.codes["OK"]
             wait_until(lambda: clients.codes["OK"] > after + 50, "answers by the new ones")
         assert set(clients.codes) == {"OK"}, clients.codes
+        for process in (router, worker):
+            assert process.metric("kvasir_tls_reloads_total", role="listener", result="ok") == 1
+            assert process.metric("kvasir_tls_files_refused", role="listener") == 0
+            refused = process.metric("kvasir_tls_reloads_total", role="listener", result="refused")
+            told = "TLS files refused, the old ones stay in use role=listener "
+            assert process.log().count(told) == refused
+            if way == "swap":
+                assert refused == 0
+            if way == "write":
+                # Each is read between two states, and told by its flag and file.
+                folder = (of_router if process is router else of_worker).folder
+                assert f"--tls-key {folder}/tls.key: has no private key" in process.log()
+                assert f"--tls-key {folder}/tls.key: is not the key of --tls-cert" in process.log()
+
+
+def test_another_authority_is_taken_as_well(authority, tmp_path, tmp_path_factory):
+    """Old and new in one file, then the new one alone: who shows the old one is refused then."""
+    new = Authority(tmp_path_factory.mktemp("new"))
+    theirs = new.sign("client", "DNS:client.kvasir").read_bytes()
+    of_new = grpc.ssl_channel_credentials(authority.ca.read_bytes(), theirs, theirs)
+    ca = tmp_path / "clients.pem"
+    ca.write_text(authority.ca.read_text())
+    flags = ["--tls-cert", of(authority, "router"), "--tls-key", of(authority, "router"), "--tls-client-ca", ca]
+    with KvasirProcess("serve", *flags) as server:
+        refuses(server, of_new, "certificate")
+        ca.write_text(authority.ca.read_text() + new.ca.read_text())
+        wait_until(lambda: live(server.grpc, of_new)[0] == grpc.StatusCode.OK, "the new one")
+        assert live(server.grpc, credentials(authority, "client"))[0] == grpc.StatusCode.OK
+        ca.write_text(new.ca.read_text())
+        wait_until(lambda: live(server.grpc, credentials(authority, "client"))[0] != grpc.StatusCode.OK, "the old one")
+        assert live(server.grpc, of_new)[0] == grpc.StatusCode.OK
 
 
 def test_plain_text_leaves_the_machine_only_where_somebody_says_so(tmp_path):
@@ -141,7 +289,6 @@ def test_plain_text_leaves_the_machine_only_where_somebody_says_so(tmp_path):
     for command, flags, named in (
         ("serve", ["--host", "0.0.0.0"], "--host 0.0.0.0"),
         ("worker", ["--listen", "0.0.0.0:0"], "--listen 0.0.0.0"),
-        ("serve", ["--admin-host", "0.0.0.0"], "--admin-host 0.0.0.0"),
         ("router", ["--workers", "10.0.0.1:8100"], "10.0.0.1:8100"),
     ):
         rest = at if command != "worker" else ["--model", TINY, *OPERATOR_PORTS]
@@ -150,8 +297,101 @@ def test_plain_text_leaves_the_machine_only_where_somebody_says_so(tmp_path):
         assert named in done.stderr and "--insecure" in done.stderr and "tls-c" in done.stderr, done.stderr
 
 
+def test_what_says_that_plain_text_may_leave_does_not_let_everybody_in(authority):
+    at = ["--model", TINY, *OPERATOR_PORTS]
+    done = run("serve", *at, "--grpc-port", "0", "--admin-host", "0.0.0.0", "--insecure", check=False)
+    assert done.returncode != 0
+    assert "--admin-host 0.0.0.0" in done.stderr and "--admin-client-ca" in done.stderr, done.stderr
+    own = ["--tls-cert", of(authority, "worker"), "--tls-key", of(authority, "worker")]
+    done = run("worker", *at, "--listen", "0.0.0.0:0", *own, check=False)
+    assert done.returncode != 0
+    assert "--listen 0.0.0.0" in done.stderr and "--tls-any-client" in done.stderr, done.stderr
+    with KvasirProcess("worker", "--listen", "0.0.0.0:0", *OPERATOR_PORTS, *own, "--tls-any-client", ports=False) as worker:
+        at_worker = worker.grpc.replace("0.0.0.0", "127.0.0.1")
+        assert live(at_worker, credentials(authority), "worker.kvasir")[0] == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_flags_and_variables_of_tls_that_are_empty_are_refused_by_name(authority):
+    own = of(authority, "router")
+    flags = ["--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, "--tls-cert", own, "--tls-key", own]
+    done = run("serve", *flags, "--tls-client-ca", "", check=False)
+    assert done.returncode == 2 and "--tls-client-ca: is empty" in done.stderr, done.stderr
+    done = run("serve", *flags, check=False, env={**os.environ, "KVASIR_TLS_CLIENT_CA": ""})
+    assert done.returncode == 2 and "KVASIR_TLS_CLIENT_CA: is set and empty" in done.stderr, done.stderr
+
+
 def test_files_that_do_not_fit_are_named_at_start(authority):
     done = run("serve", "--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, "--tls-cert", of(authority, "router"),
                "--tls-key", of(authority, "client"), check=False)
     assert done.returncode != 0
     assert f"--tls-key {of(authority, 'client')}: is not the key of --tls-cert" in done.stderr
+
+
+def test_commands_do_not_ask_the_proxy_of_the_web(authority):
+    own = of(authority, "router")
+    # Nobody listens there.
+    proxied = {**os.environ, "http_proxy": "http://127.0.0.1:1", "grpc_proxy": "http://127.0.0.1:1"}
+    with KvasirProcess("serve", "--tls-cert", own, "--tls-key", own) as server:
+        done = run("generate", "--endpoint", server.grpc, "--prompt", "Once", "--max-tokens", "2", "--ca", authority.ca,
+                   env=proxied)
+        assert done.stdout.startswith("Once")
+        assert run("drain", "--endpoint", server.admin, env=proxied).returncode == 0
+        assert server.process.wait(timeout=60) == 0
+
+
+def test_health_and_metrics_have_hosts_of_their_own():
+    def open_at(host, address):
+        with socket.socket() as probe:
+            return probe.connect_ex((host, int(address.rsplit(":", 1)[1]))) == 0
+
+    with KvasirProcess("serve", "--host", "127.0.0.2", "--metrics-host", "127.0.0.3", "--health-host", "127.0.0.4") as server:
+        for name, own in (("grpc", "127.0.0.2"), ("metrics", "127.0.0.3"), ("health", "127.0.0.4"), ("admin", "127.0.0.1")):
+            address = server.ready[name]
+            assert address.startswith(own + ":")
+            assert [host for host in ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4") if open_at(host, address)] == [own]
+    with KvasirProcess("serve", "--host", "127.0.0.2") as server:
+        assert server.ready["metrics"].startswith("127.0.0.2:") and server.ready["health"].startswith("127.0.0.2:")
+    for flag in ("--metrics-host", "--health-host"):
+        done = run("serve", "--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, flag, "192.0.2.1", check=False)
+        assert done.returncode != 0 and f"{flag} 192.0.2.1" in done.stderr, done.stderr
+
+
+def probe(target, service="", with_credentials=None, seconds=20):
+    """What grpc_health_probe does, and its exit code: it dials, waits for a connection, calls Check and reads the
+    status."""
+    connected, failed, unhealthy = 2, 3, 4
+    with channel_to(target, with_credentials) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            return connected
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=seconds,
+                metadata=[("user-agent", "grpc_health_probe")])
+        except grpc.RpcError:
+            return failed
+        return 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else unhealthy
+
+
+def test_health_is_told_to_a_real_client_and_to_the_probe_of_kubernetes(authority):
+    facade = "inference.GRPCInferenceService"
+    with fleet(authority) as (worker, router):
+        by_tls = credentials(authority, "client")
+        # Its own port is plain, and has the process's health alone.
+        for process in (router, worker):
+            assert probe(process.health) == 0
+            assert probe(process.health, "nobody") == 3
+            assert probe(process.health, with_credentials=by_tls, seconds=2) == 2
+        assert probe(router.grpc, with_credentials=by_tls) == 0
+        assert probe(router.grpc, facade, by_tls) == 0
+        assert probe(router.grpc, "nobody", by_tls) == 3
+        assert probe(router.grpc, seconds=2) == 2
+        assert probe(router.grpc, with_credentials=credentials(authority), seconds=2) == 2
+        with channel_to(router.grpc, by_tls) as channel:
+            seen = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=facade), timeout=60)
+            assert next(seen).status == health_pb2.HealthCheckResponse.SERVING
+            worker.kill()
+            assert next(seen).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert probe(router.health) == 4
+        assert probe(router.grpc, facade, by_tls) == 4

@@ -142,6 +142,17 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
       eviction_pages_reclaimed_(
           AddCounter("kvasir_eviction_pages_reclaimed_total",
                      "Pages given back because slots were evicted")),
+      scored_(prometheus::BuildCounter()
+                  .Name("kvasir_eviction_scored_tokens_total")
+                  .Help("Tokens whose attention was added to the scores of a "
+                        "group's slots, by how: kept (weights) or again (keys "
+                        "scored a second time)")
+                  .Register(*registry_)),
+      scored_by_weights_(scored_.Add({{"how", "kept"}})),
+      scored_again_(scored_.Add({{"how", "again"}})),
+      eviction_seconds_(AddCounter("kvasir_eviction_seconds_total",
+                                   "Choosing the slots that stay and moving "
+                                   "them")),
       reconstruction_flops_(
           AddCounter("kvasir_reconstruction_flops_total",
                      "Operations that lifted and rotated cached keys where "
@@ -363,6 +374,9 @@ void WorkerMetrics::SetCache(bool at_rest) {
   RaiseTo(evictions_, sample.evictions);
   RaiseTo(slots_evicted_, sample.slots_evicted);
   RaiseTo(eviction_pages_reclaimed_, sample.eviction_pages_reclaimed);
+  RaiseTo(scored_by_weights_, sample.scored_by_weights);
+  RaiseTo(scored_again_, sample.scored_again);
+  RaiseTo(eviction_seconds_, sample.eviction_seconds);
   RaiseTo(reconstruction_flops_, sample.reconstruction_flops);
   RaiseTo(static_codes_, sample.static_codes);
   RaiseTo(clamped_codes_, sample.clamped_codes);

@@ -45,6 +45,10 @@ struct CacheSample {
   int64_t evictions = 0;
   int64_t slots_evicted = 0;
   int64_t eviction_pages_reclaimed = 0;
+  // Since start: ExecutorTotals'.
+  int64_t scored_by_weights = 0;
+  int64_t scored_again = 0;
+  double eviction_seconds = 0;
   double reconstruction_flops = 0;  // since start
   int64_t static_codes = 0;         // since start
   int64_t clamped_codes = 0;        // since start, of those
@@ -138,6 +142,10 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   prometheus::Counter& evictions_;
   prometheus::Counter& slots_evicted_;
   prometheus::Counter& eviction_pages_reclaimed_;
+  prometheus::Family<prometheus::Counter>& scored_;  // of the next two
+  prometheus::Counter& scored_by_weights_;
+  prometheus::Counter& scored_again_;
+  prometheus::Counter& eviction_seconds_;
   prometheus::Counter& reconstruction_flops_;
   prometheus::Counter& static_codes_;
   prometheus::Counter& clamped_codes_;

@@ -106,19 +106,25 @@ TEST_F(WorkerMetricsTest, PreemptionsAreCountedByKindAndTheHostPoolInBytes) {
   }
 }
 
-TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsAndPages) {
+TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsPagesAndWhatTheyCost) {
   sample_.logical_tokens = 1000;
   sample_.physical_tokens = 300;
   sample_.evictions = 4;
   sample_.slots_evicted = 700;
   sample_.eviction_pages_reclaimed = 11;
+  sample_.scored_by_weights = 21;
+  sample_.scored_again = 500;
+  sample_.eviction_seconds = 0.25;
   metrics_.OnLoad({});
   const std::string text = Text(*metrics_.registry());
   for (const char* line :
        {"kvasir_kv_cache_logical_tokens 1000\n",
         "kvasir_kv_cache_physical_tokens 300\n", "kvasir_evictions_total 4\n",
         "kvasir_evicted_slots_total 700\n",
-        "kvasir_eviction_pages_reclaimed_total 11\n"}) {
+        "kvasir_eviction_pages_reclaimed_total 11\n",
+        "kvasir_eviction_scored_tokens_total{how=\"kept\"} 21\n",
+        "kvasir_eviction_scored_tokens_total{how=\"again\"} 500\n",
+        "kvasir_eviction_seconds_total 0.25\n"}) {
     EXPECT_NE(text.find(std::string("\n") + line), std::string::npos)
         << line << text;
   }

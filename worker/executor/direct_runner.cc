@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 
 namespace kvasir::worker {
@@ -147,6 +148,13 @@ void DirectRunner::AddPages(int64_t num_tokens, Sequence* sequence,
     delta->set_page_group(static_cast<uint32_t>(group));
     delta->set_reset(!sequence->known);
     delta->set_first_live_index(static_cast<uint32_t>(table.first_live));
+    // What it has already, if it was rewound.
+    if (delta->reset()) {
+      delta->mutable_appended_pages()->Add(table.pages.begin(),
+                                           table.pages.end());
+      delta->mutable_side_pages()->Add(table.side_pages.begin(),
+                                       table.side_pages.end());
+    }
     const auto take = [&](std::vector<int32_t>* pages) {
       pages->push_back(free_[group].back());
       free_[group].pop_back();
@@ -228,6 +236,24 @@ absl::StatusOr<StepResult> DirectRunner::Run(
 
 void DirectRunner::StartAt(uint64_t sequence_id, int64_t length) {
   sequences_[sequence_id].length = length;
+}
+
+void DirectRunner::Rewind(uint64_t sequence_id, int64_t length,
+                          int64_t prompt_tokens) {
+  Sequence& sequence = sequences_.at(sequence_id);
+  sequence.length = length;
+  sequence.prompt = prompt_tokens;
+  sequence.known = false;
+  Start(0, &sequence);
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    Table& table = sequence.tables[group];
+    KVASIR_CHECK(table.first_live == 0);
+    table.evicted_at = 0;
+    while (static_cast<int64_t>(table.pages.size()) > PagesOf(table.slots)) {
+      free_[group].push_back(table.pages.back());
+      table.pages.pop_back();
+    }
+  }
 }
 
 void DirectRunner::SetPrompt(uint64_t sequence_id, int64_t prompt_tokens) {

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cache/eviction/eviction_schedule.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 #include "worker/executor/executor.h"
 
@@ -49,6 +49,12 @@ class DirectRunner {
   // The sequence begins after `length` tokens whose slots hold what somebody
   // else wrote there, or anything. Before its first step.
   void StartAt(uint64_t sequence_id, int64_t length);
+
+  // A sequence that has run goes on behind `length` tokens, as one that has
+  // just begun there (StartAt) with a prompt of so many: in the pages that it
+  // has, which keep what is in them, its side pages too. None was given up
+  // behind a window (CHECK).
+  void Rewind(uint64_t sequence_id, int64_t length, int64_t prompt_tokens);
 
   // Of a sequence whose slots are evicted: tokens that are its prompt. Before
   // its first step; else they are those of StartAt, or of its first step.

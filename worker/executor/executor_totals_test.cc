@@ -3,6 +3,8 @@
 #include <memory>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/status_matchers.h"
 #include "worker/executor/direct_runner.h"
 #include "worker/program/attention_flops.h"
@@ -101,6 +103,50 @@ TEST_P(ExecutorTotalsTest, WorkspaceIsTheSameAt1KAnd64KTokensOfContext) {
     bytes[more] = rank->allocator().use(kernels::MemoryTag::kWorkspace).bytes;
   }
   EXPECT_EQ(bytes[0], bytes[1]);
+}
+
+// The prompt is evicted at its end and output behind 42 tokens; with a window
+// only the prompt's last 3 queries count.
+TEST(EvictionTotalsTest, TokensAreCountedByTheWayInWhichTheyWereScored) {
+  struct Case {
+    const char* rest;
+    int64_t by_weights;
+    int64_t again;
+  };
+  for (const Case& each :
+       {Case{"", 4, kPromptTokens}, Case{R"(,"observation_window":3)", 4, 3},
+        Case{R"(,"others":"LATEST")", 0, 0}}) {
+    const PlanCase plan_case = {
+        .name = "Evicts",
+        .key = plan_cases::Full("POST_ROPE"),
+        .value = plan_cases::Full("NO_ROPE"),
+        .first_whole = true,
+        .eviction = absl::StrCat(
+            R"({"budget":40,"sinks":2,"recent":4,"every_tokens":42,)"
+            R"("lambda":1,"positions":"ORIGINAL")",
+            each.rest, "}")};
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
+                                MakePlannedRank(plan_case, Absorbing()));
+    DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+    const ExecutorTotals& totals = rank->executor().totals();
+    std::vector<int32_t> ids(kPromptTokens, 7);
+    runner.SetPrompt(1, kPromptTokens);
+    for (int64_t done = 0; done < kPromptTokens; done += 20) {
+      KVASIR_ASSERT_OK(runner
+                           .Run({{.sequence_id = 1,
+                                  .token_ids = absl::MakeConstSpan(ids).subspan(
+                                      static_cast<size_t>(done), 20),
+                                  .sample = GreedySample()}})
+                           .status());
+    }
+    for (int token = 0; token < 4; ++token) {
+      EXPECT_EQ(totals.eviction_seconds > 0, token > 2);
+      KVASIR_ASSERT_OK(
+          runner.Run({{.sequence_id = 1, .sample = GreedySample()}}).status());
+    }
+    EXPECT_EQ(totals.scored_by_weights, each.by_weights) << each.rest;
+    EXPECT_EQ(totals.scored_again, each.again) << each.rest;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, ExecutorTotalsTest,

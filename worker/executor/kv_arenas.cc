@@ -15,6 +15,8 @@
 namespace kvasir::worker {
 namespace {
 
+constexpr kernels::DType kExactType = kernels::DType::kBf16;
+
 absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
   switch (dtype) {
     case kvasir::v1::F32:
@@ -44,21 +46,31 @@ std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
   return runs;
 }
 
-// Exact rows: the same groups as plain numbers, in side pages.
-void AddExactView(const cache::PartLayout& layout, KvArenas::Part* part) {
+// Exact rows: the same groups as plain numbers.
+void AddExactView(const cache::PartLayout& layout, int64_t row_bytes,
+                  KvArenas::Part* part) {
   for (size_t g = 0; g < part->groups.size(); ++g) {
-    const cache::Region& rows = layout.groups[g].exact;
-    if (rows.num_slots == 0) return;
     kernels::LatentGroup group;
     group.width = part->groups[g].width;
     group.column = part->groups[g].column;
-    group.codes.offset_bytes = rows.offset_bytes;
-    group.codes.stride_bytes = rows.slot_bytes;
+    group.codes.offset_bytes = layout.groups[g].exact_offset_bytes;
+    group.codes.stride_bytes = group.width * kernels::DTypeBytes(kExactType);
     part->exact_groups.push_back(group);
   }
-  part->exact.dtype = kernels::DType::kBf16;
+  part->exact.dtype = kExactType;
+  part->exact.page_bytes = part->exact.tile_bytes = row_bytes;
+  part->exact.tile_slots = 1;
   part->exact.groups = part->exact_groups.data();
   part->exact.num_groups = part->latents.num_groups;
+}
+
+// No row lies before it: bytes counted from it are never negative.
+size_t FirstArena(const cache::ExactRing& rows) {
+  return static_cast<size_t>(
+      std::min_element(
+          rows.segments.begin(), rows.segments.end(),
+          [](const auto& a, const auto& b) { return a.layer < b.layer; })
+          ->layer);
 }
 
 kernels::TileRegion RegionView(const cache::Region& region,
@@ -103,7 +115,6 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
   }
   part.latents.groups = part.groups.data();
   part.latents.num_groups = static_cast<int64_t>(part.groups.size());
-  AddExactView(layout, &part);
   return part;
 }
 
@@ -185,25 +196,18 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
         "cache: page counts of ", pages.size(), " groups, in the host pool of ",
         host_pages.size(), ", want ", layout.page_groups().size()));
   }
+  int64_t bytes = 0;
   for (const cache::LayerLayout& layer : layout.layers()) {
     const auto group = static_cast<size_t>(layer.page_group.value());
     if (pages[group] < 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("cache: page group ", group, " has no pages"));
     }
-    KVASIR_ASSIGN_OR_RETURN(
-        kernels::DeviceBuffer arena,
-        allocator->Allocate(
-            static_cast<size_t>(layer.page_bytes * pages[group]),
-            kernels::MemoryTag::kKvCache,
-            {.alignment_bytes = cache::kRegionAlignmentBytes,
-             .prefault = true}));
-    const int64_t page_bytes =
-        static_cast<int64_t>(arena.bytes()) / pages[group];
-    arenas.page_bytes_[group] += page_bytes;
-    arenas.bytes_per_token_ += static_cast<double>(page_bytes) /
+    arenas.page_bytes_[group] += layer.page_bytes;
+    arenas.bytes_per_token_ += static_cast<double>(layer.page_bytes) /
                                static_cast<double>(layout.page_tokens());
-    arenas.buffers_.push_back(std::move(arena));
+    arenas.arena_bytes_.push_back(bytes);
+    bytes += layer.page_bytes * pages[group];
     KVASIR_ASSIGN_OR_RETURN(
         kernels::DeviceBuffer host,
         allocator->Allocate(
@@ -213,6 +217,11 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
              .prefault = true}));
     arenas.host_buffers_.push_back(std::move(host));
   }
+  KVASIR_ASSIGN_OR_RETURN(
+      arenas.memory_,
+      allocator->Allocate(
+          static_cast<size_t>(bytes), kernels::MemoryTag::kKvCache,
+          {.alignment_bytes = cache::kRegionAlignmentBytes, .prefault = true}));
   for (size_t index = 0; index < layout.layers().size(); ++index) {
     const cache::LayerLayout& layer = layout.layers()[index];
     Layer out;
@@ -221,40 +230,52 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
       const plan::ResolvedSide& side =
           plan.attention_of(static_cast<int64_t>(index)).side(which);
       const cache::SideLayout& laid = layer.side(which);
-      const auto exact = static_cast<size_t>(laid.exact_layer);
       for (const cache::PartLayout& part : laid.parts) {
         KVASIR_ASSIGN_OR_RETURN(
             Part view,
             PartView(part, side.parts[static_cast<size_t>(part.part_index)],
                      layout.granule_bytes()));
-        view.latents.arena = arenas.buffers_[index].data();
+        view.latents.arena = arenas.arena(index);
         view.latents.page_bytes = layer.page_bytes;
         view.latents.tile_bytes = layer.tile_bytes;
         view.latents.tile_slots = layout.tile_slots();
-        view.exact.arena = arenas.buffers_[exact].data();
-        view.exact.page_bytes = view.exact.tile_bytes =
-            layout.layers()[exact].page_bytes;
-        view.exact.tile_slots = laid.exact.rows_per_page;
+        if (laid.exact.any()) {
+          AddExactView(part, laid.exact.row_bytes, &view);
+          view.exact.arena = arenas.arena(FirstArena(laid.exact));
+        }
         (which == plan::Side::kKey ? out.key : out.value)
             .push_back(std::move(view));
       }
     }
-    out.key_ring = arenas.RingOf(out.page_group, layer.key.exact);
-    out.value_ring = arenas.RingOf(out.page_group, layer.value.exact);
+    out.key_ring = arenas.RingOf(layout, out.page_group, layer.key.exact);
+    out.value_ring = arenas.RingOf(layout, out.page_group, layer.value.exact);
     const auto& eviction = plan.layer(static_cast<int64_t>(index)).eviction;
     if (eviction.has_value()) {
       arenas.evicts_[static_cast<size_t>(out.page_group)] = true;
       AddUnits(plan, *eviction, layer, &out);
-      out.metadata = MetadataView(layout, layer, arenas.buffers_[index].data());
+      out.metadata = MetadataView(layout, layer, arenas.arena(index));
     }
     arenas.layers_.push_back(std::move(out));
   }
   return arenas;
 }
 
-int64_t KvArenas::RingOf(int64_t page_group, const cache::ExactRing& rows) {
+int64_t KvArenas::RingOf(const cache::PageLayout& layout, int64_t page_group,
+                         const cache::ExactRing& rows) {
   if (!rows.any()) return -1;
-  const Ring ring{page_group, rows};
+  Ring ring{
+      page_group, rows.sink_tokens, rows.window_tokens, rows.row_bytes, {}};
+  const int64_t first = arena_bytes_[FirstArena(rows)];
+  for (const cache::ExactSegment& segment : rows.segments) {
+    ring.segments.push_back(
+        {.first_row = segment.first_row,
+         .first_page = segment.first_page,
+         .rows_per_page = segment.rows_per_page,
+         .arena_bytes =
+             arena_bytes_[static_cast<size_t>(segment.layer)] - first,
+         .page_bytes = layout.layer(segment.layer).page_bytes,
+         .offset_bytes = segment.offset_bytes});
+  }
   const auto found = std::find(rings_.begin(), rings_.end(), ring);
   const auto index = static_cast<int64_t>(found - rings_.begin());
   if (found == rings_.end()) rings_.push_back(ring);
@@ -437,7 +458,7 @@ absl::Status KvArenas::Copy(kernels::Stream& stream, const CopyBatch& batch,
                             kernels::Workspace& workspace) const {
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     if (layers_[layer].page_group != batch.page_group) continue;
-    const kernels::DevicePtr<void> pool = buffers_[layer].data();
+    const kernels::DevicePtr<void> pool = arena(layer);
     const kernels::DevicePtr<void> host = host_buffers_[layer].data();
     kernels::CopyPagesParams params;
     params.from = batch.kind == CopyKind::kFromHost ? host : pool;

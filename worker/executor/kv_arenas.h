@@ -8,7 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
+#include "kernels/attention/paged_attention.h"
 #include "kernels/device/allocator.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
@@ -20,8 +21,9 @@
 
 namespace kvasir::worker {
 
-// Owns: arenas [N, page_bytes(layer)] under the tag "kv_cache", those of the
-// host pool [H, page_bytes(layer)] under "host_pool", and the tables behind the
+// Owns: arenas [N, page_bytes(layer)] in one piece of memory under the tag
+// "kv_cache" (exact rows of a side are found in several), those of the host
+// pool [H, page_bytes(layer)] under "host_pool", and the tables behind the
 // views.
 // Threads: one at a time.
 class KvArenas {
@@ -38,17 +40,27 @@ class KvArenas {
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
     std::vector<std::vector<kernels::CodeRun>> runs;  // by group
-    // Rows in side pages, where the side has exact ones.
+    // An exact row, where the side has some: bytes are counted from `arena`.
     kernels::LatentPart exact;
     std::vector<kernels::LatentGroup> exact_groups;
     // [groups], where the layer evicts: in Layer::metadata.
     std::vector<int32_t> unit_of_group;
   };
-  // Exact rows that lie alike in the side pages of a page group.
+  // Exact rows that lie alike in the side pages of a page group, seen from the
+  // first arena that has some.
   struct Ring {
     int64_t page_group = 0;
-    cache::ExactRing rows;
+    int64_t sinks = 0;
+    int64_t window = 0;
+    int64_t row_bytes = 0;
+    std::vector<kernels::ExactSegment> segments;
 
+    // Points into the ring.
+    kernels::ExactSlots slots() const {
+      return {sinks,           window,
+              window,          row_bytes,
+              segments.data(), static_cast<int64_t>(segments.size())};
+    }
     friend bool operator==(const Ring&, const Ring&) = default;
   };
   struct Layer {
@@ -149,7 +161,11 @@ class KvArenas {
 
  private:
   KvArenas() = default;
-  int64_t RingOf(int64_t page_group, const cache::ExactRing& rows);
+  kernels::DevicePtr<void> arena(size_t layer) const {
+    return (memory_.as<char>() + arena_bytes_[layer]).as<void>();
+  }
+  int64_t RingOf(const cache::PageLayout& layout, int64_t page_group,
+                 const cache::ExactRing& rows);
   absl::Status CheckCopy(const kvasir::v1::PageCopy& copy) const;
   // Calls visit(memory, offset in `num_bytes`, bytes) for each page and layer.
   template <typename Visit>
@@ -162,8 +178,9 @@ class KvArenas {
   double bytes_per_token_ = 0;
   std::vector<Layer> layers_;
   std::vector<Ring> rings_;
-  std::vector<kernels::DeviceBuffer> buffers_;       // by layer
-  cache::PageCounts host_pages_;                     // of each group; 0: none
+  kernels::DeviceBuffer memory_;
+  std::vector<int64_t> arena_bytes_;  // by layer: where in `memory_` it begins
+  cache::PageCounts host_pages_;      // of each group; 0: none
   std::vector<kernels::DeviceBuffer> host_buffers_;  // by layer
 };
 

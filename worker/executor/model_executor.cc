@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "kernels/attention/grid/attention_mass.h"
 #include "kernels/device/read_back.h"
 #include "plan/resolved_plan.h"
 #include "worker/program/prompt_lift.h"
@@ -122,7 +121,7 @@ absl::Status ModelExecutor::CreateDecoder() {
                        .page_tokens = parts_.layout->page_tokens(),
                        .max_tokens = options_.max_batched_tokens,
                        .plan = parts_.plan,
-                       .mass = RoomForMass(),
+                       .mass = Room(),
                        .profile = options_.profile,
                        .clamped_codes = clamped_codes},
                       parts_.device));
@@ -138,29 +137,40 @@ absl::Status ModelExecutor::CreateDecoder() {
     if (!program.joint) count(program.value);
   }
   FindLikeLayers();
+  scores_.resize(static_cast<size_t>(arenas_.num_page_groups()));
+  for (int64_t layer = 0; layer < parts_.plan->num_layers(); ++layer) {
+    const auto& eviction = parts_.plan->layer(layer).eviction;
+    if (!eviction.has_value() || !eviction->scored) continue;
+    scores_[static_cast<size_t>(
+        arenas_.layers()[static_cast<size_t>(layer)].page_group)] = true;
+  }
   return absl::OkStatus();
 }
 
-int64_t ModelExecutor::MostSlots() const {
+int64_t ModelExecutor::EvictingSlots() const {
   int64_t pages = 0;
   for (int64_t group = 0; group < arenas_.num_page_groups(); ++group) {
     if (!arenas_.evicts(group)) continue;
     pages = std::max(pages, arenas_.num_pages()[static_cast<size_t>(group)]);
   }
-  return std::min(options_.max_model_len, pages * parts_.layout->page_tokens());
+  return pages * parts_.layout->page_tokens();
 }
 
-MassRoom ModelExecutor::RoomForMass() const {
-  // Of one launch at a time. Who finds no room has keys scored twice.
-  constexpr int64_t kMostWeights = (int64_t{32} << 20) / sizeof(float);
-  MassRoom room;
-  room.most_rows = options_.max_batched_tokens;
-  const int64_t blocks = MostSlots() / kernels::kAttentionBlockSlots + 1;
-  room.most_weights =
-      std::min(kMostWeights,
-               options_.max_num_seqs * blocks *
-                   kernels::KeptBlockFloats(parts_.plan->query_heads.count));
-  return room;
+int64_t ModelExecutor::MostSlots() const {
+  return std::min(options_.max_model_len, EvictingSlots());
+}
+
+MassRoom ModelExecutor::Room() const {
+  MassRoomLimits limits = {.max_batched_tokens = options_.max_batched_tokens,
+                           .max_num_seqs = options_.max_num_seqs,
+                           .most_slots = MostSlots(),
+                           .pool_slots = EvictingSlots(),
+                           .num_heads = parts_.plan->query_heads.count};
+  for (int64_t group = 0; group < arenas_.num_page_groups(); ++group) {
+    limits.pool_bytes += arenas_.num_pages()[static_cast<size_t>(group)] *
+                         arenas_.page_bytes(group);
+  }
+  return RoomForMass(limits);
 }
 
 void ModelExecutor::FindLikeLayers() {

@@ -24,7 +24,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "cache/images/sequence_image.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
@@ -59,6 +59,13 @@ struct ExecutorTotals {
   // clamped.
   int64_t static_codes = 0;
   int64_t clamped_codes = 0;
+  // Tokens whose attention was added to the scores of a page group's slots: by
+  // weights that were kept, and by scoring keys again (kernels::PlaceWeights).
+  int64_t scored_by_weights = 0;
+  int64_t scored_again = 0;
+  // Choosing slots and moving them. Of streams that have done so when the call
+  // returns; others' would have to be told by the device.
+  double eviction_seconds = 0;
 };
 
 struct ModelExecutorOptions {
@@ -182,7 +189,9 @@ class ModelExecutor final : public Executor {
 
   absl::Status CreateState();
   absl::Status CreateDecoder();
-  MassRoom RoomForMass() const;
+  MassRoom Room() const;
+  // Of the page group that evicts and has most.
+  int64_t EvictingSlots() const;
   // Of a sequence that evicts; where texts are endless, far below its length.
   int64_t MostSlots() const;
   void FindLikeLayers();
@@ -218,6 +227,8 @@ class ModelExecutor final : public Executor {
   // Launch. With a counting workspace only its size.
   absl::Status Launch(const StagedStep& step, kernels::Workspace& workspace);
   absl::Status MovePages(const StagedStep& step, kernels::Workspace& workspace);
+  absl::Status Evict(const StagedStep& step, size_t index,
+                     kernels::Workspace& workspace);
   absl::Status GatherIds(const StagedStep& step,
                          kernels::DevicePtr<int32_t> ids,
                          kernels::Workspace& workspace);
@@ -277,6 +288,7 @@ class ModelExecutor final : public Executor {
     int64_t count = 1;
   };
   std::vector<LikeLayers> like_layers_;
+  std::vector<bool> scores_;  // by page group: layers evict by scores
   int64_t static_codes_per_token_ = 0;
   bool lifts_prompts_ = false;
 

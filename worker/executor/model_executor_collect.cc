@@ -1,8 +1,10 @@
 // Collect: a step's results brought to the host and told in the plan's order.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "base/status_macros.h"
+#include "kernels/attention/grid/attention_mass.h"
 #include "kernels/device/read_back.h"
 #include "kernels/sampling/sample.h"
 #include "worker/executor/model_executor.h"
@@ -98,6 +100,15 @@ void ModelExecutor::CountStep(int64_t num_tokens) {
     totals_.prompt_lift_flops += count * work.prompt_lift_flops;
   }
   totals_.static_codes += static_codes_per_token_ * num_tokens;
+  for (size_t group = 0; group < scores_.size(); ++group) {
+    if (!scores_[group]) continue;
+    for (const kernels::AttentionSequence& sequence :
+         batch_.groups()[group].sequences) {
+      (kernels::KeepsWeights(sequence) ? totals_.scored_by_weights
+                                       : totals_.scored_again) +=
+          std::max<int64_t>(0, sequence.num_rows - sequence.first_counted_row);
+    }
+  }
 }
 
 }  // namespace kvasir::worker

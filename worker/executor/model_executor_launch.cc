@@ -1,5 +1,6 @@
 // Launch: a staged step enqueued, from page moves to sampled tokens.
 #include <algorithm>
+#include <chrono>
 #include <vector>
 
 #include "base/status_macros.h"
@@ -72,8 +73,7 @@ absl::Status ModelExecutor::MovePages(const StagedStep& step,
     for (; evicted < batches.size() &&
            batches[evicted].copy_batches == static_cast<int64_t>(copied);
          ++evicted) {
-      KVASIR_RETURN_IF_ERROR(evictions_->Run(
-          *parts_.stream, *decoder_, batches[evicted], evicted, workspace));
+      KVASIR_RETURN_IF_ERROR(Evict(step, evicted, workspace));
     }
     return absl::OkStatus();
   };
@@ -83,6 +83,21 @@ absl::Status ModelExecutor::MovePages(const StagedStep& step,
                                         step.copies, workspace));
   }
   return evict(step.bucket.copies.size());
+}
+
+absl::Status ModelExecutor::Evict(const StagedStep& step, size_t index,
+                                  Workspace& workspace) {
+  const auto start = std::chrono::steady_clock::now();
+  KVASIR_RETURN_IF_ERROR(evictions_->Run(*parts_.stream, *decoder_,
+                                         step.bucket.evictions[index], index,
+                                         workspace));
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - start;
+  if (!workspace.counting() &&
+      parts_.stream->device() == kernels::DeviceKind::kCpu) {
+    totals_.eviction_seconds += took.count();
+  }
+  return absl::OkStatus();
 }
 
 // Ids from the plan and from the last sample come together on the device.

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -595,9 +596,12 @@ SequenceStep* AddFresh(StepPlan* plan, uint64_t id, int32_t page) {
   return step;
 }
 
-std::unique_ptr<Rank> RankOfCase(const std::string& name) {
-  for (const PlanCase& plan_case : PlanCases()) {
+// With this window of keys, if that is not 0.
+std::unique_ptr<Rank> RankOfCase(const std::string& name,
+                                 uint32_t key_window = 0) {
+  for (PlanCase plan_case : PlanCases()) {
     if (plan_case.name != name) continue;
+    if (key_window > 0) plan_case.key_exact = key_window;
     auto rank = MakePlannedRank(plan_case, TinyOptions());
     KVASIR_EXPECT_OK(rank);
     return *std::move(rank);
@@ -608,7 +612,7 @@ std::unique_ptr<Rank> RankOfCase(const std::string& name) {
 
 // Two side pages for each sequence.
 std::unique_ptr<Rank> RankWithSidePages() {
-  std::unique_ptr<Rank> rank = RankOfCase("ExactPaluJoint");
+  std::unique_ptr<Rank> rank = RankOfCase("ExactPaluJoint", /*key_window=*/16);
   EXPECT_EQ(rank->layout().page_groups()[0].side_pages_per_sequence, 2);
   return rank;
 }
@@ -618,8 +622,21 @@ TEST(SidePagesTest, HoldRowsOfLayersOfFewBitsInTheArenaOfAWholeOne) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsInAnotherArena");
   const cache::LayerLayout& few = rank->layout().layer(1);
   EXPECT_TRUE(few.key.exact.any());
-  EXPECT_EQ(few.key.exact_layer, 0);
+  for (const cache::ExactSegment& segment : few.key.exact.segments) {
+    EXPECT_EQ(segment.layer, 0);
+  }
   EXPECT_FALSE(rank->layout().layer(0).key.exact.any());
+}
+
+TEST(SidePagesTest, HoldARingOverTwoArenas) {
+  const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsOverTwoArenas");
+  EXPECT_EQ(rank->layout().page_groups()[0].side_pages_per_sequence, 1);
+  std::set<int64_t> arenas;
+  for (const cache::ExactSegment& segment :
+       rank->layout().layer(1).key.exact.segments) {
+    arenas.insert(segment.layer);
+  }
+  EXPECT_EQ(arenas, (std::set<int64_t>{0, 1}));
 }
 
 struct Pages {
@@ -950,6 +967,34 @@ TEST(ResetTest, ASequenceStartsAnewInAllPageGroupsOrInNone) {
 
 // An eviction that came before a refusal in the same call was lost: the
 // executor was never told of it.
+TEST(DirectRunnerTest, ARewoundSequenceGoesOnInThePagesThatItHas) {
+  const std::vector<int32_t> ids = Prompt(5, 64);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
+  DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+  const auto run = [&](size_t first, size_t count) {
+    const auto part = absl::MakeConstSpan(ids);
+    const auto result =
+        runner.Run({{.sequence_id = 1,
+                     .token_ids = part.subspan(first, count),
+                     .target_ids = part.subspan(first + 1, count),
+                     .output = first >= 20}});
+    KVASIR_EXPECT_OK(result);
+    return std::vector<float>(result->sequences(0).target_logprobs().begin(),
+                              result->sequences(0).target_logprobs().end());
+  };
+  run(0, 20);
+  const std::vector<float> once = run(20, 5);
+  const absl::Span<const int32_t> held = runner.slots(1, 0).pages;
+  const std::vector<int32_t> pages(held.begin(), held.end());
+  const int64_t free = runner.free_pages(0);
+  run(25, 35);
+  runner.Rewind(1, 20, 20);
+  EXPECT_EQ(runner.length(1), 20);
+  EXPECT_EQ(run(20, 5), once);
+  EXPECT_EQ(runner.slots(1, 0).pages, pages);
+  EXPECT_EQ(runner.free_pages(0), free);
+}
+
 TEST(DirectRunnerTest, WhatIsRefusedChangesNothing) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   const auto part = [&](size_t first, size_t count) {

@@ -278,19 +278,18 @@ void StepBatch::PlaceWeights(int64_t most_weights, int64_t page_tokens) {
 void StepBatch::AddRings(const SequenceTable::Sequence& sequence, int64_t start,
                          int64_t num_rows) {
   for (size_t r = 0; r < rings_.size(); ++r) {
-    const cache::ExactRing& ring = rings_[r].rows;
+    const kernels::ExactSlots ring = rings_[r].slots();
     const std::vector<int32_t>& pages =
         sequence.tables[static_cast<size_t>(rings_[r].page_group)].side_pages;
-    const int64_t first_kept = start + num_rows - ring.window_tokens;
+    const int64_t first_kept = start + num_rows - ring.window;
     for (int64_t p = start; p < start + num_rows; ++p) {
-      if (p >= ring.sink_tokens && p < first_kept) {
+      if (p >= ring.sinks && p < first_kept) {
         ring_slots_[r].push_back(-1);
         continue;
       }
-      const cache::ExactRing::Place place = ring.PlaceOf(p);
-      ring_slots_[r].push_back(pages[static_cast<size_t>(place.page)] *
-                                   ring.rows_per_page +
-                               place.row);
+      ring_slots_[r].push_back(
+          ring.PlaceOfRow(ring.RowOf(p, /*evicted=*/0), pages.data())
+              .offset_bytes);
     }
   }
 }

@@ -100,8 +100,8 @@ class StepBatch {
   bool has_prompts() const { return !rows_.empty() && rows_.front().prompt; }
   // How often rows of output follow rows of a prompt, or begin.
   int64_t output_runs() const { return output_runs_; }
-  // By ring of the arenas: where each token's exact row is kept, side page *
-  // rows of a page + row [T]; below 0: no later step reads it.
+  // By ring of the arenas: where each token's exact row is kept, in bytes from
+  // the ring's arena on [T]; below 0: no later step reads it.
   const std::vector<std::vector<int64_t>>& ring_slots() const {
     return ring_slots_;
   }

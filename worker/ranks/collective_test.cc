@@ -1,12 +1,16 @@
 #include "worker/ranks/collective.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "base/thread_pool.h"
 #include "worker/executor/direct_runner.h"
@@ -149,6 +153,86 @@ void ExpectSameAsOne(const model::ModelShape& shape,
 
 TEST(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
   ExpectSameAsOne(TinyShape(), {2, 4, 8});
+}
+
+// Positions of the slots that each unit of each layer keeps of a text of 60
+// tokens [2, 4, kept]: the ranks' units one behind the other.
+std::vector<std::vector<uint32_t>> KeptBy(int64_t size,
+                                          const PlanCase& plan_case) {
+  constexpr int64_t kTokens = 60;
+  constexpr int64_t kPrompt = 33;
+  const auto group = InProcessGroup::Create(size);
+  std::vector<std::vector<std::vector<uint32_t>>> of_ranks(group.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < group.size(); ++r) {
+    threads.emplace_back([&, r] {
+      KVASIR_ASSERT_OK_AND_ASSIGN(
+          const auto rank,
+          MakePlannedRank(plan_case, TinyOptions(), group[r].get(), "F32"));
+      DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+      runner.SetPrompt(1, kPrompt);
+      for (int64_t done = 0; done < kTokens;) {
+        const int64_t count =
+            done >= kPrompt
+                ? 1
+                : std::min(kPrompt, runner.next_eviction(1).value_or(kPrompt)) -
+                      done;
+        std::vector<int32_t> ids;
+        for (int64_t i = 0; i < count; ++i) {
+          ids.push_back(static_cast<int32_t>((done + i) * 37 % 1237));
+        }
+        KVASIR_ASSERT_OK(runner
+                             .Run({{.sequence_id = 1,
+                                    .token_ids = ids,
+                                    .output = done >= kPrompt}})
+                             .status());
+        done += count;
+      }
+      const DirectRunner::Slots slots = runner.slots(1, 0);
+      for (int64_t layer = 0; layer < 2; ++layer) {
+        KVASIR_ASSERT_OK_AND_ASSIGN(of_ranks[r].emplace_back(),
+                                    rank->executor().ReadPositions(
+                                        layer, slots.pages, slots.kept_slots));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::vector<std::vector<uint32_t>> kept(2);
+  for (const auto& of_rank : of_ranks) {
+    for (size_t layer = 0; layer < of_rank.size(); ++layer) {
+      kept[layer].insert(kept[layer].end(), of_rank[layer].begin(),
+                         of_rank[layer].end());
+    }
+  }
+  return kept;
+}
+
+// A rank scores its units by its own heads alone; what other ranks do reaches
+// it through sums that differ in their last bits.
+TEST(TensorParallelTest, RanksKeepTheTokensThatOneKeeps) {
+  PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
+                        plan_cases::Full("NO_ROPE")};
+  const std::map<size_t, std::string> units_of = {
+      {4, R"([{"heads":[0]},{"heads":[1]},{"heads":[2]},{"heads":[3]}])"},
+      {2, R"([{"heads":[0,1]},{"heads":[2,3]}])"}};
+  for (const auto& [num_units, units] : units_of) {
+    plan_case.eviction = absl::StrCat(
+        R"({"budget":12,"sinks":2,"recent":4,"every_tokens":6,"lambda":1,)"
+        R"("decay":0.1,"positions":"ORIGINAL","units":)",
+        units, "}");
+    const std::vector<std::vector<uint32_t>> one = KeptBy(1, plan_case);
+    for (const std::vector<uint32_t>& layer : one) {
+      ASSERT_EQ(layer.size(), num_units * 12);
+      // Not the latest ones alone, and each unit its own.
+      EXPECT_LT(layer[3], 40u);
+      EXPECT_FALSE(
+          std::equal(layer.begin(), layer.begin() + 12, layer.begin() + 12));
+    }
+    for (size_t size = 2; size <= num_units; size *= 2) {
+      EXPECT_EQ(KeptBy(static_cast<int64_t>(size), plan_case), one)
+          << size << " ranks";
+    }
+  }
 }
 
 // Two sums a layer into one stream, each with a bias that rank 0 adds.

@@ -4,6 +4,7 @@
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <openssl/rand.h>
+#include <openssl/rsa.h>
 #include <openssl/x509v3.h>
 
 #include <cstdint>
@@ -57,7 +58,10 @@ void Extend(X509* certificate, X509* issuer, int kind,
 // Of `authority`, or of itself where that is empty.
 TestCertificate Make(const TestCertificate& authority,
                      const TestCertificateOptions& options) {
-  const Key key(EVP_EC_gen("P-256"), &EVP_PKEY_free);
+  const Key key(options.rsa_bits == 0
+                    ? EVP_EC_gen("P-256")
+                    : EVP_RSA_gen(static_cast<unsigned>(options.rsa_bits)),
+                &EVP_PKEY_free);
   const Certificate made(X509_new(), &X509_free);
   Must(key != nullptr && made != nullptr);
   uint32_t serial = 0;
@@ -101,7 +105,11 @@ TestCertificate Make(const TestCertificate& authority,
 }  // namespace
 
 TestCertificate MakeAuthority(const std::string& common_name) {
-  return Make({}, {.common_name = common_name, .names = {}});
+  return MakeAuthorityWith({.common_name = common_name, .names = {}});
+}
+
+TestCertificate MakeAuthorityWith(const TestCertificateOptions& options) {
+  return Make({}, options);
 }
 
 TestCertificate MakeCertificate(const TestCertificate& authority,

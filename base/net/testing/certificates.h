@@ -19,10 +19,12 @@ struct TestCertificateOptions {
   std::vector<std::string> names;  // "DNS:localhost", "IP:127.0.0.1", "URI:..."
   absl::Duration valid_from = -absl::Hours(1);  // from now
   absl::Duration valid_until = absl::Hours(1);
+  int rsa_bits = 0;  // 0: a key of P-256
 };
 
-// One that signs itself.
+// One that signs itself; of its options, names are not used.
 TestCertificate MakeAuthority(const std::string& common_name);
+TestCertificate MakeAuthorityWith(const TestCertificateOptions& options);
 TestCertificate MakeCertificate(const TestCertificate& authority,
                                 const TestCertificateOptions& options);
 

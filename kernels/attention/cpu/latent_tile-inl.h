@@ -14,6 +14,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/attention/grid/attention_grid.h"
+#include "kernels/attention/grid/exact_rows.h"
 #include "kernels/simd/ahead_lines.h"
 #include "kernels/simd/codes-inl.h"
 #include "kernels/simd/simd-inl.h"
@@ -523,6 +524,7 @@ class BlockLoader {
     found_.begin = needed.begin - block;
     found_.end = needed.end - block;
     found_part_ = nullptr;
+    exact_rows_.Start();
     loaded_ = nullptr;
   }
   int64_t block() const { return block_; }
@@ -678,7 +680,9 @@ class BlockLoader {
     found_group_ = &group;
     found_.regular = false;
     if (const AttentionGrid::ExactPart* exact = grid_.exact(part)) {
-      return FindExact(*exact, &group - part.groups);
+      return exact_rows_.Find(sequence_, *exact, &group - part.groups, block_,
+                              found_.begin, found_.end, found_.codes,
+                              found_.readable);
     }
     found_.regular = found_.begin == 0 && found_.end == kBlock &&
                      part.tile_slots % kVecLanes == 0;
@@ -705,28 +709,6 @@ class BlockLoader {
                       found_.ranges + first);
       }
       s += count;
-    }
-  }
-
-  // Rows of the launch's own tokens, and of the side pages before them.
-  void FindExact(const AttentionGrid::ExactPart& exact, int64_t index) {
-    const ExactSlots& slots = *exact.slots;
-    for (int64_t i = found_.begin; i < found_.end; ++i) {
-      const int64_t s = block_ + i;
-      int64_t fresh = s - sequence_.first_slot;
-      // Nobody reads what stands for slots between sinks and window.
-      if (!slots.Has(sequence_.first_slot, s)) fresh = 0;
-      if (fresh >= 0) {
-        found_.codes[i] =
-            SlotAddress(*exact.fresh, exact.fresh->groups[index].codes, 0,
-                        sequence_.first_row + fresh);
-        continue;
-      }
-      const int64_t row = slots.RowOf(s, sequence_.evicted);
-      const int64_t page = slots.first_page + row / slots.page_rows;
-      found_.codes[i] = SlotAddress(
-          *exact.ring, exact.ring->groups[index].codes,
-          sequence_.side_pages.device_address()[page], row % slots.page_rows);
     }
   }
 
@@ -781,6 +763,7 @@ class BlockLoader {
   BlockSlots found_;
   const LatentPartArgs* found_part_ = nullptr;
   const LatentGroup* found_group_ = nullptr;
+  BlockExactRows exact_rows_;
   const LatentChunk* loaded_ = nullptr;
   uint32_t* plane_words_[4] = {};
 };

@@ -344,10 +344,15 @@ class Row {
     if (fresh >= 0) {
       return {rows, rows.groups[group], 0, sequence_.first_row + fresh};
     }
-    const int64_t row = exact.RowOf(slot, sequence_.evicted);
-    const int64_t page = exact.first_page + row / exact.page_rows;
-    return {rows, rows.groups[group],
-            sequence_.side_pages.device_address()[page], row % exact.page_rows};
+    LatentPartArgs row = rows;
+    row.arena = static_cast<char*>(row.arena) +
+                exact
+                    .PlaceOfRow(exact.RowOf(slot, sequence_.evicted),
+                                sequence_.side_pages.device_address())
+                    .offset_bytes;
+    Latent latent(row, rows.groups[group], 0, 0);
+    latent.part = &rows;
+    return latent;
   }
   Latent At(const LatentPartArgs& part, const int32_t* group_of_head,
             int64_t slot) const {

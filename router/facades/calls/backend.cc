@@ -15,10 +15,35 @@ std::shared_ptr<const TextCodec> FacadeBackend::CodecOf(
   return found == codecs.end() ? nullptr : found->second;
 }
 
-absl::StatusOr<std::shared_ptr<ByteShare>> ShareOf(const FacadeBackend& backend,
-                                                   size_t message_bytes) {
-  if (backend.budget == nullptr) return nullptr;
-  return backend.budget->Take(2 * message_bytes);
+absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
+                                      const CallIdentity& call) {
+  if (backend.callers != nullptr) {
+    return backend.callers->Identify(call.credentials, kvasir::v1::CLIENT,
+                                     call.tenant);
+  }
+  KVASIR_RETURN_IF_ERROR(CheckTenantName(call.tenant));
+  return Caller{.tenant = call.tenant};
+}
+
+ArrivedMessage Arrive(const FacadeBackend& backend, const CallIdentity& call,
+                      size_t message_bytes) {
+  absl::StatusOr<Caller> caller = IdentifyCaller(backend, call);
+  if (!caller.ok()) return {Caller(), caller.status()};
+  ArrivedMessage arrived{*std::move(caller), nullptr};
+  if (backend.budget != nullptr) {
+    arrived.bytes = backend.budget->Take(2 * message_bytes);
+  }
+  if (arrived.bytes.ok() && arrived.caller.quota != nullptr) {
+    arrived.bytes = backend.callers->TakeBytes(
+        arrived.caller, 2 * message_bytes, *std::move(arrived.bytes));
+  }
+  return arrived;
+}
+
+absl::StatusOr<std::shared_ptr<RequestPlace>> EnterQuota(
+    const FacadeBackend& backend, const Caller& caller) {
+  if (caller.quota == nullptr) return nullptr;
+  return backend.callers->Enter(caller);
 }
 
 absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,

@@ -16,6 +16,7 @@
 #include "router/canonical.h"
 #include "router/core/client_calls.h"
 #include "router/core/task_runner.h"
+#include "router/facades/calls/identity.h"
 #include "router/facades/calls/running_ids.h"
 #include "router/facades/text/text_codec.h"
 
@@ -49,10 +50,14 @@ struct FacadeBackend {
   std::shared_ptr<const TextCodec> CodecOf(const std::string& model) const;
 
   RequestRouter* router = nullptr;
+  // In the access log and in metrics.
+  std::string facade;
   Codecs codecs;
   const base::Clock* clock = &base::Clock::Real();
   std::shared_ptr<TaskRunner> tokenizer;
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
+  // Null: nobody is asked who he is.
+  std::shared_ptr<const Callers> callers;
   // Null: memory has no limit.
   std::shared_ptr<ByteBudget> budget;
   RunningIds running_ids;
@@ -60,11 +65,27 @@ struct FacadeBackend {
   std::atomic<uint64_t> next_number{1};
 };
 
-// A share for a message and for its text or ids, which are copied out of it;
-// null where memory has no limit. Taken before the message waits for its turn:
-// what waits is counted.
-absl::StatusOr<std::shared_ptr<ByteShare>> ShareOf(const FacadeBackend& backend,
-                                                   size_t message_bytes);
+// Who makes a call. Where nobody is asked who he is, his tenant is what he
+// says: INVALID_ARGUMENT for what is no name. Otherwise the errors of
+// Callers::Identify.
+absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
+                                      const CallIdentity& call);
+
+// A message as it comes, before it waits for its turn: what waits is counted.
+struct ArrivedMessage {
+  // Empty where nobody knows him.
+  Caller caller;
+  // A share for the message and for its text or ids, which are copied out of
+  // it; null where memory has no limit. Or why it is refused.
+  absl::StatusOr<std::shared_ptr<ByteShare>> bytes;
+};
+ArrivedMessage Arrive(const FacadeBackend& backend, const CallIdentity& call,
+                      size_t message_bytes);
+
+// The request's place in its tenant's quota; null where there is none.
+// RESOURCE_EXHAUSTED: before anything is looked up for it.
+absl::StatusOr<std::shared_ptr<RequestPlace>> EnterQuota(
+    const FacadeBackend& backend, const Caller& caller);
 
 // INVALID_ARGUMENT where the model's workers, or we, serve fewer samples.
 absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,

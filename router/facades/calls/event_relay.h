@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "router/canonical.h"
+#include "router/identity/quota.h"
 
 namespace kvasir::router {
 
@@ -15,8 +16,10 @@ namespace kvasir::router {
 template <typename Call>
 class EventRelay final : public RequestSink {
  public:
-  EventRelay(std::shared_ptr<Call> call, uint64_t number)
-      : call_(std::move(call)), number_(number) {}
+  // `place` (null: none) is left as the request ends.
+  EventRelay(std::shared_ptr<Call> call, uint64_t number,
+             std::shared_ptr<RequestPlace> place)
+      : call_(std::move(call)), number_(number), place_(std::move(place)) {}
 
   void OnAccepted(uint32_t) override {}
   void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) override {
@@ -30,6 +33,7 @@ class EventRelay final : public RequestSink {
     });
   }
   void OnDone(const absl::Status& status) override {
+    if (place_ != nullptr) place_->Leave();
     call_->Post([number = number_, status](Call& call) {
       call.HandleDone(number, status);
     });
@@ -38,6 +42,7 @@ class EventRelay final : public RequestSink {
  private:
   const std::shared_ptr<Call> call_;
   const uint64_t number_;
+  const std::shared_ptr<RequestPlace> place_;
 };
 
 }  // namespace kvasir::router

@@ -24,7 +24,6 @@ struct GenerateCall {
   // With `limits`, which live as long.
   std::shared_ptr<FacadeBackend> backend;
   const FacadeLimits* limits = nullptr;
-  std::string facade;
   size_t message_bytes = 0;
   std::shared_ptr<TaskRunner> runner;
 };
@@ -41,7 +40,6 @@ std::shared_ptr<SingleCall<Answer>> NewCall(
       typename SingleCall<Answer>::Parts{
           .backend = std::move(call.backend),
           .limits = call.limits,
-          .facade = std::move(call.facade),
           .identity = IdentityOf(context),
           .message_bytes = call.message_bytes,
           .strand = Strand::Create(std::move(call.runner)),

@@ -10,8 +10,10 @@
 namespace kvasir::router {
 
 // Values of a repeated key are joined by commas, as HTTP has it.
-std::string MetadataOf(const grpc::CallbackServerContext& context,
-                       const char* key);
+std::string MetadataOf(const grpc::ServerContextBase& context, const char* key);
+
+// Names of a certificate, and the hash of a token.
+Credentials CredentialsOf(const grpc::ServerContextBase& context);
 
 CallIdentity IdentityOf(const grpc::CallbackServerContext& context);
 

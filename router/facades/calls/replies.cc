@@ -3,7 +3,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "base/status_macros.h"
 #include "router/facades/calls/identity.h"
 #include "router/facades/calls/metadata.h"
 
@@ -15,11 +14,32 @@ constexpr int kMaxAbortedIds = 1024;
 
 }  // namespace
 
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                 const absl::Status& status) {
+absl::StatusOr<Caller> AskCaller(const grpc::CallbackServerContext& context,
+                                 const FacadeBackend& backend) {
+  const CallIdentity call = IdentityOf(context);
+  absl::StatusOr<Caller> caller = IdentifyCaller(backend, call);
+  if (!caller.ok()) {
+    backend.router->LogRefused(
+        DescribeRequest(call, Caller(), backend.facade, "", ""),
+        caller.status());
+  }
+  return caller;
+}
+
+grpc::ServerUnaryReactor* Answer(
+    grpc::CallbackServerContext* context, const FacadeBackend& backend,
+    absl::FunctionRef<absl::Status(const Caller&)> answer) {
+  const absl::StatusOr<Caller> caller = AskCaller(*context, backend);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(base::ToGrpcStatus(status));
+  reactor->Finish(
+      base::ToGrpcStatus(caller.ok() ? answer(*caller) : caller.status()));
   return reactor;
+}
+
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                 const FacadeBackend& backend,
+                                 const absl::Status& status) {
+  return Answer(context, backend, [&status](const Caller&) { return status; });
 }
 
 absl::Status RpcNotBuilt(const char* service, const char* rpc) {
@@ -28,10 +48,8 @@ absl::Status RpcNotBuilt(const char* service, const char* rpc) {
 }
 
 absl::Status AbortRequests(
-    const grpc::CallbackServerContext& context, const FacadeBackend& backend,
+    const Caller& caller, const FacadeBackend& backend,
     const google::protobuf::RepeatedPtrField<std::string>& request_ids) {
-  const std::string tenant = IdentityOf(context).tenant;
-  KVASIR_RETURN_IF_ERROR(CheckTenant(tenant));
   if (request_ids.size() > kMaxAbortedIds) {
     return absl::InvalidArgumentError(absl::StrCat("request_ids: want at most ",
                                                    kMaxAbortedIds, ", have ",
@@ -42,7 +60,7 @@ absl::Status AbortRequests(
                                                    request_ids.end());
   for (const absl::string_view id : ids) {
     for (const auto& [weak, number] :
-         backend.running_ids.Find(tenant, std::string(id))) {
+         backend.running_ids.Find(caller.tenant, std::string(id))) {
       if (const auto call = weak.lock()) call->OnStop(number);
     }
   }

@@ -7,13 +7,26 @@
 
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/net/grpc_status.h"
 #include "router/facades/calls/backend.h"
 
 namespace kvasir::router {
 
+// Who calls, whatever is called; a refusal has been logged and counted.
+absl::StatusOr<Caller> AskCaller(const grpc::CallbackServerContext& context,
+                                 const FacadeBackend& backend);
+
+// The end of a call by the status of `answer`, which is not asked where who
+// calls is refused.
+grpc::ServerUnaryReactor* Answer(
+    grpc::CallbackServerContext* context, const FacadeBackend& backend,
+    absl::FunctionRef<absl::Status(const Caller&)> answer);
+// The same of a call that has but a status to give.
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                 const FacadeBackend& backend,
                                  const absl::Status& status);
 
 // UNIMPLEMENTED with the RPC's name.
@@ -33,7 +46,7 @@ class EndedStream final : public grpc::ServerWriteReactor<Response> {
 // nothing runs under are no error: a gateway aborts whatever its client leaves,
 // also what has just ended.
 absl::Status AbortRequests(
-    const grpc::CallbackServerContext& context, const FacadeBackend& backend,
+    const Caller& caller, const FacadeBackend& backend,
     const google::protobuf::RepeatedPtrField<std::string>& request_ids);
 
 }  // namespace kvasir::router

@@ -12,6 +12,8 @@ namespace kvasir::router {
 
 struct FacadeOptions {
   Codecs codecs;
+  // Null: nobody is asked who he is.
+  std::shared_ptr<const Callers> callers;
   // Its calls are counted there.
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
   // Its requests are taken from it; null: memory has no limit.
@@ -30,9 +32,11 @@ class FacadeThreads {
   const std::shared_ptr<TaskRunner>& streams() const {
     return streams_.runner();
   }
-  void Fill(const FacadeOptions& options, RequestRouter* router,
-            FacadeBackend* backend) const {
+  void Fill(const FacadeOptions& options, const std::string& facade,
+            RequestRouter* router, FacadeBackend* backend) const {
+    backend->facade = facade;
     backend->router = router;
+    backend->callers = options.callers;
     backend->codecs = options.codecs;
     backend->calls = options.calls;
     backend->budget = options.budget;

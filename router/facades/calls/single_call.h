@@ -68,8 +68,6 @@ class SingleCall final
     // With `limits`; both live as long as the call.
     std::shared_ptr<FacadeBackend> backend;
     const FacadeLimits* limits = nullptr;
-    // In the access log.
-    std::string facade;
     CallIdentity identity;
     // Of the call's message.
     size_t message_bytes = 0;
@@ -81,7 +79,8 @@ class SingleCall final
   explicit SingleCall(Parts parts)
       : parts_(std::move(parts)),
         number_(parts_.backend->next_number.fetch_add(1)),
-        bytes_(ShareOf(*parts_.backend, parts_.message_bytes)),
+        arrived_(
+            Arrive(*parts_.backend, parts_.identity, parts_.message_bytes)),
         pump_(this, parts_.writer) {}
 
   // What the call asks for, as far as one look at its message tells.
@@ -97,8 +96,10 @@ class SingleCall final
   // end, so that it may look at a message which gRPC keeps until then.
   void Begin(absl::AnyInvocable<Asked()> read) {
     Post([read = std::move(read)](SingleCall& call) mutable {
-      // What is over the budget is not even looked at.
-      if (!call.bytes_.ok()) return call.Refuse(call.bytes_.status());
+      // What is refused so is not even looked at.
+      if (const absl::Status status = call.Enter(); !status.ok()) {
+        return call.Refuse(status);
+      }
       Asked asked = read();
       call.model_ = std::move(asked.model);
       call.id_ = std::move(asked.id);
@@ -132,8 +133,20 @@ class SingleCall final
         });
   }
 
+  absl::Status Enter() {
+    KVASIR_RETURN_IF_ERROR(arrived_.bytes.status());
+    KVASIR_ASSIGN_OR_RETURN(place_,
+                            EnterQuota(*parts_.backend, arrived_.caller));
+    return absl::OkStatus();
+  }
+  // It runs no more, or nothing will come of it.
+  void LeavePlace() {
+    if (place_ != nullptr) place_->Leave();
+  }
+
   CanonicalRequest Describe() const {
-    return DescribeRequest(parts_.identity, parts_.facade, model_, id_);
+    return DescribeRequest(parts_.identity, arrived_.caller,
+                           parts_.backend->facade, model_, id_);
   }
   void Refuse(const absl::Status& status) {
     parts_.backend->router->LogRefused(Describe(), status);
@@ -141,10 +154,9 @@ class SingleCall final
   }
 
   absl::Status HandleBegin(absl::StatusOr<Prepare> ready) {
-    KVASIR_RETURN_IF_ERROR(CheckTenant(parts_.identity.tenant));
     KVASIR_RETURN_IF_ERROR(ready.status());
     if (!id_.empty()) {
-      parts_.backend->running_ids.Add(parts_.identity.tenant, id_,
+      parts_.backend->running_ids.Add(arrived_.caller.tenant, id_,
                                       this->weak_from_this(), number_);
       listed_ = true;
     }
@@ -167,17 +179,19 @@ class SingleCall final
     num_samples_ = prepared->sampling.n();
     CanonicalRequest request = Describe();
     request.cache_salt =
-        CacheSaltOf(parts_.identity.tenant, prepared->cache_salt);
+        CacheSaltOf(arrived_.caller.cache_tenant(), prepared->cache_salt);
     request.priority = prepared->priority;
     request.prompt = std::move(prepared->prompt);
     request.sampling = std::move(prepared->sampling);
     request.seed = prepared->seed;
     request.folded = prepared->folded;
-    request.bytes = *bytes_;
-    if (*bytes_ != nullptr) (*bytes_)->Grow(request.prompt.bytes().size());
+    request.bytes = *arrived_.bytes;
+    if (request.bytes != nullptr) {
+      request.bytes->Grow(request.prompt.bytes().size());
+    }
     auto handle = parts_.backend->router->Submit(
         std::move(request), std::make_shared<EventRelay<SingleCall>>(
-                                this->shared_from_this(), number_));
+                                this->shared_from_this(), number_, place_));
     if (!handle.ok()) {
       return pump_.EndCall(handle.status(), CancelReason::kClient);
     }
@@ -188,13 +202,18 @@ class SingleCall final
     if (pump_.ending()) return;
     answer_->OnTokens(tokens);
     // All that is wanted is there: the engine need not go on.
-    if (answer_->finished()) CancelEngine(CancelReason::kStopString);
+    if (answer_->finished()) {
+      CancelEngine(CancelReason::kStopString);
+      LeavePlace();
+    }
     Changed();
   }
   void HandleFinish(uint64_t, const kvasir::v1::GenerateEvent::Finish& finish) {
     if (pump_.ending()) return;
     ++num_engine_finishes_;
     answer_->OnFinish(finish);
+    // Before its client hears of it, and asks for the next.
+    if (answer_->finished()) LeavePlace();
     Changed();
   }
   void HandleDone(uint64_t, const absl::Status& status) {
@@ -229,16 +248,16 @@ class SingleCall final
   }
   size_t CountWaiting() {
     const size_t waiting = answer_->waiting_bytes();
-    if (*bytes_ != nullptr) {
-      (*bytes_)->Grow(waiting);
-      (*bytes_)->Shrink(waiting_bytes_);
+    if (const auto& bytes = *arrived_.bytes; bytes != nullptr) {
+      bytes->Grow(waiting);
+      bytes->Shrink(waiting_bytes_);
     }
     waiting_bytes_ = waiting;
     return waiting;
   }
   void Unlist() {
     if (!std::exchange(listed_, false)) return;
-    parts_.backend->running_ids.Remove(parts_.identity.tenant, id_, number_);
+    parts_.backend->running_ids.Remove(arrived_.caller.tenant, id_, number_);
   }
 
   std::optional<Response> NextResponse() override {
@@ -256,6 +275,8 @@ class SingleCall final
   void GiveUp(CancelReason reason) override {
     Unlist();
     CancelEngine(reason);
+    // One that runs leaves it with the engine's end.
+    if (handle_ == nullptr) LeavePlace();
     // It holds the call, until its own end.
     handle_.reset();
   }
@@ -265,14 +286,15 @@ class SingleCall final
 
   const Parts parts_;
   const uint64_t number_;
-  // Taken before the message waits for its turn; null: memory has no limit.
-  const absl::StatusOr<std::shared_ptr<ByteShare>> bytes_;
+  const ArrivedMessage arrived_;
 
   // Strand only.
   ResponsePump<Response> pump_;
   std::string model_;
   std::string id_;
   bool listed_ = false;
+  // In its tenant's quota; null: none.
+  std::shared_ptr<RequestPlace> place_;
   // Null until the prompt is tokenized.
   std::unique_ptr<Answer> answer_;
   // Null until it is submitted.

@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "base/net/grpc_status.h"
 #include "router/facades/calls/metadata.h"
+#include "router/facades/calls/replies.h"
 
 namespace kvasir::router {
 namespace {
@@ -28,6 +29,14 @@ KserveStreamReactor::KserveStreamReactor(std::shared_ptr<KserveBackend> backend,
       stream_(std::make_shared<KserveStream>(
           backend_, CallOf(*context, /*unary=*/false),
           Strand::Create(std::move(runner)), this)) {
+  // Each of its requests is judged anew; who is refused now has none to send.
+  if (backend_->callers != nullptr) {
+    const auto caller = AskCaller(*context, *backend_);
+    if (!caller.ok()) {
+      stream_->OnRefused(caller.status());
+      return;
+    }
+  }
   StartRead(&request_);
   backend_->streams.Add(stream_);
 }

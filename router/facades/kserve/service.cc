@@ -13,8 +13,9 @@ namespace kvasir::router {
 namespace {
 
 grpc::ServerUnaryReactor* NotBuilt(grpc::CallbackServerContext* context,
+                                   const FacadeBackend& backend,
                                    const char* rpc) {
-  return Answer(context, RpcNotBuilt(kKserveServiceName, rpc));
+  return Answer(context, backend, RpcNotBuilt(kKserveServiceName, rpc));
 }
 
 // NOT_FOUND for an unknown name and for a version other than the one there is.
@@ -36,7 +37,7 @@ KserveService::KserveService(KserveServiceOptions options,
     : server_version_(options.server_version),
       threads_(options.limits),
       backend_(std::make_shared<KserveBackend>()) {
-  threads_.Fill(options, router, backend_.get());
+  threads_.Fill(options, "kserve", router, backend_.get());
   backend_->limits = options.limits;
 }
 
@@ -49,15 +50,19 @@ void KserveService::EndStreams() { backend_->streams.EndAll(); }
 grpc::ServerUnaryReactor* KserveService::ServerLive(
     grpc::CallbackServerContext* context, const inference::ServerLiveRequest*,
     inference::ServerLiveResponse* response) {
-  response->set_live(true);
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    response->set_live(true);
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* KserveService::ServerReady(
     grpc::CallbackServerContext* context, const inference::ServerReadyRequest*,
     inference::ServerReadyResponse* response) {
-  response->set_ready(backend_->router->Health().ready);
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    response->set_ready(backend_->router->Health().ready);
+    return absl::OkStatus();
+  });
 }
 
 // An unknown model is not ready, which is no error: clients poll.
@@ -65,75 +70,87 @@ grpc::ServerUnaryReactor* KserveService::ModelReady(
     grpc::CallbackServerContext* context,
     const inference::ModelReadyRequest* request,
     inference::ModelReadyResponse* response) {
-  const auto model =
-      FindModel(*backend_->router, request->name(), request->version());
-  response->set_ready(model.ok() && model->ready);
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    const auto model =
+        FindModel(*backend_->router, request->name(), request->version());
+    response->set_ready(model.ok() && model->ready);
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* KserveService::ServerMetadata(
     grpc::CallbackServerContext* context,
     const inference::ServerMetadataRequest*,
     inference::ServerMetadataResponse* response) {
-  response->set_name("kvasir");
-  response->set_version(server_version_);
-  response->add_extensions("model_configuration");
-  response->add_extensions("statistics");
-  response->add_extensions("parameters");
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    response->set_name("kvasir");
+    response->set_version(server_version_);
+    response->add_extensions("model_configuration");
+    response->add_extensions("statistics");
+    response->add_extensions("parameters");
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* KserveService::ModelMetadata(
     grpc::CallbackServerContext* context,
     const inference::ModelMetadataRequest* request,
     inference::ModelMetadataResponse* response) {
-  const auto model =
-      FindModel(*backend_->router, request->name(), request->version());
-  if (model.ok()) *response = KserveMetadataOf(*model);
-  return Answer(context, model.status());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    const auto model =
+        FindModel(*backend_->router, request->name(), request->version());
+    if (model.ok()) *response = KserveMetadataOf(*model);
+    return model.status();
+  });
 }
 
 grpc::ServerUnaryReactor* KserveService::ModelConfig(
     grpc::CallbackServerContext* context,
     const inference::ModelConfigRequest* request,
     inference::ModelConfigResponse* response) {
-  const auto model =
-      FindModel(*backend_->router, request->name(), request->version());
-  if (model.ok()) *response->mutable_config() = KserveConfigOf(*model);
-  return Answer(context, model.status());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    const auto model =
+        FindModel(*backend_->router, request->name(), request->version());
+    if (model.ok()) *response->mutable_config() = KserveConfigOf(*model);
+    return model.status();
+  });
 }
 
 grpc::ServerUnaryReactor* KserveService::ModelStatistics(
     grpc::CallbackServerContext* context,
     const inference::ModelStatisticsRequest* request,
     inference::ModelStatisticsResponse* response) {
-  std::vector<ModelStatus> models;
-  if (request->name().empty()) {
-    models = backend_->router->Models();
-  } else {
-    auto model =
-        FindModel(*backend_->router, request->name(), request->version());
-    if (!model.ok()) return Answer(context, model.status());
-    models.push_back(*std::move(model));
-  }
-  for (const ModelStatus& model : models) {
-    inference::ModelStatistics* statistics = response->add_model_stats();
-    *statistics = backend_->statistics.Of(model.name);
-    statistics->set_name(model.name);
-    statistics->set_version(kKserveModelVersion);
-  }
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    std::vector<ModelStatus> models;
+    if (request->name().empty()) {
+      models = backend_->router->Models();
+    } else {
+      auto model =
+          FindModel(*backend_->router, request->name(), request->version());
+      if (!model.ok()) return model.status();
+      models.push_back(*std::move(model));
+    }
+    for (const ModelStatus& model : models) {
+      inference::ModelStatistics* statistics = response->add_model_stats();
+      *statistics = backend_->statistics.Of(model.name);
+      statistics->set_name(model.name);
+      statistics->set_version(kKserveModelVersion);
+    }
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* KserveService::RepositoryIndex(
     grpc::CallbackServerContext* context,
     const inference::RepositoryIndexRequest* request,
     inference::RepositoryIndexResponse* response) {
-  for (const ModelStatus& model : backend_->router->Models()) {
-    if (request->ready() && !model.ready) continue;
-    *response->add_models() = KserveIndexOf(model);
-  }
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    for (const ModelStatus& model : backend_->router->Models()) {
+      if (request->ready() && !model.ready) continue;
+      *response->add_models() = KserveIndexOf(model);
+    }
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* KserveService::ModelInfer(
@@ -154,68 +171,68 @@ grpc::ServerUnaryReactor* KserveService::RepositoryModelLoad(
     grpc::CallbackServerContext* context,
     const inference::RepositoryModelLoadRequest*,
     inference::RepositoryModelLoadResponse*) {
-  return NotBuilt(context, "RepositoryModelLoad");
+  return NotBuilt(context, *backend_, "RepositoryModelLoad");
 }
 
 grpc::ServerUnaryReactor* KserveService::RepositoryModelUnload(
     grpc::CallbackServerContext* context,
     const inference::RepositoryModelUnloadRequest*,
     inference::RepositoryModelUnloadResponse*) {
-  return NotBuilt(context, "RepositoryModelUnload");
+  return NotBuilt(context, *backend_, "RepositoryModelUnload");
 }
 
 grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryStatus(
     grpc::CallbackServerContext* context,
     const inference::SystemSharedMemoryStatusRequest*,
     inference::SystemSharedMemoryStatusResponse*) {
-  return NotBuilt(context, "SystemSharedMemoryStatus");
+  return NotBuilt(context, *backend_, "SystemSharedMemoryStatus");
 }
 
 grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryRegister(
     grpc::CallbackServerContext* context,
     const inference::SystemSharedMemoryRegisterRequest*,
     inference::SystemSharedMemoryRegisterResponse*) {
-  return NotBuilt(context, "SystemSharedMemoryRegister");
+  return NotBuilt(context, *backend_, "SystemSharedMemoryRegister");
 }
 
 grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryUnregister(
     grpc::CallbackServerContext* context,
     const inference::SystemSharedMemoryUnregisterRequest*,
     inference::SystemSharedMemoryUnregisterResponse*) {
-  return NotBuilt(context, "SystemSharedMemoryUnregister");
+  return NotBuilt(context, *backend_, "SystemSharedMemoryUnregister");
 }
 
 grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryStatus(
     grpc::CallbackServerContext* context,
     const inference::CudaSharedMemoryStatusRequest*,
     inference::CudaSharedMemoryStatusResponse*) {
-  return NotBuilt(context, "CudaSharedMemoryStatus");
+  return NotBuilt(context, *backend_, "CudaSharedMemoryStatus");
 }
 
 grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryRegister(
     grpc::CallbackServerContext* context,
     const inference::CudaSharedMemoryRegisterRequest*,
     inference::CudaSharedMemoryRegisterResponse*) {
-  return NotBuilt(context, "CudaSharedMemoryRegister");
+  return NotBuilt(context, *backend_, "CudaSharedMemoryRegister");
 }
 
 grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryUnregister(
     grpc::CallbackServerContext* context,
     const inference::CudaSharedMemoryUnregisterRequest*,
     inference::CudaSharedMemoryUnregisterResponse*) {
-  return NotBuilt(context, "CudaSharedMemoryUnregister");
+  return NotBuilt(context, *backend_, "CudaSharedMemoryUnregister");
 }
 
 grpc::ServerUnaryReactor* KserveService::TraceSetting(
     grpc::CallbackServerContext* context, const inference::TraceSettingRequest*,
     inference::TraceSettingResponse*) {
-  return NotBuilt(context, "TraceSetting");
+  return NotBuilt(context, *backend_, "TraceSetting");
 }
 
 grpc::ServerUnaryReactor* KserveService::LogSettings(
     grpc::CallbackServerContext* context, const inference::LogSettingsRequest*,
     inference::LogSettingsResponse*) {
-  return NotBuilt(context, "LogSettings");
+  return NotBuilt(context, *backend_, "LogSettings");
 }
 
 }  // namespace kvasir::router

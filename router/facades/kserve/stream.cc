@@ -20,14 +20,6 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
 // As of a status, which travels in trailing metadata (base/net/grpc_status.h).
 constexpr size_t kMaxErrorTextBytes = 1024;
 
-// Requests that a stop may end: those of the same address, which a proxy may
-// share among tenants, and of the same tenant. Not of the same port: a client
-// that is told to go calls from another.
-std::string StopScope(const KserveCall& call) {
-  return absl::StrCat(call.tenant, " ",
-                      call.peer.substr(0, call.peer.rfind(':')));
-}
-
 }  // namespace
 
 KserveStream::KserveStream(std::shared_ptr<KserveBackend> backend,
@@ -47,11 +39,10 @@ void KserveStream::Post(absl::AnyInvocable<void(KserveStream&)> step) {
 
 void KserveStream::OnRead(
     std::shared_ptr<const inference::ModelInferRequest> request) {
-  // Before it waits for its turn: what waits is counted.
-  auto bytes = ShareOf(*backend_, request->ByteSizeLong());
+  auto arrived = Arrive(*backend_, call_, request->ByteSizeLong());
   Post([request = std::move(request),
-        bytes = std::move(bytes)](KserveStream& stream) mutable {
-    stream.HandleRead(*request, std::move(bytes));
+        arrived = std::move(arrived)](KserveStream& stream) mutable {
+    stream.HandleRead(*request, std::move(arrived));
   });
 }
 
@@ -73,6 +64,12 @@ void KserveStream::OnCancelled() {
   });
 }
 
+void KserveStream::OnRefused(const absl::Status& status) {
+  Post([status](KserveStream& stream) {
+    stream.pump_.EndCall(status, CancelReason::kClient);
+  });
+}
+
 void KserveStream::OnDrain() {
   Post([](KserveStream& stream) {
     stream.draining_ = true;
@@ -87,24 +84,22 @@ void KserveStream::OnStop(uint64_t number) {
   });
 }
 
-void KserveStream::HandleRead(
-    const inference::ModelInferRequest& message,
-    absl::StatusOr<std::shared_ptr<ByteShare>> bytes) {
+void KserveStream::HandleRead(const inference::ModelInferRequest& message,
+                              ArrivedMessage arrived) {
   if (pump_.ending()) return;
   const absl::Time start = backend_->clock->Now();
-  if (const absl::Status status =
-          bytes.ok() ? Begin(message, *std::move(bytes)) : bytes.status();
-      !status.ok()) {
-    CountRefused(message, status, start);
+  if (const absl::Status status = Begin(message, arrived); !status.ok()) {
+    CountRefused(message, arrived.caller, status, start);
     AnswerError(message.model_name(), message.id(), status);
   }
   if (!pump_.ending() && !call_.unary) sink_->Read();
 }
 
 void KserveStream::CountRefused(const inference::ModelInferRequest& message,
+                                const Caller& caller,
                                 const absl::Status& status, absl::Time start) {
-  backend_->router->LogRefused(Describe(message.model_name(), message.id()),
-                               status);
+  backend_->router->LogRefused(
+      Describe(caller, message.model_name(), message.id()), status);
   // Statistics are kept by model: any name would make them grow.
   if (!backend_->router->Model(message.model_name()).ok()) return;
   Request refused;
@@ -113,14 +108,23 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
   Record(refused, false);
 }
 
-CanonicalRequest KserveStream::Describe(const std::string& model,
+CanonicalRequest KserveStream::Describe(const Caller& caller,
+                                        const std::string& model,
                                         const std::string& id) const {
-  return DescribeRequest(call_, "kserve", model, id);
+  return DescribeRequest(call_, caller, backend_->facade, model, id);
+}
+
+// Those of the same address, which a proxy may share among tenants, and of the
+// same tenant. Not of the same port: a client that is told to go calls from
+// another.
+std::string KserveStream::StopScope(const Caller& caller) const {
+  return absl::StrCat(caller.tenant, " ",
+                      call_.peer.substr(0, call_.peer.rfind(':')));
 }
 
 absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
-                                 std::shared_ptr<ByteShare> bytes) {
-  KVASIR_RETURN_IF_ERROR(CheckTenant(call_.tenant));
+                                 const ArrivedMessage& arrived) {
+  KVASIR_RETURN_IF_ERROR(arrived.bytes.status());
   KVASIR_ASSIGN_OR_RETURN(KserveRequest request,
                           ParseKserveRequest(message, call_.unary));
   if (!request.model_version.empty() &&
@@ -130,10 +134,10 @@ absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
         ", not '", request.model_version, "'"));
   }
   if (request.schema == KserveSchema::kStop) {
-    StopById(request);
+    StopById(request, arrived.caller);
     return absl::OkStatus();
   }
-  return BeginGeneration(std::move(request), std::move(bytes));
+  return BeginGeneration(std::move(request), arrived);
 }
 
 absl::Status KserveStream::CheckId(const KserveRequest& request) const {
@@ -150,11 +154,14 @@ absl::Status KserveStream::CheckId(const KserveRequest& request) const {
 }
 
 absl::Status KserveStream::BeginGeneration(KserveRequest request,
-                                           std::shared_ptr<ByteShare> bytes) {
+                                           const ArrivedMessage& arrived) {
   if (draining_) {
     return proto::RefusedError(kvasir::v1::Refusal::DRAINING,
                                "the server is draining");
   }
+  // Goes with a request that is refused below.
+  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<RequestPlace> place,
+                          EnterQuota(*backend_, arrived.caller));
   KVASIR_RETURN_IF_ERROR(CheckId(request));
   KVASIR_ASSIGN_OR_RETURN(const ModelStatus model,
                           backend_->router->Model(request.model_name));
@@ -180,15 +187,17 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request,
   entry.id = request.id;
   entry.model = request.model_name;
   entry.start = backend_->clock->Now();
-  entry.bytes = bytes;
+  entry.caller = arrived.caller;
+  entry.bytes = *arrived.bytes;
+  entry.place = std::move(place);
   if (!request.id.empty()) {
     numbers_by_id_[request.id] = number;
-    backend_->running_ids.Add(StopScope(call_), request.id, weak_from_this(),
-                              number);
+    backend_->running_ids.Add(StopScope(entry.caller), request.id,
+                              weak_from_this(), number);
   }
   // A request that is gone meanwhile still waits there.
   auto prepare = [self = shared_from_this(), number, codec,
-                  bytes = std::move(bytes), request = std::move(request),
+                  bytes = *arrived.bytes, request = std::move(request),
                   eos_ids = std::vector<int32_t>(info.eos_token_ids().begin(),
                                                  info.eos_token_ids().end()),
                   in_stream = !call_.unary]() mutable {
@@ -211,8 +220,9 @@ void KserveStream::HandlePrepared(uint64_t number,
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;  // stopped meanwhile
   if (!prepared.ok()) {
-    backend_->router->LogRefused(Describe(it->second.model, it->second.id),
-                                 prepared.status());
+    backend_->router->LogRefused(
+        Describe(it->second.caller, it->second.model, it->second.id),
+        prepared.status());
     Fail(number, prepared.status());
     return;
   }
@@ -224,8 +234,8 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
   Request& entry = requests_.at(number);
   entry.answer = std::move(prepared.answer);
   entry.num_samples = prepared.sampling.n();
-  CanonicalRequest request = Describe(entry.model, entry.id);
-  request.cache_salt = CacheSaltOf(call_.tenant);
+  CanonicalRequest request = Describe(entry.caller, entry.model, entry.id);
+  request.cache_salt = CacheSaltOf(entry.caller.cache_tenant());
   request.prompt = std::move(prepared.prompt);
   request.sampling = std::move(prepared.sampling);
   request.seed = prepared.seed;
@@ -243,7 +253,7 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
       entry.handle,
       backend_->router->Submit(std::move(request),
                                std::make_shared<EventRelay<KserveStream>>(
-                                   shared_from_this(), number)));
+                                   shared_from_this(), number, entry.place)));
   return absl::OkStatus();
 }
 
@@ -255,6 +265,7 @@ void KserveStream::HandleTokens(
   // All that is wanted is there: the engine need not go on.
   if (it->second.answer->finished()) {
     it->second.handle->Cancel(CancelReason::kStopString);
+    LeavePlace(it->second);
   }
   Changed(it);
 }
@@ -268,6 +279,8 @@ void KserveStream::HandleFinish(
       absl::Microseconds(finish.prefill_us() + finish.decode_us());
   ++it->second.num_engine_finishes;
   it->second.answer->OnFinish(finish);
+  // Before its client hears of it, and asks for the next.
+  if (it->second.answer->finished()) LeavePlace(it->second);
   Changed(it);
 }
 
@@ -280,13 +293,14 @@ void KserveStream::HandleDone(uint64_t number, const absl::Status& status) {
                                   "the request ended without its samples"));
 }
 
-void KserveStream::StopById(const KserveRequest& request) {
+void KserveStream::StopById(const KserveRequest& request,
+                            const Caller& caller) {
   const auto here = numbers_by_id_.find(request.id);
   if (here != numbers_by_id_.end()) {
     StopNumber(here->second);
   } else if (!request.id.empty()) {
     for (const auto& [weak, number] :
-         backend_->running_ids.Find(StopScope(call_), request.id)) {
+         backend_->running_ids.Find(StopScope(caller), request.id)) {
       if (const auto stream = weak.lock(); stream && stream.get() != this) {
         stream->OnStop(number);
       }
@@ -355,13 +369,19 @@ void KserveStream::Record(const Request& request, bool ok) {
   backend_->statistics.Record(request.model, outcome);
 }
 
+void KserveStream::LeavePlace(const Request& entry) {
+  if (entry.place != nullptr) entry.place->Leave();
+}
+
 void KserveStream::Remove(Requests::iterator it, CancelReason reason) {
   Request& entry = it->second;
   const bool engine_works = entry.num_engine_finishes < entry.num_samples;
   if (entry.handle != nullptr && engine_works) entry.handle->Cancel(reason);
+  // One that runs leaves it with the engine's end.
+  if (entry.handle == nullptr) LeavePlace(entry);
   if (!entry.id.empty()) {
     numbers_by_id_.erase(entry.id);
-    backend_->running_ids.Remove(StopScope(call_), entry.id, it->first);
+    backend_->running_ids.Remove(StopScope(entry.caller), entry.id, it->first);
   }
   answer_bytes_ -= entry.waiting_bytes;
   ready_.erase(it->first);

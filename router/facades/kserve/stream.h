@@ -69,6 +69,8 @@ class KserveStream final
   void OnHalfClose();
   void OnWritten(bool ok);
   void OnCancelled();
+  // Nothing will be read: the call ends so.
+  void OnRefused(const absl::Status& status);
   // The server ends: so does the call, with UNAVAILABLE, once no request runs;
   // none begins any more.
   void OnDrain();
@@ -80,6 +82,7 @@ class KserveStream final
   struct Request {
     std::string id;
     std::string model;
+    Caller caller;
     absl::Time start;
     // Null until the prompt is tokenized.
     std::unique_ptr<KserveAnswer> answer;
@@ -89,6 +92,8 @@ class KserveStream final
     uint32_t num_engine_finishes = 0;
     size_t waiting_bytes = 0;
     std::shared_ptr<ByteShare> bytes;
+    // In its tenant's quota; null: none.
+    std::shared_ptr<RequestPlace> place;
     // Until it was with the router.
     absl::Duration input;
     absl::Duration queue;
@@ -100,18 +105,21 @@ class KserveStream final
   void Post(absl::AnyInvocable<void(KserveStream&)> step);
 
   void HandleRead(const inference::ModelInferRequest& message,
-                  absl::StatusOr<std::shared_ptr<ByteShare>> bytes);
+                  ArrivedMessage arrived);
   absl::Status Begin(const inference::ModelInferRequest& message,
-                     std::shared_ptr<ByteShare> bytes);
+                     const ArrivedMessage& arrived);
   // Logs and counts what was refused before it was a request of this stream.
   void CountRefused(const inference::ModelInferRequest& message,
-                    const absl::Status& status, absl::Time start);
-  CanonicalRequest Describe(const std::string& model,
+                    const Caller& caller, const absl::Status& status,
+                    absl::Time start);
+  CanonicalRequest Describe(const Caller& caller, const std::string& model,
                             const std::string& id) const;
+  // Requests of `caller` that a stop may end.
+  std::string StopScope(const Caller& caller) const;
   absl::Status BeginGeneration(KserveRequest request,
-                               std::shared_ptr<ByteShare> bytes);
+                               const ArrivedMessage& arrived);
   absl::Status CheckId(const KserveRequest& request) const;
-  void StopById(const KserveRequest& request);
+  void StopById(const KserveRequest& request, const Caller& caller);
   void StopNumber(uint64_t number);
   void HandlePrepared(uint64_t number,
                       absl::StatusOr<PreparedRequest> prepared);
@@ -130,6 +138,8 @@ class KserveStream final
   void Changed(Requests::iterator it);
   // Removes a request; the engine is told when it still works on it.
   void Remove(Requests::iterator it, CancelReason reason);
+  // It runs no more, or nothing will come of it.
+  static void LeavePlace(const Request& entry);
   void Record(const Request& request, bool ok);
   // Counts what waits of an answer, against a slow reader.
   void CountWaiting(Request* entry);

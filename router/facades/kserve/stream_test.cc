@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "router/testing/call_testing.h"
+#include "router/testing/callers_testing.h"
 #include "router/testing/fake_router.h"
 #include "router/testing/kserve_testing.h"
 
@@ -32,6 +33,7 @@ class KserveStreamTest : public ::testing::Test {
  protected:
   void Start(KserveCall call = {}) {
     backend_->router = &router_;
+    backend_->facade = "kserve";
     backend_->codecs["tiny"] = std::make_shared<ByteCodec>();
     backend_->tokenizer = tokenizer_;
     stream_ = std::make_shared<KserveStream>(backend_, std::move(call), strand_,
@@ -720,6 +722,126 @@ TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
   EXPECT_EQ(stats.compute_input().ns(), 10'000'000u);
   EXPECT_EQ(stats.compute_infer().ns(), 170'000'000u);
   EXPECT_EQ(stats.compute_output().ns(), 15'000'000u);
+}
+
+// A tenant that may run two requests at a time.
+class KserveQuotaTest : public KserveStreamTest {
+ protected:
+  void StartRed() {
+    backend_->callers = CallersOf(absl::StrCat(
+        TenantEntry("red", R"("quota": {"concurrent_requests": 2})"), ",",
+        TenantEntry("blue", R"("shared_prefix_cache": true)")));
+    KserveCall call;
+    call.credentials = TokenOf("red");
+    Start(call);
+  }
+  uint32_t Running() const { return RunningOf(*backend_->callers, "red"); }
+};
+
+TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesTheRest) {
+  StartRed();
+  Send(Vllm("a"));
+  Send(Vllm("b"));
+  EXPECT_EQ(Running(), 2);
+  Send(Vllm("c"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
+                                      "2 requests, its quota's"));
+  EXPECT_EQ(Running(), 2);
+  // A stop is no request: he could not end what keeps him out.
+  Send(StopRequest("a"));
+  RunWrites();
+  EXPECT_TRUE(Engine(0)->cancelled());
+  EXPECT_EQ(Running(), 2) << "until the engine has ended it";
+  Engine(0)->Done(absl::CancelledError("stopped"));
+  EXPECT_EQ(Running(), 1);
+  Engine(1)->Emit("x");
+  Engine(1)->Finish();
+  Run();
+  EXPECT_EQ(Running(), 0) << "before its client hears the last of it";
+  Engine(1)->Done();
+  RunWrites();
+  EXPECT_EQ(Running(), 0);
+}
+
+TEST_F(KserveQuotaTest, EveryRefusalLeavesItsPlace) {
+  StartRed();
+  tokenizer_->max_queued = 1;
+  Send(InferRequestBuilder("other", "unknown").Text("text_input", "x"));
+  Send(Vllm("bad-text", "\x01"));
+  tokenizer_->max_queued = 0;
+  Send(Vllm("full"));
+  tokenizer_->max_queued = 1;
+  router_.Refuse(absl::ResourceExhaustedError("the queue is full"));
+  Send(Vllm("refused"));
+  RunWrites();
+  EXPECT_EQ(router_.num_requests(), 0u);
+  EXPECT_EQ(Running(), 0);
+}
+
+TEST_F(KserveQuotaTest, AResetLeavesThemWithTheEnginesEnd) {
+  StartRed();
+  Send(Vllm("a"));
+  Send(Vllm("b"));
+  stream_->OnCancelled();
+  RunWrites();
+  EXPECT_EQ(Running(), 2);
+  Engine(0)->Done(absl::CancelledError("gone"));
+  Engine(1)->Done(absl::UnavailableError("draining"));
+  EXPECT_EQ(Running(), 0);
+}
+
+TEST_F(KserveQuotaTest, AReaderTooSlowLeavesItWithTheEnginesEnd) {
+  backend_->limits.max_waiting_bytes_per_stream = 10;
+  StartRed();
+  Send(Vllm("a"));
+  Engine(0)->Emit("x");
+  Run();
+  Engine(0)->Emit("0123456789a");
+  Run();
+  EXPECT_EQ(Engine(0)->reason(), CancelReason::kSlowReader);
+  Engine(0)->Done(absl::CancelledError("slow"));
+  EXPECT_EQ(Running(), 0);
+}
+
+TEST_F(KserveQuotaTest, AFoldedAnswerLeavesItWithItsLastSample) {
+  backend_->callers =
+      CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 1})"));
+  KserveCall call;
+  call.credentials = TokenOf("red");
+  call.unary = true;
+  Start(call);
+  InferRequestBuilder builder("tiny", "a");
+  Send(builder.Text("text_input", "hi"));
+  EXPECT_EQ(Running(), 1);
+  Engine(0)->Complete("answer");
+  Run();
+  EXPECT_EQ(Running(), 0);
+}
+
+TEST_F(KserveQuotaTest, EachRequestOfAStreamIsJudgedByTheFileAsItIsThen) {
+  StartRed();
+  Send(Vllm("a"));
+  EXPECT_EQ(Engine(0)->request().tenant, "red");
+  EXPECT_EQ(Engine(0)->request().cache_salt, "tenant/red");
+  backend_->callers = CallersOf(TenantEntry("blue"));
+  Send(Vllm("b"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("UNAUTHENTICATED: metadata "
+                                      "'authorization'"));
+  EXPECT_EQ(router_.num_requests(), 1u);
+  EXPECT_FALSE(Engine(0)->cancelled()) << "what runs goes on";
+}
+
+TEST_F(KserveQuotaTest, ATenantThatSharesItsPrefixesHasNoSaltOfItsOwn) {
+  backend_->callers =
+      CallersOf(TenantEntry("blue", R"("shared_prefix_cache": true)"));
+  KserveCall call;
+  call.credentials = TokenOf("blue");
+  Start(call);
+  Send(Vllm("a"));
+  EXPECT_EQ(Engine(0)->request().tenant, "blue");
+  EXPECT_EQ(Engine(0)->request().cache_salt, "");
 }
 
 }  // namespace

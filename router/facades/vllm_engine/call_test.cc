@@ -12,6 +12,7 @@
 #include "router/facades/vllm_engine/prepare.h"
 #include "router/facades/vllm_engine/request.h"
 #include "router/testing/call_testing.h"
+#include "router/testing/callers_testing.h"
 
 namespace kvasir::router {
 namespace {
@@ -356,6 +357,153 @@ TEST_F(VllmEngineCallTest, ATenantHasItsOwnCacheAndABadOneIsRefused) {
   Send(Message(true));
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
                                      HasSubstr("x-tenant-id")));
+}
+
+// A tenant that may run one request at a time, and how many it runs.
+class VllmEngineQuotaTest : public VllmEngineCallTest {
+ protected:
+  VllmEngineQuotaTest() {
+    backend_->callers =
+        CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 1})"));
+    identity_.credentials = TokenOf("red");
+  }
+  uint32_t Running() const { return RunningOf(*backend_->callers, "red"); }
+  // Ends the call that was begun, and begins another.
+  void SendAgain(const GenerateRequest& message) {
+    writer_.end.reset();
+    Send(message);
+  }
+};
+
+TEST_F(VllmEngineQuotaTest, AnAnswerLeavesItsPlaceBeforeItsClientHearsTheLast) {
+  Send(Message(true));
+  EXPECT_EQ(Running(), 1);
+  EXPECT_EQ(Engine().request().tenant, "red");
+  EXPECT_EQ(Engine().request().caller, "t");
+  EXPECT_EQ(Engine().request().cache_salt, "tenant/red");
+  Engine().Emit("a");
+  RunWrites();
+  EXPECT_EQ(Running(), 1);
+  Engine().Finish();
+  Run();
+  ASSERT_TRUE(writer_.writing);
+  EXPECT_EQ(Running(), 0) << "a client that asks at once is not refused";
+  Engine().Done();
+  RunWrites();
+  EXPECT_EQ(Running(), 0);
+  KVASIR_EXPECT_OK(*writer_.end);
+}
+
+TEST_F(VllmEngineQuotaTest, ARequestIsOneWhateverItsN) {
+  GenerateRequest message = Message(true);
+  message.mutable_sampling_params()->set_n(2);
+  Send(message);
+  EXPECT_EQ(Running(), 1);
+  Engine().Finish(kvasir::v1::FINISH_STOP, 0);
+  RunWrites();
+  EXPECT_EQ(Running(), 1);
+  Engine().Finish(kvasir::v1::FINISH_STOP, 1);
+  RunWrites();
+  EXPECT_EQ(Running(), 0);
+  Engine().Done();
+}
+
+TEST_F(VllmEngineQuotaTest, AStopStringLeavesIt) {
+  GenerateRequest message = Message(true);
+  message.mutable_sampling_params()->add_stop("b");
+  Send(message);
+  Engine().Emit("ab");
+  RunWrites();
+  EXPECT_EQ(Running(), 0);
+  Engine().Done(absl::CancelledError("cancelled"));
+}
+
+TEST_F(VllmEngineQuotaTest, AClientThatGoesLeavesItWithTheEnginesEnd) {
+  Send(Message(true));
+  call_->OnCancelled();
+  RunWrites();
+  EXPECT_TRUE(Engine().cancelled());
+  EXPECT_EQ(Running(), 1) << "the engine works on it still";
+  Engine().Done(absl::CancelledError("cancelled"));
+  EXPECT_EQ(Running(), 0);
+}
+
+TEST_F(VllmEngineQuotaTest, AnErrorAndADrainLeaveIt) {
+  Send(Message(true));
+  Engine().Done(absl::UnavailableError("the router is draining"));
+  EXPECT_EQ(Running(), 0);
+  RunWrites();
+  EXPECT_FALSE(writer_.end->ok());
+}
+
+TEST_F(VllmEngineQuotaTest, AReaderTooSlowLeavesItWithTheEnginesEnd) {
+  limits_.max_waiting_bytes_per_stream = 20;
+  Send(Message(true));
+  Engine().Emit("a");
+  Run();
+  Engine().Emit("0123456789");
+  Run();
+  EXPECT_EQ(Engine().reason(), CancelReason::kSlowReader);
+  Engine().Done(absl::CancelledError("slow"));
+  EXPECT_EQ(Running(), 0);
+}
+
+TEST_F(VllmEngineQuotaTest, ARefusalOfAnyKindLeavesIt) {
+  GenerateRequest bad = Message(true);
+  bad.mutable_sampling_params()->set_json_schema("{}");
+  Send(bad);
+  ASSERT_TRUE(writer_.end.has_value());
+  EXPECT_EQ(Running(), 0) << "not read";
+  GenerateRequest unfit = Message(true);
+  unfit.mutable_sampling_params()->set_n(1000);
+  SendAgain(unfit);
+  ASSERT_TRUE(writer_.end.has_value());
+  EXPECT_EQ(Running(), 0) << "not prepared";
+  tokenizer_->max_queued = 0;
+  SendAgain(Message(true));
+  ASSERT_TRUE(writer_.end.has_value());
+  EXPECT_EQ(Running(), 0) << "not tokenized";
+  tokenizer_->max_queued = 1000;
+  router_.Refuse(absl::ResourceExhaustedError("the queue is full"));
+  SendAgain(Message(true));
+  ASSERT_TRUE(writer_.end.has_value());
+  EXPECT_EQ(Running(), 0) << "not submitted";
+}
+
+TEST_F(VllmEngineQuotaTest, WhoIsOverItIsRefusedBeforeItsMessageIsLookedAt) {
+  Send(Message(true));
+  const auto first = std::exchange(call_, nullptr);
+  FakeWriter<GenerateResponse> second;
+  bool looked = false;
+  const auto call = std::make_shared<Call>(Call::Parts{.backend = backend_,
+                                                       .limits = &limits_,
+                                                       .identity = identity_,
+                                                       .strand = strand_,
+                                                       .writer = &second});
+  call->Begin([&looked] {
+    looked = true;
+    return Call::Asked{.prepare = absl::UnknownError("looked at")};
+  });
+  Run();
+  EXPECT_FALSE(looked);
+  EXPECT_THAT(*second.end, StatusIs(absl::StatusCode::kResourceExhausted,
+                                    HasSubstr("concurrent_requests is 1")));
+  ASSERT_EQ(router_.refused().size(), 1);
+  EXPECT_EQ(router_.refused()[0].first.tenant, "red");
+  EXPECT_EQ(router_.refused()[0].first.facade, "vllm");
+  EXPECT_EQ(Running(), 1);
+  call_ = first;
+}
+
+TEST_F(VllmEngineQuotaTest, WhoIsNotKnownIsRefusedAndLoggedWithoutATenant) {
+  identity_.credentials = TokenOf("blue");
+  identity_.tenant = "red";
+  Send(Message(true));
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kUnauthenticated,
+                                     HasSubstr("metadata 'authorization'")));
+  ASSERT_EQ(router_.refused().size(), 1);
+  EXPECT_EQ(router_.refused()[0].first.tenant, "");
+  EXPECT_EQ(router_.num_requests(), 0);
 }
 
 }  // namespace

@@ -54,7 +54,6 @@ VllmGenerateReactor* NewVllmGenerateReactor(
   backend->last_request_unix_micros = absl::ToUnixMicros(backend->clock->Now());
   GenerateCall<VllmEngineAnswer> call{.backend = backend,
                                       .limits = &backend->limits,
-                                      .facade = "vllm",
                                       .message_bytes = request->SpaceUsedLong(),
                                       .runner = std::move(runner)};
   return new VllmGenerateReactor(std::move(call), context,

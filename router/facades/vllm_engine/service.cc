@@ -24,7 +24,7 @@ VllmEngineService::VllmEngineService(VllmEngineServiceOptions options,
     : server_version_(options.server_version),
       threads_(options.limits),
       backend_(std::make_shared<VllmEngineBackend>()) {
-  threads_.Fill(options, router, backend_.get());
+  threads_.Fill(options, "vllm", router, backend_.get());
   backend_->limits = options.limits;
   if (!options.tokenizer_folder.empty()) {
     backend_->bundle =
@@ -45,58 +45,69 @@ grpc::ServerWriteReactor<engine::GenerateResponse>* VllmEngineService::Generate(
 grpc::ServerUnaryReactor* VllmEngineService::Abort(
     grpc::CallbackServerContext* context, const engine::AbortRequest* request,
     engine::AbortResponse*) {
-  return Answer(context,
-                AbortRequests(*context, *backend_, request->request_ids()));
+  return Answer(context, *backend_, [&](const Caller& caller) -> absl::Status {
+    return AbortRequests(caller, *backend_, request->request_ids());
+  });
 }
 
 grpc::ServerUnaryReactor* VllmEngineService::HealthCheck(
     grpc::CallbackServerContext* context, const engine::HealthCheckRequest*,
     engine::HealthCheckResponse* response) {
-  *response = VllmHealthOf(*backend_->router);
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    *response = VllmHealthOf(*backend_->router);
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* VllmEngineService::GetModelInfo(
     grpc::CallbackServerContext* context, const engine::GetModelInfoRequest*,
     engine::GetModelInfoResponse* response) {
-  const auto model = OnlyModel(*backend_->router);
-  if (!model.ok()) return Answer(context, model.status());
-  auto info = VllmModelInfoOf(*model, backend_->gives_tokenizer());
-  if (info.ok()) *response = *std::move(info);
-  return Answer(context, info.status());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    const auto model = OnlyModel(*backend_->router);
+    if (!model.ok()) return model.status();
+    auto info = VllmModelInfoOf(*model, backend_->gives_tokenizer());
+    if (info.ok()) *response = *std::move(info);
+    return info.status();
+  });
 }
 
 grpc::ServerUnaryReactor* VllmEngineService::GetServerInfo(
     grpc::CallbackServerContext* context, const engine::GetServerInfoRequest*,
     engine::GetServerInfoResponse* response) {
-  const auto model = OnlyModel(*backend_->router);
-  if (!model.ok()) return Answer(context, model.status());
-  *response = VllmServerInfoOf(*model);
-  response->set_uptime_seconds(
-      absl::ToDoubleSeconds(backend_->clock->Now() - backend_->start));
-  response->set_last_receive_timestamp(
-      static_cast<double>(backend_->last_request_unix_micros.load()) * 1e-6);
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    const auto model = OnlyModel(*backend_->router);
+    if (!model.ok()) return model.status();
+    *response = VllmServerInfoOf(*model);
+    response->set_uptime_seconds(
+        absl::ToDoubleSeconds(backend_->clock->Now() - backend_->start));
+    response->set_last_receive_timestamp(
+        static_cast<double>(backend_->last_request_unix_micros.load()) * 1e-6);
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* VllmEngineService::GetLoads(
     grpc::CallbackServerContext* context,
     const engine::GetLoadsRequest* request,
     engine::GetLoadsResponse* response) {
-  const auto model = OnlyModel(*backend_->router);
-  if (!model.ok()) return Answer(context, model.status());
-  response->set_timestamp(absl::FormatTime(
-      absl::RFC3339_full, backend_->clock->Now(), absl::UTCTimeZone()));
-  response->set_version(server_version_);
-  if (request->dp_rank() == 0) *response->add_loads() = VllmLoadOf(*model);
-  response->set_dp_rank_count(response->loads_size());
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    const auto model = OnlyModel(*backend_->router);
+    if (!model.ok()) return model.status();
+    response->set_timestamp(absl::FormatTime(
+        absl::RFC3339_full, backend_->clock->Now(), absl::UTCTimeZone()));
+    response->set_version(server_version_);
+    if (request->dp_rank() == 0) *response->add_loads() = VllmLoadOf(*model);
+    response->set_dp_rank_count(response->loads_size());
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerWriteReactor<common::GetTokenizerChunk>*
-VllmEngineService::GetTokenizer(grpc::CallbackServerContext*,
+VllmEngineService::GetTokenizer(grpc::CallbackServerContext* context,
                                 const common::GetTokenizerRequest*) {
   using Ended = EndedStream<common::GetTokenizerChunk>;
+  const auto caller = AskCaller(*context, *backend_);
+  if (!caller.ok()) return new Ended(caller.status());
   if (backend_->bundle == nullptr) {
     return new Ended(absl::NotFoundError(
         "there is no tokenizer here (--model of a folder that has one gives "
@@ -113,31 +124,33 @@ VllmEngineService::GetTokenizer(grpc::CallbackServerContext*,
 grpc::ServerUnaryReactor* VllmEngineService::Embed(
     grpc::CallbackServerContext* context, const engine::EmbedRequest*,
     engine::EmbedResponse*) {
-  return Answer(context, NotBuilt("Embed"));
+  return Answer(context, *backend_, NotBuilt("Embed"));
 }
 
 grpc::ServerUnaryReactor* VllmEngineService::FlushCache(
     grpc::CallbackServerContext* context, const common::FlushCacheRequest*,
     common::FlushCacheResponse*) {
-  return Answer(context, NotBuilt("FlushCache"));
+  return Answer(context, *backend_, NotBuilt("FlushCache"));
 }
 
 grpc::ServerUnaryReactor* VllmEngineService::StartProfile(
     grpc::CallbackServerContext* context, const common::StartProfileRequest*,
     common::ProfileResponse*) {
-  return Answer(context, NotBuilt("StartProfile"));
+  return Answer(context, *backend_, NotBuilt("StartProfile"));
 }
 
 grpc::ServerUnaryReactor* VllmEngineService::StopProfile(
     grpc::CallbackServerContext* context, const common::StopProfileRequest*,
     common::ProfileResponse*) {
-  return Answer(context, NotBuilt("StopProfile"));
+  return Answer(context, *backend_, NotBuilt("StopProfile"));
 }
 
 grpc::ServerWriteReactor<common::KvEventBatch>*
-VllmEngineService::SubscribeKvEvents(grpc::CallbackServerContext*,
+VllmEngineService::SubscribeKvEvents(grpc::CallbackServerContext* context,
                                      const common::SubscribeKvEventsRequest*) {
-  return new EndedStream<common::KvEventBatch>(NotBuilt("SubscribeKvEvents"));
+  const auto caller = AskCaller(*context, *backend_);
+  return new EndedStream<common::KvEventBatch>(
+      caller.ok() ? NotBuilt("SubscribeKvEvents") : caller.status());
 }
 
 }  // namespace kvasir::router

@@ -51,9 +51,12 @@ GenerateCall<VllmInferenceAnswer> NewGenerate(
     const FacadeThreads& threads) {
   return {.backend = backend,
           .limits = &backend->limits,
-          .facade = "vllm_inference",
           .message_bytes = message.SpaceUsedLong(),
           .runner = threads.streams()};
+}
+
+absl::Status NotBuilt(const char* rpc) {
+  return RpcNotBuilt(kVllmControlServiceName, rpc);
 }
 
 }  // namespace
@@ -62,7 +65,7 @@ VllmInferenceService::VllmInferenceService(VllmInferenceServiceOptions options,
                                            RequestRouter* router)
     : threads_(options.limits),
       backend_(std::make_shared<VllmInferenceBackend>()) {
-  threads_.Fill(options, router, backend_.get());
+  threads_.Fill(options, "vllm_inference", router, backend_.get());
   backend_->limits = options.limits;
 }
 
@@ -91,136 +94,135 @@ VllmInferenceService::GenerateStream(::grpc::CallbackServerContext* context,
 ::grpc::ServerUnaryReactor* VllmControlService::GetServerInfo(
     ::grpc::CallbackServerContext* context, const vllm::GetServerInfoRequest*,
     vllm::ServerInfo* response) {
-  const auto model = OnlyModel(*backend_->router);
-  if (!model.ok()) return Answer(context, model.status());
-  auto info = ControlServerInfoOf(*model, server_version_);
-  if (info.ok()) *response = *std::move(info);
-  return Answer(context, info.status());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    const auto model = OnlyModel(*backend_->router);
+    if (!model.ok()) return model.status();
+    auto info = ControlServerInfoOf(*model, server_version_);
+    if (info.ok()) *response = *std::move(info);
+    return info.status();
+  });
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::GetModelInfo(
     ::grpc::CallbackServerContext* context, const vllm::GetModelInfoRequest*,
     vllm::ModelInfo* response) {
-  const auto model = OnlyModel(*backend_->router);
-  if (!model.ok()) return Answer(context, model.status());
-  *response = ControlModelInfoOf(*model, backend_->router->Models(),
-                                 backend_->CodecOf(model->name) != nullptr);
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    const auto model = OnlyModel(*backend_->router);
+    if (!model.ok()) return model.status();
+    *response = ControlModelInfoOf(*model, backend_->router->Models(),
+                                   backend_->CodecOf(model->name) != nullptr);
+    return absl::OkStatus();
+  });
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::Abort(
     ::grpc::CallbackServerContext* context, const vllm::AbortRequest* request,
     vllm::AbortResponse*) {
-  return Answer(context,
-                AbortRequests(*context, *backend_, request->request_ids()));
+  return Answer(context, *backend_, [&](const Caller& caller) -> absl::Status {
+    return AbortRequests(caller, *backend_, request->request_ids());
+  });
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::GetKvEventSources(
     ::grpc::CallbackServerContext* context,
     const vllm::GetKvEventSourcesRequest*, vllm::GetKvEventSourcesResponse*) {
-  return Answer(context, absl::OkStatus());
+  return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
+    return absl::OkStatus();
+  });
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::Shutdown(Context* context,
                                                          const Nothing*,
                                                          Nothing*) {
-  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "Shutdown"));
+  return Answer(context, *backend_, NotBuilt("Shutdown"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::LoadLora(Context* context,
                                                          const Nothing*,
                                                          Nothing*) {
-  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "LoadLora"));
+  return Answer(context, *backend_, NotBuilt("LoadLora"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::UnloadLora(Context* context,
                                                            const Nothing*,
                                                            Nothing*) {
-  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "UnloadLora"));
+  return Answer(context, *backend_, NotBuilt("UnloadLora"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::ListLoras(Context* context,
                                                           const Nothing*,
                                                           Nothing*) {
-  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "ListLoras"));
+  return Answer(context, *backend_, NotBuilt("ListLoras"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::PauseGeneration(
     Context* context, const Nothing*, Nothing*) {
-  return Answer(context,
-                RpcNotBuilt(kVllmControlServiceName, "PauseGeneration"));
+  return Answer(context, *backend_, NotBuilt("PauseGeneration"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::ResumeGeneration(
     Context* context, const Nothing*, Nothing*) {
-  return Answer(context,
-                RpcNotBuilt(kVllmControlServiceName, "ResumeGeneration"));
+  return Answer(context, *backend_, NotBuilt("ResumeGeneration"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::IsPaused(Context* context,
                                                          const Nothing*,
                                                          Nothing*) {
-  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "IsPaused"));
+  return Answer(context, *backend_, NotBuilt("IsPaused"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::Sleep(Context* context,
                                                       const Nothing*,
                                                       Nothing*) {
-  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "Sleep"));
+  return Answer(context, *backend_, NotBuilt("Sleep"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::WakeUp(Context* context,
                                                        const Nothing*,
                                                        Nothing*) {
-  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "WakeUp"));
+  return Answer(context, *backend_, NotBuilt("WakeUp"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::IsSleeping(Context* context,
                                                            const Nothing*,
                                                            Nothing*) {
-  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "IsSleeping"));
+  return Answer(context, *backend_, NotBuilt("IsSleeping"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::InitWeightTransferEngine(
     Context* context, const Nothing*, Nothing*) {
-  return Answer(context, RpcNotBuilt(kVllmControlServiceName,
-                                     "InitWeightTransferEngine"));
+  return Answer(context, *backend_, NotBuilt("InitWeightTransferEngine"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::StartWeightUpdate(
     Context* context, const Nothing*, Nothing*) {
-  return Answer(context,
-                RpcNotBuilt(kVllmControlServiceName, "StartWeightUpdate"));
+  return Answer(context, *backend_, NotBuilt("StartWeightUpdate"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::StartDraftWeightUpdate(
     Context* context, const Nothing*, Nothing*) {
-  return Answer(context,
-                RpcNotBuilt(kVllmControlServiceName, "StartDraftWeightUpdate"));
+  return Answer(context, *backend_, NotBuilt("StartDraftWeightUpdate"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::UpdateWeights(Context* context,
                                                               const Nothing*,
                                                               Nothing*) {
-  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "UpdateWeights"));
+  return Answer(context, *backend_, NotBuilt("UpdateWeights"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::FinishWeightUpdate(
     Context* context, const Nothing*, Nothing*) {
-  return Answer(context,
-                RpcNotBuilt(kVllmControlServiceName, "FinishWeightUpdate"));
+  return Answer(context, *backend_, NotBuilt("FinishWeightUpdate"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::UpdateWeightVersion(
     Context* context, const Nothing*, Nothing*) {
-  return Answer(context,
-                RpcNotBuilt(kVllmControlServiceName, "UpdateWeightVersion"));
+  return Answer(context, *backend_, NotBuilt("UpdateWeightVersion"));
 }
 
 ::grpc::ServerUnaryReactor* VllmControlService::GetWeightVersion(
     Context* context, const Nothing*, Nothing*) {
-  return Answer(context,
-                RpcNotBuilt(kVllmControlServiceName, "GetWeightVersion"));
+  return Answer(context, *backend_, NotBuilt("GetWeightVersion"));
 }
 
 }  // namespace kvasir::router

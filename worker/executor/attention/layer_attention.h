@@ -21,6 +21,7 @@
 #include "kernels/rowwise/ops.h"
 #include "model/shapes/decoder_spec.h"
 #include "plan/resolved_plan.h"
+#include "worker/executor/attention/mass_room.h"
 #include "worker/executor/kv_arenas.h"
 #include "worker/executor/step_profile.h"
 #include "worker/program/attention_program.h"
@@ -69,12 +70,6 @@ struct AttentionInput {
   kernels::DevicePtr<float> not_finite;  // kernels::KvAppendParams
   // By LayerAttention::Launch::step; host memory.
   absl::Span<const kernels::AttentionStep> steps;
-};
-
-// What layers that evict take for the attention mass of slots.
-struct MassRoom {
-  int64_t most_rows = 0;     // of a step
-  int64_t most_weights = 0;  // kernels::AttentionMass
 };
 
 // What the exact rows of a step's own tokens lie in, of one layer at a time.

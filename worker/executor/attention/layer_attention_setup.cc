@@ -415,27 +415,25 @@ absl::Status LayerAttention::PrepareAppends() {
   }
   const auto prepare =
       [this](const std::vector<kernels::KvAppendPart>& parts,
-             int64_t page_tokens, std::optional<kernels::PreparedKvAppend>* out,
-             const kernels::SlotMetadata& metadata = {}) -> absl::Status {
+             kernels::KvAppendShape shape,
+             std::optional<kernels::PreparedKvAppend>* out) -> absl::Status {
     if (parts.empty()) return absl::OkStatus();
-    KVASIR_ASSIGN_OR_RETURN(
-        *out, kernels::Prepare(
-                  *parts_.device,
-                  kernels::KvAppendShape{.row_stride = program().row_columns,
-                                         .page_tokens = page_tokens,
-                                         .metadata = metadata},
-                  parts));
+    shape.row_stride = program().row_columns;
+    KVASIR_ASSIGN_OR_RETURN(*out,
+                            kernels::Prepare(*parts_.device, shape, parts));
     return absl::OkStatus();
   };
-  KVASIR_RETURN_IF_ERROR(
-      prepare(all, parts_.page_tokens, &append_, parts_.arena->metadata));
+  KVASIR_RETURN_IF_ERROR(prepare(
+      all,
+      {.page_tokens = parts_.page_tokens, .metadata = parts_.arena->metadata},
+      &append_));
   // All rows of a step in one page.
   KVASIR_RETURN_IF_ERROR(
-      prepare(fresh, parts_.fresh.max_tokens, &append_fresh_));
-  KVASIR_RETURN_IF_ERROR(prepare(
-      key_ring, ExactSlotsOf(parts_.arena->key_ring).page_rows, &keep_keys_));
-  return prepare(value_ring, ExactSlotsOf(parts_.arena->value_ring).page_rows,
-                 &keep_values_);
+      prepare(fresh, {.page_tokens = parts_.fresh.max_tokens}, &append_fresh_));
+  const kernels::KvAppendShape rows = {.page_tokens = 1,
+                                       .slots_are_bytes = true};
+  KVASIR_RETURN_IF_ERROR(prepare(key_ring, rows, &keep_keys_));
+  return prepare(value_ring, rows, &keep_values_);
 }
 
 absl::Status LayerAttention::PrepareEviction() {
@@ -454,16 +452,8 @@ absl::Status LayerAttention::PrepareEviction() {
 }
 
 kernels::ExactSlots LayerAttention::ExactSlotsOf(int64_t ring) const {
-  kernels::ExactSlots exact;
-  if (ring < 0) return exact;
-  const cache::ExactRing& rows =
-      (*parts_.rings)[static_cast<size_t>(ring)].rows;
-  exact.sinks = rows.sink_tokens;
-  exact.window = rows.window_tokens;
-  exact.page_rows = rows.rows_per_page;
-  exact.first_page = rows.first_page;
-  exact.num_pages = rows.num_pages;
-  return exact;
+  return ring < 0 ? kernels::ExactSlots()
+                  : (*parts_.rings)[static_cast<size_t>(ring)].slots();
 }
 
 absl::StatusOr<std::unique_ptr<LayerAttention::Launch>>

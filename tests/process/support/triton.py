@@ -32,8 +32,9 @@ def text_inputs(text, stream=True, **sampling):
 class Stream:
     """One ModelStreamInfer call; results arrive in a queue as (result, error)."""
 
-    def __init__(self, url, **start):
-        self.client = grpcclient.InferenceServerClient(url)
+    def __init__(self, url, tls=None, **start):
+        """`tls`: what tritonclient wants of it, none for plain text."""
+        self.client = grpcclient.InferenceServerClient(url, **(tls or {}))
         self.results = queue.Queue()
         self.client.start_stream(
             callback=lambda result, error: self.results.put((result, error)), **start
@@ -53,9 +54,9 @@ def final(result):
     return result.get_response().parameters["triton_final_response"].bool_param
 
 
-def generate(url, model, text, timeout=60, **sampling):
+def generate(url, model, text, timeout=60, tls=None, **sampling):
     """One streamed completion: (text, finish reason, tokens)."""
-    stream = Stream(url)
+    stream = Stream(url, tls)
     try:
         stream.send(model, text_inputs(text, **sampling), "1")
         output, reason, tokens = "", "", 0

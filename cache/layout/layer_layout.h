@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "plan/resolved_plan.h"
 #include "plan/tp_shard.h"
 

@@ -18,7 +18,7 @@ import pytest
 
 from kvasir_process import wait_until
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 VENV = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
 
 

@@ -1,11 +1,11 @@
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "cache/layer_layout.h"
+#include "cache/layout/layer_layout.h"
 
 namespace kvasir::cache {
 

@@ -14,10 +14,11 @@
 //
 // Exact rows: a sequence owns side pages beside those of its tokens. They hold
 // the latents of its first tokens (sinks) and rings of those of its latest ones
-// (exact windows) in 16-bit numbers. All of a side's lie in consecutive side
-// pages of one layer's arena, not always the layer's own: an id is a page in
-// every layer's arena, and layers of few bits leave their rows to others.
-//   side page in an arena: | part 0: group 0, group 1 ... | part 1 ... |
+// (exact windows) in 16-bit numbers. An id is a page in every layer's arena and
+// layers are unequal, so a side's rows lie where there is room: in a few
+// segments, each in the side pages of one arena of the page group.
+//   side page in an arena: | rows of a side | rows of another ... |
+//   row: | part 0: group 0, group 1 ... | part 1 ... |
 #pragma once
 
 #include <algorithm>
@@ -68,8 +69,8 @@ struct GroupLayout {
   Region codes;
   // Of a tile: scale and minimum per slot; no slots where the codec has none.
   Region params;
-  // In a side page: the side's exact rows; no slots where there are none.
-  Region exact;
+  // Where its numbers begin in an exact row of the side.
+  int64_t exact_offset_bytes = 0;
   int64_t stored_width = 0;  // numbers of a row: channels that have bits
 };
 
@@ -83,39 +84,54 @@ struct PartLayout {
   std::vector<GroupLayout> groups;
 };
 
-// The exact rows of a side, one behind the other over its side pages: those of
-// the sinks, then a ring. Where a row lies follows from its logical position
-// alone.
+// Exact rows of a side that lie one behind the other in one arena.
+struct ExactSegment {
+  int64_t layer = 0;  // in whose arena
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  int64_t first_page = 0;  // among the sequence's side pages
+  // Of the first row in a page: not 0 only where there is one page, which
+  // others have begun.
+  int64_t offset_bytes = 0;
+  int64_t rows_per_page = 0;
+
+  friend bool operator==(const ExactSegment&, const ExactSegment&) = default;
+};
+
+// The exact rows of a side: those of the sinks, then a ring. Where a row lies
+// follows from its logical position alone.
 struct ExactRing {
   int64_t sink_tokens = 0;    // 0: the side has none
   int64_t window_tokens = 0;  // 0: the side has none
-  int64_t rows_per_page = 0;
-  int64_t first_page = 0;  // among the sequence's side pages
-  int64_t num_pages = 0;   // of at least tokens() rows
+  int64_t row_bytes = 0;
+  // By first_row, of tokens() rows together: at most kMostExactSegments.
+  std::vector<ExactSegment> segments;
 
   bool any() const { return tokens() > 0; }
   int64_t tokens() const { return sink_tokens + window_tokens; }
-  struct Place {
-    int64_t page = 0;  // among the sequence's side pages
-    int64_t row = 0;   // in it
-  };
   // Of a sink, or of a token in the window.
-  Place PlaceOf(int64_t position) const {
-    const int64_t ring_rows = num_pages * rows_per_page - sink_tokens;
-    const int64_t row =
-        position < sink_tokens
-            ? position
-            : sink_tokens + (position - sink_tokens) % ring_rows;
-    return {first_page + row / rows_per_page, row % rows_per_page};
+  int64_t RowOf(int64_t position) const {
+    return position < sink_tokens
+               ? position
+               : sink_tokens + (position - sink_tokens) % window_tokens;
   }
+  struct Place {
+    int64_t layer = 0;  // in whose arena
+    int64_t page = 0;   // among the sequence's side pages
+    int64_t offset_bytes = 0;
+
+    friend bool operator==(const Place&, const Place&) = default;
+  };
+  Place PlaceOfRow(int64_t row) const;
 
   friend bool operator==(const ExactRing&, const ExactRing&) = default;
 };
+// In four arenas, and two in each: the first page may be one that others began.
+inline constexpr int64_t kMostExactSegments = 8;
 
 struct SideLayout {
   std::vector<PartLayout> parts;
   ExactRing exact;
-  int64_t exact_layer = 0;  // in whose arena the exact rows lie
 };
 
 // What eviction keeps of a page's slots: planes [units][slots of the page].
@@ -147,7 +163,7 @@ struct LayerLayout {
   int64_t payload_bytes = 0;  // without padding
   // Beside the pages of tokens, per sequence: basis, mean, exact rows.
   int64_t sequence_bytes = 0;
-  // That are taken in its arena, by this layer or by others of its group.
+  // That are begun in its arena, by this layer or by others of its group.
   int64_t side_pages = 0;
 
   const SideLayout& side(plan::Side which) const {

@@ -1,4 +1,4 @@
-#include "cache/layer_layout.h"
+#include "cache/layout/layer_layout.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,12 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "cache/layout/exact_rows.h"
 
 namespace kvasir::cache {
 namespace {
 
-// Exact rows and those of outlier chunks are 16-bit numbers.
-constexpr int64_t kExactNumberBytes = 2;
 // A sum of products that remembers an overflow instead of wrapping.
 class Bytes {
  public:
@@ -121,6 +120,7 @@ SideLayout LayOutSide(const plan::ResolvedSide& side, const LayerContext& c,
     layout.exact.sink_tokens = side.exact_sinks;
     layout.exact.window_tokens = side.exact_window;
   }
+  if (layout.exact.any()) LayOutExactRow(layout);
   return layout;
 }
 
@@ -134,112 +134,6 @@ void ShareJointPart(const plan::ResolvedAttention& attention,
   layer.value.parts[0].part_index = value.index;
   layer.value.parts[0].of_keys = true;
   layer.value.exact = layer.key.exact;
-  layer.value.exact_layer = layer.key.exact_layer;
-}
-
-template <typename Visit>
-void ForGroups(SideLayout& side, const Visit& visit) {
-  for (PartLayout& part : side.parts) {
-    for (GroupLayout& group : part.groups) visit(group);
-  }
-}
-
-int64_t ExactRowBytes(SideLayout& side) {
-  int64_t bytes = 0;
-  ForGroups(side, [&bytes](const GroupLayout& group) {
-    bytes += group.stored_width * kExactNumberBytes;
-  });
-  return bytes;
-}
-
-// Regions of `rows` exact rows from a side page's start; the bytes they take.
-int64_t PlaceExactRows(int64_t rows, SideLayout& side) {
-  RegionCursor cursor;
-  ForGroups(side, [&](GroupLayout& group) {
-    group.exact = cursor.Take(rows, group.stored_width * kExactNumberBytes);
-  });
-  return cursor.bytes();
-}
-
-// A side of a layer whose exact rows look for a place.
-struct HomelessRows {
-  LayerLayout* layer;
-  SideLayout* side;
-  int64_t row_bytes;
-};
-
-// Rows that a page of `page_bytes` holds, of a side's at most all.
-int64_t RowsPerPage(int64_t page_bytes, const HomelessRows& rows) {
-  int64_t count =
-      std::min(page_bytes / rows.row_bytes, rows.side->exact.tokens());
-  while (count > 0 && PlaceExactRows(count, *rows.side) > page_bytes) --count;
-  return count;
-}
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Shares the exact rows of a page group out over its layers' arenas, so that
-// few side pages hold them all: the largest first, each where it ends earliest,
-// at home if that is no worse. Behind what is taken already.
-void PlaceRowsOfGroup(const std::vector<int64_t>& group,
-                      std::vector<LayerLayout>& layers) {
-  std::vector<HomelessRows> all;
-  for (const bool keys : {true, false}) {
-    for (const int64_t l : group) {
-      LayerLayout& layer = layers[static_cast<size_t>(l)];
-      SideLayout& side = keys ? layer.key : layer.value;
-      if (side.exact.any()) all.push_back({&layer, &side, ExactRowBytes(side)});
-    }
-  }
-  std::stable_sort(all.begin(), all.end(),
-                   [](const HomelessRows& a, const HomelessRows& b) {
-                     return a.row_bytes * a.side->exact.tokens() >
-                            b.row_bytes * b.side->exact.tokens();
-                   });
-  for (const HomelessRows& rows : all) {
-    ExactRing& ring = rows.side->exact;
-    const auto own = rows.layer - layers.data();
-    int64_t earliest = -1;
-    for (const int64_t l : group) {
-      const LayerLayout& host = layers[static_cast<size_t>(l)];
-      const int64_t count = RowsPerPage(host.page_bytes, rows);
-      if (count == 0) continue;
-      const int64_t pages = CeilDiv(ring.tokens(), count);
-      const int64_t end = host.side_pages + pages;
-      if (earliest >= 0 && (end > earliest || (end == earliest && l != own))) {
-        continue;
-      }
-      earliest = end;
-      rows.side->exact_layer = l;
-      ring.rows_per_page = count;
-      ring.num_pages = pages;
-    }
-    LayerLayout& host = layers[static_cast<size_t>(rows.side->exact_layer)];
-    ring.first_page = host.side_pages;
-    host.side_pages += ring.num_pages;
-    PlaceExactRows(ring.rows_per_page, *rows.side);
-  }
-}
-
-// Where no page of the group holds its widest row, those of that row's layer
-// are filled up.
-void FillUpForRows(const std::vector<int64_t>& group,
-                   std::vector<LayerLayout>& layers) {
-  int64_t page_bytes = 0;  // the most
-  int64_t row_bytes = 0;
-  LayerLayout* widest = nullptr;
-  for (const int64_t l : group) {
-    LayerLayout& layer = layers[static_cast<size_t>(l)];
-    page_bytes = std::max(page_bytes, layer.page_bytes);
-    for (SideLayout* side : {&layer.key, &layer.value}) {
-      if (!side->exact.any()) continue;
-      const int64_t own = PlaceExactRows(1, *side);
-      if (own <= row_bytes) continue;
-      row_bytes = own;
-      widest = &layer;
-    }
-  }
-  if (row_bytes > page_bytes) widest->page_bytes = row_bytes;
 }
 
 // Eviction units that have a head on the rank.
@@ -320,7 +214,7 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   layer.payload_bytes = cursor.payload_bytes();
   Bytes sequence_bytes = other_bytes;
   for (SideLayout* side : {&layer.key, &layer.value}) {
-    sequence_bytes.Add(side->exact.tokens(), ExactRowBytes(*side));
+    sequence_bytes.Add(side->exact.tokens(), side->exact.row_bytes);
   }
   layer.sequence_bytes = sequence_bytes.value();
   if (layer.page_bytes > kMaxPageIdBytes ||
@@ -350,8 +244,7 @@ absl::StatusOr<std::vector<LayerLayout>> LayOutLayers(
     layers.push_back(std::move(layer));
   }
   for (const plan::ResolvedPageGroup& group : plan.page_groups) {
-    FillUpForRows(group.layers, layers);
-    PlaceRowsOfGroup(group.layers, layers);
+    PlaceExactRows(group.layers, layers);
   }
   for (int64_t l = 0; l < plan.num_layers(); ++l) {
     ShareJointPart(plan.attention_of(l), layers[static_cast<size_t>(l)]);

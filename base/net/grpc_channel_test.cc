@@ -1,0 +1,41 @@
+#include "base/net/grpc_channel.h"
+
+#include <grpcpp/create_channel.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/net/grpc_server.h"
+#include "base/status_matchers.h"
+
+namespace kvasir::base {
+namespace {
+
+bool Connects(const std::shared_ptr<grpc::Channel>& channel,
+              absl::Duration patience) {
+  return channel->WaitForConnected(absl::ToChronoTime(absl::Now() + patience));
+}
+
+// A proxy of the web saw every prompt that a command sent in its environment.
+TEST(GrpcChannelTest, TheProxyOfTheEnvironmentIsNotAsked) {
+  const auto server = GrpcServer::Start({}, {});
+  KVASIR_ASSERT_OK(server.status());
+  // Nobody listens there.
+  for (const char* name : {"http_proxy", "grpc_proxy", "https_proxy"}) {
+    setenv(name, "http://127.0.0.1:1", 1);
+  }
+  EXPECT_TRUE(Connects(NewGrpcChannel((*server)->target(), nullptr),
+                       absl::Seconds(30)));
+  const auto by_proxy = grpc::CreateChannel((*server)->target(),
+                                            grpc::InsecureChannelCredentials());
+  EXPECT_FALSE(Connects(by_proxy, absl::Milliseconds(200)))
+      << "gRPC asks no proxy any more: this test tells nothing";
+  for (const char* name : {"http_proxy", "grpc_proxy", "https_proxy"}) {
+    unsetenv(name);
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::base

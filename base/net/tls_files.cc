@@ -1,0 +1,307 @@
+#include "base/net/tls_files.h"
+
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace kvasir::base {
+namespace {
+
+// Far above any bundle of authorities.
+constexpr size_t kMostBytes = 4 << 20;
+constexpr size_t kChunkBytes = 16 << 10;
+constexpr int kReads = 5;
+
+template <typename T, auto kFree>
+struct Free {
+  void operator()(T* owned) const { kFree(owned); }
+};
+using Certificate = std::unique_ptr<X509, Free<X509, X509_free>>;
+using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY, EVP_PKEY_free>>;
+using Memory = std::unique_ptr<BIO, Free<BIO, BIO_free>>;
+using Context = std::unique_ptr<SSL_CTX, Free<SSL_CTX, SSL_CTX_free>>;
+using File = std::unique_ptr<std::FILE, Free<std::FILE, std::fclose>>;
+
+// A file by the flag that named it.
+struct Named {
+  const std::string& flag;
+  const std::string& path;
+
+  absl::Status Wrong(absl::string_view what) const {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " ", path, ": ", what));
+  }
+};
+
+absl::StatusOr<std::string> ReadText(const Named& named) {
+  if (named.path.empty()) return std::string();
+  const File file(std::fopen(named.path.c_str(), "re"));
+  if (file == nullptr) return named.Wrong(std::strerror(errno));
+  std::string text;
+  for (;;) {
+    const size_t before = text.size();
+    text.resize(before + kChunkBytes);
+    const size_t read =
+        std::fread(text.data() + before, 1, kChunkBytes, file.get());
+    text.resize(before + read);
+    if (std::ferror(file.get()) != 0) return named.Wrong(std::strerror(errno));
+    if (read == 0) return text;
+    if (text.size() > kMostBytes) {
+      return named.Wrong(
+          absl::StrCat("has more than ", kMostBytes >> 20, " MiB"));
+    }
+  }
+}
+
+absl::StatusOr<TlsTexts> ReadOnce(const TlsFiles& files) {
+  TlsTexts texts;
+  KVASIR_ASSIGN_OR_RETURN(texts.key, ReadText({files.key_flag, files.key}));
+  KVASIR_ASSIGN_OR_RETURN(
+      texts.certificate, ReadText({files.certificate_flag, files.certificate}));
+  KVASIR_ASSIGN_OR_RETURN(
+      texts.authorities, ReadText({files.authorities_flag, files.authorities}));
+  return texts;
+}
+
+Memory MemoryOf(const std::string& text) {
+  return Memory(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+std::string TextOf(BIO* memory) {
+  char* data = nullptr;
+  const long size = BIO_get_mem_data(memory, &data);
+  return std::string(data, static_cast<size_t>(size));
+}
+
+// A key behind a passphrase cannot be read again without anybody there.
+int NoPassphrase(char*, int, int, void*) { return -1; }
+
+// What OpenSSL said last, and forgets.
+std::string Reason() {
+  const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
+  ERR_clear_error();
+  return reason == nullptr ? "no reason given" : reason;
+}
+
+// All that are there, one at least.
+absl::StatusOr<std::vector<Certificate>> ReadCertificates(
+    const Named& named, const std::string& text) {
+  const Memory memory = MemoryOf(text);
+  std::vector<Certificate> read;
+  ERR_clear_error();
+  while (X509* const next =
+             PEM_read_bio_X509(memory.get(), nullptr, NoPassphrase, nullptr)) {
+    read.emplace_back(next);
+  }
+  const bool at_end =
+      ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
+  const std::string reason = Reason();
+  if (!at_end) {
+    return named.Wrong(absl::StrCat("certificate ", read.size() + 1,
+                                    " cannot be read: ", reason));
+  }
+  if (read.empty()) return named.Wrong("has no certificate in PEM");
+  return read;
+}
+
+absl::StatusOr<Key> ReadKey(const Named& named, const std::string& text) {
+  Key read(PEM_read_bio_PrivateKey(MemoryOf(text).get(), nullptr, NoPassphrase,
+                                   nullptr));
+  ERR_clear_error();
+  if (read == nullptr) {
+    return named.Wrong("has no private key in PEM without a passphrase");
+  }
+  return read;
+}
+
+absl::Time TimeOf(const ASN1_TIME* time) {
+  std::tm parts = {};
+  // A date that nobody can read is over, or never comes.
+  if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InfinitePast();
+  return absl::FromTM(parts, absl::UTCTimeZone());
+}
+
+std::string Shown(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone());
+}
+
+// "certificate 2 ", where there are several.
+std::string Which(const std::vector<Certificate>& all, size_t at) {
+  return all.size() == 1 ? "" : absl::StrCat("certificate ", at + 1, " ");
+}
+
+// The end of the first one to end.
+absl::StatusOr<absl::Time> CheckDates(const Named& named,
+                                      const std::vector<Certificate>& all,
+                                      absl::Time now) {
+  absl::Time first = absl::InfiniteFuture();
+  for (size_t at = 0; at < all.size(); ++at) {
+    const absl::Time from = TimeOf(X509_get0_notBefore(all[at].get()));
+    const absl::Time until = TimeOf(X509_get0_notAfter(all[at].get()));
+    if (until <= now) {
+      return named.Wrong(
+          absl::StrCat(Which(all, at), "was valid until ", Shown(until)));
+    }
+    if (from > now) {
+      return named.Wrong(
+          absl::StrCat(Which(all, at), "is valid from ", Shown(from)));
+    }
+    first = std::min(first, until);
+  }
+  return first;
+}
+
+// Made as gRPC makes its own: at the level of security that is the machine's.
+absl::StatusOr<Context> NewContext() {
+  Context context(SSL_CTX_new(TLS_method()));
+  if (context == nullptr) {
+    return absl::InternalError(absl::StrCat("no TLS: ", Reason()));
+  }
+  return context;
+}
+
+absl::Status TooWeak(const Named& named, const std::string& which) {
+  return named.Wrong(absl::StrCat(
+      which, "would fail every handshake: ", Reason(),
+      " (a key of RSA with 2048 bits, or of P-256, signed with SHA-256 is "
+      "enough)"));
+}
+
+// A handshake would refuse what is taken here without a word otherwise.
+absl::Status CheckStrength(const Named& certificate,
+                           const std::vector<Certificate>& chain,
+                           const Named& key_file, EVP_PKEY* key) {
+  KVASIR_ASSIGN_OR_RETURN(const Context context, NewContext());
+  ERR_clear_error();
+  if (SSL_CTX_use_certificate(context.get(), chain.front().get()) != 1) {
+    return TooWeak(certificate, Which(chain, 0));
+  }
+  for (size_t at = 1; at < chain.size(); ++at) {
+    if (SSL_CTX_add1_chain_cert(context.get(), chain[at].get()) != 1) {
+      return TooWeak(certificate, Which(chain, at));
+    }
+  }
+  if (SSL_CTX_use_PrivateKey(context.get(), key) != 1) {
+    return TooWeak(key_file, "");
+  }
+  return absl::OkStatus();
+}
+
+// Whom an authority has signed is verified at the same level, by its key; what
+// signed itself is believed as it is.
+absl::Status CheckAuthorities(const Named& named,
+                              const std::vector<Certificate>& authorities) {
+  constexpr std::array<int, 6> kLeastBits = {0, 80, 112, 128, 192, 256};
+  KVASIR_ASSIGN_OR_RETURN(const Context context, NewContext());
+  const int level = std::clamp(SSL_CTX_get_security_level(context.get()), 0, 5);
+  const int least = kLeastBits[static_cast<size_t>(level)];
+  for (size_t at = 0; at < authorities.size(); ++at) {
+    EVP_PKEY* const key = X509_get0_pubkey(authorities[at].get());
+    const int bits = key == nullptr ? 0 : EVP_PKEY_get_security_bits(key);
+    if (bits >= least) continue;
+    return named.Wrong(absl::StrCat(Which(authorities, at), "has a key of ",
+                                    bits, " bits of security, want ", least,
+                                    ": nothing that it has signed ",
+                                    "would be believed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Written(const std::vector<Certificate>& all) {
+  const Memory memory(BIO_new(BIO_s_mem()));
+  for (const Certificate& each : all) {
+    if (PEM_write_bio_X509(memory.get(), each.get()) != 1) {
+      return absl::InternalError(absl::StrCat("a certificate: ", Reason()));
+    }
+  }
+  return TextOf(memory.get());
+}
+
+absl::StatusOr<std::string> Written(EVP_PKEY* key) {
+  const Memory memory(BIO_new(BIO_s_mem()));
+  if (PEM_write_bio_PrivateKey(memory.get(), key, nullptr, nullptr, 0, nullptr,
+                               nullptr) != 1) {
+    return absl::InternalError(absl::StrCat("a key: ", Reason()));
+  }
+  return TextOf(memory.get());
+}
+
+}  // namespace
+
+absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files) {
+  const Named certificate{files.certificate_flag, files.certificate};
+  const Named key_file{files.key_flag, files.key};
+  if (files.certificate.empty() != files.key.empty()) {
+    const bool no_key = files.key.empty();
+    return (no_key ? certificate : key_file)
+        .Wrong(absl::StrCat("needs ",
+                            no_key ? files.key_flag : files.certificate_flag,
+                            ", too"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(TlsTexts last, ReadOnce(files));
+  for (int i = 1; i < kReads; ++i) {
+    KVASIR_ASSIGN_OR_RETURN(TlsTexts again, ReadOnce(files));
+    if (again == last) break;
+    last = std::move(again);
+  }
+  return last;
+}
+
+absl::StatusOr<TlsMaterial> JudgeTlsTexts(const TlsFiles& files,
+                                          const TlsTexts& texts,
+                                          absl::Time now) {
+  const Named certificate{files.certificate_flag, files.certificate};
+  const Named key_file{files.key_flag, files.key};
+  const Named authorities{files.authorities_flag, files.authorities};
+  TlsMaterial material;
+  if (!files.certificate.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
+                            ReadCertificates(certificate, texts.certificate));
+    KVASIR_ASSIGN_OR_RETURN(material.chain_until,
+                            CheckDates(certificate, chain, now));
+    KVASIR_ASSIGN_OR_RETURN(const Key key, ReadKey(key_file, texts.key));
+    const bool fits =
+        X509_check_private_key(chain.front().get(), key.get()) == 1;
+    ERR_clear_error();
+    if (!fits) {
+      return key_file.Wrong(absl::StrCat("is not the key of ",
+                                         files.certificate_flag, " ",
+                                         files.certificate));
+    }
+    KVASIR_RETURN_IF_ERROR(
+        CheckStrength(certificate, chain, key_file, key.get()));
+    KVASIR_ASSIGN_OR_RETURN(material.chain, Written(chain));
+    KVASIR_ASSIGN_OR_RETURN(material.key, Written(key.get()));
+  }
+  if (!files.authorities.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<Certificate> all,
+                            ReadCertificates(authorities, texts.authorities));
+    KVASIR_ASSIGN_OR_RETURN(material.authorities_until,
+                            CheckDates(authorities, all, now));
+    KVASIR_RETURN_IF_ERROR(CheckAuthorities(authorities, all));
+    KVASIR_ASSIGN_OR_RETURN(material.authorities, Written(all));
+  }
+  return material;
+}
+
+absl::StatusOr<TlsMaterial> LoadTlsFiles(const TlsFiles& files,
+                                         absl::Time now) {
+  KVASIR_ASSIGN_OR_RETURN(const TlsTexts texts, ReadTlsFiles(files));
+  return JudgeTlsTexts(files, texts, now);
+}
+
+}  // namespace kvasir::base

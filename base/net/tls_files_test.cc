@@ -1,0 +1,204 @@
+#include "base/net/tls_files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/net/testing/certificates.h"
+#include "base/status_matchers.h"
+
+namespace kvasir::base {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class TlsFilesTest : public ::testing::Test {
+ protected:
+  TlsFilesTest() {
+    std::string pattern = ::testing::TempDir() + "/kvasir-tls-XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    Write("ca.pem", authority_.certificate);
+    Put("server", {.names = {"DNS:localhost"}});
+    Put("client", {.names = {"DNS:router.kvasir"}});
+  }
+  ~TlsFilesTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Path(const std::string& name) const {
+    return absl::StrCat(folder_, "/", name);
+  }
+  void Write(const std::string& name, const std::string& text) {
+    std::ofstream(Path(name)) << text;
+  }
+  void Put(const std::string& name, const TestCertificateOptions& options) {
+    const TestCertificate made = MakeCertificate(authority_, options);
+    Write(name + ".key", made.key);
+    Write(name + ".pem", made.certificate);
+  }
+  TlsFiles Files(const std::string& name) const {
+    TlsFiles files;
+    files.certificate = Path(name + ".pem");
+    files.key = Path(name + ".key");
+    files.authorities = Path("ca.pem");
+    return files;
+  }
+  TlsFiles Authorities(const std::string& text) {
+    Write("authorities.pem", text);
+    TlsFiles files;
+    files.authorities = Path("authorities.pem");
+    return files;
+  }
+  absl::Status Check(const TlsFiles& files) {
+    return LoadTlsFiles(files, absl::Now()).status();
+  }
+
+  const TestCertificate authority_ = MakeAuthority("an authority");
+  std::string folder_;
+};
+
+auto Refuses(const ::testing::Matcher<const std::string&>& text) {
+  return StatusIs(absl::StatusCode::kInvalidArgument, text);
+}
+
+TEST_F(TlsFilesTest, WhatIsWrongWithAFileIsSaidWithItsFlag) {
+  KVASIR_EXPECT_OK(Check(Files("server")));
+  TlsFiles files = Files("server");
+  files.key.clear();
+  EXPECT_THAT(Check(files), Refuses(AllOf(HasSubstr("--tls-cert"),
+                                          HasSubstr("needs --tls-key"))));
+  files = Files("server");
+  files.certificate.clear();
+  EXPECT_THAT(Check(files), Refuses(HasSubstr("needs --tls-cert")));
+  files = Files("server");
+  files.key = Path("client.key");
+  EXPECT_THAT(Check(files),
+              Refuses(AllOf(HasSubstr("--tls-key"), HasSubstr("client.key"),
+                            HasSubstr("is not the key of --tls-cert"))));
+  EXPECT_THAT(Check(Files("nobody")), Refuses(HasSubstr("No such file")));
+  EXPECT_THAT(Check(Authorities("no PEM at all")),
+              Refuses(AllOf(HasSubstr("--tls-client-ca"),
+                            HasSubstr("has no certificate in PEM"))));
+  files = Files("server");
+  files.key = Path("ca.pem");
+  EXPECT_THAT(Check(files), Refuses(HasSubstr("has no private key")));
+  files.key = folder_;
+  EXPECT_THAT(Check(files), Refuses(HasSubstr("Is a directory")));
+  EXPECT_THAT(Check(Authorities(std::string(5 << 20, 'x'))),
+              Refuses(HasSubstr("has more than 4 MiB")));
+}
+
+// gRPC (1.51) ends the process where it finds one.
+TEST_F(TlsFilesTest, AnEmptyFileIsNoCertificateAndNoKey) {
+  for (const char* file : {"server.pem", "server.key", "ca.pem"}) {
+    std::string whole;
+    std::getline(std::ifstream(Path(file)), whole, '\0');
+    Write(file, "");
+    EXPECT_THAT(Check(Files("server")),
+                Refuses(AllOf(HasSubstr(file), HasSubstr("in PEM"))));
+    Write(file, whole);
+  }
+  KVASIR_EXPECT_OK(Check(Files("server")));
+}
+
+TEST_F(TlsFilesTest, ACertificateOutOfItsTimeIsRefusedWithTheDate) {
+  Put("old", {.names = {},
+              .valid_from = -absl::Hours(2),
+              .valid_until = -absl::Hours(1)});
+  EXPECT_THAT(
+      Check(Files("old")),
+      Refuses(AllOf(HasSubstr("was valid until 20"), HasSubstr("UTC"))));
+  Put("new", {.names = {},
+              .valid_from = absl::Hours(1),
+              .valid_until = absl::Hours(2)});
+  EXPECT_THAT(Check(Files("new")), Refuses(HasSubstr("is valid from 20")));
+}
+
+// The first of a file alone was looked at once: of two orders one was taken.
+TEST_F(TlsFilesTest, EveryAuthorityOfAFileIsCheckedInAnyOrder) {
+  const std::string old = MakeAuthorityWith({.common_name = "old",
+                                             .names = {},
+                                             .valid_from = -absl::Hours(2),
+                                             .valid_until = -absl::Hours(1)})
+                              .certificate;
+  const std::string& good = authority_.certificate;
+  KVASIR_EXPECT_OK(
+      Check(Authorities(good + MakeAuthority("another").certificate)));
+  EXPECT_THAT(Check(Authorities(good + old)),
+              Refuses(HasSubstr("certificate 2 was valid until")));
+  EXPECT_THAT(Check(Authorities(old + good)),
+              Refuses(HasSubstr("certificate 1 was valid until")));
+  // The second one is cut off.
+  EXPECT_THAT(Check(Authorities(good + good.substr(0, good.size() / 2))),
+              Refuses(HasSubstr("certificate 2 cannot be read")));
+}
+
+TEST_F(TlsFilesTest, TheChainBehindACertificateIsCheckedToo) {
+  const std::string own =
+      MakeCertificate(authority_, {.names = {}}).certificate;
+  const std::string old = MakeAuthorityWith({.common_name = "old",
+                                             .names = {},
+                                             .valid_from = -absl::Hours(2),
+                                             .valid_until = -absl::Hours(1)})
+                              .certificate;
+  const TestCertificate made = MakeCertificate(authority_, {.names = {}});
+  Write("chain.key", made.key);
+  Write("chain.pem", made.certificate + old);
+  EXPECT_THAT(Check(Files("chain")),
+              Refuses(AllOf(HasSubstr("chain.pem"),
+                            HasSubstr("certificate 2 was valid until"))));
+  Write("chain.pem", made.certificate + authority_.certificate);
+  KVASIR_EXPECT_OK(Check(Files("chain")));
+}
+
+// Each handshake failed while the server said that it serves.
+TEST_F(TlsFilesTest, WhatNoHandshakeWouldTakeIsRefusedAtTheStart) {
+  for (const int bits : {512, 1024}) {
+    Put("weak", {.names = {}, .rsa_bits = bits});
+    EXPECT_THAT(Check(Files("weak")),
+                Refuses(AllOf(HasSubstr("--tls-cert"), HasSubstr("weak.pem"),
+                              HasSubstr("ee key too small"))))
+        << bits;
+  }
+  Put("strong", {.names = {}, .rsa_bits = 2048});
+  KVASIR_EXPECT_OK(Check(Files("strong")));
+  const std::string weak =
+      MakeAuthorityWith({.common_name = "weak", .names = {}, .rsa_bits = 1024})
+          .certificate;
+  EXPECT_THAT(Check(Authorities(authority_.certificate + weak)),
+              Refuses(AllOf(HasSubstr("--tls-client-ca"),
+                            HasSubstr("certificate 2 has a key of 80 bits"))));
+  // In a chain, too.
+  const TestCertificate made = MakeCertificate(authority_, {.names = {}});
+  Write("chain.key", made.key);
+  Write("chain.pem", made.certificate + weak);
+  EXPECT_THAT(Check(Files("chain")),
+              Refuses(HasSubstr("certificate 2 would fail every handshake")));
+}
+
+TEST_F(TlsFilesTest, WhatIsTakenIsWrittenAnewWithItsFirstEnd) {
+  const TestCertificate made = MakeCertificate(
+      authority_, {.names = {}, .valid_until = absl::Minutes(30)});
+  // One file for both, with what else people keep there.
+  Write("both.pem", absl::StrCat("a comment\n", made.key, made.certificate,
+                                 authority_.certificate, "\nmore\n"));
+  TlsFiles files;
+  files.certificate = files.key = Path("both.pem");
+  files.authorities = Path("ca.pem");
+  const absl::Time now = absl::Now();
+  const auto material = LoadTlsFiles(files, now);
+  KVASIR_ASSERT_OK(material.status());
+  EXPECT_EQ(material->key, made.key);
+  EXPECT_EQ(material->chain, made.certificate + authority_.certificate);
+  EXPECT_EQ(material->authorities, authority_.certificate);
+  EXPECT_LE(material->chain_until, now + absl::Minutes(30));
+  EXPECT_GT(material->chain_until, now + absl::Minutes(29));
+  EXPECT_GT(material->authorities_until, now + absl::Minutes(59));
+}
+
+}  // namespace
+}  // namespace kvasir::base

@@ -1,0 +1,108 @@
+#include "base/net/tls_refusals.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "base/log.h"
+
+namespace kvasir::base {
+namespace {
+
+constexpr absl::Duration kSilence = absl::Minutes(1);
+
+const char* NameOf(TlsRefusal cause) {
+  switch (cause) {
+    case TlsRefusal::kNoCertificate:
+      return "no_certificate";
+    case TlsRefusal::kCertificate:
+      return "certificate";
+    case TlsRefusal::kNames:
+      return "names";
+    case TlsRefusal::kPeer:
+      return "peer";
+    case TlsRefusal::kNoTls:
+      return "no_tls";
+    case TlsRefusal::kVersion:
+      return "version";
+    case TlsRefusal::kOther:
+      break;
+  }
+  return "other";
+}
+
+}  // namespace
+
+std::optional<TlsRefusal> TlsRefusalOf(absl::string_view grpc_line) {
+  const auto has = [grpc_line](absl::string_view text) {
+    return absl::StrContains(grpc_line, text);
+  };
+  if (!has("Handshake failed with fatal error")) return std::nullopt;
+  if (has("did not return a certificate")) return TlsRefusal::kNoCertificate;
+  if (has("certificate verify failed")) return TlsRefusal::kCertificate;
+  if (has(" alert ")) return TlsRefusal::kPeer;
+  if (has("wrong version number") || has("http request") ||
+      has("proxy request")) {
+    return TlsRefusal::kNoTls;
+  }
+  if (has("unsupported protocol") || has("version too low")) {
+    return TlsRefusal::kVersion;
+  }
+  return TlsRefusal::kOther;
+}
+
+const std::shared_ptr<TlsRefusals>& TlsRefusals::OfProcess() {
+  static const auto* const refusals =
+      new std::shared_ptr<TlsRefusals>(std::make_shared<TlsRefusals>());
+  return *refusals;
+}
+
+void TlsRefusals::Add(TlsRefusal cause, absl::string_view detail) {
+  uint64_t unlogged = 0;
+  {
+    MutexLock lock(&mutex_);
+    Cause& of = causes_[static_cast<size_t>(cause)];
+    ++of.count;
+    const absl::Time now = clock_.Now();
+    if (now - of.logged_at < kSilence) {
+      ++of.unlogged;
+      return;
+    }
+    of.logged_at = now;
+    unlogged = std::exchange(of.unlogged, 0);
+  }
+  LogWarning("TLS handshake refused",
+             {{"cause", NameOf(cause)},
+              {"detail", std::string_view(detail.data(), detail.size())},
+              {"since_last_line", unlogged}});
+}
+
+bool TlsRefusals::AddGrpcLine(absl::string_view line) {
+  // Of every certificate without the name that is dialled, also where other
+  // names are allowed: who verifies them tells what was refused.
+  if (absl::StrContains(line, "No match found for server name")) return true;
+  const std::optional<TlsRefusal> cause = TlsRefusalOf(line);
+  if (cause.has_value()) Add(*cause, line);
+  return cause.has_value();
+}
+
+uint64_t TlsRefusals::count(TlsRefusal cause) const {
+  MutexLock lock(&mutex_);
+  return causes_[static_cast<size_t>(cause)].count;
+}
+
+std::vector<prometheus::MetricFamily> TlsRefusals::Collect() const {
+  prometheus::MetricFamily family;
+  family.name = "kvasir_tls_handshakes_refused_total";
+  family.help = "TLS handshakes that came to nothing, by cause";
+  family.type = prometheus::MetricType::Counter;
+  for (size_t i = 0; i < kNumCauses; ++i) {
+    const auto cause = static_cast<TlsRefusal>(i);
+    prometheus::ClientMetric metric;
+    metric.label = {{"cause", NameOf(cause)}};
+    metric.counter.value = static_cast<double>(count(cause));
+    family.metric.push_back(std::move(metric));
+  }
+  return {std::move(family)};
+}
+
+}  // namespace kvasir::base

@@ -1,0 +1,277 @@
+#include "cache/layout/exact_rows.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+
+namespace kvasir::cache {
+namespace {
+
+// A side's rows begin at a cache line, so that rows of whole lines have them.
+constexpr int64_t kRowAlignmentBytes = 64;
+constexpr int64_t kMostArenas = 4;  // of a side
+static_assert(2 * kMostArenas == kMostExactSegments);
+// More free rows are not told apart: far beyond all rows of a group.
+constexpr int64_t kManyRows = int64_t{1} << 48;
+
+// A layer's arena, filled from the front by rows of any size.
+class Arena {
+ public:
+  // Its first `taken` side pages are something else's.
+  Arena(int64_t layer, int64_t page_bytes, int64_t taken)
+      : layer_(layer), page_bytes_(page_bytes), page_(taken) {}
+
+  int64_t layer() const { return layer_; }
+  // Pages that hold something.
+  int64_t pages() const { return page_ + (used_bytes_ > 0 ? 1 : 0); }
+
+  // How many more rows fit into `side_pages` pages.
+  int64_t Room(int64_t side_pages, int64_t row_bytes) const {
+    const int64_t per_page = page_bytes_ / row_bytes;
+    const int64_t whole_pages = side_pages - pages();
+    if (per_page == 0 || whole_pages < 0) return 0;
+    return RowsInPage(row_bytes) + (whole_pages > kManyRows / per_page
+                                        ? kManyRows
+                                        : whole_pages * per_page);
+  }
+
+  // Adds segments of `count` rows to the side's.
+  void Take(int64_t count, ExactRing* ring) {
+    int64_t first_row = 0;
+    if (!ring->segments.empty()) {
+      const ExactSegment& last = ring->segments.back();
+      first_row = last.first_row + last.num_rows;
+    }
+    const auto add = [&](int64_t rows, int64_t per_page) {
+      ring->segments.push_back(
+          {layer_, first_row, rows, page_, used_bytes_, per_page});
+      first_row += rows;
+      count -= rows;
+    };
+    if (used_bytes_ > 0) {
+      const int64_t rows = std::min(count, RowsInPage(ring->row_bytes));
+      if (rows > 0) {
+        add(rows, rows);
+        Use(rows * ring->row_bytes);
+      }
+      if (count == 0) return;
+      ++page_;
+      used_bytes_ = 0;
+    }
+    const int64_t per_page = page_bytes_ / ring->row_bytes;
+    const int64_t rows = count;
+    add(rows, per_page);
+    page_ += rows / per_page;
+    Use(rows % per_page * ring->row_bytes);
+  }
+
+ private:
+  // Of the page that holds something.
+  int64_t RowsInPage(int64_t row_bytes) const {
+    return used_bytes_ > 0 ? (page_bytes_ - used_bytes_) / row_bytes : 0;
+  }
+  void Use(int64_t bytes) {
+    used_bytes_ =
+        std::min(page_bytes_, CeilDiv(used_bytes_ + bytes, kRowAlignmentBytes) *
+                                  kRowAlignmentBytes);
+  }
+
+  int64_t layer_;
+  int64_t page_bytes_;
+  int64_t page_;            // the first one with room
+  int64_t used_bytes_ = 0;  // of it
+};
+
+// A side whose exact rows look for a place.
+struct HomelessRows {
+  size_t home;  // arena
+  ExactRing* ring;
+};
+
+// A way to fill the group's arenas.
+struct Filling {
+  std::vector<Arena> arenas;
+  std::vector<ExactRing> rings;  // as HomelessRows
+};
+
+// Tries to place the rows of a page group.
+class RowPlacer {
+ public:
+  RowPlacer(std::vector<Arena> arenas, std::vector<HomelessRows> rows)
+      : arenas_(std::move(arenas)), rows_(std::move(rows)) {}
+
+  // Into as many side pages; with few arenas to a side if that is enough.
+  std::optional<Filling> Fill(int64_t side_pages) const {
+    for (int64_t most = 1; most <= kMostArenas; ++most) {
+      std::optional<Filling> filling = FillWith(side_pages, most);
+      if (filling.has_value()) return filling;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  // Rows of a size together, the widest first, for fewest arenas have room for
+  // them. At home first, where whole sides fit; the others fill the gaps.
+  std::optional<Filling> FillWith(int64_t side_pages,
+                                  int64_t most_arenas) const {
+    Filling filling{arenas_, {}};
+    for (const HomelessRows& rows : rows_) filling.rings.push_back(*rows.ring);
+    for (size_t begin = 0; begin < rows_.size();) {
+      size_t end = begin;
+      const int64_t row_bytes = filling.rings[begin].row_bytes;
+      while (end < rows_.size() && filling.rings[end].row_bytes == row_bytes) {
+        ++end;
+      }
+      for (size_t i = begin; i < end; ++i) {
+        ExactRing& ring = filling.rings[i];
+        Arena& home = filling.arenas[rows_[i].home];
+        if (home.Room(side_pages, row_bytes) < ring.tokens()) continue;
+        home.Take(ring.tokens(), &ring);
+      }
+      for (size_t i = begin; i < end; ++i) {
+        ExactRing& ring = filling.rings[i];
+        if (!ring.segments.empty()) continue;
+        if (!Split(side_pages, most_arenas, &ring, &filling.arenas)) {
+          return std::nullopt;
+        }
+      }
+      begin = end;
+    }
+    return filling;
+  }
+
+  // The smallest gaps first that leave no more than the others have room for.
+  static bool Split(int64_t side_pages, int64_t most_arenas, ExactRing* ring,
+                    std::vector<Arena>* arenas) {
+    int64_t left = ring->tokens();
+    for (int64_t others = most_arenas - 1; left > 0; --others) {
+      if (others < 0) return false;
+      std::vector<std::pair<int64_t, size_t>> rooms;  // and whose
+      for (size_t a = 0; a < arenas->size(); ++a) {
+        const int64_t room = (*arenas)[a].Room(side_pages, ring->row_bytes);
+        if (room > 0) rooms.emplace_back(room, a);
+      }
+      std::sort(rooms.begin(), rooms.end());
+      // Of the largest `others`, each of which stands for one that is chosen.
+      const size_t first_other =
+          rooms.size() - std::min(rooms.size(), static_cast<size_t>(others));
+      int64_t in_others = 0;
+      for (size_t i = first_other; i < rooms.size(); ++i) {
+        in_others += std::min(rooms[i].first, left);
+      }
+      const int64_t next_room =
+          first_other > 0 ? rooms[first_other - 1].first : 0;
+      const auto chosen =
+          std::find_if(rooms.begin(), rooms.end(), [&](const auto& room) {
+            const bool other =
+                static_cast<size_t>(&room - rooms.data()) >= first_other;
+            return in_others + (other ? next_room : room.first) >= left;
+          });
+      if (chosen == rooms.end()) return false;
+      const int64_t rows = std::min(left, chosen->first);
+      (*arenas)[chosen->second].Take(rows, ring);
+      left -= rows;
+    }
+    return true;
+  }
+
+  const std::vector<Arena> arenas_;
+  const std::vector<HomelessRows> rows_;
+};
+
+void FillUpForRows(const std::vector<int64_t>& group,
+                   std::vector<LayerLayout>& layers) {
+  int64_t page_bytes = 0;  // the most
+  int64_t row_bytes = 0;
+  LayerLayout* widest = nullptr;
+  for (const int64_t l : group) {
+    LayerLayout& layer = layers[static_cast<size_t>(l)];
+    page_bytes = std::max(page_bytes, layer.page_bytes);
+    for (const SideLayout* side : {&layer.key, &layer.value}) {
+      if (!side->exact.any() || side->exact.row_bytes <= row_bytes) continue;
+      row_bytes = side->exact.row_bytes;
+      widest = &layer;
+    }
+  }
+  if (row_bytes > page_bytes) {
+    widest->page_bytes =
+        CeilDiv(row_bytes, kRegionAlignmentBytes) * kRegionAlignmentBytes;
+  }
+}
+
+}  // namespace
+
+ExactRing::Place ExactRing::PlaceOfRow(int64_t row) const {
+  KVASIR_CHECK(row >= 0 && row < tokens());
+  auto at = segments.begin();
+  while (row >= at->first_row + at->num_rows) ++at;
+  const int64_t in_segment = row - at->first_row;
+  return {at->layer, at->first_page + in_segment / at->rows_per_page,
+          at->offset_bytes + in_segment % at->rows_per_page * row_bytes};
+}
+
+void LayOutExactRow(SideLayout& side) {
+  for (PartLayout& part : side.parts) {
+    for (GroupLayout& group : part.groups) {
+      group.exact_offset_bytes = side.exact.row_bytes;
+      side.exact.row_bytes += group.stored_width * kExactNumberBytes;
+    }
+  }
+}
+
+void PlaceExactRows(const std::vector<int64_t>& group,
+                    std::vector<LayerLayout>& layers) {
+  FillUpForRows(group, layers);
+  std::vector<Arena> arenas;
+  std::vector<HomelessRows> rows;
+  int64_t page_id_bytes = 0;
+  int64_t row_bytes = 0;
+  int64_t least = 0;
+  for (const bool keys : {true, false}) {
+    for (size_t a = 0; a < group.size(); ++a) {
+      LayerLayout& layer = layers[static_cast<size_t>(group[a])];
+      ExactRing& ring = keys ? layer.key.exact : layer.value.exact;
+      if (keys) {
+        arenas.emplace_back(group[a], layer.page_bytes, layer.side_pages);
+        page_id_bytes += layer.page_bytes;
+        least = std::max(least, layer.side_pages);
+      }
+      if (!ring.any()) continue;
+      rows.push_back({a, &ring});
+      row_bytes += ring.tokens() * ring.row_bytes;
+    }
+  }
+  if (rows.empty()) return;
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const HomelessRows& a, const HomelessRows& b) {
+                     return a.ring->row_bytes > b.ring->row_bytes;
+                   });
+  const RowPlacer placer(std::move(arenas), rows);
+  // All rows fit into one page that holds the widest, taken often enough.
+  least = std::max(least, CeilDiv(row_bytes, page_id_bytes));
+  int64_t most = least;
+  std::optional<Filling> best = placer.Fill(most);
+  for (int64_t step = 1; !best.has_value(); step *= 2) {
+    least = most + 1;
+    most += step;
+    best = placer.Fill(most);
+  }
+  while (least < most) {
+    const int64_t middle = least + (most - least) / 2;
+    std::optional<Filling> filling = placer.Fill(middle);
+    if (filling.has_value()) {
+      best = std::move(filling);
+      most = middle;
+    } else {
+      least = middle + 1;
+    }
+  }
+  for (size_t i = 0; i < rows.size(); ++i) *rows[i].ring = best->rings[i];
+  for (const Arena& arena : best->arenas) {
+    layers[static_cast<size_t>(arena.layer())].side_pages = arena.pages();
+  }
+}
+
+}  // namespace kvasir::cache

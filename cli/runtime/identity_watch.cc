@@ -1,0 +1,54 @@
+#include "cli/runtime/identity_watch.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/status_macros.h"
+
+namespace kvasir::cli {
+namespace {
+
+constexpr absl::Duration kPollInterval = absl::Seconds(5);
+constexpr char kVariable[] = "KVASIR_IDENTITIES";
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<IdentityWatch>> IdentityWatch::Start(
+    const RouterFlags& router, const ListenFlags& listen) {
+  auto watch = std::unique_ptr<IdentityWatch>(new IdentityWatch());
+  const std::string& path = router.identities;
+  if (path.empty()) {
+    // Whoever meant to name a file has not meant to let everybody in.
+    const char* variable = std::getenv(kVariable);
+    if (variable == nullptr || *variable != '\0') return watch;
+    return absl::InvalidArgumentError(
+        absl::StrCat(kVariable, " is empty: want a file, or no such variable"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      watch->callers_,
+      router::Callers::Open(
+          {.name = absl::StrCat("--identities ", path),
+           .read = [path] { return router::ReadIdentitiesFile(path); },
+           .proof = {.tls = !listen.tls.certificate.empty(),
+                     .certificates = !listen.tls.client_ca.empty() ||
+                                     !listen.admin_client_ca.empty()}},
+          &watch->metrics_));
+  watch->timers_ = std::make_unique<router::TimerThread>();
+  watch->PollLater();
+  return watch;
+}
+
+IdentityWatch::~IdentityWatch() {
+  if (timers_ != nullptr) timers_->Stop();
+}
+
+void IdentityWatch::PollLater() {
+  timers_->At(base::Clock::Real().Now() + kPollInterval, [this] {
+    callers_->Poll();
+    PollLater();
+  });
+}
+
+}  // namespace kvasir::cli

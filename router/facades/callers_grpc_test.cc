@@ -1,0 +1,275 @@
+// Who calls, over real gRPC and TLS, at every call of every facade.
+#include <google/protobuf/descriptor.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/net/testing/certificates.h"
+#include "base/net/tls.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/inference/grpc_service.pb.h"
+#include "proto/vllm/control.pb.h"
+#include "proto/vllm/engine.pb.h"
+#include "proto/vllm/inference.pb.h"
+#include "router/facades/kserve/service.h"
+#include "router/facades/vllm_engine/service.h"
+#include "router/facades/vllm_inference/service.h"
+#include "router/testing/byte_codec.h"
+#include "router/testing/callers_testing.h"
+#include "router/testing/facade_server.h"
+
+namespace kvasir::router {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CallersGrpcTest : public FacadeServerTest {
+ protected:
+  CallersGrpcTest() {
+    std::string pattern = ::testing::TempDir() + "/kvasir-callers-XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    Write("ca.pem", authority_.certificate);
+    Sign("server", {"DNS:localhost", "IP:127.0.0.1"});
+    Sign("red", {"DNS:red.example", "URI:spiffe://red"});
+    Sign("other", {"DNS:other.example"});
+  }
+  ~CallersGrpcTest() override {
+    channel_.reset();
+    server_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  void Serve(const std::string& entries, bool tls, bool ask_for_certificates) {
+    KserveServiceOptions kserve;
+    kserve.codecs["tiny"] = std::make_shared<ByteCodec>();
+    kserve.callers = CallersOf(entries);
+    VllmEngineServiceOptions engine;
+    static_cast<FacadeOptions&>(engine) = kserve;
+    VllmInferenceServiceOptions inference;
+    static_cast<FacadeOptions&>(inference) = kserve;
+    kserve_ = std::make_unique<KserveService>(kserve, &router_);
+    engine_ = std::make_unique<VllmEngineService>(engine, &router_);
+    inference_ = std::make_unique<VllmInferenceService>(inference, &router_);
+    control_ =
+        std::make_unique<VllmControlService>(inference_->backend(), "1.2.3");
+    base::GrpcServerOptions options;
+    if (tls) {
+      base::TlsOptions files{.files = Files("server")};
+      if (!ask_for_certificates) files.files.authorities.clear();
+      options.credentials = *tls_.Server(files);
+    }
+    auto server = base::GrpcServer::Start(
+        options,
+        {kserve_.get(), engine_.get(), inference_.get(), control_.get()});
+    KVASIR_ASSERT_OK(server);
+    server_ = *std::move(server);
+  }
+  // As whom: the name of a certificate, or none.
+  void Dial(bool tls, const std::string& certificate = "") {
+    std::shared_ptr<grpc::ChannelCredentials> credentials =
+        grpc::InsecureChannelCredentials();
+    if (tls) {
+      base::TlsOptions options;
+      if (!certificate.empty()) options.files = Files(certificate);
+      options.files.authorities = folder_ + "/ca.pem";
+      credentials = *base::TlsChannelCredentials(options);
+    }
+    channel_ = grpc::CreateChannel(server_->target(), credentials);
+  }
+
+  // A call of `method` with a message of no bytes.
+  grpc::Status Call(const google::protobuf::MethodDescriptor& method,
+                    const std::string& authorization = "") {
+    grpc::GenericStub stub(channel_);
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(20)));
+    if (!authorization.empty()) {
+      context.AddMetadata("authorization", authorization);
+    }
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareCall(
+        &context,
+        absl::StrCat("/", std::string(method.service()->full_name()), "/",
+                     std::string(method.name())),
+        &queue);
+    const auto wait = [&queue] {
+      void* tag;
+      bool ok = false;
+      return queue.Next(&tag, &ok) && ok;
+    };
+    call->StartCall(nullptr);
+    wait();
+    const grpc::Slice nothing("", 0);
+    call->WriteLast(grpc::ByteBuffer(&nothing, 1), grpc::WriteOptions(),
+                    nullptr);
+    wait();
+    grpc::ByteBuffer answer;
+    do {
+      call->Read(&answer, nullptr);
+    } while (wait());
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    wait();
+    return status;
+  }
+  static const google::protobuf::MethodDescriptor& Method(
+      const google::protobuf::ServiceDescriptor& service, const char* name) {
+    return *service.FindMethodByName(name);
+  }
+
+  base::TlsFiles Files(const std::string& name) const {
+    return {.certificate = absl::StrCat(folder_, "/", name, ".pem"),
+            .key = absl::StrCat(folder_, "/", name, ".key"),
+            .authorities = folder_ + "/ca.pem"};
+  }
+  void Write(const std::string& name, const std::string& text) const {
+    std::ofstream(absl::StrCat(folder_, "/", name)) << text;
+  }
+  void Sign(const std::string& name, const std::vector<std::string>& names) {
+    const auto made = base::MakeCertificate(authority_, {.names = names});
+    Write(name + ".pem", made.certificate);
+    Write(name + ".key", made.key);
+  }
+
+  const base::TestCertificate authority_ = base::MakeAuthority("authority");
+  std::string folder_;
+  base::TlsWatch tls_;
+  std::unique_ptr<KserveService> kserve_;
+  std::unique_ptr<VllmEngineService> engine_;
+  std::unique_ptr<VllmInferenceService> inference_;
+  std::unique_ptr<VllmControlService> control_;
+};
+
+const google::protobuf::ServiceDescriptor& Kserve() {
+  return *inference::ModelInferRequest::descriptor()->file()->service(0);
+}
+const google::protobuf::ServiceDescriptor& Engine() {
+  return *vllm::grpc::engine::GenerateRequest::descriptor()->file()->service(0);
+}
+const google::protobuf::ServiceDescriptor& Inference() {
+  return *vllm::GenerateRequest::descriptor()->file()->service(0);
+}
+const google::protobuf::ServiceDescriptor& Control() {
+  return *vllm::ServerInfo::descriptor()->file()->service(0);
+}
+
+TEST_F(CallersGrpcTest, EveryCallOfEveryFacadeAsksWhoCallsAndLogsARefusal) {
+  Serve(TenantEntry("red"), /*tls=*/false, false);
+  Dial(/*tls=*/false);
+  size_t calls = 0;
+  for (const auto* service : {&Kserve(), &Engine(), &Inference(), &Control()}) {
+    for (int i = 0; i < service->method_count(); ++i) {
+      const auto& method = *service->method(i);
+      const grpc::Status status = Call(method);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED)
+          << method.full_name() << ": " << status.error_message();
+      EXPECT_THAT(status.error_message(), HasSubstr("who calls?"));
+      EXPECT_EQ(router_.refused().size(), ++calls) << method.full_name();
+    }
+  }
+  EXPECT_GT(calls, 50);
+  EXPECT_EQ(router_.num_requests(), 0);
+}
+
+TEST_F(CallersGrpcTest, NoTokenIsTakenInPlainText) {
+  Serve(TenantEntry("red"), /*tls=*/false, false);
+  Dial(/*tls=*/false);
+  const grpc::Status status =
+      Call(Method(Kserve(), "ServerLive"), "Bearer red");
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(status.error_message(), HasSubstr("without TLS"));
+  EXPECT_THAT(status.error_message(), ::testing::Not(HasSubstr("Bearer red")));
+}
+
+TEST_F(CallersGrpcTest, ATokenOverTlsTellsTenantCallerAndCache) {
+  Serve(TenantEntry("red"), /*tls=*/true, /*ask_for_certificates=*/false);
+  Dial(/*tls=*/true);
+  EXPECT_TRUE(Call(Method(Kserve(), "ServerLive"), "Bearer red").ok());
+  EXPECT_EQ(Call(Method(Kserve(), "ServerLive"), "Bearer blue").error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(Call(Method(Kserve(), "ServerLive"), "Basic red").error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+
+  const auto stub = vllm::grpc::engine::VllmEngine::NewStub(channel_);
+  vllm::grpc::engine::GenerateRequest message;
+  message.set_request_id("r1");
+  message.set_stream(true);
+  message.mutable_tokenized()->add_input_ids(7);
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", "Bearer red");
+  const auto reader = stub->Generate(&context, message);
+  const auto request = router_.WaitFor(0);
+  ASSERT_NE(request, nullptr);
+  EXPECT_EQ(request->request().tenant, "red");
+  EXPECT_EQ(request->request().caller, "t");
+  EXPECT_EQ(request->request().cache_salt, "tenant/red");
+  request->Complete("ab");
+  vllm::grpc::engine::GenerateResponse response;
+  while (reader->Read(&response)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
+TEST_F(CallersGrpcTest, ACertificateTellsByItsDnsAndUriNames) {
+  for (const char* name : {"red.example", "spiffe://red"}) {
+    Serve(absl::StrCat(R"({"name": "red", "certificates": [")", name,
+                       R"("]}, )", TenantEntry("blue")),
+          /*tls=*/true, /*ask_for_certificates=*/true);
+    Dial(/*tls=*/true, "red");
+    EXPECT_TRUE(Call(Method(Kserve(), "ServerLive")).ok()) << name;
+    const grpc::Status both =
+        Call(Method(Kserve(), "ServerLive"), "Bearer blue");
+    EXPECT_EQ(both.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(both.error_message(),
+              "the certificate is of one tenant, the token of another");
+    Dial(/*tls=*/true, "other");
+    EXPECT_EQ(Call(Method(Kserve(), "ServerLive")).error_code(),
+              grpc::StatusCode::UNAUTHENTICATED)
+        << name;
+    StopListening();
+  }
+}
+
+TEST_F(CallersGrpcTest, AnAbortOfAnotherTenantsRequestFindsNothing) {
+  Serve(absl::StrCat(TenantEntry("red"), ", ", TenantEntry("blue")),
+        /*tls=*/true, /*ask_for_certificates=*/false);
+  Dial(/*tls=*/true);
+  const auto stub = vllm::grpc::engine::VllmEngine::NewStub(channel_);
+  vllm::grpc::engine::GenerateRequest message;
+  message.set_request_id("r1");
+  message.set_stream(true);
+  message.mutable_tokenized()->add_input_ids(7);
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", "Bearer red");
+  const auto reader = stub->Generate(&context, message);
+  const auto request = router_.WaitFor(0);
+  ASSERT_NE(request, nullptr);
+  vllm::grpc::engine::AbortRequest abort;
+  abort.add_request_ids("r1");
+  vllm::grpc::engine::AbortResponse nothing;
+  for (const char* who : {"blue", "red"}) {
+    EXPECT_FALSE(request->cancelled());
+    grpc::ClientContext aborting;
+    aborting.AddMetadata("authorization", absl::StrCat("Bearer ", who));
+    EXPECT_TRUE(stub->Abort(&aborting, abort, &nothing).ok());
+  }
+  WaitUntilCancelled(*request);
+  request->Done(absl::CancelledError("aborted"));
+  vllm::grpc::engine::GenerateResponse response;
+  while (reader->Read(&response)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
+}  // namespace
+}  // namespace kvasir::router

@@ -1,0 +1,222 @@
+#include "router/identity/callers.h"
+
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/sha256.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvasir::router {
+namespace {
+
+using base::StatusIs;
+using kvasir::v1::ADMIN;
+using kvasir::v1::CLIENT;
+using ::testing::HasSubstr;
+
+class CountingObserver final : public CallerObserver {
+ public:
+  void OnCallerRefused(CallerRefusal why) override {
+    ++refused[CallerRefusalName(why)];
+  }
+  void OnIdentitiesRead(bool ok) override { ++reads[ok]; }
+
+  std::map<std::string, int> refused;
+  std::map<bool, int> reads;
+};
+
+std::string File(const std::string& tenants) {
+  return absl::StrCat(R"({"schema_version": 1, "tenants": [)", tenants, "]}");
+}
+// A tenant with a token of its name, and these fields more.
+std::string Of(const std::string& name, const std::string& fields = "") {
+  return absl::StrCat(
+      R"({"name": ")", name, R"(", "tokens": [{"label": "t", "sha256": ")",
+      base::Sha256Hex(name), R"("}])", fields.empty() ? "" : ", ", fields, "}");
+}
+Credentials Token(const std::string& name) {
+  return {.encrypted = true,
+          .token = Credentials::Token::kGiven,
+          .token_sha256 = base::Sha256Hex(name)};
+}
+
+class CallersTest : public ::testing::Test {
+ protected:
+  void Open(const std::string& text) {
+    text_ = text;
+    auto opened = Callers::Open({.name = "who.json",
+                                 .read = [this] { return text_; },
+                                 .proof = {.tls = true},
+                                 .clock = &clock_},
+                                &observer_);
+    KVASIR_ASSERT_OK(opened.status());
+    callers_ = *std::move(opened);
+  }
+  absl::StatusOr<Caller> Ask(const std::string& token,
+                             const std::string& tenant = "") {
+    return callers_->Identify(Token(token), CLIENT, tenant);
+  }
+
+  base::ManualClock clock_{absl::FromUnixSeconds(1'800'000'000)};
+  absl::StatusOr<std::string> text_ = "";
+  CountingObserver observer_;
+  std::shared_ptr<Callers> callers_;
+};
+
+TEST_F(CallersTest, ATenantIsItsIdentitysWhateverTheHeaderSays) {
+  Open(File(Of("red")));
+  const auto caller = Ask("red");
+  KVASIR_ASSERT_OK(caller.status());
+  EXPECT_EQ(caller->tenant, "red");
+  EXPECT_EQ(caller->label, "t");
+  EXPECT_EQ(caller->cache_tenant(), "red");
+  KVASIR_EXPECT_OK(Ask("red", "red").status());
+  EXPECT_THAT(Ask("red", "blue").status(),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       HasSubstr("tenant 'red' may not set another")));
+  EXPECT_EQ(observer_.refused["tenant"], 1);
+}
+
+TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndItsQuotaFollows) {
+  Open(File(absl::StrCat(
+      Of("gate", R"("may_set_tenant": true, "shared_prefix_cache": true,
+                  "quota": {"concurrent_requests": 1})"),
+      ",", Of("blue", R"("quota": {"concurrent_requests": 2})"))));
+  const auto named = Ask("gate", "blue");
+  KVASIR_ASSERT_OK(named.status());
+  EXPECT_EQ(named->tenant, "blue");
+  EXPECT_EQ(named->label, "t");
+  EXPECT_EQ(named->quota, Ask("blue")->quota);
+  EXPECT_EQ(named->cache_tenant(), "blue");
+  // Those who are not listed share the gateway's own.
+  const auto other = Ask("gate", "green");
+  EXPECT_EQ(other->tenant, "green");
+  EXPECT_EQ(other->quota, Ask("gate")->quota);
+  EXPECT_EQ(other->quota, Ask("gate", "yellow")->quota);
+  EXPECT_EQ(other->cache_tenant(), "");
+  EXPECT_THAT(
+      Ask("gate", "a b").status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'x-tenant-id'")));
+  EXPECT_THAT(Ask("gate", std::string(129, 'x')).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
+  EXPECT_EQ(observer_.refused["tenant"], 2);
+}
+
+TEST_F(CallersTest, ARoleThatHeHasNotIsPermissionDenied) {
+  Open(File(absl::StrCat(Of("red"), ",", Of("op", R"("roles": ["ADMIN"])"))));
+  EXPECT_THAT(callers_->Identify(Token("red"), ADMIN).status(),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       "tenant 'red' has not the role ADMIN"));
+  KVASIR_EXPECT_OK(callers_->Identify(Token("op"), ADMIN).status());
+  EXPECT_THAT(callers_->Identify(Token("op"), CLIENT).status(),
+              StatusIs(absl::StatusCode::kPermissionDenied, ::testing::_));
+  EXPECT_EQ(observer_.refused["role"], 2);
+}
+
+TEST_F(CallersTest, QuotasAreMeasuredByTheClockAndCounted) {
+  Open(File(Of("red", R"("quota": {"requests_per_second": 1,
+                          "concurrent_requests": 1,
+                          "bytes_in_flight": 100})")));
+  const Caller red = *Ask("red");
+  {
+    const auto place = callers_->Enter(red);
+    KVASIR_ASSERT_OK(place.status());
+    EXPECT_FALSE(callers_->Enter(red).ok());
+    EXPECT_EQ(observer_.refused["concurrency"], 1);
+  }
+  EXPECT_FALSE(callers_->Enter(red).ok());
+  EXPECT_EQ(observer_.refused["rate"], 1);
+  clock_.Advance(absl::Seconds(1));
+  KVASIR_EXPECT_OK(callers_->Enter(red).status());
+  EXPECT_FALSE(callers_->TakeBytes(red, 101, nullptr).ok());
+  EXPECT_EQ(observer_.refused["bytes"], 1);
+}
+
+TEST_F(CallersTest, TheFileIsTakenAgainWhenItHasChanged) {
+  Open(File(absl::StrCat(Of("red"), ",", Of("blue"))));
+  callers_->Poll();
+  EXPECT_TRUE(observer_.reads.empty()) << "it is as it was";
+  text_ = File(absl::StrCat(Of("blue"), ",", Of("green")));
+  callers_->Poll();
+  EXPECT_EQ(observer_.reads[true], 1);
+  EXPECT_THAT(Ask("red").status(),
+              StatusIs(absl::StatusCode::kUnauthenticated, ::testing::_));
+  KVASIR_EXPECT_OK(Ask("blue").status());
+  KVASIR_EXPECT_OK(Ask("green").status());
+}
+
+TEST_F(CallersTest, AFileThatIsWrongChangesNothingAndIsToldOnce) {
+  Open(File(Of("red")));
+  const std::string wrong[] = {"{", File(""), "{\"schema_version\": 1}"};
+  int told = 0;
+  for (const std::string& text : wrong) {
+    text_ = text;
+    callers_->Poll();
+    callers_->Poll();
+    EXPECT_EQ(observer_.reads[false], ++told) << text;
+    KVASIR_EXPECT_OK(Ask("red").status());
+  }
+  text_ = absl::NotFoundError("who.json: is gone");
+  callers_->Poll();
+  callers_->Poll();
+  EXPECT_EQ(observer_.reads[false], ++told);
+  KVASIR_EXPECT_OK(Ask("red").status());
+  // What a listener cannot see is as wrong as at the start.
+  text_ = File(R"({"name": "red", "certificates": ["x"]})");
+  callers_->Poll();
+  EXPECT_EQ(observer_.reads[false], ++told);
+  KVASIR_EXPECT_OK(Ask("red").status());
+  text_ = File(Of("red"));
+  callers_->Poll();
+  EXPECT_EQ(observer_.reads[true], 1);
+}
+
+TEST_F(CallersTest, WhatRunsIsCountedThroughEveryChangeOfTheFile) {
+  const std::string quota = R"("quota": {"concurrent_requests": 1})";
+  Open(File(Of("red", quota)));
+  auto place = callers_->Enter(*Ask("red"));
+  KVASIR_ASSERT_OK(place.status());
+  text_ = File(Of("blue"));
+  callers_->Poll();
+  text_ = File(Of("red", quota));
+  callers_->Poll();
+  EXPECT_FALSE(callers_->Enter(*Ask("red")).ok())
+      << "the first runs still, though its tenant was gone between";
+  (*place)->Leave();
+  KVASIR_EXPECT_OK(callers_->Enter(*Ask("red")).status());
+}
+
+TEST_F(CallersTest, AnErrorAtTheStartIsTheStarts) {
+  const auto open = [](const std::string& text, bool tls) {
+    return Callers::Open({.name = "who.json",
+                          .read = [text] { return text; },
+                          .proof = {.tls = tls}},
+                         nullptr)
+        .status();
+  };
+  EXPECT_THAT(open("{", true),
+              StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
+  EXPECT_THAT(
+      open(File(Of("red")), false),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--tls-cert")));
+  KVASIR_EXPECT_OK(open(File(Of("red")), true));
+}
+
+TEST(ReadIdentitiesFileTest, ReadsNoMoreThanOneByteOverTheBound) {
+  const std::string path = ::testing::TempDir() + "/identities";
+  std::ofstream(path) << std::string(kMaxIdentitiesBytes + 1000, ' ');
+  EXPECT_EQ(ReadIdentitiesFile(path)->size(), kMaxIdentitiesBytes + 1);
+  std::ofstream(path) << "{}";
+  EXPECT_EQ(*ReadIdentitiesFile(path), "{}");
+  EXPECT_THAT(ReadIdentitiesFile(path + ".none").status(),
+              StatusIs(absl::StatusCode::kNotFound,
+                       HasSubstr("--identities " + path + ".none: ")));
+}
+
+}  // namespace
+}  // namespace kvasir::router

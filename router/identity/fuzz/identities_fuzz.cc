@@ -1,0 +1,38 @@
+// libFuzzer: any bytes as the file of --identities.
+#include <cstdint>
+
+#include "absl/strings/ascii.h"
+#include "base/check.h"
+#include "router/identity/identities.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace kvasir::router;
+  const auto read = Identities::Parse(
+      absl::string_view(reinterpret_cast<const char*>(data), size), "file");
+  if (!read.ok()) {
+    KVASIR_CHECK(absl::IsInvalidArgument(read.status()));
+    return 0;
+  }
+  KVASIR_CHECK(read->num_tenants() > 0 || read->has_anonymous());
+  for (int idx = 0; idx < read->num_tenants(); ++idx) {
+    const kvasir::v1::Tenant& tenant = read->tenant(idx);
+    KVASIR_CHECK(!tenant.name().empty() && CheckTenantName(tenant.name()).ok());
+    KVASIR_CHECK(read->Named(tenant.name()) == idx);
+    // Whoever the file names is found by what it names.
+    for (const auto& token : tenant.tokens()) {
+      Credentials credentials{.encrypted = true,
+                              .token = Credentials::Token::kGiven};
+      credentials.token_sha256 = absl::AsciiStrToLower(token.sha256());
+      CallerRefusal why;
+      const auto found = read->Find(credentials, absl::InfinitePast(), &why);
+      KVASIR_CHECK(found.ok() && found->tenant_idx == idx);
+    }
+    for (const auto& name : tenant.certificates()) {
+      Credentials credentials{.encrypted = true, .certificate_names = {name}};
+      CallerRefusal why;
+      const auto found = read->Find(credentials, absl::InfinitePast(), &why);
+      KVASIR_CHECK(found.ok() && found->tenant_idx == idx);
+    }
+  }
+  return 0;
+}

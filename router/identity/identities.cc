@@ -1,0 +1,409 @@
+#include "router/identity/identities.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "google/protobuf/util/json_util.h"
+
+namespace kvasir::router {
+namespace {
+
+using kvasir::v1::Quota;
+using kvasir::v1::Tenant;
+using kvasir::v1::Token;
+
+constexpr uint32_t kSchemaVersion = 1;
+constexpr size_t kMaxNameBytes = 128;
+constexpr size_t kMaxLabelBytes = 64;
+constexpr size_t kMaxCertificateNameBytes = 255;
+constexpr size_t kHashBytes = 64;
+// More a second are no limit; a rate as low as one a day is one.
+constexpr double kMaxPerSecond = 1e6;
+constexpr double kMinPerSecond = 1e-5;
+constexpr uint32_t kMaxBurst = 1'000'000;
+constexpr char kAnonymous[] = "anonymous";
+
+bool IsNameCharacter(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+         absl::StrContains("-_.:@/", c);
+}
+
+absl::Status Wrong(absl::string_view at, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(at, ": ", what));
+}
+
+absl::Status CheckName(absl::string_view name, size_t most,
+                       absl::string_view at) {
+  if (!name.empty() && name.size() <= most &&
+      std::all_of(name.begin(), name.end(), IsNameCharacter)) {
+    return absl::OkStatus();
+  }
+  return Wrong(
+      at, absl::StrCat("want 1 to ", most, " letters, digits and -_.:@/, have ",
+                       name.size(), " bytes"));
+}
+
+// A parser's words show what it has read, which may be a secret: its first
+// line, without anything that is as long as one.
+std::string WithoutSecrets(absl::string_view text) {
+  constexpr size_t kLongestWord = 24;
+  std::string shown;
+  size_t run = 0;
+  for (const char c : text.substr(0, text.find('\n')).substr(0, 300)) {
+    run = absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+                  absl::StrContains("-_+/=~", c)
+              ? run + 1
+              : 0;
+    if (run == kLongestWord) {
+      shown.resize(shown.size() - (kLongestWord - 1));
+      shown += "...";
+    }
+    if (run < kLongestWord) shown.push_back(c);
+  }
+  return shown;
+}
+
+absl::Status CheckQuota(const Quota& quota, const std::string& at) {
+  const double rate = quota.requests_per_second();
+  // Not a number is none of the two.
+  if (rate != 0 && !(rate >= kMinPerSecond && rate <= kMaxPerSecond)) {
+    return Wrong(absl::StrCat(at, ".requests_per_second"),
+                 absl::StrCat("want 0 (no limit), or ", kMinPerSecond, " to ",
+                              kMaxPerSecond, ", have ", rate));
+  }
+  if (quota.burst() > 0 && rate == 0) {
+    return Wrong(absl::StrCat(at, ".burst"), "needs requests_per_second, too");
+  }
+  if (quota.burst() > kMaxBurst) {
+    return Wrong(
+        absl::StrCat(at, ".burst"),
+        absl::StrCat("want at most ", kMaxBurst, ", have ", quota.burst()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Unauthenticated(absl::string_view text) {
+  return absl::UnauthenticatedError(text);
+}
+
+}  // namespace
+
+const char* CallerRefusalName(CallerRefusal refusal) {
+  switch (refusal) {
+    case CallerRefusal::kNoCredentials:
+      return "no_credentials";
+    case CallerRefusal::kMalformed:
+      return "malformed";
+    case CallerRefusal::kNoTls:
+      return "no_tls";
+    case CallerRefusal::kUnknown:
+      return "unknown";
+    case CallerRefusal::kExpired:
+      return "expired";
+    case CallerRefusal::kDisagree:
+      return "disagree";
+    case CallerRefusal::kTenant:
+      return "tenant";
+    case CallerRefusal::kRole:
+      return "role";
+    case CallerRefusal::kRate:
+      return "rate";
+    case CallerRefusal::kConcurrency:
+      return "concurrency";
+    case CallerRefusal::kBytes:
+      return "bytes";
+  }
+  return "";
+}
+
+absl::Status CheckTenantName(absl::string_view name) {
+  if (name.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("metadata 'x-tenant-id': want at most ", kMaxNameBytes,
+                     " bytes, have ", name.size()));
+  }
+  if (std::all_of(name.begin(), name.end(), IsNameCharacter)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "metadata 'x-tenant-id': want one value of letters, digits and "
+      "-_.:@/ only");
+}
+
+std::optional<size_t> FindHash(const std::vector<std::string>& hashes,
+                               const std::string& hash, const Equal& equal) {
+  std::optional<size_t> found;
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    if (equal(hashes[i], hash)) found = i;
+  }
+  return found;
+}
+
+bool HasRole(const Tenant& tenant, kvasir::v1::Role role) {
+  if (tenant.roles().empty()) return role == kvasir::v1::CLIENT;
+  return std::find(tenant.roles().begin(), tenant.roles().end(), role) !=
+         tenant.roles().end();
+}
+
+absl::StatusOr<Identities> Identities::Parse(absl::string_view text,
+                                             absl::string_view name) {
+  if (text.size() > kMaxIdentitiesBytes) {
+    return Wrong(name, absl::StrCat("want at most ", kMaxIdentitiesBytes,
+                                    " bytes, have ", text.size()));
+  }
+  Identities made;
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = false;
+  const auto parsed = google::protobuf::util::JsonStringToMessage(
+      google::protobuf::StringPiece(text.data(), text.size()), &made.file_,
+      options);
+  if (!parsed.ok()) {
+    const std::string said(parsed.message());
+    return Wrong(name, absl::StrCat("no Identities: ", WithoutSecrets(said)));
+  }
+  if (const absl::Status status = made.Read(); !status.ok()) {
+    return Wrong(name, status.message());
+  }
+  return made;
+}
+
+absl::Status Identities::Read() {
+  if (file_.schema_version() != kSchemaVersion) {
+    return Wrong("schema_version",
+                 absl::StrCat("want ", kSchemaVersion, ", have ",
+                              file_.schema_version()));
+  }
+  if (file_.tenants_size() > kMaxTenants) {
+    return Wrong("tenants", absl::StrCat("want at most ", kMaxTenants,
+                                         ", have ", file_.tenants_size()));
+  }
+  if (file_.tenants().empty() && !file_.has_anonymous()) {
+    return Wrong("tenants", "nobody may call: want one at least, or anonymous");
+  }
+  for (int idx = 0; idx < file_.tenants_size(); ++idx) {
+    KVASIR_RETURN_IF_ERROR(ReadTenant(idx));
+  }
+  if (!file_.has_anonymous()) return absl::OkStatus();
+  Tenant* anonymous = file_.mutable_anonymous();
+  if (anonymous->name().empty()) anonymous->set_name(kAnonymous);
+  return ReadTenant(-1);
+}
+
+absl::Status Identities::ReadTenant(int idx) {
+  const bool anonymous = idx < 0;
+  const Tenant& tenant = this->tenant(idx);
+  std::string at = anonymous ? "anonymous" : absl::StrCat("tenants[", idx, "]");
+  KVASIR_RETURN_IF_ERROR(
+      CheckName(tenant.name(), kMaxNameBytes, absl::StrCat(at, ".name")));
+  absl::StrAppend(&at, " ('", tenant.name(), "')");
+  if (const auto [same, is_new] = by_name_.emplace(tenant.name(), idx);
+      !is_new) {
+    return Wrong(
+        at, absl::StrCat("tenants[", same->second, "] has that name already"));
+  }
+  for (const int role : tenant.roles()) {
+    if (role == kvasir::v1::CLIENT || role == kvasir::v1::ADMIN) continue;
+    return Wrong(absl::StrCat(at, ".roles"),
+                 absl::StrCat("want CLIENT and ADMIN, have ", role));
+  }
+  KVASIR_RETURN_IF_ERROR(
+      CheckQuota(tenant.quota(), absl::StrCat(at, ".quota")));
+  if (anonymous) {
+    // What anybody may do is what everybody is trusted with.
+    if (!tenant.tokens().empty() || !tenant.certificates().empty()) {
+      return Wrong(at, "is who shows nothing: want no tokens, no certificates");
+    }
+    if (tenant.may_set_tenant()) {
+      return Wrong(absl::StrCat(at, ".may_set_tenant"),
+                   "anybody could be any tenant: want a token or a certificate "
+                   "of the gateway's");
+    }
+    if (HasRole(tenant, kvasir::v1::ADMIN)) {
+      return Wrong(absl::StrCat(at, ".roles"), "want CLIENT alone");
+    }
+  }
+  std::map<std::string, int> labels;
+  for (int i = 0; i < tenant.tokens_size(); ++i) {
+    const std::string token_at = absl::StrCat(at, ".tokens[", i, "]");
+    KVASIR_RETURN_IF_ERROR(ReadToken(idx, tenant.tokens(i), token_at));
+    if (!labels.emplace(tenant.tokens(i).label(), i).second) {
+      return Wrong(absl::StrCat(token_at, ".label"),
+                   absl::StrCat("'", tenant.tokens(i).label(),
+                                "' is another token's, too"));
+    }
+  }
+  if (tenant.certificates_size() > kMaxCertificatesOfTenant) {
+    return Wrong(absl::StrCat(at, ".certificates"),
+                 absl::StrCat("want at most ", kMaxCertificatesOfTenant,
+                              ", have ", tenant.certificates_size()));
+  }
+  for (int i = 0; i < tenant.certificates_size(); ++i) {
+    KVASIR_RETURN_IF_ERROR(
+        ReadCertificate(idx, tenant.certificates(i),
+                        absl::StrCat(at, ".certificates[", i, "]")));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Identities::ReadToken(int idx, const Token& token,
+                                   const std::string& at) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckName(token.label(), kMaxLabelBytes, absl::StrCat(at, ".label")));
+  std::string hash = token.sha256();
+  absl::AsciiStrToLower(&hash);
+  if (hash.size() != kHashBytes ||
+      !std::all_of(hash.begin(), hash.end(), [](char c) {
+        return absl::ascii_isxdigit(static_cast<unsigned char>(c));
+      })) {
+    return Wrong(absl::StrCat(at, ".sha256"),
+                 absl::StrCat("want ", kHashBytes,
+                              " hex digits, the SHA-256 of a token (kvasir "
+                              "token makes both), have ",
+                              hash.size(), " bytes"));
+  }
+  for (size_t i = 0; i < hashes_.size(); ++i) {
+    if (hashes_[i] != hash) continue;
+    return Wrong(absl::StrCat(at, ".sha256"),
+                 absl::StrCat("is token '", owners_[i].label, "' of tenants[",
+                              owners_[i].tenant_idx, "], too"));
+  }
+  if (hashes_.size() == kMaxTokens) {
+    return Wrong(at, absl::StrCat("want at most ", kMaxTokens,
+                                  " tokens of all tenants"));
+  }
+  hashes_.push_back(std::move(hash));
+  const absl::Time not_after =
+      token.has_not_after()
+          ? absl::FromUnixSeconds(token.not_after().seconds()) +
+                absl::Nanoseconds(token.not_after().nanos())
+          : absl::InfiniteFuture();
+  owners_.push_back({idx, token.label(), not_after});
+  return absl::OkStatus();
+}
+
+absl::Status Identities::ReadCertificate(int idx,
+                                         const std::string& certificate,
+                                         const std::string& at) {
+  if (certificate.empty() || certificate.size() > kMaxCertificateNameBytes ||
+      !std::all_of(certificate.begin(), certificate.end(), [](char c) {
+        return absl::ascii_isgraph(static_cast<unsigned char>(c));
+      })) {
+    return Wrong(
+        at, absl::StrCat("want the DNS or URI name of a certificate, "
+                         "1 to ",
+                         kMaxCertificateNameBytes, " printable characters"));
+  }
+  if (absl::StrContains(certificate, '*')) {
+    return Wrong(at, "want a whole name: wildcards are not built");
+  }
+  if (const auto [same, is_new] = by_certificate_.emplace(certificate, idx);
+      !is_new) {
+    return Wrong(at, absl::StrCat("is of tenants[", same->second, "] already"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Identities::CheckListener(const ListenerProof& proof,
+                                       absl::string_view name) const {
+  if (!hashes_.empty() && !proof.tls) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name,
+        ": has tokens, which are never taken without TLS: give "
+        "--tls-cert and --tls-key, or take the tokens out: callers are then "
+        "anonymous"));
+  }
+  if (!by_certificate_.empty() && !proof.certificates) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name,
+        ": has certificates, which nobody is asked for: give "
+        "--tls-client-ca (for the admin port --admin-client-ca), or take them "
+        "out"));
+  }
+  return absl::OkStatus();
+}
+
+std::string Identities::Wanted() const {
+  std::string wanted;
+  if (!hashes_.empty()) wanted = "metadata 'authorization: Bearer TOKEN'";
+  if (!by_certificate_.empty()) {
+    absl::StrAppend(&wanted, wanted.empty() ? "" : ", or ",
+                    "a certificate that is known here");
+  }
+  return wanted;
+}
+
+absl::StatusOr<std::optional<Identities::Found>> Identities::FindCertificate(
+    const std::vector<std::string>& names) const {
+  std::optional<Found> found;
+  for (const std::string& each : names) {
+    const auto entry = by_certificate_.find(each);
+    if (entry == by_certificate_.end()) continue;
+    if (found.has_value() && found->tenant_idx != entry->second) {
+      return Unauthenticated("the certificate has names of two tenants");
+    }
+    if (!found.has_value()) found = Found{entry->second, each};
+  }
+  return found;
+}
+
+absl::StatusOr<Identities::Found> Identities::Find(
+    const Credentials& credentials, absl::Time now, CallerRefusal* why) const {
+  *why = CallerRefusal::kDisagree;
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<Found> by_certificate,
+                          FindCertificate(credentials.certificate_names));
+  if (credentials.token == Credentials::Token::kNone) {
+    if (by_certificate.has_value()) return *by_certificate;
+    if (file_.has_anonymous()) return Found{-1, ""};
+    *why = CallerRefusal::kNoCredentials;
+    return Unauthenticated(
+        absl::StrCat("who calls? Want ", Wanted(), ", have neither"));
+  }
+  // Whoever reads the wire has it now.
+  if (!credentials.encrypted) {
+    *why = CallerRefusal::kNoTls;
+    return Unauthenticated(
+        "metadata 'authorization': no token is taken without TLS, and this one "
+        "has been read by whoever could read the connection: replace it");
+  }
+  if (credentials.token == Credentials::Token::kMalformed) {
+    *why = CallerRefusal::kMalformed;
+    return Unauthenticated(
+        absl::StrCat("metadata 'authorization': want one value, 'Bearer TOKEN' "
+                     "with a token of 1 to ",
+                     kMaxBearerTokenBytes, " letters, digits and -._~+/="));
+  }
+  const std::optional<size_t> token =
+      FindHash(hashes_, credentials.token_sha256, base::EqualInConstantTime);
+  if (!token.has_value()) {
+    *why = CallerRefusal::kUnknown;
+    return Unauthenticated("metadata 'authorization': the token is not known");
+  }
+  const TokenOwner& owner = owners_[*token];
+  if (now > owner.not_after) {
+    *why = CallerRefusal::kExpired;
+    return Unauthenticated(
+        absl::StrCat("metadata 'authorization': the token was good until ",
+                     absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", owner.not_after,
+                                      absl::UTCTimeZone())));
+  }
+  if (by_certificate.has_value() &&
+      by_certificate->tenant_idx != owner.tenant_idx) {
+    *why = CallerRefusal::kDisagree;
+    return Unauthenticated(
+        "the certificate is of one tenant, the token of another");
+  }
+  return Found{owner.tenant_idx, owner.label};
+}
+
+std::optional<int> Identities::Named(const std::string& tenant) const {
+  const auto found = by_name_.find(tenant);
+  if (found == by_name_.end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace kvasir::router

@@ -1,0 +1,134 @@
+// The file of --identities: read, judged, and asked who a caller is. Constant
+// once it is read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "proto/kvasir/v1/identity.pb.h"
+#include "router/identity/credentials.h"
+
+namespace kvasir::router {
+
+// Bounds of the file: every call's token is compared with all of them.
+inline constexpr size_t kMaxIdentitiesBytes = 1 << 20;
+inline constexpr int kMaxTenants = 1024;
+inline constexpr size_t kMaxTokens = 4096;
+inline constexpr int kMaxCertificatesOfTenant = 64;
+
+// Why a caller was not let in. Label values: Name.
+enum class CallerRefusal {
+  kNoCredentials,
+  kMalformed,  // metadata 'authorization'
+  kNoTls,      // a token without TLS
+  kUnknown,    // token
+  kExpired,    // token
+  kDisagree,   // certificate and token, or certificate and certificate
+  kTenant,     // metadata 'x-tenant-id' that he may not set, or is no name
+  kRole,       // he has not the one that is needed
+  kRate,       // the rest are quotas
+  kConcurrency,
+  kBytes,
+};
+inline constexpr CallerRefusal kCallerRefusals[] = {
+    CallerRefusal::kNoCredentials, CallerRefusal::kMalformed,
+    CallerRefusal::kNoTls,         CallerRefusal::kUnknown,
+    CallerRefusal::kExpired,       CallerRefusal::kDisagree,
+    CallerRefusal::kTenant,        CallerRefusal::kRole,
+    CallerRefusal::kRate,          CallerRefusal::kConcurrency,
+    CallerRefusal::kBytes};
+const char* CallerRefusalName(CallerRefusal refusal);
+
+// INVALID_ARGUMENT, naming no value, for what is no tenant's name: at most 128
+// letters, digits and -_.:@/.
+absl::Status CheckTenantName(absl::string_view name);
+
+// What a listener gives to know callers by.
+struct ListenerProof {
+  bool tls = false;
+  // Certificates are asked for, and verified.
+  bool certificates = false;
+};
+
+// Threads: any thread; constant.
+class Identities {
+ public:
+  // INVALID_ARGUMENT: no JSON of the message, an unknown field, a bound, an
+  // entry that has no meaning, or two that are at odds. The text begins with
+  // `name`, the file, names entry and field, and has no token and no hash.
+  static absl::StatusOr<Identities> Parse(absl::string_view text,
+                                          absl::string_view name);
+
+  // FAILED_PRECONDITION where the listener can never see what the file tells
+  // callers by: tokens without TLS, certificates that nobody is asked for. The
+  // text names the ways out.
+  absl::Status CheckListener(const ListenerProof& proof,
+                             absl::string_view name) const;
+
+  struct Found {
+    // Of Identities.tenants; -1: anonymous.
+    int tenant_idx = 0;
+    // Of the token, or the certificate's name; empty for anonymous.
+    std::string label;
+  };
+  // UNAUTHENTICATED, and `*why`, for who is not known. The text says what is
+  // wanted, and no value.
+  absl::StatusOr<Found> Find(const Credentials& credentials, absl::Time now,
+                             CallerRefusal* why) const;
+
+  // By Found's index.
+  const kvasir::v1::Tenant& tenant(int idx) const {
+    return idx < 0 ? file_.anonymous() : file_.tenants(idx);
+  }
+  // nullopt: none of that name is listed.
+  std::optional<int> Named(const std::string& tenant) const;
+  int num_tenants() const { return file_.tenants_size(); }
+  bool has_anonymous() const { return file_.has_anonymous(); }
+
+ private:
+  struct TokenOwner {
+    int tenant_idx = 0;
+    std::string label;
+    absl::Time not_after;
+  };
+
+  absl::Status Read();
+  absl::Status ReadTenant(int idx);
+  absl::Status ReadToken(int idx, const kvasir::v1::Token& token,
+                         const std::string& at);
+  absl::Status ReadCertificate(int idx, const std::string& certificate,
+                               const std::string& at);
+  // The one whom all names of a certificate tell; nullopt: nobody's.
+  absl::StatusOr<std::optional<Found>> FindCertificate(
+      const std::vector<std::string>& names) const;
+  // What a caller may show here.
+  std::string Wanted() const;
+
+  kvasir::v1::Identities file_;
+  // Of the tokens, side by side with who shows them.
+  std::vector<std::string> hashes_;
+  std::vector<TokenOwner> owners_;
+  std::map<std::string, int> by_certificate_;
+  std::map<std::string, int> by_name_;
+};
+
+// Whether two texts are equal.
+using Equal = std::function<bool(std::string_view, std::string_view)>;
+// The index of the one of `hashes` that equals `hash`, by `equal`, which is
+// asked of every one of them whatever it said before; nullopt: none does.
+std::optional<size_t> FindHash(const std::vector<std::string>& hashes,
+                               const std::string& hash, const Equal& equal);
+
+bool HasRole(const kvasir::v1::Tenant& tenant, kvasir::v1::Role role);
+
+}  // namespace kvasir::router

@@ -1,0 +1,34 @@
+#include "router/identity/metrics.h"
+
+namespace kvasir::router {
+
+CallerMetrics::CallerMetrics()
+    : registry_(std::make_shared<prometheus::Registry>()),
+      refused_(prometheus::BuildCounter()
+                   .Name("kvasir_router_callers_refused_total")
+                   .Help("Calls refused for who makes them or for a quota, by "
+                         "reason (--identities)")
+                   .Register(*registry_)),
+      reads_(prometheus::BuildCounter()
+                 .Name("kvasir_router_identities_reads_total")
+                 .Help("Changes of --identities that were taken or not, by "
+                       "result")
+                 .Register(*registry_)) {
+  // Series exist from the start, so that rates have a first point.
+  for (const CallerRefusal why : kCallerRefusals) {
+    refused_.Add({{"reason", CallerRefusalName(why)}});
+  }
+  for (const char* result : {"ok", "failed"}) {
+    reads_.Add({{"result", result}});
+  }
+}
+
+void CallerMetrics::OnCallerRefused(CallerRefusal why) {
+  refused_.Add({{"reason", CallerRefusalName(why)}}).Increment();
+}
+
+void CallerMetrics::OnIdentitiesRead(bool ok) {
+  reads_.Add({{"result", ok ? "ok" : "failed"}}).Increment();
+}
+
+}  // namespace kvasir::router

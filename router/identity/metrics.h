@@ -1,0 +1,31 @@
+// What --identities did, as Prometheus families (docs/metrics.md lists them).
+// No label says whose: whoever scrapes need not know the tenants.
+#pragma once
+
+#include <memory>
+
+#include "prometheus/counter.h"
+#include "prometheus/family.h"
+#include "prometheus/registry.h"
+#include "router/identity/callers.h"
+
+namespace kvasir::router {
+
+// Threads: any thread.
+class CallerMetrics final : public CallerObserver {
+ public:
+  CallerMetrics();
+
+  void OnCallerRefused(CallerRefusal why) override;
+  void OnIdentitiesRead(bool ok) override;
+
+  // What a metrics server scrapes.
+  std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
+
+ private:
+  const std::shared_ptr<prometheus::Registry> registry_;
+  prometheus::Family<prometheus::Counter>& refused_;
+  prometheus::Family<prometheus::Counter>& reads_;
+};
+
+}  // namespace kvasir::router

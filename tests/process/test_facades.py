@@ -1,0 +1,303 @@
+"""What the three facades have alike on their one port: health, refusals that are logged and counted once, what a peer may
+send without harm."""
+
+import signal
+import threading
+import time
+
+import grpc
+import pytest
+from google.protobuf import message_factory
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+import triton
+from kvasir_process import KvasirProcess, wait_until
+
+pytestmark = pytest.mark.timeout(120)
+SERVICES = [
+    "", "inference.GRPCInferenceService", "vllm.grpc.engine.VllmEngine", "vllm.Inference", "vllm.Control",
+]
+MAX_MODEL_LEN = 512
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server():
+    with KvasirProcess("serve", "--max-model-len", str(MAX_MODEL_LEN)) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def channel(server):
+    with grpc.insecure_channel(server.grpc) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def message(channel):
+    """Message classes by their full names, as the server describes them."""
+    pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+    return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+class Kserve:
+    log = "kserve"
+    method = "/inference.GRPCInferenceService/ModelInfer"
+
+    def request(self, message, server, ids=(5, 6, 7)):
+        made = message("inference.ModelInferRequest")(model_name=server.ready["model"])
+        for name, datatype, field, values in (
+            ("input_ids", "INT32", "int_contents", ids), ("request_output_len", "INT32", "int_contents", [2])):
+            tensor = made.inputs.add(name=name, datatype=datatype, shape=[len(values)])
+            getattr(tensor.contents, field).extend(values)
+        return made
+
+    def id(self, request, value):
+        request.id = value
+
+    def model(self, request, value):
+        request.model_name = value
+
+    def wrong(self, request):
+        request.inputs[1].contents.int_contents[0] = -1
+
+    def not_built(self, request):
+        tensor = request.inputs.add(name="beam_width", datatype="INT32", shape=[1])
+        tensor.contents.int_contents.append(4)
+
+
+class VllmEngine:
+    log = "vllm"
+    method = "/vllm.grpc.engine.VllmEngine/Generate"
+
+    def request(self, message, server, ids=(5, 6, 7)):
+        made = message("vllm.grpc.engine.GenerateRequest")()
+        made.tokenized.input_ids.extend(ids)
+        made.sampling_params.max_tokens = 2
+        return made
+
+    def id(self, request, value):
+        request.request_id = value
+
+    model = None  # its requests name none
+
+    def wrong(self, request):
+        request.sampling_params.top_p = 7
+
+    def not_built(self, request):
+        request.sampling_params.regex = "a*"
+
+
+class VllmInference:
+    log = "vllm_inference"
+    method = "/vllm.Inference/GenerateStream"
+
+    def request(self, message, server, ids=(5, 6, 7)):
+        made = message("vllm.GenerateRequest")()
+        made.token_ids.ids.extend(ids)
+        made.stopping.max_new_tokens = 2
+        return made
+
+    def id(self, request, value):
+        request.request_id = value
+
+    def model(self, request, value):
+        request.model = value
+
+    def wrong(self, request):
+        request.sampling.top_p = 7
+
+    def not_built(self, request):
+        request.decoding.regex = "a*"
+
+
+FACADES = [Kserve(), VllmEngine(), VllmInference()]
+facades = pytest.mark.parametrize("facade", FACADES, ids=[each.log for each in FACADES])
+
+
+def call(channel, facade, data):
+    """The status of a call with these bytes, and what it says."""
+    made = channel.unary_stream(facade.method)(data, timeout=60)
+    try:
+        list(made)
+    except grpc.RpcError:
+        pass
+    return made.code().name, made.details()
+
+
+# --- health ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("port", ["grpc", "health"])
+def test_health_of_each_service_and_of_none_by_the_standard_client(server, port):
+    """grpc_health_probe dials, asks once for -service, and goes by the code and the status."""
+    with grpc.insecure_channel(getattr(server, port)) as dialled:
+        grpc.channel_ready_future(dialled).result(timeout=10)
+        stub = health_pb2_grpc.HealthStub(dialled)
+        for service in SERVICES if port == "grpc" else [""]:
+            request = health_pb2.HealthCheckRequest(service=service)
+            assert stub.Check(request, timeout=10).status == health_pb2.HealthCheckResponse.SERVING, service
+            # One-shot: who watches is told at once.
+            watch = stub.Watch(request, timeout=10)
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            watch.cancel()
+        unknown = health_pb2.HealthCheckRequest(service="no.such.Service")
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Check(unknown, timeout=10)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        # The protocol's own word for a watch of what is not known.
+        assert next(stub.Watch(unknown, timeout=10)).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+def test_who_watches_health_hears_of_the_drain():
+    with KvasirProcess("serve", "--drain-timeout", "9s") as server, grpc.insecure_channel(server.grpc) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest(service=service)) for service in SERVICES]
+        assert [next(each).status for each in watches] == [health_pb2.HealthCheckResponse.SERVING] * len(SERVICES)
+        server.process.send_signal(signal.SIGTERM)
+        told = [next(each).status for each in watches]
+        assert told == [health_pb2.HealthCheckResponse.NOT_SERVING] * len(SERVICES)
+        for each in watches:
+            each.cancel()
+        assert server.process.wait(timeout=60) == 0
+
+
+def test_no_other_engines_protocol_is_on_the_port(channel):
+    """A gateway that finds several takes the first that it knows."""
+    served = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+    helpers = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert served - helpers == set(SERVICES) - {""}
+
+
+# --- refusals -------------------------------------------------------------------
+
+
+class Counts:
+    """Lines of the access log and the counters of what was not answered, from here on."""
+
+    def __init__(self, server, facade):
+        self.server, self.facade = server, facade
+        self.lines, self.counted = len(self._lines()), self._counted()
+
+    def _lines(self):
+        return [line for line in self.server.log().splitlines() if f" facade={self.facade.log} " in line]
+
+    def _counted(self):
+        """Refused by the router, or by its worker."""
+        return sum(
+            value for (name, labels), value in self.server.metrics().items()
+            if name == "kvasir_router_requests_refused_total"
+            or name == "kvasir_router_requests_total" and ("finish_reason", "error") in labels)
+
+    def new_lines(self):
+        return self._lines()[self.lines:]
+
+    def newly_counted(self):
+        return self._counted() - self.counted
+
+
+def bad_requests(facade, message, server):
+    """{what: (the bytes of a request, the code, a part of its text)}."""
+    wrong, not_built, unknown = (facade.request(message, server) for _ in range(3))
+    facade.wrong(wrong)
+    facade.not_built(not_built)
+    # Field 900, a number: of a version that is not known here.
+    future = unknown.SerializeToString() + b"\xa0\x38\x01"
+    long = facade.request(message, server, ids=[5] * (MAX_MODEL_LEN + 1))
+    cases = {
+        "wrong value": (wrong.SerializeToString(), "INVALID_ARGUMENT", ""),
+        "not built": (not_built.SerializeToString(), "UNIMPLEMENTED", ""),
+        "too long": (long.SerializeToString(), "INVALID_ARGUMENT", str(MAX_MODEL_LEN)),
+        "no message": (b"\xff" * 100, "INVALID_ARGUMENT", "want a message of " + facade.method),
+    }
+    if not isinstance(facade, Kserve):
+        cases["unknown field"] = (future, "UNIMPLEMENTED", "900")
+    if facade.model is not None:
+        other = facade.request(message, server)
+        facade.model(other, "no-such-model")
+        cases["unknown model"] = (other.SerializeToString(), "NOT_FOUND", "no-such-model")
+    return cases
+
+
+@facades
+@pytest.mark.parametrize(
+    "what", ["wrong value", "not built", "too long", "no message", "unknown field", "unknown model"])
+def test_every_refusal_has_its_code_one_line_in_the_log_and_one_count(server, channel, message, facade, what):
+    cases = bad_requests(facade, message, server)
+    if what not in cases:
+        pytest.skip(f"{facade.log}: has none")
+    data, code, text = cases[what]
+    counts = Counts(server, facade)
+    told = call(channel, facade, data)
+    assert told[0] == code and text in told[1], told
+    wait_until(lambda: counts.new_lines(), "a line in the log")
+    (line,) = counts.new_lines()
+    assert f" status={code} " in line, line
+    wait_until(lambda: counts.newly_counted() > 0, "it is counted")
+    assert counts.newly_counted() == 1
+
+
+@facades
+def test_a_message_over_the_limit_is_refused_unread(server, channel, message, facade):
+    limit = 8 * MAX_MODEL_LEN + MIB
+    large = facade.request(message, server, ids=[1 << 20] * (limit // 3))
+    code, text = call(channel, facade, large.SerializeToString())
+    assert code == "RESOURCE_EXHAUSTED" and str(limit) in text, (code, text)
+
+
+# A model's name of a megabyte of control characters was a line of six megabytes.
+@facades
+def test_names_of_a_megabyte_cost_a_short_line_and_a_short_answer(server, channel, message, facade):
+    huge = "\x01" * (MIB - 4096)
+    for change in (facade.model, facade.id):
+        if change is None:
+            continue
+        request = facade.request(message, server)
+        change(request, huge)
+        counts = Counts(server, facade)
+        before = len(server.log())
+        code, text = call(channel, facade, request.SerializeToString())
+        assert code in ("OK", "NOT_FOUND", "INVALID_ARGUMENT")
+        wait_until(lambda: counts.new_lines(), "a line in the log")
+        assert len(server.log()) - before < 16 << 10
+        assert len(text) < 4096
+
+
+# --- what it costs --------------------------------------------------------------
+
+
+# Memory grew from 70 MB to 1.3 GB, and half of it stayed.
+def test_memory_of_six_hundred_prompts_of_a_megabyte_comes_back():
+    flags = ["--max-model-len", "200000", "--kv-plan", "dense-8bit", "--eviction", "streaming", "--eviction-budget", "256"]
+    with KvasirProcess("serve", *flags, "--request-bytes", "64MiB") as server:
+        model = server.ready["model"]
+        triton.generate(server.grpc, model, "Once", max_tokens=2)
+        before = server.resident_bytes()
+        most = [before]
+        stopped = threading.Event()
+
+        def watch():
+            while not stopped.is_set():
+                most.append(server.resident_bytes())
+                time.sleep(0.01)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+        large = service_pb2.ModelInferRequest(model_name=model)
+        tensor = large.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+        tensor.contents.bytes_contents.append(b"a " * (MIB // 2))
+        with grpc.insecure_channel(server.grpc, [("grpc.max_send_message_length", -1)]) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            calls = [stub.ModelInfer.future(large, timeout=90) for _ in range(600)]
+            codes = {each.exception().code().name for each in calls}
+        stopped.set()
+        watcher.join()
+        assert codes <= {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}, codes
+        # The budget, what the transport may hold, and what is being parsed.
+        assert max(most) - before < 512 * MIB, max(most) - before
+        wait_until(lambda: server.resident_bytes() - before < 96 * MIB, "its memory comes back")
+        triton.generate(server.grpc, model, "Once", max_tokens=2)

@@ -1,0 +1,412 @@
+"""Who may call: tokens, certificates, tenants, roles and quotas of --identities, by real clients over TLS."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+
+import grpc
+import pytest
+import triton
+import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from certificates import Authority
+from kvasir_process import OPERATOR_PORTS, ROOT, TINY, KvasirProcess, run, wait_until
+from test_edge import Clients, request, streamed
+
+pytestmark = pytest.mark.timeout(180)
+REFUSED = "kvasir_router_callers_refused_total"
+READS = "kvasir_router_identities_reads_total"
+LONG = 2000
+
+
+def token_of(name):
+    return f"token-of-{name}"
+
+
+def entry(name, **fields):
+    """A tenant whose token is token_of its name."""
+    digest = hashlib.sha256(token_of(name).encode()).hexdigest()
+    return {"name": name, "tokens": [{"label": f"{name}-laptop", "sha256": digest}], **fields}
+
+
+TENANTS = [
+    entry("red"),
+    entry("blue"),
+    {"name": "old", "tokens": [{"label": "old", "sha256": hashlib.sha256(b"old").hexdigest(),
+                                "not_after": "2026-01-01T00:00:00Z"}]},
+    entry("gate", may_set_tenant=True, certificates=["gate.example"]),
+    entry("few", quota={"requests_per_second": 0.0001, "burst": 2}),
+    entry("one", quota={"concurrent_requests": 1}),
+    entry("small", quota={"bytes_in_flight": 4000}),
+    entry("both-1", shared_prefix_cache=True),
+    entry("both-2", shared_prefix_cache=True),
+    entry("operator", roles=["ADMIN"]),
+]
+
+
+def without_certificates(tenants):
+    """For a listener that asks for none."""
+    return [{key: value for key, value in each.items() if key != "certificates"} for each in tenants]
+
+
+def write(path, tenants, **fields):
+    """Whole at any moment, as Kubernetes changes a mounted secret."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"schema_version": 1, "tenants": tenants, **fields}))
+    os.replace(part, path)
+
+
+class Served:
+    """A server over TLS, and what it logged and counted of a call."""
+
+    def __init__(self, server, authority, identities):
+        self.server, self.authority, self.identities = server, authority, identities
+        self.model = server.ready["model"]
+
+    def channel(self, token=None, certificate=None):
+        pair = (self.authority.folder / f"{certificate}.pem").read_bytes() if certificate else None
+        credentials = grpc.ssl_channel_credentials(self.authority.ca.read_bytes(), pair, pair)
+        if token:
+            credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(token))
+        return grpc.secure_channel(self.server.grpc, credentials)
+
+    def lines(self, message="request"):
+        lines = [json.loads(line) for line in self.server.log().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["message"] == message]
+
+    def count(self, reason):
+        return self.server.metric(REFUSED, reason=reason)
+
+    @contextlib.contextmanager
+    def refusal(self, code, reason, text):
+        """Of what is called within: its code, one line of the log, one count, and no secret in either."""
+        lines, count = len(self.lines()), self.count(reason)
+        with pytest.raises(grpc.RpcError) as error:
+            yield
+        assert error.value.code().name == code, error.value.details()
+        assert re.search(text, error.value.details()), error.value.details()
+        assert self.count(reason) == count + 1
+        logged = self.lines()[lines:]
+        assert [line["status"] for line in logged] == [code]
+        assert "token-of" not in error.value.details()
+
+
+def infer(channel, model, metadata=(), text="Once"):
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(
+        request(model, text), timeout=60, metadata=metadata)
+
+
+@contextlib.contextmanager
+def serving(folder, tenants, *flags, **fields):
+    authority = Authority(folder)
+    authority.sign("server", "IP:127.0.0.1")
+    authority.sign("gate", "DNS:gate.example")
+    authority.sign("nobody", "DNS:nobody.example")
+    identities = folder / "who.json"
+    write(identities, tenants, **fields)
+    pair = ["--tls-cert", folder / "server.pem", "--tls-key", folder / "server.pem"]
+    with KvasirProcess("serve", *pair, "--identities", identities, "--log-format", "json", *flags) as server:
+        yield Served(server, authority, identities)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("identity")
+    with serving(folder, without_certificates(TENANTS)) as server:
+        yield server
+        log = server.server.log()
+        # Of all calls of all tests.
+        assert "token-of" not in log
+        assert not any(token["sha256"] in log for each in TENANTS for token in each["tokens"])
+
+
+def test_a_triton_client_with_a_token_is_served_and_named_in_the_log(served):
+    client = grpcclient.InferenceServerClient(
+        served.server.grpc, ssl=True, root_certificates=str(served.authority.ca))
+    headers = {"authorization": f"Bearer {token_of('red')}"}
+    assert client.is_server_live(headers=headers)
+    assert client.get_model_metadata(served.model, headers=headers).name == served.model
+    answer = client.infer(
+        served.model, triton.text_inputs("Once", stream=False, max_tokens=4, ignore_eos=True), headers=headers)
+    assert answer.as_numpy("text_output").size == 1
+    line = served.lines()[-1]
+    assert (line["tenant"], line["caller"], line["status"]) == ("red", "red-laptop", "OK")
+    with pytest.raises(InferenceServerException) as error:
+        client.is_server_live()
+    assert "UNAUTHENTICATED" in str(error.value)
+    client.close()
+
+
+@pytest.mark.parametrize("metadata, reason, text", [
+    ((), "no_credentials", "authorization: Bearer TOKEN"),
+    ((("authorization", "Bearer token-of-nobody"),), "unknown", "is not known"),
+    ((("authorization", "Bearer old"),), "expired", "good until 2026-01-01T00:00:00Z"),
+    ((("authorization", "Basic token-of-red"),), "malformed", "'Bearer TOKEN'"),
+    ((("authorization", "token-of-red"),), "malformed", "'Bearer TOKEN'"),
+    ((("authorization", "Bearer token-of-red"), ("authorization", "Bearer token-of-blue")), "malformed", "one value"),
+    ((("authorization", "Bearer " + "x" * 5000),), "malformed", "1 to 512"),
+])
+def test_who_is_not_known_is_unauthenticated(served, metadata, reason, text):
+    with served.channel() as channel:
+        with served.refusal("UNAUTHENTICATED", reason, text):
+            infer(channel, served.model, metadata)
+        # Whatever is called, and without a message.
+        with served.refusal("UNAUTHENTICATED", reason, text):
+            channel.unary_unary("/vllm.Control/Abort")(b"", timeout=20, metadata=metadata)
+        # Probes show nothing.
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20) == b"\x08\x01"
+
+
+def test_metadata_beyond_what_any_call_may_have_ends_that_call_alone(served):
+    with served.channel() as channel:
+        with pytest.raises(grpc.RpcError) as error:
+            infer(channel, served.model, (("authorization", "Bearer " + "x" * 20_000),))
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        infer(channel, served.model, (("authorization", f"Bearer {token_of('red')}"),))
+
+
+def test_a_stream_of_nobodys_ends_at_once(served):
+    with served.channel() as channel, served.refusal("UNAUTHENTICATED", "no_credentials", "who calls"):
+        list(service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
+            iter([streamed(served.model, 4)]), timeout=20))
+
+
+def test_an_operator_is_no_client(served):
+    with served.channel(token_of("operator")) as channel, served.refusal("PERMISSION_DENIED", "role", "role CLIENT"):
+        infer(channel, served.model)
+
+
+def test_a_tenant_header_counts_from_a_gateway_that_may_set_it_alone(served):
+    with served.channel(token_of("gate")) as channel:
+        infer(channel, served.model, (("x-tenant-id", "somebody"),))
+        line = served.lines()[-1]
+        assert (line["tenant"], line["caller"]) == ("somebody", "gate-laptop")
+        # A listed one brings its own quota.
+        for _ in range(2):
+            infer(channel, served.model, (("x-tenant-id", "few"),))
+        with served.refusal("RESOURCE_EXHAUSTED", "rate", "tenant 'few'.*requests_per_second.*come back in"):
+            infer(channel, served.model, (("x-tenant-id", "few"),))
+        with served.refusal("INVALID_ARGUMENT", "tenant", "x-tenant-id"):
+            infer(channel, served.model, (("x-tenant-id", "a b"),))
+    with served.channel(token_of("red")) as channel:
+        infer(channel, served.model, (("x-tenant-id", "red"),))
+        with served.refusal("PERMISSION_DENIED", "tenant", "may not set another"):
+            infer(channel, served.model, (("x-tenant-id", "blue"),))
+
+
+def test_requests_at_a_time_and_their_bytes_are_bounded(served):
+    with served.channel(token_of("one")) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        running = stub.ModelStreamInfer(iter([streamed(served.model, LONG)]), timeout=120)
+        next(running)
+        with served.refusal("RESOURCE_EXHAUSTED", "concurrency", "concurrent_requests is 1"):
+            infer(channel, served.model)
+        # Not requests: he sees what there is, and others go on.
+        channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
+        with served.channel(token_of("red")) as other:
+            infer(other, served.model)
+        running.cancel()
+
+        def again():
+            try:
+                infer(channel, served.model)
+                return True
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                return False
+
+        wait_until(again, "the place of the request that was cancelled")
+        # One after the other is never two at a time.
+        for _ in range(30):
+            infer(channel, served.model)
+    with served.channel(token_of("small")) as channel:
+        infer(channel, served.model)
+        with served.refusal("INVALID_ARGUMENT", "bytes", "bytes of 4000 .its quota's bytes_in_flight."):
+            infer(channel, served.model, text="x" * 4000)
+
+
+def test_a_stop_finds_requests_of_its_own_tenant_alone(served):
+    def stop(channel, request_id):
+        message = request(served.model)
+        del message.inputs[:]
+        message.id = request_id
+        tensor = message.inputs.add(name="stop", datatype="BOOL", shape=[1])
+        tensor.contents.bool_contents.append(True)
+        list(service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([message]), timeout=20))
+
+    with served.channel(token_of("red")) as red, served.channel(token_of("blue")) as blue:
+        message = streamed(served.model, LONG)
+        message.id = "same"
+        running = service_pb2_grpc.GRPCInferenceServiceStub(red).ModelStreamInfer(iter([message]), timeout=120)
+        next(running)
+        stop(blue, "same")
+        for _ in range(5):
+            last = next(running)
+            assert not last.infer_response.parameters["triton_final_response"].bool_param
+        stop(red, "same")
+        responses = list(running)
+        assert responses[-1].infer_response.parameters["triton_final_response"].bool_param
+
+
+def test_prefixes_are_shared_within_a_tenant_and_by_those_who_share_on_purpose(served):
+    prompt = "The same long beginning of a story that more than one of them tells, again and again. " * 4
+
+    def hits(name):
+        before = served.server.metric("kvasir_prefix_cache_hit_tokens_total")
+        with served.channel(token_of(name)) as channel:
+            infer(channel, served.model, text=prompt)
+        return served.server.metric("kvasir_prefix_cache_hit_tokens_total") - before
+
+    assert hits("red") == 0
+    assert hits("red") > 0
+    assert hits("blue") == 0, "another tenant's"
+    assert hits("both-1") == 0
+    assert hits("both-2") > 0, "shared on purpose"
+
+
+def test_certificates_tell_tenants_too_and_must_agree_with_tokens(tmp_path):
+    with serving(tmp_path, TENANTS, "--tls-client-ca", tmp_path / "ca.pem", anonymous={}) as server:
+        with server.channel(certificate="gate") as channel:
+            infer(channel, server.model, (("x-tenant-id", "acme"),))
+            line = server.lines()[-1]
+            assert (line["tenant"], line["caller"]) == ("acme", "gate.example")
+        with server.channel(token_of("red"), certificate="nobody") as channel:
+            infer(channel, server.model)
+            assert server.lines()[-1]["tenant"] == "red"
+        with server.channel(certificate="nobody") as channel:
+            infer(channel, server.model)
+            assert server.lines()[-1]["tenant"] == "anonymous"
+        with server.channel(token_of("red"), certificate="gate") as channel, \
+                server.refusal("UNAUTHENTICATED", "disagree", "of one tenant, the token of another"):
+            infer(channel, server.model)
+
+
+def test_no_token_is_taken_without_tls(tmp_path):
+    identities = tmp_path / "who.json"
+    write(identities, TENANTS)
+    flags = ["--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS]
+    done = run("serve", *flags, "--identities", identities, check=False)
+    assert done.returncode != 0
+    assert f"--identities {identities}: has tokens" in done.stderr and "--tls-cert" in done.stderr
+    for wrong, why in ((["--identities", tmp_path / "none"], "No such file"), (["--identities", ""], "want a file")):
+        done = run("serve", *flags, *wrong, check=False)
+        assert done.returncode != 0 and why in done.stderr, done.stderr
+    done = run("serve", *flags, check=False, env={**os.environ, "KVASIR_IDENTITIES": ""})
+    assert done.returncode != 0 and "KVASIR_IDENTITIES is empty" in done.stderr
+
+    write(identities, [{"name": "listed"}], anonymous={})
+    with KvasirProcess("serve", "--identities", identities, "--log-format", "json") as process:
+        server = Served(process, None, identities)
+        with grpc.insecure_channel(process.grpc) as channel:
+            infer(channel, server.model)
+            assert server.lines()[-1]["tenant"] == "anonymous"
+            with server.refusal("UNAUTHENTICATED", "no_tls", "no token is taken without TLS"):
+                infer(channel, server.model, (("authorization", f"Bearer {token_of('red')}"),))
+            with server.refusal("PERMISSION_DENIED", "tenant", "may not set another"):
+                infer(channel, server.model, (("x-tenant-id", "listed"),))
+
+
+def test_the_file_changes_under_load_without_a_failure_and_who_is_taken_out_is_refused(tmp_path):
+    tenants = without_certificates(TENANTS)
+    with serving(tmp_path, tenants) as server:
+        def reads(result):
+            return server.server.metric(READS, result=result)
+
+        credentials = grpc.composite_channel_credentials(
+            grpc.ssl_channel_credentials(server.authority.ca.read_bytes()),
+            grpc.access_token_call_credentials(token_of("red")))
+        with Clients([server.server.grpc], server.model, credentials) as clients:
+            write(server.identities, [*tenants, entry("new")])
+            wait_until(lambda: reads("ok") == 1, "the new file")
+            with server.channel(token_of("new")) as channel:
+                infer(channel, server.model)
+            # One that is wrong changes nothing, and is told once.
+            server.identities.write_text('{"schema_version": 1, "tenants": [{"name": "red", "color": 1}]}')
+            wait_until(lambda: reads("failed") == 1, "the wrong file")
+            after = clients.codes["OK"]
+            wait_until(lambda: clients.codes["OK"] > after + 50, "answers by what was there")
+        assert set(clients.codes) == {"OK"}, clients.codes
+        (line,) = server.lines("identities are not read: those from before stay")
+        assert str(server.identities) in line["why"] and "color" in line["why"]
+        assert reads("failed") == 1
+
+        with server.channel(token_of("red")) as channel:
+            infer(channel, server.model)
+            write(server.identities, [each for each in tenants if each["name"] != "red"])
+            wait_until(lambda: reads("ok") == 2, "the file without red")
+            with server.refusal("UNAUTHENTICATED", "unknown", "is not known"):
+                infer(channel, server.model)
+
+
+def test_operators_show_a_token_of_their_role_at_an_admin_port_that_others_reach(tmp_path):
+    with serving(tmp_path, without_certificates(TENANTS), "--admin-host", "0.0.0.0") as server:
+        endpoint = "127.0.0.1:" + server.server.admin.rsplit(":", 1)[1]
+        for name in ("red", "operator"):
+            (tmp_path / name).write_text(token_of(name) + "\n")
+        drain = ["drain", "--endpoint", endpoint, "--ca", server.authority.ca]
+        done = run(*drain, check=False)
+        assert done.returncode != 0 and "who calls?" in done.stderr
+        done = run(*drain, "--token-file", tmp_path / "red", check=False)
+        assert done.returncode != 0 and "has not the role ADMIN" in done.stderr
+        assert [(line["call"], line["status"]) for line in server.lines("admin call refused")] == [
+            ("Drain", "UNAUTHENTICATED"), ("Drain", "PERMISSION_DENIED")]
+        assert (server.count("no_credentials"), server.count("role")) == (1, 1)
+        assert server.server.process.poll() is None
+        assert run(*drain, "--token-file", tmp_path / "operator").returncode == 0
+        assert server.server.process.wait(timeout=60) == 0
+        (line,) = server.lines("admin call")
+        assert (line["tenant"], line["caller"]) == ("operator", "operator-laptop")
+
+
+def test_the_example_of_the_operations_page_works_as_printed(tmp_path):
+    page = (ROOT / "docs/operations.md").read_text()
+    section = page[page.index("## Who may call"):page.index("## Change versions")]
+    (token,) = re.findall(r"^\$ kvasir token --label laptop\n(\S+)$", section, re.MULTILINE)
+    (file,) = re.findall(r"^```json\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert hashlib.sha256(token.encode()).hexdigest() in file
+    # What is printed is what the program prints.
+    told = run("token", "--label", "laptop").stdout.splitlines()
+    assert "\n".join(told[1:-1]) in section
+    (made,) = re.findall(r"^kvasir serve (.*)$", section, re.MULTILINE)
+    assert "--identities who.json" in made
+    with serving(tmp_path, json.loads(file)["tenants"]) as server, server.channel(token) as channel:
+        infer(channel, server.model)
+        line = server.lines()[-1]
+        assert (line["tenant"], line["caller"]) == ("research", "laptop")
+
+
+def test_a_token_that_the_program_makes_opens_what_its_entry_says(tmp_path):
+    made = json.loads(run("token", "--label", "laptop", "--valid-for", "1h", "--json").stdout)
+    token, of_token = made["token"], made["entry"]
+    assert re.fullmatch(r"[A-Za-z0-9_-]{43}", token)
+    assert of_token["sha256"] == hashlib.sha256(token.encode()).hexdigest()
+    assert token not in json.dumps(of_token)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", of_token["not_after"])
+    shown = run("token").stdout
+    assert json.loads(shown.strip().splitlines()[-1])["sha256"] == \
+        hashlib.sha256(shown.splitlines()[0].encode()).hexdigest()
+    assert run("token", "--label", "a b", check=False).returncode == 2
+
+    file = tmp_path / "token"
+    file.write_text(token + "\n")
+    with serving(tmp_path, [{"name": "red", "tokens": [of_token]}]) as server:
+        generate = ["generate", "--endpoint", server.server.grpc, "--prompt", "Once", "--max-tokens", "4"]
+        tls = ["--ca", server.authority.ca]
+        assert run(*generate, *tls, "--token-file", file).stdout.startswith("Once")
+        line = server.lines()[-1]
+        assert (line["tenant"], line["caller"]) == ("red", "laptop")
+        done = run(*generate, *tls, check=False)
+        assert done.returncode != 0 and "UNAUTHENTICATED" in done.stderr
+        done = run(*generate, "--token-file", file, check=False)
+        assert done.returncode != 0 and "no token is sent without TLS" in done.stderr
+        (tmp_path / "two").write_text("one two")
+        done = run(*generate, *tls, "--token-file", tmp_path / "two", check=False)
+        assert done.returncode != 0 and "want one token" in done.stderr
+        done = run("bench", "serve", "--endpoint", server.server.grpc, *tls, "--token-file", file, "--mode", "closed",
+                   "--requests", "4", "--json")
+        assert token not in done.stdout
+        assert token not in server.server.log()
