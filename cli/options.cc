@@ -456,11 +456,7 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
           "JSON file of who may call and how much (docs/operations.md, Who may "
           "call); read again when it changes; without it whoever reaches the "
           "port")
-      ->type_name("FILE")
-      ->check(Checked([](const std::string& text) {
-        return text.empty() ? absl::InvalidArgumentError("want a file")
-                            : absl::OkStatus();
-      }));
+      ->type_name("FILE");
 }
 
 void AddCommonFlags(CLI::App* app, CommonFlags* options) {

@@ -1,6 +1,5 @@
 #include "cli/runtime/identity_watch.h"
 
-#include <cstdlib>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -11,7 +10,6 @@ namespace kvasir::cli {
 namespace {
 
 constexpr absl::Duration kPollInterval = absl::Seconds(5);
-constexpr char kVariable[] = "KVASIR_IDENTITIES";
 
 }  // namespace
 
@@ -19,13 +17,7 @@ absl::StatusOr<std::unique_ptr<IdentityWatch>> IdentityWatch::Start(
     const RouterFlags& router, const ListenFlags& listen) {
   auto watch = std::unique_ptr<IdentityWatch>(new IdentityWatch());
   const std::string& path = router.identities;
-  if (path.empty()) {
-    // Whoever meant to name a file has not meant to let everybody in.
-    const char* variable = std::getenv(kVariable);
-    if (variable == nullptr || *variable != '\0') return watch;
-    return absl::InvalidArgumentError(
-        absl::StrCat(kVariable, " is empty: want a file, or no such variable"));
-  }
+  if (path.empty()) return watch;
   KVASIR_ASSIGN_OR_RETURN(
       watch->callers_,
       router::Callers::Open(

@@ -1,5 +1,6 @@
 #include "router/identity/callers.h"
 
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -216,6 +217,7 @@ TEST(ReadIdentitiesFileTest, ReadsNoMoreThanOneByteOverTheBound) {
   EXPECT_THAT(ReadIdentitiesFile(path + ".none").status(),
               StatusIs(absl::StatusCode::kNotFound,
                        HasSubstr("--identities " + path + ".none: ")));
+  std::filesystem::remove(path);
 }
 
 }  // namespace

@@ -285,7 +285,7 @@ def test_services_say_plain_http2_where_it_is_plain_and_nothing_where_it_is_tls(
         for each in rendered[overlay] if each["kind"] == "Service"
         for port in each["spec"]["ports"] if port["targetPort"] in ("grpc", "worker")
     }
-    want = None if overlay == WITH_TLS else "kubernetes.io/h2c"
+    want = None if overlay in ENCRYPTED else "kubernetes.io/h2c"
     assert spoken == dict.fromkeys(["kvasir", "kvasir-routers", "kvasir-worker"], want)
 
 
