@@ -61,10 +61,11 @@ def bench(command, *flags):
 @pytest.mark.parametrize("command", FIGURES)
 def test_prints_one_object_of_figures_by_name(command):
     report = bench(command)
-    # The few tokens of a quick request may all come in one message.
+    # The few tokens of a quick request may all come in one message; what another
+    # one costs is a difference of two noisy times.
     may_be_zero = {"router_added_ms_p50", "open_itl_ms_p99"}
     for name in FIGURES[command]:
-        assert report["figures"][name] > 0 or name in may_be_zero, name
+        assert name.endswith("_cpu_us_per_token") or name in may_be_zero or report["figures"][name] > 0, name
     if command == "serve":
         assert "router_added_ms_p50" in report["spread"]
 
