@@ -11,9 +11,9 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/sha256.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
@@ -44,9 +44,9 @@ void PrintToken(const TokenFlags& flags) {
   nlohmann::ordered_json entry{{"label", flags.label},
                                {"sha256", base::Sha256Hex(token)}};
   if (flags.valid_for > absl::ZeroDuration()) {
-    entry["not_after"] = absl::FormatTime(
-        "%Y-%m-%dT%H:%M:%SZ", base::Clock::Real().Now() + flags.valid_for,
-        absl::UTCTimeZone());
+    entry["not_after"] =
+        absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now() + flags.valid_for,
+                         absl::UTCTimeZone());
   }
   if (flags.json) {
     std::printf("%s\n",

@@ -107,8 +107,7 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
     Refused(reason);
     return status;
   };
-  const auto found =
-      now->identities.Find(credentials, options_.clock->Now(), &why);
+  const auto found = now->identities.Find(credentials, options_.now(), &why);
   if (!found.ok()) return refuse(why, found.status());
   const auto quota_of = [&now](int idx) {
     return idx < 0 ? now->quotas.back() : now->quotas[static_cast<size_t>(idx)];

@@ -15,6 +15,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "router/core/byte_budget.h"
@@ -60,7 +62,10 @@ class Callers {
     std::string name;
     ReadFile read;
     ListenerProof proof;
+    // Of quotas.
     const base::Clock* clock = &base::Clock::Real();
+    // Of the ends of tokens: the world's time, not a steady one.
+    std::function<absl::Time()> now = [] { return absl::Now(); };
   };
 
   // The errors of `read`, Identities::Parse and CheckListener. `observer` may

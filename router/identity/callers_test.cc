@@ -52,7 +52,8 @@ class CallersTest : public ::testing::Test {
     auto opened = Callers::Open({.name = "who.json",
                                  .read = [this] { return text_; },
                                  .proof = {.tls = true},
-                                 .clock = &clock_},
+                                 .clock = &clock_,
+                                 .now = [this] { return world_; }},
                                 &observer_);
     KVASIR_ASSERT_OK(opened.status());
     callers_ = *std::move(opened);
@@ -63,6 +64,7 @@ class CallersTest : public ::testing::Test {
   }
 
   base::ManualClock clock_{absl::FromUnixSeconds(1'800'000'000)};
+  absl::Time world_ = absl::FromUnixSeconds(1'800'000'000);
   absl::StatusOr<std::string> text_ = "";
   CountingObserver observer_;
   std::shared_ptr<Callers> callers_;
@@ -135,6 +137,27 @@ TEST_F(CallersTest, QuotasAreMeasuredByTheClockAndCounted) {
   KVASIR_EXPECT_OK(callers_->Enter(red).status());
   EXPECT_FALSE(callers_->TakeBytes(red, 101, nullptr).ok());
   EXPECT_EQ(observer_.refused["bytes"], 1);
+}
+
+TEST_F(CallersTest, ATokensEndIsJudgedByTheWorldsTimeAndQuotasByTheSteadyOne) {
+  // 2027-01-15T08:00:00Z is 1'800'000'000.
+  Open(File(absl::StrCat(
+      R"({"name": "red", "tokens": [{"label": "t", "sha256": ")",
+      base::Sha256Hex("red"), R"(", "not_after": "2027-01-15T09:00:00Z"}],)",
+      R"( "quota": {"requests_per_second": 1}})")));
+  // The machine slept, or its clock was set: the steady one knows nothing.
+  world_ += absl::Hours(2);
+  EXPECT_THAT(Ask("red").status(),
+              StatusIs(absl::StatusCode::kUnauthenticated,
+                       HasSubstr("was good until 2027-01-15T09:00:00Z")));
+  EXPECT_EQ(observer_.refused["expired"], 1);
+  world_ -= absl::Hours(2);
+  clock_.Advance(absl::Hours(2));
+  const auto red = Ask("red");
+  KVASIR_ASSERT_OK(red.status());
+  KVASIR_EXPECT_OK(callers_->Enter(*red).status());
+  world_ += absl::Minutes(1);
+  EXPECT_FALSE(callers_->Enter(*red).ok()) << "a step of the world's time";
 }
 
 TEST_F(CallersTest, TheFileIsTakenAgainWhenItHasChanged) {

@@ -195,14 +195,17 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request,
     backend_->running_ids.Add(StopScope(entry.caller), request.id,
                               weak_from_this(), number);
   }
-  // A request that is gone meanwhile still waits there.
+  // A request that is gone meanwhile still waits there: with its bytes, and in
+  // its place.
   auto prepare = [self = shared_from_this(), number, codec,
-                  bytes = *arrived.bytes, request = std::move(request),
+                  bytes = *arrived.bytes, place = entry.place,
+                  request = std::move(request),
                   eos_ids = std::vector<int32_t>(info.eos_token_ids().begin(),
                                                  info.eos_token_ids().end()),
                   in_stream = !call_.unary]() mutable {
     auto prepared = PrepareRequest(std::move(request), std::move(codec),
                                    std::move(eos_ids), in_stream);
+    place.reset();
     self->Post(
         [number, prepared = std::move(prepared)](KserveStream& stream) mutable {
           stream.HandlePrepared(number, std::move(prepared));
@@ -227,7 +230,10 @@ void KserveStream::HandlePrepared(uint64_t number,
     return;
   }
   const absl::Status status = Submit(number, *std::move(prepared));
-  if (!status.ok()) Fail(number, status);
+  if (status.ok()) return;
+  // The router may hold its relay for a moment.
+  LeavePlace(it->second);
+  Fail(number, status);
 }
 
 absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
@@ -377,8 +383,6 @@ void KserveStream::Remove(Requests::iterator it, CancelReason reason) {
   Request& entry = it->second;
   const bool engine_works = entry.num_engine_finishes < entry.num_samples;
   if (entry.handle != nullptr && engine_works) entry.handle->Cancel(reason);
-  // One that runs leaves it with the engine's end.
-  if (entry.handle == nullptr) LeavePlace(entry);
   if (!entry.id.empty()) {
     numbers_by_id_.erase(entry.id);
     backend_->running_ids.Remove(StopScope(entry.caller), entry.id, it->first);

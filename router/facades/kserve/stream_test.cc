@@ -791,6 +791,28 @@ TEST_F(KserveQuotaTest, AResetLeavesThemWithTheEnginesEnd) {
   EXPECT_EQ(Running(), 0);
 }
 
+TEST_F(KserveQuotaTest, OneThatGoesBeforeItsTextIsTokenizedStaysInIt) {
+  StartRed();
+  tokenizer_->paused = true;
+  Send(Vllm("a"));
+  Send(StopRequest("a"));
+  Send(Vllm("b"));
+  RunWrites();
+  EXPECT_EQ(Running(), 2) << "it costs the tokenizer its turn still";
+  Send(Vllm("c"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
+                                      "2 requests"));
+  stream_->OnCancelled();
+  Run();
+  ASSERT_TRUE(sink_.end.has_value());
+  EXPECT_EQ(Running(), 2);
+  tokenizer_->paused = false;
+  Run();
+  EXPECT_EQ(Running(), 0);
+  EXPECT_EQ(router_.num_requests(), 0u);
+}
+
 TEST_F(KserveQuotaTest, AReaderTooSlowLeavesItWithTheEnginesEnd) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   StartRed();
