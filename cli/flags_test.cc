@@ -426,6 +426,11 @@ TEST(TlsFlagsTest, AWorkerAsksItsCallersForACertificateOrIsToldNotTo) {
 
 TEST(TlsFlagsTest, AFlagThatNeedsAnotherIsNotTakenForNothing) {
   base::TlsWatch watch;
+  ListenFlags any;
+  any.tls.any_client = true;
+  EXPECT_THAT(WorkerListenCredentials(any, {}, &watch).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--tls-any-client: without --tls-cert")));
   ListenFlags listen;
   listen.tls.client_names = {"router"};
   EXPECT_THAT(ListenCredentials(listen, {}, &watch).status(),

@@ -82,16 +82,25 @@ class Served:
         return self.server.metric(REFUSED, reason=reason)
 
     @contextlib.contextmanager
-    def refusal(self, code, reason, text):
-        """Of what is called within: its code, one line of the log, one count, and no secret in either."""
-        lines, count = len(self.lines()), self.count(reason)
+    def refusal(self, code, reason, text, who=None):
+        """Of what is called within: its code, one line of the log, one count, and no secret in either. `who`: tenant
+        and caller of that line; None: nobody knows him, and the lines of such are one a minute for each reason."""
+        message = "request" if who else "unknown caller refused"
+        lines, others, count = len(self.lines(message)), len(self.lines()), self.count(reason)
         with pytest.raises(grpc.RpcError) as error:
             yield
         assert error.value.code().name == code, error.value.details()
         assert re.search(text, error.value.details()), error.value.details()
         assert self.count(reason) == count + 1
-        logged = self.lines()[lines:]
-        assert [line["status"] for line in logged] == [code]
+        logged = self.lines(message)[lines:]
+        if who:
+            assert [(line["status"], line["reason"], line["tenant"], line["caller"]) for line in logged] == [
+                (code, reason, *who)]
+        else:
+            assert len(self.lines()) == others
+            of_reason = [line for line in self.lines(message) if line["reason"] == reason]
+            assert logged in ([], of_reason) and of_reason[0]["status"] == code
+            assert not {"client_request_id", "traceparent", "model", "tenant"} & set(of_reason[0])
         assert "token-of" not in error.value.details()
 
 
@@ -152,10 +161,11 @@ def test_a_triton_client_with_a_token_is_served_and_named_in_the_log(served):
 ])
 def test_who_is_not_known_is_unauthenticated(served, metadata, reason, text):
     with served.channel() as channel:
-        with served.refusal("UNAUTHENTICATED", reason, text):
+        who = ("old", "old") if reason == "expired" else None
+        with served.refusal("UNAUTHENTICATED", reason, text, who):
             infer(channel, served.model, metadata)
         # Whatever is called, and without a message.
-        with served.refusal("UNAUTHENTICATED", reason, text):
+        with served.refusal("UNAUTHENTICATED", reason, text, who):
             channel.unary_unary("/vllm.Control/Abort")(b"", timeout=20, metadata=metadata)
         # Probes show nothing.
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20) == b"\x08\x01"
@@ -176,7 +186,8 @@ def test_a_stream_of_nobodys_ends_at_once(served):
 
 
 def test_an_operator_is_no_client(served):
-    with served.channel(token_of("operator")) as channel, served.refusal("PERMISSION_DENIED", "role", "role CLIENT"):
+    with served.channel(token_of("operator")) as channel, served.refusal(
+            "PERMISSION_DENIED", "role", "role CLIENT", ("operator", "operator-laptop")):
         infer(channel, served.model)
 
 
@@ -188,13 +199,17 @@ def test_a_tenant_header_counts_from_a_gateway_that_may_set_it_alone(served):
         # A listed one brings its own quota.
         for _ in range(2):
             infer(channel, served.model, (("x-tenant-id", "few"),))
-        with served.refusal("RESOURCE_EXHAUSTED", "rate", "tenant 'few'.*requests_per_second.*come back in"):
+        with served.refusal("RESOURCE_EXHAUSTED", "rate", "tenant 'few'.*requests_per_second.*come back in",
+                            ("few", "gate-laptop")):
             infer(channel, served.model, (("x-tenant-id", "few"),))
-        with served.refusal("INVALID_ARGUMENT", "tenant", "x-tenant-id"):
+        with served.refusal("INVALID_ARGUMENT", "tenant", "x-tenant-id", ("gate", "gate-laptop")):
             infer(channel, served.model, (("x-tenant-id", "a b"),))
+        # It makes nobody a client who is none.
+        with served.refusal("PERMISSION_DENIED", "role", "'operator' has not the role CLIENT", ("gate", "gate-laptop")):
+            infer(channel, served.model, (("x-tenant-id", "operator"),))
     with served.channel(token_of("red")) as channel:
         infer(channel, served.model, (("x-tenant-id", "red"),))
-        with served.refusal("PERMISSION_DENIED", "tenant", "may not set another"):
+        with served.refusal("PERMISSION_DENIED", "tenant", "may not set another", ("red", "red-laptop")):
             infer(channel, served.model, (("x-tenant-id", "blue"),))
 
 
@@ -203,7 +218,7 @@ def test_requests_at_a_time_and_their_bytes_are_bounded(served):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         running = stub.ModelStreamInfer(iter([streamed(served.model, LONG)]), timeout=120)
         next(running)
-        with served.refusal("RESOURCE_EXHAUSTED", "concurrency", "concurrent_requests is 1"):
+        with served.refusal("RESOURCE_EXHAUSTED", "concurrency", "concurrent_requests is 1", ("one", "one-laptop")):
             infer(channel, served.model)
         # Not requests: he sees what there is, and others go on.
         channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
@@ -225,7 +240,8 @@ def test_requests_at_a_time_and_their_bytes_are_bounded(served):
             infer(channel, served.model)
     with served.channel(token_of("small")) as channel:
         infer(channel, served.model)
-        with served.refusal("INVALID_ARGUMENT", "bytes", "bytes of 4000 .its quota's bytes_in_flight."):
+        with served.refusal("INVALID_ARGUMENT", "too_large", "bytes of 4000 .its quota's bytes_in_flight.",
+                            ("small", "small-laptop")):
             infer(channel, served.model, text="x" * 4000)
 
 
@@ -244,12 +260,22 @@ def test_a_stop_finds_requests_of_its_own_tenant_alone(served):
         running = service_pb2_grpc.GRPCInferenceServiceStub(red).ModelStreamInfer(iter([message]), timeout=120)
         next(running)
         stop(blue, "same")
+        # What was written before is no proof: the engine goes on with it.
+        started = served.server.metric("kvasir_generation_tokens_total")
         for _ in range(5):
             last = next(running)
             assert not last.infer_response.parameters["triton_final_response"].bool_param
+        wait_until(lambda: served.server.metric("kvasir_generation_tokens_total") > started + 50, "the other's to go on")
         stop(red, "same")
         responses = list(running)
         assert responses[-1].infer_response.parameters["triton_final_response"].bool_param
+
+        def of_same():
+            return [(line["tenant"], line["finish_reason"]) for line in served.lines()
+                    if line["client_request_id"] == "same" and line["samples"] > 0]
+
+        wait_until(of_same, "the line of the request")
+        assert of_same() == [("red", "cancelled")]
 
 
 def test_prefixes_are_shared_within_a_tenant_and_by_those_who_share_on_purpose(served):
@@ -281,7 +307,8 @@ def test_certificates_tell_tenants_too_and_must_agree_with_tokens(tmp_path):
             infer(channel, server.model)
             assert server.lines()[-1]["tenant"] == "anonymous"
         with server.channel(token_of("red"), certificate="gate") as channel, \
-                server.refusal("UNAUTHENTICATED", "disagree", "of one tenant, the token of another"):
+                server.refusal("UNAUTHENTICATED", "disagree", "of one tenant, the token of another",
+                               ("gate", "gate.example")):
             infer(channel, server.model)
 
 
@@ -306,7 +333,7 @@ def test_no_token_is_taken_without_tls(tmp_path):
             assert server.lines()[-1]["tenant"] == "anonymous"
             with server.refusal("UNAUTHENTICATED", "no_tls", "no token is taken without TLS"):
                 infer(channel, server.model, (("authorization", f"Bearer {token_of('red')}"),))
-            with server.refusal("PERMISSION_DENIED", "tenant", "may not set another"):
+            with server.refusal("PERMISSION_DENIED", "tenant", "may not set another", ("anonymous", "")):
                 infer(channel, server.model, (("x-tenant-id", "listed"),))
 
 
@@ -333,11 +360,13 @@ def test_the_file_changes_under_load_without_a_failure_and_who_is_taken_out_is_r
         (line,) = server.lines("identities are not read: those from before stay")
         assert str(server.identities) in line["why"] and "color" in line["why"]
         assert reads("failed") == 1
+        assert server.server.metric("kvasir_router_identities_refused") == 1
 
         with server.channel(token_of("red")) as channel:
             infer(channel, server.model)
             write(server.identities, [each for each in tenants if each["name"] != "red"])
             wait_until(lambda: reads("ok") == 2, "the file without red")
+            assert server.server.metric("kvasir_router_identities_refused") == 0
             with server.refusal("UNAUTHENTICATED", "unknown", "is not known"):
                 infer(channel, server.model)
 
@@ -352,8 +381,10 @@ def test_operators_show_a_token_of_their_role_at_an_admin_port_that_others_reach
         assert done.returncode != 0 and "who calls?" in done.stderr
         done = run(*drain, "--token-file", tmp_path / "red", check=False)
         assert done.returncode != 0 and "has not the role ADMIN" in done.stderr
-        assert [(line["call"], line["status"]) for line in server.lines("admin call refused")] == [
-            ("Drain", "UNAUTHENTICATED"), ("Drain", "PERMISSION_DENIED")]
+        assert [(line["call"], line["status"], line["reason"], line["tenant"], line["caller"])
+                for line in server.lines("admin call refused")] == [
+            ("Drain", "UNAUTHENTICATED", "no_credentials", "", ""),
+            ("Drain", "PERMISSION_DENIED", "role", "red", "red-laptop")]
         assert (server.count("no_credentials"), server.count("role")) == (1, 1)
         assert server.server.process.poll() is None
         assert run(*drain, "--token-file", tmp_path / "operator").returncode == 0
@@ -389,7 +420,13 @@ def test_a_token_that_the_program_makes_opens_what_its_entry_says(tmp_path):
     shown = run("token").stdout
     assert json.loads(shown.strip().splitlines()[-1])["sha256"] == \
         hashlib.sha256(shown.splitlines()[0].encode()).hexdigest()
-    assert run("token", "--label", "a b", check=False).returncode == 2
+    done = run("token", "--label", "a b", check=False)
+    assert done.returncode == 2 and "want 1 to 64 letters" in done.stderr
+    # A date has four digits of a year.
+    for too_long in ("inf", "876001h"):
+        done = run("token", "--valid-for", too_long, check=False)
+        assert done.returncode == 2 and "want at most 876000h" in done.stderr, done.stderr
+    assert run("token", "--valid-for", "876000h").returncode == 0
 
     file = tmp_path / "token"
     file.write_text(token + "\n")

@@ -118,7 +118,11 @@ class KserveStream final
   // Requests of `caller` that a stop may end.
   std::string StopScope(const Caller& caller) const;
   absl::Status BeginGeneration(KserveRequest request,
-                               const ArrivedMessage& arrived);
+                               const ArrivedMessage& arrived,
+                               std::shared_ptr<RequestPlace> place);
+  // For a request that is to run.
+  absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
+      const Caller& caller) const;
   absl::Status CheckId(const KserveRequest& request) const;
   void StopById(const KserveRequest& request, const Caller& caller);
   void StopNumber(uint64_t number);

@@ -841,6 +841,34 @@ TEST_F(KserveQuotaTest, AFoldedAnswerLeavesItWithItsLastSample) {
   EXPECT_EQ(Running(), 0);
 }
 
+TEST_F(KserveQuotaTest, WhoIsOverItIsRefusedBeforeItsTensorsAreRead) {
+  StartRed();
+  Send(Vllm("a"));
+  Send(Vllm("b"));
+  // Its tensors make no sense, which nobody finds out.
+  InferRequestBuilder senseless("tiny", "c");
+  Send(senseless.Bool("text_input", true));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
+  // One that may be a stop is looked at, and then is none.
+  Send(Vllm("d").Bool("stop", false));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
+  EXPECT_EQ(router_.num_requests(), 2u);
+  EXPECT_EQ(Running(), 2);
+}
+
+TEST_F(KserveQuotaTest, WhomNobodyKnowsMakesNoModelFail) {
+  StartRed();
+  backend_->callers = CallersOf(TenantEntry("blue"));
+  Send(Vllm("a"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("UNAUTHENTICATED"));
+  EXPECT_EQ(router_.refused().size(), 1u);
+  EXPECT_EQ(
+      backend_->statistics.Of("tiny").inference_stats().fail().count(), 0u);
+}
+
 TEST_F(KserveQuotaTest, EachRequestOfAStreamIsJudgedByTheFileAsItIsThen) {
   StartRed();
   Send(Vllm("a"));
