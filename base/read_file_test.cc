@@ -38,8 +38,9 @@ TEST_F(ReadFileTest, AnErrorIsTheSystemsCause) {
       ReadFile(path_ + ".none", 10).status(),
       StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));
   // It opens, and cannot be read.
-  EXPECT_THAT(ReadFile(::testing::TempDir(), 10).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "Is a directory"));
+  EXPECT_THAT(
+      ReadFile(::testing::TempDir(), 10).status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "Is a directory"));
 }
 
 }  // namespace

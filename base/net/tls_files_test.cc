@@ -132,11 +132,11 @@ TEST_F(TlsFilesTest, AnAuthorityThatIsOverIsLeftOutWhereAnotherIsLeft) {
     const auto material = LoadTlsFiles(Authorities(text), absl::Now());
     KVASIR_ASSERT_OK(material.status());
     EXPECT_EQ(material->authorities, good);
-    EXPECT_THAT(material->left_out,
-                AllOf(HasSubstr("--tls-client-ca " + Path("authorities.pem")),
-                      HasSubstr(text == old + good
-                                    ? "certificate 1 was valid until"
-                                    : "certificate 2 was valid until")));
+    EXPECT_THAT(
+        material->left_out,
+        AllOf(HasSubstr("--tls-client-ca " + Path("authorities.pem")),
+              HasSubstr(text == old + good ? "certificate 1 was valid until"
+                                           : "certificate 2 was valid until")));
     EXPECT_GT(material->authorities_dates.until, absl::Now());
   }
   EXPECT_THAT(Check(Authorities(old)), Refuses(HasSubstr("was valid until")));

@@ -67,8 +67,8 @@ absl::Status AdminService::Admit(const grpc::ServerContext& context,
                                  const char* call) {
   if (callers_ == nullptr) return absl::OkStatus();
   router::Caller refused;
-  const auto caller = callers_->Identify(
-      router::CredentialsOf(context), kvasir::v1::ADMIN, "", &refused);
+  const auto caller = callers_->Identify(router::CredentialsOf(context),
+                                         kvasir::v1::ADMIN, "", &refused);
   if (!caller.ok()) {
     const std::string reason = router::RefusalReasonOf(caller.status());
     std::optional<uint64_t> unlogged = 0;

@@ -60,8 +60,9 @@ TEST(AccessLogTest, WhomNobodyKnowsWritesNoLinesAsHeLikesNorWhatIsInThem) {
     return ::testing::internal::GetCapturedStderr();
   };
   const std::string first = write();
-  for (const char* field : {"facade=vllm", "peer=ipv4:1.2.3.4:5",
-                            "reason=no_credentials", "status=UNAUTHENTICATED"}) {
+  for (const char* field :
+       {"facade=vllm", "peer=ipv4:1.2.3.4:5", "reason=no_credentials",
+        "status=UNAUTHENTICATED"}) {
     EXPECT_THAT(first, HasSubstr(field));
   }
   EXPECT_THAT(first, ::testing::Not(HasSubstr("his-words")));

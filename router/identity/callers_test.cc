@@ -287,7 +287,8 @@ TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsBoundAndTellsTheCause) {
               StatusIs(absl::StatusCode::kNotFound,
                        HasSubstr("--identities " + path + ".none: ")));
   EXPECT_THAT(ReadIdentitiesFile(::testing::TempDir()).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(": Is a directory")));
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr(": Is a directory")));
 }
 
 }  // namespace

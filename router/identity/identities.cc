@@ -361,11 +361,12 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
   for (const auto& port : ports) {
     if (port.asked || !HasRole(tenant, port.role)) continue;
     if (any && !tenant.tokens().empty()) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        name, ": tenant '", tenant.name(),
-        "' has certificates, which nobody is asked for at the port of its role ",
-        kvasir::v1::Role_Name(port.role), ": give ", port.flag,
-        ", or take them out"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, ": tenant '", tenant.name(),
+                     "' has certificates, which nobody is asked for at the "
+                     "port of its role ",
+                     kvasir::v1::Role_Name(port.role), ": give ", port.flag,
+                     ", or take them out"));
   }
   return absl::OkStatus();
 }

@@ -345,9 +345,8 @@ TEST(IdentitiesTest, AListenerThatCannotSeeThemIsRefusedWithTheWaysOut) {
 TEST(IdentitiesTest, ACertificateIsAskedForAtThePortOfItsRole) {
   const ListenerProof client = {.tls = true, .client_certificates = true};
   const ListenerProof admin = {.tls = true, .admin_certificates = true};
-  const ListenerProof both = {.tls = true,
-                              .client_certificates = true,
-                              .admin_certificates = true};
+  const ListenerProof both = {
+      .tls = true, .client_certificates = true, .admin_certificates = true};
   const auto check = [](const std::string& fields, const ListenerProof& proof) {
     return Parse(Red(R"("certificates": ["x"])" + fields))
         ->CheckListener(proof, "who.json");
@@ -366,8 +365,7 @@ TEST(IdentitiesTest, ACertificateIsAskedForAtThePortOfItsRole) {
   EXPECT_THAT(check(is_both, admin), refused("CLIENT", "--tls-client-ca"));
   EXPECT_THAT(check(is_both, client), refused("ADMIN", "--admin-client-ca"));
   // Where he is asked for none, he has his token.
-  const std::string token =
-      R"(, "tokens": [{"label": "a", "sha256": "#one"}])";
+  const std::string token = R"(, "tokens": [{"label": "a", "sha256": "#one"}])";
   KVASIR_EXPECT_OK(check(is_both + token, admin));
   EXPECT_THAT(check(token, admin), refused("CLIENT", "--tls-client-ca"));
 }

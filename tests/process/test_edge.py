@@ -181,7 +181,7 @@ def test_connections_over_the_limit_are_hung_up_on():
         idle = [connect(server.grpc) for _ in range(30)]
         ended = [each.recv(1) for each in idle[20:]]
         assert ended == [b""] * 10
-        assert "too many connections" in server.log()
+        wait_until(lambda: "too many connections" in server.log(), "the line")
         for each in idle:
             each.close()
         infers(server)
@@ -213,7 +213,7 @@ def test_health_has_a_port_without_anything_else_and_follows_the_replicas():
             lost.kill()
             wait_until(lambda: health(router.health) == "NOT_SERVING", "no replica")
             assert healthz(router) == 503
-            assert f"replica worker={path} state=lost" in router.log()
+            wait_until(lambda: f"replica worker={path} state=lost" in router.log(), "the line")
 
 
 # Sixty-four of them kept every probe out for five minutes.

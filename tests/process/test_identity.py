@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import uuid
 
 import grpc
 import pytest
@@ -13,6 +14,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+import access_log
 from certificates import Authority
 from kvasir_process import OPERATOR_PORTS, ROOT, TINY, KvasirProcess, run, wait_until
 from test_edge import Clients, request, streamed
@@ -20,6 +22,7 @@ from test_edge import Clients, request, streamed
 pytestmark = pytest.mark.timeout(180)
 REFUSED = "kvasir_router_callers_refused_total"
 READS = "kvasir_router_identities_reads_total"
+STRANGER = "unknown caller refused"
 LONG = 2000
 
 
@@ -75,8 +78,15 @@ class Served:
         return grpc.secure_channel(self.server.grpc, credentials)
 
     def lines(self, message="request"):
-        lines = [json.loads(line) for line in self.server.log().splitlines() if line.startswith("{")]
-        return [line for line in lines if line["message"] == message]
+        return access_log.lines(self.server, message)
+
+    def refused(self):
+        return [line for line in self.lines() if line["reason"]]
+
+    def who_asked(self, answer):
+        """Tenant and caller, as the log has them, of what was answered."""
+        line = access_log.line_of(self.server, answer.id)
+        return line["tenant"], line["caller"]
 
     def count(self, reason):
         return self.server.metric(REFUSED, reason=reason)
@@ -85,28 +95,30 @@ class Served:
     def refusal(self, code, reason, text, who=None):
         """Of what is called within: its code, one line of the log, one count, and no secret in either. `who`: tenant
         and caller of that line; None: nobody knows him, and the lines of such are one a minute for each reason."""
-        message = "request" if who else "unknown caller refused"
-        lines, others, count = len(self.lines(message)), len(self.lines()), self.count(reason)
+        lines, strangers, count = self.refused(), self.lines(STRANGER), self.count(reason)
         with pytest.raises(grpc.RpcError) as error:
             yield
         assert error.value.code().name == code, error.value.details()
         assert re.search(text, error.value.details()), error.value.details()
         assert self.count(reason) == count + 1
-        logged = self.lines(message)[lines:]
         if who:
-            assert [(line["status"], line["reason"], line["tenant"], line["caller"]) for line in logged] == [
-                (code, reason, *who)]
+            wait_until(lambda: len(self.refused()) > len(lines), "the line of the refusal")
         else:
-            assert len(self.lines()) == others
-            of_reason = [line for line in self.lines(message) if line["reason"] == reason]
-            assert logged in ([], of_reason) and of_reason[0]["status"] == code
-            assert not {"client_request_id", "traceparent", "model", "tenant"} & set(of_reason[0])
+            wait_until(lambda: any(line["reason"] == reason for line in self.lines(STRANGER)), "a line of the reason")
+        assert [(line["status"], line["reason"], line["tenant"], line["caller"])
+                for line in self.refused()[len(lines):]] == ([(code, reason, *who)] if who else [])
+        new = self.lines(STRANGER)[len(strangers):]
+        assert len(new) <= (0 if who else 1)
+        for line in new:
+            assert (line["status"], line["reason"]) == (code, reason)
+            assert not {"client_request_id", "traceparent", "model", "tenant"} & set(line)
         assert "token-of" not in error.value.details()
 
 
 def infer(channel, model, metadata=(), text="Once"):
-    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(
-        request(model, text), timeout=60, metadata=metadata)
+    message = request(model, text)
+    message.id = uuid.uuid4().hex
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=60, metadata=metadata)
 
 
 @contextlib.contextmanager
@@ -140,9 +152,10 @@ def test_a_triton_client_with_a_token_is_served_and_named_in_the_log(served):
     assert client.is_server_live(headers=headers)
     assert client.get_model_metadata(served.model, headers=headers).name == served.model
     answer = client.infer(
-        served.model, triton.text_inputs("Once", stream=False, max_tokens=4, ignore_eos=True), headers=headers)
+        served.model, triton.text_inputs("Once", stream=False, max_tokens=4, ignore_eos=True), headers=headers,
+        request_id="of-triton")
     assert answer.as_numpy("text_output").size == 1
-    line = served.lines()[-1]
+    line = access_log.line_of(served.server, "of-triton")
     assert (line["tenant"], line["caller"], line["status"]) == ("red", "red-laptop", "OK")
     with pytest.raises(InferenceServerException) as error:
         client.is_server_live()
@@ -193,9 +206,7 @@ def test_an_operator_is_no_client(served):
 
 def test_a_tenant_header_counts_from_a_gateway_that_may_set_it_alone(served):
     with served.channel(token_of("gate")) as channel:
-        infer(channel, served.model, (("x-tenant-id", "somebody"),))
-        line = served.lines()[-1]
-        assert (line["tenant"], line["caller"]) == ("somebody", "gate-laptop")
+        assert served.who_asked(infer(channel, served.model, (("x-tenant-id", "somebody"),))) == ("somebody", "gate-laptop")
         # A listed one brings its own quota.
         for _ in range(2):
             infer(channel, served.model, (("x-tenant-id", "few"),))
@@ -297,15 +308,11 @@ def test_prefixes_are_shared_within_a_tenant_and_by_those_who_share_on_purpose(s
 def test_certificates_tell_tenants_too_and_must_agree_with_tokens(tmp_path):
     with serving(tmp_path, TENANTS, "--tls-client-ca", tmp_path / "ca.pem", anonymous={}) as server:
         with server.channel(certificate="gate") as channel:
-            infer(channel, server.model, (("x-tenant-id", "acme"),))
-            line = server.lines()[-1]
-            assert (line["tenant"], line["caller"]) == ("acme", "gate.example")
+            assert server.who_asked(infer(channel, server.model, (("x-tenant-id", "acme"),))) == ("acme", "gate.example")
         with server.channel(token_of("red"), certificate="nobody") as channel:
-            infer(channel, server.model)
-            assert server.lines()[-1]["tenant"] == "red"
+            assert server.who_asked(infer(channel, server.model)) == ("red", "red-laptop")
         with server.channel(certificate="nobody") as channel:
-            infer(channel, server.model)
-            assert server.lines()[-1]["tenant"] == "anonymous"
+            assert server.who_asked(infer(channel, server.model)) == ("anonymous", "")
         with server.channel(token_of("red"), certificate="gate") as channel, \
                 server.refusal("UNAUTHENTICATED", "disagree", "of one tenant, the token of another",
                                ("gate", "gate.example")):
@@ -329,8 +336,7 @@ def test_no_token_is_taken_without_tls(tmp_path):
     with KvasirProcess("serve", "--identities", identities, "--log-format", "json") as process:
         server = Served(process, None, identities)
         with grpc.insecure_channel(process.grpc) as channel:
-            infer(channel, server.model)
-            assert server.lines()[-1]["tenant"] == "anonymous"
+            assert server.who_asked(infer(channel, server.model)) == ("anonymous", "")
             with server.refusal("UNAUTHENTICATED", "no_tls", "no token is taken without TLS"):
                 infer(channel, server.model, (("authorization", f"Bearer {token_of('red')}"),))
             with server.refusal("PERMISSION_DENIED", "tenant", "may not set another", ("anonymous", "")):
@@ -405,9 +411,7 @@ def test_the_example_of_the_operations_page_works_as_printed(tmp_path):
     (made,) = re.findall(r"^kvasir serve (.*)$", section, re.MULTILINE)
     assert "--identities who.json" in made
     with serving(tmp_path, json.loads(file)["tenants"]) as server, server.channel(token) as channel:
-        infer(channel, server.model)
-        line = server.lines()[-1]
-        assert (line["tenant"], line["caller"]) == ("research", "laptop")
+        assert server.who_asked(infer(channel, server.model)) == ("research", "laptop")
 
 
 def test_a_token_that_the_program_makes_opens_what_its_entry_says(tmp_path):
@@ -434,8 +438,8 @@ def test_a_token_that_the_program_makes_opens_what_its_entry_says(tmp_path):
         generate = ["generate", "--endpoint", server.server.grpc, "--prompt", "Once", "--max-tokens", "4"]
         tls = ["--ca", server.authority.ca]
         assert run(*generate, *tls, "--token-file", file).stdout.startswith("Once")
-        line = server.lines()[-1]
-        assert (line["tenant"], line["caller"]) == ("red", "laptop")
+        wait_until(server.lines, "the line of the request")
+        assert [(line["tenant"], line["caller"]) for line in server.lines()] == [("red", "laptop")]
         done = run(*generate, *tls, check=False)
         assert done.returncode != 0 and "UNAUTHENTICATED" in done.stderr
         done = run(*generate, "--token-file", file, check=False)

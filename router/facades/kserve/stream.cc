@@ -23,8 +23,9 @@ constexpr size_t kMaxErrorTextBytes = 1024;
 
 bool HasInput(const inference::ModelInferRequest& message,
               absl::string_view name) {
-  return std::any_of(message.inputs().begin(), message.inputs().end(),
-                     [name](const auto& input) { return input.name() == name; });
+  return std::any_of(
+      message.inputs().begin(), message.inputs().end(),
+      [name](const auto& input) { return input.name() == name; });
 }
 
 }  // namespace

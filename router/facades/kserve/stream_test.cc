@@ -865,8 +865,8 @@ TEST_F(KserveQuotaTest, WhomNobodyKnowsMakesNoModelFail) {
   RunWrites();
   EXPECT_THAT(LastError(), StartsWith("UNAUTHENTICATED"));
   EXPECT_EQ(router_.refused().size(), 1u);
-  EXPECT_EQ(
-      backend_->statistics.Of("tiny").inference_stats().fail().count(), 0u);
+  EXPECT_EQ(backend_->statistics.Of("tiny").inference_stats().fail().count(),
+            0u);
 }
 
 TEST_F(KserveQuotaTest, EachRequestOfAStreamIsJudgedByTheFileAsItIsThen) {
