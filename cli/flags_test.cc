@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/net/testing/certificates.h"
 #include "base/status_matchers.h"
 #include "cli/options.h"
 #include "cli/units.h"
@@ -347,6 +348,24 @@ TEST(TlsFlagsTest,
                              HasSubstr("--insecure"))));
   dial.insecure = true;
   KVASIR_EXPECT_OK(DialCredentials(dial, "router:8001").status());
+}
+
+TEST(TlsFlagsTest, AClientsLogCallsItsTlsThatOfTheServer) {
+  const std::string path = ::testing::TempDir() + "/authorities.pem";
+  std::ofstream(path) << base::MakeAuthority("new").certificate
+                      << base::MakeAuthorityWith(
+                             {.common_name = "old",
+                              .valid_from = -absl::Hours(2),
+                              .valid_until = -absl::Hours(1)})
+                             .certificate;
+  DialTlsFlags dial;
+  dial.ca = path;
+  ::testing::internal::CaptureStderr();
+  const auto credentials = DialCredentials(dial, "127.0.0.1:1");
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  KVASIR_EXPECT_OK(credentials.status());
+  EXPECT_THAT(log, AllOf(HasSubstr("authorities that are over are left out"),
+                         HasSubstr("role=server"), HasSubstr("--ca " + path)));
 }
 
 TEST(TlsFlagsTest, ATokenIsNeitherSentNorLookedForWithoutTls) {

@@ -56,16 +56,16 @@ const std::shared_ptr<TlsRefusals>& TlsRefusals::OfProcess() {
 }
 
 void TlsRefusals::Add(TlsRefusal cause, absl::string_view detail) {
-  {
-    MutexLock lock(&mutex_);
-    ++counts_[static_cast<size_t>(cause)];
-  }
   const std::optional<uint64_t> unlogged = lines_.Take(NameOf(cause));
-  if (!unlogged.has_value()) return;
-  LogWarning("TLS handshake refused",
-             {{"cause", NameOf(cause)},
-              {"detail", std::string_view(detail.data(), detail.size())},
-              {"since_last_line", *unlogged}});
+  if (unlogged.has_value()) {
+    LogWarning("TLS handshake refused",
+               {{"cause", NameOf(cause)},
+                {"detail", std::string_view(detail.data(), detail.size())},
+                {"since_last_line", *unlogged}});
+  }
+  // Whoever sees it counted finds its line.
+  MutexLock lock(&mutex_);
+  ++counts_[static_cast<size_t>(cause)];
 }
 
 bool TlsRefusals::AddGrpcLine(absl::string_view line) {

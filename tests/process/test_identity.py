@@ -184,12 +184,27 @@ def test_who_is_not_known_is_unauthenticated(served, metadata, reason, text):
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20) == b"\x08\x01"
 
 
-def test_metadata_beyond_what_any_call_may_have_ends_that_call_alone(served):
-    with served.channel() as channel:
+# gRPC (1.51) takes it for an error of the connection.
+def test_metadata_beyond_what_any_call_may_have_ends_its_connection_and_no_other(served):
+    red = (("authorization", f"Bearer {token_of('red')}"),)
+
+    def start(channel, metadata=()):
+        running = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
+            iter([streamed(served.model, LONG)]), timeout=120, metadata=metadata)
+        next(running)
+        return running
+
+    with served.channel() as channel, served.channel(token_of("blue")) as other:
+        stays, ends = start(other), start(channel, red)
         with pytest.raises(grpc.RpcError) as error:
             infer(channel, served.model, (("authorization", "Bearer " + "x" * 20_000),))
         assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        infer(channel, served.model, (("authorization", f"Bearer {token_of('red')}"),))
+        with pytest.raises(grpc.RpcError) as error:
+            list(ends)
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert list(stays)[-1].infer_response.parameters["triton_final_response"].bool_param
+    with served.channel() as channel:
+        infer(channel, served.model, red)
 
 
 def test_a_stream_of_nobodys_ends_at_once(served):
