@@ -89,7 +89,7 @@ TEST_F(TlsFilesTest, WhatIsWrongWithAFileIsSaidWithItsFlag) {
   files.key = folder_;
   EXPECT_THAT(Check(files), Refuses(HasSubstr("Is a directory")));
   EXPECT_THAT(Check(Authorities(std::string(5 << 20, 'x'))),
-              Refuses(HasSubstr("has more than 4 MiB")));
+              Refuses(HasSubstr("has more than 4194304 bytes")));
 }
 
 // gRPC (1.51) ends the process where it finds one.
