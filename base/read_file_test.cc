@@ -1,5 +1,6 @@
 #include "base/read_file.h"
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -11,6 +12,8 @@ namespace {
 
 class ReadFileTest : public ::testing::Test {
  protected:
+  ~ReadFileTest() override { std::filesystem::remove(path_); }
+
   void Write(const std::string& text) const {
     std::ofstream(path_, std::ios::binary) << text;
   }

@@ -363,6 +363,7 @@ TEST(TlsFlagsTest, AClientsLogCallsItsTlsThatOfTheServer) {
   ::testing::internal::CaptureStderr();
   const auto credentials = DialCredentials(dial, "127.0.0.1:1");
   const std::string log = ::testing::internal::GetCapturedStderr();
+  std::filesystem::remove(path);
   KVASIR_EXPECT_OK(credentials.status());
   EXPECT_THAT(log, AllOf(HasSubstr("authorities that are over are left out"),
                          HasSubstr("role=server"), HasSubstr("--ca " + path)));

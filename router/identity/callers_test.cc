@@ -281,14 +281,14 @@ TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsBoundAndTellsTheCause) {
       ReadIdentitiesFile(path).status(),
       StatusIs(absl::StatusCode::kOutOfRange,
                "--identities " + path + ": has more than 1048576 bytes"));
+  EXPECT_THAT(ReadIdentitiesFile(::testing::TempDir()).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr(": Is a directory")));
   std::ofstream(path) << "{}";
   EXPECT_EQ(*ReadIdentitiesFile(path), "{}");
   EXPECT_THAT(ReadIdentitiesFile(path + ".none").status(),
               StatusIs(absl::StatusCode::kNotFound,
                        HasSubstr("--identities " + path + ".none: ")));
-  EXPECT_THAT(ReadIdentitiesFile(::testing::TempDir()).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr(": Is a directory")));
 }
 
 }  // namespace
