@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/net/testing/certificates.h"
 #include "base/status_matchers.h"
 #include "cli/options.h"
 #include "cli/units.h"
@@ -349,6 +350,25 @@ TEST(TlsFlagsTest,
   KVASIR_EXPECT_OK(DialCredentials(dial, "router:8001").status());
 }
 
+TEST(TlsFlagsTest, AClientsLogCallsItsTlsThatOfTheServer) {
+  const std::string path = ::testing::TempDir() + "/authorities.pem";
+  std::ofstream(path) << base::MakeAuthority("new").certificate
+                      << base::MakeAuthorityWith(
+                             {.common_name = "old",
+                              .valid_from = -absl::Hours(2),
+                              .valid_until = -absl::Hours(1)})
+                             .certificate;
+  DialTlsFlags dial;
+  dial.ca = path;
+  ::testing::internal::CaptureStderr();
+  const auto credentials = DialCredentials(dial, "127.0.0.1:1");
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  std::filesystem::remove(path);
+  KVASIR_EXPECT_OK(credentials.status());
+  EXPECT_THAT(log, AllOf(HasSubstr("authorities that are over are left out"),
+                         HasSubstr("role=server"), HasSubstr("--ca " + path)));
+}
+
 TEST(TlsFlagsTest, ATokenIsNeitherSentNorLookedForWithoutTls) {
   const std::string path = ::testing::TempDir() + "/token";
   DialTlsFlags dial;
@@ -426,6 +446,11 @@ TEST(TlsFlagsTest, AWorkerAsksItsCallersForACertificateOrIsToldNotTo) {
 
 TEST(TlsFlagsTest, AFlagThatNeedsAnotherIsNotTakenForNothing) {
   base::TlsWatch watch;
+  ListenFlags any;
+  any.tls.any_client = true;
+  EXPECT_THAT(WorkerListenCredentials(any, {}, &watch).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--tls-any-client: without --tls-cert")));
   ListenFlags listen;
   listen.tls.client_names = {"router"};
   EXPECT_THAT(ListenCredentials(listen, {}, &watch).status(),

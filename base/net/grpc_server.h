@@ -27,7 +27,7 @@ struct GrpcServerOptions {
   int64_t max_receive_message_bytes = 4 << 20;
   // Per connection. A frontend multiplexes all its requests over a few.
   int max_concurrent_streams = 4096;
-  int max_metadata_bytes = 16 << 10;
+  int max_metadata_bytes = 16 << 10;  // more ends the connection, too
   absl::Duration handshake_timeout = absl::Seconds(10);
   // A peer that pings more often on an idle connection is sent away after
   // `max_ping_strikes` of them; 0 strikes: never (allow-listed peers only).

@@ -34,7 +34,8 @@ struct TlsOptions {
   // signed, a client the host that it dials.
   std::vector<std::string> names;
   std::string names_flag = "--tls-client-names";
-  // What metrics and the log call it: "listener", "admin", "workers".
+  // What metrics and the log call it: "listener", "admin", "workers";
+  // of a client, whom it dials: "server".
   std::string role = "listener";
   // Told of names that are refused.
   std::shared_ptr<TlsRefusals> refusals = TlsRefusals::OfProcess();

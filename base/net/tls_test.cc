@@ -345,6 +345,9 @@ TEST_F(TlsTest, WhenCertificatesEndIsExportedByFile) {
   EXPECT_THAT(numbers.at(name + "admin authorities"), near(absl::Hours(1)));
   EXPECT_THAT(numbers.at(name + "workers authorities"), near(absl::Hours(1)));
   EXPECT_EQ(numbers.count(name + "workers certificate"), 0u);
+  EXPECT_THAT(numbers.at("kvasir_tls_certificate_not_before_seconds admin "
+                         "certificate"),
+              near(-absl::Hours(1)));
   // What is in use is not judged again; what is new is, by the time that it is.
   now_ += absl::Minutes(30);
   watch_.Look();

@@ -17,10 +17,11 @@ constexpr int kMaxAbortedIds = 1024;
 absl::StatusOr<Caller> AskCaller(const grpc::CallbackServerContext& context,
                                  const FacadeBackend& backend) {
   const CallIdentity call = IdentityOf(context);
-  absl::StatusOr<Caller> caller = IdentifyCaller(backend, call);
+  Caller refused;
+  absl::StatusOr<Caller> caller = IdentifyCaller(backend, call, &refused);
   if (!caller.ok()) {
     backend.router->LogRefused(
-        DescribeRequest(call, Caller(), backend.facade, "", ""),
+        DescribeRequest(call, refused, backend.facade, "", ""),
         caller.status());
   }
   return caller;

@@ -1,5 +1,6 @@
 #include "router/facades/kserve/stream.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,13 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
 
 // As of a status, which travels in trailing metadata (base/net/grpc_status.h).
 constexpr size_t kMaxErrorTextBytes = 1024;
+
+bool HasInput(const inference::ModelInferRequest& message,
+              absl::string_view name) {
+  return std::any_of(
+      message.inputs().begin(), message.inputs().end(),
+      [name](const auto& input) { return input.name() == name; });
+}
 
 }  // namespace
 
@@ -100,6 +108,8 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
                                 const absl::Status& status, absl::Time start) {
   backend_->router->LogRefused(
       Describe(caller, message.model_name(), message.id()), status);
+  // A model has not failed whoever may not use it.
+  if (absl::IsUnauthenticated(status)) return;
   // Statistics are kept by model: any name would make them grow.
   if (!backend_->router->Model(message.model_name()).ok()) return;
   Request refused;
@@ -125,6 +135,13 @@ std::string KserveStream::StopScope(const Caller& caller) const {
 absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
                                  const ArrivedMessage& arrived) {
   KVASIR_RETURN_IF_ERROR(arrived.bytes.status());
+  // Goes with a request that is refused below. A stop is none: who is over his
+  // quota may end what keeps him out.
+  std::shared_ptr<RequestPlace> place;
+  const bool may_stop = HasInput(message, kKserveStopTensor);
+  if (!may_stop) {
+    KVASIR_ASSIGN_OR_RETURN(place, Enter(arrived.caller));
+  }
   KVASIR_ASSIGN_OR_RETURN(KserveRequest request,
                           ParseKserveRequest(message, call_.unary));
   if (!request.model_version.empty() &&
@@ -137,7 +154,19 @@ absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
     StopById(request, arrived.caller);
     return absl::OkStatus();
   }
-  return BeginGeneration(std::move(request), arrived);
+  if (may_stop) {
+    KVASIR_ASSIGN_OR_RETURN(place, Enter(arrived.caller));
+  }
+  return BeginGeneration(std::move(request), arrived, std::move(place));
+}
+
+absl::StatusOr<std::shared_ptr<RequestPlace>> KserveStream::Enter(
+    const Caller& caller) const {
+  if (draining_) {
+    return proto::RefusedError(kvasir::v1::Refusal::DRAINING,
+                               "the server is draining");
+  }
+  return EnterQuota(*backend_, caller);
 }
 
 absl::Status KserveStream::CheckId(const KserveRequest& request) const {
@@ -153,15 +182,9 @@ absl::Status KserveStream::CheckId(const KserveRequest& request) const {
   return absl::OkStatus();
 }
 
-absl::Status KserveStream::BeginGeneration(KserveRequest request,
-                                           const ArrivedMessage& arrived) {
-  if (draining_) {
-    return proto::RefusedError(kvasir::v1::Refusal::DRAINING,
-                               "the server is draining");
-  }
-  // Goes with a request that is refused below.
-  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<RequestPlace> place,
-                          EnterQuota(*backend_, arrived.caller));
+absl::Status KserveStream::BeginGeneration(
+    KserveRequest request, const ArrivedMessage& arrived,
+    std::shared_ptr<RequestPlace> place) {
   KVASIR_RETURN_IF_ERROR(CheckId(request));
   KVASIR_ASSIGN_OR_RETURN(const ModelStatus model,
                           backend_->router->Model(request.model_name));
@@ -195,14 +218,17 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request,
     backend_->running_ids.Add(StopScope(entry.caller), request.id,
                               weak_from_this(), number);
   }
-  // A request that is gone meanwhile still waits there.
+  // A request that is gone meanwhile still waits there: with its bytes, and in
+  // its place.
   auto prepare = [self = shared_from_this(), number, codec,
-                  bytes = *arrived.bytes, request = std::move(request),
+                  bytes = *arrived.bytes, place = entry.place,
+                  request = std::move(request),
                   eos_ids = std::vector<int32_t>(info.eos_token_ids().begin(),
                                                  info.eos_token_ids().end()),
                   in_stream = !call_.unary]() mutable {
     auto prepared = PrepareRequest(std::move(request), std::move(codec),
                                    std::move(eos_ids), in_stream);
+    place.reset();
     self->Post(
         [number, prepared = std::move(prepared)](KserveStream& stream) mutable {
           stream.HandlePrepared(number, std::move(prepared));
@@ -227,7 +253,10 @@ void KserveStream::HandlePrepared(uint64_t number,
     return;
   }
   const absl::Status status = Submit(number, *std::move(prepared));
-  if (!status.ok()) Fail(number, status);
+  if (status.ok()) return;
+  // The router may hold its relay for a moment.
+  LeavePlace(it->second);
+  Fail(number, status);
 }
 
 absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
@@ -377,8 +406,6 @@ void KserveStream::Remove(Requests::iterator it, CancelReason reason) {
   Request& entry = it->second;
   const bool engine_works = entry.num_engine_finishes < entry.num_samples;
   if (entry.handle != nullptr && engine_works) entry.handle->Cancel(reason);
-  // One that runs leaves it with the engine's end.
-  if (entry.handle == nullptr) LeavePlace(entry);
   if (!entry.id.empty()) {
     numbers_by_id_.erase(entry.id);
     backend_->running_ids.Remove(StopScope(entry.caller), entry.id, it->first);

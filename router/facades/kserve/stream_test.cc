@@ -791,6 +791,28 @@ TEST_F(KserveQuotaTest, AResetLeavesThemWithTheEnginesEnd) {
   EXPECT_EQ(Running(), 0);
 }
 
+TEST_F(KserveQuotaTest, OneThatGoesBeforeItsTextIsTokenizedStaysInIt) {
+  StartRed();
+  tokenizer_->paused = true;
+  Send(Vllm("a"));
+  Send(StopRequest("a"));
+  Send(Vllm("b"));
+  RunWrites();
+  EXPECT_EQ(Running(), 2) << "it costs the tokenizer its turn still";
+  Send(Vllm("c"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
+                                      "2 requests"));
+  stream_->OnCancelled();
+  Run();
+  ASSERT_TRUE(sink_.end.has_value());
+  EXPECT_EQ(Running(), 2);
+  tokenizer_->paused = false;
+  Run();
+  EXPECT_EQ(Running(), 0);
+  EXPECT_EQ(router_.num_requests(), 0u);
+}
+
 TEST_F(KserveQuotaTest, AReaderTooSlowLeavesItWithTheEnginesEnd) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   StartRed();
@@ -817,6 +839,34 @@ TEST_F(KserveQuotaTest, AFoldedAnswerLeavesItWithItsLastSample) {
   Engine(0)->Complete("answer");
   Run();
   EXPECT_EQ(Running(), 0);
+}
+
+TEST_F(KserveQuotaTest, WhoIsOverItIsRefusedBeforeItsTensorsAreRead) {
+  StartRed();
+  Send(Vllm("a"));
+  Send(Vllm("b"));
+  // Its tensors make no sense, which nobody finds out.
+  InferRequestBuilder senseless("tiny", "c");
+  Send(senseless.Bool("text_input", true));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
+  // One that may be a stop is looked at, and then is none.
+  Send(Vllm("d").Bool("stop", false));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
+  EXPECT_EQ(router_.num_requests(), 2u);
+  EXPECT_EQ(Running(), 2);
+}
+
+TEST_F(KserveQuotaTest, WhomNobodyKnowsMakesNoModelFail) {
+  StartRed();
+  backend_->callers = CallersOf(TenantEntry("blue"));
+  Send(Vllm("a"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("UNAUTHENTICATED"));
+  EXPECT_EQ(router_.refused().size(), 1u);
+  EXPECT_EQ(backend_->statistics.Of("tiny").inference_stats().fail().count(),
+            0u);
 }
 
 TEST_F(KserveQuotaTest, EachRequestOfAStreamIsJudgedByTheFileAsItIsThen) {

@@ -23,14 +23,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       Credentials credentials{.encrypted = true,
                               .token = Credentials::Token::kGiven};
       credentials.token_sha256 = absl::AsciiStrToLower(token.sha256());
-      CallerRefusal why;
-      const auto found = read->Find(credentials, absl::InfinitePast(), &why);
+      Identities::Refused refused;
+      const auto found =
+          read->Find(credentials, absl::InfinitePast(), &refused);
       KVASIR_CHECK(found.ok() && found->tenant_idx == idx);
     }
     for (const auto& name : tenant.certificates()) {
       Credentials credentials{.encrypted = true, .certificate_names = {name}};
-      CallerRefusal why;
-      const auto found = read->Find(credentials, absl::InfinitePast(), &why);
+      Identities::Refused refused;
+      const auto found =
+          read->Find(credentials, absl::InfinitePast(), &refused);
       KVASIR_CHECK(found.ok() && found->tenant_idx == idx);
     }
   }
