@@ -208,7 +208,7 @@ def test_what_scoring_and_evicting_take_of_a_step_is_told_by_unit_and_by_step():
 
 def test_the_cache_that_evicting_is_compared_with_evicts_nothing(tmp_path):
     # As planned caches have it, of fewer slots than --context.
-    eviction = {"budget": 16, "sinks": 2, "recent": 4, "every_tokens": 8, "lambda": 1,
+    eviction = {"budget": 16, "sinks": 2, "recent": 4, "every_tokens": 128, "lambda": 1,
                 "positions": "ORIGINAL"}
     eight = {"bits": {"schedule": [8]}, "per_token": {}, "param_dtype": "F16", "none": {}}
     layer = {side: {"parts": [{"full": {}, "stored": stored, "codec": eight}]}
