@@ -159,6 +159,10 @@ function(kvasir_test target)
   set_tests_properties(${target} PROPERTIES LABELS "${A_LABELS}"
     TIMEOUT ${A_TIMEOUT}
     ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}")
+  if(filter)
+    set_tests_properties(${target} PROPERTIES
+      FAIL_REGULAR_EXPRESSION "Running 0 tests")
+  endif()
 endfunction()
 
 # Registers tests once more, as <test>_<AS>, labelled <AS>, with more in their

@@ -25,8 +25,8 @@ struct Pools {
   std::vector<int64_t> pages;
 };
 
-// Cases take page sizes in turn, so that every kind of plan meets each of them.
-// With KVASIR_ALL_CONDITIONS=1 each case takes all.
+// A case takes one page size, which its name chooses. With
+// KVASIR_ALL_CONDITIONS=1 it takes all.
 std::vector<Pools> PoolsOf(const std::string& name) {
   const std::vector<Pools> all = {{16, {10}}, {32, {7, 8}}, {64, {6, 8}}};
   if (std::getenv("KVASIR_ALL_CONDITIONS") != nullptr) return all;
