@@ -1,9 +1,12 @@
 #include "base/read_file.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 
@@ -18,7 +21,8 @@ class ReadFileTest : public ::testing::Test {
     std::ofstream(path_, std::ios::binary) << text;
   }
 
-  const std::string path_ = ::testing::TempDir() + "/kvasir-read-file";
+  const std::string path_ =
+      absl::StrCat(::testing::TempDir(), "/kvasir-read-file-", getpid());
 };
 
 TEST_F(ReadFileTest, ReadsWhatIsThereUpToItsBound) {

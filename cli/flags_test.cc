@@ -1,8 +1,11 @@
 #include "cli/flags.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "base/net/testing/certificates.h"
 #include "base/status_matchers.h"
 #include "cli/options.h"
@@ -16,6 +19,11 @@ namespace {
 using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+// Of this process: tests run beside each other.
+std::string OwnPath(const std::string& name) {
+  return absl::StrCat(::testing::TempDir(), "/", getpid(), "_", name);
+}
 
 // Parses "--x ..." as the arguments of a fresh program.
 struct Program {
@@ -92,7 +100,7 @@ struct ConfiguredProgram {
   }
   // The same flags in a file, read by a program of its own.
   int ParseFile(const std::string& text) {
-    const std::string path = ::testing::TempDir() + "kvasir_flags_test.toml";
+    const std::string path = OwnPath("kvasir_flags_test.toml");
     std::ofstream(path) << text;
     const int code = Parse({"--config", path.c_str(), "serve"});
     std::filesystem::remove(path);
@@ -351,7 +359,7 @@ TEST(TlsFlagsTest,
 }
 
 TEST(TlsFlagsTest, AClientsLogCallsItsTlsThatOfTheServer) {
-  const std::string path = ::testing::TempDir() + "/authorities.pem";
+  const std::string path = OwnPath("authorities.pem");
   std::ofstream(path) << base::MakeAuthority("new").certificate
                       << base::MakeAuthorityWith(
                              {.common_name = "old",
@@ -370,7 +378,7 @@ TEST(TlsFlagsTest, AClientsLogCallsItsTlsThatOfTheServer) {
 }
 
 TEST(TlsFlagsTest, ATokenIsNeitherSentNorLookedForWithoutTls) {
-  const std::string path = ::testing::TempDir() + "/token";
+  const std::string path = OwnPath("token");
   DialTlsFlags dial;
   dial.token_file = path;
   EXPECT_THAT(DialCredentials(dial, "127.0.0.1:1").status(),
@@ -529,7 +537,7 @@ TEST(TlsFlagsTest, EmptyFlagsAndVariablesAreWrongUsage) {
   EXPECT_EQ(Servers().Parse({"router", "--workers", "unix:/x"}).first,
             kExitUsage);
   unsetenv("KVASIR_TLS_CLIENT_NAMES");
-  const std::string path = ::testing::TempDir() + "kvasir_flags_empty.toml";
+  const std::string path = OwnPath("kvasir_flags_empty.toml");
   std::ofstream(path) << "[router]\nworkers = \"unix:/x\"\ntls-client-ca = "
                          "\"\"\n";
   EXPECT_THAT(Servers().Parse({"--config", path.c_str(), "router"}),

@@ -5,6 +5,7 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
+#include <grpcpp/server_context.h>
 
 #include <cstdint>
 #include <functional>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/net/acceptor.h"
@@ -50,9 +52,11 @@ struct GrpcServerOptions {
   // UNIMPLEMENTED without one. For clients that nobody here has written: gRPC
   // does more for every message then.
   bool explain_garbage = false;
-  // Told of each, by the call's method ("/package.Service/Method") and peer, on
-  // gRPC's threads. May be empty; lives as long as the server.
-  std::function<void(const std::string& method, const std::string& peer)>
+  // Told of each, by the call's method ("/package.Service/Method"), on gRPC's
+  // threads. What it returns ends the call; OK: the text above does. May be
+  // empty; lives as long as the server.
+  std::function<absl::Status(const std::string& method,
+                             const grpc::ServerContextBase& context)>
       on_garbage;
   // Tells whoever asks which services there are and what their messages hold
   // (grpc.reflection.v1alpha).

@@ -224,7 +224,8 @@ class TlsWatch::Watched {
     const absl::StatusOr<TlsTexts> texts = ReadTlsFiles(files_);
     if (!texts.ok()) {
       status = texts.status();
-    } else if (*texts != in_use_) {
+    } else if (*texts != in_use_ || numbers_.authorities.until <= now) {
+      // An authority that is over is left out, as a start would.
       absl::StatusOr<TlsMaterial> taken = Take(*texts, now);
       status = taken.status();
       if (taken.ok()) {

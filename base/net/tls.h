@@ -49,9 +49,9 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
 
 // Credentials whose files are read again. What is new is judged as at a start,
 // key, certificate and authorities as one, and only then taken; what is refused
-// changes nothing, is logged once and counted, and is looked at again. gRPC's
-// own watcher of files, which ends the process at an empty one, sees memory
-// alone (MemoryFile).
+// changes nothing, is logged once and counted, and is looked at again. So is
+// what is in use when an authority of it ends. gRPC's own watcher of files,
+// which ends the process at an empty one, sees memory alone (MemoryFile).
 //
 // Owns: copies of what is in use, and a thread from the first credentials on.
 // Threads: any.

@@ -72,7 +72,8 @@ absl::Status AdminService::Admit(const grpc::ServerContext& context,
   if (!caller.ok()) {
     const std::string reason = router::RefusalReasonOf(caller.status());
     std::optional<uint64_t> unlogged = 0;
-    if (refused.tenant.empty()) unlogged = strangers_.Take(reason);
+    // Who is known has a label; anonymous, who is anybody, has a tenant alone.
+    if (refused.label.empty()) unlogged = strangers_.Take(reason);
     if (unlogged.has_value()) {
       base::LogWarning(
           "admin call refused",

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "cli/version.h"
+#include "router/facades/calls/replies.h"
 #include "router/facades/text/tokenizer_codec.h"
 #include "router/policy/policy.h"
 #include "router/replicas/grpc_worker_client.h"
@@ -65,13 +66,6 @@ void WarnOfNamesOfMany(std::vector<std::string> workers,
                         {"want", "a name for each in --workers"}});
     }
   }).detach();
-}
-
-// As the access log calls it.
-const char* FacadeOf(const std::string& method) {
-  if (absl::StrContains(method, router::kKserveServiceName)) return "kserve";
-  if (absl::StrContains(method, router::kVllmEngineServiceName)) return "vllm";
-  return absl::StrContains(method, "/vllm.") ? "vllm_inference" : "";
 }
 
 // "auto": where only this machine's programs ask.
@@ -195,13 +189,18 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   server.listen = options.listen;
   server.credentials = options.credentials;
   server.explain_garbage = true;
-  server.on_garbage = [core = runtime->core_.get()](const std::string& method,
-                                                    const std::string& peer) {
-    router::CanonicalRequest request;
-    request.facade = FacadeOf(method);
-    request.peer = peer;
-    core->LogRefused(std::move(request),
-                     absl::InvalidArgumentError("no message"));
+  server.on_garbage = [kserve = runtime->kserve_->backend(),
+                       engine = runtime->vllm_engine_->backend(),
+                       inference = runtime->vllm_inference_->backend()](
+                          const std::string& method,
+                          const grpc::ServerContextBase& context) {
+    if (absl::StrContains(method, router::kKserveServiceName)) {
+      return router::RefuseGarbage(context, *kserve);
+    }
+    if (absl::StrContains(method, router::kVllmEngineServiceName)) {
+      return router::RefuseGarbage(context, *engine);
+    }
+    return router::RefuseGarbage(context, *inference);
   };
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);

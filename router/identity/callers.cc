@@ -24,15 +24,15 @@ absl::StatusOr<std::shared_ptr<Callers>> Callers::Open(
   auto callers =
       std::shared_ptr<Callers>(new Callers(std::move(options), observer));
   KVASIR_ASSIGN_OR_RETURN(callers->seen_, callers->options_.read());
-  KVASIR_RETURN_IF_ERROR(callers->Take(callers->seen_));
+  const Options& opened = callers->options_;
+  KVASIR_ASSIGN_OR_RETURN(Identities identities,
+                          Identities::Parse(callers->seen_, opened.name));
+  KVASIR_RETURN_IF_ERROR(identities.CheckListener(opened.proof, opened.name));
+  callers->Take(std::move(identities));
   return callers;
 }
 
-absl::Status Callers::Take(const std::string& text) {
-  KVASIR_ASSIGN_OR_RETURN(Identities identities,
-                          Identities::Parse(text, options_.name));
-  KVASIR_RETURN_IF_ERROR(
-      identities.CheckListener(options_.proof, options_.name));
+void Callers::Take(Identities identities) {
   auto snapshot = std::make_shared<Snapshot>();
   base::MutexLock lock(&mutex_);
   std::map<std::string, std::shared_ptr<TenantQuota>> listed;
@@ -59,7 +59,6 @@ absl::Status Callers::Take(const std::string& text) {
   quotas_ = std::move(listed);
   snapshot->identities = std::move(identities);
   now_ = std::move(snapshot);
-  return absl::OkStatus();
 }
 
 void Callers::Poll() {
@@ -69,14 +68,22 @@ void Callers::Poll() {
       text.ok() ? *text : absl::StrCat("\n", text.status().ToString());
   if (seen == seen_) return;
   seen_ = seen;
-  const absl::Status status = text.ok() ? Take(*text) : text.status();
-  if (observer_ != nullptr) observer_->OnIdentitiesRead(status.ok());
-  if (status.ok()) {
+  absl::StatusOr<Identities> read =
+      text.ok() ? Identities::Parse(*text, options_.name) : text.status();
+  if (read.ok()) {
+    const absl::Status at_a_start =
+        read->CheckListener(options_.proof, options_.name);
+    Take(*std::move(read));
     base::LogInfo("identities were read again", {{"file", options_.name}});
+    if (!at_a_start.ok()) {
+      base::LogWarning("identities were taken that no start takes",
+                       {{"why", base::StdView(at_a_start.message())}});
+    }
   } else {
     base::LogError("identities are not read: those from before stay",
-                   {{"why", base::StdView(status.message())}});
+                   {{"why", base::StdView(read.status().message())}});
   }
+  if (observer_ != nullptr) observer_->OnIdentitiesRead(read.ok());
 }
 
 absl::Status Callers::Refused(CallerRefusal why, absl::Status status) const {

@@ -32,7 +32,8 @@ class CallerObserver {
  public:
   virtual ~CallerObserver() = default;
   virtual void OnCallerRefused(CallerRefusal /*why*/) {}
-  // The file has changed, and was taken; or not: those from before stay.
+  // The file has changed, and was taken; or not: those from before stay. Its
+  // line is written.
   virtual void OnIdentitiesRead(bool /*ok*/) {}
 };
 
@@ -73,8 +74,10 @@ class Callers {
   static absl::StatusOr<std::shared_ptr<Callers>> Open(
       Options options, CallerObserver* observer);
 
-  // Reads the file again. One that is wrong changes nothing; it is logged and
-  // counted once. From one thread at a time.
+  // Reads the file again. One that cannot be read or parsed changes nothing; it
+  // is logged and counted once. Any other is taken, also where no start would
+  // (CheckListener), which is logged: who is taken out must be out, even if he
+  // was the last. From one thread at a time.
   void Poll() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Who it is, of those who have `role`; `tenant` is what he says of himself
@@ -109,7 +112,7 @@ class Callers {
 
   Callers(Options options, CallerObserver* observer)
       : options_(std::move(options)), observer_(observer) {}
-  absl::Status Take(const std::string& text) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Take(Identities identities) ABSL_LOCKS_EXCLUDED(mutex_);
   // Counts it; `status` with its reason.
   absl::Status Refused(CallerRefusal why, absl::Status status) const;
 

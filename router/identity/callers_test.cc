@@ -1,5 +1,7 @@
 #include "router/identity/callers.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -53,7 +55,7 @@ class CallersTest : public ::testing::Test {
     text_ = text;
     auto opened = Callers::Open({.name = "who.json",
                                  .read = [this] { return text_; },
-                                 .proof = {.tls = true},
+                                 .proof = proof_,
                                  .clock = &clock_,
                                  .now = [this] { return world_; }},
                                 &observer_);
@@ -68,6 +70,7 @@ class CallersTest : public ::testing::Test {
   base::ManualClock clock_{absl::FromUnixSeconds(1'800'000'000)};
   absl::Time world_ = absl::FromUnixSeconds(1'800'000'000);
   absl::StatusOr<std::string> text_ = "";
+  ListenerProof proof_ = {.tls = true};
   CountingObserver observer_;
   std::shared_ptr<Callers> callers_;
 };
@@ -220,7 +223,8 @@ TEST_F(CallersTest, TheFileIsTakenAgainWhenItHasChanged) {
 
 TEST_F(CallersTest, AFileThatIsWrongChangesNothingAndIsToldOnce) {
   Open(File(Of("red")));
-  const std::string wrong[] = {"{", File(""), "{\"schema_version\": 1}"};
+  const std::string wrong[] = {"{", "", "{}", "{\"schema_version\": 2}",
+                               File(Of("red", R"("color": 1)"))};
   int told = 0;
   for (const std::string& text : wrong) {
     text_ = text;
@@ -234,14 +238,53 @@ TEST_F(CallersTest, AFileThatIsWrongChangesNothingAndIsToldOnce) {
   callers_->Poll();
   EXPECT_EQ(observer_.reads[false], ++told);
   KVASIR_EXPECT_OK(Ask("red").status());
-  // What a listener cannot see is as wrong as at the start.
-  text_ = File(R"({"name": "red", "certificates": ["x"]})");
-  callers_->Poll();
-  EXPECT_EQ(observer_.reads[false], ++told);
-  KVASIR_EXPECT_OK(Ask("red").status());
   text_ = File(Of("red"));
   callers_->Poll();
   EXPECT_EQ(observer_.reads[true], 1);
+}
+
+// A file that no start takes was refused as a whole, and the revoked token
+// stayed good.
+TEST_F(CallersTest, TakingOutTheLastOneTakesHimOut) {
+  proof_.admin_asks = true;
+  const std::string op = Of("op", R"("roles": ["ADMIN"])");
+  const struct {
+    std::string before;
+    std::string after;
+    const char* warning;
+  } changes[] = {
+      {File(absl::StrCat(Of("red"), ",", op)), File(""), "nobody may call"},
+      {File(absl::StrCat(Of("red"), ",", op)),
+       File(R"({"name": "red"}, {"name": "op", "roles": ["ADMIN"]})"),
+       "nobody may call"},
+      // The last ADMIN.
+      {File(absl::StrCat(Of("blue"), ",", Of("red"), ",", op)),
+       File(Of("blue")), "has the role ADMIN"},
+      // A wrong entry of one keeps no other's token alive.
+      {File(absl::StrCat(Of("red"), ",", op)),
+       File(R"({"name": "green", "certificates": ["x"]})"), "'green' has"},
+  };
+  int taken = 0;
+  for (const auto& change : changes) {
+    Open(change.before);
+    KVASIR_EXPECT_OK(Ask("red").status());
+    KVASIR_EXPECT_OK(callers_->Identify(Token("op"), ADMIN).status());
+    text_ = change.after;
+    ::testing::internal::CaptureStderr();
+    callers_->Poll();
+    callers_->Poll();
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(Ask("red").status(),
+                StatusIs(absl::StatusCode::kUnauthenticated, ::testing::_));
+    EXPECT_THAT(callers_->Identify(Token("op"), ADMIN).status(),
+                StatusIs(absl::StatusCode::kUnauthenticated, ::testing::_));
+    EXPECT_EQ(observer_.reads[true], ++taken);
+    EXPECT_EQ(observer_.reads[false], 0);
+    const std::string warned = "identities were taken that no start takes";
+    EXPECT_THAT(log, HasSubstr(warned));
+    EXPECT_EQ(log.find(warned), log.rfind(warned)) << "once";
+    EXPECT_THAT(log, HasSubstr(change.warning));
+  }
 }
 
 TEST_F(CallersTest, WhatRunsIsCountedThroughEveryChangeOfTheFile) {
@@ -276,7 +319,8 @@ TEST_F(CallersTest, AnErrorAtTheStartIsTheStarts) {
 }
 
 TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsBoundAndTellsTheCause) {
-  const std::string path = ::testing::TempDir() + "/identities";
+  const std::string path =
+      absl::StrCat(::testing::TempDir(), "/identities_", getpid());
   std::ofstream(path) << std::string(kMaxIdentitiesBytes + 1, ' ');
   EXPECT_THAT(
       ReadIdentitiesFile(path).status(),

@@ -192,12 +192,7 @@ absl::Status Identities::Read() {
   for (int idx = 0; idx < file_.tenants_size(); ++idx) {
     KVASIR_RETURN_IF_ERROR(ReadTenant(idx));
   }
-  if (!file_.has_anonymous()) {
-    if (!hashes_.empty() || !by_certificate_.empty()) return absl::OkStatus();
-    return Wrong("tenants",
-                 "nobody may call: want tokens or certificates of one at "
-                 "least, or anonymous");
-  }
+  if (!file_.has_anonymous()) return absl::OkStatus();
   Tenant* anonymous = file_.mutable_anonymous();
   if (anonymous->name().empty()) anonymous->set_name(kAnonymous);
   return ReadTenant(-1);
@@ -319,6 +314,12 @@ absl::Status Identities::ReadCertificate(int idx,
 
 absl::Status Identities::CheckListener(const ListenerProof& proof,
                                        absl::string_view name) const {
+  if (hashes_.empty() && by_certificate_.empty() && !file_.has_anonymous()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name,
+        ": tenants: nobody may call: want tokens or certificates of one at "
+        "least, or anonymous"));
+  }
   if (!hashes_.empty() && !proof.tls) {
     return absl::FailedPreconditionError(absl::StrCat(
         name,
@@ -328,14 +329,16 @@ absl::Status Identities::CheckListener(const ListenerProof& proof,
   }
   bool has_admin = false;
   for (const Tenant& tenant : file_.tenants()) {
-    has_admin |= HasRole(tenant, kvasir::v1::ADMIN);
+    has_admin |= HasRole(tenant, kvasir::v1::ADMIN) &&
+                 (!tenant.tokens().empty() || !tenant.certificates().empty());
     KVASIR_RETURN_IF_ERROR(CheckProof(tenant, proof, name));
   }
   if (proof.admin_asks && !has_admin) {
     return absl::FailedPreconditionError(absl::StrCat(
         name,
-        ": no tenant has the role ADMIN, which the admin port asks for: give "
-        "it to one, or keep the port to this machine (--admin-host "
+        ": no tenant with a token or a certificate has the role ADMIN, which "
+        "the admin port asks for: give it to one, or keep the port to this "
+        "machine (--admin-host "
         "127.0.0.1)"));
   }
   return absl::OkStatus();
@@ -345,13 +348,19 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
                                     const ListenerProof& proof,
                                     absl::string_view name) const {
   if (tenant.certificates().empty()) return absl::OkStatus();
+  // An admin port that asks nobody lets in an operator who is a client, too.
+  // Of one who is ADMIN alone the certificates would be for nothing.
+  const bool as_admin =
+      proof.admin_asks || !HasRole(tenant, kvasir::v1::CLIENT);
   const struct {
     kvasir::v1::Role role;
+    bool judged;
     bool asked;
     const char* flag;
   } ports[] = {
-      {kvasir::v1::CLIENT, proof.client_certificates, "--tls-client-ca"},
-      {kvasir::v1::ADMIN, proof.admin_certificates, "--admin-client-ca"}};
+      {kvasir::v1::CLIENT, true, proof.client_certificates, "--tls-client-ca"},
+      {kvasir::v1::ADMIN, as_admin, proof.admin_certificates,
+       "--admin-client-ca"}};
   // One who has a token, too, may go by that where he is asked for none, if he
   // is asked anywhere.
   const bool any = std::any_of(
@@ -359,14 +368,14 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
         return port.asked && HasRole(tenant, port.role);
       });
   for (const auto& port : ports) {
-    if (port.asked || !HasRole(tenant, port.role)) continue;
+    if (port.asked || !port.judged || !HasRole(tenant, port.role)) continue;
     if (any && !tenant.tokens().empty()) continue;
     return absl::FailedPreconditionError(
         absl::StrCat(name, ": tenant '", tenant.name(),
                      "' has certificates, which nobody is asked for at the "
                      "port of its role ",
                      kvasir::v1::Role_Name(port.role), ": give ", port.flag,
-                     ", or take them out"));
+                     any ? ", or a token" : "", ", or take them out"));
   }
   return absl::OkStatus();
 }
@@ -405,8 +414,10 @@ absl::StatusOr<Identities::Found> Identities::Find(
     if (by_certificate.has_value()) return *by_certificate;
     if (file_.has_anonymous()) return Found{-1, ""};
     *refused = {CallerRefusal::kNoCredentials, std::nullopt};
-    return Unauthenticated(
-        absl::StrCat("who calls? Want ", Wanted(), ", have none"));
+    const std::string wanted = Wanted();
+    return Unauthenticated(absl::StrCat(
+        "who calls? ", wanted.empty() ? "Nobody is let in now"
+                                      : "Want " + wanted + ", have none"));
   }
   // Whoever reads the wire has it now.
   if (!credentials.encrypted) {

@@ -77,10 +77,11 @@ class Identities {
   static absl::StatusOr<Identities> Parse(absl::string_view text,
                                           absl::string_view name);
 
-  // FAILED_PRECONDITION where the listeners can never see what the file tells
-  // callers by: tokens without TLS, certificates that the port of the tenant's
-  // role asks nobody for; and where the admin port asks for ADMIN, which nobody
-  // is. The text names the ways out.
+  // FAILED_PRECONDITION where nobody may call; where the listeners can never
+  // see what the file tells callers by: tokens without TLS, certificates that
+  // the port of the tenant's role asks nobody for; and where the admin port
+  // asks for ADMIN, which nobody can be. The text names the ways out. For a
+  // start: a file that takes somebody out must be taken whatever is left.
   absl::Status CheckListener(const ListenerProof& proof,
                              absl::string_view name) const;
 
@@ -92,8 +93,9 @@ class Identities {
   };
   struct Refused {
     CallerRefusal why = CallerRefusal::kNoCredentials;
-    // Who it is all the same: his token is over, or what he shows disagrees
-    // (then by the certificate).
+    // Who it is all the same: his token is over, what he shows disagrees (then
+    // by the certificate), or his certificate tells him whatever is wrong with
+    // the token.
     std::optional<Found> known;
   };
   // UNAUTHENTICATED, and `*refused`, for who is not let in. The text says what

@@ -86,9 +86,6 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{R"({"tenants": [{"name": "a"}]})",
                   "schema_version: want 1, have 0"},
         WrongFile{R"({"schema_version": 2})", "schema_version: want 1, have 2"},
-        WrongFile{R"({"schema_version": 1})", "tenants: nobody may call"},
-        WrongFile{R"({"schema_version": 1, "tenants": [{"name": "a"}]})",
-                  "tenants: nobody may call"},
         WrongFile{R"({"schema_version": 1, "tenant": []})", "tenant"},
         // The parser's own words would show the line that it is at.
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
@@ -342,11 +339,34 @@ TEST(IdentitiesTest, AListenerThatCannotSeeThemIsRefusedWithTheWaysOut) {
       {.tls = true, .client_certificates = true}, "who.json"));
 }
 
+// What is left when the last one is taken out: Poll takes it, a start does not.
+TEST(IdentitiesTest, AStartWithNobodyWhoMayCallIsRefused) {
+  for (const char* text :
+       {R"({"schema_version": 1})",
+        R"({"schema_version": 1, "tenants": [{"name": "a"}]})"}) {
+    const auto read = Parse(text);
+    KVASIR_ASSERT_OK(read.status());
+    EXPECT_THAT(read->CheckListener({.tls = true}, "who.json"),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("who.json: tenants: nobody may call")));
+    Identities::Refused refused;
+    EXPECT_THAT(read->Find({.encrypted = true}, kNow, &refused).status(),
+                StatusIs(absl::StatusCode::kUnauthenticated,
+                         "who calls? Nobody is let in now"));
+  }
+}
+
 TEST(IdentitiesTest, ACertificateIsAskedForAtThePortOfItsRole) {
+  // The admin port asks nobody: it is on loopback.
   const ListenerProof client = {.tls = true, .client_certificates = true};
-  const ListenerProof admin = {.tls = true, .admin_certificates = true};
-  const ListenerProof both = {
-      .tls = true, .client_certificates = true, .admin_certificates = true};
+  const ListenerProof asks = {
+      .tls = true, .client_certificates = true, .admin_asks = true};
+  const ListenerProof admin = {
+      .tls = true, .admin_certificates = true, .admin_asks = true};
+  const ListenerProof both = {.tls = true,
+                              .client_certificates = true,
+                              .admin_certificates = true,
+                              .admin_asks = true};
   const auto check = [](const std::string& fields, const ListenerProof& proof) {
     return Parse(Red(R"("certificates": ["x"])" + fields))
         ->CheckListener(proof, "who.json");
@@ -356,18 +376,22 @@ TEST(IdentitiesTest, ACertificateIsAskedForAtThePortOfItsRole) {
                     AllOf(HasSubstr(role), HasSubstr(flag)));
   };
   KVASIR_EXPECT_OK(check("", client));
-  EXPECT_THAT(check("", admin), refused("CLIENT", "--tls-client-ca"));
+  EXPECT_THAT(check("", {.tls = true, .admin_certificates = true}),
+              refused("CLIENT", "--tls-client-ca"));
   const std::string is_admin = R"(, "roles": ["ADMIN"])";
   KVASIR_EXPECT_OK(check(is_admin, admin));
   EXPECT_THAT(check(is_admin, client), refused("ADMIN", "--admin-client-ca"));
   const std::string is_both = R"(, "roles": ["CLIENT", "ADMIN"])";
   KVASIR_EXPECT_OK(check(is_both, both));
   EXPECT_THAT(check(is_both, admin), refused("CLIENT", "--tls-client-ca"));
-  EXPECT_THAT(check(is_both, client), refused("ADMIN", "--admin-client-ca"));
+  EXPECT_THAT(check(is_both, asks), refused("ADMIN", "--admin-client-ca"));
+  KVASIR_EXPECT_OK(check(is_both, client));
   // Where he is asked for none, he has his token.
   const std::string token = R"(, "tokens": [{"label": "a", "sha256": "#one"}])";
   KVASIR_EXPECT_OK(check(is_both + token, admin));
-  EXPECT_THAT(check(token, admin), refused("CLIENT", "--tls-client-ca"));
+  KVASIR_EXPECT_OK(check(is_both + token, asks));
+  EXPECT_THAT(check(token, {.tls = true, .admin_certificates = true}),
+              refused("CLIENT", "--tls-client-ca"));
 }
 
 TEST(IdentitiesTest, AnAdminPortThatNobodyMayUseIsRefused) {
@@ -375,8 +399,18 @@ TEST(IdentitiesTest, AnAdminPortThatNobodyMayUseIsRefused) {
   const std::string token = R"("tokens": [{"label": "a", "sha256": "#one"}])";
   EXPECT_THAT(Parse(Red(token))->CheckListener(proof, "who.json"),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("no tenant has the role ADMIN"),
+                       AllOf(HasSubstr("has the role ADMIN, which the admin "
+                                       "port asks for"),
                              HasSubstr("--admin-host"))));
+  // One whom nothing tells is nobody.
+  EXPECT_THAT(
+      Parse(R"({"schema_version": 1, "tenants": [
+                {"name": "red", "tokens": [{"label": "a", "sha256": "#one"}]},
+                {"name": "op", "roles": ["ADMIN"]}]})")
+          ->CheckListener(proof, "who.json"),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               HasSubstr("no tenant with a token or a certificate has the "
+                         "role ADMIN")));
   KVASIR_EXPECT_OK(Parse(Red(token + R"(, "roles": ["ADMIN"])"))
                        ->CheckListener(proof, "who.json"));
 }

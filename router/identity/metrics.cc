@@ -34,8 +34,8 @@ void CallerMetrics::OnCallerRefused(CallerRefusal why) {
 }
 
 void CallerMetrics::OnIdentitiesRead(bool ok) {
-  reads_.Add({{"result", ok ? "ok" : "failed"}}).Increment();
   file_refused_.Set(ok ? 0 : 1);
+  reads_.Add({{"result", ok ? "ok" : "failed"}}).Increment();
 }
 
 }  // namespace kvasir::router

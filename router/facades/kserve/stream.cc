@@ -1,11 +1,11 @@
 #include "router/facades/kserve/stream.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "proto/refusal.h"
+#include "router/core/refusal_reason.h"
 
 namespace kvasir::router {
 namespace {
@@ -21,11 +21,19 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
 // As of a status, which travels in trailing metadata (base/net/grpc_status.h).
 constexpr size_t kMaxErrorTextBytes = 1024;
 
-bool HasInput(const inference::ModelInferRequest& message,
-              absl::string_view name) {
-  return std::any_of(
-      message.inputs().begin(), message.inputs().end(),
-      [name](const auto& input) { return input.name() == name; });
+// Whether it is a stop, if it is a request at all: nothing else of it is read.
+bool SaysStop(const inference::ModelInferRequest& message) {
+  for (int i = 0; i < message.inputs_size(); ++i) {
+    const auto& input = message.inputs(i);
+    if (input.name() != kKserveStopTensor) continue;
+    if (i < message.raw_input_contents_size()) {
+      const std::string& raw = message.raw_input_contents(i);
+      return !raw.empty() && raw.front() != '\0';
+    }
+    const auto& values = input.contents().bool_contents();
+    return !values.empty() && values.Get(0);
+  }
+  return false;
 }
 
 }  // namespace
@@ -108,8 +116,8 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
                                 const absl::Status& status, absl::Time start) {
   backend_->router->LogRefused(
       Describe(caller, message.model_name(), message.id()), status);
-  // A model has not failed whoever may not use it.
-  if (absl::IsUnauthenticated(status)) return;
+  // A model has not failed whoever may not use it, or has used his quota.
+  if (!RefusalReasonOf(status).empty()) return;
   // Statistics are kept by model: any name would make them grow.
   if (!backend_->router->Model(message.model_name()).ok()) return;
   Request refused;
@@ -138,8 +146,7 @@ absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
   // Goes with a request that is refused below. A stop is none: who is over his
   // quota may end what keeps him out.
   std::shared_ptr<RequestPlace> place;
-  const bool may_stop = HasInput(message, kKserveStopTensor);
-  if (!may_stop) {
+  if (!SaysStop(message)) {
     KVASIR_ASSIGN_OR_RETURN(place, Enter(arrived.caller));
   }
   KVASIR_ASSIGN_OR_RETURN(KserveRequest request,
@@ -153,9 +160,6 @@ absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
   if (request.schema == KserveSchema::kStop) {
     StopById(request, arrived.caller);
     return absl::OkStatus();
-  }
-  if (may_stop) {
-    KVASIR_ASSIGN_OR_RETURN(place, Enter(arrived.caller));
   }
   return BeginGeneration(std::move(request), arrived, std::move(place));
 }

@@ -13,7 +13,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     KVASIR_CHECK(absl::IsInvalidArgument(read.status()));
     return 0;
   }
-  KVASIR_CHECK(read->num_tenants() > 0 || read->has_anonymous());
   for (int idx = 0; idx < read->num_tenants(); ++idx) {
     const kvasir::v1::Tenant& tenant = read->tenant(idx);
     KVASIR_CHECK(!tenant.name().empty() && CheckTenantName(tenant.name()).ok());
