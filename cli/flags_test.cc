@@ -1,8 +1,12 @@
 #include "cli/flags.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
+#include "base/net/testing/certificates.h"
 #include "base/status_matchers.h"
 #include "cli/options.h"
 #include "cli/units.h"
@@ -15,6 +19,11 @@ namespace {
 using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+// Of this process: tests run beside each other.
+std::string OwnPath(const std::string& name) {
+  return absl::StrCat(::testing::TempDir(), "/", getpid(), "_", name);
+}
 
 // Parses "--x ..." as the arguments of a fresh program.
 struct Program {
@@ -91,7 +100,7 @@ struct ConfiguredProgram {
   }
   // The same flags in a file, read by a program of its own.
   int ParseFile(const std::string& text) {
-    const std::string path = ::testing::TempDir() + "kvasir_flags_test.toml";
+    const std::string path = OwnPath("kvasir_flags_test.toml");
     std::ofstream(path) << text;
     const int code = Parse({"--config", path.c_str(), "serve"});
     std::filesystem::remove(path);
@@ -349,8 +358,27 @@ TEST(TlsFlagsTest,
   KVASIR_EXPECT_OK(DialCredentials(dial, "router:8001").status());
 }
 
+TEST(TlsFlagsTest, AClientsLogCallsItsTlsThatOfTheServer) {
+  const std::string path = OwnPath("authorities.pem");
+  std::ofstream(path) << base::MakeAuthority("new").certificate
+                      << base::MakeAuthorityWith(
+                             {.common_name = "old",
+                              .valid_from = -absl::Hours(2),
+                              .valid_until = -absl::Hours(1)})
+                             .certificate;
+  DialTlsFlags dial;
+  dial.ca = path;
+  ::testing::internal::CaptureStderr();
+  const auto credentials = DialCredentials(dial, "127.0.0.1:1");
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  std::filesystem::remove(path);
+  KVASIR_EXPECT_OK(credentials.status());
+  EXPECT_THAT(log, AllOf(HasSubstr("authorities that are over are left out"),
+                         HasSubstr("role=server"), HasSubstr("--ca " + path)));
+}
+
 TEST(TlsFlagsTest, ATokenIsNeitherSentNorLookedForWithoutTls) {
-  const std::string path = ::testing::TempDir() + "/token";
+  const std::string path = OwnPath("token");
   DialTlsFlags dial;
   dial.token_file = path;
   EXPECT_THAT(DialCredentials(dial, "127.0.0.1:1").status(),
@@ -426,6 +454,11 @@ TEST(TlsFlagsTest, AWorkerAsksItsCallersForACertificateOrIsToldNotTo) {
 
 TEST(TlsFlagsTest, AFlagThatNeedsAnotherIsNotTakenForNothing) {
   base::TlsWatch watch;
+  ListenFlags any;
+  any.tls.any_client = true;
+  EXPECT_THAT(WorkerListenCredentials(any, {}, &watch).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--tls-any-client: without --tls-cert")));
   ListenFlags listen;
   listen.tls.client_names = {"router"};
   EXPECT_THAT(ListenCredentials(listen, {}, &watch).status(),
@@ -504,7 +537,7 @@ TEST(TlsFlagsTest, EmptyFlagsAndVariablesAreWrongUsage) {
   EXPECT_EQ(Servers().Parse({"router", "--workers", "unix:/x"}).first,
             kExitUsage);
   unsetenv("KVASIR_TLS_CLIENT_NAMES");
-  const std::string path = ::testing::TempDir() + "kvasir_flags_empty.toml";
+  const std::string path = OwnPath("kvasir_flags_empty.toml");
   std::ofstream(path) << "[router]\nworkers = \"unix:/x\"\ntls-client-ca = "
                          "\"\"\n";
   EXPECT_THAT(Servers().Parse({"--config", path.c_str(), "router"}),

@@ -72,21 +72,33 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
   if (budget == 0) {
     budget = holds_all(left / 2) ? one * request.max_num_seqs : left / 2;
   }
+  const auto pages_of = [&](int64_t bytes) {
+    return layout.PagesForBudget(
+        {.budget_bytes = bytes,
+         .max_model_len = max_model_len_,
+         .max_chunk_tokens = request.max_batched_tokens});
+  };
+  // A pool beyond what is left is refused whatever is kept beside it.
+  const int64_t kept = worker::KeptWeightBytes(
+      *source_.plan,
+      worker::LimitsInPool({.max_batched_tokens = request.max_batched_tokens,
+                            .max_num_seqs = request.max_num_seqs,
+                            .most_slots = max_model_len_},
+                           *source_.plan, layout,
+                           pages_of(std::min(budget, left))));
   const int64_t host_budget = request.host_pool_bytes.value_or(
       holds_all(budget)
           ? 0
-          : std::min(budget / 4, std::max(int64_t{0}, left - budget) / 2));
+          : std::min(budget / 4,
+                     std::max(int64_t{0}, left - kept - budget) / 2));
   KVASIR_RETURN_IF_ERROR(
       worker::CheckPoolFitsMemory({.pool_bytes = budget,
                                    .host_pool_bytes = host_budget,
                                    .weight_bytes = weight_bytes,
+                                   .kept_bytes = kept,
                                    .available_bytes = available}));
-  const cache::PageCounts pages =
-      layout.PagesForBudget({.budget_bytes = budget,
-                             .max_model_len = max_model_len_,
-                             .max_chunk_tokens = request.max_batched_tokens});
-  const absl::Status fits =
-      layout.OneSequenceFits(pages, max_model_len_, request.max_batched_tokens);
+  const absl::Status fits = layout.OneSequenceFits(
+      pages_of(budget), max_model_len_, request.max_batched_tokens);
   if (fits.ok()) return PoolBytes{.pool = budget, .host_pool = host_budget};
   return absl::Status(
       fits.code(),
@@ -144,11 +156,6 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
       model->layout(), model->pages(), model->rank_->cache_id(),
       model->rank_->host_pages());
   config.prefix_reuse = config.prefix_reuse && request.prefix_reuse;
-  // The cache counts bytes that were allocated.
-  for (size_t g = 0; g < config.groups.size(); ++g) {
-    config.groups[g].page_bytes =
-        model->rank_->executor().arenas().page_bytes(static_cast<int64_t>(g));
-  }
   model->cache_ = std::make_unique<cache::KvCache>(std::move(config));
   return model;
 }

@@ -62,7 +62,7 @@ class LoadedModel {
   int num_threads() const { return num_threads_; }
   cache::KvCache& cache() { return *cache_; }
 
-  // Of the arenas as allocated, and a dense bf16 cache's bytes over it.
+  // Of the arenas, and a dense bf16 cache's bytes over it.
   double kv_bytes_per_token() const {
     return rank_->executor().kv_bytes_per_token();
   }

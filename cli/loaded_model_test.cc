@@ -44,6 +44,25 @@ TEST(LoadedModelTest, WhatIsRefusedIsRefusedBeforeAWeightIsRead) {
   EXPECT_FALSE(packed);
 }
 
+// A start that was let through had no memory for the attention that its decode
+// keeps, a 32nd of the pool.
+TEST(LoadedModelTest, WhatDecodeKeepsForEvictionsMustFitBesideThePool) {
+  LoadRequest request = TinyRequest();
+  request.kv_cache_bytes = int64_t{1} << 60;
+  request.model.eviction.method = "h2o";
+  request.model.eviction.budget = "32";
+  EXPECT_THAT(LoadedModel::Load(request),
+              base::StatusIs(absl::StatusCode::kResourceExhausted,
+                             ::testing::HasSubstr(
+                                 ", attention kept for evictions 8320; lower "
+                                 "--kv-cache-bytes to at most")));
+  request.model.eviction.method = "streaming";
+  EXPECT_THAT(
+      LoadedModel::Load(request),
+      base::StatusIs(absl::StatusCode::kResourceExhausted,
+                     ::testing::Not(::testing::HasSubstr("evictions"))));
+}
+
 TEST(LoadedModelTest, AHostPoolIsAQuarterOfAPoolThatDoesNotHoldAll) {
   LoadRequest request = TinyRequest();
   request.model.page_tokens = 16;

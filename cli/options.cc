@@ -2,17 +2,19 @@
 
 #include <grpcpp/security/credentials.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/read_file.h"
 #include "base/status_macros.h"
 #include "cli/flags.h"
 #include "cli/known_models.h"
 #include "model/shapes/shapes.h"
+#include "router/identity/credentials.h"
 
 namespace kvasir::cli {
 namespace {
@@ -24,8 +26,8 @@ constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
 // Below it a prompt of a usual length would not be taken even alone.
 constexpr int64_t kMinRequestBytes = 1 << 20;
 constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
-// What a server takes.
-constexpr size_t kMaxTokenBytes = 512;
+// Of a token, with whatever stands around it.
+constexpr size_t kMaxTokenFileBytes = 4096;
 
 absl::Status CheckPlainCall(const std::string& target, const char* remedy,
                             bool insecure) {
@@ -37,18 +39,21 @@ absl::Status CheckPlainCall(const std::string& target, const char* remedy,
 }
 
 absl::StatusOr<std::string> ReadToken(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) {
+  const auto wrong = [&path](absl::string_view what) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--token-file ", path, ": ", std::strerror(errno)));
-  }
-  std::string token;
-  std::string more;
+        absl::StrCat("--token-file ", path, ": ", what));
+  };
+  const auto text = base::ReadFile(path, kMaxTokenFileBytes);
+  if (!text.ok()) return wrong(text.status().message());
+  std::string token(absl::StripAsciiWhitespace(*text));
   // No value in the text: it is a secret, or was taken for one.
-  if (!(file >> token) || (file >> more) || token.size() > kMaxTokenBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--token-file ", path, ": want one token of at most ",
-                     kMaxTokenBytes, " bytes, and nothing else"));
+  if (token.empty() || token.size() > router::kMaxBearerTokenBytes ||
+      std::any_of(token.begin(), token.end(), [](char c) {
+        return absl::ascii_isspace(static_cast<unsigned char>(c));
+      })) {
+    return wrong(absl::StrCat("want one token of at most ",
+                              router::kMaxBearerTokenBytes,
+                              " bytes, and nothing else"));
   }
   return token;
 }
@@ -288,6 +293,22 @@ void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options) {
       ->type_name("FILE");
 }
 
+base::ListenAddress AdminAddress(const ListenFlags& flags) {
+  constexpr absl::string_view kUnix = "unix:";
+  base::ListenAddress listen;
+  listen.port = flags.admin_port;
+  listen.flag = "--admin-port";
+  listen.host_flag = "--admin-host";
+  if (absl::StartsWith(flags.admin_host, kUnix)) {
+    listen.unix_path = flags.admin_host.substr(kUnix.size());
+    listen.unix_mode = 0600;
+    listen.flag = "--admin-host";
+  } else {
+    listen.host = flags.admin_host;
+  }
+  return listen;
+}
+
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch) {
@@ -311,6 +332,12 @@ WorkerListenCredentials(const ListenFlags& flags,
                         const base::ListenAddress& listen,
                         base::TlsWatch* watch) {
   const ListenTlsFlags& tls = flags.tls;
+  if (tls.any_client && tls.certificate.empty()) {
+    return absl::InvalidArgumentError(
+        "--tls-any-client: without --tls-cert and --tls-key there is no TLS "
+        "that asks for a certificate or does not: give them, or --insecure "
+        "where plain text may leave the machine");
+  }
   if (tls.any_client && !tls.client_ca.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tls-any-client with --tls-client-ca ", tls.client_ca,
@@ -358,6 +385,7 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
     const DialTlsFlags& flags, const std::string& target) {
   base::TlsOptions options;
+  options.role = "server";
   options.files.certificate = flags.certificate;
   options.files.certificate_flag = "--cert";
   options.files.key = flags.key;

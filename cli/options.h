@@ -104,6 +104,8 @@ struct ListenFlags {
 // not said, so that a drain has time for what runs behind that.
 // INVALID_ARGUMENT when it is no less than the drain may take.
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
+// Of the admin port.
+base::ListenAddress AdminAddress(const ListenFlags& flags);
 // Null: plain text. The errors of base::TlsWatch::Server, and
 // FAILED_PRECONDITION where plain text would leave the machine.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(

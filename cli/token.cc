@@ -1,23 +1,23 @@
 // `kvasir token`: a token for a client, and what --identities holds of it.
 #include <sys/random.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
 #include <string>
 
-#include "absl/strings/ascii.h"
+#include "absl/status/status.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/sha256.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "nlohmann/json.hpp"
+#include "router/identity/identities.h"
 
 namespace kvasir::cli {
 namespace {
@@ -27,6 +27,20 @@ struct TokenFlags {
   absl::Duration valid_for = absl::ZeroDuration();
   bool json = false;
 };
+
+// A date has four digits of a year.
+constexpr absl::Duration kMaxValidFor = absl::Hours(24 * 365 * 100);
+
+absl::Status CheckValidFor(const std::string& text) {
+  absl::Duration valid_for;
+  // What is no duration is told by the flag itself.
+  if (!absl::ParseDuration(text, &valid_for) || valid_for <= kMaxValidFor) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("want at most ", absl::FormatDuration(kMaxValidFor),
+                   " (100 years), or 0: without an end; have '", text, "'"));
+}
 
 // 256 bits that nobody guesses, as letters, digits, - and _.
 std::string NewToken() {
@@ -44,9 +58,9 @@ void PrintToken(const TokenFlags& flags) {
   nlohmann::ordered_json entry{{"label", flags.label},
                                {"sha256", base::Sha256Hex(token)}};
   if (flags.valid_for > absl::ZeroDuration()) {
-    entry["not_after"] = absl::FormatTime(
-        "%Y-%m-%dT%H:%M:%SZ", base::Clock::Real().Now() + flags.valid_for,
-        absl::UTCTimeZone());
+    entry["not_after"] =
+        absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now() + flags.valid_for,
+                         absl::UTCTimeZone());
   }
   if (flags.json) {
     std::printf("%s\n",
@@ -72,18 +86,11 @@ void AddTokenCommand(CLI::App* app, int* exit_code) {
   AddFlag(command, "--label", flags->label,
           "the token's name in logs: letters, digits and -_.:@/")
       ->check(Checked([](const std::string& text) {
-        const bool fits =
-            !text.empty() && text.size() <= 64 &&
-            std::all_of(text.begin(), text.end(), [](char c) {
-              return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
-                     absl::StrContains("-_.:@/", c);
-            });
-        return fits ? absl::OkStatus()
-                    : absl::InvalidArgumentError(
-                          "want 1 to 64 letters, digits and -_.:@/");
+        return router::CheckTokenLabel(text);
       }));
   AddDuration(command, "--valid-for", flags->valid_for,
-              "how long it is taken (2160h: 90 days); 0: without an end");
+              "how long it is taken (2160h: 90 days); 0: without an end")
+      ->check(Checked(CheckValidFor));
   AddSwitch(command, "--json", flags->json,
             "print a JSON object: token and entry");
   command->callback([flags, exit_code] {

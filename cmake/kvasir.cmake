@@ -127,9 +127,10 @@ endfunction()
 # Registers a gtest program with ctest. LABELS defaults to "unit"; the other
 # labels are scenario, process, golden, gpu, bench. Its folder is
 # one more, "in-router", and THREADS, for TSan: what is tested has several.
-# TIMEOUT in seconds.
+# TIMEOUT in seconds. TSAN_FILTER: those of its cases that have threads.
 function(kvasir_test target)
-  cmake_parse_arguments(A "THREADS" "TIMEOUT" "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(A "THREADS" "TIMEOUT;TSAN_FILTER"
+    "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   if(NOT KVASIR_BUILD_TESTS)
     return()
   endif()
@@ -150,10 +151,18 @@ function(kvasir_test target)
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 120)
   endif()
-  add_test(NAME ${target} COMMAND ${target})
+  set(filter)
+  if(A_TSAN_FILTER AND KVASIR_SANITIZE MATCHES thread)
+    set(filter --gtest_filter=${A_TSAN_FILTER})
+  endif()
+  add_test(NAME ${target} COMMAND ${target} ${filter})
   set_tests_properties(${target} PROPERTIES LABELS "${A_LABELS}"
     TIMEOUT ${A_TIMEOUT}
     ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}")
+  if(filter)
+    set_tests_properties(${target} PROPERTIES
+      FAIL_REGULAR_EXPRESSION "Running 0 tests")
+  endif()
 endfunction()
 
 # Registers tests once more, as <test>_<AS>, labelled <AS>, with more in their
@@ -201,7 +210,9 @@ function(kvasir_executable target)
   endif()
 endfunction()
 
-# A fuzz target runs a few seconds as a test, or SECONDS, from the seeds in SEEDS.
+# A fuzz target runs a few seconds as a test, or SECONDS, from the seeds in SEEDS;
+# scripts/soak asks for longer.
+set(KVASIR_FUZZ_SECONDS "" CACHE STRING "Seconds of each fuzz target, instead of its own")
 function(kvasir_fuzz target)
   cmake_parse_arguments(A "" "SECONDS" "SRCS;DEPS;SEEDS" ${ARGN})
   if(NOT KVASIR_FUZZ)
@@ -211,15 +222,22 @@ function(kvasir_fuzz target)
   target_link_libraries(${target} PRIVATE kvasir_options ${A_DEPS})
   target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   target_link_options(${target} PRIVATE -fsanitize=fuzzer)
+  if(NOT TARGET fuzz_targets)
+    add_custom_target(fuzz_targets)
+  endif()
+  add_dependencies(fuzz_targets ${target})
   set(corpus ${CMAKE_CURRENT_BINARY_DIR}/${target}_corpus)
   file(MAKE_DIRECTORY ${corpus})
   if(KVASIR_BUILD_TESTS)
-    if(NOT A_SECONDS)
+    if(KVASIR_FUZZ_SECONDS)
+      set(A_SECONDS ${KVASIR_FUZZ_SECONDS})
+    elseif(NOT A_SECONDS)
       set(A_SECONDS 5)
     endif()
+    math(EXPR timeout "${A_SECONDS} + 60")
     add_test(NAME ${target} COMMAND ${target} -max_total_time=${A_SECONDS}
       -rss_limit_mb=1024 -timeout=10 ${corpus} ${A_SEEDS})
-    set_tests_properties(${target} PROPERTIES LABELS fuzz TIMEOUT 90
+    set_tests_properties(${target} PROPERTIES LABELS fuzz TIMEOUT ${timeout}
       COST ${A_SECONDS})
   endif()
 endfunction()

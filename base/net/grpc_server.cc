@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/net/grpc_status.h"
 #include "base/status_macros.h"
 
 namespace kvasir::base {
@@ -129,11 +130,14 @@ class SaysWhatIsGarbage final : public grpc::experimental::Interceptor {
       const grpc::Status status = batch->GetSendStatus();
       if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
           status.error_message().empty()) {
-        batch->ModifySendStatus(
-            grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                         absl::StrCat("want a message of ", call_->method(),
-                                      ", have bytes that are none")));
-        if (*told_) (*told_)(call_->method(), call_->server_context()->peer());
+        absl::Status end = absl::OkStatus();
+        if (*told_) end = (*told_)(call_->method(), *call_->server_context());
+        if (end.ok()) {
+          end = absl::InvalidArgumentError(
+              absl::StrCat("want a message of ", call_->method(),
+                           ", have bytes that are none"));
+        }
+        batch->ModifySendStatus(ToGrpcStatus(end));
       }
     }
     batch->Proceed();

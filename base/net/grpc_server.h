@@ -5,6 +5,7 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
+#include <grpcpp/server_context.h>
 
 #include <cstdint>
 #include <functional>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/net/acceptor.h"
@@ -27,7 +29,7 @@ struct GrpcServerOptions {
   int64_t max_receive_message_bytes = 4 << 20;
   // Per connection. A frontend multiplexes all its requests over a few.
   int max_concurrent_streams = 4096;
-  int max_metadata_bytes = 16 << 10;
+  int max_metadata_bytes = 16 << 10;  // more ends the connection, too
   absl::Duration handshake_timeout = absl::Seconds(10);
   // A peer that pings more often on an idle connection is sent away after
   // `max_ping_strikes` of them; 0 strikes: never (allow-listed peers only).
@@ -50,9 +52,11 @@ struct GrpcServerOptions {
   // UNIMPLEMENTED without one. For clients that nobody here has written: gRPC
   // does more for every message then.
   bool explain_garbage = false;
-  // Told of each, by the call's method ("/package.Service/Method") and peer, on
-  // gRPC's threads. May be empty; lives as long as the server.
-  std::function<void(const std::string& method, const std::string& peer)>
+  // Told of each, by the call's method ("/package.Service/Method"), on gRPC's
+  // threads. What it returns ends the call; OK: the text above does. May be
+  // empty; lives as long as the server.
+  std::function<absl::Status(const std::string& method,
+                             const grpc::ServerContextBase& context)>
       on_garbage;
   // Tells whoever asks which services there are and what their messages hold
   // (grpc.reflection.v1alpha).

@@ -68,14 +68,19 @@ ListenTrouble ProbeListen(const std::string& host, int port) {
   return trouble;
 }
 
-int CountAddresses(const std::string& host) {
-  addrinfo* found = nullptr;
-  if (Resolve(host, 0, &found) != 0) return 0;
+int CountAddresses(const addrinfo* found) {
   std::map<int, int> of_family;
   int most = 0;
   for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
     most = std::max(most, ++of_family[at->ai_family]);
   }
+  return most;
+}
+
+int CountAddresses(const std::string& host) {
+  addrinfo* found = nullptr;
+  if (Resolve(host, 0, &found) != 0) return 0;
+  const int most = CountAddresses(found);
   ::freeaddrinfo(found);
   return most;
 }

@@ -44,6 +44,8 @@ ListenTrouble ProbeListen(const std::string& host, int port);
 // How many addresses `host` has, of the family of which it has the most; 0: it
 // does not resolve. Takes as long as the system's resolver.
 int CountAddresses(const std::string& host);
+// The same of what a resolver has found; may be null.
+int CountAddresses(const addrinfo* found);
 
 // Connects to whoever listens at an address and hangs up, without waiting.
 //

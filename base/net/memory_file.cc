@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -24,6 +25,23 @@ absl::Status Failed(const char* what) {
   return absl::UnavailableError(
       absl::StrCat("no memory file: ", what, ": ", std::strerror(errno)));
 }
+
+// Owns a descriptor, or none.
+class Descriptor {
+ public:
+  explicit Descriptor(int file) : file_(file) {}
+  Descriptor(Descriptor&& from) noexcept
+      : file_(std::exchange(from.file_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor() {
+    if (open()) close(file_);
+  }
+  bool open() const { return file_ >= 0; }
+  int get() const { return file_; }
+
+ private:
+  int file_;
+};
 
 // A descriptor, or -1 and errno.
 int NewFile() {
@@ -66,15 +84,41 @@ absl::StatusOr<std::unique_ptr<MemoryFile>> MemoryFile::Create(
 }
 
 absl::Status MemoryFile::Replace(const std::string& text) {
-  const int file = NewFile();
-  if (file < 0) return Failed("memfd_create");
-  const std::time_t changed = std::max(std::time(nullptr), changed_ + 1);
-  absl::Status status = Write(file, text, changed);
-  // At one moment the number stands for the new file.
-  if (status.ok() && dup3(file, file_, O_CLOEXEC) < 0) status = Failed("dup3");
-  close(file);
-  if (status.ok()) changed_ = changed;
-  return status;
+  return ReplaceAll({{this, text}});
+}
+
+absl::Status MemoryFile::ReplaceAll(const std::vector<Change>& changes) {
+  struct Step {
+    Descriptor next;
+    Descriptor before;
+    std::time_t changed;
+  };
+  // All that may fail for want of memory or descriptors comes first.
+  std::vector<Step> steps;
+  for (const auto& [file, text] : changes) {
+    Step step{Descriptor(NewFile()),
+              Descriptor(fcntl(file->file_, F_DUPFD_CLOEXEC, 0)),
+              std::max(std::time(nullptr), file->changed_ + 1)};
+    if (!step.next.open()) return Failed("memfd_create");
+    if (!step.before.open()) return Failed("fcntl");
+    KVASIR_RETURN_IF_ERROR(Write(step.next.get(), text, step.changed));
+    steps.push_back(std::move(step));
+  }
+  for (size_t at = 0; at < steps.size(); ++at) {
+    // At one moment the number stands for the new file.
+    if (dup3(steps[at].next.get(), changes[at].file->file_, O_CLOEXEC) >= 0) {
+      continue;
+    }
+    absl::Status status = Failed("dup3");
+    while (at-- > 0) {
+      dup3(steps[at].before.get(), changes[at].file->file_, O_CLOEXEC);
+    }
+    return status;
+  }
+  for (size_t at = 0; at < steps.size(); ++at) {
+    changes[at].file->changed_ = steps[at].changed;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace kvasir::base

@@ -1,11 +1,12 @@
 // A text for a library that reads files by their paths, which lies in memory
-// alone: no file system holds it, nobody else may open it, and it is gone with
-// the process.
+// (and, like all of it, in swap where the machine has that): no folder has it,
+// no other user may open it, and it is gone with the process.
 #pragma once
 
 #include <ctime>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -31,6 +32,13 @@ class MemoryFile {
   // opened it goes on in the old text. The time of change is another, even to
   // those who look at seconds. UNAVAILABLE changes nothing.
   absl::Status Replace(const std::string& text);
+
+  struct Change {
+    MemoryFile* file;
+    std::string text;
+  };
+  // The same of several: all of them, in their order, or none.
+  static absl::Status ReplaceAll(const std::vector<Change>& changes);
 
  private:
   explicit MemoryFile(int file);

@@ -3,14 +3,17 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <fstream>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/status_matchers.h"
 
@@ -68,6 +71,63 @@ TEST(MemoryFileTest, EveryChangeHasASecondOfItsOwn) {
     EXPECT_GT(now, last);
     last = now;
   }
+}
+
+// A limit of the process while it lives.
+class Limit {
+ public:
+  Limit(__rlimit_resource which, rlim_t most) : which_(which) {
+    getrlimit(which_, &before_);
+    rlimit now = before_;
+    now.rlim_cur = most;
+    setrlimit(which_, &now);
+  }
+  ~Limit() { setrlimit(which_, &before_); }
+
+ private:
+  const __rlimit_resource which_;
+  rlimit before_ = {};
+};
+
+// A key without its certificate, or authorities without the key that they go
+// with, would be half of a change.
+TEST(MemoryFileTest, SeveralChangeTogetherOrNot) {
+  // Numbers that are free below those of the files.
+  std::vector<int> below;
+  for (int i = 0; i < 8; ++i) below.push_back(open("/dev/null", O_RDONLY));
+  auto one = MemoryFile::Create("one");
+  auto two = MemoryFile::Create("two");
+  for (const int each : below) close(each);
+  KVASIR_ASSERT_OK(one.status());
+  KVASIR_ASSERT_OK(two.status());
+  const auto change = [&](const std::string& text_of_two) {
+    return MemoryFile::ReplaceAll(
+        {{one->get(), "new one"}, {two->get(), text_of_two}});
+  };
+  const auto texts = [&] {
+    return Read((*one)->path()) + " " + Read((*two)->path());
+  };
+  {
+    // No room for the second text.
+    const auto before = signal(SIGXFSZ, SIG_IGN);
+    const Limit limit(RLIMIT_FSIZE, 100);
+    EXPECT_THAT(change(std::string(1000, 'x')),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         ::testing::HasSubstr("write")));
+    signal(SIGXFSZ, before);
+  }
+  EXPECT_EQ(texts(), "one two");
+  {
+    // The last number of all is the second file's: it cannot be given again.
+    const std::string& path = (*two)->path();
+    const Limit limit(RLIMIT_NOFILE,
+                      std::stoul(path.substr(path.rfind('/') + 1)));
+    EXPECT_THAT(change("new two"), StatusIs(absl::StatusCode::kUnavailable,
+                                            ::testing::HasSubstr("dup3")));
+  }
+  EXPECT_EQ(texts(), "one two");
+  KVASIR_EXPECT_OK(change("new two"));
+  EXPECT_EQ(texts(), "new one new two");
 }
 
 TEST(MemoryFileTest, AReaderSeesOneTextOrTheOtherAndNeverHalf) {

@@ -6,6 +6,7 @@
 #include <grpcpp/security/tls_credentials_options.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -14,7 +15,6 @@
 #include "base/log.h"
 #include "base/net/memory_file.h"
 #include "base/status_macros.h"
-#include "base/string_view.h"
 
 namespace kvasir::base {
 namespace {
@@ -138,6 +138,12 @@ std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(
   return tls::TlsCredentials(made);
 }
 
+void WarnOfLeftOut(const std::string& role, const TlsMaterial& material) {
+  if (material.left_out.empty()) return;
+  LogWarning("authorities that are over are left out",
+             {{"role", role}, {"which", material.left_out}});
+}
+
 // One text, so that gRPC cannot read the key of one and the chain of another.
 std::string Identity(const TlsMaterial& material) {
   return absl::StrCat(material.key, material.chain);
@@ -150,6 +156,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
   KVASIR_ASSIGN_OR_RETURN(const TlsMaterial material,
                           LoadTlsFiles(options.files, absl::Now()));
   KVASIR_RETURN_IF_ERROR(CheckChannel(options));
+  WarnOfLeftOut(options.role, material);
   std::vector<tls::IdentityKeyCertPair> own;
   if (!material.chain.empty()) own.push_back({material.key, material.chain});
   return ChannelCredentialsOf(
@@ -157,7 +164,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
                    material.authorities, own));
 }
 
-// Look and Publish: one thread at a time. Numbers: under the watch's mutex.
+// Look: one thread at a time. Numbers: under the watch's mutex.
 class TlsWatch::Watched {
  public:
   explicit Watched(const TlsOptions& options)
@@ -175,8 +182,9 @@ class TlsWatch::Watched {
       KVASIR_ASSIGN_OR_RETURN(authorities_,
                               MemoryFile::Create(material.authorities));
     }
-    numbers_.chain_until = material.chain_until;
-    numbers_.authorities_until = material.authorities_until;
+    numbers_.chain = material.chain_dates;
+    numbers_.authorities = material.authorities_dates;
+    WarnOfLeftOut(role_, material);
     return absl::OkStatus();
   }
 
@@ -189,8 +197,8 @@ class TlsWatch::Watched {
 
   // What has become of the files since the last look.
   struct Numbers {
-    absl::Time chain_until;
-    absl::Time authorities_until;
+    TlsMaterial::Dates chain;
+    TlsMaterial::Dates authorities;
     uint64_t taken = 0;
     uint64_t refused = 0;
     // Files lie there that are not in use.
@@ -200,49 +208,74 @@ class TlsWatch::Watched {
   void SetNumbers(const Numbers& numbers) { numbers_ = numbers; }
   const std::string& role() const { return role_; }
 
-  Numbers Look(absl::Time now) {
-    Numbers numbers = numbers_;
+  // A look, and what there is to say of it: by whoever holds no lock.
+  struct Looked {
+    Numbers numbers;
+    // Files were taken.
+    std::optional<TlsMaterial> taken;
+    // Why files were refused; empty: they were not, or for the old reason.
+    std::string refused;
+  };
+  Looked Look(absl::Time now) {
+    Looked looked;
+    looked.numbers = numbers_;
+    Numbers& numbers = looked.numbers;
     absl::Status status = absl::OkStatus();
     const absl::StatusOr<TlsTexts> texts = ReadTlsFiles(files_);
     if (!texts.ok()) {
       status = texts.status();
-    } else if (*texts != in_use_) {
-      status = Take(*texts, now, &numbers);
+    } else if (*texts != in_use_ || numbers_.authorities.until <= now) {
+      // An authority that is over is left out, as a start would.
+      absl::StatusOr<TlsMaterial> taken = Take(*texts, now);
+      status = taken.status();
+      if (taken.ok()) {
+        numbers.chain = taken->chain_dates;
+        numbers.authorities = taken->authorities_dates;
+        ++numbers.taken;
+        looked.taken = *std::move(taken);
+      }
     }
     numbers.refusing = !status.ok();
     // Once for what is wrong, however often it is looked at.
     if (!status.ok() && status.message() != refusal_) {
       ++numbers.refused;
-      LogWarning("TLS files refused, the old ones stay in use",
-                 {{"role", role_}, {"why", StdView(status.message())}});
+      looked.refused = std::string(status.message());
     }
     refusal_ = std::string(status.message());
-    return numbers;
+    return looked;
+  }
+  void Tell(const Looked& looked) const {
+    if (!looked.refused.empty()) {
+      LogWarning("TLS files refused, the old ones stay in use",
+                 {{"role", role_}, {"why", looked.refused}});
+    }
+    if (!looked.taken.has_value()) return;
+    WarnOfLeftOut(role_, *looked.taken);
+    LogInfo("TLS files taken",
+            {{"role", role_},
+             {"valid_until",
+              absl::FormatTime(absl::RFC3339_sec,
+                               std::min(looked.taken->chain_dates.until,
+                                        looked.taken->authorities_dates.until),
+                               absl::UTCTimeZone())}});
   }
 
  private:
-  absl::Status Take(const TlsTexts& texts, absl::Time now, Numbers* numbers) {
-    KVASIR_ASSIGN_OR_RETURN(const TlsMaterial material,
+  // All of it, or nothing.
+  absl::StatusOr<TlsMaterial> Take(const TlsTexts& texts, absl::Time now) {
+    KVASIR_ASSIGN_OR_RETURN(TlsMaterial material,
                             JudgeTlsTexts(files_, texts, now));
+    std::vector<MemoryFile::Change> changes;
     // Whom to believe first: the other side may show the new one at once.
     if (authorities_ != nullptr) {
-      KVASIR_RETURN_IF_ERROR(authorities_->Replace(material.authorities));
+      changes.push_back({authorities_.get(), material.authorities});
     }
     if (identity_ != nullptr) {
-      KVASIR_RETURN_IF_ERROR(identity_->Replace(Identity(material)));
+      changes.push_back({identity_.get(), Identity(material)});
     }
+    KVASIR_RETURN_IF_ERROR(MemoryFile::ReplaceAll(changes));
     in_use_ = texts;
-    numbers->chain_until = material.chain_until;
-    numbers->authorities_until = material.authorities_until;
-    ++numbers->taken;
-    LogInfo(
-        "TLS files taken",
-        {{"role", role_},
-         {"valid_until", absl::FormatTime(absl::RFC3339_sec,
-                                          std::min(material.chain_until,
-                                                   material.authorities_until),
-                                          absl::UTCTimeZone())}});
-    return absl::OkStatus();
+    return material;
   }
 
   const TlsFiles files_;
@@ -307,18 +340,22 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsWatch::Channel(
 }
 
 void TlsWatch::Look() {
-  MutexLock look(&look_mutex_);
-  std::vector<Watched*> all;
+  std::vector<std::pair<const Watched*, Watched::Looked>> all;
   {
-    MutexLock lock(&mutex_);
-    for (const auto& watched : watched_) all.push_back(watched.get());
+    MutexLock look(&look_mutex_);
+    std::vector<Watched*> watched;
+    {
+      MutexLock lock(&mutex_);
+      for (const auto& each : watched_) watched.push_back(each.get());
+    }
+    for (Watched* each : watched) {
+      // Files may be slow: a scrape does not wait for them.
+      all.emplace_back(each, each->Look(options_.now()));
+      MutexLock lock(&mutex_);
+      each->SetNumbers(all.back().second.numbers);
+    }
   }
-  for (Watched* watched : all) {
-    // Files may be slow: a scrape does not wait for them.
-    const Watched::Numbers numbers = watched->Look(options_.now());
-    MutexLock lock(&mutex_);
-    watched->SetNumbers(numbers);
-  }
+  for (const auto& [watched, looked] : all) watched->Tell(looked);
 }
 
 void TlsWatch::Loop() {
@@ -337,6 +374,11 @@ std::vector<prometheus::MetricFamily> TlsWatch::Collect() const {
   prometheus::MetricFamily until{
       "kvasir_tls_certificate_not_after_seconds",
       "When the first certificate of a file in use ends, in seconds since 1970",
+      MetricType::Gauge,
+      {}};
+  prometheus::MetricFamily from{
+      "kvasir_tls_certificate_not_before_seconds",
+      "When that certificate began, in seconds since 1970",
       MetricType::Gauge,
       {}};
   prometheus::MetricFamily reloads{
@@ -362,20 +404,22 @@ std::vector<prometheus::MetricFamily> TlsWatch::Collect() const {
   for (const auto& watched : watched_) {
     const Watched::Numbers& numbers = watched->numbers();
     const prometheus::ClientMetric::Label role{"role", watched->role()};
-    const std::pair<const char*, absl::Time> ends[] = {
-        {"certificate", numbers.chain_until},
-        {"authorities", numbers.authorities_until}};
-    for (const auto& [file, end] : ends) {
-      if (end == absl::InfiniteFuture()) continue;
+    const std::pair<const char*, TlsMaterial::Dates> all[] = {
+        {"certificate", numbers.chain}, {"authorities", numbers.authorities}};
+    for (const auto& [file, dates] : all) {
+      if (dates.until == absl::InfiniteFuture()) continue;
       add(&until, {role, {"file", file}},
-          static_cast<double>(absl::ToUnixSeconds(end)));
+          static_cast<double>(absl::ToUnixSeconds(dates.until)));
+      add(&from, {role, {"file", file}},
+          static_cast<double>(absl::ToUnixSeconds(dates.from)));
     }
     add(&reloads, {role, {"result", "ok"}}, static_cast<double>(numbers.taken));
     add(&reloads, {role, {"result", "refused"}},
         static_cast<double>(numbers.refused));
     add(&refusing, {role}, numbers.refusing ? 1 : 0);
   }
-  return {std::move(until), std::move(reloads), std::move(refusing)};
+  return {std::move(until), std::move(from), std::move(reloads),
+          std::move(refusing)};
 }
 
 bool IsLocal(const ListenAddress& listen) {

@@ -34,7 +34,8 @@ struct TlsOptions {
   // signed, a client the host that it dials.
   std::vector<std::string> names;
   std::string names_flag = "--tls-client-names";
-  // What metrics and the log call it: "listener", "admin", "workers".
+  // What metrics and the log call it: "listener", "admin", "workers";
+  // of a client, whom it dials: "server".
   std::string role = "listener";
   // Told of names that are refused.
   std::shared_ptr<TlsRefusals> refusals = TlsRefusals::OfProcess();
@@ -48,9 +49,9 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
 
 // Credentials whose files are read again. What is new is judged as at a start,
 // key, certificate and authorities as one, and only then taken; what is refused
-// changes nothing, is logged once and counted, and is looked at again. gRPC's
-// own watcher of files, which ends the process at an empty one, sees memory
-// alone (MemoryFile).
+// changes nothing, is logged once and counted, and is looked at again. So is
+// what is in use when an authority of it ends. gRPC's own watcher of files,
+// which ends the process at an empty one, sees memory alone (MemoryFile).
 //
 // Owns: copies of what is in use, and a thread from the first credentials on.
 // Threads: any.

@@ -9,13 +9,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/read_file.h"
 #include "base/status_macros.h"
 
 namespace kvasir::base {
@@ -23,7 +22,6 @@ namespace {
 
 // Far above any bundle of authorities.
 constexpr size_t kMostBytes = 4 << 20;
-constexpr size_t kChunkBytes = 16 << 10;
 constexpr int kReads = 5;
 
 template <typename T, auto kFree>
@@ -34,7 +32,6 @@ using Certificate = std::unique_ptr<X509, Free<X509, X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY, EVP_PKEY_free>>;
 using Memory = std::unique_ptr<BIO, Free<BIO, BIO_free>>;
 using Context = std::unique_ptr<SSL_CTX, Free<SSL_CTX, SSL_CTX_free>>;
-using File = std::unique_ptr<std::FILE, Free<std::FILE, std::fclose>>;
 
 // A file by the flag that named it.
 struct Named {
@@ -49,22 +46,9 @@ struct Named {
 
 absl::StatusOr<std::string> ReadText(const Named& named) {
   if (named.path.empty()) return std::string();
-  const File file(std::fopen(named.path.c_str(), "re"));
-  if (file == nullptr) return named.Wrong(std::strerror(errno));
-  std::string text;
-  for (;;) {
-    const size_t before = text.size();
-    text.resize(before + kChunkBytes);
-    const size_t read =
-        std::fread(text.data() + before, 1, kChunkBytes, file.get());
-    text.resize(before + read);
-    if (std::ferror(file.get()) != 0) return named.Wrong(std::strerror(errno));
-    if (read == 0) return text;
-    if (text.size() > kMostBytes) {
-      return named.Wrong(
-          absl::StrCat("has more than ", kMostBytes >> 20, " MiB"));
-    }
-  }
+  absl::StatusOr<std::string> text = ReadFile(named.path, kMostBytes);
+  if (!text.ok()) return named.Wrong(text.status().message());
+  return text;
 }
 
 absl::StatusOr<TlsTexts> ReadOnce(const TlsFiles& files) {
@@ -144,25 +128,46 @@ std::string Which(const std::vector<Certificate>& all, size_t at) {
   return all.size() == 1 ? "" : absl::StrCat("certificate ", at + 1, " ");
 }
 
-// The end of the first one to end.
-absl::StatusOr<absl::Time> CheckDates(const Named& named,
-                                      const std::vector<Certificate>& all,
-                                      absl::Time now) {
-  absl::Time first = absl::InfiniteFuture();
+TlsMaterial::Dates DatesOf(const X509& certificate) {
+  return {TimeOf(X509_get0_notBefore(&certificate)),
+          TimeOf(X509_get0_notAfter(&certificate))};
+}
+
+// "certificate 2 was valid until ...".
+std::string Over(const std::vector<Certificate>& all, size_t at) {
+  return absl::StrCat(Which(all, at), "was valid until ",
+                      Shown(DatesOf(*all[at]).until));
+}
+
+// Of the first one to end.
+absl::StatusOr<TlsMaterial::Dates> CheckDates(
+    const Named& named, const std::vector<Certificate>& all, absl::Time now) {
+  TlsMaterial::Dates first;
   for (size_t at = 0; at < all.size(); ++at) {
-    const absl::Time from = TimeOf(X509_get0_notBefore(all[at].get()));
-    const absl::Time until = TimeOf(X509_get0_notAfter(all[at].get()));
-    if (until <= now) {
+    const TlsMaterial::Dates dates = DatesOf(*all[at]);
+    if (dates.until <= now) return named.Wrong(Over(all, at));
+    if (dates.from > now) {
       return named.Wrong(
-          absl::StrCat(Which(all, at), "was valid until ", Shown(until)));
+          absl::StrCat(Which(all, at), "is valid from ", Shown(dates.from)));
     }
-    if (from > now) {
-      return named.Wrong(
-          absl::StrCat(Which(all, at), "is valid from ", Shown(from)));
-    }
-    first = std::min(first, until);
+    if (dates.until < first.until) first = dates;
   }
   return first;
+}
+
+// Takes those out that are over, where others are not; which, in words.
+std::string LeaveOut(std::vector<Certificate>* all, absl::Time now) {
+  std::vector<std::string> over;
+  std::vector<Certificate> stay;
+  for (size_t at = 0; at < all->size(); ++at) {
+    if (DatesOf(*(*all)[at]).until <= now) over.push_back(Over(*all, at));
+  }
+  if (over.size() == all->size()) return "";
+  for (Certificate& each : *all) {
+    if (DatesOf(*each).until > now) stay.push_back(std::move(each));
+  }
+  *all = std::move(stay);
+  return absl::StrJoin(over, ", ");
 }
 
 // Made as gRPC makes its own: at the level of security that is the machine's.
@@ -271,7 +276,7 @@ absl::StatusOr<TlsMaterial> JudgeTlsTexts(const TlsFiles& files,
   if (!files.certificate.empty()) {
     KVASIR_ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
                             ReadCertificates(certificate, texts.certificate));
-    KVASIR_ASSIGN_OR_RETURN(material.chain_until,
+    KVASIR_ASSIGN_OR_RETURN(material.chain_dates,
                             CheckDates(certificate, chain, now));
     KVASIR_ASSIGN_OR_RETURN(const Key key, ReadKey(key_file, texts.key));
     const bool fits =
@@ -288,9 +293,14 @@ absl::StatusOr<TlsMaterial> JudgeTlsTexts(const TlsFiles& files,
     KVASIR_ASSIGN_OR_RETURN(material.key, Written(key.get()));
   }
   if (!files.authorities.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(const std::vector<Certificate> all,
+    KVASIR_ASSIGN_OR_RETURN(std::vector<Certificate> all,
                             ReadCertificates(authorities, texts.authorities));
-    KVASIR_ASSIGN_OR_RETURN(material.authorities_until,
+    const std::string over = LeaveOut(&all, now);
+    if (!over.empty()) {
+      material.left_out = absl::StrCat(files.authorities_flag, " ",
+                                       files.authorities, ": ", over);
+    }
+    KVASIR_ASSIGN_OR_RETURN(material.authorities_dates,
                             CheckDates(authorities, all, now));
     KVASIR_RETURN_IF_ERROR(CheckAuthorities(authorities, all));
     KVASIR_ASSIGN_OR_RETURN(material.authorities, Written(all));

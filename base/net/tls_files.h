@@ -41,9 +41,15 @@ struct TlsMaterial {
   std::string chain;
   std::string key;
   std::string authorities;
-  // When the first certificate of the chain, or of the authorities, ends.
-  absl::Time chain_until = absl::InfiniteFuture();
-  absl::Time authorities_until = absl::InfiniteFuture();
+  // Of the first certificate to end of the chain, or of the authorities.
+  struct Dates {
+    absl::Time from = absl::InfinitePast();
+    absl::Time until = absl::InfiniteFuture();
+  };
+  Dates chain_dates;
+  Dates authorities_dates;
+  // Authorities that are over and left out, by flag and path; empty: none.
+  std::string left_out;
 };
 
 // INVALID_ARGUMENT by flag and path for a certificate without its key, a file
@@ -54,7 +60,8 @@ absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 
 // INVALID_ARGUMENT, by flag, path and cause, for what is no PEM, a key of
 // another certificate, one that is over or not yet valid, intermediate or
-// authority alike, and what OpenSSL thinks too weak.
+// authority alike, and what OpenSSL thinks too weak. Of several authorities
+// those that are over are left out: who is of the others has no part in it.
 absl::StatusOr<TlsMaterial> JudgeTlsTexts(const TlsFiles& files,
                                           const TlsTexts& texts,
                                           absl::Time now);

@@ -89,7 +89,7 @@ TEST_F(TlsFilesTest, WhatIsWrongWithAFileIsSaidWithItsFlag) {
   files.key = folder_;
   EXPECT_THAT(Check(files), Refuses(HasSubstr("Is a directory")));
   EXPECT_THAT(Check(Authorities(std::string(5 << 20, 'x'))),
-              Refuses(HasSubstr("has more than 4 MiB")));
+              Refuses(HasSubstr("has more than 4194304 bytes")));
 }
 
 // gRPC (1.51) ends the process where it finds one.
@@ -119,7 +119,7 @@ TEST_F(TlsFilesTest, ACertificateOutOfItsTimeIsRefusedWithTheDate) {
 }
 
 // The first of a file alone was looked at once: of two orders one was taken.
-TEST_F(TlsFilesTest, EveryAuthorityOfAFileIsCheckedInAnyOrder) {
+TEST_F(TlsFilesTest, AnAuthorityThatIsOverIsLeftOutWhereAnotherIsLeft) {
   const std::string old = MakeAuthorityWith({.common_name = "old",
                                              .names = {},
                                              .valid_from = -absl::Hours(2),
@@ -128,9 +128,19 @@ TEST_F(TlsFilesTest, EveryAuthorityOfAFileIsCheckedInAnyOrder) {
   const std::string& good = authority_.certificate;
   KVASIR_EXPECT_OK(
       Check(Authorities(good + MakeAuthority("another").certificate)));
-  EXPECT_THAT(Check(Authorities(good + old)),
-              Refuses(HasSubstr("certificate 2 was valid until")));
-  EXPECT_THAT(Check(Authorities(old + good)),
+  for (const std::string& text : {good + old, old + good}) {
+    const auto material = LoadTlsFiles(Authorities(text), absl::Now());
+    KVASIR_ASSERT_OK(material.status());
+    EXPECT_EQ(material->authorities, good);
+    EXPECT_THAT(
+        material->left_out,
+        AllOf(HasSubstr("--tls-client-ca " + Path("authorities.pem")),
+              HasSubstr(text == old + good ? "certificate 1 was valid until"
+                                           : "certificate 2 was valid until")));
+    EXPECT_GT(material->authorities_dates.until, absl::Now());
+  }
+  EXPECT_THAT(Check(Authorities(old)), Refuses(HasSubstr("was valid until")));
+  EXPECT_THAT(Check(Authorities(old + old)),
               Refuses(HasSubstr("certificate 1 was valid until")));
   // The second one is cut off.
   EXPECT_THAT(Check(Authorities(good + good.substr(0, good.size() / 2))),
@@ -195,9 +205,13 @@ TEST_F(TlsFilesTest, WhatIsTakenIsWrittenAnewWithItsFirstEnd) {
   EXPECT_EQ(material->key, made.key);
   EXPECT_EQ(material->chain, made.certificate + authority_.certificate);
   EXPECT_EQ(material->authorities, authority_.certificate);
-  EXPECT_LE(material->chain_until, now + absl::Minutes(30));
-  EXPECT_GT(material->chain_until, now + absl::Minutes(29));
-  EXPECT_GT(material->authorities_until, now + absl::Minutes(59));
+  EXPECT_LE(material->chain_dates.until, now + absl::Minutes(30));
+  EXPECT_GT(material->chain_dates.until, now + absl::Minutes(29));
+  EXPECT_GT(material->authorities_dates.until, now + absl::Minutes(59));
+  // Made an hour ago, as all of them here.
+  EXPECT_LE(material->chain_dates.from, now - absl::Minutes(59));
+  EXPECT_GE(material->chain_dates.from, now - absl::Minutes(61));
+  EXPECT_EQ(material->left_out, "");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "base/net/tls_refusals.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -7,8 +8,6 @@
 
 namespace kvasir::base {
 namespace {
-
-constexpr absl::Duration kSilence = absl::Minutes(1);
 
 const char* NameOf(TlsRefusal cause) {
   switch (cause) {
@@ -57,23 +56,16 @@ const std::shared_ptr<TlsRefusals>& TlsRefusals::OfProcess() {
 }
 
 void TlsRefusals::Add(TlsRefusal cause, absl::string_view detail) {
-  uint64_t unlogged = 0;
-  {
-    MutexLock lock(&mutex_);
-    Cause& of = causes_[static_cast<size_t>(cause)];
-    ++of.count;
-    const absl::Time now = clock_.Now();
-    if (now - of.logged_at < kSilence) {
-      ++of.unlogged;
-      return;
-    }
-    of.logged_at = now;
-    unlogged = std::exchange(of.unlogged, 0);
+  const std::optional<uint64_t> unlogged = lines_.Take(NameOf(cause));
+  if (unlogged.has_value()) {
+    LogWarning("TLS handshake refused",
+               {{"cause", NameOf(cause)},
+                {"detail", std::string_view(detail.data(), detail.size())},
+                {"since_last_line", *unlogged}});
   }
-  LogWarning("TLS handshake refused",
-             {{"cause", NameOf(cause)},
-              {"detail", std::string_view(detail.data(), detail.size())},
-              {"since_last_line", unlogged}});
+  // Whoever sees it counted finds its line.
+  MutexLock lock(&mutex_);
+  ++counts_[static_cast<size_t>(cause)];
 }
 
 bool TlsRefusals::AddGrpcLine(absl::string_view line) {
@@ -87,7 +79,7 @@ bool TlsRefusals::AddGrpcLine(absl::string_view line) {
 
 uint64_t TlsRefusals::count(TlsRefusal cause) const {
   MutexLock lock(&mutex_);
-  return causes_[static_cast<size_t>(cause)].count;
+  return counts_[static_cast<size_t>(cause)];
 }
 
 std::vector<prometheus::MetricFamily> TlsRefusals::Collect() const {

@@ -11,8 +11,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/log_limit.h"
 #include "base/mutex.h"
 #include "prometheus/collectable.h"
 #include "prometheus/metric_family.h"
@@ -35,7 +35,7 @@ std::optional<TlsRefusal> TlsRefusalOf(absl::string_view grpc_line);
 // Threads: any.
 class TlsRefusals final : public prometheus::Collectable {
  public:
-  explicit TlsRefusals(const Clock& clock = Clock::Real()) : clock_(clock) {}
+  explicit TlsRefusals(const Clock& clock = Clock::Real()) : lines_(clock) {}
   // gRPC's log is one for the process, and knows no listener.
   static const std::shared_ptr<TlsRefusals>& OfProcess();
 
@@ -52,17 +52,12 @@ class TlsRefusals final : public prometheus::Collectable {
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
-  struct Cause {
-    uint64_t count = 0;
-    uint64_t unlogged = 0;
-    absl::Time logged_at = absl::InfinitePast();
-  };
   static constexpr size_t kNumCauses =
       static_cast<size_t>(TlsRefusal::kOther) + 1;
 
-  const Clock& clock_;
+  LogLimit lines_;
   mutable Mutex mutex_;
-  std::array<Cause, kNumCauses> causes_ ABSL_GUARDED_BY(mutex_);
+  std::array<uint64_t, kNumCauses> counts_ ABSL_GUARDED_BY(mutex_) = {};
 };
 
 }  // namespace kvasir::base

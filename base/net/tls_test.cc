@@ -345,6 +345,9 @@ TEST_F(TlsTest, WhenCertificatesEndIsExportedByFile) {
   EXPECT_THAT(numbers.at(name + "admin authorities"), near(absl::Hours(1)));
   EXPECT_THAT(numbers.at(name + "workers authorities"), near(absl::Hours(1)));
   EXPECT_EQ(numbers.count(name + "workers certificate"), 0u);
+  EXPECT_THAT(numbers.at("kvasir_tls_certificate_not_before_seconds admin "
+                         "certificate"),
+              near(-absl::Hours(1)));
   // What is in use is not judged again; what is new is, by the time that it is.
   now_ += absl::Minutes(30);
   watch_.Look();
@@ -352,6 +355,40 @@ TEST_F(TlsTest, WhenCertificatesEndIsExportedByFile) {
   Put("server", {.names = {}, .valid_until = absl::Minutes(25)});
   watch_.Look();
   EXPECT_EQ(Numbers().at("kvasir_tls_files_refused admin"), 1);
+}
+
+// Its end was told for good, until a restart left it out.
+TEST_F(TlsTest, AnAuthorityThatEndsWhileInUseIsLeftOutAsByAStart) {
+  const std::string old = MakeAuthorityWith({.common_name = "old",
+                                             .valid_until = absl::Minutes(20)})
+                              .certificate;
+  Write("ca.pem", old + authority_.certificate);
+  KVASIR_ASSERT_OK(watch_.Channel(AuthorityAlone()).status());
+  const auto look = [this] {
+    ::testing::internal::CaptureStderr();
+    watch_.Look();
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const auto until = [this](absl::Duration from_start) {
+    return ::testing::DoubleNear(
+        static_cast<double>(absl::ToUnixSeconds(now_ + from_start)), 30);
+  };
+  const std::string name =
+      "kvasir_tls_certificate_not_after_seconds listener authorities";
+  EXPECT_EQ(look(), "");
+  EXPECT_THAT(Numbers()[name], until(absl::Minutes(20)));
+  now_ += absl::Minutes(21);
+  EXPECT_THAT(look(), AllOf(HasSubstr("authorities that are over are left out"),
+                            HasSubstr("--tls-client-ca " + Path("ca.pem") +
+                                      ": certificate 1 was valid until")));
+  EXPECT_THAT(Numbers()[name], until(absl::Minutes(39)));
+  EXPECT_EQ(Numbers()["kvasir_tls_files_refused listener"], 0);
+  EXPECT_EQ(look(), "") << "once";
+  // The last one is not: there would be nobody to believe, and no start.
+  now_ += absl::Hours(1);
+  EXPECT_THAT(look(), HasSubstr("was valid until"));
+  EXPECT_EQ(Numbers()["kvasir_tls_files_refused listener"], 1);
+  EXPECT_EQ(look(), "") << "once";
 }
 
 // One that begins in a while is taken when it does.

@@ -15,6 +15,10 @@ constexpr int64_t kMostArenas = 4;  // of a side
 static_assert(2 * kMostArenas == kMostExactSegments);
 // More free rows are not told apart: far beyond all rows of a group.
 constexpr int64_t kManyRows = int64_t{1} << 48;
+// Of a search for fewer side pages: sides times arenas, of all tries together.
+// 140 tries of 30 layers.
+constexpr int64_t kMostEffort = int64_t{1} << 18;
+constexpr int64_t kLeastEffortOfTry = 64;
 
 // A layer's arena, filled from the front by rows of any size.
 class Arena {
@@ -37,6 +41,20 @@ class Arena {
                                         : whole_pages * per_page);
   }
 
+  // How many pages hold something once the side's rows lie whole in pages of
+  // their own; none: no page holds a row.
+  std::optional<int64_t> PagesWith(const ExactRing& ring) const {
+    const int64_t per_page = page_bytes_ / ring.row_bytes;
+    if (per_page == 0) return std::nullopt;
+    return pages() + CeilDiv(ring.tokens(), per_page);
+  }
+
+  // What is taken next begins a page.
+  void BeginPage() {
+    page_ = pages();
+    used_bytes_ = 0;
+  }
+
   // Adds segments of `count` rows to the side's.
   void Take(int64_t count, ExactRing* ring) {
     int64_t first_row = 0;
@@ -57,8 +75,7 @@ class Arena {
         Use(rows * ring->row_bytes);
       }
       if (count == 0) return;
-      ++page_;
-      used_bytes_ = 0;
+      BeginPage();
     }
     const int64_t per_page = page_bytes_ / ring->row_bytes;
     const int64_t rows = count;
@@ -94,13 +111,85 @@ struct HomelessRows {
 struct Filling {
   std::vector<Arena> arenas;
   std::vector<ExactRing> rings;  // as HomelessRows
+
+  int64_t side_pages() const {
+    int64_t most = 0;
+    for (const Arena& arena : arenas) most = std::max(most, arena.pages());
+    return most;
+  }
 };
 
-// Tries to place the rows of a page group.
+// Places the rows of a page group.
 class RowPlacer {
  public:
   RowPlacer(std::vector<Arena> arenas, std::vector<HomelessRows> rows)
       : arenas_(std::move(arenas)), rows_(std::move(rows)) {}
+
+  // Into few side pages, `least` or more. Some page holds the widest row.
+  Filling Place(int64_t least) const {
+    Filling best = Bisect(least);
+    Filling whole = FillWithWholeSides();
+    if (whole.side_pages() < best.side_pages()) best = std::move(whole);
+    // Filling is greedy: it may find room in few pages and none in more.
+    const int64_t effort = std::max(
+        kLeastEffortOfTry, static_cast<int64_t>(rows_.size() * arenas_.size()));
+    for (int64_t tried =
+             std::max(least, best.side_pages() - kMostEffort / effort);
+         tried < best.side_pages(); ++tried) {
+      std::optional<Filling> filling = Fill(tried);
+      if (filling.has_value()) return *std::move(filling);
+    }
+    return best;
+  }
+
+ private:
+  // What would be the fewest side pages if more of them always did.
+  Filling Bisect(int64_t least) const {
+    int64_t most = least;
+    std::optional<Filling> best = Fill(most);
+    for (int64_t step = 1; !best.has_value(); step *= 2) {
+      least = most + 1;
+      most += step;
+      best = Fill(most);
+    }
+    while (least < most) {
+      const int64_t middle = least + (most - least) / 2;
+      std::optional<Filling> filling = Fill(middle);
+      if (filling.has_value()) {
+        best = std::move(filling);
+        most = middle;
+      } else {
+        least = middle + 1;
+      }
+    }
+    return *std::move(best);
+  }
+
+  // The largest side first, each in pages of its own of the arena that ends
+  // first with it.
+  Filling FillWithWholeSides() const {
+    Filling filling = Empty();
+    std::vector<ExactRing*> sides;
+    for (ExactRing& ring : filling.rings) sides.push_back(&ring);
+    std::stable_sort(
+        sides.begin(), sides.end(), [](const ExactRing* a, const ExactRing* b) {
+          return a->tokens() * a->row_bytes > b->tokens() * b->row_bytes;
+        });
+    for (ExactRing* const ring : sides) {
+      Arena* first = nullptr;
+      int64_t end = 0;
+      for (Arena& arena : filling.arenas) {
+        const std::optional<int64_t> pages = arena.PagesWith(*ring);
+        if (!pages.has_value() || (first != nullptr && *pages >= end)) continue;
+        first = &arena;
+        end = *pages;
+      }
+      KVASIR_CHECK(first != nullptr);
+      first->BeginPage();
+      first->Take(ring->tokens(), ring);
+    }
+    return filling;
+  }
 
   // Into as many side pages; with few arenas to a side if that is enough.
   std::optional<Filling> Fill(int64_t side_pages) const {
@@ -111,13 +200,17 @@ class RowPlacer {
     return std::nullopt;
   }
 
- private:
+  Filling Empty() const {
+    Filling filling{arenas_, {}};
+    for (const HomelessRows& rows : rows_) filling.rings.push_back(*rows.ring);
+    return filling;
+  }
+
   // Rows of a size together, the widest first, for fewest arenas have room for
   // them. At home first, where whole sides fit; the others fill the gaps.
   std::optional<Filling> FillWith(int64_t side_pages,
                                   int64_t most_arenas) const {
-    Filling filling{arenas_, {}};
-    for (const HomelessRows& rows : rows_) filling.rings.push_back(*rows.ring);
+    Filling filling = Empty();
     for (size_t begin = 0; begin < rows_.size();) {
       size_t end = begin;
       const int64_t row_bytes = filling.rings[begin].row_bytes;
@@ -203,15 +296,6 @@ void FillUpForRows(const std::vector<int64_t>& group,
 
 }  // namespace
 
-ExactRing::Place ExactRing::PlaceOfRow(int64_t row) const {
-  KVASIR_CHECK(row >= 0 && row < tokens());
-  auto at = segments.begin();
-  while (row >= at->first_row + at->num_rows) ++at;
-  const int64_t in_segment = row - at->first_row;
-  return {at->layer, at->first_page + in_segment / at->rows_per_page,
-          at->offset_bytes + in_segment % at->rows_per_page * row_bytes};
-}
-
 void LayOutExactRow(SideLayout& side) {
   for (PartLayout& part : side.parts) {
     for (GroupLayout& group : part.groups) {
@@ -248,28 +332,12 @@ void PlaceExactRows(const std::vector<int64_t>& group,
                    [](const HomelessRows& a, const HomelessRows& b) {
                      return a.ring->row_bytes > b.ring->row_bytes;
                    });
-  const RowPlacer placer(std::move(arenas), rows);
   // All rows fit into one page that holds the widest, taken often enough.
-  least = std::max(least, CeilDiv(row_bytes, page_id_bytes));
-  int64_t most = least;
-  std::optional<Filling> best = placer.Fill(most);
-  for (int64_t step = 1; !best.has_value(); step *= 2) {
-    least = most + 1;
-    most += step;
-    best = placer.Fill(most);
-  }
-  while (least < most) {
-    const int64_t middle = least + (most - least) / 2;
-    std::optional<Filling> filling = placer.Fill(middle);
-    if (filling.has_value()) {
-      best = std::move(filling);
-      most = middle;
-    } else {
-      least = middle + 1;
-    }
-  }
-  for (size_t i = 0; i < rows.size(); ++i) *rows[i].ring = best->rings[i];
-  for (const Arena& arena : best->arenas) {
+  const Filling placed =
+      RowPlacer(std::move(arenas), rows)
+          .Place(std::max(least, CeilDiv(row_bytes, page_id_bytes)));
+  for (size_t i = 0; i < rows.size(); ++i) *rows[i].ring = placed.rings[i];
+  for (const Arena& arena : placed.arenas) {
     layers[static_cast<size_t>(arena.layer())].side_pages = arena.pages();
   }
 }

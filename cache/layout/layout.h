@@ -98,8 +98,8 @@ struct ExactSegment {
   friend bool operator==(const ExactSegment&, const ExactSegment&) = default;
 };
 
-// The exact rows of a side: those of the sinks, then a ring. Where a row lies
-// follows from its logical position alone.
+// The exact rows of a side: those of the sinks, then a ring. Which one a token
+// has follows from its logical position alone, as kernels::ExactSlots says.
 struct ExactRing {
   int64_t sink_tokens = 0;    // 0: the side has none
   int64_t window_tokens = 0;  // 0: the side has none
@@ -109,20 +109,6 @@ struct ExactRing {
 
   bool any() const { return tokens() > 0; }
   int64_t tokens() const { return sink_tokens + window_tokens; }
-  // Of a sink, or of a token in the window.
-  int64_t RowOf(int64_t position) const {
-    return position < sink_tokens
-               ? position
-               : sink_tokens + (position - sink_tokens) % window_tokens;
-  }
-  struct Place {
-    int64_t layer = 0;  // in whose arena
-    int64_t page = 0;   // among the sequence's side pages
-    int64_t offset_bytes = 0;
-
-    friend bool operator==(const Place&, const Place&) = default;
-  };
-  Place PlaceOfRow(int64_t row) const;
 
   friend bool operator==(const ExactRing&, const ExactRing&) = default;
 };

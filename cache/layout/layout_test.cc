@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "cache/layout/exact_rows.h"
 #include "cache/layout/layer_layout.h"
 #include "plan/plan.h"
 #include "plan/resolved_plan.h"
@@ -463,13 +464,61 @@ bool IsOfKeys(const SideLayout& side) {
   return !side.parts.empty() && side.parts.front().of_keys;
 }
 
+// As kernels::ExactSlots finds a row.
+struct RowPlace {
+  int64_t layer = 0;  // in whose arena
+  int64_t page = 0;   // among the sequence's side pages
+  int64_t offset_bytes = 0;
+};
+RowPlace PlaceOfRow(const ExactRing& ring, int64_t row) {
+  auto at = ring.segments.begin();
+  while (row >= at->first_row + at->num_rows) ++at;
+  const int64_t in_segment = row - at->first_row;
+  return {at->layer, at->first_page + in_segment / at->rows_per_page,
+          at->offset_bytes + in_segment % at->rows_per_page * ring.row_bytes};
+}
+RowPlace PlaceOfToken(const ExactRing& ring, int64_t position) {
+  const int64_t sinks = ring.sink_tokens;
+  return PlaceOfRow(
+      ring, position < sinks ? position
+                             : sinks + (position - sinks) % ring.window_tokens);
+}
+
 // Every exact row has bytes of its own, in side pages of its page group.
-void ExpectRowsHavePlaces(const PageLayout& layout) {
+void ExpectRowsHavePlaces(const std::vector<LayerLayout>& layers) {
   struct Bytes {
     int64_t begin;
     int64_t end;
   };
   std::map<std::pair<int64_t, int64_t>, std::vector<Bytes>> taken;
+  for (const LayerLayout& layer : layers) {
+    for (const SideLayout* side : {&layer.key, &layer.value}) {
+      const ExactRing& ring = side->exact;
+      EXPECT_LE(ring.segments.size(), kMostExactSegments);
+      if (IsOfKeys(*side)) continue;
+      for (int64_t row = 0; row < ring.tokens(); ++row) {
+        const RowPlace place = PlaceOfRow(ring, row);
+        const LayerLayout& host = layers[static_cast<size_t>(place.layer)];
+        EXPECT_EQ(host.page_group, layer.page_group);
+        EXPECT_LT(place.page, host.side_pages);
+        EXPECT_GE(place.offset_bytes, 0);
+        EXPECT_LE(place.offset_bytes + ring.row_bytes, host.page_bytes);
+        taken[{place.layer, place.page}].push_back(
+            {place.offset_bytes, place.offset_bytes + ring.row_bytes});
+      }
+    }
+  }
+  for (auto& [page, rows] : taken) {
+    std::sort(rows.begin(), rows.end(),
+              [](const Bytes& a, const Bytes& b) { return a.begin < b.begin; });
+    for (size_t i = 1; i < rows.size(); ++i) {
+      EXPECT_GE(rows[i].begin, rows[i - 1].end)
+          << "arena " << page.first << ", side page " << page.second;
+    }
+  }
+}
+void ExpectRowsHavePlaces(const PageLayout& layout) {
+  ExpectRowsHavePlaces(layout.layers());
   for (const LayerLayout& layer : layout.layers()) {
     for (const SideLayout* side : {&layer.key, &layer.value}) {
       const ExactRing& ring = side->exact;
@@ -482,29 +531,9 @@ void ExpectRowsHavePlaces(const PageLayout& layout) {
         }
       }
       EXPECT_EQ(ring.row_bytes, 2 * width);
-      EXPECT_LE(ring.segments.size(), kMostExactSegments);
-      if (IsOfKeys(*side)) continue;
-      for (int64_t row = 0; row < ring.tokens(); ++row) {
-        const ExactRing::Place place = ring.PlaceOfRow(row);
-        const LayerLayout& host = layout.layer(place.layer);
-        EXPECT_EQ(host.page_group, layer.page_group);
-        EXPECT_LT(place.page, host.side_pages);
-        EXPECT_GE(place.offset_bytes, 0);
-        EXPECT_LE(place.offset_bytes + ring.row_bytes, host.page_bytes);
-        taken[{place.layer, place.page}].push_back(
-            {place.offset_bytes, place.offset_bytes + ring.row_bytes});
-      }
     }
     EXPECT_LE(layer.side_pages,
               layout.page_group(layer.page_group).side_pages_per_sequence);
-  }
-  for (auto& [page, rows] : taken) {
-    std::sort(rows.begin(), rows.end(),
-              [](const Bytes& a, const Bytes& b) { return a.begin < b.begin; });
-    for (size_t i = 1; i < rows.size(); ++i) {
-      EXPECT_GE(rows[i].begin, rows[i - 1].end)
-          << "arena " << page.first << ", side page " << page.second;
-    }
   }
 }
 
@@ -583,7 +612,7 @@ TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
   EXPECT_TRUE(layout.prefix_reusable());
 
   const auto place = [](const ExactRing& ring, int64_t position) {
-    const ExactRing::Place at = ring.PlaceOfRow(ring.RowOf(position));
+    const RowPlace at = PlaceOfToken(ring, position);
     return std::pair<int64_t, int64_t>(at.page, at.offset_bytes / 256);
   };
   using At = std::pair<int64_t, int64_t>;
@@ -751,9 +780,9 @@ TEST(PageLayoutTest, ARingFillsWhatIsLeftOfTwoArenas) {
 }
 
 // Side pages where every ring is a run of whole pages of one arena.
-int64_t SidePagesOfWholeRings(const PageLayout& layout) {
+int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   std::vector<const SideLayout*> sides;
-  for (const LayerLayout& layer : layout.layers()) {
+  for (const LayerLayout& layer : layers) {
     for (const SideLayout* side : {&layer.key, &layer.value}) {
       if (side->exact.any() && !IsOfKeys(*side)) sides.push_back(side);
     }
@@ -763,13 +792,13 @@ int64_t SidePagesOfWholeRings(const PageLayout& layout) {
                      return a->exact.tokens() * a->exact.row_bytes >
                             b->exact.tokens() * b->exact.row_bytes;
                    });
-  std::vector<int64_t> ends(layout.layers().size());
+  std::vector<int64_t> ends(layers.size());
   for (const SideLayout* side : sides) {
     const ExactRing& ring = side->exact;
     size_t best = ends.size();
     int64_t earliest = 0;
     for (size_t l = 0; l < ends.size(); ++l) {
-      const int64_t rows = layout.layers()[l].page_bytes / ring.row_bytes;
+      const int64_t rows = layers[l].page_bytes / ring.row_bytes;
       if (rows == 0) continue;
       const int64_t end = ends[l] + (ring.tokens() + rows - 1) / rows;
       if (best == ends.size() || end < earliest) {
@@ -791,7 +820,8 @@ void ExpectLittleWaste(const PageLayout& layout) {
   const int64_t waste =
       layout.fixed_bytes_per_sequence() - rows_bytes - group.page_bytes;
   EXPECT_LE(waste, rows_bytes / (layout.page_tokens() < 64 ? 8 : 10));
-  EXPECT_LE(group.side_pages_per_sequence, SidePagesOfWholeRings(layout));
+  EXPECT_LE(group.side_pages_per_sequence,
+            SidePagesOfWholeRings(layout.layers()));
 }
 
 // Channels and their bits.
@@ -905,6 +935,45 @@ TEST(PageLayoutTest, ExactRowsOfUnequalJointPartsWasteATenth) {
       SetRuns(RandomRuns(&random), 4, layer->mutable_joint(0));
     }
     ExpectLittleWaste(LayOut(plan, Shape(30, 4, 64), PageTokens(64)));
+  }
+}
+
+// One greedy filling found no room in 60 pages and some in 46: bisection alone
+// took the first number above which it had not failed.
+TEST(ExactRowsTest, MorePagesDoNotHideThatFewerWouldDo) {
+  struct Rows {
+    int64_t tokens;
+    int64_t row_bytes;
+  };
+  struct Case {
+    std::vector<int64_t> page_bytes;  // by layer
+    std::vector<Rows> keys;
+    std::vector<Rows> values;
+    int64_t side_pages;
+  };
+  for (const Case& each :
+       {Case{{384, 640}, {{0, 0}, {44, 274}}, {{44, 318}, {48, 326}}, 46},
+        Case{{512, 768},
+             {{181, 192}, {181, 416}},
+             {{181, 256}, {181, 224}},
+             174},
+        Case{
+            {896, 1024}, {{28, 388}, {32, 242}}, {{28, 512}, {32, 384}}, 28}}) {
+    std::vector<LayerLayout> layers(2);
+    for (size_t l = 0; l < 2; ++l) {
+      layers[l].page_group = PageGroupId(0);
+      layers[l].page_bytes = each.page_bytes[l];
+      layers[l].key.exact.window_tokens = each.keys[l].tokens;
+      layers[l].key.exact.row_bytes = each.keys[l].row_bytes;
+      layers[l].value.exact.window_tokens = each.values[l].tokens;
+      layers[l].value.exact.row_bytes = each.values[l].row_bytes;
+    }
+    PlaceExactRows({0, 1}, layers);
+    ExpectRowsHavePlaces(layers);
+    const int64_t side_pages =
+        std::max(layers[0].side_pages, layers[1].side_pages);
+    EXPECT_EQ(side_pages, each.side_pages);
+    EXPECT_LE(side_pages, SidePagesOfWholeRings(layers));
   }
 }
 

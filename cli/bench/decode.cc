@@ -250,7 +250,8 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
       "evicting take, scoring_share and eviction_share (an eviction, spread\n"
       "over the tokens between two), attention_more_ms and append_more_ms\n"
       "(where scoring's time goes), share_low and share_high (the middle half\n"
-      "of the pairs).");
+      "of the pairs), cache_bytes_per_step and cache_bytes_without (by the\n"
+      "layout, of decode).");
   AddBenchFlags(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "cli/bench/decode.h"
+#include "cli/bench/eviction_plans.h"
 #include "cli/bench/plans.h"
 #include "cli/progress.h"
 #include "model/shapes/attention_shape.h"
@@ -53,10 +54,10 @@ struct Points {
   int64_t most_tokens() const { return first() + 2; }
 };
 
-absl::StatusOr<KvPlan> EvictingPlan(const DecodeFlags& flags,
-                                    const EvictingCase& of,
-                                    const plan::AttentionShape& shape,
-                                    KvPlan plan) {
+absl::StatusOr<KvPlan> EvictingPlanOf(const DecodeFlags& flags,
+                                      const EvictingCase& of,
+                                      const plan::AttentionShape& shape,
+                                      const KvPlan& plan) {
   plan::EvictionSettings settings = flags.model.eviction.settings;
   if (!flags.model.eviction.method.empty()) {
     KVASIR_ASSIGN_OR_RETURN(settings.method, plan::ParseEvictionMethod(
@@ -64,28 +65,10 @@ absl::StatusOr<KvPlan> EvictingPlan(const DecodeFlags& flags,
   }
   settings.budget = {.tokens = static_cast<uint32_t>(flags.context)};
   settings.observation_window = static_cast<uint32_t>(of.observation_window);
-  KVASIR_RETURN_IF_ERROR(plan::ApplyEviction(settings, shape, &plan));
-  for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
-    if (!layer.has_eviction()) continue;
-    for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
-      auto* const units = layer.mutable_eviction()->mutable_units();
-      if (head == 0 || of.unit != "layer") units->Add();
-      units->rbegin()->add_heads(static_cast<uint32_t>(head));
-    }
-  }
-  KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(plan, shape));
-  return plan;
-}
-
-// Least bits of a key's code; 16: numbers.
-int64_t BitsOf(const KvPlan& plan) {
-  int64_t bits = 16;
-  for (const kvasir::v1::Part& part : plan.layers(0).key().parts()) {
-    for (const uint32_t of_code : part.codec().bits().schedule()) {
-      bits = std::min<int64_t>(bits, of_code);
-    }
-  }
-  return bits;
+  return EvictingPlan(
+      settings,
+      of.unit == "layer" ? EvictionUnit::kLayer : EvictionUnit::kKvHead, shape,
+      plan);
 }
 
 absl::StatusOr<std::unique_ptr<BenchEngine>> MakeEngine(
@@ -115,6 +98,9 @@ struct CostSamples {
   std::vector<double> eviction;        // seconds of one; none in a prompt
   std::vector<double> attention_more;  // seconds of a step
   std::vector<double> append_more;
+  // That a step reads.
+  double cache_bytes = 0;
+  double cache_bytes_without = 0;
 
   void Add(const DecodeSample& own, const DecodeSample& plain,
            double seconds_of_eviction) {
@@ -130,6 +116,8 @@ struct CostSamples {
     eviction.push_back(seconds_of_eviction);
     attention_more.push_back(more(worker::StepPart::kAttention));
     append_more.push_back(more(worker::StepPart::kAppend));
+    cache_bytes = of_step(own.cache_bytes);
+    cache_bytes_without = of_step(plain.cache_bytes);
   }
 };
 
@@ -175,6 +163,8 @@ nlohmann::ordered_json RowOf(const EvictingCase& of, const std::string& what,
     row["eviction_ms"] = Quantile(samples.eviction, 0.5) * 1e3;
     row["every_tokens"] = samples.every;
     row["target"] = of.target();
+    row["cache_bytes_per_step"] = samples.cache_bytes;
+    row["cache_bytes_without"] = samples.cache_bytes_without;
     row["met"] = !undecided && share <= of.target();
   }
   row["undecided"] = undecided;
@@ -284,6 +274,15 @@ absl::Status CheckCostFlags(const DecodeFlags& flags, const Points& points) {
         "--random-weights --shape NAME, without --kv-plan, --baseline and "
         "--paced");
   }
+  if (flags.breakdown) {
+    return absl::InvalidArgumentError(
+        "--eviction-cost tells its own parts of a step: leave out --breakdown");
+  }
+  if (flags.fill == "prefill") {
+    return absl::InvalidArgumentError(
+        "--eviction-cost fills caches with random latents: leave out --fill "
+        "prefill");
+  }
   const EvictionFlags unset;
   if (flags.model.eviction.budget != unset.budget ||
       flags.model.eviction.settings.observation_window > 0) {
@@ -319,12 +318,18 @@ absl::StatusOr<BenchReport> RunEvictionCost(DecodeFlags flags) {
   BenchReport report({});
   for (const std::string& name : flags.plans) {
     KVASIR_ASSIGN_OR_RETURN(const KvPlan plan, PlanNamed(name, spec));
-    KVASIR_ASSIGN_OR_RETURN(const auto plain, MakeEngine(flags, points, plan));
+    // Codes and where keys are rotated are the plan's with an eviction on it.
+    KVASIR_ASSIGN_OR_RETURN(
+        const KvPlan any_evicting,
+        EvictingPlanOf(flags, {name, "layer"}, attention, plan));
+    KVASIR_ASSIGN_OR_RETURN(
+        const auto plain,
+        MakeEngine(flags, points, WithoutEviction(any_evicting)));
     for (const char* unit : {"layer", "KV head"}) {
       for (const int64_t window : {int64_t{0}, kObservationWindow}) {
-        const EvictingCase of = {name, unit, BitsOf(plan), window};
+        const EvictingCase of = {name, unit, FewestBits(plan), window};
         KVASIR_ASSIGN_OR_RETURN(KvPlan evicting,
-                                EvictingPlan(flags, of, attention, plan));
+                                EvictingPlanOf(flags, of, attention, plan));
         KVASIR_ASSIGN_OR_RETURN(const auto own,
                                 MakeEngine(flags, points, std::move(evicting)));
         KVASIR_RETURN_IF_ERROR(

@@ -1,10 +1,13 @@
 #include "cli/runtime/admin_service.h"
 
+#include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "base/log.h"
 #include "base/net/grpc_status.h"
 #include "cli/version.h"
+#include "router/core/refusal_reason.h"
 #include "router/facades/calls/metadata.h"
 
 namespace kvasir::cli {
@@ -61,16 +64,27 @@ AdminService::AdminService(std::string program, std::string config_toml,
       latch_(latch) {}
 
 absl::Status AdminService::Admit(const grpc::ServerContext& context,
-                                 const char* call) const {
+                                 const char* call) {
   if (callers_ == nullptr) return absl::OkStatus();
-  const auto caller =
-      callers_->Identify(router::CredentialsOf(context), kvasir::v1::ADMIN);
+  router::Caller refused;
+  const auto caller = callers_->Identify(router::CredentialsOf(context),
+                                         kvasir::v1::ADMIN, "", &refused);
   if (!caller.ok()) {
-    base::LogWarning(
-        "admin call refused",
-        {{"call", call},
-         {"peer", context.peer()},
-         {"status", absl::StatusCodeToString(caller.status().code())}});
+    const std::string reason = router::RefusalReasonOf(caller.status());
+    std::optional<uint64_t> unlogged = 0;
+    // Who is known has a label; anonymous, who is anybody, has a tenant alone.
+    if (refused.label.empty()) unlogged = strangers_.Take(reason);
+    if (unlogged.has_value()) {
+      base::LogWarning(
+          "admin call refused",
+          {{"call", call},
+           {"peer", context.peer()},
+           {"tenant", refused.tenant},
+           {"caller", refused.label},
+           {"reason", reason},
+           {"status", absl::StatusCodeToString(caller.status().code())},
+           {"since_last_line", *unlogged}});
+    }
     return caller.status();
   }
   base::LogInfo("admin call", {{"call", call},

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/log_limit.h"
 #include "base/mutex.h"
 #include "proto/kvasir/v1/admin.grpc.pb.h"
 #include "router/identity/callers.h"
@@ -68,15 +69,16 @@ class AdminService final : public kvasir::v1::Admin::Service {
                          kvasir::v1::GetConfigResponse* response) override;
 
  private:
-  // Whether the call may be made; logs who makes it.
-  absl::Status Admit(const grpc::ServerContext& context,
-                     const char* call) const;
+  // Whether the call may be made; logs who makes it, or would: whom nobody
+  // knows, once a minute for each reason.
+  absl::Status Admit(const grpc::ServerContext& context, const char* call);
 
   const std::string program_;
   const std::string config_toml_;
   const absl::Duration default_deadline_;
   DrainLatch* const latch_;
   std::shared_ptr<const router::Callers> callers_;
+  base::LogLimit strangers_;
 };
 
 }  // namespace kvasir::cli

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/net/tls.h"
 #include "base/status_macros.h"
 
 namespace kvasir::cli {
@@ -24,8 +25,10 @@ absl::StatusOr<std::unique_ptr<IdentityWatch>> IdentityWatch::Start(
           {.name = absl::StrCat("--identities ", path),
            .read = [path] { return router::ReadIdentitiesFile(path); },
            .proof = {.tls = !listen.tls.certificate.empty(),
-                     .certificates = !listen.tls.client_ca.empty() ||
-                                     !listen.admin_client_ca.empty()}},
+                     .client_certificates = !listen.tls.client_ca.empty(),
+                     .admin_certificates = !listen.admin_client_ca.empty(),
+                     .admin_asks = !listen.admin_client_ca.empty() ||
+                                   !base::IsLocal(AdminAddress(listen))}},
           &watch->metrics_));
   watch->timers_ = std::make_unique<router::TimerThread>();
   watch->PollLater();

@@ -23,7 +23,6 @@ constexpr size_t kFewConnections = 64;
 // So soon those go who ask nothing: no room is theirs for minutes that a probe
 // wants. A channel that is told to go connects anew with its next call.
 constexpr absl::Duration kIdle = absl::Seconds(5);
-constexpr char kUnix[] = "unix:";
 
 // Whole or not at all: whoever waits for the file may read it at once.
 absl::Status WriteWhole(const std::string& path, const std::string& text) {
@@ -109,16 +108,7 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   KVASIR_ASSIGN_OR_RETURN(surface->health_server_,
                           base::GrpcServer::Start(health, {}));
   base::GrpcServerOptions admin;
-  admin.listen.port = listen.admin_port;
-  admin.listen.flag = "--admin-port";
-  if (absl::StartsWith(listen.admin_host, kUnix)) {
-    admin.listen.unix_path = listen.admin_host.substr(sizeof(kUnix) - 1);
-    admin.listen.unix_mode = 0600;
-    admin.listen.flag = "--admin-host";
-  } else {
-    admin.listen.host = listen.admin_host;
-  }
-  admin.listen.host_flag = "--admin-host";
+  admin.listen = AdminAddress(listen);
   const auto& callers = surface->options_.callers;
   KVASIR_ASSIGN_OR_RETURN(
       admin.credentials,

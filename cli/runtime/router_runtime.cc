@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <stop_token>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,12 +18,20 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "cli/version.h"
+#include "router/facades/calls/replies.h"
 #include "router/facades/text/tokenizer_codec.h"
 #include "router/policy/policy.h"
 #include "router/replicas/grpc_worker_client.h"
 #include "worker/engine/request.h"
 
 namespace kvasir::cli {
+
+// Shared with a thread that nobody joins.
+struct NameCheck {
+  base::Mutex mutex;
+  bool stopped ABSL_GUARDED_BY(mutex) = false;
+};
+
 namespace {
 
 // From a client's GOAWAY to its last call on that connection.
@@ -39,29 +47,25 @@ void ReturnWhatIsFreed() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
 // A name of several pods is one worker here, and which of them is the
 // transport's choice: their load would be taken for one's. The resolver may
-// take its time, which nobody waits for.
-std::jthread WarnOfNamesOfMany(std::vector<std::string> workers) {
-  return std::jthread(
-      [workers = std::move(workers)](const std::stop_token& stop) {
-        for (const std::string& worker : workers) {
-          if (stop.stop_requested()) return;
-          if (absl::StartsWith(worker, "unix:")) continue;
-          const std::string host = worker.substr(0, worker.rfind(':'));
-          const int addresses = base::CountAddresses(host);
-          if (addresses <= 1) continue;
-          base::LogWarning("a worker of several addresses is taken for one",
-                           {{"worker", worker},
-                            {"addresses", addresses},
-                            {"want", "a name for each in --workers"}});
-        }
-      });
-}
-
-// As the access log calls it.
-const char* FacadeOf(const std::string& method) {
-  if (absl::StrContains(method, router::kKserveServiceName)) return "kserve";
-  if (absl::StrContains(method, router::kVllmEngineServiceName)) return "vllm";
-  return absl::StrContains(method, "/vllm.") ? "vllm_inference" : "";
+// take its time, which nobody waits for: neither a start nor an end.
+void WarnOfNamesOfMany(std::vector<std::string> workers,
+                       std::shared_ptr<NameCheck> check) {
+  std::thread([workers = std::move(workers), check = std::move(check)] {
+    for (const std::string& worker : workers) {
+      if (absl::StartsWith(worker, "unix:")) continue;
+      const std::string host = worker.substr(0, worker.rfind(':'));
+      const int addresses = base::CountAddresses(host);
+      // Held through the line: behind Stop there is none, and what a line needs
+      // may be gone.
+      base::MutexLock lock(&check->mutex);
+      if (check->stopped) return;
+      if (addresses <= 1) continue;
+      base::LogWarning("a worker of several addresses is taken for one",
+                       {{"worker", worker},
+                        {"addresses", addresses},
+                        {"want", "a name for each in --workers"}});
+    }
+  }).detach();
 }
 
 // "auto": where only this machine's programs ask.
@@ -111,7 +115,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
         return router::NewGrpcWorkerClient(target, client);
       },
       runtime->timers_.get(), runtime->metrics_.get());
-  runtime->name_check_ = WarnOfNamesOfMany(options.router.workers);
+  WarnOfNamesOfMany(options.router.workers, runtime->name_check_);
   KVASIR_RETURN_IF_ERROR(runtime->registry_->Start(options.start_timeout));
 
   router::RouterCoreOptions core;
@@ -185,13 +189,18 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   server.listen = options.listen;
   server.credentials = options.credentials;
   server.explain_garbage = true;
-  server.on_garbage = [core = runtime->core_.get()](const std::string& method,
-                                                    const std::string& peer) {
-    router::CanonicalRequest request;
-    request.facade = FacadeOf(method);
-    request.peer = peer;
-    core->LogRefused(std::move(request),
-                     absl::InvalidArgumentError("no message"));
+  server.on_garbage = [kserve = runtime->kserve_->backend(),
+                       engine = runtime->vllm_engine_->backend(),
+                       inference = runtime->vllm_inference_->backend()](
+                          const std::string& method,
+                          const grpc::ServerContextBase& context) {
+    if (absl::StrContains(method, router::kKserveServiceName)) {
+      return router::RefuseGarbage(context, *kserve);
+    }
+    if (absl::StrContains(method, router::kVllmEngineServiceName)) {
+      return router::RefuseGarbage(context, *engine);
+    }
+    return router::RefuseGarbage(context, *inference);
   };
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);
@@ -234,7 +243,13 @@ void RouterRuntime::StopServing() {
   if (std::exchange(health_follows_, false)) Tell(false);
 }
 
+RouterRuntime::RouterRuntime() : name_check_(std::make_shared<NameCheck>()) {}
+
 RouterRuntime::~RouterRuntime() {
+  {
+    base::MutexLock lock(&name_check_->mutex);
+    name_check_->stopped = true;
+  }
   StopServing();
   if (core_ != nullptr) core_->CancelAll(router::CancelReason::kShutdown);
   if (server_ != nullptr) server_->Shutdown(absl::Now() + absl::Seconds(1));

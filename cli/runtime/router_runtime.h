@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -53,6 +52,8 @@ struct RouterRuntimeOptions {
   std::string tokenizer_folder;
 };
 
+struct NameCheck;
+
 // Threads: Create, Drain and the destructor from one.
 class RouterRuntime {
  public:
@@ -76,7 +77,7 @@ class RouterRuntime {
   DrainOutcome Drain(absl::Duration deadline);
 
  private:
-  RouterRuntime() = default;
+  RouterRuntime();
   // Health follows the replicas until a drain begins.
   void TellHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
   // From now on the listener says so whatever the replicas do.
@@ -90,7 +91,7 @@ class RouterRuntime {
   absl::Duration max_connection_age_;
   const std::shared_ptr<router::ClientCalls> calls_ =
       std::make_shared<router::ClientCalls>();
-  std::jthread name_check_;
+  const std::shared_ptr<NameCheck> name_check_;
   // Destroyed from last to first.
   std::unique_ptr<router::RouterMetrics> metrics_;
   std::unique_ptr<router::AccessLogSink> log_;

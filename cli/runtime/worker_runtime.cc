@@ -54,6 +54,8 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
   sample.scored_by_weights =
       totals.scored_by_weights - before.executor.scored_by_weights;
   sample.scored_again = totals.scored_again - before.executor.scored_again;
+  sample.scored_without_room =
+      totals.scored_without_room - before.executor.scored_without_room;
   sample.eviction_seconds =
       totals.eviction_seconds - before.executor.eviction_seconds;
   sample.reconstruction_flops =

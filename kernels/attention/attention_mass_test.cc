@@ -63,11 +63,10 @@ TEST_P(AttentionMassTest, IsThatOfTheWeightsOnAllBackEnds) {
   }
   const std::vector<std::vector<int32_t>> units = UnitsOf(spec.num_kv_heads);
   for (const std::vector<int32_t>& unit_of_head : units) {
-    // Past a split once; rebuilt keys and lifted values take the reference
-    // long.
-    const int64_t longest = unit_of_head != units.back() ? 70
-                            : rebuilds                   ? 513
-                                                         : 530;
+    // Past a split once, by many threads; rebuilt keys and lifted values take
+    // the reference long.
+    const bool splits = unit_of_head == units.back();
+    const int64_t longest = !splits ? 70 : rebuilds ? 513 : 530;
     const std::vector<LatentAsk> asks = {
         {.sequence = 0, .start = 0, .count = 1},
         {.sequence = 1, .start = 40, .count = 25, .first_counted_row = 3},
@@ -117,10 +116,8 @@ TEST_P(AttentionMassTest, IsThatOfTheWeightsOnAllBackEnds) {
               << i << " room " << room;
         }
       };
-      ForEachSimdTarget([&] {
-        expect_same(streams.one);
-        expect_same(streams.many);
-      });
+      ForEachSimdTarget(
+          [&] { expect_same(splits ? streams.many : streams.one); });
     }
   }
 }

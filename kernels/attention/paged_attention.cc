@@ -92,14 +92,18 @@ absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
       {"exact rows of a page", {1, segment.rows_per_page}},
       {"first page of exact rows", {0, segment.first_page}},
       {"offset of exact rows", {0, segment.offset_bytes}},
-      {"side pages' bytes",
-       {segment.offset_bytes + segment.rows_per_page * row_bytes,
-        segment.page_bytes}}};
+      {"side pages' bytes", {segment.offset_bytes, segment.page_bytes}}};
   for (const auto& [what, want_have] : counts) {
     const auto& [want, have] = want_have;
     if (have < want) return Refuse(kKernels.op, what, want, have);
   }
-  return absl::OkStatus();
+  // By division: the product may not fit into 64 bits.
+  const int64_t room = segment.page_bytes - segment.offset_bytes;
+  if (segment.rows_per_page <= room / row_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      kKernels.op, ": side pages of ", segment.page_bytes,
+      " bytes do not hold ", segment.rows_per_page, " exact rows of ",
+      row_bytes, " bytes from byte ", segment.offset_bytes, " on"));
 }
 
 absl::Status CheckExactSlots(const ExactSlots& slots) {
@@ -115,6 +119,9 @@ absl::Status CheckExactSlots(const ExactSlots& slots) {
   }
   if (slots.num_segments < 1) {
     return Refuse(kKernels.op, "segments of exact rows", 1, slots.num_segments);
+  }
+  if (slots.row_bytes < 1) {
+    return Refuse(kKernels.op, "row_bytes", 1, slots.row_bytes);
   }
   int64_t least_first = 0;
   for (int64_t s = 0; s < slots.num_segments; ++s) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -574,6 +575,8 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
   params = good;
   params.value_exact.row_bytes = 2;
   ExpectRefusal(params, "row_bytes: want at least 134, have 2");
+  params.value_exact.row_bytes = 0;  // would be divided by
+  ExpectRefusal(params, "row_bytes: want at least 1, have 0");
   std::vector<ExactSegment> segments;
   const auto with = [&](int64_t ExactSegment::*field, int64_t value) {
     segments.assign(good.key_exact.segments,
@@ -592,7 +595,14 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
   ExpectRefusal(with(&ExactSegment::offset_bytes, -2),
                 "offset of exact rows: want at least 0, have -2");
   ExpectRefusal(with(&ExactSegment::page_bytes, 400),
-                "side pages' bytes: want at least 402, have 400");
+                "side pages of 400 bytes do not hold 3 exact rows of 134 bytes "
+                "from byte 0 on");
+  ExpectRefusal(with(&ExactSegment::offset_bytes, 1 << 20),
+                "side pages' bytes: want at least 1048576, have ");
+  // Their bytes would be negative.
+  ExpectRefusal(
+      with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
+      "do not hold 9223372036854775807 exact rows of 134 bytes");
   ExpectRefusal(with(&ExactSegment::arena_bytes, 3),
                 "want exact rows at multiples of 2 bytes");
   segments = {good.key_exact.segments[1]};

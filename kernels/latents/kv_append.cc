@@ -106,6 +106,11 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
                      "1, have ",
                      shape.page_tokens));
   }
+  if (shape.slots_are_bytes && shape.metadata.num_units > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": slots that are bytes have no metadata, have ",
+        shape.metadata.num_units, " units"));
+  }
   if (shape.metadata.num_units > 0) {
     KVASIR_RETURN_IF_ERROR(
         CheckSlotMetadata(kKernels.op, shape.metadata, shape.page_tokens));

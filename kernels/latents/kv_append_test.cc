@@ -765,6 +765,23 @@ TEST(KvAppendRefusalTest, NamesBytesOfPagesOfSeveralSlots) {
                                "have 4")));
 }
 
+// Their page of a layer's metadata would be a byte's.
+TEST(KvAppendRefusalTest, NamesBytesWithMetadata) {
+  TestStream test;
+  Part part({{8, {}}}, DType::kBf16, 1);
+  EXPECT_THAT(
+      Prepare(test.device(),
+              KvAppendShape{.row_stride = 74,
+                            .page_tokens = 1,
+                            .metadata = {.num_units = 2},
+                            .slots_are_bytes = true},
+              std::vector<KvAppendPart>{{0, OnDevice(part.view), nullptr}})
+          .status(),
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("slots that are bytes have no metadata, have 2 units")));
+}
+
 TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
   TestStream test;
   const auto refuses = [&](const GroupShape& shape, int64_t stride_change,

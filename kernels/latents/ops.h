@@ -60,7 +60,8 @@ struct KvAppendShape {
   DType dtype = DType::kF32;   // of activations
   SlotMetadata metadata = {};  // of the layer, if it may evict
   // Slots are bytes from the parts' arenas on instead, at each of which a page
-  // of one slot begins: rows that lie anywhere. page_tokens is 1.
+  // of one slot begins: rows that lie anywhere. page_tokens is 1, and there is
+  // no metadata.
   bool slots_are_bytes = false;
 };
 // Groups, runs and units of the parts are host memory, and copied.

@@ -1,5 +1,7 @@
 #include "router/core/access_log.h"
 
+#include <optional>
+
 #include "base/log.h"
 
 namespace kvasir::router {
@@ -15,6 +17,18 @@ double Milliseconds(absl::Duration duration) {
 }  // namespace
 
 void LogAccess::Write(const AccessRecord& record) {
+  if (absl::IsUnauthenticated(record.status) && record.tenant.empty() &&
+      !record.reason.empty()) {
+    const std::optional<uint64_t> unlogged = strangers_.Take(record.reason);
+    if (!unlogged.has_value()) return;
+    base::LogInfo("unknown caller refused",
+                  {{"facade", record.facade},
+                   {"peer", record.peer},
+                   {"reason", record.reason},
+                   {"status", absl::StatusCodeToString(record.status.code())},
+                   {"since_last_line", *unlogged}});
+    return;
+  }
   base::LogInfo("request",
                 {{"request_id", record.request_id},
                  {"client_request_id", record.client_request_id},
@@ -34,6 +48,7 @@ void LogAccess::Write(const AccessRecord& record) {
                  {"duration_ms", Milliseconds(record.duration)},
                  {"finish_reason", record.finish_reason},
                  {"status", absl::StatusCodeToString(record.status.code())},
+                 {"reason", record.reason},
                  {"traceparent", record.traceparent}});
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/log_limit.h"
 
 namespace kvasir::router {
 
@@ -37,6 +38,8 @@ struct AccessRecord {
   // refused, lost, error.
   std::string finish_reason;
   absl::Status status;
+  // Of the status, in one word: of a caller, or a quota, that is refused.
+  std::string reason;
   std::string traceparent;
 };
 
@@ -47,10 +50,16 @@ class AccessLogSink {
   virtual void Write(const AccessRecord& record) = 0;
 };
 
-// One line through base/log.h.
+// One line through base/log.h. Callers whom nobody knows have one a minute for
+// each reason, with nothing in it that they wrote: they are counted all.
 class LogAccess final : public AccessLogSink {
  public:
+  explicit LogAccess(const base::Clock& clock = base::Clock::Real())
+      : strangers_(clock) {}
   void Write(const AccessRecord& record) override;
+
+ private:
+  base::LogLimit strangers_;
 };
 
 }  // namespace kvasir::router

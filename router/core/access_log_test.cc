@@ -28,5 +28,52 @@ TEST(AccessLogTest, ALineSaysWhoHowLongHowOftenAndInWhichTrace) {
   }
 }
 
+TEST(AccessLogTest, ARefusalSaysWhyInOneWord) {
+  AccessRecord record;
+  record.tenant = "red";
+  record.status = absl::UnauthenticatedError("the token was good until then");
+  record.reason = "expired";
+  LogAccess log;
+  for (int i = 0; i < 3; ++i) {
+    ::testing::internal::CaptureStderr();
+    log.Write(record);
+    const std::string line = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(line, HasSubstr("tenant=red")) << "he is known: each has one";
+    EXPECT_THAT(line, HasSubstr("reason=expired"));
+  }
+}
+
+TEST(AccessLogTest, WhomNobodyKnowsWritesNoLinesAsHeLikesNorWhatIsInThem) {
+  base::ManualClock clock{absl::FromUnixSeconds(1'800'000'000)};
+  LogAccess log(clock);
+  AccessRecord record;
+  record.facade = "vllm";
+  record.peer = "ipv4:1.2.3.4:5";
+  record.client_request_id = "his-words-1";
+  record.traceparent = "his-words-2";
+  record.model = "his-words-3";
+  record.status = absl::UnauthenticatedError("who calls?");
+  record.reason = "no_credentials";
+  const auto write = [&] {
+    ::testing::internal::CaptureStderr();
+    log.Write(record);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string first = write();
+  for (const char* field :
+       {"facade=vllm", "peer=ipv4:1.2.3.4:5", "reason=no_credentials",
+        "status=UNAUTHENTICATED"}) {
+    EXPECT_THAT(first, HasSubstr(field));
+  }
+  EXPECT_THAT(first, ::testing::Not(HasSubstr("his-words")));
+  EXPECT_EQ(write(), "");
+  EXPECT_EQ(write(), "");
+  record.reason = "unknown";
+  EXPECT_THAT(write(), HasSubstr("reason=unknown"));
+  clock.Advance(absl::Minutes(1));
+  record.reason = "no_credentials";
+  EXPECT_THAT(write(), HasSubstr("since_last_line=2"));
+}
+
 }  // namespace
 }  // namespace kvasir::router

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "router/core/active_request.h"
+#include "router/core/refusal_reason.h"
 
 namespace kvasir::router {
 namespace {
@@ -93,6 +94,7 @@ void RouterCore::LogRefused(CanonicalRequest request, const absl::Status& why) {
   const RequestFlow flow(std::move(request), "", 0, now);
   AccessRecord record = flow.Record(why, now);
   record.finish_reason = "refused";
+  record.reason = RefusalReasonOf(why);
   if (parts_.log != nullptr) parts_.log->Write(record);
   if (parts_.observer != nullptr) parts_.observer->OnRefused(why);
 }

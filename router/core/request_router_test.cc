@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <map>
 #include <random>
 #include <thread>
@@ -655,6 +656,21 @@ TEST_F(RequestRouterTest, AWorkerThatCannotBeReachedDoesNotFailTheStart) {
 TEST_F(RequestRouterTest, WhereOneWorkerAnswersOthersAreNotWaitedForLong) {
   Prepare(2);
   workers_[1]->SetReachable(false);
+  KVASIR_ASSERT_OK(Start(2, {}, absl::InfiniteDuration()));
+  EXPECT_TRUE(router_->Health().ready);
+}
+
+TEST_F(RequestRouterTest, AWorkerThatAnswersBeforeItIsWaitedForCounts) {
+  Prepare(2);
+  workers_[1]->SetReachable(false);
+  workers_[1]->OnInfoAsked([this] {
+    ASSERT_TRUE(Eventually([&] { return changes_ == 1; }));
+    // What follows the change on its thread is done, too.
+    std::promise<void> done;
+    transport_.At(absl::InfinitePast(), [&done] { done.set_value(); });
+    done.get_future().wait();
+    workers_[1]->OnInfoAsked(nullptr);
+  });
   KVASIR_ASSERT_OK(Start(2, {}, absl::InfiniteDuration()));
   EXPECT_TRUE(router_->Health().ready);
 }

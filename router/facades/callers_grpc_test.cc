@@ -21,6 +21,8 @@
 #include "proto/vllm/control.pb.h"
 #include "proto/vllm/engine.pb.h"
 #include "proto/vllm/inference.pb.h"
+#include "router/core/refusal_reason.h"
+#include "router/facades/calls/replies.h"
 #include "router/facades/kserve/service.h"
 #include "router/facades/vllm_engine/service.h"
 #include "router/facades/vllm_inference/service.h"
@@ -63,6 +65,12 @@ class CallersGrpcTest : public FacadeServerTest {
     control_ =
         std::make_unique<VllmControlService>(inference_->backend(), "1.2.3");
     base::GrpcServerOptions options;
+    options.explain_garbage = true;
+    options.on_garbage = [backend = inference_->backend()](
+                             const std::string&,
+                             const grpc::ServerContextBase& context) {
+      return RefuseGarbage(context, *backend);
+    };
     if (tls) {
       base::TlsOptions files{.files = Files("server")};
       if (!ask_for_certificates) files.files.authorities.clear();
@@ -87,9 +95,10 @@ class CallersGrpcTest : public FacadeServerTest {
     channel_ = grpc::CreateChannel(server_->target(), credentials);
   }
 
-  // A call of `method` with a message of no bytes.
+  // A call of `method` with a message of these bytes.
   grpc::Status Call(const google::protobuf::MethodDescriptor& method,
-                    const std::string& authorization = "") {
+                    const std::string& authorization = "",
+                    const std::string& bytes = "") {
     grpc::GenericStub stub(channel_);
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(20)));
@@ -109,8 +118,8 @@ class CallersGrpcTest : public FacadeServerTest {
     };
     call->StartCall(nullptr);
     wait();
-    const grpc::Slice nothing("", 0);
-    call->WriteLast(grpc::ByteBuffer(&nothing, 1), grpc::WriteOptions(),
+    const grpc::Slice message(bytes);
+    call->WriteLast(grpc::ByteBuffer(&message, 1), grpc::WriteOptions(),
                     nullptr);
     wait();
     grpc::ByteBuffer answer;
@@ -179,6 +188,34 @@ TEST_F(CallersGrpcTest, EveryCallOfEveryFacadeAsksWhoCallsAndLogsARefusal) {
   }
   EXPECT_GT(calls, 50);
   EXPECT_EQ(router_.num_requests(), 0);
+}
+
+// gRPC reads a message before it calls anybody: strangers who sent none wrote a
+// line each, and were not counted.
+TEST_F(CallersGrpcTest, WhoSendsBytesThatAreNoMessageIsAskedToo) {
+  Serve(TenantEntry("red"), /*tls=*/true, /*ask_for_certificates=*/false);
+  Dial(/*tls=*/true);
+  const std::string garbage(100, '\xff');
+  size_t calls = 0;
+  for (const auto* service : {&Kserve(), &Engine(), &Inference(), &Control()}) {
+    for (int i = 0; i < service->method_count(); ++i) {
+      const auto& method = *service->method(i);
+      const grpc::Status status = Call(method, "", garbage);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED)
+          << method.full_name() << ": " << status.error_message();
+      EXPECT_THAT(status.error_message(), HasSubstr("who calls?"));
+      ASSERT_EQ(router_.refused().size(), ++calls) << method.full_name();
+      EXPECT_EQ(RefusalReasonOf(router_.refused().back().second),
+                "no_credentials");
+    }
+  }
+  EXPECT_GT(calls, 50);
+  const grpc::Status known =
+      Call(Method(Kserve(), "ServerLive"), "Bearer red", garbage);
+  EXPECT_EQ(known.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(known.error_message(), HasSubstr("bytes that are none"));
+  EXPECT_EQ(router_.refused().size(), calls + 1);
+  EXPECT_EQ(router_.refused().back().first.tenant, "red");
 }
 
 TEST_F(CallersGrpcTest, NoTokenIsTakenInPlainText) {

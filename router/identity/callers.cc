@@ -1,33 +1,22 @@
 #include "router/identity/callers.h"
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/read_file.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
+#include "router/core/refusal_reason.h"
 
 namespace kvasir::router {
 
 absl::StatusOr<std::string> ReadIdentitiesFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return absl::NotFoundError(
-        absl::StrCat("--identities ", path, ": ", std::strerror(errno)));
-  }
-  // One more than there may be: told as too long.
-  std::string text(kMaxIdentitiesBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) {
-    return absl::UnavailableError(
-        absl::StrCat("--identities ", path, ": cannot read"));
-  }
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
+  absl::StatusOr<std::string> text = base::ReadFile(path, kMaxIdentitiesBytes);
+  if (text.ok()) return text;
+  return absl::Status(
+      text.status().code(),
+      absl::StrCat("--identities ", path, ": ", text.status().message()));
 }
 
 absl::StatusOr<std::shared_ptr<Callers>> Callers::Open(
@@ -35,15 +24,15 @@ absl::StatusOr<std::shared_ptr<Callers>> Callers::Open(
   auto callers =
       std::shared_ptr<Callers>(new Callers(std::move(options), observer));
   KVASIR_ASSIGN_OR_RETURN(callers->seen_, callers->options_.read());
-  KVASIR_RETURN_IF_ERROR(callers->Take(callers->seen_));
+  const Options& opened = callers->options_;
+  KVASIR_ASSIGN_OR_RETURN(Identities identities,
+                          Identities::Parse(callers->seen_, opened.name));
+  KVASIR_RETURN_IF_ERROR(identities.CheckListener(opened.proof, opened.name));
+  callers->Take(std::move(identities));
   return callers;
 }
 
-absl::Status Callers::Take(const std::string& text) {
-  KVASIR_ASSIGN_OR_RETURN(Identities identities,
-                          Identities::Parse(text, options_.name));
-  KVASIR_RETURN_IF_ERROR(
-      identities.CheckListener(options_.proof, options_.name));
+void Callers::Take(Identities identities) {
   auto snapshot = std::make_shared<Snapshot>();
   base::MutexLock lock(&mutex_);
   std::map<std::string, std::shared_ptr<TenantQuota>> listed;
@@ -70,7 +59,6 @@ absl::Status Callers::Take(const std::string& text) {
   quotas_ = std::move(listed);
   snapshot->identities = std::move(identities);
   now_ = std::move(snapshot);
-  return absl::OkStatus();
 }
 
 void Callers::Poll() {
@@ -80,64 +68,85 @@ void Callers::Poll() {
       text.ok() ? *text : absl::StrCat("\n", text.status().ToString());
   if (seen == seen_) return;
   seen_ = seen;
-  const absl::Status status = text.ok() ? Take(*text) : text.status();
-  if (observer_ != nullptr) observer_->OnIdentitiesRead(status.ok());
-  if (status.ok()) {
+  absl::StatusOr<Identities> read =
+      text.ok() ? Identities::Parse(*text, options_.name) : text.status();
+  if (read.ok()) {
+    const absl::Status at_a_start =
+        read->CheckListener(options_.proof, options_.name);
+    Take(*std::move(read));
     base::LogInfo("identities were read again", {{"file", options_.name}});
+    if (!at_a_start.ok()) {
+      base::LogWarning("identities were taken that no start takes",
+                       {{"why", base::StdView(at_a_start.message())}});
+    }
   } else {
     base::LogError("identities are not read: those from before stay",
-                   {{"why", base::StdView(status.message())}});
+                   {{"why", base::StdView(read.status().message())}});
   }
+  if (observer_ != nullptr) observer_->OnIdentitiesRead(read.ok());
 }
 
-void Callers::Refused(CallerRefusal why) const {
+absl::Status Callers::Refused(CallerRefusal why, absl::Status status) const {
   if (observer_ != nullptr) observer_->OnCallerRefused(why);
+  SetRefusalReason(CallerRefusalName(why), &status);
+  return status;
 }
 
 absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
                                          kvasir::v1::Role role,
-                                         const std::string& asked) const {
+                                         const std::string& asked,
+                                         Caller* refused) const {
   std::shared_ptr<const Snapshot> now;
   {
     base::MutexLock lock(&mutex_);
     now = now_;
   }
-  CallerRefusal why;
-  const auto refuse = [this](CallerRefusal reason, absl::Status status) {
-    Refused(reason);
-    return status;
+  const auto tell = [&](const Identities::Found& found) {
+    if (refused == nullptr) return;
+    refused->tenant = now->identities.tenant(found.tenant_idx).name();
+    refused->label = found.label;
   };
-  const auto found =
-      now->identities.Find(credentials, options_.clock->Now(), &why);
-  if (!found.ok()) return refuse(why, found.status());
+  Identities::Refused why;
+  const auto found = now->identities.Find(credentials, options_.now(), &why);
+  if (!found.ok()) {
+    if (why.known.has_value()) tell(*why.known);
+    return Refused(why.why, found.status());
+  }
+  tell(*found);
   const auto quota_of = [&now](int idx) {
     return idx < 0 ? now->quotas.back() : now->quotas[static_cast<size_t>(idx)];
   };
-  const kvasir::v1::Tenant* tenant = &now->identities.tenant(found->tenant_idx);
-  if (!HasRole(*tenant, role)) {
-    return refuse(CallerRefusal::kRole,
-                  absl::PermissionDeniedError(absl::StrCat(
-                      "tenant '", tenant->name(), "' has not the role ",
-                      kvasir::v1::Role_Name(role))));
-  }
-  Caller caller{.tenant = tenant->name(),
+  const auto check_role = [&](const kvasir::v1::Tenant& tenant) {
+    if (HasRole(tenant, role)) return absl::OkStatus();
+    return Refused(CallerRefusal::kRole,
+                   absl::PermissionDeniedError(absl::StrCat(
+                       "tenant '", tenant.name(), "' has not the role ",
+                       kvasir::v1::Role_Name(role))));
+  };
+  const kvasir::v1::Tenant& tenant = now->identities.tenant(found->tenant_idx);
+  KVASIR_RETURN_IF_ERROR(check_role(tenant));
+  Caller caller{.tenant = tenant.name(),
                 .label = found->label,
-                .shared_prefix_cache = tenant->shared_prefix_cache(),
+                .shared_prefix_cache = tenant.shared_prefix_cache(),
                 .quota = quota_of(found->tenant_idx)};
-  if (asked.empty() || asked == tenant->name()) return caller;
-  if (!tenant->may_set_tenant()) {
-    return refuse(CallerRefusal::kTenant,
-                  absl::PermissionDeniedError(absl::StrCat(
-                      "metadata 'x-tenant-id': tenant '", tenant->name(),
-                      "' may not set another (may_set_tenant of "
-                      "--identities)")));
+  if (asked.empty() || asked == tenant.name()) return caller;
+  if (!tenant.may_set_tenant()) {
+    return Refused(CallerRefusal::kTenant,
+                   absl::PermissionDeniedError(absl::StrCat(
+                       "metadata 'x-tenant-id': tenant '", tenant.name(),
+                       "' may not set another (may_set_tenant of "
+                       "--identities)")));
   }
-  if (const absl::Status name = CheckTenantName(asked); !name.ok()) {
-    return refuse(CallerRefusal::kTenant, name);
+  if (absl::Status name = CheckTenantName(asked); !name.ok()) {
+    return Refused(CallerRefusal::kTenant, std::move(name));
   }
   caller.tenant = asked;
-  // One that is not listed has the gateway's own, with all others like it.
+  // One that is not listed has the gateway's quota, with all others like it.
+  // That the gateway shares its prefixes says nothing of theirs.
+  caller.shared_prefix_cache = false;
   if (const auto named = now->identities.Named(asked); named.has_value()) {
+    // A gateway makes nobody what the file does not.
+    KVASIR_RETURN_IF_ERROR(check_role(now->identities.tenant(*named)));
     caller.shared_prefix_cache =
         now->identities.tenant(*named).shared_prefix_cache();
     caller.quota = quota_of(*named);
@@ -149,17 +158,21 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> Callers::Enter(
     const Caller& caller) const {
   QuotaLimit met;
   auto place = caller.quota->Enter(options_.clock->Now(), &met);
-  if (met == QuotaLimit::kRate) Refused(CallerRefusal::kRate);
-  if (met == QuotaLimit::kConcurrency) Refused(CallerRefusal::kConcurrency);
-  return place;
+  if (place.ok()) return place;
+  return Refused(met == QuotaLimit::kRate ? CallerRefusal::kRate
+                                          : CallerRefusal::kConcurrency,
+                 place.status());
 }
 
 absl::StatusOr<std::shared_ptr<ByteShare>> Callers::TakeBytes(
     const Caller& caller, size_t bytes,
     std::shared_ptr<ByteShare> outer) const {
   auto share = caller.quota->TakeBytes(bytes, std::move(outer));
-  if (!share.ok()) Refused(CallerRefusal::kBytes);
-  return share;
+  if (share.ok()) return share;
+  return Refused(absl::IsInvalidArgument(share.status())
+                     ? CallerRefusal::kTooLarge
+                     : CallerRefusal::kBytes,
+                 share.status());
 }
 
 }  // namespace kvasir::router

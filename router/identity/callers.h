@@ -15,6 +15,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "router/core/byte_budget.h"
@@ -30,7 +32,8 @@ class CallerObserver {
  public:
   virtual ~CallerObserver() = default;
   virtual void OnCallerRefused(CallerRefusal /*why*/) {}
-  // The file has changed, and was taken or not.
+  // The file has changed, and was taken; or not: those from before stay. Its
+  // line is written.
   virtual void OnIdentitiesRead(bool /*ok*/) {}
 };
 
@@ -60,7 +63,10 @@ class Callers {
     std::string name;
     ReadFile read;
     ListenerProof proof;
+    // Of quotas.
     const base::Clock* clock = &base::Clock::Real();
+    // Of the ends of tokens: the world's time, not a steady one.
+    std::function<absl::Time()> now = [] { return absl::Now(); };
   };
 
   // The errors of `read`, Identities::Parse and CheckListener. `observer` may
@@ -68,20 +74,29 @@ class Callers {
   static absl::StatusOr<std::shared_ptr<Callers>> Open(
       Options options, CallerObserver* observer);
 
-  // Reads the file again. One that is wrong changes nothing; it is logged and
-  // counted once. From one thread at a time.
+  // Reads the file again. One that cannot be read or parsed changes nothing; it
+  // is logged and counted once. Any other is taken, also where no start would
+  // (CheckListener), which is logged: who is taken out must be out, even if he
+  // was the last. From one thread at a time.
   void Poll() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Who it is, of those who have `role`; `tenant` is what he says of himself
   // (metadata x-tenant-id, may be empty). UNAUTHENTICATED, PERMISSION_DENIED
   // (role, or a tenant that he may not name), INVALID_ARGUMENT (a tenant that
-  // is no name). Refusals are counted.
+  // is no name). A tenant that he may name and that is not listed
+  // has his quota, and shares cached prefixes with nobody.
+  //
+  // Refusals are counted, and their statuses have a reason
+  // (router/core/refusal_reason.h). `refused` (may be null) is then who it is
+  // as far as he is known, for the log: tenant and label.
   absl::StatusOr<Caller> Identify(const Credentials& credentials,
                                   kvasir::v1::Role role,
-                                  const std::string& tenant = "") const
+                                  const std::string& tenant = "",
+                                  Caller* refused = nullptr) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // TenantQuota's, of a caller who was identified; refusals are counted.
+  // TenantQuota's, of a caller who was identified; refusals are counted, and
+  // have a reason.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(
@@ -97,8 +112,9 @@ class Callers {
 
   Callers(Options options, CallerObserver* observer)
       : options_(std::move(options)), observer_(observer) {}
-  absl::Status Take(const std::string& text) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Refused(CallerRefusal why) const;
+  void Take(Identities identities) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Counts it; `status` with its reason.
+  absl::Status Refused(CallerRefusal why, absl::Status status) const;
 
   const Options options_;
   CallerObserver* const observer_;
@@ -112,7 +128,7 @@ class Callers {
       ABSL_GUARDED_BY(mutex_);
 };
 
-// At most kMaxIdentitiesBytes; NOT_FOUND and friends with the path.
+// At most kMaxIdentitiesBytes; the errors of base::ReadFile with the path.
 absl::StatusOr<std::string> ReadIdentitiesFile(const std::string& path);
 
 }  // namespace kvasir::router

@@ -1,5 +1,7 @@
 #include "router/identity/callers.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -11,6 +13,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "router/core/refusal_reason.h"
 
 namespace kvasir::router {
 namespace {
@@ -52,8 +55,9 @@ class CallersTest : public ::testing::Test {
     text_ = text;
     auto opened = Callers::Open({.name = "who.json",
                                  .read = [this] { return text_; },
-                                 .proof = {.tls = true},
-                                 .clock = &clock_},
+                                 .proof = proof_,
+                                 .clock = &clock_,
+                                 .now = [this] { return world_; }},
                                 &observer_);
     KVASIR_ASSERT_OK(opened.status());
     callers_ = *std::move(opened);
@@ -64,7 +68,9 @@ class CallersTest : public ::testing::Test {
   }
 
   base::ManualClock clock_{absl::FromUnixSeconds(1'800'000'000)};
+  absl::Time world_ = absl::FromUnixSeconds(1'800'000'000);
   absl::StatusOr<std::string> text_ = "";
+  ListenerProof proof_ = {.tls = true};
   CountingObserver observer_;
   std::shared_ptr<Callers> callers_;
 };
@@ -99,7 +105,9 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndItsQuotaFollows) {
   EXPECT_EQ(other->tenant, "green");
   EXPECT_EQ(other->quota, Ask("gate")->quota);
   EXPECT_EQ(other->quota, Ask("gate", "yellow")->quota);
-  EXPECT_EQ(other->cache_tenant(), "");
+  // That the gateway shares its prefixes says nothing of them.
+  EXPECT_EQ(Ask("gate")->cache_tenant(), "");
+  EXPECT_EQ(other->cache_tenant(), "green");
   EXPECT_THAT(
       Ask("gate", "a b").status(),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'x-tenant-id'")));
@@ -119,6 +127,43 @@ TEST_F(CallersTest, ARoleThatHeHasNotIsPermissionDenied) {
   EXPECT_EQ(observer_.refused["role"], 2);
 }
 
+TEST_F(CallersTest, AGatewayMakesNobodyAClientWhoIsNone) {
+  Open(File(absl::StrCat(Of("gate", R"("may_set_tenant": true)"), ",",
+                         Of("op", R"("roles": ["ADMIN"])"))));
+  EXPECT_THAT(Ask("gate", "op").status(),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       "tenant 'op' has not the role CLIENT"));
+  EXPECT_EQ(observer_.refused["role"], 1);
+}
+
+TEST_F(CallersTest, ARefusalSaysWhyAndWhoAsFarAsHeIsKnown) {
+  Open(File(absl::StrCat(
+      Of("red", R"("quota": {"requests_per_second": 1, "bytes_in_flight": 9})"),
+      R"(, {"name": "old", "tokens": [{"label": "o", "sha256": ")",
+      base::Sha256Hex("old"), R"(", "not_after": "2026-01-01T00:00:00Z"}]})")));
+  const auto ask = [this](const char* token, kvasir::v1::Role role,
+                          const std::string& tenant) {
+    Caller who;
+    const auto status =
+        callers_->Identify(Token(token), role, tenant, &who).status();
+    return absl::StrCat(RefusalReasonOf(status), " ", who.tenant, "/",
+                        who.label);
+  };
+  EXPECT_EQ(ask("red", ADMIN, ""), "role red/t");
+  EXPECT_EQ(ask("red", CLIENT, "blue"), "tenant red/t");
+  EXPECT_EQ(ask("old", CLIENT, ""), "expired old/o");
+  EXPECT_EQ(ask("nobody", CLIENT, "red"), "unknown /");
+  const Caller red = *Ask("red");
+  KVASIR_EXPECT_OK(callers_->Enter(red).status());
+  EXPECT_EQ(RefusalReasonOf(callers_->Enter(red).status()), "rate");
+  const auto share = callers_->TakeBytes(red, 5, nullptr);
+  KVASIR_ASSERT_OK(share.status());
+  EXPECT_EQ(RefusalReasonOf(callers_->TakeBytes(red, 5, nullptr).status()),
+            "bytes");
+  EXPECT_EQ(RefusalReasonOf(callers_->TakeBytes(red, 10, nullptr).status()),
+            "too_large");
+}
+
 TEST_F(CallersTest, QuotasAreMeasuredByTheClockAndCounted) {
   Open(File(Of("red", R"("quota": {"requests_per_second": 1,
                           "concurrent_requests": 1,
@@ -135,7 +180,32 @@ TEST_F(CallersTest, QuotasAreMeasuredByTheClockAndCounted) {
   clock_.Advance(absl::Seconds(1));
   KVASIR_EXPECT_OK(callers_->Enter(red).status());
   EXPECT_FALSE(callers_->TakeBytes(red, 101, nullptr).ok());
+  EXPECT_EQ(observer_.refused["too_large"], 1);
+  const auto share = callers_->TakeBytes(red, 60, nullptr);
+  KVASIR_ASSERT_OK(share.status());
+  EXPECT_FALSE(callers_->TakeBytes(red, 60, nullptr).ok());
   EXPECT_EQ(observer_.refused["bytes"], 1);
+}
+
+TEST_F(CallersTest, ATokensEndIsJudgedByTheWorldsTimeAndQuotasByTheSteadyOne) {
+  // 2027-01-15T08:00:00Z is 1'800'000'000.
+  Open(File(absl::StrCat(
+      R"({"name": "red", "tokens": [{"label": "t", "sha256": ")",
+      base::Sha256Hex("red"), R"(", "not_after": "2027-01-15T09:00:00Z"}],)",
+      R"( "quota": {"requests_per_second": 1}})")));
+  // The machine slept, or its clock was set: the steady one knows nothing.
+  world_ += absl::Hours(2);
+  EXPECT_THAT(Ask("red").status(),
+              StatusIs(absl::StatusCode::kUnauthenticated,
+                       HasSubstr("was good until 2027-01-15T09:00:00Z")));
+  EXPECT_EQ(observer_.refused["expired"], 1);
+  world_ -= absl::Hours(2);
+  clock_.Advance(absl::Hours(2));
+  const auto red = Ask("red");
+  KVASIR_ASSERT_OK(red.status());
+  KVASIR_EXPECT_OK(callers_->Enter(*red).status());
+  world_ += absl::Minutes(1);
+  EXPECT_FALSE(callers_->Enter(*red).ok()) << "a step of the world's time";
 }
 
 TEST_F(CallersTest, TheFileIsTakenAgainWhenItHasChanged) {
@@ -153,7 +223,8 @@ TEST_F(CallersTest, TheFileIsTakenAgainWhenItHasChanged) {
 
 TEST_F(CallersTest, AFileThatIsWrongChangesNothingAndIsToldOnce) {
   Open(File(Of("red")));
-  const std::string wrong[] = {"{", File(""), "{\"schema_version\": 1}"};
+  const std::string wrong[] = {"{", "", "{}", "{\"schema_version\": 2}",
+                               File(Of("red", R"("color": 1)"))};
   int told = 0;
   for (const std::string& text : wrong) {
     text_ = text;
@@ -167,14 +238,53 @@ TEST_F(CallersTest, AFileThatIsWrongChangesNothingAndIsToldOnce) {
   callers_->Poll();
   EXPECT_EQ(observer_.reads[false], ++told);
   KVASIR_EXPECT_OK(Ask("red").status());
-  // What a listener cannot see is as wrong as at the start.
-  text_ = File(R"({"name": "red", "certificates": ["x"]})");
-  callers_->Poll();
-  EXPECT_EQ(observer_.reads[false], ++told);
-  KVASIR_EXPECT_OK(Ask("red").status());
   text_ = File(Of("red"));
   callers_->Poll();
   EXPECT_EQ(observer_.reads[true], 1);
+}
+
+// A file that no start takes was refused as a whole, and the revoked token
+// stayed good.
+TEST_F(CallersTest, TakingOutTheLastOneTakesHimOut) {
+  proof_.admin_asks = true;
+  const std::string op = Of("op", R"("roles": ["ADMIN"])");
+  const struct {
+    std::string before;
+    std::string after;
+    const char* warning;
+  } changes[] = {
+      {File(absl::StrCat(Of("red"), ",", op)), File(""), "nobody may call"},
+      {File(absl::StrCat(Of("red"), ",", op)),
+       File(R"({"name": "red"}, {"name": "op", "roles": ["ADMIN"]})"),
+       "nobody may call"},
+      // The last ADMIN.
+      {File(absl::StrCat(Of("blue"), ",", Of("red"), ",", op)),
+       File(Of("blue")), "has the role ADMIN"},
+      // A wrong entry of one keeps no other's token alive.
+      {File(absl::StrCat(Of("red"), ",", op)),
+       File(R"({"name": "green", "certificates": ["x"]})"), "'green' has"},
+  };
+  int taken = 0;
+  for (const auto& change : changes) {
+    Open(change.before);
+    KVASIR_EXPECT_OK(Ask("red").status());
+    KVASIR_EXPECT_OK(callers_->Identify(Token("op"), ADMIN).status());
+    text_ = change.after;
+    ::testing::internal::CaptureStderr();
+    callers_->Poll();
+    callers_->Poll();
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(Ask("red").status(),
+                StatusIs(absl::StatusCode::kUnauthenticated, ::testing::_));
+    EXPECT_THAT(callers_->Identify(Token("op"), ADMIN).status(),
+                StatusIs(absl::StatusCode::kUnauthenticated, ::testing::_));
+    EXPECT_EQ(observer_.reads[true], ++taken);
+    EXPECT_EQ(observer_.reads[false], 0);
+    const std::string warned = "identities were taken that no start takes";
+    EXPECT_THAT(log, HasSubstr(warned));
+    EXPECT_EQ(log.find(warned), log.rfind(warned)) << "once";
+    EXPECT_THAT(log, HasSubstr(change.warning));
+  }
 }
 
 TEST_F(CallersTest, WhatRunsIsCountedThroughEveryChangeOfTheFile) {
@@ -208,10 +318,17 @@ TEST_F(CallersTest, AnErrorAtTheStartIsTheStarts) {
   KVASIR_EXPECT_OK(open(File(Of("red")), true));
 }
 
-TEST(ReadIdentitiesFileTest, ReadsNoMoreThanOneByteOverTheBound) {
-  const std::string path = ::testing::TempDir() + "/identities";
-  std::ofstream(path) << std::string(kMaxIdentitiesBytes + 1000, ' ');
-  EXPECT_EQ(ReadIdentitiesFile(path)->size(), kMaxIdentitiesBytes + 1);
+TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsBoundAndTellsTheCause) {
+  const std::string path =
+      absl::StrCat(::testing::TempDir(), "/identities_", getpid());
+  std::ofstream(path) << std::string(kMaxIdentitiesBytes + 1, ' ');
+  EXPECT_THAT(
+      ReadIdentitiesFile(path).status(),
+      StatusIs(absl::StatusCode::kOutOfRange,
+               "--identities " + path + ": has more than 1048576 bytes"));
+  EXPECT_THAT(ReadIdentitiesFile(::testing::TempDir()).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr(": Is a directory")));
   std::ofstream(path) << "{}";
   EXPECT_EQ(*ReadIdentitiesFile(path), "{}");
   EXPECT_THAT(ReadIdentitiesFile(path + ".none").status(),

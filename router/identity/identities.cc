@@ -1,6 +1,7 @@
 #include "router/identity/identities.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -117,6 +118,8 @@ const char* CallerRefusalName(CallerRefusal refusal) {
       return "concurrency";
     case CallerRefusal::kBytes:
       return "bytes";
+    case CallerRefusal::kTooLarge:
+      return "too_large";
   }
   return "";
 }
@@ -133,6 +136,10 @@ absl::Status CheckTenantName(absl::string_view name) {
   return absl::InvalidArgumentError(
       "metadata 'x-tenant-id': want one value of letters, digits and "
       "-_.:@/ only");
+}
+
+absl::Status CheckTokenLabel(absl::string_view label) {
+  return CheckName(label, kMaxLabelBytes, "label");
 }
 
 std::optional<size_t> FindHash(const std::vector<std::string>& hashes,
@@ -181,9 +188,6 @@ absl::Status Identities::Read() {
   if (file_.tenants_size() > kMaxTenants) {
     return Wrong("tenants", absl::StrCat("want at most ", kMaxTenants,
                                          ", have ", file_.tenants_size()));
-  }
-  if (file_.tenants().empty() && !file_.has_anonymous()) {
-    return Wrong("tenants", "nobody may call: want one at least, or anonymous");
   }
   for (int idx = 0; idx < file_.tenants_size(); ++idx) {
     KVASIR_RETURN_IF_ERROR(ReadTenant(idx));
@@ -310,6 +314,12 @@ absl::Status Identities::ReadCertificate(int idx,
 
 absl::Status Identities::CheckListener(const ListenerProof& proof,
                                        absl::string_view name) const {
+  if (hashes_.empty() && by_certificate_.empty() && !file_.has_anonymous()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name,
+        ": tenants: nobody may call: want tokens or certificates of one at "
+        "least, or anonymous"));
+  }
   if (!hashes_.empty() && !proof.tls) {
     return absl::FailedPreconditionError(absl::StrCat(
         name,
@@ -317,12 +327,55 @@ absl::Status Identities::CheckListener(const ListenerProof& proof,
         "--tls-cert and --tls-key, or take the tokens out: callers are then "
         "anonymous"));
   }
-  if (!by_certificate_.empty() && !proof.certificates) {
+  bool has_admin = false;
+  for (const Tenant& tenant : file_.tenants()) {
+    has_admin |= HasRole(tenant, kvasir::v1::ADMIN) &&
+                 (!tenant.tokens().empty() || !tenant.certificates().empty());
+    KVASIR_RETURN_IF_ERROR(CheckProof(tenant, proof, name));
+  }
+  if (proof.admin_asks && !has_admin) {
     return absl::FailedPreconditionError(absl::StrCat(
         name,
-        ": has certificates, which nobody is asked for: give "
-        "--tls-client-ca (for the admin port --admin-client-ca), or take them "
-        "out"));
+        ": no tenant with a token or a certificate has the role ADMIN, which "
+        "the admin port asks for: give it to one, or keep the port to this "
+        "machine (--admin-host "
+        "127.0.0.1)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Identities::CheckProof(const Tenant& tenant,
+                                    const ListenerProof& proof,
+                                    absl::string_view name) const {
+  if (tenant.certificates().empty()) return absl::OkStatus();
+  // An admin port that asks nobody lets in an operator who is a client, too.
+  // Of one who is ADMIN alone the certificates would be for nothing.
+  const bool as_admin =
+      proof.admin_asks || !HasRole(tenant, kvasir::v1::CLIENT);
+  const struct {
+    kvasir::v1::Role role;
+    bool judged;
+    bool asked;
+    const char* flag;
+  } ports[] = {
+      {kvasir::v1::CLIENT, true, proof.client_certificates, "--tls-client-ca"},
+      {kvasir::v1::ADMIN, as_admin, proof.admin_certificates,
+       "--admin-client-ca"}};
+  // One who has a token, too, may go by that where he is asked for none, if he
+  // is asked anywhere.
+  const bool any = std::any_of(
+      std::begin(ports), std::end(ports), [&tenant](const auto& port) {
+        return port.asked && HasRole(tenant, port.role);
+      });
+  for (const auto& port : ports) {
+    if (port.asked || !port.judged || !HasRole(tenant, port.role)) continue;
+    if (any && !tenant.tokens().empty()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, ": tenant '", tenant.name(),
+                     "' has certificates, which nobody is asked for at the "
+                     "port of its role ",
+                     kvasir::v1::Role_Name(port.role), ": give ", port.flag,
+                     any ? ", or a token" : "", ", or take them out"));
   }
   return absl::OkStatus();
 }
@@ -338,12 +391,13 @@ std::string Identities::Wanted() const {
 }
 
 absl::StatusOr<std::optional<Identities::Found>> Identities::FindCertificate(
-    const std::vector<std::string>& names) const {
+    const std::vector<std::string>& names, Refused* refused) const {
   std::optional<Found> found;
   for (const std::string& each : names) {
     const auto entry = by_certificate_.find(each);
     if (entry == by_certificate_.end()) continue;
     if (found.has_value() && found->tenant_idx != entry->second) {
+      *refused = {CallerRefusal::kDisagree, found};
       return Unauthenticated("the certificate has names of two tenants");
     }
     if (!found.has_value()) found = Found{entry->second, each};
@@ -352,26 +406,28 @@ absl::StatusOr<std::optional<Identities::Found>> Identities::FindCertificate(
 }
 
 absl::StatusOr<Identities::Found> Identities::Find(
-    const Credentials& credentials, absl::Time now, CallerRefusal* why) const {
-  *why = CallerRefusal::kDisagree;
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<Found> by_certificate,
-                          FindCertificate(credentials.certificate_names));
+    const Credentials& credentials, absl::Time now, Refused* refused) const {
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::optional<Found> by_certificate,
+      FindCertificate(credentials.certificate_names, refused));
   if (credentials.token == Credentials::Token::kNone) {
     if (by_certificate.has_value()) return *by_certificate;
     if (file_.has_anonymous()) return Found{-1, ""};
-    *why = CallerRefusal::kNoCredentials;
-    return Unauthenticated(
-        absl::StrCat("who calls? Want ", Wanted(), ", have neither"));
+    *refused = {CallerRefusal::kNoCredentials, std::nullopt};
+    const std::string wanted = Wanted();
+    return Unauthenticated(absl::StrCat(
+        "who calls? ", wanted.empty() ? "Nobody is let in now"
+                                      : "Want " + wanted + ", have none"));
   }
   // Whoever reads the wire has it now.
   if (!credentials.encrypted) {
-    *why = CallerRefusal::kNoTls;
+    *refused = {CallerRefusal::kNoTls, by_certificate};
     return Unauthenticated(
         "metadata 'authorization': no token is taken without TLS, and this one "
         "has been read by whoever could read the connection: replace it");
   }
   if (credentials.token == Credentials::Token::kMalformed) {
-    *why = CallerRefusal::kMalformed;
+    *refused = {CallerRefusal::kMalformed, by_certificate};
     return Unauthenticated(
         absl::StrCat("metadata 'authorization': want one value, 'Bearer TOKEN' "
                      "with a token of 1 to ",
@@ -380,12 +436,13 @@ absl::StatusOr<Identities::Found> Identities::Find(
   const std::optional<size_t> token =
       FindHash(hashes_, credentials.token_sha256, base::EqualInConstantTime);
   if (!token.has_value()) {
-    *why = CallerRefusal::kUnknown;
+    *refused = {CallerRefusal::kUnknown, by_certificate};
     return Unauthenticated("metadata 'authorization': the token is not known");
   }
   const TokenOwner& owner = owners_[*token];
+  const Found found = {owner.tenant_idx, owner.label};
   if (now > owner.not_after) {
-    *why = CallerRefusal::kExpired;
+    *refused = {CallerRefusal::kExpired, found};
     return Unauthenticated(
         absl::StrCat("metadata 'authorization': the token was good until ",
                      absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", owner.not_after,
@@ -393,11 +450,11 @@ absl::StatusOr<Identities::Found> Identities::Find(
   }
   if (by_certificate.has_value() &&
       by_certificate->tenant_idx != owner.tenant_idx) {
-    *why = CallerRefusal::kDisagree;
+    *refused = {CallerRefusal::kDisagree, by_certificate};
     return Unauthenticated(
         "the certificate is of one tenant, the token of another");
   }
-  return Found{owner.tenant_idx, owner.label};
+  return found;
 }
 
 std::optional<int> Identities::Named(const std::string& tenant) const {

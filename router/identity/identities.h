@@ -38,7 +38,8 @@ enum class CallerRefusal {
   kRole,       // he has not the one that is needed
   kRate,       // the rest are quotas
   kConcurrency,
-  kBytes,
+  kBytes,     // of what runs: there is room later
+  kTooLarge,  // more bytes than the quota ever has
 };
 inline constexpr CallerRefusal kCallerRefusals[] = {
     CallerRefusal::kNoCredentials, CallerRefusal::kMalformed,
@@ -46,18 +47,25 @@ inline constexpr CallerRefusal kCallerRefusals[] = {
     CallerRefusal::kExpired,       CallerRefusal::kDisagree,
     CallerRefusal::kTenant,        CallerRefusal::kRole,
     CallerRefusal::kRate,          CallerRefusal::kConcurrency,
-    CallerRefusal::kBytes};
+    CallerRefusal::kBytes,         CallerRefusal::kTooLarge};
 const char* CallerRefusalName(CallerRefusal refusal);
 
 // INVALID_ARGUMENT, naming no value, for what is no tenant's name: at most 128
 // letters, digits and -_.:@/.
 absl::Status CheckTenantName(absl::string_view name);
 
-// What a listener gives to know callers by.
+// INVALID_ARGUMENT for what is no token's label: 1 to 64 of the same letters.
+absl::Status CheckTokenLabel(absl::string_view label);
+
+// What the listeners give to know callers by.
 struct ListenerProof {
   bool tls = false;
-  // Certificates are asked for, and verified.
-  bool certificates = false;
+  // Certificates are asked for, and verified: at the clients' port, and at the
+  // admin port.
+  bool client_certificates = false;
+  bool admin_certificates = false;
+  // The admin port lets nobody in who is not ADMIN.
+  bool admin_asks = false;
 };
 
 // Threads: any thread; constant.
@@ -69,9 +77,11 @@ class Identities {
   static absl::StatusOr<Identities> Parse(absl::string_view text,
                                           absl::string_view name);
 
-  // FAILED_PRECONDITION where the listener can never see what the file tells
-  // callers by: tokens without TLS, certificates that nobody is asked for. The
-  // text names the ways out.
+  // FAILED_PRECONDITION where nobody may call; where the listeners can never
+  // see what the file tells callers by: tokens without TLS, certificates that
+  // the port of the tenant's role asks nobody for; and where the admin port
+  // asks for ADMIN, which nobody can be. The text names the ways out. For a
+  // start: a file that takes somebody out must be taken whatever is left.
   absl::Status CheckListener(const ListenerProof& proof,
                              absl::string_view name) const;
 
@@ -81,10 +91,17 @@ class Identities {
     // Of the token, or the certificate's name; empty for anonymous.
     std::string label;
   };
-  // UNAUTHENTICATED, and `*why`, for who is not known. The text says what is
-  // wanted, and no value.
+  struct Refused {
+    CallerRefusal why = CallerRefusal::kNoCredentials;
+    // Who it is all the same: his token is over, what he shows disagrees (then
+    // by the certificate), or his certificate tells him whatever is wrong with
+    // the token.
+    std::optional<Found> known;
+  };
+  // UNAUTHENTICATED, and `*refused`, for who is not let in. The text says what
+  // is wanted, and no value.
   absl::StatusOr<Found> Find(const Credentials& credentials, absl::Time now,
-                             CallerRefusal* why) const;
+                             Refused* refused) const;
 
   // By Found's index.
   const kvasir::v1::Tenant& tenant(int idx) const {
@@ -108,9 +125,12 @@ class Identities {
                          const std::string& at);
   absl::Status ReadCertificate(int idx, const std::string& certificate,
                                const std::string& at);
+  absl::Status CheckProof(const kvasir::v1::Tenant& tenant,
+                          const ListenerProof& proof,
+                          absl::string_view name) const;
   // The one whom all names of a certificate tell; nullopt: nobody's.
   absl::StatusOr<std::optional<Found>> FindCertificate(
-      const std::vector<std::string>& names) const;
+      const std::vector<std::string>& names, Refused* refused) const;
   // What a caller may show here.
   std::string Wanted() const;
 

@@ -86,7 +86,6 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{R"({"tenants": [{"name": "a"}]})",
                   "schema_version: want 1, have 0"},
         WrongFile{R"({"schema_version": 2})", "schema_version: want 1, have 2"},
-        WrongFile{R"({"schema_version": 1})", "tenants: nobody may call"},
         WrongFile{R"({"schema_version": 1, "tenant": []})", "tenant"},
         // The parser's own words would show the line that it is at.
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
@@ -203,14 +202,14 @@ class IdentitiesFindTest : public ::testing::Test {
     identities_ = *std::move(read);
   }
   std::string TenantOf(const Credentials& credentials) {
-    const auto found = identities_.Find(credentials, kNow, &why_);
+    const auto found = identities_.Find(credentials, kNow, &refused_);
     if (!found.ok()) return std::string(found.status().message());
     return absl::StrCat(identities_.tenant(found->tenant_idx).name(), "/",
                         found->label);
   }
 
   Identities identities_;
-  CallerRefusal why_ = CallerRefusal::kNoCredentials;
+  Identities::Refused refused_;
 };
 
 TEST_F(IdentitiesFindTest, ByTokenByCertificateOrByBoth) {
@@ -229,20 +228,21 @@ TEST_F(IdentitiesFindTest, ByTokenByCertificateOrByBoth) {
 TEST_F(IdentitiesFindTest, WhoIsNotKnownIsToldWhatIsWantedAndNoValue) {
   EXPECT_EQ(TenantOf({.encrypted = true}),
             "who calls? Want metadata 'authorization: Bearer TOKEN', or a "
-            "certificate that is known here, have neither");
-  EXPECT_EQ(why_, CallerRefusal::kNoCredentials);
+            "certificate that is known here, have none");
+  EXPECT_EQ(refused_.why, CallerRefusal::kNoCredentials);
   TenantOf(WithCertificate({"other.example"}));
-  EXPECT_EQ(why_, CallerRefusal::kNoCredentials);
+  EXPECT_EQ(refused_.why, CallerRefusal::kNoCredentials);
   EXPECT_EQ(TenantOf(WithToken("three")),
             "metadata 'authorization': the token is not known");
-  EXPECT_EQ(why_, CallerRefusal::kUnknown);
+  EXPECT_EQ(refused_.why, CallerRefusal::kUnknown);
+  EXPECT_FALSE(refused_.known.has_value());
   Credentials malformed{.encrypted = true,
                         .token = Credentials::Token::kMalformed};
   EXPECT_EQ(TenantOf(malformed),
             "metadata 'authorization': want one value, 'Bearer TOKEN' with a "
             "token of 1 to 512 letters, digits and -._~+/=");
-  EXPECT_EQ(why_, CallerRefusal::kMalformed);
-  EXPECT_THAT(identities_.Find(malformed, kNow, &why_).status(),
+  EXPECT_EQ(refused_.why, CallerRefusal::kMalformed);
+  EXPECT_THAT(identities_.Find(malformed, kNow, &refused_).status(),
               StatusIs(absl::StatusCode::kUnauthenticated, ::testing::_));
 }
 
@@ -250,26 +250,28 @@ TEST_F(IdentitiesFindTest, AWrongTokenIsRefusedWhateverTheCertificate) {
   Credentials both = WithToken("three");
   both.certificate_names = {"red.example"};
   TenantOf(both);
-  EXPECT_EQ(why_, CallerRefusal::kUnknown);
+  EXPECT_EQ(refused_.why, CallerRefusal::kUnknown);
 }
 
 TEST_F(IdentitiesFindTest, NoTokenIsTakenWithoutTls) {
   Credentials plain = WithToken("one");
   plain.encrypted = false;
   EXPECT_THAT(TenantOf(plain), HasSubstr("no token is taken without TLS"));
-  EXPECT_EQ(why_, CallerRefusal::kNoTls);
+  EXPECT_EQ(refused_.why, CallerRefusal::kNoTls);
 }
 
 TEST_F(IdentitiesFindTest, ATokenIsGoodUntilItsLastMoment) {
   const absl::Time last = absl::FromCivil(
       absl::CivilSecond(2026, 1, 1, 0, 0, 0), absl::UTCTimeZone());
   const Credentials old = WithToken("old");
-  KVASIR_EXPECT_OK(identities_.Find(old, last, &why_).status());
+  KVASIR_EXPECT_OK(identities_.Find(old, last, &refused_).status());
   EXPECT_THAT(
-      identities_.Find(old, last + absl::Nanoseconds(1), &why_).status(),
+      identities_.Find(old, last + absl::Nanoseconds(1), &refused_).status(),
       StatusIs(absl::StatusCode::kUnauthenticated,
                HasSubstr("the token was good until 2026-01-01T00:00:00Z")));
-  EXPECT_EQ(why_, CallerRefusal::kExpired);
+  EXPECT_EQ(refused_.why, CallerRefusal::kExpired);
+  ASSERT_TRUE(refused_.known.has_value());
+  EXPECT_EQ(refused_.known->label, "old");
 }
 
 TEST_F(IdentitiesFindTest, TwoWaysThatDisagreeAreRefused) {
@@ -277,10 +279,14 @@ TEST_F(IdentitiesFindTest, TwoWaysThatDisagreeAreRefused) {
   both.certificate_names = {"blue.example"};
   EXPECT_EQ(TenantOf(both),
             "the certificate is of one tenant, the token of another");
-  EXPECT_EQ(why_, CallerRefusal::kDisagree);
+  EXPECT_EQ(refused_.why, CallerRefusal::kDisagree);
+  ASSERT_TRUE(refused_.known.has_value());
+  EXPECT_EQ(refused_.known->label, "blue.example");
   EXPECT_EQ(TenantOf(WithCertificate({"red.example", "blue.example"})),
             "the certificate has names of two tenants");
-  EXPECT_EQ(why_, CallerRefusal::kDisagree);
+  EXPECT_EQ(refused_.why, CallerRefusal::kDisagree);
+  ASSERT_TRUE(refused_.known.has_value());
+  EXPECT_EQ(refused_.known->label, "red.example");
 }
 
 TEST_F(IdentitiesFindTest, RolesAreClientWhereNoneIsSaid) {
@@ -295,16 +301,16 @@ TEST(IdentitiesTest, AnonymousIsWhoShowsNothingThatIsKnown) {
       "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one"}]}]})");
   KVASIR_ASSERT_OK(read.status());
-  CallerRefusal why;
+  Identities::Refused refused;
   for (const Credentials& shown :
        {Credentials{}, WithCertificate({"other.example"})}) {
-    const auto found = read->Find(shown, kNow, &why);
+    const auto found = read->Find(shown, kNow, &refused);
     KVASIR_ASSERT_OK(found.status());
     EXPECT_EQ(read->tenant(found->tenant_idx).name(), "anonymous");
     EXPECT_EQ(found->label, "");
   }
   // Who shows a token that is wrong is not let in as if he had shown none.
-  EXPECT_FALSE(read->Find(WithToken("three"), kNow, &why).ok());
+  EXPECT_FALSE(read->Find(WithToken("three"), kNow, &refused).ok());
 }
 
 TEST(IdentitiesTest, AHashIsOfEitherCase) {
@@ -313,8 +319,8 @@ TEST(IdentitiesTest, AHashIsOfEitherCase) {
   const auto read = Parse(Red(
       absl::StrCat(R"("tokens": [{"label": "a", "sha256": ")", upper, "\"}]")));
   KVASIR_ASSERT_OK(read.status());
-  CallerRefusal why;
-  KVASIR_EXPECT_OK(read->Find(WithToken("one"), kNow, &why).status());
+  Identities::Refused refused;
+  KVASIR_EXPECT_OK(read->Find(WithToken("one"), kNow, &refused).status());
 }
 
 TEST(IdentitiesTest, AListenerThatCannotSeeThemIsRefusedWithTheWaysOut) {
@@ -330,7 +336,83 @@ TEST(IdentitiesTest, AListenerThatCannotSeeThemIsRefusedWithTheWaysOut) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("--tls-client-ca")));
   KVASIR_EXPECT_OK(certificates->CheckListener(
-      {.tls = true, .certificates = true}, "who.json"));
+      {.tls = true, .client_certificates = true}, "who.json"));
+}
+
+// What is left when the last one is taken out: Poll takes it, a start does not.
+TEST(IdentitiesTest, AStartWithNobodyWhoMayCallIsRefused) {
+  for (const char* text :
+       {R"({"schema_version": 1})",
+        R"({"schema_version": 1, "tenants": [{"name": "a"}]})"}) {
+    const auto read = Parse(text);
+    KVASIR_ASSERT_OK(read.status());
+    EXPECT_THAT(read->CheckListener({.tls = true}, "who.json"),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("who.json: tenants: nobody may call")));
+    Identities::Refused refused;
+    EXPECT_THAT(read->Find({.encrypted = true}, kNow, &refused).status(),
+                StatusIs(absl::StatusCode::kUnauthenticated,
+                         "who calls? Nobody is let in now"));
+  }
+}
+
+TEST(IdentitiesTest, ACertificateIsAskedForAtThePortOfItsRole) {
+  // The admin port asks nobody: it is on loopback.
+  const ListenerProof client = {.tls = true, .client_certificates = true};
+  const ListenerProof asks = {
+      .tls = true, .client_certificates = true, .admin_asks = true};
+  const ListenerProof admin = {
+      .tls = true, .admin_certificates = true, .admin_asks = true};
+  const ListenerProof both = {.tls = true,
+                              .client_certificates = true,
+                              .admin_certificates = true,
+                              .admin_asks = true};
+  const auto check = [](const std::string& fields, const ListenerProof& proof) {
+    return Parse(Red(R"("certificates": ["x"])" + fields))
+        ->CheckListener(proof, "who.json");
+  };
+  const auto refused = [](const char* role, const char* flag) {
+    return StatusIs(absl::StatusCode::kFailedPrecondition,
+                    AllOf(HasSubstr(role), HasSubstr(flag)));
+  };
+  KVASIR_EXPECT_OK(check("", client));
+  EXPECT_THAT(check("", {.tls = true, .admin_certificates = true}),
+              refused("CLIENT", "--tls-client-ca"));
+  const std::string is_admin = R"(, "roles": ["ADMIN"])";
+  KVASIR_EXPECT_OK(check(is_admin, admin));
+  EXPECT_THAT(check(is_admin, client), refused("ADMIN", "--admin-client-ca"));
+  const std::string is_both = R"(, "roles": ["CLIENT", "ADMIN"])";
+  KVASIR_EXPECT_OK(check(is_both, both));
+  EXPECT_THAT(check(is_both, admin), refused("CLIENT", "--tls-client-ca"));
+  EXPECT_THAT(check(is_both, asks), refused("ADMIN", "--admin-client-ca"));
+  KVASIR_EXPECT_OK(check(is_both, client));
+  // Where he is asked for none, he has his token.
+  const std::string token = R"(, "tokens": [{"label": "a", "sha256": "#one"}])";
+  KVASIR_EXPECT_OK(check(is_both + token, admin));
+  KVASIR_EXPECT_OK(check(is_both + token, asks));
+  EXPECT_THAT(check(token, {.tls = true, .admin_certificates = true}),
+              refused("CLIENT", "--tls-client-ca"));
+}
+
+TEST(IdentitiesTest, AnAdminPortThatNobodyMayUseIsRefused) {
+  const ListenerProof proof = {.tls = true, .admin_asks = true};
+  const std::string token = R"("tokens": [{"label": "a", "sha256": "#one"}])";
+  EXPECT_THAT(Parse(Red(token))->CheckListener(proof, "who.json"),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("has the role ADMIN, which the admin "
+                                       "port asks for"),
+                             HasSubstr("--admin-host"))));
+  // One whom nothing tells is nobody.
+  EXPECT_THAT(
+      Parse(R"({"schema_version": 1, "tenants": [
+                {"name": "red", "tokens": [{"label": "a", "sha256": "#one"}]},
+                {"name": "op", "roles": ["ADMIN"]}]})")
+          ->CheckListener(proof, "who.json"),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               HasSubstr("no tenant with a token or a certificate has the "
+                         "role ADMIN")));
+  KVASIR_EXPECT_OK(Parse(Red(token + R"(, "roles": ["ADMIN"])"))
+                       ->CheckListener(proof, "who.json"));
 }
 
 TEST(FindHashTest, ComparesWithEveryOneWhicheverItIs) {

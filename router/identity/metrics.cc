@@ -13,7 +13,13 @@ CallerMetrics::CallerMetrics()
                  .Name("kvasir_router_identities_reads_total")
                  .Help("Changes of --identities that were taken or not, by "
                        "result")
-                 .Register(*registry_)) {
+                 .Register(*registry_)),
+      file_refused_(prometheus::BuildGauge()
+                        .Name("kvasir_router_identities_refused")
+                        .Help("1 while the file of --identities was refused, "
+                              "and those from before stay")
+                        .Register(*registry_)
+                        .Add({})) {
   // Series exist from the start, so that rates have a first point.
   for (const CallerRefusal why : kCallerRefusals) {
     refused_.Add({{"reason", CallerRefusalName(why)}});
@@ -28,6 +34,7 @@ void CallerMetrics::OnCallerRefused(CallerRefusal why) {
 }
 
 void CallerMetrics::OnIdentitiesRead(bool ok) {
+  file_refused_.Set(ok ? 0 : 1);
   reads_.Add({{"result", ok ? "ok" : "failed"}}).Increment();
 }
 

@@ -6,6 +6,7 @@
 
 #include "prometheus/counter.h"
 #include "prometheus/family.h"
+#include "prometheus/gauge.h"
 #include "prometheus/registry.h"
 #include "router/identity/callers.h"
 
@@ -26,6 +27,7 @@ class CallerMetrics final : public CallerObserver {
   const std::shared_ptr<prometheus::Registry> registry_;
   prometheus::Family<prometheus::Counter>& refused_;
   prometheus::Family<prometheus::Counter>& reads_;
+  prometheus::Gauge& file_refused_;
 };
 
 }  // namespace kvasir::router

@@ -89,14 +89,14 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
   FirstAnswers& first = *first_answers_;
   base::MutexLock lock(&first.mutex);
   while (first.answered.size() < replicas_.size() && first.refusals.empty()) {
-    const absl::Duration left = deadline - base::Clock::Real().Now();
-    if (left <= absl::ZeroDuration()) break;
-    first.changed.WaitWithTimeout(&first.mutex, left);
+    const absl::Time now = base::Clock::Real().Now();
     // One can serve: those that are not there are connected to when they come.
+    // It may have answered before this looked.
     if (!first.answered.empty()) {
-      deadline = std::min(deadline,
-                          base::Clock::Real().Now() + options_.others_patience);
+      deadline = std::min(deadline, now + options_.others_patience);
     }
+    if (now >= deadline) break;
+    first.changed.WaitWithTimeout(&first.mutex, deadline - now);
   }
   return first.refusals.empty() ? absl::OkStatus() : first.refusals.front();
 }

@@ -26,7 +26,7 @@ class ManualRunner final : public TaskRunner {
     return true;
   }
   bool RunOne() {
-    if (tasks_.empty()) return false;
+    if (tasks_.empty() || paused) return false;
     Task task = std::move(tasks_.front());
     tasks_.pop_front();
     task();
@@ -34,6 +34,8 @@ class ManualRunner final : public TaskRunner {
   }
 
   size_t max_queued = 1000;
+  // What is posted waits.
+  bool paused = false;
 
  private:
   std::deque<Task> tasks_;

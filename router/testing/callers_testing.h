@@ -27,7 +27,9 @@ inline std::shared_ptr<const Callers> CallersOf(
       absl::StrCat(R"({"schema_version": 1, "tenants": [)", entries, "]}");
   auto callers = Callers::Open({.name = "test",
                                 .read = [file] { return file; },
-                                .proof = {.tls = true, .certificates = true},
+                                .proof = {.tls = true,
+                                          .client_certificates = true,
+                                          .admin_certificates = true},
                                 .clock = clock},
                                nullptr);
   KVASIR_CHECK(callers.ok());

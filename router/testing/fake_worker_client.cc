@@ -102,6 +102,11 @@ void FakeWorker::SetReachable(bool reachable) {
   reachable_ = reachable;
 }
 
+void FakeWorker::OnInfoAsked(std::function<void()> then) {
+  base::MutexLock lock(&mutex_);
+  on_info_asked_ = std::move(then);
+}
+
 void FakeWorker::OnAttempt(
     std::function<void(const std::shared_ptr<FakeAttempt>&)> then) {
   base::MutexLock lock(&mutex_);
@@ -173,12 +178,15 @@ void FakeWorkerClient::GetInfo(
     absl::Duration,
     std::function<void(absl::StatusOr<kvasir::v1::WorkerInfo>)> done) {
   absl::StatusOr<kvasir::v1::WorkerInfo> info = worker_->info_;
+  std::function<void()> asked;
   {
     base::MutexLock lock(&worker_->mutex_);
+    asked = worker_->on_info_asked_;
     if (!worker_->reachable_ || closed_) {
       info = absl::UnavailableError("no route");
     }
   }
+  if (asked) asked();
   worker_->OnTransport(
       [done, info = std::move(info)]() mutable { done(std::move(info)); });
 }

@@ -62,6 +62,8 @@ class FakeWorker {
   // The script, before it is asked.
   kvasir::v1::WorkerInfo* info() { return &info_; }
   void SetReachable(bool reachable);
+  // Called inside each GetInfo, on the asking thread.
+  void OnInfoAsked(std::function<void()> then);
   // Called with each new attempt, inside NewAttempt.
   void OnAttempt(std::function<void(const std::shared_ptr<FakeAttempt>&)> then);
 
@@ -84,6 +86,7 @@ class FakeWorker {
   kvasir::v1::WorkerInfo info_;
   mutable base::Mutex mutex_;
   bool reachable_ ABSL_GUARDED_BY(mutex_) = true;
+  std::function<void()> on_info_asked_ ABSL_GUARDED_BY(mutex_);
   kvasir::v1::LoadReport report_ ABSL_GUARDED_BY(mutex_);
   std::function<void(const std::shared_ptr<FakeAttempt>&)> on_attempt_
       ABSL_GUARDED_BY(mutex_);

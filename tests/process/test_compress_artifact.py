@@ -506,7 +506,7 @@ def test_an_interrupted_run_leaves_no_output_and_goes_on(tmp_path):
     """Ctrl-C in the calibration: exit code 1, a state, and a second run that
     ends with the bytes of an uninterrupted one."""
     command = [COMPRESS, "apply", "--model", TINY, "--method", "palu", "--keep", "0.5", "--text",
-               CALIBRATION, "--calibration-tokens", "8192", "--threads", "1"]
+               CALIBRATION, "--calibration-tokens", "3072", "--sequence-tokens", "512", "--threads", "1"]
 
     def run(out, cache):
         return subprocess.Popen(
@@ -658,7 +658,8 @@ def test_eviction_comes_on_top_of_any_plan(compress, tmp_path):
     done = compress(*plan, "q-hitter", "--eviction-budget", 0.3, "--out", whole)
     assert "30 % of the prompt, 68 slots at least" in done.stdout
     compress(*plan, "lorc", "--keep", 0.5, "--ranks", "uniform", "--key-bits", 4, "--value-bits", 4,
-             "--exact-window", 96, "--eviction", "h2o", "--eviction-budget", 256, "--out", lorc)
+             "--exact-window", 96, "--eviction", "h2o", "--eviction-budget", 256, *FEW_TOKENS,
+             "--out", lorc)
     compress(*plan, "q-hitter", "--evict-from", lorc, "--eviction-budget", 400,
              "--eviction-lambda", 0.7, "--out", both)
     made = [json.loads(path.read_text()) for path in (whole, lorc, both)]
@@ -678,7 +679,7 @@ def test_eviction_comes_on_top_of_any_plan(compress, tmp_path):
 
     art = tmp_path / "art"
     compress("apply", "--quiet", "--model", TINY, "--plan", lorc, "--eviction", "streaming",
-             "--eviction-budget", 256, "--out", art)
+             "--eviction-budget", 256, *FEW_TOKENS, "--out", art)
     applied = json.loads((art / "kv_plan.json").read_text())
     assert applied["method"] == "lorc+streaming"
     assert applied["layers"][0]["eviction"]["others"] == "LATEST"

@@ -181,7 +181,7 @@ def test_connections_over_the_limit_are_hung_up_on():
         idle = [connect(server.grpc) for _ in range(30)]
         ended = [each.recv(1) for each in idle[20:]]
         assert ended == [b""] * 10
-        assert "too many connections" in server.log()
+        wait_until(lambda: "too many connections" in server.log(), "the line")
         for each in idle:
             each.close()
         infers(server)
@@ -213,7 +213,7 @@ def test_health_has_a_port_without_anything_else_and_follows_the_replicas():
             lost.kill()
             wait_until(lambda: health(router.health) == "NOT_SERVING", "no replica")
             assert healthz(router) == 503
-            assert f"replica worker={path} state=lost" in router.log()
+            wait_until(lambda: f"replica worker={path} state=lost" in router.log(), "the line")
 
 
 # Sixty-four of them kept every probe out for five minutes.
@@ -237,19 +237,48 @@ def test_idle_connections_do_not_keep_probes_from_the_health_port():
             each.close()
 
 
+def with_files(files):
+    """The command that runs what is behind it with other files at these paths: {path: file}; skips where none can."""
+    mounts = "; ".join(f'mount --bind "{file}" {path}' for path, file in files.items())
+    command = ["unshare", "--mount", "sh", "-euc", f'mount --make-rprivate /; {mounts}; exec "$@"', "sh"]
+    seen = subprocess.run([*command, "cat", *files], capture_output=True, text=True, timeout=60)
+    if seen.stdout != "".join(file.read_text() for file in files.values()):
+        pytest.skip(f"no other {', '.join(files)} to be had here: {seen.stderr.strip()}")
+    return command
+
+
 # Discovery is not built: such a name is one worker, on whichever of its pods the transport chooses.
 def test_a_workers_name_of_several_addresses_is_warned_of(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost one\n127.0.0.1 pods\n127.0.0.2 pods\n")
     command = [BINARY, "router", "--workers", "pods:9,one:9", "--insecure", "--start-timeout", "2s", "--grpc-port", "0",
                *OPERATOR_PORTS]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-euc", 'mount --make-rprivate /; mount --bind "$1" /etc/hosts; shift; exec "$@"', "hosts",
-         hosts, *command], capture_output=True, text=True, timeout=60)
-    if "kvasir router:" not in done.stderr:
-        pytest.skip(f"no other /etc/hosts to be had here: {done.stderr.strip()}")
+    done = subprocess.run([*with_files({"/etc/hosts": hosts}), *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "kvasir router:" in done.stderr, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "several addresses" in line]
     assert "worker=pods:9 addresses=2" in line
+
+
+# The system's resolver would have it wait for two minutes.
+def test_an_end_waits_for_no_resolver(tmp_path):
+    resolver = tmp_path / "resolv.conf"
+    resolver.write_text("nameserver 127.0.0.77\noptions timeout:30 attempts:5\n")
+    sources = tmp_path / "nsswitch.conf"
+    sources.write_text("hosts: files dns\n")
+    files = with_files({"/etc/resolv.conf": resolver, "/etc/nsswitch.conf": sources})
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
+        try:
+            deaf.bind(("127.0.0.77", 53))
+        except OSError as error:
+            pytest.skip(f"no resolver of our own to be had here: {error}")
+        command = [BINARY, "router", "--workers", "pods.example:9", "--insecure", "--start-timeout", "1s",
+                   "--grpc-port", "0", *OPERATOR_PORTS]
+        done = subprocess.run([*files, *command], capture_output=True, text=True, timeout=90)
+        assert done.returncode == 1 and "no worker answered" in done.stderr, done.stderr
+        # It was asked: by the system's resolver or by gRPC's own, which asks the same. That the first one is waited
+        # for is what the test is about, and would show as a timeout.
+        deaf.settimeout(1)
+        assert b"pods" in deaf.recv(512)
 
 
 def test_the_admin_port_is_not_for_whom_the_others_are():

@@ -50,7 +50,7 @@ def test_slots_go_and_metrics_tell(evicting):
     before = {name: evicting.metric(f"kvasir_{name}_total")
               for name in ("evictions", "evicted_slots", "eviction_pages_reclaimed", "eviction_seconds")}
     scored = {how: evicting.metric("kvasir_eviction_scored_tokens_total", how=how)
-              for how in ("kept", "again")}
+              for how in ("kept", "again", "no_room")}
     answer(evicting)
     wait_until(lambda: evicting.metric("kvasir_evictions_total") > before["evictions"], "evictions")
     wait_until(lambda: evicting.metric("kvasir_kv_cache_used_pages") == 0, "an empty cache")
@@ -64,6 +64,7 @@ def test_slots_go_and_metrics_tell(evicting):
     # Decode keeps its weights: all output but the last token, which no step runs. And so may the
     # prompt's last token.
     assert 39 <= more["kept"] < 39 + 20 and more["again"] > 500
+    assert more["no_room"] == 0
     assert evicting.metric("kvasir_cache_leaked_pages") == 0
 
 

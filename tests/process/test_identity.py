@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import uuid
 
 import grpc
 import pytest
@@ -13,6 +15,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+import access_log
 from certificates import Authority
 from kvasir_process import OPERATOR_PORTS, ROOT, TINY, KvasirProcess, run, wait_until
 from test_edge import Clients, request, streamed
@@ -20,7 +23,9 @@ from test_edge import Clients, request, streamed
 pytestmark = pytest.mark.timeout(180)
 REFUSED = "kvasir_router_callers_refused_total"
 READS = "kvasir_router_identities_reads_total"
-LONG = 2000
+STRANGER = "unknown caller refused"
+# More than a client on a busy machine lets pass before it looks again.
+LONG = 8000
 
 
 def token_of(name):
@@ -75,33 +80,51 @@ class Served:
         return grpc.secure_channel(self.server.grpc, credentials)
 
     def lines(self, message="request"):
-        lines = [json.loads(line) for line in self.server.log().splitlines() if line.startswith("{")]
-        return [line for line in lines if line["message"] == message]
+        return access_log.lines(self.server, message)
+
+    def refused(self):
+        return [line for line in self.lines() if line["reason"]]
+
+    def who_asked(self, answer):
+        """Tenant and caller, as the log has them, of what was answered."""
+        line = access_log.line_of(self.server, answer.id)
+        return line["tenant"], line["caller"]
 
     def count(self, reason):
         return self.server.metric(REFUSED, reason=reason)
 
     @contextlib.contextmanager
-    def refusal(self, code, reason, text):
-        """Of what is called within: its code, one line of the log, one count, and no secret in either."""
-        lines, count = len(self.lines()), self.count(reason)
+    def refusal(self, code, reason, text, who=None):
+        """Of what is called within: its code, one line of the log, one count, and no secret in either. `who`: tenant
+        and caller of that line; None: nobody knows him, and the lines of such are one a minute for each reason."""
+        lines, strangers, count = self.refused(), self.lines(STRANGER), self.count(reason)
         with pytest.raises(grpc.RpcError) as error:
             yield
         assert error.value.code().name == code, error.value.details()
         assert re.search(text, error.value.details()), error.value.details()
         assert self.count(reason) == count + 1
-        logged = self.lines()[lines:]
-        assert [line["status"] for line in logged] == [code]
+        if who:
+            wait_until(lambda: len(self.refused()) > len(lines), "the line of the refusal")
+        else:
+            wait_until(lambda: any(line["reason"] == reason for line in self.lines(STRANGER)), "a line of the reason")
+        assert [(line["status"], line["reason"], line["tenant"], line["caller"])
+                for line in self.refused()[len(lines):]] == ([(code, reason, *who)] if who else [])
+        new = self.lines(STRANGER)[len(strangers):]
+        assert len(new) <= (0 if who else 1)
+        for line in new:
+            assert (line["status"], line["reason"]) == (code, reason)
+            assert not {"client_request_id", "traceparent", "model", "tenant"} & set(line)
         assert "token-of" not in error.value.details()
 
 
 def infer(channel, model, metadata=(), text="Once"):
-    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(
-        request(model, text), timeout=60, metadata=metadata)
+    message = request(model, text)
+    message.id = uuid.uuid4().hex
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=60, metadata=metadata)
 
 
 @contextlib.contextmanager
-def serving(folder, tenants, *flags, **fields):
+def serving(folder, tenants, *flags, model=TINY, **fields):
     authority = Authority(folder)
     authority.sign("server", "IP:127.0.0.1")
     authority.sign("gate", "DNS:gate.example")
@@ -109,14 +132,19 @@ def serving(folder, tenants, *flags, **fields):
     identities = folder / "who.json"
     write(identities, tenants, **fields)
     pair = ["--tls-cert", folder / "server.pem", "--tls-key", folder / "server.pem"]
-    with KvasirProcess("serve", *pair, "--identities", identities, "--log-format", "json", *flags) as server:
+    with KvasirProcess(
+            "serve", *pair, "--identities", identities, "--log-format", "json", *flags, model=model) as server:
         yield Served(server, authority, identities)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("identity")
-    with serving(folder, without_certificates(TENANTS)) as server:
+    model = folder / "tiny"
+    shutil.copytree(TINY, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG + 192}))
+    with serving(folder, without_certificates(TENANTS), model=model) as server:
         yield server
         log = server.server.log()
         # Of all calls of all tests.
@@ -131,9 +159,10 @@ def test_a_triton_client_with_a_token_is_served_and_named_in_the_log(served):
     assert client.is_server_live(headers=headers)
     assert client.get_model_metadata(served.model, headers=headers).name == served.model
     answer = client.infer(
-        served.model, triton.text_inputs("Once", stream=False, max_tokens=4, ignore_eos=True), headers=headers)
+        served.model, triton.text_inputs("Once", stream=False, max_tokens=4, ignore_eos=True), headers=headers,
+        request_id="of-triton")
     assert answer.as_numpy("text_output").size == 1
-    line = served.lines()[-1]
+    line = access_log.line_of(served.server, "of-triton")
     assert (line["tenant"], line["caller"], line["status"]) == ("red", "red-laptop", "OK")
     with pytest.raises(InferenceServerException) as error:
         client.is_server_live()
@@ -148,25 +177,45 @@ def test_a_triton_client_with_a_token_is_served_and_named_in_the_log(served):
     ((("authorization", "Basic token-of-red"),), "malformed", "'Bearer TOKEN'"),
     ((("authorization", "token-of-red"),), "malformed", "'Bearer TOKEN'"),
     ((("authorization", "Bearer token-of-red"), ("authorization", "Bearer token-of-blue")), "malformed", "one value"),
-    ((("authorization", "Bearer " + "x" * 5000),), "malformed", "1 to 512"),
+    ((("authorization", "Bearer " + "x" * 15_000),), "malformed", "1 to 512"),
 ])
 def test_who_is_not_known_is_unauthenticated(served, metadata, reason, text):
     with served.channel() as channel:
-        with served.refusal("UNAUTHENTICATED", reason, text):
+        who = ("old", "old") if reason == "expired" else None
+        with served.refusal("UNAUTHENTICATED", reason, text, who):
             infer(channel, served.model, metadata)
         # Whatever is called, and without a message.
-        with served.refusal("UNAUTHENTICATED", reason, text):
+        with served.refusal("UNAUTHENTICATED", reason, text, who):
             channel.unary_unary("/vllm.Control/Abort")(b"", timeout=20, metadata=metadata)
+        # With bytes that are none, of which the first twenty wrote twenty lines.
+        with served.refusal("UNAUTHENTICATED", reason, text, who):
+            channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
+                b"\xff" * 100, timeout=20, metadata=metadata)
         # Probes show nothing.
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20) == b"\x08\x01"
 
 
-def test_metadata_beyond_what_any_call_may_have_ends_that_call_alone(served):
-    with served.channel() as channel:
+# gRPC (1.51) takes it for an error of the connection.
+def test_metadata_beyond_what_any_call_may_have_ends_its_connection_and_no_other(served):
+    red = (("authorization", f"Bearer {token_of('red')}"),)
+
+    def start(channel, metadata=(), max_tokens=LONG):
+        running = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
+            iter([streamed(served.model, max_tokens)]), timeout=120, metadata=metadata)
+        next(running)
+        return running
+
+    with served.channel() as channel, served.channel(token_of("blue")) as other:
+        stays, ends = start(other, max_tokens=1000), start(channel, red)
         with pytest.raises(grpc.RpcError) as error:
             infer(channel, served.model, (("authorization", "Bearer " + "x" * 20_000),))
         assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        infer(channel, served.model, (("authorization", f"Bearer {token_of('red')}"),))
+        with pytest.raises(grpc.RpcError) as error:
+            list(ends)
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert list(stays)[-1].infer_response.parameters["triton_final_response"].bool_param
+    with served.channel() as channel:
+        infer(channel, served.model, red)
 
 
 def test_a_stream_of_nobodys_ends_at_once(served):
@@ -175,26 +224,44 @@ def test_a_stream_of_nobodys_ends_at_once(served):
             iter([streamed(served.model, 4)]), timeout=20))
 
 
+def test_bytes_that_are_no_message_are_told_to_him_alone_who_is_known(served):
+    def refused():
+        return [line for line in served.lines() if line["status"] == "INVALID_ARGUMENT" and line["caller"] == "blue-laptop"]
+
+    with served.channel(token_of("blue")) as channel:
+        for method, facade in (("inference.GRPCInferenceService/ModelInfer", "kserve"),
+                               ("vllm.grpc.engine.VllmEngine/Generate", "vllm"), ("vllm.Control/Abort", "vllm_inference")):
+            with pytest.raises(grpc.RpcError) as error:
+                channel.unary_unary(f"/{method}")(b"\xff" * 100, timeout=20)
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert error.value.details() == f"want a message of /{method}, have bytes that are none"
+            wait_until(lambda: facade in [line["facade"] for line in refused()], "the line of it")
+    assert [line["tenant"] for line in refused()] == ["blue"] * 3
+
+
 def test_an_operator_is_no_client(served):
-    with served.channel(token_of("operator")) as channel, served.refusal("PERMISSION_DENIED", "role", "role CLIENT"):
+    with served.channel(token_of("operator")) as channel, served.refusal(
+            "PERMISSION_DENIED", "role", "role CLIENT", ("operator", "operator-laptop")):
         infer(channel, served.model)
 
 
 def test_a_tenant_header_counts_from_a_gateway_that_may_set_it_alone(served):
     with served.channel(token_of("gate")) as channel:
-        infer(channel, served.model, (("x-tenant-id", "somebody"),))
-        line = served.lines()[-1]
-        assert (line["tenant"], line["caller"]) == ("somebody", "gate-laptop")
+        assert served.who_asked(infer(channel, served.model, (("x-tenant-id", "somebody"),))) == ("somebody", "gate-laptop")
         # A listed one brings its own quota.
         for _ in range(2):
             infer(channel, served.model, (("x-tenant-id", "few"),))
-        with served.refusal("RESOURCE_EXHAUSTED", "rate", "tenant 'few'.*requests_per_second.*come back in"):
+        with served.refusal("RESOURCE_EXHAUSTED", "rate", "tenant 'few'.*requests_per_second.*come back in",
+                            ("few", "gate-laptop")):
             infer(channel, served.model, (("x-tenant-id", "few"),))
-        with served.refusal("INVALID_ARGUMENT", "tenant", "x-tenant-id"):
+        with served.refusal("INVALID_ARGUMENT", "tenant", "x-tenant-id", ("gate", "gate-laptop")):
             infer(channel, served.model, (("x-tenant-id", "a b"),))
+        # It makes nobody a client who is none.
+        with served.refusal("PERMISSION_DENIED", "role", "'operator' has not the role CLIENT", ("gate", "gate-laptop")):
+            infer(channel, served.model, (("x-tenant-id", "operator"),))
     with served.channel(token_of("red")) as channel:
         infer(channel, served.model, (("x-tenant-id", "red"),))
-        with served.refusal("PERMISSION_DENIED", "tenant", "may not set another"):
+        with served.refusal("PERMISSION_DENIED", "tenant", "may not set another", ("red", "red-laptop")):
             infer(channel, served.model, (("x-tenant-id", "blue"),))
 
 
@@ -203,7 +270,7 @@ def test_requests_at_a_time_and_their_bytes_are_bounded(served):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         running = stub.ModelStreamInfer(iter([streamed(served.model, LONG)]), timeout=120)
         next(running)
-        with served.refusal("RESOURCE_EXHAUSTED", "concurrency", "concurrent_requests is 1"):
+        with served.refusal("RESOURCE_EXHAUSTED", "concurrency", "concurrent_requests is 1", ("one", "one-laptop")):
             infer(channel, served.model)
         # Not requests: he sees what there is, and others go on.
         channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
@@ -225,7 +292,8 @@ def test_requests_at_a_time_and_their_bytes_are_bounded(served):
             infer(channel, served.model)
     with served.channel(token_of("small")) as channel:
         infer(channel, served.model)
-        with served.refusal("INVALID_ARGUMENT", "bytes", "bytes of 4000 .its quota's bytes_in_flight."):
+        with served.refusal("INVALID_ARGUMENT", "too_large", "bytes of 4000 .its quota's bytes_in_flight.",
+                            ("small", "small-laptop")):
             infer(channel, served.model, text="x" * 4000)
 
 
@@ -244,12 +312,22 @@ def test_a_stop_finds_requests_of_its_own_tenant_alone(served):
         running = service_pb2_grpc.GRPCInferenceServiceStub(red).ModelStreamInfer(iter([message]), timeout=120)
         next(running)
         stop(blue, "same")
+        # What was written before is no proof: the engine goes on with it.
+        started = served.server.metric("kvasir_generation_tokens_total")
         for _ in range(5):
             last = next(running)
             assert not last.infer_response.parameters["triton_final_response"].bool_param
+        wait_until(lambda: served.server.metric("kvasir_generation_tokens_total") > started + 50, "the other's to go on")
         stop(red, "same")
         responses = list(running)
         assert responses[-1].infer_response.parameters["triton_final_response"].bool_param
+
+        def of_same():
+            return [(line["tenant"], line["finish_reason"]) for line in served.lines()
+                    if line["client_request_id"] == "same" and line["samples"] > 0]
+
+        wait_until(of_same, "the line of the request")
+        assert of_same() == [("red", "cancelled")]
 
 
 def test_prefixes_are_shared_within_a_tenant_and_by_those_who_share_on_purpose(served):
@@ -271,17 +349,14 @@ def test_prefixes_are_shared_within_a_tenant_and_by_those_who_share_on_purpose(s
 def test_certificates_tell_tenants_too_and_must_agree_with_tokens(tmp_path):
     with serving(tmp_path, TENANTS, "--tls-client-ca", tmp_path / "ca.pem", anonymous={}) as server:
         with server.channel(certificate="gate") as channel:
-            infer(channel, server.model, (("x-tenant-id", "acme"),))
-            line = server.lines()[-1]
-            assert (line["tenant"], line["caller"]) == ("acme", "gate.example")
+            assert server.who_asked(infer(channel, server.model, (("x-tenant-id", "acme"),))) == ("acme", "gate.example")
         with server.channel(token_of("red"), certificate="nobody") as channel:
-            infer(channel, server.model)
-            assert server.lines()[-1]["tenant"] == "red"
+            assert server.who_asked(infer(channel, server.model)) == ("red", "red-laptop")
         with server.channel(certificate="nobody") as channel:
-            infer(channel, server.model)
-            assert server.lines()[-1]["tenant"] == "anonymous"
+            assert server.who_asked(infer(channel, server.model)) == ("anonymous", "")
         with server.channel(token_of("red"), certificate="gate") as channel, \
-                server.refusal("UNAUTHENTICATED", "disagree", "of one tenant, the token of another"):
+                server.refusal("UNAUTHENTICATED", "disagree", "of one tenant, the token of another",
+                               ("gate", "gate.example")):
             infer(channel, server.model)
 
 
@@ -302,11 +377,10 @@ def test_no_token_is_taken_without_tls(tmp_path):
     with KvasirProcess("serve", "--identities", identities, "--log-format", "json") as process:
         server = Served(process, None, identities)
         with grpc.insecure_channel(process.grpc) as channel:
-            infer(channel, server.model)
-            assert server.lines()[-1]["tenant"] == "anonymous"
+            assert server.who_asked(infer(channel, server.model)) == ("anonymous", "")
             with server.refusal("UNAUTHENTICATED", "no_tls", "no token is taken without TLS"):
                 infer(channel, server.model, (("authorization", f"Bearer {token_of('red')}"),))
-            with server.refusal("PERMISSION_DENIED", "tenant", "may not set another"):
+            with server.refusal("PERMISSION_DENIED", "tenant", "may not set another", ("anonymous", "")):
                 infer(channel, server.model, (("x-tenant-id", "listed"),))
 
 
@@ -333,28 +407,38 @@ def test_the_file_changes_under_load_without_a_failure_and_who_is_taken_out_is_r
         (line,) = server.lines("identities are not read: those from before stay")
         assert str(server.identities) in line["why"] and "color" in line["why"]
         assert reads("failed") == 1
+        assert server.server.metric("kvasir_router_identities_refused") == 1
 
         with server.channel(token_of("red")) as channel:
             infer(channel, server.model)
             write(server.identities, [each for each in tenants if each["name"] != "red"])
             wait_until(lambda: reads("ok") == 2, "the file without red")
+            assert server.server.metric("kvasir_router_identities_refused") == 0
             with server.refusal("UNAUTHENTICATED", "unknown", "is not known"):
                 infer(channel, server.model)
 
 
-def test_operators_show_a_token_of_their_role_at_an_admin_port_that_others_reach(tmp_path):
-    with serving(tmp_path, without_certificates(TENANTS), "--admin-host", "0.0.0.0") as server:
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_operators_show_a_token_of_their_role_at_an_admin_port_that_others_reach(tmp_path, anonymous):
+    fields = {"anonymous": {}} if anonymous else {}
+    with serving(tmp_path, without_certificates(TENANTS), "--admin-host", "0.0.0.0", **fields) as server:
         endpoint = "127.0.0.1:" + server.server.admin.rsplit(":", 1)[1]
         for name in ("red", "operator"):
             (tmp_path / name).write_text(token_of(name) + "\n")
         drain = ["drain", "--endpoint", endpoint, "--ca", server.authority.ca]
-        done = run(*drain, check=False)
-        assert done.returncode != 0 and "who calls?" in done.stderr
+        for _ in range(2):
+            done = run(*drain, check=False)
+            assert done.returncode != 0
+            assert ("'anonymous' has not the role ADMIN" if anonymous else "who calls?") in done.stderr
         done = run(*drain, "--token-file", tmp_path / "red", check=False)
         assert done.returncode != 0 and "has not the role ADMIN" in done.stderr
-        assert [(line["call"], line["status"]) for line in server.lines("admin call refused")] == [
-            ("Drain", "UNAUTHENTICATED"), ("Drain", "PERMISSION_DENIED")]
-        assert (server.count("no_credentials"), server.count("role")) == (1, 1)
+        # Of strangers, one line a minute for each reason.
+        assert [(line["call"], line["status"], line["reason"], line["tenant"], line["caller"])
+                for line in server.lines("admin call refused")] == [
+            ("Drain", "PERMISSION_DENIED", "role", "anonymous", "") if anonymous else
+            ("Drain", "UNAUTHENTICATED", "no_credentials", "", ""),
+            ("Drain", "PERMISSION_DENIED", "role", "red", "red-laptop")]
+        assert (server.count("no_credentials"), server.count("role")) == ((0, 3) if anonymous else (2, 1))
         assert server.server.process.poll() is None
         assert run(*drain, "--token-file", tmp_path / "operator").returncode == 0
         assert server.server.process.wait(timeout=60) == 0
@@ -374,9 +458,7 @@ def test_the_example_of_the_operations_page_works_as_printed(tmp_path):
     (made,) = re.findall(r"^kvasir serve (.*)$", section, re.MULTILINE)
     assert "--identities who.json" in made
     with serving(tmp_path, json.loads(file)["tenants"]) as server, server.channel(token) as channel:
-        infer(channel, server.model)
-        line = server.lines()[-1]
-        assert (line["tenant"], line["caller"]) == ("research", "laptop")
+        assert server.who_asked(infer(channel, server.model)) == ("research", "laptop")
 
 
 def test_a_token_that_the_program_makes_opens_what_its_entry_says(tmp_path):
@@ -389,7 +471,13 @@ def test_a_token_that_the_program_makes_opens_what_its_entry_says(tmp_path):
     shown = run("token").stdout
     assert json.loads(shown.strip().splitlines()[-1])["sha256"] == \
         hashlib.sha256(shown.splitlines()[0].encode()).hexdigest()
-    assert run("token", "--label", "a b", check=False).returncode == 2
+    done = run("token", "--label", "a b", check=False)
+    assert done.returncode == 2 and "want 1 to 64 letters" in done.stderr
+    # A date has four digits of a year.
+    for too_long in ("inf", "876001h"):
+        done = run("token", "--valid-for", too_long, check=False)
+        assert done.returncode == 2 and "want at most 876000h" in done.stderr, done.stderr
+    assert run("token", "--valid-for", "876000h").returncode == 0
 
     file = tmp_path / "token"
     file.write_text(token + "\n")
@@ -397,8 +485,8 @@ def test_a_token_that_the_program_makes_opens_what_its_entry_says(tmp_path):
         generate = ["generate", "--endpoint", server.server.grpc, "--prompt", "Once", "--max-tokens", "4"]
         tls = ["--ca", server.authority.ca]
         assert run(*generate, *tls, "--token-file", file).stdout.startswith("Once")
-        line = server.lines()[-1]
-        assert (line["tenant"], line["caller"]) == ("red", "laptop")
+        wait_until(server.lines, "the line of the request")
+        assert [(line["tenant"], line["caller"]) for line in server.lines()] == [("red", "laptop")]
         done = run(*generate, *tls, check=False)
         assert done.returncode != 0 and "UNAUTHENTICATED" in done.stderr
         done = run(*generate, "--token-file", file, check=False)

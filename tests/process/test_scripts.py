@@ -54,6 +54,16 @@ def test_serve_tells_how_it_is_used():
     assert done.returncode == 0 and "--demo" in done.stdout
 
 
+@pytest.mark.parametrize("seconds, part, named", [
+    ("60", "storms", "no part 'storms'"), ("60", "st.rm", "no part 'st.rm'"), ("60", "", "no part ''"),
+    ("soon", "storm", "want a whole number above 0, have 'soon'"),
+])
+def test_soak_refuses_what_it_does_not_know_before_it_builds(seconds, part, named):
+    done = subprocess.run([ROOT / "scripts/soak", part], capture_output=True, text=True,
+                          env={**os.environ, "KVASIR_SOAK_SECONDS": seconds})
+    assert done.returncode == 2 and named in done.stderr
+
+
 # Says how it was called; setup and build find nothing to do.
 STUBS = {
     "scripts/setup": "#!/bin/sh\n",

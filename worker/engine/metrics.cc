@@ -145,11 +145,13 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
       scored_(prometheus::BuildCounter()
                   .Name("kvasir_eviction_scored_tokens_total")
                   .Help("Tokens whose attention was added to the scores of a "
-                        "group's slots, by how: kept (weights) or again (keys "
-                        "scored a second time)")
+                        "group's slots, by how: kept (weights), again (keys "
+                        "scored a second time) or no_room (again, for "
+                        "weights found no room)")
                   .Register(*registry_)),
       scored_by_weights_(scored_.Add({{"how", "kept"}})),
       scored_again_(scored_.Add({{"how", "again"}})),
+      scored_without_room_(scored_.Add({{"how", "no_room"}})),
       eviction_seconds_(AddCounter("kvasir_eviction_seconds_total",
                                    "Choosing the slots that stay and moving "
                                    "them")),
@@ -376,6 +378,7 @@ void WorkerMetrics::SetCache(bool at_rest) {
   RaiseTo(eviction_pages_reclaimed_, sample.eviction_pages_reclaimed);
   RaiseTo(scored_by_weights_, sample.scored_by_weights);
   RaiseTo(scored_again_, sample.scored_again);
+  RaiseTo(scored_without_room_, sample.scored_without_room);
   RaiseTo(eviction_seconds_, sample.eviction_seconds);
   RaiseTo(reconstruction_flops_, sample.reconstruction_flops);
   RaiseTo(static_codes_, sample.static_codes);

@@ -48,6 +48,7 @@ struct CacheSample {
   // Since start: ExecutorTotals'.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
+  int64_t scored_without_room = 0;
   double eviction_seconds = 0;
   double reconstruction_flops = 0;  // since start
   int64_t static_codes = 0;         // since start
@@ -142,9 +143,10 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   prometheus::Counter& evictions_;
   prometheus::Counter& slots_evicted_;
   prometheus::Counter& eviction_pages_reclaimed_;
-  prometheus::Family<prometheus::Counter>& scored_;  // of the next two
+  prometheus::Family<prometheus::Counter>& scored_;  // of the next three
   prometheus::Counter& scored_by_weights_;
   prometheus::Counter& scored_again_;
+  prometheus::Counter& scored_without_room_;
   prometheus::Counter& eviction_seconds_;
   prometheus::Counter& reconstruction_flops_;
   prometheus::Counter& static_codes_;

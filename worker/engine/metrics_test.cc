@@ -114,6 +114,7 @@ TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsPagesAndWhatTheyCost) {
   sample_.eviction_pages_reclaimed = 11;
   sample_.scored_by_weights = 21;
   sample_.scored_again = 500;
+  sample_.scored_without_room = 6;
   sample_.eviction_seconds = 0.25;
   metrics_.OnLoad({});
   const std::string text = Text(*metrics_.registry());
@@ -124,6 +125,7 @@ TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsPagesAndWhatTheyCost) {
         "kvasir_eviction_pages_reclaimed_total 11\n",
         "kvasir_eviction_scored_tokens_total{how=\"kept\"} 21\n",
         "kvasir_eviction_scored_tokens_total{how=\"again\"} 500\n",
+        "kvasir_eviction_scored_tokens_total{how=\"no_room\"} 6\n",
         "kvasir_eviction_seconds_total 0.25\n"}) {
     EXPECT_NE(text.find(std::string("\n") + line), std::string::npos)
         << line << text;

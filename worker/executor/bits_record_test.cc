@@ -4,8 +4,8 @@
 // them, and no change of the code may, unless it says so.
 //
 // The record is tests/golden/bits/record.json. KVASIR_WRITE_BITS_RECORD=path
-// writes it anew. KVASIR_ALL_BITS=1 runs every case under all conditions on
-// all instruction sets; otherwise each case runs under a few of them.
+// writes it anew. KVASIR_ALL_CONDITIONS=1 runs every case under all conditions
+// on all instruction sets; otherwise each case runs under a few of them.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -296,7 +296,7 @@ std::string TextOf(const Conditions& conditions) {
 // The instruction sets of which the record speaks, the best first.
 std::vector<int64_t> Targets() {
   const std::vector<int64_t> all = hwy::SupportedAndGeneratedTargets();
-  if (std::getenv("KVASIR_ALL_BITS") != nullptr) return all;
+  if (std::getenv("KVASIR_ALL_CONDITIONS") != nullptr) return all;
   std::vector<int64_t> targets = {all.front()};
   if (all.front() < HWY_AVX2 && std::count(all.begin(), all.end(), HWY_AVX2)) {
     targets.push_back(HWY_AVX2);
@@ -424,7 +424,7 @@ class BitsRecordTest : public ::testing::TestWithParam<size_t> {
 TEST_P(BitsRecordTest, BitsAreTheRecorded) {
   const BitsCase& each = AllCases()[GetParam()];
   const std::vector<Conditions> all = AllConditions();
-  const bool wide = std::getenv("KVASIR_ALL_BITS") != nullptr;
+  const bool wide = std::getenv("KVASIR_ALL_CONDITIONS") != nullptr;
   // Neighbours run under other conditions.
   size_t next = GetParam();
   const auto run = [&](bool deterministic) {

@@ -146,6 +146,7 @@ TEST(EvictionTotalsTest, TokensAreCountedByTheWayInWhichTheyWereScored) {
     }
     EXPECT_EQ(totals.scored_by_weights, each.by_weights) << each.rest;
     EXPECT_EQ(totals.scored_again, each.again) << each.rest;
+    EXPECT_EQ(totals.scored_without_room, 0) << each.rest;
   }
 }
 

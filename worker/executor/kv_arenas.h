@@ -96,10 +96,11 @@ class KvArenas {
     return evicts_[static_cast<size_t>(group)];
   }
 
-  // Bytes that were allocated for one token's slots in every layer.
+  // Bytes of a token's slots in every layer, a page's padding shared out.
   double bytes_per_token() const { return bytes_per_token_; }
 
-  // Bytes that were allocated for one page id of a group, over its layers.
+  // Bytes of one page id of a group, over its layers: what "kv_cache" has
+  // allocated is those of num_pages() of every group, and no more.
   int64_t page_bytes(int64_t group) const {
     return page_bytes_[static_cast<size_t>(group)];
   }

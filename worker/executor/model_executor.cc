@@ -121,7 +121,7 @@ absl::Status ModelExecutor::CreateDecoder() {
                        .page_tokens = parts_.layout->page_tokens(),
                        .max_tokens = options_.max_batched_tokens,
                        .plan = parts_.plan,
-                       .mass = Room(),
+                       .mass = RoomForMass(MassLimits()),
                        .profile = options_.profile,
                        .clamped_codes = clamped_codes},
                       parts_.device));
@@ -147,30 +147,11 @@ absl::Status ModelExecutor::CreateDecoder() {
   return absl::OkStatus();
 }
 
-int64_t ModelExecutor::EvictingSlots() const {
-  int64_t pages = 0;
-  for (int64_t group = 0; group < arenas_.num_page_groups(); ++group) {
-    if (!arenas_.evicts(group)) continue;
-    pages = std::max(pages, arenas_.num_pages()[static_cast<size_t>(group)]);
-  }
-  return pages * parts_.layout->page_tokens();
-}
-
-int64_t ModelExecutor::MostSlots() const {
-  return std::min(options_.max_model_len, EvictingSlots());
-}
-
-MassRoom ModelExecutor::Room() const {
-  MassRoomLimits limits = {.max_batched_tokens = options_.max_batched_tokens,
-                           .max_num_seqs = options_.max_num_seqs,
-                           .most_slots = MostSlots(),
-                           .pool_slots = EvictingSlots(),
-                           .num_heads = parts_.plan->query_heads.count};
-  for (int64_t group = 0; group < arenas_.num_page_groups(); ++group) {
-    limits.pool_bytes += arenas_.num_pages()[static_cast<size_t>(group)] *
-                         arenas_.page_bytes(group);
-  }
-  return RoomForMass(limits);
+MassRoomLimits ModelExecutor::MassLimits() const {
+  return LimitsInPool({.max_batched_tokens = options_.max_batched_tokens,
+                       .max_num_seqs = options_.max_num_seqs,
+                       .most_slots = options_.max_model_len},
+                      *parts_.plan, *parts_.layout, arenas_.num_pages());
 }
 
 void ModelExecutor::FindLikeLayers() {
@@ -199,8 +180,8 @@ absl::Status ModelExecutor::CreateTable() {
   KVASIR_ASSIGN_OR_RETURN(SequenceTable table,
                           SequenceTable::Create(std::move(limits), &arenas_));
   table_ = std::make_unique<SequenceTable>(std::move(table));
-  evictions_ =
-      std::make_unique<SlotEvictions>(*parts_.plan, arenas_, MostSlots());
+  evictions_ = std::make_unique<SlotEvictions>(*parts_.plan, arenas_,
+                                               MassLimits().most_slots);
   return absl::OkStatus();
 }
 

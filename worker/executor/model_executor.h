@@ -29,6 +29,7 @@
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "model/shapes/decoder_spec.h"
+#include "worker/executor/attention/mass_room.h"
 #include "worker/executor/decoder.h"
 #include "worker/executor/executor.h"
 #include "worker/executor/kv_arenas.h"
@@ -59,10 +60,11 @@ struct ExecutorTotals {
   // clamped.
   int64_t static_codes = 0;
   int64_t clamped_codes = 0;
-  // Tokens whose attention was added to the scores of a page group's slots: by
-  // weights that were kept, and by scoring keys again (kernels::PlaceWeights).
+  // Tokens whose attention was added to the scores of slots, by ScoringKind;
+  // once in each page group that evicts by scores.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
+  int64_t scored_without_room = 0;
   // Choosing slots and moving them. Of streams that have done so when the call
   // returns; others' would have to be told by the device.
   double eviction_seconds = 0;
@@ -125,7 +127,7 @@ class ModelExecutor final : public Executor {
   std::string numerics_id() const;
   // Bytes of weights that one step streams, whatever its batch.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
-  // Of the arenas, as allocated.
+  // KvArenas::bytes_per_token.
   double kv_bytes_per_token() const { return arenas_.bytes_per_token(); }
   const KvArenas& arenas() const { return arenas_; }
   // KvArenas::ReadPositions; FAILED_PRECONDITION while a step is in flight.
@@ -189,11 +191,8 @@ class ModelExecutor final : public Executor {
 
   absl::Status CreateState();
   absl::Status CreateDecoder();
-  MassRoom Room() const;
-  // Of the page group that evicts and has most.
-  int64_t EvictingSlots() const;
-  // Of a sequence that evicts; where texts are endless, far below its length.
-  int64_t MostSlots() const;
+  // most_slots: where texts are endless, far below a sequence's length.
+  MassRoomLimits MassLimits() const;
   void FindLikeLayers();
   absl::Status CreateTable();
   absl::Status PlanWorkspace();
@@ -254,6 +253,7 @@ class ModelExecutor final : public Executor {
                                     const StepBatch::Output& output,
                                     int64_t first_row) const;
   void CountStep(int64_t num_tokens);
+  int64_t& ScoredTokens(ScoringKind kind);
 
   // Keeps what the executor failed with, for itself and the other ranks.
   absl::Status Fail(const absl::Status& status);

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/status_macros.h"
-#include "kernels/attention/grid/attention_mass.h"
 #include "kernels/device/read_back.h"
 #include "kernels/sampling/sample.h"
 #include "worker/executor/model_executor.h"
@@ -88,6 +87,18 @@ StepResult ModelExecutor::ResultOf(const StagedStep& step) const {
   return out;
 }
 
+int64_t& ModelExecutor::ScoredTokens(ScoringKind kind) {
+  switch (kind) {
+    case ScoringKind::kKept:
+      return totals_.scored_by_weights;
+    case ScoringKind::kAgain:
+      return totals_.scored_again;
+    case ScoringKind::kNoRoom:
+      break;
+  }
+  return totals_.scored_without_room;
+}
+
 void ModelExecutor::CountStep(int64_t num_tokens) {
   for (const LikeLayers& layers : like_layers_) {
     const auto group = static_cast<size_t>(
@@ -104,8 +115,7 @@ void ModelExecutor::CountStep(int64_t num_tokens) {
     if (!scores_[group]) continue;
     for (const kernels::AttentionSequence& sequence :
          batch_.groups()[group].sequences) {
-      (kernels::KeepsWeights(sequence) ? totals_.scored_by_weights
-                                       : totals_.scored_again) +=
+      ScoredTokens(ScoringOf(sequence)) +=
           std::max<int64_t>(0, sequence.num_rows - sequence.first_counted_row);
     }
   }

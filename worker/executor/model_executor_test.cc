@@ -556,6 +556,20 @@ TEST(RankMemoryTest, APoolAboveWhatTheWeightsLeaveIsRefusedWithFlagAndNumbers) {
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("take 300 and the KV cache 600; lower "
                                  "--host-pool-bytes to at most 100")));
+  memory.host_pool_bytes = 60;
+  memory.kept_bytes = 40;
+  KVASIR_EXPECT_OK(CheckPoolFitsMemory(memory));
+  memory.kept_bytes = 41;
+  EXPECT_THAT(
+      CheckPoolFitsMemory(memory),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr("take 300, attention kept for evictions 41 and the KV "
+                         "cache 600; lower --host-pool-bytes to at most 59")));
+  memory.pool_bytes = 660;
+  EXPECT_THAT(CheckPoolFitsMemory(memory),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("take 300, attention kept for evictions 41; "
+                                 "lower --kv-cache-bytes to at most 659")));
 }
 
 TEST(RankMemoryTest, APoolOverTheMemoryLimitIsRefusedBeforeItIsTouched) {
@@ -965,8 +979,6 @@ TEST(ResetTest, ASequenceStartsAnewInAllPageGroupsOrInNone) {
 // Plans without a scheduler
 // ---------------------------------------------------------------------------
 
-// An eviction that came before a refusal in the same call was lost: the
-// executor was never told of it.
 TEST(DirectRunnerTest, ARewoundSequenceGoesOnInThePagesThatItHas) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
@@ -995,6 +1007,8 @@ TEST(DirectRunnerTest, ARewoundSequenceGoesOnInThePagesThatItHas) {
   EXPECT_EQ(runner.free_pages(0), free);
 }
 
+// An eviction that came before a refusal in the same call was lost: the
+// executor was never told of it.
 TEST(DirectRunnerTest, WhatIsRefusedChangesNothing) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   const auto part = [&](size_t first, size_t count) {

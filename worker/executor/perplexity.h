@@ -57,7 +57,7 @@ struct PerplexityResult {
   double nats_per_byte = 0;  // the loss of all over their bytes
   int64_t tokens = 0;
   int64_t bytes = 0;
-  // Of the page pool as allocated.
+  // Of the page pool.
   double kv_bytes_per_token = 0;
   double kv_compression_ratio = 0;  // against a dense bf16 cache
   int64_t kv_pool_bytes = 0;        // by the allocator's counter

@@ -11,7 +11,13 @@ namespace kvasir::worker {
 
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
   const int64_t left =
-      std::max(int64_t{0}, memory.available_bytes - memory.weight_bytes);
+      std::max(int64_t{0}, memory.available_bytes - memory.weight_bytes -
+                               memory.kept_bytes);
+  std::string taken = absl::StrCat(memory.weight_bytes);
+  if (memory.kept_bytes > 0) {
+    absl::StrAppend(&taken, ", attention kept for evictions ",
+                    memory.kept_bytes);
+  }
   if (memory.pool_bytes <= left &&
       memory.host_pool_bytes <= left - memory.pool_bytes) {
     return absl::OkStatus();
@@ -19,14 +25,14 @@ absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
   if (memory.pool_bytes <= left) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "a host pool of ", memory.host_pool_bytes, " bytes does not fit: of ",
-        memory.available_bytes, " bytes available the weights take ",
-        memory.weight_bytes, " and the KV cache ", memory.pool_bytes,
+        memory.available_bytes, " bytes available the weights take ", taken,
+        " and the KV cache ", memory.pool_bytes,
         "; lower --host-pool-bytes to at most ", left - memory.pool_bytes));
   }
   return absl::ResourceExhaustedError(absl::StrCat(
       "a KV cache of ", memory.pool_bytes, " bytes does not fit: of ",
-      memory.available_bytes, " bytes available the weights take ",
-      memory.weight_bytes, "; lower --kv-cache-bytes to at most ", left));
+      memory.available_bytes, " bytes available the weights take ", taken,
+      "; lower --kv-cache-bytes to at most ", left));
 }
 
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,

@@ -55,11 +55,13 @@ struct RankOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
-// Whether the pools fit beside the weights.
+// Whether the pools fit beside the weights, and beside what decode keeps where
+// the plan evicts by scores.
 struct PoolMemory {
   int64_t pool_bytes = 0;
   int64_t host_pool_bytes = 0;
   int64_t weight_bytes = 0;
+  int64_t kept_bytes = 0;       // KeptWeightBytes of the pool
   int64_t available_bytes = 0;  // MachineLimits's, before either is there
 };
 
@@ -106,8 +108,8 @@ class Rank {
   const std::string& weights_id() const { return executor_->weights_id(); }
   const std::string& cache_id() const { return cache_id_; }
 
-  // Of the arenas, as allocated: bytes of a sequence's side pages, and a dense
-  // bf16 cache's bytes over those of a token.
+  // Of the arenas: bytes of a sequence's side pages, and a dense bf16 cache's
+  // bytes over those of a token.
   int64_t kv_fixed_bytes_per_sequence() const;
   double kv_compression_ratio() const;
 

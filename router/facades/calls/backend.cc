@@ -16,10 +16,11 @@ std::shared_ptr<const TextCodec> FacadeBackend::CodecOf(
 }
 
 absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
-                                      const CallIdentity& call) {
+                                      const CallIdentity& call,
+                                      Caller* refused) {
   if (backend.callers != nullptr) {
     return backend.callers->Identify(call.credentials, kvasir::v1::CLIENT,
-                                     call.tenant);
+                                     call.tenant, refused);
   }
   KVASIR_RETURN_IF_ERROR(CheckTenantName(call.tenant));
   return Caller{.tenant = call.tenant};
@@ -27,8 +28,9 @@ absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
 
 ArrivedMessage Arrive(const FacadeBackend& backend, const CallIdentity& call,
                       size_t message_bytes) {
-  absl::StatusOr<Caller> caller = IdentifyCaller(backend, call);
-  if (!caller.ok()) return {Caller(), caller.status()};
+  Caller refused;
+  absl::StatusOr<Caller> caller = IdentifyCaller(backend, call, &refused);
+  if (!caller.ok()) return {std::move(refused), caller.status()};
   ArrivedMessage arrived{*std::move(caller), nullptr};
   if (backend.budget != nullptr) {
     arrived.bytes = backend.budget->Take(2 * message_bytes);

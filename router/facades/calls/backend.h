@@ -67,13 +67,14 @@ struct FacadeBackend {
 
 // Who makes a call. Where nobody is asked who he is, his tenant is what he
 // says: INVALID_ARGUMENT for what is no name. Otherwise the errors of
-// Callers::Identify.
+// Callers::Identify, and its `refused`.
 absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
-                                      const CallIdentity& call);
+                                      const CallIdentity& call,
+                                      Caller* refused);
 
 // A message as it comes, before it waits for its turn: what waits is counted.
 struct ArrivedMessage {
-  // Empty where nobody knows him.
+  // Who makes it, refused or not; empty where nobody knows him.
   Caller caller;
   // A share for the message and for its text or ids, which are copied out of
   // it; null where memory has no limit. Or why it is refused.

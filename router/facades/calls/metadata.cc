@@ -38,7 +38,7 @@ Credentials CredentialsOf(const grpc::ServerContextBase& context) {
   return credentials;
 }
 
-CallIdentity IdentityOf(const grpc::CallbackServerContext& context) {
+CallIdentity IdentityOf(const grpc::ServerContextBase& context) {
   CallIdentity call;
   call.peer = context.peer();
   call.credentials = CredentialsOf(context);

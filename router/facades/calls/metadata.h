@@ -15,6 +15,6 @@ std::string MetadataOf(const grpc::ServerContextBase& context, const char* key);
 // Names of a certificate, and the hash of a token.
 Credentials CredentialsOf(const grpc::ServerContextBase& context);
 
-CallIdentity IdentityOf(const grpc::CallbackServerContext& context);
+CallIdentity IdentityOf(const grpc::ServerContextBase& context);
 
 }  // namespace kvasir::router

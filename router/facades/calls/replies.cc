@@ -3,6 +3,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/status_macros.h"
 #include "router/facades/calls/identity.h"
 #include "router/facades/calls/metadata.h"
 
@@ -14,16 +15,26 @@ constexpr int kMaxAbortedIds = 1024;
 
 }  // namespace
 
-absl::StatusOr<Caller> AskCaller(const grpc::CallbackServerContext& context,
+absl::StatusOr<Caller> AskCaller(const grpc::ServerContextBase& context,
                                  const FacadeBackend& backend) {
   const CallIdentity call = IdentityOf(context);
-  absl::StatusOr<Caller> caller = IdentifyCaller(backend, call);
+  Caller refused;
+  absl::StatusOr<Caller> caller = IdentifyCaller(backend, call, &refused);
   if (!caller.ok()) {
     backend.router->LogRefused(
-        DescribeRequest(call, Caller(), backend.facade, "", ""),
+        DescribeRequest(call, refused, backend.facade, "", ""),
         caller.status());
   }
   return caller;
+}
+
+absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
+                           const FacadeBackend& backend) {
+  KVASIR_ASSIGN_OR_RETURN(const Caller caller, AskCaller(context, backend));
+  backend.router->LogRefused(
+      DescribeRequest(IdentityOf(context), caller, backend.facade, "", ""),
+      absl::InvalidArgumentError("no message"));
+  return absl::OkStatus();
 }
 
 grpc::ServerUnaryReactor* Answer(

@@ -16,8 +16,13 @@
 namespace kvasir::router {
 
 // Who calls, whatever is called; a refusal has been logged and counted.
-absl::StatusOr<Caller> AskCaller(const grpc::CallbackServerContext& context,
+absl::StatusOr<Caller> AskCaller(const grpc::ServerContextBase& context,
                                  const FacadeBackend& backend);
+
+// Bytes that are no message, where gRPC asks nobody else: logged and counted as
+// refused. Why the caller himself is; OK: it is the bytes alone.
+absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
+                           const FacadeBackend& backend);
 
 // The end of a call by the status of `answer`, which is not asked where who
 // calls is refused.

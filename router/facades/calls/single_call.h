@@ -139,7 +139,7 @@ class SingleCall final
                             EnterQuota(*parts_.backend, arrived_.caller));
     return absl::OkStatus();
   }
-  // It runs no more, or nothing will come of it.
+  // It runs no more.
   void LeavePlace() {
     if (place_ != nullptr) place_->Leave();
   }
@@ -160,9 +160,13 @@ class SingleCall final
                                       this->weak_from_this(), number_);
       listed_ = true;
     }
-    auto prepare = [self = this->shared_from_this(),
+    // It holds the place until it has run or is dropped: a call that is
+    // cancelled meanwhile still costs the tokenizer its turn.
+    auto prepare = [self = this->shared_from_this(), place = place_,
                     prepare = *std::move(ready)]() mutable {
-      self->Post([prepared = prepare()](SingleCall& call) mutable {
+      auto prepared = prepare();
+      place.reset();
+      self->Post([prepared = std::move(prepared)](SingleCall& call) mutable {
         call.HandlePrepared(std::move(prepared));
       });
     };
@@ -193,6 +197,8 @@ class SingleCall final
         std::move(request), std::make_shared<EventRelay<SingleCall>>(
                                 this->shared_from_this(), number_, place_));
     if (!handle.ok()) {
+      // The router may hold its relay for a moment.
+      LeavePlace();
       return pump_.EndCall(handle.status(), CancelReason::kClient);
     }
     handle_ = *std::move(handle);
@@ -275,8 +281,9 @@ class SingleCall final
   void GiveUp(CancelReason reason) override {
     Unlist();
     CancelEngine(reason);
-    // One that runs leaves it with the engine's end.
-    if (handle_ == nullptr) LeavePlace();
+    // One that runs leaves it with the engine's end, one that waits for the
+    // tokenizer with its turn there.
+    place_.reset();
     // It holds the call, until its own end.
     handle_.reset();
   }

@@ -93,7 +93,8 @@ absl::Status RefuseUnread(const KserveTensors& tensors, const char* schema) {
 }
 
 absl::StatusOr<KserveSchema> ChooseSchema(KserveTensors* tensors) {
-  KVASIR_ASSIGN_OR_RETURN(const bool stop, BoolOr(tensors, "stop", false));
+  KVASIR_ASSIGN_OR_RETURN(const bool stop,
+                          BoolOr(tensors, kKserveStopTensor, false));
   if (stop) return KserveSchema::kStop;
   if (tensors->Has("input_ids")) {
     if (!tensors->Has("text_input")) return KserveSchema::kTrtTokens;
@@ -606,7 +607,7 @@ const std::vector<KserveInputSpec>& KserveInputSpecs() {
       {{"input_lengths", "INT32", {1}}},
       {{"stream", "BOOL", {1}}},
       {{"streaming", "BOOL", {1}}},
-      {{"stop", "BOOL", {1}}},
+      {{kKserveStopTensor, "BOOL", {1}}},
       {{"exclude_input_in_output", "BOOL", {1}}},
       {{"sampling_parameters", "BYTES", {1}}},
       {{"max_tokens", "INT32", {1}}, kTellsTrtText},

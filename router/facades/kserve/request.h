@@ -52,6 +52,9 @@ struct KserveOutputs {
   bool num_output_tokens = false;
 };
 
+// The tensor that tells kStop.
+inline constexpr char kKserveStopTensor[] = "stop";
+
 struct KserveRequest {
   KserveSchema schema = KserveSchema::kVllmText;
   std::string model_name;

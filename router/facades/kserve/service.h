@@ -32,6 +32,9 @@ class KserveService final
   KserveService(KserveServiceOptions options, RequestRouter* router);
   ~KserveService() override;
 
+  // What all of its calls share.
+  std::shared_ptr<const KserveBackend> backend() const { return backend_; }
+
   // Ends every open stream with UNAVAILABLE as soon as no request of it runs,
   // so that a shutdown need not wait for clients that keep one open; then, by
   // EndStreams, those that clients have opened since.

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "proto/refusal.h"
+#include "router/core/refusal_reason.h"
 
 namespace kvasir::router {
 namespace {
@@ -19,6 +20,21 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
 
 // As of a status, which travels in trailing metadata (base/net/grpc_status.h).
 constexpr size_t kMaxErrorTextBytes = 1024;
+
+// Whether it is a stop, if it is a request at all: nothing else of it is read.
+bool SaysStop(const inference::ModelInferRequest& message) {
+  for (int i = 0; i < message.inputs_size(); ++i) {
+    const auto& input = message.inputs(i);
+    if (input.name() != kKserveStopTensor) continue;
+    if (i < message.raw_input_contents_size()) {
+      const std::string& raw = message.raw_input_contents(i);
+      return !raw.empty() && raw.front() != '\0';
+    }
+    const auto& values = input.contents().bool_contents();
+    return !values.empty() && values.Get(0);
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -100,6 +116,8 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
                                 const absl::Status& status, absl::Time start) {
   backend_->router->LogRefused(
       Describe(caller, message.model_name(), message.id()), status);
+  // A model has not failed whoever may not use it, or has used his quota.
+  if (!RefusalReasonOf(status).empty()) return;
   // Statistics are kept by model: any name would make them grow.
   if (!backend_->router->Model(message.model_name()).ok()) return;
   Request refused;
@@ -125,6 +143,12 @@ std::string KserveStream::StopScope(const Caller& caller) const {
 absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
                                  const ArrivedMessage& arrived) {
   KVASIR_RETURN_IF_ERROR(arrived.bytes.status());
+  // Goes with a request that is refused below. A stop is none: who is over his
+  // quota may end what keeps him out.
+  std::shared_ptr<RequestPlace> place;
+  if (!SaysStop(message)) {
+    KVASIR_ASSIGN_OR_RETURN(place, Enter(arrived.caller));
+  }
   KVASIR_ASSIGN_OR_RETURN(KserveRequest request,
                           ParseKserveRequest(message, call_.unary));
   if (!request.model_version.empty() &&
@@ -137,7 +161,16 @@ absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
     StopById(request, arrived.caller);
     return absl::OkStatus();
   }
-  return BeginGeneration(std::move(request), arrived);
+  return BeginGeneration(std::move(request), arrived, std::move(place));
+}
+
+absl::StatusOr<std::shared_ptr<RequestPlace>> KserveStream::Enter(
+    const Caller& caller) const {
+  if (draining_) {
+    return proto::RefusedError(kvasir::v1::Refusal::DRAINING,
+                               "the server is draining");
+  }
+  return EnterQuota(*backend_, caller);
 }
 
 absl::Status KserveStream::CheckId(const KserveRequest& request) const {
@@ -153,15 +186,9 @@ absl::Status KserveStream::CheckId(const KserveRequest& request) const {
   return absl::OkStatus();
 }
 
-absl::Status KserveStream::BeginGeneration(KserveRequest request,
-                                           const ArrivedMessage& arrived) {
-  if (draining_) {
-    return proto::RefusedError(kvasir::v1::Refusal::DRAINING,
-                               "the server is draining");
-  }
-  // Goes with a request that is refused below.
-  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<RequestPlace> place,
-                          EnterQuota(*backend_, arrived.caller));
+absl::Status KserveStream::BeginGeneration(
+    KserveRequest request, const ArrivedMessage& arrived,
+    std::shared_ptr<RequestPlace> place) {
   KVASIR_RETURN_IF_ERROR(CheckId(request));
   KVASIR_ASSIGN_OR_RETURN(const ModelStatus model,
                           backend_->router->Model(request.model_name));
@@ -195,14 +222,17 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request,
     backend_->running_ids.Add(StopScope(entry.caller), request.id,
                               weak_from_this(), number);
   }
-  // A request that is gone meanwhile still waits there.
+  // A request that is gone meanwhile still waits there: with its bytes, and in
+  // its place.
   auto prepare = [self = shared_from_this(), number, codec,
-                  bytes = *arrived.bytes, request = std::move(request),
+                  bytes = *arrived.bytes, place = entry.place,
+                  request = std::move(request),
                   eos_ids = std::vector<int32_t>(info.eos_token_ids().begin(),
                                                  info.eos_token_ids().end()),
                   in_stream = !call_.unary]() mutable {
     auto prepared = PrepareRequest(std::move(request), std::move(codec),
                                    std::move(eos_ids), in_stream);
+    place.reset();
     self->Post(
         [number, prepared = std::move(prepared)](KserveStream& stream) mutable {
           stream.HandlePrepared(number, std::move(prepared));
@@ -227,7 +257,10 @@ void KserveStream::HandlePrepared(uint64_t number,
     return;
   }
   const absl::Status status = Submit(number, *std::move(prepared));
-  if (!status.ok()) Fail(number, status);
+  if (status.ok()) return;
+  // The router may hold its relay for a moment.
+  LeavePlace(it->second);
+  Fail(number, status);
 }
 
 absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
@@ -377,8 +410,6 @@ void KserveStream::Remove(Requests::iterator it, CancelReason reason) {
   Request& entry = it->second;
   const bool engine_works = entry.num_engine_finishes < entry.num_samples;
   if (entry.handle != nullptr && engine_works) entry.handle->Cancel(reason);
-  // One that runs leaves it with the engine's end.
-  if (entry.handle == nullptr) LeavePlace(entry);
   if (!entry.id.empty()) {
     numbers_by_id_.erase(entry.id);
     backend_->running_ids.Remove(StopScope(entry.caller), entry.id, it->first);

@@ -92,7 +92,8 @@ class KserveStream final
     uint32_t num_engine_finishes = 0;
     size_t waiting_bytes = 0;
     std::shared_ptr<ByteShare> bytes;
-    // In its tenant's quota; null: none.
+    // In its tenant's quota; null: none. Also its relay's, which leaves it with
+    // the engine's end, and until then its turn at the tokenizer's.
     std::shared_ptr<RequestPlace> place;
     // Until it was with the router.
     absl::Duration input;
@@ -117,7 +118,11 @@ class KserveStream final
   // Requests of `caller` that a stop may end.
   std::string StopScope(const Caller& caller) const;
   absl::Status BeginGeneration(KserveRequest request,
-                               const ArrivedMessage& arrived);
+                               const ArrivedMessage& arrived,
+                               std::shared_ptr<RequestPlace> place);
+  // For a request that is to run.
+  absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
+      const Caller& caller) const;
   absl::Status CheckId(const KserveRequest& request) const;
   void StopById(const KserveRequest& request, const Caller& caller);
   void StopNumber(uint64_t number);
@@ -138,7 +143,7 @@ class KserveStream final
   void Changed(Requests::iterator it);
   // Removes a request; the engine is told when it still works on it.
   void Remove(Requests::iterator it, CancelReason reason);
-  // It runs no more, or nothing will come of it.
+  // It runs no more.
   static void LeavePlace(const Request& entry);
   void Record(const Request& request, bool ok);
   // Counts what waits of an answer, against a slow reader.

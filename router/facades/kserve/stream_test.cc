@@ -791,6 +791,28 @@ TEST_F(KserveQuotaTest, AResetLeavesThemWithTheEnginesEnd) {
   EXPECT_EQ(Running(), 0);
 }
 
+TEST_F(KserveQuotaTest, OneThatGoesBeforeItsTextIsTokenizedStaysInIt) {
+  StartRed();
+  tokenizer_->paused = true;
+  Send(Vllm("a"));
+  Send(StopRequest("a"));
+  Send(Vllm("b"));
+  RunWrites();
+  EXPECT_EQ(Running(), 2) << "it costs the tokenizer its turn still";
+  Send(Vllm("c"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
+                                      "2 requests"));
+  stream_->OnCancelled();
+  Run();
+  ASSERT_TRUE(sink_.end.has_value());
+  EXPECT_EQ(Running(), 2);
+  tokenizer_->paused = false;
+  Run();
+  EXPECT_EQ(Running(), 0);
+  EXPECT_EQ(router_.num_requests(), 0u);
+}
+
 TEST_F(KserveQuotaTest, AReaderTooSlowLeavesItWithTheEnginesEnd) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   StartRed();
@@ -817,6 +839,68 @@ TEST_F(KserveQuotaTest, AFoldedAnswerLeavesItWithItsLastSample) {
   Engine(0)->Complete("answer");
   Run();
   EXPECT_EQ(Running(), 0);
+}
+
+TEST_F(KserveQuotaTest, WhoIsOverItIsRefusedBeforeItsTensorsAreRead) {
+  StartRed();
+  Send(Vllm("a"));
+  Send(Vllm("b"));
+  // Its tensors make no sense, which nobody finds out.
+  InferRequestBuilder senseless("tiny", "c");
+  Send(senseless.Bool("text_input", true));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
+  // A stop that says that it is none opens no way past that.
+  Send(InferRequestBuilder("tiny", "d")
+           .Bool("text_input", true)
+           .Bool("stop", false));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
+  inference::ModelInferRequest typed =
+      InferRequestBuilder("tiny", "e").Bool("text_input", true).Build();
+  typed.clear_raw_input_contents();
+  auto* stop = typed.add_inputs();
+  stop->set_name("stop");
+  stop->set_datatype("BOOL");
+  stop->add_shape(1);
+  for (const bool value : {false, true}) {
+    stop->mutable_contents()->clear_bool_contents();
+    stop->mutable_contents()->add_bool_contents(value);
+    stream_->OnRead(std::make_shared<inference::ModelInferRequest>(typed));
+    RunWrites();
+    EXPECT_THAT(LastError(),
+                StartsWith(value ? "INVALID_ARGUMENT" : "RESOURCE_EXHAUSTED"));
+  }
+  EXPECT_EQ(router_.num_requests(), 2u);
+  EXPECT_EQ(Running(), 2);
+}
+
+TEST_F(KserveQuotaTest, WhomNobodyKnowsMakesNoModelFail) {
+  StartRed();
+  backend_->callers = CallersOf(TenantEntry("blue"));
+  Send(Vllm("a"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("UNAUTHENTICATED"));
+  backend_->callers = CallersOf(TenantEntry("red", R"("roles": ["ADMIN"])"));
+  Send(Vllm("b"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("PERMISSION_DENIED"));
+  backend_->callers = CallersOf(TenantEntry(
+      "red", R"("quota": {"requests_per_second": 0.0001, "burst": 1})"));
+  Send(Vllm("c"));
+  EXPECT_EQ(router_.num_requests(), 1u);
+  Send(Vllm("d"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
+  EXPECT_EQ(router_.refused().size(), 3u);
+  const auto fails = [this] {
+    return backend_->statistics.Of("tiny").inference_stats().fail().count();
+  };
+  EXPECT_EQ(fails(), 0u);
+  // What makes no sense is a fail, as Triton counts.
+  backend_->callers = CallersOf(TenantEntry("red"));
+  Send(InferRequestBuilder("tiny", "e").Bool("text_input", true));
+  EXPECT_EQ(fails(), 1u);
 }
 
 TEST_F(KserveQuotaTest, EachRequestOfAStreamIsJudgedByTheFileAsItIsThen) {

@@ -428,6 +428,28 @@ TEST_F(VllmEngineQuotaTest, AClientThatGoesLeavesItWithTheEnginesEnd) {
   EXPECT_EQ(Running(), 0);
 }
 
+TEST_F(VllmEngineQuotaTest, AClientThatGoesBeforeItsTextIsTokenizedStaysInIt) {
+  tokenizer_->paused = true;
+  for (const bool stopped : {false, true}) {
+    writer_.end.reset();
+    Send(Message(true));
+    EXPECT_EQ(Running(), 1);
+    if (stopped) {
+      call_->OnStop(0);
+    } else {
+      call_->OnCancelled();
+    }
+    Run();
+    ASSERT_TRUE(writer_.end.has_value());
+    EXPECT_EQ(Running(), 1) << "it costs the tokenizer its turn still";
+    tokenizer_->paused = false;
+    Run();
+    EXPECT_EQ(Running(), 0);
+    tokenizer_->paused = true;
+  }
+  EXPECT_EQ(router_.num_requests(), 0);
+}
+
 TEST_F(VllmEngineQuotaTest, AnErrorAndADrainLeaveIt) {
   Send(Message(true));
   Engine().Done(absl::UnavailableError("the router is draining"));

@@ -35,6 +35,9 @@ class VllmEngineService final
   VllmEngineService(VllmEngineServiceOptions options, RequestRouter* router);
   ~VllmEngineService() override;
 
+  // What all of its calls share.
+  std::shared_ptr<const VllmEngineBackend> backend() const { return backend_; }
+
   grpc::ServerWriteReactor<vllm::grpc::engine::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context,
       const vllm::grpc::engine::GenerateRequest* request) override;

@@ -13,6 +13,7 @@
 #include "router/facades/vllm_inference/prepare.h"
 #include "router/facades/vllm_inference/request.h"
 #include "router/testing/call_testing.h"
+#include "router/testing/callers_testing.h"
 
 namespace kvasir::router {
 namespace {
@@ -363,6 +364,22 @@ TEST(VllmInferenceModelsTest, BeforeAWorkerIsReachedNothingIsTold) {
   EXPECT_THAT(ControlServerInfoOf(model, "1"),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("no worker of model 'a'")));
+}
+
+TEST_F(VllmInferenceCallTest,
+       OneThatGoesBeforeItsTextIsTokenizedStaysInItsQuota) {
+  backend_->callers =
+      CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 1})"));
+  identity_.credentials = TokenOf("red");
+  tokenizer_->paused = true;
+  Send(Message());
+  call_->OnCancelled();
+  Run();
+  ASSERT_TRUE(writer_.end.has_value());
+  EXPECT_EQ(RunningOf(*backend_->callers, "red"), 1);
+  tokenizer_->paused = false;
+  Run();
+  EXPECT_EQ(RunningOf(*backend_->callers, "red"), 0);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ class VllmInferenceService final : public vllm::Inference::CallbackService {
                        RequestRouter* router);
   ~VllmInferenceService() override;
 
-  // What Control's Abort looks in.
+  // What all of its calls share; Control's Abort looks in it.
   std::shared_ptr<const VllmInferenceBackend> backend() const {
     return backend_;
   }

@@ -13,7 +13,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     KVASIR_CHECK(absl::IsInvalidArgument(read.status()));
     return 0;
   }
-  KVASIR_CHECK(read->num_tenants() > 0 || read->has_anonymous());
   for (int idx = 0; idx < read->num_tenants(); ++idx) {
     const kvasir::v1::Tenant& tenant = read->tenant(idx);
     KVASIR_CHECK(!tenant.name().empty() && CheckTenantName(tenant.name()).ok());
@@ -23,14 +22,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       Credentials credentials{.encrypted = true,
                               .token = Credentials::Token::kGiven};
       credentials.token_sha256 = absl::AsciiStrToLower(token.sha256());
-      CallerRefusal why;
-      const auto found = read->Find(credentials, absl::InfinitePast(), &why);
+      Identities::Refused refused;
+      const auto found =
+          read->Find(credentials, absl::InfinitePast(), &refused);
       KVASIR_CHECK(found.ok() && found->tenant_idx == idx);
     }
     for (const auto& name : tenant.certificates()) {
       Credentials credentials{.encrypted = true, .certificate_names = {name}};
-      CallerRefusal why;
-      const auto found = read->Find(credentials, absl::InfinitePast(), &why);
+      Identities::Refused refused;
+      const auto found =
+          read->Find(credentials, absl::InfinitePast(), &refused);
       KVASIR_CHECK(found.ok() && found->tenant_idx == idx);
     }
   }

@@ -26,4 +26,40 @@ MassRoom RoomForMass(const MassRoomLimits& limits) {
                        blocks * kernels::KeptBlockFloats(limits.num_heads))};
 }
 
+MassRoomLimits LimitsInPool(MassRoomLimits steps,
+                            const plan::ResolvedPlan& plan,
+                            const cache::PageLayout& layout,
+                            const cache::PageCounts& pages) {
+  steps.pool_slots = 0;
+  steps.pool_bytes = 0;
+  for (const cache::PageGroupLayout& group : layout.page_groups()) {
+    const int64_t count = pages[static_cast<size_t>(group.id.value())];
+    steps.pool_bytes += count * group.page_bytes;
+    if (!group.eviction.evicts()) continue;
+    steps.pool_slots = std::max(steps.pool_slots, count * layout.page_tokens());
+  }
+  steps.most_slots = std::min(steps.most_slots, steps.pool_slots);
+  steps.num_heads = plan.query_heads.count;
+  return steps;
+}
+
+int64_t KeptWeightBytes(const plan::ResolvedPlan& plan,
+                        const MassRoomLimits& limits) {
+  const bool scores =
+      std::any_of(plan.layers.begin(), plan.layers.end(),
+                  [](const plan::ResolvedLayer& layer) {
+                    return layer.eviction.has_value() && layer.eviction->scored;
+                  });
+  return scores ? RoomForMass(limits).most_weights *
+                      static_cast<int64_t>(sizeof(float))
+                : 0;
+}
+
+ScoringKind ScoringOf(const kernels::AttentionSequence& sequence) {
+  if (kernels::KeepsWeights(sequence)) return ScoringKind::kKept;
+  return sequence.num_rows == 1 && sequence.first_counted_row == 0
+             ? ScoringKind::kNoRoom
+             : ScoringKind::kAgain;
+}
+
 }  // namespace kvasir::worker

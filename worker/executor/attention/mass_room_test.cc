@@ -63,6 +63,27 @@ TEST(MassRoomTest, IsA32ndOfThePoolAtMost) {
   EXPECT_EQ(RoomForMass(large).most_weights, (int64_t{48} << 20) / 4);
 }
 
+// Prompts and sequences that run again were counted like those without room.
+TEST(ScoringTest, ARowWithoutRoomIsToldFromRowsThatNeverKeepWeights) {
+  std::vector<kernels::AttentionSequence> sequences(4);
+  for (kernels::AttentionSequence& sequence : sequences) {
+    sequence.num_rows = 1;
+    sequence.first_slot = 100;
+  }
+  sequences[1].num_rows = 2;
+  sequences[2].first_counted_row = 1;
+  // Of two blocks: for the first sequence alone.
+  kernels::PlaceWeights(kHeads, 2 * kernels::KeptBlockFloats(kHeads),
+                        kPageTokens, absl::MakeSpan(sequences));
+  std::vector<ScoringKind> kinds;
+  for (const kernels::AttentionSequence& sequence : sequences) {
+    kinds.push_back(ScoringOf(sequence));
+  }
+  EXPECT_EQ(kinds, (std::vector<ScoringKind>{
+                       ScoringKind::kKept, ScoringKind::kAgain,
+                       ScoringKind::kAgain, ScoringKind::kNoRoom}));
+}
+
 TEST(MassRoomTest, IsNoMoreThanSequencesTake) {
   MassRoomLimits limits = PoolOf(1 << 19, 8192);
   limits.max_num_seqs = 2;

@@ -1,0 +1,48 @@
+#include "base/read_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace kvasir::base {
+namespace {
+
+constexpr size_t kChunkBytes = 16 << 10;
+
+struct Close {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+
+absl::Status SystemsError() {
+  const int error = errno;
+  return absl::Status(absl::ErrnoToStatusCode(error), std::strerror(error));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadFile(const std::string& path,
+                                     size_t most_bytes) {
+  const std::unique_ptr<std::FILE, Close> file(std::fopen(path.c_str(), "re"));
+  if (file == nullptr) return SystemsError();
+  std::string text;
+  for (;;) {
+    const size_t before = text.size();
+    const size_t wanted = std::min(kChunkBytes, most_bytes + 1 - before);
+    text.resize(before + wanted);
+    const size_t read = std::fread(text.data() + before, 1, wanted, file.get());
+    text.resize(before + read);
+    if (std::ferror(file.get()) != 0) return SystemsError();
+    if (read == 0) return text;
+    if (text.size() > most_bytes) {
+      return absl::OutOfRangeError(
+          absl::StrCat("has more than ", most_bytes, " bytes"));
+    }
+  }
+}
+
+}  // namespace kvasir::base

@@ -1,0 +1,54 @@
+#include "base/read_file.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+
+namespace kvasir::base {
+namespace {
+
+class ReadFileTest : public ::testing::Test {
+ protected:
+  ~ReadFileTest() override { std::filesystem::remove(path_); }
+
+  void Write(const std::string& text) const {
+    std::ofstream(path_, std::ios::binary) << text;
+  }
+
+  const std::string path_ =
+      absl::StrCat(::testing::TempDir(), "/kvasir-read-file-", getpid());
+};
+
+TEST_F(ReadFileTest, ReadsWhatIsThereUpToItsBound) {
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{16 << 10},
+                             size_t{(16 << 10) + 1}, size_t{100'000}}) {
+    const std::string text(bytes, 'x');
+    Write(text);
+    KVASIR_EXPECT_OK(ReadFile(path_, bytes).status());
+    EXPECT_EQ(*ReadFile(path_, bytes), text);
+    EXPECT_EQ(*ReadFile(path_, 1 << 20), text);
+    if (bytes == 0) continue;
+    EXPECT_THAT(ReadFile(path_, bytes - 1).status(),
+                StatusIs(absl::StatusCode::kOutOfRange,
+                         absl::StrCat("has more than ", bytes - 1, " bytes")));
+  }
+}
+
+TEST_F(ReadFileTest, AnErrorIsTheSystemsCause) {
+  EXPECT_THAT(
+      ReadFile(path_ + ".none", 10).status(),
+      StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));
+  // It opens, and cannot be read.
+  EXPECT_THAT(
+      ReadFile(::testing::TempDir(), 10).status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "Is a directory"));
+}
+
+}  // namespace
+}  // namespace kvasir::base
