@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/commands.h"
+#include "cli/device/device.h"
 #include "cli/flags.h"
 #include "cli/options.h"
 #include "cli/runtime/serve_stack.h"
@@ -135,6 +136,7 @@ void AddGenerateCommand(CLI::App* app, int* exit_code) {
       ->type_name("HOST:PORT");
   AddDialTlsFlags(command, &flags->tls);
   AddModelFlags(command, &flags->model);
+  AddDeviceFlags(command, &flags->model.device);
   AddFlag(command, "--model-name", flags->request.model,
           "which of the server's models; default: its first");
   command

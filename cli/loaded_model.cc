@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "cache/eviction/eviction_schedule.h"
 #include "cache/sequence_pages.h"
+#include "cli/device/device.h"
 #include "cli/units.h"
 #include "worker/weights/weight_source.h"
 
@@ -127,23 +128,34 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
 
   worker::RankOptions options;
   options.num_threads = model->num_threads_;
+  options.memory_limit_bytes = base::ReadMachineLimits().memory_bytes;
+  KVASIR_ASSIGN_OR_RETURN(
+      std::unique_ptr<kernels::Device> device,
+      OpenDevice(request.model.device, options.memory_limit_bytes));
+  int64_t granule_bytes = 0;
+  auto weight_layout = kernels::WeightLayout::kPanels32;
+  if (device != nullptr) {
+    granule_bytes = device->page_granule_bytes();
+    weight_layout = device->weight_layout();
+    options.make_device = [&device](auto&&...) { return std::move(device); };
+  }
   options.page_tokens = request.model.page_tokens;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<worker::WeightSource> weights,
                           OpenWeights(source, request.model.weights_seed));
   KVASIR_ASSIGN_OR_RETURN(
       const int64_t weight_bytes,
-      worker::CountWeightBytes(source.spec, source.served, weights.get()));
-  KVASIR_ASSIGN_OR_RETURN(
-      cache::PageLayout layout,
-      cache::PageLayout::Create(*source.plan,
-                                {.page_tokens = options.page_tokens}));
+      worker::CountWeightBytes(source.spec, source.served, weights.get(),
+                               weight_layout));
+  KVASIR_ASSIGN_OR_RETURN(cache::PageLayout layout,
+                          cache::PageLayout::Create(
+                              *source.plan, {.page_tokens = options.page_tokens,
+                                             .granule_bytes = granule_bytes}));
   options.layout = std::make_shared<cache::PageLayout>(std::move(layout));
   KVASIR_ASSIGN_OR_RETURN(
       const PoolBytes bytes,
       model->ChoosePoolBytes(request, *options.layout, weight_bytes));
   options.kv_cache_bytes = bytes.pool;
   options.host_pool_bytes = bytes.host_pool;
-  options.memory_limit_bytes = base::ReadMachineLimits().memory_bytes;
   options.executor.max_model_len = model->max_model_len_;
   options.executor.max_num_seqs = request.max_num_seqs;
   options.executor.max_batched_tokens = request.max_batched_tokens;

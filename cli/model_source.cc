@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "cli/device/device.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "model/shapes/attention_shape.h"
 #include "model/shapes/config.h"
@@ -166,6 +167,10 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path,
   return text;
 }
 
+worker::ServeOptions ServeOptionsOf(const ModelOptions& options) {
+  return {.lift_prompts = !options.deterministic && IsCpu(options.device)};
+}
+
 absl::StatusOr<ModelSource> OpenModelSource(
     const ModelOptions& options, PlanUse use,
     std::optional<kvasir::v1::KvPlan> plan) {
@@ -195,9 +200,7 @@ absl::StatusOr<ModelSource> OpenModelSource(
   KVASIR_RETURN_IF_ERROR(source.SetPlan(*plan));
   if (use == PlanUse::kRun) {
     KVASIR_ASSIGN_OR_RETURN(
-        source.served,
-        worker::ServePlan(source.plan,
-                          {.lift_prompts = !options.deterministic}));
+        source.served, worker::ServePlan(source.plan, ServeOptionsOf(options)));
   }
   if (!source.checkpoint.has_value()) return source;
   const absl::Status fits = source.checkpoint->CheckTensors(*source.plan);

@@ -38,6 +38,10 @@ struct ModelSource {
   absl::Status SetPlan(const kvasir::v1::KvPlan& source);
 };
 
+// Prompts lift latents where no bit may depend on it, and kernels can: the
+// CPU's.
+worker::ServeOptions ServeOptionsOf(const ModelOptions& options);
+
 enum class PlanUse {
   kRun,   // refused unless this build serves the plan and the weights fit it
   kLook,  // any plan that has a meaning

@@ -22,6 +22,12 @@ class Validator;
 
 namespace kvasir::cli {
 
+// What a model runs on (device.h).
+struct DeviceFlags {
+  std::string device = "auto";
+  std::string module;  // empty: the one beside the program
+};
+
 // Where weights come from.
 struct ModelOptions {
   std::string model;            // Hugging Face folder, names resolved
@@ -34,6 +40,7 @@ struct ModelOptions {
   int64_t page_tokens = 64;
   int threads = 0;             // 0: what the cgroup allows
   bool deterministic = false;  // RankOptions'
+  DeviceFlags device;          // only of commands with AddDeviceFlags
 };
 // Wrong usage for names that no shape has.
 CLI::Validator ShapeName();

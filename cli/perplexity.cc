@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "cli/commands.h"
+#include "cli/device/device.h"
 #include "cli/flags.h"
 #include "cli/loaded_model.h"
 #include "cli/options.h"
@@ -167,6 +168,7 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
       "loss of a text under a model, through the paged cache: the quality of a "
       "plan");
   AddModelFlags(command, &flags->model);
+  AddDeviceFlags(command, &flags->model.device);
   AddFlag(command, "--text", flags->text, "the text")
       ->type_name("FILE")
       ->required();

@@ -9,6 +9,7 @@
 #include "base/net/grpc_server.h"
 #include "base/status_macros.h"
 #include "cli/commands.h"
+#include "cli/device/device.h"
 #include "cli/flags.h"
 #include "cli/known_models.h"
 #include "cli/options.h"
@@ -236,6 +237,7 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
     CLI::App* command = app->add_subcommand(
         "serve", "router and worker in one process: the laptop default");
     AddModelFlags(command, &flags->model);
+    AddDeviceFlags(command, &flags->model.device);
     AddEngineFlags(command, &flags->engine);
     AddListenFlags(command, &flags->listen, /*with_grpc_port=*/true);
     AddRouterFlags(command, &flags->router, /*with_workers=*/false);
@@ -247,6 +249,7 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
     CLI::App* command = app->add_subcommand(
         "worker", "one replica of a model, for routers to call");
     AddModelFlags(command, &flags->model);
+    AddDeviceFlags(command, &flags->model.device);
     AddEngineFlags(command, &flags->engine);
     AddFlag(command, "--listen", flags->worker_listen,
             "where routers call: HOST:PORT or unix:/path")

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "cli/commands.h"
+#include "cli/device/device.h"
 #include "cli/flags.h"
 #include "cli/inspect/evaluation.h"
 #include "cli/inspect/eviction_trace.h"
@@ -143,12 +144,16 @@ absl::Status Inspect(const InspectFlags& flags) {
                           ReadEvaluations(flags.evaluations));
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kLook));
+  KVASIR_ASSIGN_OR_RETURN(const auto device, OpenDevice(flags.model.device, 0));
   KVASIR_ASSIGN_OR_RETURN(
       InspectReport report,
-      MakeInspectReport(source, {.page_tokens = flags.model.page_tokens,
-                                 .max_batched_tokens = flags.max_batched_tokens,
-                                 .deterministic = flags.model.deterministic,
-                                 .lengths = flags.lengths}));
+      MakeInspectReport(
+          source, {.page_tokens = flags.model.page_tokens,
+                   .max_batched_tokens = flags.max_batched_tokens,
+                   .deterministic = !ServeOptionsOf(flags.model).lift_prompts,
+                   .granule_bytes =
+                       device == nullptr ? 0 : device->page_granule_bytes(),
+                   .lengths = flags.lengths}));
   KVASIR_RETURN_IF_ERROR(AddPrediction(flags.model, source, &report));
   if (!flags.trace.empty()) {
     KVASIR_ASSIGN_OR_RETURN(report.trace, Trace(flags, source));
@@ -178,6 +183,7 @@ void AddInspectCommand(CLI::App* app, int* exit_code) {
       "ranks, bytes and FLOPs of a model's cache, without loading it; with "
       "--trace, which tokens of a text stay, for which it is loaded");
   AddModelFlags(command, &flags->model);
+  AddDeviceFlags(command, &flags->model.device);
   command->add_option("folder", flags->model.model, "the same as --model")
       ->transform(ModelName(command));
   AddFlag(command, "--max-batched-tokens", flags->max_batched_tokens,

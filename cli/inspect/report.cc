@@ -396,7 +396,8 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   report.weights_fit = source.weights_fit;
   KVASIR_ASSIGN_OR_RETURN(
       const Layouts layouts,
-      LayOut(*source.plan, {.page_tokens = options.page_tokens}));
+      LayOut(*source.plan, {.page_tokens = options.page_tokens,
+                            .granule_bytes = options.granule_bytes}));
   const cache::PageLayout& layout = layouts.own;
   const auto served =
       worker::ServePlan(source.plan, {.lift_prompts = !options.deterministic});

@@ -72,6 +72,7 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
       .model_type = model.source().spec.model_type,
       .invariance =
           worker::InvarianceName(model.rank().executor().lifts_prompts()),
+      .device = model.rank().device().name(),
       .max_model_len = model.max_model_len(),
       .page_tokens = model.layout().page_tokens(),
       .total_pages = model.total_pages(),
@@ -146,6 +147,7 @@ kvasir::v1::WorkerInfo WorkerRuntime::Info(
   const worker::ModelExecutor& executor = model_->rank().executor();
   info.set_numerics_id(executor.numerics_id());
   info.set_lifts_prompts(executor.lifts_prompts());
+  info.set_device(model_->rank().device().name());
   info.set_tokenizer_hash(options.tokenizer_hash);
   info.set_page_tokens(static_cast<uint32_t>(model_->layout().page_tokens()));
   info.set_prefix_hash_version(cache::kPrefixHashVersion);
@@ -235,6 +237,8 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
        {"pages", model.total_pages()},
        {"invariance",
         worker::InvarianceName(model.rank().executor().lifts_prompts())},
+       {"device", model.rank().device().name()},
+       {"numerics", model.rank().executor().numerics_id()},
        {"threads", model.num_threads()},
        {"simd", kernels::CpuTargetName()},
        {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});

@@ -475,7 +475,7 @@ absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
   const DevicePtr<float> scratch =
       workspace.Take<float>(grid.scratch().floats * grid.threads());
   const DevicePtr<float> mass = workspace.Take<float>(grid.mass().floats);
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   if (grid.mass().any()) {
     const AttentionMass& most = grid.params().mass;

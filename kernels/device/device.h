@@ -4,12 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
 #include "kernels/device/allocator.h"
 #include "kernels/device/device_ptr.h"
+#include "kernels/device/dtype.h"
 #include "kernels/device/memory_guard.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/weight_layout.h"
@@ -29,6 +31,10 @@ class Device {
 
   // The device outlives its streams.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
+  // "cpu", "emulated": for logs, metrics and the name of its arithmetic.
+  virtual std::string name() const = 0;
+  // The type of activations, one for all ops (activations.h).
+  virtual DType activations() const = 0;
   // Threads that an op's scratch must serve.
   virtual int num_threads() const = 0;
   virtual WeightLayout weight_layout() const = 0;
@@ -71,6 +77,8 @@ class CpuDevice : public Device {
   std::unique_ptr<Stream> MakeStream() override {
     return std::make_unique<CpuStream>(pool_, backend_, guard_);
   }
+  std::string name() const override { return "cpu"; }
+  DType activations() const override { return DType::kF32; }
   int num_threads() const override { return pool_->num_threads(); }
   WeightLayout weight_layout() const override {
     return WeightLayout::kPanels32;

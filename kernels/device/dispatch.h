@@ -76,6 +76,23 @@ OpLaunch DescribeWithAddresses(const char* op, const Params&... params) {
   return launch;
 }
 
+inline absl::Status NoKernel(const char* op) {
+  return absl::UnimplementedError(
+      absl::StrCat(op, ": the device has no kernel for it"));
+}
+
+// What an op answers in place of a launch while its workspace counts: whoever
+// counts a list of ops before the first of them runs hears of one that the
+// device does not have.
+template <typename... Params>
+absl::Status CheckServed(const OpKernels<Params...>& kernels,
+                         const Stream& stream) {
+  if (stream.device() == DeviceKind::kCpu) return absl::OkStatus();
+  return kernels.Find(static_cast<const LaunchStream&>(stream)) == nullptr
+             ? NoKernel(kernels.op)
+             : absl::OkStatus();
+}
+
 // One launch is one op.
 template <typename... Params>
 absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
@@ -100,10 +117,7 @@ absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
   }
   auto& cuda = static_cast<LaunchStream&>(stream);
   const auto function = kernels.Find(cuda);
-  if (function == nullptr) {
-    return absl::UnimplementedError(
-        absl::StrCat(kernels.op, ": the device has no kernel for it"));
-  }
+  if (function == nullptr) return NoKernel(kernels.op);
   (ForAddresses(
        params,
        [&](const void* address) { cuda.CheckMemory(kernels.op, address); }),

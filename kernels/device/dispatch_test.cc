@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "base/thread_pool.h"
 #include "kernels/device/device.h"
@@ -70,6 +71,27 @@ TEST(DispatchTest, ADeviceWithoutABackEndIsRefusedByTheOpsName) {
   EXPECT_THAT(SiluMul(stream, {nullptr, nullptr, 1, 1}, none),
               base::StatusIs(absl::StatusCode::kUnimplemented,
                              HasSubstr("silu_mul: ")));
+}
+
+// A list of ops is counted before it runs: there the missing one is told.
+TEST(DispatchTest, AnOpWithoutAKernelIsRefusedWhereItIsCounted) {
+  FakeCudaStream stream;
+  Workspace counter = Workspace::Counting();
+  const auto expect_refused = [](const absl::Status& status, const char* op) {
+    EXPECT_THAT(
+        status,
+        base::StatusIs(absl::StatusCode::kUnimplemented,
+                       absl::StrCat(op, ": the device has no kernel for it")));
+  };
+  expect_refused(SiluMul(stream, {nullptr, nullptr, 1, 1}, counter),
+                 "silu_mul");
+  expect_refused(GatherRows(stream, {}, counter), "gather_rows");
+  expect_refused(AddRows(stream, {}, counter), "add_rows");
+  const DeviceOp ops[] = {
+      MakeDeviceOp<SiluMulParams>("silu_mul", [](const auto&, Launcher&) {})};
+  FakeCudaStream has_it({ops, 1});
+  KVASIR_EXPECT_OK(SiluMul(has_it, {nullptr, nullptr, 1, 1}, counter));
+  EXPECT_EQ(has_it.enqueued_, 0);
 }
 
 void OnCpu(const SiluMulArgs& args, CpuStream&) { args.out[0] = 1.0f; }

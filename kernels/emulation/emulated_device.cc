@@ -153,7 +153,8 @@ EmulatedDevice::EmulatedDevice(std::shared_ptr<State> state,
     : Device(DeviceKind::kCuda,
              std::make_unique<Allocator>(state, options.memory_limit_bytes)),
       state_(std::move(state)),
-      ops_(ops) {}
+      ops_(ops),
+      activations_(options.activations) {}
 
 EmulatedDevice::~EmulatedDevice() = default;
 

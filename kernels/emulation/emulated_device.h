@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/device/device.h"
 #include "kernels/device/device_ops.h"
@@ -15,6 +16,7 @@ namespace kvasir::kernels::emulation {
 struct EmulatedDeviceOptions {
   EmulatorOptions emulator;
   int64_t memory_limit_bytes = 0;  // 0: as far as addresses reach
+  DType activations = DType::kBf16;
 };
 
 // To ops it is a GPU (DeviceKind::kCuda): weights in rows, pages in granules of
@@ -36,6 +38,8 @@ class EmulatedDevice final : public Device {
   Emulator& emulator();
 
   std::unique_ptr<Stream> MakeStream() override;
+  std::string name() const override { return "emulated"; }
+  DType activations() const override { return activations_; }
   int num_threads() const override { return 1; }
   WeightLayout weight_layout() const override { return WeightLayout::kRows; }
   int64_t page_granule_bytes() const override { return 16; }
@@ -56,6 +60,7 @@ class EmulatedDevice final : public Device {
 
   const std::shared_ptr<State> state_;
   const DeviceOps ops_;
+  const DType activations_;
 };
 
 }  // namespace kvasir::kernels::emulation

@@ -181,7 +181,7 @@ absl::Status EvictCompact(Stream& stream, const PreparedEviction& prepared,
   if (rows.num_evictions < 0) {
     return Refuse(kKernels.op, "evictions", 0, rows.num_evictions);
   }
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kKernels, stream);
   EvictCompactParams params = prepared.compact;
   params.evictions = rows.evictions;
   params.num_evictions = rows.num_evictions;

@@ -233,7 +233,7 @@ absl::Status EvictSelect(Stream& stream, const PreparedEviction& prepared,
   Workspace::Scope scope(&workspace);
   const DevicePtr<uint64_t> scratch =
       workspace.Take<uint64_t>(step.most_slots * ScratchThreads(stream));
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   EvictSelectParams params;
   params.metadata = prepared.metadata;

@@ -33,7 +33,7 @@ absl::Status CopyPages(Stream& stream, const CopyPagesParams& params,
   if (params.num_pairs < 0) {
     return Refuse(kKernels.op, "pairs", 0, params.num_pairs);
   }
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kKernels, stream);
   return Launch(kKernels, stream, params);
 }
 

@@ -150,7 +150,7 @@ absl::Status KvAppend(Stream& stream, const PreparedKvAppend& prepared,
   Workspace::Scope scope(&workspace);
   const DevicePtr<float> scratch =
       workspace.Take<float>(rows.num_tokens * num_units * kErrorSides);
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   if (num_units > 0 && rows.num_tokens > 0 && !rows.positions) {
     return absl::InvalidArgumentError(

@@ -99,7 +99,7 @@ absl::Status Lift(Stream& stream, const PreparedLift& prepared,
   Workspace::Scope scope(&workspace);
   const DevicePtr<float> scratch =
       workspace.Take<float>(LiftScratch(ScratchThreads(stream)));
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kLift, stream);
   if (!workspace.status().ok()) return workspace.status();
   LiftParams params = prepared.params;
   params.x = rows.x;
@@ -160,7 +160,7 @@ absl::Status ComplexLift(Stream& stream, const PreparedComplexLift& prepared,
   if (rows.num_rows < 0) {
     return Refuse(kComplexLift.op, "rows", 0, rows.num_rows);
   }
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kComplexLift, stream);
   ComplexLiftParams params = prepared.params;
   params.x = rows.x;
   params.y = rows.y;

@@ -35,7 +35,7 @@ absl::Status Matmul(Stream& stream, const MatmulParams& params,
   Workspace::Scope scope(&workspace);
   const DevicePtr<float> scratch =
       workspace.Take<float>(MatmulScratch(ScratchThreads(stream)));
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   if (params.num_rows == 0) return absl::OkStatus();
   return Launch(kKernels, stream, params, scratch);

@@ -19,7 +19,7 @@ absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
   }
   if (params.vocab < 1) return Refuse(kKernels.op, "vocab", 1, params.vocab);
   if (params.hidden < 1) return Refuse(kKernels.op, "hidden", 1, params.hidden);
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kKernels, stream);
   if (params.table == nullptr &&
       (params.packed.n != params.vocab || params.packed.k != params.hidden)) {
     return absl::InvalidArgumentError(absl::StrCat(

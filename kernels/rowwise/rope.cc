@@ -152,7 +152,7 @@ absl::Status Rope(Stream& stream, const PreparedRope& prepared,
   Workspace::Scope scope(&workspace);
   const DevicePtr<float> scratch = workspace.Take<float>(
       RopeScratch(params.rotary_dim) * ScratchThreads(stream));
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kKernels, stream, params, scratch);
 }

@@ -21,14 +21,16 @@ absl::Status Check(const char* op, const Stream& stream, const Params& params) {
 absl::Status AddRows(Stream& stream, const AddRowsParams& params,
                      Workspace& workspace) {
   const absl::Status checked = Check(kAddRows.op, stream, params);
-  if (!checked.ok() || workspace.counting()) return checked;
+  if (!checked.ok()) return checked;
+  if (workspace.counting()) return CheckServed(kAddRows, stream);
   return Launch(kAddRows, stream, params);
 }
 
 absl::Status GatherRows(Stream& stream, const GatherRowsParams& params,
                         Workspace& workspace) {
   const absl::Status checked = Check(kGatherRows.op, stream, params);
-  if (!checked.ok() || workspace.counting()) return checked;
+  if (!checked.ok()) return checked;
+  if (workspace.counting()) return CheckServed(kGatherRows, stream);
   return Launch(kGatherRows, stream, params);
 }
 

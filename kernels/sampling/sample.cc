@@ -28,7 +28,7 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
   Workspace::Scope scope(&workspace);
   const DevicePtr<char> scratch = workspace.Take<char>(
       SampleScratchBytes(params.vocab, ScratchThreads(stream)));
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kSample, stream);
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kSample, stream, params, scratch);
 }
@@ -41,7 +41,7 @@ absl::Status CountTokens(Stream& stream, const CountTokensParams& params,
   if (params.vocab < 1) {
     return Refuse(kCountTokens.op, "vocab", 1, params.vocab);
   }
-  if (workspace.counting()) return absl::OkStatus();
+  if (workspace.counting()) return CheckServed(kCountTokens, stream);
   return Launch(kCountTokens, stream, params);
 }
 

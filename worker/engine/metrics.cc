@@ -252,7 +252,8 @@ void WorkerMetrics::AddConstants(const WorkerConstants& constants) {
       .Add({{"version", constants.version},
             {"model_name", constants.model_name},
             {"model_type", constants.model_type},
-            {"invariance", constants.invariance}})
+            {"invariance", constants.invariance},
+            {"device", constants.device}})
       .Set(1);
   prometheus::BuildGauge()
       .Name("kvasir_cache_config_info")

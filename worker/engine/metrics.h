@@ -61,6 +61,7 @@ struct WorkerConstants {
   std::string model_name;
   std::string model_type;
   std::string invariance;  // of outputs: InvarianceName
+  std::string device;      // kernels::Device::name
   int64_t max_model_len = 0;
   int64_t page_tokens = 0;
   int64_t total_pages = 0;

@@ -23,6 +23,7 @@ class WorkerMetricsTest : public ::testing::Test {
              .model_name = "tiny",
              .model_type = "llama",
              .invariance = "bits",
+             .device = "cpu",
              .max_model_len = 1024,
              .page_tokens = 64,
              .total_pages = 10,

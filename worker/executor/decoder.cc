@@ -19,6 +19,7 @@ struct DenseRows {
   kernels::DevicePtr<const float> x;
   int64_t num_rows = 0;
   kernels::DevicePtr<const float> bias;
+  kernels::DType dtype = kernels::DType::kF32;  // of x and y
 };
 
 // y [rows, n] = x [rows, k] W, both without gaps between rows.
@@ -33,6 +34,8 @@ absl::Status MatmulDense(Stream& stream, const DenseRows& in,
   params.bias = in.bias;
   params.y = y;
   params.y_row_stride = weight.n;
+  params.dtype = in.dtype;
+  params.y_dtype = in.dtype;
   return kernels::Matmul(stream, params, workspace);
 }
 
@@ -51,7 +54,8 @@ kernels::ActivationKind ActivationOf(model::MlpKind kind) {
 
 }  // namespace
 
-Decoder::Decoder(kernels::Device* device) : tables_(device) {}
+Decoder::Decoder(kernels::Device* device)
+    : activations_{device->activations()}, tables_(device) {}
 
 absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
                                         kernels::Device* device) {
@@ -158,6 +162,7 @@ absl::Status Decoder::Embed(Stream& stream, const TokenBatch& batch,
   params.num_positions = spec().max_position_embeddings;
   params.positions = batch.positions;
   params.out = x;
+  params.dtype = activations_.dtype;
   return kernels::Embedding(stream, params, workspace);
 }
 
@@ -166,10 +171,10 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
   const int64_t m = spec().hidden_size;
   const int64_t t = batch.num_tokens;
   const int64_t padded = batch.padded_tokens * m;
-  out->x = workspace.Take<float>(padded);
-  out->delta = workspace.Take<float>(padded);
+  out->x = activations_.Take(workspace, padded);
+  out->delta = activations_.Take(workspace, padded);
   Workspace::Scope scope(&workspace);
-  const kernels::DevicePtr<float> normed = workspace.Take<float>(padded);
+  const kernels::DevicePtr<float> normed = activations_.Take(workspace, padded);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Embed(stream, batch, out->x, workspace));
 
@@ -212,6 +217,7 @@ absl::Status Decoder::Norm(Stream& stream, kernels::NormParams norm,
                   ? kernels::NormKind::kRms
                   : kernels::NormKind::kLayer;
   norm.eps = static_cast<float>(spec().norm_eps);
+  norm.dtype = activations_.dtype;
   return kernels::Norm(stream, norm, workspace);
 }
 
@@ -258,27 +264,29 @@ absl::Status Decoder::Mlp(Stream& stream, const TokenBatch& batch,
   Workspace::Scope scope(&workspace);
   const bool gated_mlp = model::IsGated(spec().mlp);
   const kernels::DevicePtr<float> gate_up =
-      workspace.Take<float>(batch.padded_tokens * weights.gate_up.n);
+      activations_.Take(workspace, batch.padded_tokens * weights.gate_up.n);
   // A plain activation stays in its place.
   const kernels::DevicePtr<float> gated =
-      gated_mlp ? workspace.Take<float>(batch.padded_tokens * features)
+      gated_mlp ? activations_.Take(workspace, batch.padded_tokens * features)
                 : gate_up;
   KVASIR_RETURN_IF_ERROR(workspace.status());
-  KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
-                                     {normed, num_tokens, weights.gate_up_bias},
-                                     weights.gate_up, gate_up, workspace));
+  KVASIR_RETURN_IF_ERROR(MatmulDense(
+      stream, {normed, num_tokens, weights.gate_up_bias, activations_.dtype},
+      weights.gate_up, gate_up, workspace));
   if (gated_mlp) {
     KVASIR_RETURN_IF_ERROR(kernels::SiluMul(
-        stream, {gate_up, gated, num_tokens, features}, workspace));
-  } else {
-    KVASIR_RETURN_IF_ERROR(kernels::Activation(
-        stream,
-        {gate_up, gated, num_tokens, features, ActivationOf(spec().mlp)},
+        stream, {gate_up, gated, num_tokens, features, activations_.dtype},
         workspace));
+  } else {
+    KVASIR_RETURN_IF_ERROR(
+        kernels::Activation(stream,
+                            {gate_up, gated, num_tokens, features,
+                             ActivationOf(spec().mlp), activations_.dtype},
+                            workspace));
   }
-  KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
-                                     {gated, num_tokens, weights.down_bias},
-                                     weights.down, out, workspace));
+  KVASIR_RETURN_IF_ERROR(MatmulDense(
+      stream, {gated, num_tokens, weights.down_bias, activations_.dtype},
+      weights.down, out, workspace));
   const StepPartScope summing(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(
       stream, out, num_tokens * spec().hidden_size, workspace);
@@ -292,7 +300,7 @@ absl::Status Decoder::AddMlp(Stream& stream, const TokenBatch& batch,
   const int64_t m = spec().hidden_size;
   Workspace::Scope scope(&workspace);
   const kernels::DevicePtr<float> added =
-      workspace.Take<float>(batch.padded_tokens * m);
+      activations_.Take(workspace, batch.padded_tokens * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Mlp(stream, batch, layer, normed, added, workspace));
   kernels::AddRowsParams add;
@@ -302,6 +310,7 @@ absl::Status Decoder::AddMlp(Stream& stream, const TokenBatch& batch,
   add.x_row_stride = m;
   add.num_rows = batch.num_tokens;
   add.columns = m;
+  add.dtype = activations_.dtype;
   return kernels::AddRows(stream, add, workspace);
 }
 
@@ -311,7 +320,8 @@ absl::Status Decoder::FinalNorm(Stream& stream, const HiddenStates& hidden,
                                 Workspace& workspace) const {
   const int64_t m = spec().hidden_size;
   Workspace::Scope scope(&workspace);
-  const kernels::DevicePtr<float> delta = workspace.Take<float>(num_rows * m);
+  const kernels::DevicePtr<float> delta =
+      activations_.Take(workspace, num_rows * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   kernels::GatherRowsParams gather;
   gather.x_row_stride = m;
@@ -319,6 +329,7 @@ absl::Status Decoder::FinalNorm(Stream& stream, const HiddenStates& hidden,
   gather.out_row_stride = m;
   gather.num_rows = num_rows;
   gather.columns = m;
+  gather.dtype = activations_.dtype;
   gather.x = hidden.delta;
   gather.out = delta;
   KVASIR_RETURN_IF_ERROR(kernels::GatherRows(stream, gather, workspace));

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/device/activations.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_tables.h"
 #include "kernels/device/stream.h"
@@ -39,7 +40,8 @@ struct TokenBatch {
   kernels::DevicePtr<float> not_finite;
 };
 
-// The residual stream after the last layer is x + delta, [T, M] each.
+// The residual stream after the last layer is x + delta, [T, M] each, of the
+// device's activations.
 struct HiddenStates {
   kernels::DevicePtr<float> x;
   kernels::DevicePtr<float> delta;
@@ -101,6 +103,7 @@ class Decoder {
   const model::DecoderSpec& spec() const { return *parts_.spec; }
   const MassRoom& mass_room() const { return parts_.mass; }
   const kernels::PackedMatrix& head() const { return parts_.weights->head; }
+  const kernels::Activations& activations() const { return activations_; }
   StepProfile* profile() const { return parts_.profile; }
 
  private:
@@ -135,8 +138,9 @@ class Decoder {
                    kernels::Workspace& workspace) const;
 
   Parts parts_;
-  kernels::DeviceTables tables_;  // [rotary_dim / 2] uint64: steps of RoPE
-  kernels::DeviceBuffer fresh_;   // FreshRows, of one layer at a time
+  kernels::Activations activations_;  // the device's
+  kernels::DeviceTables tables_;      // [rotary_dim / 2] uint64: steps of RoPE
+  kernels::DeviceBuffer fresh_;       // FreshRows, of one layer at a time
   std::unique_ptr<kernels::HadamardTables> hadamard_;
   std::vector<LayerAttention> attention_;
   std::vector<StepKind> step_kinds_;

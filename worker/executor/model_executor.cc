@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/device/read_back.h"
@@ -207,6 +208,8 @@ absl::Status ModelExecutor::ReserveBlob() {
   return blob_.StartPacking();
 }
 
+// All ops that steps may launch are among those that are counted, and one that
+// the device does not have says so here, before the first step.
 absl::Status ModelExecutor::PlanWorkspace() {
   StagedStep largest;
   largest.sizes = LargestStep(limits_);
@@ -215,6 +218,8 @@ absl::Status ModelExecutor::PlanWorkspace() {
   largest.ring_slots.resize(staged_.ring_slots.size());
   const std::vector<EvictionBatch> evictions = evictions_->LargestBatches();
   largest.bucket.evictions.assign(evictions.begin(), evictions.end());
+  // Page copies take no workspace, but a device may have no kernel for them.
+  largest.bucket.copies.emplace_back();
   Workspace counter = Workspace::Counting();
   KVASIR_RETURN_IF_ERROR(Launch(largest, counter));
   KVASIR_ASSIGN_OR_RETURN(workspace_memory_,
@@ -225,8 +230,16 @@ absl::Status ModelExecutor::PlanWorkspace() {
 }
 
 std::string ModelExecutor::numerics_id() const {
-  // Every CPU back end gives the same bits; a change of them is a new number.
-  return lifts_prompts() ? "cpu-f32-2-lifted" : "cpu-f32-2";
+  // Every CPU back end gives the same bits; a change of them is a new number,
+  // and so it is of another device's.
+  constexpr int kCpuBits = 2;
+  constexpr int kGpuBits = 1;
+  const kernels::Device& device = *parts_.device;
+  return absl::StrCat(
+      device.name(), "-",
+      absl::AsciiStrToLower(kernels::DTypeName(device.activations())), "-",
+      device.kind() == kernels::DeviceKind::kCpu ? kCpuBits : kGpuBits,
+      lifts_prompts() ? "-lifted" : "");
 }
 
 absl::Status ModelExecutor::Fail(const absl::Status& status) {

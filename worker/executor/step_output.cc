@@ -26,6 +26,7 @@ absl::Status HeadColumns(const Decoder& decoder, Stream& stream,
   params.weight = head;
   params.y = logits;
   params.y_row_stride = head.n;
+  params.dtype = decoder.activations().dtype;
   return kernels::Matmul(stream, params, workspace);
 }
 
@@ -55,7 +56,8 @@ absl::Status StepOutput::Sample(Stream& stream, const HiddenStates& hidden,
   const kernels::DevicePtr<float> logits =
       workspace.Take<float>(logits_floats_);
   const int64_t chunk = std::min(logits_rows(), batch.padded_rows);
-  const kernels::DevicePtr<float> normed = workspace.Take<float>(chunk * m);
+  const kernels::DevicePtr<float> normed =
+      decoder_->activations().Take(workspace, chunk * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   for (int64_t row = 0; row < batch.num_rows; row += chunk) {
     const int64_t count = std::min(chunk, batch.num_rows - row);
@@ -92,7 +94,7 @@ absl::Status StepOutput::ScoreTargets(Stream& stream,
   const kernels::DevicePtr<float> logits =
       workspace.Take<float>(logits_floats_);
   const kernels::DevicePtr<float> normed =
-      workspace.Take<float>(batch.padded_rows * m);
+      decoder_->activations().Take(workspace, batch.padded_rows * m);
   const auto state =
       workspace.Take<kernels::LogSoftmaxState>(batch.padded_rows);
   KVASIR_RETURN_IF_ERROR(workspace.status());
@@ -131,7 +133,8 @@ absl::Status StepOutput::ReadAllLogits(
   const kernels::DevicePtr<float> logits =
       workspace.Take<float>(logits_floats_);
   const int64_t chunk = std::min(logits_rows(), num_rows);
-  const kernels::DevicePtr<float> normed = workspace.Take<float>(chunk * m);
+  const kernels::DevicePtr<float> normed =
+      decoder_->activations().Take(workspace, chunk * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   std::vector<float> host;
   for (int64_t row = 0; row < num_rows; row += chunk) {

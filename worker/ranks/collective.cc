@@ -117,7 +117,9 @@ class InProcessCollective final : public Collective {
     kernels::Workspace::Scope scope(&workspace);
     const kernels::DevicePtr<float> sum = workspace.Take<float>(count);
     KVASIR_RETURN_IF_ERROR(workspace.status());
-    if (workspace.counting()) return absl::OkStatus();
+    if (workspace.counting()) {
+      return kernels::CheckServed(kAllReduceSum, stream);
+    }
     absl::Status status;
     KVASIR_RETURN_IF_ERROR(kernels::Launch(
         kAllReduceSum, stream,

@@ -237,6 +237,7 @@ absl::StatusOr<WeightMemory*> WeightJobs::Allocate(int64_t bytes) {
 absl::StatusOr<WeightMemory*> WeightJobs::AllocateMatrix(
     const std::string& tensor, PackedMatrix* matrix) {
   KVASIR_ASSIGN_OR_RETURN(matrix->dtype, source_->TypeOf(tensor));
+  matrix->layout = layout_;
   KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory,
                           Allocate(matrix->bytes()));
   matrix->data = memory->device;
@@ -248,6 +249,7 @@ absl::Status WeightJobs::Matrix(std::vector<TensorRows> parts, int64_t k,
                                 PackedMatrix* out) {
   PackedMatrix shape;
   shape.k = k;
+  shape.layout = layout_;
   for (size_t i = 0; i < parts.size(); ++i) {
     KVASIR_ASSIGN_OR_RETURN(const DType dtype,
                             source_->TypeOf(parts[i].tensor));
@@ -316,11 +318,6 @@ void WeightJobs::ReadOnly(const std::string& tensor, int64_t columns) {
 }
 
 absl::Status WeightJobs::Run(const RunOptions& options) {
-  if (device_->weight_layout() != kernels::WeightLayout::kPanels32) {
-    return absl::UnimplementedError(
-        "weights: this build packs panels of 32 columns, the device wants "
-        "another layout");
-  }
   // Largest first, so that threads end together.
   std::stable_sort(
       jobs_.begin(), jobs_.end(),

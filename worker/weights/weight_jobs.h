@@ -89,12 +89,16 @@ class WeightJobs {
  public:
   // Only counts the bytes that would be allocated: pointers are null, and the
   // jobs are not to be run.
-  explicit WeightJobs(WeightSource* source)
-      : WeightJobs(source, nullptr, nullptr) {}
+  WeightJobs(WeightSource* source, kernels::WeightLayout layout)
+      : source_(source), layout_(layout) {}
   // All outlive it; `buffers` owns the memory, under the tag "weights".
+  // Matrices get the device's layout.
   WeightJobs(WeightSource* source, kernels::Device* device,
              std::vector<kernels::DeviceBuffer>* buffers)
-      : source_(source), device_(device), buffers_(buffers) {}
+      : source_(source),
+        layout_(device->weight_layout()),
+        device_(device),
+        buffers_(buffers) {}
 
   // [k, n] of several tensors side by side, n the rows taken of all. In the
   // type that they are stored in, float32 where that differs.
@@ -113,7 +117,7 @@ class WeightJobs {
   void Add(WeightJob job) { jobs_.push_back(std::move(job)); }
   // For one job; valid as long as the jobs are.
   absl::StatusOr<WeightMemory*> Allocate(int64_t bytes);
-  // For a matrix [k, n] in the tensor's type: sets type and data.
+  // For a matrix [k, n] in the tensor's type: sets type, layout and data.
   absl::StatusOr<WeightMemory*> AllocateMatrix(const std::string& tensor,
                                                kernels::PackedMatrix* matrix);
 
@@ -132,8 +136,9 @@ class WeightJobs {
 
  private:
   WeightSource* const source_;
-  kernels::Device* const device_;
-  std::vector<kernels::DeviceBuffer>* const buffers_;
+  const kernels::WeightLayout layout_;
+  kernels::Device* const device_ = nullptr;
+  std::vector<kernels::DeviceBuffer>* const buffers_ = nullptr;
   std::deque<WeightMemory> memory_;
   std::vector<WeightJob> jobs_;
   int64_t bytes_ = 0;

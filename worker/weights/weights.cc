@@ -154,10 +154,11 @@ absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
 
 absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
-                                         WeightSource* source) {
+                                         WeightSource* source,
+                                         kernels::WeightLayout layout) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source);
+  WeightJobs jobs(source, layout);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   return jobs.bytes();
 }

@@ -114,11 +114,12 @@ struct LoadOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
-// What LoadWeights would allocate. Reads nothing; its errors but those of
-// reading and memory.
+// What LoadWeights would allocate on a device of this layout. Reads nothing;
+// its errors but those of reading and memory.
 absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
-                                         WeightSource* source);
+                                         WeightSource* source,
+                                         kernels::WeightLayout layout);
 
 // Reads every tensor once, and packs it while it is read: no second copy is
 // held: the rank's part of them that the plan was resolved for. Errors of

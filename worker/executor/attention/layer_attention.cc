@@ -59,8 +59,8 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
   const AttentionProgram& plan = program();
   Workspace::Scope scope(&workspace);
   const auto take = [&](int64_t columns) {
-    return Rows{workspace.Take<float>(input.padded_tokens * columns), columns,
-                t};
+    return Rows{activations_.Take(workspace, input.padded_tokens * columns),
+                columns, t};
   };
   const Rows rows = take(plan.row_columns);
   Sums sums;
@@ -104,6 +104,14 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
   return Output(stream, sums.values, out, workspace);
 }
 
+absl::Status LayerAttention::Matmul(Stream& stream,
+                                    kernels::MatmulParams params,
+                                    Workspace& workspace) const {
+  params.dtype = activations_.dtype;
+  params.y_dtype = activations_.dtype;
+  return kernels::Matmul(stream, params, workspace);
+}
+
 absl::Status LayerAttention::Project(Stream& stream,
                                      const AttentionInput& input,
                                      const Rows& rows,
@@ -118,7 +126,7 @@ absl::Status LayerAttention::Project(Stream& stream,
   params.bias = parts_.weights->qkv_bias;
   params.y = rows.row;
   params.y_row_stride = rows.stride;
-  return kernels::Matmul(stream, params, workspace);
+  return Matmul(stream, params, workspace);
 }
 
 absl::Status LayerAttention::RotateRows(Stream& stream,
@@ -129,7 +137,8 @@ absl::Status LayerAttention::RotateRows(Stream& stream,
   for (const Rotate& turn : turns_) {
     KVASIR_RETURN_IF_ERROR(
         kernels::Rope(stream, turn.rope,
-                      {rows.row + turn.query_column, rows.row + turn.key_column,
+                      {activations_.At(rows.row, turn.query_column),
+                       activations_.At(rows.row, turn.key_column),
                        rolling_ ? input.group.slot_positions : input.positions,
                        rows.num_tokens},
                       workspace));
@@ -146,14 +155,14 @@ absl::Status LayerAttention::MakeLatents(Stream& stream,
                                    StepPart::kProjections);
   if (!part.has_basis) return absl::OkStatus();
   kernels::MatmulParams params;
-  params.x = rows.row + part.source_column;
+  params.x = activations_.At(rows.row, part.source_column);
   params.x_row_stride = rows.stride;
   params.num_rows = rows.num_tokens;
   params.weight = weights.basis;
   params.bias = weights.basis_bias;
-  params.y = rows.row + part.latent_column;
+  params.y = activations_.At(rows.row, part.latent_column);
   params.y_row_stride = rows.stride;
-  return kernels::Matmul(stream, params, workspace);
+  return Matmul(stream, params, workspace);
 }
 
 absl::Status LayerAttention::ForAbsorbedRows(
@@ -265,6 +274,7 @@ absl::Status LayerAttention::LiftSums(Stream& stream,
   add.x = weights.lift_bias;
   add.num_rows = sums.values.num_tokens;
   add.columns = sums.values.stride;
+  add.dtype = activations_.dtype;
   return kernels::AddRows(stream, add, workspace);
 }
 
@@ -281,7 +291,7 @@ absl::Status LayerAttention::Output(Stream& stream, const Rows& rows,
   params.bias = weights.o_bias;
   params.y = out;
   params.y_row_stride = weights.o.n;
-  return kernels::Matmul(stream, params, workspace);
+  return Matmul(stream, params, workspace);
 }
 
 }  // namespace kvasir::worker

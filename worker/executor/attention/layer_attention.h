@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "kernels/attention/ops.h"
 #include "kernels/attention/paged_attention.h"
+#include "kernels/device/activations.h"
 #include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
@@ -189,7 +190,7 @@ class LayerAttention {
   };
   // A token's rows of one step.
   struct Rows {
-    kernels::DevicePtr<float> row;  // [T, row_columns]
+    kernels::DevicePtr<float> row;  // [T, row_columns] activations
     int64_t stride = 0;
     int64_t num_tokens = 0;
   };
@@ -205,6 +206,9 @@ class LayerAttention {
   void MakeRebuild(const KeyProgram& part, const PartWeights& weights,
                    Key* key);
   absl::Status MakeValue();
+  // A product of rows with `weight`, into rows.
+  absl::Status Matmul(kernels::Stream& stream, kernels::MatmulParams params,
+                      kernels::Workspace& workspace) const;
   absl::Status PrepareHadamard(
       const std::vector<kernels::HadamardPlace>& places, int64_t stride,
       bool transposed, std::optional<kernels::PreparedHadamard>* out);
@@ -269,7 +273,8 @@ class LayerAttention {
   const AttentionProgram& program() const { return *parts_.weights->attention; }
 
   Parts parts_;
-  kernels::RopePairing pairing_;  // of the model
+  kernels::Activations activations_;  // the device's
+  kernels::RopePairing pairing_;      // of the model
   // Which angle each number of a head turns by, as the op takes it, while it is
   // prepared.
   std::vector<std::vector<int32_t>> pair_tables_;

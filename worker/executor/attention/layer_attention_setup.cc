@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "worker/executor/attention/layer_attention.h"
@@ -97,7 +98,9 @@ void Add(const std::vector<double>& flops, std::vector<double>* sum) {
 }  // namespace
 
 LayerAttention::LayerAttention(const Parts& parts)
-    : parts_(parts), pairing_(PairingOf(parts.spec->rope.pairing)) {}
+    : parts_(parts),
+      activations_{parts.device->activations()},
+      pairing_(PairingOf(parts.spec->rope.pairing)) {}
 
 absl::StatusOr<LayerAttention> LayerAttention::Create(const Parts& parts) {
   LayerAttention attention(parts);
@@ -191,6 +194,7 @@ absl::Status LayerAttention::PrepareTurns() {
     shape.steps = parts_.device_rope_steps;
     shape.rotary_dim = parts_.spec->rope.rotary_dim;
     shape.pairing = turn.pairing;
+    shape.dtype = activations_.dtype;
     shape.attention_factor =
         static_cast<float>(parts_.spec->rope.attention_factor);
     KVASIR_ASSIGN_OR_RETURN(
@@ -218,6 +222,7 @@ absl::Status LayerAttention::MakeKey(size_t index, Key* key) {
     kernels::LiftParams shape;
     shape.x_row_stride = program().row_columns;
     shape.y_row_stride = program().row_columns;
+    shape.dtype = activations_.dtype;
     KVASIR_ASSIGN_OR_RETURN(
         key->lift,
         kernels::Prepare(*parts_.device, shape, weights.lift,
@@ -240,6 +245,7 @@ absl::Status LayerAttention::PrepareHadamard(
   shape.x_row_stride = stride;
   shape.y_row_stride = stride;
   shape.transposed = transposed;
+  shape.dtype = activations_.dtype;
   KVASIR_ASSIGN_OR_RETURN(
       *out, kernels::Prepare(*parts_.device, shape, places, parts_.hadamard));
   return absl::OkStatus();
@@ -277,6 +283,7 @@ absl::Status LayerAttention::PrepareComplexLifts(const KeyProgram& part,
     shape.y_row_stride = program().row_columns;
     shape.num_pairs = width(begin) / 2;
     shape.pairing = pairing_;
+    shape.dtype = activations_.dtype;
     KVASIR_ASSIGN_OR_RETURN(
         kernels::PreparedComplexLift lift,
         kernels::Prepare(
@@ -331,6 +338,11 @@ absl::Status LayerAttention::MakeValue() {
                         /*transposed=*/true, &value_.sum_hadamard));
   }
   if (!value.lifted) return absl::OkStatus();
+  if (weights.lift_bias && activations_.dtype != kernels::DType::kF32) {
+    return absl::UnimplementedError(absl::StrCat(
+        "lift: the mean of a basis is added as float32, the device has ",
+        kernels::DTypeName(activations_.dtype)));
+  }
   const int64_t num_heads = program().heads.query.count;
   for (int64_t h = 0; h < num_heads; ++h) {
     value_.lifted_column.push_back(h * program().head_dim);
@@ -338,6 +350,7 @@ absl::Status LayerAttention::MakeValue() {
   kernels::LiftParams shape;
   shape.x_row_stride = value.attended_columns;
   shape.y_row_stride = num_heads * program().head_dim;
+  shape.dtype = activations_.dtype;
   KVASIR_ASSIGN_OR_RETURN(
       value_.lift,
       kernels::Prepare(*parts_.device, shape, weights.lift,
@@ -419,6 +432,7 @@ absl::Status LayerAttention::PrepareAppends() {
              std::optional<kernels::PreparedKvAppend>* out) -> absl::Status {
     if (parts.empty()) return absl::OkStatus();
     shape.row_stride = program().row_columns;
+    shape.dtype = activations_.dtype;
     KVASIR_ASSIGN_OR_RETURN(*out,
                             kernels::Prepare(*parts_.device, shape, parts));
     return absl::OkStatus();
@@ -504,6 +518,7 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
   shape.values = &value;
   shape.num_value_parts = 1;
   shape.page_tokens = parts_.page_tokens;
+  shape.dtype = activations_.dtype;
   shape.scale = static_cast<float>(
       1.0 / std::sqrt(static_cast<double>(program().head_dim)));
   shape.window =

@@ -1,0 +1,49 @@
+#include "kernels/device/device_module.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/device/device_interface.h"
+
+namespace kvasir::kernels {
+
+const char* DeviceInterface() { return KVASIR_DEVICE_INTERFACE; }
+
+absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
+    const std::string& path, const DeviceRequest& request) {
+  const auto is_none = [&path](const auto&... why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is no module of a device: ", why...));
+  };
+  if (::access(path.c_str(), F_OK) != 0) {
+    return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+  }
+  // A name without a folder would be looked for elsewhere.
+  const std::string file =
+      path.find('/') == std::string::npos ? absl::StrCat("./", path) : path;
+  void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return is_none(::dlerror());
+  const auto function = reinterpret_cast<DeviceModuleFunction>(
+      ::dlsym(library, kDeviceModuleFunction));
+  if (function == nullptr) {
+    ::dlclose(library);
+    return is_none("it has no function ", kDeviceModuleFunction);
+  }
+  const DeviceModule* const module = function();
+  if (std::strcmp(module->interface, DeviceInterface()) != 0) {
+    const absl::Status status = absl::FailedPreconditionError(absl::StrCat(
+        path, " is of another build: its interface is ", module->interface,
+        ", this program's ", DeviceInterface(), "; build both together"));
+    ::dlclose(library);
+    return status;
+  }
+  absl::StatusOr<std::unique_ptr<Device>> device = module->make(request);
+  if (device.ok()) return device;
+  return absl::Status(device.status().code(),
+                      absl::StrCat(path, ": ", device.status().message()));
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,13 @@
+// A module of another build: nobody may call what it makes.
+#include <cstdlib>
+
+#include "kernels/device/device_module.h"
+
+extern "C" const kvasir::kernels::DeviceModule* KvasirDeviceModule() {
+  using kvasir::kernels::Device;
+  static constexpr kvasir::kernels::DeviceModule kModule = {
+      "another",
+      [](const kvasir::kernels::DeviceRequest&)
+          -> absl::StatusOr<std::unique_ptr<Device>> { std::abort(); }};
+  return &kModule;
+}

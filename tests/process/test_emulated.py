@@ -1,0 +1,138 @@
+"""A whole server over a GPU's kernels, run on the host: `--device emulated`, with real clients."""
+
+import json
+import platform
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import triton
+from kvasir_process import BINARY, TINY, KvasirProcess, run, wait_until
+
+MODULE = BINARY.parent / "kvasir-emulated.so"
+if platform.machine() != "x86_64":
+    pytest.skip("the emulated device is x86-64's", allow_module_level=True)
+
+PROMPT = "It was a bright cold morning, and she said to him"
+# What warms up is the largest step.
+SMALL = ["--max-batched-tokens", 16, "--max-num-seqs", 2, "--max-model-len", 64, "--kv-cache-bytes", "4MiB"]
+
+
+# Lloyd-Max's of a normal number.
+LEVELS = [0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326]
+
+
+@pytest.fixture(scope="module")
+def rotated(tmp_path_factory):
+    """Rotated 4 bits without exact rows, which kernels for a GPU do not read yet."""
+    codec = {"bits": {"schedule": [4]}, "hadamard_online": {}, "param_dtype": "F16",
+             "per_token_norm": {"levels": [-level for level in reversed(LEVELS)] + LEVELS}}
+
+    def side(stored):
+        return {"parts": [{"full": {}, "stored": stored, "codec": codec}]}
+
+    layer = {"key": side("POST_ROPE"), "value": side("NO_ROPE")}
+    path = tmp_path_factory.mktemp("plan") / "rotated.json"
+    path.write_text(json.dumps({"schema_version": 1, "layers": [layer] * 6}))
+    return path
+
+
+def refused(*args):
+    done = run(*args, check=False)
+    assert done.returncode == 1, done
+    return done.stderr
+
+
+def serve(device, *flags):
+    return KvasirProcess("serve", "--device", device, *SMALL, *flags)
+
+
+def answer(server, prompt=PROMPT, **sampling):
+    options = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | sampling
+    return triton.generate(server.grpc, server.ready["model"], prompt, timeout=300, **options)
+
+
+@pytest.fixture(scope="module")
+def emulated(rotated):
+    with serve("emulated", "--kv-plan", rotated) as server:
+        yield server
+
+
+def test_a_device_that_is_not_there_is_refused_with_what_it_needs(tmp_path):
+    for command in (["serve", "--grpc-port", 0], ["generate", "--prompt", "a"], ["inspect"]):
+        command += ["--model", TINY]
+        assert "no CUDA back end" in refused(*command, "--device", "cuda:0")
+        module = tmp_path / "none.so"
+        text = refused(*command, "--device", "emulated", "--device-module", module)
+        assert f"{module}: no such file" in text and "KVASIR_EMULATION=ON" in text
+        text = refused(*command, "--device", "emulated", "--device-module", TINY / "README.md")
+        assert "is no module of a device" in text
+        text = refused(*command, "--device", "emulated:f64")
+        assert f'{MODULE}: setting "f64"' in text
+    assert run("inspect", "--model", TINY, "--device", "gpu", check=False).returncode == 2
+
+
+def test_inspect_tells_pages_as_the_device_lays_them_out():
+    def told(*flags):
+        return json.loads(run("inspect", TINY, "--json", "--kv-plan", "rotated-4bit", *flags).stdout)
+
+    here, there = told(), told("--device", "emulated")
+    assert here["payload_bytes_per_token"] == there["payload_bytes_per_token"]
+    assert here["bytes_per_token"] <= there["bytes_per_token"]
+
+
+def test_a_plan_beyond_the_kernels_is_refused_by_the_ops_name():
+    text = refused("serve", "--model", TINY.parent / "tiny-palu", "--grpc-port", 0,
+                   "--device", "emulated", *SMALL)
+    assert "UNIMPLEMENTED" in text, text
+
+
+def test_the_server_says_what_it_runs_on(emulated):
+    infos = [dict(labels) for name, labels in emulated.metrics() if name == "kvasir_build_info"]
+    assert [labels["device"] for labels in infos] == ["emulated"]
+    log = emulated.log()
+    assert "device=emulated" in log and "numerics=emulated-bf16-1" in log, log
+
+
+def test_requests_are_served_side_by_side(emulated):
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(answer, emulated, text) for text in (PROMPT, "A house in the")]
+        together = [each.result() for each in running]
+    for text, reason, tokens in together:
+        assert text and reason == "length" and tokens == 8
+    # What shares a step changes nothing.
+    assert answer(emulated) == together[0]
+    wait_until(lambda: emulated.metric("kvasir_num_requests_running") == 0, "an idle engine")
+    assert emulated.metric("kvasir_cache_leaked_pages") == 0
+
+
+def test_a_demanding_sample_is_served(emulated):
+    _, reason, tokens = answer(emulated, temperature=0.8, top_p=0.9, top_k=20, seed=3,
+                               repetition_penalty=1.2)
+    assert reason == "length" and tokens == 8
+
+
+def test_cancelled_requests_leave_no_page(emulated):
+    for _ in range(3):
+        stream = triton.Stream(emulated.grpc)
+        stream.send(emulated.ready["model"], triton.text_inputs(PROMPT, max_tokens=40, ignore_eos=True), "1")
+        result, error = stream.results.get(timeout=300)
+        assert error is None and result is not None
+        stream.close(cancel=True)
+    wait_until(lambda: emulated.metric("kvasir_num_requests_running") == 0, "an idle engine")
+    assert emulated.metric("kvasir_cache_leaked_pages") == 0
+    assert emulated.stop() == 0
+
+
+def test_float32_on_the_device_takes_the_cpus_tokens():
+    answers = []
+    for device in ("cpu", "emulated:f32,seed=5"):
+        with serve(device, "--kv-plan", "dense-bf16") as server:
+            answers.append(answer(server))
+    assert answers[0] == answers[1]
+
+
+def test_generate_runs_on_the_device():
+    done = run("generate", "--model", TINY, "--device", "emulated", "--max-tokens", 4,
+               "--temperature", 0, "--prompt", "It was a", "--json")
+    assert json.loads(done.stdout)["output_tokens"] == 4

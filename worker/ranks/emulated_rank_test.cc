@@ -1,0 +1,324 @@
+// The executor on a device that is not the CPU: what it refuses, what a step
+// does beside its arithmetic, and its logits beside the CPU's.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "kernels/device/device_observer.h"
+#include "kernels/emulation/emulated_device.h"
+#include "kernels/simt/op_table.h"
+#include "model/checkpoint/checkpoint.h"
+#include "plan/presets.h"
+#include "worker/executor/direct_runner.h"
+#include "worker/testing/plan_cases.h"
+#include "worker/testing/tiny_rank.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using kernels::DType;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// A rank's device: emulated, with these kernels.
+void UseEmulated(DType activations, const kernels::DeviceOps& ops,
+                 RankOptions* options) {
+  options->make_device = [activations, ops](base::ThreadPool*,
+                                            kernels::CpuBackend,
+                                            int64_t limit_bytes) {
+    kernels::emulation::EmulatedDeviceOptions device;
+    device.memory_limit_bytes = limit_bytes;
+    device.activations = activations;
+    return std::make_unique<kernels::emulation::EmulatedDevice>(device, ops);
+  };
+}
+
+// As small as kernels for a GPU are asked for.
+model::ModelShape SmallShape() {
+  return {.name = "small-test",
+          .num_layers = 2,
+          .hidden_size = 64,
+          .intermediate_size = 96,
+          .num_query_heads = 4,
+          .num_kv_heads = 2,
+          .head_dim = 32,
+          .vocab_size = 517,
+          .max_position = 128};
+}
+
+// A preset's plan. Without the exact rows of rotated codes, which kernels for a
+// GPU do not read.
+absl::StatusOr<kvasir::v1::KvPlan> PlanOfPreset(
+    const std::string& name, const model::DecoderSpec& spec) {
+  KVASIR_ASSIGN_OR_RETURN(
+      kvasir::v1::KvPlan plan,
+      plan::MakePresetPlan(name, model::AttentionShapeOf(spec)));
+  for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
+    layer.clear_exact_sinks();
+    layer.mutable_key()->clear_exact_window();
+    layer.mutable_value()->clear_exact_window();
+  }
+  return plan;
+}
+
+RankOptions SmallOptions() {
+  RankOptions options;
+  options.page_tokens = 16;
+  options.kv_cache_bytes = 4 << 20;
+  options.executor.max_model_len = 128;
+  options.executor.max_num_seqs = 4;
+  options.executor.max_batched_tokens = 32;
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Rank>> MakeSmallRank(
+    const RankOptions& options, const std::string& plan,
+    Collective* collective = nullptr) {
+  const model::ModelShape shape = SmallShape();
+  KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
+                          model::SpecOfShape(shape));
+  KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::KvPlan kv_plan,
+                          PlanOfPreset(plan, spec));
+  RandomSource source(shape, 20260, DType::kBf16);
+  return Rank::Create(spec, kv_plan, &source, options, collective);
+}
+
+// Ops that a plan of whole keys and values launches.
+std::vector<std::string> OpsOf(const std::string& plan) {
+  std::vector<std::string> ops = {
+      "copy_pages",      "count_tokens", "embedding", "gather_rows",
+      "kv_append",       "log_softmax",  "matmul",    "norm",
+      "paged_attention", "rope",         "sample",    "silu_mul"};
+  if (plan == plan::kRotatedPreset) ops.push_back("hadamard");
+  return ops;
+}
+
+TEST(EmulatedRankTest, AnOpThatTheDeviceDoesNotHaveIsRefusedAtLoad) {
+  const kernels::DeviceOps all = kernels::emulated::Ops();
+  for (const std::string plan : {plan::kDensePreset, plan::kRotatedPreset}) {
+    for (const std::string& missing : OpsOf(plan)) {
+      std::vector<kernels::DeviceOp> ops(all.ops, all.ops + all.count);
+      std::erase_if(ops, [&](const auto& op) { return op.op == missing; });
+      ASSERT_EQ(ops.size(), all.count - 1) << missing;
+      RankOptions options = SmallOptions();
+      UseEmulated(DType::kBf16, {ops.data(), ops.size()}, &options);
+      EXPECT_THAT(
+          MakeSmallRank(options, plan),
+          StatusIs(absl::StatusCode::kUnimplemented,
+                   absl::StrCat(missing, ": the device has no kernel for it")));
+    }
+  }
+}
+
+// No plan is half served: it loads, or the refusal names the op.
+TEST(EmulatedRankTest, EveryPlanLoadsOrIsRefusedByAnOpsName) {
+  int refused = 0;
+  for (const PlanCase& plan_case : PlanCases()) {
+    RankOptions options = TinyOptions();
+    UseEmulated(DType::kBf16, kernels::emulated::Ops(), &options);
+    const auto rank = MakePlannedRank(plan_case, options);
+    if (rank.ok()) continue;
+    ++refused;
+    EXPECT_THAT(rank.status(), StatusIs(absl::StatusCode::kUnimplemented,
+                                        ::testing::MatchesRegex("[a-z_]+: .*")))
+        << plan_case.name;
+  }
+  EXPECT_GT(refused, 0);
+}
+
+TEST(EmulatedRankTest, RanksOfAGroupAreRefusedAtLoad) {
+  RankOptions options = SmallOptions();
+  UseEmulated(DType::kF32, kernels::emulated::Ops(), &options);
+  const auto group = InProcessGroup::Create(2);
+  EXPECT_THAT(MakeSmallRank(options, plan::kDensePreset, group[0].get()),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       "all_reduce_sum: the device has no kernel for it"));
+}
+
+TEST(EmulatedRankTest, NumericsAreTheDevicesOwn) {
+  const auto numerics = [](std::optional<DType> activations) -> std::string {
+    RankOptions options = SmallOptions();
+    if (activations.has_value()) {
+      UseEmulated(*activations, kernels::emulated::Ops(), &options);
+    }
+    auto rank = MakeSmallRank(options, plan::kDensePreset);
+    KVASIR_EXPECT_OK(rank);
+    return rank.ok() ? (*rank)->executor().numerics_id() : "";
+  };
+  EXPECT_EQ(numerics(std::nullopt), "cpu-f32-2");
+  EXPECT_EQ(numerics(DType::kF32), "emulated-f32-1");
+  EXPECT_EQ(numerics(DType::kF16), "emulated-f16-1");
+  EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-1");
+}
+
+class CountedCopies final : public kernels::DeviceObserver {
+ public:
+  int uploads = 0;
+  int read_backs = 0;
+  int launches = 0;
+  int allocations = 0;
+
+ private:
+  void OnUpload(size_t) override { ++uploads; }
+  void OnReadBack(size_t) override { ++read_backs; }
+  void OnLaunch(const kernels::OpLaunch&) override { ++launches; }
+  void OnAllocate(size_t) override { ++allocations; }
+};
+
+TEST(EmulatedRankTest, AStepIsOneUploadAndOneReadBack) {
+  RankOptions options = SmallOptions();
+  UseEmulated(DType::kBf16, kernels::emulated::Ops(), &options);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
+                              MakeSmallRank(options, plan::kRotatedPreset));
+  DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+  const std::vector<int32_t> prompt = {5, 1, 4, 516, 0, 7, 8, 3, 11};
+  std::vector<int32_t> sampled;
+  for (int step = 0; step < 4; ++step) {
+    // The second sequence's prompt comes beside the first one's output.
+    std::vector<DirectStep> steps;
+    if (step == 1) steps.push_back({.sequence_id = 2, .token_ids = prompt});
+    steps.push_back({.sequence_id = 1,
+                     .token_ids = step == 0 ? prompt : std::vector<int32_t>(),
+                     .sample = GreedySample()});
+    CountedCopies counted;
+    {
+      const kernels::ObserveDevice observe(&counted);
+      KVASIR_ASSERT_OK_AND_ASSIGN(const auto result, runner.Run(steps));
+      for (const auto& sequence : result.sequences()) {
+        if (sequence.sequence_id() != 1) continue;
+        sampled.push_back(sequence.token_id());
+      }
+    }
+    EXPECT_EQ(counted.uploads, 1) << step;
+    EXPECT_EQ(counted.read_backs, 1) << step;
+    EXPECT_EQ(counted.allocations, 0) << step;
+    EXPECT_GT(counted.launches, 20) << step;
+  }
+  EXPECT_THAT(
+      sampled,
+      AllOf(::testing::SizeIs(4),
+            ::testing::Each(AllOf(::testing::Ge(0), ::testing::Lt(517)))));
+}
+
+// Logits of a sequence: a prompt in two chunks, then one token at a time.
+struct Forced {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> output;             // empty: what the rank itself takes
+  std::vector<std::vector<float>> logits;  // by position
+};
+
+void Run(const std::string& plan_name, RankOptions options, Forced* forced) {
+  constexpr int64_t kOutput = 10;
+  auto checkpoint = model::Checkpoint::Open(
+      absl::StrCat(std::getenv("KVASIR_SOURCE_DIR"), "/models/tiny"));
+  KVASIR_ASSERT_OK(checkpoint);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const kvasir::v1::KvPlan plan,
+                              PlanOfPreset(plan_name, checkpoint->spec()));
+  options.executor.logits_tap = [&](const LogitsRow& row) {
+    ASSERT_EQ(row.position, static_cast<int64_t>(forced->logits.size()));
+    forced->logits.emplace_back(row.logits.begin(), row.logits.end());
+  };
+  CheckpointSource source(&*checkpoint);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto rank,
+      Rank::Create(checkpoint->spec(), plan, &source, options));
+  DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+  const bool chooses = forced->output.empty();
+  const auto run = [&](absl::Span<const int32_t> ids, bool output) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto result,
+                                runner.Run({{.sequence_id = 1,
+                                             .token_ids = ids,
+                                             .sample = GreedySample(),
+                                             .output = output}}));
+    if (!chooses ||
+        (!output && forced->logits.size() < forced->prompt.size())) {
+      return;
+    }
+    forced->output.push_back(result.sequences(0).token_id());
+  };
+  const absl::Span<const int32_t> prompt(forced->prompt);
+  constexpr size_t kFirst = 21;
+  run(prompt.first(kFirst), false);
+  run(prompt.subspan(kFirst), false);
+  for (size_t i = 0; i < kOutput; ++i) {
+    const int32_t id = forced->output[i];
+    run(absl::MakeConstSpan(&id, 1), true);
+  }
+}
+
+size_t Best(const std::vector<float>& logits) {
+  return static_cast<size_t>(std::max_element(logits.begin(), logits.end()) -
+                             logits.begin());
+}
+
+struct LogitsCase {
+  std::string name;
+  std::string plan;
+  DType activations = DType::kF32;
+  double tolerance = 0;  // relative norm of a row
+};
+
+class EmulatedLogitsTest : public ::testing::TestWithParam<LogitsCase> {};
+
+TEST_P(EmulatedLogitsTest, AreTheCpus) {
+  RankOptions options = SmallOptions();
+  options.kv_cache_bytes = 16 << 20;
+  Forced cpu;
+  for (int32_t i = 0; i < 37; ++i) cpu.prompt.push_back((11 + 97 * i) % 4096);
+  Run(GetParam().plan, options, &cpu);
+  ASSERT_EQ(cpu.logits.size(), 47u);
+  Forced emulated{cpu.prompt, cpu.output, {}};
+  UseEmulated(GetParam().activations, kernels::emulated::Ops(), &options);
+  Run(GetParam().plan, options, &emulated);
+  ASSERT_EQ(emulated.logits.size(), cpu.logits.size());
+  double worst = 0;
+  int close = 0;
+  int other = 0;
+  for (size_t row = 0; row < cpu.logits.size(); ++row) {
+    const std::vector<float>& want = cpu.logits[row];
+    const std::vector<float>& have = emulated.logits[row];
+    double error = 0;
+    double norm = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double d = static_cast<double>(have[i]) - want[i];
+      error += d * d;
+      norm += static_cast<double>(want[i]) * want[i];
+    }
+    worst = std::max(worst, std::sqrt(error / norm));
+    const size_t best = Best(want);
+    std::vector<float> rest = want;
+    rest[best] = -INFINITY;
+    if (want[best] - rest[Best(rest)] > 0.05f) {
+      EXPECT_EQ(Best(have), best) << "row " << row;
+    } else {
+      ++close;
+      other += Best(have) != best;
+    }
+  }
+  RecordProperty("worst_relative_norm", absl::StrCat(worst));
+  EXPECT_LE(worst, GetParam().tolerance) << close << " close, " << other;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Plans, EmulatedLogitsTest,
+    ::testing::Values(
+        LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 1e-3},
+        LogitsCase{"DenseF16", plan::kDensePreset, DType::kF16, 1e-2},
+        LogitsCase{"DenseBf16", plan::kDensePreset, DType::kBf16, 3e-2},
+        LogitsCase{"EightBitsF32", "dense-8bit", DType::kF32, 1e-2},
+        LogitsCase{"RotatedF32", plan::kRotatedPreset, DType::kF32, 3e-2},
+        LogitsCase{"RotatedBf16", plan::kRotatedPreset, DType::kBf16, 5e-2}),
+    [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace kvasir::worker
