@@ -305,6 +305,81 @@ TEST(SiluMulCudaTest, FarGatesAreTheirLimits) {
   }
 }
 
+std::vector<float> ActivateByKernel(EmulatedTest& test, DType dtype,
+                                    ActivationKind kind, int64_t rows,
+                                    int64_t columns,
+                                    const std::vector<float>& numbers,
+                                    bool in_place, int64_t ahead = 0) {
+  const DeviceBuffer x = test.PutNumbers(Behind(ahead, numbers), dtype);
+  const DeviceBuffer out = test.PutNumbers(
+      Behind(ahead, std::vector<float>(numbers.size(), kPoison)), dtype);
+  const DeviceBuffer& to = in_place ? x : out;
+  Workspace none(nullptr, 0);
+  KVASIR_EXPECT_OK(
+      Activation(test.stream(),
+                 {Number<float>(x, dtype, ahead),
+                  Number<float>(to, dtype, ahead), rows, columns, kind, dtype},
+                 none));
+  return From(ahead, test.GetNumbers(to, dtype));
+}
+
+std::vector<float> ActivateByReference(ActivationKind kind, int64_t rows,
+                                       int64_t columns,
+                                       const std::vector<float>& numbers) {
+  std::vector<float> out(numbers.size());
+  const ActivationArgs args = {numbers.data(), out.data(), rows, columns, kind};
+  TestStream reference(1, CpuBackend::kReference);
+  KVASIR_EXPECT_OK(
+      Activation(reference.stream(), OnDevice(args), reference.workspace()));
+  return out;
+}
+
+constexpr ActivationKind kKinds[] = {
+    ActivationKind::kGelu, ActivationKind::kGeluTanh, ActivationKind::kRelu};
+
+TEST(ActivationCudaTest, IsTheReferencesWithinTheTypesToleranceAndInPlace) {
+  uint64_t seed = 0;
+  for (const ActivationKind kind : kKinds) {
+    for (const DType dtype : kDTypes) {
+      for (const auto& [rows, columns] : kShapes) {
+        // Wide enough to reach both tails.
+        const auto x = Rounded(RandomFloats(rows * columns, 1, 4.0f), dtype);
+        const auto want = ActivateByReference(kind, rows, columns, x);
+        for (const int64_t ahead : {0, 1}) {
+          EmulatedTest test(++seed, /*multiprocessors=*/1);
+          const auto got = ActivateByKernel(test, dtype, kind, rows, columns, x,
+                                            /*in_place=*/ahead == 1, ahead);
+          EXPECT_LE(WorstError(want, got, columns), ToleranceOf(dtype))
+              << rows << " rows of " << columns << " " << DTypeName(dtype)
+              << ", kind " << static_cast<int>(kind) << ", " << ahead
+              << " ahead";
+        }
+      }
+    }
+  }
+}
+
+TEST(ActivationCudaTest, FarInputsAreTheirLimits) {
+  const std::vector<float> x = {13.0f,  -13.0f, 15.0f, -15.0f,   89.0f,
+                                -89.0f, 3e4f,   -3e4f, INFINITY, -INFINITY};
+  for (const ActivationKind kind : kKinds) {
+    for (const DType dtype : kDTypes) {
+      EmulatedTest test;
+      const auto count = static_cast<int64_t>(x.size());
+      const auto out =
+          ActivateByKernel(test, dtype, kind, 1, count, x, /*in_place=*/false);
+      for (size_t i = 0; i < x.size(); ++i) {
+        const float limit = std::max(Rounded(x, dtype)[i], 0.0f);
+        EXPECT_TRUE(out[i] == limit || std::abs(out[i]) < 1e-30f)
+            << x[i] << " gives " << out[i];
+      }
+      const float nan =
+          ActivateByKernel(test, dtype, kind, 1, 1, {kPoison}, false)[0];
+      EXPECT_NE(nan, nan);
+    }
+  }
+}
+
 struct EmbeddingCase {
   DType dtype;        // of activations
   DType table_dtype;  // and of positions

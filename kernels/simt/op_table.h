@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device/device_ops.h"
+#include "kernels/rowwise/activation.h"
 #include "kernels/rowwise/embedding.h"
 #include "kernels/rowwise/norm.h"
 #include "kernels/rowwise/rope.h"
@@ -12,6 +13,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 // Each in <op>_cuda.cu beside the op.
+void ActivationCuda(const ActivationArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
@@ -20,6 +22,7 @@ void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
 // Valid for the whole process.
 inline DeviceOps Ops() {
   static const DeviceOp ops[] = {
+      MakeDeviceOp<ActivationParams>("activation", &ActivationCuda),
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
       MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
