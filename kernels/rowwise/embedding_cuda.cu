@@ -33,10 +33,11 @@ template <typename T>
 KVASIR_KERNEL(kThreads)
 EmbeddingKernel(EmbeddingArgs args) {
   const int64_t token = simt::CtaX();
-  const int64_t id = args.ids[token];
+  const int64_t id = simt::LoadGlobal(args.ids + token);
   const bool known = id >= 0 && id < args.vocab;
-  const int64_t position =
-      args.position_table != nullptr ? args.positions[token] : -1;
+  const int64_t position = args.position_table != nullptr
+                               ? simt::LoadGlobal(args.positions + token)
+                               : -1;
   const bool placed = position >= 0 && position < args.num_positions;
   const bool tied = args.table == nullptr;
   const void* const table = tied ? args.packed.data : args.table;
@@ -57,7 +58,7 @@ EmbeddingKernel(EmbeddingArgs args) {
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher) {
   KernelLaunch launch;
   launch.name = "embedding";
-  launch.grid_x = static_cast<uint32_t>(args.num_tokens);
+  launch.grid_x = simt::Ctas(args.num_tokens);
   launch.threads = kThreads;
   VisitDType(args.dtype, [&](auto type) {
     simt::Launch(launcher, launch, EmbeddingKernel<decltype(type)>, args);

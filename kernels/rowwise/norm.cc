@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/rowwise/ops.h"
@@ -6,6 +8,31 @@ namespace kvasir::kernels {
 namespace {
 
 constexpr OpKernels<NormParams> kKernels = {"norm", &NormReference, &NormSimd};
+
+// A GPU's order of sums depends on columns alone: rows that can be taken 16
+// bytes at a time are, and must lie so.
+absl::Status CheckAlignment(const NormParams& params) {
+  constexpr int64_t kAccessBytes = 16;
+  if (params.columns * DTypeBytes(params.dtype) % kAccessBytes != 0) {
+    return absl::OkStatus();
+  }
+  const std::pair<const char*, const void*> operands[] = {
+      {"x", params.x.device_address()},
+      {"residual", params.residual.device_address()},
+      {"weight", params.weight.device_address()},
+      {"bias", params.bias.device_address()},
+      {"out", params.out.device_address()}};
+  for (const auto& [name, address] : operands) {
+    const uintptr_t behind =
+        reinterpret_cast<uintptr_t>(address) % kAccessBytes;
+    if (behind == 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(kKernels.op, ": ", name, ": rows of ", params.columns, " ",
+                     DTypeName(params.dtype), ": want an address aligned to ",
+                     kAccessBytes, " bytes, have one ", behind, " off"));
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -18,6 +45,9 @@ absl::Status Norm(Stream& stream, const NormParams& params,
   }
   if (params.columns < 1) {
     return Refuse(kKernels.op, "columns", 1, params.columns);
+  }
+  if (stream.device() != DeviceKind::kCpu) {
+    KVASIR_RETURN_IF_ERROR(CheckAlignment(params));
   }
   if (workspace.counting()) return CheckServed(kKernels, stream);
   return Launch(kKernels, stream, params);

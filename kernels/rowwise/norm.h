@@ -21,7 +21,12 @@ enum class NormKind {
 // of kLayer, with mean = sum_i x[t, i] / M and d[i] = x[t, i] - mean:
 //   out[t, i] = fma(d[i] * inv, weight[i], bias[i]),
 //   inv = 1 / sqrt(sum_i d[i]^2 / M + eps).
-// Sums run over 16 lanes and one fixed tree (scalar_math.h).
+// The order of a sum follows from M and dtype alone. The CPU: 16 lanes and one
+// fixed tree (scalar_math.h). A GPU: thread t of 256 takes every 256th pack of
+// p columns from pack t on, one number after the other; then the threads of a
+// warp are added in pairs 16, 8, 4, 2, 1 apart, then the 8 warps in order. p is
+// 16 bytes of numbers where those divide a row, and 1 elsewhere; where it is
+// not 1, a GPU wants all pointers aligned to 16 bytes.
 template <template <typename> class Ptr>
 struct NormParamsIn {
   Ptr<float> x = nullptr;               // [T, M], written only with residual

@@ -2,13 +2,16 @@
 //
 // Activations (x, residual, out) are of args.dtype whatever their pointers say;
 // weight and bias are float32. Sums are float32.
-// Layout: rows of M numbers without gaps; 16 bytes at a time where M and the
-// pointers allow it, one number elsewhere.
+// Layout: rows of M numbers without gaps; 16 bytes at a time where that divides
+// a row (all pointers are aligned then), one number elsewhere.
+// Order of sums (norm.h): a thread's packs in order, then simt::CtaSum.
 // Bytes of a row, B to a number: x is read (M B), with residual it is read too
 // and x written (2 M B), out is written (M B); weight and bias stay in the
-// second-level cache. The passes after the first find the row there too.
-// Operations: 2 M fused ones of kRms and 4 M of kLayer, besides conversions: a
-// row is bound by its bytes. Floor: bytes over the memory's bandwidth.
+// caches (of 16-bit rows a thread takes 8 of them by two accesses, so that each
+// sector is asked for twice). The passes after the first find the row there
+// too. Operations: 2 M fused ones of kRms and 4 M of kLayer, besides
+// conversions: a row is bound by its bytes. Floor: bytes over the memory's
+// bandwidth.
 #include "kernels/simt/launch.h"
 #include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
@@ -24,6 +27,7 @@ constexpr uint32_t kPartials = kThreads / simt::kWarp;
 template <typename T, int n, typename Visit>
 KVASIR_DEVICE void ForPacks(const T* x, int64_t columns, const Visit& visit) {
   using Pack = simt::Pack<T, n>;
+  KVASIR_NO_UNROLL
   for (int64_t i = int64_t{n} * simt::Thread(); i < columns;
        i += int64_t{n} * kThreads) {
     visit(i, simt::LoadGlobal(reinterpret_cast<const Pack*>(x + i)));
@@ -78,13 +82,16 @@ NormKernel(NormArgs args) {
   T* const out = reinterpret_cast<T*>(args.out) + row;
   const bool layer = args.kind == NormKind::kLayer;
   ForPacks<T, n>(x, columns, [&](int64_t i, const Pack& pack) {
+    float weight[n];
+    float bias[n] = {};
+    simt::LoadFloats(args.weight + i, weight);
+    if (layer) simt::LoadFloats(args.bias + i, bias);
     Pack scaled;
     KVASIR_UNROLL
     for (int k = 0; k < n; ++k) {
       const float d = (simt::ToFloat(pack.number[k]) - mean) * inverse;
-      const float weight = args.weight[i + k];
       scaled.number[k] = simt::FromFloat<T>(
-          layer ? simt::Fma(d, weight, args.bias[i + k]) : d * weight);
+          layer ? simt::Fma(d, weight[k], bias[k]) : d * weight[k]);
     }
     simt::StoreGlobal(reinterpret_cast<Pack*>(out + i), scaled);
   });
@@ -94,13 +101,14 @@ template <typename T>
 void LaunchNorm(const NormArgs& args, Launcher& launcher) {
   KernelLaunch launch;
   launch.name = "norm";
-  launch.grid_x = static_cast<uint32_t>(args.num_rows);
+  launch.grid_x = simt::Ctas(args.num_rows);
   launch.threads = kThreads;
   launch.shared_bytes = 2 * kPartials * sizeof(float);
-  const bool wide =
-      simt::WideRows<T>(args.columns, args.x, args.residual, args.out);
+  // By the columns alone, as sums depend on it.
   simt::Launch(launcher, launch,
-               wide ? NormKernel<T, simt::kWidePack<T>> : NormKernel<T, 1>,
+               simt::WideRows<T>({args.columns})
+                   ? NormKernel<T, simt::kWidePack<T>>
+                   : NormKernel<T, 1>,
                args);
 }
 

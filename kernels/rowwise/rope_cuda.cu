@@ -29,7 +29,8 @@ KVASIR_DEVICE void RotateHead(RopePairing pairing, const RopeHead& head,
   const int32_t apart = half_split ? pairs : 1;
   for (auto i = static_cast<int32_t>(simt::Lane()); i < pairs;
        i += int32_t{simt::kWarp}) {
-    const int32_t angle = head.pairs != nullptr ? head.pairs[i] : i;
+    const int32_t angle =
+        head.pairs != nullptr ? simt::LoadGlobal(head.pairs + i) : i;
     T* const first = numbers + i * step;
     T* const second = first + apart;
     const float a = simt::ToFloat(simt::LoadGlobal(first));
@@ -51,7 +52,12 @@ KVASIR_DEVICE void RotateHeads(const RopeTensorArgs& tensor,
   for (int64_t h = simt::Warp(); h < tensor.num_heads;
        h += kThreads / simt::kWarp) {
     RopeHead head = {h * tensor.head_dim, args.rotary_dim / 2, nullptr};
-    if (tensor.heads != nullptr) head = tensor.heads[h];
+    if (tensor.heads != nullptr) {
+      const RopeHead& listed = tensor.heads[h];
+      head = {simt::LoadGlobal(&listed.begin),
+              simt::LoadGlobal(&listed.num_pairs),
+              simt::LoadGlobal(&listed.pairs)};
+    }
     RotateHead(args.pairing, head, cosines, sines, row + head.begin);
   }
 }
@@ -62,9 +68,11 @@ RopeKernel(RopeArgs args) {
   const int64_t angles = args.rotary_dim / 2;
   auto* const cosines = reinterpret_cast<float*>(simt::Shared());
   float* const sines = cosines + angles;
-  const auto position = static_cast<uint64_t>(args.positions[simt::CtaX()]);
+  const auto position =
+      static_cast<uint64_t>(simt::LoadGlobal(args.positions + simt::CtaX()));
   for (int64_t f = simt::Thread(); f < angles; f += kThreads) {
-    const ReducedAngle angle = ReduceTurns(args.steps[f] * position);
+    const ReducedAngle angle =
+        ReduceTurns(simt::LoadGlobal(args.steps + f) * position);
     float sine, cosine;
     SinCosReduced(angle.remainder, &sine, &cosine);
     RotateByQuarter(angle.quarter, sine, cosine, &sine, &cosine);
@@ -81,7 +89,7 @@ RopeKernel(RopeArgs args) {
 void RopeCuda(const RopeArgs& args, float*, Launcher& launcher) {
   KernelLaunch launch;
   launch.name = "rope";
-  launch.grid_x = static_cast<uint32_t>(args.num_tokens);
+  launch.grid_x = simt::Ctas(args.num_tokens);
   launch.threads = kThreads;
   launch.shared_bytes =
       static_cast<uint32_t>(args.rotary_dim) * uint32_t{sizeof(float)};

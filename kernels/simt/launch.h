@@ -3,10 +3,22 @@
 
 #include <type_traits>
 
+#include "base/check.h"
 #include "kernels/device/launcher.h"
 #include "kernels/simt/target.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
+
+// What a grid has room for.
+inline constexpr uint32_t kMostCtasX = 0x7fffffff;
+inline constexpr uint32_t kMostCtasY = 0xffff;
+
+// CTAs in x for `count` of which each takes `of_each`.
+inline uint32_t Ctas(int64_t count, int64_t of_each = 1) {
+  const int64_t ctas = (count + of_each - 1) / of_each;
+  KVASIR_CHECK(ctas >= 0 && ctas <= int64_t{kMostCtasX});
+  return static_cast<uint32_t>(ctas);
+}
 
 // Enqueues kernel(args); nothing where the grid is empty.
 template <typename Args>

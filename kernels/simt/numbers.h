@@ -64,6 +64,21 @@ KVASIR_DEVICE float Sqrt(float x) {
 #endif
 }
 
+// The larger one, -0 below 0; a NaN gives way to a number. The same bits
+// whichever comes first, of two NaNs too.
+KVASIR_DEVICE float Max(float a, float b) {
+#ifdef __CUDACC__
+  float most;
+  asm("max.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+#else
+  if (a != a && b != b) return BitsAs<float>(0x7fffffffu);
+  if (a != a || b > a) return b;
+  if (b != b || a > b) return a;
+  return std::signbit(a) ? b : a;
+#endif
+}
+
 // 2^x. The host: to the nearest float; a GPU (ex2.approx.ftz): within 2 ulp.
 // Both give 0 for results below 2^-126.
 KVASIR_DEVICE float Exp2(float x) {

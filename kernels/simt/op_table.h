@@ -1,8 +1,9 @@
-// The ops of a GPU's back end. C++17 and free of Abseil. An op is one line here
-// and one in op_table.cu.
+// The ops of a GPU's back end. C++17 and free of Abseil. An op is two lines
+// here: its function, and its entry in the table.
 #pragma once
 
 #include "kernels/device/device_ops.h"
+#include "kernels/rowwise/activation.h"
 #include "kernels/rowwise/embedding.h"
 #include "kernels/rowwise/norm.h"
 #include "kernels/rowwise/rope.h"
@@ -11,13 +12,23 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Valid for the whole process.
-DeviceOps Ops();
-
 // Each in <op>_cuda.cu beside the op.
+void ActivationCuda(const ActivationArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
+
+// Valid for the whole process.
+inline DeviceOps Ops() {
+  static const DeviceOp ops[] = {
+      MakeDeviceOp<ActivationParams>("activation", &ActivationCuda),
+      MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
+      MakeDeviceOp<NormParams>("norm", &NormCuda),
+      MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
+      MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),
+  };
+  return {ops, sizeof(ops) / sizeof(ops[0])};
+}
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

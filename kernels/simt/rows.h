@@ -1,8 +1,12 @@
-// Rows of activations in kernels: packs of neighbouring numbers, and sums over
-// a CTA. C++17.
+// Rows of activations in kernels: packs of neighbouring numbers, how a grid
+// shares rows, and sums over a CTA. C++17.
 #pragma once
 
+#include <algorithm>
+#include <initializer_list>
+
 #include "kernels/simt/grid.h"
+#include "kernels/simt/launch.h"
 #include "kernels/simt/memory.h"
 #include "kernels/simt/numbers.h"
 #include "kernels/simt/warp.h"
@@ -17,24 +21,94 @@ struct alignas(sizeof(T) * n) Pack {
 template <typename T>
 inline constexpr int kWidePack = 16 / static_cast<int>(sizeof(T));
 
-// Whether rows of `columns` numbers can be taken in wide packs: these pointers
-// (null: not there) are aligned to 16 bytes, and so is each row.
+// Whether rows can be taken in wide packs: `lengths` (columns, strides) are
+// whole packs, and these pointers (null: not there) are aligned to 16 bytes.
 template <typename T, typename... Pointers>
-bool WideRows(int64_t columns, const Pointers*... pointers) {
-  const bool aligned =
-      ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
-  return aligned && columns % kWidePack<T> == 0;
+bool WideRows(std::initializer_list<int64_t> lengths,
+              const Pointers*... pointers) {
+  bool wide = ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
+  for (const int64_t length : lengths) wide &= length % kWidePack<T> == 0;
+  return wide;
 }
 
-// The sum over all threads of the CTA, the same bits in each. `partial` has a
-// number for each warp, and is this call's own: no other of the kernel uses it.
-KVASIR_DEVICE float CtaSum(float value, float* partial) {
-  value = WarpSum(value);
-  if (Lane() == 0) StoreShared(partial + Warp(), value);
-  SyncCta();
+// n (1, 4, 8) float32, aligned to 16 bytes where there are several.
+template <int n>
+KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],
+                              Site site = Site::Here()) {
+  constexpr int kPart = n == 1 ? 1 : 4;
+  static_assert(n % kPart == 0, "whole accesses");
+  KVASIR_UNROLL
+  for (int i = 0; i < n; i += kPart) {
+    const auto part =
+        LoadGlobal(reinterpret_cast<const Pack<float, kPart>*>(from + i), site);
+    KVASIR_UNROLL
+    for (int k = 0; k < kPart; ++k) numbers[i + k] = part.number[k];
+  }
+}
+
+// Ops on rows that know no neighbours: 2^row_threads_log2 threads of a CTA take
+// neighbouring packs of a row, the others those of further rows; CTAs in x
+// share a row, those in y go on by rows.
+inline constexpr uint32_t kRowThreads = 256;
+template <typename Args>
+struct OnRows {
+  Args args;
+  uint32_t row_threads_log2;
+};
+
+// Calls visit(row, first column) for the packs of n numbers that are the
+// thread's, of rows of `columns`.
+template <int n, typename Args, typename Visit>
+KVASIR_DEVICE void ForPacksOfRows(const OnRows<Args>& on, int64_t num_rows,
+                                  int64_t columns, const Visit& visit) {
+  const uint32_t row_threads = 1u << on.row_threads_log2;
+  const int64_t column =
+      n * (int64_t{CtaX()} * row_threads + (Thread() & (row_threads - 1)));
+  if (column >= columns) return;
+  const uint32_t rows = kRowThreads >> on.row_threads_log2;  // of a CTA
+  const int64_t step = int64_t{CtasY()} * rows;
+  KVASIR_NO_UNROLL
+  for (int64_t row = int64_t{CtaY()} * rows + (Thread() >> on.row_threads_log2);
+       row < num_rows; row += step) {
+    visit(row, column);
+  }
+}
+
+// Enqueues a kernel that does: of `packs` to a row, over as many CTAs as are
+// resident together, which go on until all rows are done.
+template <typename Args>
+void LaunchOnRows(Launcher& launcher, const char* name, int64_t num_rows,
+                  int64_t packs, void (*kernel)(OnRows<Args>),
+                  const Args& args) {
+  OnRows<Args> on = {args, 0};
+  while (1u << on.row_threads_log2 < kRowThreads &&
+         int64_t{1} << on.row_threads_log2 < packs) {
+    ++on.row_threads_log2;
+  }
+  KernelLaunch launch;
+  launch.name = name;
+  launch.threads = kRowThreads;
+  launch.grid_x = Ctas(packs, int64_t{1} << on.row_threads_log2);
+  launch.grid_y = Ctas(num_rows, kRowThreads >> on.row_threads_log2);
+  const int64_t resident =
+      launcher.multiprocessors() * int64_t{2048 / kRowThreads};
+  const auto most = static_cast<uint32_t>(
+      launch.grid_x < resident ? resident / std::max(launch.grid_x, 1u) : 1);
+  launch.grid_y = std::min({launch.grid_y, most, kMostCtasY});
+  Launch(launcher, launch, kernel, on);
+}
+
+// The sum over all threads of the CTA, the same bits in each: a warp's numbers
+// as WarpSum adds them, then the warps' in order. `partial` has a number for
+// each warp, and is this call's own: no other of the kernel uses it.
+KVASIR_DEVICE float CtaSum(float value, float* partial,
+                           Site site = Site::Here()) {
+  value = WarpSum(value, site);
+  if (Lane() == 0) StoreShared(partial + Warp(), value, site);
+  simt::SyncCta(site);  // not what the emulator has by this name
   float sum = 0.0f;
   for (uint32_t warp = 0; warp < Threads() / kWarp; ++warp) {
-    sum += LoadShared(partial + warp);
+    sum += LoadShared(partial + warp, site);
   }
   return sum;
 }

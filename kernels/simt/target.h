@@ -15,12 +15,15 @@
 // A kernel for CTAs of at most `threads`.
 #define KVASIR_KERNEL(threads) __global__ void __launch_bounds__(threads)
 #define KVASIR_UNROLL _Pragma("unroll")
+// A loop of unknown length, of which nvcc would write four turns.
+#define KVASIR_NO_UNROLL _Pragma("unroll 1")
 #else
 #include "kernels/emulation/primitives.h"
 #define KVASIR_SIMT_TARGET emulated
 #define KVASIR_DEVICE inline
 #define KVASIR_KERNEL(threads) void
 #define KVASIR_UNROLL
+#define KVASIR_NO_UNROLL
 #endif
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {

@@ -2,6 +2,7 @@
 // SyncWarp's (grid.h). All lanes of `mask` come to the same call. C++17.
 #pragma once
 
+#include "kernels/simt/numbers.h"
 #include "kernels/simt/target.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
@@ -93,7 +94,8 @@ KVASIR_DEVICE bool All(bool yes, uint32_t mask = kWholeWarp,
 }
 
 // Over all lanes of the warp, each of which gets the result: pairs of lanes 16
-// apart first, then 8, 4, 2, 1, so that all have the same bits.
+// apart first, then 8, 4, 2, 1, so that all have the same bits. Maxima are
+// those of Max.
 KVASIR_DEVICE float WarpSum(float value, Site site = Site::Here()) {
   for (uint32_t lanes = kWarp / 2; lanes > 0; lanes /= 2) {
     value += ShuffleXor(value, lanes, kWholeWarp, site);
@@ -102,8 +104,7 @@ KVASIR_DEVICE float WarpSum(float value, Site site = Site::Here()) {
 }
 KVASIR_DEVICE float WarpMax(float value, Site site = Site::Here()) {
   for (uint32_t lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-    const float other = ShuffleXor(value, lanes, kWholeWarp, site);
-    value = other > value ? other : value;
+    value = Max(value, ShuffleXor(value, lanes, kWholeWarp, site));
   }
   return value;
 }

@@ -108,6 +108,36 @@ inline double RelativeNorm(const std::vector<float>& want,
   return error == 0.0 ? 0.0 : std::sqrt(error / norm);
 }
 
+// The worst of the rows of `columns` numbers: the larger one of its relative
+// norm and of the error of a number over its own size and the row's root mean
+// square together.
+inline double WorstError(const std::vector<float>& want,
+                         const std::vector<float>& got, int64_t columns) {
+  if (want.size() != got.size()) return INFINITY;
+  const auto n = static_cast<size_t>(columns);
+  double worst = 0.0;
+  const auto take = [&](double error) {
+    if (std::isnan(error) || error > worst) worst = error;  // NaN stays
+  };
+  for (size_t row = 0; row < want.size(); row += n) {
+    double square = 0.0;
+    for (size_t i = row; i < row + n; ++i) {
+      square += static_cast<double>(want[i]) * static_cast<double>(want[i]);
+    }
+    const double size = std::sqrt(square / static_cast<double>(n));
+    double errors = 0.0;
+    for (size_t i = row; i < row + n; ++i) {
+      const double w = static_cast<double>(want[i]);
+      const double d = static_cast<double>(got[i]) - w;
+      if (d == 0.0) continue;
+      errors += d * d;
+      take(std::abs(d) / (std::abs(w) + size));
+    }
+    if (errors != 0.0) take(std::sqrt(errors / square));
+  }
+  return worst;
+}
+
 inline double ToleranceOf(DType dtype) {
   return dtype == DType::kF32 ? 1e-5 : dtype == DType::kF16 ? 1e-3 : 1e-2;
 }

@@ -54,6 +54,14 @@ KVASIR_KERNEL(32) WarpKernel(PrimitiveArgs args) {
   out[9] = simt::BitsAs<uint32_t>(simt::WarpMax(number));
 }
 
+KVASIR_KERNEL(32) MaximaKernel(PrimitiveArgs args) {
+  const uint32_t lane = simt::Lane();
+  const float number = simt::BitsAs<float>(args.in[lane]);
+  const float other = simt::BitsAs<float>(args.in[lane ^ 1]);
+  args.out[2 * lane] = simt::BitsAs<uint32_t>(simt::Max(number, other));
+  args.out[2 * lane + 1] = simt::BitsAs<uint32_t>(simt::WarpMax(number));
+}
+
 KVASIR_KERNEL(64) BarriersKernel(PrimitiveArgs args) {
   auto* const words = reinterpret_cast<uint32_t*>(simt::Shared());
   const uint32_t lane = simt::Lane();
@@ -289,6 +297,9 @@ void LaunchIndices(const PrimitiveArgs& args, uint32_t ctas_x, uint32_t ctas_y,
 }
 void LaunchWarp(const PrimitiveArgs& args, Launcher& launcher) {
   simt::Launch(launcher, Shape("warp", 1, 32, 0), WarpKernel, args);
+}
+void LaunchMaxima(const PrimitiveArgs& args, Launcher& launcher) {
+  simt::Launch(launcher, Shape("maxima", 1, 32, 0), MaximaKernel, args);
 }
 void LaunchBarriers(const PrimitiveArgs& args, Launcher& launcher) {
   simt::Launch(launcher, Shape("barriers", 1, 64, 256), BarriersKernel, args);

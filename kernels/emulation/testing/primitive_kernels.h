@@ -26,6 +26,9 @@ void LaunchIndices(const PrimitiveArgs& args, uint32_t ctas_x, uint32_t ctas_y,
 // half; the ballot, any and all of odd numbers; the sum and the maximum of
 // floats.
 void LaunchWarp(const PrimitiveArgs& args, Launcher& launcher);
+// One warp; 2 words to a lane: the larger of floats in[lane] and in[lane ^ 1],
+// and the maximum of all.
+void LaunchMaxima(const PrimitiveArgs& args, Launcher& launcher);
 // Two warps: out[thread] = in[other warp's same lane], by named barriers.
 void LaunchBarriers(const PrimitiveArgs& args, Launcher& launcher);
 // 32 threads: out = in, 32 times 28 bytes, by copies of 16, 8 and 4.

@@ -1,0 +1,110 @@
+// activation on a GPU: a thread to a pack of the output, in row after row
+// (simt::LaunchOnRows).
+//
+// Activations (x, out) are of args.dtype whatever their pointers say.
+// Layout: rows of N numbers without gaps; 16 bytes at a time where N and the
+// pointers allow it, one number elsewhere.
+// Bytes: each number is read and written once, 2 N B of a row with B to a
+// number. Operations of a number, of float32: gelu about 30 (one exponential,
+// one reciprocal), gelu_tanh about 20, relu 2; at 16 bits gelu has 8 to a byte,
+// which is as many as a GPU has time for. Floor: bytes over the memory's
+// bandwidth.
+#include "kernels/simd/scalar_math.h"
+#include "kernels/simt/op_table.h"
+#include "kernels/simt/rows.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+namespace {
+
+// NormalTail, the exponential of which is the device's.
+KVASIR_DEVICE float TailOf(float a) {
+  namespace c = normal_constants;
+  if (a > c::kFarthest) a = c::kFarthest;
+  const float t = 1.0f / simt::Fma(c::kSlope, a, 1.0f);
+  float p = c::kC9;
+  p = simt::Fma(p, t, c::kC8);
+  p = simt::Fma(p, t, c::kC7);
+  p = simt::Fma(p, t, c::kC6);
+  p = simt::Fma(p, t, c::kC5);
+  p = simt::Fma(p, t, c::kC4);
+  p = simt::Fma(p, t, c::kC3);
+  p = simt::Fma(p, t, c::kC2);
+  p = simt::Fma(p, t, c::kC1);
+  p = simt::Fma(p, t, c::kC0);
+  return simt::Exp2(a * a * (-0.5f * simt::kLog2E)) * (p * t);
+}
+
+struct GeluOf {
+  KVASIR_DEVICE float operator()(float x) const {
+    if (x < -normal_constants::kFarthest) return 0.0f;
+    const float tail = TailOf(std::fabs(x));
+    return x * (x < 0.0f ? tail : 1.0f - tail);
+  }
+};
+struct GeluTanhOf {
+  KVASIR_DEVICE float operator()(float x) const {
+    namespace c = gelu_constants;
+    const float twice = x * simt::Fma(x * x, c::kCubic, c::kLinear);
+    if (twice < -exp_constants::kHighest) return 0.0f;
+    return x / (1.0f + simt::Exp2(-twice * simt::kLog2E));
+  }
+};
+struct ReluOf {
+  KVASIR_DEVICE float operator()(float x) const { return x < 0.0f ? 0.0f : x; }
+};
+
+template <typename T, int n, typename Function>
+KVASIR_DEVICE void Activate(const simt::OnRows<ActivationArgs>& on,
+                            const Function& function) {
+  using Pack = simt::Pack<T, n>;
+  const ActivationArgs& args = on.args;
+  const auto* const x = reinterpret_cast<const T*>(args.x);
+  auto* const out = reinterpret_cast<T*>(args.out);
+  simt::ForPacksOfRows<n>(
+      on, args.num_rows, args.columns, [&](int64_t row, int64_t column) {
+        const int64_t at = row * args.columns + column;
+        // Not LoadOnce: `out` may be x.
+        Pack pack = simt::LoadGlobal(reinterpret_cast<const Pack*>(x + at));
+        KVASIR_UNROLL
+        for (int k = 0; k < n; ++k) {
+          pack.number[k] =
+              simt::FromFloat<T>(function(simt::ToFloat(pack.number[k])));
+        }
+        simt::StoreGlobal(reinterpret_cast<Pack*>(out + at), pack);
+      });
+}
+
+template <typename T, int n>
+KVASIR_KERNEL(simt::kRowThreads)
+ActivationKernel(simt::OnRows<ActivationArgs> on) {
+  switch (on.args.kind) {
+    case ActivationKind::kGelu:
+      return Activate<T, n>(on, GeluOf());
+    case ActivationKind::kGeluTanh:
+      return Activate<T, n>(on, GeluTanhOf());
+    case ActivationKind::kRelu:
+      return Activate<T, n>(on, ReluOf());
+  }
+}
+
+template <typename T>
+void LaunchActivation(const ActivationArgs& args, Launcher& launcher) {
+  constexpr int n = simt::kWidePack<T>;
+  if (simt::WideRows<T>({args.columns}, args.x, args.out)) {
+    simt::LaunchOnRows(launcher, "activation", args.num_rows, args.columns / n,
+                       ActivationKernel<T, n>, args);
+  } else {
+    simt::LaunchOnRows(launcher, "activation", args.num_rows, args.columns,
+                       ActivationKernel<T, 1>, args);
+  }
+}
+
+}  // namespace
+
+void ActivationCuda(const ActivationArgs& args, Launcher& launcher) {
+  VisitDType(args.dtype, [&](auto type) {
+    LaunchActivation<decltype(type)>(args, launcher);
+  });
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
