@@ -217,7 +217,7 @@ struct Forced {
   std::vector<std::vector<float>> logits;  // by position
 };
 
-void Run(const std::string& plan_name, RankOptions options, Forced* forced) {
+void Force(const std::string& plan_name, RankOptions options, Forced* forced) {
   constexpr int64_t kOutput = 10;
   auto checkpoint = model::Checkpoint::Open(
       absl::StrCat(std::getenv("KVASIR_SOURCE_DIR"), "/models/tiny"));
@@ -275,11 +275,11 @@ TEST_P(EmulatedLogitsTest, AreTheCpus) {
   options.kv_cache_bytes = 16 << 20;
   Forced cpu;
   for (int32_t i = 0; i < 37; ++i) cpu.prompt.push_back((11 + 97 * i) % 4096);
-  Run(GetParam().plan, options, &cpu);
+  Force(GetParam().plan, options, &cpu);
   ASSERT_EQ(cpu.logits.size(), 47u);
   Forced emulated{cpu.prompt, cpu.output, {}};
   UseEmulated(GetParam().activations, kernels::emulated::Ops(), &options);
-  Run(GetParam().plan, options, &emulated);
+  Force(GetParam().plan, options, &emulated);
   ASSERT_EQ(emulated.logits.size(), cpu.logits.size());
   double worst = 0;
   int close = 0;
