@@ -266,17 +266,17 @@ std::vector<float> GateByReference(int64_t rows, int64_t features,
 
 // The last of them: more rows than CTAs that are resident together.
 constexpr std::pair<int64_t, int64_t> kShapes[] = {
-    {0, 3}, {1, 1}, {1, 256}, {5, 77}, {3, 2056}, {40, 1000}};
+    {0, 3}, {1, 1}, {1, 256}, {5, 77}, {3, 2056}, {18, 1000}};
 
 TEST(SiluMulCudaTest, IsTheReferencesWithinTheTypesTolerance) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
+    EmulatedTest test(++seed, /*multiprocessors=*/1);
     for (const auto& [rows, features] : kShapes) {
       const auto gate_up =
           Rounded(RandomFloats(rows * 2 * features, 1, 4.0f), dtype);
       const auto want = GateByReference(rows, features, gate_up);
       for (const int64_t ahead : {0, 1}) {
-        EmulatedTest test(++seed, /*multiprocessors=*/1);
         const auto got =
             GateByKernel(test, dtype, rows, features, gate_up, ahead);
         EXPECT_LE(WorstError(want, got, features), ToleranceOf(dtype))
@@ -341,12 +341,12 @@ TEST(ActivationCudaTest, IsTheReferencesWithinTheTypesToleranceAndInPlace) {
   uint64_t seed = 0;
   for (const ActivationKind kind : kKinds) {
     for (const DType dtype : kDTypes) {
+      EmulatedTest test(++seed, /*multiprocessors=*/1);
       for (const auto& [rows, columns] : kShapes) {
         // Wide enough to reach both tails.
         const auto x = Rounded(RandomFloats(rows * columns, 1, 4.0f), dtype);
         const auto want = ActivateByReference(kind, rows, columns, x);
         for (const int64_t ahead : {0, 1}) {
-          EmulatedTest test(++seed, /*multiprocessors=*/1);
           const auto got = ActivateByKernel(test, dtype, kind, rows, columns, x,
                                             /*in_place=*/ahead == 1, ahead);
           EXPECT_LE(WorstError(want, got, columns), ToleranceOf(dtype))
@@ -378,6 +378,152 @@ TEST(ActivationCudaTest, FarInputsAreTheirLimits) {
       EXPECT_NE(nan, nan);
     }
   }
+}
+
+struct RowsCase {
+  DType dtype;
+  int64_t rows;
+  int64_t columns;
+  int64_t y_stride;
+  int64_t x_stride;  // 0: one row for all
+  int64_t ahead = 0;
+};
+
+// Sums have one rounding: they are exact.
+void ExpectAddedRows(EmulatedTest& test, const RowsCase& c) {
+  SCOPED_TRACE(testing::Message()
+               << c.rows << " rows of " << c.columns << " "
+               << DTypeName(c.dtype) << " " << c.y_stride << " and "
+               << c.x_stride << " apart, " << c.ahead << " ahead");
+  const DType x_dtype = c.x_stride == 0 ? DType::kF32 : c.dtype;
+  const int64_t x_rows = c.x_stride == 0 ? 1 : c.rows;
+  const int64_t x_numbers = c.x_stride == 0 ? c.columns : x_rows * c.x_stride;
+  const auto start = Rounded(RandomFloats(c.rows * c.y_stride, 1), c.dtype);
+  const auto x = Rounded(RandomFloats(x_numbers, 2), x_dtype);
+  std::vector<float> want = start;
+  AddRowsArgs args = {want.data(), c.y_stride, x.data(),
+                      c.x_stride,  c.rows,     c.columns};
+  TestStream reference(1, CpuBackend::kReference);
+  KVASIR_EXPECT_OK(
+      AddRows(reference.stream(), OnDevice(args), reference.workspace()));
+
+  const DeviceBuffer on_y = test.PutNumbers(Behind(c.ahead, start), c.dtype);
+  const DeviceBuffer on_x = test.PutNumbers(Behind(c.ahead, x), x_dtype);
+  Workspace none(nullptr, 0);
+  KVASIR_EXPECT_OK(AddRows(test.stream(),
+                           {Number<float>(on_y, c.dtype, c.ahead), c.y_stride,
+                            Number<const float>(on_x, x_dtype, c.ahead),
+                            c.x_stride, c.rows, c.columns, c.dtype},
+                           none));
+  EXPECT_TRUE(SameBits(Rounded(want, c.dtype),
+                       From(c.ahead, test.GetNumbers(on_y, c.dtype))));
+}
+
+TEST(AddRowsCudaTest, AddsRowsOrOneOfFloat32ToAllAndNothingElse) {
+  uint64_t seed = 0;
+  for (const DType dtype : kDTypes) {
+    for (const int64_t ahead : {0, 1}) {
+      EmulatedTest test(++seed, /*multiprocessors=*/1);
+      for (const RowsCase& c : std::vector<RowsCase>{{dtype, 0, 5, 5, 5},
+                                                     {dtype, 1, 1, 1, 1},
+                                                     {dtype, 1, 64, 64, 64},
+                                                     {dtype, 7, 72, 80, 96},
+                                                     {dtype, 7, 72, 75, 72},
+                                                     {dtype, 7, 72, 80, 73},
+                                                     {dtype, 5, 77, 80, 80},
+                                                     {dtype, 18, 1000, 1000, 0},
+                                                     {dtype, 3, 2056, 2056, 0},
+                                                     {dtype, 9, 33, 40, 0}}) {
+        RowsCase moved = c;
+        moved.ahead = ahead;
+        ExpectAddedRows(test, moved);
+      }
+    }
+  }
+}
+
+struct GatherCase {
+  DType dtype;
+  int64_t rows;
+  int64_t columns;
+  int64_t x_stride;
+  int64_t out_stride;
+  bool listed = true;
+  int64_t ahead = 0;
+};
+
+void ExpectGatheredRows(EmulatedTest& test, const GatherCase& c) {
+  SCOPED_TRACE(testing::Message()
+               << c.rows << " rows of " << c.columns << " "
+               << DTypeName(c.dtype) << " " << c.x_stride << " and "
+               << c.out_stride << " apart, " << c.ahead << " ahead");
+  const int64_t sources = c.rows + 3;
+  auto x = Rounded(RandomFloats(sources * c.x_stride, 1), c.dtype);
+  std::vector<int32_t> rows;
+  for (int64_t t = 0; t < c.rows; ++t) {
+    rows.push_back(static_cast<int32_t>((t * 5 + 2) % sources));
+  }
+  const std::vector<float> start(static_cast<size_t>(c.rows * c.out_stride),
+                                 -7.0f);
+  std::vector<float> want = start;
+  GatherRowsArgs args = {
+      x.data(),    c.x_stride,   c.listed ? rows.data() : nullptr,
+      want.data(), c.out_stride, c.rows,
+      c.columns};
+  TestStream reference(1, CpuBackend::kReference);
+  KVASIR_EXPECT_OK(
+      GatherRows(reference.stream(), OnDevice(args), reference.workspace()));
+
+  const DeviceBuffer on_x = test.PutNumbers(Behind(c.ahead, x), c.dtype);
+  const DeviceBuffer on_rows = test.Put(rows);
+  const DeviceBuffer out = test.PutNumbers(Behind(c.ahead, start), c.dtype);
+  Workspace none(nullptr, 0);
+  KVASIR_EXPECT_OK(GatherRows(
+      test.stream(),
+      {Number<const float>(on_x, c.dtype, c.ahead), c.x_stride,
+       c.listed ? on_rows.as<const int32_t>() : DevicePtr<const int32_t>(),
+       Number<float>(out, c.dtype, c.ahead), c.out_stride, c.rows, c.columns,
+       c.dtype},
+      none));
+  EXPECT_TRUE(SameBits(want, From(c.ahead, test.GetNumbers(out, c.dtype))));
+}
+
+TEST(GatherRowsCudaTest, CopiesTheNamedRowsAndNothingElse) {
+  uint64_t seed = 0;
+  for (const DType dtype : kDTypes) {
+    for (const int64_t ahead : {0, 1}) {
+      EmulatedTest test(++seed, /*multiprocessors=*/1);
+      for (const GatherCase& c :
+           std::vector<GatherCase>{{dtype, 0, 5, 5, 5},
+                                   {dtype, 3, 0, 5, 5},
+                                   {dtype, 1, 1, 1, 1},
+                                   {dtype, 5, 64, 64, 64, false},
+                                   {dtype, 7, 72, 80, 96},
+                                   {dtype, 7, 72, 75, 72},
+                                   {dtype, 7, 72, 80, 73},
+                                   {dtype, 5, 77, 80, 80, false},
+                                   {dtype, 18, 1000, 1000, 1008},
+                                   {dtype, 3, 2056, 2056, 2056},
+                                   {dtype, 2100, 1, 1, 1}}) {
+        GatherCase moved = c;
+        moved.ahead = ahead;
+        ExpectGatheredRows(test, moved);
+      }
+    }
+  }
+}
+
+// Ids and counts travel as rows of one number, whatever their bits mean.
+TEST(GatherRowsCudaTest, BitsOfOtherTypesArriveAsTheyAre) {
+  const std::vector<int32_t> ids = {0x7f800001, -1, 0, 1, -0x7fffffff};
+  EmulatedTest test;
+  const DeviceBuffer x = test.Put(ids);
+  const DeviceBuffer out = test.Put(std::vector<int32_t>(ids.size(), 5));
+  Workspace none(nullptr, 0);
+  KVASIR_EXPECT_OK(
+      GatherRows(test.stream(),
+                 {x.as<const float>(), 1, {}, out.as<float>(), 1, 5, 1}, none));
+  EXPECT_EQ(test.Get<int32_t>(out), ids);
 }
 
 struct EmbeddingCase {
@@ -426,7 +572,7 @@ std::vector<float> EmbedByKernel(EmulatedTest& test, const EmbeddingCase& c,
   return test.GetNumbers(out, c.dtype);
 }
 
-void ExpectEmbedding(const EmbeddingCase& c) {
+void ExpectEmbedding(EmulatedTest& test, const EmbeddingCase& c) {
   constexpr int64_t kVocab = 11;
   constexpr int64_t kPlaces = 5;
   const auto table = Rounded(RandomFloats(kVocab * c.hidden, 1), c.table_dtype);
@@ -450,7 +596,6 @@ void ExpectEmbedding(const EmbeddingCase& c) {
   TestStream reference(1, CpuBackend::kReference);
   KVASIR_EXPECT_OK(
       Embedding(reference.stream(), OnDevice(args), reference.workspace()));
-  EmulatedTest test;
   const auto got = EmbedByKernel(test, c, args, table, places, positions);
   // What is not summed is exact, but for the type that it is stored in.
   EXPECT_LE(WorstError(Rounded(want, c.dtype), got, c.hidden),
@@ -461,11 +606,12 @@ void ExpectEmbedding(const EmbeddingCase& c) {
 TEST(EmbeddingCudaTest, IsTheReferencesRows) {
   for (const DType dtype : kDTypes) {
     for (const DType table : kDTypes) {
-      ExpectEmbedding({dtype, table, {}, 8});
-      ExpectEmbedding({dtype, table, {10}, 1});
-      ExpectEmbedding({dtype, table, {3, -1, 11, 0, 3}, 300});
-      ExpectEmbedding({dtype, table, {3, -1, 5}, 70, true});
-      ExpectEmbedding({dtype, table, {2, 9}, 70, false, true});
+      EmulatedTest test;
+      ExpectEmbedding(test, {dtype, table, {}, 8});
+      ExpectEmbedding(test, {dtype, table, {10}, 1});
+      ExpectEmbedding(test, {dtype, table, {3, -1, 11, 0, 3}, 300});
+      ExpectEmbedding(test, {dtype, table, {3, -1, 5}, 70, true});
+      ExpectEmbedding(test, {dtype, table, {2, 9}, 70, false, true});
     }
   }
 }

@@ -8,7 +8,8 @@
 
 namespace kvasir::kernels {
 
-// y[t, i] += x[t, i]. x_row_stride 0 adds one row (a bias) to all.
+// y[t, i] += x[t, i], in float32. x_row_stride 0 adds one row (a bias), which
+// is float32 whatever activations are, to all.
 template <template <typename> class Ptr>
 struct AddRowsParamsIn {
   Ptr<float> y = nullptr;        // [T, N]
@@ -27,7 +28,7 @@ struct AddRowsParamsIn {
 using AddRowsParams = AddRowsParamsIn<DevicePtr>;
 using AddRowsArgs = AddRowsParamsIn<LaunchPtr>;
 
-// out[t, :] = x[rows[t], :]; a null `rows` copies row t.
+// out[t, :] = x[rows[t], :], bit by bit; a null `rows` copies row t.
 template <template <typename> class Ptr>
 struct GatherRowsParamsIn {
   Ptr<const float> x = nullptr;

@@ -7,14 +7,17 @@
 #include "kernels/rowwise/embedding.h"
 #include "kernels/rowwise/norm.h"
 #include "kernels/rowwise/rope.h"
+#include "kernels/rowwise/rows.h"
 #include "kernels/rowwise/silu_mul.h"
 #include "kernels/simt/target.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Each in <op>_cuda.cu beside the op.
+// Each in a _cuda.cu beside the op.
 void ActivationCuda(const ActivationArgs& args, Launcher& launcher);
+void AddRowsCuda(const AddRowsArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
+void GatherRowsCuda(const GatherRowsArgs& args, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
@@ -23,7 +26,9 @@ void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
 inline DeviceOps Ops() {
   static const DeviceOp ops[] = {
       MakeDeviceOp<ActivationParams>("activation", &ActivationCuda),
+      MakeDeviceOp<AddRowsParams>("add_rows", &AddRowsCuda),
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
+      MakeDeviceOp<GatherRowsParams>("gather_rows", &GatherRowsCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
       MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
       MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),

@@ -1,0 +1,113 @@
+// add_rows and gather_rows on a GPU: a thread to a pack of the output, in row
+// after row (simt::LaunchOnRows).
+//
+// Activations (x, y, out) are of args.dtype whatever their pointers say, but
+// for the one row that add_rows adds to all, which is float32.
+// Layout: rows of N neighbouring numbers, strides apart; 16 bytes at a time
+// where N, strides and pointers allow it, one number elsewhere.
+// Bytes of a row, B to a number: add_rows reads 2 N B and writes N B (of one
+// row for all, that comes from the caches); gather_rows reads and writes N B.
+// Operations: conversions and N additions; none. Floor: bytes over the memory's
+// bandwidth.
+#include "kernels/simt/op_table.h"
+#include "kernels/simt/rows.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+namespace {
+
+// kBias: x is one row of float32.
+template <typename T, int n, bool kBias>
+KVASIR_KERNEL(simt::kRowThreads)
+AddRowsKernel(simt::OnRows<AddRowsArgs> on) {
+  using Pack = simt::Pack<T, n>;
+  const AddRowsArgs& args = on.args;
+  auto* const y = reinterpret_cast<T*>(args.y);
+  const auto* const x = reinterpret_cast<const T*>(args.x);
+  simt::ForPacksOfRows<n>(
+      on, args.num_rows, args.columns, [&](int64_t row, int64_t column) {
+        float more[n];
+        if constexpr (kBias) {
+          simt::LoadFloats(args.x + column, more);
+        } else {
+          const auto pack = simt::LoadGlobal(reinterpret_cast<const Pack*>(
+              x + row * args.x_row_stride + column));
+          KVASIR_UNROLL
+          for (int k = 0; k < n; ++k) more[k] = simt::ToFloat(pack.number[k]);
+        }
+        auto* const at =
+            reinterpret_cast<Pack*>(y + row * args.y_row_stride + column);
+        Pack sum = simt::LoadGlobal(at);
+        KVASIR_UNROLL
+        for (int k = 0; k < n; ++k) {
+          sum.number[k] =
+              simt::FromFloat<T>(simt::ToFloat(sum.number[k]) + more[k]);
+        }
+        simt::StoreGlobal(at, sum);
+      });
+}
+
+template <typename T, int n>
+void LaunchAddRows(const AddRowsArgs& args, Launcher& launcher) {
+  simt::LaunchOnRows(launcher, "add_rows", args.num_rows, args.columns / n,
+                     args.x_row_stride == 0 ? AddRowsKernel<T, n, true>
+                                            : AddRowsKernel<T, n, false>,
+                     args);
+}
+
+// Of bits: Word is as wide as a number.
+template <typename Word, int n>
+KVASIR_KERNEL(simt::kRowThreads)
+GatherRowsKernel(simt::OnRows<GatherRowsArgs> on) {
+  using Pack = simt::Pack<Word, n>;
+  const GatherRowsArgs& args = on.args;
+  const auto* const x = reinterpret_cast<const Word*>(args.x);
+  auto* const out = reinterpret_cast<Word*>(args.out);
+  simt::ForPacksOfRows<n>(
+      on, args.num_rows, args.columns, [&](int64_t row, int64_t column) {
+        const int64_t from =
+            args.rows != nullptr ? simt::LoadGlobal(args.rows + row) : row;
+        const auto pack = simt::LoadOnce(reinterpret_cast<const Pack*>(
+            x + from * args.x_row_stride + column));
+        simt::StoreGlobal(
+            reinterpret_cast<Pack*>(out + row * args.out_row_stride + column),
+            pack);
+      });
+}
+
+template <typename Word>
+void LaunchGatherRows(const GatherRowsArgs& args, Launcher& launcher) {
+  constexpr int n = simt::kWidePack<Word>;
+  if (simt::WideRows<Word>(
+          {args.columns, args.x_row_stride, args.out_row_stride}, args.x,
+          args.out)) {
+    simt::LaunchOnRows(launcher, "gather_rows", args.num_rows, args.columns / n,
+                       GatherRowsKernel<Word, n>, args);
+  } else {
+    simt::LaunchOnRows(launcher, "gather_rows", args.num_rows, args.columns,
+                       GatherRowsKernel<Word, 1>, args);
+  }
+}
+
+}  // namespace
+
+void AddRowsCuda(const AddRowsArgs& args, Launcher& launcher) {
+  VisitDType(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    if (simt::WideRows<T>({args.columns, args.x_row_stride, args.y_row_stride},
+                          args.x, args.y)) {
+      LaunchAddRows<T, simt::kWidePack<T>>(args, launcher);
+    } else {
+      LaunchAddRows<T, 1>(args, launcher);
+    }
+  });
+}
+
+void GatherRowsCuda(const GatherRowsArgs& args, Launcher& launcher) {
+  if (args.dtype == DType::kF32) {
+    LaunchGatherRows<uint32_t>(args, launcher);
+  } else {
+    LaunchGatherRows<uint16_t>(args, launcher);
+  }
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
