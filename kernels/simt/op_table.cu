@@ -5,6 +5,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 DeviceOps Ops() {
   static const DeviceOp ops[] = {
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
+      MakeDeviceOp<MatmulParams, DevicePtr<float>>("matmul", &MatmulCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
       MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
       MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),
