@@ -8,12 +8,46 @@ namespace {
 constexpr OpKernels<MatmulParams, DevicePtr<float>> kKernels = {
     "matmul", &MatmulReference, &MatmulSimd};
 
+// Columns of a GPU's grid: 65535 CTAs of 32.
+constexpr int64_t kMostColumns = 65535 * 32;
+
+// What a device has of layouts and types.
+absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
+  KVASIR_RETURN_IF_ERROR(CheckActivations(kKernels.op, device, params.dtype));
+  const WeightLayout layout = params.weight.layout;
+  if (device == DeviceKind::kCpu) {
+    if (layout != WeightLayout::kPanels32) {
+      return absl::InvalidArgumentError(
+          "matmul: weight: the CPU has panels of 32 columns, not rows");
+    }
+    if (params.y_dtype != DType::kF32) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "matmul: y: the CPU has float32, not ", DTypeName(params.y_dtype)));
+    }
+    return absl::OkStatus();
+  }
+  if (layout != WeightLayout::kRows) {
+    return absl::InvalidArgumentError(
+        "matmul: weight: a GPU has rows, not panels of 32 columns");
+  }
+  if (params.y_dtype != DType::kF32 && params.y_dtype != params.dtype) {
+    return absl::UnimplementedError(absl::StrCat(
+        "matmul: y: a GPU gives F32 or the activations' ",
+        DTypeName(params.dtype), ", not ", DTypeName(params.y_dtype)));
+  }
+  if (params.weight.n > kMostColumns) {
+    return absl::UnimplementedError(
+        absl::StrCat("matmul: n: a GPU has at most ", kMostColumns,
+                     " columns, not ", params.weight.n));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Matmul(Stream& stream, const MatmulParams& params,
                     Workspace& workspace) {
-  KVASIR_RETURN_IF_ERROR(
-      CheckActivations(kKernels.op, stream.device(), params.dtype));
+  KVASIR_RETURN_IF_ERROR(CheckDevice(stream.device(), params));
   const int64_t k = params.weight.k;
   const int64_t n = params.weight.n;
   if (params.num_rows < 0) {
@@ -27,14 +61,11 @@ absl::Status Matmul(Stream& stream, const MatmulParams& params,
   if (params.y_row_stride < n) {
     return Refuse(kKernels.op, "y_row_stride", n, params.y_row_stride);
   }
-  if (stream.device() == DeviceKind::kCpu &&
-      params.weight.layout != WeightLayout::kPanels32) {
-    return absl::InvalidArgumentError(
-        "matmul: weight: the CPU has panels of 32 columns, not rows");
-  }
   Workspace::Scope scope(&workspace);
-  const DevicePtr<float> scratch =
-      workspace.Take<float>(MatmulScratch(ScratchThreads(stream)));
+  DevicePtr<float> scratch;  // a GPU has shared memory
+  if (stream.device() == DeviceKind::kCpu) {
+    scratch = workspace.Take<float>(MatmulScratch(ScratchThreads(stream)));
+  }
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   if (params.num_rows == 0) return absl::OkStatus();

@@ -14,12 +14,13 @@ namespace kvasir::kernels {
 inline constexpr int64_t kPanelColumns = 32;
 
 // View of a weight W, [K, N] as used (that is, the Hugging Face matrix [N, K]
-// transposed), in panels: element (k, n) is at
-// ((n / 32) * K + k) * 32 + n % 32, in the dtype that it was stored in. Columns
-// from n up to a multiple of 32 are zero.
+// transposed), in the dtype that it was stored in. In panels (kPanels32)
+// element (k, n) is at ((n / 32) * K + k) * 32 + n % 32, and columns from n up
+// to a multiple of 32 are zero; in rows (kRows) it is at n * K + k.
 template <template <typename> class Ptr>
 struct PackedMatrixIn {
-  Ptr<const void> data = nullptr;  // [ceil(n / 32), k, 32], 64-byte aligned
+  // [ceil(n / 32), k, 32] or [n, k], 64-byte aligned.
+  Ptr<const void> data = nullptr;
   int64_t k = 0;
   int64_t n = 0;
   DType dtype = DType::kF32;
@@ -27,9 +28,12 @@ struct PackedMatrixIn {
 
   int64_t num_panels() const { return (n + kPanelColumns - 1) / kPanelColumns; }
   int64_t bytes() const {
-    return num_panels() * k * kPanelColumns * DTypeBytes(dtype);
+    const int64_t columns =
+        layout == WeightLayout::kRows ? n : num_panels() * kPanelColumns;
+    return columns * k * DTypeBytes(dtype);
   }
-  // Columns [begin, begin + count): begin a multiple of 32; shares the memory.
+  // Columns [begin, begin + count): begin a multiple of 32 in panels; shares
+  // the memory.
   PackedMatrixIn Columns(int64_t begin, int64_t count) const {
     PackedMatrixIn part = *this;
     part.data = OffsetBytes(data, begin * k * DTypeBytes(dtype));
@@ -43,7 +47,9 @@ using PackedMatrixArgs = PackedMatrixIn<LaunchPtr>;
 
 // y[t, n] = chain(t, n) + bias[n], where chain is
 //   acc = 0; for k = 0 .. K-1: acc = fma(x[t, k], W[k, n], acc)
-// in float32: the same bits for any number of rows, threads or SIMD lanes.
+// in float32: the same bits for any number of rows, threads or SIMD lanes. A
+// GPU takes that chain too, but where x and W are of one 16-bit type: there
+// acc gets 16 products at a time, in the order of k (matmul_cuda.cu).
 template <template <typename> class Ptr>
 struct MatmulParamsIn {
   Ptr<const float> x = nullptr;  // [T, K], rows x_row_stride apart

@@ -184,6 +184,16 @@ TEST(MatmulRefusalTest, NamesWhatIsWrong) {
   EXPECT_THAT(Matmul(test.stream(), OnDevice(params), small),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              HasSubstr("workspace")));
+  params.y_dtype = DType::kBf16;
+  EXPECT_THAT(Matmul(test.stream(), OnDevice(params), test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("y: the CPU has float32, not BF16")));
+  params.y_dtype = DType::kF32;
+  params.weight.layout = WeightLayout::kRows;
+  EXPECT_THAT(Matmul(test.stream(), OnDevice(params), test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("the CPU has panels of 32 columns")));
+  params.weight.layout = WeightLayout::kPanels32;
   params.num_rows = 0;
   KVASIR_EXPECT_OK(Matmul(test.stream(), OnDevice(params), test.workspace()));
 }
@@ -236,6 +246,55 @@ TEST(PackTest, SlicesAndConcatenationGiveTheColumnsOfTheirParts) {
   EXPECT_THAT(PackRows(shape, {second.data(), 20, 50}, 41, memory.data()),
               base::StatusIs(absl::StatusCode::kOutOfRange,
                              HasSubstr("rows [41, 61) of 60")));
+}
+
+TEST(PackTest, RowsStayRowsAndWhatLiesAsUsedIsTurned) {
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    const int64_t k = 70;
+    const int64_t n = 150;
+    PackedMatrix shape;
+    shape.k = k;
+    shape.n = n;
+    shape.dtype = dtype;
+    shape.layout = WeightLayout::kRows;
+    EXPECT_EQ(shape.bytes(), k * n * DTypeBytes(dtype));
+    // [N, K] in rows that are longer, and [K, N] as it is used, each in blocks
+    // out of order.
+    const int64_t width = DTypeBytes(dtype);
+    const auto numbers = RandomFloats(n * k, 13);
+    std::vector<float> wide(static_cast<size_t>(n * (k + 5)), kPoison);
+    std::vector<float> turned(static_cast<size_t>(k * (n + 3)), kPoison);
+    for (int64_t i = 0; i < n * k; ++i) {
+      const auto number = numbers[static_cast<size_t>(i)];
+      wide[static_cast<size_t>(i / k * (k + 5) + i % k)] = number;
+      turned[static_cast<size_t>(i % k * (n + 3) + i / k)] = number;
+    }
+    StoredArray want(numbers, dtype);
+    StoredArray rows(wide, dtype);
+    StoredArray lines(turned, dtype);
+    StoredArray packed(std::vector<float>(numbers.size(), kPoison), dtype);
+    const auto at = [&](StoredArray& array, int64_t number) {
+      return static_cast<const char*>(array.data()) + number * width;
+    };
+    KVASIR_ASSERT_OK(PackRows(shape, {at(rows, 99 * (k + 5)), 51, k + 5}, 99,
+                              packed.data()));
+    KVASIR_ASSERT_OK(
+        PackRows(shape, {at(rows, 0), 99, k + 5}, 0, packed.data()));
+    ZeroPadding(shape, packed.data());
+    for (int64_t i = 0; i < n * k; ++i) ASSERT_EQ(want.at(i), packed.at(i));
+
+    StoredArray again(std::vector<float>(numbers.size(), kPoison), dtype);
+    KVASIR_ASSERT_OK(PackAsTheyLie(shape, {at(lines, 3 * (n + 3)), 67, n + 3},
+                                   3, again.data()));
+    KVASIR_ASSERT_OK(
+        PackAsTheyLie(shape, {at(lines, 0), 3, n + 3}, 0, again.data()));
+    for (int64_t i = 0; i < n * k; ++i) ASSERT_EQ(want.at(i), again.at(i));
+
+    shape.data = OnDevice<const void>(packed.data());
+    const PackedMatrix part = shape.Columns(7, 20);
+    EXPECT_EQ(part.bytes(), 20 * k * width);
+    EXPECT_EQ(part.data.device_address(), at(packed, 7 * k));
+  }
 }
 
 }  // namespace

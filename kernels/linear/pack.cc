@@ -1,4 +1,4 @@
-// Rows become panels: a transposition of 32 columns at a time.
+// Rows become panels: a transposition of 32 columns at a time. Or they stay.
 #include "kernels/linear/pack.h"
 
 #include <algorithm>
@@ -191,6 +191,43 @@ void Pack(const PackedMatrix& shape, const RowBlock& block, int64_t first,
   }
 }
 
+// The column of W in `memory` is the row of the block.
+void CopyRows(const PackedMatrix& shape, const RowBlock& block, int64_t first,
+              char* memory) {
+  const int64_t width = DTypeBytes(shape.dtype);
+  for (int64_t i = 0; i < block.num_rows; ++i) {
+    std::memcpy(
+        memory + (first + i) * shape.k * width,
+        static_cast<const char*>(block.data) + i * block.row_stride * width,
+        static_cast<size_t>(shape.k * width));
+  }
+}
+
+// to[n][first + i] = block[i][n], in squares, so that a line that is written to
+// is soon full.
+template <typename T>
+void TransposeRows(const PackedMatrix& shape, const RowBlock& block,
+                   int64_t first, T* to) {
+  constexpr int64_t kSide = 64;
+  const auto* const from = static_cast<const char*>(block.data);
+  for (int64_t i0 = 0; i0 < block.num_rows; i0 += kSide) {
+    const int64_t i1 = std::min(block.num_rows, i0 + kSide);
+    for (int64_t n0 = 0; n0 < shape.n; n0 += kSide) {
+      const int64_t n1 = std::min(shape.n, n0 + kSide);
+      for (int64_t i = i0; i < i1; ++i) {
+        T line[kSide];
+        std::memcpy(line,
+                    from + (i * block.row_stride + n0) *
+                               static_cast<int64_t>(sizeof(T)),
+                    static_cast<size_t>(n1 - n0) * sizeof(T));
+        for (int64_t n = n0; n < n1; ++n) {
+          to[n * shape.k + first + i] = line[n - n0];
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
@@ -204,6 +241,10 @@ absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
   if (block.row_stride < shape.k) {
     return absl::OutOfRangeError(absl::StrCat(
         "pack: row stride ", block.row_stride, " below k ", shape.k));
+  }
+  if (shape.layout == WeightLayout::kRows) {
+    CopyRows(shape, block, first_column, static_cast<char*>(memory));
+    return absl::OkStatus();
   }
   // Formats of two bytes are moved as they are.
   if (DTypeBytes(shape.dtype) == 2) {
@@ -227,6 +268,14 @@ absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
         "pack: row stride ", block.row_stride, " below n ", shape.n));
   }
   const int64_t width = DTypeBytes(shape.dtype);
+  if (shape.layout == WeightLayout::kRows) {
+    if (width == 2) {
+      TransposeRows(shape, block, first_row, static_cast<uint16_t*>(memory));
+    } else {
+      TransposeRows(shape, block, first_row, static_cast<uint32_t*>(memory));
+    }
+    return absl::OkStatus();
+  }
   for (int64_t i = 0; i < block.num_rows; ++i) {
     const char* const row =
         static_cast<const char*>(block.data) + i * block.row_stride * width;
@@ -242,7 +291,7 @@ absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
 
 void ZeroPadding(const PackedMatrix& shape, void* memory) {
   const int64_t used = shape.n % kPanelColumns;
-  if (used == 0) return;
+  if (shape.layout == WeightLayout::kRows || used == 0) return;
   const int64_t width = DTypeBytes(shape.dtype);
   char* panel = static_cast<char*>(memory) +
                 (shape.num_panels() - 1) * shape.k * kPanelColumns * width;

@@ -1,4 +1,4 @@
-// Packing of weights into the panels of matmul.h, by blocks of rows, so that a
+// Packing of weights into the layouts of matmul.h, by blocks of rows, so that a
 // loader packs what it has just read and keeps no second copy; and the check of
 // what it has read.
 #pragma once
@@ -18,12 +18,13 @@ struct RowBlock {
 };
 
 // Writes W's columns [first_column, first_column + block.num_rows) into
-// `memory`, shape.bytes() large. `shape` gives k, n and dtype (its
-// data is not used). Blocks may come in any order and from several matrices
+// `memory`, shape.bytes() large. `shape` gives k, n, dtype and layout (its data
+// is not used). Blocks may come in any order and from several matrices
 // (q|k|v side by side: each at its own first_column); a slice along N is a part
 // of the rows, a slice along K starts `data` at its first element. Blocks that
-// share no panel may be packed at the same time from several threads; blocks of
-// a multiple of 32 rows at multiples of 32 are fastest.
+// share no panel (in rows: no column) may be packed at the same time from
+// several threads; blocks of a multiple of 32 rows at multiples of 32 are
+// fastest.
 // OUT_OF_RANGE when the block does not fit.
 absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory);
@@ -35,7 +36,7 @@ absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
                            int64_t first_row, void* memory);
 
 // Zeroes the columns behind the last one of the last panel. Needed once, before
-// or after the rows.
+// or after the rows. (Rows have none.)
 void ZeroPadding(const PackedMatrix& shape, void* memory);
 
 // Index of the first of `count` numbers that is NaN or infinite, -1 where all

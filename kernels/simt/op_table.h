@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device/device_ops.h"
+#include "kernels/linear/matmul.h"
 #include "kernels/rowwise/activation.h"
 #include "kernels/rowwise/embedding.h"
 #include "kernels/rowwise/norm.h"
@@ -18,6 +19,7 @@ void ActivationCuda(const ActivationArgs& args, Launcher& launcher);
 void AddRowsCuda(const AddRowsArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void GatherRowsCuda(const GatherRowsArgs& args, Launcher& launcher);
+void MatmulCuda(const MatmulArgs& args, float* scratch, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
@@ -29,6 +31,7 @@ inline DeviceOps Ops() {
       MakeDeviceOp<AddRowsParams>("add_rows", &AddRowsCuda),
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
       MakeDeviceOp<GatherRowsParams>("gather_rows", &GatherRowsCuda),
+      MakeDeviceOp<MatmulParams, DevicePtr<float>>("matmul", &MatmulCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
       MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
       MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),

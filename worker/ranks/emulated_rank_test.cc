@@ -17,6 +17,7 @@
 #include "kernels/emulation/emulated_device.h"
 #include "kernels/simt/op_table.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/shapes/shape_config.h"
 #include "plan/presets.h"
 #include "worker/executor/direct_runner.h"
 #include "worker/testing/plan_cases.h"

@@ -1,0 +1,363 @@
+// Products with weights: the kernels against float64, on seeds and odd shapes.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/emulation/testing/emulated_ops.h"
+#include "kernels/emulation/testing/left_out.h"
+#include "kernels/linear/ops.h"
+#include "kernels/linear/pack.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
+constexpr uint64_t kSeeds = 8;
+
+struct Case {
+  DType x;
+  DType w;
+  DType y;
+  int64_t rows;
+  int64_t k;
+  int64_t n;
+  bool bias = true;
+  int64_t x_gap = 0;  // numbers between rows, NaN
+  int64_t y_gap = 0;
+};
+
+// Both of one type, y too.
+Case Alike(DType dtype, int64_t rows, int64_t k, int64_t n) {
+  return {dtype, dtype, dtype, rows, k, n};
+}
+
+struct Data {
+  explicit Data(const Case& c)
+      : x(static_cast<size_t>(c.rows * (c.k + c.x_gap)), kPoison),
+        w(Rounded(RandomFloats(c.n * c.k, 2), c.w)),
+        bias(RandomFloats(c.n, 3)) {
+    const auto numbers = Rounded(RandomFloats(c.rows * c.k, 1), c.x);
+    for (int64_t t = 0; t < c.rows; ++t) {
+      std::copy_n(numbers.begin() + t * c.k, c.k,
+                  x.begin() + t * (c.k + c.x_gap));
+    }
+  }
+  std::vector<float> x, w, bias;  // w: [N, K]
+};
+
+// [T, N], with what lies between rows of y.
+std::vector<float> ByKernel(EmulatedTest& test, const Case& c,
+                            const Data& data) {
+  PackedMatrix weight = {nullptr, c.k, c.n, c.w, WeightLayout::kRows};
+  StoredArray rows(data.w, c.w);
+  std::vector<char> packed(static_cast<size_t>(weight.bytes()), '\xff');
+  KVASIR_EXPECT_OK(PackRows(weight, {rows.data(), c.n, c.k}, 0, packed.data()));
+  const DeviceBuffer w = test.Put(packed);
+  const DeviceBuffer x = test.PutNumbers(data.x, c.x);
+  const DeviceBuffer bias = test.Put(data.bias);
+  const DeviceBuffer y = test.PutNumbers(
+      std::vector<float>(static_cast<size_t>(c.rows * (c.n + c.y_gap)),
+                         kPoison),
+      c.y);
+  weight.data = w.data();
+  MatmulParams params;
+  params.x = x.as<float>();
+  params.x_row_stride = c.k + c.x_gap;
+  params.num_rows = c.rows;
+  params.weight = weight;
+  if (c.bias) params.bias = bias.as<float>();
+  params.y = y.as<float>();
+  params.y_row_stride = c.n + c.y_gap;
+  params.dtype = c.x;
+  params.y_dtype = c.y;
+  Workspace none(nullptr, 0);
+  KVASIR_EXPECT_OK(Matmul(test.stream(), params, none));
+  return test.GetNumbers(y, c.y);
+}
+
+// A row of the product, not rounded.
+std::vector<double> RowOf(const Case& c, const Data& data, int64_t row) {
+  std::vector<double> y(static_cast<size_t>(c.n));
+  for (int64_t n = 0; n < c.n; ++n) {
+    double sum = 0.0;
+    for (int64_t k = 0; k < c.k; ++k) {
+      sum += static_cast<double>(
+                 data.x[static_cast<size_t>(row * (c.k + c.x_gap) + k)]) *
+             static_cast<double>(data.w[static_cast<size_t>(n * c.k + k)]);
+    }
+    if (c.bias) sum += static_cast<double>(data.bias[static_cast<size_t>(n)]);
+    y[static_cast<size_t>(n)] = sum;
+  }
+  return y;
+}
+
+// |got - want| / |want|
+double RelativeNorm(const std::vector<double>& want, const float* got) {
+  double error = 0.0, norm = 0.0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double d = static_cast<double>(got[i]) - want[i];
+    error += d * d;
+    norm += want[i] * want[i];
+  }
+  return std::isnan(error) ? INFINITY : std::sqrt(error / norm);
+}
+
+// How far a row may be from float64 that is rounded once: sums of float32, and
+// now and then a neighbour of what was nearest.
+double SumTolerance(DType y) {
+  return y == DType::kF32 ? 1e-6 : y == DType::kF16 ? 1e-4 : 1e-3;
+}
+
+void ExpectProduct(const Case& c, uint64_t seed, int multiprocessors = 4) {
+  SCOPED_TRACE(testing::Message()
+               << c.rows << " x " << c.k << " x " << c.n << ", "
+               << DTypeName(c.x) << " by " << DTypeName(c.w) << " to "
+               << DTypeName(c.y) << ", seed " << seed);
+  EmulatedTest test(seed, multiprocessors);
+  const Data data(c);
+  const std::vector<float> got = ByKernel(test, c, data);
+  for (int64_t t = 0; t < c.rows; ++t) {
+    const float* const row = got.data() + t * (c.n + c.y_gap);
+    std::vector<double> want = RowOf(c, data, t);
+    ASSERT_LE(RelativeNorm(want, row), ToleranceOf(c.y)) << t;
+    VisitDType(c.y, [&](auto type) {
+      using Y = decltype(type);
+      for (double& y : want) {
+        y = static_cast<double>(ToFloat(FromFloat<Y>(static_cast<float>(y))));
+      }
+    });
+    ASSERT_LE(RelativeNorm(want, row), SumTolerance(c.y)) << t;
+    for (int64_t i = c.n; i < c.n + c.y_gap; ++i) {
+      ASSERT_TRUE(std::isnan(row[i])) << t << ", behind the row";
+    }
+  }
+}
+
+TEST(MatmulCudaTest, IsTheProductOfEveryTypeWithinItsTolerance) {
+  uint64_t seed = 0;
+  for (const DType x : kDTypes) {
+    for (const DType w : kDTypes) {
+      for (const DType y : {DType::kF32, x}) {
+        ExpectProduct({x, w, y, 0, 8, 8}, ++seed);
+        ExpectProduct({x, w, y, 1, 1, 1}, ++seed);
+        ExpectProduct({x, w, y, 1, 64, 72, false}, ++seed);
+        ExpectProduct({x, w, y, 5, 33, 37, true, 4, 5}, ++seed);
+        ExpectProduct({x, w, y, 16, 136, 32}, ++seed);
+        ExpectProduct({x, w, y, 19, 40, 45, true, 8, 1}, ++seed);
+      }
+    }
+  }
+}
+
+// Rings that go round, tails of k of either kind, edges of tiles, strides at
+// and off multiples of 16 bytes, in each of the tiles.
+TEST(MatmulCudaTest, IsTheProductInEveryTile) {
+  uint64_t seed = 0;
+  for (const DType dtype : {DType::kF16, DType::kBf16}) {
+    for (const DType y : {dtype, DType::kF32}) {
+      for (const int64_t rows : {3, 61, 130}) {
+        const int one = 1;  // multiprocessor: large tiles from 65 rows on
+        ExpectProduct({dtype, dtype, y, rows, 1000, 40}, ++seed, one);
+        ExpectProduct({dtype, dtype, y, rows, 712, 33, true, 8, 2}, ++seed,
+                      one);
+        ExpectProduct({dtype, dtype, y, rows, 84, 130, false, 4, 1}, ++seed,
+                      one);
+        ExpectProduct({dtype, dtype, y, rows, 77, 12, true, 3}, ++seed, one);
+      }
+    }
+  }
+}
+
+TEST(MatmulCudaTest, FloatsHaveTheBitsOfTheCpu) {
+  for (const DType w : kDTypes) {
+    const Case c = {DType::kF32, w, DType::kF32, 21, 70, 45};
+    const Data data(c);
+    PackedMatrixArgs panels;
+    panels.k = c.k;
+    panels.n = c.n;
+    panels.dtype = w;
+    std::vector<char> packed(static_cast<size_t>(panels.bytes()));
+    panels.data = packed.data();
+    StoredArray rows(data.w, w);
+    KVASIR_ASSERT_OK(
+        PackRows(OnDevice(panels), {rows.data(), c.n, c.k}, 0, packed.data()));
+    std::vector<float> want(static_cast<size_t>(c.rows * c.n));
+    MatmulArgs args;
+    args.x = data.x.data();
+    args.x_row_stride = c.k;
+    args.num_rows = c.rows;
+    args.weight = panels;
+    args.bias = data.bias.data();
+    args.y = want.data();
+    args.y_row_stride = c.n;
+    TestStream reference(1, CpuBackend::kReference);
+    KVASIR_ASSERT_OK(
+        Matmul(reference.stream(), OnDevice(args), reference.workspace()));
+    EmulatedTest test;
+    EXPECT_TRUE(SameBits(want, ByKernel(test, c, data))) << DTypeName(w);
+  }
+}
+
+// The first rows of `data`, or one of them.
+std::vector<float> RowsByKernel(Case c, const Data& data, int64_t first,
+                                int64_t rows, int multiprocessors) {
+  Data part = data;
+  part.x.assign(data.x.begin() + first * c.k,
+                data.x.begin() + (first + rows) * c.k);
+  c.rows = rows;
+  EmulatedTest test(static_cast<uint64_t>(rows), multiprocessors);
+  return ByKernel(test, c, part);
+}
+
+TEST(MatmulCudaTest, RowsAreTheSameBitsAloneAndInAnyNumber) {
+  constexpr int64_t kRows = 70;
+  for (const Case& c : std::vector<Case>{
+           Alike(DType::kBf16, kRows, 88, 40),
+           Alike(DType::kF16, kRows, 49, 10),
+           {DType::kF32, DType::kBf16, DType::kF32, kRows, 40, 33}}) {
+    const Data data(c);
+    // One multiprocessor takes large tiles, four the middle ones.
+    const auto all = RowsByKernel(c, data, 0, kRows, 1);
+    for (int64_t rows = 1; rows <= kRows; ++rows) {
+      EXPECT_TRUE(SameBits({all.begin(), all.begin() + rows * c.n},
+                           RowsByKernel(c, data, 0, rows, 4)))
+          << rows << " rows of " << DTypeName(c.x);
+    }
+    for (int64_t row = 0; row < kRows; row += 3) {
+      EXPECT_TRUE(
+          SameBits({all.begin() + row * c.n, all.begin() + (row + 1) * c.n},
+                   RowsByKernel(c, data, row, 1, 4)))
+          << "row " << row << " of " << DTypeName(c.x);
+    }
+  }
+}
+
+TEST(MatmulCudaTest, ARowThatIsNotFiniteIsAloneWithIt) {
+  for (const int64_t rows : {9, 40, 100}) {
+    const Case c = Alike(DType::kBf16, rows, 80, 24);
+    Data data(c);
+    EmulatedTest first(1, 1), second(1, 1);
+    const auto want = ByKernel(first, c, data);
+    for (int64_t k = 0; k < c.k; ++k) {
+      data.x[static_cast<size_t>(5 * c.k + k)] = kPoison;
+    }
+    auto got = ByKernel(second, c, data);
+    for (int64_t n = 0; n < c.n; ++n) {
+      float& y = got[static_cast<size_t>(5 * c.n + n)];
+      EXPECT_TRUE(std::isnan(y));
+      y = want[static_cast<size_t>(5 * c.n + n)];
+    }
+    EXPECT_TRUE(SameBits(want, got)) << rows;
+  }
+}
+
+// A product by each kernel, on four multiprocessors.
+struct KernelCase {
+  const char* kernel;
+  Case c;
+};
+std::vector<KernelCase> KernelCases() {
+  return {
+      {"matmul_few_rows", Alike(DType::kBf16, 7, 648, 40)},
+      {"matmul_some_rows", Alike(DType::kF16, 33, 392, 40)},
+      {"matmul_many_rows", Alike(DType::kBf16, 65, 168, 392)},
+      {"matmul_chain", {DType::kBf16, DType::kF32, DType::kBf16, 20, 70, 40}}};
+}
+
+TEST(MatmulCudaTest, IsTheSameBitsOnEverySeed) {
+  for (const KernelCase& k : KernelCases()) {
+    const Data data(k.c);
+    EmulatedTest first(1);
+    const auto want = ByKernel(first, k.c, data);
+    EXPECT_FALSE(first.emulator().SyncSites(k.kernel).empty()) << k.kernel;
+    for (uint64_t seed = 2; seed <= kSeeds; ++seed) {
+      EmulatedTest test(seed);
+      EXPECT_TRUE(SameBits(want, ByKernel(test, k.c, data)))
+          << k.kernel << ", seed " << seed;
+    }
+  }
+}
+
+TEST(MatmulCudaTest, EachSiteIsMissed) {
+  for (const KernelCase& k : KernelCases()) {
+    const Data data(k.c);
+    EmulatedTest whole(1);
+    const auto want = ByKernel(whole, k.c, data);
+    const auto mutants =
+        LeaveOutEach(k.kernel, kSeeds, [&](EmulatedTest& test) {
+          return SameBits(want, ByKernel(test, k.c, data));
+        });
+    // Two commits, a wait and a barrier; the chain has two barriers.
+    EXPECT_EQ(mutants.size(), std::string(k.kernel) == "matmul_chain" ? 2u : 4u)
+        << k.kernel;
+    for (const Mutant& mutant : mutants) {
+      EXPECT_NE(mutant.verdict, Verdict::kRight)
+          << k.kernel << ": " << mutant.site.kind << " at " << mutant.site.line;
+    }
+  }
+}
+
+TEST(MatmulCudaTest, NoBankIsMetTwiceAndSectorsAreWhole) {
+  for (const KernelCase& k : std::vector<KernelCase>{
+           {"matmul_few_rows", Alike(DType::kBf16, 16, 640, 64)},
+           {"matmul_some_rows", Alike(DType::kF16, 64, 320, 64)},
+           {"matmul_many_rows", Alike(DType::kBf16, 128, 128, 512)},
+           {"matmul_chain",
+            {DType::kF32, DType::kF32, DType::kF32, 16, 64, 32}}}) {
+    EmulatedTest test(1, 4, /*count_accesses=*/true);
+    (void)ByKernel(test, k.c, Data(k.c));
+    int64_t loads = 0, shared = 0;
+    for (const AccessCount& count : test.emulator().Accesses(k.kernel)) {
+      EXPECT_EQ(count.passes, count.least_passes)
+          << k.kernel << ": " << count.kind << " at " << count.line;
+      shared += count.passes;
+      if (count.kind != "global load") continue;
+      EXPECT_EQ(count.sectors, count.least_sectors)
+          << k.kernel << ": " << count.kind << " at " << count.line;
+      loads += count.bytes;
+    }
+    EXPECT_GT(shared, 0) << k.kernel;
+    if (std::string(k.kernel) == "matmul_few_rows") {
+      // W once, x for every 32 columns.
+      EXPECT_EQ(loads, (64 + 64 / 32 * 16) * 640 * 2);
+    }
+  }
+}
+
+TEST(MatmulCudaTest, WhatTheDeviceHasNotIsRefused) {
+  EmulatedTest test;
+  Workspace none(nullptr, 0);
+  MatmulParams params;
+  params.num_rows = 1;
+  params.weight.k = 8;
+  params.weight.n = 8;
+  params.x_row_stride = 8;
+  params.y_row_stride = 8;
+  EXPECT_THAT(Matmul(test.stream(), params, none),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("matmul: weight: a GPU has rows")));
+  params.weight.layout = WeightLayout::kRows;
+  params.dtype = DType::kBf16;
+  params.y_dtype = DType::kF16;
+  EXPECT_THAT(
+      Matmul(test.stream(), params, none),
+      base::StatusIs(
+          absl::StatusCode::kUnimplemented,
+          HasSubstr("matmul: y: a GPU gives F32 or the activations' BF16, not "
+                    "F16")));
+  params.y_dtype = DType::kF32;
+  params.weight.n = int64_t{1} << 22;
+  params.y_row_stride = params.weight.n;
+  EXPECT_THAT(Matmul(test.stream(), params, none),
+              base::StatusIs(absl::StatusCode::kUnimplemented,
+                             HasSubstr("at most 2097120 columns, not "
+                                       "4194304")));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels::emulation

@@ -1,0 +1,419 @@
+// matmul on a GPU: tiles of y, a CTA to each. An element of y is the same
+// operations in the same order in every tile, so rows have the same bits
+// whatever their number.
+//
+// x and W of one 16-bit type: a chain of mma.m16n8k16, ceil(K / 16) of them in
+// the order of k, rows of x as A and rows of W as B, summed in float32. What
+// lies behind K is zero in both. K is not split. Three tiles:
+//  - up to 16 rows: 16 x 32, so that even N = 4096 is 128 CTAs which read W
+//    once between them, 256 bytes of a row at a time, three stages ahead;
+//  - up to 64, or where larger tiles would leave multiprocessors idle: 64 x 32;
+//  - else 128 x 128, two CTAs to a multiprocessor.
+// Other types: one chain of fused multiply-adds in the order of k over exact
+// float32 values, which is the CPU's and has its bits. It serves tests and
+// small models, and is as fast as float32's units.
+//
+// Layout: W in rows (WeightLayout::kRows), x in rows x_row_stride apart. Where
+// rows of both begin at multiples of 16 bytes, cp.async brings them; elsewhere
+// a thread gathers 16 bytes of single numbers. In shared memory chunks of 16
+// bytes change places within their row, so that ldmatrix meets no bank twice.
+// Bytes, B to a number: W's N K B once for every 16, 64 or 128 rows, from the
+// second-level cache but for the first time; x's M K B, which stay there, once
+// for every 32 or 128 columns; M N numbers of y. Operations: 2 M N K.
+// Floor: N K B over the memory's bandwidth for few rows; operations over the
+// tensor cores' for many. Of 8 columns and 16 k, 256 bytes of W, a warp issues
+// with 16 rows 1 mma, 1.5 ldmatrix and about 0.6 cp.async.
+#include "kernels/simt/copy.h"
+#include "kernels/simt/launch.h"
+#include "kernels/simt/memory.h"
+#include "kernels/simt/mma.h"
+#include "kernels/simt/numbers.h"
+#include "kernels/simt/op_table.h"
+#include "kernels/simt/rows.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+namespace {
+
+// k of one mma, and numbers of a chunk of 16 bytes.
+constexpr int32_t kStep = 16;
+constexpr int32_t kChunk = 8;
+
+// What a CTA computes [kRows, kColumns], by kWarpsDown x kWarpsAcross warps,
+// kDepth of k at a time from a ring of kStages tiles in 48 KiB of shared
+// memory: what a kernel has without being asked for more.
+struct FewRows {
+  static constexpr const char* kName = "matmul_few_rows";
+  static constexpr int32_t kRows = 16, kColumns = 32, kDepth = 128;
+  static constexpr int32_t kWarpsDown = 1, kWarpsAcross = 4, kStages = 4;
+};
+struct SomeRows {
+  static constexpr const char* kName = "matmul_some_rows";
+  static constexpr int32_t kRows = 64, kColumns = 32, kDepth = 64;
+  static constexpr int32_t kWarpsDown = 2, kWarpsAcross = 2, kStages = 4;
+};
+struct ManyRows {
+  static constexpr const char* kName = "matmul_many_rows";
+  static constexpr int32_t kRows = 128, kColumns = 128, kDepth = 32;
+  static constexpr int32_t kWarpsDown = 2, kWarpsAcross = 4, kStages = 3;
+};
+
+template <typename Tile>
+struct Sizes {
+  static constexpr int32_t kThreads =
+      int32_t{simt::kWarp} * Tile::kWarpsDown * Tile::kWarpsAcross;
+  static constexpr int32_t kXNumbers = Tile::kRows * Tile::kDepth;
+  static constexpr int32_t kStageNumbers =
+      kXNumbers + Tile::kColumns * Tile::kDepth;
+  // Of a warp, and its mma down and across.
+  static constexpr int32_t kWarpRows = Tile::kRows / Tile::kWarpsDown;
+  static constexpr int32_t kWarpColumns = Tile::kColumns / Tile::kWarpsAcross;
+  static constexpr int32_t kDown = kWarpRows / 16;
+  static constexpr int32_t kAcross = kWarpColumns / 8;
+  static_assert(kWarpRows % 16 == 0 && kWarpColumns % 8 == 0, "whole mma");
+  static_assert(Tile::kDepth % (2 * kStep) == 0, "W is loaded for two steps");
+  static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024, "of a kernel");
+};
+
+// First number of a chunk in a tile of rows of `depth` numbers. Eight rows'
+// chunks of one index lie in different banks.
+template <int32_t depth>
+KVASIR_DEVICE int32_t PlaceOf(int32_t row, int32_t chunk) {
+  constexpr int32_t kChunks = depth / kChunk;
+  constexpr int32_t kTurns = kChunks < 8 ? kChunks : 8;
+  return kChunk * (row * kChunks + (chunk ^ (row * kTurns / 8 % kTurns)));
+}
+
+// Rows of x or of W, from the first of a tile on.
+template <typename T>
+struct Source {
+  const T* data;
+  int64_t stride;
+  int64_t rows;  // that there are; what lies behind them is never looked at
+  int64_t k;     // K
+};
+
+// Asks for numbers k to k + depth of a tile's rows. Zero from K on.
+template <typename T, bool wide, int32_t tile_rows, int32_t depth,
+          int32_t threads>
+KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
+  constexpr int32_t kChunks = depth / kChunk;
+  constexpr int32_t kRowsTogether = threads / kChunks;
+  static_assert(tile_rows % kRowsTogether == 0, "the same for every thread");
+  const auto thread = static_cast<int32_t>(simt::Thread());
+  const int32_t chunk = thread % kChunks;
+  k += chunk * kChunk;
+  KVASIR_UNROLL
+  for (int32_t i = 0; i < tile_rows / kRowsTogether; ++i) {
+    const int32_t row = thread / kChunks + i * kRowsTogether;
+    if (row >= source.rows) break;
+    const T* const from = source.data + row * source.stride + k;
+    T* const place = to + PlaceOf<depth>(row, chunk);
+    if (wide && k < source.k) {  // K is whole chunks
+      simt::CopyAsync<16>(place, from);
+    } else {
+      simt::Pack<T, kChunk> pack;
+      KVASIR_UNROLL
+      for (int32_t j = 0; j < kChunk; ++j) {
+        pack.number[j] =
+            !wide && k + j < source.k ? simt::LoadGlobal(from + j) : T{0};
+      }
+      simt::StoreShared(reinterpret_cast<simt::Pack<T, kChunk>*>(place), pack);
+    }
+  }
+}
+
+KVASIR_DEVICE void Mma(Bf16, float (&d)[4], const uint32_t (&a)[4],
+                       const uint32_t (&b)[2]) {
+  simt::MmaBf16(d, a, b);
+}
+KVASIR_DEVICE void Mma(F16, float (&d)[4], const uint32_t (&a)[4],
+                       const uint32_t (&b)[2]) {
+  simt::MmaF16(d, a, b);
+}
+
+// A warp's sums, as mma.h says a lane holds them.
+template <typename Tile>
+using Sums = float[Sizes<Tile>::kDown][Sizes<Tile>::kAcross][4];
+
+// Adds the tile's steps of k to the warp's sums: all of them (whole), or the
+// first `steps`.
+template <typename T, typename Tile, bool whole>
+KVASIR_DEVICE void MultiplyTile(const T* x, const T* w, int32_t steps,
+                                Sums<Tile>& sums) {
+  using S = Sizes<Tile>;
+  const auto lane = static_cast<int32_t>(simt::Lane());
+  const auto warp = static_cast<int32_t>(simt::Warp());
+  const int32_t x_row = warp / Tile::kWarpsAcross * S::kWarpRows + lane % 16;
+  const int32_t w_row = warp % Tile::kWarpsAcross * S::kWarpColumns + lane % 8;
+  KVASIR_UNROLL
+  for (int32_t step = 0; step < Tile::kDepth / kStep; step += 2) {
+    if (!whole && step >= steps) break;
+    uint32_t b[S::kAcross][4];  // of two steps
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < S::kAcross; ++n) {
+      simt::LoadMatrices<4>(
+          b[n], w + PlaceOf<Tile::kDepth>(w_row + 8 * n, 2 * step + lane / 8));
+    }
+    KVASIR_UNROLL
+    for (int32_t half = 0; half < 2; ++half) {
+      if (!whole && step + half >= steps) break;
+      KVASIR_UNROLL
+      for (int32_t m = 0; m < S::kDown; ++m) {
+        uint32_t a[4];
+        simt::LoadMatrices<4>(
+            a, x + PlaceOf<Tile::kDepth>(x_row + 16 * m,
+                                         2 * (step + half) + lane / 16));
+        KVASIR_UNROLL
+        for (int32_t n = 0; n < S::kAcross; ++n) {
+          const uint32_t columns[2] = {b[n][2 * half], b[n][2 * half + 1]};
+          Mma(T{}, sums[m][n], a, columns);
+        }
+      }
+    }
+  }
+}
+
+// Writes two neighbouring numbers of y, or the first where it is the last.
+template <typename Y>
+KVASIR_DEVICE void StorePair(const MatmulArgs& args, int64_t row,
+                             int64_t column, float first, float second) {
+  if (row >= args.num_rows || column >= args.weight.n) return;
+  const bool two = column + 1 < args.weight.n;
+  if (args.bias != nullptr) {
+    first = first + args.bias[column];
+    if (two) second = second + args.bias[column + 1];
+  }
+  Y* const to = reinterpret_cast<Y*>(args.y) + row * args.y_row_stride + column;
+  const simt::Pack<Y, 2> pair = {
+      {simt::FromFloat<Y>(first), simt::FromFloat<Y>(second)}};
+  if (two && reinterpret_cast<uintptr_t>(to) % sizeof(pair) == 0) {
+    simt::StoreGlobal(reinterpret_cast<simt::Pack<Y, 2>*>(to), pair);
+    return;
+  }
+  simt::StoreGlobal(to, pair.number[0]);
+  if (two) simt::StoreGlobal(to + 1, pair.number[1]);
+}
+
+template <typename Y, typename Tile>
+KVASIR_DEVICE void StoreSums(const MatmulArgs& args, const Sums<Tile>& sums) {
+  using S = Sizes<Tile>;
+  const auto lane = static_cast<int32_t>(simt::Lane());
+  const auto warp = static_cast<int32_t>(simt::Warp());
+  const int64_t row = int64_t{simt::CtaX()} * Tile::kRows +
+                      warp / Tile::kWarpsAcross * S::kWarpRows + lane / 4;
+  const int64_t column = int64_t{simt::CtaY()} * Tile::kColumns +
+                         warp % Tile::kWarpsAcross * S::kWarpColumns +
+                         lane % 4 * 2;
+  KVASIR_UNROLL
+  for (int32_t m = 0; m < S::kDown; ++m) {
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < S::kAcross; ++n) {
+      const float(&d)[4] = sums[m][n];
+      StorePair<Y>(args, row + 16 * m, column + 8 * n, d[0], d[1]);
+      StorePair<Y>(args, row + 16 * m + 8, column + 8 * n, d[2], d[3]);
+    }
+  }
+}
+
+template <typename T, typename Tile, bool wide>
+KVASIR_KERNEL(Sizes<Tile>::kThreads)
+MatmulKernel(MatmulArgs args) {
+  using S = Sizes<Tile>;
+  auto* const stages = reinterpret_cast<T*>(simt::Shared());
+  const int64_t depth = args.weight.k;
+  const int64_t first_row = int64_t{simt::CtaX()} * Tile::kRows;
+  const int64_t first_column = int64_t{simt::CtaY()} * Tile::kColumns;
+  const Source<T> x = {
+      reinterpret_cast<const T*>(args.x) + first_row * args.x_row_stride,
+      args.x_row_stride, args.num_rows - first_row, depth};
+  const Source<T> w = {
+      static_cast<const T*>(args.weight.data) + first_column * depth, depth,
+      args.weight.n - first_column, depth};
+  const auto fetch = [&](int64_t k, T* stage) {
+    FetchTile<T, wide, Tile::kRows, Tile::kDepth, S::kThreads>(x, k, stage);
+    FetchTile<T, wide, Tile::kColumns, Tile::kDepth, S::kThreads>(
+        w, k, stage + S::kXNumbers);
+  };
+
+  constexpr int32_t kAhead = (Tile::kStages - 1) * Tile::kDepth;
+  T* stage = stages;
+  for (int32_t k = 0; k < kAhead; k += Tile::kDepth) {
+    if (k < depth) fetch(k, stage);
+    simt::CommitCopies();
+    stage += S::kStageNumbers;
+  }
+  T* used = stage;  // its turn comes next to be filled
+  stage = stages;
+  Sums<Tile> sums = {};
+  for (int64_t k = 0; k < depth; k += Tile::kDepth) {
+    simt::WaitCopies<Tile::kStages - 2>();
+    // Everyone's copies are there, and everyone is done with what is used.
+    simt::SyncCta();
+    if (k + kAhead < depth) fetch(k + kAhead, used);
+    simt::CommitCopies();
+    if (k + Tile::kDepth <= depth) {
+      MultiplyTile<T, Tile, true>(stage, stage + S::kXNumbers, 0, sums);
+    } else {
+      const auto steps = static_cast<int32_t>((depth - k + kStep - 1) / kStep);
+      MultiplyTile<T, Tile, false>(stage, stage + S::kXNumbers, steps, sums);
+    }
+    used = stage;
+    stage += S::kStageNumbers;
+    if (stage == stages + Tile::kStages * S::kStageNumbers) stage = stages;
+  }
+  if (args.y_dtype == DType::kF32) {
+    StoreSums<float, Tile>(args, sums);
+  } else {
+    StoreSums<T, Tile>(args, sums);
+  }
+}
+
+// The chain of single numbers: a warp has four rows, a lane a column.
+constexpr int32_t kChainThreads = 128;
+constexpr int32_t kChainRows = 16;
+constexpr int32_t kChainColumns = 32;
+constexpr int32_t kChainDepth = 32;
+constexpr int32_t kChainWarpRows =
+    kChainRows / (kChainThreads / int32_t{simt::kWarp});
+// Numbers from row to row of W's tile: lanes read its rows side by side.
+constexpr int32_t kChainStride = kChainDepth + 1;
+
+// Number i of `numbers`, of any type.
+KVASIR_DEVICE float NumberAt(const void* numbers, DType dtype, int64_t i) {
+  switch (dtype) {
+    case DType::kF16:
+      return simt::ToFloat(
+          simt::LoadGlobal(static_cast<const F16*>(numbers) + i));
+    case DType::kBf16:
+      return simt::ToFloat(
+          simt::LoadGlobal(static_cast<const Bf16*>(numbers) + i));
+    case DType::kF32:
+      break;
+  }
+  return simt::LoadGlobal(static_cast<const float*>(numbers) + i);
+}
+
+// Y: the type of y.
+template <typename Y>
+KVASIR_KERNEL(kChainThreads)
+ChainKernel(MatmulArgs args) {
+  auto* const x = reinterpret_cast<float*>(simt::Shared());
+  float* const w = x + kChainRows * kChainDepth;
+  const int64_t depth = args.weight.k;
+  const int64_t first_row = int64_t{simt::CtaX()} * kChainRows;
+  const int64_t first_column = int64_t{simt::CtaY()} * kChainColumns;
+  const auto lane = static_cast<int32_t>(simt::Lane());
+  const auto warp = static_cast<int32_t>(simt::Warp());
+  float sums[kChainWarpRows] = {};
+  for (int64_t k = 0; k < depth; k += kChainDepth) {
+    simt::SyncCta();  // everyone is done with the tile before
+    for (auto i = static_cast<int32_t>(simt::Thread());
+         i < (kChainRows + kChainColumns) * kChainDepth; i += kChainThreads) {
+      // x's rows, then W's; lanes take neighbouring k.
+      const int32_t tile_row = i / kChainDepth;
+      const int32_t at = i % kChainDepth;
+      if (k + at >= depth) continue;
+      if (tile_row < kChainRows) {
+        const int64_t row = first_row + tile_row;
+        if (row >= args.num_rows) continue;
+        simt::StoreShared(x + i, NumberAt(args.x, args.dtype,
+                                          row * args.x_row_stride + k + at));
+      } else {
+        const int32_t column = tile_row - kChainRows;
+        if (first_column + column >= args.weight.n) continue;
+        simt::StoreShared(w + column * kChainStride + at,
+                          NumberAt(args.weight.data, args.weight.dtype,
+                                   (first_column + column) * depth + k + at));
+      }
+    }
+    simt::SyncCta();
+    const auto count =
+        static_cast<int32_t>(depth - k < kChainDepth ? depth - k : kChainDepth);
+    for (int32_t i = 0; i < count; ++i) {
+      const float weight = simt::LoadShared(w + lane * kChainStride + i);
+      KVASIR_UNROLL
+      for (int32_t r = 0; r < kChainWarpRows; ++r) {
+        const int32_t row = warp * kChainWarpRows + r;
+        sums[r] = simt::Fma(simt::LoadShared(x + row * kChainDepth + i), weight,
+                            sums[r]);
+      }
+    }
+  }
+  const int64_t column = first_column + lane;
+  if (column >= args.weight.n) return;
+  KVASIR_UNROLL
+  for (int32_t r = 0; r < kChainWarpRows; ++r) {
+    const int64_t row = first_row + warp * kChainWarpRows + r;
+    if (row >= args.num_rows) return;
+    float sum = sums[r];
+    if (args.bias != nullptr) sum = sum + args.bias[column];
+    simt::StoreGlobal(
+        reinterpret_cast<Y*>(args.y) + row * args.y_row_stride + column,
+        simt::FromFloat<Y>(sum));
+  }
+}
+
+constexpr int64_t Tiles(int64_t numbers, int64_t of) {
+  return (numbers + of - 1) / of;
+}
+
+// Rows of tiles next to each other share their part of W.
+KernelLaunch GridOf(const char* name, const MatmulArgs& args, int32_t rows,
+                    int32_t columns) {
+  KernelLaunch launch;
+  launch.name = name;
+  launch.grid_x = static_cast<uint32_t>(Tiles(args.num_rows, rows));
+  launch.grid_y = static_cast<uint32_t>(Tiles(args.weight.n, columns));
+  return launch;
+}
+
+template <typename T, typename Tile>
+void LaunchTiles(const MatmulArgs& args, Launcher& launcher) {
+  KernelLaunch launch = GridOf(Tile::kName, args, Tile::kRows, Tile::kColumns);
+  launch.threads = Sizes<Tile>::kThreads;
+  launch.shared_bytes = Tile::kStages * Sizes<Tile>::kStageNumbers * sizeof(T);
+  const bool wide = simt::WideRows<T>(args.weight.k, args.weight.data) &&
+                    simt::WideRows<T>(args.x_row_stride, args.x);
+  simt::Launch(
+      launcher, launch,
+      wide ? MatmulKernel<T, Tile, true> : MatmulKernel<T, Tile, false>, args);
+}
+
+template <typename T>
+void LaunchMma(const MatmulArgs& args, Launcher& launcher) {
+  const int64_t large_tiles = Tiles(args.num_rows, ManyRows::kRows) *
+                              Tiles(args.weight.n, ManyRows::kColumns);
+  if (args.num_rows <= FewRows::kRows) {
+    LaunchTiles<T, FewRows>(args, launcher);
+  } else if (args.num_rows <= SomeRows::kRows ||
+             large_tiles < launcher.multiprocessors()) {
+    LaunchTiles<T, SomeRows>(args, launcher);
+  } else {
+    LaunchTiles<T, ManyRows>(args, launcher);
+  }
+}
+
+template <typename Y>
+void LaunchChain(const MatmulArgs& args, Launcher& launcher) {
+  KernelLaunch launch = GridOf("matmul_chain", args, kChainRows, kChainColumns);
+  launch.threads = kChainThreads;
+  launch.shared_bytes =
+      (kChainRows * kChainDepth + kChainColumns * kChainStride) * sizeof(float);
+  simt::Launch(launcher, launch, ChainKernel<Y>, args);
+}
+
+}  // namespace
+
+void MatmulCuda(const MatmulArgs& args, float* /*scratch*/,
+                Launcher& launcher) {
+  if (args.dtype == args.weight.dtype && args.dtype == DType::kBf16) {
+    LaunchMma<Bf16>(args, launcher);
+  } else if (args.dtype == args.weight.dtype && args.dtype == DType::kF16) {
+    LaunchMma<F16>(args, launcher);
+  } else {
+    VisitDType(args.y_dtype,
+               [&](auto type) { LaunchChain<decltype(type)>(args, launcher); });
+  }
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
