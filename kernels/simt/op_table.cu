@@ -6,6 +6,8 @@ DeviceOps Ops() {
   static const DeviceOp ops[] = {
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
+      MakeDeviceOp<AttentionLaunch, DevicePtr<float>>("paged_attention",
+                                                      &PagedAttentionCuda),
       MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
       MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),
   };

@@ -2,6 +2,7 @@
 // and one in op_table.cu.
 #pragma once
 
+#include "kernels/attention/paged_attention.h"
 #include "kernels/device/device_ops.h"
 #include "kernels/rowwise/embedding.h"
 #include "kernels/rowwise/norm.h"
@@ -17,6 +18,8 @@ DeviceOps Ops();
 // Each in <op>_cuda.cu beside the op.
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
+void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
+                        Launcher& launcher);
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
 
