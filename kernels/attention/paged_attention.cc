@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/status_macros.h"
+#include "kernels/attention/cuda/attention_tables.h"
 #include "kernels/attention/grid/attention_tiles.h"
 #include "kernels/attention/ops.h"
 #include "kernels/device/dispatch.h"
@@ -301,6 +303,10 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
 
 // The parts as launches see them.
 struct PreparedAttention::Parts {
+  // Of a GPU.
+  std::optional<DeviceTables> tables;
+  AttentionDevice device;
+
   std::vector<AttentionKeyPartArgs> keys;
   std::vector<AttentionValuePartArgs> values;
   // What they point to; elements stay where they are.
@@ -397,6 +403,9 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
   KVASIR_RETURN_IF_ERROR(Check(shape, device.page_granule_bytes()));
   PreparedAttention prepared;
   const PagedAttentionArgs args = prepared.parts_->Of(shape);
+  if (device.kind() == DeviceKind::kCuda) {
+    KVASIR_RETURN_IF_ERROR(CheckDeviceServes(args));
+  }
   prepared.parts_->ForPointers([&](const void* pointer) {
     device.CheckMemory(kKernels.op, DevicePtr<const void>(pointer));
   });
@@ -408,6 +417,12 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
         kAttentionScratchBytes, " bytes"));
   }
   prepared.one_thread_ = std::make_unique<AttentionGrid>(args, 1);
+  if (device.kind() == DeviceKind::kCuda) {
+    PreparedAttention::Parts& parts = *prepared.parts_;
+    KVASIR_ASSIGN_OR_RETURN(
+        parts.device,
+        MakeAttentionDevice(args, &parts.tables.emplace(&device)));
+  }
   return prepared;
 }
 
@@ -472,8 +487,11 @@ absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
   }
   AttentionGrid& grid = *prepared.grid_;
   Workspace::Scope scope(&workspace);
-  const DevicePtr<float> scratch =
-      workspace.Take<float>(grid.scratch().floats * grid.threads());
+  const AttentionDevice& device = prepared.parts_->device;
+  const bool on_gpu = prepared.parts_->tables.has_value();
+  const DevicePtr<float> scratch = workspace.Take<float>(
+      on_gpu ? DeviceScratchFloats(device, rows.num_sequences)
+             : grid.scratch().floats * grid.threads());
   const DevicePtr<float> mass = workspace.Take<float>(grid.mass().floats);
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
@@ -490,8 +508,9 @@ absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
              rows.out.device_address(),
              {rows.sequences.device_address(), rows.num_sequences, step.work},
              mass.device_address()});
-  const AttentionLaunch launch = {&grid, step.takes_splits, rows.q, rows.out,
-                                  rows.sequences};
+  const AttentionLaunch launch = {
+      &grid,    &device,        step.takes_splits, rows.q,
+      rows.out, rows.sequences, rows.num_sequences};
   return Launch(kKernels, stream, launch, scratch);
 }
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/device/host_device.h"
 #include "kernels/latents/latent_view.h"
 #include "kernels/latents/slot_metadata.h"
 #include "kernels/rowwise/rope.h"
@@ -77,20 +78,21 @@ struct ExactSlots {
   const ExactSegment* segments = nullptr;
   int64_t num_segments = 0;
 
-  bool any() const { return sinks > 0 || window > 0; }
-  bool Has(int64_t own, int64_t slot) const {
+  KVASIR_HOST_DEVICE bool any() const { return sinks > 0 || window > 0; }
+  KVASIR_HOST_DEVICE bool Has(int64_t own, int64_t slot) const {
     return slot < sinks || (window > 0 && slot > own - window);
   }
   // `evicted`: AttentionSequence's. What is evicted lies between sinks and
   // window.
-  int64_t RowOf(int64_t slot, int64_t evicted) const {
+  KVASIR_HOST_DEVICE int64_t RowOf(int64_t slot, int64_t evicted) const {
     return slot < sinks ? slot : sinks + (slot + evicted - sinks) % ring_rows;
   }
   struct Place {
     int64_t offset_bytes;  // of the row
     int64_t end_bytes;     // of its page
   };
-  Place PlaceOfRow(int64_t row, const int32_t* side_pages) const {
+  KVASIR_HOST_DEVICE Place PlaceOfRow(int64_t row,
+                                      const int32_t* side_pages) const {
     int64_t s = 0;
     while (s + 1 < num_segments && segments[s + 1].first_row <= row) ++s;
     const ExactSegment& segment = segments[s];
@@ -259,8 +261,13 @@ struct AttentionMass {
 // mass, a tile of weights more for each thread (kMassTileRows rows of a split)
 // and two numbers for each head of most_rows.
 //
-// Tables (parts, groups, columns) are host memory: Prepare copies parts, keeps
-// the rest, and a back end makes of them what its threads index.
+// Tables (parts, groups, columns) are host memory: Prepare copies parts, and
+// for a GPU all of them, to the device (cuda/device_attention.h); the CPU keeps
+// the rest, of which it makes what its threads index.
+//
+// A GPU has an order of its own (cuda/paged_attention_cuda.cu) and serves
+// absorbed keys and values without mass; the rest is UNIMPLEMENTED. Its
+// workspace has room for results of splits besides.
 template <template <typename> class Ptr>
 struct PagedAttentionParamsIn {
   Ptr<const float> q = nullptr;  // [T, ...], rows q_row_stride apart
@@ -285,6 +292,9 @@ struct PagedAttentionParamsIn {
   SlotMetadataIn<Ptr> metadata;           // of the layer, if it may evict
   const int32_t* unit_of_head = nullptr;  // [Hkv], with metadata
   AttentionMass mass;
+  // Of a GPU: its workspace has room for the results of as many splits of a
+  // token's slots, of all heads; contexts beyond it are not split.
+  int64_t most_partials = 4096;
 };
 using PagedAttentionParams = PagedAttentionParamsIn<DevicePtr>;
 using PagedAttentionArgs = PagedAttentionParamsIn<LaunchPtr>;
@@ -341,14 +351,17 @@ struct AttentionStep {
 };
 
 class AttentionGrid;
+struct AttentionDevice;
 // A launch as its kernel sees it.
 template <template <typename> class Ptr>
 struct AttentionLaunchIn {
-  const AttentionGrid* grid = nullptr;  // of this launch
+  const AttentionGrid* grid = nullptr;      // of this launch
+  const AttentionDevice* device = nullptr;  // the same on a GPU
   bool takes_splits = false;
   Ptr<const float> q = nullptr;
   Ptr<float> out = nullptr;
   Ptr<const AttentionSequence> sequences = nullptr;
+  int64_t num_sequences = 0;
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

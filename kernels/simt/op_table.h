@@ -2,6 +2,7 @@
 // here: its function, and its entry in the table.
 #pragma once
 
+#include "kernels/attention/paged_attention.h"
 #include "kernels/device/device_ops.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/rowwise/activation.h"
@@ -21,6 +22,8 @@ void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void GatherRowsCuda(const GatherRowsArgs& args, Launcher& launcher);
 void MatmulCuda(const MatmulArgs& args, float* scratch, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
+void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
+                        Launcher& launcher);
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
 
@@ -33,6 +36,8 @@ inline DeviceOps Ops() {
       MakeDeviceOp<GatherRowsParams>("gather_rows", &GatherRowsCuda),
       MakeDeviceOp<MatmulParams, DevicePtr<float>>("matmul", &MatmulCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
+      MakeDeviceOp<AttentionLaunch, DevicePtr<float>>("paged_attention",
+                                                      &PagedAttentionCuda),
       MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
       MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),
   };

@@ -478,6 +478,16 @@ void LatentCache::Write(int64_t sequence, int64_t begin, int64_t end) {
   }
 }
 
+void LatentCache::RoundQueries(DType dtype) {
+  VisitDType(dtype, [&](auto type) {
+    for (std::vector<float>& rows : q_) {
+      for (float& number : rows) {
+        number = ToFloat(FromFloat<decltype(type)>(number));
+      }
+    }
+  });
+}
+
 std::vector<float> LatentCache::Attend(TestStream& test,
                                        const std::vector<LatentAsk>& asks) {
   std::vector<float> q;

@@ -113,6 +113,14 @@ class TestPart {
   std::vector<double> ReadExact(int64_t kv_head, uint32_t token) const;
 
   int64_t WidthOf(int64_t kv_head) const;
+  // Of all pages.
+  int64_t arena_bytes() const { return static_cast<int64_t>(memory_.size()); }
+  int64_t ring_bytes() const {
+    return static_cast<int64_t>(ring_memory_.size());
+  }
+  int64_t fresh_bytes() const {
+    return static_cast<int64_t>(fresh_memory_.size());
+  }
 
   const PartSpec spec;
   LatentPartArgs part;
@@ -193,8 +201,13 @@ class LatentCache {
   std::function<void(const PagedAttentionArgs&)> on_launch;
 
   std::vector<int32_t>& table(int64_t sequence);
+  const std::vector<int32_t>& side_table(int64_t sequence) const {
+    return side_tables_[static_cast<size_t>(sequence)];
+  }
 
   void Write(int64_t sequence, int64_t begin, int64_t end);
+  // Queries become numbers of this type.
+  void RoundQueries(DType dtype);
 
   // Output rows of the asked tokens, one after the other. Only exact rows that
   // they see are there.

@@ -1,0 +1,218 @@
+#include "kernels/attention/cuda/attention_chunks.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr int64_t kPieceBytes = 16;
+// Of a chunk: what a stage of shared memory has room for, and what four warps
+// sum.
+constexpr int64_t kMostKeyPieces = 8;
+constexpr int64_t kMostValuePieces = 4;
+
+bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
+
+// Bits of the codes of all runs; 0: there are several, or none that are served.
+int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
+  const int bits = group.runs[0].bits;
+  if (bits != 4 && (bits != 8 || part.num_levels > 0)) return 0;
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    if (group.runs[r].bits != bits) return 0;
+    if (!Whole(group.runs[r].width * bits / 8, kPieceBytes)) return 0;
+  }
+  return bits;
+}
+
+// From piece to piece of a slot; 0: they are not aligned, or too far apart.
+int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
+                    int64_t slot_bytes) {
+  if (part.tile_bytes > std::numeric_limits<int32_t>::max()) return 0;
+  for (const int64_t bytes : {part.page_bytes, part.tile_bytes,
+                              region.offset_bytes, region.stride_bytes}) {
+    if (!Whole(bytes, kPieceBytes)) return 0;
+  }
+  if (region.granule_bytes == kPieceBytes) return kPieceBytes * part.tile_slots;
+  const bool gaps =
+      region.granule_bytes != 0 || !Whole(slot_bytes, kPieceBytes);
+  return gaps ? 0 : kPieceBytes;
+}
+
+// Adds the chunks of a group.
+class ChunkMaker {
+ public:
+  ChunkMaker(DType dtype, bool keys, HostChunks* made)
+      : dtype_(dtype), keys_(keys), made_(made) {}
+
+  // False: there are none.
+  bool Add(const LatentPartArgs& part, const LatentGroup& group,
+           const int64_t* head_column) {
+    const int64_t slot_bytes = CodesBytes(part, group);
+    chunk_ = {};
+    chunk_.arena = static_cast<const char*>(part.arena);
+    chunk_.page_bytes = part.page_bytes;
+    chunk_.tile_bytes = static_cast<int32_t>(part.tile_bytes);
+    chunk_.tile_slots = static_cast<int32_t>(part.tile_slots);
+    chunk_.slot_stride = static_cast<int32_t>(group.codes.stride_bytes);
+    piece_stride_ = PieceStride(part, group.codes, slot_bytes);
+    chunk_.piece_stride = static_cast<int32_t>(piece_stride_);
+    chunk_.head_column = head_column;
+    codes_offset_ = group.codes.offset_bytes;
+    if (piece_stride_ == 0 ||
+        reinterpret_cast<uintptr_t>(part.arena) % kPieceBytes != 0) {
+      return false;
+    }
+    return group.num_runs == 0 ? AddNumbers(part, group)
+                               : AddCodes(part, group);
+  }
+
+  int64_t columns() const { return column_; }
+  int64_t runs() const { return runs_; }
+
+ private:
+  bool AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
+    if (part.dtype != dtype_ || !Whole(group.width, 8)) return false;
+    chunk_.kind = ChunkKind::kNumbers;
+    AddPieces(0, group.width / 8, 8, kMostKeyPieces);
+    return true;
+  }
+
+  bool AddCodes(const LatentPartArgs& part, const LatentGroup& group) {
+    const int bits = BitsOfAll(part, group);
+    if (bits == 0 || part.static_scale != nullptr ||
+        part.param_dtype != DType::kF16) {
+      return false;
+    }
+    const TileRegion& params = group.params;
+    const bool levels = part.num_levels > 0;
+    // A slot's scale and minimum are one word; a scale alone has a piece of its
+    // own, so that a word is there.
+    if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
+        (levels && params.granule_bytes != kPieceBytes)) {
+      return false;
+    }
+    chunk_.kind = levels      ? ChunkKind::kLevels4
+                  : bits == 8 ? ChunkKind::kCodes8
+                              : ChunkKind::kCodes4;
+    if (levels) {
+      HostChunks::Levels table;
+      table.levels.assign(part.levels, part.levels + kMaxNormLevels);
+      table.of_keys = keys_;
+      const auto same = [&](const HostChunks::Levels& other) {
+        return other.of_keys == keys_ && other.levels == table.levels;
+      };
+      const auto found =
+          std::find_if(made_->levels.begin(), made_->levels.end(), same);
+      chunk_.table = static_cast<int32_t>(found - made_->levels.begin());
+      if (found == made_->levels.end()) made_->levels.push_back(table);
+    }
+    const int64_t piece_codes = 8 * kPieceBytes / bits;
+    for (int64_t r = 0; r < group.num_runs; ++r) {
+      const CodeRun& run = group.runs[r];
+      const int64_t byte = 4 * r;
+      chunk_.params_offset = static_cast<int32_t>(
+          params.offset_bytes +
+          (params.granule_bytes == 0
+               ? byte
+               : byte / kPieceBytes * kPieceBytes * part.tile_slots +
+                     byte % kPieceBytes));
+      chunk_.params_stride = static_cast<int32_t>(params.stride_bytes);
+      chunk_.run = static_cast<int32_t>(runs_++);
+      AddPieces(run.begin, run.width / piece_codes, piece_codes,
+                keys_ ? kMostKeyPieces : kMostValuePieces);
+    }
+    return true;
+  }
+
+  // Of a run, or of numbers.
+  void AddPieces(int64_t channel, int64_t pieces, int64_t piece_channels,
+                 int64_t most) {
+    for (int64_t first = 0; first < pieces; first += most) {
+      LatentChunkOnDevice chunk = chunk_;
+      const int64_t count = std::min(most, pieces - first);
+      const int64_t before = channel / piece_channels + first;
+      chunk.codes_offset =
+          static_cast<int32_t>(codes_offset_ + before * piece_stride_);
+      chunk.pieces = static_cast<int32_t>(count);
+      chunk.starts_run = first == 0;
+      chunk.ends_run = first + count == pieces;
+      chunk.channel = static_cast<int32_t>(channel + first * piece_channels);
+      chunk.channels = static_cast<int32_t>(count * piece_channels);
+      chunk.column = static_cast<int32_t>(column_);
+      // Products take 16 channels of keys at a time.
+      column_ += keys_ ? (chunk.channels + 15) / 16 * 16 : chunk.channels;
+      made_->chunks.push_back(chunk);
+    }
+  }
+
+  const DType dtype_;
+  const bool keys_;
+  HostChunks* const made_;
+  LatentChunkOnDevice chunk_;
+  int64_t piece_stride_ = 0;
+  int64_t codes_offset_ = 0;
+  int64_t column_ = 0;
+  int64_t runs_ = 0;
+};
+
+// Words of shared memory between rows of queries, beside a multiple of its 32
+// banks: what lanes that read at a time read of a row.
+int64_t BanksOfRow(ChunkKind kind) {
+  return kind == ChunkKind::kNumbers ? 4 : kind == ChunkKind::kCodes8 ? 8 : 16;
+}
+
+bool AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
+             HostChunks* made) {
+  UnitChunks unit;
+  unit.first = static_cast<int32_t>(made->chunks.size());
+  ChunkMaker keys(params.dtype, true, made);
+  for (int64_t p = 0; p < params.num_key_parts; ++p) {
+    const AttentionKeyPartArgs& part = params.keys[p];
+    if (!keys.Add(part.latents,
+                  part.latents.groups[part.group_of_head[kv_head]],
+                  part.query_column)) {
+      return false;
+    }
+  }
+  unit.keys = static_cast<int32_t>(made->chunks.size()) - unit.first;
+  ChunkMaker values(params.dtype, false, made);
+  for (int64_t p = 0; p < params.num_value_parts; ++p) {
+    const AttentionValuePartArgs& part = params.values[p];
+    if (!values.Add(part.latents,
+                    part.latents.groups[part.group_of_head[kv_head]],
+                    part.out_column)) {
+      return false;
+    }
+  }
+  unit.values =
+      static_cast<int32_t>(made->chunks.size()) - unit.first - unit.keys;
+  made->units.push_back(unit);
+  const ChunkKind kind = made->chunks[static_cast<size_t>(unit.first)].kind;
+  made->query_stride =
+      std::max(made->query_stride,
+               (keys.columns() + 63) / 64 * 64 + 2 * BanksOfRow(kind));
+  return keys.columns() <= kMmaMostQueries && keys.runs() <= kMmaMostRuns;
+}
+
+}  // namespace
+
+HostChunks MakeChunks(const PagedAttentionArgs& params,
+                      const std::vector<int32_t>& heads,
+                      const std::vector<HeadUnit>& units) {
+  HostChunks made;
+  if (params.dtype == DType::kF32 || params.key_exact.any() ||
+      params.value_exact.any()) {
+    return {};
+  }
+  const int64_t each = params.num_heads / params.num_kv_heads;
+  for (const HeadUnit& unit : units) {
+    const int64_t head = heads[static_cast<size_t>(unit.first_head)];
+    if (!AddUnit(params, head / each, &made)) return {};
+  }
+  return made.levels.size() <= static_cast<size_t>(kMmaMostTables)
+             ? made
+             : HostChunks{};
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,172 @@
+// What CTAs of paged_attention on a GPU work on, and how results of splits are
+// merged. C++17, device code.
+#pragma once
+
+#include "kernels/attention/cuda/device_attention.h"
+#include "kernels/simt/memory.h"
+#include "kernels/simt/numbers.h"
+#include "kernels/simt/warp.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+struct AttentionKernelArgs {
+  AttentionDevice device;
+  const void* q = nullptr;  // of device.dtype, as `out`
+  void* out = nullptr;
+  const AttentionSequence* sequences = nullptr;
+  int32_t num_sequences = 0;
+  SequenceItems* items = nullptr;  // [num_sequences + 1]
+  // [most_partials, Hq, partial_floats()]
+  float* partials = nullptr;
+};
+
+struct SlotRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// VisibleSlots (paged_attention.h).
+KVASIR_DEVICE SlotRange RowSlots(const AttentionDevice& device,
+                                 const AttentionSequence& sequence,
+                                 int64_t row) {
+  const int64_t own = sequence.first_slot + row;
+  SlotRange range;
+  range.begin = sequence.first_live_index * device.page_tokens;
+  range.end = device.causal ? own + 1 : sequence.first_slot + sequence.num_rows;
+  if (device.window > 0 && own + 1 - device.window > range.begin) {
+    range.begin = own + 1 - device.window;
+  }
+  return range;
+}
+// Those that any of these rows sees.
+KVASIR_DEVICE SlotRange RowsSlots(const AttentionDevice& device,
+                                  const AttentionSequence& sequence,
+                                  int64_t first, int64_t count) {
+  return {RowSlots(device, sequence, first).begin,
+          RowSlots(device, sequence, first + count - 1).end};
+}
+KVASIR_DEVICE SlotRange Both(const SlotRange& a, const SlotRange& b) {
+  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
+KVASIR_DEVICE SlotRange SplitSlots(int64_t split) {
+  return {split * kAttentionSplitSlots, (split + 1) * kAttentionSplitSlots};
+}
+
+// What one CTA computes at a time: some query heads of some tokens, over all
+// their slots or over one split of them.
+struct Item {
+  const AttentionSequence* sequence;
+  HeadUnit unit;
+  int32_t unit_index;
+  int64_t first_token;  // of the sequence's rows
+  int32_t num_tokens;
+  int64_t first_split;
+  int32_t num_splits;
+  // Of the first token's, in AttentionKernelArgs::partials; from token to
+  // token partial_stride. Below 0: the result is the row itself.
+  int32_t partial;
+  int32_t partial_stride;
+
+  // Row by row: the heads of a token, then those of the next.
+  KVASIR_DEVICE int32_t rows() const { return num_tokens * unit.num_heads; }
+  KVASIR_DEVICE int64_t TokenOf(int32_t row) const {
+    return first_token + row / unit.num_heads;
+  }
+  // Of the row's head among AttentionDevice::heads.
+  KVASIR_DEVICE int32_t PlaceOf(int32_t row) const {
+    return unit.first_head + row % unit.num_heads;
+  }
+};
+
+// The last sequence whose `first` is not above `index`.
+template <int32_t SequenceItems::*first>
+KVASIR_DEVICE int32_t FindSequence(const AttentionKernelArgs& args,
+                                   int32_t index) {
+  int32_t low = 0;
+  int32_t high = args.num_sequences;  // its `first` is above
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    (args.items[middle].*first <= index ? low : high) = middle;
+  }
+  return low;
+}
+
+KVASIR_DEVICE Item FindItem(const AttentionKernelArgs& args, int32_t index) {
+  const int32_t s = FindSequence<&SequenceItems::first_item>(args, index);
+  const SequenceItems items = args.items[s];
+  const auto units = static_cast<int32_t>(args.device.num_units);
+  int32_t rest = index - items.first_item;
+  Item item;
+  item.sequence = args.sequences + s;
+  item.first_split = items.first_split;
+  item.num_splits = items.num_splits;
+  item.partial = -1;
+  item.partial_stride = items.num_splits;
+  int32_t split = 0;
+  if (items.first_partial >= 0) {
+    split = rest % items.num_splits;
+    rest /= items.num_splits;
+    item.first_split += split;
+    item.num_splits = 1;
+  }
+  item.unit_index = rest % units;
+  item.unit = args.device.units[item.unit_index];
+  item.first_token = rest / units * args.device.tile_tokens;
+  const int64_t left = item.sequence->num_rows - item.first_token;
+  item.num_tokens = static_cast<int32_t>(
+      left < args.device.tile_tokens ? left : args.device.tile_tokens);
+  if (items.first_partial >= 0) {
+    item.partial = items.first_partial +
+                   static_cast<int32_t>(item.first_token) * items.num_splits +
+                   split;
+  }
+  return item;
+}
+
+// Where a head's result of a split lies; `head`: among AttentionDevice::heads.
+KVASIR_DEVICE float* PartialOf(const AttentionKernelArgs& args, int64_t partial,
+                               int64_t head) {
+  return args.partials + (partial * args.device.num_heads + head) *
+                             args.device.partial_floats();
+}
+
+KVASIR_DEVICE float* PartialRow(const AttentionKernelArgs& args,
+                                const Item& item, int32_t row) {
+  const int32_t token = row / item.unit.num_heads;
+  return PartialOf(args, item.partial + token * item.partial_stride,
+                   item.PlaceOf(row));
+}
+// Of the numbers of a row's head, which begin at `column`, in q or out.
+KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
+                               const Item& item, int32_t row,
+                               const int64_t* column, int64_t row_stride) {
+  return (item.sequence->first_row + item.TokenOf(row)) * row_stride +
+         column[args.device.heads[item.PlaceOf(row)]];
+}
+
+inline constexpr float kNoSlot = -3.0e38f;  // a maximum of none
+
+// The softmax of a row over the splits merged so far, base 2.
+struct RowTotal {
+  float max = kNoSlot;
+  float sum = 0.0f;
+};
+// What sums so far, and a split's, are multiplied with.
+struct MergeFactors {
+  float total;
+  float split;
+};
+KVASIR_DEVICE MergeFactors Merge(float max, float sum, RowTotal* total) {
+  const float most = max > total->max ? max : total->max;
+  const MergeFactors factors = {simt::Exp2(total->max - most),
+                                simt::Exp2(max - most)};
+  total->sum = simt::Fma(sum, factors.split, total->sum * factors.total);
+  total->max = most;
+  return factors;
+}
+KVASIR_DEVICE float MergeSum(const MergeFactors& factors, float total,
+                             float split) {
+  return simt::Fma(split, factors.split, total * factors.total);
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

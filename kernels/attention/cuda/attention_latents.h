@@ -1,0 +1,107 @@
+// Latents in the cache as kernels read them: where a slot's bytes are, and the
+// numbers of any codec. C++17, device code.
+#pragma once
+
+#include "kernels/attention/cuda/device_attention.h"
+#include "kernels/simt/memory.h"
+#include "kernels/simt/numbers.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+// A slot of a tile.
+struct SlotPlace {
+  const char* tile;
+  int64_t slot;
+  int64_t tile_slots;
+};
+KVASIR_DEVICE SlotPlace PlaceOf(const LatentPartArgs& part, int64_t page,
+                                int64_t slot) {
+  const int64_t tile = slot < part.tile_slots ? 0 : slot / part.tile_slots;
+  return {static_cast<const char*>(part.arena) + page * part.page_bytes +
+              tile * part.tile_bytes,
+          slot - tile * part.tile_slots, part.tile_slots};
+}
+// Byte `byte` of what it has in a region.
+KVASIR_DEVICE const char* ByteOf(const TileRegion& region,
+                                 const SlotPlace& place, int64_t byte) {
+  const char* const first =
+      place.tile + region.offset_bytes + place.slot * region.stride_bytes;
+  const int64_t granule = region.granule_bytes;
+  if (granule == 0) return first + byte;
+  return first + byte / granule * granule * place.tile_slots + byte % granule;
+}
+
+// Of the exact row of a slot: among the launch's own tokens, or in the
+// sequence's side pages.
+KVASIR_DEVICE SlotPlace ExactPlaceOf(const ExactSlots& exact,
+                                     const ExactRowsArgs& rows,
+                                     const AttentionSequence& sequence,
+                                     int64_t slot) {
+  const int64_t fresh = slot - sequence.first_slot;
+  if (fresh >= 0) return PlaceOf(rows.fresh, 0, sequence.first_row + fresh);
+  const auto* const side_pages =
+      simt::BitsAs<const int32_t*>(sequence.side_pages);
+  const ExactSlots::Place place =
+      exact.PlaceOfRow(exact.RowOf(slot, sequence.evicted), side_pages);
+  return {static_cast<const char*>(rows.ring.arena) + place.offset_bytes, 0, 1};
+}
+
+// Number `index` of a region.
+KVASIR_DEVICE float NumberOf(DType dtype, const TileRegion& region,
+                             const SlotPlace& place, int64_t index) {
+  const int64_t bytes = dtype == DType::kF32 ? 4 : 2;
+  const char* const at = ByteOf(region, place, index * bytes);
+  if (dtype == DType::kF32) {
+    return simt::LoadGlobal(reinterpret_cast<const float*>(at));
+  }
+  const auto bits = simt::LoadGlobal(reinterpret_cast<const uint16_t*>(at));
+  return dtype == DType::kF16 ? simt::ToFloat(F16{bits})
+                              : simt::ToFloat(Bf16{bits});
+}
+
+KVASIR_DEVICE uint32_t CodeBits(const TileRegion& region,
+                                const SlotPlace& place, int32_t bit,
+                                uint32_t bits) {
+  const auto byte =
+      static_cast<uint8_t>(simt::LoadGlobal(ByteOf(region, place, bit / 8)));
+  return uint32_t{byte} >> (bit % 8) & ((1u << bits) - 1);
+}
+
+// Number c of an exact row.
+KVASIR_DEVICE float ExactNumber(const LatentPartArgs& rows, int64_t g,
+                                const SlotPlace& place, int64_t c) {
+  return NumberOf(rows.dtype, rows.groups[g].codes, place, c);
+}
+
+// What channel c of a slot's latent stands for.
+KVASIR_DEVICE float LatentNumber(const DevicePart& part, int64_t g,
+                                 const SlotPlace& place, int64_t c) {
+  const LatentPartArgs& latents = part.latents;
+  const LatentGroup& group = latents.groups[g];
+  if (group.num_runs == 0) {
+    return NumberOf(latents.dtype, group.codes, place, c);
+  }
+  const ChannelCode channel = part.channels[part.first_channel[g] + c];
+  uint32_t code = 0;
+  if (channel.low_bits > 0) {
+    code = CodeBits(group.codes, place, channel.low_bit, channel.low_bits);
+  }
+  if (channel.high_bits > 0) {
+    code |= CodeBits(group.codes, place, channel.high_bit, channel.high_bits)
+            << channel.low_bits;
+  }
+  const DType dtype = latents.param_dtype;
+  if (latents.num_levels > 0) {
+    return latents.levels[code] * NumberOf(dtype, group.params, place, 0);
+  }
+  if (latents.static_scale != nullptr) {
+    return simt::Fma(static_cast<float>(code),
+                     latents.static_scale[group.column + c],
+                     latents.static_minimum[group.column + c]);
+  }
+  return simt::Fma(static_cast<float>(code),
+                   NumberOf(dtype, group.params, place, 2 * channel.run),
+                   NumberOf(dtype, group.params, place, 2 * channel.run + 1));
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

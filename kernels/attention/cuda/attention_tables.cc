@@ -1,0 +1,266 @@
+#include "kernels/attention/cuda/attention_tables.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/attention/cuda/attention_chunks.h"
+#include "kernels/latents/code_pack.h"
+
+namespace kvasir::kernels {
+namespace {
+
+// What parts of either side have in common.
+struct HostPart {
+  const LatentPartArgs* latents;
+  const int32_t* group_of_head;
+  const int64_t* column;
+  const ExactRowsArgs* exact;
+};
+struct HostParts {
+  std::vector<HostPart> keys;
+  std::vector<HostPart> values;
+};
+HostParts PartsOf(const PagedAttentionArgs& params) {
+  HostParts parts;
+  for (int64_t p = 0; p < params.num_key_parts; ++p) {
+    const AttentionKeyPartArgs& part = params.keys[p];
+    parts.keys.push_back(
+        {&part.latents, part.group_of_head, part.query_column, part.exact});
+  }
+  for (int64_t p = 0; p < params.num_value_parts; ++p) {
+    const AttentionValuePartArgs& part = params.values[p];
+    parts.values.push_back(
+        {&part.latents, part.group_of_head, part.out_column, part.exact});
+  }
+  return parts;
+}
+
+absl::Status NotServed(absl::string_view what) {
+  return absl::UnimplementedError(
+      absl::StrCat("paged_attention: a GPU's kernels do not serve ", what));
+}
+
+int64_t OutWidthOf(const std::vector<HostPart>& values, int64_t kv_head) {
+  int64_t width = 0;
+  for (const HostPart& part : values) {
+    width += part.latents->groups[part.group_of_head[kv_head]].width;
+  }
+  return width;
+}
+int64_t MostOutWidth(const HostParts& parts, int64_t num_kv_heads) {
+  int64_t width = 0;
+  for (int64_t j = 0; j < num_kv_heads; ++j) {
+    width = std::max(width, OutWidthOf(parts.values, j));
+  }
+  return width;
+}
+
+// KV heads of the same groups, then the query heads of each such set in units.
+struct Units {
+  std::vector<int32_t> heads;
+  std::vector<HeadUnit> units;
+};
+Units MakeUnits(const HostParts& parts, int64_t num_heads,
+                int64_t num_kv_heads) {
+  std::vector<std::vector<int64_t>> sets;
+  std::map<std::vector<int32_t>, size_t> set_of_groups;
+  for (int64_t j = 0; j < num_kv_heads; ++j) {
+    std::vector<int32_t> groups;
+    for (const auto* side : {&parts.keys, &parts.values}) {
+      for (const HostPart& part : *side) {
+        groups.push_back(part.group_of_head[j]);
+      }
+    }
+    const auto [found, added] = set_of_groups.emplace(groups, sets.size());
+    if (added) sets.emplace_back();
+    sets[found->second].push_back(j);
+  }
+  Units made;
+  const int64_t each = num_heads / num_kv_heads;
+  for (const std::vector<int64_t>& set : sets) {
+    const auto first = static_cast<int32_t>(made.heads.size());
+    for (const int64_t j : set) {
+      for (int64_t h = j * each; h < (j + 1) * each; ++h) {
+        made.heads.push_back(static_cast<int32_t>(h));
+      }
+    }
+    const auto end = static_cast<int32_t>(made.heads.size());
+    constexpr auto kMost = static_cast<int32_t>(kDeviceTileRows);
+    for (int32_t h = first; h < end; h += kMost) {
+      made.units.push_back({h, std::min(kMost, end - h)});
+    }
+  }
+  return made;
+}
+
+std::vector<ChannelCode> ChannelsOf(const LatentGroup& group) {
+  std::vector<ChannelCode> channels;
+  CodeCursor cursor(group);
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    CodePlace place = cursor.Next(group.runs[r]);
+    for (int64_t i = 0; i < group.runs[r].width; ++i, place.Skip(1)) {
+      ChannelCode channel;
+      channel.low_bit = static_cast<int32_t>(place.low_bit);
+      channel.high_bit = static_cast<int32_t>(place.high_bit);
+      channel.run = static_cast<int16_t>(r);
+      channel.low_bits = static_cast<uint8_t>(place.low_bits);
+      channel.high_bits = static_cast<uint8_t>(place.high_bits);
+      channels.push_back(channel);
+    }
+  }
+  return channels;
+}
+
+template <typename T>
+absl::Status Add(const std::vector<T>& host, DeviceTables* tables,
+                 const T** device) {
+  KVASIR_ASSIGN_OR_RETURN(const DevicePtr<const T> table, tables->Add<T>(host));
+  *device = table.device_address();
+  return absl::OkStatus();
+}
+
+// Groups and runs of a part.
+absl::Status AddLatents(const LatentPartArgs& host, DeviceTables* tables,
+                        LatentPartArgs* latents) {
+  *latents = host;
+  std::vector<LatentGroup> groups(host.groups, host.groups + host.num_groups);
+  for (LatentGroup& group : groups) {
+    KVASIR_RETURN_IF_ERROR(
+        Add(std::vector<CodeRun>(group.runs, group.runs + group.num_runs),
+            tables, &group.runs));
+  }
+  return Add(groups, tables, &latents->groups);
+}
+
+absl::Status AddExactSlots(const ExactSlots& host, DeviceTables* tables,
+                           ExactSlots* slots) {
+  *slots = host;
+  return Add(std::vector<ExactSegment>(host.segments,
+                                       host.segments + host.num_segments),
+             tables, &slots->segments);
+}
+
+absl::Status AddParts(const std::vector<HostPart>& side, bool exact,
+                      const PagedAttentionArgs& params, DeviceTables* tables,
+                      const DevicePart** parts) {
+  std::vector<DevicePart> made;
+  for (const HostPart& host : side) {
+    DevicePart part;
+    KVASIR_RETURN_IF_ERROR(AddLatents(*host.latents, tables, &part.latents));
+    if (exact) {
+      KVASIR_RETURN_IF_ERROR(
+          AddLatents(host.exact->ring, tables, &part.exact.ring));
+      KVASIR_RETURN_IF_ERROR(
+          AddLatents(host.exact->fresh, tables, &part.exact.fresh));
+    }
+    KVASIR_RETURN_IF_ERROR(
+        Add(std::vector<int32_t>(host.group_of_head,
+                                 host.group_of_head + params.num_kv_heads),
+            tables, &part.group_of_head));
+    KVASIR_RETURN_IF_ERROR(
+        Add(std::vector<int64_t>(host.column, host.column + params.num_heads),
+            tables, &part.column));
+    std::vector<ChannelCode> channels;
+    std::vector<int64_t> first_channel;
+    for (int64_t g = 0; g < host.latents->num_groups; ++g) {
+      first_channel.push_back(static_cast<int64_t>(channels.size()));
+      const auto of_group = ChannelsOf(host.latents->groups[g]);
+      channels.insert(channels.end(), of_group.begin(), of_group.end());
+    }
+    KVASIR_RETURN_IF_ERROR(Add(channels, tables, &part.channels));
+    KVASIR_RETURN_IF_ERROR(Add(first_channel, tables, &part.first_channel));
+    made.push_back(part);
+  }
+  return Add(made, tables, parts);
+}
+
+// What tensor cores take, if all of it is such.
+absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
+                       DeviceTables* tables, AttentionDevice* device) {
+  HostChunks made = MakeChunks(params, units.heads, units.units);
+  if (made.units.empty()) return absl::OkStatus();
+  // Columns of heads as the device has them.
+  std::map<const int64_t*, const int64_t*> columns;
+  for (LatentChunkOnDevice& chunk : made.chunks) {
+    const auto [found, added] = columns.emplace(chunk.head_column, nullptr);
+    if (added) {
+      KVASIR_RETURN_IF_ERROR(Add(
+          std::vector<int64_t>(found->first, found->first + params.num_heads),
+          tables, &found->second));
+    }
+    chunk.head_column = found->second;
+  }
+  for (const HostChunks::Levels& levels : made.levels) {
+    KVASIR_RETURN_IF_ERROR(
+        Add(levels.levels, tables, &device->levels[device->num_tables]));
+    device->levels_of_keys[device->num_tables++] = levels.of_keys;
+  }
+  device->query_stride = made.query_stride;
+  KVASIR_RETURN_IF_ERROR(Add(made.units, tables, &device->unit_chunks));
+  return Add(made.chunks, tables, &device->chunks);
+}
+
+}  // namespace
+
+absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
+  for (int64_t p = 0; p < params.num_key_parts; ++p) {
+    if (params.keys[p].rebuild != nullptr) {
+      return NotServed("keys that are rebuilt");
+    }
+  }
+  for (int64_t p = 0; p < params.num_value_parts; ++p) {
+    if (params.values[p].lift != nullptr) {
+      return NotServed("values that are lifted");
+    }
+  }
+  if (params.mass.most_rows > 0) return NotServed("attention mass");
+  const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);
+  if (width <= kDeviceMostOutWidth) return absl::OkStatus();
+  return NotServed(absl::StrCat("values of ", width, " numbers a head: ",
+                                kDeviceMostOutWidth, " at most"));
+}
+
+absl::StatusOr<AttentionDevice> MakeAttentionDevice(
+    const PagedAttentionArgs& params, DeviceTables* tables) {
+  const HostParts parts = PartsOf(params);
+  AttentionDevice device;
+  KVASIR_RETURN_IF_ERROR(AddParts(parts.keys, params.key_exact.any(), params,
+                                  tables, &device.keys));
+  device.num_key_parts = params.num_key_parts;
+  KVASIR_RETURN_IF_ERROR(AddParts(parts.values, params.value_exact.any(),
+                                  params, tables, &device.values));
+  device.num_value_parts = params.num_value_parts;
+  device.num_heads = params.num_heads;
+  device.num_kv_heads = params.num_kv_heads;
+  const Units made = MakeUnits(parts, params.num_heads, params.num_kv_heads);
+  KVASIR_RETURN_IF_ERROR(Add(made.heads, tables, &device.heads));
+  KVASIR_RETURN_IF_ERROR(Add(made.units, tables, &device.units));
+  device.num_units = static_cast<int64_t>(made.units.size());
+  int32_t most_heads = 1;
+  for (const HeadUnit& unit : made.units) {
+    most_heads = std::max(most_heads, unit.num_heads);
+  }
+  device.tile_tokens = kDeviceTileRows / most_heads;
+  device.out_width = MostOutWidth(parts, params.num_kv_heads);
+  device.page_tokens = params.page_tokens;
+  device.q_row_stride = params.q_row_stride;
+  device.out_row_stride = params.out_row_stride;
+  device.scale = params.scale;
+  device.causal = params.causal;
+  device.window = params.window;
+  KVASIR_RETURN_IF_ERROR(
+      AddExactSlots(params.key_exact, tables, &device.key_exact));
+  KVASIR_RETURN_IF_ERROR(
+      AddExactSlots(params.value_exact, tables, &device.value_exact));
+  device.dtype = params.dtype;
+  KVASIR_RETURN_IF_ERROR(AddChunks(params, made, tables, &device));
+  device.most_partials = std::min(
+      params.most_partials,
+      kDevicePartialBytes / (4 * device.num_heads * device.partial_floats()));
+  return device;
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,19 @@
+// The tables that paged_attention has on a GPU.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/attention/cuda/device_attention.h"
+#include "kernels/device/device_tables.h"
+
+namespace kvasir::kernels {
+
+// UNIMPLEMENTED for what a GPU's kernels do not serve, by its name. The
+// parameters are those of a launch, checked, with their lists on the host.
+absl::Status CheckDeviceServes(const PagedAttentionArgs& params);
+
+// What kernels read; its lists are put into `tables`.
+absl::StatusOr<AttentionDevice> MakeAttentionDevice(
+    const PagedAttentionArgs& params, DeviceTables* tables);
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,145 @@
+// What a GPU's kernels know of a launch of paged_attention: the tables that
+// Prepare puts on the device, and how a launch's scratch is divided. C++17.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/paged_attention.h"
+#include "kernels/device/host_device.h"
+
+namespace kvasir::kernels {
+
+// Query rows (a token's query head each) that a CTA computes together; heads
+// beyond them are computed apart.
+inline constexpr int64_t kDeviceTileRows = 16;
+// Channels of all value parts of a head at most.
+inline constexpr int64_t kDeviceMostOutWidth = 1024;
+// Sequences of more rows never have their contexts split among CTAs: their
+// rows keep CTAs busy.
+inline constexpr int64_t kDeviceSplitRows = 16;
+// Bytes of partial results at most (AttentionDevice::most_partials).
+inline constexpr int64_t kDevicePartialBytes = int64_t{128} << 20;
+
+// Where a slot has the code of a channel, as CodePlace; of its run.
+struct ChannelCode {
+  int32_t low_bit = 0;
+  int32_t high_bit = 0;
+  int16_t run = 0;
+  uint8_t low_bits = 0;  // 0: nothing is stored, the code is 0
+  uint8_t high_bits = 0;
+};
+
+// A part of either side.
+struct DevicePart {
+  LatentPartArgs latents;  // its lists too lie on the device
+  ExactRowsArgs exact;     // likewise, if the side has exact slots
+  const int32_t* group_of_head = nullptr;  // [Hkv]
+  const int64_t* column = nullptr;         // [Hq], of q or out
+  // Of group g from first_channel[g] on; groups of numbers have none.
+  const ChannelCode* channels = nullptr;
+  const int64_t* first_channel = nullptr;  // [num_groups]
+};
+
+// Query heads that are computed together: at most kDeviceTileRows, whose KV
+// heads have the same group in every part.
+struct HeadUnit {
+  int32_t first_head = 0;  // in AttentionDevice::heads
+  int32_t num_heads = 0;
+};
+
+// Latents that the tensor cores take as they lie: some neighbouring channels of
+// a group, in pieces of 16 bytes that all slots of a tile have.
+enum class ChunkKind : uint8_t { kNumbers, kCodes8, kCodes4, kLevels4 };
+struct LatentChunkOnDevice {
+  const char* arena = nullptr;
+  int64_t page_bytes = 0;
+  int32_t tile_bytes = 0;
+  int32_t tile_slots = 0;
+  // In a tile: of slot 0's first piece, from slot to slot, from piece to piece.
+  int32_t codes_offset = 0;
+  int32_t slot_stride = 0;
+  int32_t piece_stride = 0;
+  int32_t pieces = 0;
+  // Of the run's scale and minimum, or of the scale of levels.
+  int32_t params_offset = 0;
+  int32_t params_stride = 0;
+  ChunkKind kind = ChunkKind::kNumbers;
+  // Of keys of codes: sums of a run begin, and are scaled.
+  bool starts_run = false;
+  bool ends_run = false;
+  int32_t run = 0;      // among all runs of the unit's keys
+  int32_t channel = 0;  // first one, of the group
+  int32_t channels = 0;
+  // Of keys: where the staged queries begin. Of values: the sums of a row.
+  int32_t column = 0;
+  int32_t table = 0;  // of levels, among AttentionDevice::levels
+  const int64_t* head_column = nullptr;  // [Hq], of q or out
+};
+// Chunks of a unit of heads: its keys', then its values'.
+struct UnitChunks {
+  int32_t first = 0;
+  int32_t keys = 0;
+  int32_t values = 0;
+};
+// What shared memory of the tensor cores' kernel has room for.
+inline constexpr int64_t kMmaMostQueries = 1024;  // of a row, with gaps
+inline constexpr int64_t kMmaMostRuns = 64;       // of a unit's keys
+inline constexpr int64_t kMmaMostTables = 4;      // parts with levels
+
+// Pointers are the device's.
+struct AttentionDevice {
+  const DevicePart* keys = nullptr;
+  int64_t num_key_parts = 0;
+  const DevicePart* values = nullptr;
+  int64_t num_value_parts = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  const int32_t* heads = nullptr;  // [Hq], unit after unit
+  const HeadUnit* units = nullptr;
+  int64_t num_units = 0;
+  int64_t tile_tokens = 0;  // whose heads of any unit fit a tile
+  int64_t out_width = 0;    // most numbers that a head sums
+  int64_t page_tokens = 0;
+  int64_t q_row_stride = 0;
+  int64_t out_row_stride = 0;
+  float scale = 1.0f;
+  bool causal = true;
+  int64_t window = 0;
+  ExactSlots key_exact;
+  ExactSlots value_exact;
+  DType dtype = DType::kF32;
+  // By tensor cores: null where a part has no chunks.
+  const LatentChunkOnDevice* chunks = nullptr;
+  const UnitChunks* unit_chunks = nullptr;   // [num_units]
+  int64_t query_stride = 0;                  // of staged rows, in numbers
+  const float* levels[kMmaMostTables] = {};  // [kMaxNormLevels] each
+  bool levels_of_keys[kMmaMostTables] = {};
+  int32_t num_tables = 0;
+  // Room for results of splits: each of a token, for all heads.
+  int64_t most_partials = 0;
+
+  // Floats of one head's result: its sums, the maximum, the sum of weights.
+  KVASIR_HOST_DEVICE int64_t partial_floats() const { return out_width + 2; }
+};
+
+// Of a launch's scratch, in the order in which it lies there. A sequence whose
+// context is split has an item for each tile, unit and split, another one for
+// each tile and unit.
+struct SequenceItems {
+  int32_t first_item = 0;
+  int32_t first_split = 0;
+  int32_t num_splits = 0;     // that any of its rows sees
+  int32_t first_merge = 0;    // rows, of those of split sequences
+  int32_t first_partial = 0;  // below 0: not split
+  int32_t tiles = 0;
+};
+// Floats for `num_sequences` sequences: [num_sequences + 1] of SequenceItems,
+// the last with the totals, and partials.
+inline int64_t DeviceScratchFloats(const AttentionDevice& device,
+                                   int64_t num_sequences) {
+  const auto items = static_cast<int64_t>(sizeof(SequenceItems) / 4);
+  return (num_sequences + 1) * items +
+         device.most_partials * device.num_heads * device.partial_floats();
+}
+
+}  // namespace kvasir::kernels

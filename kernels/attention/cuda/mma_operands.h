@@ -1,0 +1,59 @@
+// Codes as operands of tensor cores. C++17, device code.
+#pragma once
+
+#include "kernels/simt/memory.h"
+#include "kernels/simt/mma.h"
+#include "kernels/simt/numbers.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+// Float16 numbers of a word.
+KVASIR_DEVICE float LowHalf(uint32_t word) {
+  return simt::ToFloat(F16{static_cast<uint16_t>(word)});
+}
+KVASIR_DEVICE float HighHalf(uint32_t word) {
+  return simt::ToFloat(F16{static_cast<uint16_t>(word >> 16)});
+}
+
+template <typename Number>
+KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
+                           const uint32_t (&b)[2]) {
+  if constexpr (DTypeOf<Number>::kValue == DType::kBf16) {
+    simt::MmaBf16(d, a, b);
+  } else {
+    simt::MmaF16(d, a, b);
+  }
+}
+
+// Four-bit codes in bits 0 to 3 and 16 to 19, as numbers. (Behind 1024, or
+// 128 of bf16, the last bits of a number are whole.)
+template <typename Number>
+KVASIR_DEVICE uint32_t Codes4(uint32_t word) {
+  constexpr bool kBf16 = DTypeOf<Number>::kValue == DType::kBf16;
+  constexpr uint32_t kBehind = kBf16 ? 0x43004300u : 0x64006400u;
+  return simt::SubPair<Number>((word & 0x000f000fu) | kBehind, kBehind);
+}
+// The level of each.
+KVASIR_DEVICE uint32_t LevelsOf(const uint32_t* table, uint32_t word) {
+  const uint32_t pair = word & 0x000f000fu;
+  return simt::LoadShared(table + ((pair | pair >> 12) & 0xffu));
+}
+// Bytes 2i and 2i + 1 of a word.
+template <typename T, uint32_t i>
+KVASIR_DEVICE uint32_t Codes8(uint32_t word) {
+  if constexpr (DTypeOf<T>::kValue == DType::kBf16) {
+    // Behind 2^23, a float's last byte is whole.
+    constexpr uint32_t kBehind = 0x4b000000u;
+    const auto number = [](uint32_t bits) {
+      return simt::BitsAs<float>(bits) - 8388608.0f;
+    };
+    return simt::MakePair<T>(
+        number(simt::PickBytes(word, kBehind, 0x7440u + 2 * i)),
+        number(simt::PickBytes(word, kBehind, 0x7441u + 2 * i)));
+  } else {
+    return simt::SubPair<F16>(
+        simt::PickBytes(word, 0x64646464u, 0x4140u + 0x0202u * i), 0x64006400u);
+  }
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -1,0 +1,391 @@
+// Attention of an item (attention_items.h) with plain multiply-adds, for any
+// codec and any type of activations. C++17, device code.
+//
+// A CTA of 128 threads takes a split of 512 slots in three passes: all scores,
+// the softmax, all values. Slots come in blocks of 64, channels in chunks of
+// 64, decoded to float32 in shared memory: codes become the numbers they stand
+// for, fma(code, scale, minimum). A thread has one slot (one channel of the
+// values) and half of the rows.
+//
+// Bytes: a tile's latents once for up to 16 rows, by loads of one number or
+// code each. Operations: two passes through shared memory of 9 loads to 8
+// multiply-adds, and about 20 instructions to a code. This is the way of
+// float32 and of codecs that have no other; it is far from any floor.
+#pragma once
+
+#include "kernels/attention/cuda/attention_items.h"
+#include "kernels/attention/cuda/attention_latents.h"
+#include "kernels/simt/grid.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+inline constexpr uint32_t kPlainThreads = 128;
+
+template <typename T>
+class PlainAttention {
+ public:
+  static constexpr int32_t kRows = static_cast<int32_t>(kDeviceTileRows);
+  static constexpr int32_t kBlock = static_cast<int32_t>(kAttentionBlockSlots);
+  static constexpr int32_t kSplit = static_cast<int32_t>(kAttentionSplitSlots);
+  static constexpr int32_t kChunk = 64;
+  static constexpr int32_t kTileStride = kChunk + 1;  // no bank twice
+  // Floats of shared memory for sums of `out_width` numbers.
+  static constexpr int64_t SharedFloats(int64_t out_width) {
+    return kFixedFloats + kRows * out_width;
+  }
+
+  KVASIR_DEVICE explicit PlainAttention(const AttentionKernelArgs& args)
+      : args_(args), device_(args.device) {
+    auto* const floats = reinterpret_cast<float*>(simt::Shared());
+    weights_ = floats;
+    tile_ = weights_ + kRows * kSplit;
+    q_ = tile_ + kBlock * kTileStride;
+    factors_ = q_ + kRows * kChunk;
+    pages_ = reinterpret_cast<int32_t*>(factors_ + 3 * kRows);
+    sums_ = factors_ + 3 * kRows + kBlock;
+    lane_ = static_cast<int32_t>(simt::Thread()) % kBlock;
+    first_row_ = static_cast<int32_t>(simt::Thread()) / kBlock * kHalf;
+  }
+
+  KVASIR_DEVICE void Compute(const Item& item) {
+    item_ = item;
+    kv_head_ = device_.heads[item.unit.first_head] /
+               (device_.num_heads / device_.num_kv_heads);
+    seen_ =
+        RowsSlots(device_, *item.sequence, item.first_token, item.num_tokens);
+    total_ = {};
+    merged_ = false;
+    for (int32_t s = 0; s < item.num_splits; ++s) {
+      slots_ = Both(SplitSlots(item.first_split + s), seen_);
+      if (slots_.end <= slots_.begin) slots_ = {0, 0};
+      split_ = (item.first_split + s) * kSplit;
+      // A result of no slots is written all the same.
+      if (slots_.end == 0 && item.partial < 0) continue;
+      Score();
+      simt::SyncCta();
+      Weigh();
+      Sum();
+      merged_ = true;
+    }
+    if (item.partial < 0) Finish();
+  }
+
+ private:
+  static constexpr int32_t kHalf = kRows / 2;
+  static constexpr int32_t kWarpRows =
+      kRows / static_cast<int32_t>(kPlainThreads / simt::kWarp);
+  static constexpr int64_t kFixedFloats = kRows * kSplit +
+                                          kBlock * kTileStride +
+                                          kRows * kChunk + 3 * kRows + kBlock;
+
+  // Calls visit(first slot of a block) for those with slots that are seen.
+  template <typename Visit>
+  KVASIR_DEVICE void ForBlocks(const Visit& visit) const {
+    for (int64_t block = slots_.begin / kBlock * kBlock; block < slots_.end;
+         block += kBlock) {
+      visit(block);
+    }
+  }
+
+  // Where the block's slots lie; below 0: not seen. Those who read this of the
+  // block before have met since.
+  KVASIR_DEVICE void FindPages(int64_t block) {
+    if (static_cast<int32_t>(simt::Thread()) >= kBlock) return;
+    const int64_t slot = block + lane_;
+    int32_t page = -1;
+    if (slot >= slots_.begin && slot < slots_.end) {
+      const auto* const table =
+          simt::BitsAs<const int32_t*>(item_.sequence->block_table);
+      page = simt::LoadGlobal(table + slot / device_.page_tokens);
+    }
+    simt::StoreShared(pages_ + lane_, page);
+  }
+
+  // Whether any row reads a visible slot as an exact row, or through the codec.
+  KVASIR_DEVICE bool Reads(const ExactSlots& exact, bool as_exact,
+                           int64_t slot) const {
+    const int64_t first = item_.sequence->first_slot + item_.first_token;
+    return as_exact ? exact.Has(first, slot)
+                    : !exact.Has(first + item_.num_tokens - 1, slot);
+  }
+  // The same of the slots of a block: of any that are seen.
+  KVASIR_DEVICE bool ReadsBlock(const ExactSlots& exact, bool as_exact,
+                                int64_t block) const {
+    const SlotRange slots = Both(slots_, {block, block + kBlock});
+    // Neither kind lies in the middle alone: sinks and window are at the ends.
+    return Reads(exact, as_exact, slots.begin) ||
+           Reads(exact, as_exact, slots.end - 1) ||
+           (!as_exact && slots.begin < exact.sinks && exact.sinks < slots.end &&
+            Reads(exact, false, exact.sinks));
+  }
+
+  // [64 slots][chunk] of a part from channel `first` on; what is not seen, or
+  // read as something else by all rows, is 0.
+  KVASIR_DEVICE void FillTile(const DevicePart& part, const ExactSlots& exact,
+                              bool as_exact, int64_t block, int32_t first,
+                              int32_t channels) {
+    const int32_t page = simt::LoadShared(pages_ + lane_);
+    const int64_t g = part.group_of_head[kv_head_];
+    const int64_t slot = block + lane_;
+    const bool reads = page >= 0 && Reads(exact, as_exact, slot);
+    const LatentPartArgs& rows =
+        slot < item_.sequence->first_slot ? part.exact.ring : part.exact.fresh;
+    SlotPlace place = {};
+    if (reads) {
+      place = as_exact
+                  ? ExactPlaceOf(exact, part.exact, *item_.sequence, slot)
+                  : PlaceOf(part.latents, page, slot % device_.page_tokens);
+    }
+    for (int32_t c = static_cast<int32_t>(simt::Thread()) / kBlock;
+         c < channels; c += static_cast<int32_t>(kPlainThreads) / kBlock) {
+      float number = 0.0f;
+      if (reads) {
+        number = as_exact ? ExactNumber(rows, g, place, first + c)
+                          : LatentNumber(part, g, place, first + c);
+      }
+      simt::StoreShared(tile_ + lane_ * kTileStride + c, number);
+    }
+  }
+
+  KVASIR_DEVICE void FillQueries(const DevicePart& part, int32_t first,
+                                 int32_t channels) {
+    for (auto i = static_cast<int32_t>(simt::Thread()); i < kRows * kChunk;
+         i += static_cast<int32_t>(kPlainThreads)) {
+      const int32_t row = i / kChunk;
+      const int32_t c = i % kChunk;
+      float number = 0.0f;
+      if (row < item_.rows() && c < channels) {
+        const T* const numbers =
+            static_cast<const T*>(args_.q) +
+            RowStart(args_, item_, row, part.column, device_.q_row_stride);
+        number = simt::ToFloat(simt::LoadGlobal(numbers + first + c));
+      }
+      simt::StoreShared(q_ + i, number);
+    }
+  }
+
+  // weights_ = scores, base 2, of all slots that any row sees.
+  KVASIR_DEVICE void Score() {
+    ForBlocks([&](int64_t block) {
+      FindPages(block);
+      float scores[kHalf] = {};
+      AddScores(block, /*as_exact=*/false, scores);
+      float of_exact[kHalf] = {};
+      AddScores(block, /*as_exact=*/true, of_exact);
+      KVASIR_UNROLL
+      for (int32_t r = 0; r < kHalf; ++r) {
+        const int32_t row = first_row_ + r;
+        const bool exact = HasExact(device_.key_exact, row, block + lane_);
+        simt::StoreShared(
+            weights_ + row * kSplit + (block - split_) + lane_,
+            (exact ? of_exact[r] : scores[r]) * (device_.scale * simt::kLog2E));
+      }
+    });
+  }
+  KVASIR_DEVICE bool HasExact(const ExactSlots& exact, int32_t row,
+                              int64_t slot) const {
+    return exact.Has(item_.sequence->first_slot + item_.TokenOf(row), slot);
+  }
+  // Of one kind of rows, if any row of the item reads such in the block.
+  KVASIR_DEVICE void AddScores(int64_t block, bool as_exact,
+                               float (&scores)[kHalf]) {
+    if (!ReadsBlock(device_.key_exact, as_exact, block)) return;
+    for (int64_t p = 0; p < device_.num_key_parts; ++p) {
+      const DevicePart& part = device_.keys[p];
+      const auto width = static_cast<int32_t>(
+          part.latents.groups[part.group_of_head[kv_head_]].width);
+      for (int32_t first = 0; first < width; first += kChunk) {
+        const int32_t channels =
+            width - first < kChunk ? width - first : kChunk;
+        // The pages are there, the tile before is done with.
+        simt::SyncCta();
+        FillTile(part, device_.key_exact, as_exact, block, first, channels);
+        FillQueries(part, first, channels);
+        simt::SyncCta();
+        for (int32_t c = 0; c < channels; ++c) {
+          const float number =
+              simt::LoadShared(tile_ + lane_ * kTileStride + c);
+          KVASIR_UNROLL
+          for (int32_t r = 0; r < kHalf; ++r) {
+            scores[r] =
+                simt::Fma(simt::LoadShared(q_ + (first_row_ + r) * kChunk + c),
+                          number, scores[r]);
+          }
+        }
+      }
+    }
+  }
+
+  // Scores to weights, their maximum and sum, and how the split is merged.
+  KVASIR_DEVICE void Weigh() {
+    const auto warp = static_cast<int32_t>(simt::Warp());
+    const auto lane = static_cast<int32_t>(simt::Lane());
+    // Whole blocks; none where no slot is seen.
+    int32_t begin = 0;
+    int32_t end = 0;
+    if (slots_.end > 0) {
+      begin = static_cast<int32_t>(slots_.begin - split_) / kBlock * kBlock;
+      end = static_cast<int32_t>(slots_.end - split_ + kBlock - 1) / kBlock *
+            kBlock;
+    }
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < kWarpRows; ++i) {
+      const int32_t row = warp * kWarpRows + i;
+      SlotRange visible = {0, 0};
+      if (row < item_.rows()) {
+        visible = Both(slots_,
+                       RowSlots(device_, *item_.sequence, item_.TokenOf(row)));
+      }
+      float* const weights = weights_ + row * kSplit;
+      float max = kNoSlot;
+      for (int32_t s = begin + lane; s < end; s += int32_t{simt::kWarp}) {
+        if (split_ + s < visible.begin || split_ + s >= visible.end) continue;
+        const float score = simt::LoadShared(weights + s);
+        max = score > max ? score : max;
+      }
+      max = simt::WarpMax(max);
+      float sum = 0.0f;
+      for (int32_t s = begin + lane; s < end; s += int32_t{simt::kWarp}) {
+        float weight = 0.0f;
+        if (split_ + s >= visible.begin && split_ + s < visible.end) {
+          weight = simt::Exp2(simt::LoadShared(weights + s) - max);
+        }
+        sum += weight;
+        // Its sign says how the value is read.
+        const bool exact = HasExact(device_.value_exact, row, split_ + s);
+        simt::StoreShared(weights + s, exact ? -weight : weight);
+      }
+      sum = simt::WarpSum(sum);
+      if (item_.partial >= 0) {
+        if (lane == 0 && row < item_.rows()) {
+          float* const partial = PartialRow(args_, item_, row);
+          simt::StoreGlobal(partial + device_.out_width, max);
+          simt::StoreGlobal(partial + device_.out_width + 1, sum);
+        }
+        continue;
+      }
+      const MergeFactors factors = Merge(max, sum, &total_.row[i]);
+      if (lane != 0) continue;
+      simt::StoreShared(factors_ + row, factors.total);
+      simt::StoreShared(factors_ + kRows + row, factors.split);
+      simt::StoreShared(factors_ + 2 * kRows + row, total_.row[i].sum);
+    }
+  }
+
+  // Calls visit(part, first channel of a chunk, channels, where the part's sums
+  // begin among a row's).
+  template <typename Visit>
+  KVASIR_DEVICE void ForValueChunks(const Visit& visit) const {
+    int32_t out = 0;
+    for (int64_t p = 0; p < device_.num_value_parts; ++p) {
+      const DevicePart& part = device_.values[p];
+      const auto width = static_cast<int32_t>(
+          part.latents.groups[part.group_of_head[kv_head_]].width);
+      for (int32_t first = 0; first < width; first += kChunk) {
+        visit(part, first, width - first < kChunk ? width - first : kChunk,
+              out);
+      }
+      out += width;
+    }
+  }
+
+  KVASIR_DEVICE void Sum() {
+    ForValueChunks([&](const DevicePart& part, int32_t first, int32_t channels,
+                       int32_t out) {
+      float sums[kHalf] = {};
+      ForBlocks([&](int64_t block) {
+        FindPages(block);
+        AddValues(part, block, /*as_exact=*/false, first, channels, sums);
+        AddValues(part, block, /*as_exact=*/true, first, channels, sums);
+      });
+      if (lane_ >= channels) return;
+      const int32_t column = out + first + lane_;
+      KVASIR_UNROLL
+      for (int32_t r = 0; r < kHalf; ++r) {
+        const int32_t row = first_row_ + r;
+        if (row >= item_.rows()) continue;
+        if (item_.partial >= 0) {
+          simt::StoreGlobal(PartialRow(args_, item_, row) + column, sums[r]);
+          continue;
+        }
+        float* const total = sums_ + row * device_.out_width + column;
+        const MergeFactors factors = {simt::LoadShared(factors_ + row),
+                                      simt::LoadShared(factors_ + kRows + row)};
+        const float before = merged_ ? simt::LoadShared(total) : 0.0f;
+        simt::StoreShared(total, MergeSum(factors, before, sums[r]));
+      }
+    });
+  }
+
+  KVASIR_DEVICE void AddValues(const DevicePart& part, int64_t block,
+                               bool as_exact, int32_t first, int32_t channels,
+                               float (&sums)[kHalf]) {
+    if (!ReadsBlock(device_.value_exact, as_exact, block)) return;
+    // The pages and, in the first block, the weights are there; the tile before
+    // is done with.
+    simt::SyncCta();
+    FillTile(part, device_.value_exact, as_exact, block, first, channels);
+    simt::SyncCta();
+    if (lane_ >= channels) return;
+    for (int32_t s = 0; s < kBlock; ++s) {
+      const float number = simt::LoadShared(tile_ + s * kTileStride + lane_);
+      KVASIR_UNROLL
+      for (int32_t r = 0; r < kHalf; ++r) {
+        const float weight = simt::LoadShared(
+            weights_ + (first_row_ + r) * kSplit + (block - split_) + s);
+        const float of_kind = as_exact ? -weight : weight;
+        sums[r] = simt::Fma(of_kind > 0.0f ? of_kind : 0.0f, number, sums[r]);
+      }
+    }
+  }
+
+  // Each thread reads the sums that it wrote itself.
+  KVASIR_DEVICE void Finish() {
+    ForValueChunks([&](const DevicePart& part, int32_t first, int32_t channels,
+                       int32_t out) {
+      if (lane_ >= channels) return;
+      KVASIR_UNROLL
+      for (int32_t r = 0; r < kHalf; ++r) {
+        const int32_t row = first_row_ + r;
+        if (row >= item_.rows()) continue;
+        float number = 0.0f;
+        const float sum =
+            merged_ ? simt::LoadShared(factors_ + 2 * kRows + row) : 0.0f;
+        if (sum != 0.0f) {  // else the row sees nothing
+          number = simt::LoadShared(sums_ + row * device_.out_width + out +
+                                    first + lane_) *
+                   (1.0f / sum);
+        }
+        T* const out_row =
+            static_cast<T*>(args_.out) +
+            RowStart(args_, item_, row, part.column, device_.out_row_stride);
+        simt::StoreGlobal(out_row + first + lane_, simt::FromFloat<T>(number));
+      }
+    });
+  }
+
+  struct Totals {
+    RowTotal row[kWarpRows];  // of the warp's rows in Weigh
+  };
+
+  const AttentionKernelArgs& args_;
+  const AttentionDevice& device_;
+  float* weights_;  // [rows][512]: scores, then weights of a split
+  float* tile_;     // [64][kTileStride]
+  float* q_;        // [rows][64]
+  float* factors_;  // [3][rows]: of the sums, of the split, sum of weights
+  int32_t* pages_;  // [64]
+  float* sums_;     // [rows][out_width]
+  int32_t lane_;    // slot of a block, or channel of a chunk
+  int32_t first_row_;
+
+  Item item_;
+  int64_t kv_head_;
+  SlotRange seen_;   // by any row
+  SlotRange slots_;  // of them, in the split
+  int64_t split_;    // its first slot
+  Totals total_;
+  bool merged_;  // a split of the item
+};
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

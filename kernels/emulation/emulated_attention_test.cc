@@ -1,0 +1,603 @@
+// Attention over latents: the kernels against its definition in float64, on
+// seeds, codecs, layouts and odd shapes.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention/cuda/device_attention.h"
+#include "kernels/attention/ops.h"
+#include "kernels/emulation/testing/emulated_ops.h"
+#include "kernels/emulation/testing/left_out.h"
+#include "kernels/testing/latent_cache_for_test.h"
+#include "kernels/testing/latent_specs_for_test.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
+constexpr uint64_t kSeeds = 8;
+
+// What a launch on a cache is, in memory of the emulated device.
+class DeviceLaunch {
+ public:
+  // `args` and `cache` are the host's.
+  DeviceLaunch(EmulatedTest& test, const LatentCache& cache,
+               const PagedAttentionArgs& args,
+               const std::vector<LatentAsk>& asks, DType dtype)
+      : test_(test), dtype_(dtype), shape_(OnDevice(args)) {
+    shape_.dtype = dtype;
+    for (int64_t p = 0; p < args.num_key_parts; ++p) {
+      const AttentionKeyPartArgs& part = args.keys[p];
+      const TestPart& from = cache.parts()[static_cast<size_t>(p)];
+      keys_.push_back({Latents(from), part.group_of_head, part.query_column,
+                       nullptr, Exact(from)});
+      if (part.rebuild == nullptr) continue;
+      keys_.back().rebuild = &rebuilds_.emplace_back(OnDevice(*part.rebuild));
+    }
+    for (int64_t p = 0; p < args.num_value_parts; ++p) {
+      const AttentionValuePartArgs& part = args.values[p];
+      const TestPart& from =
+          cache.parts()[static_cast<size_t>(args.num_key_parts + p)];
+      values_.push_back(
+          {Latents(from), part.group_of_head, part.out_column, Exact(from)});
+      if (part.lift == nullptr) continue;
+      values_.back().lift = &lifts_.emplace_back(OnDevice(*part.lift));
+    }
+    shape_.keys = keys_.data();
+    shape_.values = values_.data();
+    int64_t rows = 0;
+    for (int64_t s = 0; s < args.num_sequences; ++s) {
+      AttentionSequence sequence = args.sequences[s];
+      const int64_t slots = sequence.first_slot + sequence.num_rows;
+      const int64_t pages = (slots + args.page_tokens - 1) / args.page_tokens;
+      const int32_t* table = sequence.block_table.device_address();
+      buffers_.push_back(test.Put(std::vector<int32_t>(table, table + pages)));
+      sequence.block_table = buffers_.back().as<int32_t>();
+      const int64_t from = asks[static_cast<size_t>(s)].sequence;
+      buffers_.push_back(test.Put(cache.side_table(from)));
+      sequence.side_pages = buffers_.back().as<int32_t>();
+      sequences_.push_back(sequence);
+      rows = std::max(rows, sequence.first_row + sequence.num_rows);
+    }
+    q_ = test.PutNumbers({args.q, args.q + rows * args.q_row_stride}, dtype);
+    out_ = test.PutNumbers(
+        std::vector<float>(static_cast<size_t>(rows * args.out_row_stride),
+                           kPoison),
+        dtype);
+    on_device_ = test.Put(sequences_);
+  }
+
+  PagedAttentionParams& shape() { return shape_; }
+
+  std::vector<float> Run() {
+    auto prepared = Prepare(test_.device(), shape_);
+    KVASIR_EXPECT_OK(prepared.status());
+    if (!prepared.ok()) return {};
+    auto step = DivideStep(*prepared, sequences_);
+    KVASIR_EXPECT_OK(step.status());
+    const AttentionRows rows = {q_.as<float>(), out_.as<float>(),
+                                on_device_.as<AttentionSequence>(),
+                                static_cast<int64_t>(sequences_.size())};
+    Workspace counter = Workspace::Counting();
+    KVASIR_EXPECT_OK(
+        PagedAttention(test_.stream(), *prepared, rows, *step, counter));
+    memory_ = test_.Memory(counter.peak_bytes());
+    Workspace workspace(memory_.data(), memory_.bytes());
+    KVASIR_EXPECT_OK(
+        PagedAttention(test_.stream(), *prepared, rows, *step, workspace));
+    return test_.GetNumbers(out_, dtype_);
+  }
+
+  // How the kernels divided it.
+  std::vector<SequenceItems> Items() {
+    const size_t bytes = (sequences_.size() + 1) * sizeof(SequenceItems);
+    std::vector<SequenceItems> items(sequences_.size() + 1);
+    KVASIR_EXPECT_OK(
+        ReadBack(test_.stream(), items.data(), memory_.data(), bytes));
+    return items;
+  }
+
+ private:
+  template <typename T>
+  DevicePtr<const T> Table(const T* from, int64_t count) {
+    if (from == nullptr) return nullptr;
+    buffers_.push_back(test_.Put(std::vector<T>(from, from + count)));
+    return buffers_.back().template as<T>();
+  }
+  LatentPart Latents(const TestPart& from) {
+    LatentPart part = OnDevice(from.part);
+    part.arena = Bytes(from.part.arena, from.arena_bytes());
+    part.static_scale = Table(from.part.static_scale, RowWidth(from.part));
+    part.static_minimum = Table(from.part.static_minimum, RowWidth(from.part));
+    return part;
+  }
+
+  // None are there where no slot is exact.
+  const ExactRows* Exact(const TestPart& from) {
+    ExactRows& rows = exact_.emplace_back(OnDevice(from.exact));
+    rows.ring.arena = Bytes(from.exact.ring.arena, from.ring_bytes());
+    rows.fresh.arena = Bytes(from.exact.fresh.arena, from.fresh_bytes());
+    return &rows;
+  }
+  DevicePtr<void> Bytes(const void* from, int64_t count) {
+    const auto* const bytes = static_cast<const char*>(from);
+    buffers_.push_back(test_.Put(std::vector<char>(bytes, bytes + count)));
+    return buffers_.back().data();
+  }
+
+  EmulatedTest& test_;
+  const DType dtype_;
+  PagedAttentionParams shape_;
+  std::deque<KeyRebuild> rebuilds_;
+  std::deque<ValueLift> lifts_;
+  std::deque<ExactRows> exact_;
+  std::vector<AttentionKeyPart> keys_;
+  std::vector<AttentionValuePart> values_;
+  std::vector<AttentionSequence> sequences_;
+  std::vector<DeviceBuffer> buffers_;
+  DeviceBuffer q_, out_, on_device_, memory_;
+};
+
+// The emulated device's pages have this granule; so does what holds the cache.
+constexpr int64_t kGranule = 16;
+TestStream& Reference() {
+  static const auto stream = TestStream::InGranules(kGranule);
+  return *stream;
+}
+
+// |got - want| / |want| of the numbers that are some head's.
+double NormError(const std::vector<double>& want,
+                 const std::vector<float>& got) {
+  double error = 0.0;
+  double norm = 0.0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::isnan(want[i])) continue;
+    const double difference = static_cast<double>(got[i]) - want[i];
+    error += difference * difference;
+    norm += want[i] * want[i];
+  }
+  return error == 0.0 ? 0.0 : std::sqrt(error / norm);
+}
+
+struct Outcome {
+  std::vector<float> got;
+  // Against float64: of all, and of the worst row of a head.
+  double error = 0.0;
+  double row_error = 0.0;
+  std::vector<SequenceItems> items;
+  bool tensor_cores = false;
+};
+
+struct Ask {
+  LatentCache& cache;
+  std::vector<LatentAsk> asks;
+  DType dtype = DType::kF32;
+  int64_t most_partials = 64;
+  bool judged = true;  // else only the numbers are wanted
+};
+
+Outcome Attend(EmulatedTest& test, const Ask& ask) {
+  Outcome outcome;
+  ask.cache.on_launch = [&](const PagedAttentionArgs& args) {
+    DeviceLaunch launch(test, ask.cache, args, ask.asks, ask.dtype);
+    launch.shape().most_partials = ask.most_partials;
+    outcome.got = launch.Run();
+    outcome.items = launch.Items();
+    outcome.tensor_cores = !test.emulator().SyncSites("attention").empty();
+    if (!ask.judged) return;
+    std::vector<double> expected;
+    for (const LatentAsk& each : ask.asks) {
+      const std::vector<double> rows = ask.cache.Expected(each);
+      expected.insert(expected.end(), rows.begin(), rows.end());
+    }
+    outcome.row_error = WorstError(args, expected, outcome.got);
+    outcome.error = NormError(expected, outcome.got);
+  };
+  ask.cache.Attend(Reference(), ask.asks);
+  ask.cache.on_launch = nullptr;
+  return outcome;
+}
+
+// A row whose values nearly cancel has less than the others, but not less of
+// what they are rounded by.
+bool IsRight(const Outcome& outcome, DType dtype) {
+  return outcome.error <= ToleranceOf(dtype) &&
+         outcome.row_error <= 2.0 * ToleranceOf(dtype);
+}
+void ExpectRight(const Outcome& outcome, DType dtype = DType::kF32) {
+  EXPECT_TRUE(IsRight(outcome, dtype))
+      << DTypeName(dtype) << ": " << outcome.error << " of all, "
+      << outcome.row_error << " of the worst row";
+}
+
+LatentSpec InTiles(LatentSpec spec, int64_t tile_slots,
+                   int64_t granule = kGranule) {
+  for (auto* side : {&spec.keys, &spec.values}) {
+    for (PartSpec& part : *side) {
+      part.tile_slots = tile_slots;
+      part.granule_bytes = granule;
+    }
+  }
+  return spec;
+}
+LatentSpec OfHeads(int64_t heads, int64_t kv_heads, PartSpec key,
+                   PartSpec value) {
+  LatentSpec spec;
+  spec.num_heads = heads;
+  spec.num_kv_heads = kv_heads;
+  spec.keys = {std::move(key)};
+  spec.values = {std::move(value)};
+  spec.page_tokens = 64;
+  return InTiles(spec, 0);
+}
+
+std::vector<LatentSpec> AbsorbedSpecs() {
+  std::vector<LatentSpec> specs = Specs();
+  std::erase_if(specs, [](const LatentSpec& spec) {
+    const auto makes = [](const PartSpec& part) {
+      return part.rebuild.dims > 0 || part.lift_dims > 0;
+    };
+    return std::any_of(spec.keys.begin(), spec.keys.end(), makes) ||
+           std::any_of(spec.values.begin(), spec.values.end(), makes);
+  });
+  return specs;
+}
+
+class EmulatedAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
+
+TEST_P(EmulatedAttentionTest, IsTheDefinitionWithinTheTypesTolerance) {
+  uint64_t seed = 0;
+  for (const DType dtype : kDTypes) {
+    LatentSpec spec = GetParam();
+    // Slot after slot, and in granules.
+    if (++seed % 2 == 0) spec = InTiles(spec, 8);
+    LatentCache cache(spec, {1, 65, 600}, 1);
+    const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, 599, 1}};
+    for (const LatentAsk& ask : asks) {
+      cache.Write(ask.sequence, 0, ask.start + ask.count);
+    }
+    cache.RoundQueries(dtype);
+    EmulatedTest test(seed);
+    const Outcome outcome = Attend(test, {cache, asks, dtype});
+    ExpectRight(outcome, dtype);
+    EXPECT_LT(outcome.items[0].first_partial, 0);
+    EXPECT_EQ(outcome.items[2].first_partial >= 0, spec.window == 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, EmulatedAttentionTest,
+                         ::testing::ValuesIn(AbsorbedSpecs()),
+                         [](const auto& spec) {
+                           return std::string(spec.param.name);
+                         });
+
+// What tensor cores take; numbers are of the activations' type.
+std::vector<LatentSpec> TensorCoreSpecs() {
+  const auto named = [](const char* name, LatentSpec spec) {
+    spec.name = name;
+    return spec;
+  };
+  LatentSpec parts = OfHeads(6, 2, Numbers({24}), Codes({96}, {4}, 32));
+  parts.keys.push_back(Codes({32}, {8}));
+  parts.keys.push_back(Levels(Codes({64}, {4})));
+  parts.values.push_back(Numbers({40}));
+  parts.values.push_back(Levels(Codes({32}, {4})));
+  LatentSpec groups = OfHeads(8, 4, Groups(Numbers({96, 24}), {0, 0, 1, 1}),
+                              Groups(Codes({64, 32}, {4}, 32), {0, 1, 1, 0}));
+  LatentSpec window = OfHeads(4, 2, Codes({64}, {4}), Codes({64}, {8}));
+  window.window = 50;
+  LatentSpec ahead = OfHeads(4, 2, Numbers({64}), Codes({64}, {4}));
+  ahead.causal = false;
+  LatentSpec rows = InTiles(OfHeads(4, 2, Codes({64}, {8}), Numbers({64})), 0,
+                            /*granule=*/0);
+  LatentSpec small = OfHeads(4, 2, Codes({64}, {4}), Numbers({64}));
+  small.page_tokens = 5;
+  return {named("numbers", OfHeads(8, 2, Numbers({64}), Numbers({64}))),
+          named("numbers_128", OfHeads(4, 1, Numbers({128}), Numbers({128}))),
+          named("numbers_odd", OfHeads(5, 5, Numbers({8}), Numbers({72}))),
+          named("numbers_wide", OfHeads(1, 1, Numbers({264}), Numbers({200}))),
+          named("codes_4", OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}))),
+          named("codes_4_wide",
+                OfHeads(2, 1, Codes({320}, {4}), Codes({288}, {4}))),
+          named("codes_4_runs",
+                OfHeads(4, 1, Codes({160}, {4}, 32), Codes({160}, {4}, 64))),
+          named("codes_8", OfHeads(8, 2, Codes({48}, {8}), Codes({48}, {8}))),
+          named("codes_8_runs",
+                OfHeads(16, 1, Codes({160}, {8}, 16), Codes({160}, {8}, 80))),
+          named("levels", OfHeads(6, 2, Levels(Codes({64}, {4})),
+                                  Levels(Codes({64}, {4})))),
+          named("parts", InTiles(parts, 0)),
+          named("groups", groups),
+          named("window", window),
+          named("not_causal", ahead),
+          named("slot_after_slot", rows),
+          named("small_pages", small)};
+}
+
+class TensorCoreAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
+
+TEST_P(TensorCoreAttentionTest, IsTheDefinitionWithinTheTypesTolerance) {
+  uint64_t seed = 0;
+  for (const DType dtype : {DType::kF16, DType::kBf16}) {
+    LatentSpec spec = GetParam();
+    for (auto* side : {&spec.keys, &spec.values}) {
+      for (PartSpec& part : *side) part.dtype = dtype;
+    }
+    LatentCache cache(spec, {1, 65, 600}, 1);
+    const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, 599, 1}};
+    for (const LatentAsk& ask : asks) {
+      cache.Write(ask.sequence, 0, ask.start + ask.count);
+    }
+    cache.RoundQueries(dtype);
+    for (const int64_t most_partials : {0, 64}) {
+      EmulatedTest test(++seed);
+      const Outcome outcome = Attend(test, {cache, asks, dtype, most_partials});
+      EXPECT_TRUE(outcome.tensor_cores);
+      ExpectRight(outcome, dtype);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, TensorCoreAttentionTest,
+                         ::testing::ValuesIn(TensorCoreSpecs()),
+                         [](const auto& spec) {
+                           return std::string(spec.param.name);
+                         });
+
+const LatentSpec kDense = OfHeads(8, 2, Numbers({40}), Numbers({72}));
+const LatentSpec kFour = OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}));
+
+TEST(AttentionCudaTest, ServesOneToSixteenHeadsOfAGroupAndMore) {
+  for (const int64_t heads : {1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 40}) {
+    LatentCache cache(OfHeads(2 * heads, 2, Numbers({40}), Numbers({24})), {20},
+                      3);
+    cache.Write(0, 0, 20);
+    EmulatedTest test(static_cast<uint64_t>(heads));
+    EXPECT_LE(Attend(test, {cache, {{0, 11, 9}}}).error, 1e-5) << heads;
+  }
+}
+
+// A row's bits alone, in a batch, in a prompt and in its chunks, whatever is
+// split.
+TEST(AttentionCudaTest, ARowsBitsAreItsOwn) {
+  LatentSpec sliding = kDense;
+  sliding.window = 70;
+  for (const LatentSpec& spec : {kDense, kFour, sliding}) {
+    for (const DType dtype : {DType::kF32, DType::kBf16}) {
+      constexpr int64_t kFirst = 506;
+      constexpr int64_t kTokens = 522;
+      LatentCache cache(spec, {kTokens, 40}, 2);
+      cache.Write(0, 0, kTokens);
+      cache.Write(1, 0, 40);
+      cache.RoundQueries(dtype);
+      EmulatedTest test(1);
+      // More rows than are split.
+      const Outcome whole =
+          Attend(test, {cache, {{0, kFirst - 1, kTokens - kFirst + 1}}, dtype});
+      ExpectRight(whole, dtype);
+      EXPECT_LT(whole.items[0].first_partial, 0);
+      const int64_t row =
+          static_cast<int64_t>(whole.got.size()) / (kTokens - kFirst + 1);
+      for (const int64_t chunk : {1, 3, 16}) {
+        std::vector<float> chunks;
+        for (int64_t t = kFirst; t < kTokens; t += chunk) {
+          const int64_t count = std::min(chunk, kTokens - t);
+          EmulatedTest other(static_cast<uint64_t>(t));
+          const Outcome part = Attend(
+              other, {cache, {{1, 37, 3}, {0, t, count}}, dtype, 64, false});
+          chunks.insert(chunks.end(), part.got.begin() + 3 * row,
+                        part.got.end());
+        }
+        EXPECT_TRUE(
+            SameBits({whole.got.begin() + row, whole.got.end()}, chunks))
+            << chunk;
+      }
+      for (const int64_t most_partials : {0, 8, 9}) {
+        EmulatedTest other(9);
+        const Outcome last = Attend(other, {cache,
+                                            {{0, kTokens - 4, 4}, {1, 39, 1}},
+                                            dtype,
+                                            most_partials,
+                                            false});
+        EXPECT_EQ(last.items[0].first_partial >= 0, most_partials >= 8);
+        EXPECT_TRUE(SameBits({whole.got.end() - 4 * row, whole.got.end()},
+                             {last.got.begin(), last.got.begin() + 4 * row}))
+            << most_partials;
+      }
+    }
+  }
+}
+
+// Longer contexts are split first where there is not room for all.
+TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
+  LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
+  LatentCache cache(spec, {600, 2100, 5}, 4);
+  for (const int64_t s : {0, 1, 2})
+    cache.Write(s, 0, s == 0 ? 600 : s == 1 ? 2100 : 5);
+  std::vector<float> first;
+  // Of 2 and 5 splits.
+  for (const auto& [room, split] :
+       std::vector<std::pair<int64_t, std::pair<bool, bool>>>{
+           {0, {false, false}},
+           {4, {false, false}},
+           {5, {false, true}},
+           {6, {false, true}},
+           {7, {true, true}}}) {
+    EmulatedTest test(static_cast<uint64_t>(room));
+    const Outcome outcome = Attend(
+        test,
+        {cache, {{0, 599, 1}, {1, 2099, 1}, {2, 4, 1}}, DType::kF32, room});
+    ExpectRight(outcome);
+    EXPECT_EQ(outcome.items[0].first_partial >= 0, split.first) << room;
+    EXPECT_EQ(outcome.items[1].first_partial >= 0, split.second) << room;
+    EXPECT_LT(outcome.items[2].first_partial, 0) << room;
+    if (first.empty()) first = outcome.got;
+    EXPECT_TRUE(SameBits(first, outcome.got)) << room;
+  }
+}
+
+TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
+  for (const LatentSpec& from : {kDense, kFour}) {
+    std::vector<float> first;
+    for (const auto& [page_tokens, tile_slots, granule] :
+         std::vector<std::array<int64_t, 3>>{{64, 64, 16},
+                                             {128, 64, 16},
+                                             {5, 5, 16},
+                                             {16, 8, 16},
+                                             {32, 32, 0},
+                                             {128, 16, 0}}) {
+      LatentSpec spec = InTiles(from, tile_slots, granule);
+      spec.page_tokens = page_tokens;
+      LatentCache cache(spec, {150}, 3);
+      cache.Write(0, 0, 150);
+      EmulatedTest test(1);
+      const Outcome outcome = Attend(test, {cache, {{0, 141, 9}}});
+      ExpectRight(outcome);
+      if (first.empty()) first = outcome.got;
+      EXPECT_TRUE(SameBits(first, outcome.got))
+          << page_tokens << " " << tile_slots << " " << granule;
+    }
+  }
+}
+
+TEST(AttentionCudaTest, PagesThatWereGivenUpAreNotRead) {
+  LatentSpec spec = kDense;
+  spec.page_tokens = 16;
+  spec.window = 20;
+  LatentCache cache(InTiles(spec, 16), {600}, 5);
+  cache.Write(0, 0, 600);
+  LatentAsk ask = {0, 595, 5};
+  ask.dead_pages = 36;  // 576 slots: the first row would see 576 to 595
+  std::fill_n(cache.table(0).begin(), 36, 1 << 30);
+  EmulatedTest test(1);
+  ExpectRight(Attend(test, {cache, {ask}}));
+}
+
+TEST(AttentionCudaTest, RowsThatSeeNothingAreZero) {
+  LatentSpec spec = kDense;
+  spec.page_tokens = 16;
+  LatentCache cache(InTiles(spec, 16), {1040, 7}, 5);
+  cache.Write(0, 0, 1040);
+  cache.Write(1, 0, 7);
+  // All pages are given up before the last row; two splits, of which the first
+  // is seen by none.
+  LatentAsk ask = {0, 1030, 10};
+  ask.dead_pages = 65;
+  EmulatedTest test(1);
+  const Outcome outcome = Attend(test, {cache, {ask, {1, 0, 0}, {1, 6, 1}}});
+  ExpectRight(outcome);
+  EmulatedTest none(1);
+  EXPECT_EQ(Attend(none, {cache, {}}).got.size(), 0u);
+}
+
+TEST(AttentionCudaTest, IsTheSameBitsOnEverySeed) {
+  LatentCache cache(kFour, {600, 70}, 6);
+  cache.Write(0, 0, 600);
+  cache.Write(1, 0, 70);
+  std::vector<float> first;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    const Outcome outcome = Attend(test, {cache, {{0, 599, 1}, {1, 50, 20}}});
+    ExpectRight(outcome);
+    if (first.empty()) first = outcome.got;
+    EXPECT_TRUE(SameBits(first, outcome.got)) << seed;
+  }
+}
+
+// Two splits, by one CTA.
+bool IsRightInTwoSplits(LatentCache& cache, EmulatedTest& test, DType dtype) {
+  return IsRight(Attend(test, {cache, {{0, 520, 3}}, dtype, 0}), dtype);
+}
+
+void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
+                            size_t sites) {
+  LatentCache cache(OfHeads(2, 1, Numbers({72}), Numbers({72})), {523}, 6);
+  cache.Write(0, 0, 523);
+  cache.RoundQueries(dtype);
+  const auto mutants = LeaveOutEach(kernel, kSeeds, [&](EmulatedTest& test) {
+    return IsRightInTwoSplits(cache, test, dtype);
+  });
+  EXPECT_EQ(mutants.size(), sites);
+  for (const Mutant& mutant : mutants) {
+    EXPECT_NE(mutant.verdict, Verdict::kRight)
+        << mutant.site.kind << " at " << mutant.site.file << ":"
+        << mutant.site.line;
+  }
+}
+TEST(AttentionCudaTest, EachSiteIsMissed) {
+  ExpectEachSiteIsMissed("attention", DType::kBf16, 6);
+}
+TEST(AttentionCudaTest, EachSiteOfThePlainKernelIsMissed) {
+  ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
+}
+
+// Of a 4-bit cache in granules: what is copied are whole sectors, and shared
+// memory has no bank conflicts.
+TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
+  for (const auto& [spec, latent_bytes] :
+       std::vector<std::pair<LatentSpec, int64_t>>{
+           {OfHeads(8, 1, Codes({128}, {4}), Codes({128}, {4})), 2 * 64},
+           {OfHeads(8, 1, Numbers({128}), Numbers({128})), 2 * 256}}) {
+    LatentCache cache(spec, {512}, 6);
+    cache.Write(0, 0, 512);
+    cache.RoundQueries(DType::kBf16);
+    EmulatedTest test(1, 4, /*count_accesses=*/true);
+    Attend(test, {cache, {{0, 511, 1}}, DType::kBf16});
+    int64_t copied = 0;
+    for (const AccessCount& count : test.emulator().Accesses("attention")) {
+      // Others are of one row: sums of channels that lie apart.
+      const bool often = count.requests >= 64;
+      if (often && count.kind.find("shared") != std::string::npos) {
+        EXPECT_EQ(count.passes, count.least_passes)
+            << count.kind << " at " << count.line;
+      }
+      if (often && count.kind.find("global") != std::string::npos) {
+        EXPECT_EQ(count.sectors, count.least_sectors)
+            << count.kind << " at " << count.line;
+        copied += count.bytes;
+      }
+    }
+    EXPECT_EQ(copied, 512 * latent_bytes);
+  }
+}
+
+TEST(AttentionCudaTest, WhatTheKernelsDoNotServeIsRefusedByName) {
+  const auto refusal = [](const LatentSpec& spec, int64_t most_rows) {
+    LatentCache cache(spec, {1}, 1);
+    EmulatedTest test;
+    DeviceLaunch launch(test, cache, cache.Params(), {}, DType::kBf16);
+    launch.shape().mass.most_rows = most_rows;
+    return Prepare(test.device(), launch.shape()).status();
+  };
+  const auto refuses = [](const char* what) {
+    return base::StatusIs(
+        absl::StatusCode::kUnimplemented,
+        HasSubstr(absl::StrCat("paged_attention: a GPU's kernels do not serve ",
+                               what)));
+  };
+  LatentSpec rebuilt = kDense;
+  rebuilt.keys[0] = Rebuilt(Numbers({24}), {20, 0});
+  EXPECT_THAT(refusal(rebuilt, 0), refuses("keys that are rebuilt"));
+  LatentSpec lifted = kDense;
+  lifted.values[0] = Lifted(Numbers({24}), 16);
+  EXPECT_THAT(refusal(lifted, 0), refuses("values that are lifted"));
+  LatentSpec evicting = kDense;
+  evicting.unit_of_head = {0, 1};
+  EXPECT_THAT(refusal(evicting, 1), refuses("attention mass"));
+  LatentSpec wide = kDense;
+  wide.values.push_back(Numbers({1000}));
+  EXPECT_THAT(refusal(wide, 0),
+              refuses("values of 1072 numbers a head: 1024 at most"));
+  KVASIR_EXPECT_OK(refusal(kDense, 0));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels::emulation
