@@ -5,6 +5,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 DeviceOps Ops() {
   static const DeviceOp ops[] = {
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
+      MakeDeviceOp<KvAppendParams, DevicePtr<float>>("kv_append",
+                                                     &KvAppendCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
       MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
       MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),
