@@ -5,6 +5,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 DeviceOps Ops() {
   static const DeviceOp ops[] = {
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
+      MakeDeviceOp<HadamardParams, DevicePtr<float>>("hadamard", &HadamardCuda),
       MakeDeviceOp<KvAppendParams, DevicePtr<float>>("kv_append",
                                                      &KvAppendCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),

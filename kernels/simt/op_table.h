@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device/device_ops.h"
+#include "kernels/latents/hadamard.h"
 #include "kernels/latents/kv_append.h"
 #include "kernels/rowwise/embedding.h"
 #include "kernels/rowwise/norm.h"
@@ -17,6 +18,7 @@ DeviceOps Ops();
 
 // Each in <op>_cuda.cu beside the op.
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
+void HadamardCuda(const HadamardArgs& args, float* scratch, Launcher& launcher);
 void KvAppendCuda(const KvAppendArgs& args, float* scratch, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);

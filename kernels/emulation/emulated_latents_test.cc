@@ -1,0 +1,166 @@
+// Ops that turn, lift and move latents: the kernels against op_ref, bit by bit.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/hadamard.h"
+#include "kernels/emulation/testing/emulated_ops.h"
+#include "kernels/emulation/testing/left_out.h"
+#include "kernels/latents/ops.h"
+#include "kernels/linear/pack.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
+constexpr uint64_t kSeeds = 8;
+
+// ---- hadamard
+
+struct HadamardCase {
+  std::vector<HadamardPlace> places;
+  int64_t stride;
+  DType dtype = DType::kF32;
+  bool transposed = false;
+  bool in_place = false;
+  int64_t num_rows = 3;
+};
+
+HadamardParams ShapeOf(const HadamardCase& c) {
+  HadamardParams shape;
+  shape.x_row_stride = c.stride;
+  shape.y_row_stride = c.stride;
+  shape.transposed = c.transposed;
+  return shape;
+}
+
+std::vector<float> HadamardByReference(const HadamardCase& c,
+                                       std::vector<float> x) {
+  x = Rounded(std::move(x), c.dtype);
+  std::vector<float> y = x;
+  if (!c.in_place) y.assign(x.size(), kPoison);
+  TestStream test(1, CpuBackend::kReference);
+  HadamardTables tables(&test.device());
+  const auto prepared = Prepare(test.device(), ShapeOf(c), c.places, &tables);
+  KVASIR_EXPECT_OK(prepared.status());
+  KVASIR_EXPECT_OK(Hadamard(
+      test.stream(), *prepared,
+      {OnDevice(x.data()), OnDevice(y.data()), c.num_rows}, test.workspace()));
+  return Rounded(std::move(y), c.dtype);
+}
+
+std::vector<float> HadamardByKernel(EmulatedTest& test, const HadamardCase& c,
+                                    const std::vector<float>& x) {
+  const DeviceBuffer from = test.PutNumbers(x, c.dtype);
+  const DeviceBuffer to =
+      test.PutNumbers(std::vector<float>(x.size(), kPoison), c.dtype);
+  HadamardTables tables(&test.device());
+  HadamardParams shape = ShapeOf(c);
+  shape.dtype = c.dtype;
+  const auto prepared = Prepare(test.device(), shape, c.places, &tables);
+  KVASIR_EXPECT_OK(prepared.status());
+  const DeviceBuffer& result = c.in_place ? from : to;
+  const HadamardRows rows = {from.as<float>(), result.as<float>(), c.num_rows};
+  Workspace counter = Workspace::Counting();
+  KVASIR_EXPECT_OK(Hadamard(test.stream(), *prepared, rows, counter));
+  const DeviceBuffer scratch = test.Memory(counter.peak_bytes());
+  Workspace workspace = EmulatedTest::WorkspaceOf(scratch);
+  KVASIR_EXPECT_OK(Hadamard(test.stream(), *prepared, rows, workspace));
+  return test.GetNumbers(result, c.dtype);
+}
+
+// NaN where nothing is written.
+bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::isnan(a[i]) ? !std::isnan(b[i]) : BitsOf(a[i]) != BitsOf(b[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Powers of two, Paley I and II with long and short Sylvester factors, widths
+// of several blocks, and blocks that take a whole CTA.
+TEST(HadamardCudaTest, IsTheReferencesBits) {
+  uint64_t seed = 0;
+  for (const int64_t width :
+       {1, 2, 7, 24, 50, 72, 128, 300, 512, 1024, 1152, 2080}) {
+    for (const DType dtype : kDTypes) {
+      for (const bool transposed : {false, true}) {
+        // The emulator takes its time.
+        if (width > 300 && width != 512 && dtype != DType::kF32) continue;
+        HadamardCase c = {{{width, 1}, {24, width + 3}},
+                          width + 30,
+                          dtype,
+                          transposed,
+                          seed % 3 == 0,
+                          1 + static_cast<int64_t>(seed % 2) * 10};
+        if (width > 300) c.num_rows = 1;
+        const std::vector<float> x =
+            RandomFloats(c.num_rows * c.stride, static_cast<uint32_t>(width));
+        EmulatedTest test(++seed);
+        EXPECT_TRUE(SameNumbers(HadamardByReference(c, x),
+                                HadamardByKernel(test, c, x)))
+            << width << " " << DTypeName(dtype) << " seed " << seed;
+      }
+    }
+  }
+}
+
+TEST(HadamardCudaTest, WithoutRowsOrLatentsNothingIsWritten) {
+  const std::vector<float> x = RandomFloats(64, 1);
+  for (HadamardCase c :
+       {HadamardCase{{{32, 0}}, 32, DType::kF32, false, true, 0},
+        HadamardCase{{}, 32, DType::kF32, false, true, 2}}) {
+    EmulatedTest test;
+    EXPECT_TRUE(SameBits(HadamardByKernel(test, c, x), x));
+  }
+}
+
+TEST(HadamardCudaTest, EachSiteIsMissed) {
+  // Widths of several blocks: a warp's, and a CTA's.
+  const HadamardCase warp = {{{50, 0}}, 50};
+  const HadamardCase cta = {{{1300, 0}}, 1300, DType::kF32, false, false, 1};
+  ASSERT_GT(base::HadamardBlocks(50).size(), 1u);
+  ASSERT_GT(base::HadamardBlocks(1300).size(), 1u);
+  for (const HadamardCase& c : {warp, cta}) {
+    const std::vector<float> x = RandomFloats(c.num_rows * c.stride, 2);
+    const std::vector<float> want = HadamardByReference(c, x);
+    const auto mutants =
+        LeaveOutEach("hadamard", kSeeds, [&](EmulatedTest& test) {
+          return SameNumbers(want, HadamardByKernel(test, c, x));
+        });
+    EXPECT_EQ(mutants.size(), 3u);
+    for (const Mutant& mutant : mutants) {
+      EXPECT_NE(mutant.verdict, Verdict::kRight)
+          << mutant.site.kind << " at " << mutant.site.file << ":"
+          << mutant.site.line;
+    }
+  }
+}
+
+TEST(HadamardCudaTest, RefusesABlockThatSharedMemoryHasNoRoomFor) {
+  EmulatedTest test;
+  HadamardTables tables(&test.device());
+  HadamardParams shape;
+  shape.x_row_stride = shape.y_row_stride = 1 << 20;
+  KVASIR_EXPECT_OK(Prepare(test.device(), shape,
+                           std::vector<HadamardPlace>{{8192, 0}}, &tables)
+                       .status());
+  EXPECT_THAT(Prepare(test.device(), shape,
+                      std::vector<HadamardPlace>{{16384, 0}}, &tables)
+                  .status(),
+              base::StatusIs(absl::StatusCode::kUnimplemented,
+                             HasSubstr("hadamard: a block of 16384 numbers: a "
+                                       "GPU's kernel takes 12288")));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels::emulation
