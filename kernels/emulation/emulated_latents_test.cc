@@ -162,5 +162,94 @@ TEST(HadamardCudaTest, RefusesABlockThatSharedMemoryHasNoRoomFor) {
                                        "GPU's kernel takes 12288")));
 }
 
+// ---- copy_pages
+
+std::vector<char> RandomBytes(int64_t count, uint32_t seed) {
+  std::vector<char> bytes;
+  for (const float number : RandomFloats(count, seed, 100.0f)) {
+    bytes.push_back(static_cast<char>(static_cast<int>(number)));
+  }
+  return bytes;
+}
+
+std::vector<char> CopiedPages(std::vector<char> from,
+                              const std::vector<char>* to, int64_t page_bytes,
+                              const std::vector<PagePair>& pairs) {
+  std::vector<char> result = to != nullptr ? *to : from;
+  CopyPagesArgs args;
+  args.from = to != nullptr ? from.data() : result.data();
+  args.to = result.data();
+  args.page_bytes = page_bytes;
+  args.pairs = pairs.data();
+  args.num_pairs = static_cast<int64_t>(pairs.size());
+  TestStream test;
+  KVASIR_EXPECT_OK(CopyPages(test.stream(), OnDevice(args), test.workspace()));
+  return result;
+}
+
+// By 16 bytes, by 4, by one; less than a CTA copies at a time, and more;
+// padding; within an arena, and to another one.
+TEST(CopyPagesCudaTest, CopiesWholePagesAndNothingElse) {
+  constexpr int32_t kFar = 1 << 30;
+  const std::vector<PagePair> pairs = {{0, 3}, {-1, kFar}, {4, 1}, {-kFar, 0}};
+  uint64_t seed = 0;
+  for (const int64_t page_bytes : {1, 16, 20, 21, 4096, 4100, 20000}) {
+    const std::vector<char> from = RandomBytes(5 * page_bytes, 1);
+    const std::vector<char> to = RandomBytes(4 * page_bytes, 2);
+    for (const bool within : {true, false}) {
+      EmulatedTest test(++seed);
+      const DeviceBuffer source = test.Put(from);
+      const DeviceBuffer target = test.Put(to);
+      const DeviceBuffer list = test.Put(pairs);
+      const DeviceBuffer& result = within ? source : target;
+      CopyPagesParams params;
+      params.from = source.data();
+      params.to = result.data();
+      params.page_bytes = page_bytes;
+      params.pairs = list.as<PagePair>();
+      params.num_pairs = static_cast<int64_t>(pairs.size());
+      Workspace none(nullptr, 0);
+      KVASIR_EXPECT_OK(CopyPages(test.stream(), params, none));
+      EXPECT_TRUE(test.Get<char>(result) ==
+                  CopiedPages(from, within ? nullptr : &to, page_bytes, pairs))
+          << page_bytes << (within ? " within" : " to another");
+    }
+  }
+}
+
+TEST(CopyPagesCudaTest, ACacheIsCopiedBySectors) {
+  EmulatedTest test(1, 4, /*count_accesses=*/true);
+  const DeviceBuffer arena = test.Put(RandomBytes(2 * 4096, 1));
+  const DeviceBuffer list = test.Put(std::vector<PagePair>{{1, 0}});
+  CopyPagesParams params;
+  params.from = arena.data();
+  params.to = arena.data();
+  params.page_bytes = 4096;
+  params.pairs = list.as<PagePair>();
+  params.num_pairs = 1;
+  Workspace none(nullptr, 0);
+  KVASIR_EXPECT_OK(CopyPages(test.stream(), params, none));
+  KVASIR_EXPECT_OK(test.stream().Synchronize());
+  const auto accesses = test.emulator().Accesses("copy_pages");
+  ASSERT_EQ(accesses.size(), 2u);
+  for (const AccessCount& access : accesses) {
+    EXPECT_EQ(access.bytes, 4096);
+    EXPECT_EQ(access.sectors, 4096 / 32);
+  }
+}
+
+TEST(CopyPagesCudaTest, WithoutPairsNothingIsCopied) {
+  EmulatedTest test;
+  const std::vector<char> bytes = RandomBytes(64, 1);
+  const DeviceBuffer arena = test.Put(bytes);
+  CopyPagesParams params;
+  params.from = arena.data();
+  params.to = arena.data();
+  params.page_bytes = 32;
+  Workspace none(nullptr, 0);
+  KVASIR_EXPECT_OK(CopyPages(test.stream(), params, none));
+  EXPECT_TRUE(test.Get<char>(arena) == bytes);
+}
+
 }  // namespace
 }  // namespace kvasir::kernels::emulation

@@ -4,6 +4,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 DeviceOps Ops() {
   static const DeviceOp ops[] = {
+      MakeDeviceOp<CopyPagesParams>("copy_pages", &CopyPagesCuda),
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
       MakeDeviceOp<HadamardParams, DevicePtr<float>>("hadamard", &HadamardCuda),
       MakeDeviceOp<KvAppendParams, DevicePtr<float>>("kv_append",

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device/device_ops.h"
+#include "kernels/latents/copy_pages.h"
 #include "kernels/latents/hadamard.h"
 #include "kernels/latents/kv_append.h"
 #include "kernels/rowwise/embedding.h"
@@ -17,6 +18,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 DeviceOps Ops();
 
 // Each in <op>_cuda.cu beside the op.
+void CopyPagesCuda(const CopyPagesArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void HadamardCuda(const HadamardArgs& args, float* scratch, Launcher& launcher);
 void KvAppendCuda(const KvAppendArgs& args, float* scratch, Launcher& launcher);
