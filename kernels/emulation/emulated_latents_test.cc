@@ -162,6 +162,234 @@ TEST(HadamardCudaTest, RefusesABlockThatSharedMemoryHasNoRoomFor) {
                                        "GPU's kernel takes 12288")));
 }
 
+// ---- lift
+
+struct LiftCase {
+  int64_t rows;
+  int64_t queries;  // query heads of a KV head
+  DType matrix;
+  std::vector<std::pair<int64_t, int64_t>> in_out;  // of each KV head
+  DType dtype = DType::kF32;
+  int64_t first_row = 0;
+};
+
+// Random matrices and rows, and where heads lie in them.
+struct LiftData {
+  explicit LiftData(const LiftCase& c) {
+    for (const auto& [in, out] : c.in_out) {
+      // Row n has column n of the matrix.
+      matrices.push_back(Rounded(
+          RandomFloats(in * out, static_cast<uint32_t>(matrices.size())),
+          c.matrix));
+      for (int64_t i = 0; i < c.queries; ++i) {
+        columns_in.push_back(x_stride);
+        x_stride += in + 1;
+        columns_out.push_back(y_stride + 2);
+        y_stride += out + 2;
+      }
+    }
+    x = Rounded(RandomFloats(c.rows * x_stride, 50), c.dtype);
+    y.assign(static_cast<size_t>(c.rows * y_stride), 7.0f);
+  }
+  std::vector<std::vector<float>> matrices;
+  std::vector<int64_t> columns_in, columns_out;
+  int64_t x_stride = 0, y_stride = 0;
+  std::vector<float> x, y;
+};
+
+PackedMatrix MatrixOf(const LiftCase& c, size_t head) {
+  PackedMatrix matrix;
+  std::tie(matrix.k, matrix.n) = c.in_out[head];
+  matrix.dtype = c.matrix;
+  return matrix;
+}
+
+std::vector<float> LiftByReference(const LiftCase& c) {
+  LiftData data(c);
+  TestStream test(1, CpuBackend::kReference);
+  std::vector<std::unique_ptr<StoredArray>> memory;
+  std::vector<PackedMatrix> matrices;
+  for (size_t j = 0; j < c.in_out.size(); ++j) {
+    PackedMatrix& matrix = matrices.emplace_back(MatrixOf(c, j));
+    StoredArray stored(data.matrices[j], c.matrix);
+    memory.push_back(std::make_unique<StoredArray>(
+        std::vector<float>(
+            static_cast<size_t>(matrix.bytes() / DTypeBytes(c.matrix))),
+        c.matrix));
+    matrix.data = OnDevice(memory.back()->data());
+    KVASIR_EXPECT_OK(PackRows(matrix, {stored.data(), matrix.n, matrix.k}, 0,
+                              memory.back()->data()));
+  }
+  LiftParams shape;
+  shape.x_row_stride = data.x_stride;
+  shape.y_row_stride = data.y_stride;
+  const auto lift = Prepare(test.device(), shape, matrices,
+                            {data.columns_in, data.columns_out});
+  KVASIR_EXPECT_OK(lift.status());
+  KVASIR_EXPECT_OK(Lift(test.stream(), *lift,
+                        {OnDevice(data.x.data()), OnDevice(data.y.data()),
+                         c.first_row, c.rows - c.first_row},
+                        test.workspace()));
+  return Rounded(data.y, c.dtype);
+}
+
+std::vector<float> LiftByKernel(EmulatedTest& test, const LiftCase& c) {
+  const LiftData data(c);
+  std::vector<DeviceBuffer> memory;
+  std::vector<PackedMatrix> matrices;
+  for (size_t j = 0; j < c.in_out.size(); ++j) {
+    PackedMatrix& matrix = matrices.emplace_back(MatrixOf(c, j));
+    memory.push_back(test.PutNumbers(data.matrices[j], c.matrix));
+    matrix.data = memory.back().data();
+    matrix.layout = WeightLayout::kRows;
+  }
+  const DeviceBuffer x = test.PutNumbers(data.x, c.dtype);
+  const DeviceBuffer y = test.PutNumbers(data.y, c.dtype);
+  LiftParams shape;
+  shape.x_row_stride = data.x_stride;
+  shape.y_row_stride = data.y_stride;
+  shape.dtype = c.dtype;
+  const auto lift = Prepare(test.device(), shape, matrices,
+                            {data.columns_in, data.columns_out});
+  KVASIR_EXPECT_OK(lift.status());
+  const LiftRows rows = {x.as<float>(), y.as<float>(), c.first_row,
+                         c.rows - c.first_row};
+  Workspace counter = Workspace::Counting();
+  KVASIR_EXPECT_OK(Lift(test.stream(), *lift, rows, counter));
+  const DeviceBuffer scratch = test.Memory(counter.peak_bytes());
+  Workspace workspace = EmulatedTest::WorkspaceOf(scratch);
+  KVASIR_EXPECT_OK(Lift(test.stream(), *lift, rows, workspace));
+  return test.GetNumbers(y, c.dtype);
+}
+
+TEST(LiftCudaTest, IsTheReferencesBits) {
+  uint64_t seed = 0;
+  const DType f32 = DType::kF32, f16 = DType::kF16, bf16 = DType::kBf16;
+  for (const LiftCase& c :
+       std::vector<LiftCase>{{1, 1, f32, {{16, 24}}},
+                             {0, 1, f32, {{16, 24}}},
+                             {1, 4, bf16, {{64, 160}, {64, 24}}, bf16},
+                             {7, 3, f16, {{33, 8}, {33, 96}, {33, 41}}, f16},
+                             {19, 2, bf16, {{64, 300}, {1, 64}}},
+                             {18, 1, bf16, {{35, 130}, {64, 128}}, f32, 1},
+                             {5, 2, f32, {{600, 40}, {3, 1}}, bf16, 4}}) {
+    EmulatedTest test(++seed);
+    EXPECT_TRUE(SameBits(LiftByReference(c), LiftByKernel(test, c)))
+        << "case " << seed;
+  }
+}
+
+TEST(LiftCudaTest, EachSiteIsMissed) {
+  const LiftCase c = {17, 1, DType::kF32, {{70, 140}}};
+  const std::vector<float> want = LiftByReference(c);
+  const auto mutants = LeaveOutEach("lift", kSeeds, [&](EmulatedTest& test) {
+    return SameBits(want, LiftByKernel(test, c));
+  });
+  EXPECT_EQ(mutants.size(), 2u);
+  for (const Mutant& mutant : mutants) {
+    EXPECT_NE(mutant.verdict, Verdict::kRight)
+        << mutant.site.kind << " at " << mutant.site.file << ":"
+        << mutant.site.line;
+  }
+}
+
+TEST(LiftCudaTest, RefusesAMatrixInPanels) {
+  EmulatedTest test;
+  LiftParams shape;
+  shape.x_row_stride = shape.y_row_stride = 64;
+  const std::vector<int64_t> column = {0};
+  PackedMatrix matrix;
+  matrix.k = matrix.n = 8;
+  EXPECT_THAT(
+      Prepare(test.device(), shape, {matrix}, {column, column}).status(),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("lift: KV head 0: its matrix's layout is "
+                               "another device's")));
+}
+
+TEST(ComplexLiftCudaTest, IsTheReferencesBits) {
+  constexpr int64_t kPairs = 32;
+  constexpr int64_t kRows = 4;
+  uint64_t seed = 0;
+  // Channels of two KV heads of two query heads each.
+  const std::vector<int64_t> counts = {37, 70};
+  std::vector<std::vector<int32_t>> pairs(2);
+  std::vector<int64_t> columns_in, columns_out;
+  int64_t y_stride = 0;
+  for (size_t j = 0; j < 2; ++j) {
+    for (int64_t c = 0; c < counts[j]; ++c) {
+      pairs[j].push_back(static_cast<int32_t>(c * kPairs / counts[j]));
+    }
+    for (int i = 0; i < 2; ++i) {
+      columns_in.push_back(static_cast<int64_t>(columns_in.size()) *
+                           (2 * kPairs + 1));
+      columns_out.push_back(y_stride + 1);
+      y_stride += 2 * counts[j] + 1;
+    }
+  }
+  const int64_t x_stride = columns_in.back() + 2 * kPairs;
+  for (const DType dtype : kDTypes) {
+    for (const RopePairing in :
+         {RopePairing::kHalfSplit, RopePairing::kInterleaved}) {
+      for (const RopePairing out :
+           {RopePairing::kHalfSplit, RopePairing::kInterleaved}) {
+        for (const bool selects_only : {false, true}) {
+          const std::vector<float> x =
+              Rounded(RandomFloats(kRows * x_stride, 8), dtype);
+          const std::vector<float> untouched(
+              static_cast<size_t>(kRows * y_stride), 7.0f);
+          std::vector<std::vector<float>> ups;
+          for (const int64_t count : counts) {
+            ups.push_back(RandomFloats(2 * count, 3));
+          }
+          ComplexLiftParams shape;
+          shape.x_row_stride = x_stride;
+          shape.y_row_stride = y_stride;
+          shape.num_pairs = kPairs;
+          shape.pairing = in;
+          shape.out_pairing = out;
+          Workspace none(nullptr, 0);
+
+          std::vector<float> want = untouched;
+          TestStream cpu(1, CpuBackend::kReference);
+          std::vector<ComplexChannels> channels(2);
+          for (size_t j = 0; j < 2; ++j) {
+            channels[j] = {counts[j], pairs[j].data(),
+                           OnDevice(selects_only ? nullptr : ups[j].data())};
+          }
+          const auto on_cpu =
+              Prepare(cpu.device(), shape, channels, {columns_in, columns_out});
+          KVASIR_ASSERT_OK(on_cpu.status());
+          // The first row is not lifted.
+          KVASIR_EXPECT_OK(ComplexLift(
+              cpu.stream(), *on_cpu,
+              {OnDevice(x.data()), OnDevice(want.data()), 1, kRows - 1}, none));
+
+          EmulatedTest test(++seed);
+          const DeviceBuffer up0 = test.Put(ups[0]);
+          const DeviceBuffer up1 = test.Put(ups[1]);
+          if (!selects_only) {
+            channels[0].up = up0.as<float>();
+            channels[1].up = up1.as<float>();
+          }
+          const DeviceBuffer from = test.PutNumbers(x, dtype);
+          const DeviceBuffer to = test.PutNumbers(untouched, dtype);
+          shape.dtype = dtype;
+          const auto prepared = Prepare(test.device(), shape, channels,
+                                        {columns_in, columns_out});
+          KVASIR_ASSERT_OK(prepared.status());
+          KVASIR_EXPECT_OK(ComplexLift(
+              test.stream(), *prepared,
+              {from.as<float>(), to.as<float>(), 1, kRows - 1}, none));
+          EXPECT_TRUE(
+              SameBits(Rounded(want, dtype), test.GetNumbers(to, dtype)))
+              << "seed " << seed;
+        }
+      }
+    }
+  }
+}
+
 // ---- copy_pages
 
 std::vector<char> RandomBytes(int64_t count, uint32_t seed) {
