@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
+
 namespace kvasir::base {
 
 // An error as a byte: 0 stands for 0, code c for 2^((c - 1) / 6 - 24), from the
@@ -14,7 +16,7 @@ namespace kvasir::base {
 inline constexpr int kErrorStepsPerOctave = 6;
 inline constexpr int kErrorLeastExponent = -24;
 
-inline uint8_t EncodeError(float error) {
+KVASIR_HOST_DEVICE inline uint8_t EncodeError(float error) {
   // 2^(1/12), 2^(3/12), ...: borders between the codes of an octave.
   constexpr float kBorders[kErrorStepsPerOctave] = {
       1.0594631f, 1.1892071f, 1.3348398f, 1.4983071f, 1.6817929f, 1.8877486f};
@@ -32,7 +34,7 @@ inline uint8_t EncodeError(float error) {
   return static_cast<uint8_t>(code < 255 ? code : 255);
 }
 
-inline float DecodeError(uint8_t code) {
+KVASIR_HOST_DEVICE inline float DecodeError(uint8_t code) {
   // 2^(i / 6)
   constexpr float kSteps[kErrorStepsPerOctave] = {
       1.0f, 1.1224620f, 1.2599210f, 1.4142135f, 1.5874011f, 1.7817974f};

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/host_device.h"
+
 namespace kvasir::kernels {
 
 enum class DType : uint8_t { kF32, kF16, kBf16 };
 
-constexpr int64_t DTypeBytes(DType dtype) {
+KVASIR_HOST_DEVICE constexpr int64_t DTypeBytes(DType dtype) {
   return dtype == DType::kF32 ? 4 : 2;
 }
 
@@ -40,25 +42,25 @@ struct DTypeOf<Bf16> {
   static constexpr DType kValue = DType::kBf16;
 };
 
-inline uint32_t BitsOf(float value) {
+KVASIR_HOST_DEVICE inline uint32_t BitsOf(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-inline float FloatOf(uint32_t bits) {
+KVASIR_HOST_DEVICE inline float FloatOf(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
-inline float ToFloat(float value) { return value; }
+KVASIR_HOST_DEVICE inline float ToFloat(float value) { return value; }
 
-inline float ToFloat(Bf16 value) {
+KVASIR_HOST_DEVICE inline float ToFloat(Bf16 value) {
   return FloatOf(static_cast<uint32_t>(value.bits) << 16);
 }
 
-inline float ToFloat(F16 value) {
+KVASIR_HOST_DEVICE inline float ToFloat(F16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const uint32_t exponent = (value.bits >> 10) & 0x1fu;
   const uint32_t mantissa = value.bits & 0x3ffu;
@@ -71,7 +73,7 @@ inline float ToFloat(F16 value) {
 }
 
 // Round to nearest, ties to even; NaN stays NaN (quiet).
-inline Bf16 ToBf16(float value) {
+KVASIR_HOST_DEVICE inline Bf16 ToBf16(float value) {
   const uint32_t bits = BitsOf(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) {
     return Bf16{static_cast<uint16_t>((bits >> 16) | 0x40u)};
@@ -81,7 +83,7 @@ inline Bf16 ToBf16(float value) {
 }
 
 // Round to nearest, ties to even; too large becomes infinity.
-inline F16 ToF16(float value) {
+KVASIR_HOST_DEVICE inline F16 ToF16(float value) {
   const uint32_t bits = BitsOf(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -100,17 +102,17 @@ inline F16 ToF16(float value) {
 }
 
 template <typename T>
-T FromFloat(float value);
+KVASIR_HOST_DEVICE T FromFloat(float value);
 template <>
-inline float FromFloat<float>(float value) {
+KVASIR_HOST_DEVICE inline float FromFloat<float>(float value) {
   return value;
 }
 template <>
-inline F16 FromFloat<F16>(float value) {
+KVASIR_HOST_DEVICE inline F16 FromFloat<F16>(float value) {
   return ToF16(value);
 }
 template <>
-inline Bf16 FromFloat<Bf16>(float value) {
+KVASIR_HOST_DEVICE inline Bf16 FromFloat<Bf16>(float value) {
   return ToBf16(value);
 }
 

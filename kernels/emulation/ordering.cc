@@ -263,4 +263,16 @@ uint32_t Atomic(AtomicKind kind, void* at, uint32_t value, uint32_t expected,
   return old;
 }
 
+uint64_t AtomicAdd64(void* at, uint64_t value, bool gpu, Site site) {
+  Location& location = BeginAtomic("AtomicAdd", at, sizeof(value), site);
+  CheckScope(location, gpu || InShared(at));
+  SomeYield();
+  ReadTags(location, /*acquires=*/false);
+  const uint64_t old = *static_cast<const volatile uint64_t*>(at);
+  tsan::Exchange64(at, old + value);
+  WriteTags(location, current_fiber->released, /*goes_on=*/true);
+  Progress();
+  return old;
+}
+
 }  // namespace kvasir::kernels::emulation

@@ -71,6 +71,7 @@ void StoreAtomic64(void* to, uint64_t value, bool releases, Site site);
 enum class AtomicKind : uint8_t { kAdd, kAddFloat, kMax, kCas };
 uint32_t Atomic(AtomicKind kind, void* at, uint32_t value, uint32_t expected,
                 bool gpu, Site site);
+uint64_t AtomicAdd64(void* at, uint64_t value, bool gpu, Site site);
 
 uint32_t FmaPair(DType dtype, uint32_t a, uint32_t b, uint32_t c);
 uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector);

@@ -229,13 +229,15 @@ TEST(PrimitivesTest, AtomicsOfManyCtasAddUp) {
   constexpr uint32_t kCtas = 11;
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
-    Kernel run(test, {0}, 4, kCtas);
+    Kernel run(test, {0}, 6, kCtas);
     LaunchAtomics(run.args, kCtas, test.launcher());
     const Words out = run.Out();
     EXPECT_EQ(out[0], 64 * kCtas);
     EXPECT_EQ(Number(out[1]), 32.0f * kCtas);
     EXPECT_EQ(out[2], 64 * kCtas - 1);
     EXPECT_EQ(out[3], 64 * kCtas);
+    EXPECT_EQ(out[4] + (uint64_t{out[5]} << 32),
+              uint64_t{0x80000001} * 64 * kCtas);
     EXPECT_EQ(run.More(), Words(kCtas, 64));
   }
 }

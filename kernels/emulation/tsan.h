@@ -22,6 +22,8 @@ void __tsan_atomic32_store(volatile uint32_t* at, uint32_t value, int order);
 void __tsan_atomic64_store(volatile uint64_t* at, uint64_t value, int order);
 uint32_t __tsan_atomic32_exchange(volatile uint32_t* at, uint32_t value,
                                   int order);
+uint64_t __tsan_atomic64_exchange(volatile uint64_t* at, uint64_t value,
+                                  int order);
 }
 #endif
 
@@ -56,6 +58,10 @@ inline uint32_t Exchange32(void* at, uint32_t value) {
   return __tsan_atomic32_exchange(static_cast<volatile uint32_t*>(at), value,
                                   0);
 }
+inline uint64_t Exchange64(void* at, uint64_t value) {
+  return __tsan_atomic64_exchange(static_cast<volatile uint64_t*>(at), value,
+                                  0);
+}
 #else
 inline constexpr bool kOn = false;
 inline void* CreateFiber() { return nullptr; }
@@ -81,6 +87,11 @@ inline void Store64(void* at, uint64_t value) {
 inline uint32_t Exchange32(void* at, uint32_t value) {
   const uint32_t old = Load32(at);
   Store32(at, value);
+  return old;
+}
+inline uint64_t Exchange64(void* at, uint64_t value) {
+  const uint64_t old = Load64(at);
+  Store64(at, value);
   return old;
 }
 #endif

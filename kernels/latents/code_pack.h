@@ -19,8 +19,8 @@ struct CodePlace {
   int64_t high_bit = 0;
   int high_bits = 0;  // 0: there are none
 
-  int bits() const { return low_bits + high_bits; }
-  void Skip(int64_t codes) {
+  KVASIR_HOST_DEVICE int bits() const { return low_bits + high_bits; }
+  KVASIR_HOST_DEVICE void Skip(int64_t codes) {
     low_bit += codes * low_bits;
     high_bit += codes * high_bits;
   }
@@ -29,17 +29,17 @@ struct CodePlace {
 // Says where a group's runs have their codes, one run after the other.
 class CodeCursor {
  public:
-  explicit CodeCursor(const LatentGroup& group) {
+  KVASIR_HOST_DEVICE explicit CodeCursor(const LatentGroup& group) {
     const CodePlanes planes = PlanesOf(group);
     for (int plane = 0; plane < 4; ++plane) {
       next_bit_[plane] = planes.begin_bits[plane];
     }
   }
 
-  CodePlace Next(const CodeRun& run) {
+  KVASIR_HOST_DEVICE CodePlace Next(const CodeRun& run) {
     CodePlace place;
     for (int plane = 0; plane < 4; ++plane) {
-      const int bits = run.bits & kPlaneBits[plane];
+      const int bits = run.bits & PlaneBits(plane);
       if (bits == 0) continue;
       // The greatest plane comes first, and has the lowest bits.
       const bool low = place.low_bits == 0;
@@ -54,18 +54,21 @@ class CodeCursor {
   int64_t next_bit_[4];
 };
 
-inline unsigned ReadBits(const uint8_t* bytes, int64_t bit, int bits) {
+KVASIR_HOST_DEVICE inline unsigned ReadBits(const uint8_t* bytes, int64_t bit,
+                                            int bits) {
   return (static_cast<unsigned>(bytes[bit / 8]) >> (bit % 8)) &
          ((1u << bits) - 1);
 }
 // Sets bits that are still 0.
-inline void OrBits(uint8_t* bytes, int64_t bit, int bits, unsigned value) {
+KVASIR_HOST_DEVICE inline void OrBits(uint8_t* bytes, int64_t bit, int bits,
+                                      unsigned value) {
   bytes[bit / 8] = static_cast<uint8_t>(
       bytes[bit / 8] | (value & ((1u << bits) - 1)) << (bit % 8));
 }
 
-inline unsigned ReadCode(const uint8_t* slot, const CodePlace& place,
-                         int64_t index) {
+KVASIR_HOST_DEVICE inline unsigned ReadCode(const uint8_t* slot,
+                                            const CodePlace& place,
+                                            int64_t index) {
   if (place.low_bits == 0) return 0;
   unsigned code =
       ReadBits(slot, place.low_bit + index * place.low_bits, place.low_bits);
@@ -77,8 +80,8 @@ inline unsigned ReadCode(const uint8_t* slot, const CodePlace& place,
   return code;
 }
 // Into a slot that was zeroed.
-inline void WriteCode(uint8_t* slot, const CodePlace& place, int64_t index,
-                      unsigned code) {
+KVASIR_HOST_DEVICE inline void WriteCode(uint8_t* slot, const CodePlace& place,
+                                         int64_t index, unsigned code) {
   if (place.low_bits == 0) return;
   OrBits(slot, place.low_bit + index * place.low_bits, place.low_bits, code);
   if (place.high_bits == 0) return;
@@ -115,7 +118,7 @@ inline void UnpackCodes(const LatentGroup& group, const uint8_t* slot,
 // Codes of eight channels, one in each byte, side by side: the lowest kBits
 // bits of each; the first channel is in the lowest byte.
 template <int kBits>
-uint64_t Squeeze(uint64_t eight) {
+KVASIR_HOST_DEVICE uint64_t Squeeze(uint64_t eight) {
   static_assert(kBits == 1 || kBits == 2 || kBits == 4);
   constexpr uint64_t kBytes = 0x0101010101010101;
   constexpr uint64_t kPairs = 0x0001000100010001;

@@ -4,26 +4,29 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
+#include "base/host_device.h"
 #include "kernels/device/dtype.h"
 
 namespace kvasir::kernels {
 
+// A GPU's code cannot call std::numeric_limits.
+inline constexpr float kGreatestFloat = 0x1.fffffep127f;
+
 // Finite numbers of a 16-bit type counted from zero, negative ones downwards:
 // neighbours differ by 1.
-inline int32_t OrderOf(uint16_t bits) {
+KVASIR_HOST_DEVICE inline int32_t OrderOf(uint16_t bits) {
   const int32_t magnitude = bits & 0x7fff;
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
-inline uint16_t BitsOfOrder(int32_t order) {
+KVASIR_HOST_DEVICE inline uint16_t BitsOfOrder(int32_t order) {
   return static_cast<uint16_t>(order < 0 ? 0x8000 | -order : order);
 }
 
 // The greatest number of T that is not above x (kUp false), or the least that
 // is not below; but never an infinite one, and never -0.
 template <typename T, bool kUp>
-T RoundToSide(float x) {
+KVASIR_HOST_DEVICE T RoundToSide(float x) {
   constexpr int32_t kGreatest =
       DTypeOf<T>::kValue == DType::kF16 ? 0x7bff : 0x7f7f;
   const T nearest = FromFloat<T>(x);
@@ -35,12 +38,11 @@ T RoundToSide(float x) {
   return T{BitsOfOrder(order)};
 }
 template <>
-inline float RoundToSide<float, true>(float x) {
-  constexpr float kGreatest = std::numeric_limits<float>::max();
-  return (x > kGreatest ? kGreatest : x) + 0.0f;
+KVASIR_HOST_DEVICE inline float RoundToSide<float, true>(float x) {
+  return (x > kGreatestFloat ? kGreatestFloat : x) + 0.0f;
 }
 template <>
-inline float RoundToSide<float, false>(float x) {
+KVASIR_HOST_DEVICE inline float RoundToSide<float, false>(float x) {
   return x + 0.0f;
 }
 
@@ -53,7 +55,7 @@ struct StoredRange {
 
 // Of numbers from low to high, both finite.
 template <typename T>
-StoredRange<T> RangeOf(float low, float high, int bits) {
+KVASIR_HOST_DEVICE StoredRange<T> RangeOf(float low, float high, int bits) {
   StoredRange<T> range;
   range.minimum = RoundToSide<T, false>(low);
   const float levels = static_cast<float>((1 << bits) - 1);
@@ -65,24 +67,27 @@ StoredRange<T> RangeOf(float low, float high, int bits) {
 
 // What is not finite counts as 0; -0 becomes 0, so that the least of some
 // numbers does not depend on their order.
-inline float CountedAs(float x) { return std::isfinite(x) ? x + 0.0f : 0.0f; }
+KVASIR_HOST_DEVICE inline float CountedAs(float x) {
+  return std::isfinite(x) ? x + 0.0f : 0.0f;
+}
 
 // The code before rounding and clamping; scale > 0.
-inline float ExactCode(float x, float minimum, float scale) {
+KVASIR_HOST_DEVICE inline float ExactCode(float x, float minimum, float scale) {
   return (x - minimum) / scale;
 }
 // Whether static ranges clamp it: it is beyond what rounds to an end.
-inline bool IsClamped(float exact, float levels) {
+KVASIR_HOST_DEVICE inline bool IsClamped(float exact, float levels) {
   return exact < -0.5f || exact >= levels + 0.5f;
 }
-inline unsigned RoundCode(float exact, float levels) {
+KVASIR_HOST_DEVICE inline unsigned RoundCode(float exact, float levels) {
   const float below = exact < levels ? exact : levels;
   return static_cast<unsigned>(std::nearbyint(below > 0.0f ? below : 0.0f));
 }
 
 // Codes of numbers by their row's length (LatentPart::levels). `x`: with a row
 // of mean square 1. A number between two levels gets the nearer one.
-inline unsigned LevelCode(float x, const float* levels, int num_levels) {
+KVASIR_HOST_DEVICE inline unsigned LevelCode(float x, const float* levels,
+                                             int num_levels) {
   unsigned code = 0;
   for (int i = 1; i < num_levels; ++i) {
     if (x > 0.5f * (levels[i - 1] + levels[i])) ++code;
@@ -91,7 +96,7 @@ inline unsigned LevelCode(float x, const float* levels, int num_levels) {
 }
 // What brings a row of `length` to mean square 1; 0 for one of zeros and one
 // that float32 cannot square.
-inline float UnitFactor(float square_sum, int64_t width) {
+KVASIR_HOST_DEVICE inline float UnitFactor(float square_sum, int64_t width) {
   const float factor =
       std::sqrt(static_cast<float>(width)) / std::sqrt(square_sum);
   return std::isfinite(factor) ? factor : 0.0f;
@@ -99,12 +104,12 @@ inline float UnitFactor(float square_sum, int64_t width) {
 // The scale as it is stored, by which levels become as long as the row was: the
 // nearest number, but never an infinite one.
 template <typename T>
-T LengthScale(float square_sum, float level_square_sum) {
+KVASIR_HOST_DEVICE T LengthScale(float square_sum, float level_square_sum) {
   const float scale = std::sqrt(square_sum) / std::sqrt(level_square_sum);
   constexpr float kGreatest = DTypeOf<T>::kValue == DType::kF16 ? 65504.0f
                               : DTypeOf<T>::kValue == DType::kBf16
                                   ? 0x1.fep127f
-                                  : std::numeric_limits<float>::max();
+                                  : kGreatestFloat;
   return FromFloat<T>(scale < kGreatest ? scale : kGreatest);
 }
 

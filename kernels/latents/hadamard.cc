@@ -48,6 +48,12 @@ absl::StatusOr<PreparedHadamard> Prepare(Device& device,
     params.scratch_floats =
         std::max(params.scratch_floats, blocks->scratch_floats);
   }
+  if (device.kind() != DeviceKind::kCpu &&
+      params.scratch_floats / 2 > kCudaHadamardFloats) {
+    return absl::UnimplementedError(
+        absl::StrCat(kKernels.op, ": a block of ", params.scratch_floats / 2,
+                     " numbers: a GPU's kernel takes ", kCudaHadamardFloats));
+  }
   params.num_latents = static_cast<int64_t>(latents.size());
   KVASIR_ASSIGN_OR_RETURN(params.latents,
                           prepared.tables.Add<HadamardLatent>(latents));

@@ -59,6 +59,10 @@ struct HadamardParamsIn {
 using HadamardParams = HadamardParamsIn<DevicePtr>;
 using HadamardArgs = HadamardParamsIn<LaunchPtr>;
 
+// Floats of a block (scratch_floats / 2) that a GPU's kernel takes, in shared
+// memory.
+inline constexpr int64_t kCudaHadamardFloats = int64_t{12} << 10;
+
 // What a step gives.
 struct HadamardRows {
   DevicePtr<const float> x;

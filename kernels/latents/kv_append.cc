@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/latents/latent_check.h"
+#include "kernels/latents/latent_tables.h"
 #include "kernels/latents/ops.h"
 
 namespace kvasir::kernels {
@@ -37,23 +38,37 @@ absl::Status CheckPart(const KvAppendPart& side, const KvAppendShape& shape,
   return absl::OkStatus();
 }
 
-// The same part with its groups and their runs on the device.
+void Count(const LatentPart& part, KvAppendParams* params) {
+  params->num_groups += part.num_groups;
+  params->most_groups = std::max(params->most_groups, part.num_groups);
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    if (part.groups[g].num_runs == 0) continue;
+    params->most_codes = std::max(params->most_codes, part.groups[g].width);
+  }
+}
+
+absl::Status CheckWidest(const Device& device, int64_t most_codes) {
+  if (device.kind() == DeviceKind::kCpu || most_codes <= kCudaAppendCodes) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      kKernels.op, ": a latent of ", most_codes,
+      " channels of codes: a GPU's kernel takes ", kCudaAppendCodes));
+}
+
+// Floats of scratch: sums of units, or a GPU's errors of latents.
+int64_t ScratchOf(const Stream& stream, const KvAppendParams& params,
+                  int64_t num_tokens) {
+  const int64_t num_units = params.metadata.num_units;
+  if (stream.device() == DeviceKind::kCpu) {
+    return num_tokens * num_units * kErrorSides;
+  }
+  return num_units > 0 ? num_tokens * params.num_groups : 0;
+}
+
+// The same part with its tables on the device.
 absl::StatusOr<KvAppendPart> Moved(KvAppendPart side, DeviceTables* tables) {
-  std::vector<LatentGroup> groups(side.part.groups,
-                                  side.part.groups + side.part.num_groups);
-  std::vector<CodeRun> runs;
-  for (const LatentGroup& group : groups) {
-    runs.insert(runs.end(), group.runs, group.runs + group.num_runs);
-  }
-  KVASIR_ASSIGN_OR_RETURN(DevicePtr<const CodeRun> next,
-                          tables->Add<CodeRun>(runs));
-  for (LatentGroup& group : groups) {
-    group.runs = next.device_address();
-    next = next + group.num_runs;
-  }
-  KVASIR_ASSIGN_OR_RETURN(const DevicePtr<const LatentGroup> moved,
-                          tables->Add<LatentGroup>(groups));
-  side.part.groups = moved.device_address();
+  KVASIR_ASSIGN_OR_RETURN(side.part, AddLatentTables(side.part, tables));
   if (side.unit_of_group == nullptr) return side;
   KVASIR_ASSIGN_OR_RETURN(
       const DevicePtr<const int32_t> units,
@@ -127,10 +142,12 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
           DevicePtr<const void>(part.clamped)}) {
       device.CheckMemory(kKernels.op, memory);
     }
+    Count(part.part, &prepared.params);
     KVASIR_ASSIGN_OR_RETURN(moved.emplace_back(),
                             Moved(part, &prepared.tables));
     if (shape.slots_are_bytes) moved.back().part.page_bytes = 1;
   }
+  KVASIR_RETURN_IF_ERROR(CheckWidest(device, prepared.params.most_codes));
   prepared.params.num_parts = static_cast<int64_t>(parts.size());
   prepared.params.row_stride = shape.row_stride;
   prepared.params.page_tokens = shape.page_tokens;
@@ -148,8 +165,8 @@ absl::Status KvAppend(Stream& stream, const PreparedKvAppend& prepared,
   }
   const int64_t num_units = prepared.params.metadata.num_units;
   Workspace::Scope scope(&workspace);
-  const DevicePtr<float> scratch =
-      workspace.Take<float>(rows.num_tokens * num_units * kErrorSides);
+  const DevicePtr<float> scratch = workspace.Take<float>(
+      ScratchOf(stream, prepared.params, rows.num_tokens));
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   if (num_units > 0 && rows.num_tokens > 0 && !rows.positions) {

@@ -60,6 +60,11 @@ template <template <typename> class Ptr>
 struct KvAppendParamsIn {
   Ptr<const KvAppendPartIn<Ptr>> parts = nullptr;  // of both sides
   int64_t num_parts = 0;
+  // Of the parts, for a GPU's grid and scratch: groups of all, the most groups
+  // of one, the channels of the widest latent of codes.
+  int64_t num_groups = 0;
+  int64_t most_groups = 0;
+  int64_t most_codes = 0;
   int64_t row_stride = 0;           // in elements
   int64_t page_tokens = 0;          // P
   SlotMetadataIn<Ptr> metadata;     // of the layer, if it may evict
@@ -82,6 +87,10 @@ struct KvAppendParamsIn {
 using KvAppendParams = KvAppendParamsIn<DevicePtr>;
 using KvAppendArgs = KvAppendParamsIn<LaunchPtr>;
 
+// Channels of a latent of codes that a GPU's kernel takes, a byte of shared
+// memory for each.
+inline constexpr int64_t kCudaAppendCodes = int64_t{48} << 10;
+
 // What a step gives.
 struct KvAppendRows {
   DevicePtr<const float> rows;
@@ -91,11 +100,12 @@ struct KvAppendRows {
   DevicePtr<const int64_t> positions;  // for layers with metadata of slots
 };
 
-inline int64_t SlotOfToken(const KvAppendArgs& params, int64_t token) {
+KVASIR_HOST_DEVICE inline int64_t SlotOfToken(const KvAppendArgs& params,
+                                              int64_t token) {
   return params.slots != nullptr ? params.slots[token] : token;
 }
 
-// Sums of squared errors in an op's scratch: [T, U, 2], where there is
+// Sums of squared errors in the CPU's scratch: [T, U, 2], where there is
 // metadata.
 inline float* SquaredErrorsOf(const KvAppendArgs& params, int64_t token,
                               int64_t unit, float* scratch) {

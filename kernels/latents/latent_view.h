@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "kernels/device/device_ptr.h"
 #include "kernels/device/dtype.h"
 
@@ -83,8 +84,9 @@ using LatentPart = LatentPartIn<DevicePtr>;
 using LatentPartArgs = LatentPartIn<LaunchPtr>;
 
 // The first byte that a slot of a page has in a region.
-inline char* SlotAddress(const LatentPartArgs& part, const TileRegion& region,
-                         int64_t page, int64_t slot) {
+KVASIR_HOST_DEVICE inline char* SlotAddress(const LatentPartArgs& part,
+                                            const TileRegion& region,
+                                            int64_t page, int64_t slot) {
   // Most pages have one tile, and a division takes its time.
   const int64_t tile = slot < part.tile_slots ? 0 : slot / part.tile_slots;
   return static_cast<char*>(part.arena) + page * part.page_bytes +
@@ -108,7 +110,7 @@ void ForSlotBytes(const LatentPartArgs& part, const TileRegion& region,
 
 // Numbers of all latents of a part.
 template <template <typename> class Ptr>
-int64_t RowWidth(const LatentPartIn<Ptr>& part) {
+KVASIR_HOST_DEVICE int64_t RowWidth(const LatentPartIn<Ptr>& part) {
   int64_t width = 0;
   for (int64_t g = 0; g < part.num_groups; ++g) width += part.groups[g].width;
   return width;
@@ -116,28 +118,28 @@ int64_t RowWidth(const LatentPartIn<Ptr>& part) {
 
 // Bits before each plane of a slot's codes, and of all codes: planes of 8, 4, 2
 // and 1 bits.
-inline constexpr int kPlaneBits[4] = {8, 4, 2, 1};
+KVASIR_HOST_DEVICE constexpr int PlaneBits(int plane) { return 8 >> plane; }
 struct CodePlanes {
   int64_t begin_bits[4] = {0, 0, 0, 0};
   int64_t total_bits = 0;
 };
 // The plane of `bits` bits.
-inline int PlaneIndex(int bits) {
+KVASIR_HOST_DEVICE inline int PlaneIndex(int bits) {
   return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
 }
-inline CodePlanes PlanesOf(const LatentGroup& group) {
+KVASIR_HOST_DEVICE inline CodePlanes PlanesOf(const LatentGroup& group) {
   CodePlanes planes;
   for (int plane = 0; plane < 4; ++plane) {
     planes.begin_bits[plane] = planes.total_bits;
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const CodeRun& run = group.runs[r];
-      planes.total_bits += run.width * (run.bits & kPlaneBits[plane]);
+      planes.total_bits += run.width * (run.bits & PlaneBits(plane));
     }
   }
   return planes;
 }
 // Channels of a group of codes that have some in a slot.
-inline int64_t CodedWidth(const LatentGroup& group) {
+KVASIR_HOST_DEVICE inline int64_t CodedWidth(const LatentGroup& group) {
   const bool rest =
       group.num_runs > 0 && group.runs[group.num_runs - 1].bits == 0;
   return group.width - (rest ? group.runs[group.num_runs - 1].width : 0);
@@ -145,13 +147,15 @@ inline int64_t CodedWidth(const LatentGroup& group) {
 
 // Bytes of a slot's codes, or numbers.
 template <template <typename> class Ptr>
-int64_t CodesBytes(const LatentPartIn<Ptr>& part, const LatentGroup& group) {
+KVASIR_HOST_DEVICE int64_t CodesBytes(const LatentPartIn<Ptr>& part,
+                                      const LatentGroup& group) {
   return group.num_runs == 0 ? group.width * DTypeBytes(part.dtype)
                              : (PlanesOf(group).total_bits + 7) / 8;
 }
 // Bytes of a slot's ranges.
 template <template <typename> class Ptr>
-int64_t ParamsBytes(const LatentPartIn<Ptr>& part, const LatentGroup& group) {
+KVASIR_HOST_DEVICE int64_t ParamsBytes(const LatentPartIn<Ptr>& part,
+                                       const LatentGroup& group) {
   if (part.static_scale != nullptr) return 0;
   return (part.num_levels > 0 ? 1 : 2 * group.num_runs) *
          DTypeBytes(part.param_dtype);

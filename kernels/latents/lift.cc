@@ -79,6 +79,11 @@ absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
     const PackedMatrix& matrix = matrices[static_cast<size_t>(h / queries)];
     if (matrix.k < 1) return Refuse(kLift.op, "in", 1, matrix.k);
     if (matrix.n < 1) return Refuse(kLift.op, "out", 1, matrix.n);
+    if (matrix.layout != device.weight_layout()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kLift.op, ": KV head ", h / queries,
+                       ": its matrix's layout is another device's"));
+    }
     KVASIR_RETURN_IF_ERROR(CheckColumns(kLift.op, "x_row_stride",
                                         columns.in[head], matrix.k,
                                         params.x_row_stride));

@@ -35,24 +35,27 @@ using SlotMetadata = SlotMetadataIn<DevicePtr>;
 using SlotMetadataArgs = SlotMetadataIn<LaunchPtr>;
 
 // What a page's slots have of a unit [P].
-inline char* PlaneOfUnit(const SlotMetadataArgs& metadata, int64_t offset,
-                         int64_t number_bytes, int64_t page, int64_t unit) {
+KVASIR_HOST_DEVICE inline char* PlaneOfUnit(const SlotMetadataArgs& metadata,
+                                            int64_t offset,
+                                            int64_t number_bytes, int64_t page,
+                                            int64_t unit) {
   return static_cast<char*>(metadata.arena) + page * metadata.page_bytes +
          offset + unit * metadata.page_tokens * number_bytes;
 }
-inline float* ScoresOf(const SlotMetadataArgs& metadata, int64_t page,
-                       int64_t unit) {
+KVASIR_HOST_DEVICE inline float* ScoresOf(const SlotMetadataArgs& metadata,
+                                          int64_t page, int64_t unit) {
   return reinterpret_cast<float*>(
       PlaneOfUnit(metadata, metadata.scores_offset, sizeof(float), page, unit));
 }
-inline uint32_t* PositionsOf(const SlotMetadataArgs& metadata, int64_t page,
-                             int64_t unit) {
+KVASIR_HOST_DEVICE inline uint32_t* PositionsOf(
+    const SlotMetadataArgs& metadata, int64_t page, int64_t unit) {
   return reinterpret_cast<uint32_t*>(PlaneOfUnit(
       metadata, metadata.positions_offset, sizeof(uint32_t), page, unit));
 }
 // Null where the side has no codes.
-inline uint8_t* ErrorsOf(const SlotMetadataArgs& metadata, int side,
-                         int64_t page, int64_t unit) {
+KVASIR_HOST_DEVICE inline uint8_t* ErrorsOf(const SlotMetadataArgs& metadata,
+                                            int side, int64_t page,
+                                            int64_t unit) {
   const int64_t offset = metadata.error_offset[side];
   return offset < 0 ? nullptr
                     : reinterpret_cast<uint8_t*>(

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "kernels/device/dtype.h"
-#include "kernels/device/host_device.h"
 
 namespace kvasir::kernels {
 

@@ -174,6 +174,18 @@ KVASIR_DEVICE uint32_t AtomicAdd(uint32_t* at, uint32_t value,
 #endif
 }
 template <Scope scope = Scope::kGpu>
+KVASIR_DEVICE uint64_t AtomicAdd(uint64_t* at, uint64_t value,
+                                 Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  auto* const word = reinterpret_cast<unsigned long long*>(at);  // NOLINT
+  return scope == Scope::kCta ? atomicAdd_block(word, value)
+                              : atomicAdd(word, value);
+#else
+  return emulation::AtomicAdd64(at, value, scope == Scope::kGpu, site);
+#endif
+}
+template <Scope scope = Scope::kGpu>
 KVASIR_DEVICE float AtomicAdd(float* at, float value,
                               Site site = Site::Here()) {
 #ifdef __CUDACC__

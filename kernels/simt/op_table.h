@@ -4,6 +4,10 @@
 
 #include "kernels/attention/paged_attention.h"
 #include "kernels/device/device_ops.h"
+#include "kernels/latents/copy_pages.h"
+#include "kernels/latents/hadamard.h"
+#include "kernels/latents/kv_append.h"
+#include "kernels/latents/lift.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/rowwise/activation.h"
 #include "kernels/rowwise/embedding.h"
@@ -18,8 +22,13 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 // Each in a _cuda.cu beside the op.
 void ActivationCuda(const ActivationArgs& args, Launcher& launcher);
 void AddRowsCuda(const AddRowsArgs& args, Launcher& launcher);
+void ComplexLiftCuda(const ComplexLiftArgs& args, Launcher& launcher);
+void CopyPagesCuda(const CopyPagesArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void GatherRowsCuda(const GatherRowsArgs& args, Launcher& launcher);
+void HadamardCuda(const HadamardArgs& args, float* scratch, Launcher& launcher);
+void KvAppendCuda(const KvAppendArgs& args, float* scratch, Launcher& launcher);
+void LiftCuda(const LiftArgs& args, float* scratch, Launcher& launcher);
 void MatmulCuda(const MatmulArgs& args, float* scratch, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
 void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
@@ -32,8 +41,14 @@ inline DeviceOps Ops() {
   static const DeviceOp ops[] = {
       MakeDeviceOp<ActivationParams>("activation", &ActivationCuda),
       MakeDeviceOp<AddRowsParams>("add_rows", &AddRowsCuda),
+      MakeDeviceOp<ComplexLiftParams>("complex_lift", &ComplexLiftCuda),
+      MakeDeviceOp<CopyPagesParams>("copy_pages", &CopyPagesCuda),
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
       MakeDeviceOp<GatherRowsParams>("gather_rows", &GatherRowsCuda),
+      MakeDeviceOp<HadamardParams, DevicePtr<float>>("hadamard", &HadamardCuda),
+      MakeDeviceOp<KvAppendParams, DevicePtr<float>>("kv_append",
+                                                     &KvAppendCuda),
+      MakeDeviceOp<LiftParams, DevicePtr<float>>("lift", &LiftCuda),
       MakeDeviceOp<MatmulParams, DevicePtr<float>>("matmul", &MatmulCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
       MakeDeviceOp<AttentionLaunch, DevicePtr<float>>("paged_attention",

@@ -9,6 +9,7 @@
 #include "base/status_matchers.h"
 #include "kernels/device/dtype.h"
 #include "kernels/device/read_back.h"
+#include "kernels/device/workspace.h"
 #include "kernels/emulation/emulated_device.h"
 #include "kernels/simt/op_table.h"
 #include "kernels/testing/op_test_util.h"
@@ -43,6 +44,9 @@ class EmulatedTest {
     auto buffer = device_.allocator().Allocate(bytes, MemoryTag::kOther);
     KVASIR_EXPECT_OK(buffer.status());
     return *std::move(buffer);
+  }
+  static Workspace WorkspaceOf(const DeviceBuffer& memory) {
+    return Workspace(memory.data(), memory.bytes());
   }
   template <typename T>
   DeviceBuffer Put(const std::vector<T>& host) {

@@ -188,6 +188,8 @@ KVASIR_KERNEL(64) AtomicsKernel(PrimitiveArgs args) {
   simt::AtomicAdd<simt::Scope::kCta>(threads, 1u);
   simt::AtomicAdd(args.out, 1u);
   simt::AtomicAdd(reinterpret_cast<float*>(args.out + 1), 0.5f);
+  simt::AtomicAdd(reinterpret_cast<uint64_t*>(args.out + 4),
+                  uint64_t{0x80000001});
   simt::AtomicMax(
       reinterpret_cast<int32_t*>(args.out + 2),
       static_cast<int32_t>(simt::CtaX() * simt::Threads() + simt::Thread()));

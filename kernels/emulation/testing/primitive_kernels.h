@@ -42,8 +42,9 @@ void LaunchMma(const PrimitiveArgs& args, bool bf16, Launcher& launcher);
 // lanes (1, 2, 4 words to a lane), then the same transposed.
 void LaunchMatrices(const PrimitiveArgs& args, Launcher& launcher);
 // Many CTAs: out[0] += 1 and out[1] += 0.5f by all threads, out[2] = the
-// largest number of a thread in its grid, out[3] += 1 by CAS; more[CTA] = the
-// CTA's threads, counted in shared memory in its scope.
+// largest number of a thread in its grid, out[3] += 1 by CAS; out[4..5] +=
+// 2^31 + 1 as one number of 64 bits; more[CTA] = the CTA's threads, counted in
+// shared memory in its scope.
 void LaunchAtomics(const PrimitiveArgs& args, uint32_t ctas,
                    Launcher& launcher);
 // Two CTAs: the first gives in[0..63] by release, the second takes them by

@@ -1,0 +1,86 @@
+// copy_pages on a GPU: a row of CTAs to a pair, each thread with four loads
+// under way before it stores.
+//
+// Layout: 16 bytes at a time where arenas and pages are multiples of them (a
+// cache's pages are), else 4 or 1. Memory of the host pool is pinned, and
+// reached by its address over the bus.
+// Bytes of a pair: a page read, and a page written. Floor: bytes over the
+// memory's bandwidth, to and from the host over the bus's.
+#include "kernels/simt/launch.h"
+#include "kernels/simt/op_table.h"
+#include "kernels/simt/rows.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+namespace {
+
+constexpr uint32_t kThreads = 256;
+constexpr int kUnderWay = 4;
+// Units of a page that a CTA copies at a time.
+constexpr int64_t kUnitsAtOnce = int64_t{kThreads} * kUnderWay;
+constexpr int64_t kMostGridY = 65535;
+
+template <typename Unit>
+KVASIR_DEVICE Unit LoadUnit(const Unit* from) {
+  // No page is read and written in one launch.
+  if constexpr (sizeof(Unit) == 1) {
+    return simt::LoadGlobal(from);
+  } else {
+    return simt::LoadOnce(from);
+  }
+}
+
+template <typename Unit>
+KVASIR_KERNEL(kThreads)
+CopyPagesKernel(CopyPagesArgs args) {
+  const PagePair pair = args.pairs[simt::CtaX()];
+  if (pair.from < 0) return;
+  const auto* const from =
+      reinterpret_cast<const Unit*>(static_cast<const char*>(args.from) +
+                                    int64_t{pair.from} * args.page_bytes);
+  auto* const to = reinterpret_cast<Unit*>(static_cast<char*>(args.to) +
+                                           int64_t{pair.to} * args.page_bytes);
+  const int64_t units = args.page_bytes / static_cast<int64_t>(sizeof(Unit));
+  for (int64_t first = simt::CtaY() * kUnitsAtOnce + simt::Thread();
+       first < units; first += simt::CtasY() * kUnitsAtOnce) {
+    Unit held[kUnderWay] = {};
+    KVASIR_UNROLL
+    for (int k = 0; k < kUnderWay; ++k) {
+      const int64_t i = first + int64_t{kThreads} * k;
+      if (i < units) held[k] = LoadUnit(from + i);
+    }
+    KVASIR_UNROLL
+    for (int k = 0; k < kUnderWay; ++k) {
+      const int64_t i = first + int64_t{kThreads} * k;
+      if (i < units) simt::StoreGlobal(to + i, held[k]);
+    }
+  }
+}
+
+template <typename Unit>
+void LaunchCopyPages(const CopyPagesArgs& args, Launcher& launcher) {
+  const int64_t units = args.page_bytes / static_cast<int64_t>(sizeof(Unit));
+  const int64_t ctas = (units + kUnitsAtOnce - 1) / kUnitsAtOnce;
+  KernelLaunch launch;
+  launch.name = "copy_pages";
+  launch.grid_x = static_cast<uint32_t>(args.num_pairs);
+  launch.grid_y = static_cast<uint32_t>(ctas < kMostGridY ? ctas : kMostGridY);
+  launch.threads = kThreads;
+  simt::Launch(launcher, launch, CopyPagesKernel<Unit>, args);
+}
+
+}  // namespace
+
+void CopyPagesCuda(const CopyPagesArgs& args, Launcher& launcher) {
+  const auto begin = reinterpret_cast<uintptr_t>(args.from) |
+                     reinterpret_cast<uintptr_t>(args.to) |
+                     static_cast<uintptr_t>(args.page_bytes);
+  if (begin % sizeof(simt::Vec16) == 0) {
+    LaunchCopyPages<simt::Vec16>(args, launcher);
+  } else if (begin % sizeof(uint32_t) == 0) {
+    LaunchCopyPages<uint32_t>(args, launcher);
+  } else {
+    LaunchCopyPages<uint8_t>(args, launcher);
+  }
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

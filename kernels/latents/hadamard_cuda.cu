@@ -1,0 +1,135 @@
+// hadamard on a GPU: a warp to a row's latent, or a CTA where a block is wide;
+// a block lies in shared memory while it is transformed.
+//
+// x and y are of args.dtype whatever their pointers say; what is computed is
+// hadamard.h's, in its order, so that activations of float32 give the CPU's
+// bits. The sign of Paley's factor is a factor of a fused operation, which is
+// exact.
+// Layout: rows of latents, row strides apart; neighbouring threads take
+// neighbouring numbers.
+// Bytes of a latent: its numbers, read and written. Operations of a block of
+// order k m: k m log2(m) additions, k^2 m more where k > 1. Floor: bytes over
+// the memory's bandwidth; a step has few of them beside its weights.
+#include <cmath>
+
+#include "kernels/simt/launch.h"
+#include "kernels/simt/op_table.h"
+#include "kernels/simt/rows.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+namespace {
+
+constexpr uint32_t kThreads = 256;
+// Floats of a block that a warp transforms alone: 16 for each lane.
+constexpr int64_t kWarpFloats = 512;
+
+struct HadamardLaunch {
+  HadamardArgs args;
+  int64_t block_floats = 0;  // of shared memory, for each team
+};
+
+// Threads that share a block: a warp, or the CTA.
+template <uint32_t team>
+KVASIR_DEVICE void SyncTeam(simt::Site site = simt::Site::Here()) {
+  if constexpr (team == simt::kWarp) {
+    simt::SyncWarp(simt::kWholeWarp, site);
+  } else {
+    simt::SyncCta(site);
+  }
+}
+
+// The team's thread `member` of a block's; z is theirs.
+template <typename T, uint32_t team>
+KVASIR_DEVICE void TransformBlock(const HadamardBlock& block, bool transposed,
+                                  const T* x, float* z, T* y) {
+  const auto member = static_cast<int32_t>(simt::Thread() % team);
+  // What is in shared memory is far below 2^31.
+  const auto order = static_cast<int32_t>(block.order);
+  const auto k = static_cast<int32_t>(block.kernel_order);
+  const int32_t m = order / k;
+  for (int32_t i = member; i < order; i += int32_t{team}) {
+    simt::StoreShared(z + i, simt::ToFloat(simt::LoadGlobal(x + i)));
+  }
+  SyncTeam<team>();
+  for (int32_t s = m / 2; s > 0; s /= 2) {
+    for (int32_t j = member; j < order / 2; j += int32_t{team}) {
+      // Number j of those whose index has no bit s.
+      const int32_t i = 2 * j - (j & (s - 1));
+      const float first = simt::LoadShared(z + i);
+      const float second = simt::LoadShared(z + i + s);
+      simt::StoreShared(z + i, first + second);
+      simt::StoreShared(z + i + s, first - second);
+    }
+    SyncTeam<team>();
+  }
+  const float* const signs = transposed ? block.rows : block.columns;
+  const auto scale =
+      static_cast<float>(1.0 / std::sqrt(static_cast<double>(block.order)));
+  for (int32_t i = member; i < order; i += int32_t{team}) {
+    float acc = 0.0f;
+    if (k == 1) {
+      acc = simt::LoadShared(z + i);
+    } else {
+      const int32_t a = i / m;
+      const int32_t p = i - a * m;
+      for (int32_t b = 0; b < k; ++b) {
+        acc = simt::Fma(simt::LoadGlobal(signs + b * block.stride + a),
+                        simt::LoadShared(z + b * m + p), acc);
+      }
+    }
+    simt::StoreGlobal(y + i, simt::FromFloat<T>(acc * scale));
+  }
+}
+
+template <typename T, uint32_t team>
+KVASIR_KERNEL(kThreads)
+HadamardKernel(HadamardLaunch launch) {
+  const HadamardArgs& args = launch.args;
+  const uint32_t in_cta = simt::Thread() / team;
+  const int64_t row = int64_t{simt::CtaX()} * (kThreads / team) + in_cta;
+  if (row >= args.num_rows) return;  // whole teams
+  float* const z =
+      reinterpret_cast<float*>(simt::Shared()) + in_cta * launch.block_floats;
+  const HadamardLatent latent = args.latents[simt::CtaY()];
+  const T* x = reinterpret_cast<const T*>(args.x) + row * args.x_row_stride +
+               latent.column;
+  T* y = reinterpret_cast<T*>(args.y) + row * args.y_row_stride + latent.column;
+  for (int64_t b = 0; b < latent.num_blocks; ++b) {
+    const HadamardBlock block = latent.blocks[b];
+    TransformBlock<T, team>(block, args.transposed, x, z, y);
+    x += block.order;
+    y += block.order;
+    if (b + 1 < latent.num_blocks) SyncTeam<team>();  // z is read
+  }
+}
+
+template <typename T, uint32_t team>
+void LaunchHadamard(const HadamardLaunch& args, Launcher& launcher) {
+  constexpr int64_t kTeams = kThreads / team;
+  KernelLaunch launch;
+  launch.name = "hadamard";
+  launch.grid_x =
+      static_cast<uint32_t>((args.args.num_rows + kTeams - 1) / kTeams);
+  launch.grid_y = static_cast<uint32_t>(args.args.num_latents);
+  launch.threads = kThreads;
+  launch.shared_bytes = static_cast<uint32_t>(kTeams * args.block_floats *
+                                              int64_t{sizeof(float)});
+  simt::Launch(launcher, launch, HadamardKernel<T, team>, args);
+}
+
+}  // namespace
+
+void HadamardCuda(const HadamardArgs& args, float*, Launcher& launcher) {
+  // Scratch is the widest block, twice.
+  const HadamardLaunch launch = {args, args.scratch_floats / 2};
+  VisitDType(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    if (launch.block_floats <= kWarpFloats) {
+      LaunchHadamard<T, simt::kWarp>(launch, launcher);
+    } else {
+      LaunchHadamard<T, kThreads>(launch, launcher);
+    }
+  });
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
