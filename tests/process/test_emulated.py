@@ -18,25 +18,6 @@ PROMPT = "It was a bright cold morning, and she said to him"
 SMALL = ["--max-batched-tokens", 16, "--max-num-seqs", 2, "--max-model-len", 64, "--kv-cache-bytes", "4MiB"]
 
 
-# Lloyd-Max's of a normal number.
-LEVELS = [0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326]
-
-
-@pytest.fixture(scope="module")
-def rotated(tmp_path_factory):
-    """Rotated 4 bits without exact rows, which kernels for a GPU do not read yet."""
-    codec = {"bits": {"schedule": [4]}, "hadamard_online": {}, "param_dtype": "F16",
-             "per_token_norm": {"levels": [-level for level in reversed(LEVELS)] + LEVELS}}
-
-    def side(stored):
-        return {"parts": [{"full": {}, "stored": stored, "codec": codec}]}
-
-    layer = {"key": side("POST_ROPE"), "value": side("NO_ROPE")}
-    path = tmp_path_factory.mktemp("plan") / "rotated.json"
-    path.write_text(json.dumps({"schema_version": 1, "layers": [layer] * 6}))
-    return path
-
-
 def refused(*args):
     done = run(*args, check=False)
     assert done.returncode == 1, done
@@ -53,8 +34,8 @@ def answer(server, prompt=PROMPT, **sampling):
 
 
 @pytest.fixture(scope="module")
-def emulated(rotated):
-    with serve("emulated", "--kv-plan", rotated) as server:
+def emulated():
+    with serve("emulated", "--kv-plan", "rotated-4bit") as server:
         yield server
 
 

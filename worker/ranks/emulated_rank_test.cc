@@ -57,19 +57,9 @@ model::ModelShape SmallShape() {
           .max_position = 128};
 }
 
-// A preset's plan. Without the exact rows of rotated codes, which kernels for a
-// GPU do not read.
 absl::StatusOr<kvasir::v1::KvPlan> PlanOfPreset(
     const std::string& name, const model::DecoderSpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(
-      kvasir::v1::KvPlan plan,
-      plan::MakePresetPlan(name, model::AttentionShapeOf(spec)));
-  for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
-    layer.clear_exact_sinks();
-    layer.mutable_key()->clear_exact_window();
-    layer.mutable_value()->clear_exact_window();
-  }
-  return plan;
+  return plan::MakePresetPlan(name, model::AttentionShapeOf(spec));
 }
 
 RankOptions SmallOptions() {
