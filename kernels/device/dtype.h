@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/device/host_device.h"
+
 namespace kvasir::kernels {
 
 enum class DType : uint8_t { kF32, kF16, kBf16 };
@@ -46,7 +48,7 @@ inline uint32_t BitsOf(float value) {
   return bits;
 }
 
-inline float FloatOf(uint32_t bits) {
+KVASIR_HOST_DEVICE inline float FloatOf(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;

@@ -49,7 +49,7 @@ inline constexpr float kC3 = 1.6666667e-1f;
 inline constexpr float kC2 = 0.5f;
 }  // namespace exp_constants
 
-inline float Exp(float x) {
+KVASIR_HOST_DEVICE inline float Exp(float x) {
   namespace c = exp_constants;
   if (x != x) return x;
   if (x < c::kLowest) return 0.0f;

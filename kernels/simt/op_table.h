@@ -8,6 +8,8 @@
 #include "kernels/rowwise/norm.h"
 #include "kernels/rowwise/rope.h"
 #include "kernels/rowwise/silu_mul.h"
+#include "kernels/sampling/log_softmax.h"
+#include "kernels/sampling/sample.h"
 #include "kernels/simt/target.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
@@ -16,10 +18,13 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 DeviceOps Ops();
 
 // Each in <op>_cuda.cu beside the op.
+void CountTokensCuda(const CountTokensArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
+void LogSoftmaxCuda(const LogSoftmaxArgs& args, Launcher& launcher);
 void MatmulCuda(const MatmulArgs& args, float* scratch, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
+void SampleCuda(const SampleArgs& args, void* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
