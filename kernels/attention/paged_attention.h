@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "kernels/device/host_device.h"
+#include "base/host_device.h"
 #include "kernels/latents/latent_view.h"
 #include "kernels/latents/slot_metadata.h"
 #include "kernels/rowwise/rope.h"

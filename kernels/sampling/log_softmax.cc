@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/sampling/ops.h"
 #include "kernels/simd/scalar_math.h"
@@ -48,6 +49,16 @@ void LogSoftmaxRows(const LogSoftmaxArgs& params, int64_t begin, int64_t end,
   }
 }
 
+absl::Status CheckDeviceLogits(const char* op, DeviceKind device,
+                               int64_t count) {
+  if (device == DeviceKind::kCpu || count <= kMostDeviceLogits) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(
+      absl::StrCat(op, ": vocabulary: a GPU has at most ", kMostDeviceLogits,
+                   " logits to a row, not ", count));
+}
+
 absl::Status LogSoftmax(Stream& stream, const LogSoftmaxParams& params,
                         Workspace& workspace) {
   if (params.num_rows < 0) {
@@ -63,6 +74,8 @@ absl::Status LogSoftmax(Stream& stream, const LogSoftmaxParams& params,
                      params.vocab_begin + params.vocab_count,
                      ") is not cut at multiples of ", kVocabBlock));
   }
+  KVASIR_RETURN_IF_ERROR(
+      CheckDeviceLogits(kKernels.op, stream.device(), params.vocab_count));
   if (workspace.counting()) return CheckServed(kKernels, stream);
   return Launch(kKernels, stream, params);
 }

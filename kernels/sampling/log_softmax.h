@@ -19,6 +19,10 @@ struct LogSoftmaxState {
 // so that the bits do not depend on how the vocabulary was cut.
 inline constexpr int64_t kVocabBlock = 1024;
 
+// Logits of a row that a GPU takes: a CTA has each block's maximum and sum in
+// shared memory.
+inline constexpr int64_t kMostDeviceLogits = 1 << 20;
+
 // Adds the logits of ids [vocab_begin, vocab_begin + vocab_count) to the state
 // (which the chunk with vocab_begin 0 initialises); with `last`, writes
 // logprobs[t] = logit(target) - max - log(sum). A target outside [0, vocab) has

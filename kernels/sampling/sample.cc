@@ -1,5 +1,7 @@
 #include "kernels/sampling/sample.h"
 
+#include <algorithm>
+
 #include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/sampling/ops.h"
@@ -25,9 +27,15 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
         absl::StrCat("sample: max_top: want 0 to ", params.vocab, ", have ",
                      params.max_top));
   }
+  KVASIR_RETURN_IF_ERROR(
+      CheckDeviceLogits(kSample.op, stream.device(), params.vocab));
   Workspace::Scope scope(&workspace);
-  const DevicePtr<char> scratch = workspace.Take<char>(
-      SampleScratchBytes(params.vocab, ScratchThreads(stream)));
+  // A thread's is used row by row; a GPU has all rows at work.
+  const int64_t parts = stream.device() == DeviceKind::kCpu
+                            ? ScratchThreads(stream)
+                            : std::max<int64_t>(params.num_rows, 1);
+  const DevicePtr<char> scratch =
+      workspace.Take<char>(SampleScratchBytes(params.vocab, parts));
   if (workspace.counting()) return CheckServed(kSample, stream);
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kSample, stream, params, scratch);

@@ -87,8 +87,8 @@ class CpuStream;
 void SampleReference(const SampleArgs& params, void* scratch,
                      CpuStream& stream);
 void SampleSimd(const SampleArgs& params, void* scratch, CpuStream& stream);
-// Bytes of scratch that either takes for `threads` threads.
-int64_t SampleScratchBytes(int64_t vocab, int threads);
+// Bytes of scratch for so many threads of a CPU, or rows of a GPU.
+int64_t SampleScratchBytes(int64_t vocab, int64_t parts);
 
 // A history that fills a table of SampleRow. No ids that clear nothing:
 // padding.

@@ -15,6 +15,8 @@
 #include "kernels/rowwise/rope.h"
 #include "kernels/rowwise/rows.h"
 #include "kernels/rowwise/silu_mul.h"
+#include "kernels/sampling/log_softmax.h"
+#include "kernels/sampling/sample.h"
 #include "kernels/simt/target.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
@@ -24,16 +26,19 @@ void ActivationCuda(const ActivationArgs& args, Launcher& launcher);
 void AddRowsCuda(const AddRowsArgs& args, Launcher& launcher);
 void ComplexLiftCuda(const ComplexLiftArgs& args, Launcher& launcher);
 void CopyPagesCuda(const CopyPagesArgs& args, Launcher& launcher);
+void CountTokensCuda(const CountTokensArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void GatherRowsCuda(const GatherRowsArgs& args, Launcher& launcher);
 void HadamardCuda(const HadamardArgs& args, float* scratch, Launcher& launcher);
 void KvAppendCuda(const KvAppendArgs& args, float* scratch, Launcher& launcher);
 void LiftCuda(const LiftArgs& args, float* scratch, Launcher& launcher);
+void LogSoftmaxCuda(const LogSoftmaxArgs& args, Launcher& launcher);
 void MatmulCuda(const MatmulArgs& args, float* scratch, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
 void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
                         Launcher& launcher);
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
+void SampleCuda(const SampleArgs& args, void* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
 
 // Valid for the whole process.
@@ -43,17 +48,20 @@ inline DeviceOps Ops() {
       MakeDeviceOp<AddRowsParams>("add_rows", &AddRowsCuda),
       MakeDeviceOp<ComplexLiftParams>("complex_lift", &ComplexLiftCuda),
       MakeDeviceOp<CopyPagesParams>("copy_pages", &CopyPagesCuda),
+      MakeDeviceOp<CountTokensParams>("count_tokens", &CountTokensCuda),
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
       MakeDeviceOp<GatherRowsParams>("gather_rows", &GatherRowsCuda),
       MakeDeviceOp<HadamardParams, DevicePtr<float>>("hadamard", &HadamardCuda),
       MakeDeviceOp<KvAppendParams, DevicePtr<float>>("kv_append",
                                                      &KvAppendCuda),
       MakeDeviceOp<LiftParams, DevicePtr<float>>("lift", &LiftCuda),
+      MakeDeviceOp<LogSoftmaxParams>("log_softmax", &LogSoftmaxCuda),
       MakeDeviceOp<MatmulParams, DevicePtr<float>>("matmul", &MatmulCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
       MakeDeviceOp<AttentionLaunch, DevicePtr<float>>("paged_attention",
                                                       &PagedAttentionCuda),
       MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
+      MakeDeviceOp<SampleParams, DevicePtr<void>>("sample", &SampleCuda),
       MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),
   };
   return {ops, sizeof(ops) / sizeof(ops[0])};

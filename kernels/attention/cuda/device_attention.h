@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "kernels/attention/paged_attention.h"
-#include "kernels/device/host_device.h"
 
 namespace kvasir::kernels {
 

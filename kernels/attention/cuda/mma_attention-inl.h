@@ -31,9 +31,9 @@
 // no more rows in an item than decoding has.
 #pragma once
 
+#include "base/host_device.h"
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_operands.h"
-#include "kernels/device/host_device.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/grid.h"
 

@@ -1,0 +1,530 @@
+// Ops on logits: the kernels against op_ref, whose bits they have, on seeds and
+// odd shapes.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "kernels/emulation/testing/emulated_ops.h"
+#include "kernels/emulation/testing/left_out.h"
+#include "kernels/sampling/ops.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr uint64_t kSeeds = 8;
+
+// Rows of `vocab` logits, in chunks.
+struct Scored {
+  std::vector<float> logits;
+  std::vector<int32_t> targets;
+  int64_t vocab;
+  int64_t chunk;
+};
+
+template <typename Run>
+void ForChunks(const Scored& c, const Run& run) {
+  for (int64_t begin = 0; begin < c.vocab; begin += c.chunk) {
+    LogSoftmaxArgs args;
+    args.row_stride = c.vocab;
+    args.num_rows = static_cast<int64_t>(c.targets.size());
+    args.vocab_begin = begin;
+    args.vocab_count = std::min(c.chunk, c.vocab - begin);
+    args.last = begin + c.chunk >= c.vocab;
+    run(args);
+  }
+}
+
+std::vector<float> ScoresByReference(const Scored& c) {
+  std::vector<float> logprobs(c.targets.size(), kPoison);
+  std::vector<LogSoftmaxState> state(c.targets.size());
+  TestStream reference(1, CpuBackend::kReference);
+  ForChunks(c, [&](LogSoftmaxArgs args) {
+    args.logits = c.logits.data() + args.vocab_begin;
+    args.targets = c.targets.data();
+    args.state = state.data();
+    args.logprobs = logprobs.data();
+    KVASIR_EXPECT_OK(
+        LogSoftmax(reference.stream(), OnDevice(args), reference.workspace()));
+  });
+  return logprobs;
+}
+
+std::vector<float> ScoresByKernel(EmulatedTest& test, const Scored& c) {
+  const DeviceBuffer logits = test.Put(c.logits);
+  const DeviceBuffer targets = test.Put(c.targets);
+  const DeviceBuffer state =
+      test.Memory(c.targets.size() * sizeof(LogSoftmaxState));
+  const DeviceBuffer logprobs =
+      test.Put(std::vector<float>(c.targets.size(), kPoison));
+  Workspace none(nullptr, 0);
+  ForChunks(c, [&](const LogSoftmaxArgs& args) {
+    LogSoftmaxParams params = OnDevice(args);
+    params.logits = logits.as<float>() + args.vocab_begin;
+    params.targets = targets.as<int32_t>();
+    params.state = state.as<LogSoftmaxState>();
+    params.logprobs = logprobs.as<float>();
+    KVASIR_EXPECT_OK(LogSoftmax(test.stream(), params, none));
+  });
+  return test.Get<float>(logprobs);
+}
+
+TEST(LogSoftmaxCudaTest, HasTheBitsOfTheCpuHoweverTheVocabularyIsCut) {
+  uint64_t seed = 0;
+  for (const int64_t vocab : {1, 15, 1024, 5003, 20000}) {
+    std::vector<int32_t> targets;
+    for (int64_t i = 0; i < 5; ++i) {
+      targets.push_back(static_cast<int32_t>(i * 7919 % vocab));
+    }
+    targets.push_back(-1);
+    targets.push_back(static_cast<int32_t>(vocab));
+    Scored c = {RandomFloats(7 * vocab, 1, 5.0f), targets, vocab, vocab};
+    const auto want = ScoresByReference(c);
+    for (const int64_t chunk : {vocab, int64_t{2048}}) {
+      c.chunk = chunk;
+      EmulatedTest test(++seed);
+      EXPECT_TRUE(SameBits(want, ScoresByKernel(test, c)))
+          << vocab << " in chunks of " << chunk;
+    }
+  }
+  EmulatedTest test;
+  EXPECT_TRUE(ScoresByKernel(test, {{}, {}, 5, 5}).empty());
+}
+
+TEST(LogSoftmaxCudaTest, ALogitThatIsNotFiniteLeavesItsRowWithoutANumber) {
+  constexpr int64_t kVocab = 2500;
+  Scored c = {RandomFloats(2 * kVocab, 2), {3, 3}, kVocab, kVocab};
+  EmulatedTest whole;
+  const auto want = ScoresByKernel(whole, c);
+  for (const auto& [bad, at] : std::vector<std::pair<float, size_t>>{
+           {kInf, 0}, {-kInf, 1030}, {kPoison, 2499}}) {
+    Scored with_bad = c;
+    with_bad.logits[at] = bad;
+    EmulatedTest broken;
+    const auto got = ScoresByKernel(broken, with_bad);
+    EXPECT_FALSE(std::isfinite(got[0])) << bad << " at " << at;
+    EXPECT_EQ(got[1], want[1]);
+  }
+  // A block that has nothing but -infinity.
+  c = {std::vector<float>(kVocab, -kInf), {2400}, kVocab, kVocab};
+  c.logits[2400] = 1.0f;
+  EmulatedTest test;
+  EXPECT_FALSE(std::isfinite(ScoresByKernel(test, c)[0]));
+}
+
+TEST(LogSoftmaxCudaTest, EachSiteIsMissed) {
+  const Scored c = {RandomFloats(3 * 5003, 3), {1, 2, 3}, 5003, 5003};
+  const auto want = ScoresByReference(c);
+  const auto mutants =
+      LeaveOutEach("log_softmax", kSeeds, [&](EmulatedTest& test) {
+        return SameBits(want, ScoresByKernel(test, c));
+      });
+  EXPECT_EQ(mutants.size(), 3u);
+  for (const Mutant& mutant : mutants) {
+    EXPECT_NE(mutant.verdict, Verdict::kRight) << mutant.site.line;
+  }
+}
+
+TEST(LogSoftmaxCudaTest, LogitsAreReadInWholeSectors) {
+  const Scored c = {RandomFloats(2 * 4096, 4), {1, 2}, 4096, 4096};
+  EmulatedTest test(1, 4, /*count_accesses=*/true);
+  (void)ScoresByKernel(test, c);
+  int64_t bytes = 0;
+  for (const AccessCount& count : test.emulator().Accesses("log_softmax")) {
+    if (count.kind != "global load" || count.requests < 10) continue;
+    EXPECT_EQ(count.sectors, count.least_sectors) << count.line;
+    bytes += count.bytes;
+  }
+  EXPECT_EQ(bytes, 2 * 2 * 4096 * 4);  // twice
+}
+
+// A row's tables on the host.
+struct Row {
+  SampleRowArgs row;
+  std::vector<int32_t> prompt, output, bias_ids, banned;
+  std::vector<float> biases;
+  std::vector<uint32_t> mask;
+};
+Row Greedy() {
+  Row row;
+  row.row.temperature = 0.0f;
+  return row;
+}
+
+struct Sampled {
+  std::vector<int32_t> ids;
+  std::vector<float> logprobs;
+  std::vector<int32_t> top_ids;
+  std::vector<float> top_logprobs;
+  std::vector<std::vector<int32_t>> outputs;
+  bool operator==(const Sampled& other) const {
+    return ids == other.ids && SameBits(logprobs, other.logprobs) &&
+           top_ids == other.top_ids &&
+           SameBits(top_logprobs, other.top_logprobs) &&
+           outputs == other.outputs;
+  }
+};
+
+struct Batch {
+  std::vector<float> logits;
+  std::vector<Row> rows;
+  int64_t vocab;
+  int64_t max_top = 0;
+  bool shared = false;  // one row of logits for all
+};
+
+Sampled ByReference(Batch c) {
+  const size_t count = c.rows.size();
+  const size_t top = count * static_cast<size_t>(c.max_top);
+  Sampled out = {std::vector<int32_t>(count, -7),
+                 std::vector<float>(count, kPoison),
+                 std::vector<int32_t>(top, -7),
+                 std::vector<float>(top, kPoison),
+                 {}};
+  std::vector<SampleRowArgs> rows;
+  for (Row& from : c.rows) {
+    const auto data = [](auto& numbers) {
+      return numbers.empty() ? nullptr : numbers.data();
+    };
+    SampleRowArgs row = from.row;
+    row.prompt_counts = data(from.prompt);
+    row.output_counts = data(from.output);
+    row.bias_ids = data(from.bias_ids);
+    row.biases = data(from.biases);
+    row.num_biases = static_cast<int32_t>(from.biases.size());
+    row.banned_ids = data(from.banned);
+    row.num_banned = static_cast<int32_t>(from.banned.size());
+    row.allow_mask = data(from.mask);
+    rows.push_back(row);
+  }
+  SampleArgs args;
+  args.logits = c.logits.data();
+  args.row_stride = c.shared ? 0 : c.vocab;
+  args.num_rows = static_cast<int64_t>(count);
+  args.vocab = c.vocab;
+  args.rows = rows.data();
+  args.token_ids = out.ids.data();
+  args.logprobs = out.logprobs.data();
+  args.max_top = c.max_top;
+  args.top_ids = out.top_ids.data();
+  args.top_logprobs = out.top_logprobs.data();
+  TestStream reference(1, CpuBackend::kReference);
+  KVASIR_EXPECT_OK(
+      Sample(reference.stream(), OnDevice(args), reference.workspace()));
+  for (const Row& row : c.rows) out.outputs.push_back(row.output);
+  return out;
+}
+
+Sampled ByKernel(EmulatedTest& test, const Batch& c) {
+  const size_t count = c.rows.size();
+  const size_t top = count * static_cast<size_t>(c.max_top);
+  std::vector<DeviceBuffer> tables;
+  const auto put = [&](const auto& numbers) {
+    using T = typename std::decay_t<decltype(numbers)>::value_type;
+    if (numbers.empty()) return DevicePtr<T>();
+    tables.push_back(test.Put(numbers));
+    return tables.back().template as<T>();
+  };
+  std::vector<SampleRow> rows;
+  std::vector<size_t> output_table(count);
+  for (const Row& from : c.rows) {
+    SampleRow row = OnDevice(from.row);
+    row.prompt_counts = put(from.prompt);
+    output_table[rows.size()] = tables.size();
+    row.output_counts = put(from.output);
+    row.bias_ids = put(from.bias_ids);
+    row.biases = put(from.biases);
+    row.num_biases = static_cast<int32_t>(from.biases.size());
+    row.banned_ids = put(from.banned);
+    row.num_banned = static_cast<int32_t>(from.banned.size());
+    row.allow_mask = put(from.mask);
+    rows.push_back(row);
+  }
+  const DeviceBuffer logits = test.Put(c.logits);
+  const DeviceBuffer on_rows = test.Put(rows);
+  const DeviceBuffer ids = test.Put(std::vector<int32_t>(count, -7));
+  const DeviceBuffer logprobs = test.Put(std::vector<float>(count, kPoison));
+  const DeviceBuffer top_ids = test.Put(std::vector<int32_t>(top, -7));
+  const DeviceBuffer top_logprobs = test.Put(std::vector<float>(top, kPoison));
+  SampleParams params;
+  params.logits = logits.as<float>();
+  params.row_stride = c.shared ? 0 : c.vocab;
+  params.num_rows = static_cast<int64_t>(count);
+  params.vocab = c.vocab;
+  params.rows = on_rows.as<SampleRow>();
+  params.token_ids = ids.as<int32_t>();
+  params.logprobs = logprobs.as<float>();
+  params.max_top = c.max_top;
+  params.top_ids = top_ids.as<int32_t>();
+  params.top_logprobs = top_logprobs.as<float>();
+  const DeviceBuffer scratch = test.Memory(
+      static_cast<size_t>(SampleScratchBytes(c.vocab, params.num_rows)) + 64);
+  Workspace workspace(scratch.data(), scratch.bytes());
+  KVASIR_EXPECT_OK(Sample(test.stream(), params, workspace));
+  Sampled out = {test.Get<int32_t>(ids),
+                 test.Get<float>(logprobs),
+                 test.Get<int32_t>(top_ids),
+                 test.Get<float>(top_logprobs),
+                 {}};
+  for (size_t i = 0; i < count; ++i) {
+    out.outputs.push_back(c.rows[i].output.empty()
+                              ? std::vector<int32_t>()
+                              : test.Get<int32_t>(tables[output_table[i]]));
+  }
+  return out;
+}
+
+void ExpectSame(const Batch& c, uint64_t seed = 1) {
+  EmulatedTest test(seed);
+  const Sampled want = ByReference(c);
+  const Sampled got = ByKernel(test, c);
+  EXPECT_EQ(want.ids, got.ids);
+  EXPECT_TRUE(SameBits(want.logprobs, got.logprobs));
+  EXPECT_EQ(want.top_ids, got.top_ids);
+  EXPECT_TRUE(SameBits(want.top_logprobs, got.top_logprobs));
+  EXPECT_EQ(want.outputs, got.outputs);
+}
+
+// Rows that use everything, by turns.
+std::vector<Row> AllKinds(int64_t vocab, size_t count) {
+  std::vector<Row> rows(count);
+  for (size_t i = 0; i < count; ++i) {
+    SampleRowArgs& row = rows[i].row;
+    row.temperature = i % 4 == 0 ? 0.0f : 0.3f * static_cast<float>(i);
+    row.top_k = i % 3 == 0 ? 50 : i % 11 == 1 ? 1000000 : 0;
+    row.top_p = i % 2 == 0 ? 0.9f : 1.0f;
+    row.min_p = i % 5 == 0 ? 0.02f : 0.0f;
+    row.seed = 100 + (uint64_t{i} << 33);
+    row.sample_index = static_cast<uint32_t>(i % 3);
+    row.position = (uint64_t{i} << 34) + 7;
+    row.num_logprobs = static_cast<int32_t>(i % 4) - 1;
+    if (i % 3 == 1) {
+      row.repetition_penalty = 1.3f;
+      row.presence_penalty = 0.4f;
+      row.frequency_penalty = i % 2 == 0 ? 0.2f : 0.0f;
+      for (int64_t id = 0; id < vocab; ++id) {
+        rows[i].prompt.push_back(id % 5 == 0);
+        rows[i].output.push_back(id % 3 == 0 ? static_cast<int32_t>(id % 4)
+                                             : 0);
+      }
+    }
+    if (i % 4 == 2) {
+      rows[i].bias_ids = {3, -1, 5, 3, static_cast<int32_t>(vocab), 515};
+      rows[i].biases = {2.0f, 50.0f, -1.0f, 0.25f, 50.0f, 1.0f};
+      rows[i].banned = {1, 99, -3, static_cast<int32_t>(vocab) + 4};
+    }
+    if (i % 6 == 5) {
+      rows[i].mask.assign(static_cast<size_t>((vocab + 31) / 32), 0x5a5a5a5au);
+    }
+  }
+  return rows;
+}
+
+TEST(SampleCudaTest, EveryKindOfRowHasTheResultOfTheCpu) {
+  uint64_t seed = 0;
+  for (const int64_t vocab : {600, 3001}) {
+    constexpr size_t kRows = 18;
+    ExpectSame({RandomFloats(vocab * static_cast<int64_t>(kRows), 1, 3.0f),
+                AllKinds(vocab, kRows), vocab, 2},
+               ++seed);
+  }
+  ExpectSame({{0.5f}, {Row(), Greedy()}, 1, 1, true});
+  ExpectSame({{}, {}, 3, 0});
+}
+
+// Many draws of each filter, from peaked logits and from flat ones, of which
+// more are kept than shared memory has room for.
+TEST(SampleCudaTest, DrawsAreThoseOfTheCpu) {
+  struct Shape {
+    float scale;
+    int64_t vocab;
+  };
+  for (const auto& [scale, vocab] :
+       std::vector<Shape>{{2.0f, 37}, {2.0f, 1500}, {0.05f, 2500}}) {
+    Batch c = {RandomFloats(vocab, 5, scale), {}, vocab, 0, true};
+    for (uint64_t i = 0; i < 24; ++i) {
+      Row row;
+      row.row.seed = 9;
+      row.row.position = i;
+      row.row.temperature = i % 2 == 0 ? 1.0f : 0.7f;
+      if (i % 8 == 1) row.row.top_k = 5;
+      if (i % 8 == 2) row.row.top_p = 0.8f;
+      if (i % 8 == 3) row.row.min_p = 0.3f;
+      if (i % 8 == 4) row.row.top_p = 0.999f, row.row.min_p = 1e-4f;
+      if (i % 8 == 5) row.row.top_k = 20, row.row.top_p = 0.5f;
+      if (i % 8 == 6) row.row.top_p = 1e-6f;
+      c.rows.push_back(row);
+    }
+    ExpectSame(c, 3);
+  }
+}
+
+TEST(SampleCudaTest, TiesGoToTheLowerId) {
+  std::vector<float> logits(2000, 1.0f);
+  logits[0] = -1.0f;
+  logits[700] = -0.0f;
+  Batch c = {logits, {Greedy(), Row(), Row()}, 2000, 3, true};
+  c.rows[0].row.num_logprobs = 3;
+  c.rows[1].row.top_k = 2;
+  c.rows[2].row.top_p = 1e-4f;
+  ExpectSame(c);
+  EmulatedTest test;
+  const Sampled got = ByKernel(test, c);
+  EXPECT_EQ(got.ids[0], 1);
+  EXPECT_EQ(
+      (std::vector<int32_t>{1, 2, 3}),
+      (std::vector<int32_t>{got.top_ids.begin(), got.top_ids.begin() + 3}));
+  // Zeros of either sign are equal.
+  ExpectSame({{-0.0f, 0.0f, -0.0f}, {Greedy()}, 3, 0});
+  ExpectSame({{0.0f, -0.0f, 0.0f}, {Greedy()}, 3, 0});
+}
+
+TEST(SampleCudaTest, WhereEverythingIsBannedThereIsNoToken) {
+  Batch c = {RandomFloats(70, 6), {Row(), Greedy(), Greedy()}, 70, 1, true};
+  for (Row& row : c.rows) row.mask.assign(3, 0);
+  c.rows[1].row.num_logprobs = 1;
+  c.rows[1].output.assign(70, 0);
+  c.rows[2].mask.assign(3, ~0u);
+  for (int32_t id = 0; id < 70; ++id) c.rows[2].banned.push_back(id);
+  ExpectSame(c);
+  EmulatedTest test;
+  EXPECT_EQ(ByKernel(test, c).ids, (std::vector<int32_t>(3, kNoTokenAllowed)));
+}
+
+TEST(SampleCudaTest, ALogitThatIsNotFiniteGivesNoTokenAndItsNeighboursTheirs) {
+  constexpr int64_t kVocab = 600;
+  for (const auto& [bad, at] : std::vector<std::pair<float, size_t>>{
+           {kInf, 0}, {-kInf, 520}, {kPoison, 599}}) {
+    Batch c = {RandomFloats(3 * kVocab, 7), {Row(), Row(), Row()}, kVocab, 1};
+    c.logits[kVocab + at] = bad;
+    for (Row& row : c.rows) {
+      row.row.num_logprobs = 1;
+      row.output.assign(kVocab, 0);
+    }
+    ExpectSame(c);
+    EmulatedTest test;
+    EXPECT_EQ(ByKernel(test, c).ids[1], kLogitNotFinite);
+  }
+}
+
+TEST(SampleCudaTest, WhatPenaltiesAndBiasesMakeInfiniteStillGivesAToken) {
+  Batch c = {{3.0f, 100.0f, 1.0f, -2.0f}, {}, 4, 0, true};
+  for (const float temperature : {0.0f, 1.0f, 1e-38f}) {
+    for (const std::vector<float>& biases :
+         std::vector<std::vector<float>>{{0.0f, kInf, 0.0f, kInf},
+                                         {-kInf, -kInf, -kInf, -kInf},
+                                         {kInf, -kInf, 3.0f, -kInf},
+                                         {}}) {
+      Row row;
+      row.row.temperature = temperature;
+      row.banned = {0};
+      row.biases = biases;
+      row.bias_ids = {0, 1, 2, 3};
+      row.bias_ids.resize(biases.size());
+      row.prompt = {0, 1, 0, 0};
+      if (biases.empty()) row.row.repetition_penalty = 1e-38f;
+      c.rows.push_back(row);
+    }
+  }
+  ExpectSame(c);
+}
+
+TEST(SampleCudaTest, AListMayHaveTheWholeVocabulary) {
+  Batch c = {RandomFloats(2 * 2500, 8, 20.0f), {Row(), Greedy()}, 2500, 2500};
+  c.rows[0].row.num_logprobs = 2500;
+  c.rows[1].row.num_logprobs = 700;
+  ExpectSame(c);
+}
+
+TEST(SampleCudaTest, IsTheSameOnEverySeed) {
+  const Batch c = {RandomFloats(8 * 700, 9, 3.0f), AllKinds(700, 8), 700, 2};
+  const Sampled want = ByReference(c);
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    EXPECT_TRUE(want == ByKernel(test, c)) << seed;
+  }
+}
+
+TEST(SampleCudaTest, EachSiteIsMissed) {
+  // Draws, one with a list, and a row in which all that is left is equal. Two
+  // warps have as many blocks of logits.
+  constexpr int32_t kVocab = 4096;
+  Batch c = {RandomFloats(kVocab, 10, 2.0f), {}, kVocab, 5, true};
+  c.rows.resize(4);
+  for (uint64_t i = 0; i < 3; ++i) c.rows[i].row.position = i;
+  c.rows[0].row.num_logprobs = 5;
+  c.rows[3].biases.assign(kVocab, -kInf);
+  for (int32_t id = 0; id < kVocab; ++id) c.rows[3].bias_ids.push_back(id);
+  const Sampled want = ByReference(c);
+  const auto mutants = LeaveOutEach("sample", kSeeds, [&](EmulatedTest& test) {
+    return want == ByKernel(test, c);
+  });
+  EXPECT_EQ(mutants.size(), 9u);
+  for (const Mutant& mutant : mutants) {
+    EXPECT_NE(mutant.verdict, Verdict::kRight)
+        << mutant.site.kind << " at " << mutant.site.file << ":"
+        << mutant.site.line;
+  }
+}
+
+TEST(SampleCudaTest, AVocabularyThatIsTooLargeIsRefused) {
+  EmulatedTest test;
+  Workspace none(nullptr, 0);
+  SampleParams params;
+  params.vocab = kMostDeviceLogits + 1;
+  EXPECT_THAT(
+      Sample(test.stream(), params, none),
+      base::StatusIs(absl::StatusCode::kUnimplemented,
+                     HasSubstr("sample: vocabulary: a GPU has at most 1048576 "
+                               "logits to a row, not 1048577")));
+  LogSoftmaxParams scored;
+  scored.vocab_count = kMostDeviceLogits + 1;
+  EXPECT_THAT(LogSoftmax(test.stream(), scored, none),
+              base::StatusIs(absl::StatusCode::kUnimplemented,
+                             HasSubstr("log_softmax: vocabulary")));
+}
+
+// Tables of histories: one that is cleared, one that is kept, and padding.
+struct Counted {
+  std::vector<int32_t> cleared, kept;
+};
+Counted CountByKernel(EmulatedTest& test, const std::vector<int32_t>& ids) {
+  const DeviceBuffer on_ids = test.Put(ids);
+  const DeviceBuffer cleared = test.Put(std::vector<int32_t>(2000, 5));
+  const DeviceBuffer kept = test.Put(std::vector<int32_t>(2000, 5));
+  const auto count = static_cast<int64_t>(ids.size());
+  const DeviceBuffer rows = test.Put(std::vector<TokenHistory>{
+      {on_ids.as<int32_t>(), count, cleared.as<int32_t>(), true},
+      {on_ids.as<int32_t>() + 3, count - 3, kept.as<int32_t>(), false},
+      {}});
+  Workspace none(nullptr, 0);
+  KVASIR_EXPECT_OK(
+      CountTokens(test.stream(), {rows.as<TokenHistory>(), 3, 2000}, none));
+  return {test.Get<int32_t>(cleared), test.Get<int32_t>(kept)};
+}
+
+TEST(CountTokensCudaTest, CountsEachHistoryAndMissesItsSite) {
+  std::vector<int32_t> ids = {1, 3, 1, -1, 2000, 0};
+  for (int32_t i = 0; i < 1500; ++i) ids.push_back(i * i % 1999);
+  Counted want = {std::vector<int32_t>(2000, 0), std::vector<int32_t>(2000, 5)};
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= 2000) continue;
+    ++want.cleared[static_cast<size_t>(ids[i])];
+    if (i >= 3) ++want.kept[static_cast<size_t>(ids[i])];
+  }
+  const auto mutants =
+      LeaveOutEach("count_tokens", kSeeds, [&](EmulatedTest& test) {
+        const Counted got = CountByKernel(test, ids);
+        return got.cleared == want.cleared && got.kept == want.kept;
+      });
+  ASSERT_EQ(mutants.size(), 1u);
+  EXPECT_NE(mutants[0].verdict, Verdict::kRight);
+}
+
+}  // namespace
+}  // namespace kvasir::kernels::emulation

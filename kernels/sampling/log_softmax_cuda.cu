@@ -1,0 +1,47 @@
+// log_softmax on a GPU: one CTA to a row, with the bits of the CPU's op: blocks
+// of 1024 logits by half warps, in the 16 lanes and the order of log_softmax.h.
+//
+// Layout: float32 logits, rows row_stride apart; a warp reads two runs of 64
+// bytes at a time. Bytes of a row: 4 V, and once more from the caches.
+// Operations: about 20 to a logit for its exponential. Floor: bytes over the
+// memory's bandwidth while there are as many rows as multiprocessors; a row
+// alone is as fast as one multiprocessor reads.
+#include "kernels/sampling/logits_cuda.h"
+#include "kernels/simt/launch.h"
+#include "kernels/simt/op_table.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+namespace {
+
+KVASIR_KERNEL(kLogitThreads)
+LogSoftmaxKernel(LogSoftmaxArgs args) {
+  const int64_t row = simt::CtaX();
+  const float* const logits = args.logits + row * args.row_stride;
+  const bool decides = simt::Thread() == 0;
+  LogSoftmaxState state = {Lowest(), 0.0f, Lowest()};
+  if (decides && args.vocab_begin > 0) state = args.state[row];
+  AddLogits(logits, args.vocab_count,
+            reinterpret_cast<LogitBlock*>(simt::Shared()), &state);
+  if (!decides) return;
+  const int64_t target = args.targets[row] - args.vocab_begin;
+  if (target >= 0 && target < args.vocab_count) {
+    state.target_logit = simt::LoadGlobal(logits + target);
+  }
+  args.state[row] = state;
+  if (args.last) {
+    args.logprobs[row] = LogProbabilityOf(state.target_logit, state);
+  }
+}
+
+}  // namespace
+
+void LogSoftmaxCuda(const LogSoftmaxArgs& args, Launcher& launcher) {
+  KernelLaunch launch;
+  launch.name = "log_softmax";
+  launch.grid_x = static_cast<uint32_t>(args.num_rows);
+  launch.threads = kLogitThreads;
+  launch.shared_bytes = LogitBlocksBytes(args.vocab_count);
+  simt::Launch(launcher, launch, LogSoftmaxKernel, args);
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
