@@ -372,8 +372,8 @@ void LaunchTiles(const MatmulArgs& args, Launcher& launcher) {
   KernelLaunch launch = GridOf(Tile::kName, args, Tile::kRows, Tile::kColumns);
   launch.threads = Sizes<Tile>::kThreads;
   launch.shared_bytes = Tile::kStages * Sizes<Tile>::kStageNumbers * sizeof(T);
-  const bool wide = simt::WideRows<T>(args.weight.k, args.weight.data) &&
-                    simt::WideRows<T>(args.x_row_stride, args.x);
+  const bool wide = simt::WideRows<T>({args.weight.k}, args.weight.data) &&
+                    simt::WideRows<T>({args.x_row_stride}, args.x);
   simt::Launch(
       launcher, launch,
       wide ? MatmulKernel<T, Tile, true> : MatmulKernel<T, Tile, false>, args);
