@@ -23,7 +23,7 @@ uint32_t CountDifferent(uint64_t* values, uint32_t count) {
 }
 
 void CountGlobal(const Request& request, AccessTable::Entry& entry) {
-  uint64_t sectors[2 * kLanes];
+  uint64_t sectors[kLanes];
   uint32_t count = 0;
   uint64_t bytes = 0;
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
@@ -119,7 +119,7 @@ void CountAccess(const void* address, size_t bytes, bool shared, bool stores) {
 }
 
 void CheckAligned(const void* address, size_t bytes) {
-  if (reinterpret_cast<uint64_t>(address) % bytes != 0) {
+  if ((reinterpret_cast<uint64_t>(address) & (bytes - 1)) != 0) {
     Fault("misaligned: address %p, for %zu bytes", address, bytes);
   }
 }
@@ -142,7 +142,10 @@ void CheckGlobalRange(const void* address, size_t bytes) {
     return i < launch.num_ranges && launch.ranges[i].begin <= begin &&
            end <= launch.ranges[i].end;
   };
-  if (holds(launch.last_range)) return;
+  size_t& last =
+      launch.range_of_line[static_cast<size_t>(current_fiber->site.line) %
+                           Launch::kLines];
+  if (holds(last)) return;
   size_t low = 0, high = launch.num_ranges;  // the first that begins behind it
   while (low < high) {
     const size_t middle = (low + high) / 2;
@@ -162,7 +165,66 @@ void CheckGlobalRange(const void* address, size_t bytes) {
     }
     Fault("%p is no memory of the device", address);
   }
-  launch.last_range = low - 1;
+  last = low - 1;
+}
+
+namespace {
+
+// The entry of a block, or a free one where it would be.
+StoredBlock& StoredAt(RawArray<StoredBlock>& table, uint32_t launch,
+                      uint64_t block) {
+  const size_t mask = table.size() - 1;
+  size_t at = static_cast<size_t>(block * 0x9e3779b97f4a7c15u >> 20) & mask;
+  while (table[at].launch == launch && table[at].block != block) {
+    at = (at + 1) & mask;
+  }
+  return table[at];
+}
+
+uint32_t BytesOfBlock(uint64_t address, size_t bytes) {
+  return ((1u << bytes) - 1) << address % StoredBlock::kBytes;
+}
+
+}  // namespace
+
+void NoteStore(const void* address, size_t bytes) {
+  FiberPool& pool = *current_launch->pool;
+  RawArray<StoredBlock>& table = pool.stored;
+  if (2 * (pool.num_stored + 1) > table.size()) {
+    RawArray<StoredBlock> before;
+    before.Swap(table);
+    table.Resize(before.size() == 0 ? 1024 : 2 * before.size());
+    for (size_t i = 0; i < before.size(); ++i) {
+      const StoredBlock& entry = before[i];
+      if (entry.launch != pool.launches) continue;
+      StoredAt(table, entry.launch, entry.block) = entry;
+    }
+    before.Free();
+  }
+  const auto at = reinterpret_cast<uint64_t>(address);
+  const uint64_t block = at / StoredBlock::kBytes;
+  StoredBlock& entry = StoredAt(table, pool.launches, block);
+  if (entry.launch != pool.launches) {
+    entry = {block, pool.launches, 0};
+    ++pool.num_stored;
+  }
+  entry.stored |= BytesOfBlock(at, bytes);
+}
+
+void CheckOnce(const void* address, size_t bytes, Site site) {
+  Enter("LoadOnce", site);
+  CheckAligned(address, bytes);
+  CheckGlobalRange(address, bytes);
+  CountAccess(address, bytes, /*shared=*/false, /*stores=*/false);
+  FiberPool& pool = *current_launch->pool;
+  if (pool.num_stored == 0) return;
+  const auto at = reinterpret_cast<uint64_t>(address);
+  const StoredBlock& entry =
+      StoredAt(pool.stored, pool.launches, at / StoredBlock::kBytes);
+  if (entry.launch == pool.launches &&
+      (entry.stored & BytesOfBlock(at, bytes)) != 0) {
+    Fault("%p was stored to by this launch", address);
+  }
 }
 
 void CheckGlobal(const void* address, size_t bytes, bool stores, Site site) {
@@ -170,6 +232,7 @@ void CheckGlobal(const void* address, size_t bytes, bool stores, Site site) {
   CheckAligned(address, bytes);
   CheckGlobalRange(address, bytes);
   CountAccess(address, bytes, /*shared=*/false, stores);
+  if (stores) NoteStore(address, bytes);
 }
 
 void CheckShared(const void* address, size_t bytes, bool stores, Site site) {
@@ -191,7 +254,7 @@ const char* DescribeAddress(const void* address, char* text, size_t bytes) {
       return text;
     }
     for (uint32_t t = 0; t < cta.threads; ++t) {
-      const char* const stack = cta.fibers[t]->stack;
+      const char* const stack = cta.fibers[t].stack;
       if (at < stack && at >= stack - 4096) {
         return "the emulated thread's stack is full";
       }

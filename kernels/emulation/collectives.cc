@@ -7,20 +7,15 @@
 namespace kvasir::kernels::emulation {
 namespace {
 
-uint32_t LaneOf(const Fiber& fiber) { return fiber.place.thread % kLanes; }
-
-Fiber& LaneFiber(uint32_t lane) {
-  const Fiber& self = *current_fiber;
-  return *self.cta->fibers[self.place.thread - LaneOf(self) + lane];
-}
+Fiber& LaneFiber(uint32_t lane) { return current_fiber->warp->lanes[lane]; }
 
 // Where these lanes meet.
 Meet& MeetOf(uint32_t mask) {
   Fiber& self = *current_fiber;
-  if ((mask >> LaneOf(self) & 1) == 0) {
-    Fault("lane %u is not in the mask %08x that it gives", LaneOf(self), mask);
+  if ((mask >> self.lane & 1) == 0) {
+    Fault("lane %u is not in the mask %08x that it gives", self.lane, mask);
   }
-  Warp& warp = self.cta->warps[self.place.thread / kLanes];
+  Warp& warp = *self.warp;
   Meet* free = nullptr;
   for (Meet& meet : warp.meets) {
     if (meet.mask == mask) return meet;
@@ -34,7 +29,7 @@ Meet& MeetOf(uint32_t mask) {
 void Meeting(uint32_t mask, bool orders, void (*finish)(void*), void* context) {
   Arrive(MeetOf(mask),
          {static_cast<uint32_t>(__builtin_popcount(mask)), /*waits=*/true,
-          orders, /*same_site=*/true, finish, context});
+          orders, /*same_site=*/true, /*barrier=*/nullptr, finish, context});
 }
 
 float FloatOf32(uint32_t bits) {
@@ -56,29 +51,34 @@ double Half(MmaKind kind, uint32_t pair, int high) {
 
 // See simt/mma.h for what a lane holds.
 void Multiply(MmaKind kind) {
-  double a[16][16], b[16][8];
+  using Row = double __attribute__((vector_size(8 * sizeof(double))));
+  double a[16][16];
+  Row b[16], d[16];
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     const Fiber& fiber = LaneFiber(lane);
     const uint32_t g = lane / 4, c = lane % 4;
     for (uint32_t i = 0; i < 4; ++i) {
       for (int high = 0; high < 2; ++high) {
-        a[g + 8 * (i % 2)][2 * c + high + 8 * (i / 2)] =
+        a[g + 8 * (i % 2)][2 * c + static_cast<uint32_t>(high) + 8 * (i / 2)] =
             Half(kind, fiber.given[i], high);
       }
+      d[g + 8 * (i / 2)][2 * c + i % 2] =
+          static_cast<double>(FloatOf32(fiber.got[i]));
     }
     for (uint32_t i = 0; i < 2; ++i) {
       for (int high = 0; high < 2; ++high) {
-        b[2 * c + high + 8 * i][g] = Half(kind, fiber.given[4 + i], high);
+        b[2 * c + static_cast<uint32_t>(high) + 8 * i][g] =
+            Half(kind, fiber.given[4 + i], high);
       }
     }
+  }
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) d[row] += a[row][k] * b[k];
   }
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     Fiber& fiber = LaneFiber(lane);
     for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t row = lane / 4 + 8 * (i / 2);
-      const uint32_t column = 2 * (lane % 4) + i % 2;
-      double sum = static_cast<double>(FloatOf32(fiber.got[i]));
-      for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
+      const double sum = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
       fiber.got[i] = BitsOf32(static_cast<float>(sum));
     }
   }
@@ -128,7 +128,10 @@ uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
                                            "ShuffleUp", "ShuffleDown"};
   Enter(kNames[static_cast<int>(kind)], site);
   Fiber& self = *current_fiber;
-  const uint32_t lane = LaneOf(self);
+  const uint32_t lane = self.lane;
+  if (kind != ShuffleKind::kFrom && operand >= kLanes) {
+    Fault("%u lanes away: a warp has %u", operand, kLanes);
+  }
   uint32_t from = 0;
   switch (kind) {
     case ShuffleKind::kXor:
@@ -202,7 +205,7 @@ void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,
                   Site site) {
   Enter("LoadMatrices", site);
   Fiber& self = *current_fiber;
-  if (LaneOf(self) < static_cast<uint32_t>(8 * count)) {
+  if (self.lane < static_cast<uint32_t>(8 * count)) {
     CheckAligned(row, 16);
     CheckSharedRange(row, 16);
     CountAccess(row, 16, /*shared=*/true, /*stores=*/false);

@@ -15,12 +15,19 @@
 namespace kvasir::kernels::emulation {
 
 struct EmulatorOptions {
-  // Another seed is another order of threads and of what lands when.
+  // Another seed is another order of threads and of what lands when. By odd
+  // ones any thread goes on, by even ones mostly those of one warp, which runs
+  // far ahead of the others.
   uint64_t seed = 1;
   // CTAs that are resident at a time, one on each.
   int multiprocessors = 4;
   // Adds what accesses cost (AccessCount); several times slower.
   bool count_accesses = false;
+  // Threads take turns in their order whatever the seed: the cheapest, for use
+  // and not for tests.
+  bool in_turn = false;
+  // Shared memory that a CTA may have: sm_80's (sm_90 has 227 KiB).
+  int64_t shared_bytes = 163 << 10;
 };
 
 // A line that synchronizes: a barrier, fence, commit, wait, or an atomic that

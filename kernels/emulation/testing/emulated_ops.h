@@ -15,12 +15,10 @@
 
 namespace kvasir::kernels::emulation {
 
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
+#if defined(__SANITIZE_THREAD__)  // gcc
 inline constexpr bool kThreadSanitizer = true;
-#else
-inline constexpr bool kThreadSanitizer = false;
-#endif
+#elif defined(__has_feature)
+inline constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
 #else
 inline constexpr bool kThreadSanitizer = false;
 #endif
@@ -29,8 +27,9 @@ class EmulatedTest {
  public:
   explicit EmulatedTest(uint64_t seed = 1, int multiprocessors = 4,
                         bool count_accesses = false)
-      : device_({{seed, multiprocessors, count_accesses}}, emulated::Ops()),
-        stream_(device_.MakeStream()) {}
+      : EmulatedTest(EmulatorOptions{seed, multiprocessors, count_accesses}) {}
+  explicit EmulatedTest(const EmulatorOptions& options)
+      : device_({options}, emulated::Ops()), stream_(device_.MakeStream()) {}
 
   EmulatedDevice& device() { return device_; }
   Emulator& emulator() { return device_.emulator(); }
