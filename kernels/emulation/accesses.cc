@@ -85,20 +85,19 @@ void FlushRequests(Cta& cta, uint32_t warp) {
   }
 }
 
-void CountAccess(const void* address, size_t bytes, bool shared, bool stores) {
-  AccessTable* const table = current_launch->accesses;
-  if (table == nullptr) return;
+void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
+             bool stores) {
   const Fiber& self = *current_fiber;
   int i = 0;
-  while (i < table->count && !(table->entries[i].site.line == self.site.line &&
-                               table->entries[i].site.file == self.site.file &&
-                               table->entries[i].shared == shared &&
-                               table->entries[i].stores == stores)) {
+  while (i < table.count && !(table.entries[i].site.line == self.site.line &&
+                              table.entries[i].site.file == self.site.file &&
+                              table.entries[i].shared == shared &&
+                              table.entries[i].stores == stores)) {
     ++i;
   }
   if (i == AccessTable::kMost) Fault("a kernel has at most %d lines", i);
-  if (i == table->count) {
-    AccessTable::Entry& entry = table->entries[table->count++];
+  if (i == table.count) {
+    AccessTable::Entry& entry = table.entries[table.count++];
     entry.site = self.site;
     entry.shared = shared;
     entry.stores = stores;
@@ -118,34 +117,20 @@ void CountAccess(const void* address, size_t bytes, bool shared, bool stores) {
   request.addresses[lane] = reinterpret_cast<uint64_t>(address);
 }
 
-void CheckAligned(const void* address, size_t bytes) {
-  if ((reinterpret_cast<uint64_t>(address) & (bytes - 1)) != 0) {
-    Fault("misaligned: address %p, for %zu bytes", address, bytes);
-  }
+void FaultMisaligned(const void* address, size_t bytes) {
+  Fault("misaligned: address %p, for %zu bytes", address, bytes);
 }
 
-void CheckSharedRange(const void* address, size_t bytes) {
+void FaultOutOfShared(const void* address) {
   const Cta& cta = *current_fiber->cta;
-  const int64_t at = static_cast<const char*>(address) - cta.shared;
-  if (at < 0 || at + static_cast<int64_t>(bytes) > cta.shared_bytes) {
-    Fault("out of bounds: byte %lld of the CTA's %u of shared memory",
-          static_cast<long long>(at), cta.shared_bytes);
-  }
+  Fault("out of bounds: byte %lld of the CTA's %u of shared memory",
+        static_cast<long long>(static_cast<const char*>(address) - cta.shared),
+        cta.shared_bytes);
 }
 
-void CheckGlobalRange(const void* address, size_t bytes) {
-  Launch& launch = *current_launch;
-  if (launch.any_memory) return;
+size_t FindRange(const void* address, size_t bytes) {
+  const Launch& launch = *current_launch;
   const auto* const begin = static_cast<const char*>(address);
-  const char* const end = begin + bytes;
-  const auto holds = [&](size_t i) {
-    return i < launch.num_ranges && launch.ranges[i].begin <= begin &&
-           end <= launch.ranges[i].end;
-  };
-  size_t& last =
-      launch.range_of_line[static_cast<size_t>(current_fiber->site.line) %
-                           Launch::kLines];
-  if (holds(last)) return;
   size_t low = 0, high = launch.num_ranges;  // the first that begins behind it
   while (low < high) {
     const size_t middle = (low + high) / 2;
@@ -155,7 +140,7 @@ void CheckGlobalRange(const void* address, size_t bytes) {
       high = middle;
     }
   }
-  if (low == 0 || !holds(low - 1)) {
+  if (low == 0 || !Holds(launch.ranges[low - 1], address, bytes)) {
     const bool near = low > 0 && begin < launch.ranges[low - 1].end + 4096;
     if (near) {
       const GuardedMemory::Range& range = launch.ranges[low - 1];
@@ -165,7 +150,7 @@ void CheckGlobalRange(const void* address, size_t bytes) {
     }
     Fault("%p is no memory of the device", address);
   }
-  last = low - 1;
+  return low - 1;
 }
 
 namespace {

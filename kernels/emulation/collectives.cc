@@ -23,13 +23,14 @@ Meet& MeetOf(uint32_t mask) {
   }
   if (free == nullptr) Fault("%d masks at a time are too many", Warp::kMasks);
   free->mask = mask;
+  free->lanes = static_cast<uint32_t>(__builtin_popcount(mask));
   return *free;
 }
 
 void Meeting(uint32_t mask, bool orders, void (*finish)(void*), void* context) {
-  Arrive(MeetOf(mask),
-         {static_cast<uint32_t>(__builtin_popcount(mask)), /*waits=*/true,
-          orders, /*same_site=*/true, /*barrier=*/nullptr, finish, context});
+  Meet& meet = MeetOf(mask);
+  Arrive(meet, {meet.lanes, /*waits=*/true, orders, /*same_site=*/true,
+                /*barrier=*/nullptr, finish, context});
 }
 
 float FloatOf32(uint32_t bits) {
@@ -49,37 +50,63 @@ double Half(MmaKind kind, uint32_t pair, int high) {
                                                     : ToFloat(F16{bits}));
 }
 
+// d += a b. Each product is exact, and each sum rounded in the order of k, so
+// that any instructions give the same bits.
+struct Product {
+  using Part = double __attribute__((vector_size(4 * sizeof(double))));
+  static constexpr int kParts = 2;  // of a row
+  double a[16][16];
+  Part b[16][kParts], d[16][kParts];
+};
+
+__attribute__((always_inline)) inline void MultiplyAs(Product& product) {
+  for (int row = 0; row < 16; ++row) {
+    Product::Part first = product.d[row][0], second = product.d[row][1];
+    for (int k = 0; k < 16; ++k) {
+      first += product.a[row][k] * product.b[k][0];
+      second += product.a[row][k] * product.b[k][1];
+    }
+    product.d[row][0] = first;
+    product.d[row][1] = second;
+  }
+}
+__attribute__((target("avx2"))) void MultiplyByAvx2(Product& product) {
+  MultiplyAs(product);
+}
+void MultiplyByAny(Product& product) { MultiplyAs(product); }
+
 // See simt/mma.h for what a lane holds.
 void Multiply(MmaKind kind) {
-  using Row = double __attribute__((vector_size(8 * sizeof(double))));
-  double a[16][16];
-  Row b[16], d[16];
+  Product product;
+  auto* const b = reinterpret_cast<double*>(product.b);  // [16][8]
+  auto* const d = reinterpret_cast<double*>(product.d);
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     const Fiber& fiber = LaneFiber(lane);
     const uint32_t g = lane / 4, c = lane % 4;
     for (uint32_t i = 0; i < 4; ++i) {
-      for (int high = 0; high < 2; ++high) {
-        a[g + 8 * (i % 2)][2 * c + static_cast<uint32_t>(high) + 8 * (i / 2)] =
-            Half(kind, fiber.given[i], high);
-      }
-      d[g + 8 * (i / 2)][2 * c + i % 2] =
+      double* const of_a = &product.a[g + 8 * (i % 2)][2 * c + 8 * (i / 2)];
+      of_a[0] = Half(kind, fiber.given[i], 0);
+      of_a[1] = Half(kind, fiber.given[i], 1);
+      d[8 * (g + 8 * (i / 2)) + 2 * c + i % 2] =
           static_cast<double>(FloatOf32(fiber.got[i]));
     }
     for (uint32_t i = 0; i < 2; ++i) {
-      for (int high = 0; high < 2; ++high) {
-        b[2 * c + static_cast<uint32_t>(high) + 8 * i][g] =
-            Half(kind, fiber.given[4 + i], high);
-      }
+      b[8 * (2 * c + 8 * i) + g] = Half(kind, fiber.given[4 + i], 0);
+      b[8 * (2 * c + 8 * i + 1) + g] = Half(kind, fiber.given[4 + i], 1);
     }
   }
-  for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < 16; ++k) d[row] += a[row][k] * b[k];
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
+  if (has_avx2) {
+    MultiplyByAvx2(product);
+  } else {
+    MultiplyByAny(product);
   }
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     Fiber& fiber = LaneFiber(lane);
+    const uint32_t g = lane / 4, c = lane % 4;
     for (uint32_t i = 0; i < 4; ++i) {
-      const double sum = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
-      fiber.got[i] = BitsOf32(static_cast<float>(sum));
+      fiber.got[i] = BitsOf32(
+          static_cast<float>(d[8 * (g + 8 * (i / 2)) + 2 * c + i % 2]));
     }
   }
 }

@@ -48,9 +48,8 @@ void Emulator::Run(const KernelLaunch& launch) {
   base::MutexLock lock(&mutex_);
   Kernel& kernel = KernelOf(launch.name);
   ++launches_;
-  const ThreadOrder order = options_.in_turn         ? ThreadOrder::kInTurn
-                            : options_.seed % 2 == 0 ? ThreadOrder::kByWarp
-                                                     : ThreadOrder::kAny;
+  const ThreadOrder order =
+      options_.seed % 2 == 0 ? ThreadOrder::kByWarp : ThreadOrder::kAny;
   RunLaunch(*pool_, {&launch, &kernel.sites,
                      options_.count_accesses ? &kernel.accesses : nullptr,
                      ranges.data(), ranges.size(), memory_ == nullptr, order,

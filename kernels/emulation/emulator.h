@@ -23,9 +23,6 @@ struct EmulatorOptions {
   int multiprocessors = 4;
   // Adds what accesses cost (AccessCount); several times slower.
   bool count_accesses = false;
-  // Threads take turns in their order whatever the seed: the cheapest, for use
-  // and not for tests.
-  bool in_turn = false;
   // Shared memory that a CTA may have: sm_80's (sm_90 has 227 KiB).
   int64_t shared_bytes = 163 << 10;
 };

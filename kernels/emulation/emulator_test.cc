@@ -228,13 +228,6 @@ TEST(EmulatorTest, AChildThatDiesOfAnythingElseWasNotStopped) {
       "the child ended with status");
 }
 
-TEST(EmulatorTest, ThreadsInTurnArriveToo) {
-  EmulatedTest test(EmulatorOptions{.in_turn = true});
-  EXPECT_TRUE(Arrives(test, Planted::kNone));
-  EXPECT_TRUE(Arrives(test, Planted::kOwnPartials));
-  EXPECT_TRUE(Arrives(test, Planted::kNone, &emulated::LaunchFenced));
-}
-
 TEST(EmulatorTest, CountsSectorsAndPassesThroughBanks) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   EXPECT_TRUE(Arrives(test, Planted::kNone));

@@ -132,7 +132,6 @@ void StartCta(Launch& launch, Cta& cta) {
                        cta.shared};
   for (uint32_t w = 0; w < cta.threads / kLanes; ++w) {
     Warp& warp = cta.warps[w];
-    warp.next = 0;
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
       Fiber& fiber = warp.lanes[lane];
       fiber.warp = &warp;

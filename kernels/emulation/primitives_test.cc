@@ -348,25 +348,6 @@ TEST(PrimitivesTest, AGridAddsUpWhatItsCtasCopied) {
   }
 }
 
-// Where threads take turns those that look for a change let the others go on,
-// and copies land.
-TEST(PrimitivesTest, NobodyStarvesWhereThreadsTakeTurns) {
-  EmulatedTest test(EmulatorOptions{.in_turn = true});
-  EXPECT_TRUE(GridSum()(test));
-  const Words in = RandomWords(size_t{256} * 5, 5);
-  Kernel copies(test, in, in.size());
-  copies.args.count = 5;
-  LaunchBulkCopies(copies.args, test.launcher());
-  EXPECT_EQ(copies.Out(), in);
-  Kernel hand_over(test, in, 64, 16 + 64);
-  LaunchHandOver(hand_over.args, test.launcher());
-  EXPECT_EQ(hand_over.Out(), Words(in.begin(), in.begin() + 64));
-  Kernel atomics(test, {0}, 6, 11);
-  LaunchAtomics(atomics.args, 11, test.launcher());
-  EXPECT_EQ(atomics.Out()[0], 64u * 11);
-  EXPECT_EQ(atomics.Out()[3], 64u * 11);
-}
-
 // A fence orders memory and nothing else: without ThreadSanitizer all accesses
 // come in the order in which they are written.
 bool OnlyOrders(const SyncSite& site) {

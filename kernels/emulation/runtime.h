@@ -92,7 +92,8 @@ struct alignas(64) Fiber {
 
 // Threads that wait for each other.
 struct Meet {
-  uint32_t mask;  // of lanes; of a CTA's barriers: unused
+  uint32_t mask;   // of lanes; of a CTA's barriers: unused
+  uint32_t lanes;  // of those
   uint32_t arrived;
   uint32_t expected;
   uint32_t generation;
@@ -124,7 +125,6 @@ struct Warp {
   Fiber* lanes;
   uint32_t ready;  // lanes that could go on
   uint32_t rank;   // in the launch; 0 goes first
-  uint32_t next;   // the lane whose turn it is
   static constexpr int kMasks = 8;
   Meet meets[kMasks];
   RawArray<OpenRequests> open;  // by access site
@@ -194,8 +194,7 @@ struct Launch {
   uint32_t num_warps;  // of those
   uint64_t next_cta, all_ctas;
   Cta* ended_cta;
-  size_t num_ready;  // threads that could go on
-  // kAny: those.
+  // Threads that could go on, of kAny.
   RawArray<Fiber*> ready;
   // Else: warps by rank, and a bit for each rank whose warp has any.
   RawArray<Warp*> by_rank;
@@ -213,8 +212,17 @@ extern KVASIR_EMULATION_TLS Launch* current_launch;
 extern KVASIR_EMULATION_TLS Fiber* current_fiber;
 
 // --- scheduler.cc
-uint64_t Random();
-uint32_t RandomBelow(size_t count);
+inline uint64_t Random() {  // xorshift64
+  uint64_t& x = current_launch->random;
+  x ^= x << 13;
+  x ^= x >> 7;
+  x ^= x << 17;
+  return x >> 11;
+}
+inline uint32_t RandomBelow(size_t count) {
+  return static_cast<uint32_t>(
+      (Random() & 0xffffffffu) * static_cast<uint32_t>(count) >> 32);
+}
 // Says what the current thread is about to do.
 inline void Enter(const char* doing, Site site) {
   current_fiber->doing = doing;
@@ -265,11 +273,46 @@ bool InShared(const void* address);
 void FlushRequests(Cta& cta, uint32_t warp);
 // Finds whose address it is, for reports of signals.
 const char* DescribeAddress(const void* address, char* text, size_t bytes);
-void CheckGlobalRange(const void* address, size_t bytes);
-void CheckSharedRange(const void* address, size_t bytes);
+[[noreturn]] void FaultMisaligned(const void* address, size_t bytes);
+[[noreturn]] void FaultOutOfShared(const void* address);
+// The index of the range that holds the bytes, or a Fault.
+size_t FindRange(const void* address, size_t bytes);
+void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
+             bool stores);
+inline bool Holds(const GuardedMemory::Range& range, const void* address,
+                  size_t bytes) {
+  const auto* const begin = static_cast<const char*>(address);
+  return range.begin <= begin && begin + bytes <= range.end;
+}
 // `bytes` is a power of two.
-void CheckAligned(const void* address, size_t bytes);
-void CountAccess(const void* address, size_t bytes, bool shared, bool stores);
+inline void CheckAligned(const void* address, size_t bytes) {
+  if ((reinterpret_cast<uint64_t>(address) & (bytes - 1)) != 0) {
+    FaultMisaligned(address, bytes);
+  }
+}
+inline void CheckSharedRange(const void* address, size_t bytes) {
+  const Cta& cta = *current_fiber->cta;
+  const auto* const at = static_cast<const char*>(address);
+  if (at < cta.shared || at + bytes > cta.shared + cta.shared_bytes) {
+    FaultOutOfShared(address);
+  }
+}
+inline void CheckGlobalRange(const void* address, size_t bytes) {
+  Launch& launch = *current_launch;
+  if (launch.any_memory) return;
+  size_t& last =
+      launch.range_of_line[static_cast<size_t>(current_fiber->site.line) %
+                           Launch::kLines];
+  if (last < launch.num_ranges && Holds(launch.ranges[last], address, bytes)) {
+    return;
+  }
+  last = FindRange(address, bytes);
+}
+inline void CountAccess(const void* address, size_t bytes, bool shared,
+                        bool stores) {
+  AccessTable* const table = current_launch->accesses;
+  if (table != nullptr) CountIn(*table, address, bytes, shared, stores);
+}
 // Remembers a store for LoadOnce; at most 16 bytes, aligned to their number.
 void NoteStore(const void* address, size_t bytes);
 

@@ -105,12 +105,14 @@ void ReportThreads() {
   }
 }
 
-void Stuck(const char* what) {
+[[noreturn]] void Stuck(const char* what) {
   std::fprintf(stderr, "emulated kernel %s: %s\n", current_launch->kernel->name,
                what);
   ReportThreads();
   std::abort();
 }
+
+constexpr char kAllWait[] = "deadlock: all threads wait, or have ended";
 
 constexpr uint32_t kRanks = 64;  // to a word of ready_ranks
 
@@ -136,7 +138,9 @@ void SwapRanks(Launch& launch, Warp& a, Warp& b) {
 
 Warp& FirstReadyWarp(Launch& launch) {
   size_t word = 0;
-  while (launch.ready_ranks[word] == 0) ++word;
+  while (launch.ready_ranks[word] == 0) {
+    if (++word == launch.ready_ranks.size()) Stuck(kAllWait);
+  }
   const auto bit =
       static_cast<size_t>(__builtin_ctzll(launch.ready_ranks[word]));
   return *launch.by_rank[word * kRanks + bit];
@@ -150,36 +154,36 @@ Fiber* TakeLane(Launch& launch, Warp& warp, uint32_t first) {
       (static_cast<uint32_t>(__builtin_ctz(turned)) + first) % kLanes;
   warp.ready &= ~(1u << lane);
   if (warp.ready == 0) SetRankIdle(launch, warp);
-  warp.next = (lane + 1) % kLanes;
   return &warp.lanes[lane];
+}
+
+size_t CountReady() {
+  const Launch& launch = *current_launch;
+  if (launch.order == ThreadOrder::kAny) return launch.ready.size();
+  size_t count = 0;
+  for (uint32_t w = 0; w < launch.num_warps; ++w) {
+    count += static_cast<size_t>(__builtin_popcount(launch.by_rank[w]->ready));
+  }
+  return count;
 }
 
 Fiber* TakeReady() {
   Launch& launch = *current_launch;
-  if (launch.num_ready == 0) {
-    Stuck("deadlock: all threads wait, or have ended");
+  if (launch.order == ThreadOrder::kAny) {
+    if (launch.ready.size() == 0) Stuck(kAllWait);
+    return launch.ready.Take(RandomBelow(launch.ready.size()));
   }
-  --launch.num_ready;
-  switch (launch.order) {
-    case ThreadOrder::kAny:
-      return launch.ready.Take(RandomBelow(launch.ready.size()));
-    case ThreadOrder::kInTurn: {
-      Warp& warp = FirstReadyWarp(launch);
-      return TakeLane(launch, warp, warp.next);
-    }
-    case ThreadOrder::kByWarp:
-      break;
-  }
-  constexpr uint32_t kAnyOneOf = 8;
+  constexpr uint64_t kAnyOneOf = 8;
   constexpr int kTries = 4;
-  Warp* warp = nullptr;
-  if (RandomBelow(kAnyOneOf) == 0) {
-    for (int i = 0; i < kTries && (warp == nullptr || warp->ready == 0); ++i) {
-      warp = launch.by_rank[RandomBelow(launch.num_warps)];
+  const uint64_t random = Random();
+  const auto lane = static_cast<uint32_t>(random / kAnyOneOf % kLanes);
+  if (random % kAnyOneOf == 0) {
+    for (int i = 0; i < kTries; ++i) {
+      Warp& warp = *launch.by_rank[RandomBelow(launch.num_warps)];
+      if (warp.ready != 0) return TakeLane(launch, warp, lane);
     }
   }
-  if (warp == nullptr || warp->ready == 0) warp = &FirstReadyWarp(launch);
-  return TakeLane(launch, *warp, RandomBelow(kLanes));
+  return TakeLane(launch, FirstReadyWarp(launch), lane);
 }
 
 void SwitchTo(Fiber* next) {
@@ -206,23 +210,8 @@ bool SameText(const char* a, const char* b) {
 
 }  // namespace
 
-// xorshift64.
-uint64_t Random() {
-  uint64_t& x = current_launch->random;
-  x ^= x << 13;
-  x ^= x >> 7;
-  x ^= x << 17;
-  return x >> 11;
-}
-
-uint32_t RandomBelow(size_t count) {
-  return static_cast<uint32_t>(
-      (Random() & 0xffffffffu) * static_cast<uint32_t>(count) >> 32);
-}
-
 void MakeReady(Warp& warp, uint32_t lanes) {
   Launch& launch = *current_launch;
-  launch.num_ready += static_cast<size_t>(__builtin_popcount(lanes));
   if (launch.order != ThreadOrder::kAny) {
     if (lanes == 0) return;
     warp.ready |= lanes;
@@ -236,7 +225,7 @@ void MakeReady(Warp& warp, uint32_t lanes) {
 
 void PlaceWarps(Cta& cta) {
   Launch& launch = *current_launch;
-  if (launch.order != ThreadOrder::kByWarp) return;
+  if (launch.order == ThreadOrder::kAny) return;
   for (uint32_t w = 0; w < cta.threads / kLanes; ++w) {
     SwapRanks(launch, cta.warps[w],
               *launch.by_rank[RandomBelow(launch.num_warps)]);
@@ -304,7 +293,6 @@ bool LeftOut() {
 
 void Yield() {
   Launch& launch = *current_launch;
-  if (launch.order == ThreadOrder::kInTurn) return;
   if (launch.bulk.size() > 0 && RandomBelow(64) == 0) LandBulk();
   Fiber& self = *current_fiber;
   MakeReady(*self.warp, 1u << self.lane);
@@ -314,8 +302,7 @@ void Yield() {
 void Poll(const void* at, uint64_t value) {
   Launch& launch = *current_launch;
   Fiber& self = *current_fiber;
-  const bool in_turn = launch.order == ThreadOrder::kInTurn;
-  if (launch.bulk.size() > 0 && (in_turn || RandomBelow(4) == 0)) LandBulk();
+  if (launch.bulk.size() > 0 && RandomBelow(4) == 0) LandBulk();
   bool again = false;
   for (const Look& look : self.looks) {
     again |= look.at == at && look.value == value;
@@ -326,8 +313,8 @@ void Poll(const void* at, uint64_t value) {
     Yield();
     return;
   }
-  if (++launch.polls >
-      kMostPolls * static_cast<int64_t>(launch.num_ready + 1)) {
+  if (++launch.polls > kMostPolls &&
+      launch.polls > kMostPolls * static_cast<int64_t>(CountReady() + 1)) {
     Stuck("deadlock: threads look for what nobody will do any more");
   }
   // Others first: what it waits for is theirs to do.

@@ -44,7 +44,6 @@ enum class ThreadOrder : uint8_t {
   kAny,     // any of them
   kByWarp,  // those of the warp whose random rank is the highest, now and then
             // any: one warp runs far ahead of the others
-  kInTurn,  // lane by lane, warp by warp, CTA by CTA
 };
 
 struct LaunchRequest {

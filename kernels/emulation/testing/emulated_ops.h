@@ -27,9 +27,8 @@ class EmulatedTest {
  public:
   explicit EmulatedTest(uint64_t seed = 1, int multiprocessors = 4,
                         bool count_accesses = false)
-      : EmulatedTest(EmulatorOptions{seed, multiprocessors, count_accesses}) {}
-  explicit EmulatedTest(const EmulatorOptions& options)
-      : device_({options}, emulated::Ops()), stream_(device_.MakeStream()) {}
+      : device_({{seed, multiprocessors, count_accesses}}, emulated::Ops()),
+        stream_(device_.MakeStream()) {}
 
   EmulatedDevice& device() { return device_; }
   Emulator& emulator() { return device_.emulator(); }
