@@ -31,6 +31,8 @@ struct Emulator::Kernel {
 Emulator::Emulator(const EmulatorOptions& options, const GuardedMemory* memory)
     : options_(options), memory_(memory), pool_(TakeFiberPool()) {}
 
+void FreeIdleStacks() { GiveFiberPool(nullptr); }
+
 Emulator::~Emulator() { GiveFiberPool(pool_); }
 
 Emulator::Kernel& Emulator::KernelOf(const std::string& name) {

@@ -51,6 +51,11 @@ struct AccessCount {
   int64_t least_passes = 0;   // without conflicts
 };
 
+// Stacks stay for the next emulator of the process when one ends; this frees
+// them. To ThreadSanitizer their threads are threads, and it judges nothing in
+// the child of a process that has several: a test does this before it forks.
+void FreeIdleStacks();
+
 class FiberPool;
 
 // Owns: the stacks of threads.

@@ -260,10 +260,8 @@ FiberPool* TakeFiberPool() {
 }
 
 void GiveFiberPool(FiberPool* pool) {
-  // To ThreadSanitizer fibers are threads, and it judges nothing in the child
-  // of a process that has several.
-  if (!tsan::kOn) pool = idle_pool.exchange(pool);
-  if (pool != nullptr) FreeFiberPool(pool);
+  FiberPool* const before = idle_pool.exchange(pool);
+  if (before != nullptr) FreeFiberPool(before);
 }
 
 void RunLaunch(FiberPool& pool, const LaunchRequest& request) {

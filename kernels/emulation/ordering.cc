@@ -43,8 +43,9 @@ void AddTag(RawArray<Tag>& tags, const Tag& tag) {
   tags.Push(tag);
 }
 
-// Tags and what follows from them are ThreadSanitizer's alone.
+// None without ThreadSanitizer: tags are there for it alone.
 Tag NewTag(bool gpu) {
+  if (!tsan::kOn) return {};
   const Tag tag = {FreshClock(), gpu, current_fiber->cta->index, current_fiber};
   tsan::Release(tag.clock);
   return tag;
@@ -52,7 +53,6 @@ Tag NewTag(bool gpu) {
 
 // A read of `location` by the current thread.
 void ReadTags(Location& location, bool acquires) {
-  if (!tsan::kOn) return;
   for (size_t i = 0; i < location.tags.size(); ++i) {
     const Tag& tag = location.tags[i];
     if (acquires) {
@@ -67,7 +67,6 @@ void ReadTags(Location& location, bool acquires) {
 // released there before.
 void WriteTags(Location& location, const Tag& released, bool goes_on) {
   NoteStore(location.address, location.bytes);
-  if (!tsan::kOn) return;
   if (!goes_on) location.tags.Clear();
   if (released.clock != nullptr) AddTag(location.tags, released);
 }
@@ -146,7 +145,7 @@ Location& LocationOf(const void* address) {
 
 void Fence(bool gpu, Site site) {
   Enter(gpu ? "Fence<kGpu>" : "Fence<kCta>", site);
-  if (LeftOut() || !tsan::kOn) return;
+  if (LeftOut()) return;
   Fiber& self = *current_fiber;
   for (size_t i = self.read.size(); i-- > 0;) {
     if (!Reaches(self.read[i], gpu)) continue;
@@ -196,10 +195,8 @@ void StoreAtomic(void* to, T value, bool releases, Site site) {
   CheckScope(location, /*gpu=*/true);
   if (releases && LeftOut()) releases = false;
   SomeYield();
-  WriteTags(
-      location,
-      releases && tsan::kOn ? NewTag(/*gpu=*/true) : current_fiber->released,
-      /*goes_on=*/false);
+  WriteTags(location, releases ? NewTag(/*gpu=*/true) : current_fiber->released,
+            /*goes_on=*/false);
   if constexpr (sizeof(T) == 8) {
     tsan::Store64(to, value);
   } else {

@@ -1,6 +1,5 @@
 // What the primitives of kernels/simt do on the host: calls into the runtime
-// that runs the kernel (runtime.h says where each lies). What each means is
-// said beside its wrapper. C++17.
+// that runs the kernel. What each means is said in kernels/simt. C++17.
 //
 // Threads: only code that a launch runs may call these.
 // Errors: a kernel that breaks a rule ends the process by a message that names

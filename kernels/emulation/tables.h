@@ -61,7 +61,7 @@ struct LaunchRequest {
 };
 
 // Stacks and fibers, for one launch after the other. One that was given back
-// serves the next who takes one.
+// (or null) serves the next who takes one.
 class FiberPool;
 FiberPool* TakeFiberPool();
 void GiveFiberPool(FiberPool* pool);

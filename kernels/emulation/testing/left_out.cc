@@ -40,6 +40,7 @@ const char* VerdictName(Verdict verdict) {
 }
 
 Verdict Judge(absl::FunctionRef<bool()> is_right) {
+  if (kThreadSanitizer) FreeIdleStacks();
   std::fflush(nullptr);
   // What is found is expected, and not shown.
   std::FILE* const said = std::tmpfile();
