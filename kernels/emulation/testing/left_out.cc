@@ -58,19 +58,22 @@ Verdict Judge(absl::FunctionRef<bool()> is_right) {
   std::rewind(said);
   text.resize(std::fread(text.data(), 1, text.size(), said));
   std::fclose(said);
-  if (WIFEXITED(status)) {
-    switch (WEXITSTATUS(status)) {
-      case kRight:
-        return Verdict::kRight;
-      case kWrong:
-        return Verdict::kWrong;
-      case kRace:
-        return Verdict::kRace;
-      default:
-        break;
-    }
-  } else if (WTERMSIG(status) == SIGABRT &&
-             text.find("emulated kernel ") != std::string::npos) {
+  const auto says = [&](const char* what) {
+    return text.find(what) != std::string::npos;
+  };
+  switch (WIFEXITED(status) ? WEXITSTATUS(status) : 0) {
+    case kRight:
+      return Verdict::kRight;
+    case kWrong:
+      return Verdict::kWrong;
+    case kRace:
+      return Verdict::kRace;
+    default:
+      break;
+  }
+  const bool aborted = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+  // What was poisoned may be no bool.
+  if ((aborted && says("emulated kernel ")) || says("runtime error: ")) {
     return Verdict::kStopped;
   }
   ADD_FAILURE() << "the child ended with status " << status << ": " << text;

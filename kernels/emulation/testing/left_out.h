@@ -15,7 +15,7 @@ enum class Verdict {
   kRight,   // and ThreadSanitizer had nothing to say
   kWrong,   // numbers
   kRace,    // ThreadSanitizer reported one
-  kStopped  // by the emulator
+  kStopped  // by the emulator or UndefinedBehaviorSanitizer
 };
 const char* VerdictName(Verdict verdict);
 
