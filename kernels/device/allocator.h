@@ -60,8 +60,8 @@ class DeviceBuffer {
 
 struct AllocationOptions {
   size_t alignment_bytes = 64;  // a power of two
-  // Touch every page now, so that the memory is really there (and zero) and
-  // the first request does not pay for it.
+  // Touch every page now, so that the memory is really there (the host's: and
+  // zero) and the first request does not pay for it.
   bool prefault = false;
 };
 

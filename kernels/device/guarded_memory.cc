@@ -71,7 +71,8 @@ void GuardedMemory::Release(void* data) {
   live_.erase(found);
 }
 
-void GuardedMemory::Check(const char* op, const void* address) const {
+void GuardedMemory::CheckRange(const char* op, const void* address,
+                               size_t bytes) const {
   if (address == nullptr) return;
   {
     const auto* const at = static_cast<const char*>(address);
@@ -79,7 +80,14 @@ void GuardedMemory::Check(const char* op, const void* address) const {
     auto found = live_.upper_bound(at);
     if (found != live_.begin()) {
       --found;
-      if (at < found->first + found->second) return;
+      const char* const end = found->first + found->second;
+      if (at < end && bytes <= static_cast<size_t>(end - at)) return;
+      if (at < end) {
+        std::fprintf(stderr,
+                     "%s: %zu bytes from byte %td of an allocation of %zu\n",
+                     op, bytes, at - found->first, found->second);
+        std::abort();
+      }
     }
   }
   std::fprintf(stderr, "%s: %p is no memory of the device\n", op, address);

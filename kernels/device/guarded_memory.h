@@ -39,7 +39,11 @@ class GuardedMemory final : public MemoryGuard {
   void* Acquire(size_t bytes, size_t alignment);
   void Release(void* data);
 
-  void Check(const char* op, const void* address) const override;
+  void Check(const char* op, const void* address) const override {
+    CheckRange(op, address, 1);
+  }
+  // Ends the process too where the last of `bytes` is not the allocation's.
+  void CheckRange(const char* op, const void* address, size_t bytes) const;
   void Open() override;
   void Close() override;
 

@@ -54,6 +54,9 @@ TEST(GuardedMemoryTest, KnowsWhatIsItsOwn) {
   EXPECT_DEATH(memory.Check("op", bytes + 100),
                "op: .* is no memory of the device");
   EXPECT_DEATH(memory.Check("op", bytes - 1), "is no memory of the device");
+  memory.CheckRange("op", bytes + 90, 10);
+  EXPECT_DEATH(memory.CheckRange("op", bytes + 90, 11),
+               "op: 11 bytes from byte 90 of an allocation of 100");
   ASSERT_EQ(memory.Live().size(), 1u);
   EXPECT_EQ(memory.Live()[0].begin, bytes);
   EXPECT_EQ(memory.Live()[0].end, bytes + 100);

@@ -23,7 +23,7 @@ uint32_t CountDifferent(uint64_t* values, uint32_t count) {
 }
 
 void CountGlobal(const Request& request, AccessTable::Entry& entry) {
-  uint64_t sectors[2 * kLanes];
+  uint64_t sectors[kLanes];
   uint32_t count = 0;
   uint64_t bytes = 0;
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
@@ -85,20 +85,19 @@ void FlushRequests(Cta& cta, uint32_t warp) {
   }
 }
 
-void CountAccess(const void* address, size_t bytes, bool shared, bool stores) {
-  AccessTable* const table = current_launch->accesses;
-  if (table == nullptr) return;
+void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
+             bool stores) {
   const Fiber& self = *current_fiber;
   int i = 0;
-  while (i < table->count && !(table->entries[i].site.line == self.site.line &&
-                               table->entries[i].site.file == self.site.file &&
-                               table->entries[i].shared == shared &&
-                               table->entries[i].stores == stores)) {
+  while (i < table.count && !(table.entries[i].site.line == self.site.line &&
+                              table.entries[i].site.file == self.site.file &&
+                              table.entries[i].shared == shared &&
+                              table.entries[i].stores == stores)) {
     ++i;
   }
   if (i == AccessTable::kMost) Fault("a kernel has at most %d lines", i);
-  if (i == table->count) {
-    AccessTable::Entry& entry = table->entries[table->count++];
+  if (i == table.count) {
+    AccessTable::Entry& entry = table.entries[table.count++];
     entry.site = self.site;
     entry.shared = shared;
     entry.stores = stores;
@@ -118,31 +117,20 @@ void CountAccess(const void* address, size_t bytes, bool shared, bool stores) {
   request.addresses[lane] = reinterpret_cast<uint64_t>(address);
 }
 
-void CheckAligned(const void* address, size_t bytes) {
-  if (reinterpret_cast<uint64_t>(address) % bytes != 0) {
-    Fault("misaligned: address %p, for %zu bytes", address, bytes);
-  }
+void FaultMisaligned(const void* address, size_t bytes) {
+  Fault("misaligned: address %p, for %zu bytes", address, bytes);
 }
 
-void CheckSharedRange(const void* address, size_t bytes) {
+void FaultOutOfShared(const void* address) {
   const Cta& cta = *current_fiber->cta;
-  const int64_t at = static_cast<const char*>(address) - cta.shared;
-  if (at < 0 || at + static_cast<int64_t>(bytes) > cta.shared_bytes) {
-    Fault("out of bounds: byte %lld of the CTA's %u of shared memory",
-          static_cast<long long>(at), cta.shared_bytes);
-  }
+  Fault("out of bounds: byte %lld of the CTA's %u of shared memory",
+        static_cast<long long>(static_cast<const char*>(address) - cta.shared),
+        cta.shared_bytes);
 }
 
-void CheckGlobalRange(const void* address, size_t bytes) {
-  Launch& launch = *current_launch;
-  if (launch.any_memory) return;
+size_t FindRange(const void* address, size_t bytes) {
+  const Launch& launch = *current_launch;
   const auto* const begin = static_cast<const char*>(address);
-  const char* const end = begin + bytes;
-  const auto holds = [&](size_t i) {
-    return i < launch.num_ranges && launch.ranges[i].begin <= begin &&
-           end <= launch.ranges[i].end;
-  };
-  if (holds(launch.last_range)) return;
   size_t low = 0, high = launch.num_ranges;  // the first that begins behind it
   while (low < high) {
     const size_t middle = (low + high) / 2;
@@ -152,7 +140,7 @@ void CheckGlobalRange(const void* address, size_t bytes) {
       high = middle;
     }
   }
-  if (low == 0 || !holds(low - 1)) {
+  if (low == 0 || !Holds(launch.ranges[low - 1], address, bytes)) {
     const bool near = low > 0 && begin < launch.ranges[low - 1].end + 4096;
     if (near) {
       const GuardedMemory::Range& range = launch.ranges[low - 1];
@@ -162,7 +150,66 @@ void CheckGlobalRange(const void* address, size_t bytes) {
     }
     Fault("%p is no memory of the device", address);
   }
-  launch.last_range = low - 1;
+  return low - 1;
+}
+
+namespace {
+
+// The entry of a block, or a free one where it would be.
+StoredBlock& StoredAt(RawArray<StoredBlock>& table, uint32_t launch,
+                      uint64_t block) {
+  const size_t mask = table.size() - 1;
+  size_t at = static_cast<size_t>(block * 0x9e3779b97f4a7c15u >> 20) & mask;
+  while (table[at].launch == launch && table[at].block != block) {
+    at = (at + 1) & mask;
+  }
+  return table[at];
+}
+
+uint32_t BytesOfBlock(uint64_t address, size_t bytes) {
+  return ((1u << bytes) - 1) << address % StoredBlock::kBytes;
+}
+
+}  // namespace
+
+void NoteStore(const void* address, size_t bytes) {
+  FiberPool& pool = *current_launch->pool;
+  RawArray<StoredBlock>& table = pool.stored;
+  if (2 * (pool.num_stored + 1) > table.size()) {
+    RawArray<StoredBlock> before;
+    before.Swap(table);
+    table.Resize(before.size() == 0 ? 1024 : 2 * before.size());
+    for (size_t i = 0; i < before.size(); ++i) {
+      const StoredBlock& entry = before[i];
+      if (entry.launch != pool.launches) continue;
+      StoredAt(table, entry.launch, entry.block) = entry;
+    }
+    before.Free();
+  }
+  const auto at = reinterpret_cast<uint64_t>(address);
+  const uint64_t block = at / StoredBlock::kBytes;
+  StoredBlock& entry = StoredAt(table, pool.launches, block);
+  if (entry.launch != pool.launches) {
+    entry = {block, pool.launches, 0};
+    ++pool.num_stored;
+  }
+  entry.stored |= BytesOfBlock(at, bytes);
+}
+
+void CheckOnce(const void* address, size_t bytes, Site site) {
+  Enter("LoadOnce", site);
+  CheckAligned(address, bytes);
+  CheckGlobalRange(address, bytes);
+  CountAccess(address, bytes, /*shared=*/false, /*stores=*/false);
+  FiberPool& pool = *current_launch->pool;
+  if (pool.num_stored == 0) return;
+  const auto at = reinterpret_cast<uint64_t>(address);
+  const StoredBlock& entry =
+      StoredAt(pool.stored, pool.launches, at / StoredBlock::kBytes);
+  if (entry.launch == pool.launches &&
+      (entry.stored & BytesOfBlock(at, bytes)) != 0) {
+    Fault("%p was stored to by this launch", address);
+  }
 }
 
 void CheckGlobal(const void* address, size_t bytes, bool stores, Site site) {
@@ -170,6 +217,7 @@ void CheckGlobal(const void* address, size_t bytes, bool stores, Site site) {
   CheckAligned(address, bytes);
   CheckGlobalRange(address, bytes);
   CountAccess(address, bytes, /*shared=*/false, stores);
+  if (stores) NoteStore(address, bytes);
 }
 
 void CheckShared(const void* address, size_t bytes, bool stores, Site site) {
@@ -191,7 +239,7 @@ const char* DescribeAddress(const void* address, char* text, size_t bytes) {
       return text;
     }
     for (uint32_t t = 0; t < cta.threads; ++t) {
-      const char* const stack = cta.fibers[t]->stack;
+      const char* const stack = cta.fibers[t].stack;
       if (at < stack && at >= stack - 4096) {
         return "the emulated thread's stack is full";
       }

@@ -7,20 +7,15 @@
 namespace kvasir::kernels::emulation {
 namespace {
 
-uint32_t LaneOf(const Fiber& fiber) { return fiber.place.thread % kLanes; }
-
-Fiber& LaneFiber(uint32_t lane) {
-  const Fiber& self = *current_fiber;
-  return *self.cta->fibers[self.place.thread - LaneOf(self) + lane];
-}
+Fiber& LaneFiber(uint32_t lane) { return current_fiber->warp->lanes[lane]; }
 
 // Where these lanes meet.
 Meet& MeetOf(uint32_t mask) {
   Fiber& self = *current_fiber;
-  if ((mask >> LaneOf(self) & 1) == 0) {
-    Fault("lane %u is not in the mask %08x that it gives", LaneOf(self), mask);
+  if ((mask >> self.lane & 1) == 0) {
+    Fault("lane %u is not in the mask %08x that it gives", self.lane, mask);
   }
-  Warp& warp = self.cta->warps[self.place.thread / kLanes];
+  Warp& warp = *self.warp;
   Meet* free = nullptr;
   for (Meet& meet : warp.meets) {
     if (meet.mask == mask) return meet;
@@ -28,13 +23,14 @@ Meet& MeetOf(uint32_t mask) {
   }
   if (free == nullptr) Fault("%d masks at a time are too many", Warp::kMasks);
   free->mask = mask;
+  free->lanes = static_cast<uint32_t>(__builtin_popcount(mask));
   return *free;
 }
 
 void Meeting(uint32_t mask, bool orders, void (*finish)(void*), void* context) {
-  Arrive(MeetOf(mask),
-         {static_cast<uint32_t>(__builtin_popcount(mask)), /*waits=*/true,
-          orders, /*same_site=*/true, finish, context});
+  Meet& meet = MeetOf(mask);
+  Arrive(meet, {meet.lanes, /*waits=*/true, orders, /*same_site=*/true,
+                /*barrier=*/nullptr, finish, context});
 }
 
 float FloatOf32(uint32_t bits) {
@@ -54,32 +50,63 @@ double Half(MmaKind kind, uint32_t pair, int high) {
                                                     : ToFloat(F16{bits}));
 }
 
+// d += a b. Each product is exact, and each sum rounded in the order of k, so
+// that any instructions give the same bits.
+struct Product {
+  using Part = double __attribute__((vector_size(4 * sizeof(double))));
+  static constexpr int kParts = 2;  // of a row
+  double a[16][16];
+  Part b[16][kParts], d[16][kParts];
+};
+
+__attribute__((always_inline)) inline void MultiplyAs(Product& product) {
+  for (int row = 0; row < 16; ++row) {
+    Product::Part first = product.d[row][0], second = product.d[row][1];
+    for (int k = 0; k < 16; ++k) {
+      first += product.a[row][k] * product.b[k][0];
+      second += product.a[row][k] * product.b[k][1];
+    }
+    product.d[row][0] = first;
+    product.d[row][1] = second;
+  }
+}
+__attribute__((target("avx2"))) void MultiplyByAvx2(Product& product) {
+  MultiplyAs(product);
+}
+void MultiplyByAny(Product& product) { MultiplyAs(product); }
+
 // See simt/mma.h for what a lane holds.
 void Multiply(MmaKind kind) {
-  double a[16][16], b[16][8];
+  Product product;
+  auto* const b = reinterpret_cast<double*>(product.b);  // [16][8]
+  auto* const d = reinterpret_cast<double*>(product.d);
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     const Fiber& fiber = LaneFiber(lane);
     const uint32_t g = lane / 4, c = lane % 4;
     for (uint32_t i = 0; i < 4; ++i) {
-      for (int high = 0; high < 2; ++high) {
-        a[g + 8 * (i % 2)][2 * c + high + 8 * (i / 2)] =
-            Half(kind, fiber.given[i], high);
-      }
+      double* const of_a = &product.a[g + 8 * (i % 2)][2 * c + 8 * (i / 2)];
+      of_a[0] = Half(kind, fiber.given[i], 0);
+      of_a[1] = Half(kind, fiber.given[i], 1);
+      d[8 * (g + 8 * (i / 2)) + 2 * c + i % 2] =
+          static_cast<double>(FloatOf32(fiber.got[i]));
     }
     for (uint32_t i = 0; i < 2; ++i) {
-      for (int high = 0; high < 2; ++high) {
-        b[2 * c + high + 8 * i][g] = Half(kind, fiber.given[4 + i], high);
-      }
+      b[8 * (2 * c + 8 * i) + g] = Half(kind, fiber.given[4 + i], 0);
+      b[8 * (2 * c + 8 * i + 1) + g] = Half(kind, fiber.given[4 + i], 1);
     }
+  }
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
+  if (has_avx2) {
+    MultiplyByAvx2(product);
+  } else {
+    MultiplyByAny(product);
   }
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     Fiber& fiber = LaneFiber(lane);
+    const uint32_t g = lane / 4, c = lane % 4;
     for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t row = lane / 4 + 8 * (i / 2);
-      const uint32_t column = 2 * (lane % 4) + i % 2;
-      double sum = static_cast<double>(FloatOf32(fiber.got[i]));
-      for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
-      fiber.got[i] = BitsOf32(static_cast<float>(sum));
+      fiber.got[i] = BitsOf32(
+          static_cast<float>(d[8 * (g + 8 * (i / 2)) + 2 * c + i % 2]));
     }
   }
 }
@@ -128,7 +155,10 @@ uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
                                            "ShuffleUp", "ShuffleDown"};
   Enter(kNames[static_cast<int>(kind)], site);
   Fiber& self = *current_fiber;
-  const uint32_t lane = LaneOf(self);
+  const uint32_t lane = self.lane;
+  if (kind != ShuffleKind::kFrom && operand >= kLanes) {
+    Fault("%u lanes away: a warp has %u", operand, kLanes);
+  }
   uint32_t from = 0;
   switch (kind) {
     case ShuffleKind::kXor:
@@ -202,7 +232,7 @@ void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,
                   Site site) {
   Enter("LoadMatrices", site);
   Fiber& self = *current_fiber;
-  if (LaneOf(self) < static_cast<uint32_t>(8 * count)) {
+  if (self.lane < static_cast<uint32_t>(8 * count)) {
     CheckAligned(row, 16);
     CheckSharedRange(row, 16);
     CountAccess(row, 16, /*shared=*/true, /*stores=*/false);

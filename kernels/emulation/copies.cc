@@ -51,7 +51,7 @@ void CopyAsync(void* shared, const void* global, uint32_t bytes, Site site) {
     self.landed = 0;
     self.copies.Clear();
   }
-  self.copies.Push({to, from, bytes, self.groups});
+  self.copies.Push({to, from, bytes, self.groups, site});
 }
 
 void CommitCopies(Site site) {
@@ -68,7 +68,7 @@ void WaitCopies(int pending, Site site) {
     const PendingCopy& copy = self.copies[self.landed++];
     tsan::Read(copy.from, copy.bytes);
     tsan::Write(copy.to, copy.bytes);
-    CopyBytes(copy.to, copy.from, copy.bytes);
+    CopyPiece(copy.to, copy.from, copy.bytes);
   }
 }
 
@@ -86,6 +86,7 @@ void InitCopyBarrier(void* barrier, uint32_t count, Site site) {
 
 void ArriveExpecting(void* barrier, uint32_t bytes, Site site) {
   Enter("ArriveExpecting", site);
+  if (LeftOut()) return;
   BarrierState& state = StateOf(barrier);
   tsan::Read(barrier, sizeof(state));
   if (state.arrivals_to_come == 0) Fault("more arrivals than were announced");
@@ -102,7 +103,7 @@ void WaitPhase(void* barrier, uint32_t phase, Site site) {
   tsan::Read(barrier, sizeof(state));
   // The phase has ended when the other parity is under way.
   while (static_cast<const volatile BarrierState&>(state).parity == phase % 2) {
-    Poll();
+    Poll(barrier, state.parity);
   }
   tsan::Acquire(&LocationOf(barrier).phases[phase % 2]);
 }
@@ -125,7 +126,7 @@ void CopyBulk(void* shared, const void* global, uint32_t bytes, void* barrier,
 
 void LandBulk() {
   RawArray<BulkCopy>& bulk = current_launch->bulk;
-  const BulkCopy copy = bulk.Take(Random() % bulk.size());
+  const BulkCopy copy = bulk.Take(RandomBelow(bulk.size()));
   CopyBytes(copy.to, copy.from, copy.bytes);
   auto& state = *reinterpret_cast<BarrierState*>(copy.barrier);
   state.bytes_to_come -= static_cast<int32_t>(copy.bytes);

@@ -51,8 +51,13 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
 
  private:
   void* Acquire(size_t bytes, const AllocationOptions& options) override {
-    return state_->memory.Acquire(
+    void* const data = state_->memory.Acquire(
         bytes, std::max(options.alignment_bytes, kAlignment));
+    if (data != nullptr) {  // which a GPU does not clear
+      const OpenMemory open(&state_->memory);
+      std::memset(data, 0xff, bytes);
+    }
+    return data;
   }
   void Release(void* data, size_t) override {
     state_->SynchronizeAll();
@@ -84,7 +89,7 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
   absl::Status CopyToDevice(DevicePtr<void> device, const void* host,
                             size_t bytes) override {
-    CheckMemory("upload", device.device_address());
+    state_->memory.CheckRange("upload", device.device_address(), bytes);
     const auto* const from = static_cast<const char*>(host);
     base::MutexLock lock(&mutex_);
     work_.push_back(
@@ -93,9 +98,9 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
   absl::Status CopyToHost(void* host, DevicePtr<const void> device,
                           size_t bytes) override {
-    CheckMemory("read_back", device.device_address());
-    Drain();
+    state_->memory.CheckRange("read_back", device.device_address(), bytes);
     const OpenMemory open(&state_->memory);
+    Drain();
     std::memcpy(host, device.device_address(), bytes);
     return absl::OkStatus();
   }
@@ -112,9 +117,10 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
 
   void Drain() {
     base::MutexLock lock(&mutex_);
+    if (work_.empty()) return;
+    const OpenMemory open(&state_->memory);
     for (; !work_.empty(); work_.pop_front()) {
       Work& work = work_.front();
-      const OpenMemory open(&state_->memory);
       if (work.upload_to != nullptr) {
         std::memcpy(work.upload_to, work.bytes.data(), work.bytes.size());
       } else {
@@ -166,7 +172,7 @@ std::unique_ptr<Stream> EmulatedDevice::MakeStream() {
 
 absl::StatusOr<void*> EmulatedDevice::BeginWrite(DevicePtr<void> memory,
                                                  size_t bytes) {
-  state_->memory.Check("write", memory.device_address());
+  state_->memory.CheckRange("write", memory.device_address(), bytes);
   void* const host = std::malloc(bytes);
   if (host == nullptr) {
     return absl::ResourceExhaustedError(

@@ -20,11 +20,11 @@ struct EmulatedDeviceOptions {
 };
 
 // To ops it is a GPU (DeviceKind::kCuda): weights in rows, pages in granules of
-// 16 bytes. Its memory is PROT_NONE but while something runs on it, and has a
-// page that cannot be touched behind each allocation. What is enqueued runs
-// when a stream is synchronized or ends, or before memory is freed, in the
-// stream's order and not before. A host buffer that BeginWrite gives is never
-// the device's own memory.
+// 16 bytes. Its memory starts as 0xff, is PROT_NONE but while something runs on
+// it, and has a page that cannot be touched behind each allocation. What is
+// enqueued runs when a stream is synchronized or ends, or before memory is
+// freed, in the stream's order and not before. A host buffer that BeginWrite
+// gives is never the device's own memory.
 //
 // Threads: as Device. Kernels run one at a time, each on the thread that
 //   waits for it.

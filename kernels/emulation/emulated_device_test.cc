@@ -95,6 +95,24 @@ TEST(EmulatedDeviceTest, MemoryIsLimitedAndAlignedAsAGpusIs) {
                              HasSubstr("held 1 of 1000")));
 }
 
+TEST(EmulatedDeviceTest, FreshMemoryIsPoison) {
+  EmulatedTest test;
+  const DeviceBuffer memory = test.Memory(5000);
+  EXPECT_EQ(test.Get<uint8_t>(memory), std::vector<uint8_t>(5000, 0xff));
+}
+
+TEST(EmulatedDeviceDeathTest, ACopyEndsWithItsAllocation) {
+  EmulatedTest test;
+  const DeviceBuffer memory = test.Memory(8);
+  std::vector<char> host(12);
+  EXPECT_DEATH((void)Upload(test.stream(), memory.data(), host.data(), 12),
+               "upload: 12 bytes from byte 0 of an allocation of 8");
+  EXPECT_DEATH((void)ReadBack(test.stream(), host.data(), memory.data(), 12),
+               "read_back: 12 bytes from byte 0 of an allocation of 8");
+  EXPECT_DEATH((void)test.device().BeginWrite(memory.data(), 12),
+               "write: 12 bytes from byte 0 of an allocation of 8");
+}
+
 TEST(EmulatedDeviceDeathTest, AHostThatTouchesDeviceMemoryEnds) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Put(std::vector<float>{1.0f});

@@ -29,9 +29,11 @@ struct Emulator::Kernel {
 };
 
 Emulator::Emulator(const EmulatorOptions& options, const GuardedMemory* memory)
-    : options_(options), memory_(memory), pool_(MakeFiberPool()) {}
+    : options_(options), memory_(memory), pool_(TakeFiberPool()) {}
 
-Emulator::~Emulator() { FreeFiberPool(pool_); }
+void FreeIdleStacks() { GiveFiberPool(nullptr); }
+
+Emulator::~Emulator() { GiveFiberPool(pool_); }
 
 Emulator::Kernel& Emulator::KernelOf(const std::string& name) {
   std::unique_ptr<Kernel>& kernel = kernels_[name];
@@ -48,11 +50,14 @@ void Emulator::Run(const KernelLaunch& launch) {
   base::MutexLock lock(&mutex_);
   Kernel& kernel = KernelOf(launch.name);
   ++launches_;
+  const ThreadOrder order =
+      options_.seed % 2 == 0 ? ThreadOrder::kByWarp : ThreadOrder::kAny;
   RunLaunch(*pool_, {&launch, &kernel.sites,
                      options_.count_accesses ? &kernel.accesses : nullptr,
-                     ranges.data(), ranges.size(), memory_ == nullptr,
+                     ranges.data(), ranges.size(), memory_ == nullptr, order,
                      Mix(options_.seed + Mix(static_cast<uint64_t>(launches_))),
-                     static_cast<uint32_t>(options_.multiprocessors)});
+                     static_cast<uint32_t>(options_.multiprocessors),
+                     static_cast<uint32_t>(options_.shared_bytes)});
 }
 
 std::vector<SyncSite> Emulator::SyncSites(const std::string& kernel) const {

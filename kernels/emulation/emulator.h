@@ -15,12 +15,16 @@
 namespace kvasir::kernels::emulation {
 
 struct EmulatorOptions {
-  // Another seed is another order of threads and of what lands when.
+  // Another seed is another order of threads and of what lands when. By odd
+  // ones any thread goes on, by even ones mostly those of one warp, which runs
+  // far ahead of the others.
   uint64_t seed = 1;
   // CTAs that are resident at a time, one on each.
   int multiprocessors = 4;
   // Adds what accesses cost (AccessCount); several times slower.
   bool count_accesses = false;
+  // Shared memory that a CTA may have: sm_80's (sm_90 has 227 KiB).
+  int64_t shared_bytes = 163 << 10;
 };
 
 // A line that synchronizes: a barrier, fence, commit, wait, or an atomic that
@@ -46,6 +50,11 @@ struct AccessCount {
   int64_t passes = 0;         // shared: through the 32 banks
   int64_t least_passes = 0;   // without conflicts
 };
+
+// Stacks stay for the next emulator of the process when one ends; this frees
+// them. To ThreadSanitizer their threads are threads, and it judges nothing in
+// the child of a process that has several: a test does this before it forks.
+void FreeIdleStacks();
 
 class FiberPool;
 

@@ -2,7 +2,10 @@
 #include "kernels/emulation/emulator.h"
 
 #include <gmock/gmock.h>
+#include <gtest/gtest-spi.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <numeric>
 
 #include "kernels/emulation/testing/emulated_ops.h"
@@ -37,6 +40,7 @@ TEST(EmulatorTest, AKernelThatIsRightIsNotReported) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
     EXPECT_TRUE(Arrives(test, Planted::kNone));
+    EXPECT_TRUE(Arrives(test, Planted::kOwnPartials));
     EXPECT_TRUE(Arrives(test, Planted::kNone, &emulated::LaunchFenced));
   }
   EXPECT_EQ(Judge([] {
@@ -66,8 +70,26 @@ TEST(EmulatorTest, WhatIsMissingShowsInTheNumbersOrAsARace) {
               kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
   }
   // A thread's own copy: no race, but what lies there until it lands.
-  EXPECT_EQ(Found(Planted::kMissingWait), Verdict::kWrong);
-  EXPECT_EQ(Found(Planted::kMissingCommit), Verdict::kWrong);
+  EXPECT_EQ(Found(Planted::kLateWait), Verdict::kWrong);
+}
+
+// Where all threads are as likely to go on no warp comes far enough ahead.
+TEST(EmulatorTest, AWarpThatWritesWhatAnotherHasStillToReadIsFound) {
+  EXPECT_EQ(Found(Planted::kReusedPartial),
+            kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
+}
+
+// 6000 looks of each thread, and nobody does anything else.
+TEST(EmulatorTest, LooksThatDoNotRepeatAreNoDeadlock) {
+  for (uint64_t seed = 1; seed <= 2; ++seed) {
+    EmulatedTest test(seed);
+    EXPECT_TRUE(Arrives(test, Planted::kManyLooks));
+  }
+}
+
+TEST(EmulatorTest, ALoadOnceIsOfItsOwnBytes) {
+  EmulatedTest test;
+  EXPECT_FALSE(Arrives(test, Planted::kLoadOnceBesideStored));
 }
 
 // Nobody else sees them: accesses come in the order in which they are written.
@@ -102,9 +124,30 @@ TEST_F(EmulatorDeathTest, ABarrierThatNotAllReachIsReported) {
               "ended");
   ExpectDeath(Planted::kDivergentShuffle, "divergent: others wait in Shuffle");
   ExpectDeath(Planted::kStrangeMask, "is not in the mask ffff0000");
+  ExpectDeath(Planted::kShuffleTooFar, "ShuffleXor .*32 lanes away");
+  ExpectDeath(Planted::kHalfWarps,
+              "SyncBarrier .*of warp [01] only 16 lanes have come");
+  ExpectDeath(Planted::kTwiceAtABarrier,
+              "ArriveBarrier .*barrier 1: the thread comes a second time");
   ExpectDeath(Planted::kStuckPoll,
               "deadlock: threads look for what nobody will do(.|\n)*LoadAtomic "
               "at faulty_kernels.cu");
+  ExpectDeath(Planted::kStuckPolls,
+              "deadlock: threads look for what nobody will do");
+}
+
+TEST_F(EmulatorDeathTest, ACopyThatIsNeverWaitedForIsReported) {
+  for (const Planted planted :
+       {Planted::kMissingWait, Planted::kMissingCommit}) {
+    ExpectDeath(planted,
+                "ended with 1 copies that it never waited for, the first of "
+                "faulty_kernels.cu");
+  }
+}
+
+TEST_F(EmulatorDeathTest, ALoadOnceOfWhatTheLaunchStoredIsReported) {
+  ExpectDeath(Planted::kLoadOnceOfStored,
+              "LoadOnce at faulty_kernels.cu.* was stored to by this launch");
 }
 
 TEST_F(EmulatorDeathTest, AccessesOutOfBoundsAreReported) {
@@ -138,8 +181,8 @@ TEST_F(EmulatorDeathTest, LaunchesThatNoGpuTakesAreRefused) {
   };
   EXPECT_DEATH(launch({.threads = 48}), "toy: threads .* whole warps: 48");
   EXPECT_DEATH(launch({.threads = 2048}), "toy: threads of a CTA: 2048");
-  EXPECT_DEATH(launch({.threads = 32, .shared_bytes = 1u << 20}),
-               "toy: bytes of shared memory: 1048576");
+  EXPECT_DEATH(launch({.threads = 32, .shared_bytes = (163u << 10) + 1}),
+               "toy: bytes of shared memory: 166913, of at most 166912");
   EXPECT_DEATH(launch({.grid_x = 3, .threads = 32, .ctas_together = true}),
                "toy: CTAs that wait for each other: 3, of at most 2");
 }
@@ -173,7 +216,16 @@ TEST(EmulatorTest, ASiteThatIsLeftOutIsPassedAndDoesNothing) {
               test.emulator().LeaveOut("faulty", wait);
               return Arrives(test, Planted::kNone);
             }),
-            Verdict::kWrong);
+            Verdict::kStopped);
+}
+
+TEST(EmulatorTest, AChildThatDiesOfAnythingElseWasNotStopped) {
+  EXPECT_NONFATAL_FAILURE(
+      EXPECT_EQ(Judge([]() -> bool { _exit(1); }), Verdict::kRight),
+      "the child ended with status");
+  EXPECT_NONFATAL_FAILURE(
+      EXPECT_EQ(Judge([]() -> bool { std::abort(); }), Verdict::kRight),
+      "the child ended with status");
 }
 
 TEST(EmulatorTest, CountsSectorsAndPassesThroughBanks) {

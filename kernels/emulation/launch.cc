@@ -1,6 +1,7 @@
 // One launch from its first CTA to its last.
 #include <signal.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -8,11 +9,6 @@
 #include "kernels/emulation/runtime.h"
 
 namespace kvasir::kernels::emulation {
-
-class FiberPool {
- public:
-  RawArray<Fiber*> fibers;
-};
 
 namespace {
 
@@ -37,20 +33,22 @@ char* Map(void* at, size_t bytes, int protection) {
   return static_cast<char*>(data);
 }
 
-Fiber* MakeFiber() {
-  auto* const fiber = static_cast<Fiber*>(MapPages(sizeof(Fiber)));
+// Stacks lie at the same place of their pages. What is hot of them would share
+// a few lines of the cache: each begins a little deeper than the one before.
+constexpr size_t kStackShift = 320;
+constexpr size_t kMostStackShift = 4096;
+
+void MakeFiber(Fiber& fiber) {
   char* const map = Map(nullptr, kPageBytes + kStackBytes, PROT_NONE);
-  fiber->stack = Map(map + kPageBytes, kStackBytes, PROT_READ | PROT_WRITE);
-  fiber->tsan = tsan::CreateFiber();
-  return fiber;
+  fiber.stack = Map(map + kPageBytes, kStackBytes, PROT_READ | PROT_WRITE);
+  fiber.tsan = tsan::CreateFiber();
 }
 
-void FreeFiber(Fiber* fiber) {
-  tsan::DestroyFiber(fiber->tsan);
-  ::munmap(fiber->stack - kPageBytes, kPageBytes + kStackBytes);
-  fiber->copies.Free();
-  fiber->read.Free();
-  UnmapPages(fiber, sizeof(Fiber));
+void FreeFiber(Fiber& fiber) {
+  tsan::DestroyFiber(fiber.tsan);
+  ::munmap(fiber.stack - kPageBytes, kPageBytes + kStackBytes);
+  fiber.copies.Free();
+  fiber.read.Free();
 }
 
 // A wrong address ends the process with the kernel's place.
@@ -80,31 +78,42 @@ void CatchBadAddresses() {
 // cannot be touched.
 void MapShared(Cta& cta, uint32_t bytes) {
   const size_t data = AlignUp(bytes, kPageBytes);
-  cta.shared_map_bytes = data + 2 * kPageBytes;
-  cta.shared_map = Map(nullptr, cta.shared_map_bytes, PROT_NONE);
+  if (cta.shared_map_bytes != data + 2 * kPageBytes) {
+    if (cta.shared_map != nullptr) {
+      ::munmap(cta.shared_map, cta.shared_map_bytes);
+    }
+    cta.shared_map_bytes = data + 2 * kPageBytes;
+    cta.shared_map = Map(nullptr, cta.shared_map_bytes, PROT_NONE);
+    if (data > 0) {
+      Map(cta.shared_map + kPageBytes, data, PROT_READ | PROT_WRITE);
+    }
+  }
   cta.shared_bytes = bytes;
   cta.shared =
       cta.shared_map + kPageBytes + data - AlignUp(bytes, kSharedAlignment);
 }
 
-void ForCanaries(const Cta& cta, void (*visit)(const Cta&, char*)) {
+void PoisonShared(Cta& cta) {
   char* const begin = cta.shared_map + kPageBytes;
   char* const end = cta.shared_map + cta.shared_map_bytes - kPageBytes;
-  for (char* at = begin; at < cta.shared; ++at) visit(cta, at);
-  for (char* at = cta.shared + cta.shared_bytes; at < end; ++at) {
-    visit(cta, at);
+  if (begin == end) return;
+  // New pages: an earlier CTA's accesses are none to this one.
+  if (tsan::kOn) {
+    Map(begin, static_cast<size_t>(end - begin), PROT_READ | PROT_WRITE);
   }
+  char* const behind = cta.shared + cta.shared_bytes;
+  FillBytes(begin, kCanary, static_cast<size_t>(cta.shared - begin));
+  PoisonBytes(cta.shared, cta.shared_bytes);
+  FillBytes(behind, kCanary, static_cast<size_t>(end - behind));
 }
 
-void PoisonShared(Cta& cta) {
-  const size_t data = cta.shared_map_bytes - 2 * kPageBytes;
-  if (data == 0) return;
-  // New pages: an earlier CTA's accesses are none to this one.
-  Map(cta.shared_map + kPageBytes, data, PROT_READ | PROT_WRITE);
-  PoisonBytes(cta.shared, cta.shared_bytes);
-  ForCanaries(cta, [](const Cta&, char* at) {
-    *static_cast<volatile char*>(at) = kCanary;
-  });
+void CheckCanaries(const Cta& cta, const char* begin, const char* end) {
+  for (const char* at = begin; at < end; ++at) {
+    if (*at != kCanary) {
+      Fault("out of bounds: byte %lld of %u of shared memory was written",
+            static_cast<long long>(at - cta.shared), cta.shared_bytes);
+    }
+  }
 }
 
 void StartCta(Launch& launch, Cta& cta) {
@@ -113,38 +122,47 @@ void StartCta(Launch& launch, Cta& cta) {
   cta.index = launch.next_cta++;
   cta.live = cta.threads;
   tsan::Release(&cta.start_clock);
-  for (uint32_t t = 0; t < cta.threads; ++t) {
-    Fiber& fiber = *cta.fibers[t];
-    fiber.cta = &cta;
-    fiber.place = {t,
-                   cta.threads,
-                   static_cast<uint32_t>(cta.index % kernel.grid_x),
-                   static_cast<uint32_t>(cta.index / kernel.grid_x),
-                   kernel.grid_x,
-                   kernel.grid_y};
-    fiber.waits_for = nullptr;
-    fiber.ended = false;
-    fiber.doing = nullptr;
-    fiber.copies.Clear();
-    fiber.landed = 0;
-    fiber.groups = 0;
-    fiber.released = {};
-    fiber.read.Clear();
-    StartFiber(fiber, kStackBytes);
-    launch.ready.Push(&fiber);
+  PlaceWarps(cta);
+  const Place place = {0,
+                       cta.threads,
+                       static_cast<uint32_t>(cta.index % kernel.grid_x),
+                       static_cast<uint32_t>(cta.index / kernel.grid_x),
+                       kernel.grid_x,
+                       kernel.grid_y,
+                       cta.shared};
+  for (uint32_t w = 0; w < cta.threads / kLanes; ++w) {
+    Warp& warp = cta.warps[w];
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+      Fiber& fiber = warp.lanes[lane];
+      fiber.warp = &warp;
+      fiber.cta = &cta;
+      fiber.waits_for = nullptr;
+      fiber.doing = nullptr;
+      fiber.lane = lane;
+      fiber.ended = false;
+      fiber.place = place;
+      fiber.place.thread = w * kLanes + lane;
+      for (Look& look : fiber.looks) look = {nullptr, 0};
+      fiber.num_looks = 0;
+      fiber.copies.Clear();
+      fiber.landed = 0;
+      fiber.groups = 0;
+      fiber.released = {};
+      fiber.read.Clear();
+      StartFiber(fiber, kStackBytes - lane * kStackShift % kMostStackShift);
+    }
+    MakeReady(warp, ~0u);
   }
 }
 
 void EndCta(Launch& launch, Cta& cta) {
-  current_fiber = cta.fibers[0];  // for reports
+  current_fiber = &cta.fibers[0];  // for reports
   for (uint32_t w = 0; w < cta.threads / kLanes; ++w) FlushRequests(cta, w);
-  ForCanaries(cta, [](const Cta& of, char* at) {
-    if (*at != kCanary) {
-      Fault("out of bounds: byte %lld of %u of shared memory was written",
-            static_cast<long long>(at - of.shared), of.shared_bytes);
-    }
-  });
-  for (Meet& meet : cta.barriers) {
+  CheckCanaries(cta, cta.shared_map + kPageBytes, cta.shared);
+  CheckCanaries(cta, cta.shared + cta.shared_bytes,
+                cta.shared_map + cta.shared_map_bytes - kPageBytes);
+  for (const CtaBarrier& barrier : cta.barriers) {
+    const Meet& meet = barrier.meet;
     if (meet.arrived > 0) {
       Fault("the CTA ended with %u threads of %u at %s (%s:%d)", meet.arrived,
             meet.expected, meet.doing, BaseName(meet.site.file),
@@ -173,8 +191,8 @@ void CheckShape(const KernelLaunch& kernel, const LaunchRequest& request) {
   if (kernel.threads > kMaxThreads) {
     refuse("threads of a CTA", kernel.threads, kMaxThreads);
   }
-  if (kernel.shared_bytes > kMaxSharedBytes) {
-    refuse("bytes of shared memory", kernel.shared_bytes, kMaxSharedBytes);
+  if (kernel.shared_bytes > request.shared_bytes) {
+    refuse("bytes of shared memory", kernel.shared_bytes, request.shared_bytes);
   }
   if (kernel.grid_x > 0x7fffffffu) refuse("CTAs", kernel.grid_x, 0x7fffffffu);
   if (kernel.grid_y > 0xffffu) refuse("CTAs in y", kernel.grid_y, 0xffffu);
@@ -186,14 +204,64 @@ void CheckShape(const KernelLaunch& kernel, const LaunchRequest& request) {
 
 }  // namespace
 
+namespace {
+
 FiberPool* MakeFiberPool() {
-  return new (MapPages(sizeof(FiberPool))) FiberPool();
+  auto* const pool = new (MapPages(sizeof(FiberPool))) FiberPool();
+  pool->signal_stack = Map(nullptr, kSignalStackBytes, PROT_READ | PROT_WRITE);
+  pool->clocks = static_cast<char*>(MapPages(8 * Launch::kMostClocks));
+  pool->locations.Resize(1024);
+  return pool;
 }
 
 void FreeFiberPool(FiberPool* pool) {
   for (size_t i = 0; i < pool->fibers.size(); ++i) FreeFiber(pool->fibers[i]);
   pool->fibers.Free();
+  for (size_t i = 0; i < pool->ctas.size(); ++i) {
+    ::munmap(pool->ctas[i].shared_map, pool->ctas[i].shared_map_bytes);
+  }
+  pool->ctas.Free();
+  for (size_t w = 0; w < pool->warps.size(); ++w) {
+    RawArray<OpenRequests>& open = pool->warps[w].open;
+    for (size_t i = 0; i < open.size(); ++i) open[i].requests.Free();
+    open.Free();
+  }
+  pool->warps.Free();
+  ::munmap(pool->signal_stack, kSignalStackBytes);
+  UnmapPages(pool->clocks, 8 * Launch::kMostClocks);
+  for (size_t i = 0; i < pool->location_chunks.size(); ++i) {
+    Location* const chunk = pool->location_chunks[i];
+    for (size_t l = 0; l < Launch::kLocationChunk; ++l) chunk[l].tags.Free();
+    UnmapPages(chunk, Launch::kLocationChunk * sizeof(Location));
+  }
+  pool->location_chunks.Free();
+  pool->locations.Free();
+  pool->stored.Free();
+  pool->ready.Free();
+  pool->by_rank.Free();
+  pool->ready_ranks.Free();
+  pool->bulk.Free();
   UnmapPages(pool, sizeof(FiberPool));
+}
+
+// Given back, and not taken.
+constinit std::atomic<FiberPool*> idle_pool = nullptr;
+
+template <typename T>
+void AtLeast(RawArray<T>& array, size_t size) {
+  if (array.size() < size) array.Resize(size);
+}
+
+}  // namespace
+
+FiberPool* TakeFiberPool() {
+  FiberPool* const pool = idle_pool.exchange(nullptr);
+  return pool != nullptr ? pool : MakeFiberPool();
+}
+
+void GiveFiberPool(FiberPool* pool) {
+  FiberPool* const before = idle_pool.exchange(pool);
+  if (before != nullptr) FreeFiberPool(before);
 }
 
 void RunLaunch(FiberPool& pool, const LaunchRequest& request) {
@@ -201,38 +269,56 @@ void RunLaunch(FiberPool& pool, const LaunchRequest& request) {
   CheckShape(kernel, request);
   CatchBadAddresses();
   stack_t signal_stack = {};
-  signal_stack.ss_sp = Map(nullptr, kSignalStackBytes, PROT_READ | PROT_WRITE);
+  signal_stack.ss_sp = pool.signal_stack;
   signal_stack.ss_size = kSignalStackBytes;
   stack_t previous_stack = {};
   ::sigaltstack(&signal_stack, &previous_stack);
 
   Launch launch = {};
+  launch.pool = &pool;
   launch.kernel = &kernel;
   launch.sites = request.sites;
   launch.accesses = request.accesses;
   launch.ranges = request.ranges;
   launch.num_ranges = request.num_ranges;
   launch.any_memory = request.any_memory;
+  launch.order = request.order;
   launch.random = request.random;
   launch.main_tsan = tsan::CurrentFiber();
   launch.all_ctas = uint64_t{kernel.grid_x} * kernel.grid_y;
   launch.num_ctas = static_cast<uint32_t>(
       launch.all_ctas < request.multiprocessors ? launch.all_ctas
                                                 : request.multiprocessors);
-  launch.locations.Resize(1024);
-  launch.clocks = static_cast<char*>(MapPages(8 * Launch::kMostClocks));
-  const uint32_t num_warps = kernel.threads / kLanes;
-  const size_t num_fibers = size_t{launch.num_ctas} * kernel.threads;
-  const size_t all_warps = size_t{launch.num_ctas} * num_warps;
-  while (pool.fibers.size() < num_fibers) pool.fibers.Push(MakeFiber());
-  launch.ctas = static_cast<Cta*>(MapPages(launch.num_ctas * sizeof(Cta)));
-  auto* const warps = static_cast<Warp*>(MapPages(all_warps * sizeof(Warp)));
+  const uint32_t cta_warps = kernel.threads / kLanes;
+  launch.num_warps = launch.num_ctas * cta_warps;
+  ++pool.launches;
+  pool.num_stored = 0;
+  AtLeast(pool.ctas, launch.num_ctas);
+  AtLeast(pool.warps, launch.num_warps);
+  const size_t num_fibers = size_t{launch.num_warps} * kLanes;
+  const size_t had_fibers = pool.fibers.size();
+  AtLeast(pool.fibers, num_fibers);
+  for (size_t i = had_fibers; i < num_fibers; ++i) MakeFiber(pool.fibers[i]);
+  launch.ctas = &pool.ctas[0];
+  launch.ready.Swap(pool.ready);
+  launch.by_rank.Swap(pool.by_rank);
+  launch.ready_ranks.Swap(pool.ready_ranks);
+  launch.bulk.Swap(pool.bulk);
+  launch.by_rank.Resize(launch.num_warps);
+  launch.ready_ranks.Resize(launch.num_warps / 64 + 1);
+  for (uint32_t w = 0; w < launch.num_warps; ++w) {
+    Warp& warp = pool.warps[w];
+    warp.lanes = &pool.fibers[size_t{w} * kLanes];
+    warp.ready = 0;
+    warp.rank = w;
+    launch.by_rank[w] = &warp;
+  }
   current_launch = &launch;
   for (uint32_t c = 0; c < launch.num_ctas; ++c) {
     Cta& cta = launch.ctas[c];
     cta.threads = kernel.threads;
     cta.fibers = &pool.fibers[size_t{c} * kernel.threads];
-    cta.warps = warps + size_t{c} * num_warps;
+    cta.warps = &pool.warps[size_t{c} * cta_warps];
     MapShared(cta, kernel.shared_bytes);
     StartCta(launch, cta);
   }
@@ -243,35 +329,18 @@ void RunLaunch(FiberPool& pool, const LaunchRequest& request) {
       StartCta(launch, *launch.ended_cta);
     }
   }
-  tsan::Acquire(&launch.ready);
+  tsan::Acquire(&launch.ended_cta);
   current_launch = nullptr;
 
-  for (uint32_t c = 0; c < launch.num_ctas; ++c) {
-    ::munmap(launch.ctas[c].shared_map, launch.ctas[c].shared_map_bytes);
-    for (uint32_t w = 0; w < num_warps; ++w) {
-      RawArray<OpenRequests>& open = launch.ctas[c].warps[w].open;
-      for (size_t i = 0; i < open.size(); ++i) open[i].requests.Free();
-      open.Free();
-    }
+  if (launch.num_locations > 0) {
+    FillBytes(reinterpret_cast<char*>(&pool.locations[0]), 0,
+              pool.locations.size() * sizeof(Location*));
   }
-  for (size_t i = 0; i < launch.num_locations; ++i) {
-    launch
-        .location_chunks[i / Launch::kLocationChunk][i % Launch::kLocationChunk]
-        .tags.Free();
-  }
-  for (size_t i = 0; i < launch.location_chunks.size(); ++i) {
-    UnmapPages(launch.location_chunks[i],
-               Launch::kLocationChunk * sizeof(Location));
-  }
-  launch.location_chunks.Free();
-  launch.locations.Free();
-  launch.ready.Free();
-  launch.bulk.Free();
-  UnmapPages(launch.clocks, 8 * Launch::kMostClocks);
-  UnmapPages(launch.ctas, launch.num_ctas * sizeof(Cta));
-  UnmapPages(warps, all_warps * sizeof(Warp));
+  launch.ready.Swap(pool.ready);
+  launch.by_rank.Swap(pool.by_rank);
+  launch.ready_ranks.Swap(pool.ready_ranks);
+  launch.bulk.Swap(pool.bulk);
   ::sigaltstack(&previous_stack, nullptr);
-  ::munmap(signal_stack.ss_sp, kSignalStackBytes);
 }
 
 }  // namespace kvasir::kernels::emulation

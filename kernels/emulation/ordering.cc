@@ -43,7 +43,9 @@ void AddTag(RawArray<Tag>& tags, const Tag& tag) {
   tags.Push(tag);
 }
 
+// None without ThreadSanitizer: tags are there for it alone.
 Tag NewTag(bool gpu) {
+  if (!tsan::kOn) return {};
   const Tag tag = {FreshClock(), gpu, current_fiber->cta->index, current_fiber};
   tsan::Release(tag.clock);
   return tag;
@@ -64,6 +66,7 @@ void ReadTags(Location& location, bool acquires) {
 // A store, or the write of a read-modify-write, which goes on from what was
 // released there before.
 void WriteTags(Location& location, const Tag& released, bool goes_on) {
+  NoteStore(location.address, location.bytes);
   if (!goes_on) location.tags.Clear();
   if (released.clock != nullptr) AddTag(location.tags, released);
 }
@@ -80,7 +83,7 @@ void CheckScope(Location& location, bool gpu) {
 }
 
 void SomeYield() {
-  if (Random() % 4 == 0) Yield();
+  if (RandomBelow(4) == 0) Yield();
 }
 
 }  // namespace
@@ -88,7 +91,7 @@ void SomeYield() {
 void* FreshClock() {
   Launch& launch = *current_launch;
   // Beyond as many they are used again, which hides a race at worst.
-  return launch.clocks + 8 * (launch.num_clocks++ % Launch::kMostClocks);
+  return launch.pool->clocks + 8 * (launch.num_clocks++ % Launch::kMostClocks);
 }
 
 bool InShared(const void* address) {
@@ -99,7 +102,8 @@ bool InShared(const void* address) {
 
 Location& LocationOf(const void* address) {
   Launch& launch = *current_launch;
-  RawArray<Location*>& table = launch.locations;
+  FiberPool& pool = *launch.pool;
+  RawArray<Location*>& table = pool.locations;
   Location* found = nullptr;
   size_t at = HashOf(address) % table.size();
   while (table[at] != nullptr && found == nullptr) {
@@ -121,18 +125,19 @@ Location& LocationOf(const void* address) {
     table.Free();
     table.Resize(2 * before);
     for (size_t i = 0; i < launch.num_locations; ++i) {
-      Insert(table, launch.location_chunks[i / kChunk] + i % kChunk);
+      Insert(table, pool.location_chunks[i / kChunk] + i % kChunk);
     }
   }
-  if (launch.num_locations % kChunk == 0) {
-    launch.location_chunks.Push(
+  if (launch.num_locations == kChunk * pool.location_chunks.size()) {
+    pool.location_chunks.Push(
         static_cast<Location*>(MapPages(kChunk * sizeof(Location))));
   }
-  Location* const chunk =
-      launch.location_chunks[launch.location_chunks.size() - 1];
-  Location* const fresh = chunk + launch.num_locations % kChunk;
+  Location* const fresh = pool.location_chunks[launch.num_locations / kChunk] +
+                          launch.num_locations % kChunk;
   fresh->address = const_cast<void*>(address);
   fresh->cta = InShared(address) ? cta : kNobody;
+  fresh->cta_scoped = false;
+  fresh->tags.Clear();
   Insert(table, fresh);
   ++launch.num_locations;
   return *fresh;
@@ -161,7 +166,9 @@ Location& BeginAtomic(const char* doing, const void* at, size_t bytes,
   } else {
     CheckGlobalRange(at, bytes);
   }
-  return LocationOf(at);
+  Location& location = LocationOf(at);
+  location.bytes = bytes;
+  return location;
 }
 
 template <typename T>
@@ -170,7 +177,7 @@ T LoadAtomic(const void* from, bool acquires, Site site) {
       acquires ? "LoadAtomic<kAcquire>" : "LoadAtomic", from, sizeof(T), site);
   CheckScope(location, /*gpu=*/true);
   if (acquires && LeftOut()) acquires = false;
-  Poll();
+  Poll(from, *static_cast<const volatile T*>(from));
   T value;
   if constexpr (sizeof(T) == 8) {
     value = tsan::Load64(from);
@@ -257,8 +264,9 @@ uint32_t Atomic(AtomicKind kind, void* at, uint32_t value, uint32_t expected,
   }
   if (now != old) {
     Progress();
-  } else {
-    Poll();  // as in a loop that waits for a lock
+  } else if (kind == AtomicKind::kCas ||
+             (kind == AtomicKind::kAdd && value == 0)) {
+    Poll(at, old);  // as in a loop that waits for a lock
   }
   return old;
 }

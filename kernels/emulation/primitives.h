@@ -1,5 +1,5 @@
 // What the primitives of kernels/simt do on the host: calls into the runtime
-// that runs the kernel (runtime.cc). What each means is said there. C++17.
+// that runs the kernel. What each means is said in kernels/simt. C++17.
 //
 // Threads: only code that a launch runs may call these.
 // Errors: a kernel that breaks a rule ends the process by a message that names
@@ -28,9 +28,14 @@ struct Place {
   uint32_t thread, threads;
   uint32_t cta_x, cta_y;
   uint32_t ctas_x, ctas_y;
+  char* shared;
 };
-const Place& Here();
-char* SharedMemory();
+// In a module that is loaded, too, an access is an instruction and no call.
+#define KVASIR_EMULATION_TLS __thread __attribute__((tls_model("initial-exec")))
+// That of the thread that runs.
+extern KVASIR_EMULATION_TLS const Place* current_place;
+inline const Place& Here() { return *current_place; }
+inline char* SharedMemory() { return current_place->shared; }
 
 // Synchronization. Each site can be left out (Emulator::LeaveOut).
 void SyncCta(Site site);
@@ -61,6 +66,8 @@ void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,
 // Looks at an access that the caller is about to do, and counts it.
 void CheckGlobal(const void* address, size_t bytes, bool stores, Site site);
 void CheckShared(const void* address, size_t bytes, bool stores, Site site);
+// A load of what the launch does not store to.
+void CheckOnce(const void* address, size_t bytes, Site site);
 
 // Atomic accesses, of 32 or 64 bits. Those that acquire or release can be left
 // out: they are relaxed then.

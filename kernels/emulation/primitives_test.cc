@@ -421,7 +421,7 @@ TEST(LeaveOutTest, EachSiteOfThePrimitivesKernelsIsMissed) {
   const Words more = RandomWords(224, 8);
   ExpectEchoMissesEachSite("copies", 6, &emulated::LaunchCopies, more, more);
   const Words tiles = RandomWords(size_t{5} * 256, 9);
-  ExpectEchoMissesEachSite("bulk_copies", 3, &emulated::LaunchBulkCopies, tiles,
+  ExpectEchoMissesEachSite("bulk_copies", 4, &emulated::LaunchBulkCopies, tiles,
                            tiles);
   const Words matrices = RandomWords(128, 10);
   ExpectEchoMissesEachSite("matrices", 1, &emulated::LaunchMatrices, matrices,

@@ -36,6 +36,7 @@ class RawArray {
 
   size_t size() const { return size_; }
   T& operator[](size_t i) { return data_[i]; }  // NOLINT: i < size()
+  const T& operator[](size_t i) const { return data_[i]; }
   void Push(const T& value) {
     Resize(size_ + 1);
     data_[size_ - 1] = value;
@@ -48,6 +49,17 @@ class RawArray {
     return taken;
   }
   void Clear() { size_ = 0; }
+  void Swap(RawArray& other) {
+    T* const data = data_;
+    const size_t size = size_;
+    const size_t bytes = bytes_;
+    data_ = other.data_;
+    size_ = other.size_;
+    bytes_ = other.bytes_;
+    other.data_ = data;
+    other.size_ = size;
+    other.bytes_ = bytes;
+  }
   // What is new has any content but where it never was: zero.
   void Resize(size_t size) {
     const size_t least = size * sizeof(T);  // NOLINT: T may be a pointer

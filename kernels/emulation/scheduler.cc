@@ -38,8 +38,9 @@ kvasir_emulation_switch:
 
 namespace kvasir::kernels::emulation {
 
-constinit thread_local Launch* current_launch = nullptr;
-constinit thread_local Fiber* current_fiber = nullptr;
+KVASIR_EMULATION_TLS Launch* current_launch = nullptr;
+KVASIR_EMULATION_TLS Fiber* current_fiber = nullptr;
+KVASIR_EMULATION_TLS const Place* current_place = nullptr;
 
 namespace {
 
@@ -64,7 +65,7 @@ void ReportThreads() {
   for (uint32_t c = 0; c < launch.num_ctas; ++c) {
     Cta& cta = launch.ctas[c];
     for (uint32_t t = 0; t < cta.threads; ++t) {
-      const Fiber& fiber = *cta.fibers[t];
+      const Fiber& fiber = cta.fibers[t];
       const Group group = {&cta,
                            fiber.doing,
                            fiber.site,
@@ -90,8 +91,8 @@ void ReportThreads() {
   for (int i = 0; i < num_groups; ++i) {
     const Group& group = groups[i];
     std::fprintf(stderr, "  CTA (%u, %u): %u threads from %u on ",
-                 group.cta->fibers[0]->place.cta_x,
-                 group.cta->fibers[0]->place.cta_y, group.count, group.first);
+                 group.cta->fibers[0].place.cta_x,
+                 group.cta->fibers[0].place.cta_y, group.count, group.first);
     if (group.ended) {
       std::fprintf(stderr, "have ended\n");
     } else if (group.doing == nullptr) {
@@ -104,32 +105,99 @@ void ReportThreads() {
   }
 }
 
-void Stuck(const char* what) {
+[[noreturn]] void Stuck(const char* what) {
   std::fprintf(stderr, "emulated kernel %s: %s\n", current_launch->kernel->name,
                what);
   ReportThreads();
   std::abort();
 }
 
+constexpr char kAllWait[] = "deadlock: all threads wait, or have ended";
+
+constexpr uint32_t kRanks = 64;  // to a word of ready_ranks
+
+void SetRankReady(Launch& launch, const Warp& warp) {
+  launch.ready_ranks[warp.rank / kRanks] |= uint64_t{1} << warp.rank % kRanks;
+}
+void SetRankIdle(Launch& launch, const Warp& warp) {
+  launch.ready_ranks[warp.rank / kRanks] &=
+      ~(uint64_t{1} << warp.rank % kRanks);
+}
+
+void SwapRanks(Launch& launch, Warp& a, Warp& b) {
+  if (a.ready != 0) SetRankIdle(launch, a);
+  if (b.ready != 0) SetRankIdle(launch, b);
+  const uint32_t rank = a.rank;
+  a.rank = b.rank;
+  b.rank = rank;
+  launch.by_rank[a.rank] = &a;
+  launch.by_rank[b.rank] = &b;
+  if (a.ready != 0) SetRankReady(launch, a);
+  if (b.ready != 0) SetRankReady(launch, b);
+}
+
+Warp& FirstReadyWarp(Launch& launch) {
+  size_t word = 0;
+  while (launch.ready_ranks[word] == 0) {
+    if (++word == launch.ready_ranks.size()) Stuck(kAllWait);
+  }
+  const auto bit =
+      static_cast<size_t>(__builtin_ctzll(launch.ready_ranks[word]));
+  return *launch.by_rank[word * kRanks + bit];
+}
+
+// The first lane from `first` on, around, that could go on.
+Fiber* TakeLane(Launch& launch, Warp& warp, uint32_t first) {
+  const uint32_t turned =
+      warp.ready >> first | warp.ready << ((kLanes - first) % kLanes);
+  const uint32_t lane =
+      (static_cast<uint32_t>(__builtin_ctz(turned)) + first) % kLanes;
+  warp.ready &= ~(1u << lane);
+  if (warp.ready == 0) SetRankIdle(launch, warp);
+  return &warp.lanes[lane];
+}
+
+size_t CountReady() {
+  const Launch& launch = *current_launch;
+  if (launch.order == ThreadOrder::kAny) return launch.ready.size();
+  size_t count = 0;
+  for (uint32_t w = 0; w < launch.num_warps; ++w) {
+    count += static_cast<size_t>(__builtin_popcount(launch.by_rank[w]->ready));
+  }
+  return count;
+}
+
 Fiber* TakeReady() {
   Launch& launch = *current_launch;
-  if (launch.ready.size() == 0) {
-    Stuck("deadlock: all threads wait, or have ended");
+  if (launch.order == ThreadOrder::kAny) {
+    if (launch.ready.size() == 0) Stuck(kAllWait);
+    return launch.ready.Take(RandomBelow(launch.ready.size()));
   }
-  return launch.ready.Take(Random() % launch.ready.size());
+  constexpr uint64_t kAnyOneOf = 8;
+  constexpr int kTries = 4;
+  const uint64_t random = Random();
+  const auto lane = static_cast<uint32_t>(random / kAnyOneOf % kLanes);
+  if (random % kAnyOneOf == 0) {
+    for (int i = 0; i < kTries; ++i) {
+      Warp& warp = *launch.by_rank[RandomBelow(launch.num_warps)];
+      if (warp.ready != 0) return TakeLane(launch, warp, lane);
+    }
+  }
+  return TakeLane(launch, FirstReadyWarp(launch), lane);
 }
 
 void SwitchTo(Fiber* next) {
   Launch& launch = *current_launch;
   Fiber* const from = current_fiber;
   current_fiber = next;
+  current_place = next != nullptr ? &next->place : nullptr;
   tsan::SwitchTo(next != nullptr ? next->tsan : launch.main_tsan);
   kvasir_emulation_switch(
       from != nullptr ? &from->stack_pointer : &launch.main_stack_pointer,
       next != nullptr ? next->stack_pointer : launch.main_stack_pointer);
 }
 
-// Lets others go on until somebody puts the current thread among the ready.
+// Lets others go on until somebody makes the current thread ready.
 void Suspend() {
   Fiber* const next = TakeReady();
   if (next != current_fiber) SwitchTo(next);
@@ -142,13 +210,26 @@ bool SameText(const char* a, const char* b) {
 
 }  // namespace
 
-// xorshift64.
-uint64_t Random() {
-  uint64_t& x = current_launch->random;
-  x ^= x << 13;
-  x ^= x >> 7;
-  x ^= x << 17;
-  return x >> 11;
+void MakeReady(Warp& warp, uint32_t lanes) {
+  Launch& launch = *current_launch;
+  if (launch.order != ThreadOrder::kAny) {
+    if (lanes == 0) return;
+    warp.ready |= lanes;
+    SetRankReady(launch, warp);
+    return;
+  }
+  for (; lanes != 0; lanes &= lanes - 1) {
+    launch.ready.Push(&warp.lanes[__builtin_ctz(lanes)]);
+  }
+}
+
+void PlaceWarps(Cta& cta) {
+  Launch& launch = *current_launch;
+  if (launch.order == ThreadOrder::kAny) return;
+  for (uint32_t w = 0; w < cta.threads / kLanes; ++w) {
+    SwapRanks(launch, cta.warps[w],
+              *launch.by_rank[RandomBelow(launch.num_warps)]);
+  }
 }
 
 const char* BaseName(const char* path) {
@@ -179,19 +260,23 @@ void Fault(const char* what, ...) {
   std::abort();
 }
 
-void Enter(const char* doing, Site site) {
-  current_fiber->doing = doing;
-  current_fiber->site = site;
-}
-
 bool LeftOut() {
-  SiteTable& sites = *current_launch->sites;
+  Launch& launch = *current_launch;
+  SiteTable& sites = *launch.sites;
   const Fiber& fiber = *current_fiber;
-  int i = 0;
-  while (i < sites.count && !(sites.entries[i].site.line == fiber.site.line &&
-                              sites.entries[i].site.file == fiber.site.file &&
-                              sites.entries[i].kind == fiber.doing)) {
-    ++i;
+  const auto is_here = [&](int i) {
+    const SiteTable::Entry& entry = sites.entries[i];
+    return entry.site.line == fiber.site.line &&
+           entry.site.file == fiber.site.file && entry.kind == fiber.doing;
+  };
+  int& last =
+      launch
+          .site_of_line[static_cast<size_t>(fiber.site.line) % Launch::kLines];
+  int i = last;
+  if (i >= sites.count || !is_here(i)) {
+    i = 0;
+    while (i < sites.count && !is_here(i)) ++i;
+    last = i;
   }
   if (i == SiteTable::kMost) Fault("a kernel has at most %d sites", i);
   if (i == sites.count) {
@@ -206,28 +291,53 @@ bool LeftOut() {
   return i == sites.out_index;
 }
 
-void Progress() { current_launch->polls = 0; }
-
 void Yield() {
   Launch& launch = *current_launch;
-  if (launch.bulk.size() > 0 && Random() % 64 == 0) LandBulk();
-  launch.ready.Push(current_fiber);
+  if (launch.bulk.size() > 0 && RandomBelow(64) == 0) LandBulk();
+  Fiber& self = *current_fiber;
+  MakeReady(*self.warp, 1u << self.lane);
   Suspend();
 }
 
-void Poll() {
-  Launch& launch = *current_launch;
-  if (launch.bulk.size() > 0 && Random() % 4 == 0) LandBulk();
-  if (++launch.polls >
-      kMostPolls * static_cast<int64_t>(launch.ready.size() + 1)) {
-    Stuck("deadlock: threads look for what nobody will do any more");
-  }
-  Yield();
-}
-
-void Arrive(Meet& meet, const Arrival& arrival) {
+void Poll(const void* at, uint64_t value) {
   Launch& launch = *current_launch;
   Fiber& self = *current_fiber;
+  if (launch.bulk.size() > 0 && RandomBelow(4) == 0) LandBulk();
+  bool again = false;
+  for (const Look& look : self.looks) {
+    again |= look.at == at && look.value == value;
+  }
+  if (!again) {
+    self.looks[self.num_looks++ % Fiber::kLooks] = {at, value};
+    Progress();
+    Yield();
+    return;
+  }
+  if (++launch.polls > kMostPolls &&
+      launch.polls > kMostPolls * static_cast<int64_t>(CountReady() + 1)) {
+    Stuck("deadlock: threads look for what nobody will do any more");
+  }
+  // Others first: what it waits for is theirs to do.
+  if (launch.order != ThreadOrder::kAny) {
+    SwapRanks(launch, *self.warp,
+              *launch.by_rank[RandomBelow(launch.num_warps)]);
+  }
+  MakeReady(*self.warp, 1u << self.lane);
+  Suspend();
+}
+
+namespace {
+
+void Wake(Warp& warp, uint32_t& lanes) {
+  MakeReady(warp, lanes);
+  lanes = 0;
+}
+
+}  // namespace
+
+void Arrive(Meet& meet, const Arrival& arrival) {
+  Fiber& self = *current_fiber;
+  Cta& cta = *self.cta;
   if (meet.arrived == 0) {
     meet.doing = self.doing;
     meet.site = self.site;
@@ -244,20 +354,25 @@ void Arrive(Meet& meet, const Arrival& arrival) {
   const uint32_t parity = meet.generation % 2;
   if (arrival.orders) tsan::Release(&meet.clocks[parity]);
   Progress();
+  CtaBarrier* const barrier = arrival.barrier;
   if (++meet.arrived < meet.expected) {
     if (!arrival.waits) return;
+    uint32_t& waiting = barrier != nullptr
+                            ? barrier->waiting[self.place.thread / kLanes]
+                            : meet.waiting;
+    waiting |= 1u << self.lane;
     self.waits_for = &meet;
     Suspend();
+    self.waits_for = nullptr;
   } else {
     meet.arrived = 0;
     ++meet.generation;
     if (arrival.finish != nullptr) arrival.finish(arrival.context);
-    Cta& cta = *self.cta;
-    for (uint32_t t = 0; t < cta.threads; ++t) {
-      Fiber* const fiber = cta.fibers[t];
-      if (fiber->waits_for == &meet) {
-        fiber->waits_for = nullptr;
-        launch.ready.Push(fiber);
+    if (barrier == nullptr) {
+      Wake(*self.warp, meet.waiting);
+    } else {
+      for (uint32_t w = 0; w < cta.threads / kLanes; ++w) {
+        Wake(cta.warps[w], barrier->waiting[w]);
       }
     }
     if (!arrival.waits) return;
@@ -266,35 +381,55 @@ void Arrive(Meet& meet, const Arrival& arrival) {
   if (arrival.orders) tsan::Acquire(&meet.clocks[parity]);
 }
 
-const Place& Here() { return current_fiber->place; }
-char* SharedMemory() { return current_fiber->cta->shared; }
-
 void SyncCta(Site site) {
   Enter("SyncCta", site);
   if (LeftOut()) return;
   Cta& cta = *current_fiber->cta;
-  Arrive(cta.barriers[0],
-         {cta.threads, /*waits=*/true, /*orders=*/true, /*same_site=*/true,
-          [](void* context) {
-            Cta& all = *static_cast<Cta*>(context);
-            for (uint32_t w = 0; w < all.threads / kLanes; ++w) {
-              FlushRequests(all, w);
-            }
-          },
-          &cta});
+  Arrive(cta.barriers[0].meet, {cta.threads, /*waits=*/true, /*orders=*/true,
+                                /*same_site=*/true, &cta.barriers[0],
+                                [](void* context) {
+                                  Cta& all = *static_cast<Cta*>(context);
+                                  for (uint32_t w = 0; w < all.threads / kLanes;
+                                       ++w) {
+                                    FlushRequests(all, w);
+                                  }
+                                },
+                                &cta});
 }
 
+// PTX counts a whole warp where any thread of it comes.
 void Barrier(uint32_t id, uint32_t threads, bool waits, Site site) {
   Enter(waits ? "SyncBarrier" : "ArriveBarrier", site);
-  Cta& cta = *current_fiber->cta;
+  const Fiber& self = *current_fiber;
+  Cta& cta = *self.cta;
   if (id < 1 || id > 15) Fault("barrier %u: want 1 to 15", id);
   if (threads < 1 || threads % kLanes != 0 || threads > cta.threads) {
     Fault("barrier of %u threads, want whole warps of %u", threads,
           cta.threads);
   }
   if (LeftOut()) return;
-  Arrive(cta.barriers[id], {threads, waits, /*orders=*/true,
-                            /*same_site=*/false, nullptr, nullptr});
+  CtaBarrier& barrier = cta.barriers[id];
+  uint32_t& came = barrier.came[self.place.thread / kLanes];
+  if ((came >> self.lane & 1) != 0) {
+    Fault("barrier %u: the thread comes a second time before %u have come", id,
+          threads);
+  }
+  came |= 1u << self.lane;
+  Arrive(barrier.meet,
+         {threads, waits, /*orders=*/true, /*same_site=*/false, &barrier,
+          [](void* context) {
+            auto& all = *static_cast<CtaBarrier*>(context);
+            for (uint32_t w = 0; w < kMaxWarps; ++w) {
+              if (all.came[w] != 0 && all.came[w] != ~0u) {
+                Fault(
+                    "a barrier counts whole warps: of warp %u only %d lanes "
+                    "have come",
+                    w, __builtin_popcount(all.came[w]));
+              }
+              all.came[w] = 0;
+            }
+          },
+          &barrier});
 }
 
 namespace {
@@ -306,7 +441,14 @@ void FiberMain() {
   Cta& cta = *self.cta;
   tsan::Acquire(&cta.start_clock);
   launch.kernel->call(launch.kernel->function, launch.kernel->args);
-  tsan::Release(&launch.ready);  // the launch's end, for the host
+  tsan::Release(&launch.ended_cta);  // the launch's end, for the host
+  if (self.landed < self.copies.size()) {
+    const Site& site = self.copies[self.landed].site;
+    Fault(
+        "the thread ended with %zu copies that it never waited for, the first "
+        "of %s:%d",
+        self.copies.size() - self.landed, BaseName(site.file), site.line);
+  }
   self.ended = true;
   Progress();
   if (--cta.live == 0) {

@@ -39,6 +39,13 @@ struct AccessTable {
   int count;
 };
 
+// Who goes on where several threads could.
+enum class ThreadOrder : uint8_t {
+  kAny,     // any of them
+  kByWarp,  // those of the warp whose random rank is the highest, now and then
+            // any: one warp runs far ahead of the others
+};
+
 struct LaunchRequest {
   const KernelLaunch* kernel;
   SiteTable* sites;
@@ -47,14 +54,17 @@ struct LaunchRequest {
   const GuardedMemory::Range* ranges;
   size_t num_ranges;
   bool any_memory;  // all addresses are a kernel's
+  ThreadOrder order;
   uint64_t random;
   uint32_t multiprocessors;
+  uint32_t shared_bytes;  // at most, of a CTA
 };
 
-// Stacks and fibers, for one launch after the other.
+// Stacks and fibers, for one launch after the other. One that was given back
+// (or null) serves the next who takes one.
 class FiberPool;
-FiberPool* MakeFiberPool();
-void FreeFiberPool(FiberPool* pool);
+FiberPool* TakeFiberPool();
+void GiveFiberPool(FiberPool* pool);
 
 // On the calling thread; returns when all CTAs have ended.
 void RunLaunch(FiberPool& pool, const LaunchRequest& request);

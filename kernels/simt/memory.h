@@ -73,7 +73,8 @@ KVASIR_DEVICE T LoadOnce(const T* from, Site site = Site::Here()) {
     return BitsAs<T>(v);
   }
 #else
-  return LoadGlobal(from, site);
+  emulation::CheckOnce(from, sizeof(T), site);
+  return *from;
 #endif
 }
 

@@ -3,6 +3,7 @@
 #include "kernels/simt/grid.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/memory.h"
+#include "kernels/simt/rows.h"
 #include "kernels/simt/warp.h"
 
 namespace kvasir::kernels::emulated {
@@ -27,13 +28,30 @@ void ExchangeInWarp(const FaultyArgs& args) {
   args.out[thread ^ 1] = simt::LoadShared(words + (thread ^ 1));
 }
 
+// Three sums over the CTA: of 1, 2 and 3 by each thread.
+void Sums(const FaultyArgs& args) {
+  auto* const partial = reinterpret_cast<float*>(simt::Shared());
+  const uint32_t warps = simt::Threads() / simt::kWarp;
+  bool right = true;
+  for (uint32_t i = 0; i < 3; ++i) {
+    const bool own = args.planted != Planted::kReusedPartial;
+    const auto number = static_cast<float>(i + 1);
+    const float sum = simt::CtaSum(number, partial + (own ? warps * i : 0));
+    right &= sum == number * kThreads;
+  }
+  const uint32_t thread = simt::Thread();
+  args.out[thread] = right ? args.in[thread] : 0;
+}
+
 void Copy(const FaultyArgs& args) {
   auto* const words = reinterpret_cast<uint32_t*>(simt::Shared());
   const uint32_t thread = simt::Thread();
   simt::CopyAsync<4>(words + thread, args.in + thread);
   if (args.planted != Planted::kMissingCommit) simt::CommitCopies();
-  if (args.planted != Planted::kMissingWait) simt::WaitCopies<0>();
+  const bool late = args.planted == Planted::kLateWait;
+  if (!late && args.planted != Planted::kMissingWait) simt::WaitCopies<0>();
   args.out[thread] = simt::LoadShared(words + thread);
+  if (late) simt::WaitCopies<0>();
 }
 
 // CTA 0 writes out and raises the flag; CTA 1 looks at it.
@@ -104,6 +122,44 @@ void Others(const FaultyArgs& args) {
       while (simt::LoadAtomic(args.flag) == 0) {
       }
       break;
+    case Planted::kStuckPolls:
+      while (simt::LoadAtomic(args.flag) == 0 &&
+             simt::AtomicCas(args.out, 1u, 1u) == 0) {
+      }
+      break;
+    case Planted::kHalfWarps:
+      if (thread % 32 < 16) simt::SyncBarrier(1, 32);
+      break;
+    case Planted::kTwiceAtABarrier:
+      if (thread < 32) {
+        simt::ArriveBarrier(1, 64);
+        simt::ArriveBarrier(1, 64);
+      }
+      break;
+    case Planted::kShuffleTooFar:
+      args.out[thread] = simt::ShuffleXor(thread, 32);
+      break;
+    case Planted::kLoadOnceOfStored:
+      simt::StoreGlobal(args.out + thread, thread);
+      args.out[thread] = simt::LoadOnce(args.out + thread);
+      break;
+    case Planted::kLoadOnceBesideStored:
+      // In one block of 16 bytes.
+      if (thread < 16) {
+        simt::StoreGlobal(args.out + 4 * thread, thread);
+        args.out[4 * thread + 1] = simt::LoadOnce(args.out + 4 * thread + 3);
+      }
+      break;
+    case Planted::kManyLooks: {
+      // As many as would be a deadlock if one looked for a change.
+      uint32_t seen = 0;
+      for (uint32_t i = 0; i < 3000; ++i) {
+        seen |= simt::LoadAtomic(args.in + (thread + i) % 64);
+        simt::AtomicMax(reinterpret_cast<int32_t*>(args.flag), 0);
+      }
+      args.out[thread] = seen != 0 ? args.in[thread] : 0;
+      break;
+    }
     case Planted::kSharedLoadOutOfBounds:
       args.out[thread] = simt::LoadShared(words + thread + 1);
       break;
@@ -160,6 +216,10 @@ void FaultyKernel(FaultyArgs args) {
       return Exchange(args);
     case Planted::kMissingWarpBarrier:
       return ExchangeInWarp(args);
+    case Planted::kOwnPartials:
+    case Planted::kReusedPartial:
+      return Sums(args);
+    case Planted::kLateWait:
     case Planted::kMissingWait:
     case Planted::kMissingCommit:
       return Copy(args);

@@ -12,7 +12,9 @@ enum class Planted : uint32_t {
   kNone,
   kMissingBarrier,      // between a store and another warp's load
   kMissingWarpBarrier,  // the same between lanes
-  kMissingWait,         // for a copy
+  kReusedPartial,       // a warp writes what another has still to read
+  kLateWait,            // for a copy, when it was read
+  kMissingWait,
   kMissingCommit,
   kMissingFence,         // between CTAs, by the one that writes
   kMissingReaderFence,   // by the one that reads
@@ -20,9 +22,14 @@ enum class Planted : uint32_t {
   kFenceBeforeTheWrite,  // orders what is not there yet
   kDivergentBarrier,     // two calls for one barrier
   kEndedThread,          // before a barrier of all
+  kHalfWarps,            // that make up the number of a barrier
+  kTwiceAtABarrier,      // before the others come
   kDivergentShuffle,
   kStrangeMask,  // without the lane that gives it
+  kShuffleTooFar,
   kStuckPoll,
+  kStuckPolls,             // at several addresses
+  kLoadOnceOfStored,       // by the same launch
   kSharedLoadOutOfBounds,  // through a primitive
   kSharedOutOfBounds,      // through a pointer
   kSharedBefore,
@@ -33,7 +40,11 @@ enum class Planted : uint32_t {
   kMisalignedCopy,
   kScopeTooNarrow,
   kDeepStack,
-  kStrided,  // nothing wrong, but for what it costs
+  // Nothing wrong.
+  kOwnPartials,
+  kManyLooks,
+  kLoadOnceBesideStored,
+  kStrided,  // but for what it costs
 };
 
 struct FaultyArgs {

@@ -15,11 +15,12 @@ enum class Verdict {
   kRight,   // and ThreadSanitizer had nothing to say
   kWrong,   // numbers
   kRace,    // ThreadSanitizer reported one
-  kStopped  // by the emulator
+  kStopped  // by the emulator or UndefinedBehaviorSanitizer
 };
 const char* VerdictName(Verdict verdict);
 
-// `is_right` runs in a child process, on one thread.
+// `is_right` runs in a child process, on one thread. One that ends by anything
+// else is a failure of the test, and right: nothing was found.
 Verdict Judge(absl::FunctionRef<bool()> is_right);
 
 struct Mutant {
@@ -27,9 +28,9 @@ struct Mutant {
   Verdict verdict = Verdict::kRight;  // the first that is not, over the seeds
 };
 
-// Runs a kernel once as it is, and once with each of its sites left out in
-// turn, up to `seeds` times each until it is noticed. `is_right` launches it on
-// a fresh device and compares.
+// Runs a kernel as it is on `seeds` seeds, on which it has to be right, and
+// then with each of its sites left out in turn, on as many until it is noticed.
+// `is_right` launches it on a fresh device and compares.
 std::vector<Mutant> LeaveOutEach(
     const std::string& kernel, uint64_t seeds,
     absl::FunctionRef<bool(EmulatedTest&)> is_right);
