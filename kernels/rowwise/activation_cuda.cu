@@ -90,7 +90,7 @@ ActivationKernel(simt::OnRows<ActivationArgs> on) {
 template <typename T>
 void LaunchActivation(const ActivationArgs& args, Launcher& launcher) {
   constexpr int n = simt::kWidePack<T>;
-  if (simt::WideRows<T>({args.columns}, args.x, args.out)) {
+  if (simt::WideRows<T>(args.columns, args.x, args.out)) {
     simt::LaunchOnRows(launcher, "activation", args.num_rows, args.columns / n,
                        ActivationKernel<T, n>, args);
   } else {

@@ -106,7 +106,7 @@ void LaunchNorm(const NormArgs& args, Launcher& launcher) {
   launch.shared_bytes = 2 * kPartials * sizeof(float);
   // By the columns alone, as sums depend on it.
   simt::Launch(launcher, launch,
-               simt::WideRows<T>({args.columns})
+               simt::WideRows<T>(args.columns)
                    ? NormKernel<T, simt::kWidePack<T>>
                    : NormKernel<T, 1>,
                args);

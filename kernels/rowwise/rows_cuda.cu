@@ -77,9 +77,9 @@ GatherRowsKernel(simt::OnRows<GatherRowsArgs> on) {
 template <typename Word>
 void LaunchGatherRows(const GatherRowsArgs& args, Launcher& launcher) {
   constexpr int n = simt::kWidePack<Word>;
-  if (simt::WideRows<Word>(
-          {args.columns, args.x_row_stride, args.out_row_stride}, args.x,
-          args.out)) {
+  if (simt::WideRows<Word>(args.columns, args.x, args.out) &&
+      simt::WideRows<Word>(args.x_row_stride) &&
+      simt::WideRows<Word>(args.out_row_stride)) {
     simt::LaunchOnRows(launcher, "gather_rows", args.num_rows, args.columns / n,
                        GatherRowsKernel<Word, n>, args);
   } else {
@@ -93,8 +93,9 @@ void LaunchGatherRows(const GatherRowsArgs& args, Launcher& launcher) {
 void AddRowsCuda(const AddRowsArgs& args, Launcher& launcher) {
   VisitDType(args.dtype, [&](auto type) {
     using T = decltype(type);
-    if (simt::WideRows<T>({args.columns, args.x_row_stride, args.y_row_stride},
-                          args.x, args.y)) {
+    if (simt::WideRows<T>(args.columns, args.x, args.y) &&
+        simt::WideRows<T>(args.x_row_stride) &&
+        simt::WideRows<T>(args.y_row_stride)) {
       LaunchAddRows<T, simt::kWidePack<T>>(args, launcher);
     } else {
       LaunchAddRows<T, 1>(args, launcher);

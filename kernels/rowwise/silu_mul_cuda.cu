@@ -50,7 +50,7 @@ SiluMulKernel(simt::OnRows<SiluMulArgs> on) {
 template <typename T>
 void LaunchSiluMul(const SiluMulArgs& args, Launcher& launcher) {
   constexpr int n = simt::kWidePack<T>;
-  if (simt::WideRows<T>({args.features}, args.gate_up, args.out)) {
+  if (simt::WideRows<T>(args.features, args.gate_up, args.out)) {
     simt::LaunchOnRows(launcher, "silu_mul", args.num_rows, args.features / n,
                        SiluMulKernel<T, n>, args);
   } else {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <initializer_list>
 
 #include "kernels/simt/grid.h"
 #include "kernels/simt/launch.h"
@@ -21,14 +20,13 @@ struct alignas(sizeof(T) * n) Pack {
 template <typename T>
 inline constexpr int kWidePack = 16 / static_cast<int>(sizeof(T));
 
-// Whether rows can be taken in wide packs: `lengths` (columns, strides) are
-// whole packs, and these pointers (null: not there) are aligned to 16 bytes.
+// Whether rows of `columns` numbers (or so far apart) can be taken in wide
+// packs: these pointers (null: not there) are aligned to 16 bytes, and so is
+// each row.
 template <typename T, typename... Pointers>
-bool WideRows(std::initializer_list<int64_t> lengths,
-              const Pointers*... pointers) {
-  bool wide = ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
-  for (const int64_t length : lengths) wide &= length % kWidePack<T> == 0;
-  return wide;
+bool WideRows(int64_t columns, const Pointers*... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ... &&
+          (columns % kWidePack<T> == 0));
 }
 
 // n (1, 4, 8) float32, aligned to 16 bytes where there are several.
