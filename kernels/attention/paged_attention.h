@@ -361,7 +361,7 @@ struct AttentionLaunchIn {
   Ptr<const float> q = nullptr;
   Ptr<float> out = nullptr;
   Ptr<const AttentionSequence> sequences = nullptr;
-  int64_t num_sequences = 0;
+  int64_t sequence_count = 0;
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

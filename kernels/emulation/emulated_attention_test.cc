@@ -527,6 +527,8 @@ void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
   });
   EXPECT_EQ(mutants.size(), sites);
   for (const Mutant& mutant : mutants) {
+    // Shuffles keep the lanes of a warp together where it is left out.
+    if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
     EXPECT_NE(mutant.verdict, Verdict::kRight)
         << mutant.site.kind << " at " << mutant.site.file << ":"
         << mutant.site.line;

@@ -145,6 +145,7 @@ KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
 }
 
 inline constexpr float kNoSlot = -3.0e38f;  // a maximum of none
+inline constexpr float kHidden = -3.3e38f;  // no score
 
 // The softmax of a row over the splits merged so far, base 2.
 struct RowTotal {
@@ -167,6 +168,33 @@ KVASIR_DEVICE MergeFactors Merge(float max, float sum, RowTotal* total) {
 KVASIR_DEVICE float MergeSum(const MergeFactors& factors, float total,
                              float split) {
   return simt::Fma(split, factors.split, total * factors.total);
+}
+
+// What a split's softmax comes to, by one lane: a partial result, or factors in
+// shared memory [4][kDeviceTileRows]: of the sums so far, of the split's; the
+// sum of weights and the maximum so far, which are there if `merged`.
+KVASIR_DEVICE void EndSoftmax(const AttentionKernelArgs& args, const Item& item,
+                              int32_t row, const RowTotal& split, bool merged,
+                              float* factors) {
+  constexpr auto kRows = static_cast<int32_t>(kDeviceTileRows);
+  if (item.partial >= 0) {
+    if (row >= item.rows()) return;
+    float* const partial = PartialRow(args, item, row) + args.device.out_width;
+    simt::StoreGlobal(partial, split.max);
+    simt::StoreGlobal(partial + 1, split.sum);
+    return;
+  }
+  float* const of_row = factors + row;
+  RowTotal total;
+  if (merged) {
+    total = {simt::LoadShared(of_row + 3 * kRows),
+             simt::LoadShared(of_row + 2 * kRows)};
+  }
+  const MergeFactors merge = Merge(split.max, split.sum, &total);
+  simt::StoreShared(of_row, merge.total);
+  simt::StoreShared(of_row + kRows, merge.split);
+  simt::StoreShared(of_row + 2 * kRows, total.sum);
+  simt::StoreShared(of_row + 3 * kRows, total.max);
 }
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -503,30 +503,11 @@ class MmaAttention {
         simt::StoreShared(word + kOwnWeights,
                           simt::MakePair<T>(weight[2 * k], weight[2 * k + 1]));
       }
-      if (lane_ == 0) EndRow(row, max, sum);
+      if (lane_ == 0) {
+        EndSoftmax(args_, item_, row, {max, sum}, merged_, factors_);
+      }
     }
   }
-  // By one lane.
-  KVASIR_DEVICE void EndRow(int32_t row, float max, float sum) {
-    if (item_.partial >= 0) {
-      if (row >= item_.rows()) return;
-      float* const partial = PartialRow(args_, item_, row) + device_.out_width;
-      simt::StoreGlobal(partial, max);
-      simt::StoreGlobal(partial + 1, sum);
-      return;
-    }
-    RowTotal total;
-    if (merged_) {
-      total = {simt::LoadShared(factors_ + 3 * kRows + row),
-               simt::LoadShared(factors_ + 2 * kRows + row)};
-    }
-    const MergeFactors factors = Merge(max, sum, &total);
-    simt::StoreShared(factors_ + row, factors.total);
-    simt::StoreShared(factors_ + kRows + row, factors.split);
-    simt::StoreShared(factors_ + 2 * kRows + row, total.sum);
-    simt::StoreShared(factors_ + 3 * kRows + row, total.max);
-  }
-
   KVASIR_DEVICE void Sum(const Cursor& at, const char* stage) {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
     if (at.block == first_block_) {
@@ -752,7 +733,6 @@ class MmaAttention {
     }
   }
 
-  static constexpr float kHidden = -3.3e38f;  // below any score
   struct Sums {
     float d[kTiles][4];
   };
@@ -768,7 +748,7 @@ class MmaAttention {
   char* stages_;
   float* scores_;      // [rows][kScoreStride]
   Place* places_;      // [512]
-  float* factors_;     // [4][rows]: of sums, of the split; total sum, max
+  float* factors_;     // [4][rows]: EndSoftmax's
   float* query_sums_;  // [kMmaMostRuns][rows]
   uint32_t* tables_;   // [tables][kTableWords]
   uint16_t* q_;        // [rows][q_stride_]

@@ -224,16 +224,16 @@ void LaunchItems(const AttentionKernelArgs& args, Launcher& launcher) {
 
 void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
                         Launcher& launcher) {
-  if (launch.num_sequences == 0) return;
+  if (launch.sequence_count == 0) return;
   AttentionKernelArgs args;
   args.device = *launch.device;
   args.q = launch.q;
   args.out = launch.out;
   args.sequences = launch.sequences;
-  args.num_sequences = static_cast<int32_t>(launch.num_sequences);
+  args.num_sequences = static_cast<int32_t>(launch.sequence_count);
   args.items = reinterpret_cast<SequenceItems*>(scratch);
   args.partials =
-      reinterpret_cast<float*>(args.items + launch.num_sequences + 1);
+      reinterpret_cast<float*>(args.items + launch.sequence_count + 1);
 
   KernelLaunch divide;
   divide.name = "attention_divide";

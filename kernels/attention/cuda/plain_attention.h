@@ -41,8 +41,8 @@ class PlainAttention {
     tile_ = weights_ + kRows * kSplit;
     q_ = tile_ + kBlock * kTileStride;
     factors_ = q_ + kRows * kChunk;
-    pages_ = reinterpret_cast<int32_t*>(factors_ + 3 * kRows);
-    sums_ = factors_ + 3 * kRows + kBlock;
+    pages_ = reinterpret_cast<int32_t*>(factors_ + 4 * kRows);
+    sums_ = factors_ + 4 * kRows + kBlock;
     lane_ = static_cast<int32_t>(simt::Thread()) % kBlock;
     first_row_ = static_cast<int32_t>(simt::Thread()) / kBlock * kHalf;
   }
@@ -53,7 +53,6 @@ class PlainAttention {
                (device_.num_heads / device_.num_kv_heads);
     seen_ =
         RowsSlots(device_, *item.sequence, item.first_token, item.num_tokens);
-    total_ = {};
     merged_ = false;
     for (int32_t s = 0; s < item.num_splits; ++s) {
       slots_ = Both(SplitSlots(item.first_split + s), seen_);
@@ -76,7 +75,7 @@ class PlainAttention {
       kRows / static_cast<int32_t>(kPlainThreads / simt::kWarp);
   static constexpr int64_t kFixedFloats = kRows * kSplit +
                                           kBlock * kTileStride +
-                                          kRows * kChunk + 3 * kRows + kBlock;
+                                          kRows * kChunk + 4 * kRows + kBlock;
 
   // Calls visit(first slot of a block) for those with slots that are seen.
   template <typename Visit>
@@ -216,19 +215,10 @@ class PlainAttention {
     }
   }
 
-  // Scores to weights, their maximum and sum, and how the split is merged.
+  // Scores to weights, a warp to four rows.
   KVASIR_DEVICE void Weigh() {
     const auto warp = static_cast<int32_t>(simt::Warp());
     const auto lane = static_cast<int32_t>(simt::Lane());
-    // Whole blocks; none where no slot is seen.
-    int32_t begin = 0;
-    int32_t end = 0;
-    if (slots_.end > 0) {
-      begin = static_cast<int32_t>(slots_.begin - split_) / kBlock * kBlock;
-      end = static_cast<int32_t>(slots_.end - split_ + kBlock - 1) / kBlock *
-            kBlock;
-    }
-    KVASIR_UNROLL
     for (int32_t i = 0; i < kWarpRows; ++i) {
       const int32_t row = warp * kWarpRows + i;
       SlotRange visible = {0, 0};
@@ -236,39 +226,33 @@ class PlainAttention {
         visible = Both(slots_,
                        RowSlots(device_, *item_.sequence, item_.TokenOf(row)));
       }
-      float* const weights = weights_ + row * kSplit;
+      float* const of_row = weights_ + row * kSplit + lane;
+      float weights[kSplit / 32];
       float max = kNoSlot;
-      for (int32_t s = begin + lane; s < end; s += int32_t{simt::kWarp}) {
-        if (split_ + s < visible.begin || split_ + s >= visible.end) continue;
-        const float score = simt::LoadShared(weights + s);
-        max = score > max ? score : max;
+      KVASIR_UNROLL
+      for (int32_t k = 0; k < kSplit / 32; ++k) {
+        const int64_t slot = split_ + 32 * k + lane;
+        weights[k] = kHidden;
+        if (slot < visible.begin || slot >= visible.end) continue;
+        weights[k] = simt::LoadShared(of_row + 32 * k);
+        max = weights[k] > max ? weights[k] : max;
       }
       max = simt::WarpMax(max);
       float sum = 0.0f;
-      for (int32_t s = begin + lane; s < end; s += int32_t{simt::kWarp}) {
-        float weight = 0.0f;
-        if (split_ + s >= visible.begin && split_ + s < visible.end) {
-          weight = simt::Exp2(simt::LoadShared(weights + s) - max);
-        }
+      KVASIR_UNROLL
+      for (int32_t k = 0; k < kSplit / 32; ++k) {
+        const float weight =
+            weights[k] == kHidden ? 0.0f : simt::Exp2(weights[k] - max);
         sum += weight;
         // Its sign says how the value is read.
-        const bool exact = HasExact(device_.value_exact, row, split_ + s);
-        simt::StoreShared(weights + s, exact ? -weight : weight);
+        const bool exact =
+            HasExact(device_.value_exact, row, split_ + 32 * k + lane);
+        simt::StoreShared(of_row + 32 * k, exact ? -weight : weight);
       }
       sum = simt::WarpSum(sum);
-      if (item_.partial >= 0) {
-        if (lane == 0 && row < item_.rows()) {
-          float* const partial = PartialRow(args_, item_, row);
-          simt::StoreGlobal(partial + device_.out_width, max);
-          simt::StoreGlobal(partial + device_.out_width + 1, sum);
-        }
-        continue;
+      if (lane == 0) {
+        EndSoftmax(args_, item_, row, {max, sum}, merged_, factors_);
       }
-      const MergeFactors factors = Merge(max, sum, &total_.row[i]);
-      if (lane != 0) continue;
-      simt::StoreShared(factors_ + row, factors.total);
-      simt::StoreShared(factors_ + kRows + row, factors.split);
-      simt::StoreShared(factors_ + 2 * kRows + row, total_.row[i].sum);
     }
   }
 
@@ -364,16 +348,12 @@ class PlainAttention {
     });
   }
 
-  struct Totals {
-    RowTotal row[kWarpRows];  // of the warp's rows in Weigh
-  };
-
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
   float* weights_;  // [rows][512]: scores, then weights of a split
   float* tile_;     // [64][kTileStride]
   float* q_;        // [rows][64]
-  float* factors_;  // [3][rows]: of the sums, of the split, sum of weights
+  float* factors_;  // [4][rows]: EndSoftmax's
   int32_t* pages_;  // [64]
   float* sums_;     // [rows][out_width]
   int32_t lane_;    // slot of a block, or channel of a chunk
@@ -384,8 +364,7 @@ class PlainAttention {
   SlotRange seen_;   // by any row
   SlotRange slots_;  // of them, in the split
   int64_t split_;    // its first slot
-  Totals total_;
-  bool merged_;  // a split of the item
+  bool merged_;      // a split of the item
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
