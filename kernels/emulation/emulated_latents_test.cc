@@ -268,6 +268,7 @@ TEST(LiftCudaTest, IsTheReferencesBits) {
   for (const LiftCase& c :
        std::vector<LiftCase>{{1, 1, f32, {{16, 24}}},
                              {0, 1, f32, {{16, 24}}},
+                             {16, 1, f32, {{32, 128}}},
                              {1, 4, bf16, {{64, 160}, {64, 24}}, bf16},
                              {7, 3, f16, {{33, 8}, {33, 96}, {33, 41}}, f16},
                              {19, 2, bf16, {{64, 300}, {1, 64}}},
