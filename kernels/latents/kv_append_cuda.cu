@@ -26,7 +26,6 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMostWarps = 8;
-constexpr uint32_t kMostThreads = kMostWarps * simt::kWarp;
 constexpr uint32_t kMetadataThreads = 32;
 
 struct AppendLaunch {
@@ -412,7 +411,7 @@ KVASIR_DEVICE void AppendCodes(const Latent<T>& latent, const SlotBytes& to,
 }
 
 template <typename T>
-KVASIR_KERNEL(kMostThreads)
+KVASIR_KERNEL(kMostWarps* simt::kWarp)
 AppendKernel(AppendLaunch launch) {
   const KvAppendArgs& args = launch.args;
   const int64_t token = simt::CtaX();

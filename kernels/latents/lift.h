@@ -29,10 +29,11 @@ struct LiftParamsIn {
   int64_t num_rows = 0;          // T
   int64_t num_heads = 0;         // Hq
   int64_t num_kv_heads = 0;      // Hkv, divides Hq
-  Ptr<const PackedMatrixIn<Ptr>> matrices = nullptr;  // [Hkv]
-  Ptr<const int64_t> column_in = nullptr;             // [Hq]
-  Ptr<const int64_t> column_out = nullptr;            // [Hq]
-  DType dtype = DType::kF32;                          // of activations
+  // [Hkv], in the device's layout.
+  Ptr<const PackedMatrixIn<Ptr>> matrices = nullptr;
+  Ptr<const int64_t> column_in = nullptr;   // [Hq]
+  Ptr<const int64_t> column_out = nullptr;  // [Hq]
+  DType dtype = DType::kF32;                // of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
