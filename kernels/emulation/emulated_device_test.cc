@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/device/device_tables.h"
+#include "kernels/device/dispatch.h"
 #include "kernels/emulation/testing/emulated_ops.h"
 #include "kernels/rowwise/ops.h"
 
@@ -25,10 +26,12 @@ TEST(EmulatedDeviceTest, IsAGpuToOps) {
   EXPECT_EQ(test.device().weight_layout(), WeightLayout::kRows);
   EXPECT_EQ(test.device().page_granule_bytes(), 16);
   EXPECT_EQ(test.launcher().multiprocessors(), 4);
-  Workspace none(nullptr, 0);
-  EXPECT_THAT(GatherRows(test.stream(), {}, none),
-              base::StatusIs(absl::StatusCode::kUnimplemented,
-                             HasSubstr("the device has no kernel for it")));
+  constexpr OpKernels<SiluMulParams> kUnknown = {"unknown", &SiluMulReference,
+                                                 &SiluMulSimd};
+  EXPECT_THAT(
+      Launch(kUnknown, test.stream(), SiluMulParams()),
+      base::StatusIs(absl::StatusCode::kUnimplemented,
+                     HasSubstr("unknown: the device has no kernel for it")));
 }
 
 TEST(EmulatedDeviceTest, AStreamRunsInItsOrderWhenItIsSynchronized) {
