@@ -1,0 +1,23 @@
+#include "kernels/emulation/testing/test_device.h"
+
+#include "kernels/emulation/emulated_device.h"
+#include "kernels/simt/op_table.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+TestGpu test_gpu;
+
+}  // namespace
+
+void RunTestsOn(const TestGpu& gpu) { test_gpu = gpu; }
+bool OnGpu() { return test_gpu.make != nullptr; }
+bool HasBulkCopies() { return !OnGpu() || test_gpu.has_bulk_copies; }
+
+std::unique_ptr<Device> MakeTestDevice(const EmulatorOptions& options) {
+  if (OnGpu()) return test_gpu.make();
+  return std::make_unique<EmulatedDevice>(
+      EmulatedDeviceOptions{.emulator = options}, emulated::Ops());
+}
+
+}  // namespace kvasir::kernels::emulation
