@@ -86,7 +86,7 @@ TEST_F(CudaDeviceTest, IsAGpuToOps) {
   EXPECT_EQ(device_->properties().name, "Fake GPU");
   Workspace none(nullptr, 0);
   EXPECT_THAT(
-      SiluMul(*stream_, {}, none),
+      SiluMul(*stream_, {.num_rows = 1, .features = 1}, none),
       base::StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("silu_mul")));
 }
 
@@ -149,7 +149,7 @@ TEST_F(CudaDeviceTest, AnUploadsMemoryIsTheCallersAgainAtOnce) {
   Make();
   const DeviceBuffer memory = Memory(100);
   std::vector<Bytes> seen;
-  runtime_.OnRun([&](const FakeLaunch&) {
+  runtime_.OnRun([&](const KernelLaunch&) {
     const char* const at = memory.as<char>().device_address();
     seen.emplace_back(at, at + 100);
   });
@@ -353,12 +353,13 @@ TEST_F(CudaDeviceTest, ALaunchIsWhatItsKernelAskedFor) {
   args = 0;  // copied
   const std::vector<FakeLaunch> launches = runtime_.launches();
   ASSERT_THAT(launches, SizeIs(1));
-  EXPECT_EQ(launches[0].name, "gelu");
-  EXPECT_EQ(launches[0].grid_x, 3u);
-  EXPECT_EQ(launches[0].grid_y, 2u);
-  EXPECT_EQ(launches[0].threads, 64u);
-  EXPECT_EQ(launches[0].shared_bytes, 128u);
-  EXPECT_TRUE(launches[0].ctas_together);
+  const KernelLaunch& launch = launches[0].launch;
+  EXPECT_STREQ(launch.name, "gelu");
+  EXPECT_EQ(launch.grid_x, 3u);
+  EXPECT_EQ(launch.grid_y, 2u);
+  EXPECT_EQ(launch.threads, 64u);
+  EXPECT_EQ(launch.shared_bytes, 128u);
+  EXPECT_TRUE(launch.ctas_together);
   std::memcpy(&args, launches[0].args.data(), sizeof(args));
   EXPECT_EQ(args, 42);
   EXPECT_EQ(runtime_.calls("AllowSharedBytes"), 0);

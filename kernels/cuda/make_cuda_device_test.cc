@@ -62,7 +62,7 @@ TEST(GpuOpsTest, AnOpEnqueuesItsKernelForTheGpu) {
   KVASIR_ASSERT_OK(SiluMul(*stream, params, none));
   const auto launches = runtime.launches();
   ASSERT_EQ(launches.size(), 1u);
-  EXPECT_EQ(launches[0].name, "silu_mul");
+  EXPECT_STREQ(launches[0].launch.name, "silu_mul");
   EXPECT_EQ(launches[0].args.size(), sizeof(SiluMulArgs));
 }
 

@@ -26,7 +26,7 @@ void FakeRuntime::FailNext(const std::string& call, Result result) {
   base::MutexLock lock(&mutex_);
   failures_[call] = result;
 }
-void FakeRuntime::OnRun(std::function<void(const FakeLaunch&)> run) {
+void FakeRuntime::OnRun(std::function<void(const KernelLaunch&)> run) {
   base::MutexLock lock(&mutex_);
   run_ = std::move(run);
 }
@@ -278,16 +278,13 @@ Result FakeRuntime::Launch(const KernelLaunch& launch, StreamHandle stream) {
         << launch.name << " was not allowed its shared memory";
   }
   const auto* const args = static_cast<const char*>(launch.args);
-  launches_.push_back({launch.name,
-                       launch.grid_x,
-                       launch.grid_y,
-                       launch.threads,
-                       launch.shared_bytes,
-                       launch.ctas_together,
-                       {args, args + launch.args_bytes}});
+  launches_.push_back({launch, {args, args + launch.args_bytes}});
   if (Stream* const found = Find(stream); found != nullptr) {
-    found->work.push_back({.run = [run = run_, done = launches_.back()] {
-      if (run) run(done);
+    found->work.push_back({.run = [run = run_, made = launches_.back()] {
+      if (!run) return;
+      KernelLaunch now = made.launch;
+      now.args = made.args.data();
+      run(now);
     }});
   }
   return Result::kOk;

@@ -17,10 +17,8 @@
 namespace kvasir::kernels::cuda {
 
 struct FakeLaunch {
-  std::string name;
-  uint32_t grid_x, grid_y, threads, shared_bytes;
-  bool ctas_together;
-  std::vector<char> args;
+  KernelLaunch launch;
+  std::vector<char> args;  // as they were when it was enqueued
 };
 
 // An H100 as far as anybody asks; its memory is the test's, rounded as
@@ -48,7 +46,7 @@ class FakeRuntime final : public Runtime {
   // The next call of this name fails, once: "CopyAsync".
   void FailNext(const std::string& call, Result result);
   // What a launch does when the stream comes by.
-  void OnRun(std::function<void(const FakeLaunch&)> run);
+  void OnRun(std::function<void(const KernelLaunch&)> run);
 
   std::vector<FakeLaunch> launches() const;  // in the order of their calls
   int64_t calls(const std::string& call) const;
@@ -114,7 +112,7 @@ class FakeRuntime final : public Runtime {
   std::map<EventHandle, StreamHandle> events_ ABSL_GUARDED_BY(mutex_);
   uintptr_t handles_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<FakeLaunch> launches_ ABSL_GUARDED_BY(mutex_);
-  std::function<void(const FakeLaunch&)> run_ ABSL_GUARDED_BY(mutex_);
+  std::function<void(const KernelLaunch&)> run_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::kernels::cuda
