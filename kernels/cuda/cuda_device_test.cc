@@ -243,22 +243,25 @@ TEST_F(CudaDeviceTest, CopiesThatAreRefusedSayWhy) {
 
 TEST_F(CudaDeviceTest, WritesAreThereForEveryStream) {
   Make();
-  const DeviceBuffer memory = Memory(4 * 1000);
+  constexpr int kWriters = 4, kWrites = 200, kBytes = 100;
+  const DeviceBuffer memory = Memory(kWriters * kWrites * kBytes);
   std::vector<std::thread> writers;
-  for (int part = 0; part < 4; ++part) {
-    writers.emplace_back([&, part] {
-      const DevicePtr<void> to = memory.as<char>() + int64_t{1000} * part;
-      auto host = device_->BeginWrite(to, 1000);
-      KVASIR_ASSERT_OK(host.status());
-      std::memset(*host, 'a' + part, 1000);
-      KVASIR_EXPECT_OK(device_->EndWrite(to, *host, 1000));
+  for (int writer = 0; writer < kWriters; ++writer) {
+    writers.emplace_back([&, writer] {
+      for (int i = writer; i < kWriters * kWrites; i += kWriters) {
+        const DevicePtr<void> to = memory.as<char>() + int64_t{kBytes} * i;
+        auto host = device_->BeginWrite(to, kBytes);
+        KVASIR_ASSERT_OK(host.status());
+        std::memset(*host, i % 251, kBytes);
+        KVASIR_EXPECT_OK(device_->EndWrite(to, *host, kBytes));
+      }
     });
   }
   for (std::thread& writer : writers) writer.join();
-  const Bytes seen(memory.as<char>().device_address(),
-                   memory.as<char>().device_address() + 4000);
-  for (size_t part = 0; part < 4; ++part) {
-    EXPECT_EQ(seen[part * 1000 + 999], static_cast<char>('a' + part));
+  const char* const begin = memory.as<char>().device_address();
+  const Bytes seen(begin, begin + memory.bytes());
+  for (size_t i = 0; i < seen.size(); ++i) {
+    ASSERT_EQ(seen[i], static_cast<char>(i / kBytes % 251)) << i;
   }
   EXPECT_EQ(Get(memory), seen);
   DeviceTables tables(device_.get());
