@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@ namespace kvasir::kernels::cuda {
 namespace {
 
 thread_local int used_device = 0;
+constexpr auto kAlignment = std::align_val_t(256);
 
 }  // namespace
 
@@ -42,7 +44,7 @@ int64_t FakeRuntime::calls(const std::string& call) const {
 size_t FakeRuntime::pinned_bytes() const {
   base::MutexLock lock(&mutex_);
   size_t bytes = 0;
-  for (const auto& [at, memory] : pinned_) bytes += memory->size();
+  for (const auto& [at, memory] : pinned_) bytes += memory.bytes;
   return bytes;
 }
 size_t FakeRuntime::waiting() const {
@@ -77,13 +79,13 @@ bool FakeRuntime::Holds(const Memory& memory, const void* at, size_t bytes) {
   auto found = memory.upper_bound(begin);
   if (found == memory.begin()) return false;
   --found;
-  return begin + bytes <= found->first + found->second->size();
+  return begin + bytes <= found->first + found->second.bytes;
 }
 
 size_t FakeRuntime::Held() const {
   size_t held = context_bytes;
   for (const auto& [at, memory] : device_memory_) {
-    held += (memory->size() + kRoundedTo - 1) / kRoundedTo * kRoundedTo;
+    held += (memory.bytes + kRoundedTo - 1) / kRoundedTo * kRoundedTo;
   }
   return held;
 }
@@ -124,23 +126,30 @@ Result FakeRuntime::MemoryInfo(size_t* free_bytes, size_t* total) {
   return Begin("MemoryInfo");
 }
 
+void FakeRuntime::GiveBack::operator()(char* memory) const {
+  ::operator delete(memory, kAlignment);
+}
+
+void* FakeRuntime::Take(Memory* from, size_t bytes) {
+  auto* const memory = static_cast<char*>(::operator new(bytes, kAlignment));
+  std::memset(memory, 0xff, bytes);
+  (*from)[memory] = {std::unique_ptr<char, GiveBack>(memory), bytes};
+  return memory;
+}
+
 Result FakeRuntime::Allocate(void** memory, size_t bytes) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("Allocate");
   if (result != Result::kOk) return result;
   if (bytes > total_bytes - Held()) return Result::kOutOfMemory;
-  auto held = std::make_unique<std::vector<char>>(bytes, '\xff');
-  *memory = held->data();
-  device_memory_[held->data()] = std::move(held);
+  *memory = Take(&device_memory_, bytes);
   return Result::kOk;
 }
 Result FakeRuntime::AllocateHost(void** memory, size_t bytes) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("AllocateHost");
   if (result != Result::kOk) return result;
-  auto held = std::make_unique<std::vector<char>>(bytes, '\xff');
-  *memory = held->data();
-  pinned_[held->data()] = std::move(held);
+  *memory = Take(&pinned_, bytes);
   return Result::kOk;
 }
 Result FakeRuntime::Give(Memory* from, void* memory) {
@@ -149,7 +158,7 @@ Result FakeRuntime::Give(Memory* from, void* memory) {
       for (const void* const end : {work.to, work.from}) {
         if (end == nullptr || !Holds(*from, end, 1)) continue;
         const auto* const begin = static_cast<const char*>(memory);
-        const size_t bytes = from->at(begin)->size();
+        const size_t bytes = from->at(begin).bytes;
         EXPECT_FALSE(end >= begin && end < begin + bytes)
             << "memory goes while a copy wants it";
       }

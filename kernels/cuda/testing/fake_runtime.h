@@ -90,12 +90,20 @@ class FakeRuntime final : public Runtime {
     int device = 0;
     std::deque<Work> work;
   };
-  using Memory = std::map<const char*, std::unique_ptr<std::vector<char>>>;
+  struct GiveBack {
+    void operator()(char* memory) const;
+  };
+  struct Block {
+    std::unique_ptr<char, GiveBack> memory;  // aligned as CUDA aligns
+    size_t bytes = 0;
+  };
+  using Memory = std::map<const char*, Block>;
 
   // Counts the call; what FailNext asked for it.
   Result Begin(const std::string& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunAll(Stream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Stream* Find(StreamHandle stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void* Take(Memory* from, size_t bytes);
   static bool Holds(const Memory& memory, const void* at, size_t bytes);
   size_t Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Result Give(Memory* from, void* memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
