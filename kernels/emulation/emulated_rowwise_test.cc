@@ -131,7 +131,6 @@ TEST(NormCudaTest, IsTheSameBitsOnEverySeed) {
 }
 
 TEST(NormCudaTest, EachSiteIsMissed) {
-  KVASIR_NEEDS_EMULATOR();
   const NormCase c = {NormKind::kLayer, DType::kF32, 2, 600};
   const NormData data(c);
   const NormResult want = NormByReference(c, data);
@@ -145,7 +144,6 @@ TEST(NormCudaTest, EachSiteIsMissed) {
 }
 
 TEST(NormCudaTest, RowsAreReadInWholeSectors) {
-  KVASIR_NEEDS_EMULATOR();
   const NormCase c = {NormKind::kRms, DType::kBf16, 2, 4096};
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   (void)NormByKernel(c, NormData(c), test);
@@ -410,7 +408,6 @@ TEST(RopeCudaTest, IsTheReferencesWithinTheTypesTolerance) {
 }
 
 TEST(RopeCudaTest, EachSiteIsMissed) {
-  KVASIR_NEEDS_EMULATOR();
   const RopeCase c = {DType::kF32, RopePairing::kHalfSplit, 2, 4, 64, 64};
   const RopeData want = RopeByReference(c);
   const auto mutants = LeaveOutEach("rope", kSeeds, [&](EmulatedTest& test) {

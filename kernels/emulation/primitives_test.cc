@@ -372,7 +372,6 @@ void ExpectEachSiteIsMissed(const std::string& kernel, size_t sites,
 }
 
 TEST(LeaveOutTest, EachSiteOfAPipelineIsMissed) {
-  KVASIR_NEEDS_EMULATOR();
   ExpectEachSiteIsMissed("grid_sum", 8, GridSum());
 }
 
@@ -389,7 +388,6 @@ void ExpectEchoMissesEachSite(const std::string& kernel, size_t sites,
 }
 
 TEST(LeaveOutTest, EachSiteOfThePrimitivesKernelsIsMissed) {
-  KVASIR_NEEDS_EMULATOR();
   const Words in = RandomWords(64, 7);
   ExpectEchoMissesEachSite("hand_over", 4, &emulated::LaunchHandOver, in, in);
   Words turned = in;

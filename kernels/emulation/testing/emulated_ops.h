@@ -35,9 +35,10 @@ class EmulatedTest {
       : device_(MakeTestDevice(options)), stream_(device_->MakeStream()) {}
 
   Device& device() { return *device_; }
-  // For tests that KVASIR_NEEDS_EMULATOR.
+  // On a GPU the test is skipped from here on.
   Emulator& emulator() {
-    return dynamic_cast<EmulatedDevice&>(*device_).emulator();
+    if (OnGpu()) SkipWithoutEmulator();
+    return static_cast<EmulatedDevice&>(*device_).emulator();
   }
   Stream& stream() { return *stream_; }
   Launcher& launcher() {

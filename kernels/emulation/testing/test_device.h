@@ -19,14 +19,12 @@ void RunTestsOn(const TestGpu& gpu);
 bool OnGpu();
 bool HasBulkCopies();
 
+// Ends a test, skipped, that asks a GPU for more than results: for sites,
+// counters or reports. (gtest takes an AssertionException for what it was
+// told.)
+[[noreturn]] void SkipWithoutEmulator();
+
 // A fresh device; a GPU has no use for the options.
 std::unique_ptr<Device> MakeTestDevice(const EmulatorOptions& options);
 
 }  // namespace kvasir::kernels::emulation
-
-// At the head of a test that asks for more than a result: sites, counters,
-// seeds, reports.
-#define KVASIR_NEEDS_EMULATOR()                                \
-  if (::kvasir::kernels::emulation::OnGpu())                   \
-  GTEST_SKIP() << "not for a GPU: asks for what the emulated " \
-                  "device alone counts or leaves out"
