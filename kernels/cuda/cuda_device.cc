@@ -384,8 +384,7 @@ absl::StatusOr<void*> CudaDevice::BeginWrite(DevicePtr<void>, size_t bytes) {
 
 absl::Status CudaDevice::EndWrite(DevicePtr<void> memory, void* host,
                                   size_t bytes) {
-  const absl::Status status =
-      writes_->Write(memory.device_address(), host, bytes);
+  absl::Status status = writes_->Write(memory.device_address(), host, bytes);
   std::free(host);
   return status;
 }
