@@ -127,28 +127,40 @@ absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(
   KVASIR_RETURN_IF_ERROR(Count(bytes, tag));
   AllocationOptions fixed = options;
   fixed.alignment_bytes = std::max<size_t>(alignment, 64);
-  void* data = Acquire(bytes, fixed);
+  void* data =
+      OnHost(tag) ? AcquireOnHost(bytes, fixed) : Acquire(bytes, fixed);
   if (data == nullptr) {
     Uncount(bytes, tag);
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the system refused ", bytes, " bytes for ", MemoryTagName(tag)));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(Refusal(bytes, tag), Advice(tag)));
   }
   return DeviceBuffer(this, data, bytes, tag);
 }
 
+std::string DeviceAllocator::Refusal(size_t bytes, MemoryTag tag) const {
+  return absl::StrCat("the system refused ", bytes, " bytes for ",
+                      MemoryTagName(tag));
+}
+
 void DeviceAllocator::Free(void* data, size_t bytes, MemoryTag tag) {
-  Release(data, bytes);
+  if (OnHost(tag)) {
+    ReleaseOnHost(data, bytes);
+  } else {
+    Release(data, bytes);
+  }
   Uncount(bytes, tag);
 }
 
 absl::Status DeviceAllocator::Count(size_t bytes, MemoryTag tag) {
   base::MutexLock lock(&mutex_);
+  const bool limited = limit_bytes_ > 0 && !OnHost(tag);
   const int64_t limit =
-      limit_bytes_ > 0 ? limit_bytes_ : std::numeric_limits<int64_t>::max();
-  if (bytes > static_cast<size_t>(limit - total_.bytes)) {
+      limited ? limit_bytes_ : std::numeric_limits<int64_t>::max();
+  const int64_t held = limited ? device_bytes_ : total_.bytes;
+  if (bytes > static_cast<size_t>(limit - held)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("memory: want ", bytes, " bytes for ", MemoryTagName(tag),
-                     ", held ", total_.bytes, " of ", limit));
+                     ", held ", held, " of ", limit, Advice(tag)));
   }
   const auto add = [bytes](MemoryUse& use) {
     use.bytes += static_cast<int64_t>(bytes);
@@ -156,6 +168,7 @@ absl::Status DeviceAllocator::Count(size_t bytes, MemoryTag tag) {
   };
   add(use_[static_cast<size_t>(tag)]);
   add(total_);
+  if (!OnHost(tag)) device_bytes_ += static_cast<int64_t>(bytes);
   return absl::OkStatus();
 }
 
@@ -163,6 +176,7 @@ void DeviceAllocator::Uncount(size_t bytes, MemoryTag tag) {
   base::MutexLock lock(&mutex_);
   use_[static_cast<size_t>(tag)].bytes -= static_cast<int64_t>(bytes);
   total_.bytes -= static_cast<int64_t>(bytes);
+  if (!OnHost(tag)) device_bytes_ -= static_cast<int64_t>(bytes);
 }
 
 MemoryUse DeviceAllocator::use(MemoryTag tag) const {
@@ -173,6 +187,11 @@ MemoryUse DeviceAllocator::use(MemoryTag tag) const {
 MemoryUse DeviceAllocator::total_use() const {
   base::MutexLock lock(&mutex_);
   return total_;
+}
+
+int64_t DeviceAllocator::device_bytes() const {
+  base::MutexLock lock(&mutex_);
+  return device_bytes_;
 }
 
 void* CpuAllocator::Acquire(size_t bytes, const AllocationOptions& options) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -70,13 +71,20 @@ struct MemoryUse {
   int64_t peak_bytes = 0;
 };
 
+// Where the host pool lies: in the device's memory like all else, or in the
+// host's, which no limit counts.
+enum class HostPool : uint8_t { kOnDevice, kOnHost };
+
 // Counts the bytes asked for (rounding to pages is not in the figures).
 //
 // Threads: all methods may be called from any thread.
 class DeviceAllocator {
  public:
-  // limit_bytes: what all allocations together may hold; 0: no limit.
-  explicit DeviceAllocator(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+  // limit_bytes: what all allocations in the device's memory may hold together;
+  // 0: no limit.
+  explicit DeviceAllocator(int64_t limit_bytes,
+                           HostPool host_pool = HostPool::kOnDevice)
+      : limit_bytes_(limit_bytes), host_pool_(host_pool) {}
   virtual ~DeviceAllocator();
   DeviceAllocator(const DeviceAllocator&) = delete;
   DeviceAllocator& operator=(const DeviceAllocator&) = delete;
@@ -88,6 +96,8 @@ class DeviceAllocator {
 
   MemoryUse use(MemoryTag tag) const;
   MemoryUse total_use() const;
+  // Held of the device's memory: without a host pool that lies on the host.
+  int64_t device_bytes() const;
   int64_t limit_bytes() const { return limit_bytes_; }
 
  protected:
@@ -95,17 +105,31 @@ class DeviceAllocator {
   // at least 64.
   virtual void* Acquire(size_t bytes, const AllocationOptions& options) = 0;
   virtual void Release(void* data, size_t bytes) = 0;
+  // The same of a host pool that lies on the host.
+  virtual void* AcquireOnHost(size_t bytes, const AllocationOptions& options) {
+    return Acquire(bytes, options);
+  }
+  virtual void ReleaseOnHost(void* data, size_t bytes) { Release(data, bytes); }
+  // What a caller reads of an Acquire that gave null.
+  virtual std::string Refusal(size_t bytes, MemoryTag tag) const;
+  // "; lower --flag", or nothing: how an answer for want of memory ends.
+  virtual std::string Advice(MemoryTag) const { return ""; }
 
  private:
   friend class DeviceBuffer;
+  bool OnHost(MemoryTag tag) const {
+    return tag == MemoryTag::kHostPool && host_pool_ == HostPool::kOnHost;
+  }
   void Free(void* data, size_t bytes, MemoryTag tag);
   absl::Status Count(size_t bytes, MemoryTag tag);
   void Uncount(size_t bytes, MemoryTag tag);
 
   const int64_t limit_bytes_;
+  const HostPool host_pool_;
   mutable base::Mutex mutex_;
   std::array<MemoryUse, kNumMemoryTags> use_ ABSL_GUARDED_BY(mutex_);
   MemoryUse total_ ABSL_GUARDED_BY(mutex_);
+  int64_t device_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // The host's memory. Blocks of 1 MiB and more come from the operating system

@@ -152,6 +152,7 @@ TEST(PrimitivesTest, CopiesOfEachWidthArrive) {
 }
 
 TEST(PrimitivesTest, BulkCopiesArriveWithTheirBarriersPhase) {
+  if (!HasBulkCopies()) GTEST_SKIP() << "bulk copies are those of sm_90";
   for (const uint32_t tiles : {1u, 2u, 5u}) {
     const Words in = RandomWords(size_t{256} * tiles, tiles);
     for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
@@ -185,7 +186,9 @@ void ExpectProduct(bool bf16) {
       for (size_t k = 0; k < 16; ++k) {
         want += stored[m * 16 + k] * stored[256 + n * 16 + k];
       }
-      EXPECT_EQ(Number(out[m * 8 + n]), static_cast<float>(want));
+      // A GPU sums in an order of its own.
+      EXPECT_NEAR(Number(out[m * 8 + n]), static_cast<float>(want),
+                  OnGpu() ? 1e-4f : 0.0f);
     }
   }
 }
@@ -342,7 +345,8 @@ TEST(PrimitivesTest, NumbersAndBytesAreTheirDefinitions) {
     EXPECT_EQ(Number(got[9]), ToFloat(ToBf16(x)));
     EXPECT_EQ(Number(got[10]), ToFloat(ToF16(x)));
     const float power = x < -126.0f ? 0.0f : std::exp2(x);
-    EXPECT_NEAR(Number(got[11]), power, 1.3e-7f * power);
+    // Half a unit in the last place, and two of a GPU.
+    EXPECT_NEAR(Number(got[11]), power, (OnGpu() ? 2.4e-7f : 1.3e-7f) * power);
     if (x >= 0.0f) {
       EXPECT_EQ(Number(got[12]), std::sqrt(x));
     }

@@ -1,4 +1,4 @@
-// Test support: memory of an emulated device by its numbers.
+// Test support: memory of the device of a test by its numbers.
 #pragma once
 
 #include <cmath>
@@ -11,6 +11,7 @@
 #include "kernels/device/read_back.h"
 #include "kernels/device/workspace.h"
 #include "kernels/emulation/emulated_device.h"
+#include "kernels/emulation/testing/test_device.h"
 #include "kernels/simt/op_table.h"
 #include "kernels/testing/op_test_util.h"
 
@@ -28,18 +29,23 @@ class EmulatedTest {
  public:
   explicit EmulatedTest(uint64_t seed = 1, int multiprocessors = 4,
                         bool count_accesses = false)
-      : device_({{seed, multiprocessors, count_accesses}}, emulated::Ops()),
-        stream_(device_.MakeStream()) {}
+      : EmulatedTest(EmulatorOptions{seed, multiprocessors, count_accesses}) {}
+  explicit EmulatedTest(const EmulatorOptions& options)
+      : device_(MakeTestDevice(options)), stream_(device_->MakeStream()) {}
 
-  EmulatedDevice& device() { return device_; }
-  Emulator& emulator() { return device_.emulator(); }
+  Device& device() { return *device_; }
+  // On a GPU the test is skipped from here on.
+  Emulator& emulator() {
+    if (OnGpu()) SkipWithoutEmulator();
+    return static_cast<EmulatedDevice&>(*device_).emulator();
+  }
   Stream& stream() { return *stream_; }
   Launcher& launcher() {
     return static_cast<LaunchStream&>(*stream_).launcher();
   }
 
   DeviceBuffer Memory(size_t bytes) {
-    auto buffer = device_.allocator().Allocate(bytes, MemoryTag::kOther);
+    auto buffer = device_->allocator().Allocate(bytes, MemoryTag::kOther);
     KVASIR_EXPECT_OK(buffer.status());
     return *std::move(buffer);
   }
@@ -49,7 +55,8 @@ class EmulatedTest {
   template <typename T>
   DeviceBuffer Put(const std::vector<T>& host) {
     DeviceBuffer buffer = Memory(host.size() * sizeof(T));
-    KVASIR_EXPECT_OK(device_.Write(buffer.data(), host.data(), buffer.bytes()));
+    KVASIR_EXPECT_OK(
+        device_->Write(buffer.data(), host.data(), buffer.bytes()));
     return buffer;
   }
   template <typename T>
@@ -82,7 +89,7 @@ class EmulatedTest {
   }
 
  private:
-  EmulatedDevice device_;
+  std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
 };
 

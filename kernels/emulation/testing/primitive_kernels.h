@@ -7,7 +7,18 @@
 #include "kernels/device/launcher.h"
 #include "kernels/simt/target.h"
 
-namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+// A test that the host compiles may ask for the kernels that nvcc compiled:
+// with gpu here, emulated::LaunchX and PrimitiveArgs mean those of gpu.
+#ifndef KVASIR_PRIMITIVES_TARGET
+#define KVASIR_PRIMITIVES_TARGET KVASIR_SIMT_TARGET
+#else
+namespace kvasir::kernels::KVASIR_PRIMITIVES_TARGET {}
+namespace kvasir::kernels::emulated {
+using namespace KVASIR_PRIMITIVES_TARGET;  // NOLINT: see above
+}
+#endif
+
+namespace kvasir::kernels::KVASIR_PRIMITIVES_TARGET {
 
 struct PrimitiveArgs {
   const uint32_t* in = nullptr;
@@ -61,4 +72,4 @@ void LaunchNumbers(const PrimitiveArgs& args, Launcher& launcher);
 void LaunchGridSum(const PrimitiveArgs& args, uint32_t ctas,
                    Launcher& launcher);
 
-}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
+}  // namespace kvasir::kernels::KVASIR_PRIMITIVES_TARGET

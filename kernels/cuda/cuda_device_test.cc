@@ -1,0 +1,458 @@
+// The back end's logic over a runtime without a GPU.
+#include "kernels/cuda/cuda_device.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "kernels/cuda/staging.h"
+#include "kernels/cuda/testing/fake_runtime.h"
+#include "kernels/device/device_tables.h"
+#include "kernels/device/read_back.h"
+#include "kernels/rowwise/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using cuda::FakeLaunch;
+using cuda::FakeRuntime;
+using cuda::Result;
+using cuda::Staging;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+using Bytes = std::vector<char>;
+
+Bytes Pattern(size_t bytes, int seed) {
+  Bytes pattern(bytes);
+  for (size_t i = 0; i < bytes; ++i) {
+    pattern[i] =
+        static_cast<char>(i * 31 + i / 251 + static_cast<size_t>(seed));
+  }
+  return pattern;
+}
+
+class CudaDeviceTest : public ::testing::Test {
+ protected:
+  // Of a test without errors; `device_` and `stream_` from then on.
+  void Make(const CudaDeviceOptions& options = {}) {
+    auto device = CudaDevice::Make(options, &runtime_, {});
+    KVASIR_ASSERT_OK(device.status());
+    device_ = *std::move(device);
+    stream_ = device_->MakeStream();
+  }
+  absl::Status WhyNot(const CudaDeviceOptions& options = {}) {
+    return CudaDevice::Make(options, &runtime_, {}).status();
+  }
+  DeviceBuffer Memory(size_t bytes, MemoryTag tag = MemoryTag::kOther) {
+    auto buffer = device_->allocator().Allocate(bytes, tag);
+    KVASIR_EXPECT_OK(buffer.status());
+    return *std::move(buffer);
+  }
+  Bytes Get(const DeviceBuffer& buffer) {
+    Bytes host(buffer.bytes());
+    KVASIR_EXPECT_OK(
+        ReadBack(*stream_, host.data(), buffer.data(), host.size()));
+    return host;
+  }
+  absl::Status Refused(size_t bytes, MemoryTag tag) {
+    return device_->allocator().Allocate(bytes, tag).status();
+  }
+  LaunchStream& launches() { return static_cast<LaunchStream&>(*stream_); }
+  absl::Status Launch(KernelLaunch launch) {
+    static const int kernel = 0;
+    if (launch.function == nullptr) launch.function = &kernel;
+    launches().launcher().Enqueue(launch);
+    return launches().TakeLaunchError();
+  }
+
+  FakeRuntime runtime_;
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<Stream> stream_;
+};
+
+TEST_F(CudaDeviceTest, IsAGpuToOps) {
+  Make();
+  EXPECT_EQ(device_->kind(), DeviceKind::kCuda);
+  EXPECT_EQ(device_->weight_layout(), WeightLayout::kRows);
+  EXPECT_EQ(device_->page_granule_bytes(), 16);
+  EXPECT_EQ(device_->activations(), DType::kBf16);
+  EXPECT_EQ(launches().launcher().multiprocessors(), 7);
+  EXPECT_EQ(device_->properties().name, "Fake GPU");
+  Workspace none(nullptr, 0);
+  EXPECT_THAT(
+      SiluMul(*stream_, {.num_rows = 1, .features = 1}, none),
+      base::StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("silu_mul")));
+}
+
+TEST_F(CudaDeviceTest, AHostWithoutADriverHearsWhatItNeeds) {
+  runtime_.driver_version = 0;
+  EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                       AllOf(HasSubstr("no NVIDIA driver"),
+                                             HasSubstr("CUDA 13.0 or later"))));
+}
+
+TEST_F(CudaDeviceTest, AnOldDriverIsNamedBesideWhatIsWanted) {
+  runtime_.driver_version = 12040;
+  EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                       AllOf(HasSubstr("is for CUDA 12.4"),
+                                             HasSubstr("want 13.0 or later"))));
+  // A newer one serves.
+  runtime_.driver_version = 14010;
+  KVASIR_EXPECT_OK(WhyNot());
+}
+
+TEST_F(CudaDeviceTest, AnOrdinalThatIsNotThereIsToldHowManyThereAre) {
+  runtime_.device_count = 2;
+  for (const int ordinal : {2, -1}) {
+    EXPECT_THAT(
+        WhyNot({.ordinal = ordinal}),
+        base::StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr(absl::StrCat("cuda:", ordinal, ":")),
+                             HasSubstr("there are 2, cuda:0 to cuda:1"))));
+  }
+  KVASIR_EXPECT_OK(WhyNot({.ordinal = 1}));
+  runtime_.device_count = 0;
+  EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                       HasSubstr("sees no GPU")));
+  runtime_.FailNext("DeviceCount", Result::kNoDevice);
+  EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                       HasSubstr("CUDA_VISIBLE_DEVICES")));
+}
+
+TEST_F(CudaDeviceTest, AnArchitectureWithoutCodeIsNamed) {
+  runtime_.properties.major = 7;
+  runtime_.properties.minor = 5;
+  EXPECT_THAT(
+      WhyNot(),
+      base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                     AllOf(HasSubstr("(Fake GPU) is sm_75"),
+                           HasSubstr("sm_80, sm_90a and PTX of compute_80"))));
+  runtime_.properties.major = 12;
+  KVASIR_EXPECT_OK(WhyNot());
+}
+
+TEST_F(CudaDeviceTest, AGpuThatCannotBeUsedSaysWhy) {
+  runtime_.FailNext("MemoryInfo", static_cast<Result>(46));
+  EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kInternal,
+                                       AllOf(HasSubstr("cuda:0 (Fake GPU)"),
+                                             HasSubstr("cudaErrorFake (46)"))));
+}
+
+// What a kernel finds in device memory when the stream comes by.
+TEST_F(CudaDeviceTest, AnUploadsMemoryIsTheCallersAgainAtOnce) {
+  Make();
+  const DeviceBuffer memory = Memory(100);
+  std::vector<Bytes> seen;
+  runtime_.OnRun([&](const KernelLaunch&) {
+    const char* const at = memory.as<char>().device_address();
+    seen.emplace_back(at, at + 100);
+  });
+  constexpr int kSteps = 3 * static_cast<int>(Staging::kBlocks) + 1;
+  Bytes blob;
+  for (int step = 0; step < kSteps; ++step) {
+    blob = Pattern(100, step);
+    KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
+    blob.assign(100, 'x');
+    KVASIR_ASSERT_OK(Launch({.name = "look"}));
+  }
+  KVASIR_ASSERT_OK(stream_->Synchronize());
+  ASSERT_THAT(seen, SizeIs(kSteps));
+  for (int step = 0; step < kSteps; ++step) {
+    EXPECT_EQ(seen[static_cast<size_t>(step)], Pattern(100, step)) << step;
+  }
+}
+
+TEST_F(CudaDeviceTest, AnUploadWaitsForNoneThatIsNearerThanABlocksTurn) {
+  Make();
+  const DeviceBuffer memory = Memory(100);
+  const Bytes blob(100, 'a');
+  for (size_t i = 0; i < Staging::kBlocks; ++i) {
+    KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
+  }
+  EXPECT_EQ(runtime_.calls("WaitForEvent"), 0);
+  EXPECT_EQ(runtime_.calls("SynchronizeStream"), 0);
+  EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);
+  KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
+  EXPECT_EQ(runtime_.calls("WaitForEvent"), 1);
+  EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);  // the first is done
+}
+
+TEST_F(CudaDeviceTest, LongCopiesGoInPiecesBothWays) {
+  Make();
+  const size_t bytes = 6 * Staging::kMostBlockBytes + 3;
+  const DeviceBuffer memory = Memory(bytes);
+  const Bytes blob = Pattern(bytes, 7);
+  KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), bytes));
+  EXPECT_EQ(Get(memory), blob);
+  EXPECT_EQ(runtime_.calls("CopyAsync"), 2 * 7);
+  EXPECT_EQ(runtime_.pinned_bytes(),
+            Staging::kBlocks * Staging::kMostBlockBytes);
+}
+
+TEST_F(CudaDeviceTest, PinnedBlocksAreAsLongAsTheirLongestCopy) {
+  Make();
+  const DeviceBuffer memory = Memory(1 << 20);
+  const Bytes blob(1 << 20, 'a');
+  KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 1));
+  EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes);
+  KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
+  EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes + (512 << 10));
+  // From then on no memory is asked for.
+  for (size_t i = 0; i < 2 * Staging::kBlocks; ++i) {
+    KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
+  }
+  const int64_t calls = runtime_.calls("AllocateHost");
+  for (size_t i = 0; i < 2 * Staging::kBlocks; ++i) {
+    KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
+  }
+  EXPECT_EQ(runtime_.calls("AllocateHost"), calls);
+}
+
+// Without its event nobody knows when a block is at rest.
+TEST_F(CudaDeviceTest, AnUploadWithoutItsEventIsWaitedFor) {
+  Make();
+  const DeviceBuffer memory = Memory(100);
+  const Bytes blob = Pattern(100, 1);
+  runtime_.FailNext("RecordEvent", static_cast<Result>(400));
+  EXPECT_THAT(Upload(*stream_, memory.data(), blob.data(), 100),
+              base::StatusIs(absl::StatusCode::kInternal,
+                             HasSubstr("cudaErrorFake (400)")));
+  EXPECT_EQ(runtime_.waiting(), 0u);
+}
+
+TEST_F(CudaDeviceTest, CopiesThatAreRefusedSayWhy) {
+  Make();
+  const DeviceBuffer memory = Memory(100);
+  Bytes blob(100);
+  runtime_.FailNext("CopyAsync", static_cast<Result>(1));
+  EXPECT_THAT(Upload(*stream_, memory.data(), blob.data(), 100),
+              base::StatusIs(absl::StatusCode::kInternal,
+                             HasSubstr("cudaErrorFake (1)")));
+  runtime_.FailNext("AllocateHost", Result::kOutOfMemory);
+  EXPECT_THAT(ReadBack(*stream_, blob.data(), memory.data(), 100),
+              base::StatusIs(absl::StatusCode::kResourceExhausted,
+                             HasSubstr("want 65536 bytes of pinned")));
+  KVASIR_EXPECT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
+}
+
+TEST_F(CudaDeviceTest, WritesAreThereForEveryStream) {
+  Make();
+  constexpr int kWriters = 4, kWrites = 200, kBytes = 100;
+  const DeviceBuffer memory = Memory(kWriters * kWrites * kBytes);
+  std::vector<std::thread> writers;
+  for (int writer = 0; writer < kWriters; ++writer) {
+    writers.emplace_back([&, writer] {
+      for (int i = writer; i < kWriters * kWrites; i += kWriters) {
+        const DevicePtr<void> to = memory.as<char>() + int64_t{kBytes} * i;
+        auto host = device_->BeginWrite(to, kBytes);
+        KVASIR_ASSERT_OK(host.status());
+        std::memset(*host, i % 251, kBytes);
+        KVASIR_EXPECT_OK(device_->EndWrite(to, *host, kBytes));
+      }
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  const char* const begin = memory.as<char>().device_address();
+  const Bytes seen(begin, begin + memory.bytes());
+  for (size_t i = 0; i < seen.size(); ++i) {
+    ASSERT_EQ(seen[i], static_cast<char>(i / kBytes % 251)) << i;
+  }
+  EXPECT_EQ(Get(memory), seen);
+  DeviceTables tables(device_.get());
+  const std::vector<int32_t> numbers = {1, 2, 3};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto table, tables.Add<int32_t>(numbers));
+  EXPECT_EQ(std::memcmp(table.device_address(), numbers.data(), 12), 0);
+}
+
+// The fake fails the test where memory goes that a copy still wants.
+TEST_F(CudaDeviceTest, MemoryGoesWhenNothingWantsItAnyMore) {
+  Make();
+  const Bytes blob(100, 'a');
+  {
+    const DeviceBuffer memory = Memory(100);
+    KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
+    EXPECT_EQ(runtime_.waiting(), 2u);
+  }
+  EXPECT_EQ(runtime_.waiting(), 0u);
+  // A stream that ends is done first, too.
+  const DeviceBuffer memory = Memory(100);
+  KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
+  stream_.reset();
+  EXPECT_EQ(runtime_.waiting(), 0u);
+}
+
+TEST_F(CudaDeviceTest, OutOfMemoryNamesTheGpusNumbersAndTheFlag) {
+  Make();
+  const DeviceBuffer held = Memory(1000);
+  EXPECT_THAT(
+      Refused(size_t{1} << 30, MemoryTag::kKvCache),
+      base::StatusIs(
+          absl::StatusCode::kResourceExhausted,
+          AllOf(HasSubstr("cuda:0: want 1073741824 bytes for kv_cache"),
+                HasSubstr("free 966787072 of 1073741824, held already 1000"),
+                HasSubstr("; lower --kv-cache-bytes"))));
+  EXPECT_THAT(Refused(size_t{1} << 30, MemoryTag::kWorkspace),
+              base::StatusIs(absl::StatusCode::kResourceExhausted,
+                             HasSubstr("--max-batched-tokens")));
+  EXPECT_EQ(device_->allocator().total_use().bytes, 1000);
+  // Where the device is broken it is not memory that is missing.
+  runtime_.FailNext("Allocate", static_cast<Result>(700));
+  runtime_.FailNext("MemoryInfo", static_cast<Result>(700));
+  EXPECT_THAT(Refused(8, MemoryTag::kOther).message(),
+              HasSubstr("cudaErrorFake (700)"));
+}
+
+TEST_F(CudaDeviceTest, ALimitIsKeptAndTheHostPoolIsApart) {
+  Make({.memory_limit_bytes = 5000});
+  const DeviceBuffer weights = Memory(4000, MemoryTag::kWeights);
+  const DeviceBuffer pool = Memory(3000, MemoryTag::kHostPool);
+  EXPECT_EQ(runtime_.pinned_bytes(), 3000u);
+  EXPECT_EQ(Refused(1001, MemoryTag::kKvCache).message(),
+            "memory: want 1001 bytes for kv_cache, held 4000 of 5000; lower "
+            "--kv-cache-bytes");
+  const DeviceBuffer cache = Memory(1000, MemoryTag::kKvCache);
+  EXPECT_EQ(device_->allocator().total_use().bytes, 8000);
+  EXPECT_EQ(device_->allocator().device_bytes(), 5000);
+  EXPECT_EQ(device_->allocator().use(MemoryTag::kHostPool).bytes, 3000);
+  runtime_.FailNext("AllocateHost", Result::kOutOfMemory);
+  EXPECT_THAT(
+      Refused(8, MemoryTag::kHostPool).message(),
+      AllOf(HasSubstr("pinned memory"), HasSubstr("--host-pool-bytes")));
+}
+
+TEST_F(CudaDeviceTest, AllMemoryIsAccountedFor) {
+  Make();
+  const DeviceBuffer a = Memory(1000), b = Memory(3 << 20);
+  const DeviceBuffer pool = Memory(5000, MemoryTag::kHostPool);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const CudaMemory memory, device_->memory());
+  EXPECT_EQ(memory.total_bytes, 1 << 30);
+  EXPECT_EQ(memory.allocated_bytes, 1000 + (3 << 20));
+  // The context, and what two allocations are rounded by.
+  EXPECT_EQ(memory.other_bytes, (100 << 20) + (2 << 20) - 1000 + (1 << 20));
+  EXPECT_EQ(memory.free_bytes + memory.allocated_bytes + memory.other_bytes,
+            memory.total_bytes);
+  runtime_.FailNext("MemoryInfo", static_cast<Result>(700));
+  EXPECT_THAT(device_->memory().status().message(),
+              HasSubstr("cudaErrorFake (700)"));
+}
+
+TEST_F(CudaDeviceTest, ALaunchIsWhatItsKernelAskedFor) {
+  Make();
+  int64_t args = 42;
+  KVASIR_ASSERT_OK(Launch({.name = "gelu",
+                           .grid_x = 3,
+                           .grid_y = 2,
+                           .threads = 64,
+                           .shared_bytes = 128,
+                           .ctas_together = true,
+                           .args = &args,
+                           .args_bytes = sizeof(args)}));
+  args = 0;  // copied
+  const std::vector<FakeLaunch> launches = runtime_.launches();
+  ASSERT_THAT(launches, SizeIs(1));
+  const KernelLaunch& launch = launches[0].launch;
+  EXPECT_STREQ(launch.name, "gelu");
+  EXPECT_EQ(launch.grid_x, 3u);
+  EXPECT_EQ(launch.grid_y, 2u);
+  EXPECT_EQ(launch.threads, 64u);
+  EXPECT_EQ(launch.shared_bytes, 128u);
+  EXPECT_TRUE(launch.ctas_together);
+  std::memcpy(&args, launches[0].args.data(), sizeof(args));
+  EXPECT_EQ(args, 42);
+  EXPECT_EQ(runtime_.calls("AllowSharedBytes"), 0);
+}
+
+TEST_F(CudaDeviceTest, MuchSharedMemoryIsAllowedOnceForEachKernel) {
+  Make();
+  static const int other = 0;
+  KVASIR_ASSERT_OK(Launch({.name = "a", .shared_bytes = 100 << 10}));
+  KVASIR_ASSERT_OK(Launch({.name = "a", .shared_bytes = 100 << 10}));
+  KVASIR_ASSERT_OK(Launch({.name = "a", .shared_bytes = 90 << 10}));
+  EXPECT_EQ(runtime_.calls("AllowSharedBytes"), 1);
+  KVASIR_ASSERT_OK(
+      Launch({.name = "b", .shared_bytes = 90 << 10, .function = &other}));
+  KVASIR_ASSERT_OK(Launch({.name = "a", .shared_bytes = 227 << 10}));
+  EXPECT_EQ(runtime_.calls("AllowSharedBytes"), 3);
+  EXPECT_THAT(Launch({.name = "a", .shared_bytes = (227 << 10) + 1}),
+              base::StatusIs(absl::StatusCode::kInternal,
+                             AllOf(HasSubstr("kernel a: want 232449 bytes"),
+                                   HasSubstr("at most 232448"))));
+}
+
+TEST_F(CudaDeviceTest, ALaunchThatIsRefusedNamesItsKernel) {
+  Make();
+  runtime_.FailNext("Launch", static_cast<Result>(9));
+  EXPECT_THAT(Launch({.name = "gelu", .grid_x = 5, .threads = 2048}),
+              base::StatusIs(absl::StatusCode::kInternal,
+                             AllOf(HasSubstr("kernel gelu (5 x 1 CTAs of 2048"),
+                                   HasSubstr("cudaErrorFake (9)"))));
+  // Taken: the next is not blamed.
+  KVASIR_EXPECT_OK(Launch({.name = "norm"}));
+  runtime_.FailNext("Launch", Result::kNoImage);
+  EXPECT_THAT(Launch({.name = "gelu"}).message(),
+              HasSubstr("this build has code of sm_80"));
+  runtime_.FailNext("AllowSharedBytes", static_cast<Result>(1));
+  EXPECT_THAT(Launch({.name = "wide", .shared_bytes = 50 << 10}).message(),
+              HasSubstr("kernel wide"));
+}
+
+TEST_F(CudaDeviceTest, AnOpsFirstErrorIsTheOneThatIsTold) {
+  Make();
+  runtime_.FailNext("Launch", static_cast<Result>(9));
+  static const int kernel = 0;
+  launches().launcher().Enqueue({.name = "first", .function = &kernel});
+  launches().launcher().Enqueue({.name = "second", .function = &kernel});
+  EXPECT_THAT(launches().TakeLaunchError().message(), HasSubstr("first"));
+  EXPECT_THAT(runtime_.launches(), SizeIs(0));
+}
+
+TEST_F(CudaDeviceTest, WhatFailsWhileItRunsIsFoundByWhoeverWaits) {
+  Make();
+  KVASIR_ASSERT_OK(Launch({.name = "gelu"}));
+  runtime_.FailNext("SynchronizeStream", static_cast<Result>(700));
+  EXPECT_THAT(stream_->Synchronize(),
+              base::StatusIs(absl::StatusCode::kInternal,
+                             AllOf(HasSubstr("up to the kernel gelu"),
+                                   HasSubstr("cudaErrorFake (700)"))));
+}
+
+TEST_F(CudaDeviceTest, AStreamThatCouldNotBeMadeFailsEachCall) {
+  Make();
+  const DeviceBuffer memory = Memory(8);
+  runtime_.FailNext("MakeStream", Result::kOutOfMemory);
+  stream_ = device_->MakeStream();
+  char byte = 0;
+  for (const absl::Status& status :
+       {stream_->Synchronize(), Upload(*stream_, memory.data(), &byte, 1),
+        ReadBack(*stream_, &byte, memory.data(), 1),
+        Launch({.name = "gelu"})}) {
+    EXPECT_THAT(status, base::StatusIs(absl::StatusCode::kResourceExhausted,
+                                       HasSubstr("a stream")));
+  }
+}
+
+// Each thread has a current device of its own, 0 at first.
+TEST_F(CudaDeviceTest, EveryThreadComesToTheDevicesOwnGpu) {
+  runtime_.device_count = 2;
+  Make({.ordinal = 1});
+  const DeviceBuffer memory = Memory(100);
+  const Bytes blob = Pattern(100, 3);
+  std::thread([&] {
+    KVASIR_EXPECT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
+    KVASIR_EXPECT_OK(Launch({.name = "gelu"}));
+  }).join();
+  std::thread([&] { EXPECT_EQ(Get(memory), blob); }).join();
+  std::thread([&] {
+    KVASIR_EXPECT_OK(device_->Write(memory.data(), blob.data(), 100));
+  }).join();
+  std::thread([&] { stream_.reset(); }).join();
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

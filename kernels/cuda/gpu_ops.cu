@@ -1,0 +1,8 @@
+#include "kernels/cuda/gpu_ops.h"
+#include "kernels/simt/op_table.h"
+
+namespace kvasir::kernels {
+
+DeviceOps GpuOps() { return KVASIR_SIMT_TARGET::Ops(); }
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,11 @@
+// The ops that nvcc compiled. C++17 and free of Abseil.
+#pragma once
+
+#include "kernels/device/device_ops.h"
+
+namespace kvasir::kernels {
+
+// Valid for the whole process.
+DeviceOps GpuOps();
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,45 @@
+// Every primitive: what the GPU makes of it is what the emulator does. (That
+// this is right: primitives_test.cc, which this program runs on the GPU too.)
+#include <gmock/gmock.h>
+
+#include <bit>
+#include <cmath>
+
+#include "kernels/cuda/testing/run_primitives.h"
+#include "kernels/emulation/emulated_device.h"
+#include "kernels/emulation/testing/test_device.h"
+#include "kernels/simt/op_table.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using emulation::EmulatedDevice;
+
+void ExpectAlike(const PrimitiveRun& want, const PrimitiveRun& got) {
+  SCOPED_TRACE(want.name);
+  ASSERT_EQ(got.name, want.name);
+  ASSERT_EQ(got.words.size(), want.words.size());
+  if (want.tolerance == 0.0f) {
+    EXPECT_EQ(got.words, want.words);
+    return;
+  }
+  for (size_t i = 0; i < want.words.size(); ++i) {
+    const auto number = std::bit_cast<float>(want.words[i]);
+    EXPECT_NEAR(std::bit_cast<float>(got.words[i]), number,
+                want.tolerance * (1.0f + std::abs(number)))
+        << i;
+  }
+}
+
+TEST(GpuPrimitivesTest, EachIsWhatItsEmulationIs) {
+  const bool bulk_copies = emulation::HasBulkCopies();
+  EmulatedDevice emulator({}, emulated::Ops());
+  const auto want = emulated::RunPrimitives(emulator, bulk_copies);
+  const auto device = emulation::MakeTestDevice({});
+  const auto got = gpu::RunPrimitives(*device, bulk_copies);
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) ExpectAlike(want[i], got[i]);
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

@@ -1,0 +1,70 @@
+// What a build with nvcc can be asked where there is no GPU.
+#include <gmock/gmock.h>
+
+#include <string>
+
+#include "base/status_matchers.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/gpu_ops.h"
+#include "kernels/cuda/real_runtime.h"
+#include "kernels/cuda/testing/fake_runtime.h"
+#include "kernels/rowwise/ops.h"
+#include "kernels/simt/op_table.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(MakeCudaDeviceTest, AHostWithoutADriverHearsWhatItNeeds) {
+  int driver = 0;
+  ASSERT_EQ(cuda::RealRuntime().DriverVersion(&driver), cuda::Result::kOk);
+  if (driver != 0) GTEST_SKIP() << "this host has an NVIDIA driver";
+  EXPECT_THAT(MakeCudaDevice({}).status(),
+              base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                             AllOf(HasSubstr("no NVIDIA driver"),
+                                   HasSubstr("CUDA 13.0 or later"))));
+}
+
+TEST(RealRuntimeTest, DescribesErrorsInCudasWords) {
+  EXPECT_EQ(cuda::RealRuntime().Describe(cuda::Result::kOutOfMemory),
+            "cudaErrorMemoryAllocation (2): out of memory");
+}
+
+// Names and types come from two compilers; ops find their functions by both.
+TEST(GpuOpsTest, AreTheEmulatedDevicesOps) {
+  const DeviceOps gpu = GpuOps(), emulated = emulated::Ops();
+  ASSERT_EQ(gpu.count, emulated.count);
+  ASSERT_GT(gpu.count, 0u);
+  for (size_t i = 0; i < gpu.count; ++i) {
+    EXPECT_STREQ(gpu.ops[i].op, emulated.ops[i].op);
+    EXPECT_STREQ(gpu.ops[i].type, emulated.ops[i].type) << gpu.ops[i].op;
+    EXPECT_NE(gpu.ops[i].function, emulated.ops[i].function);
+  }
+}
+
+// The kernel's function is nvcc's, which only CUDA's runtime can call.
+TEST(GpuOpsTest, AnOpEnqueuesItsKernelForTheGpu) {
+  cuda::FakeRuntime runtime;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto device,
+                              CudaDevice::Make({}, &runtime, GpuOps()));
+  const auto stream = device->MakeStream();
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const DeviceBuffer memory,
+      device->allocator().Allocate(96, MemoryTag::kOther));
+  SiluMulParams params;
+  params.gate_up = memory.as<float>();
+  params.out = memory.as<float>() + 16;
+  params.num_rows = 1;
+  params.features = 8;
+  Workspace none(nullptr, 0);
+  KVASIR_ASSERT_OK(SiluMul(*stream, params, none));
+  const auto launches = runtime.launches();
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_STREQ(launches[0].launch.name, "silu_mul");
+  EXPECT_EQ(launches[0].args.size(), sizeof(SiluMulArgs));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

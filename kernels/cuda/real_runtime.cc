@@ -1,0 +1,132 @@
+#include "kernels/cuda/real_runtime.h"
+
+#include <cuda_runtime_api.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvasir::kernels::cuda {
+namespace {
+
+// Those that are named are CUDA's.
+static_assert(static_cast<int>(Result::kOutOfMemory) ==
+              cudaErrorMemoryAllocation);
+static_assert(static_cast<int>(Result::kOldDriver) ==
+              cudaErrorInsufficientDriver);
+static_assert(static_cast<int>(Result::kNoDevice) == cudaErrorNoDevice);
+static_assert(static_cast<int>(Result::kNoImage) ==
+              cudaErrorNoKernelImageForDevice);
+static_assert(sizeof(StreamHandle) == sizeof(cudaStream_t));
+
+// An error that a call returns is not to be found again by the next: what is
+// kept per thread goes. (Errors of a broken device stay all the same.)
+Result Of(cudaError_t error) {
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  return static_cast<Result>(error);
+}
+cudaStream_t Stream(StreamHandle stream) {
+  return reinterpret_cast<cudaStream_t>(stream);
+}
+cudaEvent_t Event(EventHandle event) {
+  return reinterpret_cast<cudaEvent_t>(event);
+}
+
+class CudartRuntime final : public Runtime {
+ public:
+  std::string Describe(Result result) override {
+    const auto error = static_cast<cudaError_t>(result);
+    return absl::StrCat(cudaGetErrorName(error), " (", static_cast<int>(result),
+                        "): ", cudaGetErrorString(error));
+  }
+  Result DriverVersion(int* version) override {
+    return Of(cudaDriverGetVersion(version));
+  }
+  int RuntimeVersion() override { return CUDART_VERSION; }
+  Result DeviceCount(int* count) override {
+    return Of(cudaGetDeviceCount(count));
+  }
+  Result Properties(int device, DeviceProperties* properties) override {
+    cudaDeviceProp found;
+    const Result result = Of(cudaGetDeviceProperties(&found, device));
+    if (result != Result::kOk) return result;
+    properties->name = found.name;
+    properties->major = found.major;
+    properties->minor = found.minor;
+    properties->multiprocessors = found.multiProcessorCount;
+    properties->memory_bytes = static_cast<int64_t>(found.totalGlobalMem);
+    properties->l2_bytes = found.l2CacheSize;
+    properties->shared_bytes =
+        static_cast<int64_t>(found.sharedMemPerBlockOptin);
+    return result;
+  }
+
+  Result Use(int device) override { return Of(cudaSetDevice(device)); }
+
+  Result MemoryInfo(size_t* free_bytes, size_t* total_bytes) override {
+    return Of(cudaMemGetInfo(free_bytes, total_bytes));
+  }
+  Result Allocate(void** memory, size_t bytes) override {
+    return Of(cudaMalloc(memory, bytes));
+  }
+  Result Free(void* memory) override { return Of(cudaFree(memory)); }
+  Result AllocateHost(void** memory, size_t bytes) override {
+    return Of(cudaHostAlloc(memory, bytes,
+                            cudaHostAllocPortable | cudaHostAllocMapped));
+  }
+  Result FreeHost(void* memory) override { return Of(cudaFreeHost(memory)); }
+
+  Result MakeStream(StreamHandle* stream) override {
+    return Of(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream),
+                                        cudaStreamNonBlocking));
+  }
+  Result DestroyStream(StreamHandle stream) override {
+    return Of(cudaStreamDestroy(Stream(stream)));
+  }
+  Result SynchronizeStream(StreamHandle stream) override {
+    return Of(cudaStreamSynchronize(Stream(stream)));
+  }
+  Result SynchronizeDevice() override { return Of(cudaDeviceSynchronize()); }
+
+  Result MakeEvent(EventHandle* event) override {
+    return Of(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event),
+                                       cudaEventDisableTiming));
+  }
+  Result DestroyEvent(EventHandle event) override {
+    return Of(cudaEventDestroy(Event(event)));
+  }
+  Result RecordEvent(EventHandle event, StreamHandle stream) override {
+    return Of(cudaEventRecord(Event(event), Stream(stream)));
+  }
+  Result WaitForEvent(EventHandle event) override {
+    return Of(cudaEventSynchronize(Event(event)));
+  }
+
+  Result CopyAsync(void* to, const void* from, size_t bytes,
+                   StreamHandle stream) override {
+    // Addresses say which side is where: the host pool is the host's.
+    return Of(
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Stream(stream)));
+  }
+  Result AllowSharedBytes(const void* function, uint32_t bytes) override {
+    return Of(cudaFuncSetAttribute(function,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(bytes)));
+  }
+  Result Launch(const KernelLaunch& launch, StreamHandle stream) override {
+    void* args[] = {const_cast<void*>(launch.args)};
+    const dim3 grid(launch.grid_x, launch.grid_y);
+    const dim3 threads(launch.threads);
+    return Of((launch.ctas_together
+                   ? cudaLaunchCooperativeKernel
+                   : cudaLaunchKernel)(launch.function, grid, threads, args,
+                                       launch.shared_bytes, Stream(stream)));
+  }
+};
+
+}  // namespace
+
+Runtime& RealRuntime() {
+  static CudartRuntime runtime;
+  return runtime;
+}
+
+}  // namespace kvasir::kernels::cuda

@@ -1,0 +1,126 @@
+#include "kernels/cuda/staging.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace kvasir::kernels::cuda {
+
+absl::Status CudaError(const std::string& what, Runtime& runtime,
+                       Result result) {
+  const std::string text = absl::StrCat(what, ": ", runtime.Describe(result));
+  return result == Result::kOutOfMemory ? absl::ResourceExhaustedError(text)
+                                        : absl::InternalError(text);
+}
+
+Staging::~Staging() {
+  for (Block& block : blocks_) {
+    if (block.event != nullptr) runtime_->DestroyEvent(block.event);
+    if (block.memory != nullptr) runtime_->FreeHost(block.memory);
+  }
+}
+
+int64_t Staging::bytes() const {
+  int64_t bytes = 0;
+  for (const Block& block : blocks_) bytes += static_cast<int64_t>(block.bytes);
+  return bytes;
+}
+
+absl::Status Staging::Failed(const char* what, Result result) {
+  return CudaError(what, *runtime_, result);
+}
+
+absl::Status Staging::Wait(Block* block) {
+  block->in_flight = false;
+  const Result result = runtime_->WaitForEvent(block->event);
+  return result == Result::kOk ? absl::OkStatus()
+                               : Failed("copy through pinned memory", result);
+}
+
+absl::StatusOr<Staging::Block*> Staging::Take(size_t bytes) {
+  Block* const block = &blocks_[next_];
+  next_ = (next_ + 1) % kBlocks;
+  if (block->in_flight) KVASIR_RETURN_IF_ERROR(Wait(block));
+  if (block->event == nullptr) {
+    const Result result = runtime_->MakeEvent(&block->event);
+    if (result != Result::kOk) return Failed("event", result);
+  }
+  if (block->bytes >= bytes) return block;
+  if (block->memory != nullptr) runtime_->FreeHost(block->memory);
+  block->memory = nullptr;
+  block->bytes = 0;
+  const size_t wanted = std::max(std::bit_ceil(bytes), kLeastBlockBytes);
+  void* memory = nullptr;
+  const Result result = runtime_->AllocateHost(&memory, wanted);
+  if (result != Result::kOk) {
+    return CudaError(absl::StrCat("want ", wanted,
+                                  " bytes of pinned host memory for copies"),
+                     *runtime_, result);
+  }
+  block->memory = static_cast<char*>(memory);
+  block->bytes = wanted;
+  return block;
+}
+
+absl::Status Staging::Copy(Block* block, void* to, const void* from,
+                           size_t bytes) {
+  Result result = runtime_->CopyAsync(to, from, bytes, stream_);
+  if (result != Result::kOk) return Failed("copy", result);
+  result = runtime_->RecordEvent(block->event, stream_);
+  if (result != Result::kOk) {
+    // Nothing tells when the block is at rest: wait for all.
+    runtime_->SynchronizeStream(stream_);
+    return Failed("event of a copy", result);
+  }
+  block->in_flight = true;
+  return absl::OkStatus();
+}
+
+absl::Status Staging::Upload(void* device, const void* host, size_t bytes) {
+  auto* to = static_cast<char*>(device);
+  const auto* from = static_cast<const char*>(host);
+  while (bytes > 0) {
+    const size_t piece = std::min(bytes, kMostBlockBytes);
+    KVASIR_ASSIGN_OR_RETURN(Block* const block, Take(piece));
+    std::memcpy(block->memory, from, piece);
+    KVASIR_RETURN_IF_ERROR(Copy(block, to, block->memory, piece));
+    to += piece;
+    from += piece;
+    bytes -= piece;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Staging::ReadBack(void* host, const void* device, size_t bytes) {
+  // A piece is taken out of its block while the next is on its way.
+  struct Piece {
+    Block* block = nullptr;
+    char* to = nullptr;
+    size_t bytes = 0;
+  };
+  const auto take_out = [this](const Piece& piece) -> absl::Status {
+    KVASIR_RETURN_IF_ERROR(Wait(piece.block));
+    std::memcpy(piece.to, piece.block->memory, piece.bytes);
+    return absl::OkStatus();
+  };
+  Piece last;
+  auto* to = static_cast<char*>(host);
+  const auto* from = static_cast<const char*>(device);
+  while (bytes > 0) {
+    const size_t bytes_now = std::min(bytes, kMostBlockBytes);
+    KVASIR_ASSIGN_OR_RETURN(Block* const block, Take(bytes_now));
+    KVASIR_RETURN_IF_ERROR(Copy(block, block->memory, from, bytes_now));
+    if (last.block != nullptr) KVASIR_RETURN_IF_ERROR(take_out(last));
+    last = {block, to, bytes_now};
+    to += bytes_now;
+    from += bytes_now;
+    bytes -= bytes_now;
+  }
+  return last.block == nullptr ? absl::OkStatus() : take_out(last);
+}
+
+}  // namespace kvasir::kernels::cuda

@@ -1,0 +1,41 @@
+// Runs a program's tests on a CudaDevice whose runtime has the emulator for a
+// GPU: the kernels' results through the back end's memory, copies and launches.
+#include <gmock/gmock.h>
+
+#include <memory>
+#include <utility>
+
+#include "base/check.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/testing/fake_runtime.h"
+#include "kernels/emulation/emulator.h"
+#include "kernels/emulation/testing/test_device.h"
+#include "kernels/simt/op_table.h"
+
+namespace kvasir::kernels {
+namespace {
+
+std::unique_ptr<Device> Make() {
+  // For the whole program: a device ends before its runtime.
+  static auto* const emulator = new emulation::Emulator({});
+  static auto* const runtime = [] {
+    auto* const made = new cuda::FakeRuntime;
+    made->OnRun([](const KernelLaunch& launch) { emulator->Run(launch); });
+    return made;
+  }();
+  auto device = CudaDevice::Make({}, runtime, emulated::Ops());
+  KVASIR_CHECK(device.ok());
+  return *std::move(device);
+}
+
+}  // namespace
+}  // namespace kvasir::kernels
+
+int main(int argc, char** argv) {
+  // Those that need the emulator itself run elsewhere.
+  GTEST_FLAG_SET(filter, "-*EachSite*:*Sectors*");
+  ::testing::InitGoogleMock(&argc, argv);
+  kvasir::kernels::emulation::RunTestsOn(
+      {&kvasir::kernels::Make, /*has_bulk_copies=*/true});
+  return RUN_ALL_TESTS();
+}

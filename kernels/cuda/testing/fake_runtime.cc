@@ -1,0 +1,302 @@
+#include "kernels/cuda/testing/fake_runtime.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvasir::kernels::cuda {
+namespace {
+
+thread_local int used_device = 0;
+constexpr auto kAlignment = std::align_val_t(256);
+
+}  // namespace
+
+FakeRuntime::~FakeRuntime() {
+  base::MutexLock lock(&mutex_);
+  EXPECT_EQ(device_memory_.size(), 0u) << "device memory is left";
+  EXPECT_EQ(pinned_.size(), 0u) << "pinned memory is left";
+  EXPECT_EQ(streams_.size(), 0u) << "streams are left";
+  EXPECT_EQ(events_.size(), 0u) << "events are left";
+}
+
+void FakeRuntime::FailNext(const std::string& call, Result result) {
+  base::MutexLock lock(&mutex_);
+  failures_[call] = result;
+}
+void FakeRuntime::OnRun(std::function<void(const KernelLaunch&)> run) {
+  base::MutexLock lock(&mutex_);
+  run_ = std::move(run);
+}
+std::vector<FakeLaunch> FakeRuntime::launches() const {
+  base::MutexLock lock(&mutex_);
+  return launches_;
+}
+int64_t FakeRuntime::calls(const std::string& call) const {
+  base::MutexLock lock(&mutex_);
+  const auto found = calls_.find(call);
+  return found == calls_.end() ? 0 : found->second;
+}
+size_t FakeRuntime::pinned_bytes() const {
+  base::MutexLock lock(&mutex_);
+  size_t bytes = 0;
+  for (const auto& [at, memory] : pinned_) bytes += memory.bytes;
+  return bytes;
+}
+size_t FakeRuntime::waiting() const {
+  base::MutexLock lock(&mutex_);
+  size_t work = 0;
+  for (const auto& [handle, stream] : streams_) work += stream->work.size();
+  return work;
+}
+
+Result FakeRuntime::Begin(const std::string& call) {
+  ++calls_[call];
+  const auto found = failures_.find(call);
+  if (found == failures_.end()) return Result::kOk;
+  const Result result = found->second;
+  failures_.erase(found);
+  return result;
+}
+
+FakeRuntime::Stream* FakeRuntime::Find(StreamHandle stream) {
+  const auto found = streams_.find(stream);
+  if (found == streams_.end()) {
+    ADD_FAILURE() << "no such stream";
+    return nullptr;
+  }
+  EXPECT_EQ(used_device, found->second->device)
+      << "a stream of another device than the thread uses";
+  return found->second.get();
+}
+
+bool FakeRuntime::Holds(const Memory& memory, const void* at, size_t bytes) {
+  const auto* const begin = static_cast<const char*>(at);
+  auto found = memory.upper_bound(begin);
+  if (found == memory.begin()) return false;
+  --found;
+  return begin + bytes <= found->first + found->second.bytes;
+}
+
+size_t FakeRuntime::Held() const {
+  size_t held = context_bytes;
+  for (const auto& [at, memory] : device_memory_) {
+    held += (memory.bytes + kRoundedTo - 1) / kRoundedTo * kRoundedTo;
+  }
+  return held;
+}
+
+void FakeRuntime::RunAll(Stream* stream) {
+  for (; !stream->work.empty(); stream->work.pop_front()) {
+    if (stream->work.front().run) stream->work.front().run();
+  }
+}
+
+std::string FakeRuntime::Describe(Result result) {
+  return absl::StrCat("cudaErrorFake (", static_cast<int>(result), ")");
+}
+Result FakeRuntime::DriverVersion(int* version) {
+  base::MutexLock lock(&mutex_);
+  *version = driver_version;
+  return Begin("DriverVersion");
+}
+Result FakeRuntime::DeviceCount(int* count) {
+  base::MutexLock lock(&mutex_);
+  *count = device_count;
+  return Begin("DeviceCount");
+}
+Result FakeRuntime::Properties(int, DeviceProperties* found) {
+  base::MutexLock lock(&mutex_);
+  *found = properties;
+  return Begin("Properties");
+}
+Result FakeRuntime::Use(int device) {
+  base::MutexLock lock(&mutex_);
+  used_device = device;
+  return Begin("Use");
+}
+Result FakeRuntime::MemoryInfo(size_t* free_bytes, size_t* total) {
+  base::MutexLock lock(&mutex_);
+  *free_bytes = total_bytes - Held();
+  *total = total_bytes;
+  return Begin("MemoryInfo");
+}
+
+void FakeRuntime::GiveBack::operator()(char* memory) const {
+  ::operator delete(memory, kAlignment);
+}
+
+void* FakeRuntime::Take(Memory* from, size_t bytes) {
+  auto* const memory = static_cast<char*>(::operator new(bytes, kAlignment));
+  std::memset(memory, 0xff, bytes);
+  (*from)[memory] = {std::unique_ptr<char, GiveBack>(memory), bytes};
+  return memory;
+}
+
+Result FakeRuntime::Allocate(void** memory, size_t bytes) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("Allocate");
+  if (result != Result::kOk) return result;
+  if (bytes > total_bytes - Held()) return Result::kOutOfMemory;
+  *memory = Take(&device_memory_, bytes);
+  return Result::kOk;
+}
+Result FakeRuntime::AllocateHost(void** memory, size_t bytes) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("AllocateHost");
+  if (result != Result::kOk) return result;
+  *memory = Take(&pinned_, bytes);
+  return Result::kOk;
+}
+Result FakeRuntime::Give(Memory* from, void* memory) {
+  for (const auto& [handle, stream] : streams_) {
+    for (const Work& work : stream->work) {
+      for (const void* const end : {work.to, work.from}) {
+        if (end == nullptr || !Holds(*from, end, 1)) continue;
+        const auto* const begin = static_cast<const char*>(memory);
+        const size_t bytes = from->at(begin).bytes;
+        EXPECT_FALSE(end >= begin && end < begin + bytes)
+            << "memory goes while a copy wants it";
+      }
+    }
+  }
+  EXPECT_EQ(from->erase(static_cast<const char*>(memory)), 1u)
+      << "not allocated";
+  return Result::kOk;
+}
+Result FakeRuntime::Free(void* memory) {
+  base::MutexLock lock(&mutex_);
+  ++calls_["Free"];
+  return Give(&device_memory_, memory);
+}
+Result FakeRuntime::FreeHost(void* memory) {
+  base::MutexLock lock(&mutex_);
+  ++calls_["FreeHost"];
+  return Give(&pinned_, memory);
+}
+
+Result FakeRuntime::MakeStream(StreamHandle* stream) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("MakeStream");
+  if (result != Result::kOk) return result;
+  *stream = reinterpret_cast<StreamHandle>(++handles_);
+  streams_[*stream] = std::make_unique<Stream>();
+  streams_[*stream]->device = used_device;
+  return Result::kOk;
+}
+Result FakeRuntime::DestroyStream(StreamHandle stream) {
+  base::MutexLock lock(&mutex_);
+  if (Stream* const found = Find(stream); found != nullptr) {
+    EXPECT_TRUE(found->work.empty()) << "a stream that has work is destroyed";
+  }
+  streams_.erase(stream);
+  return Result::kOk;
+}
+Result FakeRuntime::SynchronizeStream(StreamHandle stream) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("SynchronizeStream");
+  if (Stream* const found = Find(stream); found != nullptr) RunAll(found);
+  return result;
+}
+Result FakeRuntime::SynchronizeDevice() {
+  base::MutexLock lock(&mutex_);
+  for (const auto& [handle, stream] : streams_) {
+    if (stream->device == used_device) RunAll(stream.get());
+  }
+  return Begin("SynchronizeDevice");
+}
+
+Result FakeRuntime::MakeEvent(EventHandle* event) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("MakeEvent");
+  if (result != Result::kOk) return result;
+  *event = reinterpret_cast<EventHandle>(++handles_);
+  events_[*event] = nullptr;
+  return Result::kOk;
+}
+Result FakeRuntime::DestroyEvent(EventHandle event) {
+  base::MutexLock lock(&mutex_);
+  events_.erase(event);
+  return Result::kOk;
+}
+Result FakeRuntime::RecordEvent(EventHandle event, StreamHandle stream) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("RecordEvent");
+  if (result != Result::kOk) return result;
+  if (Stream* const found = Find(stream); found != nullptr) {
+    events_[event] = stream;
+    found->work.push_back({.event = event});
+  }
+  return Result::kOk;
+}
+Result FakeRuntime::WaitForEvent(EventHandle event) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("WaitForEvent");
+  const auto found = streams_.find(events_[event]);
+  if (found == streams_.end()) return result;
+  auto& work = found->second->work;
+  size_t ahead = 0;  // up to the event's last record
+  for (size_t i = 0; i < work.size(); ++i) {
+    if (work[i].event == event) ahead = i + 1;
+  }
+  for (; ahead > 0; --ahead) {
+    if (work.front().run) work.front().run();
+    work.pop_front();
+  }
+  return result;
+}
+
+Result FakeRuntime::CopyAsync(void* to, const void* from, size_t bytes,
+                              StreamHandle stream) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("CopyAsync");
+  if (result != Result::kOk) return result;
+  const bool up =
+      Holds(pinned_, from, bytes) &&
+      (Holds(device_memory_, to, bytes) || Holds(pinned_, to, bytes));
+  const bool down =
+      Holds(device_memory_, from, bytes) && Holds(pinned_, to, bytes);
+  EXPECT_TRUE(up || down) << "a copy of " << bytes
+                          << " bytes outside of pinned and device memory";
+  if (Stream* const found = Find(stream); found != nullptr && (up || down)) {
+    found->work.push_back(
+        {.run = [to, from, bytes] { std::memcpy(to, from, bytes); },
+         .to = to,
+         .from = from});
+  }
+  return Result::kOk;
+}
+
+Result FakeRuntime::AllowSharedBytes(const void* function, uint32_t bytes) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("AllowSharedBytes");
+  if (result == Result::kOk) shared_[function] = bytes;
+  return result;
+}
+
+Result FakeRuntime::Launch(const KernelLaunch& launch, StreamHandle stream) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("Launch");
+  if (result != Result::kOk) return result;
+  if (launch.shared_bytes > kPlainSharedBytes) {
+    EXPECT_LE(launch.shared_bytes, shared_[launch.function])
+        << launch.name << " was not allowed its shared memory";
+  }
+  const auto* const args = static_cast<const char*>(launch.args);
+  launches_.push_back({launch, {args, args + launch.args_bytes}});
+  if (Stream* const found = Find(stream); found != nullptr) {
+    found->work.push_back({.run = [run = run_, made = launches_.back()] {
+      if (!run) return;
+      KernelLaunch now = made.launch;
+      now.args = made.args.data();
+      run(now);
+    }});
+  }
+  return Result::kOk;
+}
+
+}  // namespace kvasir::kernels::cuda

@@ -1,0 +1,126 @@
+// A runtime without a GPU: what is enqueued waits until somebody waits for it,
+// so that whoever reuses memory too early reads or writes the wrong bytes.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
+#include "kernels/cuda/runtime.h"
+
+namespace kvasir::kernels::cuda {
+
+struct FakeLaunch {
+  KernelLaunch launch;
+  std::vector<char> args;  // as they were when it was enqueued
+};
+
+// An H100 as far as anybody asks; its memory is the test's, rounded as
+// cudaMalloc rounds. Copies whose host side is not pinned, calls for another
+// device's stream and memory that goes while a copy wants it are failures of
+// the test.
+class FakeRuntime final : public Runtime {
+ public:
+  ~FakeRuntime() override;
+
+  // To be set before the device is made.
+  int driver_version = 13000;
+  int device_count = 1;
+  DeviceProperties properties = {.name = "Fake GPU",
+                                 .major = 9,
+                                 .minor = 0,
+                                 .multiprocessors = 7,
+                                 .memory_bytes = int64_t{1} << 30,
+                                 .l2_bytes = 1 << 20,
+                                 .shared_bytes = 227 << 10};
+  size_t total_bytes = size_t{1} << 30;
+  size_t context_bytes = size_t{100} << 20;
+  static constexpr size_t kRoundedTo = size_t{2} << 20;
+
+  // The next call of this name fails, once: "CopyAsync".
+  void FailNext(const std::string& call, Result result);
+  // What a launch does when the stream comes by.
+  void OnRun(std::function<void(const KernelLaunch&)> run);
+
+  std::vector<FakeLaunch> launches() const;  // in the order of their calls
+  int64_t calls(const std::string& call) const;
+  size_t pinned_bytes() const;
+  // Of all streams, not yet run.
+  size_t waiting() const;
+
+  std::string Describe(Result result) override;
+  Result DriverVersion(int* version) override;
+  int RuntimeVersion() override { return 13000; }
+  Result DeviceCount(int* count) override;
+  Result Properties(int device, DeviceProperties* found) override;
+  Result Use(int device) override;
+  Result MemoryInfo(size_t* free_bytes, size_t* total) override;
+  Result Allocate(void** memory, size_t bytes) override;
+  Result Free(void* memory) override;
+  Result AllocateHost(void** memory, size_t bytes) override;
+  Result FreeHost(void* memory) override;
+  Result MakeStream(StreamHandle* stream) override;
+  Result DestroyStream(StreamHandle stream) override;
+  Result SynchronizeStream(StreamHandle stream) override;
+  Result SynchronizeDevice() override;
+  Result MakeEvent(EventHandle* event) override;
+  Result DestroyEvent(EventHandle event) override;
+  Result RecordEvent(EventHandle event, StreamHandle stream) override;
+  Result WaitForEvent(EventHandle event) override;
+  Result CopyAsync(void* to, const void* from, size_t bytes,
+                   StreamHandle stream) override;
+  Result AllowSharedBytes(const void* function, uint32_t bytes) override;
+  Result Launch(const KernelLaunch& launch, StreamHandle stream) override;
+
+ private:
+  struct Work {
+    std::function<void()> run;
+    EventHandle event = nullptr;
+    // What must not go before.
+    const void* to = nullptr;
+    const void* from = nullptr;
+  };
+  struct Stream {
+    int device = 0;
+    std::deque<Work> work;
+  };
+  struct GiveBack {
+    void operator()(char* memory) const;
+  };
+  struct Block {
+    std::unique_ptr<char, GiveBack> memory;  // aligned as CUDA aligns
+    size_t bytes = 0;
+  };
+  using Memory = std::map<const char*, Block>;
+
+  // Counts the call; what FailNext asked for it.
+  Result Begin(const std::string& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RunAll(Stream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Stream* Find(StreamHandle stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void* Take(Memory* from, size_t bytes);
+  static bool Holds(const Memory& memory, const void* at, size_t bytes);
+  size_t Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Result Give(Memory* from, void* memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable base::Mutex mutex_;
+  std::map<std::string, Result> failures_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> calls_ ABSL_GUARDED_BY(mutex_);
+  std::map<const void*, uint32_t> shared_ ABSL_GUARDED_BY(mutex_);
+  Memory device_memory_ ABSL_GUARDED_BY(mutex_);
+  Memory pinned_ ABSL_GUARDED_BY(mutex_);
+  std::map<StreamHandle, std::unique_ptr<Stream>> streams_
+      ABSL_GUARDED_BY(mutex_);
+  // Where an event was recorded last.
+  std::map<EventHandle, StreamHandle> events_ ABSL_GUARDED_BY(mutex_);
+  uintptr_t handles_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<FakeLaunch> launches_ ABSL_GUARDED_BY(mutex_);
+  std::function<void(const KernelLaunch&)> run_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvasir::kernels::cuda

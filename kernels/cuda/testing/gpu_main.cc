@@ -1,0 +1,64 @@
+// Runs a program's tests on the first GPU. Where there is none each of them is
+// skipped and says why; with KVASIR_REQUIRE_GPU in the environment that fails.
+#include <gmock/gmock.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/emulation/testing/test_device.h"
+
+namespace kvasir::kernels {
+namespace {
+
+class SkipAll final : public ::testing::EmptyTestEventListener {
+ public:
+  explicit SkipAll(std::string why) : why_(std::move(why)) {}
+  // gtest runs no body of a test that is skipped by now.
+  void OnTestStart(const ::testing::TestInfo&) override {
+    GTEST_SKIP() << "needs a GPU: " << why_;
+  }
+
+ private:
+  const std::string why_;
+};
+
+std::unique_ptr<Device> MakeOrEnd() {
+  auto device = MakeCudaDevice({});
+  if (!device.ok()) {
+    std::fprintf(stderr, "%s\n", device.status().ToString().c_str());
+    std::abort();
+  }
+  return *std::move(device);
+}
+
+int Run() {
+  const auto first = MakeCudaDevice({});
+  if (first.ok()) {
+    const auto& properties =
+        static_cast<const CudaDevice&>(**first).properties();
+    std::printf("on %s, sm_%d%d\n", properties.name.c_str(), properties.major,
+                properties.minor);
+    // Code of sm_90a: what is newer runs that of sm_80.
+    emulation::RunTestsOn({&MakeOrEnd, properties.major == 9});
+  } else {
+    const std::string why(first.status().message());
+    if (std::getenv("KVASIR_REQUIRE_GPU") != nullptr) {
+      std::fprintf(stderr, "needs a GPU: %s\n", why.c_str());
+      return 1;
+    }
+    ::testing::UnitTest::GetInstance()->listeners().Append(new SkipAll(why));
+  }
+  return RUN_ALL_TESTS();
+}
+
+}  // namespace
+}  // namespace kvasir::kernels
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleMock(&argc, argv);
+  return kvasir::kernels::Run();
+}

@@ -1,0 +1,33 @@
+#include "kernels/emulation/testing/test_device.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/emulation/emulated_device.h"
+#include "kernels/simt/op_table.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+TestGpu test_gpu;
+
+}  // namespace
+
+void RunTestsOn(const TestGpu& gpu) { test_gpu = gpu; }
+bool OnGpu() { return test_gpu.make != nullptr; }
+bool HasBulkCopies() { return !OnGpu() || test_gpu.has_bulk_copies; }
+
+void SkipWithoutEmulator() {
+  constexpr char kWhy[] =
+      "not for a GPU: asks for what the emulated device alone knows";
+  [&] { GTEST_SKIP() << kWhy; }();
+  throw ::testing::AssertionException(::testing::TestPartResult(
+      ::testing::TestPartResult::kSkip, __FILE__, __LINE__, kWhy));
+}
+
+std::unique_ptr<Device> MakeTestDevice(const EmulatorOptions& options) {
+  if (OnGpu()) return test_gpu.make();
+  return std::make_unique<EmulatedDevice>(
+      EmulatedDeviceOptions{.emulator = options}, emulated::Ops());
+}
+
+}  // namespace kvasir::kernels::emulation
