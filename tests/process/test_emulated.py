@@ -58,8 +58,8 @@ def test_inspect_tells_pages_as_the_device_lays_them_out():
         return json.loads(run("inspect", TINY, "--json", "--kv-plan", "rotated-4bit", *flags).stdout)
 
     here, there = told(), told("--device", "emulated")
-    assert here["payload_bytes_per_token"] == there["payload_bytes_per_token"]
-    assert here["bytes_per_token"] <= there["bytes_per_token"]
+    assert here["kv_payload_bytes_per_token"] == there["kv_payload_bytes_per_token"]
+    assert here["kv_bytes_per_token"] <= there["kv_bytes_per_token"]
 
 
 def test_a_plan_beyond_the_kernels_is_refused_by_the_ops_name():
