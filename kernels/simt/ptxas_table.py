@@ -1,7 +1,7 @@
 """What ptxas says of each kernel. Fails where one spills, and where a kernel of
 an op needs over 5 % more than ptxas.txt beside this says, or is not in it.
 
-    ptxas_table.py [--nvcc NVCC] [--write] REPORT...
+    ptxas_table.py [--nvcc NVCC] [--without WHY] [--write] REPORT...
 
 A report is the output of nvcc -Xptxas -v; those of ops are named <op>_cuda.
 NVCC's release says whether figures can be compared. --write writes ptxas.txt.
@@ -101,11 +101,12 @@ def differences(have, want):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--nvcc", default="nvcc")
+    parser.add_argument("--without", default="no reports", help="why there are none")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("reports", nargs="*", type=pathlib.Path)
     args = parser.parse_args()
     if not args.reports:
-        print("SKIPPED: nvcc is not on PATH; no kernel was compiled for a GPU")
+        print(f"SKIPPED: {args.without}; no kernel was compiled for a GPU")
         sys.exit(SKIPPED)
     version = subprocess.run([args.nvcc, "--version"], capture_output=True, text=True, check=True)
     release = re.search(r"release ([\d.]+)", version.stdout)[1]

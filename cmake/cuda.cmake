@@ -1,0 +1,43 @@
+# Which nvcc compiles kernels for a GPU, if any: that of scripts/setup cuda, or
+# PATH's, or the one that KVASIR_NVCC names. It is asked for its version once.
+#
+# kvasir_find_nvcc() sets, where it is called:
+#   KVASIR_FOUND_NVCC    the program, or nothing
+#   KVASIR_WITHOUT_NVCC  why there is none: "nvcc 11.8, want 13.0 or a later 13"
+
+set(KVASIR_CUDA AUTO CACHE STRING
+  "nvcc and what is made with it: ON (or fail), OFF, or AUTO (where there is one that fits)")
+set(KVASIR_NVCC "" CACHE FILEPATH
+  "nvcc; empty: build/cuda's (scripts/setup cuda), else PATH's")
+
+function(kvasir_find_nvcc)
+  set(KVASIR_FOUND_NVCC "" PARENT_SCOPE)
+  if(NOT KVASIR_CUDA STREQUAL "AUTO" AND NOT KVASIR_CUDA)
+    set(KVASIR_WITHOUT_NVCC "KVASIR_CUDA is ${KVASIR_CUDA}" PARENT_SCOPE)
+    return()
+  endif()
+  set(nvcc ${KVASIR_NVCC})
+  if(NOT nvcc)
+    find_program(nvcc_on_path nvcc NO_CACHE
+      HINTS ${PROJECT_SOURCE_DIR}/build/cuda/nvidia/cu13/bin)
+    set(nvcc ${nvcc_on_path})
+  endif()
+  if(nvcc)
+    execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE said ERROR_QUIET)
+    set(why "${nvcc} --version says no release, want 13.0 or a later 13")
+    if(said MATCHES "release ([0-9]+)\\.([0-9]+)")
+      set(why "nvcc ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}, want 13.0 or a later 13")
+      if(CMAKE_MATCH_1 EQUAL 13)
+        set(why)
+      endif()
+    endif()
+  else()
+    set(why "nvcc is not on PATH; scripts/setup cuda gets it")
+  endif()
+  if(NOT why)
+    set(KVASIR_FOUND_NVCC ${nvcc} PARENT_SCOPE)
+  elseif(NOT KVASIR_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "KVASIR_CUDA=${KVASIR_CUDA}: ${why}")
+  endif()
+  set(KVASIR_WITHOUT_NVCC "${why}" PARENT_SCOPE)
+endfunction()
