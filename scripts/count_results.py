@@ -3,12 +3,24 @@
 Each stage has a folder: gtest/*.xml (one per program, one case each),
 pytest*.xml, ctest.xml (JUnit; a program that left no XML of its own counts as
 one case) and `failed` when the stage as a whole failed. Exits 1 unless
-everything passed and something ran.
+everything passed and something ran. Skipped tests that want a GPU are counted
+apart, and a program that skipped itself says why.
 """
 
 import pathlib
 import sys
 import xml.etree.ElementTree as ElementTree
+
+
+def wants_gpu(case):
+    return any("needs a GPU" in (skip.get("message") or "") + (skip.text or "")
+               for skip in case.iter("skipped"))
+
+
+def why_skipped(case):
+    """What a program said that skipped itself: lines of its output."""
+    said = case.findtext("system-out") or ""
+    return [line for line in said.splitlines() if line.startswith("SKIPPED: ")]
 
 
 def count_cases(path):
@@ -29,6 +41,16 @@ def count_cases(path):
         else:
             passed += 1
     return passed, failed, skipped, failures
+
+
+def count_gpu(folder):
+    """How many tests of a stage were skipped for want of a GPU, and what programs say."""
+    cases = [case for path in sorted(folder.glob("gtest/*.xml"))
+             for case in ElementTree.parse(path).getroot().iter("testcase")]
+    ctest = folder / "ctest.xml"
+    programs = ElementTree.parse(ctest).getroot().iter("testcase") if ctest.exists() else []
+    return (sum(map(wants_gpu, cases)),
+            [f"{case.get('name')}: {line}" for case in programs for line in why_skipped(case)])
 
 
 def count_stage(folder):
@@ -66,12 +88,18 @@ def count_stage(folder):
 def main():
     root = pathlib.Path(sys.argv[1])
     total = [0, 0, 0]
+    without_gpu = 0
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
         counts, failures = count_stage(folder)
         total = [a + b for a, b in zip(total, counts)]
         print(f"{folder.name}: {counts[0]} passed, {counts[1]} failed, {counts[2]} skipped")
         for name in failures:
             print(f"  failed: {name}")
+        skipped, said = count_gpu(folder)
+        without_gpu += skipped
+        for line in said:
+            print(f"  {line}")
+    print(f"tests skipped for want of a GPU: {without_gpu}")
     print(f"{total[0]} passed, {total[1]} failed, {total[2]} skipped")
     sys.exit(0 if total[1] == 0 and total[0] > 0 else 1)
 

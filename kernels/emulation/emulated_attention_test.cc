@@ -23,7 +23,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
-constexpr uint64_t kSeeds = 8;
+const uint64_t kSeeds = Seeds();
 
 // What a launch on a cache is, in memory of the emulated device.
 class DeviceLaunch {

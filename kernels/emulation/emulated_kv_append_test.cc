@@ -18,7 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
-constexpr uint64_t kSeeds = 8;
+const uint64_t kSeeds = Seeds();
 constexpr int64_t kGranule = 16;  // of the device
 
 // Some parts, their memory and what else an append writes.

@@ -12,7 +12,7 @@ namespace kvasir::kernels::emulation {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
-constexpr uint64_t kSeeds = 8;
+const uint64_t kSeeds = Seeds();
 
 struct NormCase {
   NormKind kind;

@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr uint64_t kSeeds = 8;
+const uint64_t kSeeds = Seeds();
 
 // Rows of `vocab` logits, in chunks.
 struct Scored {

@@ -228,6 +228,17 @@ TEST(EmulatorTest, AChildThatDiesOfAnythingElseWasNotStopped) {
       "the child ended with status");
 }
 
+TEST(EmulatorTest, AChildThatGoesOnForeverIsEndedAndNamed) {
+  const Verdict verdict = Judge(
+      [] {
+        for (volatile bool on = true; on;) {
+        }
+        return true;
+      },
+      /*most_seconds=*/1);
+  EXPECT_STREQ(VerdictName(verdict), "endless");
+}
+
 TEST(EmulatorTest, CountsSectorsAndPassesThroughBanks) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   EXPECT_TRUE(Arrives(test, Planted::kNone));

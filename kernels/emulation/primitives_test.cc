@@ -16,7 +16,7 @@ namespace {
 using emulated::PrimitiveArgs;
 using Words = std::vector<uint32_t>;
 
-constexpr uint64_t kSeeds = 8;
+const uint64_t kSeeds = Seeds();
 
 Words RandomWords(size_t count, uint32_t seed) {
   std::mt19937 engine(seed);

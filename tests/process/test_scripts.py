@@ -64,6 +64,28 @@ def test_soak_refuses_what_it_does_not_know_before_it_builds(seconds, part, name
     assert done.returncode == 2 and named in done.stderr
 
 
+def test_tests_that_want_a_gpu_are_counted_apart_and_who_skips_itself_says_why(tmp_path):
+    stage = tmp_path / "dev"
+    (stage / "gtest").mkdir(parents=True)
+    why = "gpu_main.cc:18&#x0A;needs a GPU: no NVIDIA driver&#x0A;"
+    (stage / "gtest/kernels_gpu_test.xml").write_text(
+        '<testsuites><testsuite name="A"><testcase name="a" classname="A" result="completed"/>'
+        + f'<testcase name="b" classname="A" result="skipped"><skipped message="{why}"/></testcase>' * 2
+        + '<testcase name="c" classname="A" result="skipped"><skipped message="other"/></testcase>'
+        "</testsuite></testsuites>")
+    (stage / "ctest.xml").write_text(
+        '<testsuite><testcase name="kernels_gpu_test" status="run"/>'
+        '<testcase name="kernels_nvcc" status="notrun"><skipped/>'
+        "<system-out>SKIPPED: nvcc 11.8; no kernel was compiled\n</system-out></testcase></testsuite>")
+    done = subprocess.run(["python3", ROOT / "scripts/count_results.py", tmp_path],
+                          capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "dev: 1 passed, 0 failed, 4 skipped",
+        "  kernels_nvcc: SKIPPED: nvcc 11.8; no kernel was compiled",
+        "tests skipped for want of a GPU: 2",
+        "1 passed, 0 failed, 4 skipped"]
+
+
 # Says how it was called; setup and build find nothing to do.
 STUBS = {
     "scripts/setup": "#!/bin/sh\n",

@@ -12,16 +12,22 @@
 namespace kvasir::kernels::emulation {
 
 enum class Verdict {
-  kRight,   // and ThreadSanitizer had nothing to say
-  kWrong,   // numbers
-  kRace,    // ThreadSanitizer reported one
-  kStopped  // by the emulator or UndefinedBehaviorSanitizer
+  kRight,    // and ThreadSanitizer had nothing to say
+  kWrong,    // numbers
+  kRace,     // ThreadSanitizer reported one
+  kStopped,  // by the emulator or UndefinedBehaviorSanitizer
+  kEndless   // it took more time of a processor than it may
 };
 const char* VerdictName(Verdict verdict);
 
-// `is_right` runs in a child process, on one thread. One that ends by anything
-// else is a failure of the test, and right: nothing was found.
-Verdict Judge(absl::FunctionRef<bool()> is_right);
+// Seeds of a test that runs a kernel on several: 8, or KVASIR_EMULATION_SEEDS
+// (scripts/soak).
+uint64_t Seeds();
+
+// `is_right` runs in a child process, on one thread, for at most `most_seconds`
+// of a processor's time. One that ends by anything else is a failure of the
+// test, and right: nothing was found.
+Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds = 60);
 
 struct Mutant {
   SyncSite site;
