@@ -117,6 +117,9 @@ class Tree:
                 files["nvidia/cu13/bin/nvcc"] = f"#!/bin/sh\necho 'release {release}, V{release}.88'\n"
             if name == "nvidia-cuda-runtime":
                 files["nvidia/cu13/lib/libcudart.so.13"] = "a library"
+            if name == "nvidia-cublas":
+                files["nvidia/cu13/include/cublasLt.h"] = "a header"
+                files["nvidia/cu13/lib/libcublasLt.so.13"] = "which is large"
             wheel = self.root / f"index/{module}-{version}-py3-none-any.whl"
             with zipfile.ZipFile(wheel, "w") as file:
                 for path, text in files.items():
@@ -144,11 +147,14 @@ def test_the_toolkit_is_a_toolkit_and_a_second_run_asks_nobody(tree):
     tree.offer()
     code, out, error = tree.run()
     assert code == 0, error
-    assert "110 MB to fetch, 280 MB there" in out
+    assert "530 MB to fetch, 280 MB there" in out
     assert tree.left() == ["cuda"]
     root = tree.root / "build/cuda/nvidia/cu13"
     assert (root / "lib64/libcudart.so").read_text() == "a library"
     assert os.access(root / "bin/nvcc", os.X_OK)
+    # Of cuBLAS its headers alone: who runs has the library.
+    assert (root / "include/cublasLt.h").read_text() == "a header"
+    assert not (root / "lib/libcublasLt.so.13").exists()
     shutil.rmtree(tree.root / "index")
     assert tree.run() == (0, "", "")
 
