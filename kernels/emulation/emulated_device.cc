@@ -3,9 +3,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 
@@ -36,10 +38,42 @@ class EmulatedDevice::State {
   // Before memory goes: what is enqueued may still want it.
   void SynchronizeAll();
 
+  // Takes `host`, of malloc. Its bytes arrive before anything runs: to open
+  // and close all memory for each matrix takes longer than to copy it.
+  void Write(void* to, void* host, size_t bytes) {
+    base::MutexLock lock(&writes_mutex_);
+    writes_.push_back({to, {static_cast<char*>(host), &std::free}, bytes});
+    written_bytes_ += bytes;
+    if (written_bytes_ >= kMostWrittenBytes) LandAll();
+  }
+  void LandWrites() {
+    base::MutexLock lock(&writes_mutex_);
+    if (!writes_.empty()) LandAll();
+  }
+
   GuardedMemory memory;
   Emulator emulator;
 
  private:
+  static constexpr size_t kMostWrittenBytes = size_t{64} << 20;
+  struct HostWrite {
+    void* to;
+    std::unique_ptr<char, void (*)(void*)> host;
+    size_t bytes;
+  };
+
+  void LandAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writes_mutex_) {
+    const OpenMemory open(&memory);
+    for (const HostWrite& write : writes_) {
+      std::memcpy(write.to, write.host.get(), write.bytes);
+    }
+    writes_.clear();
+    written_bytes_ = 0;
+  }
+
+  base::Mutex writes_mutex_;
+  std::vector<HostWrite> writes_ ABSL_GUARDED_BY(writes_mutex_);
+  size_t written_bytes_ ABSL_GUARDED_BY(writes_mutex_) = 0;
   base::Mutex mutex_;
   std::vector<EmulatedStream*> streams_ ABSL_GUARDED_BY(mutex_);
 };
@@ -61,6 +95,7 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
   }
   void Release(void* data, size_t) override {
     state_->SynchronizeAll();
+    state_->LandWrites();
     state_->memory.Release(data);
   }
 
@@ -99,6 +134,7 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   absl::Status CopyToHost(void* host, DevicePtr<const void> device,
                           size_t bytes) override {
     state_->memory.CheckRange("read_back", device.device_address(), bytes);
+    state_->LandWrites();
     const OpenMemory open(&state_->memory);
     Drain();
     std::memcpy(host, device.device_address(), bytes);
@@ -118,6 +154,7 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   void Drain() {
     base::MutexLock lock(&mutex_);
     if (work_.empty()) return;
+    state_->LandWrites();
     const OpenMemory open(&state_->memory);
     for (; !work_.empty(); work_.pop_front()) {
       Work& work = work_.front();
@@ -184,11 +221,7 @@ absl::StatusOr<void*> EmulatedDevice::BeginWrite(DevicePtr<void> memory,
 
 absl::Status EmulatedDevice::EndWrite(DevicePtr<void> memory, void* host,
                                       size_t bytes) {
-  {
-    const OpenMemory open(&state_->memory);
-    std::memcpy(memory.device_address(), host, bytes);
-  }
-  std::free(host);
+  state_->Write(memory.device_address(), host, bytes);
   return absl::OkStatus();
 }
 

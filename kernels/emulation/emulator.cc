@@ -60,6 +60,13 @@ void Emulator::Run(const KernelLaunch& launch) {
                      static_cast<uint32_t>(options_.shared_bytes)});
 }
 
+std::vector<std::string> Emulator::Kernels() const {
+  base::MutexLock lock(&mutex_);
+  std::vector<std::string> names;
+  for (const auto& [name, kernel] : kernels_) names.push_back(name);
+  return names;
+}
+
 std::vector<SyncSite> Emulator::SyncSites(const std::string& kernel) const {
   base::MutexLock lock(&mutex_);
   std::vector<SyncSite> sites;

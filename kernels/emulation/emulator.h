@@ -78,6 +78,8 @@ class Emulator {
 
   const EmulatorOptions& options() const { return options_; }
 
+  // Those that have run so far, by name.
+  std::vector<std::string> Kernels() const;
   // Of the launches of a kernel so far, in the order of their first passes.
   std::vector<SyncSite> SyncSites(const std::string& kernel) const;
   std::vector<AccessCount> Accesses(const std::string& kernel) const;

