@@ -239,18 +239,20 @@ std::map<std::string, Cost> Costs() {
   return costs;
 }
 
+constexpr char kHead[] =
+    R"(# What steps of a small model cost on the emulated device, by plan and kernel:
+# sectors of global memory / those of accesses side by side (numbers that several
+# lanes read are less), passes through the banks of shared memory / the least.
+# worker_emulated_steps_test compares them and, with KVASIR_WRITE_ACCESSES=FILE,
+# writes them.
+)";
+
 // The committed table; KVASIR_WRITE_ACCESSES names a file to write it anew.
 TEST(EmulatedStepsTest, AccessesOfKernelsHaveNotGrownByFivePerCent) {
   const std::map<std::string, Cost> costs = Costs();
   if (const char* const path = std::getenv("KVASIR_WRITE_ACCESSES")) {
     std::ofstream file(path);
-    file
-        << "# What steps of a small model cost on the emulated device, by plan "
-           "and kernel:\n# sectors of global memory / the least there could "
-           "be, "
-           "passes through the banks of\n# shared memory / the least. "
-           "worker/ranks/emulated_steps_test.cc compares them and,\n# with "
-           "KVASIR_WRITE_ACCESSES=this file, writes them.\n";
+    file << kHead;
     for (const auto& [name, cost] : costs) {
       file << name << " " << cost.sectors << " " << cost.least_sectors << " "
            << cost.passes << " " << cost.least_passes << "\n";
