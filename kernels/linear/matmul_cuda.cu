@@ -12,6 +12,9 @@
 // Other types: one chain of fused multiply-adds in the order of k over exact
 // float32 values, which is the CPU's and has its bits. It serves tests and
 // small models, and is as fast as float32's units.
+// Where the launcher has a library it multiplies what matmul.cc says, in an
+// order of its own; from here it gets the bias in y's type (BiasKernel: 4 N
+// bytes read, 2 N written).
 //
 // Layout: W in rows (WeightLayout::kRows), x in rows x_row_stride apart. Where
 // rows of both begin at multiples of 16 bytes, cp.async brings them; elsewhere
@@ -24,6 +27,7 @@
 // tensor cores' for many. Of 8 columns and 16 k, 256 bytes of W, a warp issues
 // with 16 rows 1 mma, 1.5 ldmatrix and 0.75 cp.async; with all that goes with
 // them 3.3 lane instructions to a byte of W (counted in PTX).
+#include "kernels/device/gemm.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/memory.h"
@@ -412,10 +416,68 @@ void LaunchChain(const MatmulArgs& args, Launcher& launcher) {
   simt::Launch(launcher, launch, ChainKernel<Y>, args);
 }
 
+// The bias as a library wants it: in y's type.
+constexpr int32_t kBiasThreads = 256;
+
+template <typename Y>
+KVASIR_KERNEL(kBiasThreads)
+BiasKernel(MatmulArgs args) {
+  const int64_t n =
+      int64_t{simt::CtaX()} * kBiasThreads + int64_t{simt::Thread()};
+  if (n >= args.weight.n) return;
+  simt::StoreGlobal(reinterpret_cast<Y*>(args.y) + n,
+                    simt::FromFloat<Y>(simt::LoadGlobal(args.bias + n)));
+}
+
+template <typename Y>
+void LaunchBias(const MatmulArgs& args, float* rounded, Launcher& launcher) {
+  KernelLaunch launch;
+  launch.name = "matmul_bias";
+  launch.grid_x = simt::Ctas(args.weight.n, kBiasThreads);
+  launch.threads = kBiasThreads;
+  MatmulArgs bias = args;
+  bias.y = rounded;
+  simt::Launch(launcher, launch, BiasKernel<Y>, bias);
+}
+
+void LaunchLibrary(const MatmulArgs& args, float* scratch, Launcher& launcher) {
+  const uintptr_t begin =
+      (reinterpret_cast<uintptr_t>(scratch) + kGemmWorkspaceAlignment - 1) /
+      kGemmWorkspaceAlignment * kGemmWorkspaceAlignment;
+  Gemm gemm;
+  gemm.x = args.x;
+  gemm.x_row_stride = args.x_row_stride;
+  gemm.weight = args.weight.data;
+  gemm.bias = args.bias;
+  gemm.y = args.y;
+  gemm.y_row_stride = args.y_row_stride;
+  gemm.rows = args.num_rows;
+  gemm.n = args.weight.n;
+  gemm.k = args.weight.k;
+  gemm.dtype = args.dtype;
+  gemm.y_dtype = args.y_dtype;
+  if (args.bias != nullptr && args.y_dtype != DType::kF32) {
+    auto* const rounded = reinterpret_cast<float*>(begin);
+    gemm.bias = rounded;
+    if (args.y_dtype == DType::kBf16) {
+      LaunchBias<Bf16>(args, rounded, launcher);
+    } else {
+      LaunchBias<F16>(args, rounded, launcher);
+    }
+  }
+  gemm.workspace =
+      reinterpret_cast<void*>(begin + static_cast<uintptr_t>(GemmBiasBytes(
+                                          args.weight.n, args.y_dtype)));
+  launcher.gemms()->Enqueue(gemm);
+}
+
 }  // namespace
 
-void MatmulCuda(const MatmulArgs& args, float* /*scratch*/,
-                Launcher& launcher) {
+void MatmulCuda(const MatmulArgs& args, float* scratch, Launcher& launcher) {
+  if (scratch != nullptr) {
+    LaunchLibrary(args, scratch, launcher);
+    return;
+  }
   if (args.dtype == args.weight.dtype && args.dtype == DType::kBf16) {
     LaunchMma<Bf16>(args, launcher);
   } else if (args.dtype == args.weight.dtype && args.dtype == DType::kF16) {
