@@ -235,6 +235,8 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
       {{"model", model.source().name},
        {"listen", runtime->server_->target()},
        {"weights", HumanBytes(static_cast<double>(model.weight_bytes()))},
+       {"rounded_weights", HumanBytes(static_cast<double>(
+                               model.rank().executor().rounded_bytes()))},
        {"kv_pool", HumanBytes(static_cast<double>(model.kv_pool_bytes()))},
        {"host_pool", HumanBytes(static_cast<double>(model.host_pool_bytes()))},
        {"kv_bytes_per_token", model.kv_bytes_per_token()},
