@@ -133,19 +133,18 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
       std::unique_ptr<kernels::Device> device,
       OpenDevice(request.model.device, options.memory_limit_bytes));
   int64_t granule_bytes = 0;
-  auto weight_layout = kernels::WeightLayout::kPanels32;
+  worker::MatrixFormat matrices;
   if (device != nullptr) {
     granule_bytes = device->page_granule_bytes();
-    weight_layout = device->weight_layout();
+    matrices = worker::MatrixFormat::Of(*device);
     options.make_device = [&device](auto&&...) { return std::move(device); };
   }
   options.page_tokens = request.model.page_tokens;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<worker::WeightSource> weights,
                           OpenWeights(source, request.model.weights_seed));
-  KVASIR_ASSIGN_OR_RETURN(
-      const int64_t weight_bytes,
-      worker::CountWeightBytes(source.spec, source.served, weights.get(),
-                               weight_layout));
+  KVASIR_ASSIGN_OR_RETURN(const int64_t weight_bytes,
+                          worker::CountWeightBytes(source.spec, source.served,
+                                                   weights.get(), matrices));
   KVASIR_ASSIGN_OR_RETURN(cache::PageLayout layout,
                           cache::PageLayout::Create(
                               *source.plan, {.page_tokens = options.page_tokens,

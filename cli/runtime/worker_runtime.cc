@@ -65,13 +65,17 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
   return sample;
 }
 
+std::string InvarianceOf(LoadedModel& model) {
+  return worker::InvarianceName(model.rank().executor().lifts_prompts(),
+                                model.rank().device().rows_are_invariant());
+}
+
 worker::WorkerConstants ConstantsOf(LoadedModel& model) {
   worker::WorkerConstants constants{
       .version = kVersion,
       .model_name = model.source().name,
       .model_type = model.source().spec.model_type,
-      .invariance =
-          worker::InvarianceName(model.rank().executor().lifts_prompts()),
+      .invariance = InvarianceOf(model),
       .device = model.rank().device().name(),
       .max_model_len = model.max_model_len(),
       .page_tokens = model.layout().page_tokens(),
@@ -231,12 +235,13 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
       {{"model", model.source().name},
        {"listen", runtime->server_->target()},
        {"weights", HumanBytes(static_cast<double>(model.weight_bytes()))},
+       {"rounded_weights", HumanBytes(static_cast<double>(
+                               model.rank().executor().rounded_bytes()))},
        {"kv_pool", HumanBytes(static_cast<double>(model.kv_pool_bytes()))},
        {"host_pool", HumanBytes(static_cast<double>(model.host_pool_bytes()))},
        {"kv_bytes_per_token", model.kv_bytes_per_token()},
        {"pages", model.total_pages()},
-       {"invariance",
-        worker::InvarianceName(model.rank().executor().lifts_prompts())},
+       {"invariance", InvarianceOf(model)},
        {"device", model.rank().device().name()},
        {"numerics", model.rank().executor().numerics_id()},
        {"threads", model.num_threads()},

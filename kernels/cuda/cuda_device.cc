@@ -10,7 +10,9 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "kernels/cuda/cublas_gemms.h"
 #include "kernels/cuda/staging.h"
+#include "kernels/device/gemm.h"
 
 namespace kvasir::kernels {
 namespace {
@@ -83,6 +85,9 @@ class CudaDevice::State {
  public:
   State(cuda::Runtime* runtime, int device, cuda::DeviceProperties what)
       : ordinal(device), properties(std::move(what)), runtime_(runtime) {}
+  ~State() {
+    if (gemms != nullptr) (void)runtime();  // its handle is the device's
+  }
 
   // For calls of this thread from here on.
   cuda::Runtime& runtime() const {
@@ -108,6 +113,8 @@ class CudaDevice::State {
 
   const int ordinal;
   const cuda::DeviceProperties properties;
+  // Null where our own kernels multiply; set before anyone else sees it.
+  std::unique_ptr<cuda::CublasGemms> gemms;
 
  private:
   cuda::Runtime* const runtime_;
@@ -186,7 +193,9 @@ class CudaDevice::Allocator final : public DeviceAllocator {
   const std::shared_ptr<State> state_;
 };
 
-class CudaDevice::CudaStream final : public LaunchStream, public Launcher {
+class CudaDevice::CudaStream final : public LaunchStream,
+                                     public Launcher,
+                                     public GemmLibrary {
  public:
   CudaStream(std::shared_ptr<State> state, const DeviceOps& ops)
       : LaunchStream(ops), state_(std::move(state)) {
@@ -240,6 +249,18 @@ class CudaDevice::CudaStream final : public LaunchStream, public Launcher {
   }
   int multiprocessors() const override {
     return state_->properties.multiprocessors;
+  }
+  GemmLibrary* gemms() override {
+    return state_->gemms == nullptr ? nullptr : this;
+  }
+  int64_t workspace_bytes() const override {
+    return static_cast<int64_t>(state_->gemms->workspace_bytes());
+  }
+  void Enqueue(const Gemm& gemm) override {
+    if (!broken_.ok() || !launch_error_.ok()) return;
+    last_kernel_ = "cublasLtMatmul";
+    (void)state_->runtime();
+    launch_error_ = state_->gemms->Enqueue(gemm, stream_);
   }
 
  private:
@@ -314,7 +335,8 @@ class CudaDevice::Writes {
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(
     const CudaDeviceOptions& options, cuda::Runtime* runtime,
-    const DeviceOps& ops) {
+    const DeviceOps& ops,
+    const std::function<absl::StatusOr<cuda::CublasLt*>()>& open_cublas) {
   KVASIR_RETURN_IF_ERROR(CheckDriver(*runtime));
   KVASIR_RETURN_IF_ERROR(CheckOrdinal(*runtime, options.ordinal));
   cuda::DeviceProperties properties;
@@ -335,9 +357,14 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(
                                   "hold it?)"),
                      *runtime, result);
   }
-  return std::unique_ptr<CudaDevice>(new CudaDevice(
-      std::make_shared<State>(runtime, options.ordinal, std::move(properties)),
-      options, ops));
+  auto state = std::make_shared<State>(runtime, options.ordinal, properties);
+  if (open_cublas && !options.deterministic) {
+    KVASIR_ASSIGN_OR_RETURN(cuda::CublasLt* const library, open_cublas());
+    KVASIR_ASSIGN_OR_RETURN(state->gemms,
+                            cuda::CublasGemms::Make(library, properties.major));
+  }
+  return std::unique_ptr<CudaDevice>(
+      new CudaDevice(std::move(state), options, ops));
 }
 
 CudaDevice::CudaDevice(std::shared_ptr<State> state,
@@ -354,6 +381,17 @@ CudaDevice::~CudaDevice() = default;
 const cuda::DeviceProperties& CudaDevice::properties() const {
   return state_->properties;
 }
+
+std::string CudaDevice::numerics() const {
+  std::string name =
+      absl::StrCat("cuda-sm", properties().major, properties().minor);
+  if (state_->gemms != nullptr) {
+    absl::StrAppend(&name, "-", state_->gemms->name());
+  }
+  return name;
+}
+
+bool CudaDevice::rows_are_invariant() const { return state_->gemms == nullptr; }
 
 absl::StatusOr<CudaMemory> CudaDevice::memory() const {
   size_t free = 0, total = 0;

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_ops.h"
@@ -18,6 +20,9 @@ struct CudaDeviceOptions {
   int ordinal = 0;  // as CUDA counts those that CUDA_VISIBLE_DEVICES leaves
   int64_t memory_limit_bytes = 0;  // of the GPU's memory; 0: no limit
   DType activations = DType::kBf16;
+  // Products by our own kernels, whose rows have the same bits in any number,
+  // in place of cuBLASLt.
+  bool deterministic = false;
 };
 
 // The GPU's memory now.
@@ -48,9 +53,13 @@ class CudaDevice final : public Device {
   // FAILED_PRECONDITION without a driver, with one that is too old, without a
   // GPU or with one that this build has no code for; INVALID_ARGUMENT for an
   // ordinal that is not there.
+  // `open_cublas` finds cuBLASLt, which outlives the device, where products are
+  // not to be deterministic; without it our own kernels multiply all the same.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Make(
       const CudaDeviceOptions& options, cuda::Runtime* runtime,
-      const DeviceOps& ops);
+      const DeviceOps& ops,
+      const std::function<absl::StatusOr<cuda::CublasLt*>()>& open_cublas =
+          nullptr);
   ~CudaDevice() override;
 
   const cuda::DeviceProperties& properties() const;
@@ -58,6 +67,10 @@ class CudaDevice final : public Device {
 
   std::unique_ptr<Stream> MakeStream() override;
   std::string name() const override { return "cuda"; }
+  // "cuda-sm90": tensor cores of other architectures sum in other orders; with
+  // cuBLASLt "cuda-sm90-lt130101", by its version.
+  std::string numerics() const override;
+  bool rows_are_invariant() const override;
   DType activations() const override { return activations_; }
   int num_threads() const override { return 1; }
   WeightLayout weight_layout() const override { return WeightLayout::kRows; }

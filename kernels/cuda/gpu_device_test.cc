@@ -23,7 +23,7 @@ constexpr size_t kWords = 224;  // LaunchCopies': out = in
 class GpuDeviceTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto device = MakeCudaDevice({});
+    auto device = MakeCudaDevice({.deterministic = true});
     KVASIR_ASSERT_OK(device.status());
     device_ = *std::move(device);
     stream_ = device_->MakeStream();

@@ -33,6 +33,11 @@ class Device {
   virtual std::unique_ptr<Stream> MakeStream() = 0;
   // "cpu", "emulated": for logs, metrics and the name of its arithmetic.
   virtual std::string name() const = 0;
+  // Names its arithmetic, beside the type of activations: devices of one name
+  // give the same bits. Part of an id that has room for 32 characters.
+  virtual std::string numerics() const { return name(); }
+  // Whether a row's bits are its own, whatever is computed beside it.
+  virtual bool rows_are_invariant() const { return true; }
   // The type of activations, one for all ops (activations.h).
   virtual DType activations() const = 0;
   // Threads that an op's scratch must serve.

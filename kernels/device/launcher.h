@@ -24,6 +24,8 @@ struct KernelLaunch {
   size_t args_bytes = 0;
 };
 
+class GemmLibrary;  // gemm.h
+
 // Where kernels of one stream are enqueued.
 //
 // Threads: those of its stream, one at a time.
@@ -35,6 +37,8 @@ class Launcher {
   // For grids that stay: CTAs that are resident together are at most as many
   // for each of these.
   virtual int multiprocessors() const = 0;
+  // The library that multiplies on this stream; null: our own kernels do.
+  virtual GemmLibrary* gemms() { return nullptr; }
 };
 
 }  // namespace kvasir::kernels

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/emulation/testing/emulated_ops.h"
@@ -160,16 +162,39 @@ TEST(MatmulCudaTest, IsTheProductInEveryTile) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {
     for (const DType y : {dtype, DType::kF32}) {
-      for (const int64_t rows : {3, 61, 130}) {
-        const int one = 1;  // multiprocessor: large tiles from 65 rows on
-        ExpectProduct({dtype, dtype, y, rows, 1000, 40}, ++seed, one);
+      // From 65 rows on one multiprocessor takes large tiles, and four take
+      // those of 64 x 128.
+      for (const auto& [rows, many] : std::vector<std::pair<int64_t, int>>{
+               {3, 1}, {61, 1}, {130, 1}, {70, 4}}) {
+        ExpectProduct({dtype, dtype, y, rows, 1000, 40}, ++seed, many);
         ExpectProduct({dtype, dtype, y, rows, 712, 33, true, 8, 2}, ++seed,
-                      one);
+                      many);
         ExpectProduct({dtype, dtype, y, rows, 84, 130, false, 4, 1}, ++seed,
-                      one);
-        ExpectProduct({dtype, dtype, y, rows, 77, 12, true, 3}, ++seed, one);
+                      2 * many);
+        ExpectProduct({dtype, dtype, y, rows, 77, 12, true, 3}, ++seed, many);
       }
     }
+  }
+}
+
+// More row tiles than go together, in each of the tiles that several have.
+TEST(MatmulCudaTest, IsTheProductOfManyRowTiles) {
+  for (const auto& [multiprocessors, n, kernel] :
+       std::vector<std::tuple<int, int64_t, std::string>>{
+           {1, 136, "matmul_many_rows"},
+           {30, 8, "matmul_more_rows"},
+           {1000, 40, "matmul_some_rows"}}) {
+    const int64_t rows = kernel == "matmul_many_rows" ? 2100 : 1100;
+    const Case c = Alike(DType::kBf16, rows, 8, n);
+    EmulatedTest test(7, multiprocessors);
+    const Data data(c);
+    const std::vector<float> got = ByKernel(test, c, data);
+    for (int64_t t = 0; t < rows; ++t) {
+      ASSERT_LE(RelativeNorm(RowOf(c, data, t), got.data() + t * n),
+                ToleranceOf(c.y))
+          << kernel << ", row " << t;
+    }
+    EXPECT_FALSE(test.emulator().SyncSites(kernel).empty()) << kernel;
   }
 }
 
@@ -221,8 +246,11 @@ TEST(MatmulCudaTest, RowsAreTheSameBitsAloneAndInAnyNumber) {
            Alike(DType::kF16, kRows, 49, 10),
            {DType::kF32, DType::kBf16, DType::kF32, kRows, 40, 33}}) {
     const Data data(c);
-    // One multiprocessor takes large tiles, four the middle ones.
+    // One multiprocessor takes large tiles, four those of 64 x 128, and a
+    // hundred those of 64 x 32.
     const auto all = RowsByKernel(c, data, 0, kRows, 1);
+    EXPECT_TRUE(SameBits(all, RowsByKernel(c, data, 0, kRows, 100)))
+        << DTypeName(c.x);
     for (int64_t rows = 1; rows <= kRows; ++rows) {
       EXPECT_TRUE(SameBits({all.begin(), all.begin() + rows * c.n},
                            RowsByKernel(c, data, 0, rows, 4)))
@@ -265,6 +293,7 @@ std::vector<KernelCase> KernelCases() {
   return {
       {"matmul_few_rows", Alike(DType::kBf16, 7, 648, 40)},
       {"matmul_some_rows", Alike(DType::kF16, 33, 392, 40)},
+      {"matmul_more_rows", Alike(DType::kF16, 65, 168, 40)},
       {"matmul_many_rows", Alike(DType::kBf16, 65, 168, 392)},
       {"matmul_chain", {DType::kBf16, DType::kF32, DType::kBf16, 20, 70, 40}}};
 }
@@ -306,6 +335,7 @@ TEST(MatmulCudaTest, NoBankIsMetTwiceAndSectorsAreWhole) {
   for (const KernelCase& k : std::vector<KernelCase>{
            {"matmul_few_rows", Alike(DType::kBf16, 16, 640, 64)},
            {"matmul_some_rows", Alike(DType::kF16, 64, 320, 64)},
+           {"matmul_more_rows", Alike(DType::kF16, 128, 128, 128)},
            {"matmul_many_rows", Alike(DType::kBf16, 128, 128, 512)},
            {"matmul_chain",
             {DType::kF32, DType::kF32, DType::kF32, 16, 64, 32}}}) {
@@ -357,6 +387,12 @@ TEST(MatmulCudaTest, WhatTheDeviceHasNotIsRefused) {
               base::StatusIs(absl::StatusCode::kUnimplemented,
                              HasSubstr("at most 2097120 columns, not "
                                        "4194304")));
+  params.weight.n = 8;
+  params.num_rows = int64_t{1} << 24;
+  EXPECT_THAT(Matmul(test.stream(), params, none),
+              base::StatusIs(absl::StatusCode::kUnimplemented,
+                             HasSubstr("rows: a GPU has at most 16776960, not "
+                                       "16777216")));
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
+#include <cstddef>
+
 #include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
+#include "kernels/device/gemm.h"
 #include "kernels/linear/ops.h"
 
 namespace kvasir::kernels {
@@ -8,8 +11,10 @@ namespace {
 constexpr OpKernels<MatmulParams, DevicePtr<float>> kKernels = {
     "matmul", &MatmulReference, &MatmulSimd};
 
-// Columns of a GPU's grid: 65535 CTAs of 32.
+// A GPU's grid: 65535 CTAs of 32 columns in the chain of single numbers, 65535
+// times 16 of 16 rows elsewhere.
 constexpr int64_t kMostColumns = 65535 * 32;
+constexpr int64_t kMostRows = 65535 * 16 * 16;
 
 // What a device has of layouts and types.
 absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
@@ -40,7 +45,35 @@ absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
         absl::StrCat("matmul: n: a GPU has at most ", kMostColumns,
                      " columns, not ", params.weight.n));
   }
+  if (params.num_rows > kMostRows) {
+    return absl::UnimplementedError(
+        absl::StrCat("matmul: rows: a GPU has at most ", kMostRows, ", not ",
+                     params.num_rows));
+  }
   return absl::OkStatus();
+}
+
+// The library that is to multiply; null: our own kernels do. Types and strides
+// are a matrix' own from load on, and its memory begins at multiples of 16
+// bytes, so every step chooses alike.
+GemmLibrary* LibraryFor(Stream& stream, const MatmulParams& params) {
+  GemmLibrary* const gemms =
+      static_cast<LaunchStream&>(stream).launcher().gemms();
+  if (gemms == nullptr || params.dtype == DType::kF32 ||
+      params.weight.dtype != params.dtype) {
+    return nullptr;
+  }
+  const auto whole = [](uint64_t bytes) { return bytes % kGemmAlignment == 0; };
+  const auto whole_rows = [&whole](int64_t stride, DType dtype) {
+    return whole(static_cast<uint64_t>(stride * DTypeBytes(dtype)));
+  };
+  bool serves = whole_rows(params.weight.k, params.dtype) &&
+                whole_rows(params.x_row_stride, params.dtype) &&
+                whole_rows(params.y_row_stride, params.y_dtype);
+  ForAddresses(params, [&](const void* address) {
+    serves = serves && whole(reinterpret_cast<uintptr_t>(address));
+  });
+  return serves ? gemms : nullptr;
 }
 
 }  // namespace
@@ -62,9 +95,16 @@ absl::Status Matmul(Stream& stream, const MatmulParams& params,
     return Refuse(kKernels.op, "y_row_stride", n, params.y_row_stride);
   }
   Workspace::Scope scope(&workspace);
-  DevicePtr<float> scratch;  // a GPU has shared memory
+  DevicePtr<float> scratch;  // our own kernels for a GPU have shared memory
   if (stream.device() == DeviceKind::kCpu) {
     scratch = workspace.Take<float>(MatmulScratch(ScratchThreads(stream)));
+  } else if (GemmLibrary* const gemms = LibraryFor(stream, params);
+             gemms != nullptr) {
+    scratch = workspace
+                  .Take<std::byte>(kGemmWorkspaceAlignment +
+                                   GemmBiasBytes(n, params.y_dtype) +
+                                   gemms->workspace_bytes())
+                  .as<float>();
   }
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();

@@ -49,7 +49,10 @@ using PackedMatrixArgs = PackedMatrixIn<LaunchPtr>;
 //   acc = 0; for k = 0 .. K-1: acc = fma(x[t, k], W[k, n], acc)
 // in float32: the same bits for any number of rows, threads or SIMD lanes. A
 // GPU takes that chain too, but where x and W are of one 16-bit type: there
-// acc gets 16 products at a time, in the order of k (matmul_cuda.cu).
+// acc gets 16 products at a time, in the order of k (matmul_cuda.cu), or, where
+// the launcher has a library (device/gemm.h) and rows of x, W and y begin at
+// multiples of 16 bytes, the order is the library's, and bias is rounded to
+// y's type before it is added.
 template <template <typename> class Ptr>
 struct MatmulParamsIn {
   Ptr<const float> x = nullptr;  // [T, K], rows x_row_stride apart
@@ -69,6 +72,14 @@ struct MatmulParamsIn {
 };
 using MatmulParams = MatmulParamsIn<DevicePtr>;
 using MatmulArgs = MatmulParamsIn<LaunchPtr>;
+
+// A GPU's scratch: none, or that of a product by the library. From a multiple
+// of kGemmWorkspaceAlignment on it holds the bias, rounded to y's type where
+// that is another, and behind these bytes the library's workspace.
+constexpr int64_t GemmBiasBytes(int64_t n, DType y_dtype) {
+  return y_dtype == DType::kF32 ? 0
+                                : (n * DTypeBytes(y_dtype) + 255) / 256 * 256;
+}
 
 class CpuStream;
 void MatmulReference(const MatmulArgs& params, float* scratch,

@@ -4,14 +4,20 @@
 //
 // x and W of one 16-bit type: a chain of mma.m16n8k16, ceil(K / 16) of them in
 // the order of k, rows of x as A and rows of W as B, summed in float32. What
-// lies behind K is zero in both. K is not split. Three tiles:
+// lies behind K is zero in both. K is not split. Four tiles:
 //  - up to 16 rows: 16 x 32, so that even N = 4096 is 128 CTAs which read W
 //    once between them, 256 bytes of a row at a time, three stages ahead;
-//  - up to 64, or where larger tiles would leave multiprocessors idle: 64 x 32;
-//  - else 128 x 128, two CTAs to a multiprocessor.
+//  - up to 64: 64 x 32;
+//  - else the largest of 128 x 128, 64 x 128 and 64 x 32 that gives work to
+//    half of the multiprocessors: larger tiles read less from the second-level
+//    cache, which is what a chunk of a prompt waits for.
+// CTAs come in the order of tile_order.h.
 // Other types: one chain of fused multiply-adds in the order of k over exact
 // float32 values, which is the CPU's and has its bits. It serves tests and
 // small models, and is as fast as float32's units.
+// Where the launcher has a library it multiplies what matmul.cc says, in an
+// order of its own; from here it gets the bias in y's type (BiasKernel: 4 N
+// bytes read, 2 N written).
 //
 // Layout: W in rows (WeightLayout::kRows), x in rows x_row_stride apart. Where
 // rows of both begin at multiples of 16 bytes, cp.async brings them; elsewhere
@@ -24,6 +30,8 @@
 // tensor cores' for many. Of 8 columns and 16 k, 256 bytes of W, a warp issues
 // with 16 rows 1 mma, 1.5 ldmatrix and 0.75 cp.async; with all that goes with
 // them 3.3 lane instructions to a byte of W (counted in PTX).
+#include "kernels/device/gemm.h"
+#include "kernels/linear/tile_order.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/memory.h"
@@ -51,6 +59,11 @@ struct SomeRows {
   static constexpr const char* kName = "matmul_some_rows";
   static constexpr int32_t kRows = 64, kColumns = 32, kDepth = 64;
   static constexpr int32_t kWarpsDown = 2, kWarpsAcross = 2, kStages = 4;
+};
+struct MoreRows {
+  static constexpr const char* kName = "matmul_more_rows";
+  static constexpr int32_t kRows = 64, kColumns = 128, kDepth = 32;
+  static constexpr int32_t kWarpsDown = 2, kWarpsAcross = 4, kStages = 4;
 };
 struct ManyRows {
   static constexpr const char* kName = "matmul_many_rows";
@@ -123,15 +136,6 @@ KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
   }
 }
 
-KVASIR_DEVICE void Mma(Bf16, float (&d)[4], const uint32_t (&a)[4],
-                       const uint32_t (&b)[2]) {
-  simt::MmaBf16(d, a, b);
-}
-KVASIR_DEVICE void Mma(F16, float (&d)[4], const uint32_t (&a)[4],
-                       const uint32_t (&b)[2]) {
-  simt::MmaF16(d, a, b);
-}
-
 // A warp's sums, as mma.h says a lane holds them.
 template <typename Tile>
 using Sums = float[Sizes<Tile>::kDown][Sizes<Tile>::kAcross][4];
@@ -167,7 +171,7 @@ KVASIR_DEVICE void MultiplyTile(const T* x, const T* w, int32_t steps,
         KVASIR_UNROLL
         for (int32_t n = 0; n < S::kAcross; ++n) {
           const uint32_t columns[2] = {b[n][2 * half], b[n][2 * half + 1]};
-          Mma(T{}, sums[m][n], a, columns);
+          simt::Mma(T{}, sums[m][n], a, columns);
         }
       }
     }
@@ -196,15 +200,15 @@ KVASIR_DEVICE void StorePair(const MatmulArgs& args, int64_t row,
 }
 
 template <typename Y, typename Tile>
-KVASIR_DEVICE void StoreSums(const MatmulArgs& args, const Sums<Tile>& sums) {
+KVASIR_DEVICE void StoreSums(const MatmulArgs& args, int64_t first_row,
+                             int64_t first_column, const Sums<Tile>& sums) {
   using S = Sizes<Tile>;
   const auto lane = static_cast<int32_t>(simt::Lane());
   const auto warp = static_cast<int32_t>(simt::Warp());
-  const int64_t row = int64_t{simt::CtaX()} * Tile::kRows +
-                      warp / Tile::kWarpsAcross * S::kWarpRows + lane / 4;
-  const int64_t column = int64_t{simt::CtaY()} * Tile::kColumns +
-                         warp % Tile::kWarpsAcross * S::kWarpColumns +
-                         lane % 4 * 2;
+  const int64_t row =
+      first_row + warp / Tile::kWarpsAcross * S::kWarpRows + lane / 4;
+  const int64_t column =
+      first_column + warp % Tile::kWarpsAcross * S::kWarpColumns + lane % 4 * 2;
   KVASIR_UNROLL
   for (int32_t m = 0; m < S::kDown; ++m) {
     KVASIR_UNROLL
@@ -216,14 +220,22 @@ KVASIR_DEVICE void StoreSums(const MatmulArgs& args, const Sums<Tile>& sums) {
   }
 }
 
+struct OrderedArgs {
+  MatmulArgs args;
+  TileOrder order;
+};
+
 template <typename T, typename Tile, bool wide>
 KVASIR_KERNEL(Sizes<Tile>::kThreads)
-MatmulKernel(MatmulArgs args) {
+MatmulKernel(OrderedArgs ordered) {
   using S = Sizes<Tile>;
+  const MatmulArgs& args = ordered.args;
+  const TileOrder::Tile tile = ordered.order.At(simt::CtaX(), simt::CtaY());
+  if (tile.column >= ordered.order.column_tiles) return;
   auto* const stages = reinterpret_cast<T*>(simt::Shared());
   const int64_t depth = args.weight.k;
-  const int64_t first_row = int64_t{simt::CtaX()} * Tile::kRows;
-  const int64_t first_column = int64_t{simt::CtaY()} * Tile::kColumns;
+  const int64_t first_row = int64_t{tile.row} * Tile::kRows;
+  const int64_t first_column = int64_t{tile.column} * Tile::kColumns;
   const Source<T> x = {
       reinterpret_cast<const T*>(args.x) + first_row * args.x_row_stride,
       args.x_row_stride, args.num_rows - first_row, depth};
@@ -263,9 +275,9 @@ MatmulKernel(MatmulArgs args) {
     if (stage == stages + Tile::kStages * S::kStageNumbers) stage = stages;
   }
   if (args.y_dtype == DType::kF32) {
-    StoreSums<float, Tile>(args, sums);
+    StoreSums<float, Tile>(args, first_row, first_column, sums);
   } else {
-    StoreSums<T, Tile>(args, sums);
+    StoreSums<T, Tile>(args, first_row, first_column, sums);
   }
 }
 
@@ -279,21 +291,6 @@ constexpr int32_t kChainWarpRows =
 // Numbers from row to row of W's tile: lanes read its rows side by side, 16
 // bytes of each, and eight of them meet all banks.
 constexpr int32_t kChainStride = kChainDepth + 4;
-
-// Number i of `numbers`, of any type.
-KVASIR_DEVICE float NumberAt(const void* numbers, DType dtype, int64_t i) {
-  switch (dtype) {
-    case DType::kF16:
-      return simt::ToFloat(
-          simt::LoadGlobal(static_cast<const F16*>(numbers) + i));
-    case DType::kBf16:
-      return simt::ToFloat(
-          simt::LoadGlobal(static_cast<const Bf16*>(numbers) + i));
-    case DType::kF32:
-      break;
-  }
-  return simt::LoadGlobal(static_cast<const float*>(numbers) + i);
-}
 
 // Y: the type of y.
 template <typename Y>
@@ -318,14 +315,16 @@ ChainKernel(MatmulArgs args) {
       if (tile_row < kChainRows) {
         const int64_t row = first_row + tile_row;
         if (row >= args.num_rows) continue;
-        simt::StoreShared(x + i, NumberAt(args.x, args.dtype,
-                                          row * args.x_row_stride + k + at));
+        simt::StoreShared(x + i,
+                          simt::LoadNumber(args.x, args.dtype,
+                                           row * args.x_row_stride + k + at));
       } else {
         const int32_t column = tile_row - kChainRows;
         if (first_column + column >= args.weight.n) continue;
-        simt::StoreShared(w + column * kChainStride + at,
-                          NumberAt(args.weight.data, args.weight.dtype,
-                                   (first_column + column) * depth + k + at));
+        simt::StoreShared(
+            w + column * kChainStride + at,
+            simt::LoadNumber(args.weight.data, args.weight.dtype,
+                             (first_column + column) * depth + k + at));
       }
     }
     simt::SyncCta();
@@ -367,55 +366,121 @@ constexpr int64_t Tiles(int64_t numbers, int64_t of) {
   return (numbers + of - 1) / of;
 }
 
-// Rows of tiles next to each other share their part of W.
-KernelLaunch GridOf(const char* name, const MatmulArgs& args, int32_t rows,
-                    int32_t columns) {
-  KernelLaunch launch;
-  launch.name = name;
-  launch.grid_x = static_cast<uint32_t>(Tiles(args.num_rows, rows));
-  launch.grid_y = static_cast<uint32_t>(Tiles(args.weight.n, columns));
-  return launch;
-}
-
 template <typename T, typename Tile>
 void LaunchTiles(const MatmulArgs& args, Launcher& launcher) {
-  KernelLaunch launch = GridOf(Tile::kName, args, Tile::kRows, Tile::kColumns);
+  OrderedArgs ordered;
+  ordered.args = args;
+  ordered.order.row_tiles =
+      static_cast<int32_t>(Tiles(args.num_rows, Tile::kRows));
+  ordered.order.column_tiles =
+      static_cast<int32_t>(Tiles(args.weight.n, Tile::kColumns));
+  KernelLaunch launch;
+  launch.name = Tile::kName;
+  launch.grid_x = simt::Ctas(ordered.order.grid_x());
+  launch.grid_y = static_cast<uint32_t>(ordered.order.grid_y());
   launch.threads = Sizes<Tile>::kThreads;
   launch.shared_bytes = Tile::kStages * Sizes<Tile>::kStageNumbers * sizeof(T);
   const bool wide = simt::WideRows<T>({args.weight.k}, args.weight.data) &&
                     simt::WideRows<T>({args.x_row_stride}, args.x);
   simt::Launch(
       launcher, launch,
-      wide ? MatmulKernel<T, Tile, true> : MatmulKernel<T, Tile, false>, args);
+      wide ? MatmulKernel<T, Tile, true> : MatmulKernel<T, Tile, false>,
+      ordered);
 }
 
 template <typename T>
 void LaunchMma(const MatmulArgs& args, Launcher& launcher) {
-  const int64_t large_tiles = Tiles(args.num_rows, ManyRows::kRows) *
-                              Tiles(args.weight.n, ManyRows::kColumns);
+  const auto are_enough = [&](int64_t rows, int64_t columns) {
+    return 2 * Tiles(args.num_rows, rows) * Tiles(args.weight.n, columns) >=
+           launcher.multiprocessors();
+  };
   if (args.num_rows <= FewRows::kRows) {
     LaunchTiles<T, FewRows>(args, launcher);
-  } else if (args.num_rows <= SomeRows::kRows ||
-             large_tiles < launcher.multiprocessors()) {
+  } else if (args.num_rows <= SomeRows::kRows) {
     LaunchTiles<T, SomeRows>(args, launcher);
-  } else {
+  } else if (are_enough(ManyRows::kRows, ManyRows::kColumns)) {
     LaunchTiles<T, ManyRows>(args, launcher);
+  } else if (are_enough(MoreRows::kRows, MoreRows::kColumns)) {
+    LaunchTiles<T, MoreRows>(args, launcher);
+  } else {
+    LaunchTiles<T, SomeRows>(args, launcher);
   }
 }
 
 template <typename Y>
 void LaunchChain(const MatmulArgs& args, Launcher& launcher) {
-  KernelLaunch launch = GridOf("matmul_chain", args, kChainRows, kChainColumns);
+  KernelLaunch launch;
+  launch.name = "matmul_chain";
+  launch.grid_x = simt::Ctas(args.num_rows, kChainRows);
+  launch.grid_y = static_cast<uint32_t>(Tiles(args.weight.n, kChainColumns));
   launch.threads = kChainThreads;
   launch.shared_bytes =
       (kChainRows * kChainDepth + kChainColumns * kChainStride) * sizeof(float);
   simt::Launch(launcher, launch, ChainKernel<Y>, args);
 }
 
+// The bias as a library wants it: in y's type.
+constexpr int32_t kBiasThreads = 256;
+
+template <typename Y>
+KVASIR_KERNEL(kBiasThreads)
+BiasKernel(MatmulArgs args) {
+  const int64_t n =
+      int64_t{simt::CtaX()} * kBiasThreads + int64_t{simt::Thread()};
+  if (n >= args.weight.n) return;
+  simt::StoreGlobal(reinterpret_cast<Y*>(args.y) + n,
+                    simt::FromFloat<Y>(simt::LoadGlobal(args.bias + n)));
+}
+
+template <typename Y>
+void LaunchBias(const MatmulArgs& args, float* rounded, Launcher& launcher) {
+  KernelLaunch launch;
+  launch.name = "matmul_bias";
+  launch.grid_x = simt::Ctas(args.weight.n, kBiasThreads);
+  launch.threads = kBiasThreads;
+  MatmulArgs bias = args;
+  bias.y = rounded;
+  simt::Launch(launcher, launch, BiasKernel<Y>, bias);
+}
+
+void LaunchLibrary(const MatmulArgs& args, float* scratch, Launcher& launcher) {
+  const uintptr_t begin =
+      (reinterpret_cast<uintptr_t>(scratch) + kGemmWorkspaceAlignment - 1) /
+      kGemmWorkspaceAlignment * kGemmWorkspaceAlignment;
+  Gemm gemm;
+  gemm.x = args.x;
+  gemm.x_row_stride = args.x_row_stride;
+  gemm.weight = args.weight.data;
+  gemm.bias = args.bias;
+  gemm.y = args.y;
+  gemm.y_row_stride = args.y_row_stride;
+  gemm.rows = args.num_rows;
+  gemm.n = args.weight.n;
+  gemm.k = args.weight.k;
+  gemm.dtype = args.dtype;
+  gemm.y_dtype = args.y_dtype;
+  if (args.bias != nullptr && args.y_dtype != DType::kF32) {
+    auto* const rounded = reinterpret_cast<float*>(begin);
+    gemm.bias = rounded;
+    if (args.y_dtype == DType::kBf16) {
+      LaunchBias<Bf16>(args, rounded, launcher);
+    } else {
+      LaunchBias<F16>(args, rounded, launcher);
+    }
+  }
+  gemm.workspace =
+      reinterpret_cast<void*>(begin + static_cast<uintptr_t>(GemmBiasBytes(
+                                          args.weight.n, args.y_dtype)));
+  launcher.gemms()->Enqueue(gemm);
+}
+
 }  // namespace
 
-void MatmulCuda(const MatmulArgs& args, float* /*scratch*/,
-                Launcher& launcher) {
+void MatmulCuda(const MatmulArgs& args, float* scratch, Launcher& launcher) {
+  if (scratch != nullptr) {
+    LaunchLibrary(args, scratch, launcher);
+    return;
+  }
   if (args.dtype == args.weight.dtype && args.dtype == DType::kBf16) {
     LaunchMma<Bf16>(args, launcher);
   } else if (args.dtype == args.weight.dtype && args.dtype == DType::kF16) {

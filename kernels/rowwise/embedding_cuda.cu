@@ -16,19 +16,6 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 
-// Number i of `rows`, of any type.
-KVASIR_DEVICE float NumberAt(const void* rows, DType dtype, int64_t i) {
-  switch (dtype) {
-    case DType::kF16:
-      return simt::ToFloat(simt::LoadOnce(static_cast<const F16*>(rows) + i));
-    case DType::kBf16:
-      return simt::ToFloat(simt::LoadOnce(static_cast<const Bf16*>(rows) + i));
-    case DType::kF32:
-      break;
-  }
-  return simt::LoadOnce(static_cast<const float*>(rows) + i);
-}
-
 template <typename T>
 KVASIR_KERNEL(kThreads)
 EmbeddingKernel(EmbeddingArgs args) {
@@ -44,10 +31,11 @@ EmbeddingKernel(EmbeddingArgs args) {
   const DType dtype = tied ? args.packed.dtype : args.table_dtype;
   T* const out = reinterpret_cast<T*>(args.out) + token * args.hidden;
   for (int64_t i = simt::Thread(); i < args.hidden; i += kThreads) {
-    float number = known ? NumberAt(table, dtype, id * args.hidden + i) : 0.0f;
+    float number =
+        known ? simt::LoadNumber(table, dtype, id * args.hidden + i) : 0.0f;
     if (placed) {
-      number += NumberAt(args.position_table, args.position_dtype,
-                         position * args.hidden + i);
+      number += simt::LoadNumber(args.position_table, args.position_dtype,
+                                 position * args.hidden + i);
     }
     simt::StoreGlobal(out + i, simt::FromFloat<T>(number));
   }

@@ -7,6 +7,7 @@
 // C++17.
 #pragma once
 
+#include "kernels/device/dtype.h"
 #include "kernels/simt/grid.h"
 #include "kernels/simt/target.h"
 
@@ -39,6 +40,16 @@ KVASIR_DEVICE void MmaF16(float (&d)[4], const uint32_t (&a)[4],
 #else
   emulation::Mma(emulation::MmaKind::kF16, d, a, b, site);
 #endif
+}
+
+// The same by the type of A and B.
+KVASIR_DEVICE void Mma(Bf16, float (&d)[4], const uint32_t (&a)[4],
+                       const uint32_t (&b)[2], Site site = Site::Here()) {
+  MmaBf16(d, a, b, site);
+}
+KVASIR_DEVICE void Mma(F16, float (&d)[4], const uint32_t (&a)[4],
+                       const uint32_t (&b)[2], Site site = Site::Here()) {
+  MmaF16(d, a, b, site);
 }
 
 // `count` (1, 2, 4) matrices of 8 x 8 numbers of 2 bytes from shared memory.

@@ -29,6 +29,22 @@ bool WideRows(int64_t columns, const Pointers*... pointers) {
           (columns % kWidePack<T> == 0));
 }
 
+// Number i of `numbers`, of any type.
+KVASIR_DEVICE float LoadNumber(const void* numbers, DType dtype, int64_t i,
+                               Site site = Site::Here()) {
+  switch (dtype) {
+    case DType::kF16:
+      return simt::ToFloat(
+          LoadGlobal(static_cast<const F16*>(numbers) + i, site));
+    case DType::kBf16:
+      return simt::ToFloat(
+          LoadGlobal(static_cast<const Bf16*>(numbers) + i, site));
+    case DType::kF32:
+      break;
+  }
+  return LoadGlobal(static_cast<const float*>(numbers) + i, site);
+}
+
 // n (1, 4, 8) float32, aligned to 16 bytes where there are several.
 template <int n>
 KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],

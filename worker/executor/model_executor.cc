@@ -236,7 +236,7 @@ std::string ModelExecutor::numerics_id() const {
   constexpr int kGpuBits = 1;
   const kernels::Device& device = *parts_.device;
   return absl::StrCat(
-      device.name(), "-",
+      device.numerics(), "-",
       absl::AsciiStrToLower(kernels::DTypeName(device.activations())), "-",
       device.kind() == kernels::DeviceKind::kCpu ? kCpuBits : kGpuBits,
       lifts_prompts() ? "-lifted" : "");

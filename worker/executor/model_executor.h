@@ -127,6 +127,7 @@ class ModelExecutor final : public Executor {
   std::string numerics_id() const;
   // Bytes of weights that one step streams, whatever its batch.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
+  int64_t rounded_bytes() const { return weights_.rounded_bytes; }
   // KvArenas::bytes_per_token.
   double kv_bytes_per_token() const { return arenas_.bytes_per_token(); }
   const KvArenas& arenas() const { return arenas_; }

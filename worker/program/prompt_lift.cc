@@ -59,7 +59,8 @@ bool LiftsPrompts(const AttentionProgram& program) {
                      });
 }
 
-std::string InvarianceName(bool lifts_prompts) {
+std::string InvarianceName(bool lifts_prompts, bool rows_are_invariant) {
+  if (!rows_are_invariant) return "rounding";
   return lifts_prompts ? "bits but for reused output" : "bits";
 }
 

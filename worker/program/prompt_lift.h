@@ -30,7 +30,8 @@ void PlanPromptLifts(AttentionProgram* program);
 bool LiftsPrompts(const AttentionProgram& program);
 
 // How far outputs are the same whatever shares a step and whatever the prefix
-// index holds, for people: "bits", or "bits but for reused output".
-std::string InvarianceName(bool lifts_prompts);
+// index holds, for people: "bits", "bits but for reused output", or "rounding"
+// on a device whose rows are not invariant (Device::rows_are_invariant).
+std::string InvarianceName(bool lifts_prompts, bool rows_are_invariant = true);
 
 }  // namespace kvasir::worker

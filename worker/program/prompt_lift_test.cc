@@ -151,6 +151,13 @@ class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
   }
 };
 
+TEST(InvarianceNameTest, IsNoMoreThanTheDeviceGives) {
+  EXPECT_EQ(InvarianceName(false), "bits");
+  EXPECT_EQ(InvarianceName(true), "bits but for reused output");
+  EXPECT_EQ(InvarianceName(false, false), "rounding");
+  EXPECT_EQ(InvarianceName(true, false), "rounding");
+}
+
 TEST_P(PromptLiftTest, CutsAndBatchesChangeNoBit) {
   const Outcome whole = RunText(GetParam(), {});
   EXPECT_TRUE(whole.lifts_prompts);

@@ -8,7 +8,9 @@
 namespace kvasir::worker {
 
 float Element(const kernels::PackedMatrix& matrix, int64_t k, int64_t n) {
-  const int64_t at = (n / 32 * matrix.k + k) * 32 + n % 32;
+  const int64_t at = matrix.layout == kernels::WeightLayout::kRows
+                         ? n * matrix.k + k
+                         : (n / 32 * matrix.k + k) * 32 + n % 32;
   return kernels::VisitDType(matrix.dtype, [&](auto zero) {
     using T = decltype(zero);
     return kernels::ToFloat(

@@ -158,7 +158,7 @@ void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const int64_t counted,
         CountWeightBytes(model.spec, Served(model.plan, model.spec, {}, shard),
-                         model.source.get(), loaded.device->weight_layout()));
+                         model.source.get(), MatrixFormat::Of(*loaded.device)));
     EXPECT_EQ(
         counted,
         loaded.device->allocator().use(kernels::MemoryTag::kWeights).bytes);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -48,6 +49,25 @@ absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
   return absl::InvalidArgumentError(absl::StrCat(
       "row ", block.first_row + found / block.columns, ", column ",
       found % block.columns, ": want a finite number, have ", number));
+}
+
+// Float32 rounded to 16 bits, into `out`. OUT_OF_RANGE where one becomes
+// infinite by it.
+absl::Status Narrow(const float* numbers, int64_t count, DType dtype,
+                    uint16_t* out) {
+  return kernels::VisitDType(dtype, [&](auto zero) -> absl::Status {
+    using T = decltype(zero);
+    for (int64_t i = 0; i < count; ++i) {
+      const T narrow = kernels::FromFloat<T>(numbers[i]);
+      if (!std::isfinite(kernels::ToFloat(narrow))) {
+        return absl::OutOfRangeError(absl::StrCat(
+            numbers[i], " does not fit ", kernels::DTypeName(dtype),
+            ", the type of the device's activations"));
+      }
+      std::memcpy(out + i, &narrow, sizeof(narrow));
+    }
+    return absl::OkStatus();
+  });
 }
 
 // Whole rows of a tensor on their way into a sink.
@@ -194,8 +214,13 @@ class JobRunner {
     block.row_stride = rows.columns;
     if (rows.dtype == sink.shape.dtype) {
       block.data = rows.data + sink.first_column * width;
-    } else {
+    } else if (sink.shape.dtype == DType::kF32) {
       block.data = Widened(rows) + sink.first_column;
+    } else {
+      narrow_.resize(static_cast<size_t>(numbers));
+      KVASIR_RETURN_IF_ERROR(
+          Narrow(Widened(rows), numbers, sink.shape.dtype, narrow_.data()));
+      block.data = narrow_.data() + sink.first_column;
     }
     return sink.kind == WeightSink::Kind::kPackRows
                ? kernels::PackAsTheyLie(sink.shape, block, rows.to,
@@ -216,6 +241,7 @@ class JobRunner {
   kernels::Device* const device_;
   std::vector<std::byte> buffer_;
   std::vector<float> wide_;
+  std::vector<uint16_t> narrow_;
 };
 
 }  // namespace
@@ -234,10 +260,16 @@ absl::StatusOr<WeightMemory*> WeightJobs::Allocate(int64_t bytes) {
   return &memory;
 }
 
+void WeightJobs::SetFormat(DType stored, PackedMatrix* matrix) {
+  matrix->layout = format_.layout;
+  matrix->dtype = format_.TypeFor(stored);
+  if (matrix->dtype != stored) rounded_bytes_ += matrix->bytes();
+}
+
 absl::StatusOr<WeightMemory*> WeightJobs::AllocateMatrix(
     const std::string& tensor, PackedMatrix* matrix) {
-  KVASIR_ASSIGN_OR_RETURN(matrix->dtype, source_->TypeOf(tensor));
-  matrix->layout = layout_;
+  KVASIR_ASSIGN_OR_RETURN(const DType stored, source_->TypeOf(tensor));
+  SetFormat(stored, matrix);
   KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory,
                           Allocate(matrix->bytes()));
   matrix->data = memory->device;
@@ -249,14 +281,15 @@ absl::Status WeightJobs::Matrix(std::vector<TensorRows> parts, int64_t k,
                                 PackedMatrix* out) {
   PackedMatrix shape;
   shape.k = k;
-  shape.layout = layout_;
+  DType stored = DType::kF32;
   for (size_t i = 0; i < parts.size(); ++i) {
     KVASIR_ASSIGN_OR_RETURN(const DType dtype,
                             source_->TypeOf(parts[i].tensor));
-    if (i == 0) shape.dtype = dtype;
-    if (dtype != shape.dtype) shape.dtype = DType::kF32;
+    if (i == 0) stored = dtype;
+    if (dtype != stored) stored = DType::kF32;
     for (const RowTake& take : parts[i].takes) shape.n += take.count;
   }
+  SetFormat(stored, &shape);
   KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory, Allocate(shape.bytes()));
   WeightJob job;
   job.bytes = shape.bytes();

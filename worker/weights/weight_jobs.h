@@ -14,6 +14,7 @@
 #include "kernels/device/device.h"
 #include "kernels/linear/matmul.h"
 #include "worker/program/attention_program.h"
+#include "worker/weights/matrix_format.h"
 #include "worker/weights/weight_source.h"
 
 namespace kvasir::worker {
@@ -83,25 +84,26 @@ struct WeightJob {
 // A list of jobs and the memory they fill.
 // Threads: one until Run.
 // Errors: the source's and the allocator's; INVALID_ARGUMENT for a tensor of
-//   other rows than are asked for, or with a number that is not finite. All
-//   name the tensor.
+//   other rows than are asked for, or with a number that is not finite or does
+//   not fit the type that it is rounded to. All name the tensor.
 class WeightJobs {
  public:
   // Only counts the bytes that would be allocated: pointers are null, and the
   // jobs are not to be run.
-  WeightJobs(WeightSource* source, kernels::WeightLayout layout)
-      : source_(source), layout_(layout) {}
+  WeightJobs(WeightSource* source, const MatrixFormat& format)
+      : source_(source), format_(format) {}
   // All outlive it; `buffers` owns the memory, under the tag "weights".
-  // Matrices get the device's layout.
+  // Matrices get the device's format.
   WeightJobs(WeightSource* source, kernels::Device* device,
              std::vector<kernels::DeviceBuffer>* buffers)
       : source_(source),
-        layout_(device->weight_layout()),
+        format_(MatrixFormat::Of(*device)),
         device_(device),
         buffers_(buffers) {}
 
   // [k, n] of several tensors side by side, n the rows taken of all. In the
-  // type that they are stored in, float32 where that differs.
+  // format's type for what they are stored in, which is float32 where that
+  // differs.
   absl::Status Matrix(std::vector<TensorRows> parts, int64_t k,
                       kernels::PackedMatrix* out);
   // One array of `size` numbers, zero where nothing is taken.
@@ -117,13 +119,16 @@ class WeightJobs {
   void Add(WeightJob job) { jobs_.push_back(std::move(job)); }
   // For one job; valid as long as the jobs are.
   absl::StatusOr<WeightMemory*> Allocate(int64_t bytes);
-  // For a matrix [k, n] in the tensor's type: sets type, layout and data.
+  // For a matrix [k, n] in the format's type for the tensor's: sets type,
+  // layout and data.
   absl::StatusOr<WeightMemory*> AllocateMatrix(const std::string& tensor,
                                                kernels::PackedMatrix* matrix);
 
   // Of all that was allocated, or would have been.
   int64_t bytes() const { return bytes_; }
   int64_t matrix_bytes() const { return matrix_bytes_; }
+  // Of matrices, those whose numbers are rounded to another type.
+  int64_t rounded_bytes() const { return rounded_bytes_; }
   void CountAsMatrix(int64_t bytes) { matrix_bytes_ += bytes; }
 
   struct RunOptions {
@@ -135,14 +140,18 @@ class WeightJobs {
   absl::Status Run(const RunOptions& options);
 
  private:
+  // Of a matrix whose tensors are stored in `stored`; says the bytes of it.
+  void SetFormat(kernels::DType stored, kernels::PackedMatrix* matrix);
+
   WeightSource* const source_;
-  const kernels::WeightLayout layout_;
+  const MatrixFormat format_;
   kernels::Device* const device_ = nullptr;
   std::vector<kernels::DeviceBuffer>* const buffers_ = nullptr;
   std::deque<WeightMemory> memory_;
   std::vector<WeightJob> jobs_;
   int64_t bytes_ = 0;
   int64_t matrix_bytes_ = 0;
+  int64_t rounded_bytes_ = 0;
 };
 
 }  // namespace kvasir::worker

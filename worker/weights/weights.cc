@@ -155,10 +155,10 @@ absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
 absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,
-                                         kernels::WeightLayout layout) {
+                                         const MatrixFormat& format) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, layout);
+  WeightJobs jobs(source, format);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   return jobs.bytes();
 }
@@ -173,6 +173,7 @@ absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
   WeightJobs jobs(source, device, &weights.buffers);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   weights.matrix_bytes = jobs.matrix_bytes();
+  weights.rounded_bytes = jobs.rounded_bytes();
   KVASIR_RETURN_IF_ERROR(
       jobs.Run({options.pool, options.read_buffer_bytes, options.progress}));
   weights.weights_id = source->WeightsId();

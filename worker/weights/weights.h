@@ -16,6 +16,7 @@
 #include "plan/tp_shard.h"
 #include "worker/program/attention_program.h"
 #include "worker/program/served_plan.h"
+#include "worker/weights/matrix_format.h"
 #include "worker/weights/weight_source.h"
 
 namespace kvasir::worker {
@@ -100,6 +101,8 @@ struct ModelWeights {
   // Of all matrices that a step streams (the embedding is only looked up in,
   // and a step that decodes leaves the prompts' lifts alone).
   int64_t matrix_bytes = 0;
+  // Of matrices whose numbers were rounded to the type of activations.
+  int64_t rounded_bytes = 0;
 
   std::vector<kernels::DeviceBuffer> buffers;
 };
@@ -114,12 +117,12 @@ struct LoadOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
-// What LoadWeights would allocate on a device of this layout. Reads nothing;
+// What LoadWeights would allocate on a device of this format. Reads nothing;
 // its errors but those of reading and memory.
 absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,
-                                         kernels::WeightLayout layout);
+                                         const MatrixFormat& format);
 
 // Reads every tensor once, and packs it while it is read: no second copy is
 // held: the rank's part of them that the plan was resolved for. Errors of

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,22 @@ namespace {
 
 using base::StatusIs;
 using kernels::DType;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+// The CPU's memory with matrices as a GPU has them.
+class RowsDevice final : public kernels::CpuDevice {
+ public:
+  RowsDevice(base::ThreadPool* pool, DType activations)
+      : CpuDevice(pool), activations_(activations) {}
+  kernels::WeightLayout weight_layout() const override {
+    return kernels::WeightLayout::kRows;
+  }
+  DType activations() const override { return activations_; }
+
+ private:
+  const DType activations_;
+};
 
 // A random source that stores some tensors in another type.
 class MixedSource final : public WeightSource {
@@ -51,12 +67,16 @@ struct Loaded {
 };
 
 Loaded Load(WeightSource* source, plan::TpShard shard, int threads = 1,
-            size_t buffer_bytes = 1 << 20) {
+            size_t buffer_bytes = 1 << 20,
+            std::optional<DType> gpu_activations = std::nullopt) {
   Loaded loaded;
   auto spec = model::SpecOfShape(TinyShape());
   KVASIR_EXPECT_OK(spec);
   loaded.pool = std::make_unique<base::ThreadPool>(threads);
-  loaded.device = std::make_unique<kernels::CpuDevice>(loaded.pool.get());
+  loaded.device =
+      gpu_activations.has_value()
+          ? std::make_unique<RowsDevice>(loaded.pool.get(), *gpu_activations)
+          : std::make_unique<kernels::CpuDevice>(loaded.pool.get());
   auto weights = LoadWeights(
       *spec,
       Served(
@@ -122,6 +142,97 @@ TEST(WeightsTest, PartsStoredInDifferentTypesAreWidenedExactly) {
   for (int64_t row = 0; row < 32; ++row) {
     ASSERT_EQ(Element(qkv, 3, 64 + row), k[static_cast<size_t>(row)][3]);
   }
+}
+
+// Tensor cores take x and W of one 16-bit type: a checkpoint of another ran
+// number by number.
+TEST(WeightsTest, AGpusMatricesAreOfItsActivationsType) {
+  const std::string layer = "model.layers.0.self_attn.";
+  MixedSource source({{layer + "k_proj.weight", DType::kF32},
+                      {layer + "o_proj.weight", DType::kF16}});
+  const auto k = Rows(source, layer + "k_proj.weight", 32);
+  const auto o = Rows(source, layer + "o_proj.weight", 64);
+  const auto down = Rows(source, "model.layers.0.mlp.down_proj.weight", 48);
+  const auto rounded = [](DType dtype, float number) {
+    return kernels::VisitDType(dtype, [number](auto zero) {
+      return kernels::ToFloat(kernels::FromFloat<decltype(zero)>(number));
+    });
+  };
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    const Loaded loaded = Load(&source, {}, 1, 200, dtype);
+    const LayerWeights& weights = loaded.weights.layers[0];
+    for (const kernels::PackedMatrix& matrix :
+         {weights.qkv, weights.o, weights.gate_up, weights.down,
+          loaded.weights.head}) {
+      EXPECT_EQ(matrix.dtype, dtype);
+      EXPECT_EQ(matrix.layout, kernels::WeightLayout::kRows);
+    }
+    for (int64_t row = 0; row < 32; ++row) {
+      const auto at = static_cast<size_t>(row);
+      ASSERT_EQ(Element(weights.qkv, 3, 64 + row), rounded(dtype, k[at][3]));
+      ASSERT_EQ(Element(weights.o, 5, row), rounded(dtype, o[at][5]));
+      ASSERT_EQ(Element(weights.down, 7, row), rounded(dtype, down[at][7]));
+    }
+    // What is counted before is what is allocated.
+    auto spec = model::SpecOfShape(TinyShape());
+    KVASIR_ASSERT_OK(spec);
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const int64_t counted,
+        CountWeightBytes(
+            *spec,
+            Served(plan::FullRankPlan(model::AttentionShapeOf(*spec),
+                                      kvasir::v1::BF16),
+                   *spec, {.lift_prompts = false}),
+            &source, MatrixFormat::Of(*loaded.device)));
+    EXPECT_EQ(
+        counted,
+        loaded.device->allocator().use(kernels::MemoryTag::kWeights).bytes);
+    // To bfloat16: k (with q and v, as one matrix) and o of one layer.
+    EXPECT_EQ(loaded.weights.rounded_bytes,
+              dtype == DType::kBf16
+                  ? weights.qkv.bytes() + weights.o.bytes()
+                  : loaded.weights.matrix_bytes - weights.o.bytes());
+  }
+  // Float32 keeps what is stored, which its products take exactly.
+  const Loaded floats = Load(&source, {}, 1, 200, DType::kF32);
+  EXPECT_EQ(floats.weights.layers[0].qkv.dtype, DType::kF32);  // mixed
+  EXPECT_EQ(floats.weights.layers[0].o.dtype, DType::kF16);
+  EXPECT_EQ(floats.weights.layers[0].down.dtype, DType::kBf16);
+  EXPECT_EQ(floats.weights.rounded_bytes, 0);
+}
+
+TEST(WeightsTest, AWeightThatDoesNotFitTheActivationsTypeIsNamed) {
+  RandomSource random(TinyShape(), 1, DType::kF32);
+  const std::string large = "model.layers.1.mlp.down_proj.weight";
+  ChangedSource source(
+      &random, [&](const std::string& name, const WeightBlock& block,
+                   const WeightSource::Consumer& consume) {
+        if (name != large) return consume(block);
+        const auto* const numbers = static_cast<const float*>(block.data);
+        std::vector<float> changed(numbers,
+                                   numbers + block.num_rows * block.columns);
+        changed[1] = 70000.0f;
+        WeightBlock other = block;
+        other.data = changed.data();
+        return consume(other);
+      });
+  auto spec = model::SpecOfShape(TinyShape());
+  KVASIR_ASSERT_OK(spec);
+  base::ThreadPool pool(1);
+  const auto load = [&](DType activations) {
+    RowsDevice device(&pool, activations);
+    return LoadWeights(*spec,
+                       Served(plan::FullRankPlan(model::AttentionShapeOf(*spec),
+                                                 kvasir::v1::BF16),
+                              *spec, {.lift_prompts = false}),
+                       &source, &device, {.pool = &pool})
+        .status();
+  };
+  EXPECT_THAT(load(DType::kF16),
+              StatusIs(absl::StatusCode::kOutOfRange,
+                       AllOf(HasSubstr("tensor " + large),
+                             HasSubstr("70000 does not fit F16"))));
+  KVASIR_EXPECT_OK(load(DType::kBf16));
 }
 
 TEST(WeightsTest, ThreadsAndBlocksMakeNoDifference) {

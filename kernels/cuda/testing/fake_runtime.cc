@@ -32,6 +32,16 @@ void FakeRuntime::OnRun(std::function<void(const KernelLaunch&)> run) {
   base::MutexLock lock(&mutex_);
   run_ = std::move(run);
 }
+void FakeRuntime::Enqueue(StreamHandle stream, std::function<void()> run) {
+  base::MutexLock lock(&mutex_);
+  if (Stream* const found = Find(stream); found != nullptr) {
+    found->work.push_back({.run = std::move(run)});
+  }
+}
+bool FakeRuntime::IsDeviceMemory(const void* at, size_t bytes) const {
+  base::MutexLock lock(&mutex_);
+  return Holds(device_memory_, at, bytes);
+}
 std::vector<FakeLaunch> FakeRuntime::launches() const {
   base::MutexLock lock(&mutex_);
   return launches_;

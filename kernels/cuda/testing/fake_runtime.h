@@ -48,6 +48,11 @@ class FakeRuntime final : public Runtime {
   // What a launch does when the stream comes by.
   void OnRun(std::function<void(const KernelLaunch&)> run);
 
+  // Work on a stream that is no kernel's, as libraries enqueue it.
+  void Enqueue(StreamHandle stream, std::function<void()> run);
+  // Whether [at, at + bytes) is within one allocation of device memory.
+  bool IsDeviceMemory(const void* at, size_t bytes) const;
+
   std::vector<FakeLaunch> launches() const;  // in the order of their calls
   int64_t calls(const std::string& call) const;
   size_t pinned_bytes() const;

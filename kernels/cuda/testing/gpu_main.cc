@@ -11,8 +11,15 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/emulation/testing/test_device.h"
 
+#ifndef KVASIR_GPU_DETERMINISTIC
+#define KVASIR_GPU_DETERMINISTIC 1
+#endif
+
 namespace kvasir::kernels {
 namespace {
+
+constexpr CudaDeviceOptions kOptions = {.deterministic =
+                                            KVASIR_GPU_DETERMINISTIC};
 
 class SkipAll final : public ::testing::EmptyTestEventListener {
  public:
@@ -27,7 +34,7 @@ class SkipAll final : public ::testing::EmptyTestEventListener {
 };
 
 std::unique_ptr<Device> MakeOrEnd() {
-  auto device = MakeCudaDevice({});
+  auto device = MakeCudaDevice(kOptions);
   if (!device.ok()) {
     std::fprintf(stderr, "%s\n", device.status().ToString().c_str());
     std::abort();
@@ -36,7 +43,7 @@ std::unique_ptr<Device> MakeOrEnd() {
 }
 
 int Run() {
-  const auto first = MakeCudaDevice({});
+  const auto first = MakeCudaDevice(kOptions);
   if (first.ok()) {
     const auto& properties =
         static_cast<const CudaDevice&>(**first).properties();

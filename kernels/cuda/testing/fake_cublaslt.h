@@ -1,0 +1,61 @@
+// cuBLASLt without a GPU, over the runtime without one: it looks at what it is
+// asked, and multiplies when the stream comes by.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
+#include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/testing/fake_runtime.h"
+
+namespace kvasir::kernels::cuda {
+
+// Failures of the test: sizes, strides or types that make no sense; matrices
+// and workspace that are misaligned or not all in device memory; an algorithm
+// that was chosen for another product; a handle that is none, or left.
+class FakeCublasLt final : public CublasLt {
+ public:
+  explicit FakeCublasLt(FakeRuntime* runtime) : runtime_(runtime) {}
+  ~FakeCublasLt() override;
+
+  // Of algorithms that are chosen from now on.
+  void NeedWorkspace(size_t bytes);
+  // The next call of this name fails, once: "Choose".
+  void FailNext(const std::string& call, CublasResult result);
+  int64_t calls(const std::string& call) const;
+  std::vector<GemmShape> multiplied() const;  // in the order of their calls
+
+  std::string Describe(CublasResult result) override;
+  int64_t Version() override { return 130101; }
+  CublasResult MakeHandle(CublasHandle* handle) override;
+  CublasResult DestroyHandle(CublasHandle handle) override;
+  CublasResult Choose(CublasHandle handle, const GemmShape& shape,
+                      size_t most_workspace_bytes,
+                      GemmAlgorithm* algorithm) override;
+  CublasResult Multiply(CublasHandle handle, const GemmShape& shape,
+                        const Gemm& gemm, const GemmAlgorithm& algorithm,
+                        StreamHandle stream) override;
+
+ private:
+  CublasResult Begin(const std::string& call)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  FakeRuntime* const runtime_;
+  mutable base::Mutex mutex_;
+  size_t workspace_bytes_ ABSL_GUARDED_BY(mutex_) = 1 << 20;
+  std::map<std::string, CublasResult> failures_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> calls_ ABSL_GUARDED_BY(mutex_);
+  std::set<CublasHandle> handles_ ABSL_GUARDED_BY(mutex_);
+  uintptr_t made_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By the first word of an algorithm.
+  std::vector<GemmShape> chosen_ ABSL_GUARDED_BY(mutex_);
+  std::vector<GemmShape> multiplied_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvasir::kernels::cuda
