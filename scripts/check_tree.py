@@ -40,7 +40,7 @@ def layer_law():
 
 
 def registered(test):
-    """Named outright (process tests without their folder), or by its stem among the
+    """Named outright (process tests by their room at most), or by its stem among the
     OPS of a room of kernels."""
     stem = re.escape(test.name.removesuffix("_test.cc"))
     for folder in test.relative_to(ROOT).parents:
@@ -50,7 +50,8 @@ def registered(test):
         live = re.sub(r"#.*", "", lists.read_text())
         named = re.escape(
             test.name if test.suffix == ".py" else str(test.relative_to(lists.parent)))
-        if re.search(rf"(?<![\w/]){named}", live) or (
+        room = "([a-z]+/)?" if test.suffix == ".py" else ""
+        if re.search(rf"(?<![\w/]){room}{named}", live) or (
             lists.parent == test.parent and re.search(rf"\bOPS [\w\s]*\b{stem}\b", live)
         ):
             return True
