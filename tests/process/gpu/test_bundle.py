@@ -16,7 +16,8 @@ BUILD = pathlib.Path(os.environ["KVASIR_BUNDLE_BUILD"])
 OF_THE_SYSTEM = re.compile(r"/(libc|libm|libdl|librt|libpthread|libresolv)\.so|ld-linux")
 # A build by the script has none of it: the baseline of `kvasir bench prefill`.
 OF_BENCHMARKS = re.compile(r"lib(dnnl|gomp|OpenCL)\.so")
-needs_nvcc = pytest.mark.skipif(not (BUILD / "gpu_programs.txt").exists(), reason="needs a build with nvcc")
+needs_nvcc = pytest.mark.skipif(not (BUILD / "kernels/cuda/kernels_gpu_primitives_test").exists(),
+                                reason="needs a whole build with nvcc")
 
 
 def bundle(*flags, cwd=None):
@@ -77,6 +78,13 @@ def test_it_brings_every_library_that_a_system_may_lack(gpu):
     check_libraries(gpu)
     stages = json.loads((gpu / "manifest.json").read_text())["stages"]
     assert list(stages) == ["primitives"] and stages["primitives"]
+
+
+@needs_nvcc
+def test_the_list_of_programs_has_every_stage():
+    stages = {line.split()[0] for line in (BUILD / "gpu_programs.txt").read_text().splitlines()}
+    told = subprocess.run([ROOT / "scripts/gpu_check", "--help"], capture_output=True, text=True, check=True).stdout
+    assert stages == set(re.search(r"--stage \{([a-z,]+)\}", told)[1].split(","))
 
 
 @needs_nvcc
