@@ -10,7 +10,8 @@
 //   {"do": "drop", "name": N}
 //   {"do": "copy", "bytes": n}
 //   {"do": "decode_make", "shape": S, "plan": P, "batch": b, "context": c}
-//   {"do": "decode_run", "steps": n}
+//   {"do": "decode_run", "batch": b, "context": c, "steps": n}: no more than
+//   made
 //   {"do": "decode_drop"}
 #include <algorithm>
 #include <cstdint>
@@ -61,7 +62,7 @@ class DecodeSteps {
       const Options& options,
       const std::function<std::unique_ptr<kernels::Device>()>& device) {
     auto steps = std::unique_ptr<DecodeSteps>(new DecodeSteps());
-    steps->batch_ = options.batch;
+    steps->most_ = {options.batch, options.context};
     KVASIR_ASSIGN_OR_RETURN(steps->spec_, model::SpecOfShape(options.shape));
     // Random weights know no text: any length is as good.
     const int64_t longest = options.context + kSteps;
@@ -94,13 +95,29 @@ class DecodeSteps {
     steps->runner_ = std::make_unique<worker::DirectRunner>(
         &made.executor(), &made.layout(), made.pages(),
         made.executor().last_step_id());
-    for (int64_t i = 1; i <= options.batch; ++i) {
-      steps->runner_->StartAt(static_cast<uint64_t>(i), options.context);
-    }
     return steps;
   }
 
-  // A step: a random token for each sequence. At most kSteps.
+  // The next steps are of so many sequences, behind so many tokens each; at
+  // most kSteps until it is called again.
+  absl::Status Start(int64_t batch, int64_t context) {
+    if (batch < 1 || batch > most_.batch || context < 1 ||
+        context > most_.context) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("batch ", batch, " and context ", context, ": made for ",
+                       most_.batch, " and ", most_.context));
+    }
+    for (int64_t i = 1; i <= batch_; ++i) {
+      runner_->Release(static_cast<uint64_t>(i));
+    }
+    batch_ = batch;
+    for (int64_t i = 1; i <= batch; ++i) {
+      runner_->StartAt(static_cast<uint64_t>(i), context);
+    }
+    return absl::OkStatus();
+  }
+
+  // A step: a random token for each sequence.
   absl::Status Run() {
     std::vector<int32_t> ids(static_cast<size_t>(batch_));
     std::vector<worker::DirectStep> steps;
@@ -125,9 +142,9 @@ class DecodeSteps {
                              static_cast<double>(spec_.hidden_size);
     return spec_.tied_head ? all : all - embedding;
   }
-  double cache_bytes() const {
-    return static_cast<double>(batch_) *
-           CacheBytesRead(rank_->layout(), runner_->length(1) + 1);
+  double cache_bytes(int64_t batch, int64_t context) const {
+    return static_cast<double>(batch) *
+           CacheBytesRead(rank_->layout(), context + 1);
   }
 
   static constexpr int64_t kSteps = 256;
@@ -165,6 +182,10 @@ class DecodeSteps {
   model::DecoderSpec spec_;
   std::unique_ptr<worker::Rank> rank_;
   std::unique_ptr<worker::DirectRunner> runner_;
+  struct Most {
+    int64_t batch = 0;
+    int64_t context = 0;
+  } most_;
   int64_t batch_ = 0;
   uint64_t random_ = 1;
 };
@@ -187,7 +208,7 @@ class Bench {
     }
     if (what == "copy") return Copy(asked.at("bytes"));
     if (what == "decode_make") return MakeDecode(asked);
-    if (what == "decode_run") return RunDecode(asked.at("steps"));
+    if (what == "decode_run") return RunDecode(asked);
     if (what == "decode_drop") {
       decode_ = nullptr;
       return Json::object();
@@ -293,15 +314,19 @@ class Bench {
                              .batch = asked.at("batch"),
                              .context = asked.at("context")},
                             [this] { return *OpenGpu(name_, module_); }));
-    return Json{{"weight_bytes", decode_->weight_bytes()},
-                {"cache_bytes", decode_->cache_bytes()}};
+    return Json{{"weight_bytes", decode_->weight_bytes()}};
   }
 
-  absl::StatusOr<Json> RunDecode(int64_t steps) {
+  // The cache's bytes are those of the first step.
+  absl::StatusOr<Json> RunDecode(const Json& asked) {
     if (decode_ == nullptr) {
       return absl::FailedPreconditionError("no decode_make before");
     }
-    const double cache_bytes = decode_->cache_bytes();
+    const auto batch = asked.at("batch").get<int64_t>();
+    const auto context = asked.at("context").get<int64_t>();
+    const auto steps = std::clamp<int64_t>(asked.at("steps").get<int64_t>(), 1,
+                                           DecodeSteps::kSteps);
+    KVASIR_RETURN_IF_ERROR(decode_->Start(batch, context));
     absl::Status status;
     const double seconds = SecondsOf([&] {
       for (int64_t i = 0; i < steps && status.ok(); ++i) {
@@ -310,7 +335,7 @@ class Bench {
     });
     KVASIR_RETURN_IF_ERROR(status);
     return Json{{"seconds", seconds / static_cast<double>(steps)},
-                {"bytes", decode_->weight_bytes() + cache_bytes}};
+                {"cache_bytes", decode_->cache_bytes(batch, context)}};
   }
 
   base::ThreadPool pool_{base::ReadMachineLimits().cpus};

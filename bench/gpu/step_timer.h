@@ -76,7 +76,9 @@ class DeviceStepTimer final : public StepTimer {
  private:
   DeviceClock* const clock_;
   absl::Status status_;
-  std::vector<worker::StepPart> parts_;  // from each mark on
+  // From each mark on; marks outside of Start and Stop (a launch that only
+  // counts) are forgotten.
+  std::vector<worker::StepPart> parts_ = {worker::StepPart::kRest};
 };
 
 }  // namespace kvasir::bench

@@ -60,8 +60,8 @@ def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver):  # n
         assert row["share_undecided"] is True if "share_target" in row else True
     dense, eight, four = (row["bytes"] for row in figures["attention"][:3])
     assert dense > eight > four > 0.2 * dense
-    decode, = figures["decode"]
-    assert decode["ms"] > 0 and decode["share_undecided"]
+    assert [(row["batch"], row["context"]) for row in figures["decode"]] == [(1, 30), (2, 40)]
+    assert all(row["ms"] > 0 and row["cache_bytes"] > 0 and row["share_undecided"] for row in figures["decode"])
     assert figures["machine"]["timed_by"] == "host" and "the device is emulated" in figures["baselines"]
     # What has no kernel is named, and fails nothing.
     left, = figures["left_out"]
