@@ -31,14 +31,23 @@ model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
 absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServePreset(
     const std::string& name, const model::DecoderSpec& spec,
     const worker::ServeOptions& options) {
-  KVASIR_ASSIGN_OR_RETURN(
-      kvasir::v1::KvPlan plan,
-      plan::MakePresetPlan(name, model::AttentionShapeOf(spec)));
+  // What public engines store, and no preset does: 8 bits' codec, in 4.
+  const bool dense_4bit = name == "dense-4bit";
+  KVASIR_ASSIGN_OR_RETURN(kvasir::v1::KvPlan plan,
+                          plan::MakePresetPlan(dense_4bit ? "dense-8bit" : name,
+                                               model::AttentionShapeOf(spec)));
   // Of the cache alone: exact tokens are a sequence's, however long it is.
   for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
     layer.clear_exact_sinks();
     layer.mutable_key()->clear_exact_window();
     layer.mutable_value()->clear_exact_window();
+    if (!dense_4bit) continue;
+    for (kvasir::v1::SidePlan* const side :
+         {layer.mutable_key(), layer.mutable_value()}) {
+      for (kvasir::v1::Part& part : *side->mutable_parts()) {
+        part.mutable_codec()->mutable_bits()->set_schedule(0, 4);
+      }
+    }
   }
   return worker::ServePlan(plan, model::AttentionShapeOf(spec), options);
 }
@@ -66,9 +75,28 @@ double AttentionLayers::bytes_per_slot() const {
   return LayerBytesPerSlot(*layout_);
 }
 
+AttentionLayers::AttentionLayers(const Options& options, base::ThreadPool* pool)
+    : pool_(pool),
+      cpu_(pool),
+      device_(options.device != nullptr ? *options.device : cpu_),
+      timer_(options.timer != nullptr ? *options.timer : cpu_timer_),
+      activations_{device_.activations()},
+      stream_(device_.MakeStream()) {}
+
+template <typename T>
+absl::Status AttentionLayers::Put(const std::vector<T>& host,
+                                  kernels::DeviceBuffer* buffer) {
+  *buffer = {};
+  KVASIR_ASSIGN_OR_RETURN(
+      *buffer, device_.allocator().Allocate(host.size() * sizeof(T),
+                                            kernels::MemoryTag::kOther));
+  return device_.Write(buffer->data(), host.data(), buffer->bytes());
+}
+
 absl::StatusOr<std::unique_ptr<AttentionLayers>> AttentionLayers::Create(
     const Options& options, base::ThreadPool* pool) {
-  auto layers = std::unique_ptr<AttentionLayers>(new AttentionLayers(pool));
+  auto layers =
+      std::unique_ptr<AttentionLayers>(new AttentionLayers(options, pool));
   KVASIR_ASSIGN_OR_RETURN(
       layers->spec_,
       model::SpecOfShape(AttentionOnly(options.shape, options.num_arenas)));
@@ -124,7 +152,7 @@ absl::Status AttentionLayers::MakeArenas(const Options& options) {
   std::iota(block_tables_.begin(), block_tables_.end(), 0);
   std::shuffle(block_tables_.begin(), block_tables_.end(),
                std::mt19937_64(options.seed));
-  return absl::OkStatus();
+  return Put(block_tables_, &tables_on_device_);
 }
 
 absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
@@ -154,7 +182,7 @@ absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
              .hadamard = &hadamard_,
              .fresh = {fresh_.as<char>(), max_tokens},
              .page_tokens = layout_->page_tokens(),
-             .profile = &profile_}));
+             .profile = &timer_}));
     size_t step = 0;  // all layers are alike
     for (worker::LayerAttention::Launch* const launch : attention.launches()) {
       launch->step = step++;
@@ -180,57 +208,72 @@ absl::Status AttentionLayers::DivideSteps() {
   return absl::OkStatus();
 }
 
-void AttentionLayers::Prepare(const LaunchShape& launch) {
+absl::Status AttentionLayers::Prepare(const LaunchShape& launch) {
   launch_ = launch;
   const int64_t page_tokens = layout_->page_tokens();
   const int64_t pages = (launch.context + page_tokens - 1) / page_tokens;
   sequences_.clear();
   rows_.clear();
-  slots_.clear();
-  positions_.clear();
+  std::vector<int64_t> slots;
+  std::vector<int64_t> positions;
   for (int64_t b = 0; b < launch.batch; ++b) {
     kernels::AttentionSequence sequence;
     sequence.first_row = b * launch.new_tokens;
     sequence.num_rows = launch.new_tokens;
     sequence.first_slot = launch.context - launch.new_tokens;
     const int32_t* const table = block_tables_.data() + b * pages;
-    sequence.block_table = kernels::DevicePtr<const int32_t>(table);
+    sequence.block_table = tables_on_device_.as<int32_t>() + b * pages;
     for (int64_t slot = sequence.first_slot; slot < launch.context; ++slot) {
-      positions_.push_back(slot);
-      slots_.push_back(table[slot / page_tokens] * page_tokens +
-                       slot % page_tokens);
+      positions.push_back(slot);
+      slots.push_back(table[slot / page_tokens] * page_tokens +
+                      slot % page_tokens);
     }
     sequences_.push_back(sequence);
     rows_.push_back(
         {sequence.first_row, sequence.num_rows, launch.new_tokens > 1});
   }
-  normed_.resize(static_cast<size_t>(launch.tokens() * spec_.hidden_size));
-  out_.resize(normed_.size());
+  KVASIR_RETURN_IF_ERROR(Put(sequences_, &sequences_on_device_));
+  KVASIR_RETURN_IF_ERROR(Put(slots, &slots_));
+  KVASIR_RETURN_IF_ERROR(Put(positions, &positions_));
+  std::vector<float> numbers(
+      static_cast<size_t>(launch.tokens() * spec_.hidden_size));
   model::FillRandom({.name = "normed",
-                     .shape = {static_cast<int64_t>(normed_.size())},
+                     .shape = {static_cast<int64_t>(numbers.size())},
                      .deviation = 1.0},
-                    1, 0, normed_);
+                    1, 0, numbers);
+  KVASIR_RETURN_IF_ERROR(
+      Put(StoredNumbers(numbers, activations_.dtype), &normed_));
+  out_ = {};
+  KVASIR_ASSIGN_OR_RETURN(
+      out_, device_.allocator().Allocate(normed_.bytes(),
+                                         kernels::MemoryTag::kOther));
+  KVASIR_RETURN_IF_ERROR(DivideSteps());
+  kernels::Workspace counter = kernels::Workspace::Counting();
+  KVASIR_RETURN_IF_ERROR(Launch(counter));
+  workspace_ = {};
+  KVASIR_ASSIGN_OR_RETURN(
+      workspace_, device_.allocator().Allocate(counter.peak_bytes(),
+                                               kernels::MemoryTag::kWorkspace));
+  return absl::OkStatus();
 }
 
 absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
-  // The host's memory is the CPU's.
-  using kernels::DevicePtr;
-  const DevicePtr<const kernels::AttentionSequence> sequences(
-      sequences_.data());
+  const auto sequences =
+      sequences_on_device_.as<const kernels::AttentionSequence>();
   return attention_[next_arena_].Run(
       *stream_,
-      {.normed = DevicePtr<const float>(normed_.data()),
+      {.normed = normed_.as<const float>(),
        .num_tokens = launch_.tokens(),
        .padded_tokens = launch_.tokens(),
        .num_sequences = launch_.batch,
        .rows = rows_,
-       .positions = DevicePtr<const int64_t>(positions_.data()),
-       .group = {.slots = DevicePtr<const int64_t>(slots_.data()),
+       .positions = positions_.as<const int64_t>(),
+       .group = {.slots = slots_.as<const int64_t>(),
                  .sequences = sequences,
                  .on_host = sequences_,
                  .output_sequences = sequences},  // one kind in a launch
        .steps = steps_},
-      DevicePtr<float>(out_.data()), workspace);
+      out_.as<float>(), workspace);
 }
 
 absl::StatusOr<LaunchTime> AttentionLayers::Run(const LaunchShape& launch) {
@@ -243,25 +286,19 @@ absl::StatusOr<LaunchTime> AttentionLayers::Run(const LaunchShape& launch) {
         "a launch of ", launch.batch, " sequences of ", launch.context,
         " slots, ", launch.new_tokens, " of them new, over ", have, " pages"));
   }
-  if (!(launch == launch_)) {
-    Prepare(launch);
-    KVASIR_RETURN_IF_ERROR(DivideSteps());
-    kernels::Workspace counter = kernels::Workspace::Counting();
-    KVASIR_RETURN_IF_ERROR(Launch(counter));
-    workspace_.resize(counter.peak_bytes() +
-                      kernels::Workspace::kAlignmentBytes);
-  }
-  kernels::Workspace workspace(kernels::DevicePtr<char>(workspace_.data()),
-                               workspace_.size());
-  profile_.Start();
+  if (!(launch == launch_)) KVASIR_RETURN_IF_ERROR(Prepare(launch));
+  kernels::Workspace workspace(workspace_.data(), workspace_.bytes());
+  KVASIR_RETURN_IF_ERROR(timer_.Start(*stream_));
   KVASIR_RETURN_IF_ERROR(Launch(workspace));
-  const worker::CpuStepProfile::Seconds seconds = profile_.Stop();
+  KVASIR_ASSIGN_OR_RETURN(const worker::CpuStepProfile::Seconds seconds,
+                          timer_.Stop(*stream_));
   next_arena_ = (next_arena_ + 1) % attention_.size();
   LaunchTime time;
   time.layer_seconds = std::accumulate(seconds.begin(), seconds.end(), 0.0);
-  time.attention_seconds =
-      worker::SecondsOf(seconds, worker::StepPart::kAttention) +
-      worker::SecondsOf(seconds, worker::StepPart::kLifts);
+  time.kernel_seconds =
+      worker::SecondsOf(seconds, worker::StepPart::kAttention);
+  time.attention_seconds = time.kernel_seconds +
+                           worker::SecondsOf(seconds, worker::StepPart::kLifts);
   return time;
 }
 

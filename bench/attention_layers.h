@@ -10,7 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
+#include "bench/gpu/step_timer.h"
 #include "cache/layout/layout.h"
+#include "kernels/device/activations.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_tables.h"
 #include "kernels/device/stream.h"
@@ -18,7 +20,6 @@
 #include "plan/resolved_plan.h"
 #include "worker/executor/attention/layer_attention.h"
 #include "worker/executor/kv_arenas.h"
-#include "worker/executor/step_profile.h"
 #include "worker/program/prompt_lift.h"
 #include "worker/weights/weights.h"
 
@@ -39,6 +40,7 @@ struct LaunchShape {
 struct LaunchTime {
   double layer_seconds = 0.0;      // all of the layer's attention
   double attention_seconds = 0.0;  // over the cache, lifts included
+  double kernel_seconds = 0.0;     // paged_attention alone
 };
 
 // Owns: weights of one layer, arenas of `num_arenas` layers, and their tables.
@@ -56,8 +58,13 @@ class AttentionLayers {
     int64_t num_arenas = 1;
     bool lift_prompts = false;  // worker::ServeOptions'
     uint64_t seed = 1;
+    // Where it runs; null: the CPU, on the pool. Outlives it.
+    kernels::Device* device = nullptr;
+    // How time is taken there; null: by the CPU's clock. Outlives it.
+    StepTimer* timer = nullptr;
   };
 
+  // A preset's name, or dense-4bit: whole keys and values in codes of 4 bits.
   // `pool` outlives it. Errors of the plan, the weights and the allocator.
   static absl::StatusOr<std::unique_ptr<AttentionLayers>> Create(
       const Options& options, base::ThreadPool* pool);
@@ -86,15 +93,21 @@ class AttentionLayers {
   absl::Status LoadWeights(const Options& options);
   absl::Status MakeArenas(const Options& options);
   absl::Status MakeLayers(int64_t max_tokens);
-  void Prepare(const LaunchShape& launch);
+  absl::Status Prepare(const LaunchShape& launch);
   absl::Status Launch(kernels::Workspace& workspace);
 
-  explicit AttentionLayers(base::ThreadPool* pool)
-      : pool_(pool), device_(pool), stream_(device_.MakeStream()) {}
+  AttentionLayers(const Options& options, base::ThreadPool* pool);
   absl::Status DivideSteps();
+  // Memory of the device with these bytes.
+  template <typename T>
+  absl::Status Put(const std::vector<T>& host, kernels::DeviceBuffer* buffer);
 
   base::ThreadPool* const pool_;
-  kernels::CpuDevice device_;
+  kernels::CpuDevice cpu_;
+  CpuStepTimer cpu_timer_;
+  kernels::Device& device_;
+  StepTimer& timer_;
+  const kernels::Activations activations_;
   std::unique_ptr<kernels::Stream> stream_;
   model::DecoderSpec spec_;  // one layer for each arena
   std::shared_ptr<const plan::ResolvedPlan> plan_;
@@ -105,7 +118,6 @@ class AttentionLayers {
   kernels::DeviceTables tables_{&device_};
   kernels::HadamardTables hadamard_{&device_};
   kernels::DeviceBuffer fresh_;
-  worker::CpuStepProfile profile_;
   std::vector<worker::LayerAttention> attention_;  // by arena
 
   // Of the last launch.
@@ -114,11 +126,14 @@ class AttentionLayers {
   std::vector<kernels::AttentionSequence> sequences_;
   std::vector<worker::SequenceRows> rows_;
   std::vector<kernels::AttentionStep> steps_;
-  std::vector<int64_t> slots_;
-  std::vector<int64_t> positions_;
-  std::vector<float> normed_;
-  std::vector<float> out_;
-  std::vector<char> workspace_;
+  // The device's.
+  kernels::DeviceBuffer tables_on_device_;
+  kernels::DeviceBuffer sequences_on_device_;
+  kernels::DeviceBuffer slots_;
+  kernels::DeviceBuffer positions_;
+  kernels::DeviceBuffer normed_;
+  kernels::DeviceBuffer out_;
+  kernels::DeviceBuffer workspace_;
   size_t next_arena_ = 0;
 };
 

@@ -2,6 +2,12 @@
 page comes from here, none is copied by hand."""
 
 import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu"))
+
+import gpu_page  # noqa: E402
 
 
 class PageError(Exception):
@@ -249,7 +255,16 @@ def capacity(results) -> str:
         *notes(report)])
 
 
+def gpu(_) -> str:
+    """Of other machines than the rest of the page."""
+    try:
+        return gpu_page.marked(gpu_page.section())
+    except gpu_page.ResultError as error:
+        raise PageError(str(error)) from error
+
+
 SECTIONS = {
+    "gpu": gpu,
     "machine": machine, "figures": figures, "attention": attention,
     "attention_prefill": attention_prefill, "attention_mass": attention_mass,
     "eviction_cost": eviction_cost,

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "base/status_macros.h"
+#include "kernels/device/activations.h"
 #include "kernels/latents/ops.h"
 #include "model/checkpoint/random_weights.h"
 
@@ -65,20 +67,34 @@ absl::Status FillPart(const kernels::LatentPart& latents,
                             tables.Add<float>(ranges.minimum));
   }
   const auto num_slots = static_cast<int64_t>(all_slots.size());
+  const kernels::Activations activations{device.activations()};
   shape.row_stride = width;
-  KVASIR_ASSIGN_OR_RETURN(const auto rows, tables.Add<float>(numbers));
+  shape.dtype = activations.dtype;
+  KVASIR_ASSIGN_OR_RETURN(const auto rows, tables.Add<std::byte>(StoredNumbers(
+                                               numbers, activations.dtype)));
   KVASIR_ASSIGN_OR_RETURN(const auto slots, tables.Add<int64_t>(all_slots));
   KVASIR_ASSIGN_OR_RETURN(
       const kernels::PreparedKvAppend append,
       kernels::Prepare(device, shape, absl::MakeConstSpan(&part, 1)));
   const std::unique_ptr<kernels::Stream> stream = device.MakeStream();
+  const auto append_at = [&](int64_t first, int64_t shift,
+                             kernels::Workspace& workspace) {
+    return kernels::KvAppend(
+        *stream, append,
+        {activations.At(rows.as<const float>(), shift), slots + first,
+         std::min(kRows, num_slots - first)},
+        workspace);
+  };
+  kernels::Workspace counter = kernels::Workspace::Counting();
+  KVASIR_RETURN_IF_ERROR(append_at(0, 0, counter));
+  KVASIR_ASSIGN_OR_RETURN(
+      const kernels::DeviceBuffer memory,
+      device.allocator().Allocate(counter.peak_bytes(),
+                                  kernels::MemoryTag::kWorkspace));
   int64_t shift = 0;
   for (int64_t first = 0; first < num_slots; first += kRows) {
-    kernels::Workspace workspace(nullptr, 0);
-    KVASIR_RETURN_IF_ERROR(kernels::KvAppend(
-        *stream, append,
-        {rows + shift, slots + first, std::min(kRows, num_slots - first)},
-        workspace));
+    kernels::Workspace workspace(memory.data(), memory.bytes());
+    KVASIR_RETURN_IF_ERROR(append_at(first, shift, workspace));
     shift = (shift + 1) % kShiftNumbers;
   }
   KVASIR_RETURN_IF_ERROR(stream->Synchronize());
@@ -99,6 +115,20 @@ std::vector<int64_t> RowsOfSegment(const kernels::ExactSegment& segment,
 }
 
 }  // namespace
+
+std::vector<std::byte> StoredNumbers(absl::Span<const float> numbers,
+                                     kernels::DType dtype) {
+  std::vector<std::byte> stored(
+      numbers.size() * static_cast<size_t>(kernels::DTypeBytes(dtype)));
+  kernels::VisitDType(dtype, [&](auto type) {
+    using T = decltype(type);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const T number = kernels::FromFloat<T>(numbers[i]);
+      std::memcpy(stored.data() + i * sizeof(T), &number, sizeof(T));
+    }
+  });
+  return stored;
+}
 
 absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
                                    int64_t num_pages, int64_t page_tokens,

@@ -2,14 +2,22 @@
 // does not matter as long as it is not all alike.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "kernels/device/device.h"
+#include "kernels/device/dtype.h"
 #include "kernels/latents/latent_view.h"
 #include "worker/executor/kv_arenas.h"
 
 namespace kvasir::bench {
+
+// The stored form of numbers, as a device's activations lie.
+std::vector<std::byte> StoredNumbers(absl::Span<const float> numbers,
+                                     kernels::DType dtype);
 
 // Every slot of the first `num_pages` pages of a layer gets numbers of a normal
 // distribution, as kv_append writes them: numbers, or codes with their ranges

@@ -1,7 +1,6 @@
-"""Runs a stage of the tests that need a GPU, reports as it goes and writes what came
-of each test as JSON.
+"""Runs a stage of what needs a GPU, reports as it goes and writes what came of it as JSON.
 
-What it runs comes from a bundle of scripts/gpu_bundle, unpacked, in which this file
+What it runs comes from a bundle of scripts/bundle, unpacked, in which this file
 lies; or, in a checkout, is built first, which needs nvcc and all that the build needs.
 Exits with 0 when all passed, 1 when something failed, 2 for a wrong call, 3 where there
 is no GPU, 4 where there is nothing to run.
@@ -14,7 +13,9 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,9 +25,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 STAGES = {
     "primitives": "each primitive equal to its emulation; memory, copies and launches of the device",
     "ops": "each op's kernel against the op's reference",
+    "attention": "attention on the shapes of models, against the CPU",
+    "engine": "whole models: logits and losses against the CPU engine",
+    "serve": "`kvasir serve` on the GPU, asked over the network",
+    "bench": "attention and decode steps, beside PyTorch's",
 }
 FAILED, NO_GPU, NOTHING_TO_RUN = 1, 3, 4
 GIB = 1 << 30
+LOG_CHARACTERS = 4000
 
 
 class Refused(Exception):
@@ -75,14 +81,15 @@ def find_gpu(driver):
     }
 
 
-def build():
-    """The manifest of a checkout, where the programs are built."""
+def build(stage):
+    """The manifest of a checkout, where the stage's programs are built."""
     root = HERE.parent
-    done = subprocess.run([root / "scripts/gpu_bundle", "--unpacked", root / "build/gpu-programs"])
+    folder = root / "build/gpu-programs" / stage
+    done = subprocess.run([root / "scripts/bundle", "gpu", "--stage", stage, "--unpacked", folder])
     if done.returncode:
         raise Refused(NOTHING_TO_RUN, "nothing to run: the programs could not be built here; "
-                      "build a bundle elsewhere (scripts/gpu_bundle) and run its gpu_check")
-    return root / "build/gpu-programs"
+                      "build a bundle elsewhere (scripts/bundle gpu) and run its gpu_check")
+    return folder
 
 
 def check_glibc(manifest):
@@ -104,48 +111,233 @@ def sanitized(tool):
     return ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
 
 
-def tests_of(report):
-    """(name, status, text) of each test in gtest's JSON."""
-    for suite in report["testsuites"]:
-        for test in suite["testsuite"]:
-            name = f"{suite['name']}.{test['name']}"
-            if test.get("failures"):
-                yield name, "failed", test["failures"][0]["failure"]
-            elif test.get("result") != "COMPLETED":
-                why = test.get("skipped", [{}])[0].get("message", "")
-                yield name, "skipped", why
-            else:
-                yield name, "passed", ""
+# ----------------------------------------------------------------- processes
+
+class Process:
+    """A program in a session of its own, which ends with it: a tool around it would
+    leave it behind on the GPU otherwise. Owns: the file of what it says."""
+
+    def __init__(self, command, environment):
+        self.log = tempfile.NamedTemporaryFile("r", errors="replace", prefix="gpu_check_")
+        with open(self.log.name, "w") as out:
+            self.child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment,
+                                          stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+        self.log.close()
+
+    def kill(self):
+        try:
+            os.killpg(self.child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.child.wait()
+
+    def text(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def ended(self):
+        """How it ended, in words; empty where it ended well."""
+        code = self.child.returncode
+        if code < 0:
+            return f"ended by {signal.Signals(-code).name}"
+        return f"exit code {code}" if code else ""
 
 
-def run_program(program, folder, prefix, seconds):
-    with tempfile.TemporaryDirectory() as scratch:
-        report = pathlib.Path(scratch) / "report.json"
-        log = pathlib.Path(scratch) / "log"
-        environment = {**os.environ, "KVASIR_REQUIRE_GPU": "1"}
-        environment["LD_LIBRARY_PATH"] = ":".join(
-            filter(None, [str(folder / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
+# A line of gtest as a test begins or ends.
+EVENT = re.compile(r"^\[ +(RUN|OK|FAILED|SKIPPED) +\] (\S+?)(?:,| \(|$)", re.MULTILINE)
+KINDS = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}
+
+
+def follow(text):
+    """What a test program's log tells: the ends of tests [(name, status, its lines)], and
+    the test that has begun and not ended, with its lines."""
+    done, running, begin = [], None, 0
+    for event in EVENT.finditer(text):
+        kind, name = event[1], event[2]
+        if kind == "RUN":
+            running, begin = name, event.end()
+        elif name == running:  # gtest names what failed again, at its end
+            done.append((name, KINDS[kind], text[begin:event.start()].strip()))
+            running = None
+    return done, running, text[begin:].strip()
+
+
+class Tests:
+    """The tests of one program, run in as few processes as it takes: behind one that ends
+    its process, or hangs, a new one goes on."""
+
+    def __init__(self, program, folder, prefix, limits):
+        self.path = folder / "bin" / program
+        self.prefix, self.limits = prefix, limits
+        self.environment = environment_of(folder)
+        self.result = {"program": program, "seconds": 0.0, "processes": 0, "tests": []}
+
+    def run(self):
+        """Gives the result after each process."""
         begin = time.monotonic()
-        ended = ""
-        with open(log, "w") as out:
-            try:
-                code = subprocess.run(
-                    [*prefix, folder / "bin" / program, f"--gtest_output=json:{report}"],
-                    stdout=out, stderr=subprocess.STDOUT, env=environment, timeout=seconds).returncode
-                ended = f"exit code {code}" if code else ""
-            except subprocess.TimeoutExpired:
-                ended = f"stopped after {seconds:.0f} s: the stage's time is up"
-        took = time.monotonic() - begin
-        tests = []
-        if report.exists():
-            tests = [{"name": name, "status": status, **({"text": text} if text else {})}
-                     for name, status, text in tests_of(json.loads(report.read_text()))]
-        result = {"program": program, "seconds": round(took, 2), "tests": tests}
-        if ended:
-            result["ended"] = ended
-            result["log"] = log.read_text(errors="replace")[-4000:]
-        return result
+        try:
+            left = self.listed()
+        except Refused as refused:
+            self.end("no list of its tests", str(refused))
+            yield self.result
+            return
+        first = True
+        while left:
+            if self.limits.left() <= 0:
+                self.end("the stage's time is up", "not run: " + " ".join(left))
+                break
+            left = self.run_process(left, all_of_them=first)
+            first = False
+            self.result["seconds"] = round(time.monotonic() - begin, 2)
+            yield self.result
+        self.result["seconds"] = round(time.monotonic() - begin, 2)
+        yield self.result
 
+    def listed(self):
+        listing = subprocess.run([self.path, "--gtest_list_tests"], env=self.environment, capture_output=True,
+                                 text=True, errors="replace")
+        names, suite = [], ""
+        for line in listing.stdout.splitlines():
+            line = line.split("#")[0].rstrip()
+            if re.fullmatch(r"\S+\.", line):
+                suite = line
+            elif suite and re.fullmatch(r"  \S+", line):
+                names.append(suite + line.strip())
+        if listing.returncode or not names:
+            raise Refused(FAILED, f"exit code {listing.returncode}: {(listing.stdout + listing.stderr)[-LOG_CHARACTERS:]}")
+        return [name for name in names if not re.search(r"(^|\.)DISABLED_|/DISABLED_", name)]
+
+    def add(self, name, status, text):
+        self.result["tests"].append(
+            {"name": name, "status": status, **({"text": text[-LOG_CHARACTERS:]} if status != "passed" and text else {})})
+
+    def run_process(self, names, all_of_them):
+        """Runs them and gives those that are left."""
+        self.result["processes"] += 1
+        with tempfile.NamedTemporaryFile("w", suffix=".flags") as flags:
+            command = [*self.prefix, self.path]
+            if not all_of_them:  # in a file: no argument is that long
+                flags.write("--gtest_filter=" + ":".join(names) + "\n")
+                flags.flush()
+                command.append(f"--gtest_flagfile={flags.name}")
+            with Process(command, self.environment) as process:
+                hung = self.watch(process)
+                text = process.text()
+                ended = hung or process.ended()
+        done, running, words = follow(text)
+        for name, status, lines in done:
+            self.add(name, status, lines)
+        left = [name for name in names if name not in {name for name, _, _ in done}]
+        if self.limits.left() <= 0:
+            return left
+        if running is not None:
+            left.remove(running)
+            if done and not hung:
+                # It may have died of what those before it left: once more, as the first.
+                return [running, *left]
+            self.add(running, "failed", f"{ended}\n{words}")
+        elif left and not done:
+            self.end(ended or "ran no test", text)
+            return []
+        elif not left and ended and all(status != "failed" for _, status, _ in done):
+            self.end(ended, text)  # a sanitizer's, or of what came behind the last test
+        return left
+
+    def end(self, how, text):
+        self.result["ended"], self.result["log"] = how, text[-LOG_CHARACTERS:]
+
+    def watch(self, process):
+        """Waits for its end; where a test takes too long, or all, it is ended: says so."""
+        running, since = None, time.monotonic()
+        while True:
+            try:
+                process.child.wait(timeout=0.05)
+                return ""
+            except subprocess.TimeoutExpired:
+                pass
+            now = time.monotonic()
+            _, test, _ = follow(process.text())
+            if test != running:
+                running, since = test, now
+            if self.limits.left() <= 0:
+                process.kill()
+                return "stopped: the stage's time is up"
+            if now - since > self.limits.test_seconds:
+                process.kill()
+                return f"stopped after {self.limits.test_seconds:g} s of one test"
+
+
+class Limits:
+    def __init__(self, seconds, test_seconds):
+        self.seconds, self.test_seconds = seconds, test_seconds
+        self.begin = time.monotonic()
+
+    def taken(self):
+        return time.monotonic() - self.begin
+
+    def left(self):
+        return self.seconds - self.taken()
+
+
+def environment_of(folder):
+    environment = {**os.environ, "KVASIR_REQUIRE_GPU": "1", "KVASIR_SOURCE_DIR": str(folder)}
+    environment["LD_LIBRARY_PATH"] = ":".join(
+        filter(None, [str(folder / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
+    environment.pop("GTEST_OUTPUT", None)  # whoever counts other tests
+    return environment
+
+
+class Script:
+    """A stage of a script, which writes tests, and figures where it measures, as JSON:
+    again and again, as it comes by them."""
+
+    def __init__(self, program, folder, flags, limits):
+        self.command = [sys.executable, folder / "bin" / program, "--programs", folder, *flags]
+        self.environment, self.limits = environment_of(folder), limits
+        self.result = {"program": program, "seconds": 0.0, "tests": []}
+
+    def run(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            report = pathlib.Path(scratch) / "report.json"
+            command = [*self.command, "--json", report, "--seconds", str(self.limits.left())]
+            with Process(command, self.environment) as process:
+                told, written = 0, None
+                while True:
+                    try:
+                        process.child.wait(timeout=0.05)
+                    except subprocess.TimeoutExpired:
+                        if self.limits.left() <= 0:
+                            process.kill()
+                    text = process.text()
+                    sys.stdout.write(text[told:])
+                    sys.stdout.flush()
+                    told = len(text)
+                    now = report.stat().st_mtime_ns if report.exists() else None
+                    self.result["seconds"] = round(self.limits.taken(), 2)
+                    if process.child.returncode is not None or now != written:
+                        written = now
+                        if now is not None:  # written whole, by a rename
+                            self.result.update(json.loads(report.read_text()))
+                        if process.child.returncode is None:
+                            yield self.result
+                            continue
+                    if process.child.returncode is not None:
+                        break
+                ended = process.ended()
+                if self.limits.left() <= 0:
+                    ended = "stopped: the stage's time is up"
+                if ended and not any(test["status"] == "failed" for test in self.result["tests"]):
+                    self.result["ended"], self.result["log"] = ended, text[-LOG_CHARACTERS:]
+        yield self.result
+
+
+# ------------------------------------------------------------------- results
 
 def count(result, status):
     return sum(test["status"] == status for test in result["tests"])
@@ -157,13 +349,21 @@ def is_right(result):
 
 
 def tell(result):
+    processes = f" by {result['processes']} processes" if result.get("processes", 1) > 1 else ""
     say(f"{result['program']}: {count(result, 'passed')} passed, {count(result, 'failed')} failed, "
-        f"{count(result, 'skipped')} skipped in {result['seconds']} s")
+        f"{count(result, 'skipped')} skipped in {result['seconds']} s{processes}")
     for test in result["tests"]:
         if test["status"] == "failed":
-            say(f"  failed: {test['name']}: {test['text']}")
+            say(f"  failed: {test['name']}: {test.get('text', '')}")
     if "ended" in result:
-        say(f"  {result['ended']}; its last words:\n{result['log']}")
+        say(f"  {result['ended']}; its last words:\n{result.get('log', '')}")
+
+
+def write(path, report):
+    """Whole, whatever ends this program: what is there stays readable."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(report, indent=1) + "\n")
+    part.rename(path)
 
 
 def main():
@@ -171,46 +371,69 @@ def main():
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="stages:\n" + "".join(f"  {name:12}{what}\n" for name, what in STAGES.items()))
     parser.add_argument("--stage", required=True, choices=STAGES)
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="results (default: gpu-STAGE.json here)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
+                        help="results, written anew after each program (default: gpu-STAGE.json here)")
     parser.add_argument("--seconds", type=float, default=480, help="the stage's time (default: %(default)s)")
+    parser.add_argument("--test-seconds", type=float, default=120, metavar="SECONDS",
+                        help="a test that takes longer is ended, and the next one begins (default: %(default)s)")
     parser.add_argument("--sanitizer", choices=["memcheck", "racecheck", "synccheck", "initcheck"],
-                        help="runs each program in this tool of compute-sanitizer")
+                        help="runs each program of tests in this tool of compute-sanitizer")
+    parser.add_argument("--models", type=pathlib.Path, action="append", default=[], metavar="FOLDER",
+                        help="engine: a model beside those of the bundle")
+    parser.add_argument("--quick", action="store_true", help="serve, bench: small sizes, whose figures mean nothing")
+    parser.add_argument("--device", default="cuda:0", help="serve: of `kvasir serve` (default: %(default)s)")
     parser.add_argument("--driver", default="libcuda.so.1", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    begin = time.monotonic()
+    limits = Limits(arguments.seconds, arguments.test_seconds)
     try:
         gpu = find_gpu(arguments.driver)
-        folder = HERE if (HERE / "manifest.json").exists() else build()
+        in_bundle = (HERE / "manifest.json").exists()
+        folder = HERE if in_bundle else build(arguments.stage)
         manifest = json.loads((folder / "manifest.json").read_text())
         check_glibc(manifest)
         prefix = sanitized(arguments.sanitizer)
+        if arguments.stage not in manifest["stages"]:
+            raise Refused(NOTHING_TO_RUN, f"nothing to run: this bundle has no programs of stage {arguments.stage}, "
+                          f"only of {', '.join(manifest['stages'])}")
+        if not in_bundle and limits.left() <= 0:
+            raise Refused(NOTHING_TO_RUN, f"nothing was run: the build took {limits.taken():.0f} s of the stage's "
+                          f"{limits.seconds:.0f}; what is built stays: once more")
     except Refused as refused:
         say(f"gpu_check: {refused}")
         sys.exit(refused.code)
+    os.environ["KVASIR_GPU_MODELS"] = ":".join(str(model.resolve()) for model in arguments.models)
     say(f"== {arguments.stage} on {gpu['name']}, compute capability {gpu['compute_capability']}, "
         f"{gpu['memory_bytes'] / GIB:.1f} GiB, driver of CUDA {gpu['driver_cuda']}; commit {manifest['commit']}")
-    results = []
-    for program in manifest["stages"][arguments.stage]:
-        left = arguments.seconds - (time.monotonic() - begin)
-        if left <= 0:
-            results.append({"program": program, "seconds": 0, "tests": [], "log": "",
-                            "ended": "not run: the stage's time is up"})
-        else:
-            results.append(run_program(program, folder, prefix, left))
-        tell(results[-1])
-    seconds = round(time.monotonic() - begin, 1)
-    passed = bool(results) and all(map(is_right, results))
-    report = {
-        "stage": arguments.stage, "passed": passed, "seconds": seconds, "gpu": gpu,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "commit": manifest["commit"], "sanitizer": arguments.sanitizer, "programs": results,
-    }
     path = arguments.json or pathlib.Path(f"gpu-{arguments.stage}.json")
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    results = []
+    report = {
+        "stage": arguments.stage, "passed": False, "finished": False, "seconds": 0, "gpu": gpu,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "commit": manifest["commit"], "sanitizer": arguments.sanitizer, "quick": arguments.quick, "programs": results,
+    }
+    programs = manifest["stages"][arguments.stage]
+    # Where a script runs programs, the others are its own.
+    scripts = [program for program in programs if program.endswith(".py")]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(FAILED))
+    for program in scripts or programs:
+        if scripts:
+            flags = ["--device", arguments.device, *(["--quick"] if arguments.quick else [])]
+            runner = Script(program, folder, flags, limits)
+        else:
+            runner = Tests(program, folder, prefix, limits)
+        results.append(runner.result)
+        for _ in runner.run():
+            report["seconds"] = round(limits.taken(), 1)
+            write(path, report)
+        tell(results[-1])
+    report["seconds"] = round(limits.taken(), 1)
+    report["passed"] = bool(results) and all(map(is_right, results))
+    report["finished"] = True
+    write(path, report)
     totals = [sum(count(result, status) for result in results) for status in ("passed", "failed", "skipped")]
-    say(f"== {arguments.stage}: {'ok' if passed else 'FAILED'} in {seconds} s, written to {path}")
+    say(f"== {arguments.stage}: {'ok' if report['passed'] else 'FAILED'} in {report['seconds']} s, written to {path}")
     say("{} passed, {} failed, {} skipped".format(*totals))
-    sys.exit(0 if passed else FAILED)
+    sys.exit(0 if report["passed"] else FAILED)
 
 
 if __name__ == "__main__":

@@ -214,6 +214,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
     runtime.DestroyStream(stream_);
   }
 
+  cuda::StreamHandle handle() const { return stream_; }
   Launcher& launcher() override { return *this; }
   absl::Status Synchronize() override {
     KVASIR_RETURN_IF_ERROR(broken_);
@@ -425,6 +426,10 @@ absl::Status CudaDevice::EndWrite(DevicePtr<void> memory, void* host,
   absl::Status status = writes_->Write(memory.device_address(), host, bytes);
   std::free(host);
   return status;
+}
+
+cuda::StreamHandle CudaDevice::HandleOf(const Stream& stream) {
+  return static_cast<const CudaStream&>(stream).handle();
 }
 
 }  // namespace kvasir::kernels

@@ -64,6 +64,8 @@ class CudaDevice final : public Device {
 
   const cuda::DeviceProperties& properties() const;
   absl::StatusOr<CudaMemory> memory() const;
+  // Of a stream of such a device: for measurements by CUDA's own events.
+  static cuda::StreamHandle HandleOf(const Stream& stream);
 
   std::unique_ptr<Stream> MakeStream() override;
   std::string name() const override { return "cuda"; }

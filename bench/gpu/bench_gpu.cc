@@ -1,0 +1,377 @@
+// Measures on a GPU what another program asks for, a request and an answer a
+// line of JSON (gpu_bench.py, which measures its baselines in between):
+// attention over caches of models' shapes, decode steps, and the device's own
+// copy. Links no gRPC.
+//
+//   {"do": "open", "device": "cuda:0" | "emulated", "module": FILE}
+//   {"do": "bytes", "shape": S, "plan": P}
+//   {"do": "make", "name": N, "shape": S, "plan": P, "slots": n, "arenas": n}
+//   {"do": "run", "name": N, "batch": b, "context": c}
+//   {"do": "drop", "name": N}
+//   {"do": "copy", "bytes": n}
+//   {"do": "decode_make", "shape": S, "plan": P, "batch": b, "context": c}
+//   {"do": "decode_run", "batch": b, "context": c, "steps": n}: no more than
+//   made
+//   {"do": "decode_drop"}
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/machine.h"
+#include "base/status_macros.h"
+#include "bench/attention_layers.h"
+#include "bench/cache_reads.h"
+#include "bench/gpu/gpu_device.h"
+#include "bench/gpu/step_timer.h"
+#include "bench/paired.h"
+#include "bench/random_latents.h"
+#include "model/shapes/shape_config.h"
+#include "nlohmann/json.hpp"
+#include "plan/presets.h"
+#include "worker/executor/direct_runner.h"
+#include "worker/ranks/rank.h"
+
+namespace kvasir::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kPageTokens = 64;
+
+// A model with random weights, and sequences behind random latents.
+// Owns: all of it. Threads: one.
+class DecodeSteps {
+ public:
+  struct Options {
+    model::ModelShape shape;
+    std::string plan;
+    int64_t batch = 0;
+    int64_t context = 0;
+  };
+
+  // `device` is opened anew by the rank, which owns it.
+  static absl::StatusOr<std::unique_ptr<DecodeSteps>> Create(
+      const Options& options,
+      const std::function<std::unique_ptr<kernels::Device>()>& device) {
+    auto steps = std::unique_ptr<DecodeSteps>(new DecodeSteps());
+    steps->most_ = {options.batch, options.context};
+    KVASIR_ASSIGN_OR_RETURN(steps->spec_, model::SpecOfShape(options.shape));
+    // Random weights know no text: any length is as good.
+    const int64_t longest = options.context + kSteps;
+    steps->spec_.max_position_embeddings =
+        std::max(steps->spec_.max_position_embeddings, longest);
+    const plan::AttentionShape shape = model::AttentionShapeOf(steps->spec_);
+    KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::KvPlan plan,
+                            plan::MakePresetPlan(options.plan, shape));
+    KVASIR_ASSIGN_OR_RETURN(const auto served,
+                            worker::ServePlan(plan, shape, {}));
+    KVASIR_ASSIGN_OR_RETURN(const auto source,
+                            worker::RandomSource::Create(
+                                options.shape, steps->spec_, *served->resolved,
+                                1, kernels::DType::kBf16));
+    worker::RankOptions rank;
+    rank.num_threads = base::ReadMachineLimits().cpus;
+    rank.make_device = [&device](base::ThreadPool*, kernels::CpuBackend,
+                                 int64_t) { return device(); };
+    rank.page_tokens = kPageTokens;
+    KVASIR_ASSIGN_OR_RETURN(rank.pages,
+                            PagesOf(*served, options.batch, longest));
+    rank.executor.max_model_len = longest;
+    rank.executor.max_num_seqs = options.batch;
+    rank.executor.max_batched_tokens = options.batch;
+    KVASIR_ASSIGN_OR_RETURN(
+        steps->rank_,
+        worker::Rank::Create(steps->spec_, served, source.get(), rank));
+    KVASIR_RETURN_IF_ERROR(steps->Fill());
+    worker::Rank& made = *steps->rank_;
+    steps->runner_ = std::make_unique<worker::DirectRunner>(
+        &made.executor(), &made.layout(), made.pages(),
+        made.executor().last_step_id());
+    return steps;
+  }
+
+  // The next steps are of so many sequences, behind so many tokens each; at
+  // most kSteps until it is called again.
+  absl::Status Start(int64_t batch, int64_t context) {
+    if (batch < 1 || batch > most_.batch || context < 1 ||
+        context > most_.context) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("batch ", batch, " and context ", context, ": made for ",
+                       most_.batch, " and ", most_.context));
+    }
+    for (int64_t i = 1; i <= batch_; ++i) {
+      runner_->Release(static_cast<uint64_t>(i));
+    }
+    batch_ = batch;
+    for (int64_t i = 1; i <= batch; ++i) {
+      runner_->StartAt(static_cast<uint64_t>(i), context);
+    }
+    return absl::OkStatus();
+  }
+
+  // A step: a random token for each sequence.
+  absl::Status Run() {
+    std::vector<int32_t> ids(static_cast<size_t>(batch_));
+    std::vector<worker::DirectStep> steps;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      random_ = random_ * 6364136223846793005u + 1442695040888963407u;
+      ids[i] = static_cast<int32_t>((random_ >> 33) %
+                                    static_cast<uint64_t>(spec_.vocab_size));
+      steps.push_back({.sequence_id = i + 1,
+                       .token_ids = absl::MakeConstSpan(&ids[i], 1),
+                       .sample = worker::GreedySample(),
+                       .output = true});
+    }
+    return runner_->Run(steps).status();
+  }
+
+  // Read by one step: each weight once but the embedding's other rows, and what
+  // the sequences see of the cache.
+  double weight_bytes() const {
+    const double all = static_cast<double>(
+        rank_->allocator().use(kernels::MemoryTag::kWeights).bytes);
+    const double embedding = 2.0 * static_cast<double>(spec_.vocab_size) *
+                             static_cast<double>(spec_.hidden_size);
+    return spec_.tied_head ? all : all - embedding;
+  }
+  double cache_bytes(int64_t batch, int64_t context) const {
+    return static_cast<double>(batch) *
+           CacheBytesRead(rank_->layout(), context + 1);
+  }
+
+  static constexpr int64_t kSteps = 256;
+
+ private:
+  DecodeSteps() = default;
+
+  static absl::StatusOr<cache::PageCounts> PagesOf(
+      const worker::ServedPlan& plan, int64_t batch, int64_t tokens) {
+    KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
+                            cache::PageLayout::Create(
+                                *plan.resolved, {.page_tokens = kPageTokens}));
+    cache::PageCounts pages;
+    for (const auto& group : layout.page_groups()) {
+      pages.push_back(batch * layout.PagesHeld(group.id, tokens, 1));
+    }
+    return pages;
+  }
+
+  absl::Status Fill() {
+    const worker::KvArenas& arenas = rank_->executor().arenas();
+    uint64_t seed = 1;
+    for (const worker::KvArenas::Layer& layer : arenas.layers()) {
+      KVASIR_RETURN_IF_ERROR(FillWithRandomLatents(
+          layer, arenas.num_pages()[static_cast<size_t>(layer.page_group)],
+          kPageTokens, seed += 100, rank_->device()));
+    }
+    for (const worker::KvArenas::Layer& layer : arenas.layers()) {
+      KVASIR_RETURN_IF_ERROR(
+          FillWithRandomExactRows(arenas, layer, seed += 100, rank_->device()));
+    }
+    return absl::OkStatus();
+  }
+
+  model::DecoderSpec spec_;
+  std::unique_ptr<worker::Rank> rank_;
+  std::unique_ptr<worker::DirectRunner> runner_;
+  struct Most {
+    int64_t batch = 0;
+    int64_t context = 0;
+  } most_;
+  int64_t batch_ = 0;
+  uint64_t random_ = 1;
+};
+
+// Threads: one.
+class Bench {
+ public:
+  absl::StatusOr<Json> Do(const Json& asked) {
+    const auto what = asked.at("do").get<std::string>();
+    if (what == "open") return Open(asked);
+    if (what == "bytes") return Bytes(asked);
+    if (device_ == nullptr) {
+      return absl::FailedPreconditionError("no device is open");
+    }
+    if (what == "make") return Make(asked);
+    if (what == "run") return Run(asked);
+    if (what == "drop") {
+      layers_.erase(asked.at("name"));
+      return Json::object();
+    }
+    if (what == "copy") return Copy(asked.at("bytes"));
+    if (what == "decode_make") return MakeDecode(asked);
+    if (what == "decode_run") return RunDecode(asked);
+    if (what == "decode_drop") {
+      decode_ = nullptr;
+      return Json::object();
+    }
+    return absl::InvalidArgumentError(absl::StrCat("do: ", what));
+  }
+
+ private:
+  absl::StatusOr<Json> Open(const Json& asked) {
+    name_ = asked.at("device");
+    module_ = asked.value("module", "");
+    KVASIR_ASSIGN_OR_RETURN(device_, OpenGpu(name_, module_));
+    KVASIR_ASSIGN_OR_RETURN(clock_, ClockOf(*device_));
+    timer_ = std::make_unique<DeviceStepTimer>(clock_.get());
+    stream_ = device_->MakeStream();
+    KVASIR_ASSIGN_OR_RETURN(const GpuFacts facts, FactsOf(*device_));
+    return Json{{"name", facts.name},
+                {"multiprocessors", facts.multiprocessors},
+                {"l2_bytes", facts.l2_bytes},
+                {"memory_bytes", facts.memory_bytes},
+                {"free_bytes", facts.free_bytes},
+                {"timed_by", facts.timed_by}};
+  }
+
+  absl::StatusOr<Json> Bytes(const Json& asked) {
+    KVASIR_ASSIGN_OR_RETURN(
+        const model::ModelShape shape,
+        model::FindShape(asked.at("shape").get<std::string>()));
+    KVASIR_ASSIGN_OR_RETURN(
+        const double bytes,
+        AttentionLayers::BytesPerSlot(shape, asked.at("plan"), kPageTokens));
+    return Json{{"bytes_per_slot", bytes}};
+  }
+
+  absl::StatusOr<Json> Make(const Json& asked) {
+    const auto name = asked.at("name").get<std::string>();
+    layers_.erase(name);
+    KVASIR_ASSIGN_OR_RETURN(
+        const model::ModelShape shape,
+        model::FindShape(asked.at("shape").get<std::string>()));
+    KVASIR_ASSIGN_OR_RETURN(
+        layers_[name],
+        AttentionLayers::Create({.shape = shape,
+                                 .plan = asked.at("plan"),
+                                 .page_tokens = kPageTokens,
+                                 .slots = asked.at("slots"),
+                                 .num_arenas = asked.value("arenas", 1),
+                                 .device = device_.get(),
+                                 .timer = timer_.get()},
+                                &pool_));
+    return Json{{"bytes_per_slot", layers_[name]->bytes_per_slot()},
+                {"arenas", layers_[name]->num_arenas()},
+                {"allocated_bytes", device_->allocator().total_use().bytes}};
+  }
+
+  absl::StatusOr<Json> Run(const Json& asked) {
+    const auto layers = layers_.find(asked.at("name"));
+    if (layers == layers_.end() || layers->second == nullptr) {
+      return absl::NotFoundError(
+          absl::StrCat("name: ", asked.at("name").get<std::string>()));
+    }
+    KVASIR_ASSIGN_OR_RETURN(
+        const LaunchTime time,
+        layers->second->Run(
+            {.batch = asked.at("batch"), .context = asked.at("context")}));
+    return Json{{"seconds", time.attention_seconds},
+                {"kernel_seconds", time.kernel_seconds},
+                {"layer_seconds", time.layer_seconds}};
+  }
+
+  // Each byte is read and written once.
+  absl::StatusOr<Json> Copy(int64_t bytes) {
+    if (copy_.bytes() != 2 * static_cast<size_t>(bytes)) {
+      copy_ = {};
+      KVASIR_ASSIGN_OR_RETURN(
+          copy_, device_->allocator().Allocate(2 * static_cast<size_t>(bytes),
+                                               kernels::MemoryTag::kOther));
+    }
+    const auto from = copy_.as<char>();
+    KVASIR_RETURN_IF_ERROR(clock_->Take(*stream_).status());
+    KVASIR_RETURN_IF_ERROR(clock_->Mark(*stream_));
+    KVASIR_RETURN_IF_ERROR(
+        clock_->Copy(*stream_, from + bytes, from, static_cast<size_t>(bytes)));
+    KVASIR_RETURN_IF_ERROR(clock_->Mark(*stream_));
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<double> seconds,
+                            clock_->Take(*stream_));
+    return Json{
+        {"seconds", seconds[0]},
+        {"bytes_per_second", 2.0 * static_cast<double>(bytes) / seconds[0]}};
+  }
+
+  absl::StatusOr<Json> MakeDecode(const Json& asked) {
+    decode_ = nullptr;
+    KVASIR_ASSIGN_OR_RETURN(
+        const model::ModelShape shape,
+        model::FindShape(asked.at("shape").get<std::string>()));
+    // What a rank cannot be told of its device is found here.
+    KVASIR_RETURN_IF_ERROR(OpenGpu(name_, module_).status());
+    KVASIR_ASSIGN_OR_RETURN(
+        decode_,
+        DecodeSteps::Create({.shape = shape,
+                             .plan = asked.at("plan"),
+                             .batch = asked.at("batch"),
+                             .context = asked.at("context")},
+                            [this] { return *OpenGpu(name_, module_); }));
+    return Json{{"weight_bytes", decode_->weight_bytes()}};
+  }
+
+  // The cache's bytes are those of the first step.
+  absl::StatusOr<Json> RunDecode(const Json& asked) {
+    if (decode_ == nullptr) {
+      return absl::FailedPreconditionError("no decode_make before");
+    }
+    const auto batch = asked.at("batch").get<int64_t>();
+    const auto context = asked.at("context").get<int64_t>();
+    const auto steps = std::clamp<int64_t>(asked.at("steps").get<int64_t>(), 1,
+                                           DecodeSteps::kSteps);
+    KVASIR_RETURN_IF_ERROR(decode_->Start(batch, context));
+    absl::Status status;
+    const double seconds = SecondsOf([&] {
+      for (int64_t i = 0; i < steps && status.ok(); ++i) {
+        status = decode_->Run();
+      }
+    });
+    KVASIR_RETURN_IF_ERROR(status);
+    return Json{{"seconds", seconds / static_cast<double>(steps)},
+                {"cache_bytes", decode_->cache_bytes(batch, context)}};
+  }
+
+  base::ThreadPool pool_{base::ReadMachineLimits().cpus};
+  std::string name_;
+  std::string module_;
+  std::unique_ptr<kernels::Device> device_;
+  std::unique_ptr<DeviceClock> clock_;
+  std::unique_ptr<DeviceStepTimer> timer_;
+  std::unique_ptr<kernels::Stream> stream_;
+  kernels::DeviceBuffer copy_;
+  std::map<std::string, std::unique_ptr<AttentionLayers>> layers_;
+  std::unique_ptr<DecodeSteps> decode_;
+};
+
+int Main() {
+  Bench bench;
+  for (std::string line; std::getline(std::cin, line);) {
+    Json answer;
+    // Whoever asks is told what is wrong with a request, and goes on.
+    try {
+      const absl::StatusOr<Json> done = bench.Do(Json::parse(line));
+      answer =
+          done.ok()
+              ? *done
+              : Json{{"error", done.status().ToString()},
+                     {"unimplemented", absl::IsUnimplemented(done.status())}};
+    } catch (const nlohmann::json::exception& error) {
+      answer = Json{{"error", error.what()}, {"unimplemented", false}};
+    }
+    std::printf("%s\n", answer.dump().c_str());
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvasir::bench
+
+int main() { return kvasir::bench::Main(); }

@@ -1,0 +1,114 @@
+// A build with nvcc.
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/status_macros.h"
+#include "bench/gpu/gpu_device.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/device/device_module.h"
+
+namespace kvasir::bench {
+namespace {
+
+absl::Status Of(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(what, ": ", cudaGetErrorName(error),
+                                          ": ", cudaGetErrorString(error)));
+}
+
+cudaStream_t HandleOf(const kernels::Stream& stream) {
+  return reinterpret_cast<cudaStream_t>(kernels::CudaDevice::HandleOf(stream));
+}
+
+// Owns: events, which stay for the next marks.
+class CudaClock final : public DeviceClock {
+ public:
+  ~CudaClock() override {
+    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+  }
+
+  absl::Status Mark(kernels::Stream& stream) override {
+    if (used_ == events_.size()) {
+      cudaEvent_t event = nullptr;
+      KVASIR_RETURN_IF_ERROR(Of(cudaEventCreate(&event), "cudaEventCreate"));
+      events_.push_back(event);
+    }
+    return Of(cudaEventRecord(events_[used_++], HandleOf(stream)),
+              "cudaEventRecord");
+  }
+  absl::StatusOr<std::vector<double>> Take(kernels::Stream& stream) override {
+    KVASIR_RETURN_IF_ERROR(stream.Synchronize());
+    std::vector<double> seconds;
+    for (size_t i = 1; i < used_; ++i) {
+      float milliseconds = 0.0f;
+      KVASIR_RETURN_IF_ERROR(
+          Of(cudaEventElapsedTime(&milliseconds, events_[i - 1], events_[i]),
+             "cudaEventElapsedTime"));
+      seconds.push_back(static_cast<double>(milliseconds) * 1e-3);
+    }
+    used_ = 0;
+    return seconds;
+  }
+  absl::Status Copy(kernels::Stream& stream, kernels::DevicePtr<void> to,
+                    kernels::DevicePtr<const void> from,
+                    size_t bytes) override {
+    return Of(cudaMemcpyAsync(to.device_address(), from.device_address(), bytes,
+                              cudaMemcpyDeviceToDevice, HandleOf(stream)),
+              "cudaMemcpyAsync");
+  }
+
+ private:
+  std::vector<cudaEvent_t> events_;
+  size_t used_ = 0;
+};
+
+// Null for another kind of device.
+const kernels::CudaDevice* CudaOf(const kernels::Device& device) {
+  return dynamic_cast<const kernels::CudaDevice*>(&device);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
+    const std::string& name, const std::string& module) {
+  if (name == "emulated") return kernels::LoadDevice(module, {});
+  absl::string_view ordinal = name;
+  kernels::CudaDeviceOptions options;
+  if (name != "cuda" && (!absl::ConsumePrefix(&ordinal, "cuda:") ||
+                         !absl::SimpleAtoi(ordinal, &options.ordinal))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device ", name, ": want cuda[:N] or emulated"));
+  }
+  return kernels::MakeCudaDevice(options);
+}
+
+std::unique_ptr<DeviceClock> MakeCudaClock() {
+  return std::make_unique<CudaClock>();
+}
+
+absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(
+    const kernels::Device& device) {
+  if (CudaOf(device) != nullptr) return MakeCudaClock();
+  return MakeHostClock();
+}
+
+absl::StatusOr<GpuFacts> FactsOf(const kernels::Device& device) {
+  const kernels::CudaDevice* const cuda = CudaOf(device);
+  if (cuda == nullptr) {
+    return GpuFacts{.name = device.name(), .timed_by = "host"};
+  }
+  KVASIR_ASSIGN_OR_RETURN(const kernels::CudaMemory memory, cuda->memory());
+  return GpuFacts{.name = cuda->properties().name,
+                  .multiprocessors = cuda->properties().multiprocessors,
+                  .l2_bytes = cuda->properties().l2_bytes,
+                  .memory_bytes = memory.total_bytes,
+                  .free_bytes = memory.free_bytes,
+                  .timed_by = "events"};
+}
+
+}  // namespace kvasir::bench

@@ -1,0 +1,23 @@
+// A build without nvcc.
+#include "absl/strings/str_cat.h"
+#include "bench/gpu/gpu_device.h"
+#include "kernels/device/device_module.h"
+
+namespace kvasir::bench {
+
+absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
+    const std::string& name, const std::string& module) {
+  if (name == "emulated") return kernels::LoadDevice(module, {});
+  return absl::UnimplementedError(
+      absl::StrCat("device ", name, ": this build has no CUDA back end"));
+}
+
+absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(const kernels::Device&) {
+  return MakeHostClock();
+}
+
+absl::StatusOr<GpuFacts> FactsOf(const kernels::Device& device) {
+  return GpuFacts{.name = device.name(), .timed_by = "host"};
+}
+
+}  // namespace kvasir::bench

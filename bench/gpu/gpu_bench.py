@@ -1,0 +1,395 @@
+"""Stage `bench` of gpu_check: attention over caches of models' shapes and decode steps on a
+GPU, beside the device's own copy and, where PyTorch or FlashInfer is there, theirs over a
+dense bf16 cache: all in turn, row by row, in one run. Figures as JSON, of which
+bench/gpu/page.py writes a section of docs/performance.md.
+
+Every figure is a median over pairs; what spreads over 15 %, or has fewer than seven pairs,
+is undecided.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+PLANS = ["dense-bf16", "dense-8bit", "dense-4bit", "rotated-4bit", "rap-50", "rap-50-4bit"]
+SHAPES = {  # query heads, KV heads, numbers of a head
+    "llama-3-8b": (32, 8, 128), "llama-2-7b": (32, 32, 128), "kvasir-tiny": (16, 8, 32),
+}
+ROWS = [(batch, context) for context in (4096, 32768, 131072) for batch in (1, 16, 64)]
+# Share of the copy's bandwidth, where so many tokens are read.
+FEWEST_TOKENS = 32768
+SHARES = {"dense-bf16": 0.85, "dense-8bit": 0.75, "dense-4bit": 0.65, "rotated-4bit": 0.65}
+# Over the fastest dense bf16 attention there is.
+SPEEDUPS = {"dense-4bit": 2.6, "rotated-4bit": 2.6, "rap-50": 1.7, "rap-50-4bit": 4.5}
+# Of models with random weights: plan, and (batch, context, share of the floor).
+DECODE_SHAPE, DECODE_LAYERS, DECODE_WEIGHTS = "llama-3-8b", 32, 16.1e9
+DECODE_PLANS = ["dense-bf16", "rotated-4bit", "rap-50-4bit"]
+DECODE_ROWS = [(1, 4096, 0.75), (32, 16384, 0.6)]
+PAIRS, FEWEST_PAIRS, MOST_SPREAD = 9, 7, 0.15
+PAGE = 64
+COPY_BYTES = 1 << 30
+
+
+class Unserved(Exception):
+    """The GPU has no kernel for it."""
+
+
+class Failure(Exception):
+    pass
+
+
+class Bench:
+    """A process of bench_gpu."""
+
+    def __init__(self, arguments):
+        self.process = subprocess.Popen([arguments.programs / "bin/bench_gpu"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+        self.facts = self.ask(do="open", device=arguments.device,
+                              module=str(arguments.programs / "bin/kvasir-emulated.so"))
+
+    def ask(self, **request):
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            raise Failure(f"bench_gpu ended with {self.process.wait()} at {request}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise (Unserved if answer["unimplemented"] else Failure)(answer["error"])
+        return answer
+
+    def close(self):
+        self.process.stdin.close()
+        return self.process.wait()
+
+
+# ------------------------------------------------------------------ baselines
+
+class Torch:
+    """PyTorch's attention of one new token a sequence over a dense bf16 cache, by each of
+    its back ends; FlashInfer's where it is there. Every sample reads another cache."""
+
+    def __init__(self):
+        import torch
+        from torch.nn.attention import SDPBackend
+
+        if not torch.cuda.is_available():
+            raise ImportError("PyTorch sees no GPU")
+        self.torch = torch
+        self.backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+                         "efficient": SDPBackend.EFFICIENT_ATTENTION}
+        self.version = f"PyTorch {torch.__version__}"
+        try:
+            import flashinfer
+
+            self.flashinfer = flashinfer
+            self.version += f", FlashInfer {flashinfer.__version__}"
+        except ImportError:
+            self.flashinfer = None
+
+    def make(self, shape, batch, context, sets):
+        torch = self.torch
+        heads, kv_heads, dim = SHAPES[shape]
+        options = {"device": "cuda", "dtype": torch.bfloat16}
+        self.query = torch.randn(batch, heads, 1, dim, **options)
+        self.caches = [(torch.randn(batch, kv_heads, context, dim, **options),
+                        torch.randn(batch, kv_heads, context, dim, **options)) for _ in range(sets)]
+        self.next = 0
+        self.grouped = heads != kv_heads
+        calls = {f"torch_{name}": self.sdpa(backend) for name, backend in self.backends.items()}
+        if self.flashinfer is not None:
+            calls["flashinfer"] = self.paged(batch, context, heads, kv_heads, dim)
+        self.calls = {}
+        for name, call in calls.items():
+            try:  # warms up, and finds out what it does not serve
+                self.time(call)
+                self.calls[name] = call
+            except (RuntimeError, ValueError, TypeError) as error:
+                print(f"  {name} does not serve {shape}: {str(error).splitlines()[0]}", flush=True)
+        return list(self.calls)
+
+    def sdpa(self, backend):
+        from torch.nn.attention import sdpa_kernel
+
+        def call(key, value):
+            with sdpa_kernel(backend):
+                return self.torch.nn.functional.scaled_dot_product_attention(
+                    self.query, key, value, enable_gqa=self.grouped)
+        return call
+
+    def paged(self, batch, context, heads, kv_heads, dim):
+        torch, pages = self.torch, math.ceil(context / PAGE)
+        wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            torch.empty(128 << 20, dtype=torch.uint8, device="cuda"), "HND")
+        first = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * pages
+        wrapper.plan(first, torch.arange(batch * pages, dtype=torch.int32, device="cuda"),
+                     torch.full((batch,), (context - 1) % PAGE + 1, dtype=torch.int32, device="cuda"),
+                     heads, kv_heads, dim, PAGE, data_type=torch.bfloat16)
+
+        def call(key, value):
+            # The same bytes, seen as pages.
+            shape = (batch * pages, kv_heads, PAGE, dim)
+            return wrapper.run(self.query[:, :, 0], (key.view(shape), value.view(shape)))
+        return call
+
+    def time(self, call):
+        key, value = self.caches[self.next]
+        self.next = (self.next + 1) % len(self.caches)
+        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call(key, value)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3
+
+    def sample(self, name):
+        return self.time(self.calls[name])
+
+    def drop(self):
+        self.caches, self.calls = [], {}
+        self.torch.cuda.empty_cache()
+
+
+class NoTorch:
+    def __init__(self, why):
+        self.version = f"none: {why}"
+
+    def make(self, *_):
+        return []
+
+    def drop(self):
+        pass
+
+
+def baselines(device):
+    if not device.startswith("cuda"):
+        return NoTorch(f"the device is {device}")
+    try:
+        return Torch()
+    except ImportError as error:
+        return NoTorch(error)
+
+
+# ---------------------------------------------------------------------- rows
+
+def middle(values):
+    """{median, spread}: the middle half of the values, relative to the median."""
+    ordered = sorted(values)
+
+    def quantile(share):
+        return ordered[int(share * (len(ordered) - 1) + 0.5)]
+
+    median = statistics.median(ordered)
+    return {"median": median, "spread": (quantile(0.75) - quantile(0.25)) / median if median else 0.0}
+
+
+def undecided(*ratios, pairs):
+    return pairs < FEWEST_PAIRS or any(ratio["spread"] > MOST_SPREAD for ratio in ratios)
+
+
+def judged(row, name, value, target, pairs):
+    """Puts a ratio, its spread and what it should be into the row."""
+    row[name], row[f"{name}_spread"] = value["median"], value["spread"]
+    if target is None:
+        return
+    open_ = undecided(value, pairs=pairs)
+    row[f"{name}_target"], row[f"{name}_undecided"] = target, open_
+    row[f"{name}_met"] = not open_ and value["median"] >= target
+
+
+class Run:
+    def __init__(self, arguments, bench, others):
+        self.arguments, self.bench, self.others = arguments, bench, others
+        self.deadline = time.monotonic() + arguments.seconds
+        self.pairs = 2 if arguments.quick else PAIRS
+        self.copy_bytes = 1 << 16 if arguments.quick else COPY_BYTES
+        self.report = {
+            "tests": [],
+            "figures": {"machine": bench.facts, "baselines": others.version, "pairs": self.pairs,
+                        "quick": arguments.quick, "attention": [], "decode": [], "left_out": []}}
+
+    def write(self):
+        part = self.arguments.json.with_suffix(".part")
+        part.write_text(json.dumps(self.report))
+        part.rename(self.arguments.json)
+
+    def leave_out(self, name, why):
+        self.report["figures"]["left_out"].append({"row": name, "why": why})
+        print(f"  {name}: {why}", flush=True)
+        self.write()
+
+    def test(self, name, status, text=""):
+        self.report["tests"].append({"name": name, "status": status, **({"text": text} if text else {})})
+        self.write()
+
+    def attempt(self, name, measure):
+        """A row, or why there is none."""
+        if time.monotonic() > self.deadline:
+            return self.leave_out(name, "not run: the time is up")
+        try:
+            measure()
+            self.test(name, "passed")
+        except Unserved as error:
+            self.leave_out(name, f"not served: {error}")
+            self.test(name, "skipped", str(error))
+        except Failure as error:
+            self.leave_out(name, f"failed: {error}")
+            self.test(name, "failed", str(error))
+        return None
+
+    def bandwidth(self):
+        return self.bench.ask(do="copy", bytes=self.copy_bytes)["bytes_per_second"]
+
+    def free_bytes(self):
+        """What caches may take: nothing is known of an emulated device, whose rows are small."""
+        free = self.bench.facts["free_bytes"]
+        return 0.9 * free - 2 * self.copy_bytes if free else math.inf
+
+    def attention(self, shapes, rows):
+        free = self.free_bytes()
+        for shape in shapes:
+            bytes_of = {}
+            for plan in PLANS:
+                bytes_of[plan] = self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"]
+            for batch, context in rows:
+                slots = batch * math.ceil(context / PAGE) * PAGE
+                copies = 1 if isinstance(self.others, NoTorch) else 2
+
+                def arenas(plan, slots=slots, bytes_of=bytes_of):
+                    # Four times the second-level cache, before one is read again.
+                    return max(1, math.ceil(4 * self.bench.facts["l2_bytes"] / (slots * bytes_of[plan])))
+
+                dense = slots * bytes_of["dense-bf16"] * arenas("dense-bf16")
+                case = f"attention.{shape}.b{batch}.c{context}"
+                if time.monotonic() > self.deadline:
+                    self.leave_out(case, "not run: the time is up")
+                    continue
+                if copies * dense > free:
+                    self.leave_out(case, f"does not fit: {copies * dense / 2**30:.1f} GiB of dense caches, "
+                                         f"{free / 2**30:.1f} GiB are free")
+                    continue
+                try:
+                    self.bench.ask(do="make", name="dense", shape=shape, plan="dense-bf16", slots=slots,
+                                   arenas=arenas("dense-bf16"))
+                    others = self.others.make(shape, batch, context, arenas("dense-bf16"))
+                except (Failure, Unserved) as error:
+                    self.leave_out(case, f"failed: {error}")
+                    self.test(case, "failed", str(error))
+                    continue
+                for plan in PLANS:
+                    own = slots * bytes_of[plan] * arenas(plan)
+                    name = f"attention.{shape}.{plan}.b{batch}.c{context}"
+                    if plan != "dense-bf16" and copies * dense + own > free:
+                        self.leave_out(name, "does not fit beside the dense caches")
+                        continue
+                    self.attempt(name, lambda plan=plan, slots=slots, n=arenas(plan), others=others, batch=batch,
+                                 context=context, shape=shape, each=bytes_of[plan]: self.row(
+                                     shape, plan, batch, context, slots, n, others, each))
+                self.others.drop()
+                self.bench.ask(do="drop", name="dense")
+
+    def row(self, shape, plan, batch, context, slots, arenas, others, bytes_per_slot):
+        own = "dense" if plan == "dense-bf16" else "own"
+        if own == "own":
+            self.bench.ask(do="make", name=own, shape=shape, plan=plan, slots=slots, arenas=arenas)
+        samples = {name: [] for name in ("copy", "dense", "own", "kernel", *others)}
+        for pair in range(-1, self.pairs):
+            took = {"copy": self.bandwidth()}
+            order = ["dense", own] if pair % 2 else [own, "dense"]
+            for name in dict.fromkeys(order):
+                done = self.bench.ask(do="run", name=name, batch=batch, context=context)
+                took[name] = done["seconds"]
+                if name == own:
+                    took["own"], took["kernel"] = done["seconds"], done["kernel_seconds"]
+            for name in others:
+                took[name] = self.others.sample(name)
+            if pair >= 0:  # the first warms up
+                for name in samples:
+                    samples[name].append(took[name])
+        if own == "own":
+            self.bench.ask(do="drop", name=own)
+        read = bytes_per_slot * batch * context
+        row = {"shape": shape, "plan": plan, "batch": batch, "context": context, "bytes": read, "arenas": arenas,
+               "us": middle(samples["own"])["median"] * 1e6,
+               "copy_bytes_per_second": middle(samples["copy"])["median"]}
+        filled = batch * context >= FEWEST_TOKENS
+        judged(row, "share", middle([read / (took * copy) for took, copy in zip(samples["kernel"], samples["copy"])]),
+               SHARES.get(plan) if filled else None, self.pairs)
+        row["baselines_us"] = {name: middle(samples[name])["median"] * 1e6 for name in ("dense", *others)}
+        best = min(row["baselines_us"], key=row["baselines_us"].get)
+        row["best_baseline"] = best
+        judged(row, "speedup", middle([base / took for base, took in zip(samples[best], samples["own"])]),
+               SPEEDUPS.get(plan) if filled else None, self.pairs)
+        self.report["figures"]["attention"].append(row)
+        print(f"  {shape} {plan} batch {batch} context {context}: {row['us']:.1f} us, {row['share']:.2f} of the copy's "
+              f"bandwidth, {row['speedup']:.2f} over {best}", flush=True)
+
+    def decode(self, shape, plan, rows, steps):
+        """All rows over one model: making its weights takes longest."""
+        served = []
+        for row in rows:
+            batch, context, _ = row
+            # As if every layer had its own; a page more for each sequence.
+            cache = batch * (context + 5 * PAGE) * DECODE_LAYERS * self.bench.ask(
+                do="bytes", shape=shape, plan=plan)["bytes_per_slot"]
+            if DECODE_WEIGHTS + cache > self.free_bytes():
+                self.leave_out(f"decode.{shape}.{plan}.b{batch}.c{context}",
+                               f"does not fit: {(DECODE_WEIGHTS + cache) / 2**30:.1f} GiB, "
+                               f"{self.free_bytes() / 2**30:.1f} GiB are free")
+            else:
+                served.append(row)
+        if served:
+            self.attempt(f"decode.{shape}.{plan}", lambda: self.decode_rows(shape, plan, served, steps))
+
+    def decode_rows(self, shape, plan, rows, steps):
+        made = self.bench.ask(do="decode_make", shape=shape, plan=plan, batch=max(row[0] for row in rows),
+                              context=max(row[1] for row in rows))
+        for batch, context, target in rows:
+            shares, seconds = [], []
+            for pair in range(-1, self.pairs):
+                bandwidth = self.bandwidth()
+                done = self.bench.ask(do="decode_run", batch=batch, context=context, steps=steps)
+                if pair >= 0:
+                    shares.append((made["weight_bytes"] + done["cache_bytes"]) / bandwidth / done["seconds"])
+                    seconds.append(done["seconds"])
+            row = {"shape": shape, "plan": plan, "batch": batch, "context": context,
+                   "ms": middle(seconds)["median"] * 1e3, "tokens_per_second": batch / middle(seconds)["median"],
+                   "weight_bytes": made["weight_bytes"], "cache_bytes": done["cache_bytes"]}
+            judged(row, "share", middle(shares), target, self.pairs)
+            self.report["figures"]["decode"].append(row)
+            print(f"  decode {shape} {plan} batch {batch} context {context}: {row['ms']:.2f} ms a step, "
+                  f"{row['share']:.2f} of the floor", flush=True)
+        self.bench.ask(do="decode_drop")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=pathlib.Path, required=True, help="the bundle's folder")
+    parser.add_argument("--json", type=pathlib.Path, required=True)
+    parser.add_argument("--seconds", type=float, default=480)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
+    arguments = parser.parse_args()
+    bench = Bench(arguments)
+    run = Run(arguments, bench, baselines(arguments.device))
+    if arguments.quick:
+        for plan in "dense-bf16", "palu-50-g4":
+            run.decode("kvasir-tiny", plan, [(1, 30, 0.75), (2, 40, 0.6)], 1)
+        run.attention(["kvasir-tiny"], [(2, 40)])
+    else:
+        run.attention(["llama-3-8b"], ROWS)
+        for plan in DECODE_PLANS:
+            run.decode(DECODE_SHAPE, plan, DECODE_ROWS, 8)
+        run.attention(["llama-2-7b"], ROWS)
+    run.write()
+    if bench.close():
+        run.test("bench.end", "failed", "bench_gpu did not end well")
+    return 1 if any(test["status"] == "failed" for test in run.report["tests"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The section on GPUs of docs/performance.md, from the results of scripts/gpu_check that
+are committed in bench/gpu/results (gpu-STAGE.json, as it wrote them). bench/performance.sh
+writes it with the rest of the page; alone:
+
+  python3 bench/gpu/gpu_page.py docs/performance.md docs/performance-avx2.md
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import gpu_bench
+
+RESULTS = Path(__file__).resolve().parent / "results"
+BEGIN, END = "<!-- bench/gpu/gpu_page.py writes this -->", "<!-- to here -->"
+NEVER = "never run"
+STAGES = {
+    "primitives": "primitives, memory, copies and launches", "ops": "kernels against their references",
+    "attention": "attention on shapes of models against the CPU", "engine": "logits and losses against the CPU engine",
+    "serve": "`kvasir serve --device cuda`", "bench": "the rows below",
+}
+
+
+class ResultError(Exception):
+    pass
+
+
+def table(head, rows):
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
+
+
+def read(folder):
+    results = {}
+    for stage in STAGES:
+        path = folder / f"gpu-{stage}.json"
+        if not path.exists():
+            continue
+        report = json.loads(path.read_text())
+        if report["quick"]:
+            raise ResultError(f"{path.name} is of a run with --quick, whose figures mean nothing")
+        if report["stage"] != stage or not report["finished"]:
+            raise ResultError(f"{path.name}: want a run of stage {stage} that came to its end")
+        results[stage] = report
+    return results
+
+
+def stage_row(stage, results):
+    if stage not in results:
+        return [f"`{stage}`", STAGES[stage], NEVER, "", ""]
+    report = results[stage]
+    counts = [sum(test["status"] == status for program in report["programs"] for test in program["tests"])
+              for status in ("passed", "failed", "skipped")]
+    tool = f", {report['sanitizer']}" if report["sanitizer"] else ""
+    return [f"`{stage}`", STAGES[stage], report["date"][:10],
+            f"{report['gpu']['name']} (CUDA {report['gpu']['driver_cuda']}), `{report['commit']}`{tool}",
+            ("" if report["passed"] else "**failed**: ") + "{} passed, {} failed, {} skipped".format(*counts)]
+
+
+def ratio(row, name):
+    """A ratio, what it should be, and whether it is."""
+    cells = [f"{row[name]:.2f}", "", ""]
+    if f"{name}_target" in row:
+        cells[1] = f"≥ {row[f'{name}_target']:g}"
+        cells[2] = ("undecided" if row[f"{name}_undecided"] else
+                    "met" if row[f"{name}_met"] else "**missed**")
+    return cells
+
+
+def attention(figures):
+    return table(
+        ["shape", "cache", "batch", "context", "µs", "share of the copy", "target", "", "× the best dense", "target", "",
+         "that is"],
+        [[row["shape"], row["plan"], str(row["batch"]), str(row["context"]), f"{row['us']:.4g}", *ratio(row, "share"),
+          *ratio(row, "speedup"), f"{row['best_baseline']}, {row['baselines_us'][row['best_baseline']]:.4g} µs"]
+         for row in figures["attention"]])
+
+
+def decode(figures):
+    return table(["shape", "cache", "batch", "context", "ms a step", "tokens/s", "share of the floor", "target", ""],
+                 [[row["shape"], row["plan"], str(row["batch"]), str(row["context"]), f"{row['ms']:.4g}",
+                   f"{row['tokens_per_second']:.4g}", *ratio(row, "share")] for row in figures["decode"]])
+
+
+def never_measured():
+    rows = []
+    for plan in gpu_bench.PLANS:
+        asked = [f"≥ {values[plan]:g} {what}" for values, what in (
+            (gpu_bench.SHARES, "of the copy's bandwidth"), (gpu_bench.SPEEDUPS, "times the best dense"))
+            if plan in values]
+        rows.append([f"attention over `{plan}`", ", ".join(asked), NEVER])
+    rows += [[f"decode of {gpu_bench.DECODE_SHAPE}, `{plan}`, batch {batch} × {context}", f"≥ {target:g} of the floor",
+              NEVER] for plan in gpu_bench.DECODE_PLANS for batch, context, target in gpu_bench.DECODE_ROWS]
+    rows += [["decode beside Hugging Face transformers with a static cache", "", NEVER],
+             ["prefill of 8192 tokens", "≥ 0.6 of what mma.sync reaches", NEVER]]
+    return table(["row", "target", ""], rows)
+
+
+def section(folder=RESULTS):
+    results = read(folder)
+    parts = [table(["stage", "what", "last run", "on", "came to"], [stage_row(stage, results) for stage in STAGES]), ""]
+    if "bench" not in results:
+        return "\n".join([*parts, never_measured()])
+    for program in results["bench"]["programs"]:
+        figures = program["figures"]
+        machine = figures["machine"]
+        parts += [f"{machine['name']}, timed by {machine['timed_by']}; baselines: {figures['baselines']}. "
+                  f"Medians of {figures['pairs']} pairs.", ""]
+        for write in attention, decode:
+            parts += [write(figures), ""]
+        parts += [f"- {left['row']}: {left['why']}" for left in figures["left_out"]]
+    return "\n".join([*parts, "", f"Decode beside Hugging Face transformers, and prefill: {NEVER}."])
+
+
+def marked(text):
+    return f"{BEGIN}\n\n{text}\n\n{END}"
+
+
+def rewritten(page, folder=RESULTS):
+    """The page with the section between its marks written anew."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ResultError(f"the page has no {BEGIN} ... {END}")
+    return before + marked(section(folder)) + after
+
+
+def main():
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(rewritten(path.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+# Programs for a machine with a GPU: what scripts/gpu_check runs there, by stage,
+# and scripts/bundle packs.
+function(kvasir_gpu_program stage target)
+  set_property(GLOBAL APPEND PROPERTY KVASIR_GPU_PROGRAMS "${stage}|${target}")
+endfunction()
+# A script of such a stage, which needs no build.
+function(kvasir_gpu_script stage file)
+  set_property(GLOBAL APPEND PROPERTY KVASIR_GPU_PROGRAMS "${stage}|${file}")
+endfunction()
+
+# When all targets are there: targets gpu_programs and gpu_programs_<stage>, and
+# the list gpu_programs.txt, a stage and a program a line.
+function(kvasir_gpu_programs)
+  get_property(programs GLOBAL PROPERTY KVASIR_GPU_PROGRAMS)
+  if(NOT programs)
+    return()
+  endif()
+  add_custom_target(gpu_programs)
+  set(lines)
+  foreach(program IN LISTS programs)
+    string(REPLACE "|" ";" pair "${program}")
+    list(GET pair 0 stage)
+    list(GET pair 1 target)
+    if(NOT TARGET gpu_programs_${stage})
+      add_custom_target(gpu_programs_${stage})
+      add_dependencies(gpu_programs gpu_programs_${stage})
+    endif()
+    if(TARGET ${target})
+      add_dependencies(gpu_programs_${stage} ${target})
+      string(APPEND lines "${stage} $<TARGET_FILE:${target}>\n")
+    else()
+      string(APPEND lines "${stage} ${target}\n")
+    endif()
+  endforeach()
+  file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/gpu_programs.txt CONTENT "${lines}")
+endfunction()

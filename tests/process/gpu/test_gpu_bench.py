@@ -1,0 +1,164 @@
+"""The benchmark for GPUs over the emulated device, the stage that asks a server, and the page
+of what they measure."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from kvasir_process import BINARY, ROOT
+from test_gpu_check import driver  # noqa: F401
+
+sys.path.insert(0, str(ROOT / "bench/gpu"))
+
+import gpu_bench  # noqa: E402
+import gpu_page  # noqa: E402
+
+BUILD = BINARY.parent
+BENCH, MODULE = BUILD / "bench/gpu/bench_gpu", BUILD / "kvasir-emulated.so"
+needs_bench = pytest.mark.skipif(not (BENCH.exists() and MODULE.exists()), reason="bench_gpu is not built")
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """A bundle of what the stages `serve` and `bench` run."""
+    folder = tmp_path / "bundle"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "models").symlink_to(ROOT / "models")
+    for source in BENCH, MODULE, BINARY:
+        (folder / "bin" / source.name).symlink_to(source)
+    for script in "scripts/gpu_serve.py", "bench/gpu/gpu_bench.py":
+        shutil.copy(ROOT / script, folder / "bin")
+    for script in "gpu_check", "gpu_check.py":
+        shutil.copy(ROOT / "scripts" / script, folder)
+    (folder / "manifest.json").write_text(json.dumps(
+        {"commit": "abc", "glibc": "2.17", "stages": {"serve": ["kvasir", "gpu_serve.py"],
+                                                      "bench": ["bench_gpu", "gpu_bench.py"]}}))
+    return folder
+
+
+def check(programs, driver, stage):  # noqa: F811
+    done = subprocess.run(
+        [programs / "gpu_check", "--stage", stage, "--quick", "--device", "emulated", "--driver", driver],
+        cwd=programs, env=os.environ, capture_output=True, text=True)
+    report = json.loads((programs / f"gpu-{stage}.json").read_text())
+    assert done.returncode == 0 and report["passed"] and report["finished"] and report["quick"], done.stdout + done.stderr
+    program, = report["programs"]
+    return done.stdout, program
+
+
+@needs_bench
+def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver):  # noqa: F811
+    said, program = check(programs, driver, "bench")
+    figures = program["figures"]
+    assert [row["plan"] for row in figures["attention"]] == gpu_bench.PLANS
+    for row in figures["attention"]:
+        assert row["us"] > 0 and row["bytes"] > 0 and row["best_baseline"] == "dense"
+        assert row["share_undecided"] is True if "share_target" in row else True
+    dense, eight, four = (row["bytes"] for row in figures["attention"][:3])
+    assert dense > eight > four > 0.2 * dense
+    assert [(row["batch"], row["context"]) for row in figures["decode"]] == [(1, 30), (2, 40)]
+    assert all(row["ms"] > 0 and row["cache_bytes"] > 0 and row["share_undecided"] for row in figures["decode"])
+    assert figures["machine"]["timed_by"] == "host" and "the device is emulated" in figures["baselines"]
+    # What has no kernel is named, and fails nothing.
+    left, = figures["left_out"]
+    assert left["row"].startswith("decode.kvasir-tiny.palu") and "not served" in left["why"]
+    assert {test["status"] for test in program["tests"]} == {"passed", "skipped"}
+    assert "kvasir-tiny rap-50-4bit batch 2" in said
+
+
+@needs_bench
+def test_a_wrong_request_is_answered_and_the_next_one_served():
+    lines = ['{"do": "run", "name": "a"}', "{", '{"do": "bytes", "shape": "llama-3-8b"}',
+             '{"do": "bytes", "shape": "none", "plan": "rap-50"}', '{"do": "open", "device": "gpu"}',
+             '{"do": "bytes", "shape": "llama-3-8b", "plan": "dense-bf16"}']
+    done = subprocess.run([BENCH], input="\n".join(lines), capture_output=True, text=True, check=True)
+    *wrong, right = map(json.loads, done.stdout.splitlines())
+    for answer, why in zip(wrong, ["no device is open", "parse error", "plan", "none", "gpu"]):
+        assert why in answer["error"], answer
+    assert right == {"bytes_per_slot": 4096.0}
+
+
+@needs_bench
+def test_a_server_is_asked_on_the_emulated_device(programs, driver):  # noqa: F811
+    said, program = check(programs, driver, "serve")
+    assert [(test["name"], test["status"]) for test in program["tests"]] == [
+        ("serve.dense-bf16", "passed"), ("serve.rotated-4bit", "passed")]
+    assert all(figures["text"] for figures in program["figures"].values()) and "serve over rotated-4bit" in said
+
+
+def test_a_server_that_does_not_start_fails_with_its_words(programs):
+    report = programs / "report.json"
+    done = subprocess.run([sys.executable, programs / "bin/gpu_serve.py", "--programs", programs, "--json", report,
+                           "--device", "emulated:f64", "--quick"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert all("at start" in test["text"] and "f64" in test["text"] for test in json.loads(report.read_text())["tests"])
+
+
+# -------------------------------------------------------------------- figures
+
+def test_a_ratio_is_judged_where_it_is_decided():
+    for values, target, pairs, met, open_ in [([0.9] * 9, 0.85, 9, True, False), ([0.8] * 9, 0.85, 9, False, False),
+                                              ([0.9] * 5, 0.85, 5, False, True),
+                                              ([0.5, 0.9, 1.5] * 3, 0.85, 9, False, True)]:
+        row = {}
+        gpu_bench.judged(row, "share", gpu_bench.middle(values), target, pairs)
+        assert (row["share_met"], row["share_undecided"]) == (met, open_), values
+    row = {}
+    gpu_bench.judged(row, "share", gpu_bench.middle([1.0]), None, 9)
+    assert "share_met" not in row
+
+
+def attention_row(**others):
+    row = {"shape": "llama-3-8b", "plan": "rap-50", "batch": 16, "context": 4096, "us": 123.4, "bytes": 1,
+           "best_baseline": "torch_flash", "baselines_us": {"dense": 300.0, "torch_flash": 250.0}}
+    gpu_bench.judged(row, "share", {"median": 0.8, "spread": 0.01}, 0.85, 9)
+    gpu_bench.judged(row, "speedup", {"median": 2.03, "spread": 0.01}, 1.7, 9)
+    return row | others
+
+
+def report_of(stage):
+    figures = {"machine": {"name": "NVIDIA H100", "timed_by": "events"}, "baselines": "PyTorch 2.9", "pairs": 9,
+               "attention": [attention_row()], "decode": [],
+               "left_out": [{"row": "attention.llama-2-7b.b64.c131072", "why": "does not fit"}]}
+    return {"stage": stage, "passed": True, "finished": True, "quick": False, "date": "2026-11-25T10:00:00Z",
+            "commit": "abc", "sanitizer": None, "gpu": {"name": "NVIDIA H100", "driver_cuda": "13.0"},
+            "programs": [{"program": "p", "figures": figures, "tests": [{"name": "a", "status": "passed"}]}]}
+
+
+def test_what_never_ran_is_told_as_that(tmp_path):
+    text = gpu_page.section(tmp_path)
+    for stage in gpu_page.STAGES:
+        assert any(line.startswith(f"| `{stage}` |") and gpu_page.NEVER in line for line in text.splitlines())
+    for plan in gpu_bench.PLANS:
+        assert any(f"`{plan}`" in line and line.endswith("| never run |") for line in text.splitlines())
+
+
+def test_what_ran_is_told_with_date_gpu_and_verdict(tmp_path):
+    for stage in "ops", "bench":
+        (tmp_path / f"gpu-{stage}.json").write_text(json.dumps(report_of(stage)))
+    text = gpu_page.section(tmp_path)
+    assert "| `ops` | kernels against their references | 2026-11-25 | NVIDIA H100 (CUDA 13.0), `abc` | 1 passed, 0 failed, 0 skipped |" in text
+    assert ("| llama-3-8b | rap-50 | 16 | 4096 | 123.4 | 0.80 | ≥ 0.85 | **missed** | 2.03 | ≥ 1.7 | met | "
+            "torch_flash, 250 µs |") in text
+    assert "- attention.llama-2-7b.b64.c131072: does not fit" in text
+    assert "| `engine` | logits and losses against the CPU engine | never run |" in text
+
+
+@pytest.mark.parametrize("others, why", [({"quick": True}, "figures mean nothing"), ({"finished": False}, "came to its end"),
+                                         ({"stage": "ops"}, "want a run of stage bench")])
+def test_results_that_say_nothing_are_refused(tmp_path, others, why):
+    (tmp_path / "gpu-bench.json").write_text(json.dumps(report_of("bench") | others))
+    with pytest.raises(gpu_page.ResultError, match=why):
+        gpu_page.section(tmp_path)
+
+
+@pytest.mark.parametrize("page", ["performance.md", "performance-avx2.md"])
+def test_the_pages_have_what_the_results_say(page):
+    text = (ROOT / "docs" / page).read_text()
+    assert gpu_page.rewritten(text) == text
+    with pytest.raises(gpu_page.ResultError, match="the page has no"):
+        gpu_page.rewritten(text.replace(gpu_page.END, ""))

@@ -1,0 +1,317 @@
+"""scripts/gpu_check where there is no GPU: what it says then, and what it makes of programs,
+of which a bundle of stand-ins has some. A driver is a library of a few functions."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from kvasir_process import BINARY, ROOT, wait_until
+
+DRIVER = r"""
+#include <cstdlib>
+#include <cstring>
+extern "C" {
+int cuInit(unsigned) { return std::getenv("FAKE_INIT") ? std::atoi(std::getenv("FAKE_INIT")) : 0; }
+int cuDriverGetVersion(int* version) { *version = 13010; return 0; }
+int cuDeviceGetCount(int* count) {
+  *count = std::getenv("FAKE_COUNT") ? std::atoi(std::getenv("FAKE_COUNT")) : 1;
+  return 0;
+}
+int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char* name, int, int) { std::strcpy(name, "Fake GPU"); return 0; }
+int cuDeviceTotalMem_v2(unsigned long* bytes, int) { *bytes = 80ul << 30; return 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int) { *value = attribute == 75 ? 9 : 0; return 0; }
+}
+"""
+# Speaks as gtest does. What its tests do lies beside it.
+PROGRAM = r"""#!/usr/bin/env python3
+import json, os, sys, time
+assert os.environ["KVASIR_REQUIRE_GPU"] == "1"
+tests = json.load(open(sys.argv[0] + ".json"))
+print("on a GPU, sm_90", flush=True)
+if "--gtest_list_tests" in sys.argv:
+    print("Norm.  # TypeParam = float")
+    for name in tests:
+        print("  " + name)
+    sys.exit(0)
+wanted = ["Norm." + name for name in tests]
+for argument in sys.argv[1:]:
+    if argument.startswith("--gtest_flagfile="):
+        line, = open(argument.split("=", 1)[1])
+        wanted = line.strip().split("=", 1)[1].split(":")
+failed = broken = False
+for name, what in tests.items():
+    if "Norm." + name not in wanted:
+        continue
+    print("[ RUN      ] Norm." + name, flush=True)
+    if what == "hangs":
+        time.sleep(600)
+    if what == "dies" or broken:
+        print("an illegal address", flush=True)
+        os.abort()
+    if what == "breaks":  # as an error that stays: what comes behind it dies
+        broken, what = True, "failed"
+    if what == "failed":
+        print("file.cc:7: Failure, 1 is not 2")
+        failed = True
+    end = {"passed": "      OK", "failed": " FAILED ", "skipped": " SKIPPED"}[what]
+    print(f"[ {end} ] Norm.{name}{', where GetParam() = 3' if what == 'failed' else ''} (0 ms)", flush=True)
+if failed:
+    print("[  FAILED  ] 1 test, listed below:")
+    print("[  FAILED  ] Norm." + "X")
+code = sys.argv[0] + ".code"
+sys.exit(int(open(code).read()) if os.path.exists(code) else int(failed))
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.cc").write_text(DRIVER)
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", folder / "libfake.so", folder / "driver.cc"], check=True)
+    return str(folder / "libfake.so")
+
+
+class Bundle:
+    def __init__(self, folder, driver):
+        self.folder, self.driver = folder, driver
+        (folder / "bin").mkdir()
+        for name in "gpu_check", "gpu_check.py":
+            shutil.copy(ROOT / "scripts" / name, folder)
+        self.manifest("2.17", [])
+
+    def manifest(self, glibc, programs):
+        (self.folder / "manifest.json").write_text(json.dumps(
+            {"commit": "abc", "glibc": glibc, "stages": {"primitives": [], "ops": programs}}))
+
+    def program(self, name, tests, code=None):
+        """tests: name -> "passed", "failed", "skipped", "dies", "breaks" or "hangs"."""
+        path = self.folder / "bin" / name
+        path.write_text(PROGRAM)
+        path.chmod(0o755)
+        path.with_name(f"{name}.json").write_text(json.dumps(tests))
+        if code is not None:
+            path.with_name(f"{name}.code").write_text(str(code))
+
+    def path(self, *others):
+        """PATH with what the scripts need and nothing that this machine happens to have."""
+        tools = self.folder / "tools"
+        tools.mkdir(exist_ok=True)
+        for tool in "bash", "env", "dirname":
+            if not (tools / tool).exists():
+                (tools / tool).symlink_to(shutil.which(tool))
+        python = tools / "python3"
+        python.write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        return ":".join(map(str, [*others, tools]))
+
+    def check(self, *flags, **environment):
+        done = subprocess.run(
+            [self.folder / "gpu_check", "--stage", "ops", "--driver", self.driver, *flags],
+            cwd=self.folder, env={**os.environ, **environment}, capture_output=True, text=True)
+        report = self.folder / "gpu-ops.json"
+        return done.returncode, done.stdout, json.loads(report.read_text()) if report.exists() else None
+
+
+@pytest.fixture
+def bundle(tmp_path, driver):
+    return Bundle(tmp_path, driver)
+
+
+def test_without_a_gpu_it_says_so_with_an_exit_code_of_its_own(bundle):
+    code, said, report = bundle.check("--driver", "libnone-such.so.1")
+    assert code == 3 and said == "gpu_check: no GPU: there is no NVIDIA driver (libnone-such.so.1)\n"
+    assert report is None
+    code, said, _ = bundle.check(FAKE_INIT="999")
+    assert code == 3 and "cuInit of the NVIDIA driver gives error 999" in said
+    code, said, _ = bundle.check(FAKE_COUNT="0")
+    assert code == 3 and "the NVIDIA driver sees none" in said
+
+
+def test_a_checkout_without_a_gpu_builds_nothing():
+    done = subprocess.run([ROOT / "scripts/gpu_check", "--stage", "primitives", "--driver", "libnone-such.so.1"],
+                          capture_output=True, text=True)
+    assert done.returncode == 3 and "no GPU" in done.stdout
+
+
+def test_what_came_of_each_test_is_told_and_written(bundle):
+    bundle.program("rows", {"A": "passed", "B": "skipped"})
+    bundle.program("linear", {"C": "passed"})
+    bundle.manifest("2.17", ["rows", "linear"])
+    code, said, report = bundle.check()
+    assert code == 0, said
+    assert said.startswith("== ops on Fake GPU, compute capability 9.0, 80.0 GiB, driver of CUDA 13.1; commit abc\n")
+    assert "rows: 1 passed, 0 failed, 1 skipped" in said
+    assert said.endswith("2 passed, 0 failed, 1 skipped\n")
+    assert report["passed"] and report["stage"] == "ops" and report["commit"] == "abc" and report["date"]
+    assert report["gpu"] == {"name": "Fake GPU", "compute_capability": "9.0", "memory_bytes": 80 << 30,
+                             "driver_cuda": "13.1", "gpus": 1}
+    assert [test["status"] for test in report["programs"][0]["tests"]] == ["passed", "skipped"]
+
+
+def statuses(result):
+    return [(test["name"].removeprefix("Norm."), test["status"]) for test in result["tests"]]
+
+
+def test_failures_fail_the_stage(bundle):
+    bundle.program("rows", {"A": "passed", "B": "failed"})
+    bundle.program("latents", {"D": "passed"})
+    bundle.manifest("2.17", ["rows", "latents"])
+    code, said, report = bundle.check()
+    assert code == 1 and not report["passed"] and report["finished"]
+    assert "failed: Norm.B: file.cc:7: Failure, 1 is not 2" in said
+    assert said.endswith("2 passed, 1 failed, 0 skipped\n")  # the others were run
+
+
+def test_one_bad_kernel_loses_no_other_tests_results(bundle):
+    bundle.program("rows", {"A": "passed", "B": "dies", "C": "passed", "D": "breaks", "E": "passed", "F": "skipped"})
+    bundle.manifest("2.17", ["rows"])
+    code, said, report = bundle.check()
+    rows, = report["programs"]
+    assert code == 1
+    # E died of what D left, and passes by itself.
+    assert sorted(statuses(rows)) == [("A", "passed"), ("B", "failed"), ("C", "passed"), ("D", "failed"),
+                                      ("E", "passed"), ("F", "skipped")]
+    assert rows["processes"] == 4 and "by 4 processes" in said
+    died = next(test for test in rows["tests"] if test["name"] == "Norm.B")
+    assert died["text"] == "ended by SIGABRT\nan illegal address"
+
+
+def test_a_test_that_hangs_is_ended_and_the_next_one_runs(bundle):
+    bundle.program("rows", {"A": "passed", "B": "hangs", "C": "passed"})
+    bundle.manifest("2.17", ["rows"])
+    code, _, report = bundle.check("--test-seconds", "1")
+    assert code == 1
+    assert statuses(report["programs"][0]) == [("A", "passed"), ("B", "failed"), ("C", "passed")]
+    assert "stopped after 1 s of one test" in report["programs"][0]["tests"][1]["text"]
+
+
+def test_a_program_that_dies_before_its_tests_is_told_with_its_last_words(bundle):
+    path = bundle.folder / "bin/rows"
+    path.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
+    path.chmod(0o755)
+    bundle.manifest("2.17", ["rows"])
+    code, said, report = bundle.check()
+    assert code == 1 and "no list of its tests; its last words:\nexit code 3: no room" in said
+    assert report["programs"][0]["ended"] == "no list of its tests"
+
+
+def test_an_exit_code_fails_where_every_test_passed(bundle):
+    bundle.program("rows", {"A": "passed"}, code=9)
+    bundle.manifest("2.17", ["rows"])
+    code, _, report = bundle.check()
+    assert code == 1 and report["programs"][0]["ended"] == "exit code 9"
+
+
+def test_results_are_written_as_they_come(bundle):
+    bundle.program("rows", {"A": "passed"})
+    bundle.program("linear", {"B": "hangs"})
+    bundle.manifest("2.17", ["rows", "linear"])
+    running = subprocess.Popen([bundle.folder / "gpu_check", "--stage", "ops", "--driver", bundle.driver],
+                               cwd=bundle.folder, stdout=subprocess.PIPE, text=True)
+    path = bundle.folder / "gpu-ops.json"
+    wait_until(lambda: path.exists() and statuses(json.loads(path.read_text())["programs"][0]), "the first program")
+    running.kill()
+    running.wait()
+    report = json.loads(path.read_text())
+    assert statuses(report["programs"][0]) == [("A", "passed")]
+    assert not report["finished"] and not report["passed"]
+
+
+def test_a_programs_children_end_with_the_stages_time(bundle):
+    bundle.program("rows", {"A": "hangs"})
+    bundle.manifest("2.17", ["rows"])
+    pid = bundle.folder / "pid"
+    tool = bundle.folder / "compute-sanitizer"  # it starts the program and waits for it
+    tool.write_text(f'#!/bin/bash\n"${{@:5}}" &\necho $! > {pid}\nwait\n')
+    tool.chmod(0o755)
+    code, said, _ = bundle.check("--sanitizer", "memcheck", "--seconds", "2", PATH=bundle.path(bundle.folder))
+    assert code == 1 and "the stage's time is up" in said
+
+    def is_gone():
+        stat = pathlib.Path(f"/proc/{pid.read_text().strip()}/stat")
+        return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+    wait_until(is_gone, "the program's end")
+
+
+def test_a_program_that_showed_nothing_is_no_success(bundle):
+    bundle.program("rows", {"A": "skipped"})
+    bundle.manifest("2.17", ["rows"])
+    assert bundle.check()[0] == 1
+    bundle.manifest("2.17", [])
+    assert bundle.check()[0] == 1
+
+
+def test_a_stage_ends_when_its_time_is_up(bundle):
+    bundle.program("rows", {"A": "passed", "B": "hangs", "C": "passed"})
+    bundle.program("linear", {"D": "passed"})
+    bundle.manifest("2.17", ["rows", "linear"])
+    code, said, report = bundle.check("--seconds", "2")
+    assert code == 1
+    assert statuses(report["programs"][0]) == [("A", "passed")]
+    assert [program["log"] for program in report["programs"]] == ["not run: Norm.B Norm.C", "not run: Norm.D"]
+    assert [program["ended"] for program in report["programs"]] == ["the stage's time is up"] * 2
+
+
+def test_a_build_that_takes_the_stages_time_is_no_failure(tmp_path, driver):
+    # A checkout whose bundle is packed at once, in a stage of no time.
+    (tmp_path / "scripts").mkdir()
+    for name in "gpu_check", "gpu_check.py":
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
+    manifest = json.dumps({"commit": "abc", "glibc": "2.17", "stages": {"ops": ["rows"]}})
+    (tmp_path / "scripts/bundle").write_text(f"#!/bin/bash\nmkdir -p $5\necho '{manifest}' > $5/manifest.json\n")
+    (tmp_path / "scripts/bundle").chmod(0o755)
+    done = subprocess.run([tmp_path / "scripts/gpu_check", "--stage", "ops", "--driver", driver, "--seconds", "0"],
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 4 and "nothing was run: the build took 0 s of the stage's 0" in done.stdout
+
+
+def test_programs_of_a_newer_system_are_not_tried(bundle):
+    bundle.manifest("99.1", [])
+    code, said, _ = bundle.check()
+    assert code == 4 and "need glibc 99.1" in said
+
+
+def test_programs_run_in_the_sanitizer_that_is_asked_for(bundle):
+    bundle.program("rows", {"A": "passed"})
+    bundle.manifest("2.17", ["rows"])
+    assert bundle.check("--sanitizer", "memcheck", PATH=bundle.path())[0] == 4
+    tool = bundle.folder / "compute-sanitizer"
+    tool.write_text('#!/bin/bash\necho "$@" > ' + str(bundle.folder / "asked") + '\nexec "${@:5}"\n')
+    tool.chmod(0o755)
+    code, said, report = bundle.check("--sanitizer", "memcheck", PATH=bundle.path(bundle.folder))
+    assert code == 0 and report["sanitizer"] == "memcheck", said
+    assert (bundle.folder / "asked").read_text().startswith("--tool memcheck --error-exitcode 1 ")
+
+
+def test_a_bundle_without_the_stage_says_what_it_has(bundle):
+    (bundle.folder / "manifest.json").write_text(json.dumps(
+        {"commit": "abc", "glibc": "2.17", "stages": {"primitives": ["rows"]}}))
+    code, said, _ = bundle.check()
+    assert code == 4 and "no programs of stage ops, only of primitives" in said
+
+
+def test_it_follows_a_real_program_of_gtest(bundle):
+    program = BINARY.parent / "bench/bench_paired_test"
+    if not program.exists():
+        pytest.skip("bench_paired_test is not built")
+    shutil.copy(program, bundle.folder / "bin/paired")
+    bundle.manifest("2.17", ["paired"])
+    code, said, report = bundle.check()
+    assert code == 0, said
+    listed = subprocess.run([program, "--gtest_list_tests"], capture_output=True, text=True, check=True).stdout
+    assert len(report["programs"][0]["tests"]) == listed.count("\n  ") and report["programs"][0]["processes"] == 1
+
+
+def test_it_knows_the_stages_that_there_are():
+    told = subprocess.run([ROOT / "scripts/gpu_check", "--help"], capture_output=True, text=True, check=True).stdout
+    for stage in "primitives", "ops", "attention", "engine", "serve", "bench":
+        assert f"\n  {stage}  " in told
+    done = subprocess.run([ROOT / "scripts/gpu_check", "--stage", "all"], capture_output=True, text=True)
+    assert done.returncode == 2 and "invalid choice: 'all'" in done.stderr

@@ -1,0 +1,273 @@
+// Whole models on a GPU's kernels beside the CPU engine in the same process,
+// teacher-forced: logits, best tokens and loss. The emulated device takes a few
+// tokens of the built-in models, a GPU hundreds of every model that it is given
+// (KVASIR_GPU_MODELS, folders between colons).
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "kernels/emulation/testing/test_device.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/tokenizer/tokenizer.h"
+#include "plan/plan.h"
+#include "plan/presets.h"
+#include "worker/executor/direct_runner.h"
+#include "worker/ranks/rank.h"
+#include "worker/weights/weight_source.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kernels::emulation::OnGpu;
+
+std::string SourceFolder() {
+  const char* const folder = std::getenv("KVASIR_SOURCE_DIR");
+  return folder != nullptr ? folder : ".";
+}
+
+// A model and what its cache keeps: a preset, or its own plan.
+struct Artifact {
+  std::string folder;
+  std::string plan;  // empty: the folder's own
+  std::string name() const {
+    std::string name = folder.substr(folder.rfind('/') + 1);
+    absl::StrAppend(&name, "_", plan.empty() ? "own" : plan);
+    std::replace_if(
+        name.begin(), name.end(),
+        [](char c) {
+          return !absl::ascii_isalnum(static_cast<unsigned char>(c));
+        },
+        '_');
+    return name;
+  }
+};
+
+std::vector<Artifact> Artifacts() {
+  const std::string models = SourceFolder() + "/models/";
+  std::vector<std::string> folders = {models + "tiny", models + "tiny-palu"};
+  if (const char* const more = std::getenv("KVASIR_GPU_MODELS")) {
+    for (const absl::string_view folder :
+         absl::StrSplit(more, ':', absl::SkipEmpty())) {
+      folders.emplace_back(folder);
+    }
+  }
+  std::vector<Artifact> artifacts;
+  for (const std::string& folder : folders) {
+    if (std::ifstream(folder + "/kv_plan.json").good()) {
+      artifacts.push_back({folder, ""});
+      continue;
+    }
+    for (const plan::PlanPreset& preset : plan::PlanPresets()) {
+      if (preset.any_checkpoint) artifacts.push_back({folder, preset.name});
+    }
+  }
+  return artifacts;
+}
+
+absl::StatusOr<kvasir::v1::KvPlan> PlanOf(const Artifact& artifact,
+                                          const model::Checkpoint& checkpoint) {
+  kvasir::v1::KvPlan plan;
+  if (artifact.plan.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(
+        plan, plan::ParsePlanJson(*checkpoint.kv_plan_json(), artifact.folder));
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(
+        plan, plan::MakePresetPlan(artifact.plan,
+                                   model::AttentionShapeOf(checkpoint.spec())));
+  }
+  plan::ClampExactRows(checkpoint.spec().max_position_embeddings, &plan);
+  return plan;
+}
+
+// How much is run: a prompt in two chunks, then a token at a time.
+struct Sizes {
+  int64_t prompt = 0;
+  int64_t chunk = 0;
+  int64_t output = 0;
+  double loss_tolerance = 0;
+};
+Sizes SizesHere() {
+  // Of few tokens the loss follows the rounding of one.
+  if (!OnGpu()) return {20, 13, 3, 0.02};
+  return {448, 256, 64, 0.005};
+}
+
+absl::StatusOr<std::vector<int32_t>> TextOf(const std::string& folder,
+                                            int64_t tokens) {
+  KVASIR_ASSIGN_OR_RETURN(const auto tokenizer, model::Tokenizer::Load(folder));
+  std::stringstream text;
+  text << std::ifstream(SourceFolder() + "/models/tiny/evaluation.txt").rdbuf();
+  KVASIR_ASSIGN_OR_RETURN(
+      std::vector<int32_t> ids,
+      tokenizer->Encode(text.str().substr(0, static_cast<size_t>(16 * tokens)),
+                        {.add_special_tokens = true}));
+  if (static_cast<int64_t>(ids.size()) < tokens) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, ": want ", tokens, " tokens of text, have ", ids.size()));
+  }
+  ids.resize(static_cast<size_t>(tokens));
+  return ids;
+}
+
+using Logits = std::vector<float>;
+
+// Hears the logits behind each token of a text.
+absl::Status Force(
+    const Artifact& artifact, const Sizes& sizes,
+    absl::Span<const int32_t> text, RankOptions options,
+    const std::function<void(size_t, absl::Span<const float>)>& hear) {
+  KVASIR_ASSIGN_OR_RETURN(const auto checkpoint,
+                          model::Checkpoint::Open(artifact.folder));
+  KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::KvPlan plan,
+                          PlanOf(artifact, checkpoint));
+  options.page_tokens = 16;
+  options.kv_cache_bytes = int64_t{64} << 20;
+  options.deterministic = true;  // prompts lift nothing, as a GPU's do not
+  options.executor.max_model_len = sizes.prompt + sizes.output + 16;
+  options.executor.max_num_seqs = 1;
+  options.executor.max_batched_tokens = sizes.chunk;
+  size_t heard = 0;
+  options.executor.logits_tap = [&](const LogitsRow& row) {
+    EXPECT_EQ(row.position, static_cast<int64_t>(heard));
+    hear(heard++, row.logits);
+  };
+  CheckpointSource source(&checkpoint);
+  KVASIR_ASSIGN_OR_RETURN(
+      const auto rank, Rank::Create(checkpoint.spec(), plan, &source, options));
+  DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+  int64_t done = 0;
+  while (done < static_cast<int64_t>(text.size())) {
+    const bool output = done >= sizes.prompt;
+    const int64_t count =
+        output ? 1 : std::min(sizes.chunk, sizes.prompt - done);
+    KVASIR_RETURN_IF_ERROR(
+        runner
+            .Run({{.sequence_id = 1,
+                   .token_ids = text.subspan(static_cast<size_t>(done),
+                                             static_cast<size_t>(count)),
+                   .sample = GreedySample(),
+                   .output = output}})
+            .status());
+    done += count;
+  }
+  EXPECT_EQ(heard, text.size());
+  return absl::OkStatus();
+}
+
+size_t Best(absl::Span<const float> logits) {
+  return static_cast<size_t>(std::max_element(logits.begin(), logits.end()) -
+                             logits.begin());
+}
+
+double LossOf(absl::Span<const float> logits, int32_t token) {
+  const double most = logits[Best(logits)];
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - most);
+  return std::log(sum) + most - logits[static_cast<size_t>(token)];
+}
+
+// One device's logits beside the other's.
+struct Comparison {
+  double cpu_loss = 0;
+  double device_loss = 0;
+  double worst_norm = 0;  // |device - cpu| / |cpu| of a row
+  int64_t rows = 0;
+  int64_t clear = 0;  // rows whose best token leads by more than 0.05
+  int64_t clear_other = 0;
+  int64_t close_other = 0;
+
+  void Add(const Logits& cpu, absl::Span<const float> device) {
+    double error = 0;
+    double norm = 0;
+    for (size_t i = 0; i < cpu.size(); ++i) {
+      const double difference = static_cast<double>(device[i]) - cpu[i];
+      error += difference * difference;
+      norm += static_cast<double>(cpu[i]) * cpu[i];
+    }
+    worst_norm = std::max(worst_norm, std::sqrt(error / norm));
+    const size_t best = Best(cpu);
+    Logits rest = cpu;
+    rest[best] = -INFINITY;
+    const bool leads = cpu[best] - rest[Best(rest)] > 0.05f;
+    const bool other = Best(device) != best;
+    clear += leads;
+    clear_other += leads && other;
+    close_other += !leads && other;
+    ++rows;
+  }
+};
+
+class DeviceEngineTest : public ::testing::TestWithParam<Artifact> {};
+
+TEST_P(DeviceEngineTest, PredictsATextAsTheCpuDoes) {
+  const Artifact& artifact = GetParam();
+  const Sizes sizes = SizesHere();
+  if (!OnGpu() && !artifact.plan.empty() &&
+      artifact.plan != plan::kDensePreset &&
+      artifact.plan != plan::kRotatedPreset) {
+    GTEST_SKIP() << "the emulated device takes two of the presets";
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const std::vector<int32_t> text,
+      TextOf(artifact.folder, sizes.prompt + sizes.output));
+
+  // The device first: what it does not serve is told at load.
+  std::vector<Logits> device(text.size());
+  RankOptions on_device;
+  on_device.make_device = [](base::ThreadPool*, kernels::CpuBackend, int64_t) {
+    return kernels::emulation::MakeTestDevice({});
+  };
+  const absl::Status ran =
+      Force(artifact, sizes, text, on_device,
+            [&](size_t row, absl::Span<const float> logits) {
+              device[row].assign(logits.begin(), logits.end());
+            });
+  if (absl::IsUnimplemented(ran)) GTEST_SKIP() << ran.message();
+  KVASIR_ASSERT_OK(ran);
+
+  Comparison both;
+  RankOptions on_cpu;
+  on_cpu.num_threads = OnGpu() ? 8 : 1;
+  KVASIR_ASSERT_OK(
+      Force(artifact, sizes, text, on_cpu,
+            [&](size_t row, absl::Span<const float> logits) {
+              both.Add({logits.begin(), logits.end()}, device[row]);
+              if (row + 1 == text.size()) return;
+              both.cpu_loss += LossOf(logits, text[row + 1]);
+              both.device_loss += LossOf(device[row], text[row + 1]);
+            }));
+  RecordProperty("loss_ratio", absl::StrCat(both.device_loss / both.cpu_loss));
+  RecordProperty("worst_norm", absl::StrCat(both.worst_norm));
+  std::printf("loss %.5f, the CPU's %.5f; worst row %.2e; %d of %d clear\n",
+              both.device_loss / static_cast<double>(both.rows - 1),
+              both.cpu_loss / static_cast<double>(both.rows - 1),
+              both.worst_norm, static_cast<int>(both.clear),
+              static_cast<int>(both.rows));
+  EXPECT_NEAR(both.device_loss / both.cpu_loss, 1.0, sizes.loss_tolerance);
+  EXPECT_EQ(both.clear_other, 0);
+  EXPECT_LE(both.close_other, std::max<int64_t>(1, both.rows / 50));
+  // What garbage stays away from, whatever the model.
+  EXPECT_LE(both.worst_norm, 0.1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Artifacts, DeviceEngineTest,
+                         ::testing::ValuesIn(Artifacts()),
+                         [](const auto& test) { return test.param.name(); });
+
+}  // namespace
+}  // namespace kvasir::worker
