@@ -7,7 +7,7 @@ import tomllib
 HERE = pathlib.Path(__file__).resolve().parent
 # Series that a histogram or summary has beside its own name.
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
-NAME = re.compile(r"\b(?:kvasir|process|exposer)_\w+")
+NAME = re.compile(r"\b(?:(?:kvasir|process|exposer)_|DCGM_FI_)\w+")
 # By the last word of a name without _total; what has none is a plain number.
 UNITS = {"seconds": "s", "bytes": "bytes", "ratio": "percentunit"}
 
@@ -17,6 +17,7 @@ class Catalogue:
         data = tomllib.loads(text)
         self.sections = data["section"]
         self.vllm = data["vllm"]
+        self.dcgm = data["dcgm"]
         self.families = {}
         for section in self.sections:
             for name, family in section["families"].items():
@@ -28,7 +29,7 @@ class Catalogue:
 
     def family_of(self, series):
         """The family that a series' name belongs to, or a KeyError that names it."""
-        if series in self.families:
+        if series in self.families or series in self.dcgm:
             return series
         for type_, suffixes in SUFFIXES.items():
             for suffix in suffixes:
@@ -41,7 +42,12 @@ class Catalogue:
         """Families that an expression names, each once, in its order."""
         return list(dict.fromkeys(self.family_of(name) for name in NAME.findall(promql)))
 
+    def meaning(self, family):
+        return {**self.families, **self.dcgm}[family]["meaning"]
+
     def unit(self, family):
+        if family in self.dcgm:
+            return self.dcgm[family]["unit"]
         word = family.removesuffix("_total").rsplit("_", 1)[1]
         if family.endswith("_per_token") or family.endswith("_per_sequence"):
             word = family.rsplit("_per_", 1)[0].rsplit("_", 1)[1]

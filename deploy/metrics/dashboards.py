@@ -13,6 +13,8 @@ WIDTH = 24  # of Grafana's grid
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 # width, height
 SIZES = {"graph": (8, 8), "heatmap": (8, 8), "table": (12, 5), "stat": (3, 4)}
+# The exporter's labels give way to those of its own pod where a scrape does not honour them.
+ON_OUR_GPUS = ('exported_pod=~"kvasir-worker-.*"', 'pod=~"kvasir-worker-.*"')
 TYPES = {"graph": "timeseries", "heatmap": "heatmap", "table": "table", "stat": "stat"}
 
 
@@ -34,6 +36,10 @@ def queries_of(panel):
         by = ", ".join(panel["by"])
         legend = " ".join(f"{{{{{label}}}}}" for label in panel["by"])
         queries = [(legend, f"sum by ({by}) (rate({panel['rates']}{{$of}}[$__rate_interval]))")]
+    elif "dcgm" in panel:
+        queries = [
+            (legend, " or ".join(f"{name}{{{pods}}}" for pods in ON_OUR_GPUS)) for legend, name in panel["dcgm"]
+        ]
     else:
         queries = panel["queries"]
     return [(legend, promql.replace("$of", OF)) for legend, promql in queries]
@@ -43,7 +49,7 @@ def description(catalogue, queries):
     families = catalogue.families_in(" ".join(promql for _, promql in queries))
     # Links are relative to docs/: their words are enough here.
     return "\n\n".join(
-        f"`{name}`: " + re.sub(r"\s*\(?\[([^]]*)\]\([^)]*\)\)?", "", catalogue.families[name]["meaning"])
+        f"`{name}`: " + re.sub(r"\s*\(?\[([^]]*)\]\([^)]*\)\)?", "", catalogue.meaning(name))
         for name in families
     )
 

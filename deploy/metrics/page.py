@@ -13,6 +13,15 @@ Each process serves `GET /metrics` on its own port (`--metrics-port`, 8002 by de
 for vLLM work unchanged. They are made of a worker's families: a router alone has none of them.
 """
 
+DCGM = """
+## Of NVIDIA's DCGM exporter
+
+Not Kvasir's: what the dashboard `gpu` and some alerts show beside it where [that exporter](https://github.com/NVIDIA/dcgm-exporter) is installed, of GPUs that workers' pods have.
+
+| family | meaning |
+|---|---|
+"""
+
 VLLM = """
 ## Under vLLM's names
 
@@ -32,6 +41,9 @@ def page(catalogue):
         lines.append("\n| family | type | meaning |\n|---|---|---|\n")
         for name, family in section["families"].items():
             lines.append(f"| `{name}` | {family['type']} | {family['meaning']} |\n")
+    lines.append(DCGM)
+    for name, family in catalogue.dcgm.items():
+        lines.append(f"| `{name}` | {family['meaning']} |\n")
     lines.append(VLLM)
     for ours, theirs in catalogue.vllm.items():
         lines.append(f"| `{ours}` | `{theirs}` |\n")

@@ -37,13 +37,29 @@ def test_every_family_is_on_a_dashboard_and_every_panel_names_families_of_the_ca
         families = FAMILIES.families_in(" ".join(target["expr"] for target in panel["targets"]))
         assert families, panel["title"]
         shown |= set(families)
-    assert set(FAMILIES.families) - shown == set()
+    assert shown == set(FAMILIES.families) | set(FAMILIES.dcgm)
+
+
+def test_what_is_of_nvidias_exporter_is_named_so_and_in_a_row_of_its_own():
+    for path in sorted(GRAFANA.glob("*.json")):
+        row = None
+        for panel in json.loads(path.read_text())["panels"]:
+            if panel["type"] == "row":
+                row = panel["title"]
+                continue
+            families = set(FAMILIES.families_in(" ".join(target["expr"] for target in panel["targets"])))
+            theirs = families & set(FAMILIES.dcgm)
+            assert theirs in (set(), families), panel["title"]
+            assert bool(theirs) == panel["title"].startswith("DCGM: ") == row.startswith("NVIDIA's DCGM exporter")
+    # No process of ours is said to export them.
+    assert not set(FAMILIES.dcgm) & (FAMILIES.exported("worker") | FAMILIES.exported("router"))
 
 
 def test_the_page_names_every_family_and_no_other():
     page = (ROOT / "docs/metrics.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (?:gauge|counter|histogram|summary) \|", page, re.MULTILINE)
     assert sorted(rows) == sorted(FAMILIES.families)
+    assert re.findall(r"^\| `(DCGM_\w+)` \|", page, re.MULTILINE) == list(FAMILIES.dcgm)
     assert dict(re.findall(r"^\| `(\w+)` \| `(vllm:\w+)` \|", page, re.MULTILINE)) == FAMILIES.vllm
 
 
@@ -73,6 +89,8 @@ processes = ["worker"]
 kvasir_wait_seconds = { type = "histogram", meaning = "waiting" }
 kvasir_pool_bytes = { type = "gauge", meaning = "bytes" }
 kvasir_made_total = { type = "counter", meaning = "made" }
+[dcgm]
+DCGM_FI_DEV_POWER = { unit = "watt", meaning = "power" }
 [vllm]
 """
 
@@ -92,11 +110,15 @@ def test_a_query_of_an_unknown_series_is_refused_by_name():
         small.families_in("kvasir_pool_bytes_sum")
     with pytest.raises(KeyError, match="kvasir_gone"):
         small.families_in("rate(kvasir_gone[5m])")
+    assert small.families_in("DCGM_FI_DEV_POWER or up") == ["DCGM_FI_DEV_POWER"]
+    with pytest.raises(KeyError, match="DCGM_FI_DEV_GONE"):
+        small.families_in("DCGM_FI_DEV_GONE > 0")
 
 
 def test_a_panel_of_several_units_must_say_which():
     small = catalogue.Catalogue(SMALL)
     assert dashboards.unit_of(small, {"title": "P"}, [("", "kvasir_pool_bytes")]) == "bytes"
+    assert dashboards.unit_of(small, {"title": "P"}, [("", "DCGM_FI_DEV_POWER")]) == "watt"
     mixed = [("", "kvasir_pool_bytes"), ("", "kvasir_made_total")]
     with pytest.raises(ValueError, match=r"panel 'P': say which unit: \['bytes', 'short'\]"):
         dashboards.unit_of(small, {"title": "P"}, mixed)

@@ -12,6 +12,7 @@ import xml.etree.ElementTree
 import pytest
 import yaml
 
+import dcgm
 import triton
 from certificates import Authority
 from kvasir_process import ROOT, KvasirProcess, wait_until
@@ -49,9 +50,12 @@ def prometheus(tmp_path_factory):
         for client in clients:
             client.start()
         try:
-            with Prometheus([server.ready["metrics"]], rules=RULES, interval="500ms", labels=POD) as prometheus:
-                wait_until(lambda: prometheus.ups() == 1, "the server up in Prometheus", seconds=60)
-                yield prometheus
+            with dcgm.DcgmExporter(FAMILIES.dcgm) as exporter:
+                others = {"dcgm": ([exporter.address], dcgm.SCRAPED)}
+                with Prometheus([server.ready["metrics"]], rules=RULES, interval="500ms", labels=POD,
+                                others=others) as prometheus:
+                    wait_until(lambda: prometheus.ups() == 2, "both up in Prometheus", seconds=60)
+                    yield prometheus
         finally:
             stop.set()
             for client in clients:

@@ -1,6 +1,7 @@
 """Manifests are rendered by a current kustomize, judged by Kubernetes' schemas and compared with the program: its flags,
 ports, health services and libraries. No image is built and no cluster is asked: there is none here."""
 
+import json
 import os
 import pathlib
 import re
@@ -37,9 +38,15 @@ USER = 65532
 AUTOSCALED = "cpu and autoscaling"
 WITH_TLS = "cpu and tls"
 WITH_IDENTITIES = "cpu, tls and identities"
-OWN = {AUTOSCALED: ["autoscaling"], WITH_TLS: ["tls"], WITH_IDENTITIES: ["tls", "identities"]}
+GPU_BEHIND_SMG = "smg and GPUs of a runtime class"
+OWN = {
+    AUTOSCALED: ["cpu", "autoscaling"], WITH_TLS: ["cpu", "tls"], WITH_IDENTITIES: ["cpu", "tls", "identities"],
+    GPU_BEHIND_SMG: ["smg", "gpu", "nvidia-runtime"],
+}
 ENCRYPTED = [WITH_TLS, WITH_IDENTITIES]
-OVERLAYS = ["overlays/cpu", "overlays/smg", *OWN]
+ON_GPUS = ["overlays/single-gpu", GPU_BEHIND_SMG]
+BEHIND_SMG = ["overlays/smg", GPU_BEHIND_SMG]
+OVERLAYS = ["overlays/cpu", "overlays/smg", "overlays/single-gpu", *OWN]
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
 
@@ -60,10 +67,11 @@ def rendered(kustomize, tmp_path_factory):
     for overlay in OVERLAYS:
         folder = tree / "kustomize" / overlay
         if overlay in OWN:
+            base, *components = OWN[overlay]
             folder = tree / "kustomize/overlays" / "-".join(OWN[overlay])
             folder.mkdir()
             (folder / "kustomization.yaml").write_text(
-                yaml.dump({"resources": ["../cpu"], "components": [f"../../components/{each}" for each in OWN[overlay]]})
+                yaml.dump({"resources": [f"../{base}"], "components": [f"../../components/{each}" for each in components]})
             )
         done = subprocess.run([kustomize, "build", folder], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
@@ -193,7 +201,7 @@ def test_admin_stays_within_the_pod_and_workers_are_open_to_routers_alone(render
     (rule,) = [r for r in policies["kvasir-worker"]["ingress"] if {"port": "worker"} in r["ports"]]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "kvasir-router"}}}]
     clients = policies["kvasir-router"]["ingress"][0]
-    assert clients["ports"] == [{"port": "http" if overlay == "overlays/smg" else "grpc"}]
+    assert clients["ports"] == [{"port": "http" if overlay in BEHIND_SMG else "grpc"}]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -204,7 +212,7 @@ def test_a_pod_lives_until_its_drain_is_over(rendered, overlay):
         sleep = sum(map(int, re.findall(r"sleep (\d+)", " ".join(command))))
         ends = sleep + int(drain)
         assert ends + 10 <= pod["terminationGracePeriodSeconds"]
-        if overlay == "overlays/smg" and name == "kvasir-router":
+        if overlay in BEHIND_SMG and name == "kvasir-router":
             (gateway,) = re.findall(r"\d+", " ".join(container(pod, "gateway")["lifecycle"]["preStop"]["exec"]["command"]))
             assert ends <= int(gateway) <= pod["terminationGracePeriodSeconds"] - 10
 
@@ -231,15 +239,17 @@ def test_routers_name_every_worker_that_there_may_be(rendered, overlay):
 def test_no_container_is_root_or_writes_its_root(rendered, overlay):
     assert find(rendered[overlay], "Namespace", "kvasir")["metadata"]["labels"][
         "pod-security.kubernetes.io/enforce"] == "restricted"
-    for pod in pods(rendered[overlay]).values():
+    for name, pod in pods(rendered[overlay]).items():
         assert pod["automountServiceAccountToken"] is False
         # A secret's files are root's, and that group's.
         group = {"fsGroup": USER} if overlay in ENCRYPTED else {}
         assert pod["securityContext"] == {
             "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}, **group}
+        # NVIDIA's hooks write to the root of what has a GPU, and may come when it is read-only already.
+        hooked = overlay in ON_GPUS and name == "kvasir-worker"
         for each in pod["containers"]:
             assert each["securityContext"] == {
-                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": not hooked, "capabilities": {"drop": ["ALL"]}}
             assert each["resources"]["requests"]["memory"] and each["resources"]["limits"]["memory"]
             assert {"startupProbe", "readinessProbe", "livenessProbe"} <= each.keys()
 
@@ -312,13 +322,47 @@ def test_the_tls_component_lets_a_router_and_a_worker_find_each_other(rendered, 
         assert done.stdout.startswith("Once")
 
 
-def test_a_workers_pools_fit_its_memory(rendered):
-    gib = {"GiB": 1, "Gi": 1}
-    size = lambda text: int(re.fullmatch(r"(\d+)(GiB|Gi)", text)[1]) * gib[re.sub(r"\d", "", text)]
-    wanted = settings(rendered["overlays/cpu"], "kvasir-worker")
-    limit = container(pods(rendered["overlays/cpu"])["kvasir-worker"])["resources"]["limits"]["memory"]
-    pools = size(wanted["KVASIR_KV_CACHE_BYTES"]) + size(wanted["KVASIR_HOST_POOL_BYTES"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_workers_pools_fit_its_memory(rendered, overlay):
+    size = lambda text: int(re.fullmatch(r"(\d+)(?:GiB|Gi)", text)[1])
+    wanted = settings(rendered[overlay], "kvasir-worker")
+    limit = container(pods(rendered[overlay])["kvasir-worker"])["resources"]["limits"]["memory"]
+    # A GPU's pool lies in its own memory and is what weights and scratch leave of it.
+    assert ("KVASIR_KV_CACHE_BYTES" in wanted) == (overlay not in ON_GPUS)
+    pools = sum(size(wanted[name]) for name in ("KVASIR_KV_CACHE_BYTES", "KVASIR_HOST_POOL_BYTES") if name in wanted)
     assert pools <= size(limit) / 2, "weights and work need room, too"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_workers_alone_have_a_gpu_each_and_only_where_the_overlay_says_so(rendered, overlay):
+    for name, pod in pods(rendered[overlay]).items():
+        gpu = overlay in ON_GPUS and name == "kvasir-worker"
+        for each in pod["containers"]:
+            # A whole one, and as much asked for as allowed: Kubernetes takes nothing else.
+            for side in ("requests", "limits"):
+                assert each["resources"][side].get("nvidia.com/gpu") == ("1" if gpu else None), (name, side)
+        image = container(pod)["image"].rsplit("/", 1)[-1].split(":")[0]
+        assert image == ("kvasir-cuda" if gpu else "kvasir"), name
+        assert pod.get("nodeSelector") == ({"nvidia.com/gpu.present": "true"} if gpu else None), name
+        tolerated = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}] if gpu else None
+        assert pod.get("tolerations") == tolerated, name
+        wanted = "nvidia" if gpu and "nvidia-runtime" in OWN.get(overlay, []) else None
+        assert pod.get("runtimeClassName") == wanted, name
+        # By name: `auto` may be the CPU where no GPU can be used.
+        assert settings(rendered[overlay], name).get("KVASIR_DEVICE") == ("cuda" if gpu else None), name
+
+
+# A surge would ask for a GPU that only the old pod's end sets free, and wait for it for ever.
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_rollout_ends_a_worker_before_it_makes_the_next(rendered, overlay):
+    worker = find(rendered[overlay], "StatefulSet", "kvasir-worker")
+    assert worker["spec"]["updateStrategy"] == {"type": "RollingUpdate"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_start_has_the_time_that_weights_take(rendered, overlay):
+    probe = container(pods(rendered[overlay])["kvasir-worker"])["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 45 * 60
 
 
 def test_the_scaler_asks_for_metrics_that_the_adapter_gives_and_workers_export(rendered):
@@ -362,7 +406,7 @@ def test_the_image_installs_the_libraries_that_the_program_links_and_no_more():
         found = {owner[file] for file in files & owner.keys()}
         assert len(found) == 1, f"{library}: of the packages {found}"
         packages |= found
-    (installed,) = re.findall(r"--no-install-recommends\s+(.*?)\s+&&", stage("kvasir"))
+    (installed,) = re.findall(r"--no-install-recommends\s+(.*?)\s+&&", stage("runtime"))
     # Debian's images have libc6.
     assert set(installed.split()) == packages - {"libc6"}
 
@@ -374,23 +418,62 @@ def test_the_security_page_is_about_the_library_that_is_linked():
     assert told.startswith(version + ".")
 
 
-def test_the_image_is_built_by_the_projects_own_scripts_and_runs_as_the_pods_user():
-    build = stage("build")
-    assert "RUN scripts/setup build" in build and "RUN scripts/build kvasir" in build
+def test_the_images_are_built_by_the_projects_own_scripts_and_run_as_the_pods_user():
+    assert "RUN scripts/setup build" in stage("packages")
+    for built in ("build", "build-cuda"):
+        assert re.search(r"^RUN (.* && )?scripts/build kvasir && strip ", stage(built), re.MULTILINE)
+        assert "packages AS" in stage(built).splitlines()[0]
     assert (ROOT / "scripts/build").exists()
-    assert re.findall(r"^USER (\S+)$", stage("kvasir"), re.MULTILINE) == [f"{USER}:{USER}"]
-    assert re.findall(r"^USER (\S+)$", stage("gateway"), re.MULTILINE) == [f"{USER}:{USER}"]
-    assert 'ENTRYPOINT ["kvasir"]' in stage("kvasir")
-    exposed = re.findall(r"^EXPOSE (.*)$", stage("kvasir"), re.MULTILINE)[0].split()
+    for final in ("kvasir", "cuda", "gateway"):
+        assert re.findall(r"^USER (\S+)$", stage(final), re.MULTILINE) == [f"{USER}:{USER}"]
+    for final, built in (("kvasir", "build"), ("cuda", "build-cuda")):
+        assert stage(final).splitlines()[0] == f"runtime AS {final}"
+        assert f"COPY --from={built} /src/build/release/kvasir /usr/local/bin/kvasir\n" in stage(final)
+    assert 'ENTRYPOINT ["kvasir"]' in stage("runtime")
+    exposed = re.findall(r"^EXPOSE (.*)$", stage("runtime"), re.MULTILINE)[0].split()
     assert exposed == ["8001", "8002", "8004", "8100"]
+    # Without a target, the one for CPUs.
+    assert re.findall(r"^FROM .* AS (\S+)$", CONTAINERFILE, re.MULTILINE)[-1] == "kvasir"
+
+
+def test_the_image_for_gpus_has_the_toolkit_that_kernels_are_made_by_and_fails_without_nvcc():
+    (version,) = re.findall(r"^docker\.io/nvidia/cuda:(\d+\.\d+)\.\d+-devel-", stage("toolkit"), re.MULTILINE)
+    assert version == "13.0"
+    copied = f"/usr/local/cuda-{version}"
+    assert f"COPY --from=toolkit {copied} {copied}\n" in stage("build-cuda")
+    assert f"ENV PATH={copied}/bin:$PATH\n" in stage("build-cuda")
+    assert "cmake --preset release -DKVASIR_CUDA=ON && " in stage("build-cuda")
+    library = f"libcublasLt.so.{version.split('.')[0]}"
+    assert f"RUN cp --dereference {copied}/lib64/{library} /{library}\n" in stage("toolkit")
+    assert re.search(rf"^COPY --from=toolkit /{library} /usr/local/lib/{library}\nRUN ldconfig$", stage("cuda"), re.MULTILINE)
+    # All GPUs of the host would be any container's of this image that asks for none.
+    assert "NVIDIA_VISIBLE_DEVICES" not in CONTAINERFILE
+
+
+def test_the_images_health_is_readiness():
+    (command,) = re.findall(r"^HEALTHCHECK .*? CMD (\[.*\])$", stage("runtime"), re.MULTILINE)
+
+    def healthy(address):
+        environment = {**os.environ, "KVASIR_METRICS_PORT": address.rsplit(":", 1)[1]}
+        return subprocess.run(json.loads(command), env=environment, timeout=30, stderr=subprocess.DEVNULL).returncode == 0
+
+    with KvasirProcess("worker", "--listen", "127.0.0.1:0", *OPERATOR_PORTS, ports=False) as worker, \
+            KvasirProcess("router", "--workers", worker.grpc) as router:
+        assert healthy(worker.ready["metrics"]) and healthy(router.ready["metrics"])
+        worker.process.kill()
+        wait_until(lambda: not healthy(router.ready["metrics"]), "a router without a worker is not healthy")
+        assert not healthy(worker.ready["metrics"])
 
 
 def test_tags_are_the_versions_of_the_program_and_of_the_gateway(rendered):
     version = run("--version").stdout.split()[-1]
-    pod = pods(rendered["overlays/smg"])["kvasir-router"]
-    assert container(pod)["image"].endswith(f"/kvasir:{version}")
+    for pod in pods(rendered[GPU_BEHIND_SMG]).values():
+        assert re.search(rf"/kvasir(-cuda)?:{re.escape(version)}$", container(pod)["image"])
     (gateway,) = re.findall(r"smg==(\S+)", stage("gateway"))
+    pod = pods(rendered["overlays/smg"])["kvasir-router"]
     assert container(pod, "gateway")["image"].endswith(f"/kvasir-gateway:{gateway}")
+    (labelled,) = re.findall(r'image\.version="(.*?)"', CONTAINERFILE)
+    assert labelled == version
 
 
 @pytest.fixture(scope="session")

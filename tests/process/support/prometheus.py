@@ -19,14 +19,17 @@ def free_port():
 
 
 class Prometheus:
-    """Scrapes `targets`; use as a context manager."""
+    """Scrapes `targets`, and `others` ({job: (targets, labels)}); use as a context manager."""
 
-    def __init__(self, targets, rules=None, interval="1s", job="kvasir", labels=None):
+    def __init__(self, targets, rules=None, interval="1s", job="kvasir", labels=None, others=None):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-prometheus-"))
         config = {
             "global": {"scrape_interval": interval, "evaluation_interval": interval, "scrape_timeout": interval},
             "rule_files": [str(rules)] if rules else [],
-            "scrape_configs": [{"job_name": job, "static_configs": [{"targets": targets, "labels": labels or {}}]}],
+            "scrape_configs": [
+                {"job_name": name, "static_configs": [{"targets": scraped, "labels": given or {}}]}
+                for name, (scraped, given) in {job: (targets, labels), **(others or {})}.items()
+            ],
         }
         (self.dir / "prometheus.yml").write_text(json.dumps(config))  # which is YAML
         self.url = f"http://127.0.0.1:{free_port()}"
