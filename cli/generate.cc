@@ -77,7 +77,10 @@ int Generate(GenerateFlags flags) {
       !flags.model.random_weights) {
     flags.endpoint = "127.0.0.1:8001";
   }
-  const absl::Status used = CheckFlagsAreUsed(flags.model, flags.endpoint);
+  absl::Status used = CheckFlagsAreUsed(flags.model, flags.endpoint);
+  if (used.ok() && !flags.endpoint.empty()) {
+    used = CheckDeviceIsUsed(flags.model.device, flags.endpoint);
+  }
   if (!used.ok()) return Report(used);
   if (flags.request.prompt == "-") {
     flags.request.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cache/eviction/eviction_schedule.h"
@@ -58,11 +59,30 @@ absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<LoadedModel::Room> LoadedModel::RoomOn(
+    const kernels::Device* device, double utilization) {
+  Room room;
+  const int64_t host = base::ReadMachineLimits().available_bytes;
+  if (device == nullptr || !device->has_own_memory()) {
+    room.available_bytes = host;
+    return room;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const kernels::DeviceMemory memory, device->memory());
+  const auto most = static_cast<int64_t>(
+      utilization * static_cast<double>(memory.total_bytes));
+  room.available_bytes =
+      std::max(int64_t{0}, most - (memory.total_bytes - memory.free_bytes));
+  room.host_available_bytes = host;
+  return room;
+}
+
 absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
-    const LoadRequest& request, const cache::PageLayout& layout,
-    int64_t weight_bytes) const {
-  const int64_t available = base::ReadMachineLimits().available_bytes;
+    const LoadRequest& request, const Room& room,
+    const cache::PageLayout& layout, int64_t weight_bytes) const {
+  const int64_t available = room.available_bytes;
   const int64_t left = std::max(int64_t{0}, available - weight_bytes);
+  // Of a GPU the rest is measured; a host has other things to hold.
+  const int64_t share = room.host_available_bytes.has_value() ? left : left / 2;
   const int64_t one =
       layout.BytesAtLength(max_model_len_, request.max_batched_tokens);
   // Compared by division: the product may not fit into 64 bits.
@@ -71,7 +91,7 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
   };
   int64_t budget = request.kv_cache_bytes;
   if (budget == 0) {
-    budget = holds_all(left / 2) ? one * request.max_num_seqs : left / 2;
+    budget = holds_all(share) ? one * request.max_num_seqs : share;
   }
   const auto pages_of = [&](int64_t bytes) {
     return layout.PagesForBudget(
@@ -87,17 +107,41 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
                             .most_slots = max_model_len_},
                            *source_.plan, layout,
                            pages_of(std::min(budget, left))));
+  const bool apart = room.host_available_bytes.has_value();
+  if (apart && weight_bytes > available) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "weights of ", weight_bytes, " bytes do not fit: of the GPU's memory ",
+        available, " bytes may be taken (--gpu-memory-utilization ",
+        request.gpu_memory_utilization,
+        "); take a smaller model, or another --device"));
+  }
+  if (apart && request.kv_cache_bytes == 0) {
+    budget = std::clamp(budget, int64_t{0}, std::max(int64_t{0}, left - kept));
+  }
+  const int64_t host_left = room.host_available_bytes.value_or(
+      std::max(int64_t{0}, left - kept - budget));
   const int64_t host_budget = request.host_pool_bytes.value_or(
-      holds_all(budget)
-          ? 0
-          : std::min(budget / 4,
-                     std::max(int64_t{0}, left - kept - budget) / 2));
-  KVASIR_RETURN_IF_ERROR(
+      holds_all(budget) ? 0 : std::min(budget / 4, host_left / 2));
+  const absl::Status room_for =
       worker::CheckPoolFitsMemory({.pool_bytes = budget,
-                                   .host_pool_bytes = host_budget,
+                                   .host_pool_bytes = apart ? 0 : host_budget,
                                    .weight_bytes = weight_bytes,
                                    .kept_bytes = kept,
-                                   .available_bytes = available}));
+                                   .available_bytes = available});
+  if (!room_for.ok()) {
+    return !apart ? room_for
+                  : absl::Status(
+                        room_for.code(),
+                        absl::StrCat(room_for.message(),
+                                     " or raise --gpu-memory-utilization ",
+                                     request.gpu_memory_utilization));
+  }
+  if (apart && host_budget > *room.host_available_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a host pool of ", host_budget, " bytes does not fit: the host has ",
+        *room.host_available_bytes,
+        " available; lower --host-pool-bytes to at most that"));
+  }
   const absl::Status fits = layout.OneSequenceFits(
       pages_of(budget), max_model_len_, request.max_batched_tokens);
   if (fits.ok()) return PoolBytes{.pool = budget, .host_pool = host_budget};
@@ -105,7 +149,10 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
       fits.code(),
       absl::StrCat(fits.message(), " (the pool has ",
                    HumanBytes(static_cast<double>(budget)),
-                   "; raise --kv-cache-bytes or lower --max-model-len)"));
+                   apart && request.kv_cache_bytes == 0
+                       ? "; raise --gpu-memory-utilization or lower "
+                         "--max-model-len)"
+                       : "; raise --kv-cache-bytes or lower --max-model-len)"));
 }
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
@@ -126,15 +173,41 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
                             ? request.model.threads
                             : base::ReadMachineLimits().cpus;
 
-  worker::RankOptions options;
-  options.num_threads = model->num_threads_;
-  options.memory_limit_bytes = base::ReadMachineLimits().memory_bytes;
   KVASIR_ASSIGN_OR_RETURN(
       std::unique_ptr<kernels::Device> device,
-      OpenDevice(request.model.device, options.memory_limit_bytes));
+      OpenDevice(request.model.device, DeviceWishOf(source, request.model),
+                 request.open_cuda));
+  const bool may_go_on =
+      request.model.device.device == "auto" && device != nullptr;
+  absl::Status loaded = model->LoadOn(std::move(device), request);
+  if (may_go_on && absl::IsUnimplemented(loaded)) {
+    base::LogWarning("--device auto: the model runs on the cpu",
+                     {{"why_not_cuda", std::string(loaded.message())}});
+    loaded = model->LoadOn(nullptr, request);
+  }
+  KVASIR_RETURN_IF_ERROR(loaded);
+  return model;
+}
+
+absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
+                                 const LoadRequest& request) {
+  const ModelSource& source = source_;
+  worker::RankOptions options;
+  options.num_threads = num_threads_;
+  KVASIR_ASSIGN_OR_RETURN(const Room room,
+                          RoomOn(device.get(), request.gpu_memory_utilization));
+  std::shared_ptr<const worker::ServedPlan> served = source.served;
+  const worker::ServeOptions serve =
+      ServeOptionsOf(request.model, device.get());
+  if (serve.lift_prompts !=
+      ServeOptionsOf(request.model, nullptr).lift_prompts) {
+    KVASIR_ASSIGN_OR_RETURN(served, worker::ServePlan(source.plan, serve));
+  }
   int64_t granule_bytes = 0;
   worker::MatrixFormat matrices;
-  if (device != nullptr) {
+  if (device == nullptr) {
+    options.memory_limit_bytes = base::ReadMachineLimits().memory_bytes;
+  } else {
     granule_bytes = device->page_granule_bytes();
     matrices = worker::MatrixFormat::Of(*device);
     options.make_device = [&device](auto&&...) { return std::move(device); };
@@ -142,9 +215,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   options.page_tokens = request.model.page_tokens;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<worker::WeightSource> weights,
                           OpenWeights(source, request.model.weights_seed));
-  KVASIR_ASSIGN_OR_RETURN(const int64_t weight_bytes,
-                          worker::CountWeightBytes(source.spec, source.served,
-                                                   weights.get(), matrices));
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t weight_bytes,
+      worker::CountWeightBytes(source.spec, served, weights.get(), matrices));
   KVASIR_ASSIGN_OR_RETURN(cache::PageLayout layout,
                           cache::PageLayout::Create(
                               *source.plan, {.page_tokens = options.page_tokens,
@@ -152,23 +225,25 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   options.layout = std::make_shared<cache::PageLayout>(std::move(layout));
   KVASIR_ASSIGN_OR_RETURN(
       const PoolBytes bytes,
-      model->ChoosePoolBytes(request, *options.layout, weight_bytes));
+      ChoosePoolBytes(request, room, *options.layout, weight_bytes));
   options.kv_cache_bytes = bytes.pool;
   options.host_pool_bytes = bytes.host_pool;
-  options.executor.max_model_len = model->max_model_len_;
+  if (room.host_available_bytes.has_value()) {
+    options.memory_utilization = request.gpu_memory_utilization;
+    options.kv_cache_exact = request.kv_cache_bytes > 0;
+  }
+  options.executor.max_model_len = max_model_len_;
   options.executor.max_num_seqs = request.max_num_seqs;
   options.executor.max_batched_tokens = request.max_batched_tokens;
   options.executor.profile = request.profile;
   options.progress = request.progress;
   KVASIR_ASSIGN_OR_RETURN(
-      model->rank_,
-      worker::Rank::Create(source.spec, source.served, weights.get(), options));
+      rank_, worker::Rank::Create(source.spec, served, weights.get(), options));
   cache::KvCacheConfig config = cache::MakeKvCacheConfig(
-      model->layout(), model->pages(), model->rank_->cache_id(),
-      model->rank_->host_pages());
+      this->layout(), pages(), rank_->cache_id(), rank_->host_pages());
   config.prefix_reuse = config.prefix_reuse && request.prefix_reuse;
-  model->cache_ = std::make_unique<cache::KvCache>(std::move(config));
-  return model;
+  cache_ = std::make_unique<cache::KvCache>(std::move(config));
+  return absl::OkStatus();
 }
 
 int64_t LoadedModel::total_pages() const {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "cache/kv_cache.h"
 #include "cache/layout/layout.h"
+#include "cli/device/device.h"
 #include "cli/model_source.h"
 #include "cli/options.h"
 #include "worker/ranks/rank.h"
@@ -24,8 +25,11 @@ struct LoadRequest {
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;
   // 0: what max_num_seqs sequences of max_model_len need, at most half of the
-  // memory that is left after the weights.
+  // memory that is left after the weights; on a GPU at most what is left of
+  // gpu_memory_utilization once it is measured.
   int64_t kv_cache_bytes = 0;
+  // The share of a GPU's memory that may be taken in all, by whomever.
+  double gpu_memory_utilization = 0.9;
   // Empty: a quarter of the pool, at most half of what it leaves; none where
   // max_num_seqs sequences of max_model_len fit the pool, for then none is ever
   // preempted for its pages.
@@ -43,6 +47,7 @@ struct LoadRequest {
   std::function<absl::Status(const ModelSource& source)> check;
   // Bytes of weights packed so far and in all.
   std::function<void(int64_t done, int64_t total)> progress;
+  OpenCuda open_cuda = &kernels::MakeCudaDevice;
 };
 
 // Owns: everything that a step needs.
@@ -76,12 +81,24 @@ class LoadedModel {
  private:
   LoadedModel() = default;
   absl::Status ChooseLength(int64_t max_model_len);
+  // Null: the CPU.
+  absl::Status LoadOn(std::unique_ptr<kernels::Device> device,
+                      const LoadRequest& request);
+  // For weights and pools, before either is there.
+  struct Room {
+    int64_t available_bytes = 0;
+    // Of a host pool, where it lies elsewhere.
+    std::optional<int64_t> host_available_bytes;
+  };
+  static absl::StatusOr<Room> RoomOn(const kernels::Device* device,
+                                     double utilization);
   struct PoolBytes {
     int64_t pool = 0;
     int64_t host_pool = 0;
   };
   // `weight_bytes`: that will be held.
   absl::StatusOr<PoolBytes> ChoosePoolBytes(const LoadRequest& request,
+                                            const Room& room,
                                             const cache::PageLayout& layout,
                                             int64_t weight_bytes) const;
 

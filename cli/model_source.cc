@@ -12,13 +12,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/machine.h"
 #include "base/status_macros.h"
-#include "cli/device/device.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "model/shapes/attention_shape.h"
 #include "model/shapes/config.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
+#include "worker/ranks/rank.h"
 
 namespace kvasir::cli {
 namespace {
@@ -167,8 +168,23 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path,
   return text;
 }
 
-worker::ServeOptions ServeOptionsOf(const ModelOptions& options) {
-  return {.lift_prompts = !options.deterministic && IsCpu(options.device)};
+worker::ServeOptions ServeOptionsOf(const ModelOptions& options,
+                                    const kernels::Device* device) {
+  return {.lift_prompts =
+              !options.deterministic &&
+              (device == nullptr || worker::PromptsMayLift(*device))};
+}
+
+DeviceWish DeviceWishOf(const ModelSource& source,
+                        const ModelOptions& options) {
+  DeviceWish wish;
+  wish.deterministic = options.deterministic;
+  wish.host_limit_bytes = base::ReadMachineLimits().memory_bytes;
+  if (source.checkpoint.has_value() &&
+      TypeOf(*source.checkpoint, model::kEmbeddingName) == kvasir::v1::F16) {
+    wish.gpu_activations = kernels::DType::kF16;
+  }
+  return wish;
 }
 
 absl::StatusOr<ModelSource> OpenModelSource(
@@ -200,7 +216,8 @@ absl::StatusOr<ModelSource> OpenModelSource(
   KVASIR_RETURN_IF_ERROR(source.SetPlan(*plan));
   if (use == PlanUse::kRun) {
     KVASIR_ASSIGN_OR_RETURN(
-        source.served, worker::ServePlan(source.plan, ServeOptionsOf(options)));
+        source.served,
+        worker::ServePlan(source.plan, ServeOptionsOf(options, nullptr)));
   }
   if (!source.checkpoint.has_value()) return source;
   const absl::Status fits = source.checkpoint->CheckTensors(*source.plan);

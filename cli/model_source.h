@@ -9,7 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cli/device/device.h"
 #include "cli/options.h"
+#include "kernels/device/device.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/shapes/decoder_spec.h"
 #include "model/shapes/shapes.h"
@@ -28,7 +30,7 @@ struct ModelSource {
   // Resolved once, for one rank of one: everything that follows takes it. Exact
   // windows end at the model's length.
   std::shared_ptr<const plan::ResolvedPlan> plan;
-  // What the rank runs; null where the plan is only looked at.
+  // What the rank runs on a CPU; null where the plan is only looked at.
   std::shared_ptr<const worker::ServedPlan> served;
   // The weights are the plan's: not so for a --kv-plan that is looked at before
   // it is applied.
@@ -38,9 +40,13 @@ struct ModelSource {
   absl::Status SetPlan(const kvasir::v1::KvPlan& source);
 };
 
-// Prompts lift latents where no bit may depend on it, and kernels can: the
-// CPU's.
-worker::ServeOptions ServeOptionsOf(const ModelOptions& options);
+// Prompts lift latents where no bit may depend on it, and kernels can
+// (worker::PromptsMayLift). Null: the CPU.
+worker::ServeOptions ServeOptionsOf(const ModelOptions& options,
+                                    const kernels::Device* device);
+// For OpenDevice: the host's limit, and float16 on a GPU where the checkpoint
+// is stored so.
+DeviceWish DeviceWishOf(const ModelSource& source, const ModelOptions& options);
 
 enum class PlanUse {
   kRun,   // refused unless this build serves the plan and the weights fit it

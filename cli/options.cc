@@ -149,7 +149,14 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
       ->check(CLI::Range(1, 1 << 20));
   AddBytes(app, "--kv-cache-bytes", options->kv_cache_bytes,
            "bytes of the KV cache pool, e.g. 2GiB; 0: half of what the cgroup "
-           "leaves, at most what --max-num-seqs full sequences need");
+           "leaves, on a GPU what --gpu-memory-utilization leaves, at most "
+           "what --max-num-seqs full sequences need");
+  AddFlag(app, "--gpu-memory-utilization", options->gpu_memory_utilization,
+          "with a GPU: the share of its memory that may be taken in all, by "
+          "weights, cache, steps, CUDA itself and other processes; "
+          "--kv-cache-bytes is at most what it leaves")
+      ->check(Above(0))
+      ->check(Between(0, 1));
   AddBytesOrAuto(app, "--host-pool-bytes", options->host_pool_bytes,
                  "bytes of host memory where sequences wait that lost their "
                  "pages, to be copied back instead of computed again; 0: none; "

@@ -109,13 +109,13 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(const auto stack,
                           ServeStack::Create(std::move(options)));
   const std::string name = stack->router().model_names().front();
-  KVASIR_RETURN_IF_ERROR(
-      operators->Ready({.grpc = stack->router().target(),
-                        .model = name,
-                        .tokenizer = stack->router().tokenizer()},
-                       name,
-                       {stack->worker().metrics(), stack->router().metrics(),
-                        identities->metrics()}));
+  KVASIR_RETURN_IF_ERROR(operators->Ready(
+      {.grpc = stack->router().target(),
+       .model = name,
+       .tokenizer = stack->router().tokenizer()},
+      name,
+      {stack->worker().metrics(), stack->worker().device_metrics(),
+       stack->router().metrics(), identities->metrics()}));
   return operators->WaitAndDrain(
       [&stack](absl::Duration deadline) { return stack->Drain(deadline); });
 }
@@ -145,9 +145,9 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(const auto worker,
                           WorkerRuntime::Create(std::move(options)));
   operators->SetServing(true);
-  KVASIR_RETURN_IF_ERROR(operators->Ready({.grpc = worker->target()},
-                                          worker->model().source().name,
-                                          {worker->metrics()}));
+  KVASIR_RETURN_IF_ERROR(operators->Ready(
+      {.grpc = worker->target()}, worker->model().source().name,
+      {worker->metrics(), worker->device_metrics()}));
   return operators->WaitAndDrain(
       [&worker](absl::Duration deadline) { return worker->Drain(deadline); });
 }

@@ -102,7 +102,7 @@ absl::StatusOr<GpuFacts> FactsOf(const kernels::Device& device) {
   if (cuda == nullptr) {
     return GpuFacts{.name = device.name(), .timed_by = "host"};
   }
-  KVASIR_ASSIGN_OR_RETURN(const kernels::CudaMemory memory, cuda->memory());
+  KVASIR_ASSIGN_OR_RETURN(const kernels::DeviceMemory memory, cuda->memory());
   return GpuFacts{.name = cuda->properties().name,
                   .multiprocessors = cuda->properties().multiprocessors,
                   .l2_bytes = cuda->properties().l2_bytes,

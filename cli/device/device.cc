@@ -1,19 +1,22 @@
 #include "cli/device/device.h"
 
-#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/log.h"
 #include "cli/flags.h"
 #include "kernels/device/device_module.h"
 
 namespace kvasir::cli {
 namespace {
 
+constexpr char kAuto[] = "auto";
 constexpr absl::string_view kModule = "kvasir-emulated.so";
 
 // "emulated:f32" as "emulated" and "f32".
@@ -23,6 +26,16 @@ std::pair<absl::string_view, absl::string_view> Split(
   return colon == absl::string_view::npos
              ? std::pair(device, absl::string_view())
              : std::pair(device.substr(0, colon), device.substr(colon + 1));
+}
+
+std::optional<int> OrdinalOf(absl::string_view settings) {
+  int ordinal = 0;
+  if (settings.empty() ||
+      !absl::ascii_isdigit(static_cast<unsigned char>(settings[0])) ||
+      !absl::SimpleAtoi(settings, &ordinal)) {
+    return std::nullopt;
+  }
+  return ordinal;
 }
 
 // Beside this program.
@@ -36,11 +49,13 @@ std::string OwnModule() {
 }  // namespace
 
 void AddDeviceFlags(CLI::App* app, DeviceFlags* options) {
+  options->device = kAuto;
   AddFlag(app, "--device", options->device,
-          "what the model runs on: cpu; cuda, which this version does not "
-          "have; emulated, where kernels for a GPU run on the host, slowly and "
-          "for tests (emulated:f32: activations in f32, f16 or bf16); auto is "
-          "cpu where there is no GPU that can be used")
+          "what the model runs on: cpu; cuda, an NVIDIA GPU of compute "
+          "capability 8.0 or later, the first or cuda:N; emulated, where "
+          "kernels for a GPU run on the host, slowly and for tests "
+          "(emulated:f32: activations in f32, f16 or bf16); auto: the first "
+          "GPU where it can be used and has the plan's kernels, else the cpu")
       ->check(Checked(CheckDeviceName))
       ->type_name("auto|cpu|cuda[:N]|emulated[:SETTINGS]");
   AddText(app, "--device-module", options->module,
@@ -52,39 +67,62 @@ void AddDeviceFlags(CLI::App* app, DeviceFlags* options) {
 absl::Status CheckDeviceName(const std::string& device) {
   const auto [name, settings] = Split(device);
   const bool alone = device.size() == name.size();
-  uint32_t number = 0;
   if (((name == "auto" || name == "cpu") && alone) || name == "emulated" ||
-      (name == "cuda" && (alone || absl::SimpleAtoi(settings, &number)))) {
+      (name == "cuda" && (alone || OrdinalOf(settings).has_value()))) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
       device, ": want auto, cpu, cuda[:N] or emulated[:SETTINGS]"));
 }
 
-bool IsCpu(const DeviceFlags& flags) {
-  return flags.device == "cpu" || flags.device == "auto";
+absl::Status CheckDeviceIsUsed(const DeviceFlags& flags,
+                               const std::string& endpoint) {
+  const auto refuse = [&](const char* flag, const std::string& value) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flag, " ", value, " is of a model that is run here: the server at ",
+        endpoint, " runs on what it was started with"));
+  };
+  if (flags.device != kAuto) return refuse("--device", flags.device);
+  if (!flags.module.empty()) return refuse("--device-module", flags.module);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(
-    const DeviceFlags& flags, int64_t memory_limit_bytes) {
+    const DeviceFlags& flags, const DeviceWish& wish,
+    const OpenCuda& open_cuda) {
   const auto [name, settings] = Split(flags.device);
   if (!flags.module.empty() && name != "emulated") {
     return absl::InvalidArgumentError(absl::StrCat(
         "--device-module ", flags.module,
         " is read with --device emulated alone, this is ", flags.device));
   }
-  if (IsCpu(flags)) return std::unique_ptr<kernels::Device>();
+  if (name == "cpu") return std::unique_ptr<kernels::Device>();
   if (name != "emulated") {
-    return absl::UnimplementedError(absl::StrCat(
-        "--device ", flags.device,
-        ": this build has no CUDA back end, and no version has one yet (it "
-        "would need KVASIR_CUDA=ON and NVIDIA's driver, libcuda.so.1); give "
-        "--device cpu"));
+    kernels::CudaDeviceOptions options;
+    options.ordinal = OrdinalOf(settings).value_or(0);
+    options.host_limit_bytes = wish.host_limit_bytes;
+    options.activations = wish.gpu_activations;
+    options.deterministic = wish.deterministic;
+    auto device = open_cuda(options);
+    if (name == kAuto) {
+      if (device.ok()) {
+        base::LogInfo("--device auto: the model runs on cuda:0");
+        return device;
+      }
+      base::LogInfo("--device auto: the model runs on the cpu",
+                    {{"why_not_cuda", std::string(device.status().message())}});
+      return std::unique_ptr<kernels::Device>();
+    }
+    if (device.ok()) return device;
+    return absl::Status(
+        device.status().code(),
+        absl::StrCat("--device ", flags.device, ": ", device.status().message(),
+                     "; --device cpu needs none of it"));
   }
   const std::string module = flags.module.empty() ? OwnModule() : flags.module;
-  auto device =
-      kernels::LoadDevice(module, {.settings = std::string(settings),
-                                   .memory_limit_bytes = memory_limit_bytes});
+  auto device = kernels::LoadDevice(
+      module, {.settings = std::string(settings),
+               .memory_limit_bytes = wish.host_limit_bytes});
   if (device.ok()) return device;
   const char* const remedy =
       absl::IsNotFound(device.status())

@@ -144,13 +144,16 @@ absl::Status Inspect(const InspectFlags& flags) {
                           ReadEvaluations(flags.evaluations));
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kLook));
-  KVASIR_ASSIGN_OR_RETURN(const auto device, OpenDevice(flags.model.device, 0));
+  KVASIR_ASSIGN_OR_RETURN(
+      const auto device,
+      OpenDevice(flags.model.device, DeviceWishOf(source, flags.model)));
   KVASIR_ASSIGN_OR_RETURN(
       InspectReport report,
       MakeInspectReport(
           source, {.page_tokens = flags.model.page_tokens,
                    .max_batched_tokens = flags.max_batched_tokens,
-                   .deterministic = !ServeOptionsOf(flags.model).lift_prompts,
+                   .deterministic =
+                       !ServeOptionsOf(flags.model, device.get()).lift_prompts,
                    .granule_bytes =
                        device == nullptr ? 0 : device->page_granule_bytes(),
                    .lengths = flags.lengths}));

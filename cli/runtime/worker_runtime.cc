@@ -191,6 +191,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
                          .max_num_seqs = flags.max_num_seqs,
                          .max_batched_tokens = flags.max_batched_tokens,
                          .kv_cache_bytes = flags.kv_cache_bytes,
+                         .gpu_memory_utilization = flags.gpu_memory_utilization,
                          .host_pool_bytes = flags.host_pool_bytes,
                          .prefix_reuse = flags.prefix_caching,
                          .check =
@@ -206,6 +207,9 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
        &before = runtime->warm_up_] {
         return SampleOf(cache.Stats(), executor.totals(), before);
       });
+  const kernels::Device& device = model.rank().device();
+  runtime->device_metrics_ = std::make_shared<DeviceMetrics>(
+      &device, device.has_own_memory() ? flags.gpu_memory_utilization : 1);
 
   worker::EngineOptions engine = EngineOptionsOf(options, model);
   engine.observer = runtime->metrics_.get();
@@ -253,6 +257,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
 WorkerRuntime::~WorkerRuntime() {
   if (server_ != nullptr) server_->Shutdown(absl::Now() + absl::Seconds(1));
   if (engine_ != nullptr) engine_->Stop();
+  if (device_metrics_ != nullptr) device_metrics_->Stop();
 }
 
 DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {

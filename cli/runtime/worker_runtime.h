@@ -13,6 +13,7 @@
 #include "cli/loaded_model.h"
 #include "cli/options.h"
 #include "cli/runtime/admin_service.h"
+#include "cli/runtime/device_metrics.h"
 #include "prometheus/collectable.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/metrics.h"
@@ -52,6 +53,9 @@ class WorkerRuntime {
   std::shared_ptr<prometheus::Collectable> metrics() const {
     return metrics_->registry();
   }
+  std::shared_ptr<prometheus::Collectable> device_metrics() const {
+    return device_metrics_;
+  }
 
   // Refuses new requests, waits for running ones, aborts the rest.
   DrainOutcome Drain(absl::Duration deadline);
@@ -64,6 +68,8 @@ class WorkerRuntime {
   // Destroyed from last to first: listener, engine, model.
   std::unique_ptr<LoadedModel> model_;
   std::shared_ptr<worker::WorkerMetrics> metrics_;
+  // Scraped for longer than the model is there.
+  std::shared_ptr<DeviceMetrics> device_metrics_;
   std::unique_ptr<worker::Engine> engine_;
   std::unique_ptr<worker::WorkerServer> server_;
 };

@@ -1,5 +1,6 @@
 #include "kernels/cuda/cuda_device.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -78,6 +79,25 @@ absl::Status CheckArchitecture(const cuda::DeviceProperties& properties,
       ": want compute capability ", kLeastMajor, ".0 or later"));
 }
 
+// Errors that a launch can only find: those of kernels while they run.
+bool IsOfARunningKernel(Result result) {
+  switch (static_cast<int>(result)) {
+    case 214:  // an ECC error
+    case 700:  // illegal address
+    case 702:  // a kernel that took too long
+    case 710:  // assert
+    case 714:  // of the hardware's stack
+    case 715:  // illegal instruction
+    case 716:  // misaligned address
+    case 717:  // an address of another space
+    case 718:  // an invalid program counter
+    case 719:  // any other
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 // What device, allocator and streams share.
@@ -89,96 +109,115 @@ class CudaDevice::State {
     if (gemms != nullptr) (void)runtime();  // its handle is the device's
   }
 
-  // For calls of this thread from here on.
-  cuda::Runtime& runtime() const {
-    // Where it fails the call that follows does too, and says why.
-    runtime_->Use(ordinal);
-    return *runtime_;
+  // For calls of this thread from here on. An error where the device cannot be
+  // named: such a call would go to the GPU that the thread named last, or the
+  // first there is.
+  absl::StatusOr<cuda::Runtime*> runtime() const {
+    if (failed_.load()) {
+      base::MutexLock lock(&mutex_);
+      return failure_;
+    }
+    const Result result = runtime_->Use(ordinal);
+    if (result != Result::kOk) return Failed("naming the device", result);
+    return runtime_;
   }
+  // Of calls that go to no device.
+  cuda::Runtime& any() const { return *runtime_; }
+
   absl::Status Failed(const absl::string_view what, Result result) const {
     return CudaError(absl::StrCat("cuda:", ordinal, ": ", what), *runtime_,
                      result);
   }
+  absl::Status OkOr(const absl::string_view what, Result result) const {
+    return result == Result::kOk ? absl::OkStatus() : Failed(what, result);
+  }
+  // What failed where nobody can be told is the answer to every later call.
+  void Keep(const absl::Status& status) {
+    if (status.ok()) return;
+    base::MutexLock lock(&mutex_);
+    failure_.Update(status);
+    failed_ = true;
+  }
 
   // Once for each kernel that wants more shared memory than kernels have.
-  Result AllowShared(const KernelLaunch& launch) {
+  Result AllowShared(cuda::Runtime& runtime, const KernelLaunch& launch) {
     base::MutexLock lock(&mutex_);
     uint32_t& allowed = allowed_[launch.function];
     if (launch.shared_bytes <= allowed) return Result::kOk;
     const Result result =
-        runtime().AllowSharedBytes(launch.function, launch.shared_bytes);
+        runtime.AllowSharedBytes(launch.function, launch.shared_bytes);
     if (result == Result::kOk) allowed = launch.shared_bytes;
     return result;
   }
 
   const int ordinal;
   const cuda::DeviceProperties properties;
+  // Of the host, by all streams, and by writes.
+  std::atomic<int64_t> staging_bytes = 0;
   // Null where our own kernels multiply; set before anyone else sees it.
   std::unique_ptr<cuda::CublasGemms> gemms;
 
  private:
   cuda::Runtime* const runtime_;
-  base::Mutex mutex_;
+  std::atomic<bool> failed_ = false;
+  mutable base::Mutex mutex_;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   std::map<const void*, uint32_t> allowed_ ABSL_GUARDED_BY(mutex_);
 };
 
 class CudaDevice::Allocator final : public DeviceAllocator {
  public:
-  Allocator(std::shared_ptr<State> state, int64_t limit_bytes)
-      : DeviceAllocator(limit_bytes, HostPool::kOnHost),
+  Allocator(std::shared_ptr<State> state, const CudaDeviceOptions& options)
+      : DeviceAllocator(options.memory_limit_bytes, HostPool::kOnHost,
+                        options.host_limit_bytes),
         state_(std::move(state)) {}
 
  private:
-  void* Acquire(size_t bytes, const AllocationOptions& options) override {
+  absl::StatusOr<void*> Acquire(size_t bytes,
+                                const AllocationOptions& options) override {
     KVASIR_CHECK(options.alignment_bytes <= kAlignment);
+    KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     void* memory = nullptr;
-    const Result result = state_->runtime().Allocate(&memory, bytes);
-    return result == Result::kOk ? memory : nullptr;
+    const Result result = runtime->Allocate(&memory, bytes);
+    return Given(memory, result);
   }
   void Release(void* data, size_t) override {
-    cuda::Runtime& runtime = state_->runtime();
-    // What is enqueued may still want it.
-    runtime.SynchronizeDevice();
-    runtime.Free(data);
+    state_->Keep(ReleaseBy(&cuda::Runtime::Free, data));
   }
-  void* AcquireOnHost(size_t bytes, const AllocationOptions& options) override {
+  absl::StatusOr<void*> AcquireOnHost(
+      size_t bytes, const AllocationOptions& options) override {
     KVASIR_CHECK(options.alignment_bytes <= kAlignment);
+    KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     void* memory = nullptr;
-    if (state_->runtime().AllocateHost(&memory, bytes) != Result::kOk) {
-      return nullptr;
+    const Result result = runtime->AllocateHost(&memory, bytes);
+    if (result == Result::kOk && options.prefault) {
+      std::memset(memory, 0, bytes);
     }
-    if (options.prefault) std::memset(memory, 0, bytes);
-    return memory;
+    return Given(memory, result);
   }
   void ReleaseOnHost(void* data, size_t) override {
-    cuda::Runtime& runtime = state_->runtime();
-    runtime.SynchronizeDevice();
-    runtime.FreeHost(data);
+    state_->Keep(ReleaseBy(&cuda::Runtime::FreeHost, data));
   }
   std::string Refusal(size_t bytes, MemoryTag tag) const override {
     if (tag == MemoryTag::kHostPool) {
       return absl::StrCat("the host: want ", bytes,
                           " bytes of pinned memory for ", MemoryTagName(tag));
     }
+    const std::string want =
+        absl::StrCat("cuda:", state_->ordinal, ": want ", bytes, " bytes for ",
+                     MemoryTagName(tag));
     size_t free = 0, total = 0;
-    const Result result = state_->runtime().MemoryInfo(&free, &total);
-    // After an error of the device no memory is what is missing.
-    if (result != Result::kOk) {
-      return std::string(
-          state_
-              ->Failed(absl::StrCat("want ", bytes, " bytes for ",
-                                    MemoryTagName(tag)),
-                       result)
-              .message());
+    const auto runtime = state_->runtime();
+    if (!runtime.ok() || (*runtime)->MemoryInfo(&free, &total) != Result::kOk) {
+      return absl::StrCat(want, ", held already ", device_bytes());
     }
-    return absl::StrCat("cuda:", state_->ordinal, ": want ", bytes,
-                        " bytes for ", MemoryTagName(tag), ", free ", free,
-                        " of ", total, ", held already ", device_bytes());
+    return absl::StrCat(want, ", free ", free, " of ", total, ", held already ",
+                        device_bytes());
   }
   std::string Advice(MemoryTag tag) const override {
     switch (tag) {
       case MemoryTag::kKvCache:
-        return "; lower --kv-cache-bytes";
+        return "; lower --kv-cache-bytes or --gpu-memory-utilization";
       case MemoryTag::kHostPool:
         return "; lower --host-pool-bytes";
       case MemoryTag::kWorkspace:
@@ -190,6 +229,27 @@ class CudaDevice::Allocator final : public DeviceAllocator {
     return "; take a smaller model, or another --device";
   }
 
+  // Null for want of memory, which Allocate tells of.
+  absl::StatusOr<void*> Given(void* memory, Result result) const {
+    if (result == Result::kOk) return memory;
+    if (result == Result::kOutOfMemory) return nullptr;
+    return state_->Failed("its memory", result);
+  }
+  // What is enqueued may still want it: the device is waited for. Where it
+  // cannot be named, memory stays where it is.
+  absl::Status ReleaseBy(Result (cuda::Runtime::*free)(void*),
+                         void* data) const {
+    const Result named = state_->any().Use(state_->ordinal);
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("naming the device", named));
+    const Result waited = state_->any().SynchronizeDevice();
+    const Result freed = (state_->any().*free)(data);
+    KVASIR_RETURN_IF_ERROR(
+        state_->OkOr("work that was waited for before memory is freed, whose "
+                     "kernel CUDA_LAUNCH_BLOCKING=1 names",
+                     waited));
+    return state_->OkOr("memory to be freed", freed);
+  }
+
   const std::shared_ptr<State> state_;
 };
 
@@ -199,43 +259,40 @@ class CudaDevice::CudaStream final : public LaunchStream,
  public:
   CudaStream(std::shared_ptr<State> state, const DeviceOps& ops)
       : LaunchStream(ops), state_(std::move(state)) {
-    const Result result = state_->runtime().MakeStream(&stream_);
-    if (result != Result::kOk) {
-      broken_ = state_->Failed("a stream", result);
-      return;
-    }
-    staging_.emplace(&state_->runtime(), stream_);
+    broken_ = Make();
   }
   ~CudaStream() override {
-    if (!broken_.ok()) return;
-    cuda::Runtime& runtime = state_->runtime();
-    runtime.SynchronizeStream(stream_);
+    if (stream_ == nullptr) return;
+    // These go to the stream's own device whatever the thread's is.
+    const Result waited = state_->any().SynchronizeStream(stream_);
+    state_->Keep(state_->OkOr(Work(), waited));
     staging_.reset();
-    runtime.DestroyStream(stream_);
+    state_->any().DestroyStream(stream_);
   }
 
   cuda::StreamHandle handle() const { return stream_; }
   Launcher& launcher() override { return *this; }
   absl::Status Synchronize() override {
     KVASIR_RETURN_IF_ERROR(broken_);
-    const Result result = state_->runtime().SynchronizeStream(stream_);
-    if (result == Result::kOk) return absl::OkStatus();
-    return state_->Failed(
-        absl::StrCat("work on a stream, up to the kernel ", last_kernel_,
-                     " (CUDA_LAUNCH_BLOCKING=1 names the one that fails)"),
-        result);
+    KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
+    return state_->OkOr(Work(), runtime->SynchronizeStream(stream_));
   }
   absl::Status CopyToDevice(DevicePtr<void> device, const void* host,
                             size_t bytes) override {
     KVASIR_RETURN_IF_ERROR(broken_);
-    (void)state_->runtime();
-    return staging_->Upload(device.device_address(), host, bytes);
+    KVASIR_RETURN_IF_ERROR(state_->runtime().status());
+    return OfCopy(staging_->Upload(device.device_address(), host, bytes));
   }
   absl::Status CopyToHost(void* host, DevicePtr<const void> device,
                           size_t bytes) override {
     KVASIR_RETURN_IF_ERROR(broken_);
-    (void)state_->runtime();
-    return staging_->ReadBack(host, device.device_address(), bytes);
+    KVASIR_RETURN_IF_ERROR(state_->runtime().status());
+    return OfCopy(staging_->ReadBack(host, device.device_address(), bytes));
+  }
+  absl::Status ReserveCopies(size_t bytes) override {
+    KVASIR_RETURN_IF_ERROR(broken_);
+    KVASIR_RETURN_IF_ERROR(state_->runtime().status());
+    return OfCopy(staging_->Reserve(bytes));
   }
   absl::Status TakeLaunchError() override {
     KVASIR_RETURN_IF_ERROR(broken_);
@@ -245,8 +302,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
   void Enqueue(const KernelLaunch& launch) override {
     // One op may launch several: its first error is the one to tell.
     if (!broken_.ok() || !launch_error_.ok()) return;
-    last_kernel_ = launch.name;
     launch_error_ = TryLaunch(launch);
+    last_kernel_ = launch.name;
   }
   int multiprocessors() const override {
     return state_->properties.multiprocessors;
@@ -260,11 +317,35 @@ class CudaDevice::CudaStream final : public LaunchStream,
   void Enqueue(const Gemm& gemm) override {
     if (!broken_.ok() || !launch_error_.ok()) return;
     last_kernel_ = "cublasLtMatmul";
-    (void)state_->runtime();
+    launch_error_ = state_->runtime().status();
+    if (!launch_error_.ok()) return;
     launch_error_ = state_->gemms->Enqueue(gemm, stream_);
   }
 
  private:
+  absl::Status Make() {
+    KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
+    KVASIR_RETURN_IF_ERROR(
+        state_->OkOr("a stream", runtime->MakeStream(&stream_)));
+    staging_.emplace(runtime, stream_, &state_->staging_bytes);
+    return absl::OkStatus();
+  }
+
+  // Asynchronous work that failed is anybody's up to the last launch.
+  std::string Work() const {
+    return absl::StrCat("work on a stream, up to the kernel ", last_kernel_,
+                        " (CUDA_LAUNCH_BLOCKING=1 names the one that fails)");
+  }
+  // A copy finds what kernels before it failed with.
+  absl::Status OfCopy(const absl::Status& status) const {
+    if (status.ok()) return status;
+    return absl::Status(
+        status.code(),
+        absl::StrCat("cuda:", state_->ordinal, ": ",
+                     absl::IsResourceExhausted(status) ? "" : Work() + ": ",
+                     status.message()));
+  }
+
   absl::Status TryLaunch(const KernelLaunch& launch) {
     if (launch.shared_bytes > state_->properties.shared_bytes) {
       return absl::InternalError(absl::StrCat(
@@ -272,14 +353,16 @@ class CudaDevice::CudaStream final : public LaunchStream,
           launch.shared_bytes, " bytes of shared memory, a CTA has at most ",
           state_->properties.shared_bytes));
     }
+    KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     if (launch.shared_bytes > cuda::kPlainSharedBytes) {
-      const Result result = state_->AllowShared(launch);
+      const Result result = state_->AllowShared(*runtime, launch);
       if (result != Result::kOk) return Refused(launch, result);
     }
-    const Result result = state_->runtime().Launch(launch, stream_);
+    const Result result = runtime->Launch(launch, stream_);
     return result == Result::kOk ? absl::OkStatus() : Refused(launch, result);
   }
   absl::Status Refused(const KernelLaunch& launch, Result result) const {
+    if (IsOfARunningKernel(result)) return state_->Failed(Work(), result);
     return state_->Failed(
         absl::StrCat("kernel ", launch.name, " (", launch.grid_x, " x ",
                      launch.grid_y, " CTAs of ", launch.threads,
@@ -304,27 +387,32 @@ class CudaDevice::CudaStream final : public LaunchStream,
 class CudaDevice::Writes {
  public:
   explicit Writes(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  ~Writes() {
-    if (stream_ == nullptr) return;
-    cuda::Runtime& runtime = state_->runtime();
-    runtime.SynchronizeStream(stream_);
-    staging_.reset();
-    runtime.DestroyStream(stream_);
-  }
+  ~Writes() { Free(); }
 
   absl::Status Write(void* device, const void* host, size_t bytes) {
     base::MutexLock lock(&mutex_);
-    cuda::Runtime& runtime = state_->runtime();
+    KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     if (stream_ == nullptr) {
-      const Result result = runtime.MakeStream(&stream_);
-      if (result != Result::kOk) return state_->Failed("a stream", result);
-      staging_.emplace(&runtime, stream_);
+      KVASIR_RETURN_IF_ERROR(
+          state_->OkOr("a stream", runtime->MakeStream(&stream_)));
+      staging_.emplace(runtime, stream_, &state_->staging_bytes);
     }
-    KVASIR_RETURN_IF_ERROR(staging_->Upload(device, host, bytes));
+    const absl::Status sent = staging_->Upload(device, host, bytes);
+    if (!sent.ok()) {
+      return absl::Status(
+          sent.code(),
+          absl::StrCat("cuda:", state_->ordinal, ": write: ", sent.message()));
+    }
     // Streams do not wait for each other: after this all of them see it.
-    const Result result = runtime.SynchronizeStream(stream_);
-    return result == Result::kOk ? absl::OkStatus()
-                                 : state_->Failed("write", result);
+    return state_->OkOr("write", runtime->SynchronizeStream(stream_));
+  }
+  void Free() {
+    base::MutexLock lock(&mutex_);
+    if (stream_ == nullptr) return;
+    const Result waited = state_->any().SynchronizeStream(stream_);
+    state_->Keep(state_->OkOr("write", waited));
+    staging_.reset();
+    state_->any().DestroyStream(std::exchange(stream_, nullptr));
   }
 
  private:
@@ -370,8 +458,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(
 
 CudaDevice::CudaDevice(std::shared_ptr<State> state,
                        const CudaDeviceOptions& options, const DeviceOps& ops)
-    : Device(DeviceKind::kCuda,
-             std::make_unique<Allocator>(state, options.memory_limit_bytes)),
+    : Device(DeviceKind::kCuda, std::make_unique<Allocator>(state, options)),
       state_(state),
       ops_(ops),
       activations_(options.activations),
@@ -384,8 +471,8 @@ const cuda::DeviceProperties& CudaDevice::properties() const {
 }
 
 std::string CudaDevice::numerics() const {
-  std::string name =
-      absl::StrCat("cuda-sm", properties().major, properties().minor);
+  std::string name = absl::StrCat("cuda-sm", state_->properties.major,
+                                  state_->properties.minor);
   if (state_->gemms != nullptr) {
     absl::StrAppend(&name, "-", state_->gemms->name());
   }
@@ -394,11 +481,12 @@ std::string CudaDevice::numerics() const {
 
 bool CudaDevice::rows_are_invariant() const { return state_->gemms == nullptr; }
 
-absl::StatusOr<CudaMemory> CudaDevice::memory() const {
+absl::StatusOr<DeviceMemory> CudaDevice::memory() const {
+  KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
   size_t free = 0, total = 0;
-  const Result result = state_->runtime().MemoryInfo(&free, &total);
-  if (result != Result::kOk) return state_->Failed("its memory", result);
-  CudaMemory memory;
+  KVASIR_RETURN_IF_ERROR(
+      state_->OkOr("its memory", runtime->MemoryInfo(&free, &total)));
+  DeviceMemory memory;
   memory.total_bytes = static_cast<int64_t>(total);
   memory.free_bytes = static_cast<int64_t>(free);
   memory.allocated_bytes = allocator().device_bytes();
@@ -406,6 +494,10 @@ absl::StatusOr<CudaMemory> CudaDevice::memory() const {
       memory.total_bytes - memory.free_bytes - memory.allocated_bytes;
   return memory;
 }
+
+int64_t CudaDevice::staging_bytes() const { return state_->staging_bytes; }
+
+void CudaDevice::FreeWriteBuffers() { writes_->Free(); }
 
 std::unique_ptr<Stream> CudaDevice::MakeStream() {
   return std::make_unique<CudaStream>(state_, ops_);
@@ -418,6 +510,7 @@ absl::StatusOr<void*> CudaDevice::BeginWrite(DevicePtr<void>, size_t bytes) {
         absl::StrCat("the system refused ", bytes,
                      " bytes of the host to write device memory from"));
   }
+  state_->staging_bytes += static_cast<int64_t>(bytes);
   return host;
 }
 
@@ -425,6 +518,7 @@ absl::Status CudaDevice::EndWrite(DevicePtr<void> memory, void* host,
                                   size_t bytes) {
   absl::Status status = writes_->Write(memory.device_address(), host, bytes);
   std::free(host);
+  state_->staging_bytes -= static_cast<int64_t>(bytes);
   return status;
 }
 

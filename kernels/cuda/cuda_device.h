@@ -19,34 +19,27 @@ namespace kvasir::kernels {
 struct CudaDeviceOptions {
   int ordinal = 0;  // as CUDA counts those that CUDA_VISIBLE_DEVICES leaves
   int64_t memory_limit_bytes = 0;  // of the GPU's memory; 0: no limit
+  // Of the host's, where the host pool lies; 0: no limit.
+  int64_t host_limit_bytes = 0;
   DType activations = DType::kBf16;
   // Products by our own kernels, whose rows have the same bits in any number,
   // in place of cuBLASLt.
   bool deterministic = false;
 };
 
-// The GPU's memory now.
-struct CudaMemory {
-  int64_t total_bytes = 0;
-  int64_t free_bytes = 0;
-  // Held by the allocator, as asked for.
-  int64_t allocated_bytes = 0;
-  // All else that is not free: CUDA's context and the kernels' code, what
-  // allocations are rounded up by, and other processes.
-  int64_t other_bytes = 0;
-};
-
 // Kernels run on streams of their own, in order, while the host goes on. The
-// host pool is pinned memory of the host, which kernels reach; its bytes count
-// towards no limit of the GPU. What is uploaded, read back or written by
+// host pool is pinned memory of the host, which kernels reach; it has a limit
+// of its own. What is uploaded, read back or written by
 // BeginWrite goes through pinned blocks (Staging), so a caller's memory is its
 // own again at once. Before memory is freed the device is waited for.
 //
 // Owns: the allocator, and a stream for writes.
 // Threads: as Device. Writes go one at a time.
-// Errors: RESOURCE_EXHAUSTED with the GPU's numbers and the flag to change. A
-//   kernel that fails while it runs is found by whoever waits next, and every
-//   call from then on fails: CUDA has no way back but another process.
+// Errors: RESOURCE_EXHAUSTED with the GPU's numbers and the flag to change;
+//   INTERNAL with CUDA's words for all else. A kernel that fails while it runs
+//   is found by whoever waits next, and every call from then on fails: CUDA has
+//   no way back but another process. So it is after a failure that nobody could
+//   be told of (memory that could not be given back).
 class CudaDevice final : public Device {
  public:
   // `runtime` outlives the device; `ops` are for the whole process.
@@ -63,7 +56,6 @@ class CudaDevice final : public Device {
   ~CudaDevice() override;
 
   const cuda::DeviceProperties& properties() const;
-  absl::StatusOr<CudaMemory> memory() const;
   // Of a stream of such a device: for measurements by CUDA's own events.
   static cuda::StreamHandle HandleOf(const Stream& stream);
 
@@ -77,11 +69,15 @@ class CudaDevice final : public Device {
   int num_threads() const override { return 1; }
   WeightLayout weight_layout() const override { return WeightLayout::kRows; }
   int64_t page_granule_bytes() const override { return 16; }
+  absl::StatusOr<DeviceMemory> memory() const override;
+  bool has_own_memory() const override { return true; }
+  int64_t staging_bytes() const override;
   // Any memory of the host, which EndWrite copies and frees.
   absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
                                    size_t bytes) override;
   absl::Status EndWrite(DevicePtr<void> memory, void* host,
                         size_t bytes) override;
+  void FreeWriteBuffers() override;
 
  private:
   class State;
@@ -98,8 +94,9 @@ class CudaDevice final : public Device {
   const std::unique_ptr<Writes> writes_;
 };
 
-// The GPU by CUDA's own runtime, with all kernels of this build (in
-// kernels_cuda, which only a build with nvcc has).
+// The GPU by CUDA's own runtime, with all kernels of this build: in
+// kernels_cuda, which only a build with nvcc has. kernels_no_cuda is in its
+// place elsewhere: UNIMPLEMENTED, and what a build with it would need.
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
     const CudaDeviceOptions& options);
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -24,6 +25,7 @@ using cuda::Result;
 using cuda::Staging;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 using Bytes = std::vector<char>;
@@ -301,25 +303,131 @@ TEST_F(CudaDeviceTest, OutOfMemoryNamesTheGpusNumbersAndTheFlag) {
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              HasSubstr("--max-batched-tokens")));
   EXPECT_EQ(device_->allocator().total_use().bytes, 1000);
-  // Where the device is broken it is not memory that is missing.
+  EXPECT_THAT(Refused(size_t{1} << 30, MemoryTag::kWeights),
+              base::StatusIs(absl::StatusCode::kResourceExhausted,
+                             HasSubstr("take a smaller model")));
+}
+
+// It would send somebody to lower a flag.
+TEST_F(CudaDeviceTest, ABrokenDeviceIsNotOneWithoutMemory) {
+  Make();
+  const auto broken = [](const char* tag) {
+    return base::StatusIs(
+        absl::StatusCode::kInternal,
+        AllOf(HasSubstr(absl::StrCat("want 8 bytes for ", tag, ": cuda:0: ")),
+              HasSubstr("cudaErrorFake (700)"), Not(HasSubstr("lower"))));
+  };
+  // Once, with a device that answers all else.
   runtime_.FailNext("Allocate", static_cast<Result>(700));
-  runtime_.FailNext("MemoryInfo", static_cast<Result>(700));
-  EXPECT_THAT(Refused(8, MemoryTag::kOther).message(),
-              HasSubstr("cudaErrorFake (700)"));
+  EXPECT_THAT(Refused(8, MemoryTag::kKvCache), broken("kv_cache"));
+  runtime_.FailNext("AllocateHost", static_cast<Result>(700));
+  EXPECT_THAT(Refused(8, MemoryTag::kHostPool), broken("host_pool"));
+  KVASIR_EXPECT_OK(Refused(8, MemoryTag::kKvCache));
+  runtime_.Break(static_cast<Result>(700));
+  EXPECT_THAT(Refused(8, MemoryTag::kKvCache), broken("kv_cache"));
+  EXPECT_THAT(Refused(8, MemoryTag::kHostPool), broken("host_pool"));
+  EXPECT_EQ(device_->allocator().total_use().bytes, 0);
+}
+
+// A call after it would go to the GPU that the thread named before, or to the
+// first one.
+TEST_F(CudaDeviceTest, ADeviceThatCannotBeNamedFailsTheCall) {
+  runtime_.device_count = 2;
+  Make({.ordinal = 1});
+  const DeviceBuffer memory = Memory(8);
+  char byte = 0;
+  KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), &byte, 1));
+  KVASIR_ASSERT_OK(stream_->Synchronize());
+  const auto refused = base::StatusIs(
+      absl::StatusCode::kInternal,
+      AllOf(HasSubstr("cuda:1: naming the device: cudaErrorFake (46)")));
+  const auto calls = [&] {
+    int64_t sum = 0;
+    for (const char* const call :
+         {"Allocate", "AllocateHost", "MakeStream", "CopyAsync", "Launch",
+          "MemoryInfo", "SynchronizeStream"}) {
+      sum += runtime_.calls(call);
+    }
+    return sum;
+  };
+  // A thread of its own has no device yet. Nothing is done there.
+  const auto once = [&](const std::function<absl::Status()>& call) {
+    const int64_t before = calls();
+    absl::Status status;
+    std::thread([&] {
+      runtime_.FailNext("Use", static_cast<Result>(46));
+      status = call();
+    }).join();
+    EXPECT_EQ(calls(), before);
+    return status;
+  };
+  EXPECT_THAT(once([&] { return stream_->Synchronize(); }), refused);
+  EXPECT_THAT(once([&] { return device_->Write(memory.data(), &byte, 1); }),
+              refused);
+  EXPECT_THAT(once([&] { return Upload(*stream_, memory.data(), &byte, 1); }),
+              refused);
+  EXPECT_THAT(once([&] { return Launch({.name = "gelu"}); }), refused);
+  EXPECT_THAT(once([&] { return device_->memory().status(); }), refused);
+  EXPECT_THAT(once([&] { return Refused(8, MemoryTag::kWeights); }).message(),
+              HasSubstr("cuda:1: naming the device"));
+  EXPECT_THAT(once([&] { return Refused(8, MemoryTag::kHostPool); }).message(),
+              HasSubstr("cuda:1: naming the device"));
+  EXPECT_THAT(once([&] { return device_->MakeStream()->Synchronize(); }),
+              refused);
+  KVASIR_EXPECT_OK(stream_->Synchronize());
+}
+
+// Nobody hears what giving memory back fails with: the next who asks does.
+TEST_F(CudaDeviceTest, WhatFailsUnheardIsToldByEveryLaterCall) {
+  for (const std::string call : {"Use", "SynchronizeDevice", "Free"}) {
+    FakeRuntime runtime;
+    runtime.AllowLeaks();
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto device,
+                                CudaDevice::Make({}, &runtime, {}));
+    {
+      KVASIR_ASSERT_OK_AND_ASSIGN(
+          const DeviceBuffer memory,
+          device->allocator().Allocate(8, MemoryTag::kOther));
+      runtime.FailNext(call, static_cast<Result>(46));
+    }
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT(device->memory().status(),
+                  base::StatusIs(absl::StatusCode::kInternal,
+                                 HasSubstr("cudaErrorFake (46)")))
+          << call;
+    }
+    EXPECT_THAT(device->allocator().Allocate(8, MemoryTag::kOther).status(),
+                base::StatusIs(absl::StatusCode::kInternal,
+                               HasSubstr("cudaErrorFake (46)")))
+        << call;
+  }
+}
+
+TEST_F(CudaDeviceTest, NumericsNameTheArchitecture) {
+  Make();
+  EXPECT_EQ(device_->numerics(), "cuda-sm90");
+  runtime_.properties.major = 8;
+  Make();
+  EXPECT_EQ(device_->numerics(), "cuda-sm80");
+  EXPECT_EQ(device_->name(), "cuda");
 }
 
 TEST_F(CudaDeviceTest, ALimitIsKeptAndTheHostPoolIsApart) {
-  Make({.memory_limit_bytes = 5000});
+  Make({.memory_limit_bytes = 5000, .host_limit_bytes = 3500});
   const DeviceBuffer weights = Memory(4000, MemoryTag::kWeights);
   const DeviceBuffer pool = Memory(3000, MemoryTag::kHostPool);
   EXPECT_EQ(runtime_.pinned_bytes(), 3000u);
   EXPECT_EQ(Refused(1001, MemoryTag::kKvCache).message(),
             "memory: want 1001 bytes for kv_cache, held 4000 of 5000; lower "
-            "--kv-cache-bytes");
+            "--kv-cache-bytes or --gpu-memory-utilization");
   const DeviceBuffer cache = Memory(1000, MemoryTag::kKvCache);
   EXPECT_EQ(device_->allocator().total_use().bytes, 8000);
   EXPECT_EQ(device_->allocator().device_bytes(), 5000);
   EXPECT_EQ(device_->allocator().use(MemoryTag::kHostPool).bytes, 3000);
+  // The system would end the process.
+  EXPECT_EQ(Refused(501, MemoryTag::kHostPool).message(),
+            "the host's memory: want 501 bytes for host_pool, held 3000 of "
+            "3500; lower --host-pool-bytes");
   runtime_.FailNext("AllocateHost", Result::kOutOfMemory);
   EXPECT_THAT(
       Refused(8, MemoryTag::kHostPool).message(),
@@ -330,7 +438,7 @@ TEST_F(CudaDeviceTest, AllMemoryIsAccountedFor) {
   Make();
   const DeviceBuffer a = Memory(1000), b = Memory(3 << 20);
   const DeviceBuffer pool = Memory(5000, MemoryTag::kHostPool);
-  KVASIR_ASSERT_OK_AND_ASSIGN(const CudaMemory memory, device_->memory());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory memory, device_->memory());
   EXPECT_EQ(memory.total_bytes, 1 << 30);
   EXPECT_EQ(memory.allocated_bytes, 1000 + (3 << 20));
   // The context, and what two allocations are rounded by.
@@ -420,6 +528,62 @@ TEST_F(CudaDeviceTest, WhatFailsWhileItRunsIsFoundByWhoeverWaits) {
               base::StatusIs(absl::StatusCode::kInternal,
                              AllOf(HasSubstr("up to the kernel gelu"),
                                    HasSubstr("cudaErrorFake (700)"))));
+}
+
+// A step ends in ReadBack, so that is where a kernel's fault shows.
+TEST_F(CudaDeviceTest, AKernelThatFailedIsNamedByTheCopyThatFindsIt) {
+  Make();
+  const DeviceBuffer memory = Memory(100);
+  Bytes blob(100);
+  const auto told = base::StatusIs(
+      absl::StatusCode::kInternal,
+      AllOf(HasSubstr("cuda:0: work on a stream, up to the kernel gelu"),
+            HasSubstr("CUDA_LAUNCH_BLOCKING=1"),
+            HasSubstr("cudaErrorFake (700)")));
+  KVASIR_ASSERT_OK(Launch({.name = "gelu"}));
+  runtime_.FailNext("WaitForEvent", static_cast<Result>(700));
+  EXPECT_THAT(ReadBack(*stream_, blob.data(), memory.data(), 100), told);
+  for (const char* const call : {"CopyAsync", "RecordEvent"}) {
+    runtime_.FailNext(call, static_cast<Result>(700));
+    EXPECT_THAT(Upload(*stream_, memory.data(), blob.data(), 100), told)
+        << call;
+  }
+  // So does a launch, and its own kernel is not blamed.
+  runtime_.FailNext("Launch", static_cast<Result>(700));
+  EXPECT_THAT(Launch({.name = "norm"}),
+              base::StatusIs(absl::StatusCode::kInternal,
+                             AllOf(HasSubstr("up to the kernel gelu"),
+                                   Not(HasSubstr("norm")))));
+}
+
+TEST_F(CudaDeviceTest, WhatCopiesTakeOfTheHostIsCountedAndReserved) {
+  Make();
+  const DeviceBuffer memory = Memory(1 << 20);
+  KVASIR_ASSERT_OK(stream_->ReserveCopies(300000));
+  EXPECT_EQ(device_->staging_bytes(),
+            static_cast<int64_t>(Staging::kBlocks * (512 << 10)));
+  EXPECT_EQ(runtime_.pinned_bytes(), Staging::kBlocks * (512 << 10));
+  const int64_t calls = runtime_.calls("AllocateHost");
+  const Bytes blob(300000, 'a');
+  for (size_t i = 0; i < 2 * Staging::kBlocks; ++i) {
+    KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
+  }
+  EXPECT_EQ(runtime_.calls("AllocateHost"), calls);
+  const int64_t before = device_->staging_bytes();
+  KVASIR_ASSERT_OK_AND_ASSIGN(void* const host,
+                              device_->BeginWrite(memory.data(), 5000));
+  EXPECT_EQ(device_->staging_bytes(), before + 5000);
+  std::memset(host, 1, 5000);
+  KVASIR_ASSERT_OK(device_->EndWrite(memory.data(), host, 5000));
+  EXPECT_EQ(device_->staging_bytes(),
+            before + static_cast<int64_t>(Staging::kLeastBlockBytes));
+  device_->FreeWriteBuffers();
+  EXPECT_EQ(device_->staging_bytes(), before);
+  KVASIR_EXPECT_OK(device_->Write(memory.data(), blob.data(), 100));
+  stream_.reset();
+  device_->FreeWriteBuffers();
+  EXPECT_EQ(device_->staging_bytes(), 0);
+  EXPECT_EQ(runtime_.pinned_bytes(), 0u);
 }
 
 TEST_F(CudaDeviceTest, AStreamThatCouldNotBeMadeFailsEachCall) {

@@ -84,15 +84,15 @@ TEST_F(GpuDeviceTest, KnowsWhatItIs) {
   EXPECT_GT(properties.multiprocessors, 0);
   EXPECT_GT(properties.l2_bytes, 0);
   EXPECT_GE(properties.shared_bytes, 99 << 10);  // sm_86 has the least
-  KVASIR_ASSERT_OK_AND_ASSIGN(const CudaMemory memory, gpu().memory());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory memory, gpu().memory());
   EXPECT_GE(properties.memory_bytes, memory.total_bytes);
   EXPECT_GT(memory.free_bytes, 0);
 }
 
 TEST_F(GpuDeviceTest, MemoryIsAccountedForToTheRoundingOfCuda) {
-  KVASIR_ASSERT_OK_AND_ASSIGN(const CudaMemory before, gpu().memory());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory before, gpu().memory());
   const DeviceBuffer memory = Memory(((size_t{1} << 30) + 1000) / 4);
-  KVASIR_ASSERT_OK_AND_ASSIGN(const CudaMemory after, gpu().memory());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory after, gpu().memory());
   const auto bytes = static_cast<int64_t>(memory.bytes());
   EXPECT_EQ(after.allocated_bytes - before.allocated_bytes, bytes);
   EXPECT_GE(after.other_bytes, before.other_bytes);

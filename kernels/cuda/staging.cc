@@ -20,14 +20,16 @@ absl::Status CudaError(const std::string& what, Runtime& runtime,
 Staging::~Staging() {
   for (Block& block : blocks_) {
     if (block.event != nullptr) runtime_->DestroyEvent(block.event);
-    if (block.memory != nullptr) runtime_->FreeHost(block.memory);
+    Unpin(&block);
   }
 }
 
-int64_t Staging::bytes() const {
-  int64_t bytes = 0;
-  for (const Block& block : blocks_) bytes += static_cast<int64_t>(block.bytes);
-  return bytes;
+void Staging::Unpin(Block* block) {
+  if (block->memory == nullptr) return;
+  runtime_->FreeHost(block->memory);
+  *pinned_bytes_ -= static_cast<int64_t>(block->bytes);
+  block->memory = nullptr;
+  block->bytes = 0;
 }
 
 absl::Status Staging::Failed(const char* what, Result result) {
@@ -49,10 +51,13 @@ absl::StatusOr<Staging::Block*> Staging::Take(size_t bytes) {
     const Result result = runtime_->MakeEvent(&block->event);
     if (result != Result::kOk) return Failed("event", result);
   }
-  if (block->bytes >= bytes) return block;
-  if (block->memory != nullptr) runtime_->FreeHost(block->memory);
-  block->memory = nullptr;
-  block->bytes = 0;
+  KVASIR_RETURN_IF_ERROR(Grow(block, bytes));
+  return block;
+}
+
+absl::Status Staging::Grow(Block* block, size_t bytes) {
+  if (block->bytes >= bytes) return absl::OkStatus();
+  Unpin(block);
   const size_t wanted = std::max(std::bit_ceil(bytes), kLeastBlockBytes);
   void* memory = nullptr;
   const Result result = runtime_->AllocateHost(&memory, wanted);
@@ -63,7 +68,16 @@ absl::StatusOr<Staging::Block*> Staging::Take(size_t bytes) {
   }
   block->memory = static_cast<char*>(memory);
   block->bytes = wanted;
-  return block;
+  *pinned_bytes_ += static_cast<int64_t>(wanted);
+  return absl::OkStatus();
+}
+
+absl::Status Staging::Reserve(size_t bytes) {
+  for (Block& block : blocks_) {
+    if (block.in_flight) KVASIR_RETURN_IF_ERROR(Wait(&block));
+    KVASIR_RETURN_IF_ERROR(Grow(&block, std::min(bytes, kMostBlockBytes)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Staging::Copy(Block* block, void* to, const void* from,

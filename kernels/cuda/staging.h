@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -27,9 +28,10 @@ class Staging {
   static constexpr size_t kLeastBlockBytes = size_t{64} << 10;
   static constexpr size_t kMostBlockBytes = size_t{8} << 20;
 
-  // `runtime` and `stream` outlive it.
-  Staging(Runtime* runtime, StreamHandle stream)
-      : runtime_(runtime), stream_(stream) {}
+  // All outlive it. `pinned_bytes` counts what this and others have pinned.
+  Staging(Runtime* runtime, StreamHandle stream,
+          std::atomic<int64_t>* pinned_bytes)
+      : runtime_(runtime), stream_(stream), pinned_bytes_(pinned_bytes) {}
   // The stream has nothing left to do.
   ~Staging();
   Staging(const Staging&) = delete;
@@ -40,8 +42,9 @@ class Staging {
   // Returns when the bytes are there.
   absl::Status ReadBack(void* host, const void* device, size_t bytes);
 
-  // Pinned by it now.
-  int64_t bytes() const;
+  // Pins now what copies of up to `bytes` take, so that none of them does:
+  // pinning waits for the device.
+  absl::Status Reserve(size_t bytes);
 
  private:
   struct Block {
@@ -53,6 +56,8 @@ class Staging {
 
   // The next block, with room and at rest.
   absl::StatusOr<Block*> Take(size_t bytes);
+  absl::Status Grow(Block* block, size_t bytes);
+  void Unpin(Block* block);
   // Enqueues a copy that has the block on one side.
   absl::Status Copy(Block* block, void* to, const void* from, size_t bytes);
   absl::Status Wait(Block* block);
@@ -60,6 +65,7 @@ class Staging {
 
   Runtime* const runtime_;
   const StreamHandle stream_;
+  std::atomic<int64_t>* const pinned_bytes_;
   std::array<Block, kBlocks> blocks_;
   size_t next_ = 0;
 };

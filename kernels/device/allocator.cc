@@ -127,14 +127,20 @@ absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(
   KVASIR_RETURN_IF_ERROR(Count(bytes, tag));
   AllocationOptions fixed = options;
   fixed.alignment_bytes = std::max<size_t>(alignment, 64);
-  void* data =
+  const absl::StatusOr<void*> data =
       OnHost(tag) ? AcquireOnHost(bytes, fixed) : Acquire(bytes, fixed);
-  if (data == nullptr) {
-    Uncount(bytes, tag);
+  if (!data.ok() || *data == nullptr) Uncount(bytes, tag);
+  if (!data.ok()) {
+    return absl::Status(
+        data.status().code(),
+        absl::StrCat("want ", bytes, " bytes for ", MemoryTagName(tag), ": ",
+                     data.status().message()));
+  }
+  if (*data == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat(Refusal(bytes, tag), Advice(tag)));
   }
-  return DeviceBuffer(this, data, bytes, tag);
+  return DeviceBuffer(this, *data, bytes, tag);
 }
 
 std::string DeviceAllocator::Refusal(size_t bytes, MemoryTag tag) const {
@@ -153,14 +159,15 @@ void DeviceAllocator::Free(void* data, size_t bytes, MemoryTag tag) {
 
 absl::Status DeviceAllocator::Count(size_t bytes, MemoryTag tag) {
   base::MutexLock lock(&mutex_);
-  const bool limited = limit_bytes_ > 0 && !OnHost(tag);
-  const int64_t limit =
-      limited ? limit_bytes_ : std::numeric_limits<int64_t>::max();
-  const int64_t held = limited ? device_bytes_ : total_.bytes;
+  const bool on_host = OnHost(tag);
+  const int64_t own = on_host ? host_limit_bytes_ : limit_bytes_;
+  const int64_t limit = own > 0 ? own : std::numeric_limits<int64_t>::max();
+  const int64_t held = on_host ? total_.bytes - device_bytes_ : device_bytes_;
   if (bytes > static_cast<size_t>(limit - held)) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("memory: want ", bytes, " bytes for ", MemoryTagName(tag),
-                     ", held ", held, " of ", limit, Advice(tag)));
+        absl::StrCat(on_host ? "the host's memory: want " : "memory: want ",
+                     bytes, " bytes for ", MemoryTagName(tag), ", held ", held,
+                     " of ", limit, Advice(tag)));
   }
   const auto add = [bytes](MemoryUse& use) {
     use.bytes += static_cast<int64_t>(bytes);
@@ -194,7 +201,8 @@ int64_t DeviceAllocator::device_bytes() const {
   return device_bytes_;
 }
 
-void* CpuAllocator::Acquire(size_t bytes, const AllocationOptions& options) {
+absl::StatusOr<void*> CpuAllocator::Acquire(size_t bytes,
+                                            const AllocationOptions& options) {
   if (bytes >= kMapFromBytes) {
     void* data = Map(bytes);
     if (data != nullptr && options.prefault) {

@@ -72,7 +72,7 @@ struct MemoryUse {
 };
 
 // Where the host pool lies: in the device's memory like all else, or in the
-// host's, which no limit counts.
+// host's, which has a limit of its own.
 enum class HostPool : uint8_t { kOnDevice, kOnHost };
 
 // Counts the bytes asked for (rounding to pages is not in the figures).
@@ -83,14 +83,18 @@ class DeviceAllocator {
   // limit_bytes: what all allocations in the device's memory may hold together;
   // 0: no limit.
   explicit DeviceAllocator(int64_t limit_bytes,
-                           HostPool host_pool = HostPool::kOnDevice)
-      : limit_bytes_(limit_bytes), host_pool_(host_pool) {}
+                           HostPool host_pool = HostPool::kOnDevice,
+                           int64_t host_limit_bytes = 0)
+      : limit_bytes_(limit_bytes),
+        host_pool_(host_pool),
+        host_limit_bytes_(host_limit_bytes) {}
   virtual ~DeviceAllocator();
   DeviceAllocator(const DeviceAllocator&) = delete;
   DeviceAllocator& operator=(const DeviceAllocator&) = delete;
 
-  // RESOURCE_EXHAUSTED (want, held, limit) when there is not enough. 0 bytes
-  // is an empty buffer.
+  // RESOURCE_EXHAUSTED (want, held, limit, and what to change) when there is
+  // not enough; other codes where the device does not work. 0 bytes is an empty
+  // buffer.
   absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, MemoryTag tag,
                                         const AllocationOptions& options = {});
 
@@ -99,14 +103,19 @@ class DeviceAllocator {
   // Held of the device's memory: without a host pool that lies on the host.
   int64_t device_bytes() const;
   int64_t limit_bytes() const { return limit_bytes_; }
+  // Where the host pool lies on the host: its limit. 0: none.
+  HostPool host_pool() const { return host_pool_; }
+  int64_t host_limit_bytes() const { return host_limit_bytes_; }
 
  protected:
-  // Memory for `bytes` > 0, null where the system has none; alignment_bytes is
-  // at least 64.
-  virtual void* Acquire(size_t bytes, const AllocationOptions& options) = 0;
+  // Memory for `bytes` > 0, null where there is too little; alignment_bytes is
+  // at least 64. Errors are of a device that does not work.
+  virtual absl::StatusOr<void*> Acquire(size_t bytes,
+                                        const AllocationOptions& options) = 0;
   virtual void Release(void* data, size_t bytes) = 0;
   // The same of a host pool that lies on the host.
-  virtual void* AcquireOnHost(size_t bytes, const AllocationOptions& options) {
+  virtual absl::StatusOr<void*> AcquireOnHost(
+      size_t bytes, const AllocationOptions& options) {
     return Acquire(bytes, options);
   }
   virtual void ReleaseOnHost(void* data, size_t bytes) { Release(data, bytes); }
@@ -126,6 +135,7 @@ class DeviceAllocator {
 
   const int64_t limit_bytes_;
   const HostPool host_pool_;
+  const int64_t host_limit_bytes_;
   mutable base::Mutex mutex_;
   std::array<MemoryUse, kNumMemoryTags> use_ ABSL_GUARDED_BY(mutex_);
   MemoryUse total_ ABSL_GUARDED_BY(mutex_);
@@ -140,7 +150,8 @@ class CpuAllocator final : public DeviceAllocator {
       : DeviceAllocator(limit_bytes) {}
 
  private:
-  void* Acquire(size_t bytes, const AllocationOptions& options) override;
+  absl::StatusOr<void*> Acquire(size_t bytes,
+                                const AllocationOptions& options) override;
   void Release(void* data, size_t bytes) override;
 };
 

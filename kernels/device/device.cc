@@ -1,10 +1,26 @@
 #include "kernels/device/device.h"
 
+#include <algorithm>
 #include <cstring>
 
+#include "base/machine.h"
 #include "base/status_macros.h"
 
 namespace kvasir::kernels {
+
+absl::StatusOr<DeviceMemory> Device::memory() const {
+  const base::MachineLimits limits = base::ReadMachineLimits();
+  DeviceMemory memory;
+  memory.total_bytes = limits.memory_bytes;
+  memory.allocated_bytes =
+      std::min(allocator().device_bytes(), memory.total_bytes);
+  // What is allocated and not touched yet is free to the system.
+  memory.free_bytes = std::min(limits.available_bytes,
+                               memory.total_bytes - memory.allocated_bytes);
+  memory.other_bytes =
+      memory.total_bytes - memory.allocated_bytes - memory.free_bytes;
+  return memory;
+}
 
 absl::Status Device::Write(DevicePtr<void> memory, const void* host,
                            size_t bytes) {

@@ -18,6 +18,19 @@
 
 namespace kvasir::kernels {
 
+// All of a device's memory now: a GPU's as the driver tells, the host's as the
+// cgroup allows and the system tells.
+struct DeviceMemory {
+  int64_t total_bytes = 0;
+  // Neither taken by anybody nor promised to the allocator's buffers.
+  int64_t free_bytes = 0;
+  // Held by the allocator, as asked for.
+  int64_t allocated_bytes = 0;
+  // All else: CUDA's context and the kernels' code, what allocations are
+  // rounded up by, and other processes.
+  int64_t other_bytes = 0;
+};
+
 // Owns: the allocator.
 // Threads: all methods may be called from any thread.
 class Device {
@@ -31,7 +44,7 @@ class Device {
 
   // The device outlives its streams.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
-  // "cpu", "emulated": for logs, metrics and the name of its arithmetic.
+  // "cpu", "emulated", "cuda": for logs and metrics.
   virtual std::string name() const = 0;
   // Names its arithmetic, beside the type of activations: devices of one name
   // give the same bits. Part of an id that has room for 32 characters.
@@ -46,6 +59,12 @@ class Device {
   // Bytes of a slot that lie side by side in a tile (TileRegion). 0: all.
   virtual int64_t page_granule_bytes() const = 0;
 
+  // Of the host, where the device has no memory of its own.
+  virtual absl::StatusOr<DeviceMemory> memory() const;
+  virtual bool has_own_memory() const { return false; }
+  // Of the host, which copies go through; what BeginWrite gave included.
+  virtual int64_t staging_bytes() const { return 0; }
+
   // Host memory to fill a part of an allocation with, from any thread: until
   // EndWrite what is written there is the device's in the end, and nothing
   // else may touch that part. It starts with any content, so all of it is
@@ -54,6 +73,10 @@ class Device {
                                            size_t bytes) = 0;
   virtual absl::Status EndWrite(DevicePtr<void> memory, void* host,
                                 size_t bytes) = 0;
+  // Whether BeginWrite gives memory beside the device's own.
+  virtual bool stages_writes() const { return kind_ != DeviceKind::kCpu; }
+  // Gives back what the device keeps for writes, until the next one.
+  virtual void FreeWriteBuffers() {}
   // The same of bytes that are there.
   absl::Status Write(DevicePtr<void> memory, const void* host, size_t bytes);
 

@@ -28,17 +28,19 @@ absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
   if (library == nullptr) return is_none(::dlerror());
   const auto function = reinterpret_cast<DeviceModuleFunction>(
       ::dlsym(library, kDeviceModuleFunction));
+  // From here on it stays loaded: libraries that it has brought along may not
+  // like to go.
   if (function == nullptr) {
-    ::dlclose(library);
     return is_none("it has no function ", kDeviceModuleFunction);
   }
   const DeviceModule* const module = function();
+  if (module == nullptr || module->interface == nullptr) {
+    return is_none(kDeviceModuleFunction, " gives none");
+  }
   if (std::strcmp(module->interface, DeviceInterface()) != 0) {
-    const absl::Status status = absl::FailedPreconditionError(absl::StrCat(
+    return absl::FailedPreconditionError(absl::StrCat(
         path, " is of another build: its interface is ", module->interface,
         ", this program's ", DeviceInterface(), "; build both together"));
-    ::dlclose(library);
-    return status;
   }
   absl::StatusOr<std::unique_ptr<Device>> device = module->make(request);
   if (device.ok()) return device;

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 
 namespace kvasir::kernels {
@@ -18,9 +19,13 @@ size_t AlignUp(size_t bytes, size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
+void* TryToReserve(size_t bytes) {
+  return ::mmap(nullptr, bytes, PROT_NONE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
 char* Reserve(size_t bytes) {
-  void* const base = ::mmap(nullptr, bytes, PROT_NONE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const base = TryToReserve(bytes);
   KVASIR_CHECK(base != MAP_FAILED);
   return static_cast<char*>(base);
 }
@@ -33,6 +38,18 @@ std::pair<char*, size_t> PagesOf(const char* data, size_t bytes) {
 }
 
 }  // namespace
+
+absl::Status GuardedMemory::CheckReservable(size_t bytes) {
+  void* const base = TryToReserve(bytes);
+  if (base == MAP_FAILED) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the system does not give ", bytes,
+        " bytes of addresses: raise ulimit -v, or set vm.overcommit_memory to "
+        "another value than 2"));
+  }
+  ::munmap(base, bytes);
+  return absl::OkStatus();
+}
 
 GuardedMemory::GuardedMemory(size_t reserved_bytes, Gaps gaps)
     : reserved_bytes_(reserved_bytes),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "base/mutex.h"
 #include "kernels/device/memory_guard.h"
 
@@ -29,7 +30,11 @@ class GuardedMemory final : public MemoryGuard {
     const char* end;
   };
 
-  // Of addresses; memory comes as it is touched.
+  // FAILED_PRECONDITION where the system does not give that many addresses
+  // (ulimit -v, vm.overcommit_memory=2).
+  static absl::Status CheckReservable(size_t bytes);
+
+  // Of addresses that the system gives (CHECK); memory comes as it is touched.
   GuardedMemory(size_t reserved_bytes, Gaps gaps);
   ~GuardedMemory() override;
   GuardedMemory(const GuardedMemory&) = delete;

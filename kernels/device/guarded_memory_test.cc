@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include "base/status_matchers.h"
+
 namespace kvasir::kernels {
 namespace {
 
@@ -42,6 +44,13 @@ TEST(GuardedMemoryTest, AClosedGapBeginsWhereTheAllocationEnds) {
   memory.Release(data);
   EXPECT_DEATH(Set(data, 0), "");
   memory.Close();
+}
+
+TEST(GuardedMemoryTest, AddressesThatTheSystemDoesNotGiveAreAnError) {
+  KVASIR_EXPECT_OK(GuardedMemory::CheckReservable(kReserved));
+  EXPECT_THAT(GuardedMemory::CheckReservable(size_t{1} << 60),
+              base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                             ::testing::HasSubstr("ulimit -v")));
 }
 
 TEST(GuardedMemoryTest, KnowsWhatIsItsOwn) {

@@ -43,6 +43,9 @@ class Stream {
                                     size_t bytes) = 0;
   virtual absl::Status CopyToHost(void* host, DevicePtr<const void> device,
                                   size_t bytes) = 0;
+  // Takes now what copies of up to `bytes` will need of the host, so that they
+  // allocate nothing.
+  virtual absl::Status ReserveCopies(size_t) { return absl::OkStatus(); }
 
   // Bytes of packed weights (the padding of the last panel included) that
   // matmuls have asked memory for so far: counted, not measured. The SIMD

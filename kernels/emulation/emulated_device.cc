@@ -14,7 +14,6 @@
 namespace kvasir::kernels::emulation {
 namespace {
 
-constexpr size_t kReservedBytes = size_t{1} << 36;
 // As cudaMalloc has it.
 constexpr size_t kAlignment = 256;
 
@@ -24,7 +23,7 @@ constexpr size_t kAlignment = 256;
 class EmulatedDevice::State {
  public:
   explicit State(const EmulatorOptions& options)
-      : memory(kReservedBytes, GuardedMemory::Gaps::kClosed),
+      : memory(EmulatedDevice::kReservedBytes, GuardedMemory::Gaps::kClosed),
         emulator(options, &memory) {}
 
   void Add(EmulatedStream* stream) {
@@ -84,7 +83,8 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
       : DeviceAllocator(limit_bytes), state_(std::move(state)) {}
 
  private:
-  void* Acquire(size_t bytes, const AllocationOptions& options) override {
+  absl::StatusOr<void*> Acquire(size_t bytes,
+                                const AllocationOptions& options) override {
     void* const data = state_->memory.Acquire(
         bytes, std::max(options.alignment_bytes, kAlignment));
     if (data != nullptr) {  // which a GPU does not clear

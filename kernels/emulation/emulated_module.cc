@@ -41,6 +41,8 @@ absl::StatusOr<std::unique_ptr<Device>> Make(const DeviceRequest& request) {
        absl::StrSplit(request.settings, ',', absl::SkipEmpty())) {
     KVASIR_RETURN_IF_ERROR(SetOne(setting, &options));
   }
+  KVASIR_RETURN_IF_ERROR(
+      GuardedMemory::CheckReservable(EmulatedDevice::kReservedBytes));
   return std::make_unique<EmulatedDevice>(options, emulated::Ops());
 }
 

@@ -17,7 +17,8 @@ class StrictAllocator final : public DeviceAllocator {
       : DeviceAllocator(limit_bytes), memory_(std::move(memory)) {}
 
  private:
-  void* Acquire(size_t bytes, const AllocationOptions& options) override {
+  absl::StatusOr<void*> Acquire(size_t bytes,
+                                const AllocationOptions& options) override {
     return memory_->Acquire(bytes, options.alignment_bytes);
   }
   void Release(void* data, size_t) override { memory_->Release(data); }

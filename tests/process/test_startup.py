@@ -1,6 +1,8 @@
 """What cannot work is refused at start, with the numbers and the flag."""
 
 import json
+import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +21,59 @@ def refused(*args):
     assert done.returncode in (1, 2), done
     assert "Traceback" not in done.stderr
     return done.stderr
+
+
+def built_with_cuda():
+    text = refused("inspect", "--model", TINY, "--device", "cuda:999")
+    return "was built without CUDA" not in text
+
+
+@pytest.mark.parametrize("command", [["serve", "--grpc-port", "0"], ["worker", "--listen", "127.0.0.1:0"],
+                                     ["generate", "--prompt", "a"], ["perplexity", "--text", TINY / "README.md"],
+                                     ["inspect"]], ids=lambda command: command[0])
+def test_a_gpu_that_cannot_be_had_is_told_as_such(command):
+    if pathlib.Path("/dev/nvidiactl").exists():
+        pytest.skip("this host has an NVIDIA GPU")
+    ports = OPERATOR_PORTS if command[0] in ("serve", "worker") else []
+    text = refused(*command, "--model", TINY, "--device", "cuda", *ports)
+    assert "--device cuda: " in text and "--device cpu" in text
+    if built_with_cuda():
+        assert "FAILED_PRECONDITION" in text
+        assert "no NVIDIA driver (libcuda.so.1) on this host; want one for CUDA 13.0 or later" in text
+    else:
+        assert "UNIMPLEMENTED" in text and "built without CUDA" in text and "nvcc" in text
+
+
+def test_a_program_with_cuda_starts_and_serves_without_it():
+    if not built_with_cuda():
+        pytest.skip("this program was built without CUDA")
+    needed = subprocess.run(["ldd", BINARY], check=True, capture_output=True, text=True).stdout
+    assert "libc.so" in needed
+    assert not re.search(r"lib(cuda|cudart|cublas|cublasLt|nvrtc|nvidia)", needed), needed
+    with KvasirProcess("serve", "--model", TINY, "--device", "cpu") as server:
+        text, _, tokens = triton.generate(server.grpc, server.ready["model"], "Once", max_tokens=2, temperature=0.0)
+        assert text and tokens == 2
+
+
+def test_auto_goes_on_without_a_gpu_and_says_why():
+    if pathlib.Path("/dev/nvidiactl").exists():
+        pytest.skip("this host has an NVIDIA GPU")
+    with KvasirProcess("serve", "--model", TINY) as server:
+        log = server.log()
+        assert "device=cpu" in log
+        assert "why_not_cuda" in log and ("no NVIDIA driver" in log or "built without CUDA" in log), log
+
+
+def test_a_servers_device_is_not_a_clients_to_choose():
+    for flags in (["--device", "cuda:0"], ["--device", "cpu"], ["--device-module", "m.so"]):
+        for endpoint in ([], ["--endpoint", "127.0.0.1:1"]):
+            text = refused("generate", "--prompt", "a", *endpoint, *flags)
+            assert flags[0] in text and "the server at 127.0.0.1:" in text, text
+
+
+@pytest.mark.parametrize("share", ["0", "1.01", "-1", "x"])
+def test_a_share_of_a_gpus_memory_is_more_than_none_and_at_most_all(share):
+    assert "--gpu-memory-utilization" in refused("serve", "--model", TINY, "--gpu-memory-utilization", share)
 
 
 def test_a_pool_too_small_for_one_sequence_names_bytes_and_flag():

@@ -205,7 +205,9 @@ absl::Status ModelExecutor::ReserveBlob() {
   }
   blob_.Take<int32_t>(
       std::min(limits.max_model_len, most_pages * limits.page_tokens));
-  return blob_.StartPacking();
+  KVASIR_RETURN_IF_ERROR(blob_.StartPacking());
+  return parts_.stream->ReserveCopies(
+      std::max(blob_.bytes(), host_results_.size()));
 }
 
 // All ops that steps may launch are among those that are counted, and one that

@@ -110,6 +110,9 @@ class ModelExecutor final : public Executor {
       const Parts& parts, ModelWeights weights, ModelExecutorOptions options);
   ~ModelExecutor() override;
 
+  // For another executor; this one is of no more use.
+  ModelWeights TakeWeights() && { return std::move(weights_); }
+
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
   absl::StatusOr<kvasir::v1::StepResult> Await() override;
 

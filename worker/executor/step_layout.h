@@ -139,6 +139,8 @@ class StepBlob {
   }
 
   bool counting() const { return counting_; }
+  // Of its memory.
+  size_t bytes() const { return device_.bytes(); }
   absl::Status Upload(kernels::Stream& stream) const;
 
  private:

@@ -94,7 +94,8 @@ std::vector<std::string> OpsOf(const std::string& plan) {
   return ops;
 }
 
-TEST(EmulatedRankTest, AnOpThatTheDeviceDoesNotHaveIsRefusedAtLoad) {
+// Before minutes of reading.
+TEST(EmulatedRankTest, AnOpThatTheDeviceDoesNotHaveIsRefusedBeforeAWeight) {
   const kernels::DeviceOps all = kernels::emulated::Ops();
   for (const std::string plan : {plan::kDensePreset, plan::kRotatedPreset}) {
     for (const std::string& missing : OpsOf(plan)) {
@@ -103,22 +104,39 @@ TEST(EmulatedRankTest, AnOpThatTheDeviceDoesNotHaveIsRefusedAtLoad) {
       ASSERT_EQ(ops.size(), all.count - 1) << missing;
       RankOptions options = SmallOptions();
       UseEmulated(DType::kBf16, {ops.data(), ops.size()}, &options);
+      bool packed = false;
+      options.progress = [&packed](int64_t, int64_t) { packed = true; };
       EXPECT_THAT(
           MakeSmallRank(options, plan),
           StatusIs(absl::StatusCode::kUnimplemented,
                    absl::StrCat(missing, ": the device has no kernel for it")));
+      EXPECT_FALSE(packed) << missing;
     }
   }
 }
 
-// No plan is half served: it loads, or the refusal names the op.
-TEST(EmulatedRankTest, EveryPlanLoadsOrIsRefusedByAnOpsName) {
+// No plan is half served: it loads and runs, or the refusal names the op.
+TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedByAnOpsName) {
   int refused = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     RankOptions options = TinyOptions();
     UseEmulated(DType::kBf16, kernels::emulated::Ops(), &options);
+    bool packed = false;
+    options.progress = [&packed](int64_t, int64_t) { packed = true; };
     const auto rank = MakePlannedRank(plan_case, options);
-    if (rank.ok()) continue;
+    if (rank.ok()) {
+      EXPECT_FALSE((*rank)->executor().lifts_prompts()) << plan_case.name;
+      DirectRunner runner(&(*rank)->executor(), &(*rank)->layout(),
+                          (*rank)->pages());
+      const std::vector<int32_t> prompt = {5, 1, 4};
+      KVASIR_EXPECT_OK(runner.Run(
+          {{.sequence_id = 1, .token_ids = prompt, .sample = GreedySample()}}))
+          << plan_case.name;
+      KVASIR_EXPECT_OK(
+          runner.Run({{.sequence_id = 1, .sample = GreedySample()}}))
+          << plan_case.name;
+      continue;
+    }
     ++refused;
     EXPECT_THAT(rank.status(), StatusIs(absl::StatusCode::kUnimplemented,
                                         ::testing::MatchesRegex("[a-z_]+: .*")))

@@ -2,12 +2,45 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "cache/cache_id.h"
+#include "worker/executor/direct_runner.h"
 
 namespace kvasir::worker {
+namespace {
+
+// The most that a step may take is allocated by then; what CUDA takes for its
+// kernels' code and stacks it takes as they are run first.
+absl::Status RunLargestSteps(ModelExecutor* executor,
+                             const cache::PageLayout& layout,
+                             const cache::PageCounts& pages,
+                             const ModelExecutorOptions& limits) {
+  DirectRunner runner(executor, &layout, pages);
+  std::vector<int32_t> prompt(static_cast<size_t>(std::clamp(
+      limits.max_model_len - 1, int64_t{1}, limits.max_batched_tokens)));
+  runner.SetPrompt(1, static_cast<int64_t>(prompt.size()));
+  // A step ends where slots are evicted.
+  if (const auto at = runner.next_eviction(1); at.has_value()) {
+    prompt.resize(std::min(prompt.size(),
+                           static_cast<size_t>(std::max(*at, int64_t{1}))));
+  }
+  KVASIR_RETURN_IF_ERROR(runner
+                             .Run({{.sequence_id = 1,
+                                    .token_ids = prompt,
+                                    .sample = GreedySample()}})
+                             .status());
+  if (limits.max_model_len == 1) return absl::OkStatus();
+  return runner.Run({{.sequence_id = 1, .sample = GreedySample()}}).status();
+}
+
+}  // namespace
+
+bool PromptsMayLift(const kernels::Device& device) {
+  return device.kind() == kernels::DeviceKind::kCpu;
+}
 
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
   const int64_t left =
@@ -48,38 +81,47 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
              .tensor_fingerprint = weights_id});
 }
 
-Rank::Rank(const model::DecoderSpec& spec,
-           std::shared_ptr<const ServedPlan> plan)
-    : spec_(spec), plan_(std::move(plan)) {}
+Rank::Rank(const model::DecoderSpec& spec) : spec_(spec) {}
 
 Rank::~Rank() = default;
 
 absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
     const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
     WeightSource* source, const RankOptions& options, Collective* collective) {
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Rank> rank,
+                          Start(spec, options, collective));
   plan::TpShard shard;
   if (collective != nullptr) shard = collective->shard();
-  KVASIR_RETURN_IF_ERROR(ShardSizes::Create(spec, shard).status());
-  KVASIR_ASSIGN_OR_RETURN(
-      std::shared_ptr<const ServedPlan> served,
-      ServePlan(plan, model::AttentionShapeOf(spec),
-                {.lift_prompts = !options.deterministic}, shard));
-  return Create(spec, std::move(served), source, options, collective);
+  const bool lift = !options.deterministic && PromptsMayLift(*rank->device_);
+  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<const ServedPlan> served,
+                          ServePlan(plan, model::AttentionShapeOf(spec),
+                                    {.lift_prompts = lift}, shard));
+  KVASIR_RETURN_IF_ERROR(
+      rank->Load(std::move(served), source, options, collective));
+  return rank;
 }
 
 absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
     const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
     WeightSource* source, const RankOptions& options, Collective* collective) {
-  const std::shared_ptr<const plan::ResolvedPlan> resolved = plan->resolved;
-  std::unique_ptr<Rank> rank(new Rank(spec, plan));
-  if (collective == nullptr) collective = &rank->single_rank_;
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Rank> rank,
+                          Start(spec, options, collective));
   KVASIR_RETURN_IF_ERROR(
-      ShardSizes::Create(spec, collective->shard()).status());
-  const ModelExecutorOptions& limits = options.executor;
+      rank->Load(std::move(plan), source, options, collective));
+  return rank;
+}
+
+absl::StatusOr<std::unique_ptr<Rank>> Rank::Start(
+    const model::DecoderSpec& spec, const RankOptions& options,
+    Collective* collective) {
+  plan::TpShard shard;
+  if (collective != nullptr) shard = collective->shard();
+  KVASIR_RETURN_IF_ERROR(ShardSizes::Create(spec, shard).status());
   if (options.memory_limit_bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("memory limit of ", options.memory_limit_bytes, " bytes"));
   }
+  std::unique_ptr<Rank> rank(new Rank(spec));
   rank->pool_ = std::make_unique<base::ThreadPool>(options.num_threads);
   rank->device_ =
       options.make_device
@@ -87,53 +129,162 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
                                 options.memory_limit_bytes)
           : std::make_unique<kernels::CpuDevice>(
                 rank->pool_.get(), options.backend, options.memory_limit_bytes);
-  rank->layout_ = options.layout;
-  if (rank->layout_ == nullptr) {
+  return rank;
+}
+
+cache::PageCounts Rank::PagesFor(int64_t bytes,
+                                 const RankOptions& options) const {
+  return layout_->PagesForBudget(
+      {.budget_bytes = bytes,
+       .max_model_len = options.executor.max_model_len,
+       .max_chunk_tokens = options.executor.max_batched_tokens});
+}
+
+cache::PageCounts Rank::LeastPages(const RankOptions& options) const {
+  return PagesFor(layout_->BytesAtLength(options.executor.max_model_len,
+                                         options.executor.max_batched_tokens),
+                  options);
+}
+
+absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
+                        WeightSource* source, const RankOptions& options,
+                        Collective* collective) {
+  plan_ = std::move(plan);
+  if (collective == nullptr) collective = &single_rank_;
+  const std::shared_ptr<const plan::ResolvedPlan> resolved = plan_->resolved;
+  const ModelExecutorOptions& limits = options.executor;
+  layout_ = options.layout;
+  if (layout_ == nullptr) {
     KVASIR_ASSIGN_OR_RETURN(
         cache::PageLayout layout,
         cache::PageLayout::Create(
             *resolved, {.page_tokens = options.page_tokens,
-                        .granule_bytes = rank->device_->page_granule_bytes()}));
-    rank->layout_ = std::make_shared<cache::PageLayout>(std::move(layout));
+                        .granule_bytes = device_->page_granule_bytes()}));
+    layout_ = std::make_shared<cache::PageLayout>(std::move(layout));
   }
-  if (rank->layout_->granule_bytes() != rank->device_->page_granule_bytes()) {
+  if (layout_->granule_bytes() != device_->page_granule_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "pages with granules of ", rank->layout_->granule_bytes(),
-        " bytes on a device that wants ", rank->device_->page_granule_bytes()));
+        "pages with granules of ", layout_->granule_bytes(),
+        " bytes on a device that wants ", device_->page_granule_bytes()));
   }
-  const auto pages_for = [&](int64_t bytes) {
-    return rank->layout_->PagesForBudget(
-        {.budget_bytes = bytes,
-         .max_model_len = limits.max_model_len,
-         .max_chunk_tokens = limits.max_batched_tokens});
-  };
-  rank->pages_ = options.pages;
-  if (rank->pages_.empty()) rank->pages_ = pages_for(options.kv_cache_bytes);
-  rank->host_pages_ = options.host_pages;
-  if (rank->host_pages_.empty()) {
-    rank->host_pages_ = pages_for(options.host_pool_bytes);
+  pages_ = options.pages;
+  if (pages_.empty()) pages_ = PagesFor(options.kv_cache_bytes, options);
+  host_pages_ = options.host_pages;
+  if (host_pages_.empty()) {
+    host_pages_ = PagesFor(options.host_pool_bytes, options);
   }
-  KVASIR_RETURN_IF_ERROR(rank->layout_->OneSequenceFits(
-      rank->pages_, limits.max_model_len, limits.max_batched_tokens));
+  KVASIR_RETURN_IF_ERROR(layout_->OneSequenceFits(pages_, limits.max_model_len,
+                                                  limits.max_batched_tokens));
 
-  rank->stream_ = rank->device_->MakeStream();
+  stream_ = device_->MakeStream();
+  if (device_->kind() != kernels::DeviceKind::kCpu) {
+    KVASIR_RETURN_IF_ERROR(CheckOps(source, options, collective));
+  }
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
-      LoadWeights(spec, plan, source, rank->device_.get(),
-                  {.pool = rank->pool_.get(), .progress = options.progress}));
-  rank->cache_id_ = CacheIdOf(resolved->source, spec, options.page_tokens,
-                              weights.weights_id);
+      LoadWeights(spec_, plan_, source, device_.get(),
+                  {.pool = pool_.get(), .progress = options.progress}));
+  device_->FreeWriteBuffers();
+  cache_id_ = CacheIdOf(resolved->source, spec_, options.page_tokens,
+                        weights.weights_id);
+  return options.memory_utilization > 0
+             ? MeasurePages(std::move(weights), options, collective)
+             : MakeExecutor(std::move(weights), limits, collective);
+}
+
+absl::Status Rank::MakeExecutor(ModelWeights weights,
+                                const ModelExecutorOptions& options,
+                                Collective* collective) {
+  executor_ = nullptr;
+  KVASIR_ASSIGN_OR_RETURN(executor_,
+                          ModelExecutor::Create({.spec = &spec_,
+                                                 .plan = plan_->resolved.get(),
+                                                 .layout = layout_.get(),
+                                                 .pages = pages_,
+                                                 .host_pages = host_pages_,
+                                                 .device = device_.get(),
+                                                 .stream = stream_.get(),
+                                                 .collective = collective},
+                                                std::move(weights), options));
+  return absl::OkStatus();
+}
+
+absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
+                            Collective* collective) {
+  // What counts the ops is the executor itself, over weights without memory.
   KVASIR_ASSIGN_OR_RETURN(
-      rank->executor_, ModelExecutor::Create({.spec = &rank->spec_,
-                                              .plan = resolved.get(),
-                                              .layout = rank->layout_.get(),
-                                              .pages = rank->pages_,
-                                              .host_pages = rank->host_pages_,
-                                              .device = rank->device_.get(),
-                                              .stream = rank->stream_.get(),
-                                              .collective = collective},
-                                             std::move(weights), limits));
-  return rank;
+      ModelWeights weights,
+      WeightsWithoutMemory(spec_, plan_, source, device_->weight_layout()));
+  const cache::PageCounts pages = std::exchange(pages_, LeastPages(options));
+  const cache::PageCounts host_pages =
+      std::exchange(host_pages_, PagesFor(0, options));
+  const absl::Status made =
+      MakeExecutor(std::move(weights), options.executor, collective);
+  executor_ = nullptr;
+  pages_ = pages;
+  host_pages_ = host_pages;
+  // All else is said once weights are there: ranges of codes, say, are missed.
+  return absl::IsUnimplemented(made) ? made : absl::OkStatus();
+}
+
+absl::Status Rank::MeasurePages(ModelWeights weights,
+                                const RankOptions& options,
+                                Collective* collective) {
+  const ModelExecutorOptions& limits = options.executor;
+  const cache::PageCounts host_pages =
+      std::exchange(host_pages_, PagesFor(0, options));
+  pages_ = LeastPages(options);
+  KVASIR_RETURN_IF_ERROR(MakeExecutor(std::move(weights), limits, collective));
+  KVASIR_RETURN_IF_ERROR(
+      RunLargestSteps(executor_.get(), *layout_, pages_, limits));
+  KVASIR_ASSIGN_OR_RETURN(kernels::DeviceMemory memory, device_->memory());
+  const auto most_bytes = static_cast<int64_t>(
+      options.memory_utilization * static_cast<double>(memory.total_bytes));
+  const auto pool_bytes = [this] {
+    return allocator().use(kernels::MemoryTag::kKvCache).bytes;
+  };
+  const int64_t one =
+      layout_->BytesAtLength(limits.max_model_len, limits.max_batched_tokens);
+  int64_t budget =
+      most_bytes - (memory.total_bytes - memory.free_bytes - pool_bytes());
+  const auto refuse = [&](const auto&... why) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "of the device's ", memory.total_bytes, " bytes ", most_bytes,
+        " may be taken (--gpu-memory-utilization ", options.memory_utilization,
+        "); weights take ", allocator().use(kernels::MemoryTag::kWeights).bytes,
+        ", workspace ", allocator().use(kernels::MemoryTag::kWorkspace).bytes,
+        ", what others and the driver hold ", memory.other_bytes,
+        ": for the KV cache ", std::max(budget, int64_t{0}),
+        " bytes are left, ", why...));
+  };
+  const int64_t asked = options.kv_cache_bytes;
+  const auto too_small = [&] {
+    return refuse("and --kv-cache-bytes asks for ", asked,
+                  "; lower it, or raise --gpu-memory-utilization");
+  };
+  if (options.kv_cache_exact && budget < asked) return too_small();
+  budget = std::min(budget, asked);
+  host_pages_ = host_pages;
+  // Workspace and tables grow with the pool, and CUDA rounds: what was taken in
+  // the end is what counts.
+  constexpr int kTries = 4;
+  for (int i = 0; i < kTries && budget >= one; ++i) {
+    pages_ = PagesFor(budget, options);
+    KVASIR_RETURN_IF_ERROR(layout_->OneSequenceFits(
+        pages_, limits.max_model_len, limits.max_batched_tokens));
+    weights = std::move(*executor_).TakeWeights();
+    KVASIR_RETURN_IF_ERROR(
+        MakeExecutor(std::move(weights), limits, collective));
+    KVASIR_ASSIGN_OR_RETURN(memory, device_->memory());
+    const int64_t over = memory.total_bytes - memory.free_bytes - most_bytes;
+    if (over <= 0) return absl::OkStatus();
+    budget = std::min(budget, pool_bytes()) - over;
+    if (options.kv_cache_exact) return too_small();
+  }
+  return refuse("and one sequence of ", limits.max_model_len, " tokens takes ",
+                one,
+                "; raise --gpu-memory-utilization, lower --max-model-len or "
+                "--max-batched-tokens, or take a smaller model");
 }
 
 int64_t Rank::kv_fixed_bytes_per_sequence() const {

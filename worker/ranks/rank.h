@@ -40,6 +40,12 @@ struct RankOptions {
   // when `pages` is given.
   int64_t kv_cache_bytes = 0;
   cache::PageCounts pages;
+  // Of a device with memory of its own, above 0: the pool is what is left of
+  // that share of it, but kv_cache_bytes at most, once weights, workspace and a
+  // step have taken theirs (MeasurePages). `pages` are not given then.
+  double memory_utilization = 0;
+  // Or kv_cache_bytes, where that share does not leave them, are refused.
+  bool kv_cache_exact = false;
   // The same of the host pool, where sequences wait as images; 0 and empty:
   // there is none.
   int64_t host_pool_bytes = 0;
@@ -49,11 +55,14 @@ struct RankOptions {
   ModelExecutorOptions executor;
   // Prompts lift nothing, even where that would be cheaper: results have the
   // same bits whatever the prefix index holds (prompt_lift.h). Of a plan that
-  // Create resolves; else ServePlan was told.
+  // Create resolves; else ServePlan was told. On a GPU they never do.
   bool deterministic = false;
   // Of loading the weights.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
+
+// Whether prompts may lift latents on the device: kernels for a GPU do not.
+bool PromptsMayLift(const kernels::Device& device);
 
 // Whether the pools fit beside the weights, and beside what decode keeps where
 // the plan evicts by scores.
@@ -77,8 +86,10 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 
 // Owns: all of the above.
 // Threads: constructed by one thread; then as ModelExecutor.
-// Errors: FAILED_PRECONDITION with the numbers when the pool does not hold one
-//   sequence of max_model_len tokens, before any weight is read.
+// Errors: before any weight is read: FAILED_PRECONDITION with the numbers when
+//   the pool does not hold one sequence of max_model_len tokens, UNIMPLEMENTED
+//   by an op's name when the device has no kernel for it. RESOURCE_EXHAUSTED
+//   with the numbers where memory_utilization leaves less than one sequence.
 class Rank {
  public:
   // `collective` null: a group of one; else it outlives the rank.
@@ -114,11 +125,31 @@ class Rank {
   double kv_compression_ratio() const;
 
  private:
-  Rank(const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan);
+  explicit Rank(const model::DecoderSpec& spec);
+
+  // Threads and device.
+  static absl::StatusOr<std::unique_ptr<Rank>> Start(
+      const model::DecoderSpec& spec, const RankOptions& options,
+      Collective* collective);
+  absl::Status Load(std::shared_ptr<const ServedPlan> plan,
+                    WeightSource* source, const RankOptions& options,
+                    Collective* collective);
+  cache::PageCounts PagesFor(int64_t bytes, const RankOptions& options) const;
+  cache::PageCounts LeastPages(const RankOptions& options) const;
+  absl::Status MakeExecutor(ModelWeights weights,
+                            const ModelExecutorOptions& options,
+                            Collective* collective);
+  // UNIMPLEMENTED by the name of an op that steps will launch and the device
+  // does not have, before a weight is read.
+  absl::Status CheckOps(WeightSource* source, const RankOptions& options,
+                        Collective* collective);
+  // The pool by options.memory_utilization, and the executor with it.
+  absl::Status MeasurePages(ModelWeights weights, const RankOptions& options,
+                            Collective* collective);
 
   // Destroyed in the reverse order.
   const model::DecoderSpec spec_;
-  const std::shared_ptr<const ServedPlan> plan_;
+  std::shared_ptr<const ServedPlan> plan_;
   SingleRank single_rank_;
   std::shared_ptr<const cache::PageLayout> layout_;
   cache::PageCounts pages_;

@@ -80,13 +80,55 @@ struct Rows {
   int64_t to = 0;  // as RowTake.column
 };
 
+// Bytes of the host that jobs under way take, where a device stages writes.
+class StagedBytes {
+ public:
+  explicit StagedBytes(int64_t most) : most_(most) {}
+
+  // Waits until they fit beside the others'; alone they always do.
+  void Take(int64_t bytes) {
+    base::MutexLock lock(&mutex_);
+    while (taken_ > 0 && bytes > most_ - taken_) given_.Wait(&mutex_);
+    taken_ += bytes;
+  }
+  void Give(int64_t bytes) {
+    base::MutexLock lock(&mutex_);
+    taken_ -= bytes;
+    given_.SignalAll();
+  }
+
+ private:
+  const int64_t most_;
+  base::Mutex mutex_;
+  base::CondVar given_;
+  int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
 class JobRunner {
  public:
-  JobRunner(WeightSource* source, kernels::Device* device, size_t buffer_bytes)
-      : source_(source), device_(device), buffer_(buffer_bytes) {}
+  // `staged`: null where the device gives its own memory.
+  JobRunner(WeightSource* source, kernels::Device* device, size_t buffer_bytes,
+            StagedBytes* staged)
+      : source_(source),
+        device_(device),
+        staged_(staged),
+        buffer_(buffer_bytes) {}
 
-  // The job's memory is the host's while it runs.
   absl::Status Run(const WeightJob& job) {
+    if (staged_ == nullptr) return RunNow(job);
+    int64_t bytes = 0;
+    for (const WeightMemory* const memory : MemoryOf(job)) {
+      bytes += memory->bytes;
+    }
+    staged_->Take(bytes);
+    absl::Status status = RunNow(job);
+    staged_->Give(bytes);
+    return status;
+  }
+
+ private:
+  // The job's memory is the host's while it runs.
+  absl::Status RunNow(const WeightJob& job) {
     absl::Status status;
     for (WeightMemory* const memory : MemoryOf(job)) {
       if (memory->bytes == 0) continue;  // is nowhere
@@ -109,7 +151,6 @@ class JobRunner {
     return status;
   }
 
- private:
   static std::set<WeightMemory*> MemoryOf(const WeightJob& job) {
     std::set<WeightMemory*> memory(job.memory.begin(), job.memory.end());
     for (const TensorRead& read : job.reads) {
@@ -239,6 +280,7 @@ class JobRunner {
 
   WeightSource* const source_;
   kernels::Device* const device_;
+  StagedBytes* const staged_;
   std::vector<std::byte> buffer_;
   std::vector<float> wide_;
   std::vector<uint16_t> narrow_;
@@ -361,8 +403,10 @@ absl::Status WeightJobs::Run(const RunOptions& options) {
   absl::Status status;
   int64_t done_bytes = 0;
   std::atomic<size_t> next = 0;
+  StagedBytes staged(options.max_staged_bytes);
   options.pool->Run([&](int) {
-    JobRunner runner(source_, device_, options.read_buffer_bytes);
+    JobRunner runner(source_, device_, options.read_buffer_bytes,
+                     device_->stages_writes() ? &staged : nullptr);
     while (true) {
       const size_t index = next.fetch_add(1);
       if (index >= jobs_.size()) return;

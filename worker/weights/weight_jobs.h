@@ -134,6 +134,7 @@ class WeightJobs {
   struct RunOptions {
     base::ThreadPool* pool = nullptr;
     size_t read_buffer_bytes = 0;
+    int64_t max_staged_bytes = 0;  // LoadOptions'
     std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
   };
   // All of them, largest first; the first error stops the rest.

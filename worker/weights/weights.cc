@@ -163,6 +163,17 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
   return jobs.bytes();
 }
 
+absl::StatusOr<ModelWeights> WeightsWithoutMemory(
+    const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
+    WeightSource* source, kernels::WeightLayout layout) {
+  ModelWeights weights;
+  weights.plan = std::move(plan);
+  WeightJobs jobs(source, layout);
+  KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
+  weights.matrix_bytes = jobs.matrix_bytes();
+  return weights;
+}
+
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,
@@ -175,7 +186,8 @@ absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
   weights.matrix_bytes = jobs.matrix_bytes();
   weights.rounded_bytes = jobs.rounded_bytes();
   KVASIR_RETURN_IF_ERROR(
-      jobs.Run({options.pool, options.read_buffer_bytes, options.progress}));
+      jobs.Run({options.pool, options.read_buffer_bytes,
+                options.max_staged_bytes, options.progress}));
   weights.weights_id = source->WeightsId();
   return weights;
 }

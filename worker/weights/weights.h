@@ -113,6 +113,10 @@ struct LoadOptions {
   // Per thread; more where a row needs it. Small enough that what was read is
   // still in the second-level cache when it is packed.
   size_t read_buffer_bytes = size_t{512} << 10;
+  // Of the host, that matrices are packed in before they go to a device which
+  // wants that (Device::stages_writes): all threads together, but a matrix that
+  // is larger goes alone.
+  int64_t max_staged_bytes = int64_t{1} << 30;
   // Called from one thread at a time with the bytes packed so far and in all.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
@@ -123,6 +127,12 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,
                                          const MatrixFormat& format);
+
+// As LoadWeights would give them, without memory: pointers are null. For asking
+// whether a device has what steps need. Reads nothing.
+absl::StatusOr<ModelWeights> WeightsWithoutMemory(
+    const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
+    WeightSource* source, kernels::WeightLayout layout);
 
 // Reads every tensor once, and packs it while it is read: no second copy is
 // held: the rank's part of them that the plan was resolved for. Errors of

@@ -1,5 +1,6 @@
 #include "worker/weights/weights.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status_matchers.h"
 #include "kernels/testing/strict_device.h"
 #include "model/shapes/shape_config.h"
@@ -87,6 +89,57 @@ Loaded Load(WeightSource* source, plan::TpShard shard, int threads = 1,
   KVASIR_EXPECT_OK(weights);
   if (weights.ok()) loaded.weights = *std::move(weights);
   return loaded;
+}
+
+// A device that wants its weights from memory of the host, and counts it.
+class StagingDevice final : public kernels::CpuDevice {
+ public:
+  using CpuDevice::CpuDevice;
+  bool stages_writes() const override { return true; }
+  absl::StatusOr<void*> BeginWrite(kernels::DevicePtr<void> memory,
+                                   size_t bytes) override {
+    base::MutexLock lock(&mutex_);
+    staged_ += static_cast<int64_t>(bytes);
+    most_ = std::max(most_, staged_);
+    return CpuDevice::BeginWrite(memory, bytes);
+  }
+  absl::Status EndWrite(kernels::DevicePtr<void> memory, void* host,
+                        size_t bytes) override {
+    base::MutexLock lock(&mutex_);
+    staged_ -= static_cast<int64_t>(bytes);
+    return CpuDevice::EndWrite(memory, host, bytes);
+  }
+  int64_t most() {
+    base::MutexLock lock(&mutex_);
+    return most_;
+  }
+
+ private:
+  base::Mutex mutex_;
+  int64_t staged_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t most_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// Threads times the largest matrix would be more than some hosts have.
+TEST(WeightsTest, BytesThatAreStagedAreBounded) {
+  RandomSource source(TinyShape(), 1, DType::kBf16);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto spec, model::SpecOfShape(TinyShape()));
+  const auto plan = Served(
+      plan::FullRankPlan(model::AttentionShapeOf(spec), kvasir::v1::BF16), spec,
+      {.lift_prompts = false});
+  const auto most_at = [&](int64_t limit) {
+    base::ThreadPool pool(8);
+    StagingDevice device(&pool);
+    const auto weights = LoadWeights(
+        spec, plan, &source, &device,
+        {.pool = &pool, .read_buffer_bytes = 64, .max_staged_bytes = limit});
+    KVASIR_EXPECT_OK(weights);
+    return device.most();
+  };
+  // The largest goes alone whatever the limit is.
+  const int64_t largest = most_at(1);
+  EXPECT_GT(largest, 1);
+  EXPECT_LE(most_at(2 * largest), 2 * largest);
 }
 
 TEST(WeightsTest, EachRankHoldsItsPartOfEveryMatrix) {

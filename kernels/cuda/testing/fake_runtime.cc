@@ -18,8 +18,10 @@ constexpr auto kAlignment = std::align_val_t(256);
 
 FakeRuntime::~FakeRuntime() {
   base::MutexLock lock(&mutex_);
-  EXPECT_EQ(device_memory_.size(), 0u) << "device memory is left";
-  EXPECT_EQ(pinned_.size(), 0u) << "pinned memory is left";
+  if (!leaks_) {
+    EXPECT_EQ(device_memory_.size(), 0u) << "device memory is left";
+    EXPECT_EQ(pinned_.size(), 0u) << "pinned memory is left";
+  }
   EXPECT_EQ(streams_.size(), 0u) << "streams are left";
   EXPECT_EQ(events_.size(), 0u) << "events are left";
 }
@@ -27,6 +29,15 @@ FakeRuntime::~FakeRuntime() {
 void FakeRuntime::FailNext(const std::string& call, Result result) {
   base::MutexLock lock(&mutex_);
   failures_[call] = result;
+}
+void FakeRuntime::Break(Result result) {
+  base::MutexLock lock(&mutex_);
+  broken_ = result;
+  for (const auto& [handle, stream] : streams_) stream->work.clear();
+}
+void FakeRuntime::AllowLeaks() {
+  base::MutexLock lock(&mutex_);
+  leaks_ = true;
 }
 void FakeRuntime::OnRun(std::function<void(const KernelLaunch&)> run) {
   base::MutexLock lock(&mutex_);
@@ -57,6 +68,7 @@ size_t FakeRuntime::pinned_bytes() const {
   for (const auto& [at, memory] : pinned_) bytes += memory.bytes;
   return bytes;
 }
+int FakeRuntime::device_in_use() const { return used_device; }
 size_t FakeRuntime::waiting() const {
   base::MutexLock lock(&mutex_);
   size_t work = 0;
@@ -67,20 +79,22 @@ size_t FakeRuntime::waiting() const {
 Result FakeRuntime::Begin(const std::string& call) {
   ++calls_[call];
   const auto found = failures_.find(call);
-  if (found == failures_.end()) return Result::kOk;
+  if (found == failures_.end()) return broken_;
   const Result result = found->second;
   failures_.erase(found);
   return result;
 }
 
-FakeRuntime::Stream* FakeRuntime::Find(StreamHandle stream) {
+FakeRuntime::Stream* FakeRuntime::Find(StreamHandle stream, bool own) {
   const auto found = streams_.find(stream);
   if (found == streams_.end()) {
     ADD_FAILURE() << "no such stream";
     return nullptr;
   }
-  EXPECT_EQ(used_device, found->second->device)
-      << "a stream of another device than the thread uses";
+  if (own) {
+    EXPECT_EQ(used_device, found->second->device)
+        << "a stream of another device than the thread uses";
+  }
   return found->second.get();
 }
 
@@ -92,8 +106,16 @@ bool FakeRuntime::Holds(const Memory& memory, const void* at, size_t bytes) {
   return begin + bytes <= found->first + found->second.bytes;
 }
 
+bool FakeRuntime::HoldsHere(const void* at, size_t bytes) const {
+  if (!Holds(device_memory_, at, bytes)) return false;
+  auto found = device_memory_.upper_bound(static_cast<const char*>(at));
+  EXPECT_EQ(used_device, (--found)->second.device)
+      << "memory of another device than the thread uses";
+  return true;
+}
+
 size_t FakeRuntime::Held() const {
-  size_t held = context_bytes;
+  size_t held = context_bytes + (launches_.empty() ? 0 : code_bytes);
   for (const auto& [at, memory] : device_memory_) {
     held += (memory.bytes + kRoundedTo - 1) / kRoundedTo * kRoundedTo;
   }
@@ -126,8 +148,17 @@ Result FakeRuntime::Properties(int, DeviceProperties* found) {
 }
 Result FakeRuntime::Use(int device) {
   base::MutexLock lock(&mutex_);
+  // Of a call that fails the thread's device is what it was.
+  // Naming one that is broken still names it.
+  ++calls_["Use"];
+  const auto found = failures_.find("Use");
+  if (found != failures_.end()) {
+    const Result result = found->second;
+    failures_.erase(found);
+    return result;
+  }
   used_device = device;
-  return Begin("Use");
+  return Result::kOk;
 }
 Result FakeRuntime::MemoryInfo(size_t* free_bytes, size_t* total) {
   base::MutexLock lock(&mutex_);
@@ -143,7 +174,8 @@ void FakeRuntime::GiveBack::operator()(char* memory) const {
 void* FakeRuntime::Take(Memory* from, size_t bytes) {
   auto* const memory = static_cast<char*>(::operator new(bytes, kAlignment));
   std::memset(memory, 0xff, bytes);
-  (*from)[memory] = {std::unique_ptr<char, GiveBack>(memory), bytes};
+  (*from)[memory] = {std::unique_ptr<char, GiveBack>(memory), bytes,
+                     used_device};
   return memory;
 }
 
@@ -180,13 +212,17 @@ Result FakeRuntime::Give(Memory* from, void* memory) {
 }
 Result FakeRuntime::Free(void* memory) {
   base::MutexLock lock(&mutex_);
-  ++calls_["Free"];
-  return Give(&device_memory_, memory);
+  const Result result = Begin("Free");
+  if (result != Result::kOk && result != broken_) return result;
+  Give(&device_memory_, memory);
+  return result;
 }
 Result FakeRuntime::FreeHost(void* memory) {
   base::MutexLock lock(&mutex_);
-  ++calls_["FreeHost"];
-  return Give(&pinned_, memory);
+  const Result result = Begin("FreeHost");
+  if (result != Result::kOk && result != broken_) return result;
+  Give(&pinned_, memory);
+  return result;
 }
 
 Result FakeRuntime::MakeStream(StreamHandle* stream) {
@@ -200,7 +236,7 @@ Result FakeRuntime::MakeStream(StreamHandle* stream) {
 }
 Result FakeRuntime::DestroyStream(StreamHandle stream) {
   base::MutexLock lock(&mutex_);
-  if (Stream* const found = Find(stream); found != nullptr) {
+  if (Stream* const found = Find(stream, false); found != nullptr) {
     EXPECT_TRUE(found->work.empty()) << "a stream that has work is destroyed";
   }
   streams_.erase(stream);
@@ -209,7 +245,9 @@ Result FakeRuntime::DestroyStream(StreamHandle stream) {
 Result FakeRuntime::SynchronizeStream(StreamHandle stream) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("SynchronizeStream");
-  if (Stream* const found = Find(stream); found != nullptr) RunAll(found);
+  if (Stream* const found = Find(stream, false); found != nullptr) {
+    RunAll(found);
+  }
   return result;
 }
 Result FakeRuntime::SynchronizeDevice() {
@@ -265,11 +303,9 @@ Result FakeRuntime::CopyAsync(void* to, const void* from, size_t bytes,
   base::MutexLock lock(&mutex_);
   const Result result = Begin("CopyAsync");
   if (result != Result::kOk) return result;
-  const bool up =
-      Holds(pinned_, from, bytes) &&
-      (Holds(device_memory_, to, bytes) || Holds(pinned_, to, bytes));
-  const bool down =
-      Holds(device_memory_, from, bytes) && Holds(pinned_, to, bytes);
+  const bool up = Holds(pinned_, from, bytes) &&
+                  (HoldsHere(to, bytes) || Holds(pinned_, to, bytes));
+  const bool down = HoldsHere(from, bytes) && Holds(pinned_, to, bytes);
   EXPECT_TRUE(up || down) << "a copy of " << bytes
                           << " bytes outside of pinned and device memory";
   if (Stream* const found = Find(stream); found != nullptr && (up || down)) {

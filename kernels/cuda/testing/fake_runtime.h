@@ -22,9 +22,9 @@ struct FakeLaunch {
 };
 
 // An H100 as far as anybody asks; its memory is the test's, rounded as
-// cudaMalloc rounds. Copies whose host side is not pinned, calls for another
-// device's stream and memory that goes while a copy wants it are failures of
-// the test.
+// cudaMalloc rounds. Copies whose host side is not pinned, work for another
+// device's stream or memory and memory that goes while a copy wants it are
+// failures of the test.
 class FakeRuntime final : public Runtime {
  public:
   ~FakeRuntime() override;
@@ -41,10 +41,17 @@ class FakeRuntime final : public Runtime {
                                  .shared_bytes = 227 << 10};
   size_t total_bytes = size_t{1} << 30;
   size_t context_bytes = size_t{100} << 20;
+  // Taken with the first launch, as CUDA loads code and makes room for stacks.
+  size_t code_bytes = 0;
   static constexpr size_t kRoundedTo = size_t{2} << 20;
 
   // The next call of this name fails, once: "CopyAsync".
   void FailNext(const std::string& call, Result result);
+  // As after a kernel that failed: every call that can tell of it does, from
+  // now on. Nothing that is enqueued runs any more.
+  void Break(Result result);
+  // Memory that is left at the end is no failure of the test.
+  void AllowLeaks();
   // What a launch does when the stream comes by.
   void OnRun(std::function<void(const KernelLaunch&)> run);
 
@@ -56,6 +63,8 @@ class FakeRuntime final : public Runtime {
   std::vector<FakeLaunch> launches() const;  // in the order of their calls
   int64_t calls(const std::string& call) const;
   size_t pinned_bytes() const;
+  // Of the calling thread.
+  int device_in_use() const;
   // Of all streams, not yet run.
   size_t waiting() const;
 
@@ -101,20 +110,28 @@ class FakeRuntime final : public Runtime {
   struct Block {
     std::unique_ptr<char, GiveBack> memory;  // aligned as CUDA aligns
     size_t bytes = 0;
+    int device = 0;
   };
   using Memory = std::map<const char*, Block>;
 
   // Counts the call; what FailNext asked for it.
   Result Begin(const std::string& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunAll(Stream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Stream* Find(StreamHandle stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `own`: of the device that the thread uses.
+  Stream* Find(StreamHandle stream, bool own = true)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void* Take(Memory* from, size_t bytes);
   static bool Holds(const Memory& memory, const void* at, size_t bytes);
+  // The same, of the device that the thread uses.
+  bool HoldsHere(const void* at, size_t bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   size_t Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Result Give(Memory* from, void* memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable base::Mutex mutex_;
   std::map<std::string, Result> failures_ ABSL_GUARDED_BY(mutex_);
+  Result broken_ ABSL_GUARDED_BY(mutex_) = Result::kOk;
+  bool leaks_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::string, int64_t> calls_ ABSL_GUARDED_BY(mutex_);
   std::map<const void*, uint32_t> shared_ ABSL_GUARDED_BY(mutex_);
   Memory device_memory_ ABSL_GUARDED_BY(mutex_);

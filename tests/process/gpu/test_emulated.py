@@ -46,7 +46,6 @@ def emulated():
 def test_a_device_that_is_not_there_is_refused_with_what_it_needs(tmp_path):
     for command in (["serve", "--grpc-port", 0], ["generate", "--prompt", "a"], ["inspect"]):
         command += ["--model", TINY]
-        assert "no CUDA back end" in refused(*command, "--device", "cuda:0")
         module = tmp_path / "none.so"
         text = refused(*command, "--device", "emulated", "--device-module", module)
         assert f"{module}: no such file" in text and "KVASIR_EMULATION=ON" in text

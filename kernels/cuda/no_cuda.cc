@@ -1,0 +1,13 @@
+// In place of make_cuda_device.cc where there is no nvcc.
+#include "kernels/cuda/cuda_device.h"
+
+namespace kvasir::kernels {
+
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
+    const CudaDeviceOptions&) {
+  return absl::UnimplementedError(
+      "this program was built without CUDA: it wants nvcc of CUDA 13.0 on PATH "
+      "when it is configured (cmake -DKVASIR_CUDA=ON says what is missing)");
+}
+
+}  // namespace kvasir::kernels
