@@ -241,6 +241,9 @@ class CudaDevice::CudaStream final : public LaunchStream, public Launcher {
   int multiprocessors() const override {
     return state_->properties.multiprocessors;
   }
+  int64_t shared_bytes() const override {
+    return state_->properties.shared_bytes;
+  }
 
  private:
   absl::Status TryLaunch(const KernelLaunch& launch) {

@@ -35,6 +35,8 @@ class Launcher {
   // For grids that stay: CTAs that are resident together are at most as many
   // for each of these.
   virtual int multiprocessors() const = 0;
+  // That a CTA may ask for.
+  virtual int64_t shared_bytes() const = 0;
 };
 
 }  // namespace kvasir::kernels

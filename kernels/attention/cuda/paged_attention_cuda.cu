@@ -1,7 +1,8 @@
 // paged_attention on a GPU: three launches. `attention_divide`, one warp, looks
 // at the sequences and says which items of work there are; `attention`, a grid
 // that stays, takes items as they are numbered; `attention_merge` puts the
-// splits of a row together.
+// splits of a row together. A step with prompts has a fourth, of
+// `attention_prefill`, where that serves the layer.
 //
 // The host knows how many sequences there are and nothing of their lengths, so
 // the same launches serve every step with as many. An item is the query heads
@@ -18,7 +19,9 @@
 // depend neither on the batch nor on chunks, splits or who computes what. They
 // are not the CPU's. Which of two kernels computes items is a matter of the
 // layer's codecs and the activations' type, decided once: `attention` by tensor
-// cores (mma_attention-inl.h), or `attention_plain` (plain_attention.h).
+// cores (mma_attention-inl.h), or `attention_plain` (plain_attention.h). Beside
+// the former `attention_prefill` (prefill_attention-inl.h) computes sequences
+// of more than kDeviceSplitRows rows, by the same operations.
 //
 // Bytes of a row: its latents up to its own slot, once for all rows of an item;
 // partial results are 4 (out_width + 2) bytes for 512 slots of a head, written
@@ -26,6 +29,7 @@
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_attention-inl.h"
 #include "kernels/attention/cuda/plain_attention.h"
+#include "kernels/attention/cuda/prefill_attention-inl.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/op_table.h"
 
@@ -74,6 +78,19 @@ KVASIR_DEVICE int32_t PartialsOf(const AttentionDevice& device,
       count <= device.most_partials ? count : device.most_partials + 1);
 }
 
+// Items of a sequence that is the kernel's for prompts, if that runs; then it
+// has no others.
+KVASIR_DEVICE int32_t TakePrompt(const AttentionKernelArgs& args,
+                                 const AttentionSequence& sequence,
+                                 SequenceItems* items) {
+  if (args.prompt_rows == 0 || sequence.num_rows <= kDeviceSplitRows) return 0;
+  items->tiles = 0;
+  const auto tokens = static_cast<uint32_t>(PromptTokens(args));
+  return static_cast<int32_t>(
+      (static_cast<uint32_t>(sequence.num_rows) + tokens - 1) / tokens *
+      static_cast<uint32_t>(args.device.num_units));
+}
+
 KVASIR_KERNEL(simt::kWarp)
 DivideKernel(AttentionKernelArgs args) {
   const AttentionDevice& device = args.device;
@@ -103,9 +120,11 @@ DivideKernel(AttentionKernelArgs args) {
     SequenceItems items;
     int32_t partials_here = 0;
     int32_t rows = 0;
+    int32_t prompts = 0;
     if (s < args.num_sequences) {
       const AttentionSequence& sequence = args.sequences[s];
       items = ShapeOf(device, sequence);
+      prompts = TakePrompt(args, sequence, &items);
       if (items.num_splits >= least_splits) {
         partials_here = PartialsOf(device, sequence, items);
         if (partials_here > 0) rows = static_cast<int32_t>(sequence.num_rows);
@@ -116,6 +135,7 @@ DivideKernel(AttentionKernelArgs args) {
                                (partials_here > 0 ? items.num_splits : 1);
     items.first_item = SumBefore(items_here, &total.first_item);
     items.first_merge = SumBefore(rows, &total.first_merge);
+    items.first_prompt = SumBefore(prompts, &total.first_prompt);
     const int32_t before = SumBefore(partials_here, &total.first_partial);
     items.first_partial = partials_here > 0 ? before : -1;
     if (s < args.num_sequences) args.items[s] = items;
@@ -142,6 +162,19 @@ MmaKernel(AttentionKernelArgs args) {
   for (auto i = static_cast<int32_t>(simt::CtaX()); i < count;
        i += static_cast<int32_t>(simt::CtasX())) {
     const Item item = FindItem(args, i);
+    attention.Compute(item, args.device.unit_chunks[item.unit_index]);
+  }
+}
+
+template <typename T, int32_t tiles>
+KVASIR_KERNEL(kPrefillThreads)
+PrefillKernel(AttentionKernelArgs args) {
+  PrefillAttention<T, tiles> attention(args);
+  // The last ones first: causal ones have the most slots.
+  for (int32_t i = args.items[args.num_sequences].first_prompt - 1 -
+                   static_cast<int32_t>(simt::CtaX());
+       i >= 0; i -= static_cast<int32_t>(simt::CtasX())) {
+    const Item item = FindPromptItem(args, i);
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
   }
 }
@@ -198,12 +231,37 @@ MergeKernel(AttentionKernelArgs args) {
   }
 }
 
+template <typename T, int32_t tiles>
+void LaunchPrefill(const AttentionKernelArgs& args, Launcher& launcher) {
+  KernelLaunch launch;
+  launch.name = "attention_prefill";
+  launch.grid_x = static_cast<uint32_t>(launcher.multiprocessors());
+  launch.threads = kPrefillThreads;
+  launch.shared_bytes = static_cast<uint32_t>(
+      PrefillAttention<T, tiles>::SharedBytes(args.device));
+  simt::Launch(launcher, launch, PrefillKernel<T, tiles>, args);
+}
+
+// Rows of an item of prompts: as many as shared memory has room for; 0: none.
+template <typename T>
+int32_t PromptRows(const AttentionDevice& device, const Launcher& launcher) {
+  if constexpr (sizeof(T) == 2) {
+    if (device.chunks == nullptr) return 0;
+    const int64_t room = launcher.shared_bytes();
+    if (PrefillAttention<T, 8>::SharedBytes(device) <= room) return 64;
+    if (PrefillAttention<T, 4>::SharedBytes(device) <= room) return 32;
+  }
+  return 0;
+}
+
 template <typename T>
 void LaunchItems(const AttentionKernelArgs& args, Launcher& launcher) {
   KernelLaunch launch;
   // As many CTAs as a multiprocessor of 227 KiB has room for, about.
   if constexpr (sizeof(T) == 2) {
     if (args.device.chunks != nullptr) {
+      if (args.prompt_rows == 64) LaunchPrefill<T, 8>(args, launcher);
+      if (args.prompt_rows == 32) LaunchPrefill<T, 4>(args, launcher);
       launch.name = "attention";
       launch.grid_x = static_cast<uint32_t>(2 * launcher.multiprocessors());
       launch.threads = kMmaThreads;
@@ -234,6 +292,12 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   args.items = reinterpret_cast<SequenceItems*>(scratch);
   args.partials =
       reinterpret_cast<float*>(args.items + launch.sequence_count + 1);
+
+  if (launch.has_prompts) {
+    args.prompt_rows = VisitDType(args.device.dtype, [&](auto type) {
+      return PromptRows<decltype(type)>(args.device, launcher);
+    });
+  }
 
   KernelLaunch divide;
   divide.name = "attention_divide";
