@@ -35,6 +35,7 @@
 #include "base/host_device.h"
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_operands.h"
+#include "kernels/attention/cuda/prefill_operands.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/grid.h"
 
@@ -211,21 +212,6 @@ class PrefillAttention {
     }
   }
 
-  // Where a channel of a chunk of keys is staged: where products take it, whose
-  // 16 channels a lane of decoding has in pairs (mma_attention-inl.h). `i` is
-  // 16 k + 8 half + 2 c + e of the products; of codes, a word has number c.
-  static KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
-    if (kind == ChunkKind::kNumbers) return i;
-    if (kind == ChunkKind::kCodes8) {
-      const int32_t word = i / 4 % 4;
-      return i / 16 * 16 + i / 2 % 2 * 8 + 2 * word + i % 2;
-    }
-    const int32_t word = i / 8 % 4;
-    const int32_t in_word = i % 8;
-    return i / 32 * 32 + in_word / 2 % 2 * 16 + in_word % 2 * 8 + 2 * word +
-           in_word / 4;
-  }
-
   // q_, and the sums of their runs.
   KVASIR_DEVICE void FillQueries() {
     for (int32_t k = 0; k < chunks_.keys; ++k) {
@@ -240,9 +226,9 @@ class PrefillAttention {
         for (int32_t c = lane_; c < padded; c += 32) {
           uint16_t bits = 0;
           if (there && c < chunk.channels) bits = simt::LoadGlobal(from + c);
-          simt::StoreShared(
-              q_ + row * q_stride_ + chunk.column + StagedAt(chunk.kind, c),
-              bits);
+          simt::StoreShared(q_ + row * q_stride_ + chunk.column +
+                                PromptQueryAt(chunk.kind, c),
+                            bits);
         }
         if (chunk.kind == ChunkKind::kNumbers || !chunk.starts_run) continue;
         const float sum = simt::WarpSum(there ? RunSum(k, row) : 0.0f);
@@ -379,55 +365,9 @@ class PrefillAttention {
                             slot);
   }
 
-  // The words of a slot of a stage's piece.
-  static KVASIR_DEVICE simt::Vec16 WordsOf(const char* stage, int32_t piece,
-                                           int32_t slot) {
-    return simt::LoadShared(reinterpret_cast<const simt::Vec16*>(
-        stage + (piece * kBlock + slot) * kPiece));
-  }
-  KVASIR_DEVICE void StoreNumbers(int32_t piece, int32_t slot,
-                                  const simt::Vec16& numbers) const {
-    simt::StoreShared(reinterpret_cast<simt::Vec16*>(
-                          tile_ + (piece * kBlock + slot) * kPiece),
-                      numbers);
-  }
-
-  // `count` pieces of keys from `first` on as numbers of T: of each product of
-  // 16 channels the first eight of all slots, then the others.
-  KVASIR_DEVICE void MakeKeys(const LatentChunkOnDevice& chunk,
-                              const char* stage, int32_t first,
-                              int32_t count) const {
-    const bool levels = chunk.kind == ChunkKind::kLevels4;
-    const uint32_t* const table = tables_ + chunk.table * kTableWords;
-    const int32_t slot = thread_ % kBlock;
-    KVASIR_NO_UNROLL
-    for (int32_t p = thread_ / kBlock; p < count;
-         p += static_cast<int32_t>(kPrefillThreads) / kBlock) {
-      const simt::Vec16 words = WordsOf(stage, first + p, slot);
-      simt::Vec16 numbers;
-      if (chunk.kind == ChunkKind::kCodes8) {
-        KVASIR_UNROLL
-        for (int32_t c = 0; c < 4; ++c) {
-          numbers.word[c] = Codes8<T, 0>(words.word[c]);
-        }
-        StoreNumbers(2 * p, slot, numbers);
-        KVASIR_UNROLL
-        for (int32_t c = 0; c < 4; ++c) {
-          numbers.word[c] = Codes8<T, 1>(words.word[c]);
-        }
-        StoreNumbers(2 * p + 1, slot, numbers);
-        continue;
-      }
-      KVASIR_UNROLL
-      for (int32_t half = 0; half < 4; ++half) {  // of two products
-        KVASIR_UNROLL
-        for (int32_t c = 0; c < 4; ++c) {
-          const uint32_t word = words.word[c] >> (4 * half);
-          numbers.word[c] = levels ? LevelsOf(table, word) : Codes4<T>(word);
-        }
-        StoreNumbers(4 * p + half, slot, numbers);
-      }
-    }
+  KVASIR_DEVICE const uint32_t* TableOf(
+      const LatentChunkOnDevice& chunk) const {
+    return tables_ + chunk.table * kTableWords;
   }
 
   KVASIR_DEVICE void Score(const Cursor& at, const char* stage) {
@@ -445,7 +385,7 @@ class PrefillAttention {
         if (p > 0) simt::SyncCta();
         const int32_t left = chunk.pieces - p;
         const int32_t count = left < room ? left : room;
-        MakeKeys(chunk, stage, p, count);
+        MakeKeyNumbers<T>(chunk, TableOf(chunk), stage, p, count, tile_);
         simt::SyncCta();
         Multiply(tile_, 2 * products * count, chunk.column + 16 * products * p,
                  &run_);
@@ -625,50 +565,6 @@ class PrefillAttention {
     return share;
   }
 
-  // Codes of values as float16 numbers, a word to a piece, in the order in
-  // which they leave it (0, 4, 1, 5, ... of 4 bits).
-  KVASIR_DEVICE void MakeValues(const LatentChunkOnDevice& chunk,
-                                const char* stage) const {
-    const bool levels = chunk.kind == ChunkKind::kLevels4;
-    const uint32_t* const table = tables_ + chunk.table * kTableWords;
-    const int32_t slot = thread_ % kBlock;
-    const uint32_t params = ParamsOf(stage, slot);
-    const uint32_t scale = simt::PickBytes(params, params, 0x1010u);
-    const uint32_t minimum = simt::PickBytes(params, params, 0x3232u);
-    KVASIR_NO_UNROLL
-    for (int32_t p = thread_ / kBlock; p < chunk.pieces;
-         p += static_cast<int32_t>(kPrefillThreads) / kBlock) {
-      const simt::Vec16 words = WordsOf(stage, p, slot);
-      simt::Vec16 numbers;
-      if (chunk.kind == ChunkKind::kCodes8) {
-        KVASIR_UNROLL
-        for (int32_t half = 0; half < 2; ++half) {
-          KVASIR_UNROLL
-          for (int32_t i = 0; i < 2; ++i) {
-            const uint32_t word = words.word[2 * half + i];
-            numbers.word[2 * i] =
-                simt::FmaPair(F16{}, Codes8<F16, 0>(word), scale, minimum);
-            numbers.word[2 * i + 1] =
-                simt::FmaPair(F16{}, Codes8<F16, 1>(word), scale, minimum);
-          }
-          StoreNumbers(2 * p + half, slot, numbers);
-        }
-        continue;
-      }
-      KVASIR_UNROLL
-      for (int32_t c = 0; c < 4; ++c) {
-        KVASIR_UNROLL
-        for (int32_t i = 0; i < 4; ++i) {
-          const uint32_t word = words.word[c] >> (4 * i);
-          numbers.word[i] =
-              levels ? simt::MulPair<F16>(LevelsOf(table, word), scale)
-                     : simt::FmaPair(F16{}, Codes4<F16>(word), scale, minimum);
-        }
-        StoreNumbers(4 * p + c, slot, numbers);
-      }
-    }
-  }
-
   KVASIR_DEVICE void Sum(const Cursor& at, const char* stage) {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
     if (at.block == first_block_) {
@@ -682,7 +578,8 @@ class PrefillAttention {
     if (chunk.kind == ChunkKind::kNumbers) {
       AddValues<T, /*any=*/true>(share, at.block, stage);
     } else {
-      MakeValues(chunk, stage);
+      MakeValueNumbers(chunk, TableOf(chunk), stage,
+                       stage + kMostPieces * kBlock * kPiece, tile_);
       simt::SyncCta();
       AddValues<F16, /*any=*/false>(share, at.block, tile_);
     }
@@ -714,7 +611,7 @@ class PrefillAttention {
             a[i], from + 16 * (k + i) * kPiece);
       }
       bool apart = false;
-      if (some) apart = simt::Any(!(IsFinite(a[0]) && IsFinite(a[1])));
+      if (some) apart = simt::Any(!(AreFinite<T>(a[0]) && AreFinite<T>(a[1])));
       KVASIR_UNROLL
       for (int32_t n = 0; n < tiles; ++n) {
         if (n >= share.row_tiles) break;
@@ -742,18 +639,6 @@ class PrefillAttention {
                                     item_.first_token + item_.num_tokens - 1);
     const int64_t begin = split_ + block * kBlock;
     return begin < last.begin || begin + kBlock > first.end;
-  }
-  // Of numbers of T.
-  static KVASIR_DEVICE bool IsFinite(const uint32_t (&pairs)[4]) {
-    constexpr uint32_t kExponent =
-        DTypeOf<T>::kValue == DType::kBf16 ? 0x7f80u : 0x7c00u;
-    bool finite = true;
-    KVASIR_UNROLL
-    for (int32_t i = 0; i < 4; ++i) {
-      finite = finite && (pairs[i] & kExponent) != kExponent &&
-               (pairs[i] >> 16 & kExponent) != kExponent;
-    }
-    return finite;
   }
   // Adds the product of 16 slots from `slot` of the split on with the 8 rows
   // from `row` on, token by token, without the slots that it does not see: 0
