@@ -423,161 +423,6 @@ TEST(AttentionCudaTest, ARowsBitsAreItsOwn) {
   }
 }
 
-// Longer contexts are split first where there is not room for all.
-TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
-  LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
-  LatentCache cache(spec, {600, 2100, 5}, 4);
-  for (const int64_t s : {0, 1, 2})
-    cache.Write(s, 0, s == 0 ? 600 : s == 1 ? 2100 : 5);
-  std::vector<float> first;
-  // Of 2 and 5 splits.
-  for (const auto& [room, split] :
-       std::vector<std::pair<int64_t, std::pair<bool, bool>>>{
-           {0, {false, false}},
-           {4, {false, false}},
-           {5, {false, true}},
-           {6, {false, true}},
-           {7, {true, true}}}) {
-    EmulatedTest test(static_cast<uint64_t>(room));
-    const Outcome outcome = Attend(
-        test,
-        {cache, {{0, 599, 1}, {1, 2099, 1}, {2, 4, 1}}, DType::kF32, room});
-    ExpectRight(outcome);
-    EXPECT_EQ(outcome.items[0].first_partial >= 0, split.first) << room;
-    EXPECT_EQ(outcome.items[1].first_partial >= 0, split.second) << room;
-    EXPECT_LT(outcome.items[2].first_partial, 0) << room;
-    if (first.empty()) first = outcome.got;
-    EXPECT_TRUE(SameBits(first, outcome.got)) << room;
-  }
-}
-
-TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
-  for (const LatentSpec& from : {kDense, kFour}) {
-    std::vector<float> first;
-    for (const auto& [page_tokens, tile_slots, granule] :
-         std::vector<std::array<int64_t, 3>>{{64, 64, 16},
-                                             {128, 64, 16},
-                                             {5, 5, 16},
-                                             {16, 8, 16},
-                                             {32, 32, 0},
-                                             {128, 16, 0}}) {
-      LatentSpec spec = InTiles(from, tile_slots, granule);
-      spec.page_tokens = page_tokens;
-      LatentCache cache(spec, {150}, 3);
-      cache.Write(0, 0, 150);
-      EmulatedTest test(1);
-      const Outcome outcome = Attend(test, {cache, {{0, 141, 9}}});
-      ExpectRight(outcome);
-      if (first.empty()) first = outcome.got;
-      EXPECT_TRUE(SameBits(first, outcome.got))
-          << page_tokens << " " << tile_slots << " " << granule;
-    }
-  }
-}
-
-TEST(AttentionCudaTest, PagesThatWereGivenUpAreNotRead) {
-  LatentSpec spec = kDense;
-  spec.page_tokens = 16;
-  spec.window = 20;
-  LatentCache cache(InTiles(spec, 16), {600}, 5);
-  cache.Write(0, 0, 600);
-  LatentAsk ask = {0, 595, 5};
-  ask.dead_pages = 36;  // 576 slots: the first row would see 576 to 595
-  std::fill_n(cache.table(0).begin(), 36, 1 << 30);
-  EmulatedTest test(1);
-  ExpectRight(Attend(test, {cache, {ask}}));
-}
-
-TEST(AttentionCudaTest, RowsThatSeeNothingAreZero) {
-  LatentSpec spec = kDense;
-  spec.page_tokens = 16;
-  LatentCache cache(InTiles(spec, 16), {1040, 7}, 5);
-  cache.Write(0, 0, 1040);
-  cache.Write(1, 0, 7);
-  // All pages are given up before the last row; two splits, of which the first
-  // is seen by none.
-  LatentAsk ask = {0, 1030, 10};
-  ask.dead_pages = 65;
-  EmulatedTest test(1);
-  const Outcome outcome = Attend(test, {cache, {ask, {1, 0, 0}, {1, 6, 1}}});
-  ExpectRight(outcome);
-  EmulatedTest none(1);
-  EXPECT_EQ(Attend(none, {cache, {}}).got.size(), 0u);
-}
-
-TEST(AttentionCudaTest, IsTheSameBitsOnEverySeed) {
-  LatentCache cache(kFour, {600, 70}, 6);
-  cache.Write(0, 0, 600);
-  cache.Write(1, 0, 70);
-  std::vector<float> first;
-  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    EmulatedTest test(seed);
-    const Outcome outcome = Attend(test, {cache, {{0, 599, 1}, {1, 50, 20}}});
-    ExpectRight(outcome);
-    if (first.empty()) first = outcome.got;
-    EXPECT_TRUE(SameBits(first, outcome.got)) << seed;
-  }
-}
-
-// Two splits, by one CTA.
-bool IsRightInTwoSplits(LatentCache& cache, EmulatedTest& test, DType dtype) {
-  return IsRight(Attend(test, {cache, {{0, 520, 3}}, dtype, 0}), dtype);
-}
-
-void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
-                            size_t sites) {
-  LatentCache cache(OfHeads(2, 1, Numbers({72}), Numbers({72})), {523}, 6);
-  cache.Write(0, 0, 523);
-  cache.RoundQueries(dtype);
-  const auto mutants = LeaveOutEach(kernel, kSeeds, [&](EmulatedTest& test) {
-    return IsRightInTwoSplits(cache, test, dtype);
-  });
-  EXPECT_EQ(mutants.size(), sites);
-  for (const Mutant& mutant : mutants) {
-    // Shuffles keep the lanes of a warp together where it is left out.
-    if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
-    EXPECT_NE(mutant.verdict, Verdict::kRight)
-        << mutant.site.kind << " at " << mutant.site.file << ":"
-        << mutant.site.line;
-  }
-}
-TEST(AttentionCudaTest, EachSiteIsMissed) {
-  ExpectEachSiteIsMissed("attention", DType::kBf16, 6);
-}
-TEST(AttentionCudaTest, EachSiteOfThePlainKernelIsMissed) {
-  ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
-}
-
-// Of a 4-bit cache in granules: what is copied are whole sectors, and shared
-// memory has no bank conflicts.
-TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
-  for (const auto& [spec, latent_bytes] :
-       std::vector<std::pair<LatentSpec, int64_t>>{
-           {OfHeads(8, 1, Codes({128}, {4}), Codes({128}, {4})), 2 * 64},
-           {OfHeads(8, 1, Numbers({128}), Numbers({128})), 2 * 256}}) {
-    LatentCache cache(spec, {512}, 6);
-    cache.Write(0, 0, 512);
-    cache.RoundQueries(DType::kBf16);
-    EmulatedTest test(1, 4, /*count_accesses=*/true);
-    Attend(test, {cache, {{0, 511, 1}}, DType::kBf16});
-    int64_t copied = 0;
-    for (const AccessCount& count : test.emulator().Accesses("attention")) {
-      // Others are of one row: sums of channels that lie apart.
-      const bool often = count.requests >= 64;
-      if (often && count.kind.find("shared") != std::string::npos) {
-        EXPECT_EQ(count.passes, count.least_passes)
-            << count.kind << " at " << count.line;
-      }
-      if (often && count.kind.find("global") != std::string::npos) {
-        EXPECT_EQ(count.sectors, count.least_sectors)
-            << count.kind << " at " << count.line;
-        copied += count.bytes;
-      }
-    }
-    EXPECT_EQ(copied, 512 * latent_bytes);
-  }
-}
-
 // ---- prompts
 
 LatentSpec OfType(LatentSpec spec, DType dtype) {
@@ -831,6 +676,163 @@ TEST(PromptAttentionTest, LatentsAreReadOnceWithoutBankConflicts) {
       }
     }
     EXPECT_EQ(copied, (503 + 511 + 512) * slot_bytes);
+  }
+}
+
+// ----
+
+// Longer contexts are split first where there is not room for all.
+TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
+  LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
+  LatentCache cache(spec, {600, 2100, 5}, 4);
+  for (const int64_t s : {0, 1, 2})
+    cache.Write(s, 0, s == 0 ? 600 : s == 1 ? 2100 : 5);
+  std::vector<float> first;
+  // Of 2 and 5 splits.
+  for (const auto& [room, split] :
+       std::vector<std::pair<int64_t, std::pair<bool, bool>>>{
+           {0, {false, false}},
+           {4, {false, false}},
+           {5, {false, true}},
+           {6, {false, true}},
+           {7, {true, true}}}) {
+    EmulatedTest test(static_cast<uint64_t>(room));
+    const Outcome outcome = Attend(
+        test,
+        {cache, {{0, 599, 1}, {1, 2099, 1}, {2, 4, 1}}, DType::kF32, room});
+    ExpectRight(outcome);
+    EXPECT_EQ(outcome.items[0].first_partial >= 0, split.first) << room;
+    EXPECT_EQ(outcome.items[1].first_partial >= 0, split.second) << room;
+    EXPECT_LT(outcome.items[2].first_partial, 0) << room;
+    if (first.empty()) first = outcome.got;
+    EXPECT_TRUE(SameBits(first, outcome.got)) << room;
+  }
+}
+
+TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
+  for (const LatentSpec& from : {kDense, kFour}) {
+    std::vector<float> first;
+    for (const auto& [page_tokens, tile_slots, granule] :
+         std::vector<std::array<int64_t, 3>>{{64, 64, 16},
+                                             {128, 64, 16},
+                                             {5, 5, 16},
+                                             {16, 8, 16},
+                                             {32, 32, 0},
+                                             {128, 16, 0}}) {
+      LatentSpec spec = InTiles(from, tile_slots, granule);
+      spec.page_tokens = page_tokens;
+      LatentCache cache(spec, {150}, 3);
+      cache.Write(0, 0, 150);
+      EmulatedTest test(1);
+      const Outcome outcome = Attend(test, {cache, {{0, 141, 9}}});
+      ExpectRight(outcome);
+      if (first.empty()) first = outcome.got;
+      EXPECT_TRUE(SameBits(first, outcome.got))
+          << page_tokens << " " << tile_slots << " " << granule;
+    }
+  }
+}
+
+TEST(AttentionCudaTest, PagesThatWereGivenUpAreNotRead) {
+  LatentSpec spec = kDense;
+  spec.page_tokens = 16;
+  spec.window = 20;
+  LatentCache cache(InTiles(spec, 16), {600}, 5);
+  cache.Write(0, 0, 600);
+  LatentAsk ask = {0, 595, 5};
+  ask.dead_pages = 36;  // 576 slots: the first row would see 576 to 595
+  std::fill_n(cache.table(0).begin(), 36, 1 << 30);
+  EmulatedTest test(1);
+  ExpectRight(Attend(test, {cache, {ask}}));
+}
+
+TEST(AttentionCudaTest, RowsThatSeeNothingAreZero) {
+  LatentSpec spec = kDense;
+  spec.page_tokens = 16;
+  LatentCache cache(InTiles(spec, 16), {1040, 7}, 5);
+  cache.Write(0, 0, 1040);
+  cache.Write(1, 0, 7);
+  // All pages are given up before the last row; two splits, of which the first
+  // is seen by none.
+  LatentAsk ask = {0, 1030, 10};
+  ask.dead_pages = 65;
+  EmulatedTest test(1);
+  const Outcome outcome = Attend(test, {cache, {ask, {1, 0, 0}, {1, 6, 1}}});
+  ExpectRight(outcome);
+  EmulatedTest none(1);
+  EXPECT_EQ(Attend(none, {cache, {}}).got.size(), 0u);
+}
+
+TEST(AttentionCudaTest, IsTheSameBitsOnEverySeed) {
+  LatentCache cache(kFour, {600, 70}, 6);
+  cache.Write(0, 0, 600);
+  cache.Write(1, 0, 70);
+  std::vector<float> first;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    const Outcome outcome = Attend(test, {cache, {{0, 599, 1}, {1, 50, 20}}});
+    ExpectRight(outcome);
+    if (first.empty()) first = outcome.got;
+    EXPECT_TRUE(SameBits(first, outcome.got)) << seed;
+  }
+}
+
+// Two splits, by one CTA.
+bool IsRightInTwoSplits(LatentCache& cache, EmulatedTest& test, DType dtype) {
+  return IsRight(Attend(test, {cache, {{0, 520, 3}}, dtype, 0}), dtype);
+}
+
+void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
+                            size_t sites) {
+  LatentCache cache(OfHeads(2, 1, Numbers({72}), Numbers({72})), {523}, 6);
+  cache.Write(0, 0, 523);
+  cache.RoundQueries(dtype);
+  const auto mutants = LeaveOutEach(kernel, kSeeds, [&](EmulatedTest& test) {
+    return IsRightInTwoSplits(cache, test, dtype);
+  });
+  EXPECT_EQ(mutants.size(), sites);
+  for (const Mutant& mutant : mutants) {
+    // Shuffles keep the lanes of a warp together where it is left out.
+    if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
+    EXPECT_NE(mutant.verdict, Verdict::kRight)
+        << mutant.site.kind << " at " << mutant.site.file << ":"
+        << mutant.site.line;
+  }
+}
+TEST(AttentionCudaTest, EachSiteIsMissed) {
+  ExpectEachSiteIsMissed("attention", DType::kBf16, 6);
+}
+TEST(AttentionCudaTest, EachSiteOfThePlainKernelIsMissed) {
+  ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
+}
+
+// Of a 4-bit cache in granules: what is copied are whole sectors, and shared
+// memory has no bank conflicts.
+TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
+  for (const auto& [spec, latent_bytes] :
+       std::vector<std::pair<LatentSpec, int64_t>>{
+           {OfHeads(8, 1, Codes({128}, {4}), Codes({128}, {4})), 2 * 64},
+           {OfHeads(8, 1, Numbers({128}), Numbers({128})), 2 * 256}}) {
+    LatentCache cache(spec, {512}, 6);
+    cache.Write(0, 0, 512);
+    cache.RoundQueries(DType::kBf16);
+    EmulatedTest test(1, 4, /*count_accesses=*/true);
+    Attend(test, {cache, {{0, 511, 1}}, DType::kBf16});
+    int64_t copied = 0;
+    for (const AccessCount& count : test.emulator().Accesses("attention")) {
+      // Others are of one row: sums of channels that lie apart.
+      const bool often = count.requests >= 64;
+      if (often && count.kind.find("shared") != std::string::npos) {
+        EXPECT_EQ(count.passes, count.least_passes)
+            << count.kind << " at " << count.line;
+      }
+      if (often && count.kind.find("global") != std::string::npos) {
+        EXPECT_EQ(count.sectors, count.least_sectors)
+            << count.kind << " at " << count.line;
+        copied += count.bytes;
+      }
+    }
+    EXPECT_EQ(copied, 512 * latent_bytes);
   }
 }
 

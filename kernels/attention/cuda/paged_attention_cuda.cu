@@ -1,8 +1,10 @@
 // paged_attention on a GPU: three launches. `attention_divide`, one warp, looks
 // at the sequences and says which items of work there are; `attention`, a grid
 // that stays, takes items as they are numbered; `attention_merge` puts the
-// splits of a row together. A step with prompts has a fourth, of
-// `attention_prefill`, where that serves the layer.
+// splits of a row together. A step with prompts, which are sequences of more
+// than kDeviceSplitRows rows, has a fourth: `attention_prefill` computes them
+// where it serves the layer (prefill_attention-inl.h), by the operations of
+// `attention`.
 //
 // The host knows how many sequences there are and nothing of their lengths, so
 // the same launches serve every step with as many. An item is the query heads
@@ -19,9 +21,7 @@
 // depend neither on the batch nor on chunks, splits or who computes what. They
 // are not the CPU's. Which of two kernels computes items is a matter of the
 // layer's codecs and the activations' type, decided once: `attention` by tensor
-// cores (mma_attention-inl.h), or `attention_plain` (plain_attention.h). Beside
-// the former `attention_prefill` (prefill_attention-inl.h) computes sequences
-// of more than kDeviceSplitRows rows, by the same operations.
+// cores (mma_attention-inl.h), or `attention_plain` (plain_attention.h).
 //
 // Bytes of a row: its latents up to its own slot, once for all rows of an item;
 // partial results are 4 (out_width + 2) bytes for 512 slots of a head, written
@@ -67,6 +67,17 @@ KVASIR_DEVICE SequenceItems ShapeOf(const AttentionDevice& device,
   return items;
 }
 
+// Items of a sequence of the kernel for prompts; none: the sequence is
+// another's.
+KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
+                                  const AttentionSequence& sequence) {
+  if (args.prompt_rows == 0 || sequence.num_rows <= kDeviceSplitRows) return 0;
+  const auto tokens = static_cast<uint32_t>(PromptTokens(args));
+  return static_cast<int32_t>(
+      (static_cast<uint32_t>(sequence.num_rows) + tokens - 1) / tokens *
+      static_cast<uint32_t>(args.device.num_units));
+}
+
 // Partial results of a sequence that may be split, for all heads; at most one
 // more than there is room for.
 KVASIR_DEVICE int32_t PartialsOf(const AttentionDevice& device,
@@ -76,19 +87,6 @@ KVASIR_DEVICE int32_t PartialsOf(const AttentionDevice& device,
   const int64_t count = sequence.num_rows * items.num_splits;
   return static_cast<int32_t>(
       count <= device.most_partials ? count : device.most_partials + 1);
-}
-
-// Items of a sequence that is the kernel's for prompts, if that runs; then it
-// has no others.
-KVASIR_DEVICE int32_t TakePrompt(const AttentionKernelArgs& args,
-                                 const AttentionSequence& sequence,
-                                 SequenceItems* items) {
-  if (args.prompt_rows == 0 || sequence.num_rows <= kDeviceSplitRows) return 0;
-  items->tiles = 0;
-  const auto tokens = static_cast<uint32_t>(PromptTokens(args));
-  return static_cast<int32_t>(
-      (static_cast<uint32_t>(sequence.num_rows) + tokens - 1) / tokens *
-      static_cast<uint32_t>(args.device.num_units));
 }
 
 KVASIR_KERNEL(simt::kWarp)
@@ -120,11 +118,9 @@ DivideKernel(AttentionKernelArgs args) {
     SequenceItems items;
     int32_t partials_here = 0;
     int32_t rows = 0;
-    int32_t prompts = 0;
     if (s < args.num_sequences) {
       const AttentionSequence& sequence = args.sequences[s];
       items = ShapeOf(device, sequence);
-      prompts = TakePrompt(args, sequence, &items);
       if (items.num_splits >= least_splits) {
         partials_here = PartialsOf(device, sequence, items);
         if (partials_here > 0) rows = static_cast<int32_t>(sequence.num_rows);
@@ -133,9 +129,12 @@ DivideKernel(AttentionKernelArgs args) {
     const int32_t items_here = items.tiles *
                                static_cast<int32_t>(device.num_units) *
                                (partials_here > 0 ? items.num_splits : 1);
-    items.first_item = SumBefore(items_here, &total.first_item);
-    items.first_merge = SumBefore(rows, &total.first_merge);
+    const int32_t prompts =
+        s < args.num_sequences ? PromptItems(args, args.sequences[s]) : 0;
     items.first_prompt = SumBefore(prompts, &total.first_prompt);
+    items.first_item =
+        SumBefore(prompts > 0 ? 0 : items_here, &total.first_item);
+    items.first_merge = SumBefore(rows, &total.first_merge);
     const int32_t before = SumBefore(partials_here, &total.first_partial);
     items.first_partial = partials_here > 0 ? before : -1;
     if (s < args.num_sequences) args.items[s] = items;
@@ -154,18 +153,6 @@ PlainKernel(AttentionKernelArgs args) {
   }
 }
 
-template <typename T>
-KVASIR_KERNEL(kMmaThreads)
-MmaKernel(AttentionKernelArgs args) {
-  MmaAttention<T> attention(args);
-  const int32_t count = args.items[args.num_sequences].first_item;
-  for (auto i = static_cast<int32_t>(simt::CtaX()); i < count;
-       i += static_cast<int32_t>(simt::CtasX())) {
-    const Item item = FindItem(args, i);
-    attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-  }
-}
-
 template <typename T, int32_t tiles>
 KVASIR_KERNEL(kPrefillThreads)
 PrefillKernel(AttentionKernelArgs args) {
@@ -175,6 +162,49 @@ PrefillKernel(AttentionKernelArgs args) {
                    static_cast<int32_t>(simt::CtaX());
        i >= 0; i -= static_cast<int32_t>(simt::CtasX())) {
     const Item item = FindPromptItem(args, i);
+    attention.Compute(item, args.device.unit_chunks[item.unit_index]);
+  }
+}
+
+template <typename T, int32_t tiles>
+void LaunchPromptTiles(const AttentionKernelArgs& args, Launcher& launcher) {
+  KernelLaunch launch;
+  launch.name = "attention_prefill";
+  launch.grid_x = static_cast<uint32_t>(launcher.multiprocessors());
+  launch.threads = kPrefillThreads;
+  launch.shared_bytes = static_cast<uint32_t>(
+      PrefillAttention<T, tiles>::SharedBytes(args.device));
+  simt::Launch(launcher, launch, PrefillKernel<T, tiles>, args);
+}
+
+// Rows of an item of prompts: as many as shared memory has room for; 0: none.
+template <typename T>
+int32_t PromptRows(const AttentionDevice& device, const Launcher& launcher) {
+  if constexpr (sizeof(T) == 2) {
+    if (device.chunks == nullptr) return 0;
+    const int64_t room = launcher.shared_bytes();
+    if (PrefillAttention<T, 8>::SharedBytes(device) <= room) return 64;
+    if (PrefillAttention<T, 4>::SharedBytes(device) <= room) return 32;
+  }
+  return 0;
+}
+
+template <typename T>
+void LaunchPrompts(const AttentionKernelArgs& args, Launcher& launcher) {
+  if constexpr (sizeof(T) == 2) {
+    if (args.prompt_rows == 64) LaunchPromptTiles<T, 8>(args, launcher);
+    if (args.prompt_rows == 32) LaunchPromptTiles<T, 4>(args, launcher);
+  }
+}
+
+template <typename T>
+KVASIR_KERNEL(kMmaThreads)
+MmaKernel(AttentionKernelArgs args) {
+  MmaAttention<T> attention(args);
+  const int32_t count = args.items[args.num_sequences].first_item;
+  for (auto i = static_cast<int32_t>(simt::CtaX()); i < count;
+       i += static_cast<int32_t>(simt::CtasX())) {
+    const Item item = FindItem(args, i);
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
   }
 }
@@ -231,37 +261,12 @@ MergeKernel(AttentionKernelArgs args) {
   }
 }
 
-template <typename T, int32_t tiles>
-void LaunchPrefill(const AttentionKernelArgs& args, Launcher& launcher) {
-  KernelLaunch launch;
-  launch.name = "attention_prefill";
-  launch.grid_x = static_cast<uint32_t>(launcher.multiprocessors());
-  launch.threads = kPrefillThreads;
-  launch.shared_bytes = static_cast<uint32_t>(
-      PrefillAttention<T, tiles>::SharedBytes(args.device));
-  simt::Launch(launcher, launch, PrefillKernel<T, tiles>, args);
-}
-
-// Rows of an item of prompts: as many as shared memory has room for; 0: none.
-template <typename T>
-int32_t PromptRows(const AttentionDevice& device, const Launcher& launcher) {
-  if constexpr (sizeof(T) == 2) {
-    if (device.chunks == nullptr) return 0;
-    const int64_t room = launcher.shared_bytes();
-    if (PrefillAttention<T, 8>::SharedBytes(device) <= room) return 64;
-    if (PrefillAttention<T, 4>::SharedBytes(device) <= room) return 32;
-  }
-  return 0;
-}
-
 template <typename T>
 void LaunchItems(const AttentionKernelArgs& args, Launcher& launcher) {
   KernelLaunch launch;
   // As many CTAs as a multiprocessor of 227 KiB has room for, about.
   if constexpr (sizeof(T) == 2) {
     if (args.device.chunks != nullptr) {
-      if (args.prompt_rows == 64) LaunchPrefill<T, 8>(args, launcher);
-      if (args.prompt_rows == 32) LaunchPrefill<T, 4>(args, launcher);
       launch.name = "attention";
       launch.grid_x = static_cast<uint32_t>(2 * launcher.multiprocessors());
       launch.threads = kMmaThreads;
@@ -305,6 +310,7 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   simt::Launch(launcher, divide, DivideKernel, args);
   VisitDType(args.device.dtype, [&](auto type) {
     using T = decltype(type);
+    LaunchPrompts<T>(args, launcher);
     LaunchItems<T>(args, launcher);
     KernelLaunch merge;
     merge.name = "attention_merge";
