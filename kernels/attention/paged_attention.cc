@@ -470,6 +470,7 @@ absl::StatusOr<AttentionStep> DivideStep(
   const PagedAttentionArgs& params = grid.params();
   for (const AttentionSequence& sequence : sequences) {
     step.rows = std::max(step.rows, sequence.first_row + sequence.num_rows);
+    if (sequence.num_rows > kDeviceSplitRows) step.has_prompts = true;
     if (!KeepsWeights(sequence)) continue;
     step.weights =
         std::max(step.weights, sequence.weights_at +
@@ -509,8 +510,8 @@ absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
              {rows.sequences.device_address(), rows.num_sequences, step.work},
              mass.device_address()});
   const AttentionLaunch launch = {
-      &grid,    &device,        step.takes_splits, rows.q,
-      rows.out, rows.sequences, rows.num_sequences};
+      &grid,  &device,  step.takes_splits, step.has_prompts,
+      rows.q, rows.out, rows.sequences,    rows.num_sequences};
   return Launch(kKernels, stream, launch, scratch);
 }
 

@@ -346,6 +346,7 @@ struct AttentionRows {
 struct AttentionStep {
   int64_t work = 0;           // slots read by rows
   bool takes_splits = false;  // threads take splits of contexts, not units
+  bool has_prompts = false;   // sequences of more than kDeviceSplitRows rows
   int64_t rows = 0;           // of q and out, up to the last one
   int64_t weights = 0;        // floats up to the last that is kept
 };
@@ -358,6 +359,7 @@ struct AttentionLaunchIn {
   const AttentionGrid* grid = nullptr;      // of this launch
   const AttentionDevice* device = nullptr;  // the same on a GPU
   bool takes_splits = false;
+  bool has_prompts = false;
   Ptr<const float> q = nullptr;
   Ptr<float> out = nullptr;
   Ptr<const AttentionSequence> sequences = nullptr;

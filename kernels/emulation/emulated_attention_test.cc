@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <deque>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -174,6 +176,7 @@ struct Outcome {
   double row_error = 0.0;
   std::vector<SequenceItems> items;
   bool tensor_cores = false;
+  int64_t prompt_items = 0;  // of the kernel for prompts
 };
 
 struct Ask {
@@ -191,9 +194,11 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
     launch.shape().most_partials = ask.most_partials;
     outcome.got = launch.Run();
     outcome.items = launch.Items();
-    // A GPU does not tell, and is judged all the same.
+    // A GPU does not say; what it computed is judged all the same.
     outcome.tensor_cores =
-        OnGpu() || !test.emulator().SyncSites("attention").empty();
+        OnGpu() ? ask.dtype != DType::kF32
+                : !test.emulator().SyncSites("attention").empty();
+    outcome.prompt_items = outcome.items.back().first_prompt;
     if (!ask.judged) return;
     std::vector<double> expected;
     for (const LatentAsk& each : ask.asks) {
@@ -417,6 +422,264 @@ TEST(AttentionCudaTest, ARowsBitsAreItsOwn) {
     }
   }
 }
+
+// ---- prompts
+
+LatentSpec OfType(LatentSpec spec, DType dtype) {
+  for (auto* side : {&spec.keys, &spec.values}) {
+    for (PartSpec& part : *side) part.dtype = dtype;
+  }
+  return spec;
+}
+EmulatorOptions WithShared(uint64_t seed, int64_t kib) {
+  EmulatorOptions options;
+  options.seed = seed;
+  options.shared_bytes = kib << 10;
+  return options;
+}
+// An H100's serves items of 64 rows, an A100's those of 32.
+constexpr int64_t kRoomOf64 = 227;
+constexpr int64_t kRoomOf32 = 163;
+
+class PromptAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
+
+// On both sides of a split's border, by either size of items.
+TEST_P(PromptAttentionTest, IsTheDecodingKernelsBits) {
+  uint64_t seed = 0;
+  for (const auto& [dtype, room] : {std::pair(DType::kBf16, kRoomOf64),
+                                    std::pair(DType::kF16, kRoomOf32)}) {
+    const LatentSpec spec = OfType(GetParam(), dtype);
+    constexpr int64_t kFirst = 503;
+    constexpr int64_t kTokens = 523;
+    // What came before is given up, for the emulator's sake.
+    const int64_t dead_pages = 384 / spec.page_tokens;
+    LatentCache cache(spec, {kTokens}, 1);
+    cache.Write(0, 0, kTokens);
+    cache.RoundQueries(dtype);
+    EmulatedTest test(WithShared(++seed, room));
+    const Outcome prompt = Attend(
+        test, {cache, {{0, kFirst, kTokens - kFirst, dead_pages}}, dtype});
+    ExpectRight(prompt, dtype);
+    const bool wide = std::string(spec.name) == "codes_4_wide";
+    EXPECT_EQ(prompt.prompt_items > 0, OnGpu() || !wide || room == kRoomOf64);
+    // Where all rows see all slots, chunks are another question.
+    if (!spec.causal) continue;
+    std::vector<LatentAsk> chunks;
+    for (int64_t t = kFirst; t < kTokens; t += 10) {
+      chunks.push_back({0, t, 10, dead_pages});
+    }
+    EmulatedTest other(WithShared(++seed, room));
+    const Outcome decoded = Attend(other, {cache, chunks, dtype, 64, false});
+    EXPECT_EQ(decoded.prompt_items, 0);
+    EXPECT_TRUE(SameBits(prompt.got, decoded.got)) << DTypeName(dtype);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, PromptAttentionTest,
+                         ::testing::ValuesIn(TensorCoreSpecs()),
+                         [](const auto& spec) {
+                           return std::string(spec.param.name);
+                         });
+
+const LatentSpec kPromptNumbers =
+    OfType(OfHeads(6, 2, Numbers({40}), Numbers({72})), DType::kBf16);
+
+// Prompts of any length beside sequences that decode, and none of either.
+TEST(PromptAttentionTest, SequencesOfAnyLengthsShareALaunch) {
+  for (const LatentSpec& spec : {kPromptNumbers, kFour}) {
+    LatentCache cache(spec, {40, 70, 22, 3, 600}, 2);
+    const std::vector<LatentAsk> asks = {{0, 0, 40},  {1, 69, 1}, {2, 5, 17},
+                                         {3, 0, 0},   {3, 0, 3},  {4, 599, 1},
+                                         {4, 500, 18}};
+    for (const LatentAsk& ask : asks) {
+      cache.Write(ask.sequence, 0, ask.start + ask.count);
+    }
+    cache.RoundQueries(DType::kBf16);
+    EmulatedTest test(1);
+    const Outcome all = Attend(test, {cache, asks, DType::kBf16});
+    ExpectRight(all, DType::kBf16);
+    // Of 32 rows: of 10 or 8 tokens, for two units.
+    if (!OnGpu()) {
+      EXPECT_EQ(all.prompt_items,
+                2 * (spec.num_heads == 6 ? 4 + 2 + 2 : 5 + 3 + 3));
+    }
+    std::vector<float> alone;
+    for (const LatentAsk& ask : asks) {
+      EmulatedTest one(2);
+      const Outcome outcome =
+          Attend(one, {cache, {ask}, DType::kBf16, 64, false});
+      alone.insert(alone.end(), outcome.got.begin(), outcome.got.end());
+    }
+    EXPECT_TRUE(SameBits(all.got, alone));
+  }
+}
+
+TEST(PromptAttentionTest, PagesThatWereGivenUpAreNotRead) {
+  LatentSpec spec = kFour;
+  spec.page_tokens = 16;
+  spec.window = 20;
+  LatentCache cache(InTiles(spec, 16), {600}, 5);
+  cache.Write(0, 0, 600);
+  cache.RoundQueries(DType::kBf16);
+  LatentAsk ask = {0, 580, 20};
+  ask.dead_pages = 35;  // 560 slots: the first row would see 561 to 580
+  std::fill_n(cache.table(0).begin(), 35, 1 << 30);
+  EmulatedTest test(1);
+  const Outcome outcome = Attend(test, {cache, {ask}, DType::kBf16});
+  ExpectRight(outcome, DType::kBf16);
+  EXPECT_GT(outcome.prompt_items, 0);
+}
+
+// An infinite value of a token of the prompt is nothing to those before it.
+TEST(PromptAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
+  LatentCache cache(kPromptNumbers, {528}, 8);
+  cache.Write(0, 0, 528);
+  cache.RoundQueries(DType::kBf16);
+  std::vector<float> rows[2];
+  for (const int i : {0, 1}) {
+    if (i == 1) {
+      const LatentPartArgs& part = cache.parts()[1].part;
+      char* const at = SlotAddress(part, part.groups[0].codes,
+                                   cache.table(0)[516 / 64], 516 % 64);
+      const uint16_t infinity = 0x7f80;
+      std::memcpy(at, &infinity, sizeof(infinity));
+    }
+    EmulatedTest test(3);
+    const Outcome outcome =
+        Attend(test, {cache, {{0, 500, 28}}, DType::kBf16, 64, false});
+    EXPECT_GT(outcome.prompt_items, 0);
+    rows[i] = outcome.got;
+  }
+  const auto seen = static_cast<int64_t>(rows[0].size()) / 28 * 16;
+  EXPECT_TRUE(SameBits({rows[0].begin(), rows[0].begin() + seen},
+                       {rows[1].begin(), rows[1].begin() + seen}));
+  // The three heads of the first group see one such number each, in 12 tokens.
+  int64_t others = 0;
+  for (size_t i = 0; i < rows[0].size(); ++i) {
+    others += std::isfinite(rows[0][i]) && !std::isfinite(rows[1][i]);
+  }
+  EXPECT_EQ(others, 3 * 12);
+}
+
+TEST(PromptAttentionTest, RowsThatSeeNothingAreZero) {
+  LatentSpec spec = kFour;
+  spec.page_tokens = 16;
+  LatentCache cache(InTiles(spec, 16), {1040}, 5);
+  cache.Write(0, 0, 1040);
+  cache.RoundQueries(DType::kBf16);
+  // All pages are given up before the last row; two splits, of which the first
+  // is seen by none.
+  LatentAsk ask = {0, 1020, 20};
+  ask.dead_pages = 65;
+  EmulatedTest test(1);
+  const Outcome outcome = Attend(test, {cache, {ask}, DType::kBf16});
+  ExpectRight(outcome, DType::kBf16);
+  EXPECT_GT(outcome.prompt_items, 0);
+}
+
+TEST(PromptAttentionTest, AreDecodedWhereSharedMemoryHasNoRoom) {
+  LatentCache cache(kFour, {40}, 2);
+  cache.Write(0, 0, 40);
+  cache.RoundQueries(DType::kBf16);
+  std::vector<float> first;
+  // Of 16, 8 and no tokens an item, two units.
+  for (const auto& [kib, items] :
+       {std::pair(kRoomOf64, 6), std::pair(kRoomOf32, 10),
+        std::pair(int64_t{100}, 0)}) {
+    EmulatedTest test(WithShared(1, kib));
+    const Outcome outcome = Attend(test, {cache, {{0, 0, 40}}, DType::kBf16});
+    ExpectRight(outcome, DType::kBf16);
+    if (!OnGpu()) {
+      EXPECT_EQ(outcome.prompt_items, items) << kib;
+    }
+    if (first.empty()) first = outcome.got;
+    EXPECT_TRUE(SameBits(first, outcome.got)) << kib;
+  }
+}
+
+TEST(PromptAttentionTest, IsTheSameBitsOnEverySeed) {
+  for (const LatentSpec& spec : {kPromptNumbers, kFour}) {
+    LatentCache cache(spec, {530, 70}, 6);
+    cache.Write(0, 0, 530);
+    cache.Write(1, 0, 70);
+    cache.RoundQueries(DType::kBf16);
+    std::vector<float> first;
+    for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+      EmulatedTest test(seed);
+      const Outcome outcome = Attend(
+          test,
+          {cache, {{0, 503, 20, 6}, {1, 50, 20}}, DType::kBf16, 64, seed == 1});
+      if (seed == 1) ExpectRight(outcome, DType::kBf16);
+      if (first.empty()) first = outcome.got;
+      EXPECT_TRUE(SameBits(first, outcome.got)) << seed;
+    }
+  }
+}
+
+// Keys of two tiles of numbers in a chunk, two splits.
+TEST(PromptAttentionTest, EachSiteIsMissed) {
+  LatentCache cache(OfHeads(2, 1, Codes({256}, {4}), Codes({64}, {4})), {523},
+                    6);
+  cache.Write(0, 0, 523);
+  cache.RoundQueries(DType::kBf16);
+  const auto mutants =
+      LeaveOutEach("attention_prefill", kSeeds, [&](EmulatedTest& test) {
+        return IsRight(Attend(test, {cache, {{0, 503, 20, 6}}, DType::kBf16}),
+                       DType::kBf16);
+      });
+  EXPECT_EQ(mutants.size(), 9u);
+  for (const Mutant& mutant : mutants) {
+    // Shuffles keep the lanes of a warp together where it is left out.
+    if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
+    EXPECT_NE(mutant.verdict, Verdict::kRight)
+        << mutant.site.kind << " at " << mutant.site.file << ":"
+        << mutant.site.line;
+  }
+}
+
+// Once for an item; tiles of operands have no bank conflicts.
+TEST(PromptAttentionTest, LatentsAreReadOnceWithoutBankConflicts) {
+  for (const auto& [spec, slot_bytes] :
+       std::vector<std::pair<LatentSpec, int64_t>>{
+           {OfHeads(8, 1, Codes({128}, {4}), Codes({128}, {4})), 2 * (64 + 4)},
+           {OfHeads(8, 1, Codes({64}, {8}), Codes({64}, {8})), 2 * (64 + 4)},
+           {OfType(OfHeads(8, 1, Numbers({128}), Numbers({64})), DType::kBf16),
+            256 + 128}}) {
+    LatentCache cache(spec, {512}, 6);
+    cache.Write(0, 0, 512);
+    cache.RoundQueries(DType::kBf16);
+    EmulatorOptions options;
+    options.count_accesses = true;
+    options.shared_bytes = kRoomOf64 << 10;
+    EmulatedTest test(options);
+    const Outcome outcome =
+        Attend(test, {cache, {{0, 495, 17}}, DType::kBf16, 64, false});
+    const std::vector<AccessCount> counts =
+        test.emulator().Accesses("attention_prefill");
+    EXPECT_EQ(outcome.prompt_items, 3);  // of eight tokens
+    // A copy loads and stores in one line.
+    std::set<std::pair<std::string, int>> shared_stores;
+    for (const AccessCount& count : counts) {
+      if (count.kind == "shared store") {
+        shared_stores.emplace(count.file, count.line);
+      }
+      if (count.requests < 200) continue;  // of one row, in several lines
+      if (count.kind.find("shared") == std::string::npos) continue;
+      EXPECT_EQ(count.passes, count.least_passes)
+          << count.kind << " at " << count.file << ":" << count.line;
+    }
+    int64_t copied = 0;
+    for (const AccessCount& count : counts) {
+      if (count.kind == "global load" &&
+          shared_stores.count({count.file, count.line}) > 0) {
+        copied += count.bytes;
+      }
+    }
+    EXPECT_EQ(copied, (503 + 511 + 512) * slot_bytes);
+  }
+}
+
+// ----
 
 // Longer contexts are split first where there is not room for all.
 TEST(AttentionCudaTest, TheLongestContextsAreSplit) {

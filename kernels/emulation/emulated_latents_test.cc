@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -172,6 +173,7 @@ struct LiftCase {
   std::vector<std::pair<int64_t, int64_t>> in_out;  // of each KV head
   DType dtype = DType::kF32;
   int64_t first_row = 0;
+  int64_t gap = 1;  // numbers between heads of x
 };
 
 // Random matrices and rows, and where heads lie in them.
@@ -184,7 +186,7 @@ struct LiftData {
           c.matrix));
       for (int64_t i = 0; i < c.queries; ++i) {
         columns_in.push_back(x_stride);
-        x_stride += in + 1;
+        x_stride += in + c.gap;
         columns_out.push_back(y_stride + 2);
         y_stride += out + 2;
       }
@@ -270,14 +272,105 @@ TEST(LiftCudaTest, IsTheReferencesBits) {
        std::vector<LiftCase>{{1, 1, f32, {{16, 24}}},
                              {0, 1, f32, {{16, 24}}},
                              {16, 1, f32, {{32, 128}}},
-                             {1, 4, bf16, {{64, 160}, {64, 24}}, bf16},
-                             {7, 3, f16, {{33, 8}, {33, 96}, {33, 41}}, f16},
+                             {1, 4, bf16, {{64, 160}, {64, 24}}, f16},
+                             {7, 3, f16, {{33, 8}, {33, 96}, {33, 41}}, bf16},
                              {19, 2, bf16, {{64, 300}, {1, 64}}},
                              {18, 1, bf16, {{35, 130}, {64, 128}}, f32, 1},
                              {5, 2, f32, {{600, 40}, {3, 1}}, bf16, 4}}) {
     EmulatedTest test(++seed);
     EXPECT_TRUE(SameBits(LiftByReference(c), LiftByKernel(test, c)))
         << "case " << seed;
+  }
+}
+
+// Which kernel lifts: by tensor cores, of many rows or few, else neither.
+std::string KernelOf(EmulatedTest& test) {
+  for (const char* name : {"lift", "lift_few_rows", "lift_many_rows"}) {
+    if (!test.emulator().SyncSites(name).empty()) return name;
+  }
+  return "none";
+}
+
+// Depths and columns that are no whole tiles, chunks or pairs, heads that begin
+// anywhere, matrices of unlike sizes.
+TEST(LiftCudaTest, OfOneTypeIsTheDefinitionByTensorCores) {
+  uint64_t seed = 0;
+  const DType f16 = DType::kF16, bf16 = DType::kBf16;
+  for (const auto& [c, kernel] : std::vector<std::pair<LiftCase, const char*>>{
+           {{1, 4, bf16, {{64, 160}, {64, 24}}, bf16}, "lift_few_rows"},
+           {{7, 3, f16, {{33, 8}, {33, 96}, {33, 41}}, f16}, "lift_few_rows"},
+           {{3, 1, bf16, {{1, 1}, {16, 3}}, bf16}, "lift_few_rows"},
+           {{5, 2, f16, {{600, 40}, {3, 1}}, f16, 4}, "lift_few_rows"},
+           {{130, 1, bf16, {{135, 67}, {8, 130}}, bf16, 1}, "lift_many_rows"},
+           {{33, 4, f16, {{40, 72}, {72, 40}}, f16}, "lift_many_rows"},
+           {{0, 1, bf16, {{16, 24}}, bf16}, "none"}}) {
+    EmulatedTest test(++seed);
+    const std::vector<float> want = LiftByReference(c);
+    EXPECT_LE(RelativeNorm(want, LiftByKernel(test, c)), ToleranceOf(c.dtype))
+        << "case " << seed;
+    if (OnGpu()) continue;
+    EXPECT_EQ(KernelOf(test), kernel) << "case " << seed;
+  }
+}
+
+// Whichever kernel lifts it, and whatever rows are lifted with it.
+TEST(LiftCudaTest, ARowsBitsAreItsOwn) {
+  LiftCase c = {40, 4, DType::kBf16, {{72, 70}, {48, 24}}, DType::kBf16};
+  EmulatedTest one(1, /*multiprocessors=*/1);
+  const std::vector<float> all = LiftByKernel(one, c);
+  EmulatedTest many(2, /*multiprocessors=*/100);
+  EXPECT_TRUE(SameBits(all, LiftByKernel(many, c)));
+  if (!OnGpu()) {
+    EXPECT_EQ(KernelOf(one), "lift_many_rows");
+    EXPECT_EQ(KernelOf(many), "lift_few_rows");
+  }
+  const auto stride = static_cast<int64_t>(all.size()) / c.rows;
+  c.first_row = 39;
+  EmulatedTest last(3);
+  const std::vector<float> alone = LiftByKernel(last, c);
+  EXPECT_TRUE(SameBits({all.end() - stride, all.end()},
+                       {alone.end() - stride, alone.end()}));
+}
+
+TEST(LiftCudaTest, TensorCoresReadWithoutBankConflicts) {
+  LiftCase c = {32, 4, DType::kBf16, {{128, 64}}, DType::kBf16};
+  c.gap = 8;
+  for (const int multiprocessors : {1, 100}) {
+    EmulatedTest test(1, multiprocessors, /*count_accesses=*/true);
+    LiftByKernel(test, c);
+    for (const AccessCount& count : test.emulator().Accesses(KernelOf(test))) {
+      if (count.kind.find("shared") == std::string::npos) continue;
+      EXPECT_EQ(count.passes, count.least_passes)
+          << count.kind << " at " << count.line;
+    }
+  }
+}
+
+// Rows and columns for whole tiles of either kernel, stages that are filled
+// again, and copies of 16 bytes.
+LiftCase InStages(const std::string& kernel) {
+  LiftCase c = {2, 2, DType::kF16, {{648, 40}}, DType::kF16};
+  if (kernel == "lift_many_rows") {
+    c = {64, 2, DType::kBf16, {{200, 130}, {64, 72}}, DType::kBf16};
+  }
+  c.gap = 8;
+  return c;
+}
+
+TEST(LiftCudaTest, EachSiteOfTensorCoresIsMissed) {
+  for (const std::string kernel : {"lift_few_rows", "lift_many_rows"}) {
+    const LiftCase c = InStages(kernel);
+    EmulatedTest whole(1);
+    const std::vector<float> want = LiftByKernel(whole, c);
+    EXPECT_EQ(KernelOf(whole), kernel);
+    const auto mutants = LeaveOutEach(kernel, kSeeds, [&](EmulatedTest& test) {
+      return SameBits(want, LiftByKernel(test, c));
+    });
+    EXPECT_EQ(mutants.size(), 4u);  // two commits, a wait, a barrier
+    for (const Mutant& mutant : mutants) {
+      EXPECT_NE(mutant.verdict, Verdict::kRight)
+          << kernel << ": " << mutant.site.kind << " at " << mutant.site.line;
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/latents/lift.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/status_macros.h"
@@ -74,6 +75,8 @@ absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
   KVASIR_RETURN_IF_ERROR(
       CheckHeads(kLift.op, params.num_heads, params.num_kv_heads));
   const int64_t queries = params.num_heads / params.num_kv_heads;
+  params.most_columns = 0;
+  params.one_type = true;
   for (int64_t h = 0; h < params.num_heads; ++h) {
     const auto head = static_cast<size_t>(h);
     const PackedMatrix& matrix = matrices[static_cast<size_t>(h / queries)];
@@ -91,6 +94,8 @@ absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
                                         columns.out[head], matrix.n,
                                         params.y_row_stride));
     device.CheckMemory(kLift.op, matrix.data);
+    params.most_columns = std::max(params.most_columns, matrix.n);
+    if (matrix.dtype != params.dtype) params.one_type = false;
   }
   KVASIR_ASSIGN_OR_RETURN(params.matrices, prepared.tables.Add(matrices));
   KVASIR_RETURN_IF_ERROR(AddColumns(columns, &prepared.tables,
@@ -102,8 +107,10 @@ absl::Status Lift(Stream& stream, const PreparedLift& prepared,
                   const LiftRows& rows, Workspace& workspace) {
   if (rows.num_rows < 0) return Refuse(kLift.op, "rows", 0, rows.num_rows);
   Workspace::Scope scope(&workspace);
-  const DevicePtr<float> scratch =
-      workspace.Take<float>(LiftScratch(ScratchThreads(stream)));
+  DevicePtr<float> scratch;  // a GPU has shared memory
+  if (stream.device() == DeviceKind::kCpu) {
+    scratch = workspace.Take<float>(LiftScratch(ScratchThreads(stream)));
+  }
   if (workspace.counting()) return CheckServed(kLift, stream);
   if (!workspace.status().ok()) return workspace.status();
   LiftParams params = prepared.params;

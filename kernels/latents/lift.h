@@ -18,7 +18,9 @@ namespace kvasir::kernels {
 //   y[t, column_out[h] + n] = chain(t, h, n), where chain is
 //   acc = 0; for k = 0 .. in - 1:
 //     acc = fma(x[t, column_in[h] + k], A_j[k, n], acc)
-// in float32: the same bits for any number of rows, heads or threads.
+// in float32: the same bits for any number of rows, heads or threads. A GPU
+// takes that chain too, but where x and all matrices are of one 16-bit type:
+// there acc gets 16 products at a time, in the order of k (lift_cuda.cu).
 template <template <typename> class Ptr>
 struct LiftParamsIn {
   Ptr<const float> x = nullptr;  // [T, ...], rows x_row_stride apart
@@ -34,6 +36,9 @@ struct LiftParamsIn {
   Ptr<const int64_t> column_in = nullptr;   // [Hq]
   Ptr<const int64_t> column_out = nullptr;  // [Hq]
   DType dtype = DType::kF32;                // of activations
+  // Prepare's, of the matrices: the widest one's, and whether all are of dtype.
+  int64_t most_columns = 0;
+  bool one_type = false;
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

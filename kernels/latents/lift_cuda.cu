@@ -1,20 +1,35 @@
 // lift and complex_lift on a GPU.
 //
-// lift: a CTA to 16 rows of a query head, which takes 128 columns at a time and
-// 32 numbers of the depth through shared memory; a thread has 4 rows of 2
-// columns. Each output is lift.h's chain in the order of k, so that activations
-// of float32 give the CPU's bits, for any number of rows.
+// lift: x and matrices of one 16-bit type go by tensor cores. A row of a tile
+// is a query head of a token: those of a KV head share its matrix, so that a
+// tile of 16 rows is four tokens of a group of four. CTAs share rows, KV heads
+// and columns. An output is a chain of mma.m16n8k16, ceil(in / 16) of them in
+// the order of k, summed in float32; what lies behind the last number is zero
+// in both. Both tiles do the same, so a row has the same bits in any of them:
+//  - 128 x 64, of more than 64 rows and as many tiles as multiprocessors;
+//  - else 16 x 32, which few rows of a decode step fill.
+// Other types: a CTA to 16 rows of a query head, which takes 128 columns at a
+// time and 32 numbers of the depth through shared memory; a thread has 4 rows
+// of 2 columns. Each output is lift.h's chain in the order of k, so that
+// activations of float32 give the CPU's bits, for any number of rows.
 // complex_lift: a CTA to a head of a row, a thread to a channel.
 //
 // x and y are of args.dtype whatever their pointers say; sums are float32.
 // Layout: matrices as rows (WeightLayout::kRows), of any type; rows of heads,
-// row strides apart.
-// Bytes of a lift: x and y once, each matrix once for 16 rows of each of its
-// query heads (mostly from the second-level cache). Operations: a fused one for
-// each number of a head's input and output. Floor: the matrices' bytes over the
-// memory's bandwidth for few rows, operations over that of float32 for many.
+// row strides apart. Heads and matrices that begin at multiples of 16 bytes and
+// are of a multiple of 8 numbers come by cp.async, others number by number.
+// Chunks of 16 bytes change places within their row, so that ldmatrix meets no
+// bank twice.
+// Bytes of a lift by tensor cores, B = 2: x's numbers once for 32 or 64 columns
+// and y's once; each matrix once for 16 or 128 rows, from the second-level
+// cache but for the first time. Others: each matrix once for 16 rows of each of
+// its query heads. Operations: a fused one for each number of a head's input
+// and output. Floor: the matrices' bytes over the memory's bandwidth for few
+// rows, operations over the tensor cores' (or float32's) for many.
 // complex_lift: its numbers' bytes.
+#include "kernels/simt/copy.h"
 #include "kernels/simt/launch.h"
+#include "kernels/simt/mma.h"
 #include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
@@ -160,6 +175,288 @@ LiftKernel(LiftArgs args) {
   }
 }
 
+// ---- by tensor cores
+
+// k of one mma, and numbers of a chunk of 16 bytes.
+constexpr int32_t kStep = 16;
+constexpr int32_t kChunk = 8;
+
+// What a CTA computes [kRows, kColumns], by kWarpsDown x kWarpsAcross warps,
+// kDepth of k at a time from a ring of kStages in 48 KiB.
+struct FewRows {
+  static constexpr const char* kName = "lift_few_rows";
+  static constexpr int32_t kRows = 16, kColumns = 32, kDepth = 128;
+  static constexpr int32_t kWarpsDown = 1, kWarpsAcross = 4, kStages = 4;
+};
+struct ManyRows {
+  static constexpr const char* kName = "lift_many_rows";
+  static constexpr int32_t kRows = 128, kColumns = 64, kDepth = 32;
+  static constexpr int32_t kWarpsDown = 4, kWarpsAcross = 2, kStages = 4;
+};
+template <typename Tile>
+struct Sizes {
+  static constexpr int32_t kThreads =
+      int32_t{simt::kWarp} * Tile::kWarpsDown * Tile::kWarpsAcross;
+  static constexpr int32_t kXNumbers = Tile::kRows * Tile::kDepth;
+  static constexpr int32_t kStageNumbers =
+      kXNumbers + Tile::kColumns * Tile::kDepth;
+  // Mma of a warp, down and across.
+  static constexpr int32_t kDown = Tile::kRows / Tile::kWarpsDown / 16;
+  static constexpr int32_t kAcross = Tile::kColumns / Tile::kWarpsAcross / 8;
+  // Of a row of a tile, and rows that all threads fetch together.
+  static constexpr int32_t kChunks = Tile::kDepth / kChunk;
+  static constexpr int32_t kRowsTogether = kThreads / kChunks;
+  static constexpr int32_t kFetchedRows = Tile::kRows / kRowsTogether;
+  static_assert(Tile::kRows % kRowsTogether == 0, "the same for every thread");
+  static_assert(Tile::kDepth % (2 * kStep) == 0, "columns: two steps a load");
+  static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024, "of a kernel");
+
+  // First number of a chunk. Eight rows' chunks of one index lie in different
+  // banks.
+  static KVASIR_DEVICE int32_t PlaceOf(int32_t row, int32_t chunk) {
+    constexpr int32_t kTurns = kChunks < 8 ? kChunks : 8;
+    return kChunk * (row * kChunks + (chunk ^ (row * kTurns / 8 % kTurns)));
+  }
+};
+
+KVASIR_DEVICE bool Aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+// Asks for numbers k to k + 8 of the `depth` of a row, zero behind them.
+template <typename T>
+KVASIR_DEVICE void FetchChunk(const T* row, bool wide, int32_t k, int32_t depth,
+                              T* to) {
+  if (wide && k < depth) {
+    simt::CopyAsync<16>(to, row + k);
+    return;
+  }
+  simt::Pack<T, kChunk> pack;
+  KVASIR_UNROLL
+  for (int32_t i = 0; i < kChunk; ++i) {
+    pack.number[i] = k + i < depth ? simt::LoadGlobal(row + k + i) : T{0};
+  }
+  simt::StoreShared(reinterpret_cast<simt::Pack<T, kChunk>*>(to), pack);
+}
+
+KVASIR_DEVICE void Mma(Bf16, float (&d)[4], const uint32_t (&a)[4],
+                       const uint32_t (&b)[2]) {
+  simt::MmaBf16(d, a, b);
+}
+KVASIR_DEVICE void Mma(F16, float (&d)[4], const uint32_t (&a)[4],
+                       const uint32_t (&b)[2]) {
+  simt::MmaF16(d, a, b);
+}
+
+// Where a row of a KV head's begins: `row` counts its query heads, token after
+// token.
+KVASIR_DEVICE int64_t RowStart(const LiftArgs& args, int32_t kv_head,
+                               int64_t row, const int64_t* column,
+                               int64_t stride) {
+  const auto queries = static_cast<uint32_t>(args.num_heads) /
+                       static_cast<uint32_t>(args.num_kv_heads);
+  const uint32_t token = static_cast<uint32_t>(row) / queries;
+  const uint32_t query = static_cast<uint32_t>(row) - token * queries;
+  return (args.first_row + token) * stride +
+         column[static_cast<uint32_t>(kv_head) * queries + query];
+}
+
+// Two neighbouring numbers of a row, or the first where it is the last.
+template <typename T>
+KVASIR_DEVICE void StorePair(T* row, int32_t column, int32_t columns,
+                             float first, float second) {
+  if (column >= columns) return;
+  T* const to = row + column;
+  const simt::Pack<T, 2> pair = {
+      {simt::FromFloat<T>(first), simt::FromFloat<T>(second)}};
+  const bool two = column + 1 < columns;
+  if (two && reinterpret_cast<uintptr_t>(to) % sizeof(pair) == 0) {
+    simt::StoreGlobal(reinterpret_cast<simt::Pack<T, 2>*>(to), pair);
+    return;
+  }
+  simt::StoreGlobal(to, pair.number[0]);
+  if (two) simt::StoreGlobal(to + 1, pair.number[1]);
+}
+
+template <typename T, typename Tile>
+class LiftTile {
+ public:
+  // `columns`: the tile's first of the KV head's matrix.
+  KVASIR_DEVICE LiftTile(const LiftArgs& args, int32_t kv_head, int64_t row,
+                         int32_t column)
+      : args_(args),
+        kv_head_(kv_head),
+        first_row_(row),
+        first_column_(column),
+        stages_(reinterpret_cast<T*>(simt::Shared())) {
+    const PackedMatrixArgs& matrix = args.matrices[kv_head];
+    depth_ = static_cast<int32_t>(matrix.k);
+    columns_ = static_cast<int32_t>(matrix.n);
+    weights_ = static_cast<const T*>(matrix.data) + int64_t{column} * depth_;
+    rows_ = args.num_rows * (args.num_heads / args.num_kv_heads) - first_row_;
+    const auto thread = static_cast<int32_t>(simt::Thread());
+    chunk_ = thread % S::kChunks;
+    fetched_row_ = thread / S::kChunks;
+    const bool whole = depth_ % kChunk == 0;
+    wide_weights_ = whole && Aligned(weights_);
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < S::kFetchedRows; ++i) {
+      const int32_t at = fetched_row_ + i * S::kRowsTogether;
+      x_[i] = nullptr;
+      if (at < rows_) {
+        x_[i] = reinterpret_cast<const T*>(args.x) +
+                RowStart(args, kv_head, row + at, args.column_in,
+                         args.x_row_stride);
+      }
+      wide_[i] = whole && Aligned(x_[i]);
+    }
+  }
+
+  KVASIR_DEVICE void Compute() {
+    constexpr int32_t kAhead = (Tile::kStages - 1) * Tile::kDepth;
+    T* stage = stages_;
+    for (int32_t k = 0; k < kAhead; k += Tile::kDepth) {
+      if (k < depth_) Fetch(k, stage);
+      simt::CommitCopies();
+      stage += S::kStageNumbers;
+    }
+    T* used = stage;  // its turn comes next to be filled
+    stage = stages_;
+    for (int32_t k = 0; k < depth_; k += Tile::kDepth) {
+      simt::WaitCopies<Tile::kStages - 2>();
+      // Everyone's copies are there, and everyone is done with what is used.
+      simt::SyncCta();
+      if (k + kAhead < depth_) Fetch(k + kAhead, used);
+      simt::CommitCopies();
+      Multiply(stage, stage + S::kXNumbers, (depth_ - k + kStep - 1) / kStep);
+      used = stage;
+      stage += S::kStageNumbers;
+      if (stage == stages_ + Tile::kStages * S::kStageNumbers) stage = stages_;
+    }
+    Store();
+  }
+
+ private:
+  using S = Sizes<Tile>;
+
+  // Rows and columns that are not there stay what they were: their sums are
+  // nobody's.
+  KVASIR_DEVICE void Fetch(int32_t k, T* stage) const {
+    k += chunk_ * kChunk;
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < S::kFetchedRows; ++i) {
+      if (x_[i] == nullptr) continue;
+      const int32_t row = fetched_row_ + i * S::kRowsTogether;
+      FetchChunk(x_[i], wide_[i], k, depth_, stage + S::PlaceOf(row, chunk_));
+    }
+    for (int32_t row = fetched_row_; row < Tile::kColumns;
+         row += S::kRowsTogether) {
+      if (first_column_ + row >= columns_) break;
+      FetchChunk(weights_ + int64_t{row} * depth_, wide_weights_, k, depth_,
+                 stage + S::kXNumbers + S::PlaceOf(row, chunk_));
+    }
+  }
+
+  // Adds the first `steps` steps of k of a stage, all if there are more.
+  KVASIR_DEVICE void Multiply(const T* x, const T* weights, int32_t steps) {
+    const auto lane = static_cast<int32_t>(simt::Lane());
+    const int32_t x_row = FirstRow() + lane % 16;
+    const int32_t column = FirstColumn() + lane % 8;
+    KVASIR_UNROLL
+    for (int32_t step = 0; step < Tile::kDepth / kStep; step += 2) {
+      if (step >= steps) break;
+      uint32_t b[S::kAcross][4];  // of two steps
+      KVASIR_UNROLL
+      for (int32_t n = 0; n < S::kAcross; ++n) {
+        simt::LoadMatrices<4>(
+            b[n], weights + S::PlaceOf(column + 8 * n, 2 * step + lane / 8));
+      }
+      KVASIR_UNROLL
+      for (int32_t half = 0; half < 2; ++half) {
+        if (step + half >= steps) break;
+        KVASIR_UNROLL
+        for (int32_t m = 0; m < S::kDown; ++m) {
+          uint32_t a[4];
+          simt::LoadMatrices<4>(
+              a, x + S::PlaceOf(x_row + 16 * m, 2 * (step + half) + lane / 16));
+          KVASIR_UNROLL
+          for (int32_t n = 0; n < S::kAcross; ++n) {
+            const uint32_t both[2] = {b[n][2 * half], b[n][2 * half + 1]};
+            Mma(T{}, sums_[m][n], a, both);
+          }
+        }
+      }
+    }
+  }
+
+  KVASIR_DEVICE void Store() const {
+    const auto lane = static_cast<int32_t>(simt::Lane());
+    KVASIR_UNROLL
+    for (int32_t m = 0; m < S::kDown; ++m) {
+      KVASIR_UNROLL
+      for (int32_t half = 0; half < 2; ++half) {
+        const int32_t row = FirstRow() + 16 * m + 8 * half + lane / 4;
+        if (row >= rows_) continue;
+        T* const y = reinterpret_cast<T*>(args_.y) +
+                     RowStart(args_, kv_head_, first_row_ + row,
+                              args_.column_out, args_.y_row_stride);
+        KVASIR_UNROLL
+        for (int32_t n = 0; n < S::kAcross; ++n) {
+          const float(&d)[4] = sums_[m][n];
+          StorePair(y, first_column_ + FirstColumn() + 8 * n + lane % 4 * 2,
+                    columns_, d[2 * half], d[2 * half + 1]);
+        }
+      }
+    }
+  }
+
+  // Of the warp.
+  static KVASIR_DEVICE int32_t FirstRow() {
+    return static_cast<int32_t>(simt::Warp()) / Tile::kWarpsAcross * 16 *
+           S::kDown;
+  }
+  static KVASIR_DEVICE int32_t FirstColumn() {
+    return static_cast<int32_t>(simt::Warp()) % Tile::kWarpsAcross * 8 *
+           S::kAcross;
+  }
+
+  const LiftArgs& args_;
+  const int32_t kv_head_;
+  const int64_t first_row_;
+  const int32_t first_column_;
+  T* const stages_;
+  int32_t depth_, columns_;
+  int64_t rows_;  // from the tile's first on
+  const T* weights_;
+  bool wide_weights_;
+  // What the thread fetches.
+  int32_t chunk_, fetched_row_;
+  const T* x_[S::kFetchedRows];
+  bool wide_[S::kFetchedRows];
+  float sums_[S::kDown][S::kAcross][4] = {};
+};
+
+constexpr int64_t Tiles(int64_t numbers, int64_t of) {
+  return (numbers + of - 1) / of;
+}
+
+template <typename T, typename Tile>
+KVASIR_KERNEL(Sizes<Tile>::kThreads)
+TensorCoreLiftKernel(LiftArgs args) {
+  constexpr auto kColumns = uint32_t{Tile::kColumns};
+  const uint32_t tiles =
+      (static_cast<uint32_t>(args.most_columns) + kColumns - 1) / kColumns;
+  const uint32_t kv_head = simt::CtaY() / tiles;
+  const uint32_t column = simt::CtaY() % tiles * kColumns;
+  if (column >= args.matrices[kv_head].n) return;
+  LiftTile<T, Tile>(args, static_cast<int32_t>(kv_head),
+                    int64_t{simt::CtaX()} * Tile::kRows,
+                    static_cast<int32_t>(column))
+      .Compute();
+}
+
+// ----
+
 template <typename T>
 KVASIR_KERNEL(kThreads)
 ComplexLiftKernel(ComplexLiftArgs args) {
@@ -193,9 +490,44 @@ ComplexLiftKernel(ComplexLiftArgs args) {
   }
 }
 
+template <typename Tile>
+KernelLaunch GridOf(const LiftArgs& args) {
+  KernelLaunch launch;
+  launch.name = Tile::kName;
+  launch.grid_x = simt::Ctas(
+      args.num_rows * (args.num_heads / args.num_kv_heads), Tile::kRows);
+  launch.grid_y =
+      simt::Ctas(args.num_kv_heads * Tiles(args.most_columns, Tile::kColumns));
+  launch.threads = Sizes<Tile>::kThreads;
+  launch.shared_bytes = Tile::kStages * Sizes<Tile>::kStageNumbers * 2;
+  return launch;
+}
+
+// More of them fill half a tile of many.
+constexpr int64_t kMostOfFewRows = 64;
+
+template <typename T>
+void LaunchTensorCores(const LiftArgs& args, Launcher& launcher) {
+  const KernelLaunch many = GridOf<ManyRows>(args);
+  const int64_t rows = args.num_rows * (args.num_heads / args.num_kv_heads);
+  if (rows > kMostOfFewRows &&
+      int64_t{many.grid_x} * many.grid_y >= launcher.multiprocessors()) {
+    simt::Launch(launcher, many, TensorCoreLiftKernel<T, ManyRows>, args);
+  } else {
+    simt::Launch(launcher, GridOf<FewRows>(args),
+                 TensorCoreLiftKernel<T, FewRows>, args);
+  }
+}
+
 }  // namespace
 
 void LiftCuda(const LiftArgs& args, float*, Launcher& launcher) {
+  if (args.one_type && args.dtype == DType::kBf16) {
+    return LaunchTensorCores<Bf16>(args, launcher);
+  }
+  if (args.one_type && args.dtype == DType::kF16) {
+    return LaunchTensorCores<F16>(args, launcher);
+  }
   KernelLaunch launch;
   launch.name = "lift";
   launch.grid_x =

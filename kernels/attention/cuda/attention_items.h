@@ -18,6 +18,8 @@ struct AttentionKernelArgs {
   SequenceItems* items = nullptr;  // [num_sequences + 1]
   // [most_partials, Hq, partial_floats()]
   float* partials = nullptr;
+  // Of an item of the kernel for prompts; 0: it does not run.
+  int32_t prompt_rows = 0;
 };
 
 struct SlotRange {

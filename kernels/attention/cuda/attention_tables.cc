@@ -193,6 +193,17 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
     }
     chunk.head_column = found->second;
   }
+  for (const UnitChunks& unit : made.units) {
+    for (int32_t i = 0; i < unit.keys + unit.values; ++i) {
+      const auto& chunk = made.chunks[static_cast<size_t>(unit.first + i)];
+      if (chunk.kind == ChunkKind::kNumbers) continue;
+      device->has_codes = true;
+      if (i < unit.keys) {
+        device->most_key_runs =
+            std::max<int64_t>(device->most_key_runs, chunk.run + 1);
+      }
+    }
+  }
   for (const HostChunks::Levels& levels : made.levels) {
     KVASIR_RETURN_IF_ERROR(
         Add(levels.levels, tables, &device->levels[device->num_tables]));

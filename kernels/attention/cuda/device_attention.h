@@ -14,8 +14,8 @@ namespace kvasir::kernels {
 inline constexpr int64_t kDeviceTileRows = 16;
 // Channels of all value parts of a head at most.
 inline constexpr int64_t kDeviceMostOutWidth = 1024;
-// Sequences of more rows never have their contexts split among CTAs: their
-// rows keep CTAs busy.
+// Sequences of more rows are prompts: they never have their contexts split
+// among CTAs, which their rows keep busy.
 inline constexpr int64_t kDeviceSplitRows = 16;
 // Bytes of partial results at most (AttentionDevice::most_partials).
 inline constexpr int64_t kDevicePartialBytes = int64_t{128} << 20;
@@ -115,6 +115,8 @@ struct AttentionDevice {
   const float* levels[kMmaMostTables] = {};  // [kMaxNormLevels] each
   bool levels_of_keys[kMmaMostTables] = {};
   int32_t num_tables = 0;
+  int64_t most_key_runs = 0;  // of a unit
+  bool has_codes = false;     // in any chunk
   // Room for results of splits: each of a token, for all heads.
   int64_t most_partials = 0;
 
@@ -132,6 +134,7 @@ struct SequenceItems {
   int32_t first_merge = 0;    // rows, of those of split sequences
   int32_t first_partial = 0;  // below 0: not split
   int32_t tiles = 0;
+  int32_t first_prompt = 0;  // item, of those of the kernel for prompts
 };
 // Floats for `num_sequences` sequences: [num_sequences + 1] of SequenceItems,
 // the last with the totals, and partials.

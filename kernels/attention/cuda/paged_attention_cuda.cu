@@ -1,7 +1,10 @@
 // paged_attention on a GPU: three launches. `attention_divide`, one warp, looks
 // at the sequences and says which items of work there are; `attention`, a grid
 // that stays, takes items as they are numbered; `attention_merge` puts the
-// splits of a row together.
+// splits of a row together. A step with prompts, which are sequences of more
+// than kDeviceSplitRows rows, has a fourth: `attention_prefill` computes them
+// where it serves the layer (prefill_attention-inl.h), by the operations of
+// `attention`.
 //
 // The host knows how many sequences there are and nothing of their lengths, so
 // the same launches serve every step with as many. An item is the query heads
@@ -26,6 +29,7 @@
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_attention-inl.h"
 #include "kernels/attention/cuda/plain_attention.h"
+#include "kernels/attention/cuda/prefill_attention-inl.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/op_table.h"
 
@@ -61,6 +65,17 @@ KVASIR_DEVICE SequenceItems ShapeOf(const AttentionDevice& device,
       static_cast<int32_t>((seen.end - 1) / kAttentionSplitSlots) -
       items.first_split + 1;
   return items;
+}
+
+// Items of a sequence of the kernel for prompts; none: the sequence is
+// another's.
+KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
+                                  const AttentionSequence& sequence) {
+  if (args.prompt_rows == 0 || sequence.num_rows <= kDeviceSplitRows) return 0;
+  const auto tokens = static_cast<uint32_t>(PromptTokens(args));
+  return static_cast<int32_t>(
+      (static_cast<uint32_t>(sequence.num_rows) + tokens - 1) / tokens *
+      static_cast<uint32_t>(args.device.num_units));
 }
 
 // Partial results of a sequence that may be split, for all heads; at most one
@@ -114,7 +129,11 @@ DivideKernel(AttentionKernelArgs args) {
     const int32_t items_here = items.tiles *
                                static_cast<int32_t>(device.num_units) *
                                (partials_here > 0 ? items.num_splits : 1);
-    items.first_item = SumBefore(items_here, &total.first_item);
+    const int32_t prompts =
+        s < args.num_sequences ? PromptItems(args, args.sequences[s]) : 0;
+    items.first_prompt = SumBefore(prompts, &total.first_prompt);
+    items.first_item =
+        SumBefore(prompts > 0 ? 0 : items_here, &total.first_item);
     items.first_merge = SumBefore(rows, &total.first_merge);
     const int32_t before = SumBefore(partials_here, &total.first_partial);
     items.first_partial = partials_here > 0 ? before : -1;
@@ -131,6 +150,50 @@ PlainKernel(AttentionKernelArgs args) {
   for (auto i = static_cast<int32_t>(simt::CtaX()); i < count;
        i += static_cast<int32_t>(simt::CtasX())) {
     attention.Compute(FindItem(args, i));
+  }
+}
+
+template <typename T, int32_t tiles>
+KVASIR_KERNEL(kPrefillThreads)
+PrefillKernel(AttentionKernelArgs args) {
+  PrefillAttention<T, tiles> attention(args);
+  // The last ones first: causal ones have the most slots.
+  for (int32_t i = args.items[args.num_sequences].first_prompt - 1 -
+                   static_cast<int32_t>(simt::CtaX());
+       i >= 0; i -= static_cast<int32_t>(simt::CtasX())) {
+    const Item item = FindPromptItem(args, i);
+    attention.Compute(item, args.device.unit_chunks[item.unit_index]);
+  }
+}
+
+template <typename T, int32_t tiles>
+void LaunchPromptTiles(const AttentionKernelArgs& args, Launcher& launcher) {
+  KernelLaunch launch;
+  launch.name = "attention_prefill";
+  launch.grid_x = static_cast<uint32_t>(launcher.multiprocessors());
+  launch.threads = kPrefillThreads;
+  launch.shared_bytes = static_cast<uint32_t>(
+      PrefillAttention<T, tiles>::SharedBytes(args.device));
+  simt::Launch(launcher, launch, PrefillKernel<T, tiles>, args);
+}
+
+// Rows of an item of prompts: as many as shared memory has room for; 0: none.
+template <typename T>
+int32_t PromptRows(const AttentionDevice& device, const Launcher& launcher) {
+  if constexpr (sizeof(T) == 2) {
+    if (device.chunks == nullptr) return 0;
+    const int64_t room = launcher.shared_bytes();
+    if (PrefillAttention<T, 8>::SharedBytes(device) <= room) return 64;
+    if (PrefillAttention<T, 4>::SharedBytes(device) <= room) return 32;
+  }
+  return 0;
+}
+
+template <typename T>
+void LaunchPrompts(const AttentionKernelArgs& args, Launcher& launcher) {
+  if constexpr (sizeof(T) == 2) {
+    if (args.prompt_rows == 64) LaunchPromptTiles<T, 8>(args, launcher);
+    if (args.prompt_rows == 32) LaunchPromptTiles<T, 4>(args, launcher);
   }
 }
 
@@ -235,12 +298,19 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   args.partials =
       reinterpret_cast<float*>(args.items + launch.sequence_count + 1);
 
+  if (launch.has_prompts) {
+    args.prompt_rows = VisitDType(args.device.dtype, [&](auto type) {
+      return PromptRows<decltype(type)>(args.device, launcher);
+    });
+  }
+
   KernelLaunch divide;
   divide.name = "attention_divide";
   divide.threads = simt::kWarp;
   simt::Launch(launcher, divide, DivideKernel, args);
   VisitDType(args.device.dtype, [&](auto type) {
     using T = decltype(type);
+    LaunchPrompts<T>(args, launcher);
     LaunchItems<T>(args, launcher);
     KernelLaunch merge;
     merge.name = "attention_merge";

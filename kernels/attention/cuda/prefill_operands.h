@@ -1,0 +1,141 @@
+// Codes of a chunk of 64 slots as the numbers that products of prompts take
+// (prefill_attention-inl.h): pieces of 16 bytes, [piece][slot], as stages have
+// them, made by all threads of a CTA. C++17, device code.
+#pragma once
+
+#include "kernels/attention/cuda/device_attention.h"
+#include "kernels/attention/cuda/mma_operands.h"
+#include "kernels/simt/grid.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+inline constexpr int32_t kPromptBlock =
+    static_cast<int32_t>(kAttentionBlockSlots);
+
+// Where a channel of a chunk of keys is staged: where products take it, whose
+// 16 channels a lane of decoding has in pairs (mma_attention-inl.h). `i` is
+// 16 k + 8 half + 2 c + e of the products; of codes, a word has number c.
+KVASIR_DEVICE int32_t PromptQueryAt(ChunkKind kind, int32_t i) {
+  if (kind == ChunkKind::kNumbers) return i;
+  if (kind == ChunkKind::kCodes8) {
+    const int32_t word = i / 4 % 4;
+    return i / 16 * 16 + i / 2 % 2 * 8 + 2 * word + i % 2;
+  }
+  const int32_t word = i / 8 % 4;
+  const int32_t in_word = i % 8;
+  return i / 32 * 32 + in_word / 2 % 2 * 16 + in_word % 2 * 8 + 2 * word +
+         in_word / 4;
+}
+
+KVASIR_DEVICE simt::Vec16 PieceOf(const char* pieces, int32_t piece,
+                                  int32_t slot) {
+  return simt::LoadShared(reinterpret_cast<const simt::Vec16*>(pieces) +
+                          piece * kPromptBlock + slot);
+}
+KVASIR_DEVICE void StorePiece(char* pieces, int32_t piece, int32_t slot,
+                              const simt::Vec16& numbers) {
+  simt::StoreShared(
+      reinterpret_cast<simt::Vec16*>(pieces) + piece * kPromptBlock + slot,
+      numbers);
+}
+
+// `count` pieces of keys from `first` on as numbers of T: of each product of
+// 16 channels the first eight of all slots, then the others.
+template <typename T>
+KVASIR_DEVICE void MakeKeyNumbers(const LatentChunkOnDevice& chunk,
+                                  const uint32_t* table, const char* stage,
+                                  int32_t first, int32_t count, char* to) {
+  const bool levels = chunk.kind == ChunkKind::kLevels4;
+  const auto thread = static_cast<int32_t>(simt::Thread());
+  const int32_t slot = thread % kPromptBlock;
+  KVASIR_NO_UNROLL
+  for (int32_t p = thread / kPromptBlock; p < count;
+       p += static_cast<int32_t>(simt::Threads()) / kPromptBlock) {
+    const simt::Vec16 words = PieceOf(stage, first + p, slot);
+    simt::Vec16 numbers;
+    if (chunk.kind == ChunkKind::kCodes8) {
+      KVASIR_UNROLL
+      for (int32_t c = 0; c < 4; ++c) {
+        numbers.word[c] = Codes8<T, 0>(words.word[c]);
+      }
+      StorePiece(to, 2 * p, slot, numbers);
+      KVASIR_UNROLL
+      for (int32_t c = 0; c < 4; ++c) {
+        numbers.word[c] = Codes8<T, 1>(words.word[c]);
+      }
+      StorePiece(to, 2 * p + 1, slot, numbers);
+      continue;
+    }
+    KVASIR_UNROLL
+    for (int32_t half = 0; half < 4; ++half) {  // of two products
+      KVASIR_UNROLL
+      for (int32_t c = 0; c < 4; ++c) {
+        const uint32_t word = words.word[c] >> (4 * half);
+        numbers.word[c] = levels ? LevelsOf(table, word) : Codes4<T>(word);
+      }
+      StorePiece(to, 4 * p + half, slot, numbers);
+    }
+  }
+}
+
+// Codes of values as float16 numbers, a word to a piece, in the order in
+// which they leave it (0, 4, 1, 5, ... of 4 bits).
+KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
+                                    const uint32_t* table, const char* stage,
+                                    const char* params, char* to) {
+  const bool levels = chunk.kind == ChunkKind::kLevels4;
+  const auto thread = static_cast<int32_t>(simt::Thread());
+  const int32_t slot = thread % kPromptBlock;
+  const uint32_t range =
+      simt::LoadShared(reinterpret_cast<const uint32_t*>(params) + slot);
+  const uint32_t scale = simt::PickBytes(range, range, 0x1010u);
+  const uint32_t minimum = simt::PickBytes(range, range, 0x3232u);
+  KVASIR_NO_UNROLL
+  for (int32_t p = thread / kPromptBlock; p < chunk.pieces;
+       p += static_cast<int32_t>(simt::Threads()) / kPromptBlock) {
+    const simt::Vec16 words = PieceOf(stage, p, slot);
+    simt::Vec16 numbers;
+    if (chunk.kind == ChunkKind::kCodes8) {
+      KVASIR_UNROLL
+      for (int32_t half = 0; half < 2; ++half) {
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 2; ++i) {
+          const uint32_t word = words.word[2 * half + i];
+          numbers.word[2 * i] =
+              simt::FmaPair(F16{}, Codes8<F16, 0>(word), scale, minimum);
+          numbers.word[2 * i + 1] =
+              simt::FmaPair(F16{}, Codes8<F16, 1>(word), scale, minimum);
+        }
+        StorePiece(to, 2 * p + half, slot, numbers);
+      }
+      continue;
+    }
+    KVASIR_UNROLL
+    for (int32_t c = 0; c < 4; ++c) {
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 4; ++i) {
+        const uint32_t word = words.word[c] >> (4 * i);
+        numbers.word[i] =
+            levels ? simt::MulPair<F16>(LevelsOf(table, word), scale)
+                   : simt::FmaPair(F16{}, Codes4<F16>(word), scale, minimum);
+      }
+      StorePiece(to, 4 * p + c, slot, numbers);
+    }
+  }
+}
+
+// Of numbers of T.
+template <typename T>
+KVASIR_DEVICE bool AreFinite(const uint32_t (&pairs)[4]) {
+  constexpr uint32_t kExponent =
+      DTypeOf<T>::kValue == DType::kBf16 ? 0x7f80u : 0x7c00u;
+  bool finite = true;
+  KVASIR_UNROLL
+  for (int32_t i = 0; i < 4; ++i) {
+    finite = finite && (pairs[i] & kExponent) != kExponent &&
+             (pairs[i] >> 16 & kExponent) != kExponent;
+  }
+  return finite;
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
