@@ -137,7 +137,8 @@ LatentSpec SpecOf(const ShapeCase& test, int64_t granule_bytes) {
 class AttentionShapesTest : public ::testing::TestWithParam<ShapeCase> {};
 
 TEST_P(AttentionShapesTest, AreTheCpusWithinTheTypesTolerance) {
-  const ShapeCase test = OnGpu() ? GetParam() : ForEmulator(GetParam());
+  const ShapeCase test =
+      TakesWholeSizes() ? GetParam() : ForEmulator(GetParam());
   const DType dtype = DType::kBf16;
   EmulatedTest gpu(3);
   // The same latents, as each device has them.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "kernels/emulation/emulated_device.h"
 #include "kernels/simt/op_table.h"
 
@@ -14,6 +16,9 @@ TestGpu test_gpu;
 
 void RunTestsOn(const TestGpu& gpu) { test_gpu = gpu; }
 bool OnGpu() { return test_gpu.make != nullptr; }
+bool TakesWholeSizes() {
+  return OnGpu() && std::getenv("KVASIR_GPU_SMALL") == nullptr;
+}
 bool HasBulkCopies() { return !OnGpu() || test_gpu.has_bulk_copies; }
 
 void SkipWithoutEmulator() {

@@ -17,6 +17,9 @@ struct TestGpu {
 // From now on tests run on such devices. Before the first test.
 void RunTestsOn(const TestGpu& gpu);
 bool OnGpu();
+// On a GPU, and no tool makes it slow (KVASIR_GPU_SMALL in the environment):
+// sizes of models are no trouble.
+bool TakesWholeSizes();
 bool HasBulkCopies();
 
 // Ends a test, skipped, that asks a GPU for more than results: for sites,

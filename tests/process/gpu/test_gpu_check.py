@@ -193,9 +193,12 @@ def test_a_test_that_hangs_is_ended_and_the_next_one_runs(bundle):
 
 def test_a_program_that_dies_before_its_tests_is_told_with_its_last_words(bundle):
     path = bundle.folder / "bin/rows"
-    path.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
+    path.write_text("#!/bin/sh\nsleep 600\n")
     path.chmod(0o755)
     bundle.manifest("2.17", ["rows"])
+    code, said, _ = bundle.check("--test-seconds", "1")
+    assert code == 1 and "no list of its tests; its last words:\nstopped after 1 s" in said
+    path.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
     code, said, report = bundle.check()
     assert code == 1 and "no list of its tests; its last words:\nexit code 3: no room" in said
     assert report["programs"][0]["ended"] == "no list of its tests"
@@ -283,11 +286,12 @@ def test_programs_run_in_the_sanitizer_that_is_asked_for(bundle):
     bundle.manifest("2.17", ["rows"])
     assert bundle.check("--sanitizer", "memcheck", PATH=bundle.path())[0] == 4
     tool = bundle.folder / "compute-sanitizer"
-    tool.write_text('#!/bin/bash\necho "$@" > ' + str(bundle.folder / "asked") + '\nexec "${@:5}"\n')
+    tool.write_text('#!/bin/bash\necho "$@" $KVASIR_GPU_SMALL > ' + str(bundle.folder / "asked") + '\nexec "${@:5}"\n')
     tool.chmod(0o755)
     code, said, report = bundle.check("--sanitizer", "memcheck", PATH=bundle.path(bundle.folder))
     assert code == 0 and report["sanitizer"] == "memcheck", said
-    assert (bundle.folder / "asked").read_text().startswith("--tool memcheck --error-exitcode 1 ")
+    asked = (bundle.folder / "asked").read_text()
+    assert asked.startswith("--tool memcheck --error-exitcode 1 ") and asked.endswith(" 1\n")  # small sizes
 
 
 def test_a_bundle_without_the_stage_says_what_it_has(bundle):
