@@ -20,6 +20,15 @@ struct AttentionKernelArgs {
   float* partials = nullptr;
 };
 
+// Of numbers below 2^32 (kAttentionMostSlots): a division of 64 bits is a call,
+// around which what lives is spilled.
+KVASIR_DEVICE uint32_t Quotient(int64_t number, int64_t by) {
+  return static_cast<uint32_t>(number) / static_cast<uint32_t>(by);
+}
+KVASIR_DEVICE uint32_t Remainder(int64_t number, int64_t by) {
+  return static_cast<uint32_t>(number) % static_cast<uint32_t>(by);
+}
+
 struct SlotRange {
   int64_t begin;
   int64_t end;

@@ -236,7 +236,7 @@ class MmaAttention {
       const int64_t slot = split_ + s;
       Place place = {-1, 0};
       if (slot >= slots_.begin && slot < slots_.end) {
-        const int64_t index = slot / device_.page_tokens;
+        const int64_t index = Quotient(slot, device_.page_tokens);
         place.page = simt::LoadGlobal(table + index);
         place.slot = static_cast<int32_t>(slot - index * device_.page_tokens);
       }

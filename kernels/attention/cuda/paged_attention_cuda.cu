@@ -53,7 +53,7 @@ KVASIR_DEVICE SequenceItems ShapeOf(const AttentionDevice& device,
   SequenceItems items;
   if (sequence.num_rows == 0) return items;
   items.tiles = static_cast<int32_t>(
-      (sequence.num_rows + device.tile_tokens - 1) / device.tile_tokens);
+      Quotient(sequence.num_rows + device.tile_tokens - 1, device.tile_tokens));
   const SlotRange seen = RowsSlots(device, sequence, 0, sequence.num_rows);
   if (seen.end <= seen.begin) return items;
   items.first_split = static_cast<int32_t>(seen.begin / kAttentionSplitSlots);
@@ -159,7 +159,8 @@ KVASIR_DEVICE void MergeRow(const AttentionKernelArgs& args, int32_t index,
       PartialOf(args, items.first_partial + row * items.num_splits, place);
   const int64_t stride = device.num_heads * device.partial_floats();
   const int64_t head = device.heads[place];
-  const int64_t kv_head = head / (device.num_heads / device.num_kv_heads);
+  const int64_t kv_head =
+      Quotient(head, Quotient(device.num_heads, device.num_kv_heads));
   T* const out = static_cast<T*>(args.out) +
                  (sequence.first_row + row) * device.out_row_stride;
   int64_t sums = 0;

@@ -49,8 +49,8 @@ class PlainAttention {
 
   KVASIR_DEVICE void Compute(const Item& item) {
     item_ = item;
-    kv_head_ = device_.heads[item.unit.first_head] /
-               (device_.num_heads / device_.num_kv_heads);
+    kv_head_ = Quotient(device_.heads[item.unit.first_head],
+                        Quotient(device_.num_heads, device_.num_kv_heads));
     seen_ =
         RowsSlots(device_, *item.sequence, item.first_token, item.num_tokens);
     merged_ = false;
@@ -95,7 +95,7 @@ class PlainAttention {
     if (slot >= slots_.begin && slot < slots_.end) {
       const auto* const table =
           simt::BitsAs<const int32_t*>(item_.sequence->block_table);
-      page = simt::LoadGlobal(table + slot / device_.page_tokens);
+      page = simt::LoadGlobal(table + Quotient(slot, device_.page_tokens));
     }
     simt::StoreShared(pages_ + lane_, page);
   }
@@ -131,10 +131,11 @@ class PlainAttention {
         slot < item_.sequence->first_slot ? part.exact.ring : part.exact.fresh;
     SlotPlace place = {};
     if (reads) {
-      place = as_exact
-                  ? ExactPlaceOf(exact, part.exact, *item_.sequence, slot)
-                  : PlaceOf(part.latents, page, slot % device_.page_tokens);
+      place = as_exact ? ExactPlaceOf(exact, part.exact, *item_.sequence, slot)
+                       : PlaceOf(part.latents, page,
+                                 Remainder(slot, device_.page_tokens));
     }
+    KVASIR_NO_UNROLL
     for (int32_t c = static_cast<int32_t>(simt::Thread()) / kBlock;
          c < channels; c += static_cast<int32_t>(kPlainThreads) / kBlock) {
       float number = 0.0f;
@@ -148,6 +149,7 @@ class PlainAttention {
 
   KVASIR_DEVICE void FillQueries(const DevicePart& part, int32_t first,
                                  int32_t channels) {
+    KVASIR_NO_UNROLL
     for (auto i = static_cast<int32_t>(simt::Thread()); i < kRows * kChunk;
          i += static_cast<int32_t>(kPlainThreads)) {
       const int32_t row = i / kChunk;
