@@ -421,7 +421,7 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
     PreparedAttention::Parts& parts = *prepared.parts_;
     KVASIR_ASSIGN_OR_RETURN(
         parts.device,
-        MakeAttentionDevice(args, &parts.tables.emplace(&device)));
+        MakeAttentionDevice(args, device, &parts.tables.emplace(&device)));
   }
   return prepared;
 }

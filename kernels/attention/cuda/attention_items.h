@@ -153,8 +153,12 @@ KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
          column[args.device.heads[item.PlaceOf(row)]];
 }
 
-inline constexpr float kNoSlot = -3.0e38f;  // a maximum of none
-inline constexpr float kHidden = -3.3e38f;  // no score
+// Maxima: of no slots; of slots whose scores are all -inf, at least, whose
+// weights are NaN in the end. A score of a slot that the row does not see.
+inline constexpr float kNoSlot = -3.0e38f;
+inline constexpr float kLeastMax = -2.9e38f;
+inline constexpr float kHidden = -3.3e38f;
+KVASIR_DEVICE bool SeesSlots(float max) { return max > kNoSlot; }
 
 // The softmax of a row over the splits merged so far, base 2.
 struct RowTotal {
