@@ -109,10 +109,11 @@ class ChunkMaker {
     }
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
-    // A slot's scale and minimum are one word; a scale alone has a piece of its
-    // own, so that a word is there.
+    // A slot's scale and minimum are one word; a scale alone has a granule of
+    // its own, so that a word is there.
     if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
-        (levels && params.granule_bytes != kPieceBytes)) {
+        !Whole(params.granule_bytes, 4) ||
+        (levels && params.granule_bytes == 0)) {
       return false;
     }
     chunk_.kind = levels      ? ChunkKind::kLevels4
@@ -137,12 +138,12 @@ class ChunkMaker {
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const CodeRun& run = group.runs[r];
       const int64_t byte = 4 * r;
+      const int64_t granule = params.granule_bytes;
       chunk_.params_offset = static_cast<int32_t>(
           params.offset_bytes +
-          (params.granule_bytes == 0
+          (granule == 0
                ? byte
-               : byte / kPieceBytes * kPieceBytes * part.tile_slots +
-                     byte % kPieceBytes));
+               : byte / granule * granule * part.tile_slots + byte % granule));
       chunk_.params_stride = static_cast<int32_t>(params.stride_bytes);
       chunk_.run = static_cast<int32_t>(runs_++);
       AddPieces(run.begin, run.width / piece_codes, piece_codes,
