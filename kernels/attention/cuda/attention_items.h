@@ -87,6 +87,17 @@ struct Item {
   }
 };
 
+// Whether there may be slots in the block from slot `block` on that some rows
+// of the item see, and others not.
+KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
+                              int64_t block) {
+  if (item.num_tokens == 1) return false;
+  const SlotRange first = RowSlots(device, *item.sequence, item.first_token);
+  const SlotRange last =
+      RowSlots(device, *item.sequence, item.first_token + item.num_tokens - 1);
+  return block < last.begin || block + kAttentionBlockSlots > first.end;
+}
+
 // The last sequence whose `first` is not above `index`.
 template <int32_t SequenceItems::*first>
 KVASIR_DEVICE int32_t FindSequence(const AttentionKernelArgs& args,

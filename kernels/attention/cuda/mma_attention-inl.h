@@ -162,13 +162,6 @@ class MmaAttention {
     }
   }
 
-  // Where channel i of a chunk of keys is staged.
-  static KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
-    if (kind == ChunkKind::kNumbers || kind == ChunkKind::kCodes8) return i;
-    const int32_t in_word = i % 8;
-    return i - in_word + (in_word < 4 ? 2 * in_word : 2 * in_word - 7);
-  }
-
   // q_, and the sums of their runs.
   KVASIR_DEVICE void FillQueries() {
     for (int32_t k = 0; k < chunks_.keys; ++k) {
@@ -541,13 +534,14 @@ class MmaAttention {
     const char* const from =
         stage +
         ((2 * warp_ + m % 2) * kBlock + 8 * (m / 2) + lane_ % 8) * kPiece;
-    const bool some = SeenBySome(block);
+    const bool some = SeenBySome(device_, item_, split_ + block * kBlock);
     KVASIR_UNROLL
     for (int32_t k = 0; k < kBlock / 16; ++k) {
       uint32_t a[4];
       simt::LoadMatrices<4, /*transposed=*/true>(a, from + 16 * k * kPiece);
-      const bool apart = some && simt::Any(!(IsFinite(a[0]) && IsFinite(a[1]) &&
-                                             IsFinite(a[2]) && IsFinite(a[3])));
+      const bool apart =
+          some && simt::Any(!(IsFinite<T>(a[0]) && IsFinite<T>(a[1]) &&
+                              IsFinite<T>(a[2]) && IsFinite<T>(a[3])));
       KVASIR_UNROLL
       for (int32_t n = 0; n < kTiles; ++n) {
         if (n > 0 && one_tile_) continue;
@@ -560,22 +554,6 @@ class MmaAttention {
         }
       }
     }
-  }
-  // Whether there may be slots in a block that some rows see, and others not.
-  KVASIR_DEVICE bool SeenBySome(int32_t block) const {
-    if (item_.num_tokens == 1) return false;
-    const SlotRange first =
-        RowSlots(device_, *item_.sequence, item_.first_token);
-    const SlotRange last = RowSlots(device_, *item_.sequence,
-                                    item_.first_token + item_.num_tokens - 1);
-    const int64_t begin = split_ + block * kBlock;
-    return begin < last.begin || begin + kBlock > first.end;
-  }
-  static KVASIR_DEVICE bool IsFinite(uint32_t pair) {
-    constexpr uint32_t kExponent =
-        DTypeOf<T>::kValue == DType::kBf16 ? 0x7f80u : 0x7c00u;
-    return (pair & kExponent) != kExponent &&
-           (pair >> 16 & kExponent) != kExponent;
   }
   // The product token by token, without the slots that it does not see: 0 times
   // what is not finite would not be 0.
@@ -614,13 +592,7 @@ class MmaAttention {
     simt::LoadMatrices<2, /*transposed=*/true>(
         words, stage + (warp_ * kBlock + 16 * k + lane_ % 16) * kPiece);
   }
-  // Pairs of the scales, and of the minima, of the same slots. The scales are
-  // bounded, so that no value is infinite: that of a slot which a row does not
-  // see has the weight 0.
-  struct PairParams {
-    uint32_t scale[2];
-    uint32_t minimum[2];
-  };
+  // Of slots 16k + 8i + {2c, 2c + 1}.
   KVASIR_DEVICE PairParams PairParamsOf(const LatentChunkOnDevice& chunk,
                                         const char* stage, int32_t k) const {
     PairParams pairs;
