@@ -67,8 +67,7 @@ struct LayerContext {
   int64_t head_dim = 0;
 };
 
-int64_t Granules(int64_t bytes, const LayerContext& c) {
-  const int64_t granule = c.format.granule_bytes;
+int64_t Granules(int64_t bytes, int64_t granule) {
   return granule == 0 ? bytes : (bytes + granule - 1) / granule * granule;
 }
 
@@ -93,10 +92,11 @@ PartLayout LayOutPart(const plan::ResolvedPart& part, const LayerContext& c,
     group.stored_width = latent.channels;
     const int64_t codes_bytes = part.CodesBytes(latent);
     const int64_t params_bytes = part.ParamsBytes(latent);
-    group.codes =
-        cursor.Take(c.tile_slots, codes_bytes, Granules(codes_bytes, c));
+    group.codes = cursor.Take(c.tile_slots, codes_bytes,
+                              Granules(codes_bytes, c.format.granule_bytes));
     group.params =
-        cursor.Take(c.tile_slots, params_bytes, Granules(params_bytes, c));
+        cursor.Take(c.tile_slots, params_bytes,
+                    Granules(params_bytes, c.format.param_granule_bytes()));
     layout.groups.push_back(std::move(group));
     if (part.transform == plan::Transform::kBasisSequence) {
       basis_bytes.Add(stored, latent.width, param_bytes);

@@ -179,16 +179,23 @@ struct PageGroupLayout {
   }
 };
 
+inline constexpr int64_t kMaxPageTokens = 4096;
+inline constexpr int64_t kMaxGranuleBytes = kRegionAlignmentBytes;
+// kernels::kMostParamGranuleBytes.
+inline constexpr int64_t kMostParamGranuleBytes = 4;
+
 // What pages are cut by.
 struct PageFormat {
   // P: 1 .. kTileSlots, or a multiple of kTileSlots up to kMaxPageTokens.
   int64_t page_tokens = kTileSlots;
   // The device's (kernels::Device::page_granule_bytes); 0: slot after slot.
   int64_t granule_bytes = 0;
-};
-inline constexpr int64_t kMaxPageTokens = 4096;
-inline constexpr int64_t kMaxGranuleBytes = kRegionAlignmentBytes;
 
+  // Of ranges, of which a slot has few: a scale and a minimum.
+  int64_t param_granule_bytes() const {
+    return std::min(granule_bytes, kMostParamGranuleBytes);
+  }
+};
 // Limits that keep every product of the calculator inside int64.
 inline constexpr int64_t kMaxPageIdBytes = int64_t{1} << 32;
 inline constexpr int64_t kMaxPagesPerGroup = (int64_t{1} << 31) - 1;
@@ -215,6 +222,7 @@ class PageLayout {
   int64_t page_tokens() const { return format_.page_tokens; }
   int64_t tile_slots() const { return std::min(page_tokens(), kTileSlots); }
   int64_t granule_bytes() const { return format_.granule_bytes; }
+  int64_t param_granule_bytes() const { return format_.param_granule_bytes(); }
   plan::TpShard shard() const { return shard_; }
   plan::HeadRange kv_heads() const { return kv_heads_; }
   const std::vector<LayerLayout>& layers() const { return layers_; }

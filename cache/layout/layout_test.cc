@@ -91,7 +91,8 @@ TEST(PageLayoutTest, ATileOfALayerIsOneRunOfBytes) {
 }
 
 // 20 codes of 4 bits and 20 of 2 are 15 bytes a slot, in one stream that
-// granules of 16 cut, and only its end is padded; so are the ranges of 8 bytes.
+// granules of 16 cut, and only its end is padded. Ranges, of 8 bytes, have
+// granules of 4.
 TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = PlanWithKey(
@@ -107,10 +108,25 @@ TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
   EXPECT_EQ(key(plain).codes, (Region{0, 15, 15, 64}));
   EXPECT_EQ(key(plain).params, (Region{1024, 8, 8, 64}));
   EXPECT_EQ(key(granules).codes, (Region{0, 15, 16, 64}));
-  EXPECT_EQ(key(granules).params, (Region{1024, 8, 16, 64}));
+  EXPECT_EQ(key(granules).params, (Region{1024, 8, 8, 64}));
+  EXPECT_EQ(granules.param_granule_bytes(), 4);
   EXPECT_EQ(granules.layer(0).payload_bytes, plain.layer(0).payload_bytes);
-  EXPECT_EQ(granules.layer(0).page_bytes - plain.layer(0).page_bytes,
-            64 * (16 - 8));
+}
+
+// Codes of 4 bits with ranges of 16: 16 and 4 bytes of a slot.
+TEST(PageLayoutTest, ARangeOfASlotTakesNoGranuleOfTheDevice) {
+  const plan::AttentionShape shape = Shape(1, 1, 32);
+  const KvPlan plan = PlanWithKey(
+      shape, R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"runs":[)"
+             R"({"channels":32,"bits":4}]},"per_token":{},)"
+             R"("param_dtype":"F16"}})");
+  const GroupLayout key =
+      LayOut(plan, shape, {.page_tokens = 64, .granule_bytes = 16})
+          .layer(0)
+          .key.parts[0]
+          .groups[0];
+  EXPECT_EQ(key.codes, (Region{0, 16, 16, 64}));
+  EXPECT_EQ(key.params, (Region{1024, 4, 4, 64}));
 }
 
 TEST(PageLayoutTest, FormatsOutOfRangeAreRefused) {

@@ -421,7 +421,7 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
     PreparedAttention::Parts& parts = *prepared.parts_;
     KVASIR_ASSIGN_OR_RETURN(
         parts.device,
-        MakeAttentionDevice(args, &parts.tables.emplace(&device)));
+        MakeAttentionDevice(args, device, &parts.tables.emplace(&device)));
   }
   return prepared;
 }
@@ -454,6 +454,7 @@ absl::StatusOr<AttentionStep> DivideStep(
         {"num_rows", sequence.num_rows},
         {"first_slot", sequence.first_slot},
         {"first_live_index", sequence.first_live_index},
+        {"evicted", sequence.evicted},
         {"first_counted_row", sequence.first_counted_row}};
     for (const auto& [name, count] : counts) {
       if (count >= 0) continue;
@@ -461,6 +462,15 @@ absl::StatusOr<AttentionStep> DivideStep(
           absl::StrCat(kKernels.op, ": sequence ", i, ": ", name,
                        ": want at least 0, have ", count));
     }
+    constexpr int64_t kMost = kAttentionMostSlots;
+    if (sequence.evicted <= kMost - sequence.first_slot &&
+        sequence.num_rows <= kMost - sequence.first_slot - sequence.evicted) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": sequence ", i, ": ", sequence.first_slot, " slots, ",
+        sequence.num_rows, " new ones and ", sequence.evicted,
+        " evicted ones: want ", kMost, " at most"));
   }
   const AttentionGrid& grid = prepared.grid();
   const auto count = static_cast<int64_t>(sequences.size());

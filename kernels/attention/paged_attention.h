@@ -34,7 +34,8 @@ struct AttentionSequence {
   // and rings of exact windows.
   DevicePtr<const int32_t> side_pages;
   // Slots that were evicted: with as many more, the slots behind the sinks
-  // would have the places of their exact rows.
+  // would have the places of their exact rows. All slots and these are at most
+  // kAttentionMostSlots.
   int64_t evicted = 0;
   // Rows before it add no attention mass; num_rows: none does.
   int64_t first_counted_row = 0;
@@ -85,7 +86,10 @@ struct ExactSlots {
   // `evicted`: AttentionSequence's. What is evicted lies between sinks and
   // window.
   KVASIR_HOST_DEVICE int64_t RowOf(int64_t slot, int64_t evicted) const {
-    return slot < sinks ? slot : sinks + (slot + evicted - sinks) % ring_rows;
+    if (slot < sinks) return slot;
+    // (A GPU divides 64 bits by a call.)
+    return sinks + static_cast<uint32_t>(slot + evicted - sinks) %
+                       static_cast<uint32_t>(ring_rows);
   }
   struct Place {
     int64_t offset_bytes;  // of the row
@@ -97,7 +101,8 @@ struct ExactSlots {
     while (s + 1 < num_segments && segments[s + 1].first_row <= row) ++s;
     const ExactSegment& segment = segments[s];
     const int64_t in_segment = row - segment.first_row;
-    const int64_t index = in_segment / segment.rows_per_page;
+    const int64_t index = static_cast<uint32_t>(in_segment) /
+                          static_cast<uint32_t>(segment.rows_per_page);
     const int64_t page =
         segment.arena_bytes +
         side_pages[segment.first_page + index] * segment.page_bytes;
@@ -303,6 +308,9 @@ using PagedAttentionArgs = PagedAttentionParamsIn<LaunchPtr>;
 // context. Constants of the arithmetic: changing one changes bits.
 inline constexpr int64_t kAttentionBlockSlots = 64;
 inline constexpr int64_t kAttentionSplitSlots = 512;
+// Of a sequence, with those that were evicted: what kernels divide by in 32
+// bits.
+inline constexpr int64_t kAttentionMostSlots = 0x7fffffff;
 // Widest latent: all KV heads of a layer in one group, at most.
 inline constexpr int64_t kAttentionMaxWidth = 8192;
 // Largest head that keys are rebuilt for.

@@ -3,10 +3,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/status_matchers.h"
 #include "kernels/testing/latent_cache_for_test.h"
 
 namespace kvasir::kernels {
 namespace {
+
+using ::testing::HasSubstr;
 
 struct Shape {
   int64_t num_heads = 4;
@@ -120,6 +123,28 @@ TEST(PagedAttentionPagesTest, PagesBehindTheWindowAreNotRead) {
   // Slots up to 155 are invisible; table entries of their pages go.
   for (size_t page = 0; page < 9; ++page) cache.table(0)[page] = 1 << 30;
   EXPECT_TRUE(SameBits(expected, cache.Attend(test, {{0, 195, 5, 9}})));
+}
+
+TEST(PagedAttentionPagesTest, MoreSlotsThanKernelsDivideByAreRefused) {
+  TestStream test(1);
+  LatentCache cache(SpecOf({}), {1}, 1);
+  PagedAttentionArgs args = cache.Params();
+  AttentionSequence sequence;
+  sequence.first_slot = 1000;
+  sequence.num_rows = 1;
+  sequence.evicted = kAttentionMostSlots - 1000;
+  args.sequences = &sequence;
+  args.num_sequences = 1;
+  EXPECT_THAT(
+      AttendOnDevice(test, args, test.workspace()),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("paged_attention: sequence 0: 1000 slots, 1 new "
+                               "ones and 2147482647 evicted ones: want "
+                               "2147483647 at most")));
+  sequence.evicted = -1;
+  EXPECT_THAT(AttendOnDevice(test, args, test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("evicted: want at least 0, have -1")));
 }
 
 }  // namespace

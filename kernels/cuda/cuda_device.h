@@ -72,6 +72,9 @@ class CudaDevice final : public Device {
   absl::StatusOr<DeviceMemory> memory() const override;
   bool has_own_memory() const override { return true; }
   int64_t staging_bytes() const override;
+  int64_t cta_shared_bytes() const override {
+    return properties().shared_bytes;
+  }
   // Any memory of the host, which EndWrite copies and frees.
   absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
                                    size_t bytes) override;

@@ -83,6 +83,7 @@ TEST_F(CudaDeviceTest, IsAGpuToOps) {
   EXPECT_EQ(device_->kind(), DeviceKind::kCuda);
   EXPECT_EQ(device_->weight_layout(), WeightLayout::kRows);
   EXPECT_EQ(device_->page_granule_bytes(), 16);
+  EXPECT_EQ(device_->cta_shared_bytes(), 227 << 10);
   EXPECT_EQ(device_->activations(), DType::kBf16);
   EXPECT_EQ(launches().launcher().multiprocessors(), 7);
   EXPECT_EQ(device_->properties().name, "Fake GPU");

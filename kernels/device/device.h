@@ -58,6 +58,8 @@ class Device {
   virtual WeightLayout weight_layout() const = 0;
   // Bytes of a slot that lie side by side in a tile (TileRegion). 0: all.
   virtual int64_t page_granule_bytes() const = 0;
+  // Shared memory that a CTA of a GPU's kernel may have at most. 0: no GPU.
+  virtual int64_t cta_shared_bytes() const { return 0; }
 
   // Of the host, where the device has no memory of its own.
   virtual absl::StatusOr<DeviceMemory> memory() const;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -359,16 +360,26 @@ INSTANTIATE_TEST_SUITE_P(Specs, TensorCoreAttentionTest,
                            return std::string(spec.param.name);
                          });
 
+// Of the activations' type: the plain kernel's, and tensor cores'.
+constexpr DType kBothKernels[] = {DType::kF32, DType::kBf16};
+void ExpectRightByEither(const Outcome& outcome, DType dtype) {
+  EXPECT_EQ(outcome.tensor_cores, dtype != DType::kF32);
+  ExpectRight(outcome, dtype);
+}
 const LatentSpec kDense = OfHeads(8, 2, Numbers({40}), Numbers({72}));
 const LatentSpec kFour = OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}));
 
 TEST(AttentionCudaTest, ServesOneToSixteenHeadsOfAGroupAndMore) {
-  for (const int64_t heads : {1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 40}) {
-    LatentCache cache(OfHeads(2 * heads, 2, Numbers({40}), Numbers({24})), {20},
-                      3);
-    cache.Write(0, 0, 20);
-    EmulatedTest test(static_cast<uint64_t>(heads));
-    EXPECT_LE(Attend(test, {cache, {{0, 11, 9}}}).error, 1e-5) << heads;
+  for (const DType dtype : kBothKernels) {
+    for (const int64_t heads : {1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 40}) {
+      LatentCache cache(OfHeads(2 * heads, 2, Numbers({40}), Numbers({24})),
+                        {20}, 3);
+      cache.Write(0, 0, 20);
+      cache.RoundQueries(dtype);
+      EmulatedTest test(static_cast<uint64_t>(heads));
+      SCOPED_TRACE(heads);
+      ExpectRightByEither(Attend(test, {cache, {{0, 11, 9}}, dtype}), dtype);
+    }
   }
 }
 
@@ -378,7 +389,7 @@ TEST(AttentionCudaTest, ARowsBitsAreItsOwn) {
   LatentSpec sliding = kDense;
   sliding.window = 70;
   for (const LatentSpec& spec : {kDense, kFour, sliding}) {
-    for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const DType dtype : kBothKernels) {
       constexpr int64_t kFirst = 506;
       constexpr int64_t kTokens = 522;
       LatentCache cache(spec, {kTokens, 40}, 2);
@@ -700,8 +711,46 @@ TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
   }
 }
 
+// And the first of those that are equally long.
+TEST(AttentionCudaTest, OfEqualContextsAsManyAreSplitAsFit) {
+  constexpr int64_t kEqual = 17;
+  LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
+  std::vector<int64_t> lengths(kEqual, 513);
+  lengths.push_back(2100);
+  LatentCache cache(spec, lengths, 4);
+  std::vector<LatentAsk> asks;
+  for (int64_t s = 0; s <= kEqual; ++s) {
+    const int64_t length = lengths[static_cast<size_t>(s)];
+    cache.Write(s, 0, length);
+    asks.push_back({s, length - 1, 1});
+  }
+  std::vector<float> first;
+  // Two splits each, five of the longest.
+  for (const int64_t room : {4, 5, 20, 38, 39}) {
+    EmulatedTest test(static_cast<uint64_t>(room));
+    const Outcome outcome =
+        Attend(test, {cache, asks, DType::kF32, room, first.empty()});
+    if (first.empty()) {
+      ExpectRight(outcome);
+      first = outcome.got;
+    }
+    int64_t split = 0;
+    for (size_t s = 0; s < static_cast<size_t>(kEqual); ++s) {
+      const bool is = outcome.items[s].first_partial >= 0;
+      EXPECT_EQ(is, room >= 5 && 2 * (split + 1) <= room - 5);
+      split += is ? 1 : 0;
+    }
+    EXPECT_EQ(outcome.items[kEqual].first_partial >= 0, room >= 5);
+    EXPECT_TRUE(SameBits(first, outcome.got)) << room;
+  }
+}
+
 TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
-  for (const LatentSpec& from : {kDense, kFour}) {
+  for (const auto& [from, dtype] :
+       std::vector<std::pair<LatentSpec, DType>>{{kDense, DType::kF32},
+                                                 {kDense, DType::kBf16},
+                                                 {kFour, DType::kF32},
+                                                 {kFour, DType::kBf16}}) {
     std::vector<float> first;
     for (const auto& [page_tokens, tile_slots, granule] :
          std::vector<std::array<int64_t, 3>>{{64, 64, 16},
@@ -714,9 +763,10 @@ TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
       spec.page_tokens = page_tokens;
       LatentCache cache(spec, {150}, 3);
       cache.Write(0, 0, 150);
+      cache.RoundQueries(dtype);
       EmulatedTest test(1);
-      const Outcome outcome = Attend(test, {cache, {{0, 141, 9}}});
-      ExpectRight(outcome);
+      const Outcome outcome = Attend(test, {cache, {{0, 141, 9}}, dtype});
+      ExpectRightByEither(outcome, dtype);
       if (first.empty()) first = outcome.got;
       EXPECT_TRUE(SameBits(first, outcome.got))
           << page_tokens << " " << tile_slots << " " << granule;
@@ -728,44 +778,244 @@ TEST(AttentionCudaTest, PagesThatWereGivenUpAreNotRead) {
   LatentSpec spec = kDense;
   spec.page_tokens = 16;
   spec.window = 20;
-  LatentCache cache(InTiles(spec, 16), {600}, 5);
-  cache.Write(0, 0, 600);
   LatentAsk ask = {0, 595, 5};
   ask.dead_pages = 36;  // 576 slots: the first row would see 576 to 595
-  std::fill_n(cache.table(0).begin(), 36, 1 << 30);
-  EmulatedTest test(1);
-  ExpectRight(Attend(test, {cache, {ask}}));
+  for (const DType dtype : kBothKernels) {
+    LatentCache cache(InTiles(spec, 16), {600}, 5);
+    cache.Write(0, 0, 600);
+    cache.RoundQueries(dtype);
+    std::fill_n(cache.table(0).begin(), 36, 1 << 30);
+    EmulatedTest test(1);
+    ExpectRightByEither(Attend(test, {cache, {ask}, dtype}), dtype);
+  }
 }
 
 TEST(AttentionCudaTest, RowsThatSeeNothingAreZero) {
   LatentSpec spec = kDense;
   spec.page_tokens = 16;
-  LatentCache cache(InTiles(spec, 16), {1040, 7}, 5);
-  cache.Write(0, 0, 1040);
-  cache.Write(1, 0, 7);
   // All pages are given up before the last row; two splits, of which the first
   // is seen by none.
   LatentAsk ask = {0, 1030, 10};
   ask.dead_pages = 65;
-  EmulatedTest test(1);
-  const Outcome outcome = Attend(test, {cache, {ask, {1, 0, 0}, {1, 6, 1}}});
-  ExpectRight(outcome);
-  EmulatedTest none(1);
-  EXPECT_EQ(Attend(none, {cache, {}}).got.size(), 0u);
+  for (const DType dtype : kBothKernels) {
+    LatentCache cache(InTiles(spec, 16), {1040, 7}, 5);
+    cache.Write(0, 0, 1040);
+    cache.Write(1, 0, 7);
+    cache.RoundQueries(dtype);
+    EmulatedTest test(1);
+    ExpectRightByEither(
+        Attend(test, {cache, {ask, {1, 0, 0}, {1, 6, 1}}, dtype}), dtype);
+    EmulatedTest none(1);
+    EXPECT_EQ(Attend(none, {cache, {}, dtype}).got.size(), 0u);
+  }
 }
 
 TEST(AttentionCudaTest, IsTheSameBitsOnEverySeed) {
-  LatentCache cache(kFour, {600, 70}, 6);
-  cache.Write(0, 0, 600);
-  cache.Write(1, 0, 70);
-  std::vector<float> first;
-  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    EmulatedTest test(seed);
-    const Outcome outcome = Attend(test, {cache, {{0, 599, 1}, {1, 50, 20}}});
-    ExpectRight(outcome);
-    if (first.empty()) first = outcome.got;
-    EXPECT_TRUE(SameBits(first, outcome.got)) << seed;
+  for (const DType dtype : kBothKernels) {
+    LatentCache cache(kFour, {600, 70}, 6);
+    cache.Write(0, 0, 600);
+    cache.Write(1, 0, 70);
+    cache.RoundQueries(dtype);
+    std::vector<float> first;
+    for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+      EmulatedTest test(seed);
+      const Outcome outcome =
+          Attend(test, {cache, {{0, 599, 1}, {1, 50, 20}}, dtype});
+      ExpectRightByEither(outcome, dtype);
+      if (first.empty()) first = outcome.got;
+      EXPECT_TRUE(SameBits(first, outcome.got)) << seed;
+    }
   }
+}
+
+// Writes over what part `p` has first of a slot of sequence 0.
+template <typename T>
+void Spoil(LatentCache& cache, size_t p, int64_t slot, bool params, T with) {
+  const LatentPartArgs& part = cache.parts()[p].part;
+  const int64_t page_tokens = cache.Params().page_tokens;
+  char* const at =
+      SlotAddress(part, params ? part.groups[0].params : part.groups[0].codes,
+                  cache.table(0)[static_cast<size_t>(slot / page_tokens)],
+                  slot % page_tokens);
+  std::memcpy(at, &with, sizeof(with));
+}
+void SpoilNumber(LatentCache& cache, size_t p, int64_t slot, float with) {
+  VisitDType(cache.parts()[p].part.dtype, [&](auto type) {
+    Spoil(cache, p, slot, /*params=*/false, FromFloat<decltype(type)>(with));
+  });
+}
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Rows of five tokens, the third of which has the spoilt slot.
+struct Spoilt {
+  std::vector<float> before[2];  // rows that do not see it: as it was, spoilt
+  std::vector<float> after[2];
+};
+template <typename SpoilSlot>
+Spoilt AttendSpoilt(LatentCache& cache, DType dtype,
+                    const SpoilSlot& spoil_slot) {
+  constexpr int64_t kFirst = 510;
+  cache.Write(0, 0, kFirst + 5);
+  cache.RoundQueries(dtype);
+  Spoilt rows;
+  for (const int i : {0, 1}) {
+    if (i == 1) spoil_slot(kFirst + 2);
+    EmulatedTest test(3);
+    const std::vector<float> got =
+        Attend(test, {cache, {{0, kFirst, 5}}, dtype, 64, /*judged=*/false})
+            .got;
+    const auto border = got.begin() + static_cast<int64_t>(got.size()) / 5 * 2;
+    rows.before[i].assign(got.begin(), border);
+    rows.after[i].assign(border, got.end());
+  }
+  return rows;
+}
+
+TEST(AttentionCudaTest, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
+  for (const int64_t window : {0, 2}) {
+    for (const DType dtype : kDTypes) {
+      LatentSpec spec = OfHeads(8, 2, Numbers({40}), Numbers({72}));
+      spec.keys[0].dtype = spec.values[0].dtype = dtype;
+      spec.window = window;
+      LatentCache cache(spec, {515}, 8);
+      const Spoilt rows = AttendSpoilt(cache, dtype, [&](int64_t slot) {
+        SpoilNumber(cache, 1, slot, kInfinity);
+      });
+      EXPECT_TRUE(SameBits(rows.before[0], rows.before[1]));
+      // Four heads of the first group see one such number each, in two tokens
+      // or in three.
+      int64_t others = 0;
+      for (size_t i = 0; i < rows.after[0].size(); ++i) {
+        others += SameBits({rows.after[0][i]}, {rows.after[1][i]}) ? 0 : 1;
+      }
+      EXPECT_EQ(others, 4 * (window > 0 ? 2 : 3));
+    }
+  }
+}
+
+TEST(AttentionCudaTest, NoScaleMakesValuesOfCodesInfinite) {
+  std::vector<PartSpec> parts = {Codes({64}, {4}), Codes({64}, {8}),
+                                 Levels(Codes({64}, {4}))};
+  for (const PartSpec& part : parts) {
+    for (const DType dtype : kDTypes) {
+      LatentSpec spec = OfHeads(8, 2, Numbers({40}), part);
+      spec.keys[0].dtype = dtype;
+      LatentCache cache(spec, {515}, 8);
+      for (const uint32_t minimum : {0x7bffu, 0xfbffu}) {
+        const Spoilt rows = AttendSpoilt(cache, dtype, [&](int64_t slot) {
+          // Scale and minimum: the greatest float16 and one of both.
+          Spoil(cache, 1, slot, /*params=*/true, minimum << 16 | 0x7bffu);
+        });
+        EXPECT_TRUE(SameBits(rows.before[0], rows.before[1]));
+        EXPECT_FALSE(SameBits(rows.after[0], rows.after[1]));
+        for (size_t i = 0; i < rows.after[0].size(); ++i) {
+          // (What belongs to no head stays NaN.)
+          EXPECT_EQ(std::isfinite(rows.after[1][i]),
+                    std::isfinite(rows.after[0][i]));
+        }
+      }
+    }
+  }
+}
+
+// Where a code's value is near what float16 ends with, it is what is stored.
+TEST(AttentionCudaTest, ValuesUpToTheGreatestFloat16AreWhatTheyStandFor) {
+  for (const int bits : {4, 8}) {
+    LatentSpec spec = OfHeads(4, 2, Numbers({40}), Codes({64}, {bits}));
+    spec.keys[0].dtype = DType::kF16;
+    LatentCache cache(spec, {1}, 8);
+    cache.Write(0, 0, 1);
+    cache.RoundQueries(DType::kF16);
+    // To 15 * 4364 + 0 = 65460 or 255 * 256.5 = 65407.5, one slot alone.
+    Spoil(cache, 1, 0, /*params=*/true,
+          uint32_t{ToF16(bits == 4 ? 4364.0f : 256.5f).bits});
+    Spoil(cache, 1, 0, /*params=*/false, uint32_t{0xffffffff});
+    EmulatedTest test(1);
+    const Outcome outcome = Attend(test, {cache, {{0, 0, 1}}, DType::kF16});
+    EXPECT_TRUE(outcome.tensor_cores);
+    ExpectRight(outcome, DType::kF16);
+  }
+}
+
+TEST(AttentionCudaTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
+  for (const DType dtype : kDTypes) {
+    LatentSpec spec = OfHeads(16, 1, Numbers({40}), Numbers({24}));
+    spec.keys[0].dtype = spec.values[0].dtype = dtype;
+    const auto attend = [&](int64_t length, float key, float value) {
+      LatentCache cache(spec, {length}, 9);
+      cache.Write(0, 0, length);
+      cache.RoundQueries(dtype);
+      SpoilNumber(cache, 0, 0, key);
+      SpoilNumber(cache, 1, 0, value);
+      EmulatedTest test(1);
+      return Attend(test, {cache, {{0, length - 1, 1}}, dtype, 64, false}).got;
+    };
+    // Of the heads' numbers; what belongs to none stays NaN.
+    const auto nans = [](const std::vector<float>& row) {
+      return std::count_if(row.begin(), row.end(),
+                           [](float x) { return std::isnan(x); }) -
+             (static_cast<int64_t>(row.size()) - 16 * 24);
+    };
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_EQ(nans(attend(600, nan, 1.0f)), 16 * 24);
+    // +inf or -inf, as the head's query has it; what weighs nothing may be any
+    // number.
+    const std::vector<float> rows = attend(600, kInfinity, 1.0f);
+    EXPECT_GT(nans(rows), 0);
+    EXPECT_LT(nans(rows), 16 * 24);
+    EXPECT_EQ(nans(rows) % 24, 0);
+    EXPECT_TRUE(SameBits(rows, attend(600, kInfinity, 7.0f)));
+    // All that there are.
+    EXPECT_EQ(nans(attend(1, kInfinity, 1.0f)), 16 * 24);
+  }
+}
+
+// More splits than a warp has lanes, and the parts of a head.
+TEST(AttentionCudaTest, AnyNumberOfSplitsIsMergedAsOneCtaDoes) {
+  constexpr int64_t kTokens = 33 * kAttentionSplitSlots + 3;
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    LatentSpec spec = OfHeads(2, 1, Numbers({8}), Numbers({24}));
+    spec.values.push_back(Numbers({16}));
+    spec = InTiles(spec, 0);
+    for (auto* side : {&spec.keys, &spec.values}) {
+      for (PartSpec& part : *side) part.dtype = dtype;
+    }
+    LatentCache cache(spec, {kTokens, 600}, 6);
+    cache.Write(0, 0, kTokens);
+    cache.Write(1, 0, 600);
+    cache.RoundQueries(dtype);
+    const std::vector<LatentAsk> asks = {{1, 599, 1}, {0, kTokens - 2, 2}};
+    std::vector<float> first;
+    for (const int64_t most_partials : {0, 70}) {
+      EmulatedTest test(static_cast<uint64_t>(2 + most_partials));
+      const Outcome outcome = Attend(test, {cache, asks, dtype, most_partials});
+      ExpectRight(outcome, dtype);
+      EXPECT_EQ(outcome.tensor_cores, dtype == DType::kBf16);
+      EXPECT_EQ(outcome.items[1].first_partial >= 0, most_partials > 0);
+      if (first.empty()) first = outcome.got;
+      EXPECT_TRUE(SameBits(first, outcome.got));
+    }
+  }
+}
+
+TEST(AttentionCudaTest, AMergeReadsMaximaOnceForAllLanes) {
+  constexpr int64_t kSplits = 5;
+  LatentCache cache(OfHeads(1, 1, Numbers({8}), Numbers({64})),
+                    {kSplits * kAttentionSplitSlots}, 6);
+  cache.Write(0, 0, kSplits * kAttentionSplitSlots);
+  cache.RoundQueries(DType::kF32);
+  EmulatedTest test(1, 4, /*count_accesses=*/true);
+  ExpectRight(
+      Attend(test, {cache, {{0, kSplits * kAttentionSplitSlots - 1, 1}}}));
+  int64_t requests = 0;
+  for (const AccessCount& count : test.emulator().Accesses("attention_merge")) {
+    if (count.kind.find("global") != std::string::npos) {
+      requests += count.requests;
+    }
+  }
+  // Two times 32 channels: the sums of each split; the maxima, the sums of
+  // weights, the results.
+  EXPECT_EQ(requests, 2 * (kSplits + 3));
 }
 
 // Two splits, by one CTA.
@@ -793,38 +1043,107 @@ void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
 TEST(AttentionCudaTest, EachSiteIsMissed) {
   ExpectEachSiteIsMissed("attention", DType::kBf16, 6);
 }
+TEST(AttentionCudaTest, EachSiteOfTheMergeIsMissed) {
+  // Of which a warp merges several: 48 rows of heads, 5 times 32 channels.
+  constexpr int64_t kTokens = kAttentionSplitSlots + 3;
+  LatentCache cache(OfHeads(16, 1, Numbers({8}), Numbers({136})), {kTokens}, 6);
+  cache.Write(0, 0, kTokens);
+  cache.RoundQueries(DType::kBf16);
+  const auto mutants =
+      LeaveOutEach("attention_merge", 4, [&](EmulatedTest& test) {
+        return IsRight(
+            Attend(test, {cache, {{0, kTokens - 3, 3}}, DType::kBf16}),
+            DType::kBf16);
+      });
+  EXPECT_EQ(mutants.size(), 2u);
+  for (const Mutant& mutant : mutants) {
+    EXPECT_EQ(mutant.site.kind, "SyncWarp");
+    // Shuffles keep the lanes of a warp together where it is left out.
+    EXPECT_TRUE(!kThreadSanitizer || mutant.verdict != Verdict::kRight)
+        << mutant.site.line;
+  }
+}
 TEST(AttentionCudaTest, EachSiteOfThePlainKernelIsMissed) {
   ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
 }
 
-// Of a 4-bit cache in granules: what is copied are whole sectors, and shared
-// memory has no bank conflicts.
+// Of a cache in granules: what is loaded are whole sectors, ranges of slots
+// too; shared memory has no bank conflicts.
 TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
-  for (const auto& [spec, latent_bytes] :
-       std::vector<std::pair<LatentSpec, int64_t>>{
-           {OfHeads(8, 1, Codes({128}, {4}), Codes({128}, {4})), 2 * 64},
-           {OfHeads(8, 1, Numbers({128}), Numbers({128})), 2 * 256}}) {
+  struct Case {
+    LatentSpec spec;
+    int64_t latent_bytes;  // of a slot, of both sides
+    bool codes;
+    bool levels;
+  };
+  const auto both = [](const PartSpec& part) {
+    return OfHeads(8, 1, part, part);
+  };
+  for (const auto& [spec, latent_bytes, codes, levels] : std::vector<Case>{
+           {both(Codes({128}, {4})), 2 * (64 + 4), true, false},
+           // Values in two chunks, which read the range twice.
+           {both(Codes({128}, {8})), 2 * (128 + 4) + 4, true, false},
+           {both(Levels(Codes({128}, {4}))), 2 * (64 + 4), true, true},
+           {both(Numbers({128})), 2 * 256, false, false}}) {
     LatentCache cache(spec, {512}, 6);
     cache.Write(0, 0, 512);
     cache.RoundQueries(DType::kBf16);
     EmulatedTest test(1, 4, /*count_accesses=*/true);
     Attend(test, {cache, {{0, 511, 1}}, DType::kBf16});
-    int64_t copied = 0;
+    int64_t loaded = 0;
     for (const AccessCount& count : test.emulator().Accesses("attention")) {
-      // Others are of one row: sums of channels that lie apart.
-      const bool often = count.requests >= 64;
-      if (often && count.kind.find("shared") != std::string::npos) {
+      // Levels are looked up by what the codes are. What is done once for an
+      // item has some conflicts.
+      const bool shared = count.kind.find("shared") != std::string::npos;
+      if (count.requests >= 64 && shared && !levels) {
         EXPECT_EQ(count.passes, count.least_passes)
             << count.kind << " at " << count.line;
       }
-      if (often && count.kind.find("global") != std::string::npos) {
-        EXPECT_EQ(count.sectors, count.least_sectors)
-            << count.kind << " at " << count.line;
-        copied += count.bytes;
+      // Stored are sums of channels that lie apart.
+      if (count.kind == "global load") {
+        EXPECT_LE(count.sectors, count.least_sectors) << " at " << count.line;
+        loaded += count.bytes;
       }
     }
-    EXPECT_EQ(copied, 512 * latent_bytes);
+    // Beside them the block table, by each slot, and 8 rows of queries, which
+    // runs of codes are summed up of.
+    EXPECT_EQ(loaded, 512 * (latent_bytes + 4) + (codes ? 2 : 1) * 8 * 128 * 2);
   }
+}
+
+// Tensor cores where a CTA has the shared memory that they take, the plain
+// kernel where it has less, and a refusal with both numbers below that.
+TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
+  const auto attend = [](const LatentSpec& spec, int64_t shared_bytes) {
+    LatentCache cache(spec, {20}, 3);
+    cache.Write(0, 0, 20);
+    cache.RoundQueries(DType::kBf16);
+    EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
+    const Outcome outcome = Attend(test, {cache, {{0, 19, 1}}, DType::kBf16});
+    ExpectRight(outcome, DType::kBf16);
+    return outcome.tensor_cores;
+  };
+  // 71168 + 16 * (256 + 2 * 96 + 4 * 64), and 54016 + 64 * 64.
+  EXPECT_TRUE(attend(kFour, 82432));
+  EXPECT_FALSE(attend(kFour, 82431));
+  EXPECT_FALSE(attend(kFour, 58112));
+  const auto prepare = [](const LatentSpec& spec, int64_t shared_bytes) {
+    LatentCache cache(spec, {1}, 1);
+    EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
+    DeviceLaunch launch(test, cache, cache.Params(), {}, DType::kBf16);
+    return Prepare(test.device(), launch.shape()).status();
+  };
+  EXPECT_THAT(
+      prepare(kFour, 58111),
+      base::StatusIs(
+          absl::StatusCode::kUnimplemented,
+          HasSubstr("paged_attention: a GPU's kernels do not serve values of "
+                    "64 numbers a head: want 58112 bytes of shared memory, a "
+                    "CTA of device emulated has at most 58111")));
+  // The largest that are served, on sm_80 and on sm_90.
+  const LatentSpec largest = OfHeads(2, 1, Numbers({1024}), Numbers({1024}));
+  EXPECT_FALSE(attend(largest, 163 << 10));
+  EXPECT_TRUE(attend(largest, 227 << 10));
 }
 
 TEST(AttentionCudaTest, WhatTheKernelsDoNotServeIsRefusedByName) {

@@ -206,6 +206,10 @@ EmulatedDevice::~EmulatedDevice() = default;
 
 Emulator& EmulatedDevice::emulator() { return state_->emulator; }
 
+int64_t EmulatedDevice::cta_shared_bytes() const {
+  return state_->emulator.options().shared_bytes;
+}
+
 std::unique_ptr<Stream> EmulatedDevice::MakeStream() {
   return std::make_unique<EmulatedStream>(state_, ops_);
 }

@@ -45,6 +45,7 @@ class EmulatedDevice final : public Device {
   int num_threads() const override { return 1; }
   WeightLayout weight_layout() const override { return WeightLayout::kRows; }
   int64_t page_granule_bytes() const override { return 16; }
+  int64_t cta_shared_bytes() const override;
   absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
                                    size_t bytes) override;
   absl::Status EndWrite(DevicePtr<void> memory, void* host,

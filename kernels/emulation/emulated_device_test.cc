@@ -25,6 +25,7 @@ TEST(EmulatedDeviceTest, IsAGpuToOps) {
   EXPECT_EQ(test.device().kind(), DeviceKind::kCuda);
   EXPECT_EQ(test.device().weight_layout(), WeightLayout::kRows);
   EXPECT_EQ(test.device().page_granule_bytes(), 16);
+  EXPECT_EQ(test.device().cta_shared_bytes(), 163 << 10);
   EXPECT_EQ(test.launcher().multiprocessors(), 4);
   constexpr OpKernels<SiluMulParams> kUnknown = {"unknown", &SiluMulReference,
                                                  &SiluMulSimd};

@@ -305,6 +305,9 @@ void ExpectPairs(int at) {
       EXPECT_TRUE(IsNearest(Part<T>(got[1], half), a, 1.0, b));
       EXPECT_TRUE(IsNearest(Part<T>(got[2], half), a, 1.0, -b));
       EXPECT_TRUE(IsNearest(Part<T>(got[3], half), a, b, 0.0));
+      if (DTypeOf<T>::kValue != DType::kF16) continue;
+      const uint32_t least = out[i * emulated::kNumberWords + 14];
+      EXPECT_EQ(ToFloat(Part<T>(least, half)), std::min(a, b));
     }
   }
 }
@@ -312,6 +315,21 @@ void ExpectPairs(int at) {
 TEST(PrimitivesTest, ArithmeticOnPairsRoundsOnce) {
   ExpectPairs<Bf16>(0);
   ExpectPairs<F16>(4);
+}
+
+TEST(PrimitivesTest, TheLesserOfAPairIsANumberIfOneIs) {
+  // 1 and NaN, both ways; infinities; zeros.
+  const Words triples = {0x7e003c00u, 0x3c007e00u, 0u,
+                         0xfc007c00u, 0x7bff7bffu, 0u,
+                         0x80000000u, 0x00008000u, 0u};
+  EmulatedTest test;
+  Kernel run(test, triples, size_t{3} * emulated::kNumberWords);
+  run.args.count = 3;
+  LaunchNumbers(run.args, test.launcher());
+  const Words out = run.Out();
+  EXPECT_EQ(out[14], 0x3c003c00u);
+  EXPECT_EQ(out[14 + emulated::kNumberWords], 0xfc007bffu);
+  EXPECT_EQ(out[14 + 2 * emulated::kNumberWords], 0x80008000u);
 }
 
 TEST(PrimitivesTest, NumbersAndBytesAreTheirDefinitions) {

@@ -110,7 +110,7 @@ absl::Status CheckGroup(const char* op, const LatentPart& part,
   return CheckRegion(op, part,
                      {"params", group.params, ParamsBytes(part, group),
                       DTypeBytes(part.param_dtype)},
-                     device_granule);
+                     std::min(device_granule, kMostParamGranuleBytes));
 }
 
 absl::Status CheckTiles(const char* op, const LatentPart& part,

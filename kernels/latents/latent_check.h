@@ -12,8 +12,8 @@ namespace kvasir::kernels {
 // The contract of latent_view.h: runs cover their latent, static ranges have
 // both halves and codes to belong to, slots do not overlap and end inside their
 // tile, pages of `page_tokens` slots have whole tiles. A region's granule is 0
-// or the device's. Looks at the tables alone. Errors: INVALID_ARGUMENT that
-// names op, group, value and limit.
+// or the device's, of ranges at most kMostParamGranuleBytes. Looks at the
+// tables alone. Errors: INVALID_ARGUMENT that names op, group, value and limit.
 absl::Status CheckLatentPart(const char* op, const LatentPart& part,
                              int64_t page_tokens, int64_t device_granule);
 

@@ -27,6 +27,10 @@ struct CodeRun {
 // Levels that codes of a token's norm may stand for: codes of 4 bits at most.
 inline constexpr int kMaxNormLevels = 16;
 
+// Ranges lie in granules of at most as many bytes, a scale and a minimum of 16
+// bits, whatever a device's granule is: few more of each slot would be padding.
+inline constexpr int64_t kMostParamGranuleBytes = 4;
+
 // What each slot of a tile has of one kind, the codes of a group say. Byte b of
 // slot s lies at
 //   offset_bytes + s * stride_bytes + b                             where g = 0

@@ -131,11 +131,39 @@ template <typename T>
 KVASIR_DEVICE uint32_t MulPair(uint32_t a, uint32_t b) {
   return FmaPair(T{}, a, b, 0x80008000u);
 }
+// The lesser one of each half, of float16; a NaN gives way to a number.
+KVASIR_DEVICE uint32_t MinPair(uint32_t a, uint32_t b) {
+#ifdef __CUDACC__
+  uint32_t least;
+  asm("min.f16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
+  return least;
+#else
+  uint32_t least = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const auto of_a = F16{static_cast<uint16_t>(a >> shift)};
+    const auto of_b = F16{static_cast<uint16_t>(b >> shift)};
+    // (That of two zeros is the negative one.)
+    const float min = -Max(-kernels::ToFloat(of_a), -kernels::ToFloat(of_b));
+    least |= static_cast<uint32_t>(FromFloat<F16>(min).bits) << shift;
+  }
+  return least;
+#endif
+}
 // Two numbers as a pair, rounded to nearest.
 template <typename T>
 KVASIR_DEVICE uint32_t MakePair(float first, float second) {
+#ifdef __CUDACC__
+  uint32_t pair;  // the first operand goes above
+  if constexpr (DTypeOf<T>::kValue == DType::kBf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  }
+  return pair;
+#else
   return FromFloat<T>(first).bits |
          static_cast<uint32_t>(FromFloat<T>(second).bits) << 16;
+#endif
 }
 
 // Four of the eight bytes of (b, a), a's below: byte i of the result is that

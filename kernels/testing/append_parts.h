@@ -67,12 +67,14 @@ class Part {
       const float* no_scale = nullptr;
       static constexpr float kAny = 0.0f;
       view.static_scale = static_ranges ? &kAny : no_scale;
-      group.codes.granule_bytes = granule_bytes;
       const int64_t codes_bytes = CodesBytes(view, group);
       // A stride that is just the bytes where they have no alignment.
-      Place(codes_bytes, group.num_runs > 0 ? 0 : kGap, &group.codes, &offset);
+      Place(codes_bytes, group.num_runs > 0 ? 0 : kGap, granule_bytes,
+            &group.codes, &offset);
       offset = (offset + 3) / 4 * 4 + kGap;
-      Place(ParamsBytes(view, group), kGap, &group.params, &offset);
+      Place(ParamsBytes(view, group), kGap,
+            std::min(granule_bytes, kMostParamGranuleBytes), &group.params,
+            &offset);
       offset += kGap;
       groups_.push_back(group);
       column += shape.width;
@@ -126,9 +128,8 @@ class Part {
 
  private:
   // `gap`: between slots that are not in granules.
-  void Place(int64_t slot_bytes, int64_t gap, TileRegion* region,
+  void Place(int64_t slot_bytes, int64_t gap, int64_t g, TileRegion* region,
              int64_t* offset) const {
-    const int64_t g = granule_bytes;
     region->granule_bytes = g;
     region->offset_bytes = *offset;
     region->stride_bytes = g > 0 ? g : slot_bytes + gap;

@@ -51,9 +51,11 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
     AddRuns(group.width);
     group.runs = runs_.back().data();
     group.num_runs = static_cast<int64_t>(runs_.back().size());
-    group.codes.granule_bytes = spec.granule_bytes;
-    PlaceRegion(CodesBytes(part, group), &group.codes, &offset);
-    PlaceRegion(ParamsBytes(part, group), &group.params, &offset);
+    PlaceRegion(CodesBytes(part, group), spec.granule_bytes, &group.codes,
+                &offset);
+    PlaceRegion(ParamsBytes(part, group),
+                std::min(spec.granule_bytes, kMostParamGranuleBytes),
+                &group.params, &offset);
     groups_.push_back(group);
   }
   part.tile_bytes = offset;
@@ -228,15 +230,15 @@ int64_t TestPart::WidthOf(int64_t kv_head) const {
       .width;
 }
 
-void TestPart::PlaceRegion(int64_t slot_bytes, TileRegion* region,
-                           int64_t* offset) const {
-  const int64_t granule = spec.granule_bytes;
+void TestPart::PlaceRegion(int64_t slot_bytes, int64_t granule,
+                           TileRegion* region, int64_t* offset) const {
   region->granule_bytes = granule;
   region->offset_bytes = *offset;
   region->stride_bytes = granule > 0 ? granule : slot_bytes;
   const int64_t stored =
       granule > 0 ? (slot_bytes + granule - 1) / granule * granule : slot_bytes;
-  *offset += (part.tile_slots * stored + 7) / 8 * 8;
+  const int64_t aligned = std::max<int64_t>(8, spec.granule_bytes);
+  *offset += (part.tile_slots * stored + aligned - 1) / aligned * aligned;
 }
 
 void TestPart::WriteRandomCodes(const LatentGroup& group, uint32_t seed,

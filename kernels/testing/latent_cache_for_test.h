@@ -129,7 +129,7 @@ class TestPart {
   ExactRowsArgs exact;
 
  private:
-  void PlaceRegion(int64_t slot_bytes, TileRegion* region,
+  void PlaceRegion(int64_t slot_bytes, int64_t granule, TileRegion* region,
                    int64_t* offset) const;
   // What fills up the last byte of a slot may be anything.
   void WriteRandomCodes(const LatentGroup& group, uint32_t seed,

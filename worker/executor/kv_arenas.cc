@@ -83,7 +83,7 @@ kernels::TileRegion RegionView(const cache::Region& region,
 // Groups of a part; the caller says where its pages are.
 absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
                                         const plan::ResolvedPart& resolved,
-                                        int64_t granule_bytes) {
+                                        const cache::PageLayout& pages) {
   KvArenas::Part part;
   part.of_keys = layout.of_keys;
   if (resolved.range == plan::RangeKind::kNone) {
@@ -106,8 +106,8 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
     kernels::LatentGroup group;
     group.width = latent.channels;
     group.column = column;
-    group.codes = RegionView(from.codes, granule_bytes);
-    group.params = RegionView(from.params, granule_bytes);
+    group.codes = RegionView(from.codes, pages.granule_bytes());
+    group.params = RegionView(from.params, pages.param_granule_bytes());
     group.runs = runs.data();  // stays where it is when `part.runs` grows
     group.num_runs = static_cast<int64_t>(runs.size());
     column += group.width;
@@ -234,7 +234,7 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
         KVASIR_ASSIGN_OR_RETURN(
             Part view,
             PartView(part, side.parts[static_cast<size_t>(part.part_index)],
-                     layout.granule_bytes()));
+                     layout));
         view.latents.arena = arenas.arena(index);
         view.latents.page_bytes = layer.page_bytes;
         view.latents.tile_bytes = layer.tile_bytes;

@@ -1,7 +1,10 @@
 #include "kernels/attention/cuda/attention_chunks.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+
+#include "kernels/latents/code_range.h"
 
 namespace kvasir::kernels {
 namespace {
@@ -37,6 +40,26 @@ int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
   const bool gaps =
       region.granule_bytes != 0 || !Whole(slot_bytes, kPieceBytes);
   return gaps ? 0 : kPieceBytes;
+}
+
+// LatentChunkOnDevice::less_scale and most_scale.
+constexpr float kGreatestF16 = 65504.0f;
+uint32_t PairOf(F16 half) { return half.bits | uint32_t{half.bits} << 16; }
+void BoundScale(int bits, LatentChunkOnDevice* chunk) {
+  // A float16 more than its roundings below one over the greatest code, so
+  // that the bound is not above what it should be.
+  const float levels = static_cast<float>((1 << bits) - 1);
+  const auto share = RoundToSide<F16, false>((1.0f - 0x1p-10f) / levels);
+  chunk->less_scale = PairOf(F16{static_cast<uint16_t>(share.bits | 0x8000)});
+  chunk->most_scale =
+      PairOf(RoundToSide<F16, false>(kGreatestF16 * ToFloat(share)));
+}
+void BoundScale(const float* levels, LatentChunkOnDevice* chunk) {
+  float most = 0.0f;
+  for (int i = 0; i < kMaxNormLevels; ++i) {
+    most = std::max(most, std::abs(ToFloat(FromFloat<F16>(levels[i]))));
+  }
+  chunk->most_scale = PairOf(RoundToSide<F16, false>(kGreatestF16 / most));
 }
 
 // Adds the chunks of a group.
@@ -86,10 +109,11 @@ class ChunkMaker {
     }
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
-    // A slot's scale and minimum are one word; a scale alone has a piece of its
-    // own, so that a word is there.
+    // A slot's scale and minimum are one word; a scale alone has a granule of
+    // its own, so that a word is there.
     if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
-        (levels && params.granule_bytes != kPieceBytes)) {
+        !Whole(params.granule_bytes, 4) ||
+        (levels && params.granule_bytes == 0)) {
       return false;
     }
     chunk_.kind = levels      ? ChunkKind::kLevels4
@@ -106,17 +130,20 @@ class ChunkMaker {
           std::find_if(made_->levels.begin(), made_->levels.end(), same);
       chunk_.table = static_cast<int32_t>(found - made_->levels.begin());
       if (found == made_->levels.end()) made_->levels.push_back(table);
+      BoundScale(part.levels, &chunk_);
+    } else {
+      BoundScale(bits, &chunk_);
     }
     const int64_t piece_codes = 8 * kPieceBytes / bits;
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const CodeRun& run = group.runs[r];
       const int64_t byte = 4 * r;
+      const int64_t granule = params.granule_bytes;
       chunk_.params_offset = static_cast<int32_t>(
           params.offset_bytes +
-          (params.granule_bytes == 0
+          (granule == 0
                ? byte
-               : byte / kPieceBytes * kPieceBytes * part.tile_slots +
-                     byte % kPieceBytes));
+               : byte / granule * granule * part.tile_slots + byte % granule));
       chunk_.params_stride = static_cast<int32_t>(params.stride_bytes);
       chunk_.run = static_cast<int32_t>(runs_++);
       AddPieces(run.begin, run.width / piece_codes, piece_codes,

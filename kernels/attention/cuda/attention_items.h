@@ -22,6 +22,15 @@ struct AttentionKernelArgs {
   int32_t prompt_rows = 0;
 };
 
+// Of numbers below 2^32 (kAttentionMostSlots): a division of 64 bits is a call,
+// around which what lives is spilled.
+KVASIR_DEVICE uint32_t Quotient(int64_t number, int64_t by) {
+  return static_cast<uint32_t>(number) / static_cast<uint32_t>(by);
+}
+KVASIR_DEVICE uint32_t Remainder(int64_t number, int64_t by) {
+  return static_cast<uint32_t>(number) % static_cast<uint32_t>(by);
+}
+
 struct SlotRange {
   int64_t begin;
   int64_t end;
@@ -79,6 +88,17 @@ struct Item {
     return unit.first_head + row % unit.num_heads;
   }
 };
+
+// Whether there may be slots in the block from slot `block` on that some rows
+// of the item see, and others not.
+KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
+                              int64_t block) {
+  if (item.num_tokens == 1) return false;
+  const SlotRange first = RowSlots(device, *item.sequence, item.first_token);
+  const SlotRange last =
+      RowSlots(device, *item.sequence, item.first_token + item.num_tokens - 1);
+  return block < last.begin || block + kAttentionBlockSlots > first.end;
+}
 
 // The last sequence whose `first` is not above `index`.
 template <int32_t SequenceItems::*first>
@@ -146,8 +166,12 @@ KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
          column[args.device.heads[item.PlaceOf(row)]];
 }
 
-inline constexpr float kNoSlot = -3.0e38f;  // a maximum of none
-inline constexpr float kHidden = -3.3e38f;  // no score
+// Maxima: of no slots; of slots whose scores are all -inf, at least, whose
+// weights are NaN in the end. A score of a slot that the row does not see.
+inline constexpr float kNoSlot = -3.0e38f;
+inline constexpr float kLeastMax = -2.9e38f;
+inline constexpr float kHidden = -3.3e38f;
+KVASIR_DEVICE bool SeesSlots(float max) { return max > kNoSlot; }
 
 // The softmax of a row over the splits merged so far, base 2.
 struct RowTotal {

@@ -2,7 +2,7 @@
 // numbers of any codec. C++17, device code.
 #pragma once
 
-#include "kernels/attention/cuda/device_attention.h"
+#include "kernels/attention/cuda/attention_items.h"
 #include "kernels/simt/memory.h"
 #include "kernels/simt/numbers.h"
 
@@ -11,15 +11,16 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 // A slot of a tile.
 struct SlotPlace {
   const char* tile;
-  int64_t slot;
-  int64_t tile_slots;
+  int32_t slot;
+  int32_t tile_slots;
 };
 KVASIR_DEVICE SlotPlace PlaceOf(const LatentPartArgs& part, int64_t page,
                                 int64_t slot) {
-  const int64_t tile = slot < part.tile_slots ? 0 : slot / part.tile_slots;
+  const int64_t tile = Quotient(slot, part.tile_slots);
   return {static_cast<const char*>(part.arena) + page * part.page_bytes +
               tile * part.tile_bytes,
-          slot - tile * part.tile_slots, part.tile_slots};
+          static_cast<int32_t>(slot - tile * part.tile_slots),
+          static_cast<int32_t>(part.tile_slots)};
 }
 // Byte `byte` of what it has in a region.
 KVASIR_DEVICE const char* ByteOf(const TileRegion& region,
@@ -28,7 +29,8 @@ KVASIR_DEVICE const char* ByteOf(const TileRegion& region,
       place.tile + region.offset_bytes + place.slot * region.stride_bytes;
   const int64_t granule = region.granule_bytes;
   if (granule == 0) return first + byte;
-  return first + byte / granule * granule * place.tile_slots + byte % granule;
+  const int64_t in_granule = Remainder(byte, granule);
+  return first + (byte - in_granule) * place.tile_slots + in_granule;
 }
 
 // Of the exact row of a slot: among the launch's own tokens, or in the

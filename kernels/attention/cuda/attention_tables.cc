@@ -235,7 +235,7 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
 }
 
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
-    const PagedAttentionArgs& params, DeviceTables* tables) {
+    const PagedAttentionArgs& params, const Device& on, DeviceTables* tables) {
   const HostParts parts = PartsOf(params);
   AttentionDevice device;
   KVASIR_RETURN_IF_ERROR(AddParts(parts.keys, params.key_exact.any(), params,
@@ -268,6 +268,15 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
       AddExactSlots(params.value_exact, tables, &device.value_exact));
   device.dtype = params.dtype;
   KVASIR_RETURN_IF_ERROR(AddChunks(params, made, tables, &device));
+  device.cta_shared_bytes = on.cta_shared_bytes();
+  if (MmaSharedBytes(device) > device.cta_shared_bytes) device.chunks = nullptr;
+  const int64_t bytes = PlainSharedBytes(device);
+  if (device.chunks == nullptr && bytes > device.cta_shared_bytes) {
+    return NotServed(
+        absl::StrCat("values of ", device.out_width, " numbers a head: want ",
+                     bytes, " bytes of shared memory, a CTA of device ",
+                     on.name(), " has at most ", device.cta_shared_bytes));
+  }
   device.most_partials = std::min(
       params.most_partials,
       kDevicePartialBytes / (4 * device.num_heads * device.partial_floats()));

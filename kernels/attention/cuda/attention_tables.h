@@ -4,6 +4,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/attention/cuda/device_attention.h"
+#include "kernels/device/device.h"
 #include "kernels/device/device_tables.h"
 
 namespace kvasir::kernels {
@@ -12,8 +13,10 @@ namespace kvasir::kernels {
 // parameters are those of a launch, checked, with their lists on the host.
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params);
 
-// What kernels read; its lists are put into `tables`.
+// What kernels read on device `on`; its lists are put into `tables`.
+// UNIMPLEMENTED where its CTAs have too little shared memory; what they have
+// too little of for tensor cores is served by the plain kernel.
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
-    const PagedAttentionArgs& params, DeviceTables* tables);
+    const PagedAttentionArgs& params, const Device& on, DeviceTables* tables);
 
 }  // namespace kvasir::kernels

@@ -73,6 +73,11 @@ struct LatentChunkOnDevice {
   // Of keys: where the staged queries begin. Of values: the sums of a row.
   int32_t column = 0;
   int32_t table = 0;  // of levels, among AttentionDevice::levels
+  // Of values of codes, as pairs of float16: the scale of a slot is at most
+  // fma(minimum, less_scale, most_scale), or most_scale with levels, which
+  // keeps all of its values below 65504.
+  uint32_t less_scale = 0;
+  uint32_t most_scale = 0;
   const int64_t* head_column = nullptr;  // [Hq], of q or out
 };
 // Chunks of a unit of heads: its keys', then its values'.
@@ -119,10 +124,28 @@ struct AttentionDevice {
   bool has_codes = false;     // in any chunk
   // Room for results of splits: each of a token, for all heads.
   int64_t most_partials = 0;
+  int64_t cta_shared_bytes = 0;  // Device's
 
   // Floats of one head's result: its sums, the maximum, the sum of weights.
   KVASIR_HOST_DEVICE int64_t partial_floats() const { return out_width + 2; }
 };
+
+// Bytes of shared memory that a CTA has: of the tensor cores' kernel (stages,
+// scores, places and factors; sums of runs, tables, queries, sums), and of the
+// plain one.
+inline constexpr int64_t kMmaFixedBytes = 71168;
+inline constexpr int64_t kMmaTableBytes = 1024;
+KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
+    const AttentionDevice& device) {
+  return kMmaFixedBytes + device.num_tables * kMmaTableBytes +
+         kDeviceTileRows * (4 * kMmaMostRuns + 2 * device.query_stride +
+                            4 * device.out_width);
+}
+inline constexpr int64_t kPlainFixedBytes = 54016;
+KVASIR_HOST_DEVICE inline int64_t PlainSharedBytes(
+    const AttentionDevice& device) {
+  return kPlainFixedBytes + kDeviceTileRows * 4 * device.out_width;
+}
 
 // Of a launch's scratch, in the order in which it lies there. A sequence whose
 // context is split has an item for each tile, unit and split, another one for

@@ -12,8 +12,9 @@
 //     of numbers or 8-bit codes, or 32 of 4-bit codes.
 // Codes become numbers of 16 bits on the way, exactly for keys, whose scale and
 // minimum are applied to a run's sums; values are fma(code, scale, minimum) in
-// float16, whatever the activations' type: what they stand for must not be
-// beyond 65504. Weights are rounded to 16 bits for the product (to float16
+// float16, whatever the activations' type, with as much of the scale as leaves
+// the greatest code below 65504 (a run whose values are within that is as it is
+// stored). Weights are rounded to 16 bits for the product (to float16
 // where values are codes), and summed in float32 as they were. Queries of 4-bit
 // keys are staged in the order in which codes leave a word (0, 4, 1, 5, ...).
 //
@@ -25,8 +26,8 @@
 // bandwidth.
 // Instructions of a lane for a code, integer ones counted twice, without loads,
 // copies and products: 4-bit keys 2.25 (lop3 0.5, shifts 0.375, subtraction
-// 0.5), values 3.25 (0.5, 0.375, subtraction and fma 1.0, ranges 0.25); 8-bit
-// keys of float16 1.5, of bfloat16 5, values 3. The products' 8 rows are
+// 0.5), values 3.5 (0.5, 0.375, subtraction and fma 1.0, ranges 0.5); 8-bit
+// keys of float16 1.5, of bfloat16 5, values 3.5. The products' 8 rows are
 // padded: a group of one query head costs as much as one of eight. Prompts have
 // no more rows in an item than decoding has.
 #pragma once
@@ -45,13 +46,6 @@ template <typename T>
 class MmaAttention {
  public:
   static constexpr int32_t kRows = static_cast<int32_t>(kDeviceTileRows);
-
-  // Bytes of shared memory.
-  static int64_t SharedBytes(const AttentionDevice& device) {
-    return kFixedBytes + kRows * kMmaMostRuns * 4 +
-           device.num_tables * kTableWords * 4 +
-           kRows * device.query_stride * 2 + kRows * device.out_width * 4;
-  }
 
   KVASIR_DEVICE explicit MmaAttention(const AttentionKernelArgs& args)
       : args_(args), device_(args.device) {
@@ -118,9 +112,10 @@ class MmaAttention {
   static constexpr int32_t kScoreStride = 516;
   static constexpr int32_t kOwnWeights = 260;
   static constexpr int32_t kTableWords = 256;
-  static constexpr int64_t kFixedBytes = kStages * kStageBytes +
-                                         kRows * kScoreStride * 4 + kSplit * 8 +
-                                         4 * kRows * 4;
+  static_assert(kStages * kStageBytes + kRows * kScoreStride * 4 + kSplit * 8 +
+                    4 * kRows * 4 ==
+                kMmaFixedBytes);
+  static_assert(kTableWords * 4 == kMmaTableBytes);
 
   // A place among the chunks of a split: for each block those of keys, then for
   // each chunk of values its blocks.
@@ -165,13 +160,6 @@ class MmaAttention {
                               : simt::MakePair<F16>(low, high));
       }
     }
-  }
-
-  // Where channel i of a chunk of keys is staged.
-  static KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
-    if (kind == ChunkKind::kNumbers || kind == ChunkKind::kCodes8) return i;
-    const int32_t in_word = i % 8;
-    return i - in_word + (in_word < 4 ? 2 * in_word : 2 * in_word - 7);
   }
 
   // q_, and the sums of their runs.
@@ -236,7 +224,7 @@ class MmaAttention {
       const int64_t slot = split_ + s;
       Place place = {-1, 0};
       if (slot >= slots_.begin && slot < slots_.end) {
-        const int64_t index = slot / device_.page_tokens;
+        const int64_t index = Quotient(slot, device_.page_tokens);
         place.page = simt::LoadGlobal(table + index);
         place.slot = static_cast<int32_t>(slot - index * device_.page_tokens);
       }
@@ -470,7 +458,7 @@ class MmaAttention {
           reinterpret_cast<uint32_t*>(scores_ + row * kScoreStride);
       // Pairs of neighbours.
       float weight[kSplit / 32];
-      float max = kNoSlot;
+      float max = visible.begin < visible.end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 64; ++k) {
         const auto both = simt::LoadShared(
@@ -520,7 +508,7 @@ class MmaAttention {
     } else {
       if (warp_ >= chunk.pieces) return;
       if (chunk.kind == ChunkKind::kCodes8) {
-        SumCodes8(at.block, stage);
+        SumCodes8(chunk, at.block, stage);
       } else {
         SumCodes4(chunk, at.block, stage);
       }
@@ -546,16 +534,53 @@ class MmaAttention {
     const char* const from =
         stage +
         ((2 * warp_ + m % 2) * kBlock + 8 * (m / 2) + lane_ % 8) * kPiece;
+    const bool some = SeenBySome(device_, item_, split_ + block * kBlock);
     KVASIR_UNROLL
     for (int32_t k = 0; k < kBlock / 16; ++k) {
       uint32_t a[4];
       simt::LoadMatrices<4, /*transposed=*/true>(a, from + 16 * k * kPiece);
+      const bool apart =
+          some && simt::Any(!(IsFinite<T>(a[0]) && IsFinite<T>(a[1]) &&
+                              IsFinite<T>(a[2]) && IsFinite<T>(a[3])));
       KVASIR_UNROLL
       for (int32_t n = 0; n < kTiles; ++n) {
         if (n > 0 && one_tile_) continue;
         uint32_t b[2];
         Weights<T>(block, k, n, b);
-        Product<T>(sum_[0].d[n], a, b);
+        if (apart) {
+          AddApart(block, k, n, a, b);
+        } else {
+          Product<T>(sum_[0].d[n], a, b);
+        }
+      }
+    }
+  }
+  // The product token by token, without the slots that it does not see: 0 times
+  // what is not finite would not be 0.
+  KVASIR_DEVICE void AddApart(int32_t block, int32_t k, int32_t n,
+                              const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    const int32_t slot = block * kBlock + 16 * k + 2 * c_;  // of the split
+    KVASIR_NO_UNROLL
+    for (int32_t t = 0; t < item_.num_tokens; ++t) {
+      const SlotRange sees =
+          RowSlots(device_, *item_.sequence, item_.first_token + t);
+      const auto begin = static_cast<int32_t>(sees.begin - split_);
+      const auto end = static_cast<int32_t>(sees.end - split_);
+      uint32_t seen[4];
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 4; ++i) {
+        const int32_t at = slot + 8 * (i / 2);
+        seen[i] = (at >= begin && at < end ? a[i] & 0xffffu : 0u) |
+                  (at + 1 >= begin && at + 1 < end ? a[i] & 0xffff0000u : 0u);
+      }
+      float sums[4];
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 4; ++i) sums[i] = sum_[0].d[n][i];
+      Product<T>(sums, seen, b);
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 4; ++i) {
+        const int32_t row = 8 * n + 2 * c_ + i % 2;
+        if (row / item_.unit.num_heads == t) sum_[0].d[n][i] = sums[i];
       }
     }
   }
@@ -567,29 +592,33 @@ class MmaAttention {
     simt::LoadMatrices<2, /*transposed=*/true>(
         words, stage + (warp_ * kBlock + 16 * k + lane_ % 16) * kPiece);
   }
-  // Pairs of the scales, and of the minima, of the same slots.
-  struct PairParams {
-    uint32_t scale[2];
-    uint32_t minimum[2];
-  };
-  KVASIR_DEVICE PairParams PairParamsOf(const char* stage, int32_t k) const {
+  // Of slots 16k + 8i + {2c, 2c + 1}.
+  KVASIR_DEVICE PairParams PairParamsOf(const LatentChunkOnDevice& chunk,
+                                        const char* stage, int32_t k) const {
     PairParams pairs;
     KVASIR_UNROLL
     for (int32_t i = 0; i < 2; ++i) {
       const int32_t slot = 16 * k + 8 * i + 2 * c_;
       const uint32_t first = ParamsOf(stage, slot);
       const uint32_t second = ParamsOf(stage, slot + 1);
-      pairs.scale[i] = simt::PickBytes(first, second, 0x5410u);
       pairs.minimum[i] = simt::PickBytes(first, second, 0x7632u);
+      const uint32_t most =
+          chunk.kind == ChunkKind::kLevels4
+              ? chunk.most_scale
+              : simt::FmaPair(F16{}, pairs.minimum[i], chunk.less_scale,
+                              chunk.most_scale);
+      pairs.scale[i] =
+          simt::MinPair(simt::PickBytes(first, second, 0x5410u), most);
     }
     return pairs;
   }
 
-  KVASIR_DEVICE void SumCodes8(int32_t block, const char* stage) {
+  KVASIR_DEVICE void SumCodes8(const LatentChunkOnDevice& chunk, int32_t block,
+                               const char* stage) {
     for (int32_t k = 0; k < kBlock / 16; ++k) {
       uint32_t words[2];
       LoadCodes(stage, k, words);
-      const PairParams pairs = PairParamsOf(stage, k);
+      const PairParams pairs = PairParamsOf(chunk, stage, k);
       uint32_t a[4];
       KVASIR_UNROLL
       for (uint32_t i = 0; i < 4; ++i) {
@@ -616,7 +645,7 @@ class MmaAttention {
     for (int32_t k = 0; k < kBlock / 16; ++k) {
       uint32_t words[2];
       LoadCodes(stage, k, words);
-      const PairParams pairs = PairParamsOf(stage, k);
+      const PairParams pairs = PairParamsOf(chunk, stage, k);
       const auto number = [&](uint32_t word, int32_t half) {
         if (levels) {
           return simt::MulPair<F16>(LevelsOf(table, word), pairs.scale[half]);
@@ -707,12 +736,11 @@ class MmaAttention {
       ForSums(
           chunk, [&](int32_t, int32_t, int32_t, int32_t row, int32_t channel) {
             float number = 0.0f;
-            const float sum =
-                merged_ ? simt::LoadShared(factors_ + 2 * kRows + row) : 0.0f;
-            if (sum != 0.0f) {  // else the row sees nothing
+            if (merged_ &&
+                SeesSlots(simt::LoadShared(factors_ + 3 * kRows + row))) {
               number = simt::LoadShared(sums_ + row * device_.out_width +
                                         chunk.column + channel) *
-                       (1.0f / sum);
+                       (1.0f / simt::LoadShared(factors_ + 2 * kRows + row));
             }
             T* const out = static_cast<T*>(args_.out) +
                            RowStart(args_, item_, row, chunk.head_column,

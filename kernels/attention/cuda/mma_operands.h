@@ -1,6 +1,7 @@
 // Codes as operands of tensor cores. C++17, device code.
 #pragma once
 
+#include "kernels/attention/cuda/device_attention.h"
 #include "kernels/simt/memory.h"
 #include "kernels/simt/mma.h"
 #include "kernels/simt/numbers.h"
@@ -23,6 +24,30 @@ KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
   } else {
     simt::MmaF16(d, a, b);
   }
+}
+
+// Where channel i of a chunk of keys is staged.
+KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
+  if (kind == ChunkKind::kNumbers || kind == ChunkKind::kCodes8) return i;
+  const int32_t in_word = i % 8;
+  return i - in_word + (in_word < 4 ? 2 * in_word : 2 * in_word - 7);
+}
+
+// Of the values of two neighbouring slots, and of those 8 slots further on:
+// scales and minima, in float16. Scales are bounded, so that no value is
+// infinite: that of a slot which a row does not see has the weight 0.
+struct PairParams {
+  uint32_t scale[2];
+  uint32_t minimum[2];
+};
+
+// Both of a pair.
+template <typename T>
+KVASIR_DEVICE bool IsFinite(uint32_t pair) {
+  constexpr uint32_t kExponent =
+      DTypeOf<T>::kValue == DType::kBf16 ? 0x7f80u : 0x7c00u;
+  return (pair & kExponent) != kExponent &&
+         (pair >> 16 & kExponent) != kExponent;
 }
 
 // Four-bit codes in bits 0 to 3 and 16 to 19, as numbers. (Behind 1024, or

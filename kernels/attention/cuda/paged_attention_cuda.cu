@@ -11,21 +11,26 @@
 // of one HeadUnit and of as many tokens as make up to 16 rows, over all slots
 // that they see or, for sequences of few rows, over one split of
 // kAttentionSplitSlots. Borders of splits lie at fixed slots. Which contexts
-// are split follows from the room for partial results: the longest ones, down
-// to as few splits as fit.
+// are split follows from the room for partial results: those of the most
+// splits, by powers of two, as long as all of a power fit, and of the next one
+// the first sequences.
 //
 // The arithmetic of a row is its own: each split by itself (scores, the maximum
 // of all its slots, weights, sums over its slots in order), then merged in
 // order in float32 (attention_items.h), by the CTA that has all of them or by
 // attention_merge: the same operations on the same numbers. So a row's bits
-// depend neither on the batch nor on chunks, splits or who computes what. They
-// are not the CPU's. Which of two kernels computes items is a matter of the
-// layer's codecs and the activations' type, decided once: `attention` by tensor
-// cores (mma_attention-inl.h), or `attention_plain` (plain_attention.h).
+// depend neither on the batch nor on chunks, splits or who computes what, and
+// what is not finite in a slot reaches only rows that see it. A score that is
+// NaN or +inf makes its row NaN; one of -inf weighs nothing, unless all are:
+// NaN too. The bits are not the CPU's. Which of two kernels computes items is a
+// matter of the layer's codecs and the activations' type, decided once:
+// `attention` by tensor cores (mma_attention-inl.h), or `attention_plain`
+// (plain_attention.h).
 //
 // Bytes of a row: its latents up to its own slot, once for all rows of an item;
 // partial results are 4 (out_width + 2) bytes for 512 slots of a head, written
-// and read once. Floor: the latents' bytes over the memory's bandwidth.
+// and read once (the last two once for 32 channels). Floor: the latents' bytes
+// over the memory's bandwidth.
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_attention-inl.h"
 #include "kernels/attention/cuda/plain_attention.h"
@@ -57,7 +62,7 @@ KVASIR_DEVICE SequenceItems ShapeOf(const AttentionDevice& device,
   SequenceItems items;
   if (sequence.num_rows == 0) return items;
   items.tiles = static_cast<int32_t>(
-      (sequence.num_rows + device.tile_tokens - 1) / device.tile_tokens);
+      Quotient(sequence.num_rows + device.tile_tokens - 1, device.tile_tokens));
   const SlotRange seen = RowsSlots(device, sequence, 0, sequence.num_rows);
   if (seen.end <= seen.begin) return items;
   items.first_split = static_cast<int32_t>(seen.begin / kAttentionSplitSlots);
@@ -105,27 +110,36 @@ DivideKernel(AttentionKernelArgs args) {
     }
   }
   int32_t least_splits = 2 << kLeastSplits;
+  float granted = 0.0f;
   KVASIR_UNROLL
   for (int k = kLeastSplits - 1; k >= 0; --k) {
-    if (simt::WarpSum(partials[k]) <=
-        static_cast<float>(device.most_partials)) {
+    const float sum = simt::WarpSum(partials[k]);
+    if (sum <= static_cast<float>(device.most_partials)) {
       least_splits = 2 << k;
+      granted = sum;
     }
   }
+  const auto room = static_cast<int32_t>(device.most_partials) -
+                    static_cast<int32_t>(granted);
+  int32_t asked = 0;  // by those of the next power
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {
     const int32_t s = first + lane;
     SequenceItems items;
     int32_t partials_here = 0;
-    int32_t rows = 0;
     if (s < args.num_sequences) {
-      const AttentionSequence& sequence = args.sequences[s];
-      items = ShapeOf(device, sequence);
-      if (items.num_splits >= least_splits) {
-        partials_here = PartialsOf(device, sequence, items);
-        if (partials_here > 0) rows = static_cast<int32_t>(sequence.num_rows);
+      items = ShapeOf(device, args.sequences[s]);
+      if (items.num_splits >= 2 && items.num_splits >= least_splits / 2) {
+        partials_here = PartialsOf(device, args.sequences[s], items);
       }
     }
+    const bool next_power = items.num_splits < least_splits;
+    const int32_t asks = next_power ? partials_here : 0;
+    const int32_t asked_before = SumBefore(asks, &asked);
+    if (next_power && asked_before + asks > room) partials_here = 0;
+    const int32_t rows = partials_here > 0
+                             ? static_cast<int32_t>(args.sequences[s].num_rows)
+                             : 0;
     const int32_t items_here = items.tiles *
                                static_cast<int32_t>(device.num_units) *
                                (partials_here > 0 ? items.num_splits : 1);
@@ -209,77 +223,163 @@ MmaKernel(AttentionKernelArgs args) {
   }
 }
 
-// A warp to a row and head.
+// What a split's results are multiplied with, and its sum of weights.
+struct alignas(16) SplitFactors {
+  float total;
+  float split;
+  float sum;
+  float unused;
+};
+
+// Factors of 32 splits, each by a lane; those beyond `count` leave all as it
+// is. `max`: of all splits so far. They are Merge's, in its order: the maximum
+// so far is one of the maxima, however it is found.
+KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
+                                     int64_t out_width, float* max) {
+  float own = kNoSlot;
+  SplitFactors factors = {1.0f, 0.0f, 0.0f, 0.0f};
+  if (is_one) {
+    own = simt::LoadGlobal(partial + out_width);
+    factors.sum = simt::LoadGlobal(partial + out_width + 1);
+  }
+  float most = own;  // of the lanes up to this one
+  for (uint32_t lanes = 1; lanes < simt::kWarp; lanes *= 2) {
+    const float below = simt::ShuffleUp(most, lanes);
+    if (simt::Lane() >= lanes && below > most) most = below;
+  }
+  if (*max > most) most = *max;
+  const float before = simt::ShuffleUp(most, 1);
+  if (is_one) {
+    factors.total = simt::Exp2((simt::Lane() > 0 ? before : *max) - most);
+    factors.split = simt::Exp2(own - most);
+  }
+  *max = simt::ShuffleFrom(most, simt::kWarp - 1);
+  return factors;
+}
+
+// Where number `channel` of a head's sums goes, in whichever part; null: it has
+// fewer.
 template <typename T>
-KVASIR_DEVICE void MergeRow(const AttentionKernelArgs& args, int32_t index,
-                            int32_t place) {
+KVASIR_DEVICE T* ResultAt(const AttentionKernelArgs& args, int64_t row,
+                          int64_t head, int64_t channel) {
   const AttentionDevice& device = args.device;
-  const int32_t s = FindSequence<&SequenceItems::first_merge>(args, index);
-  const SequenceItems items = args.items[s];
-  const AttentionSequence& sequence = args.sequences[s];
-  const int64_t row = index - items.first_merge;
-  const float* const first =
-      PartialOf(args, items.first_partial + row * items.num_splits, place);
-  const int64_t stride = device.num_heads * device.partial_floats();
-  const int64_t head = device.heads[place];
-  const int64_t kv_head = head / (device.num_heads / device.num_kv_heads);
-  T* const out = static_cast<T*>(args.out) +
-                 (sequence.first_row + row) * device.out_row_stride;
-  int64_t sums = 0;
+  const int64_t kv_head =
+      Quotient(head, Quotient(device.num_heads, device.num_kv_heads));
   for (int64_t p = 0; p < device.num_value_parts; ++p) {
     const DevicePart& part = device.values[p];
     const int64_t width =
         part.latents.groups[part.group_of_head[kv_head]].width;
-    for (int64_t c = simt::Lane(); c < width; c += simt::kWarp) {
-      RowTotal total;
-      float sum = 0.0f;
-      for (int32_t split = 0; split < items.num_splits; ++split) {
-        const float* const partial = first + split * stride;
-        const MergeFactors factors =
-            Merge(simt::LoadGlobal(partial + device.out_width),
-                  simt::LoadGlobal(partial + device.out_width + 1), &total);
-        sum = MergeSum(factors, sum, simt::LoadGlobal(partial + sums + c));
-      }
-      const float number = total.sum != 0.0f ? sum * (1.0f / total.sum) : 0.0f;
-      simt::StoreGlobal(out + part.column[head] + c,
-                        simt::FromFloat<T>(number));
+    if (channel < width) {
+      return static_cast<T*>(args.out) + row * device.out_row_stride +
+             part.column[head] + channel;
     }
-    sums += width;
+    channel -= width;
   }
+  return nullptr;
 }
+
+// A warp to a row, a head and 32 of its channels. Factors of 32 splits are
+// found at a time, and read by all lanes; sums are loaded 8 splits ahead of
+// the chain that adds them up in order.
+template <typename T>
+KVASIR_DEVICE void MergeRow(const AttentionKernelArgs& args, int32_t index,
+                            int32_t place, int32_t first_channel) {
+  constexpr int32_t kAhead = 16;
+  constexpr auto kLanes = static_cast<int32_t>(simt::kWarp);
+  const AttentionDevice& device = args.device;
+  const int32_t s = FindSequence<&SequenceItems::first_merge>(args, index);
+  const SequenceItems items = args.items[s];
+  const int64_t row = index - items.first_merge;
+  const auto stride =
+      static_cast<int32_t>(device.num_heads * device.partial_floats());
+  const auto lane = static_cast<int32_t>(simt::Lane());
+  const float* const first =
+      PartialOf(args, items.first_partial + row * items.num_splits, place);
+  const int32_t channel = first_channel + lane;
+  T* const to = ResultAt<T>(args, args.sequences[s].first_row + row,
+                            device.heads[place], channel);
+  auto* const factors = reinterpret_cast<SplitFactors*>(simt::Shared()) +
+                        simt::Warp() * simt::kWarp;
+  float max = kNoSlot;
+  float weights = 0.0f;
+  float sum = 0.0f;
+  for (int32_t split = 0; split < items.num_splits; split += kLanes) {
+    const float* const here = first + int64_t{split} * stride;
+    const int32_t count = items.num_splits - split;
+    const SplitFactors of_lane =
+        FactorsOf(here + lane * stride, lane < count, device.out_width, &max);
+    simt::SyncWarp();  // all have read those before
+    simt::StoreShared(factors + lane, of_lane);
+    simt::SyncWarp();
+    KVASIR_NO_UNROLL
+    for (int32_t k = 0; k < kLanes && k < count; k += kAhead) {
+      float sums[kAhead];
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < kAhead; ++i) {
+        sums[i] = k + i < count && channel < device.out_width
+                      ? simt::LoadGlobal(here + (k + i) * stride + channel)
+                      : 0.0f;
+      }
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < kAhead; ++i) {
+        if (k + i >= count) continue;
+        const SplitFactors at = simt::LoadShared(factors + k + i);
+        const MergeFactors merge = {at.total, at.split};
+        sum = MergeSum(merge, sum, sums[i]);
+        weights = MergeSum(merge, weights, at.sum);
+      }
+    }
+  }
+  if (to == nullptr) return;
+  const float number = SeesSlots(max) ? sum * (1.0f / weights) : 0.0f;
+  simt::StoreGlobal(to, simt::FromFloat<T>(number));
+}
+
+constexpr int32_t kMergeWarps = kMergeThreads / simt::kWarp;
 
 template <typename T>
 KVASIR_KERNEL(kMergeThreads)
 MergeKernel(AttentionKernelArgs args) {
   const auto heads = static_cast<int32_t>(args.device.num_heads);
   const int32_t count = args.items[args.num_sequences].first_merge * heads;
-  constexpr int32_t kWarps = kMergeThreads / simt::kWarp;
-  for (auto i = static_cast<int32_t>(simt::CtaX()) * kWarps +
-                static_cast<int32_t>(simt::Warp());
-       i < count; i += static_cast<int32_t>(simt::CtasX()) * kWarps) {
-    MergeRow<T>(args, i / heads, i % heads);
+  const auto ctas = static_cast<int32_t>(simt::CtasX());
+  // Neighbours in other CTAs: few of them use all multiprocessors.
+  for (auto i = static_cast<int32_t>(simt::CtaX()) +
+                static_cast<int32_t>(simt::Warp()) * ctas;
+       i < count; i += kMergeWarps * ctas) {
+    MergeRow<T>(args, i / heads, i % heads,
+                static_cast<int32_t>(simt::CtaY() * simt::kWarp));
   }
+}
+
+// CTAs that stay: as many as the shared memory of all multiprocessors has room
+// for (each CTA takes 1024 bytes more), `most` to each.
+uint32_t StayingCtas(const AttentionDevice& device, uint32_t shared_bytes,
+                     int64_t most, const Launcher& launcher) {
+  constexpr int64_t kReserved = 1024;
+  const int64_t room = (device.cta_shared_bytes + kReserved) /
+                       (int64_t{shared_bytes} + kReserved);
+  return static_cast<uint32_t>((room < most ? room : most) *
+                               launcher.multiprocessors());
 }
 
 template <typename T>
 void LaunchItems(const AttentionKernelArgs& args, Launcher& launcher) {
+  const AttentionDevice& device = args.device;
   KernelLaunch launch;
-  // As many CTAs as a multiprocessor of 227 KiB has room for, about.
   if constexpr (sizeof(T) == 2) {
-    if (args.device.chunks != nullptr) {
+    if (device.chunks != nullptr) {
       launch.name = "attention";
-      launch.grid_x = static_cast<uint32_t>(2 * launcher.multiprocessors());
       launch.threads = kMmaThreads;
-      launch.shared_bytes =
-          static_cast<uint32_t>(MmaAttention<T>::SharedBytes(args.device));
+      launch.shared_bytes = static_cast<uint32_t>(MmaSharedBytes(device));
+      launch.grid_x = StayingCtas(device, launch.shared_bytes, 2, launcher);
       return simt::Launch(launcher, launch, MmaKernel<T>, args);
     }
   }
   launch.name = "attention_plain";
-  launch.grid_x = static_cast<uint32_t>(3 * launcher.multiprocessors());
   launch.threads = kPlainThreads;
-  launch.shared_bytes = static_cast<uint32_t>(
-      4 * PlainAttention<T>::SharedFloats(args.device.out_width));
+  launch.shared_bytes = static_cast<uint32_t>(PlainSharedBytes(device));
+  launch.grid_x = StayingCtas(device, launch.shared_bytes, 3, launcher);
   simt::Launch(launcher, launch, PlainKernel<T>, args);
 }
 
@@ -314,8 +414,11 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
     LaunchItems<T>(args, launcher);
     KernelLaunch merge;
     merge.name = "attention_merge";
-    merge.grid_x = static_cast<uint32_t>(4 * launcher.multiprocessors());
+    merge.grid_y = simt::Ctas(args.device.out_width, simt::kWarp);
+    merge.grid_x =
+        simt::Ctas(int64_t{4} * launcher.multiprocessors(), merge.grid_y);
     merge.threads = kMergeThreads;
+    merge.shared_bytes = kMergeThreads * sizeof(SplitFactors);
     simt::Launch(launcher, merge, MergeKernel<T>, args);
   });
 }

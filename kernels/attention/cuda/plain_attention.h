@@ -29,10 +29,6 @@ class PlainAttention {
   static constexpr int32_t kSplit = static_cast<int32_t>(kAttentionSplitSlots);
   static constexpr int32_t kChunk = 64;
   static constexpr int32_t kTileStride = kChunk + 1;  // no bank twice
-  // Floats of shared memory for sums of `out_width` numbers.
-  static constexpr int64_t SharedFloats(int64_t out_width) {
-    return kFixedFloats + kRows * out_width;
-  }
 
   KVASIR_DEVICE explicit PlainAttention(const AttentionKernelArgs& args)
       : args_(args), device_(args.device) {
@@ -49,8 +45,8 @@ class PlainAttention {
 
   KVASIR_DEVICE void Compute(const Item& item) {
     item_ = item;
-    kv_head_ = device_.heads[item.unit.first_head] /
-               (device_.num_heads / device_.num_kv_heads);
+    kv_head_ = Quotient(device_.heads[item.unit.first_head],
+                        Quotient(device_.num_heads, device_.num_kv_heads));
     seen_ =
         RowsSlots(device_, *item.sequence, item.first_token, item.num_tokens);
     merged_ = false;
@@ -73,9 +69,9 @@ class PlainAttention {
   static constexpr int32_t kHalf = kRows / 2;
   static constexpr int32_t kWarpRows =
       kRows / static_cast<int32_t>(kPlainThreads / simt::kWarp);
-  static constexpr int64_t kFixedFloats = kRows * kSplit +
-                                          kBlock * kTileStride +
-                                          kRows * kChunk + 4 * kRows + kBlock;
+  static_assert(4 * (kRows * kSplit + kBlock * kTileStride + kRows * kChunk +
+                     4 * kRows + kBlock) ==
+                kPlainFixedBytes);
 
   // Calls visit(first slot of a block) for those with slots that are seen.
   template <typename Visit>
@@ -95,7 +91,7 @@ class PlainAttention {
     if (slot >= slots_.begin && slot < slots_.end) {
       const auto* const table =
           simt::BitsAs<const int32_t*>(item_.sequence->block_table);
-      page = simt::LoadGlobal(table + slot / device_.page_tokens);
+      page = simt::LoadGlobal(table + Quotient(slot, device_.page_tokens));
     }
     simt::StoreShared(pages_ + lane_, page);
   }
@@ -131,10 +127,11 @@ class PlainAttention {
         slot < item_.sequence->first_slot ? part.exact.ring : part.exact.fresh;
     SlotPlace place = {};
     if (reads) {
-      place = as_exact
-                  ? ExactPlaceOf(exact, part.exact, *item_.sequence, slot)
-                  : PlaceOf(part.latents, page, slot % device_.page_tokens);
+      place = as_exact ? ExactPlaceOf(exact, part.exact, *item_.sequence, slot)
+                       : PlaceOf(part.latents, page,
+                                 Remainder(slot, device_.page_tokens));
     }
+    KVASIR_NO_UNROLL
     for (int32_t c = static_cast<int32_t>(simt::Thread()) / kBlock;
          c < channels; c += static_cast<int32_t>(kPlainThreads) / kBlock) {
       float number = 0.0f;
@@ -148,6 +145,7 @@ class PlainAttention {
 
   KVASIR_DEVICE void FillQueries(const DevicePart& part, int32_t first,
                                  int32_t channels) {
+    KVASIR_NO_UNROLL
     for (auto i = static_cast<int32_t>(simt::Thread()); i < kRows * kChunk;
          i += static_cast<int32_t>(kPlainThreads)) {
       const int32_t row = i / kChunk;
@@ -228,7 +226,7 @@ class PlainAttention {
       }
       float* const of_row = weights_ + row * kSplit + lane;
       float weights[kSplit / 32];
-      float max = kNoSlot;
+      float max = visible.begin < visible.end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 32; ++k) {
         const int64_t slot = split_ + 32 * k + lane;
@@ -318,7 +316,8 @@ class PlainAttention {
         const float weight = simt::LoadShared(
             weights_ + (first_row_ + r) * kSplit + (block - split_) + s);
         const float of_kind = as_exact ? -weight : weight;
-        sums[r] = simt::Fma(of_kind > 0.0f ? of_kind : 0.0f, number, sums[r]);
+        // (A number that is not finite is none of a row that does not see it.)
+        if (of_kind > 0.0f) sums[r] = simt::Fma(of_kind, number, sums[r]);
       }
     }
   }
@@ -333,12 +332,11 @@ class PlainAttention {
         const int32_t row = first_row_ + r;
         if (row >= item_.rows()) continue;
         float number = 0.0f;
-        const float sum =
-            merged_ ? simt::LoadShared(factors_ + 2 * kRows + row) : 0.0f;
-        if (sum != 0.0f) {  // else the row sees nothing
+        if (merged_ &&
+            SeesSlots(simt::LoadShared(factors_ + 3 * kRows + row))) {
           number = simt::LoadShared(sums_ + row * device_.out_width + out +
                                     first + lane_) *
-                   (1.0f / sum);
+                   (1.0f / simt::LoadShared(factors_ + 2 * kRows + row));
         }
         T* const out_row =
             static_cast<T*>(args_.out) +

@@ -244,6 +244,7 @@ KVASIR_KERNEL(128) NumbersKernel(PrimitiveArgs args) {
   out[12] = simt::BitsAs<uint32_t>(simt::Sqrt(x));
   out[13] = simt::BitsAs<uint32_t>(
       simt::Fma(x, simt::BitsAs<float>(b), simt::BitsAs<float>(c)));
+  out[14] = simt::MinPair(a, b);
 }
 
 KVASIR_KERNEL(64) GridSumKernel(PrimitiveArgs args) {

@@ -61,10 +61,10 @@ void LaunchAtomics(const PrimitiveArgs& args, uint32_t ctas,
 // Two CTAs: the first gives in[0..63] by release, the second takes them by
 // acquire into out.
 void LaunchHandOver(const PrimitiveArgs& args, Launcher& launcher);
-// 14 words to each of `count` triples of words a, b, c of `in`: FmaPair,
+// 15 words to each of `count` triples of words a, b, c of `in`: FmaPair,
 // AddPair, SubPair, MulPair of bf16 and of fp16; PickBytes(a, b, c); bf16 and
-// fp16 of float a and back; Exp2, Sqrt and Fma of floats.
-inline constexpr uint32_t kNumberWords = 14;
+// fp16 of float a and back; Exp2, Sqrt and Fma of floats; MinPair of a and b.
+inline constexpr uint32_t kNumberWords = 15;
 void LaunchNumbers(const PrimitiveArgs& args, Launcher& launcher);
 // `count` numbers a CTA, in tiles through two stages of copies; the last CTA
 // to end adds up what all have: out[0]. `more`: a counter, 0, and a number to
