@@ -321,9 +321,6 @@ class CudaDevice::CudaStream final : public LaunchStream,
     if (!launch_error_.ok()) return;
     launch_error_ = state_->gemms->Enqueue(gemm, stream_);
   }
-  int64_t shared_bytes() const override {
-    return state_->properties.shared_bytes;
-  }
 
  private:
   absl::Status Make() {

@@ -72,7 +72,6 @@ class Changed final : public Launcher {
     launcher_->Enqueue(changed);
   }
   int multiprocessors() const override { return launcher_->multiprocessors(); }
-  int64_t shared_bytes() const override { return launcher_->shared_bytes(); }
 
  private:
   Launcher* const launcher_;

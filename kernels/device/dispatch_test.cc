@@ -46,7 +46,6 @@ class FakeCudaStream final : public LaunchStream, public Launcher {
   Launcher& launcher() override { return *this; }
   void Enqueue(const KernelLaunch&) override { ++enqueued_; }
   int multiprocessors() const override { return 1; }
-  int64_t shared_bytes() const override { return 0; }
   absl::Status TakeLaunchError() override {
     return std::exchange(error_, absl::OkStatus());
   }

@@ -37,8 +37,6 @@ class Launcher {
   // For grids that stay: CTAs that are resident together are at most as many
   // for each of these.
   virtual int multiprocessors() const = 0;
-  // That a CTA may ask for.
-  virtual int64_t shared_bytes() const = 0;
   // The library that multiplies on this stream; null: our own kernels do.
   virtual GemmLibrary* gemms() { return nullptr; }
 };

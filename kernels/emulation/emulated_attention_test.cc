@@ -918,6 +918,29 @@ TEST(AttentionCudaTest, NoScaleMakesValuesOfCodesInfinite) {
   }
 }
 
+TEST(PromptAttentionTest, BoundsScalesAsTheDecodingKernelDoes) {
+  constexpr DType kType = DType::kBf16;
+  for (const PartSpec& part : {Codes({64}, {4}), Codes({64}, {8}),
+                               Levels(Codes({64}, {4}))}) {
+    LatentCache cache(OfType(OfHeads(8, 2, Numbers({40}), part), kType), {528},
+                      8);
+    cache.Write(0, 0, 528);
+    cache.RoundQueries(kType);
+    for (const uint32_t minimum : {0x7bffu, 0xfbffu, 0u}) {
+      Spoil(cache, 1, 515, /*params=*/true, minimum << 16 | 0x7bffu);
+      EmulatedTest test(3);
+      const Outcome prompt =
+          Attend(test, {cache, {{0, 508, 20, 6}}, kType, 64, false});
+      EXPECT_GT(prompt.prompt_items, 0);
+      EmulatedTest other(4);
+      const Outcome decoded = Attend(
+          other,
+          {cache, {{0, 508, 10, 6}, {0, 518, 10, 6}}, kType, 64, false});
+      EXPECT_TRUE(SameBits(prompt.got, decoded.got));
+    }
+  }
+}
+
 // Where a code's value is near what float16 ends with, it is what is stored.
 TEST(AttentionCudaTest, ValuesUpToTheGreatestFloat16AreWhatTheyStandFor) {
   for (const int bits : {4, 8}) {

@@ -150,9 +150,6 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   int multiprocessors() const override {
     return state_->emulator.options().multiprocessors;
   }
-  int64_t shared_bytes() const override {
-    return state_->emulator.options().shared_bytes;
-  }
 
   void Drain() {
     base::MutexLock lock(&mutex_);

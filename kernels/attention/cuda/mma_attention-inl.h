@@ -28,8 +28,8 @@
 // copies and products: 4-bit keys 2.25 (lop3 0.5, shifts 0.375, subtraction
 // 0.5), values 3.5 (0.5, 0.375, subtraction and fma 1.0, ranges 0.5); 8-bit
 // keys of float16 1.5, of bfloat16 5, values 3.5. The products' 8 rows are
-// padded: a group of one query head costs as much as one of eight. Prompts have
-// no more rows in an item than decoding has.
+// padded: a group of one query head costs as much as one of eight. Prompts are
+// prefill_attention-inl.h's where that serves them.
 #pragma once
 
 #include "base/host_device.h"

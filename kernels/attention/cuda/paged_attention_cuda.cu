@@ -193,10 +193,10 @@ void LaunchPromptTiles(const AttentionKernelArgs& args, Launcher& launcher) {
 
 // Rows of an item of prompts: as many as shared memory has room for; 0: none.
 template <typename T>
-int32_t PromptRows(const AttentionDevice& device, const Launcher& launcher) {
+int32_t PromptRows(const AttentionDevice& device) {
   if constexpr (sizeof(T) == 2) {
     if (device.chunks == nullptr) return 0;
-    const int64_t room = launcher.shared_bytes();
+    const int64_t room = device.cta_shared_bytes;
     if (PrefillAttention<T, 8>::SharedBytes(device) <= room) return 64;
     if (PrefillAttention<T, 4>::SharedBytes(device) <= room) return 32;
   }
@@ -400,7 +400,7 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
 
   if (launch.has_prompts) {
     args.prompt_rows = VisitDType(args.device.dtype, [&](auto type) {
-      return PromptRows<decltype(type)>(args.device, launcher);
+      return PromptRows<decltype(type)>(args.device);
     });
   }
 

@@ -489,7 +489,7 @@ class PrefillAttention {
           reinterpret_cast<uint32_t*>(scores_ + row * kScoreStride);
       // Pairs of neighbours.
       float weight[kSplit / 32];
-      float max = kNoSlot;
+      float max = visible.begin < visible.end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / kBlock; ++k) {
         if (k < first_block_ || k >= end_block_) continue;
@@ -718,13 +718,12 @@ class PrefillAttention {
       ForSums(chunk, ShareOf(chunk),
               [&](int32_t, int32_t, int32_t row, int32_t channel) {
                 float number = 0.0f;
-                const float sum =
-                    merged_ ? simt::LoadShared(factors_ + 2 * kRows + row)
-                            : 0.0f;
-                if (sum != 0.0f) {  // else the row sees nothing
+                if (merged_ &&
+                    SeesSlots(simt::LoadShared(factors_ + 3 * kRows + row))) {
                   number = simt::LoadShared(sums_ + row * sums_stride_ +
                                             chunk.column + channel) *
-                           (1.0f / sum);
+                           (1.0f /
+                            simt::LoadShared(factors_ + 2 * kRows + row));
                 }
                 T* const out = static_cast<T*>(args_.out) +
                                RowStart(args_, item_, row, chunk.head_column,

@@ -88,8 +88,13 @@ KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
   const int32_t slot = thread % kPromptBlock;
   const uint32_t range =
       simt::LoadShared(reinterpret_cast<const uint32_t*>(params) + slot);
-  const uint32_t scale = simt::PickBytes(range, range, 0x1010u);
   const uint32_t minimum = simt::PickBytes(range, range, 0x3232u);
+  // Bounded, so that no value is infinite (mma_attention-inl.h).
+  const uint32_t most =
+      levels ? chunk.most_scale
+             : simt::FmaPair(F16{}, minimum, chunk.less_scale, chunk.most_scale);
+  const uint32_t scale =
+      simt::MinPair(simt::PickBytes(range, range, 0x1010u), most);
   KVASIR_NO_UNROLL
   for (int32_t p = thread / kPromptBlock; p < chunk.pieces;
        p += static_cast<int32_t>(simt::Threads()) / kPromptBlock) {
