@@ -920,8 +920,8 @@ TEST(AttentionCudaTest, NoScaleMakesValuesOfCodesInfinite) {
 
 TEST(PromptAttentionTest, BoundsScalesAsTheDecodingKernelDoes) {
   constexpr DType kType = DType::kBf16;
-  for (const PartSpec& part : {Codes({64}, {4}), Codes({64}, {8}),
-                               Levels(Codes({64}, {4}))}) {
+  for (const PartSpec& part :
+       {Codes({64}, {4}), Codes({64}, {8}), Levels(Codes({64}, {4}))}) {
     LatentCache cache(OfType(OfHeads(8, 2, Numbers({40}), part), kType), {528},
                       8);
     cache.Write(0, 0, 528);
@@ -934,8 +934,7 @@ TEST(PromptAttentionTest, BoundsScalesAsTheDecodingKernelDoes) {
       EXPECT_GT(prompt.prompt_items, 0);
       EmulatedTest other(4);
       const Outcome decoded = Attend(
-          other,
-          {cache, {{0, 508, 10, 6}, {0, 518, 10, 6}}, kType, 64, false});
+          other, {cache, {{0, 508, 10, 6}, {0, 518, 10, 6}}, kType, 64, false});
       EXPECT_TRUE(SameBits(prompt.got, decoded.got));
     }
   }

@@ -213,7 +213,7 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
     }
   }
   EXPECT_EQ(weights, 4 * numbers);
-  EXPECT_EQ(loaded, 4 * 2 * numbers);  // x in three passes, and the residual
+  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x once, and the residual
   EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out
 }
 
@@ -693,16 +693,13 @@ RopeData RopeByKernel(EmulatedTest& test, const RopeCase& c) {
   const DeviceBuffer q = test.PutNumbers(data.q, c.dtype);
   const DeviceBuffer k = test.PutNumbers(data.k, c.dtype);
   const DeviceBuffer positions = test.Put(data.positions);
-  const DeviceBuffer scratch =
-      test.Memory(static_cast<size_t>(RopeScratch(c.rotary_dim)) * 4 + 64);
-  Workspace workspace(scratch.data(), scratch.bytes());
+  Workspace none(nullptr, 0);
   auto rope =
       Prepare(test.device(), data.shape, {{}, data.k_heads, data.steps});
   KVASIR_EXPECT_OK(rope.status());
-  KVASIR_EXPECT_OK(
-      Rope(test.stream(), *rope,
-           {q.as<float>(), k.as<float>(), positions.as<int64_t>(), c.tokens},
-           workspace));
+  KVASIR_EXPECT_OK(Rope(
+      test.stream(), *rope,
+      {q.as<float>(), k.as<float>(), positions.as<int64_t>(), c.tokens}, none));
   data.q = test.GetNumbers(q, c.dtype);
   data.k = test.GetNumbers(k, c.dtype);
   return data;
@@ -730,6 +727,22 @@ TEST(RopeCudaTest, IsTheReferencesWithinTheTypesTolerance) {
   }
 }
 
+// Every CTA reads the angles' steps: 35 of 8 bytes.
+TEST(RopeCudaTest, AFewTokensAreSharedByCtasAndManyAreNot) {
+  for (const int64_t tokens : {1, 20}) {
+    const RopeCase c = {
+        DType::kBf16, RopePairing::kHalfSplit, tokens, 30, 80, 70};
+    EmulatedTest test(1, 4, /*count_accesses=*/true);
+    (void)RopeByKernel(test, c);
+    std::vector<int64_t> loaded;
+    for (const AccessCount& count : test.emulator().Accesses("rope")) {
+      if (count.kind == "global load") loaded.push_back(count.bytes);
+    }
+    const int64_t ctas = tokens == 1 ? 5 : 1;
+    EXPECT_THAT(loaded, testing::Contains(tokens * ctas * 35 * 8));
+  }
+}
+
 TEST(RopeCudaTest, EachSiteIsMissed) {
   const RopeCase c = {DType::kF32, RopePairing::kHalfSplit, 2, 4, 64, 64};
   const RopeData want = RopeByReference(c);
@@ -745,7 +758,9 @@ TEST(RopeCudaTest, EachSiteIsMissed) {
 TEST(LaunchDeathTest, AGridThatHasNoRoomForItsRowsIsNone) {
   EXPECT_EQ(emulated::simt::Ctas((int64_t{1} << 31) - 1), 0x7fffffffu);
   EXPECT_EQ(emulated::simt::Ctas(513, 256), 3u);
-  EXPECT_DEATH((void)emulated::simt::Ctas(int64_t{1} << 31), "kMostCtasX");
+  EXPECT_DEATH((void)emulated::simt::Ctas(int64_t{1} << 31), "most");
+  EXPECT_DEATH((void)emulated::simt::Ctas(65536, 1, emulated::simt::kMostCtasY),
+               "most");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/philox.h"
 #include "kernels/emulation/testing/emulated_ops.h"
 #include "kernels/emulation/testing/left_out.h"
 #include "kernels/sampling/ops.h"
@@ -235,6 +236,12 @@ Sampled ByKernel(EmulatedTest& test, const Batch& c) {
   for (const Row& from : c.rows) {
     SampleRow row = OnDevice(from.row);
     row.prompt_counts = put(from.prompt);
+    if (rows.size() % 2 == 1 && row.prompt_counts) {
+      // A table that no wide access may take.
+      std::vector<int32_t> behind = {9};
+      behind.insert(behind.end(), from.prompt.begin(), from.prompt.end());
+      row.prompt_counts = put(behind) + 1;
+    }
     output_table[rows.size()] = tables.size();
     row.output_counts = put(from.output);
     row.bias_ids = put(from.bias_ids);
@@ -262,8 +269,9 @@ Sampled ByKernel(EmulatedTest& test, const Batch& c) {
   params.max_top = c.max_top;
   params.top_ids = top_ids.as<int32_t>();
   params.top_logprobs = top_logprobs.as<float>();
-  const DeviceBuffer scratch = test.Memory(
-      static_cast<size_t>(SampleScratchBytes(c.vocab, params.num_rows)) + 64);
+  const DeviceBuffer scratch =
+      test.Memory(static_cast<size_t>(SampleDeviceRowBytes(c.vocab, c.max_top) *
+                                      std::max<int64_t>(params.num_rows, 1)));
   Workspace workspace(scratch.data(), scratch.bytes());
   KVASIR_EXPECT_OK(Sample(test.stream(), params, workspace));
   Sampled out = {test.Get<int32_t>(ids),
@@ -434,6 +442,122 @@ TEST(SampleCudaTest, WhatPenaltiesAndBiasesMakeInfiniteStillGivesAToken) {
   ExpectSame(c);
 }
 
+// A position at which the row's uniform number is above `least`: a draw without
+// filters goes through all of a flat row's ids but a few.
+uint64_t PositionNearOne(uint64_t seed, double least) {
+  uint64_t position = 0;
+  for (;; ++position) {
+    const base::PhiloxCounter bits =
+        base::Philox4x32(base::PhiloxKeyFromSeed(seed),
+                         base::PhiloxCounterOf(position, /*sample_index=*/0));
+    const uint64_t word = uint64_t{bits[1]} << 32 | bits[0];
+    if (static_cast<double>(word) > least * 0x1p64) return position;
+  }
+}
+
+// Filters that keep many ids of a flat row, and few.
+std::vector<Row> RowsOfManyIds() {
+  std::vector<Row> rows(10);
+  for (uint64_t i = 0; i < rows.size(); ++i) {
+    rows[i].row.seed = 7;
+    rows[i].row.position = i;
+  }
+  rows[0].row.position = PositionNearOne(7, 0.9999);
+  rows[1].row.top_k = 5000;
+  rows[2].row.top_k = 50;
+  rows[3].row.top_p = 0.5f;
+  rows[3].row.position = rows[0].row.position;
+  rows[4].row.top_p = 0.9999f;
+  rows[5].row.min_p = 0.9f;
+  rows[6].row.top_k = 15000, rows[6].row.top_p = 0.7f;
+  rows[6].row.min_p = 0.88f;
+  rows[7].row.top_k = 2048, rows[7].row.top_p = 0.99f;
+  rows[8].row.top_p = 0.3f, rows[8].row.min_p = 0.5f;
+  rows[9].row.temperature = 0.3f;
+  return rows;
+}
+
+// Weights are 2^-12 and more: sums in float64 are exact, whatever their order.
+TEST(SampleCudaTest, FlatRowsAreThoseOfTheCpuWhateverIsKept) {
+  for (const int64_t vocab : {20000, 6003}) {
+    Batch c = {RandomFloats(vocab, 11, 0.05f), RowsOfManyIds(), vocab, 3, true};
+    c.rows[2].row.num_logprobs = 3;
+    ExpectSame(c, 2);
+    // Far from 0, and spread.
+    for (float& logit : c.logits) logit = 40.0f * logit - 300.0f;
+    ExpectSame(c, 3);
+    // Five numbers, of thousands of ids each.
+    for (size_t i = 0; i < c.logits.size(); ++i) {
+      c.logits[i] = static_cast<float>(i * i % 5) - 2.0f;
+    }
+    ExpectSame(c, 4);
+  }
+}
+
+TEST(SampleCudaTest, FlatRowsOf128KAreThoseOfTheCpu) {
+  constexpr int64_t kVocab = 131072;
+  Batch c = {RandomFloats(kVocab, 12, 0.02f), {}, kVocab, 2, true};
+  c.rows.resize(3);
+  c.rows[0].row.position = PositionNearOne(0, 0.99999);
+  c.rows[1].row.top_p = 0.6f;
+  c.rows[2].row.num_logprobs = 2;
+  ExpectSame(c);
+  c.logits.assign(kVocab, -1.5f);
+  ExpectSame(c);
+}
+
+// Weights down to where they end: an id that has more than 2048 before it may
+// be the next one where a sum's last bits decide, which none here does.
+TEST(SampleCudaTest, LongTailsAreThoseOfTheCpu) {
+  constexpr int64_t kVocab = 20000;
+  Batch c = {RandomFloats(kVocab, 13, 1.0f), RowsOfManyIds(), kVocab, 0, true};
+  for (float& logit : c.logits) logit = -30.0f + 25.0f * logit;
+  c.logits[77] = 1.0f;
+  for (Row& row : c.rows) row.row.temperature *= 4.0f;
+  c.rows[8].row.min_p = 1e-9f;
+  c.rows[9].row.temperature = 1e-38f;
+  ExpectSame(c);
+  for (Row& row : c.rows) row.row.temperature = 1e30f;
+  ExpectSame(c, 2);
+}
+
+// Loads from the row, in bytes, and whether they are in whole sectors.
+int64_t LoadedBytes(const Batch& c) {
+  EmulatedTest test(1, 4, /*count_accesses=*/true);
+  (void)ByKernel(test, c);
+  int64_t bytes = 0;
+  for (const AccessCount& count : test.emulator().Accesses("sample")) {
+    if (count.kind != "global load" || count.requests < 10) continue;
+    EXPECT_EQ(count.sectors, count.least_sectors) << count.line;
+    // Of 16 bytes for each lane.
+    EXPECT_EQ(count.bytes, count.requests * 512) << count.line;
+    bytes += count.bytes;
+  }
+  return bytes;
+}
+
+TEST(SampleCudaTest, ReadsAGreedyRowOnceAndOthersAFewTimes) {
+  constexpr int64_t kVocab = 16384;
+  Batch c = {RandomFloats(kVocab, 14, 2.0f), {Greedy()}, kVocab, 3, true};
+  EXPECT_EQ(LoadedBytes(c), 4 * kVocab);
+  c.rows[0].row.num_logprobs = 0;
+  EXPECT_EQ(LoadedBytes(c), 3 * 4 * kVocab);
+  c.rows[0].row.num_logprobs = 3;
+  EXPECT_EQ(LoadedBytes(c), 5 * 4 * kVocab);
+  c.rows = {Row()};
+  c.rows[0].row.top_k = 40, c.rows[0].row.top_p = 0.9f;
+  EXPECT_EQ(LoadedBytes(c), 3 * 4 * kVocab);
+  c.rows[0].row.min_p = 0.05f;
+  EXPECT_EQ(LoadedBytes(c), 4 * 4 * kVocab);
+  // A flat row without filters: two intervals more. Equal ids: some more.
+  c.rows = {Row()};
+  c.rows[0].row.position = PositionNearOne(0, 0.999);
+  c.logits = RandomFloats(kVocab, 15, 0.05f);
+  EXPECT_LE(LoadedBytes(c), 6 * 4 * kVocab);
+  c.logits.assign(kVocab, 3.0f);
+  EXPECT_LE(LoadedBytes(c), 8 * 4 * kVocab);
+}
+
 TEST(SampleCudaTest, AListMayHaveTheWholeVocabulary) {
   Batch c = {RandomFloats(2 * 2500, 8, 20.0f), {Row(), Greedy()}, 2500, 2500};
   c.rows[0].row.num_logprobs = 2500;
@@ -451,20 +575,28 @@ TEST(SampleCudaTest, IsTheSameOnEverySeed) {
 }
 
 TEST(SampleCudaTest, EachSiteIsMissed) {
-  // Draws, one with a list, and a row in which all that is left is equal. Two
-  // warps have as many blocks of logits.
-  constexpr int32_t kVocab = 4096;
+  // Draws, one with a list, one with a filter, one that takes more than are
+  // sorted together, and a row in which all that is left is equal. Two warps
+  // have blocks of logits.
+  constexpr int32_t kVocab = 9000;
   Batch c = {RandomFloats(kVocab, 10, 2.0f), {}, kVocab, 5, true};
   c.rows.resize(4);
   for (uint64_t i = 0; i < 3; ++i) c.rows[i].row.position = i;
   c.rows[0].row.num_logprobs = 5;
+  // The last that is kept is drawn: one more would be another.
+  c.rows[1].row.min_p = 0.2f;
+  c.rows[1].row.position = PositionNearOne(0, 0.999);
+  c.rows[2].row.temperature = 20.0f;
+  c.rows[2].row.top_p = 0.9f;
   c.rows[3].biases.assign(kVocab, -kInf);
   for (int32_t id = 0; id < kVocab; ++id) c.rows[3].bias_ids.push_back(id);
+  // What is left begins with another warp's.
+  for (int32_t id = 0; id < 300; ++id) c.rows[3].banned.push_back(id);
   const Sampled want = ByReference(c);
   const auto mutants = LeaveOutEach("sample", kSeeds, [&](EmulatedTest& test) {
     return want == ByKernel(test, c);
   });
-  EXPECT_EQ(mutants.size(), 9u);
+  EXPECT_EQ(mutants.size(), 13u);
   for (const Mutant& mutant : mutants) {
     EXPECT_NE(mutant.verdict, Verdict::kRight)
         << mutant.site.kind << " at " << mutant.site.file << ":"

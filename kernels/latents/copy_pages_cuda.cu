@@ -6,6 +6,8 @@
 // reached by its address over the bus.
 // Bytes of a pair: a page read, and a page written. Floor: bytes over the
 // memory's bandwidth, to and from the host over the bus's.
+#include <algorithm>
+
 #include "kernels/simt/launch.h"
 #include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
@@ -17,7 +19,6 @@ constexpr uint32_t kThreads = 256;
 constexpr int kUnderWay = 4;
 // Units of a page that a CTA copies at a time.
 constexpr int64_t kUnitsAtOnce = int64_t{kThreads} * kUnderWay;
-constexpr int64_t kMostGridY = 65535;
 
 template <typename Unit>
 KVASIR_DEVICE Unit LoadUnit(const Unit* from) {
@@ -59,11 +60,10 @@ CopyPagesKernel(CopyPagesArgs args) {
 template <typename Unit>
 void LaunchCopyPages(const CopyPagesArgs& args, Launcher& launcher) {
   const int64_t units = args.page_bytes / static_cast<int64_t>(sizeof(Unit));
-  const int64_t ctas = (units + kUnitsAtOnce - 1) / kUnitsAtOnce;
   KernelLaunch launch;
   launch.name = "copy_pages";
-  launch.grid_x = static_cast<uint32_t>(args.num_pairs);
-  launch.grid_y = static_cast<uint32_t>(ctas < kMostGridY ? ctas : kMostGridY);
+  launch.grid_x = simt::Ctas(args.num_pairs);
+  launch.grid_y = std::min(simt::Ctas(units, kUnitsAtOnce), simt::kMostCtasY);
   launch.threads = kThreads;
   simt::Launch(launcher, launch, CopyPagesKernel<Unit>, args);
 }

@@ -70,8 +70,11 @@ absl::Status Hadamard(Stream& stream, const PreparedHadamard& prepared,
   params.y = rows.y;
   params.num_rows = rows.num_rows;
   Workspace::Scope scope(&workspace);
-  const DevicePtr<float> scratch =
-      workspace.Take<float>(params.scratch_floats * ScratchThreads(stream));
+  DevicePtr<float> scratch;  // a GPU has shared memory
+  if (stream.device() == DeviceKind::kCpu) {
+    scratch =
+        workspace.Take<float>(params.scratch_floats * ScratchThreads(stream));
+  }
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kKernels, stream, params, scratch);

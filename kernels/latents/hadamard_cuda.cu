@@ -108,9 +108,8 @@ void LaunchHadamard(const HadamardLaunch& args, Launcher& launcher) {
   constexpr int64_t kTeams = kThreads / team;
   KernelLaunch launch;
   launch.name = "hadamard";
-  launch.grid_x =
-      static_cast<uint32_t>((args.args.num_rows + kTeams - 1) / kTeams);
-  launch.grid_y = static_cast<uint32_t>(args.args.num_latents);
+  launch.grid_x = simt::Ctas(args.args.num_rows, kTeams);
+  launch.grid_y = simt::Ctas(args.args.num_latents, 1, simt::kMostCtasY);
   launch.threads = kThreads;
   launch.shared_bytes = static_cast<uint32_t>(kTeams * args.block_floats *
                                               int64_t{sizeof(float)});

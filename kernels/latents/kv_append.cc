@@ -66,6 +66,37 @@ int64_t ScratchOf(const Stream& stream, const KvAppendParams& params,
   return num_units > 0 ? num_tokens * params.num_groups : 0;
 }
 
+absl::Status AddUnitLatents(absl::Span<const KvAppendPart> parts,
+                            PreparedKvAppend* prepared) {
+  std::vector<std::vector<UnitLatent>> of_unit(
+      static_cast<size_t>(prepared->params.metadata.num_units));
+  int32_t index = 0;
+  for (const KvAppendPart& side : parts) {
+    uint32_t sides = 0;
+    for (int s = 0; s < kErrorSides; ++s) {
+      if (side.errors_of[s]) sides |= 1u << s;
+    }
+    for (int64_t g = 0; g < side.part.num_groups; ++g, ++index) {
+      if (side.unit_of_group == nullptr || side.part.groups[g].num_runs == 0) {
+        continue;
+      }
+      of_unit[static_cast<size_t>(side.unit_of_group[g])].push_back(
+          {index, sides});
+    }
+  }
+  std::vector<UnitLatent> latents;
+  std::vector<int32_t> ends;
+  for (const std::vector<UnitLatent>& unit : of_unit) {
+    latents.insert(latents.end(), unit.begin(), unit.end());
+    ends.push_back(static_cast<int32_t>(latents.size()));
+  }
+  KVASIR_ASSIGN_OR_RETURN(prepared->params.unit_latents,
+                          prepared->tables.Add<UnitLatent>(latents));
+  KVASIR_ASSIGN_OR_RETURN(prepared->params.unit_ends,
+                          prepared->tables.Add<int32_t>(ends));
+  return absl::OkStatus();
+}
+
 // The same part with its tables on the device.
 absl::StatusOr<KvAppendPart> Moved(KvAppendPart side, DeviceTables* tables) {
   KVASIR_ASSIGN_OR_RETURN(side.part, AddLatentTables(side.part, tables));
@@ -153,6 +184,9 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
   prepared.params.page_tokens = shape.page_tokens;
   prepared.params.metadata = shape.metadata;
   prepared.params.dtype = shape.dtype;
+  if (device.kind() != DeviceKind::kCpu && shape.metadata.num_units > 0) {
+    KVASIR_RETURN_IF_ERROR(AddUnitLatents(parts, &prepared));
+  }
   KVASIR_ASSIGN_OR_RETURN(prepared.params.parts,
                           prepared.tables.Add<KvAppendPart>(moved));
   return prepared;

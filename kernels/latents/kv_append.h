@@ -56,6 +56,13 @@ struct KvAppendPartIn {
 using KvAppendPart = KvAppendPartIn<DevicePtr>;
 using KvAppendPartArgs = KvAppendPartIn<LaunchPtr>;
 
+// A latent of codes that counts for a unit's errors: its place among the groups
+// of all parts, and the sides, a bit for each.
+struct alignas(8) UnitLatent {
+  int32_t index;
+  uint32_t sides;
+};
+
 template <template <typename> class Ptr>
 struct KvAppendParamsIn {
   Ptr<const KvAppendPartIn<Ptr>> parts = nullptr;  // of both sides
@@ -65,6 +72,10 @@ struct KvAppendParamsIn {
   int64_t num_groups = 0;
   int64_t most_groups = 0;
   int64_t most_codes = 0;
+  // For a GPU, where there is metadata: each unit's latents, unit by unit, in
+  // the order in which their errors are added; where each unit's end, [U].
+  Ptr<const UnitLatent> unit_latents = nullptr;
+  Ptr<const int32_t> unit_ends = nullptr;
   int64_t row_stride = 0;           // in elements
   int64_t page_tokens = 0;          // P
   SlotMetadataIn<Ptr> metadata;     // of the layer, if it may evict
@@ -81,7 +92,8 @@ struct KvAppendParamsIn {
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
-    visit(parts, metadata.arena, rows, slots, not_finite, positions);
+    visit(parts, unit_latents, unit_ends, metadata.arena, rows, slots,
+          not_finite, positions);
   }
 };
 using KvAppendParams = KvAppendParamsIn<DevicePtr>;

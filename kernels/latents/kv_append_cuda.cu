@@ -470,7 +470,7 @@ AppendKernel(AppendLaunch launch) {
 }
 
 // A token's metadata, a thread to a unit, once all errors are there: added up
-// part by part, group by group.
+// in the order of the unit's list.
 KVASIR_KERNEL(kMetadataThreads)
 MetadataKernel(AppendLaunch launch) {
   const KvAppendArgs& args = launch.args;
@@ -483,19 +483,15 @@ MetadataKernel(AppendLaunch launch) {
   for (int64_t unit = simt::Thread(); unit < metadata.num_units;
        unit += simt::Threads()) {
     float squares[kErrorSides] = {};
-    const float* error = launch.errors + token * args.num_groups;
-    for (int64_t p = 0; p < args.num_parts; ++p) {
-      const KvAppendPartArgs& side = args.parts[p];
-      for (int64_t g = 0; g < side.part.num_groups; ++g, ++error) {
-        if (side.unit_of_group == nullptr || side.unit_of_group[g] != unit ||
-            side.part.groups[g].num_runs == 0) {
-          continue;
-        }
-        const float square = simt::LoadGlobal(error);
-        KVASIR_UNROLL
-        for (int s = 0; s < kErrorSides; ++s) {
-          if (side.errors_of[s]) squares[s] = squares[s] + square;
-        }
+    const float* const errors_of_token =
+        launch.errors + token * args.num_groups;
+    const int32_t end = args.unit_ends[unit];
+    for (int32_t i = unit > 0 ? args.unit_ends[unit - 1] : 0; i < end; ++i) {
+      const UnitLatent latent = simt::LoadGlobal(args.unit_latents + i);
+      const float square = simt::LoadGlobal(errors_of_token + latent.index);
+      KVASIR_UNROLL
+      for (int s = 0; s < kErrorSides; ++s) {
+        if ((latent.sides >> s & 1) != 0) squares[s] = squares[s] + square;
       }
     }
     simt::StoreGlobal(ScoresOf(metadata, page, unit) + slot, 0.0f);
@@ -521,8 +517,8 @@ void KvAppendCuda(const KvAppendArgs& args, float* scratch,
   append.code_bytes = static_cast<uint32_t>((args.most_codes + 15) / 16 * 16);
   KernelLaunch launch;
   launch.name = "kv_append";
-  launch.grid_x = static_cast<uint32_t>(args.num_tokens);
-  launch.grid_y = static_cast<uint32_t>(args.num_parts);
+  launch.grid_x = simt::Ctas(args.num_tokens);
+  launch.grid_y = simt::Ctas(args.num_parts, 1, simt::kMostCtasY);
   uint32_t warps = kMostWarps;
   while (warps > 1 && (warps > args.most_groups ||
                        warps * append.code_bytes > kCudaAppendCodes)) {
@@ -536,7 +532,7 @@ void KvAppendCuda(const KvAppendArgs& args, float* scratch,
   if (args.metadata.num_units == 0) return;
   KernelLaunch metadata;
   metadata.name = "kv_append_metadata";
-  metadata.grid_x = static_cast<uint32_t>(args.num_tokens);
+  metadata.grid_x = simt::Ctas(args.num_tokens);
   metadata.threads = kMetadataThreads;
   simt::Launch(launcher, metadata, MetadataKernel, append);
 }

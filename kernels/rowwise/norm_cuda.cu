@@ -8,8 +8,9 @@
 // Bytes of a row, B to a number: x is read (M B), with residual it is read too
 // and x written (2 M B), out is written (M B); weight and bias stay in the
 // caches (of 16-bit rows a thread takes 8 of them by two accesses, so that each
-// sector is asked for twice). The passes after the first find the row there
-// too. Operations: 2 M fused ones of kRms and 4 M of kLayer, besides
+// sector is asked for twice). Threads hold 16 KiB of a row, so that a row
+// alone, as in decode, waits for memory once; further passes find in the caches
+// what is longer. Operations: 2 M fused ones of kRms and 4 M of kLayer, besides
 // conversions: a row is bound by its bytes. Floor: bytes over the memory's
 // bandwidth.
 #include "kernels/simt/launch.h"
@@ -23,16 +24,77 @@ constexpr uint32_t kThreads = 256;
 // Of shared memory: each warp's part of two sums.
 constexpr uint32_t kPartials = kThreads / simt::kWarp;
 
-// Calls visit(first column, pack of x) for the packs that are the thread's.
-template <typename T, int n, typename Visit>
-KVASIR_DEVICE void ForPacks(const T* x, int64_t columns, const Visit& visit) {
+// The packs of a row that are the thread's: the first are read once.
+template <typename T, int n>
+class ThreadsPacks {
+ public:
   using Pack = simt::Pack<T, n>;
-  KVASIR_NO_UNROLL
-  for (int64_t i = int64_t{n} * simt::Thread(); i < columns;
-       i += int64_t{n} * kThreads) {
-    visit(i, simt::LoadGlobal(reinterpret_cast<const Pack*>(x + i)));
+
+  KVASIR_DEVICE ThreadsPacks(const T* x, int64_t columns)
+      : x_(x), columns_(columns) {
+    Load(x, held_);
   }
-}
+
+  // Calls visit(first column, pack) for them.
+  template <typename Visit>
+  KVASIR_DEVICE void ForEach(const Visit& visit) const {
+    KVASIR_UNROLL
+    for (int i = 0; i < kHeld; ++i) {
+      if (Column(i) < columns_) visit(Column(i), held_[i]);
+    }
+    KVASIR_NO_UNROLL
+    for (int64_t at = Column(kHeld); at < columns_;
+         at += Column(1) - Column(0)) {
+      visit(at, At(x_, at));
+    }
+  }
+
+  // Adds those of another row, and stores the sums in this one.
+  KVASIR_DEVICE void Add(const T* other, T* x) {
+    Pack more[kHeld] = {};
+    Load(other, more);
+    KVASIR_UNROLL
+    for (int i = 0; i < kHeld; ++i) {
+      if (Column(i) < columns_) AddPack(more[i], x + Column(i), &held_[i]);
+    }
+    KVASIR_NO_UNROLL
+    for (int64_t at = Column(kHeld); at < columns_;
+         at += Column(1) - Column(0)) {
+      Pack pack = At(x_, at);
+      AddPack(At(other, at), x + at, &pack);
+    }
+  }
+
+ private:
+  static constexpr int kHeld = 4;
+
+  static KVASIR_DEVICE int64_t Column(int i) {
+    return n * (int64_t{simt::Thread()} + int64_t{kThreads} * i);
+  }
+  static KVASIR_DEVICE Pack At(const T* row, int64_t column,
+                               simt::Site site = simt::Site::Here()) {
+    return simt::LoadGlobal(reinterpret_cast<const Pack*>(row + column), site);
+  }
+  KVASIR_DEVICE void Load(const T* row, Pack (&packs)[kHeld],
+                          simt::Site site = simt::Site::Here()) const {
+    KVASIR_UNROLL
+    for (int i = 0; i < kHeld; ++i) {
+      if (Column(i) < columns_) packs[i] = At(row, Column(i), site);
+    }
+  }
+  static KVASIR_DEVICE void AddPack(const Pack& more, T* to, Pack* pack) {
+    KVASIR_UNROLL
+    for (int k = 0; k < n; ++k) {
+      pack->number[k] = simt::FromFloat<T>(simt::ToFloat(pack->number[k]) +
+                                           simt::ToFloat(more.number[k]));
+    }
+    simt::StoreGlobal(reinterpret_cast<Pack*>(to), *pack);
+  }
+
+  const T* x_;
+  int64_t columns_;
+  Pack held_[kHeld] = {};
+};
 
 template <typename T, int n>
 KVASIR_KERNEL(kThreads)
@@ -41,18 +103,9 @@ NormKernel(NormArgs args) {
   const int64_t columns = args.columns;
   const int64_t row = int64_t{simt::CtaX()} * columns;
   T* const x = reinterpret_cast<T*>(args.x) + row;
+  ThreadsPacks<T, n> packs(x, columns);
   if (args.residual != nullptr) {
-    const T* const residual = reinterpret_cast<const T*>(args.residual) + row;
-    ForPacks<T, n>(x, columns, [&](int64_t i, Pack pack) {
-      const Pack more =
-          simt::LoadGlobal(reinterpret_cast<const Pack*>(residual + i));
-      KVASIR_UNROLL
-      for (int k = 0; k < n; ++k) {
-        pack.number[k] = simt::FromFloat<T>(simt::ToFloat(pack.number[k]) +
-                                            simt::ToFloat(more.number[k]));
-      }
-      simt::StoreGlobal(reinterpret_cast<Pack*>(x + i), pack);
-    });
+    packs.Add(reinterpret_cast<const T*>(args.residual) + row, x);
   }
   if (args.out == nullptr) return;
 
@@ -62,14 +115,14 @@ NormKernel(NormArgs args) {
   float mean = 0.0f;
   if (args.kind == NormKind::kLayer) {
     float sum = 0.0f;
-    ForPacks<T, n>(x, columns, [&](int64_t, const Pack& pack) {
+    packs.ForEach([&](int64_t, const Pack& pack) {
       KVASIR_UNROLL
       for (int k = 0; k < n; ++k) sum += simt::ToFloat(pack.number[k]);
     });
     mean = simt::CtaSum(sum, partial) / count;
   }
   float squares = 0.0f;
-  ForPacks<T, n>(x, columns, [&](int64_t, const Pack& pack) {
+  packs.ForEach([&](int64_t, const Pack& pack) {
     KVASIR_UNROLL
     for (int k = 0; k < n; ++k) {
       const float d = simt::ToFloat(pack.number[k]) - mean;
@@ -81,7 +134,7 @@ NormKernel(NormArgs args) {
 
   T* const out = reinterpret_cast<T*>(args.out) + row;
   const bool layer = args.kind == NormKind::kLayer;
-  ForPacks<T, n>(x, columns, [&](int64_t i, const Pack& pack) {
+  packs.ForEach([&](int64_t i, const Pack& pack) {
     float weight[n];
     float bias[n] = {};
     simt::LoadFloats(args.weight + i, weight);

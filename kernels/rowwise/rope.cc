@@ -150,8 +150,11 @@ absl::Status Rope(Stream& stream, const PreparedRope& prepared,
   params.positions = rows.positions;
   params.num_tokens = rows.num_tokens;
   Workspace::Scope scope(&workspace);
-  const DevicePtr<float> scratch = workspace.Take<float>(
-      RopeScratch(params.rotary_dim) * ScratchThreads(stream));
+  DevicePtr<float> scratch;  // a GPU has shared memory
+  if (stream.device() == DeviceKind::kCpu) {
+    scratch = workspace.Take<float>(RopeScratch(params.rotary_dim) *
+                                    ScratchThreads(stream));
+  }
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kKernels, stream, params, scratch);

@@ -1,5 +1,6 @@
-// rope on a GPU: one CTA to a token, which makes the token's cosines and sines
-// once, in shared memory, for all heads of both tensors; then a warp to a head.
+// rope on a GPU: CTAs to a token, each of which makes the token's cosines and
+// sines once, in shared memory; then a warp to a head of either tensor. One CTA
+// has all heads where there are many tokens, eight of them where there are few.
 //
 // q and k are of args.dtype whatever their pointers say; angles, products and
 // sums are those of rope.h, in float32, rounded once as they are stored.
@@ -8,6 +9,9 @@
 // Bytes of a token: its rotated numbers, read and written. Operations: 6 to a
 // pair and head, about 40 to an angle. Floor: bytes over the memory's
 // bandwidth, while there are a few heads to an angle.
+#include <algorithm>
+
+#include "base/host_device.h"
 #include "kernels/simd/scalar_math.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/op_table.h"
@@ -17,6 +21,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kThreads = 256;
+constexpr uint32_t kWarps = kThreads / simt::kWarp;
 
 template <typename T>
 KVASIR_DEVICE void RotateHead(RopePairing pairing, const RopeHead& head,
@@ -43,23 +48,23 @@ KVASIR_DEVICE void RotateHead(RopePairing pairing, const RopeHead& head,
 }
 
 template <typename T>
-KVASIR_DEVICE void RotateHeads(const RopeTensorArgs& tensor,
-                               const RopeArgs& args, const float* cosines,
-                               const float* sines) {
-  if (tensor.data == nullptr) return;
+KVASIR_DEVICE void RotateHeadOf(const RopeTensorArgs& tensor, int64_t h,
+                                const RopeArgs& args, const float* cosines,
+                                const float* sines) {
   T* const row = reinterpret_cast<T*>(tensor.data) +
                  int64_t{simt::CtaX()} * tensor.row_stride;
-  for (int64_t h = simt::Warp(); h < tensor.num_heads;
-       h += kThreads / simt::kWarp) {
-    RopeHead head = {h * tensor.head_dim, args.rotary_dim / 2, nullptr};
-    if (tensor.heads != nullptr) {
-      const RopeHead& listed = tensor.heads[h];
-      head = {simt::LoadGlobal(&listed.begin),
-              simt::LoadGlobal(&listed.num_pairs),
-              simt::LoadGlobal(&listed.pairs)};
-    }
-    RotateHead(args.pairing, head, cosines, sines, row + head.begin);
+  RopeHead head = {h * tensor.head_dim, args.rotary_dim / 2, nullptr};
+  if (tensor.heads != nullptr) {
+    const RopeHead& listed = tensor.heads[h];
+    head = {simt::LoadGlobal(&listed.begin),
+            simt::LoadGlobal(&listed.num_pairs),
+            simt::LoadGlobal(&listed.pairs)};
   }
+  RotateHead(args.pairing, head, cosines, sines, row + head.begin);
+}
+
+inline KVASIR_HOST_DEVICE int64_t HeadsOf(const RopeTensorArgs& tensor) {
+  return tensor.data != nullptr ? tensor.num_heads : 0;
 }
 
 template <typename T>
@@ -80,8 +85,16 @@ RopeKernel(RopeArgs args) {
     simt::StoreShared(sines + f, sine * args.attention_factor);
   }
   simt::SyncCta();
-  RotateHeads<T>(args.q, args, cosines, sines);
-  RotateHeads<T>(args.k, args, cosines, sines);
+  const int64_t q_heads = HeadsOf(args.q);
+  const int64_t heads = q_heads + HeadsOf(args.k);
+  for (int64_t h = int64_t{simt::CtaY()} * kWarps + simt::Warp(); h < heads;
+       h += int64_t{simt::CtasY()} * kWarps) {
+    if (h < q_heads) {
+      RotateHeadOf<T>(args.q, h, args, cosines, sines);
+    } else {
+      RotateHeadOf<T>(args.k, h - q_heads, args, cosines, sines);
+    }
+  }
 }
 
 }  // namespace
@@ -90,6 +103,13 @@ void RopeCuda(const RopeArgs& args, float*, Launcher& launcher) {
   KernelLaunch launch;
   launch.name = "rope";
   launch.grid_x = simt::Ctas(args.num_tokens);
+  // As many as are resident together.
+  const int64_t resident =
+      launcher.multiprocessors() * int64_t{2048 / kThreads};
+  launch.grid_y = std::min(
+      {simt::Ctas(HeadsOf(args.q) + HeadsOf(args.k), kWarps), simt::kMostCtasY,
+       static_cast<uint32_t>(std::max<int64_t>(
+           resident / std::max<int64_t>(args.num_tokens, 1), 1))});
   launch.threads = kThreads;
   launch.shared_bytes =
       static_cast<uint32_t>(args.rotary_dim) * uint32_t{sizeof(float)};

@@ -1,11 +1,13 @@
 // log_softmax on a GPU: one CTA to a row, with the bits of the CPU's op: blocks
-// of 1024 logits by half warps, in the 16 lanes and the order of log_softmax.h.
+// of 1024 logits by 4 threads, in the 16 lanes and the order of log_softmax.h;
+// 128K ids are a block to every four threads.
 //
-// Layout: float32 logits, rows row_stride apart; a warp reads two runs of 64
-// bytes at a time. Bytes of a row: 4 V, and once more from the caches.
-// Operations: about 20 to a logit for its exponential. Floor: bytes over the
-// memory's bandwidth while there are as many rows as multiprocessors; a row
-// alone is as fast as one multiprocessor reads.
+// Layout: float32 logits, rows row_stride apart. Where rows are whole packs of
+// 16 bytes, and aligned, a warp reads eight runs of 64 bytes at a time, else
+// two by 16 threads to a block; eight reads ahead. Bytes of a row: 4 V, and
+// once more from the caches. Operations: about 20 to a logit for its
+// exponential. Floor: bytes over the memory's bandwidth while there are as many
+// rows as multiprocessors; a row alone is as fast as one multiprocessor reads.
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/op_table.h"
@@ -13,6 +15,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
+template <int n>
 KVASIR_KERNEL(kLogitThreads)
 LogSoftmaxKernel(LogSoftmaxArgs args) {
   const int64_t row = simt::CtaX();
@@ -20,8 +23,8 @@ LogSoftmaxKernel(LogSoftmaxArgs args) {
   const bool decides = simt::Thread() == 0;
   LogSoftmaxState state = {Lowest(), 0.0f, Lowest()};
   if (decides && args.vocab_begin > 0) state = args.state[row];
-  AddLogits(logits, args.vocab_count,
-            reinterpret_cast<LogitBlock*>(simt::Shared()), &state);
+  AddLogits<n>(logits, args.vocab_count,
+               reinterpret_cast<LogitBlock*>(simt::Shared()), &state);
   if (!decides) return;
   const int64_t target = args.targets[row] - args.vocab_begin;
   if (target >= 0 && target < args.vocab_count) {
@@ -38,10 +41,13 @@ LogSoftmaxKernel(LogSoftmaxArgs args) {
 void LogSoftmaxCuda(const LogSoftmaxArgs& args, Launcher& launcher) {
   KernelLaunch launch;
   launch.name = "log_softmax";
-  launch.grid_x = static_cast<uint32_t>(args.num_rows);
+  launch.grid_x = simt::Ctas(args.num_rows);
   launch.threads = kLogitThreads;
   launch.shared_bytes = LogitBlocksBytes(args.vocab_count);
-  simt::Launch(launcher, launch, LogSoftmaxKernel, args);
+  simt::Launch(launcher, launch,
+               HasWideRows(args, args.vocab_count) ? LogSoftmaxKernel<4>
+                                                   : LogSoftmaxKernel<1>,
+               args);
 }
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

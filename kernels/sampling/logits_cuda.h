@@ -9,6 +9,7 @@
 #include "kernels/simt/grid.h"
 #include "kernels/simt/memory.h"
 #include "kernels/simt/numbers.h"
+#include "kernels/simt/rows.h"
 #include "kernels/simt/warp.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
@@ -30,28 +31,102 @@ inline uint32_t LogitBlocksBytes(int64_t vocab) {
          static_cast<uint32_t>(sizeof(LogitBlock));
 }
 
-// What half a warp finds of `count` logits (none: nothing), in its 16 lanes and
-// their tree: AddLogitBlock's order. Both halves of a warp come here together.
+// Rows are taken in packs of n logits: 4, where rows are whole packs and
+// aligned to 16 bytes, or 1. Pack i is that of thread i % kLogitThreads.
+template <typename Args>
+bool HasWideRows(const Args& args, int64_t columns) {
+  return simt::WideRows<float>(columns, args.logits) &&
+         args.row_stride % simt::kWidePack<float> == 0;
+}
+
+// Calls visit(id, logit) for the thread's logits, ids ascending. So many of
+// them are read before the first is looked at.
+template <int n, int ahead, typename Visit>
+KVASIR_DEVICE void ForLogits(const float* logits, int32_t vocab,
+                             const Visit& visit) {
+  static_assert(ahead % n == 0, "whole packs");
+  constexpr auto kThreads = static_cast<int32_t>(kLogitThreads);
+  const auto* const packs =
+      reinterpret_cast<const simt::Pack<float, n>*>(logits);
+  const int32_t count = vocab / n;
+  KVASIR_NO_UNROLL
+  for (auto first = static_cast<int32_t>(simt::Thread()); first < count;
+       first += ahead / n * kThreads) {
+    simt::Pack<float, n> read[ahead / n];
+    KVASIR_UNROLL
+    for (int i = 0; i < ahead / n; ++i) {
+      const int32_t pack = first + i * kThreads;
+      if (pack < count) read[i] = simt::LoadGlobal(packs + pack);
+    }
+    KVASIR_UNROLL
+    for (int i = 0; i < ahead / n; ++i) {
+      const int32_t pack = first + i * kThreads;
+      if (pack >= count) continue;
+      KVASIR_UNROLL
+      for (int k = 0; k < n; ++k) visit(n * pack + k, read[i].number[k]);
+    }
+  }
+}
+
+// The 16 lanes of AddLogitBlock, n of them with each of 16 / n neighbouring
+// threads: join(lane i, lane i + 8), then 4, 2, 1 apart. Whole warps come here.
+template <int n, typename Join>
+KVASIR_DEVICE float OverLanes(float (&lanes)[n], const Join& join) {
+  KVASIR_UNROLL
+  for (int apart = kLanes / 2; apart > 0; apart /= 2) {
+    KVASIR_UNROLL
+    for (int k = 0; k < (apart < n ? apart : n); ++k) {
+      lanes[k] = join(
+          lanes[k],
+          apart < n
+              ? lanes[(k + apart) % n]
+              : simt::ShuffleXor(lanes[k], static_cast<uint32_t>(apart / n)));
+    }
+  }
+  return lanes[0];
+}
+
+// What 16 / n threads find of `count` logits (none: nothing), in the order of
+// AddLogitBlock. Whole warps come here.
+template <int n>
 KVASIR_DEVICE LogitBlock BlockOf(const float* logits, int64_t count) {
-  constexpr uint32_t kHalf = simt::kWarp / 2;
-  static_assert(kHalf == static_cast<uint32_t>(kLanes), "a lane to each sum");
-  float max = Lowest();
-  for (int64_t i = simt::Lane() % kHalf; i < count; i += kHalf) {
-    const float logit = simt::LoadGlobal(logits + i);
-    max = logit > max ? logit : max;
-  }
-  for (uint32_t lanes = kHalf / 2; lanes > 0; lanes /= 2) {
-    const float other = simt::ShuffleXor(max, lanes);
-    max = other > max ? other : max;
-  }
-  float sum = 0.0f;
-  for (int64_t i = simt::Lane() % kHalf; i < count; i += kHalf) {
-    const float logit = simt::LoadGlobal(logits + i);
-    sum = sum + simt::Fma(logit, 0.0f, Exp(logit - max));
-  }
-  for (uint32_t lanes = kHalf / 2; lanes > 0; lanes /= 2) {
-    sum = sum + simt::ShuffleXor(sum, lanes);
-  }
+  constexpr int kAhead = 8;  // packs that are read before one is looked at
+  const auto first = static_cast<int32_t>(
+      n * (simt::Lane() % static_cast<uint32_t>(kLanes / n)));
+  const auto end = static_cast<int32_t>(count);
+  // Calls visit(lane, logit) for the thread's.
+  const auto for_logits = [&](const auto& visit) {
+    KVASIR_NO_UNROLL
+    for (int32_t turn = first; turn < end; turn += kAhead * kLanes) {
+      simt::Pack<float, n> read[kAhead];
+      KVASIR_UNROLL
+      for (int i = 0; i < kAhead; ++i) {
+        const int32_t at = turn + i * kLanes;
+        if (at < end) {
+          read[i] = simt::LoadGlobal(
+              reinterpret_cast<const simt::Pack<float, n>*>(logits + at));
+        }
+      }
+      KVASIR_UNROLL
+      for (int i = 0; i < kAhead; ++i) {
+        if (turn + i * kLanes >= end) continue;
+        KVASIR_UNROLL
+        for (int k = 0; k < n; ++k) visit(k, read[i].number[k]);
+      }
+    }
+  };
+  float lanes[n];
+  for (float& lane : lanes) lane = Lowest();
+  for_logits([&](int k, float logit) {
+    lanes[k] = logit > lanes[k] ? logit : lanes[k];
+  });
+  const float max =
+      OverLanes(lanes, [](float a, float b) { return a > b ? a : b; });
+  for (float& lane : lanes) lane = 0.0f;
+  for_logits([&](int k, float logit) {
+    lanes[k] = lanes[k] + simt::Fma(logit, 0.0f, Exp(logit - max));
+  });
+  const float sum = OverLanes(lanes, [](float a, float b) { return a + b; });
   // All of them -infinity: no number, as from any other that is not finite.
   return {max, max == Lowest() ? simt::BitsAs<float>(0x7fc00000u) : sum, 0.0f,
           0.0f};
@@ -60,19 +135,22 @@ KVASIR_DEVICE LogitBlock BlockOf(const float* logits, int64_t count) {
 // Adds a row's logits to thread 0's state, with the bits of AddLogitBlock and
 // MergeLogitBlock. `blocks` has LogitBlocksBytes(count), and is this call's
 // own.
+template <int n>
 KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
                              LogitBlock* blocks, LogSoftmaxState* state) {
+  constexpr uint32_t kTeam = static_cast<uint32_t>(kLanes / n);
+  constexpr auto kOfWarp = static_cast<int32_t>(simt::kWarp / kTeam);
   const auto num_blocks =
       static_cast<int32_t>((count + kVocabBlock - 1) / kVocabBlock);
   const auto thread = static_cast<int32_t>(simt::Thread());
-  for (auto first = static_cast<int32_t>(2 * simt::Warp()); first < num_blocks;
-       first += 2 * int32_t{kLogitWarps}) {
-    const int32_t block = first + static_cast<int32_t>(simt::Lane() / 16);
+  for (auto first = kOfWarp * static_cast<int32_t>(simt::Warp());
+       first < num_blocks; first += kOfWarp * int32_t{kLogitWarps}) {
+    const int32_t block = first + static_cast<int32_t>(simt::Lane() / kTeam);
     const int64_t begin = block * kVocabBlock;
     const LogitBlock found =
-        BlockOf(logits + begin,
-                count - begin < kVocabBlock ? count - begin : kVocabBlock);
-    if (block < num_blocks && simt::Lane() % 16 == 0) {
+        BlockOf<n>(logits + begin,
+                   count - begin < kVocabBlock ? count - begin : kVocabBlock);
+    if (block < num_blocks && simt::Lane() % kTeam == 0) {
       simt::StoreShared(&blocks[block].max, found.max);
       simt::StoreShared(&blocks[block].sum, found.sum);
     }

@@ -31,11 +31,11 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
       CheckDeviceLogits(kSample.op, stream.device(), params.vocab));
   Workspace::Scope scope(&workspace);
   // A thread's is used row by row; a GPU has all rows at work.
-  const int64_t parts = stream.device() == DeviceKind::kCpu
-                            ? ScratchThreads(stream)
-                            : std::max<int64_t>(params.num_rows, 1);
-  const DevicePtr<char> scratch =
-      workspace.Take<char>(SampleScratchBytes(params.vocab, parts));
+  const DevicePtr<char> scratch = workspace.Take<char>(
+      stream.device() == DeviceKind::kCpu
+          ? SampleScratchBytes(params.vocab, ScratchThreads(stream))
+          : SampleDeviceRowBytes(params.vocab, params.max_top) *
+                std::max<int64_t>(params.num_rows, 1));
   if (workspace.counting()) return CheckServed(kSample, stream);
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kSample, stream, params, scratch);

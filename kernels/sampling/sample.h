@@ -87,8 +87,15 @@ class CpuStream;
 void SampleReference(const SampleArgs& params, void* scratch,
                      CpuStream& stream);
 void SampleSimd(const SampleArgs& params, void* scratch, CpuStream& stream);
-// Bytes of scratch for so many threads of a CPU, or rows of a GPU.
-int64_t SampleScratchBytes(int64_t vocab, int64_t parts);
+// Bytes of scratch for so many threads of a CPU.
+int64_t SampleScratchBytes(int64_t vocab, int64_t threads);
+// Ids of a list that a GPU needs no scratch for.
+inline constexpr int64_t kMostSharedTop = 2048;
+// Bytes of a row's scratch on a GPU: keys of a long list, adjusted logits.
+inline constexpr int64_t SampleDeviceRowBytes(int64_t vocab, int64_t max_top) {
+  const int64_t keys = max_top > kMostSharedTop ? 8 * max_top : 0;
+  return (keys + 63) / 64 * 64 + (4 * vocab + 63) / 64 * 64;
+}
 
 // A history that fills a table of SampleRow. No ids that clear nothing:
 // padding.

@@ -1,29 +1,34 @@
 // sample and count_tokens on a GPU: one CTA to a row.
 //
-// A row's ids belong to threads (id % threads), so that penalties, biases, bans
-// and the mask need no barrier. Greedy rows end with the largest of the
-// adjusted logits. Others take what can be drawn at all from the top: one pass
-// sums weights and counts ids down to eight distances from the largest logit,
-// the nearest of them below which nothing is wanted says what is sorted (in
-// shared memory up to 2048 ids, else in scratch), and one thread walks down the
-// order with the CPU's arithmetic. The list of the most likely ids is found in
-// the same way.
+// A pack of ids belongs to one thread in every pass, so that penalties, biases,
+// bans and the mask need no barrier. Greedy rows end with the largest of the
+// adjusted logits. In others each filter, and then the draw, looks for the
+// shortest prefix of the order that has its count or its share of the weights
+// (top_ids_cuda.h), each within what the one before left. The list of the most
+// likely ids is found in the same way.
 //
 // The result is the CPU's: greedy choices and ties, filters, log probabilities
-// and lists to the bit; but for this: where top-k is off, the sum of all
-// weights, which top-p and the draw are shares of, is added in another order,
-// in float64. A draw within 1e-15 of a border between two ids may fall to the
-// other. And see LogProbabilityOf.
+// and lists to the bit; but for this: the sum of all weights, which top-p and
+// the draw are shares of where top-k is off, and the sum of those before an id
+// that has more than 2048 before it, are added in another order, in float64. A
+// draw within 1e-13 of a border between two ids may fall to the other, and so
+// may the border of top-p. Where no weight is below 2^-12 these sums are exact,
+// and so is the result. And see LogProbabilityOf.
 //
-// Layout: float32 logits, rows row_stride apart; scratch of a row: V keys of 8
-// bytes, V adjusted logits. Bytes of a row: greedy 12 V (of 4 V logits, written
-// and read once as adjusted ones), more 8 V with a draw, 8 V with log
-// probabilities; from the second-level cache but for the first 4 V. Operations:
-// about 50 to a logit with a draw; a flat row sorts as many ids as it has
-// (n log2(n)^2 / 4 exchanges, about a millisecond for 128K). Floor: what one
-// multiprocessor reads; 128K ids are 0.5 MB.
+// Layout: float32 logits, rows row_stride apart, in 16-byte accesses where rows
+// are whole packs and aligned; scratch of a row: V adjusted logits, and for
+// lists of more than 2048 so many keys of 8 bytes. Bytes of a row: greedy 4 V;
+// 8 V more with penalties, biases, bans or a mask (12 V with biases or bans); 8
+// V more with a draw, 8 V with log probabilities, 8 V with a list: from the
+// second-level cache but for the first 4 V. Flat rows, of which more than 2048
+// ids are wanted, take 4 V more two to four times over, in contrived ones forty
+// times. Operations: about 60 to a logit with a draw, and 100 to one that is in
+// an interval which is cut. Floor: what one multiprocessor reads and computes;
+// 128K ids are 0.5 MB, or 8 thousand clocks at 64 bytes; flat ones with a draw
+// some 300 thousand, by estimate.
 #include "kernels/sampling/logits_cuda.h"
-#include "kernels/sampling/sample_row.h"
+#include "kernels/sampling/sample.h"
+#include "kernels/sampling/top_ids_cuda.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/op_table.h"
 
@@ -31,272 +36,176 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr int32_t kThreads = int32_t{kLogitThreads};
-// Ids that are sorted in shared memory.
-constexpr uint32_t kSharedKeys = 2048;
-// Distances from the largest logit, over the temperature: 0.5, 1.5, 3, ... 18.
-constexpr int kCuts = 8;
-KVASIR_DEVICE float CutAt(int i) {
-  return 0.25f * static_cast<float>((i + 1) * (i + 2));
-}
-// How much more than what is wanted is taken, for sums in float32.
-constexpr float kSlack = 1.0001f;
+static_assert(int64_t{kSortedIds} == kMostSharedTop, "scratch has the others");
 
 struct SampleCall {
   SampleArgs args;
   char* scratch;
-  int64_t row_bytes;  // of it
+  // Of it: of a row, and of the adjusted logits at a row's end.
+  int64_t row_bytes, logits_bytes;
 };
 
-// What a warp has found of one KeepTop.
-struct TopSums {
-  double total;
-  float mass[kCuts];
-  uint32_t count[kCuts];
-  uint32_t all;
-};
-// Of a KeepTop and of a search, each call's own.
-struct TopMemory {
-  TopSums sums[kLogitWarps];
-  uint32_t next;  // place for a key
+// Filters and the draw, in their order.
+constexpr int kTopK = 0, kTopP = 1, kMinP = 2, kDraw = 3;
+constexpr int kStages = kDraw + 1;
+
+// The end of a Find.
+struct Found {
+  Prefix prefix;
+  int32_t last;  // its last id
 };
 struct SampleShared {
-  uint64_t keys[kSharedKeys];
-  uint64_t best[2][kLogitWarps];
+  TopKey keys[kSortedIds];
+  float weights[kSortedIds];
+  TopKey best[2][kLogitWarps], below[kLogitWarps];
   TopMemory drawn, listed;
+  uint32_t next[kStages];
+  Found found[kStages];
   LogSoftmaxState state;
 };
 static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0, "blocks follow");
 
-template <typename T>
-KVASIR_DEVICE T ShuffleWide(T value, uint32_t lanes) {
-  const auto bits = simt::BitsAs<uint64_t>(value);
-  const uint64_t low = simt::ShuffleXor(static_cast<uint32_t>(bits), lanes);
-  const uint64_t high =
-      simt::ShuffleXor(static_cast<uint32_t>(bits >> 32), lanes);
-  return simt::BitsAs<T>(high << 32 | low);
-}
+// The largest of the thread's logits, the first of equals.
+struct BestLogit {
+  float logit = Lowest();
+  int32_t id = 0;
 
-// Larger for larger numbers; -0 is 0. Above 0 for numbers that are none.
-KVASIR_DEVICE uint32_t OrderOf(float x) {
-  const auto bits = simt::BitsAs<uint32_t>(x + 0.0f);
-  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
-}
-KVASIR_DEVICE float OfOrder(uint32_t order) {
-  return simt::BitsAs<float>(order ^
-                             ((order >> 31) != 0 ? 0x80000000u : 0xffffffffu));
-}
-
-KVASIR_DEVICE bool IsFinite(float x) { return x * 0.0f == 0.0f; }
-
-// The largest of all threads' keys.
-KVASIR_DEVICE uint64_t LargestKey(uint64_t key, uint64_t* partial) {
-  for (uint32_t lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) {
-    const uint64_t other = ShuffleWide(key, lanes);
-    key = other > key ? other : key;
+  KVASIR_DEVICE void Add(int32_t other_id, float other) {
+    if (other > logit) {
+      logit = other;
+      id = other_id;
+    }
   }
-  if (simt::Lane() == 0) simt::StoreShared(partial + simt::Warp(), key);
-  simt::SyncCta();
-  for (uint32_t warp = 0; warp < kLogitWarps; ++warp) {
-    const uint64_t other = simt::LoadShared(partial + warp);
-    key = other > key ? other : key;
+  // kEndOfRow where none is above -infinity.
+  KVASIR_DEVICE TopKey key() const {
+    return logit > Lowest() ? KeyOf(logit, id) : kEndOfRow;
   }
-  return key;
+};
+
+template <int n>
+KVASIR_DEVICE bool IsMine(int32_t id, int64_t vocab) {
+  return id >= 0 && id < vocab &&
+         id / n % kThreads == static_cast<int32_t>(simt::Thread());
+}
+
+KVASIR_DEVICE bool IsAllowed(const uint32_t* mask, int32_t id) {
+  return mask == nullptr ||
+         (simt::LoadGlobal(mask + id / 32) >> (id % 32) & 1u) != 0;
 }
 
 // Of `logits` in scratch, of the thread's ids: what must not be sampled.
+template <int n>
 KVASIR_DEVICE void ApplyBans(const SampleRowArgs& row, int64_t vocab,
                              float* logits) {
   for (int32_t i = 0; i < row.num_banned; ++i) {
     const int32_t id = row.banned_ids[i];
-    if (id >= 0 && id < vocab && id % kThreads == int32_t(simt::Thread())) {
-      logits[id] = Lowest();
-    }
+    if (IsMine<n>(id, vocab)) logits[id] = Lowest();
   }
 }
 
-// The largest of the thread's logits and its id, the lower of equals; 0 where
-// none is above -infinity. Logits of ids that the mask leaves out become that.
-KVASIR_DEVICE uint64_t BestOf(const SampleRowArgs& row, int32_t vocab,
-                              float* logits) {
-  uint64_t best = 0;
-  for (auto id = int32_t(simt::Thread()); id < vocab; id += kThreads) {
-    if (row.allow_mask != nullptr &&
-        (row.allow_mask[id / 32] >> (id % 32) & 1u) == 0) {
+// Of them, those that the mask leaves out become -infinity.
+template <int n>
+KVASIR_DEVICE BestLogit BestAllowed(const SampleRowArgs& row, int32_t vocab,
+                                    float* logits) {
+  const uint32_t* const mask = row.allow_mask;
+  BestLogit best;
+  ForLogits<n, 8>(logits, vocab, [&](int32_t id, float logit) {
+    if (IsAllowed(mask, id)) {
+      best.Add(id, logit);
+    } else {
       simt::StoreGlobal(logits + id, Lowest());
-      continue;
     }
-    const float logit = simt::LoadGlobal(logits + id);
-    if (!(logit > Lowest())) continue;
-    const uint64_t key = uint64_t{OrderOf(logit)} << 32 |
-                         (0xffffffffu - static_cast<uint32_t>(id));
-    best = key > best ? key : best;
-  }
+  });
   return best;
 }
 
-// Puts the row's logits into scratch, with penalties, biases and bans. Whether
-// the thread's raw ones are finite.
-KVASIR_DEVICE bool Adjust(const SampleRowArgs& row, const float* raw,
-                          int32_t vocab, float* logits) {
-  const bool repetition =
-      row.repetition_penalty != 1.0f &&
-      (row.prompt_counts != nullptr || row.output_counts != nullptr);
+// Counts of n neighbouring ids; 0 where there is no table.
+template <int n>
+KVASIR_DEVICE simt::Pack<int32_t, n> CountsOf(const int32_t* counts,
+                                              int32_t pack) {
+  simt::Pack<int32_t, n> pack_counts = {};
+  if (counts == nullptr) return pack_counts;
+  counts += n * pack;
+  if (reinterpret_cast<uintptr_t>(counts) % sizeof(pack_counts) == 0) {
+    return simt::LoadGlobal(
+        reinterpret_cast<const simt::Pack<int32_t, n>*>(counts));
+  }
+  KVASIR_UNROLL
+  for (int k = 0; k < n; ++k) {
+    pack_counts.number[k] = simt::LoadGlobal(counts + k);
+  }
+  return pack_counts;
+}
+
+// Puts the row's logits into scratch, with penalties, biases, bans and the
+// mask. `rest` gets 0 times the raw ones.
+template <int n>
+KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
+                               int32_t vocab, float* logits, float* rest) {
+  const float repeated = row.repetition_penalty;
+  const float present = row.presence_penalty;
+  const float frequent = row.frequency_penalty;
+  const int32_t* const prompt_counts = row.prompt_counts;
+  const int32_t* const output_counts = row.output_counts;
+  const uint32_t* const mask = row.allow_mask;
+  const bool repetition = repeated != 1.0f && (prompt_counts != nullptr ||
+                                               output_counts != nullptr);
   const bool output =
-      row.output_counts != nullptr &&
-      (row.presence_penalty != 0.0f || row.frequency_penalty != 0.0f);
-  const auto thread = static_cast<int32_t>(simt::Thread());
-  bool finite = true;
-  for (int32_t id = thread; id < vocab; id += kThreads) {
-    float logit = simt::LoadGlobal(raw + id);
-    finite = finite && IsFinite(logit);
-    if (repetition || output) {
-      const int32_t in_output =
-          row.output_counts != nullptr ? row.output_counts[id] : 0;
-      const bool in_prompt =
-          row.prompt_counts != nullptr && row.prompt_counts[id] > 0;
-      if (repetition && (in_prompt || in_output > 0)) {
-        logit = logit > 0.0f ? logit / row.repetition_penalty
-                             : logit * row.repetition_penalty;
-      }
-      if (output && in_output > 0) {
-        logit = logit - row.frequency_penalty * static_cast<float>(in_output);
-        logit = logit - row.presence_penalty;
+      output_counts != nullptr && (present != 0.0f || frequent != 0.0f);
+  // Of single ids. They come before the mask.
+  const bool single = row.num_biases > 0 || row.num_banned > 0;
+  using Logits = simt::Pack<float, n>;
+  constexpr int kAhead = 2;
+  const auto* const from = reinterpret_cast<const Logits*>(raw);
+  auto* const to = reinterpret_cast<Logits*>(logits);
+  const int32_t packs = vocab / n;
+  BestLogit best;
+  KVASIR_NO_UNROLL
+  for (auto first = static_cast<int32_t>(simt::Thread()); first < packs;
+       first += kAhead * kThreads) {
+    Logits read[kAhead];
+    simt::Pack<int32_t, n> in_output[kAhead] = {}, in_prompt[kAhead] = {};
+    KVASIR_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int32_t pack = first + i * kThreads;
+      if (pack >= packs) continue;
+      read[i] = simt::LoadGlobal(from + pack);
+      if (repetition) in_prompt[i] = CountsOf<n>(prompt_counts, pack);
+      if (repetition || output) {
+        in_output[i] = CountsOf<n>(output_counts, pack);
       }
     }
-    simt::StoreGlobal(logits + id, logit);
+    KVASIR_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int32_t pack = first + i * kThreads;
+      if (pack >= packs) continue;
+      KVASIR_UNROLL
+      for (int k = 0; k < n; ++k) {
+        float logit = read[i].number[k];
+        *rest = simt::Fma(logit, 0.0f, *rest);
+        const int32_t count = in_output[i].number[k];
+        if (repetition && (in_prompt[i].number[k] > 0 || count > 0)) {
+          logit = logit > 0.0f ? logit / repeated : logit * repeated;
+        }
+        if (output && count > 0) {
+          logit = logit - frequent * static_cast<float>(count);
+          logit = logit - present;
+        }
+        const int32_t id = n * pack + k;
+        if (!single && !IsAllowed(mask, id)) logit = Lowest();
+        best.Add(id, logit);
+        read[i].number[k] = logit;
+      }
+      simt::StoreGlobal(to + pack, read[i]);
+    }
   }
+  if (!single) return best;
   for (int32_t i = 0; i < row.num_biases; ++i) {
     const int32_t id = row.bias_ids[i];
-    if (id >= 0 && id < vocab && id % kThreads == thread) {
-      logits[id] = logits[id] + row.biases[i];
-    }
+    if (IsMine<n>(id, vocab)) logits[id] = logits[id] + row.biases[i];
   }
-  ApplyBans(row, vocab, logits);
-  return finite;
-}
-
-// Puts keys in ascending order: a network whose exchanges all go upwards, so
-// that it may end anywhere.
-KVASIR_DEVICE void Sort(uint64_t* keys, uint32_t count) {
-  uint32_t whole = 1;
-  while (whole < count) whole *= 2;
-  for (uint32_t size = 2; size <= whole; size *= 2) {
-    for (uint32_t apart = size / 2; apart > 0; apart /= 2) {
-      // First mirror images, then neighbours.
-      const uint32_t flip = apart == size / 2 ? 2 * apart - 1 : apart;
-      for (uint32_t i = simt::Thread(); i < whole / 2; i += kLogitThreads) {
-        const uint32_t low = i / apart * 2 * apart + i % apart;
-        const uint32_t high = low ^ flip;
-        if (high >= count) continue;
-        const uint64_t a = keys[low];
-        const uint64_t b = keys[high];
-        if (a > b) {
-          keys[low] = b;
-          keys[high] = a;
-        }
-      }
-      simt::SyncCta();
-    }
-  }
-}
-
-// Ids from the top, in the order of their logits, equal ones by id.
-struct TopIds {
-  uint64_t* keys;  // ~OrderOf(logit) above, the id below
-  uint32_t count;
-  uint32_t all;  // that there are, with those which were left away
-  double total;  // of all weights
-};
-
-// What a row's logits are taken from the top by.
-struct TopOrder {
-  const float* logits;
-  int32_t vocab;
-  float max;
-  float temperature;
-  bool drawable;  // only ids whose weight, exp((logit - max) / temperature), is
-                  // above 0
-
-  // Calls visit(id, logit, (logit - max) / temperature, weight).
-  template <typename Visit>
-  KVASIR_DEVICE void ForIds(const Visit& visit) const {
-    for (auto id = int32_t(simt::Thread()); id < vocab; id += kThreads) {
-      const float logit = simt::LoadGlobal(logits + id);
-      const float distance = (logit - max) / temperature;
-      const float weight = Exp(distance);
-      if (!drawable || weight > 0.0f) visit(id, logit, distance, weight);
-    }
-  }
-};
-
-// What all threads found.
-KVASIR_DEVICE TopSums SumOf(TopSums mine, TopSums* sums) {
-  for (uint32_t lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) {
-    mine.total += ShuffleWide(mine.total, lanes);
-    mine.all += simt::ShuffleXor(mine.all, lanes);
-    KVASIR_UNROLL
-    for (int i = 0; i < kCuts; ++i) {
-      mine.mass[i] += simt::ShuffleXor(mine.mass[i], lanes);
-      mine.count[i] += simt::ShuffleXor(mine.count[i], lanes);
-    }
-  }
-  if (simt::Lane() == 0) sums[simt::Warp()] = mine;
-  simt::SyncCta();
-  TopSums sum = {};
-  for (uint32_t warp = 0; warp < kLogitWarps; ++warp) {
-    sum.total += sums[warp].total;
-    sum.all += sums[warp].all;
-    KVASIR_UNROLL
-    for (int i = 0; i < kCuts; ++i) {
-      sum.mass[i] += sums[warp].mass[i];
-      sum.count[i] += sums[warp].count[i];
-    }
-  }
-  return sum;
-}
-
-// Ids down to the first distance that is enough(count, mass, distance, total of
-// all weights): all where none is. `shared` and `scratch` are for keys.
-template <typename Enough>
-KVASIR_DEVICE TopIds KeepTop(const TopOrder& order, uint64_t* shared,
-                             uint64_t* scratch, TopMemory* memory,
-                             const Enough& enough) {
-  TopSums mine = {};
-  order.ForIds([&](int32_t, float, float distance, float weight) {
-    mine.total += static_cast<double>(weight);
-    ++mine.all;
-    KVASIR_UNROLL
-    for (int i = 0; i < kCuts; ++i) {
-      if (distance > -CutAt(i)) {
-        mine.mass[i] += weight;
-        ++mine.count[i];
-      }
-    }
-  });
-  const TopSums sum = SumOf(mine, memory->sums);
-  uint32_t count = sum.all;
-  bool cuts = false;
-  float cut = 0.0f;
-  KVASIR_UNROLL
-  for (int i = kCuts - 1; i >= 0; --i) {
-    if (enough(sum.count[i], sum.mass[i], CutAt(i), sum.total)) {
-      cuts = true;
-      cut = CutAt(i);
-      count = sum.count[i];
-    }
-  }
-  uint64_t* const keys = count <= kSharedKeys ? shared : scratch;
-  order.ForIds([&](int32_t id, float logit, float distance, float) {
-    if (cuts && !(distance > -cut)) return;
-    const uint32_t place =
-        simt::AtomicAdd<simt::Scope::kCta>(&memory->next, 1u);
-    keys[place] = uint64_t{~OrderOf(logit)} << 32 | static_cast<uint32_t>(id);
-  });
-  simt::SyncCta();
-  const TopIds top = {keys, simt::LoadShared(&memory->next), sum.all,
-                      sum.total};
-  Sort(top.keys, top.count);
-  return top;
+  ApplyBans<n>(row, vocab, logits);
+  return BestAllowed<n>(row, vocab, logits);
 }
 
 // base::Philox4x32 of the row's seed at its position and sample index, as a
@@ -322,108 +231,145 @@ KVASIR_DEVICE double Uniform(const SampleRowArgs& row) {
   return static_cast<double>(word >> 11) * 0x1p-53;
 }
 
-// Walks down ids with their weights (float32 above, the id below) as sample.h
-// says; by one thread.
-KVASIR_DEVICE int32_t Walk(const SampleRowArgs& row, const TopIds& top,
-                           double uniform) {
-  const auto weight_of = [&](int64_t i) {
-    return static_cast<double>(
-        simt::BitsAs<float>(static_cast<uint32_t>(top.keys[i] >> 32)));
-  };
-  int64_t limit = top.count;
-  double kept = top.total;
-  if (row.top_k > 0 && static_cast<uint32_t>(row.top_k) < top.all) {
-    limit = row.top_k;
-    kept = 0.0;
-    for (int64_t i = 0; i < limit; ++i) kept += weight_of(i);
-  }
-  if (row.top_p < 1.0f) {
-    const double wanted = static_cast<double>(row.top_p) * kept;
-    int64_t prefix = 0;
-    kept = 0.0;
-    while (prefix < limit && (prefix == 0 || kept < wanted)) {
-      kept += weight_of(prefix++);
+// What lies sorted in shared memory: the ids between these.
+struct SortedIds {
+  Prefix from;
+  TopKey end;
+};
+
+// The shortest prefix, of at least one id, with which `goal` is met, as the CPU
+// adds weights; all before `to` where none is. By one thread: `sorted` are the
+// ids behind `from`, as far as `to` goes.
+KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
+                         const TopKey* keys, const float* weights) {
+  constexpr uint32_t kTogether = 8;
+  const uint32_t count = to.count - from.count;
+  if (from.count > 0 && keys[0] >= goal.end) return {from, -1};
+  double mass = from.mass;
+  uint32_t i = 0;
+  // Many at a time, while it is not met among them.
+  KVASIR_NO_UNROLL
+  for (; i + kTogether < count; i += kTogether) {
+    double next = mass;
+    KVASIR_UNROLL
+    for (uint32_t k = 0; k < kTogether; ++k) {
+      next += static_cast<double>(weights[i + k]);
     }
-    limit = prefix;
-  }
-  if (row.min_p > 0.0f) {
-    int64_t prefix = 0;
-    kept = 0.0;
-    while (
-        prefix < limit &&
-        (prefix == 0 || weight_of(prefix) >= static_cast<double>(row.min_p))) {
-      kept += weight_of(prefix++);
+    if (goal.Has({keys[i + kTogether], next, from.count + i + kTogether})) {
+      break;
     }
-    limit = prefix;
+    mass = next;
   }
-  const double target = uniform * kept;
-  double sum = 0.0;
-  int64_t i = 0;
-  for (; i < limit - 1; ++i) {
-    sum += weight_of(i);
-    if (sum > target) break;
+  Found found = {from, -1};
+  KVASIR_NO_UNROLL
+  for (; i < count; ++i) {
+    mass += static_cast<double>(weights[i]);
+    found = {{i + 1 < count ? keys[i + 1] : to.end, mass, from.count + i + 1},
+             IdOf(keys[i])};
+    if (goal.Has(found.prefix)) break;
   }
-  return static_cast<int32_t>(static_cast<uint32_t>(top.keys[i]));
+  return found;
 }
 
-// Thread 0's result.
-KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
-                           uint64_t* scratch, SampleShared* shared) {
-  const double uniform = Uniform(row);
-  const auto enough = [&](uint32_t count, float mass, float cut, double total) {
-    if (row.top_k > 0) return count >= static_cast<uint32_t>(row.top_k);
-    if (row.top_p >= 1.0f && row.min_p > 0.0f) {
-      return Exp(-cut) * kSlack < row.min_p;
+// The prefix of `limit` that meets the goal of a stage.
+template <int n>
+KVASIR_DEVICE Found Find(const TopOrder& order, const Goal& goal,
+                         const Prefix& limit, int stage, SortedIds* sorted,
+                         SampleShared* shared) {
+  TopInterval interval = Narrow<n>(order, goal, limit, kSortedIds,
+                                   /*whole=*/false, &shared->drawn);
+  // From the top on wherever it can be: the sums are the CPU's there.
+  if (interval.to.count <= kSortedIds) interval.from = {order.begin(), 0.0, 0};
+  if (interval.from.end < sorted->from.end || interval.to.end > sorted->end) {
+    *sorted = {interval.from, interval.to.end};
+    const uint32_t count =
+        TakeSorted<n>(order, interval.from.end, interval.to.end, shared->keys,
+                      &shared->next[stage]);
+    for (uint32_t i = simt::Thread(); i < count; i += kLogitThreads) {
+      shared->weights[i] = order.Weight(LogitOf(shared->keys[i]));
     }
-    const double share =
-        row.top_p < 1.0f ? static_cast<double>(row.top_p) : uniform;
-    return static_cast<double>(mass) >=
-           share * total * static_cast<double>(kSlack);
-  };
-  const TopIds top =
-      KeepTop(order, shared->keys, scratch, &shared->drawn, enough);
-  for (uint32_t i = simt::Thread(); i < top.count; i += kLogitThreads) {
-    const uint64_t key = top.keys[i];
-    const float logit = OfOrder(~static_cast<uint32_t>(key >> 32));
-    const float weight = Exp((logit - order.max) / order.temperature);
-    top.keys[i] = uint64_t{simt::BitsAs<uint32_t>(weight)} << 32 |
-                  static_cast<uint32_t>(key);
+    simt::SyncCta();
+  }
+  if (simt::Thread() == 0) {
+    shared->found[stage] =
+        Walk(goal, sorted->from, interval.to, shared->keys, shared->weights);
   }
   simt::SyncCta();
-  return simt::Thread() == 0 ? Walk(row, top, uniform) : 0;
+  return shared->found[stage];
 }
 
-// Thread 0's result.
-KVASIR_DEVICE int32_t Choose(const SampleRowArgs& row, int32_t vocab,
-                             uint64_t best, float* logits, uint64_t* scratch,
-                             SampleShared* shared) {
-  const auto id_of = [](uint64_t key) {
-    return static_cast<int32_t>(~static_cast<uint32_t>(key));
-  };
-  if (best == 0) {
-    // No logit is above -infinity: all that may be sampled are equal.
-    for (auto id = int32_t(simt::Thread()); id < vocab; id += kThreads) {
-      simt::StoreGlobal(logits + id, 0.0f);
-    }
-    ApplyBans(row, vocab, logits);
-    best = LargestKey(BestOf(row, vocab, logits), shared->best[1]);
-    return best == 0 ? kNoTokenAllowed : id_of(best);
+template <int n>
+KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
+                           SampleShared* shared) {
+  Split<n>(order, {order.begin(), 0.0, 0}, CutsOfRow(order),
+           &shared->drawn.split, &shared->drawn.row);
+  const Prefix all = shared->drawn.row.prefix[kCuts - 1];
+  // The first that min-p leaves out.
+  TopKey below = kEndOfRow;
+  if (const float min_p = row.min_p; min_p > 0.0f) {
+    ForLogits<n, 16>(order.logits, order.vocab, [&](int32_t id, float logit) {
+      const TopKey key = KeyOf(logit, id);
+      if (key >= below) return;
+      const float weight = order.Weight(logit);
+      if (weight > 0.0f && weight < min_p) below = key;
+    });
+    below = FirstKey(below, shared->below);
   }
-  const float max = OfOrder(static_cast<uint32_t>(best >> 32));
-  // The difference to an infinite logit is no number.
-  if (row.temperature <= 0.0f || !IsFinite(max)) return id_of(best);
-  return Draw(row, {logits, vocab, max, row.temperature, true}, scratch,
-              shared);
+  SortedIds sorted = {{kEndOfRow, 0.0, 0}, 0};
+  Found found = {all, -1};
+  KVASIR_NO_UNROLL
+  for (int stage = 0; stage < kStages; ++stage) {
+    Goal goal;
+    if (stage == kTopK) {
+      if (row.top_k <= 0 || static_cast<uint32_t>(row.top_k) >= all.count) {
+        continue;
+      }
+      goal.count = static_cast<uint32_t>(row.top_k);
+    } else if (stage == kTopP) {
+      if (row.top_p >= 1.0f) continue;
+      goal.mass = static_cast<double>(row.top_p) * found.prefix.mass;
+    } else if (stage == kMinP) {
+      if (below >= found.prefix.end) continue;
+      goal.end = below;
+    } else {
+      goal.above = Uniform(row) * found.prefix.mass;
+    }
+    found = Find<n>(order, goal, found.prefix, stage, &sorted, shared);
+  }
+  return found.last;
 }
 
-// `token` is thread 0's.
+// All threads' result.
+template <int n>
+KVASIR_DEVICE int32_t Choose(const SampleRowArgs& row, int32_t vocab,
+                             TopKey best, const float* logits, float* scratch,
+                             SampleShared* shared) {
+  if (best == kEndOfRow) {
+    // No logit is above -infinity: all that may be sampled are equal.
+    for (auto pack = int32_t(simt::Thread()); pack < vocab / n;
+         pack += kThreads) {
+      simt::StoreGlobal(reinterpret_cast<simt::Pack<float, n>*>(scratch) + pack,
+                        {});
+    }
+    ApplyBans<n>(row, vocab, scratch);
+    best = FirstKey(BestAllowed<n>(row, vocab, scratch).key(), shared->best[1]);
+    return best == kEndOfRow ? kNoTokenAllowed : IdOf(best);
+  }
+  const float max = LogitOf(best);
+  // The difference to an infinite logit is no number.
+  if (row.temperature <= 0.0f || !IsFinite(max)) return IdOf(best);
+  return Draw<n>(row, {logits, vocab, max, row.temperature, true}, shared);
+}
+
+// `keys` is scratch for lists of more than kSortedIds.
+template <int n>
 KVASIR_DEVICE void WriteLogprobs(const SampleArgs& args, int32_t token,
-                                 bool sound, uint64_t* scratch,
-                                 SampleShared* shared) {
+                                 TopKey* keys, SampleShared* shared) {
   const int64_t index = simt::CtaX();
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t num_logprobs = args.rows[index].num_logprobs;
   // Of numbers that have no order there is nothing to report.
+  const bool sound = token != kLogitNotFinite;
   const int64_t want = sound && num_logprobs > 0 ? num_logprobs : 0;
   for (int64_t i = want + thread; i < args.max_top; i += kThreads) {
     args.top_ids[index * args.max_top + i] = -1;
@@ -435,8 +381,8 @@ KVASIR_DEVICE void WriteLogprobs(const SampleArgs& args, int32_t token,
   }
   const float* const logits = args.logits + index * args.row_stride;
   LogSoftmaxState state = {Lowest(), 0.0f, Lowest()};
-  AddLogits(logits, args.vocab, reinterpret_cast<LogitBlock*>(shared + 1),
-            &state);
+  AddLogits<n>(logits, args.vocab, reinterpret_cast<LogitBlock*>(shared + 1),
+               &state);
   if (thread == 0) {
     shared->state = state;
     args.logprobs[index] =
@@ -447,47 +393,71 @@ KVASIR_DEVICE void WriteLogprobs(const SampleArgs& args, int32_t token,
   if (listed == 0) return;
   simt::SyncCta();
   state = shared->state;
-  const TopIds top = KeepTop(
-      {logits, static_cast<int32_t>(args.vocab), state.max, 1.0f, false},
-      shared->keys, scratch, &shared->listed,
-      [&](uint32_t count, float, float, double) { return count >= listed; });
+  const TopOrder order = {logits, static_cast<int32_t>(args.vocab), state.max,
+                          1.0f, false};
+  Goal goal;
+  goal.count = static_cast<uint32_t>(listed);
+  TopMemory* const memory = &shared->listed;
+  Split<n>(order, {order.begin(), 0.0, 0}, CutsOfRow(order), &memory->split,
+           &memory->row);
+  if (goal.count <= kSortedIds) keys = shared->keys;
+  const TopInterval top =
+      Narrow<n>(order, goal, memory->row.prefix[kCuts - 1],
+                goal.count <= kSortedIds ? kSortedIds : goal.count,
+                /*whole=*/true, memory);
+  (void)TakeSorted<n>(order, order.begin(), top.to.end, keys, &memory->next);
   for (int64_t i = thread; i < listed; i += kThreads) {
-    const uint64_t key = top.keys[i];
-    const float logit = OfOrder(~static_cast<uint32_t>(key >> 32));
-    args.top_ids[index * args.max_top + i] =
-        static_cast<int32_t>(static_cast<uint32_t>(key));
+    args.top_ids[index * args.max_top + i] = IdOf(keys[i]);
     args.top_logprobs[index * args.max_top + i] =
-        LogProbabilityOf(logit, state);
+        LogProbabilityOf(LogitOf(keys[i]), state);
   }
 }
 
+template <int n>
 KVASIR_KERNEL(kLogitThreads)
 SampleKernel(SampleCall call) {
   const SampleArgs& args = call.args;
   auto* const shared = reinterpret_cast<SampleShared*>(simt::Shared());
   const int64_t index = simt::CtaX();
-  const SampleRowArgs row = args.rows[index];
+  const SampleRowArgs& row = args.rows[index];  // registers are few
   const auto vocab = static_cast<int32_t>(args.vocab);
-  auto* const scratch =
-      reinterpret_cast<uint64_t*>(call.scratch + index * call.row_bytes);
-  auto* const logits = reinterpret_cast<float*>(scratch + vocab);
+  const float* const raw = args.logits + index * args.row_stride;
+  char* const scratch = call.scratch + index * call.row_bytes;
+  auto* const keys = reinterpret_cast<TopKey*>(scratch);
+  auto* const adjusted =
+      reinterpret_cast<float*>(scratch + call.row_bytes - call.logits_bytes);
 
   const bool decides = simt::Thread() == 0;
   if (decides) {
-    shared->drawn.next = 0;
+    for (uint32_t& next : shared->next) next = 0;
     shared->listed.next = 0;
   }
-  constexpr uint64_t kNotFinite = ~uint64_t{0};  // above every key
-  const bool finite =
-      Adjust(row, args.logits + index * args.row_stride, vocab, logits);
-  const uint64_t best = LargestKey(
-      finite ? BestOf(row, vocab, logits) : kNotFinite, shared->best[0]);
-  const bool sound = best != kNotFinite;
-  const int32_t token = sound
-                            ? Choose(row, vocab, best, logits, scratch, shared)
-                            : kLogitNotFinite;
+  const bool adjusts =
+      (row.repetition_penalty != 1.0f && row.prompt_counts != nullptr) ||
+      (row.output_counts != nullptr &&
+       (row.repetition_penalty != 1.0f || row.presence_penalty != 0.0f ||
+        row.frequency_penalty != 0.0f)) ||
+      row.num_biases > 0 || row.num_banned > 0 || row.allow_mask != nullptr;
+  BestLogit best;
+  float rest = 0.0f;  // NaN as soon as a raw logit is not finite
+  if (adjusts) {
+    best = Adjust<n>(row, raw, vocab, adjusted, &rest);
+  } else {
+    ForLogits<n, 16>(raw, vocab, [&](int32_t id, float logit) {
+      rest = simt::Fma(logit, 0.0f, rest);
+      best.Add(id, logit);
+    });
+  }
+  constexpr TopKey kNotFinite = 0;  // before every key of a finite logit
+  const TopKey first =
+      FirstKey(rest == 0.0f ? best.key() : kNotFinite, shared->best[0]);
+  const int32_t token =
+      first == kNotFinite
+          ? kLogitNotFinite
+          : Choose<n>(row, vocab, first, adjusts ? adjusted : raw, adjusted,
+                      shared);
   if (decides) args.token_ids[index] = token;
-  WriteLogprobs(args, token, sound, scratch, shared);
+  WriteLogprobs<n>(args, token, keys, shared);
   if (decides && token >= 0 && row.output_counts != nullptr) {
     ++row.output_counts[token];
   }
@@ -515,19 +485,22 @@ CountTokensKernel(CountTokensArgs args) {
 void SampleCuda(const SampleArgs& args, void* scratch, Launcher& launcher) {
   KernelLaunch launch;
   launch.name = "sample";
-  launch.grid_x = static_cast<uint32_t>(args.num_rows);
+  launch.grid_x = simt::Ctas(args.num_rows);
   launch.threads = kLogitThreads;
   launch.shared_bytes = static_cast<uint32_t>(sizeof(SampleShared)) +
                         LogitBlocksBytes(args.vocab);
   simt::Launch(
-      launcher, launch, SampleKernel,
-      {args, static_cast<char*>(scratch), SampleScratch::Bytes(args.vocab)});
+      launcher, launch,
+      HasWideRows(args, args.vocab) ? SampleKernel<4> : SampleKernel<1>,
+      {args, static_cast<char*>(scratch),
+       SampleDeviceRowBytes(args.vocab, args.max_top),
+       SampleDeviceRowBytes(args.vocab, 0)});
 }
 
 void CountTokensCuda(const CountTokensArgs& args, Launcher& launcher) {
   KernelLaunch launch;
   launch.name = "count_tokens";
-  launch.grid_x = static_cast<uint32_t>(args.num_rows);
+  launch.grid_x = simt::Ctas(args.num_rows);
   launch.threads = kLogitThreads;
   simt::Launch(launcher, launch, CountTokensKernel, args);
 }

@@ -236,8 +236,8 @@ void SampleOneRow(const SampleArgs& params, int64_t index,
   if (token >= 0 && row.output_counts != nullptr) ++row.output_counts[token];
 }
 
-int64_t SampleScratchBytes(int64_t vocab, int64_t parts) {
-  return SampleScratch::Bytes(vocab) * parts;
+int64_t SampleScratchBytes(int64_t vocab, int64_t threads) {
+  return SampleScratch::Bytes(vocab) * threads;
 }
 
 }  // namespace kvasir::kernels

@@ -13,10 +13,12 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 inline constexpr uint32_t kMostCtasX = 0x7fffffff;
 inline constexpr uint32_t kMostCtasY = 0xffff;
 
-// CTAs in x for `count` of which each takes `of_each`.
-inline uint32_t Ctas(int64_t count, int64_t of_each = 1) {
+// CTAs in x for `count` of which each takes `of_each`; in y where `most` is
+// kMostCtasY.
+inline uint32_t Ctas(int64_t count, int64_t of_each = 1,
+                     uint32_t most = kMostCtasX) {
   const int64_t ctas = (count + of_each - 1) / of_each;
-  KVASIR_CHECK(ctas >= 0 && ctas <= int64_t{kMostCtasX});
+  KVASIR_CHECK(ctas >= 0 && ctas <= int64_t{most});
   return static_cast<uint32_t>(ctas);
 }
 

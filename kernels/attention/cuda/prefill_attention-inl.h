@@ -720,10 +720,10 @@ class PrefillAttention {
                 float number = 0.0f;
                 if (merged_ &&
                     SeesSlots(simt::LoadShared(factors_ + 3 * kRows + row))) {
-                  number = simt::LoadShared(sums_ + row * sums_stride_ +
-                                            chunk.column + channel) *
-                           (1.0f /
-                            simt::LoadShared(factors_ + 2 * kRows + row));
+                  number =
+                      simt::LoadShared(sums_ + row * sums_stride_ +
+                                       chunk.column + channel) *
+                      (1.0f / simt::LoadShared(factors_ + 2 * kRows + row));
                 }
                 T* const out = static_cast<T*>(args_.out) +
                                RowStart(args_, item_, row, chunk.head_column,

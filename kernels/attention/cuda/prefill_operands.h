@@ -90,9 +90,9 @@ KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
       simt::LoadShared(reinterpret_cast<const uint32_t*>(params) + slot);
   const uint32_t minimum = simt::PickBytes(range, range, 0x3232u);
   // Bounded, so that no value is infinite (mma_attention-inl.h).
-  const uint32_t most =
-      levels ? chunk.most_scale
-             : simt::FmaPair(F16{}, minimum, chunk.less_scale, chunk.most_scale);
+  const uint32_t most = levels ? chunk.most_scale
+                               : simt::FmaPair(F16{}, minimum, chunk.less_scale,
+                                               chunk.most_scale);
   const uint32_t scale =
       simt::MinPair(simt::PickBytes(range, range, 0x1010u), most);
   KVASIR_NO_UNROLL

@@ -1,0 +1,331 @@
+// The top of a row of logits, by one CTA: prefixes of the order of sample.h
+// that hold a count of ids or a share of their weights, whatever the row looks
+// like. C++17, device code.
+//
+// No thread goes through a row alone, and no more than kSortedIds are sorted
+// together. One pass counts and weighs the ids down to eight distances from the
+// largest logit; as long as there are too many ids between the last of those
+// that does not hold what is wanted and the first that does, a pass does the
+// same between these two: eight cuts at equal distances by value, then by order
+// (bits of the logits, then ids), by turns. What is left is sorted in shared
+// memory, and one thread walks it. Each pass reads the row (4 V bytes) and
+// takes exponentials between its borders alone. A row whose 128K ids are all
+// alike takes two or three of them; ids of equal logits about ten; none more
+// than forty, for an interval by order shrinks ninefold in every other one.
+//
+// Weights are summed in float64, in an order of threads and lanes that only the
+// length of the row decides.
+#pragma once
+
+#include "kernels/sampling/logits_cuda.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+// Ids that are sorted in shared memory.
+inline constexpr uint32_t kSortedIds = 2048;
+
+template <typename T>
+KVASIR_DEVICE T ShuffleWide(T value, uint32_t lanes) {
+  const auto bits = simt::BitsAs<uint64_t>(value);
+  const uint64_t low = simt::ShuffleXor(static_cast<uint32_t>(bits), lanes);
+  const uint64_t high =
+      simt::ShuffleXor(static_cast<uint32_t>(bits >> 32), lanes);
+  return simt::BitsAs<T>(high << 32 | low);
+}
+
+// Larger for larger numbers; -0 is 0. Above 0 for numbers that are none.
+KVASIR_DEVICE uint32_t OrderOf(float x) {
+  const auto bits = simt::BitsAs<uint32_t>(x + 0.0f);
+  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+}
+KVASIR_DEVICE float OfOrder(uint32_t order) {
+  return simt::BitsAs<float>(order ^
+                             ((order >> 31) != 0 ? 0x80000000u : 0xffffffffu));
+}
+
+KVASIR_DEVICE bool IsFinite(float x) { return x * 0.0f == 0.0f; }
+
+// A place in the order: ids of larger logits first, equal ones by id.
+using TopKey = uint64_t;
+inline constexpr TopKey kEndOfRow = ~TopKey{0};  // behind all
+KVASIR_DEVICE TopKey KeyOf(float logit, int32_t id) {
+  return TopKey{~OrderOf(logit)} << 32 | static_cast<uint32_t>(id);
+}
+KVASIR_DEVICE float LogitOf(TopKey key) {
+  return OfOrder(~static_cast<uint32_t>(key >> 32));
+}
+KVASIR_DEVICE int32_t IdOf(TopKey key) {
+  return static_cast<int32_t>(static_cast<uint32_t>(key));
+}
+// Behind all ids with such a logit or a larger one.
+KVASIR_DEVICE TopKey BehindLogit(float logit) {
+  return (TopKey{~OrderOf(logit)} + 1) << 32;
+}
+
+// The first of all threads' keys. `partial` is this call's own.
+KVASIR_DEVICE TopKey FirstKey(TopKey key, TopKey* partial,
+                              simt::Site site = simt::Site::Here()) {
+  for (uint32_t lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) {
+    const TopKey other = ShuffleWide(key, lanes);
+    key = other < key ? other : key;
+  }
+  if (simt::Lane() == 0) simt::StoreShared(partial + simt::Warp(), key);
+  simt::SyncCta(site);
+  for (uint32_t warp = 0; warp < kLogitWarps; ++warp) {
+    const TopKey other = simt::LoadShared(partial + warp);
+    key = other < key ? other : key;
+  }
+  return key;
+}
+
+// Puts keys in ascending order: a network whose exchanges all go upwards, so
+// that it may end anywhere.
+KVASIR_DEVICE void Sort(TopKey* keys, uint32_t count) {
+  uint32_t whole = 1;
+  while (whole < count) whole *= 2;
+  for (uint32_t size = 2; size <= whole; size *= 2) {
+    for (uint32_t apart = size / 2; apart > 0; apart /= 2) {
+      // First mirror images, then neighbours.
+      const uint32_t flip = apart == size / 2 ? 2 * apart - 1 : apart;
+      for (uint32_t i = simt::Thread(); i < whole / 2; i += kLogitThreads) {
+        const uint32_t low = i / apart * 2 * apart + i % apart;
+        const uint32_t high = low ^ flip;
+        if (high >= count) continue;
+        const TopKey a = keys[low];
+        const TopKey b = keys[high];
+        if (a > b) {
+          keys[low] = b;
+          keys[high] = a;
+        }
+      }
+      simt::SyncCta();
+    }
+  }
+}
+
+// The ids before a key: how many, and their weights.
+struct Prefix {
+  TopKey end;
+  double mass;
+  uint32_t count;
+};
+
+// When a prefix is enough: by any of these.
+struct Goal {
+  uint32_t count = ~0u;  // of ids
+  double mass = 1e300;   // of weights
+  double above = 1e300;  // less than their mass
+  TopKey end = kEndOfRow;
+
+  KVASIR_DEVICE bool Has(const Prefix& prefix) const {
+    return prefix.count >= count || prefix.mass >= mass ||
+           prefix.mass > above || prefix.end >= end;
+  }
+};
+
+// A row, and what belongs to its order.
+struct TopOrder {
+  const float* logits;
+  int32_t vocab;
+  float max;
+  float temperature;
+  // Only ids whose weight, exp((logit - max) / temperature), is above 0. Else
+  // all ids, and weights are 0.
+  bool weighs;
+
+  KVASIR_DEVICE float Weight(float logit) const {
+    return Exp((logit - max) / temperature);
+  }
+  KVASIR_DEVICE TopKey begin() const { return KeyOf(max, 0); }
+  // Calls visit(key, weight) for the thread's ids of [begin, end).
+  template <int n, typename Visit>
+  KVASIR_DEVICE void ForKeys(TopKey begin, TopKey end,
+                             const Visit& visit) const {
+    ForLogits<n, 8>(logits, vocab, [&](int32_t id, float logit) {
+      const TopKey key = KeyOf(logit, id);
+      if (key < begin || key >= end) return;
+      const float weight = weighs ? Weight(logit) : 0.0f;
+      if (!weighs || weight > 0.0f) visit(key, weight);
+    });
+  }
+};
+
+// Cuts of an interval: ascending, the last is its end.
+inline constexpr int kCuts = 9;
+struct TopCuts {
+  TopKey key[kCuts];
+};
+// What is found of them, in shared memory.
+struct TopMarks {
+  Prefix prefix[kCuts];
+};
+struct SplitMemory {
+  TopKey key[kCuts];
+  double mass[kCuts][kLogitWarps];
+  uint32_t count[kCuts][kLogitWarps];
+};
+
+// Distances from the largest logit, over the temperature: 0.5, 1.5, 3, ... 18,
+// and where weights are 0 (88).
+KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
+  TopCuts cuts;
+  TopKey before = order.begin();
+  KVASIR_UNROLL
+  for (int i = 0; i < kCuts; ++i) {
+    const float distance =
+        i < kCuts - 1 ? 0.25f * static_cast<float>((i + 1) * (i + 2)) : 88.0f;
+    const TopKey key =
+        i == kCuts - 1 && !order.weighs
+            ? kEndOfRow
+            : BehindLogit(order.max - distance * order.temperature);
+    before = key > before ? key : before;
+    cuts.key[i] = before;
+  }
+  return cuts;
+}
+// Of the ids from one key to another, which is larger: by their logits, or by
+// their order.
+KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
+                                  int32_t vocab) {
+  // Within one logit there are no more ids than that.
+  const TopKey last = (begin >> 32) << 32 | static_cast<uint32_t>(vocab);
+  const TopKey near =
+      begin < last && last < end && (begin >> 32) == (end - 1) >> 32 ? last
+                                                                     : end;
+  const TopKey step = (near - begin) / kCuts;
+  const float top = LogitOf(begin);
+  const float part = (LogitOf(end) - top) * (1.0f / static_cast<float>(kCuts));
+  constexpr TopKey kFewLogits = TopKey{64} << 32;
+  by_value =
+      by_value && end - begin > kFewLogits && IsFinite(part) && IsFinite(top);
+  TopCuts cuts;
+  KVASIR_UNROLL
+  for (int i = 0; i < kCuts - 1; ++i) {
+    const auto times = static_cast<TopKey>(i + 1);
+    TopKey key = step > 0 ? begin + step * times : begin + times;
+    // Should all be equal.
+    if (i == 0 && BehindLogit(top) < key) key = BehindLogit(top);
+    if (by_value) key = BehindLogit(top + part * static_cast<float>(i + 1));
+    key = key < begin ? begin : key;
+    cuts.key[i] = key < end ? key : end;
+  }
+  cuts.key[kCuts - 1] = end;
+  return cuts;
+}
+
+// Counts and weighs the ids from the end of `from` to each cut. All threads
+// find the marks when it returns.
+template <int n>
+KVASIR_DEVICE void Split(const TopOrder& order, const Prefix& from,
+                         const TopCuts& cuts, SplitMemory* memory,
+                         TopMarks* marks) {
+  double mass[kCuts] = {};
+  uint32_t count[kCuts] = {};
+  order.ForKeys<n>(from.end, cuts.key[kCuts - 1],
+                   [&](TopKey key, float weight) {
+                     const auto wide = static_cast<double>(weight);
+                     mass[kCuts - 1] += wide;
+                     ++count[kCuts - 1];
+                     if (key >= cuts.key[kCuts - 2]) return;
+                     KVASIR_UNROLL
+                     for (int i = 0; i < kCuts - 1; ++i) {
+                       if (key < cuts.key[i]) {
+                         mass[i] += wide;
+                         ++count[i];
+                       }
+                     }
+                   });
+  KVASIR_UNROLL
+  for (int i = 0; i < kCuts; ++i) {
+    for (uint32_t lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) {
+      mass[i] += ShuffleWide(mass[i], lanes);
+      count[i] += simt::ShuffleXor(count[i], lanes);
+    }
+    if (simt::Lane() == 0) {
+      simt::StoreShared(&memory->mass[i][simt::Warp()], mass[i]);
+      simt::StoreShared(&memory->count[i][simt::Warp()], count[i]);
+    }
+    if (simt::Thread() == 0) simt::StoreShared(&memory->key[i], cuts.key[i]);
+  }
+  simt::SyncCta();
+  if (const uint32_t i = simt::Thread(); i < uint32_t{kCuts}) {
+    Prefix sum = from;
+    sum.end = simt::LoadShared(&memory->key[i]);
+    for (uint32_t warp = 0; warp < kLogitWarps; ++warp) {
+      sum.mass += simt::LoadShared(&memory->mass[i][warp]);
+      sum.count += simt::LoadShared(&memory->count[i][warp]);
+    }
+    marks->prefix[i] = sum;
+  }
+  simt::SyncCta();
+}
+
+// Two prefixes: the first does not have what is wanted, the second does (or
+// nothing has).
+struct TopInterval {
+  Prefix from, to;
+};
+
+// The two neighbours of `interval` and of the marks within it.
+KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
+                                  TopInterval interval) {
+  for (int i = 0; i < kCuts; ++i) {
+    const Prefix& mark = marks.prefix[i];
+    if (mark.end <= interval.from.end) continue;
+    if (mark.end >= interval.to.end) break;
+    if (goal.Has(mark)) {
+      interval.to = mark;
+      break;
+    }
+    interval.from = mark;
+  }
+  return interval;
+}
+
+// What an interval by order ends in: 2^64 keys, every other time a ninth of
+// them.
+inline constexpr int kMostSplits = 42;
+
+struct TopMemory {
+  SplitMemory split;
+  TopMarks row;     // CutsOfRow
+  TopMarks within;  // of the last Split
+  uint32_t next;    // place for a key
+};
+
+// Goes on from the marks of the row until no more than `most` ids are in the
+// interval, or (`whole`) before its end.
+template <int n>
+KVASIR_DEVICE TopInterval Narrow(const TopOrder& order, const Goal& goal,
+                                 const Prefix& limit, uint32_t most, bool whole,
+                                 TopMemory* memory) {
+  TopInterval interval =
+      Between(memory->row, goal, {{order.begin(), 0.0, 0}, limit});
+  KVASIR_NO_UNROLL
+  for (int turn = 0;
+       turn < kMostSplits &&
+       interval.to.count - (whole ? 0 : interval.from.count) > most;
+       ++turn) {
+    Split<n>(order, interval.from,
+             CutsBetween(interval.from.end, interval.to.end,
+                         /*by_value=*/turn % 2 == 0, order.vocab),
+             &memory->split, &memory->within);
+    interval = Between(memory->within, goal, interval);
+  }
+  return interval;
+}
+
+// Puts the keys of [begin, end) into `keys`, in order; `next` is 0 before.
+template <int n>
+KVASIR_DEVICE uint32_t TakeSorted(const TopOrder& order, TopKey begin,
+                                  TopKey end, TopKey* keys, uint32_t* next) {
+  order.ForKeys<n>(begin, end, [&](TopKey key, float) {
+    keys[simt::AtomicAdd<simt::Scope::kCta>(next, 1u)] = key;
+  });
+  simt::SyncCta();
+  const uint32_t count = simt::LoadShared(next);
+  Sort(keys, count);
+  return count;
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
