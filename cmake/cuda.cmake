@@ -8,7 +8,7 @@
 set(KVASIR_CUDA AUTO CACHE STRING
   "nvcc and what is made with it: ON (or fail), OFF, or AUTO (where there is one that fits)")
 set(KVASIR_NVCC "" CACHE FILEPATH
-  "nvcc; empty: build/cuda's (scripts/setup cuda), else PATH's")
+  "nvcc; empty: build/cuda-toolkit's (scripts/setup cuda), else PATH's")
 
 function(kvasir_find_nvcc)
   set(KVASIR_FOUND_NVCC "" PARENT_SCOPE)
@@ -19,7 +19,7 @@ function(kvasir_find_nvcc)
   set(nvcc ${KVASIR_NVCC})
   if(NOT nvcc)
     find_program(nvcc_on_path nvcc NO_CACHE
-      HINTS ${PROJECT_SOURCE_DIR}/build/cuda/nvidia/cu13/bin)
+      HINTS ${PROJECT_SOURCE_DIR}/build/cuda-toolkit/nvidia/cu13/bin)
     set(nvcc ${nvcc_on_path})
   endif()
   if(nvcc)

@@ -17,6 +17,8 @@ namespace kvasir::cli {
 namespace {
 
 constexpr char kAuto[] = "auto";
+// Not auto: no GPU has run the CUDA back end so far.
+constexpr char kDefault[] = "cpu";
 constexpr absl::string_view kModule = "kvasir-emulated.so";
 
 // "emulated:f32" as "emulated" and "f32".
@@ -49,7 +51,7 @@ std::string OwnModule() {
 }  // namespace
 
 void AddDeviceFlags(CLI::App* app, DeviceFlags* options) {
-  options->device = kAuto;
+  options->device = kDefault;
   AddFlag(app, "--device", options->device,
           "what the model runs on: cpu; cuda, an NVIDIA GPU of compute "
           "capability 8.0 or later, the first or cuda:N; emulated, where "
@@ -82,7 +84,7 @@ absl::Status CheckDeviceIsUsed(const DeviceFlags& flags,
         flag, " ", value, " is of a model that is run here: the server at ",
         endpoint, " runs on what it was started with"));
   };
-  if (flags.device != kAuto) return refuse("--device", flags.device);
+  if (flags.device != kDefault) return refuse("--device", flags.device);
   if (!flags.module.empty()) return refuse("--device-module", flags.module);
   return absl::OkStatus();
 }

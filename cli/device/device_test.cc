@@ -35,13 +35,13 @@ TEST(DeviceTest, NamesAreCheckedWhereTheyAreGiven) {
 }
 
 TEST(DeviceTest, AServersDeviceIsNotAClientsToChoose) {
-  KVASIR_EXPECT_OK(CheckDeviceIsUsed({.device = "auto"}, "127.0.0.1:1"));
+  KVASIR_EXPECT_OK(CheckDeviceIsUsed({.device = "cpu"}, "127.0.0.1:1"));
   EXPECT_THAT(CheckDeviceIsUsed({.device = "cuda:1"}, "127.0.0.1:1"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("--device cuda:1 "),
                              HasSubstr("the server at 127.0.0.1:1"))));
   EXPECT_THAT(
-      CheckDeviceIsUsed({.device = "auto", .module = "m.so"}, "127.0.0.1:1"),
+      CheckDeviceIsUsed({.device = "cpu", .module = "m.so"}, "127.0.0.1:1"),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("--device-module m.so")));
 }

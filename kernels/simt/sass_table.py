@@ -5,7 +5,7 @@ or the loops are others, or a program lacks the PTX of compute_80.
     sass_table.py --nvcc NVCC [--without WHY] [--write] OBJECT...
 
 Objects are <op>_cuda.o of nvcc with -lineinfo. cuobjdump and nvdisasm are looked
-for beside NVCC, then in build/cuda (scripts/setup cuda), then on PATH; where
+for beside NVCC, then in build/cuda-toolkit (scripts/setup cuda), then on PATH; where
 there are none the test is skipped. --write writes sass.txt.
 """
 
@@ -22,7 +22,7 @@ from ptxas_table import GROWTH, SKIPPED, readable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = pathlib.Path(__file__).with_name("sass.txt")
-OWN_TOOLKIT = ROOT / "build/cuda/nvidia/cu13/bin"
+OWN_TOOLKIT = ROOT / "build/cuda-toolkit/nvidia/cu13/bin"
 HEAD = """\
 # Innermost loops with mma, in the order of their code, as nvcc {release} compiles them:
 # instructions of a lane / those on integers / mma under no predicate / under one; then

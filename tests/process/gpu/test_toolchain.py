@@ -84,7 +84,7 @@ def test_on_is_cmakes_own_words(configure, on):
 
 def test_the_builds_own_toolkit_comes_before_path(configure, tmp_path):
     machines = put_nvcc(tmp_path / "bin/nvcc", "11.8")
-    own = put_nvcc(tmp_path / "build/cuda/nvidia/cu13/bin/nvcc", "13.0")
+    own = put_nvcc(tmp_path / "build/cuda-toolkit/nvidia/cu13/bin/nvcc", "13.0")
     assert configure(path=machines.parent)[0] == str(own)
 
 
@@ -149,7 +149,7 @@ def test_the_toolkit_is_a_toolkit_and_a_second_run_asks_nobody(tree):
     assert code == 0, error
     assert "530 MB to fetch, 280 MB there" in out
     assert tree.left() == ["cuda"]
-    root = tree.root / "build/cuda/nvidia/cu13"
+    root = tree.root / "build/cuda-toolkit/nvidia/cu13"
     assert (root / "lib64/libcudart.so").read_text() == "a library"
     assert os.access(root / "bin/nvcc", os.X_OK)
     # Of cuBLAS its headers alone: who runs has the library.
