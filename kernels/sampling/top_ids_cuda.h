@@ -141,7 +141,7 @@ struct TopOrder {
   template <int n, typename Visit>
   KVASIR_DEVICE void ForKeys(TopKey begin, TopKey end,
                              const Visit& visit) const {
-    ForLogits<n, 8>(logits, vocab, [&](int32_t id, float logit) {
+    ForLogits<n, 4>(logits, vocab, [&](int32_t id, float logit) {
       const TopKey key = KeyOf(logit, id);
       if (key < begin || key >= end) return;
       const float weight = weighs ? Weight(logit) : 0.0f;
