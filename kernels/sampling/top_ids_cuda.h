@@ -3,15 +3,16 @@
 // like. C++17, device code.
 //
 // No thread goes through a row alone, and no more than kSortedIds are sorted
-// together. One pass counts and weighs the ids down to eight distances from the
+// together. One pass counts and weighs the ids down to seven distances from the
 // largest logit; as long as there are too many ids between the last of those
 // that does not hold what is wanted and the first that does, a pass does the
-// same between these two: eight cuts at equal distances by value, then by order
+// same between these two: seven cuts at equal distances by value, then by order
 // (bits of the logits, then ids), by turns. What is left is sorted in shared
 // memory, and one thread walks it. Each pass reads the row (4 V bytes) and
 // takes exponentials between its borders alone. A row whose 128K ids are all
 // alike takes two or three of them; ids of equal logits about ten; none more
-// than forty, for an interval by order shrinks ninefold in every other one.
+// than forty-four, for an interval by order shrinks eightfold in every other
+// one.
 //
 // Weights are summed in float64, in an order of threads and lanes that only the
 // length of the row decides.
@@ -150,8 +151,8 @@ struct TopOrder {
   }
 };
 
-// Cuts of an interval: ascending, the last is its end.
-inline constexpr int kCuts = 9;
+// Cuts of an interval: ascending, the last is its end. (More would spill.)
+inline constexpr int kCuts = 8;
 struct TopCuts {
   TopKey key[kCuts];
 };
@@ -165,7 +166,7 @@ struct SplitMemory {
   uint32_t count[kCuts][kLogitWarps];
 };
 
-// Distances from the largest logit, over the temperature: 0.5, 1.5, 3, ... 18,
+// Distances from the largest logit, over the temperature: 0.5, 1.5, 3, ... 14,
 // and where weights are 0 (88).
 KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   TopCuts cuts;
@@ -282,9 +283,9 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
   return interval;
 }
 
-// What an interval by order ends in: 2^64 keys, every other time a ninth of
+// What an interval by order ends in: 2^64 keys, every other time an eighth of
 // them.
-inline constexpr int kMostSplits = 42;
+inline constexpr int kMostSplits = 44;
 
 struct TopMemory {
   SplitMemory split;
