@@ -307,7 +307,7 @@ KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
   // The first that min-p leaves out.
   TopKey below = kEndOfRow;
   if (const float min_p = row.min_p; min_p > 0.0f) {
-    ForLogits<n, 16>(order.logits, order.vocab, [&](int32_t id, float logit) {
+    ForLogits<n, 4>(order.logits, order.vocab, [&](int32_t id, float logit) {
       const TopKey key = KeyOf(logit, id);
       if (key >= below) return;
       const float weight = order.Weight(logit);
