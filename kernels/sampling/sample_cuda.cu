@@ -332,7 +332,8 @@ KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
       if (below >= found.prefix.end) continue;
       goal.end = below;
     } else {
-      goal.above = Uniform(row) * found.prefix.mass;
+      goal.mass = Uniform(row) * found.prefix.mass;
+      goal.above = true;
     }
     found = Find<n>(order, goal, found.prefix, stage, &sorted, shared);
   }

@@ -115,12 +115,12 @@ struct Prefix {
 struct Goal {
   uint32_t count = ~0u;  // of ids
   double mass = 1e300;   // of weights
-  double above = 1e300;  // less than their mass
+  bool above = false;    // more than that
   TopKey end = kEndOfRow;
 
   KVASIR_DEVICE bool Has(const Prefix& prefix) const {
-    return prefix.count >= count || prefix.mass >= mass ||
-           prefix.mass > above || prefix.end >= end;
+    return prefix.count >= count || prefix.end >= end ||
+           (above ? prefix.mass > mass : prefix.mass >= mass);
   }
 };
 
