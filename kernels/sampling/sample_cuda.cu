@@ -21,7 +21,7 @@
 // 8 V more with penalties, biases, bans or a mask (12 V with biases or bans); 8
 // V more with a draw, 8 V with log probabilities, 8 V with a list: from the
 // second-level cache but for the first 4 V. Flat rows, of which more than 2048
-// ids are wanted, take 4 V more two to four times over, in contrived ones forty
+// ids are wanted, take 4 V more two to four times over, in contrived ones fifty
 // times. Operations: about 60 to a logit with a draw, and 100 to one that is in
 // an interval which is cut. Floor: what one multiprocessor reads and computes;
 // 128K ids are 0.5 MB, or 8 thousand clocks at 64 bytes; flat ones with a draw

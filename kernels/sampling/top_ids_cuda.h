@@ -3,15 +3,15 @@
 // like. C++17, device code.
 //
 // No thread goes through a row alone, and no more than kSortedIds are sorted
-// together. One pass counts and weighs the ids down to six distances from the
+// together. One pass counts and weighs the ids down to five distances from the
 // largest logit; as long as there are too many ids between the last of those
 // that does not hold what is wanted and the first that does, a pass does the
-// same between these two: six cuts at equal distances by value, then by order
+// same between these two: five cuts at equal distances by value, then by order
 // (bits of the logits, then ids), by turns. What is left is sorted in shared
 // memory, and one thread walks it. Each pass reads the row (4 V bytes) and
 // takes exponentials between its borders alone. A row whose 128K ids are all
 // alike takes two or three of them; ids of equal logits about ten; none more
-// than forty-six, for an interval by order shrinks sevenfold in every other
+// than fifty, for an interval by order shrinks sixfold in every other
 // one.
 //
 // Weights are summed in float64, in an order of threads and lanes that only the
@@ -152,7 +152,7 @@ struct TopOrder {
 };
 
 // Cuts of an interval: ascending, the last is its end. (More would spill.)
-inline constexpr int kCuts = 7;
+inline constexpr int kCuts = 6;
 struct TopCuts {
   TopKey key[kCuts];
 };
@@ -166,7 +166,7 @@ struct SplitMemory {
   uint32_t count[kCuts][kLogitWarps];
 };
 
-// Distances from the largest logit, over the temperature: 1.5, 3, 5, ... 14,
+// Distances from the largest logit, over the temperature: 1.5, 3, 5, 7.5, 10.5,
 // and where weights are 0 (88).
 KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   TopCuts cuts;
@@ -283,9 +283,9 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
   return interval;
 }
 
-// What an interval by order ends in: 2^64 keys, every other time a seventh of
+// What an interval by order ends in: 2^64 keys, every other time a sixth of
 // them.
-inline constexpr int kMostSplits = 46;
+inline constexpr int kMostSplits = 50;
 
 struct TopMemory {
   SplitMemory split;
