@@ -584,7 +584,7 @@ TEST(SampleCudaTest, EachSiteIsMissed) {
   for (uint64_t i = 0; i < 3; ++i) c.rows[i].row.position = i;
   c.rows[0].row.num_logprobs = 5;
   // The last that is kept is drawn: one more would be another.
-  c.rows[1].row.min_p = 0.2f;
+  for (uint64_t i = 0; i < 3; ++i) c.rows[i].row.min_p = i < 2 ? 0.2f : 0.9f;
   c.rows[1].row.position = PositionNearOne(0, 0.999);
   c.rows[2].row.temperature = 20.0f;
   c.rows[2].row.top_p = 0.9f;

@@ -11,7 +11,6 @@
 // bandwidth, while there are a few heads to an angle.
 #include <algorithm>
 
-#include "base/host_device.h"
 #include "kernels/simd/scalar_math.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/op_table.h"
@@ -47,23 +46,28 @@ KVASIR_DEVICE void RotateHead(RopePairing pairing, const RopeHead& head,
   }
 }
 
+// From a head on, every `step`-th.
 template <typename T>
-KVASIR_DEVICE void RotateHeadOf(const RopeTensorArgs& tensor, int64_t h,
-                                const RopeArgs& args, const float* cosines,
-                                const float* sines) {
+KVASIR_DEVICE void RotateHeads(const RopeTensorArgs& tensor,
+                               const RopeArgs& args, const float* cosines,
+                               const float* sines, uint32_t first,
+                               uint32_t step) {
+  if (tensor.data == nullptr) return;
   T* const row = reinterpret_cast<T*>(tensor.data) +
                  int64_t{simt::CtaX()} * tensor.row_stride;
-  RopeHead head = {h * tensor.head_dim, args.rotary_dim / 2, nullptr};
-  if (tensor.heads != nullptr) {
-    const RopeHead& listed = tensor.heads[h];
-    head = {simt::LoadGlobal(&listed.begin),
-            simt::LoadGlobal(&listed.num_pairs),
-            simt::LoadGlobal(&listed.pairs)};
+  for (int64_t h = first; h < tensor.num_heads; h += step) {
+    RopeHead head = {h * tensor.head_dim, args.rotary_dim / 2, nullptr};
+    if (tensor.heads != nullptr) {
+      const RopeHead& listed = tensor.heads[h];
+      head = {simt::LoadGlobal(&listed.begin),
+              simt::LoadGlobal(&listed.num_pairs),
+              simt::LoadGlobal(&listed.pairs)};
+    }
+    RotateHead(args.pairing, head, cosines, sines, row + head.begin);
   }
-  RotateHead(args.pairing, head, cosines, sines, row + head.begin);
 }
 
-inline KVASIR_HOST_DEVICE int64_t HeadsOf(const RopeTensorArgs& tensor) {
+int64_t HeadsOf(const RopeTensorArgs& tensor) {
   return tensor.data != nullptr ? tensor.num_heads : 0;
 }
 
@@ -85,16 +89,11 @@ RopeKernel(RopeArgs args) {
     simt::StoreShared(sines + f, sine * args.attention_factor);
   }
   simt::SyncCta();
-  const int64_t q_heads = HeadsOf(args.q);
-  const int64_t heads = q_heads + HeadsOf(args.k);
-  for (int64_t h = int64_t{simt::CtaY()} * kWarps + simt::Warp(); h < heads;
-       h += int64_t{simt::CtasY()} * kWarps) {
-    if (h < q_heads) {
-      RotateHeadOf<T>(args.q, h, args, cosines, sines);
-    } else {
-      RotateHeadOf<T>(args.k, h - q_heads, args, cosines, sines);
-    }
-  }
+  // The last warps have none of q where the first ones have.
+  const uint32_t warps = kWarps * simt::CtasY();
+  const uint32_t warp = kWarps * simt::CtaY() + simt::Warp();
+  RotateHeads<T>(args.q, args, cosines, sines, warp, warps);
+  RotateHeads<T>(args.k, args, cosines, sines, warps - 1 - warp, warps);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@
 // 8 V more with penalties, biases, bans or a mask (12 V with biases or bans); 8
 // V more with a draw, 8 V with log probabilities, 8 V with a list: from the
 // second-level cache but for the first 4 V. Flat rows, of which more than 2048
-// ids are wanted, take 4 V more two to four times over, in contrived ones forty
+// ids are wanted, take 4 V more two to four times over, in contrived ones fifty
 // times. Operations: about 60 to a logit with a draw, and 100 to one that is in
 // an interval which is cut. Floor: what one multiprocessor reads and computes;
 // 128K ids are 0.5 MB, or 8 thousand clocks at 64 bytes; flat ones with a draw
@@ -307,7 +307,7 @@ KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
   // The first that min-p leaves out.
   TopKey below = kEndOfRow;
   if (const float min_p = row.min_p; min_p > 0.0f) {
-    ForLogits<n, 16>(order.logits, order.vocab, [&](int32_t id, float logit) {
+    ForLogits<n, 4>(order.logits, order.vocab, [&](int32_t id, float logit) {
       const TopKey key = KeyOf(logit, id);
       if (key >= below) return;
       const float weight = order.Weight(logit);
@@ -332,7 +332,8 @@ KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
       if (below >= found.prefix.end) continue;
       goal.end = below;
     } else {
-      goal.above = Uniform(row) * found.prefix.mass;
+      goal.mass = Uniform(row) * found.prefix.mass;
+      goal.above = true;
     }
     found = Find<n>(order, goal, found.prefix, stage, &sorted, shared);
   }

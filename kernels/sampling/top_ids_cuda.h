@@ -3,15 +3,16 @@
 // like. C++17, device code.
 //
 // No thread goes through a row alone, and no more than kSortedIds are sorted
-// together. One pass counts and weighs the ids down to eight distances from the
+// together. One pass counts and weighs the ids down to five distances from the
 // largest logit; as long as there are too many ids between the last of those
 // that does not hold what is wanted and the first that does, a pass does the
-// same between these two: eight cuts at equal distances by value, then by order
+// same between these two: five cuts at equal distances by value, then by order
 // (bits of the logits, then ids), by turns. What is left is sorted in shared
 // memory, and one thread walks it. Each pass reads the row (4 V bytes) and
 // takes exponentials between its borders alone. A row whose 128K ids are all
 // alike takes two or three of them; ids of equal logits about ten; none more
-// than forty, for an interval by order shrinks ninefold in every other one.
+// than fifty, for an interval by order shrinks sixfold in every other
+// one.
 //
 // Weights are summed in float64, in an order of threads and lanes that only the
 // length of the row decides.
@@ -114,12 +115,12 @@ struct Prefix {
 struct Goal {
   uint32_t count = ~0u;  // of ids
   double mass = 1e300;   // of weights
-  double above = 1e300;  // less than their mass
+  bool above = false;    // more than that
   TopKey end = kEndOfRow;
 
   KVASIR_DEVICE bool Has(const Prefix& prefix) const {
-    return prefix.count >= count || prefix.mass >= mass ||
-           prefix.mass > above || prefix.end >= end;
+    return prefix.count >= count || prefix.end >= end ||
+           (above ? prefix.mass > mass : prefix.mass >= mass);
   }
 };
 
@@ -141,7 +142,7 @@ struct TopOrder {
   template <int n, typename Visit>
   KVASIR_DEVICE void ForKeys(TopKey begin, TopKey end,
                              const Visit& visit) const {
-    ForLogits<n, 8>(logits, vocab, [&](int32_t id, float logit) {
+    ForLogits<n, 4>(logits, vocab, [&](int32_t id, float logit) {
       const TopKey key = KeyOf(logit, id);
       if (key < begin || key >= end) return;
       const float weight = weighs ? Weight(logit) : 0.0f;
@@ -150,8 +151,8 @@ struct TopOrder {
   }
 };
 
-// Cuts of an interval: ascending, the last is its end.
-inline constexpr int kCuts = 9;
+// Cuts of an interval: ascending, the last is its end. (More would spill.)
+inline constexpr int kCuts = 6;
 struct TopCuts {
   TopKey key[kCuts];
 };
@@ -165,7 +166,7 @@ struct SplitMemory {
   uint32_t count[kCuts][kLogitWarps];
 };
 
-// Distances from the largest logit, over the temperature: 0.5, 1.5, 3, ... 18,
+// Distances from the largest logit, over the temperature: 1.5, 3, 5, 7.5, 10.5,
 // and where weights are 0 (88).
 KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   TopCuts cuts;
@@ -173,7 +174,7 @@ KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   KVASIR_UNROLL
   for (int i = 0; i < kCuts; ++i) {
     const float distance =
-        i < kCuts - 1 ? 0.25f * static_cast<float>((i + 1) * (i + 2)) : 88.0f;
+        i < kCuts - 1 ? 0.25f * static_cast<float>((i + 2) * (i + 3)) : 88.0f;
     const TopKey key =
         i == kCuts - 1 && !order.weighs
             ? kEndOfRow
@@ -282,9 +283,9 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
   return interval;
 }
 
-// What an interval by order ends in: 2^64 keys, every other time a ninth of
+// What an interval by order ends in: 2^64 keys, every other time a sixth of
 // them.
-inline constexpr int kMostSplits = 42;
+inline constexpr int kMostSplits = 50;
 
 struct TopMemory {
   SplitMemory split;
