@@ -214,7 +214,7 @@ absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
   // What counts the ops is the executor itself, over weights without memory.
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
-      WeightsWithoutMemory(spec_, plan_, source, device_->weight_layout()));
+      WeightsWithoutMemory(spec_, plan_, source, MatrixFormat::Of(*device_)));
   const cache::PageCounts pages = std::exchange(pages_, LeastPages(options));
   const cache::PageCounts host_pages =
       std::exchange(host_pages_, PagesFor(0, options));

@@ -165,10 +165,10 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
 
 absl::StatusOr<ModelWeights> WeightsWithoutMemory(
     const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
-    WeightSource* source, kernels::WeightLayout layout) {
+    WeightSource* source, const MatrixFormat& format) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, layout);
+  WeightJobs jobs(source, format);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   weights.matrix_bytes = jobs.matrix_bytes();
   return weights;

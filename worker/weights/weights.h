@@ -132,7 +132,7 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
 // whether a device has what steps need. Reads nothing.
 absl::StatusOr<ModelWeights> WeightsWithoutMemory(
     const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
-    WeightSource* source, kernels::WeightLayout layout);
+    WeightSource* source, const MatrixFormat& format);
 
 // Reads every tensor once, and packs it while it is read: no second copy is
 // held: the rank's part of them that the plan was resolved for. Errors of
