@@ -15,7 +15,7 @@ struct OpLaunch {
   const char* op = "";
   int64_t rows = 0;
   int64_t width = 0;
-  std::array<const void*, 8> addresses = {};
+  std::array<const void*, 12> addresses = {};
 };
 
 // Threads: the thread that observes.
