@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/status_matchers.h"
+#include "kernels/cuda/cublas_gemms.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/gpu_ops.h"
 #include "kernels/cuda/real_cublaslt.h"
@@ -61,6 +62,18 @@ TEST(RealCublasLtTest, TakesEveryAttributeOfAProduct) {
       }
     }
   }
+}
+
+TEST(RealCublasLtTest, WithoutADriverItSaysThatItDoesNotStart) {
+  int driver = 0;
+  ASSERT_EQ(cuda::RealRuntime().DriverVersion(&driver), cuda::Result::kOk);
+  if (driver != 0) GTEST_SKIP() << "this host has an NVIDIA driver";
+  const auto library = cuda::RealCublasLt();
+  if (!library.ok()) GTEST_SKIP() << library.status();
+  EXPECT_THAT(cuda::CublasGemms::Make(*library, 9).status(),
+              base::StatusIs(absl::StatusCode::kInternal,
+                             HasSubstr("does not start: "
+                                       "CUBLAS_STATUS_NOT_INITIALIZED (1)")));
 }
 
 // Names and types come from two compilers; ops find their functions by both.
