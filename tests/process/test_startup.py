@@ -50,7 +50,7 @@ def test_a_program_with_cuda_starts_and_serves_without_it():
     needed = subprocess.run(["ldd", BINARY], check=True, capture_output=True, text=True).stdout
     assert "libc.so" in needed
     assert not re.search(r"lib(cuda|cudart|cublas|cublasLt|nvrtc|nvidia)", needed), needed
-    with KvasirProcess("serve", "--model", TINY, "--device", "cpu") as server:
+    with KvasirProcess("serve", "--device", "cpu") as server:
         text, _, tokens = triton.generate(server.grpc, server.ready["model"], "Once", max_tokens=2, temperature=0.0)
         assert text and tokens == 2
 
@@ -58,14 +58,14 @@ def test_a_program_with_cuda_starts_and_serves_without_it():
 def test_auto_goes_on_without_a_gpu_and_says_why():
     if pathlib.Path("/dev/nvidiactl").exists():
         pytest.skip("this host has an NVIDIA GPU")
-    with KvasirProcess("serve", "--model", TINY) as server:
+    with KvasirProcess("serve", "--device", "auto") as server:
         log = server.log()
         assert "device=cpu" in log
         assert "why_not_cuda" in log and ("no NVIDIA driver" in log or "built without CUDA" in log), log
 
 
 def test_a_servers_device_is_not_a_clients_to_choose():
-    for flags in (["--device", "cuda:0"], ["--device", "cpu"], ["--device-module", "m.so"]):
+    for flags in (["--device", "cuda:0"], ["--device", "auto"], ["--device-module", "m.so"]):
         for endpoint in ([], ["--endpoint", "127.0.0.1:1"]):
             text = refused("generate", "--prompt", "a", *endpoint, *flags)
             assert flags[0] in text and "the server at 127.0.0.1:" in text, text

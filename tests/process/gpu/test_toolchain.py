@@ -148,7 +148,7 @@ def test_the_toolkit_is_a_toolkit_and_a_second_run_asks_nobody(tree):
     code, out, error = tree.run()
     assert code == 0, error
     assert "530 MB to fetch, 280 MB there" in out
-    assert tree.left() == ["cuda"]
+    assert tree.left() == ["cuda-toolkit"]
     root = tree.root / "build/cuda-toolkit/nvidia/cu13"
     assert (root / "lib64/libcudart.so").read_text() == "a library"
     assert os.access(root / "bin/nvcc", os.X_OK)
