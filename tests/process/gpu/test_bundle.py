@@ -29,7 +29,7 @@ def pack(what, folder, *flags):
     done = bundle(what, "--build-dir", BUILD, "--out", folder / "pieces", *flags)
     assert done.returncode == 0, done.stderr
     pieces = sorted((folder / "pieces").iterdir())
-    subprocess.run(f"cat {folder}/pieces/kvasir-{what}.tar.gz.* | tar xz -C {folder}", shell=True, check=True)
+    subprocess.run(f"cat {folder}/pieces/kvasir-{what}.tar.xz.* | tar xJ -C {folder}", shell=True, check=True)
     return pieces, folder / f"kvasir-{what}"
 
 
@@ -111,12 +111,12 @@ def test_a_server_runs_in_a_bare_folder(serve):
 
 
 def test_programs_and_libraries_of_a_server_fit_32_mib(serve, tmp_path):
-    packed = tmp_path / "packed.tar.gz"
+    packed = tmp_path / "packed.tar.xz"
     files = [str(path.relative_to(serve)) for part in ("bin", "lib") for path in (serve / part).iterdir()
              if not OF_BENCHMARKS.search(path.name)]
     with open(packed, "wb") as out:
         tar = subprocess.Popen(["tar", "-C", serve, "-c", *files], stdout=subprocess.PIPE)
-        subprocess.run(["gzip"], stdin=tar.stdout, stdout=out, check=True)
+        subprocess.run(["xz", "-T0"], stdin=tar.stdout, stdout=out, check=True)
         assert tar.wait() == 0
     assert packed.stat().st_size <= 32 << 20
 
