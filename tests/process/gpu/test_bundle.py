@@ -116,7 +116,7 @@ def test_programs_and_libraries_of_a_server_fit_32_mib(serve, tmp_path):
              if not OF_BENCHMARKS.search(path.name)]
     with open(packed, "wb") as out:
         tar = subprocess.Popen(["tar", "-C", serve, "-c", *files], stdout=subprocess.PIPE)
-        subprocess.run(["xz", "-T0"], stdin=tar.stdout, stdout=out, check=True)
+        subprocess.run(["xz", "-T0", "-2"], stdin=tar.stdout, stdout=out, check=True)
         assert tar.wait() == 0
     assert packed.stat().st_size <= 32 << 20
 
