@@ -14,6 +14,9 @@
 #define KVASIR_DEVICE __device__ __forceinline__
 // A kernel for CTAs of at most `threads`.
 #define KVASIR_KERNEL(threads) __global__ void __launch_bounds__(threads)
+// The same, of which a multiprocessor's registers have room for `ctas`.
+#define KVASIR_KERNEL_OF(threads, ctas) \
+  __global__ void __launch_bounds__(threads, ctas)
 #define KVASIR_UNROLL _Pragma("unroll")
 // A loop of unknown length, of which nvcc would write four turns.
 #define KVASIR_NO_UNROLL _Pragma("unroll 1")
@@ -22,6 +25,7 @@
 #define KVASIR_SIMT_TARGET emulated
 #define KVASIR_DEVICE inline
 #define KVASIR_KERNEL(threads) void
+#define KVASIR_KERNEL_OF(threads, ctas) void
 #define KVASIR_UNROLL
 #define KVASIR_NO_UNROLL
 #endif

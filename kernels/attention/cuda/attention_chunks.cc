@@ -10,11 +10,6 @@ namespace kvasir::kernels {
 namespace {
 
 constexpr int64_t kPieceBytes = 16;
-// Of a chunk: what a stage of shared memory has room for, and what four warps
-// sum.
-constexpr int64_t kMostKeyPieces = 8;
-constexpr int64_t kMostValuePieces = 4;
-
 bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
 
 // Bits of the codes of all runs; 0: there are several, or none that are served.
@@ -97,7 +92,8 @@ class ChunkMaker {
   bool AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
     if (part.dtype != dtype_ || !Whole(group.width, 8)) return false;
     chunk_.kind = ChunkKind::kNumbers;
-    AddPieces(0, group.width / 8, 8, kMostKeyPieces);
+    AddPieces(0, group.width / 8, 8,
+              keys_ ? kMostKeyPieces : kMostNumberPieces);
     return true;
   }
 
@@ -147,7 +143,7 @@ class ChunkMaker {
       chunk_.params_stride = static_cast<int32_t>(params.stride_bytes);
       chunk_.run = static_cast<int32_t>(runs_++);
       AddPieces(run.begin, run.width / piece_codes, piece_codes,
-                keys_ ? kMostKeyPieces : kMostValuePieces);
+                keys_ ? kMostKeyPieces : kMostCodePieces);
     }
     return true;
   }

@@ -20,6 +20,8 @@ struct AttentionKernelArgs {
   float* partials = nullptr;
   // Of an item of the kernel for prompts; 0: it does not run.
   int32_t prompt_rows = 0;
+  // That stay and take items.
+  int32_t ctas = 0;
 };
 
 // Of numbers below 2^32 (kAttentionMostSlots): a division of 64 bits is a call,
@@ -64,7 +66,7 @@ KVASIR_DEVICE SlotRange SplitSlots(int64_t split) {
 }
 
 // What one CTA computes at a time: some query heads of some tokens, over all
-// their slots or over one split of them.
+// their slots or over some splits of them.
 struct Item {
   const AttentionSequence* sequence;
   HeadUnit unit;
@@ -73,8 +75,9 @@ struct Item {
   int32_t num_tokens;
   int64_t first_split;
   int32_t num_splits;
-  // Of the first token's, in AttentionKernelArgs::partials; from token to
-  // token partial_stride. Below 0: the result is the row itself.
+  // Of the first token's first split, in AttentionKernelArgs::partials, from
+  // split to split the next one, from token to token partial_stride. Below 0:
+  // the result is the row itself.
   int32_t partial;
   int32_t partial_stride;
 
@@ -126,10 +129,13 @@ KVASIR_DEVICE Item FindItem(const AttentionKernelArgs& args, int32_t index) {
   item.partial_stride = items.num_splits;
   int32_t split = 0;
   if (items.first_partial >= 0) {
-    split = rest % items.num_splits;
-    rest /= items.num_splits;
+    const int32_t each = items.item_splits;
+    const int32_t runs = (items.num_splits + each - 1) / each;
+    split = rest % runs * each;
+    rest /= runs;
     item.first_split += split;
-    item.num_splits = 1;
+    const int32_t splits_left = items.num_splits - split;
+    item.num_splits = splits_left < each ? splits_left : each;
   }
   item.unit_index = rest % units;
   item.unit = args.device.units[item.unit_index];
@@ -197,12 +203,11 @@ KVASIR_DEVICE float MergeSum(const MergeFactors& factors, float total,
 }
 
 // What a split's softmax comes to, by one lane: a partial result, or factors in
-// shared memory [4][kDeviceTileRows]: of the sums so far, of the split's; the
-// sum of weights and the maximum so far, which are there if `merged`.
+// shared memory, `stride` apart: of the sums so far, of the split's; the sum of
+// weights and the maximum so far, which are there if `merged`.
 KVASIR_DEVICE void EndSoftmax(const AttentionKernelArgs& args, const Item& item,
                               int32_t row, const RowTotal& split, bool merged,
-                              float* factors) {
-  constexpr auto kRows = static_cast<int32_t>(kDeviceTileRows);
+                              float* factors, int32_t stride) {
   if (item.partial >= 0) {
     if (row >= item.rows()) return;
     float* const partial = PartialRow(args, item, row) + args.device.out_width;
@@ -210,17 +215,16 @@ KVASIR_DEVICE void EndSoftmax(const AttentionKernelArgs& args, const Item& item,
     simt::StoreGlobal(partial + 1, split.sum);
     return;
   }
-  float* const of_row = factors + row;
   RowTotal total;
   if (merged) {
-    total = {simt::LoadShared(of_row + 3 * kRows),
-             simt::LoadShared(of_row + 2 * kRows)};
+    total = {simt::LoadShared(factors + 3 * stride),
+             simt::LoadShared(factors + 2 * stride)};
   }
   const MergeFactors merge = Merge(split.max, split.sum, &total);
-  simt::StoreShared(of_row, merge.total);
-  simt::StoreShared(of_row + kRows, merge.split);
-  simt::StoreShared(of_row + 2 * kRows, total.sum);
-  simt::StoreShared(of_row + 3 * kRows, total.max);
+  simt::StoreShared(factors, merge.total);
+  simt::StoreShared(factors + stride, merge.split);
+  simt::StoreShared(factors + 2 * stride, total.sum);
+  simt::StoreShared(factors + 3 * stride, total.max);
 }
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -177,6 +177,43 @@ absl::Status AddParts(const std::vector<HostPart>& side, bool exact,
   return Add(made, tables, parts);
 }
 
+MmaKind KindOfAll(const HostChunks& made) {
+  const ChunkKind first = made.chunks.front().kind;
+  for (const LatentChunkOnDevice& chunk : made.chunks) {
+    if (chunk.kind != first) return MmaKind::kAny;
+  }
+  switch (first) {
+    case ChunkKind::kNumbers:
+      return MmaKind::kNumbers;
+    case ChunkKind::kCodes8:
+      return MmaKind::kCodes8;
+    case ChunkKind::kCodes4:
+      return MmaKind::kCodes4;
+    case ChunkKind::kLevels4:
+      return MmaKind::kLevels4;
+  }
+  return MmaKind::kAny;
+}
+// Of a warp: 16 slots of any chunk of keys, or 64 of its pieces of values.
+int32_t WarpStageBytes(const HostChunks& made) {
+  constexpr int32_t kPiece = 16;
+  constexpr auto kSlots = static_cast<int32_t>(kAttentionBlockSlots);
+  int32_t pieces = 0;
+  bool codes = false;
+  for (const UnitChunks& unit : made.units) {
+    for (int32_t i = 0; i < unit.keys + unit.values; ++i) {
+      const auto& chunk = made.chunks[static_cast<size_t>(unit.first + i)];
+      const bool numbers = chunk.kind == ChunkKind::kNumbers;
+      codes = codes || !numbers;
+      const int32_t bytes =
+          i < unit.keys ? (chunk.pieces + 1) / 2 * 2 * kSlots / 4 * kPiece
+                        : (numbers ? 2 : 1) * kSlots * kPiece;
+      pieces = std::max(pieces, bytes);
+    }
+  }
+  return pieces + (codes ? static_cast<int32_t>(kMmaParamBytes) : 0);
+}
+
 // What tensor cores take, if all of it is such.
 absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
                        DeviceTables* tables, AttentionDevice* device) {
@@ -210,6 +247,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
     device->levels_of_keys[device->num_tables++] = levels.of_keys;
   }
   device->query_stride = made.query_stride;
+  device->kind = KindOfAll(made);
+  device->warp_stage_bytes = WarpStageBytes(made);
   KVASIR_RETURN_IF_ERROR(Add(made.units, tables, &device->unit_chunks));
   return Add(made.chunks, tables, &device->chunks);
 }
@@ -250,11 +289,10 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   KVASIR_RETURN_IF_ERROR(Add(made.heads, tables, &device.heads));
   KVASIR_RETURN_IF_ERROR(Add(made.units, tables, &device.units));
   device.num_units = static_cast<int64_t>(made.units.size());
-  int32_t most_heads = 1;
+  device.most_heads = 1;
   for (const HeadUnit& unit : made.units) {
-    most_heads = std::max(most_heads, unit.num_heads);
+    device.most_heads = std::max(device.most_heads, unit.num_heads);
   }
-  device.tile_tokens = kDeviceTileRows / most_heads;
   device.out_width = MostOutWidth(parts, params.num_kv_heads);
   device.page_tokens = params.page_tokens;
   device.q_row_stride = params.q_row_stride;
@@ -269,7 +307,15 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   device.dtype = params.dtype;
   KVASIR_RETURN_IF_ERROR(AddChunks(params, made, tables, &device));
   device.cta_shared_bytes = on.cta_shared_bytes();
-  if (MmaSharedBytes(device) > device.cta_shared_bytes) device.chunks = nullptr;
+  device.tile_rows =
+      device.chunks != nullptr && device.most_heads <= kDeviceTileRows / 2
+          ? kDeviceTileRows / 2
+          : kDeviceTileRows;
+  if (MmaSharedBytes(device) > device.cta_shared_bytes) {
+    device.chunks = nullptr;
+    device.tile_rows = kDeviceTileRows;
+  }
+  device.tile_tokens = device.tile_rows / device.most_heads;
   const int64_t bytes = PlainSharedBytes(device);
   if (device.chunks == nullptr && bytes > device.cta_shared_bytes) {
     return NotServed(

@@ -86,6 +86,13 @@ struct UnitChunks {
   int32_t keys = 0;
   int32_t values = 0;
 };
+// Pieces of a chunk of keys: what a warp's stage has room for. Of values: what
+// four warps sum.
+inline constexpr int64_t kMostKeyPieces = 8;
+inline constexpr int64_t kMostNumberPieces = 8;
+inline constexpr int64_t kMostCodePieces = 4;
+// What all chunks are, for which the kernel has an instance.
+enum class MmaKind : uint8_t { kAny, kNumbers, kCodes8, kCodes4, kLevels4 };
 // What shared memory of the tensor cores' kernel has room for.
 inline constexpr int64_t kMmaMostQueries = 1024;  // of a row, with gaps
 inline constexpr int64_t kMmaMostRuns = 64;       // of a unit's keys
@@ -102,6 +109,8 @@ struct AttentionDevice {
   const int32_t* heads = nullptr;  // [Hq], unit after unit
   const HeadUnit* units = nullptr;
   int64_t num_units = 0;
+  int32_t most_heads = 0;   // of a unit
+  int64_t tile_rows = 0;    // of an item of `attention`
   int64_t tile_tokens = 0;  // whose heads of any unit fit a tile
   int64_t out_width = 0;    // most numbers that a head sums
   int64_t page_tokens = 0;
@@ -120,6 +129,8 @@ struct AttentionDevice {
   const float* levels[kMmaMostTables] = {};  // [kMaxNormLevels] each
   bool levels_of_keys[kMmaMostTables] = {};
   int32_t num_tables = 0;
+  MmaKind kind = MmaKind::kAny;
+  int32_t warp_stage_bytes = 0;
   int64_t most_key_runs = 0;  // of a unit
   bool has_codes = false;     // in any chunk
   // Room for results of splits: each of a token, for all heads.
@@ -130,16 +141,22 @@ struct AttentionDevice {
   KVASIR_HOST_DEVICE int64_t partial_floats() const { return out_width + 2; }
 };
 
-// Bytes of shared memory that a CTA has: of the tensor cores' kernel (stages,
-// scores, places and factors; sums of runs, tables, queries, sums), and of the
-// plain one.
-inline constexpr int64_t kMmaFixedBytes = 71168;
+// Bytes of shared memory that a CTA has: of the tensor cores' kernel (each
+// warp's stages, scores and places; queries, factors, sums of runs, tables,
+// sums), and of the plain one.
+inline constexpr int64_t kMmaWarps = 4;
+inline constexpr int64_t kMmaScoreBytes = 2064;  // of a row
 inline constexpr int64_t kMmaTableBytes = 1024;
+inline constexpr int64_t kMmaParamBytes = 256;  // of a stage
+KVASIR_HOST_DEVICE inline constexpr int64_t MmaStages(MmaKind kind) {
+  return kind == MmaKind::kNumbers || kind == MmaKind::kCodes8 ? 5 : 4;
+}
 KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
     const AttentionDevice& device) {
-  return kMmaFixedBytes + device.num_tables * kMmaTableBytes +
-         kDeviceTileRows * (4 * kMmaMostRuns + 2 * device.query_stride +
-                            4 * device.out_width);
+  return kMmaWarps * MmaStages(device.kind) * device.warp_stage_bytes +
+         8 * kAttentionSplitSlots + device.num_tables * kMmaTableBytes +
+         device.tile_rows * (kMmaScoreBytes + 2 * device.query_stride + 4 * 4 +
+                             4 * device.most_key_runs + 4 * device.out_width);
 }
 inline constexpr int64_t kPlainFixedBytes = 54016;
 KVASIR_HOST_DEVICE inline int64_t PlainSharedBytes(
@@ -148,14 +165,15 @@ KVASIR_HOST_DEVICE inline int64_t PlainSharedBytes(
 }
 
 // Of a launch's scratch, in the order in which it lies there. A sequence whose
-// context is split has an item for each tile, unit and split, another one for
-// each tile and unit.
+// context is split has an item for each tile, unit and some splits, another one
+// for each tile and unit.
 struct SequenceItems {
   int32_t first_item = 0;
   int32_t first_split = 0;
   int32_t num_splits = 0;     // that any of its rows sees
   int32_t first_merge = 0;    // rows, of those of split sequences
   int32_t first_partial = 0;  // below 0: not split
+  int32_t item_splits = 0;    // of an item, where they are
   int32_t tiles = 0;
   int32_t first_prompt = 0;  // item, of those of the kernel for prompts
 };

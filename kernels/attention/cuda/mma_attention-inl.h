@@ -2,12 +2,16 @@
 // 16 bits: numbers of their type, and codes of 8 or 4 bits with ranges of
 // float16 in slots or with 16 levels. C++17, device code.
 //
-// A CTA of four warps takes a split of 512 slots in three passes: scores of all
-// slots, the softmax, all values. Latents come as chunks of pieces of 16 bytes
-// (LatentChunkOnDevice) of 64 slots, by asynchronous copies into stages that
-// run ahead over both passes. They are the first operand of mma.m16n8k16, in
+// A CTA of four warps takes splits of 512 slots in three passes each: scores of
+// all slots, the softmax, all values. Latents come as chunks of pieces of 16
+// bytes (LatentChunkOnDevice), by asynchronous copies. What a warp multiplies
+// nobody else does, so each copies for itself, into a ring of stages of its own
+// that runs ahead over both passes: warps wait for each other at the softmax
+// and between splits alone. Latents are the first operand of mma.m16n8k16, in
 // registers, and rows the second, 8 at a time:
-//   scores: [16 slots][16 channels] [16 channels][8 rows], a warp to 16 slots;
+//   scores: [16 slots][16 channels] [16 channels][8 rows], a warp to 16 slots
+//   of
+//     each 64;
 //   values: [16 channels][16 slots] [16 slots][8 rows], a warp to 16 channels
 //     of numbers or 8-bit codes, or 32 of 4-bit codes.
 // Codes become numbers of 16 bits on the way, exactly for keys, whose scale and
@@ -18,18 +22,20 @@
 // where values are codes), and summed in float32 as they were. Queries of 4-bit
 // keys are staged in the order in which codes leave a word (0, 4, 1, 5, ...).
 //
+// An instance has 8 rows, or 16 where a KV head has more query heads than 8,
+// and is for one kind of chunks, or for any.
+//
 // Layout: pieces of a tile, then of 64 slots each, side by side (granules of
-// 16), so that copies are runs of 512 bytes a warp, and stages are free of bank
-// conflicts for ldmatrix. Slot after slot is served too, in shorter runs.
-// Bytes: latents once for up to 16 rows; the block table, queries and results
-// are small beside 512 slots. Floor: the latents' bytes over the memory's
-// bandwidth.
-// Instructions of a lane for a code, integer ones counted twice, without loads,
-// copies and products: 4-bit keys 2.25 (lop3 0.5, shifts 0.375, subtraction
-// 0.5), values 3.5 (0.5, 0.375, subtraction and fma 1.0, ranges 0.5); 8-bit
-// keys of float16 1.5, of bfloat16 5, values 3.5. The products' 8 rows are
-// padded: a group of one query head costs as much as one of eight. Prompts are
-// prefill_attention-inl.h's where that serves them.
+// 16), so that copies are runs of 256 bytes (keys) and 1 KiB (values) a warp,
+// and stages are free of bank conflicts for ldmatrix. Slot after slot is served
+// too, in shorter runs. Bytes: latents once for up to 16 rows; the block table,
+// queries and results are small beside 512 slots. Floor: the latents' bytes
+// over the memory's bandwidth. Instructions of a lane for a code, integer ones
+// counted twice, without loads, copies and products: 4-bit keys 2.25 (lop3 0.5,
+// shifts 0.375, subtraction 0.5), values 3.5 (0.5, 0.375, subtraction and
+// fma 1.0, ranges 0.5); 8-bit keys of float16 1.5, of bfloat16 5, values 3.5.
+// The products' 8 rows are padded: a group of one query head costs as much as
+// one of eight. Prompts are prefill_attention-inl.h's where that serves them.
 #pragma once
 
 #include "base/host_device.h"
@@ -40,36 +46,39 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-inline constexpr uint32_t kMmaThreads = 128;
+inline constexpr uint32_t kMmaThreads = kMmaWarps * simt::kWarp;
 
-template <typename T>
+template <typename T, int32_t tiles, MmaKind kind>
 class MmaAttention {
  public:
-  static constexpr int32_t kRows = static_cast<int32_t>(kDeviceTileRows);
+  static constexpr int32_t kRows = 8 * tiles;
 
   KVASIR_DEVICE explicit MmaAttention(const AttentionKernelArgs& args)
       : args_(args), device_(args.device) {
+    thread_ = static_cast<int32_t>(simt::Thread());
+    warp_ = thread_ / static_cast<int32_t>(simt::kWarp);
+    lane_ = thread_ % static_cast<int32_t>(simt::kWarp);
+    g_ = lane_ / 4;
+    c_ = lane_ % 4;
+    stage_bytes_ = device_.warp_stage_bytes;
+    q_stride_ = static_cast<int32_t>(device_.query_stride);
     char* next = simt::Shared();
     const auto take = [&next](int64_t bytes) {
       char* const taken = next;
       next += bytes;
       return taken;
     };
-    stages_ = take(kStages * kStageBytes);
+    ring_ =
+        take(kWarps * kStages * stage_bytes_) + warp_ * kStages * stage_bytes_;
     scores_ = reinterpret_cast<float*>(take(kRows * kScoreStride * 4));
     places_ = reinterpret_cast<Place*>(take(kSplit * 8));
+    q_ = reinterpret_cast<uint16_t*>(take(kRows * q_stride_ * 2));
     factors_ = reinterpret_cast<float*>(take(4 * kRows * 4));
-    query_sums_ = reinterpret_cast<float*>(take(kRows * kMmaMostRuns * 4));
+    query_sums_ =
+        reinterpret_cast<float*>(take(device_.most_key_runs * kRows * 4));
     tables_ =
         reinterpret_cast<uint32_t*>(take(device_.num_tables * kTableWords * 4));
-    q_ = reinterpret_cast<uint16_t*>(take(kRows * device_.query_stride * 2));
     sums_ = reinterpret_cast<float*>(next);
-    q_stride_ = static_cast<int32_t>(device_.query_stride);
-    thread_ = static_cast<int32_t>(simt::Thread());
-    warp_ = thread_ / static_cast<int32_t>(simt::kWarp);
-    lane_ = thread_ % static_cast<int32_t>(simt::kWarp);
-    g_ = lane_ / 4;
-    c_ = lane_ % 4;
     FillTables();
   }
 
@@ -78,10 +87,12 @@ class MmaAttention {
     chunks_ = chunks;
     seen_ =
         RowsSlots(device_, *item.sequence, item.first_token, item.num_tokens);
-    one_tile_ = item.rows() <= 8;
+    one_tile_ = tiles == 1 || item.rows() <= 8;
     merged_ = false;
+    bool first = true;
     for (int32_t s = 0; s < item.num_splits; ++s) {
       split_ = (item.first_split + s) * kSplit;
+      if (item.partial >= 0) item_.partial = item.partial + s;
       slots_ = Both(SplitSlots(item.first_split + s), seen_);
       if (slots_.end <= slots_.begin) {
         // A result of no slots is written all the same.
@@ -90,32 +101,41 @@ class MmaAttention {
       }
       first_block_ = static_cast<int32_t>(slots_.begin - split_) / kBlock;
       end_block_ = static_cast<int32_t>(slots_.end - 1 - split_) / kBlock + 1;
-      ComputeSplit();
-      merged_ = true;
+      ComputeSplit(first);
+      first = false;
+      merged_ = item.partial < 0;
     }
     if (item.partial < 0) Finish();
   }
 
  private:
+  static constexpr int32_t kWarps = static_cast<int32_t>(kMmaWarps);
   static constexpr int32_t kBlock = static_cast<int32_t>(kAttentionBlockSlots);
   static constexpr int32_t kSplit = static_cast<int32_t>(kAttentionSplitSlots);
-  static constexpr int32_t kStages = 4;
-  static constexpr int32_t kPiece = 16;  // bytes
-  static constexpr int32_t kMostPieces = 8;
-  // Behind the pieces, a word of each slot.
-  static constexpr int32_t kStageBytes =
-      kMostPieces * kBlock * kPiece + kBlock * 4;
-  static constexpr int32_t kTiles = kRows / 8;  // of 8 rows
-  static constexpr int32_t kWarpRows = kRows / 4;
+  static constexpr int32_t kStages = static_cast<int32_t>(MmaStages(kind));
+  static constexpr int32_t kPiece = 16;                   // bytes
+  static constexpr int32_t kWarpSlots = kBlock / kWarps;  // of a block of keys
+  static constexpr int32_t kParamBytes = static_cast<int32_t>(kMmaParamBytes);
+  static constexpr int32_t kWarpRows = kRows / kWarps;
   // A row: scores, then its weights as float16 and, behind 260 words, in T.
   // Neither the columns of a sum nor the rows of an operand meet in a bank.
   static constexpr int32_t kScoreStride = 516;
   static constexpr int32_t kOwnWeights = 260;
   static constexpr int32_t kTableWords = 256;
-  static_assert(kStages * kStageBytes + kRows * kScoreStride * 4 + kSplit * 8 +
-                    4 * kRows * 4 ==
-                kMmaFixedBytes);
+  static_assert(kScoreStride * 4 == kMmaScoreBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
+
+  // What a chunk is: known beforehand, or not.
+  static KVASIR_DEVICE ChunkKind KindOf(const LatentChunkOnDevice& chunk) {
+    if constexpr (kind == MmaKind::kNumbers) return ChunkKind::kNumbers;
+    if constexpr (kind == MmaKind::kCodes8) return ChunkKind::kCodes8;
+    if constexpr (kind == MmaKind::kCodes4) return ChunkKind::kCodes4;
+    if constexpr (kind == MmaKind::kLevels4) return ChunkKind::kLevels4;
+    return chunk.kind;
+  }
+  static KVASIR_DEVICE bool HasNumbers(const LatentChunkOnDevice& chunk) {
+    return KindOf(chunk) == ChunkKind::kNumbers;
+  }
 
   // A place among the chunks of a split: for each block those of keys, then for
   // each chunk of values its blocks.
@@ -123,11 +143,14 @@ class MmaAttention {
     int32_t chunk;  // of the unit
     int32_t block;
   };
-  KVASIR_DEVICE bool OfKeys(const Cursor& at) const {
-    return at.chunk < chunks_.keys;
+  KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(const Cursor& at) const {
+    return device_.chunks[chunks_.first + at.chunk];
   }
-  KVASIR_DEVICE bool Done(const Cursor& at) const {
-    return at.chunk >= chunks_.keys + chunks_.values;
+  KVASIR_DEVICE bool OfKeys(const Cursor& cursor) const {
+    return cursor.chunk < chunks_.keys;
+  }
+  KVASIR_DEVICE bool Done(const Cursor& cursor) const {
+    return cursor.chunk >= chunks_.keys + chunks_.values;
   }
   KVASIR_DEVICE void Advance(Cursor* at) const {
     if (OfKeys(*at)) {
@@ -141,9 +164,6 @@ class MmaAttention {
       at->block = first_block_;
       ++at->chunk;
     }
-  }
-  KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(const Cursor& at) const {
-    return device_.chunks[chunks_.first + at.chunk];
   }
 
   // Pairs of levels: that of the word's lower four bits below.
@@ -162,29 +182,27 @@ class MmaAttention {
     }
   }
 
-  // q_, and the sums of their runs.
+  // q_, and the sums of their runs: a warp to a row, whose lanes take
+  // neighbouring channels.
   KVASIR_DEVICE void FillQueries() {
     for (int32_t k = 0; k < chunks_.keys; ++k) {
       const LatentChunkOnDevice& chunk = device_.chunks[chunks_.first + k];
       const int32_t padded = (chunk.channels + 15) / 16 * 16;
-      for (int32_t i = thread_; i < kRows * padded;
-           i += static_cast<int32_t>(kMmaThreads)) {
-        const int32_t row = i / padded;
-        const int32_t c = i % padded;
-        uint16_t bits = 0;
-        if (row < item_.rows() && c < chunk.channels) {
-          bits = simt::LoadGlobal(QueryRow(chunk, row) + c);
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < kWarpRows; ++i) {
+        const int32_t row = warp_ * kWarpRows + i;
+        const bool there = row < item_.rows();
+        const uint16_t* const from = there ? QueryRow(chunk, row) : nullptr;
+        KVASIR_NO_UNROLL
+        for (int32_t c = lane_; c < padded; c += 32) {
+          uint16_t bits = 0;
+          if (there && c < chunk.channels) bits = simt::LoadGlobal(from + c);
+          simt::StoreShared(
+              q_ + row * q_stride_ + chunk.column + StagedAt(KindOf(chunk), c),
+              bits);
         }
-        simt::StoreShared(
-            q_ + row * q_stride_ + chunk.column + StagedAt(chunk.kind, c),
-            bits);
-      }
-      if (chunk.kind == ChunkKind::kNumbers || !chunk.starts_run) continue;
-      // A warp to a row; lanes take every 32nd channel.
-      for (int32_t row = warp_; row < kRows; row += 4) {
-        float sum = 0.0f;
-        if (row < item_.rows()) sum = RunSum(k, row);
-        sum = simt::WarpSum(sum);
+        if (HasNumbers(chunk) || !chunk.starts_run) continue;
+        const float sum = simt::WarpSum(there ? RunSum(k, row) : 0.0f);
         if (lane_ == 0) {
           simt::StoreShared(query_sums_ + chunk.run * kRows + row, sum);
         }
@@ -203,6 +221,7 @@ class MmaAttention {
     for (bool ends = false; !ends; ++k) {
       const LatentChunkOnDevice& chunk = device_.chunks[chunks_.first + k];
       const uint16_t* const queries = QueryRow(chunk, row);
+      KVASIR_NO_UNROLL
       for (int32_t c = lane_; c < chunk.channels; c += 32) {
         sum += simt::ToFloat(simt::BitsAs<T>(simt::LoadGlobal(queries + c)));
       }
@@ -216,119 +235,186 @@ class MmaAttention {
     int32_t page;
     int32_t slot;  // of it
   };
-  KVASIR_DEVICE void FindPlaces() {
+  KVASIR_DEVICE Place FindPlace(int32_t s) const {
     const auto* const table =
         simt::BitsAs<const int32_t*>(item_.sequence->block_table);
-    for (int32_t s = thread_; s < kSplit;
-         s += static_cast<int32_t>(kMmaThreads)) {
-      const int64_t slot = split_ + s;
-      Place place = {-1, 0};
-      if (slot >= slots_.begin && slot < slots_.end) {
-        const int64_t index = Quotient(slot, device_.page_tokens);
-        place.page = simt::LoadGlobal(table + index);
-        place.slot = static_cast<int32_t>(slot - index * device_.page_tokens);
-      }
-      simt::StoreShared(places_ + s, place);
+    const int64_t slot = split_ + s;
+    Place place = {-1, 0};
+    if (slot >= slots_.begin && slot < slots_.end) {
+      const int64_t index = Quotient(slot, device_.page_tokens);
+      place.page = simt::LoadGlobal(table + index);
+      place.slot = static_cast<int32_t>(slot - index * device_.page_tokens);
     }
+    return place;
   }
 
-  KVASIR_DEVICE void ComputeSplit() {
-    // Of what was before nobody reads queries and places any more.
-    if (!merged_) FillQueries();
-    FindPlaces();
-    // They are there, and all have left the stages.
+  KVASIR_DEVICE void ComputeSplit(bool first) {
+    constexpr auto kThreads = static_cast<int32_t>(kMmaThreads);
+    Place
+        places[kSplit / kThreads];  // on their way while others are waited for
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < kSplit / kThreads; ++i) {
+      places[i] = FindPlace(thread_ + kThreads * i);
+    }
+    // Of what was before nobody reads queries, places and weights any more.
+    simt::SyncCta();
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < kSplit / kThreads; ++i) {
+      simt::StoreShared(places_ + thread_ + kThreads * i, places[i]);
+    }
+    if (first) FillQueries();
     simt::SyncCta();
     Cursor load = {0, first_block_};
     Cursor use = load;
-    int32_t stage = 0;
+    char* to = ring_;
     KVASIR_UNROLL
-    for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(&load, i);
+    for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(&load, &to);
+    char* stage = ring_;
     while (!Done(use)) {
       simt::WaitCopies<kStages - 2>();
-      // All have what came for the chunk; all have left the stage before.
-      simt::SyncCta();
-      LoadNext(&load, (stage + kStages - 1) % kStages);
-      const char* const from = stages_ + stage * kStageBytes;
+      // All lanes have what came for the chunk, and have left the stage before.
+      simt::SyncWarp();
+      LoadNext(&load, &to);
       const bool of_keys = OfKeys(use);
-      of_keys ? Score(use, from) : Sum(use, from);
+      of_keys ? Score(use, stage) : Sum(use, stage);
       Advance(&use);
       if (of_keys && !OfKeys(use)) {
         simt::SyncCta();
         Weigh();
+        simt::SyncCta();
       }
-      stage = (stage + 1) % kStages;
+      NextStage(&stage);
     }
   }
+  KVASIR_DEVICE void NextStage(char** stage) const {
+    *stage += stage_bytes_;
+    if (*stage == ring_ + kStages * stage_bytes_) *stage = ring_;
+  }
 
-  // Asks for a chunk, if there is one left.
-  KVASIR_DEVICE void LoadNext(Cursor* at, int32_t stage) {
-    if (!Done(*at)) {
-      Load(ChunkOf(*at), at->block, stages_ + stage * kStageBytes);
-      Advance(at);
+  // Asks for the warp's share of a chunk, if there is one left.
+  KVASIR_DEVICE void LoadNext(Cursor* cursor, char** stage) {
+    if (!Done(*cursor)) {
+      if (OfKeys(*cursor)) {
+        LoadKeys(ChunkOf(*cursor), cursor->block, *stage);
+      } else if (FirstPiece(ChunkOf(*cursor)) < ChunkOf(*cursor).pieces) {
+        LoadValues(ChunkOf(*cursor), cursor->block, *stage);
+      }
+      Advance(cursor);
     }
+    NextStage(stage);
     simt::CommitCopies();
   }
 
-  // [piece][64 slots][16 bytes], and a word of each slot. What no row sees is
-  // 0, and so is the half of a last pair of pieces that is not there.
-  KVASIR_DEVICE void Load(const LatentChunkOnDevice& chunk, int32_t block,
-                          char* stage) const {
-    const int32_t s = thread_ % kBlock;
-    const Place place = simt::LoadShared(places_ + block * kBlock + s);
-    const int32_t page = place.page;
-    const char* tile = nullptr;
-    int32_t slot = place.slot;
-    if (page >= 0) {
-      tile = chunk.arena + page * chunk.page_bytes;
-      if (slot >= chunk.tile_slots) {
-        tile += int64_t{slot / chunk.tile_slots} * chunk.tile_bytes;
-        slot %= chunk.tile_slots;
-      }
+  // Of a slot in the chunk's arena.
+  struct Address {
+    const char* tile;
+    int32_t slot;
+    bool there;  // a row sees it
+  };
+  KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk,
+                                  int32_t s) const {
+    const Place place = simt::LoadShared(places_ + s);
+    Address address = {chunk.arena, place.slot, place.page >= 0};
+    if (!address.there) return address;
+    address.tile += place.page * chunk.page_bytes;
+    if (address.slot >= chunk.tile_slots) {
+      address.tile +=
+          int64_t{address.slot / chunk.tile_slots} * chunk.tile_bytes;
+      address.slot %= chunk.tile_slots;
     }
-    const int32_t pieces = (chunk.pieces + 1) / 2 * 2;
-    for (int32_t p = thread_ / kBlock; p < pieces; p += 2) {
-      char* const to = stage + (p * kBlock + s) * kPiece;
-      if (page >= 0 && p < chunk.pieces) {
-        simt::CopyAsync<kPiece>(to, tile + chunk.codes_offset +
-                                        slot * chunk.slot_stride +
-                                        p * chunk.piece_stride);
-      } else {
-        simt::StoreShared(reinterpret_cast<simt::Vec16*>(to), simt::Vec16{});
-      }
-    }
-    if (chunk.kind == ChunkKind::kNumbers || thread_ >= kBlock) return;
-    char* const word = stage + kMostPieces * kBlock * kPiece + 4 * s;
-    if (page >= 0) {
-      simt::CopyAsync<4>(
-          word, tile + chunk.params_offset + slot * chunk.params_stride);
+    return address;
+  }
+  // 16 bytes, of what no row sees 0.
+  static KVASIR_DEVICE void CopyPiece(char* to, bool there, const char* from) {
+    if (there) {
+      simt::CopyAsync<kPiece>(to, from);
     } else {
-      simt::StoreShared(reinterpret_cast<uint32_t*>(word), 0u);
+      simt::StoreShared(reinterpret_cast<simt::Vec16*>(to), simt::Vec16{});
     }
   }
-  KVASIR_DEVICE static uint32_t ParamsOf(const char* stage, int32_t slot) {
-    return simt::LoadShared(reinterpret_cast<const uint32_t*>(
-                                stage + kMostPieces * kBlock * kPiece) +
-                            slot);
+  KVASIR_DEVICE void CopyParams(const LatentChunkOnDevice& chunk,
+                                const Address& address, char* stage,
+                                int32_t s) const {
+    char* const to = stage + stage_bytes_ - kParamBytes + 4 * s;
+    if (address.there) {
+      simt::CopyAsync<4>(to, address.tile + chunk.params_offset +
+                                 address.slot * chunk.params_stride);
+    } else {
+      simt::StoreShared(reinterpret_cast<uint32_t*>(to), 0u);
+    }
   }
 
-  KVASIR_DEVICE void Score(const Cursor& at, const char* stage) {
+  // [piece][16 slots][16 bytes] and, where a run ends, a word of each slot. The
+  // half of a last pair of pieces that is not there is 0.
+  KVASIR_DEVICE void LoadKeys(const LatentChunkOnDevice& chunk, int32_t block,
+                              char* stage) const {
+    const int32_t s = lane_ % kWarpSlots;
+    const Address address =
+        AddressOf(chunk, block * kBlock + kWarpSlots * warp_ + s);
+    const char* const from =
+        address.tile + chunk.codes_offset + address.slot * chunk.slot_stride;
+    const int32_t pieces = (chunk.pieces + 1) / 2 * 2;
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < kMostKeyPieces / 2; ++i) {
+      const int32_t p = 2 * i + lane_ / kWarpSlots;
+      if (2 * i >= pieces) break;
+      CopyPiece(stage + (p * kWarpSlots + s) * kPiece,
+                address.there && p < chunk.pieces,
+                from + p * chunk.piece_stride);
+    }
+    if (HasNumbers(chunk) || !chunk.ends_run || lane_ >= kWarpSlots) return;
+    CopyParams(chunk, address, stage, s);
+  }
+
+  // The warp's first piece of a chunk of values.
+  KVASIR_DEVICE int32_t FirstPiece(const LatentChunkOnDevice& chunk) const {
+    return HasNumbers(chunk) ? 2 * warp_ : warp_;
+  }
+  // [piece][64 slots][16 bytes] of the warp's one or two pieces, and a word of
+  // each slot.
+  KVASIR_DEVICE void LoadValues(const LatentChunkOnDevice& chunk, int32_t block,
+                                char* stage) const {
+    const int32_t first = FirstPiece(chunk);
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < 2; ++i) {
+      const int32_t s = lane_ + 32 * i;
+      const Address address = AddressOf(chunk, block * kBlock + s);
+      const char* const from = address.tile + chunk.codes_offset +
+                               address.slot * chunk.slot_stride +
+                               first * chunk.piece_stride;
+      CopyPiece(stage + s * kPiece, address.there, from);
+      if (HasNumbers(chunk)) {
+        CopyPiece(stage + (kBlock + s) * kPiece,
+                  address.there && first + 1 < chunk.pieces,
+                  from + chunk.piece_stride);
+      } else {
+        CopyParams(chunk, address, stage, s);
+      }
+    }
+  }
+  KVASIR_DEVICE uint32_t* ParamsOf(char* stage) const {
+    return reinterpret_cast<uint32_t*>(stage + stage_bytes_ - kParamBytes);
+  }
+
+  KVASIR_DEVICE void Score(const Cursor& at, char* stage) {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
     if (at.chunk == 0) Clear(&score_);
-    if (chunk.kind == ChunkKind::kNumbers) {
+    if (HasNumbers(chunk)) {
       ScoreNumbers(chunk, stage);
     } else {
       if (chunk.starts_run) Clear(&run_);
-      if (chunk.kind == ChunkKind::kCodes8) {
+      if (KindOf(chunk) == ChunkKind::kCodes8) {
         ScoreCodes8(chunk, stage);
       } else {
         ScoreCodes4(chunk, stage);
       }
-      if (chunk.ends_run) EndRun(chunk, stage);
+      if (chunk.ends_run) EndRun(chunk, ParamsOf(stage));
     }
     if (at.chunk + 1 < chunks_.keys) return;
     const float scale = device_.scale * simt::kLog2E;
     KVASIR_UNROLL
-    for (int32_t n = 0; n < kTiles; ++n) {
+    for (int32_t n = 0; n < tiles; ++n) {
+      if (n > 0 && one_tile_) continue;
       KVASIR_UNROLL
       for (int32_t i = 0; i < 4; ++i) {
         const int32_t row = 8 * n + 2 * c_ + i % 2;
@@ -345,13 +431,14 @@ class MmaAttention {
     // piece, then of the upper one.
     const int32_t m = lane_ / 8;
     const char* const from =
-        stage +
-        (m / 2 * kBlock + 16 * warp_ + 8 * (m % 2) + lane_ % 8) * kPiece;
-    for (int32_t p = 0; p < chunk.pieces; p += 2) {
+        stage + (m / 2 * kWarpSlots + 8 * (m % 2) + lane_ % 8) * kPiece;
+    KVASIR_UNROLL
+    for (int32_t p = 0; p < kMostKeyPieces; p += 2) {
+      if (p >= chunk.pieces) break;
       uint32_t a[4];
-      simt::LoadMatrices<4>(a, from + p * kBlock * kPiece);
+      simt::LoadMatrices<4>(a, from + p * kWarpSlots * kPiece);
       KVASIR_UNROLL
-      for (int32_t n = 0; n < kTiles; ++n) {
+      for (int32_t n = 0; n < tiles; ++n) {
         if (n > 0 && one_tile_) continue;
         const auto* const q = reinterpret_cast<const uint32_t*>(
             QueryAt(chunk, n) + 8 * p + 2 * c_);
@@ -369,19 +456,20 @@ class MmaAttention {
   KVASIR_DEVICE uint32_t WordOf(const char* stage, int32_t piece,
                                 int32_t further) const {
     return simt::LoadShared(reinterpret_cast<const uint32_t*>(
-        stage + (piece * kBlock + 16 * warp_ + g_ + further) * kPiece +
-        4 * c_));
+        stage + (piece * kWarpSlots + g_ + further) * kPiece + 4 * c_));
   }
 
   KVASIR_DEVICE void ScoreCodes8(const LatentChunkOnDevice& chunk,
                                  const char* stage) {
-    for (int32_t p = 0; p < chunk.pieces; ++p) {
+    KVASIR_UNROLL
+    for (int32_t p = 0; p < kMostKeyPieces; ++p) {
+      if (p >= chunk.pieces) break;
       const uint32_t low = WordOf(stage, p, 0);
       const uint32_t high = WordOf(stage, p, 8);
       const uint32_t a[4] = {Codes8<T, 0>(low), Codes8<T, 0>(high),
                              Codes8<T, 1>(low), Codes8<T, 1>(high)};
       KVASIR_UNROLL
-      for (int32_t n = 0; n < kTiles; ++n) {
+      for (int32_t n = 0; n < tiles; ++n) {
         if (n > 0 && one_tile_) continue;
         const auto words = simt::LoadShared(reinterpret_cast<const uint64_t*>(
             QueryAt(chunk, n) + 16 * p + 4 * c_));
@@ -394,12 +482,14 @@ class MmaAttention {
 
   KVASIR_DEVICE void ScoreCodes4(const LatentChunkOnDevice& chunk,
                                  const char* stage) {
-    const bool levels = chunk.kind == ChunkKind::kLevels4;
+    const bool levels = KindOf(chunk) == ChunkKind::kLevels4;
     const uint32_t* const table = tables_ + chunk.table * kTableWords;
     const auto pair = [&](uint32_t word) {
       return levels ? LevelsOf(table, word) : Codes4<T>(word);
     };
-    for (int32_t p = 0; p < chunk.pieces; ++p) {
+    KVASIR_UNROLL
+    for (int32_t p = 0; p < kMostKeyPieces; ++p) {
+      if (p >= chunk.pieces) break;
       const uint32_t low = WordOf(stage, p, 0);
       const uint32_t high = WordOf(stage, p, 8);
       uint32_t a[2][4];
@@ -411,7 +501,7 @@ class MmaAttention {
         a[k][3] = pair(high >> (8 * k + 4));
       }
       KVASIR_UNROLL
-      for (int32_t n = 0; n < kTiles; ++n) {
+      for (int32_t n = 0; n < tiles; ++n) {
         if (n > 0 && one_tile_) continue;
         const auto q = simt::LoadShared(reinterpret_cast<const simt::Vec16*>(
             QueryAt(chunk, n) + 32 * p + 8 * c_));
@@ -426,17 +516,16 @@ class MmaAttention {
 
   // A run's scale and minimum.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
-                            const char* stage) {
-    const int32_t slot = 16 * warp_ + g_;
-    const uint32_t params[2] = {ParamsOf(stage, slot),
-                                ParamsOf(stage, slot + 8)};
+                            const uint32_t* words) {
+    const uint32_t params[2] = {simt::LoadShared(words + g_),
+                                simt::LoadShared(words + g_ + 8)};
     KVASIR_UNROLL
-    for (int32_t n = 0; n < kTiles; ++n) {
+    for (int32_t n = 0; n < tiles; ++n) {
       KVASIR_UNROLL
       for (int32_t i = 0; i < 4; ++i) {
         float& score = score_.d[n][i];
         score = simt::Fma(run_.d[n][i], LowHalf(params[i / 2]), score);
-        if (chunk.kind == ChunkKind::kLevels4) continue;
+        if (KindOf(chunk) == ChunkKind::kLevels4) continue;
         const int32_t row = 8 * n + 2 * c_ + i % 2;
         const float sum =
             simt::LoadShared(query_sums_ + chunk.run * kRows + row);
@@ -445,7 +534,7 @@ class MmaAttention {
     }
   }
 
-  // Scores to weights of 16 bits, a warp to four rows.
+  // Scores to weights of 16 bits, a warp to two rows of eight.
   KVASIR_DEVICE void Weigh() {
     for (int32_t i = 0; i < kWarpRows; ++i) {
       const int32_t row = warp_ * kWarpRows + i;
@@ -492,23 +581,25 @@ class MmaAttention {
                           simt::MakePair<T>(weight[2 * k], weight[2 * k + 1]));
       }
       if (lane_ == 0) {
-        EndSoftmax(args_, item_, row, {max, sum}, merged_, factors_);
+        EndSoftmax(args_, item_, row, {max, sum}, merged_, factors_ + row,
+                   kRows);
       }
     }
   }
-  KVASIR_DEVICE void Sum(const Cursor& at, const char* stage) {
+
+  KVASIR_DEVICE void Sum(const Cursor& at, char* stage) {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
     if (at.block == first_block_) {
       Clear(&sum_[0]);
       Clear(&sum_[1]);
     }
-    if (chunk.kind == ChunkKind::kNumbers) {
-      if (2 * warp_ >= chunk.pieces) return;
+    if (FirstPiece(chunk) >= chunk.pieces) return;
+    if (HasNumbers(chunk)) {
       SumNumbers(at.block, stage);
     } else {
-      if (warp_ >= chunk.pieces) return;
-      if (chunk.kind == ChunkKind::kCodes8) {
-        SumCodes8(chunk, at.block, stage);
+      BoundParams(chunk, stage);
+      if (KindOf(chunk) == ChunkKind::kCodes8) {
+        SumCodes8(at.block, stage);
       } else {
         SumCodes4(chunk, at.block, stage);
       }
@@ -516,37 +607,59 @@ class MmaAttention {
     if (at.block + 1 == end_block_) EndSum(chunk);
   }
 
-  // Weights of slots 16k + {2c, 2c + 1, 2c + 8, 2c + 9} of a block, of row g.
+  // Weights of 32 slots from 32k of a block on, of row g of tile n: operands of
+  // two products.
   template <typename Number>
   KVASIR_DEVICE void Weights(int32_t block, int32_t k, int32_t n,
-                             uint32_t (&b)[2]) const {
+                             uint32_t (&b)[4]) const {
     constexpr bool kOwn = DTypeOf<Number>::kValue == DTypeOf<T>::kValue;
-    const auto* const words =
-        reinterpret_cast<const uint32_t*>(scores_ +
-                                          (8 * n + g_) * kScoreStride) +
-        (kOwn ? kOwnWeights : 0) + (block * kBlock + 16 * k) / 2 + c_;
-    b[0] = simt::LoadShared(words);
-    b[1] = simt::LoadShared(words + 4);
+    simt::LoadMatrices<4>(b, scores_ + (8 * n + lane_ % 8) * kScoreStride +
+                                 (kOwn ? kOwnWeights : 0) + block * kBlock / 2 +
+                                 16 * k + lane_ / 8 * 4);
   }
 
   KVASIR_DEVICE void SumNumbers(int32_t block, const char* stage) {
     const int32_t m = lane_ / 8;
     const char* const from =
-        stage +
-        ((2 * warp_ + m % 2) * kBlock + 8 * (m / 2) + lane_ % 8) * kPiece;
-    const bool some = SeenBySome(device_, item_, split_ + block * kBlock);
+        stage + (m % 2 * kBlock + 8 * (m / 2) + lane_ % 8) * kPiece;
+    if (SeenBySome(device_, item_, split_ + block * kBlock)) {
+      return SumApart(block, from);
+    }
     KVASIR_UNROLL
+    for (int32_t k = 0; k < kBlock / 32; ++k) {
+      uint32_t a[2][4];
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 2; ++i) {
+        simt::LoadMatrices<4, /*transposed=*/true>(
+            a[i], from + (32 * k + 16 * i) * kPiece);
+      }
+      KVASIR_UNROLL
+      for (int32_t n = 0; n < tiles; ++n) {
+        if (n > 0 && one_tile_) continue;
+        uint32_t b[4];
+        Weights<T>(block, k, n, b);
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 2; ++i) {
+          Product<T>(sum_[0].d[n], a[i], {b[2 * i], b[2 * i + 1]});
+        }
+      }
+    }
+  }
+  // Likewise, of slots that some rows see and others may not.
+  KVASIR_DEVICE void SumApart(int32_t block, const char* from) {
+    KVASIR_NO_UNROLL
     for (int32_t k = 0; k < kBlock / 16; ++k) {
       uint32_t a[4];
       simt::LoadMatrices<4, /*transposed=*/true>(a, from + 16 * k * kPiece);
-      const bool apart =
-          some && simt::Any(!(IsFinite<T>(a[0]) && IsFinite<T>(a[1]) &&
-                              IsFinite<T>(a[2]) && IsFinite<T>(a[3])));
+      const bool apart = simt::Any(!(IsFinite<T>(a[0]) && IsFinite<T>(a[1]) &&
+                                     IsFinite<T>(a[2]) && IsFinite<T>(a[3])));
       KVASIR_UNROLL
-      for (int32_t n = 0; n < kTiles; ++n) {
+      for (int32_t n = 0; n < tiles; ++n) {
         if (n > 0 && one_tile_) continue;
-        uint32_t b[2];
-        Weights<T>(block, k, n, b);
+        uint32_t both[4];
+        Weights<T>(block, k / 2, n, both);
+        const uint32_t b[2] = {k % 2 == 0 ? both[0] : both[2],
+                               k % 2 == 0 ? both[1] : both[3]};
         if (apart) {
           AddApart(block, k, n, a, b);
         } else {
@@ -585,99 +698,120 @@ class MmaAttention {
     }
   }
 
-  // Of codes: what a lane gets are 2 bytes of slots 2c and 2c + 1, then of 8
-  // slots further on.
-  KVASIR_DEVICE void LoadCodes(const char* stage, int32_t k,
-                               uint32_t (&words)[2]) const {
-    simt::LoadMatrices<2, /*transposed=*/true>(
-        words, stage + (warp_ * kBlock + 16 * k + lane_ % 16) * kPiece);
+  // Scales and minima of the slots of a stage, in pairs of neighbours, take
+  // their words' place. Scales are bounded, so that no value is infinite: that
+  // of a slot which a row does not see has the weight 0.
+  struct alignas(8) PairParams {
+    uint32_t scale;
+    uint32_t minimum;
+  };
+  KVASIR_DEVICE void BoundParams(const LatentChunkOnDevice& chunk,
+                                 char* stage) const {
+    auto* const words = reinterpret_cast<PairParams*>(ParamsOf(stage)) + lane_;
+    const PairParams slots = simt::LoadShared(words);
+    PairParams pair;
+    pair.minimum = simt::PickBytes(slots.scale, slots.minimum, 0x7632u);
+    const uint32_t most =
+        KindOf(chunk) == ChunkKind::kLevels4
+            ? chunk.most_scale
+            : simt::FmaPair(F16{}, pair.minimum, chunk.less_scale,
+                            chunk.most_scale);
+    pair.scale = simt::MinPair(
+        simt::PickBytes(slots.scale, slots.minimum, 0x5410u), most);
+    simt::StoreShared(words, pair);
+    simt::SyncWarp();
   }
-  // Of slots 16k + 8i + {2c, 2c + 1}.
-  KVASIR_DEVICE PairParams PairParamsOf(const LatentChunkOnDevice& chunk,
-                                        const char* stage, int32_t k) const {
-    PairParams pairs;
-    KVASIR_UNROLL
-    for (int32_t i = 0; i < 2; ++i) {
-      const int32_t slot = 16 * k + 8 * i + 2 * c_;
-      const uint32_t first = ParamsOf(stage, slot);
-      const uint32_t second = ParamsOf(stage, slot + 1);
-      pairs.minimum[i] = simt::PickBytes(first, second, 0x7632u);
-      const uint32_t most =
-          chunk.kind == ChunkKind::kLevels4
-              ? chunk.most_scale
-              : simt::FmaPair(F16{}, pairs.minimum[i], chunk.less_scale,
-                              chunk.most_scale);
-      pairs.scale[i] =
-          simt::MinPair(simt::PickBytes(first, second, 0x5410u), most);
-    }
-    return pairs;
+  // Of slots 8i + {2c, 2c + 1} of a block.
+  KVASIR_DEVICE PairParams ParamsAt(char* stage, int32_t i) const {
+    return simt::LoadShared(
+        reinterpret_cast<const PairParams*>(ParamsOf(stage)) + 4 * i + c_);
+  }
+  // Codes of 32 slots: a lane gets 2 bytes of slots 2c and 2c + 1, then of 8
+  // slots further on, four times.
+  KVASIR_DEVICE void LoadCodes(const char* stage, int32_t k,
+                               uint32_t (&words)[4]) const {
+    simt::LoadMatrices<4, /*transposed=*/true>(
+        words, stage + (32 * k + lane_) * kPiece);
   }
 
-  KVASIR_DEVICE void SumCodes8(const LatentChunkOnDevice& chunk, int32_t block,
-                               const char* stage) {
-    for (int32_t k = 0; k < kBlock / 16; ++k) {
-      uint32_t words[2];
+  KVASIR_DEVICE void SumCodes8(int32_t block, char* stage) {
+    KVASIR_UNROLL
+    for (int32_t k = 0; k < kBlock / 32; ++k) {
+      uint32_t words[4];
       LoadCodes(stage, k, words);
-      const PairParams pairs = PairParamsOf(chunk, stage, k);
-      uint32_t a[4];
+      uint32_t a[2][4];
       KVASIR_UNROLL
-      for (uint32_t i = 0; i < 4; ++i) {
-        // Channel 2g, then 2g + 1.
-        const uint32_t bytes = simt::PickBytes(words[i / 2], 0x64646464u,
-                                               0x4240u + 0x0101u * (i % 2));
-        a[i] = simt::FmaPair(F16{}, simt::SubPair<F16>(bytes, 0x64006400u),
-                             pairs.scale[i / 2], pairs.minimum[i / 2]);
+      for (int32_t i = 0; i < 4; ++i) {
+        const PairParams pair = ParamsAt(stage, 4 * k + i);
+        KVASIR_UNROLL
+        for (uint32_t j = 0; j < 2; ++j) {
+          // Channel 2g, then 2g + 1.
+          const uint32_t bytes =
+              simt::PickBytes(words[i], 0x64646464u, 0x4240u + 0x0101u * j);
+          a[i / 2][i % 2 * 2 + j] =
+              simt::FmaPair(F16{}, simt::SubPair<F16>(bytes, 0x64006400u),
+                            pair.scale, pair.minimum);
+        }
       }
       KVASIR_UNROLL
-      for (int32_t n = 0; n < kTiles; ++n) {
+      for (int32_t n = 0; n < tiles; ++n) {
         if (n > 0 && one_tile_) continue;
-        uint32_t b[2];
+        uint32_t b[4];
         Weights<F16>(block, k, n, b);
-        Product<F16>(sum_[0].d[n], a, b);
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 2; ++i) {
+          Product<F16>(sum_[0].d[n], a[i], {b[2 * i], b[2 * i + 1]});
+        }
       }
     }
   }
 
   KVASIR_DEVICE void SumCodes4(const LatentChunkOnDevice& chunk, int32_t block,
-                               const char* stage) {
-    const bool levels = chunk.kind == ChunkKind::kLevels4;
+                               char* stage) {
+    const bool levels = KindOf(chunk) == ChunkKind::kLevels4;
     const uint32_t* const table = tables_ + chunk.table * kTableWords;
-    for (int32_t k = 0; k < kBlock / 16; ++k) {
-      uint32_t words[2];
-      LoadCodes(stage, k, words);
-      const PairParams pairs = PairParamsOf(chunk, stage, k);
-      const auto number = [&](uint32_t word, int32_t half) {
-        if (levels) {
-          return simt::MulPair<F16>(LevelsOf(table, word), pairs.scale[half]);
-        }
-        return simt::FmaPair(F16{}, Codes4<F16>(word), pairs.scale[half],
-                             pairs.minimum[half]);
-      };
-      uint32_t a[2][4];
-      KVASIR_UNROLL
-      for (int32_t t = 0; t < 2; ++t) {
-        KVASIR_UNROLL
-        for (int32_t i = 0; i < 4; ++i) {
-          // Channel 4g + t, then 4g + t + 2.
-          a[t][i] = number(words[i / 2] >> (4 * t + 8 * (i % 2)), i / 2);
-        }
+    const auto number = [&](uint32_t word, const PairParams& pair) {
+      if (levels) {
+        return simt::MulPair<F16>(LevelsOf(table, word), pair.scale);
       }
+      return simt::FmaPair(F16{}, Codes4<F16>(word), pair.scale, pair.minimum);
+    };
+    KVASIR_UNROLL
+    for (int32_t k = 0; k < kBlock / 32; ++k) {
+      uint32_t words[4];
+      LoadCodes(stage, k, words);
       KVASIR_UNROLL
-      for (int32_t n = 0; n < kTiles; ++n) {
-        if (n > 0 && one_tile_) continue;
-        uint32_t b[2];
-        Weights<F16>(block, k, n, b);
-        Product<F16>(sum_[0].d[n], a[0], b);
-        Product<F16>(sum_[1].d[n], a[1], b);
+      for (int32_t i = 0; i < 2; ++i) {
+        uint32_t a[2][4];
+        KVASIR_UNROLL
+        for (int32_t h = 0; h < 2; ++h) {
+          const PairParams pair = ParamsAt(stage, 4 * k + 2 * i + h);
+          KVASIR_UNROLL
+          for (int32_t t = 0; t < 2; ++t) {
+            // Channel 4g + t, then 4g + t + 2.
+            const uint32_t word = words[2 * i + h] >> (4 * t);
+            a[t][2 * h] = number(word, pair);
+            a[t][2 * h + 1] = number(word >> 8, pair);
+          }
+        }
+        KVASIR_UNROLL
+        for (int32_t n = 0; n < tiles; ++n) {
+          if (n > 0 && one_tile_) continue;
+          uint32_t b[4];
+          Weights<F16>(block, k, n, b);
+          const uint32_t half[2] = {b[2 * i], b[2 * i + 1]};
+          Product<F16>(sum_[0].d[n], a[0], half);
+          Product<F16>(sum_[1].d[n], a[1], half);
+        }
       }
     }
   }
 
   // The lane's channel of tile t in the chunk: of its first row of a product,
   // or of the other.
-  KVASIR_DEVICE int32_t ChannelOf(ChunkKind kind, int32_t t,
+  KVASIR_DEVICE int32_t ChannelOf(ChunkKind what, int32_t t,
                                   int32_t other) const {
-    switch (kind) {
+    switch (what) {
       case ChunkKind::kNumbers:
         return 16 * warp_ + g_ + 8 * other;
       case ChunkKind::kCodes8:
@@ -709,16 +843,17 @@ class MmaAttention {
   template <typename Visit>
   KVASIR_DEVICE void ForSums(const LatentChunkOnDevice& chunk,
                              const Visit& visit) const {
+    const ChunkKind what = KindOf(chunk);
     const bool codes4 =
-        chunk.kind == ChunkKind::kCodes4 || chunk.kind == ChunkKind::kLevels4;
+        what == ChunkKind::kCodes4 || what == ChunkKind::kLevels4;
     KVASIR_UNROLL
     for (int32_t t = 0; t < 2; ++t) {
       if (t == 1 && !codes4) continue;
       KVASIR_UNROLL
-      for (int32_t n = 0; n < kTiles; ++n) {
+      for (int32_t n = 0; n < tiles; ++n) {
         KVASIR_UNROLL
         for (int32_t i = 0; i < 4; ++i) {
-          const int32_t channel = ChannelOf(chunk.kind, t, i / 2);
+          const int32_t channel = ChannelOf(what, t, i / 2);
           const int32_t row = 8 * n + 2 * c_ + i % 2;
           if (row < item_.rows() && channel < chunk.channels) {
             visit(t, n, i, row, channel);
@@ -762,26 +897,26 @@ class MmaAttention {
   }
 
   struct Sums {
-    float d[kTiles][4];
+    float d[tiles][4];
   };
   static KVASIR_DEVICE void Clear(Sums* sums) {
     KVASIR_UNROLL
-    for (int32_t n = 0; n < kTiles; ++n) {
+    for (int32_t n = 0; n < tiles; ++n) {
       KVASIR_UNROLL
       for (int32_t i = 0; i < 4; ++i) sums->d[n][i] = 0.0f;
     }
   }
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
-  char* stages_;
+  char* ring_;         // the warp's [kStages][stage_bytes_]
   float* scores_;      // [rows][kScoreStride]
   Place* places_;      // [512]
   float* factors_;     // [4][rows]: EndSoftmax's
-  float* query_sums_;  // [kMmaMostRuns][rows]
+  float* query_sums_;  // [runs of keys][rows]
   uint32_t* tables_;   // [tables][kTableWords]
   uint16_t* q_;        // [rows][q_stride_]
   float* sums_;        // [rows][out_width]
-  int32_t q_stride_;
+  int32_t stage_bytes_, q_stride_;
   int32_t thread_, warp_, lane_;
   int32_t g_, c_;  // lane / 4, lane % 4
 

@@ -33,14 +33,6 @@ KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
   return i - in_word + (in_word < 4 ? 2 * in_word : 2 * in_word - 7);
 }
 
-// Of the values of two neighbouring slots, and of those 8 slots further on:
-// scales and minima, in float16. Scales are bounded, so that no value is
-// infinite: that of a slot which a row does not see has the weight 0.
-struct PairParams {
-  uint32_t scale[2];
-  uint32_t minimum[2];
-};
-
 // Both of a pair.
 template <typename T>
 KVASIR_DEVICE bool IsFinite(uint32_t pair) {

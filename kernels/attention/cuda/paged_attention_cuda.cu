@@ -44,6 +44,8 @@ namespace {
 constexpr uint32_t kMergeThreads = 128;
 // Contexts of 2^1, 2^2, ... splits and more, as candidates for being split.
 constexpr int kLeastSplits = 20;
+// Of an item, which stages its queries once.
+constexpr int32_t kMostItemSplits = 8;
 
 // Sum of the lanes below, and in `total` of all so far.
 KVASIR_DEVICE int32_t SumBefore(int32_t value, int32_t* total) {
@@ -121,6 +123,11 @@ DivideKernel(AttentionKernelArgs args) {
   }
   const auto room = static_cast<int32_t>(device.most_partials) -
                     static_cast<int32_t>(granted);
+  const auto units = static_cast<int32_t>(device.num_units);
+  const int32_t many = static_cast<int32_t>(granted) * units / (2 * args.ctas);
+  const int32_t item_splits = many < 1                 ? 1
+                              : many < kMostItemSplits ? many
+                                                       : kMostItemSplits;
   int32_t asked = 0;  // by those of the next power
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {
@@ -140,9 +147,11 @@ DivideKernel(AttentionKernelArgs args) {
     const int32_t rows = partials_here > 0
                              ? static_cast<int32_t>(args.sequences[s].num_rows)
                              : 0;
-    const int32_t items_here = items.tiles *
-                               static_cast<int32_t>(device.num_units) *
-                               (partials_here > 0 ? items.num_splits : 1);
+    items.item_splits = item_splits;
+    const int32_t items_here =
+        items.tiles * units *
+        (partials_here > 0 ? (items.num_splits + item_splits - 1) / item_splits
+                           : 1);
     const int32_t prompts =
         s < args.num_sequences ? PromptItems(args, args.sequences[s]) : 0;
     items.first_prompt = SumBefore(prompts, &total.first_prompt);
@@ -211,10 +220,16 @@ void LaunchPrompts(const AttentionKernelArgs& args, Launcher& launcher) {
   }
 }
 
-template <typename T>
-KVASIR_KERNEL(kMmaThreads)
+// CTAs of `attention` on a multiprocessor, at most: what registers are for.
+constexpr int MmaCtas(int32_t tiles, MmaKind kind) {
+  if (tiles > 1) return 2;
+  return kind == MmaKind::kNumbers ? 3 : 4;
+}
+
+template <typename T, int32_t tiles, MmaKind kind>
+KVASIR_KERNEL_OF(kMmaThreads, MmaCtas(tiles, kind))
 MmaKernel(AttentionKernelArgs args) {
-  MmaAttention<T> attention(args);
+  MmaAttention<T, tiles, kind> attention(args);
   const int32_t count = args.items[args.num_sequences].first_item;
   for (auto i = static_cast<int32_t>(simt::CtaX()); i < count;
        i += static_cast<int32_t>(simt::CtasX())) {
@@ -363,23 +378,50 @@ uint32_t StayingCtas(const AttentionDevice& device, uint32_t shared_bytes,
                                launcher.multiprocessors());
 }
 
-template <typename T>
-void LaunchItems(const AttentionKernelArgs& args, Launcher& launcher) {
-  const AttentionDevice& device = args.device;
+// The launch that computes items, whichever kernel does.
+KernelLaunch ItemLaunch(const AttentionDevice& device,
+                        const Launcher& launcher) {
   KernelLaunch launch;
+  if (device.chunks != nullptr) {
+    launch.name = "attention";
+    launch.threads = kMmaThreads;
+    launch.shared_bytes = static_cast<uint32_t>(MmaSharedBytes(device));
+    launch.grid_x = StayingCtas(
+        device, launch.shared_bytes,
+        MmaCtas(device.tile_rows > 8 ? 2 : 1, device.kind), launcher);
+  } else {
+    launch.name = "attention_plain";
+    launch.threads = kPlainThreads;
+    launch.shared_bytes = static_cast<uint32_t>(PlainSharedBytes(device));
+    launch.grid_x = StayingCtas(device, launch.shared_bytes, 3, launcher);
+  }
+  return launch;
+}
+
+template <typename T>
+void LaunchItems(const AttentionKernelArgs& args, const KernelLaunch& launch,
+                 Launcher& launcher) {
   if constexpr (sizeof(T) == 2) {
+    const AttentionDevice& device = args.device;
+    const auto run = [&](auto kernel) {
+      simt::Launch(launcher, launch, kernel, args);
+    };
     if (device.chunks != nullptr) {
-      launch.name = "attention";
-      launch.threads = kMmaThreads;
-      launch.shared_bytes = static_cast<uint32_t>(MmaSharedBytes(device));
-      launch.grid_x = StayingCtas(device, launch.shared_bytes, 2, launcher);
-      return simt::Launch(launcher, launch, MmaKernel<T>, args);
+      if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny>);
+      switch (device.kind) {
+        case MmaKind::kAny:
+          return run(MmaKernel<T, 1, MmaKind::kAny>);
+        case MmaKind::kNumbers:
+          return run(MmaKernel<T, 1, MmaKind::kNumbers>);
+        case MmaKind::kCodes8:
+          return run(MmaKernel<T, 1, MmaKind::kCodes8>);
+        case MmaKind::kCodes4:
+          return run(MmaKernel<T, 1, MmaKind::kCodes4>);
+        case MmaKind::kLevels4:
+          return run(MmaKernel<T, 1, MmaKind::kLevels4>);
+      }
     }
   }
-  launch.name = "attention_plain";
-  launch.threads = kPlainThreads;
-  launch.shared_bytes = static_cast<uint32_t>(PlainSharedBytes(device));
-  launch.grid_x = StayingCtas(device, launch.shared_bytes, 3, launcher);
   simt::Launch(launcher, launch, PlainKernel<T>, args);
 }
 
@@ -404,6 +446,9 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
     });
   }
 
+  const KernelLaunch items = ItemLaunch(args.device, launcher);
+  args.ctas = static_cast<int32_t>(items.grid_x);
+
   KernelLaunch divide;
   divide.name = "attention_divide";
   divide.threads = simt::kWarp;
@@ -411,7 +456,7 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   VisitDType(args.device.dtype, [&](auto type) {
     using T = decltype(type);
     LaunchPrompts<T>(args, launcher);
-    LaunchItems<T>(args, launcher);
+    LaunchItems<T>(args, items, launcher);
     KernelLaunch merge;
     merge.name = "attention_merge";
     merge.grid_y = simt::Ctas(args.device.out_width, simt::kWarp);

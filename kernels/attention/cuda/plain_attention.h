@@ -54,13 +54,14 @@ class PlainAttention {
       slots_ = Both(SplitSlots(item.first_split + s), seen_);
       if (slots_.end <= slots_.begin) slots_ = {0, 0};
       split_ = (item.first_split + s) * kSplit;
+      if (item.partial >= 0) item_.partial = item.partial + s;
       // A result of no slots is written all the same.
       if (slots_.end == 0 && item.partial < 0) continue;
       Score();
       simt::SyncCta();
       Weigh();
       Sum();
-      merged_ = true;
+      merged_ = item.partial < 0;
     }
     if (item.partial < 0) Finish();
   }
@@ -249,7 +250,8 @@ class PlainAttention {
       }
       sum = simt::WarpSum(sum);
       if (lane == 0) {
-        EndSoftmax(args_, item_, row, {max, sum}, merged_, factors_);
+        EndSoftmax(args_, item_, row, {max, sum}, merged_, factors_ + row,
+                   kRows);
       }
     }
   }

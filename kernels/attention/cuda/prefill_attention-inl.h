@@ -45,8 +45,7 @@ inline constexpr uint32_t kPrefillThreads = 256;
 
 // Tokens of an item of prompts.
 KVASIR_DEVICE int32_t PromptTokens(const AttentionKernelArgs& args) {
-  return static_cast<int32_t>(args.device.tile_tokens) *
-         (args.prompt_rows / static_cast<int32_t>(kDeviceTileRows));
+  return args.prompt_rows / args.device.most_heads;
 }
 // As FindItem, of those.
 KVASIR_DEVICE Item FindPromptItem(const AttentionKernelArgs& args,
