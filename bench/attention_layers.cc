@@ -105,8 +105,10 @@ absl::StatusOr<std::unique_ptr<AttentionLayers>> AttentionLayers::Create(
   layers->plan_ = served->resolved;
   KVASIR_ASSIGN_OR_RETURN(
       cache::PageLayout layout,
-      cache::PageLayout::Create(*layers->plan_,
-                                {.page_tokens = options.page_tokens}));
+      cache::PageLayout::Create(
+          *layers->plan_,
+          {.page_tokens = options.page_tokens,
+           .granule_bytes = layers->device_.page_granule_bytes()}));
   layers->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
   KVASIR_RETURN_IF_ERROR(layers->LoadWeights(options));
   KVASIR_RETURN_IF_ERROR(layers->MakeArenas(options));

@@ -148,13 +148,15 @@ inline constexpr int64_t kMmaWarps = 4;
 inline constexpr int64_t kMmaScoreBytes = 2064;  // of a row
 inline constexpr int64_t kMmaTableBytes = 1024;
 inline constexpr int64_t kMmaParamBytes = 256;  // of a stage
+inline constexpr int64_t kMmaNextBytes = 16;    // the next item's number
 KVASIR_HOST_DEVICE inline constexpr int64_t MmaStages(MmaKind kind) {
   return kind == MmaKind::kNumbers || kind == MmaKind::kCodes8 ? 5 : 4;
 }
 KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
     const AttentionDevice& device) {
   return kMmaWarps * MmaStages(device.kind) * device.warp_stage_bytes +
-         8 * kAttentionSplitSlots + device.num_tables * kMmaTableBytes +
+         kMmaNextBytes + 8 * kAttentionSplitSlots +
+         device.num_tables * kMmaTableBytes +
          device.tile_rows * (kMmaScoreBytes + 2 * device.query_stride + 4 * 4 +
                              4 * device.most_key_runs + 4 * device.out_width);
 }
@@ -176,6 +178,7 @@ struct SequenceItems {
   int32_t item_splits = 0;    // of an item, where they are
   int32_t tiles = 0;
   int32_t first_prompt = 0;  // item, of those of the kernel for prompts
+  uint32_t next_item = 0;    // of the last: nobody has taken it
 };
 // Floats for `num_sequences` sequences: [num_sequences + 1] of SequenceItems,
 // the last with the totals, and partials.

@@ -72,6 +72,7 @@ class MmaAttention {
         take(kWarps * kStages * stage_bytes_) + warp_ * kStages * stage_bytes_;
     scores_ = reinterpret_cast<float*>(take(kRows * kScoreStride * 4));
     places_ = reinterpret_cast<Place*>(take(kSplit * 8));
+    next_item_ = reinterpret_cast<uint32_t*>(take(kMmaNextBytes));
     q_ = reinterpret_cast<uint16_t*>(take(kRows * q_stride_ * 2));
     factors_ = reinterpret_cast<float*>(take(4 * kRows * 4));
     query_sums_ =
@@ -81,6 +82,9 @@ class MmaAttention {
     sums_ = reinterpret_cast<float*>(next);
     FillTables();
   }
+
+  // In shared memory, for whom it computes.
+  KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
     item_ = item;
@@ -908,9 +912,10 @@ class MmaAttention {
   }
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
-  char* ring_;         // the warp's [kStages][stage_bytes_]
-  float* scores_;      // [rows][kScoreStride]
-  Place* places_;      // [512]
+  char* ring_;     // the warp's [kStages][stage_bytes_]
+  float* scores_;  // [rows][kScoreStride]
+  Place* places_;  // [512]
+  uint32_t* next_item_;
   float* factors_;     // [4][rows]: EndSoftmax's
   float* query_sums_;  // [runs of keys][rows]
   uint32_t* tables_;   // [tables][kTableWords]

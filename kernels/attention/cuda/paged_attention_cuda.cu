@@ -162,6 +162,7 @@ DivideKernel(AttentionKernelArgs args) {
     items.first_partial = partials_here > 0 ? before : -1;
     if (s < args.num_sequences) args.items[s] = items;
   }
+  total.next_item = static_cast<uint32_t>(args.ctas);
   if (lane == 0) args.items[args.num_sequences] = total;
 }
 
@@ -223,18 +224,27 @@ void LaunchPrompts(const AttentionKernelArgs& args, Launcher& launcher) {
 // CTAs of `attention` on a multiprocessor, at most: what registers are for.
 constexpr int MmaCtas(int32_t tiles, MmaKind kind) {
   if (tiles > 1) return 2;
-  return kind == MmaKind::kNumbers ? 3 : 4;
+  return kind == MmaKind::kNumbers || kind == MmaKind::kAny ? 3 : 4;
 }
 
 template <typename T, int32_t tiles, MmaKind kind>
 KVASIR_KERNEL_OF(kMmaThreads, MmaCtas(tiles, kind))
 MmaKernel(AttentionKernelArgs args) {
   MmaAttention<T, tiles, kind> attention(args);
-  const int32_t count = args.items[args.num_sequences].first_item;
-  for (auto i = static_cast<int32_t>(simt::CtaX()); i < count;
-       i += static_cast<int32_t>(simt::CtasX())) {
-    const Item item = FindItem(args, i);
+  SequenceItems* const total = args.items + args.num_sequences;
+  const auto count = static_cast<uint32_t>(total->first_item);
+  // Items differ, and multiprocessors: who is done takes the next one.
+  uint32_t i = simt::CtaX();
+  while (i < count) {
+    const Item item = FindItem(args, static_cast<int32_t>(i));
+    if (simt::Thread() == 0) {
+      simt::StoreShared(attention.next_item(),
+                        simt::AtomicAdd(&total->next_item, 1u));
+    }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
+    simt::SyncCta();
+    i = simt::LoadShared(attention.next_item());
+    simt::SyncCta();
   }
 }
 
