@@ -492,6 +492,112 @@ INSTANTIATE_TEST_SUITE_P(Specs, PromptAttentionTest,
                            return std::string(spec.param.name);
                          });
 
+// ---- exact rows beside what tensor cores take
+
+LatentSpec WithExact(const char* name, int64_t sinks, int64_t key,
+                     int64_t value, LatentSpec spec) {
+  for (auto* side : {&spec.keys, &spec.values}) {
+    for (PartSpec& part : *side) part.exact_alignment = kGranule;
+  }
+  return WithSinks(name, sinks, Exact(name, key, value, std::move(spec)));
+}
+// Of the activations' type, as numbers are.
+LatentSpec ExactOfType(LatentSpec spec, DType dtype) {
+  spec = OfType(std::move(spec), dtype);
+  for (auto* side : {&spec.keys, &spec.values}) {
+    for (PartSpec& part : *side) part.exact_dtype = dtype;
+  }
+  return spec;
+}
+
+std::vector<LatentSpec> ExactTensorCoreSpecs() {
+  LatentSpec parts = OfHeads(6, 2, Numbers({24}), Codes({96}, {4}, 32));
+  parts.keys.push_back(Codes({32}, {8}));
+  parts.keys.push_back(Levels(Codes({64}, {4})));
+  parts.values.push_back(Numbers({40}));
+  parts.values.push_back(Levels(Codes({32}, {4})));
+  LatentSpec groups = OfHeads(8, 4, Groups(Numbers({96, 24}), {0, 0, 1, 1}),
+                              Groups(Codes({64, 32}, {4}, 32), {0, 1, 1, 0}));
+  LatentSpec window = OfHeads(4, 2, Codes({64}, {4}), Codes({64}, {8}));
+  window.window = 50;
+  LatentSpec ahead = OfHeads(4, 2, Codes({64}, {4}), Codes({64}, {4}));
+  ahead.causal = false;
+  LatentSpec small = OfHeads(4, 2, Codes({64}, {4}), Numbers({64}));
+  small.page_tokens = 5;
+  const PartSpec levels = Levels(Codes({64}, {4}));
+  LatentSpec evicted = OfHeads(6, 2, levels, levels);
+  evicted.evicted = 1001;
+  return {
+      WithExact("levels", 4, 28, 28, OfHeads(6, 2, levels, levels)),
+      WithExact("levels_wide", 4, 28, 28,
+                OfHeads(2, 1, Levels(Codes({128}, {4})),
+                        Levels(Codes({128}, {4})))),
+      WithExact("evicted", 4, 28, 30, evicted),
+      WithExact("codes_4_runs", 1, 70, 7,
+                OfHeads(4, 1, Codes({160}, {4}, 32), Codes({160}, {4}, 64))),
+      WithExact("codes_4_of_keys", 0, 100, 0,
+                OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}))),
+      WithExact("codes_8_of_values", 0, 0, 65,
+                OfHeads(4, 2, Codes({48}, {8}), Codes({48}, {8}))),
+      WithExact("codes_8_runs", 64, 1, 64,
+                OfHeads(16, 1, Codes({160}, {8}, 16), Codes({160}, {8}, 80))),
+      WithExact("numbers", 5, 9, 20,
+                OfHeads(5, 5, Numbers({8}), Numbers({72}))),
+      WithExact("parts", 65, 30, 65, InTiles(parts, 0)),
+      WithExact("groups", 3, 30, 12, groups),
+      WithExact("sinks_alone", 70, 0, 0,
+                OfHeads(4, 2, Codes({64}, {8}), Codes({64}, {4}))),
+      WithExact("all", 9, 5000, 5000, OfHeads(4, 2, levels, levels)),
+      WithExact("behind_a_window", 8, 20, 80, window),
+      WithExact("not_causal", 5, 9, 30, ahead),
+      WithExact("small_pages", 6, 30, 17, small)};
+}
+
+class ExactAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
+
+// On both sides of a split's border.
+TEST_P(ExactAttentionTest, PromptsAreRightAndHaveTheDecodingKernelsBits) {
+  uint64_t seed = 0;
+  for (const auto& [dtype, room] : {std::pair(DType::kBf16, kRoomOf64),
+                                    std::pair(DType::kF16, kRoomOf32)}) {
+    const LatentSpec spec = ExactOfType(GetParam(), dtype);
+    constexpr int64_t kFirst = 503;
+    constexpr int64_t kTokens = 523;
+    LatentCache cache(spec, {kTokens}, 1);
+    cache.Write(0, 0, kTokens);
+    cache.RoundQueries(dtype);
+    EmulatedTest test(WithShared(++seed, room));
+    const Outcome prompt =
+        Attend(test, {cache, {{0, kFirst, kTokens - kFirst}}, dtype});
+    ExpectRight(prompt, dtype);
+    EXPECT_GT(prompt.prompt_items, 0);
+    // Where all rows see all slots, chunks are another question.
+    if (!spec.causal) continue;
+    for (const int64_t chunk : {10, 1}) {
+      std::vector<float> chunks;
+      for (int64_t t = kFirst; t < kTokens; t += chunk) {
+        EmulatedTest other(WithShared(++seed, room));
+        const Outcome part =
+            Attend(other, {cache, {{0, t, chunk}}, dtype, 64, t == kFirst});
+        EXPECT_TRUE(part.tensor_cores);
+        EXPECT_EQ(part.prompt_items, 0);
+        if (t == kFirst) ExpectRight(part, dtype);
+        chunks.insert(chunks.end(), part.got.begin(), part.got.end());
+      }
+      EXPECT_TRUE(SameBits(prompt.got, chunks))
+          << DTypeName(dtype) << " " << chunk;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, ExactAttentionTest,
+                         ::testing::ValuesIn(ExactTensorCoreSpecs()),
+                         [](const auto& spec) {
+                           return std::string(spec.param.name);
+                         });
+
+// ----
+
 const LatentSpec kPromptNumbers =
     OfType(OfHeads(6, 2, Numbers({40}), Numbers({72})), DType::kBf16);
 

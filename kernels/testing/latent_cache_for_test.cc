@@ -16,7 +16,7 @@ namespace kvasir::kernels {
 namespace {
 
 // Before the groups of a row in a ring.
-constexpr int64_t kRowGap = 6;
+constexpr int64_t kRowGap = 3;  // in multiples of PartSpec::exact_alignment
 
 }  // namespace
 
@@ -175,12 +175,12 @@ std::vector<double> TestPart::Read(int64_t kv_head, int64_t page,
 int64_t TestPart::RingRowBytes() const {
   LatentPartArgs row;
   std::vector<LatentGroup> groups;
-  LayRows(1, kRowGap, &row, &groups);
+  LayRows(1, kRowGap * spec.exact_alignment, &row, &groups);
   return row.page_bytes;
 }
 
 void TestPart::MakeRing(int64_t bytes) {
-  LayRows(1, kRowGap, &exact.ring, &ring_groups_);
+  LayRows(1, kRowGap * spec.exact_alignment, &exact.ring, &ring_groups_);
   ring_memory_.assign(static_cast<size_t>(bytes), static_cast<char>(0xff));
   exact.ring.arena = ring_memory_.data();
 }
@@ -196,7 +196,11 @@ std::vector<float> TestPart::ExactNumbers(size_t group, uint32_t token) const {
   std::vector<float> numbers = RandomFloats(
       groups_[group].width,
       seed_ * 104729u + token * 37u + static_cast<uint32_t>(group), 0.5f);
-  for (float& number : numbers) number = ToFloat(ToBf16(number));
+  VisitDType(spec.exact_dtype, [&](auto type) {
+    for (float& number : numbers) {
+      number = ToFloat(FromFloat<decltype(type)>(number));
+    }
+  });
   return numbers;
 }
 
@@ -211,10 +215,12 @@ void TestPart::WriteExact(const LatentPartArgs& rows, int64_t slot,
   for (size_t g = 0; g < groups_.size(); ++g) {
     const std::vector<float> numbers = ExactNumbers(g, token);
     char* to = SlotAddress(rows, rows.groups[g].codes, 0, slot);
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      const Bf16 stored = ToBf16(numbers[i]);
-      std::memcpy(to + i * sizeof(stored), &stored, sizeof(stored));
-    }
+    VisitDType(spec.exact_dtype, [&](auto type) {
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        const auto stored = FromFloat<decltype(type)>(numbers[i]);
+        std::memcpy(to + i * sizeof(stored), &stored, sizeof(stored));
+      }
+    });
   }
 }
 
@@ -288,6 +294,7 @@ void TestPart::LayRows(int64_t count, int64_t offset, LatentPartArgs* rows,
     offset += count * group.codes.stride_bytes;
     groups->push_back(group);
   }
+  rows->dtype = spec.exact_dtype;
   rows->page_bytes = offset;
   rows->tile_bytes = offset;
   rows->tile_slots = count;
@@ -678,9 +685,11 @@ LatentCache::ExactSide LatentCache::MakeExactSide(bool is_key,
     slots.row_bytes = std::max(slots.row_bytes, parts_[p].RingRowBytes());
   }
   const int64_t page_rows = spec_.exact_page_rows;
-  const int64_t page_bytes = page_rows * slots.row_bytes + 22;
+  const int64_t alignment = parts_.front().spec.exact_alignment;
+  const int64_t page_bytes = page_rows * slots.row_bytes + 11 * alignment;
   const int64_t longer_rows = 2 * page_rows + 1;
-  const int64_t longer_bytes = longer_rows * slots.row_bytes + 6;
+  const int64_t longer_bytes =
+      longer_rows * slots.row_bytes + 3 * alignment;
   const int64_t begun_rows = std::max<int64_t>(1, page_rows - 1);
   const int64_t rows = slots.sinks + slots.ring_rows;
   side.num_pages = std::max<int64_t>(3, (rows + longer_rows - 1) / longer_rows);

@@ -39,6 +39,9 @@ struct PartSpec {
   int64_t lift_dims = 0;      // values lifted, if > 0
   int64_t tile_slots = 0;     // 0: a page is one tile
   int64_t granule_bytes = 0;  // 0: slot after slot
+  // Of exact rows: their type, and what they and their pages begin at.
+  DType exact_dtype = DType::kBf16;
+  int64_t exact_alignment = 2;
 };
 
 struct LatentSpec {

@@ -57,15 +57,29 @@ void BoundScale(const float* levels, LatentChunkOnDevice* chunk) {
   chunk->most_scale = PairOf(RoundToSide<F16, false>(kGreatestF16 / most));
 }
 
+// Whether all that a row of a ring is found by are whole pieces.
+bool RowsAreAligned(const ExactSlots& slots, const LatentPartArgs& ring) {
+  const auto misplaced = [](const ExactSegment& segment) {
+    return !Whole(segment.arena_bytes, kPieceBytes) ||
+           !Whole(segment.page_bytes, kPieceBytes) ||
+           !Whole(segment.offset_bytes, kPieceBytes);
+  };
+  return Whole(slots.row_bytes, kPieceBytes) &&
+         reinterpret_cast<uintptr_t>(ring.arena) % kPieceBytes == 0 &&
+         std::none_of(slots.segments, slots.segments + slots.num_segments,
+                      misplaced);
+}
+
 // Adds the chunks of a group.
 class ChunkMaker {
  public:
-  ChunkMaker(DType dtype, bool keys, HostChunks* made)
-      : dtype_(dtype), keys_(keys), made_(made) {}
+  ChunkMaker(DType dtype, bool keys, const ExactSlots& exact, HostChunks* made)
+      : dtype_(dtype), keys_(keys), exact_(exact), made_(made) {}
 
-  // False: there are none.
-  bool Add(const LatentPartArgs& part, const LatentGroup& group,
-           const int64_t* head_column) {
+  // False: there are none. `rows`: if the side has exact slots.
+  bool Add(const LatentPartArgs& part, int64_t g, const int64_t* head_column,
+           const ExactRowsArgs* rows) {
+    const LatentGroup& group = part.groups[g];
     const int64_t slot_bytes = CodesBytes(part, group);
     chunk_ = {};
     chunk_.arena = static_cast<const char*>(part.arena);
@@ -81,6 +95,7 @@ class ChunkMaker {
         reinterpret_cast<uintptr_t>(part.arena) % kPieceBytes != 0) {
       return false;
     }
+    if (exact_.any() && !PlaceExact(*rows, g)) return false;
     return group.num_runs == 0 ? AddNumbers(part, group)
                                : AddCodes(part, group);
   }
@@ -89,6 +104,26 @@ class ChunkMaker {
   int64_t runs() const { return runs_; }
 
  private:
+  bool PlaceExact(const ExactRowsArgs& rows, int64_t g) {
+    const LatentPartArgs& fresh = rows.fresh;
+    const TileRegion& of_ring = rows.ring.groups[g].codes;
+    const TileRegion& of_fresh = fresh.groups[g].codes;
+    if (rows.ring.dtype != dtype_ || !RowsAreAligned(exact_, rows.ring) ||
+        !Whole(of_ring.offset_bytes, kPieceBytes) ||
+        !Whole(of_fresh.offset_bytes, kPieceBytes) ||
+        !Whole(of_fresh.stride_bytes, kPieceBytes) ||
+        of_fresh.granule_bytes != 0 ||
+        reinterpret_cast<uintptr_t>(fresh.arena) % kPieceBytes != 0) {
+      return false;
+    }
+    chunk_.exact_ring =
+        static_cast<const char*>(rows.ring.arena) + of_ring.offset_bytes;
+    chunk_.exact_fresh =
+        static_cast<const char*>(fresh.arena) + of_fresh.offset_bytes;
+    chunk_.exact_fresh_stride = of_fresh.stride_bytes;
+    return true;
+  }
+
   bool AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
     if (part.dtype != dtype_ || !Whole(group.width, 8)) return false;
     chunk_.kind = ChunkKind::kNumbers;
@@ -163,6 +198,11 @@ class ChunkMaker {
       chunk.channel = static_cast<int32_t>(channel + first * piece_channels);
       chunk.channels = static_cast<int32_t>(count * piece_channels);
       chunk.column = static_cast<int32_t>(column_);
+      if (exact_.any()) {
+        const int64_t bytes = DTypeBytes(dtype_) * chunk.channel;
+        chunk.exact_ring += bytes;
+        chunk.exact_fresh += bytes;
+      }
       // Products take 16 channels of keys at a time.
       column_ += keys_ ? (chunk.channels + 15) / 16 * 16 : chunk.channels;
       made_->chunks.push_back(chunk);
@@ -171,6 +211,7 @@ class ChunkMaker {
 
   const DType dtype_;
   const bool keys_;
+  const ExactSlots& exact_;
   HostChunks* const made_;
   LatentChunkOnDevice chunk_;
   int64_t piece_stride_ = 0;
@@ -189,22 +230,20 @@ bool AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
              HostChunks* made) {
   UnitChunks unit;
   unit.first = static_cast<int32_t>(made->chunks.size());
-  ChunkMaker keys(params.dtype, true, made);
+  ChunkMaker keys(params.dtype, true, params.key_exact, made);
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
     const AttentionKeyPartArgs& part = params.keys[p];
-    if (!keys.Add(part.latents,
-                  part.latents.groups[part.group_of_head[kv_head]],
-                  part.query_column)) {
+    if (!keys.Add(part.latents, part.group_of_head[kv_head], part.query_column,
+                  part.exact)) {
       return false;
     }
   }
   unit.keys = static_cast<int32_t>(made->chunks.size()) - unit.first;
-  ChunkMaker values(params.dtype, false, made);
+  ChunkMaker values(params.dtype, false, params.value_exact, made);
   for (int64_t p = 0; p < params.num_value_parts; ++p) {
     const AttentionValuePartArgs& part = params.values[p];
-    if (!values.Add(part.latents,
-                    part.latents.groups[part.group_of_head[kv_head]],
-                    part.out_column)) {
+    if (!values.Add(part.latents, part.group_of_head[kv_head], part.out_column,
+                    part.exact)) {
       return false;
     }
   }
@@ -224,10 +263,7 @@ HostChunks MakeChunks(const PagedAttentionArgs& params,
                       const std::vector<int32_t>& heads,
                       const std::vector<HeadUnit>& units) {
   HostChunks made;
-  if (params.dtype == DType::kF32 || params.key_exact.any() ||
-      params.value_exact.any()) {
-    return {};
-  }
+  if (params.dtype == DType::kF32) return {};
   const int64_t each = params.num_heads / params.num_kv_heads;
   for (const HeadUnit& unit : units) {
     const int64_t head = heads[static_cast<size_t>(unit.first_head)];

@@ -20,10 +20,11 @@ struct HostChunks {
   std::vector<Levels> levels;
 };
 
-// Of all units; none beside exact rows, or where a part has no chunks, because
-// of its codec, its layout or its sizes: numbers of the activations' type, in a
-// multiple of 8 channels, and codes of 8 or 4 bits in runs of whole pieces with
-// float16 ranges in slots or with 16 levels, in pieces of 16 aligned bytes.
+// Of all units; none where a part has no chunks, because of its codec, its
+// layout or its sizes: numbers of the activations' type, in a multiple of 8
+// channels, and codes of 8 or 4 bits in runs of whole pieces with float16
+// ranges in slots or with 16 levels, in pieces of 16 aligned bytes; exact rows
+// of the activations' type, of whole such pieces.
 // `columns` of parts are the host's.
 HostChunks MakeChunks(const PagedAttentionArgs& params,
                       const std::vector<int32_t>& heads,

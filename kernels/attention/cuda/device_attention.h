@@ -79,6 +79,11 @@ struct LatentChunkOnDevice {
   uint32_t less_scale = 0;
   uint32_t most_scale = 0;
   const int64_t* head_column = nullptr;  // [Hq], of q or out
+  // Where exact rows have these channels, numbers side by side: of a row at
+  // offset 0 of its arena, and of row 0 of those of the launch's own tokens.
+  const char* exact_ring = nullptr;  // null: none are exact
+  const char* exact_fresh = nullptr;
+  int64_t exact_fresh_stride = 0;
 };
 // Chunks of a unit of heads: its keys', then its values'.
 struct UnitChunks {

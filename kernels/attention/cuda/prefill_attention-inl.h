@@ -33,6 +33,7 @@
 #pragma once
 
 #include "base/host_device.h"
+#include "kernels/attention/cuda/attention_exact.h"
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_operands.h"
 #include "kernels/attention/cuda/prefill_operands.h"
@@ -125,6 +126,10 @@ class PrefillAttention {
       if (slots_.end <= slots_.begin) continue;
       first_block_ = static_cast<int32_t>(slots_.begin - split_) / kBlock;
       end_block_ = static_cast<int32_t>(slots_.end - 1 - split_) / kBlock + 1;
+      keys_ = BlocksOf(device_.key_exact, slots_, split_, OwnOf(0),
+                       OwnOf(item.num_tokens - 1));
+      values_ = BlocksOf(device_.value_exact, slots_, split_, OwnOf(0),
+                         OwnOf(item.num_tokens - 1));
       ComputeSplit();
       merged_ = true;
     }
@@ -165,11 +170,16 @@ class PrefillAttention {
     return (device.out_width + 31) / 32 * 32 + 4;
   }
 
-  // A place among the chunks of a split: for each block those of keys, then for
-  // each chunk of values its blocks.
+  // Pieces of exact rows that are loaded at a time: 64 channels of a chunk.
+  static constexpr int32_t kPartChannels = 8 * kMostPieces;
+
+  // A place among what is loaded of a split: for each block the chunks of keys
+  // and then, where it has some, their exact rows; then for each chunk of
+  // values its blocks, and exact rows behind them.
   struct Cursor {
     int32_t chunk;  // of the unit
     int32_t block;
+    int32_t part;  // of exact rows' channels; below 0: latents
   };
   KVASIR_DEVICE bool OfKeys(const Cursor& at) const {
     return at.chunk < chunks_.keys;
@@ -177,18 +187,47 @@ class PrefillAttention {
   KVASIR_DEVICE bool Done(const Cursor& at) const {
     return at.chunk >= chunks_.keys + chunks_.values;
   }
+  KVASIR_DEVICE bool IsLastPart(const Cursor& at) const {
+    return (at.part + 1) * kPartChannels >= ChunkOf(at).channels;
+  }
+  KVASIR_DEVICE Cursor BlockOfKeys(int32_t block) const {
+    return {0, block, keys_.HasCodec(block) ? -1 : 0};
+  }
+  KVASIR_DEVICE Cursor ChunkOfValues(int32_t chunk) const {
+    return values_.any_codec()
+               ? Cursor{chunk, values_.codec_begin, -1}
+               : Cursor{chunk, values_.ExactFrom(values_.first), 0};
+  }
   KVASIR_DEVICE void Advance(Cursor* at) const {
     if (OfKeys(*at)) {
-      if (++at->chunk < chunks_.keys) return;
-      if (++at->block < end_block_) {
-        at->chunk = 0;
+      if (at->part >= 0 && !IsLastPart(*at)) {
+        ++at->part;
+      } else if (++at->chunk < chunks_.keys) {
+        if (at->part > 0) at->part = 0;
+      } else if (at->part < 0 && keys_.HasExact(at->block)) {
+        *at = {0, at->block, 0};
       } else {
-        at->block = first_block_;
+        *at = at->block + 1 < end_block_ ? BlockOfKeys(at->block + 1)
+                                         : ChunkOfValues(chunks_.keys);
       }
-    } else if (++at->block == end_block_) {
-      at->block = first_block_;
-      ++at->chunk;
+      return;
     }
+    ++at->block;
+    if (at->part < 0) {
+      if (at->block < values_.codec_end) return;
+      if (values_.any_exact()) {
+        *at = {at->chunk, values_.ExactFrom(values_.first), 0};
+        return;
+      }
+    } else {
+      at->block = values_.ExactFrom(at->block);
+      if (at->block < values_.end) return;
+      if (!IsLastPart(*at)) {
+        *at = {at->chunk, values_.ExactFrom(values_.first), at->part + 1};
+        return;
+      }
+    }
+    *at = ChunkOfValues(at->chunk + 1);
   }
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(const Cursor& at) const {
     return device_.chunks[chunks_.first + at.chunk];
@@ -288,7 +327,7 @@ class PrefillAttention {
     FindPlaces();
     // They are there, and all have left the stages.
     simt::SyncCta();
-    Cursor load = {0, first_block_};
+    Cursor load = BlockOfKeys(first_block_);
     Cursor use = load;
     int32_t stage = 0;
     KVASIR_UNROLL
@@ -299,9 +338,13 @@ class PrefillAttention {
       // the tile of numbers.
       simt::SyncCta();
       LoadNext(&load, (stage + kStages - 1) % kStages);
-      const char* const from = stages_ + stage * kStageBytes;
+      char* const from = stages_ + stage * kStageBytes;
       const bool of_keys = OfKeys(use);
-      of_keys ? Score(use, from) : Sum(use, from);
+      if (of_keys) {
+        use.part < 0 ? Score(use, from) : ScoreExact(use, from);
+      } else {
+        use.part < 0 ? Sum(use, from) : SumExact(use, from);
+      }
       Advance(&use);
       if (of_keys && !OfKeys(use)) {
         simt::SyncCta();
@@ -314,22 +357,25 @@ class PrefillAttention {
   // Asks for a chunk, if there is one left.
   KVASIR_DEVICE void LoadNext(Cursor* at, int32_t stage) {
     if (!Done(*at)) {
-      Load(ChunkOf(*at), at->block, stages_ + stage * kStageBytes);
+      char* const to = stages_ + stage * kStageBytes;
+      at->part < 0 ? Load(*at, to) : LoadExact(*at, to);
       Advance(at);
     }
     simt::CommitCopies();
   }
 
-  // [piece][64 slots][16 bytes], and a word of each slot. What no row sees is
+  // [piece][64 slots][16 bytes], and a word of each slot. What no row reads is
   // 0, and so is the half of a last pair of pieces that is not there.
-  KVASIR_DEVICE void Load(const LatentChunkOnDevice& chunk, int32_t block,
-                          char* stage) const {
+  KVASIR_DEVICE void Load(const Cursor& at, char* stage) const {
+    const LatentChunkOnDevice& chunk = ChunkOf(at);
     const int32_t s = thread_ % kBlock;
-    const Place place = simt::LoadShared(places_ + block * kBlock + s);
+    const Place place = simt::LoadShared(places_ + at.block * kBlock + s);
     const int32_t page = place.page;
+    const bool reads =
+        page >= 0 && ReadsLatent(OfKeys(at), at.block, at.block * kBlock + s);
     const char* tile = nullptr;
     int32_t slot = place.slot;
-    if (page >= 0) {
+    if (reads) {
       tile = chunk.arena + page * chunk.page_bytes;
       if (slot >= chunk.tile_slots) {
         tile += int64_t{slot / chunk.tile_slots} * chunk.tile_bytes;
@@ -341,7 +387,7 @@ class PrefillAttention {
     for (int32_t p = thread_ / kBlock; p < pieces;
          p += static_cast<int32_t>(kPrefillThreads) / kBlock) {
       char* const to = stage + (p * kBlock + s) * kPiece;
-      if (page >= 0 && p < chunk.pieces) {
+      if (reads && p < chunk.pieces) {
         simt::CopyAsync<kPiece>(to, tile + chunk.codes_offset +
                                         slot * chunk.slot_stride +
                                         p * chunk.piece_stride);
@@ -351,13 +397,63 @@ class PrefillAttention {
     }
     if (chunk.kind == ChunkKind::kNumbers || thread_ >= kBlock) return;
     char* const word = stage + kMostPieces * kBlock * kPiece + 4 * s;
-    if (page >= 0) {
+    if (reads) {
       simt::CopyAsync<4>(
           word, tile + chunk.params_offset + slot * chunk.params_stride);
     } else {
       simt::StoreShared(reinterpret_cast<uint32_t*>(word), 0u);
     }
   }
+  // Whether any row reads slot `s` of the split, which is seen, so.
+  KVASIR_DEVICE bool ReadsLatent(bool of_keys, int32_t block, int32_t s) const {
+    const SideBlocks& side = of_keys ? keys_ : values_;
+    return !side.HasExact(block) ||
+           !ExactOf(of_keys).Has(OwnOf(item_.num_tokens - 1), split_ + s);
+  }
+  KVASIR_DEVICE const ExactSlots& ExactOf(bool of_keys) const {
+    return of_keys ? device_.key_exact : device_.value_exact;
+  }
+  // The slot of a token of the item.
+  KVASIR_DEVICE int64_t OwnOf(int32_t token) const {
+    return item_.sequence->first_slot + item_.first_token + token;
+  }
+  KVASIR_DEVICE bool IsExact(bool of_keys, int32_t row, int32_t s) const {
+    return ExactOf(of_keys).Has(OwnOf(row / item_.unit.num_heads), split_ + s);
+  }
+
+  // Pieces of a part, of exact rows.
+  KVASIR_DEVICE static int32_t PartPieces(const LatentChunkOnDevice& chunk,
+                                          int32_t part) {
+    const int32_t left = chunk.channels / 8 - part * kMostPieces;
+    return left < kMostPieces ? left : kMostPieces;
+  }
+  // As Load, in channel order.
+  KVASIR_DEVICE void LoadExact(const Cursor& at, char* stage) const {
+    const LatentChunkOnDevice& chunk = ChunkOf(at);
+    const int32_t s = thread_ % kBlock;
+    const int64_t slot = split_ + at.block * kBlock + s;
+    const ExactSlots& exact = ExactOf(OfKeys(at));
+    const bool reads = slot >= slots_.begin && slot < slots_.end &&
+                       exact.Has(OwnOf(0), slot);
+    const char* from = nullptr;
+    if (reads) {
+      from = ExactRow(chunk, exact, *item_.sequence, slot) +
+             at.part * kMostPieces * kPiece;
+    }
+    const int32_t there = PartPieces(chunk, at.part);
+    const int32_t pieces = (there + 1) / 2 * 2;
+    KVASIR_NO_UNROLL
+    for (int32_t p = thread_ / kBlock; p < pieces;
+         p += static_cast<int32_t>(kPrefillThreads) / kBlock) {
+      char* const to = stage + (p * kBlock + s) * kPiece;
+      if (reads && p < there) {
+        simt::CopyAsync<kPiece>(to, from + p * kPiece);
+      } else {
+        simt::StoreShared(reinterpret_cast<simt::Vec16*>(to), simt::Vec16{});
+      }
+    }
+  }
+
   KVASIR_DEVICE static uint32_t ParamsOf(const char* stage, int32_t slot) {
     return simt::LoadShared(reinterpret_cast<const uint32_t*>(
                                 stage + kMostPieces * kBlock * kPiece) +
@@ -391,7 +487,21 @@ class PrefillAttention {
       }
       if (chunk.ends_run) EndRun(chunk, stage);
     }
-    if (at.chunk + 1 < chunks_.keys) return;
+    if (at.chunk + 1 == chunks_.keys) StoreScores(at);
+  }
+  // Exact rows' take the place of those that the lane stored of the codec.
+  KVASIR_DEVICE void ScoreExact(const Cursor& at, char* stage) {
+    const LatentChunkOnDevice& chunk = ChunkOf(at);
+    if (at.chunk == 0 && at.part == 0) Clear(&score_);
+    const int32_t pieces = PartPieces(chunk, at.part);
+    if (chunk.kind != ChunkKind::kNumbers) {
+      OrderExactKeys(chunk.kind, pieces, stage);
+      simt::SyncCta();
+    }
+    Multiply(stage, pieces, chunk.column + at.part * kPartChannels, &score_);
+    if (at.chunk + 1 == chunks_.keys && IsLastPart(at)) StoreScores(at);
+  }
+  KVASIR_DEVICE void StoreScores(const Cursor& at) const {
     const float scale = device_.scale * simt::kLog2E;
     KVASIR_UNROLL
     for (int32_t n = 0; n < kWarpTiles; ++n) {
@@ -400,6 +510,7 @@ class PrefillAttention {
       for (int32_t i = 0; i < 4; ++i) {
         const int32_t row = 8 * RowTile(n) + 2 * c_ + i % 2;
         const int32_t slot = at.block * kBlock + FirstSlot() + g_ + 8 * (i / 2);
+        if (at.part >= 0 && !IsExact(/*of_keys=*/true, row, slot)) continue;
         simt::StoreShared(scores_ + row * kScoreStride + slot,
                           score_.d[n][i] * scale);
       }
@@ -513,14 +624,25 @@ class PrefillAttention {
         sum += weight[k];
       }
       sum = simt::WarpSum(sum);
+      // Those of exact rows' values have a sign; codes' are 0 there.
+      if (values_.any_exact()) {
+        KVASIR_UNROLL
+        for (int32_t k = 0; k < kSplit / 32; ++k) {
+          const int32_t slot = k / 2 * kBlock + 2 * lane_ + k % 2;
+          if (IsExact(/*of_keys=*/false, row, slot)) weight[k] = -weight[k];
+        }
+      }
       // All lanes have read the scores that weights take the place of.
       simt::SyncWarp();
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / kBlock; ++k) {
         if (k < first_block_ || k >= end_block_) continue;
         uint32_t* const word = words + 32 * k + lane_;
-        simt::StoreShared(
-            word, simt::MakePair<F16>(weight[2 * k], weight[2 * k + 1]));
+        const uint32_t of_codes =
+            simt::MakePair<F16>(weight[2 * k], weight[2 * k + 1]);
+        simt::StoreShared(word, values_.any_exact()
+                                    ? WeightsOf(/*as_exact=*/false, of_codes)
+                                    : of_codes);
         simt::StoreShared(word + kOwnWeights,
                           simt::MakePair<T>(weight[2 * k], weight[2 * k + 1]));
       }
@@ -566,30 +688,57 @@ class PrefillAttention {
 
   KVASIR_DEVICE void Sum(const Cursor& at, const char* stage) {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
-    if (at.block == first_block_) {
-      KVASIR_UNROLL
-      for (int32_t n = 0; n < tiles; ++n) {
-        KVASIR_UNROLL
-        for (int32_t i = 0; i < 4; ++i) sum_[n][i] = 0.0f;
-      }
-    }
+    if (at.block == values_.codec_begin) ClearSums();
     const Share share = ShareOf(chunk);
     if (chunk.kind == ChunkKind::kNumbers) {
-      AddValues<T, /*any=*/true>(share, at.block, stage);
+      if (values_.HasExact(at.block)) {
+        AddSome(/*as_exact=*/false, share, at.block, stage);
+      } else {
+        AddValues<T, /*any=*/true>(share, at.block, stage);
+      }
     } else {
       MakeValueNumbers(chunk, TableOf(chunk), stage,
                        stage + kMostPieces * kBlock * kPiece, tile_);
       simt::SyncCta();
       AddValues<F16, /*any=*/false>(share, at.block, tile_);
     }
-    if (at.block + 1 == end_block_) EndSum(chunk, share);
+    if (at.block + 1 == values_.codec_end && !values_.any_exact()) {
+      EndSum(chunk, share);
+    }
+  }
+  // Behind the codec's blocks of the chunk.
+  KVASIR_DEVICE void SumExact(const Cursor& at, char* stage) {
+    const LatentChunkOnDevice& chunk = ChunkOf(at);
+    if (!values_.any_codec() && at.part == 0 &&
+        at.block == values_.ExactFrom(values_.first)) {
+      ClearSums();
+    }
+    if (chunk.kind == ChunkKind::kCodes4 || chunk.kind == ChunkKind::kLevels4) {
+      OrderExactValues(PartPieces(chunk, at.part), stage);
+      simt::SyncCta();
+    }
+    const Share share = ShareOf(chunk);
+    Share in_part = share;
+    in_part.product -= at.part * kMostPieces / 2;
+    if (in_part.product >= 0 && in_part.product < kMostPieces / 2) {
+      AddSome(/*as_exact=*/true, in_part, at.block, stage);
+    }
+    if (values_.ExactFrom(at.block + 1) >= values_.end && IsLastPart(at)) {
+      EndSum(chunk, share);
+    }
+  }
+  KVASIR_DEVICE void ClearSums() {
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < tiles; ++n) {
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 4; ++i) sum_[n][i] = 0.0f;
+    }
   }
 
   // `any`: numbers may be infinite or NaN.
   template <typename Number, bool any>
   KVASIR_DEVICE void AddValues(const Share& share, int32_t block,
                                const char* numbers) {
-    constexpr bool kOwn = DTypeOf<Number>::kValue == DTypeOf<T>::kValue;
     if (share.row_tiles == 0) return;
     const bool some = any && SeenBySomeRows(block);
     // Lane 8m + r names row r of matrix m: slots 0 to 7 of both pieces, then 8
@@ -600,7 +749,7 @@ class PrefillAttention {
                                            kPiece;
     const float* const weights =
         scores_ + (8 * share.row_tile + lane_ % 8) * kScoreStride +
-        (kOwn ? kOwnWeights : 0) + block * kBlock / 2 + 4 * m;
+        (any ? kOwnWeights : 0) + block * kBlock / 2 + 4 * m;
     KVASIR_UNROLL
     for (int32_t k = 0; k < kBlock / 16; k += 2) {
       uint32_t a[2][4];
@@ -620,11 +769,46 @@ class PrefillAttention {
         for (int32_t i = 0; i < 2; ++i) {
           const uint32_t b[2] = {both[2 * i], both[2 * i + 1]};
           if (any && apart) {
-            AddApart(8 * (share.row_tile + n), kBlock * block + 16 * (k + i),
-                     a[i], b, sum_[n]);
+            AddApart(/*as_exact=*/false, 8 * (share.row_tile + n),
+                     kBlock * block + 16 * (k + i), a[i], b, sum_[n]);
           } else {
             Product<Number>(sum_[n], a[i], b);
           }
+        }
+      }
+    }
+  }
+
+  // Of a block that some rows or slots read otherwise: numbers of the codec, or
+  // exact rows.
+  KVASIR_DEVICE void AddSome(bool as_exact, const Share& share, int32_t block,
+                             const char* numbers) {
+    if (share.row_tiles == 0) return;
+    const bool some = item_.num_tokens > 1;
+    const int32_t m = lane_ / 8;
+    const char* const from = numbers + ((2 * share.product + m % 2) * kBlock +
+                                        8 * (m / 2) + lane_ % 8) *
+                                           kPiece;
+    const float* const weights =
+        scores_ + (8 * share.row_tile + lane_ % 8) * kScoreStride +
+        kOwnWeights + block * kBlock / 2 + 4 * (m % 2);
+    KVASIR_NO_UNROLL
+    for (int32_t k = 0; k < kBlock / 16; ++k) {
+      uint32_t a[4];
+      simt::LoadMatrices<4, /*transposed=*/true>(a, from + 16 * k * kPiece);
+      const bool apart = some && simt::Any(!AreFinite<T>(a));
+      KVASIR_UNROLL
+      for (int32_t n = 0; n < tiles; ++n) {
+        if (n >= share.row_tiles) break;
+        uint32_t b[2];
+        simt::LoadMatrices<2>(b, weights + 8 * n * kScoreStride + 8 * k);
+        b[0] = WeightsOf(as_exact, b[0]);
+        b[1] = WeightsOf(as_exact, b[1]);
+        if (apart) {
+          AddApart(as_exact, 8 * (share.row_tile + n),
+                   kBlock * block + 16 * k, a, b, sum_[n]);
+        } else {
+          Product<T>(sum_[n], a, b);
         }
       }
     }
@@ -640,24 +824,27 @@ class PrefillAttention {
     return begin < last.begin || begin + kBlock > first.end;
   }
   // Adds the product of 16 slots from `slot` of the split on with the 8 rows
-  // from `row` on, token by token, without the slots that it does not see: 0
+  // from `row` on, token by token, without the slots that it does not see so: 0
   // times what is not finite would not be 0.
-  KVASIR_DEVICE void AddApart(int32_t row, int32_t slot, const uint32_t (&a)[4],
-                              const uint32_t (&b)[2], float (&sums)[4]) const {
+  KVASIR_DEVICE void AddApart(bool as_exact, int32_t row, int32_t slot,
+                              const uint32_t (&a)[4], const uint32_t (&b)[2],
+                              float (&sums)[4]) const {
     const int32_t heads = item_.unit.num_heads;
     const int32_t end_row = row + 8 < rows_ ? row + 8 : rows_;
     KVASIR_NO_UNROLL
     for (int32_t t = row / heads; t * heads < end_row; ++t) {
       const SlotRange sees =
           RowSlots(device_, *item_.sequence, item_.first_token + t);
-      const auto begin = static_cast<int32_t>(sees.begin - split_);
-      const auto end = static_cast<int32_t>(sees.end - split_);
+      const auto reads = [&](int64_t at) {
+        return at >= sees.begin && at < sees.end &&
+               device_.value_exact.Has(OwnOf(t), at) == as_exact;
+      };
       uint32_t seen[4];
       KVASIR_UNROLL
       for (int32_t i = 0; i < 4; ++i) {
-        const int32_t at = slot + 2 * c_ + 8 * (i / 2);
-        seen[i] = (at >= begin && at < end ? a[i] & 0xffffu : 0u) |
-                  (at + 1 >= begin && at + 1 < end ? a[i] & 0xffff0000u : 0u);
+        const int64_t at = split_ + slot + 2 * c_ + 8 * (i / 2);
+        seen[i] = (reads(at) ? a[i] & 0xffffu : 0u) |
+                  (reads(at + 1) ? a[i] & 0xffff0000u : 0u);
       }
       float added[4];
       KVASIR_UNROLL
@@ -754,6 +941,7 @@ class PrefillAttention {
   SlotRange slots_;  // of the split, that any row sees
   int64_t split_;    // its first slot
   int32_t first_block_, end_block_;
+  SideBlocks keys_, values_;  // what is read of them
   Scores score_, run_;
   float sum_[tiles][4];
   bool merged_;  // a split of the item

@@ -129,6 +129,64 @@ KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
   }
 }
 
+// Exact rows of keys, pieces of 8 numbers in channel order, in the order in
+// which products take a chunk of `kind` (PromptQueryAt); whole groups of 32 or
+// 16 channels, in place.
+KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
+  const auto thread = static_cast<int32_t>(simt::Thread());
+  const int32_t slot = thread % kPromptBlock;
+  const int32_t group = kind == ChunkKind::kCodes8 ? 2 : 4;
+  KVASIR_NO_UNROLL
+  for (int32_t p = thread / kPromptBlock * group; p < pieces;
+       p += static_cast<int32_t>(simt::Threads()) / kPromptBlock * group) {
+    if (kind == ChunkKind::kCodes8) {
+      // Pairs of channels by turns.
+      const simt::Vec16 low = PieceOf(stage, p, slot);
+      const simt::Vec16 high = PieceOf(stage, p + 1, slot);
+      KVASIR_UNROLL
+      for (int32_t half = 0; half < 2; ++half) {
+        StorePiece(stage, p + half, slot,
+                   {{low.word[half], low.word[2 + half], high.word[half],
+                     high.word[2 + half]}});
+      }
+      continue;
+    }
+    // Channel i of each piece and the one four further on.
+    simt::Vec16 from[4];
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < 4; ++i) from[i] = PieceOf(stage, p + i, slot);
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < 4; ++i) {
+      simt::Vec16 to;
+      KVASIR_UNROLL
+      for (int32_t c = 0; c < 4; ++c) {
+        to.word[c] =
+            simt::PickBytes(from[c].word[i / 2], from[c].word[2 + i / 2],
+                            i % 2 == 0 ? 0x5410u : 0x7632u);
+      }
+      StorePiece(stage, p + i, slot, to);
+    }
+  }
+}
+
+// Likewise of values, beside 4-bit codes: 0, 4, 1, 5, ... of each piece.
+KVASIR_DEVICE void OrderExactValues(int32_t pieces, char* stage) {
+  const auto thread = static_cast<int32_t>(simt::Thread());
+  const int32_t slot = thread % kPromptBlock;
+  KVASIR_NO_UNROLL
+  for (int32_t p = thread / kPromptBlock; p < pieces;
+       p += static_cast<int32_t>(simt::Threads()) / kPromptBlock) {
+    const simt::Vec16 from = PieceOf(stage, p, slot);
+    simt::Vec16 to;
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < 4; ++i) {
+      to.word[i] = simt::PickBytes(from.word[i / 2], from.word[2 + i / 2],
+                                   i % 2 == 0 ? 0x5410u : 0x7632u);
+    }
+    StorePiece(stage, p, slot, to);
+  }
+}
+
 // Of numbers of T.
 template <typename T>
 KVASIR_DEVICE bool AreFinite(const uint32_t (&pairs)[4]) {

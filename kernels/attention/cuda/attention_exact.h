@@ -1,0 +1,99 @@
+// Exact rows beside latents, for the tensor cores' kernels: which blocks of a
+// split are read as what, where an exact row lies, and which weights go with
+// which of the two. C++17, device code.
+//
+// A block may be read both ways: by different rows, or in different slots. Its
+// scores are found twice then, and each row keeps one of the two for each slot.
+// Values of exact rows go on with the chain of those of the codec, behind the
+// last of these in the split, with the same channels in the same lanes; weights
+// of the other way are 0. So a row's chain has the same numbers whatever other
+// rows of its item read: adding 0 changes none.
+#pragma once
+
+#include "kernels/attention/cuda/attention_items.h"
+#include "kernels/simt/numbers.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+// Blocks of a split, of a side: through the codec [codec_begin, codec_end), as
+// exact rows [first, sinks_end) and [window_begin, end).
+struct SideBlocks {
+  int32_t codec_begin, codec_end;
+  int32_t first, sinks_end, window_begin, end;
+
+  KVASIR_DEVICE bool any_codec() const { return codec_begin < codec_end; }
+  KVASIR_DEVICE bool any_exact() const {
+    return first < sinks_end || window_begin < end;
+  }
+  KVASIR_DEVICE bool HasCodec(int32_t block) const {
+    return block >= codec_begin && block < codec_end;
+  }
+  KVASIR_DEVICE bool HasExact(int32_t block) const {
+    return block < sinks_end || block >= window_begin;
+  }
+  // The first one from `block` on; `end`: there is none.
+  KVASIR_DEVICE int32_t ExactFrom(int32_t block) const {
+    return block < sinks_end || block > window_begin ? block : window_begin;
+  }
+};
+
+// Of slots [slots.begin, slots.end), which are some, of the split from slot
+// `split` on, for tokens at `first_own` to `last_own`.
+KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact,
+                                  const SlotRange& slots, int64_t split,
+                                  int64_t first_own, int64_t last_own) {
+  const auto begin = static_cast<int32_t>(slots.begin - split);
+  const auto end = static_cast<int32_t>(slots.end - split);
+  constexpr auto kBlock = static_cast<int32_t>(kAttentionBlockSlots);
+  SideBlocks blocks;
+  blocks.first = begin / kBlock;
+  blocks.end = (end - 1) / kBlock + 1;
+  blocks.codec_begin = blocks.sinks_end = blocks.first;
+  blocks.codec_end = blocks.window_begin = blocks.end;
+  if (!exact.any()) return blocks;
+  // Slots [sinks, window) of the split are read through the codec by some row.
+  const auto in_split = [&](int64_t slot) {
+    const int64_t at = slot - split;
+    return at < begin ? begin : at > end ? end : static_cast<int32_t>(at);
+  };
+  const int32_t sinks = in_split(exact.sinks);
+  int32_t window = end;
+  if (sinks > begin) blocks.sinks_end = (sinks - 1) / kBlock + 1;
+  if (exact.window > 0) {
+    window = in_split(last_own - exact.window + 1);
+    const int32_t first = in_split(first_own - exact.window + 1);
+    if (first < end) blocks.window_begin = first / kBlock;
+  }
+  if (blocks.window_begin < blocks.sinks_end) {
+    blocks.window_begin = blocks.sinks_end;
+  }
+  blocks.codec_begin = sinks / kBlock;
+  blocks.codec_end = sinks < window ? (window - 1) / kBlock + 1 : 0;
+  return blocks;
+}
+
+// The first of a chunk's channels in the exact row of a slot.
+KVASIR_DEVICE const char* ExactRow(const LatentChunkOnDevice& chunk,
+                                   const ExactSlots& exact,
+                                   const AttentionSequence& sequence,
+                                   int64_t slot) {
+  const int64_t fresh = slot - sequence.first_slot;
+  if (fresh >= 0) {
+    return chunk.exact_fresh +
+           (sequence.first_row + fresh) * chunk.exact_fresh_stride;
+  }
+  const auto* const side_pages =
+      simt::BitsAs<const int32_t*>(sequence.side_pages);
+  return chunk.exact_ring +
+         exact.PlaceOfRow(exact.RowOf(slot, sequence.evicted), side_pages)
+             .offset_bytes;
+}
+
+// Of two weights whose sign says how their values are read (below 0: as exact
+// rows) those that are read so; 0 for the other.
+KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
+  const uint32_t negative = (pair >> 15 & 0x00010001u) * 0xffffu;
+  return as_exact ? pair & negative & 0x7fff7fffu : pair & ~negative;
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
