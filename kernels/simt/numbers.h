@@ -166,6 +166,20 @@ KVASIR_DEVICE uint32_t MakePair(float first, float second) {
 #endif
 }
 
+// word & mask | other: one instruction, of which nvcc makes two where both are
+// constants.
+KVASIR_DEVICE uint32_t AndOr(uint32_t word, uint32_t mask, uint32_t other) {
+#ifdef __CUDACC__
+  uint32_t bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;"
+      : "=r"(bits)
+      : "r"(word), "r"(mask), "r"(other));
+  return bits;
+#else
+  return (word & mask) | other;
+#endif
+}
+
 // Four of the eight bytes of (b, a), a's below: byte i of the result is that
 // which nibble i of `selector` names; its bit 3 spreads that byte's sign.
 KVASIR_DEVICE uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector) {

@@ -57,6 +57,18 @@ void BoundScale(const float* levels, LatentChunkOnDevice* chunk) {
   chunk->most_scale = PairOf(RoundToSide<F16, false>(kGreatestF16 / most));
 }
 
+// LatentChunkOnDevice::in_blocks.
+bool InBlocks(const LatentChunkOnDevice& chunk) {
+  if (chunk.tile_slots != kAttentionBlockSlots ||
+      chunk.slot_stride != kPieceBytes) {
+    return false;
+  }
+  return chunk.kind == ChunkKind::kNumbers
+             ? chunk.pieces % 2 == 0
+             : chunk.params_stride == 4 &&
+                   Whole(chunk.params_offset, kPieceBytes);
+}
+
 // Whether all that a row of a ring is found by are whole pieces.
 bool RowsAreAligned(const ExactSlots& slots, const LatentPartArgs& ring) {
   const auto misplaced = [](const ExactSegment& segment) {
@@ -198,6 +210,7 @@ class ChunkMaker {
       chunk.channel = static_cast<int32_t>(channel + first * piece_channels);
       chunk.channels = static_cast<int32_t>(count * piece_channels);
       chunk.column = static_cast<int32_t>(column_);
+      chunk.in_blocks = InBlocks(chunk);
       if (exact_.any()) {
         const int64_t bytes = DTypeBytes(dtype_) * chunk.channel;
         chunk.exact_ring += bytes;
@@ -269,7 +282,12 @@ HostChunks MakeChunks(const PagedAttentionArgs& params,
     const int64_t head = heads[static_cast<size_t>(unit.first_head)];
     if (!AddUnit(params, head / each, &made)) return {};
   }
-  return made.levels.size() <= static_cast<size_t>(kMmaMostTables)
+  const int32_t tile_slots = made.chunks.front().tile_slots;
+  const bool one_tile = std::all_of(made.chunks.begin(), made.chunks.end(),
+                                    [&](const LatentChunkOnDevice& chunk) {
+                                      return chunk.tile_slots == tile_slots;
+                                    });
+  return one_tile && made.levels.size() <= static_cast<size_t>(kMmaMostTables)
              ? made
              : HostChunks{};
 }

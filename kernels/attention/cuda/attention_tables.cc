@@ -248,6 +248,7 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   }
   device->query_stride = made.query_stride;
   device->kind = KindOfAll(made);
+  device->tile_slots = made.chunks.front().tile_slots;
   device->warp_stage_bytes = WarpStageBytes(made);
   KVASIR_RETURN_IF_ERROR(Add(made.units, tables, &device->unit_chunks));
   return Add(made.chunks, tables, &device->chunks);

@@ -63,6 +63,9 @@ struct LatentChunkOnDevice {
   // Of the run's scale and minimum, or of the scale of levels.
   int32_t params_offset = 0;
   int32_t params_stride = 0;
+  // Tiles of 64 slots, whose pieces and ranges lie side by side, at whole
+  // pieces; of numbers an even count of them.
+  bool in_blocks = false;
   ChunkKind kind = ChunkKind::kNumbers;
   // Of keys of codes: sums of a run begin, and are scaled.
   bool starts_run = false;
@@ -136,6 +139,7 @@ struct AttentionDevice {
   int32_t num_tables = 0;
   MmaKind kind = MmaKind::kAny;
   int32_t warp_stage_bytes = 0;
+  int32_t tile_slots = 0;     // of all chunks
   int64_t most_key_runs = 0;  // of a unit
   bool has_codes = false;     // in any chunk
   // Room for results of splits: each of a token, for all heads.

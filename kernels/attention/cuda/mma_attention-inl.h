@@ -57,9 +57,9 @@ class MmaAttention {
       : args_(args), device_(args.device) {
     thread_ = static_cast<int32_t>(simt::Thread());
     warp_ = thread_ / static_cast<int32_t>(simt::kWarp);
-    lane_ = thread_ % static_cast<int32_t>(simt::kWarp);
-    g_ = lane_ / 4;
-    c_ = lane_ % 4;
+    lane_ = static_cast<int32_t>(simt::Lane());
+    g_ = static_cast<int32_t>(simt::Lane() / 4);
+    c_ = static_cast<int32_t>(simt::Lane() % 4);
     stage_bytes_ = device_.warp_stage_bytes;
     q_stride_ = static_cast<int32_t>(device_.query_stride);
     char* next = simt::Shared();
@@ -71,6 +71,7 @@ class MmaAttention {
     ring_ =
         take(kWarps * kStages * stage_bytes_) + warp_ * kStages * stage_bytes_;
     scores_ = reinterpret_cast<float*>(take(kRows * kScoreStride * 4));
+    weights_ = scores_ + lane_ % 8 * kScoreStride + lane_ / 8 * 4;
     places_ = reinterpret_cast<Place*>(take(kSplit * 8));
     next_item_ = reinterpret_cast<uint32_t*>(take(kMmaNextBytes));
     q_ = reinterpret_cast<uint16_t*>(take(kRows * q_stride_ * 2));
@@ -105,6 +106,9 @@ class MmaAttention {
       }
       first_block_ = static_cast<int32_t>(slots_.begin - split_) / kBlock;
       end_block_ = static_cast<int32_t>(slots_.end - 1 - split_) / kBlock + 1;
+      first_whole_ =
+          static_cast<int32_t>(slots_.begin - split_ + kBlock - 1) / kBlock;
+      end_whole_ = static_cast<int32_t>(slots_.end - split_) / kBlock;
       ComputeSplit(first);
       first = false;
       merged_ = item.partial < 0;
@@ -141,33 +145,14 @@ class MmaAttention {
     return KindOf(chunk) == ChunkKind::kNumbers;
   }
 
-  // A place among the chunks of a split: for each block those of keys, then for
+  // What is loaded next of a split: for each block the chunks of keys, then for
   // each chunk of values its blocks.
   struct Cursor {
     int32_t chunk;  // of the unit
     int32_t block;
   };
-  KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(const Cursor& at) const {
-    return device_.chunks[chunks_.first + at.chunk];
-  }
-  KVASIR_DEVICE bool OfKeys(const Cursor& cursor) const {
-    return cursor.chunk < chunks_.keys;
-  }
-  KVASIR_DEVICE bool Done(const Cursor& cursor) const {
-    return cursor.chunk >= chunks_.keys + chunks_.values;
-  }
-  KVASIR_DEVICE void Advance(Cursor* at) const {
-    if (OfKeys(*at)) {
-      if (++at->chunk < chunks_.keys) return;
-      if (++at->block < end_block_) {
-        at->chunk = 0;
-      } else {
-        at->block = first_block_;
-      }
-    } else if (++at->block == end_block_) {
-      at->block = first_block_;
-      ++at->chunk;
-    }
+  KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
+    return device_.chunks[chunks_.first + chunk];
   }
 
   // Pairs of levels: that of the word's lower four bits below.
@@ -237,17 +222,24 @@ class MmaAttention {
   // Where a slot of the split lies; page below 0: no row sees it.
   struct alignas(8) Place {
     int32_t page;
-    int32_t slot;  // of it
+    uint16_t tile;  // of the page
+    uint16_t slot;  // of the tile
   };
   KVASIR_DEVICE Place FindPlace(int32_t s) const {
     const auto* const table =
         simt::BitsAs<const int32_t*>(item_.sequence->block_table);
     const int64_t slot = split_ + s;
-    Place place = {-1, 0};
+    Place place = {-1, 0, 0};
     if (slot >= slots_.begin && slot < slots_.end) {
       const int64_t index = Quotient(slot, device_.page_tokens);
+      int64_t in_page = slot - index * device_.page_tokens;
       place.page = simt::LoadGlobal(table + index);
-      place.slot = static_cast<int32_t>(slot - index * device_.page_tokens);
+      if (in_page >= device_.tile_slots) {
+        place.tile =
+            static_cast<uint16_t>(Quotient(in_page, device_.tile_slots));
+        in_page -= int64_t{place.tile} * device_.tile_slots;
+      }
+      place.slot = static_cast<uint16_t>(in_page);
     }
     return place;
   }
@@ -268,47 +260,77 @@ class MmaAttention {
     }
     if (first) FillQueries();
     simt::SyncCta();
-    Cursor load = {0, first_block_};
-    Cursor use = load;
-    char* to = ring_;
+    load_ = {0, first_block_};
+    to_ = ring_;
     KVASIR_UNROLL
-    for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(&load, &to);
+    for (int32_t i = 0; i < kStages - 1; ++i) LoadNext();
     char* stage = ring_;
-    while (!Done(use)) {
-      simt::WaitCopies<kStages - 2>();
-      // All lanes have what came for the chunk, and have left the stage before.
-      simt::SyncWarp();
-      LoadNext(&load, &to);
-      const bool of_keys = OfKeys(use);
-      of_keys ? Score(use, stage) : Sum(use, stage);
-      Advance(&use);
-      if (of_keys && !OfKeys(use)) {
-        simt::SyncCta();
-        Weigh();
-        simt::SyncCta();
+    KVASIR_NO_UNROLL
+    for (int32_t block = first_block_; block < end_block_; ++block) {
+      KVASIR_NO_UNROLL
+      for (int32_t chunk = 0; chunk < chunks_.keys; ++chunk) {
+        Step();
+        Score(chunk, block, stage);
+        NextStage(&stage);
       }
-      NextStage(&stage);
+    }
+    simt::SyncCta();
+    Weigh();
+    simt::SyncCta();
+    KVASIR_NO_UNROLL
+    for (int32_t chunk = 0; chunk < chunks_.values; ++chunk) {
+      KVASIR_NO_UNROLL
+      for (int32_t block = first_block_; block < end_block_; ++block) {
+        Step();
+        Sum(chunk, block, stage);
+        NextStage(&stage);
+      }
     }
   }
   KVASIR_DEVICE void NextStage(char** stage) const {
     *stage += stage_bytes_;
     if (*stage == ring_ + kStages * stage_bytes_) *stage = ring_;
   }
+  // All lanes have what came for the next stage, and have left the one before,
+  // which is asked for anew.
+  KVASIR_DEVICE void Step() {
+    simt::WaitCopies<kStages - 2>();
+    simt::SyncWarp();
+    LoadNext();
+  }
 
   // Asks for the warp's share of a chunk, if there is one left.
-  KVASIR_DEVICE void LoadNext(Cursor* cursor, char** stage) {
-    if (!Done(*cursor)) {
-      if (OfKeys(*cursor)) {
-        LoadKeys(ChunkOf(*cursor), cursor->block, *stage);
-      } else if (FirstPiece(ChunkOf(*cursor)) < ChunkOf(*cursor).pieces) {
-        LoadValues(ChunkOf(*cursor), cursor->block, *stage);
+  KVASIR_DEVICE void LoadNext() {
+    if (load_.chunk < chunks_.keys) {
+      LoadKeys(ChunkOf(load_.chunk), load_.block, to_);
+      if (++load_.chunk == chunks_.keys) {
+        if (++load_.block < end_block_) {
+          load_.chunk = 0;
+        } else {
+          load_.block = first_block_;
+        }
       }
-      Advance(cursor);
+    } else if (load_.chunk < chunks_.keys + chunks_.values) {
+      LoadValues(ChunkOf(load_.chunk), load_.block, to_);
+      if (++load_.block == end_block_) {
+        load_.block = first_block_;
+        ++load_.chunk;
+      }
     }
-    NextStage(stage);
+    NextStage(&to_);
     simt::CommitCopies();
   }
 
+  // All slots of a block lie in one tile, and some row sees each.
+  KVASIR_DEVICE bool IsWhole(const LatentChunkOnDevice& chunk,
+                             int32_t block) const {
+    return chunk.in_blocks && block >= first_whole_ && block < end_whole_;
+  }
+  KVASIR_DEVICE const char* TileOf(const LatentChunkOnDevice& chunk,
+                                   const Place& place) const {
+    return chunk.arena + place.page * chunk.page_bytes +
+           int64_t{place.tile} * chunk.tile_bytes;
+  }
   // Of a slot in the chunk's arena.
   struct Address {
     const char* tile;
@@ -318,15 +340,8 @@ class MmaAttention {
   KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk,
                                   int32_t s) const {
     const Place place = simt::LoadShared(places_ + s);
-    Address address = {chunk.arena, place.slot, place.page >= 0};
-    if (!address.there) return address;
-    address.tile += place.page * chunk.page_bytes;
-    if (address.slot >= chunk.tile_slots) {
-      address.tile +=
-          int64_t{address.slot / chunk.tile_slots} * chunk.tile_bytes;
-      address.slot %= chunk.tile_slots;
-    }
-    return address;
+    if (place.page < 0) return {chunk.arena, 0, false};
+    return {TileOf(chunk, place), place.slot, true};
   }
   // 16 bytes, of what no row sees 0.
   static KVASIR_DEVICE void CopyPiece(char* to, bool there, const char* from) {
@@ -349,25 +364,46 @@ class MmaAttention {
   }
 
   // [piece][16 slots][16 bytes] and, where a run ends, a word of each slot. The
-  // half of a last pair of pieces that is not there is 0.
-  KVASIR_DEVICE void LoadKeys(const LatentChunkOnDevice& chunk, int32_t block,
+  // half of a last pair of pieces of numbers that is not there is 0.
+  KVASIR_DEVICE void LoadKeys(const LatentChunkOnDevice chunk, int32_t block,
                               char* stage) const {
+    const bool params = !HasNumbers(chunk) && chunk.ends_run;
+    if (IsWhole(chunk, block)) {
+      const char* const tile =
+          TileOf(chunk, simt::LoadShared(places_ + block * kBlock));
+      // A lane's pieces, of its slot, are two apart.
+      const char* from = tile + chunk.codes_offset +
+                         (kWarpSlots * warp_ + lane_ % kWarpSlots) * kPiece +
+                         lane_ / kWarpSlots * chunk.piece_stride;
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < kMostKeyPieces / 2; ++i) {
+        if (2 * i >= chunk.pieces) break;
+        if (2 * i + lane_ / kWarpSlots < chunk.pieces) {
+          simt::CopyAsync<kPiece>(stage + (32 * i + lane_) * kPiece, from);
+        }
+        from += 2 * chunk.piece_stride;
+      }
+      if (params && lane_ < kWarpSlots / 4) {
+        simt::CopyAsync<kPiece>(
+            stage + stage_bytes_ - kParamBytes + lane_ * kPiece,
+            tile + chunk.params_offset + 4 * kWarpSlots * warp_ +
+                lane_ * kPiece);
+      }
+      return;
+    }
     const int32_t s = lane_ % kWarpSlots;
     const Address address =
         AddressOf(chunk, block * kBlock + kWarpSlots * warp_ + s);
     const char* const from =
         address.tile + chunk.codes_offset + address.slot * chunk.slot_stride;
     const int32_t pieces = (chunk.pieces + 1) / 2 * 2;
-    KVASIR_UNROLL
-    for (int32_t i = 0; i < kMostKeyPieces / 2; ++i) {
-      const int32_t p = 2 * i + lane_ / kWarpSlots;
-      if (2 * i >= pieces) break;
+    KVASIR_NO_UNROLL
+    for (int32_t p = lane_ / kWarpSlots; p < pieces; p += 2) {
       CopyPiece(stage + (p * kWarpSlots + s) * kPiece,
                 address.there && p < chunk.pieces,
                 from + p * chunk.piece_stride);
     }
-    if (HasNumbers(chunk) || !chunk.ends_run || lane_ >= kWarpSlots) return;
-    CopyParams(chunk, address, stage, s);
+    if (params && lane_ < kWarpSlots) CopyParams(chunk, address, stage, s);
   }
 
   // The warp's first piece of a chunk of values.
@@ -376,12 +412,35 @@ class MmaAttention {
   }
   // [piece][64 slots][16 bytes] of the warp's one or two pieces, and a word of
   // each slot.
-  KVASIR_DEVICE void LoadValues(const LatentChunkOnDevice& chunk, int32_t block,
+  KVASIR_DEVICE void LoadValues(const LatentChunkOnDevice chunk, int32_t block,
                                 char* stage) const {
     const int32_t first = FirstPiece(chunk);
-    KVASIR_UNROLL
-    for (int32_t i = 0; i < 2; ++i) {
-      const int32_t s = lane_ + 32 * i;
+    if (first >= chunk.pieces) return;
+    if (IsWhole(chunk, block)) {
+      const char* const tile =
+          TileOf(chunk, simt::LoadShared(places_ + block * kBlock));
+      const char* const from = tile + chunk.codes_offset +
+                               first * chunk.piece_stride + lane_ * kPiece;
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 2; ++i) {
+        simt::CopyAsync<kPiece>(stage + (32 * i + lane_) * kPiece,
+                                from + 32 * i * kPiece);
+      }
+      if (HasNumbers(chunk)) {
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 2; ++i) {
+          simt::CopyAsync<kPiece>(stage + (kBlock + 32 * i + lane_) * kPiece,
+                                  from + chunk.piece_stride + 32 * i * kPiece);
+        }
+      } else if (lane_ < kBlock / 4) {
+        simt::CopyAsync<kPiece>(
+            stage + stage_bytes_ - kParamBytes + lane_ * kPiece,
+            tile + chunk.params_offset + lane_ * kPiece);
+      }
+      return;
+    }
+    KVASIR_NO_UNROLL
+    for (int32_t s = lane_; s < kBlock; s += 32) {
       const Address address = AddressOf(chunk, block * kBlock + s);
       const char* const from = address.tile + chunk.codes_offset +
                                address.slot * chunk.slot_stride +
@@ -400,9 +459,9 @@ class MmaAttention {
     return reinterpret_cast<uint32_t*>(stage + stage_bytes_ - kParamBytes);
   }
 
-  KVASIR_DEVICE void Score(const Cursor& at, char* stage) {
-    const LatentChunkOnDevice& chunk = ChunkOf(at);
-    if (at.chunk == 0) Clear(&score_);
+  KVASIR_DEVICE void Score(int32_t index, int32_t block, char* stage) {
+    const LatentChunkOnDevice chunk = ChunkOf(index);
+    if (index == 0) Clear(&score_);
     if (HasNumbers(chunk)) {
       ScoreNumbers(chunk, stage);
     } else {
@@ -414,7 +473,7 @@ class MmaAttention {
       }
       if (chunk.ends_run) EndRun(chunk, ParamsOf(stage));
     }
-    if (at.chunk + 1 < chunks_.keys) return;
+    if (index + 1 < chunks_.keys) return;
     const float scale = device_.scale * simt::kLog2E;
     KVASIR_UNROLL
     for (int32_t n = 0; n < tiles; ++n) {
@@ -422,7 +481,7 @@ class MmaAttention {
       KVASIR_UNROLL
       for (int32_t i = 0; i < 4; ++i) {
         const int32_t row = 8 * n + 2 * c_ + i % 2;
-        const int32_t slot = at.block * kBlock + 16 * warp_ + g_ + 8 * (i / 2);
+        const int32_t slot = block * kBlock + 16 * warp_ + g_ + 8 * (i / 2);
         simt::StoreShared(scores_ + row * kScoreStride + slot,
                           score_.d[n][i] * scale);
       }
@@ -540,37 +599,48 @@ class MmaAttention {
 
   // Scores to weights of 16 bits, a warp to two rows of eight.
   KVASIR_DEVICE void Weigh() {
+    KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kWarpRows; ++i) {
       const int32_t row = warp_ * kWarpRows + i;
-      SlotRange visible = {0, 0};
-      if (row < item_.rows()) {
-        visible = Both(slots_,
-                       RowSlots(device_, *item_.sequence, item_.TokenOf(row)));
-      }
       auto* const words =
-          reinterpret_cast<uint32_t*>(scores_ + row * kScoreStride);
+          reinterpret_cast<uint32_t*>(scores_ + row * kScoreStride) + lane_;
+      if (row >= item_.rows()) {
+        KVASIR_UNROLL
+        for (int32_t k = 0; k < kSplit / 64; ++k) {
+          StoreWeights(words + 32 * k, 0.0f, 0.0f);
+        }
+        continue;
+      }
+      const SlotRange visible =
+          Both(slots_, RowSlots(device_, *item_.sequence, item_.TokenOf(row)));
+      const auto begin = static_cast<int32_t>(visible.begin - split_);
+      const auto end = static_cast<int32_t>(visible.end - split_);
+      const bool all = begin == 0 && end == kSplit;
       // Pairs of neighbours.
       float weight[kSplit / 32];
-      float max = visible.begin < visible.end ? kLeastMax : kNoSlot;
+      float max = begin < end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 64; ++k) {
         const auto both = simt::LoadShared(
-            reinterpret_cast<const uint64_t*>(words) + 32 * k + lane_);
+            reinterpret_cast<const uint64_t*>(words - lane_) + 32 * k + lane_);
         KVASIR_UNROLL
         for (int32_t j = 0; j < 2; ++j) {
-          const int64_t slot = split_ + 64 * k + 2 * lane_ + j;
-          const bool sees = slot >= visible.begin && slot < visible.end;
-          const float score = simt::BitsAs<float>(
+          float score = simt::BitsAs<float>(
               static_cast<uint32_t>(j == 0 ? both : both >> 32));
-          weight[2 * k + j] = sees ? score : kHidden;
-          max = sees && score > max ? score : max;
+          if (!all) {
+            const int32_t slot = 64 * k + 2 * lane_ + j;
+            score = slot >= begin && slot < end ? score : kHidden;
+          }
+          weight[2 * k + j] = score;
+          max = simt::Max(max, score);
         }
       }
       max = simt::WarpMax(max);
       float sum = 0.0f;
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 32; ++k) {
-        weight[k] = weight[k] == kHidden ? 0.0f : simt::Exp2(weight[k] - max);
+        // (0 of what is hidden: it is far below any maximum.)
+        weight[k] = simt::Exp2(weight[k] - max);
         sum += weight[k];
       }
       sum = simt::WarpSum(sum);
@@ -578,11 +648,7 @@ class MmaAttention {
       simt::SyncWarp();
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 64; ++k) {
-        uint32_t* const word = words + 32 * k + lane_;
-        simt::StoreShared(
-            word, simt::MakePair<F16>(weight[2 * k], weight[2 * k + 1]));
-        simt::StoreShared(word + kOwnWeights,
-                          simt::MakePair<T>(weight[2 * k], weight[2 * k + 1]));
+        StoreWeights(words + 32 * k, weight[2 * k], weight[2 * k + 1]);
       }
       if (lane_ == 0) {
         EndSoftmax(args_, item_, row, {max, sum}, merged_, factors_ + row,
@@ -590,25 +656,37 @@ class MmaAttention {
       }
     }
   }
+  // As operands of values that there are.
+  static KVASIR_DEVICE void StoreWeights(uint32_t* word, float first,
+                                         float second) {
+    if constexpr (kind != MmaKind::kNumbers &&
+                  DTypeOf<T>::kValue != DType::kF16) {
+      simt::StoreShared(word, simt::MakePair<F16>(first, second));
+    }
+    if constexpr (kind == MmaKind::kNumbers || kind == MmaKind::kAny ||
+                  DTypeOf<T>::kValue == DType::kF16) {
+      simt::StoreShared(word + kOwnWeights, simt::MakePair<T>(first, second));
+    }
+  }
 
-  KVASIR_DEVICE void Sum(const Cursor& at, char* stage) {
-    const LatentChunkOnDevice& chunk = ChunkOf(at);
-    if (at.block == first_block_) {
+  KVASIR_DEVICE void Sum(int32_t index, int32_t block, char* stage) {
+    const LatentChunkOnDevice chunk = ChunkOf(chunks_.keys + index);
+    if (block == first_block_) {
       Clear(&sum_[0]);
       Clear(&sum_[1]);
     }
     if (FirstPiece(chunk) >= chunk.pieces) return;
     if (HasNumbers(chunk)) {
-      SumNumbers(at.block, stage);
+      SumNumbers(block, stage);
     } else {
       BoundParams(chunk, stage);
       if (KindOf(chunk) == ChunkKind::kCodes8) {
-        SumCodes8(at.block, stage);
+        SumCodes8(block, stage);
       } else {
-        SumCodes4(chunk, at.block, stage);
+        SumCodes4(chunk, block, stage);
       }
     }
-    if (at.block + 1 == end_block_) EndSum(chunk);
+    if (block + 1 == end_block_) EndSum(chunk);
   }
 
   // Weights of 32 slots from 32k of a block on, of row g of tile n: operands of
@@ -617,9 +695,9 @@ class MmaAttention {
   KVASIR_DEVICE void Weights(int32_t block, int32_t k, int32_t n,
                              uint32_t (&b)[4]) const {
     constexpr bool kOwn = DTypeOf<Number>::kValue == DTypeOf<T>::kValue;
-    simt::LoadMatrices<4>(b, scores_ + (8 * n + lane_ % 8) * kScoreStride +
+    simt::LoadMatrices<4>(b, weights_ + 8 * n * kScoreStride +
                                  (kOwn ? kOwnWeights : 0) + block * kBlock / 2 +
-                                 16 * k + lane_ / 8 * 4);
+                                 16 * k);
   }
 
   KVASIR_DEVICE void SumNumbers(int32_t block, const char* stage) {
@@ -826,27 +904,36 @@ class MmaAttention {
   }
 
   KVASIR_DEVICE void EndSum(const LatentChunkOnDevice& chunk) {
-    ForSums(chunk, [&](int32_t t, int32_t n, int32_t i, int32_t row,
-                       int32_t channel) {
-      const float sum = sum_[t].d[n][i];
-      const int32_t column = chunk.column + channel;
-      if (item_.partial >= 0) {
-        simt::StoreGlobal(PartialRow(args_, item_, row) + column, sum);
-        return;
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < tiles; ++n) {
+      KVASIR_UNROLL
+      for (int32_t j = 0; j < 2; ++j) {
+        const int32_t row = 8 * n + 2 * c_ + j;
+        if (row >= item_.rows()) continue;
+        if (item_.partial >= 0) {
+          float* const partial = PartialRow(args_, item_, row) + chunk.column;
+          ForSums(chunk, n, j, [&](int32_t channel, float sum) {
+            simt::StoreGlobal(partial + channel, sum);
+          });
+          continue;
+        }
+        float* const total = sums_ + row * device_.out_width + chunk.column;
+        const MergeFactors factors = {simt::LoadShared(factors_ + row),
+                                      simt::LoadShared(factors_ + kRows + row)};
+        ForSums(chunk, n, j, [&](int32_t channel, float sum) {
+          const float before =
+              merged_ ? simt::LoadShared(total + channel) : 0.0f;
+          simt::StoreShared(total + channel, MergeSum(factors, before, sum));
+        });
       }
-      float* const total = sums_ + row * device_.out_width + column;
-      const MergeFactors factors = {simt::LoadShared(factors_ + row),
-                                    simt::LoadShared(factors_ + kRows + row)};
-      const float before = merged_ ? simt::LoadShared(total) : 0.0f;
-      simt::StoreShared(total, MergeSum(factors, before, sum));
-    });
+    }
   }
 
-  // Calls visit(tile, 8 rows, index in the product, row, channel of the chunk)
-  // for the sums of a chunk that are the lane's.
+  // Calls visit(channel of the chunk, sum) for those of the lane's row j of
+  // tile n.
   template <typename Visit>
-  KVASIR_DEVICE void ForSums(const LatentChunkOnDevice& chunk,
-                             const Visit& visit) const {
+  KVASIR_DEVICE void ForSums(const LatentChunkOnDevice& chunk, int32_t n,
+                             int32_t j, const Visit& visit) const {
     const ChunkKind what = KindOf(chunk);
     const bool codes4 =
         what == ChunkKind::kCodes4 || what == ChunkKind::kLevels4;
@@ -854,14 +941,10 @@ class MmaAttention {
     for (int32_t t = 0; t < 2; ++t) {
       if (t == 1 && !codes4) continue;
       KVASIR_UNROLL
-      for (int32_t n = 0; n < tiles; ++n) {
-        KVASIR_UNROLL
-        for (int32_t i = 0; i < 4; ++i) {
-          const int32_t channel = ChannelOf(what, t, i / 2);
-          const int32_t row = 8 * n + 2 * c_ + i % 2;
-          if (row < item_.rows() && channel < chunk.channels) {
-            visit(t, n, i, row, channel);
-          }
+      for (int32_t other = 0; other < 2; ++other) {
+        const int32_t channel = ChannelOf(what, t, other);
+        if (channel < chunk.channels) {
+          visit(channel, sum_[t].d[n][j + 2 * other]);
         }
       }
     }
@@ -870,23 +953,28 @@ class MmaAttention {
   // Each lane reads the sums that it wrote itself.
   KVASIR_DEVICE void Finish() {
     for (int32_t v = 0; v < chunks_.values; ++v) {
-      const LatentChunkOnDevice& chunk =
-          device_.chunks[chunks_.first + chunks_.keys + v];
-      ForSums(
-          chunk, [&](int32_t, int32_t, int32_t, int32_t row, int32_t channel) {
-            float number = 0.0f;
-            if (merged_ &&
-                SeesSlots(simt::LoadShared(factors_ + 3 * kRows + row))) {
-              number = simt::LoadShared(sums_ + row * device_.out_width +
-                                        chunk.column + channel) *
-                       (1.0f / simt::LoadShared(factors_ + 2 * kRows + row));
-            }
-            T* const out = static_cast<T*>(args_.out) +
-                           RowStart(args_, item_, row, chunk.head_column,
-                                    device_.out_row_stride);
-            simt::StoreGlobal(out + chunk.channel + channel,
-                              simt::FromFloat<T>(number));
-          });
+      const LatentChunkOnDevice& chunk = ChunkOf(chunks_.keys + v);
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 2 * tiles; ++i) {
+        const int32_t row = 8 * (i / 2) + 2 * c_ + i % 2;
+        if (row >= item_.rows()) continue;
+        const bool sees =
+            merged_ && SeesSlots(simt::LoadShared(factors_ + 3 * kRows + row));
+        const float* const total =
+            sums_ + row * device_.out_width + chunk.column;
+        T* const out = static_cast<T*>(args_.out) +
+                       RowStart(args_, item_, row, chunk.head_column,
+                                device_.out_row_stride) +
+                       chunk.channel;
+        ForSums(chunk, i / 2, i % 2, [&](int32_t channel, float) {
+          float number = 0.0f;
+          if (sees) {
+            number = simt::LoadShared(total + channel) *
+                     (1.0f / simt::LoadShared(factors_ + 2 * kRows + row));
+          }
+          simt::StoreGlobal(out + channel, simt::FromFloat<T>(number));
+        });
+      }
     }
   }
 
@@ -912,9 +1000,10 @@ class MmaAttention {
   }
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
-  char* ring_;     // the warp's [kStages][stage_bytes_]
-  float* scores_;  // [rows][kScoreStride]
-  Place* places_;  // [512]
+  char* ring_;            // the warp's [kStages][stage_bytes_]
+  float* scores_;         // [rows][kScoreStride]
+  const float* weights_;  // the lane's row of an operand
+  Place* places_;         // [512]
   uint32_t* next_item_;
   float* factors_;     // [4][rows]: EndSoftmax's
   float* query_sums_;  // [runs of keys][rows]
@@ -931,6 +1020,9 @@ class MmaAttention {
   SlotRange slots_;  // of them, in the split
   int64_t split_;    // its first slot
   int32_t first_block_, end_block_;
+  int32_t first_whole_, end_whole_;  // blocks whose slots are all seen
+  Cursor load_;
+  char* to_;  // stage, for what is loaded next
   Sums score_, run_, sum_[2];
   bool merged_;    // a split of the item
   bool one_tile_;  // the item has up to 8 rows

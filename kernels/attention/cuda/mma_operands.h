@@ -48,7 +48,8 @@ template <typename Number>
 KVASIR_DEVICE uint32_t Codes4(uint32_t word) {
   constexpr bool kBf16 = DTypeOf<Number>::kValue == DType::kBf16;
   constexpr uint32_t kBehind = kBf16 ? 0x43004300u : 0x64006400u;
-  return simt::SubPair<Number>((word & 0x000f000fu) | kBehind, kBehind);
+  return simt::SubPair<Number>(simt::AndOr(word, 0x000f000fu, kBehind),
+                               kBehind);
 }
 // The level of each.
 KVASIR_DEVICE uint32_t LevelsOf(const uint32_t* table, uint32_t word) {

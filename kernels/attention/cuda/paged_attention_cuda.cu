@@ -124,7 +124,7 @@ DivideKernel(AttentionKernelArgs args) {
   const auto room = static_cast<int32_t>(device.most_partials) -
                     static_cast<int32_t>(granted);
   const auto units = static_cast<int32_t>(device.num_units);
-  const int32_t many = static_cast<int32_t>(granted) * units / (2 * args.ctas);
+  const int32_t many = static_cast<int32_t>(granted) * units / (8 * args.ctas);
   const int32_t item_splits = many < 1                 ? 1
                               : many < kMostItemSplits ? many
                                                        : kMostItemSplits;
