@@ -529,9 +529,9 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
   evicted.evicted = 1001;
   return {
       WithExact("levels", 4, 28, 28, OfHeads(6, 2, levels, levels)),
-      WithExact("levels_wide", 4, 28, 28,
-                OfHeads(2, 1, Levels(Codes({128}, {4})),
-                        Levels(Codes({128}, {4})))),
+      WithExact(
+          "levels_wide", 4, 28, 28,
+          OfHeads(2, 1, Levels(Codes({128}, {4})), Levels(Codes({128}, {4})))),
       WithExact("evicted", 4, 28, 30, evicted),
       WithExact("codes_4_runs", 1, 70, 7,
                 OfHeads(4, 1, Codes({160}, {4}, 32), Codes({160}, {4}, 64))),

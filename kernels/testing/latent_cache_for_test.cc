@@ -688,8 +688,7 @@ LatentCache::ExactSide LatentCache::MakeExactSide(bool is_key,
   const int64_t alignment = parts_.front().spec.exact_alignment;
   const int64_t page_bytes = page_rows * slots.row_bytes + 11 * alignment;
   const int64_t longer_rows = 2 * page_rows + 1;
-  const int64_t longer_bytes =
-      longer_rows * slots.row_bytes + 3 * alignment;
+  const int64_t longer_bytes = longer_rows * slots.row_bytes + 3 * alignment;
   const int64_t begun_rows = std::max<int64_t>(1, page_rows - 1);
   const int64_t rows = slots.sinks + slots.ring_rows;
   side.num_pages = std::max<int64_t>(3, (rows + longer_rows - 1) / longer_rows);

@@ -11,6 +11,8 @@
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
+#include "kernels/attention/cuda/mma_operands.h"
+#include "kernels/simt/grid.h"
 #include "kernels/simt/numbers.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
@@ -37,11 +39,15 @@ struct SideBlocks {
   }
 };
 
+// The slot of a token of an item.
+KVASIR_DEVICE int64_t OwnSlot(const Item& item, int32_t token) {
+  return item.sequence->first_slot + item.first_token + token;
+}
+
 // Of slots [slots.begin, slots.end), which are some, of the split from slot
-// `split` on, for tokens at `first_own` to `last_own`.
-KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact,
-                                  const SlotRange& slots, int64_t split,
-                                  int64_t first_own, int64_t last_own) {
+// `split` on.
+KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
+                                  const SlotRange& slots, int64_t split) {
   const auto begin = static_cast<int32_t>(slots.begin - split);
   const auto end = static_cast<int32_t>(slots.end - split);
   constexpr auto kBlock = static_cast<int32_t>(kAttentionBlockSlots);
@@ -60,8 +66,9 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact,
   int32_t window = end;
   if (sinks > begin) blocks.sinks_end = (sinks - 1) / kBlock + 1;
   if (exact.window > 0) {
-    window = in_split(last_own - exact.window + 1);
-    const int32_t first = in_split(first_own - exact.window + 1);
+    const int64_t behind = OwnSlot(item, 0) - exact.window + 1;
+    window = in_split(behind + item.num_tokens - 1);
+    const int32_t first = in_split(behind);
     if (first < end) blocks.window_begin = first / kBlock;
   }
   if (blocks.window_begin < blocks.sinks_end) {
@@ -72,21 +79,23 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact,
   return blocks;
 }
 
-// The first of a chunk's channels in the exact row of a slot.
-KVASIR_DEVICE const char* ExactRow(const LatentChunkOnDevice& chunk,
-                                   const ExactSlots& exact,
-                                   const AttentionSequence& sequence,
-                                   int64_t slot) {
+// Where a slot's exact row is: among those of the launch's own tokens, -1 -
+// row, or so many bytes into the arena of the rings.
+KVASIR_DEVICE int64_t RowPlaceOf(const ExactSlots& exact,
+                                 const AttentionSequence& sequence,
+                                 int64_t slot) {
   const int64_t fresh = slot - sequence.first_slot;
-  if (fresh >= 0) {
-    return chunk.exact_fresh +
-           (sequence.first_row + fresh) * chunk.exact_fresh_stride;
-  }
+  if (fresh >= 0) return -1 - (sequence.first_row + fresh);
   const auto* const side_pages =
       simt::BitsAs<const int32_t*>(sequence.side_pages);
-  return chunk.exact_ring +
-         exact.PlaceOfRow(exact.RowOf(slot, sequence.evicted), side_pages)
-             .offset_bytes;
+  return exact.PlaceOfRow(exact.RowOf(slot, sequence.evicted), side_pages)
+      .offset_bytes;
+}
+// The first of a chunk's channels in it.
+KVASIR_DEVICE const char* RowAt(const LatentChunkOnDevice& chunk,
+                                int64_t place) {
+  return place < 0 ? chunk.exact_fresh + (-1 - place) * chunk.exact_fresh_stride
+                   : chunk.exact_ring + place;
 }
 
 // Of two weights whose sign says how their values are read (below 0: as exact
@@ -94,6 +103,43 @@ KVASIR_DEVICE const char* ExactRow(const LatentChunkOnDevice& chunk,
 KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
   const uint32_t negative = (pair >> 15 & 0x00010001u) * 0xffffu;
   return as_exact ? pair & negative & 0x7fff7fffu : pair & ~negative;
+}
+
+// Adds the product of the values of 16 slots from `slot` on with weights of the
+// 8 rows from `row` on, token by token, without the slots that it does not
+// read so: 0 times what is not finite would not be 0.
+template <typename T>
+KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
+                            bool as_exact, int32_t row, int64_t slot,
+                            const uint32_t (&a)[4], const uint32_t (&b)[2],
+                            float (&sums)[4]) {
+  const auto c = static_cast<int32_t>(simt::Lane() % 4);
+  const int32_t heads = item.unit.num_heads;
+  const int32_t end_row = row + 8 < item.rows() ? row + 8 : item.rows();
+  KVASIR_NO_UNROLL
+  for (int32_t t = row / heads; t * heads < end_row; ++t) {
+    const SlotRange sees =
+        RowSlots(device, *item.sequence, item.first_token + t);
+    const auto reads = [&](int64_t at) {
+      return at >= sees.begin && at < sees.end &&
+             device.value_exact.Has(OwnSlot(item, t), at) == as_exact;
+    };
+    uint32_t read[4];
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < 4; ++i) {
+      const int64_t at = slot + 2 * c + 8 * (i / 2);
+      read[i] = (reads(at) ? a[i] & 0xffffu : 0u) |
+                (reads(at + 1) ? a[i] & 0xffff0000u : 0u);
+    }
+    float added[4];
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < 4; ++i) added[i] = sums[i];
+    Product<T>(added, read, b);
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < 4; ++i) {
+      if ((row + 2 * c + i % 2) / heads == t) sums[i] = added[i];
+    }
+  }
 }
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

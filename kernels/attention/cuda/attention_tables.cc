@@ -247,7 +247,13 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
     device->levels_of_keys[device->num_tables++] = levels.of_keys;
   }
   device->query_stride = made.query_stride;
+  device->has_exact = params.key_exact.any() || params.value_exact.any();
   device->kind = KindOfAll(made);
+  // Plans keep exact rows in bfloat16, beside codes.
+  if (device->has_exact &&
+      (params.dtype != DType::kBf16 || device->kind == MmaKind::kNumbers)) {
+    device->kind = MmaKind::kAny;
+  }
   device->tile_slots = made.chunks.front().tile_slots;
   device->warp_stage_bytes = WarpStageBytes(made);
   KVASIR_RETURN_IF_ERROR(Add(made.units, tables, &device->unit_chunks));

@@ -142,6 +142,7 @@ struct AttentionDevice {
   int32_t tile_slots = 0;     // of all chunks
   int64_t most_key_runs = 0;  // of a unit
   bool has_codes = false;     // in any chunk
+  bool has_exact = false;     // slots, on either side
   // Room for results of splits: each of a token, for all heads.
   int64_t most_partials = 0;
   int64_t cta_shared_bytes = 0;  // Device's

@@ -40,6 +40,7 @@
 
 #include "base/host_device.h"
 #include "kernels/attention/cuda/attention_items.h"
+#include "kernels/attention/cuda/mma_exact-inl.h"
 #include "kernels/attention/cuda/mma_operands.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/grid.h"
@@ -48,7 +49,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 inline constexpr uint32_t kMmaThreads = kMmaWarps * simt::kWarp;
 
-template <typename T, int32_t tiles, MmaKind kind>
+// `exact`: there are exact slots.
+template <typename T, int32_t tiles, MmaKind kind, bool exact>
 class MmaAttention {
  public:
   static constexpr int32_t kRows = 8 * tiles;
@@ -81,7 +83,7 @@ class MmaAttention {
     tables_ =
         reinterpret_cast<uint32_t*>(take(device_.num_tables * kTableWords * 4));
     sums_ = reinterpret_cast<float*>(next);
-    FillTables();
+    FillLevelTables<T>(device_, tables_);
   }
 
   // In shared memory, for whom it computes.
@@ -109,6 +111,10 @@ class MmaAttention {
       first_whole_ =
           static_cast<int32_t>(slots_.begin - split_ + kBlock - 1) / kBlock;
       end_whole_ = static_cast<int32_t>(slots_.end - split_) / kBlock;
+      if constexpr (exact) {
+        keys_ = BlocksOf(device_.key_exact, item_, slots_, split_);
+        values_ = BlocksOf(device_.value_exact, item_, slots_, split_);
+      }
       ComputeSplit(first);
       first = false;
       merged_ = item.partial < 0;
@@ -129,7 +135,7 @@ class MmaAttention {
   // Neither the columns of a sum nor the rows of an operand meet in a bank.
   static constexpr int32_t kScoreStride = 516;
   static constexpr int32_t kOwnWeights = 260;
-  static constexpr int32_t kTableWords = 256;
+  static constexpr int32_t kTableWords = kLevelTableWords;
   static_assert(kScoreStride * 4 == kMmaScoreBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
 
@@ -153,22 +159,6 @@ class MmaAttention {
   };
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
     return device_.chunks[chunks_.first + chunk];
-  }
-
-  // Pairs of levels: that of the word's lower four bits below.
-  KVASIR_DEVICE void FillTables() {
-    for (int32_t t = 0; t < device_.num_tables; ++t) {
-      const float* const levels = device_.levels[t];
-      for (int32_t i = thread_; i < kTableWords;
-           i += static_cast<int32_t>(kMmaThreads)) {
-        const float low = levels[i % 16];
-        const float high = levels[i / 16];
-        simt::StoreShared(tables_ + t * kTableWords + i,
-                          device_.levels_of_keys[t]
-                              ? simt::MakePair<T>(low, high)
-                              : simt::MakePair<F16>(low, high));
-      }
-    }
   }
 
   // q_, and the sums of their runs: a warp to a row, whose lanes take
@@ -260,13 +250,14 @@ class MmaAttention {
     }
     if (first) FillQueries();
     simt::SyncCta();
-    load_ = {0, first_block_};
+    load_ = {0, KeyBlocks().begin};
+    if (KeyBlocks().none()) BeginValues();
     to_ = ring_;
     KVASIR_UNROLL
     for (int32_t i = 0; i < kStages - 1; ++i) LoadNext();
     char* stage = ring_;
     KVASIR_NO_UNROLL
-    for (int32_t block = first_block_; block < end_block_; ++block) {
+    for (int32_t block = KeyBlocks().begin; block < KeyBlocks().end; ++block) {
       KVASIR_NO_UNROLL
       for (int32_t chunk = 0; chunk < chunks_.keys; ++chunk) {
         Step();
@@ -274,18 +265,35 @@ class MmaAttention {
         NextStage(&stage);
       }
     }
+    if constexpr (exact) ScoreExact();
     simt::SyncCta();
     Weigh();
     simt::SyncCta();
     KVASIR_NO_UNROLL
     for (int32_t chunk = 0; chunk < chunks_.values; ++chunk) {
       KVASIR_NO_UNROLL
-      for (int32_t block = first_block_; block < end_block_; ++block) {
+      for (int32_t block = ValueBlocks().begin; block < ValueBlocks().end;
+           ++block) {
         Step();
         Sum(chunk, block, stage);
         NextStage(&stage);
       }
+      if constexpr (exact) SumExact(chunk);
     }
+  }
+  // That are read through the codec by some row.
+  struct Blocks {
+    int32_t begin;
+    int32_t end;
+    KVASIR_DEVICE bool none() const { return exact && begin >= end; }
+  };
+  KVASIR_DEVICE Blocks KeyBlocks() const {
+    if constexpr (exact) return {keys_.codec_begin, keys_.codec_end};
+    return {first_block_, end_block_};
+  }
+  KVASIR_DEVICE Blocks ValueBlocks() const {
+    if constexpr (exact) return {values_.codec_begin, values_.codec_end};
+    return {first_block_, end_block_};
   }
   KVASIR_DEVICE void NextStage(char** stage) const {
     *stage += stage_bytes_;
@@ -304,26 +312,31 @@ class MmaAttention {
     if (load_.chunk < chunks_.keys) {
       LoadKeys(ChunkOf(load_.chunk), load_.block, to_);
       if (++load_.chunk == chunks_.keys) {
-        if (++load_.block < end_block_) {
+        if (++load_.block < KeyBlocks().end) {
           load_.chunk = 0;
         } else {
-          load_.block = first_block_;
+          BeginValues();
         }
       }
     } else if (load_.chunk < chunks_.keys + chunks_.values) {
       LoadValues(ChunkOf(load_.chunk), load_.block, to_);
-      if (++load_.block == end_block_) {
-        load_.block = first_block_;
+      if (++load_.block == ValueBlocks().end) {
+        load_.block = ValueBlocks().begin;
         ++load_.chunk;
       }
     }
     NextStage(&to_);
     simt::CommitCopies();
   }
+  KVASIR_DEVICE void BeginValues() {
+    load_.chunk = chunks_.keys + (ValueBlocks().none() ? chunks_.values : 0);
+    load_.block = ValueBlocks().begin;
+  }
 
   // All slots of a block lie in one tile, and some row sees each.
-  KVASIR_DEVICE bool IsWhole(const LatentChunkOnDevice& chunk,
-                             int32_t block) const {
+  KVASIR_DEVICE bool IsWhole(const LatentChunkOnDevice& chunk, int32_t block,
+                             bool of_keys) const {
+    if (exact && Side(of_keys).HasExact(block)) return false;
     return chunk.in_blocks && block >= first_whole_ && block < end_whole_;
   }
   KVASIR_DEVICE const char* TileOf(const LatentChunkOnDevice& chunk,
@@ -337,10 +350,15 @@ class MmaAttention {
     int32_t slot;
     bool there;  // a row sees it
   };
-  KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk,
-                                  int32_t s) const {
+  KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk, int32_t s,
+                                  bool of_keys) const {
     const Place place = simt::LoadShared(places_ + s);
-    if (place.page < 0) return {chunk.arena, 0, false};
+    // (Where all rows read it as an exact row there may be no latent.)
+    if (place.page < 0 ||
+        (exact && ExactOf(of_keys).Has(OwnSlot(item_, item_.num_tokens - 1),
+                                       split_ + s))) {
+      return {chunk.arena, 0, false};
+    }
     return {TileOf(chunk, place), place.slot, true};
   }
   // 16 bytes, of what no row sees 0.
@@ -368,7 +386,7 @@ class MmaAttention {
   KVASIR_DEVICE void LoadKeys(const LatentChunkOnDevice chunk, int32_t block,
                               char* stage) const {
     const bool params = !HasNumbers(chunk) && chunk.ends_run;
-    if (IsWhole(chunk, block)) {
+    if (IsWhole(chunk, block, /*of_keys=*/true)) {
       const char* const tile =
           TileOf(chunk, simt::LoadShared(places_ + block * kBlock));
       // A lane's pieces, of its slot, are two apart.
@@ -393,7 +411,8 @@ class MmaAttention {
     }
     const int32_t s = lane_ % kWarpSlots;
     const Address address =
-        AddressOf(chunk, block * kBlock + kWarpSlots * warp_ + s);
+        AddressOf(chunk, block * kBlock + kWarpSlots * warp_ + s,
+                  /*of_keys=*/true);
     const char* const from =
         address.tile + chunk.codes_offset + address.slot * chunk.slot_stride;
     const int32_t pieces = (chunk.pieces + 1) / 2 * 2;
@@ -416,7 +435,7 @@ class MmaAttention {
                                 char* stage) const {
     const int32_t first = FirstPiece(chunk);
     if (first >= chunk.pieces) return;
-    if (IsWhole(chunk, block)) {
+    if (IsWhole(chunk, block, /*of_keys=*/false)) {
       const char* const tile =
           TileOf(chunk, simt::LoadShared(places_ + block * kBlock));
       const char* const from = tile + chunk.codes_offset +
@@ -441,7 +460,8 @@ class MmaAttention {
     }
     KVASIR_NO_UNROLL
     for (int32_t s = lane_; s < kBlock; s += 32) {
-      const Address address = AddressOf(chunk, block * kBlock + s);
+      const Address address =
+          AddressOf(chunk, block * kBlock + s, /*of_keys=*/false);
       const char* const from = address.tile + chunk.codes_offset +
                                address.slot * chunk.slot_stride +
                                first * chunk.piece_stride;
@@ -473,7 +493,9 @@ class MmaAttention {
       }
       if (chunk.ends_run) EndRun(chunk, ParamsOf(stage));
     }
-    if (index + 1 < chunks_.keys) return;
+    if (index + 1 == chunks_.keys) StoreScores(block, /*as_exact=*/false);
+  }
+  KVASIR_DEVICE void StoreScores(int32_t block, bool as_exact) const {
     const float scale = device_.scale * simt::kLog2E;
     KVASIR_UNROLL
     for (int32_t n = 0; n < tiles; ++n) {
@@ -482,6 +504,7 @@ class MmaAttention {
       for (int32_t i = 0; i < 4; ++i) {
         const int32_t row = 8 * n + 2 * c_ + i % 2;
         const int32_t slot = block * kBlock + 16 * warp_ + g_ + 8 * (i / 2);
+        if (as_exact && !IsExact(/*of_keys=*/true, row, slot)) continue;
         simt::StoreShared(scores_ + row * kScoreStride + slot,
                           score_.d[n][i] * scale);
       }
@@ -597,6 +620,117 @@ class MmaAttention {
     }
   }
 
+  KVASIR_DEVICE const SideBlocks& Side(bool of_keys) const {
+    return of_keys ? keys_ : values_;
+  }
+  KVASIR_DEVICE const ExactSlots& ExactOf(bool of_keys) const {
+    return of_keys ? device_.key_exact : device_.value_exact;
+  }
+  // As which a row reads slot `s` of the split.
+  KVASIR_DEVICE bool IsExact(bool of_keys, int32_t row, int32_t s) const {
+    return ExactOf(of_keys).Has(OwnSlot(item_, row / item_.unit.num_heads),
+                                split_ + s);
+  }
+  // Of slot `s` of the split, if any row reads it as an exact row.
+  KVASIR_DEVICE int64_t ExactPlace(bool of_keys, int32_t s) const {
+    const int64_t slot = split_ + s;
+    const ExactSlots& slots = ExactOf(of_keys);
+    if (slot < slots_.begin || slot >= slots_.end ||
+        !slots.Has(OwnSlot(item_, 0), slot)) {
+      return kNoExactRow;
+    }
+    return RowPlaceOf(slots, *item_.sequence, slot);
+  }
+  // Of exact rows, for those who read them: the lane stored these slots' scores
+  // of the codec.
+  KVASIR_DEVICE void ScoreExact() {
+    for (int32_t block = keys_.ExactFrom(keys_.first); block < keys_.end;
+         block = keys_.ExactFrom(block + 1)) {
+      Clear(&score_);
+      int64_t places[2];
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 2; ++i) {
+        places[i] = ExactPlace(
+            /*of_keys=*/true, block * kBlock + kWarpSlots * warp_ + g_ + 8 * i);
+      }
+      KVASIR_NO_UNROLL
+      for (int32_t k = 0; k < chunks_.keys; ++k) {
+        const LatentChunkOnDevice& chunk = ChunkOf(k);
+        const char* rows[2];
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 2; ++i) {
+          rows[i] =
+              places[i] == kNoExactRow ? nullptr : RowAt(chunk, places[i]);
+        }
+        AddExactKeys<T>(KindOf(chunk), chunk.channels, rows, QueryAt(chunk, 0),
+                        8 * q_stride_, one_tile_ ? 1 : tiles, score_.d);
+      }
+      StoreScores(block, /*as_exact=*/true);
+    }
+  }
+  // Behind the codec's sums of a chunk.
+  KVASIR_DEVICE void SumExact(int32_t index) {
+    if (!values_.any_exact()) return;
+    const LatentChunkOnDevice& chunk = ChunkOf(chunks_.keys + index);
+    if (FirstPiece(chunk) >= chunk.pieces) return;
+    if (ValueBlocks().none()) {
+      Clear(&sum_[0]);
+      Clear(&sum_[1]);
+    }
+    for (int32_t block = values_.ExactFrom(values_.first); block < values_.end;
+         block = values_.ExactFrom(block + 1)) {
+      KVASIR_NO_UNROLL
+      for (int32_t half = 0; half < 2; ++half) {
+        const int64_t place = ExactPlace(
+            /*of_keys=*/false, block * kBlock + 32 * half + lane_);
+        uint32_t a[2][2][4];
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 2; ++i) {
+          LoadExactValues(KindOf(chunk), chunk,
+                          (HasFourBits(chunk) ? 32 : 16) * warp_, place, 16 * i,
+                          a[i]);
+        }
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 2; ++i) {
+          AddExactValues(HasFourBits(chunk), block, 2 * half + i, a[i]);
+        }
+      }
+    }
+    EndSum(chunk);
+  }
+  KVASIR_DEVICE void AddExactValues(bool two, int32_t block, int32_t k,
+                                    const uint32_t (&a)[2][4]) {
+    const auto finite = [&](const uint32_t(&of)[4]) {
+      return IsFinite<T>(of[0]) && IsFinite<T>(of[1]) && IsFinite<T>(of[2]) &&
+             IsFinite<T>(of[3]);
+    };
+    const bool apart =
+        item_.num_tokens > 1 && simt::Any(!(finite(a[0]) && finite(a[1])));
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < tiles; ++n) {
+      if (n > 0 && one_tile_) continue;
+      uint32_t b[2];
+      simt::LoadMatrices<2>(b, weights_ + 8 * n * kScoreStride + kOwnWeights +
+                                   block * kBlock / 2 + 8 * k);
+      b[0] = WeightsOf(/*as_exact=*/true, b[0]);
+      b[1] = WeightsOf(/*as_exact=*/true, b[1]);
+      KVASIR_UNROLL
+      for (int32_t t = 0; t < 2; ++t) {
+        if (t == 1 && !two) continue;
+        if (apart) {
+          AddApart<T>(device_, item_, /*as_exact=*/true, 8 * n,
+                      split_ + block * kBlock + 16 * k, a[t], b, sum_[t].d[n]);
+        } else {
+          Product<T>(sum_[t].d[n], a[t], b);
+        }
+      }
+    }
+  }
+  static KVASIR_DEVICE bool HasFourBits(const LatentChunkOnDevice& chunk) {
+    return KindOf(chunk) == ChunkKind::kCodes4 ||
+           KindOf(chunk) == ChunkKind::kLevels4;
+  }
+
   // Scores to weights of 16 bits, a warp to two rows of eight.
   KVASIR_DEVICE void Weigh() {
     KVASIR_NO_UNROLL
@@ -644,6 +778,13 @@ class MmaAttention {
         sum += weight[k];
       }
       sum = simt::WarpSum(sum);
+      if (exact && values_.any_exact()) {
+        KVASIR_UNROLL
+        for (int32_t k = 0; k < kSplit / 32; ++k) {
+          const int32_t slot = 64 * (k / 2) + 2 * lane_ + k % 2;
+          if (IsExact(/*of_keys=*/false, row, slot)) weight[k] = -weight[k];
+        }
+      }
       // All lanes have read the scores that weights take the place of.
       simt::SyncWarp();
       KVASIR_UNROLL
@@ -656,22 +797,26 @@ class MmaAttention {
       }
     }
   }
-  // As operands of values that there are.
+  // As operands of values that there are. Those of exact rows' values have a
+  // sign; codes' are 0 there.
+  static constexpr bool kCodesHaveOwn =
+      DTypeOf<T>::kValue != DType::kF16 || exact;
   static KVASIR_DEVICE void StoreWeights(uint32_t* word, float first,
                                          float second) {
-    if constexpr (kind != MmaKind::kNumbers &&
-                  DTypeOf<T>::kValue != DType::kF16) {
-      simt::StoreShared(word, simt::MakePair<F16>(first, second));
+    if constexpr (kind != MmaKind::kNumbers && kCodesHaveOwn) {
+      const uint32_t pair = simt::MakePair<F16>(first, second);
+      simt::StoreShared(word,
+                        exact ? WeightsOf(/*as_exact=*/false, pair) : pair);
     }
     if constexpr (kind == MmaKind::kNumbers || kind == MmaKind::kAny ||
-                  DTypeOf<T>::kValue == DType::kF16) {
+                  !kCodesHaveOwn || exact) {
       simt::StoreShared(word + kOwnWeights, simt::MakePair<T>(first, second));
     }
   }
 
   KVASIR_DEVICE void Sum(int32_t index, int32_t block, char* stage) {
     const LatentChunkOnDevice chunk = ChunkOf(chunks_.keys + index);
-    if (block == first_block_) {
+    if (block == ValueBlocks().begin) {
       Clear(&sum_[0]);
       Clear(&sum_[1]);
     }
@@ -686,15 +831,16 @@ class MmaAttention {
         SumCodes4(chunk, block, stage);
       }
     }
+    if (exact && values_.any_exact()) return;  // they go on
     if (block + 1 == end_block_) EndSum(chunk);
   }
 
   // Weights of 32 slots from 32k of a block on, of row g of tile n: operands of
   // two products.
-  template <typename Number>
+  template <bool of_codes>
   KVASIR_DEVICE void Weights(int32_t block, int32_t k, int32_t n,
                              uint32_t (&b)[4]) const {
-    constexpr bool kOwn = DTypeOf<Number>::kValue == DTypeOf<T>::kValue;
+    constexpr bool kOwn = !of_codes || !kCodesHaveOwn;
     simt::LoadMatrices<4>(b, weights_ + 8 * n * kScoreStride +
                                  (kOwn ? kOwnWeights : 0) + block * kBlock / 2 +
                                  16 * k);
@@ -704,7 +850,8 @@ class MmaAttention {
     const int32_t m = lane_ / 8;
     const char* const from =
         stage + (m % 2 * kBlock + 8 * (m / 2) + lane_ % 8) * kPiece;
-    if (SeenBySome(device_, item_, split_ + block * kBlock)) {
+    if (SeenBySome(device_, item_, split_ + block * kBlock) ||
+        (exact && values_.HasExact(block))) {
       return SumApart(block, from);
     }
     KVASIR_UNROLL
@@ -719,7 +866,7 @@ class MmaAttention {
       for (int32_t n = 0; n < tiles; ++n) {
         if (n > 0 && one_tile_) continue;
         uint32_t b[4];
-        Weights<T>(block, k, n, b);
+        Weights</*of_codes=*/false>(block, k, n, b);
         KVASIR_UNROLL
         for (int32_t i = 0; i < 2; ++i) {
           Product<T>(sum_[0].d[n], a[i], {b[2 * i], b[2 * i + 1]});
@@ -739,47 +886,22 @@ class MmaAttention {
       for (int32_t n = 0; n < tiles; ++n) {
         if (n > 0 && one_tile_) continue;
         uint32_t both[4];
-        Weights<T>(block, k / 2, n, both);
-        const uint32_t b[2] = {k % 2 == 0 ? both[0] : both[2],
-                               k % 2 == 0 ? both[1] : both[3]};
+        Weights</*of_codes=*/false>(block, k / 2, n, both);
+        uint32_t b[2] = {k % 2 == 0 ? both[0] : both[2],
+                         k % 2 == 0 ? both[1] : both[3]};
+        if constexpr (exact) {
+          b[0] = WeightsOf(/*as_exact=*/false, b[0]);
+          b[1] = WeightsOf(/*as_exact=*/false, b[1]);
+        }
         if (apart) {
-          AddApart(block, k, n, a, b);
+          AddApart<T>(device_, item_, /*as_exact=*/false, 8 * n,
+                      split_ + block * kBlock + 16 * k, a, b, sum_[0].d[n]);
         } else {
           Product<T>(sum_[0].d[n], a, b);
         }
       }
     }
   }
-  // The product token by token, without the slots that it does not see: 0 times
-  // what is not finite would not be 0.
-  KVASIR_DEVICE void AddApart(int32_t block, int32_t k, int32_t n,
-                              const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    const int32_t slot = block * kBlock + 16 * k + 2 * c_;  // of the split
-    KVASIR_NO_UNROLL
-    for (int32_t t = 0; t < item_.num_tokens; ++t) {
-      const SlotRange sees =
-          RowSlots(device_, *item_.sequence, item_.first_token + t);
-      const auto begin = static_cast<int32_t>(sees.begin - split_);
-      const auto end = static_cast<int32_t>(sees.end - split_);
-      uint32_t seen[4];
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        const int32_t at = slot + 8 * (i / 2);
-        seen[i] = (at >= begin && at < end ? a[i] & 0xffffu : 0u) |
-                  (at + 1 >= begin && at + 1 < end ? a[i] & 0xffff0000u : 0u);
-      }
-      float sums[4];
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) sums[i] = sum_[0].d[n][i];
-      Product<T>(sums, seen, b);
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        const int32_t row = 8 * n + 2 * c_ + i % 2;
-        if (row / item_.unit.num_heads == t) sum_[0].d[n][i] = sums[i];
-      }
-    }
-  }
-
   // Scales and minima of the slots of a stage, in pairs of neighbours, take
   // their words' place. Scales are bounded, so that no value is infinite: that
   // of a slot which a row does not see has the weight 0.
@@ -839,7 +961,7 @@ class MmaAttention {
       for (int32_t n = 0; n < tiles; ++n) {
         if (n > 0 && one_tile_) continue;
         uint32_t b[4];
-        Weights<F16>(block, k, n, b);
+        Weights</*of_codes=*/true>(block, k, n, b);
         KVASIR_UNROLL
         for (int32_t i = 0; i < 2; ++i) {
           Product<F16>(sum_[0].d[n], a[i], {b[2 * i], b[2 * i + 1]});
@@ -880,7 +1002,7 @@ class MmaAttention {
         for (int32_t n = 0; n < tiles; ++n) {
           if (n > 0 && one_tile_) continue;
           uint32_t b[4];
-          Weights<F16>(block, k, n, b);
+          Weights</*of_codes=*/true>(block, k, n, b);
           const uint32_t half[2] = {b[2 * i], b[2 * i + 1]};
           Product<F16>(sum_[0].d[n], a[0], half);
           Product<F16>(sum_[1].d[n], a[1], half);
@@ -1021,6 +1143,7 @@ class MmaAttention {
   int64_t split_;    // its first slot
   int32_t first_block_, end_block_;
   int32_t first_whole_, end_whole_;  // blocks whose slots are all seen
+  SideBlocks keys_, values_;         // if `exact`
   Cursor load_;
   char* to_;  // stage, for what is loaded next
   Sums score_, run_, sum_[2];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
+#include "kernels/simt/grid.h"
 #include "kernels/simt/memory.h"
 #include "kernels/simt/mma.h"
 #include "kernels/simt/numbers.h"
@@ -50,6 +51,26 @@ KVASIR_DEVICE uint32_t Codes4(uint32_t word) {
   constexpr uint32_t kBehind = kBf16 ? 0x43004300u : 0x64006400u;
   return simt::SubPair<Number>(simt::AndOr(word, 0x000f000fu, kBehind),
                                kBehind);
+}
+// Tables of levels [tables][256], by all threads: pairs, that of an index'
+// lower four bits below.
+inline constexpr int32_t kLevelTableWords = 256;
+template <typename T>
+KVASIR_DEVICE void FillLevelTables(const AttentionDevice& device,
+                                   uint32_t* tables) {
+  for (int32_t t = 0; t < device.num_tables; ++t) {
+    const float* const levels = device.levels[t];
+    KVASIR_NO_UNROLL
+    for (auto i = static_cast<int32_t>(simt::Thread()); i < kLevelTableWords;
+         i += static_cast<int32_t>(simt::Threads())) {
+      const float low = levels[i % 16];
+      const float high = levels[i / 16];
+      simt::StoreShared(tables + t * kLevelTableWords + i,
+                        device.levels_of_keys[t]
+                            ? simt::MakePair<T>(low, high)
+                            : simt::MakePair<F16>(low, high));
+    }
+  }
 }
 // The level of each.
 KVASIR_DEVICE uint32_t LevelsOf(const uint32_t* table, uint32_t word) {

@@ -227,10 +227,10 @@ constexpr int MmaCtas(int32_t tiles, MmaKind kind) {
   return kind == MmaKind::kNumbers || kind == MmaKind::kAny ? 3 : 4;
 }
 
-template <typename T, int32_t tiles, MmaKind kind>
+template <typename T, int32_t tiles, MmaKind kind, bool exact>
 KVASIR_KERNEL_OF(kMmaThreads, MmaCtas(tiles, kind))
 MmaKernel(AttentionKernelArgs args) {
-  MmaAttention<T, tiles, kind> attention(args);
+  MmaAttention<T, tiles, kind, exact> attention(args);
   SequenceItems* const total = args.items + args.num_sequences;
   const auto count = static_cast<uint32_t>(total->first_item);
   // Items differ, and multiprocessors: who is done takes the next one.
@@ -408,6 +408,41 @@ KernelLaunch ItemLaunch(const AttentionDevice& device,
   return launch;
 }
 
+// Calls run(kernel) for the instance of a launch.
+template <typename T, typename Run>
+void RunMma(const AttentionDevice& device, const Run& run) {
+  if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, false>);
+  switch (device.kind) {
+    case MmaKind::kAny:
+      return run(MmaKernel<T, 1, MmaKind::kAny, false>);
+    case MmaKind::kNumbers:
+      return run(MmaKernel<T, 1, MmaKind::kNumbers, false>);
+    case MmaKind::kCodes8:
+      return run(MmaKernel<T, 1, MmaKind::kCodes8, false>);
+    case MmaKind::kCodes4:
+      return run(MmaKernel<T, 1, MmaKind::kCodes4, false>);
+    case MmaKind::kLevels4:
+      return run(MmaKernel<T, 1, MmaKind::kLevels4, false>);
+  }
+}
+// Likewise, beside exact rows, for the kinds that AddChunks leaves there.
+template <typename T, typename Run>
+void RunExact(const AttentionDevice& device, const Run& run) {
+  if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, true>);
+  if constexpr (DTypeOf<T>::kValue == DType::kBf16) {
+    if (device.kind == MmaKind::kCodes8) {
+      return run(MmaKernel<T, 1, MmaKind::kCodes8, true>);
+    }
+    if (device.kind == MmaKind::kCodes4) {
+      return run(MmaKernel<T, 1, MmaKind::kCodes4, true>);
+    }
+    if (device.kind == MmaKind::kLevels4) {
+      return run(MmaKernel<T, 1, MmaKind::kLevels4, true>);
+    }
+  }
+  run(MmaKernel<T, 1, MmaKind::kAny, true>);
+}
+
 template <typename T>
 void LaunchItems(const AttentionKernelArgs& args, const KernelLaunch& launch,
                  Launcher& launcher) {
@@ -417,19 +452,8 @@ void LaunchItems(const AttentionKernelArgs& args, const KernelLaunch& launch,
       simt::Launch(launcher, launch, kernel, args);
     };
     if (device.chunks != nullptr) {
-      if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny>);
-      switch (device.kind) {
-        case MmaKind::kAny:
-          return run(MmaKernel<T, 1, MmaKind::kAny>);
-        case MmaKind::kNumbers:
-          return run(MmaKernel<T, 1, MmaKind::kNumbers>);
-        case MmaKind::kCodes8:
-          return run(MmaKernel<T, 1, MmaKind::kCodes8>);
-        case MmaKind::kCodes4:
-          return run(MmaKernel<T, 1, MmaKind::kCodes4>);
-        case MmaKind::kLevels4:
-          return run(MmaKernel<T, 1, MmaKind::kLevels4>);
-      }
+      return device.has_exact ? RunExact<T>(device, run)
+                              : RunMma<T>(device, run);
     }
   }
   simt::Launch(launcher, launch, PlainKernel<T>, args);

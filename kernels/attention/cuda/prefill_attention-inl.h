@@ -37,38 +37,13 @@
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_operands.h"
 #include "kernels/attention/cuda/prefill_operands.h"
+#include "kernels/attention/cuda/prefill_order.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/grid.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 inline constexpr uint32_t kPrefillThreads = 256;
-
-// Tokens of an item of prompts.
-KVASIR_DEVICE int32_t PromptTokens(const AttentionKernelArgs& args) {
-  return args.prompt_rows / args.device.most_heads;
-}
-// As FindItem, of those.
-KVASIR_DEVICE Item FindPromptItem(const AttentionKernelArgs& args,
-                                  int32_t index) {
-  const int32_t s = FindSequence<&SequenceItems::first_prompt>(args, index);
-  const SequenceItems items = args.items[s];
-  const auto units = static_cast<int32_t>(args.device.num_units);
-  const int32_t rest = index - items.first_prompt;
-  const int32_t tokens = PromptTokens(args);
-  Item item;
-  item.sequence = args.sequences + s;
-  item.first_split = items.first_split;
-  item.num_splits = items.num_splits;
-  item.partial = -1;
-  item.partial_stride = 0;
-  item.unit_index = rest % units;
-  item.unit = args.device.units[item.unit_index];
-  item.first_token = int64_t{rest / units} * tokens;
-  const int64_t left = item.sequence->num_rows - item.first_token;
-  item.num_tokens = left < tokens ? static_cast<int32_t>(left) : tokens;
-  return item;
-}
 
 // `tiles` (4 or 8) of 8 rows.
 template <typename T, int32_t tiles>
@@ -109,7 +84,7 @@ class PrefillAttention {
     lane_ = thread_ % static_cast<int32_t>(simt::kWarp);
     g_ = lane_ / 4;
     c_ = lane_ % 4;
-    FillTables();
+    FillLevelTables<T>(device_, tables_);
   }
 
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
@@ -126,10 +101,9 @@ class PrefillAttention {
       if (slots_.end <= slots_.begin) continue;
       first_block_ = static_cast<int32_t>(slots_.begin - split_) / kBlock;
       end_block_ = static_cast<int32_t>(slots_.end - 1 - split_) / kBlock + 1;
-      keys_ = BlocksOf(device_.key_exact, slots_, split_, OwnOf(0),
-                       OwnOf(item.num_tokens - 1));
-      values_ = BlocksOf(device_.value_exact, slots_, split_, OwnOf(0),
-                         OwnOf(item.num_tokens - 1));
+      order_ = {device_.chunks + chunks.first, chunks.keys, chunks.values,
+                BlocksOf(device_.key_exact, item, slots_, split_),
+                BlocksOf(device_.value_exact, item, slots_, split_)};
       ComputeSplit();
       merged_ = true;
     }
@@ -154,7 +128,7 @@ class PrefillAttention {
   // Neither the columns of a sum nor the rows of an operand meet in a bank.
   static constexpr int32_t kScoreStride = 516;
   static constexpr int32_t kOwnWeights = 260;
-  static constexpr int32_t kTableWords = 256;
+  static constexpr int32_t kTableWords = kLevelTableWords;
   static constexpr int64_t kFixedBytes = kStages * kStageBytes +
                                          kRows * kScoreStride * 4 + kSplit * 8 +
                                          4 * kRows * 4;
@@ -170,84 +144,9 @@ class PrefillAttention {
     return (device.out_width + 31) / 32 * 32 + 4;
   }
 
-  // Pieces of exact rows that are loaded at a time: 64 channels of a chunk.
-  static constexpr int32_t kPartChannels = 8 * kMostPieces;
-
-  // A place among what is loaded of a split: for each block the chunks of keys
-  // and then, where it has some, their exact rows; then for each chunk of
-  // values its blocks, and exact rows behind them.
-  struct Cursor {
-    int32_t chunk;  // of the unit
-    int32_t block;
-    int32_t part;  // of exact rows' channels; below 0: latents
-  };
-  KVASIR_DEVICE bool OfKeys(const Cursor& at) const {
-    return at.chunk < chunks_.keys;
-  }
-  KVASIR_DEVICE bool Done(const Cursor& at) const {
-    return at.chunk >= chunks_.keys + chunks_.values;
-  }
-  KVASIR_DEVICE bool IsLastPart(const Cursor& at) const {
-    return (at.part + 1) * kPartChannels >= ChunkOf(at).channels;
-  }
-  KVASIR_DEVICE Cursor BlockOfKeys(int32_t block) const {
-    return {0, block, keys_.HasCodec(block) ? -1 : 0};
-  }
-  KVASIR_DEVICE Cursor ChunkOfValues(int32_t chunk) const {
-    return values_.any_codec()
-               ? Cursor{chunk, values_.codec_begin, -1}
-               : Cursor{chunk, values_.ExactFrom(values_.first), 0};
-  }
-  KVASIR_DEVICE void Advance(Cursor* at) const {
-    if (OfKeys(*at)) {
-      if (at->part >= 0 && !IsLastPart(*at)) {
-        ++at->part;
-      } else if (++at->chunk < chunks_.keys) {
-        if (at->part > 0) at->part = 0;
-      } else if (at->part < 0 && keys_.HasExact(at->block)) {
-        *at = {0, at->block, 0};
-      } else {
-        *at = at->block + 1 < end_block_ ? BlockOfKeys(at->block + 1)
-                                         : ChunkOfValues(chunks_.keys);
-      }
-      return;
-    }
-    ++at->block;
-    if (at->part < 0) {
-      if (at->block < values_.codec_end) return;
-      if (values_.any_exact()) {
-        *at = {at->chunk, values_.ExactFrom(values_.first), 0};
-        return;
-      }
-    } else {
-      at->block = values_.ExactFrom(at->block);
-      if (at->block < values_.end) return;
-      if (!IsLastPart(*at)) {
-        *at = {at->chunk, values_.ExactFrom(values_.first), at->part + 1};
-        return;
-      }
-    }
-    *at = ChunkOfValues(at->chunk + 1);
-  }
+  using Cursor = PromptOrder::Cursor;
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(const Cursor& at) const {
-    return device_.chunks[chunks_.first + at.chunk];
-  }
-
-  // Pairs of levels: that of the word's lower four bits below.
-  KVASIR_DEVICE void FillTables() {
-    for (int32_t t = 0; t < device_.num_tables; ++t) {
-      const float* const levels = device_.levels[t];
-      KVASIR_NO_UNROLL
-      for (int32_t i = thread_; i < kTableWords;
-           i += static_cast<int32_t>(kPrefillThreads)) {
-        const float low = levels[i % 16];
-        const float high = levels[i / 16];
-        simt::StoreShared(tables_ + t * kTableWords + i,
-                          device_.levels_of_keys[t]
-                              ? simt::MakePair<T>(low, high)
-                              : simt::MakePair<F16>(low, high));
-      }
-    }
+    return order_.ChunkOf(at);
   }
 
   // q_, and the sums of their runs.
@@ -327,26 +226,26 @@ class PrefillAttention {
     FindPlaces();
     // They are there, and all have left the stages.
     simt::SyncCta();
-    Cursor load = BlockOfKeys(first_block_);
+    Cursor load = order_.BlockOfKeys(first_block_);
     Cursor use = load;
     int32_t stage = 0;
     KVASIR_UNROLL
     for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(&load, i);
-    while (!Done(use)) {
+    while (!order_.Done(use)) {
       simt::WaitCopies<kStages - 2>();
       // All have what came for the chunk; all have left the stage before, and
       // the tile of numbers.
       simt::SyncCta();
       LoadNext(&load, (stage + kStages - 1) % kStages);
       char* const from = stages_ + stage * kStageBytes;
-      const bool of_keys = OfKeys(use);
+      const bool of_keys = order_.OfKeys(use);
       if (of_keys) {
         use.part < 0 ? Score(use, from) : ScoreExact(use, from);
       } else {
         use.part < 0 ? Sum(use, from) : SumExact(use, from);
       }
-      Advance(&use);
-      if (of_keys && !OfKeys(use)) {
+      order_.Advance(&use);
+      if (of_keys && !order_.OfKeys(use)) {
         simt::SyncCta();
         Weigh();
       }
@@ -356,10 +255,10 @@ class PrefillAttention {
 
   // Asks for a chunk, if there is one left.
   KVASIR_DEVICE void LoadNext(Cursor* at, int32_t stage) {
-    if (!Done(*at)) {
+    if (!order_.Done(*at)) {
       char* const to = stages_ + stage * kStageBytes;
       at->part < 0 ? Load(*at, to) : LoadExact(*at, to);
-      Advance(at);
+      order_.Advance(at);
     }
     simt::CommitCopies();
   }
@@ -371,8 +270,8 @@ class PrefillAttention {
     const int32_t s = thread_ % kBlock;
     const Place place = simt::LoadShared(places_ + at.block * kBlock + s);
     const int32_t page = place.page;
-    const bool reads =
-        page >= 0 && ReadsLatent(OfKeys(at), at.block, at.block * kBlock + s);
+    const bool reads = page >= 0 && ReadsLatent(order_.OfKeys(at), at.block,
+                                                at.block * kBlock + s);
     const char* tile = nullptr;
     int32_t slot = place.slot;
     if (reads) {
@@ -406,19 +305,17 @@ class PrefillAttention {
   }
   // Whether any row reads slot `s` of the split, which is seen, so.
   KVASIR_DEVICE bool ReadsLatent(bool of_keys, int32_t block, int32_t s) const {
-    const SideBlocks& side = of_keys ? keys_ : values_;
+    const SideBlocks& side = of_keys ? order_.keys : order_.values;
     return !side.HasExact(block) ||
-           !ExactOf(of_keys).Has(OwnOf(item_.num_tokens - 1), split_ + s);
+           !ExactOf(of_keys).Has(OwnSlot(item_, item_.num_tokens - 1),
+                                 split_ + s);
   }
   KVASIR_DEVICE const ExactSlots& ExactOf(bool of_keys) const {
     return of_keys ? device_.key_exact : device_.value_exact;
   }
-  // The slot of a token of the item.
-  KVASIR_DEVICE int64_t OwnOf(int32_t token) const {
-    return item_.sequence->first_slot + item_.first_token + token;
-  }
   KVASIR_DEVICE bool IsExact(bool of_keys, int32_t row, int32_t s) const {
-    return ExactOf(of_keys).Has(OwnOf(row / item_.unit.num_heads), split_ + s);
+    return ExactOf(of_keys).Has(OwnSlot(item_, row / item_.unit.num_heads),
+                                split_ + s);
   }
 
   // Pieces of a part, of exact rows.
@@ -432,12 +329,12 @@ class PrefillAttention {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
     const int32_t s = thread_ % kBlock;
     const int64_t slot = split_ + at.block * kBlock + s;
-    const ExactSlots& exact = ExactOf(OfKeys(at));
+    const ExactSlots& exact = ExactOf(order_.OfKeys(at));
     const bool reads = slot >= slots_.begin && slot < slots_.end &&
-                       exact.Has(OwnOf(0), slot);
+                       exact.Has(OwnSlot(item_, 0), slot);
     const char* from = nullptr;
     if (reads) {
-      from = ExactRow(chunk, exact, *item_.sequence, slot) +
+      from = RowAt(chunk, RowPlaceOf(exact, *item_.sequence, slot)) +
              at.part * kMostPieces * kPiece;
     }
     const int32_t there = PartPieces(chunk, at.part);
@@ -498,8 +395,9 @@ class PrefillAttention {
       OrderExactKeys(chunk.kind, pieces, stage);
       simt::SyncCta();
     }
-    Multiply(stage, pieces, chunk.column + at.part * kPartChannels, &score_);
-    if (at.chunk + 1 == chunks_.keys && IsLastPart(at)) StoreScores(at);
+    Multiply(stage, pieces, chunk.column + at.part * kPromptPartChannels,
+             &score_);
+    if (at.chunk + 1 == chunks_.keys && order_.IsLastPart(at)) StoreScores(at);
   }
   KVASIR_DEVICE void StoreScores(const Cursor& at) const {
     const float scale = device_.scale * simt::kLog2E;
@@ -625,7 +523,7 @@ class PrefillAttention {
       }
       sum = simt::WarpSum(sum);
       // Those of exact rows' values have a sign; codes' are 0 there.
-      if (values_.any_exact()) {
+      if (order_.values.any_exact()) {
         KVASIR_UNROLL
         for (int32_t k = 0; k < kSplit / 32; ++k) {
           const int32_t slot = k / 2 * kBlock + 2 * lane_ + k % 2;
@@ -640,30 +538,18 @@ class PrefillAttention {
         uint32_t* const word = words + 32 * k + lane_;
         const uint32_t of_codes =
             simt::MakePair<F16>(weight[2 * k], weight[2 * k + 1]);
-        simt::StoreShared(word, values_.any_exact()
+        simt::StoreShared(word, order_.values.any_exact()
                                     ? WeightsOf(/*as_exact=*/false, of_codes)
                                     : of_codes);
         simt::StoreShared(word + kOwnWeights,
                           simt::MakePair<T>(weight[2 * k], weight[2 * k + 1]));
       }
-      if (lane_ == 0) MergeSoftmax(row, {max, sum});
+      if (lane_ == 0) {
+        EndSoftmax(args_, item_, row, {max, sum}, merged_, factors_ + row,
+                   kRows);
+      }
     }
   }
-  // EndSoftmax (attention_items.h): the same factors, of more rows.
-  KVASIR_DEVICE void MergeSoftmax(int32_t row, const RowTotal& split) const {
-    float* const of_row = factors_ + row;
-    RowTotal total;
-    if (merged_) {
-      total = {simt::LoadShared(of_row + 3 * kRows),
-               simt::LoadShared(of_row + 2 * kRows)};
-    }
-    const MergeFactors merge = Merge(split.max, split.sum, &total);
-    simt::StoreShared(of_row, merge.total);
-    simt::StoreShared(of_row + kRows, merge.split);
-    simt::StoreShared(of_row + 2 * kRows, total.sum);
-    simt::StoreShared(of_row + 3 * kRows, total.max);
-  }
-
   // How warps share a chunk of values: 16 channels by 1 to 8 of them, and as
   // many sets of rows as are left.
   struct Share {
@@ -688,10 +574,10 @@ class PrefillAttention {
 
   KVASIR_DEVICE void Sum(const Cursor& at, const char* stage) {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
-    if (at.block == values_.codec_begin) ClearSums();
+    if (at.block == order_.values.codec_begin) ClearSums();
     const Share share = ShareOf(chunk);
     if (chunk.kind == ChunkKind::kNumbers) {
-      if (values_.HasExact(at.block)) {
+      if (order_.values.HasExact(at.block)) {
         AddSome(/*as_exact=*/false, share, at.block, stage);
       } else {
         AddValues<T, /*any=*/true>(share, at.block, stage);
@@ -702,15 +588,15 @@ class PrefillAttention {
       simt::SyncCta();
       AddValues<F16, /*any=*/false>(share, at.block, tile_);
     }
-    if (at.block + 1 == values_.codec_end && !values_.any_exact()) {
+    if (at.block + 1 == order_.values.codec_end && !order_.values.any_exact()) {
       EndSum(chunk, share);
     }
   }
   // Behind the codec's blocks of the chunk.
   KVASIR_DEVICE void SumExact(const Cursor& at, char* stage) {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
-    if (!values_.any_codec() && at.part == 0 &&
-        at.block == values_.ExactFrom(values_.first)) {
+    if (!order_.values.any_codec() && at.part == 0 &&
+        at.block == order_.values.ExactFrom(order_.values.first)) {
       ClearSums();
     }
     if (chunk.kind == ChunkKind::kCodes4 || chunk.kind == ChunkKind::kLevels4) {
@@ -723,7 +609,8 @@ class PrefillAttention {
     if (in_part.product >= 0 && in_part.product < kMostPieces / 2) {
       AddSome(/*as_exact=*/true, in_part, at.block, stage);
     }
-    if (values_.ExactFrom(at.block + 1) >= values_.end && IsLastPart(at)) {
+    if (order_.values.ExactFrom(at.block + 1) >= order_.values.end &&
+        order_.IsLastPart(at)) {
       EndSum(chunk, share);
     }
   }
@@ -740,7 +627,8 @@ class PrefillAttention {
   KVASIR_DEVICE void AddValues(const Share& share, int32_t block,
                                const char* numbers) {
     if (share.row_tiles == 0) return;
-    const bool some = any && SeenBySomeRows(block);
+    const bool some =
+        any && SeenBySome(device_, item_, split_ + block * kBlock);
     // Lane 8m + r names row r of matrix m: slots 0 to 7 of both pieces, then 8
     // to 15; of weights 8 slots of a tile of rows, four times.
     const int32_t m = lane_ / 8;
@@ -769,8 +657,9 @@ class PrefillAttention {
         for (int32_t i = 0; i < 2; ++i) {
           const uint32_t b[2] = {both[2 * i], both[2 * i + 1]};
           if (any && apart) {
-            AddApart(/*as_exact=*/false, 8 * (share.row_tile + n),
-                     kBlock * block + 16 * (k + i), a[i], b, sum_[n]);
+            AddApart<T>(
+                device_, item_, /*as_exact=*/false, 8 * (share.row_tile + n),
+                split_ + kBlock * block + 16 * (k + i), a[i], b, sum_[n]);
           } else {
             Product<Number>(sum_[n], a[i], b);
           }
@@ -805,54 +694,11 @@ class PrefillAttention {
         b[0] = WeightsOf(as_exact, b[0]);
         b[1] = WeightsOf(as_exact, b[1]);
         if (apart) {
-          AddApart(as_exact, 8 * (share.row_tile + n),
-                   kBlock * block + 16 * k, a, b, sum_[n]);
+          AddApart<T>(device_, item_, as_exact, 8 * (share.row_tile + n),
+                      split_ + kBlock * block + 16 * k, a, b, sum_[n]);
         } else {
           Product<T>(sum_[n], a, b);
         }
-      }
-    }
-  }
-
-  // Whether there may be slots in a block that some rows see, and others not.
-  KVASIR_DEVICE bool SeenBySomeRows(int32_t block) const {
-    const SlotRange first =
-        RowSlots(device_, *item_.sequence, item_.first_token);
-    const SlotRange last = RowSlots(device_, *item_.sequence,
-                                    item_.first_token + item_.num_tokens - 1);
-    const int64_t begin = split_ + block * kBlock;
-    return begin < last.begin || begin + kBlock > first.end;
-  }
-  // Adds the product of 16 slots from `slot` of the split on with the 8 rows
-  // from `row` on, token by token, without the slots that it does not see so: 0
-  // times what is not finite would not be 0.
-  KVASIR_DEVICE void AddApart(bool as_exact, int32_t row, int32_t slot,
-                              const uint32_t (&a)[4], const uint32_t (&b)[2],
-                              float (&sums)[4]) const {
-    const int32_t heads = item_.unit.num_heads;
-    const int32_t end_row = row + 8 < rows_ ? row + 8 : rows_;
-    KVASIR_NO_UNROLL
-    for (int32_t t = row / heads; t * heads < end_row; ++t) {
-      const SlotRange sees =
-          RowSlots(device_, *item_.sequence, item_.first_token + t);
-      const auto reads = [&](int64_t at) {
-        return at >= sees.begin && at < sees.end &&
-               device_.value_exact.Has(OwnOf(t), at) == as_exact;
-      };
-      uint32_t seen[4];
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        const int64_t at = split_ + slot + 2 * c_ + 8 * (i / 2);
-        seen[i] = (reads(at) ? a[i] & 0xffffu : 0u) |
-                  (reads(at + 1) ? a[i] & 0xffff0000u : 0u);
-      }
-      float added[4];
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) added[i] = sums[i];
-      Product<T>(added, seen, b);
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        if ((row + 2 * c_ + i % 2) / heads == t) sums[i] = added[i];
       }
     }
   }
@@ -928,7 +774,7 @@ class PrefillAttention {
   uint16_t* q_;        // [rows][q_stride_]
   float* sums_;        // [rows][sums_stride_]
   Place* places_;      // [512]
-  float* factors_;     // [4][rows]: MergeSoftmax's
+  float* factors_;     // [4][rows]: EndSoftmax's
   float* query_sums_;  // [runs of keys][rows]
   uint32_t* tables_;   // [tables][kTableWords]
   int32_t q_stride_, sums_stride_;
@@ -941,7 +787,7 @@ class PrefillAttention {
   SlotRange slots_;  // of the split, that any row sees
   int64_t split_;    // its first slot
   int32_t first_block_, end_block_;
-  SideBlocks keys_, values_;  // what is read of them
+  PromptOrder order_;  // of the split
   Scores score_, run_;
   float sum_[tiles][4];
   bool merged_;  // a split of the item
