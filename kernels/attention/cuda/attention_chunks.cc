@@ -26,7 +26,8 @@ int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
 // From piece to piece of a slot; 0: they are not aligned, or too far apart.
 int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
                     int64_t slot_bytes) {
-  if (part.tile_bytes > std::numeric_limits<int32_t>::max()) return 0;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (part.tile_bytes > kMost || part.page_bytes > kMost) return 0;
   for (const int64_t bytes : {part.page_bytes, part.tile_bytes,
                               region.offset_bytes, region.stride_bytes}) {
     if (!Whole(bytes, kPieceBytes)) return 0;

@@ -83,12 +83,15 @@ struct Item {
 
   // Row by row: the heads of a token, then those of the next.
   KVASIR_DEVICE int32_t rows() const { return num_tokens * unit.num_heads; }
+  KVASIR_DEVICE int32_t TokenIn(int32_t row) const {
+    return num_tokens == 1 ? 0 : row / unit.num_heads;
+  }
   KVASIR_DEVICE int64_t TokenOf(int32_t row) const {
-    return first_token + row / unit.num_heads;
+    return first_token + TokenIn(row);
   }
   // Of the row's head among AttentionDevice::heads.
   KVASIR_DEVICE int32_t PlaceOf(int32_t row) const {
-    return unit.first_head + row % unit.num_heads;
+    return unit.first_head + row - TokenIn(row) * unit.num_heads;
   }
 };
 
@@ -160,7 +163,7 @@ KVASIR_DEVICE float* PartialOf(const AttentionKernelArgs& args, int64_t partial,
 
 KVASIR_DEVICE float* PartialRow(const AttentionKernelArgs& args,
                                 const Item& item, int32_t row) {
-  const int32_t token = row / item.unit.num_heads;
+  const int32_t token = item.TokenIn(row);
   return PartialOf(args, item.partial + token * item.partial_stride,
                    item.PlaceOf(row));
 }

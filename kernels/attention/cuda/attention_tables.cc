@@ -255,6 +255,9 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
     device->kind = MmaKind::kAny;
   }
   device->tile_slots = made.chunks.front().tile_slots;
+  device->in_blocks = std::all_of(
+      made.chunks.begin(), made.chunks.end(),
+      [](const LatentChunkOnDevice& chunk) { return chunk.in_blocks; });
   device->warp_stage_bytes = WarpStageBytes(made);
   KVASIR_RETURN_IF_ERROR(Add(made.units, tables, &device->unit_chunks));
   return Add(made.chunks, tables, &device->chunks);

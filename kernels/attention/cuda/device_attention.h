@@ -140,6 +140,7 @@ struct AttentionDevice {
   MmaKind kind = MmaKind::kAny;
   int32_t warp_stage_bytes = 0;
   int32_t tile_slots = 0;     // of all chunks
+  bool in_blocks = false;     // all chunks
   int64_t most_key_runs = 0;  // of a unit
   bool has_codes = false;     // in any chunk
   bool has_exact = false;     // slots, on either side

@@ -151,12 +151,6 @@ class MmaAttention {
     return KindOf(chunk) == ChunkKind::kNumbers;
   }
 
-  // What is loaded next of a split: for each block the chunks of keys, then for
-  // each chunk of values its blocks.
-  struct Cursor {
-    int32_t chunk;  // of the unit
-    int32_t block;
-  };
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
     return device_.chunks[chunks_.first + chunk];
   }
@@ -236,24 +230,40 @@ class MmaAttention {
 
   KVASIR_DEVICE void ComputeSplit(bool first) {
     constexpr auto kThreads = static_cast<int32_t>(kMmaThreads);
-    Place
-        places[kSplit / kThreads];  // on their way while others are waited for
-    KVASIR_UNROLL
-    for (int32_t i = 0; i < kSplit / kThreads; ++i) {
-      places[i] = FindPlace(thread_ + kThreads * i);
+    // Of whole blocks only the first slot is asked for. They are on their way
+    // while others are waited for.
+    const bool whole = device_.in_blocks && first_whole_ == 0 &&
+                       end_whole_ == kSplit / kBlock &&
+                       !(exact && (keys_.any_exact() || values_.any_exact()));
+    Place places[kSplit / kThreads] = {};
+    if (whole) {
+      if (thread_ < kSplit / kBlock) places[0] = FindPlace(thread_ * kBlock);
+    } else {
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < kSplit / kThreads; ++i) {
+        places[i] = FindPlace(thread_ + kThreads * i);
+      }
     }
     // Of what was before nobody reads queries, places and weights any more.
     simt::SyncCta();
-    KVASIR_UNROLL
-    for (int32_t i = 0; i < kSplit / kThreads; ++i) {
-      simt::StoreShared(places_ + thread_ + kThreads * i, places[i]);
+    if (whole) {
+      if (thread_ < kSplit / kBlock) {
+        simt::StoreShared(places_ + thread_ * kBlock, places[0]);
+      }
+    } else {
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < kSplit / kThreads; ++i) {
+        simt::StoreShared(places_ + thread_ + kThreads * i, places[i]);
+      }
     }
     if (first) FillQueries();
     simt::SyncCta();
-    load_ = {0, KeyBlocks().begin};
+    load_chunk_ = 0;
+    load_block_ = KeyBlocks().begin;
     if (KeyBlocks().none()) BeginValues();
+    if (load_chunk_ < chunks_.keys + chunks_.values) Look();
     to_ = ring_;
-    KVASIR_UNROLL
+    KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kStages - 1; ++i) LoadNext();
     char* stage = ring_;
     KVASIR_NO_UNROLL
@@ -307,59 +317,101 @@ class MmaAttention {
     LoadNext();
   }
 
-  // Asks for the warp's share of a chunk, if there is one left.
+  // What is loaded next of a split: for each block the chunks of keys, then for
+  // each chunk of values its blocks. Asks for the warp's share of it, if there
+  // is any left.
   KVASIR_DEVICE void LoadNext() {
-    if (load_.chunk < chunks_.keys) {
-      LoadKeys(ChunkOf(load_.chunk), load_.block, to_);
-      if (++load_.chunk == chunks_.keys) {
-        if (++load_.block < KeyBlocks().end) {
-          load_.chunk = 0;
+    if (load_chunk_ < chunks_.keys) {
+      LoadKeys(load_block_, to_);
+      bool other = chunks_.keys > 1;
+      if (++load_chunk_ == chunks_.keys) {
+        if (++load_block_ < KeyBlocks().end) {
+          load_chunk_ = 0;
         } else {
           BeginValues();
+          other = load_chunk_ < chunks_.keys + chunks_.values;
         }
       }
-    } else if (load_.chunk < chunks_.keys + chunks_.values) {
-      LoadValues(ChunkOf(load_.chunk), load_.block, to_);
-      if (++load_.block == ValueBlocks().end) {
-        load_.block = ValueBlocks().begin;
-        ++load_.chunk;
+      if (other) Look();
+    } else if (load_chunk_ < chunks_.keys + chunks_.values) {
+      LoadValues(load_block_, to_);
+      if (++load_block_ == ValueBlocks().end) {
+        load_block_ = ValueBlocks().begin;
+        ++load_chunk_;
+        if (load_chunk_ < chunks_.keys + chunks_.values) Look();
       }
     }
     NextStage(&to_);
     simt::CommitCopies();
   }
   KVASIR_DEVICE void BeginValues() {
-    load_.chunk = chunks_.keys + (ValueBlocks().none() ? chunks_.values : 0);
-    load_.block = ValueBlocks().begin;
+    load_chunk_ = chunks_.keys + (ValueBlocks().none() ? chunks_.values : 0);
+    load_block_ = ValueBlocks().begin;
   }
 
-  // All slots of a block lie in one tile, and some row sees each.
-  KVASIR_DEVICE bool IsWhole(const LatentChunkOnDevice& chunk, int32_t block,
-                             bool of_keys) const {
-    if (exact && Side(of_keys).HasExact(block)) return false;
-    return chunk.in_blocks && block >= first_whole_ && block < end_whole_;
+  // What loading whole blocks takes of the chunk to be loaded.
+  struct Loading {
+    const char* codes;  // of the lane, in page 0
+    int32_t params;     // further on, of the lane
+    int32_t page_bytes;
+    int32_t tile_bytes;
+    int32_t piece_stride;
+    int32_t pieces;  // of a lane's two in keys; the warp's, of values
+    bool in_blocks;
+    bool has_params;
+  };
+  KVASIR_DEVICE void Look() {
+    const LatentChunkOnDevice& chunk = ChunkOf(load_chunk_);
+    const bool keys = load_chunk_ < chunks_.keys;
+    const int32_t first = FirstPiece(chunk);
+    const int32_t at =
+        keys ? (kWarpSlots * warp_ + lane_ % kWarpSlots) * kPiece +
+                   lane_ / kWarpSlots * chunk.piece_stride
+             : first * chunk.piece_stride + lane_ * kPiece;
+    loading_.codes = chunk.arena + chunk.codes_offset + at;
+    loading_.params = chunk.params_offset - chunk.codes_offset - at +
+                      (keys ? 4 * kWarpSlots * warp_ : 0) + lane_ * kPiece;
+    loading_.page_bytes = static_cast<int32_t>(chunk.page_bytes);
+    loading_.tile_bytes = chunk.tile_bytes;
+    loading_.piece_stride = chunk.piece_stride;
+    loading_.pieces =
+        keys ? chunk.pieces - lane_ / kWarpSlots : chunk.pieces - first;
+    loading_.in_blocks = chunk.in_blocks;
+    loading_.has_params = !HasNumbers(chunk) && (!keys || chunk.ends_run);
   }
-  KVASIR_DEVICE const char* TileOf(const LatentChunkOnDevice& chunk,
-                                   const Place& place) const {
-    return chunk.arena + place.page * chunk.page_bytes +
-           int64_t{place.tile} * chunk.tile_bytes;
+  // Of a block all of whose slots lie in one tile and are read by some row:
+  // where the lane's first piece is; null: it is none.
+  KVASIR_DEVICE const char* WholeBlock(int32_t block) const {
+    if (!loading_.in_blocks || block < first_whole_ || block >= end_whole_ ||
+        (exact && Side(load_chunk_ < chunks_.keys).HasExact(block))) {
+      return nullptr;
+    }
+    const Place place = simt::LoadShared(places_ + block * kBlock);
+    return loading_.codes + int64_t{place.page} * loading_.page_bytes +
+           int64_t{place.tile} * loading_.tile_bytes;
   }
+  KVASIR_DEVICE char* StageParams(char* stage) const {
+    return stage + stage_bytes_ - kParamBytes;
+  }
+
   // Of a slot in the chunk's arena.
   struct Address {
     const char* tile;
     int32_t slot;
     bool there;  // a row sees it
   };
-  KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk, int32_t s,
-                                  bool of_keys) const {
+  KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk,
+                                  int32_t s) const {
     const Place place = simt::LoadShared(places_ + s);
     // (Where all rows read it as an exact row there may be no latent.)
     if (place.page < 0 ||
-        (exact && ExactOf(of_keys).Has(OwnSlot(item_, item_.num_tokens - 1),
-                                       split_ + s))) {
+        (exact && ExactOf(load_chunk_ < chunks_.keys)
+                      .Has(OwnSlot(item_, item_.num_tokens - 1), split_ + s))) {
       return {chunk.arena, 0, false};
     }
-    return {TileOf(chunk, place), place.slot, true};
+    return {chunk.arena + place.page * chunk.page_bytes +
+                int64_t{place.tile} * chunk.tile_bytes,
+            place.slot, true};
   }
   // 16 bytes, of what no row sees 0.
   static KVASIR_DEVICE void CopyPiece(char* to, bool there, const char* from) {
@@ -372,7 +424,7 @@ class MmaAttention {
   KVASIR_DEVICE void CopyParams(const LatentChunkOnDevice& chunk,
                                 const Address& address, char* stage,
                                 int32_t s) const {
-    char* const to = stage + stage_bytes_ - kParamBytes + 4 * s;
+    char* const to = StageParams(stage) + 4 * s;
     if (address.there) {
       simt::CopyAsync<4>(to, address.tile + chunk.params_offset +
                                  address.slot * chunk.params_stride);
@@ -383,36 +435,28 @@ class MmaAttention {
 
   // [piece][16 slots][16 bytes] and, where a run ends, a word of each slot. The
   // half of a last pair of pieces of numbers that is not there is 0.
-  KVASIR_DEVICE void LoadKeys(const LatentChunkOnDevice chunk, int32_t block,
-                              char* stage) const {
-    const bool params = !HasNumbers(chunk) && chunk.ends_run;
-    if (IsWhole(chunk, block, /*of_keys=*/true)) {
-      const char* const tile =
-          TileOf(chunk, simt::LoadShared(places_ + block * kBlock));
+  KVASIR_DEVICE void LoadKeys(int32_t block, char* stage) const {
+    if (const char* const from = WholeBlock(block); from != nullptr) {
       // A lane's pieces, of its slot, are two apart.
-      const char* from = tile + chunk.codes_offset +
-                         (kWarpSlots * warp_ + lane_ % kWarpSlots) * kPiece +
-                         lane_ / kWarpSlots * chunk.piece_stride;
+      char* const to = stage + lane_ * kPiece;
       KVASIR_UNROLL
       for (int32_t i = 0; i < kMostKeyPieces / 2; ++i) {
-        if (2 * i >= chunk.pieces) break;
-        if (2 * i + lane_ / kWarpSlots < chunk.pieces) {
-          simt::CopyAsync<kPiece>(stage + (32 * i + lane_) * kPiece, from);
+        if (2 * i < loading_.pieces) {
+          simt::CopyAsync<kPiece>(
+              to + 32 * i * kPiece,
+              from + int64_t{2 * i} * loading_.piece_stride);
         }
-        from += 2 * chunk.piece_stride;
       }
-      if (params && lane_ < kWarpSlots / 4) {
-        simt::CopyAsync<kPiece>(
-            stage + stage_bytes_ - kParamBytes + lane_ * kPiece,
-            tile + chunk.params_offset + 4 * kWarpSlots * warp_ +
-                lane_ * kPiece);
+      if (loading_.has_params && lane_ < kWarpSlots / 4) {
+        simt::CopyAsync<kPiece>(StageParams(stage) + lane_ * kPiece,
+                                from + loading_.params);
       }
       return;
     }
+    const LatentChunkOnDevice& chunk = ChunkOf(load_chunk_);
     const int32_t s = lane_ % kWarpSlots;
     const Address address =
-        AddressOf(chunk, block * kBlock + kWarpSlots * warp_ + s,
-                  /*of_keys=*/true);
+        AddressOf(chunk, block * kBlock + kWarpSlots * warp_ + s);
     const char* const from =
         address.tile + chunk.codes_offset + address.slot * chunk.slot_stride;
     const int32_t pieces = (chunk.pieces + 1) / 2 * 2;
@@ -422,7 +466,9 @@ class MmaAttention {
                 address.there && p < chunk.pieces,
                 from + p * chunk.piece_stride);
     }
-    if (params && lane_ < kWarpSlots) CopyParams(chunk, address, stage, s);
+    if (loading_.has_params && lane_ < kWarpSlots) {
+      CopyParams(chunk, address, stage, s);
+    }
   }
 
   // The warp's first piece of a chunk of values.
@@ -431,37 +477,34 @@ class MmaAttention {
   }
   // [piece][64 slots][16 bytes] of the warp's one or two pieces, and a word of
   // each slot.
-  KVASIR_DEVICE void LoadValues(const LatentChunkOnDevice chunk, int32_t block,
-                                char* stage) const {
-    const int32_t first = FirstPiece(chunk);
-    if (first >= chunk.pieces) return;
-    if (IsWhole(chunk, block, /*of_keys=*/false)) {
-      const char* const tile =
-          TileOf(chunk, simt::LoadShared(places_ + block * kBlock));
-      const char* const from = tile + chunk.codes_offset +
-                               first * chunk.piece_stride + lane_ * kPiece;
+  KVASIR_DEVICE void LoadValues(int32_t block, char* stage) const {
+    if (loading_.pieces <= 0) return;
+    if (const char* const from = WholeBlock(block); from != nullptr) {
+      char* const to = stage + lane_ * kPiece;
       KVASIR_UNROLL
       for (int32_t i = 0; i < 2; ++i) {
-        simt::CopyAsync<kPiece>(stage + (32 * i + lane_) * kPiece,
-                                from + 32 * i * kPiece);
+        simt::CopyAsync<kPiece>(to + 32 * i * kPiece, from + 32 * i * kPiece);
       }
-      if (HasNumbers(chunk)) {
+      if (loading_.has_params) {
+        if (lane_ < kBlock / 4) {
+          simt::CopyAsync<kPiece>(StageParams(stage) + lane_ * kPiece,
+                                  from + loading_.params);
+        }
+      } else {
         KVASIR_UNROLL
         for (int32_t i = 0; i < 2; ++i) {
-          simt::CopyAsync<kPiece>(stage + (kBlock + 32 * i + lane_) * kPiece,
-                                  from + chunk.piece_stride + 32 * i * kPiece);
+          simt::CopyAsync<kPiece>(
+              to + (kBlock + 32 * i) * kPiece,
+              from + loading_.piece_stride + 32 * i * kPiece);
         }
-      } else if (lane_ < kBlock / 4) {
-        simt::CopyAsync<kPiece>(
-            stage + stage_bytes_ - kParamBytes + lane_ * kPiece,
-            tile + chunk.params_offset + lane_ * kPiece);
       }
       return;
     }
+    const LatentChunkOnDevice& chunk = ChunkOf(load_chunk_);
+    const int32_t first = FirstPiece(chunk);
     KVASIR_NO_UNROLL
     for (int32_t s = lane_; s < kBlock; s += 32) {
-      const Address address =
-          AddressOf(chunk, block * kBlock + s, /*of_keys=*/false);
+      const Address address = AddressOf(chunk, block * kBlock + s);
       const char* const from = address.tile + chunk.codes_offset +
                                address.slot * chunk.slot_stride +
                                first * chunk.piece_stride;
@@ -476,7 +519,7 @@ class MmaAttention {
     }
   }
   KVASIR_DEVICE uint32_t* ParamsOf(char* stage) const {
-    return reinterpret_cast<uint32_t*>(stage + stage_bytes_ - kParamBytes);
+    return reinterpret_cast<uint32_t*>(StageParams(stage));
   }
 
   KVASIR_DEVICE void Score(int32_t index, int32_t block, char* stage) {
@@ -570,8 +613,11 @@ class MmaAttention {
                                  const char* stage) {
     const bool levels = KindOf(chunk) == ChunkKind::kLevels4;
     const uint32_t* const table = tables_ + chunk.table * kTableWords;
-    const auto pair = [&](uint32_t word) {
+    const auto lower = [&](uint32_t word) {
       return levels ? LevelsOf(table, word) : Codes4<T>(word);
+    };
+    const auto upper = [&](uint32_t word) {
+      return levels ? LevelsOf(table, word >> 4) : UpperCodes4<T>(word);
     };
     KVASIR_UNROLL
     for (int32_t p = 0; p < kMostKeyPieces; ++p) {
@@ -581,10 +627,10 @@ class MmaAttention {
       uint32_t a[2][4];
       KVASIR_UNROLL
       for (int32_t k = 0; k < 2; ++k) {
-        a[k][0] = pair(low >> (8 * k));
-        a[k][1] = pair(high >> (8 * k));
-        a[k][2] = pair(low >> (8 * k + 4));
-        a[k][3] = pair(high >> (8 * k + 4));
+        a[k][0] = lower(low >> (8 * k));
+        a[k][1] = lower(high >> (8 * k));
+        a[k][2] = upper(low >> (8 * k));
+        a[k][3] = upper(high >> (8 * k));
       }
       KVASIR_UNROLL
       for (int32_t n = 0; n < tiles; ++n) {
@@ -735,7 +781,7 @@ class MmaAttention {
   KVASIR_DEVICE void Weigh() {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kWarpRows; ++i) {
-      const int32_t row = warp_ * kWarpRows + i;
+      const int32_t row = warp_ + kWarps * i;
       auto* const words =
           reinterpret_cast<uint32_t*>(scores_ + row * kScoreStride) + lane_;
       if (row >= item_.rows()) {
@@ -974,11 +1020,15 @@ class MmaAttention {
                                char* stage) {
     const bool levels = KindOf(chunk) == ChunkKind::kLevels4;
     const uint32_t* const table = tables_ + chunk.table * kTableWords;
-    const auto number = [&](uint32_t word, const PairParams& pair) {
-      if (levels) {
-        return simt::MulPair<F16>(LevelsOf(table, word), pair.scale);
-      }
-      return simt::FmaPair(F16{}, Codes4<F16>(word), pair.scale, pair.minimum);
+    const auto lower = [&](uint32_t word, const PairParams& pair) {
+      return levels ? simt::MulPair<F16>(LevelsOf(table, word), pair.scale)
+                    : simt::FmaPair(F16{}, Codes4<F16>(word), pair.scale,
+                                    pair.minimum);
+    };
+    const auto upper = [&](uint32_t word, const PairParams& pair) {
+      return levels ? simt::MulPair<F16>(LevelsOf(table, word >> 4), pair.scale)
+                    : simt::FmaPair(F16{}, UpperCodes4<F16>(word), pair.scale,
+                                    pair.minimum);
     };
     KVASIR_UNROLL
     for (int32_t k = 0; k < kBlock / 32; ++k) {
@@ -990,13 +1040,12 @@ class MmaAttention {
         KVASIR_UNROLL
         for (int32_t h = 0; h < 2; ++h) {
           const PairParams pair = ParamsAt(stage, 4 * k + 2 * i + h);
-          KVASIR_UNROLL
-          for (int32_t t = 0; t < 2; ++t) {
-            // Channel 4g + t, then 4g + t + 2.
-            const uint32_t word = words[2 * i + h] >> (4 * t);
-            a[t][2 * h] = number(word, pair);
-            a[t][2 * h + 1] = number(word >> 8, pair);
-          }
+          // Channels 4g and 4g + 1, then 4g + 2 and 4g + 3.
+          const uint32_t word = words[2 * i + h];
+          a[0][2 * h] = lower(word, pair);
+          a[1][2 * h] = upper(word, pair);
+          a[0][2 * h + 1] = lower(word >> 8, pair);
+          a[1][2 * h + 1] = upper(word >> 8, pair);
         }
         KVASIR_UNROLL
         for (int32_t n = 0; n < tiles; ++n) {
@@ -1144,7 +1193,8 @@ class MmaAttention {
   int32_t first_block_, end_block_;
   int32_t first_whole_, end_whole_;  // blocks whose slots are all seen
   SideBlocks keys_, values_;         // if `exact`
-  Cursor load_;
+  int32_t load_chunk_, load_block_;  // of what is loaded next
+  Loading loading_;
   char* to_;  // stage, for what is loaded next
   Sums score_, run_, sum_[2];
   bool merged_;    // a split of the item

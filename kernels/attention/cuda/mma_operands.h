@@ -52,6 +52,17 @@ KVASIR_DEVICE uint32_t Codes4(uint32_t word) {
   return simt::SubPair<Number>(simt::AndOr(word, 0x000f000fu, kBehind),
                                kBehind);
 }
+// Those in bits 4 to 7 and 20 to 23. (Behind 1024 they are 16 times as much:
+// times 1/16, less 64.)
+template <typename Number>
+KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
+  if constexpr (DTypeOf<Number>::kValue == DType::kBf16) {
+    return Codes4<Number>(word >> 4);
+  } else {
+    return simt::FmaPair(F16{}, simt::AndOr(word, 0x00f000f0u, 0x64006400u),
+                         0x2c002c00u, 0xd400d400u);
+  }
+}
 // Tables of levels [tables][256], by all threads: pairs, that of an index'
 // lower four bits below.
 inline constexpr int32_t kLevelTableWords = 256;
