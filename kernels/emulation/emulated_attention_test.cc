@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -186,11 +188,14 @@ struct Ask {
   DType dtype = DType::kF32;
   int64_t most_partials = 64;
   bool judged = true;  // else only the numbers are wanted
+  // Changes exact rows, which are written for each launch.
+  std::function<void(const PagedAttentionArgs&)> spoil = nullptr;
 };
 
 Outcome Attend(EmulatedTest& test, const Ask& ask) {
   Outcome outcome;
   ask.cache.on_launch = [&](const PagedAttentionArgs& args) {
+    if (ask.spoil != nullptr) ask.spoil(args);
     DeviceLaunch launch(test, ask.cache, args, ask.asks, ask.dtype);
     launch.shape().most_partials = ask.most_partials;
     outcome.got = launch.Run();
@@ -510,6 +515,7 @@ LatentSpec ExactOfType(LatentSpec spec, DType dtype) {
   return spec;
 }
 
+const PartSpec kLevels = Levels(Codes({64}, {4}));
 std::vector<LatentSpec> ExactTensorCoreSpecs() {
   LatentSpec parts = OfHeads(6, 2, Numbers({24}), Codes({96}, {4}, 32));
   parts.keys.push_back(Codes({32}, {8}));
@@ -525,10 +531,10 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
   LatentSpec small = OfHeads(4, 2, Codes({64}, {4}), Numbers({64}));
   small.page_tokens = 5;
   const PartSpec levels = Levels(Codes({64}, {4}));
-  LatentSpec evicted = OfHeads(6, 2, levels, levels);
+  LatentSpec evicted = OfHeads(6, 2, kLevels, kLevels);
   evicted.evicted = 1001;
   return {
-      WithExact("levels", 4, 28, 28, OfHeads(6, 2, levels, levels)),
+      WithExact("levels", 4, 28, 28, OfHeads(6, 2, kLevels, kLevels)),
       WithExact(
           "levels_wide", 4, 28, 28,
           OfHeads(2, 1, Levels(Codes({128}, {4})), Levels(Codes({128}, {4})))),
@@ -547,7 +553,7 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
       WithExact("groups", 3, 30, 12, groups),
       WithExact("sinks_alone", 70, 0, 0,
                 OfHeads(4, 2, Codes({64}, {8}), Codes({64}, {4}))),
-      WithExact("all", 9, 5000, 5000, OfHeads(4, 2, levels, levels)),
+      WithExact("all", 9, 5000, 5000, OfHeads(4, 2, kLevels, kLevels)),
       WithExact("behind_a_window", 8, 20, 80, window),
       WithExact("not_causal", 5, 9, 30, ahead),
       WithExact("small_pages", 6, 30, 17, small)};
@@ -564,7 +570,9 @@ TEST_P(ExactAttentionTest, PromptsAreRightAndHaveTheDecodingKernelsBits) {
     constexpr int64_t kFirst = 503;
     constexpr int64_t kTokens = 523;
     LatentCache cache(spec, {kTokens}, 1);
-    cache.Write(0, 0, kTokens);
+    // Codes that nobody reads are not there.
+    cache.Write(0, spec.sinks,
+                kTokens - std::min(spec.key_exact, spec.value_exact));
     cache.RoundQueries(dtype);
     EmulatedTest test(WithShared(++seed, room));
     const Outcome prompt =
@@ -595,6 +603,250 @@ INSTANTIATE_TEST_SUITE_P(Specs, ExactAttentionTest,
                          [](const auto& spec) {
                            return std::string(spec.param.name);
                          });
+
+const LatentSpec kExact =
+    WithExact("", 4, 28, 30, OfHeads(6, 2, kLevels, kLevels));
+
+TEST(ExactAttentionTest, SequencesOfAnyLengthsShareALaunch) {
+  LatentCache cache(kExact, {40, 70, 22, 3, 600, 1100}, 2);
+  const std::vector<LatentAsk> asks = {{0, 0, 40},  {1, 69, 1},  {2, 5, 17},
+                                       {3, 0, 3},   {4, 599, 1}, {4, 500, 18},
+                                       {5, 1090, 5}};
+  for (const LatentAsk& ask : asks) {
+    cache.Write(ask.sequence, 0, ask.start + ask.count);
+  }
+  cache.RoundQueries(DType::kBf16);
+  std::vector<float> alone;
+  for (const LatentAsk& ask : asks) {
+    EmulatedTest one(2);
+    const Outcome outcome =
+        Attend(one, {cache, {ask}, DType::kBf16, 64, false});
+    alone.insert(alone.end(), outcome.got.begin(), outcome.got.end());
+  }
+  for (const int64_t most_partials : {0, 64}) {
+    EmulatedTest test(1);
+    const Outcome all =
+        Attend(test, {cache, asks, DType::kBf16, most_partials});
+    ExpectRight(all, DType::kBf16);
+    EXPECT_TRUE(all.tensor_cores);
+    EXPECT_GT(all.prompt_items, 0);
+    EXPECT_EQ(all.items[4].first_partial >= 0, most_partials > 0);
+    EXPECT_TRUE(SameBits(all.got, alone)) << most_partials;
+  }
+}
+
+TEST(ExactAttentionTest, IsTheSameBitsOnEverySeed) {
+  LatentCache cache(kExact, {530, 70}, 6);
+  cache.Write(0, 0, 530);
+  cache.Write(1, 0, 70);
+  cache.RoundQueries(DType::kBf16);
+  std::vector<float> first;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    const Outcome outcome =
+        Attend(test, {cache,
+                      {{0, 503, 20, 6}, {1, 50, 20}, {0, 528, 2, 6}},
+                      DType::kBf16,
+                      64,
+                      seed == 1});
+    if (seed == 1) ExpectRight(outcome, DType::kBf16);
+    if (first.empty()) first = outcome.got;
+    EXPECT_TRUE(SameBits(first, outcome.got)) << seed;
+  }
+}
+
+// Rows of another type than the activations', or that no pieces of 16 bytes
+// begin at, are the plain kernel's.
+TEST(ExactAttentionTest, RowsOfAnotherTypeOrPlaceAreThePlainKernels) {
+  LatentSpec elsewhere = kExact;
+  for (auto* side : {&elsewhere.keys, &elsewhere.values}) {
+    for (PartSpec& part : *side) part.exact_alignment = 8;
+  }
+  for (const auto& [spec, dtype, tensor_cores] :
+       {std::tuple(kExact, DType::kBf16, true),
+        std::tuple(kExact, DType::kF16, false),
+        std::tuple(elsewhere, DType::kBf16, false)}) {
+    LatentCache cache(spec, {70}, 2);
+    cache.Write(0, 0, 70);
+    cache.RoundQueries(dtype);
+    EmulatedTest test(1);
+    const Outcome outcome = Attend(test, {cache, {{0, 67, 3}}, dtype});
+    ExpectRight(outcome, dtype);
+    EXPECT_TRUE(OnGpu() || outcome.tensor_cores == tensor_cores);
+  }
+}
+
+// Writes over the first number of part p's exact row of a slot.
+void SpoilRow(LatentCache& cache, size_t p, const PagedAttentionArgs& args,
+              const ExactSlots& exact, int64_t slot, uint16_t with) {
+  const TestPart& part = cache.parts()[p];
+  const int64_t row = slot - args.sequences[0].first_slot;
+  const LatentPartArgs& rows = row < 0 ? part.exact.ring : part.exact.fresh;
+  char* at =
+      SlotAddress(rows, rows.groups[0].codes, 0, std::max<int64_t>(0, row));
+  if (row < 0) {
+    at += exact.PlaceOfRow(exact.RowOf(slot, 0), cache.side_table(0).data())
+              .offset_bytes;
+  }
+  std::memcpy(at, &with, sizeof(with));
+}
+
+// A number that is not finite in an exact row, or in a latent, is nothing to
+// rows that read the other one, or see neither.
+TEST(ExactAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatReadIt) {
+  constexpr uint16_t kInf = 0x7f80;
+  constexpr int64_t kWindow = 6;
+  struct Case {
+    LatentSpec spec;
+    bool latent;  // spoils it, not the exact row
+  };
+  const PartSpec numbers = Numbers({40});
+  for (const auto& [spec, latent] : std::vector<Case>{
+           {OfHeads(6, 2, kLevels, kLevels), false},
+           {OfHeads(6, 2, Codes({32}, {8}), Codes({32}, {8})), false},
+           {OfHeads(6, 2, numbers, numbers), false},
+           {OfHeads(6, 2, numbers, numbers), true}}) {
+    for (const int64_t count : {int64_t{20}, int64_t{9}}) {
+      constexpr int64_t kFirst = 506;
+      for (const int64_t slot : {kFirst - 2, kFirst + 3}) {
+        LatentCache cache(WithExact("", 0, 0, kWindow, spec), {kFirst + 20}, 8);
+        cache.Write(0, 0, kFirst + 20);
+        cache.RoundQueries(DType::kBf16);
+        std::vector<float> rows[2];
+        for (const int i : {0, 1}) {
+          if (i == 1 && latent) {
+            const LatentPartArgs& part = cache.parts()[1].part;
+            std::memcpy(
+                SlotAddress(part, part.groups[0].codes,
+                            cache.table(0)[static_cast<size_t>(slot) / 64],
+                            slot % 64),
+                &kInf, sizeof(kInf));
+          }
+          EmulatedTest test(3);
+          Ask ask = {cache, {{0, kFirst, count, 6}}, DType::kBf16, 64, false};
+          if (i == 1 && !latent) {
+            ask.spoil = [&](const PagedAttentionArgs& args) {
+              SpoilRow(cache, 1, args, args.value_exact, slot, kInf);
+            };
+          }
+          const Outcome outcome = Attend(test, ask);
+          EXPECT_EQ(outcome.prompt_items > 0, count > 16);
+          rows[i] = outcome.got;
+        }
+        const auto width = static_cast<int64_t>(rows[0].size()) / count;
+        for (int64_t r = 0; r < count; ++r) {
+          const int64_t own = kFirst + r;
+          const bool exact = slot > own - kWindow;
+          const bool reads = slot <= own && exact == !latent;
+          int64_t others = 0;
+          for (int64_t c = r * width; c < (r + 1) * width; ++c) {
+            const auto at = static_cast<size_t>(c);
+            others += SameBits({rows[0][at]}, {rows[1][at]}) ? 0 : 1;
+            if (std::isnan(rows[0][at])) continue;
+          }
+          // The heads of the first group see one such number each.
+          EXPECT_EQ(others, reads ? 3 : 0) << slot << " " << own;
+        }
+      }
+    }
+  }
+}
+
+// What a key that is not finite makes NaN are rows that read it.
+TEST(ExactAttentionTest, KeysThatAreNotNumbersReachOnlyRowsThatReadThem) {
+  constexpr int64_t kWindow = 6;
+  constexpr int64_t kFirst = 506;
+  constexpr int64_t kSlot = kFirst + 3;
+  for (const int64_t count : {int64_t{20}, int64_t{9}}) {
+    LatentCache cache(
+        WithExact("", 0, kWindow, 0, OfHeads(6, 2, kLevels, kLevels)),
+        {kFirst + 20}, 8);
+    cache.Write(0, 0, kFirst + 20);
+    cache.RoundQueries(DType::kBf16);
+    EmulatedTest test(3);
+    const Outcome outcome =
+        Attend(test, {cache,
+                      {{0, kFirst, count, 6}},
+                      DType::kBf16,
+                      64,
+                      false,
+                      [&](const PagedAttentionArgs& args) {
+                        SpoilRow(cache, 0, args, args.key_exact, kSlot, 0x7fff);
+                      }});
+    const auto width = static_cast<int64_t>(outcome.got.size()) / count;
+    for (int64_t r = 0; r < count; ++r) {
+      const auto row = outcome.got.begin() + r * width;
+      const int64_t nans = std::count_if(
+          row, row + width, [](float number) { return std::isnan(number); });
+      const int64_t own = kFirst + r;
+      const bool reads = kSlot <= own && kSlot > own - kWindow;
+      // Of three heads, beside what belongs to none.
+      EXPECT_EQ(nans, width - 6 * 64 + (reads ? 3 * 64 : 0)) << own;
+    }
+  }
+}
+
+TEST(ExactAttentionTest, EachSiteOfPromptsIsMissed) {
+  LatentCache cache(
+      WithExact("", 0, 40, 50,
+                OfHeads(2, 1, Codes({64}, {4}), Codes({64}, {4}))),
+      {523}, 6);
+  cache.Write(0, 0, 523);
+  cache.RoundQueries(DType::kBf16);
+  const auto mutants =
+      LeaveOutEach("attention_prefill", kSeeds, [&](EmulatedTest& test) {
+        return IsRight(Attend(test, {cache, {{0, 503, 20, 6}}, DType::kBf16}),
+                       DType::kBf16);
+      });
+  EXPECT_EQ(mutants.size(), 10u);
+  for (const Mutant& mutant : mutants) {
+    // Shuffles keep the lanes of a warp together where it is left out.
+    if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
+    EXPECT_NE(mutant.verdict, Verdict::kRight)
+        << mutant.site.kind << " at " << mutant.site.file << ":"
+        << mutant.site.line;
+  }
+}
+
+// In whole sectors, once for the rows of an item; tiles of operands have no
+// bank conflicts.
+TEST(ExactAttentionTest, RowsAreReadOnceInWholeSectors) {
+  for (const PartSpec& part : {Levels(Codes({128}, {4})), Codes({64}, {8})}) {
+    LatentCache cache(WithExact("", 4, 28, 28, OfHeads(8, 1, part, part)),
+                      {512}, 6);
+    cache.Write(0, 0, 512);
+    cache.RoundQueries(DType::kBf16);
+    const int64_t row_bytes = 2 * part.widths[0];
+    for (const int64_t count : {17, 1}) {
+      EmulatorOptions options;
+      options.count_accesses = true;
+      options.shared_bytes = kRoomOf64 << 10;
+      EmulatedTest test(options);
+      Attend(test, {cache, {{0, 512 - count, count}}, DType::kBf16, 64, false});
+      int64_t loaded = 0;
+      const char* const kernel = count > 1 ? "attention_prefill" : "attention";
+      const char* const file =
+          count > 1 ? "prefill_attention-inl.h" : "mma_exact-inl.h";
+      for (const AccessCount& access : test.emulator().Accesses(kernel)) {
+        const bool shared = access.kind.find("shared") != std::string::npos;
+        if (shared && access.requests >= 64 && part.bits[0] == 8) {
+          EXPECT_EQ(access.passes, access.least_passes)
+              << access.kind << " at " << access.file << ":" << access.line;
+        }
+        if (access.kind != "global load" ||
+            access.file.find(file) == std::string::npos) {
+          continue;
+        }
+        EXPECT_LE(access.sectors, access.least_sectors)
+            << " at " << access.file << ":" << access.line;
+        loaded += access.bytes;
+      }
+      if (count == 1) {
+        EXPECT_EQ(loaded, 2 * (4 + 28) * row_bytes);
+      }
+    }
+  }
+}
 
 // ----
 

@@ -79,6 +79,21 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
   return blocks;
 }
 
+// Of a side, which is not known beforehand. (Number by number: of what is
+// chosen by its address, nvcc keeps all in local memory.)
+KVASIR_DEVICE ExactSlots ExactOf(const AttentionDevice& device, bool of_keys) {
+  const ExactSlots& keys = device.key_exact;
+  const ExactSlots& values = device.value_exact;
+  ExactSlots slots;
+  slots.sinks = of_keys ? keys.sinks : values.sinks;
+  slots.window = of_keys ? keys.window : values.window;
+  slots.ring_rows = of_keys ? keys.ring_rows : values.ring_rows;
+  slots.row_bytes = of_keys ? keys.row_bytes : values.row_bytes;
+  slots.segments = of_keys ? keys.segments : values.segments;
+  slots.num_segments = of_keys ? keys.num_segments : values.num_segments;
+  return slots;
+}
+
 // Where a slot's exact row is: among those of the launch's own tokens, -1 -
 // row, or so many bytes into the arena of the rings.
 KVASIR_DEVICE int64_t RowPlaceOf(const ExactSlots& exact,

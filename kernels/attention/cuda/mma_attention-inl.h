@@ -383,7 +383,8 @@ class MmaAttention {
   // where the lane's first piece is; null: it is none.
   KVASIR_DEVICE const char* WholeBlock(int32_t block) const {
     if (!loading_.in_blocks || block < first_whole_ || block >= end_whole_ ||
-        (exact && Side(load_chunk_ < chunks_.keys).HasExact(block))) {
+        (exact && (load_chunk_ < chunks_.keys ? keys_.HasExact(block)
+                                              : values_.HasExact(block)))) {
       return nullptr;
     }
     const Place place = simt::LoadShared(places_ + block * kBlock);
@@ -405,7 +406,7 @@ class MmaAttention {
     const Place place = simt::LoadShared(places_ + s);
     // (Where all rows read it as an exact row there may be no latent.)
     if (place.page < 0 ||
-        (exact && ExactOf(load_chunk_ < chunks_.keys)
+        (exact && ExactOf(device_, load_chunk_ < chunks_.keys)
                       .Has(OwnSlot(item_, item_.num_tokens - 1), split_ + s))) {
       return {chunk.arena, 0, false};
     }
@@ -666,21 +667,15 @@ class MmaAttention {
     }
   }
 
-  KVASIR_DEVICE const SideBlocks& Side(bool of_keys) const {
-    return of_keys ? keys_ : values_;
-  }
-  KVASIR_DEVICE const ExactSlots& ExactOf(bool of_keys) const {
-    return of_keys ? device_.key_exact : device_.value_exact;
-  }
   // As which a row reads slot `s` of the split.
   KVASIR_DEVICE bool IsExact(bool of_keys, int32_t row, int32_t s) const {
-    return ExactOf(of_keys).Has(OwnSlot(item_, row / item_.unit.num_heads),
-                                split_ + s);
+    return ExactOf(device_, of_keys)
+        .Has(OwnSlot(item_, item_.TokenIn(row)), split_ + s);
   }
   // Of slot `s` of the split, if any row reads it as an exact row.
   KVASIR_DEVICE int64_t ExactPlace(bool of_keys, int32_t s) const {
     const int64_t slot = split_ + s;
-    const ExactSlots& slots = ExactOf(of_keys);
+    const ExactSlots slots = ExactOf(device_, of_keys);
     if (slot < slots_.begin || slot >= slots_.end ||
         !slots.Has(OwnSlot(item_, 0), slot)) {
       return kNoExactRow;

@@ -305,17 +305,13 @@ class PrefillAttention {
   }
   // Whether any row reads slot `s` of the split, which is seen, so.
   KVASIR_DEVICE bool ReadsLatent(bool of_keys, int32_t block, int32_t s) const {
-    const SideBlocks& side = of_keys ? order_.keys : order_.values;
-    return !side.HasExact(block) ||
-           !ExactOf(of_keys).Has(OwnSlot(item_, item_.num_tokens - 1),
-                                 split_ + s);
-  }
-  KVASIR_DEVICE const ExactSlots& ExactOf(bool of_keys) const {
-    return of_keys ? device_.key_exact : device_.value_exact;
+    return !order_.HasExact(of_keys, block) ||
+           !ExactOf(device_, of_keys)
+                .Has(OwnSlot(item_, item_.num_tokens - 1), split_ + s);
   }
   KVASIR_DEVICE bool IsExact(bool of_keys, int32_t row, int32_t s) const {
-    return ExactOf(of_keys).Has(OwnSlot(item_, row / item_.unit.num_heads),
-                                split_ + s);
+    return ExactOf(device_, of_keys)
+        .Has(OwnSlot(item_, item_.TokenIn(row)), split_ + s);
   }
 
   // Pieces of a part, of exact rows.
@@ -329,7 +325,7 @@ class PrefillAttention {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
     const int32_t s = thread_ % kBlock;
     const int64_t slot = split_ + at.block * kBlock + s;
-    const ExactSlots& exact = ExactOf(order_.OfKeys(at));
+    const ExactSlots exact = ExactOf(device_, order_.OfKeys(at));
     const bool reads = slot >= slots_.begin && slot < slots_.end &&
                        exact.Has(OwnSlot(item_, 0), slot);
     const char* from = nullptr;

@@ -57,6 +57,9 @@ struct PromptOrder {
   KVASIR_DEVICE bool Done(const Cursor& at) const {
     return at.chunk >= num_keys + num_values;
   }
+  KVASIR_DEVICE bool HasExact(bool of_keys, int32_t block) const {
+    return of_keys ? keys.HasExact(block) : values.HasExact(block);
+  }
   KVASIR_DEVICE bool IsLastPart(const Cursor& at) const {
     return (at.part + 1) * kPromptPartChannels >= ChunkOf(at).channels;
   }
