@@ -1131,6 +1131,7 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
 // Tensor cores where a CTA has the shared memory that they take, the plain
 // kernel where it has less, and a refusal with both numbers below that.
 TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
+  if (OnGpu()) SkipWithoutEmulator();  // a GPU has what it has
   const auto attend = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {20}, 3);
     cache.Write(0, 0, 20);
