@@ -166,7 +166,7 @@ TEST_P(AttentionShapesTest, AreTheCpusWithinTheTypesTolerance) {
     }
   };
   TestStream cpu(OnGpu() ? HostThreads()->num_threads() : 1, CpuBackend::kSimd,
-                 size_t{1} << 28);
+                 size_t{1} << 26);
   const std::vector<float> want = cpu_cache.Attend(cpu, asks);
   for (const std::vector<float>& rows : got) {
     ASSERT_EQ(rows.size(), want.size());
