@@ -151,10 +151,6 @@ class DeviceLaunch {
 
 // The emulated device's pages have this granule; so does what holds the cache.
 constexpr int64_t kGranule = 16;
-TestStream& Reference() {
-  static const auto stream = TestStream::InGranules(kGranule);
-  return *stream;
-}
 
 // |got - want| / |want| of the numbers that are some head's.
 double NormError(const std::vector<double>& want,
@@ -190,7 +186,8 @@ struct Ask {
 
 Outcome Attend(EmulatedTest& test, const Ask& ask) {
   Outcome outcome;
-  ask.cache.on_launch = [&](const PagedAttentionArgs& args) {
+  ask.cache.UseThreads(HostThreads());
+  ask.cache.Launch(ask.asks, [&](const PagedAttentionArgs& args) {
     DeviceLaunch launch(test, ask.cache, args, ask.asks, ask.dtype);
     launch.shape().most_partials = ask.most_partials;
     outcome.got = launch.Run();
@@ -208,9 +205,7 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
     }
     outcome.row_error = WorstError(args, expected, outcome.got);
     outcome.error = NormError(expected, outcome.got);
-  };
-  ask.cache.Attend(Reference(), ask.asks);
-  ask.cache.on_launch = nullptr;
+  });
   return outcome;
 }
 
@@ -1136,6 +1131,7 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
 // Tensor cores where a CTA has the shared memory that they take, the plain
 // kernel where it has less, and a refusal with both numbers below that.
 TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
+  if (OnGpu()) SkipWithoutEmulator();  // a GPU has what it has
   const auto attend = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {20}, 3);
     cache.Write(0, 0, 20);
