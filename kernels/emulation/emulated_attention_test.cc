@@ -1145,9 +1145,9 @@ TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
     ExpectRight(outcome, DType::kBf16);
     return outcome.tensor_cores;
   };
-  // 71168 + 16 * (256 + 2 * 96 + 4 * 64), and 54016 + 64 * 64.
-  EXPECT_TRUE(attend(kFour, 82432));
-  EXPECT_FALSE(attend(kFour, 82431));
+  // 71168 + 16 * (4 + 2 * 96 + 4 * 64), and 54016 + 64 * 64.
+  EXPECT_TRUE(attend(kFour, 78400));
+  EXPECT_FALSE(attend(kFour, 78399));
   EXPECT_FALSE(attend(kFour, 58112));
   const auto prepare = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {1}, 1);
@@ -1166,6 +1166,80 @@ TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
   const LatentSpec largest = OfHeads(2, 1, Numbers({1024}), Numbers({1024}));
   EXPECT_FALSE(attend(largest, 163 << 10));
   EXPECT_TRUE(attend(largest, 227 << 10));
+}
+
+// Not for as many as there may be: of a unit's keys.
+TEST(AttentionCudaTest, SharedMemoryHasRoomForTheRunsThatThereAre) {
+  // Ten of keys: 71168 + 16 * (4 * 10 + 2 * 208 + 4 * 160).
+  const LatentSpec runs =
+      OfHeads(16, 1, Codes({160}, {8}, 16), Codes({160}, {8}, 80));
+  LatentCache cache(runs, {600}, 3);
+  cache.Write(0, 0, 600);
+  cache.RoundQueries(DType::kBf16);
+  std::vector<float> first;
+  for (const int64_t shared_bytes : {int64_t{227} << 10, int64_t{88704}}) {
+    EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
+    const Outcome outcome = Attend(test, {cache, {{0, 599, 1}}, DType::kBf16});
+    EXPECT_TRUE(outcome.tensor_cores);
+    ExpectRight(outcome, DType::kBf16);
+    if (first.empty()) first = outcome.got;
+    EXPECT_TRUE(SameBits(first, outcome.got));
+  }
+}
+
+TEST(AttentionCudaTest, WhichKernelsServeIsToldAndWhyNoOthers) {
+  const auto kernels = [](LatentSpec spec, DType dtype, int64_t shared_bytes) {
+    LatentCache cache(spec, {1}, 1);
+    EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
+    (void)test.emulator();  // a GPU has its own shared memory
+    DeviceLaunch launch(test, cache, cache.Params(), {}, dtype);
+    auto prepared = Prepare(test.device(), launch.shape());
+    KVASIR_EXPECT_OK(prepared.status());
+    return prepared.ok() ? prepared->kernels() : AttentionKernels();
+  };
+  const auto expect = [&](const LatentSpec& spec, int64_t shared_bytes,
+                          const AttentionKernels& want,
+                          DType dtype = DType::kBf16) {
+    const AttentionKernels got = kernels(spec, dtype, shared_bytes);
+    EXPECT_EQ(got.decode, want.decode) << got.why;
+    EXPECT_EQ(got.prompts, want.prompts);
+    EXPECT_EQ(got.why, want.why);
+  };
+  const auto expect_plain = [&](const LatentSpec& spec, const std::string& why,
+                                DType dtype = DType::kBf16) {
+    expect(spec, kRoomOf64 << 10, {"attention_plain", "attention_plain", why},
+           dtype);
+  };
+  expect(kFour, kRoomOf64 << 10,
+         {"attention", "attention_prefill of 64 rows", ""});
+  expect(kFour, 125824, {"attention", "attention_prefill of 32 rows", ""});
+  expect(kFour, 125823,
+         {"attention", "attention",
+          "prompts want 125824 bytes of shared memory, a CTA has 125823"});
+  expect(kFour, 78399,
+         {"attention_plain", "attention_plain",
+          "tensor cores want 78400 bytes of shared memory, a CTA has 78399"});
+  expect_plain(kFour, "activations of float32", DType::kF32);
+  const auto of = [](PartSpec key, PartSpec value) {
+    return OfType(OfHeads(4, 2, std::move(key), std::move(value)),
+                  DType::kBf16);
+  };
+  LatentSpec exact = kFour;
+  exact.sinks = 2;
+  expect_plain(exact, "exact rows beside codes");
+  expect_plain(of(Codes({64}, {3}), Numbers({64})),
+               "keys: codes of other than 8 or 4 bits, or runs of no whole "
+               "pieces");
+  expect_plain(of(Numbers({64}), Fixed(Codes({64}, {4}))),
+               "values: codes of static ranges");
+  expect_plain(of(Numbers({64}), Ranges(Codes({64}, {4}), DType::kF32)),
+               "values: ranges other than of float16");
+  expect_plain(of(Numbers({60}), Numbers({64})),
+               "keys: numbers of no multiple of 8 channels");
+  expect_plain(OfType(of(Numbers({64}), Numbers({64})), DType::kF16),
+               "keys: numbers of another type than activations");
+  expect_plain(of(Numbers({1032}), Numbers({64})),
+               "keys: 1040 channels in 0 runs, at most 1024 in 64");
 }
 
 TEST(AttentionCudaTest, WhatTheKernelsDoNotServeIsRefusedByName) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -177,10 +178,12 @@ absl::Status AddParts(const std::vector<HostPart>& side, bool exact,
   return Add(made, tables, parts);
 }
 
-// What tensor cores take, if all of it is such.
+// What tensor cores take, if all of it is such; else `why` it is not.
 absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
-                       DeviceTables* tables, AttentionDevice* device) {
+                       DeviceTables* tables, AttentionDevice* device,
+                       std::string* why) {
   HostChunks made = MakeChunks(params, units.heads, units.units);
+  *why = made.why_none;
   if (made.units.empty()) return absl::OkStatus();
   // Columns of heads as the device has them.
   std::map<const int64_t*, const int64_t*> columns;
@@ -214,6 +217,36 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   return Add(made.chunks, tables, &device->chunks);
 }
 
+std::string TooLittleShared(absl::string_view what, int64_t bytes,
+                            const AttentionDevice& device) {
+  return absl::StrCat(what, " want ", bytes,
+                      " bytes of shared memory, a CTA has ",
+                      device.cta_shared_bytes);
+}
+
+// By the shared memory that is there; `kernels` has why there are no chunks.
+void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
+  const int64_t room = device->cta_shared_bytes;
+  if (device->chunks != nullptr && MmaSharedBytes(*device) > room) {
+    device->chunks = nullptr;
+    kernels->why =
+        TooLittleShared("tensor cores", MmaSharedBytes(*device), *device);
+  }
+  if (device->chunks == nullptr) {
+    kernels->decode = kernels->prompts = "attention_plain";
+    return;
+  }
+  kernels->decode = kernels->prompts = "attention";
+  for (const int32_t rows : {64, 32}) {
+    if (PromptSharedBytes(*device, rows) > room) continue;
+    device->prompt_rows = rows;
+    kernels->prompts = absl::StrCat("attention_prefill of ", rows, " rows");
+    return;
+  }
+  kernels->why =
+      TooLittleShared("prompts", PromptSharedBytes(*device, 32), *device);
+}
+
 }  // namespace
 
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
@@ -235,7 +268,8 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
 }
 
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
-    const PagedAttentionArgs& params, const Device& on, DeviceTables* tables) {
+    const PagedAttentionArgs& params, const Device& on, DeviceTables* tables,
+    AttentionKernels* kernels) {
   const HostParts parts = PartsOf(params);
   AttentionDevice device;
   KVASIR_RETURN_IF_ERROR(AddParts(parts.keys, params.key_exact.any(), params,
@@ -267,9 +301,10 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   KVASIR_RETURN_IF_ERROR(
       AddExactSlots(params.value_exact, tables, &device.value_exact));
   device.dtype = params.dtype;
-  KVASIR_RETURN_IF_ERROR(AddChunks(params, made, tables, &device));
+  KVASIR_RETURN_IF_ERROR(
+      AddChunks(params, made, tables, &device, &kernels->why));
   device.cta_shared_bytes = on.cta_shared_bytes();
-  if (MmaSharedBytes(device) > device.cta_shared_bytes) device.chunks = nullptr;
+  ChooseKernels(&device, kernels);
   const int64_t bytes = PlainSharedBytes(device);
   if (device.chunks == nullptr && bytes > device.cta_shared_bytes) {
     return NotServed(

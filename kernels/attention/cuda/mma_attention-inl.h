@@ -59,7 +59,8 @@ class MmaAttention {
     scores_ = reinterpret_cast<float*>(take(kRows * kScoreStride * 4));
     places_ = reinterpret_cast<Place*>(take(kSplit * 8));
     factors_ = reinterpret_cast<float*>(take(4 * kRows * 4));
-    query_sums_ = reinterpret_cast<float*>(take(kRows * kMmaMostRuns * 4));
+    query_sums_ =
+        reinterpret_cast<float*>(take(kRows * device_.most_key_runs * 4));
     tables_ =
         reinterpret_cast<uint32_t*>(take(device_.num_tables * kTableWords * 4));
     q_ = reinterpret_cast<uint16_t*>(take(kRows * device_.query_stride * 2));
@@ -777,7 +778,7 @@ class MmaAttention {
   float* scores_;      // [rows][kScoreStride]
   Place* places_;      // [512]
   float* factors_;     // [4][rows]: EndSoftmax's
-  float* query_sums_;  // [kMmaMostRuns][rows]
+  float* query_sums_;  // [runs of keys][rows]
   uint32_t* tables_;   // [tables][kTableWords]
   uint16_t* q_;        // [rows][q_stride_]
   float* sums_;        // [rows][out_width]

@@ -187,20 +187,8 @@ void LaunchPromptTiles(const AttentionKernelArgs& args, Launcher& launcher) {
   launch.grid_x = static_cast<uint32_t>(launcher.multiprocessors());
   launch.threads = kPrefillThreads;
   launch.shared_bytes = static_cast<uint32_t>(
-      PrefillAttention<T, tiles>::SharedBytes(args.device));
+      PromptSharedBytes(args.device, PrefillAttention<T, tiles>::kRows));
   simt::Launch(launcher, launch, PrefillKernel<T, tiles>, args);
-}
-
-// Rows of an item of prompts: as many as shared memory has room for; 0: none.
-template <typename T>
-int32_t PromptRows(const AttentionDevice& device) {
-  if constexpr (sizeof(T) == 2) {
-    if (device.chunks == nullptr) return 0;
-    const int64_t room = device.cta_shared_bytes;
-    if (PrefillAttention<T, 8>::SharedBytes(device) <= room) return 64;
-    if (PrefillAttention<T, 4>::SharedBytes(device) <= room) return 32;
-  }
-  return 0;
 }
 
 template <typename T>
@@ -398,11 +386,7 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   args.partials =
       reinterpret_cast<float*>(args.items + launch.sequence_count + 1);
 
-  if (launch.has_prompts) {
-    args.prompt_rows = VisitDType(args.device.dtype, [&](auto type) {
-      return PromptRows<decltype(type)>(args.device);
-    });
-  }
+  if (launch.has_prompts) args.prompt_rows = args.device.prompt_rows;
 
   KernelLaunch divide;
   divide.name = "attention_divide";
