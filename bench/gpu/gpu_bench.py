@@ -359,6 +359,7 @@ class Run:
                 took[name] = done["seconds"]
                 if name == own:
                     took["own"], took["kernel"] = done["seconds"], done["kernel_seconds"]
+                    by = {"attended_by": done["attended_by"], "why": done["why"]}
             for name in others:
                 took[name] = self.others.sample(name)
             if pair >= 0:  # the first warms up
@@ -369,7 +370,7 @@ class Run:
         read = bytes_per_slot * batch * context
         row = {"shape": shape, "plan": plan, "batch": batch, "context": context, "bytes": read, "arenas": arenas,
                "us": middle(samples["own"])["median"] * 1e6,
-               "copy_bytes_per_second": middle(samples["copy"])["median"]}
+               "copy_bytes_per_second": middle(samples["copy"])["median"], **by}
         filled = batch * context >= FEWEST_TOKENS
         judged(row, "share", middle([read / (took * copy) for took, copy in zip(samples["kernel"], samples["copy"])]),
                SHARES.get(plan) if filled else None, self.pairs)
@@ -380,7 +381,7 @@ class Run:
                SPEEDUPS.get(plan) if filled else None, self.pairs)
         self.report["figures"]["attention"].append(row)
         print(f"  {shape} {plan} batch {batch} context {context}: {row['us']:.1f} us, {row['share']:.2f} of the copy's "
-              f"bandwidth, {row['speedup']:.2f} over {best}", flush=True)
+              f"bandwidth, {row['speedup']:.2f} over {best}{', ' if by['why'] else ''}{by['why']}", flush=True)
 
     def decode(self, shape, plan, rows, steps):
         """All rows over one model: making its weights takes longest."""
@@ -420,7 +421,8 @@ class Run:
                     seconds.append(done["seconds"])
             row = {"shape": shape, "plan": plan, "batch": batch, "context": context,
                    "ms": middle(seconds)["median"] * 1e3, "tokens_per_second": batch / middle(seconds)["median"],
-                   "weight_bytes": made["weight_bytes"], "cache_bytes": done["cache_bytes"]}
+                   "weight_bytes": made["weight_bytes"], "cache_bytes": done["cache_bytes"],
+                   "numerics": made["numerics"]}
             judged(row, "share", middle(shares), target, self.pairs)
             self.report["figures"]["decode"].append(row)
             print(f"  decode {shape} {plan} batch {batch} context {context}: {row['ms']:.2f} ms a step, "

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/latents/code_range.h"
 
 namespace kvasir::kernels {
@@ -76,9 +79,9 @@ class ChunkMaker {
   ChunkMaker(DType dtype, bool keys, HostChunks* made)
       : dtype_(dtype), keys_(keys), made_(made) {}
 
-  // False: there are none.
-  bool Add(const LatentPartArgs& part, const LatentGroup& group,
-           const int64_t* head_column) {
+  // Null, or why there are none.
+  const char* Add(const LatentPartArgs& part, const LatentGroup& group,
+                  const int64_t* head_column) {
     const int64_t slot_bytes = CodesBytes(part, group);
     chunk_ = {};
     chunk_.arena = static_cast<const char*>(part.arena);
@@ -92,7 +95,7 @@ class ChunkMaker {
     codes_offset_ = group.codes.offset_bytes;
     if (piece_stride_ == 0 ||
         reinterpret_cast<uintptr_t>(part.arena) % kPieceBytes != 0) {
-      return false;
+      return "latents in no aligned pieces of 16 bytes";
     }
     return group.num_runs == 0 ? AddNumbers(part, group)
                                : AddCodes(part, group);
@@ -102,20 +105,22 @@ class ChunkMaker {
   int64_t runs() const { return runs_; }
 
  private:
-  bool AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
-    if (part.dtype != dtype_ || !Whole(group.width, 8)) return false;
+  const char* AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
+    if (part.dtype != dtype_) return "numbers of another type than activations";
+    if (!Whole(group.width, 8)) return "numbers of no multiple of 8 channels";
     chunk_.kind = ChunkKind::kNumbers;
     AddPieces(0, group.width / 8, 8,
               keys_ ? kMostKeyPieces : kMostNumberPieces);
-    return true;
+    return nullptr;
   }
 
-  bool AddCodes(const LatentPartArgs& part, const LatentGroup& group) {
+  const char* AddCodes(const LatentPartArgs& part, const LatentGroup& group) {
+    if (part.static_scale != nullptr) return "codes of static ranges";
     const int bits = BitsOfAll(part, group);
-    if (bits == 0 || part.static_scale != nullptr ||
-        part.param_dtype != DType::kF16) {
-      return false;
+    if (bits == 0) {
+      return "codes of other than 8 or 4 bits, or runs of no whole pieces";
     }
+    if (part.param_dtype != DType::kF16) return "ranges other than of float16";
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
     // A slot's scale and minimum are one word; a scale alone has a granule of
@@ -123,7 +128,7 @@ class ChunkMaker {
     if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
         !Whole(params.granule_bytes, 4) ||
         (levels && params.granule_bytes == 0)) {
-      return false;
+      return "ranges of slots that are no words";
     }
     chunk_.kind = levels      ? ChunkKind::kLevels4
                   : bits == 8 ? ChunkKind::kCodes8
@@ -158,7 +163,7 @@ class ChunkMaker {
       AddPieces(run.begin, run.width / piece_codes, piece_codes,
                 keys_ ? kMostKeyPieces : kMostCodePieces);
     }
-    return true;
+    return nullptr;
   }
 
   // Of a run, or of numbers.
@@ -199,27 +204,28 @@ int64_t BanksOfRow(ChunkKind kind) {
   return kind == ChunkKind::kNumbers ? 4 : kind == ChunkKind::kCodes8 ? 8 : 16;
 }
 
-bool AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
-             HostChunks* made) {
+// Empty, or why there are none.
+std::string AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
+                    HostChunks* made) {
   UnitChunks unit;
   unit.first = static_cast<int32_t>(made->chunks.size());
   ChunkMaker keys(params.dtype, true, made);
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
     const AttentionKeyPartArgs& part = params.keys[p];
-    if (!keys.Add(part.latents,
-                  part.latents.groups[part.group_of_head[kv_head]],
-                  part.query_column)) {
-      return false;
+    if (const char* const why = keys.Add(
+            part.latents, part.latents.groups[part.group_of_head[kv_head]],
+            part.query_column)) {
+      return absl::StrCat("keys: ", why);
     }
   }
   unit.keys = static_cast<int32_t>(made->chunks.size()) - unit.first;
   ChunkMaker values(params.dtype, false, made);
   for (int64_t p = 0; p < params.num_value_parts; ++p) {
     const AttentionValuePartArgs& part = params.values[p];
-    if (!values.Add(part.latents,
-                    part.latents.groups[part.group_of_head[kv_head]],
-                    part.out_column)) {
-      return false;
+    if (const char* const why = values.Add(
+            part.latents, part.latents.groups[part.group_of_head[kv_head]],
+            part.out_column)) {
+      return absl::StrCat("values: ", why);
     }
   }
   unit.values =
@@ -229,7 +235,17 @@ bool AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
   made->query_stride =
       std::max(made->query_stride,
                (keys.columns() + 63) / 64 * 64 + 2 * BanksOfRow(kind));
-  return keys.columns() <= kMmaMostQueries && keys.runs() <= kMmaMostRuns;
+  if (keys.columns() <= kMmaMostQueries && keys.runs() <= kMmaMostRuns) {
+    return "";
+  }
+  return absl::StrCat("keys: ", keys.columns(), " channels in ", keys.runs(),
+                      " runs, at most ", kMmaMostQueries, " in ", kMmaMostRuns);
+}
+
+HostChunks None(std::string why) {
+  HostChunks none;
+  none.why_none = std::move(why);
+  return none;
 }
 
 }  // namespace
@@ -238,23 +254,23 @@ HostChunks MakeChunks(const PagedAttentionArgs& params,
                       const std::vector<int32_t>& heads,
                       const std::vector<HeadUnit>& units) {
   HostChunks made;
-  if (params.dtype == DType::kF32 || params.key_exact.any() ||
-      params.value_exact.any()) {
-    return {};
+  if (params.dtype == DType::kF32) return None("activations of float32");
+  if (params.key_exact.any() || params.value_exact.any()) {
+    return None("exact rows beside codes");
   }
   const int64_t each = params.num_heads / params.num_kv_heads;
   for (const HeadUnit& unit : units) {
     const int64_t head = heads[static_cast<size_t>(unit.first_head)];
-    if (!AddUnit(params, head / each, &made)) return {};
+    std::string why = AddUnit(params, head / each, &made);
+    if (!why.empty()) return None(std::move(why));
   }
   const int32_t tile_slots = made.chunks.front().tile_slots;
-  const bool one_tile = std::all_of(made.chunks.begin(), made.chunks.end(),
-                                    [&](const LatentChunkOnDevice& chunk) {
-                                      return chunk.tile_slots == tile_slots;
-                                    });
-  return one_tile && made.levels.size() <= static_cast<size_t>(kMmaMostTables)
-             ? made
-             : HostChunks{};
+  for (const LatentChunkOnDevice& chunk : made.chunks) {
+    if (chunk.tile_slots != tile_slots) return None("tiles of several sizes");
+  }
+  if (made.levels.size() <= static_cast<size_t>(kMmaMostTables)) return made;
+  return None(absl::StrCat(made.levels.size(), " tables of levels, at most ",
+                           kMmaMostTables));
 }
 
 }  // namespace kvasir::kernels

@@ -86,6 +86,7 @@ class MmaAttention {
   // In shared memory, for whom it computes.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
+  // All threads meet in it.
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
     item_ = item;
     chunks_ = chunks;
@@ -112,6 +113,7 @@ class MmaAttention {
       first = false;
       merged_ = item.partial < 0;
     }
+    if (first) simt::SyncCta();  // as others do
     if (item.partial < 0) Finish();
   }
 

@@ -61,6 +61,11 @@ def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver):  # n
     for row in figures["attention"]:
         assert row["us"] > 0 and row["bytes"] > 0 and row["best_baseline"] == "dense"
         assert row["share_undecided"] is True if "share_target" in row else True
+    by = {row["plan"]: (row["attended_by"], row["why"]) for row in figures["attention"]}
+    assert by["dense-bf16"] == by["rap-50"] == ("attention", "")
+    # Runs of 16 codes of 4 bits.
+    assert by["rap-50-4bit"] == ("attention_plain", "keys: latents in no aligned pieces of 16 bytes")
+    assert figures["machine"]["numerics"] == "emulated" == figures["decode"][0]["numerics"]
     dense, eight, four = (row["bytes"] for row in figures["attention"][:3])
     assert dense > eight > four > 0.2 * dense
     assert [(row["batch"], row["context"]) for row in figures["decode"]] == [(1, 30), (2, 40)]
