@@ -80,6 +80,10 @@ class AttentionLayers {
   bool lifts_prompts() const {
     return worker::LiftsPrompts(*weights_.layers.front().attention);
   }
+  // Of a GPU.
+  const kernels::AttentionKernels& kernels() const {
+    return attention_.front().kernels();
+  }
   int64_t num_arenas() const { return static_cast<int64_t>(attention_.size()); }
   // Payload of a slot in one layer's page.
   double bytes_per_slot() const;

@@ -33,6 +33,7 @@ STAGES = {
 FAILED, NO_GPU, NOTHING_TO_RUN = 1, 3, 4
 GIB = 1 << 30
 LOG_CHARACTERS = 4000
+WRITE_SECONDS, TELL_SECONDS = 1, 10  # how often a program that runs on has results written, and is told of
 
 
 class Refused(Exception):
@@ -181,24 +182,24 @@ class Tests:
         self.result = {"program": program, "seconds": 0.0, "processes": 0, "tests": []}
 
     def run(self):
-        """Gives the result after each process."""
-        begin = time.monotonic()
+        """Gives the result again and again, as tests end."""
+        self.begin = time.monotonic()
         try:
             left = self.listed()
         except Refused as refused:
             self.end("no list of its tests", str(refused))
             yield self.result
             return
-        first = True
+        first, self.listed_tests = True, len(left)
         while left:
             if self.limits.left() <= 0:
                 self.end("the stage's time is up", "not run: " + " ".join(left))
                 break
-            left = self.run_process(left, all_of_them=first)
+            left = yield from self.run_process(left, all_of_them=first)
             first = False
-            self.result["seconds"] = round(time.monotonic() - begin, 2)
+            self.result["seconds"] = round(time.monotonic() - self.begin, 2)
             yield self.result
-        self.result["seconds"] = round(time.monotonic() - begin, 2)
+        self.result["seconds"] = round(time.monotonic() - self.begin, 2)
         yield self.result
 
     def listed(self):
@@ -223,8 +224,9 @@ class Tests:
             {"name": name, "status": status, **({"text": text[-LOG_CHARACTERS:]} if status != "passed" and text else {})})
 
     def run_process(self, names, all_of_them):
-        """Runs them and gives those that are left."""
+        """Runs them and returns those that are left; gives the result meanwhile."""
         self.result["processes"] += 1
+        before = len(self.result["tests"])
         with tempfile.NamedTemporaryFile("w", suffix=".flags") as flags:
             command = [*self.prefix, self.path]
             if not all_of_them:  # in a file: no argument is that long
@@ -232,12 +234,11 @@ class Tests:
                 flags.flush()
                 command.append(f"--gtest_flagfile={flags.name}")
             with Process(command, self.environment) as process:
-                hung = self.watch(process)
+                hung = yield from self.watch(process, before)
                 text = process.text()
                 ended = hung or process.ended()
         done, running, words = follow(text)
-        for name, status, lines in done:
-            self.add(name, status, lines)
+        self.take(done, before)
         left = [name for name in names if name not in {name for name, _, _ in done}]
         if self.limits.left() <= 0:
             return left
@@ -257,9 +258,15 @@ class Tests:
     def end(self, how, text):
         self.result["ended"], self.result["log"] = how, text[-LOG_CHARACTERS:]
 
-    def watch(self, process):
-        """Waits for its end; where a test takes too long, or all, it is ended: says so."""
+    def take(self, done, before):
+        """Those of this process that have ended and are not in the result yet."""
+        for name, status, lines in done[len(self.result["tests"]) - before:]:
+            self.add(name, status, lines)
+
+    def watch(self, process, before):
+        """Waits for its end; where a test takes too long, or all, it is ended: returns that."""
         running, since = None, time.monotonic()
+        written = told = since
         while True:
             try:
                 process.child.wait(timeout=0.05)
@@ -267,9 +274,18 @@ class Tests:
             except subprocess.TimeoutExpired:
                 pass
             now = time.monotonic()
-            _, test, _ = follow(process.text())
+            done, test, _ = follow(process.text())
             if test != running:
                 running, since = test, now
+            if now - written >= WRITE_SECONDS:
+                written = now
+                self.take(done, before)
+                self.result["seconds"] = round(now - self.begin, 2)
+                yield self.result
+            if now - told >= TELL_SECONDS:
+                told = now
+                say(f"  {self.result['program']}: {len(self.result['tests'])} of {self.listed_tests} tests after "
+                    f"{now - self.begin:.0f} s")
             if self.limits.left() <= 0:
                 process.kill()
                 return "stopped: the stage's time is up"

@@ -147,6 +147,9 @@ class DecodeSteps {
            CacheBytesRead(rank_->layout(), context + 1);
   }
 
+  // Of the device that they run on.
+  std::string numerics() const { return rank_->device().numerics(); }
+
   static constexpr int64_t kSteps = 256;
 
  private:
@@ -220,12 +223,14 @@ class Bench {
   absl::StatusOr<Json> Open(const Json& asked) {
     name_ = asked.at("device");
     module_ = asked.value("module", "");
-    KVASIR_ASSIGN_OR_RETURN(device_, OpenGpu(name_, module_));
+    // Attention multiplies by its own kernels; steps open a device of theirs.
+    KVASIR_ASSIGN_OR_RETURN(device_, OpenGpu(name_, module_, Products::kOwn));
     KVASIR_ASSIGN_OR_RETURN(clock_, ClockOf(*device_));
     timer_ = std::make_unique<DeviceStepTimer>(clock_.get());
     stream_ = device_->MakeStream();
     KVASIR_ASSIGN_OR_RETURN(const GpuFacts facts, FactsOf(*device_));
     return Json{{"name", facts.name},
+                {"numerics", device_->numerics()},
                 {"multiprocessors", facts.multiprocessors},
                 {"l2_bytes", facts.l2_bytes},
                 {"memory_bytes", facts.memory_bytes},
@@ -274,7 +279,10 @@ class Bench {
         const LaunchTime time,
         layers->second->Run(
             {.batch = asked.at("batch"), .context = asked.at("context")}));
-    return Json{{"seconds", time.attention_seconds},
+    const kernels::AttentionKernels& by = layers->second->kernels();
+    return Json{{"attended_by", by.decode},
+                {"why", by.why},
+                {"seconds", time.attention_seconds},
                 {"kernel_seconds", time.kernel_seconds},
                 {"layer_seconds", time.layer_seconds}};
   }
@@ -306,15 +314,18 @@ class Bench {
         const model::ModelShape shape,
         model::FindShape(asked.at("shape").get<std::string>()));
     // What a rank cannot be told of its device is found here.
-    KVASIR_RETURN_IF_ERROR(OpenGpu(name_, module_).status());
+    KVASIR_RETURN_IF_ERROR(
+        OpenGpu(name_, module_, Products::kLibrary).status());
     KVASIR_ASSIGN_OR_RETURN(
         decode_,
-        DecodeSteps::Create({.shape = shape,
-                             .plan = asked.at("plan"),
-                             .batch = asked.at("batch"),
-                             .context = asked.at("context")},
-                            [this] { return *OpenGpu(name_, module_); }));
-    return Json{{"weight_bytes", decode_->weight_bytes()}};
+        DecodeSteps::Create(
+            {.shape = shape,
+             .plan = asked.at("plan"),
+             .batch = asked.at("batch"),
+             .context = asked.at("context")},
+            [this] { return *OpenGpu(name_, module_, Products::kLibrary); }));
+    return Json{{"weight_bytes", decode_->weight_bytes()},
+                {"numerics", decode_->numerics()}};
   }
 
   // The cache's bytes are those of the first step.

@@ -4,9 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "bench/gpu/gpu_device.h"
 #include "kernels/cuda/cuda_device.h"
@@ -75,15 +73,10 @@ const kernels::CudaDevice* CudaOf(const kernels::Device& device) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
-    const std::string& name, const std::string& module) {
+    const std::string& name, const std::string& module, Products products) {
   if (name == "emulated") return kernels::LoadDevice(module, {});
-  absl::string_view ordinal = name;
-  kernels::CudaDeviceOptions options;
-  if (name != "cuda" && (!absl::ConsumePrefix(&ordinal, "cuda:") ||
-                         !absl::SimpleAtoi(ordinal, &options.ordinal))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device ", name, ": want cuda[:N] or emulated"));
-  }
+  KVASIR_ASSIGN_OR_RETURN(const kernels::CudaDeviceOptions options,
+                          GpuOptions(name, products));
   return kernels::MakeCudaDevice(options);
 }
 

@@ -6,7 +6,7 @@
 namespace kvasir::bench {
 
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
-    const std::string& name, const std::string& module) {
+    const std::string& name, const std::string& module, Products) {
   if (name == "emulated") return kernels::LoadDevice(module, {});
   return absl::UnimplementedError(
       absl::StrCat("device ", name, ": this build has no CUDA back end"));

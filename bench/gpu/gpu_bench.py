@@ -11,11 +11,16 @@ import argparse
 import json
 import math
 import pathlib
+import select
 import statistics
 import subprocess
 import sys
 import time
+import warnings
 
+BEGIN = time.monotonic()  # importing PyTorch takes of the time that there is
+# Of --seconds, what ending takes: whoever gave them ends what goes on.
+RESERVE_SECONDS = 5.0
 PLANS = ["dense-bf16", "dense-8bit", "dense-4bit", "rotated-4bit", "rap-50", "rap-50-4bit"]
 SHAPES = {  # query heads, KV heads, numbers of a head
     "llama-3-8b": (32, 8, 128), "llama-2-7b": (32, 32, 128), "kvasir-tiny": (16, 8, 32),
@@ -26,10 +31,11 @@ FEWEST_TOKENS = 32768
 SHARES = {"dense-bf16": 0.85, "dense-8bit": 0.75, "dense-4bit": 0.65, "rotated-4bit": 0.65}
 # Over the fastest dense bf16 attention there is.
 SPEEDUPS = {"dense-4bit": 2.6, "rotated-4bit": 2.6, "rap-50": 1.7, "rap-50-4bit": 4.5}
-# Of models with random weights: plan, and (batch, context, share of the floor).
+# Of models with random weights: plan, and (batch, context, share of the floor). A dense
+# cache of 32 x 16K has no room in 80 GiB beside the weights; half of it has, to compare.
 DECODE_SHAPE, DECODE_LAYERS, DECODE_WEIGHTS = "llama-3-8b", 32, 16.1e9
 DECODE_PLANS = ["dense-bf16", "rotated-4bit", "rap-50-4bit"]
-DECODE_ROWS = [(1, 4096, 0.75), (32, 16384, 0.6)]
+DECODE_ROWS = [(1, 4096, 0.75), (16, 16384, None), (32, 16384, 0.6)]
 PAIRS, FEWEST_PAIRS, MOST_SPREAD = 9, 7, 0.15
 PAGE = 64
 COPY_BYTES = 1 << 30
@@ -43,17 +49,28 @@ class Failure(Exception):
     pass
 
 
+class TimeUp(Exception):
+    """There is no time left; what was under way is given up."""
+
+
 class Bench:
-    """A process of bench_gpu."""
+    """A process of bench_gpu, which is ended when the time is up."""
 
     def __init__(self, arguments):
+        self.deadline = BEGIN + arguments.seconds - RESERVE_SECONDS
         self.process = subprocess.Popen([arguments.programs / "bin/bench_gpu"], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
         self.facts = self.ask(do="open", device=arguments.device,
                               module=str(arguments.programs / "bin/kvasir-emulated.so"))
 
     def ask(self, **request):
+        if self.is_over():
+            raise TimeUp
         print(json.dumps(request), file=self.process.stdin, flush=True)
+        # An answer is one line, so that nothing of it is read before.
+        if not select.select([self.process.stdout], [], [], max(0.0, self.deadline - time.monotonic()))[0]:
+            self.process.kill()
+            raise TimeUp
         line = self.process.stdout.readline()
         if not line:
             raise Failure(f"bench_gpu ended with {self.process.wait()} at {request}")
@@ -62,7 +79,15 @@ class Bench:
             raise (Unserved if answer["unimplemented"] else Failure)(answer["error"])
         return answer
 
+    def is_over(self):
+        return time.monotonic() >= self.deadline
+
     def close(self):
+        """Its exit code; 0 where the time was up, which has ended it."""
+        if self.is_over():
+            self.process.kill()
+            self.process.wait()
+            return 0
         self.process.stdin.close()
         return self.process.wait()
 
@@ -83,6 +108,7 @@ class Torch:
         self.backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
                          "efficient": SDPBackend.EFFICIENT_ATTENTION}
         self.version = f"PyTorch {torch.__version__}"
+        self.told = set()
         try:
             import flashinfer
 
@@ -105,12 +131,26 @@ class Torch:
             calls["flashinfer"] = self.paged(batch, context, heads, kv_heads, dim)
         self.calls = {}
         for name, call in calls.items():
-            try:  # warms up, and finds out what it does not serve
-                self.time(call)
+            why = self.refusal(call)
+            if not why:
                 self.calls[name] = call
-            except (RuntimeError, ValueError, TypeError) as error:
-                print(f"  {name} does not serve {shape}: {str(error).splitlines()[0]}", flush=True)
+            elif (name, shape, why) not in self.told:
+                self.told.add((name, shape, why))
+                print(f"  {name} does not serve {shape}: {why}", flush=True)
         return list(self.calls)
+
+    def refusal(self, call):
+        """Warms it up; why it does not serve, or nothing. PyTorch says then of each of its
+        back ends why it is not used, in warnings: those are not told."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                self.time(call)
+            except (RuntimeError, ValueError, TypeError) as error:
+                return (str(error) or type(error).__name__).splitlines()[0]
+        for warning in said:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        return ""
 
     def sdpa(self, backend):
         from torch.nn.attention import sdpa_kernel
@@ -204,7 +244,7 @@ def judged(row, name, value, target, pairs):
 class Run:
     def __init__(self, arguments, bench, others):
         self.arguments, self.bench, self.others = arguments, bench, others
-        self.deadline = time.monotonic() + arguments.seconds
+        self.out_of_time, self.whole_shapes = [], []
         self.pairs = 2 if arguments.quick else PAIRS
         self.copy_bytes = 1 << 16 if arguments.quick else COPY_BYTES
         self.report = {
@@ -226,20 +266,33 @@ class Run:
         self.report["tests"].append({"name": name, "status": status, **({"text": text} if text else {})})
         self.write()
 
-    def attempt(self, name, measure):
-        """A row, or why there is none."""
-        if time.monotonic() > self.deadline:
-            return self.leave_out(name, "not run: the time is up")
+    def attempt(self, name, measure, left=None):
+        """A row, or why there is none. `left` names those of several that are not measured."""
         try:
             measure()
             self.test(name, "passed")
+        except TimeUp:
+            for row in left() if left else [name]:
+                self.no_time(row)
         except Unserved as error:
             self.leave_out(name, f"not served: {error}")
             self.test(name, "skipped", str(error))
         except Failure as error:
             self.leave_out(name, f"failed: {error}")
             self.test(name, "failed", str(error))
-        return None
+
+    def no_time(self, name):
+        self.out_of_time.append(name)
+        self.leave_out(name, "not run: the time is up")
+
+    def end(self):
+        """Rows without time fail nothing where there are all of one shape."""
+        if self.out_of_time and not self.whole_shapes:
+            self.test("bench.time", "failed", f"{len(self.out_of_time)} rows were not run, and of no shape all "
+                      "of attention were: more --seconds")
+        self.write()
+        if self.bench.close():
+            self.test("bench.end", "failed", "bench_gpu did not end well")
 
     def bandwidth(self):
         return self.bench.ask(do="copy", bytes=self.copy_bytes)["bytes_per_second"]
@@ -250,47 +303,48 @@ class Run:
         return 0.9 * free - 2 * self.copy_bytes if free else math.inf
 
     def attention(self, shapes, rows):
-        free = self.free_bytes()
         for shape in shapes:
-            bytes_of = {}
-            for plan in PLANS:
-                bytes_of[plan] = self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"]
+            before = len(self.out_of_time)
             for batch, context in rows:
-                slots = batch * math.ceil(context / PAGE) * PAGE
-                copies = 1 if isinstance(self.others, NoTorch) else 2
-
-                def arenas(plan, slots=slots, bytes_of=bytes_of):
-                    # Four times the second-level cache, before one is read again.
-                    return max(1, math.ceil(4 * self.bench.facts["l2_bytes"] / (slots * bytes_of[plan])))
-
-                dense = slots * bytes_of["dense-bf16"] * arenas("dense-bf16")
-                case = f"attention.{shape}.b{batch}.c{context}"
-                if time.monotonic() > self.deadline:
-                    self.leave_out(case, "not run: the time is up")
-                    continue
-                if copies * dense > free:
-                    self.leave_out(case, f"does not fit: {copies * dense / 2**30:.1f} GiB of dense caches, "
-                                         f"{free / 2**30:.1f} GiB are free")
-                    continue
                 try:
-                    self.bench.ask(do="make", name="dense", shape=shape, plan="dense-bf16", slots=slots,
-                                   arenas=arenas("dense-bf16"))
-                    others = self.others.make(shape, batch, context, arenas("dense-bf16"))
-                except (Failure, Unserved) as error:
-                    self.leave_out(case, f"failed: {error}")
-                    self.test(case, "failed", str(error))
-                    continue
-                for plan in PLANS:
-                    own = slots * bytes_of[plan] * arenas(plan)
-                    name = f"attention.{shape}.{plan}.b{batch}.c{context}"
-                    if plan != "dense-bf16" and copies * dense + own > free:
-                        self.leave_out(name, "does not fit beside the dense caches")
-                        continue
-                    self.attempt(name, lambda plan=plan, slots=slots, n=arenas(plan), others=others, batch=batch,
-                                 context=context, shape=shape, each=bytes_of[plan]: self.row(
-                                     shape, plan, batch, context, slots, n, others, each))
-                self.others.drop()
-                self.bench.ask(do="drop", name="dense")
+                    self.case(shape, batch, context)
+                except TimeUp:  # before a plan's turn
+                    self.no_time(f"attention.{shape}.b{batch}.c{context}")
+            if len(self.out_of_time) == before:
+                self.whole_shapes.append(shape)
+
+    def case(self, shape, batch, context):
+        """A row for each plan, over the same dense caches."""
+        free = self.free_bytes()
+        slots = batch * math.ceil(context / PAGE) * PAGE
+        bytes_of = {plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"] for plan in PLANS}
+        # Four times the second-level cache, before one is read again.
+        arenas = {plan: max(1, math.ceil(4 * self.bench.facts["l2_bytes"] / (slots * each)))
+                  for plan, each in bytes_of.items()}
+        dense = slots * bytes_of["dense-bf16"] * arenas["dense-bf16"]
+        dense *= 1 if isinstance(self.others, NoTorch) else 2
+        case = f"attention.{shape}.b{batch}.c{context}"
+        if dense > free:
+            return self.leave_out(case, f"does not fit: {dense / 2**30:.1f} GiB of dense caches, "
+                                        f"{free / 2**30:.1f} GiB are free")
+        try:
+            self.bench.ask(do="make", name="dense", shape=shape, plan="dense-bf16", slots=slots,
+                           arenas=arenas["dense-bf16"])
+            others = self.others.make(shape, batch, context, arenas["dense-bf16"])
+        except (Failure, Unserved) as error:
+            self.leave_out(case, f"failed: {error}")
+            return self.test(case, "failed", str(error))
+        for plan in PLANS:
+            name = f"attention.{shape}.{plan}.b{batch}.c{context}"
+            if plan != "dense-bf16" and dense + slots * bytes_of[plan] * arenas[plan] > free:
+                self.leave_out(name, "does not fit beside the dense caches")
+                continue
+            self.attempt(name, lambda plan=plan: self.row(
+                shape, plan, batch, context, slots, arenas[plan], others, bytes_of[plan]))
+        self.others.drop()
+        if not self.bench.is_over():
+            self.bench.ask(do="drop", name="dense")
+        return None
 
     def row(self, shape, plan, batch, context, slots, arenas, others, bytes_per_slot):
         own = "dense" if plan == "dense-bf16" else "own"
@@ -305,6 +359,7 @@ class Run:
                 took[name] = done["seconds"]
                 if name == own:
                     took["own"], took["kernel"] = done["seconds"], done["kernel_seconds"]
+                    by = {"attended_by": done["attended_by"], "why": done["why"]}
             for name in others:
                 took[name] = self.others.sample(name)
             if pair >= 0:  # the first warms up
@@ -315,7 +370,7 @@ class Run:
         read = bytes_per_slot * batch * context
         row = {"shape": shape, "plan": plan, "batch": batch, "context": context, "bytes": read, "arenas": arenas,
                "us": middle(samples["own"])["median"] * 1e6,
-               "copy_bytes_per_second": middle(samples["copy"])["median"]}
+               "copy_bytes_per_second": middle(samples["copy"])["median"], **by}
         filled = batch * context >= FEWEST_TOKENS
         judged(row, "share", middle([read / (took * copy) for took, copy in zip(samples["kernel"], samples["copy"])]),
                SHARES.get(plan) if filled else None, self.pairs)
@@ -326,29 +381,37 @@ class Run:
                SPEEDUPS.get(plan) if filled else None, self.pairs)
         self.report["figures"]["attention"].append(row)
         print(f"  {shape} {plan} batch {batch} context {context}: {row['us']:.1f} us, {row['share']:.2f} of the copy's "
-              f"bandwidth, {row['speedup']:.2f} over {best}", flush=True)
+              f"bandwidth, {row['speedup']:.2f} over {best}{', ' if by['why'] else ''}{by['why']}", flush=True)
 
     def decode(self, shape, plan, rows, steps):
         """All rows over one model: making its weights takes longest."""
-        served = []
-        for row in rows:
-            batch, context, _ = row
-            # As if every layer had its own; a page more for each sequence.
-            cache = batch * (context + 5 * PAGE) * DECODE_LAYERS * self.bench.ask(
-                do="bytes", shape=shape, plan=plan)["bytes_per_slot"]
-            if DECODE_WEIGHTS + cache > self.free_bytes():
-                self.leave_out(f"decode.{shape}.{plan}.b{batch}.c{context}",
-                               f"does not fit: {(DECODE_WEIGHTS + cache) / 2**30:.1f} GiB, "
-                               f"{self.free_bytes() / 2**30:.1f} GiB are free")
-            else:
-                served.append(row)
-        if served:
-            self.attempt(f"decode.{shape}.{plan}", lambda: self.decode_rows(shape, plan, served, steps))
+        left = list(rows)
 
-    def decode_rows(self, shape, plan, rows, steps):
-        made = self.bench.ask(do="decode_make", shape=shape, plan=plan, batch=max(row[0] for row in rows),
-                              context=max(row[1] for row in rows))
-        for batch, context, target in rows:
+        def name(batch, context, _):
+            return f"decode.{shape}.{plan}.b{batch}.c{context}"
+
+        def measure():
+            each = self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"]
+            for row in rows:
+                batch, context, _ = row
+                # As if every layer had its own; a page more for each sequence.
+                cache = batch * (context + 5 * PAGE) * DECODE_LAYERS * each
+                if DECODE_WEIGHTS + cache > self.free_bytes():
+                    left.remove(row)
+                    self.leave_out(name(*row), f"does not fit: {(DECODE_WEIGHTS + cache) / 2**30:.1f} GiB, "
+                                               f"{self.free_bytes() / 2**30:.1f} GiB are free")
+            if not left:
+                raise Unserved("no row has room")
+            self.decode_rows(shape, plan, left, steps)
+
+        self.attempt(f"decode.{shape}.{plan}", measure, lambda: [name(*row) for row in left])
+
+    def decode_rows(self, shape, plan, left, steps):
+        """Takes from `left` what it has measured."""
+        made = self.bench.ask(do="decode_make", shape=shape, plan=plan, batch=max(row[0] for row in left),
+                              context=max(row[1] for row in left))
+        while left:
+            batch, context, target = left[0]
             shares, seconds = [], []
             for pair in range(-1, self.pairs):
                 bandwidth = self.bandwidth()
@@ -358,11 +421,13 @@ class Run:
                     seconds.append(done["seconds"])
             row = {"shape": shape, "plan": plan, "batch": batch, "context": context,
                    "ms": middle(seconds)["median"] * 1e3, "tokens_per_second": batch / middle(seconds)["median"],
-                   "weight_bytes": made["weight_bytes"], "cache_bytes": done["cache_bytes"]}
+                   "weight_bytes": made["weight_bytes"], "cache_bytes": done["cache_bytes"],
+                   "numerics": made["numerics"]}
             judged(row, "share", middle(shares), target, self.pairs)
             self.report["figures"]["decode"].append(row)
             print(f"  decode {shape} {plan} batch {batch} context {context}: {row['ms']:.2f} ms a step, "
                   f"{row['share']:.2f} of the floor", flush=True)
+            del left[0]
         self.bench.ask(do="decode_drop")
 
 
@@ -385,9 +450,7 @@ def main():
         for plan in DECODE_PLANS:
             run.decode(DECODE_SHAPE, plan, DECODE_ROWS, 8)
         run.attention(["llama-2-7b"], ROWS)
-    run.write()
-    if bench.close():
-        run.test("bench.end", "failed", "bench_gpu did not end well")
+    run.end()
     return 1 if any(test["status"] == "failed" for test in run.report["tests"]) else 0
 
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "bench/gpu/gpu_options.h"
 #include "bench/gpu/step_timer.h"
 #include "kernels/device/device.h"
 
@@ -13,9 +14,9 @@ namespace kvasir::bench {
 
 // "cuda:N", where the build has it, or "emulated", from the module in a file.
 // INVALID_ARGUMENT for another name; UNIMPLEMENTED without nvcc;
-// MakeCudaDevice's and LoadDevice's.
+// MakeCudaDevice's and LoadDevice's. The emulated device has its own products.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
-    const std::string& name, const std::string& module);
+    const std::string& name, const std::string& module, Products products);
 
 absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(
     const kernels::Device& device);

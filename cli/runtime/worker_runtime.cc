@@ -65,6 +65,20 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
   return sample;
 }
 
+// What a GPU attends by. Without tensor cores it is many times slower, and
+// nothing else says so.
+void LogAttentionKernels(const worker::ModelExecutor& executor) {
+  for (const auto& [kernels, layers] : executor.attention_kernels()) {
+    base::Log(
+        kernels.why.empty() ? base::LogLevel::kInfo : base::LogLevel::kWarning,
+        "attention kernels",
+        {{"layers", layers},
+         {"decode", kernels.decode},
+         {"prompts", kernels.prompts},
+         {"why", kernels.why}});
+  }
+}
+
 std::string InvarianceOf(LoadedModel& model) {
   return worker::InvarianceName(model.rank().executor().lifts_prompts(),
                                 model.rank().device().rows_are_invariant());
@@ -251,6 +265,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
        {"threads", model.num_threads()},
        {"simd", kernels::CpuTargetName()},
        {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
+  LogAttentionKernels(model.rank().executor());
   return runtime;
 }
 

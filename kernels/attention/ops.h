@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,6 +15,18 @@
 
 namespace kvasir::kernels {
 
+// Which kernels of a GPU compute a layer's launches: for people. Empty of a
+// CPU.
+struct AttentionKernels {
+  std::string decode;
+  std::string prompts;
+  std::string
+      why;  // it is not tensor cores, or prompts have no kernel; or empty
+
+  friend bool operator==(const AttentionKernels&,
+                         const AttentionKernels&) = default;
+};
+
 // Attention over parts that are constant after load.
 // Owns: the parts and the host's grid of their launches. Groups, runs, heads,
 //   pairs and steps of parts are the caller's and outlive it. Movable.
@@ -25,6 +38,7 @@ class PreparedAttention {
   ~PreparedAttention();
 
   const AttentionGrid& grid() const { return *grid_; }
+  const AttentionKernels& kernels() const;
 
   // What launches do to make keys or values of a sequence's slots, where a slot
   // costs head_work[j] for KV head j [Hkv]: the same for any number of threads.

@@ -306,6 +306,7 @@ struct PreparedAttention::Parts {
   // Of a GPU.
   std::optional<DeviceTables> tables;
   AttentionDevice device;
+  AttentionKernels kernels;
 
   std::vector<AttentionKeyPartArgs> keys;
   std::vector<AttentionValuePartArgs> values;
@@ -385,6 +386,10 @@ PreparedAttention& PreparedAttention::operator=(PreparedAttention&&) noexcept =
     default;
 PreparedAttention::~PreparedAttention() = default;
 
+const AttentionKernels& PreparedAttention::kernels() const {
+  return parts_->kernels;
+}
+
 double PreparedAttention::WorkOnSlots(
     const AttentionSequence& sequence,
     absl::Span<const double> head_work) const {
@@ -421,7 +426,8 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
     PreparedAttention::Parts& parts = *prepared.parts_;
     KVASIR_ASSIGN_OR_RETURN(
         parts.device,
-        MakeAttentionDevice(args, device, &parts.tables.emplace(&device)));
+        MakeAttentionDevice(args, device, &parts.tables.emplace(&device),
+                            &parts.kernels));
   }
   return prepared;
 }

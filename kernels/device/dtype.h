@@ -1,5 +1,5 @@
-// Number formats of stored tensors and their exact scalar conversions. C++17:
-// device code includes this.
+// Number formats of stored tensors and their exact scalar conversions, to the
+// bits of NaN too (a GPU's own: simt/numbers.h). C++17: device code has this.
 #pragma once
 
 #include <cstdint>

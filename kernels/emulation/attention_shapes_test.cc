@@ -128,6 +128,7 @@ LatentSpec SpecOf(const ShapeCase& test, int64_t granule_bytes) {
   spec.keys = {test.key};
   spec.values = {test.value};
   spec.page_tokens = 64;
+  spec.asked_tokens = test.rows;
   for (auto* const side : {&spec.keys, &spec.values}) {
     (*side)[0].granule_bytes = granule_bytes;
   }
@@ -145,6 +146,9 @@ TEST_P(AttentionShapesTest, AreTheCpusWithinTheTypesTolerance) {
   LatentCache cpu_cache(SpecOf(test, 0), test.contexts, 5);
   LatentCache gpu_cache(SpecOf(test, gpu.device().page_granule_bytes()),
                         test.contexts, 5);
+  // Nearly all of a test's time.
+  cpu_cache.UseThreads(HostThreads());
+  gpu_cache.UseThreads(HostThreads());
   std::vector<LatentAsk> asks;
   for (size_t s = 0; s < test.contexts.size(); ++s) {
     const auto sequence = static_cast<int64_t>(s);
@@ -161,7 +165,8 @@ TEST_P(AttentionShapesTest, AreTheCpusWithinTheTypesTolerance) {
       got.push_back(launch.Run(most_partials));
     }
   };
-  TestStream cpu(OnGpu() ? 8 : 1, CpuBackend::kSimd, size_t{1} << 28);
+  TestStream cpu(OnGpu() ? HostThreads()->num_threads() : 1, CpuBackend::kSimd,
+                 size_t{1} << 26);
   const std::vector<float> want = cpu_cache.Attend(cpu, asks);
   for (const std::vector<float>& rows : got) {
     ASSERT_EQ(rows.size(), want.size());

@@ -153,10 +153,6 @@ class DeviceLaunch {
 
 // The emulated device's pages have this granule; so does what holds the cache.
 constexpr int64_t kGranule = 16;
-TestStream& Reference() {
-  static const auto stream = TestStream::InGranules(kGranule);
-  return *stream;
-}
 
 // |got - want| / |want| of the numbers that are some head's.
 double NormError(const std::vector<double>& want,
@@ -194,7 +190,8 @@ struct Ask {
 
 Outcome Attend(EmulatedTest& test, const Ask& ask) {
   Outcome outcome;
-  ask.cache.on_launch = [&](const PagedAttentionArgs& args) {
+  ask.cache.UseThreads(HostThreads());
+  ask.cache.Launch(ask.asks, [&](const PagedAttentionArgs& args) {
     if (ask.spoil != nullptr) ask.spoil(args);
     DeviceLaunch launch(test, ask.cache, args, ask.asks, ask.dtype);
     launch.shape().most_partials = ask.most_partials;
@@ -213,9 +210,7 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
     }
     outcome.row_error = WorstError(args, expected, outcome.got);
     outcome.error = NormError(expected, outcome.got);
-  };
-  ask.cache.Attend(Reference(), ask.asks);
-  ask.cache.on_launch = nullptr;
+  });
   return outcome;
 }
 
@@ -1398,9 +1393,14 @@ TEST(AttentionCudaTest, AMergeReadsMaximaOnceForAllLanes) {
   EXPECT_EQ(requests, 2 * (kSplits + 3));
 }
 
-// Two splits, by one CTA.
+// Two splits, by one CTA, and more sequences than there are CTAs; some of them
+// see nothing.
 bool IsRightInTwoSplits(LatentCache& cache, EmulatedTest& test, DType dtype) {
-  return IsRight(Attend(test, {cache, {{0, 520, 3}}, dtype, 0}), dtype);
+  std::vector<LatentAsk> asks = {{0, 520, 3}};
+  for (int64_t first = 20; first < 40; ++first) {
+    asks.push_back({0, first, 1, first % 3 == 0 ? 1 : 0});
+  }
+  return IsRight(Attend(test, {cache, asks, dtype, 0}), dtype);
 }
 
 void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
@@ -1421,7 +1421,7 @@ void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
   }
 }
 TEST(AttentionCudaTest, EachSiteIsMissed) {
-  ExpectEachSiteIsMissed("attention", DType::kBf16, 6);
+  ExpectEachSiteIsMissed("attention", DType::kBf16, 10);
 }
 TEST(AttentionCudaTest, EachSiteOfTheMergeIsMissed) {
   // Of which a warp merges several: 48 rows of heads, 5 times 32 channels.
@@ -1460,10 +1460,11 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
     return OfHeads(8, 1, part, part);
   };
   for (const auto& [spec, latent_bytes, codes, levels] : std::vector<Case>{
-           {both(Codes({128}, {4})), 2 * (64 + 4), true, false},
-           // Values in two chunks, which read the range twice.
-           {both(Codes({128}, {8})), 2 * (128 + 4) + 4, true, false},
-           {both(Levels(Codes({128}, {4}))), 2 * (64 + 4), true, true},
+           // Four warps read the ranges of values.
+           {both(Codes({128}, {4})), 2 * 64 + 5 * 4, true, false},
+           // Of two chunks.
+           {both(Codes({128}, {8})), 2 * 128 + 9 * 4, true, false},
+           {both(Levels(Codes({128}, {4}))), 2 * 64 + 5 * 4, true, true},
            {both(Numbers({128})), 2 * 256, false, false}}) {
     LatentCache cache(spec, {512}, 6);
     cache.Write(0, 0, 512);
@@ -1485,15 +1486,17 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
         loaded += count.bytes;
       }
     }
-    // Beside them the block table, by each slot, and 8 rows of queries, which
+    // Beside them the block table, for each page, and 8 rows of queries, which
     // runs of codes are summed up of.
-    EXPECT_EQ(loaded, 512 * (latent_bytes + 4) + (codes ? 2 : 1) * 8 * 128 * 2);
+    EXPECT_EQ(loaded,
+              512 * latent_bytes + 8 * 4 + (codes ? 2 : 1) * 8 * 128 * 2);
   }
 }
 
 // Tensor cores where a CTA has the shared memory that they take, the plain
 // kernel where it has less, and a refusal with both numbers below that.
 TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
+  if (OnGpu()) SkipWithoutEmulator();  // a GPU has what it has
   const auto attend = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {20}, 3);
     cache.Write(0, 0, 20);
@@ -1503,10 +1506,8 @@ TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
     ExpectRight(outcome, DType::kBf16);
     return outcome.tensor_cores;
   };
-  // 71168 + 16 * (256 + 2 * 96 + 4 * 64), and 54016 + 64 * 64.
-  EXPECT_TRUE(attend(kFour, 82432));
-  EXPECT_FALSE(attend(kFour, 82431));
-  EXPECT_FALSE(attend(kFour, 58112));
+  // Stages of 4 * 4 * 1280, 4112 + 8 * (2064 + 2 * 96 + 16 + 4 + 4 * 64).
+  EXPECT_TRUE(attend(kFour, 44848));
   const auto prepare = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {1}, 1);
     EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
@@ -1514,16 +1515,97 @@ TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
     return Prepare(test.device(), launch.shape()).status();
   };
   EXPECT_THAT(
-      prepare(kFour, 58111),
+      prepare(kFour, 44847),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
           HasSubstr("paged_attention: a GPU's kernels do not serve values of "
                     "64 numbers a head: want 58112 bytes of shared memory, a "
-                    "CTA of device emulated has at most 58111")));
-  // The largest that are served, on sm_80 and on sm_90.
+                    "CTA of device emulated has at most 44847")));
+  // 16 rows of long keys take more than the plain kernel: 4 * 5 * 2048 + 4112 +
+  // 16 * (2064 + 2 * 1032 + 16 + 4 * 64), and 54016 + 64 * 64.
+  const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
+  EXPECT_TRUE(attend(long_keys, 115472));
+  EXPECT_FALSE(attend(long_keys, 115471));
+  EXPECT_FALSE(attend(long_keys, 58112));
+  // The largest that are served, on sm_80 too.
   const LatentSpec largest = OfHeads(2, 1, Numbers({1024}), Numbers({1024}));
-  EXPECT_FALSE(attend(largest, 163 << 10));
-  EXPECT_TRUE(attend(largest, 227 << 10));
+  EXPECT_TRUE(attend(largest, 163 << 10));
+}
+
+// Not for as many as there may be: of a unit's keys.
+TEST(AttentionCudaTest, SharedMemoryHasRoomForTheRunsThatThereAre) {
+  // Ten of keys: 4 * 5 * 1280 + 4112 + 16 * (2064 + 2 * 208 + 16 + 4 * 10 +
+  // 4 * 160).
+  const LatentSpec runs =
+      OfHeads(16, 1, Codes({160}, {8}, 16), Codes({160}, {8}, 80));
+  LatentCache cache(runs, {600}, 3);
+  cache.Write(0, 0, 600);
+  cache.RoundQueries(DType::kBf16);
+  std::vector<float> first;
+  for (const int64_t shared_bytes : {int64_t{227} << 10, int64_t{80528}}) {
+    EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
+    const Outcome outcome = Attend(test, {cache, {{0, 599, 1}}, DType::kBf16});
+    EXPECT_TRUE(outcome.tensor_cores);
+    ExpectRight(outcome, DType::kBf16);
+    if (first.empty()) first = outcome.got;
+    EXPECT_TRUE(SameBits(first, outcome.got));
+  }
+}
+
+TEST(AttentionCudaTest, WhichKernelsServeIsToldAndWhyNoOthers) {
+  const auto kernels = [](LatentSpec spec, DType dtype, int64_t shared_bytes) {
+    LatentCache cache(spec, {1}, 1);
+    EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
+    (void)test.emulator();  // a GPU has its own shared memory
+    DeviceLaunch launch(test, cache, cache.Params(), {}, dtype);
+    auto prepared = Prepare(test.device(), launch.shape());
+    KVASIR_EXPECT_OK(prepared.status());
+    return prepared.ok() ? prepared->kernels() : AttentionKernels();
+  };
+  const auto expect = [&](const LatentSpec& spec, int64_t shared_bytes,
+                          const AttentionKernels& want,
+                          DType dtype = DType::kBf16) {
+    const AttentionKernels got = kernels(spec, dtype, shared_bytes);
+    EXPECT_EQ(got.decode, want.decode) << got.why;
+    EXPECT_EQ(got.prompts, want.prompts);
+    EXPECT_EQ(got.why, want.why);
+  };
+  const auto expect_plain = [&](const LatentSpec& spec, const std::string& why,
+                                DType dtype = DType::kBf16) {
+    expect(spec, kRoomOf64 << 10, {"attention_plain", "attention_plain", why},
+           dtype);
+  };
+  expect(kFour, kRoomOf64 << 10,
+         {"attention", "attention_prefill of 64 rows", ""});
+  expect(kFour, 125824, {"attention", "attention_prefill of 32 rows", ""});
+  expect(kFour, 125823,
+         {"attention", "attention",
+          "prompts want 125824 bytes of shared memory, a CTA has 125823"});
+  const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
+  expect(long_keys, 115471,
+         {"attention_plain", "attention_plain",
+          "tensor cores want 115472 bytes of shared memory, a CTA has 115471"});
+  expect_plain(kFour, "activations of float32", DType::kF32);
+  const auto of = [](PartSpec key, PartSpec value) {
+    return OfType(OfHeads(4, 2, std::move(key), std::move(value)),
+                  DType::kBf16);
+  };
+  LatentSpec exact = kFour;
+  exact.sinks = 2;
+  expect_plain(exact, "exact rows beside codes");
+  expect_plain(of(Codes({64}, {3}), Numbers({64})),
+               "keys: codes of other than 8 or 4 bits, or runs of no whole "
+               "pieces");
+  expect_plain(of(Numbers({64}), Fixed(Codes({64}, {4}))),
+               "values: codes of static ranges");
+  expect_plain(of(Numbers({64}), Ranges(Codes({64}, {4}), DType::kF32)),
+               "values: ranges other than of float16");
+  expect_plain(of(Numbers({60}), Numbers({64})),
+               "keys: numbers of no multiple of 8 channels");
+  expect_plain(OfType(of(Numbers({64}), Numbers({64})), DType::kF16),
+               "keys: numbers of another type than activations");
+  expect_plain(of(Numbers({1032}), Numbers({64})),
+               "keys: 1040 channels in 0 runs, at most 1024 in 64");
 }
 
 TEST(AttentionCudaTest, WhatTheKernelsDoNotServeIsRefusedByName) {

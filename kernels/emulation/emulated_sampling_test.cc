@@ -4,13 +4,19 @@
 
 #include <algorithm>
 #include <limits>
+#include <random>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/philox.h"
 #include "kernels/emulation/testing/emulated_ops.h"
 #include "kernels/emulation/testing/left_out.h"
 #include "kernels/sampling/ops.h"
+#include "kernels/sampling/top_ids_cuda.h"
+#include "kernels/simt/launch.h"
 
 namespace kvasir::kernels::emulation {
 namespace {
@@ -519,6 +525,205 @@ TEST(SampleCudaTest, LongTailsAreThoseOfTheCpu) {
   ExpectSame(c);
   for (Row& row : c.rows) row.row.temperature = 1e30f;
   ExpectSame(c, 2);
+}
+
+// A row whose uniform number is the largest of all, 1 - 2^-53: by Philox
+// backwards.
+Row AtTheLargestNumber() {
+  Row row;
+  row.row.seed = 7;
+  row.row.position = 876836801366396405;
+  row.row.sample_index = 221342161;
+  return row;
+}
+TEST(SampleCudaTest, TheLargestNumberIsThat) {
+  const SampleRowArgs row = AtTheLargestNumber().row;
+  const base::PhiloxCounter bits =
+      base::Philox4x32(base::PhiloxKeyFromSeed(row.seed),
+                       base::PhiloxCounterOf(row.position, row.sample_index));
+  const uint64_t word = uint64_t{bits[1]} << 32 | bits[0];
+  EXPECT_EQ(word >> 11, (uint64_t{1} << 53) - 1);
+}
+
+// Filters that keep nearly all of a flat row, or all.
+std::vector<Row> RowsAtTheLargestNumber(int64_t vocab) {
+  std::vector<Row> rows(7, AtTheLargestNumber());
+  rows[1].row.top_k = static_cast<int32_t>(std::max<int64_t>(vocab - 1, 1));
+  rows[2].row.top_p = 0.99999994f;  // the largest float below 1
+  rows[3].row.top_p = 0.7f;
+  rows[4].row.min_p = 1.0f;
+  rows[5].row.temperature = 0.3f;
+  rows[5].row.top_k = static_cast<int32_t>((vocab + 1) / 2);
+  rows[5].row.top_p = 0.99999994f;
+  rows[6].row.temperature = 1e30f;
+  return rows;
+}
+void ExpectIdsOfTheCpu(const Batch& c, uint64_t seed) {
+  EmulatedTest test(seed);
+  const std::vector<int32_t> ids = ByKernel(test, c).ids;
+  EXPECT_EQ(ids, ByReference(c).ids);
+  EXPECT_THAT(ids, ::testing::Each(::testing::AllOf(::testing::Ge(0),
+                                                    ::testing::Lt(c.vocab))));
+}
+
+TEST(SampleCudaTest, AFlatRowGivesAnIdAtTheLargestNumberBelowOne) {
+  uint64_t seed = 0;
+  for (const int64_t vocab : {1, 3, 9, 513, 2047, 2049, 4097, 6003, 20001}) {
+    for (const float logit : {0.0f, -1.7f, 3e38f}) {
+      SCOPED_TRACE(vocab);
+      ExpectIdsOfTheCpu({std::vector<float>(static_cast<size_t>(vocab), logit),
+                         RowsAtTheLargestNumber(vocab), vocab, 0, true},
+                        ++seed);
+    }
+  }
+}
+
+// Weights of 2^-31 and less beside 1 make sums that differ by the order in
+// which they are added up: that of a part of a row may be less than what is
+// wanted of it, though no id is behind it.
+TEST(SampleCudaTest, SumsThatAreRoundedLeaveNoRowWithoutAnId) {
+  uint64_t seed = 0;
+  for (const int64_t vocab : {2051, 5003, 9001, 20001}) {
+    for (const float distance : {22.0f, 23.7f, 25.1f}) {
+      SCOPED_TRACE(absl::StrCat(vocab, " ", distance));
+      Batch c = {std::vector<float>(static_cast<size_t>(vocab), -distance),
+                 RowsAtTheLargestNumber(vocab), vocab, 0, true};
+      // A peak in front of a flat row.
+      c.logits[static_cast<size_t>(vocab / 3)] = 0.0f;
+      ExpectIdsOfTheCpu(c, ++seed);
+      // Of weights that are not alike, the least of them last.
+      for (int64_t id = 0; id < vocab; ++id) {
+        if (id != vocab / 3) {
+          c.logits[static_cast<size_t>(id)] -=
+              static_cast<float>(id * 7919 % vocab) / static_cast<float>(vocab);
+        }
+      }
+      ExpectIdsOfTheCpu(c, ++seed);
+    }
+  }
+}
+
+// Nearly all ids are alike by their values, whose order is 2^31 wide.
+TEST(SampleCudaTest, NumbersFarApartAreInTheOrderOfTheCpu) {
+  constexpr int64_t kVocab = 5003;
+  std::vector<float> logits(kVocab);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const float size = std::ldexp(1.0f, -static_cast<int>(i % 140));
+    logits[i] = (i % 2 == 0 ? size : -size) * static_cast<float>(i % 7 + 1);
+  }
+  logits[4000] = 3e38f;
+  Batch c = {logits, {Row(), AtTheLargestNumber(), Greedy()}, kVocab, 2600};
+  c.shared = true;
+  c.rows[0].row.temperature = 1e38f;
+  c.rows[0].row.position = PositionNearOne(0, 0.5);
+  c.rows[1].row.temperature = 1e38f;
+  c.rows[1].row.top_k = 3001;
+  c.rows[0].row.num_logprobs = 2600;
+  c.rows[1].row.num_logprobs = 2100;
+  c.rows[2].row.num_logprobs = 3;
+  ExpectSame(c);
+}
+
+// Whoever leaves of each interval the worst part: the one with the most keys,
+// or any that ids may be in.
+TEST(SampleCudaTest, NoIntervalTakesMoreThanTheMostSplits) {
+  using emulated::TopKey;
+  const TopKey end_of_row = emulated::BehindLogit(-kInf);
+  std::mt19937 engine(3);
+  int most = 0;
+  for (const int32_t vocab : {3, 5003, 131072, 1 << 20}) {
+    // How many ids may be before a key: none is at -0, which is 0.
+    const auto ids_before = [&](TopKey key) {
+      key = std::min(key, end_of_row);
+      constexpr TopKey kMinusZero = TopKey{0x80000000} << 32;
+      if (key >= kMinusZero) key -= std::min(key - kMinusZero, TopKey{1} << 32);
+      const uint64_t id =
+          std::min<uint64_t>(key & 0xffffffffu, static_cast<uint32_t>(vocab));
+      return static_cast<double>(key >> 32) * vocab + static_cast<double>(id);
+    };
+    for (int game = 0; game < 2000; ++game) {
+      const float first[] = {3e38f, 1.0f, 1e-40f, 0.0f, -2.0f};
+      TopKey begin = emulated::KeyOf(first[game % 5], 0);
+      TopKey end = game % 2 == 0 ? end_of_row : emulated::kEndOfRow;
+      int turn = 0;
+      for (; ids_before(end) - ids_before(begin) > 1.0; ++turn) {
+        ASSERT_LT(turn, emulated::kMostSplits);
+        const emulated::TopCuts cuts =
+            emulated::CutsBetween(begin, end, turn % 2 == 0, vocab);
+        std::vector<std::pair<TopKey, TopKey>> parts;
+        TopKey from = begin;
+        for (const TopKey cut : cuts.key) {
+          if (cut > from && ids_before(cut) > ids_before(from)) {
+            parts.emplace_back(from, cut);
+          }
+          from = std::max(from, cut);
+        }
+        ASSERT_FALSE(parts.empty());
+        ASSERT_EQ(from, end);
+        auto chosen = std::max_element(
+            parts.begin(), parts.end(), [](const auto& a, const auto& b) {
+              return a.second - a.first < b.second - b.first;
+            });
+        if (game >= 5 && engine() % 4 == 0) {
+          chosen =
+              parts.begin() + static_cast<int64_t>(engine() % parts.size());
+        }
+        std::tie(begin, end) = *chosen;
+      }
+      most = std::max(most, turn);
+    }
+  }
+  RecordProperty("most_splits", std::to_string(most));
+  EXPECT_GT(most, 25);
+}
+
+// One CTA takes all ids of a row, which are more than the array has room for.
+struct TakeArgs {
+  const float* logits;
+  int32_t vocab;
+  uint32_t most;
+  emulated::TopKey* keys;
+  uint32_t* count;
+};
+KVASIR_KERNEL(emulated::kLogitThreads) TakeKernel(TakeArgs args) {
+  namespace simt = emulated::simt;
+  auto* const next = reinterpret_cast<uint32_t*>(simt::Shared());
+  if (simt::Thread() == 0) *next = 0;
+  simt::SyncCta();
+  const emulated::TopOrder order = {args.logits, args.vocab, 0.0f, 1.0f, false};
+  const uint32_t count = emulated::TakeSorted<1>(order, 0, emulated::kEndOfRow,
+                                                 args.keys, args.most, next);
+  if (simt::Thread() == 0) *args.count = count;
+}
+TEST(SampleCudaTest, KeysThatFindNoPlaceAreNotWrittenBehindTheArray) {
+  constexpr uint32_t kMost = emulated::kSortedIds;
+  constexpr uint64_t kUntouched = 0x1234567812345678;
+  for (const uint32_t vocab : {100u, kMost, kMost + 1, 9000u}) {
+    EmulatedTest test(vocab);
+    (void)test.emulator();  // the kernel is the emulator's
+    const DeviceBuffer logits = test.Put(std::vector<float>(vocab, 0.0f));
+    const DeviceBuffer keys =
+        test.Put(std::vector<uint64_t>(2 * kMost, kUntouched));
+    const DeviceBuffer count = test.Put(std::vector<uint32_t>{0});
+    KernelLaunch launch;
+    launch.name = "take_sorted";
+    launch.threads = emulated::kLogitThreads;
+    launch.shared_bytes = 16;
+    emulated::simt::Launch(
+        test.launcher(), launch, TakeKernel,
+        {logits.as<float>().device_address(), static_cast<int32_t>(vocab),
+         kMost, keys.as<uint64_t>().device_address(),
+         count.as<uint32_t>().device_address()});
+    const uint32_t taken = std::min(vocab, kMost);
+    EXPECT_EQ(test.Get<uint32_t>(count)[0], taken);
+    const std::vector<uint64_t> got = test.Get<uint64_t>(keys);
+    EXPECT_TRUE(std::is_sorted(got.begin(), got.begin() + taken));
+    for (size_t i = 0; i < taken; ++i) {
+      EXPECT_LT(emulated::IdOf(got[i]), static_cast<int32_t>(vocab));
+    }
+    EXPECT_EQ(std::vector<uint64_t>(got.begin() + taken, got.end()),
+              std::vector<uint64_t>(2 * kMost - taken, kUntouched));
+  }
 }
 
 // Loads from the row, in bytes, and whether they are in whole sectors.

@@ -198,6 +198,162 @@ TEST(PrimitivesTest, MmaIsTheProduct) {
   ExpectProduct<F16>(false);
 }
 
+// Products that are 0 because one side is must not move a sum. Rows of a prompt
+// meet slots that they do not see, by a weight of 0, where decoding has zeros
+// or no product at all, and their bits are to be the same
+// (attention/cuda/prefill_attention-inl.h).
+constexpr size_t kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;
+template <typename T>
+class MmaOfZerosTest : public ::testing::Test {
+ protected:
+  struct Operands {
+    std::vector<T> a = std::vector<T>(kMmaRows * kMmaDepth);
+    std::vector<T> b =
+        std::vector<T>(kMmaColumns * kMmaDepth);  // column by column
+  };
+  using Chain = std::vector<Operands>;
+
+  T Random() {
+    // Sizes far apart: of what is added up something is always lost.
+    std::normal_distribution<float> normal;
+    std::uniform_int_distribution<int> exponent(-5, 5);
+    return FromFloat<T>(std::ldexp(normal(engine_), exponent(engine_)));
+  }
+  // The greatest and the least there are among them.
+  T AnyFinite() {
+    constexpr auto kMost = static_cast<uint16_t>(
+        DTypeOf<T>::kValue == DType::kBf16 ? 0x7f7f : 0x7bff);
+    for (;;) {
+      const auto word = static_cast<uint32_t>(engine_());
+      const auto sign = static_cast<uint16_t>(word & 0x8000);
+      const auto size = static_cast<uint16_t>(word & 0x7fff);
+      if (word >> 16 & 1) return {static_cast<uint16_t>(sign | kMost)};
+      if (word >> 17 & 1) return {static_cast<uint16_t>(sign | 1)};
+      if (size <= kMost) return {static_cast<uint16_t>(sign | size)};
+    }
+  }
+  Operands RandomOperands() {
+    Operands operands;
+    for (T& number : operands.a) number = Random();
+    for (T& number : operands.b) number = Random();
+    return operands;
+  }
+  Chain RandomChain(size_t count) {
+    Chain chain(count);
+    for (Operands& operands : chain) operands = RandomOperands();
+    return chain;
+  }
+
+  // Bits of the sums, [16, 8].
+  static Words Run(const Chain& chain) {
+    Words in;
+    for (const Operands& operands : chain) {
+      for (const auto* const side : {&operands.a, &operands.b}) {
+        for (size_t i = 0; i < side->size(); i += 2) {
+          in.push_back((*side)[i].bits | uint32_t{(*side)[i + 1].bits} << 16);
+        }
+      }
+    }
+    EmulatedTest test;
+    Kernel run(test, in, kMmaRows * kMmaColumns);
+    run.args.count = static_cast<uint32_t>(chain.size());
+    LaunchMmaChain(run.args, DTypeOf<T>::kValue == DType::kBf16,
+                   test.launcher());
+    return run.Out();
+  }
+  static Words Column(const Words& sums, size_t column) {
+    Words words;
+    for (size_t m = 0; m < kMmaRows; ++m) {
+      words.push_back(sums[m * kMmaColumns + column]);
+    }
+    return words;
+  }
+
+  std::mt19937 engine_{17};
+};
+using SixteenBits = ::testing::Types<Bf16, F16>;
+TYPED_TEST_SUITE(MmaOfZerosTest, SixteenBits);
+
+TYPED_TEST(MmaOfZerosTest, AWholeProductOfZerosLeavesTheSums) {
+  const auto chain = this->RandomChain(6);
+  const Words want = this->Run(chain);
+  for (int turn = 0; turn < 12; ++turn) {
+    typename TestFixture::Operands zeros;  // by A, by B, by both
+    for (TypeParam& number : zeros.a) {
+      if (turn % 3 == 1) number = this->AnyFinite();
+    }
+    for (TypeParam& number : zeros.b) {
+      if (turn % 3 == 0) number = this->AnyFinite();
+    }
+    for (size_t at = 0; at <= chain.size(); ++at) {
+      auto longer = chain;
+      longer.insert(longer.begin() + static_cast<int64_t>(at), zeros);
+      EXPECT_EQ(this->Run(longer), want) << turn << " at " << at;
+    }
+  }
+}
+
+// Each column has zeros in places of its own; one has nothing else.
+TYPED_TEST(MmaOfZerosTest, WhateverStandsBesideAZeroLeavesTheSums) {
+  for (int turn = 0; turn < 4; ++turn) {
+    auto chain = this->RandomChain(5);
+    std::vector<std::vector<bool>> is_zero;  // by product, [column, place]
+    for (auto& operands : chain) {
+      is_zero.emplace_back(kMmaColumns * kMmaDepth);
+      for (size_t i = 0; i < kMmaColumns * kMmaDepth; ++i) {
+        const size_t column = i / kMmaDepth;
+        const bool zero =
+            column == 7 ||
+            (column == 6 ? i % kMmaDepth >= 5
+                         : this->engine_() % kMmaColumns <= column);
+        is_zero.back()[i] = zero;
+        if (zero) operands.b[i] = TypeParam{};
+      }
+    }
+    for (size_t column = 0; column < kMmaColumns; ++column) {
+      // What stands beside this column's zeros: zeros, or anything.
+      const auto beside = [&](bool zeros) {
+        auto other = chain;
+        for (size_t i = 0; i < other.size(); ++i) {
+          for (size_t at = 0; at < other[i].a.size(); ++at) {
+            if (!is_zero[i][column * kMmaDepth + at % kMmaDepth]) continue;
+            other[i].a[at] = zeros ? TypeParam{} : this->AnyFinite();
+          }
+        }
+        return this->Column(this->Run(other), column);
+      };
+      const Words want = beside(true);
+      for (int other = 0; other < 6; ++other) {
+        EXPECT_EQ(beside(false), want) << "column " << column;
+      }
+      EXPECT_EQ(this->Column(this->Run(chain), column), want);
+      if (column == 7) {
+        EXPECT_EQ(want, Words(kMmaRows, 0));
+      }
+    }
+  }
+}
+
+TYPED_TEST(MmaOfZerosTest, AProductAmongZerosIsTheSameInEveryPlace) {
+  const auto before = this->RandomChain(2);
+  const auto numbers = this->RandomOperands();
+  Words first;
+  for (size_t place = 0; place < kMmaDepth; ++place) {
+    auto chain = before;
+    auto& alone = chain.emplace_back();
+    for (TypeParam& number : alone.a) number = this->AnyFinite();
+    for (size_t m = 0; m < kMmaRows; ++m) {
+      alone.a[m * kMmaDepth + place] = numbers.a[m];
+    }
+    for (size_t n = 0; n < kMmaColumns; ++n) {
+      alone.b[n * kMmaDepth + place] = numbers.b[n];
+    }
+    const Words sums = this->Run(chain);
+    if (place == 0) first = sums;
+    EXPECT_EQ(sums, first) << place;
+  }
+}
+
 // What lanes get of four matrices: one, two and all of them, then transposed.
 Words Fragments(const Words& matrices) {
   const auto at = [&](uint32_t matrix, uint32_t row, uint32_t column) {

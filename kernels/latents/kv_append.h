@@ -28,8 +28,8 @@ namespace kvasir::kernels {
 // A number that is not finite, or a range that param_dtype cannot hold, gives
 // some valid code and finite ranges: such a token spoils itself, nobody else.
 // What is not finite counts as 0, and `not_finite` tells of it (numbers that
-// are no codes stay what they are); ranges end at the greatest finite number.
-// No stored range has a -0.
+// are no codes stay what they are, a NaN some NaN of the device's); ranges end
+// at the greatest finite number. No stored range has a -0.
 //
 // Where the layer has metadata of slots, a token's score becomes 0 and its
 // position is written, for every unit, and for each side with a plane of errors

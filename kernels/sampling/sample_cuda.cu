@@ -21,11 +21,11 @@
 // 8 V more with penalties, biases, bans or a mask (12 V with biases or bans); 8
 // V more with a draw, 8 V with log probabilities, 8 V with a list: from the
 // second-level cache but for the first 4 V. Flat rows, of which more than 2048
-// ids are wanted, take 4 V more two to four times over, in contrived ones fifty
-// times. Operations: about 60 to a logit with a draw, and 100 to one that is in
-// an interval which is cut. Floor: what one multiprocessor reads and computes;
-// 128K ids are 0.5 MB, or 8 thousand clocks at 64 bytes; flat ones with a draw
-// some 300 thousand, by estimate.
+// ids are wanted, take 4 V more two to four times over, contrived ones up to
+// kMostSplits times. Operations: about 60 to a logit with a draw, and 100 to
+// one that is in an interval which is cut. Floor: what one multiprocessor reads
+// and computes; 128K ids are 0.5 MB, or 8 thousand clocks at 64 bytes; flat
+// ones with a draw some 300 thousand, by estimate.
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/sampling/top_ids_cuda.h"
@@ -243,7 +243,8 @@ struct SortedIds {
 KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
                          const TopKey* keys, const float* weights) {
   constexpr uint32_t kTogether = 8;
-  const uint32_t count = to.count - from.count;
+  const uint32_t all = to.count - from.count;
+  const uint32_t count = all < kSortedIds ? all : kSortedIds;
   if (from.count > 0 && keys[0] >= goal.end) return {from, -1};
   double mass = from.mass;
   uint32_t i = 0;
@@ -284,7 +285,7 @@ KVASIR_DEVICE Found Find(const TopOrder& order, const Goal& goal,
     *sorted = {interval.from, interval.to.end};
     const uint32_t count =
         TakeSorted<n>(order, interval.from.end, interval.to.end, shared->keys,
-                      &shared->next[stage]);
+                      kSortedIds, &shared->next[stage]);
     for (uint32_t i = simt::Thread(); i < count; i += kLogitThreads) {
       shared->weights[i] = order.Weight(LogitOf(shared->keys[i]));
     }
@@ -402,11 +403,11 @@ KVASIR_DEVICE void WriteLogprobs(const SampleArgs& args, int32_t token,
   Split<n>(order, {order.begin(), 0.0, 0}, CutsOfRow(order), &memory->split,
            &memory->row);
   if (goal.count <= kSortedIds) keys = shared->keys;
-  const TopInterval top =
-      Narrow<n>(order, goal, memory->row.prefix[kCuts - 1],
-                goal.count <= kSortedIds ? kSortedIds : goal.count,
-                /*whole=*/true, memory);
-  (void)TakeSorted<n>(order, order.begin(), top.to.end, keys, &memory->next);
+  const uint32_t most = goal.count <= kSortedIds ? kSortedIds : goal.count;
+  const TopInterval top = Narrow<n>(order, goal, memory->row.prefix[kCuts - 1],
+                                    most, /*whole=*/true, memory);
+  (void)TakeSorted<n>(order, order.begin(), top.to.end, keys, most,
+                      &memory->next);
   for (int64_t i = thread; i < listed; i += kThreads) {
     args.top_ids[index * args.max_top + i] = IdOf(keys[i]);
     args.top_logprobs[index * args.max_top + i] =

@@ -11,8 +11,7 @@
 // memory, and one thread walks it. Each pass reads the row (4 V bytes) and
 // takes exponentials between its borders alone. A row whose 128K ids are all
 // alike takes two or three of them; ids of equal logits about ten; none more
-// than fifty, for an interval by order shrinks sixfold in every other
-// one.
+// than kMostSplits.
 //
 // Weights are summed in float64, in an order of threads and lanes that only the
 // length of the row decides.
@@ -267,14 +266,17 @@ struct TopInterval {
   Prefix from, to;
 };
 
-// The two neighbours of `interval` and of the marks within it.
+// The two neighbours of `interval` and of the marks within it. There is an id
+// between them if there was one before: a mark behind which none is left is
+// where the interval ends, also where its weights, added up in another order,
+// are a last bit less than what is wanted.
 KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
                                   TopInterval interval) {
   for (int i = 0; i < kCuts; ++i) {
     const Prefix& mark = marks.prefix[i];
     if (mark.end <= interval.from.end) continue;
     if (mark.end >= interval.to.end) break;
-    if (goal.Has(mark)) {
+    if (goal.Has(mark) || mark.count == interval.to.count) {
       interval.to = mark;
       break;
     }
@@ -283,9 +285,15 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
   return interval;
 }
 
-// What an interval by order ends in: 2^64 keys, every other time a sixth of
-// them.
-inline constexpr int kMostSplits = 50;
+// Always enough, whatever the row looks like. Of an interval's n keys a cut by
+// order leaves n / 6 + 5, or n / 3 where the first cut is moved to the end of a
+// logit (CutsBetween), behind which the next one begins. So:
+//   2^64 to 2^38 keys (64 logits): 17 thirds, every other time      34
+//   to 2^35, where a sixth is hardly more than a logit: thirds       2
+//   to the 2^20 ids of a logit: sixths; a third would end at them    6
+//   to one: 8 sixths, one third, and what the fives add             11
+// which is 53. (SampleCudaTest.NoIntervalTakesMoreThanTheMostSplits.)
+inline constexpr int kMostSplits = 64;
 
 struct TopMemory {
   SplitMemory split;
@@ -316,15 +324,19 @@ KVASIR_DEVICE TopInterval Narrow(const TopOrder& order, const Goal& goal,
   return interval;
 }
 
-// Puts the keys of [begin, end) into `keys`, in order; `next` is 0 before.
+// Puts the keys of [begin, end) into `keys`, in order; of more than `most`
+// some. `next` is 0 before.
 template <int n>
 KVASIR_DEVICE uint32_t TakeSorted(const TopOrder& order, TopKey begin,
-                                  TopKey end, TopKey* keys, uint32_t* next) {
+                                  TopKey end, TopKey* keys, uint32_t most,
+                                  uint32_t* next) {
   order.ForKeys<n>(begin, end, [&](TopKey key, float) {
-    keys[simt::AtomicAdd<simt::Scope::kCta>(next, 1u)] = key;
+    const uint32_t place = simt::AtomicAdd<simt::Scope::kCta>(next, 1u);
+    if (place < most) keys[place] = key;
   });
   simt::SyncCta();
-  const uint32_t count = simt::LoadShared(next);
+  const uint32_t found = simt::LoadShared(next);
+  const uint32_t count = found < most ? found : most;
   Sort(keys, count);
   return count;
 }

@@ -10,7 +10,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// Exact.
+// Exact. (A NaN stays one; from fp16 a GPU's is 0x7fffffff.)
 KVASIR_DEVICE float ToFloat(float value) { return value; }
 KVASIR_DEVICE float ToFloat(Bf16 value) {
   return BitsAs<float>(static_cast<uint32_t>(value.bits) << 16);
@@ -25,8 +25,8 @@ KVASIR_DEVICE float ToFloat(F16 value) {
 #endif
 }
 
-// Rounded to nearest, ties to even. (A NaN stays one; its bits are the
-// target's.)
+// Rounded to nearest, ties to even. (A NaN stays one: in 16 bits a GPU's is
+// 0x7fff, the host's has its sign and upper bits. What compares takes any.)
 template <typename T>
 KVASIR_DEVICE T FromFloat(float value) {
   if constexpr (sizeof(T) == sizeof(float)) {

@@ -467,8 +467,9 @@ LatentCache::LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
   WriteExact({}, 0);
   PlaceColumns();
   for (size_t i = 0; i < lengths_.size(); ++i) {
-    q_.push_back(RandomFloats(lengths_[i] * q_stride_,
-                              seed * 100 + static_cast<uint32_t>(i), 0.5f));
+    q_.push_back(RandomFloats(
+        (lengths_[i] - FirstAsked(static_cast<int64_t>(i))) * q_stride_,
+        seed * 100 + static_cast<uint32_t>(i), 0.5f));
   }
 }
 
@@ -478,13 +479,33 @@ std::vector<int32_t>& LatentCache::table(int64_t sequence) {
   return tables_[static_cast<size_t>(sequence)];
 }
 
+void LatentCache::ForRanges(
+    int64_t count, absl::FunctionRef<void(int64_t, int64_t)> work) const {
+  if (threads_ == nullptr) return work(0, count);
+  threads_->ForRanges(
+      count, [&](int64_t begin, int64_t end, int) { work(begin, end); });
+}
+
+int64_t LatentCache::FirstAsked(int64_t sequence) const {
+  if (spec_.asked_tokens == 0) return 0;
+  return std::max<int64_t>(
+      0, lengths_[static_cast<size_t>(sequence)] - spec_.asked_tokens);
+}
+
+const float* LatentCache::QueryOf(int64_t sequence, int64_t token) const {
+  return q_[static_cast<size_t>(sequence)].data() +
+         (token - FirstAsked(sequence)) * q_stride_;
+}
+
 void LatentCache::Write(int64_t sequence, int64_t begin, int64_t end) {
-  for (int64_t t = begin; t < end; ++t) {
-    for (TestPart& part : parts_) {
-      part.Write(PageOf(sequence, t), t % spec_.page_tokens,
-                 TokenId(sequence, t));
+  ForRanges(end - begin, [&](int64_t first, int64_t last) {
+    for (int64_t t = begin + first; t < begin + last; ++t) {
+      for (TestPart& part : parts_) {
+        part.Write(PageOf(sequence, t), t % spec_.page_tokens,
+                   TokenId(sequence, t));
+      }
     }
-  }
+  });
 }
 
 void LatentCache::RoundQueries(DType dtype) {
@@ -499,13 +520,22 @@ void LatentCache::RoundQueries(DType dtype) {
 
 std::vector<float> LatentCache::Attend(TestStream& test,
                                        const std::vector<LatentAsk>& asks) {
+  return Launch(asks, [&](const PagedAttentionArgs& args) {
+    if (on_launch) on_launch(args);
+    KVASIR_EXPECT_OK(AttendOnDevice(test, args, test.workspace()));
+  });
+}
+
+std::vector<float> LatentCache::Launch(
+    const std::vector<LatentAsk>& asks,
+    absl::FunctionRef<void(const PagedAttentionArgs&)> run) {
   std::vector<float> q;
   std::vector<AttentionSequence> sequences;
   int64_t rows = 0;
   for (const LatentAsk& ask : asks) {
     const auto i = static_cast<size_t>(ask.sequence);
-    q.insert(q.end(), q_[i].begin() + ask.start * q_stride_,
-             q_[i].begin() + (ask.start + ask.count) * q_stride_);
+    q.insert(q.end(), QueryOf(ask.sequence, ask.start),
+             QueryOf(ask.sequence, ask.start + ask.count));
     AttentionSequence sequence;
     sequence.first_row = rows;
     sequence.num_rows = ask.count;
@@ -530,8 +560,7 @@ std::vector<float> LatentCache::Attend(TestStream& test,
   params.out = out.data();
   params.sequences = sequences.data();
   params.num_sequences = static_cast<int64_t>(sequences.size());
-  if (on_launch) on_launch(params);
-  KVASIR_EXPECT_OK(AttendOnDevice(test, params, test.workspace()));
+  run(params);
   return out;
 }
 
@@ -648,11 +677,12 @@ std::vector<double> LatentCache::ExpectedMass(const LatentAsk& ask,
 std::vector<double> LatentCache::Expected(const LatentAsk& ask) const {
   std::vector<double> out(static_cast<size_t>(ask.count * out_stride_),
                           static_cast<double>(kPoison));
-  for (int64_t r = 0; r < ask.count; ++r) {
-    for (int64_t h = 0; h < spec_.num_heads; ++h) {
-      AddExpected(ask, r, h, out.data() + r * out_stride_);
+  ForRanges(ask.count * spec_.num_heads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t r = i / spec_.num_heads;
+      AddExpected(ask, r, i % spec_.num_heads, out.data() + r * out_stride_);
     }
-  }
+  });
   return out;
 }
 
@@ -876,8 +906,7 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
       slots.push_back(s);
     }
   }
-  const float* q =
-      q_[static_cast<size_t>(ask.sequence)].data() + own * q_stride_;
+  const float* q = QueryOf(ask.sequence, own);
   std::vector<double> weights;
   for (size_t i = 0; i < slots.size(); ++i) {
     const int64_t s = slots[i];

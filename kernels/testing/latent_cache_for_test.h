@@ -8,7 +8,9 @@
 #include <functional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "base/thread_pool.h"
 #include "kernels/attention/ops.h"
 #include "kernels/testing/op_test_util.h"
 
@@ -70,6 +72,7 @@ struct LatentSpec {
   // Rebuilt keys turn by the positions in the metadata: those of unit u are
   // 1000 u further on than the slots'.
   bool stored_positions = false;
+  int64_t asked_tokens = 0;  // the last of a sequence have queries; 0: all
 };
 
 // What one sequence asks of a launch: new tokens after `start` cached ones.
@@ -203,6 +206,10 @@ class LatentCache {
   // Looks at what is launched.
   std::function<void(const PagedAttentionArgs&)> on_launch;
 
+  // From now on Write and Expected share their work among these, which outlive
+  // it; null: the caller's thread alone.
+  void UseThreads(base::ThreadPool* threads) { threads_ = threads; }
+
   std::vector<int32_t>& table(int64_t sequence);
   const std::vector<int32_t>& side_table(int64_t sequence) const {
     return side_tables_[static_cast<size_t>(sequence)];
@@ -216,6 +223,11 @@ class LatentCache {
   // they see are there.
   std::vector<float> Attend(TestStream& test,
                             const std::vector<LatentAsk>& asks);
+
+  // The same by whatever `run` does with the launch.
+  std::vector<float> Launch(
+      const std::vector<LatentAsk>& asks,
+      absl::FunctionRef<void(const PagedAttentionArgs&)> run);
 
   // All but rows and sequences.
   PagedAttentionArgs Params();
@@ -236,6 +248,12 @@ class LatentCache {
  private:
   static constexpr float kScale = 0.3f;
 
+  // Calls work(begin, end) for ranges of [0, count).
+  void ForRanges(int64_t count,
+                 absl::FunctionRef<void(int64_t, int64_t)> work) const;
+  // The first token of a sequence that has a query, and a token's.
+  int64_t FirstAsked(int64_t sequence) const;
+  const float* QueryOf(int64_t sequence, int64_t token) const;
   int64_t PositionOf(int64_t position) const;
   void MakeMetadata(int64_t pages);
   struct Weights {
@@ -299,7 +317,8 @@ class LatentCache {
   std::vector<char> metadata_memory_;
   int64_t q_stride_ = 0;
   int64_t out_stride_ = 0;
-  std::vector<std::vector<float>> q_;
+  std::vector<std::vector<float>> q_;  // from FirstAsked on
+  base::ThreadPool* threads_ = nullptr;
 };
 
 // The worst error of a row's part of one head, as a share of what the

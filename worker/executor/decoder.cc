@@ -112,6 +112,22 @@ absl::Status Decoder::CreateLayers(kernels::Device* device,
   return absl::OkStatus();
 }
 
+std::vector<Decoder::LayersKernels> Decoder::attention_kernels() const {
+  std::vector<LayersKernels> kinds;
+  for (const LayerAttention& layer : attention_) {
+    if (layer.kernels().decode.empty()) continue;
+    const auto found = std::find_if(
+        kinds.begin(), kinds.end(),
+        [&](const auto& kind) { return kind.kernels == layer.kernels(); });
+    if (found == kinds.end()) {
+      kinds.push_back({layer.kernels(), 1});
+    } else {
+      ++found->layers;
+    }
+  }
+  return kinds;
+}
+
 void Decoder::FindStepKinds() {
   for (size_t layer = 0; layer < attention_.size(); ++layer) {
     const auto group =

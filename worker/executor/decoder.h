@@ -100,6 +100,14 @@ class Decoder {
                          int64_t num_rows, kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
 
+  // Which kernels of a GPU attend, each kind with how many layers it is of;
+  // none of a CPU.
+  struct LayersKernels {
+    kernels::AttentionKernels kernels;
+    int64_t layers = 0;
+  };
+  std::vector<LayersKernels> attention_kernels() const;
+
   const model::DecoderSpec& spec() const { return *parts_.spec; }
   const MassRoom& mass_room() const { return parts_.mass; }
   const kernels::PackedMatrix& head() const { return parts_.weights->head; }

@@ -126,6 +126,9 @@ class ModelExecutor final : public Executor {
   const std::string& weights_id() const { return weights_.weights_id; }
   // Whether prompts of some layer lift latents (prompt_lift.h).
   bool lifts_prompts() const { return lifts_prompts_; }
+  std::vector<Decoder::LayersKernels> attention_kernels() const {
+    return decoder_->attention_kernels();
+  }
   // Names the arithmetic: requests may move only between executors of one id.
   std::string numerics_id() const;
   // Bytes of weights that one step streams, whatever its batch.

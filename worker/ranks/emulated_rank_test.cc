@@ -170,6 +170,33 @@ TEST(EmulatedRankTest, NumericsAreTheDevicesOwn) {
   EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-1");
 }
 
+TEST(EmulatedRankTest, AttentionThatFallsToThePlainKernelIsTold) {
+  const auto kernels_of = [](std::optional<DType> activations,
+                             const std::string& plan) {
+    RankOptions options = SmallOptions();
+    if (activations.has_value()) {
+      UseEmulated(*activations, kernels::emulated::Ops(), &options);
+    }
+    auto rank = MakeSmallRank(options, plan);
+    KVASIR_EXPECT_OK(rank);
+    std::vector<std::string> told;
+    if (!rank.ok()) return told;
+    for (const auto& [by, layers] : (*rank)->executor().attention_kernels()) {
+      EXPECT_EQ(static_cast<size_t>(layers),
+                (*rank)->executor().arenas().layers().size());
+      told.push_back(absl::StrCat(by.decode, "; ", by.prompts, "; ", by.why));
+    }
+    return told;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(kernels_of(std::nullopt, plan::kDensePreset), ElementsAre());
+  EXPECT_THAT(kernels_of(DType::kBf16, plan::kDensePreset),
+              ElementsAre("attention; attention_prefill of 32 rows; "));
+  EXPECT_THAT(kernels_of(DType::kF32, plan::kDensePreset),
+              ElementsAre("attention_plain; attention_plain; "
+                          "activations of float32"));
+}
+
 class CountedCopies final : public kernels::DeviceObserver {
  public:
   int uploads = 0;

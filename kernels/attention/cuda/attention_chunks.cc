@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/latents/code_range.h"
 
 namespace kvasir::kernels {
@@ -89,9 +92,9 @@ class ChunkMaker {
   ChunkMaker(DType dtype, bool keys, const ExactSlots& exact, HostChunks* made)
       : dtype_(dtype), keys_(keys), exact_(exact), made_(made) {}
 
-  // False: there are none. `rows`: if the side has exact slots.
-  bool Add(const LatentPartArgs& part, int64_t g, const int64_t* head_column,
-           const ExactRowsArgs* rows) {
+  // Null, or why there are none. `rows`: if the side has exact slots.
+  const char* Add(const LatentPartArgs& part, int64_t g,
+                  const int64_t* head_column, const ExactRowsArgs* rows) {
     const LatentGroup& group = part.groups[g];
     const int64_t slot_bytes = CodesBytes(part, group);
     chunk_ = {};
@@ -106,9 +109,11 @@ class ChunkMaker {
     codes_offset_ = group.codes.offset_bytes;
     if (piece_stride_ == 0 ||
         reinterpret_cast<uintptr_t>(part.arena) % kPieceBytes != 0) {
-      return false;
+      return "latents in no aligned pieces of 16 bytes";
     }
-    if (exact_.any() && !PlaceExact(*rows, g)) return false;
+    if (exact_.any()) {
+      if (const char* const why = PlaceExact(*rows, g)) return why;
+    }
     return group.num_runs == 0 ? AddNumbers(part, group)
                                : AddCodes(part, group);
   }
@@ -117,40 +122,46 @@ class ChunkMaker {
   int64_t runs() const { return runs_; }
 
  private:
-  bool PlaceExact(const ExactRowsArgs& rows, int64_t g) {
+  // Null, or why it has no place.
+  const char* PlaceExact(const ExactRowsArgs& rows, int64_t g) {
     const LatentPartArgs& fresh = rows.fresh;
     const TileRegion& of_ring = rows.ring.groups[g].codes;
     const TileRegion& of_fresh = fresh.groups[g].codes;
-    if (rows.ring.dtype != dtype_ || !RowsAreAligned(exact_, rows.ring) ||
+    if (rows.ring.dtype != dtype_) {
+      return "exact rows of another type than activations";
+    }
+    if (!RowsAreAligned(exact_, rows.ring) ||
         !Whole(of_ring.offset_bytes, kPieceBytes) ||
         !Whole(of_fresh.offset_bytes, kPieceBytes) ||
         !Whole(of_fresh.stride_bytes, kPieceBytes) ||
         of_fresh.granule_bytes != 0 ||
         reinterpret_cast<uintptr_t>(fresh.arena) % kPieceBytes != 0) {
-      return false;
+      return "exact rows in no aligned pieces of 16 bytes";
     }
     chunk_.exact_ring =
         static_cast<const char*>(rows.ring.arena) + of_ring.offset_bytes;
     chunk_.exact_fresh =
         static_cast<const char*>(fresh.arena) + of_fresh.offset_bytes;
     chunk_.exact_fresh_stride = of_fresh.stride_bytes;
-    return true;
+    return nullptr;
   }
 
-  bool AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
-    if (part.dtype != dtype_ || !Whole(group.width, 8)) return false;
+  const char* AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
+    if (part.dtype != dtype_) return "numbers of another type than activations";
+    if (!Whole(group.width, 8)) return "numbers of no multiple of 8 channels";
     chunk_.kind = ChunkKind::kNumbers;
     AddPieces(0, group.width / 8, 8,
               keys_ ? kMostKeyPieces : kMostNumberPieces);
-    return true;
+    return nullptr;
   }
 
-  bool AddCodes(const LatentPartArgs& part, const LatentGroup& group) {
+  const char* AddCodes(const LatentPartArgs& part, const LatentGroup& group) {
+    if (part.static_scale != nullptr) return "codes of static ranges";
     const int bits = BitsOfAll(part, group);
-    if (bits == 0 || part.static_scale != nullptr ||
-        part.param_dtype != DType::kF16) {
-      return false;
+    if (bits == 0) {
+      return "codes of other than 8 or 4 bits, or runs of no whole pieces";
     }
+    if (part.param_dtype != DType::kF16) return "ranges other than of float16";
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
     // A slot's scale and minimum are one word; a scale alone has a granule of
@@ -158,7 +169,7 @@ class ChunkMaker {
     if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
         !Whole(params.granule_bytes, 4) ||
         (levels && params.granule_bytes == 0)) {
-      return false;
+      return "ranges of slots that are no words";
     }
     chunk_.kind = levels      ? ChunkKind::kLevels4
                   : bits == 8 ? ChunkKind::kCodes8
@@ -193,7 +204,7 @@ class ChunkMaker {
       AddPieces(run.begin, run.width / piece_codes, piece_codes,
                 keys_ ? kMostKeyPieces : kMostCodePieces);
     }
-    return true;
+    return nullptr;
   }
 
   // Of a run, or of numbers.
@@ -240,25 +251,28 @@ int64_t BanksOfRow(ChunkKind kind) {
   return kind == ChunkKind::kNumbers ? 4 : kind == ChunkKind::kCodes8 ? 8 : 16;
 }
 
-bool AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
-             HostChunks* made) {
+// Empty, or why there are none.
+std::string AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
+                    HostChunks* made) {
   UnitChunks unit;
   unit.first = static_cast<int32_t>(made->chunks.size());
   ChunkMaker keys(params.dtype, true, params.key_exact, made);
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
     const AttentionKeyPartArgs& part = params.keys[p];
-    if (!keys.Add(part.latents, part.group_of_head[kv_head], part.query_column,
-                  part.exact)) {
-      return false;
+    if (const char* const why =
+            keys.Add(part.latents, part.group_of_head[kv_head],
+                     part.query_column, part.exact)) {
+      return absl::StrCat("keys: ", why);
     }
   }
   unit.keys = static_cast<int32_t>(made->chunks.size()) - unit.first;
   ChunkMaker values(params.dtype, false, params.value_exact, made);
   for (int64_t p = 0; p < params.num_value_parts; ++p) {
     const AttentionValuePartArgs& part = params.values[p];
-    if (!values.Add(part.latents, part.group_of_head[kv_head], part.out_column,
-                    part.exact)) {
-      return false;
+    if (const char* const why =
+            values.Add(part.latents, part.group_of_head[kv_head],
+                       part.out_column, part.exact)) {
+      return absl::StrCat("values: ", why);
     }
   }
   unit.values =
@@ -268,7 +282,17 @@ bool AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
   made->query_stride =
       std::max(made->query_stride,
                (keys.columns() + 63) / 64 * 64 + 2 * BanksOfRow(kind));
-  return keys.columns() <= kMmaMostQueries && keys.runs() <= kMmaMostRuns;
+  if (keys.columns() <= kMmaMostQueries && keys.runs() <= kMmaMostRuns) {
+    return "";
+  }
+  return absl::StrCat("keys: ", keys.columns(), " channels in ", keys.runs(),
+                      " runs, at most ", kMmaMostQueries, " in ", kMmaMostRuns);
+}
+
+HostChunks None(std::string why) {
+  HostChunks none;
+  none.why_none = std::move(why);
+  return none;
 }
 
 }  // namespace
@@ -277,20 +301,20 @@ HostChunks MakeChunks(const PagedAttentionArgs& params,
                       const std::vector<int32_t>& heads,
                       const std::vector<HeadUnit>& units) {
   HostChunks made;
-  if (params.dtype == DType::kF32) return {};
+  if (params.dtype == DType::kF32) return None("activations of float32");
   const int64_t each = params.num_heads / params.num_kv_heads;
   for (const HeadUnit& unit : units) {
     const int64_t head = heads[static_cast<size_t>(unit.first_head)];
-    if (!AddUnit(params, head / each, &made)) return {};
+    std::string why = AddUnit(params, head / each, &made);
+    if (!why.empty()) return None(std::move(why));
   }
   const int32_t tile_slots = made.chunks.front().tile_slots;
-  const bool one_tile = std::all_of(made.chunks.begin(), made.chunks.end(),
-                                    [&](const LatentChunkOnDevice& chunk) {
-                                      return chunk.tile_slots == tile_slots;
-                                    });
-  return one_tile && made.levels.size() <= static_cast<size_t>(kMmaMostTables)
-             ? made
-             : HostChunks{};
+  for (const LatentChunkOnDevice& chunk : made.chunks) {
+    if (chunk.tile_slots != tile_slots) return None("tiles of several sizes");
+  }
+  if (made.levels.size() <= static_cast<size_t>(kMmaMostTables)) return made;
+  return None(absl::StrCat(made.levels.size(), " tables of levels, at most ",
+                           kMmaMostTables));
 }
 
 }  // namespace kvasir::kernels

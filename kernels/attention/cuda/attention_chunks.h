@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kernels/attention/cuda/device_attention.h"
@@ -18,6 +19,7 @@ struct HostChunks {
     bool of_keys = false;
   };
   std::vector<Levels> levels;
+  std::string why_none;  // where there are no units
 };
 
 // Of all units; none where a part has no chunks, because of its codec, its

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -214,10 +215,12 @@ int32_t WarpStageBytes(const HostChunks& made) {
   return pieces + (codes ? static_cast<int32_t>(kMmaParamBytes) : 0);
 }
 
-// What tensor cores take, if all of it is such.
+// What tensor cores take, if all of it is such; else `why` it is not.
 absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
-                       DeviceTables* tables, AttentionDevice* device) {
+                       DeviceTables* tables, AttentionDevice* device,
+                       std::string* why) {
   HostChunks made = MakeChunks(params, units.heads, units.units);
+  *why = made.why_none;
   if (made.units.empty()) return absl::OkStatus();
   // Columns of heads as the device has them.
   std::map<const int64_t*, const int64_t*> columns;
@@ -263,6 +266,42 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   return Add(made.chunks, tables, &device->chunks);
 }
 
+std::string TooLittleShared(absl::string_view what, int64_t bytes,
+                            const AttentionDevice& device) {
+  return absl::StrCat(what, " want ", bytes,
+                      " bytes of shared memory, a CTA has ",
+                      device.cta_shared_bytes);
+}
+
+// By the shared memory that is there; `kernels` has why there are no chunks.
+void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
+  const int64_t room = device->cta_shared_bytes;
+  device->tile_rows =
+      device->chunks != nullptr && device->most_heads <= kDeviceTileRows / 2
+          ? kDeviceTileRows / 2
+          : kDeviceTileRows;
+  if (device->chunks != nullptr && MmaSharedBytes(*device) > room) {
+    kernels->why =
+        TooLittleShared("tensor cores", MmaSharedBytes(*device), *device);
+    device->chunks = nullptr;
+    device->tile_rows = kDeviceTileRows;
+  }
+  device->tile_tokens = device->tile_rows / device->most_heads;
+  if (device->chunks == nullptr) {
+    kernels->decode = kernels->prompts = "attention_plain";
+    return;
+  }
+  kernels->decode = kernels->prompts = "attention";
+  for (const int32_t rows : {64, 32}) {
+    if (PromptSharedBytes(*device, rows) > room) continue;
+    device->prompt_rows = rows;
+    kernels->prompts = absl::StrCat("attention_prefill of ", rows, " rows");
+    return;
+  }
+  kernels->why =
+      TooLittleShared("prompts", PromptSharedBytes(*device, 32), *device);
+}
+
 }  // namespace
 
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
@@ -284,7 +323,8 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
 }
 
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
-    const PagedAttentionArgs& params, const Device& on, DeviceTables* tables) {
+    const PagedAttentionArgs& params, const Device& on, DeviceTables* tables,
+    AttentionKernels* kernels) {
   const HostParts parts = PartsOf(params);
   AttentionDevice device;
   KVASIR_RETURN_IF_ERROR(AddParts(parts.keys, params.key_exact.any(), params,
@@ -315,17 +355,10 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   KVASIR_RETURN_IF_ERROR(
       AddExactSlots(params.value_exact, tables, &device.value_exact));
   device.dtype = params.dtype;
-  KVASIR_RETURN_IF_ERROR(AddChunks(params, made, tables, &device));
+  KVASIR_RETURN_IF_ERROR(
+      AddChunks(params, made, tables, &device, &kernels->why));
   device.cta_shared_bytes = on.cta_shared_bytes();
-  device.tile_rows =
-      device.chunks != nullptr && device.most_heads <= kDeviceTileRows / 2
-          ? kDeviceTileRows / 2
-          : kDeviceTileRows;
-  if (MmaSharedBytes(device) > device.cta_shared_bytes) {
-    device.chunks = nullptr;
-    device.tile_rows = kDeviceTileRows;
-  }
-  device.tile_tokens = device.tile_rows / device.most_heads;
+  ChooseKernels(&device, kernels);
   const int64_t bytes = PlainSharedBytes(device);
   if (device.chunks == nullptr && bytes > device.cta_shared_bytes) {
     return NotServed(

@@ -4,6 +4,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/attention/cuda/device_attention.h"
+#include "kernels/attention/ops.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_tables.h"
 
@@ -13,10 +14,12 @@ namespace kvasir::kernels {
 // parameters are those of a launch, checked, with their lists on the host.
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params);
 
-// What kernels read on device `on`; its lists are put into `tables`.
-// UNIMPLEMENTED where its CTAs have too little shared memory; what they have
-// too little of for tensor cores is served by the plain kernel.
+// What kernels read on device `on`; its lists are put into `tables`, and what
+// serves it into `kernels`. UNIMPLEMENTED where its CTAs have too little shared
+// memory; what they have too little of for tensor cores is served by the plain
+// kernel.
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
-    const PagedAttentionArgs& params, const Device& on, DeviceTables* tables);
+    const PagedAttentionArgs& params, const Device& on, DeviceTables* tables,
+    AttentionKernels* kernels);
 
 }  // namespace kvasir::kernels

@@ -101,7 +101,7 @@ inline constexpr int64_t kMostNumberPieces = 8;
 inline constexpr int64_t kMostCodePieces = 4;
 // What all chunks are, for which the kernel has an instance.
 enum class MmaKind : uint8_t { kAny, kNumbers, kCodes8, kCodes4, kLevels4 };
-// What shared memory of the tensor cores' kernel has room for.
+// At most, for tensor cores; a unit's own are what shared memory has room for.
 inline constexpr int64_t kMmaMostQueries = 1024;  // of a row, with gaps
 inline constexpr int64_t kMmaMostRuns = 64;       // of a unit's keys
 inline constexpr int64_t kMmaMostTables = 4;      // parts with levels
@@ -147,6 +147,8 @@ struct AttentionDevice {
   // Room for results of splits: each of a token, for all heads.
   int64_t most_partials = 0;
   int64_t cta_shared_bytes = 0;  // Device's
+  // Rows of an item of prompts, by the kernel for them; 0: as others.
+  int32_t prompt_rows = 0;
 
   // Floats of one head's result: its sums, the maximum, the sum of weights.
   KVASIR_HOST_DEVICE int64_t partial_floats() const { return out_width + 2; }
@@ -154,7 +156,8 @@ struct AttentionDevice {
 
 // Bytes of shared memory that a CTA has: of the tensor cores' kernel (each
 // warp's stages, scores and places; queries, factors, sums of runs, tables,
-// sums), and of the plain one.
+// sums), of the one for prompts, by the rows of its items, and of the plain
+// one.
 inline constexpr int64_t kMmaWarps = 4;
 inline constexpr int64_t kMmaScoreBytes = 2064;  // of a row
 inline constexpr int64_t kMmaTableBytes = 1024;
@@ -170,6 +173,26 @@ KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
          device.num_tables * kMmaTableBytes +
          device.tile_rows * (kMmaScoreBytes + 2 * device.query_stride + 4 * 4 +
                              4 * device.most_key_runs + 4 * device.out_width);
+}
+inline constexpr int64_t kPromptFixedBytes = 29440;
+inline constexpr int64_t kPromptRowBytes = 2080;    // scores and factors
+inline constexpr int64_t kPromptTileBytes = 16384;  // codes as numbers
+// Numbers from row to row of queries: 16 bytes beside a multiple of all banks;
+// and of sums, which lanes read two rows apart, in banks 8 apart.
+KVASIR_HOST_DEVICE inline int64_t PromptQueryStride(
+    const AttentionDevice& device) {
+  return device.query_stride / 64 * 64 + 8;
+}
+KVASIR_HOST_DEVICE inline int64_t PromptSumsStride(
+    const AttentionDevice& device) {
+  return (device.out_width + 31) / 32 * 32 + 4;
+}
+KVASIR_HOST_DEVICE inline int64_t PromptSharedBytes(
+    const AttentionDevice& device, int64_t rows) {
+  return kPromptFixedBytes + (device.has_codes ? kPromptTileBytes : 0) +
+         device.num_tables * kMmaTableBytes +
+         rows * (kPromptRowBytes + 4 * device.most_key_runs +
+                 2 * PromptQueryStride(device) + 4 * PromptSumsStride(device));
 }
 inline constexpr int64_t kPlainFixedBytes = 54016;
 KVASIR_HOST_DEVICE inline int64_t PlainSharedBytes(

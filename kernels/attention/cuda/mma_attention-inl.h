@@ -62,7 +62,6 @@ class MmaAttention {
     lane_ = static_cast<int32_t>(simt::Lane());
     g_ = static_cast<int32_t>(simt::Lane() / 4);
     c_ = static_cast<int32_t>(simt::Lane() % 4);
-    stage_bytes_ = device_.warp_stage_bytes;
     q_stride_ = static_cast<int32_t>(device_.query_stride);
     char* next = simt::Shared();
     const auto take = [&next](int64_t bytes) {
@@ -70,8 +69,8 @@ class MmaAttention {
       next += bytes;
       return taken;
     };
-    ring_ =
-        take(kWarps * kStages * stage_bytes_) + warp_ * kStages * stage_bytes_;
+    ring_ = take(kWarps * kStages * device_.warp_stage_bytes) +
+            warp_ * kStages * device_.warp_stage_bytes;
     scores_ = reinterpret_cast<float*>(take(kRows * kScoreStride * 4));
     weights_ = scores_ + lane_ % 8 * kScoreStride + lane_ / 8 * 4;
     places_ = reinterpret_cast<Place*>(take(kSplit * 8));
@@ -89,6 +88,7 @@ class MmaAttention {
   // In shared memory, for whom it computes.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
+  // All threads meet in it.
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
     item_ = item;
     chunks_ = chunks;
@@ -119,6 +119,7 @@ class MmaAttention {
       first = false;
       merged_ = item.partial < 0;
     }
+    if (first) simt::SyncCta();  // as others do
     if (item.partial < 0) Finish();
   }
 
@@ -306,8 +307,8 @@ class MmaAttention {
     return {first_block_, end_block_};
   }
   KVASIR_DEVICE void NextStage(char** stage) const {
-    *stage += stage_bytes_;
-    if (*stage == ring_ + kStages * stage_bytes_) *stage = ring_;
+    *stage += device_.warp_stage_bytes;
+    if (*stage == ring_ + kStages * device_.warp_stage_bytes) *stage = ring_;
   }
   // All lanes have what came for the next stage, and have left the one before,
   // which is asked for anew.
@@ -392,7 +393,7 @@ class MmaAttention {
            int64_t{place.tile} * loading_.tile_bytes;
   }
   KVASIR_DEVICE char* StageParams(char* stage) const {
-    return stage + stage_bytes_ - kParamBytes;
+    return stage + device_.warp_stage_bytes - kParamBytes;
   }
 
   // Of a slot in the chunk's arena.
@@ -1166,7 +1167,7 @@ class MmaAttention {
   }
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
-  char* ring_;            // the warp's [kStages][stage_bytes_]
+  char* ring_;            // the warp's [kStages][warp_stage_bytes]
   float* scores_;         // [rows][kScoreStride]
   const float* weights_;  // the lane's row of an operand
   Place* places_;         // [512]
@@ -1176,7 +1177,7 @@ class MmaAttention {
   uint32_t* tables_;   // [tables][kTableWords]
   uint16_t* q_;        // [rows][q_stride_]
   float* sums_;        // [rows][out_width]
-  int32_t stage_bytes_, q_stride_;
+  int32_t q_stride_;
   int32_t thread_, warp_, lane_;
   int32_t g_, c_;  // lane / 4, lane % 4
 

@@ -197,20 +197,8 @@ void LaunchPromptTiles(const AttentionKernelArgs& args, Launcher& launcher) {
   launch.grid_x = static_cast<uint32_t>(launcher.multiprocessors());
   launch.threads = kPrefillThreads;
   launch.shared_bytes = static_cast<uint32_t>(
-      PrefillAttention<T, tiles>::SharedBytes(args.device));
+      PromptSharedBytes(args.device, PrefillAttention<T, tiles>::kRows));
   simt::Launch(launcher, launch, PrefillKernel<T, tiles>, args);
-}
-
-// Rows of an item of prompts: as many as shared memory has room for; 0: none.
-template <typename T>
-int32_t PromptRows(const AttentionDevice& device) {
-  if constexpr (sizeof(T) == 2) {
-    if (device.chunks == nullptr) return 0;
-    const int64_t room = device.cta_shared_bytes;
-    if (PrefillAttention<T, 8>::SharedBytes(device) <= room) return 64;
-    if (PrefillAttention<T, 4>::SharedBytes(device) <= room) return 32;
-  }
-  return 0;
 }
 
 template <typename T>
@@ -242,7 +230,7 @@ MmaKernel(AttentionKernelArgs args) {
                         simt::AtomicAdd(&total->next_item, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    simt::SyncCta();
+    // (All have met in Compute.)
     i = simt::LoadShared(attention.next_item());
     simt::SyncCta();
   }
@@ -474,11 +462,7 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   args.partials =
       reinterpret_cast<float*>(args.items + launch.sequence_count + 1);
 
-  if (launch.has_prompts) {
-    args.prompt_rows = VisitDType(args.device.dtype, [&](auto type) {
-      return PromptRows<decltype(type)>(args.device);
-    });
-  }
+  if (launch.has_prompts) args.prompt_rows = args.device.prompt_rows;
 
   const KernelLaunch items = ItemLaunch(args.device, launcher);
   args.ctas = static_cast<int32_t>(items.grid_x);

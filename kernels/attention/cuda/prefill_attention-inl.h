@@ -32,7 +32,6 @@
 // cores'.
 #pragma once
 
-#include "base/host_device.h"
 #include "kernels/attention/cuda/attention_exact.h"
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_operands.h"
@@ -51,14 +50,6 @@ class PrefillAttention {
  public:
   static constexpr int32_t kRows = 8 * tiles;
 
-  // Bytes of shared memory.
-  static int64_t SharedBytes(const AttentionDevice& device) {
-    return kFixedBytes + (device.has_codes ? kTileBytes : 0) +
-           device.most_key_runs * kRows * 4 +
-           device.num_tables * kTableWords * 4 +
-           kRows * QueryStride(device) * 2 + kRows * SumsStride(device) * 4;
-  }
-
   KVASIR_DEVICE explicit PrefillAttention(const AttentionKernelArgs& args)
       : args_(args), device_(args.device) {
     char* next = simt::Shared();
@@ -67,8 +58,8 @@ class PrefillAttention {
       next += bytes;
       return taken;
     };
-    q_stride_ = static_cast<int32_t>(QueryStride(device_));
-    sums_stride_ = static_cast<int32_t>(SumsStride(device_));
+    q_stride_ = static_cast<int32_t>(PromptQueryStride(device_));
+    sums_stride_ = static_cast<int32_t>(PromptSumsStride(device_));
     stages_ = take(kStages * kStageBytes);
     tile_ = take(device_.has_codes ? kTileBytes : 0);
     scores_ = reinterpret_cast<float*>(take(kRows * kScoreStride * 4));
@@ -129,20 +120,12 @@ class PrefillAttention {
   static constexpr int32_t kScoreStride = 516;
   static constexpr int32_t kOwnWeights = 260;
   static constexpr int32_t kTableWords = kLevelTableWords;
-  static constexpr int64_t kFixedBytes = kStages * kStageBytes +
-                                         kRows * kScoreStride * 4 + kSplit * 8 +
-                                         4 * kRows * 4;
+  static_assert(kStages * kStageBytes + kSplit * 8 == kPromptFixedBytes);
+  static_assert(kScoreStride * 4 + 4 * 4 == kPromptRowBytes);
+  static_assert(kTileBytes == kPromptTileBytes);
+  static_assert(kTableWords * 4 == kMmaTableBytes);
   // Of scores: a warp's tiles of 8 rows.
   static constexpr int32_t kWarpTiles = tiles / (kWarps / 4);
-
-  // Numbers from row to row: 16 bytes beside a multiple of all banks.
-  static KVASIR_HOST_DEVICE int64_t QueryStride(const AttentionDevice& device) {
-    return device.query_stride / 64 * 64 + 8;
-  }
-  // Lanes' rows lie two apart, in banks 8 apart.
-  static KVASIR_HOST_DEVICE int64_t SumsStride(const AttentionDevice& device) {
-    return (device.out_width + 31) / 32 * 32 + 4;
-  }
 
   using Cursor = PromptOrder::Cursor;
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(const Cursor& at) const {

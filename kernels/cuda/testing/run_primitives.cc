@@ -121,11 +121,13 @@ std::vector<PrimitiveRun> RunPrimitives(Device& device, bool bulk_copies) {
                    [bf16](const PrimitiveArgs& args, Launcher& launcher) {
                      LaunchMma(args, bf16, launcher);
                    }),
-        1e-5f);
+        // A GPU cuts terms off at the largest one's last bits, the emulator
+        // rounds once.
+        1e-4f);
   }
   add("matrices", runner.Run(RandomWords(128, 6), size_t{2} * 7 * 32, 0, 0,
                              LaunchMatrices));
-  add("atomics", runner.Run({0}, 4, 11, 0,
+  add("atomics", runner.Run({0}, 6, 11, 0,
                             [](const PrimitiveArgs& args, Launcher& launcher) {
                               LaunchAtomics(args, 11, launcher);
                             }));

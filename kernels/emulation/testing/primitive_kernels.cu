@@ -132,26 +132,46 @@ KVASIR_KERNEL(64) BulkCopiesKernel(PrimitiveArgs args) {
   }
 }
 
+// d += A B, which lie at `in`.
 template <bool bf16>
-KVASIR_KERNEL(32)
-MmaKernel(PrimitiveArgs args) {
+KVASIR_DEVICE void AddProduct(const uint32_t* in, float (&d)[4]) {
   const uint32_t g = simt::Lane() / 4;
   const uint32_t c = simt::Lane() % 4;
-  const uint32_t* const rows = args.in;           // [16][8] words
-  const uint32_t* const columns = args.in + 128;  // [8][8] words
+  const uint32_t* const rows = in;           // [16][8] words
+  const uint32_t* const columns = in + 128;  // [8][8] words
   const uint32_t a[4] = {rows[g * 8 + c], rows[(g + 8) * 8 + c],
                          rows[g * 8 + c + 4], rows[(g + 8) * 8 + c + 4]};
   const uint32_t b[2] = {columns[g * 8 + c], columns[g * 8 + c + 4]};
-  float d[4] = {1.0f, 1.0f, 1.0f, 1.0f};
   if constexpr (bf16) {
     simt::MmaBf16(d, a, b);
   } else {
     simt::MmaF16(d, a, b);
   }
+}
+KVASIR_DEVICE void OutProduct(const float (&d)[4], uint32_t* out) {
+  const uint32_t g = simt::Lane() / 4;
+  const uint32_t c = simt::Lane() % 4;
   for (uint32_t i = 0; i < 4; ++i) {
-    args.out[(g + 8 * (i / 2)) * 8 + 2 * c + i % 2] =
-        simt::BitsAs<uint32_t>(d[i]);
+    out[(g + 8 * (i / 2)) * 8 + 2 * c + i % 2] = simt::BitsAs<uint32_t>(d[i]);
   }
+}
+
+template <bool bf16>
+KVASIR_KERNEL(32)
+MmaKernel(PrimitiveArgs args) {
+  float d[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+  AddProduct<bf16>(args.in, d);
+  OutProduct(d, args.out);
+}
+
+template <bool bf16>
+KVASIR_KERNEL(32)
+MmaChainKernel(PrimitiveArgs args) {
+  float d[4] = {};
+  for (uint32_t i = 0; i < args.count; ++i) {
+    AddProduct<bf16>(args.in + 192 * i, d);
+  }
+  OutProduct(d, args.out);
 }
 
 template <int count, bool transposed>
@@ -318,6 +338,10 @@ void LaunchBulkCopies(const PrimitiveArgs& args, Launcher& launcher) {
 void LaunchMma(const PrimitiveArgs& args, bool bf16, Launcher& launcher) {
   simt::Launch(launcher, Shape("mma", 1, 32, 0),
                bf16 ? MmaKernel<true> : MmaKernel<false>, args);
+}
+void LaunchMmaChain(const PrimitiveArgs& args, bool bf16, Launcher& launcher) {
+  simt::Launch(launcher, Shape("mma_chain", 1, 32, 0),
+               bf16 ? MmaChainKernel<true> : MmaChainKernel<false>, args);
 }
 void LaunchMatrices(const PrimitiveArgs& args, Launcher& launcher) {
   simt::Launch(launcher, Shape("matrices", 1, 32, 512), MatricesKernel, args);

@@ -49,6 +49,9 @@ void LaunchBulkCopies(const PrimitiveArgs& args, Launcher& launcher);
 // One warp: out[D] = A B + 1 of bf16 (or fp16): in is A [16, 16], row by row,
 // then B [16, 8] column by column, pairs in a word.
 void LaunchMma(const PrimitiveArgs& args, bool bf16, Launcher& launcher);
+// One warp: out[D] = the sum of `count` such products, one by one from 0; in is
+// A, B of each.
+void LaunchMmaChain(const PrimitiveArgs& args, bool bf16, Launcher& launcher);
 // One warp: in is 4 matrices; out is their words of x1, x2, x4, each for 32
 // lanes (1, 2, 4 words to a lane), then the same transposed.
 void LaunchMatrices(const PrimitiveArgs& args, Launcher& launcher);

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "base/machine.h"
 #include "kernels/emulation/emulated_device.h"
 #include "kernels/simt/op_table.h"
 
@@ -20,6 +21,12 @@ bool TakesWholeSizes() {
   return OnGpu() && std::getenv("KVASIR_GPU_SMALL") == nullptr;
 }
 bool HasBulkCopies() { return !OnGpu() || test_gpu.has_bulk_copies; }
+
+base::ThreadPool* HostThreads() {
+  if (!OnGpu()) return nullptr;
+  static base::ThreadPool threads(base::ReadMachineLimits().cpus);
+  return &threads;
+}
 
 void SkipWithoutEmulator() {
   constexpr char kWhy[] =

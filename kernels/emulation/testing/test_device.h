@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "base/thread_pool.h"
 #include "kernels/device/device.h"
 #include "kernels/emulation/emulator.h"
 
@@ -26,6 +27,10 @@ bool HasBulkCopies();
 // counters or reports. (gtest takes an AssertionException for what it was
 // told.)
 [[noreturn]] void SkipWithoutEmulator();
+
+// For what the host computes beside a GPU. Null with the emulated device, whose
+// tests fork.
+base::ThreadPool* HostThreads();
 
 // A fresh device; a GPU has no use for the options.
 std::unique_ptr<Device> MakeTestDevice(const EmulatorOptions& options);

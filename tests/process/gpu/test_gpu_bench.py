@@ -6,6 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+import types
+import warnings
 
 import pytest
 
@@ -58,6 +61,11 @@ def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver):  # n
     for row in figures["attention"]:
         assert row["us"] > 0 and row["bytes"] > 0 and row["best_baseline"] == "dense"
         assert row["share_undecided"] is True if "share_target" in row else True
+    by = {row["plan"]: (row["attended_by"], row["why"]) for row in figures["attention"]}
+    assert by["dense-bf16"] == by["rap-50"] == ("attention", "")
+    # Runs of 16 codes of 4 bits.
+    assert by["rap-50-4bit"] == ("attention_plain", "keys: latents in no aligned pieces of 16 bytes")
+    assert figures["machine"]["numerics"] == "emulated" == figures["decode"][0]["numerics"]
     dense, eight, four = (row["bytes"] for row in figures["attention"][:3])
     assert dense > eight > four > 0.2 * dense
     assert [(row["batch"], row["context"]) for row in figures["decode"]] == [(1, 30), (2, 40)]
@@ -96,6 +104,95 @@ def test_a_server_that_does_not_start_fails_with_its_words(programs):
                            "--device", "emulated:f64", "--quick"], capture_output=True, text=True)
     assert done.returncode == 1
     assert all("at start" in test["text"] and "f64" in test["text"] for test in json.loads(report.read_text())["tests"])
+
+
+# ---------------------------------------------------- time, and what is not served
+
+class StandIn:
+    """A bench_gpu that has time for so many requests."""
+
+    facts = {"name": "a GPU", "l2_bytes": 1 << 20, "free_bytes": 80 << 30}
+
+    def __init__(self, requests):
+        self.requests = requests
+
+    def ask(self, do, **_):
+        if self.is_over():
+            raise gpu_bench.TimeUp
+        self.requests -= 1
+        return {"bytes": {"bytes_per_slot": 4096.0}, "copy": {"bytes_per_second": 1e12},
+                "run": {"seconds": 1e-4, "kernel_seconds": 1e-4}, "decode_make": {"weight_bytes": 1e9},
+                "decode_run": {"seconds": 1e-2, "cache_bytes": 1e9}}.get(do, {})
+
+    def is_over(self):
+        return self.requests <= 0
+
+    def close(self):
+        return 0
+
+
+def run_with(requests, tmp_path):
+    arguments = types.SimpleNamespace(json=tmp_path / "report.json", quick=False)
+    run = gpu_bench.Run(arguments, StandIn(requests), gpu_bench.NoTorch("a test"))
+    run.attention(["llama-3-8b"], [(1, 4096), (64, 1 << 20)])
+    run.decode("llama-3-8b", "dense-bf16", gpu_bench.DECODE_ROWS, 8)
+    run.attention(["llama-2-7b"], [(1, 4096)])
+    run.end()
+    report = json.loads(arguments.json.read_text())
+    left = {row["row"]: row["why"] for row in report["figures"]["left_out"]}
+    return report, [row for row in left if left[row] == "not run: the time is up"], left
+
+
+def test_rows_that_have_no_time_are_named_and_fail_nothing_behind_a_whole_shape(tmp_path):
+    report, no_time, left = run_with(10 ** 6, tmp_path)
+    assert not no_time and len(report["figures"]["attention"]) == 12
+    assert [(row["batch"], row["context"]) for row in report["figures"]["decode"]] == [(1, 4096), (16, 16384)]
+    assert "does not fit: 80.2 GiB" in left["decode.llama-3-8b.dense-bf16.b32.c16384"]
+    assert "does not fit" in left["attention.llama-3-8b.b64.c1048576"]
+    # Attention over one shape takes 194 requests, the first decode row 22, the next 20.
+    report, no_time, _ = run_with(225, tmp_path)
+    assert no_time == ["decode.llama-3-8b.dense-bf16.b16.c16384", "attention.llama-2-7b.b1.c4096"]
+    assert {test["status"] for test in report["tests"]} == {"passed"} and len(report["figures"]["decode"]) == 1
+
+
+def test_no_time_for_all_rows_of_a_shape_is_a_failure(tmp_path):
+    report, no_time, _ = run_with(100, tmp_path)
+    assert no_time[0].startswith("attention.llama-3-8b.") and no_time[-1] == "attention.llama-2-7b.b1.c4096"
+    failed, = (test for test in report["tests"] if test["status"] == "failed")
+    assert failed["name"] == "bench.time" and "more --seconds" in failed["text"]
+
+
+def test_a_request_that_outlasts_the_time_is_given_up(tmp_path):
+    program = tmp_path / "bin/bench_gpu"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nread line\necho '{}'\nexec sleep 600\n")
+    program.chmod(0o755)
+    seconds = time.monotonic() - gpu_bench.BEGIN + gpu_bench.RESERVE_SECONDS + 1
+    bench = gpu_bench.Bench(types.SimpleNamespace(programs=tmp_path, seconds=seconds, device="cuda:0"))
+    for _ in range(2):
+        with pytest.raises(gpu_bench.TimeUp):
+            bench.ask(do="decode_make")
+    assert bench.is_over() and bench.close() == 0 and bench.process.returncode == -9
+
+
+def test_what_a_back_end_does_not_serve_is_told_once_without_its_warnings(capsys):
+    def refused():
+        warnings.warn("Memory efficient kernel not used because:", UserWarning)
+        raise RuntimeError("No available kernel. Aborting execution.\nand more")
+
+    def served():
+        warnings.warn("a TF32 setting", UserWarning)
+
+    torch = object.__new__(gpu_bench.Torch)  # without PyTorch
+    torch.torch = types.SimpleNamespace(randn=lambda *_, **__: None, bfloat16=None)
+    torch.told, torch.flashinfer, torch.backends = set(), None, {"flash": served, "efficient": refused}
+    torch.sdpa, torch.time = lambda backend: backend, lambda call: call()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for batch in 1, 16:
+            assert torch.make("llama-3-8b", batch, 4096, 1) == ["torch_flash"]
+    assert [str(warning.message) for warning in said] == ["a TF32 setting"] * 2
+    assert capsys.readouterr().out == "  torch_efficient does not serve llama-3-8b: No available kernel. Aborting execution.\n"
 
 
 # -------------------------------------------------------------------- figures

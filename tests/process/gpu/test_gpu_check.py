@@ -213,12 +213,13 @@ def test_an_exit_code_fails_where_every_test_passed(bundle):
 
 def test_results_are_written_as_they_come(bundle):
     bundle.program("rows", {"A": "passed"})
-    bundle.program("linear", {"B": "hangs"})
+    bundle.program("linear", {"B": "passed", "C": "hangs"})
     bundle.manifest("2.17", ["rows", "linear"])
     running = subprocess.Popen([bundle.folder / "gpu_check", "--stage", "ops", "--driver", bundle.driver],
                                cwd=bundle.folder, stdout=subprocess.PIPE, text=True)
     path = bundle.folder / "gpu-ops.json"
-    wait_until(lambda: path.exists() and statuses(json.loads(path.read_text())["programs"][0]), "the first program")
+    wait_until(lambda: path.exists() and statuses(json.loads(path.read_text())["programs"][-1]) == [("B", "passed")],
+               "the first test of the second program, which runs on")
     running.kill()
     running.wait()
     report = json.loads(path.read_text())

@@ -118,6 +118,10 @@ class LayerAttention {
   };
 
   static absl::StatusOr<LayerAttention> Create(const Parts& parts);
+  // Of output, and of prompts that lift nothing.
+  const kernels::AttentionKernels& kernels() const {
+    return launch_->attention.kernels();
+  }
   LayerAttention(LayerAttention&&) = default;
 
   // Bytes of FreshRows::memory that the layer takes.
