@@ -551,6 +551,7 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
       WithExact("all", 9, 5000, 5000, OfHeads(4, 2, kLevels, kLevels)),
       WithExact("behind_a_window", 8, 20, 80, window),
       WithExact("not_causal", 5, 9, 30, ahead),
+      WithExact("not_causal_sinks", 5, 0, 0, ahead),
       WithExact("small_pages", 6, 30, 17, small)};
 }
 
@@ -575,7 +576,13 @@ TEST_P(ExactAttentionTest, PromptsAreRightAndHaveTheDecodingKernelsBits) {
     ExpectRight(prompt, dtype);
     EXPECT_GT(prompt.prompt_items, 0);
     // Where all rows see all slots, chunks are another question.
-    if (!spec.causal) continue;
+    if (!spec.causal) {
+      EmulatedTest other(WithShared(++seed, room));
+      const Outcome decoded = Attend(other, {cache, {{0, kFirst, 10}}, dtype});
+      EXPECT_EQ(decoded.prompt_items, 0);
+      ExpectRight(decoded, dtype);
+      continue;
+    }
     for (const int64_t chunk : {10, 1}) {
       std::vector<float> chunks;
       for (int64_t t = kFirst; t < kTokens; t += chunk) {

@@ -18,25 +18,50 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 // Blocks of a split, of a side: through the codec [codec_begin, codec_end), as
-// exact rows [first, sinks_end) and [window_begin, end).
-struct SideBlocks {
-  int32_t codec_begin, codec_end;
-  int32_t first, sinks_end, window_begin, end;
+// exact rows [first, sinks_end) and [window_begin, end). In one register.
+class SideBlocks {
+ public:
+  SideBlocks() = default;
+  KVASIR_DEVICE SideBlocks(int32_t first, int32_t end, int32_t sinks_end,
+                           int32_t window_begin, int32_t codec_begin,
+                           int32_t codec_end)
+      : packed_(Packed(first, 0) | Packed(end, 1) | Packed(sinks_end, 2) |
+                Packed(window_begin, 3) | Packed(codec_begin, 4) |
+                Packed(codec_end, 5)) {}
 
-  KVASIR_DEVICE bool any_codec() const { return codec_begin < codec_end; }
+  KVASIR_DEVICE int32_t first() const { return Block(0); }
+  KVASIR_DEVICE int32_t end() const { return Block(1); }
+  KVASIR_DEVICE int32_t codec_begin() const { return Block(4); }
+  KVASIR_DEVICE int32_t codec_end() const { return Block(5); }
+
+  KVASIR_DEVICE bool any_codec() const { return codec_begin() < codec_end(); }
   KVASIR_DEVICE bool any_exact() const {
-    return first < sinks_end || window_begin < end;
+    return first() < sinks_end() || window_begin() < end();
   }
   KVASIR_DEVICE bool HasCodec(int32_t block) const {
-    return block >= codec_begin && block < codec_end;
+    return block >= codec_begin() && block < codec_end();
   }
   KVASIR_DEVICE bool HasExact(int32_t block) const {
-    return block < sinks_end || block >= window_begin;
+    return block < sinks_end() || block >= window_begin();
   }
   // The first one from `block` on; `end`: there is none.
   KVASIR_DEVICE int32_t ExactFrom(int32_t block) const {
-    return block < sinks_end || block > window_begin ? block : window_begin;
+    return block < sinks_end() || block > window_begin() ? block
+                                                         : window_begin();
   }
+
+ private:
+  static_assert(kAttentionSplitSlots / kAttentionBlockSlots < 16);
+  static KVASIR_DEVICE uint32_t Packed(int32_t block, int32_t place) {
+    return static_cast<uint32_t>(block) << (4 * place);
+  }
+  KVASIR_DEVICE int32_t Block(int32_t place) const {
+    return static_cast<int32_t>(packed_ >> (4 * place) & 15u);
+  }
+  KVASIR_DEVICE int32_t sinks_end() const { return Block(2); }
+  KVASIR_DEVICE int32_t window_begin() const { return Block(3); }
+
+  uint32_t packed_ = 0;
 };
 
 // The slot of a token of an item.
@@ -51,32 +76,46 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
   const auto begin = static_cast<int32_t>(slots.begin - split);
   const auto end = static_cast<int32_t>(slots.end - split);
   constexpr auto kBlock = static_cast<int32_t>(kAttentionBlockSlots);
-  SideBlocks blocks;
-  blocks.first = begin / kBlock;
-  blocks.end = (end - 1) / kBlock + 1;
-  blocks.codec_begin = blocks.sinks_end = blocks.first;
-  blocks.codec_end = blocks.window_begin = blocks.end;
-  if (!exact.any()) return blocks;
+  const int32_t first = begin / kBlock;
+  const int32_t last = (end - 1) / kBlock + 1;
+  if (!exact.any()) return {first, last, first, last, first, last};
   // Slots [sinks, window) of the split are read through the codec by some row.
   const auto in_split = [&](int64_t slot) {
     const int64_t at = slot - split;
     return at < begin ? begin : at > end ? end : static_cast<int32_t>(at);
   };
   const int32_t sinks = in_split(exact.sinks);
+  const int32_t sinks_end = sinks > begin ? (sinks - 1) / kBlock + 1 : first;
   int32_t window = end;
-  if (sinks > begin) blocks.sinks_end = (sinks - 1) / kBlock + 1;
+  int32_t window_begin = last;
   if (exact.window > 0) {
     const int64_t behind = OwnSlot(item, 0) - exact.window + 1;
     window = in_split(behind + item.num_tokens - 1);
-    const int32_t first = in_split(behind);
-    if (first < end) blocks.window_begin = first / kBlock;
+    const int32_t exact_from = in_split(behind);
+    if (exact_from < end) window_begin = exact_from / kBlock;
   }
-  if (blocks.window_begin < blocks.sinks_end) {
-    blocks.window_begin = blocks.sinks_end;
-  }
-  blocks.codec_begin = sinks / kBlock;
-  blocks.codec_end = sinks < window ? (window - 1) / kBlock + 1 : 0;
-  return blocks;
+  if (window_begin < sinks_end) window_begin = sinks_end;
+  return {first,          last,
+          sinks_end,      window_begin,
+          sinks / kBlock, sinks < window ? (window - 1) / kBlock + 1 : 0};
+}
+
+// Slots of the split from slot `split` on that a row at slot `own` reads
+// through the codec; all others are exact rows.
+struct CodecSlots {
+  int32_t begin, end;
+
+  KVASIR_DEVICE bool Has(int32_t s) const { return s >= begin && s < end; }
+};
+KVASIR_DEVICE CodecSlots CodecSlotsOf(const ExactSlots& exact, int64_t own,
+                                      int64_t split) {
+  constexpr auto kSplit = static_cast<int32_t>(kAttentionSplitSlots);
+  const auto in_split = [&](int64_t slot) {
+    const int64_t at = slot - split;
+    return at < 0 ? 0 : at > kSplit ? kSplit : static_cast<int32_t>(at);
+  };
+  return {in_split(exact.sinks),
+          exact.window > 0 ? in_split(own - exact.window + 1) : kSplit};
 }
 
 // Of a side, which is not known beforehand. (Number by number: of what is

@@ -299,11 +299,11 @@ class MmaAttention {
     KVASIR_DEVICE bool none() const { return exact && begin >= end; }
   };
   KVASIR_DEVICE Blocks KeyBlocks() const {
-    if constexpr (exact) return {keys_.codec_begin, keys_.codec_end};
+    if constexpr (exact) return {keys_.codec_begin(), keys_.codec_end()};
     return {first_block_, end_block_};
   }
   KVASIR_DEVICE Blocks ValueBlocks() const {
-    if constexpr (exact) return {values_.codec_begin, values_.codec_end};
+    if constexpr (exact) return {values_.codec_begin(), values_.codec_end()};
     return {first_block_, end_block_};
   }
   KVASIR_DEVICE void NextStage(char** stage) const {
@@ -407,8 +407,8 @@ class MmaAttention {
     const Place place = simt::LoadShared(places_ + s);
     // (Where all rows read it as an exact row there may be no latent.)
     if (place.page < 0 ||
-        (exact && ExactOf(device_, load_chunk_ < chunks_.keys)
-                      .Has(OwnSlot(item_, item_.num_tokens - 1), split_ + s))) {
+        (exact && !ReadAsCodes(load_chunk_ < chunks_.keys, item_.num_tokens - 1)
+                       .Has(s))) {
       return {chunk.arena, 0, false};
     }
     return {chunk.arena + place.page * chunk.page_bytes +
@@ -549,7 +549,10 @@ class MmaAttention {
       for (int32_t i = 0; i < 4; ++i) {
         const int32_t row = 8 * n + 2 * c_ + i % 2;
         const int32_t slot = block * kBlock + 16 * warp_ + g_ + 8 * (i / 2);
-        if (as_exact && !IsExact(/*of_keys=*/true, row, slot)) continue;
+        if (as_exact &&
+            ReadAsCodes(/*of_keys=*/true, item_.TokenIn(row)).Has(slot)) {
+          continue;
+        }
         simt::StoreShared(scores_ + row * kScoreStride + slot,
                           score_.d[n][i] * scale);
       }
@@ -668,10 +671,10 @@ class MmaAttention {
     }
   }
 
-  // As which a row reads slot `s` of the split.
-  KVASIR_DEVICE bool IsExact(bool of_keys, int32_t row, int32_t s) const {
-    return ExactOf(device_, of_keys)
-        .Has(OwnSlot(item_, item_.TokenIn(row)), split_ + s);
+  // What a token reads through the codec, of the split.
+  KVASIR_DEVICE CodecSlots ReadAsCodes(bool of_keys, int32_t token) const {
+    return CodecSlotsOf(ExactOf(device_, of_keys), OwnSlot(item_, token),
+                        split_);
   }
   // Of slot `s` of the split, if any row reads it as an exact row.
   KVASIR_DEVICE int64_t ExactPlace(bool of_keys, int32_t s) const {
@@ -686,7 +689,7 @@ class MmaAttention {
   // Of exact rows, for those who read them: the lane stored these slots' scores
   // of the codec.
   KVASIR_DEVICE void ScoreExact() {
-    for (int32_t block = keys_.ExactFrom(keys_.first); block < keys_.end;
+    for (int32_t block = keys_.ExactFrom(keys_.first()); block < keys_.end();
          block = keys_.ExactFrom(block + 1)) {
       Clear(&score_);
       int64_t places[2];
@@ -719,22 +722,19 @@ class MmaAttention {
       Clear(&sum_[0]);
       Clear(&sum_[1]);
     }
-    for (int32_t block = values_.ExactFrom(values_.first); block < values_.end;
-         block = values_.ExactFrom(block + 1)) {
+    for (int32_t block = values_.ExactFrom(values_.first());
+         block < values_.end(); block = values_.ExactFrom(block + 1)) {
       KVASIR_NO_UNROLL
       for (int32_t half = 0; half < 2; ++half) {
         const int64_t place = ExactPlace(
             /*of_keys=*/false, block * kBlock + 32 * half + lane_);
-        uint32_t a[2][2][4];
-        KVASIR_UNROLL
+        KVASIR_NO_UNROLL
         for (int32_t i = 0; i < 2; ++i) {
+          uint32_t a[2][4];
           LoadExactValues(KindOf(chunk), chunk,
                           (HasFourBits(chunk) ? 32 : 16) * warp_, place, 16 * i,
-                          a[i]);
-        }
-        KVASIR_UNROLL
-        for (int32_t i = 0; i < 2; ++i) {
-          AddExactValues(HasFourBits(chunk), block, 2 * half + i, a[i]);
+                          a);
+          AddExactValues(HasFourBits(chunk), block, 2 * half + i, a);
         }
       }
     }
@@ -821,10 +821,12 @@ class MmaAttention {
       }
       sum = simt::WarpSum(sum);
       if (exact && values_.any_exact()) {
+        const CodecSlots codec =
+            ReadAsCodes(/*of_keys=*/false, item_.TokenIn(row));
         KVASIR_UNROLL
         for (int32_t k = 0; k < kSplit / 32; ++k) {
           const int32_t slot = 64 * (k / 2) + 2 * lane_ + k % 2;
-          if (IsExact(/*of_keys=*/false, row, slot)) weight[k] = -weight[k];
+          if (!codec.Has(slot)) weight[k] = -weight[k];
         }
       }
       // All lanes have read the scores that weights take the place of.

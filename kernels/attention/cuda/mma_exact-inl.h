@@ -54,7 +54,7 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
                                 const char* const (&rows)[2], const uint16_t* q,
                                 int32_t tile_stride, int32_t row_tiles,
                                 float (&scores)[tiles][4]) {
-  constexpr int32_t kAhead = 4;
+  constexpr int32_t kAhead = 2;
   const auto c = static_cast<int32_t>(simt::Lane() % 4);
   const bool codes4 = kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
   const int32_t each = codes4 ? 32 : 16;

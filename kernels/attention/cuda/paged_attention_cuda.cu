@@ -210,13 +210,14 @@ void LaunchPrompts(const AttentionKernelArgs& args, Launcher& launcher) {
 }
 
 // CTAs of `attention` on a multiprocessor, at most: what registers are for.
-constexpr int MmaCtas(int32_t tiles, MmaKind kind) {
+constexpr int MmaCtas(int32_t tiles, MmaKind kind, bool exact) {
   if (tiles > 1) return 2;
-  return kind == MmaKind::kNumbers || kind == MmaKind::kAny ? 3 : 4;
+  if (kind == MmaKind::kAny) return exact ? 2 : 3;
+  return kind == MmaKind::kNumbers || exact ? 3 : 4;
 }
 
 template <typename T, int32_t tiles, MmaKind kind, bool exact>
-KVASIR_KERNEL_OF(kMmaThreads, MmaCtas(tiles, kind))
+KVASIR_KERNEL_OF(kMmaThreads, MmaCtas(tiles, kind, exact))
 MmaKernel(AttentionKernelArgs args) {
   MmaAttention<T, tiles, kind, exact> attention(args);
   SequenceItems* const total = args.items + args.num_sequences;
@@ -386,7 +387,8 @@ KernelLaunch ItemLaunch(const AttentionDevice& device,
     launch.shared_bytes = static_cast<uint32_t>(MmaSharedBytes(device));
     launch.grid_x = StayingCtas(
         device, launch.shared_bytes,
-        MmaCtas(device.tile_rows > 8 ? 2 : 1, device.kind), launcher);
+        MmaCtas(device.tile_rows > 8 ? 2 : 1, device.kind, device.has_exact),
+        launcher);
   } else {
     launch.name = "attention_plain";
     launch.threads = kPlainThreads;

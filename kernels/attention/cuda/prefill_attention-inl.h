@@ -289,12 +289,12 @@ class PrefillAttention {
   // Whether any row reads slot `s` of the split, which is seen, so.
   KVASIR_DEVICE bool ReadsLatent(bool of_keys, int32_t block, int32_t s) const {
     return !order_.HasExact(of_keys, block) ||
-           !ExactOf(device_, of_keys)
-                .Has(OwnSlot(item_, item_.num_tokens - 1), split_ + s);
+           ReadAsCodes(of_keys, item_.num_tokens - 1).Has(s);
   }
-  KVASIR_DEVICE bool IsExact(bool of_keys, int32_t row, int32_t s) const {
-    return ExactOf(device_, of_keys)
-        .Has(OwnSlot(item_, item_.TokenIn(row)), split_ + s);
+  // What a token reads through the codec, of the split.
+  KVASIR_DEVICE CodecSlots ReadAsCodes(bool of_keys, int32_t token) const {
+    return CodecSlotsOf(ExactOf(device_, of_keys), OwnSlot(item_, token),
+                        split_);
   }
 
   // Pieces of a part, of exact rows.
@@ -387,7 +387,10 @@ class PrefillAttention {
       for (int32_t i = 0; i < 4; ++i) {
         const int32_t row = 8 * RowTile(n) + 2 * c_ + i % 2;
         const int32_t slot = at.block * kBlock + FirstSlot() + g_ + 8 * (i / 2);
-        if (at.part >= 0 && !IsExact(/*of_keys=*/true, row, slot)) continue;
+        if (at.part >= 0 &&
+            ReadAsCodes(/*of_keys=*/true, item_.TokenIn(row)).Has(slot)) {
+          continue;
+        }
         simt::StoreShared(scores_ + row * kScoreStride + slot,
                           score_.d[n][i] * scale);
       }
@@ -503,10 +506,12 @@ class PrefillAttention {
       sum = simt::WarpSum(sum);
       // Those of exact rows' values have a sign; codes' are 0 there.
       if (order_.values.any_exact()) {
+        const CodecSlots codec =
+            ReadAsCodes(/*of_keys=*/false, item_.TokenIn(row));
         KVASIR_UNROLL
         for (int32_t k = 0; k < kSplit / 32; ++k) {
           const int32_t slot = k / 2 * kBlock + 2 * lane_ + k % 2;
-          if (IsExact(/*of_keys=*/false, row, slot)) weight[k] = -weight[k];
+          if (!codec.Has(slot)) weight[k] = -weight[k];
         }
       }
       // All lanes have read the scores that weights take the place of.
@@ -553,7 +558,7 @@ class PrefillAttention {
 
   KVASIR_DEVICE void Sum(const Cursor& at, const char* stage) {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
-    if (at.block == order_.values.codec_begin) ClearSums();
+    if (at.block == order_.values.codec_begin()) ClearSums();
     const Share share = ShareOf(chunk);
     if (chunk.kind == ChunkKind::kNumbers) {
       if (order_.values.HasExact(at.block)) {
@@ -567,7 +572,8 @@ class PrefillAttention {
       simt::SyncCta();
       AddValues<F16, /*any=*/false>(share, at.block, tile_);
     }
-    if (at.block + 1 == order_.values.codec_end && !order_.values.any_exact()) {
+    if (at.block + 1 == order_.values.codec_end() &&
+        !order_.values.any_exact()) {
       EndSum(chunk, share);
     }
   }
@@ -575,7 +581,7 @@ class PrefillAttention {
   KVASIR_DEVICE void SumExact(const Cursor& at, char* stage) {
     const LatentChunkOnDevice& chunk = ChunkOf(at);
     if (!order_.values.any_codec() && at.part == 0 &&
-        at.block == order_.values.ExactFrom(order_.values.first)) {
+        at.block == order_.values.ExactFrom(order_.values.first())) {
       ClearSums();
     }
     if (chunk.kind == ChunkKind::kCodes4 || chunk.kind == ChunkKind::kLevels4) {
@@ -588,7 +594,7 @@ class PrefillAttention {
     if (in_part.product >= 0 && in_part.product < kMostPieces / 2) {
       AddSome(/*as_exact=*/true, in_part, at.block, stage);
     }
-    if (order_.values.ExactFrom(at.block + 1) >= order_.values.end &&
+    if (order_.values.ExactFrom(at.block + 1) >= order_.values.end() &&
         order_.IsLastPart(at)) {
       EndSum(chunk, share);
     }

@@ -68,11 +68,11 @@ struct PromptOrder {
     return {0, block, keys.HasCodec(block) ? -1 : 0};
   }
   KVASIR_DEVICE Cursor ChunkOfValues(int32_t chunk) const {
-    return values.any_codec() ? Cursor{chunk, values.codec_begin, -1}
+    return values.any_codec() ? Cursor{chunk, values.codec_begin(), -1}
                               : PartOfValues(chunk, 0);
   }
   KVASIR_DEVICE Cursor PartOfValues(int32_t chunk, int32_t part) const {
-    return {chunk, values.ExactFrom(values.first), part};
+    return {chunk, values.ExactFrom(values.first()), part};
   }
 
   KVASIR_DEVICE void Advance(Cursor* at) const {
@@ -86,20 +86,20 @@ struct PromptOrder {
     } else if (at->part < 0 && keys.HasExact(at->block)) {
       *at = {0, at->block, 0};
     } else {
-      *at = at->block + 1 < keys.end ? BlockOfKeys(at->block + 1)
-                                     : ChunkOfValues(num_keys);
+      *at = at->block + 1 < keys.end() ? BlockOfKeys(at->block + 1)
+                                       : ChunkOfValues(num_keys);
     }
   }
   KVASIR_DEVICE void AdvanceValues(Cursor* at) const {
     ++at->block;
     if (at->part < 0) {
-      if (at->block < values.codec_end) return;
+      if (at->block < values.codec_end()) return;
       *at = values.any_exact() ? PartOfValues(at->chunk, 0)
                                : ChunkOfValues(at->chunk + 1);
       return;
     }
     at->block = values.ExactFrom(at->block);
-    if (at->block < values.end) return;
+    if (at->block < values.end()) return;
     *at = IsLastPart(*at) ? ChunkOfValues(at->chunk + 1)
                           : PartOfValues(at->chunk, at->part + 1);
   }
