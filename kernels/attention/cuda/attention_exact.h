@@ -177,12 +177,10 @@ KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
         RowSlots(device, *item.sequence, item.first_token + t);
     const auto begin = static_cast<int32_t>(sees.begin - split);
     const auto end = static_cast<int32_t>(sees.end - split);
-    CodecSlots codec = {};
-    if constexpr (mixed) {
-      codec = CodecSlotsOf(device.value_exact, OwnSlot(item, t), split);
-    }
     const auto reads = [&](int32_t at) {
-      return at >= begin && at < end && (!mixed || codec.Has(at) != as_exact);
+      return at >= begin && at < end &&
+             (!mixed ||
+              device.value_exact.Has(OwnSlot(item, t), split + at) == as_exact);
     };
     uint32_t read[4];
     KVASIR_UNROLL
