@@ -281,8 +281,7 @@ class Bench {
     const LaunchShape launch = {.batch = asked.at("batch"),
                                 .context = asked.at("context"),
                                 .new_tokens = asked.value("new_tokens", 1)};
-    KVASIR_ASSIGN_OR_RETURN(const LaunchTime time,
-                            layers->second->Run(launch));
+    KVASIR_ASSIGN_OR_RETURN(const LaunchTime time, layers->second->Run(launch));
     const kernels::AttentionKernels& by = layers->second->kernels();
     return Json{{"attended_by", launch.new_tokens > 1 ? by.prompts : by.decode},
                 {"why", by.why},
@@ -319,9 +318,8 @@ class Bench {
                                       kernels::MemoryTag::kOther));
     KVASIR_RETURN_IF_ERROR(clock_->Take(*stream_).status());
     KVASIR_RETURN_IF_ERROR(clock_->Mark(*stream_));
-    KVASIR_ASSIGN_OR_RETURN(
-        const double operations,
-        clock_->Multiply(*stream_, out.as<float>(), steps));
+    KVASIR_ASSIGN_OR_RETURN(const double operations,
+                            clock_->Multiply(*stream_, out.as<float>(), steps));
     KVASIR_RETURN_IF_ERROR(clock_->Mark(*stream_));
     KVASIR_ASSIGN_OR_RETURN(const std::vector<double> seconds,
                             clock_->Take(*stream_));
