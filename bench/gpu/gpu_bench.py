@@ -1,7 +1,7 @@
-"""Stage `bench` of gpu_check: attention over caches of models' shapes and decode steps on a
-GPU, beside the device's own copy and, where PyTorch or FlashInfer is there, theirs over a
-dense bf16 cache: all in turn, row by row, in one run. Figures as JSON, of which
-bench/gpu/page.py writes a section of docs/performance.md.
+"""Stage `bench` of gpu_check: attention over caches of models' shapes, of decoding and of a
+prompt, and decode steps on a GPU, beside the device's own copy or its own products and, where
+PyTorch or FlashInfer is there, theirs over a dense bf16 cache: all in turn, row by row, in one
+run. Figures as JSON, of which bench/gpu/gpu_page.py writes a section of docs/performance.md.
 
 Every figure is a median over pairs; what spreads over 15 %, or has fewer than seven pairs,
 is undecided.
@@ -25,12 +25,17 @@ PLANS = ["dense-bf16", "dense-8bit", "dense-4bit", "rotated-4bit", "rap-50", "ra
 SHAPES = {  # query heads, KV heads, numbers of a head
     "llama-3-8b": (32, 8, 128), "llama-2-7b": (32, 32, 128), "kvasir-tiny": (16, 8, 32),
 }
-ROWS = [(batch, context) for context in (4096, 32768, 131072) for batch in (1, 16, 64)]
+# What tells most comes first: the time may be up before the last.
+ROWS = [(16, 32768), (1, 32768), (64, 4096), (1, 4096), (16, 4096), (64, 32768), (1, 131072), (16, 131072), (64, 131072)]
 # Share of the copy's bandwidth, where so many tokens are read.
 FEWEST_TOKENS = 32768
 SHARES = {"dense-bf16": 0.85, "dense-8bit": 0.75, "dense-4bit": 0.65, "rotated-4bit": 0.65}
 # Over the fastest dense bf16 attention there is.
 SPEEDUPS = {"dense-4bit": 2.6, "rotated-4bit": 2.6, "rap-50": 1.7, "rap-50-4bit": 4.5}
+# Attention of a whole prompt, as a share of what mma.sync reaches.
+PREFILL_SHAPE, PREFILL_TOKENS = "llama-3-8b", 8192
+PREFILL_SHARES = {"dense-bf16": 0.6, "dense-8bit": 0.6, "rotated-4bit": 0.6}
+MULTIPLY_STEPS = 40000  # milliseconds
 # Of models with random weights: plan, and (batch, context, share of the floor). A dense
 # cache of 32 x 16K has no room in 80 GiB beside the weights; half of it has, to compare.
 DECODE_SHAPE, DECODE_LAYERS, DECODE_WEIGHTS = "llama-3-8b", 32, 16.1e9
@@ -95,8 +100,9 @@ class Bench:
 # ------------------------------------------------------------------ baselines
 
 class Torch:
-    """PyTorch's attention of one new token a sequence over a dense bf16 cache, by each of
-    its back ends; FlashInfer's where it is there. Every sample reads another cache."""
+    """PyTorch's attention of one new token a sequence, or of whole prompts, over a dense bf16
+    cache, by each of its back ends; FlashInfer's of one token where it is there. Every sample
+    reads another cache."""
 
     def __init__(self):
         import torch
@@ -117,17 +123,17 @@ class Torch:
         except ImportError:
             self.flashinfer = None
 
-    def make(self, shape, batch, context, sets):
+    def make(self, shape, batch, context, sets, new_tokens=1):
         torch = self.torch
         heads, kv_heads, dim = SHAPES[shape]
         options = {"device": "cuda", "dtype": torch.bfloat16}
-        self.query = torch.randn(batch, heads, 1, dim, **options)
+        self.query = torch.randn(batch, heads, new_tokens, dim, **options)
         self.caches = [(torch.randn(batch, kv_heads, context, dim, **options),
                         torch.randn(batch, kv_heads, context, dim, **options)) for _ in range(sets)]
         self.next = 0
         self.grouped = heads != kv_heads
-        calls = {f"torch_{name}": self.sdpa(backend) for name, backend in self.backends.items()}
-        if self.flashinfer is not None:
+        calls = {f"torch_{name}": self.sdpa(backend, new_tokens > 1) for name, backend in self.backends.items()}
+        if self.flashinfer is not None and new_tokens == 1:
             calls["flashinfer"] = self.paged(batch, context, heads, kv_heads, dim)
         self.calls = {}
         for name, call in calls.items():
@@ -152,13 +158,13 @@ class Torch:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         return ""
 
-    def sdpa(self, backend):
+    def sdpa(self, backend, causal):
         from torch.nn.attention import sdpa_kernel
 
         def call(key, value):
             with sdpa_kernel(backend):
                 return self.torch.nn.functional.scaled_dot_product_attention(
-                    self.query, key, value, enable_gqa=self.grouped)
+                    self.query, key, value, is_causal=causal, enable_gqa=self.grouped)
         return call
 
     def paged(self, batch, context, heads, kv_heads, dim):
@@ -198,7 +204,7 @@ class NoTorch:
     def __init__(self, why):
         self.version = f"none: {why}"
 
-    def make(self, *_):
+    def make(self, *_, **__):
         return []
 
     def drop(self):
@@ -250,7 +256,7 @@ class Run:
         self.report = {
             "tests": [],
             "figures": {"machine": bench.facts, "baselines": others.version, "pairs": self.pairs,
-                        "quick": arguments.quick, "attention": [], "decode": [], "left_out": []}}
+                        "quick": arguments.quick, "attention": [], "prefill": [], "decode": [], "left_out": []}}
 
     def write(self):
         part = self.arguments.json.with_suffix(".part")
@@ -297,6 +303,9 @@ class Run:
     def bandwidth(self):
         return self.bench.ask(do="copy", bytes=self.copy_bytes)["bytes_per_second"]
 
+    def products(self):
+        return self.bench.ask(do="multiply", steps=2 if self.arguments.quick else MULTIPLY_STEPS)["operations_per_second"]
+
     def free_bytes(self):
         """What caches may take: nothing is known of an emulated device, whose rows are small."""
         free = self.bench.facts["free_bytes"]
@@ -313,51 +322,64 @@ class Run:
             if len(self.out_of_time) == before:
                 self.whole_shapes.append(shape)
 
-    def case(self, shape, batch, context):
-        """A row for each plan, over the same dense caches."""
+    def prefill(self, shape, tokens):
+        try:
+            self.case(shape, 1, tokens, new_tokens=tokens)
+        except TimeUp:
+            self.no_time(f"prefill.{shape}.c{tokens}")
+
+    def case(self, shape, batch, context, new_tokens=1):
+        """A row for each plan, over the same dense caches: of decoding, or of a prompt."""
         free = self.free_bytes()
         slots = batch * math.ceil(context / PAGE) * PAGE
-        bytes_of = {plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"] for plan in PLANS}
-        # Four times the second-level cache, before one is read again.
-        arenas = {plan: max(1, math.ceil(4 * self.bench.facts["l2_bytes"] / (slots * each)))
+        plans, kind, size = (PLANS, "attention", f"b{batch}.c{context}") if new_tokens == 1 else (
+            PREFILL_SHARES, "prefill", f"c{context}")
+        bytes_of = {plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"] for plan in plans}
+        # Four times the second-level cache, before one is read again; a prompt reads what it has just written.
+        arenas = {plan: max(1, math.ceil(4 * self.bench.facts["l2_bytes"] / (slots * each))) if new_tokens == 1 else 1
                   for plan, each in bytes_of.items()}
         dense = slots * bytes_of["dense-bf16"] * arenas["dense-bf16"]
         dense *= 1 if isinstance(self.others, NoTorch) else 2
-        case = f"attention.{shape}.b{batch}.c{context}"
+        case = f"{kind}.{shape}.{size}"
         if dense > free:
             return self.leave_out(case, f"does not fit: {dense / 2**30:.1f} GiB of dense caches, "
                                         f"{free / 2**30:.1f} GiB are free")
         try:
             self.bench.ask(do="make", name="dense", shape=shape, plan="dense-bf16", slots=slots,
                            arenas=arenas["dense-bf16"])
-            others = self.others.make(shape, batch, context, arenas["dense-bf16"])
+            others = self.others.make(shape, batch, context, arenas["dense-bf16"], new_tokens=new_tokens)
         except (Failure, Unserved) as error:
             self.leave_out(case, f"failed: {error}")
             return self.test(case, "failed", str(error))
-        for plan in PLANS:
-            name = f"attention.{shape}.{plan}.b{batch}.c{context}"
+        for plan in plans:
+            name = f"{kind}.{shape}.{plan}.{size}"
             if plan != "dense-bf16" and dense + slots * bytes_of[plan] * arenas[plan] > free:
                 self.leave_out(name, "does not fit beside the dense caches")
                 continue
-            self.attempt(name, lambda plan=plan: self.row(
-                shape, plan, batch, context, slots, arenas[plan], others, bytes_of[plan]))
+            own = {"shape": shape, "plan": plan, "slots": slots, "arenas": arenas[plan]}
+            launch = {"batch": batch, "context": context, "new_tokens": new_tokens}
+            self.attempt(name, lambda own=own, launch=launch, plan=plan: (
+                self.row(own, launch, others, bytes_of[plan]) if kind == "attention" else
+                self.prefill_row(own, launch, others)))
         self.others.drop()
         if not self.bench.is_over():
             self.bench.ask(do="drop", name="dense")
         return None
 
-    def row(self, shape, plan, batch, context, slots, arenas, others, bytes_per_slot):
-        own = "dense" if plan == "dense-bf16" else "own"
-        if own == "own":
-            self.bench.ask(do="make", name=own, shape=shape, plan=plan, slots=slots, arenas=arenas)
-        samples = {name: [] for name in ("copy", "dense", "own", "kernel", *others)}
+    def samples(self, own, launch, others, ceiling):
+        """{name: of each pair}, and what attended: `ceiling`(), the dense cache's and `own`
+        attention, its kernel alone, and the others'."""
+        name_of_own = "dense" if own["plan"] == "dense-bf16" else "own"
+        if name_of_own == "own":
+            self.bench.ask(do="make", name="own", **own)
+        samples = {name: [] for name in ("ceiling", "dense", "own", "kernel", *others)}
         for pair in range(-1, self.pairs):
-            took = {"copy": self.bandwidth()}
-            order = ["dense", own] if pair % 2 else [own, "dense"]
+            took = {"ceiling": ceiling()}
+            order = ["dense", name_of_own] if pair % 2 else [name_of_own, "dense"]
             for name in dict.fromkeys(order):
-                done = self.bench.ask(do="run", name=name, batch=batch, context=context)
+                done = self.bench.ask(do="run", name=name, **launch)
                 took[name] = done["seconds"]
-                if name == own:
+                if name == name_of_own:
                     took["own"], took["kernel"] = done["seconds"], done["kernel_seconds"]
                     by = {"attended_by": done["attended_by"], "why": done["why"]}
             for name in others:
@@ -365,23 +387,51 @@ class Run:
             if pair >= 0:  # the first warms up
                 for name in samples:
                     samples[name].append(took[name])
-        if own == "own":
-            self.bench.ask(do="drop", name=own)
-        read = bytes_per_slot * batch * context
-        row = {"shape": shape, "plan": plan, "batch": batch, "context": context, "bytes": read, "arenas": arenas,
-               "us": middle(samples["own"])["median"] * 1e6,
-               "copy_bytes_per_second": middle(samples["copy"])["median"], **by}
-        filled = batch * context >= FEWEST_TOKENS
-        judged(row, "share", middle([read / (took * copy) for took, copy in zip(samples["kernel"], samples["copy"])]),
-               SHARES.get(plan) if filled else None, self.pairs)
+        if name_of_own == "own":
+            self.bench.ask(do="drop", name="own")
+        return samples, by
+
+    def beside(self, row, samples, others, target):
+        """Puts the baselines and what we are to the fastest of them into the row."""
         row["baselines_us"] = {name: middle(samples[name])["median"] * 1e6 for name in ("dense", *others)}
         best = min(row["baselines_us"], key=row["baselines_us"].get)
         row["best_baseline"] = best
         judged(row, "speedup", middle([base / took for base, took in zip(samples[best], samples["own"])]),
-               SPEEDUPS.get(plan) if filled else None, self.pairs)
+               target, self.pairs)
+
+    def row(self, own, launch, others, bytes_per_slot):
+        samples, by = self.samples(own, launch, others, self.bandwidth)
+        shape, plan, batch, context = own["shape"], own["plan"], launch["batch"], launch["context"]
+        read = bytes_per_slot * batch * context
+        row = {"shape": shape, "plan": plan, "batch": batch, "context": context, "bytes": read, "arenas": own["arenas"],
+               "us": middle(samples["own"])["median"] * 1e6,
+               "copy_bytes_per_second": middle(samples["ceiling"])["median"], **by}
+        filled = batch * context >= FEWEST_TOKENS
+        judged(row, "share", middle([read / (took * copy) for took, copy in zip(samples["kernel"], samples["ceiling"])]),
+               SHARES.get(plan) if filled else None, self.pairs)
+        self.beside(row, samples, others, SPEEDUPS.get(plan) if filled else None)
         self.report["figures"]["attention"].append(row)
         print(f"  {shape} {plan} batch {batch} context {context}: {row['us']:.1f} us, {row['share']:.2f} of the copy's "
-              f"bandwidth, {row['speedup']:.2f} over {best}{', ' if by['why'] else ''}{by['why']}", flush=True)
+              f"bandwidth, {row['speedup']:.2f} over {row['best_baseline']}{', ' if by['why'] else ''}{by['why']}",
+              flush=True)
+
+    def prefill_row(self, own, launch, others):
+        samples, by = self.samples(own, launch, others, self.products)
+        shape, plan, tokens = own["shape"], own["plan"], launch["context"]
+        heads, _, dim = SHAPES[shape]
+        # Two products over what a row sees: of it and before it.
+        operations = 4 * heads * dim * tokens * (tokens + 1) / 2
+        row = {"shape": shape, "plan": plan, "tokens": tokens, "operations": operations,
+               "us": middle(samples["own"])["median"] * 1e6,
+               "mma_operations_per_second": middle(samples["ceiling"])["median"], **by}
+        judged(row, "share", middle([operations / (took * most)
+                                     for took, most in zip(samples["kernel"], samples["ceiling"])]),
+               PREFILL_SHARES[plan], self.pairs)
+        self.beside(row, samples, others, None)
+        self.report["figures"]["prefill"].append(row)
+        print(f"  prefill {shape} {plan} {tokens} tokens: {row['us']:.1f} us, {row['share']:.2f} of mma.sync's "
+              f"{row['mma_operations_per_second'] * 1e-12:.1f} TFLOP/s, {row['speedup']:.2f} over "
+              f"{row['best_baseline']}{', ' if by['why'] else ''}{by['why']}", flush=True)
 
     def decode(self, shape, plan, rows, steps):
         """All rows over one model: making its weights takes longest."""
@@ -445,8 +495,10 @@ def main():
         for plan in "dense-bf16", "palu-50-g4":
             run.decode("kvasir-tiny", plan, [(1, 30, 0.75), (2, 40, 0.6)], 1)
         run.attention(["kvasir-tiny"], [(2, 40)])
+        run.prefill("kvasir-tiny", 40)
     else:
         run.attention(["llama-3-8b"], ROWS)
+        run.prefill(PREFILL_SHAPE, PREFILL_TOKENS)
         for plan in DECODE_PLANS:
             run.decode(DECODE_SHAPE, plan, DECODE_ROWS, 8)
         run.attention(["llama-2-7b"], ROWS)
