@@ -724,18 +724,18 @@ class MmaAttention {
     }
     for (int32_t block = values_.ExactFrom(values_.first());
          block < values_.end(); block = values_.ExactFrom(block + 1)) {
+      int64_t place = kNoExactRow;
       KVASIR_NO_UNROLL
-      for (int32_t half = 0; half < 2; ++half) {
-        const int64_t place = ExactPlace(
-            /*of_keys=*/false, block * kBlock + 32 * half + lane_);
-        KVASIR_NO_UNROLL
-        for (int32_t i = 0; i < 2; ++i) {
-          uint32_t a[2][4];
-          LoadExactValues(KindOf(chunk), chunk,
-                          (HasFourBits(chunk) ? 32 : 16) * warp_, place, 16 * i,
-                          a);
-          AddExactValues(HasFourBits(chunk), block, 2 * half + i, a);
+      for (int32_t k = 0; k < kBlock / 16; ++k) {
+        if (k % 2 == 0) {  // a lane finds one of 32
+          place =
+              ExactPlace(/*of_keys=*/false, block * kBlock + 16 * k + lane_);
         }
+        uint32_t a[2][4];
+        LoadExactValues(KindOf(chunk), chunk,
+                        (HasFourBits(chunk) ? 32 : 16) * warp_, place,
+                        k % 2 * 16, a);
+        AddExactValues(HasFourBits(chunk), block, k, a);
       }
     }
     EndSum(chunk);

@@ -210,8 +210,12 @@ void LaunchPrompts(const AttentionKernelArgs& args, Launcher& launcher) {
 }
 
 // CTAs of `attention` on a multiprocessor, at most: what registers are for.
+// (sm_80 has shared memory for no more than three.)
 constexpr int MmaCtas(int32_t tiles, MmaKind kind, bool exact) {
   if (tiles > 1) return 2;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if (kind != MmaKind::kAny) return exact ? 2 : 3;
+#endif
   if (kind == MmaKind::kAny) return exact ? 2 : 3;
   return kind == MmaKind::kNumbers || exact ? 3 : 4;
 }
