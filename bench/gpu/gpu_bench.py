@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import math
+import os
 import pathlib
 import select
 import signal
@@ -253,6 +254,7 @@ class Transformers:
     token of each sequence and goes on with it."""
 
     def __init__(self, torch, device="cuda"):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched
         import transformers
 
         self.torch, self.transformers, self.device = torch, transformers, device

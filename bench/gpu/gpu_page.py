@@ -124,7 +124,8 @@ def section(folder=RESULTS):
     for program in results["bench"]["programs"]:
         figures = program["figures"]
         machine = figures["machine"]
-        parts += [f"{machine['name']}, timed by {machine['timed_by']}; baselines: {figures['baselines']}; {figures['decoder']}. "
+        baselines = "; ".join(figures[name] for name in ("baselines", "decoder") if name in figures)
+        parts += [f"{machine['name']}, timed by {machine['timed_by']}; baselines: {baselines}. "
                   f"Medians of {figures['pairs']} pairs.", ""]
         for name, write in ("attention", attention), ("prefill", prefill), ("decode", decode):
             parts += [write(figures) if figures.get(name) else f"{name}: {NEVER}", ""]
