@@ -130,10 +130,9 @@ absl::Status AttentionLayers::LoadWeights(const Options& options) {
       const auto source,
       worker::RandomSource::Create(shape, spec, *served->resolved, options.seed,
                                    kernels::DType::kBf16));
-  KVASIR_ASSIGN_OR_RETURN(
-      worker::ModelWeights weights,
-      worker::LoadWeights(spec, served, source.get(), &device_,
-                          {.pool = pool_}));
+  KVASIR_ASSIGN_OR_RETURN(worker::ModelWeights weights,
+                          worker::LoadWeights(spec, served, source.get(),
+                                              &device_, {.pool = pool_}));
   weights_ = std::make_shared<worker::ModelWeights>(std::move(weights));
   return absl::OkStatus();
 }
