@@ -8,14 +8,12 @@ is undecided.
 """
 
 import argparse
-import contextlib
 import gc
 import json
 import math
 import os
 import pathlib
 import select
-import signal
 import statistics
 import subprocess
 import sys
@@ -51,8 +49,6 @@ DECODERS = {
                    "num_hidden_layers": DECODE_LAYERS, "max_position_embeddings": 1 << 17},
     "kvasir-tiny": {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 6},
 }
-# What compiling it may take, of the time that is left no more than a third.
-COMPILE_SECONDS = 60.0
 PAIRS, FEWEST_PAIRS, MOST_SPREAD = 9, 7, 0.15
 PAGE = 64
 COPY_BYTES = 1 << 30
@@ -226,32 +222,10 @@ class NoTorch:
         pass
 
 
-class Rung(BaseException):
-    """No Exception, which compilers go on after."""
-
-
-@contextlib.contextmanager
-def within(seconds):
-    """Raises TimeUp in what takes longer, where it comes back to Python."""
-    def ring(*_):
-        raise Rung
-
-    before = signal.signal(signal.SIGALRM, ring)
-    # Again and again: raised in a destructor it is heard by nobody.
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 0.5)
-    try:
-        yield
-    except Rung:
-        raise TimeUp(f"not done within {seconds:.0f} s") from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 class Transformers:
     """Hugging Face's Llama of a shape with random bf16 weights behind a static cache full of
-    random numbers, with PyTorch's attention: as it is, and compiled. It picks the likeliest
-    token of each sequence and goes on with it."""
+    random numbers, with PyTorch's attention, as it is: nothing is compiled, which would take much
+    of a stage's time. It picks the likeliest token of each sequence and goes on with it."""
 
     def __init__(self, torch, device="cuda"):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched
@@ -279,37 +253,21 @@ class Transformers:
             layer.keys.normal_()
             layer.values.normal_()
         ids = torch.randint(config.vocab_size, (batch, 1), device=self.device)
-        self.rows[batch, context] = {"cache": cache, "ids": ids, "steps": steps,
-                                     "calls": {"transformers": self.model.forward}}
-        self.sample(batch, context, "transformers")
+        self.rows[batch, context] = {"cache": cache, "ids": ids, "steps": steps}
+        self.sample(batch, context)
 
-    def compile(self, batch, context, seconds):
-        # Another row's shape is compiled anew, not for any shape.
-        call = self.torch.compile(self.model.forward, mode="reduce-overhead", dynamic=False)
-        calls = self.rows[batch, context]["calls"]
-        calls["compiled"] = call
-        try:
-            with within(seconds):
-                for _ in range(2):  # the second records what later ones replay
-                    self.sample(batch, context, "compiled")
-        except Exception:
-            del calls["compiled"]
-            raise
+    def has(self, batch, context):
+        return (batch, context) in self.rows
 
-    def names(self, batch, context):
-        return list(self.rows[batch, context]["calls"]) if (batch, context) in self.rows else []
-
-    def sample(self, batch, context, name):
+    def sample(self, batch, context):
         """Seconds of a step."""
         row = self.rows[batch, context]
         for layer in row["cache"].layers:
             layer.cumulative_length.fill_(context)
-        call = row["calls"][name]
         seconds = self.clock()
         with self.torch.no_grad():
             for _ in range(row["steps"]):
-                self.torch.compiler.cudagraph_mark_step_begin()
-                logits = call(input_ids=row["ids"], past_key_values=row["cache"], use_cache=True).logits
+                logits = self.model(input_ids=row["ids"], past_key_values=row["cache"], use_cache=True).logits
                 row["ids"].copy_(logits[:, -1:].argmax(-1))
         return seconds() / row["steps"]
 
@@ -333,7 +291,6 @@ class Transformers:
         self.free()
 
     def free(self):
-        self.torch.compiler.reset()
         gc.collect()
         if self.torch.cuda.is_available():
             self.torch.cuda.empty_cache()
@@ -395,7 +352,7 @@ class Run:
         """`decoder`: decoder_baseline's."""
         self.arguments, self.bench, self.others = arguments, bench, others
         self.decoder, decoder_version = decoder
-        self.alone = {}  # (batch, context) -> {name: seconds}, of what had no room beside ours
+        self.alone = {}  # (batch, context) -> seconds, of what had no room beside ours
         self.out_of_time, self.whole_shapes = [], []
         self.pairs = 2 if arguments.quick else PAIRS
         self.copy_bytes = 1 << 16 if arguments.quick else COPY_BYTES
@@ -613,7 +570,8 @@ class Run:
         room = free - max(ours(plan) for plan in bytes_of) - DECODE_WEIGHTS
         if not self.try_baseline(f"transformers.{shape}", lambda: self.decoder.load(shape)):
             return self.try_baseline(f"transformers.{shape}", self.decoder.close)
-        # The largest first: dropping one drops what is compiled.
+        stays = False
+        # The largest first, which are gone again before smaller ones are made.
         for batch, context, _ in sorted(rows, key=lambda row: -row[0] * row[1]):
             name = f"transformers.{shape}.b{batch}.c{context}"
             needs = self.decoder_bytes(batch, context, bytes_of["dense-bf16"])
@@ -621,18 +579,18 @@ class Run:
                 self.leave_out(name, f"does not fit: {needs / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
                 continue
             if not self.try_baseline(name, lambda: self.decoder.make(batch, context, steps)):
-                self.decoder.drop(batch, context)
+                self.try_baseline(name, lambda: self.decoder.drop(batch, context))
                 continue
-            self.try_baseline(f"{name}.compiled", lambda: self.decoder.compile(
-                batch, context, min(COMPILE_SECONDS, self.bench.seconds_left() / 3)))
             if needs - DECODE_WEIGHTS <= room:
-                room -= needs - DECODE_WEIGHTS
+                room, stays = room - (needs - DECODE_WEIGHTS), True
                 continue
-            samples = {each: [] for each in self.decoder.names(batch, context)}
-            if self.try_baseline(name, lambda: [samples[each].append(self.decoder.sample(batch, context, each))
-                                                for _ in range(self.pairs) for each in samples]):
+            samples = []
+            if self.try_baseline(name, lambda: samples.extend(
+                    self.decoder.sample(batch, context) for _ in range(self.pairs))):
                 self.alone[batch, context] = samples
-            self.decoder.drop(batch, context)
+            self.try_baseline(name, lambda: self.decoder.drop(batch, context))
+        if not stays:  # its weights need not either
+            self.try_baseline(f"transformers.{shape}", self.decoder.close)
         return None
 
     def try_baseline(self, name, do):
@@ -640,10 +598,6 @@ class Run:
         try:
             do()
             return True
-        except TimeUp as error:
-            if self.bench.is_over():
-                raise
-            self.leave_out(name, str(error))
         except Exception as error:
             self.leave_out(name, f"failed: {first_line(error)}")
         return False
@@ -676,14 +630,14 @@ class Run:
         while left:
             batch, context, target = left[0]
             shares, seconds = [], []
-            others = {each: [] for each in self.decoder.names(batch, context)} if self.decoder is not None else {}
+            other, theirs = f"transformers.{shape}.b{batch}.c{context}", []
+            beside = self.decoder is not None and self.decoder.has(batch, context)
             for pair in range(-1, self.pairs):
                 bandwidth = self.bandwidth()
                 done = self.bench.ask(do="decode_run", batch=batch, context=context, steps=steps)
-                if not self.try_baseline(f"transformers.{shape}.b{batch}.c{context}", lambda: [
-                        taken.append(self.decoder.sample(batch, context, each)) for each, taken in others.items()]):
-                    self.decoder.drop(batch, context)
-                    others = {}
+                if beside and not self.try_baseline(other, lambda: theirs.append(self.decoder.sample(batch, context))):
+                    self.try_baseline(other, lambda: self.decoder.drop(batch, context))
+                    beside = False
                 if pair >= 0:
                     shares.append((made["weight_bytes"] + done["cache_bytes"]) / bandwidth / done["seconds"])
                     seconds.append(done["seconds"])
@@ -692,23 +646,21 @@ class Run:
                    "weight_bytes": made["weight_bytes"], "cache_bytes": done["cache_bytes"],
                    "numerics": made["numerics"]}
             judged(row, "share", middle(shares), target, self.pairs)
-            self.beside_decoder(row, seconds, {each: taken[1:] for each, taken in others.items()})
+            self.beside_decoder(row, seconds, theirs[1:] if beside else [])
             self.report["figures"]["decode"].append(row)
             print(f"  decode {shape} {plan} batch {batch} context {context}: {row['ms']:.2f} ms a step, "
-                  f"{row['share']:.2f} of the floor" + (f", {row['speedup']:.2f} over {row['best_baseline']}"
+                  f"{row['share']:.2f} of the floor" + (f", {row['speedup']:.2f} over transformers"
                                                         if "speedup" in row else ""), flush=True)
             del left[0]
         self.bench.ask(do="decode_drop")
 
-    def beside_decoder(self, row, seconds, others):
-        interleaved = bool(others)
-        others = others or self.alone.get((row["batch"], row["context"]))
-        if not others:
+    def beside_decoder(self, row, seconds, theirs):
+        interleaved = bool(theirs)
+        theirs = theirs or self.alone.get((row["batch"], row["context"]))
+        if not theirs:
             return
-        row["baselines_ms"] = {name: middle(taken)["median"] * 1e3 for name, taken in others.items()}
-        best = min(row["baselines_ms"], key=row["baselines_ms"].get)
-        row["best_baseline"], row["interleaved"] = best, interleaved
-        judged(row, "speedup", middle([base / took for base, took in zip(others[best], seconds)]), None, self.pairs)
+        row["transformers_ms"], row["interleaved"] = middle(theirs)["median"] * 1e3, interleaved
+        judged(row, "speedup", middle([base / took for base, took in zip(theirs, seconds)]), None, self.pairs)
 
 
 def main():
