@@ -253,20 +253,25 @@ class Bench {
 
   absl::StatusOr<Json> Make(const Json& asked) {
     const auto name = asked.at("name").get<std::string>();
+    const auto plan = asked.at("plan").get<std::string>();
     layers_.erase(name);
     KVASIR_ASSIGN_OR_RETURN(
         const model::ModelShape shape,
         model::FindShape(asked.at("shape").get<std::string>()));
+    if (shape.name != shape_of_weights_) weights_.clear();
+    shape_of_weights_ = shape.name;
     KVASIR_ASSIGN_OR_RETURN(
         layers_[name],
         AttentionLayers::Create({.shape = shape,
-                                 .plan = asked.at("plan"),
+                                 .plan = plan,
                                  .page_tokens = kPageTokens,
                                  .slots = asked.at("slots"),
                                  .num_arenas = asked.value("arenas", 1),
+                                 .weights = weights_[plan],
                                  .device = device_.get(),
                                  .timer = timer_.get()},
                                 &pool_));
+    weights_[plan] = layers_[name]->weights();
     return Json{{"bytes_per_slot", layers_[name]->bytes_per_slot()},
                 {"arenas", layers_[name]->num_arenas()},
                 {"allocated_bytes", device_->allocator().total_use().bytes}};
@@ -376,6 +381,9 @@ class Bench {
   std::unique_ptr<DeviceStepTimer> timer_;
   std::unique_ptr<kernels::Stream> stream_;
   kernels::DeviceBuffer copy_;
+  // By plan, of the shape that was made last.
+  std::map<std::string, std::shared_ptr<const worker::ModelWeights>> weights_;
+  std::string shape_of_weights_;
   std::map<std::string, std::unique_ptr<AttentionLayers>> layers_;
   std::unique_ptr<DecodeSteps> decode_;
 };

@@ -8,8 +8,10 @@ is undecided.
 """
 
 import argparse
+import gc
 import json
 import math
+import os
 import pathlib
 import select
 import statistics
@@ -41,6 +43,12 @@ MULTIPLY_STEPS = 40000  # milliseconds
 DECODE_SHAPE, DECODE_LAYERS, DECODE_WEIGHTS = "llama-3-8b", 32, 16.1e9
 DECODE_PLANS = ["dense-bf16", "rotated-4bit", "rap-50-4bit"]
 DECODE_ROWS = [(1, 4096, 0.75), (16, 16384, None), (32, 16384, 0.6)]
+# What Hugging Face's decoder of a shape has beside its heads.
+DECODERS = {
+    "llama-3-8b": {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+                   "num_hidden_layers": DECODE_LAYERS, "max_position_embeddings": 1 << 17},
+    "kvasir-tiny": {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 6},
+}
 PAIRS, FEWEST_PAIRS, MOST_SPREAD = 9, 7, 0.15
 PAGE = 64
 COPY_BYTES = 1 << 30
@@ -73,7 +81,7 @@ class Bench:
             raise TimeUp
         print(json.dumps(request), file=self.process.stdin, flush=True)
         # An answer is one line, so that nothing of it is read before.
-        if not select.select([self.process.stdout], [], [], max(0.0, self.deadline - time.monotonic()))[0]:
+        if not select.select([self.process.stdout], [], [], max(0.0, self.seconds_left()))[0]:
             self.process.kill()
             raise TimeUp
         line = self.process.stdout.readline()
@@ -84,8 +92,11 @@ class Bench:
             raise (Unserved if answer["unimplemented"] else Failure)(answer["error"])
         return answer
 
+    def seconds_left(self):
+        return self.deadline - time.monotonic()
+
     def is_over(self):
-        return time.monotonic() >= self.deadline
+        return self.seconds_left() <= 0
 
     def close(self):
         """Its exit code; 0 where the time was up, which has ended it."""
@@ -153,7 +164,7 @@ class Torch:
             try:
                 self.time(call)
             except (RuntimeError, ValueError, TypeError) as error:
-                return (str(error) or type(error).__name__).splitlines()[0]
+                return first_line(error)
         for warning in said:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         return ""
@@ -211,6 +222,95 @@ class NoTorch:
         pass
 
 
+class Transformers:
+    """Hugging Face's Llama of a shape with random bf16 weights behind a static cache full of
+    random numbers, with PyTorch's attention, as it is: nothing is compiled, which would take much
+    of a stage's time. It picks the likeliest token of each sequence and goes on with it."""
+
+    def __init__(self, torch, device="cuda"):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched
+        import transformers
+
+        self.torch, self.transformers, self.device = torch, transformers, device
+        self.version = f"transformers {transformers.__version__}"
+        self.model, self.rows = None, {}
+
+    def load(self, shape):
+        heads, kv_heads, dim = SHAPES[shape]
+        config = self.transformers.LlamaConfig(
+            **DECODERS[shape], num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=dim,
+            tie_word_embeddings=False)
+        with self.torch.device(self.device):
+            self.model = self.transformers.AutoModelForCausalLM.from_config(
+                config, dtype=self.torch.bfloat16, attn_implementation="sdpa").eval()
+
+    def make(self, batch, context, steps):
+        """The cache of a row: samples of it take so many steps behind `context` tokens."""
+        torch, config = self.torch, self.model.config
+        cache = self.transformers.StaticCache(config=config, max_cache_len=context + steps)
+        cache.early_initialization(batch, config.num_key_value_heads, config.head_dim, torch.bfloat16, self.device)
+        for layer in cache.layers:
+            layer.keys.normal_()
+            layer.values.normal_()
+        ids = torch.randint(config.vocab_size, (batch, 1), device=self.device)
+        self.rows[batch, context] = {"cache": cache, "ids": ids, "steps": steps}
+        self.sample(batch, context)
+
+    def has(self, batch, context):
+        return (batch, context) in self.rows
+
+    def sample(self, batch, context):
+        """Seconds of a step."""
+        row = self.rows[batch, context]
+        for layer in row["cache"].layers:
+            layer.cumulative_length.fill_(context)
+        seconds = self.clock()
+        with self.torch.no_grad():
+            for _ in range(row["steps"]):
+                logits = self.model(input_ids=row["ids"], past_key_values=row["cache"], use_cache=True).logits
+                row["ids"].copy_(logits[:, -1:].argmax(-1))
+        return seconds() / row["steps"]
+
+    def clock(self):
+        """What tells the seconds since, by the GPU's events."""
+        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+
+        def seconds():
+            end.record()
+            end.synchronize()
+            return begin.elapsed_time(end) * 1e-3
+        return seconds
+
+    def drop(self, batch, context):
+        if self.rows.pop((batch, context), None) is not None:
+            self.free()
+
+    def close(self):
+        self.model, self.rows = None, {}
+        self.free()
+
+    def free(self):
+        gc.collect()
+        if self.torch.cuda.is_available():
+            self.torch.cuda.empty_cache()
+
+
+def decoder_baseline(others):
+    """Transformers, or why there is none."""
+    if isinstance(others, NoTorch):
+        return None, others.version
+    try:
+        baseline = Transformers(others.torch)
+    except Exception as error:  # whatever a package fails with fails no row of ours
+        return None, f"none: {first_line(error)}"
+    return baseline, baseline.version
+
+
+def first_line(error):
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def baselines(device):
     if not device.startswith("cuda"):
         return NoTorch(f"the device is {device}")
@@ -248,14 +348,17 @@ def judged(row, name, value, target, pairs):
 
 
 class Run:
-    def __init__(self, arguments, bench, others):
+    def __init__(self, arguments, bench, others, decoder=(None, "none")):
+        """`decoder`: decoder_baseline's."""
         self.arguments, self.bench, self.others = arguments, bench, others
+        self.decoder, decoder_version = decoder
+        self.alone = {}  # (batch, context) -> seconds, of what had no room beside ours
         self.out_of_time, self.whole_shapes = [], []
         self.pairs = 2 if arguments.quick else PAIRS
         self.copy_bytes = 1 << 16 if arguments.quick else COPY_BYTES
         self.report = {
             "tests": [],
-            "figures": {"machine": bench.facts, "baselines": others.version, "pairs": self.pairs,
+            "figures": {"machine": bench.facts, "baselines": others.version, "decoder": decoder_version, "pairs": self.pairs,
                         "quick": arguments.quick, "attention": [], "prefill": [], "decode": [], "left_out": []}}
 
     def write(self):
@@ -347,10 +450,12 @@ class Run:
         try:
             self.bench.ask(do="make", name="dense", shape=shape, plan="dense-bf16", slots=slots,
                            arenas=arenas["dense-bf16"])
-            others = self.others.make(shape, batch, context, arenas["dense-bf16"], new_tokens=new_tokens)
         except (Failure, Unserved) as error:
             self.leave_out(case, f"failed: {error}")
             return self.test(case, "failed", str(error))
+        others = []
+        self.try_baseline(f"{case}.baselines", lambda: others.extend(
+            self.others.make(shape, batch, context, arenas["dense-bf16"], new_tokens=new_tokens)))
         for plan in plans:
             name = f"{kind}.{shape}.{plan}.{size}"
             if plan != "dense-bf16" and dense + slots * bytes_of[plan] * arenas[plan] > free:
@@ -361,7 +466,7 @@ class Run:
             self.attempt(name, lambda own=own, launch=launch, plan=plan: (
                 self.row(own, launch, others, bytes_of[plan]) if kind == "attention" else
                 self.prefill_row(own, launch, others)))
-        self.others.drop()
+        self.try_baseline(f"{case}.baselines", self.others.drop)
         if not self.bench.is_over():
             self.bench.ask(do="drop", name="dense")
         return None
@@ -433,6 +538,70 @@ class Run:
               f"{row['mma_operations_per_second'] * 1e-12:.1f} TFLOP/s, {row['speedup']:.2f} over "
               f"{row['best_baseline']}{', ' if by['why'] else ''}{by['why']}", flush=True)
 
+    @staticmethod
+    def decoder_bytes(batch, context, bytes_per_slot):
+        """Of a model and its cache, as if every layer had its own; a page more for each sequence."""
+        return DECODE_WEIGHTS + batch * (context + 5 * PAGE) * DECODE_LAYERS * bytes_per_slot
+
+    def decoders(self, shape, plans, rows, steps):
+        """Decode steps over each plan's caches, and of Hugging Face's decoder."""
+        try:
+            bytes_of = {plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"]
+                        for plan in {"dense-bf16", *plans}}
+            self.make_decoder(shape, rows, steps, bytes_of)
+        except TimeUp:
+            self.no_time(f"transformers.{shape}")
+        for plan in plans:
+            self.decode(shape, plan, rows, steps)
+        if self.decoder is not None:
+            self.try_baseline(f"transformers.{shape}", self.decoder.close)
+
+    def make_decoder(self, shape, rows, steps, bytes_of):
+        """Hugging Face's: a row that has room beside the largest of ours stays, to be measured in
+        turn with it; others are measured now, and what they took is free again."""
+        if self.decoder is None:
+            return self.leave_out(f"transformers.{shape}", self.report["figures"]["decoder"])
+        free = self.free_bytes()
+
+        def ours(plan):
+            fit = [row for row in rows if self.decoder_bytes(*row[:2], bytes_of[plan]) <= free]
+            return self.decoder_bytes(max(row[0] for row in fit), max(row[1] for row in fit), bytes_of[plan]) if fit else 0.0
+
+        room = free - max(ours(plan) for plan in bytes_of) - DECODE_WEIGHTS
+        if not self.try_baseline(f"transformers.{shape}", lambda: self.decoder.load(shape)):
+            return self.try_baseline(f"transformers.{shape}", self.decoder.close)
+        stays = False
+        # The largest first, which are gone again before smaller ones are made.
+        for batch, context, _ in sorted(rows, key=lambda row: -row[0] * row[1]):
+            name = f"transformers.{shape}.b{batch}.c{context}"
+            needs = self.decoder_bytes(batch, context, bytes_of["dense-bf16"])
+            if needs > free:
+                self.leave_out(name, f"does not fit: {needs / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
+                continue
+            if not self.try_baseline(name, lambda: self.decoder.make(batch, context, steps)):
+                self.try_baseline(name, lambda: self.decoder.drop(batch, context))
+                continue
+            if needs - DECODE_WEIGHTS <= room:
+                room, stays = room - (needs - DECODE_WEIGHTS), True
+                continue
+            samples = []
+            if self.try_baseline(name, lambda: samples.extend(
+                    self.decoder.sample(batch, context) for _ in range(self.pairs))):
+                self.alone[batch, context] = samples
+            self.try_baseline(name, lambda: self.decoder.drop(batch, context))
+        if not stays:  # its weights need not either
+            self.try_baseline(f"transformers.{shape}", self.decoder.close)
+        return None
+
+    def try_baseline(self, name, do):
+        """Whether it went well; what does not is named, and fails nothing."""
+        try:
+            do()
+            return True
+        except Exception as error:
+            self.leave_out(name, f"failed: {first_line(error)}")
+        return False
+
     def decode(self, shape, plan, rows, steps):
         """All rows over one model: making its weights takes longest."""
         left = list(rows)
@@ -443,12 +612,10 @@ class Run:
         def measure():
             each = self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"]
             for row in rows:
-                batch, context, _ = row
-                # As if every layer had its own; a page more for each sequence.
-                cache = batch * (context + 5 * PAGE) * DECODE_LAYERS * each
-                if DECODE_WEIGHTS + cache > self.free_bytes():
+                needs = self.decoder_bytes(*row[:2], each)
+                if needs > self.free_bytes():
                     left.remove(row)
-                    self.leave_out(name(*row), f"does not fit: {(DECODE_WEIGHTS + cache) / 2**30:.1f} GiB, "
+                    self.leave_out(name(*row), f"does not fit: {needs / 2**30:.1f} GiB, "
                                                f"{self.free_bytes() / 2**30:.1f} GiB are free")
             if not left:
                 raise Unserved("no row has room")
@@ -463,9 +630,14 @@ class Run:
         while left:
             batch, context, target = left[0]
             shares, seconds = [], []
+            other, theirs = f"transformers.{shape}.b{batch}.c{context}", []
+            beside = self.decoder is not None and self.decoder.has(batch, context)
             for pair in range(-1, self.pairs):
                 bandwidth = self.bandwidth()
                 done = self.bench.ask(do="decode_run", batch=batch, context=context, steps=steps)
+                if beside and not self.try_baseline(other, lambda: theirs.append(self.decoder.sample(batch, context))):
+                    self.try_baseline(other, lambda: self.decoder.drop(batch, context))
+                    beside = False
                 if pair >= 0:
                     shares.append((made["weight_bytes"] + done["cache_bytes"]) / bandwidth / done["seconds"])
                     seconds.append(done["seconds"])
@@ -474,11 +646,21 @@ class Run:
                    "weight_bytes": made["weight_bytes"], "cache_bytes": done["cache_bytes"],
                    "numerics": made["numerics"]}
             judged(row, "share", middle(shares), target, self.pairs)
+            self.beside_decoder(row, seconds, theirs[1:] if beside else [])
             self.report["figures"]["decode"].append(row)
             print(f"  decode {shape} {plan} batch {batch} context {context}: {row['ms']:.2f} ms a step, "
-                  f"{row['share']:.2f} of the floor", flush=True)
+                  f"{row['share']:.2f} of the floor" + (f", {row['speedup']:.2f} over transformers"
+                                                        if "speedup" in row else ""), flush=True)
             del left[0]
         self.bench.ask(do="decode_drop")
+
+    def beside_decoder(self, row, seconds, theirs):
+        interleaved = bool(theirs)
+        theirs = theirs or self.alone.get((row["batch"], row["context"]))
+        if not theirs:
+            return
+        row["transformers_ms"], row["interleaved"] = middle(theirs)["median"] * 1e3, interleaved
+        judged(row, "speedup", middle([base / took for base, took in zip(theirs, seconds)]), None, self.pairs)
 
 
 def main():
@@ -490,17 +672,16 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
     arguments = parser.parse_args()
     bench = Bench(arguments)
-    run = Run(arguments, bench, baselines(arguments.device))
+    others = baselines(arguments.device)
+    run = Run(arguments, bench, others, decoder_baseline(others))
     if arguments.quick:
-        for plan in "dense-bf16", "palu-50-g4":
-            run.decode("kvasir-tiny", plan, [(1, 30, 0.75), (2, 40, 0.6)], 1)
+        run.decoders("kvasir-tiny", ["dense-bf16", "palu-50-g4"], [(1, 30, 0.75), (2, 40, 0.6)], 1)
         run.attention(["kvasir-tiny"], [(2, 40)])
         run.prefill("kvasir-tiny", 40)
     else:
         run.attention(["llama-3-8b"], ROWS)
         run.prefill(PREFILL_SHAPE, PREFILL_TOKENS)
-        for plan in DECODE_PLANS:
-            run.decode(DECODE_SHAPE, plan, DECODE_ROWS, 8)
+        run.decoders(DECODE_SHAPE, DECODE_PLANS, DECODE_ROWS, 8)
         run.attention(["llama-2-7b"], ROWS)
     run.end()
     return 1 if any(test["status"] == "failed" for test in run.report["tests"]) else 0

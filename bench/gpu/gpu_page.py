@@ -86,9 +86,17 @@ def prefill(figures):
 
 
 def decode(figures):
-    return table(["shape", "cache", "batch", "context", "ms a step", "tokens/s", "share of the floor", "target", ""],
+    return table(["shape", "cache", "batch", "context", "ms a step", "tokens/s", "share of the floor", "target", "",
+                  "× Hugging Face", "that is"],
                  [[row["shape"], row["plan"], str(row["batch"]), str(row["context"]), f"{row['ms']:.4g}",
-                   f"{row['tokens_per_second']:.4g}", *ratio(row, "share")] for row in figures["decode"]])
+                   f"{row['tokens_per_second']:.4g}", *ratio(row, "share"), *hugging_face(row)]
+                  for row in figures["decode"]])
+
+
+def hugging_face(row):
+    if "speedup" not in row:
+        return ["", ""]
+    return [f"{row['speedup']:.2f}", f"{row['transformers_ms']:.4g} ms{'' if row['interleaved'] else ', not in turn'}"]
 
 
 def never_measured():
@@ -114,12 +122,13 @@ def section(folder=RESULTS):
     for program in results["bench"]["programs"]:
         figures = program["figures"]
         machine = figures["machine"]
-        parts += [f"{machine['name']}, timed by {machine['timed_by']}; baselines: {figures['baselines']}. "
+        baselines = "; ".join(figures[name] for name in ("baselines", "decoder") if name in figures)
+        parts += [f"{machine['name']}, timed by {machine['timed_by']}; baselines: {baselines}. "
                   f"Medians of {figures['pairs']} pairs.", ""]
         for name, write in ("attention", attention), ("prefill", prefill), ("decode", decode):
             parts += [write(figures) if figures.get(name) else f"{name}: {NEVER}", ""]
         parts += [f"- {left['row']}: {left['why']}" for left in figures["left_out"]]
-    return "\n".join([*parts, "", f"Decode beside Hugging Face transformers: {NEVER}."])
+    return "\n".join(parts)
 
 
 def marked(text):
