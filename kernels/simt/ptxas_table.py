@@ -38,7 +38,8 @@ def readable(names):
     short = []
     for name in done.stdout.splitlines():
         name = name.replace("(anonymous namespace)::", "")
-        short.append(re.sub(r"\b(?:\w+::)+", "", name))
+        # A value of an enum is "(Kind)2".
+        short.append(re.sub(r"\(\w+\)(?=\d)", "", re.sub(r"\b(?:\w+::)+", "", name)))
     return short
 
 

@@ -159,14 +159,15 @@ KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
   return as_exact ? pair & negative & 0x7fff7fffu : pair & ~negative;
 }
 
-// Adds the product of the values of 16 slots from `slot` on with weights of the
-// 8 rows from `row` on, token by token, without the slots that it does not
-// read so: 0 times what is not finite would not be 0.
-template <typename T>
+// Adds the product of the values of 16 slots from `slot` of a split on with
+// weights of the 8 rows from `row` on, token by token, without the slots that
+// it does not see, or, if the block is `mixed`, does not read so: 0 times what
+// is not finite would not be 0.
+template <typename T, bool mixed>
 KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
-                            bool as_exact, int32_t row, int64_t slot,
-                            const uint32_t (&a)[4], const uint32_t (&b)[2],
-                            float (&sums)[4]) {
+                            bool as_exact, int32_t row, int64_t split,
+                            int32_t slot, const uint32_t (&a)[4],
+                            const uint32_t (&b)[2], float (&sums)[4]) {
   const auto c = static_cast<int32_t>(simt::Lane() % 4);
   const int32_t heads = item.unit.num_heads;
   const int32_t end_row = row + 8 < item.rows() ? row + 8 : item.rows();
@@ -174,14 +175,19 @@ KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
   for (int32_t t = row / heads; t * heads < end_row; ++t) {
     const SlotRange sees =
         RowSlots(device, *item.sequence, item.first_token + t);
-    const auto reads = [&](int64_t at) {
-      return at >= sees.begin && at < sees.end &&
-             device.value_exact.Has(OwnSlot(item, t), at) == as_exact;
+    const auto begin = static_cast<int32_t>(sees.begin - split);
+    const auto end = static_cast<int32_t>(sees.end - split);
+    CodecSlots codec = {};
+    if constexpr (mixed) {
+      codec = CodecSlotsOf(device.value_exact, OwnSlot(item, t), split);
+    }
+    const auto reads = [&](int32_t at) {
+      return at >= begin && at < end && (!mixed || codec.Has(at) != as_exact);
     };
     uint32_t read[4];
     KVASIR_UNROLL
     for (int32_t i = 0; i < 4; ++i) {
-      const int64_t at = slot + 2 * c + 8 * (i / 2);
+      const int32_t at = slot + 2 * c + 8 * (i / 2);
       read[i] = (reads(at) ? a[i] & 0xffffu : 0u) |
                 (reads(at + 1) ? a[i] & 0xffff0000u : 0u);
     }

@@ -23,7 +23,8 @@
 // keys are staged in the order in which codes leave a word (0, 4, 1, 5, ...).
 //
 // An instance has 8 rows, or 16 where a KV head has more query heads than 8,
-// and is for one kind of chunks, or for any.
+// and is for one kind of chunks, or for any; others are for plans with exact
+// rows (attention_exact.h, mma_exact-inl.h).
 //
 // Layout: pieces of a tile, then of 64 slots each, side by side (granules of
 // 16), so that copies are runs of 256 bytes (keys) and 1 KiB (values) a warp,
@@ -427,8 +428,9 @@ class MmaAttention : MmaRing<kind, exact> {
       for (int32_t t = 0; t < 2; ++t) {
         if (t == 1 && !two) continue;
         if (apart) {
-          AddApart<T>(device_, item_, /*as_exact=*/true, 8 * n,
-                      split_ + block * kBlock + 16 * k, a[t], b, sum_[t].d[n]);
+          AddApart<T, /*mixed=*/true>(device_, item_, /*as_exact=*/true, 8 * n,
+                                      split_, block * kBlock + 16 * k, a[t], b,
+                                      sum_[t].d[n]);
         } else {
           Product<T>(sum_[t].d[n], a[t], b);
         }
@@ -600,8 +602,8 @@ class MmaAttention : MmaRing<kind, exact> {
           b[1] = WeightsOf(/*as_exact=*/false, b[1]);
         }
         if (apart) {
-          AddApart<T>(device_, item_, /*as_exact=*/false, 8 * n,
-                      split_ + block * kBlock + 16 * k, a, b, sum_[0].d[n]);
+          AddApart<T, exact>(device_, item_, /*as_exact=*/false, 8 * n, split_,
+                             block * kBlock + 16 * k, a, b, sum_[0].d[n]);
         } else {
           Product<T>(sum_[0].d[n], a, b);
         }

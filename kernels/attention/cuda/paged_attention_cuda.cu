@@ -23,7 +23,8 @@
 // what is not finite in a slot reaches only rows that see it. A score that is
 // NaN or +inf makes its row NaN; one of -inf weighs nothing, unless all are:
 // NaN too. The bits are not the CPU's. Which of two kernels computes items is a
-// matter of the layer's codecs and the activations' type, decided once:
+// matter of the layer's codecs and of the activations' and exact rows' types,
+// decided once:
 // `attention` by tensor cores (mma_attention-inl.h), or `attention_plain`
 // (plain_attention.h).
 //

@@ -14,7 +14,9 @@
 //   values: a warp has 16 channels of all rows, or where a chunk has fewer than
 //     128 channels of as many rows as warps share them.
 // Operands come by ldmatrix, without bank conflicts where pieces of a tile lie
-// side by side or not: stages have an order of their own.
+// side by side or not: stages have an order of their own. Exact rows
+// (attention_exact.h) come as further chunks of the blocks that have some, and
+// are put into the order of the codec's channels in their stage.
 //
 // Layout: as there. Shared memory: 2064 bytes of a row for scores (weights take
 // their place), 2 of a channel of its queries, 4 of one of its sums; 46 KiB
@@ -642,9 +644,9 @@ class PrefillAttention {
         for (int32_t i = 0; i < 2; ++i) {
           const uint32_t b[2] = {both[2 * i], both[2 * i + 1]};
           if (any && apart) {
-            AddApart<T>(
+            AddApart<T, /*mixed=*/false>(
                 device_, item_, /*as_exact=*/false, 8 * (share.row_tile + n),
-                split_ + kBlock * block + 16 * (k + i), a[i], b, sum_[n]);
+                split_, kBlock * block + 16 * (k + i), a[i], b, sum_[n]);
           } else {
             Product<Number>(sum_[n], a[i], b);
           }
@@ -679,8 +681,9 @@ class PrefillAttention {
         b[0] = WeightsOf(as_exact, b[0]);
         b[1] = WeightsOf(as_exact, b[1]);
         if (apart) {
-          AddApart<T>(device_, item_, as_exact, 8 * (share.row_tile + n),
-                      split_ + kBlock * block + 16 * k, a, b, sum_[n]);
+          AddApart<T, /*mixed=*/true>(device_, item_, as_exact,
+                                      8 * (share.row_tile + n), split_,
+                                      kBlock * block + 16 * k, a, b, sum_[n]);
         } else {
           Product<T>(sum_[n], a, b);
         }
