@@ -110,7 +110,10 @@ absl::StatusOr<std::unique_ptr<AttentionLayers>> AttentionLayers::Create(
           {.page_tokens = options.page_tokens,
            .granule_bytes = layers->device_.page_granule_bytes()}));
   layers->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
-  KVASIR_RETURN_IF_ERROR(layers->LoadWeights(options));
+  layers->weights_ = options.weights;
+  if (layers->weights_ == nullptr) {
+    KVASIR_RETURN_IF_ERROR(layers->LoadWeights(options));
+  }
   KVASIR_RETURN_IF_ERROR(layers->MakeArenas(options));
   KVASIR_RETURN_IF_ERROR(layers->MakeLayers(options.slots));
   return layers;
@@ -127,9 +130,10 @@ absl::Status AttentionLayers::LoadWeights(const Options& options) {
       const auto source,
       worker::RandomSource::Create(shape, spec, *served->resolved, options.seed,
                                    kernels::DType::kBf16));
-  KVASIR_ASSIGN_OR_RETURN(
-      weights_, worker::LoadWeights(spec, served, source.get(), &device_,
-                                    {.pool = pool_}));
+  KVASIR_ASSIGN_OR_RETURN(worker::ModelWeights weights,
+                          worker::LoadWeights(spec, served, source.get(),
+                                              &device_, {.pool = pool_}));
+  weights_ = std::make_shared<worker::ModelWeights>(std::move(weights));
   return absl::OkStatus();
 }
 
@@ -176,7 +180,7 @@ absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
             {.device = &device_,
              .spec = &spec_,
              .layer = layer,
-             .weights = &weights_.layers.front(),
+             .weights = &weights_->layers.front(),
              .arena = &arenas_->layers()[static_cast<size_t>(layer)],
              .rings = &arenas_->rings(),
              .rope_steps = rope_steps_,

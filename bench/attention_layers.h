@@ -43,9 +43,9 @@ struct LaunchTime {
   double kernel_seconds = 0.0;     // paged_attention alone
 };
 
-// Owns: weights of one layer, arenas of `num_arenas` layers, and their tables.
-// Pages of a sequence lie in random order.
-// Threads: one at a time.
+// Owns: weights of one layer (or shares them), arenas of `num_arenas` layers,
+// and their tables. Pages of a sequence lie in random order. Threads: one at a
+// time.
 class AttentionLayers {
  public:
   struct Options {
@@ -58,6 +58,9 @@ class AttentionLayers {
     int64_t num_arenas = 1;
     bool lift_prompts = false;  // worker::ServeOptions'
     uint64_t seed = 1;
+    // Those of another of the same shape, plan, lifts, seed and device, which
+    // take long to make; null: its own.
+    std::shared_ptr<const worker::ModelWeights> weights;
     // Where it runs; null: the CPU, on the pool. Outlives it.
     kernels::Device* device = nullptr;
     // How time is taken there; null: by the CPU's clock. Outlives it.
@@ -78,7 +81,10 @@ class AttentionLayers {
   const cache::PageLayout& layout() const { return *layout_; }
   // Of its prompts' latents some are lifted.
   bool lifts_prompts() const {
-    return worker::LiftsPrompts(*weights_.layers.front().attention);
+    return worker::LiftsPrompts(*weights_->layers.front().attention);
+  }
+  std::shared_ptr<const worker::ModelWeights> weights() const {
+    return weights_;
   }
   // Of a GPU.
   const kernels::AttentionKernels& kernels() const {
@@ -116,7 +122,7 @@ class AttentionLayers {
   model::DecoderSpec spec_;  // one layer for each arena
   std::shared_ptr<const plan::ResolvedPlan> plan_;
   std::unique_ptr<cache::PageLayout> layout_;
-  worker::ModelWeights weights_;  // of one layer
+  std::shared_ptr<const worker::ModelWeights> weights_;  // of one layer
   std::unique_ptr<worker::KvArenas> arenas_;
   std::vector<uint64_t> rope_steps_;
   kernels::DeviceTables tables_{&device_};

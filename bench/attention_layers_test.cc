@@ -66,6 +66,20 @@ TEST_F(AttentionLayersTest, BytesOfASlotAreTheLayoutsForOneLayer) {
   }
 }
 
+TEST_F(AttentionLayersTest, WeightsThatAreThereAreNotMadeAnew) {
+  AttentionLayers::Options options = OptionsOf("rap-50");
+  options.device = &device_;
+  auto first = AttentionLayers::Create(options, &pool_);
+  KVASIR_ASSERT_OK(first);
+  options.weights = (*first)->weights();
+  const auto second = AttentionLayers::Create(options, &pool_);
+  KVASIR_ASSERT_OK(second);
+  EXPECT_EQ((*second)->weights(), (*first)->weights());
+  first->reset();
+  KVASIR_EXPECT_OK(
+      (*second)->Run({.batch = 1, .context = 70, .new_tokens = 20}));
+}
+
 TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
   const auto layers = AttentionLayers::Create(OptionsOf("dense-bf16"), &pool_);
   KVASIR_ASSERT_OK(layers);

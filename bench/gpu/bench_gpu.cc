@@ -1,14 +1,16 @@
 // Measures on a GPU what another program asks for, a request and an answer a
 // line of JSON (gpu_bench.py, which measures its baselines in between):
 // attention over caches of models' shapes, decode steps, and the device's own
-// copy. Links no gRPC.
+// copy and products. Links no gRPC.
 //
 //   {"do": "open", "device": "cuda:0" | "emulated", "module": FILE}
 //   {"do": "bytes", "shape": S, "plan": P}
 //   {"do": "make", "name": N, "shape": S, "plan": P, "slots": n, "arenas": n}
-//   {"do": "run", "name": N, "batch": b, "context": c}
+//   {"do": "run", "name": N, "batch": b, "context": c, "new_tokens": n}: of
+//   each sequence, 1 unless told
 //   {"do": "drop", "name": N}
 //   {"do": "copy", "bytes": n}
+//   {"do": "multiply", "steps": n}: mma.sync alone
 //   {"do": "decode_make", "shape": S, "plan": P, "batch": b, "context": c}
 //   {"do": "decode_run", "batch": b, "context": c, "steps": n}: no more than
 //   made
@@ -210,6 +212,7 @@ class Bench {
       return Json::object();
     }
     if (what == "copy") return Copy(asked.at("bytes"));
+    if (what == "multiply") return Multiply(asked.at("steps"));
     if (what == "decode_make") return MakeDecode(asked);
     if (what == "decode_run") return RunDecode(asked);
     if (what == "decode_drop") {
@@ -250,20 +253,25 @@ class Bench {
 
   absl::StatusOr<Json> Make(const Json& asked) {
     const auto name = asked.at("name").get<std::string>();
+    const auto plan = asked.at("plan").get<std::string>();
     layers_.erase(name);
     KVASIR_ASSIGN_OR_RETURN(
         const model::ModelShape shape,
         model::FindShape(asked.at("shape").get<std::string>()));
+    if (shape.name != shape_of_weights_) weights_.clear();
+    shape_of_weights_ = shape.name;
     KVASIR_ASSIGN_OR_RETURN(
         layers_[name],
         AttentionLayers::Create({.shape = shape,
-                                 .plan = asked.at("plan"),
+                                 .plan = plan,
                                  .page_tokens = kPageTokens,
                                  .slots = asked.at("slots"),
                                  .num_arenas = asked.value("arenas", 1),
+                                 .weights = weights_[plan],
                                  .device = device_.get(),
                                  .timer = timer_.get()},
                                 &pool_));
+    weights_[plan] = layers_[name]->weights();
     return Json{{"bytes_per_slot", layers_[name]->bytes_per_slot()},
                 {"arenas", layers_[name]->num_arenas()},
                 {"allocated_bytes", device_->allocator().total_use().bytes}};
@@ -275,12 +283,12 @@ class Bench {
       return absl::NotFoundError(
           absl::StrCat("name: ", asked.at("name").get<std::string>()));
     }
-    KVASIR_ASSIGN_OR_RETURN(
-        const LaunchTime time,
-        layers->second->Run(
-            {.batch = asked.at("batch"), .context = asked.at("context")}));
+    const LaunchShape launch = {.batch = asked.at("batch"),
+                                .context = asked.at("context"),
+                                .new_tokens = asked.value("new_tokens", 1)};
+    KVASIR_ASSIGN_OR_RETURN(const LaunchTime time, layers->second->Run(launch));
     const kernels::AttentionKernels& by = layers->second->kernels();
-    return Json{{"attended_by", by.decode},
+    return Json{{"attended_by", launch.new_tokens > 1 ? by.prompts : by.decode},
                 {"why", by.why},
                 {"seconds", time.attention_seconds},
                 {"kernel_seconds", time.kernel_seconds},
@@ -306,6 +314,22 @@ class Bench {
     return Json{
         {"seconds", seconds[0]},
         {"bytes_per_second", 2.0 * static_cast<double>(bytes) / seconds[0]}};
+  }
+
+  absl::StatusOr<Json> Multiply(uint32_t steps) {
+    KVASIR_ASSIGN_OR_RETURN(
+        const kernels::DeviceBuffer out,
+        device_->allocator().Allocate(clock_->MultipliedBytes(*stream_),
+                                      kernels::MemoryTag::kOther));
+    KVASIR_RETURN_IF_ERROR(clock_->Take(*stream_).status());
+    KVASIR_RETURN_IF_ERROR(clock_->Mark(*stream_));
+    KVASIR_ASSIGN_OR_RETURN(const double operations,
+                            clock_->Multiply(*stream_, out.as<float>(), steps));
+    KVASIR_RETURN_IF_ERROR(clock_->Mark(*stream_));
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<double> seconds,
+                            clock_->Take(*stream_));
+    return Json{{"seconds", seconds[0]},
+                {"operations_per_second", operations / seconds[0]}};
   }
 
   absl::StatusOr<Json> MakeDecode(const Json& asked) {
@@ -357,6 +381,9 @@ class Bench {
   std::unique_ptr<DeviceStepTimer> timer_;
   std::unique_ptr<kernels::Stream> stream_;
   kernels::DeviceBuffer copy_;
+  // By plan, of the shape that was made last.
+  std::map<std::string, std::shared_ptr<const worker::ModelWeights>> weights_;
+  std::string shape_of_weights_;
   std::map<std::string, std::unique_ptr<AttentionLayers>> layers_;
   std::unique_ptr<DecodeSteps> decode_;
 };

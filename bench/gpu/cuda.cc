@@ -9,6 +9,7 @@
 #include "bench/gpu/gpu_device.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/device/device_module.h"
+#include "kernels/emulation/testing/mma_ceiling.h"
 
 namespace kvasir::bench {
 namespace {
@@ -58,6 +59,21 @@ class CudaClock final : public DeviceClock {
     return Of(cudaMemcpyAsync(to.device_address(), from.device_address(), bytes,
                               cudaMemcpyDeviceToDevice, HandleOf(stream)),
               "cudaMemcpyAsync");
+  }
+  absl::StatusOr<double> Multiply(kernels::Stream& stream,
+                                  kernels::DevicePtr<float> out,
+                                  uint32_t steps) override {
+    auto& launches = static_cast<kernels::LaunchStream&>(stream);
+    const double operations = kernels::gpu::LaunchMmaCeiling(
+        {out.device_address(), steps}, launches.launcher());
+    KVASIR_RETURN_IF_ERROR(launches.TakeLaunchError());
+    return operations;
+  }
+  size_t MultipliedBytes(kernels::Stream& stream) const override {
+    return sizeof(float) * kernels::kMmaCeilingThreads *
+           static_cast<size_t>(static_cast<kernels::LaunchStream&>(stream)
+                                   .launcher()
+                                   .multiprocessors());
   }
 
  private:

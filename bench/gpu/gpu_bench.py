@@ -1,15 +1,17 @@
-"""Stage `bench` of gpu_check: attention over caches of models' shapes and decode steps on a
-GPU, beside the device's own copy and, where PyTorch or FlashInfer is there, theirs over a
-dense bf16 cache: all in turn, row by row, in one run. Figures as JSON, of which
-bench/gpu/page.py writes a section of docs/performance.md.
+"""Stage `bench` of gpu_check: attention over caches of models' shapes, of decoding and of a
+prompt, and decode steps on a GPU, beside the device's own copy or its own products and, where
+PyTorch or FlashInfer is there, theirs over a dense bf16 cache: all in turn, row by row, in one
+run. Figures as JSON, of which bench/gpu/gpu_page.py writes a section of docs/performance.md.
 
 Every figure is a median over pairs; what spreads over 15 %, or has fewer than seven pairs,
 is undecided.
 """
 
 import argparse
+import gc
 import json
 import math
+import os
 import pathlib
 import select
 import statistics
@@ -25,17 +27,28 @@ PLANS = ["dense-bf16", "dense-8bit", "dense-4bit", "rotated-4bit", "rap-50", "ra
 SHAPES = {  # query heads, KV heads, numbers of a head
     "llama-3-8b": (32, 8, 128), "llama-2-7b": (32, 32, 128), "kvasir-tiny": (16, 8, 32),
 }
-ROWS = [(batch, context) for context in (4096, 32768, 131072) for batch in (1, 16, 64)]
+# What tells most comes first: the time may be up before the last.
+ROWS = [(16, 32768), (1, 32768), (64, 4096), (1, 4096), (16, 4096), (64, 32768), (1, 131072), (16, 131072), (64, 131072)]
 # Share of the copy's bandwidth, where so many tokens are read.
 FEWEST_TOKENS = 32768
 SHARES = {"dense-bf16": 0.85, "dense-8bit": 0.75, "dense-4bit": 0.65, "rotated-4bit": 0.65}
 # Over the fastest dense bf16 attention there is.
 SPEEDUPS = {"dense-4bit": 2.6, "rotated-4bit": 2.6, "rap-50": 1.7, "rap-50-4bit": 4.5}
+# Attention of a whole prompt, as a share of what mma.sync reaches.
+PREFILL_SHAPE, PREFILL_TOKENS = "llama-3-8b", 8192
+PREFILL_SHARES = {"dense-bf16": 0.6, "dense-8bit": 0.6, "rotated-4bit": 0.6}
+MULTIPLY_STEPS = 40000  # milliseconds
 # Of models with random weights: plan, and (batch, context, share of the floor). A dense
 # cache of 32 x 16K has no room in 80 GiB beside the weights; half of it has, to compare.
 DECODE_SHAPE, DECODE_LAYERS, DECODE_WEIGHTS = "llama-3-8b", 32, 16.1e9
 DECODE_PLANS = ["dense-bf16", "rotated-4bit", "rap-50-4bit"]
 DECODE_ROWS = [(1, 4096, 0.75), (16, 16384, None), (32, 16384, 0.6)]
+# What Hugging Face's decoder of a shape has beside its heads.
+DECODERS = {
+    "llama-3-8b": {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+                   "num_hidden_layers": DECODE_LAYERS, "max_position_embeddings": 1 << 17},
+    "kvasir-tiny": {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 6},
+}
 PAIRS, FEWEST_PAIRS, MOST_SPREAD = 9, 7, 0.15
 PAGE = 64
 COPY_BYTES = 1 << 30
@@ -68,7 +81,7 @@ class Bench:
             raise TimeUp
         print(json.dumps(request), file=self.process.stdin, flush=True)
         # An answer is one line, so that nothing of it is read before.
-        if not select.select([self.process.stdout], [], [], max(0.0, self.deadline - time.monotonic()))[0]:
+        if not select.select([self.process.stdout], [], [], max(0.0, self.seconds_left()))[0]:
             self.process.kill()
             raise TimeUp
         line = self.process.stdout.readline()
@@ -79,8 +92,11 @@ class Bench:
             raise (Unserved if answer["unimplemented"] else Failure)(answer["error"])
         return answer
 
+    def seconds_left(self):
+        return self.deadline - time.monotonic()
+
     def is_over(self):
-        return time.monotonic() >= self.deadline
+        return self.seconds_left() <= 0
 
     def close(self):
         """Its exit code; 0 where the time was up, which has ended it."""
@@ -95,8 +111,9 @@ class Bench:
 # ------------------------------------------------------------------ baselines
 
 class Torch:
-    """PyTorch's attention of one new token a sequence over a dense bf16 cache, by each of
-    its back ends; FlashInfer's where it is there. Every sample reads another cache."""
+    """PyTorch's attention of one new token a sequence, or of whole prompts, over a dense bf16
+    cache, by each of its back ends; FlashInfer's of one token where it is there. Every sample
+    reads another cache."""
 
     def __init__(self):
         import torch
@@ -117,17 +134,17 @@ class Torch:
         except ImportError:
             self.flashinfer = None
 
-    def make(self, shape, batch, context, sets):
+    def make(self, shape, batch, context, sets, new_tokens=1):
         torch = self.torch
         heads, kv_heads, dim = SHAPES[shape]
         options = {"device": "cuda", "dtype": torch.bfloat16}
-        self.query = torch.randn(batch, heads, 1, dim, **options)
+        self.query = torch.randn(batch, heads, new_tokens, dim, **options)
         self.caches = [(torch.randn(batch, kv_heads, context, dim, **options),
                         torch.randn(batch, kv_heads, context, dim, **options)) for _ in range(sets)]
         self.next = 0
         self.grouped = heads != kv_heads
-        calls = {f"torch_{name}": self.sdpa(backend) for name, backend in self.backends.items()}
-        if self.flashinfer is not None:
+        calls = {f"torch_{name}": self.sdpa(backend, new_tokens > 1) for name, backend in self.backends.items()}
+        if self.flashinfer is not None and new_tokens == 1:
             calls["flashinfer"] = self.paged(batch, context, heads, kv_heads, dim)
         self.calls = {}
         for name, call in calls.items():
@@ -147,18 +164,18 @@ class Torch:
             try:
                 self.time(call)
             except (RuntimeError, ValueError, TypeError) as error:
-                return (str(error) or type(error).__name__).splitlines()[0]
+                return first_line(error)
         for warning in said:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         return ""
 
-    def sdpa(self, backend):
+    def sdpa(self, backend, causal):
         from torch.nn.attention import sdpa_kernel
 
         def call(key, value):
             with sdpa_kernel(backend):
                 return self.torch.nn.functional.scaled_dot_product_attention(
-                    self.query, key, value, enable_gqa=self.grouped)
+                    self.query, key, value, is_causal=causal, enable_gqa=self.grouped)
         return call
 
     def paged(self, batch, context, heads, kv_heads, dim):
@@ -198,11 +215,100 @@ class NoTorch:
     def __init__(self, why):
         self.version = f"none: {why}"
 
-    def make(self, *_):
+    def make(self, *_, **__):
         return []
 
     def drop(self):
         pass
+
+
+class Transformers:
+    """Hugging Face's Llama of a shape with random bf16 weights behind a static cache full of
+    random numbers, with PyTorch's attention, as it is: nothing is compiled, which would take much
+    of a stage's time. It picks the likeliest token of each sequence and goes on with it."""
+
+    def __init__(self, torch, device="cuda"):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched
+        import transformers
+
+        self.torch, self.transformers, self.device = torch, transformers, device
+        self.version = f"transformers {transformers.__version__}"
+        self.model, self.rows = None, {}
+
+    def load(self, shape):
+        heads, kv_heads, dim = SHAPES[shape]
+        config = self.transformers.LlamaConfig(
+            **DECODERS[shape], num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=dim,
+            tie_word_embeddings=False)
+        with self.torch.device(self.device):
+            self.model = self.transformers.AutoModelForCausalLM.from_config(
+                config, dtype=self.torch.bfloat16, attn_implementation="sdpa").eval()
+
+    def make(self, batch, context, steps):
+        """The cache of a row: samples of it take so many steps behind `context` tokens."""
+        torch, config = self.torch, self.model.config
+        cache = self.transformers.StaticCache(config=config, max_cache_len=context + steps)
+        cache.early_initialization(batch, config.num_key_value_heads, config.head_dim, torch.bfloat16, self.device)
+        for layer in cache.layers:
+            layer.keys.normal_()
+            layer.values.normal_()
+        ids = torch.randint(config.vocab_size, (batch, 1), device=self.device)
+        self.rows[batch, context] = {"cache": cache, "ids": ids, "steps": steps}
+        self.sample(batch, context)
+
+    def has(self, batch, context):
+        return (batch, context) in self.rows
+
+    def sample(self, batch, context):
+        """Seconds of a step."""
+        row = self.rows[batch, context]
+        for layer in row["cache"].layers:
+            layer.cumulative_length.fill_(context)
+        seconds = self.clock()
+        with self.torch.no_grad():
+            for _ in range(row["steps"]):
+                logits = self.model(input_ids=row["ids"], past_key_values=row["cache"], use_cache=True).logits
+                row["ids"].copy_(logits[:, -1:].argmax(-1))
+        return seconds() / row["steps"]
+
+    def clock(self):
+        """What tells the seconds since, by the GPU's events."""
+        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+
+        def seconds():
+            end.record()
+            end.synchronize()
+            return begin.elapsed_time(end) * 1e-3
+        return seconds
+
+    def drop(self, batch, context):
+        if self.rows.pop((batch, context), None) is not None:
+            self.free()
+
+    def close(self):
+        self.model, self.rows = None, {}
+        self.free()
+
+    def free(self):
+        gc.collect()
+        if self.torch.cuda.is_available():
+            self.torch.cuda.empty_cache()
+
+
+def decoder_baseline(others):
+    """Transformers, or why there is none."""
+    if isinstance(others, NoTorch):
+        return None, others.version
+    try:
+        baseline = Transformers(others.torch)
+    except Exception as error:  # whatever a package fails with fails no row of ours
+        return None, f"none: {first_line(error)}"
+    return baseline, baseline.version
+
+
+def first_line(error):
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def baselines(device):
@@ -242,15 +348,18 @@ def judged(row, name, value, target, pairs):
 
 
 class Run:
-    def __init__(self, arguments, bench, others):
+    def __init__(self, arguments, bench, others, decoder=(None, "none")):
+        """`decoder`: decoder_baseline's."""
         self.arguments, self.bench, self.others = arguments, bench, others
+        self.decoder, decoder_version = decoder
+        self.alone = {}  # (batch, context) -> seconds, of what had no room beside ours
         self.out_of_time, self.whole_shapes = [], []
         self.pairs = 2 if arguments.quick else PAIRS
         self.copy_bytes = 1 << 16 if arguments.quick else COPY_BYTES
         self.report = {
             "tests": [],
-            "figures": {"machine": bench.facts, "baselines": others.version, "pairs": self.pairs,
-                        "quick": arguments.quick, "attention": [], "decode": [], "left_out": []}}
+            "figures": {"machine": bench.facts, "baselines": others.version, "decoder": decoder_version, "pairs": self.pairs,
+                        "quick": arguments.quick, "attention": [], "prefill": [], "decode": [], "left_out": []}}
 
     def write(self):
         part = self.arguments.json.with_suffix(".part")
@@ -297,6 +406,9 @@ class Run:
     def bandwidth(self):
         return self.bench.ask(do="copy", bytes=self.copy_bytes)["bytes_per_second"]
 
+    def products(self):
+        return self.bench.ask(do="multiply", steps=2 if self.arguments.quick else MULTIPLY_STEPS)["operations_per_second"]
+
     def free_bytes(self):
         """What caches may take: nothing is known of an emulated device, whose rows are small."""
         free = self.bench.facts["free_bytes"]
@@ -313,51 +425,66 @@ class Run:
             if len(self.out_of_time) == before:
                 self.whole_shapes.append(shape)
 
-    def case(self, shape, batch, context):
-        """A row for each plan, over the same dense caches."""
+    def prefill(self, shape, tokens):
+        try:
+            self.case(shape, 1, tokens, new_tokens=tokens)
+        except TimeUp:
+            self.no_time(f"prefill.{shape}.c{tokens}")
+
+    def case(self, shape, batch, context, new_tokens=1):
+        """A row for each plan, over the same dense caches: of decoding, or of a prompt."""
         free = self.free_bytes()
         slots = batch * math.ceil(context / PAGE) * PAGE
-        bytes_of = {plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"] for plan in PLANS}
-        # Four times the second-level cache, before one is read again.
-        arenas = {plan: max(1, math.ceil(4 * self.bench.facts["l2_bytes"] / (slots * each)))
+        plans, kind, size = (PLANS, "attention", f"b{batch}.c{context}") if new_tokens == 1 else (
+            PREFILL_SHARES, "prefill", f"c{context}")
+        bytes_of = {plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"] for plan in plans}
+        # Four times the second-level cache, before one is read again; a prompt reads what it has just written.
+        arenas = {plan: max(1, math.ceil(4 * self.bench.facts["l2_bytes"] / (slots * each))) if new_tokens == 1 else 1
                   for plan, each in bytes_of.items()}
         dense = slots * bytes_of["dense-bf16"] * arenas["dense-bf16"]
         dense *= 1 if isinstance(self.others, NoTorch) else 2
-        case = f"attention.{shape}.b{batch}.c{context}"
+        case = f"{kind}.{shape}.{size}"
         if dense > free:
             return self.leave_out(case, f"does not fit: {dense / 2**30:.1f} GiB of dense caches, "
                                         f"{free / 2**30:.1f} GiB are free")
         try:
             self.bench.ask(do="make", name="dense", shape=shape, plan="dense-bf16", slots=slots,
                            arenas=arenas["dense-bf16"])
-            others = self.others.make(shape, batch, context, arenas["dense-bf16"])
         except (Failure, Unserved) as error:
             self.leave_out(case, f"failed: {error}")
             return self.test(case, "failed", str(error))
-        for plan in PLANS:
-            name = f"attention.{shape}.{plan}.b{batch}.c{context}"
+        others = []
+        self.try_baseline(f"{case}.baselines", lambda: others.extend(
+            self.others.make(shape, batch, context, arenas["dense-bf16"], new_tokens=new_tokens)))
+        for plan in plans:
+            name = f"{kind}.{shape}.{plan}.{size}"
             if plan != "dense-bf16" and dense + slots * bytes_of[plan] * arenas[plan] > free:
                 self.leave_out(name, "does not fit beside the dense caches")
                 continue
-            self.attempt(name, lambda plan=plan: self.row(
-                shape, plan, batch, context, slots, arenas[plan], others, bytes_of[plan]))
-        self.others.drop()
+            own = {"shape": shape, "plan": plan, "slots": slots, "arenas": arenas[plan]}
+            launch = {"batch": batch, "context": context, "new_tokens": new_tokens}
+            self.attempt(name, lambda own=own, launch=launch, plan=plan: (
+                self.row(own, launch, others, bytes_of[plan]) if kind == "attention" else
+                self.prefill_row(own, launch, others)))
+        self.try_baseline(f"{case}.baselines", self.others.drop)
         if not self.bench.is_over():
             self.bench.ask(do="drop", name="dense")
         return None
 
-    def row(self, shape, plan, batch, context, slots, arenas, others, bytes_per_slot):
-        own = "dense" if plan == "dense-bf16" else "own"
-        if own == "own":
-            self.bench.ask(do="make", name=own, shape=shape, plan=plan, slots=slots, arenas=arenas)
-        samples = {name: [] for name in ("copy", "dense", "own", "kernel", *others)}
+    def samples(self, own, launch, others, ceiling):
+        """{name: of each pair}, and what attended: `ceiling`(), the dense cache's and `own`
+        attention, its kernel alone, and the others'."""
+        name_of_own = "dense" if own["plan"] == "dense-bf16" else "own"
+        if name_of_own == "own":
+            self.bench.ask(do="make", name="own", **own)
+        samples = {name: [] for name in ("ceiling", "dense", "own", "kernel", *others)}
         for pair in range(-1, self.pairs):
-            took = {"copy": self.bandwidth()}
-            order = ["dense", own] if pair % 2 else [own, "dense"]
+            took = {"ceiling": ceiling()}
+            order = ["dense", name_of_own] if pair % 2 else [name_of_own, "dense"]
             for name in dict.fromkeys(order):
-                done = self.bench.ask(do="run", name=name, batch=batch, context=context)
+                done = self.bench.ask(do="run", name=name, **launch)
                 took[name] = done["seconds"]
-                if name == own:
+                if name == name_of_own:
                     took["own"], took["kernel"] = done["seconds"], done["kernel_seconds"]
                     by = {"attended_by": done["attended_by"], "why": done["why"]}
             for name in others:
@@ -365,23 +492,115 @@ class Run:
             if pair >= 0:  # the first warms up
                 for name in samples:
                     samples[name].append(took[name])
-        if own == "own":
-            self.bench.ask(do="drop", name=own)
-        read = bytes_per_slot * batch * context
-        row = {"shape": shape, "plan": plan, "batch": batch, "context": context, "bytes": read, "arenas": arenas,
-               "us": middle(samples["own"])["median"] * 1e6,
-               "copy_bytes_per_second": middle(samples["copy"])["median"], **by}
-        filled = batch * context >= FEWEST_TOKENS
-        judged(row, "share", middle([read / (took * copy) for took, copy in zip(samples["kernel"], samples["copy"])]),
-               SHARES.get(plan) if filled else None, self.pairs)
+        if name_of_own == "own":
+            self.bench.ask(do="drop", name="own")
+        return samples, by
+
+    def beside(self, row, samples, others, target):
+        """Puts the baselines and what we are to the fastest of them into the row."""
         row["baselines_us"] = {name: middle(samples[name])["median"] * 1e6 for name in ("dense", *others)}
         best = min(row["baselines_us"], key=row["baselines_us"].get)
         row["best_baseline"] = best
         judged(row, "speedup", middle([base / took for base, took in zip(samples[best], samples["own"])]),
-               SPEEDUPS.get(plan) if filled else None, self.pairs)
+               target, self.pairs)
+
+    def row(self, own, launch, others, bytes_per_slot):
+        samples, by = self.samples(own, launch, others, self.bandwidth)
+        shape, plan, batch, context = own["shape"], own["plan"], launch["batch"], launch["context"]
+        read = bytes_per_slot * batch * context
+        row = {"shape": shape, "plan": plan, "batch": batch, "context": context, "bytes": read, "arenas": own["arenas"],
+               "us": middle(samples["own"])["median"] * 1e6,
+               "copy_bytes_per_second": middle(samples["ceiling"])["median"], **by}
+        filled = batch * context >= FEWEST_TOKENS
+        judged(row, "share", middle([read / (took * copy) for took, copy in zip(samples["kernel"], samples["ceiling"])]),
+               SHARES.get(plan) if filled else None, self.pairs)
+        self.beside(row, samples, others, SPEEDUPS.get(plan) if filled else None)
         self.report["figures"]["attention"].append(row)
         print(f"  {shape} {plan} batch {batch} context {context}: {row['us']:.1f} us, {row['share']:.2f} of the copy's "
-              f"bandwidth, {row['speedup']:.2f} over {best}{', ' if by['why'] else ''}{by['why']}", flush=True)
+              f"bandwidth, {row['speedup']:.2f} over {row['best_baseline']}{', ' if by['why'] else ''}{by['why']}",
+              flush=True)
+
+    def prefill_row(self, own, launch, others):
+        samples, by = self.samples(own, launch, others, self.products)
+        shape, plan, tokens = own["shape"], own["plan"], launch["context"]
+        heads, _, dim = SHAPES[shape]
+        # Two products over what a row sees: of it and before it.
+        operations = 4 * heads * dim * tokens * (tokens + 1) / 2
+        row = {"shape": shape, "plan": plan, "tokens": tokens, "operations": operations,
+               "us": middle(samples["own"])["median"] * 1e6,
+               "mma_operations_per_second": middle(samples["ceiling"])["median"], **by}
+        judged(row, "share", middle([operations / (took * most)
+                                     for took, most in zip(samples["kernel"], samples["ceiling"])]),
+               PREFILL_SHARES[plan], self.pairs)
+        self.beside(row, samples, others, None)
+        self.report["figures"]["prefill"].append(row)
+        print(f"  prefill {shape} {plan} {tokens} tokens: {row['us']:.1f} us, {row['share']:.2f} of mma.sync's "
+              f"{row['mma_operations_per_second'] * 1e-12:.1f} TFLOP/s, {row['speedup']:.2f} over "
+              f"{row['best_baseline']}{', ' if by['why'] else ''}{by['why']}", flush=True)
+
+    @staticmethod
+    def decoder_bytes(batch, context, bytes_per_slot):
+        """Of a model and its cache, as if every layer had its own; a page more for each sequence."""
+        return DECODE_WEIGHTS + batch * (context + 5 * PAGE) * DECODE_LAYERS * bytes_per_slot
+
+    def decoders(self, shape, plans, rows, steps):
+        """Decode steps over each plan's caches, and of Hugging Face's decoder."""
+        try:
+            bytes_of = {plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"]
+                        for plan in {"dense-bf16", *plans}}
+            self.make_decoder(shape, rows, steps, bytes_of)
+        except TimeUp:
+            self.no_time(f"transformers.{shape}")
+        for plan in plans:
+            self.decode(shape, plan, rows, steps)
+        if self.decoder is not None:
+            self.try_baseline(f"transformers.{shape}", self.decoder.close)
+
+    def make_decoder(self, shape, rows, steps, bytes_of):
+        """Hugging Face's: a row that has room beside the largest of ours stays, to be measured in
+        turn with it; others are measured now, and what they took is free again."""
+        if self.decoder is None:
+            return self.leave_out(f"transformers.{shape}", self.report["figures"]["decoder"])
+        free = self.free_bytes()
+
+        def ours(plan):
+            fit = [row for row in rows if self.decoder_bytes(*row[:2], bytes_of[plan]) <= free]
+            return self.decoder_bytes(max(row[0] for row in fit), max(row[1] for row in fit), bytes_of[plan]) if fit else 0.0
+
+        room = free - max(ours(plan) for plan in bytes_of) - DECODE_WEIGHTS
+        if not self.try_baseline(f"transformers.{shape}", lambda: self.decoder.load(shape)):
+            return self.try_baseline(f"transformers.{shape}", self.decoder.close)
+        stays = False
+        # The largest first, which are gone again before smaller ones are made.
+        for batch, context, _ in sorted(rows, key=lambda row: -row[0] * row[1]):
+            name = f"transformers.{shape}.b{batch}.c{context}"
+            needs = self.decoder_bytes(batch, context, bytes_of["dense-bf16"])
+            if needs > free:
+                self.leave_out(name, f"does not fit: {needs / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
+                continue
+            if not self.try_baseline(name, lambda: self.decoder.make(batch, context, steps)):
+                self.try_baseline(name, lambda: self.decoder.drop(batch, context))
+                continue
+            if needs - DECODE_WEIGHTS <= room:
+                room, stays = room - (needs - DECODE_WEIGHTS), True
+                continue
+            samples = []
+            if self.try_baseline(name, lambda: samples.extend(
+                    self.decoder.sample(batch, context) for _ in range(self.pairs))):
+                self.alone[batch, context] = samples
+            self.try_baseline(name, lambda: self.decoder.drop(batch, context))
+        if not stays:  # its weights need not either
+            self.try_baseline(f"transformers.{shape}", self.decoder.close)
+        return None
+
+    def try_baseline(self, name, do):
+        """Whether it went well; what does not is named, and fails nothing."""
+        try:
+            do()
+            return True
+        except Exception as error:
+            self.leave_out(name, f"failed: {first_line(error)}")
+        return False
 
     def decode(self, shape, plan, rows, steps):
         """All rows over one model: making its weights takes longest."""
@@ -393,12 +612,10 @@ class Run:
         def measure():
             each = self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"]
             for row in rows:
-                batch, context, _ = row
-                # As if every layer had its own; a page more for each sequence.
-                cache = batch * (context + 5 * PAGE) * DECODE_LAYERS * each
-                if DECODE_WEIGHTS + cache > self.free_bytes():
+                needs = self.decoder_bytes(*row[:2], each)
+                if needs > self.free_bytes():
                     left.remove(row)
-                    self.leave_out(name(*row), f"does not fit: {(DECODE_WEIGHTS + cache) / 2**30:.1f} GiB, "
+                    self.leave_out(name(*row), f"does not fit: {needs / 2**30:.1f} GiB, "
                                                f"{self.free_bytes() / 2**30:.1f} GiB are free")
             if not left:
                 raise Unserved("no row has room")
@@ -413,9 +630,14 @@ class Run:
         while left:
             batch, context, target = left[0]
             shares, seconds = [], []
+            other, theirs = f"transformers.{shape}.b{batch}.c{context}", []
+            beside = self.decoder is not None and self.decoder.has(batch, context)
             for pair in range(-1, self.pairs):
                 bandwidth = self.bandwidth()
                 done = self.bench.ask(do="decode_run", batch=batch, context=context, steps=steps)
+                if beside and not self.try_baseline(other, lambda: theirs.append(self.decoder.sample(batch, context))):
+                    self.try_baseline(other, lambda: self.decoder.drop(batch, context))
+                    beside = False
                 if pair >= 0:
                     shares.append((made["weight_bytes"] + done["cache_bytes"]) / bandwidth / done["seconds"])
                     seconds.append(done["seconds"])
@@ -424,11 +646,21 @@ class Run:
                    "weight_bytes": made["weight_bytes"], "cache_bytes": done["cache_bytes"],
                    "numerics": made["numerics"]}
             judged(row, "share", middle(shares), target, self.pairs)
+            self.beside_decoder(row, seconds, theirs[1:] if beside else [])
             self.report["figures"]["decode"].append(row)
             print(f"  decode {shape} {plan} batch {batch} context {context}: {row['ms']:.2f} ms a step, "
-                  f"{row['share']:.2f} of the floor", flush=True)
+                  f"{row['share']:.2f} of the floor" + (f", {row['speedup']:.2f} over transformers"
+                                                        if "speedup" in row else ""), flush=True)
             del left[0]
         self.bench.ask(do="decode_drop")
+
+    def beside_decoder(self, row, seconds, theirs):
+        interleaved = bool(theirs)
+        theirs = theirs or self.alone.get((row["batch"], row["context"]))
+        if not theirs:
+            return
+        row["transformers_ms"], row["interleaved"] = middle(theirs)["median"] * 1e3, interleaved
+        judged(row, "speedup", middle([base / took for base, took in zip(theirs, seconds)]), None, self.pairs)
 
 
 def main():
@@ -440,15 +672,16 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
     arguments = parser.parse_args()
     bench = Bench(arguments)
-    run = Run(arguments, bench, baselines(arguments.device))
+    others = baselines(arguments.device)
+    run = Run(arguments, bench, others, decoder_baseline(others))
     if arguments.quick:
-        for plan in "dense-bf16", "palu-50-g4":
-            run.decode("kvasir-tiny", plan, [(1, 30, 0.75), (2, 40, 0.6)], 1)
+        run.decoders("kvasir-tiny", ["dense-bf16", "palu-50-g4"], [(1, 30, 0.75), (2, 40, 0.6)], 1)
         run.attention(["kvasir-tiny"], [(2, 40)])
+        run.prefill("kvasir-tiny", 40)
     else:
         run.attention(["llama-3-8b"], ROWS)
-        for plan in DECODE_PLANS:
-            run.decode(DECODE_SHAPE, plan, DECODE_ROWS, 8)
+        run.prefill(PREFILL_SHAPE, PREFILL_TOKENS)
+        run.decoders(DECODE_SHAPE, DECODE_PLANS, DECODE_ROWS, 8)
         run.attention(["llama-2-7b"], ROWS)
     run.end()
     return 1 if any(test["status"] == "failed" for test in run.report["tests"]) else 0

@@ -75,10 +75,28 @@ def attention(figures):
          for row in figures["attention"]])
 
 
+def prefill(figures):
+    return table(
+        ["shape", "cache", "tokens", "µs", "share of mma.sync", "target", "", "mma.sync, TFLOP/s", "× the best dense",
+         "that is"],
+        [[row["shape"], row["plan"], str(row["tokens"]), f"{row['us']:.4g}", *ratio(row, "share"),
+          f"{row['mma_operations_per_second'] * 1e-12:.4g}", f"{row['speedup']:.2f}",
+          f"{row['best_baseline']}, {row['baselines_us'][row['best_baseline']]:.4g} µs"]
+         for row in figures["prefill"]])
+
+
 def decode(figures):
-    return table(["shape", "cache", "batch", "context", "ms a step", "tokens/s", "share of the floor", "target", ""],
+    return table(["shape", "cache", "batch", "context", "ms a step", "tokens/s", "share of the floor", "target", "",
+                  "× Hugging Face", "that is"],
                  [[row["shape"], row["plan"], str(row["batch"]), str(row["context"]), f"{row['ms']:.4g}",
-                   f"{row['tokens_per_second']:.4g}", *ratio(row, "share")] for row in figures["decode"]])
+                   f"{row['tokens_per_second']:.4g}", *ratio(row, "share"), *hugging_face(row)]
+                  for row in figures["decode"]])
+
+
+def hugging_face(row):
+    if "speedup" not in row:
+        return ["", ""]
+    return [f"{row['speedup']:.2f}", f"{row['transformers_ms']:.4g} ms{'' if row['interleaved'] else ', not in turn'}"]
 
 
 def never_measured():
@@ -90,8 +108,9 @@ def never_measured():
         rows.append([f"attention over `{plan}`", ", ".join(asked), NEVER])
     rows += [[f"decode of {gpu_bench.DECODE_SHAPE}, `{plan}`, batch {batch} × {context}",
               "" if target is None else f"≥ {target:g} of the floor", NEVER] for plan in gpu_bench.DECODE_PLANS for batch, context, target in gpu_bench.DECODE_ROWS]
-    rows += [["decode beside Hugging Face transformers with a static cache", "", NEVER],
-             ["prefill of 8192 tokens", "≥ 0.6 of what mma.sync reaches", NEVER]]
+    rows += [["decode beside Hugging Face transformers with a static cache", "", NEVER]]
+    rows += [[f"prefill of {gpu_bench.PREFILL_TOKENS} tokens, `{plan}`", f"≥ {share:g} of what mma.sync reaches", NEVER]
+             for plan, share in gpu_bench.PREFILL_SHARES.items()]
     return table(["row", "target", ""], rows)
 
 
@@ -103,12 +122,13 @@ def section(folder=RESULTS):
     for program in results["bench"]["programs"]:
         figures = program["figures"]
         machine = figures["machine"]
-        parts += [f"{machine['name']}, timed by {machine['timed_by']}; baselines: {figures['baselines']}. "
+        baselines = "; ".join(figures[name] for name in ("baselines", "decoder") if name in figures)
+        parts += [f"{machine['name']}, timed by {machine['timed_by']}; baselines: {baselines}. "
                   f"Medians of {figures['pairs']} pairs.", ""]
-        for write in attention, decode:
-            parts += [write(figures), ""]
+        for name, write in ("attention", attention), ("prefill", prefill), ("decode", decode):
+            parts += [write(figures) if figures.get(name) else f"{name}: {NEVER}", ""]
         parts += [f"- {left['row']}: {left['why']}" for left in figures["left_out"]]
-    return "\n".join([*parts, "", f"Decode beside Hugging Face transformers, and prefill: {NEVER}."])
+    return "\n".join(parts)
 
 
 def marked(text):

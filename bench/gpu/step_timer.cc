@@ -32,6 +32,20 @@ class HostClock final : public DeviceClock {
     KVASIR_RETURN_IF_ERROR(kernels::ReadBack(stream, host.data(), from, bytes));
     return kernels::Upload(stream, to, host.data(), bytes);
   }
+  absl::StatusOr<double> Multiply(kernels::Stream& stream,
+                                  kernels::DevicePtr<float> out,
+                                  uint32_t steps) override {
+    constexpr uint32_t kProducts = 4096;
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < steps * kProducts; ++i) {
+      sum = sum * 0.5f + 1.0f;
+    }
+    KVASIR_RETURN_IF_ERROR(kernels::Upload(stream, out, &sum, sizeof(sum)));
+    return 2.0 * kProducts * steps;
+  }
+  size_t MultipliedBytes(kernels::Stream&) const override {
+    return sizeof(float);
+  }
 
  private:
   std::vector<std::chrono::steady_clock::time_point> marks_;

@@ -2,6 +2,8 @@
 // by marks in their stream.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -54,9 +56,15 @@ class DeviceClock {
                             kernels::DevicePtr<void> to,
                             kernels::DevicePtr<const void> from,
                             size_t bytes) = 0;
+  // Enqueues products of bf16 matrices in registers, the fastest that mma.sync
+  // makes, `steps` of each warp; their operations. `out`: MultipliedBytes.
+  virtual absl::StatusOr<double> Multiply(kernels::Stream& stream,
+                                          kernels::DevicePtr<float> out,
+                                          uint32_t steps) = 0;
+  virtual size_t MultipliedBytes(kernels::Stream& stream) const = 0;
 };
-// Of any device, by the host's clock: waits at every mark, and copies through
-// the host. Shows that all of it runs; its times mean little.
+// Of any device, by the host's clock: waits at every mark, copies through the
+// host, and multiplies there. Shows that all of it runs; its times mean little.
 std::unique_ptr<DeviceClock> MakeHostClock();
 // Of a CUDA device by its events, made on the calling thread's device (in
 // bench_cuda_clock, which only a build with nvcc has).

@@ -5,9 +5,11 @@
 #include <cmath>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "kernels/emulation/testing/emulated_ops.h"
 #include "kernels/emulation/testing/left_out.h"
+#include "kernels/emulation/testing/mma_ceiling.h"
 #include "kernels/emulation/testing/primitive_kernels.h"
 
 namespace kvasir::kernels::emulation {
@@ -196,6 +198,32 @@ void ExpectProduct(bool bf16) {
 TEST(PrimitivesTest, MmaIsTheProduct) {
   ExpectProduct<Bf16>(true);
   ExpectProduct<F16>(false);
+}
+
+TEST(PrimitivesTest, TheCeilingOfMmaIsAllOfItsProducts) {
+  const auto sums = [](uint32_t steps, double* operations) {
+    EmulatedTest test;
+    const int multiprocessors = test.launcher().multiprocessors();
+    const DeviceBuffer out = test.Memory(sizeof(float) * kMmaCeilingThreads *
+                                         size_t(multiprocessors));
+    *operations = KVASIR_PRIMITIVES_TARGET::LaunchMmaCeiling(
+        {out.as<float>().device_address(), steps}, test.launcher());
+    *operations /= multiprocessors;
+    return test.Get<float>(out);
+  };
+  double operations = 0.0;
+  const std::vector<float> one = sums(1, &operations);
+  EXPECT_EQ(operations, 16.0 * 8 * 4096);
+  const std::vector<float> three = sums(3, &operations);
+  EXPECT_EQ(operations, 3 * 16.0 * 8 * 4096);
+  ASSERT_EQ(one.size(), three.size());
+  std::set<float> seen;
+  for (size_t i = 0; i < one.size(); ++i) {
+    // Of sixteenths, and so exact.
+    EXPECT_EQ(three[i], 3 * one[i]);
+    seen.insert(one[i]);
+  }
+  EXPECT_GT(seen.size(), 16u);
 }
 
 // Products that are 0 because one side is must not move a sum. Rows of a prompt

@@ -64,15 +64,22 @@ def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver):  # n
     by = {row["plan"]: (row["attended_by"], row["why"]) for row in figures["attention"]}
     assert by["dense-bf16"] == by["rap-50"] == ("attention", "")
     # Runs of 16 codes of 4 bits.
-    assert by["rap-50-4bit"] == ("attention_plain", "keys: latents in no aligned pieces of 16 bytes")
+    assert by["rap-50-4bit"] == ("attention_plain", "keys: codes of other than 8 or 4 bits, or runs of no whole pieces")
     assert figures["machine"]["numerics"] == "emulated" == figures["decode"][0]["numerics"]
     dense, eight, four = (row["bytes"] for row in figures["attention"][:3])
     assert dense > eight > four > 0.2 * dense
     assert [(row["batch"], row["context"]) for row in figures["decode"]] == [(1, 30), (2, 40)]
     assert all(row["ms"] > 0 and row["cache_bytes"] > 0 and row["share_undecided"] for row in figures["decode"])
+    assert [row["plan"] for row in figures["prefill"]] == list(gpu_bench.PREFILL_SHARES)
+    for row in figures["prefill"]:
+        assert row["attended_by"].startswith("attention_prefill of") and row["us"] > 0 and row["share_undecided"]
+        # 16 query heads of 32 numbers; row i of 40 sees i slots.
+        assert row["tokens"] == 40 and row["operations"] == 4 * 16 * 32 * sum(range(1, 41))
+        assert row["mma_operations_per_second"] > 0 and list(row["baselines_us"]) == ["dense"]
     assert figures["machine"]["timed_by"] == "host" and "the device is emulated" in figures["baselines"]
     # What has no kernel is named, and fails nothing.
-    left, = figures["left_out"]
+    decoder, left = figures["left_out"]
+    assert decoder == {"row": "transformers.kvasir-tiny", "why": "none: the device is emulated"}
     assert left["row"].startswith("decode.kvasir-tiny.palu") and "not served" in left["why"]
     assert {test["status"] for test in program["tests"]} == {"passed", "skipped"}
     assert "kvasir-tiny rap-50-4bit batch 2" in said
@@ -121,8 +128,13 @@ class StandIn:
             raise gpu_bench.TimeUp
         self.requests -= 1
         return {"bytes": {"bytes_per_slot": 4096.0}, "copy": {"bytes_per_second": 1e12},
-                "run": {"seconds": 1e-4, "kernel_seconds": 1e-4}, "decode_make": {"weight_bytes": 1e9},
+                "multiply": {"operations_per_second": 5e14},
+                "run": {"seconds": 1e-3, "kernel_seconds": 1e-3, "attended_by": "a kernel", "why": ""},
+                "decode_make": {"weight_bytes": 1e9, "numerics": "a GPU's"},
                 "decode_run": {"seconds": 1e-2, "cache_bytes": 1e9}}.get(do, {})
+
+    def seconds_left(self):
+        return 3000 if self.requests > 0 else 0
 
     def is_over(self):
         return self.requests <= 0
@@ -153,6 +165,101 @@ def test_rows_that_have_no_time_are_named_and_fail_nothing_behind_a_whole_shape(
     report, no_time, _ = run_with(225, tmp_path)
     assert no_time == ["decode.llama-3-8b.dense-bf16.b16.c16384", "attention.llama-2-7b.b1.c4096"]
     assert {test["status"] for test in report["tests"]} == {"passed"} and len(report["figures"]["decode"]) == 1
+
+
+class Decoder:
+    """Hugging Face's, which fails where it is told to."""
+
+    def __init__(self, *fails):
+        self.fails, self.did, self.rows = fails, [], set()
+
+    def do(self, what, *row):
+        self.did.append((what, *row))
+        if (what, *row) in self.fails or what in self.fails:
+            raise RuntimeError(f"no {what}\nand more")
+
+    def load(self, shape):
+        self.do("load")
+
+    def make(self, batch, context, steps):
+        self.do("make", batch, context)
+        self.rows.add((batch, context))
+
+    def has(self, batch, context):
+        return (batch, context) in self.rows
+
+    def sample(self, batch, context):
+        if ("sample", batch, context) in self.fails:
+            raise RuntimeError("out of memory")
+        return 0.05
+
+    def drop(self, batch, context):
+        self.rows.discard((batch, context))
+        self.do("drop", batch, context)
+
+    def close(self):
+        self.rows = set()
+        self.do("close")
+
+
+def decode_beside(decoder, tmp_path):
+    """By batch: rows of two plans, and what was left out."""
+    arguments = types.SimpleNamespace(json=tmp_path / "report.json", quick=False)
+    run = gpu_bench.Run(arguments, StandIn(10 ** 6), gpu_bench.NoTorch("a test"), (decoder, "transformers 5"))
+    run.decoders("llama-3-8b", ["dense-bf16", "rotated-4bit"], gpu_bench.DECODE_ROWS, 8)
+    assert all(test["status"] == "passed" for test in run.report["tests"])
+    rows = run.report["figures"]["decode"]
+    assert [(row["plan"], row["batch"]) for row in rows] == [
+        (plan, batch) for plan in ("dense-bf16", "rotated-4bit") for batch in (1, 16)]
+    left = {row["row"]: row["why"] for row in run.report["figures"]["left_out"]}
+    return {batch: [row for row in rows if row["batch"] == batch] for batch in (1, 16)}, left
+
+
+def test_decode_steps_stand_beside_those_of_hugging_face_which_has_the_memory_once(tmp_path):
+    decoder = Decoder()
+    rows, left = decode_beside(decoder, tmp_path)
+    assert "does not fit: 80.2 GiB" in left["transformers.llama-3-8b.b32.c16384"]
+    for row in rows[1] + rows[16]:
+        assert row["transformers_ms"] == pytest.approx(50) and row["speedup"] == pytest.approx(5)
+        assert row["interleaved"] is (row["batch"] == 1)
+    # What has no room beside ours is gone before ours is made.
+    assert decoder.did == [("load",), ("make", 16, 16384), ("drop", 16, 16384), ("make", 1, 4096), ("close",)]
+
+
+def test_what_hugging_face_fails_with_is_named_and_fails_nothing(tmp_path):
+    rows, left = decode_beside(Decoder("load"), tmp_path)
+    assert left["transformers.llama-3-8b"] == "failed: no load" and "speedup" not in rows[1][0]
+    rows, left = decode_beside(Decoder(("sample", 16, 16384)), tmp_path)
+    assert left["transformers.llama-3-8b.b16.c16384"] == "failed: out of memory" and "speedup" not in rows[16][0]
+    assert all(row["speedup"] == pytest.approx(5) for row in rows[1])
+    decoder = Decoder(("make", 1, 4096), "close")
+    rows, left = decode_beside(decoder, tmp_path)
+    assert left["transformers.llama-3-8b"] == "failed: no close"
+    assert left["transformers.llama-3-8b.b1.c4096"] == "failed: no make" and "speedup" in rows[16][0]
+    assert decoder.did[-3:] == [("drop", 1, 4096), ("close",), ("close",)]  # before ours is made, and in the end
+    # A GPU whose context is lost frees nothing either.
+    rows, left = decode_beside(Decoder(("sample", 1, 4096), "drop"), tmp_path)
+    assert left["transformers.llama-3-8b.b1.c4096"] == "failed: no drop" and "speedup" not in rows[1][0]
+    rows, left = decode_beside(Decoder("make", "drop", "close"), tmp_path)
+    assert left["transformers.llama-3-8b.b16.c16384"] == "failed: no drop" and "speedup" not in rows[1][0]
+
+
+def test_prompts_are_rated_by_what_mma_reaches_and_what_has_no_time_is_named(tmp_path):
+    def prefill(requests):
+        arguments = types.SimpleNamespace(json=tmp_path / "report.json", quick=False)
+        run = gpu_bench.Run(arguments, StandIn(requests), gpu_bench.NoTorch("a test"))
+        run.prefill("llama-3-8b", 8192)
+        return run
+
+    run = prefill(10 ** 6)
+    rows = run.report["figures"]["prefill"]
+    assert [row["plan"] for row in rows] == list(gpu_bench.PREFILL_SHARES) and not run.out_of_time
+    # 550 GFLOP in 1 ms, of 500 TFLOP/s.
+    assert all(abs(row["share"] - 1.0997) < 1e-4 and row["share_met"] and row["speedup"] == 1.0 for row in rows)
+    assert prefill(2).out_of_time == ["prefill.llama-3-8b.c8192"]
+    run = prefill(40)
+    assert [row["plan"] for row in run.report["figures"]["prefill"]] == ["dense-bf16"]
+    assert run.out_of_time[0] == "prefill.llama-3-8b.dense-8bit.c8192"
 
 
 def test_no_time_for_all_rows_of_a_shape_is_a_failure(tmp_path):
@@ -186,7 +293,7 @@ def test_what_a_back_end_does_not_serve_is_told_once_without_its_warnings(capsys
     torch = object.__new__(gpu_bench.Torch)  # without PyTorch
     torch.torch = types.SimpleNamespace(randn=lambda *_, **__: None, bfloat16=None)
     torch.told, torch.flashinfer, torch.backends = set(), None, {"flash": served, "efficient": refused}
-    torch.sdpa, torch.time = lambda backend: backend, lambda call: call()
+    torch.sdpa, torch.time = lambda backend, causal: backend, lambda call: call()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for batch in 1, 16:
@@ -217,9 +324,27 @@ def attention_row(**others):
     return row | others
 
 
+def prefill_row():
+    row = {"shape": "llama-3-8b", "plan": "dense-8bit", "tokens": 8192, "operations": 5.5e11, "us": 2345.6,
+           "mma_operations_per_second": 6.1e14, "best_baseline": "torch_cudnn",
+           "baselines_us": {"dense": 3000.0, "torch_cudnn": 1100.0}}
+    gpu_bench.judged(row, "share", {"median": 0.65, "spread": 0.01}, 0.6, 9)
+    gpu_bench.judged(row, "speedup", {"median": 0.47, "spread": 0.01}, None, 9)
+    return row
+
+
+def decode_row(interleaved):
+    row = {"shape": "llama-3-8b", "plan": "rotated-4bit", "batch": 1, "context": 4096, "ms": 8.9, "tokens_per_second": 112.0,
+           "interleaved": interleaved, "transformers_ms": 10.0}
+    gpu_bench.judged(row, "share", {"median": 0.59, "spread": 0.01}, 0.75, 9)
+    gpu_bench.judged(row, "speedup", {"median": 1.12, "spread": 0.01}, None, 9)
+    return row
+
+
 def report_of(stage):
-    figures = {"machine": {"name": "NVIDIA H100", "timed_by": "events"}, "baselines": "PyTorch 2.9", "pairs": 9,
-               "attention": [attention_row()], "decode": [],
+    figures = {"machine": {"name": "NVIDIA H100", "timed_by": "events"}, "baselines": "PyTorch 2.9",
+               "decoder": "transformers 5", "pairs": 9,
+               "attention": [attention_row()], "prefill": [prefill_row()], "decode": [decode_row(True), decode_row(False)],
                "left_out": [{"row": "attention.llama-2-7b.b64.c131072", "why": "does not fit"}]}
     return {"stage": stage, "passed": True, "finished": True, "quick": False, "date": "2026-11-25T10:00:00Z",
             "commit": "abc", "sanitizer": None, "gpu": {"name": "NVIDIA H100", "driver_cuda": "13.0"},
@@ -241,6 +366,9 @@ def test_what_ran_is_told_with_date_gpu_and_verdict(tmp_path):
     assert "| `ops` | kernels against their references | 2026-11-25 | NVIDIA H100 (CUDA 13.0), `abc` | 1 passed, 0 failed, 0 skipped |" in text
     assert ("| llama-3-8b | rap-50 | 16 | 4096 | 123.4 | 0.80 | ≥ 0.85 | **missed** | 2.03 | ≥ 1.7 | met | "
             "torch_flash, 250 µs |") in text
+    assert ("| llama-3-8b | dense-8bit | 8192 | 2346 | 0.65 | ≥ 0.6 | met | 610 | 0.47 | torch_cudnn, 1100 µs |") in text
+    step = "| llama-3-8b | rotated-4bit | 1 | 4096 | 8.9 | 112 | 0.59 | ≥ 0.75 | **missed** | 1.12 | 10 ms"
+    assert f"{step} |\n{step}, not in turn |" in text and "PyTorch 2.9; transformers 5." in text
     assert "- attention.llama-2-7b.b64.c131072: does not fit" in text
     assert "| `engine` | logits and losses against the CPU engine | never run |" in text
 
