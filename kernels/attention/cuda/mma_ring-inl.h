@@ -423,13 +423,14 @@ class MmaRing {
   // or of the other.
   KVASIR_DEVICE int32_t ChannelOf(ChunkKind what, int32_t t,
                                   int32_t other) const {
+    const int32_t g = lane_ / 4;
     switch (what) {
       case ChunkKind::kNumbers:
-        return 16 * warp_ + lane_ / 4 + 8 * other;
+        return 16 * warp_ + g + 8 * other;
       case ChunkKind::kCodes8:
-        return 16 * warp_ + 2 * lane_ / 4 + other;
+        return 16 * warp_ + 2 * g + other;
       default:
-        return 32 * warp_ + 4 * lane_ / 4 + t + 2 * other;
+        return 32 * warp_ + 4 * g + t + 2 * other;
     }
   }
 
