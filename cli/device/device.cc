@@ -17,7 +17,7 @@ namespace kvasir::cli {
 namespace {
 
 constexpr char kAuto[] = "auto";
-// Not auto: no GPU has run the CUDA back end so far.
+// Not auto: prompts on a GPU are far from its speed (docs/performance.md).
 constexpr char kDefault[] = "cpu";
 constexpr absl::string_view kModule = "kvasir-emulated.so";
 
