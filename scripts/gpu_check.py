@@ -9,6 +9,7 @@ is no GPU, 4 where there is nothing to run.
 import argparse
 import ctypes
 import datetime
+import fnmatch
 import json
 import os
 import pathlib
@@ -109,7 +110,9 @@ def sanitized(tool):
         return []
     if shutil.which("compute-sanitizer") is None:
         raise Refused(NOTHING_TO_RUN, "--sanitizer: compute-sanitizer is not on PATH")
-    return ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
+    # Calls that CUDA refuses are asked for by tests, which look at the errors.
+    of_tool = ["--report-api-errors", "no"] if tool == "memcheck" else []
+    return ["compute-sanitizer", "--tool", tool, *of_tool, "--error-exitcode", "1"]
 
 
 # ----------------------------------------------------------------- processes
@@ -195,7 +198,7 @@ class Tests:
             if self.limits.left() <= 0:
                 self.end("the stage's time is up", "not run: " + " ".join(left))
                 break
-            left = yield from self.run_process(left, all_of_them=first)
+            left = yield from self.run_process(left, all_of_them=first and self.limits.tests == ["*"])
             first = False
             self.result["seconds"] = round(time.monotonic() - self.begin, 2)
             yield self.result
@@ -217,7 +220,8 @@ class Tests:
                 names.append(suite + line.strip())
         if listing.returncode or not names:
             raise Refused(FAILED, f"exit code {listing.returncode}: {(listing.stdout + listing.stderr)[-LOG_CHARACTERS:]}")
-        return [name for name in names if not re.search(r"(^|\.)DISABLED_|/DISABLED_", name)]
+        names = [name for name in names if not re.search(r"(^|\.)DISABLED_|/DISABLED_", name)]
+        return [name for name in names if any(fnmatch.fnmatchcase(name, wanted) for wanted in self.limits.tests)]
 
     def add(self, name, status, text):
         self.result["tests"].append(
@@ -295,8 +299,8 @@ class Tests:
 
 
 class Limits:
-    def __init__(self, seconds, test_seconds):
-        self.seconds, self.test_seconds = seconds, test_seconds
+    def __init__(self, seconds, test_seconds, tests):
+        self.seconds, self.test_seconds, self.tests = seconds, test_seconds, tests
         self.begin = time.monotonic()
 
     def taken(self):
@@ -397,6 +401,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=480, help="the stage's time (default: %(default)s)")
     parser.add_argument("--test-seconds", type=float, default=120, metavar="SECONDS",
                         help="a test that takes longer is ended, and the next one begins (default: %(default)s)")
+    parser.add_argument("--tests", action="append", metavar="PATTERN",
+                        help="of programs of tests only those whose names match (`*Exact*`), again for more")
     parser.add_argument("--sanitizer", choices=["memcheck", "racecheck", "synccheck", "initcheck"],
                         help="runs each program of tests in this tool of compute-sanitizer")
     parser.add_argument("--models", type=pathlib.Path, action="append", default=[], metavar="FOLDER",
@@ -405,7 +411,7 @@ def main():
     parser.add_argument("--device", default="cuda:0", help="serve: of `kvasir serve` (default: %(default)s)")
     parser.add_argument("--driver", default="libcuda.so.1", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    limits = Limits(arguments.seconds, arguments.test_seconds)
+    limits = Limits(arguments.seconds, arguments.test_seconds, arguments.tests or ["*"])
     try:
         gpu = find_gpu(arguments.driver)
         in_bundle = (HERE / "manifest.json").exists()

@@ -287,12 +287,20 @@ def test_programs_run_in_the_sanitizer_that_is_asked_for(bundle):
     bundle.manifest("2.17", ["rows"])
     assert bundle.check("--sanitizer", "memcheck", PATH=bundle.path())[0] == 4
     tool = bundle.folder / "compute-sanitizer"
-    tool.write_text('#!/bin/bash\necho "$@" $KVASIR_GPU_SMALL > ' + str(bundle.folder / "asked") + '\nexec "${@:5}"\n')
+    tool.write_text('#!/bin/bash\necho "$@" $KVASIR_GPU_SMALL > ' + str(bundle.folder / "asked") + '\nexec "${@:7}"\n')
     tool.chmod(0o755)
     code, said, report = bundle.check("--sanitizer", "memcheck", PATH=bundle.path(bundle.folder))
     assert code == 0 and report["sanitizer"] == "memcheck", said
     asked = (bundle.folder / "asked").read_text()
-    assert asked.startswith("--tool memcheck --error-exitcode 1 ") and asked.endswith(" 1\n")  # small sizes
+    assert asked.startswith("--tool memcheck --report-api-errors no --error-exitcode 1 ") and asked.endswith(" 1\n")  # small sizes
+
+
+def test_only_tests_of_the_names_that_are_asked_for_run(bundle):
+    bundle.program("rows", {"A": "passed", "B": "failed", "AOfNone": "passed"})
+    bundle.manifest("2.17", ["rows"])
+    code, said, report = bundle.check("--tests", "*.A", "--tests", "*OfNone")
+    assert code == 0, said
+    assert statuses(report["programs"][0]) == [("A", "passed"), ("AOfNone", "passed")]
 
 
 def test_a_bundle_without_the_stage_says_what_it_has(bundle):
