@@ -232,7 +232,7 @@ def test_a_programs_children_end_with_the_stages_time(bundle):
     bundle.manifest("2.17", ["rows"])
     pid = bundle.folder / "pid"
     tool = bundle.folder / "compute-sanitizer"  # it starts the program and waits for it
-    tool.write_text(f'#!/bin/bash\n"${{@:5}}" &\necho $! > {pid}\nwait\n')
+    tool.write_text(f'#!/bin/bash\n"${{@:7}}" &\necho $! > {pid}\nwait\n')
     tool.chmod(0o755)
     code, said, _ = bundle.check("--sanitizer", "memcheck", "--seconds", "2", PATH=bundle.path(bundle.folder))
     assert code == 1 and "the stage's time is up" in said
