@@ -193,6 +193,10 @@ class Tests:
             self.end("no list of its tests", str(refused))
             yield self.result
             return
+        if not left:  # --tests names none of this program's
+            self.result["left_out"] = True
+            yield self.result
+            return
         first, self.listed_tests = True, len(left)
         while left:
             if self.limits.left() <= 0:
@@ -454,7 +458,8 @@ def main():
             write(path, report)
         tell(results[-1])
     report["seconds"] = round(limits.taken(), 1)
-    report["passed"] = bool(results) and all(map(is_right, results))
+    judged = [result for result in results if "left_out" not in result]
+    report["passed"] = bool(judged) and all(map(is_right, judged))
     report["finished"] = True
     write(path, report)
     totals = [sum(count(result, status) for result in results) for status in ("passed", "failed", "skipped")]

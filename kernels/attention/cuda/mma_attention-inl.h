@@ -9,9 +9,8 @@
 // that runs ahead over both passes: warps wait for each other at the softmax
 // and between splits alone. Latents are the first operand of mma.m16n8k16, in
 // registers, and rows the second, 8 at a time:
-//   scores: [16 slots][16 channels] [16 channels][8 rows], a warp to 16 slots
-//   of
-//     each 64;
+//   scores: [16 slots][16 channels] [16 channels][8 rows], a warp to 16 of
+//     each 64 slots;
 //   values: [16 channels][16 slots] [16 slots][8 rows], a warp to 16 channels
 //     of numbers or 8-bit codes, or 32 of 4-bit codes.
 // Codes become numbers of 16 bits on the way, exactly for keys, whose scale and
@@ -29,12 +28,15 @@
 // Layout: pieces of a tile, then of 64 slots each, side by side (granules of
 // 16), so that copies are runs of 256 bytes (keys) and 1 KiB (values) a warp,
 // and stages are free of bank conflicts for ldmatrix. Slot after slot is served
-// too, in shorter runs. Bytes: latents once for up to 16 rows; the block table,
-// queries and results are small beside 512 slots. Floor: the latents' bytes
-// over the memory's bandwidth. Instructions of a lane for a code, integer ones
-// counted twice, without loads, copies and products: 4-bit keys 2.25 (lop3 0.5,
-// shifts 0.375, subtraction 0.5), values 3.5 (0.5, 0.375, subtraction and
-// fma 1.0, ranges 0.5); 8-bit keys of float16 1.5, of bfloat16 5, values 3.5.
+// too, in shorter runs.
+// Bytes: latents once for up to 16 rows, the ranges of values once a warp; the
+// block table, queries and results are small beside 512 slots. Floor: the
+// latents' bytes over the memory's bandwidth.
+// Instructions of a lane for a code, integer ones counted twice, without loads,
+// copies and products: 4-bit keys 2.25 (lop3 0.5, shifts 0.375, subtraction
+// 0.5; of float16 shifts 0.125), values 2.25 (lop3 0.5, shifts 0.125,
+// subtraction and fma 1.0); 8-bit keys of float16 1.5, of bfloat16 5, values 2.
+// With all that runs beside them a 4-bit code took 5 on an H100.
 // The products' 8 rows are padded: a group of one query head costs as much as
 // one of eight. Prompts are prefill_attention-inl.h's where that serves them.
 #pragma once

@@ -9,11 +9,11 @@
 // The host knows how many sequences there are and nothing of their lengths, so
 // the same launches serve every step with as many. An item is the query heads
 // of one HeadUnit and of as many tokens as make up to 16 rows, over all slots
-// that they see or, for sequences of few rows, over one split of
-// kAttentionSplitSlots. Borders of splits lie at fixed slots. Which contexts
-// are split follows from the room for partial results: those of the most
-// splits, by powers of two, as long as all of a power fit, and of the next one
-// the first sequences.
+// that they see or, for sequences of few rows, over some splits of
+// kAttentionSplitSlots: as many as leave eight items to each CTA, at most 8.
+// Borders of splits lie at fixed slots. Which contexts are split follows from
+// the room for partial results: those of the most splits, by powers of two, as
+// long as all of a power fit, and of the next one the first sequences.
 //
 // The arithmetic of a row is its own: each split by itself (scores, the maximum
 // of all its slots, weights, sums over its slots in order), then merged in

@@ -297,10 +297,12 @@ def test_programs_run_in_the_sanitizer_that_is_asked_for(bundle):
 
 def test_only_tests_of_the_names_that_are_asked_for_run(bundle):
     bundle.program("rows", {"A": "passed", "B": "failed", "AOfNone": "passed"})
-    bundle.manifest("2.17", ["rows"])
+    bundle.program("others", {"C": "failed"})
+    bundle.manifest("2.17", ["rows", "others"])
     code, said, report = bundle.check("--tests", "*.A", "--tests", "*OfNone")
     assert code == 0, said
-    assert statuses(report["programs"][0]) == [("A", "passed"), ("AOfNone", "passed")]
+    assert [statuses(program) for program in report["programs"]] == [[("A", "passed"), ("AOfNone", "passed")], []]
+    assert bundle.check("--tests", "*.Nothing")[0] == 1  # has shown nothing
 
 
 def test_a_bundle_without_the_stage_says_what_it_has(bundle):
