@@ -300,6 +300,9 @@ struct PagedAttentionParamsIn {
   // Of a GPU: its workspace has room for the results of as many splits of a
   // token's slots, of all heads; contexts beyond it are not split.
   int64_t most_partials = 4096;
+  // Of a GPU: a prompt's rows have the bits that they would have alone, from
+  // the kernel that decodes; otherwise the fastest kernel's.
+  bool prompts_as_rows = false;
 };
 using PagedAttentionParams = PagedAttentionParamsIn<DevicePtr>;
 using PagedAttentionArgs = PagedAttentionParamsIn<LaunchPtr>;

@@ -822,7 +822,7 @@ void LatentCache::PlaceColumns() {
                    : part.WidthOf(h / (spec_.num_heads / spec_.num_kv_heads));
     }
   }
-  q_stride_ += 3;
+  q_stride_ += spec_.query_gap;
   out_stride_ += 5;
 }
 

@@ -22,6 +22,7 @@ struct AttentionKernelArgs {
   int32_t prompt_rows = 0;
   // That stay and take items.
   int32_t ctas = 0;
+  int32_t prompt_ctas = 0;
 };
 
 // Of numbers below 2^32 (kAttentionMostSlots): a division of 64 bits is a call,

@@ -215,6 +215,67 @@ int32_t WarpStageBytes(const HostChunks& made) {
   return pieces + (codes ? static_cast<int32_t>(kMmaParamBytes) : 0);
 }
 
+bool OfNumbers(const LatentChunkOnDevice& chunk) {
+  return chunk.kind == ChunkKind::kNumbers;
+}
+// Rows of items of prompts that a unit allows; 0, and `why` none.
+int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
+                   std::string* why) {
+  const auto keys = made.chunks.begin() + unit.first;
+  const auto values = keys + unit.keys;
+  const auto end = values + unit.values;
+  if (std::any_of(values, end, OfNumbers) !=
+      std::all_of(values, end, OfNumbers)) {
+    *why = "prompts: values some of which are codes";
+    return 0;
+  }
+  int64_t slabs = 0;
+  std::for_each(values, end, [&](const LatentChunkOnDevice& chunk) {
+    slabs += (chunk.channels + 63) / 64;
+  });
+  if (slabs > PromptSlabs(64)) {
+    *why = absl::StrCat("prompts: values in ", slabs, " times 64 channels, ",
+                        PromptSlabs(64), " at most");
+    return 0;
+  }
+  // Sums of one run alone can be scaled in place.
+  const bool scales_in_place =
+      std::all_of(keys, values, OfNumbers) ||
+      std::all_of(keys, values, [](const LatentChunkOnDevice& chunk) {
+        return !OfNumbers(chunk) && chunk.run == 0;
+      });
+  return scales_in_place && slabs <= PromptSlabs(128) ? 128 : 64;
+}
+bool AreWholePieces(const PagedAttentionArgs& params,
+                    const LatentChunkOnDevice& chunk) {
+  return chunk.channel % 8 == 0 && params.q_row_stride % 8 == 0 &&
+         std::all_of(chunk.head_column, chunk.head_column + params.num_heads,
+                     [](int64_t column) { return column % 8 == 0; });
+}
+// Those that all units allow.
+int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
+                        const HostChunks& made, std::string* why) {
+  if (params.prompts_as_rows) {
+    *why = "prompts: as rows alone";
+    return 0;
+  }
+  if (!(params.scale > 0.0f)) {
+    *why = "prompts: a scale that is not above 0";
+    return 0;
+  }
+  int32_t most = 128;
+  for (const UnitChunks& unit : made.units) {
+    for (int32_t k = 0; k < unit.keys; ++k) {
+      const auto& chunk = made.chunks[static_cast<size_t>(unit.first + k)];
+      if (AreWholePieces(params, chunk)) continue;
+      *why = "prompts: queries in no aligned pieces of 16 bytes";
+      return 0;
+    }
+    most = std::min(most, PromptRows(made, unit, why));
+  }
+  return most;
+}
+
 // What tensor cores take, if all of it is such; else `why` it is not.
 absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
                        DeviceTables* tables, AttentionDevice* device,
@@ -222,6 +283,7 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   HostChunks made = MakeChunks(params, units.heads, units.units);
   *why = made.why_none;
   if (made.units.empty()) return absl::OkStatus();
+  device->prompt_rows = PromptRowsOfAll(params, made, why);
   // Columns of heads as the device has them.
   std::map<const int64_t*, const int64_t*> columns;
   for (LatentChunkOnDevice& chunk : made.chunks) {
@@ -288,18 +350,22 @@ void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
   }
   device->tile_tokens = device->tile_rows / device->most_heads;
   if (device->chunks == nullptr) {
+    device->prompt_rows = 0;
     kernels->decode = kernels->prompts = "attention_plain";
     return;
   }
   kernels->decode = kernels->prompts = "attention";
-  for (const int32_t rows : {64, 32}) {
+  if (!kernels->why.empty()) return;
+  for (const int32_t rows : {128, 64}) {
+    if (device->prompt_rows < rows) continue;
     if (PromptSharedBytes(*device, rows) > room) continue;
     device->prompt_rows = rows;
     kernels->prompts = absl::StrCat("attention_prefill of ", rows, " rows");
     return;
   }
+  device->prompt_rows = 0;
   kernels->why =
-      TooLittleShared("prompts", PromptSharedBytes(*device, 32), *device);
+      TooLittleShared("prompts", PromptSharedBytes(*device, 64), *device);
 }
 
 }  // namespace

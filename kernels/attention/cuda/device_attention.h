@@ -174,25 +174,23 @@ KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
          device.tile_rows * (kMmaScoreBytes + 2 * device.query_stride + 4 * 4 +
                              4 * device.most_key_runs + 4 * device.out_width);
 }
-inline constexpr int64_t kPromptFixedBytes = 29440;
-inline constexpr int64_t kPromptRowBytes = 2080;    // scores and factors
+inline constexpr int64_t kPromptFixedBytes = 25360;
 inline constexpr int64_t kPromptTileBytes = 16384;  // codes as numbers
-// Numbers from row to row of queries: 16 bytes beside a multiple of all banks;
-// and of sums, which lanes read two rows apart, in banks 8 apart.
+// Slabs of 64 channels of values that a warp has sums for, with items of so
+// many rows.
+KVASIR_HOST_DEVICE inline constexpr int64_t PromptSlabs(int64_t rows) {
+  return rows > 64 ? 2 : 4;
+}
+// Numbers from row to row of queries: 16 bytes beside a multiple of all banks.
 KVASIR_HOST_DEVICE inline int64_t PromptQueryStride(
     const AttentionDevice& device) {
   return device.query_stride / 64 * 64 + 8;
-}
-KVASIR_HOST_DEVICE inline int64_t PromptSumsStride(
-    const AttentionDevice& device) {
-  return (device.out_width + 31) / 32 * 32 + 4;
 }
 KVASIR_HOST_DEVICE inline int64_t PromptSharedBytes(
     const AttentionDevice& device, int64_t rows) {
   return kPromptFixedBytes + (device.has_codes ? kPromptTileBytes : 0) +
          device.num_tables * kMmaTableBytes +
-         rows * (kPromptRowBytes + 4 * device.most_key_runs +
-                 2 * PromptQueryStride(device) + 4 * PromptSumsStride(device));
+         rows * (4 * device.most_key_runs + 2 * PromptQueryStride(device));
 }
 inline constexpr int64_t kPlainFixedBytes = 54016;
 KVASIR_HOST_DEVICE inline int64_t PlainSharedBytes(
@@ -213,6 +211,7 @@ struct SequenceItems {
   int32_t tiles = 0;
   int32_t first_prompt = 0;  // item, of those of the kernel for prompts
   uint32_t next_item = 0;    // of the last: nobody has taken it
+  uint32_t next_prompt = 0;  // likewise, of those for prompts
 };
 // Floats for `num_sequences` sequences: [num_sequences + 1] of SequenceItems,
 // the last with the totals, and partials.

@@ -3,8 +3,8 @@
 // that stays, takes items as they are numbered; `attention_merge` puts the
 // splits of a row together. A step with prompts, which are sequences of more
 // than kDeviceSplitRows rows, has a fourth: `attention_prefill` computes them
-// where it serves the layer (prefill_attention-inl.h), by the operations of
-// `attention`.
+// where it serves the layer (prefill_attention-inl.h) and where bits of their
+// own are allowed.
 //
 // The host knows how many sequences there are and nothing of their lengths, so
 // the same launches serve every step with as many. An item is the query heads
@@ -19,8 +19,9 @@
 // of all its slots, weights, sums over its slots in order), then merged in
 // order in float32 (attention_items.h), by the CTA that has all of them or by
 // attention_merge: the same operations on the same numbers. So a row's bits
-// depend neither on the batch nor on chunks, splits or who computes what, and
-// what is not finite in a slot reaches only rows that see it. A score that is
+// depend neither on the batch nor on chunks, splits or who computes what; a
+// prompt's, where attention_prefill computes it, not on its chunks that are
+// prompts. What is not finite in a slot reaches only rows that see it. A score that is
 // NaN or +inf makes its row NaN; one of -inf weighs nothing, unless all are:
 // NaN too. The bits are not the CPU's. Which of two kernels computes items is a
 // matter of the layer's codecs and of the activations' and exact rows' types,
@@ -164,6 +165,7 @@ DivideKernel(AttentionKernelArgs args) {
     if (s < args.num_sequences) args.items[s] = items;
   }
   total.next_item = static_cast<uint32_t>(args.ctas);
+  total.next_prompt = static_cast<uint32_t>(args.prompt_ctas);
   if (lane == 0) args.items[args.num_sequences] = total;
 }
 
@@ -178,35 +180,27 @@ PlainKernel(AttentionKernelArgs args) {
   }
 }
 
+// (Two to a multiprocessor: what registers are for.)
+constexpr int kPromptCtas = 2;
+
 template <typename T, int32_t tiles>
-KVASIR_KERNEL(kPrefillThreads)
+KVASIR_KERNEL_OF(kPrefillThreads, kPromptCtas)
 PrefillKernel(AttentionKernelArgs args) {
   PrefillAttention<T, tiles> attention(args);
-  // The last ones first: causal ones have the most slots.
-  for (int32_t i = args.items[args.num_sequences].first_prompt - 1 -
-                   static_cast<int32_t>(simt::CtaX());
-       i >= 0; i -= static_cast<int32_t>(simt::CtasX())) {
-    const Item item = FindPromptItem(args, i);
+  SequenceItems* const total = args.items + args.num_sequences;
+  const auto count = static_cast<uint32_t>(total->first_prompt);
+  uint32_t i = simt::CtaX();
+  while (i < count) {
+    // The last ones first: causal ones have the most slots.
+    const Item item = FindPromptItem(args, static_cast<int32_t>(count - 1 - i));
+    if (simt::Thread() == 0) {
+      simt::StoreShared(attention.next_item(),
+                        simt::AtomicAdd(&total->next_prompt, 1u));
+    }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-  }
-}
-
-template <typename T, int32_t tiles>
-void LaunchPromptTiles(const AttentionKernelArgs& args, Launcher& launcher) {
-  KernelLaunch launch;
-  launch.name = "attention_prefill";
-  launch.grid_x = static_cast<uint32_t>(launcher.multiprocessors());
-  launch.threads = kPrefillThreads;
-  launch.shared_bytes = static_cast<uint32_t>(
-      PromptSharedBytes(args.device, PrefillAttention<T, tiles>::kRows));
-  simt::Launch(launcher, launch, PrefillKernel<T, tiles>, args);
-}
-
-template <typename T>
-void LaunchPrompts(const AttentionKernelArgs& args, Launcher& launcher) {
-  if constexpr (sizeof(T) == 2) {
-    if (args.prompt_rows == 64) LaunchPromptTiles<T, 8>(args, launcher);
-    if (args.prompt_rows == 32) LaunchPromptTiles<T, 4>(args, launcher);
+    // (All have met in Compute.)
+    i = simt::LoadShared(attention.next_item());
+    simt::SyncCta();
   }
 }
 
@@ -382,6 +376,27 @@ uint32_t StayingCtas(const AttentionDevice& device, uint32_t shared_bytes,
                                launcher.multiprocessors());
 }
 
+KernelLaunch PromptLaunch(const AttentionDevice& device,
+                          const Launcher& launcher) {
+  KernelLaunch launch;
+  launch.name = "attention_prefill";
+  launch.threads = kPrefillThreads;
+  launch.shared_bytes =
+      static_cast<uint32_t>(PromptSharedBytes(device, device.prompt_rows));
+  launch.grid_x =
+      StayingCtas(device, launch.shared_bytes, kPromptCtas, launcher);
+  return launch;
+}
+template <typename T>
+void LaunchPrompts(const AttentionKernelArgs& args, const KernelLaunch& launch,
+                   Launcher& launcher) {
+  if constexpr (sizeof(T) == 2) {
+    args.prompt_rows == PrefillAttention<T, 2>::kRows
+        ? simt::Launch(launcher, launch, PrefillKernel<T, 2>, args)
+        : simt::Launch(launcher, launch, PrefillKernel<T, 1>, args);
+  }
+}
+
 // The launch that computes items, whichever kernel does.
 KernelLaunch ItemLaunch(const AttentionDevice& device,
                         const Launcher& launcher) {
@@ -469,8 +484,14 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   args.partials =
       reinterpret_cast<float*>(args.items + launch.sequence_count + 1);
 
-  if (launch.has_prompts) args.prompt_rows = args.device.prompt_rows;
-
+  KernelLaunch prompts;
+  // (It takes queries by 16 bytes.)
+  if (launch.has_prompts && args.device.prompt_rows > 0 &&
+      reinterpret_cast<uintptr_t>(args.q) % 16 == 0) {
+    args.prompt_rows = args.device.prompt_rows;
+    prompts = PromptLaunch(args.device, launcher);
+    args.prompt_ctas = static_cast<int32_t>(prompts.grid_x);
+  }
   const KernelLaunch items = ItemLaunch(args.device, launcher);
   args.ctas = static_cast<int32_t>(items.grid_x);
 
@@ -480,7 +501,7 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   simt::Launch(launcher, divide, DivideKernel, args);
   VisitDType(args.device.dtype, [&](auto type) {
     using T = decltype(type);
-    LaunchPrompts<T>(args, launcher);
+    if (args.prompt_rows > 0) LaunchPrompts<T>(args, prompts, launcher);
     LaunchItems<T>(args, items, launcher);
     KernelLaunch merge;
     merge.name = "attention_merge";

@@ -1,37 +1,40 @@
-// Attention of prompts by tensor cores: what mma_attention-inl.h computes, for
-// sequences of more than kDeviceSplitRows rows, in items of 64 or 32 rows. Each
-// row is the same chain of the same operations there and here (the same splits,
-// products in the same order of channels and slots, the same softmax and
-// merges), so that it has the same bits, however a prompt is cut. C++17, device
-// code.
+// Attention of prompts by tensor cores: of sequences of more than
+// kDeviceSplitRows rows, with the codecs and exact rows that mma_attention-inl.h
+// serves, in items of 128 or 64 rows. C++17, device code.
 //
-// A CTA of eight warps takes a split of 512 slots in three passes, as there:
-// scores of all slots, the softmax, all values. Chunks of 64 slots come by
-// asynchronous copies into stages; codes among them are made numbers of 16 bits
-// once for all rows, in a tile of shared memory, in the order in which products
-// take them. Latents are the first operand of mma.m16n8k16 and rows the second:
-//   scores: a warp has 16 slots of half of the rows;
-//   values: a warp has 16 channels of all rows, or where a chunk has fewer than
-//     128 channels of as many rows as warps share them.
-// Operands come by ldmatrix, without bank conflicts where pieces of a tile lie
-// side by side or not: stages have an order of their own. Exact rows
-// (attention_exact.h) come as further chunks of the blocks that have some, and
-// are put into the order of the codec's channels in their stage.
+// A CTA of four warps goes through the slots of an item in blocks of 64, with
+// an online-softmax step for each (FlashAttention-2, section 3): a warp has
+// `tiles` times 16 rows, for which it keeps scores, weights, sums and maxima in
+// registers. Rows are the first operand of mma.m16n8k16 and latents the second:
+//   scores: [16 rows][16 channels] [16 channels][8 slots]
+//   values: [16 rows][16 slots] [16 slots][8 channels]
+// Chunks of a block come by asynchronous copies into stages that all warps
+// read; codes among them are made numbers of 16 bits once for all rows, in a
+// tile of shared memory, in the order in which products take them. What codes
+// stand for is found as there: keys are exact, their scale and minimum applied
+// to a run's sums, values are rounded to float16. Blocks that rows read in
+// different ways are visited once for each (prefill_order.h).
 //
-// Layout: as there. Shared memory: 2064 bytes of a row for scores (weights take
-// their place), 2 of a channel of its queries, 4 of one of its sums; 46 KiB
-// beside them. 64 rows of heads of 128 channels take 225 KiB, which an H100
-// has; 32 rows serve an A100. Where not even those fit, prompts are the
-// decoding kernel's.
-// Bytes: latents once for 64 (32) rows, from the second-level cache but for the
-// first time: 8K tokens of 32 heads over 8 KV heads of 128 bf16 channels move
-// 8.6 GB of them in a layer. Queries and results once. Operations: 4 of a row,
-// slot and channel, 0.55e12 in such a layer; blocks that no row of an item sees
-// are left out. Shared memory moves for a row and slot, with 64 rows and 128
-// channels of keys and of values: 24 bytes of queries and keys, 20 (4 bits) to
-// 32 (numbers) of weights and values, 12 of scores: about the time that
-// mma.sync takes for their 256 products. Floor: operations over the tensor
-// cores'.
+// A row's arithmetic is its own: blocks lie at fixed slots, and one that it does
+// not see changes no bit, so that it has the same bits however a prompt is cut
+// into launches and items. They are not those of the decoding kernel, which
+// takes splits of 512 slots and serves prompts too where the bits should be the
+// same (PagedAttentionParamsIn::prompts_as_rows), and units that this one does not:
+// whose values are of more than 128 (or, with 64 rows, 256) channels, or some
+// codes and others not.
+//
+// Layout: as there; rows of queries at whole 16 bytes. Shared memory: stages of
+// 25 KiB, codes' tile of 16, and 2 bytes of a row and channel of its queries:
+// two CTAs to a multiprocessor with heads of 128 channels.
+// Bytes: latents once for 128 (64) rows, from the second-level cache but for
+// the first time: 8K tokens of 32 heads over 8 KV heads of 128 bf16 channels
+// move 4.3 GB of them in a layer. Queries and results once. Operations: 4 of a
+// row, slot and channel, 0.55e12 in such a layer. Shared memory moves for a
+// product (16 x 8 x 16) of scores 192 bytes, of values 128, with 32 rows to a
+// warp: fewer than mma.sync takes time for; with 16 rows twice as many.
+// Instructions of a lane beside them, for a block of 64 slots and 256 products:
+// 80 loads of operands, 3.5 for each of 64 scores; of codes about 1.5 for each
+// of 128 numbers. Floor: operations over the tensor cores'.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -41,16 +44,18 @@
 #include "kernels/attention/cuda/prefill_order.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/grid.h"
+#include "kernels/simt/warp.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-inline constexpr uint32_t kPrefillThreads = 256;
+inline constexpr uint32_t kPrefillThreads = 128;
 
-// `tiles` (4 or 8) of 8 rows.
+// `tiles` of 16 rows to a warp: 2, of keys without codes or with one run of
+// them; or 1.
 template <typename T, int32_t tiles>
 class PrefillAttention {
  public:
-  static constexpr int32_t kRows = 8 * tiles;
+  static constexpr int32_t kRows = 64 * tiles;
 
   KVASIR_DEVICE explicit PrefillAttention(const AttentionKernelArgs& args)
       : args_(args), device_(args.device) {
@@ -61,724 +66,860 @@ class PrefillAttention {
       return taken;
     };
     q_stride_ = static_cast<int32_t>(PromptQueryStride(device_));
-    sums_stride_ = static_cast<int32_t>(PromptSumsStride(device_));
     stages_ = take(kStages * kStageBytes);
+    next_item_ = reinterpret_cast<uint32_t*>(take(kMmaNextBytes));
     tile_ = take(device_.has_codes ? kTileBytes : 0);
-    scores_ = reinterpret_cast<float*>(take(kRows * kScoreStride * 4));
     q_ = reinterpret_cast<uint16_t*>(take(kRows * q_stride_ * 2));
-    sums_ = reinterpret_cast<float*>(take(kRows * sums_stride_ * 4));
-    places_ = reinterpret_cast<Place*>(take(kSplit * 8));
-    factors_ = reinterpret_cast<float*>(take(4 * kRows * 4));
     query_sums_ =
         reinterpret_cast<float*>(take(device_.most_key_runs * kRows * 4));
     tables_ = reinterpret_cast<uint32_t*>(next);
     thread_ = static_cast<int32_t>(simt::Thread());
-    warp_ = thread_ / static_cast<int32_t>(simt::kWarp);
-    lane_ = thread_ % static_cast<int32_t>(simt::kWarp);
-    g_ = lane_ / 4;
-    c_ = lane_ % 4;
+    lane_ = static_cast<int32_t>(simt::Lane());
     FillLevelTables<T>(device_, tables_);
   }
 
+  // In shared memory, for whom it computes.
+  KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
+
+  // All threads meet in it.
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
     item_ = item;
     chunks_ = chunks;
-    rows_ = item.rows();
-    row_tiles_ = (rows_ + 7) / 8;
-    const SlotRange seen =
-        RowsSlots(device_, *item.sequence, item.first_token, item.num_tokens);
-    merged_ = false;
-    for (int32_t s = 0; s < item.num_splits; ++s) {
-      split_ = (item.first_split + s) * kSplit;
-      slots_ = Both(SplitSlots(item.first_split + s), seen);
-      if (slots_.end <= slots_.begin) continue;
-      first_block_ = static_cast<int32_t>(slots_.begin - split_) / kBlock;
-      end_block_ = static_cast<int32_t>(slots_.end - 1 - split_) / kBlock + 1;
-      order_ = {device_.chunks + chunks.first, chunks.keys, chunks.values,
-                BlocksOf(device_.key_exact, item, slots_, split_),
-                BlocksOf(device_.value_exact, item, slots_, split_)};
-      ComputeSplit();
-      merged_ = true;
+    FindOrder();
+    simt::SyncCta();  // queries and stages of the item before are read
+    FillQueries();
+    BeginLoads();
+    KVASIR_UNROLL
+    for (int32_t r = 0; r < kLaneRows; ++r) {
+      max_[r] = kLeastMax;
+      weights_[r] = 0.0f;
+    }
+    KVASIR_UNROLL
+    for (int32_t t = 0; t < tiles; ++t) {
+      KVASIR_UNROLL
+      for (int32_t n = 0; n < kValueTiles; ++n) Clear(sum_[t][n]);
+    }
+    KVASIR_NO_UNROLL
+    for (visit_ = order_.First(device_); !order_.Done(visit_);
+         visit_ = order_.Next(device_, visit_)) {
+      Look();
+      Score();
+      Weigh();
+      Sum();
     }
     Finish();
   }
 
  private:
-  static constexpr int32_t kWarps =
-      static_cast<int32_t>(kPrefillThreads / simt::kWarp);
   static constexpr int32_t kBlock = static_cast<int32_t>(kAttentionBlockSlots);
-  static constexpr int32_t kSplit = static_cast<int32_t>(kAttentionSplitSlots);
   static constexpr int32_t kStages = 3;
   static constexpr int32_t kPiece = 16;  // bytes
   static constexpr int32_t kMostPieces = 8;
+  static constexpr int32_t kPieceBytes = kBlock * kPiece;  // of all slots
   // Behind the pieces, a word of each slot.
-  static constexpr int32_t kStageBytes =
-      kMostPieces * kBlock * kPiece + kBlock * 4;
-  // Pieces of 8 numbers that codes are made.
-  static constexpr int32_t kTilePieces = 16;
-  static constexpr int32_t kTileBytes = kTilePieces * kBlock * kPiece;
-  // A row: scores, then its weights as float16 and, behind 260 words, in T.
-  // Neither the columns of a sum nor the rows of an operand meet in a bank.
-  static constexpr int32_t kScoreStride = 516;
-  static constexpr int32_t kOwnWeights = 260;
+  static constexpr int32_t kStageBytes = kMostPieces * kPieceBytes + kBlock * 4;
+  static constexpr int32_t kTilePieces = 16;  // of 8 numbers that codes are made
+  static constexpr int32_t kTileBytes = kTilePieces * kPieceBytes;
   static constexpr int32_t kTableWords = kLevelTableWords;
-  static_assert(kStages * kStageBytes + kSplit * 8 == kPromptFixedBytes);
-  static_assert(kScoreStride * 4 + 4 * 4 == kPromptRowBytes);
+  static_assert(kStages * kStageBytes + kMmaNextBytes == kPromptFixedBytes);
   static_assert(kTileBytes == kPromptTileBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
-  // Of scores: a warp's tiles of 8 rows.
-  static constexpr int32_t kWarpTiles = tiles / (kWarps / 4);
+  // A lane's rows: g and g + 8 of each tile.
+  static constexpr int32_t kLaneRows = 2 * tiles;
+  static constexpr int32_t kSlotTiles = kBlock / 8;
+  // Sums of a warp: slabs of 64 channels.
+  static constexpr int32_t kSlabs =
+      static_cast<int32_t>(PromptSlabs(kRows));
+  static constexpr int32_t kSlabTiles = 8;
+  static constexpr int32_t kValueTiles = kSlabs * kSlabTiles;
+  // Scores of several runs are summed apart from those of one.
+  static constexpr bool kRunsApart = tiles == 1;
+  static constexpr float kMinusInfinity = -__builtin_inff();
 
-  using Cursor = PromptOrder::Cursor;
-  KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(const Cursor& at) const {
-    return order_.ChunkOf(at);
+  static KVASIR_DEVICE void Clear(float (&sums)[4]) {
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < 4; ++i) sums[i] = 0.0f;
+  }
+  struct Scores {
+    float d[tiles][kSlotTiles][4];
+  };
+  static KVASIR_DEVICE void Clear(Scores* scores) {
+    KVASIR_UNROLL
+    for (int32_t t = 0; t < tiles; ++t) {
+      KVASIR_UNROLL
+      for (int32_t n = 0; n < kSlotTiles; ++n) Clear(scores->d[t][n]);
+    }
+  }
+  // Weights as first operands: of 16 slots each.
+  struct Weights {
+    uint32_t a[tiles][kBlock / 16][4];
+  };
+
+  // ---- rows
+
+  KVASIR_DEVICE int32_t FirstRow() const {
+    return static_cast<int32_t>(simt::Warp()) * 16 * tiles;
+  }
+  // The lane's r-th.
+  KVASIR_DEVICE int32_t RowOf(int32_t r) const {
+    return FirstRow() + 16 * (r / 2) + 8 * (r % 2) + lane_ / 4;
+  }
+  // What the item's tokens read of a side.
+  KVASIR_DEVICE SideReads SideOf(bool of_keys) const {
+    return ReadsOf(ExactOf(device_, of_keys), order_.own);
+  }
+  // What tokens from `first` to `last` of the item see: all of them, or any.
+  KVASIR_DEVICE Slots SeenBy(int32_t begin_token, int32_t end_token) const {
+    const int64_t begin =
+        RowSlots(device_, *item_.sequence, item_.first_token + begin_token)
+            .begin;
+    const int64_t end =
+        RowSlots(device_, *item_.sequence, item_.first_token + end_token).end;
+    return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
   }
 
-  // q_, and the sums of their runs.
+  KVASIR_DEVICE void FindOrder() {
+    const int32_t last = item_.num_tokens - 1;
+    order_.seen = SeenBy(0, last);
+    const auto own = static_cast<int32_t>(OwnSlot(item_, 0));
+    order_.own = {own, own + last + 1};
+    seen_by_all_ = SeenBy(last, 0);
+    warp_seen_ = {0, 0};
+    if (FirstRow() < item_.rows()) {
+      const int32_t end = FirstRow() + 16 * tiles;
+      const int32_t end_row = end < item_.rows() ? end : item_.rows();
+      warp_seen_ = SeenBy(item_.TokenIn(FirstRow()), item_.TokenIn(end_row - 1));
+    }
+  }
+  // Whether all rows read all slots of the visit so, and the warp any.
+  KVASIR_DEVICE void Look() {
+    const int32_t begin = visit_.block() * kBlock;
+    const int32_t end = begin + kBlock;
+    // (Both may lie behind 2^31.)
+    masked_ = begin < seen_by_all_.begin || seen_by_all_.end - begin < kBlock;
+    if (device_.has_exact && !masked_) {
+      const Slots slots = {begin, end};
+      masked_ = SideOf(true).Has(!visit_.keys_exact(), slots) ||
+                SideOf(false).Has(!visit_.values_exact(), slots);
+    }
+    idle_ = begin >= warp_seen_.end || warp_seen_.begin - begin >= kBlock;
+  }
+  // What a row reads of a visit, of slots from its first on.
+  struct RowReads {
+    Slots seen;
+    Slots keys, values;  // through the codec
+
+    KVASIR_DEVICE bool Has(const Visit& visit, int32_t s) const {
+      return s >= seen.begin && s < seen.end &&
+             (s >= keys.begin && s < keys.end) != visit.keys_exact() &&
+             (s >= values.begin && s < values.end) != visit.values_exact();
+    }
+  };
+  KVASIR_DEVICE RowReads ReadsOfRow(int32_t row) const {
+    const int32_t first = visit_.block() * kBlock;
+    if (row >= item_.rows()) return {{0, 0}, {0, 0}, {0, 0}};
+    const int32_t token = item_.TokenIn(row);
+    const int32_t own = order_.own.begin + token;
+    const Slots seen = SeenBy(token, token);
+    const auto codec = [&](const ExactSlots& exact) {
+      const SideReads reads = ReadsOf(exact, {own, own + 1});
+      return Slots{reads.sinks - first, exact.window > 0
+                                            ? reads.codec_end - first
+                                            : kBlock};
+    };
+    return {{seen.begin - first, seen.end - first},
+            codec(device_.key_exact),
+            codec(device_.value_exact)};
+  }
+
+  // ---- queries
+
+  // q_ and, of runs with minima, the sums of their rows.
   KVASIR_DEVICE void FillQueries() {
-    for (int32_t k = 0; k < chunks_.keys; ++k) {
-      const LatentChunkOnDevice& chunk = device_.chunks[chunks_.first + k];
-      const int32_t padded = (chunk.channels + 15) / 16 * 16;
-      // A warp to a row; lanes take neighbouring channels.
-      KVASIR_NO_UNROLL
-      for (int32_t row = warp_; row < 8 * row_tiles_; row += kWarps) {
-        const bool there = row < rows_;
-        const uint16_t* const from = there ? QueryRow(chunk, row) : nullptr;
-        KVASIR_NO_UNROLL
-        for (int32_t c = lane_; c < padded; c += 32) {
-          uint16_t bits = 0;
-          if (there && c < chunk.channels) bits = simt::LoadGlobal(from + c);
-          simt::StoreShared(q_ + row * q_stride_ + chunk.column +
-                                PromptQueryAt(chunk.kind, c),
-                            bits);
+    for (int32_t k = 0; k < chunks_.keys; ++k) StageQueries(ChunkOf(k));
+    if (device_.most_key_runs == 0) return;
+    simt::SyncCta();
+    for (int32_t k = 0; k < chunks_.keys; ++k) SumQueries(k);
+  }
+  // Rows by 16 bytes, several on their way at a time.
+  KVASIR_DEVICE void StageQueries(const LatentChunkOnDevice& chunk) {
+    constexpr int32_t kAhead = 8;
+    constexpr auto kThreads = static_cast<int32_t>(kPrefillThreads);
+    const int32_t pieces = (chunk.channels + 15) / 16 * 2;
+    KVASIR_NO_UNROLL
+    for (int32_t first = 0; first < kRows * pieces;
+         first += kAhead * kThreads) {
+      simt::Vec16 words[kAhead];
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < kAhead; ++i) {
+        const int32_t index = first + i * kThreads + thread_;
+        const int32_t row = index / pieces;
+        const int32_t piece = index - row * pieces;
+        words[i] = {};
+        if (row < item_.rows() && 8 * piece < chunk.channels) {
+          words[i] = simt::LoadGlobal(reinterpret_cast<const simt::Vec16*>(
+              static_cast<const uint16_t*>(args_.q) +
+              RowStart(args_, item_, row, chunk.head_column,
+                       device_.q_row_stride) +
+              chunk.channel + 8 * piece));
         }
-        if (chunk.kind == ChunkKind::kNumbers || !chunk.starts_run) continue;
-        const float sum = simt::WarpSum(there ? RunSum(k, row) : 0.0f);
-        if (lane_ == 0) {
-          simt::StoreShared(query_sums_ + chunk.run * kRows + row, sum);
-        }
+      }
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < kAhead; ++i) {
+        const int32_t index = first + i * kThreads + thread_;
+        const int32_t row = index / pieces;
+        if (row >= kRows) continue;
+        StoreQueries(chunk.kind, words[i], index - row * pieces,
+                     q_ + row * q_stride_ + chunk.column);
       }
     }
   }
-  KVASIR_DEVICE const uint16_t* QueryRow(const LatentChunkOnDevice& chunk,
-                                         int32_t row) const {
-    return static_cast<const uint16_t*>(args_.q) +
-           RowStart(args_, item_, row, chunk.head_column,
-                    device_.q_row_stride) +
-           chunk.channel;
-  }
-  KVASIR_DEVICE float RunSum(int32_t k, int32_t row) const {
+  // Sums of a run of keys, a thread to a row.
+  KVASIR_DEVICE void SumQueries(int32_t k) {
+    const LatentChunkOnDevice& first = ChunkOf(k);
+    if (first.kind == ChunkKind::kNumbers ||
+        first.kind == ChunkKind::kLevels4 || !first.starts_run ||
+        thread_ >= kRows) {
+      return;
+    }
     float sum = 0.0f;
     for (bool ends = false; !ends; ++k) {
-      const LatentChunkOnDevice& chunk = device_.chunks[chunks_.first + k];
-      const uint16_t* const queries = QueryRow(chunk, row);
+      const LatentChunkOnDevice& chunk = ChunkOf(k);
+      const uint16_t* const from = q_ + thread_ * q_stride_ + chunk.column;
       KVASIR_NO_UNROLL
-      for (int32_t c = lane_; c < chunk.channels; c += 32) {
-        sum += simt::ToFloat(simt::BitsAs<T>(simt::LoadGlobal(queries + c)));
+      for (int32_t c = 0; c < chunk.channels; c += 8) {
+        const auto words =
+            simt::LoadShared(reinterpret_cast<const simt::Vec16*>(from + c));
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 8; ++i) {
+          sum += simt::ToFloat(simt::BitsAs<T>(
+              static_cast<uint16_t>(words.word[i / 2] >> (16 * (i % 2)))));
+        }
       }
       ends = chunk.ends_run;
     }
-    return sum;
+    simt::StoreShared(query_sums_ + first.run * kRows + thread_, sum);
   }
 
-  // Where a slot of the split lies; page below 0: no row sees it.
-  struct alignas(8) Place {
-    int32_t page;
-    int32_t slot;  // of it
-  };
-  KVASIR_DEVICE void FindPlaces() {
-    const auto* const table =
-        simt::BitsAs<const int32_t*>(item_.sequence->block_table);
-    KVASIR_NO_UNROLL
-    for (int32_t s = thread_; s < kSplit;
-         s += static_cast<int32_t>(kPrefillThreads)) {
-      const int64_t slot = split_ + s;
-      Place place = {-1, 0};
-      if (slot >= slots_.begin && slot < slots_.end) {
-        const auto tokens = static_cast<uint32_t>(device_.page_tokens);
-        const uint32_t index = static_cast<uint32_t>(slot) / tokens;
-        place.page = simt::LoadGlobal(table + index);
-        place.slot =
-            static_cast<int32_t>(static_cast<uint32_t>(slot) - index * tokens);
-      }
-      simt::StoreShared(places_ + s, place);
+  // ---- latents
+
+  KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
+    return device_.chunks[chunks_.first + chunk];
+  }
+  // Of the next block: the thread's slot of it, that is thread_ % 64; below 0:
+  // no row sees it.
+  KVASIR_DEVICE int32_t PageOf(int32_t block) const {
+    const int32_t slot = block * kBlock + thread_ % kBlock;
+    if (slot < order_.seen.begin || slot >= order_.seen.end) return -1;
+    return simt::LoadGlobal(
+        simt::BitsAs<const int32_t*>(item_.sequence->block_table) +
+        Quotient(slot, device_.page_tokens));
+  }
+  // A page is asked for a block ahead.
+  KVASIR_DEVICE void BeginLoads() {
+    load_ = order_.First(device_);
+    load_chunk_ = load_part_ = 0;
+    stage_ = 0;
+    if (!order_.Done(load_)) {
+      page_ = PageOf(load_.block());
+      next_page_ = PageOf(load_.block() + 1);
+      FindSlot();
     }
-  }
-
-  KVASIR_DEVICE void ComputeSplit() {
-    // Of what was before nobody reads queries and places any more.
-    if (!merged_) FillQueries();
-    FindPlaces();
-    // They are there, and all have left the stages.
-    simt::SyncCta();
-    Cursor load = order_.BlockOfKeys(first_block_);
-    Cursor use = load;
-    int32_t stage = 0;
     KVASIR_UNROLL
-    for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(&load, i);
-    while (!order_.Done(use)) {
-      simt::WaitCopies<kStages - 2>();
-      // All have what came for the chunk; all have left the stage before, and
-      // the tile of numbers.
-      simt::SyncCta();
-      LoadNext(&load, (stage + kStages - 1) % kStages);
-      char* const from = stages_ + stage * kStageBytes;
-      const bool of_keys = order_.OfKeys(use);
-      if (of_keys) {
-        use.part < 0 ? Score(use, from) : ScoreExact(use, from);
-      } else {
-        use.part < 0 ? Sum(use, from) : SumExact(use, from);
-      }
-      order_.Advance(&use);
-      if (of_keys && !order_.OfKeys(use)) {
-        simt::SyncCta();
-        Weigh();
-      }
-      stage = (stage + 1) % kStages;
-    }
+    for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(i);
   }
-
+  KVASIR_DEVICE void FindSlot() {
+    const int32_t slot = load_.block() * kBlock + thread_ % kBlock;
+    in_page_ = static_cast<int32_t>(Remainder(slot, device_.page_tokens));
+  }
   // Asks for a chunk, if there is one left.
-  KVASIR_DEVICE void LoadNext(Cursor* at, int32_t stage) {
-    if (!order_.Done(*at)) {
+  KVASIR_DEVICE void LoadNext(int32_t stage) {
+    if (!order_.Done(load_)) {
+      const bool of_keys = load_chunk_ < chunks_.keys;
+      const bool exact = of_keys ? load_.keys_exact() : load_.values_exact();
+      const LatentChunkOnDevice& chunk = ChunkOf(load_chunk_);
       char* const to = stages_ + stage * kStageBytes;
-      at->part < 0 ? Load(*at, to) : LoadExact(*at, to);
-      order_.Advance(at);
+      exact ? LoadExact(chunk, of_keys, to) : LoadLatents(chunk, of_keys, to);
+      if (!exact || ++load_part_ == PartsOf(chunk)) {
+        load_part_ = 0;
+        if (++load_chunk_ == chunks_.keys + chunks_.values) NextVisit();
+      }
     }
     simt::CommitCopies();
   }
-
+  KVASIR_DEVICE void NextVisit() {
+    load_chunk_ = 0;
+    const int32_t block = load_.block();
+    load_ = order_.Next(device_, load_);
+    if (order_.Done(load_) || load_.block() == block) return;
+    page_ = load_.block() == block + 1 ? next_page_ : PageOf(load_.block());
+    next_page_ = PageOf(load_.block() + 1);
+    FindSlot();
+  }
   // [piece][64 slots][16 bytes], and a word of each slot. What no row reads is
   // 0, and so is the half of a last pair of pieces that is not there.
-  KVASIR_DEVICE void Load(const Cursor& at, char* stage) const {
-    const LatentChunkOnDevice& chunk = ChunkOf(at);
+  KVASIR_DEVICE void LoadLatents(const LatentChunkOnDevice& chunk, bool of_keys,
+                                 char* stage) const {
     const int32_t s = thread_ % kBlock;
-    const Place place = simt::LoadShared(places_ + at.block * kBlock + s);
-    const int32_t page = place.page;
-    const bool reads = page >= 0 && ReadsLatent(order_.OfKeys(at), at.block,
-                                                at.block * kBlock + s);
-    const char* tile = nullptr;
-    int32_t slot = place.slot;
-    if (reads) {
-      tile = chunk.arena + page * chunk.page_bytes;
-      if (slot >= chunk.tile_slots) {
-        tile += int64_t{slot / chunk.tile_slots} * chunk.tile_bytes;
-        slot %= chunk.tile_slots;
-      }
+    bool reads = page_ >= 0;
+    if (device_.has_exact) {
+      // (Where all rows read it as an exact row there may be no latent.)
+      const SideReads side = SideOf(of_keys);
+      const int32_t slot = load_.block() * kBlock + s;
+      reads = reads && slot >= side.sinks && slot < side.codec_end;
     }
-    const int32_t pieces = (chunk.pieces + 1) / 2 * 2;
-    KVASIR_NO_UNROLL
-    for (int32_t p = thread_ / kBlock; p < pieces;
-         p += static_cast<int32_t>(kPrefillThreads) / kBlock) {
-      char* const to = stage + (p * kBlock + s) * kPiece;
-      if (reads && p < chunk.pieces) {
-        simt::CopyAsync<kPiece>(to, tile + chunk.codes_offset +
-                                        slot * chunk.slot_stride +
-                                        p * chunk.piece_stride);
-      } else {
-        simt::StoreShared(reinterpret_cast<simt::Vec16*>(to), simt::Vec16{});
-      }
-    }
+    const auto tile_index = static_cast<int32_t>(
+        Quotient(in_page_, chunk.tile_slots));
+    const int32_t tile_slot = in_page_ - tile_index * chunk.tile_slots;
+    const char* const tile = chunk.arena + page_ * chunk.page_bytes +
+                             int64_t{tile_index} * chunk.tile_bytes;
+    CopyPieces(reads, chunk.pieces,
+               tile + chunk.codes_offset + tile_slot * chunk.slot_stride,
+               chunk.piece_stride, stage);
     if (chunk.kind == ChunkKind::kNumbers || thread_ >= kBlock) return;
-    char* const word = stage + kMostPieces * kBlock * kPiece + 4 * s;
+    char* const word = stage + kMostPieces * kPieceBytes + 4 * s;
     if (reads) {
       simt::CopyAsync<4>(
-          word, tile + chunk.params_offset + slot * chunk.params_stride);
+          word, tile + chunk.params_offset + tile_slot * chunk.params_stride);
     } else {
       simt::StoreShared(reinterpret_cast<uint32_t*>(word), 0u);
     }
   }
-  // Whether any row reads slot `s` of the split, which is seen, so.
-  KVASIR_DEVICE bool ReadsLatent(bool of_keys, int32_t block, int32_t s) const {
-    return !order_.HasExact(of_keys, block) ||
-           ReadAsCodes(of_keys, item_.num_tokens - 1).Has(s);
+  // Of exact rows, in channel order.
+  KVASIR_DEVICE void LoadExact(const LatentChunkOnDevice& chunk, bool of_keys,
+                               char* stage) const {
+    const int32_t slot = load_.block() * kBlock + thread_ % kBlock;
+    const SideReads side = SideOf(of_keys);
+    const bool reads =
+        page_ >= 0 && (slot < side.sinks || slot >= side.exact_from);
+    const char* from = nullptr;
+    if (reads) {
+      from = RowAt(chunk, RowPlaceOf(ExactOf(device_, of_keys),
+                                     *item_.sequence, slot)) +
+             load_part_ * kMostPieces * kPiece;
+    }
+    CopyPieces(reads, PartPieces(chunk, load_part_), from, kPiece, stage);
   }
-  // What a token reads through the codec, of the split.
-  KVASIR_DEVICE CodecSlots ReadAsCodes(bool of_keys, int32_t token) const {
-    return CodecSlotsOf(ExactOf(device_, of_keys), OwnSlot(item_, token),
-                        split_);
+  KVASIR_DEVICE void CopyPieces(bool reads, int32_t pieces, const char* from,
+                                int32_t stride, char* stage) const {
+    constexpr auto kStep = static_cast<int32_t>(kPrefillThreads) / kBlock;
+    char* const to = stage + thread_ % kBlock * kPiece;
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < kMostPieces / kStep; ++i) {
+      const int32_t p = thread_ / kBlock + kStep * i;
+      if (reads && p < pieces) {
+        simt::CopyAsync<kPiece>(to + p * kPieceBytes,
+                                from + int64_t{p} * stride);
+      } else if (p < (pieces + 1) / 2 * 2) {
+        simt::StoreShared(
+            reinterpret_cast<simt::Vec16*>(to + p * kPieceBytes),
+            simt::Vec16{});
+      }
+    }
   }
-
   // Pieces of a part, of exact rows.
   KVASIR_DEVICE static int32_t PartPieces(const LatentChunkOnDevice& chunk,
                                           int32_t part) {
     const int32_t left = chunk.channels / 8 - part * kMostPieces;
     return left < kMostPieces ? left : kMostPieces;
   }
-  // As Load, in channel order.
-  KVASIR_DEVICE void LoadExact(const Cursor& at, char* stage) const {
-    const LatentChunkOnDevice& chunk = ChunkOf(at);
-    const int32_t s = thread_ % kBlock;
-    const int64_t slot = split_ + at.block * kBlock + s;
-    const ExactSlots exact = ExactOf(device_, order_.OfKeys(at));
-    const bool reads = slot >= slots_.begin && slot < slots_.end &&
-                       exact.Has(OwnSlot(item_, 0), slot);
-    const char* from = nullptr;
-    if (reads) {
-      from = RowAt(chunk, RowPlaceOf(exact, *item_.sequence, slot)) +
-             at.part * kMostPieces * kPiece;
-    }
-    const int32_t there = PartPieces(chunk, at.part);
-    const int32_t pieces = (there + 1) / 2 * 2;
-    KVASIR_NO_UNROLL
-    for (int32_t p = thread_ / kBlock; p < pieces;
-         p += static_cast<int32_t>(kPrefillThreads) / kBlock) {
-      char* const to = stage + (p * kBlock + s) * kPiece;
-      if (reads && p < there) {
-        simt::CopyAsync<kPiece>(to, from + p * kPiece);
-      } else {
-        simt::StoreShared(reinterpret_cast<simt::Vec16*>(to), simt::Vec16{});
-      }
-    }
+  // The next chunk: all have what came for it, and have left the stage before,
+  // which is asked for anew, and the tile of numbers.
+  KVASIR_DEVICE char* Step() {
+    simt::WaitCopies<kStages - 2>();
+    simt::SyncCta();
+    char* const stage = stages_ + stage_ * kStageBytes;
+    LoadNext(stage_ == 0 ? kStages - 1 : stage_ - 1);
+    stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
+    return stage;
   }
-
-  KVASIR_DEVICE static uint32_t ParamsOf(const char* stage, int32_t slot) {
-    return simt::LoadShared(reinterpret_cast<const uint32_t*>(
-                                stage + kMostPieces * kBlock * kPiece) +
-                            slot);
+  KVASIR_DEVICE static const uint32_t* ParamsOf(const char* stage) {
+    return reinterpret_cast<const uint32_t*>(stage + kMostPieces * kPieceBytes);
   }
-
   KVASIR_DEVICE const uint32_t* TableOf(
       const LatentChunkOnDevice& chunk) const {
     return tables_ + chunk.table * kTableWords;
   }
 
-  KVASIR_DEVICE void Score(const Cursor& at, const char* stage) {
-    const LatentChunkOnDevice& chunk = ChunkOf(at);
-    if (at.chunk == 0) Clear(&score_);
-    if (chunk.kind == ChunkKind::kNumbers) {
-      Multiply(stage, chunk.pieces, chunk.column, &score_);
-    } else {
-      if (chunk.starts_run) Clear(&run_);
-      // Products of a piece, and pieces that the tile has room for.
-      const int32_t products = chunk.kind == ChunkKind::kCodes8 ? 1 : 2;
-      const int32_t room = kTilePieces / (2 * products);
-      for (int32_t p = 0; p < chunk.pieces; p += room) {
-        // All have left the tile.
-        if (p > 0) simt::SyncCta();
-        const int32_t left = chunk.pieces - p;
-        const int32_t count = left < room ? left : room;
-        MakeKeyNumbers<T>(chunk, TableOf(chunk), stage, p, count, tile_);
-        simt::SyncCta();
-        Multiply(tile_, 2 * products * count, chunk.column + 16 * products * p,
-                 &run_);
-      }
-      if (chunk.ends_run) EndRun(chunk, stage);
-    }
-    if (at.chunk + 1 == chunks_.keys) StoreScores(at);
-  }
-  // Exact rows' take the place of those that the lane stored of the codec.
-  KVASIR_DEVICE void ScoreExact(const Cursor& at, char* stage) {
-    const LatentChunkOnDevice& chunk = ChunkOf(at);
-    if (at.chunk == 0 && at.part == 0) Clear(&score_);
-    const int32_t pieces = PartPieces(chunk, at.part);
-    if (chunk.kind != ChunkKind::kNumbers) {
-      OrderExactKeys(chunk.kind, pieces, stage);
-      simt::SyncCta();
-    }
-    Multiply(stage, pieces, chunk.column + at.part * kPromptPartChannels,
-             &score_);
-    if (at.chunk + 1 == chunks_.keys && order_.IsLastPart(at)) StoreScores(at);
-  }
-  KVASIR_DEVICE void StoreScores(const Cursor& at) const {
-    const float scale = device_.scale * simt::kLog2E;
-    KVASIR_UNROLL
-    for (int32_t n = 0; n < kWarpTiles; ++n) {
-      if (RowTile(n) >= row_tiles_) continue;
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        const int32_t row = 8 * RowTile(n) + 2 * c_ + i % 2;
-        const int32_t slot = at.block * kBlock + FirstSlot() + g_ + 8 * (i / 2);
-        if (at.part >= 0 &&
-            ReadAsCodes(/*of_keys=*/true, item_.TokenIn(row)).Has(slot)) {
-          continue;
+  // ---- scores
+
+  KVASIR_DEVICE void Score() {
+    Clear(&score_);
+    KVASIR_NO_UNROLL
+    for (int32_t k = 0; k < chunks_.keys; ++k) {
+      const LatentChunkOnDevice& chunk = ChunkOf(k);
+      if (visit_.keys_exact()) {
+        KVASIR_NO_UNROLL
+        for (int32_t part = 0; part < PartsOf(chunk); ++part) {
+          char* const stage = Step();
+          const int32_t pieces = PartPieces(chunk, part);
+          if (chunk.kind != ChunkKind::kNumbers) {
+            OrderExactKeys(chunk.kind, pieces, stage);
+            simt::SyncCta();
+          }
+          Multiply(stage, pieces, chunk.column + part * kPromptPartChannels,
+                   &score_);
         }
-        simt::StoreShared(scores_ + row * kScoreStride + slot,
-                          score_.d[n][i] * scale);
+      } else if (chunk.kind == ChunkKind::kNumbers) {
+        Multiply(Step(), chunk.pieces, chunk.column, &score_);
+      } else {
+        ScoreCodes(chunk, Step());
       }
     }
   }
-  // Of scores that are the warp's: slots of a block, tiles of rows.
-  KVASIR_DEVICE int32_t FirstSlot() const { return warp_ % 4 * 16; }
-  KVASIR_DEVICE int32_t RowTile(int32_t n) const {
-    return warp_ / 4 * kWarpTiles + n;
-  }
-
-  struct Scores {
-    float d[kWarpTiles][4];
-  };
-  static KVASIR_DEVICE void Clear(Scores* scores) {
-    KVASIR_UNROLL
-    for (int32_t n = 0; n < kWarpTiles; ++n) {
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) scores->d[n][i] = 0.0f;
+  KVASIR_DEVICE void ScoreCodes(const LatentChunkOnDevice& chunk,
+                                const char* stage) {
+    Scores* const to = kRunsApart ? &run_ : &score_;
+    if (kRunsApart && chunk.starts_run) Clear(to);
+    // Products of a piece, and pieces that the tile has room for.
+    const int32_t products = chunk.kind == ChunkKind::kCodes8 ? 1 : 2;
+    const int32_t room = kTilePieces / (2 * products);
+    KVASIR_NO_UNROLL
+    for (int32_t p = 0; p < chunk.pieces; p += room) {
+      if (p > 0) simt::SyncCta();  // all have left the tile
+      const int32_t left = chunk.pieces - p;
+      const int32_t count = left < room ? left : room;
+      MakeKeyNumbers<T>(chunk, TableOf(chunk), stage, p, count, tile_);
+      simt::SyncCta();
+      const int32_t pieces = 2 * products * count;
+      KVASIR_NO_UNROLL
+      for (int32_t i = 0; i < pieces; i += kMostPieces) {
+        const int32_t here = pieces - i;
+        Multiply(tile_ + i * kPieceBytes,
+                 here < kMostPieces ? here : kMostPieces,
+                 chunk.column + 16 * products * p + 8 * i, to);
+      }
     }
+    if (chunk.ends_run) EndRun(chunk, ParamsOf(stage));
   }
 
-  // Adds the products of `pieces` of 8 numbers of the slots with queries from
-  // `column` on.
+  // Adds the products of up to 8 pieces of 8 numbers of the slots with queries
+  // from `column` on.
   KVASIR_DEVICE void Multiply(const char* numbers, int32_t pieces,
                               int32_t column, Scores* to) const {
-    // Lane 8m + r names row r of matrix m: slots 0 to 7, 8 to 15 of the lower
-    // piece, then of the upper one; of queries channels 0 to 7, 8 to 15 of a
-    // tile of rows, then of the next.
+    if (idle_) return;
+    // Lane 8m + r names row r of matrix m. Of queries: rows 0 to 7 and 8 to 15
+    // of channels 0 to 7, then of 8 to 15. Of slots: 0 to 7 of the lower piece,
+    // of the upper one, then 8 to 15.
     const int32_t m = lane_ / 8;
-    const char* const from =
-        numbers +
-        (m / 2 * kBlock + FirstSlot() + 8 * (m % 2) + lane_ % 8) * kPiece;
     const uint16_t* const queries =
-        q_ + (8 * (RowTile(0) + m / 2) + lane_ % 8) * q_stride_ + column +
-        8 * (m % 2);
-    for (int32_t p = 0; p < pieces; p += 2) {
-      uint32_t a[4];
-      simt::LoadMatrices<4>(a, from + p * kBlock * kPiece);
+        q_ + (FirstRow() + lane_ % 16) * q_stride_ + column + 8 * (lane_ / 16);
+    const char* const from =
+        numbers + m % 2 * kPieceBytes + (8 * (m / 2) + lane_ % 8) * kPiece;
+    if (pieces == kMostPieces) {
       KVASIR_UNROLL
-      for (int32_t n = 0; n < kWarpTiles; n += 2) {
-        if (RowTile(n) >= row_tiles_) continue;
-        uint32_t both[4];
-        simt::LoadMatrices<4>(both, queries + 8 * n * q_stride_ + 8 * p);
-        KVASIR_UNROLL
-        for (int32_t i = 0; i < 2; ++i) {
-          const uint32_t b[2] = {both[2 * i], both[2 * i + 1]};
-          Product<T>(to->d[n + i], a, b);
-        }
+      for (int32_t p = 0; p < kMostPieces; p += 2) {
+        MultiplyPair(from + p * kPieceBytes, queries + 8 * p, to);
+      }
+      return;
+    }
+    KVASIR_NO_UNROLL
+    for (int32_t p = 0; p < pieces; p += 2) {
+      MultiplyPair(from + p * kPieceBytes, queries + 8 * p, to);
+    }
+  }
+  KVASIR_DEVICE void MultiplyPair(const char* from, const uint16_t* queries,
+                                  Scores* to) const {
+    uint32_t a[tiles][4];
+    KVASIR_UNROLL
+    for (int32_t t = 0; t < tiles; ++t) {
+      simt::LoadMatrices<4>(a[t], queries + 16 * t * q_stride_);
+    }
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < kSlotTiles; n += 2) {
+      uint32_t b[4];
+      simt::LoadMatrices<4>(b, from + 8 * n * kPiece);
+      KVASIR_UNROLL
+      for (int32_t t = 0; t < tiles; ++t) {
+        Product<T>(to->d[t][n], a[t], {b[0], b[1]});
+        Product<T>(to->d[t][n + 1], a[t], {b[2], b[3]});
       }
     }
   }
 
   // A run's scale and minimum.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
-                            const char* stage) {
-    const int32_t slot = FirstSlot() + g_;
-    const uint32_t params[2] = {ParamsOf(stage, slot),
-                                ParamsOf(stage, slot + 8)};
+                            const uint32_t* params) {
+    if (idle_) return;
+    const bool levels = chunk.kind == ChunkKind::kLevels4;
+    float sums[kLaneRows];
     KVASIR_UNROLL
-    for (int32_t n = 0; n < kWarpTiles; ++n) {
-      if (RowTile(n) >= row_tiles_) continue;
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        float& score = score_.d[n][i];
-        score = simt::Fma(run_.d[n][i], LowHalf(params[i / 2]), score);
-        if (chunk.kind == ChunkKind::kLevels4) continue;
-        const int32_t row = 8 * RowTile(n) + 2 * c_ + i % 2;
-        const float sum =
-            simt::LoadShared(query_sums_ + chunk.run * kRows + row);
-        score = simt::Fma(sum, HighHalf(params[i / 2]), score);
-      }
+    for (int32_t r = 0; r < kLaneRows; ++r) {
+      sums[r] = levels ? 0.0f
+                       : simt::LoadShared(query_sums_ + chunk.run * kRows +
+                                          RowOf(r));
     }
-  }
-
-  // Scores to weights of 16 bits, a warp to every eighth row. Weights of blocks
-  // that no row sees are not looked at.
-  KVASIR_DEVICE void Weigh() {
-    KVASIR_NO_UNROLL
-    for (int32_t row = warp_; row < rows_; row += kWarps) {
-      const SlotRange visible =
-          Both(slots_, RowSlots(device_, *item_.sequence, item_.TokenOf(row)));
-      const auto begin = static_cast<int32_t>(visible.begin - split_);
-      const auto end = static_cast<int32_t>(visible.end - split_);
-      auto* const words =
-          reinterpret_cast<uint32_t*>(scores_ + row * kScoreStride);
-      // Pairs of neighbours.
-      float weight[kSplit / 32];
-      float max = visible.begin < visible.end ? kLeastMax : kNoSlot;
-      KVASIR_UNROLL
-      for (int32_t k = 0; k < kSplit / kBlock; ++k) {
-        if (k < first_block_ || k >= end_block_) continue;
-        const auto both = simt::LoadShared(
-            reinterpret_cast<const uint64_t*>(words) + 32 * k + lane_);
-        KVASIR_UNROLL
-        for (int32_t j = 0; j < 2; ++j) {
-          const int32_t slot = kBlock * k + 2 * lane_ + j;
-          const bool sees = slot >= begin && slot < end;
-          const float score = simt::BitsAs<float>(
-              static_cast<uint32_t>(j == 0 ? both : both >> 32));
-          weight[2 * k + j] = sees ? score : kHidden;
-          max = sees && score > max ? score : max;
-        }
-      }
-      max = simt::WarpMax(max);
-      float sum = 0.0f;
-      KVASIR_UNROLL
-      for (int32_t k = 0; k < kSplit / 32; ++k) {
-        if (k / 2 < first_block_ || k / 2 >= end_block_) continue;
-        weight[k] = weight[k] == kHidden ? 0.0f : simt::Exp2(weight[k] - max);
-        sum += weight[k];
-      }
-      sum = simt::WarpSum(sum);
-      // Those of exact rows' values have a sign; codes' are 0 there.
-      if (order_.values.any_exact()) {
-        const CodecSlots codec =
-            ReadAsCodes(/*of_keys=*/false, item_.TokenIn(row));
-        KVASIR_UNROLL
-        for (int32_t k = 0; k < kSplit / 32; ++k) {
-          const int32_t slot = k / 2 * kBlock + 2 * lane_ + k % 2;
-          if (!codec.Has(slot)) weight[k] = -weight[k];
-        }
-      }
-      // All lanes have read the scores that weights take the place of.
-      simt::SyncWarp();
-      KVASIR_UNROLL
-      for (int32_t k = 0; k < kSplit / kBlock; ++k) {
-        if (k < first_block_ || k >= end_block_) continue;
-        uint32_t* const word = words + 32 * k + lane_;
-        const uint32_t of_codes =
-            simt::MakePair<F16>(weight[2 * k], weight[2 * k + 1]);
-        simt::StoreShared(word, order_.values.any_exact()
-                                    ? WeightsOf(/*as_exact=*/false, of_codes)
-                                    : of_codes);
-        simt::StoreShared(word + kOwnWeights,
-                          simt::MakePair<T>(weight[2 * k], weight[2 * k + 1]));
-      }
-      if (lane_ == 0) {
-        EndSoftmax(args_, item_, row, {max, sum}, merged_, factors_ + row,
-                   kRows);
-      }
-    }
-  }
-  // How warps share a chunk of values: 16 channels by 1 to 8 of them, and as
-  // many sets of rows as are left.
-  struct Share {
-    int32_t product;    // of 16 channels
-    int32_t row_tile;   // the first
-    int32_t row_tiles;  // none: nothing is left for the warp
-  };
-  KVASIR_DEVICE Share ShareOf(const LatentChunkOnDevice& chunk) const {
-    const int32_t products = (chunk.channels + 15) / 16;
-    const int32_t ways = products > 4   ? 8
-                         : products > 2 ? 4
-                         : products > 1 ? 2
-                                        : 1;
-    const int32_t each = ways * tiles < kWarps ? 1 : ways * tiles / kWarps;
-    Share share = {warp_ % ways, warp_ / ways * each, 0};
-    const int32_t left = row_tiles_ - share.row_tile;
-    if (share.product < products && left > 0) {
-      share.row_tiles = left < each ? left : each;
-    }
-    return share;
-  }
-
-  KVASIR_DEVICE void Sum(const Cursor& at, const char* stage) {
-    const LatentChunkOnDevice& chunk = ChunkOf(at);
-    if (at.block == order_.values.codec_begin()) ClearSums();
-    const Share share = ShareOf(chunk);
-    if (chunk.kind == ChunkKind::kNumbers) {
-      if (order_.values.HasExact(at.block)) {
-        AddSome(/*as_exact=*/false, share, at.block, stage);
-      } else {
-        AddValues<T, /*any=*/true>(share, at.block, stage);
-      }
-    } else {
-      MakeValueNumbers(chunk, TableOf(chunk), stage,
-                       stage + kMostPieces * kBlock * kPiece, tile_);
-      simt::SyncCta();
-      AddValues<F16, /*any=*/false>(share, at.block, tile_);
-    }
-    if (at.block + 1 == order_.values.codec_end() &&
-        !order_.values.any_exact()) {
-      EndSum(chunk, share);
-    }
-  }
-  // Behind the codec's blocks of the chunk.
-  KVASIR_DEVICE void SumExact(const Cursor& at, char* stage) {
-    const LatentChunkOnDevice& chunk = ChunkOf(at);
-    if (!order_.values.any_codec() && at.part == 0 &&
-        at.block == order_.values.ExactFrom(order_.values.first())) {
-      ClearSums();
-    }
-    if (chunk.kind == ChunkKind::kCodes4 || chunk.kind == ChunkKind::kLevels4) {
-      OrderExactValues(PartPieces(chunk, at.part), stage);
-      simt::SyncCta();
-    }
-    const Share share = ShareOf(chunk);
-    Share in_part = share;
-    in_part.product -= at.part * kMostPieces / 2;
-    if (in_part.product >= 0 && in_part.product < kMostPieces / 2) {
-      AddSome(/*as_exact=*/true, in_part, at.block, stage);
-    }
-    if (order_.values.ExactFrom(at.block + 1) >= order_.values.end() &&
-        order_.IsLastPart(at)) {
-      EndSum(chunk, share);
-    }
-  }
-  KVASIR_DEVICE void ClearSums() {
     KVASIR_UNROLL
-    for (int32_t n = 0; n < tiles; ++n) {
+    for (int32_t n = 0; n < kSlotTiles; ++n) {
+      const auto words =
+          simt::LoadShared(reinterpret_cast<const uint64_t*>(params) + 4 * n +
+                           lane_ % 4);
       KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) sum_[n][i] = 0.0f;
-    }
-  }
-
-  // `any`: numbers may be infinite or NaN.
-  template <typename Number, bool any>
-  KVASIR_DEVICE void AddValues(const Share& share, int32_t block,
-                               const char* numbers) {
-    if (share.row_tiles == 0) return;
-    const bool some =
-        any && SeenBySome(device_, item_, split_ + block * kBlock);
-    // Lane 8m + r names row r of matrix m: slots 0 to 7 of both pieces, then 8
-    // to 15; of weights 8 slots of a tile of rows, four times.
-    const int32_t m = lane_ / 8;
-    const char* const from = numbers + ((2 * share.product + m % 2) * kBlock +
-                                        8 * (m / 2) + lane_ % 8) *
-                                           kPiece;
-    const float* const weights =
-        scores_ + (8 * share.row_tile + lane_ % 8) * kScoreStride +
-        (any ? kOwnWeights : 0) + block * kBlock / 2 + 4 * m;
-    KVASIR_UNROLL
-    for (int32_t k = 0; k < kBlock / 16; k += 2) {
-      uint32_t a[2][4];
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 2; ++i) {
-        simt::LoadMatrices<4, /*transposed=*/true>(
-            a[i], from + 16 * (k + i) * kPiece);
-      }
-      bool apart = false;
-      if (some) apart = simt::Any(!(AreFinite<T>(a[0]) && AreFinite<T>(a[1])));
-      KVASIR_UNROLL
-      for (int32_t n = 0; n < tiles; ++n) {
-        if (n >= share.row_tiles) break;
-        uint32_t both[4];
-        simt::LoadMatrices<4>(both, weights + 8 * n * kScoreStride + 8 * k);
+      for (int32_t j = 0; j < 2; ++j) {
+        const auto word = static_cast<uint32_t>(j == 0 ? words : words >> 32);
+        const float scale = LowHalf(word);
+        const float minimum = levels ? 0.0f : HighHalf(word);
         KVASIR_UNROLL
-        for (int32_t i = 0; i < 2; ++i) {
-          const uint32_t b[2] = {both[2 * i], both[2 * i + 1]};
-          if (any && apart) {
-            AddApart<T, /*mixed=*/false>(
-                device_, item_, /*as_exact=*/false, 8 * (share.row_tile + n),
-                split_, kBlock * block + 16 * (k + i), a[i], b, sum_[n]);
+        for (int32_t r = 0; r < kLaneRows; ++r) {
+          float& score = score_.d[r / 2][n][r % 2 * 2 + j];
+          if constexpr (kRunsApart) {
+            score = simt::Fma(run_.d[r / 2][n][r % 2 * 2 + j], scale, score);
+            score = simt::Fma(sums[r], minimum, score);
           } else {
-            Product<Number>(sum_[n], a[i], b);
+            score = simt::Fma(sums[r], minimum, score * scale);
           }
         }
       }
     }
   }
 
-  // Of a block that some rows or slots read otherwise: numbers of the codec, or
-  // exact rows.
-  KVASIR_DEVICE void AddSome(bool as_exact, const Share& share, int32_t block,
-                             const char* numbers) {
-    if (share.row_tiles == 0) return;
-    const bool some = item_.num_tokens > 1;
-    const int32_t m = lane_ / 8;
-    const char* const from = numbers + ((2 * share.product + m % 2) * kBlock +
-                                        8 * (m / 2) + lane_ % 8) *
-                                           kPiece;
-    const float* const weights =
-        scores_ + (8 * share.row_tile + lane_ % 8) * kScoreStride +
-        kOwnWeights + block * kBlock / 2 + 4 * (m % 2);
-    KVASIR_NO_UNROLL
-    for (int32_t k = 0; k < kBlock / 16; ++k) {
-      uint32_t a[4];
-      simt::LoadMatrices<4, /*transposed=*/true>(a, from + 16 * k * kPiece);
-      const bool apart = some && simt::Any(!AreFinite<T>(a));
+  // ---- softmax
+
+  // Scores to weights, and sums so far to the new maximum.
+  KVASIR_DEVICE void Weigh() {
+    if (idle_) return;
+    if (masked_) Mask();
+    const float scale = device_.scale * simt::kLog2E;
+    float factors[kLaneRows];
+    bool changes = false;
+    KVASIR_UNROLL
+    for (int32_t r = 0; r < kLaneRows; ++r) {
+      float max = max_[r];
+      ForScores(r, [&](float& score) { max = simt::Max(max, score); });
+      max = simt::Max(max, simt::ShuffleXor(max, 1));
+      max = simt::Max(max, simt::ShuffleXor(max, 2));
+      changes = changes || max != max_[r];
+      // (1 where it stays: a block that a row does not see changes no bit.)
+      factors[r] = simt::Exp2((max_[r] - max) * scale);
+      max_[r] = max;
+      // (Finite where no score is, so that what is hidden weighs 0.)
+      const float scaled = simt::Max(max * scale, kLeastMax);
+      float sum = 0.0f;
+      ForScores(r, [&](float& score) {
+        score = simt::Exp2(simt::Fma(score, scale, -scaled));
+        sum += score;
+      });
+      weights_[r] = simt::Fma(weights_[r], factors[r], sum);
+    }
+    if (!simt::Any(changes)) return;
+    KVASIR_UNROLL
+    for (int32_t t = 0; t < tiles; ++t) {
       KVASIR_UNROLL
-      for (int32_t n = 0; n < tiles; ++n) {
-        if (n >= share.row_tiles) break;
-        uint32_t b[2];
-        simt::LoadMatrices<2>(b, weights + 8 * n * kScoreStride + 8 * k);
-        b[0] = WeightsOf(as_exact, b[0]);
-        b[1] = WeightsOf(as_exact, b[1]);
-        if (apart) {
-          AddApart<T, /*mixed=*/true>(device_, item_, as_exact,
-                                      8 * (share.row_tile + n), split_,
-                                      kBlock * block + 16 * k, a, b, sum_[n]);
-        } else {
-          Product<T>(sum_[n], a, b);
+      for (int32_t n = 0; n < kValueTiles; ++n) {
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 4; ++i) {
+          sum_[t][n][i] *= factors[2 * t + i / 2];
+        }
+      }
+    }
+  }
+  // Calls visit(score) for those of the lane's r-th row.
+  template <typename Visitor>
+  KVASIR_DEVICE void ForScores(int32_t r, const Visitor& visit) {
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < kSlotTiles; ++n) {
+      KVASIR_UNROLL
+      for (int32_t j = 0; j < 2; ++j) {
+        visit(score_.d[r / 2][n][r % 2 * 2 + j]);
+      }
+    }
+  }
+  // What a row does not read so is -inf.
+  KVASIR_DEVICE void Mask() {
+    KVASIR_UNROLL
+    for (int32_t r = 0; r < kLaneRows; ++r) {
+      const RowReads reads = ReadsOfRow(RowOf(r));
+      KVASIR_UNROLL
+      for (int32_t n = 0; n < kSlotTiles; ++n) {
+        KVASIR_UNROLL
+        for (int32_t j = 0; j < 2; ++j) {
+          float& score = score_.d[r / 2][n][r % 2 * 2 + j];
+          const int32_t slot = 8 * n + 2 * (lane_ % 4) + j;
+          score = reads.Has(visit_, slot) ? score : kMinusInfinity;
         }
       }
     }
   }
 
-  // The channel of a chunk that a lane's row of a product is, or the other one.
-  KVASIR_DEVICE int32_t ChannelOf(const LatentChunkOnDevice& chunk,
-                                  int32_t product, int32_t other) const {
-    const bool codes4 =
-        chunk.kind == ChunkKind::kCodes4 || chunk.kind == ChunkKind::kLevels4;
-    return 16 * product + 8 * other + (codes4 ? g_ / 2 + 4 * (g_ % 2) : g_);
+  // ---- values
+
+  KVASIR_DEVICE void Sum() {
+    if (visit_.values_exact() ||
+        ChunkOf(chunks_.keys).kind == ChunkKind::kNumbers) {
+      SumAs<T>();
+    } else {
+      SumAs<F16>();
+    }
+  }
+  template <typename Number>
+  KVASIR_DEVICE void SumAs() {
+    const Weights weights = PackedWeights<Number>();
+    int32_t slab = 0;
+    KVASIR_NO_UNROLL
+    for (int32_t v = 0; v < chunks_.values; ++v) {
+      const LatentChunkOnDevice& chunk = ChunkOf(chunks_.keys + v);
+      const int32_t parts = PartsOf(chunk);
+      const bool codes =
+          !visit_.values_exact() && chunk.kind != ChunkKind::kNumbers;
+      const char* numbers = tile_;
+      KVASIR_NO_UNROLL
+      for (int32_t part = 0; part < parts; ++part) {
+        if (!codes) {
+          char* const stage = Step();
+          if (visit_.values_exact() && IsCodes4(chunk)) {
+            OrderExactValues(PartPieces(chunk, part), stage);
+            simt::SyncCta();
+          }
+          numbers = stage;
+        } else if (part == 0) {
+          char* const stage = Step();
+          MakeValueNumbers(chunk, TableOf(chunk), stage,
+                           stage + kMostPieces * kPieceBytes, tile_);
+          simt::SyncCta();
+        } else {
+          numbers += kMostPieces * kPieceBytes;
+        }
+        AddSlab<Number>(slab + part, numbers, PartPieces(chunk, part), weights);
+      }
+      slab += parts;
+    }
+  }
+  static KVASIR_DEVICE bool IsCodes4(const LatentChunkOnDevice& chunk) {
+    return chunk.kind == ChunkKind::kCodes4 ||
+           chunk.kind == ChunkKind::kLevels4;
+  }
+  template <typename Number>
+  KVASIR_DEVICE Weights PackedWeights() const {
+    Weights weights;
+    KVASIR_UNROLL
+    for (int32_t t = 0; t < tiles; ++t) {
+      KVASIR_UNROLL
+      for (int32_t n = 0; n < kSlotTiles; ++n) {
+        KVASIR_UNROLL
+        for (int32_t h = 0; h < 2; ++h) {
+          weights.a[t][n / 2][n % 2 * 2 + h] = simt::MakePair<Number>(
+              score_.d[t][n][2 * h], score_.d[t][n][2 * h + 1]);
+        }
+      }
+    }
+    return weights;
   }
 
-  // Calls visit(tile of rows, index in the product, row, channel of the chunk)
-  // for the sums of a chunk that are the lane's.
-  template <typename Visit>
-  KVASIR_DEVICE void ForSums(const LatentChunkOnDevice& chunk,
-                             const Share& share, const Visit& visit) const {
+  // Adds the product of weights and up to 8 pieces of 8 channels of the slots
+  // to sums of a slab.
+  template <typename Number>
+  KVASIR_DEVICE void AddSlab(int32_t slab, const char* numbers, int32_t pieces,
+                             const Weights& weights) {
+    if (idle_) return;
+    // Lane 8m + r names row r of matrix m: slots 0 to 7 and 8 to 15 of a piece,
+    // then of the next.
+    const int32_t m = lane_ / 8;
+    const char* const from =
+        numbers + m / 2 * kPieceBytes + (8 * (m % 2) + lane_ % 8) * kPiece;
+    // (Sums are registers, which have no addresses.)
+    if (slab == 0) return AddAt<Number, 0>(from, pieces, weights);
+    if (slab == 1) return AddAt<Number, kSlabTiles>(from, pieces, weights);
+    if constexpr (kSlabs > 2) {
+      if (slab == 2) {
+        return AddAt<Number, 2 * kSlabTiles>(from, pieces, weights);
+      }
+      AddAt<Number, 3 * kSlabTiles>(from, pieces, weights);
+    }
+  }
+  template <typename Number, int32_t at>
+  KVASIR_DEVICE void AddAt(const char* from, int32_t pieces,
+                           const Weights& weights) {
+    if constexpr (DTypeOf<Number>::kValue == DTypeOf<T>::kValue) {
+      // (Codes stand for finite numbers.)
+      if (masked_ && !MadeOfCodes()) {
+        return AddCarefully<at>(from, pieces, weights);
+      }
+    }
+    if (pieces == kMostPieces) return AddWhole<Number, at>(from, weights);
+    AddSome<Number, at>(from, pieces, weights);
+  }
+  KVASIR_DEVICE bool MadeOfCodes() const {
+    return !visit_.values_exact() &&
+           ChunkOf(chunks_.keys).kind != ChunkKind::kNumbers;
+  }
+  template <typename Number, int32_t at>
+  KVASIR_DEVICE void AddWhole(const char* from, const Weights& weights) {
     KVASIR_UNROLL
-    for (int32_t n = 0; n < tiles; ++n) {
-      if (n >= share.row_tiles) break;
+    for (int32_t k = 0; k < kBlock / 16; ++k) {
       KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        const int32_t channel = ChannelOf(chunk, share.product, i / 2);
-        const int32_t row = 8 * (share.row_tile + n) + 2 * c_ + i % 2;
-        if (row < rows_ && channel < chunk.channels) visit(n, i, row, channel);
+      for (int32_t n = 0; n < kSlabTiles; n += 2) {
+        uint32_t b[4];
+        simt::LoadMatrices<4, /*transposed=*/true>(
+            b, from + n * kPieceBytes + 16 * k * kPiece);
+        KVASIR_UNROLL
+        for (int32_t t = 0; t < tiles; ++t) {
+          Product<Number>(sum_[t][at + n], weights.a[t][k], {b[0], b[1]});
+          Product<Number>(sum_[t][at + n + 1], weights.a[t][k], {b[2], b[3]});
+        }
+      }
+    }
+  }
+  template <typename Number, int32_t at>
+  KVASIR_DEVICE void AddSome(const char* from, int32_t pieces,
+                             const Weights& weights) {
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < kSlabTiles; n += 2) {
+      if (n >= pieces) break;
+      KVASIR_UNROLL
+      for (int32_t k = 0; k < kBlock / 16; ++k) {
+        uint32_t b[4];
+        simt::LoadMatrices<4, /*transposed=*/true>(
+            b, from + n * kPieceBytes + 16 * k * kPiece);
+        KVASIR_UNROLL
+        for (int32_t t = 0; t < tiles; ++t) {
+          Product<Number>(sum_[t][at + n], weights.a[t][k], {b[0], b[1]});
+          Product<Number>(sum_[t][at + n + 1], weights.a[t][k], {b[2], b[3]});
+        }
+      }
+    }
+  }
+  // Of slots that some rows read and others do not: 0 times what is not finite
+  // would not be 0.
+  template <int32_t at>
+  KVASIR_DEVICE void AddCarefully(const char* from, int32_t pieces,
+                                  const Weights& weights) {
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < kSlabTiles; n += 2) {
+      if (n >= pieces) break;
+      KVASIR_UNROLL
+      for (int32_t k = 0; k < kBlock / 16; ++k) {
+        uint32_t b[4];
+        simt::LoadMatrices<4, /*transposed=*/true>(
+            b, from + n * kPieceBytes + 16 * k * kPiece);
+        const bool apart = simt::Any(!AreFinite<T>(b));
+        KVASIR_UNROLL
+        for (int32_t t = 0; t < tiles; ++t) {
+          KVASIR_UNROLL
+          for (int32_t i = 0; i < 2; ++i) {
+            float(&sums)[4] = sum_[t][at + n + i];
+            const uint32_t pair[2] = {b[2 * i], b[2 * i + 1]};
+            if (apart) {
+              AddApart(t, 16 * k, weights.a[t][k], pair, sums);
+            } else {
+              Product<T>(sums, weights.a[t][k], pair);
+            }
+          }
+        }
+      }
+    }
+  }
+  // Likewise, slot by slot, those from `first` on, to rows that read it.
+  KVASIR_DEVICE void AddApart(int32_t t, int32_t first, const uint32_t (&a)[4],
+                              const uint32_t (&b)[2], float (&sums)[4]) const {
+    KVASIR_NO_UNROLL
+    for (int32_t s = 0; s < 16; ++s) {
+      // The lane's slots of b[0] are 2c and 2c + 1, of b[1] 8 further on.
+      const uint32_t mask = s / 2 % 4 == lane_ % 4
+                                ? 0xffffu << (16 * (s % 2))
+                                : 0u;
+      const uint32_t one[2] = {s < 8 ? b[0] & mask : 0u,
+                               s < 8 ? 0u : b[1] & mask};
+      float added[4] = {};
+      Product<T>(added, a, one);
+      KVASIR_UNROLL
+      for (int32_t h = 0; h < 2; ++h) {
+        if (!ReadsOfRow(RowOf(2 * t + h)).Has(visit_, first + s)) continue;
+        sums[2 * h] += added[2 * h];
+        sums[2 * h + 1] += added[2 * h + 1];
       }
     }
   }
 
-  KVASIR_DEVICE void EndSum(const LatentChunkOnDevice& chunk,
-                            const Share& share) {
-    ForSums(chunk, share,
-            [&](int32_t n, int32_t i, int32_t row, int32_t channel) {
-              float* const total =
-                  sums_ + row * sums_stride_ + chunk.column + channel;
-              const MergeFactors factors = {
-                  simt::LoadShared(factors_ + row),
-                  simt::LoadShared(factors_ + kRows + row)};
-              const float before = merged_ ? simt::LoadShared(total) : 0.0f;
-              simt::StoreShared(total, MergeSum(factors, before, sum_[n][i]));
-            });
-  }
+  // ---- results
 
-  // Each lane reads the sums that it wrote itself.
   KVASIR_DEVICE void Finish() {
+    float inverse[kLaneRows];
+    KVASIR_UNROLL
+    for (int32_t r = 0; r < kLaneRows; ++r) {
+      float sum = weights_[r];
+      sum += simt::ShuffleXor(sum, 1);
+      sum += simt::ShuffleXor(sum, 2);
+      inverse[r] = 1.0f / sum;
+    }
+    int32_t slab = 0;
+    KVASIR_NO_UNROLL
     for (int32_t v = 0; v < chunks_.values; ++v) {
-      const LatentChunkOnDevice& chunk =
-          device_.chunks[chunks_.first + chunks_.keys + v];
-      ForSums(chunk, ShareOf(chunk),
-              [&](int32_t, int32_t, int32_t row, int32_t channel) {
-                float number = 0.0f;
-                if (merged_ &&
-                    SeesSlots(simt::LoadShared(factors_ + 3 * kRows + row))) {
-                  number =
-                      simt::LoadShared(sums_ + row * sums_stride_ +
-                                       chunk.column + channel) *
-                      (1.0f / simt::LoadShared(factors_ + 2 * kRows + row));
-                }
-                T* const out = static_cast<T*>(args_.out) +
-                               RowStart(args_, item_, row, chunk.head_column,
-                                        device_.out_row_stride);
-                simt::StoreGlobal(out + chunk.channel + channel,
-                                  simt::FromFloat<T>(number));
-              });
+      const LatentChunkOnDevice& chunk = ChunkOf(chunks_.keys + v);
+      KVASIR_NO_UNROLL
+      for (int32_t part = 0; part < PartsOf(chunk); ++part) {
+        WriteSlab(slab++, chunk, part * kPromptPartChannels, inverse);
+      }
+    }
+  }
+  KVASIR_DEVICE void WriteSlab(int32_t slab, const LatentChunkOnDevice& chunk,
+                               int32_t first,
+                               const float (&inverse)[kLaneRows]) const {
+    if (slab == 0) return Write<0>(chunk, first, inverse);
+    if (slab == 1) return Write<kSlabTiles>(chunk, first, inverse);
+    if constexpr (kSlabs > 2) {
+      if (slab == 2) return Write<2 * kSlabTiles>(chunk, first, inverse);
+      Write<3 * kSlabTiles>(chunk, first, inverse);
+    }
+  }
+  // A slab's channels, those of the chunk from `first` on.
+  template <int32_t at>
+  KVASIR_DEVICE void Write(const LatentChunkOnDevice& chunk, int32_t first,
+                           const float (&inverse)[kLaneRows]) const {
+    const int32_t c = lane_ % 4;
+    KVASIR_UNROLL
+    for (int32_t r = 0; r < kLaneRows; ++r) {
+      const int32_t row = RowOf(r);
+      if (row >= item_.rows()) continue;
+      const int32_t token = item_.TokenIn(row);
+      const Slots seen = SeenBy(token, token);
+      T* const out =
+          static_cast<T*>(args_.out) +
+          RowStart(args_, item_, row, chunk.head_column,
+                   device_.out_row_stride) +
+          chunk.channel + first;
+      KVASIR_UNROLL
+      for (int32_t n = 0; n < kSlabTiles; ++n) {
+        if (first + 8 * n >= chunk.channels) break;
+        KVASIR_UNROLL
+        for (int32_t j = 0; j < 2; ++j) {
+          const float sum = sum_[r / 2][at + n][r % 2 * 2 + j];
+          const float number = seen.begin < seen.end ? sum * inverse[r] : 0.0f;
+          simt::StoreGlobal(out + 8 * n + (IsCodes4(chunk) ? c + 4 * j : 2 * c + j),
+                            simt::FromFloat<T>(number));
+        }
+      }
     }
   }
 
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
   char* stages_;
+  uint32_t* next_item_;
   char* tile_;         // codes as numbers [16 pieces][64 slots][16 bytes]
-  float* scores_;      // [rows][kScoreStride]
   uint16_t* q_;        // [rows][q_stride_]
-  float* sums_;        // [rows][sums_stride_]
-  Place* places_;      // [512]
-  float* factors_;     // [4][rows]: EndSoftmax's
   float* query_sums_;  // [runs of keys][rows]
   uint32_t* tables_;   // [tables][kTableWords]
-  int32_t q_stride_, sums_stride_;
-  int32_t thread_, warp_, lane_;
-  int32_t g_, c_;  // lane / 4, lane % 4
+  int32_t q_stride_;
+  int32_t thread_, lane_;
 
   Item item_;
   UnitChunks chunks_;
-  int32_t rows_, row_tiles_;
-  SlotRange slots_;  // of the split, that any row sees
-  int64_t split_;    // its first slot
-  int32_t first_block_, end_block_;
-  PromptOrder order_;  // of the split
+  PromptOrder order_;
+  Slots seen_by_all_;  // rows
+  Slots warp_seen_;    // by any of the warp's
+  Visit visit_;
+  bool masked_;  // some row does not read some slot of the visit
+  bool idle_;    // no row of the warp sees any
+  int32_t stage_;
+  // What is loaded next, and where the thread's slot of its block lies.
+  Visit load_;
+  int32_t load_chunk_, load_part_;
+  int32_t page_, next_page_;  // below 0: no row sees it
+  int32_t in_page_;           // slots
+  // Scores, then weights; and sums of a run.
   Scores score_, run_;
-  float sum_[tiles][4];
-  bool merged_;  // a split of the item
+  float sum_[tiles][kValueTiles][4];
+  float max_[kLaneRows], weights_[kLaneRows];  // the lane's weights
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

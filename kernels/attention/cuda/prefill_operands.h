@@ -12,19 +12,32 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 inline constexpr int32_t kPromptBlock =
     static_cast<int32_t>(kAttentionBlockSlots);
 
-// Where a channel of a chunk of keys is staged: where products take it, whose
-// 16 channels a lane of decoding has in pairs (mma_attention-inl.h). `i` is
-// 16 k + 8 half + 2 c + e of the products; of codes, a word has number c.
-KVASIR_DEVICE int32_t PromptQueryAt(ChunkKind kind, int32_t i) {
-  if (kind == ChunkKind::kNumbers) return i;
-  if (kind == ChunkKind::kCodes8) {
-    const int32_t word = i / 4 % 4;
-    return i / 16 * 16 + i / 2 % 2 * 8 + 2 * word + i % 2;
+// Stages piece `piece` of 8 queries of a chunk of keys, where products take it,
+// whose 16 channels a lane of decoding has in pairs (mma_attention-inl.h): of
+// 16 k + 8 half + 2 c + e of the products, a word of codes has number c.
+KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
+                                int32_t piece, uint16_t* row) {
+  if (kind == ChunkKind::kNumbers) {
+    simt::StoreShared(reinterpret_cast<simt::Vec16*>(row + 8 * piece), queries);
+    return;
   }
-  const int32_t word = i / 8 % 4;
-  const int32_t in_word = i % 8;
-  return i / 32 * 32 + in_word / 2 % 2 * 16 + in_word % 2 * 8 + 2 * word +
-         in_word / 4;
+  KVASIR_UNROLL
+  for (int32_t i = 0; i < 4; ++i) {
+    if (kind == ChunkKind::kCodes8) {
+      const int32_t word = piece % 2 * 2 + i / 2;
+      simt::StoreShared(
+          reinterpret_cast<uint32_t*>(row + piece / 2 * 16 + i % 2 * 8 +
+                                      2 * word),
+          queries.word[i]);
+      continue;
+    }
+    // Channel i and the one four further on.
+    simt::StoreShared(
+        reinterpret_cast<uint32_t*>(row + piece / 4 * 32 + i / 2 * 16 +
+                                    i % 2 * 8 + 2 * (piece % 4)),
+        simt::PickBytes(queries.word[i / 2], queries.word[2 + i / 2],
+                        i % 2 == 0 ? 0x5410u : 0x7632u));
+  }
 }
 
 KVASIR_DEVICE simt::Vec16 PieceOf(const char* pieces, int32_t piece,

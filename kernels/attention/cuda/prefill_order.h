@@ -1,5 +1,5 @@
-// The order in which prefill_attention-inl.h loads and computes what it has of
-// a split. C++17, device code.
+// In which order prefill_attention-inl.h loads and computes what an item reads.
+// C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -34,74 +34,95 @@ KVASIR_DEVICE Item FindPromptItem(const AttentionKernelArgs& args,
 
 // Channels of a chunk's exact rows that are loaded at a time.
 inline constexpr int32_t kPromptPartChannels = 64;
+KVASIR_DEVICE int32_t PartsOf(const LatentChunkOnDevice& chunk) {
+  return (chunk.channels + kPromptPartChannels - 1) / kPromptPartChannels;
+}
 
-// For each block the chunks of keys and then, where it has some, their exact
-// rows; then for each chunk of values its blocks, and exact rows behind them.
+// Slots of a context from `begin` to `end`, below kAttentionMostSlots.
+struct Slots {
+  int32_t begin;
+  int32_t end;
+};
+
+// What tokens of an item read of a side: slots before `sinks`, and from
+// `exact_from` on, some as exact rows; those from `sinks` to `codec_end` some
+// through the codec.
+struct SideReads {
+  int32_t sinks;
+  int32_t exact_from;
+  int32_t codec_end;
+
+  KVASIR_DEVICE bool Has(bool as_exact, const Slots& slots) const {
+    if (as_exact) return slots.begin < sinks || slots.end > exact_from;
+    return (slots.begin > sinks ? slots.begin : sinks) <
+           (slots.end < codec_end ? slots.end : codec_end);
+  }
+};
+// Of tokens whose slots are `own`.
+KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
+  const auto window = static_cast<int32_t>(exact.window);
+  SideReads reads = {static_cast<int32_t>(exact.sinks), 0x7fffffff, 0x7fffffff};
+  if (window > 0) {
+    reads.exact_from = own.begin - window + 1;
+    reads.codec_end = own.end - window;
+  }
+  return reads;
+}
+
+// A block of 64 slots, for those rows and slots that have their key read in one
+// way and their value in one: through the codec, or as an exact row. A block
+// that is read in several ways is visited as often. (One register.)
+struct Visit {
+  int32_t bits;
+
+  KVASIR_DEVICE int32_t block() const { return bits / 4; }
+  KVASIR_DEVICE bool keys_exact() const { return bits & 1; }
+  KVASIR_DEVICE bool values_exact() const { return bits & 2; }
+};
+// The visits of an item, block by block; of each the chunks of keys, then those
+// of values, of exact rows in parts.
 struct PromptOrder {
-  struct Cursor {
-    int32_t chunk;  // of the unit
-    int32_t block;
-    int32_t part;  // of exact rows' channels; below 0: latents
-  };
+  Slots seen;  // by any row; end <= begin: none
+  Slots own;   // the tokens'
 
-  const LatentChunkOnDevice* chunks;
-  int32_t num_keys, num_values;
-  SideBlocks keys, values;
-
-  KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(const Cursor& at) const {
-    return chunks[at.chunk];
+  KVASIR_DEVICE bool Done(const Visit& at) const {
+    return at.block() >= EndBlock();
   }
-  KVASIR_DEVICE bool OfKeys(const Cursor& at) const {
-    return at.chunk < num_keys;
+  KVASIR_DEVICE int32_t EndBlock() const {
+    constexpr auto kBlock = static_cast<uint32_t>(kAttentionBlockSlots);
+    return static_cast<int32_t>(
+        (static_cast<uint32_t>(seen.end) + kBlock - 1) / kBlock);
   }
-  KVASIR_DEVICE bool Done(const Cursor& at) const {
-    return at.chunk >= num_keys + num_values;
+  KVASIR_DEVICE Visit First(const AttentionDevice& device) const {
+    constexpr auto kBlock = static_cast<int32_t>(kAttentionBlockSlots);
+    if (seen.end <= seen.begin) return {4 * EndBlock()};
+    const Visit first = {seen.begin / kBlock * 4};
+    return Has(device, first) ? first : Next(device, first);
   }
-  KVASIR_DEVICE bool HasExact(bool of_keys, int32_t block) const {
-    return of_keys ? keys.HasExact(block) : values.HasExact(block);
-  }
-  KVASIR_DEVICE bool IsLastPart(const Cursor& at) const {
-    return (at.part + 1) * kPromptPartChannels >= ChunkOf(at).channels;
-  }
-
-  KVASIR_DEVICE Cursor BlockOfKeys(int32_t block) const {
-    return {0, block, keys.HasCodec(block) ? -1 : 0};
-  }
-  KVASIR_DEVICE Cursor ChunkOfValues(int32_t chunk) const {
-    return values.any_codec() ? Cursor{chunk, values.codec_begin(), -1}
-                              : PartOfValues(chunk, 0);
-  }
-  KVASIR_DEVICE Cursor PartOfValues(int32_t chunk, int32_t part) const {
-    return {chunk, values.ExactFrom(values.first()), part};
+  KVASIR_DEVICE Visit Next(const AttentionDevice& device, Visit at) const {
+    if (!device.has_exact) return {at.bits + 4};
+    do {
+      ++at.bits;
+    } while (!Done(at) && !Has(device, at));
+    return at;
   }
 
-  KVASIR_DEVICE void Advance(Cursor* at) const {
-    OfKeys(*at) ? AdvanceKeys(at) : AdvanceValues(at);
-  }
-  KVASIR_DEVICE void AdvanceKeys(Cursor* at) const {
-    if (at->part >= 0 && !IsLastPart(*at)) {
-      ++at->part;
-    } else if (++at->chunk < num_keys) {
-      if (at->part > 0) at->part = 0;
-    } else if (at->part < 0 && keys.HasExact(at->block)) {
-      *at = {0, at->block, 0};
-    } else {
-      *at = at->block + 1 < keys.end() ? BlockOfKeys(at->block + 1)
-                                       : ChunkOfValues(num_keys);
+ private:
+  KVASIR_DEVICE bool Has(const AttentionDevice& device, const Visit& at) const {
+    if (!device.has_exact) return true;
+    const ExactSlots& keys = device.key_exact;
+    const ExactSlots& values = device.value_exact;
+    if (at.keys_exact() != at.values_exact() && keys.sinks == values.sinks &&
+        keys.window == values.window) {
+      return false;
     }
-  }
-  KVASIR_DEVICE void AdvanceValues(Cursor* at) const {
-    ++at->block;
-    if (at->part < 0) {
-      if (at->block < values.codec_end()) return;
-      *at = values.any_exact() ? PartOfValues(at->chunk, 0)
-                               : ChunkOfValues(at->chunk + 1);
-      return;
-    }
-    at->block = values.ExactFrom(at->block);
-    if (at->block < values.end()) return;
-    *at = IsLastPart(*at) ? ChunkOfValues(at->chunk + 1)
-                          : PartOfValues(at->chunk, at->part + 1);
+    constexpr auto kBlock = static_cast<int32_t>(kAttentionBlockSlots);
+    const int32_t begin = at.block() * kBlock;
+    const Slots slots = {
+        begin > seen.begin ? begin : seen.begin,
+        seen.end - begin < kBlock ? seen.end : begin + kBlock};
+    return ReadsOf(keys, own).Has(at.keys_exact(), slots) &&
+           ReadsOf(values, own).Has(at.values_exact(), slots);
   }
 };
 
