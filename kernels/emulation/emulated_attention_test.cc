@@ -402,7 +402,13 @@ TEST(AttentionCudaTest, ARowsBitsAreItsOwn) {
       EmulatedTest test(1);
       // More rows than are split.
       const Outcome whole =
-          Attend(test, {cache, {{0, kFirst - 1, kTokens - kFirst + 1}}, dtype});
+          Attend(test, {cache,
+                        {{0, kFirst - 1, kTokens - kFirst + 1}},
+                        dtype,
+                        64,
+                        true,
+                        nullptr,
+                        /*prompts_as_rows=*/true});
       ExpectRight(whole, dtype);
       EXPECT_LT(whole.items[0].first_partial, 0);
       const int64_t row =
@@ -484,8 +490,8 @@ TEST_P(PromptAttentionTest, AreRightAndOfTheSameBits) {
     ExpectRight(prompt, dtype);
     EXPECT_EQ(prompt.prompt_items > 0, ServesPrompts(spec));
     EmulatedTest as_rows(WithShared(++seed, room));
-    const Outcome rows = Attend(
-        as_rows, {cache, whole, dtype, 64, true, nullptr, /*as rows*/ true});
+    const Outcome rows = Attend(as_rows, {cache, whole, dtype, 64, true,
+                                          nullptr, /*prompts_as_rows=*/true});
     ExpectRight(rows, dtype);
     EXPECT_EQ(rows.prompt_items, 0);
     // Where all rows see all slots, chunks are another question.
@@ -594,7 +600,8 @@ TEST_P(ExactAttentionTest, PromptsAreRightAndOfTheSameBits) {
     EXPECT_EQ(prompt.prompt_items > 0, ServesPrompts(spec));
     EmulatedTest as_rows(WithShared(++seed, room));
     const Outcome rows = Attend(
-        as_rows, {cache, {whole}, dtype, 64, true, nullptr, /*as rows*/ true});
+        as_rows,
+        {cache, {whole}, dtype, 64, true, nullptr, /*prompts_as_rows=*/true});
     ExpectRight(rows, dtype);
     EXPECT_EQ(rows.prompt_items, 0);
     // Where all rows see all slots, chunks are another question.
@@ -611,7 +618,7 @@ TEST_P(ExactAttentionTest, PromptsAreRightAndOfTheSameBits) {
         EmulatedTest other(WithShared(++seed, room));
         const Outcome part =
             Attend(other, {cache, {{0, t, chunk}}, dtype, 64, t == kFirst});
-        EXPECT_TRUE(part.tensor_cores);
+        EXPECT_TRUE(part.tensor_cores || part.prompt_items > 0);
         EXPECT_EQ(part.prompt_items > 0, chunk > 16 && ServesPrompts(spec));
         if (t == kFirst) ExpectRight(part, dtype);
         chunks.insert(chunks.end(), part.got.begin(), part.got.end());
@@ -815,7 +822,7 @@ TEST(ExactAttentionTest, KeysThatAreNotNumbersReachOnlyRowsThatReadThem) {
 TEST(ExactAttentionTest, EachSiteOfPromptsIsMissed) {
   LatentCache cache(
       WithExact("", 0, 40, 50,
-                OfHeads(2, 1, Codes({64}, {4}), Codes({64}, {4}))),
+                OfHeads(18, 9, Codes({64}, {4}), Codes({64}, {4}))),
       {523}, 6);
   cache.Write(0, 0, 523);
   cache.RoundQueries(DType::kBf16);
@@ -824,7 +831,7 @@ TEST(ExactAttentionTest, EachSiteOfPromptsIsMissed) {
         return IsRight(Attend(test, {cache, {{0, 503, 20, 6}}, DType::kBf16}),
                        DType::kBf16);
       });
-  EXPECT_EQ(mutants.size(), 10u);
+  EXPECT_EQ(mutants.size(), 8u);
   for (const Mutant& mutant : mutants) {
     // Shuffles keep the lanes of a warp together where it is left out.
     if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
@@ -983,7 +990,7 @@ TEST(PromptAttentionTest, AreDecodedWhereSharedMemoryHasNoRoom) {
     if (OnGpu()) continue;
     EXPECT_EQ(outcome.prompt_items, items) << bytes;
     if (first.empty()) first = outcome.got;
-    EXPECT_EQ(SameBits(first, outcome.got), items > 0) << bytes;
+    EXPECT_TRUE(items == 0 || SameBits(first, outcome.got)) << bytes;
   }
 }
 
@@ -1006,9 +1013,9 @@ TEST(PromptAttentionTest, IsTheSameBitsOnEverySeed) {
   }
 }
 
-// Keys of two tiles of numbers in a chunk, two splits.
+// Keys of two tiles of numbers in a chunk; more items than CTAs.
 TEST(PromptAttentionTest, EachSiteIsMissed) {
-  LatentCache cache(OfHeads(2, 1, Codes({256}, {4}), Codes({64}, {4})), {523},
+  LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
   cache.Write(0, 0, 523);
   cache.RoundQueries(DType::kBf16);
@@ -1017,7 +1024,7 @@ TEST(PromptAttentionTest, EachSiteIsMissed) {
         return IsRight(Attend(test, {cache, {{0, 503, 20, 6}}, DType::kBf16}),
                        DType::kBf16);
       });
-  EXPECT_EQ(mutants.size(), 9u);
+  EXPECT_EQ(mutants.size(), 7u);
   for (const Mutant& mutant : mutants) {
     // Shuffles keep the lanes of a warp together where it is left out.
     if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;

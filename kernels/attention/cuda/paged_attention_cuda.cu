@@ -21,13 +21,12 @@
 // attention_merge: the same operations on the same numbers. So a row's bits
 // depend neither on the batch nor on chunks, splits or who computes what; a
 // prompt's, where attention_prefill computes it, not on its chunks that are
-// prompts. What is not finite in a slot reaches only rows that see it. A score that is
-// NaN or +inf makes its row NaN; one of -inf weighs nothing, unless all are:
-// NaN too. The bits are not the CPU's. Which of two kernels computes items is a
-// matter of the layer's codecs and of the activations' and exact rows' types,
-// decided once:
-// `attention` by tensor cores (mma_attention-inl.h), or `attention_plain`
-// (plain_attention.h).
+// prompts. What is not finite in a slot reaches only rows that see it. A score
+// that is NaN or +inf makes its row NaN; one of -inf weighs nothing, unless all
+// are: NaN too. The bits are not the CPU's. Which of two kernels computes items
+// is a matter of the layer's codecs and of the activations' and exact rows'
+// types, decided once: `attention` by tensor cores (mma_attention-inl.h), or
+// `attention_plain` (plain_attention.h).
 //
 // Bytes of a row: its latents up to its own slot, once for all rows of an item;
 // partial results are 4 (out_width + 2) bytes for 512 slots of a head, written
@@ -190,17 +189,18 @@ PrefillKernel(AttentionKernelArgs args) {
   SequenceItems* const total = args.items + args.num_sequences;
   const auto count = static_cast<uint32_t>(total->first_prompt);
   uint32_t i = simt::CtaX();
+  uint32_t* next = attention.next_item();
   while (i < count) {
     // The last ones first: causal ones have the most slots.
     const Item item = FindPromptItem(args, static_cast<int32_t>(count - 1 - i));
     if (simt::Thread() == 0) {
-      simt::StoreShared(attention.next_item(),
-                        simt::AtomicAdd(&total->next_prompt, 1u));
+      simt::StoreShared(next, simt::AtomicAdd(&total->next_prompt, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // (All have met in Compute.)
-    i = simt::LoadShared(attention.next_item());
-    simt::SyncCta();
+    // (All have met in Compute. Who is slow may still read it when the next
+    // one is asked for, which is elsewhere.)
+    i = simt::LoadShared(next);
+    next = next == attention.next_item() ? next + 1 : next - 1;
   }
 }
 

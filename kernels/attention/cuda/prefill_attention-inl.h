@@ -1,6 +1,6 @@
 // Attention of prompts by tensor cores: of sequences of more than
-// kDeviceSplitRows rows, with the codecs and exact rows that mma_attention-inl.h
-// serves, in items of 128 or 64 rows. C++17, device code.
+// kDeviceSplitRows rows, with the codecs and exact rows that
+// mma_attention-inl.h serves, in items of 128 or 64 rows. C++17, device code.
 //
 // A CTA of four warps goes through the slots of an item in blocks of 64, with
 // an online-softmax step for each (FlashAttention-2, section 3): a warp has
@@ -15,13 +15,13 @@
 // to a run's sums, values are rounded to float16. Blocks that rows read in
 // different ways are visited once for each (prefill_order.h).
 //
-// A row's arithmetic is its own: blocks lie at fixed slots, and one that it does
-// not see changes no bit, so that it has the same bits however a prompt is cut
-// into launches and items. They are not those of the decoding kernel, which
+// A row's arithmetic is its own: blocks lie at fixed slots, and one that it
+// does not see changes no bit, so that it has the same bits however a prompt is
+// cut into launches and items. They are not those of the decoding kernel, which
 // takes splits of 512 slots and serves prompts too where the bits should be the
-// same (PagedAttentionParamsIn::prompts_as_rows), and units that this one does not:
-// whose values are of more than 128 (or, with 64 rows, 256) channels, or some
-// codes and others not.
+// same (PagedAttentionParamsIn::prompts_as_rows), and units that this one does
+// not: whose values are of more than 128 (or, with 64 rows, 256) channels, or
+// some codes and others not.
 //
 // Layout: as there; rows of queries at whole 16 bytes. Shared memory: stages of
 // 25 KiB, codes' tile of 16, and 2 bytes of a row and channel of its queries:
@@ -78,7 +78,7 @@ class PrefillAttention {
     FillLevelTables<T>(device_, tables_);
   }
 
-  // In shared memory, for whom it computes.
+  // In shared memory, for whom it computes: two, by turns.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
   // All threads meet in it.
@@ -86,9 +86,15 @@ class PrefillAttention {
     item_ = item;
     chunks_ = chunks;
     FindOrder();
-    simt::SyncCta();  // queries and stages of the item before are read
-    FillQueries();
-    BeginLoads();
+    load_ = order_.First(device_);
+    const bool sees = !order_.Done(load_);
+    for (int32_t k = 0; sees && k < chunks_.keys; ++k) StageQueries(ChunkOf(k));
+    // All have left stages and sums of the item before.
+    simt::SyncCta();
+    if (sees) {
+      for (int32_t k = 0; k < chunks_.keys; ++k) SumQueries(k);
+      BeginLoads();
+    }
     KVASIR_UNROLL
     for (int32_t r = 0; r < kLaneRows; ++r) {
       max_[r] = kLeastMax;
@@ -118,7 +124,8 @@ class PrefillAttention {
   static constexpr int32_t kPieceBytes = kBlock * kPiece;  // of all slots
   // Behind the pieces, a word of each slot.
   static constexpr int32_t kStageBytes = kMostPieces * kPieceBytes + kBlock * 4;
-  static constexpr int32_t kTilePieces = 16;  // of 8 numbers that codes are made
+  static constexpr int32_t kTilePieces =
+      16;  // of 8 numbers that codes are made
   static constexpr int32_t kTileBytes = kTilePieces * kPieceBytes;
   static constexpr int32_t kTableWords = kLevelTableWords;
   static_assert(kStages * kStageBytes + kMmaNextBytes == kPromptFixedBytes);
@@ -128,8 +135,7 @@ class PrefillAttention {
   static constexpr int32_t kLaneRows = 2 * tiles;
   static constexpr int32_t kSlotTiles = kBlock / 8;
   // Sums of a warp: slabs of 64 channels.
-  static constexpr int32_t kSlabs =
-      static_cast<int32_t>(PromptSlabs(kRows));
+  static constexpr int32_t kSlabs = static_cast<int32_t>(PromptSlabs(kRows));
   static constexpr int32_t kSlabTiles = 8;
   static constexpr int32_t kValueTiles = kSlabs * kSlabTiles;
   // Scores of several runs are summed apart from those of one.
@@ -188,7 +194,8 @@ class PrefillAttention {
     if (FirstRow() < item_.rows()) {
       const int32_t end = FirstRow() + 16 * tiles;
       const int32_t end_row = end < item_.rows() ? end : item_.rows();
-      warp_seen_ = SeenBy(item_.TokenIn(FirstRow()), item_.TokenIn(end_row - 1));
+      warp_seen_ =
+          SeenBy(item_.TokenIn(FirstRow()), item_.TokenIn(end_row - 1));
     }
   }
   // Whether all rows read all slots of the visit so, and the warp any.
@@ -223,9 +230,8 @@ class PrefillAttention {
     const Slots seen = SeenBy(token, token);
     const auto codec = [&](const ExactSlots& exact) {
       const SideReads reads = ReadsOf(exact, {own, own + 1});
-      return Slots{reads.sinks - first, exact.window > 0
-                                            ? reads.codec_end - first
-                                            : kBlock};
+      return Slots{reads.sinks - first,
+                   exact.window > 0 ? reads.codec_end - first : kBlock};
     };
     return {{seen.begin - first, seen.end - first},
             codec(device_.key_exact),
@@ -234,43 +240,45 @@ class PrefillAttention {
 
   // ---- queries
 
-  // q_ and, of runs with minima, the sums of their rows.
-  KVASIR_DEVICE void FillQueries() {
-    for (int32_t k = 0; k < chunks_.keys; ++k) StageQueries(ChunkOf(k));
-    if (device_.most_key_runs == 0) return;
-    simt::SyncCta();
-    for (int32_t k = 0; k < chunks_.keys; ++k) SumQueries(k);
-  }
-  // Rows by 16 bytes, several on their way at a time.
+  // The warp's rows, by 16 bytes: a lane takes every fourth piece of every
+  // eighth row, several at a time, so that stores meet in no bank.
   KVASIR_DEVICE void StageQueries(const LatentChunkOnDevice& chunk) {
-    constexpr int32_t kAhead = 8;
-    constexpr auto kThreads = static_cast<int32_t>(kPrefillThreads);
     const int32_t pieces = (chunk.channels + 15) / 16 * 2;
+    const int32_t first_row = FirstRow() + lane_ % 8;
+    const uint16_t* from[kLaneRows];
+    KVASIR_UNROLL
+    for (int32_t r = 0; r < kLaneRows; ++r) {
+      const int32_t row = first_row + 8 * r;
+      from[r] = nullptr;
+      if (row >= item_.rows()) continue;
+      from[r] =
+          static_cast<const uint16_t*>(args_.q) +
+          RowStart(args_, item_, row, chunk.head_column, device_.q_row_stride) +
+          chunk.channel;
+    }
     KVASIR_NO_UNROLL
-    for (int32_t first = 0; first < kRows * pieces;
-         first += kAhead * kThreads) {
-      simt::Vec16 words[kAhead];
+    for (int32_t first = lane_ / 8; first < pieces; first += 8) {
+      simt::Vec16 words[2][kLaneRows];
       KVASIR_UNROLL
-      for (int32_t i = 0; i < kAhead; ++i) {
-        const int32_t index = first + i * kThreads + thread_;
-        const int32_t row = index / pieces;
-        const int32_t piece = index - row * pieces;
-        words[i] = {};
-        if (row < item_.rows() && 8 * piece < chunk.channels) {
-          words[i] = simt::LoadGlobal(reinterpret_cast<const simt::Vec16*>(
-              static_cast<const uint16_t*>(args_.q) +
-              RowStart(args_, item_, row, chunk.head_column,
-                       device_.q_row_stride) +
-              chunk.channel + 8 * piece));
+      for (int32_t i = 0; i < 2; ++i) {
+        const int32_t channel = 8 * (first + 4 * i);
+        KVASIR_UNROLL
+        for (int32_t r = 0; r < kLaneRows; ++r) {
+          words[i][r] = {};
+          if (from[r] == nullptr || channel >= chunk.channels) continue;
+          words[i][r] = simt::LoadGlobal(
+              reinterpret_cast<const simt::Vec16*>(from[r] + channel));
         }
       }
       KVASIR_UNROLL
-      for (int32_t i = 0; i < kAhead; ++i) {
-        const int32_t index = first + i * kThreads + thread_;
-        const int32_t row = index / pieces;
-        if (row >= kRows) continue;
-        StoreQueries(chunk.kind, words[i], index - row * pieces,
-                     q_ + row * q_stride_ + chunk.column);
+      for (int32_t i = 0; i < 2; ++i) {
+        const int32_t piece = first + 4 * i;
+        if (piece >= pieces) continue;
+        KVASIR_UNROLL
+        for (int32_t r = 0; r < kLaneRows; ++r) {
+          StoreQueries(chunk.kind, words[i][r], piece,
+                       q_ + (first_row + 8 * r) * q_stride_ + chunk.column);
+        }
       }
     }
   }
@@ -317,38 +325,37 @@ class PrefillAttention {
   }
   // A page is asked for a block ahead.
   KVASIR_DEVICE void BeginLoads() {
-    load_ = order_.First(device_);
-    load_chunk_ = load_part_ = 0;
+    load_at_ = {0, 0};
     stage_ = 0;
-    if (!order_.Done(load_)) {
-      page_ = PageOf(load_.block());
-      next_page_ = PageOf(load_.block() + 1);
-      FindSlot();
-    }
-    KVASIR_UNROLL
+    page_ = PageOf(load_.block());
+    next_page_ = PageOf(load_.block() + 1);
+    FindSlot();
+    KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(i);
   }
+  // (Each of tiles and of their slots are fewer than 2^16.)
   KVASIR_DEVICE void FindSlot() {
     const int32_t slot = load_.block() * kBlock + thread_ % kBlock;
-    in_page_ = static_cast<int32_t>(Remainder(slot, device_.page_tokens));
+    const uint32_t in_page = Remainder(slot, device_.page_tokens);
+    const uint32_t tile = Quotient(in_page, device_.tile_slots);
+    const auto slots = static_cast<uint32_t>(device_.tile_slots);
+    place_ = tile << 16 | (in_page - tile * slots);
   }
   // Asks for a chunk, if there is one left.
   KVASIR_DEVICE void LoadNext(int32_t stage) {
     if (!order_.Done(load_)) {
-      const bool of_keys = load_chunk_ < chunks_.keys;
+      const bool of_keys = load_at_.chunk < chunks_.keys;
       const bool exact = of_keys ? load_.keys_exact() : load_.values_exact();
-      const LatentChunkOnDevice& chunk = ChunkOf(load_chunk_);
+      const LatentChunkOnDevice& chunk = ChunkOf(load_at_.chunk);
       char* const to = stages_ + stage * kStageBytes;
       exact ? LoadExact(chunk, of_keys, to) : LoadLatents(chunk, of_keys, to);
-      if (!exact || ++load_part_ == PartsOf(chunk)) {
-        load_part_ = 0;
-        if (++load_chunk_ == chunks_.keys + chunks_.values) NextVisit();
-      }
+      load_at_.Next(exact, chunk);
+      if (load_at_.chunk == chunks_.keys + chunks_.values) NextVisit();
     }
     simt::CommitCopies();
   }
   KVASIR_DEVICE void NextVisit() {
-    load_chunk_ = 0;
+    load_at_.chunk = 0;
     const int32_t block = load_.block();
     load_ = order_.Next(device_, load_);
     if (order_.Done(load_) || load_.block() == block) return;
@@ -368,11 +375,9 @@ class PrefillAttention {
       const int32_t slot = load_.block() * kBlock + s;
       reads = reads && slot >= side.sinks && slot < side.codec_end;
     }
-    const auto tile_index = static_cast<int32_t>(
-        Quotient(in_page_, chunk.tile_slots));
-    const int32_t tile_slot = in_page_ - tile_index * chunk.tile_slots;
+    const auto tile_slot = static_cast<int32_t>(place_ & 0xffffu);
     const char* const tile = chunk.arena + page_ * chunk.page_bytes +
-                             int64_t{tile_index} * chunk.tile_bytes;
+                             int64_t{place_ >> 16} * chunk.tile_bytes;
     CopyPieces(reads, chunk.pieces,
                tile + chunk.codes_offset + tile_slot * chunk.slot_stride,
                chunk.piece_stride, stage);
@@ -394,11 +399,11 @@ class PrefillAttention {
         page_ >= 0 && (slot < side.sinks || slot >= side.exact_from);
     const char* from = nullptr;
     if (reads) {
-      from = RowAt(chunk, RowPlaceOf(ExactOf(device_, of_keys),
-                                     *item_.sequence, slot)) +
-             load_part_ * kMostPieces * kPiece;
+      from = RowAt(chunk, RowPlaceOf(ExactOf(device_, of_keys), *item_.sequence,
+                                     slot)) +
+             load_at_.part * kMostPieces * kPiece;
     }
-    CopyPieces(reads, PartPieces(chunk, load_part_), from, kPiece, stage);
+    CopyPieces(reads, PartPieces(chunk, load_at_.part), from, kPiece, stage);
   }
   KVASIR_DEVICE void CopyPieces(bool reads, int32_t pieces, const char* from,
                                 int32_t stride, char* stage) const {
@@ -411,13 +416,24 @@ class PrefillAttention {
         simt::CopyAsync<kPiece>(to + p * kPieceBytes,
                                 from + int64_t{p} * stride);
       } else if (p < (pieces + 1) / 2 * 2) {
-        simt::StoreShared(
-            reinterpret_cast<simt::Vec16*>(to + p * kPieceBytes),
-            simt::Vec16{});
+        simt::StoreShared(reinterpret_cast<simt::Vec16*>(to + p * kPieceBytes),
+                          simt::Vec16{});
       }
     }
   }
-  // Pieces of a part, of exact rows.
+  // What comes at a time: a chunk, or of its exact rows a part.
+  struct Part {
+    int32_t chunk;
+    int32_t part;
+
+    KVASIR_DEVICE void Next(bool exact, const LatentChunkOnDevice& of) {
+      ++part;
+      if (exact && part < PartsOf(of)) return;
+      part = 0;
+      ++chunk;
+    }
+  };
+  // Pieces of a part.
   KVASIR_DEVICE static int32_t PartPieces(const LatentChunkOnDevice& chunk,
                                           int32_t part) {
     const int32_t left = chunk.channels / 8 - part * kMostPieces;
@@ -446,25 +462,23 @@ class PrefillAttention {
   KVASIR_DEVICE void Score() {
     Clear(&score_);
     KVASIR_NO_UNROLL
-    for (int32_t k = 0; k < chunks_.keys; ++k) {
-      const LatentChunkOnDevice& chunk = ChunkOf(k);
-      if (visit_.keys_exact()) {
-        KVASIR_NO_UNROLL
-        for (int32_t part = 0; part < PartsOf(chunk); ++part) {
-          char* const stage = Step();
-          const int32_t pieces = PartPieces(chunk, part);
-          if (chunk.kind != ChunkKind::kNumbers) {
-            OrderExactKeys(chunk.kind, pieces, stage);
-            simt::SyncCta();
-          }
-          Multiply(stage, pieces, chunk.column + part * kPromptPartChannels,
-                   &score_);
-        }
-      } else if (chunk.kind == ChunkKind::kNumbers) {
-        Multiply(Step(), chunk.pieces, chunk.column, &score_);
+    for (Part at = {0, 0}; at.chunk < chunks_.keys;) {
+      const LatentChunkOnDevice& chunk = ChunkOf(at.chunk);
+      char* const stage = Step();
+      if (!visit_.keys_exact() && chunk.kind != ChunkKind::kNumbers) {
+        ScoreCodes(chunk, stage);
       } else {
-        ScoreCodes(chunk, Step());
+        const bool exact = visit_.keys_exact();
+        const int32_t pieces =
+            exact ? PartPieces(chunk, at.part) : chunk.pieces;
+        if (exact && chunk.kind != ChunkKind::kNumbers) {
+          OrderExactKeys(chunk.kind, pieces, stage);
+          simt::SyncCta();
+        }
+        Multiply(stage, pieces, chunk.column + at.part * kPromptPartChannels,
+                 &score_);
       }
+      at.Next(visit_.keys_exact(), chunk);
     }
   }
   KVASIR_DEVICE void ScoreCodes(const LatentChunkOnDevice& chunk,
@@ -545,15 +559,14 @@ class PrefillAttention {
     float sums[kLaneRows];
     KVASIR_UNROLL
     for (int32_t r = 0; r < kLaneRows; ++r) {
-      sums[r] = levels ? 0.0f
-                       : simt::LoadShared(query_sums_ + chunk.run * kRows +
-                                          RowOf(r));
+      sums[r] =
+          levels ? 0.0f
+                 : simt::LoadShared(query_sums_ + chunk.run * kRows + RowOf(r));
     }
     KVASIR_UNROLL
     for (int32_t n = 0; n < kSlotTiles; ++n) {
-      const auto words =
-          simt::LoadShared(reinterpret_cast<const uint64_t*>(params) + 4 * n +
-                           lane_ % 4);
+      const auto words = simt::LoadShared(
+          reinterpret_cast<const uint64_t*>(params) + 4 * n + lane_ % 4);
       KVASIR_UNROLL
       for (int32_t j = 0; j < 2; ++j) {
         const auto word = static_cast<uint32_t>(j == 0 ? words : words >> 32);
@@ -644,44 +657,35 @@ class PrefillAttention {
   // ---- values
 
   KVASIR_DEVICE void Sum() {
-    if (visit_.values_exact() ||
-        ChunkOf(chunks_.keys).kind == ChunkKind::kNumbers) {
-      SumAs<T>();
-    } else {
-      SumAs<F16>();
-    }
-  }
-  template <typename Number>
-  KVASIR_DEVICE void SumAs() {
-    const Weights weights = PackedWeights<Number>();
+    const bool exact = visit_.values_exact();
+    // (All are of one kind.)
+    const bool codes =
+        !exact && ChunkOf(chunks_.keys).kind != ChunkKind::kNumbers;
+    const Weights weights = codes ? PackedWeights<F16>() : PackedWeights<T>();
     int32_t slab = 0;
     KVASIR_NO_UNROLL
-    for (int32_t v = 0; v < chunks_.values; ++v) {
-      const LatentChunkOnDevice& chunk = ChunkOf(chunks_.keys + v);
-      const int32_t parts = PartsOf(chunk);
-      const bool codes =
-          !visit_.values_exact() && chunk.kind != ChunkKind::kNumbers;
-      const char* numbers = tile_;
-      KVASIR_NO_UNROLL
-      for (int32_t part = 0; part < parts; ++part) {
-        if (!codes) {
-          char* const stage = Step();
-          if (visit_.values_exact() && IsCodes4(chunk)) {
-            OrderExactValues(PartPieces(chunk, part), stage);
-            simt::SyncCta();
-          }
-          numbers = stage;
-        } else if (part == 0) {
-          char* const stage = Step();
-          MakeValueNumbers(chunk, TableOf(chunk), stage,
-                           stage + kMostPieces * kPieceBytes, tile_);
-          simt::SyncCta();
-        } else {
-          numbers += kMostPieces * kPieceBytes;
+    for (Part at = {chunks_.keys, 0};
+         at.chunk < chunks_.keys + chunks_.values;) {
+      const LatentChunkOnDevice& chunk = ChunkOf(at.chunk);
+      char* const stage = Step();
+      if (codes) {
+        MakeValueNumbers(chunk, TableOf(chunk), stage,
+                         stage + kMostPieces * kPieceBytes, tile_);
+        simt::SyncCta();
+        KVASIR_NO_UNROLL
+        for (int32_t part = 0; part < PartsOf(chunk); ++part) {
+          AddSlab<F16>(slab++, tile_ + part * kMostPieces * kPieceBytes,
+                       PartPieces(chunk, part), weights);
         }
-        AddSlab<Number>(slab + part, numbers, PartPieces(chunk, part), weights);
+      } else {
+        const int32_t pieces = PartPieces(chunk, at.part);
+        if (exact && IsCodes4(chunk)) {
+          OrderExactValues(pieces, stage);
+          simt::SyncCta();
+        }
+        AddSlab<T>(slab++, stage, pieces, weights);
       }
-      slab += parts;
+      at.Next(exact, chunk);
     }
   }
   static KVASIR_DEVICE bool IsCodes4(const LatentChunkOnDevice& chunk) {
@@ -731,16 +735,10 @@ class PrefillAttention {
                            const Weights& weights) {
     if constexpr (DTypeOf<Number>::kValue == DTypeOf<T>::kValue) {
       // (Codes stand for finite numbers.)
-      if (masked_ && !MadeOfCodes()) {
-        return AddCarefully<at>(from, pieces, weights);
-      }
+      if (masked_) return AddCarefully<at>(from, pieces, weights);
     }
     if (pieces == kMostPieces) return AddWhole<Number, at>(from, weights);
     AddSome<Number, at>(from, pieces, weights);
-  }
-  KVASIR_DEVICE bool MadeOfCodes() const {
-    return !visit_.values_exact() &&
-           ChunkOf(chunks_.keys).kind != ChunkKind::kNumbers;
   }
   template <typename Number, int32_t at>
   KVASIR_DEVICE void AddWhole(const char* from, const Weights& weights) {
@@ -779,10 +777,11 @@ class PrefillAttention {
     }
   }
   // Of slots that some rows read and others do not: 0 times what is not finite
-  // would not be 0.
+  // would not be 0, so that is added apart.
   template <int32_t at>
   KVASIR_DEVICE void AddCarefully(const char* from, int32_t pieces,
                                   const Weights& weights) {
+    bool finite = true;
     KVASIR_UNROLL
     for (int32_t n = 0; n < kSlabTiles; n += 2) {
       if (n >= pieces) break;
@@ -791,41 +790,66 @@ class PrefillAttention {
         uint32_t b[4];
         simt::LoadMatrices<4, /*transposed=*/true>(
             b, from + n * kPieceBytes + 16 * k * kPiece);
-        const bool apart = simt::Any(!AreFinite<T>(b));
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 4; ++i) {
+          const uint32_t kept = b[i] & FiniteMask<T>(b[i]);
+          finite = finite && kept == b[i];
+          b[i] = kept;
+        }
         KVASIR_UNROLL
         for (int32_t t = 0; t < tiles; ++t) {
-          KVASIR_UNROLL
-          for (int32_t i = 0; i < 2; ++i) {
-            float(&sums)[4] = sum_[t][at + n + i];
-            const uint32_t pair[2] = {b[2 * i], b[2 * i + 1]};
-            if (apart) {
-              AddApart(t, 16 * k, weights.a[t][k], pair, sums);
-            } else {
-              Product<T>(sums, weights.a[t][k], pair);
-            }
-          }
+          Product<T>(sum_[t][at + n], weights.a[t][k], {b[0], b[1]});
+          Product<T>(sum_[t][at + n + 1], weights.a[t][k], {b[2], b[3]});
         }
       }
     }
-  }
-  // Likewise, slot by slot, those from `first` on, to rows that read it.
-  KVASIR_DEVICE void AddApart(int32_t t, int32_t first, const uint32_t (&a)[4],
-                              const uint32_t (&b)[2], float (&sums)[4]) const {
+    if (simt::All(finite)) return;
     KVASIR_NO_UNROLL
-    for (int32_t s = 0; s < 16; ++s) {
-      // The lane's slots of b[0] are 2c and 2c + 1, of b[1] 8 further on.
-      const uint32_t mask = s / 2 % 4 == lane_ % 4
-                                ? 0xffffu << (16 * (s % 2))
-                                : 0u;
-      const uint32_t one[2] = {s < 8 ? b[0] & mask : 0u,
-                               s < 8 ? 0u : b[1] & mask};
-      float added[4] = {};
-      Product<T>(added, a, one);
+    for (int32_t s = 0; s < kBlock; ++s) {
+      AddSlotApart<at>(s, from, pieces, weights);
+    }
+  }
+  // What is not finite of a slot, to rows that read it.
+  template <int32_t at>
+  KVASIR_DEVICE void AddSlotApart(int32_t s, const char* from, int32_t pieces,
+                                  const Weights& weights) {
+    // A lane's slots of the words of 16 are 2c and 2c + 1, and 8 further on.
+    const uint32_t of_slot =
+        s / 2 % 4 == lane_ % 4 ? 0xffffu << (16 * (s % 2)) : 0u;
+    const bool upper = s % 16 >= 8;
+    bool reads[kLaneRows];
+    KVASIR_UNROLL
+    for (int32_t r = 0; r < kLaneRows; ++r) {
+      reads[r] = ReadsOfRow(RowOf(r)).Has(visit_, s);
+    }
+    KVASIR_UNROLL
+    for (int32_t t = 0; t < tiles; ++t) {
+      // (Registers have no addresses.)
+      uint32_t a[4] = {};
       KVASIR_UNROLL
-      for (int32_t h = 0; h < 2; ++h) {
-        if (!ReadsOfRow(RowOf(2 * t + h)).Has(visit_, first + s)) continue;
-        sums[2 * h] += added[2 * h];
-        sums[2 * h + 1] += added[2 * h + 1];
+      for (int32_t k = 0; k < kBlock / 16; ++k) {
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 4; ++i) {
+          a[i] = s / 16 == k ? weights.a[t][k][i] : a[i];
+        }
+      }
+      KVASIR_UNROLL
+      for (int32_t n = 0; n < kSlabTiles; ++n) {
+        if (n >= pieces) break;
+        // (Of one piece: the first two matrices.)
+        uint32_t b[4];
+        simt::LoadMatrices<4, /*transposed=*/true>(
+            b, from + n / 2 * 2 * kPieceBytes + s / 16 * 16 * kPiece);
+        const uint32_t word = upper ? b[n % 2 * 2 + 1] : b[n % 2 * 2];
+        const uint32_t rest = word & of_slot & ~FiniteMask<T>(word);
+        const uint32_t pair[2] = {upper ? 0u : rest, upper ? rest : 0u};
+        float added[4] = {};
+        Product<T>(added, a, pair);
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 4; ++i) {
+          float& sum = sum_[t][at + n][i];
+          sum = reads[2 * t + i / 2] ? sum + added[i] : sum;
+        }
       }
     }
   }
@@ -872,11 +896,10 @@ class PrefillAttention {
       if (row >= item_.rows()) continue;
       const int32_t token = item_.TokenIn(row);
       const Slots seen = SeenBy(token, token);
-      T* const out =
-          static_cast<T*>(args_.out) +
-          RowStart(args_, item_, row, chunk.head_column,
-                   device_.out_row_stride) +
-          chunk.channel + first;
+      T* const out = static_cast<T*>(args_.out) +
+                     RowStart(args_, item_, row, chunk.head_column,
+                              device_.out_row_stride) +
+                     chunk.channel + first;
       KVASIR_UNROLL
       for (int32_t n = 0; n < kSlabTiles; ++n) {
         if (first + 8 * n >= chunk.channels) break;
@@ -884,8 +907,9 @@ class PrefillAttention {
         for (int32_t j = 0; j < 2; ++j) {
           const float sum = sum_[r / 2][at + n][r % 2 * 2 + j];
           const float number = seen.begin < seen.end ? sum * inverse[r] : 0.0f;
-          simt::StoreGlobal(out + 8 * n + (IsCodes4(chunk) ? c + 4 * j : 2 * c + j),
-                            simt::FromFloat<T>(number));
+          simt::StoreGlobal(
+              out + 8 * n + (IsCodes4(chunk) ? c + 4 * j : 2 * c + j),
+              simt::FromFloat<T>(number));
         }
       }
     }
@@ -913,9 +937,9 @@ class PrefillAttention {
   int32_t stage_;
   // What is loaded next, and where the thread's slot of its block lies.
   Visit load_;
-  int32_t load_chunk_, load_part_;
+  Part load_at_;
   int32_t page_, next_page_;  // below 0: no row sees it
-  int32_t in_page_;           // slots
+  uint32_t place_;            // tile of the page, and slot of the tile below
   // Scores, then weights; and sums of a run.
   Scores score_, run_;
   float sum_[tiles][kValueTiles][4];

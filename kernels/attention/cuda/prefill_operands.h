@@ -21,22 +21,22 @@ KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
     simt::StoreShared(reinterpret_cast<simt::Vec16*>(row + 8 * piece), queries);
     return;
   }
+  const uint32_t(&words)[4] = queries.word;
+  if (kind == ChunkKind::kCodes8) {
+    // Pairs of channels by turns.
+    auto* const to =
+        reinterpret_cast<uint64_t*>(row + piece / 2 * 16 + piece % 2 * 4);
+    simt::StoreShared(to, words[0] | uint64_t{words[2]} << 32);
+    simt::StoreShared(to + 2, words[1] | uint64_t{words[3]} << 32);
+    return;
+  }
+  // Channel i and the one four further on.
+  uint16_t* const to = row + piece / 4 * 32 + 2 * (piece % 4);
   KVASIR_UNROLL
   for (int32_t i = 0; i < 4; ++i) {
-    if (kind == ChunkKind::kCodes8) {
-      const int32_t word = piece % 2 * 2 + i / 2;
-      simt::StoreShared(
-          reinterpret_cast<uint32_t*>(row + piece / 2 * 16 + i % 2 * 8 +
-                                      2 * word),
-          queries.word[i]);
-      continue;
-    }
-    // Channel i and the one four further on.
-    simt::StoreShared(
-        reinterpret_cast<uint32_t*>(row + piece / 4 * 32 + i / 2 * 16 +
-                                    i % 2 * 8 + 2 * (piece % 4)),
-        simt::PickBytes(queries.word[i / 2], queries.word[2 + i / 2],
-                        i % 2 == 0 ? 0x5410u : 0x7632u));
+    simt::StoreShared(reinterpret_cast<uint32_t*>(to + 8 * i),
+                      simt::PickBytes(words[i / 2], words[2 + i / 2],
+                                      i % 2 == 0 ? 0x5410u : 0x7632u));
   }
 }
 
@@ -200,18 +200,13 @@ KVASIR_DEVICE void OrderExactValues(int32_t pieces, char* stage) {
   }
 }
 
-// Of numbers of T.
+// Ones where a number of a pair is finite.
 template <typename T>
-KVASIR_DEVICE bool AreFinite(const uint32_t (&pairs)[4]) {
+KVASIR_DEVICE uint32_t FiniteMask(uint32_t pair) {
   constexpr uint32_t kExponent =
       DTypeOf<T>::kValue == DType::kBf16 ? 0x7f80u : 0x7c00u;
-  bool finite = true;
-  KVASIR_UNROLL
-  for (int32_t i = 0; i < 4; ++i) {
-    finite = finite && (pairs[i] & kExponent) != kExponent &&
-             (pairs[i] >> 16 & kExponent) != kExponent;
-  }
-  return finite;
+  return ((pair & kExponent) != kExponent ? 0xffffu : 0u) |
+         ((pair >> 16 & kExponent) != kExponent ? 0xffff0000u : 0u);
 }
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

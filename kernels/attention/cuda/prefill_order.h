@@ -90,8 +90,8 @@ struct PromptOrder {
   }
   KVASIR_DEVICE int32_t EndBlock() const {
     constexpr auto kBlock = static_cast<uint32_t>(kAttentionBlockSlots);
-    return static_cast<int32_t>(
-        (static_cast<uint32_t>(seen.end) + kBlock - 1) / kBlock);
+    return static_cast<int32_t>((static_cast<uint32_t>(seen.end) + kBlock - 1) /
+                                kBlock);
   }
   KVASIR_DEVICE Visit First(const AttentionDevice& device) const {
     constexpr auto kBlock = static_cast<int32_t>(kAttentionBlockSlots);
@@ -118,9 +118,8 @@ struct PromptOrder {
     }
     constexpr auto kBlock = static_cast<int32_t>(kAttentionBlockSlots);
     const int32_t begin = at.block() * kBlock;
-    const Slots slots = {
-        begin > seen.begin ? begin : seen.begin,
-        seen.end - begin < kBlock ? seen.end : begin + kBlock};
+    const Slots slots = {begin > seen.begin ? begin : seen.begin,
+                         seen.end - begin < kBlock ? seen.end : begin + kBlock};
     return ReadsOf(keys, own).Has(at.keys_exact(), slots) &&
            ReadsOf(values, own).Has(at.values_exact(), slots);
   }
