@@ -194,6 +194,7 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   const ModelSource& source = source_;
   worker::RankOptions options;
   options.num_threads = num_threads_;
+  options.deterministic = request.model.deterministic;
   KVASIR_ASSIGN_OR_RETURN(const Room room,
                           RoomOn(device.get(), request.gpu_memory_utilization));
   std::shared_ptr<const worker::ServedPlan> served = source.served;

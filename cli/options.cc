@@ -90,8 +90,9 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
           "compute threads; 0: as many as the cgroup allows")
       ->check(CLI::Range(0, 1024));
   AddSwitch(app, "--deterministic", options->deterministic,
-            "the same bits whatever the prefix cache holds: prompts lift no "
-            "latents, and are slower where KV heads share them");
+            "the same bits whatever the prefix cache holds and whatever runs "
+            "beside a request: prompts lift no latents, a GPU multiplies and "
+            "reads prompts by slower kernels");
   AddEvictionFlags(app, options->eviction, /*of_plan=*/true);
 }
 

@@ -154,6 +154,8 @@ absl::Status Inspect(const InspectFlags& flags) {
                    .max_batched_tokens = flags.max_batched_tokens,
                    .deterministic =
                        !ServeOptionsOf(flags.model, device.get()).lift_prompts,
+                   .rows_are_invariant =
+                       device == nullptr || flags.model.deterministic,
                    .granule_bytes =
                        device == nullptr ? 0 : device->page_granule_bytes(),
                    .lengths = flags.lengths}));

@@ -201,7 +201,8 @@ ordered_json ToJson(const ReportSide& side) {
 }
 
 // Of what the whole model lifts on one rank.
-void TellPromptLifts(const worker::ServedPlan& plan, InspectReport* report) {
+void TellPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
+                     InspectReport* report) {
   std::vector<int64_t> lifted_from[2];  // keys, values; by layer
   bool lifts = false;
   for (int64_t layer = 0; layer < plan.resolved->num_layers(); ++layer) {
@@ -223,7 +224,7 @@ void TellPromptLifts(const worker::ServedPlan& plan, InspectReport* report) {
     side.lifted_from_tokens =
         lifted_from[key ? 0 : 1][static_cast<size_t>(side.summary.layer)];
   }
-  report->invariance = worker::InvarianceName(lifts);
+  report->invariance = worker::InvarianceName(lifts, rows_are_invariant);
 }
 
 std::string Human(int64_t bytes) {
@@ -425,7 +426,8 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
         worker::FlopsPerSlot(*source.plan, summary.layer, side);
     report.sides.push_back({std::move(summary), flops});
   }
-  if (served.ok()) TellPromptLifts(**served, &report);
+  if (served.ok())
+    TellPromptLifts(**served, options.rows_are_invariant, &report);
   report.dense_side_flops = worker::DenseFlopsPerSlot(source.plan->shape);
   const int64_t most =
       std::min(report.max_positions, cache::kMaxSequenceTokens);

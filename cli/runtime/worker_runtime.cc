@@ -80,8 +80,10 @@ void LogAttentionKernels(const worker::ModelExecutor& executor) {
 }
 
 std::string InvarianceOf(LoadedModel& model) {
-  return worker::InvarianceName(model.rank().executor().lifts_prompts(),
-                                model.rank().device().rows_are_invariant());
+  const worker::ModelExecutor& executor = model.rank().executor();
+  return worker::InvarianceName(executor.lifts_prompts(),
+                                executor.prompts_are_rows() &&
+                                    model.rank().device().rows_are_invariant());
 }
 
 worker::WorkerConstants ConstantsOf(LoadedModel& model) {

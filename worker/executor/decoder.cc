@@ -105,6 +105,7 @@ absl::Status Decoder::CreateLayers(kernels::Device* device,
              .eviction = eviction.has_value() ? &*eviction : nullptr,
              .mass = parts_.mass,
              .page_tokens = parts_.page_tokens,
+             .prompts_as_rows = parts_.prompts_as_rows,
              .profile = parts_.profile,
              .clamped_codes = parts_.clamped_codes}));
     attention_.push_back(std::move(attention));

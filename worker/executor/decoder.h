@@ -57,6 +57,7 @@ class Decoder {
     const KvArenas* arenas = nullptr;
     Collective* collective = nullptr;
     int64_t page_tokens = 0;
+    bool prompts_as_rows = false;
     int64_t max_tokens = 0;                    // of a step
     const plan::ResolvedPlan* plan = nullptr;  // only while it is created
     MassRoom mass;

@@ -120,6 +120,7 @@ absl::Status ModelExecutor::CreateDecoder() {
                        .arenas = &arenas_,
                        .collective = parts_.collective,
                        .page_tokens = parts_.layout->page_tokens(),
+                       .prompts_as_rows = options_.prompts_as_rows,
                        .max_tokens = options_.max_batched_tokens,
                        .plan = parts_.plan,
                        .mass = RoomForMass(MassLimits()),
@@ -235,13 +236,13 @@ std::string ModelExecutor::numerics_id() const {
   // Every CPU back end gives the same bits; a change of them is a new number,
   // and so it is of another device's.
   constexpr int kCpuBits = 2;
-  constexpr int kGpuBits = 1;
+  constexpr int kGpuBits = 2;
   const kernels::Device& device = *parts_.device;
   return absl::StrCat(
       device.numerics(), "-",
       absl::AsciiStrToLower(kernels::DTypeName(device.activations())), "-",
       device.kind() == kernels::DeviceKind::kCpu ? kCpuBits : kGpuBits,
-      lifts_prompts() ? "-lifted" : "");
+      lifts_prompts() ? "-lifted" : "", prompts_are_rows() ? "" : "-fast");
 }
 
 absl::Status ModelExecutor::Fail(const absl::Status& status) {

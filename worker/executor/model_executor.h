@@ -75,6 +75,8 @@ struct ModelExecutorOptions {
   int64_t max_num_seqs = 0;
   int64_t max_batched_tokens = 0;
   int64_t max_logprobs = 20;
+  // kernels::PagedAttentionParams'; of a rank, RankOptions::deterministic.
+  bool prompts_as_rows = false;
   // Logits held at a time (StepOutput); one sample's at least.
   int64_t logits_bytes = int64_t{64} << 20;
   // For tests and debugging: hears every token's logits. Every row then meets
@@ -126,6 +128,11 @@ class ModelExecutor final : public Executor {
   const std::string& weights_id() const { return weights_.weights_id; }
   // Whether prompts of some layer lift latents (prompt_lift.h).
   bool lifts_prompts() const { return lifts_prompts_; }
+  // Whether attention has the same bits for a row in a prompt and alone.
+  bool prompts_are_rows() const {
+    return options_.prompts_as_rows ||
+           parts_.device->kind() == kernels::DeviceKind::kCpu;
+  }
   std::vector<Decoder::LayersKernels> attention_kernels() const {
     return decoder_->attention_kernels();
   }

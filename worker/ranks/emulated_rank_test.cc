@@ -165,9 +165,9 @@ TEST(EmulatedRankTest, NumericsAreTheDevicesOwn) {
     return rank.ok() ? (*rank)->executor().numerics_id() : "";
   };
   EXPECT_EQ(numerics(std::nullopt), "cpu-f32-2");
-  EXPECT_EQ(numerics(DType::kF32), "emulated-f32-1");
-  EXPECT_EQ(numerics(DType::kF16), "emulated-f16-1");
-  EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-1");
+  EXPECT_EQ(numerics(DType::kF32), "emulated-f32-2-fast");
+  EXPECT_EQ(numerics(DType::kF16), "emulated-f16-2-fast");
+  EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-2-fast");
 }
 
 TEST(EmulatedRankTest, AttentionThatFallsToThePlainKernelIsTold) {
@@ -191,7 +191,7 @@ TEST(EmulatedRankTest, AttentionThatFallsToThePlainKernelIsTold) {
   using ::testing::ElementsAre;
   EXPECT_THAT(kernels_of(std::nullopt, plan::kDensePreset), ElementsAre());
   EXPECT_THAT(kernels_of(DType::kBf16, plan::kDensePreset),
-              ElementsAre("attention; attention_prefill of 32 rows; "));
+              ElementsAre("attention; attention_prefill of 128 rows; "));
   EXPECT_THAT(kernels_of(DType::kF32, plan::kDensePreset),
               ElementsAre("attention_plain; attention_plain; "
                           "activations of float32"));

@@ -189,13 +189,15 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
                         weights.weights_id);
   return options.memory_utilization > 0
              ? MeasurePages(std::move(weights), options, collective)
-             : MakeExecutor(std::move(weights), limits, collective);
+             : MakeExecutor(std::move(weights), options, collective);
 }
 
 absl::Status Rank::MakeExecutor(ModelWeights weights,
-                                const ModelExecutorOptions& options,
+                                const RankOptions& options,
                                 Collective* collective) {
   executor_ = nullptr;
+  ModelExecutorOptions limits = options.executor;
+  limits.prompts_as_rows = options.deterministic;
   KVASIR_ASSIGN_OR_RETURN(executor_,
                           ModelExecutor::Create({.spec = &spec_,
                                                  .plan = plan_->resolved.get(),
@@ -205,7 +207,7 @@ absl::Status Rank::MakeExecutor(ModelWeights weights,
                                                  .device = device_.get(),
                                                  .stream = stream_.get(),
                                                  .collective = collective},
-                                                std::move(weights), options));
+                                                std::move(weights), limits));
   return absl::OkStatus();
 }
 
@@ -219,7 +221,7 @@ absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
   const cache::PageCounts host_pages =
       std::exchange(host_pages_, PagesFor(0, options));
   const absl::Status made =
-      MakeExecutor(std::move(weights), options.executor, collective);
+      MakeExecutor(std::move(weights), options, collective);
   executor_ = nullptr;
   pages_ = pages;
   host_pages_ = host_pages;
@@ -234,7 +236,7 @@ absl::Status Rank::MeasurePages(ModelWeights weights,
   const cache::PageCounts host_pages =
       std::exchange(host_pages_, PagesFor(0, options));
   pages_ = LeastPages(options);
-  KVASIR_RETURN_IF_ERROR(MakeExecutor(std::move(weights), limits, collective));
+  KVASIR_RETURN_IF_ERROR(MakeExecutor(std::move(weights), options, collective));
   KVASIR_RETURN_IF_ERROR(
       RunLargestSteps(executor_.get(), *layout_, pages_, limits));
   KVASIR_ASSIGN_OR_RETURN(kernels::DeviceMemory memory, device_->memory());
@@ -274,7 +276,7 @@ absl::Status Rank::MeasurePages(ModelWeights weights,
         pages_, limits.max_model_len, limits.max_batched_tokens));
     weights = std::move(*executor_).TakeWeights();
     KVASIR_RETURN_IF_ERROR(
-        MakeExecutor(std::move(weights), limits, collective));
+        MakeExecutor(std::move(weights), options, collective));
     KVASIR_ASSIGN_OR_RETURN(memory, device_->memory());
     const int64_t over = memory.total_bytes - memory.free_bytes - most_bytes;
     if (over <= 0) return absl::OkStatus();

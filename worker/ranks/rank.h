@@ -55,7 +55,9 @@ struct RankOptions {
   ModelExecutorOptions executor;
   // Prompts lift nothing, even where that would be cheaper: results have the
   // same bits whatever the prefix index holds (prompt_lift.h). Of a plan that
-  // Create resolves; else ServePlan was told. On a GPU they never do.
+  // Create resolves; else ServePlan was told. On a GPU they never do, and
+  // attend with the bits of their rows alone
+  // (kernels::PagedAttentionParams::prompts_as_rows).
   bool deterministic = false;
   // Of loading the weights.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
@@ -136,8 +138,7 @@ class Rank {
                     Collective* collective);
   cache::PageCounts PagesFor(int64_t bytes, const RankOptions& options) const;
   cache::PageCounts LeastPages(const RankOptions& options) const;
-  absl::Status MakeExecutor(ModelWeights weights,
-                            const ModelExecutorOptions& options,
+  absl::Status MakeExecutor(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
   // UNIMPLEMENTED by the name of an op that steps will launch and the device
   // does not have, before a weight is read.

@@ -35,7 +35,8 @@
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_attention-inl.h"
 #include "kernels/attention/cuda/plain_attention.h"
-#include "kernels/attention/cuda/prefill_attention-inl.h"
+#include "kernels/attention/cuda/prefill_attention.h"
+#include "kernels/attention/cuda/prefill_order.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/op_table.h"
 
@@ -176,31 +177,6 @@ PlainKernel(AttentionKernelArgs args) {
   for (auto i = static_cast<int32_t>(simt::CtaX()); i < count;
        i += static_cast<int32_t>(simt::CtasX())) {
     attention.Compute(FindItem(args, i));
-  }
-}
-
-// (Two to a multiprocessor: what registers are for.)
-constexpr int kPromptCtas = 2;
-
-template <typename T, int32_t tiles>
-KVASIR_KERNEL_OF(kPrefillThreads, kPromptCtas)
-PrefillKernel(AttentionKernelArgs args) {
-  PrefillAttention<T, tiles> attention(args);
-  SequenceItems* const total = args.items + args.num_sequences;
-  const auto count = static_cast<uint32_t>(total->first_prompt);
-  uint32_t i = simt::CtaX();
-  uint32_t* next = attention.next_item();
-  while (i < count) {
-    // The last ones first: causal ones have the most slots.
-    const Item item = FindPromptItem(args, static_cast<int32_t>(count - 1 - i));
-    if (simt::Thread() == 0) {
-      simt::StoreShared(next, simt::AtomicAdd(&total->next_prompt, 1u));
-    }
-    attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // (All have met in Compute. Who is slow may still read it when the next
-    // one is asked for, which is elsewhere.)
-    i = simt::LoadShared(next);
-    next = next == attention.next_item() ? next + 1 : next - 1;
   }
 }
 
@@ -365,38 +341,6 @@ MergeKernel(AttentionKernelArgs args) {
   }
 }
 
-// CTAs that stay: as many as the shared memory of all multiprocessors has room
-// for (each CTA takes 1024 bytes more), `most` to each.
-uint32_t StayingCtas(const AttentionDevice& device, uint32_t shared_bytes,
-                     int64_t most, const Launcher& launcher) {
-  constexpr int64_t kReserved = 1024;
-  const int64_t room = (device.cta_shared_bytes + kReserved) /
-                       (int64_t{shared_bytes} + kReserved);
-  return static_cast<uint32_t>((room < most ? room : most) *
-                               launcher.multiprocessors());
-}
-
-KernelLaunch PromptLaunch(const AttentionDevice& device,
-                          const Launcher& launcher) {
-  KernelLaunch launch;
-  launch.name = "attention_prefill";
-  launch.threads = kPrefillThreads;
-  launch.shared_bytes =
-      static_cast<uint32_t>(PromptSharedBytes(device, device.prompt_rows));
-  launch.grid_x =
-      StayingCtas(device, launch.shared_bytes, kPromptCtas, launcher);
-  return launch;
-}
-template <typename T>
-void LaunchPrompts(const AttentionKernelArgs& args, const KernelLaunch& launch,
-                   Launcher& launcher) {
-  if constexpr (sizeof(T) == 2) {
-    args.prompt_rows == PrefillAttention<T, 2>::kRows
-        ? simt::Launch(launcher, launch, PrefillKernel<T, 2>, args)
-        : simt::Launch(launcher, launch, PrefillKernel<T, 1>, args);
-  }
-}
-
 // The launch that computes items, whichever kernel does.
 KernelLaunch ItemLaunch(const AttentionDevice& device,
                         const Launcher& launcher) {
@@ -488,8 +432,8 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   // (It takes queries by 16 bytes.)
   if (launch.has_prompts && args.device.prompt_rows > 0 &&
       reinterpret_cast<uintptr_t>(args.q) % 16 == 0) {
-    args.prompt_rows = args.device.prompt_rows;
     prompts = PromptLaunch(args.device, launcher);
+    args.prompt_rows = args.device.prompt_rows;
     args.prompt_ctas = static_cast<int32_t>(prompts.grid_x);
   }
   const KernelLaunch items = ItemLaunch(args.device, launcher);
@@ -499,9 +443,9 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   divide.name = "attention_divide";
   divide.threads = simt::kWarp;
   simt::Launch(launcher, divide, DivideKernel, args);
+  if (args.prompt_rows > 0) LaunchPrompts(args, prompts, launcher);
   VisitDType(args.device.dtype, [&](auto type) {
     using T = decltype(type);
-    if (args.prompt_rows > 0) LaunchPrompts<T>(args, prompts, launcher);
     LaunchItems<T>(args, items, launcher);
     KernelLaunch merge;
     merge.name = "attention_merge";

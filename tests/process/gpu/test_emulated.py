@@ -75,7 +75,7 @@ def test_the_server_says_what_it_runs_on(emulated):
     infos = [dict(labels) for name, labels in emulated.metrics() if name == "kvasir_build_info"]
     assert [labels["device"] for labels in infos] == ["emulated"]
     log = emulated.log()
-    assert "device=emulated" in log and "numerics=emulated-bf16-1" in log, log
+    assert "device=emulated" in log and "numerics=emulated-bf16-2-fast" in log, log
 
 
 def test_requests_are_served_side_by_side(emulated):

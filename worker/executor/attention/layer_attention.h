@@ -100,6 +100,7 @@ class LayerAttention {
     const plan::ResolvedEviction* eviction = nullptr;
     MassRoom mass;
     int64_t page_tokens = 0;
+    bool prompts_as_rows = false;
     StepProfile* profile = nullptr;  // or null
     // Codes that static ranges clamped are added to it.
     kernels::DevicePtr<int64_t> clamped_codes;

@@ -518,6 +518,7 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
   shape.values = &value;
   shape.num_value_parts = 1;
   shape.page_tokens = parts_.page_tokens;
+  shape.prompts_as_rows = parts_.prompts_as_rows;
   shape.dtype = activations_.dtype;
   shape.scale = static_cast<float>(
       1.0 / std::sqrt(static_cast<double>(program().head_dim)));

@@ -1,0 +1,63 @@
+// attention_prefill: the launch of paged_attention (paged_attention_cuda.cu)
+// for prompts. A grid that stays takes items of prefill_attention-inl.h, whose
+// header says bytes, operations and floor.
+#include "kernels/attention/cuda/prefill_attention-inl.h"
+#include "kernels/attention/cuda/prefill_attention.h"
+#include "kernels/simt/launch.h"
+#include "kernels/simt/op_table.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+namespace {
+
+// (Two to a multiprocessor: what registers are for.)
+constexpr int kPromptCtas = 2;
+
+template <typename T, int32_t tiles>
+KVASIR_KERNEL_OF(kPrefillThreads, kPromptCtas)
+PrefillKernel(AttentionKernelArgs args) {
+  PrefillAttention<T, tiles> attention(args);
+  SequenceItems* const total = args.items + args.num_sequences;
+  const auto count = static_cast<uint32_t>(total->first_prompt);
+  uint32_t i = simt::CtaX();
+  uint32_t* next = attention.next_item();
+  while (i < count) {
+    // The last ones first: causal ones have the most slots.
+    const Item item = FindPromptItem(args, static_cast<int32_t>(count - 1 - i));
+    if (simt::Thread() == 0) {
+      simt::StoreShared(next, simt::AtomicAdd(&total->next_prompt, 1u));
+    }
+    attention.Compute(item, args.device.unit_chunks[item.unit_index]);
+    // (All have met in Compute. Who is slow may still read it when the next
+    // one is asked for, which is elsewhere.)
+    i = simt::LoadShared(next);
+    next = next == attention.next_item() ? next + 1 : next - 1;
+  }
+}
+
+}  // namespace
+
+KernelLaunch PromptLaunch(const AttentionDevice& device,
+                          const Launcher& launcher) {
+  KernelLaunch launch;
+  launch.name = "attention_prefill";
+  launch.threads = kPrefillThreads;
+  launch.shared_bytes =
+      static_cast<uint32_t>(PromptSharedBytes(device, device.prompt_rows));
+  launch.grid_x =
+      StayingCtas(device, launch.shared_bytes, kPromptCtas, launcher);
+  return launch;
+}
+
+void LaunchPrompts(const AttentionKernelArgs& args, const KernelLaunch& launch,
+                   Launcher& launcher) {
+  VisitDType(args.device.dtype, [&](auto type) {
+    using T = decltype(type);
+    if constexpr (sizeof(T) == 2) {
+      args.prompt_rows == PrefillAttention<T, 2>::kRows
+          ? simt::Launch(launcher, launch, PrefillKernel<T, 2>, args)
+          : simt::Launch(launcher, launch, PrefillKernel<T, 1>, args);
+    }
+  });
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
