@@ -93,6 +93,7 @@ absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
       {"first row of a segment", {least_first_row, segment.first_row}},
       {"exact rows of a page", {1, segment.rows_per_page}},
       {"first page of exact rows", {0, segment.first_page}},
+      {"arena of exact rows", {0, segment.arena_bytes}},
       {"offset of exact rows", {0, segment.offset_bytes}},
       {"side pages' bytes", {segment.offset_bytes, segment.page_bytes}}};
   for (const auto& [what, want_have] : counts) {
@@ -280,6 +281,9 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
     return Refuse(kKernels.op, "page_tokens", 1, params.page_tokens);
   }
   if (params.window < 0) return Refuse(kKernels.op, "window", 0, params.window);
+  if (params.most_partials < 0) {
+    return Refuse(kKernels.op, "most_partials", 0, params.most_partials);
+  }
   if (params.num_key_parts < 1) {
     return Refuse(kKernels.op, "key parts", 1, params.num_key_parts);
   }

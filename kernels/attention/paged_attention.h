@@ -48,7 +48,7 @@ struct AttentionSequence {
 // Exact rows that lie one behind the other: row r is row
 // (r - first_row) % rows_per_page of the sequence's side page
 // first_page + (r - first_row) / rows_per_page. Bytes are counted from the
-// arena of the rows' parts; another arena may hold the pages.
+// arena of the rows' parts; another one, behind it, may hold the pages.
 struct ExactSegment {
   int64_t first_row = 0;  // of it; the rows up to the next segment's follow
   int64_t first_page = 0;

@@ -496,6 +496,9 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
   params.num_value_parts = 0;
   ExpectRefusal(params, "value parts: want at least 1, have 0");
   params = good;
+  params.most_partials = -1;
+  ExpectRefusal(params, "most_partials: want at least 0, have -1");
+  params = good;
   params.q_row_stride = 63;
   ExpectRefusal(params, "q_row_stride: want at least 64, have 63");
 
@@ -590,6 +593,9 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
                 "exact rows of a page: want at least 1, have 0");
   ExpectRefusal(with(&ExactSegment::first_page, -1),
                 "first page of exact rows: want at least 0, have -1");
+  // A GPU's kernels would take rows below 0 for the launch's own.
+  ExpectRefusal(with(&ExactSegment::arena_bytes, -16),
+                "arena of exact rows: want at least 0, have -16");
   ExpectRefusal(with(&ExactSegment::first_row, 0),
                 "first row of a segment: want at least 1, have 0");
   ExpectRefusal(with(&ExactSegment::offset_bytes, -2),

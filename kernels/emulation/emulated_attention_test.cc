@@ -86,6 +86,7 @@ class DeviceLaunch {
     auto prepared = Prepare(test_.device(), shape_);
     KVASIR_EXPECT_OK(prepared.status());
     if (!prepared.ok()) return {};
+    kernels_ = prepared->kernels();
     auto step = DivideStep(*prepared, sequences_);
     KVASIR_EXPECT_OK(step.status());
     const AttentionRows rows = {q_.as<float>(), out_.as<float>(),
@@ -101,6 +102,8 @@ class DeviceLaunch {
     return test_.GetNumbers(out_, dtype_);
   }
 
+  // Which kernels served it.
+  const AttentionKernels& kernels() const { return kernels_; }
   // How the kernels divided it.
   std::vector<SequenceItems> Items() {
     const size_t bytes = (sequences_.size() + 1) * sizeof(SequenceItems);
@@ -149,6 +152,7 @@ class DeviceLaunch {
   std::vector<AttentionSequence> sequences_;
   std::vector<DeviceBuffer> buffers_;
   DeviceBuffer q_, out_, on_device_, memory_;
+  AttentionKernels kernels_;
 };
 
 // The emulated device's pages have this granule; so does what holds the cache.
@@ -199,10 +203,11 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
     launch.shape().prompts_as_rows = ask.prompts_as_rows;
     outcome.got = launch.Run();
     outcome.items = launch.Items();
-    // A GPU does not say; what it computed is judged all the same.
-    outcome.tensor_cores =
-        OnGpu() ? ask.dtype != DType::kF32
-                : !test.emulator().SyncSites("attention").empty();
+    outcome.tensor_cores = launch.kernels().decode == "attention";
+    if (!OnGpu() && outcome.items.back().first_item > 0) {
+      EXPECT_NE(test.emulator().SyncSites("attention").empty(),
+                outcome.tensor_cores);
+    }
     outcome.prompt_items = outcome.items.back().first_prompt;
     if (!ask.judged) return;
     std::vector<double> expected;
@@ -705,7 +710,7 @@ TEST(ExactAttentionTest, RowsOfAnotherTypeOrPlaceAreThePlainKernels) {
     EmulatedTest test(1);
     const Outcome outcome = Attend(test, {cache, {{0, 67, 3}}, dtype});
     ExpectRight(outcome, dtype);
-    EXPECT_TRUE(OnGpu() || outcome.tensor_cores == tensor_cores);
+    EXPECT_EQ(outcome.tensor_cores, tensor_cores);
   }
 }
 
@@ -775,7 +780,6 @@ TEST(ExactAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatReadIt) {
           for (int64_t c = r * width; c < (r + 1) * width; ++c) {
             const auto at = static_cast<size_t>(c);
             others += SameBits({rows[0][at]}, {rows[1][at]}) ? 0 : 1;
-            if (std::isnan(rows[0][at])) continue;
           }
           // The heads of the first group see one such number each.
           EXPECT_EQ(others, reads ? 3 : 0) << slot << " " << own;
@@ -1157,6 +1161,27 @@ TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
       EXPECT_TRUE(SameBits(first, outcome.got))
           << page_tokens << " " << tile_slots << " " << granule;
     }
+  }
+}
+
+// Tensor cores have 16 bits for a slot's tile and for its place there.
+TEST(AttentionCudaTest, SlotsOfPagesBeyond16BitsAreFound) {
+  constexpr int64_t kPage = 65600;
+  LatentSpec spec = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
+  spec.page_tokens = kPage;
+  spec.window = 4;
+  spec.asked_tokens = 1;
+  for (const auto& [tile_slots, tensor_cores] :
+       {std::pair(kPage, false), std::pair(int64_t{1}, false),
+        std::pair(kPage / 2, true)}) {
+    LatentCache cache(InTiles(spec, tile_slots), {kPage - 10}, 3);
+    cache.Write(0, kPage - 14, kPage - 10);
+    cache.RoundQueries(DType::kBf16);
+    EmulatedTest test(1);
+    const Outcome outcome =
+        Attend(test, {cache, {{0, kPage - 11, 1}}, DType::kBf16});
+    ExpectRight(outcome, DType::kBf16);
+    EXPECT_EQ(outcome.tensor_cores, tensor_cores) << tile_slots;
   }
 }
 
@@ -1555,11 +1580,11 @@ TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
           HasSubstr("paged_attention: a GPU's kernels do not serve values of "
                     "64 numbers a head: want 58112 bytes of shared memory, a "
                     "CTA of device emulated has at most 44847")));
-  // 16 rows of long keys take more than the plain kernel: 4 * 5 * 2048 + 4112 +
+  // 16 rows of long keys take more than the plain kernel: 4 * 4 * 2048 + 4112 +
   // 16 * (2064 + 2 * 1032 + 16 + 4 * 64), and 54016 + 64 * 64.
   const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
-  EXPECT_TRUE(attend(long_keys, 115472));
-  EXPECT_FALSE(attend(long_keys, 115471));
+  EXPECT_TRUE(attend(long_keys, 107280));
+  EXPECT_FALSE(attend(long_keys, 107279));
   EXPECT_FALSE(attend(long_keys, 58112));
   // The largest that are served, on sm_80 too.
   const LatentSpec largest = OfHeads(2, 1, Numbers({1024}), Numbers({1024}));
@@ -1568,7 +1593,7 @@ TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
 
 // Not for as many as there may be: of a unit's keys.
 TEST(AttentionCudaTest, SharedMemoryHasRoomForTheRunsThatThereAre) {
-  // Ten of keys: 4 * 5 * 1280 + 4112 + 16 * (2064 + 2 * 208 + 16 + 4 * 10 +
+  // Ten of keys: 4 * 4 * 1280 + 4112 + 16 * (2064 + 2 * 208 + 16 + 4 * 10 +
   // 4 * 160).
   const LatentSpec runs =
       OfHeads(16, 1, Codes({160}, {8}, 16), Codes({160}, {8}, 80));
@@ -1576,7 +1601,7 @@ TEST(AttentionCudaTest, SharedMemoryHasRoomForTheRunsThatThereAre) {
   cache.Write(0, 0, 600);
   cache.RoundQueries(DType::kBf16);
   std::vector<float> first;
-  for (const int64_t shared_bytes : {int64_t{227} << 10, int64_t{80528}}) {
+  for (const int64_t shared_bytes : {int64_t{227} << 10, int64_t{75408}}) {
     EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
     const Outcome outcome = Attend(test, {cache, {{0, 599, 1}}, DType::kBf16});
     EXPECT_TRUE(outcome.tensor_cores);
@@ -1623,9 +1648,9 @@ TEST(AttentionCudaTest, WhichKernelsServeIsToldAndWhyNoOthers) {
   gap.query_gap = 3;
   expect_decoded(gap, "prompts: queries in no aligned pieces of 16 bytes");
   const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
-  expect(long_keys, 115471,
+  expect(long_keys, 107279,
          {"attention_plain", "attention_plain",
-          "tensor cores want 115472 bytes of shared memory, a CTA has 115471"});
+          "tensor cores want 107280 bytes of shared memory, a CTA has 107279"});
   expect_plain(kFour, "activations of float32", DType::kF32);
   const auto of = [](PartSpec key, PartSpec value) {
     return OfType(OfHeads(4, 2, std::move(key), std::move(value)),
@@ -1652,6 +1677,11 @@ TEST(AttentionCudaTest, WhichKernelsServeIsToldAndWhyNoOthers) {
                "keys: numbers of another type than activations");
   expect_plain(of(Numbers({1032}), Numbers({64})),
                "keys: 1040 channels in 0 runs, at most 1024 in 64");
+  // A slot's place has 16 bits.
+  LatentSpec long_pages = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
+  long_pages.page_tokens = 65537;
+  expect_plain(long_pages,
+               "pages of 1 tiles of 65537 slots, at most 65536 of either");
 }
 
 TEST(AttentionCudaTest, WhatTheKernelsDoNotServeIsRefusedByName) {

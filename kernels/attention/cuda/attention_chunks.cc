@@ -312,6 +312,11 @@ HostChunks MakeChunks(const PagedAttentionArgs& params,
   for (const LatentChunkOnDevice& chunk : made.chunks) {
     if (chunk.tile_slots != tile_slots) return None("tiles of several sizes");
   }
+  const int64_t tiles = params.page_tokens / tile_slots;
+  if (std::max<int64_t>(tiles, tile_slots) > kMmaMostPlaces) {
+    return None(absl::StrCat("pages of ", tiles, " tiles of ", tile_slots,
+                             " slots, at most ", kMmaMostPlaces, " of either"));
+  }
   if (made.levels.size() <= static_cast<size_t>(kMmaMostTables)) return made;
   return None(absl::StrCat(made.levels.size(), " tables of levels, at most ",
                            kMmaMostTables));

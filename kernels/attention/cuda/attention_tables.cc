@@ -342,6 +342,8 @@ void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
       device->chunks != nullptr && device->most_heads <= kDeviceTileRows / 2
           ? kDeviceTileRows / 2
           : kDeviceTileRows;
+  // Of 16 rows there is no instance for one kind.
+  if (device->tile_rows == kDeviceTileRows) device->kind = MmaKind::kAny;
   if (device->chunks != nullptr && MmaSharedBytes(*device) > room) {
     kernels->why =
         TooLittleShared("tensor cores", MmaSharedBytes(*device), *device);

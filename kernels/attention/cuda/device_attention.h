@@ -105,6 +105,7 @@ enum class MmaKind : uint8_t { kAny, kNumbers, kCodes8, kCodes4, kLevels4 };
 inline constexpr int64_t kMmaMostQueries = 1024;  // of a row, with gaps
 inline constexpr int64_t kMmaMostRuns = 64;       // of a unit's keys
 inline constexpr int64_t kMmaMostTables = 4;      // parts with levels
+inline constexpr int64_t kMmaMostPlaces = 65536;  // tiles, slots of a tile
 
 // Pointers are the device's.
 struct AttentionDevice {

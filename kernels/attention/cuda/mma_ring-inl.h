@@ -64,6 +64,7 @@ class MmaRing {
     uint16_t tile;  // of the page
     uint16_t slot;  // of the tile
   };
+  static_assert(kMmaMostPlaces - 1 <= UINT16_MAX);
   KVASIR_DEVICE Place FindPlace(int32_t s) const {
     const auto* const table =
         simt::BitsAs<const int32_t*>(item_.sequence->block_table);
