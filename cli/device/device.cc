@@ -17,7 +17,8 @@ namespace kvasir::cli {
 namespace {
 
 constexpr char kAuto[] = "auto";
-// Not auto: prompts on a GPU are far from its speed (docs/performance.md).
+// Not auto: the kernel for prompts has not been measured on a GPU
+// (docs/performance.md).
 constexpr char kDefault[] = "cpu";
 constexpr absl::string_view kModule = "kvasir-emulated.so";
 
