@@ -1,5 +1,5 @@
-"""What ptxas says of each kernel. Fails where one spills, and where a kernel of
-an op needs over 5 % more than ptxas.txt beside this says, or is not in it.
+"""What ptxas says of each kernel. Fails where one spills that may not, and where
+a kernel of an op needs over 5 % more than ptxas.txt beside this says, or is not in it.
 
     ptxas_table.py [--nvcc NVCC] [--without WHY] [--write] REPORT...
 
@@ -15,6 +15,9 @@ import sys
 
 SKIPPED = 77
 GROWTH = 1.05
+# Its registers are sums and scores of 32 rows: what it spills is the state of an item, which is
+# read where chunks begin and not where they are multiplied.
+MAY_SPILL = "prefill_attention: PrefillKernel<"
 FIGURES = ("registers", "bytes spilled", "bytes of stack", "bytes of static shared memory")
 TABLE = pathlib.Path(__file__).with_name("ptxas.txt")
 HEAD = """\
@@ -81,7 +84,7 @@ def committed(text):
 def spills(kernels):
     for name, of in sorted(kernels.items()):
         for arch, numbers in sorted(of.items()):
-            if numbers[1]:
+            if numbers[1] and not name.startswith(MAY_SPILL):
                 yield f"{name} for {arch} spills {numbers[1]} bytes"
 
 

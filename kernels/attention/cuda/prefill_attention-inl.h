@@ -59,27 +59,13 @@ class PrefillAttention {
 
   KVASIR_DEVICE explicit PrefillAttention(const AttentionKernelArgs& args)
       : args_(args), device_(args.device) {
-    char* next = simt::Shared();
-    const auto take = [&next](int64_t bytes) {
-      char* const taken = next;
-      next += bytes;
-      return taken;
-    };
-    q_stride_ = static_cast<int32_t>(PromptQueryStride(device_));
-    stages_ = take(kStages * kStageBytes);
-    next_item_ = reinterpret_cast<uint32_t*>(take(kMmaNextBytes));
-    tile_ = take(device_.has_codes ? kTileBytes : 0);
-    q_ = reinterpret_cast<uint16_t*>(take(kRows * q_stride_ * 2));
-    query_sums_ =
-        reinterpret_cast<float*>(take(device_.most_key_runs * kRows * 4));
-    tables_ = reinterpret_cast<uint32_t*>(next);
-    thread_ = static_cast<int32_t>(simt::Thread());
-    lane_ = static_cast<int32_t>(simt::Lane());
-    FillLevelTables<T>(device_, tables_);
+    FillLevelTables<T>(device_, Tables());
   }
 
   // In shared memory, for whom it computes: two, by turns.
-  KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
+  KVASIR_DEVICE uint32_t* next_item() const {
+    return reinterpret_cast<uint32_t*>(StageAt(kStages));
+  }
 
   // All threads meet in it.
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
@@ -161,6 +147,39 @@ class PrefillAttention {
     uint32_t a[tiles][kBlock / 16][4];
   };
 
+  // ---- shared memory, whose places are found anew: registers are few
+
+  KVASIR_DEVICE static char* StageAt(int32_t stage) {
+    return simt::Shared() + stage * kStageBytes;
+  }
+  // Codes as numbers [16 pieces][64 slots][16 bytes].
+  KVASIR_DEVICE static char* Tile() {
+    return simt::Shared() + kPromptFixedBytes;
+  }
+  KVASIR_DEVICE int32_t QueryStride() const {
+    return static_cast<int32_t>(PromptQueryStride(device_));
+  }
+  // [rows][QueryStride()]
+  KVASIR_DEVICE uint16_t* Queries() const {
+    return reinterpret_cast<uint16_t*>(Tile() +
+                                       (device_.has_codes ? kTileBytes : 0));
+  }
+  // [runs of keys][rows]
+  KVASIR_DEVICE float* QuerySums() const {
+    return reinterpret_cast<float*>(Queries() + kRows * QueryStride());
+  }
+  // [tables][kTableWords]
+  KVASIR_DEVICE uint32_t* Tables() const {
+    return reinterpret_cast<uint32_t*>(QuerySums() +
+                                       device_.most_key_runs * kRows);
+  }
+  KVASIR_DEVICE static int32_t Thread() {
+    return static_cast<int32_t>(simt::Thread());
+  }
+  KVASIR_DEVICE static int32_t Lane() {
+    return static_cast<int32_t>(simt::Lane());
+  }
+
   // ---- rows
 
   KVASIR_DEVICE int32_t FirstRow() const {
@@ -168,7 +187,7 @@ class PrefillAttention {
   }
   // The lane's r-th.
   KVASIR_DEVICE int32_t RowOf(int32_t r) const {
-    return FirstRow() + 16 * (r / 2) + 8 * (r % 2) + lane_ / 4;
+    return FirstRow() + 16 * (r / 2) + 8 * (r % 2) + Lane() / 4;
   }
   // What the item's tokens read of a side.
   KVASIR_DEVICE SideReads SideOf(bool of_keys) const {
@@ -244,7 +263,7 @@ class PrefillAttention {
   // eighth row, several at a time, so that stores meet in no bank.
   KVASIR_DEVICE void StageQueries(const LatentChunkOnDevice& chunk) {
     const int32_t pieces = (chunk.channels + 15) / 16 * 2;
-    const int32_t first_row = FirstRow() + lane_ % 8;
+    const int32_t first_row = FirstRow() + Lane() % 8;
     const uint16_t* from[kLaneRows];
     KVASIR_UNROLL
     for (int32_t r = 0; r < kLaneRows; ++r) {
@@ -257,7 +276,7 @@ class PrefillAttention {
           chunk.channel;
     }
     KVASIR_NO_UNROLL
-    for (int32_t first = lane_ / 8; first < pieces; first += 8) {
+    for (int32_t first = Lane() / 8; first < pieces; first += 8) {
       simt::Vec16 words[2][kLaneRows];
       KVASIR_UNROLL
       for (int32_t i = 0; i < 2; ++i) {
@@ -276,8 +295,9 @@ class PrefillAttention {
         if (piece >= pieces) continue;
         KVASIR_UNROLL
         for (int32_t r = 0; r < kLaneRows; ++r) {
-          StoreQueries(chunk.kind, words[i][r], piece,
-                       q_ + (first_row + 8 * r) * q_stride_ + chunk.column);
+          StoreQueries(
+              chunk.kind, words[i][r], piece,
+              Queries() + (first_row + 8 * r) * QueryStride() + chunk.column);
         }
       }
     }
@@ -287,13 +307,14 @@ class PrefillAttention {
     const LatentChunkOnDevice& first = ChunkOf(k);
     if (first.kind == ChunkKind::kNumbers ||
         first.kind == ChunkKind::kLevels4 || !first.starts_run ||
-        thread_ >= kRows) {
+        Thread() >= kRows) {
       return;
     }
     float sum = 0.0f;
     for (bool ends = false; !ends; ++k) {
       const LatentChunkOnDevice& chunk = ChunkOf(k);
-      const uint16_t* const from = q_ + thread_ * q_stride_ + chunk.column;
+      const uint16_t* const from =
+          Queries() + Thread() * QueryStride() + chunk.column;
       KVASIR_NO_UNROLL
       for (int32_t c = 0; c < chunk.channels; c += 8) {
         const auto words =
@@ -306,7 +327,7 @@ class PrefillAttention {
       }
       ends = chunk.ends_run;
     }
-    simt::StoreShared(query_sums_ + first.run * kRows + thread_, sum);
+    simt::StoreShared(QuerySums() + first.run * kRows + Thread(), sum);
   }
 
   // ---- latents
@@ -314,10 +335,10 @@ class PrefillAttention {
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
     return device_.chunks[chunks_.first + chunk];
   }
-  // Of the next block: the thread's slot of it, that is thread_ % 64; below 0:
+  // Of the next block: the thread's slot of it, that is Thread() % 64; below 0:
   // no row sees it.
   KVASIR_DEVICE int32_t PageOf(int32_t block) const {
-    const int32_t slot = block * kBlock + thread_ % kBlock;
+    const int32_t slot = block * kBlock + Thread() % kBlock;
     if (slot < order_.seen.begin || slot >= order_.seen.end) return -1;
     return simt::LoadGlobal(
         simt::BitsAs<const int32_t*>(item_.sequence->block_table) +
@@ -335,7 +356,7 @@ class PrefillAttention {
   }
   // (Each of tiles and of their slots are fewer than 2^16.)
   KVASIR_DEVICE void FindSlot() {
-    const int32_t slot = load_.block() * kBlock + thread_ % kBlock;
+    const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
     const uint32_t in_page = Remainder(slot, device_.page_tokens);
     const uint32_t tile = Quotient(in_page, device_.tile_slots);
     const auto slots = static_cast<uint32_t>(device_.tile_slots);
@@ -347,7 +368,7 @@ class PrefillAttention {
       const bool of_keys = load_at_.chunk < chunks_.keys;
       const bool exact = of_keys ? load_.keys_exact() : load_.values_exact();
       const LatentChunkOnDevice& chunk = ChunkOf(load_at_.chunk);
-      char* const to = stages_ + stage * kStageBytes;
+      char* const to = StageAt(stage);
       exact ? LoadExact(chunk, of_keys, to) : LoadLatents(chunk, of_keys, to);
       load_at_.Next(exact, chunk);
       if (load_at_.chunk == chunks_.keys + chunks_.values) NextVisit();
@@ -367,7 +388,7 @@ class PrefillAttention {
   // 0, and so is the half of a last pair of pieces that is not there.
   KVASIR_DEVICE void LoadLatents(const LatentChunkOnDevice& chunk, bool of_keys,
                                  char* stage) const {
-    const int32_t s = thread_ % kBlock;
+    const int32_t s = Thread() % kBlock;
     bool reads = page_ >= 0;
     if (device_.has_exact) {
       // (Where all rows read it as an exact row there may be no latent.)
@@ -381,7 +402,7 @@ class PrefillAttention {
     CopyPieces(reads, chunk.pieces,
                tile + chunk.codes_offset + tile_slot * chunk.slot_stride,
                chunk.piece_stride, stage);
-    if (chunk.kind == ChunkKind::kNumbers || thread_ >= kBlock) return;
+    if (chunk.kind == ChunkKind::kNumbers || Thread() >= kBlock) return;
     char* const word = stage + kMostPieces * kPieceBytes + 4 * s;
     if (reads) {
       simt::CopyAsync<4>(
@@ -393,7 +414,7 @@ class PrefillAttention {
   // Of exact rows, in channel order.
   KVASIR_DEVICE void LoadExact(const LatentChunkOnDevice& chunk, bool of_keys,
                                char* stage) const {
-    const int32_t slot = load_.block() * kBlock + thread_ % kBlock;
+    const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
     const SideReads side = SideOf(of_keys);
     const bool reads =
         page_ >= 0 && (slot < side.sinks || slot >= side.exact_from);
@@ -408,10 +429,10 @@ class PrefillAttention {
   KVASIR_DEVICE void CopyPieces(bool reads, int32_t pieces, const char* from,
                                 int32_t stride, char* stage) const {
     constexpr auto kStep = static_cast<int32_t>(kPrefillThreads) / kBlock;
-    char* const to = stage + thread_ % kBlock * kPiece;
+    char* const to = stage + Thread() % kBlock * kPiece;
     KVASIR_UNROLL
     for (int32_t i = 0; i < kMostPieces / kStep; ++i) {
-      const int32_t p = thread_ / kBlock + kStep * i;
+      const int32_t p = Thread() / kBlock + kStep * i;
       if (reads && p < pieces) {
         simt::CopyAsync<kPiece>(to + p * kPieceBytes,
                                 from + int64_t{p} * stride);
@@ -444,7 +465,7 @@ class PrefillAttention {
   KVASIR_DEVICE char* Step() {
     simt::WaitCopies<kStages - 2>();
     simt::SyncCta();
-    char* const stage = stages_ + stage_ * kStageBytes;
+    char* const stage = StageAt(stage_);
     LoadNext(stage_ == 0 ? kStages - 1 : stage_ - 1);
     stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
     return stage;
@@ -454,7 +475,7 @@ class PrefillAttention {
   }
   KVASIR_DEVICE const uint32_t* TableOf(
       const LatentChunkOnDevice& chunk) const {
-    return tables_ + chunk.table * kTableWords;
+    return Tables() + chunk.table * kTableWords;
   }
 
   // ---- scores
@@ -493,13 +514,13 @@ class PrefillAttention {
       if (p > 0) simt::SyncCta();  // all have left the tile
       const int32_t left = chunk.pieces - p;
       const int32_t count = left < room ? left : room;
-      MakeKeyNumbers<T>(chunk, TableOf(chunk), stage, p, count, tile_);
+      MakeKeyNumbers<T>(chunk, TableOf(chunk), stage, p, count, Tile());
       simt::SyncCta();
       const int32_t pieces = 2 * products * count;
       KVASIR_NO_UNROLL
       for (int32_t i = 0; i < pieces; i += kMostPieces) {
         const int32_t here = pieces - i;
-        Multiply(tile_ + i * kPieceBytes,
+        Multiply(Tile() + i * kPieceBytes,
                  here < kMostPieces ? here : kMostPieces,
                  chunk.column + 16 * products * p + 8 * i, to);
       }
@@ -515,11 +536,12 @@ class PrefillAttention {
     // Lane 8m + r names row r of matrix m. Of queries: rows 0 to 7 and 8 to 15
     // of channels 0 to 7, then of 8 to 15. Of slots: 0 to 7 of the lower piece,
     // of the upper one, then 8 to 15.
-    const int32_t m = lane_ / 8;
-    const uint16_t* const queries =
-        q_ + (FirstRow() + lane_ % 16) * q_stride_ + column + 8 * (lane_ / 16);
+    const int32_t m = Lane() / 8;
+    const uint16_t* const queries = Queries() +
+                                    (FirstRow() + Lane() % 16) * QueryStride() +
+                                    column + 8 * (Lane() / 16);
     const char* const from =
-        numbers + m % 2 * kPieceBytes + (8 * (m / 2) + lane_ % 8) * kPiece;
+        numbers + m % 2 * kPieceBytes + (8 * (m / 2) + Lane() % 8) * kPiece;
     if (pieces == kMostPieces) {
       KVASIR_UNROLL
       for (int32_t p = 0; p < kMostPieces; p += 2) {
@@ -537,7 +559,7 @@ class PrefillAttention {
     uint32_t a[tiles][4];
     KVASIR_UNROLL
     for (int32_t t = 0; t < tiles; ++t) {
-      simt::LoadMatrices<4>(a[t], queries + 16 * t * q_stride_);
+      simt::LoadMatrices<4>(a[t], queries + 16 * t * QueryStride());
     }
     KVASIR_UNROLL
     for (int32_t n = 0; n < kSlotTiles; n += 2) {
@@ -561,12 +583,12 @@ class PrefillAttention {
     for (int32_t r = 0; r < kLaneRows; ++r) {
       sums[r] =
           levels ? 0.0f
-                 : simt::LoadShared(query_sums_ + chunk.run * kRows + RowOf(r));
+                 : simt::LoadShared(QuerySums() + chunk.run * kRows + RowOf(r));
     }
     KVASIR_UNROLL
     for (int32_t n = 0; n < kSlotTiles; ++n) {
       const auto words = simt::LoadShared(
-          reinterpret_cast<const uint64_t*>(params) + 4 * n + lane_ % 4);
+          reinterpret_cast<const uint64_t*>(params) + 4 * n + Lane() % 4);
       KVASIR_UNROLL
       for (int32_t j = 0; j < 2; ++j) {
         const auto word = static_cast<uint32_t>(j == 0 ? words : words >> 32);
@@ -641,17 +663,27 @@ class PrefillAttention {
   KVASIR_DEVICE void Mask() {
     KVASIR_UNROLL
     for (int32_t r = 0; r < kLaneRows; ++r) {
-      const RowReads reads = ReadsOfRow(RowOf(r));
+      // (One register, where nvcc would have one of each.)
+      const uint32_t reads = BitsOf(ReadsOfRow(RowOf(r)));
       KVASIR_UNROLL
       for (int32_t n = 0; n < kSlotTiles; ++n) {
         KVASIR_UNROLL
         for (int32_t j = 0; j < 2; ++j) {
           float& score = score_.d[r / 2][n][r % 2 * 2 + j];
-          const int32_t slot = 8 * n + 2 * (lane_ % 4) + j;
-          score = reads.Has(visit_, slot) ? score : kMinusInfinity;
+          score = reads >> (2 * n + j) & 1u ? score : kMinusInfinity;
         }
       }
     }
+  }
+  // Of the lane's slots: those that a row reads so.
+  KVASIR_DEVICE uint32_t BitsOf(const RowReads& reads) const {
+    uint32_t bits = 0;
+    KVASIR_NO_UNROLL
+    for (int32_t i = 0; i < 2 * kSlotTiles; ++i) {
+      const int32_t slot = i / 2 * 8 + 2 * (Lane() % 4) + i % 2;
+      bits |= static_cast<uint32_t>(reads.Has(visit_, slot)) << i;
+    }
+    return bits;
   }
 
   // ---- values
@@ -670,11 +702,11 @@ class PrefillAttention {
       char* const stage = Step();
       if (codes) {
         MakeValueNumbers(chunk, TableOf(chunk), stage,
-                         stage + kMostPieces * kPieceBytes, tile_);
+                         stage + kMostPieces * kPieceBytes, Tile());
         simt::SyncCta();
         KVASIR_NO_UNROLL
         for (int32_t part = 0; part < PartsOf(chunk); ++part) {
-          AddSlab<F16>(slab++, tile_ + part * kMostPieces * kPieceBytes,
+          AddSlab<F16>(slab++, Tile() + part * kMostPieces * kPieceBytes,
                        PartPieces(chunk, part), weights);
         }
       } else {
@@ -717,9 +749,9 @@ class PrefillAttention {
     if (idle_) return;
     // Lane 8m + r names row r of matrix m: slots 0 to 7 and 8 to 15 of a piece,
     // then of the next.
-    const int32_t m = lane_ / 8;
+    const int32_t m = Lane() / 8;
     const char* const from =
-        numbers + m / 2 * kPieceBytes + (8 * (m % 2) + lane_ % 8) * kPiece;
+        numbers + m / 2 * kPieceBytes + (8 * (m % 2) + Lane() % 8) * kPiece;
     // (Sums are registers, which have no addresses.)
     if (slab == 0) return AddAt<Number, 0>(from, pieces, weights);
     if (slab == 1) return AddAt<Number, kSlabTiles>(from, pieces, weights);
@@ -781,12 +813,12 @@ class PrefillAttention {
   template <int32_t at>
   KVASIR_DEVICE void AddCarefully(const char* from, int32_t pieces,
                                   const Weights& weights) {
-    bool finite = true;
     KVASIR_UNROLL
-    for (int32_t n = 0; n < kSlabTiles; n += 2) {
-      if (n >= pieces) break;
+    for (int32_t k = 0; k < kBlock / 16; ++k) {
+      bool finite = true;
       KVASIR_UNROLL
-      for (int32_t k = 0; k < kBlock / 16; ++k) {
+      for (int32_t n = 0; n < kSlabTiles; n += 2) {
+        if (n >= pieces) break;
         uint32_t b[4];
         simt::LoadMatrices<4, /*transposed=*/true>(
             b, from + n * kPieceBytes + 16 * k * kPiece);
@@ -802,53 +834,43 @@ class PrefillAttention {
           Product<T>(sum_[t][at + n + 1], weights.a[t][k], {b[2], b[3]});
         }
       }
-    }
-    if (simt::All(finite)) return;
-    KVASIR_NO_UNROLL
-    for (int32_t s = 0; s < kBlock; ++s) {
-      AddSlotApart<at>(s, from, pieces, weights);
+      if (simt::All(finite)) continue;
+      KVASIR_NO_UNROLL
+      for (int32_t s = 0; s < 16; ++s) {
+        AddSlotApart<at>(k, s, from, pieces, weights);
+      }
     }
   }
-  // What is not finite of a slot, to rows that read it.
+  // What is not finite of slot 16k + s, to rows that read it.
   template <int32_t at>
-  KVASIR_DEVICE void AddSlotApart(int32_t s, const char* from, int32_t pieces,
-                                  const Weights& weights) {
-    // A lane's slots of the words of 16 are 2c and 2c + 1, and 8 further on.
+  KVASIR_DEVICE void AddSlotApart(int32_t k, int32_t s, const char* from,
+                                  int32_t pieces, const Weights& weights) {
+    // A lane's slots of a word are 2c and 2c + 1, or 8 further on.
     const uint32_t of_slot =
-        s / 2 % 4 == lane_ % 4 ? 0xffffu << (16 * (s % 2)) : 0u;
-    const bool upper = s % 16 >= 8;
-    bool reads[kLaneRows];
-    KVASIR_UNROLL
-    for (int32_t r = 0; r < kLaneRows; ++r) {
-      reads[r] = ReadsOfRow(RowOf(r)).Has(visit_, s);
-    }
+        s / 2 % 4 == Lane() % 4 ? 0xffffu << (16 * (s % 2)) : 0u;
     KVASIR_UNROLL
     for (int32_t t = 0; t < tiles; ++t) {
-      // (Registers have no addresses.)
-      uint32_t a[4] = {};
+      const bool reads[2] = {
+          ReadsOfRow(RowOf(2 * t)).Has(visit_, 16 * k + s),
+          ReadsOfRow(RowOf(2 * t + 1)).Has(visit_, 16 * k + s)};
       KVASIR_UNROLL
-      for (int32_t k = 0; k < kBlock / 16; ++k) {
-        KVASIR_UNROLL
-        for (int32_t i = 0; i < 4; ++i) {
-          a[i] = s / 16 == k ? weights.a[t][k][i] : a[i];
-        }
-      }
-      KVASIR_UNROLL
-      for (int32_t n = 0; n < kSlabTiles; ++n) {
+      for (int32_t n = 0; n < kSlabTiles; n += 2) {
         if (n >= pieces) break;
-        // (Of one piece: the first two matrices.)
         uint32_t b[4];
         simt::LoadMatrices<4, /*transposed=*/true>(
-            b, from + n / 2 * 2 * kPieceBytes + s / 16 * 16 * kPiece);
-        const uint32_t word = upper ? b[n % 2 * 2 + 1] : b[n % 2 * 2];
-        const uint32_t rest = word & of_slot & ~FiniteMask<T>(word);
-        const uint32_t pair[2] = {upper ? 0u : rest, upper ? rest : 0u};
-        float added[4] = {};
-        Product<T>(added, a, pair);
+            b, from + n * kPieceBytes + 16 * k * kPiece);
         KVASIR_UNROLL
-        for (int32_t i = 0; i < 4; ++i) {
-          float& sum = sum_[t][at + n][i];
-          sum = reads[2 * t + i / 2] ? sum + added[i] : sum;
+        for (int32_t i = 0; i < 2; ++i) {
+          const uint32_t word = s < 8 ? b[2 * i] : b[2 * i + 1];
+          const uint32_t rest = word & of_slot & ~FiniteMask<T>(word);
+          float added[4] = {};
+          Product<T>(added, weights.a[t][k],
+                     {s < 8 ? rest : 0u, s < 8 ? 0u : rest});
+          KVASIR_UNROLL
+          for (int32_t j = 0; j < 4; ++j) {
+            float& sum = sum_[t][at + n + i][j];
+            sum = reads[j / 2] ? sum + added[j] : sum;
+          }
         }
       }
     }
@@ -889,7 +911,7 @@ class PrefillAttention {
   template <int32_t at>
   KVASIR_DEVICE void Write(const LatentChunkOnDevice& chunk, int32_t first,
                            const float (&inverse)[kLaneRows]) const {
-    const int32_t c = lane_ % 4;
+    const int32_t c = Lane() % 4;
     KVASIR_UNROLL
     for (int32_t r = 0; r < kLaneRows; ++r) {
       const int32_t row = RowOf(r);
@@ -917,14 +939,6 @@ class PrefillAttention {
 
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
-  char* stages_;
-  uint32_t* next_item_;
-  char* tile_;         // codes as numbers [16 pieces][64 slots][16 bytes]
-  uint16_t* q_;        // [rows][q_stride_]
-  float* query_sums_;  // [runs of keys][rows]
-  uint32_t* tables_;   // [tables][kTableWords]
-  int32_t q_stride_;
-  int32_t thread_, lane_;
 
   Item item_;
   UnitChunks chunks_;

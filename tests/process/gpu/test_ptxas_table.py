@@ -73,6 +73,13 @@ def test_a_kernel_that_is_not_in_the_table_or_is_no_more_fails(run):
     assert "--write" in code
 
 
+def test_the_kernel_for_prompts_may_spill_as_much_as_the_table_says():
+    assert ptxas_table.MAY_SPILL == "prefill_attention: PrefillKernel<"
+    rows = {"prefill_attention: PrefillKernel<F16, 2>": {"sm_80": (255, 8, 8, 0)},
+            "prefill_attention: OtherKernel": {"sm_80": (255, 8, 8, 0)}}
+    assert list(ptxas_table.spills(rows)) == ["prefill_attention: OtherKernel for sm_80 spills 8 bytes"]
+
+
 def test_kernels_of_no_op_are_looked_at_for_spills_alone(run):
     run.table.write_text("# nvcc 13.0\n")
     assert run((99, 0, 8, 0), (99, 0, 8, 0), stem="primitive_kernels")[0] == ""
