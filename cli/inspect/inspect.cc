@@ -150,15 +150,15 @@ absl::Status Inspect(const InspectFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(
       InspectReport report,
       MakeInspectReport(
-          source, {.page_tokens = flags.model.page_tokens,
-                   .max_batched_tokens = flags.max_batched_tokens,
-                   .deterministic =
-                       !ServeOptionsOf(flags.model, device.get()).lift_prompts,
-                   .rows_are_invariant =
-                       device == nullptr || flags.model.deterministic,
-                   .granule_bytes =
-                       device == nullptr ? 0 : device->page_granule_bytes(),
-                   .lengths = flags.lengths}));
+          source,
+          {.page_tokens = flags.model.page_tokens,
+           .max_batched_tokens = flags.max_batched_tokens,
+           .deterministic =
+               !ServeOptionsOf(flags.model, device.get()).lift_prompts,
+           .rows_are_invariant = device == nullptr || flags.model.deterministic,
+           .granule_bytes =
+               device == nullptr ? 0 : device->page_granule_bytes(),
+           .lengths = flags.lengths}));
   KVASIR_RETURN_IF_ERROR(AddPrediction(flags.model, source, &report));
   if (!flags.trace.empty()) {
     KVASIR_ASSIGN_OR_RETURN(report.trace, Trace(flags, source));

@@ -24,7 +24,7 @@ struct ReportOptions {
   int64_t max_batched_tokens = 512;  // for layers with a sliding window
   bool deterministic = false;
   bool rows_are_invariant = true;  // on the device, of prompts too
-  int64_t granule_bytes = 0;  // of pages: the device's
+  int64_t granule_bytes = 0;       // of pages: the device's
   // Of a sequence, to tell; empty: the model's, and quarters of it.
   std::vector<int64_t> lengths;
 };

@@ -72,7 +72,7 @@ struct LatentSpec {
   // Rebuilt keys turn by the positions in the metadata: those of unit u are
   // 1000 u further on than the slots'.
   bool stored_positions = false;
-  int64_t query_gap = 3;  // columns behind a row's, which belong to nobody
+  int64_t query_gap = 3;     // columns behind a row's, which belong to nobody
   int64_t asked_tokens = 0;  // the last of a sequence have queries; 0: all
 };
 

@@ -1,0 +1,419 @@
+// What an item of prefill_attention-inl.h reads: its queries, staged in shared
+// memory, and its latents, which come chunk by chunk into stages that all warps
+// read, in the order of prefill_order.h. C++17, device code.
+//
+// Places in shared memory are found anew, and of what is loaded next little is
+// kept: a lane's registers are sums.
+#pragma once
+
+#include "kernels/attention/cuda/attention_exact.h"
+#include "kernels/attention/cuda/attention_items.h"
+#include "kernels/attention/cuda/mma_operands.h"
+#include "kernels/attention/cuda/prefill_operands.h"
+#include "kernels/attention/cuda/prefill_order.h"
+#include "kernels/simt/copy.h"
+#include "kernels/simt/grid.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+inline constexpr uint32_t kPrefillThreads = 128;
+
+// `tiles` of 16 rows to a warp.
+template <typename T, int32_t tiles>
+class PrefillLoads {
+ protected:
+  static constexpr int32_t kRows = 64 * tiles;
+  static constexpr int32_t kBlock = static_cast<int32_t>(kAttentionBlockSlots);
+  static constexpr int32_t kStages = 3;
+  static constexpr int32_t kPiece = 16;  // bytes
+  static constexpr int32_t kMostPieces = 8;
+  static constexpr int32_t kPieceBytes = kBlock * kPiece;  // of all slots
+  // Behind the pieces, a word of each slot.
+  static constexpr int32_t kStageBytes = kMostPieces * kPieceBytes + kBlock * 4;
+  static constexpr int32_t kTilePieces =
+      16;  // of 8 numbers that codes are made
+  static constexpr int32_t kTileBytes = kTilePieces * kPieceBytes;
+  static constexpr int32_t kTableWords = kLevelTableWords;
+  static_assert(kStages * kStageBytes + kMmaNextBytes == kPromptFixedBytes);
+  static_assert(kTileBytes == kPromptTileBytes);
+  static_assert(kTableWords * 4 == kMmaTableBytes);
+  // A lane's rows: g and g + 8 of each tile.
+  static constexpr int32_t kLaneRows = 2 * tiles;
+
+  KVASIR_DEVICE explicit PrefillLoads(const AttentionKernelArgs& args)
+      : args_(args), device_(args.device) {
+    FillLevelTables<T>(device_, Tables());
+  }
+
+  // In shared memory, for whom it computes: two, by turns.
+  KVASIR_DEVICE uint32_t* next_item() const {
+    return reinterpret_cast<uint32_t*>(StageAt(kStages));
+  }
+
+  // All threads meet in it.
+  KVASIR_DEVICE void Begin(const Item& item, const UnitChunks& chunks) {
+    item_ = item;
+    chunks_ = chunks;
+    FindOrder();
+    load_ = order_.First(device_);
+    const bool sees = !order_.Done(load_);
+    for (int32_t k = 0; sees && k < chunks_.keys; ++k) StageQueries(ChunkOf(k));
+    // All have left stages and sums of the item before.
+    simt::SyncCta();
+    if (sees) {
+      for (int32_t k = 0; k < chunks_.keys; ++k) SumQueries(k);
+      BeginLoads();
+    }
+  }
+
+  // ---- shared memory
+
+  KVASIR_DEVICE static char* StageAt(int32_t stage) {
+    return simt::Shared() + stage * kStageBytes;
+  }
+  // Codes as numbers [16 pieces][64 slots][16 bytes].
+  KVASIR_DEVICE static char* Tile() {
+    return simt::Shared() + kPromptFixedBytes;
+  }
+  KVASIR_DEVICE int32_t QueryStride() const {
+    return static_cast<int32_t>(PromptQueryStride(device_));
+  }
+  // [rows][QueryStride()]
+  KVASIR_DEVICE uint16_t* Queries() const {
+    return reinterpret_cast<uint16_t*>(Tile() +
+                                       (device_.has_codes ? kTileBytes : 0));
+  }
+  // [runs of keys][rows]
+  KVASIR_DEVICE float* QuerySums() const {
+    return reinterpret_cast<float*>(Queries() + kRows * QueryStride());
+  }
+  // [tables][kTableWords]
+  KVASIR_DEVICE uint32_t* Tables() const {
+    return reinterpret_cast<uint32_t*>(QuerySums() +
+                                       device_.most_key_runs * kRows);
+  }
+  KVASIR_DEVICE static int32_t Thread() {
+    return static_cast<int32_t>(simt::Thread());
+  }
+  KVASIR_DEVICE static int32_t Lane() {
+    return static_cast<int32_t>(simt::Lane());
+  }
+
+  // ---- rows
+
+  KVASIR_DEVICE int32_t FirstRow() const {
+    return static_cast<int32_t>(simt::Warp()) * 16 * tiles;
+  }
+  // The lane's r-th.
+  KVASIR_DEVICE int32_t RowOf(int32_t r) const {
+    return FirstRow() + 16 * (r / 2) + 8 * (r % 2) + Lane() / 4;
+  }
+  // What the item's tokens read of a side.
+  KVASIR_DEVICE SideReads SideOf(bool of_keys) const {
+    return ReadsOf(ExactOf(device_, of_keys), order_.own);
+  }
+  // What tokens from `first` to `last` of the item see: all of them, or any.
+  KVASIR_DEVICE Slots SeenBy(int32_t begin_token, int32_t end_token) const {
+    const int64_t begin =
+        RowSlots(device_, *item_.sequence, item_.first_token + begin_token)
+            .begin;
+    const int64_t end =
+        RowSlots(device_, *item_.sequence, item_.first_token + end_token).end;
+    return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+  }
+
+  KVASIR_DEVICE void FindOrder() {
+    const int32_t last = item_.num_tokens - 1;
+    order_.seen = SeenBy(0, last);
+    const auto own = static_cast<int32_t>(OwnSlot(item_, 0));
+    order_.own = {own, own + last + 1};
+    seen_by_all_ = SeenBy(last, 0);
+    warp_seen_ = {0, 0};
+    if (FirstRow() < item_.rows()) {
+      const int32_t end = FirstRow() + 16 * tiles;
+      const int32_t end_row = end < item_.rows() ? end : item_.rows();
+      warp_seen_ =
+          SeenBy(item_.TokenIn(FirstRow()), item_.TokenIn(end_row - 1));
+    }
+  }
+  // Whether all rows read all slots of the visit so, and the warp any.
+  KVASIR_DEVICE void Look() {
+    const int32_t begin = visit_.block() * kBlock;
+    const int32_t end = begin + kBlock;
+    // (Both may lie behind 2^31.)
+    masked_ = begin < seen_by_all_.begin || seen_by_all_.end - begin < kBlock;
+    if (device_.has_exact && !masked_) {
+      const Slots slots = {begin, end};
+      masked_ = SideOf(true).Has(!visit_.keys_exact(), slots) ||
+                SideOf(false).Has(!visit_.values_exact(), slots);
+    }
+    idle_ = begin >= warp_seen_.end || warp_seen_.begin - begin >= kBlock;
+  }
+  // What a row reads of a visit, of slots from its first on.
+  struct RowReads {
+    Slots seen;
+    Slots keys, values;  // through the codec
+
+    KVASIR_DEVICE bool Has(const Visit& visit, int32_t s) const {
+      return s >= seen.begin && s < seen.end &&
+             (s >= keys.begin && s < keys.end) != visit.keys_exact() &&
+             (s >= values.begin && s < values.end) != visit.values_exact();
+    }
+  };
+  KVASIR_DEVICE RowReads ReadsOfRow(int32_t row) const {
+    const int32_t first = visit_.block() * kBlock;
+    if (row >= item_.rows()) return {{0, 0}, {0, 0}, {0, 0}};
+    const int32_t token = item_.TokenIn(row);
+    const int32_t own = order_.own.begin + token;
+    const Slots seen = SeenBy(token, token);
+    const auto codec = [&](const ExactSlots& exact) {
+      const SideReads reads = ReadsOf(exact, {own, own + 1});
+      return Slots{reads.sinks - first,
+                   exact.window > 0 ? reads.codec_end - first : kBlock};
+    };
+    return {{seen.begin - first, seen.end - first},
+            codec(device_.key_exact),
+            codec(device_.value_exact)};
+  }
+
+  // ---- queries
+
+  // The warp's rows, by 16 bytes: a lane takes every fourth piece of every
+  // eighth row, several at a time, so that stores meet in no bank.
+  KVASIR_DEVICE void StageQueries(const LatentChunkOnDevice& chunk) {
+    const int32_t pieces = (chunk.channels + 15) / 16 * 2;
+    const int32_t first_row = FirstRow() + Lane() % 8;
+    const uint16_t* from[kLaneRows];
+    KVASIR_UNROLL
+    for (int32_t r = 0; r < kLaneRows; ++r) {
+      const int32_t row = first_row + 8 * r;
+      from[r] = nullptr;
+      if (row >= item_.rows()) continue;
+      from[r] =
+          static_cast<const uint16_t*>(args_.q) +
+          RowStart(args_, item_, row, chunk.head_column, device_.q_row_stride) +
+          chunk.channel;
+    }
+    KVASIR_NO_UNROLL
+    for (int32_t first = Lane() / 8; first < pieces; first += 8) {
+      simt::Vec16 words[2][kLaneRows];
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 2; ++i) {
+        const int32_t channel = 8 * (first + 4 * i);
+        KVASIR_UNROLL
+        for (int32_t r = 0; r < kLaneRows; ++r) {
+          words[i][r] = {};
+          if (from[r] == nullptr || channel >= chunk.channels) continue;
+          words[i][r] = simt::LoadGlobal(
+              reinterpret_cast<const simt::Vec16*>(from[r] + channel));
+        }
+      }
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 2; ++i) {
+        const int32_t piece = first + 4 * i;
+        if (piece >= pieces) continue;
+        KVASIR_UNROLL
+        for (int32_t r = 0; r < kLaneRows; ++r) {
+          StoreQueries(
+              chunk.kind, words[i][r], piece,
+              Queries() + (first_row + 8 * r) * QueryStride() + chunk.column);
+        }
+      }
+    }
+  }
+  // Sums of a run of keys, a thread to a row.
+  KVASIR_DEVICE void SumQueries(int32_t k) {
+    const LatentChunkOnDevice& first = ChunkOf(k);
+    if (first.kind == ChunkKind::kNumbers ||
+        first.kind == ChunkKind::kLevels4 || !first.starts_run ||
+        Thread() >= kRows) {
+      return;
+    }
+    float sum = 0.0f;
+    for (bool ends = false; !ends; ++k) {
+      const LatentChunkOnDevice& chunk = ChunkOf(k);
+      const uint16_t* const from =
+          Queries() + Thread() * QueryStride() + chunk.column;
+      KVASIR_NO_UNROLL
+      for (int32_t c = 0; c < chunk.channels; c += 8) {
+        const auto words =
+            simt::LoadShared(reinterpret_cast<const simt::Vec16*>(from + c));
+        KVASIR_UNROLL
+        for (int32_t i = 0; i < 8; ++i) {
+          sum += simt::ToFloat(simt::BitsAs<T>(
+              static_cast<uint16_t>(words.word[i / 2] >> (16 * (i % 2)))));
+        }
+      }
+      ends = chunk.ends_run;
+    }
+    simt::StoreShared(QuerySums() + first.run * kRows + Thread(), sum);
+  }
+
+  // ---- latents
+
+  KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
+    return device_.chunks[chunks_.first + chunk];
+  }
+  // Of the next block: the thread's slot of it, that is Thread() % 64; below 0:
+  // no row sees it.
+  KVASIR_DEVICE int32_t PageOf(int32_t block) const {
+    const int32_t slot = block * kBlock + Thread() % kBlock;
+    if (slot < order_.seen.begin || slot >= order_.seen.end) return -1;
+    return simt::LoadGlobal(
+        simt::BitsAs<const int32_t*>(item_.sequence->block_table) +
+        Quotient(slot, device_.page_tokens));
+  }
+  // A page is asked for a block ahead.
+  KVASIR_DEVICE void BeginLoads() {
+    load_at_ = {0, 0};
+    stage_ = 0;
+    page_ = PageOf(load_.block());
+    next_page_ = PageOf(load_.block() + 1);
+    FindSlot();
+    KVASIR_NO_UNROLL
+    for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(i);
+  }
+  // (Each of tiles and of their slots are fewer than 2^16.)
+  KVASIR_DEVICE void FindSlot() {
+    const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
+    const uint32_t in_page = Remainder(slot, device_.page_tokens);
+    const uint32_t tile = Quotient(in_page, device_.tile_slots);
+    const auto slots = static_cast<uint32_t>(device_.tile_slots);
+    place_ = tile << 16 | (in_page - tile * slots);
+  }
+  // Asks for a chunk, if there is one left.
+  KVASIR_DEVICE void LoadNext(int32_t stage) {
+    if (!order_.Done(load_)) {
+      const bool of_keys = load_at_.chunk < chunks_.keys;
+      const bool exact = of_keys ? load_.keys_exact() : load_.values_exact();
+      const LatentChunkOnDevice& chunk = ChunkOf(load_at_.chunk);
+      char* const to = StageAt(stage);
+      exact ? LoadExact(chunk, of_keys, to) : LoadLatents(chunk, of_keys, to);
+      load_at_.Next(exact, chunk);
+      if (load_at_.chunk == chunks_.keys + chunks_.values) NextVisit();
+    }
+    simt::CommitCopies();
+  }
+  KVASIR_DEVICE void NextVisit() {
+    load_at_.chunk = 0;
+    const int32_t block = load_.block();
+    load_ = order_.Next(device_, load_);
+    if (order_.Done(load_) || load_.block() == block) return;
+    page_ = load_.block() == block + 1 ? next_page_ : PageOf(load_.block());
+    next_page_ = PageOf(load_.block() + 1);
+    FindSlot();
+  }
+  // [piece][64 slots][16 bytes], and a word of each slot. What no row reads is
+  // 0, and so is the half of a last pair of pieces that is not there.
+  KVASIR_DEVICE void LoadLatents(const LatentChunkOnDevice& chunk, bool of_keys,
+                                 char* stage) const {
+    const int32_t s = Thread() % kBlock;
+    bool reads = page_ >= 0;
+    if (device_.has_exact) {
+      // (Where all rows read it as an exact row there may be no latent.)
+      const SideReads side = SideOf(of_keys);
+      const int32_t slot = load_.block() * kBlock + s;
+      reads = reads && slot >= side.sinks && slot < side.codec_end;
+    }
+    const auto tile_slot = static_cast<int32_t>(place_ & 0xffffu);
+    const char* const tile = chunk.arena + page_ * chunk.page_bytes +
+                             int64_t{place_ >> 16} * chunk.tile_bytes;
+    CopyPieces(reads, chunk.pieces,
+               tile + chunk.codes_offset + tile_slot * chunk.slot_stride,
+               chunk.piece_stride, stage);
+    if (chunk.kind == ChunkKind::kNumbers || Thread() >= kBlock) return;
+    char* const word = stage + kMostPieces * kPieceBytes + 4 * s;
+    if (reads) {
+      simt::CopyAsync<4>(
+          word, tile + chunk.params_offset + tile_slot * chunk.params_stride);
+    } else {
+      simt::StoreShared(reinterpret_cast<uint32_t*>(word), 0u);
+    }
+  }
+  // Of exact rows, in channel order.
+  KVASIR_DEVICE void LoadExact(const LatentChunkOnDevice& chunk, bool of_keys,
+                               char* stage) const {
+    const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
+    const SideReads side = SideOf(of_keys);
+    const bool reads =
+        page_ >= 0 && (slot < side.sinks || slot >= side.exact_from);
+    const char* from = nullptr;
+    if (reads) {
+      from = RowAt(chunk, RowPlaceOf(ExactOf(device_, of_keys), *item_.sequence,
+                                     slot)) +
+             load_at_.part * kMostPieces * kPiece;
+    }
+    CopyPieces(reads, PartPieces(chunk, load_at_.part), from, kPiece, stage);
+  }
+  KVASIR_DEVICE void CopyPieces(bool reads, int32_t pieces, const char* from,
+                                int32_t stride, char* stage) const {
+    constexpr auto kStep = static_cast<int32_t>(kPrefillThreads) / kBlock;
+    char* const to = stage + Thread() % kBlock * kPiece;
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < kMostPieces / kStep; ++i) {
+      const int32_t p = Thread() / kBlock + kStep * i;
+      if (reads && p < pieces) {
+        simt::CopyAsync<kPiece>(to + p * kPieceBytes,
+                                from + int64_t{p} * stride);
+      } else if (p < (pieces + 1) / 2 * 2) {
+        simt::StoreShared(reinterpret_cast<simt::Vec16*>(to + p * kPieceBytes),
+                          simt::Vec16{});
+      }
+    }
+  }
+  // What comes at a time: a chunk, or of its exact rows a part.
+  struct Part {
+    int32_t chunk;
+    int32_t part;
+
+    KVASIR_DEVICE void Next(bool exact, const LatentChunkOnDevice& of) {
+      ++part;
+      if (exact && part < PartsOf(of)) return;
+      part = 0;
+      ++chunk;
+    }
+  };
+  // Pieces of a part.
+  KVASIR_DEVICE static int32_t PartPieces(const LatentChunkOnDevice& chunk,
+                                          int32_t part) {
+    const int32_t left = chunk.channels / 8 - part * kMostPieces;
+    return left < kMostPieces ? left : kMostPieces;
+  }
+  // The next chunk: all have what came for it, and have left the stage before,
+  // which is asked for anew, and the tile of numbers.
+  KVASIR_DEVICE char* Step() {
+    simt::WaitCopies<kStages - 2>();
+    simt::SyncCta();
+    char* const stage = StageAt(stage_);
+    LoadNext(stage_ == 0 ? kStages - 1 : stage_ - 1);
+    stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
+    return stage;
+  }
+  KVASIR_DEVICE static const uint32_t* ParamsOf(const char* stage) {
+    return reinterpret_cast<const uint32_t*>(stage + kMostPieces * kPieceBytes);
+  }
+  KVASIR_DEVICE const uint32_t* TableOf(
+      const LatentChunkOnDevice& chunk) const {
+    return Tables() + chunk.table * kTableWords;
+  }
+
+  const AttentionKernelArgs& args_;
+  const AttentionDevice& device_;
+
+  Item item_;
+  UnitChunks chunks_;
+  PromptOrder order_;
+  Slots seen_by_all_;  // rows
+  Slots warp_seen_;    // by any of the warp's
+  Visit visit_;
+  bool masked_;  // some row does not read some slot of the visit
+  bool idle_;    // no row of the warp sees any
+  int32_t stage_;
+  // What is loaded next, and where the thread's slot of its block lies.
+  Visit load_;
+  Part load_at_;
+  int32_t page_, next_page_;  // below 0: no row sees it
+  uint32_t place_;            // tile of the page, and slot of the tile below
+};
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
