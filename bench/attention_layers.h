@@ -44,8 +44,8 @@ struct LaunchTime {
 };
 
 // Owns: weights of one layer (or shares them), arenas of `num_arenas` layers,
-// and their tables. Pages of a sequence lie in random order. Threads: one at a
-// time.
+//   and their tables. Pages of a sequence lie in random order.
+// Threads: one at a time.
 class AttentionLayers {
  public:
   struct Options {

@@ -79,18 +79,24 @@ class Bench:
     def ask(self, **request):
         if self.is_over():
             raise TimeUp
-        print(json.dumps(request), file=self.process.stdin, flush=True)
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+        except OSError:
+            raise self.ended(request) from None
         # An answer is one line, so that nothing of it is read before.
         if not select.select([self.process.stdout], [], [], max(0.0, self.seconds_left()))[0]:
             self.process.kill()
             raise TimeUp
         line = self.process.stdout.readline()
         if not line:
-            raise Failure(f"bench_gpu ended with {self.process.wait()} at {request}")
+            raise self.ended(request)
         answer = json.loads(line)
         if "error" in answer:
             raise (Unserved if answer["unimplemented"] else Failure)(answer["error"])
         return answer
+
+    def ended(self, request):
+        return Failure(f"bench_gpu ended with {self.process.wait()} at {request}")
 
     def seconds_left(self):
         return self.deadline - time.monotonic()
@@ -104,7 +110,10 @@ class Bench:
             self.process.kill()
             self.process.wait()
             return 0
-        self.process.stdin.close()
+        try:
+            self.process.stdin.close()
+        except OSError:  # of what it was asked behind its end
+            pass
         return self.process.wait()
 
 
@@ -390,6 +399,18 @@ class Run:
             self.leave_out(name, f"failed: {error}")
             self.test(name, "failed", str(error))
 
+    def all_of(self, name, measure):
+        """Several rows, and what comes before them. Whether it got to their end."""
+        try:
+            measure()
+            return True
+        except TimeUp:
+            self.no_time(name)
+        except Failure as error:
+            self.leave_out(name, f"failed: {error}")
+            self.test(name, "failed", str(error))
+        return False
+
     def no_time(self, name):
         self.out_of_time.append(name)
         self.leave_out(name, "not run: the time is up")
@@ -417,19 +438,13 @@ class Run:
     def attention(self, shapes, rows):
         for shape in shapes:
             before = len(self.out_of_time)
-            for batch, context in rows:
-                try:
-                    self.case(shape, batch, context)
-                except TimeUp:  # before a plan's turn
-                    self.no_time(f"attention.{shape}.b{batch}.c{context}")
-            if len(self.out_of_time) == before:
+            whole = [self.all_of(f"attention.{shape}.b{batch}.c{context}", lambda row=(batch, context): self.case(shape, *row))
+                     for batch, context in rows]
+            if all(whole) and len(self.out_of_time) == before:
                 self.whole_shapes.append(shape)
 
     def prefill(self, shape, tokens):
-        try:
-            self.case(shape, 1, tokens, new_tokens=tokens)
-        except TimeUp:
-            self.no_time(f"prefill.{shape}.c{tokens}")
+        self.all_of(f"prefill.{shape}.c{tokens}", lambda: self.case(shape, 1, tokens, new_tokens=tokens))
 
     def case(self, shape, batch, context, new_tokens=1):
         """A row for each plan, over the same dense caches: of decoding, or of a prompt."""
@@ -545,12 +560,8 @@ class Run:
 
     def decoders(self, shape, plans, rows, steps):
         """Decode steps over each plan's caches, and of Hugging Face's decoder."""
-        try:
-            bytes_of = {plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"]
-                        for plan in {"dense-bf16", *plans}}
-            self.make_decoder(shape, rows, steps, bytes_of)
-        except TimeUp:
-            self.no_time(f"transformers.{shape}")
+        self.all_of(f"transformers.{shape}", lambda: self.make_decoder(shape, rows, steps, {
+            plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"] for plan in {"dense-bf16", *plans}}))
         for plan in plans:
             self.decode(shape, plan, rows, steps)
         if self.decoder is not None:

@@ -66,8 +66,8 @@ class DeviceClock {
 // Of any device, by the host's clock: waits at every mark, copies through the
 // host, and multiplies there. Shows that all of it runs; its times mean little.
 std::unique_ptr<DeviceClock> MakeHostClock();
-// Of a CUDA device by its events, made on the calling thread's device (in
-// bench_cuda_clock, which only a build with nvcc has).
+// Of a CUDA device by its events, made on the calling thread's device (cuda.cc,
+// which only a build with nvcc has).
 std::unique_ptr<DeviceClock> MakeCudaClock();
 
 // Keeps errors of marks for Stop.

@@ -20,8 +20,8 @@ namespace kvasir::kernels {
 struct AttentionKernels {
   std::string decode;
   std::string prompts;
-  std::string
-      why;  // it is not tensor cores, or prompts have no kernel; or empty
+  // Why they are not tensor cores', or prompts have no kernel; or empty.
+  std::string why;
 
   friend bool operator==(const AttentionKernels&,
                          const AttentionKernels&) = default;

@@ -1432,6 +1432,53 @@ TEST(AttentionCudaTest, AnyNumberOfSplitsIsMergedAsOneCtaDoes) {
   }
 }
 
+// Items take several splits where there are many beside few CTAs: each has a
+// partial result, also where none of an item's rows sees it, and the last item
+// has fewer.
+TEST(AttentionCudaTest, SplitsThatShareAnItemAreEachByThemselves) {
+  constexpr int64_t kSplits = 10;
+  constexpr int64_t kTokens = kSplits * kAttentionSplitSlots + 3;
+  const auto of = [](PartSpec key, PartSpec value) {
+    return OfHeads(8, 8, std::move(key), std::move(value));
+  };
+  LatentSpec exact =
+      WithExact("", 4, 28, 30, of(Codes({16}, {8}), Codes({16}, {8})));
+  LatentSpec sliding = of(Codes({32}, {4}), Numbers({8}));
+  sliding.window = kTokens - kAttentionSplitSlots - 2;
+  for (const LatentSpec& from :
+       {of(Numbers({8}), Codes({16}, {8})), sliding, exact}) {
+    for (const DType dtype : kBothKernels) {
+      LatentSpec spec = OfType(from, dtype);
+      spec.asked_tokens = 9;
+      LatentCache cache(spec, {kTokens, 70}, 6);
+      cache.Write(0, 0, kTokens);
+      cache.Write(1, 0, 70);
+      cache.RoundQueries(dtype);
+      const std::vector<LatentAsk> asks = {{1, 69, 1}, {0, kTokens - 9, 9}};
+      std::vector<float> first;
+      for (const int64_t most_partials : {0, 100}) {
+        EmulatedTest test(static_cast<uint64_t>(2 + most_partials),
+                          /*multiprocessors=*/1);
+        const Outcome outcome = Attend(
+            test, {cache, asks, dtype, most_partials, most_partials == 0});
+        if (first.empty()) {
+          ExpectRightByEither(outcome, dtype);
+          first = outcome.got;
+          continue;
+        }
+        EXPECT_GE(outcome.items[1].first_partial, 0);
+        // A GPU has more CTAs.
+        if (!OnGpu()) {
+          EXPECT_GT(outcome.items[1].item_splits, 1);
+          EXPECT_NE(outcome.items[1].num_splits % outcome.items[1].item_splits,
+                    0);
+        }
+        EXPECT_TRUE(SameBits(first, outcome.got));
+      }
+    }
+  }
+}
+
 TEST(AttentionCudaTest, AMergeReadsMaximaOnceForAllLanes) {
   constexpr int64_t kSplits = 5;
   LatentCache cache(OfHeads(1, 1, Numbers({8}), Numbers({64})),

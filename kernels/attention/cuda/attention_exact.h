@@ -34,12 +34,8 @@ class SideBlocks {
   KVASIR_DEVICE int32_t codec_begin() const { return Block(4); }
   KVASIR_DEVICE int32_t codec_end() const { return Block(5); }
 
-  KVASIR_DEVICE bool any_codec() const { return codec_begin() < codec_end(); }
   KVASIR_DEVICE bool any_exact() const {
     return first() < sinks_end() || window_begin() < end();
-  }
-  KVASIR_DEVICE bool HasCodec(int32_t block) const {
-    return block >= codec_begin() && block < codec_end();
   }
   KVASIR_DEVICE bool HasExact(int32_t block) const {
     return block < sinks_end() || block >= window_begin();

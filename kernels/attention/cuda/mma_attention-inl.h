@@ -21,9 +21,9 @@
 // where values are codes), and summed in float32 as they were. Queries of 4-bit
 // keys are staged in the order in which codes leave a word (0, 4, 1, 5, ...).
 //
-// An instance has 8 rows, or 16 where a KV head has more query heads than 8,
-// and is for one kind of chunks, or for any; others are for plans with exact
-// rows (attention_exact.h, mma_exact-inl.h).
+// An instance has 8 rows, for one kind of chunks or for any, or 16, for any,
+// where some unit has more than 8 heads; others are for plans with exact rows
+// (attention_exact.h, mma_exact-inl.h).
 //
 // Layout: pieces of a tile, then of 64 slots each, side by side (granules of
 // 16), so that copies are runs of 256 bytes (keys) and 1 KiB (values) a warp,
@@ -121,10 +121,9 @@ class MmaAttention : MmaRing<kind, exact> {
       Ring::slots_, Ring::split_, Ring::values_, Ring::warp_;
   using Ring::BeginLoads, Ring::BoundParams, Ring::ChannelOf, Ring::ChunkOf,
       Ring::ClearPartial, Ring::ExactPlace, Ring::FindBlocks, Ring::FindPlaces,
-      Ring::FirstPiece, Ring::HasFourBits, Ring::HasNumbers, Ring::KeyBlocks,
-      Ring::KindOf, Ring::LoadCodes, Ring::NextStage, Ring::ParamsAt,
-      Ring::ParamsOf, Ring::ReadAsCodes, Ring::Step, Ring::ValueBlocks,
-      Ring::WordOf;
+      Ring::FirstPiece, Ring::HasNumbers, Ring::KeyBlocks, Ring::KindOf,
+      Ring::LoadCodes, Ring::NextStage, Ring::ParamsAt, Ring::ParamsOf,
+      Ring::ReadAsCodes, Ring::Step, Ring::ValueBlocks, Ring::WordOf;
   using Ring::kBlock, Ring::kPiece, Ring::kSplit, Ring::kStages, Ring::kWarps,
       Ring::kWarpSlots;
   using typename Ring::PairParams, typename Ring::Place;
@@ -403,9 +402,9 @@ class MmaAttention : MmaRing<kind, exact> {
         }
         uint32_t a[2][4];
         LoadExactValues(KindOf(chunk), chunk,
-                        (HasFourBits(chunk) ? 32 : 16) * warp_, place,
+                        (HasFourBits(KindOf(chunk)) ? 32 : 16) * warp_, place,
                         k % 2 * 16, a);
-        AddExactValues(HasFourBits(chunk), block, k, a);
+        AddExactValues(HasFourBits(KindOf(chunk)), block, k, a);
       }
     }
     EndSum(chunk);
@@ -720,8 +719,7 @@ class MmaAttention : MmaRing<kind, exact> {
   KVASIR_DEVICE void ForSums(const LatentChunkOnDevice& chunk, int32_t n,
                              int32_t j, const Visit& visit) const {
     const ChunkKind what = KindOf(chunk);
-    const bool codes4 =
-        what == ChunkKind::kCodes4 || what == ChunkKind::kLevels4;
+    const bool codes4 = HasFourBits(what);
     KVASIR_UNROLL
     for (int32_t t = 0; t < 2; ++t) {
       if (t == 1 && !codes4) continue;

@@ -56,7 +56,7 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
                                 float (&scores)[tiles][4]) {
   constexpr int32_t kAhead = 2;
   const auto c = static_cast<int32_t>(simt::Lane() % 4);
-  const bool codes4 = kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
+  const bool codes4 = HasFourBits(kind);
   const int32_t each = codes4 ? 32 : 16;
   const int32_t count = (channels + each - 1) / each;
   KVASIR_NO_UNROLL
@@ -158,7 +158,7 @@ KVASIR_DEVICE void LoadExactValues(ChunkKind kind,
     words[i] =
         ExactValueWords(kind, RowAt(chunk, places[i]), first, chunk.channels);
   }
-  const bool codes4 = kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
+  const bool codes4 = HasFourBits(kind);
   KVASIR_UNROLL
   for (int32_t h = 0; h < 2; ++h) {
     const uint32_t(&one)[2] = words[2 * h].word;

@@ -27,6 +27,9 @@ KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
   }
 }
 
+KVASIR_DEVICE bool HasFourBits(ChunkKind kind) {
+  return kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
+}
 // Where channel i of a chunk of keys is staged.
 KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
   if (kind == ChunkKind::kNumbers || kind == ChunkKind::kCodes8) return i;

@@ -49,11 +49,6 @@ class MmaRing {
   static KVASIR_DEVICE bool HasNumbers(const LatentChunkOnDevice& chunk) {
     return KindOf(chunk) == ChunkKind::kNumbers;
   }
-
-  static KVASIR_DEVICE bool HasFourBits(const LatentChunkOnDevice& chunk) {
-    return KindOf(chunk) == ChunkKind::kCodes4 ||
-           KindOf(chunk) == ChunkKind::kLevels4;
-  }
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
     return device_.chunks[chunks_.first + chunk];
   }
@@ -84,12 +79,11 @@ class MmaRing {
     return place;
   }
 
-  // Of all slots, or, of whole blocks, of the first. Threads meet in it: of
-  // what was before nobody reads any more.
+  // Of all slots, or, where all blocks are whole, of each block's first.
+  // Threads meet in it.
   KVASIR_DEVICE void FindPlaces() {
     constexpr auto kThreads = static_cast<int32_t>(kMmaThreads);
-    // Of whole blocks only the first slot is asked for. They are on their way
-    // while others are waited for.
+    // They are on their way while others are waited for.
     const bool whole = device_.in_blocks && first_whole_ == 0 &&
                        end_whole_ == kSplit / kBlock &&
                        !(exact && (keys_.any_exact() || values_.any_exact()));

@@ -8,12 +8,13 @@
 //
 // The host knows how many sequences there are and nothing of their lengths, so
 // the same launches serve every step with as many. An item is the query heads
-// of one HeadUnit and of as many tokens as make up to 16 rows, over all slots
-// that they see or, for sequences of few rows, over some splits of
-// kAttentionSplitSlots: as many as leave eight items to each CTA, at most 8.
-// Borders of splits lie at fixed slots. Which contexts are split follows from
-// the room for partial results: those of the most splits, by powers of two, as
-// long as all of a power fit, and of the next one the first sequences.
+// of one HeadUnit and of as many tokens as make up to 8 rows, or 16 where a
+// unit has more heads than that, over all slots that they see or, for sequences
+// of few rows, over some splits of kAttentionSplitSlots: as many as leave eight
+// items to each CTA, at most 8. Borders of splits lie at fixed slots. Which
+// contexts are split follows from the room for partial results: those of the
+// most splits, by powers of two, as long as all of a power fit, and of the next
+// one the first sequences.
 //
 // The arithmetic of a row is its own: each split by itself (scores, the maximum
 // of all its slots, weights, sums over its slots in order), then merged in
@@ -103,7 +104,9 @@ DivideKernel(AttentionKernelArgs args) {
   const AttentionDevice& device = args.device;
   const auto lane = static_cast<int32_t>(simt::Lane());
   const auto warp = static_cast<int32_t>(simt::kWarp);
-  float partials[kLeastSplits] = {};  // exact: whole numbers far below 2^24
+  // Of whole numbers, exact up to 2^24: more than there is room for.
+  static_assert(kDevicePartialBytes / (4 * 3) < 1 << 24);
+  float partials[kLeastSplits] = {};
   for (int32_t s = lane; s < args.num_sequences; s += warp) {
     const AttentionSequence& sequence = args.sequences[s];
     const SequenceItems items = ShapeOf(device, sequence);
@@ -268,7 +271,7 @@ KVASIR_DEVICE T* ResultAt(const AttentionKernelArgs& args, int64_t row,
 }
 
 // A warp to a row, a head and 32 of its channels. Factors of 32 splits are
-// found at a time, and read by all lanes; sums are loaded 8 splits ahead of
+// found at a time, and read by all lanes; sums are loaded 16 splits ahead of
 // the chain that adds them up in order.
 template <typename T>
 KVASIR_DEVICE void MergeRow(const AttentionKernelArgs& args, int32_t index,

@@ -282,6 +282,27 @@ def test_a_request_that_outlasts_the_time_is_given_up(tmp_path):
     assert bench.is_over() and bench.close() == 0 and bench.process.returncode == -9
 
 
+def test_a_bench_that_dies_fails_the_rows_behind_it_by_name(tmp_path):
+    program = tmp_path / "bin/bench_gpu"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nread line\necho '" + json.dumps(StandIn.facts) + "'\nread line\nexit 7\n")
+    program.chmod(0o755)
+    seconds = time.monotonic() - gpu_bench.BEGIN + gpu_bench.RESERVE_SECONDS + 100
+    arguments = types.SimpleNamespace(programs=tmp_path, seconds=seconds, device="cuda:0", quick=False,
+                                      json=tmp_path / "report.json")
+    run = gpu_bench.Run(arguments, gpu_bench.Bench(arguments), gpu_bench.NoTorch("a test"))
+    run.attention(["llama-3-8b"], [(1, 4096), (16, 4096)])
+    run.prefill("llama-3-8b", 8192)
+    run.decoders("llama-3-8b", ["dense-bf16"], gpu_bench.DECODE_ROWS, 8)
+    run.end()
+    failed = {test["name"]: test.get("text", "") for test in json.loads(arguments.json.read_text())["tests"]}
+    assert list(failed) == ["attention.llama-3-8b.b1.c4096", "attention.llama-3-8b.b16.c4096",
+                            "prefill.llama-3-8b.c8192", "transformers.llama-3-8b", "decode.llama-3-8b.dense-bf16",
+                            "bench.end"]
+    assert all("bench_gpu ended with 7" in text for name, text in failed.items() if name != "bench.end")
+    assert not run.whole_shapes
+
+
 def test_what_a_back_end_does_not_serve_is_told_once_without_its_warnings(capsys):
     def refused():
         warnings.warn("Memory efficient kernel not used because:", UserWarning)
