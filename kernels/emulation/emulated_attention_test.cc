@@ -8,7 +8,9 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <limits>
+#include <random>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -1068,6 +1070,106 @@ TEST(PromptAttentionTest, LatentsAreReadOnceWithoutBankConflicts) {
     }
     // By the line that copies pieces of keys and values.
     EXPECT_THAT(loaded, Contains((511 + 512) * slot_bytes));
+  }
+}
+
+// ---- shapes at random, for what no list of cases thinks of
+
+class RandomShape {
+ public:
+  explicit RandomShape(uint64_t seed) : engine_(seed) {
+    const int64_t kv_heads = Pick({1, 1, 2, 3});
+    spec = OfHeads(kv_heads * UpTo(17), kv_heads, Part(), Part());
+    if (UpTo(3) == 1) spec.keys.push_back(Part());
+    if (UpTo(3) == 1) spec.values.push_back(Part());
+    spec.page_tokens = Pick({64, 64, 64, 128, 16, 5, 48, 192});
+    spec = InTiles(spec, spec.page_tokens % 64 == 0 ? Pick({64, 64, 0, 16}) : 0,
+                   Pick({16, 16, 16, 0}));
+    if (UpTo(4) == 1) spec.window = Pick({1, 2, 7, 50, 64, 70, 130, 513});
+    spec.causal = UpTo(5) > 1;
+    if (UpTo(2) == 1) {
+      spec = WithExact("", Pick({0, 1, 4, 63, 64, 65, 130, 600}),
+                       Pick({0, 0, 1, 2, 28, 64, 65, 100, 520}),
+                       Pick({0, 1, 2, 28, 64, 65, 100, 520}), spec);
+      spec.evicted = Pick({0, 0, 1, 1001});
+    }
+    dtype = UpTo(2) == 1 ? DType::kBf16 : DType::kF16;
+    spec = ExactOfType(spec, dtype);
+    tokens = Pick({1, 3, 17, 64, 65, 127, 128, 513, 520, 577, 1030});
+    rows = std::min(tokens, UpTo(16));
+  }
+
+  LatentSpec spec;
+  DType dtype;
+  int64_t tokens;
+  int64_t rows;  // the last of them
+
+ private:
+  int64_t UpTo(int64_t most) {
+    return 1 + static_cast<int64_t>(engine_() % static_cast<uint64_t>(most));
+  }
+  int64_t Pick(std::initializer_list<int64_t> list) {
+    return list.begin()[UpTo(static_cast<int64_t>(list.size())) - 1];
+  }
+  PartSpec Part() {
+    switch (UpTo(6)) {
+      case 1:
+        return Numbers({8 * UpTo(20)});
+      case 2:
+        return Codes({32 * UpTo(5)}, {4});
+      case 3:
+        return Codes({64 * UpTo(3)}, {4}, 32);
+      case 4:
+        return Codes({16 * UpTo(9)}, {8});
+      case 5:
+        return Codes({32 * UpTo(5)}, {8}, 16);
+      default:
+        return Levels(Codes({32 * UpTo(5)}, {4}));
+    }
+  }
+
+  std::mt19937_64 engine_;
+};
+
+TEST(AttentionCudaTest, RowsOfShapesAtRandomAreRightAndTheirOwn) {
+  for (uint64_t seed = 1; seed <= 2 * kSeeds; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomShape shape(seed);
+    const LatentSpec& spec = shape.spec;
+    const DType dtype = shape.dtype;
+    const int64_t tokens = shape.tokens;
+    const int64_t rows = shape.rows;
+    LatentCache cache(spec, {tokens, 70}, static_cast<uint32_t>(seed));
+    cache.Write(0, 0, tokens);
+    cache.Write(1, 0, 70);
+    cache.RoundQueries(dtype);
+    std::vector<float> all[2];
+    for (const bool splits : {false, true}) {
+      EmulatedTest test(2 * seed + splits);
+      const Outcome outcome =
+          Attend(test, {cache,
+                        {{0, tokens - rows, rows}, {1, 69, 1}},
+                        dtype,
+                        splits ? 64 : 0,
+                        !splits});
+      // (Of very many rows a few have values that cancel.)
+      if (!splits) {
+        EXPECT_LE(outcome.error, ToleranceOf(dtype));
+      }
+      all[splits] = outcome.got;
+    }
+    EXPECT_TRUE(SameBits(all[0], all[1]));
+    if (!spec.causal) continue;
+    std::vector<float> alone;
+    for (int64_t r = 0; r <= rows; ++r) {
+      const LatentAsk ask =
+          r < rows ? LatentAsk{0, tokens - rows + r, 1} : LatentAsk{1, 69, 1};
+      EmulatedTest test(static_cast<uint64_t>(r));
+      const std::vector<float> row =
+          Attend(test, {cache, {ask}, dtype, 64, false}).got;
+      alone.insert(alone.end(), row.begin(), row.end());
+    }
+    EXPECT_TRUE(SameBits(all[0], alone));
   }
 }
 
