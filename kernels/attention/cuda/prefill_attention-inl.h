@@ -31,9 +31,9 @@
 // move 4.3 GB of them in a layer. Queries and results once. Operations: 4 of a
 // row, slot and channel, 0.55e12 in such a layer. Shared memory moves for a
 // product (16 x 8 x 16) of scores 192 bytes, of values 128, with 32 rows to a
-// warp: fewer than mma.sync takes time for; with 16 rows twice as many.
+// warp: fewer than mma.sync takes time for; with 16 rows 320 and 256.
 // Instructions of a lane beside them, for a block of 64 slots and 256 products:
-// 80 loads of operands, 3.5 for each of 64 scores; of codes about 1.5 for each
+// 80 loads of operands, 4.5 for each of 64 scores; of codes about 1.5 for each
 // of 128 numbers. Floor: operations over the tensor cores'.
 #pragma once
 
