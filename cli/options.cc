@@ -156,6 +156,8 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
           "with a GPU: the share of its memory that may be taken in all, by "
           "weights, cache, steps, CUDA itself and other processes; "
           "--kv-cache-bytes is at most what it leaves")
+      ->each(
+          [options](const std::string&) { options->gpu_memory_given = true; })
       ->check(Above(0))
       ->check(Between(0, 1));
   AddBytesOrAuto(app, "--host-pool-bytes", options->host_pool_bytes,

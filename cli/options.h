@@ -23,9 +23,10 @@ class Validator;
 namespace kvasir::cli {
 
 // What a model runs on (device.h). Commands without the flags measure or write
-// what is the CPU's; AddDeviceFlags makes it auto.
+// what is the CPU's.
 struct DeviceFlags {
   std::string device = "cpu";
+  bool given = false;  // --device was
   std::string module;  // empty: the one beside the program
 };
 
@@ -63,6 +64,7 @@ struct EngineFlags {
   int64_t max_batched_tokens = 512;
   int64_t kv_cache_bytes = 0;  // 0: a share of the memory that is left
   double gpu_memory_utilization = 0.9;
+  bool gpu_memory_given = false;
   // Empty: a share of the pool's; 0: no host pool.
   std::optional<int64_t> host_pool_bytes;
   int64_t max_queue = 1024;

@@ -59,6 +59,7 @@ void AddDeviceFlags(CLI::App* app, DeviceFlags* options) {
           "kernels for a GPU run on the host, slowly and for tests "
           "(emulated:f32: activations in f32, f16 or bf16); auto: the first "
           "GPU where it can be used and has the plan's kernels, else the cpu")
+      ->each([options](const std::string&) { options->given = true; })
       ->check(Checked(CheckDeviceName))
       ->type_name("auto|cpu|cuda[:N]|emulated[:SETTINGS]");
   AddText(app, "--device-module", options->module,
@@ -85,7 +86,7 @@ absl::Status CheckDeviceIsUsed(const DeviceFlags& flags,
         flag, " ", value, " is of a model that is run here: the server at ",
         endpoint, " runs on what it was started with"));
   };
-  if (flags.device != kDefault) return refuse("--device", flags.device);
+  if (flags.given) return refuse("--device", flags.device);
   if (!flags.module.empty()) return refuse("--device-module", flags.module);
   return absl::OkStatus();
 }

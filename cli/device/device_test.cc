@@ -36,10 +36,15 @@ TEST(DeviceTest, NamesAreCheckedWhereTheyAreGiven) {
 
 TEST(DeviceTest, AServersDeviceIsNotAClientsToChoose) {
   KVASIR_EXPECT_OK(CheckDeviceIsUsed({.device = "cpu"}, "127.0.0.1:1"));
-  EXPECT_THAT(CheckDeviceIsUsed({.device = "cuda:1"}, "127.0.0.1:1"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("--device cuda:1 "),
-                             HasSubstr("the server at 127.0.0.1:1"))));
+  EXPECT_THAT(
+      CheckDeviceIsUsed({.device = "cpu", .given = true}, "127.0.0.1:1"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("--device cpu is of a model that is run here")));
+  EXPECT_THAT(
+      CheckDeviceIsUsed({.device = "cuda:1", .given = true}, "127.0.0.1:1"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("--device cuda:1 "),
+                     HasSubstr("the server at 127.0.0.1:1"))));
   EXPECT_THAT(
       CheckDeviceIsUsed({.device = "cpu", .module = "m.so"}, "127.0.0.1:1"),
       StatusIs(absl::StatusCode::kInvalidArgument,

@@ -198,6 +198,12 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
                      " is less than --max-num-seqs ", flags.max_num_seqs,
                      ": every running sequence decodes one token a step"));
   }
+  if (flags.gpu_memory_given && options.model.device.device == "cpu") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--gpu-memory-utilization ", flags.gpu_memory_utilization,
+        " is of a GPU's memory, this is --device cpu: want --device cuda or "
+        "auto, or --kv-cache-bytes"));
+  }
   auto runtime = std::unique_ptr<WorkerRuntime>(new WorkerRuntime());
   const absl::Time start = absl::Now();
   KVASIR_ASSIGN_OR_RETURN(

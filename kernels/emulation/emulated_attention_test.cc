@@ -503,7 +503,8 @@ TEST_P(PromptAttentionTest, AreRightAndOfTheSameBits) {
     EXPECT_EQ(rows.prompt_items, 0);
     // Where all rows see all slots, chunks are another question.
     if (!spec.causal) continue;
-    const auto in_chunks = [&](int64_t tokens) {
+    // (clang 14 captures no bindings by reference.)
+    const auto in_chunks = [&, dtype = dtype, room = room](int64_t tokens) {
       std::vector<LatentAsk> chunks;
       for (int64_t t = kFirst; t < kTokens; t += tokens) {
         chunks.push_back({0, t, tokens, dead_pages});

@@ -65,7 +65,7 @@ def test_auto_goes_on_without_a_gpu_and_says_why():
 
 
 def test_a_servers_device_is_not_a_clients_to_choose():
-    for flags in (["--device", "cuda:0"], ["--device", "auto"], ["--device-module", "m.so"]):
+    for flags in (["--device", "cuda:0"], ["--device", "auto"], ["--device", "cpu"], ["--device-module", "m.so"]):
         for endpoint in ([], ["--endpoint", "127.0.0.1:1"]):
             text = refused("generate", "--prompt", "a", *endpoint, *flags)
             assert flags[0] in text and "the server at 127.0.0.1:" in text, text
@@ -74,6 +74,11 @@ def test_a_servers_device_is_not_a_clients_to_choose():
 @pytest.mark.parametrize("share", ["0", "1.01", "-1", "x"])
 def test_a_share_of_a_gpus_memory_is_more_than_none_and_at_most_all(share):
     assert "--gpu-memory-utilization" in refused("serve", "--model", TINY, "--gpu-memory-utilization", share)
+
+
+def test_a_share_of_a_gpus_memory_is_refused_on_the_cpu():
+    assert ("--gpu-memory-utilization 0.5 is of a GPU's memory, this is --device cpu"
+            in refused("serve", "--model", TINY, "--gpu-memory-utilization", 0.5))
 
 
 def test_a_pool_too_small_for_one_sequence_names_bytes_and_flag():
