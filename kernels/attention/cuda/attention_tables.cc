@@ -203,7 +203,8 @@ int32_t WarpStageBytes(const HostChunks& made) {
   bool codes = false;
   for (const UnitChunks& unit : made.units) {
     for (int32_t i = 0; i < unit.keys + unit.values; ++i) {
-      const auto& chunk = made.chunks[static_cast<size_t>(unit.first + i)];
+      const auto& chunk =
+          made.chunks[static_cast<size_t>(int64_t{unit.first} + i)];
       const bool numbers = chunk.kind == ChunkKind::kNumbers;
       codes = codes || !numbers;
       const int32_t bytes =
@@ -266,7 +267,8 @@ int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
   int32_t most = 128;
   for (const UnitChunks& unit : made.units) {
     for (int32_t k = 0; k < unit.keys; ++k) {
-      const auto& chunk = made.chunks[static_cast<size_t>(unit.first + k)];
+      const auto& chunk =
+          made.chunks[static_cast<size_t>(int64_t{unit.first} + k)];
       if (AreWholePieces(params, chunk)) continue;
       *why = "prompts: queries in no aligned pieces of 16 bytes";
       return 0;
@@ -297,7 +299,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   }
   for (const UnitChunks& unit : made.units) {
     for (int32_t i = 0; i < unit.keys + unit.values; ++i) {
-      const auto& chunk = made.chunks[static_cast<size_t>(unit.first + i)];
+      const auto& chunk =
+          made.chunks[static_cast<size_t>(int64_t{unit.first} + i)];
       if (chunk.kind == ChunkKind::kNumbers) continue;
       device->has_codes = true;
       if (i < unit.keys) {

@@ -172,7 +172,7 @@ KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
   return kMmaWarps * MmaStages(device.kind) * device.warp_stage_bytes +
          kMmaNextBytes + 8 * kAttentionSplitSlots +
          device.num_tables * kMmaTableBytes +
-         device.tile_rows * (kMmaScoreBytes + 2 * device.query_stride + 4 * 4 +
+         device.tile_rows * (kMmaScoreBytes + 2 * device.query_stride + 16 +
                              4 * device.most_key_runs + 4 * device.out_width);
 }
 inline constexpr int64_t kPromptFixedBytes = 25360;
