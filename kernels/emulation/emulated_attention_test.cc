@@ -1509,6 +1509,69 @@ TEST(AttentionCudaTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
   }
 }
 
+TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
+  constexpr int64_t kRows = 17;
+  constexpr int64_t kNumbers = 16 * 24;  // of a row
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    const LatentSpec spec =
+        OfType(OfHeads(16, 1, Numbers({40}), Numbers({24})), dtype);
+    // Slot 0 is spoiled, which all rows see.
+    const auto attend = [&](int64_t first, float key, float value) {
+      LatentCache cache(spec, {first + kRows}, 9);
+      cache.Write(0, 0, first + kRows);
+      cache.RoundQueries(dtype);
+      SpoilNumber(cache, 0, 0, key);
+      SpoilNumber(cache, 1, 0, value);
+      EmulatedTest test(1);
+      const Outcome outcome =
+          Attend(test, {cache, {{0, first, kRows}}, dtype, 64, false});
+      EXPECT_GT(outcome.prompt_items, 0);
+      return outcome.got;
+    };
+    // Of the heads' numbers; what belongs to none stays NaN.
+    const auto nans = [](const std::vector<float>& rows, int64_t count) {
+      const auto width = static_cast<int64_t>(rows.size()) / kRows;
+      return std::count_if(rows.begin(), rows.begin() + count * width,
+                           [](float x) { return std::isnan(x); }) -
+             count * (width - kNumbers);
+    };
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_EQ(nans(attend(100, nan, 1.0f), kRows), kRows * kNumbers);
+    // +inf or -inf, as the head's query has it.
+    const std::vector<float> rows = attend(100, kInfinity, 1.0f);
+    EXPECT_GT(nans(rows, kRows), 0);
+    EXPECT_LT(nans(rows, kRows), kRows * kNumbers);
+    EXPECT_EQ(nans(rows, kRows) % 24, 0);
+    EXPECT_TRUE(SameBits(rows, attend(100, kInfinity, 7.0f)));
+    // All that the first row sees.
+    EXPECT_EQ(nans(attend(0, kInfinity, 1.0f), 1), kNumbers);
+  }
+}
+
+// Rows of one head: an item is 128 tokens, whose warps see other blocks, and a
+// window leaves rows of one warp with none in common.
+TEST(PromptAttentionTest, ItemsOfManyTokensAreRightHoweverTheyAreCut) {
+  for (const int64_t window : {0, 20, 70}) {
+    LatentSpec spec =
+        OfType(OfHeads(1, 1, Codes({64}, {8}), Numbers({72})), DType::kBf16);
+    spec.window = window;
+    LatentCache cache(spec, {150}, 3);
+    cache.Write(0, 0, 150);
+    cache.RoundQueries(DType::kBf16);
+    std::vector<float> whole;
+    for (const int64_t chunk : {150, 75, 30}) {
+      std::vector<LatentAsk> asks;
+      for (int64_t t = 0; t < 150; t += chunk) asks.push_back({0, t, chunk});
+      EmulatedTest test(static_cast<uint64_t>(chunk));
+      const Outcome outcome = Attend(test, {cache, asks, DType::kBf16});
+      ExpectRight(outcome, DType::kBf16);
+      EXPECT_EQ(outcome.prompt_items, chunk > 128 ? 2 : 150 / chunk);
+      if (whole.empty()) whole = outcome.got;
+      EXPECT_TRUE(SameBits(whole, outcome.got)) << window << " " << chunk;
+    }
+  }
+}
+
 // More splits than a warp has lanes, and the parts of a head.
 TEST(AttentionCudaTest, AnyNumberOfSplitsIsMergedAsOneCtaDoes) {
   constexpr int64_t kTokens = 33 * kAttentionSplitSlots + 3;
