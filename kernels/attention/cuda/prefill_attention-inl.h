@@ -135,10 +135,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       if (!visit_.keys_exact() && chunk.kind != ChunkKind::kNumbers) {
         ScoreCodes(chunk, stage);
       } else {
-        const bool exact = visit_.keys_exact();
-        const int32_t pieces =
-            exact ? PartPieces(chunk, at.part) : chunk.pieces;
-        if (exact && chunk.kind != ChunkKind::kNumbers) {
+        const int32_t pieces = PartPieces(chunk, at.part);
+        if (chunk.kind != ChunkKind::kNumbers) {
           OrderExactKeys(chunk.kind, pieces, stage);
           simt::SyncCta();
         }
@@ -273,7 +271,9 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       // (1 where it stays: a block that a row does not see changes no bit.)
       factors[r] = simt::Exp2((max_[r] - max) * scale);
       max_[r] = max;
-      // (Finite where no score is, so that what is hidden weighs 0.)
+      // (Finite where no score is, so that what is hidden weighs 0. A weight is
+      // above 1 by what this is rounded: of scores beyond 2^27 it may be
+      // infinite, and the row NaN.)
       const float scaled = simt::Max(max * scale, kLeastMax);
       float sum = 0.0f;
       ForScores(r, [&](float& score) {
@@ -357,7 +357,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
         }
       } else {
         const int32_t pieces = PartPieces(chunk, at.part);
-        if (exact && IsCodes4(chunk)) {
+        if (exact && HasFourBits(chunk.kind)) {
           OrderExactValues(pieces, stage);
           simt::SyncCta();
         }
@@ -365,10 +365,6 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
       at.Next(exact, chunk);
     }
-  }
-  static KVASIR_DEVICE bool IsCodes4(const LatentChunkOnDevice& chunk) {
-    return chunk.kind == ChunkKind::kCodes4 ||
-           chunk.kind == ChunkKind::kLevels4;
   }
   template <typename Number>
   KVASIR_DEVICE Weights PackedWeights() const {
@@ -576,7 +572,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
           const float sum = sum_[r / 2][at + n][r % 2 * 2 + j];
           const float number = seen.begin < seen.end ? sum * inverse[r] : 0.0f;
           simt::StoreGlobal(
-              out + 8 * n + (IsCodes4(chunk) ? c + 4 * j : 2 * c + j),
+              out + 8 * n + (HasFourBits(chunk.kind) ? c + 4 * j : 2 * c + j),
               simt::FromFloat<T>(number));
         }
       }

@@ -45,7 +45,7 @@ class PrefillLoads {
     FillLevelTables<T>(device_, Tables());
   }
 
-  // In shared memory, for whom it computes: two, by turns.
+  // In shared memory, the kernel's: two, by turns.
   KVASIR_DEVICE uint32_t* next_item() const {
     return reinterpret_cast<uint32_t*>(StageAt(kStages));
   }
@@ -112,7 +112,9 @@ class PrefillLoads {
   KVASIR_DEVICE SideReads SideOf(bool of_keys) const {
     return ReadsOf(ExactOf(device_, of_keys), order_.own);
   }
-  // What tokens from `first` to `last` of the item see: all of them, or any.
+  // From the first slot that a token of the item sees up to the last one that
+  // another does: of its first and last token what any sees, the other way
+  // around what all see.
   KVASIR_DEVICE Slots SeenBy(int32_t begin_token, int32_t end_token) const {
     const int64_t begin =
         RowSlots(device_, *item_.sequence, item_.first_token + begin_token)
@@ -139,11 +141,10 @@ class PrefillLoads {
   // Whether all rows read all slots of the visit so, and the warp any.
   KVASIR_DEVICE void Look() {
     const int32_t begin = visit_.block() * kBlock;
-    const int32_t end = begin + kBlock;
-    // (Both may lie behind 2^31.)
+    // (The last block's end is no int32_t.)
     masked_ = begin < seen_by_all_.begin || seen_by_all_.end - begin < kBlock;
     if (device_.has_exact && !masked_) {
-      const Slots slots = {begin, end};
+      const Slots slots = {begin, begin + kBlock};
       masked_ = SideOf(true).Has(!visit_.keys_exact(), slots) ||
                 SideOf(false).Has(!visit_.values_exact(), slots);
     }
@@ -254,10 +255,13 @@ class PrefillLoads {
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
     return device_.chunks[chunks_.first + chunk];
   }
-  // Of the next block: the thread's slot of it, that is Thread() % 64; below 0:
-  // no row sees it.
+  // The page of the thread's slot of a block, that is Thread() % 64 there;
+  // below 0: no row sees it.
   KVASIR_DEVICE int32_t PageOf(int32_t block) const {
-    const int32_t slot = block * kBlock + Thread() % kBlock;
+    constexpr auto kSlots = static_cast<uint32_t>(kBlock);
+    // (Behind the last block that there may be it is below 0.)
+    const auto slot = static_cast<int32_t>(
+        static_cast<uint32_t>(block) * kSlots + simt::Thread() % kSlots);
     if (slot < order_.seen.begin || slot >= order_.seen.end) return -1;
     return simt::LoadGlobal(
         simt::BitsAs<const int32_t*>(item_.sequence->block_table) +
@@ -299,7 +303,7 @@ class PrefillLoads {
     const int32_t block = load_.block();
     load_ = order_.Next(device_, load_);
     if (order_.Done(load_) || load_.block() == block) return;
-    page_ = load_.block() == block + 1 ? next_page_ : PageOf(load_.block());
+    page_ = next_page_;  // every block has a visit
     next_page_ = PageOf(load_.block() + 1);
     FindSlot();
   }

@@ -143,7 +143,7 @@ KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
 }
 
 // Exact rows of keys, pieces of 8 numbers in channel order, in the order in
-// which products take a chunk of `kind` (PromptQueryAt); whole groups of 32 or
+// which products take a chunk of `kind` (StoreQueries); whole groups of 32 or
 // 16 channels, in place.
 KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
   const auto thread = static_cast<int32_t>(simt::Thread());

@@ -10,20 +10,15 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 KVASIR_DEVICE int32_t PromptTokens(const AttentionKernelArgs& args) {
   return args.prompt_rows / args.device.most_heads;
 }
-// As FindItem, of those.
+// As FindItem, of those, which are not split.
 KVASIR_DEVICE Item FindPromptItem(const AttentionKernelArgs& args,
                                   int32_t index) {
   const int32_t s = FindSequence<&SequenceItems::first_prompt>(args, index);
-  const SequenceItems items = args.items[s];
   const auto units = static_cast<int32_t>(args.device.num_units);
-  const int32_t rest = index - items.first_prompt;
+  const int32_t rest = index - args.items[s].first_prompt;
   const int32_t tokens = PromptTokens(args);
-  Item item;
+  Item item = {};
   item.sequence = args.sequences + s;
-  item.first_split = items.first_split;
-  item.num_splits = items.num_splits;
-  item.partial = -1;
-  item.partial_stride = 0;
   item.unit_index = rest % units;
   item.unit = args.device.units[item.unit_index];
   item.first_token = int64_t{rest / units} * tokens;
