@@ -35,10 +35,12 @@ const uint64_t kSeeds = Seeds();
 // What a launch on a cache is, in memory of the emulated device.
 class DeviceLaunch {
  public:
-  // `args` and `cache` are the host's.
+  // `args` and `cache` are the host's. Before the cache's slots come
+  // `slots_before` more, of whole pages that were given up.
   DeviceLaunch(EmulatedTest& test, const LatentCache& cache,
                const PagedAttentionArgs& args,
-               const std::vector<LatentAsk>& asks, DType dtype)
+               const std::vector<LatentAsk>& asks, DType dtype,
+               int64_t slots_before = 0)
       : test_(test), dtype_(dtype), shape_(OnDevice(args)) {
     shape_.dtype = dtype;
     for (int64_t p = 0; p < args.num_key_parts; ++p) {
@@ -67,7 +69,10 @@ class DeviceLaunch {
       const int64_t pages = (slots + args.page_tokens - 1) / args.page_tokens;
       const int32_t* table = sequence.block_table.device_address();
       buffers_.push_back(test.Put(std::vector<int32_t>(table, table + pages)));
-      sequence.block_table = buffers_.back().as<int32_t>();
+      const int64_t pages_before = slots_before / args.page_tokens;
+      sequence.block_table = buffers_.back().as<int32_t>() + -pages_before;
+      sequence.first_live_index += pages_before;
+      sequence.first_slot += slots_before;
       const int64_t from = asks[static_cast<size_t>(s)].sequence;
       buffers_.push_back(test.Put(cache.side_table(from)));
       sequence.side_pages = buffers_.back().as<int32_t>();
@@ -193,6 +198,7 @@ struct Ask {
   // Changes exact rows, which are written for each launch.
   std::function<void(const PagedAttentionArgs&)> spoil = nullptr;
   bool prompts_as_rows = false;
+  int64_t slots_before = 0;  // DeviceLaunch's
 };
 
 Outcome Attend(EmulatedTest& test, const Ask& ask) {
@@ -200,7 +206,8 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
   ask.cache.UseThreads(HostThreads());
   ask.cache.Launch(ask.asks, [&](const PagedAttentionArgs& args) {
     if (ask.spoil != nullptr) ask.spoil(args);
-    DeviceLaunch launch(test, ask.cache, args, ask.asks, ask.dtype);
+    DeviceLaunch launch(test, ask.cache, args, ask.asks, ask.dtype,
+                        ask.slots_before);
     launch.shape().most_partials = ask.most_partials;
     launch.shape().prompts_as_rows = ask.prompts_as_rows;
     outcome.got = launch.Run();
@@ -310,6 +317,9 @@ std::vector<LatentSpec> TensorCoreSpecs() {
   parts.values.push_back(Levels(Codes({32}, {4})));
   LatentSpec groups = OfHeads(8, 4, Groups(Numbers({96, 24}), {0, 0, 1, 1}),
                               Groups(Codes({64, 32}, {4}, 32), {0, 1, 1, 0}));
+  // Of four heads and of two.
+  LatentSpec unlike = OfHeads(6, 3, Groups(Codes({64}, {8}, 16), {0, 0, 1}),
+                              Groups(Numbers({24, 136}), {1, 1, 0}));
   LatentSpec window = OfHeads(4, 2, Codes({64}, {4}), Codes({64}, {8}));
   window.window = 50;
   LatentSpec ahead = OfHeads(4, 2, Numbers({64}), Codes({64}, {4}));
@@ -334,6 +344,7 @@ std::vector<LatentSpec> TensorCoreSpecs() {
                                   Levels(Codes({64}, {4})))),
           named("parts", InTiles(parts, 0)),
           named("groups", groups),
+          named("unlike_units", unlike),
           named("window", window),
           named("not_causal", ahead),
           named("slot_after_slot", rows),
@@ -936,6 +947,51 @@ TEST(PromptAttentionTest, PagesThatWereGivenUpAreNotRead) {
   EXPECT_GT(outcome.prompt_items, 0);
 }
 
+TEST(PromptAttentionTest, ServesOneToSixteenHeadsOfAGroupAndMore) {
+  for (const int64_t heads : {1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 40}) {
+    LatentCache cache(OfHeads(2 * heads, 2, Numbers({40}), Codes({96}, {4})),
+                      {70}, 3);
+    cache.Write(0, 0, 70);
+    cache.RoundQueries(DType::kBf16);
+    EmulatedTest test(static_cast<uint64_t>(heads));
+    SCOPED_TRACE(heads);
+    const Outcome outcome = Attend(test, {cache, {{0, 52, 18}}, DType::kBf16});
+    ExpectRight(outcome, DType::kBf16);
+    // Of both KV heads, 128 rows in units of up to 16 heads.
+    const int64_t units = (heads + 15) / 16;
+    const int64_t tokens = 128 / std::min<int64_t>(heads, 16);
+    EXPECT_EQ(outcome.prompt_items, 2 * units * ((18 + tokens - 1) / tokens));
+  }
+}
+
+TEST(PromptAttentionTest, PagesTilesAndGranulesDoNotChangeBits) {
+  for (const LatentSpec& from : {kPromptNumbers, kFour}) {
+    std::vector<float> first;
+    for (const auto& [page_tokens, tile_slots, granule] :
+         std::vector<std::array<int64_t, 3>>{{64, 64, 16},
+                                             {128, 64, 16},
+                                             {192, 64, 16},
+                                             {5, 5, 16},
+                                             {16, 8, 16},
+                                             {32, 32, 0},
+                                             {128, 16, 0}}) {
+      LatentSpec spec = InTiles(from, tile_slots, granule);
+      spec.page_tokens = page_tokens;
+      LatentCache cache(spec, {150}, 3);
+      cache.Write(0, 0, 150);
+      cache.RoundQueries(DType::kBf16);
+      EmulatedTest test(1);
+      const Outcome outcome =
+          Attend(test, {cache, {{0, 110, 40}}, DType::kBf16});
+      ExpectRight(outcome, DType::kBf16);
+      EXPECT_GT(outcome.prompt_items, 0);
+      if (first.empty()) first = outcome.got;
+      EXPECT_TRUE(SameBits(first, outcome.got))
+          << page_tokens << " " << tile_slots << " " << granule;
+    }
+  }
+}
+
 // An infinite value of a token of the prompt is nothing to those before it.
 TEST(PromptAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
   LatentCache cache(kPromptNumbers, {528}, 8);
@@ -1176,6 +1232,43 @@ TEST(AttentionCudaTest, RowsOfShapesAtRandomAreRightAndTheirOwn) {
   }
 }
 
+// Cut anywhere into chunks that are prompts.
+TEST(PromptAttentionTest, PromptsOfShapesAtRandomAreRightAndOfTheSameBits) {
+  for (uint64_t seed = 1; seed <= (kSeeds + 1) / 2; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomShape shape(1000 + seed);
+    const DType dtype = shape.dtype;
+    std::mt19937_64 engine(seed);
+    const auto up_to = [&](int64_t most) {
+      return 1 + static_cast<int64_t>(engine() % static_cast<uint64_t>(most));
+    };
+    constexpr int64_t kLeast = kDeviceSplitRows + 1;
+    const int64_t rows = kLeast - 1 + up_to(130);
+    const int64_t first = std::max<int64_t>(0, shape.tokens - rows);
+    const int64_t tokens = first + rows;
+    LatentCache cache(shape.spec, {tokens}, static_cast<uint32_t>(seed));
+    cache.Write(0, 0, tokens);
+    cache.RoundQueries(dtype);
+    EmulatedTest test(WithShared(seed, kMuchRoom));
+    const Outcome whole = Attend(test, {cache, {{0, first, rows}}, dtype});
+    EXPECT_LE(whole.error, ToleranceOf(dtype));
+    // Where all rows see all slots, chunks are another question.
+    if (!shape.spec.causal || whole.prompt_items == 0) continue;
+    std::vector<float> in_chunks;
+    for (int64_t t = first; t < tokens;) {
+      int64_t count = kLeast - 1 + up_to(60);
+      if (tokens - t - count < kLeast) count = tokens - t;
+      EmulatedTest other(
+          WithShared(seed + static_cast<uint64_t>(t), kMuchRoom));
+      const Outcome part =
+          Attend(other, {cache, {{0, t, count}}, dtype, 64, false});
+      in_chunks.insert(in_chunks.end(), part.got.begin(), part.got.end());
+      t += count;
+    }
+    EXPECT_TRUE(SameBits(whole.got, in_chunks));
+  }
+}
+
 // ----
 
 // Longer contexts are split first where there is not room for all.
@@ -1290,6 +1383,34 @@ TEST(AttentionCudaTest, SlotsOfPagesBeyond16BitsAreFound) {
   }
 }
 
+// Contexts that end with the last slot there may be: places in 32 bits.
+TEST(AttentionCudaTest, SlotsUpToTheLastOneAreFound) {
+  constexpr int64_t kTokens = 1023;
+  constexpr int64_t kBefore = kAttentionMostSlots - kTokens;
+  static_assert(kBefore % kAttentionSplitSlots == 0);
+  LatentSpec sliding = kDense;
+  sliding.window = 70;
+  // (Rings of 128 and 64 rows, of which whole ones come before.)
+  const LatentSpec exact = WithExact("", 0, 129, 65, kFour);
+  for (const LatentSpec& from : {kDense, sliding, exact}) {
+    for (const DType dtype : kBothKernels) {
+      for (const int64_t rows : {40, 9}) {
+        LatentCache cache(OfType(from, dtype), {kTokens}, 3);
+        cache.Write(0, 0, kTokens);
+        cache.RoundQueries(dtype);
+        Ask ask = {cache, {{0, kTokens - rows, rows, 8}}, dtype, 64, false};
+        EmulatedTest test(1);
+        const Outcome first = Attend(test, ask);
+        ask.slots_before = kBefore;
+        EmulatedTest other(1);
+        const Outcome last = Attend(other, ask);
+        EXPECT_EQ(last.prompt_items > 0, dtype != DType::kF32 && rows > 16);
+        EXPECT_TRUE(SameBits(first.got, last.got)) << rows;
+      }
+    }
+  }
+}
+
 TEST(AttentionCudaTest, PagesThatWereGivenUpAreNotRead) {
   LatentSpec spec = kDense;
   spec.page_tokens = 16;
@@ -1361,6 +1482,7 @@ void SpoilNumber(LatentCache& cache, size_t p, int64_t slot, float with) {
   });
 }
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // Rows of five tokens, the third of which has the spoilt slot.
 struct Spoilt {
@@ -1457,6 +1579,71 @@ TEST(PromptAttentionTest, BoundsScalesAsTheDecodingKernelDoes) {
   }
 }
 
+// Of a slot that rows before its own do not see.
+TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
+  constexpr int64_t kFirst = 500;
+  constexpr int64_t kCount = 28;
+  constexpr int64_t kSlot = kFirst + 5;
+  for (const PartSpec& value : {Numbers({24}), Codes({32}, {4})}) {
+    for (const float key : {kNaN, kInfinity}) {
+      LatentCache cache(OfHeads(16, 1, Numbers({40}), value), {kFirst + kCount},
+                        9);
+      cache.Write(0, 0, kFirst + kCount);
+      cache.RoundQueries(DType::kBf16);
+      std::vector<float> rows[2];
+      for (const int i : {0, 1}) {
+        if (i == 1) SpoilNumber(cache, 0, kSlot, key);
+        EmulatedTest test(1);
+        const Outcome outcome = Attend(
+            test, {cache, {{0, kFirst, kCount, 6}}, DType::kBf16, 64, false});
+        EXPECT_GT(outcome.prompt_items, 0);
+        rows[i] = outcome.got;
+      }
+      const size_t seen = rows[0].size() / kCount * (kSlot - kFirst);
+      int64_t nans = 0;
+      for (size_t i = 0; i < rows[0].size(); ++i) {
+        // (What belongs to no head is NaN before.)
+        const bool spoilt = !std::isnan(rows[0][i]) && std::isnan(rows[1][i]);
+        nans += spoilt;
+        EXPECT_TRUE(i >= seen || SameBits({rows[0][i]}, {rows[1][i]})) << i;
+      }
+      // An infinite key weighs nothing where a row's query makes it -inf.
+      const int64_t all = (kCount - (kSlot - kFirst)) * 16 * value.widths[0];
+      EXPECT_EQ(nans == all, std::isnan(key));
+      EXPECT_GT(nans, 0);
+      EXPECT_EQ(nans % value.widths[0], 0);
+    }
+  }
+}
+
+// Scores far apart or nearly alike are weighed as the definition has it.
+TEST(PromptAttentionTest, ScalesOfAnySizeAreServed) {
+  for (const float scale : {1e-38f, 1e-6f, 30.0f, 1e5f}) {
+    LatentCache cache(kPromptNumbers, {80}, 3);
+    cache.Write(0, 0, 80);
+    cache.RoundQueries(DType::kBf16);
+    std::vector<float> rows[2];
+    cache.Launch({{0, 40, 40}}, [&](const PagedAttentionArgs& args) {
+      for (const bool as_rows : {false, true}) {
+        EmulatedTest test(1);
+        DeviceLaunch launch(test, cache, args, {{0, 40, 40}}, DType::kBf16);
+        launch.shape().scale = scale;
+        launch.shape().prompts_as_rows = as_rows;
+        rows[as_rows] = launch.Run();
+        EXPECT_EQ(launch.Items().back().first_prompt > 0, !as_rows);
+      }
+    });
+    const std::vector<double> want(rows[1].begin(), rows[1].end());
+    int64_t finite = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_EQ(std::isfinite(rows[0][i]), std::isfinite(rows[1][i]));
+      finite += std::isfinite(want[i]);
+    }
+    EXPECT_GT(finite, 0);
+    EXPECT_LE(NormError(want, rows[0]), ToleranceOf(DType::kBf16)) << scale;
+  }
+}
+
 // Where a code's value is near what float16 ends with, it is what is stored.
 TEST(AttentionCudaTest, ValuesUpToTheGreatestFloat16AreWhatTheyStandFor) {
   for (const int bits : {4, 8}) {
@@ -1495,8 +1682,7 @@ TEST(AttentionCudaTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
                            [](float x) { return std::isnan(x); }) -
              (static_cast<int64_t>(row.size()) - 16 * 24);
     };
-    const float nan = std::numeric_limits<float>::quiet_NaN();
-    EXPECT_EQ(nans(attend(600, nan, 1.0f)), 16 * 24);
+    EXPECT_EQ(nans(attend(600, kNaN, 1.0f)), 16 * 24);
     // +inf or -inf, as the head's query has it; what weighs nothing may be any
     // number.
     const std::vector<float> rows = attend(600, kInfinity, 1.0f);
@@ -1535,8 +1721,7 @@ TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
                            [](float x) { return std::isnan(x); }) -
              count * (width - kNumbers);
     };
-    const float nan = std::numeric_limits<float>::quiet_NaN();
-    EXPECT_EQ(nans(attend(100, nan, 1.0f), kRows), kRows * kNumbers);
+    EXPECT_EQ(nans(attend(100, kNaN, 1.0f), kRows), kRows * kNumbers);
     // +inf or -inf, as the head's query has it.
     const std::vector<float> rows = attend(100, kInfinity, 1.0f);
     EXPECT_GT(nans(rows, kRows), 0);
@@ -1551,7 +1736,7 @@ TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
 // Rows of one head: an item is 128 tokens, whose warps see other blocks, and a
 // window leaves rows of one warp with none in common.
 TEST(PromptAttentionTest, ItemsOfManyTokensAreRightHoweverTheyAreCut) {
-  for (const int64_t window : {0, 20, 70}) {
+  for (const int64_t window : {0, 1, 20, 64, 70}) {
     LatentSpec spec =
         OfType(OfHeads(1, 1, Codes({64}, {8}), Numbers({72})), DType::kBf16);
     spec.window = window;
@@ -1859,6 +2044,25 @@ TEST(AttentionCudaTest, WhichKernelsServeIsToldAndWhyNoOthers) {
                                   const std::string& why) {
     expect(spec, kMuchRoom << 10, {"attention", "attention", why});
   };
+  const auto shaped = [](const auto& change) {
+    LatentCache cache(kFour, {1}, 1);
+    EmulatedTest test;
+    DeviceLaunch launch(test, cache, cache.Params(), {}, DType::kBf16);
+    change(launch.shape());
+    auto prepared = Prepare(test.device(), launch.shape());
+    KVASIR_EXPECT_OK(prepared.status());
+    return prepared.ok() ? prepared->kernels() : AttentionKernels();
+  };
+  for (const float scale : {0.0f, -1.0f, kNaN}) {
+    const AttentionKernels got =
+        shaped([&](PagedAttentionParams& params) { params.scale = scale; });
+    EXPECT_EQ(got.prompts, "attention");
+    EXPECT_EQ(got.why, "prompts: a scale that is not above 0");
+  }
+  const AttentionKernels as_rows = shaped(
+      [&](PagedAttentionParams& params) { params.prompts_as_rows = true; });
+  EXPECT_EQ(as_rows.prompts, "attention");
+  EXPECT_EQ(as_rows.why, "prompts: as rows alone");
   LatentSpec gap = kFour;
   gap.query_gap = 3;
   expect_decoded(gap, "prompts: queries in no aligned pieces of 16 bytes");

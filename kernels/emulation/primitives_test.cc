@@ -1,6 +1,7 @@
 // What each primitive does on the host, against plain code.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <numeric>
@@ -379,6 +380,25 @@ TYPED_TEST(MmaOfZerosTest, AProductAmongZerosIsTheSameInEveryPlace) {
     const Words sums = this->Run(chain);
     if (place == 0) first = sums;
     EXPECT_EQ(sums, first) << place;
+  }
+}
+
+// A prompt's row lies elsewhere in its tile when the prompt is cut elsewhere.
+TYPED_TEST(MmaOfZerosTest, ARowHasTheSameSumsWhereverItLies) {
+  const auto chain = this->RandomChain(4);
+  const Words want = this->Run(chain);
+  for (size_t turn = 1; turn < kMmaRows; ++turn) {
+    auto turned = chain;
+    for (auto& operands : turned) {
+      std::rotate(operands.a.begin(),
+                  operands.a.begin() + static_cast<int64_t>(turn * kMmaDepth),
+                  operands.a.end());
+    }
+    Words sums = this->Run(turned);
+    std::rotate(sums.begin(),
+                sums.end() - static_cast<int64_t>(turn * kMmaColumns),
+                sums.end());
+    EXPECT_EQ(sums, want) << turn;
   }
 }
 
