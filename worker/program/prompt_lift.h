@@ -31,7 +31,8 @@ bool LiftsPrompts(const AttentionProgram& program);
 
 // How far outputs are the same whatever shares a step and whatever the prefix
 // index holds, for people: "bits", "bits but for reused output", or "rounding"
-// on a device whose rows are not invariant (Device::rows_are_invariant).
+// where rows are not: by the device (Device::rows_are_invariant) or by
+// attention, whose prompts may have a kernel of their own.
 std::string InvarianceName(bool lifts_prompts, bool rows_are_invariant = true);
 
 }  // namespace kvasir::worker
