@@ -89,6 +89,14 @@ class DeviceLaunch {
 
   PagedAttentionParams& shape() { return shape_; }
 
+  // Queries begin behind as many numbers that are no query's.
+  void MoveQueries(int64_t numbers) {
+    std::vector<float> q = test_.GetNumbers(q_, dtype_);
+    q.insert(q.begin(), static_cast<size_t>(numbers), kPoison);
+    q_ = test_.PutNumbers(q, dtype_);
+    q_at_ = numbers * DTypeBytes(dtype_);
+  }
+
   std::vector<float> Run() {
     auto prepared = Prepare(test_.device(), shape_);
     KVASIR_EXPECT_OK(prepared.status());
@@ -96,7 +104,8 @@ class DeviceLaunch {
     kernels_ = prepared->kernels();
     auto step = DivideStep(*prepared, sequences_);
     KVASIR_EXPECT_OK(step.status());
-    const AttentionRows rows = {q_.as<float>(), out_.as<float>(),
+    const DevicePtr<char> q = q_.as<char>() + q_at_;
+    const AttentionRows rows = {q.as<float>(), out_.as<float>(),
                                 on_device_.as<AttentionSequence>(),
                                 static_cast<int64_t>(sequences_.size())};
     Workspace counter = Workspace::Counting();
@@ -159,6 +168,7 @@ class DeviceLaunch {
   std::vector<AttentionSequence> sequences_;
   std::vector<DeviceBuffer> buffers_;
   DeviceBuffer q_, out_, on_device_, memory_;
+  int64_t q_at_ = 0;  // in bytes
   AttentionKernels kernels_;
 };
 
@@ -1057,6 +1067,29 @@ TEST(PromptAttentionTest, AreDecodedWhereSharedMemoryHasNoRoom) {
     if (first.empty()) first = outcome.got;
     EXPECT_TRUE(items == 0 || SameBits(first, outcome.got)) << bytes;
   }
+}
+
+TEST(PromptAttentionTest, AreDecodedWhereQueriesAreNoWholePieces) {
+  LatentCache cache(kFour, {40}, 2);
+  cache.Write(0, 0, 40);
+  cache.RoundQueries(DType::kBf16);
+  const std::vector<LatentAsk> asks = {{0, 0, 40}};
+  EmulatedTest as_rows(1);
+  const Outcome rows =
+      Attend(as_rows, {cache, asks, DType::kBf16, 64, true, nullptr,
+                       /*prompts_as_rows=*/true});
+  cache.Launch(asks, [&](const PagedAttentionArgs& args) {
+    for (const int64_t numbers : {1, 8}) {
+      EmulatedTest test(1);
+      DeviceLaunch launch(test, cache, args, asks, DType::kBf16);
+      launch.MoveQueries(numbers);
+      const std::vector<float> got = launch.Run();
+      EXPECT_EQ(launch.Items().back().first_prompt > 0, numbers == 8);
+      if (numbers == 1) {
+        EXPECT_TRUE(SameBits(got, rows.got));
+      }
+    }
+  });
 }
 
 TEST(PromptAttentionTest, IsTheSameBitsOnEverySeed) {
