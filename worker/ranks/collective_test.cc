@@ -1,4 +1,4 @@
-#include "worker/ranks/collective.h"
+#include "worker/ranks/in_process_group.h"
 
 #include <algorithm>
 #include <cmath>
