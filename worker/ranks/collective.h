@@ -18,10 +18,10 @@ struct CollectiveTotals {
   int64_t sent_bytes = 0;  // to other ranks, what goes around data included
 };
 
-// One rank's end of its group. All ranks make the same calls, of the same sizes,
-// in the same order, and have the same bits after each.
-// Threads: calls from one at a time; Abort and totals from any.
-// Errors: INVALID_ARGUMENT for sizes that cannot be, before anything is sent.
+// One rank's end of its group. All ranks make the same calls, of the same
+// sizes, in the same order, and have the same bits after each. Threads: calls
+// from one at a time; Abort and totals from any. Errors: INVALID_ARGUMENT for
+// sizes that cannot be, before anything is sent.
 //   UNAVAILABLE when another rank is gone, cut off, or stands still for too
 //   long; ABORTED when a rank gave up, this one included; INTERNAL when ranks
 //   make different calls. After any of these three the group is dead: the data

@@ -84,25 +84,24 @@ absl::StatusOr<int64_t> FloatBytes(const char* call, int64_t rows,
   if (rows < 0 || columns < 0 ||
       __builtin_mul_overflow(rows, columns, &bytes) ||
       __builtin_mul_overflow(bytes, int64_t{sizeof(float)}, &bytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(call, ": cannot be of ", rows, " x ", columns, " numbers"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        call, ": cannot be of ", rows, " x ", columns, " numbers"));
   }
   return bytes;
 }
 
 absl::Status CheckColumns(plan::TpShard shard,
                           absl::Span<const int64_t> first_columns) {
-  bool rising =
-      first_columns.size() == static_cast<size_t>(shard.size) + 1 &&
-      first_columns[0] == 0;
+  bool rising = first_columns.size() == static_cast<size_t>(shard.size) + 1 &&
+                first_columns[0] == 0;
   for (size_t i = 1; rising && i < first_columns.size(); ++i) {
     rising = first_columns[i - 1] <= first_columns[i];
   }
   if (rising) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "AllGather: want the first columns of ", shard.size,
-      " ranks, from 0 upwards, and their end; have ",
-      absl::StrJoin(first_columns, ", ")));
+  return absl::InvalidArgumentError(
+      absl::StrCat("AllGather: want the first columns of ", shard.size,
+                   " ranks, from 0 upwards, and their end; have ",
+                   absl::StrJoin(first_columns, ", ")));
 }
 
 class CpuCollective final : public Collective {
@@ -118,7 +117,8 @@ class CpuCollective final : public Collective {
     KVASIR_ASSIGN_OR_RETURN(const int64_t bytes,
                             FloatBytes("AllReduceSum", 1, count));
     absl::Status status;
-    return Run(kAllReduceSum, stream, workspace, bytes, {data, count, host_.get(), &status});
+    return Run(kAllReduceSum, stream, workspace, bytes,
+               {data, count, host_.get(), &status});
   }
 
   absl::Status AllGather(kernels::Stream& stream,
@@ -134,15 +134,16 @@ class CpuCollective final : public Collective {
                {data, num_rows, &first_columns, host_.get(), &status});
   }
 
-  absl::Status Broadcast(kernels::Stream& stream,
-                         kernels::DevicePtr<void> data, int64_t bytes,
+  absl::Status Broadcast(kernels::Stream& stream, kernels::DevicePtr<void> data,
+                         int64_t bytes,
                          kernels::Workspace& workspace) override {
     if (bytes < 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("Broadcast: cannot be of ", bytes, " bytes"));
     }
     absl::Status status;
-    return Run(kBroadcast, stream, workspace, bytes, {data, bytes, host_.get(), &status});
+    return Run(kBroadcast, stream, workspace, bytes,
+               {data, bytes, host_.get(), &status});
   }
 
   void Abort(const absl::Status& reason) override { host_->Abort(reason); }
@@ -174,9 +175,15 @@ class CpuCollective final : public Collective {
 std::string DescribeCall(CollectiveKind kind, int64_t bytes) {
   const char* name = "an unknown call";
   switch (kind) {
-    case CollectiveKind::kAllReduceSum: name = "AllReduceSum"; break;
-    case CollectiveKind::kAllGather: name = "AllGather"; break;
-    case CollectiveKind::kBroadcast: name = "Broadcast"; break;
+    case CollectiveKind::kAllReduceSum:
+      name = "AllReduceSum";
+      break;
+    case CollectiveKind::kAllGather:
+      name = "AllGather";
+      break;
+    case CollectiveKind::kBroadcast:
+      name = "Broadcast";
+      break;
   }
   return absl::StrCat(name, " of ", bytes, " bytes");
 }

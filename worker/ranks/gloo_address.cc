@@ -111,8 +111,7 @@ absl::StatusOr<SocketAddress> FindInterface(const std::string& interface) {
     return absl::UnavailableError(
         absl::StrCat("network interfaces: ", std::strerror(errno)));
   }
-  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(found,
-                                                           &freeifaddrs);
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(found, &freeifaddrs);
   const absl::StatusOr<SocketAddress> host = ParseHost(interface);
   const sockaddr* best = nullptr;
   std::vector<std::string> names;
@@ -143,8 +142,8 @@ absl::StatusOr<SocketAddress> FindInterface(const std::string& interface) {
 
 std::string FormatGlooAddress(const GlooAddress& address) {
   std::string text = absl::StrCat(
-      base::AbslView(kVersion), " ", address.shard.rank, " ", address.shard.size,
-      " ", address.chunk_bytes, " ", address.secret);
+      base::AbslView(kVersion), " ", address.shard.rank, " ",
+      address.shard.size, " ", address.chunk_bytes, " ", address.secret);
   for (const SocketAddress& port : address.ports) {
     absl::StrAppend(&text, " ", port.size == 0 ? "-" : FormatPort(port));
   }
@@ -184,9 +183,8 @@ absl::StatusOr<GlooAddress> ParseGlooAddress(std::string_view text) {
     return absl::InvalidArgumentError("the secret is not 32 hex digits");
   }
   if (fields.size() != kPorts + static_cast<size_t>(shard.size)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("want ", shard.size, " addresses, have ",
-                     fields.size() - kPorts));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "want ", shard.size, " addresses, have ", fields.size() - kPorts));
   }
   for (int64_t rank = 0; rank < shard.size; ++rank) {
     const std::string& field = fields[kPorts + static_cast<size_t>(rank)];

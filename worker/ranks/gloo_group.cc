@@ -59,10 +59,12 @@ class GlooCollective final : public HostCollective {
 
   absl::Status AllReduceSum(absl::Span<float> data) override {
     const auto count = static_cast<int64_t>(data.size());
-    const GlooCall call = NextCall(CollectiveKind::kAllReduceSum, count * kFloat);
+    const GlooCall call =
+        NextCall(CollectiveKind::kAllReduceSum, count * kFloat);
     const int64_t chunk = chunk_floats();
     // A message is sent before the one before it is summed.
-    KVASIR_RETURN_IF_ERROR(SendFloats(call, data.data(), std::min(chunk, count)));
+    KVASIR_RETURN_IF_ERROR(
+        SendFloats(call, data.data(), std::min(chunk, count)));
     for (int64_t begin = 0; begin < count; begin += chunk) {
       const int64_t next = begin + chunk;
       if (next < count) {
@@ -97,8 +99,8 @@ class GlooCollective final : public HostCollective {
     const Columns own = of_rank(shard().rank);
     KVASIR_RETURN_IF_ERROR(SendColumns(call, own, 0, end_of(0, own)));
     for (int64_t begin = 0; begin < num_rows * widest; begin += chunk) {
-      KVASIR_RETURN_IF_ERROR(SendColumns(call, own, begin + chunk,
-                                         end_of(begin + chunk, own)));
+      KVASIR_RETURN_IF_ERROR(
+          SendColumns(call, own, begin + chunk, end_of(begin + chunk, own)));
       for (int64_t rank = 0; rank < shard().size; ++rank) {
         if (rank == shard().rank) continue;
         const Columns part = of_rank(rank);
@@ -179,8 +181,7 @@ class GlooCollective final : public HostCollective {
   }
 
   absl::Status ReceiveColumns(const GlooCall& call, int64_t rank,
-                              const Columns& part, int64_t begin,
-                              int64_t end) {
+                              const Columns& part, int64_t begin, int64_t end) {
     if (begin >= end) return absl::OkStatus();
     KVASIR_ASSIGN_OR_RETURN(const char* from,
                             mesh_->Receive(call, rank, (end - begin) * kFloat));

@@ -57,8 +57,7 @@ constexpr milliseconds kForever = std::chrono::hours(24 * 365 * 10);
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(1);
 
 milliseconds ToMs(std::chrono::steady_clock::duration duration) {
-  return std::max(milliseconds(1),
-                  std::chrono::ceil<milliseconds>(duration));
+  return std::max(milliseconds(1), std::chrono::ceil<milliseconds>(duration));
 }
 
 std::chrono::steady_clock::duration ToSteady(absl::Duration duration) {
@@ -70,8 +69,9 @@ std::chrono::steady_clock::duration ToSteady(absl::Duration duration) {
 std::string TextOf(const std::exception& thrown) {
   const std::string text = thrown.what();
   const size_t end = text.find("] ");
-  return text.front() == '[' && end != std::string::npos ? text.substr(end + 2)
-                                                         : text;
+  return text.rfind('[', 0) == 0 && end != std::string::npos
+             ? text.substr(end + 2)
+             : text;
 }
 
 absl::StatusOr<std::string> MakeSecret() {
@@ -88,10 +88,9 @@ absl::Status CheckOptions(const GlooOptions& options) {
   const plan::TpShard shard = options.shard;
   if (shard.size < 2 || shard.size > kMaxGlooRanks || shard.rank < 0 ||
       shard.rank >= shard.size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Gloo connects 2 to ", kMaxGlooRanks,
-                     " ranks: there is no rank ", shard.rank, " of ",
-                     shard.size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Gloo connects 2 to ", kMaxGlooRanks, " ranks: there is no rank ",
+        shard.rank, " of ", shard.size));
   }
   constexpr int64_t kMaxChunkBytes = 64 << 20;
   if (options.chunk_bytes < 4 || options.chunk_bytes > kMaxChunkBytes ||
@@ -103,9 +102,8 @@ absl::Status CheckOptions(const GlooOptions& options) {
   for (const absl::Duration timeout :
        {options.connect_timeout, options.call_timeout}) {
     if (timeout < absl::Milliseconds(1) || timeout > absl::Hours(24)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a timeout of ", absl::FormatDuration(timeout),
-                       ": want 1ms to 24h"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a timeout of ", absl::FormatDuration(timeout), ": want 1ms to 24h"));
     }
   }
   struct sigaction action = {};
@@ -215,8 +213,10 @@ absl::Status GlooMesh::Connect(absl::Span<const std::string> addresses) {
 absl::Status GlooMesh::ReadAddresses(absl::Span<const std::string> addresses) {
   if (addresses.size() != peers_.size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(addresses.size(), " addresses for a tensor-parallel group "
-                     "of ", shard().size));
+        absl::StrCat(addresses.size(),
+                     " addresses for a tensor-parallel group "
+                     "of ",
+                     shard().size));
   }
   for (int64_t rank = 0; rank < shard().size; ++rank) {
     const std::string& text = addresses[static_cast<size_t>(rank)];
@@ -260,12 +260,12 @@ absl::Status GlooMesh::ConnectPairs(Clock::time_point deadline) {
   for (int64_t rank = 0; rank < shard().size; ++rank) {
     if (rank == shard().rank) continue;
     const auto lost = [&](const std::string& text) {
-      return absl::UnavailableError(absl::StrCat(
-          "tensor-parallel rank ", rank, " is not reached: ", text));
+      return absl::UnavailableError(absl::StrCat("tensor-parallel rank ", rank,
+                                                 " is not reached: ", text));
     };
     if (Clock::now() >= deadline) {
-      return lost(absl::StrCat(
-          "others took ", absl::FormatDuration(options_.connect_timeout)));
+      return lost(absl::StrCat("others took ",
+                               absl::FormatDuration(options_.connect_timeout)));
     }
     try {
       const gloo::transport::tcp::Address to(
@@ -363,9 +363,8 @@ absl::StatusOr<const char*> GlooMesh::Receive(const GlooCall& call,
   Peer& peer = peers_[static_cast<size_t>(from)];
   const Place& place = peer.inbox[peer.received % 2];
   KVASIR_RETURN_IF_ERROR(failure());
-  KVASIR_RETURN_IF_ERROR(WaitFor(from, [&](milliseconds ms) {
-    return place.buffer->waitRecv(ms);
-  }));
+  KVASIR_RETURN_IF_ERROR(WaitFor(
+      from, [&](milliseconds ms) { return place.buffer->waitRecv(ms); }));
   KVASIR_RETURN_IF_ERROR(CheckHeader(place, call, from, payload_bytes));
   return place.memory + sizeof(Header);
 }
@@ -381,9 +380,9 @@ absl::Status GlooMesh::CheckHeader(const Place& place, const GlooCall& call,
   Header header;
   std::memcpy(&header, place.memory, sizeof(header));
   if (header.token != peers_[static_cast<size_t>(from)].token) {
-    return Fail(absl::InternalError(absl::StrCat(
-        "whoever took the place of tensor-parallel rank ", from,
-        " does not belong to the group")));
+    return Fail(absl::InternalError(
+        absl::StrCat("whoever took the place of tensor-parallel rank ", from,
+                     " does not belong to the group")));
   }
   if (header.call == call.number && header.kind == call.kind &&
       header.call_bytes == call.bytes &&
@@ -432,12 +431,12 @@ absl::Status GlooMesh::WaitFor(int64_t peer, const Wait& wait) {
   if (done) return absl::OkStatus();
   if (text.empty()) return failure();  // WakeAll
   if (Clock::now() < deadline) return Verdict(peer, text);
-  const std::string who =
-      peer < 0 ? "a tensor-parallel rank"
-               : absl::StrCat("tensor-parallel rank ", peer);
-  return Fail(absl::UnavailableError(absl::StrCat(
-      who, " was not heard of for ",
-      absl::FormatDuration(absl::FromChrono(timeout_)))));
+  const std::string who = peer < 0
+                              ? "a tensor-parallel rank"
+                              : absl::StrCat("tensor-parallel rank ", peer);
+  return Fail(absl::UnavailableError(
+      absl::StrCat(who, " was not heard of for ",
+                   absl::FormatDuration(absl::FromChrono(timeout_)))));
 }
 
 void GlooMesh::Watch() {
@@ -469,14 +468,14 @@ void GlooMesh::Watch() {
   if (header.token != peers_[static_cast<size_t>(from)].token ||
       header.kind != kGaveUp ||
       header.payload_bytes > kControlBytes - sizeof(header)) {
-    (void)Fail(absl::InternalError(
-        absl::StrCat("tensor-parallel rank ", from, " sends what is no message "
-                     "of the group")));
+    (void)Fail(absl::InternalError(absl::StrCat("tensor-parallel rank ", from,
+                                                " sends what is no message "
+                                                "of the group")));
     return;
   }
-  (void)Fail(RankGaveUp(
-      from, absl::UnknownError(absl::string_view(memory + sizeof(header),
-                                                 header.payload_bytes))));
+  (void)Fail(
+      RankGaveUp(from, absl::UnknownError(absl::string_view(
+                           memory + sizeof(header), header.payload_bytes))));
 }
 
 std::optional<int64_t> GlooMesh::FindLost() {
@@ -500,9 +499,9 @@ absl::Status GlooMesh::Verdict(int64_t peer, const std::string& text) {
       verdict_.WaitWithTimeout(&mutex_, until - absl::Now());
     }
   }
-  const std::string who =
-      peer < 0 ? "a tensor-parallel rank"
-               : absl::StrCat("tensor-parallel rank ", peer);
+  const std::string who = peer < 0
+                              ? "a tensor-parallel rank"
+                              : absl::StrCat("tensor-parallel rank ", peer);
   return Fail(absl::UnavailableError(absl::StrCat(who, " is gone: ", text)));
 }
 

@@ -1,5 +1,5 @@
-// Messages between the ranks of a group, over Gloo's TCP: each rank connected to
-// each other. Gloo throws; nothing here does.
+// Messages between the ranks of a group, over Gloo's TCP: each rank connected
+// to each other. Gloo throws; nothing here does.
 #pragma once
 
 #include <array>

@@ -91,17 +91,18 @@ class InProcessCollective final : public HostCollective {
   absl::Status AllReduceSum(absl::Span<float> data) override {
     const size_t bytes = data.size() * sizeof(float);
     sum_.resize(data.size());
-    KVASIR_RETURN_IF_ERROR(Together(
-        {CollectiveKind::kAllReduceSum, static_cast<int64_t>(bytes),
-         data.data()},
-        [&] {
-          std::memcpy(sum_.data(), group_->offer(0).data, bytes);
-          for (int64_t rank = 1; rank < group_->size(); ++rank) {
-            const auto* const other =
-                static_cast<const float*>(group_->offer(rank).data);
-            for (size_t i = 0; i < sum_.size(); ++i) sum_[i] += other[i];
-          }
-        }));
+    KVASIR_RETURN_IF_ERROR(
+        Together({CollectiveKind::kAllReduceSum, static_cast<int64_t>(bytes),
+                  data.data()},
+                 [&] {
+                   std::memcpy(sum_.data(), group_->offer(0).data, bytes);
+                   for (int64_t rank = 1; rank < group_->size(); ++rank) {
+                     const auto* const other =
+                         static_cast<const float*>(group_->offer(rank).data);
+                     for (size_t i = 0; i < sum_.size(); ++i)
+                       sum_[i] += other[i];
+                   }
+                 }));
     std::memcpy(data.data(), sum_.data(), bytes);
     return absl::OkStatus();
   }
@@ -109,33 +110,33 @@ class InProcessCollective final : public HostCollective {
   absl::Status AllGather(float* data, int64_t num_rows,
                          absl::Span<const int64_t> first_columns) override {
     const int64_t columns = first_columns.back();
-    return Together(
-        {CollectiveKind::kAllGather,
-         num_rows * columns * static_cast<int64_t>(sizeof(float)), data,
-         first_columns},
-        [&] {
-          for (int64_t rank = 0; rank < group_->size(); ++rank) {
-            if (rank == rank_) continue;
-            const auto* const other =
-                static_cast<const float*>(group_->offer(rank).data);
-            const auto r = static_cast<size_t>(rank);
-            for (int64_t row = 0; row < num_rows; ++row) {
-              const int64_t at = row * columns + first_columns[r];
-              std::copy_n(other + at, first_columns[r + 1] - first_columns[r],
-                          data + at);
-            }
-          }
-        });
+    return Together({CollectiveKind::kAllGather,
+                     num_rows * columns * static_cast<int64_t>(sizeof(float)),
+                     data, first_columns},
+                    [&] {
+                      for (int64_t rank = 0; rank < group_->size(); ++rank) {
+                        if (rank == rank_) continue;
+                        const auto* const other =
+                            static_cast<const float*>(group_->offer(rank).data);
+                        const auto r = static_cast<size_t>(rank);
+                        for (int64_t row = 0; row < num_rows; ++row) {
+                          const int64_t at = row * columns + first_columns[r];
+                          std::copy_n(other + at,
+                                      first_columns[r + 1] - first_columns[r],
+                                      data + at);
+                        }
+                      }
+                    });
   }
 
   absl::Status Broadcast(absl::Span<char> data) override {
-    return Together(
-        {CollectiveKind::kBroadcast, static_cast<int64_t>(data.size()),
-         data.data()},
-        [&] {
-          if (rank_ == 0) return;
-          std::memcpy(data.data(), group_->offer(0).data, data.size());
-        });
+    return Together({CollectiveKind::kBroadcast,
+                     static_cast<int64_t>(data.size()), data.data()},
+                    [&] {
+                      if (rank_ == 0) return;
+                      std::memcpy(data.data(), group_->offer(0).data,
+                                  data.size());
+                    });
   }
 
   void Abort(const absl::Status& reason) override {
@@ -154,10 +155,10 @@ class InProcessCollective final : public HostCollective {
       const Offer& other = group_->offer(rank);
       if (other.kind != offer.kind || other.bytes != offer.bytes ||
           other.first_columns != offer.first_columns) {
-        status = absl::InternalError(absl::StrCat(
-            "tensor-parallel ranks differ: rank ", rank, " calls ",
-            DescribeCall(other.kind, other.bytes), ", rank ", rank_, " ",
-            DescribeCall(offer.kind, offer.bytes)));
+        status = absl::InternalError(
+            absl::StrCat("tensor-parallel ranks differ: rank ", rank, " calls ",
+                         DescribeCall(other.kind, other.bytes), ", rank ",
+                         rank_, " ", DescribeCall(offer.kind, offer.bytes)));
       }
     }
     if (status.ok()) body();
@@ -177,8 +178,8 @@ std::vector<std::unique_ptr<Collective>> InProcessGroup::Create(int64_t size) {
   auto group = std::make_shared<SharedGroup>(size);
   std::vector<std::unique_ptr<Collective>> ranks;
   for (int64_t rank = 0; rank < size; ++rank) {
-    ranks.push_back(MakeCpuCollective(
-        std::make_unique<InProcessCollective>(group, rank)));
+    ranks.push_back(
+        MakeCpuCollective(std::make_unique<InProcessCollective>(group, rank)));
   }
   return ranks;
 }
