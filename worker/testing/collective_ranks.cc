@@ -19,7 +19,7 @@ void OnRanks(int64_t size, const std::function<void(int64_t rank)>& body) {
 
 std::vector<std::unique_ptr<Collective>> MakeGlooRanks(int64_t size,
                                                        GlooOptions options) {
-  options.interface = "lo";
+  if (options.interface.empty()) options.interface = "lo";
   std::vector<std::unique_ptr<GlooGroup>> groups;
   std::vector<std::string> addresses;
   for (int64_t rank = 0; rank < size; ++rank) {

@@ -21,8 +21,8 @@ namespace kvasir::worker {
 // Each rank in a thread; returns when all have.
 void OnRanks(int64_t size, const std::function<void(int64_t rank)>& body);
 
-// A group of threads over the loopback interface; `options` but for the shard.
-// Empty, and a failure of the test, when it does not connect.
+// A group of threads; `options` but for the shard, without an interface over
+// loopback. Empty, and a failure of the test, when it does not connect.
 std::vector<std::unique_ptr<Collective>> MakeGlooRanks(
     int64_t size, GlooOptions options = {});
 
