@@ -18,6 +18,7 @@
 #include "kernels/device/device_observer.h"
 #include "worker/executor/direct_runner.h"
 #include "worker/executor/step_layout.h"
+#include "worker/ranks/in_process_group.h"
 #include "worker/testing/prompt_lift_cases.h"
 
 namespace {

@@ -1,21 +1,31 @@
-// Sums between the ranks of a tensor-parallel group.
+// What the ranks of a tensor-parallel group do together.
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "base/mutex.h"
+#include "absl/types/span.h"
+#include "kernels/device/device_ptr.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "plan/tp_shard.h"
 
 namespace kvasir::worker {
 
-// One rank's end of its group. All ranks make the same calls in the same order.
-// Threads: one at a time.
-// Errors: ABORTED when another rank gave up; the group is dead from then on.
+// Of one rank, since its group was made.
+struct CollectiveTotals {
+  int64_t calls = 0;       // that were done
+  int64_t sent_bytes = 0;  // to other ranks, what goes around data included
+};
+
+// One rank's end of its group. All ranks make the same calls, of the same
+// sizes, in the same order, and have the same bits after each. Threads: calls
+// from one at a time; Abort and totals from any. Errors: INVALID_ARGUMENT for
+// sizes that cannot be, before anything is sent.
+//   UNAVAILABLE when another rank is gone, cut off, or stands still for too
+//   long; ABORTED when a rank gave up, this one included; INTERNAL when ranks
+//   make different calls. After any of these three the group is dead: the data
+//   is undefined, and calls return what killed it.
 class Collective {
  public:
   virtual ~Collective() = default;
@@ -23,14 +33,31 @@ class Collective {
   virtual plan::TpShard shard() const = 0;
 
   // Enqueues data[i] = sum over ranks of data[i], for `count` float32 numbers,
-  // added in rank order: the same bits on every rank and in every run.
+  // added in rank order: the same bits in every run, too.
   virtual absl::Status AllReduceSum(kernels::Stream& stream,
                                     kernels::DevicePtr<float> data,
                                     int64_t count,
                                     kernels::Workspace& workspace) = 0;
 
-  // Tells the other ranks that this one will make no further call.
+  // Enqueues that every rank has all columns of data [num_rows, columns], of
+  // which rank r brings [first_columns[r], first_columns[r + 1]): size() + 1
+  // numbers from 0 to columns. A rank may have none.
+  virtual absl::Status AllGather(kernels::Stream& stream,
+                                 kernels::DevicePtr<float> data,
+                                 int64_t num_rows,
+                                 absl::Span<const int64_t> first_columns,
+                                 kernels::Workspace& workspace) = 0;
+
+  // Enqueues that every rank has the data [bytes] of rank 0.
+  virtual absl::Status Broadcast(kernels::Stream& stream,
+                                 kernels::DevicePtr<void> data, int64_t bytes,
+                                 kernels::Workspace& workspace) = 0;
+
+  // Tells the other ranks that this one will make no further call. A call that
+  // is waiting ends. Only the first reason is told.
   virtual void Abort(const absl::Status& reason) = 0;
+
+  virtual CollectiveTotals totals() const = 0;
 };
 
 // A group of one.
@@ -41,14 +68,17 @@ class SingleRank final : public Collective {
                             int64_t, kernels::Workspace&) override {
     return absl::OkStatus();
   }
+  absl::Status AllGather(kernels::Stream&, kernels::DevicePtr<float>, int64_t,
+                         absl::Span<const int64_t>,
+                         kernels::Workspace&) override {
+    return absl::OkStatus();
+  }
+  absl::Status Broadcast(kernels::Stream&, kernels::DevicePtr<void>, int64_t,
+                         kernels::Workspace&) override {
+    return absl::OkStatus();
+  }
   void Abort(const absl::Status&) override {}
-};
-
-// Ranks as threads of one process, on CPU streams.
-// Owns: nothing of the ranks' memory; hands out ends that share it.
-class InProcessGroup {
- public:
-  static std::vector<std::unique_ptr<Collective>> Create(int64_t size);
+  CollectiveTotals totals() const override { return {}; }
 };
 
 }  // namespace kvasir::worker

@@ -1,20 +1,25 @@
+// The contract of collectives, of every implementation that runs on CPUs.
 #include "worker/ranks/collective.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdint>
-#include <initializer_list>
-#include <map>
+#include <functional>
+#include <limits>
 #include <memory>
+#include <numeric>
+#include <ostream>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "base/thread_pool.h"
-#include "worker/executor/direct_runner.h"
-#include "worker/testing/family_plan_cases.h"
+#include "worker/ranks/in_process_group.h"
+#include "worker/testing/collective_ranks.h"
 
 namespace kvasir::worker {
 namespace {
@@ -22,239 +27,359 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(CollectiveTest, EveryRankGetsTheSumInRankOrder) {
-  constexpr int64_t kRanks = 3;
-  constexpr int64_t kCount = 1000;
-  const auto group = InProcessGroup::Create(kRanks);
-  std::vector<std::vector<float>> data(kRanks);
-  std::vector<float> want(kCount);
-  for (int64_t i = 0; i < kCount; ++i) {
-    for (int64_t rank = 0; rank < kRanks; ++rank) {
-      // Sums that round: the order matters.
-      const float value = std::ldexp(1.0f + 0.37f * static_cast<float>(i % 7),
-                                     static_cast<int>((i * (rank + 3)) % 29));
-      data[static_cast<size_t>(rank)].push_back(value);
-      want[static_cast<size_t>(i)] =
-          rank == 0 ? value : want[static_cast<size_t>(i)] + value;
-    }
-  }
-  std::vector<std::thread> threads;
-  for (int64_t rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&, rank] {
-      base::ThreadPool pool(1);
-      kernels::CpuDevice device(&pool);
-      const auto stream = device.MakeStream();
-      std::vector<float> memory(kCount + 64);
-      kernels::Workspace workspace(kernels::DevicePtr<float>(memory.data()),
-                                   memory.size() * sizeof(float));
-      KVASIR_EXPECT_OK(group[static_cast<size_t>(rank)]->AllReduceSum(
-          *stream,
-          kernels::DevicePtr<float>(data[static_cast<size_t>(rank)].data()),
-          kCount, workspace));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const auto& result : data) EXPECT_EQ(result, want);
-}
+struct GroupCase {
+  std::string name;
+  std::function<std::vector<std::unique_ptr<Collective>>(int64_t size)> make;
+  bool over_network = false;
+  // Numbers of the largest calls.
+  int64_t most = 70001;
+  int64_t size = 0;
 
-TEST(CollectiveTest, ARankThatGivesUpWakesTheOthers) {
-  const auto group = InProcessGroup::Create(2);
-  absl::Status status;
-  std::thread waiting([&] {
-    base::ThreadPool pool(1);
-    kernels::CpuDevice device(&pool);
-    const auto stream = device.MakeStream();
-    std::vector<float> memory(128);
-    kernels::Workspace workspace(kernels::DevicePtr<float>(memory.data()),
-                                 memory.size() * sizeof(float));
-    float value = 1;
-    status = group[0]->AllReduceSum(*stream, kernels::DevicePtr<float>(&value),
-                                    1, workspace);
-  });
-  group[1]->Abort(absl::InternalError("disk on fire"));
-  waiting.join();
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted,
-                               HasSubstr("rank 1 gave up: disk on fire")));
-}
-
-struct Outcome {
-  std::vector<int32_t> tokens;
-  std::vector<float> logits;
+  friend void PrintTo(const GroupCase& group, std::ostream* out) {
+    *out << group.name << " of " << group.size;
+  }
 };
 
-// A prompt in chunks and eight decoded tokens; every rank in its own thread.
-// `plan_case` null: a full-rank plan.
-std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape,
-                              const PlanCase* plan_case = nullptr) {
-  const auto group = InProcessGroup::Create(size);
-  std::vector<Outcome> outcomes(static_cast<size_t>(size));
-  std::vector<std::thread> threads;
-  for (int64_t r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      Outcome& outcome = outcomes[static_cast<size_t>(r)];
-      RankOptions options = TinyOptions();
-      options.executor.logits_tap = [&](const LogitsRow& row) {
-        outcome.logits.insert(outcome.logits.end(), row.logits.begin(),
-                              row.logits.end());
-      };
-      Collective* const own = group[static_cast<size_t>(r)].get();
-      auto rank = plan_case != nullptr
-                      ? MakePlannedRank(*plan_case, options, own, "F32", shape)
-                      : MakeTinyRank(options, own, shape, kvasir::v1::F32);
-      KVASIR_ASSERT_OK(rank);
-      DirectRunner runner(&(*rank)->executor(), &(*rank)->layout(),
-                          (*rank)->pages());
-      std::vector<int32_t> prompt;
-      for (int32_t i = 0; i < 20; ++i) prompt.push_back(11 * i + 3);
-      for (int step = 0; step < 9; ++step) {
-        DirectStep direct = {.sequence_id = 1};
-        if (step == 0) direct.token_ids = absl::MakeSpan(prompt).first(13);
-        if (step == 1) direct.token_ids = absl::MakeSpan(prompt).subspan(13);
-        if (step > 0) direct.sample = GreedySample();
-        auto result = runner.Run(absl::MakeConstSpan(&direct, 1));
-        KVASIR_ASSERT_OK(result);
-        if (step > 0) {
-          outcome.tokens.push_back(result->sequences(0).token_id());
+std::vector<GroupCase> Cases() {
+  std::vector<GroupCase> cases;
+  for (const int64_t size : {2, 3, 4, 8}) {
+    cases.push_back(
+        {.name = "InProcess", .make = &InProcessGroup::Create, .size = size});
+    cases.push_back({.name = "Gloo",
+                     .make = [](int64_t ranks) { return MakeGlooRanks(ranks); },
+                     .over_network = true,
+                     .size = size});
+    // Most calls take several messages, of a number that is odd.
+    cases.push_back({.name = "GlooInPieces",
+                     .make =
+                         [](int64_t ranks) {
+                           return MakeGlooRanks(ranks, {.chunk_bytes = 52});
+                         },
+                     .over_network = true,
+                     .most = 1025,
+                     .size = size});
+  }
+  return cases;
+}
+
+class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
+ protected:
+  void SetUp() override {
+    std::signal(SIGPIPE, SIG_IGN);
+    group_ = GetParam().make(size());
+    ASSERT_EQ(group_.size(), static_cast<size_t>(size()));
+  }
+
+  int64_t size() const { return GetParam().size; }
+  Collective* rank(int64_t rank) {
+    return group_[static_cast<size_t>(rank)].get();
+  }
+
+  // `body` on each rank, which gives up where it fails, as executors do.
+  std::vector<absl::Status> Run(
+      const std::function<absl::Status(HostRank& own, int64_t rank)>& body) {
+    std::vector<absl::Status> results(group_.size());
+    OnRanks(size(), [&](int64_t r) {
+      HostRank own(rank(r));
+      absl::Status& result = results[static_cast<size_t>(r)];
+      result = body(own, r);
+      if (!result.ok()) own.collective().Abort(result);
+    });
+    return results;
+  }
+
+  std::vector<std::unique_ptr<Collective>> group_;
+};
+
+void ExpectAllOk(const std::vector<absl::Status>& results) {
+  for (const absl::Status& result : results) KVASIR_EXPECT_OK(result);
+}
+
+TEST_P(CollectiveTest, RanksAreInTheOrderOfTheirShards) {
+  for (int64_t r = 0; r < size(); ++r) {
+    EXPECT_EQ(rank(r)->shard(), (plan::TpShard{r, size()}));
+  }
+}
+
+TEST_P(CollectiveTest, EveryRankHasTheSumInRankOrder) {
+  const std::vector<int64_t> counts = {0,  1,   2,    12,   13,   14,    25,
+                                       26, 27,  1000, 1023, 1024, 1025,  0,
+                                       1,  333, 4096, 4999, 3,    70001, 7};
+  ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const int64_t count = std::min(counts[i], GetParam().most);
+      std::vector<float> data = RankNumbers(r, count, i);
+      const absl::Status status = own.AllReduceSum(&data);
+      if (!status.ok()) return status;
+      EXPECT_EQ(data, SumOfRanks(size(), count, i))
+          << count << " numbers on rank " << r;
+    }
+    EXPECT_EQ(own.collective().totals().calls,
+              static_cast<int64_t>(counts.size()));
+    return absl::OkStatus();
+  }));
+}
+
+TEST_P(CollectiveTest, SignsOfZeroAndInfinitiesAreThoseOfTheSum) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  ExpectAllOk(Run([&](HostRank& own, int64_t r) {
+    std::vector<float> data = {-0.0f, r == 0 ? -0.0f : 0.0f,
+                               r == 1 ? kInfinity : 1.0f};
+    const absl::Status status = own.AllReduceSum(&data);
+    EXPECT_TRUE(std::signbit(data[0]));
+    EXPECT_FALSE(std::signbit(data[1]));
+    EXPECT_EQ(data[2], kInfinity);
+    return status;
+  }));
+}
+
+// A rank's columns; the others are none of its business before the call.
+std::vector<float> OwnColumns(const std::vector<float>& all, int64_t num_rows,
+                              const std::vector<int64_t>& first_columns,
+                              int64_t rank) {
+  std::vector<float> own(all.size(), -1);
+  const int64_t columns = first_columns.back();
+  for (int64_t i = 0; i < num_rows * columns; ++i) {
+    const int64_t column = i % columns;
+    const auto r = static_cast<size_t>(rank);
+    if (first_columns[r] <= column && column < first_columns[r + 1]) {
+      own[static_cast<size_t>(i)] = all[static_cast<size_t>(i)];
+    }
+  }
+  return own;
+}
+
+TEST_P(CollectiveTest, EveryRankHasTheColumnsOfAll) {
+  constexpr int kCalls = 40;
+  ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
+    std::mt19937 random(5);  // the same on all ranks
+    for (int call = 0; call < kCalls; ++call) {
+      const int64_t num_rows = call % 5 == 0 ? call % 2 : random() % 30;
+      std::vector<int64_t> first_columns = {0};
+      for (int64_t each = 0; each < size(); ++each) {
+        // A rank in four has none; now and then nobody has.
+        const bool none = call % 7 == 3 || random() % 4 == 0;
+        first_columns.push_back(
+            first_columns.back() +
+            (none ? 0 : static_cast<int64_t>(random() % 60)));
+      }
+      const std::vector<float> all = RankNumbers(
+          99, num_rows * first_columns.back(), static_cast<uint64_t>(call));
+      std::vector<float> data = OwnColumns(all, num_rows, first_columns, r);
+      const absl::Status status = own.AllGather(&data, num_rows, first_columns);
+      if (!status.ok()) return status;
+      EXPECT_EQ(data, all) << "call " << call << " on rank " << r;
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST_P(CollectiveTest, EveryRankHasWhatRank0Has) {
+  const std::vector<size_t> sizes = {
+      0,  1, 51, 52, 53, 103, 104, 4 * static_cast<size_t>(GetParam().most) + 1,
+      105};
+  ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
+    for (const size_t bytes : sizes) {
+      std::string want;
+      for (size_t i = 0; i < bytes; ++i) {
+        want.push_back(static_cast<char>(i * i % 251));
+      }
+      std::string data = r == 0 ? want : std::string(bytes, 'x');
+      const absl::Status status = own.Broadcast(&data);
+      if (!status.ok()) return status;
+      EXPECT_EQ(data, want) << bytes << " bytes on rank " << r;
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// Calls of all kinds follow each other, and ranks come to them at any time.
+TEST_P(CollectiveTest, CallsOfAllKindsFollowEachOther) {
+  constexpr int kCalls = 150;
+  ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
+    std::mt19937 random(11);  // the same on all ranks
+    std::mt19937 pauses(static_cast<uint32_t>(r));
+    for (int call = 0; call < kCalls; ++call) {
+      if (pauses() % 8 == 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 900));
+      }
+      const auto seed = static_cast<uint64_t>(call);
+      const int64_t count = random() % 200;
+      absl::Status status;
+      switch (random() % 3) {
+        case 0: {
+          std::vector<float> data = RankNumbers(r, count, seed);
+          status = own.AllReduceSum(&data);
+          if (status.ok()) {
+            EXPECT_EQ(data, SumOfRanks(size(), count, seed));
+          }
+          break;
+        }
+        case 1: {
+          std::vector<int64_t> first_columns(static_cast<size_t>(size()) + 1);
+          std::iota(first_columns.begin(), first_columns.end(), 0);
+          const std::vector<float> all = RankNumbers(99, count * size(), seed);
+          std::vector<float> data = OwnColumns(all, count, first_columns, r);
+          status = own.AllGather(&data, count, first_columns);
+          if (status.ok()) {
+            EXPECT_EQ(data, all);
+          }
+          break;
+        }
+        default: {
+          const std::string want(static_cast<size_t>(count),
+                                 static_cast<char>('a' + call % 26));
+          std::string data = r == 0 ? want : std::string(want.size(), '-');
+          status = own.Broadcast(&data);
+          if (status.ok()) {
+            EXPECT_EQ(data, want);
+          }
         }
       }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return outcomes;
-}
-
-// Ranks together do what one does, up to the order of the sums. Of codes a last
-// bit may be another code: only the ranks of a group are compared.
-void ExpectSameAsOne(const model::ModelShape& shape,
-                     std::initializer_list<int64_t> sizes,
-                     const PlanCase* plan_case = nullptr) {
-  const Outcome one = RunRanks(1, shape, plan_case)[0];
-  float largest = 0;
-  for (const float logit : one.logits) {
-    largest = std::max(largest, std::abs(logit));
-  }
-  for (const int64_t size : sizes) {
-    const std::vector<Outcome> outcomes = RunRanks(size, shape, plan_case);
-    const std::vector<Outcome> again = RunRanks(size, shape, plan_case);
-    ASSERT_EQ(outcomes[0].logits.size(), one.logits.size());
-    for (size_t r = 0; r < outcomes.size(); ++r) {
-      // The same bits on every rank and in every run.
-      EXPECT_EQ(outcomes[r].tokens, outcomes[0].tokens) << size << " ranks";
-      EXPECT_EQ(outcomes[r].logits, outcomes[0].logits) << size << " ranks";
-      EXPECT_EQ(again[r].logits, outcomes[0].logits) << size << " ranks";
+      if (!status.ok()) return status;
     }
-    if (plan_case != nullptr && plan_case->codes) continue;
-    EXPECT_EQ(outcomes[0].tokens, one.tokens) << size << " ranks";
-    for (size_t i = 0; i < one.logits.size(); ++i) {
-      ASSERT_NEAR(outcomes[0].logits[i], one.logits[i], 1e-5f * largest);
-    }
-  }
+    EXPECT_EQ(own.collective().totals().calls, kCalls);
+    EXPECT_EQ(own.collective().totals().sent_bytes > 0,
+              GetParam().over_network);
+    return absl::OkStatus();
+  }));
 }
 
-TEST(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
-  ExpectSameAsOne(TinyShape(), {2, 4, 8});
+TEST_P(CollectiveTest, NobodyIsWaitedForWhileMemoryIsCounted) {
+  HostRank own(rank(1));
+  const CollectiveTotals before = rank(1)->totals();
+  kernels::Workspace counter = kernels::Workspace::Counting();
+  const std::vector<int64_t> first_columns(static_cast<size_t>(size()) + 1);
+  KVASIR_EXPECT_OK(
+      rank(1)->AllReduceSum(own.stream(), nullptr, 1 << 20, counter));
+  KVASIR_EXPECT_OK(
+      rank(1)->AllGather(own.stream(), nullptr, 5, first_columns, counter));
+  KVASIR_EXPECT_OK(rank(1)->Broadcast(own.stream(), nullptr, 77, counter));
+  EXPECT_EQ(rank(1)->totals().calls, before.calls);
+  EXPECT_EQ(rank(1)->totals().sent_bytes, before.sent_bytes);
 }
 
-// Positions of the slots that each unit of each layer keeps of a text of 60
-// tokens [2, 4, kept]: the ranks' units one behind the other.
-std::vector<std::vector<uint32_t>> KeptBy(int64_t size,
-                                          const PlanCase& plan_case) {
-  constexpr int64_t kTokens = 60;
-  constexpr int64_t kPrompt = 33;
-  const auto group = InProcessGroup::Create(size);
-  std::vector<std::vector<std::vector<uint32_t>>> of_ranks(group.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < group.size(); ++r) {
-    threads.emplace_back([&, r] {
-      KVASIR_ASSERT_OK_AND_ASSIGN(
-          const auto rank,
-          MakePlannedRank(plan_case, TinyOptions(), group[r].get(), "F32"));
-      DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
-      runner.SetPrompt(1, kPrompt);
-      for (int64_t done = 0; done < kTokens;) {
-        const int64_t count =
-            done >= kPrompt
-                ? 1
-                : std::min(kPrompt, runner.next_eviction(1).value_or(kPrompt)) -
-                      done;
-        std::vector<int32_t> ids;
-        for (int64_t i = 0; i < count; ++i) {
-          ids.push_back(static_cast<int32_t>((done + i) * 37 % 1237));
+TEST_P(CollectiveTest, SizesThatCannotBeAreRefusedAndTheGroupLivesOn) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const auto invalid = [](const absl::Status& status, const char* text) {
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+  };
+  ExpectAllOk(Run([&](HostRank& own, int64_t r) {
+    Collective& ranks = own.collective();
+    std::vector<int64_t> columns(static_cast<size_t>(size()) + 1, 0);
+    columns.back() = 10;
+    const auto gather = [&](int64_t num_rows,
+                            const std::vector<int64_t>& first_columns) {
+      return ranks.AllGather(own.stream(), nullptr, num_rows, first_columns,
+                             own.workspace());
+    };
+    invalid(ranks.AllReduceSum(own.stream(), nullptr, -1, own.workspace()),
+            "AllReduceSum: cannot be of 1 x -1 numbers");
+    invalid(ranks.AllReduceSum(own.stream(), nullptr, kMost, own.workspace()),
+            "AllReduceSum");
+    invalid(ranks.Broadcast(own.stream(), nullptr, -1, own.workspace()),
+            "Broadcast: cannot be of -1 bytes");
+    invalid(gather(-1, columns), "AllGather: cannot be of -1 x 10");
+    invalid(gather(kMost, columns), "AllGather");
+    invalid(gather(1, {}), "want the first columns");
+    invalid(gather(1, {0, 10}), size() == 1 ? "" : "want the first columns");
+    columns[0] = 1;
+    invalid(gather(1, columns), "want the first columns");
+    columns[0] = 0;
+    columns[1] = 11;
+    invalid(gather(1, columns), "want the first columns");
+    std::vector<float> data = {static_cast<float>(r)};
+    return own.AllReduceSum(&data);
+  }));
+}
+
+TEST_P(CollectiveTest, ARankThatGivesUpEndsTheCallsOfAllOthers) {
+  const std::vector<absl::Status> results =
+      Run([&](HostRank& own, int64_t r) -> absl::Status {
+        std::vector<float> data(100);
+        const absl::Status first = own.AllReduceSum(&data);
+        if (!first.ok()) return first;
+        if (r == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          return absl::InternalError("disk on fire");
         }
-        KVASIR_ASSERT_OK(runner
-                             .Run({{.sequence_id = 1,
-                                    .token_ids = ids,
-                                    .output = done >= kPrompt}})
-                             .status());
-        done += count;
-      }
-      const DirectRunner::Slots slots = runner.slots(1, 0);
-      for (int64_t layer = 0; layer < 2; ++layer) {
-        KVASIR_ASSERT_OK_AND_ASSIGN(of_ranks[r].emplace_back(),
-                                    rank->executor().ReadPositions(
-                                        layer, slots.pages, slots.kept_slots));
-      }
-    });
+        return own.AllReduceSum(&data);
+      });
+  for (int64_t r = 0; r < size(); ++r) {
+    if (r == 1) continue;
+    const absl::Status& result = results[static_cast<size_t>(r)];
+    EXPECT_EQ(result.code(), absl::StatusCode::kAborted) << result;
+    EXPECT_THAT(std::string(result.message()),
+                HasSubstr("rank 1 gave up: disk on fire"));
   }
-  for (std::thread& thread : threads) thread.join();
-  std::vector<std::vector<uint32_t>> kept(2);
-  for (const auto& of_rank : of_ranks) {
-    for (size_t layer = 0; layer < of_rank.size(); ++layer) {
-      kept[layer].insert(kept[layer].end(), of_rank[layer].begin(),
-                         of_rank[layer].end());
+}
+
+TEST_P(CollectiveTest, CallsOfAnotherThreadEndWhenThisRankGivesUp) {
+  absl::Status ended, after;
+  std::thread waiting([&] {
+    HostRank own(rank(0));
+    std::vector<float> data(1000);
+    ended = own.AllReduceSum(&data);
+    std::string text = "x";
+    after = own.Broadcast(&text);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  rank(0)->Abort(absl::CancelledError("a heartbeat is missing"));
+  rank(0)->Abort(absl::CancelledError("another reason"));
+  waiting.join();
+  for (const absl::Status& status : {ended, after}) {
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kAborted,
+                         "tensor-parallel rank 0 gave up: a heartbeat is "
+                         "missing"));
+  }
+}
+
+TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
+  const std::vector<absl::Status> results =
+      Run([&](HostRank& own, int64_t r) -> absl::Status {
+        std::vector<float> data(20);
+        if (r != size() - 1) return own.AllReduceSum(&data);
+        data.resize(40);
+        return own.AllReduceSum(&data);
+      });
+  int told = 0;
+  for (const absl::Status& result : results) {
+    EXPECT_FALSE(result.ok());
+    if (result.code() == absl::StatusCode::kInternal) {
+      ++told;
+      EXPECT_THAT(std::string(result.message()),
+                  AllOf(HasSubstr("tensor-parallel ranks differ"),
+                        HasSubstr("AllReduceSum of 80 bytes"),
+                        HasSubstr("AllReduceSum of 160 bytes")));
+    } else {
+      EXPECT_EQ(result.code(), absl::StatusCode::kAborted) << result;
     }
   }
-  return kept;
+  EXPECT_GE(told, 1);
 }
 
-// A rank scores its units by its own heads alone; what other ranks do reaches
-// it through sums that differ in their last bits.
-TEST(TensorParallelTest, RanksKeepTheTokensThatOneKeeps) {
-  PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
-                        plan_cases::Full("NO_ROPE")};
-  const std::map<size_t, std::string> units_of = {
-      {4, R"([{"heads":[0]},{"heads":[1]},{"heads":[2]},{"heads":[3]}])"},
-      {2, R"([{"heads":[0,1]},{"heads":[2,3]}])"}};
-  for (const auto& [num_units, units] : units_of) {
-    plan_case.eviction = absl::StrCat(
-        R"({"budget":12,"sinks":2,"recent":4,"every_tokens":6,"lambda":1,)"
-        R"("decay":0.1,"positions":"ORIGINAL","units":)",
-        units, "}");
-    const std::vector<std::vector<uint32_t>> one = KeptBy(1, plan_case);
-    for (const std::vector<uint32_t>& layer : one) {
-      ASSERT_EQ(layer.size(), num_units * 12);
-      // Not the latest ones alone, and each unit its own.
-      EXPECT_LT(layer[3], 40u);
-      EXPECT_FALSE(
-          std::equal(layer.begin(), layer.begin() + 12, layer.begin() + 12));
-    }
-    for (size_t size = 2; size <= num_units; size *= 2) {
-      EXPECT_EQ(KeptBy(static_cast<int64_t>(size), plan_case), one)
-          << size << " ranks";
-    }
+TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
+  const std::vector<absl::Status> results =
+      Run([&](HostRank& own, int64_t r) -> absl::Status {
+        std::vector<float> data(20);
+        if (r == 0) return own.AllReduceSum(&data);
+        std::string text(80, 'x');
+        return own.Broadcast(&text);
+      });
+  for (const absl::Status& result : results) {
+    EXPECT_TRUE(result.code() == absl::StatusCode::kInternal ||
+                result.code() == absl::StatusCode::kAborted)
+        << result;
   }
 }
 
-// Two sums a layer into one stream, each with a bias that rank 0 adds.
-TEST(TensorParallelTest, RanksTogetherDoWhatOneDoesInLayerNormFamilies) {
-  ExpectSameAsOne(TinyNeoxShape(), {2, 4});
-  ExpectSameAsOne(TinyOptShape(), {2, 4});
-}
-
-TEST(TensorParallelTest, RanksTogetherDoWhatOneDoesUnderEveryPlan) {
-  for (const PlanCase& plan_case : PlanCases()) {
-    SCOPED_TRACE(plan_case.name);
-    ExpectSameAsOne(TinyShape(), {2, 8}, &plan_case);
-  }
-}
-
-TEST(TensorParallelTest, AndUnderPlansOfOtherFamilies) {
-  constexpr int64_t kWindow = 7;
-  for (const FamilyCase& each : FamilyCases(kWindow)) {
-    SCOPED_TRACE(each.plan_case.name);
-    ExpectSameAsOne(each.shape, {2, 4}, &each.plan_case);
-  }
-}
+INSTANTIATE_TEST_SUITE_P(All, CollectiveTest, ::testing::ValuesIn(Cases()),
+                         [](const ::testing::TestParamInfo<GroupCase>& each) {
+                           return absl::StrCat(each.param.name,
+                                               each.param.size);
+                         });
 
 }  // namespace
 }  // namespace kvasir::worker

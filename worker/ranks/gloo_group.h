@@ -1,0 +1,47 @@
+// A tensor-parallel group of processes on CPUs, over Gloo.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "worker/ranks/collective.h"
+#include "worker/ranks/gloo_mesh.h"
+
+namespace kvasir::worker {
+
+// One rank on its way into a group. Ranks tell each other their addresses by
+// other means, then all of them connect:
+//
+//   KVASIR_ASSIGN_OR_RETURN(auto group, GlooGroup::Begin(options));
+//   ... exchange of group->address() ...
+//   KVASIR_ASSIGN_OR_RETURN(auto collective,
+//                           std::move(*group).Connect(addresses));
+//
+// The collective sums in rank order, as deterministic runs want it: each rank
+// sends its numbers to all others, a chunk at a time.
+//
+// Owns: its sockets, two threads, and memory that is bounded by the options.
+//   Descriptors are inherited by children: a process starts none while it has
+//   a group.
+// Errors: those of GlooMesh's methods of the same names.
+class GlooGroup {
+ public:
+  static absl::StatusOr<std::unique_ptr<GlooGroup>> Begin(
+      const GlooOptions& options);
+
+  // A line of printable ASCII. Who knows those of all ranks passes for one.
+  const std::string& address() const { return mesh_->address(); }
+
+  // Of all ranks, in their order; on all ranks at about the same time.
+  absl::StatusOr<std::unique_ptr<Collective>> Connect(
+      absl::Span<const std::string> addresses) &&;
+
+ private:
+  explicit GlooGroup(std::unique_ptr<GlooMesh> mesh);
+
+  std::unique_ptr<GlooMesh> mesh_;
+};
+
+}  // namespace kvasir::worker

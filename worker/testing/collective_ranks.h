@@ -1,0 +1,56 @@
+// For tests of collectives: ranks as threads, and calls on host vectors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/thread_pool.h"
+#include "kernels/device/device.h"
+#include "kernels/device/stream.h"
+#include "kernels/device/workspace.h"
+#include "worker/ranks/collective.h"
+#include "worker/ranks/gloo_group.h"
+
+namespace kvasir::worker {
+
+// Each rank in a thread; returns when all have.
+void OnRanks(int64_t size, const std::function<void(int64_t rank)>& body);
+
+// A group of threads; `options` but for the shard, without an interface over
+// loopback. Empty, and a failure of the test, when it does not connect.
+std::vector<std::unique_ptr<Collective>> MakeGlooRanks(
+    int64_t size, GlooOptions options = {});
+
+// The calls of one rank, on a CPU stream of its own.
+class HostRank {
+ public:
+  explicit HostRank(Collective* collective);
+
+  absl::Status AllReduceSum(std::vector<float>* data);
+  absl::Status AllGather(std::vector<float>* data, int64_t num_rows,
+                         absl::Span<const int64_t> first_columns);
+  absl::Status Broadcast(std::string* data);
+
+  Collective& collective() { return *collective_; }
+  kernels::Stream& stream() { return *stream_; }
+  kernels::Workspace& workspace() { return workspace_; }
+
+ private:
+  Collective* const collective_;
+  base::ThreadPool pool_;
+  kernels::CpuDevice device_;
+  const std::unique_ptr<kernels::Stream> stream_;
+  kernels::Workspace workspace_;
+};
+
+// Numbers whose sums depend on the order: of a rank in a call.
+std::vector<float> RankNumbers(int64_t rank, int64_t count, uint64_t seed);
+// Their sum over ranks, in order.
+std::vector<float> SumOfRanks(int64_t size, int64_t count, uint64_t seed);
+
+}  // namespace kvasir::worker
