@@ -102,6 +102,7 @@ void FollowerState::OnStart(const kvasir::v1::RankStart& start) {
                      PeerText(start.ShortDebugString())));
   }
   start_ = start;
+  started_ = true;
   phase_ = Phase::kRunning;
 }
 

@@ -61,7 +61,7 @@ class FollowerState {
   const std::vector<std::string>& collective_addresses() const {
     return addresses_;
   }
-  // From kRunning on.
+  bool started() const { return started_; }
   const kvasir::v1::RankStart& start() const { return start_; }
 
  private:
@@ -84,6 +84,7 @@ class FollowerState {
   absl::Time last_beat_;
   absl::Status status_;
   std::vector<std::string> addresses_;
+  bool started_ = false;
   kvasir::v1::RankStart start_;
   kvasir::v1::RankReady ready_;
   std::deque<kvasir::v1::StepPlan> plans_;  // not taken yet

@@ -78,7 +78,8 @@ absl::StatusOr<kvasir::v1::RankStart> RankFollower::WaitStarted(
   Work();
   MutexLock lock(&mutex_);
   while (state_.phase() == Phase::kReady) changed_.Wait(&mutex_);
-  if (state_.phase() == Phase::kEnded) return EndStatus();
+  // It may have been drained since, which NextStep tells.
+  if (!state_.status().ok() || !state_.started()) return EndStatus();
   return state_.start();
 }
 

@@ -43,7 +43,9 @@ struct RankFollowerOptions {
 //
 // Owns: a thread for heartbeats and timeouts.
 // Threads: any.
-// Errors: what the group ended of, from every call that waits.
+// Errors: what the group ended of, from every call that waits; CANCELLED where
+// it
+//   was drained before it ran.
 class RankFollower {
  public:
   explicit RankFollower(RankFollowerOptions options);

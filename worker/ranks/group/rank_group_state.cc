@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "worker/ranks/group/rank_identity.h"
 
@@ -47,6 +48,14 @@ LeaderMessage AbortMessage(const absl::Status& why) {
   message.mutable_abort()->set_reason(
       std::string(why.message().substr(0, kMaxPeerTextBytes)));
   return message;
+}
+
+// Of a RankReady or RankStart, by page group.
+template <typename Message>
+std::string PagesText(const Message& message) {
+  return absl::StrCat("pages ", absl::StrJoin(message.pages(), "+"),
+                      ", host pages ",
+                      absl::StrJoin(message.host_pages(), "+"));
 }
 
 // The least of both, by page group.
@@ -250,6 +259,9 @@ void RankGroupState::OnMemberReady(uint32_t rank, const RankReady& ready) {
                                                     : "for the second time")));
   }
   from.ready = ready;
+  events_.push_back({Event::Kind::kReady, from.name,
+                     absl::StrCat(ready.weight_bytes(), " bytes of weights, ",
+                                  PagesText(ready))});
   StartIfReady();
 }
 
@@ -303,7 +315,7 @@ void RankGroupState::StartIfReady() {
   *message.mutable_start() = start_;
   for (const LinkId link : members()) Send(link, message);
   events_.push_back({Event::Kind::kStarted, absl::StrCat(size(), " ranks"),
-                     start_.ShortDebugString()});
+                     PagesText(start_)});
 }
 
 // ---------------------------------------------------------------------------

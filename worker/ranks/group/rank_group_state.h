@@ -63,7 +63,14 @@ class RankGroupState {
 
   // For the log: what anybody can cause is told once for each reason and rank.
   struct Event {
-    enum class Kind { kJoined, kLeft, kRefused, kStarted, kDrainAsked };
+    enum class Kind {
+      kJoined,
+      kLeft,
+      kRefused,
+      kReady,
+      kStarted,
+      kDrainAsked,
+    };
     Kind kind = Kind::kJoined;
     std::string who;
     std::string detail;
@@ -88,6 +95,7 @@ class RankGroupState {
   // there is room for it, INVALID_ARGUMENT unless it is the next: the first is
   // 1, then they count up by one.
   absl::Status OnStep(uint64_t step_id, absl::Time now);
+  // Of a step that was sent (CHECK).
   void OnStepDone(uint64_t step_id, uint64_t result_hash);
   // No step follows: all ranks hear so, and the group ends with OK.
   // FAILED_PRECONDITION while a step runs.

@@ -472,7 +472,12 @@ TEST(RankGroupStateTest, WhoDoesNotComeInTimeIsNamedWithTheLastRefusal) {
 
 TEST(RankGroupStateTest, StartsWithTheLeastPagesOnceAllAreReady) {
   Group group = Group::Of(3, Phase::kLoading);
-  group.SendReady(2, Ready({10, 3}, {0, 5}));
+  RankReady ready = Ready({10, 3}, {0, 5});
+  ready.set_weight_bytes(1234);
+  group.SendReady(2, ready);
+  EXPECT_THAT(group.Told(),
+              ElementsAre("rank 2 (node, pid 12); 1234 bytes of weights, pages "
+                          "10+3, host pages 0+5"));
   group.state().OnReady(Ready({8, 4}, {2, 9}));
   EXPECT_THAT(group.Done(), IsEmpty());
   group.SendReady(1, Ready({9, 5}, {1, 6}));

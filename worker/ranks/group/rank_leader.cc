@@ -231,6 +231,10 @@ void RankLeader::Tell(const RankGroupState::Event& event) {
         base::LogWarning("a rank was refused",
                          {{"rank", event.who}, {"why", event.detail}});
         break;
+      case Kind::kReady:
+        base::LogInfo("a rank is ready",
+                      {{"rank", event.who}, {"has", event.detail}});
+        break;
       case Kind::kStarted:
         base::LogInfo("the tensor-parallel group runs",
                       {{"ranks", event.who}, {"least", event.detail}});

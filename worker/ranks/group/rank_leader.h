@@ -49,7 +49,9 @@ struct RankLeaderOptions {
 
 // Owns: a thread for heartbeats and timeouts.
 // Threads: any.
-// Errors: what the group ended of, from every call that waits.
+// Errors: what the group ended of, from every call that waits; CANCELLED where
+// it
+//   was drained.
 class RankLeader {
  public:
   using LinkId = RankGroupState::LinkId;
@@ -79,7 +81,8 @@ class RankLeader {
   // RankGroupState::OnStep. Ends nothing by itself.
   absl::Status SendStep(const kvasir::v1::StepPlan& plan)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // This rank has ended the step; waits until all have, with the same result.
+  // This rank has ended the step, which was sent (CHECK); waits until all have,
+  // with the same result.
   absl::Status FinishStep(const kvasir::v1::StepResult& own)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
