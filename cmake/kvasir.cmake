@@ -81,7 +81,8 @@ function(kvasir_library target)
       target_compile_options(${target} PRIVATE -O1)
     endif()
     # Coverage guides the fuzzers. What they do not read is spared its cost.
-    if(KVASIR_FUZZ AND NOT target MATCHES "^(kernels|worker|compress|bench|cli)_")
+    if(KVASIR_FUZZ AND (target STREQUAL worker_rank_group OR
+       NOT target MATCHES "^(kernels|worker|compress|bench|cli)_"))
       target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
     endif()
     target_link_libraries(${target} PUBLIC kvasir_options ${A_DEPS}

@@ -1,0 +1,37 @@
+#include "worker/ranks/group/group_executor.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace kvasir::worker {
+
+absl::Status GroupExecutor::Enqueue(const kvasir::v1::StepPlan& plan) {
+  step_id_ = plan.step_id();
+  if (const absl::Status status = leader_.SendStep(plan); !status.ok()) {
+    return Fail(status);
+  }
+  if (const absl::Status status = own_.Enqueue(plan); !status.ok()) {
+    return Fail(status);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<kvasir::v1::StepResult> GroupExecutor::Await() {
+  absl::StatusOr<kvasir::v1::StepResult> result = own_.Await();
+  if (!result.ok()) return Fail(result.status());
+  if (result->step_id() != step_id_) {
+    return Fail(absl::InternalError(absl::StrCat(
+        "the executor ended step ", result->step_id(), ", want ", step_id_)));
+  }
+  KVASIR_RETURN_IF_ERROR(leader_.FinishStep(*result));
+  return result;
+}
+
+absl::Status GroupExecutor::Fail(const absl::Status& status) {
+  leader_.Abort(status);
+  // Where the group had ended before, that is why this rank failed.
+  const absl::Status ended = leader_.status();
+  return ended.ok() ? status : ended;
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,43 @@
+// What both ends of a Join call put on the wire and take from it.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "worker/ranks/group/rank_link.h"
+
+namespace kvasir::worker {
+
+// Metadata of the call.
+inline constexpr char kRankAuthorizationKey[] = "authorization";
+inline std::string RankAuthorization(absl::string_view secret) {
+  return absl::StrCat("Bearer ", secret);
+}
+
+// For what was sent last, a RankAbort say, to a rank that reads.
+inline constexpr absl::Duration kRankLastWords = absl::Seconds(1);
+
+// Refers to the bytes, which it keeps.
+inline grpc::ByteBuffer BufferOf(RankLink::Bytes bytes) {
+  auto* held = new RankLink::Bytes(std::move(bytes));
+  const grpc::Slice slice(
+      const_cast<char*>((*held)->data()), (*held)->size(),
+      [](void* user_data) { delete static_cast<RankLink::Bytes*>(user_data); },
+      held);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// A copy; empty where there are none.
+inline std::string BytesOf(const grpc::ByteBuffer& buffer) {
+  grpc::Slice slice;
+  if (!buffer.DumpToSingleSlice(&slice).ok()) return "";
+  return std::string(slice.begin(), slice.end());
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,597 @@
+#include "worker/ranks/group/rank_group_state.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "worker/ranks/group/rank_identity.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kvasir::v1::FollowerMessage;
+using kvasir::v1::LeaderMessage;
+using kvasir::v1::RankHello;
+using kvasir::v1::RankIdentity;
+using kvasir::v1::RankReady;
+using kvasir::v1::RankRefusal;
+
+// Whose rank is none of the group's.
+constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
+
+absl::StatusCode CodeOf(RankRefusal::Reason reason) {
+  switch (reason) {
+    case RankRefusal::UNAUTHENTICATED:
+      return absl::StatusCode::kUnauthenticated;
+    case RankRefusal::NO_HELLO:
+      return absl::StatusCode::kInvalidArgument;
+    case RankRefusal::RANK_TAKEN:
+      return absl::StatusCode::kAlreadyExists;
+    default:
+      return absl::StatusCode::kFailedPrecondition;
+  }
+}
+
+std::string MessageName(const FollowerMessage& message) {
+  const google::protobuf::FieldDescriptor* field =
+      FollowerMessage::descriptor()->FindFieldByNumber(message.message_case());
+  return field == nullptr ? "no message that is known"
+                          : field->message_type()->name();
+}
+
+LeaderMessage AbortMessage(const absl::Status& why) {
+  LeaderMessage message;
+  message.mutable_abort()->set_code(static_cast<int>(why.code()));
+  message.mutable_abort()->set_reason(
+      std::string(why.message().substr(0, kMaxPeerTextBytes)));
+  return message;
+}
+
+// Of a RankReady or RankStart, by page group.
+template <typename Message>
+std::string PagesText(const Message& message) {
+  return absl::StrCat("pages ", absl::StrJoin(message.pages(), "+"),
+                      ", host pages ",
+                      absl::StrJoin(message.host_pages(), "+"));
+}
+
+// The least of both, by page group.
+void TakeLeast(const google::protobuf::RepeatedField<int64_t>& pages,
+               google::protobuf::RepeatedField<int64_t>* least) {
+  for (int g = 0; g < least->size(); ++g) {
+    least->Set(g, std::min(least->Get(g), pages.Get(g)));
+  }
+}
+
+// A reason why one rank's pages are no page counts beside the leader's.
+absl::Status ComparePages(const std::string& name, const char* what,
+                          const google::protobuf::RepeatedField<int64_t>& pages,
+                          const google::protobuf::RepeatedField<int64_t>& want,
+                          int64_t least) {
+  if (pages.size() != want.size()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, " has ", what, " in ", pages.size(),
+                     " page groups, the leader in ", want.size()));
+  }
+  for (int g = 0; g < pages.size(); ++g) {
+    if (pages.Get(g) >= least) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has ", pages.Get(g), " ", what, " in page group ",
+                     g, ", want ", least, " at least"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
+  const RankIdentity& identity = options.identity;
+  if (identity.tp_size() < 2 || identity.tp_size() > kMaxTpSize) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a group of ", identity.tp_size(), " ranks, want 2 to ", kMaxTpSize));
+  }
+  if (identity.heartbeat_timeout_ms() == 0) {
+    return absl::InvalidArgumentError("a heartbeat timeout of 0 ms");
+  }
+  for (const absl::Duration timeout :
+       {options.join_timeout, options.load_timeout, options.step_timeout}) {
+    if (timeout > absl::ZeroDuration()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("a timeout of ", absl::FormatDuration(timeout)));
+  }
+  return absl::OkStatus();
+}
+
+RankGroupState::RankGroupState(RankGroupOptions options, absl::Time now)
+    : options_(std::move(options)),
+      heartbeat_timeout_(
+          absl::Milliseconds(options_.identity.heartbeat_timeout_ms())),
+      phase_since_(now),
+      last_time_(now),
+      last_beat_(now),
+      members_(size()) {
+  member(0).name = "rank 0 (the leader)";
+  for (uint32_t rank = 1; rank < size(); ++rank) {
+    member(rank).name = absl::StrCat("rank ", rank);
+  }
+}
+
+// ---------------------------------------------------------------------------
+// Joining
+// ---------------------------------------------------------------------------
+
+void RankGroupState::OnLink(LinkId link, bool authenticated, absl::Time now) {
+  links_[link] = {.rank = std::nullopt, .heard = now};
+  if (!authenticated) {
+    Refuse(link, RankRefusal::UNAUTHENTICATED,
+           "the call shows neither the group's secret nor a certificate that "
+           "the leader believes",
+           nullptr);
+  } else if (phase_ == Phase::kEnded) {
+    Refuse(link, RankRefusal::TOO_LATE,
+           absl::StrCat("the group has ended: ",
+                        status_.ok() ? "it was drained" : status_.message()),
+           nullptr);
+  }
+}
+
+void RankGroupState::OnMessage(LinkId link, const FollowerMessage& message,
+                               absl::Time now) {
+  const auto found = links_.find(link);
+  if (found == links_.end()) return;
+  found->second.heard = now;
+  if (found->second.rank.has_value()) {
+    OnMemberMessage(*found->second.rank, message);
+  } else if (message.has_hello()) {
+    OnHello(link, message.hello());
+    if (phase_ == Phase::kJoining && members().size() + 1 == size()) {
+      phase_since_ = now;
+      Welcome();
+    }
+  } else {
+    Refuse(link, RankRefusal::NO_HELLO,
+           absl::StrCat("want a RankHello first, have ", MessageName(message)),
+           nullptr);
+  }
+}
+
+void RankGroupState::OnGarbage(LinkId link, size_t num_bytes, absl::Time now) {
+  const auto found = links_.find(link);
+  if (found == links_.end()) return;
+  found->second.heard = now;
+  const std::string what =
+      absl::StrCat(num_bytes, " bytes that are no FollowerMessage");
+  if (found->second.rank.has_value()) {
+    const uint32_t rank = *found->second.rank;
+    Fail(rank, absl::InvalidArgumentError(
+                   absl::StrCat(member(rank).name, " sent ", what)));
+  } else {
+    Refuse(link, RankRefusal::NO_HELLO,
+           absl::StrCat("want a RankHello first, have ", what), nullptr);
+  }
+}
+
+void RankGroupState::OnHello(LinkId link, const RankHello& hello) {
+  const std::optional<IdentityDifference> difference =
+      FirstDifference(options_.identity, hello.identity());
+  const int field = difference.has_value() ? difference->field : 0;
+  if (field == RankIdentity::kApiVersionFieldNumber ||
+      field == RankIdentity::kBuildFieldNumber) {
+    return Refuse(link, RankRefusal::WRONG_VERSION, difference->text, &hello);
+  }
+  if (field == RankIdentity::kTpSizeFieldNumber) {
+    return Refuse(link, RankRefusal::WRONG_SIZE, difference->text, &hello);
+  }
+  if (hello.rank() < 1 || hello.rank() >= size()) {
+    return Refuse(
+        link, RankRefusal::WRONG_RANK,
+        absl::StrCat("rank is ", hello.rank(),
+                     ", a follower of this group is 1 to ", size() - 1),
+        &hello);
+  }
+  Member& joining = member(hello.rank());
+  if (joining.link != 0) {
+    return Refuse(link, RankRefusal::RANK_TAKEN,
+                  absl::StrCat(joining.name, " is there already"), &hello);
+  }
+  if (difference.has_value()) {
+    return Refuse(link, RankRefusal::WRONG_IDENTITY, difference->text, &hello);
+  }
+  links_.at(link).rank = hello.rank();
+  joining.link = link;
+  joining.hello = hello;
+  joining.name = RankName(hello);
+  events_.push_back({Event::Kind::kJoined, joining.name, ""});
+}
+
+void RankGroupState::Welcome() {
+  phase_ = Phase::kLoading;
+  LeaderMessage message;
+  addresses_.push_back(options_.collective_address);
+  for (uint32_t rank = 1; rank < size(); ++rank) {
+    addresses_.push_back(member(rank).hello.collective_address());
+  }
+  for (const std::string& address : addresses_) {
+    message.mutable_welcome()->add_collective_addresses(address);
+  }
+  for (const LinkId link : members()) Send(link, message);
+}
+
+// ---------------------------------------------------------------------------
+// Members
+// ---------------------------------------------------------------------------
+
+void RankGroupState::OnMemberMessage(uint32_t rank,
+                                     const FollowerMessage& message) {
+  const std::string& name = member(rank).name;
+  switch (message.message_case()) {
+    case FollowerMessage::kHeartbeat:
+      return;
+    case FollowerMessage::kReady:
+      return OnMemberReady(rank, message.ready());
+    case FollowerMessage::kStepDone:
+      return OnMemberStepDone(rank, message.step_done());
+    case FollowerMessage::kDrain:
+      events_.push_back({Event::Kind::kDrainAsked, name, ""});
+      return;
+    case FollowerMessage::kAbort:
+      return Fail(rank, PeerStatus(message.abort().code(),
+                                   absl::StrCat(name, " gave up: "),
+                                   message.abort().reason()));
+    case FollowerMessage::kHello:
+    case FollowerMessage::MESSAGE_NOT_SET:
+      break;
+  }
+  Fail(rank,
+       absl::InvalidArgumentError(absl::StrCat(
+           name, " sent ", MessageName(message), " after its RankHello")));
+}
+
+void RankGroupState::OnMemberReady(uint32_t rank, const RankReady& ready) {
+  Member& from = member(rank);
+  if (phase_ != Phase::kLoading || from.ready.has_value()) {
+    return Fail(rank, absl::InvalidArgumentError(absl::StrCat(
+                          from.name, " sent a RankReady ",
+                          phase_ == Phase::kJoining ? "before its RankWelcome"
+                                                    : "for the second time")));
+  }
+  from.ready = ready;
+  events_.push_back({Event::Kind::kReady, from.name,
+                     absl::StrCat(ready.weight_bytes(), " bytes of weights, ",
+                                  PagesText(ready))});
+  StartIfReady();
+}
+
+void RankGroupState::OnReady(const RankReady& ready) {
+  if (phase_ != Phase::kLoading) return;
+  member(0).ready = ready;
+  StartIfReady();
+}
+
+absl::Status RankGroupState::CheckReady() const {
+  const RankReady& own = *members_[0].ready;
+  for (const Member& other : members_) {
+    const RankReady& ready = *other.ready;
+    const auto differs = [&other](const char* what, const std::string& have,
+                                  const std::string& want) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(what, " of ", other.name, " is ", PeerText(have),
+                       ", the leader has ", want));
+    };
+    if (ready.weights_id() != own.weights_id()) {
+      return differs("weights_id", ready.weights_id(), own.weights_id());
+    }
+    if (ready.cache_id() != own.cache_id()) {
+      return differs("cache_id", ready.cache_id(), own.cache_id());
+    }
+    for (const absl::Status& status :
+         {ComparePages(other.name, "pages", ready.pages(), own.pages(), 1),
+          ComparePages(other.name, "host pages", ready.host_pages(),
+                       own.host_pages(), 0)}) {
+      if (!status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+void RankGroupState::StartIfReady() {
+  for (const Member& each : members_) {
+    if (!each.ready.has_value()) return;
+  }
+  if (const absl::Status status = CheckReady(); !status.ok()) {
+    return End(status);
+  }
+  *start_.mutable_pages() = member(0).ready->pages();
+  *start_.mutable_host_pages() = member(0).ready->host_pages();
+  for (const Member& each : members_) {
+    TakeLeast(each.ready->pages(), start_.mutable_pages());
+    TakeLeast(each.ready->host_pages(), start_.mutable_host_pages());
+  }
+  phase_ = Phase::kRunning;
+  LeaderMessage message;
+  *message.mutable_start() = start_;
+  for (const LinkId link : members()) Send(link, message);
+  events_.push_back({Event::Kind::kStarted, absl::StrCat(size(), " ranks"),
+                     PagesText(start_)});
+}
+
+// ---------------------------------------------------------------------------
+// Steps
+// ---------------------------------------------------------------------------
+
+absl::Status RankGroupState::OnStep(uint64_t step_id, absl::Time now) {
+  if (phase_ != Phase::kRunning) {
+    return absl::FailedPreconditionError("the group does not run");
+  }
+  if (step_id != last_step_ + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step ", step_id, ", want ", last_step_ + 1));
+  }
+  if (steps_.size() == kMaxStepsInFlight) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", step_id, " while step ", steps_.front().id,
+                     " runs: ", kMaxStepsInFlight, " at most"));
+  }
+  last_step_ = step_id;
+  steps_.push_back({.id = step_id,
+                    .since = now,
+                    .hashes = std::vector<std::optional<uint64_t>>(size())});
+  return absl::OkStatus();
+}
+
+void RankGroupState::OnStepDone(uint64_t step_id, uint64_t result_hash) {
+  if (phase_ != Phase::kRunning) return;
+  AddHash(step_id, 0, result_hash);
+}
+
+void RankGroupState::OnMemberStepDone(uint32_t rank,
+                                      const kvasir::v1::RankStepDone& done) {
+  Member& from = member(rank);
+  const uint64_t want = from.steps_done + 1;
+  if (done.step_id() != want || want > last_step_) {
+    return Fail(rank, absl::InvalidArgumentError(absl::StrCat(
+                          from.name, " ended step ", done.step_id(),
+                          want > last_step_ ? std::string(" while it has none")
+                                            : absl::StrCat(", want ", want))));
+  }
+  if (done.code() != 0) {
+    return Fail(rank, PeerStatus(done.code(),
+                                 absl::StrCat(from.name, " failed in step ",
+                                              done.step_id(), ": "),
+                                 done.error()));
+  }
+  from.steps_done = want;
+  AddHash(want, rank, done.result_hash());
+}
+
+void RankGroupState::AddHash(uint64_t step_id, uint32_t rank, uint64_t hash) {
+  const auto step =
+      std::find_if(steps_.begin(), steps_.end(),
+                   [step_id](const Step& each) { return each.id == step_id; });
+  KVASIR_CHECK(step != steps_.end());
+  KVASIR_CHECK(!step->hashes[rank].has_value());
+  step->hashes[rank] = hash;
+  if (const std::optional<uint64_t> own = step->hashes[0]) {
+    for (uint32_t r = 1; r < size(); ++r) {
+      const uint64_t other = step->hashes[r].value_or(*own);
+      if (other == *own) continue;
+      return End(absl::InternalError(absl::StrFormat(
+          "step %d: the result of %s has hash %016x, the leader's %016x: the "
+          "ranks do not compute the same",
+          step_id, member(r).name, other, *own)));
+    }
+  }
+  while (!steps_.empty() &&
+         std::all_of(steps_.front().hashes.begin(), steps_.front().hashes.end(),
+                     [](const auto& each) { return each.has_value(); })) {
+    steps_.pop_front();
+    // The next one has begun only now.
+    if (!steps_.empty()) {
+      steps_.front().since = std::max(steps_.front().since, last_time_);
+    }
+  }
+}
+
+bool RankGroupState::IsStepDone(uint64_t step_id) const {
+  return step_id <= last_step_ &&
+         (steps_.empty() || step_id < steps_.front().id);
+}
+
+// ---------------------------------------------------------------------------
+// Time
+// ---------------------------------------------------------------------------
+
+void RankGroupState::OnTime(absl::Time now) {
+  const absl::Duration passed = now - last_time_;
+  last_time_ = now;
+  if (passed > heartbeat_timeout_ / 2) {
+    // Signs of life may lie in this process's own sockets.
+    for (auto& [id, link] : links_) {
+      link.heard = std::min(now, link.heard + passed);
+    }
+    for (Step& step : steps_) step.since = std::min(now, step.since + passed);
+  }
+  if (phase_ == Phase::kEnded) return;
+  if (const absl::Status status = CheckTimes(now); !status.ok()) {
+    return End(status);
+  }
+  std::vector<LinkId> silent;
+  for (const auto& [id, link] : links_) {
+    if (now - link.heard >= heartbeat_timeout_) silent.push_back(id);
+  }
+  const std::string limit = absl::FormatDuration(heartbeat_timeout_);
+  for (const LinkId id : silent) {
+    const auto found = links_.find(id);
+    if (found == links_.end()) continue;  // the group has just ended
+    if (!found->second.rank.has_value()) {
+      Refuse(id, RankRefusal::NO_HELLO,
+             absl::StrCat("no RankHello within ", limit), nullptr);
+      continue;
+    }
+    const uint32_t rank = *found->second.rank;
+    Fail(rank, absl::UnavailableError(absl::StrCat(
+                   "nothing was heard of ", member(rank).name, " for ",
+                   absl::FormatDuration(now - found->second.heard),
+                   ", the heartbeat timeout is ", limit)));
+  }
+  if (now - last_beat_ < heartbeat_interval()) return;
+  last_beat_ = now;
+  for (const LinkId link : members()) {
+    LeaderMessage message;
+    message.mutable_heartbeat();
+    Send(link, std::move(message));
+  }
+}
+
+absl::Status RankGroupState::CheckTimes(absl::Time now) const {
+  const auto late = [](const std::string& who, const std::string& what,
+                       absl::Duration limit) {
+    return absl::StrCat(who, " ", what, " within ",
+                        absl::FormatDuration(limit));
+  };
+  switch (phase_) {
+    case Phase::kJoining:
+      if (now - phase_since_ < options_.join_timeout) break;
+      return absl::DeadlineExceededError(absl::StrCat(
+          late(NamesWhere([](const Member& each) { return each.link == 0; }),
+               "did not join", options_.join_timeout),
+          last_refusal_.empty() ? "" : "; refused last: ", last_refusal_));
+    case Phase::kLoading:
+      if (now - phase_since_ < options_.load_timeout) break;
+      return absl::DeadlineExceededError(
+          late(NamesWhere(
+                   [](const Member& each) { return !each.ready.has_value(); }),
+               "did not load", options_.load_timeout));
+    case Phase::kRunning: {
+      if (steps_.empty() ||
+          now - steps_.front().since < options_.step_timeout) {
+        break;
+      }
+      const Step& step = steps_.front();
+      return absl::UnavailableError(late(
+          NamesWhere([&](const Member& each) {
+            const auto rank = static_cast<size_t>(&each - members_.data());
+            return !step.hashes[rank].has_value();
+          }),
+          absl::StrCat("did not end step ", step.id), options_.step_timeout));
+    }
+    case Phase::kEnded:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+template <typename Predicate>
+std::string RankGroupState::NamesWhere(const Predicate& waits) const {
+  std::string names;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    // The leader has no call, and joins nothing.
+    if (rank == 0 && phase_ == Phase::kJoining) continue;
+    if (!waits(members_[rank])) continue;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", members_[rank].name);
+  }
+  return names;
+}
+
+// ---------------------------------------------------------------------------
+// Ends
+// ---------------------------------------------------------------------------
+
+void RankGroupState::OnLost(LinkId link, const absl::Status& why) {
+  const auto found = links_.find(link);
+  if (found == links_.end()) return;
+  const std::optional<uint32_t> rank = found->second.rank;
+  links_.erase(found);
+  if (!rank.has_value()) return;
+  Member& lost = member(*rank);
+  lost.link = 0;
+  Fail(*rank, absl::UnavailableError(absl::StrCat(
+                  "the call of ", lost.name,
+                  " ended: ", why.ok() ? "it left" : PeerText(why.message()))));
+}
+
+absl::Status RankGroupState::Drain() {
+  if (phase_ == Phase::kEnded) return absl::OkStatus();
+  if (!steps_.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("a drain while step ", steps_.front().id, " runs"));
+  }
+  phase_ = Phase::kEnded;
+  LeaderMessage message;
+  message.mutable_drain();
+  for (const LinkId link : members()) Close(link, message, absl::OkStatus());
+  while (!links_.empty()) {
+    Close(links_.begin()->first, {},
+          absl::UnavailableError("the group was drained"));
+  }
+  return absl::OkStatus();
+}
+
+void RankGroupState::Abort(const absl::Status& reason) {
+  End(absl::Status(reason.code(), absl::StrCat(members_[0].name, " gave up: ",
+                                               reason.message())));
+}
+
+void RankGroupState::Refuse(LinkId link, RefusalReason reason,
+                            const std::string& detail, const RankHello* hello) {
+  ++refusals_[reason];
+  const std::string who = hello == nullptr ? "a caller" : RankName(*hello);
+  const std::string text =
+      absl::StrCat(RankRefusal::Reason_Name(reason), ": ", detail);
+  last_refusal_ = absl::StrCat(who, ": ", text);
+  const uint32_t rank =
+      hello == nullptr || hello->rank() >= size() ? kNoRank : hello->rank();
+  if (told_.insert({reason, rank}).second) {
+    events_.push_back({Event::Kind::kRefused, who, text});
+  }
+  LeaderMessage message;
+  message.mutable_refusal()->set_reason(reason);
+  message.mutable_refusal()->set_detail(detail);
+  Close(link, std::move(message), absl::Status(CodeOf(reason), detail));
+}
+
+void RankGroupState::Fail(uint32_t rank, const absl::Status& why) {
+  if (phase_ != Phase::kJoining) return End(why);
+  Member& leaving = member(rank);
+  events_.push_back(
+      {Event::Kind::kLeft, leaving.name, std::string(why.message())});
+  if (leaving.link != 0) Close(leaving.link, AbortMessage(why), why);
+  leaving = {};
+  leaving.name = absl::StrCat("rank ", rank);
+}
+
+void RankGroupState::End(const absl::Status& why) {
+  if (phase_ == Phase::kEnded) return;
+  phase_ = Phase::kEnded;
+  status_ = why;
+  while (!links_.empty()) {
+    const auto& [link, of] = *links_.begin();
+    Close(link, of.rank.has_value() ? AbortMessage(why) : LeaderMessage(), why);
+  }
+}
+
+void RankGroupState::Send(LinkId link, LeaderMessage message) {
+  actions_.push_back({link, std::move(message), std::nullopt});
+}
+
+void RankGroupState::Close(LinkId link, LeaderMessage last,
+                           const absl::Status& status) {
+  const auto found = links_.find(link);
+  KVASIR_CHECK(found != links_.end());
+  if (found->second.rank.has_value()) member(*found->second.rank).link = 0;
+  links_.erase(found);
+  actions_.push_back({link, std::move(last), status});
+}
+
+std::vector<RankGroupState::LinkId> RankGroupState::members() const {
+  std::vector<LinkId> links;
+  for (const Member& each : members_) {
+    if (each.link != 0) links.push_back(each.link);
+  }
+  return links;
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,524 @@
+// Leader and followers over gRPC on this machine.
+#include <arpa/inet.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/net/testing/certificates.h"
+#include "base/net/tls.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/kvasir/v1/rank.grpc.pb.h"
+#include "worker/ranks/group/group_executor.h"
+#include "worker/ranks/group/rank_bytes.h"
+#include "worker/ranks/group/rank_client.h"
+#include "worker/ranks/group/rank_follower.h"
+#include "worker/ranks/group/rank_leader.h"
+#include "worker/ranks/group/rank_server.h"
+#include "worker/ranks/group/testing/fake_rank.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using kvasir::v1::RankRefusal;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kSecret[] = "a secret of tests";
+
+// Of the leader's process: leader and listener.
+struct LeaderSide {
+  static absl::StatusOr<std::unique_ptr<LeaderSide>> Start(
+      uint32_t size, RankServerOptions options = {.secret = kSecret},
+      absl::Duration heartbeat = kLong) {
+    auto side = std::make_unique<LeaderSide>();
+    RankLeaderOptions leader;
+    leader.group.identity = TestIdentity(size, heartbeat);
+    leader.group.collective_address = "at 0";
+    side->leader = std::make_unique<RankLeader>(std::move(leader));
+    KVASIR_ASSIGN_OR_RETURN(side->server,
+                            RankServer::Start(options, side->leader.get()));
+    return side;
+  }
+  ~LeaderSide() { leader->Abort(absl::CancelledError("the test is over")); }
+
+  absl::StatusOr<kvasir::v1::RankStart> WaitStarted() {
+    KVASIR_RETURN_IF_ERROR(leader->WaitJoined().status());
+    return leader->WaitStarted(TestReady(10));
+  }
+
+  std::unique_ptr<RankLeader> leader;
+  std::unique_ptr<RankServer> server;
+  FakeRank rank;
+};
+
+// Of a follower's.
+struct FollowerSide {
+  static absl::StatusOr<std::unique_ptr<FollowerSide>> Join(
+      uint32_t rank, uint32_t size, const RankClientOptions& dial,
+      absl::Duration heartbeat = kLong, FakeRank::Hook hook = {}) {
+    auto side = std::make_unique<FollowerSide>();
+    KVASIR_ASSIGN_OR_RETURN(side->client, RankClient::Dial(dial));
+    RankFollowerOptions options;
+    *options.hello.mutable_identity() = TestIdentity(size, heartbeat);
+    options.hello.set_rank(rank);
+    options.hello.set_host("node");
+    options.hello.set_collective_address(absl::StrCat("at ", rank));
+    options.on_end = [raw = side.get()](const absl::Status&) {
+      raw->ended.Set();
+    };
+    side->follower = std::make_unique<RankFollower>(std::move(options));
+    side->executor = std::make_unique<FakeRank>(std::move(hook));
+    side->client->Join(side->follower.get());
+    side->thread = std::thread([raw = side.get()] { raw->Run(); });
+    return side;
+  }
+  ~FollowerSide() {
+    if (follower != nullptr) {
+      follower->Abort(absl::CancelledError("the test is over"));
+    }
+    if (thread.joinable()) thread.join();
+    client.reset();
+  }
+
+  void Run() {
+    status = [&]() -> absl::Status {
+      KVASIR_ASSIGN_OR_RETURN(addresses, follower->WaitWelcome());
+      KVASIR_RETURN_IF_ERROR(follower->WaitStarted(TestReady(9)).status());
+      return RunSteps(follower.get(), executor.get());
+    }();
+    done.Set();
+  }
+  // What its loop has ended with.
+  absl::Status Ended() {
+    EXPECT_TRUE(done.Wait());
+    return status;
+  }
+
+  std::unique_ptr<RankFollower> follower;
+  std::unique_ptr<FakeRank> executor;
+  std::unique_ptr<RankClient> client;
+  std::vector<std::string> addresses;
+  absl::Status status;
+  Event done;
+  Event ended;
+  std::thread thread;
+};
+
+RankClientOptions DialOf(const LeaderSide& leader) {
+  return {.leader = leader.server->target(),
+          .secret = kSecret,
+          .connect_timeout = absl::Seconds(20)};
+}
+
+TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(3));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto two,
+                              FollowerSide::Join(2, 3, DialOf(*leader)));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
+                              FollowerSide::Join(1, 3, DialOf(*leader)));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto start, leader->WaitStarted());
+  EXPECT_THAT(start.pages(), ElementsAre(9));
+  EXPECT_THAT(one->addresses, ElementsAre("at 0", "at 1", "at 2"));
+  GroupExecutor executor(leader->leader.get(), &leader->rank);
+  for (uint64_t step = 1; step <= 200; ++step) {
+    kvasir::v1::StepPlan plan = TestPlan(step);
+    // Once, more than a flow control window.
+    const int tokens = step == 100 ? 1 << 20 : 10;
+    auto* ids = plan.add_sequences()->mutable_token_ids();
+    for (int i = 0; i < tokens; ++i) ids->Add(i);
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto result, executor.Execute(plan));
+    ASSERT_EQ(result.step_id(), step);
+  }
+  EXPECT_EQ(two->executor->steps(), 200);
+  KVASIR_EXPECT_OK(leader->leader->Drain());
+  KVASIR_EXPECT_OK(one->Ended());
+  KVASIR_EXPECT_OK(two->Ended());
+}
+
+TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
+  for (const char* shown :
+       {"", "a secret", "A secret of tests", "a secret of tests!"}) {
+    RankClientOptions dial = DialOf(*leader);
+    dial.secret = shown;
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto stranger,
+                                FollowerSide::Join(1, 2, dial));
+    EXPECT_THAT(stranger->Ended(),
+                StatusIs(absl::StatusCode::kUnauthenticated,
+                         AllOf(HasSubstr("the leader refuses this rank: "
+                                         "UNAUTHENTICATED"),
+                               Not(HasSubstr("secret of")))));
+  }
+  EXPECT_EQ(leader->leader->refusals().at(RankRefusal::UNAUTHENTICATED), 4u);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
+                              FollowerSide::Join(1, 2, DialOf(*leader)));
+  KVASIR_EXPECT_OK(leader->WaitStarted().status());
+}
+
+TEST(RankGrpcTest, WithoutASecretOrCertificatesNobodyJoins) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader,
+                              LeaderSide::Start(2, RankServerOptions{}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
+                              FollowerSide::Join(1, 2, DialOf(*leader)));
+  EXPECT_THAT(one->Ended(), StatusIs(absl::StatusCode::kUnauthenticated,
+                                     HasSubstr("UNAUTHENTICATED")));
+}
+
+TEST(RankGrpcTest, ACertificateIsEnough) {
+  std::string folder = ::testing::TempDir() + "/kvasir-rank-tls-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const auto put = [&](const std::string& name, const std::string& text) {
+    std::ofstream(absl::StrCat(folder, "/", name)) << text;
+    return absl::StrCat(folder, "/", name);
+  };
+  const base::TestCertificate authority = base::MakeAuthority("ranks");
+  const auto pair = [&](const std::string& name) {
+    const base::TestCertificate made = base::MakeCertificate(
+        authority, {.names = {"DNS:localhost", "IP:127.0.0.1"}});
+    return base::TlsFiles{.certificate = put(name + ".pem", made.certificate),
+                          .key = put(name + ".key", made.key)};
+  };
+  const std::string ca = put("ca.pem", authority.certificate);
+  base::TlsWatch watch({.refresh = absl::InfiniteDuration()});
+  base::TlsOptions server{.files = pair("leader")};
+  server.files.authorities = ca;
+  RankServerOptions options;
+  KVASIR_ASSERT_OK_AND_ASSIGN(options.credentials, watch.Server(server));
+  {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader,
+                                LeaderSide::Start(2, options));
+    RankClientOptions dial{.leader = leader->server->target()};
+    base::TlsOptions client{.files = pair("follower")};
+    client.files.authorities = ca;
+    KVASIR_ASSERT_OK_AND_ASSIGN(dial.credentials, watch.Channel(client));
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto one, FollowerSide::Join(1, 2, dial));
+    KVASIR_EXPECT_OK(leader->WaitStarted().status());
+  }
+  // TLS without a certificate of the follower's is for the secret to judge.
+  server.files.authorities = "";
+  KVASIR_ASSERT_OK_AND_ASSIGN(options.credentials, watch.Server(server));
+  for (const bool secret : {false, true}) {
+    options.secret = secret ? kSecret : "";
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader,
+                                LeaderSide::Start(2, options));
+    RankClientOptions dial = DialOf(*leader);
+    base::TlsOptions client;
+    client.files.authorities = ca;
+    KVASIR_ASSERT_OK_AND_ASSIGN(dial.credentials, watch.Channel(client));
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto one, FollowerSide::Join(1, 2, dial));
+    if (secret) {
+      KVASIR_EXPECT_OK(leader->WaitStarted().status());
+    } else {
+      EXPECT_THAT(one->Ended(), StatusIs(absl::StatusCode::kUnauthenticated,
+                                         HasSubstr("UNAUTHENTICATED")));
+    }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// ---------------------------------------------------------------------------
+// What nobody's follower sends
+// ---------------------------------------------------------------------------
+
+// A call of such bytes; what it ends with, and what came before that.
+class RawCall final
+    : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  RawCall(const std::string& target, std::vector<std::string> messages,
+          const std::string& method = "/kvasir.v1.Rank/Join")
+      : stub_(grpc::CreateChannel(target, grpc::InsecureChannelCredentials())),
+        messages_(std::move(messages)) {
+    context_.AddMetadata(kRankAuthorizationKey, RankAuthorization(kSecret));
+    context_.set_deadline(absl::ToChronoTime(absl::Now() + kLong));
+    stub_.PrepareBidiStreamingCall(&context_, method, {}, this);
+    StartRead(&response_);
+    Write();
+    StartCall();
+  }
+  grpc::Status Wait() { return done_.get_future().get(); }
+  const std::vector<kvasir::v1::LeaderMessage>& heard() const { return heard_; }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    heard_.emplace_back();
+    EXPECT_TRUE(heard_.back().ParseFromString(BytesOf(response_)));
+    StartRead(&response_);
+  }
+  void OnWriteDone(bool ok) override {
+    if (ok) Write();
+  }
+  void OnDone(const grpc::Status& status) override { done_.set_value(status); }
+
+ private:
+  // The call stays open behind the last of them.
+  void Write() {
+    if (written_ == messages_.size()) return;
+    request_ =
+        BufferOf(std::make_shared<const std::string>(messages_[written_++]));
+    StartWrite(&request_);
+  }
+
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
+  const std::vector<std::string> messages_;
+  size_t written_ = 0;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer request_;
+  grpc::ByteBuffer response_;
+  std::vector<kvasir::v1::LeaderMessage> heard_;
+  std::promise<grpc::Status> done_;
+};
+
+std::string HelloBytes(uint32_t rank) {
+  kvasir::v1::FollowerMessage message;
+  *message.mutable_hello()->mutable_identity() = TestIdentity(2, kLong);
+  message.mutable_hello()->set_rank(rank);
+  return message.SerializeAsString();
+}
+
+// Bytes as they come, not gRPC's; returns when the other side hangs up.
+void SendToPort(int port, const std::string& bytes) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address),
+            0);
+  ASSERT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
+  shutdown(fd, SHUT_WR);
+  char buffer[256];
+  while (recv(fd, buffer, sizeof buffer, 0) > 0) {
+  }
+  close(fd);
+}
+
+TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
+  const std::string& target = leader->server->target();
+  struct Case {
+    std::vector<std::string> messages;
+    grpc::StatusCode code;
+    std::string text;
+  };
+  for (const Case& each : std::vector<Case>{
+           {{"\xff\xff\xff"},
+            grpc::StatusCode::INVALID_ARGUMENT,
+            "3 bytes that are no FollowerMessage"},
+           {{""},
+            grpc::StatusCode::INVALID_ARGUMENT,
+            "want a RankHello first, have no message that is known"},
+           {{"\x22"}, grpc::StatusCode::INVALID_ARGUMENT, "1 bytes that are"},
+           {{std::string("\x22\x00", 2)},
+            grpc::StatusCode::INVALID_ARGUMENT,
+            "want a RankHello first, have RankHeartbeat"},
+           {{std::string(size_t{kMaxFollowerMessageBytes} + 1, 'x')},
+            grpc::StatusCode::RESOURCE_EXHAUSTED,
+            "larger than max"},
+           // A rank that has joined, and then breaks the rules.
+           {{HelloBytes(7)},
+            grpc::StatusCode::FAILED_PRECONDITION,
+            "rank is 7, a follower of this group is 1 to 1"},
+       }) {
+    SCOPED_TRACE(each.text);
+    RawCall call(target, each.messages);
+    const grpc::Status status = call.Wait();
+    EXPECT_EQ(status.error_code(), each.code) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr(each.text));
+  }
+  RawCall unknown(target, {"x"}, "/kvasir.v1.Rank/Leave");
+  EXPECT_EQ(unknown.Wait().error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  for (const std::string& bytes :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100000, '\xee'),
+        std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") +
+            std::string(5000, '\xff')}) {
+    SendToPort(leader->server->port(), bytes);
+  }
+  // The right one is served as ever.
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
+                              FollowerSide::Join(1, 2, DialOf(*leader)));
+  KVASIR_ASSERT_OK(leader->WaitStarted().status());
+  GroupExecutor executor(leader->leader.get(), &leader->rank);
+  KVASIR_EXPECT_OK(executor.Execute(TestPlan(1)).status());
+  RawCall doubled(target, {HelloBytes(1)});
+  EXPECT_THAT(doubled.Wait().error_message(),
+              HasSubstr("rank 1 (node, pid 0) is there already"));
+  ASSERT_EQ(doubled.heard().size(), 1u);
+  EXPECT_EQ(doubled.heard()[0].refusal().reason(), RankRefusal::RANK_TAKEN);
+  KVASIR_EXPECT_OK(executor.Execute(TestPlan(2)).status());
+  KVASIR_EXPECT_OK(leader->leader->Drain());
+}
+
+TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
+  RawCall call(leader->server->target(), {HelloBytes(1), "\xff\xff"});
+  const grpc::Status status = call.Wait();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  ASSERT_EQ(call.heard().size(), 2u);
+  EXPECT_TRUE(call.heard()[0].has_welcome());
+  EXPECT_THAT(call.heard()[1].abort().reason(),
+              HasSubstr("sent 2 bytes that are no FollowerMessage"));
+  EXPECT_THAT(leader->leader->status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("sent 2 bytes that are no FollowerMessage")));
+}
+
+// A leader that is none: whatever it says, the follower ends with a reason.
+TEST(RankGrpcTest, AFollowerOfGarbageEndsWithAReason) {
+  class Liar final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
+                         kvasir::v1::Rank::Service> {
+   public:
+    grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
+        grpc::CallbackServerContext*) override {
+      class Reactor final
+          : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+       public:
+        Reactor() { StartWrite(&garbage_); }
+        void OnWriteDone(bool) override {}
+        void OnCancel() override { Finish(grpc::Status::CANCELLED); }
+        void OnDone() override { delete this; }
+
+       private:
+        const grpc::ByteBuffer garbage_ =
+            BufferOf(std::make_shared<const std::string>("\xff\xff"));
+      };
+      return new Reactor;
+    }
+  };
+  Liar liar;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              base::GrpcServer::Start({}, {&liar}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto one, FollowerSide::Join(1, 2, {.leader = server->target()}));
+  EXPECT_THAT(one->Ended(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "the leader sent 2 bytes that are no LeaderMessage"));
+}
+
+// ---------------------------------------------------------------------------
+// Ends
+// ---------------------------------------------------------------------------
+
+TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(3));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
+                              FollowerSide::Join(1, 3, DialOf(*leader)));
+  KVASIR_ASSERT_OK_AND_ASSIGN(auto two,
+                              FollowerSide::Join(2, 3, DialOf(*leader)));
+  KVASIR_ASSERT_OK(leader->WaitStarted().status());
+  GroupExecutor executor(leader->leader.get(), &leader->rank);
+  KVASIR_ASSERT_OK(executor.Execute(TestPlan(1)).status());
+  two->client.reset();  // cancels the call, as a process does that ends
+  EXPECT_THAT(two->Ended(),
+              StatusIs(absl::StatusCode::kCancelled,
+                       HasSubstr("the call to the leader ended")));
+  EXPECT_THAT(
+      one->Ended(),
+      StatusIs(absl::StatusCode::kUnavailable,
+               "the leader: the call of rank 2 (node, pid 0) ended: its "
+               "connection is gone"));
+  EXPECT_THAT(executor.Execute(TestPlan(2)),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("the call of rank 2")));
+  EXPECT_TRUE(one->ended.Wait());
+  EXPECT_TRUE(two->ended.Wait());
+}
+
+TEST(RankGrpcTest, ALeaderThatIsGoneEndsAllAtOnce) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
+                              FollowerSide::Join(1, 2, DialOf(*leader)));
+  KVASIR_ASSERT_OK(leader->WaitStarted().status());
+  leader->server.reset();
+  EXPECT_THAT(one->Ended(), StatusIs(absl::StatusCode::kUnavailable,
+                                     HasSubstr("the call to the leader")));
+  // Its own side hears of it, too.
+  while (leader->leader->status().ok()) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+}
+
+TEST(RankGrpcTest, TheReasonOfAnAbortArrives) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
+                              FollowerSide::Join(1, 2, DialOf(*leader)));
+  KVASIR_ASSERT_OK(leader->WaitStarted().status());
+  leader->leader->Abort(absl::DataLossError("the disk is gone"));
+  leader->server.reset();
+  EXPECT_THAT(one->Ended(),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       "the leader: rank 0 (the leader) gave up: the disk is "
+                       "gone"));
+}
+
+TEST(RankGrpcTest, AFollowersReasonArrivesThoughItEndsAtOnce) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
+  KVASIR_ASSERT_OK_AND_ASSIGN(auto one,
+                              FollowerSide::Join(1, 2, DialOf(*leader)));
+  KVASIR_ASSERT_OK(leader->WaitStarted().status());
+  one->follower->Abort(absl::DataLossError("the disk is gone"));
+  one.reset();
+  EXPECT_THAT(leader->leader->status(),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       "rank 1 (node, pid 0) gave up: the disk is gone"));
+}
+
+TEST(RankGrpcTest, ALeaderThatIsNotThereIsNamedWithTheCause) {
+  int port = 0;
+  {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
+    port = leader->server->port();
+  }
+  EXPECT_THAT(RankClient::Dial({.leader = absl::StrCat("127.0.0.1:", port),
+                                .connect_timeout = absl::Milliseconds(300)}),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr(absl::StrCat("127.0.0.1:", port)),
+                             HasSubstr("was not reached within 300ms"),
+                             HasSubstr("Connection refused"))));
+}
+
+TEST(RankGrpcTest, ALeaderThatStartsLaterIsWaitedFor) {
+  RankServerOptions options{.secret = kSecret};
+  {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
+    options.listen.port = leader->server->port();
+  }
+  std::unique_ptr<FollowerSide> one;
+  std::thread early([&] {
+    auto joined = FollowerSide::Join(
+        1, 2,
+        {.leader = absl::StrCat("127.0.0.1:", options.listen.port),
+         .secret = kSecret});
+    KVASIR_ASSERT_OK(joined.status());
+    one = *std::move(joined);
+  });
+  absl::SleepFor(absl::Milliseconds(300));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2, options));
+  KVASIR_EXPECT_OK(leader->WaitStarted().status());
+  early.join();
+  KVASIR_EXPECT_OK(leader->leader->Drain());
+  KVASIR_EXPECT_OK(one->Ended());
+}
+
+}  // namespace
+}  // namespace kvasir::worker

@@ -1,0 +1,26 @@
+// One side's end of a follower's call to its leader.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace kvasir::worker {
+
+// Threads: any; neither call blocks, nor calls back.
+class RankLink {
+ public:
+  // Shared by the links that one message goes to.
+  using Bytes = std::shared_ptr<const std::string>;
+
+  virtual ~RankLink() = default;
+
+  // Goes out behind what was sent before. Lost once the call has ended.
+  virtual void Send(Bytes message) = 0;
+  // Ends the call behind what was sent. Once; nothing is sent afterwards.
+  // `status` is for the other side.
+  virtual void Close(const absl::Status& status) = 0;
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,204 @@
+#include "worker/ranks/group/rank_server.h"
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/mutex.h"
+#include "base/net/grpc_status.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "proto/kvasir/v1/rank.grpc.pb.h"
+#include "worker/ranks/group/rank_bytes.h"
+#include "worker/ranks/group/rank_identity.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::MutexLock;
+
+// Connections beside the followers': those that are refused, or come again.
+constexpr size_t kSpareConnections = 16;
+
+// One Join call. Its followers' messages come one at a time; what is sent waits
+// in a queue, for one write may be under way.
+//
+// Lives until gRPC (OnDone) and the leader (its link) have let go: hence
+// shared. Threads: any.
+class JoinReactor final
+    : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+      public RankLink,
+      public std::enable_shared_from_this<JoinReactor> {
+ public:
+  static JoinReactor* Start(grpc::CallbackServerContext* context,
+                            RankLeader* leader, bool authenticated) {
+    const std::shared_ptr<JoinReactor> reactor(
+        new JoinReactor(context, leader));
+    reactor->self_ = reactor;
+    // Nothing is read before the link has its number.
+    reactor->link_ = leader->OnLink(reactor, authenticated);
+    reactor->StartRead(&reactor->request_);
+    return reactor.get();
+  }
+
+  void Send(Bytes message) override {
+    {
+      MutexLock lock(&mutex_);
+      if (!end_.has_value()) queue_.push_back(std::move(message));
+    }
+    Advance();
+  }
+  void Close(const absl::Status& status) override { End(status); }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      Lost(context_->IsCancelled()
+               ? absl::UnavailableError("its connection is gone")
+               : absl::OkStatus());
+      return;
+    }
+    leader_->OnBytes(link_, BytesOf(request_));
+    request_.Clear();
+    StartRead(&request_);
+  }
+  void OnWriteDone(bool ok) override {
+    {
+      MutexLock lock(&mutex_);
+      writing_ = false;
+    }
+    if (ok) {
+      Advance();
+    } else {
+      Lost(absl::UnavailableError("its connection is gone"));
+    }
+  }
+  void OnCancel() override {
+    Lost(absl::UnavailableError("its connection is gone"));
+  }
+  void OnDone() override {
+    const std::shared_ptr<JoinReactor> self = std::move(self_);
+  }
+
+ private:
+  JoinReactor(grpc::CallbackServerContext* context, RankLeader* leader)
+      : context_(context), leader_(leader) {}
+
+  void Lost(const absl::Status& why) {
+    leader_->OnLost(link_, why);
+    {
+      MutexLock lock(&mutex_);
+      queue_.clear();
+    }
+    End(why.ok() ? absl::CancelledError("the follower left") : why);
+  }
+  void End(const absl::Status& status) {
+    {
+      MutexLock lock(&mutex_);
+      if (!end_.has_value()) end_ = status;
+    }
+    Advance();
+  }
+  // Starts what may be started now.
+  void Advance() {
+    const grpc::ByteBuffer* write = nullptr;
+    absl::Status end;
+    {
+      MutexLock lock(&mutex_);
+      if (writing_ || finished_) return;
+      if (!queue_.empty()) {
+        response_ = BufferOf(std::move(queue_.front()));
+        queue_.pop_front();
+        writing_ = true;
+        write = &response_;
+      } else if (end_.has_value()) {
+        finished_ = true;
+        end = *end_;
+      } else {
+        return;
+      }
+    }
+    if (write != nullptr) {
+      StartWrite(write);
+    } else {
+      Finish(base::ToGrpcStatus(end));
+    }
+  }
+
+  grpc::CallbackServerContext* const context_;
+  RankLeader* const leader_;
+  RankLeader::LinkId link_ = 0;  // set before anything is read
+  grpc::ByteBuffer request_;     // of the read under way
+  std::shared_ptr<JoinReactor> self_;
+
+  base::Mutex mutex_;
+  grpc::ByteBuffer response_ ABSL_GUARDED_BY(mutex_);  // read by gRPC
+  std::deque<Bytes> queue_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+class RankServer::Service final
+    : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
+          kvasir::v1::Rank::Service> {
+ public:
+  Service(const std::string& secret, RankLeader* leader)
+      : want_(secret.empty() ? "" : base::Sha256Hex(RankAuthorization(secret))),
+        leader_(leader) {}
+
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
+      grpc::CallbackServerContext* context) override {
+    return JoinReactor::Start(context, leader_, IsAuthenticated(*context));
+  }
+
+ private:
+  bool IsAuthenticated(const grpc::CallbackServerContext& context) const {
+    if (want_.empty()) {
+      const auto peer = context.auth_context();
+      return peer != nullptr && peer->IsPeerAuthenticated();
+    }
+    const auto found = context.client_metadata().find(kRankAuthorizationKey);
+    if (found == context.client_metadata().end()) return false;
+    // Of one length, whatever was shown.
+    return base::EqualInConstantTime(
+        want_, base::Sha256Hex({found->second.data(), found->second.size()}));
+  }
+
+  const std::string want_;  // empty: a certificate
+  RankLeader* const leader_;
+};
+
+RankServer::RankServer() = default;
+
+absl::StatusOr<std::unique_ptr<RankServer>> RankServer::Start(
+    const RankServerOptions& options, RankLeader* leader) {
+  std::unique_ptr<RankServer> server(new RankServer);
+  server->service_ = std::make_unique<Service>(options.secret, leader);
+  base::GrpcServerOptions listener;
+  listener.listen = options.listen;
+  listener.credentials = options.credentials;
+  listener.max_receive_message_bytes = kMaxFollowerMessageBytes;
+  listener.max_concurrent_streams = 1;
+  listener.max_connections = kMaxTpSize + kSpareConnections;
+  // A group lives as long as its calls.
+  listener.max_connection_age = absl::InfiniteDuration();
+  listener.health_service = false;
+  KVASIR_ASSIGN_OR_RETURN(
+      server->server_,
+      base::GrpcServer::Start(listener, {server->service_.get()}));
+  return server;
+}
+
+RankServer::~RankServer() {
+  if (server_ != nullptr) server_->Shutdown(absl::Now() + kRankLastWords);
+}
+
+}  // namespace kvasir::worker
