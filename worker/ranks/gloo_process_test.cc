@@ -1,13 +1,10 @@
 // Ranks as processes that are killed and stopped under load. The program runs
 // itself: with "--rank RANK SIZE TIMEOUT_MS NUMBERS CALLS" it is a rank.
-#include <fcntl.h>
-#include <spawn.h>
+
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <string>
@@ -21,17 +18,12 @@
 #include "base/status_matchers.h"
 #include "worker/ranks/gloo_group.h"
 #include "worker/testing/collective_ranks.h"
-
-extern char** environ;
+#include "worker/testing/rank_process.h"
 
 namespace kvasir::worker {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr int kDone = 0;
-constexpr int kGroupDied = 3;
-constexpr int kWrongSum = 4;
 
 // Says its address, reads those of all, says "connected", then "call" now and
 // then, and what the group died of. Calls below 0: until then.
@@ -75,103 +67,14 @@ int RunRank(int64_t rank, int64_t size, int64_t timeout_ms, int64_t numbers,
   return kDone;
 }
 
-// A rank's process. Killed and reaped at the latest with this.
-class RankProcess {
- public:
-  explicit RankProcess(const std::vector<std::string>& arguments) {
-    int to[2], from[2];
-    EXPECT_EQ(pipe2(to, O_CLOEXEC), 0);
-    EXPECT_EQ(pipe2(from, O_CLOEXEC), 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
-    std::vector<std::string> texts = {"/proc/self/exe", "--rank"};
-    texts.insert(texts.end(), arguments.begin(), arguments.end());
-    std::vector<char*> argv;
-    for (std::string& text : texts) argv.push_back(text.data());
-    argv.push_back(nullptr);
-    EXPECT_EQ(
-        posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ),
-        0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(to[0]);
-    close(from[1]);
-    in_ = fdopen(to[1], "w");
-    out_ = fdopen(from[0], "r");
-  }
-  ~RankProcess() {
-    if (pid_ > 0) {
-      Signal(SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    std::fclose(in_);
-    std::fclose(out_);
-  }
-  RankProcess(const RankProcess&) = delete;
-  RankProcess& operator=(const RankProcess&) = delete;
-
-  // "" at the end.
-  std::string ReadLine() {
-    char line[4096];
-    if (std::fgets(line, sizeof(line), out_) == nullptr) return "";
-    std::string text = line;
-    text.pop_back();
-    return text;
-  }
-  std::string ReadLastLine() {
-    std::string last;
-    for (std::string line; !(line = ReadLine()).empty();) last = line;
-    return last;
-  }
-  void Write(const std::string& line) {
-    std::fprintf(in_, "%s\n", line.c_str());
-    std::fflush(in_);
-  }
-  void Signal(int signal) { kill(pid_, signal); }
-  // How it ended, as of waitpid; after ReadLastLine it has.
-  int Wait() {
-    int status = 0;
-    EXPECT_EQ(waitpid(pid_, &status, 0), pid_);
-    pid_ = 0;
-    return status;
-  }
-
- private:
-  pid_t pid_ = 0;
-  std::FILE* in_ = nullptr;
-  std::FILE* out_ = nullptr;
-};
-
 std::vector<std::unique_ptr<RankProcess>> StartRanks(int64_t size,
                                                      absl::Duration timeout,
                                                      int64_t numbers,
                                                      int64_t calls) {
-  std::vector<std::unique_ptr<RankProcess>> ranks;
-  for (int64_t rank = 0; rank < size; ++rank) {
-    ranks.push_back(std::make_unique<RankProcess>(std::vector<std::string>{
-        absl::StrCat(rank), absl::StrCat(size),
-        absl::StrCat(absl::ToInt64Milliseconds(timeout)), absl::StrCat(numbers),
-        absl::StrCat(calls)}));
-  }
-  std::vector<std::string> addresses;
-  for (const auto& rank : ranks) addresses.push_back(rank->ReadLine());
-  for (const auto& rank : ranks) {
-    for (const std::string& address : addresses) rank->Write(address);
-  }
-  for (const auto& rank : ranks) EXPECT_EQ(rank->ReadLine(), "connected");
-  return ranks;
-}
-
-void ExpectGroupDied(RankProcess* rank, const std::string& text) {
-  const std::string last = rank->ReadLastLine();
-  EXPECT_TRUE(last.rfind("UNAVAILABLE", 0) == 0 ||
-              last.rfind("ABORTED", 0) == 0)
-      << last;
-  EXPECT_THAT(last, HasSubstr(text));
-  const int status = rank->Wait();
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kGroupDied)
-      << "status " << status;
+  return ConnectRankProcesses(
+      size,
+      {absl::StrCat(size), absl::StrCat(absl::ToInt64Milliseconds(timeout)),
+       absl::StrCat(numbers), absl::StrCat(calls)});
 }
 
 TEST(GlooProcessTest, RanksSumAndEnd) {
