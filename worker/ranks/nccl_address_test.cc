@@ -79,8 +79,7 @@ TEST(NcclAddressTest, WhatIsNoneIsRefusedWithoutTellingTheId) {
 }
 
 TEST(NcclAddressTest, RanksOfAnotherGroupAreNamed) {
-  const auto refused = [](std::vector<std::string> addresses,
-                          const char* why) {
+  const auto refused = [](std::vector<std::string> addresses, const char* why) {
     EXPECT_THAT(ReadNcclAddresses(Address(0, 3), addresses).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
@@ -101,12 +100,12 @@ TEST(NcclAddressTest, RanksOfAnotherGroupAreNamed) {
 TEST(NcclLibraryTest, EveryFileThatWasTriedIsNamed) {
   EXPECT_THAT(
       Nccl::Open({"libnone.so.2", "/none/libnone.so", "libm.so.6"}).status(),
-      StatusIs(absl::StatusCode::kNotFound,
-               AllOf(HasSubstr("libnone.so.2: cannot open"),
-                     HasSubstr("/none/libnone.so: cannot open"),
-                     HasSubstr("libm.so.6: has no ncclGetVersion"),
-                     HasSubstr("Install libnccl2"),
-                     HasSubstr("LD_LIBRARY_PATH"))));
+      StatusIs(
+          absl::StatusCode::kNotFound,
+          AllOf(HasSubstr("libnone.so.2: cannot open"),
+                HasSubstr("/none/libnone.so: cannot open"),
+                HasSubstr("libm.so.6: has no ncclGetVersion"),
+                HasSubstr("Install libnccl2"), HasSubstr("LD_LIBRARY_PATH"))));
 }
 
 TEST(NcclLibraryTest, AnOldOneIsRefusedByItsVersion) {

@@ -215,9 +215,9 @@ TEST_F(NcclGroupTest, AnAsynchronousErrorIsToldByTheCallsAndOnce) {
   const absl::Time begin = absl::Now();
   const std::vector<absl::Status> results = Sum(1000);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
-  EXPECT_THAT(results[0],
-              StatusIs(kUnavailable,
-                       HasSubstr("NCCL: unhandled system error (2)")));
+  EXPECT_THAT(
+      results[0],
+      StatusIs(kUnavailable, HasSubstr("NCCL: unhandled system error (2)")));
   // Which NCCL tells where ranks are connected over a network.
   EXPECT_THAT(
       results[1],
@@ -260,8 +260,8 @@ TEST_F(NcclGroupTest, CallsThatWereEnqueuedAreWatchedWhileTheHostWaits) {
     const std::unique_ptr<kernels::Stream> stream =
         gpu(r).device()->MakeStream();
     KVASIR_ASSERT_OK_AND_ASSIGN(
-        const auto memory, gpu(r).device()->allocator().Allocate(
-                               400, kernels::MemoryTag::kOther));
+        const auto memory,
+        gpu(r).device()->allocator().Allocate(400, kernels::MemoryTag::kOther));
     kernels::Workspace none(nullptr, 0);
     for (int call = 0; call < 60; ++call) {
       KVASIR_EXPECT_OK(collective(r).AllReduceSum(
@@ -283,8 +283,8 @@ TEST_F(NcclGroupTest, AStreamThatMovesOnIsNotGivenUp) {
         gpu(r).device()->MakeStream();
     auto& launches = static_cast<kernels::LaunchStream&>(*stream);
     KVASIR_ASSERT_OK_AND_ASSIGN(
-        const auto memory, gpu(r).device()->allocator().Allocate(
-                               400, kernels::MemoryTag::kOther));
+        const auto memory,
+        gpu(r).device()->allocator().Allocate(400, kernels::MemoryTag::kOther));
     kernels::Workspace none(nullptr, 0);
     KVASIR_ASSERT_OK_AND_ASSIGN(void* const handle, launches.LibraryHandle());
     auto* const work = static_cast<kernels::HostWork*>(handle);
@@ -304,8 +304,7 @@ TEST_F(NcclGroupTest, ACallThatDoesNotReturnIsAbortedUnderTheLibrary) {
   Make(2, Impatient(), "0:2:stuck");
   const std::vector<absl::Status> results = Sum(1000);
   for (const absl::Status& status : results) {
-    EXPECT_THAT(status,
-                StatusIs(kUnavailable, HasSubstr("in ncclAllReduce")));
+    EXPECT_THAT(status, StatusIs(kUnavailable, HasSubstr("in ncclAllReduce")));
   }
   EXPECT_EQ(aborts(), 2);
 }
@@ -373,8 +372,8 @@ TEST_F(NcclGroupTest, AGpuThatFailsIsTold) {
     Make(2, failures.Of(Impatient()));
     std::unique_ptr<kernels::Stream> stream = gpu(0).device()->MakeStream();
     KVASIR_ASSERT_OK_AND_ASSIGN(
-        auto memory, gpu(0).device()->allocator().Allocate(
-                         400, kernels::MemoryTag::kOther));
+        auto memory,
+        gpu(0).device()->allocator().Allocate(400, kernels::MemoryTag::kOther));
     kernels::Workspace none(nullptr, 0);
     gpu(0).runtime().FailNext(call, kError);
     const absl::Status enqueued = collective(0).AllReduceSum(
@@ -438,8 +437,9 @@ TEST_F(NcclGroupTest, ACpusStreamIsRefused) {
   std::string text = "x";
   const auto refused = [](const char* call) {
     return StatusIs(absl::StatusCode::kUnimplemented,
-                    absl::StrCat(call, ": NCCL is for GPUs, not for the CPU's "
-                                       "stream"));
+                    absl::StrCat(call,
+                                 ": NCCL is for GPUs, not for the CPU's "
+                                 "stream"));
   };
   EXPECT_THAT(own.AllReduceSum(&data), refused("AllReduceSum"));
   EXPECT_THAT(own.AllGather(&data, 1, {0, 4}), refused("AllGather"));
@@ -447,7 +447,8 @@ TEST_F(NcclGroupTest, ACpusStreamIsRefused) {
 }
 
 // Before the first step, as of every op.
-TEST_F(NcclGroupTest, KernelsThatTheDeviceDoesNotHaveAreToldWhereTheyAreCounted) {
+TEST_F(NcclGroupTest,
+       KernelsThatTheDeviceDoesNotHaveAreToldWhereTheyAreCounted) {
   NcclOptions options = Patient();
   options.deterministic = true;
   Make(1, options);
