@@ -21,8 +21,9 @@ using ::testing::HasSubstr;
 template <typename Ours, typename Theirs>
 constexpr bool kSamePassed =
     sizeof(Ours) == sizeof(Theirs) &&
-    std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> &&
-    std::is_class_v<Ours> == std::is_class_v<Theirs>;
+    std::is_pointer_v<Ours> ==
+        std::is_pointer_v<Theirs>&& std::is_class_v<Ours> ==
+        std::is_class_v<Theirs>;
 template <typename Ours, typename Theirs>
 constexpr bool kSameFunction = false;
 template <typename R, typename... A, typename S, typename... B>
@@ -33,8 +34,8 @@ constexpr bool kSameFunction<R (*)(A...), S (*)(B...)> = [] {
   return false;
 }();
 
-#define KVASIR_SAME(name)                                              \
-  static_assert(kSameFunction<decltype(nccl::Functions::name),         \
+#define KVASIR_SAME(name)                                      \
+  static_assert(kSameFunction<decltype(nccl::Functions::name), \
                               std::decay_t<decltype(::name)>>)
 KVASIR_SAME(ncclGetVersion);
 KVASIR_SAME(ncclGetErrorString);
@@ -71,9 +72,9 @@ static_assert(Is(nccl::RedOp::kSum, ncclSum));
 static_assert(sizeof(nccl::UniqueId) == sizeof(ncclUniqueId));
 static_assert(nccl::kLeastVersion == NCCL_VERSION(2, 18, 0));
 
-#define KVASIR_SAME(ours, theirs)                                          \
-  static_assert(offsetof(nccl::Config, ours) ==                            \
-                    offsetof(ncclConfig_t, theirs) &&                      \
+#define KVASIR_SAME(ours, theirs)                     \
+  static_assert(offsetof(nccl::Config, ours) ==       \
+                    offsetof(ncclConfig_t, theirs) && \
                 sizeof(nccl::Config::ours) == sizeof(ncclConfig_t::theirs))
 KVASIR_SAME(size, size);
 KVASIR_SAME(magic, magic);
