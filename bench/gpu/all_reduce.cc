@@ -16,8 +16,7 @@ namespace {
 // One rank's part.
 absl::StatusOr<std::vector<double>> TimeRank(
     const AllReduceOptions& options, kernels::Device& device,
-    kernels::LaunchStream& stream,
-    std::unique_ptr<worker::NcclGroup> group,
+    kernels::LaunchStream& stream, std::unique_ptr<worker::NcclGroup> group,
     const std::vector<std::string>& addresses) {
   KVASIR_ASSIGN_OR_RETURN(const auto ranks,
                           std::move(*group).Connect(addresses));
@@ -73,10 +72,9 @@ absl::StatusOr<std::vector<double>> TimeAllReduces(
   std::vector<std::thread> threads;
   for (size_t r = 0; r < devices.size(); ++r) {
     threads.emplace_back([&, r] {
-      results[r] =
-          TimeRank(options, *devices[r],
-                   static_cast<kernels::LaunchStream&>(*streams[r]),
-                   std::move(groups[r]), addresses);
+      results[r] = TimeRank(options, *devices[r],
+                            static_cast<kernels::LaunchStream&>(*streams[r]),
+                            std::move(groups[r]), addresses);
     });
   }
   for (std::thread& thread : threads) thread.join();
