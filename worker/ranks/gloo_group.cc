@@ -133,6 +133,7 @@ class GlooCollective final : public HostCollective {
   void Abort(const absl::Status& reason) override { mesh_->Abort(reason); }
 
   int64_t sent_bytes() const override { return mesh_->sent_bytes(); }
+  double waited_seconds() const override { return mesh_->waited_seconds(); }
 
  private:
   static constexpr int64_t kFloat = sizeof(float);
