@@ -509,8 +509,7 @@ absl::Status GlooMesh::Verdict(int64_t peer, const std::string& text) {
     const Clock::time_point until = Clock::now() + kVerdictTimeout;
     while (failure_.ok() && !watcher_left_ && watcher_.joinable() &&
            Clock::now() < until) {
-      verdict_.WaitWithTimeout(&mutex_,
-                               absl::FromChrono(until - Clock::now()));
+      verdict_.WaitWithTimeout(&mutex_, absl::FromChrono(until - Clock::now()));
     }
   }
   const std::string who = peer < 0
