@@ -207,6 +207,11 @@ absl::Status GlooMesh::Connect(absl::Span<const std::string> addresses) {
       sent_bytes_.fetch_add(kPreambleBytes, std::memory_order_relaxed);
     }
   }));
+  {
+    base::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return failure_;
+    places_made_ = true;
+  }
   watcher_ = std::thread([this] { Watch(); });
   KVASIR_RETURN_IF_ERROR(Greet());
   timeout_ = ToSteady(options_.call_timeout);
@@ -267,6 +272,7 @@ absl::Status GlooMesh::ConnectPairs(Clock::time_point deadline) {
       return absl::UnavailableError(absl::StrCat("tensor-parallel rank ", rank,
                                                  " is not reached: ", text));
     };
+    KVASIR_RETURN_IF_ERROR(failure());
     if (Clock::now() >= deadline) {
       return lost(absl::StrCat("others took ",
                                absl::FormatDuration(options_.connect_timeout)));
@@ -276,10 +282,22 @@ absl::Status GlooMesh::ConnectPairs(Clock::time_point deadline) {
           ports_[static_cast<size_t>(rank)].bytes);
       context_->getPair(static_cast<int>(rank))->connect(to.bytes());
     } catch (const std::exception& thrown) {
+      KVASIR_RETURN_IF_ERROR(failure());
       return lost(TextOf(thrown));
     }
   }
-  return absl::OkStatus();
+  return failure();
+}
+
+void GlooMesh::ClosePairs() {
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    if (rank == shard().rank) continue;
+    try {
+      context_->getPair(static_cast<int>(rank))->close();
+    } catch (const std::exception&) {
+      // It was closed.
+    }
+  }
 }
 
 void GlooMesh::MakePlaces() {
@@ -536,6 +554,10 @@ absl::Status GlooMesh::failure() {
 }
 
 void GlooMesh::WakeAll() {
+  {
+    base::MutexLock lock(&mutex_);
+    if (!places_made_) return;
+  }
   for (const Peer& peer : peers_) {
     for (const Place& place : peer.inbox) {
       if (place.buffer != nullptr) place.buffer->abortWaitRecv();
@@ -548,9 +570,16 @@ void GlooMesh::WakeAll() {
 
 void GlooMesh::Abort(const absl::Status& reason) {
   (void)Fail(RankGaveUp(shard().rank, reason));
+  bool connecting = false;
   {
     base::MutexLock lock(&mutex_);
     if (std::exchange(told_, true)) return;
+    connecting = !places_made_;
+  }
+  if (connecting) {
+    // Others see their connections closed.
+    ClosePairs();
+    return;
   }
   const std::string text(
       reason.message().substr(0, kControlBytes - sizeof(Header)));

@@ -121,6 +121,8 @@ class GlooMesh {
   absl::Status Listen(const SocketAddress& at);
   absl::Status ReadAddresses(absl::Span<const std::string> addresses);
   absl::Status ConnectPairs(Clock::time_point deadline);
+  // Connections and those that are to be: waiting for one ends.
+  void ClosePairs();
   void MakePlaces();
   absl::Status Greet();
 
@@ -177,6 +179,8 @@ class GlooMesh {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool told_ ABSL_GUARDED_BY(mutex_) = false;
   bool watcher_left_ ABSL_GUARDED_BY(mutex_) = false;
+  // There are buffers that others may wake.
+  bool places_made_ ABSL_GUARDED_BY(mutex_) = false;
   // Of the wait that a call is in.
   std::optional<Clock::time_point> deadline_ ABSL_GUARDED_BY(mutex_);
 };

@@ -79,7 +79,7 @@ int RunRank(int64_t rank, int64_t size, int64_t timeout_ms, int64_t numbers,
   say((*group)->address());
   std::vector<std::string> addresses(static_cast<size_t>(size));
   for (std::string& address : addresses) std::getline(std::cin, address);
-  auto collective = std::move(**group).Connect(addresses);
+  auto collective = (*group)->Connect(addresses);
   if (!collective.ok()) {
     say(collective.status().ToString());
     return kGroupDied;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,19 +21,15 @@
 namespace kvasir::worker {
 namespace {
 
-enum class Over { kThreads, kGloo };
+using Group = std::vector<std::unique_ptr<Collective>>;
 
-std::vector<std::unique_ptr<Collective>> MakeGroup(Over over, int64_t size) {
-  return over == Over::kThreads || size == 1 ? InProcessGroup::Create(size)
-                                             : MakeGlooRanks(size);
-}
+enum class Over { kThreads, kGloo };
 
 constexpr uint64_t kId = 1;
 constexpr int kDecoded = 8;
 
 // How the ranks of a group run the text.
 struct Conduct {
-  Over over = Over::kThreads;
   // The prompt in one step, and another sequence in every step.
   bool batched = false;
   // The first decoded tokens; empty: as they are sampled.
@@ -103,10 +100,10 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
 }
 
 // `plan_case` null: a full-rank plan.
-std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape,
+std::vector<Outcome> RunRanks(const Group& group,
+                              const model::ModelShape& shape,
                               const PlanCase* plan_case,
                               const Conduct& conduct = {}) {
-  const auto group = MakeGroup(conduct.over, size);
   std::vector<Outcome> outcomes(group.size());
   OnRanks(static_cast<int64_t>(group.size()), [&](int64_t rank) {
     const auto r = static_cast<size_t>(rank);
@@ -167,55 +164,66 @@ void ExpectSameChoices(const Outcome& outcome, const Outcome& one,
   }
 }
 
-// Ranks together do what one does, over threads of a process and over Gloo.
-// Returns the rows of coded latents that were compared.
-int64_t ExpectSameAsOne(const model::ModelShape& shape,
-                        std::initializer_list<int64_t> sizes,
-                        const PlanCase* plan_case = nullptr) {
-  const bool codes = plan_case != nullptr && plan_case->codes;
-  const Outcome one = RunRanks(1, shape, plan_case)[0];
-  int64_t clear_rows = 0;
-  for (const int64_t size : sizes) {
-    SCOPED_TRACE(absl::StrCat(size, " ranks"));
-    // Larger groups take Gloo long to connect.
-    const Over network = size <= 4 ? Over::kGloo : Over::kThreads;
-    Conduct conduct;
-    if (codes) {
-      conduct.forced.assign(one.tokens.begin(), one.tokens.end() - 1);
-    }
-    const std::vector<Outcome> first =
-        RunRanks(size, shape, plan_case, conduct);
-    EXPECT_EQ(first.size(), static_cast<size_t>(size));
-    if (first.empty() || first[0].logits.size() != one.logits.size()) {
-      ADD_FAILURE() << "did not run";
-      continue;
-    }
-    for (const Outcome& outcome : first) {
-      EXPECT_EQ(outcome.tokens, first[0].tokens);
-      EXPECT_EQ(outcome.logits, first[0].logits);
-    }
-    // The same bits on every rank, over any network, in every run, for any
-    // chunking and batch.
-    conduct.over = network;
-    for (const bool batched : {false, true}) {
-      conduct.batched = batched;
-      for (const Outcome& outcome : RunRanks(size, shape, plan_case, conduct)) {
-        EXPECT_EQ(outcome.tokens, first[0].tokens) << "batched: " << batched;
-        EXPECT_EQ(outcome.logits, first[0].logits) << "batched: " << batched;
-      }
-    }
-    if (codes) {
-      ExpectSameChoices(first[0], one, &clear_rows);
-    } else {
-      ExpectSameNumbers(first[0], one);
-    }
-  }
-  return clear_rows;
-}
-
 class TensorParallelTest : public ::testing::Test {
  protected:
   void SetUp() override { std::signal(SIGPIPE, SIG_IGN); }
+
+  // Made once in a test: Gloo takes its time to connect.
+  const Group& GroupOf(Over over, int64_t size) {
+    Group& group = groups_[{over, size}];
+    if (group.empty()) {
+      group = over == Over::kThreads ? InProcessGroup::Create(size)
+                                     : MakeGlooRanks(size);
+    }
+    return group;
+  }
+
+  // Ranks together do what one does, over threads of a process and over Gloo.
+  // Returns the rows of coded latents that were compared.
+  int64_t ExpectSameAsOne(const model::ModelShape& shape,
+                          std::initializer_list<int64_t> sizes,
+                          const PlanCase* plan_case = nullptr) {
+    const bool codes = plan_case != nullptr && plan_case->codes;
+    const Outcome one =
+        RunRanks(GroupOf(Over::kThreads, 1), shape, plan_case)[0];
+    int64_t clear_rows = 0;
+    for (const int64_t size : sizes) {
+      SCOPED_TRACE(absl::StrCat(size, " ranks"));
+      Conduct conduct;
+      if (codes) {
+        conduct.forced.assign(one.tokens.begin(), one.tokens.end() - 1);
+      }
+      const std::vector<Outcome> first =
+          RunRanks(GroupOf(Over::kThreads, size), shape, plan_case, conduct);
+      EXPECT_EQ(first.size(), static_cast<size_t>(size));
+      if (first.empty() || first[0].logits.size() != one.logits.size()) {
+        ADD_FAILURE() << "did not run";
+        continue;
+      }
+      for (const Outcome& outcome : first) {
+        EXPECT_EQ(outcome.tokens, first[0].tokens);
+        EXPECT_EQ(outcome.logits, first[0].logits);
+      }
+      // The same bits on every rank, over any network, in every run, for any
+      // chunking and batch. More ranks than cores take Gloo long.
+      conduct.batched = true;
+      const Over network = size <= 4 ? Over::kGloo : Over::kThreads;
+      for (const Outcome& outcome :
+           RunRanks(GroupOf(network, size), shape, plan_case, conduct)) {
+        EXPECT_EQ(outcome.tokens, first[0].tokens);
+        EXPECT_EQ(outcome.logits, first[0].logits);
+      }
+      if (codes) {
+        ExpectSameChoices(first[0], one, &clear_rows);
+      } else {
+        ExpectSameNumbers(first[0], one);
+      }
+    }
+    return clear_rows;
+  }
+
+ private:
+  std::map<std::pair<Over, int64_t>, Group> groups_;
 };
 
 TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
@@ -224,11 +232,10 @@ TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
 
 // Positions of the slots that each unit of each layer keeps of a text of 60
 // tokens [2, 4, kept]: the ranks' units one behind the other.
-std::vector<std::vector<uint32_t>> KeptBy(Over over, int64_t size,
+std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
                                           const PlanCase& plan_case) {
   constexpr int64_t kTokens = 60;
   constexpr int64_t kPrompt = 33;
-  const auto group = MakeGroup(over, size);
   std::vector<std::vector<std::vector<uint32_t>>> of_ranks(group.size());
   std::vector<std::thread> threads;
   for (size_t r = 0; r < group.size(); ++r) {
@@ -288,7 +295,7 @@ TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneKeeps) {
         R"("decay":0.1,"positions":"ORIGINAL","units":)",
         units, "}");
     const std::vector<std::vector<uint32_t>> one =
-        KeptBy(Over::kThreads, 1, plan_case);
+        KeptBy(GroupOf(Over::kThreads, 1), plan_case);
     for (const std::vector<uint32_t>& layer : one) {
       ASSERT_EQ(layer.size(), num_units * 12);
       // Not the latest ones alone, and each unit its own.
@@ -298,7 +305,8 @@ TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneKeeps) {
     }
     for (size_t size = 2; size <= num_units; size *= 2) {
       for (const Over over : {Over::kThreads, Over::kGloo}) {
-        EXPECT_EQ(KeptBy(over, static_cast<int64_t>(size), plan_case), one)
+        EXPECT_EQ(KeptBy(GroupOf(over, static_cast<int64_t>(size)), plan_case),
+                  one)
             << size << " ranks";
       }
     }
