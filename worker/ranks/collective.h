@@ -20,9 +20,11 @@ struct CollectiveTotals {
 };
 
 // One rank's end of its group. All ranks make the same calls, of the same
-// sizes, in the same order, and have the same bits after each. Threads: calls
-// from one at a time; Abort and totals from any. Errors: INVALID_ARGUMENT for
-// sizes that cannot be, before anything is sent.
+// sizes, in the same order, and have the same bits after each. A rank that goes
+// ends the call that another is still in: ranks tell each other that they are
+// done before one goes. Threads: calls from one at a time; Abort and totals
+// from any.
+// Errors: INVALID_ARGUMENT for sizes that cannot be, before anything is sent.
 //   UNAVAILABLE when another rank is gone, cut off, or stands still for too
 //   long; ABORTED when a rank gave up, this one included; INTERNAL when ranks
 //   make different calls. After any of these three the group is dead: the data

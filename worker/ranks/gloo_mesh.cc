@@ -55,8 +55,6 @@ constexpr int64_t kPreambleBytes = 48;
 constexpr milliseconds kForever = std::chrono::hours(24 * 365 * 10);
 // A failed connection wakes caller and watcher in the same moment.
 constexpr std::chrono::seconds kVerdictTimeout(1);
-// Others are in the call whose last messages these are.
-constexpr std::chrono::seconds kFlushTimeout(1);
 
 milliseconds ToMs(std::chrono::steady_clock::duration duration) {
   return std::max(milliseconds(1), std::chrono::ceil<milliseconds>(duration));
@@ -176,7 +174,6 @@ absl::Status GlooMesh::Listen(const SocketAddress& at) {
 
 GlooMesh::~GlooMesh() {
   if (watcher_.joinable()) {
-    Flush();
     control_in_.buffer->abortWaitRecv();
     watcher_.join();
   }
@@ -377,13 +374,6 @@ absl::Status GlooMesh::Send(const GlooCall& call, int64_t payload_bytes) {
     ++sending_[which];
   }
   return absl::OkStatus();
-}
-
-void GlooMesh::Flush() {
-  timeout_ = std::min<Clock::duration>(timeout_, kFlushTimeout);
-  for (int message = 0; message < 2; ++message, ++sent_) {
-    if (!BeginSend().ok()) return;
-  }
 }
 
 absl::StatusOr<const char*> GlooMesh::Receive(const GlooCall& call,

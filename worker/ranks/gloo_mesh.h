@@ -126,9 +126,6 @@ class GlooMesh {
   void MakePlaces();
   absl::Status Greet();
 
-  // Waits until what was sent is on its way, unless the group is dead.
-  void Flush();
-
   void Post(const Place& place, int64_t from);
   void SendTo(const Place& place, int64_t to, uint64_t slot, size_t bytes);
   // Calls Gloo.

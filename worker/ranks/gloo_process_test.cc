@@ -59,7 +59,8 @@ void CutAConnection(int) {
 }
 
 // Says its address, reads those of all, says "connected", then "call" now and
-// then, and what the group died of. Calls below 0: until then.
+// then, and what the group died of, or "done" and waits for a line. Calls below
+// 0: until the group dies.
 int RunRank(int64_t rank, int64_t size, int64_t timeout_ms, int64_t numbers,
             int64_t calls) {
   std::signal(SIGPIPE, SIG_IGN);
@@ -99,6 +100,9 @@ int RunRank(int64_t rank, int64_t size, int64_t timeout_ms, int64_t numbers,
     if (data != sum) return kWrongSum;
     if (call % 16 == 0) say("call");
   }
+  say("done");
+  std::string go;
+  std::getline(std::cin, go);
   return kDone;
 }
 
@@ -208,6 +212,16 @@ void ExpectGroupDied(RankProcess* rank, const std::string& text) {
       << "status " << status;
 }
 
+void ExpectAllDone(const std::vector<std::unique_ptr<RankProcess>>& ranks) {
+  for (const auto& rank : ranks) {
+    std::string line = rank->ReadLine();
+    while (line == "call") line = rank->ReadLine();
+    EXPECT_EQ(line, "done");
+  }
+  for (const auto& rank : ranks) rank->Write("go");
+  for (const auto& rank : ranks) EXPECT_EQ(rank->Wait(), kDone);
+}
+
 class GlooProcessTest : public ::testing::Test {
  protected:
   void TearDown() override {
@@ -218,10 +232,7 @@ class GlooProcessTest : public ::testing::Test {
 
 TEST_F(GlooProcessTest, RanksSumAndEnd) {
   const auto ranks = StartRanks(4, absl::Seconds(30), 5000, 200);
-  for (const auto& rank : ranks) {
-    EXPECT_EQ(rank->ReadLastLine(), "call");
-    EXPECT_EQ(rank->Wait(), kDone);
-  }
+  ExpectAllDone(ranks);
 }
 
 // Well before their time: connections close with the process.
@@ -305,10 +316,7 @@ TEST_F(GlooProcessTest, ARankThatGoesOnInTimeIsWaitedFor) {
   ranks[2]->Signal(SIGSTOP);
   absl::SleepFor(absl::Milliseconds(200));
   ranks[2]->Signal(SIGCONT);
-  for (const auto& rank : ranks) {
-    EXPECT_EQ(rank->ReadLastLine(), "call");
-    EXPECT_EQ(rank->Wait(), kDone);
-  }
+  ExpectAllDone(ranks);
 }
 
 }  // namespace
