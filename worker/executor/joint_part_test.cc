@@ -31,7 +31,7 @@ class ApartSource final : public WeightSource {
                     Consumer consume) override {
     return joint_->Read(Renamed(name), buffer, consume);
   }
-  std::string WeightsId() const override { return joint_->WeightsId(); }
+  std::string WeightTiles() const override { return joint_->WeightTiles(); }
 
  private:
   static std::string Renamed(const std::string& name) {

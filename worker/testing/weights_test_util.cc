@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_matchers.h"
+#include "model/checkpoint/weight_tiles.h"
 
 namespace kvasir::worker {
 
@@ -45,6 +46,10 @@ ChangedSource::ChangedSource(WeightSource* source, Change change)
 absl::StatusOr<kernels::DType> ChangedSource::TypeOf(
     const std::string& name) const {
   return source_->TypeOf(name);
+}
+
+std::string ChangedSource::WeightTiles() const {
+  return model::WeightTilesText("changed");
 }
 
 absl::Status ChangedSource::Read(const std::string& name,

@@ -29,7 +29,7 @@ class ChangedSource final : public WeightSource {
   absl::StatusOr<kernels::DType> TypeOf(const std::string& name) const override;
   absl::Status Read(const std::string& name, std::span<std::byte> buffer,
                     Consumer consume) override;
-  std::string WeightsId() const override { return "changed"; }
+  std::string WeightTiles() const override;
 
  private:
   WeightSource* const source_;

@@ -48,7 +48,7 @@ class CountingSource final : public WeightSource {
     ++reads_[name];
     return source_->Read(name, buffer, consume);
   }
-  std::string WeightsId() const override { return source_->WeightsId(); }
+  std::string WeightTiles() const override { return source_->WeightTiles(); }
   const std::map<std::string, int>& reads() const { return reads_; }
 
  private:
@@ -490,8 +490,8 @@ TEST(AttentionWeightsTest, AnotherPlanIsAnotherModel) {
   const Model plain = MakeModel(kFullKey, kFullValue);
   const Model low = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
   RandomSource shape(TinyShape(), 1, DType::kBf16);
-  EXPECT_EQ(plain.source->WeightsId(), shape.WeightsId());
-  EXPECT_NE(low.source->WeightsId(), shape.WeightsId());
+  EXPECT_EQ(plain.source->WeightTiles(), shape.WeightTiles());
+  EXPECT_NE(low.source->WeightTiles(), shape.WeightTiles());
 }
 
 }  // namespace

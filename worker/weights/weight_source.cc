@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "model/checkpoint/weight_tiles.h"
 #include "model/shapes/shape_config.h"
 
 namespace kvasir::worker {
@@ -63,13 +64,13 @@ absl::Status CheckpointSource::Read(const std::string& name,
   return absl::OkStatus();
 }
 
-std::string CheckpointSource::WeightsId() const {
+std::string CheckpointSource::WeightTiles() const {
   model::WeightsIdBuilder builder;
   base::MutexLock lock(&mutex_);
   for (const auto& [name, tiles] : tiles_) {
     builder.Add(name, *checkpoint_->tensors().Find(name)->info, tiles);
   }
-  return builder.Finish(checkpoint_->spec());
+  return model::WeightTilesText(builder.tensors(), checkpoint_->spec());
 }
 
 RandomSource::RandomSource(std::string name,
@@ -160,9 +161,9 @@ absl::Status RandomSource::Read(const std::string& name,
   return absl::OkStatus();
 }
 
-std::string RandomSource::WeightsId() const {
-  return absl::StrCat("random-", shape_name_, "-", kernels::DTypeName(dtype_),
-                      "-", seed_);
+std::string RandomSource::WeightTiles() const {
+  return model::WeightTilesText(absl::StrCat(
+      "random-", shape_name_, "-", kernels::DTypeName(dtype_), "-", seed_));
 }
 
 }  // namespace kvasir::worker

@@ -45,8 +45,8 @@ class WeightSource {
   virtual absl::Status Read(const std::string& name,
                             std::span<std::byte> buffer, Consumer consume) = 0;
 
-  // Fingerprint of all tensors read so far; the weights_id after a load.
-  virtual std::string WeightsId() const = 0;
+  // What was read so far, as model::CombineWeightTiles takes it.
+  virtual std::string WeightTiles() const = 0;
 };
 
 // `checkpoint` must outlive it.
@@ -58,7 +58,7 @@ class CheckpointSource final : public WeightSource {
   absl::StatusOr<kernels::DType> TypeOf(const std::string& name) const override;
   absl::Status Read(const std::string& name, std::span<std::byte> buffer,
                     Consumer consume) override;
-  std::string WeightsId() const override;
+  std::string WeightTiles() const override;
 
  private:
   const model::Checkpoint* const checkpoint_;
@@ -81,7 +81,7 @@ class RandomSource final : public WeightSource {
   absl::StatusOr<kernels::DType> TypeOf(const std::string& name) const override;
   absl::Status Read(const std::string& name, std::span<std::byte> buffer,
                     Consumer consume) override;
-  std::string WeightsId() const override;
+  std::string WeightTiles() const override;
 
  private:
   RandomSource(std::string name, std::vector<model::RandomTensor> tensors,

@@ -188,7 +188,7 @@ absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
   KVASIR_RETURN_IF_ERROR(
       jobs.Run({options.pool, options.read_buffer_bytes,
                 options.max_staged_bytes, options.progress}));
-  weights.weights_id = source->WeightsId();
+  weights.weight_tiles = source->WeightTiles();
   return weights;
 }
 

@@ -97,7 +97,8 @@ struct ModelWeights {
   kernels::DevicePtr<const void> positions;
   kernels::DType positions_dtype = kernels::DType::kF32;
 
-  std::string weights_id;
+  // WeightSource's, of what this rank has read.
+  std::string weight_tiles;
   // Of all matrices that a step streams (the embedding is only looked up in,
   // and a step that decodes leaves the prompts' lifts alone).
   int64_t matrix_bytes = 0;

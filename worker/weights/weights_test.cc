@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "base/status_matchers.h"
 #include "kernels/testing/strict_device.h"
+#include "model/checkpoint/weight_tiles.h"
 #include "model/shapes/shape_config.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"
@@ -55,7 +56,9 @@ class MixedSource final : public WeightSource {
                     Consumer consume) override {
     return sources_[*TypeOf(name)]->Read(name, buffer, consume);
   }
-  std::string WeightsId() const override { return "mixed"; }
+  std::string WeightTiles() const override {
+    return model::WeightTilesText("mixed");
+  }
 
  private:
   std::map<std::string, DType> types_;
