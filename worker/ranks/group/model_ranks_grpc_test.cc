@@ -20,6 +20,7 @@
 #include "worker/ranks/group/rank_leader.h"
 #include "worker/ranks/group/rank_server.h"
 #include "worker/ranks/group/testing/fake_rank.h"
+#include "worker/ranks/in_process_group.h"
 #include "worker/testing/tiny_rank.h"
 
 namespace kvasir::worker {
