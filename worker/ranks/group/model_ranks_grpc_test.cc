@@ -20,6 +20,7 @@
 #include "worker/ranks/group/rank_leader.h"
 #include "worker/ranks/group/rank_server.h"
 #include "worker/ranks/group/testing/fake_rank.h"
+#include "worker/ranks/in_process_group.h"
 #include "worker/testing/tiny_rank.h"
 
 namespace kvasir::worker {
@@ -36,8 +37,7 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeRank(Collective* collective) {
 
 kvasir::v1::RankReady ReadyOf(const Rank& rank) {
   kvasir::v1::RankReady ready;
-  ready.set_weights_id(rank.weights_id());
-  ready.set_cache_id(rank.cache_id());
+  ready.set_weight_tiles(rank.weights_id());
   ready.mutable_pages()->Add(rank.pages().begin(), rank.pages().end());
   ready.mutable_host_pages()->Add(rank.host_pages().begin(),
                                   rank.host_pages().end());
@@ -133,6 +133,7 @@ struct ModelLeader {
     auto side = std::make_unique<ModelLeader>();
     RankLeaderOptions options;
     options.group.identity = TestIdentity(size, kLong);
+    options.group.combine = TestCombine;
     options.on_end = [collective](const absl::Status& why) {
       collective->Abort(why);
     };

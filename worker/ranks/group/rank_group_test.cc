@@ -151,6 +151,7 @@ class Group {
     options_.hooks.resize(options_.size);
     RankLeaderOptions leader;
     leader.group.identity = TestIdentity(options_.size, options_.heartbeat);
+    leader.group.combine = TestCombine;
     leader.group.step_timeout = options_.step_timeout;
     leader.max_message_bytes = options_.max_message_bytes;
     leader.on_end = [this](const absl::Status&) { ended_[0].Set(); };
@@ -215,7 +216,10 @@ class Group {
             return loaded;
           }
           KVASIR_RETURN_IF_ERROR(
-              follower->WaitStarted(TestReady(10 - rank)).status());
+              follower
+                  ->WaitStarted(
+                      TestReady(10 - rank, absl::StrCat("tiles ", rank)))
+                  .status());
           return RunSteps(follower.get(), executor.get());
         }();
         done.Set();
@@ -243,6 +247,8 @@ TEST(RankGroupTest, RunsStepsOnAllRanksUntilItIsDrained) {
   Group group;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto start, group.Start());
   EXPECT_THAT(start.pages(), ElementsAre(8));
+  EXPECT_EQ(start.weights_id(), "weights tiles|tiles 1|tiles 2");
+  EXPECT_EQ(start.cache_id(), "cache");
   for (uint64_t step = 1; step <= 100; ++step) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result,
                                 group.executor().Execute(TestPlan(step)));
@@ -473,6 +479,7 @@ TEST(RankGroupTest, ARankThatDoesNotLoadEndsAll) {
 TEST(RankGroupTest, ACallWithoutTheSecretIsRefused) {
   RankLeaderOptions leader_options;
   leader_options.group.identity = TestIdentity(2, kLong);
+  leader_options.group.combine = TestCombine;
   RankLeader leader(leader_options);
   RankFollowerOptions options;
   *options.hello.mutable_identity() = TestIdentity(2, kLong);

@@ -53,6 +53,7 @@ struct LeaderSide {
     auto side = std::make_unique<LeaderSide>();
     RankLeaderOptions leader;
     leader.group.identity = TestIdentity(size, heartbeat);
+    leader.group.combine = TestCombine;
     leader.group.collective_address = "at 0";
     side->leader = std::make_unique<RankLeader>(std::move(leader));
     KVASIR_ASSIGN_OR_RETURN(side->server,
@@ -246,8 +247,7 @@ class RawCall final
  public:
   RawCall(const std::string& target, std::vector<std::string> messages,
           const std::string& method = "/kvasir.v1.Rank/Join")
-      : stub_(grpc::CreateChannel(target, grpc::InsecureChannelCredentials())),
-        messages_(std::move(messages)) {
+      : stub_(NewChannel(target)), messages_(std::move(messages)) {
     context_.AddMetadata(kRankAuthorizationKey, RankAuthorization(kSecret));
     context_.set_deadline(absl::ToChronoTime(absl::Now() + kLong));
     stub_.PrepareBidiStreamingCall(&context_, method, {}, this);
@@ -270,6 +270,12 @@ class RawCall final
   void OnDone(const grpc::Status& status) override { done_.set_value(status); }
 
  private:
+  static std::shared_ptr<grpc::Channel> NewChannel(const std::string& target) {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(-1);
+    return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
   // The call stays open behind the last of them.
   void Write() {
     if (written_ == messages_.size()) return;
@@ -292,6 +298,12 @@ std::string HelloBytes(uint32_t rank) {
   kvasir::v1::FollowerMessage message;
   *message.mutable_hello()->mutable_identity() = TestIdentity(2, kLong);
   message.mutable_hello()->set_rank(rank);
+  return message.SerializeAsString();
+}
+
+std::string ReadyBytes(const std::string& tiles) {
+  kvasir::v1::FollowerMessage message;
+  *message.mutable_ready() = TestReady(9, tiles);
   return message.SerializeAsString();
 }
 
@@ -333,9 +345,15 @@ TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
             grpc::StatusCode::INVALID_ARGUMENT,
             "want a RankHello first, have RankHeartbeat"},
            {{std::string(size_t{kMaxFollowerMessageBytes} + 1, 'x')},
+            grpc::StatusCode::INVALID_ARGUMENT,
+            "want a RankHello first, have 65537 bytes, 65536 at most"},
+           {{ReadyBytes(std::string(1 << 20, 't'))},
+            grpc::StatusCode::INVALID_ARGUMENT,
+            "want a RankHello first, have 1048587 bytes, 65536 at most"},
+           {{std::string(size_t{kMaxFollowerMessageBytes + kMaxReadyBytes} + 1,
+                         'x')},
             grpc::StatusCode::RESOURCE_EXHAUSTED,
             "larger than max"},
-           // A rank that has joined, and then breaks the rules.
            {{HelloBytes(7)},
             grpc::StatusCode::FAILED_PRECONDITION,
             "rank is 7, a follower of this group is 1 to 1"},
@@ -367,6 +385,16 @@ TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
   EXPECT_EQ(doubled.heard()[0].refusal().reason(), RankRefusal::RANK_TAKEN);
   KVASIR_EXPECT_OK(executor.Execute(TestPlan(2)).status());
   KVASIR_EXPECT_OK(leader->leader->Drain());
+}
+
+TEST(RankGrpcTest, FingerprintsOfMuchWeightArrive) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
+  const std::string tiles(kMaxReadyBytes, 't');
+  RawCall call(leader->server->target(), {HelloBytes(1), ReadyBytes(tiles)});
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto start, leader->WaitStarted());
+  EXPECT_TRUE(start.weights_id() == absl::StrCat("weights tiles|", tiles));
+  KVASIR_EXPECT_OK(leader->leader->Drain());
+  EXPECT_TRUE(call.Wait().ok());
 }
 
 TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {

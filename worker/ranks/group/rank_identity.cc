@@ -46,9 +46,12 @@ std::optional<IdentityDifference> FirstDifference(
 }
 
 std::string RankName(const kvasir::v1::RankHello& hello) {
-  return absl::StrCat("rank ", hello.rank(), " (",
-                      Cut(absl::CHexEscape(hello.host()), kMaxValueBytes),
+  return absl::StrCat("rank ", hello.rank(), " (", PeerName(hello.host()),
                       ", pid ", hello.pid(), ")");
+}
+
+std::string PeerName(absl::string_view name) {
+  return Cut(absl::CHexEscape(name.substr(0, kMaxValueBytes)), kMaxValueBytes);
 }
 
 std::string PeerText(absl::string_view text) {

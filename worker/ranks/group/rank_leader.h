@@ -72,9 +72,10 @@ class RankLeader {
   // Until every rank has come: collective addresses, by rank.
   absl::StatusOr<std::vector<std::string>> WaitJoined()
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Until every rank is ready: the pages that all of them have.
-  absl::StatusOr<kvasir::v1::RankStart> WaitStarted(
-      const kvasir::v1::RankReady& own) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Until every rank is ready: the pages that all of them have, and what their
+  // weights are called (RankGroupOptions::combine).
+  absl::StatusOr<kvasir::v1::RankStart> WaitStarted(kvasir::v1::RankReady own)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // To all followers. kMaxStepsInFlight may be on their way;
   // RESOURCE_EXHAUSTED for a plan larger than they take, and the errors of
@@ -85,6 +86,9 @@ class RankLeader {
   // with the same result.
   absl::Status FinishStep(const kvasir::v1::StepResult& own)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // This rank's step has failed, and with it the group; returns what that has
+  // ended of. See kFirstReason.
+  absl::Status FailStep(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // RankGroupState's.
   absl::Status Drain() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -92,6 +96,8 @@ class RankLeader {
 
   // Why the group ended; OK: it lives, or was drained.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The followers that are there, by rank.
+  std::vector<RankMember> members() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::map<RankGroupState::RefusalReason, uint64_t> refusals() const
       ABSL_LOCKS_EXCLUDED(mutex_);
 

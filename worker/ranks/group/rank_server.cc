@@ -43,7 +43,7 @@ class JoinReactor final
     reactor->self_ = reactor;
     // Nothing is read before the link has its number.
     reactor->link_ = leader->OnLink(reactor, authenticated);
-    reactor->StartRead(&reactor->request_);
+    reactor->Read();
     return reactor.get();
   }
 
@@ -65,7 +65,7 @@ class JoinReactor final
     }
     leader_->OnBytes(link_, BytesOf(request_));
     request_.Clear();
-    StartRead(&request_);
+    Read();
   }
   void OnWriteDone(bool ok) override {
     {
@@ -89,6 +89,14 @@ class JoinReactor final
   JoinReactor(grpc::CallbackServerContext* context, RankLeader* leader)
       : context_(context), leader_(leader) {}
 
+  // Who is refused is not read: what it sends stays with it.
+  void Read() {
+    {
+      MutexLock lock(&mutex_);
+      if (end_.has_value()) return;
+    }
+    StartRead(&request_);
+  }
   void Lost(const absl::Status& why) {
     leader_->OnLost(link_, why);
     {
@@ -185,7 +193,9 @@ absl::StatusOr<std::unique_ptr<RankServer>> RankServer::Start(
   base::GrpcServerOptions listener;
   listener.listen = options.listen;
   listener.credentials = options.credentials;
-  listener.max_receive_message_bytes = kMaxFollowerMessageBytes;
+  // The leader itself tells whose message may be so long.
+  listener.max_receive_message_bytes =
+      kMaxFollowerMessageBytes + kMaxReadyBytes;
   listener.max_concurrent_streams = 1;
   listener.max_connections = kMaxTpSize + kSpareConnections;
   // A group lives as long as its calls.
