@@ -14,8 +14,8 @@ namespace kvasir::worker {
 
 // Of one rank, since its group was made.
 struct CollectiveTotals {
-  int64_t calls = 0;       // that were done
-  int64_t sent_bytes = 0;  // to other ranks, what goes around data included
+  int64_t calls = 0;          // that were done
+  int64_t sent_bytes = 0;     // to other ranks, what goes around data included
   double waited_seconds = 0;  // that calls waited for other ranks
 };
 

@@ -149,7 +149,8 @@ class CpuCollective final : public Collective {
   void Abort(const absl::Status& reason) override { host_->Abort(reason); }
 
   CollectiveTotals totals() const override {
-    return {calls_.load(std::memory_order_relaxed), host_->sent_bytes()};
+    return {calls_.load(std::memory_order_relaxed), host_->sent_bytes(),
+            host_->waited_seconds()};
   }
 
  private:

@@ -51,7 +51,7 @@ struct Columns {
 
 class GlooCollective final : public HostCollective {
  public:
-  explicit GlooCollective(std::unique_ptr<GlooMesh> mesh)
+  explicit GlooCollective(std::shared_ptr<GlooMesh> mesh)
       : mesh_(std::move(mesh)),
         parts_(static_cast<size_t>(mesh_->shard().size)) {}
 
@@ -133,6 +133,7 @@ class GlooCollective final : public HostCollective {
   void Abort(const absl::Status& reason) override { mesh_->Abort(reason); }
 
   int64_t sent_bytes() const override { return mesh_->sent_bytes(); }
+  double waited_seconds() const override { return mesh_->waited_seconds(); }
 
  private:
   static constexpr int64_t kFloat = sizeof(float);
@@ -193,7 +194,7 @@ class GlooCollective final : public HostCollective {
     return mesh_->Release(rank);
   }
 
-  const std::unique_ptr<GlooMesh> mesh_;
+  const std::shared_ptr<GlooMesh> mesh_;
   std::vector<const float*> parts_;  // [size()]
   uint64_t calls_ = 0;
 };
@@ -204,7 +205,7 @@ std::string DescribeGlooCall(const GlooCall& call) {
 
 }  // namespace
 
-GlooGroup::GlooGroup(std::unique_ptr<GlooMesh> mesh) : mesh_(std::move(mesh)) {}
+GlooGroup::GlooGroup(std::shared_ptr<GlooMesh> mesh) : mesh_(std::move(mesh)) {}
 
 absl::StatusOr<std::unique_ptr<GlooGroup>> GlooGroup::Begin(
     const GlooOptions& options) {
@@ -214,9 +215,9 @@ absl::StatusOr<std::unique_ptr<GlooGroup>> GlooGroup::Begin(
 }
 
 absl::StatusOr<std::unique_ptr<Collective>> GlooGroup::Connect(
-    absl::Span<const std::string> addresses) && {
+    absl::Span<const std::string> addresses) {
   KVASIR_RETURN_IF_ERROR(mesh_->Connect(addresses));
-  return MakeCpuCollective(std::make_unique<GlooCollective>(std::move(mesh_)));
+  return MakeCpuCollective(std::make_unique<GlooCollective>(mesh_));
 }
 
 }  // namespace kvasir::worker

@@ -16,13 +16,13 @@ namespace kvasir::worker {
 //
 //   KVASIR_ASSIGN_OR_RETURN(auto group, GlooGroup::Begin(options));
 //   ... exchange of group->address() ...
-//   KVASIR_ASSIGN_OR_RETURN(auto collective,
-//                           std::move(*group).Connect(addresses));
+//   KVASIR_ASSIGN_OR_RETURN(auto collective, group->Connect(addresses));
 //
 // The collective sums in rank order, as deterministic runs want it: each rank
 // sends its numbers to all others, a chunk at a time.
 //
-// Owns: its sockets, two threads, and memory that is bounded by the options.
+// Owns, with its collective: sockets, two threads, and memory that is bounded
+//   by the options.
 //   Descriptors are inherited by children: a process starts none while it has
 //   a group.
 // Errors: those of GlooMesh's methods of the same names.
@@ -34,14 +34,20 @@ class GlooGroup {
   // A line of printable ASCII. Who knows those of all ranks passes for one.
   const std::string& address() const { return mesh_->address(); }
 
-  // Of all ranks, in their order; on all ranks at about the same time.
+  // Once. Addresses of all ranks, in their order; on all ranks at about the
+  // same time.
   absl::StatusOr<std::unique_ptr<Collective>> Connect(
-      absl::Span<const std::string> addresses) &&;
+      absl::Span<const std::string> addresses);
+
+  // Connect, wherever it is, ends with this; from any thread. What Connect has
+  // returned is aborted, too.
+  void Abort(const absl::Status& reason) { mesh_->Abort(reason); }
 
  private:
-  explicit GlooGroup(std::unique_ptr<GlooMesh> mesh);
+  explicit GlooGroup(std::shared_ptr<GlooMesh> mesh);
 
-  std::unique_ptr<GlooMesh> mesh_;
+  // The collective's, too.
+  const std::shared_ptr<GlooMesh> mesh_;
 };
 
 }  // namespace kvasir::worker

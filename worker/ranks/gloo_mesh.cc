@@ -54,7 +54,9 @@ constexpr int64_t kPreambleBytes = 48;
 // Gloo's wait without an end would be no wait at all.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365 * 10);
 // A failed connection wakes caller and watcher in the same moment.
-constexpr absl::Duration kVerdictTimeout = absl::Seconds(1);
+constexpr std::chrono::seconds kVerdictTimeout(1);
+// Others are in the call whose last messages these are.
+constexpr std::chrono::seconds kFlushTimeout(1);
 
 milliseconds ToMs(std::chrono::steady_clock::duration duration) {
   return std::max(milliseconds(1), std::chrono::ceil<milliseconds>(duration));
@@ -174,6 +176,7 @@ absl::Status GlooMesh::Listen(const SocketAddress& at) {
 
 GlooMesh::~GlooMesh() {
   if (watcher_.joinable()) {
+    Flush();
     control_in_.buffer->abortWaitRecv();
     watcher_.join();
   }
@@ -204,9 +207,15 @@ absl::Status GlooMesh::Connect(absl::Span<const std::string> addresses) {
       sent_bytes_.fetch_add(kPreambleBytes, std::memory_order_relaxed);
     }
   }));
+  {
+    base::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return failure_;
+    places_made_ = true;
+  }
   watcher_ = std::thread([this] { Watch(); });
   KVASIR_RETURN_IF_ERROR(Greet());
   timeout_ = ToSteady(options_.call_timeout);
+  waited_ = 0;
   return absl::OkStatus();
 }
 
@@ -263,6 +272,7 @@ absl::Status GlooMesh::ConnectPairs(Clock::time_point deadline) {
       return absl::UnavailableError(absl::StrCat("tensor-parallel rank ", rank,
                                                  " is not reached: ", text));
     };
+    KVASIR_RETURN_IF_ERROR(failure());
     if (Clock::now() >= deadline) {
       return lost(absl::StrCat("others took ",
                                absl::FormatDuration(options_.connect_timeout)));
@@ -272,10 +282,22 @@ absl::Status GlooMesh::ConnectPairs(Clock::time_point deadline) {
           ports_[static_cast<size_t>(rank)].bytes);
       context_->getPair(static_cast<int>(rank))->connect(to.bytes());
     } catch (const std::exception& thrown) {
+      KVASIR_RETURN_IF_ERROR(failure());
       return lost(TextOf(thrown));
     }
   }
-  return absl::OkStatus();
+  return failure();
+}
+
+void GlooMesh::ClosePairs() {
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    if (rank == shard().rank) continue;
+    try {
+      context_->getPair(static_cast<int>(rank))->close();
+    } catch (const std::exception&) {
+      // It was closed.
+    }
+  }
 }
 
 void GlooMesh::MakePlaces() {
@@ -357,6 +379,13 @@ absl::Status GlooMesh::Send(const GlooCall& call, int64_t payload_bytes) {
   return absl::OkStatus();
 }
 
+void GlooMesh::Flush() {
+  timeout_ = std::min<Clock::duration>(timeout_, kFlushTimeout);
+  for (int message = 0; message < 2; ++message, ++sent_) {
+    if (!BeginSend().ok()) return;
+  }
+}
+
 absl::StatusOr<const char*> GlooMesh::Receive(const GlooCall& call,
                                               int64_t from,
                                               int64_t payload_bytes) {
@@ -412,7 +441,8 @@ absl::Status GlooMesh::Try(int64_t peer, const Body& body) {
 
 template <typename Wait>
 absl::Status GlooMesh::WaitFor(int64_t peer, const Wait& wait) {
-  const Clock::time_point deadline = Clock::now() + timeout_;
+  const Clock::time_point begin = Clock::now();
+  const Clock::time_point deadline = begin + timeout_;
   {
     base::MutexLock lock(&mutex_);
     deadline_ = deadline;
@@ -428,6 +458,7 @@ absl::Status GlooMesh::WaitFor(int64_t peer, const Wait& wait) {
     base::MutexLock lock(&mutex_);
     deadline_.reset();
   }
+  waited_.fetch_add((Clock::now() - begin).count(), std::memory_order_relaxed);
   if (done) return absl::OkStatus();
   if (text.empty()) return failure();  // WakeAll
   if (Clock::now() < deadline) return Verdict(peer, text);
@@ -493,10 +524,10 @@ std::optional<int64_t> GlooMesh::FindLost() {
 absl::Status GlooMesh::Verdict(int64_t peer, const std::string& text) {
   {
     base::MutexLock lock(&mutex_);
-    const absl::Time until = absl::Now() + kVerdictTimeout;
+    const Clock::time_point until = Clock::now() + kVerdictTimeout;
     while (failure_.ok() && !watcher_left_ && watcher_.joinable() &&
-           absl::Now() < until) {
-      verdict_.WaitWithTimeout(&mutex_, until - absl::Now());
+           Clock::now() < until) {
+      verdict_.WaitWithTimeout(&mutex_, absl::FromChrono(until - Clock::now()));
     }
   }
   const std::string who = peer < 0
@@ -523,6 +554,10 @@ absl::Status GlooMesh::failure() {
 }
 
 void GlooMesh::WakeAll() {
+  {
+    base::MutexLock lock(&mutex_);
+    if (!places_made_) return;
+  }
   for (const Peer& peer : peers_) {
     for (const Place& place : peer.inbox) {
       if (place.buffer != nullptr) place.buffer->abortWaitRecv();
@@ -535,9 +570,16 @@ void GlooMesh::WakeAll() {
 
 void GlooMesh::Abort(const absl::Status& reason) {
   (void)Fail(RankGaveUp(shard().rank, reason));
+  bool connecting = false;
   {
     base::MutexLock lock(&mutex_);
     if (std::exchange(told_, true)) return;
+    connecting = !places_made_;
+  }
+  if (connecting) {
+    // Others see their connections closed.
+    ClosePairs();
+    return;
   }
   const std::string text(
       reason.message().substr(0, kControlBytes - sizeof(Header)));

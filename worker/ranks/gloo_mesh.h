@@ -33,7 +33,8 @@ struct GlooOptions {
   plan::TpShard shard;  // of 2 ranks at least
   // A network interface of this machine, or one of its addresses: all traffic
   // of the group goes over it. Not encrypted, and from Begin to Connect the
-  // ports take whoever comes: a network that only the ranks are in.
+  // ports take whoever comes, whose nonsense ends the process, for Gloo throws
+  // in its own thread: a network that only the ranks are in.
   std::string interface;
   // Until all ranks are connected; at worst twice as long passes.
   absl::Duration connect_timeout = absl::Seconds(60);
@@ -57,7 +58,7 @@ struct GlooCall {
 //
 // Owns: its connections, its memory, Gloo's thread and one that waits for what
 //   ends the group: a rank that gives up or is gone.
-// Threads: one at a time; Abort and sent_bytes from any.
+// Threads: one at a time; Abort, sent_bytes and waited_seconds from any.
 // Errors: as Collective's.
 class GlooMesh {
  public:
@@ -93,6 +94,12 @@ class GlooMesh {
   int64_t sent_bytes() const {
     return sent_bytes_.load(std::memory_order_relaxed);
   }
+  // For other ranks' messages, and for room for this one's; since Connect.
+  double waited_seconds() const {
+    return std::chrono::duration<double>(
+               Clock::duration(waited_.load(std::memory_order_relaxed)))
+        .count();
+  }
 
  private:
   using Buffer = std::unique_ptr<gloo::transport::UnboundBuffer>;
@@ -114,8 +121,13 @@ class GlooMesh {
   absl::Status Listen(const SocketAddress& at);
   absl::Status ReadAddresses(absl::Span<const std::string> addresses);
   absl::Status ConnectPairs(Clock::time_point deadline);
+  // Connections and those that are to be: waiting for one ends.
+  void ClosePairs();
   void MakePlaces();
   absl::Status Greet();
+
+  // Waits until what was sent is on its way, unless the group is dead.
+  void Flush();
 
   void Post(const Place& place, int64_t from);
   void SendTo(const Place& place, int64_t to, uint64_t slot, size_t bytes);
@@ -160,12 +172,15 @@ class GlooMesh {
   std::array<int64_t, 2> sending_ = {0, 0};  // ranks that a message goes to yet
 
   std::atomic<int64_t> sent_bytes_{0};
+  std::atomic<Clock::rep> waited_{0};
 
   base::Mutex mutex_;
   base::CondVar verdict_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool told_ ABSL_GUARDED_BY(mutex_) = false;
   bool watcher_left_ ABSL_GUARDED_BY(mutex_) = false;
+  // There are buffers that others may wake.
+  bool places_made_ ABSL_GUARDED_BY(mutex_) = false;
   // Of the wait that a call is in.
   std::optional<Clock::time_point> deadline_ ABSL_GUARDED_BY(mutex_);
 };
