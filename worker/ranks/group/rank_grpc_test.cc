@@ -158,9 +158,16 @@ TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
   KVASIR_EXPECT_OK(leader->leader->Drain());
   KVASIR_EXPECT_OK(one->Ended());
   KVASIR_EXPECT_OK(two->Ended());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto late,
+                              FollowerSide::Join(1, 3, DialOf(*leader)));
+  EXPECT_THAT(late->Ended(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "the leader refuses this rank: TOO_LATE: the group has "
+                       "ended: it was drained"));
 }
 
 TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
+  ::testing::internal::CaptureStderr();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   for (const char* shown :
        {"", "a secret", "A secret of tests", "a secret of tests!"}) {
@@ -174,6 +181,11 @@ TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
                                          "UNAUTHENTICATED"),
                                Not(HasSubstr("secret of")))));
   }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const size_t line = log.find("a caller at ipv4:127.0.0.1:");
+  EXPECT_NE(line, std::string::npos) << log;
+  EXPECT_EQ(log.find("a caller", line + 1), std::string::npos) << log;
+  EXPECT_THAT(log, Not(HasSubstr("ecret of tests")));
   EXPECT_EQ(leader->leader->refusals().at(RankRefusal::UNAUTHENTICATED), 4u);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
