@@ -170,13 +170,19 @@ void RankFollower::Work() {
     const absl::Status status = state_.status();
     const bool tell = ends && !status.ok() && !stopping_;
     mutex_.Unlock();
+    size_t waiting = 0;
     for (const FollowerMessage& message : messages) {
-      link->Send(
+      waiting = link->Send(
           std::make_shared<const std::string>(message.SerializeAsString()));
     }
     if (ends && link != nullptr) link->Close(status);
     if (tell && options_.on_end) options_.on_end(status);
     mutex_.Lock();
+    if (waiting > kMaxWaitingMessages) {
+      state_.Abort(absl::UnavailableError(
+          absl::StrCat("the leader does not read what it is sent: ", waiting,
+                       " messages wait")));
+    }
     changed_.SignalAll();
   }
   working_ = false;

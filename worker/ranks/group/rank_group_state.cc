@@ -126,8 +126,9 @@ RankGroupState::RankGroupState(RankGroupOptions options, absl::Time now)
 // Joining
 // ---------------------------------------------------------------------------
 
-void RankGroupState::OnLink(LinkId link, bool authenticated, absl::Time now) {
-  links_[link] = {.rank = std::nullopt, .heard = now};
+void RankGroupState::OnLink(LinkId link, bool authenticated,
+                            const std::string& peer, absl::Time now) {
+  links_[link] = {.peer = PeerName(peer), .heard = now};
   if (!authenticated) {
     Refuse(link, RankRefusal::UNAUTHENTICATED,
            "the call shows neither the group's secret nor a certificate that "
@@ -262,7 +263,9 @@ void RankGroupState::OnMemberMessage(uint32_t rank, FollowerMessage* message) {
     case FollowerMessage::kStepDone:
       return OnMemberStepDone(rank, message->step_done());
     case FollowerMessage::kDrain:
-      events_.push_back({Event::Kind::kDrainAsked, name, ""});
+      if (!std::exchange(member(rank).asked_drain, true)) {
+        events_.push_back({Event::Kind::kDrainAsked, name, ""});
+      }
       return;
     case FollowerMessage::kAbort:
       return Fail(rank, PeerStatus(message->abort().code(),
@@ -534,6 +537,15 @@ std::string RankGroupState::NamesWhere(const Predicate& waits) const {
 // Ends
 // ---------------------------------------------------------------------------
 
+void RankGroupState::OnBacklog(LinkId link, size_t num_messages) {
+  const auto found = links_.find(link);
+  if (found == links_.end() || !found->second.rank.has_value()) return;
+  const uint32_t rank = *found->second.rank;
+  Fail(rank, absl::UnavailableError(absl::StrCat(
+                 member(rank).name, " does not read what it is sent: ",
+                 num_messages, " messages wait")));
+}
+
 void RankGroupState::OnLost(LinkId link, const absl::Status& why) {
   const auto found = links_.find(link);
   if (found == links_.end()) return;
@@ -574,7 +586,9 @@ void RankGroupState::Abort(const absl::Status& reason) {
 void RankGroupState::Refuse(LinkId link, RefusalReason reason,
                             const std::string& detail, const RankHello* hello) {
   ++refusals_[reason];
-  const std::string who = hello == nullptr ? "a caller" : RankName(*hello);
+  const std::string who =
+      hello == nullptr ? absl::StrCat("a caller at ", links_.at(link).peer)
+                       : RankName(*hello);
   const std::string text =
       absl::StrCat(RankRefusal::Reason_Name(reason), ": ", detail);
   last_refusal_ = absl::StrCat(who, ": ", text);

@@ -106,7 +106,9 @@ class RankGroupState {
   RankGroupState(RankGroupOptions options, absl::Time now);
 
   // What calls bring. A link that is closed is not known any more.
-  void OnLink(LinkId link, bool authenticated, absl::Time now);
+  // `peer`: from where, for the log.
+  void OnLink(LinkId link, bool authenticated, const std::string& peer,
+              absl::Time now);
   // Takes out of the message what it keeps.
   void OnMessage(LinkId link, kvasir::v1::FollowerMessage* message,
                  absl::Time now);
@@ -114,6 +116,8 @@ class RankGroupState {
   int64_t MaxMessageBytes(LinkId link) const;
   // Bytes that are no message, or too many for one.
   void OnGarbage(LinkId link, size_t num_bytes, absl::Time now);
+  // More waits to be sent than a rank that reads lets wait.
+  void OnBacklog(LinkId link, size_t num_messages);
   // The call has ended, or its connection.
   void OnLost(LinkId link, const absl::Status& why);
   // Several times a heartbeat_interval().
@@ -166,6 +170,7 @@ class RankGroupState {
 
  private:
   struct Link {
+    std::string peer;
     std::optional<uint32_t> rank;  // absent: no RankHello yet
     absl::Time heard;
   };
@@ -175,6 +180,7 @@ class RankGroupState {
     std::string name;
     std::optional<kvasir::v1::RankReady> ready;
     uint64_t steps_done = 0;
+    bool asked_drain = false;
   };
   // One that not every rank has ended.
   struct Step {

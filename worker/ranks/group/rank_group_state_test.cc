@@ -122,7 +122,7 @@ class Group {
 
   RankGroupState& state() { return state_; }
 
-  void Link(uint64_t link) { state_.OnLink(link, true, now_); }
+  void Link(uint64_t link) { state_.OnLink(link, true, "ipv4:peer", now_); }
   void Send(uint64_t link, FollowerMessage message) {
     state_.OnMessage(link, &message, now_);
   }
@@ -375,12 +375,14 @@ TEST(RankGroupStateTest, WhatAPeerCallsItselfIsCutAndPrintable) {
 
 TEST(RankGroupStateTest, WhoIsNotAuthenticatedIsToldNothingOfTheGroup) {
   Group group;
-  group.state().OnLink(1, false, absl::UnixEpoch());
+  group.state().OnLink(1, false, "ipv4:peer\n", absl::UnixEpoch());
   const auto actions = group.state().TakeActions();
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].message.refusal().reason(),
             RankRefusal::UNAUTHENTICATED);
   EXPECT_EQ(actions[0].close->code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_THAT(group.Told(), ElementsAre(HasSubstr("a caller at ipv4:peer\\n; "
+                                                  "UNAUTHENTICATED: ")));
   // What it sends meanwhile is not heard.
   group.SendHello(1, group.Hello(1));
   EXPECT_THAT(group.Done(), IsEmpty());
@@ -397,8 +399,9 @@ TEST(RankGroupStateTest, TheFirstMessageIsAHello) {
               ElementsAre("1: NO_HELLO", "1 closed: INVALID_ARGUMENT",
                           "2: NO_HELLO", "2 closed: INVALID_ARGUMENT",
                           "3: NO_HELLO", "3 closed: INVALID_ARGUMENT"));
-  EXPECT_THAT(group.Told(), ElementsAre("a caller; NO_HELLO: want a RankHello "
-                                        "first, have RankHeartbeat"));
+  EXPECT_THAT(group.Told(),
+              ElementsAre("a caller at ipv4:peer; NO_HELLO: want a "
+                          "RankHello first, have RankHeartbeat"));
   group.Link(4);
   group.Pass(kHeartbeatTimeout, {});
   EXPECT_THAT(group.Done(),
@@ -745,6 +748,11 @@ INSTANTIATE_TEST_SUITE_P(
          absl::StatusCode::kUnavailable,
          absl::StrCat("nothing was heard of ", kRank1,
                       " for 3s, the heartbeat timeout is 3s")},
+        {"DoesNotRead", Phase::kRunning,
+         [](Group* g) { g->state().OnBacklog(1, 17); },
+         absl::StatusCode::kUnavailable,
+         absl::StrCat(kRank1,
+                      " does not read what it is sent: 17 messages wait")},
         {"StandsStill", Phase::kRunning,
          [](Group* g) {
            KVASIR_EXPECT_OK(g->Step(1));
@@ -916,6 +924,9 @@ TEST(RankGroupStateTest, ARankMayAskForADrain) {
   const auto events = group.state().TakeEvents();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].kind, RankGroupState::Event::Kind::kDrainAsked);
+  // Once.
+  group.Send(1, message);
+  EXPECT_THAT(group.Told(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kRunning);
 }
 

@@ -55,6 +55,9 @@ struct LeaderSide {
     leader.group.identity = TestIdentity(size, heartbeat);
     leader.group.combine = TestCombine;
     leader.group.collective_address = "at 0";
+    leader.on_end = [raw = side.get()](const absl::Status&) {
+      raw->ended.Set();
+    };
     side->leader = std::make_unique<RankLeader>(std::move(leader));
     KVASIR_ASSIGN_OR_RETURN(side->server,
                             RankServer::Start(options, side->leader.get()));
@@ -70,6 +73,7 @@ struct LeaderSide {
   std::unique_ptr<RankLeader> leader;
   std::unique_ptr<RankServer> server;
   FakeRank rank;
+  Event ended;
 };
 
 // Of a follower's.
@@ -154,9 +158,16 @@ TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
   KVASIR_EXPECT_OK(leader->leader->Drain());
   KVASIR_EXPECT_OK(one->Ended());
   KVASIR_EXPECT_OK(two->Ended());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto late,
+                              FollowerSide::Join(1, 3, DialOf(*leader)));
+  EXPECT_THAT(late->Ended(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "the leader refuses this rank: TOO_LATE: the group has "
+                       "ended: it was drained"));
 }
 
 TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
+  ::testing::internal::CaptureStderr();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   for (const char* shown :
        {"", "a secret", "A secret of tests", "a secret of tests!"}) {
@@ -170,6 +181,11 @@ TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
                                          "UNAUTHENTICATED"),
                                Not(HasSubstr("secret of")))));
   }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const size_t line = log.find("a caller at ipv4:127.0.0.1:");
+  EXPECT_NE(line, std::string::npos) << log;
+  EXPECT_EQ(log.find("a caller", line + 1), std::string::npos) << log;
+  EXPECT_THAT(log, Not(HasSubstr("ecret of tests")));
   EXPECT_EQ(leader->leader->refusals().at(RankRefusal::UNAUTHENTICATED), 4u);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
@@ -294,9 +310,9 @@ class RawCall final
   std::promise<grpc::Status> done_;
 };
 
-std::string HelloBytes(uint32_t rank) {
+std::string HelloBytes(uint32_t rank, absl::Duration heartbeat = kLong) {
   kvasir::v1::FollowerMessage message;
-  *message.mutable_hello()->mutable_identity() = TestIdentity(2, kLong);
+  *message.mutable_hello()->mutable_identity() = TestIdentity(2, heartbeat);
   message.mutable_hello()->set_rank(rank);
   return message.SerializeAsString();
 }
@@ -397,6 +413,72 @@ TEST(RankGrpcTest, FingerprintsOfMuchWeightArrive) {
   EXPECT_TRUE(call.Wait().ok());
 }
 
+// Lives, and reads nothing.
+class DeafCall final
+    : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  explicit DeafCall(const std::string& target) : stub_(NewChannel(target)) {
+    context_.AddMetadata(kRankAuthorizationKey, RankAuthorization(kSecret));
+    stub_.PrepareBidiStreamingCall(&context_, "/kvasir.v1.Rank/Join", {}, this);
+    AddHold();
+    StartCall();
+  }
+  ~DeafCall() override {
+    context_.TryCancel();
+    RemoveHold();
+    done_.get_future().wait();
+  }
+  // Returns when it is on its way.
+  void Write(const std::string& bytes) {
+    written_ = {};
+    request_ = BufferOf(std::make_shared<const std::string>(bytes));
+    StartWrite(&request_);
+    written_.get_future().wait();
+  }
+  void OnWriteDone(bool) override { written_.set_value(); }
+  void OnDone(const grpc::Status&) override { done_.set_value(); }
+
+ private:
+  static std::shared_ptr<grpc::Channel> NewChannel(const std::string& target) {
+    grpc::ChannelArguments arguments;
+    // Or else it grows its window to what comes.
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer request_;
+  std::promise<void> written_;
+  std::promise<void> done_;
+};
+
+TEST(RankGrpcTest, WhatAFollowerDoesNotReadDoesNotPileUp) {
+  constexpr absl::Duration kHeartbeat = absl::Milliseconds(600);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto leader, LeaderSide::Start(2, {.secret = kSecret}, kHeartbeat));
+  DeafCall call(leader->server->target());
+  call.Write(HelloBytes(1, kHeartbeat));
+  KVASIR_ASSERT_OK(leader->leader->WaitJoined().status());
+  call.Write(ReadyBytes("tiles"));
+  KVASIR_ASSERT_OK(leader->leader->WaitStarted(TestReady(10)).status());
+  // More than a flow control window.
+  kvasir::v1::StepPlan plan = TestPlan(1);
+  auto* ids = plan.add_sequences()->mutable_token_ids();
+  for (int i = 0; i < 1 << 20; ++i) ids->Add(i);
+  KVASIR_ASSERT_OK(leader->leader->SendStep(plan));
+  kvasir::v1::FollowerMessage heartbeat;
+  heartbeat.mutable_heartbeat();
+  while (!leader->ended.Wait(absl::Milliseconds(20))) {
+    call.Write(heartbeat.SerializeAsString());
+  }
+  EXPECT_THAT(leader->leader->status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "rank 1 (, pid 0) does not read what it is sent: 17 "
+                       "messages wait"));
+}
+
 TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   RawCall call(leader->server->target(), {HelloBytes(1), "\xff\xff"});
@@ -411,29 +493,36 @@ TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
                        HasSubstr("sent 2 bytes that are no FollowerMessage")));
 }
 
-// A leader that is none: whatever it says, the follower ends with a reason.
-TEST(RankGrpcTest, AFollowerOfGarbageEndsWithAReason) {
-  class Liar final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
-                         kvasir::v1::Rank::Service> {
-   public:
-    grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
-        grpc::CallbackServerContext*) override {
-      class Reactor final
-          : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
-       public:
-        Reactor() { StartWrite(&garbage_); }
-        void OnWriteDone(bool) override {}
-        void OnCancel() override { Finish(grpc::Status::CANCELLED); }
-        void OnDone() override { delete this; }
+// A leader that is none: it says one thing, and then nothing.
+class Liar final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
+                       kvasir::v1::Rank::Service> {
+ public:
+  explicit Liar(std::string says) : says_(std::move(says)) {}
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
+      grpc::CallbackServerContext*) override {
+    class Reactor final
+        : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+     public:
+      explicit Reactor(const std::string& says)
+          : says_(BufferOf(std::make_shared<const std::string>(says))) {
+        StartWrite(&says_);
+      }
+      void OnWriteDone(bool) override {}
+      void OnCancel() override { Finish(grpc::Status::CANCELLED); }
+      void OnDone() override { delete this; }
 
-       private:
-        const grpc::ByteBuffer garbage_ =
-            BufferOf(std::make_shared<const std::string>("\xff\xff"));
-      };
-      return new Reactor;
-    }
-  };
-  Liar liar;
+     private:
+      const grpc::ByteBuffer says_;
+    };
+    return new Reactor(says_);
+  }
+
+ private:
+  const std::string says_;
+};
+
+TEST(RankGrpcTest, AFollowerOfGarbageEndsWithAReason) {
+  Liar liar("\xff\xff");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               base::GrpcServer::Start({}, {&liar}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -470,6 +559,36 @@ TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
                        HasSubstr("the call of rank 2")));
   EXPECT_TRUE(one->ended.Wait());
   EXPECT_TRUE(two->ended.Wait());
+}
+
+// Stopped, or cut off without a word: its connection is as it was.
+TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
+  constexpr absl::Duration kHeartbeat = kDefaultHeartbeatTimeout;
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto leader, LeaderSide::Start(2, {.secret = kSecret}, kHeartbeat));
+  RawCall silent(leader->server->target(),
+                 {HelloBytes(1, kHeartbeat), ReadyBytes("tiles")});
+  KVASIR_ASSERT_OK(leader->WaitStarted().status());
+  kvasir::v1::LeaderMessage welcome;
+  for (const char* address : {"at 0", "at 1"}) {
+    welcome.mutable_welcome()->add_collective_addresses(address);
+  }
+  Liar liar(welcome.SerializeAsString());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              base::GrpcServer::Start({}, {&liar}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto follower,
+      FollowerSide::Join(1, 2, {.leader = server->target()}, kHeartbeat));
+  const absl::Time since = absl::Now();
+  EXPECT_TRUE(leader->ended.Wait(absl::Seconds(5)));
+  EXPECT_TRUE(follower->ended.Wait(since + absl::Seconds(5) - absl::Now()));
+  EXPECT_THAT(leader->leader->status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("nothing was heard of rank 1")));
+  EXPECT_THAT(follower->Ended(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("nothing was heard of the leader")));
+  EXPECT_EQ(silent.Wait().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
 TEST(RankGrpcTest, ALeaderThatIsGoneEndsAllAtOnce) {

@@ -57,13 +57,14 @@ RankLeader::~RankLeader() {
 }
 
 RankLeader::LinkId RankLeader::OnLink(std::shared_ptr<RankLink> link,
-                                      bool authenticated) {
+                                      bool authenticated,
+                                      const std::string& peer) {
   LinkId id = 0;
   {
     MutexLock lock(&mutex_);
     id = ++last_link_;
     links_[id] = std::move(link);
-    state_.OnLink(id, authenticated, options_.clock->Now());
+    state_.OnLink(id, authenticated, peer, options_.clock->Now());
     Collect();
   }
   Work();
@@ -159,7 +160,7 @@ absl::Status RankLeader::SendStep(const kvasir::v1::StepPlan& plan) {
         state_.OnStep(plan.step_id(), options_.clock->Now());
     if (!status.ok()) return status;
     for (const LinkId link : state_.member_links()) {
-      tasks_.push_back({.link = links_.at(link), .message = bytes});
+      tasks_.push_back({.id = link, .link = links_.at(link), .message = bytes});
     }
   }
   Work();
@@ -240,7 +241,9 @@ void RankLeader::Collect() {
   for (RankGroupState::Action& action : state_.TakeActions()) {
     const auto found = links_.find(action.link);
     KVASIR_CHECK(found != links_.end());
-    Task task{.link = found->second, .close = std::move(action.close)};
+    Task task{.id = action.link,
+              .link = found->second,
+              .close = std::move(action.close)};
     if (action.message.message_case() != LeaderMessage::MESSAGE_NOT_SET) {
       task.message = Serialized(action.message);
     }
@@ -301,9 +304,14 @@ void RankLeader::Work() {
     tasks_.pop_front();
     mutex_.Unlock();
     if (task.call) task.call();
-    if (task.message != nullptr) task.link->Send(task.message);
+    size_t waiting = 0;
+    if (task.message != nullptr) waiting = task.link->Send(task.message);
     if (task.close.has_value()) task.link->Close(*task.close);
     mutex_.Lock();
+    if (waiting > kMaxWaitingMessages) {
+      state_.OnBacklog(task.id, waiting);
+      Collect();
+    }
   }
   working_ = false;
   changed_.SignalAll();

@@ -61,10 +61,10 @@ class RankLeader {
   // Aborts a group that lives.
   ~RankLeader();
 
-  // A follower's call: its link, then what came on it, then its end. The link
-  // may be closed before the first returns.
-  LinkId OnLink(std::shared_ptr<RankLink> link, bool authenticated)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // A follower's call: its link and from where it comes, then what came on it,
+  // then its end. The link may be closed before the first returns.
+  LinkId OnLink(std::shared_ptr<RankLink> link, bool authenticated,
+                const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnBytes(LinkId link, std::string_view message)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void OnLost(LinkId link, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -106,6 +106,7 @@ class RankLeader {
 
   // What is to be done without the lock, in order.
   struct Task {
+    LinkId id = 0;
     std::shared_ptr<RankLink> link;
     RankLink::Bytes message;  // null: none
     std::optional<absl::Status> close;

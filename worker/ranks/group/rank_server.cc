@@ -42,17 +42,20 @@ class JoinReactor final
         new JoinReactor(context, leader));
     reactor->self_ = reactor;
     // Nothing is read before the link has its number.
-    reactor->link_ = leader->OnLink(reactor, authenticated);
+    reactor->link_ = leader->OnLink(reactor, authenticated, context->peer());
     reactor->Read();
     return reactor.get();
   }
 
-  void Send(Bytes message) override {
+  size_t Send(Bytes message) override {
+    size_t waiting = 0;
     {
       MutexLock lock(&mutex_);
       if (!end_.has_value()) queue_.push_back(std::move(message));
+      waiting = queue_.size();
     }
     Advance();
+    return waiting;
   }
   void Close(const absl::Status& status) override { End(status); }
 

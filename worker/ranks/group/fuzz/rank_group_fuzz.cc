@@ -110,9 +110,10 @@ class Fuzz {
       case 0:
         if (!known_.emplace(link, true).second) return;
         open_[link] = true;
-        state_.OnLink(link, bytes->Take() != 0, now_);
+        state_.OnLink(link, bytes->Take() != 0, "peer", now_);
         return;
       case 1:
+        if (bytes->Take() % 4 == 3) return state_.OnBacklog(link, 17);
         state_.OnLost(link, absl::UnavailableError("lost"));
         open_.erase(link);
         return;
