@@ -187,6 +187,7 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
       LoadWeights(spec_, plan_, source, device_.get(),
                   {.pool = pool_.get(), .progress = options.progress}));
   device_->FreeWriteBuffers();
+  read_bytes_ = weights.read_bytes;
   std::string tiles = std::move(weights.weight_tiles);
   if (options.memory_utilization > 0) {
     KVASIR_RETURN_IF_ERROR(

@@ -139,6 +139,8 @@ class Rank {
   base::ThreadPool& pool() const { return *pool_; }
   const std::string& weights_id() const { return weights_id_; }
   const std::string& cache_id() const { return cache_id_; }
+  // ModelWeights::read_bytes.
+  int64_t read_bytes() const { return read_bytes_; }
 
   // Of the arenas: bytes of a sequence's side pages, and a dense bf16 cache's
   // bytes over those of a token.
@@ -177,6 +179,7 @@ class Rank {
   std::shared_ptr<const cache::PageLayout> layout_;
   cache::PageCounts pages_;
   cache::PageCounts host_pages_;
+  int64_t read_bytes_ = 0;
   std::string weights_id_;
   std::string cache_id_;
   std::unique_ptr<base::ThreadPool> pool_;

@@ -43,10 +43,13 @@ class CountingSource final : public WeightSource {
   absl::StatusOr<DType> TypeOf(const std::string& name) const override {
     return source_->TypeOf(name);
   }
-  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
-                    Consumer consume) override {
+  absl::StatusOr<MatrixSize> SizeOf(const std::string& name) const override {
+    return source_->SizeOf(name);
+  }
+  absl::Status Read(const std::string& name, const ReadRange& range,
+                    std::span<std::byte> buffer, Consumer consume) override {
     ++reads_[name];
-    return source_->Read(name, buffer, consume);
+    return source_->Read(name, range, buffer, consume);
   }
   std::string WeightTiles() const override { return source_->WeightTiles(); }
   const std::map<std::string, int>& reads() const { return reads_; }

@@ -158,9 +158,19 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          const MatrixFormat& format) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, format);
+  WeightJobs jobs(source, format, weights.plan->resolved->shard);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   return jobs.bytes();
+}
+
+absl::StatusOr<int64_t> CountReadBytes(const model::DecoderSpec& spec,
+                                       std::shared_ptr<const ServedPlan> plan,
+                                       WeightSource* source) {
+  ModelWeights weights;
+  weights.plan = std::move(plan);
+  WeightJobs jobs(source, MatrixFormat(), weights.plan->resolved->shard);
+  KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
+  return jobs.ReadBytes();
 }
 
 absl::StatusOr<ModelWeights> WeightsWithoutMemory(
@@ -168,7 +178,7 @@ absl::StatusOr<ModelWeights> WeightsWithoutMemory(
     WeightSource* source, const MatrixFormat& format) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, format);
+  WeightJobs jobs(source, format, weights.plan->resolved->shard);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   weights.matrix_bytes = jobs.matrix_bytes();
   return weights;
@@ -181,10 +191,12 @@ absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          const LoadOptions& options) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, device, &weights.buffers);
+  WeightJobs jobs(source, device, &weights.buffers,
+                  weights.plan->resolved->shard);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   weights.matrix_bytes = jobs.matrix_bytes();
   weights.rounded_bytes = jobs.rounded_bytes();
+  KVASIR_ASSIGN_OR_RETURN(weights.read_bytes, jobs.ReadBytes());
   KVASIR_RETURN_IF_ERROR(
       jobs.Run({options.pool, options.read_buffer_bytes,
                 options.max_staged_bytes, options.progress}));

@@ -52,9 +52,12 @@ class MixedSource final : public WeightSource {
     const auto found = types_.find(name);
     return found == types_.end() ? DType::kBf16 : found->second;
   }
-  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
-                    Consumer consume) override {
-    return sources_[*TypeOf(name)]->Read(name, buffer, consume);
+  absl::StatusOr<MatrixSize> SizeOf(const std::string& name) const override {
+    return sources_.begin()->second->SizeOf(name);
+  }
+  absl::Status Read(const std::string& name, const ReadRange& range,
+                    std::span<std::byte> buffer, Consumer consume) override {
+    return sources_[*TypeOf(name)]->Read(name, range, buffer, consume);
   }
   std::string WeightTiles() const override {
     return model::WeightTilesText("mixed");
