@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,11 +50,15 @@ class WeightSource {
   virtual std::string WeightsId() const = 0;
 };
 
-// `checkpoint` must outlive it.
+// `checkpoint` must outlive it. To count weights under a plan that is still to
+// be applied, tensors that are missing have the type `missing`; nothing of them
+// is read.
 class CheckpointSource final : public WeightSource {
  public:
-  explicit CheckpointSource(const model::Checkpoint* checkpoint)
-      : checkpoint_(checkpoint) {}
+  explicit CheckpointSource(
+      const model::Checkpoint* checkpoint,
+      std::optional<kernels::DType> missing = std::nullopt)
+      : checkpoint_(checkpoint), missing_(missing) {}
 
   absl::StatusOr<kernels::DType> TypeOf(const std::string& name) const override;
   absl::Status Read(const std::string& name, std::span<std::byte> buffer,
@@ -62,6 +67,7 @@ class CheckpointSource final : public WeightSource {
 
  private:
   const model::Checkpoint* const checkpoint_;
+  const std::optional<kernels::DType> missing_;
   mutable base::Mutex mutex_;
   std::map<std::string, model::Tiles> tiles_ ABSL_GUARDED_BY(mutex_);
 };
