@@ -2,9 +2,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/inspect/rank_summary.h"
 #include "cli/inspect/report.h"
 #include "cli/inspect/test_plans.h"
-#include "cli/rank_summary.h"
 #include "nlohmann/json.hpp"
 
 namespace kvasir::cli {
@@ -152,7 +152,7 @@ TEST(InspectRanksTest, SizesThatDoNotDivideAreRefusedWithThoseThatDo) {
 TEST(InspectRanksTest, APlanThatIsNotServedHasNoCountOfWeights) {
   const ModelSource source = SourceWith(
       kFullKey, kFullValue,
-      R"(,"selection":{"chunk_slots":8,"landmark_codec":{"dtype":"BF16"}})");
+      R"(,"selection":{"chunk_slots":8,"budget":64,"landmark_codec":{"dtype":"BF16"}})");
   const auto report = Told(source, 2);
   KVASIR_ASSERT_OK(report);
   ASSERT_NE(report->not_served, "");

@@ -137,8 +137,7 @@ class Planner {
 
 absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
                                               plan::TpShard shard) {
-  KVASIR_RETURN_IF_ERROR(
-      plan::CheckTpSize(model::TpDealtOf(spec), shard.size));
+  KVASIR_RETURN_IF_ERROR(plan::CheckTpSize(model::TpDealtOf(spec), shard.size));
   ShardSizes sizes;
   KVASIR_ASSIGN_OR_RETURN(sizes.kv_heads,
                           plan::KvHeadsOfRank(shard, spec.num_kv_heads));

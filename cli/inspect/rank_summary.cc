@@ -1,4 +1,4 @@
-#include "cli/rank_summary.h"
+#include "cli/inspect/rank_summary.h"
 
 #include <algorithm>
 #include <utility>
