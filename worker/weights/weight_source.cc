@@ -66,9 +66,12 @@ std::vector<model::RandomTensor> TensorsOf(const model::ModelShape& shape) {
 
 absl::StatusOr<kernels::DType> CheckpointSource::TypeOf(
     const std::string& name) const {
-  KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
-                          checkpoint_->Tensor(name));
-  return DTypeOfTensor(entry.info->type);
+  const auto entry = checkpoint_->Tensor(name);
+  if (absl::IsNotFound(entry.status()) && missing_.has_value()) {
+    return *missing_;
+  }
+  KVASIR_RETURN_IF_ERROR(entry.status());
+  return DTypeOfTensor(entry->info->type);
 }
 
 absl::StatusOr<MatrixSize> CheckpointSource::SizeOf(

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -73,11 +74,15 @@ class WeightSource {
   virtual std::string WeightTiles() const = 0;
 };
 
-// `checkpoint` must outlive it.
+// `checkpoint` must outlive it. To count weights under a plan that is still to
+// be applied, tensors that are missing have the type `missing`; nothing of them
+// is read.
 class CheckpointSource final : public WeightSource {
  public:
-  explicit CheckpointSource(const model::Checkpoint* checkpoint)
-      : checkpoint_(checkpoint) {}
+  explicit CheckpointSource(
+      const model::Checkpoint* checkpoint,
+      std::optional<kernels::DType> missing = std::nullopt)
+      : checkpoint_(checkpoint), missing_(missing) {}
 
   absl::StatusOr<kernels::DType> TypeOf(const std::string& name) const override;
   absl::StatusOr<MatrixSize> SizeOf(const std::string& name) const override;
@@ -99,6 +104,7 @@ class CheckpointSource final : public WeightSource {
   };
 
   const model::Checkpoint* const checkpoint_;
+  const std::optional<kernels::DType> missing_;
   std::atomic<int64_t> read_bytes_{0};
   mutable base::Mutex mutex_;
   std::map<std::string, std::vector<RangeTiles>> tiles_ ABSL_GUARDED_BY(mutex_);

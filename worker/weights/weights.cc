@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/shapes/tp_dealt.h"
+#include "plan/tp_size.h"
 #include "worker/weights/attention_weights.h"
 #include "worker/weights/weight_jobs.h"
 
@@ -135,16 +137,10 @@ class Planner {
 
 absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
                                               plan::TpShard shard) {
+  KVASIR_RETURN_IF_ERROR(plan::CheckTpSize(model::TpDealtOf(spec), shard.size));
   ShardSizes sizes;
   KVASIR_ASSIGN_OR_RETURN(sizes.kv_heads,
                           plan::KvHeadsOfRank(shard, spec.num_kv_heads));
-  if (spec.num_heads % shard.size != 0 ||
-      spec.intermediate_size % shard.size != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        spec.num_heads, " query heads and ", spec.intermediate_size,
-        " MLP features cannot be dealt equally to ", shard.size,
-        " tensor-parallel ranks"));
-  }
   sizes.num_q_heads = spec.num_heads / shard.size;
   sizes.first_q_head = shard.rank * sizes.num_q_heads;
   sizes.num_features = spec.intermediate_size / shard.size;
