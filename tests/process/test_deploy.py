@@ -1,6 +1,7 @@
 """Manifests are rendered by a current kustomize, judged by Kubernetes' schemas and compared with the program: its flags,
 ports, health services and libraries. No image is built and no cluster is asked: there is none here."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -644,7 +645,9 @@ def test_the_image_for_gpus_has_the_toolkit_that_kernels_are_made_by_and_fails_w
     assert "cmake --preset release -DKVASIR_CUDA=ON && " in stage("build-cuda")
     library = f"libcublasLt.so.{version.split('.')[0]}"
     assert f"RUN cp --dereference {copied}/lib64/{library} /{library}\n" in stage("toolkit")
-    assert re.search(rf"^COPY --from=toolkit /{library} /usr/local/lib/{library}\nRUN ldconfig$", stage("cuda"), re.MULTILINE)
+    assert f"COPY --from=toolkit /{library} /usr/local/lib/{library}\n" in stage("cuda")
+    assert "RUN cp --dereference /usr/lib/x86_64-linux-gnu/libnccl.so.2 /libnccl.so.2\n" in stage("toolkit")
+    assert "COPY --from=toolkit /libnccl.so.2 /usr/local/lib/libnccl.so.2\nRUN ldconfig\n" in stage("cuda")
     # All GPUs of the host would be any container's of this image that asks for none.
     assert "NVIDIA_VISIBLE_DEVICES" not in CONTAINERFILE
 
@@ -739,12 +742,12 @@ def contained(root, folders, *command):
 
 
 class Contained(KvasirProcess):
-    def __init__(self, command, environment, *flags, root):
+    def __init__(self, command, environment, *flags, root, folders=()):
         super().__init__(command, *flags, model=None, ports=False)
         self.dir.chmod(0o777)
         root.mkdir()
         self.args = contained(
-            root, [self.dir, TINY], "/usr/bin/env", "-i", *(f"{name}={value}" for name, value in environment.items()), *self.args)
+            root, [self.dir, TINY, *folders], "/usr/bin/env", "-i", *(f"{name}={value}" for name, value in environment.items()), *self.args)
 
 
 def contained_runs(root):
@@ -817,6 +820,57 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
                 else:
                     run(*drain[1:], "--endpoint", process.admin)
                     assert process.process.wait(timeout=30) == 0
+
+
+# The pods of a group, but for networks: of one host, over its loopback.
+@pytest.mark.parametrize("overlay", ["overlays/multi-node", NODES_WITH_TLS])
+def test_a_leader_and_its_rank_run_as_in_their_pods_and_end_as_one(rendered, overlay, tmp_path):
+    ok, why = contained_runs(tmp_path / "root")
+    if not ok:
+        pytest.skip(f"no read-only root or other user to be had here: {why}")
+    resources = rendered[overlay]
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    (secrets / "secret").write_text("of this group alone\n".replace(" ", "-"))
+    authority = Authority(secrets, "ca")
+    # Leader and ranks show one certificate; the name that they ask of each other is in it.
+    pair = authority.sign("worker", f"DNS:{settings(rendered[NODES_WITH_TLS], 'kvasir-rank')['KVASIR_RANK_TLS_NAMES']}")
+    for folder, mode in ((tmp_path, 0o755), (secrets, 0o755), *((each, 0o644) for each in secrets.iterdir())):
+        folder.chmod(mode)
+    mounted = {"/ranks/secret": str(secrets / "secret"), "/tls/tls.crt": str(pair), "/tls/tls.key": str(pair),
+               "/tls/ca.crt": str(authority.ca)}
+    listen = f"127.0.0.1:{free_port()}"
+    own = {
+        "KVASIR_MODEL": TINY, "KVASIR_HOST": "127.0.0.1", "KVASIR_METRICS_PORT": 0, "KVASIR_ADMIN_PORT": 0,
+        "KVASIR_HEALTH_PORT": 0, "KVASIR_KV_CACHE_BYTES": "64MiB", "KVASIR_HOST_POOL_BYTES": 0,
+        "KVASIR_LISTEN": "127.0.0.1:0", "KVASIR_RANK_LISTEN": listen, "KVASIR_RANK_INTERFACE": "lo",
+    }
+
+    def started(name, root, **more):
+        wanted = {variable: mounted.get(value, value) for variable, value in settings(resources, name).items()}
+        (command,) = container(pods(resources)[name])["args"]
+        return Contained(command, {**wanted, **own, **more}, root=root, folders=[secrets])
+
+    leader = started("kvasir-worker", tmp_path / "leader")
+    rank = started("kvasir-rank", tmp_path / "rank", KVASIR_LEADER=listen)
+    try:
+        # Either is ready when both are there.
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(Contained.start, (leader, rank)))
+        for process, name in ((leader, "kvasir-worker"), (rank, "kvasir-rank")):
+            served = {8004: process.ready["health"], "metrics": process.ready["metrics"]}
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                assert passes(container(pods(resources)[name])[probe], served), (name, probe)
+        told = [(each["rank"], each["metrics"]) for each in leader.ready["ranks"]]
+        assert told == [(0, leader.ready["metrics"]), (1, rank.ready["metrics"])]
+        # A rank's preStop.
+        command = container(pods(resources)["kvasir-rank"])["lifecycle"]["preStop"]["exec"]["command"]
+        assert command[0] == "kvasir"
+        run(*command[1:], "--endpoint", rank.admin)
+        assert [process.process.wait(timeout=30) for process in (rank, leader)] == [0, 0]
+    finally:
+        for process in (leader, rank):
+            process.__exit__()
 
 
 class Service:
