@@ -12,6 +12,7 @@
 #include "cli/device/device.h"
 #include "cli/ranks/group_identity.h"
 #include "cli/units.h"
+#include "model/checkpoint/weight_tiles.h"
 #include "worker/weights/weight_source.h"
 
 namespace kvasir::cli {
@@ -209,15 +210,12 @@ absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
                   .max_num_seqs = request.max_num_seqs,
                   .max_batched_tokens = request.max_batched_tokens,
                   .deterministic = request.model.deterministic}));
-  terms.combine = [this, page_tokens = request.model.page_tokens](
-                      absl::Span<const std::string> tiles_by_rank)
+  // The same on all ranks: each makes its cache_id of them.
+  terms.combine = [](absl::Span<const std::string> tiles_by_rank)
       -> absl::StatusOr<worker::CombinedIds> {
-    worker::CombinedIds ids;
-    KVASIR_ASSIGN_OR_RETURN(
-        ids.weights_id, worker::CombineWeightTiles(source_.spec, tiles_by_rank));
-    ids.cache_id = worker::CacheIdOf(source_.plan->source, source_.spec,
-                                     page_tokens, ids.weights_id);
-    return ids;
+    KVASIR_ASSIGN_OR_RETURN(std::string weights_id,
+                            model::CombineWeightTiles(tiles_by_rank));
+    return worker::CombinedIds{.weights_id = std::move(weights_id)};
   };
   return request.group->Join(terms);
 }

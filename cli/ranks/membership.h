@@ -25,7 +25,10 @@ struct LocalShare {
 struct GroupTerms {
   // But for what is the group's own: its size, collective and timeouts.
   kvasir::v1::RankIdentity identity;
-  worker::RankGroupOptions::Combine combine;
+  // worker::RankGroupOptions'.
+  std::function<absl::StatusOr<worker::CombinedIds>(
+      absl::Span<const std::string> tiles_by_rank)>
+      combine;
 };
 
 // Threads: one.

@@ -16,6 +16,7 @@ namespace kvasir::worker {
 struct CollectiveTotals {
   int64_t calls = 0;       // that were done
   int64_t sent_bytes = 0;  // to other ranks, what goes around data included
+  double waited_seconds = 0;  // that calls waited for other ranks
 };
 
 // One rank's end of its group. All ranks make the same calls, of the same
