@@ -32,6 +32,7 @@ std::vector<prometheus::MetricFamily> RankMetrics::Collect() const {
   labels.push_back({"tp_size", std::to_string(constants_.shard.size)});
   labels.push_back({"collective", constants_.collective});
   labels.push_back({"device", constants_.device});
+  gauge("kvasir_rank_group_size", "Ranks of the group", constants_.shard.size);
   gauge("kvasir_rank_weight_bytes", "Bytes of weights that the rank holds",
         constants_.weight_bytes);
   gauge("kvasir_rank_weight_read_bytes",
