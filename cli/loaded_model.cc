@@ -217,6 +217,9 @@ absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
                             model::CombineWeightTiles(tiles_by_rank));
     return worker::CombinedIds{.weights_id = std::move(weights_id)};
   };
+  if (device != nullptr) {
+    terms.use_device = [device] { return device->UseOnThisThread(); };
+  }
   return request.group->Join(terms);
 }
 

@@ -1,9 +1,11 @@
 // One rank's end of a collective, by its name, on its way into the group.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -14,11 +16,16 @@ namespace kvasir::cli {
 
 struct CollectiveOptions {
   plan::TpShard shard;
-  std::string kind;       // "gloo" or "nccl"
-  std::string interface;  // worker::GlooOptions'
-  std::string nccl_library;
+  std::string kind;  // "gloo" or "nccl"
+  // Empty: all ranks are on this host.
+  std::string interface;
+  std::string nccl_library;  // empty: the system's
   bool deterministic = false;
   absl::Duration connect_timeout = absl::Seconds(60);
+  absl::Duration call_timeout = absl::Seconds(30);
+  // worker::NcclOptions'. Gloo's calls fail themselves.
+  std::function<absl::Status()> use_device;
+  std::function<void(const absl::Status&)> on_failure;
 };
 
 // Owns: what listens, until it is connected.

@@ -29,6 +29,8 @@ struct GroupTerms {
   std::function<absl::StatusOr<worker::CombinedIds>(
       absl::Span<const std::string> tiles_by_rank)>
       combine;
+  // worker::NcclOptions', while the rank's device lives; null: it is the CPU.
+  std::function<absl::Status()> use_device;
 };
 
 // Threads: one.

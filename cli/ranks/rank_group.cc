@@ -29,14 +29,18 @@ kvasir::v1::RankIdentity IdentityOfGroup(const GroupTerms& terms,
 
 absl::StatusOr<std::unique_ptr<CollectiveGroup>> BeginCollective(
     const RankGroupSettings& settings, plan::TpShard shard,
-    const std::string& interface) {
-  return CollectiveGroup::Begin({.shard = shard,
-                                 .kind = settings.collective,
-                                 .interface = interface,
-                                 .nccl_library = settings.flags.nccl_library,
-                                 .deterministic = settings.deterministic,
-                                 .connect_timeout =
-                                     settings.flags.join_timeout});
+    const GroupTerms& terms,
+    std::function<void(const absl::Status&)> on_failure) {
+  return CollectiveGroup::Begin(
+      {.shard = shard,
+       .kind = settings.collective,
+       .interface = settings.flags.interface,
+       .nccl_library = settings.flags.nccl_library,
+       .deterministic = settings.deterministic,
+       .connect_timeout = settings.flags.join_timeout,
+       .call_timeout = settings.step_timeout,
+       .use_device = terms.use_device,
+       .on_failure = std::move(on_failure)});
 }
 
 kvasir::v1::RankReady ReadyOf(const worker::RankOffer& offer) {
@@ -86,13 +90,24 @@ worker::Collective* GroupCollective::get() const {
   return collective_.get();
 }
 
+void GroupCollective::Reset() {
+  std::unique_ptr<worker::Collective> collective;
+  {
+    base::MutexLock lock(&mutex_);
+    collective = std::move(collective_);
+  }
+  // Without the lock: a thread that it waits for may be about to abort it.
+}
+
 LeaderGroup::~LeaderGroup() {
+  ending_ = true;
   if (children_ != nullptr) children_->StopTelling();
-  // Nobody calls the leader once its servers are gone.
   if (leader_ != nullptr) {
     leader_->Abort(absl::CancelledError("the leader ends"));
   }
+  // Nobody calls the leader once its servers are gone, but for the collective.
   servers_.clear();
+  collective_.Reset();
 }
 
 absl::Status LeaderGroup::Listen() {
@@ -128,8 +143,8 @@ absl::StatusOr<worker::Collective*> LeaderGroup::Join(const GroupTerms& terms) {
   const RankFlags& flags = settings_.flags;
   KVASIR_ASSIGN_OR_RETURN(
       joining_,
-      BeginCollective(settings_, shard(),
-                      flags.interface.empty() ? kLoopback : flags.interface));
+      BeginCollective(settings_, shard(), terms,
+                      [this](const absl::Status& why) { leader_->Abort(why); }));
   worker::RankLeaderOptions options;
   options.group.identity = IdentityOfGroup(terms, settings_);
   options.group.collective_address = joining_->address();
@@ -138,7 +153,7 @@ absl::StatusOr<worker::Collective*> LeaderGroup::Join(const GroupTerms& terms) {
   options.group.combine = terms.combine;
   options.on_end = [this](const absl::Status& why) {
     collective_.Abort(why);
-    if (settings_.on_fatal) settings_.on_fatal(why.ToString());
+    if (!ending_ && settings_.on_fatal) settings_.on_fatal(why.ToString());
   };
   options.on_drain_asked = settings_.on_drain_asked;
   KVASIR_RETURN_IF_ERROR(worker::CheckRankGroupOptions(options.group));
@@ -174,7 +189,14 @@ absl::Status LeaderGroup::Drain() {
   return absl::OkStatus();
 }
 
-FollowerGroup::~FollowerGroup() = default;
+FollowerGroup::~FollowerGroup() {
+  ending_ = true;
+  if (follower_ != nullptr) {
+    follower_->Abort(absl::CancelledError("the rank ends"));
+  }
+  client_ = nullptr;
+  collective_.Reset();
+}
 
 absl::StatusOr<worker::Collective*> FollowerGroup::Join(
     const GroupTerms& terms) {
@@ -189,8 +211,8 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
                           settings_.tls.get()));
   KVASIR_ASSIGN_OR_RETURN(
       const auto joining,
-      BeginCollective(settings_, shard(),
-                      flags.interface.empty() ? kLoopback : flags.interface));
+      BeginCollective(settings_, shard(), terms,
+                      [this](const absl::Status& why) { Abort(why); }));
   KVASIR_ASSIGN_OR_RETURN(client_, worker::RankClient::Dial(dial));
 
   worker::RankFollowerOptions options;
@@ -204,7 +226,7 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
   options.join_timeout = flags.join_timeout;
   options.on_end = [this](const absl::Status& why) {
     collective_.Abort(why);
-    if (settings_.on_fatal) settings_.on_fatal(why.ToString());
+    if (!ending_ && settings_.on_fatal) settings_.on_fatal(why.ToString());
   };
   follower_ = std::make_unique<worker::RankFollower>(std::move(options));
   client_->Join(follower_.get());

@@ -2,6 +2,7 @@
 // it ends of.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -50,8 +51,9 @@ class GroupCollective {
   absl::Status Set(std::unique_ptr<worker::Collective> collective)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Null before Set.
+  // Null before Set, and after Reset.
   worker::Collective* get() const ABSL_LOCKS_EXCLUDED(mutex_);
+  void Reset() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   mutable base::Mutex mutex_;
@@ -93,6 +95,7 @@ class LeaderGroup final : public Membership {
 
   const RankGroupSettings settings_;
   LocalRanks* const children_;
+  std::atomic<bool> ending_{false};  // nobody wants to hear why
   std::unique_ptr<CollectiveGroup> joining_;
   GroupCollective collective_;
   std::unique_ptr<worker::RankLeader> leader_;
@@ -130,9 +133,10 @@ class FollowerGroup final : public Membership {
  private:
   const RankGroupSettings settings_;
   const JoinInfo info_;
+  std::atomic<bool> ending_{false};
   GroupCollective collective_;
   std::unique_ptr<worker::RankFollower> follower_;
-  std::unique_ptr<worker::RankClient> client_;  // ends before the follower
+  std::unique_ptr<worker::RankClient> client_;
 };
 
 }  // namespace kvasir::cli

@@ -191,6 +191,7 @@ RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
           .collective = collective,
           .device = model.rank().device().name(),
           .weight_bytes = model.weight_bytes(),
+          .weight_read_bytes = model.rank().read_bytes(),
           .kv_pool_bytes = model.kv_pool_bytes()};
 }
 
