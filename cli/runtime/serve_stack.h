@@ -18,6 +18,7 @@ struct ServeStackOptions {
   // Null: the model's own is read, if there is one.
   std::shared_ptr<const model::Tokenizer> tokenizer;
   EngineFlags engine;
+  std::unique_ptr<LeaderGroup> group;  // WorkerRuntimeOptions'
   RouterFlags router;  // `workers` is set by the stack
   base::ListenAddress listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text

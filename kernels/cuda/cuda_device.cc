@@ -294,6 +294,26 @@ class CudaDevice::CudaStream final : public LaunchStream,
     KVASIR_RETURN_IF_ERROR(state_->runtime().status());
     return OfCopy(staging_->Reserve(bytes));
   }
+  absl::StatusOr<void*> LibraryHandle() override {
+    KVASIR_RETURN_IF_ERROR(broken_);
+    KVASIR_RETURN_IF_ERROR(state_->runtime().status());
+    return stream_;
+  }
+  absl::StatusOr<std::unique_ptr<StreamMark>> MakeMark() override {
+    KVASIR_RETURN_IF_ERROR(broken_);
+    KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
+    cuda::EventHandle event = nullptr;
+    KVASIR_RETURN_IF_ERROR(
+        state_->OkOr("an event", runtime->MakeEvent(&event)));
+    return std::make_unique<Mark>(state_, event);
+  }
+  absl::Status Record(StreamMark* mark) override {
+    KVASIR_RETURN_IF_ERROR(broken_);
+    KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
+    return state_->OkOr(
+        Work(),
+        runtime->RecordEvent(static_cast<Mark*>(mark)->event(), stream_));
+  }
   absl::Status TakeLaunchError() override {
     KVASIR_RETURN_IF_ERROR(broken_);
     return std::exchange(launch_error_, absl::OkStatus());
@@ -323,6 +343,25 @@ class CudaDevice::CudaStream final : public LaunchStream,
   }
 
  private:
+  // Its event is of the device alone: the runtime outlives it, no stream must.
+  class Mark final : public StreamMark {
+   public:
+    Mark(std::shared_ptr<State> state, cuda::EventHandle event)
+        : state_(std::move(state)), event_(event) {}
+    ~Mark() override { state_->any().DestroyEvent(event_); }
+    cuda::EventHandle event() const { return event_; }
+    absl::StatusOr<bool> passed() const override {
+      bool over = false;
+      const Result result = state_->any().QueryEvent(event_, &over);
+      KVASIR_RETURN_IF_ERROR(state_->OkOr("work on a stream", result));
+      return over;
+    }
+
+   private:
+    const std::shared_ptr<State> state_;
+    const cuda::EventHandle event_;
+  };
+
   absl::Status Make() {
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     KVASIR_RETURN_IF_ERROR(
@@ -480,6 +519,10 @@ std::string CudaDevice::numerics() const {
 }
 
 bool CudaDevice::rows_are_invariant() const { return state_->gemms == nullptr; }
+
+absl::Status CudaDevice::UseOnThisThread() const {
+  return state_->runtime().status();
+}
 
 absl::StatusOr<DeviceMemory> CudaDevice::memory() const {
   KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());

@@ -13,12 +13,14 @@
 #include "kernels/cuda/staging.h"
 #include "kernels/cuda/testing/fake_runtime.h"
 #include "kernels/device/device_tables.h"
+#include "kernels/device/host_work.h"
 #include "kernels/device/read_back.h"
 #include "kernels/rowwise/ops.h"
 
 namespace kvasir::kernels {
 namespace {
 
+using base::StatusIs;
 using cuda::FakeLaunch;
 using cuda::FakeRuntime;
 using cuda::Result;
@@ -37,6 +39,12 @@ Bytes Pattern(size_t bytes, int seed) {
         static_cast<char>(i * 31 + i / 251 + static_cast<size_t>(seed));
   }
   return pattern;
+}
+
+bool Passed(const StreamMark& mark) {
+  const absl::StatusOr<bool> passed = mark.passed();
+  KVASIR_EXPECT_OK(passed.status());
+  return passed.ok() && *passed;
 }
 
 class CudaDeviceTest : public ::testing::Test {
@@ -77,6 +85,61 @@ class CudaDeviceTest : public ::testing::Test {
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<Stream> stream_;
 };
+
+TEST_F(CudaDeviceTest, AMarkIsPassedWhenItsStreamHasComeBy) {
+  Make();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto mark, launches().MakeMark());
+  EXPECT_TRUE(Passed(*mark));
+  KVASIR_ASSERT_OK(Launch({.name = "before"}));
+  KVASIR_ASSERT_OK(launches().Record(mark.get()));
+  EXPECT_FALSE(Passed(*mark));
+  KVASIR_ASSERT_OK(Launch({.name = "behind"}));
+  KVASIR_ASSERT_OK(launches().Record(mark.get()));
+  KVASIR_ASSERT_OK(stream_->Synchronize());
+  EXPECT_TRUE(Passed(*mark));
+  // It outlives its stream and device.
+  stream_ = nullptr;
+  device_ = nullptr;
+  EXPECT_TRUE(Passed(*mark));
+}
+
+TEST_F(CudaDeviceTest, AMarkThatCannotBeMadeRecordedOrAskedForIsTold) {
+  Make();
+  const auto told = [](const char* what) {
+    return StatusIs(absl::StatusCode::kInternal,
+                    AllOf(HasSubstr(what), HasSubstr("cudaErrorFake (700)")));
+  };
+  constexpr auto kError = static_cast<Result>(700);
+  runtime_.FailNext("MakeEvent", kError);
+  EXPECT_THAT(launches().MakeMark(), told("an event"));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto mark, launches().MakeMark());
+  KVASIR_ASSERT_OK(Launch({.name = "before"}));
+  runtime_.FailNext("RecordEvent", kError);
+  EXPECT_THAT(launches().Record(mark.get()), told("up to the kernel before"));
+  runtime_.FailNext("QueryEvent", kError);
+  EXPECT_THAT(mark->passed(), told("work on a stream"));
+}
+
+TEST_F(CudaDeviceTest, LibrariesEnqueueOnItsOwnStream) {
+  Make();
+  std::vector<int> order;
+  runtime_.OnRun([&](const KernelLaunch&) { order.push_back(1); });
+  KVASIR_ASSERT_OK(Launch({.name = "before"}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(void* const handle, launches().LibraryHandle());
+  EXPECT_EQ(handle, CudaDevice::HandleOf(*stream_));
+  auto* const work = static_cast<HostWork*>(handle);
+  work->enqueue(
+      work, [](void* to) { static_cast<std::vector<int>*>(to)->push_back(2); },
+      &order);
+  KVASIR_ASSERT_OK(Launch({.name = "behind"}));
+  EXPECT_EQ(order, std::vector<int>());
+  KVASIR_ASSERT_OK(stream_->Synchronize());
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 1}));
+  runtime_.FailNext("Use", static_cast<Result>(101));
+  EXPECT_THAT(
+      launches().LibraryHandle(),
+      StatusIs(absl::StatusCode::kInternal, HasSubstr("naming the device")));
+}
 
 TEST_F(CudaDeviceTest, IsAGpuToOps) {
   Make();

@@ -99,6 +99,12 @@ class CudartRuntime final : public Runtime {
   Result WaitForEvent(EventHandle event) override {
     return Of(cudaEventSynchronize(Event(event)));
   }
+  Result QueryEvent(EventHandle event, bool* over) override {
+    const cudaError_t error = cudaEventQuery(Event(event));
+    const Result result = Of(error);
+    *over = error == cudaSuccess;
+    return error == cudaErrorNotReady ? Result::kOk : result;
+  }
 
   Result CopyAsync(void* to, const void* from, size_t bytes,
                    StreamHandle stream) override {

@@ -74,6 +74,8 @@ class Runtime {
   virtual Result DestroyEvent(EventHandle event) = 0;
   virtual Result RecordEvent(EventHandle event, StreamHandle stream) = 0;
   virtual Result WaitForEvent(EventHandle event) = 0;
+  // Whether it is over. Of any device.
+  virtual Result QueryEvent(EventHandle event, bool* over) = 0;
 
   // Between device memory and pinned memory, either way. Both stay until the
   // stream has come by.

@@ -46,6 +46,11 @@ class FakeCudaStream final : public LaunchStream, public Launcher {
   Launcher& launcher() override { return *this; }
   void Enqueue(const KernelLaunch&) override { ++enqueued_; }
   int multiprocessors() const override { return 1; }
+  absl::StatusOr<void*> LibraryHandle() override { return nullptr; }
+  absl::StatusOr<std::unique_ptr<StreamMark>> MakeMark() override {
+    return nullptr;
+  }
+  absl::Status Record(StreamMark*) override { return absl::OkStatus(); }
   absl::Status TakeLaunchError() override {
     return std::exchange(error_, absl::OkStatus());
   }

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/thread_pool.h"
 #include "kernels/device/device_ops.h"
 #include "kernels/device/device_ptr.h"
@@ -99,11 +101,28 @@ class CpuStream final : public Stream {
   MemoryGuard* const guard_;
 };
 
+// A place in a stream's work. May outlive its stream and device.
+//
+// Threads: passed from any thread.
+class StreamMark {
+ public:
+  virtual ~StreamMark() = default;
+  // Whether the stream has come by the last Record. An error is that of work
+  // before it.
+  virtual absl::StatusOr<bool> passed() const = 0;
+};
+
 // A GPU's stream, or that of a device which stands for one.
 class LaunchStream : public Stream {
  public:
   const DeviceOps& ops() const { return ops_; }
   virtual Launcher& launcher() = 0;
+  // What libraries enqueue on: a cudaStream_t, or a HostWork (host_work.h) on a
+  // device that stands for a GPU. Names the device for the calling thread.
+  virtual absl::StatusOr<void*> LibraryHandle() = 0;
+  virtual absl::StatusOr<std::unique_ptr<StreamMark>> MakeMark() = 0;
+  // `mark` was made by a stream of this device.
+  virtual absl::Status Record(StreamMark* mark) = 0;
   // What launching itself failed with since the last call.
   virtual absl::Status TakeLaunchError() { return absl::OkStatus(); }
   // A device that can tells addresses which are not its own, by a message and

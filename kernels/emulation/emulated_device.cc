@@ -1,8 +1,10 @@
 #include "kernels/emulation/emulated_device.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "kernels/device/host_work.h"
 
 namespace kvasir::kernels::emulation {
 namespace {
@@ -103,10 +106,11 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
 };
 
 class EmulatedDevice::EmulatedStream final : public LaunchStream,
-                                             public Launcher {
+                                             public Launcher,
+                                             public HostWork {
  public:
   EmulatedStream(std::shared_ptr<State> state, const DeviceOps& ops)
-      : LaunchStream(ops), state_(std::move(state)) {
+      : LaunchStream(ops), HostWork{&EnqueueOnHost}, state_(std::move(state)) {
     state_->Add(this);
   }
   ~EmulatedStream() override {
@@ -126,9 +130,7 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
                             size_t bytes) override {
     state_->memory.CheckRange("upload", device.device_address(), bytes);
     const auto* const from = static_cast<const char*>(host);
-    base::MutexLock lock(&mutex_);
-    work_.push_back(
-        {.bytes = {from, from + bytes}, .upload_to = device.device_address()});
+    Add({.bytes = {from, from + bytes}, .upload_to = device.device_address()});
     return absl::OkStatus();
   }
   absl::Status CopyToHost(void* host, DevicePtr<const void> device,
@@ -141,11 +143,22 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
     return absl::OkStatus();
   }
 
+  absl::StatusOr<void*> LibraryHandle() override {
+    return static_cast<HostWork*>(this);
+  }
+  absl::StatusOr<std::unique_ptr<StreamMark>> MakeMark() override {
+    return std::make_unique<Mark>();
+  }
+  absl::Status Record(StreamMark* mark) override {
+    const auto& count = static_cast<Mark*>(mark)->ahead;
+    count->fetch_add(1);
+    Add({.run = [count] { count->fetch_sub(1); }});
+    return absl::OkStatus();
+  }
+
   void Enqueue(const KernelLaunch& launch) override {
     const auto* const args = static_cast<const char*>(launch.args);
-    base::MutexLock lock(&mutex_);
-    work_.push_back(
-        {.bytes = {args, args + launch.args_bytes}, .launch = launch});
+    Add({.bytes = {args, args + launch.args_bytes}, .launch = launch});
   }
   int multiprocessors() const override {
     return state_->emulator.options().multiprocessors;
@@ -158,7 +171,9 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
     const OpenMemory open(&state_->memory);
     for (; !work_.empty(); work_.pop_front()) {
       Work& work = work_.front();
-      if (work.upload_to != nullptr) {
+      if (work.run) {
+        work.run();
+      } else if (work.upload_to != nullptr) {
         std::memcpy(work.upload_to, work.bytes.data(), work.bytes.size());
       } else {
         work.launch.args = work.bytes.data();
@@ -168,12 +183,29 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
 
  private:
-  // A copy to the device, or a launch and its parameters.
+  // A copy to the device, a launch and its parameters, or the host's.
   struct Work {
     std::vector<char> bytes;
     void* upload_to = nullptr;
     KernelLaunch launch;
+    std::function<void()> run;
   };
+  struct Mark final : StreamMark {
+    absl::StatusOr<bool> passed() const override { return ahead->load() == 0; }
+    // Records that the streams have not come by yet, which may outlive it.
+    const std::shared_ptr<std::atomic<int64_t>> ahead =
+        std::make_shared<std::atomic<int64_t>>(0);
+  };
+
+  static void EnqueueOnHost(HostWork* stream, void (*run)(void*),
+                            void* argument) {
+    static_cast<EmulatedStream*>(stream)->Add(
+        {.run = [run, argument] { run(argument); }});
+  }
+  void Add(Work work) {
+    base::MutexLock lock(&mutex_);
+    work_.push_back(std::move(work));
+  }
 
   const std::shared_ptr<State> state_;
   // The device synchronizes streams of others.

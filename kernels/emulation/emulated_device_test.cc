@@ -6,6 +6,7 @@
 
 #include "kernels/device/device_tables.h"
 #include "kernels/device/dispatch.h"
+#include "kernels/device/host_work.h"
 #include "kernels/emulation/testing/emulated_ops.h"
 #include "kernels/rowwise/ops.h"
 
@@ -47,6 +48,27 @@ TEST(EmulatedDeviceTest, AStreamRunsInItsOrderWhenItIsSynchronized) {
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{500.0f});
   EXPECT_EQ(test.emulator().launches(), 1);
   EXPECT_EQ(test.Get<float>(in), host);
+}
+
+TEST(EmulatedDeviceTest, MarksArePassedAndLibrariesRunInTheStreamsOrder) {
+  EmulatedTest test;
+  auto& stream = static_cast<LaunchStream&>(test.stream());
+  const DeviceBuffer in = test.Memory(8), out = test.Memory(4);
+  const std::vector<float> host = {100.0f, 5.0f};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto mark, stream.MakeMark());
+  KVASIR_ASSERT_OK(Upload(stream, in.data(), host.data(), 8));
+  KVASIR_ASSERT_OK(stream.Record(mark.get()));
+  KVASIR_ASSERT_OK_AND_ASSIGN(void* const handle, stream.LibraryHandle());
+  auto* const work = static_cast<HostWork*>(handle);
+  // Device memory is there.
+  work->enqueue(
+      work, [](void* to) { static_cast<float*>(to)[1] += 1.0f; },
+      in.data().device_address());
+  KVASIR_ASSERT_OK(Multiply(stream, in, out));
+  KVASIR_ASSERT_OK(stream.Record(mark.get()));
+  EXPECT_FALSE(*mark->passed());
+  EXPECT_EQ(test.Get<float>(out), std::vector<float>{600.0f});
+  EXPECT_TRUE(*mark->passed());
 }
 
 TEST(EmulatedDeviceTest, WhatIsEnqueuedRunsBeforeItsMemoryGoes) {

@@ -447,6 +447,51 @@ TEST(AddRowsCudaTest, AddsRowsOrOneOfFloat32ToAllAndNothingElse) {
   }
 }
 
+void ExpectSummedRows(EmulatedTest& test, const RowsCase& c) {
+  SCOPED_TRACE(testing::Message() << c.rows << " rows of " << c.columns << " "
+                                  << DTypeName(c.dtype) << " " << c.x_stride
+                                  << " apart, " << c.ahead << " ahead");
+  auto x = Rounded(RandomFloats(c.rows * c.x_stride, 1), c.dtype);
+  std::vector<float> want(static_cast<size_t>(c.columns));
+  SumRowsArgs args = {x.data(), c.x_stride, want.data(), c.rows, c.columns};
+  TestStream reference(1, CpuBackend::kReference);
+  KVASIR_EXPECT_OK(
+      SumRows(reference.stream(), OnDevice(args), reference.workspace()));
+
+  const DeviceBuffer on_x = test.PutNumbers(Behind(c.ahead, x), c.dtype);
+  const DeviceBuffer on_out = test.PutNumbers(
+      std::vector<float>(want.size() + static_cast<size_t>(c.ahead), kPoison),
+      c.dtype);
+  Workspace none(nullptr, 0);
+  KVASIR_EXPECT_OK(SumRows(
+      test.stream(),
+      {Number<const float>(on_x, c.dtype, c.ahead), c.x_stride,
+       Number<float>(on_out, c.dtype, c.ahead), c.rows, c.columns, c.dtype},
+      none));
+  EXPECT_TRUE(SameBits(Rounded(want, c.dtype),
+                       From(c.ahead, test.GetNumbers(on_out, c.dtype))));
+}
+
+TEST(SumRowsCudaTest, AddsInOrderAndRoundsOnce) {
+  uint64_t seed = 0;
+  for (const DType dtype : kDTypes) {
+    for (const int64_t ahead : AheadOf(dtype)) {
+      EmulatedTest test(++seed, /*multiprocessors=*/1);
+      for (const RowsCase& c :
+           std::vector<RowsCase>{{dtype, 1, 1, 1, 1},
+                                 {dtype, 4, 0, 0, 5},
+                                 {dtype, 2, 64, 64, 64},
+                                 {dtype, 3, 72, 72, 73},
+                                 {dtype, 8, 77, 77, 77},
+                                 {dtype, 5, 5000, 5000, 5000}}) {
+        RowsCase moved = c;
+        moved.ahead = ahead;
+        ExpectSummedRows(test, moved);
+      }
+    }
+  }
+}
+
 struct GatherCase {
   DType dtype;
   int64_t rows;

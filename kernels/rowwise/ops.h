@@ -26,6 +26,8 @@ absl::Status Activation(Stream& stream, const ActivationParams& params,
                         Workspace& workspace);
 absl::Status AddRows(Stream& stream, const AddRowsParams& params,
                      Workspace& workspace);
+absl::Status SumRows(Stream& stream, const SumRowsParams& params,
+                     Workspace& workspace);
 absl::Status GatherRows(Stream& stream, const GatherRowsParams& params,
                         Workspace& workspace);
 

@@ -6,6 +6,8 @@ namespace {
 
 constexpr OpKernels<AddRowsParams> kAddRows = {"add_rows", &AddRowsReference,
                                                &AddRowsSimd};
+constexpr OpKernels<SumRowsParams> kSumRows = {"sum_rows", &SumRowsReference,
+                                               &SumRowsSimd};
 constexpr OpKernels<GatherRowsParams> kGatherRows = {
     "gather_rows", &GatherRowsReference, &GatherRowsSimd};
 
@@ -24,6 +26,17 @@ absl::Status AddRows(Stream& stream, const AddRowsParams& params,
   if (!checked.ok()) return checked;
   if (workspace.counting()) return CheckServed(kAddRows, stream);
   return Launch(kAddRows, stream, params);
+}
+
+absl::Status SumRows(Stream& stream, const SumRowsParams& params,
+                     Workspace& workspace) {
+  const absl::Status checked = Check(kSumRows.op, stream, params);
+  if (!checked.ok()) return checked;
+  if (params.num_rows < 1) {
+    return Refuse(kSumRows.op, "rows", 1, params.num_rows);
+  }
+  if (workspace.counting()) return CheckServed(kSumRows, stream);
+  return Launch(kSumRows, stream, params);
 }
 
 absl::Status GatherRows(Stream& stream, const GatherRowsParams& params,

@@ -1,4 +1,5 @@
-// add_rows and gather_rows: the small row movements between layers. C++17.
+// add_rows, sum_rows and gather_rows: the small row movements between layers
+// and between ranks. C++17.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,25 @@ struct AddRowsParamsIn {
 using AddRowsParams = AddRowsParamsIn<DevicePtr>;
 using AddRowsArgs = AddRowsParamsIn<LaunchPtr>;
 
+// out[i] = x[0, i] + x[1, i] + ... in that order, in float32, rounded once. At
+// least one row.
+template <template <typename> class Ptr>
+struct SumRowsParamsIn {
+  Ptr<const float> x = nullptr;  // [T, N]
+  int64_t x_row_stride = 0;      // in elements
+  Ptr<float> out = nullptr;      // [N], not overlapping x
+  int64_t num_rows = 0;
+  int64_t columns = 0;
+  DType dtype = DType::kF32;  // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(x, out);
+  }
+};
+using SumRowsParams = SumRowsParamsIn<DevicePtr>;
+using SumRowsArgs = SumRowsParamsIn<LaunchPtr>;
+
 // out[t, :] = x[rows[t], :], bit by bit; a null `rows` copies row t.
 template <template <typename> class Ptr>
 struct GatherRowsParamsIn {
@@ -51,6 +71,8 @@ using GatherRowsArgs = GatherRowsParamsIn<LaunchPtr>;
 class CpuStream;
 void AddRowsReference(const AddRowsArgs& params, CpuStream& stream);
 void AddRowsSimd(const AddRowsArgs& params, CpuStream& stream);
+void SumRowsReference(const SumRowsArgs& params, CpuStream& stream);
+void SumRowsSimd(const SumRowsArgs& params, CpuStream& stream);
 void GatherRowsReference(const GatherRowsArgs& params, CpuStream& stream);
 void GatherRowsSimd(const GatherRowsArgs& params, CpuStream& stream);
 

@@ -27,6 +27,25 @@ void Add(const AddRowsArgs& params, int64_t begin, int64_t end) {
   }
 }
 
+// Columns [begin, end).
+void Sum(const SumRowsArgs& params, int64_t begin, int64_t end) {
+  int64_t i = begin;
+  for (; i + kVecLanes <= end; i += kVecLanes) {
+    Vec sum = LoadFloats(params.x + i);
+    for (int64_t t = 1; t < params.num_rows; ++t) {
+      sum = hn::Add(sum, LoadFloats(params.x + t * params.x_row_stride + i));
+    }
+    hn::StoreU(sum, kFloats, params.out + i);
+  }
+  for (; i < end; ++i) {
+    float sum = params.x[i];
+    for (int64_t t = 1; t < params.num_rows; ++t) {
+      sum = sum + params.x[t * params.x_row_stride + i];
+    }
+    params.out[i] = sum;
+  }
+}
+
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace kvasir::kernels
@@ -36,12 +55,20 @@ HWY_AFTER_NAMESPACE();
 namespace kvasir::kernels {
 namespace {
 HWY_EXPORT(Add);
+HWY_EXPORT(Sum);
 }  // namespace
 
 void AddRowsSimd(const AddRowsArgs& params, CpuStream& stream) {
   ForRows(stream, params.num_rows, params.columns,
           [&](int64_t begin, int64_t end, int /*thread*/) {
             HWY_DYNAMIC_DISPATCH(Add)(params, begin, end);
+          });
+}
+
+void SumRowsSimd(const SumRowsArgs& params, CpuStream& stream) {
+  ForRows(stream, params.columns, params.num_rows,
+          [&](int64_t begin, int64_t end, int /*thread*/) {
+            HWY_DYNAMIC_DISPATCH(Sum)(params, begin, end);
           });
 }
 

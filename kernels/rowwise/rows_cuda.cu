@@ -1,14 +1,15 @@
-// add_rows and gather_rows on a GPU: a thread to a pack of the output, in row
-// after row (simt::LaunchOnRows).
+// add_rows, sum_rows and gather_rows on a GPU: a thread to a pack of the
+// output, in row after row (simt::LaunchOnRows).
 //
 // Activations (x, y, out) are of args.dtype whatever their pointers say, but
 // for the one row that add_rows adds to all, which is float32.
 // Layout: rows of N neighbouring numbers, strides apart; 16 bytes at a time
 // where N, strides and pointers allow it, one number elsewhere.
 // Bytes of a row, B to a number: add_rows reads 2 N B and writes N B (of one
-// row for all, that comes from the caches); gather_rows reads and writes N B.
-// Operations: conversions and N additions; none. Floor: bytes over the memory's
-// bandwidth.
+// row for all, that comes from the caches); sum_rows reads T N B and writes N
+// B; gather_rows reads and writes N B.
+// Operations: conversions and N additions (T N); none. Floor: bytes over the
+// memory's bandwidth.
 #include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
@@ -52,6 +53,39 @@ void LaunchAddRows(const AddRowsArgs& args, Launcher& launcher) {
                      args.x_row_stride == 0 ? AddRowsKernel<T, n, true>
                                             : AddRowsKernel<T, n, false>,
                      args);
+}
+
+template <typename T, int n>
+KVASIR_KERNEL(simt::kRowThreads)
+SumRowsKernel(simt::OnRows<SumRowsArgs> on) {
+  using Pack = simt::Pack<T, n>;
+  const SumRowsArgs& args = on.args;
+  const auto* const x = reinterpret_cast<const T*>(args.x);
+  // One row of output.
+  simt::ForPacksOfRows<n>(on, 1, args.columns, [&](int64_t, int64_t column) {
+    float sum[n];
+    KVASIR_UNROLL
+    for (int k = 0; k < n; ++k) sum[k] = -0.0f;  // 0 would change a -0
+    KVASIR_NO_UNROLL
+    for (int64_t row = 0; row < args.num_rows; ++row) {
+      const auto more = simt::LoadOnce(
+          reinterpret_cast<const Pack*>(x + row * args.x_row_stride + column));
+      KVASIR_UNROLL
+      for (int k = 0; k < n; ++k) sum[k] += simt::ToFloat(more.number[k]);
+    }
+    Pack rounded;
+    KVASIR_UNROLL
+    for (int k = 0; k < n; ++k) rounded.number[k] = simt::FromFloat<T>(sum[k]);
+    simt::StoreGlobal(
+        reinterpret_cast<Pack*>(reinterpret_cast<T*>(args.out) + column),
+        rounded);
+  });
+}
+
+template <typename T, int n>
+void LaunchSumRows(const SumRowsArgs& args, Launcher& launcher) {
+  simt::LaunchOnRows(launcher, "sum_rows", 1, args.columns / n,
+                     SumRowsKernel<T, n>, args);
 }
 
 // Of bits: Word is as wide as a number.
@@ -99,6 +133,18 @@ void AddRowsCuda(const AddRowsArgs& args, Launcher& launcher) {
       LaunchAddRows<T, simt::kWidePack<T>>(args, launcher);
     } else {
       LaunchAddRows<T, 1>(args, launcher);
+    }
+  });
+}
+
+void SumRowsCuda(const SumRowsArgs& args, Launcher& launcher) {
+  VisitDType(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    if (simt::WideRows<T>(args.columns, args.x, args.out) &&
+        simt::WideRows<T>(args.x_row_stride)) {
+      LaunchSumRows<T, simt::kWidePack<T>>(args, launcher);
+    } else {
+      LaunchSumRows<T, 1>(args, launcher);
     }
   });
 }

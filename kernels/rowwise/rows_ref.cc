@@ -13,6 +13,16 @@ void AddRowsReference(const AddRowsArgs& params, CpuStream&) {
   }
 }
 
+void SumRowsReference(const SumRowsArgs& params, CpuStream&) {
+  for (int64_t i = 0; i < params.columns; ++i) {
+    float sum = params.x[i];
+    for (int64_t t = 1; t < params.num_rows; ++t) {
+      sum = sum + params.x[t * params.x_row_stride + i];
+    }
+    params.out[i] = sum;
+  }
+}
+
 void GatherRowsReference(const GatherRowsArgs& params, CpuStream&) {
   for (int64_t t = 0; t < params.num_rows; ++t) {
     const int64_t row = params.rows != nullptr ? params.rows[t] : t;

@@ -37,6 +37,44 @@ TEST(AddRowsTest, AddsRowsOrOneBiasToAllOnEveryBackEnd) {
   }
 }
 
+TEST(SumRowsTest, AddsRowsInOrderOnEveryBackEnd) {
+  constexpr int64_t kStride = 20011;
+  TestStream reference(1, CpuBackend::kReference);
+  TestStream three(3);
+  for (const int64_t rows : {1, 2, 5}) {
+    for (const int64_t columns : {int64_t{0}, int64_t{37}, kStride}) {
+      // Of numbers this far apart the order of sums is seen.
+      auto x = RandomFloats(rows * kStride, 4);
+      for (size_t i = 0; i < x.size(); ++i) x[i] *= i % 3 == 0 ? 1e4f : 1.0f;
+      std::vector<float> expected(x.begin(), x.begin() + columns);
+      for (int64_t t = 1; t < rows; ++t) {
+        for (int64_t i = 0; i < columns; ++i) {
+          expected[static_cast<size_t>(i)] +=
+              x[static_cast<size_t>(t * kStride + i)];
+        }
+      }
+      const auto run = [&](TestStream& test) {
+        std::vector<float> out(static_cast<size_t>(columns), kPoison);
+        SumRowsArgs params = {x.data(), kStride, out.data(), rows, columns};
+        KVASIR_EXPECT_OK(
+            SumRows(test.stream(), OnDevice(params), test.workspace()));
+        return out;
+      };
+      EXPECT_TRUE(SameBits(expected, run(reference)));
+      ForEachSimdTarget([&] { EXPECT_TRUE(SameBits(expected, run(three))); });
+    }
+  }
+}
+
+TEST(SumRowsTest, WithoutRowsIsRefused) {
+  TestStream test;
+  SumRowsParams params;
+  params.columns = 4;
+  EXPECT_THAT(SumRows(test.stream(), params, test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             "sum_rows: rows: want at least 1, have 0"));
+}
+
 TEST(GatherRowsTest, CopiesTheNamedRowsInOrder) {
   constexpr int64_t kColumns = 500;
   const auto x = RandomFloats(50 * kColumns, 3);

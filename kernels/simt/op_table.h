@@ -40,6 +40,7 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
 void SampleCuda(const SampleArgs& args, void* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
+void SumRowsCuda(const SumRowsArgs& args, Launcher& launcher);
 
 // Valid for the whole process.
 inline DeviceOps Ops() {
@@ -63,6 +64,7 @@ inline DeviceOps Ops() {
       MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
       MakeDeviceOp<SampleParams, DevicePtr<void>>("sample", &SampleCuda),
       MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),
+      MakeDeviceOp<SumRowsParams>("sum_rows", &SumRowsCuda),
   };
   return {ops, sizeof(ops) / sizeof(ops[0])};
 }

@@ -223,7 +223,7 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
   // A rank marks its own latents; all must fail the same sequences.
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(stream, batch.not_finite, t,
-                                         workspace);
+                                         kernels::DType::kF32, workspace);
 }
 
 absl::Status Decoder::Norm(Stream& stream, kernels::NormParams norm,
@@ -265,8 +265,9 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
                              .steps = steps_},
                             out, workspace));
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
-  return parts_.collective->AllReduceSum(
-      stream, out, batch.num_tokens * spec().hidden_size, workspace);
+  return parts_.collective->AllReduceSum(stream, out,
+                                         batch.num_tokens * spec().hidden_size,
+                                         activations_.dtype, workspace);
 }
 
 absl::Status Decoder::Mlp(Stream& stream, const TokenBatch& batch,
@@ -305,8 +306,9 @@ absl::Status Decoder::Mlp(Stream& stream, const TokenBatch& batch,
       stream, {gated, num_tokens, weights.down_bias, activations_.dtype},
       weights.down, out, workspace));
   const StepPartScope summing(parts_.profile, stream, StepPart::kSum);
-  return parts_.collective->AllReduceSum(
-      stream, out, num_tokens * spec().hidden_size, workspace);
+  return parts_.collective->AllReduceSum(stream, out,
+                                         num_tokens * spec().hidden_size,
+                                         activations_.dtype, workspace);
 }
 
 absl::Status Decoder::AddMlp(Stream& stream, const TokenBatch& batch,

@@ -272,6 +272,9 @@ absl::StatusOr<kvasir::v1::StepResult> ModelExecutor::Await() {
   }
   in_flight_ = false;
   absl::StatusOr<kvasir::v1::StepResult> result = Collect();
+  // What a dead group leaves behind is no result.
+  absl::Status group = parts_.collective->status();
+  if (!group.ok()) return Fail(group);
   if (!result.ok()) return Fail(result.status());
   return result;
 }

@@ -1,4 +1,5 @@
-// The contract of collectives, of every implementation that runs on CPUs.
+// The contract of collectives, of every implementation: NCCL's over a library
+// without a GPU.
 #include "worker/ranks/collective.h"
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 #include "base/status_matchers.h"
 #include "worker/ranks/in_process_group.h"
 #include "worker/testing/collective_ranks.h"
+#include "worker/testing/nccl_ranks.h"
 
 namespace kvasir::worker {
 namespace {
@@ -31,6 +33,9 @@ struct GroupCase {
   std::string name;
   std::function<std::vector<std::unique_ptr<Collective>>(int64_t size)> make;
   bool over_network = false;
+  // On a GPU; else on the CPU. Ranks hear of no other that ends: they wait.
+  bool nccl = false;
+  bool in_rank_order = true;
   // Numbers of the largest calls.
   int64_t most = 70001;
   int calls = 90;  // of a test with many
@@ -64,6 +69,18 @@ std::vector<GroupCase> Cases() {
                      .most = 333,
                      .calls = 30,
                      .size = size});
+    for (const bool deterministic : {false, true}) {
+      cases.push_back({.name = deterministic ? "NcclDeterministic" : "Nccl",
+                       .make =
+                           [deterministic](int64_t ranks) {
+                             return MakeNcclRanks(
+                                 ranks, {.deterministic = deterministic});
+                           },
+                       .over_network = true,
+                       .nccl = true,
+                       .in_rank_order = deterministic,
+                       .size = size});
+    }
   }
   return cases;
 }
@@ -72,13 +89,17 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
  protected:
   void SetUp() override {
     std::signal(SIGPIPE, SIG_IGN);
+    if (GetParam().nccl) gpus_ = MakeHostGpus(size());
     group_ = GetParam().make(size());
     ASSERT_EQ(group_.size(), static_cast<size_t>(size()));
   }
-  // Gloo takes its time to close each connection.
   void TearDown() override {
-    OnRanks(static_cast<int64_t>(group_.size()),
-            [&](int64_t r) { group_[static_cast<size_t>(r)] = nullptr; });
+    const auto dead = [](const auto& rank) { return !rank->status().ok(); };
+    if (std::any_of(group_.begin(), group_.end(), dead)) {
+      // Ranks of NCCL that nobody told are not to wait for others.
+      for (const auto& rank : group_) rank->Abort(absl::CancelledError());
+    }
+    EndRanks(&group_);
   }
 
   int64_t size() const { return GetParam().size; }
@@ -86,12 +107,46 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
     return group_[static_cast<size_t>(rank)].get();
   }
 
+  // A group whose ranks wait for each other for so long alone.
+  void UseImpatientNccl() {
+    if (!GetParam().nccl) return;
+    EndRanks(&group_);
+    group_ = MakeNcclRanks(size(), {.deterministic = GetParam().in_rank_order,
+                                    .call_timeout = absl::Milliseconds(400),
+                                    .poll_interval = absl::Milliseconds(20)});
+    ASSERT_EQ(group_.size(), static_cast<size_t>(size()));
+  }
+
+  HostRank Own(int64_t r) {
+    return HostRank(rank(r), gpus_.empty()
+                                 ? nullptr
+                                 : gpus_[static_cast<size_t>(r)]->device());
+  }
+
+  // Within rounding, where the order is not the ranks'.
+  void ExpectSum(const std::vector<float>& data, uint64_t seed) {
+    const auto count = static_cast<int64_t>(data.size());
+    const std::vector<float> want = SumOfRanks(size(), count, seed);
+    if (GetParam().in_rank_order) {
+      EXPECT_EQ(data, want) << count << " numbers";
+      return;
+    }
+    std::vector<float> most(data.size());
+    for (int64_t r = 0; r < size(); ++r) {
+      const std::vector<float> numbers = RankNumbers(r, count, seed);
+      for (size_t i = 0; i < most.size(); ++i) most[i] += std::abs(numbers[i]);
+    }
+    for (size_t i = 0; i < data.size(); ++i) {
+      ASSERT_NEAR(data[i], want[i], 1e-6 * most[i]) << i << " of " << count;
+    }
+  }
+
   // `body` on each rank, which gives up where it fails, as executors do.
   std::vector<absl::Status> Run(
       const std::function<absl::Status(HostRank& own, int64_t rank)>& body) {
     std::vector<absl::Status> results(group_.size());
     OnRanks(size(), [&](int64_t r) {
-      HostRank own(rank(r));
+      HostRank own = Own(r);
       absl::Status& result = results[static_cast<size_t>(r)];
       result = body(own, r);
       if (!result.ok()) own.collective().Abort(result);
@@ -99,6 +154,7 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
     return results;
   }
 
+  std::vector<std::unique_ptr<HostGpu>> gpus_;
   std::vector<std::unique_ptr<Collective>> group_;
 };
 
@@ -112,23 +168,25 @@ TEST_P(CollectiveTest, RanksAreInTheOrderOfTheirShards) {
   }
 }
 
-TEST_P(CollectiveTest, EveryRankHasTheSumInRankOrder) {
+TEST_P(CollectiveTest, EveryRankHasTheSameSum) {
   const std::vector<int64_t> counts = {0,  1,   2,    12,   13,   14,    25,
                                        26, 27,  1000, 1023, 1024, 1025,  0,
                                        1,  333, 4096, 4999, 3,    70001, 7};
+  std::vector<std::vector<std::vector<float>>> sums(group_.size());
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
     for (size_t i = 0; i < counts.size(); ++i) {
       const int64_t count = std::min(counts[i], GetParam().most);
       std::vector<float> data = RankNumbers(r, count, i);
       const absl::Status status = own.AllReduceSum(&data);
       if (!status.ok()) return status;
-      EXPECT_EQ(data, SumOfRanks(size(), count, i))
-          << count << " numbers on rank " << r;
+      ExpectSum(data, i);
+      sums[static_cast<size_t>(r)].push_back(std::move(data));
     }
     EXPECT_EQ(own.collective().totals().calls,
               static_cast<int64_t>(counts.size()));
     return absl::OkStatus();
   }));
+  for (const auto& of_rank : sums) EXPECT_EQ(of_rank, sums[0]);
 }
 
 TEST_P(CollectiveTest, SignsOfZeroAndInfinitiesAreThoseOfTheSum) {
@@ -221,9 +279,7 @@ TEST_P(CollectiveTest, CallsOfAllKindsFollowEachOther) {
         case 0: {
           std::vector<float> data = RankNumbers(r, count, seed);
           status = own.AllReduceSum(&data);
-          if (status.ok()) {
-            EXPECT_EQ(data, SumOfRanks(size(), count, seed));
-          }
+          if (status.ok()) ExpectSum(data, seed);
           break;
         }
         case 1: {
@@ -257,12 +313,12 @@ TEST_P(CollectiveTest, CallsOfAllKindsFollowEachOther) {
 }
 
 TEST_P(CollectiveTest, NobodyIsWaitedForWhileMemoryIsCounted) {
-  HostRank own(rank(1));
+  HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   kernels::Workspace counter = kernels::Workspace::Counting();
   const std::vector<int64_t> first_columns(static_cast<size_t>(size()) + 1);
-  KVASIR_EXPECT_OK(
-      rank(1)->AllReduceSum(own.stream(), nullptr, 1 << 20, counter));
+  KVASIR_EXPECT_OK(rank(1)->AllReduceSum(own.stream(), nullptr, 1 << 20,
+                                         kernels::DType::kF32, counter));
   KVASIR_EXPECT_OK(
       rank(1)->AllGather(own.stream(), nullptr, 5, first_columns, counter));
   KVASIR_EXPECT_OK(rank(1)->Broadcast(own.stream(), nullptr, 77, counter));
@@ -326,10 +382,12 @@ TEST_P(CollectiveTest, SizesThatCannotBeAreRefusedAndTheGroupLivesOn) {
       return ranks.AllGather(own.stream(), nullptr, num_rows, first_columns,
                              own.workspace());
     };
-    invalid(ranks.AllReduceSum(own.stream(), nullptr, -1, own.workspace()),
-            "AllReduceSum: cannot be of 1 x -1 numbers");
-    invalid(ranks.AllReduceSum(own.stream(), nullptr, kMost, own.workspace()),
-            "AllReduceSum");
+    const auto sum = [&](int64_t count) {
+      return ranks.AllReduceSum(own.stream(), nullptr, count,
+                                kernels::DType::kF32, own.workspace());
+    };
+    invalid(sum(-1), "AllReduceSum: cannot be of 1 x -1 numbers");
+    invalid(sum(kMost), "AllReduceSum");
     invalid(ranks.Broadcast(own.stream(), nullptr, -1, own.workspace()),
             "Broadcast: cannot be of -1 bytes");
     invalid(gather(-1, columns), "AllGather: cannot be of -1 x 10");
@@ -347,6 +405,7 @@ TEST_P(CollectiveTest, SizesThatCannotBeAreRefusedAndTheGroupLivesOn) {
 }
 
 TEST_P(CollectiveTest, ARankThatGivesUpEndsTheCallsOfAllOthers) {
+  UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
         std::vector<float> data(100);
@@ -361,6 +420,11 @@ TEST_P(CollectiveTest, ARankThatGivesUpEndsTheCallsOfAllOthers) {
   for (int64_t r = 0; r < size(); ++r) {
     if (r == 1) continue;
     const absl::Status& result = results[static_cast<size_t>(r)];
+    if (GetParam().nccl) {
+      EXPECT_THAT(result, StatusIs(absl::StatusCode::kUnavailable,
+                                   HasSubstr("a rank is gone")));
+      continue;
+    }
     EXPECT_EQ(result.code(), absl::StatusCode::kAborted) << result;
     EXPECT_THAT(std::string(result.message()),
                 HasSubstr("rank 1 gave up: disk on fire"));
@@ -370,7 +434,7 @@ TEST_P(CollectiveTest, ARankThatGivesUpEndsTheCallsOfAllOthers) {
 TEST_P(CollectiveTest, CallsOfAnotherThreadEndWhenThisRankGivesUp) {
   absl::Status ended, after;
   std::thread waiting([&] {
-    HostRank own(rank(0));
+    HostRank own = Own(0);
     std::vector<float> data(1000);
     ended = own.AllReduceSum(&data);
     std::string text = "x";
@@ -389,6 +453,7 @@ TEST_P(CollectiveTest, CallsOfAnotherThreadEndWhenThisRankGivesUp) {
 }
 
 TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
+  UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
         std::vector<float> data(20);
@@ -399,7 +464,12 @@ TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
   int told = 0;
   for (const absl::Status& result : results) {
     EXPECT_FALSE(result.ok());
-    if (result.code() == absl::StatusCode::kInternal) {
+    if (GetParam().nccl) {
+      EXPECT_THAT(result,
+                  StatusIs(absl::StatusCode::kUnavailable,
+                           HasSubstr("stands still or makes other calls")));
+      ++told;
+    } else if (result.code() == absl::StatusCode::kInternal) {
       ++told;
       EXPECT_THAT(std::string(result.message()),
                   AllOf(HasSubstr("tensor-parallel ranks differ"),
@@ -413,6 +483,7 @@ TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
 }
 
 TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
+  UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
         std::vector<float> data(20);
@@ -421,7 +492,9 @@ TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
         return own.Broadcast(&text);
       });
   for (const absl::Status& result : results) {
-    EXPECT_TRUE(result.code() == absl::StatusCode::kInternal ||
+    EXPECT_TRUE(result.code() == (GetParam().nccl
+                                      ? absl::StatusCode::kUnavailable
+                                      : absl::StatusCode::kInternal) ||
                 result.code() == absl::StatusCode::kAborted)
         << result;
   }

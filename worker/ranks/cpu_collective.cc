@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
+#include "worker/ranks/collective_sizes.h"
 
 namespace kvasir::worker {
 namespace {
@@ -77,33 +77,6 @@ constexpr kernels::OpKernels<GatherParamsIn<kernels::DevicePtr>> kAllGather = {
 constexpr kernels::OpKernels<BroadcastParamsIn<kernels::DevicePtr>> kBroadcast =
     {"broadcast", &BroadcastCpu, &BroadcastCpu};
 
-// Bytes of so many float32 numbers.
-absl::StatusOr<int64_t> FloatBytes(const char* call, int64_t rows,
-                                   int64_t columns) {
-  int64_t bytes = 0;
-  if (rows < 0 || columns < 0 ||
-      __builtin_mul_overflow(rows, columns, &bytes) ||
-      __builtin_mul_overflow(bytes, int64_t{sizeof(float)}, &bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        call, ": cannot be of ", rows, " x ", columns, " numbers"));
-  }
-  return bytes;
-}
-
-absl::Status CheckColumns(plan::TpShard shard,
-                          absl::Span<const int64_t> first_columns) {
-  bool rising = first_columns.size() == static_cast<size_t>(shard.size) + 1 &&
-                first_columns[0] == 0;
-  for (size_t i = 1; rising && i < first_columns.size(); ++i) {
-    rising = first_columns[i - 1] <= first_columns[i];
-  }
-  if (rising) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("AllGather: want the first columns of ", shard.size,
-                   " ranks, from 0 upwards, and their end; have ",
-                   absl::StrJoin(first_columns, ", ")));
-}
-
 class CpuCollective final : public Collective {
  public:
   explicit CpuCollective(std::unique_ptr<HostCollective> host)
@@ -113,9 +86,12 @@ class CpuCollective final : public Collective {
 
   absl::Status AllReduceSum(kernels::Stream& stream,
                             kernels::DevicePtr<float> data, int64_t count,
+                            kernels::DType dtype,
                             kernels::Workspace& workspace) override {
+    KVASIR_RETURN_IF_ERROR(
+        kernels::CheckActivations(kAllReduceSum.op, stream.device(), dtype));
     KVASIR_ASSIGN_OR_RETURN(const int64_t bytes,
-                            FloatBytes("AllReduceSum", 1, count));
+                            CollectiveBytes("AllReduceSum", 1, count));
     absl::Status status;
     return Run(kAllReduceSum, stream, workspace, bytes,
                {data, count, host_.get(), &status});
@@ -125,10 +101,10 @@ class CpuCollective final : public Collective {
                          kernels::DevicePtr<float> data, int64_t num_rows,
                          absl::Span<const int64_t> first_columns,
                          kernels::Workspace& workspace) override {
-    KVASIR_RETURN_IF_ERROR(CheckColumns(shard(), first_columns));
+    KVASIR_RETURN_IF_ERROR(CheckFirstColumns(shard(), first_columns));
     KVASIR_ASSIGN_OR_RETURN(
         const int64_t bytes,
-        FloatBytes("AllGather", num_rows, first_columns.back()));
+        CollectiveBytes("AllGather", num_rows, first_columns.back()));
     absl::Status status;
     return Run(kAllGather, stream, workspace, bytes,
                {data, num_rows, &first_columns, host_.get(), &status});
@@ -147,6 +123,9 @@ class CpuCollective final : public Collective {
   }
 
   void Abort(const absl::Status& reason) override { host_->Abort(reason); }
+
+  // Calls are done when they return, and say themselves what they failed with.
+  absl::Status status() const override { return absl::OkStatus(); }
 
   CollectiveTotals totals() const override {
     return {calls_.load(std::memory_order_relaxed), host_->sent_bytes(),

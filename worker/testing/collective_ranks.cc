@@ -5,7 +5,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/status_macros.h"
 #include "base/status_matchers.h"
+#include "kernels/device/read_back.h"
 
 namespace kvasir::worker {
 
@@ -44,29 +46,70 @@ std::vector<std::unique_ptr<Collective>> MakeGlooRanks(int64_t size,
 }
 
 HostRank::HostRank(Collective* collective)
+    : HostRank(collective, /*device=*/nullptr) {}
+
+HostRank::HostRank(Collective* collective, kernels::Device* device)
     : collective_(collective),
       pool_(1),
-      device_(&pool_),
+      cpu_(&pool_),
+      device_(device != nullptr ? *device : cpu_),
       stream_(device_.MakeStream()),
       workspace_(kernels::DevicePtr<void>(), 0) {}
 
+absl::Status HostRank::Run(void* host, size_t bytes, Call call) {
+  kernels::Workspace counter = kernels::Workspace::Counting();
+  KVASIR_RETURN_IF_ERROR(call(nullptr, counter));
+  const auto allocate = [&](size_t wanted) {
+    return device_.allocator().Allocate(
+        wanted + kernels::Workspace::kAlignmentBytes,
+        kernels::MemoryTag::kOther);
+  };
+  KVASIR_ASSIGN_OR_RETURN(const auto memory, allocate(counter.peak_bytes()));
+  KVASIR_ASSIGN_OR_RETURN(const auto data, allocate(bytes));
+  kernels::Workspace workspace(memory.data(), memory.bytes());
+  if (bytes > 0) {
+    KVASIR_RETURN_IF_ERROR(kernels::Upload(*stream_, data.data(), host, bytes));
+  }
+  KVASIR_RETURN_IF_ERROR(call(data.data(), workspace));
+  KVASIR_RETURN_IF_ERROR(stream_->Synchronize());
+  KVASIR_RETURN_IF_ERROR(collective_->status());
+  return bytes == 0 ? absl::OkStatus()
+                    : kernels::ReadBack(*stream_, host, data.data(), bytes);
+}
+
 absl::Status HostRank::AllReduceSum(std::vector<float>* data) {
-  return collective_->AllReduceSum(
-      *stream_, kernels::DevicePtr<float>(data->data()),
-      static_cast<int64_t>(data->size()), workspace_);
+  return Run(data->data(), data->size() * sizeof(float),
+             [&](kernels::DevicePtr<void> at, kernels::Workspace& workspace) {
+               return collective_->AllReduceSum(
+                   *stream_, at.as<float>(), static_cast<int64_t>(data->size()),
+                   kernels::DType::kF32, workspace);
+             });
+}
+
+absl::Status HostRank::AllReduceSum(std::vector<kernels::Bf16>* data) {
+  return Run(data->data(), data->size() * sizeof(kernels::Bf16),
+             [&](kernels::DevicePtr<void> at, kernels::Workspace& workspace) {
+               return collective_->AllReduceSum(
+                   *stream_, at.as<float>(), static_cast<int64_t>(data->size()),
+                   kernels::DType::kBf16, workspace);
+             });
 }
 
 absl::Status HostRank::AllGather(std::vector<float>* data, int64_t num_rows,
                                  absl::Span<const int64_t> first_columns) {
-  return collective_->AllGather(*stream_,
-                                kernels::DevicePtr<float>(data->data()),
-                                num_rows, first_columns, workspace_);
+  return Run(data->data(), data->size() * sizeof(float),
+             [&](kernels::DevicePtr<void> at, kernels::Workspace& workspace) {
+               return collective_->AllGather(*stream_, at.as<float>(), num_rows,
+                                             first_columns, workspace);
+             });
 }
 
 absl::Status HostRank::Broadcast(std::string* data) {
-  return collective_->Broadcast(*stream_,
-                                kernels::DevicePtr<char>(data->data()),
-                                static_cast<int64_t>(data->size()), workspace_);
+  return Run(data->data(), data->size(),
+             [&](kernels::DevicePtr<void> at, kernels::Workspace& workspace) {
+               return collective_->Broadcast(
+                   *stream_, at, static_cast<int64_t>(data->size()), workspace);
+             });
 }
 
 std::vector<float> RankNumbers(int64_t rank, int64_t count, uint64_t seed) {

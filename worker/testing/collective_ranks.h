@@ -7,10 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/thread_pool.h"
 #include "kernels/device/device.h"
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/dtype.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "worker/ranks/collective.h"
@@ -26,24 +29,34 @@ void OnRanks(int64_t size, const std::function<void(int64_t rank)>& body);
 std::vector<std::unique_ptr<Collective>> MakeGlooRanks(
     int64_t size, GlooOptions options = {});
 
-// The calls of one rank, on a CPU stream of its own.
+// The calls of one rank on vectors of the host, on a stream of its own: they
+// are over when they return.
 class HostRank {
  public:
+  // On the CPU.
   explicit HostRank(Collective* collective);
+  HostRank(Collective* collective, kernels::Device* device);
 
   absl::Status AllReduceSum(std::vector<float>* data);
+  absl::Status AllReduceSum(std::vector<kernels::Bf16>* data);
   absl::Status AllGather(std::vector<float>* data, int64_t num_rows,
                          absl::Span<const int64_t> first_columns);
   absl::Status Broadcast(std::string* data);
 
   Collective& collective() { return *collective_; }
   kernels::Stream& stream() { return *stream_; }
+  // Of no memory.
   kernels::Workspace& workspace() { return workspace_; }
 
  private:
+  using Call = absl::FunctionRef<absl::Status(kernels::DevicePtr<void> data,
+                                              kernels::Workspace& workspace)>;
+  absl::Status Run(void* host, size_t bytes, Call call);
+
   Collective* const collective_;
   base::ThreadPool pool_;
-  kernels::CpuDevice device_;
+  kernels::CpuDevice cpu_;
+  kernels::Device& device_;
   const std::unique_ptr<kernels::Stream> stream_;
   kernels::Workspace workspace_;
 };

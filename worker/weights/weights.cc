@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/shapes/tp_dealt.h"
+#include "plan/tp_size.h"
 #include "worker/weights/attention_weights.h"
 #include "worker/weights/weight_jobs.h"
 
@@ -135,16 +137,10 @@ class Planner {
 
 absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
                                               plan::TpShard shard) {
+  KVASIR_RETURN_IF_ERROR(plan::CheckTpSize(model::TpDealtOf(spec), shard.size));
   ShardSizes sizes;
   KVASIR_ASSIGN_OR_RETURN(sizes.kv_heads,
                           plan::KvHeadsOfRank(shard, spec.num_kv_heads));
-  if (spec.num_heads % shard.size != 0 ||
-      spec.intermediate_size % shard.size != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        spec.num_heads, " query heads and ", spec.intermediate_size,
-        " MLP features cannot be dealt equally to ", shard.size,
-        " tensor-parallel ranks"));
-  }
   sizes.num_q_heads = spec.num_heads / shard.size;
   sizes.first_q_head = shard.rank * sizes.num_q_heads;
   sizes.num_features = spec.intermediate_size / shard.size;
@@ -158,9 +154,19 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          const MatrixFormat& format) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, format);
+  WeightJobs jobs(source, format, weights.plan->resolved->shard);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   return jobs.bytes();
+}
+
+absl::StatusOr<int64_t> CountReadBytes(const model::DecoderSpec& spec,
+                                       std::shared_ptr<const ServedPlan> plan,
+                                       WeightSource* source) {
+  ModelWeights weights;
+  weights.plan = std::move(plan);
+  WeightJobs jobs(source, MatrixFormat(), weights.plan->resolved->shard);
+  KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
+  return jobs.ReadBytes();
 }
 
 absl::StatusOr<ModelWeights> WeightsWithoutMemory(
@@ -168,7 +174,7 @@ absl::StatusOr<ModelWeights> WeightsWithoutMemory(
     WeightSource* source, const MatrixFormat& format) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, format);
+  WeightJobs jobs(source, format, weights.plan->resolved->shard);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   weights.matrix_bytes = jobs.matrix_bytes();
   return weights;
@@ -181,14 +187,16 @@ absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          const LoadOptions& options) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, device, &weights.buffers);
+  WeightJobs jobs(source, device, &weights.buffers,
+                  weights.plan->resolved->shard);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   weights.matrix_bytes = jobs.matrix_bytes();
   weights.rounded_bytes = jobs.rounded_bytes();
+  KVASIR_ASSIGN_OR_RETURN(weights.read_bytes, jobs.ReadBytes());
   KVASIR_RETURN_IF_ERROR(
       jobs.Run({options.pool, options.read_buffer_bytes,
                 options.max_staged_bytes, options.progress}));
-  weights.weights_id = source->WeightsId();
+  weights.weight_tiles = source->WeightTiles();
   return weights;
 }
 

@@ -97,12 +97,15 @@ struct ModelWeights {
   kernels::DevicePtr<const void> positions;
   kernels::DType positions_dtype = kernels::DType::kF32;
 
-  std::string weights_id;
+  // WeightSource's, of what this rank has read.
+  std::string weight_tiles;
   // Of all matrices that a step streams (the embedding is only looked up in,
   // and a step that decodes leaves the prompts' lifts alone).
   int64_t matrix_bytes = 0;
   // Of matrices whose numbers were rounded to the type of activations.
   int64_t rounded_bytes = 0;
+  // Of the checkpoint, that this rank has read.
+  int64_t read_bytes = 0;
 
   std::vector<kernels::DeviceBuffer> buffers;
 };
@@ -128,14 +131,21 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          WeightSource* source,
                                          const MatrixFormat& format);
 
+// What LoadWeights would ask of the source: of a group of ranks each its part,
+// in whole tiles.
+absl::StatusOr<int64_t> CountReadBytes(const model::DecoderSpec& spec,
+                                       std::shared_ptr<const ServedPlan> plan,
+                                       WeightSource* source);
+
 // As LoadWeights would give them, without memory: pointers are null. For asking
 // whether a device has what steps need. Reads nothing.
 absl::StatusOr<ModelWeights> WeightsWithoutMemory(
     const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
     WeightSource* source, const MatrixFormat& format);
 
-// Reads every tensor once, and packs it while it is read: no second copy is
-// held: the rank's part of them that the plan was resolved for. Errors of
+// Reads the part of every tensor that belongs to the rank which the plan was
+// resolved for, once, and packs it while it is read: no second copy is held.
+// Errors of
 // WeightJobs, and INVALID_ARGUMENT for ranges of codes that are none, with
 // tensor, channel and value.
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,

@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "base/status_matchers.h"
 #include "kernels/testing/strict_device.h"
+#include "model/checkpoint/weight_tiles.h"
 #include "model/shapes/shape_config.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"
@@ -51,11 +52,16 @@ class MixedSource final : public WeightSource {
     const auto found = types_.find(name);
     return found == types_.end() ? DType::kBf16 : found->second;
   }
-  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
-                    Consumer consume) override {
-    return sources_[*TypeOf(name)]->Read(name, buffer, consume);
+  absl::StatusOr<MatrixSize> SizeOf(const std::string& name) const override {
+    return sources_.begin()->second->SizeOf(name);
   }
-  std::string WeightsId() const override { return "mixed"; }
+  absl::Status Read(const std::string& name, const ReadRange& range,
+                    std::span<std::byte> buffer, Consumer consume) override {
+    return sources_[*TypeOf(name)]->Read(name, range, buffer, consume);
+  }
+  std::string WeightTiles() const override {
+    return model::WeightTilesText("mixed");
+  }
 
  private:
   std::map<std::string, DType> types_;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -33,7 +34,9 @@ void FakeRuntime::FailNext(const std::string& call, Result result) {
 void FakeRuntime::Break(Result result) {
   base::MutexLock lock(&mutex_);
   broken_ = result;
-  for (const auto& [handle, stream] : streams_) stream->work.clear();
+  for (const auto& [handle, stream] : streams_) {
+    stream->work.resize(stream->running ? 1 : 0);
+  }
 }
 void FakeRuntime::AllowLeaks() {
   base::MutexLock lock(&mutex_);
@@ -122,10 +125,26 @@ size_t FakeRuntime::Held() const {
   return held;
 }
 
-void FakeRuntime::RunAll(Stream* stream) {
-  for (; !stream->work.empty(); stream->work.pop_front()) {
-    if (stream->work.front().run) stream->work.front().run();
+bool FakeRuntime::Waits(EventHandle event, const Stream& stream) {
+  return std::any_of(stream.work.begin(), stream.work.end(),
+                     [event](const Work& work) { return work.event == event; });
+}
+
+void FakeRuntime::RunUpTo(EventHandle event, Stream* stream) {
+  while (stream->running) idle_.Wait(&mutex_);
+  const auto is_there = [&] {
+    return event == nullptr ? !stream->work.empty() : Waits(event, *stream);
+  };
+  stream->running = true;
+  for (; is_there(); stream->work.pop_front()) {
+    const std::function<void()>& run = stream->work.front().run;
+    if (!run) continue;
+    mutex_.Unlock();
+    run();
+    mutex_.Lock();
   }
+  stream->running = false;
+  idle_.SignalAll();
 }
 
 std::string FakeRuntime::Describe(Result result) {
@@ -229,9 +248,16 @@ Result FakeRuntime::MakeStream(StreamHandle* stream) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("MakeStream");
   if (result != Result::kOk) return result;
-  *stream = reinterpret_cast<StreamHandle>(++handles_);
-  streams_[*stream] = std::make_unique<Stream>();
-  streams_[*stream]->device = used_device;
+  auto made = std::make_unique<Stream>();
+  made->runtime = this;
+  made->device = used_device;
+  made->enqueue = [](HostWork* work, void (*run)(void*), void* argument) {
+    static_cast<Stream*>(work)->runtime->Enqueue(
+        reinterpret_cast<StreamHandle>(work),
+        [run, argument] { run(argument); });
+  };
+  *stream = reinterpret_cast<StreamHandle>(static_cast<HostWork*>(made.get()));
+  streams_[*stream] = std::move(made);
   return Result::kOk;
 }
 Result FakeRuntime::DestroyStream(StreamHandle stream) {
@@ -246,14 +272,20 @@ Result FakeRuntime::SynchronizeStream(StreamHandle stream) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("SynchronizeStream");
   if (Stream* const found = Find(stream, false); found != nullptr) {
-    RunAll(found);
+    RunUpTo(nullptr, found);
   }
   return result;
 }
 Result FakeRuntime::SynchronizeDevice() {
   base::MutexLock lock(&mutex_);
+  std::vector<StreamHandle> streams;
   for (const auto& [handle, stream] : streams_) {
-    if (stream->device == used_device) RunAll(stream.get());
+    if (stream->device == used_device) streams.push_back(handle);
+  }
+  for (const StreamHandle handle : streams) {
+    // It may be destroyed while another runs.
+    const auto found = streams_.find(handle);
+    if (found != streams_.end()) RunUpTo(nullptr, found->second.get());
   }
   return Begin("SynchronizeDevice");
 }
@@ -286,15 +318,14 @@ Result FakeRuntime::WaitForEvent(EventHandle event) {
   const Result result = Begin("WaitForEvent");
   const auto found = streams_.find(events_[event]);
   if (found == streams_.end()) return result;
-  auto& work = found->second->work;
-  size_t ahead = 0;  // up to the event's last record
-  for (size_t i = 0; i < work.size(); ++i) {
-    if (work[i].event == event) ahead = i + 1;
-  }
-  for (; ahead > 0; --ahead) {
-    if (work.front().run) work.front().run();
-    work.pop_front();
-  }
+  RunUpTo(event, found->second.get());
+  return result;
+}
+Result FakeRuntime::QueryEvent(EventHandle event, bool* over) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("QueryEvent");
+  const auto found = streams_.find(events_[event]);
+  *over = found == streams_.end() || !Waits(event, *found->second);
   return result;
 }
 

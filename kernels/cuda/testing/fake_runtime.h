@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
 #include "kernels/cuda/runtime.h"
+#include "kernels/device/host_work.h"
 
 namespace kvasir::kernels::cuda {
 
@@ -87,6 +88,7 @@ class FakeRuntime final : public Runtime {
   Result DestroyEvent(EventHandle event) override;
   Result RecordEvent(EventHandle event, StreamHandle stream) override;
   Result WaitForEvent(EventHandle event) override;
+  Result QueryEvent(EventHandle event, bool* over) override;
   Result CopyAsync(void* to, const void* from, size_t bytes,
                    StreamHandle stream) override;
   Result AllowSharedBytes(const void* function, uint32_t bytes) override;
@@ -100,9 +102,13 @@ class FakeRuntime final : public Runtime {
     const void* to = nullptr;
     const void* from = nullptr;
   };
-  struct Stream {
+  // Its handle is the HostWork.
+  struct Stream : HostWork {
+    FakeRuntime* runtime = nullptr;
     int device = 0;
+    // What runs is the first, until it is done.
     std::deque<Work> work;
+    bool running = false;
   };
   struct GiveBack {
     void operator()(char* memory) const;
@@ -116,7 +122,11 @@ class FakeRuntime final : public Runtime {
 
   // Counts the call; what FailNext asked for it.
   Result Begin(const std::string& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void RunAll(Stream* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static bool Waits(EventHandle event, const Stream& stream);
+  // Up to the event's last record, or all. Without the lock while work runs:
+  // it may wait for other threads, which ask for events.
+  void RunUpTo(EventHandle event, Stream* stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `own`: of the device that the thread uses.
   Stream* Find(StreamHandle stream, bool own = true)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -138,6 +148,7 @@ class FakeRuntime final : public Runtime {
   Memory pinned_ ABSL_GUARDED_BY(mutex_);
   std::map<StreamHandle, std::unique_ptr<Stream>> streams_
       ABSL_GUARDED_BY(mutex_);
+  base::CondVar idle_;  // a stream
   // Where an event was recorded last.
   std::map<EventHandle, StreamHandle> events_ ABSL_GUARDED_BY(mutex_);
   uintptr_t handles_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -88,12 +88,15 @@ class RankClient::Call final
     call->StartCall();
   }
 
-  void Send(Bytes message) override {
+  size_t Send(Bytes message) override {
+    size_t waiting = 0;
     {
       MutexLock lock(&mutex_);
       if (!closing_) queue_.push_back(std::move(message));
+      waiting = queue_.size();
     }
     Advance();
+    return waiting;
   }
   void Close(const absl::Status&) override {
     {

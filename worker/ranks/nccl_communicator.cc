@@ -1,0 +1,246 @@
+#include "worker/ranks/nccl_communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+
+namespace kvasir::worker {
+
+using nccl::CommHandle;
+using nccl::Result;
+
+namespace {
+
+// How long a call of the library may still take once the communicator is to be
+// aborted, before it is aborted under it.
+constexpr absl::Duration kGrace = absl::Seconds(1);
+// What ends in order is together by then.
+constexpr absl::Duration kGoodbye = absl::Seconds(5);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
+    const NcclCommunicatorOptions& options, const nccl::UniqueId& id) {
+  if (options.use_device) KVASIR_RETURN_IF_ERROR(options.use_device());
+  nccl::Config config;
+  config.blocking = 0;
+  CommHandle comm = nullptr;
+  const Result result = options.library->functions().ncclCommInitRankConfig(
+      &comm, static_cast<int>(options.shard.size), id,
+      static_cast<int>(options.shard.rank), &config);
+  if (result != Result::kOk && result != Result::kInProgress) {
+    return options.library->Error("NCCL: ncclCommInitRankConfig", result);
+  }
+  auto made =
+      std::unique_ptr<NcclCommunicator>(new NcclCommunicator(options, comm));
+  KVASIR_RETURN_IF_ERROR(made->WaitUntilDone(
+      "ncclCommInitRankConfig", options.connect_timeout, /*tell=*/false));
+  made->watcher_ = std::thread(&NcclCommunicator::Watch, made.get());
+  return made;
+}
+
+NcclCommunicator::NcclCommunicator(const NcclCommunicatorOptions& options,
+                                   CommHandle comm)
+    : options_(options),
+      functions_(options.library->functions()),
+      comm_(comm) {}
+
+NcclCommunicator::~NcclCommunicator() {
+  {
+    base::MutexLock lock(&mutex_);
+    stopping_ = true;
+    stop_.SignalAll();
+  }
+  if (watcher_.joinable()) watcher_.join();
+  CommHandle comm = nullptr;
+  Result result = Result::kOk;
+  {
+    base::MutexLock lock(&mutex_);
+    comm = comm_;
+    if (comm == nullptr) return;
+    result = functions_.ncclCommFinalize(comm);
+  }
+  if (result == Result::kInProgress &&
+      WaitUntilDone("ncclCommFinalize", kGoodbye, /*tell=*/false).ok()) {
+    result = Result::kOk;
+  }
+  base::MutexLock lock(&mutex_);
+  if (comm_ == nullptr) return;  // it was too late, and is aborted
+  if (result == Result::kOk) {
+    functions_.ncclCommDestroy(comm);
+  } else {
+    functions_.ncclCommAbort(comm);
+  }
+}
+
+Result NcclCommunicator::AsyncError() {
+  Result error = Result::kOk;
+  const Result asked = functions_.ncclCommGetAsyncError(comm_, &error);
+  return asked == Result::kOk ? error : asked;
+}
+
+absl::Status NcclCommunicator::StandsStill(const char* call) const {
+  return absl::UnavailableError(absl::StrCat(
+      "NCCL: rank ", options_.shard.rank, " of ", options_.shard.size,
+      " has waited for the others for too long, in ", call,
+      ": a rank is gone, stands still or makes other calls"));
+}
+
+absl::Status NcclCommunicator::WaitUntilDone(const char* call,
+                                             absl::Duration timeout,
+                                             bool tell) {
+  const Clock::time_point deadline =
+      Clock::now() + absl::ToChronoNanoseconds(timeout);
+  constexpr absl::Duration kLongestPause = absl::Milliseconds(1);
+  for (absl::Duration pause = absl::Microseconds(10);;
+       pause = std::min(2 * pause, kLongestPause)) {
+    Result result = Result::kOk;
+    {
+      base::MutexLock lock(&mutex_);
+      if (!failure_.ok()) return failure_;
+      result = AsyncError();
+    }
+    if (result == Result::kOk) return absl::OkStatus();
+    if (result != Result::kInProgress) {
+      Fail(options_.library->Error(absl::StrCat("NCCL: ", call), result), tell);
+    } else if (Clock::now() > deadline) {
+      Fail(StandsStill(call), tell);
+    }
+    absl::SleepFor(pause);
+  }
+}
+
+absl::Status NcclCommunicator::Enqueue(
+    const char* name, kernels::LaunchStream& stream,
+    absl::FunctionRef<Result(CommHandle comm, void* stream)> call) {
+  KVASIR_ASSIGN_OR_RETURN(void* const handle, stream.LibraryHandle());
+  CommHandle comm = nullptr;
+  {
+    base::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return failure_;
+    calling_ = {.call = name, .since = Clock::now()};
+    comm = comm_;
+  }
+  const Result result = call(comm, handle);
+  {
+    base::MutexLock lock(&mutex_);
+    calling_ = std::nullopt;
+    returned_.SignalAll();
+    if (!failure_.ok()) return failure_;
+  }
+  if (result == Result::kInProgress) {
+    KVASIR_RETURN_IF_ERROR(
+        WaitUntilDone(name, options_.call_timeout, /*tell=*/true));
+  } else if (result != Result::kOk) {
+    Fail(options_.library->Error(absl::StrCat("NCCL: ", name), result), true);
+    return status();
+  }
+  const absl::Status marked = Mark(name, stream);
+  if (!marked.ok()) Fail(marked, true);
+  return marked;
+}
+
+absl::Status NcclCommunicator::Mark(const char* call,
+                                    kernels::LaunchStream& stream) {
+  size_t index = 0;
+  {
+    base::MutexLock lock(&mutex_);
+    if (ahead_.size() == marks_.size()) {
+      index = ahead_.back().mark;  // moves on
+    } else if (!ahead_.empty()) {
+      index = 1 - ahead_.front().mark;
+    }
+  }
+  std::unique_ptr<kernels::StreamMark>& mark = marks_[index];
+  if (mark == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(mark, stream.MakeMark());
+  }
+  // Not under the lock: behind a collective that hangs the queue may be full.
+  KVASIR_RETURN_IF_ERROR(stream.Record(mark.get()));
+  base::MutexLock lock(&mutex_);
+  if (ahead_.empty() || ahead_.back().mark != index) {
+    ahead_.push_back({.mark = index, .since = Clock::now()});
+  }
+  ahead_.back().call = call;
+  return absl::OkStatus();
+}
+
+void NcclCommunicator::Fail(const absl::Status& reason, bool tell) {
+  CommHandle comm = nullptr;
+  {
+    base::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return;
+    failure_ = reason;
+    const Clock::time_point deadline =
+        Clock::now() + absl::ToChronoNanoseconds(kGrace);
+    while (calling_.has_value() && Clock::now() < deadline) {
+      returned_.WaitWithTimeout(&mutex_, absl::Milliseconds(10));
+    }
+    comm = std::exchange(comm_, nullptr);
+  }
+  functions_.ncclCommAbort(comm);
+  if (tell && options_.on_failure) options_.on_failure(reason);
+}
+
+absl::Status NcclCommunicator::status() const {
+  base::MutexLock lock(&mutex_);
+  return failure_;
+}
+
+void NcclCommunicator::Watch() {
+  for (;;) {
+    {
+      base::MutexLock lock(&mutex_);
+      if (!stopping_) stop_.WaitWithTimeout(&mutex_, options_.poll_interval);
+      if (stopping_ || !failure_.ok()) return;
+    }
+    absl::Status found = LookAtLibrary();
+    if (found.ok()) found = LookAtMarks();
+    if (!found.ok()) Fail(found, true);
+  }
+}
+
+absl::Status NcclCommunicator::LookAtLibrary() {
+  Result result = Result::kOk;
+  {
+    base::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return absl::OkStatus();
+    if (calling_.has_value()) {
+      const bool late = Clock::now() - calling_->since >
+                        absl::ToChronoNanoseconds(options_.call_timeout);
+      return late ? StandsStill(calling_->call) : absl::OkStatus();
+    }
+    result = AsyncError();
+  }
+  if (result == Result::kOk || result == Result::kInProgress) {
+    return absl::OkStatus();
+  }
+  return options_.library->Error("NCCL", result);
+}
+
+absl::Status NcclCommunicator::LookAtMarks() {
+  for (;;) {
+    Ahead first;
+    {
+      base::MutexLock lock(&mutex_);
+      if (ahead_.empty()) return absl::OkStatus();
+      first = ahead_.front();
+    }
+    KVASIR_ASSIGN_OR_RETURN(const bool passed, marks_[first.mark]->passed());
+    const Clock::time_point now = Clock::now();
+    if (!passed) {
+      const bool late =
+          now - first.since > absl::ToChronoNanoseconds(options_.call_timeout);
+      return late ? StandsStill(first.call) : absl::OkStatus();
+    }
+    base::MutexLock lock(&mutex_);
+    ahead_.pop_front();
+    // The stream has just come to what is behind it.
+    if (!ahead_.empty()) ahead_.front().since = now;
+  }
+}
+
+}  // namespace kvasir::worker
