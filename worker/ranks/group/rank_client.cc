@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "base/net/grpc_callbacks.h"
 #include "base/net/grpc_status.h"
@@ -139,9 +140,10 @@ class RankClient::Call final
   void End() {
     {
       MutexLock lock(&mutex_);
-      const absl::Time deadline = absl::Now() + kRankLastWords;
-      while (closing_ && !done_ && absl::Now() < deadline) {
-        changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
+      const base::Clock& clock = base::Clock::Real();
+      const absl::Time deadline = clock.Now() + kRankLastWords;
+      while (closing_ && !done_ && clock.Now() < deadline) {
+        changed_.WaitWithTimeout(&mutex_, deadline - clock.Now());
       }
     }
     context_.TryCancel();

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "worker/ranks/group/rank_identity.h"
 #include "worker/ranks/group/result_hash.h"
@@ -113,10 +112,11 @@ absl::Status RankFollower::FinishStep(const kvasir::v1::StepResult& result) {
 absl::Status RankFollower::FailStep(uint64_t step_id, const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
-    const absl::Time deadline = absl::Now() + kFirstReason;
+    const base::Clock& clock = base::Clock::Real();  // which goes by itself
+    const absl::Time deadline = clock.Now() + kFirstReason;
     while (MayBeAnothers(why) && state_.phase() == Phase::kRunning &&
-           absl::Now() < deadline) {
-      changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
+           clock.Now() < deadline) {
+      changed_.WaitWithTimeout(&mutex_, deadline - clock.Now());
     }
     if (state_.phase() == Phase::kEnded) return EndStatus();
     KVASIR_RETURN_IF_ERROR(state_.OnStepFailed(step_id, why));

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "google/protobuf/io/coded_stream.h"
@@ -186,9 +185,10 @@ absl::Status RankLeader::FinishStep(const kvasir::v1::StepResult& own) {
 absl::Status RankLeader::FailStep(const absl::Status& why) {
   if (MayBeAnothers(why)) {
     MutexLock lock(&mutex_);
-    const absl::Time deadline = absl::Now() + kFirstReason;
-    while (state_.phase() == Phase::kRunning && absl::Now() < deadline) {
-      changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
+    const base::Clock& clock = base::Clock::Real();  // which goes by itself
+    const absl::Time deadline = clock.Now() + kFirstReason;
+    while (state_.phase() == Phase::kRunning && clock.Now() < deadline) {
+      changed_.WaitWithTimeout(&mutex_, deadline - clock.Now());
     }
   }
   Abort(why);
