@@ -45,7 +45,9 @@ std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape,
       DirectRunner runner(&(*rank)->executor(), &(*rank)->layout(),
                           (*rank)->pages());
       std::vector<int32_t> prompt;
-      for (int32_t i = 0; i < 20; ++i) prompt.push_back(11 * i + 3);
+      for (int32_t i = 0; i < 20; ++i) {
+        prompt.push_back((11 * i + 3) % static_cast<int32_t>(shape.vocab_size));
+      }
       for (int step = 0; step < 9; ++step) {
         DirectStep direct = {.sequence_id = 1};
         if (step == 0) direct.token_ids = absl::MakeSpan(prompt).first(13);
@@ -93,6 +95,81 @@ void ExpectSameAsOne(const model::ModelShape& shape,
 
 TEST(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
   ExpectSameAsOne(TinyShape(), {2, 4, 8});
+}
+
+// A rank that has no id of the head and the embedding, and one of part of a
+// panel.
+TEST(TensorParallelTest, RanksTogetherDoWhatOneDoesOfFewIds) {
+  model::ModelShape shape = TinyShape();
+  shape.vocab_size = 40;
+  ExpectSameAsOne(shape, {2, 4, 8});
+  shape.tied_embedding = true;
+  ExpectSameAsOne(shape, {2, 4});
+}
+
+// Of each rank, log probabilities of given tokens and of those it samples, with
+// room for some of the logits only: of targets a block of the vocabulary at a
+// time, of samples a row.
+std::vector<std::vector<float>> LogprobsOf(int64_t size) {
+  constexpr int64_t kTokens = 24;
+  const auto group = InProcessGroup::Create(size);
+  std::vector<std::vector<float>> logprobs(group.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < group.size(); ++r) {
+    threads.emplace_back([&, r] {
+      RankOptions options = TinyOptions();
+      options.executor.logits_bytes = 1;
+      KVASIR_ASSERT_OK_AND_ASSIGN(
+          const auto rank,
+          MakeTinyRank(options, group[r].get(), TinyShape(), kvasir::v1::F32));
+      DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+      std::vector<int32_t> ids;
+      std::vector<int32_t> targets;
+      for (int32_t i = 0; i < kTokens; ++i) {
+        ids.push_back(i * 53 % 1237);
+        targets.push_back((i * 97 + 1200) % 1237);
+      }
+      auto scored = runner.Run(
+          {{.sequence_id = 1, .token_ids = ids, .target_ids = targets}});
+      KVASIR_ASSERT_OK(scored);
+      const auto& own = scored->sequences(0).target_logprobs();
+      ASSERT_EQ(own.size(), kTokens);
+      logprobs[r].assign(own.begin(), own.end());
+      std::vector<DirectStep> steps;
+      for (uint64_t id = 2; id < 6; ++id) {
+        steps.push_back({.sequence_id = id,
+                         .token_ids = absl::MakeSpan(ids).first(id),
+                         .sample = GreedySample()});
+        steps.back().sample->set_num_logprobs(3);
+      }
+      auto sampled = runner.Run(steps);
+      KVASIR_ASSERT_OK(sampled);
+      for (const auto& sequence : sampled->sequences()) {
+        logprobs[r].push_back(static_cast<float>(sequence.token_id()));
+        logprobs[r].push_back(sequence.logprob());
+        for (const auto& top : sequence.top()) {
+          logprobs[r].push_back(static_cast<float>(top.token_id()));
+          logprobs[r].push_back(top.logprob());
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return logprobs;
+}
+
+TEST(TensorParallelTest, RanksGiveTheLogprobsOfOne) {
+  const std::vector<float> one = LogprobsOf(1)[0];
+  ASSERT_EQ(one.size(), 24 + 4 * (2 + 3 * 2));
+  for (const int64_t size : {2, 4, 8}) {
+    const std::vector<std::vector<float>> ranks = LogprobsOf(size);
+    for (const std::vector<float>& rank : ranks) {
+      EXPECT_EQ(rank, ranks[0]) << size << " ranks";
+    }
+    EXPECT_THAT(ranks[0],
+                ::testing::Pointwise(::testing::FloatNear(1e-4f), one))
+        << size << " ranks";
+  }
 }
 
 // Positions of the slots that each unit of each layer keeps of a text of 60
