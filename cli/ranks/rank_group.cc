@@ -13,7 +13,6 @@
 namespace kvasir::cli {
 namespace {
 
-constexpr char kLoopback[] = "127.0.0.1";
 // Ranks of this host end within moments of the leader's word.
 constexpr absl::Duration kEndTimeout = absl::Seconds(10);
 
@@ -129,7 +128,7 @@ absl::Status LeaderGroup::Listen() {
   }
   if (children_ == nullptr) return absl::OkStatus();
   worker::RankServerOptions options;
-  options.listen = {.host = kLoopback, .port = 0};
+  options.listen.port = 0;  // of loopback
   options.secret = NewSecret();
   KVASIR_ASSIGN_OR_RETURN(auto server,
                           worker::RankServer::Start(options, leader_.get()));

@@ -28,7 +28,7 @@ std::string FingerprintText(const Fingerprint& fingerprint);
 // A tile is so many rows by so many bytes of each; less at a tensor's ends. A
 // rank that reads rows or columns of a tensor reads whole tiles of it, but for
 // those at its borders.
-inline constexpr int64_t kTileRows = 256;
+inline constexpr int64_t kTileRows = 128;
 inline constexpr int64_t kTileRowBytes = 1024;
 
 struct Tiles {

@@ -12,7 +12,7 @@
 
 namespace kvasir::model {
 
-// kvasir.v1.WeightTiles, about 16 bytes for each 256 KiB that were read, and a
+// kvasir.v1.WeightTiles, about 16 bytes for each 128 KiB that were read, and a
 // name for each tensor. `tensors` names all of the weights'.
 std::string WeightTilesText(const TilesByName& tensors,
                             const DecoderSpec& spec);

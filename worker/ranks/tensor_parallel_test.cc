@@ -44,9 +44,11 @@ struct Outcome {
   std::vector<float> logits;
 };
 
-std::vector<int32_t> Prompt(int64_t length, int32_t by) {
+std::vector<int32_t> Prompt(int64_t length, int32_t by,
+                            const model::ModelShape& shape) {
+  const auto num_ids = static_cast<int32_t>(shape.vocab_size);
   std::vector<int32_t> prompt;
-  for (int32_t i = 0; i < length; ++i) prompt.push_back(by * i + 3);
+  for (int32_t i = 0; i < length; ++i) prompt.push_back((by * i + 3) % num_ids);
   return prompt;
 }
 
@@ -67,8 +69,8 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
   if (!rank.ok()) return outcome;
   DirectRunner runner(&(*rank)->executor(), &(*rank)->layout(),
                       (*rank)->pages());
-  const std::vector<int32_t> prompt = Prompt(20, 11);
-  const std::vector<int32_t> other = Prompt(9, 5);
+  const std::vector<int32_t> prompt = Prompt(20, 11, shape);
+  const std::vector<int32_t> other = Prompt(9, 5, shape);
   const auto run = [&](absl::Span<const int32_t> token_ids, bool output) {
     std::vector<DirectStep> steps = {
         {.sequence_id = kId, .token_ids = token_ids, .output = output}};
@@ -232,6 +234,81 @@ class TensorParallelTest : public ::testing::Test {
 
 TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
   ExpectSameAsOne(TinyShape(), {2, 4, 8});
+}
+
+// A rank that has no id of the head and the embedding, and one of part of a
+// panel.
+TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesOfFewIds) {
+  model::ModelShape shape = TinyShape();
+  shape.vocab_size = 40;
+  ExpectSameAsOne(shape, {2, 4, 8});
+  shape.tied_embedding = true;
+  ExpectSameAsOne(shape, {2, 4});
+}
+
+// Of each rank, log probabilities of given tokens and of those it samples, with
+// room for some of the logits only: of targets a block of the vocabulary at a
+// time, of samples a row.
+std::vector<std::vector<float>> LogprobsOf(int64_t size) {
+  constexpr int64_t kTokens = 24;
+  const auto group = InProcessGroup::Create(size);
+  std::vector<std::vector<float>> logprobs(group.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < group.size(); ++r) {
+    threads.emplace_back([&, r] {
+      RankOptions options = TinyOptions();
+      options.executor.logits_bytes = 1;
+      KVASIR_ASSERT_OK_AND_ASSIGN(
+          const auto rank,
+          MakeTinyRank(options, group[r].get(), TinyShape(), kvasir::v1::F32));
+      DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+      std::vector<int32_t> ids;
+      std::vector<int32_t> targets;
+      for (int32_t i = 0; i < kTokens; ++i) {
+        ids.push_back(i * 53 % 1237);
+        targets.push_back((i * 97 + 1200) % 1237);
+      }
+      auto scored = runner.Run(
+          {{.sequence_id = 1, .token_ids = ids, .target_ids = targets}});
+      KVASIR_ASSERT_OK(scored);
+      const auto& own = scored->sequences(0).target_logprobs();
+      ASSERT_EQ(own.size(), kTokens);
+      logprobs[r].assign(own.begin(), own.end());
+      std::vector<DirectStep> steps;
+      for (uint64_t id = 2; id < 6; ++id) {
+        steps.push_back({.sequence_id = id,
+                         .token_ids = absl::MakeSpan(ids).first(id),
+                         .sample = GreedySample()});
+        steps.back().sample->set_num_logprobs(3);
+      }
+      auto sampled = runner.Run(steps);
+      KVASIR_ASSERT_OK(sampled);
+      for (const auto& sequence : sampled->sequences()) {
+        logprobs[r].push_back(static_cast<float>(sequence.token_id()));
+        logprobs[r].push_back(sequence.logprob());
+        for (const auto& top : sequence.top()) {
+          logprobs[r].push_back(static_cast<float>(top.token_id()));
+          logprobs[r].push_back(top.logprob());
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return logprobs;
+}
+
+TEST_F(TensorParallelTest, RanksGiveTheLogprobsOfOne) {
+  const std::vector<float> one = LogprobsOf(1)[0];
+  ASSERT_EQ(one.size(), 24 + 4 * (2 + 3 * 2));
+  for (const int64_t size : {2, 4, 8}) {
+    const std::vector<std::vector<float>> ranks = LogprobsOf(size);
+    for (const std::vector<float>& rank : ranks) {
+      EXPECT_EQ(rank, ranks[0]) << size << " ranks";
+    }
+    EXPECT_THAT(ranks[0],
+                ::testing::Pointwise(::testing::FloatNear(1e-4f), one))
+        << size << " ranks";
+  }
 }
 
 // Positions of the slots that each unit of each layer keeps of a text of 60

@@ -397,15 +397,15 @@ absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
   return absl::OkStatus();
 }
 
-absl::Status WeightJobs::Table(const std::string& tensor, int64_t rows,
-                               int64_t columns, DType* dtype,
+absl::Status WeightJobs::Table(const std::string& tensor, int64_t first_row,
+                               int64_t rows, int64_t columns, DType* dtype,
                                kernels::DevicePtr<const void>* out) {
   KVASIR_ASSIGN_OR_RETURN(*dtype, source_->TypeOf(tensor));
   WeightJob job;
   job.bytes = rows * columns * kernels::DTypeBytes(*dtype);
   WeightSink sink;
   sink.kind = WeightSink::Kind::kTable;
-  sink.takes = {{0, rows, 0}};
+  sink.takes = {{first_row, rows, 0}};
   KVASIR_ASSIGN_OR_RETURN(sink.memory, Allocate(job.bytes));
   *out = sink.memory->device;
   job.reads.push_back({tensor, columns, {std::move(sink)}});

@@ -114,9 +114,9 @@ class WeightJobs {
   // One array of `size` numbers, zero where nothing is taken.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
                       kernels::DevicePtr<const float>* out);
-  // The tensor as it is.
-  absl::Status Table(const std::string& tensor, int64_t rows, int64_t columns,
-                     kernels::DType* dtype,
+  // Rows of the tensor as they are.
+  absl::Status Table(const std::string& tensor, int64_t first_row, int64_t rows,
+                     int64_t columns, kernels::DType* dtype,
                      kernels::DevicePtr<const void>* out);
   // For the fingerprint.
   void ReadOnly(const std::string& tensor, int64_t columns);

@@ -15,6 +15,8 @@
 namespace kvasir::worker {
 namespace {
 
+static_assert(plan::kIdsPerPanel == kernels::kPanelColumns);
+
 // Rows [first, first + count) of a tensor as columns from `column` on.
 TensorRows Slice(std::string tensor, int64_t columns, RowTake take) {
   return {std::move(tensor), columns, {take}};
@@ -48,17 +50,16 @@ class Planner {
                                     &weights_->final_norm_bias));
     }
     if (spec_.learned_positions) {
-      KVASIR_RETURN_IF_ERROR(jobs_->Table(
-          std::string(model::kPositionsName), spec_.max_position_embeddings, m,
-          &weights_->positions_dtype, &weights_->positions));
+      KVASIR_RETURN_IF_ERROR(Positions());
     }
+    const plan::IdRange& ids = weights_->shard.ids;
     const std::string embedding(model::kEmbeddingName);
     const std::string head =
         spec_.tied_head ? embedding : std::string(model::kHeadName);
     KVASIR_RETURN_IF_ERROR(jobs_->Matrix(
-        {Slice(head, m, {0, spec_.vocab_size, 0})}, m, &weights_->head));
+        {Slice(head, m, {ids.first, ids.count, 0})}, m, &weights_->head));
     if (spec_.tied_head) return absl::OkStatus();
-    return jobs_->Table(embedding, spec_.vocab_size, m,
+    return jobs_->Table(embedding, ids.first, ids.count, m,
                         &weights_->embedding_dtype, &weights_->embedding);
   }
 
@@ -119,6 +120,17 @@ class Planner {
     return jobs_->Floats({Slice(std::move(tensor), 1, {0, m, 0})}, m, out);
   }
 
+  absl::Status Positions() {
+    const std::string tensor(model::kPositionsName);
+    const int64_t m = spec_.hidden_size;
+    if (shard_.rank == 0) {
+      return jobs_->Table(tensor, 0, spec_.max_position_embeddings, m,
+                          &weights_->positions_dtype, &weights_->positions);
+    }
+    jobs_->ReadOnly(tensor, m);
+    return absl::OkStatus();
+  }
+
   // Added by rank 0 alone; the others read it for the fingerprint only.
   absl::Status SummedBias(const std::string& tensor,
                           kernels::DevicePtr<const float>* out) {
@@ -145,6 +157,7 @@ absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
   sizes.first_q_head = shard.rank * sizes.num_q_heads;
   sizes.num_features = spec.intermediate_size / shard.size;
   sizes.first_feature = shard.rank * sizes.num_features;
+  sizes.ids = plan::IdsOfRank(shard, spec.vocab_size);
   return sizes;
 }
 

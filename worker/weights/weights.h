@@ -22,15 +22,15 @@
 namespace kvasir::worker {
 
 // What one rank holds of a layer. q, k, v, gate and up are split by output
-// column, o and down by input row (attention by heads, as its program says);
-// embedding, head and norms are whole on every rank, so that each samples the
-// same token by itself.
+// column, o and down by input row (attention by heads, as its program says),
+// head and embedding by token id; norms are whole on every rank.
 struct ShardSizes {
   int64_t first_q_head = 0;
   int64_t num_q_heads = 0;
   plan::HeadRange kv_heads;
   int64_t first_feature = 0;  // of the intermediate size
   int64_t num_features = 0;
+  plan::IdRange ids;
 
   // INVALID_ARGUMENT when the heads or features cannot be dealt out equally.
   static absl::StatusOr<ShardSizes> Create(const model::DecoderSpec& spec,
@@ -89,11 +89,13 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
   kernels::DevicePtr<const float> final_norm;       // [M]
   kernels::DevicePtr<const float> final_norm_bias;  // [M]
-  kernels::PackedMatrix head;                       // [M, V]
-  // Row-major [V, M]; null when the head is tied: the packed head serves both.
+  kernels::PackedMatrix head;                       // [M, shard.ids.count]
+  // Row-major [shard.ids.count, M]; null when the head is tied: the packed head
+  // serves both.
   kernels::DevicePtr<const void> embedding;
   kernels::DType embedding_dtype = kernels::DType::kF32;
-  // Learned positions [max_position_embeddings, M]; null where there are none.
+  // Learned positions [max_position_embeddings, M], on rank 0 only: they are
+  // summed; null where there are none.
   kernels::DevicePtr<const void> positions;
   kernels::DType positions_dtype = kernels::DType::kF32;
 
