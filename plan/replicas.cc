@@ -15,8 +15,8 @@ enum class Kind { kKey, kValue, kMetadata };
 using Key = std::tuple<Kind, int, std::vector<int64_t>>;
 using Found = std::map<Key, Replica>;
 
-void AddRank(int64_t rank, Key key, Replica found, Found& of_layer) {
-  of_layer.try_emplace(std::move(key), std::move(found))
+void AddRank(int64_t rank, Key key, const Replica& found, Found& of_layer) {
+  of_layer.try_emplace(std::move(key), found)
       .first->second.ranks.push_back(rank);
 }
 
@@ -81,7 +81,8 @@ std::vector<Replica> FindReplicas(
       AddLatents(*plan, layer, Side::kValue, of_layer);
       AddUnits(*plan, layer, of_layer);
     }
-    for (auto& [key, found] : of_layer) {
+    for (auto& entry : of_layer) {
+      Replica& found = entry.second;
       if (found.ranks.size() < 2) continue;
       found.first_layer = found.last_layer = layer;
       const auto before =

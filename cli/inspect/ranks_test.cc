@@ -95,7 +95,7 @@ TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
   EXPECT_EQ(told["replicas"][0]["side"], "value");
   EXPECT_EQ(told["replicas"][0]["last_layer"], 1);
   EXPECT_EQ(told["replicas"][0]["ranks"], (std::vector<int64_t>{0, 1}));
-  EXPECT_EQ(told["uneven_layers"], nlohmann::json::array());
+  EXPECT_TRUE(told["uneven_layers"].empty());
   EXPECT_TRUE(told["ranks"][0]["weight_bytes"].is_number());
   EXPECT_TRUE(ReportToJson(*Told(source, 0))["tensor_parallel"].is_null());
 }
