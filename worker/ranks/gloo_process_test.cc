@@ -1,19 +1,15 @@
 // Ranks as processes that are killed, stopped and cut off under load. The
 // program runs itself: with "--rank RANK SIZE TIMEOUT_MS NUMBERS CALLS" it is a
 // rank.
-#include <fcntl.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
-#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -29,8 +25,7 @@
 #include "worker/ranks/gloo_address.h"
 #include "worker/ranks/gloo_group.h"
 #include "worker/testing/collective_ranks.h"
-
-extern char** environ;
+#include "worker/testing/rank_process.h"
 
 namespace kvasir::worker {
 namespace {
@@ -39,10 +34,6 @@ using ::testing::HasSubstr;
 
 // Whatever has happened is noticed within this.
 constexpr absl::Duration kSoon = absl::Seconds(5);
-
-constexpr int kDone = 0;
-constexpr int kGroupDied = 3;
-constexpr int kWrongSum = 4;
 
 // SIGUSR1: cuts one of this process's connections, as a network does.
 void CutAConnection(int) {
@@ -106,74 +97,6 @@ int RunRank(int64_t rank, int64_t size, int64_t timeout_ms, int64_t numbers,
   return kDone;
 }
 
-// A rank's process. Killed and reaped at the latest with this.
-class RankProcess {
- public:
-  explicit RankProcess(const std::vector<std::string>& arguments) {
-    int to[2], from[2];
-    EXPECT_EQ(pipe2(to, O_CLOEXEC), 0);
-    EXPECT_EQ(pipe2(from, O_CLOEXEC), 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
-    std::vector<std::string> texts = {"/proc/self/exe", "--rank"};
-    texts.insert(texts.end(), arguments.begin(), arguments.end());
-    std::vector<char*> argv;
-    for (std::string& text : texts) argv.push_back(text.data());
-    argv.push_back(nullptr);
-    EXPECT_EQ(
-        posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ),
-        0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(to[0]);
-    close(from[1]);
-    in_ = fdopen(to[1], "w");
-    out_ = fdopen(from[0], "r");
-  }
-  ~RankProcess() {
-    if (pid_ > 0) {
-      Signal(SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    std::fclose(in_);
-    std::fclose(out_);
-  }
-  RankProcess(const RankProcess&) = delete;
-  RankProcess& operator=(const RankProcess&) = delete;
-
-  // "" at the end.
-  std::string ReadLine() {
-    char line[4096];
-    if (std::fgets(line, sizeof(line), out_) == nullptr) return "";
-    std::string text = line;
-    text.pop_back();
-    return text;
-  }
-  std::string ReadLastLine() {
-    std::string last;
-    for (std::string line; !(line = ReadLine()).empty();) last = line;
-    return last;
-  }
-  void Write(const std::string& line) {
-    std::fprintf(in_, "%s\n", line.c_str());
-    std::fflush(in_);
-  }
-  void Signal(int signal) { kill(pid_, signal); }
-  // How it ended, as of waitpid; after ReadLastLine it has.
-  int Wait() {
-    int status = 0;
-    EXPECT_EQ(waitpid(pid_, &status, 0), pid_);
-    pid_ = 0;
-    return status;
-  }
-
- private:
-  pid_t pid_ = 0;
-  std::FILE* in_ = nullptr;
-  std::FILE* out_ = nullptr;
-};
-
 std::unique_ptr<RankProcess> StartRank(plan::TpShard shard,
                                        absl::Duration timeout, int64_t numbers,
                                        int64_t calls) {
@@ -188,28 +111,10 @@ std::vector<std::unique_ptr<RankProcess>> StartRanks(int64_t size,
                                                      absl::Duration timeout,
                                                      int64_t numbers,
                                                      int64_t calls) {
-  std::vector<std::unique_ptr<RankProcess>> ranks;
-  for (int64_t rank = 0; rank < size; ++rank) {
-    ranks.push_back(StartRank({rank, size}, timeout, numbers, calls));
-  }
-  std::vector<std::string> addresses;
-  for (const auto& rank : ranks) addresses.push_back(rank->ReadLine());
-  for (const auto& rank : ranks) {
-    for (const std::string& address : addresses) rank->Write(address);
-  }
-  for (const auto& rank : ranks) EXPECT_EQ(rank->ReadLine(), "connected");
-  return ranks;
-}
-
-void ExpectGroupDied(RankProcess* rank, const std::string& text) {
-  const std::string last = rank->ReadLastLine();
-  EXPECT_TRUE(last.rfind("UNAVAILABLE", 0) == 0 ||
-              last.rfind("ABORTED", 0) == 0)
-      << last;
-  EXPECT_THAT(last, HasSubstr(text));
-  const int status = rank->Wait();
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kGroupDied)
-      << "status " << status;
+  return ConnectRankProcesses(
+      size,
+      {absl::StrCat(size), absl::StrCat(absl::ToInt64Milliseconds(timeout)),
+       absl::StrCat(numbers), absl::StrCat(calls)});
 }
 
 void ExpectAllDone(const std::vector<std::unique_ptr<RankProcess>>& ranks) {

@@ -121,7 +121,7 @@ absl::Status NcclCommunicator::Enqueue(
   {
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
-    calling_ = {.call = name, .since = Clock::now()};
+    calling_ = Call{.name = name, .since = Clock::now()};
     comm = comm_;
   }
   const Result result = call(comm, handle);
@@ -143,28 +143,24 @@ absl::Status NcclCommunicator::Enqueue(
   return marked;
 }
 
-absl::Status NcclCommunicator::Mark(const char* call,
+absl::Status NcclCommunicator::Mark(const char* name,
                                     kernels::LaunchStream& stream) {
-  size_t index = 0;
+  Call call = {.name = name};
   {
     base::MutexLock lock(&mutex_);
-    if (ahead_.size() == marks_.size()) {
-      index = ahead_.back().mark;  // moves on
-    } else if (!ahead_.empty()) {
-      index = 1 - ahead_.front().mark;
+    if (!free_.empty()) {
+      call.mark = std::move(free_.back());
+      free_.pop_back();
     }
   }
-  std::unique_ptr<kernels::StreamMark>& mark = marks_[index];
-  if (mark == nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(mark, stream.MakeMark());
+  if (call.mark == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(call.mark, stream.MakeMark());
   }
   // Not under the lock: behind a collective that hangs the queue may be full.
-  KVASIR_RETURN_IF_ERROR(stream.Record(mark.get()));
+  KVASIR_RETURN_IF_ERROR(stream.Record(call.mark.get()));
   base::MutexLock lock(&mutex_);
-  if (ahead_.empty() || ahead_.back().mark != index) {
-    ahead_.push_back({.mark = index, .since = Clock::now()});
-  }
-  ahead_.back().call = call;
+  call.since = Clock::now();
+  ahead_.push_back(std::move(call));
   return absl::OkStatus();
 }
 
@@ -211,7 +207,7 @@ absl::Status NcclCommunicator::LookAtLibrary() {
     if (calling_.has_value()) {
       const bool late = Clock::now() - calling_->since >
                         absl::ToChronoNanoseconds(options_.call_timeout);
-      return late ? StandsStill(calling_->call) : absl::OkStatus();
+      return late ? StandsStill(calling_->name) : absl::OkStatus();
     }
     result = AsyncError();
   }
@@ -223,20 +219,21 @@ absl::Status NcclCommunicator::LookAtLibrary() {
 
 absl::Status NcclCommunicator::LookAtMarks() {
   for (;;) {
-    Ahead first;
+    const kernels::StreamMark* mark = nullptr;
     {
       base::MutexLock lock(&mutex_);
       if (ahead_.empty()) return absl::OkStatus();
-      first = ahead_.front();
+      mark = ahead_.front().mark.get();
     }
-    KVASIR_ASSIGN_OR_RETURN(const bool passed, marks_[first.mark]->passed());
+    KVASIR_ASSIGN_OR_RETURN(const bool passed, mark->passed());
     const Clock::time_point now = Clock::now();
-    if (!passed) {
-      const bool late =
-          now - first.since > absl::ToChronoNanoseconds(options_.call_timeout);
-      return late ? StandsStill(first.call) : absl::OkStatus();
-    }
     base::MutexLock lock(&mutex_);
+    if (!passed) {
+      const bool late = now - ahead_.front().since >
+                        absl::ToChronoNanoseconds(options_.call_timeout);
+      return late ? StandsStill(ahead_.front().name) : absl::OkStatus();
+    }
+    free_.push_back(std::move(ahead_.front().mark));
     ahead_.pop_front();
     // The stream has just come to what is behind it.
     if (!ahead_.empty()) ahead_.front().since = now;

@@ -2,15 +2,14 @@
 // that stand still.
 #pragma once
 
-#include <array>
 #include <chrono>
-#include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -68,11 +67,11 @@ class NcclCommunicator {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // A mark behind a call that the stream has not come by.
-  struct Ahead {
-    size_t mark = 0;
-    const char* call = "";
+  // A call of the library, or what is behind it on the stream.
+  struct Call {
+    const char* name = "";
     Clock::time_point since;
+    std::unique_ptr<kernels::StreamMark> mark;
   };
 
   NcclCommunicator(const NcclCommunicatorOptions& options,
@@ -84,7 +83,7 @@ class NcclCommunicator {
   // Of the communicator, or of what the library goes on with.
   nccl::Result AsyncError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Marks the stream behind a call.
-  absl::Status Mark(const char* call, kernels::LaunchStream& stream);
+  absl::Status Mark(const char* name, kernels::LaunchStream& stream);
   absl::Status StandsStill(const char* call) const;
 
   // The body of `watcher_`.
@@ -96,19 +95,19 @@ class NcclCommunicator {
   const NcclCommunicatorOptions options_;
   const nccl::Functions& functions_;
 
-  // Behind the oldest call that the stream has not come by, and behind the
-  // newest. Made by the thread that calls, before they are in ahead_.
-  std::array<std::unique_ptr<kernels::StreamMark>, 2> marks_;
-
   mutable base::Mutex mutex_;
   base::CondVar returned_;  // a call of the library
   base::CondVar stop_;      // the watcher's
   // Null once it is aborted.
   nccl::CommHandle comm_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  // The call that a thread is in the library with.
-  std::optional<Ahead> calling_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Ahead> ahead_ ABSL_GUARDED_BY(mutex_);  // two at most
+  // What a thread is in the library with.
+  std::optional<Call> calling_ ABSL_GUARDED_BY(mutex_);
+  // That a stream has not come by as far as the watcher knows, which alone
+  // takes them out; and marks for the next.
+  std::deque<Call> ahead_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<kernels::StreamMark>> free_
+      ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread watcher_;
 };

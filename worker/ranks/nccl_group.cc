@@ -191,7 +191,9 @@ class NcclCollective final : public Collective {
     sum.num_rows = shard_.size;
     sum.columns = count;
     sum.dtype = dtype;
-    KVASIR_RETURN_IF_ERROR(kernels::SumRows(stream, sum, workspace));
+    if (count > 0 || workspace.counting()) {
+      KVASIR_RETURN_IF_ERROR(kernels::SumRows(stream, sum, workspace));
+    }
     if (!workspace.counting()) Count((shard_.size - 1) * bytes);
     return absl::OkStatus();
   }

@@ -33,8 +33,8 @@ struct NcclOptions {
   std::function<absl::Status()> use_device;
   // Until all ranks are connected.
   absl::Duration connect_timeout = absl::Seconds(60);
-  // How long a stream stands at a call, at worst twice. What ranks are apart
-  // is in it, and what the stream has to do before.
+  // How long a stream stands at a call. What ranks are apart is in it, and what
+  // the stream has to do before.
   absl::Duration call_timeout = absl::Seconds(30);
   // How often NCCL is asked for errors, and streams for where they are.
   absl::Duration poll_interval = absl::Milliseconds(100);

@@ -1,0 +1,215 @@
+// Whole models over NCCL: ranks as threads, each with an emulated device,
+// beside the same ranks on CPUs.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_matchers.h"
+#include "kernels/emulation/emulated_device.h"
+#include "kernels/simt/op_table.h"
+#include "model/shapes/shape_config.h"
+#include "plan/presets.h"
+#include "worker/executor/direct_runner.h"
+#include "worker/ranks/in_process_group.h"
+#include "worker/testing/collective_ranks.h"
+#include "worker/testing/nccl_ranks.h"
+#include "worker/testing/tiny_rank.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using kernels::DType;
+using ::testing::HasSubstr;
+
+constexpr size_t kOutput = 3;
+
+// Splits over 2 and 4 ranks.
+model::ModelShape SmallShape() {
+  return {.name = "small-test",
+          .num_layers = 2,
+          .hidden_size = 128,
+          .intermediate_size = 192,
+          .num_query_heads = 8,
+          .num_kv_heads = 4,
+          .head_dim = 32,
+          .vocab_size = 517,
+          .max_position = 128};
+}
+
+RankOptions SmallOptions() {
+  RankOptions options;
+  options.page_tokens = 16;
+  options.kv_cache_bytes = 4 << 20;
+  options.executor.max_model_len = 128;
+  options.executor.max_num_seqs = 4;
+  options.executor.max_batched_tokens = 32;
+  return options;
+}
+
+RankOptions EmulatedOptions(DType activations) {
+  RankOptions options = SmallOptions();
+  options.make_device = [activations](base::ThreadPool*, kernels::CpuBackend,
+                                      int64_t limit_bytes) {
+    kernels::emulation::EmulatedDeviceOptions device;
+    device.memory_limit_bytes = limit_bytes;
+    device.activations = activations;
+    return std::make_unique<kernels::emulation::EmulatedDevice>(
+        device, kernels::emulated::Ops());
+  };
+  return options;
+}
+
+// NCCL's part is fast beside kernels that are emulated.
+NcclOptions Patient() { return {.call_timeout = absl::Minutes(2)}; }
+
+absl::StatusOr<std::unique_ptr<Rank>> MakeRank(const RankOptions& options,
+                                               Collective* collective) {
+  const model::ModelShape shape = SmallShape();
+  KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
+                          model::SpecOfShape(shape));
+  KVASIR_ASSIGN_OR_RETURN(
+      const kvasir::v1::KvPlan plan,
+      plan::MakePresetPlan(plan::kDensePreset, model::AttentionShapeOf(spec)));
+  RandomSource source(shape, 20260, DType::kBf16);
+  return Rank::Create(spec, plan, &source, options, collective);
+}
+
+// Of one rank, by position; and what it took, or was told to take.
+struct Forced {
+  std::vector<int32_t> output;
+  std::vector<std::vector<float>> logits;
+};
+
+absl::Status Force(RankOptions options, Collective* collective,
+                   Forced* forced) {
+  options.executor.logits_tap = [&](const LogitsRow& row) {
+    forced->logits.emplace_back(row.logits.begin(), row.logits.end());
+  };
+  KVASIR_ASSIGN_OR_RETURN(const auto rank, MakeRank(options, collective));
+  DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+  std::vector<int32_t> prompt;
+  for (int32_t i = 0; i < 19; ++i) prompt.push_back((11 + 97 * i) % 517);
+  const bool chooses = forced->output.empty();
+  absl::Span<const int32_t> ids(prompt);
+  for (size_t i = 0; i <= kOutput; ++i) {
+    KVASIR_ASSIGN_OR_RETURN(const auto result,
+                            runner.Run({{.sequence_id = 1,
+                                         .token_ids = ids,
+                                         .sample = GreedySample(),
+                                         .output = i > 0}}));
+    if (chooses) forced->output.push_back(result.sequences(0).token_id());
+    ids = absl::MakeConstSpan(&forced->output[i], 1);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Forced> ForceAll(
+    const RankOptions& options,
+    const std::vector<std::unique_ptr<Collective>>& group,
+    const std::vector<int32_t>& output) {
+  std::vector<Forced> forced(group.size(), Forced{output, {}});
+  OnRanks(static_cast<int64_t>(group.size()), [&](int64_t rank) {
+    const auto r = static_cast<size_t>(rank);
+    const absl::Status status = Force(options, group[r].get(), &forced[r]);
+    KVASIR_EXPECT_OK(status) << "rank " << rank;
+    if (!status.ok()) group[r]->Abort(status);
+  });
+  return forced;
+}
+
+struct ModelCase {
+  std::string name;
+  int64_t size = 0;
+  DType activations = DType::kF32;
+  bool deterministic = false;
+  double tolerance = 0;  // relative norm of a row
+};
+
+class NcclRankTest : public ::testing::TestWithParam<ModelCase> {};
+
+TEST_P(NcclRankTest, LogitsAreThoseOfRanksOnCpus) {
+  const ModelCase& c = GetParam();
+  const auto cpus = InProcessGroup::Create(c.size);
+  const Forced want = ForceAll(SmallOptions(), cpus, {})[0];
+  ASSERT_GT(want.logits.size(), kOutput);
+  NcclOptions options = Patient();
+  options.deterministic = c.deterministic;
+  auto group = MakeNcclRanks(c.size, options);
+  ASSERT_EQ(group.size(), static_cast<size_t>(c.size));
+  const std::vector<Forced> have =
+      ForceAll(EmulatedOptions(c.activations), group, want.output);
+  EXPECT_GE(group[0]->totals().calls, 4 * 5);  // of two layers, 4 steps
+  EndRanks(&group);
+  EXPECT_EQ(FakeNcclLive(), 0);
+  double worst = 0;
+  for (const Forced& rank : have) {
+    // The same bits on all of them.
+    EXPECT_EQ(rank.logits, have[0].logits);
+    ASSERT_EQ(rank.logits.size(), want.logits.size());
+  }
+  for (size_t row = 0; row < want.logits.size(); ++row) {
+    double error = 0;
+    double norm = 0;
+    for (size_t i = 0; i < want.logits[row].size(); ++i) {
+      const double w = want.logits[row][i];
+      const double d = have[0].logits[row][i] - w;
+      error += d * d;
+      norm += w * w;
+    }
+    worst = std::max(worst, std::sqrt(error / norm));
+  }
+  RecordProperty("worst_relative_norm", absl::StrCat(worst));
+  EXPECT_LE(worst, c.tolerance);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, NcclRankTest,
+    ::testing::Values(ModelCase{"Two", 2, DType::kF32, false, 1e-3},
+                      ModelCase{"TwoInOrder", 2, DType::kF32, true, 1e-3},
+                      ModelCase{"TwoOfBf16", 2, DType::kBf16, false, 3e-2},
+                      ModelCase{"FourInOrderOfBf16", 4, DType::kBf16, true,
+                                3e-2},
+                      ModelCase{"Four", 4, DType::kF32, false, 1e-3}),
+    [](const auto& test) { return test.param.name; });
+
+// No result comes out of a group that died while the stream ran.
+TEST(NcclRankFailureTest, AStepWhoseGroupDiesFails) {
+  const FakeNcclFaults faults("1:40:hang");
+  NcclOptions options;
+  options.call_timeout = absl::Seconds(5);
+  auto group = MakeNcclRanks(2, options);
+  ASSERT_EQ(group.size(), 2u);
+  OnRanks(2, [&](int64_t rank) {
+    const auto r = static_cast<size_t>(rank);
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const auto made,
+        MakeRank(EmulatedOptions(DType::kF32), group[r].get()));
+    DirectRunner runner(&made->executor(), &made->layout(), made->pages());
+    const std::vector<int32_t> prompt = {5, 1, 4};
+    absl::Status ended;
+    int steps = 0;
+    for (; ended.ok() && steps < 100; ++steps) {
+      ended = runner
+                  .Run({{.sequence_id = 1,
+                         .token_ids = prompt,
+                         .sample = GreedySample()}})
+                  .status();
+    }
+    EXPECT_GT(steps, 1);
+    EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable,
+                                HasSubstr("stands still")))
+        << "rank " << rank;
+    EXPECT_EQ(group[r]->status(), ended);
+  });
+  EndRanks(&group);
+}
+
+}  // namespace
+}  // namespace kvasir::worker
