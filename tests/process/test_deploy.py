@@ -369,6 +369,8 @@ def test_ranks_of_one_pod_have_a_gpu_each_and_shared_memory_to_meet_in(rendered)
     (memory,) = [each["emptyDir"] for each in pod["volumes"] if each["name"] == "shm"]
     assert memory["medium"] == "Memory" and memory["sizeLimit"] == "2Gi"
     assert {"name": "shm", "mountPath": "/dev/shm"} in container(pod)["volumeMounts"]
+    # NCCL's own choice is not loopback.
+    assert settings(resources, "kvasir-worker")["KVASIR_RANK_INTERFACE"] == "lo"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
