@@ -15,9 +15,10 @@ namespace kvasir::worker {
 
 // Of one rank, since its group was made.
 struct CollectiveTotals {
-  int64_t calls = 0;          // that were done
-  int64_t sent_bytes = 0;     // to other ranks, what goes around data included
-  double waited_seconds = 0;  // that calls waited for other ranks
+  int64_t calls = 0;       // that were done
+  int64_t sent_bytes = 0;  // to other ranks, what goes around data included
+  // That calls waited for other ranks; 0 over NCCL: there a device waits.
+  double waited_seconds = 0;
 };
 
 // One rank's end of its group. All ranks make the same calls, of the same
