@@ -183,8 +183,9 @@ absl::Status Decoder::Embed(Stream& stream, const TokenBatch& batch,
   params.dtype = activations_.dtype;
   KVASIR_RETURN_IF_ERROR(kernels::Embedding(stream, params, workspace));
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
-  return parts_.collective->AllReduceSum(
-      stream, x, batch.num_tokens * spec().hidden_size, workspace);
+  return parts_.collective->AllReduceSum(stream, x,
+                                         batch.num_tokens * spec().hidden_size,
+                                         activations_.dtype, workspace);
 }
 
 absl::Status Decoder::Logits(Stream& stream,
