@@ -38,9 +38,9 @@ std::string PatternOf(LogFormat format, std::optional<int> rank) {
         R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l",)",
         rank.has_value() ? absl::StrCat("\"rank\":", *rank, ",") : "", "%v");
   }
-  return absl::StrCat(
-      "%Y-%m-%dT%H:%M:%S.%e%z %L ",
-      rank.has_value() ? absl::StrCat("rank=", *rank, " ") : "", "%v");
+  return absl::StrCat("%Y-%m-%dT%H:%M:%S.%e%z %L ",
+                      rank.has_value() ? absl::StrCat("rank=", *rank, " ") : "",
+                      "%v");
 }
 
 spdlog::logger& Logger() {

@@ -277,8 +277,7 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   options.progress = request.progress;
   worker::Collective* collective = nullptr;
   if (request.group != nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(
-        collective, JoinGroup(request, device.get()));
+    KVASIR_ASSIGN_OR_RETURN(collective, JoinGroup(request, device.get()));
     options.agree = [group = request.group](const worker::RankOffer& offer) {
       return group->Agree(offer);
     };

@@ -44,7 +44,8 @@ absl::Status CheckPlainCall(const std::string& target, const char* remedy,
 absl::StatusOr<std::string> ReadSecretFile(const char* flag,
                                            const std::string& path) {
   const auto wrong = [&](absl::string_view what) {
-    return absl::InvalidArgumentError(absl::StrCat(flag, " ", path, ": ", what));
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " ", path, ": ", what));
   };
   const auto text = base::ReadFile(path, kMaxTokenFileBytes);
   if (!text.ok()) return wrong(text.status().message());

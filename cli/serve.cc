@@ -171,7 +171,8 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface,
   options.model = flags.model;
   options.engine = flags.engine;
   options.group = MakeLeader(flags, tls, operators.get(), children);
-  KVASIR_ASSIGN_OR_RETURN(options.listen, ParseListen(flags.worker_listen, "--listen"));
+  KVASIR_ASSIGN_OR_RETURN(options.listen,
+                          ParseListen(flags.worker_listen, "--listen"));
   KVASIR_ASSIGN_OR_RETURN(
       options.credentials,
       WorkerListenCredentials(flags.listen, options.listen, tls.get()));
@@ -192,10 +193,9 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface,
   std::vector<std::shared_ptr<prometheus::Collectable>> sources =
       worker->rank_metrics();
   sources.push_back(worker->metrics());
-  KVASIR_RETURN_IF_ERROR(
-      operators->Ready({.grpc = worker->target(),
-                        .ranks = RanksOf(*worker, *operators)},
-                       worker->model().source().name, sources));
+  KVASIR_RETURN_IF_ERROR(operators->Ready(
+      {.grpc = worker->target(), .ranks = RanksOf(*worker, *operators)},
+      worker->model().source().name, sources));
   return operators->WaitAndDrain(
       [&worker](absl::Duration deadline) { return worker->Drain(deadline); });
 }
@@ -232,9 +232,9 @@ absl::StatusOr<int> RunRank(const ServeFlags& flags, SurfaceOptions surface,
   KVASIR_ASSIGN_OR_RETURN(const auto rank,
                           RankRuntime::Create(std::move(options)));
   operators->SetServing(true);
-  KVASIR_RETURN_IF_ERROR(
-      operators->Ready({.grpc = flags.ranks.leader, .quiet = started_by_another},
-                       rank->model().source().name, rank->metrics()));
+  KVASIR_RETURN_IF_ERROR(operators->Ready(
+      {.grpc = flags.ranks.leader, .quiet = started_by_another},
+      rank->model().source().name, rank->metrics()));
   const int code = operators->WaitAndDrain([&rank](absl::Duration deadline) {
     const bool ended = rank->Drain(deadline);
     return DrainOutcome{.finished = ended ? 1u : 0u,

@@ -14,14 +14,26 @@ namespace {
 // Of the process that says it alone: its ports, files and output, and how ranks
 // of other hosts reach it. What a child shows comes over its pipe.
 const std::set<std::string>& OwnFlags() {
-  static const auto* const flags = new std::set<std::string>{
-      "admin-client-ca", "admin-client-names", "admin-host",
-      "admin-port",      "health-host",        "health-port",
-      "help",            "join-fd",            "json",
-      "leader",          "local-ranks",        "metrics-port",
-      "print-config",    "rank",               "rank-metrics-port",
-      "rank-secret-file", "ready-file",        "tls-cert",
-      "tls-key"};
+  static const auto* const flags =
+      new std::set<std::string>{"admin-client-ca",
+                                "admin-client-names",
+                                "admin-host",
+                                "admin-port",
+                                "health-host",
+                                "health-port",
+                                "help",
+                                "join-fd",
+                                "json",
+                                "leader",
+                                "local-ranks",
+                                "metrics-port",
+                                "print-config",
+                                "rank",
+                                "rank-metrics-port",
+                                "rank-secret-file",
+                                "ready-file",
+                                "tls-cert",
+                                "tls-key"};
   return *flags;
 }
 

@@ -1,5 +1,6 @@
 #include "cli/ranks/collective_group.h"
 
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,11 @@ class GroupOf final : public CollectiveGroup {
   absl::StatusOr<std::unique_ptr<worker::Collective>> Connect(
       absl::Span<const std::string> addresses) override {
     return std::move(*group_).Connect(addresses);
+  }
+  void Abort([[maybe_unused]] const absl::Status& reason) override {
+    if constexpr (std::is_same_v<Group, worker::GlooGroup>) {
+      group_->Abort(reason);
+    }
   }
 
  private:

@@ -29,7 +29,7 @@ struct CollectiveOptions {
 };
 
 // Owns: what listens, until it is connected.
-// Threads: one.
+// Threads: one; Abort from any.
 class CollectiveGroup {
  public:
   virtual ~CollectiveGroup() = default;
@@ -43,6 +43,8 @@ class CollectiveGroup {
   // Once; of all ranks, in their order.
   virtual absl::StatusOr<std::unique_ptr<worker::Collective>> Connect(
       absl::Span<const std::string> addresses) = 0;
+  // Connect ends with this; over NCCL it waits out its time.
+  virtual void Abort(const absl::Status& reason) = 0;
 };
 
 }  // namespace kvasir::cli

@@ -29,9 +29,8 @@ absl::StatusOr<std::string> CheckpointId(const ModelSource& source,
       ReadTextFile(source.checkpoint->folder() + "/config.json",
                    kMaxConfigBytes));
   for (const auto& [name, entry] : source.checkpoint->tensors().entries()) {
-    absl::StrAppend(&text, "\n", name, " ",
-                    static_cast<int>(entry.info->type), " ",
-                    absl::StrJoin(entry.info->shape, "x"));
+    absl::StrAppend(&text, "\n", name, " ", static_cast<int>(entry.info->type),
+                    " ", absl::StrJoin(entry.info->shape, "x"));
   }
   return base::Sha256Hex(text);
 }

@@ -41,8 +41,7 @@ std::vector<char*> OthersEnvironment() {
 }
 
 absl::Status SystemError(absl::string_view what, int error) {
-  return absl::UnavailableError(
-      absl::StrCat(what, ": ", std::strerror(error)));
+  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(error)));
 }
 
 std::string HowItEnded(int status) {
@@ -136,13 +135,13 @@ absl::Status LocalRanks::Tell(const JoinInfo& info, OnFailure on_failure) {
   // watcher tells.
   for (size_t i = 0; i < children_.size(); ++i) {
     Running& child = children_[i];
-    const std::string text =
-        nlohmann::json{{"parent", absl::StrCat(getpid())},
-                       {"leader", info.leader},
-                       {"secret", info.secret},
-                       {"local_index", i + 1},
-                       {"local_count", children_.size() + 1}}
-            .dump();
+    const std::string text = nlohmann::json{
+        {"parent", absl::StrCat(getpid())},
+        {"leader", info.leader},
+        {"secret", info.secret},
+        {"local_index", i + 1},
+        {"local_count",
+         children_.size() + 1}}.dump();
     const ssize_t written = write(child.pipe, text.data(), text.size());
     const int error = errno;
     close(std::exchange(child.pipe, -1));
@@ -222,9 +221,8 @@ absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
       nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   const auto text_of = [&json](const char* key) {
     const auto found = json.is_object() ? json.find(key) : json.end();
-    return found != json.end() && found->is_string()
-               ? found->get<std::string>()
-               : std::string();
+    return found != json.end() && found->is_string() ? found->get<std::string>()
+                                                     : std::string();
   };
   const auto number_of = [&json](const char* key) {
     const auto found = json.is_object() ? json.find(key) : json.end();
@@ -236,7 +234,8 @@ absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
                 .local = {.index = number_of("local_index"),
                           .count = number_of("local_count")}};
   // Whoever died before prctl is nobody's parent any more.
-  if (info.leader.empty() || info.local.count < 1 || text_of("parent") != absl::StrCat(getppid())) {
+  if (info.leader.empty() || info.local.count < 1 ||
+      text_of("parent") != absl::StrCat(getppid())) {
     return absl::UnavailableError("the process that started this rank is gone");
   }
   return info;

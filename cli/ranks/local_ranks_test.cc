@@ -213,14 +213,13 @@ int RunChild(const std::string& does, const std::string& argument) {
   if (does == "kill") kill(getpid(), SIGKILL);
   if (does == "write") {
     std::ofstream(argument) << info->leader << " " << info->secret << " "
-                            << info->local.index << " of "
-                            << info->local.count;
+                            << info->local.index << " of " << info->local.count;
     return 0;
   }
   if (does == "environment") {
     const char* const ours = getenv("KVASIR_READY_FILE");
-    std::ofstream(argument) << (ours == nullptr ? "none" : ours) << " "
-                            << getenv("OTHERS");
+    std::ofstream(argument)
+        << (ours == nullptr ? "none" : ours) << " " << getenv("OTHERS");
     return 0;
   }
   if (does == "ignore") signal(SIGTERM, SIG_IGN);

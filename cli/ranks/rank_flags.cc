@@ -3,8 +3,8 @@
 #include <grpcpp/security/credentials.h>
 #include <sys/random.h>
 
-#include <array>
 #include <algorithm>
+#include <array>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -99,10 +99,9 @@ absl::Status CheckCommon(const RankFlags& flags) {
   }
   if (flags.heartbeat_timeout < absl::Milliseconds(100) ||
       flags.heartbeat_timeout > absl::Hours(1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--rank-heartbeat-timeout ",
-                     absl::FormatDuration(flags.heartbeat_timeout),
-                     ": want 100ms to 1h"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--rank-heartbeat-timeout ",
+        absl::FormatDuration(flags.heartbeat_timeout), ": want 100ms to 1h"));
   }
   if (GivesTls(flags.tls) &&
       (flags.tls.certificate.empty() || flags.tls.ca.empty())) {
@@ -166,9 +165,8 @@ void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
 absl::Status CheckLeaderFlags(const RankFlags& flags) {
   KVASIR_RETURN_IF_ERROR(CheckCommon(flags));
   if (flags.local_ranks > flags.tp) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--local-ranks ", flags.local_ranks,
-                     " are more than --tp ", flags.tp));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--local-ranks ", flags.local_ranks, " are more than --tp ", flags.tp));
   }
   const bool several_hosts = flags.num_local() < flags.tp;
   if (several_hosts == flags.listen.empty()) {

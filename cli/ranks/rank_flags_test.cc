@@ -27,9 +27,9 @@ struct Commands {
   Commands() {
     for (CLI::App* command : {serve, rank}) {
       AddModelFlags(command, &model);
-      AddListenFlags(command, &listen,
-                     command == serve ? CalledBy::kClients
-                                      : CalledBy::kOperators);
+      AddListenFlags(
+          command, &listen,
+          command == serve ? CalledBy::kClients : CalledBy::kOperators);
       AddCommonFlags(command, &common);
     }
     AddEngineFlags(serve, &engine);
@@ -80,9 +80,9 @@ TEST(RankFlagsTest, ALeaderOfSeveralHostsSaysWhereAndWhoMayCome) {
   EXPECT_THAT(
       Leader(several + "--rank-listen 0.0.0.0:8200 --rank-interface eth0"),
       Refuses("--rank-secret-file"));
-  KVASIR_EXPECT_OK(
-      Leader(several + "--rank-listen 0.0.0.0:8200 --rank-interface eth0 "
-                       "--rank-secret-file s"));
+  KVASIR_EXPECT_OK(Leader(several +
+                          "--rank-listen 0.0.0.0:8200 --rank-interface eth0 "
+                          "--rank-secret-file s"));
   EXPECT_THAT(Leader("--tp 2 --rank-listen 0.0.0.0:8200"),
               Refuses("all ranks of --tp 2 are started here"));
   EXPECT_THAT(Leader("--tp 2 --local-ranks 3"),
@@ -128,18 +128,18 @@ TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessSomebodySaysSo) {
       RankListenCredentials({}, everywhere, false, &watch).status(),
       StatusIs(absl::StatusCode::kFailedPrecondition,
                AllOf(HasSubstr("--rank-listen"), HasSubstr("--rank-tls-ca"))));
-  KVASIR_EXPECT_OK(RankListenCredentials({}, everywhere, true, &watch).status());
+  KVASIR_EXPECT_OK(
+      RankListenCredentials({}, everywhere, true, &watch).status());
   KVASIR_EXPECT_OK(RankListenCredentials({}, {}, false, &watch).status());
   EXPECT_THAT(RankDialCredentials({}, "leader:1", false, &watch).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("leader:1 would be called without")));
-  KVASIR_EXPECT_OK(
-      RankDialCredentials({}, "leader:1", true, &watch).status());
+  KVASIR_EXPECT_OK(RankDialCredentials({}, "leader:1", true, &watch).status());
 }
 
 TEST(RankFlagsTest, ASecretIsOneWordOfAFile) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/rank_secret_",
-                                        getpid());
+  const std::string path =
+      absl::StrCat(::testing::TempDir(), "/rank_secret_", getpid());
   std::ofstream(path) << "  hush\n";
   const auto secret = ReadSecret(path);
   KVASIR_ASSERT_OK(secret.status());
@@ -165,10 +165,9 @@ TEST(ChildArgumentsTest, AChildIsTheSameModelOnPortsOfItsOwn) {
                      commands.listen, 2),
       AllOf(Contains("--rank=2"), Contains("--local-ranks=1"),
             Contains("--tp=3"), Contains("--model=/m"), Contains("--threads=2"),
-            Contains("--deterministic=true"),
-            Contains("--kv-cache-bytes=1MiB"), Contains("--log-format=json"),
-            Contains("--metrics-port=9102"), Contains("--admin-port=0"),
-            Contains("--rank-heartbeat-timeout=1s"),
+            Contains("--deterministic=true"), Contains("--kv-cache-bytes=1MiB"),
+            Contains("--log-format=json"), Contains("--metrics-port=9102"),
+            Contains("--admin-port=0"), Contains("--rank-heartbeat-timeout=1s"),
             Not(Contains(StartsWith("--ready-file"))),
             Not(Contains(StartsWith("--json"))),
             Not(Contains(StartsWith("--max-queue")))));

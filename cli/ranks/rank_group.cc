@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -13,6 +14,8 @@
 namespace kvasir::cli {
 namespace {
 
+// All ranks are there when they connect.
+constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 // Ranks of this host end within moments of the leader's word.
 constexpr absl::Duration kEndTimeout = absl::Seconds(10);
 
@@ -36,7 +39,8 @@ absl::StatusOr<std::unique_ptr<CollectiveGroup>> BeginCollective(
        .interface = settings.flags.interface,
        .nccl_library = settings.flags.nccl_library,
        .deterministic = settings.deterministic,
-       .connect_timeout = settings.flags.join_timeout,
+       .connect_timeout =
+           std::min(settings.flags.join_timeout, kConnectTimeout),
        .call_timeout = settings.step_timeout,
        .use_device = terms.use_device,
        .on_failure = std::move(on_failure)});
@@ -69,18 +73,33 @@ std::string HostName() {
   return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
-absl::Status GroupCollective::Set(
-    std::unique_ptr<worker::Collective> collective) {
+void GroupCollective::Begin(std::unique_ptr<CollectiveGroup> joining) {
   base::MutexLock lock(&mutex_);
-  collective_ = std::move(collective);
-  if (!ended_.ok()) collective_->Abort(ended_);
-  return ended_;
+  joining_ = std::move(joining);
+}
+
+absl::Status GroupCollective::Connect(absl::Span<const std::string> addresses) {
+  CollectiveGroup* joining = nullptr;
+  {
+    base::MutexLock lock(&mutex_);
+    if (!ended_.ok()) return ended_;
+    joining = joining_.get();
+  }
+  // Aborted meanwhile, if need be: only this thread takes it away.
+  auto collective = joining->Connect(addresses);
+  base::MutexLock lock(&mutex_);
+  joining_ = nullptr;
+  if (!ended_.ok()) return ended_;
+  KVASIR_RETURN_IF_ERROR(collective.status());
+  collective_ = *std::move(collective);
+  return absl::OkStatus();
 }
 
 void GroupCollective::Abort(const absl::Status& why) {
   base::MutexLock lock(&mutex_);
   if (!ended_.ok()) return;
   ended_ = why;
+  if (joining_ != nullptr) joining_->Abort(why);
   if (collective_ != nullptr) collective_->Abort(why);
 }
 
@@ -140,13 +159,15 @@ absl::Status LeaderGroup::Listen() {
 
 absl::StatusOr<worker::Collective*> LeaderGroup::Join(const GroupTerms& terms) {
   const RankFlags& flags = settings_.flags;
-  KVASIR_ASSIGN_OR_RETURN(
-      joining_,
-      BeginCollective(settings_, shard(), terms,
-                      [this](const absl::Status& why) { leader_->Abort(why); }));
+  KVASIR_ASSIGN_OR_RETURN(auto joining,
+                          BeginCollective(settings_, shard(), terms,
+                                          [this](const absl::Status& why) {
+                                            leader_->Abort(why);
+                                          }));
   worker::RankLeaderOptions options;
   options.group.identity = IdentityOfGroup(terms, settings_);
-  options.group.collective_address = joining_->address();
+  options.group.collective_address = joining->address();
+  collective_.Begin(std::move(joining));
   options.group.join_timeout = flags.join_timeout;
   options.group.step_timeout = settings_.step_timeout;
   options.group.combine = terms.combine;
@@ -160,9 +181,7 @@ absl::StatusOr<worker::Collective*> LeaderGroup::Join(const GroupTerms& terms) {
   KVASIR_RETURN_IF_ERROR(Listen());
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
                           leader_->WaitJoined());
-  KVASIR_ASSIGN_OR_RETURN(auto collective, joining_->Connect(addresses));
-  joining_ = nullptr;
-  KVASIR_RETURN_IF_ERROR(collective_.Set(std::move(collective)));
+  KVASIR_RETURN_IF_ERROR(collective_.Connect(addresses));
   return collective_.get();
 }
 
@@ -181,9 +200,9 @@ std::unique_ptr<worker::Executor> LeaderGroup::MakeExecutor(
 absl::Status LeaderGroup::Drain() {
   KVASIR_RETURN_IF_ERROR(leader_->Drain());
   if (children_ != nullptr && !children_->WaitEnded(kEndTimeout)) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "ranks of this host have not ended within ",
-        absl::FormatDuration(kEndTimeout)));
+    return absl::DeadlineExceededError(
+        absl::StrCat("ranks of this host have not ended within ",
+                     absl::FormatDuration(kEndTimeout)));
   }
   return absl::OkStatus();
 }
@@ -209,7 +228,7 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
       RankDialCredentials(flags, info_.leader, settings_.insecure,
                           settings_.tls.get()));
   KVASIR_ASSIGN_OR_RETURN(
-      const auto joining,
+      auto joining,
       BeginCollective(settings_, shard(), terms,
                       [this](const absl::Status& why) { Abort(why); }));
   KVASIR_ASSIGN_OR_RETURN(client_, worker::RankClient::Dial(dial));
@@ -221,6 +240,7 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
   hello.set_host(HostName());
   hello.set_pid(static_cast<uint32_t>(getpid()));
   hello.set_collective_address(joining->address());
+  collective_.Begin(std::move(joining));
   hello.set_metrics_address(settings_.metrics);
   options.join_timeout = flags.join_timeout;
   options.on_end = [this](const absl::Status& why) {
@@ -231,8 +251,7 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
   client_->Join(follower_.get());
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
                           follower_->WaitWelcome());
-  KVASIR_ASSIGN_OR_RETURN(auto collective, joining->Connect(addresses));
-  KVASIR_RETURN_IF_ERROR(collective_.Set(std::move(collective)));
+  KVASIR_RETURN_IF_ERROR(collective_.Connect(addresses));
   return collective_.get();
 }
 

@@ -30,11 +30,11 @@ std::string HostName();
 
 struct RankGroupSettings {
   RankFlags flags;
-  bool insecure = false;  // plain text may leave the machine
+  bool insecure = false;   // plain text may leave the machine
   std::string collective;  // CollectiveOf
   bool deterministic = false;
-  std::string metrics;                   // where this rank's are asked for
-  std::shared_ptr<base::TlsWatch> tls;   // outlives the group
+  std::string metrics;                  // where this rank's are asked for
+  std::shared_ptr<base::TlsWatch> tls;  // outlives the group
   absl::Duration step_timeout = absl::Seconds(60);
   // Called once, from any thread, when the group ends of anything but a drain:
   // the process should exit with a failure.
@@ -47,17 +47,21 @@ struct RankGroupSettings {
 // Threads: any.
 class GroupCollective {
  public:
+  // Once, before Connect.
+  void Begin(std::unique_ptr<CollectiveGroup> joining)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // What ended the group, where it has: the collective is dead then, too.
-  absl::Status Set(std::unique_ptr<worker::Collective> collective)
+  absl::Status Connect(absl::Span<const std::string> addresses)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Null before Set, and after Reset.
+  // Null before Connect, and after Reset.
   worker::Collective* get() const ABSL_LOCKS_EXCLUDED(mutex_);
   void Reset() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   mutable base::Mutex mutex_;
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<CollectiveGroup> joining_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<worker::Collective> collective_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -96,7 +100,6 @@ class LeaderGroup final : public Membership {
   const RankGroupSettings settings_;
   LocalRanks* const children_;
   std::atomic<bool> ending_{false};  // nobody wants to hear why
-  std::unique_ptr<CollectiveGroup> joining_;
   GroupCollective collective_;
   std::unique_ptr<worker::RankLeader> leader_;
   // Of this host's ranks, and of others'.

@@ -171,12 +171,11 @@ absl::Status OperatorSurface::Ready(
   HoldShutdownSignals();
   latch_.Open();
   if (report.quiet) return absl::OkStatus();
-  nlohmann::ordered_json json{
-      {"program", options_.program},
-      {"grpc", report.grpc},
-      {"admin", admin_server_->target()},
-      {"health", health_server_->target()},
-      {"metrics", metrics_target()}};
+  nlohmann::ordered_json json{{"program", options_.program},
+                              {"grpc", report.grpc},
+                              {"admin", admin_server_->target()},
+                              {"health", health_server_->target()},
+                              {"metrics", metrics_target()}};
   if (!report.model.empty()) json["model"] = report.model;
   for (const ReadyReport::Rank& rank : report.ranks) {
     json["ranks"].push_back({{"rank", rank.rank},

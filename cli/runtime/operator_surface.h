@@ -49,8 +49,8 @@ struct ReadyReport {
   bool quiet = false;
 };
 
-// Threads: all from the main thread but Fail, RequestDrain and SetServing, which
-// any may call.
+// Threads: all from the main thread but Fail, RequestDrain and SetServing,
+// which any may call.
 class OperatorSurface {
  public:
   // Takes the ports before anything slow begins: not serving until Ready.

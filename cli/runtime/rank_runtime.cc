@@ -45,18 +45,18 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
        {"device", device.name()},
        {"threads", model.num_threads()},
        {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
-  runtime->steps_ = std::thread([owner = runtime.get(),
-                                 on_drained = std::move(options.on_drained)] {
-    const absl::Status status =
-        owner->group_->Run(&owner->model_->rank().executor());
-    {
-      base::MutexLock lock(&owner->mutex_);
-      owner->ended_ = true;
-      owner->changed_.SignalAll();
-    }
-    // Of anything else the group tells.
-    if (status.ok() && on_drained) on_drained();
-  });
+  runtime->steps_ = std::thread(
+      [owner = runtime.get(), on_drained = std::move(options.on_drained)] {
+        const absl::Status status =
+            owner->group_->Run(&owner->model_->rank().executor());
+        {
+          base::MutexLock lock(&owner->mutex_);
+          owner->ended_ = true;
+          owner->changed_.SignalAll();
+        }
+        // Of anything else the group tells.
+        if (status.ok() && on_drained) on_drained();
+      });
   return runtime;
 }
 

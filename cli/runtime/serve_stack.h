@@ -19,7 +19,7 @@ struct ServeStackOptions {
   std::shared_ptr<const model::Tokenizer> tokenizer;
   EngineFlags engine;
   std::unique_ptr<LeaderGroup> group;  // WorkerRuntimeOptions'
-  RouterFlags router;  // `workers` is set by the stack
+  RouterFlags router;                  // `workers` is set by the stack
   base::ListenAddress listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   std::shared_ptr<const router::Callers> callers;  // RouterRuntimeOptions'

@@ -198,10 +198,9 @@ RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
 // Sums over ranks have other roundings than one rank's.
 std::string WorkerRuntime::NumericsId() const {
   const std::string own = model_->rank().executor().numerics_id();
-  return group_ == nullptr
-             ? own
-             : absl::StrCat(own, "-tp", group_->shard().size, "-",
-                            group_->collective_name());
+  return group_ == nullptr ? own
+                           : absl::StrCat(own, "-tp", group_->shard().size, "-",
+                                          group_->collective_name());
 }
 
 std::vector<std::shared_ptr<prometheus::Collectable>>

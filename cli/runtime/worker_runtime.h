@@ -86,7 +86,7 @@ class WorkerRuntime {
   std::shared_ptr<worker::WorkerMetrics> metrics_;
   // Scraped for longer than the model is there.
   std::shared_ptr<DeviceMetrics> device_metrics_;
-  std::shared_ptr<RankMetrics> rank_metrics_;    // null: no group
+  std::shared_ptr<RankMetrics> rank_metrics_;   // null: no group
   std::unique_ptr<worker::Executor> executor_;  // of the group; null: none
   std::unique_ptr<worker::Engine> engine_;
   std::unique_ptr<worker::WorkerServer> server_;
