@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "base/status_macros.h"
 #include "kernels/linear/ops.h"
 #include "kernels/rowwise/ops.h"
@@ -14,6 +15,9 @@ namespace {
 
 using kernels::Stream;
 using kernels::Workspace;
+
+// Of groups that usual machines have.
+constexpr size_t kInlineRanks = 32;
 
 struct DenseRows {
   kernels::DevicePtr<const float> x;
@@ -194,7 +198,8 @@ absl::Status Decoder::Logits(Stream& stream,
                              kernels::DevicePtr<float> logits,
                              Workspace& workspace) const {
   const plan::TpShard shard = parts_.collective->shard();
-  std::vector<int64_t> first_columns;
+  // A step takes nothing from the heap.
+  absl::InlinedVector<int64_t, kInlineRanks + 1> first_columns;
   for (int64_t rank = 0; rank < shard.size; ++rank) {
     const plan::IdRange all =
         plan::IdsOfRank({rank, shard.size}, spec().vocab_size);
