@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "cli/commands.h"
 #include "cli/device/device.h"
+#include "cli/exit_code.h"
 #include "cli/flags.h"
 #include "cli/known_models.h"
 #include "cli/options.h"
@@ -207,8 +208,10 @@ absl::StatusOr<int> RunRank(const ServeFlags& flags, SurfaceOptions surface,
   const std::shared_ptr<base::TlsWatch> tls = surface.tls;
   RankRuntimeOptions options;
   if (started_by_another) {
-    KVASIR_ASSIGN_OR_RETURN(options.join,
-                            LocalRanks::ReadJoinInfo(flags.ranks.join_fd));
+    const auto join = LocalRanks::ReadJoinInfo(flags.ranks.join_fd);
+    // Who started it has said why it is gone.
+    if (!join.ok()) return kExitFailed;
+    options.join = *join;
   } else {
     options.join.leader = flags.ranks.leader;
     KVASIR_ASSIGN_OR_RETURN(options.join.secret,
@@ -331,6 +334,7 @@ void SetProgram(CLI::App* command, std::shared_ptr<ServeFlags> flags,
       RequireModel(flags->model);
       RequireUsable(program == RunRank ? CheckFollowerFlags(flags->ranks)
                                        : CheckLeaderFlags(flags->ranks));
+      RequireUsable(CheckCollective(flags->ranks, flags->model.device));
     }
     const absl::StatusOr<int> code =
         RunProgram(program, *flags, *command, config);

@@ -15,6 +15,8 @@
 //   {"do": "decode_run", "batch": b, "context": c, "steps": n}: no more than
 //   made
 //   {"do": "decode_drop"}
+//   {"do": "all_reduce", "gpus": n, "bytes": b, "calls": c, "rounds": r,
+//    "libraries": [FILE]}: between cuda:0 to cuda:n-1, or so many emulated ones
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -31,6 +33,7 @@
 #include "base/status_macros.h"
 #include "bench/attention_layers.h"
 #include "bench/cache_reads.h"
+#include "bench/gpu/all_reduce.h"
 #include "bench/gpu/gpu_device.h"
 #include "bench/gpu/step_timer.h"
 #include "bench/paired.h"
@@ -219,6 +222,7 @@ class Bench {
       decode_ = nullptr;
       return Json::object();
     }
+    if (what == "all_reduce") return AllReduce(asked);
     return absl::InvalidArgumentError(absl::StrCat("do: ", what));
   }
 
@@ -238,6 +242,7 @@ class Bench {
                 {"l2_bytes", facts.l2_bytes},
                 {"memory_bytes", facts.memory_bytes},
                 {"free_bytes", facts.free_bytes},
+                {"gpus", facts.gpus},
                 {"timed_by", facts.timed_by}};
   }
 
@@ -371,6 +376,24 @@ class Bench {
     KVASIR_RETURN_IF_ERROR(status);
     return Json{{"seconds", seconds / static_cast<double>(steps)},
                 {"cache_bytes", decode_->cache_bytes(batch, context)}};
+  }
+
+  absl::StatusOr<Json> AllReduce(const Json& asked) {
+    std::vector<std::unique_ptr<kernels::Device>> devices;
+    for (int64_t i = 0; i < asked.at("gpus").get<int64_t>(); ++i) {
+      KVASIR_ASSIGN_OR_RETURN(
+          auto device,
+          OpenGpu(name_ == "emulated" ? name_ : absl::StrCat("cuda:", i),
+                  module_, Products::kOwn));
+      devices.push_back(std::move(device));
+    }
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<double> seconds,
+                            TimeAllReduces({.bytes = asked.at("bytes"),
+                                            .calls = asked.at("calls"),
+                                            .rounds = asked.at("rounds"),
+                                            .libraries = asked.at("libraries")},
+                                           devices));
+    return Json{{"seconds", seconds}};
   }
 
   base::ThreadPool pool_{base::ReadMachineLimits().cpus};

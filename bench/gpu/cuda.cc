@@ -109,14 +109,18 @@ absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(
 absl::StatusOr<GpuFacts> FactsOf(const kernels::Device& device) {
   const kernels::CudaDevice* const cuda = CudaOf(device);
   if (cuda == nullptr) {
-    return GpuFacts{.name = device.name(), .timed_by = "host"};
+    return GpuFacts{
+        .name = device.name(), .gpus = kEmulatedGpus, .timed_by = "host"};
   }
+  int gpus = 0;
+  KVASIR_RETURN_IF_ERROR(Of(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount"));
   KVASIR_ASSIGN_OR_RETURN(const kernels::DeviceMemory memory, cuda->memory());
   return GpuFacts{.name = cuda->properties().name,
                   .multiprocessors = cuda->properties().multiprocessors,
                   .l2_bytes = cuda->properties().l2_bytes,
                   .memory_bytes = memory.total_bytes,
                   .free_bytes = memory.free_bytes,
+                  .gpus = gpus,
                   .timed_by = "events"};
 }
 

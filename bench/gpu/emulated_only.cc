@@ -17,7 +17,8 @@ absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(const kernels::Device&) {
 }
 
 absl::StatusOr<GpuFacts> FactsOf(const kernels::Device& device) {
-  return GpuFacts{.name = device.name(), .timed_by = "host"};
+  return GpuFacts{
+      .name = device.name(), .gpus = kEmulatedGpus, .timed_by = "host"};
 }
 
 }  // namespace kvasir::bench

@@ -49,6 +49,8 @@ DECODERS = {
                    "num_hidden_layers": DECODE_LAYERS, "max_position_embeddings": 1 << 17},
     "kvasir-tiny": {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 6},
 }
+# Of a decode step's sums, of a long prompt's, and what shows the links' bandwidth.
+ALL_REDUCE_BYTES = [16 << 10, 1 << 20, 256 << 20]
 PAIRS, FEWEST_PAIRS, MOST_SPREAD = 9, 7, 0.15
 PAGE = 64
 COPY_BYTES = 1 << 30
@@ -368,7 +370,8 @@ class Run:
         self.report = {
             "tests": [],
             "figures": {"machine": bench.facts, "baselines": others.version, "decoder": decoder_version, "pairs": self.pairs,
-                        "quick": arguments.quick, "attention": [], "prefill": [], "decode": [], "left_out": []}}
+                        "quick": arguments.quick, "attention": [], "prefill": [], "decode": [], "all_reduce": [],
+                        "left_out": []}}
 
     def write(self):
         part = self.arguments.json.with_suffix(".part")
@@ -553,6 +556,29 @@ class Run:
               f"{row['mma_operations_per_second'] * 1e-12:.1f} TFLOP/s, {row['speedup']:.2f} over "
               f"{row['best_baseline']}{', ' if by['why'] else ''}{by['why']}", flush=True)
 
+    def all_reduce(self, sizes, calls):
+        """Between GPUs over NCCL, in nccl-tests' terms."""
+        gpus = self.bench.facts["gpus"]
+        if gpus < 2:
+            return self.leave_out("all_reduce", f"never run: needs 2 GPUs, there is {gpus}")
+        for ranks in (each for each in (2, 4, 8) if each <= gpus):
+            for size in sizes:
+                self.attempt(f"all_reduce.g{ranks}.{size}",
+                             lambda ranks=ranks, size=size: self.all_reduce_row(ranks, size, calls))
+        return None
+
+    def all_reduce_row(self, ranks, size, calls):
+        library = os.environ.get("KVASIR_NCCL_LIBRARY")
+        seconds = self.bench.ask(do="all_reduce", gpus=ranks, bytes=size, calls=calls, rounds=self.pairs,
+                                 libraries=[library] if library else [])["seconds"]
+        took = middle(seconds)
+        # nccl-tests' bus bandwidth: what each link carries, whatever the number of ranks.
+        row = {"gpus": ranks, "bytes": size, "us": took["median"] * 1e6, "spread": took["spread"],
+               "bus_bytes_per_second": 2 * (ranks - 1) / ranks * size / took["median"]}
+        self.report["figures"]["all_reduce"].append(row)
+        print(f"  all-reduce of {size} bytes between {ranks} GPUs: {row['us']:.1f} us, "
+              f"{row['bus_bytes_per_second'] * 1e-9:.2f} GB/s of bus bandwidth", flush=True)
+
     @staticmethod
     def decoder_bytes(batch, context, bytes_per_slot):
         """Of a model and its cache, as if every layer had its own; a page more for each sequence."""
@@ -689,9 +715,11 @@ def main():
         run.decoders("kvasir-tiny", ["dense-bf16", "palu-50-g4"], [(1, 30, 0.75), (2, 40, 0.6)], 1)
         run.attention(["kvasir-tiny"], [(2, 40)])
         run.prefill("kvasir-tiny", 40)
+        run.all_reduce([4096, 100000], 2)
     else:
         run.attention(["llama-3-8b"], ROWS)
         run.prefill(PREFILL_SHAPE, PREFILL_TOKENS)
+        run.all_reduce(ALL_REDUCE_BYTES, 20)
         run.decoders(DECODE_SHAPE, DECODE_PLANS, DECODE_ROWS, 8)
         run.attention(["llama-2-7b"], ROWS)
     run.end()

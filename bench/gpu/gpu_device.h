@@ -21,12 +21,16 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
 absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(
     const kernels::Device& device);
 
+// There are as many as are opened; so many are enough.
+inline constexpr int kEmulatedGpus = 2;
+
 struct GpuFacts {
   std::string name;
   int multiprocessors = 0;
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
   int64_t free_bytes = 0;
+  int gpus = 0;  // that ranks may have
   std::string timed_by;
 };
 absl::StatusOr<GpuFacts> FactsOf(const kernels::Device& device);

@@ -99,6 +99,12 @@ def hugging_face(row):
     return [f"{row['speedup']:.2f}", f"{row['transformers_ms']:.4g} ms{'' if row['interleaved'] else ', not in turn'}"]
 
 
+def all_reduce(figures):
+    return table(["GPUs", "bytes", "µs", "bus bandwidth, GB/s"],
+                 [[str(row["gpus"]), str(row["bytes"]), f"{row['us']:.4g}", f"{row['bus_bytes_per_second'] * 1e-9:.4g}"]
+                  for row in figures["all_reduce"]])
+
+
 def never_measured():
     rows = []
     for plan in gpu_bench.PLANS:
@@ -109,6 +115,7 @@ def never_measured():
     rows += [[f"decode of {gpu_bench.DECODE_SHAPE}, `{plan}`, batch {batch} × {context}",
               "" if target is None else f"≥ {target:g} of the floor", NEVER] for plan in gpu_bench.DECODE_PLANS for batch, context, target in gpu_bench.DECODE_ROWS]
     rows += [["decode beside Hugging Face transformers with a static cache", "", NEVER]]
+    rows += [["all-reduce between GPUs", "", NEVER]]
     rows += [[f"prefill of {gpu_bench.PREFILL_TOKENS} tokens, `{plan}`", f"≥ {share:g} of what mma.sync reaches", NEVER]
              for plan, share in gpu_bench.PREFILL_SHARES.items()]
     return table(["row", "target", ""], rows)
@@ -125,7 +132,8 @@ def section(folder=RESULTS):
         baselines = "; ".join(figures[name] for name in ("baselines", "decoder") if name in figures)
         parts += [f"{machine['name']}, timed by {machine['timed_by']}; baselines: {baselines}. "
                   f"Medians of {figures['pairs']} pairs.", ""]
-        for name, write in ("attention", attention), ("prefill", prefill), ("decode", decode):
+        for name, write in (("attention", attention), ("prefill", prefill), ("decode", decode),
+                            ("all_reduce", all_reduce)):
             parts += [write(figures) if figures.get(name) else f"{name}: {NEVER}", ""]
         parts += [f"- {left['row']}: {left['why']}" for left in figures["left_out"]]
     return "\n".join(parts)

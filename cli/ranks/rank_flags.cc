@@ -7,7 +7,6 @@
 #include <array>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
@@ -34,9 +33,9 @@ void AddGroupFlags(CLI::App* app, RankFlags* flags) {
       ->type_name("FILE")
       ->group(kGroup);
   AddText(app, "--rank-interface", flags->interface,
-          "network interface, or address of this host, that activations go "
-          "over, not encrypted; default: loopback where all ranks are on one "
-          "host")
+          "network interface, or (gloo) address of this host, that activations "
+          "go over, not encrypted; where all ranks are on one host default: "
+          "loopback, or NCCL's choice")
       ->type_name("NAME|ADDRESS")
       ->group(kGroup);
   AddText(app, "--rank-secret-file", flags->secret_file,
@@ -220,7 +219,22 @@ absl::Status CheckFollowerFlags(const RankFlags& flags) {
 
 std::string CollectiveOf(const RankFlags& flags, const DeviceFlags& device) {
   if (flags.collective != "auto") return flags.collective;
-  return absl::StartsWith(device.device, "cuda") ? "nccl" : "gloo";
+  return device.device == "cpu" ? "gloo" : "nccl";
+}
+
+absl::Status CheckCollective(const RankFlags& flags,
+                             const DeviceFlags& device) {
+  if (flags.tp == 1) return absl::OkStatus();
+  if (device.device == "auto") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--device auto with --tp ", flags.tp,
+        ": ranks run on one kind of device: say which, cpu or cuda"));
+  }
+  const bool gloo = CollectiveOf(flags, device) == "gloo";
+  if (gloo == (device.device == "cpu")) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--collective ", flags.collective, " with --device ",
+                   device.device, ": want ", gloo ? "nccl" : "gloo"));
 }
 
 absl::StatusOr<std::string> ReadSecret(const std::string& path) {

@@ -61,6 +61,8 @@ absl::Status CheckFollowerFlags(const RankFlags& flags);
 
 // "gloo" or "nccl": what the flag says, or the device wants.
 std::string CollectiveOf(const RankFlags& flags, const DeviceFlags& device);
+// INVALID_ARGUMENT where a group's device does not have it, or is not known.
+absl::Status CheckCollective(const RankFlags& flags, const DeviceFlags& device);
 
 // What ranks of other hosts show. Empty: nothing but a certificate.
 // INVALID_ARGUMENT for a file that holds no secret.

@@ -115,8 +115,17 @@ TEST(RankFlagsTest, TheCollectiveIsTheDevices) {
   EXPECT_EQ(CollectiveOf({}, {.device = "cpu"}), "gloo");
   EXPECT_EQ(CollectiveOf({}, {.device = "cuda:2"}), "nccl");
   RankFlags flags;
+  flags.tp = 2;
   flags.collective = "gloo";
-  EXPECT_EQ(CollectiveOf(flags, {.device = "cuda"}), "gloo");
+  KVASIR_EXPECT_OK(CheckCollective(flags, {.device = "cpu"}));
+  EXPECT_THAT(CheckCollective(flags, {.device = "cuda"}),
+              Refuses("--collective gloo with --device cuda: want nccl"));
+  EXPECT_THAT(CheckCollective(flags, {.device = "auto"}),
+              Refuses("--device auto with --tp 2"));
+  flags.collective = "nccl";
+  EXPECT_THAT(CheckCollective(flags, {.device = "cpu"}),
+              Refuses("--collective nccl with --device cpu: want gloo"));
+  KVASIR_EXPECT_OK(CheckCollective({}, {.device = "auto"}));
 }
 
 TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessSomebodySaysSo) {

@@ -36,9 +36,10 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   }
   auto made =
       std::unique_ptr<NcclCommunicator>(new NcclCommunicator(options, comm));
-  KVASIR_RETURN_IF_ERROR(made->WaitUntilDone(
-      "ncclCommInitRankConfig", options.connect_timeout, /*tell=*/false));
-  made->watcher_ = std::thread(&NcclCommunicator::Watch, made.get());
+  KVASIR_RETURN_IF_ERROR(
+      made->WaitUntilDone("ncclCommInitRankConfig", options.connect_timeout));
+  base::MutexLock lock(&made->mutex_);
+  made->in_use_ = true;
   return made;
 }
 
@@ -46,34 +47,30 @@ NcclCommunicator::NcclCommunicator(const NcclCommunicatorOptions& options,
                                    CommHandle comm)
     : options_(options),
       functions_(options.library->functions()),
-      comm_(comm) {}
+      comm_(comm),
+      watcher_(&NcclCommunicator::Watch, this) {}
 
 NcclCommunicator::~NcclCommunicator() {
+  bool alive = false;
+  {
+    base::MutexLock lock(&mutex_);
+    in_use_ = false;
+    alive = failure_.ok();
+    // What comes of it is heard with what it goes on with.
+    if (alive) (void)functions_.ncclCommFinalize(comm_);
+  }
+  if (alive && WaitUntilDone("ncclCommFinalize", kGoodbye).ok()) {
+    base::MutexLock lock(&mutex_);
+    if (failure_.ok()) {
+      functions_.ncclCommDestroy(std::exchange(comm_, nullptr));
+    }
+  }
   {
     base::MutexLock lock(&mutex_);
     stopping_ = true;
-    stop_.SignalAll();
+    wake_.SignalAll();
   }
-  if (watcher_.joinable()) watcher_.join();
-  CommHandle comm = nullptr;
-  Result result = Result::kOk;
-  {
-    base::MutexLock lock(&mutex_);
-    comm = comm_;
-    if (comm == nullptr) return;
-    result = functions_.ncclCommFinalize(comm);
-  }
-  if (result == Result::kInProgress &&
-      WaitUntilDone("ncclCommFinalize", kGoodbye, /*tell=*/false).ok()) {
-    result = Result::kOk;
-  }
-  base::MutexLock lock(&mutex_);
-  if (comm_ == nullptr) return;  // it was too late, and is aborted
-  if (result == Result::kOk) {
-    functions_.ncclCommDestroy(comm);
-  } else {
-    functions_.ncclCommAbort(comm);
-  }
+  watcher_.join();
 }
 
 Result NcclCommunicator::AsyncError() {
@@ -90,8 +87,7 @@ absl::Status NcclCommunicator::StandsStill(const char* call) const {
 }
 
 absl::Status NcclCommunicator::WaitUntilDone(const char* call,
-                                             absl::Duration timeout,
-                                             bool tell) {
+                                             absl::Duration timeout) {
   const Clock::time_point deadline =
       Clock::now() + absl::ToChronoNanoseconds(timeout);
   constexpr absl::Duration kLongestPause = absl::Milliseconds(1);
@@ -105,9 +101,10 @@ absl::Status NcclCommunicator::WaitUntilDone(const char* call,
     }
     if (result == Result::kOk) return absl::OkStatus();
     if (result != Result::kInProgress) {
-      Fail(options_.library->Error(absl::StrCat("NCCL: ", call), result), tell);
+      FailAndTell(
+          options_.library->Error(absl::StrCat("NCCL: ", call), result));
     } else if (Clock::now() > deadline) {
-      Fail(StandsStill(call), tell);
+      FailAndTell(StandsStill(call));
     }
     absl::SleepFor(pause);
   }
@@ -132,14 +129,13 @@ absl::Status NcclCommunicator::Enqueue(
     if (!failure_.ok()) return failure_;
   }
   if (result == Result::kInProgress) {
-    KVASIR_RETURN_IF_ERROR(
-        WaitUntilDone(name, options_.call_timeout, /*tell=*/true));
+    KVASIR_RETURN_IF_ERROR(WaitUntilDone(name, options_.call_timeout));
   } else if (result != Result::kOk) {
-    Fail(options_.library->Error(absl::StrCat("NCCL: ", name), result), true);
+    FailAndTell(options_.library->Error(absl::StrCat("NCCL: ", name), result));
     return status();
   }
   const absl::Status marked = Mark(name, stream);
-  if (!marked.ok()) Fail(marked, true);
+  if (!marked.ok()) FailAndTell(marked);
   return marked;
 }
 
@@ -164,21 +160,22 @@ absl::Status NcclCommunicator::Mark(const char* name,
   return absl::OkStatus();
 }
 
-void NcclCommunicator::Fail(const absl::Status& reason, bool tell) {
-  CommHandle comm = nullptr;
+void NcclCommunicator::Fail(const absl::Status& reason) {
+  base::MutexLock lock(&mutex_);
+  if (!failure_.ok()) return;
+  failure_ = reason;
+  wake_.SignalAll();
+}
+
+void NcclCommunicator::FailAndTell(const absl::Status& reason) {
   {
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return;
     failure_ = reason;
-    const Clock::time_point deadline =
-        Clock::now() + absl::ToChronoNanoseconds(kGrace);
-    while (calling_.has_value() && Clock::now() < deadline) {
-      returned_.WaitWithTimeout(&mutex_, absl::Milliseconds(10));
-    }
-    comm = std::exchange(comm_, nullptr);
+    wake_.SignalAll();
+    if (!in_use_ || !options_.on_failure) return;
   }
-  functions_.ncclCommAbort(comm);
-  if (tell && options_.on_failure) options_.on_failure(reason);
+  options_.on_failure(reason);
 }
 
 absl::Status NcclCommunicator::status() const {
@@ -190,20 +187,38 @@ void NcclCommunicator::Watch() {
   for (;;) {
     {
       base::MutexLock lock(&mutex_);
-      if (!stopping_) stop_.WaitWithTimeout(&mutex_, options_.poll_interval);
-      if (stopping_ || !failure_.ok()) return;
+      if (!stopping_ && failure_.ok()) {
+        wake_.WaitWithTimeout(&mutex_, options_.poll_interval);
+      }
+      if (!failure_.ok()) break;
+      if (stopping_) return;
     }
     absl::Status found = LookAtLibrary();
     if (found.ok()) found = LookAtMarks();
-    if (!found.ok()) Fail(found, true);
+    if (!found.ok()) FailAndTell(found);
   }
+  AbortLibrary();
+}
+
+void NcclCommunicator::AbortLibrary() {
+  CommHandle comm = nullptr;
+  {
+    base::MutexLock lock(&mutex_);
+    const Clock::time_point deadline =
+        Clock::now() + absl::ToChronoNanoseconds(kGrace);
+    while (calling_.has_value() && Clock::now() < deadline) {
+      returned_.WaitWithTimeout(&mutex_, absl::Milliseconds(10));
+    }
+    comm = std::exchange(comm_, nullptr);
+  }
+  functions_.ncclCommAbort(comm);
 }
 
 absl::Status NcclCommunicator::LookAtLibrary() {
   Result result = Result::kOk;
   {
     base::MutexLock lock(&mutex_);
-    if (!failure_.ok()) return absl::OkStatus();
+    if (!failure_.ok() || comm_ == nullptr) return absl::OkStatus();
     if (calling_.has_value()) {
       const bool late = Clock::now() - calling_->since >
                         absl::ToChronoNanoseconds(options_.call_timeout);

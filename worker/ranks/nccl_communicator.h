@@ -39,8 +39,8 @@ struct NcclCommunicatorOptions {
 // beside a call that does not return (a full queue of launches behind a
 // collective that hangs), as NVIDIA allows.
 //
-// Owns: the communicator, a thread that looks at it each poll_interval, marks
-//   of the device that it was called for.
+// Owns: the communicator, a thread that looks at it each poll_interval and
+//   aborts it, marks of the device that it was called for.
 // Threads: Enqueue from one at a time; Fail and status from any.
 // Errors: what the communicator died of, from every call. UNAVAILABLE where a
 //   rank stands still or NCCL says that one is gone.
@@ -50,7 +50,8 @@ class NcclCommunicator {
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
       const NcclCommunicatorOptions& options, const nccl::UniqueId& id);
   // Waits for the other ranks to come here too, for some seconds, unless it is
-  // dead.
+  // dead: then for ncclCommAbort, of which NVIDIA says that it may wait for
+  // ranks of the same machine.
   ~NcclCommunicator();
 
   // `call` enqueues on the stream whose handle it gets, and returns at once.
@@ -59,9 +60,8 @@ class NcclCommunicator {
       absl::FunctionRef<nccl::Result(nccl::CommHandle comm, void* stream)>
           call);
 
-  // Aborts the communicator; the first reason is kept. With `tell` its
-  // on_failure is called, from this thread.
-  void Fail(const absl::Status& reason, bool tell);
+  // Has the communicator aborted, soon; the first reason is kept.
+  void Fail(const absl::Status& reason);
   absl::Status status() const;
 
  private:
@@ -78,27 +78,29 @@ class NcclCommunicator {
                    nccl::CommHandle comm);
 
   // Until the library has done what it goes on with behind a call.
-  absl::Status WaitUntilDone(const char* call, absl::Duration timeout,
-                             bool tell);
+  absl::Status WaitUntilDone(const char* call, absl::Duration timeout);
   // Of the communicator, or of what the library goes on with.
   nccl::Result AsyncError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Marks the stream behind a call.
   absl::Status Mark(const char* name, kernels::LaunchStream& stream);
   absl::Status StandsStill(const char* call) const;
+  // As Fail, and tells on_failure first.
+  void FailAndTell(const absl::Status& reason);
 
   // The body of `watcher_`.
   void Watch();
   // What it finds.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();
+  void AbortLibrary();
 
   const NcclCommunicatorOptions options_;
   const nccl::Functions& functions_;
 
   mutable base::Mutex mutex_;
   base::CondVar returned_;  // a call of the library
-  base::CondVar stop_;      // the watcher's
-  // Null once it is aborted.
+  base::CondVar wake_;      // the watcher
+  // Null once it is aborted or destroyed.
   nccl::CommHandle comm_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   // What a thread is in the library with.
@@ -108,6 +110,8 @@ class NcclCommunicator {
   std::deque<Call> ahead_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<kernels::StreamMark>> free_
       ABSL_GUARDED_BY(mutex_);
+  // Between Connect and the destructor, which both tell themselves.
+  bool in_use_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread watcher_;
 };

@@ -155,7 +155,7 @@ class NcclCollective final : public Collective {
   }
 
   void Abort(const absl::Status& reason) override {
-    communicator_->Fail(RankGaveUp(shard_.rank, reason), /*tell=*/false);
+    communicator_->Fail(RankGaveUp(shard_.rank, reason));
   }
 
   absl::Status status() const override { return communicator_->status(); }

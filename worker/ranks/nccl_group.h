@@ -38,8 +38,9 @@ struct NcclOptions {
   absl::Duration call_timeout = absl::Seconds(30);
   // How often NCCL is asked for errors, and streams for where they are.
   absl::Duration poll_interval = absl::Milliseconds(100);
-  // Called once, with what killed the group, by the thread that found it; not
-  // for Abort. To be told the leader, and not to wait in.
+  // Called once, with what killed the group, by the thread that found it,
+  // before that aborts anything; not for Abort, nor once the collective is
+  // being destroyed. It must not wait.
   std::function<void(const absl::Status&)> on_failure;
 };
 
@@ -50,7 +51,10 @@ struct NcclOptions {
 // stream has come by, and what they fail with is heard by the next call, by
 // status() and by on_failure. Nobody hears of a rank that is gone but by NCCL
 // (which knows it of ranks that it reaches over a network) and by waiting for
-// too long: whoever knows better, by heartbeats say, calls Abort.
+// too long: whoever knows better, by heartbeats say, calls Abort. That returns
+// at once; the destructor may wait, as NVIDIA says of ncclCommAbort, until
+// other ranks of the machine have given up too: a process that must end does
+// not destroy a collective that is dead.
 //
 // What is promised of bits: NCCL says that an all-reduce leaves identical
 // copies; it says nothing of their order, which may be another one with another

@@ -234,6 +234,7 @@ TEST_F(NcclGroupTest, AnAsynchronousErrorIsToldByTheCallsAndOnce) {
   }
   EXPECT_THAT(failures.told(),
               ::testing::UnorderedElementsAre(results[0], results[1]));
+  End();
   EXPECT_EQ(aborts(), 2);
 }
 
@@ -250,6 +251,7 @@ TEST_F(NcclGroupTest, ARankThatStandsStillEndsAllWhenTheirTimeIsUp) {
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(400));
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
   EXPECT_EQ(failures.told().size(), 3u);
+  End();
   EXPECT_EQ(aborts(), 3);
 }
 
@@ -306,6 +308,7 @@ TEST_F(NcclGroupTest, ACallThatDoesNotReturnIsAbortedUnderTheLibrary) {
   for (const absl::Status& status : results) {
     EXPECT_THAT(status, StatusIs(kUnavailable, HasSubstr("in ncclAllReduce")));
   }
+  End();
   EXPECT_EQ(aborts(), 2);
 }
 
@@ -347,6 +350,7 @@ TEST_F(NcclGroupTest, AbortEndsWhatAStreamIsAt) {
                               "tensor-parallel rank 0 gave up: a heartbeat is "
                               "missing"));
   collective(1).Abort(absl::CancelledError("so did rank 0"));
+  End();
   EXPECT_EQ(aborts(), 2);
   EXPECT_EQ(failures.told().size(), 0u);  // whoever aborts knows
 }
@@ -410,6 +414,7 @@ TEST_F(NcclGroupTest, RanksThatDoNotComeAreWaitedForForALimitedTime) {
     EXPECT_THAT(rank.status(),
                 StatusIs(kUnavailable, HasSubstr("in ncclCommInitRankConfig")));
   }
+  End();
   EXPECT_EQ(aborts(), 3);
   EXPECT_EQ(failures.told().size(), 0u);  // Connect says it
 }

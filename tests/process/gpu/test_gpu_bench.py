@@ -22,7 +22,8 @@ import gpu_page  # noqa: E402
 
 BUILD = BINARY.parent
 BENCH, MODULE = BUILD / "bench/gpu/bench_gpu", BUILD / "kvasir-emulated.so"
-needs_bench = pytest.mark.skipif(not (BENCH.exists() and MODULE.exists()), reason="bench_gpu is not built")
+FAKE_NCCL = BUILD / "worker/ranks/libworker_fake_nccl.so"
+needs_bench = pytest.mark.skipif(not all(file.exists() for file in (BENCH, MODULE, FAKE_NCCL)), reason="bench_gpu is not built")
 
 
 @pytest.fixture
@@ -54,7 +55,8 @@ def check(programs, driver, stage):  # noqa: F811
 
 
 @needs_bench
-def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver):  # noqa: F811
+def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("KVASIR_NCCL_LIBRARY", str(FAKE_NCCL))
     said, program = check(programs, driver, "bench")
     figures = program["figures"]
     assert [row["plan"] for row in figures["attention"]] == gpu_bench.PLANS
@@ -76,6 +78,9 @@ def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver):  # n
         # 16 query heads of 32 numbers; row i of 40 sees i slots.
         assert row["tokens"] == 40 and row["operations"] == 4 * 16 * 32 * sum(range(1, 41))
         assert row["mma_operations_per_second"] > 0 and list(row["baselines_us"]) == ["dense"]
+    assert [(row["gpus"], row["bytes"]) for row in figures["all_reduce"]] == [(2, 4096), (2, 100000)]
+    # 2 (n - 1) / n is 1 for two of them.
+    assert all(abs(row["bus_bytes_per_second"] * row["us"] - 1e6 * row["bytes"]) < 1 for row in figures["all_reduce"])
     assert figures["machine"]["timed_by"] == "host" and "the device is emulated" in figures["baselines"]
     # What has no kernel is named, and fails nothing.
     decoder, left = figures["left_out"]
@@ -114,6 +119,16 @@ def test_a_server_that_does_not_start_fails_with_its_words(programs):
 
 
 # ---------------------------------------------------- time, and what is not served
+
+def test_an_all_reduce_needs_two_gpus(tmp_path):
+    stand_in = StandIn(0)
+    stand_in.facts = {**StandIn.facts, "gpus": 1}
+    run = gpu_bench.Run(types.SimpleNamespace(quick=False, json=tmp_path / "report.json"), stand_in, gpu_bench.NoTorch("a test"))
+    run.all_reduce(gpu_bench.ALL_REDUCE_BYTES, 20)
+    assert run.report["figures"]["left_out"] == [
+        {"row": "all_reduce", "why": "never run: needs 2 GPUs, there is 1"}]
+    assert run.report["tests"] == []
+
 
 class StandIn:
     """A bench_gpu that has time for so many requests."""

@@ -456,6 +456,8 @@ Result ncclCommDestroy(CommHandle comm) {
 Result ncclCommAbort(CommHandle comm) {
   ++aborts;
   comm->state->Abort();
+  // A call that is stuck has read the handle before it set this.
+  (void)comm->state->used.load();
   delete comm;
   return Result::kOk;
 }
