@@ -1,4 +1,4 @@
-#include "worker/ranks/nccl_communicator.h"
+#include "worker/ranks/nccl/nccl_communicator.h"
 
 #include <algorithm>
 #include <utility>
