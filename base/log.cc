@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/string_view.h"
@@ -30,17 +31,24 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-constexpr char kTextPattern[] = "%Y-%m-%dT%H:%M:%S.%e%z %L %v";
-// The event itself is a JSON object without its opening brace.
-constexpr char kJsonPattern[] =
-    R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l",%v)";
+// The event itself is, as JSON, an object without its opening brace.
+std::string PatternOf(LogFormat format, std::optional<int> rank) {
+  if (format == LogFormat::kJson) {
+    return absl::StrCat(
+        R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l",)",
+        rank.has_value() ? absl::StrCat("\"rank\":", *rank, ",") : "", "%v");
+  }
+  return absl::StrCat("%Y-%m-%dT%H:%M:%S.%e%z %L ",
+                      rank.has_value() ? absl::StrCat("rank=", *rank, " ") : "",
+                      "%v");
+}
 
 spdlog::logger& Logger() {
   // Never destroyed: threads may log while the process exits.
   static spdlog::logger* const logger = [] {
     auto* made = new spdlog::logger(
         "kvasir", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made->set_pattern(kTextPattern);
+    made->set_pattern(PatternOf(LogFormat::kText, std::nullopt));
     made->flush_on(spdlog::level::trace);
     return made;
   }();
@@ -85,10 +93,11 @@ LogField::LogField(std::string_view name, std::string_view value)
 
 void InitLogging(LogFormat format, LogLevel level) {
   g_format = format;
-  Logger().set_pattern(format == LogFormat::kJson ? kJsonPattern
-                                                  : kTextPattern);
+  Logger().set_pattern(PatternOf(format, std::nullopt));
   Logger().set_level(ToSpdlog(level));
 }
+
+void SetLogRank(int rank) { Logger().set_pattern(PatternOf(g_format, rank)); }
 
 absl::Status ParseLogFormat(std::string_view name, LogFormat* format) {
   if (name == "text") {

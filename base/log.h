@@ -57,6 +57,10 @@ class LogField {
 // be called from any thread. Without it, text at info level.
 void InitLogging(LogFormat format, LogLevel level);
 
+// Every line names this rank of a tensor-parallel group from now on. As
+// InitLogging, whose formats it keeps.
+void SetLogRank(int rank);
+
 // "text" / "json" and "debug" / "info" / "warning" / "error" / "off".
 absl::Status ParseLogFormat(std::string_view name, LogFormat* format);
 absl::Status ParseLogLevel(std::string_view name, LogLevel* level);

@@ -488,7 +488,7 @@ TEST(TlsFlagsTest, EmptyFlagsAndVariablesAreWrongUsage) {
     Servers() {
       AddConfigFile(&app);
       CLI::App* const router = app.add_subcommand("router", "");
-      AddListenFlags(router, &listen, /*with_grpc_port=*/true);
+      AddListenFlags(router, &listen, CalledBy::kClients);
       AddRouterFlags(router, &flags, /*with_workers=*/true);
       AddDialTlsFlags(app.add_subcommand("drain", ""), &dial);
     }

@@ -10,7 +10,9 @@
 #include "cache/eviction/eviction_schedule.h"
 #include "cache/sequence_pages.h"
 #include "cli/device/device.h"
+#include "cli/ranks/group_identity.h"
 #include "cli/units.h"
+#include "model/checkpoint/weight_tiles.h"
 #include "worker/weights/weight_source.h"
 
 namespace kvasir::cli {
@@ -24,6 +26,10 @@ absl::StatusOr<std::unique_ptr<worker::WeightSource>> OpenWeights(
   }
   return worker::RandomSource::Create(*source.shape, source.spec, *source.plan,
                                       seed, kernels::DType::kBf16);
+}
+
+LocalShare LocalShareOf(const LoadRequest& request) {
+  return request.group != nullptr ? request.group->local() : LocalShare{};
 }
 
 }  // namespace
@@ -60,9 +66,9 @@ absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
 }
 
 absl::StatusOr<LoadedModel::Room> LoadedModel::RoomOn(
-    const kernels::Device* device, double utilization) {
+    const kernels::Device* device, double utilization, LocalShare local) {
   Room room;
-  const int64_t host = base::ReadMachineLimits().available_bytes;
+  const int64_t host = base::ReadMachineLimits().available_bytes / local.count;
   if (device == nullptr || !device->has_own_memory()) {
     room.available_bytes = host;
     return room;
@@ -160,7 +166,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   auto model = std::unique_ptr<LoadedModel>(new LoadedModel());
   KVASIR_ASSIGN_OR_RETURN(
       model->source_,
-      OpenModelSource(request.model, PlanUse::kRun, request.plan));
+      OpenModelSource(
+          request.model, PlanUse::kRun, request.plan,
+          request.group != nullptr ? request.group->shard() : plan::TpShard{}));
   const ModelSource& source = model->source_;
   if (request.check) KVASIR_RETURN_IF_ERROR(request.check(source));
   if (request.stretch_positions && source.shape.has_value() &&
@@ -171,12 +179,14 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   KVASIR_RETURN_IF_ERROR(model->ChooseLength(request.max_model_len));
   model->num_threads_ = request.model.threads > 0
                             ? request.model.threads
-                            : base::ReadMachineLimits().cpus;
+                            : std::max(1, base::ReadMachineLimits().cpus /
+                                              LocalShareOf(request).count);
 
+  DeviceWish wish = DeviceWishOf(source, request.model);
+  wish.next_gpu = LocalShareOf(request).index;
   KVASIR_ASSIGN_OR_RETURN(
       std::unique_ptr<kernels::Device> device,
-      OpenDevice(request.model.device, DeviceWishOf(source, request.model),
-                 request.open_cuda));
+      OpenDevice(request.model.device, wish, request.open_cuda));
   const bool may_go_on =
       request.model.device.device == "auto" && device != nullptr;
   absl::Status loaded = model->LoadOn(std::move(device), request);
@@ -189,14 +199,40 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   return model;
 }
 
+absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
+    const LoadRequest& request, const kernels::Device* device) const {
+  GroupTerms terms;
+  KVASIR_ASSIGN_OR_RETURN(
+      terms.identity,
+      IdentityOf(source_, request.model.weights_seed, device,
+                 {.page_tokens = request.model.page_tokens,
+                  .max_model_len = max_model_len_,
+                  .max_num_seqs = request.max_num_seqs,
+                  .max_batched_tokens = request.max_batched_tokens,
+                  .deterministic = request.model.deterministic}));
+  // The same on all ranks: each makes its cache_id of them.
+  terms.combine = [](absl::Span<const std::string> tiles_by_rank)
+      -> absl::StatusOr<worker::CombinedIds> {
+    KVASIR_ASSIGN_OR_RETURN(std::string weights_id,
+                            model::CombineWeightTiles(tiles_by_rank));
+    return worker::CombinedIds{.weights_id = std::move(weights_id)};
+  };
+  if (device != nullptr) {
+    terms.use_device = [device] { return device->UseOnThisThread(); };
+  }
+  return request.group->Join(terms);
+}
+
 absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
                                  const LoadRequest& request) {
   const ModelSource& source = source_;
   worker::RankOptions options;
   options.num_threads = num_threads_;
   options.deterministic = request.model.deterministic;
-  KVASIR_ASSIGN_OR_RETURN(const Room room,
-                          RoomOn(device.get(), request.gpu_memory_utilization));
+  const LocalShare local = LocalShareOf(request);
+  KVASIR_ASSIGN_OR_RETURN(
+      const Room room,
+      RoomOn(device.get(), request.gpu_memory_utilization, local));
   std::shared_ptr<const worker::ServedPlan> served = source.served;
   const worker::ServeOptions serve =
       ServeOptionsOf(request.model, device.get());
@@ -207,7 +243,8 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   int64_t granule_bytes = 0;
   worker::MatrixFormat matrices;
   if (device == nullptr) {
-    options.memory_limit_bytes = base::ReadMachineLimits().memory_bytes;
+    options.memory_limit_bytes =
+        base::ReadMachineLimits().memory_bytes / local.count;
   } else {
     granule_bytes = device->page_granule_bytes();
     matrices = worker::MatrixFormat::Of(*device);
@@ -238,8 +275,16 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   options.executor.max_batched_tokens = request.max_batched_tokens;
   options.executor.profile = request.profile;
   options.progress = request.progress;
+  worker::Collective* collective = nullptr;
+  if (request.group != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(collective, JoinGroup(request, device.get()));
+    options.agree = [group = request.group](const worker::RankOffer& offer) {
+      return group->Agree(offer);
+    };
+  }
   KVASIR_ASSIGN_OR_RETURN(
-      rank_, worker::Rank::Create(source.spec, served, weights.get(), options));
+      rank_, worker::Rank::Create(source.spec, served, weights.get(), options,
+                                  collective));
   cache::KvCacheConfig config = cache::MakeKvCacheConfig(
       this->layout(), pages(), rank_->cache_id(), rank_->host_pages());
   config.prefix_reuse = config.prefix_reuse && request.prefix_reuse;

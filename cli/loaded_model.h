@@ -14,6 +14,7 @@
 #include "cli/device/device.h"
 #include "cli/model_source.h"
 #include "cli/options.h"
+#include "cli/ranks/membership.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::cli {
@@ -42,6 +43,8 @@ struct LoadRequest {
   bool stretch_positions = false;
   // ModelExecutorOptions'.
   worker::StepProfile* profile = nullptr;
+  // Null: the whole model. Outlives it.
+  Membership* group = nullptr;
   // Hears of what is going to be run before a weight is read, and may refuse
   // it.
   std::function<absl::Status(const ModelSource& source)> check;
@@ -84,6 +87,9 @@ class LoadedModel {
   // Null: the CPU.
   absl::Status LoadOn(std::unique_ptr<kernels::Device> device,
                       const LoadRequest& request);
+  // Until all ranks have come.
+  absl::StatusOr<worker::Collective*> JoinGroup(
+      const LoadRequest& request, const kernels::Device* device) const;
   // For weights and pools, before either is there.
   struct Room {
     int64_t available_bytes = 0;
@@ -91,7 +97,7 @@ class LoadedModel {
     std::optional<int64_t> host_available_bytes;
   };
   static absl::StatusOr<Room> RoomOn(const kernels::Device* device,
-                                     double utilization);
+                                     double utilization, LocalShare local);
   struct PoolBytes {
     int64_t pool = 0;
     int64_t host_pool = 0;

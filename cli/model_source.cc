@@ -114,7 +114,7 @@ kvasir::v1::DataType OwnCacheType(const ModelSource& source) {
 absl::Status ModelSource::SetPlan(const kvasir::v1::KvPlan& source) {
   KVASIR_ASSIGN_OR_RETURN(
       plan::ResolvedPlan resolved,
-      plan::ResolvePlan(source, model::AttentionShapeOf(spec)));
+      plan::ResolvePlan(source, model::AttentionShapeOf(spec), shard));
   plan = std::make_shared<const plan::ResolvedPlan>(std::move(resolved));
   return absl::OkStatus();
 }
@@ -189,9 +189,10 @@ DeviceWish DeviceWishOf(const ModelSource& source,
 
 absl::StatusOr<ModelSource> OpenModelSource(
     const ModelOptions& options, PlanUse use,
-    std::optional<kvasir::v1::KvPlan> plan) {
+    std::optional<kvasir::v1::KvPlan> plan, plan::TpShard shard) {
   KVASIR_RETURN_IF_ERROR(CheckModelOptions(options));
   ModelSource source;
+  source.shard = shard;
   if (options.random_weights) {
     KVASIR_ASSIGN_OR_RETURN(source.shape, model::FindShape(options.shape));
     KVASIR_ASSIGN_OR_RETURN(source.spec, model::SpecOfShape(*source.shape));

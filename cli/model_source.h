@@ -16,6 +16,7 @@
 #include "model/shapes/decoder_spec.h"
 #include "model/shapes/shapes.h"
 #include "plan/resolved_plan.h"
+#include "plan/tp_shard.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 #include "worker/program/served_plan.h"
 
@@ -27,7 +28,9 @@ struct ModelSource {
   std::optional<model::ModelShape> shape;
   std::string name;
   model::DecoderSpec spec;
-  // Resolved once, for one rank of one: everything that follows takes it. Exact
+  // Which rank's part; the whole where nobody says.
+  plan::TpShard shard;
+  // Resolved once, for that rank: everything that follows takes it. Exact
   // windows end at the model's length.
   std::shared_ptr<const plan::ResolvedPlan> plan;
   // What the rank runs on a CPU; null where the plan is only looked at.
@@ -59,7 +62,8 @@ enum class PlanUse {
 // on top.
 absl::StatusOr<ModelSource> OpenModelSource(
     const ModelOptions& options, PlanUse use,
-    std::optional<kvasir::v1::KvPlan> plan = std::nullopt);
+    std::optional<kvasir::v1::KvPlan> plan = std::nullopt,
+    plan::TpShard shard = {});
 
 // What caches of the model hold where nobody says otherwise: the type of the
 // projections that make keys, of a checkpoint that has none as they are

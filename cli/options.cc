@@ -7,6 +7,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/read_file.h"
@@ -29,6 +30,8 @@ constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
 // Of a token, with whatever stands around it.
 constexpr size_t kMaxTokenFileBytes = 4096;
 
+}  // namespace
+
 absl::Status CheckPlainCall(const std::string& target, const char* remedy,
                             bool insecure) {
   if (insecure || base::IsLocalTarget(target)) return absl::OkStatus();
@@ -38,10 +41,11 @@ absl::Status CheckPlainCall(const std::string& target, const char* remedy,
                    "protects it (a mesh, a NetworkPolicy)"));
 }
 
-absl::StatusOr<std::string> ReadToken(const std::string& path) {
-  const auto wrong = [&path](absl::string_view what) {
+absl::StatusOr<std::string> ReadSecretFile(const char* flag,
+                                           const std::string& path) {
+  const auto wrong = [&](absl::string_view what) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--token-file ", path, ": ", what));
+        absl::StrCat(flag, " ", path, ": ", what));
   };
   const auto text = base::ReadFile(path, kMaxTokenFileBytes);
   if (!text.ok()) return wrong(text.status().message());
@@ -51,14 +55,32 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
       std::any_of(token.begin(), token.end(), [](char c) {
         return absl::ascii_isspace(static_cast<unsigned char>(c));
       })) {
-    return wrong(absl::StrCat("want one token of at most ",
+    return wrong(absl::StrCat("want one secret of at most ",
                               router::kMaxBearerTokenBytes,
                               " bytes, and nothing else"));
   }
   return token;
 }
 
-}  // namespace
+absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
+                                                const std::string& flag) {
+  base::ListenAddress address;
+  address.flag = address.host_flag = flag;
+  if (absl::StartsWith(text, "unix:")) {
+    address.unix_path = text.substr(5);
+    if (!address.unix_path.empty()) return address;
+  } else {
+    const size_t colon = text.rfind(':');
+    if (colon != std::string::npos && colon > 0 &&
+        absl::SimpleAtoi(text.substr(colon + 1), &address.port) &&
+        address.port >= 0 && address.port <= 65535) {
+      address.host = text.substr(0, colon);
+      return address;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "'", text, "' is no address: want HOST:PORT or unix:/path/of/socket"));
+}
 
 CLI::Validator ShapeName() {
   return Checked(
@@ -138,7 +160,7 @@ void RequireModel(const ModelOptions& options) {
   }
 }
 
-void AddEngineFlags(CLI::App* app, EngineFlags* options) {
+void AddStepFlags(CLI::App* app, EngineFlags* options) {
   AddFlag(app, "--max-model-len", options->max_model_len,
           "longest prompt + output in tokens; 0: the model's own limit")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
@@ -165,6 +187,10 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
                  "pages, to be copied back instead of computed again; 0: none; "
                  "auto: a quarter of the pool, none where --max-num-seqs full "
                  "sequences fit it");
+}
+
+void AddEngineFlags(CLI::App* app, EngineFlags* options) {
+  AddStepFlags(app, options);
   AddFlag(app, "--max-queue", options->max_queue,
           "requests that may wait; more are refused (RESOURCE_EXHAUSTED)")
       ->check(CLI::Range(0, 1 << 20));
@@ -193,10 +219,10 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
               "step plan, exit");
 }
 
-void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
+void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers) {
   AddText(app, "--host", options->host,
           "address to listen on; 0.0.0.0 for all interfaces");
-  if (with_grpc_port) {
+  if (callers == CalledBy::kClients) {
     AddFlag(app, "--grpc-port", options->grpc_port,
             "gRPC for clients; 0 picks a free port")
         ->check(CLI::Range(0, 65535));
@@ -226,13 +252,15 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
       ->type_name("FILE");
   AddText(app, "--tls-key", options->tls.key, "PEM key of --tls-cert")
       ->type_name("FILE");
-  AddText(app, "--tls-client-ca", options->tls.client_ca,
-          "PEM authorities: who calls shows a certificate of theirs, too")
-      ->type_name("FILE");
-  AddText(app, "--tls-client-names", options->tls.client_names,
-          "DNS, URI or IP names of which a caller's certificate has one; "
-          "default: all that --tls-client-ca has signed")
-      ->delimiter(',');
+  if (callers != CalledBy::kOperators) {
+    AddText(app, "--tls-client-ca", options->tls.client_ca,
+            "PEM authorities: who calls shows a certificate of theirs, too")
+        ->type_name("FILE");
+    AddText(app, "--tls-client-names", options->tls.client_names,
+            "DNS, URI or IP names of which a caller's certificate has one; "
+            "default: all that --tls-client-ca has signed")
+        ->delimiter(',');
+  }
   AddText(app, "--admin-client-ca", options->admin_client_ca,
           "the same of --admin-port, with --tls-cert: needed where "
           "--admin-host is not of this machine, --insecure or not")
@@ -248,7 +276,8 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
       ->type_name("FILE");
   AddDuration(app, "--drain-timeout", options->drain_timeout,
               "after SIGTERM: how long running requests may take");
-  if (!with_grpc_port) {
+  if (callers == CalledBy::kOperators) return;
+  if (callers == CalledBy::kRouters) {
     AddSwitch(app, "--tls-any-client", options->tls.any_client,
               "with --tls-cert and without --tls-client-ca: whoever reaches "
               "--listen from another machine is taken for a router; something "
@@ -411,7 +440,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
     KVASIR_ASSIGN_OR_RETURN(auto tls, base::TlsChannelCredentials(options));
     if (flags.token_file.empty()) return tls;
     KVASIR_ASSIGN_OR_RETURN(const std::string token,
-                            ReadToken(flags.token_file));
+                            ReadSecretFile("--token-file", flags.token_file));
     // gRPC, too, sends such credentials over TLS alone.
     return grpc::CompositeChannelCredentials(
         tls, grpc::AccessTokenCredentials(token));

@@ -75,6 +75,8 @@ struct EngineFlags {
   bool prefix_caching = true;
   absl::Duration watchdog = absl::Minutes(2);
 };
+// Of them, what a step and its memory take: the same on all ranks.
+void AddStepFlags(CLI::App* app, EngineFlags* options);
 void AddEngineFlags(CLI::App* app, EngineFlags* options);
 
 // TLS of a listener. Without a certificate it speaks plain text, which is for
@@ -115,6 +117,17 @@ struct ListenFlags {
 // not said, so that a drain has time for what runs behind that.
 // INVALID_ARGUMENT when it is no less than the drain may take.
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
+// "unix:/path" or "host:port" of that flag.
+absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
+                                                const std::string& flag);
+// FAILED_PRECONDITION where a call without TLS would leave the machine and is
+// not `insecure`; `remedy`: the flag that gives it TLS.
+absl::Status CheckPlainCall(const std::string& target, const char* remedy,
+                            bool insecure);
+// INVALID_ARGUMENT, without what is in it, for a file that holds no secret or
+// more than one.
+absl::StatusOr<std::string> ReadSecretFile(const char* flag,
+                                           const std::string& path);
 // Of the admin port.
 base::ListenAddress AdminAddress(const ListenFlags& flags);
 // Null: plain text. The errors of base::TlsWatch::Server, and
@@ -153,8 +166,10 @@ void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options);
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
     const DialTlsFlags& flags, const std::string& target);
 
-// A worker has --listen in place of --grpc-port.
-void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port);
+// Who calls, beside operators: a worker has --listen in place of --grpc-port, a
+// rank neither.
+enum class CalledBy { kClients, kRouters, kOperators };
+void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers);
 
 struct RouterFlags {
   std::vector<std::string> workers;  // host:port or unix:/path

@@ -1,21 +1,29 @@
-// `kvasir serve`, `kvasir router`, `kvasir worker`.
+// `kvasir serve`, `kvasir router`, `kvasir worker`, `kvasir rank`.
+#include <unistd.h>
+
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/net/grpc_server.h"
 #include "base/status_macros.h"
 #include "cli/commands.h"
 #include "cli/device/device.h"
+#include "cli/exit_code.h"
 #include "cli/flags.h"
 #include "cli/known_models.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/ranks/child_arguments.h"
+#include "cli/ranks/local_ranks.h"
+#include "cli/ranks/rank_flags.h"
+#include "cli/ranks/rank_group.h"
 #include "cli/runtime/identity_watch.h"
 #include "cli/runtime/operator_surface.h"
+#include "cli/runtime/rank_runtime.h"
 #include "cli/runtime/router_runtime.h"
 #include "cli/runtime/serve_stack.h"
 #include "cli/runtime/worker_runtime.h"
@@ -26,6 +34,7 @@ namespace {
 struct ServeFlags {
   ModelOptions model;
   EngineFlags engine;
+  RankFlags ranks;
   ListenFlags listen;
   RouterFlags router;
   CommonFlags common;
@@ -34,26 +43,6 @@ struct ServeFlags {
   // Of a router.
   absl::Duration start_timeout = absl::Seconds(30);
 };
-
-// "unix:/path" or "host:port".
-absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text) {
-  base::ListenAddress address;
-  address.flag = address.host_flag = "--listen";
-  if (absl::StartsWith(text, "unix:")) {
-    address.unix_path = text.substr(5);
-    if (!address.unix_path.empty()) return address;
-  } else {
-    const size_t colon = text.rfind(':');
-    if (colon != std::string::npos && colon > 0 &&
-        absl::SimpleAtoi(text.substr(colon + 1), &address.port) &&
-        address.port >= 0 && address.port <= 65535) {
-      address.host = text.substr(0, colon);
-      return address;
-    }
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "'", text, "' is no address: want HOST:PORT or unix:/path/of/socket"));
-}
 
 base::ListenAddress ClientAddress(const ListenFlags& flags) {
   base::ListenAddress address;
@@ -77,7 +66,56 @@ std::function<void(int64_t, int64_t)> LoadProgress() {
   };
 }
 
-absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
+// `operators` and `children` outlive the group.
+RankGroupSettings GroupSettings(const ServeFlags& flags,
+                                const std::shared_ptr<base::TlsWatch>& tls,
+                                OperatorSurface* operators) {
+  RankGroupSettings settings;
+  settings.flags = flags.ranks;
+  settings.insecure = flags.listen.insecure;
+  settings.collective = CollectiveOf(flags.ranks, flags.model.device);
+  settings.deterministic = flags.model.deterministic;
+  settings.metrics = operators->metrics_target();
+  settings.tls = tls;
+  settings.step_timeout = flags.engine.watchdog > absl::ZeroDuration()
+                              ? flags.engine.watchdog
+                              : absl::InfiniteDuration();
+  settings.on_fatal = [operators](const std::string& why) {
+    operators->Fail(why);
+  };
+  settings.on_drain_asked = [operators] { operators->RequestDrain(); };
+  return settings;
+}
+
+// Null: one process runs the model.
+std::unique_ptr<LeaderGroup> MakeLeader(
+    const ServeFlags& flags, const std::shared_ptr<base::TlsWatch>& tls,
+    OperatorSurface* operators, LocalRanks* children) {
+  if (flags.ranks.tp == 1) return nullptr;
+  return std::make_unique<LeaderGroup>(GroupSettings(flags, tls, operators),
+                                       children);
+}
+
+std::vector<ReadyReport::Rank> RanksOf(const WorkerRuntime& worker,
+                                       const OperatorSurface& operators) {
+  std::vector<ReadyReport::Rank> ranks;
+  const std::vector<worker::RankMember> members = worker.members();
+  if (members.empty()) return ranks;
+  ranks.push_back({.rank = 0,
+                   .host = HostName(),
+                   .pid = getpid(),
+                   .metrics = operators.metrics_target()});
+  for (const worker::RankMember& member : members) {
+    ranks.push_back({.rank = member.rank,
+                     .host = member.host,
+                     .pid = member.pid,
+                     .metrics = member.metrics_address});
+  }
+  return ranks;
+}
+
+absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface,
+                             LocalRanks* children) {
   const std::shared_ptr<base::TlsWatch> tls = surface.tls;
   KVASIR_ASSIGN_OR_RETURN(const auto identities,
                           IdentityWatch::Start(flags.router, flags.listen));
@@ -87,6 +125,7 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   ServeStackOptions options;
   options.model = flags.model;
   options.engine = flags.engine;
+  options.group = MakeLeader(flags, tls, operators.get(), children);
   options.router = flags.router;
   options.router.max_queue = flags.engine.max_queue;
   options.listen = ClientAddress(flags.listen);
@@ -109,25 +148,32 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(const auto stack,
                           ServeStack::Create(std::move(options)));
   const std::string name = stack->router().model_names().front();
-  KVASIR_RETURN_IF_ERROR(operators->Ready(
-      {.grpc = stack->router().target(),
-       .model = name,
-       .tokenizer = stack->router().tokenizer()},
-      name,
-      {stack->worker().metrics(), stack->worker().device_metrics(),
-       stack->router().metrics(), identities->metrics()}));
+  std::vector<std::shared_ptr<prometheus::Collectable>> sources =
+      stack->worker().rank_metrics();
+  sources.insert(sources.end(),
+                 {stack->worker().metrics(), stack->router().metrics(),
+                  identities->metrics()});
+  KVASIR_RETURN_IF_ERROR(
+      operators->Ready({.grpc = stack->router().target(),
+                        .model = name,
+                        .tokenizer = stack->router().tokenizer(),
+                        .ranks = RanksOf(stack->worker(), *operators)},
+                       name, sources));
   return operators->WaitAndDrain(
       [&stack](absl::Duration deadline) { return stack->Drain(deadline); });
 }
 
-absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
+absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface,
+                              LocalRanks* children) {
   const std::shared_ptr<base::TlsWatch> tls = surface.tls;
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
   WorkerRuntimeOptions options;
   options.model = flags.model;
   options.engine = flags.engine;
-  KVASIR_ASSIGN_OR_RETURN(options.listen, ParseListen(flags.worker_listen));
+  options.group = MakeLeader(flags, tls, operators.get(), children);
+  KVASIR_ASSIGN_OR_RETURN(options.listen,
+                          ParseListen(flags.worker_listen, "--listen"));
   KVASIR_ASSIGN_OR_RETURN(
       options.credentials,
       WorkerListenCredentials(flags.listen, options.listen, tls.get()));
@@ -145,14 +191,64 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(const auto worker,
                           WorkerRuntime::Create(std::move(options)));
   operators->SetServing(true);
+  std::vector<std::shared_ptr<prometheus::Collectable>> sources =
+      worker->rank_metrics();
+  sources.push_back(worker->metrics());
   KVASIR_RETURN_IF_ERROR(operators->Ready(
-      {.grpc = worker->target()}, worker->model().source().name,
-      {worker->metrics(), worker->device_metrics()}));
+      {.grpc = worker->target(), .ranks = RanksOf(*worker, *operators)},
+      worker->model().source().name, sources));
   return operators->WaitAndDrain(
       [&worker](absl::Duration deadline) { return worker->Drain(deadline); });
 }
 
-absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
+// A rank behind the first.
+absl::StatusOr<int> RunRank(const ServeFlags& flags, SurfaceOptions surface,
+                            LocalRanks* children) {
+  const bool started_by_another = flags.ranks.join_fd >= 0;
+  const std::shared_ptr<base::TlsWatch> tls = surface.tls;
+  RankRuntimeOptions options;
+  if (started_by_another) {
+    const auto join = LocalRanks::ReadJoinInfo(flags.ranks.join_fd);
+    // Who started it has said why it is gone.
+    if (!join.ok()) return kExitFailed;
+    options.join = *join;
+  } else {
+    options.join.leader = flags.ranks.leader;
+    KVASIR_ASSIGN_OR_RETURN(options.join.secret,
+                            ReadSecret(flags.ranks.secret_file));
+    options.join.local.count = flags.ranks.local_ranks;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const auto operators,
+                          OperatorSurface::Start(std::move(surface)));
+  if (children != nullptr) {
+    KVASIR_RETURN_IF_ERROR(children->Tell(
+        options.join, [operators = operators.get()](const absl::Status& why) {
+          operators->Fail(why.ToString());
+        }));
+  }
+  options.model = flags.model;
+  options.engine = flags.engine;
+  options.group = GroupSettings(flags, tls, operators.get());
+  options.on_drained = [operators = operators.get()] {
+    operators->RequestDrain();
+  };
+  KVASIR_ASSIGN_OR_RETURN(const auto rank,
+                          RankRuntime::Create(std::move(options)));
+  operators->SetServing(true);
+  KVASIR_RETURN_IF_ERROR(operators->Ready(
+      {.grpc = flags.ranks.leader, .quiet = started_by_another},
+      rank->model().source().name, rank->metrics()));
+  const int code = operators->WaitAndDrain([&rank](absl::Duration deadline) {
+    const bool ended = rank->Drain(deadline);
+    return DrainOutcome{.finished = ended ? 1u : 0u,
+                        .aborted = ended ? 0u : 1u};
+  });
+  if (children != nullptr) children->StopTelling();
+  return code;
+}
+
+absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface,
+                              LocalRanks* /*children*/) {
   const std::shared_ptr<base::TlsWatch> tls = surface.tls;
   KVASIR_ASSIGN_OR_RETURN(const auto identities,
                           IdentityWatch::Start(flags.router, flags.listen));
@@ -196,17 +292,34 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
       [&router](absl::Duration deadline) { return router->Drain(deadline); });
 }
 
-using Program = absl::StatusOr<int> (*)(const ServeFlags&, SurfaceOptions);
+using Program = absl::StatusOr<int> (*)(const ServeFlags&, SurfaceOptions,
+                                        LocalRanks*);
 
 absl::StatusOr<int> RunProgram(Program program, const ServeFlags& flags,
-                               const std::string& name,
+                               const CLI::App& command,
                                const std::string& config) {
   KVASIR_RETURN_IF_ERROR(ApplyCommonFlags(flags.common));
-  return program(flags, {.program = name,
-                         .config_toml = config,
-                         .listen = flags.listen,
-                         .common = flags.common,
-                         .tls = std::make_shared<base::TlsWatch>()});
+  if (flags.ranks.tp > 1) base::SetLogRank(flags.ranks.rank);
+  // Before this process has threads, connections and memory.
+  std::unique_ptr<LocalRanks> children;
+  if (program != RunRouter) {
+    KVASIR_ASSIGN_OR_RETURN(
+        children,
+        StartLocalRanks(command, *command.get_parent()->get_subcommand("rank"),
+                        flags.ranks, flags.listen));
+  }
+  return program(flags,
+                 {.program = command.get_name(),
+                  .config_toml = config,
+                  .listen = flags.listen,
+                  .common = flags.common,
+                  .tls = std::make_shared<base::TlsWatch>()},
+                 children.get());
+}
+
+// Wrong usage, which has an exit code of its own.
+void RequireUsable(const absl::Status& flags) {
+  if (!flags.ok()) throw CLI::ValidationError(std::string(flags.message()));
 }
 
 void SetProgram(CLI::App* command, std::shared_ptr<ServeFlags> flags,
@@ -217,9 +330,14 @@ void SetProgram(CLI::App* command, std::shared_ptr<ServeFlags> flags,
       std::printf("%s", config.c_str());
       return;
     }
-    if (program != RunRouter) RequireModel(flags->model);
+    if (program != RunRouter) {
+      RequireModel(flags->model);
+      RequireUsable(program == RunRank ? CheckFollowerFlags(flags->ranks)
+                                       : CheckLeaderFlags(flags->ranks));
+      RequireUsable(CheckCollective(flags->ranks, flags->model.device));
+    }
     const absl::StatusOr<int> code =
-        RunProgram(program, *flags, command->get_name(), config);
+        RunProgram(program, *flags, *command, config);
     if (code.ok()) {
       *exit_code = *code;
       return;
@@ -239,7 +357,8 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
     AddModelFlags(command, &flags->model);
     AddDeviceFlags(command, &flags->model.device);
     AddEngineFlags(command, &flags->engine);
-    AddListenFlags(command, &flags->listen, /*with_grpc_port=*/true);
+    AddLeaderFlags(command, &flags->ranks);
+    AddListenFlags(command, &flags->listen, CalledBy::kClients);
     AddRouterFlags(command, &flags->router, /*with_workers=*/false);
     AddCommonFlags(command, &flags->common);
     SetProgram(command, flags, RunServe, exit_code);
@@ -254,11 +373,26 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
     AddFlag(command, "--listen", flags->worker_listen,
             "where routers call: HOST:PORT or unix:/path")
         ->check(Checked([](const std::string& text) {
-          return ParseListen(text).status();
+          return ParseListen(text, "--listen").status();
         }));
-    AddListenFlags(command, &flags->listen, /*with_grpc_port=*/false);
+    AddLeaderFlags(command, &flags->ranks);
+    AddListenFlags(command, &flags->listen, CalledBy::kRouters);
     AddCommonFlags(command, &flags->common);
     SetProgram(command, flags, RunWorker, exit_code);
+  }
+  {
+    auto flags = std::make_shared<ServeFlags>();
+    CLI::App* command = app->add_subcommand(
+        "rank",
+        "a rank of a replica whose leader (kvasir worker or serve, --tp and "
+        "--rank-listen) is on another host");
+    AddModelFlags(command, &flags->model);
+    AddDeviceFlags(command, &flags->model.device);
+    AddStepFlags(command, &flags->engine);
+    AddFollowerFlags(command, &flags->ranks);
+    AddListenFlags(command, &flags->listen, CalledBy::kOperators);
+    AddCommonFlags(command, &flags->common);
+    SetProgram(command, flags, RunRank, exit_code);
   }
   {
     auto flags = std::make_shared<ServeFlags>();
@@ -276,7 +410,7 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
                 "how long a request may wait for a worker");
     AddFlag(command, "--default-max-tokens", flags->engine.default_max_tokens,
             "output tokens where a request does not say");
-    AddListenFlags(command, &flags->listen, /*with_grpc_port=*/true);
+    AddListenFlags(command, &flags->listen, CalledBy::kClients);
     AddRouterFlags(command, &flags->router, /*with_workers=*/true);
     AddCommonFlags(command, &flags->common);
     SetProgram(command, flags, RunRouter, exit_code);

@@ -52,4 +52,27 @@ inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
                    " tensor-parallel ranks: one number must divide the other"));
 }
 
+// The token ids whose rows of head and embedding a rank holds.
+struct IdRange {
+  int64_t first = 0;
+  int64_t count = 0;
+
+  int64_t end() const { return first + count; }
+  friend bool operator==(const IdRange&, const IdRange&) = default;
+};
+
+// What a packed head is cut at.
+inline constexpr int64_t kIdsPerPanel = 32;
+
+// In runs of whole panels, as equal as they go: the last rank has what the last
+// panel leaves it, and of a small vocabulary some ranks have none.
+inline IdRange IdsOfRank(TpShard shard, int64_t vocab_size) {
+  const int64_t panels = (vocab_size + kIdsPerPanel - 1) / kIdsPerPanel;
+  const auto first = [&](int64_t rank) {
+    const int64_t id = panels * rank / shard.size * kIdsPerPanel;
+    return id < vocab_size ? id : vocab_size;
+  };
+  return {first(shard.rank), first(shard.rank + 1) - first(shard.rank)};
+}
+
 }  // namespace kvasir::plan

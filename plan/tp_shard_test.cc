@@ -32,5 +32,19 @@ TEST(TpShardTest, RefusesWhatDoesNotDivideAndRanksOutsideTheGroup) {
                        HasSubstr("at least 1 KV head")));
 }
 
+TEST(TpShardTest, DealsIdsInRunsOfWholePanels) {
+  EXPECT_EQ(IdsOfRank({}, 1237), (IdRange{0, 1237}));
+  EXPECT_EQ(IdsOfRank({0, 4}, 128), (IdRange{0, 32}));
+  EXPECT_EQ(IdsOfRank({3, 4}, 128), (IdRange{96, 32}));
+  // 39 panels, of which the last has 21 ids.
+  EXPECT_EQ(IdsOfRank({0, 2}, 1237), (IdRange{0, 608}));
+  EXPECT_EQ(IdsOfRank({1, 2}, 1237), (IdRange{608, 629}));
+  // Fewer panels than ranks.
+  EXPECT_EQ(IdsOfRank({0, 4}, 40), (IdRange{0, 0}));
+  EXPECT_EQ(IdsOfRank({1, 4}, 40), (IdRange{0, 32}));
+  EXPECT_EQ(IdsOfRank({2, 4}, 40), (IdRange{32, 0}));
+  EXPECT_EQ(IdsOfRank({3, 4}, 40), (IdRange{32, 8}));
+}
+
 }  // namespace
 }  // namespace kvasir::plan

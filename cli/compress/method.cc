@@ -226,9 +226,16 @@ kvasir::v1::LayerPlan WholeLayer(const PlanRequest& request, int64_t layer,
   return whole;
 }
 
+// A plan whose groups no planner has chosen.
+KvPlan PlannedFor(int64_t tp, KvPlan plan) {
+  if (tp > 1) plan.mutable_target()->set_tp(static_cast<uint32_t>(tp));
+  return plan;
+}
+
 // All is the eviction's, which comes on top of every method's plan.
 absl::StatusOr<KvPlan> QHitter(const MethodFlags& flags,
                                const PlanRequest& request) {
+  KVASIR_RETURN_IF_ERROR(compress::CheckPlanRequest(request));
   if (flags.evict_from.empty()) {
     KvPlan plan = plan::FullRankPlan(model::AttentionShapeOf(request.spec),
                                      kvasir::v1::BF16);
@@ -243,12 +250,14 @@ absl::StatusOr<KvPlan> QHitter(const MethodFlags& flags,
       if (bits != "auto") given.push_back(absl::StrCat(flag, " ", bits));
     }
     plan.mutable_provenance()->set_options(absl::StrJoin(given, " "));
-    return plan;
+    return PlannedFor(request.tp, std::move(plan));
   }
   KVASIR_ASSIGN_OR_RETURN(
       const std::string text,
       model::ReadSmallFile(flags.evict_from, plan::kMaxPlanJsonBytes));
-  return plan::ParsePlanJson(text, flags.evict_from);
+  KVASIR_ASSIGN_OR_RETURN(KvPlan plan,
+                          plan::ParsePlanJson(text, flags.evict_from));
+  return PlannedFor(request.tp, std::move(plan));
 }
 
 // The layers that --only-layers does not list.
@@ -430,7 +439,8 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
       "Ranks are multiples of it (default: 2 for rap and commuting, else 8)")
       ->check(Above(0));
   add("--tp", flags.tp,
-      "Tensor-parallel ranks that are to get whole groups and equal shares")
+      "Tensor-parallel ranks that are to get whole groups and equal shares; "
+      "the plan serves on one rank as well")
       ->check(Above(0));
   add("--ranks", flags.ranks, "LoRC: progressive, or uniform, its control")
       ->check(OneOf({"progressive", "uniform"}));

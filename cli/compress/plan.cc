@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,13 +16,16 @@
 #include "cli/compress/method.h"
 #include "cli/compress/report.h"
 #include "cli/flags.h"
+#include "cli/inspect/rank_summary.h"
 #include "cli/prediction.h"
 #include "cli/version.h"
 #include "compress/artifact/new_file.h"
 #include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/torch_status.h"
+#include "model/shapes/tp_dealt.h"
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"
+#include "plan/tp_size.h"
 
 namespace kvasir::cli {
 namespace {
@@ -37,6 +41,9 @@ struct PlanFlags {
 absl::Status RunPlan(const PlanFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
                           OpenBase(flags.calibration));
+  // Before what takes minutes.
+  KVASIR_RETURN_IF_ERROR(
+      plan::CheckTpSize(model::TpDealtOf(checkpoint.spec()), flags.method.tp));
   const bool writes = !flags.out.empty() && !flags.dry_run;
   if (writes) {
     const absl::Status writable = compress::CheckWritable(flags.out);
@@ -52,9 +59,15 @@ absl::Status RunPlan(const PlanFlags& flags) {
       const MadePlan made,
       PlanWithProvenance(flags.method, flags.calibration, checkpoint, inputs));
   const kvasir::v1::KvPlan& plan = made.plan;
+  std::optional<RankSummary> ranks;
+  if (flags.method.tp > 1) {
+    KVASIR_ASSIGN_OR_RETURN(
+        ranks, RanksOfPlan(plan, checkpoint.spec(), flags.method.tp));
+  }
   if (flags.json) {
     KVASIR_ASSIGN_OR_RETURN(nlohmann::ordered_json report,
                             PlanReportJson(plan, checkpoint));
+    if (ranks) report["tensor_parallel"] = RanksJson(*ranks);
     if (made.prediction) {
       report["prediction"] = PredictionJson(*made.prediction);
     }
@@ -63,6 +76,7 @@ absl::Status RunPlan(const PlanFlags& flags) {
     KVASIR_ASSIGN_OR_RETURN(const std::string report,
                             PlanReportText(plan, checkpoint));
     std::printf("%s", base::Printable(report).c_str());
+    if (ranks) std::printf("\n%s", RanksText(*ranks).c_str());
     if (made.prediction) {
       std::printf("\n%s", PredictionText(*made.prediction).c_str());
     }

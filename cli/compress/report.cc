@@ -107,6 +107,14 @@ absl::StatusOr<double> BytesPerToken(const KvPlan& plan,
   return of.layout.marginal_bytes_per_token();
 }
 
+absl::StatusOr<RankSummary> RanksOfPlan(const KvPlan& plan,
+                                        const model::DecoderSpec& spec,
+                                        int64_t num_ranks) {
+  KVASIR_ASSIGN_OR_RETURN(const RankPlans plans,
+                          ResolveForRanks(plan, spec, num_ranks));
+  return SummarizeRanks(plans, spec, {.page_tokens = kPageTokens});
+}
+
 absl::StatusOr<std::string> PlanReportText(const KvPlan& plan,
                                            const model::Checkpoint& base) {
   KVASIR_ASSIGN_OR_RETURN(const LaidOut of, LayOut(plan, base.spec()));

@@ -103,14 +103,15 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(
   if (name == "cpu") return std::unique_ptr<kernels::Device>();
   if (name != "emulated") {
     kernels::CudaDeviceOptions options;
-    options.ordinal = OrdinalOf(settings).value_or(0);
+    options.ordinal = OrdinalOf(settings).value_or(0) + wish.next_gpu;
     options.host_limit_bytes = wish.host_limit_bytes;
     options.activations = wish.gpu_activations;
     options.deterministic = wish.deterministic;
     auto device = open_cuda(options);
     if (name == kAuto) {
       if (device.ok()) {
-        base::LogInfo("--device auto: the model runs on cuda:0");
+        base::LogInfo(absl::StrCat("--device auto: the model runs on cuda:",
+                                   options.ordinal));
         return device;
       }
       base::LogInfo("--device auto: the model runs on the cpu",

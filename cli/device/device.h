@@ -34,6 +34,8 @@ struct DeviceWish {
   int64_t host_limit_bytes = 0;
   kernels::DType gpu_activations = kernels::DType::kBf16;
   bool deterministic = false;  // CudaDeviceOptions::deterministic
+  // Which GPU from the named one on: each rank of a host has its own.
+  int next_gpu = 0;
 };
 using OpenCuda = std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>(
     const kernels::CudaDeviceOptions& options)>;

@@ -44,6 +44,7 @@ struct InspectFlags {
   std::vector<std::string> evaluations;
   std::string trace;
   int64_t trace_tokens = 32;
+  int64_t tp = 0;  // 0: nothing is told of ranks
   bool json = false;
 };
 
@@ -158,6 +159,9 @@ absl::Status Inspect(const InspectFlags& flags) {
            .rows_are_invariant = device == nullptr || flags.model.deterministic,
            .granule_bytes =
                device == nullptr ? 0 : device->page_granule_bytes(),
+           .matrices = device == nullptr ? worker::MatrixFormat()
+                                         : worker::MatrixFormat::Of(*device),
+           .tp = flags.tp,
            .lengths = flags.lengths}));
   KVASIR_RETURN_IF_ERROR(AddPrediction(flags.model, source, &report));
   if (!flags.trace.empty()) {
@@ -198,6 +202,10 @@ void AddInspectCommand(CLI::App* app, int* exit_code) {
           "sequence lengths to tell; default: the model's, and quarters of it")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 30));
+  AddFlag(command, "--tp", flags->tp,
+          "tensor-parallel ranks to deal the model to: what each holds, and "
+          "what is held more than once; 0: not told")
+      ->check(CLI::Range(0, 1 << 20));
   CLI::Option* html =
       AddFlag(command, "--html", flags->html,
               "write a page with charts that needs no other file")

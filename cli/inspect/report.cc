@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <tuple>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "cache/layout/layout.h"
+#include "cli/inspect/rank_weights.h"
 #include "cli/units.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "nlohmann/json.hpp"
@@ -227,6 +229,33 @@ void TellPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
   report->invariance = worker::InvarianceName(lifts, rows_are_invariant);
 }
 
+// `served`: by one rank.
+absl::StatusOr<RankSummary> Ranks(
+    const ModelSource& source, const ReportOptions& options,
+    const absl::StatusOr<std::shared_ptr<const worker::ServedPlan>>& served) {
+  KVASIR_ASSIGN_OR_RETURN(
+      const RankPlans plans,
+      ResolveForRanks(source.plan->source, source.spec, options.tp));
+  KVASIR_ASSIGN_OR_RETURN(
+      RankSummary summary,
+      SummarizeRanks(plans, source.spec,
+                     {.page_tokens = options.page_tokens,
+                      .granule_bytes = options.granule_bytes}));
+  if (!served.ok()) return summary;
+  const worker::ServeOptions serve = {.lift_prompts = !options.deterministic};
+  KVASIR_ASSIGN_OR_RETURN(
+      summary.whole_weight_bytes,
+      CountResidentBytes(source, *served, options.matrices));
+  for (size_t rank = 0; rank < plans.size(); ++rank) {
+    KVASIR_ASSIGN_OR_RETURN(auto of_rank,
+                            worker::ServePlan(plans[rank], serve));
+    KVASIR_ASSIGN_OR_RETURN(
+        summary.ranks[rank].weight_bytes,
+        CountResidentBytes(source, std::move(of_rank), options.matrices));
+  }
+  return summary;
+}
+
 std::string Human(int64_t bytes) {
   return HumanBytes(static_cast<double>(bytes));
 }
@@ -438,6 +467,9 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   }
   report.curve = Curve(layouts, report.dense, options, most);
   report.evictions = EvictionsOf(*source.plan, layout);
+  if (options.tp > 0) {
+    KVASIR_ASSIGN_OR_RETURN(report.ranks, Ranks(source, options, served));
+  }
   return report;
 }
 
@@ -516,6 +548,8 @@ ordered_json ReportToJson(const InspectReport& report) {
                          ? PredictionToJson(*report.prediction)
                          : ordered_json(nullptr)},
       {"evictions", evictions},
+      {"tensor_parallel", report.ranks.has_value() ? RanksJson(*report.ranks)
+                                                   : ordered_json(nullptr)},
       {"trace", report.trace.has_value() ? report.trace->ToJson()
                                          : ordered_json(nullptr)},
       {"at_length", at_length},
@@ -528,6 +562,7 @@ std::string ReportToText(const InspectReport& report) {
   AppendHead(report, &out);
   AppendBytes(report, &out);
   AppendEvictions(report, &out);
+  if (report.ranks.has_value()) out += RanksText(*report.ranks);
   AppendTable(report, &out);
   const bool evicts = !report.evictions.empty();
   const auto kept_all = [evicts](const std::string& text) {

@@ -10,12 +10,14 @@
 #include "absl/status/statusor.h"
 #include "cli/inspect/cache_bytes.h"
 #include "cli/inspect/eviction_trace.h"
+#include "cli/inspect/rank_summary.h"
 #include "cli/model_source.h"
 #include "cli/plan_summary.h"
 #include "cli/prediction.h"
 #include "nlohmann/json_fwd.hpp"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 #include "worker/program/attention_flops.h"
+#include "worker/weights/matrix_format.h"
 
 namespace kvasir::cli {
 
@@ -25,6 +27,8 @@ struct ReportOptions {
   bool deterministic = false;
   bool rows_are_invariant = true;  // on the device, of prompts too
   int64_t granule_bytes = 0;       // of pages: the device's
+  worker::MatrixFormat matrices;   // likewise
+  int64_t tp = 0;                  // tensor-parallel ranks to tell; 0: none
   // Of a sequence, to tell; empty: the model's, and quarters of it.
   std::vector<int64_t> lengths;
 };
@@ -101,6 +105,8 @@ struct InspectReport {
   std::optional<Prediction> prediction;
   // It is there, and of another plan.
   bool foreign_prediction = false;
+  // What each tensor-parallel rank holds, where that was asked for.
+  std::optional<RankSummary> ranks;
   // Of a text that was run, where that was asked for.
   std::optional<EvictionTrace> trace;
 
@@ -108,8 +114,8 @@ struct InspectReport {
   worker::SideFlops flops() const;
 };
 
-// Errors: of the layout, and of worker::ServePlan, but for UNIMPLEMENTED, which
-//   is told as `not_served`.
+// Errors: of the layout, of ResolveForRanks, and of worker::ServePlan, but for
+//   UNIMPLEMENTED, which is told as `not_served`.
 absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options);
 

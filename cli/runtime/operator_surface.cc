@@ -130,6 +130,10 @@ const std::string& OperatorSurface::metrics_host() const {
   return listen.metrics_host.empty() ? listen.host : listen.metrics_host;
 }
 
+std::string OperatorSurface::metrics_target() const {
+  return base::JoinHostPort(metrics_host(), metrics_server_->port());
+}
+
 void OperatorSurface::SetServing(bool serving) {
   base::MutexLock lock(&health_mutex_);
   serving_ = serving;
@@ -143,9 +147,9 @@ void OperatorSurface::TellHealth() {
 }
 
 void OperatorSurface::Fail(const std::string& why) {
-  base::LogError("exiting", {{"why", why}});
   SetServing(false);
-  failed_ = true;
+  // What fails first has others fail behind it.
+  if (!failed_.exchange(true)) base::LogError("exiting", {{"why", why}});
   latch_.Request(absl::ZeroDuration());
 }
 
@@ -166,13 +170,19 @@ absl::Status OperatorSurface::Ready(
   }
   HoldShutdownSignals();
   latch_.Open();
-  nlohmann::ordered_json json{
-      {"program", options_.program},
-      {"grpc", report.grpc},
-      {"admin", admin_server_->target()},
-      {"health", health_server_->target()},
-      {"metrics", base::JoinHostPort(metrics_host(), metrics_server_->port())}};
+  if (report.quiet) return absl::OkStatus();
+  nlohmann::ordered_json json{{"program", options_.program},
+                              {"grpc", report.grpc},
+                              {"admin", admin_server_->target()},
+                              {"health", health_server_->target()},
+                              {"metrics", metrics_target()}};
   if (!report.model.empty()) json["model"] = report.model;
+  for (const ReadyReport::Rank& rank : report.ranks) {
+    json["ranks"].push_back({{"rank", rank.rank},
+                             {"host", rank.host},
+                             {"pid", rank.pid},
+                             {"metrics", rank.metrics}});
+  }
   if (!options_.listen.ready_file.empty()) {
     KVASIR_RETURN_IF_ERROR(
         WriteWhole(options_.listen.ready_file, json.dump() + "\n"));

@@ -37,10 +37,20 @@ struct ReadyReport {
   std::string grpc;   // address that clients (or routers) dial
   std::string model;  // a name to ask for; empty for a worker
   const model::Tokenizer* tokenizer = nullptr;  // null: token ids only
+  // Ranks of this process's group, itself the first; empty: a group of one.
+  struct Rank {
+    int64_t rank = 0;
+    std::string host;
+    int64_t pid = 0;
+    std::string metrics;
+  };
+  std::vector<Rank> ranks;
+  // Neither printed nor written: another program tells of this one.
+  bool quiet = false;
 };
 
-// Threads: all from the main thread but Fail and SetServing, which any may
-// call.
+// Threads: all from the main thread but Fail, RequestDrain and SetServing,
+// which any may call.
 class OperatorSurface {
  public:
   // Takes the ports before anything slow begins: not serving until Ready.
@@ -49,6 +59,11 @@ class OperatorSurface {
 
   // Asks the program to end with a failure.
   void Fail(const std::string& why);
+  // Asks it to drain and to end. Any thread.
+  void RequestDrain() { latch_.Request(options_.listen.drain_timeout); }
+
+  // Where Prometheus asks: HOST:PORT.
+  std::string metrics_target() const;
 
   // Whether the health port says SERVING, from Ready until the program's end.
   // Any thread.

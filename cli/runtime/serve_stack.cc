@@ -48,6 +48,7 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   WorkerRuntimeOptions worker;
   worker.model = options.model;
   worker.engine = options.engine;
+  worker.group = std::move(options.group);
   worker.listen.unix_path = stack->socket_folder_ + "/worker.sock";
   worker.drain_timeout = options.drain_timeout;
   worker.tokenizer_hash = tokenizer != nullptr ? tokenizer->hash() : "";

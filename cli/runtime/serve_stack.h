@@ -18,7 +18,8 @@ struct ServeStackOptions {
   // Null: the model's own is read, if there is one.
   std::shared_ptr<const model::Tokenizer> tokenizer;
   EngineFlags engine;
-  RouterFlags router;  // `workers` is set by the stack
+  std::unique_ptr<LeaderGroup> group;  // WorkerRuntimeOptions'
+  RouterFlags router;                  // `workers` is set by the stack
   base::ListenAddress listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   std::shared_ptr<const router::Callers> callers;  // RouterRuntimeOptions'

@@ -157,6 +157,63 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
 
 }  // namespace
 
+absl::Status CheckStepFlags(const EngineFlags& flags,
+                            const ModelOptions& model) {
+  if (flags.max_batched_tokens < flags.max_num_seqs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-batched-tokens ", flags.max_batched_tokens,
+                     " is less than --max-num-seqs ", flags.max_num_seqs,
+                     ": every running sequence decodes one token a step"));
+  }
+  if (flags.gpu_memory_given && model.device.device == "cpu") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--gpu-memory-utilization ", flags.gpu_memory_utilization,
+        " is of a GPU's memory, this is --device cpu: want --device cuda or "
+        "auto, or --kv-cache-bytes"));
+  }
+  return absl::OkStatus();
+}
+
+LoadRequest LoadRequestOf(const ModelOptions& model, const EngineFlags& flags) {
+  return {.model = model,
+          .max_model_len = flags.max_model_len,
+          .max_num_seqs = flags.max_num_seqs,
+          .max_batched_tokens = flags.max_batched_tokens,
+          .kv_cache_bytes = flags.kv_cache_bytes,
+          .gpu_memory_utilization = flags.gpu_memory_utilization,
+          .host_pool_bytes = flags.host_pool_bytes,
+          .prefix_reuse = flags.prefix_caching};
+}
+
+RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
+                              const std::string& collective) {
+  return {.shard = shard,
+          .collective = collective,
+          .device = model.rank().device().name(),
+          .weight_bytes = model.weight_bytes(),
+          .weight_read_bytes = model.rank().read_bytes(),
+          .kv_pool_bytes = model.kv_pool_bytes()};
+}
+
+// Sums over ranks have other roundings than one rank's.
+std::string WorkerRuntime::NumericsId() const {
+  const std::string own = model_->rank().executor().numerics_id();
+  return group_ == nullptr ? own
+                           : absl::StrCat(own, "-tp", group_->shard().size, "-",
+                                          group_->collective_name());
+}
+
+std::vector<std::shared_ptr<prometheus::Collectable>>
+WorkerRuntime::rank_metrics() const {
+  if (group_ == nullptr) return {device_metrics_};
+  return {std::make_shared<OfRank>(0, device_metrics_), rank_metrics_};
+}
+
+std::vector<worker::RankMember> WorkerRuntime::members() const {
+  return group_ == nullptr ? std::vector<worker::RankMember>()
+                           : group_->members();
+}
+
 kvasir::v1::WorkerInfo WorkerRuntime::Info(
     const WorkerRuntimeOptions& options) const {
   kvasir::v1::WorkerInfo info;
@@ -165,7 +222,7 @@ kvasir::v1::WorkerInfo WorkerRuntime::Info(
   info.set_weights_id(model_->rank().weights_id());
   info.set_cache_id(model_->rank().cache_id());
   const worker::ModelExecutor& executor = model_->rank().executor();
-  info.set_numerics_id(executor.numerics_id());
+  info.set_numerics_id(NumericsId());
   info.set_lifts_prompts(executor.lifts_prompts());
   info.set_device(model_->rank().device().name());
   info.set_tokenizer_hash(options.tokenizer_hash);
@@ -192,36 +249,18 @@ kvasir::v1::WorkerInfo WorkerRuntime::Info(
 absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
     WorkerRuntimeOptions options) {
   const EngineFlags& flags = options.engine;
-  if (flags.max_batched_tokens < flags.max_num_seqs) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-batched-tokens ", flags.max_batched_tokens,
-                     " is less than --max-num-seqs ", flags.max_num_seqs,
-                     ": every running sequence decodes one token a step"));
-  }
-  if (flags.gpu_memory_given && options.model.device.device == "cpu") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--gpu-memory-utilization ", flags.gpu_memory_utilization,
-        " is of a GPU's memory, this is --device cpu: want --device cuda or "
-        "auto, or --kv-cache-bytes"));
-  }
+  KVASIR_RETURN_IF_ERROR(CheckStepFlags(flags, options.model));
   auto runtime = std::unique_ptr<WorkerRuntime>(new WorkerRuntime());
   const absl::Time start = absl::Now();
-  KVASIR_ASSIGN_OR_RETURN(
-      runtime->model_,
-      LoadedModel::Load({.model = options.model,
-                         .max_model_len = flags.max_model_len,
-                         .max_num_seqs = flags.max_num_seqs,
-                         .max_batched_tokens = flags.max_batched_tokens,
-                         .kv_cache_bytes = flags.kv_cache_bytes,
-                         .gpu_memory_utilization = flags.gpu_memory_utilization,
-                         .host_pool_bytes = flags.host_pool_bytes,
-                         .prefix_reuse = flags.prefix_caching,
-                         .check =
-                             [&flags](const ModelSource& source) {
-                               return worker::CheckEvictionLimits(
-                                   EvictionLimitsOf(flags, source));
-                             },
-                         .progress = options.progress}));
+  runtime->group_ = std::move(options.group);
+  LeaderGroup* const group = runtime->group_.get();
+  LoadRequest request = LoadRequestOf(options.model, flags);
+  request.group = group;
+  request.check = [&flags](const ModelSource& source) {
+    return worker::CheckEvictionLimits(EvictionLimitsOf(flags, source));
+  };
+  request.progress = options.progress;
+  KVASIR_ASSIGN_OR_RETURN(runtime->model_, LoadedModel::Load(request));
   LoadedModel& model = *runtime->model_;
   runtime->metrics_ = std::make_shared<worker::WorkerMetrics>(
       ConstantsOf(model),
@@ -233,6 +272,14 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
   runtime->device_metrics_ = std::make_shared<DeviceMetrics>(
       &device, device.has_own_memory() ? flags.gpu_memory_utilization : 1);
 
+  worker::Executor* executor = &model.rank().executor();
+  if (group != nullptr) {
+    runtime->rank_metrics_ = std::make_shared<RankMetrics>(
+        RankConstantsOf(model, group->shard(), group->collective_name()),
+        &group->collective());
+    runtime->executor_ = group->MakeExecutor(executor);
+    executor = runtime->executor_.get();
+  }
   worker::EngineOptions engine = EngineOptionsOf(options, model);
   engine.observer = runtime->metrics_.get();
   KVASIR_ASSIGN_OR_RETURN(const double copy_rate,
@@ -240,8 +287,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
   if (copy_rate > 0) engine.scheduler.copy_bytes_per_second = copy_rate;
   KVASIR_ASSIGN_OR_RETURN(
       runtime->engine_,
-      worker::Engine::Create(std::move(engine), &model.cache(),
-                             &model.rank().executor()));
+      worker::Engine::Create(std::move(engine), &model.cache(), executor));
   KVASIR_RETURN_IF_ERROR(runtime->engine_->Start());
   // Nothing is sampled before the metrics hear of the load.
   runtime->warm_up_ = {.executor = model.rank().executor().totals(),
@@ -269,7 +315,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
        {"pages", model.total_pages()},
        {"invariance", InvarianceOf(model)},
        {"device", model.rank().device().name()},
-       {"numerics", model.rank().executor().numerics_id()},
+       {"numerics", runtime->NumericsId()},
        {"threads", model.num_threads()},
        {"simd", kernels::CpuTargetName()},
        {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
@@ -280,12 +326,21 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
 WorkerRuntime::~WorkerRuntime() {
   if (server_ != nullptr) server_->Shutdown(absl::Now() + absl::Seconds(1));
   if (engine_ != nullptr) engine_->Stop();
+  if (rank_metrics_ != nullptr) rank_metrics_->Stop();
   if (device_metrics_ != nullptr) device_metrics_->Stop();
 }
 
 DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
   const kvasir::v1::DrainResponse response =
       server_->Drain(base::Clock::Real().Now() + deadline);
+  if (group_ != nullptr) {
+    // No step follows.
+    engine_->Stop();
+    if (const absl::Status status = group_->Drain(); !status.ok()) {
+      base::LogWarning("the group was not drained",
+                       {{"status", status.ToString()}});
+    }
+  }
   return {.finished = response.finished(), .aborted = response.aborted()};
 }
 

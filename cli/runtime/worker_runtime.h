@@ -6,14 +6,17 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/net/grpc_server.h"
 #include "cli/loaded_model.h"
 #include "cli/options.h"
+#include "cli/ranks/rank_group.h"
 #include "cli/runtime/admin_service.h"
 #include "cli/runtime/device_metrics.h"
+#include "cli/runtime/rank_metrics.h"
 #include "prometheus/collectable.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/metrics.h"
@@ -21,9 +24,19 @@
 
 namespace kvasir::cli {
 
+// INVALID_ARGUMENT for flags that contradict each other.
+absl::Status CheckStepFlags(const EngineFlags& flags,
+                            const ModelOptions& model);
+// Of a worker, or of a rank behind the first: the whole model.
+LoadRequest LoadRequestOf(const ModelOptions& model, const EngineFlags& flags);
+RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
+                              const std::string& collective);
+
 struct WorkerRuntimeOptions {
   ModelOptions model;
   EngineFlags engine;
+  // Null: one process runs the model.
+  std::unique_ptr<LeaderGroup> group;
   base::ListenAddress listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   absl::Duration drain_timeout = absl::Seconds(30);
@@ -53,23 +66,28 @@ class WorkerRuntime {
   std::shared_ptr<prometheus::Collectable> metrics() const {
     return metrics_->registry();
   }
-  std::shared_ptr<prometheus::Collectable> device_metrics() const {
-    return device_metrics_;
-  }
+  // Of the device, and of its part in a group.
+  std::vector<std::shared_ptr<prometheus::Collectable>> rank_metrics() const;
+  // The others of its group.
+  std::vector<worker::RankMember> members() const;
 
   // Refuses new requests, waits for running ones, aborts the rest.
   DrainOutcome Drain(absl::Duration deadline);
 
  private:
   WorkerRuntime() = default;
+  std::string NumericsId() const;
   kvasir::v1::WorkerInfo Info(const WorkerRuntimeOptions& options) const;
 
   WarmUp warm_up_;
-  // Destroyed from last to first: listener, engine, model.
+  // Destroyed from last to first: listener, engine, model, group.
+  std::unique_ptr<LeaderGroup> group_;
   std::unique_ptr<LoadedModel> model_;
   std::shared_ptr<worker::WorkerMetrics> metrics_;
   // Scraped for longer than the model is there.
   std::shared_ptr<DeviceMetrics> device_metrics_;
+  std::shared_ptr<RankMetrics> rank_metrics_;   // null: no group
+  std::unique_ptr<worker::Executor> executor_;  // of the group; null: none
   std::unique_ptr<worker::Engine> engine_;
   std::unique_ptr<worker::WorkerServer> server_;
 };

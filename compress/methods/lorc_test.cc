@@ -153,6 +153,7 @@ TEST_F(LorcTest, TensorParallelRanksHoldEqualPartsOfALayersRank) {
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(RanksOf(plan.layers(1).key().parts(0)), ElementsAre(12, 12));
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 12, 8));
+  ExpectEqualRanks(plan, request_.spec);
 }
 
 TEST_F(LorcTest, BudgetsAreMetWithinOneMultiple) {

@@ -10,7 +10,9 @@
 #include "base/status_macros.h"
 #include "cache/layout/layout.h"
 #include "model/shapes/attention_shape.h"
+#include "model/shapes/tp_dealt.h"
 #include "plan/resolved_plan.h"
+#include "plan/tp_size.h"
 
 namespace kvasir::compress {
 
@@ -88,11 +90,7 @@ absl::Status CheckPlanRequest(const PlanRequest& request) {
         "--rank-multiple: want at most ", rows,
         ", the numbers of a layer's keys, have ", request.rank_multiple));
   }
-  if (request.tp < 1 || spec.num_kv_heads % request.tp != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(spec.num_kv_heads, " KV heads cannot be dealt to ",
-                     request.tp, " tensor-parallel ranks in equal parts"));
-  }
+  KVASIR_RETURN_IF_ERROR(plan::CheckTpSize(model::TpDealtOf(spec), request.tp));
   if (request.calibration != nullptr &&
       static_cast<int64_t>(request.calibration->layers.size()) !=
           spec.num_layers()) {
@@ -103,10 +101,14 @@ absl::Status CheckPlanRequest(const PlanRequest& request) {
   return absl::OkStatus();
 }
 
+int64_t HeadShares(const PlanRequest& request) {
+  return std::min(request.tp, request.spec.num_kv_heads);
+}
+
 absl::StatusOr<std::vector<HeadGroup>> HeadGroups(const PlanRequest& request,
                                                   int64_t group_heads) {
   const int64_t heads = request.spec.num_kv_heads;
-  const int64_t rank_heads = heads / request.tp;
+  const int64_t rank_heads = heads / HeadShares(request);
   const int64_t size = group_heads == 0 ? rank_heads : group_heads;
   if (size < 1 || rank_heads % size != 0) {
     const std::string of_rank =
@@ -114,9 +116,13 @@ absl::StatusOr<std::vector<HeadGroup>> HeadGroups(const PlanRequest& request,
             ? ""
             : absl::StrCat(", of which each of ", request.tp,
                            " tensor-parallel ranks has ", rank_heads);
+    std::vector<int64_t> sizes;
+    for (int64_t fits = 1; fits <= rank_heads; ++fits) {
+      if (rank_heads % fits == 0) sizes.push_back(fits);
+    }
     return absl::InvalidArgumentError(
         absl::StrCat("groups of ", size, " heads do not divide the ", heads,
-                     " KV heads", of_rank));
+                     " KV heads", of_rank, "; ", plan::WouldDo(sizes)));
   }
   std::vector<HeadGroup> groups;
   for (int64_t head = 0; head < heads; ++head) {
@@ -266,11 +272,12 @@ absl::StatusOr<KvPlan> FinishPlan(const PlanRequest& request,
     provenance->set_calibration_id(request.calibration->id);
   }
   double bytes = 0;
-  for (int64_t rank = 0; rank < request.tp; ++rank) {
+  const int64_t shares = HeadShares(request);
+  for (int64_t rank = 0; rank < shares; ++rank) {
     KVASIR_ASSIGN_OR_RETURN(
         const cache::PageLayout layout,
         cache::PageLayout::Create(plan, model::AttentionShapeOf(request.spec),
-                                  {}, {.rank = rank, .size = request.tp}));
+                                  {}, {.rank = rank, .size = shares}));
     bytes += layout.marginal_payload_bytes_per_token();
   }
   plan.mutable_target()->set_kv_bytes_per_token(bytes);

@@ -39,8 +39,12 @@ std::vector<Section> KeySections(const model::DecoderSpec& spec, int64_t layer,
 Section ValueSection(const model::DecoderSpec& spec);
 
 // Checks what every planner needs: keep in (0, 1], a rank multiple of 1 .. Hkv
-// D, KV heads that tp divides.
+// D, a model that can be dealt to tp ranks.
 absl::Status CheckPlanRequest(const PlanRequest& request);
+
+// Into how many runs the KV heads are dealt: a rank has one, more ranks than
+// heads share them.
+int64_t HeadShares(const PlanRequest& request);
 
 // Runs of `group_heads` consecutive KV heads (0: all of a tensor-parallel
 // rank); no group straddles two ranks. INVALID_ARGUMENT if it does not divide

@@ -44,7 +44,8 @@ struct PlanRequest {
   WeightSource weights;
   // Kept share of the numbers cached per token, over both sides (0, 1].
   double keep = 0.5;
-  // Every tensor-parallel rank gets whole groups and the same ranks.
+  // Every tensor-parallel rank gets whole groups and the same ranks. More than
+  // there are KV heads share each head, so that groups are single heads.
   int64_t tp = 1;
   // Ranks are multiples of it (and at least it), but for whole groups.
   int64_t rank_multiple = 8;

@@ -262,6 +262,7 @@ TEST(PairsBudgetTest, MultiplesShardsAndCodesKeepToTheBudget) {
               codes ? kept + 4.0 * static_cast<double>(latents) : 4.0 * kept;
           EXPECT_EQ(LaidOutBytes(*plan, tiny.spec), want);
           EXPECT_EQ(plan->target().kv_bytes_per_token(), want);
+          if (tp > 1) ExpectEqualRanks(*plan, tiny.spec);
         }
       }
     }

@@ -79,7 +79,8 @@ absl::Status AddUnits(const PlanRequest& request, const PaluOptions& options,
                       RankPool& pool) {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<double> scores,
                           GroupScores(request, options, groups, part));
-  const size_t per_rank = groups.size() / static_cast<size_t>(request.tp);
+  const size_t per_rank =
+      groups.size() / static_cast<size_t>(HeadShares(request));
   const size_t units = options.search == RankSearch::kModule ? 1 : per_rank;
   const size_t copies = groups.size() / units;
   const size_t first = pool.units.size();

@@ -285,6 +285,40 @@ TEST(PaluTest, RanksOfTensorParallelShardsAreEqual) {
   }
 }
 
+TEST(PaluTest, NoGroupSpansRanksAndTheirPagesAreEqual) {
+  PlanRequest request = RequestOf({});
+  const Calibration calibration = FisherCalibration(request.spec, 8);
+  request.calibration = &calibration;
+  for (const int64_t tp : {2, 4}) {
+    request.tp = tp;
+    for (const RankSearch search :
+         {RankSearch::kFisher, RankSearch::kModule, RankSearch::kUniform}) {
+      for (const int64_t group_heads : {0, 1}) {
+        ExpectEqualRanks(
+            Plan(request, {.group_heads = group_heads, .search = search}),
+            request.spec);
+      }
+    }
+  }
+}
+
+TEST(PaluTest, RanksThatShareAHeadArePlannedAsOne) {
+  PlanRequest request = RequestOf({});
+  const Calibration calibration = FisherCalibration(request.spec, 8);
+  request.calibration = &calibration;
+  request.tp = 4;
+  const KvPlan four = Plan(request, {.group_heads = 0});
+  request.tp = 8;
+  const KvPlan eight = Plan(request, {.group_heads = 0});
+  EXPECT_EQ(eight.target().tp(), 8u);
+  EXPECT_EQ(eight.target().kv_bytes_per_token(),
+            four.target().kv_bytes_per_token());
+  for (int layer = 0; layer < 3; ++layer) {
+    EXPECT_EQ(RanksOf(Key(eight, layer)), RanksOf(Key(four, layer)));
+    EXPECT_EQ(RanksOf(Key(eight, layer)).size(), 4u);
+  }
+}
+
 TEST(PaluTest, GroupsThatDoNotDivideTheHeadsAreRefused) {
   PlanRequest request = RequestOf({});
   const PaluOptions three{.group_heads = 3, .search = RankSearch::kUniform};
@@ -295,11 +329,14 @@ TEST(PaluTest, GroupsThatDoNotDivideTheHeadsAreRefused) {
   const PaluOptions four{.group_heads = 4, .search = RankSearch::kUniform};
   EXPECT_THAT(PlanPalu(request, four),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("each of 2 tensor-parallel ranks has 2")));
+                       AllOf(HasSubstr("each of 2 tensor-parallel ranks has 2"),
+                             HasSubstr("would do: 1 or 2"))));
   request.tp = 3;
   EXPECT_THAT(PlanPalu(request, four),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("4 KV heads cannot be dealt to 3")));
+                       AllOf(HasSubstr("4 KV heads, 8 query heads"),
+                             HasSubstr("cannot be dealt to 3"),
+                             HasSubstr("would do: 1, 2, 4 or 8"))));
 }
 
 TEST(PaluTest, WhatCannotBePlannedIsRefused) {

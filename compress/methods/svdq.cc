@@ -100,10 +100,12 @@ absl::StatusOr<KvPlan> PlanSvdq(const PlanRequest& request,
     return absl::InvalidArgumentError(absl::StrCat(
         "SVDq: want a schedule of 8 entries, have ", options.schedule.size()));
   }
-  if (options.post_rope && request.tp > 1) {
+  if (options.post_rope && HeadShares(request) > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "SVDq after the rotation has one basis over all KV heads, which ",
-        request.tp, " tensor-parallel ranks would have to hold each"));
+        request.tp,
+        " tensor-parallel ranks would have to hold each: plan for 1, or before "
+        "the rotation"));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, 0));

@@ -72,6 +72,7 @@ TEST_F(SvdqTest, AfterTheRotationTheBasisIsOfTheWholeKeys) {
 TEST_F(SvdqTest, TensorParallelRanksHaveABasisEach) {
   request_.tp = 2;
   EXPECT_THAT(RanksOf(Key(Plan(request_, {}), 0)), ElementsAre(32, 32));
+  ExpectEqualRanks(Plan(request_, {}), request_.spec);
   EXPECT_THAT(PlanSvdq(request_, {.post_rope = true}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("one basis over all KV heads")));

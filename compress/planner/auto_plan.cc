@@ -35,13 +35,13 @@ constexpr int64_t kLeastGrain = cache::kRegionAlignmentBytes / kPageTokens;
 // all of them.
 constexpr int64_t kTriedRows = 1024;
 
-// Groups of 1 .. all heads, each size that divides them.
+// Groups of 1 .. all heads of a share, each size that divides them.
 std::vector<std::vector<std::vector<int64_t>>> Groupings(
-    const model::DecoderSpec& spec, int64_t tp) {
+    const model::DecoderSpec& spec, int64_t shares) {
   const int64_t heads = spec.num_kv_heads;
   std::vector<std::vector<std::vector<int64_t>>> groupings;
-  for (int64_t size = 1; size <= heads / tp; ++size) {
-    if (heads / tp % size != 0) continue;
+  for (int64_t size = 1; size <= heads / shares; ++size) {
+    if (heads / shares % size != 0) continue;
     std::vector<std::vector<int64_t>> groups;
     for (int64_t head = 0; head < heads; ++head) {
       if (head % size == 0) groups.emplace_back();
@@ -58,11 +58,12 @@ bool HasHadamard(int64_t width) {
 }
 
 std::vector<SpaceOption> OptionsOf(const model::DecoderSpec& spec,
-                                   int64_t layer, PlanSpeed speed, int64_t tp) {
+                                   int64_t layer, PlanSpeed speed,
+                                   int64_t shares) {
   const bool rotates = spec.layers[static_cast<size_t>(layer)].rope;
   const bool rebuilds = speed == PlanSpeed::kStorage;
   std::vector<SpaceOption> options;
-  for (const auto& groups : Groupings(spec, tp)) {
+  for (const auto& groups : Groupings(spec, shares)) {
     if (rebuilds || !rotates) options.push_back({SpaceKind::kKey, groups});
     if (rotates) options.push_back({SpaceKind::kRopeKey, groups});
     options.push_back({SpaceKind::kValue, groups});
@@ -189,8 +190,9 @@ class Planner {
     data_.resize(layers);
     candidates_.of_layer.resize(layers);
     for (size_t l = 0; l < layers; ++l) {
-      for (SpaceOption& option : OptionsOf(spec_, static_cast<int64_t>(l),
-                                           options().speed, request_.tp)) {
+      for (SpaceOption& option :
+           OptionsOf(spec_, static_cast<int64_t>(l), options().speed,
+                     HeadShares(request_))) {
         candidates_.of_layer[l].push_back(
             static_cast<int>(candidates_.all.size()));
         candidates_.all.push_back(
@@ -349,13 +351,14 @@ class Planner {
   };
   absl::StatusOr<Counted> Count(const KvPlan& plan) const {
     Counted counted;
-    for (int64_t rank = 0; rank < request_.tp; ++rank) {
+    const int64_t shares = HeadShares(request_);
+    for (int64_t rank = 0; rank < shares; ++rank) {
       KVASIR_ASSIGN_OR_RETURN(
           const cache::PageLayout layout,
           cache::PageLayout::Create(plan, model::AttentionShapeOf(spec_),
                                     {.page_tokens = kPageTokens,
                                      .granule_bytes = options().granule_bytes},
-                                    {.rank = rank, .size = request_.tp}));
+                                    {.rank = rank, .size = shares}));
       counted.marginal += layout.marginal_bytes_per_token();
       counted.fixed += static_cast<double>(layout.fixed_bytes_per_sequence());
       for (int64_t l = 0; l < spec_.num_layers(); ++l) {

@@ -113,6 +113,22 @@ TEST_F(AutoPlanTest, PredictedBytesAreThePagesToTheByteAndWithinTheBudget) {
   }
 }
 
+TEST_F(AutoPlanTest, RanksHaveEqualPagesAndHoldNothingTwice) {
+  for (const PlanSpeed speed : {PlanSpeed::kCpu, PlanSpeed::kStorage}) {
+    AutoOptions options = Options(speed);
+    options.kv_bytes_per_token = 60;
+    request_.tp = 2;
+    KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan two, Plan(options));
+    ExpectEqualRanks(two.plan, request_.spec);
+    EXPECT_LE(two.prediction.bytes, 60);
+    // Of two ranks for each head, as of one.
+    request_.tp = 4;
+    KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan four, Plan(options));
+    EXPECT_EQ(four.plan.target().tp(), 4u);
+    EXPECT_EQ(four.prediction.bytes, two.prediction.bytes);
+  }
+}
+
 TEST_F(AutoPlanTest, MoreBytesAreNeverPredictedToLoseMore) {
   double last = 1e30;
   for (const double bytes : {24.0, 40.0, 60.0, 80.0}) {

@@ -5,11 +5,16 @@
 
 #include <cmath>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "base/status_matchers.h"
 #include "cache/layout/layout.h"
 #include "compress/methods/method.h"
 #include "model/shapes/attention_shape.h"
+#include "plan/replicas.h"
+#include "plan/resolved_plan.h"
 
 namespace kvasir::compress {
 
@@ -135,6 +140,31 @@ inline double LaidOutBytes(const kvasir::v1::KvPlan& plan,
     }
   }
   return bytes;
+}
+
+// The ranks that the plan was made for have pages of equal bytes in every
+// layer, and nothing is on two of them.
+inline void ExpectEqualRanks(const kvasir::v1::KvPlan& plan,
+                             const model::DecoderSpec& spec) {
+  const int64_t size = plan.target().tp();
+  std::vector<std::shared_ptr<const plan::ResolvedPlan>> ranks;
+  std::vector<std::vector<int64_t>> page_bytes;  // by rank and layer
+  for (int64_t rank = 0; rank < size; ++rank) {
+    auto resolved = plan::ResolvePlan(plan, model::AttentionShapeOf(spec),
+                                      {.rank = rank, .size = size});
+    KVASIR_ASSERT_OK(resolved);
+    const auto layout = cache::PageLayout::Create(*resolved, {});
+    KVASIR_ASSERT_OK(layout);
+    ranks.push_back(
+        std::make_shared<const plan::ResolvedPlan>(*std::move(resolved)));
+    auto& of_rank = page_bytes.emplace_back();
+    for (const cache::LayerLayout& layer : layout->layers()) {
+      of_rank.push_back(layer.page_bytes);
+    }
+    EXPECT_EQ(of_rank, page_bytes[0]) << "rank " << rank << " of " << size;
+  }
+  EXPECT_GT(size, 1);
+  EXPECT_TRUE(plan::FindReplicas(ranks).empty());
 }
 
 }  // namespace kvasir::compress

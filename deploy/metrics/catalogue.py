@@ -23,7 +23,8 @@ class Catalogue:
             for name, family in section["families"].items():
                 if name in self.families:
                     raise ValueError(f"catalogue: {name} is there twice")
-                self.families[name] = {**family, "processes": section["processes"]}
+                self.families[name] = {
+                    **family, "processes": section["processes"], "ranked": section.get("ranked", False)}
         for name in self.vllm.keys() - self.families.keys():
             raise ValueError(f"catalogue: [vllm] has {name}, no section has")
 
@@ -52,6 +53,11 @@ class Catalogue:
         if family.endswith("_per_token") or family.endswith("_per_sequence"):
             word = family.rsplit("_per_", 1)[0].rsplit("_", 1)[1]
         return UNITS.get(word, "short")
+
+    def labels(self, name, several_ranks=False):
+        """Of each of a family's series; several_ranks: in a replica that has them."""
+        family = self.families[name]
+        return {*family.get("labels", []), *(["rank"] if several_ranks and family["ranked"] else [])}
 
     def exported(self, process, vllm=False):
         """Names of the families that a process exports."""

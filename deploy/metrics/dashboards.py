@@ -146,7 +146,7 @@ def dashboard_json(catalogue, dashboard):
             panels.append(json_)
             x, line = x + width, max(line, height)
         y += line
-    of = "{__name__=~\"kvasir_(router_)?build_info\"%s}"
+    of = "{__name__=~\"kvasir_(build|router_build|rank)_info\"%s}"
     return {
         "uid": f"kvasir-{dashboard['name']}",
         "title": dashboard["title"],

@@ -520,6 +520,10 @@ std::string CudaDevice::numerics() const {
 
 bool CudaDevice::rows_are_invariant() const { return state_->gemms == nullptr; }
 
+absl::Status CudaDevice::UseOnThisThread() const {
+  return state_->runtime().status();
+}
+
 absl::StatusOr<DeviceMemory> CudaDevice::memory() const {
   KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
   size_t free = 0, total = 0;

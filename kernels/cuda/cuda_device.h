@@ -70,6 +70,7 @@ class CudaDevice final : public Device {
   WeightLayout weight_layout() const override { return WeightLayout::kRows; }
   int64_t page_granule_bytes() const override { return 16; }
   absl::StatusOr<DeviceMemory> memory() const override;
+  absl::Status UseOnThisThread() const override;
   bool has_own_memory() const override { return true; }
   int64_t staging_bytes() const override;
   int64_t cta_shared_bytes() const override {

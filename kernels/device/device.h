@@ -67,6 +67,9 @@ class Device {
   // Of the host, which copies go through; what BeginWrite gave included.
   virtual int64_t staging_bytes() const { return 0; }
 
+  // From here on calls of other libraries by this thread are for this device.
+  virtual absl::Status UseOnThisThread() const { return absl::OkStatus(); }
+
   // Host memory to fill a part of an allocation with, from any thread: until
   // EndWrite what is written there is the device's in the end, and nothing
   // else may touch that part. It starts with any content, so all of it is

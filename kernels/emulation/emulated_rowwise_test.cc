@@ -582,6 +582,7 @@ struct EmbeddingCase {
   int64_t hidden;
   bool positions = false;
   bool tied = false;
+  int64_t first_id = 0;
 };
 
 std::vector<float> EmbedByKernel(EmulatedTest& test, const EmbeddingCase& c,
@@ -599,6 +600,7 @@ std::vector<float> EmbedByKernel(EmulatedTest& test, const EmbeddingCase& c,
   EmbeddingParams params;
   params.ids = ids.as<int32_t>();
   params.num_tokens = shape.num_tokens;
+  params.first_id = c.first_id;
   params.vocab = shape.vocab;
   params.hidden = c.hidden;
   if (c.tied) {
@@ -635,6 +637,7 @@ void ExpectEmbedding(EmulatedTest& test, const EmbeddingCase& c) {
   EmbeddingArgs args;
   args.ids = c.ids.data();
   args.num_tokens = static_cast<int64_t>(c.ids.size());
+  args.first_id = c.first_id;
   args.vocab = kVocab;
   args.hidden = c.hidden;
   args.table = table.data();
@@ -661,6 +664,10 @@ TEST(EmbeddingCudaTest, IsTheReferencesRows) {
       ExpectEmbedding(test, {dtype, table, {3, -1, 11, 0, 3}, 300});
       ExpectEmbedding(test, {dtype, table, {3, -1, 5}, 70, true});
       ExpectEmbedding(test, {dtype, table, {2, 9}, 70, false, true});
+      ExpectEmbedding(test,
+                      {dtype, table, {5, 20, 30, 31}, 9, true, false, 20});
+      ExpectEmbedding(test,
+                      {dtype, table, {20, 19, 30, 0}, 70, false, true, 20});
     }
   }
 }

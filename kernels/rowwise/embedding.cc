@@ -17,7 +17,7 @@ absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
   if (params.num_tokens < 0) {
     return Refuse(kKernels.op, "tokens", 0, params.num_tokens);
   }
-  if (params.vocab < 1) return Refuse(kKernels.op, "vocab", 1, params.vocab);
+  if (params.vocab < 0) return Refuse(kKernels.op, "vocab", 0, params.vocab);
   if (params.hidden < 1) return Refuse(kKernels.op, "hidden", 1, params.hidden);
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (params.table == nullptr &&

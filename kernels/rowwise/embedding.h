@@ -10,17 +10,19 @@
 
 namespace kvasir::kernels {
 
-// out[t, :] = float32(table[ids[t], :]). The table is either row-major or, for
-// a head tied to the embedding, the packed head itself (so that one copy
-// serves both). An id outside [0, vocab) gives a row of zeros: ids are checked
-// where they enter, this only keeps a mistake from reading foreign memory.
-// With learned positions: out[t, :] += float32(position_table[positions[t],
+// out[t, :] = float32(table[ids[t] - first_id, :]). The table is either
+// row-major or, for a head tied to the embedding, the packed head itself (so
+// that one copy serves both). An id outside [first_id, first_id + vocab) gives
+// a row of zeros: of a table that is split over ranks the others' rows, which
+// are to be added to these. With learned positions: out[t, :] +=
+// float32(position_table[positions[t],
 // :]), or nothing for a position outside of it.
 template <template <typename> class Ptr>
 struct EmbeddingParamsIn {
   Ptr<const int32_t> ids = nullptr;  // [T]
   int64_t num_tokens = 0;            // T
-  int64_t vocab = 0;                 // V
+  int64_t first_id = 0;              // of the table
+  int64_t vocab = 0;                 // V, of the table; may be 0
   int64_t hidden = 0;                // M
   Ptr<const void> table = nullptr;   // [V, M]; null: use `packed`
   DType table_dtype = DType::kF32;

@@ -61,7 +61,7 @@ void EmbedRows(const EmbeddingArgs& params, int64_t begin, int64_t end) {
   const DType dtype =
       params.table != nullptr ? params.table_dtype : params.packed.dtype;
   for (int64_t t = begin; t < end; ++t) {
-    const int64_t id = params.ids[t];
+    const int64_t id = params.ids[t] - params.first_id;
     float* out = params.out + t * params.hidden;
     if (id < 0 || id >= params.vocab) {
       std::fill_n(out, params.hidden, 0.0f);

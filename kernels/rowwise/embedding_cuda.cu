@@ -20,7 +20,7 @@ template <typename T>
 KVASIR_KERNEL(kThreads)
 EmbeddingKernel(EmbeddingArgs args) {
   const int64_t token = simt::CtaX();
-  const int64_t id = simt::LoadGlobal(args.ids + token);
+  const int64_t id = simt::LoadGlobal(args.ids + token) - args.first_id;
   const bool known = id >= 0 && id < args.vocab;
   const int64_t position = args.position_table != nullptr
                                ? simt::LoadGlobal(args.positions + token)

@@ -38,7 +38,7 @@ void EmbeddingReference(const EmbeddingArgs& params, CpuStream&) {
   const DType dtype =
       params.table != nullptr ? params.table_dtype : params.packed.dtype;
   for (int64_t t = 0; t < params.num_tokens; ++t) {
-    const int64_t id = params.ids[t];
+    const int64_t id = params.ids[t] - params.first_id;
     float* out = params.out + t * params.hidden;
     if (id < 0 || id >= params.vocab) {
       for (int64_t i = 0; i < params.hidden; ++i) out[i] = 0.0f;

@@ -91,6 +91,61 @@ TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
   }
 }
 
+// Tables that are split over ranks: each id is in one, and the sum of all rows
+// is that of the whole table.
+TEST_P(EmbeddingTest, ATableOfSomeIdsGivesZerosForOthers) {
+  constexpr int64_t kVocab = 75;
+  constexpr int64_t kHidden = 99;
+  StoredArray table(RandomFloats(kVocab * kHidden, 1), GetParam());
+  const std::vector<int32_t> ids = {0, 31, 32, 33, 63, 64, 74, 75, -1};
+  struct Part {
+    int64_t first;
+    int64_t count;
+  };
+  for (const Part part :
+       {Part{0, 32}, Part{32, 32}, Part{64, 11}, Part{75, 0}}) {
+    const auto* const rows = static_cast<const char*>(table.data()) +
+                             part.first * kHidden * DTypeBytes(GetParam());
+    PackedMatrixArgs head;
+    head.k = kHidden;
+    head.n = part.count;
+    head.dtype = GetParam();
+    std::vector<char> memory(static_cast<size_t>(head.bytes()));
+    if (part.count > 0) {
+      KVASIR_ASSERT_OK(PackRows(OnDevice(head), {rows, part.count, kHidden}, 0,
+                                memory.data()));
+    }
+    head.data = memory.data();
+    for (const CpuBackend backend :
+         {CpuBackend::kReference, CpuBackend::kSimd}) {
+      TestStream test(2, backend);
+      for (const bool packed : {false, true}) {
+        std::vector<float> out(ids.size() * kHidden, kPoison);
+        EmbeddingArgs params;
+        params.ids = ids.data();
+        params.num_tokens = static_cast<int64_t>(ids.size());
+        params.first_id = part.first;
+        params.vocab = part.count;
+        params.hidden = kHidden;
+        params.table = packed ? nullptr : rows;
+        params.table_dtype = GetParam();
+        params.packed = packed ? head : PackedMatrixArgs();
+        params.out = out.data();
+        KVASIR_ASSERT_OK(
+            Embedding(test.stream(), OnDevice(params), test.workspace()));
+        for (size_t i = 0; i < out.size(); ++i) {
+          const int32_t id = ids[i / kHidden];
+          const bool here = id >= part.first && id < part.first + part.count;
+          ASSERT_EQ(
+              here ? table.at(id * kHidden + static_cast<int64_t>(i % kHidden))
+                   : 0.0f,
+              out[i]);
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingTest,
                          ::testing::Values(DType::kF32, DType::kF16,
                                            DType::kBf16));

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "model/checkpoint/family_tensors.h"
 #include "model/checkpoint/file.h"
@@ -58,42 +59,99 @@ std::optional<int64_t> AttentionLayer(absl::string_view name) {
 
 }  // namespace
 
+TensorRange TensorRange::All(const TensorInfo& tensor) {
+  return {.num_rows = tensor.num_rows(),
+          .row_bytes = static_cast<int64_t>(tensor.row_bytes())};
+}
+
 TensorStream::TensorStream(const TensorStore::Entry& tensor,
                            std::span<std::byte> buffer)
-    : tensor_(tensor), buffer_(buffer), hasher_(tensor.info->row_bytes()) {
-  tensor_.file->WillNeed(
-      *tensor_.info, 0,
-      std::min<uint64_t>(buffer_.size(), tensor_.info->size_bytes));
+    : TensorStream(tensor, TensorRange::All(*tensor.info), buffer) {}
+
+TensorStream::TensorStream(const TensorStore::Entry& tensor,
+                           const TensorRange& range,
+                           std::span<std::byte> buffer)
+    : tensor_(tensor),
+      range_(range),
+      buffer_(buffer),
+      hasher_(static_cast<uint64_t>(range.row_bytes)) {
+  const TensorRange all = TensorRange::All(info());
+  KVASIR_CHECK(range.first_row >= 0 && range.num_rows >= 0 &&
+               range.num_rows <= all.num_rows - range.first_row);
+  KVASIR_CHECK(range.first_byte >= 0 && range.row_bytes >= 0 &&
+               range.row_bytes <= all.row_bytes - range.first_byte);
+  WillNeed(0, RowsOfBlock(0));
+}
+
+bool TensorStream::whole_rows() const {
+  return range_.row_bytes == TensorRange::All(info()).row_bytes;
+}
+
+int64_t TensorStream::RowsOfBlock(int64_t first_row) const {
+  if (range_.row_bytes == 0) return 0;
+  int64_t rows = static_cast<int64_t>(buffer_.size()) / range_.row_bytes;
+  // Whole panels where the buffer holds one: packing them is fastest.
+  if (rows > kRowMultiple) rows -= rows % kRowMultiple;
+  return std::min(rows, range_.num_rows - first_row);
+}
+
+void TensorStream::WillNeed(int64_t first_row, int64_t num_rows) const {
+  const auto row_bytes = static_cast<int64_t>(info().row_bytes());
+  const int64_t first = range_.first_row + first_row;
+  const auto need = [&](int64_t begin, int64_t bytes) {
+    tensor_.file->WillNeed(info(), static_cast<uint64_t>(begin),
+                           static_cast<uint64_t>(bytes));
+  };
+  if (whole_rows()) {
+    if (num_rows > 0) need(first * row_bytes, num_rows * row_bytes);
+    return;
+  }
+  for (int64_t row = first; row < first + num_rows; ++row) {
+    need(row * row_bytes + range_.first_byte, range_.row_bytes);
+  }
+}
+
+absl::Status TensorStream::Read(int64_t first_row, std::span<std::byte> out) {
+  const uint64_t row_bytes = info().row_bytes();
+  const uint64_t begin =
+      static_cast<uint64_t>(range_.first_row + first_row) * row_bytes;
+  read_bytes_ += static_cast<int64_t>(out.size());
+  if (whole_rows()) {
+    KVASIR_RETURN_IF_ERROR(tensor_.file->Read(info(), begin, out));
+    tensor_.file->Release(info(), begin, out.size());
+    return absl::OkStatus();
+  }
+  // The pages are let go of with the file: other ranks want what else is in
+  // them.
+  const auto part_bytes = static_cast<size_t>(range_.row_bytes);
+  for (size_t row = 0; row < out.size() / part_bytes; ++row) {
+    KVASIR_RETURN_IF_ERROR(tensor_.file->Read(
+        info(),
+        begin + row * row_bytes + static_cast<uint64_t>(range_.first_byte),
+        out.subspan(row * part_bytes, part_bytes)));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TensorStream::Block> TensorStream::Next() {
-  const TensorInfo& tensor = info();
-  const uint64_t row_bytes = tensor.row_bytes();
-  const int64_t rows_left = tensor.num_rows() - next_row_;
-  if (rows_left == 0 || row_bytes == 0) return Block{next_row_, 0, {}};
-  if (buffer_.size() < row_bytes) {
+  const int64_t rows_left = range_.num_rows - next_row_;
+  const int64_t first_row = range_.first_row + next_row_;
+  if (rows_left == 0 || range_.row_bytes == 0) return Block{first_row, 0, {}};
+  Block block;
+  block.first_row = first_row;
+  block.num_rows = RowsOfBlock(next_row_);
+  if (block.num_rows == 0) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "%s: tensor %s: a row has %d bytes, the read buffer %d",
-        tensor_.file->path(), tensor.name, row_bytes, buffer_.size()));
+        tensor_.file->path(), info().name, range_.row_bytes, buffer_.size()));
   }
-  Block block;
-  block.first_row = next_row_;
-  block.num_rows = static_cast<int64_t>(buffer_.size() / row_bytes);
-  // Whole panels where the buffer holds one: packing them is fastest.
-  if (block.num_rows > kRowMultiple) {
-    block.num_rows -= block.num_rows % kRowMultiple;
-  }
-  block.num_rows = std::min(rows_left, block.num_rows);
-  const uint64_t offset = static_cast<uint64_t>(next_row_) * row_bytes;
-  const uint64_t size = static_cast<uint64_t>(block.num_rows) * row_bytes;
-  tensor_.file->WillNeed(
-      tensor, offset + size,
-      std::min<uint64_t>(size, tensor.size_bytes - offset - size));
-  const std::span<std::byte> out = buffer_.subspan(0, size);
-  KVASIR_RETURN_IF_ERROR(tensor_.file->Read(tensor, offset, out));
-  tensor_.file->Release(tensor, offset, size);
+  const int64_t next = next_row_ + block.num_rows;
+  WillNeed(next, RowsOfBlock(next));
+  const std::span<std::byte> out = buffer_.subspan(
+      0, static_cast<size_t>(block.num_rows * range_.row_bytes));
+  KVASIR_RETURN_IF_ERROR(Read(next_row_, out));
   hasher_.Add(out);
-  next_row_ += block.num_rows;
+  next_row_ = next;
   block.bytes = out;
   return block;
 }

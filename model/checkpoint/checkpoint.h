@@ -20,8 +20,19 @@
 
 namespace kvasir::model {
 
-// Reads one tensor from front to back in blocks of whole rows, hashes its
-// tiles on the way, reads ahead, and lets go of the pages behind.
+// Rows of a tensor, and of each of them so many bytes.
+struct TensorRange {
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  int64_t first_byte = 0;
+  int64_t row_bytes = 0;
+
+  static TensorRange All(const TensorInfo& tensor);
+};
+
+// Reads one tensor, or a range of it and nothing else, from front to back in
+// blocks of whole rows, hashes its tiles on the way, reads ahead, and lets go
+// of the pages behind.
 // Owns: nothing; checkpoint and buffer must outlive it.
 // Threads: one; any number of streams may run over one checkpoint.
 class TensorStream {
@@ -32,18 +43,32 @@ class TensorStream {
     std::span<const std::byte> bytes;
   };
 
-  // `buffer` must hold one row; RESOURCE_EXHAUSTED otherwise from Next().
+  // `buffer` must hold one row; RESOURCE_EXHAUSTED otherwise from Next(). A
+  // range lies inside the tensor (CHECK).
   TensorStream(const TensorStore::Entry& tensor, std::span<std::byte> buffer);
+  TensorStream(const TensorStore::Entry& tensor, const TensorRange& range,
+               std::span<std::byte> buffer);
 
   const TensorInfo& info() const { return *tensor_.info; }
   absl::StatusOr<Block> Next();
-  // Of all bytes; valid after the end was reached.
+  // Of the range, as if the tensor began and ended with it; valid after its end
+  // was reached.
   Tiles tiles() const { return hasher_.tiles(); }
+  // Asked of the file so far.
+  int64_t read_bytes() const { return read_bytes_; }
 
  private:
+  bool whole_rows() const;
+  // Counted from the range's first row, both.
+  int64_t RowsOfBlock(int64_t first_row) const;
+  void WillNeed(int64_t first_row, int64_t num_rows) const;
+  absl::Status Read(int64_t first_row, std::span<std::byte> out);
+
   TensorStore::Entry tensor_;
+  TensorRange range_;
   std::span<std::byte> buffer_;
-  int64_t next_row_ = 0;
+  int64_t next_row_ = 0;  // of the range
+  int64_t read_bytes_ = 0;
   TileHasher hasher_;
 };
 

@@ -18,33 +18,6 @@ namespace {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The part of it that changes the outputs.
-std::string SpecText(const DecoderSpec& spec) {
-  std::string text = absl::StrFormat(
-      "%s heads %d/%d x %d eps %a", spec.architecture, spec.num_heads,
-      spec.num_kv_heads, spec.head_dim, spec.norm_eps);
-  absl::StrAppendFormat(&text, " rope %d %d %a", spec.rope.rotary_dim,
-                        static_cast<int>(spec.rope.pairing),
-                        spec.rope.attention_factor);
-  absl::StrAppendFormat(&text, " tied %d biases %d%d%d", spec.tied_head,
-                        spec.qkv_bias, spec.o_bias, spec.mlp_bias);
-  if (spec.norm != NormKind::kRmsNorm || spec.mlp != MlpKind::kGatedSilu ||
-      spec.parallel_residual || spec.learned_positions) {
-    absl::StrAppendFormat(&text, " norm %d mlp %d parallel %d positions %d",
-                          static_cast<int>(spec.norm),
-                          static_cast<int>(spec.mlp), spec.parallel_residual,
-                          spec.learned_positions);
-  }
-  for (const double frequency : spec.rope.frequencies) {
-    absl::StrAppendFormat(&text, " %a", frequency);
-  }
-  for (const LayerSpec& layer : spec.layers) {
-    absl::StrAppendFormat(&text, " window %d", layer.sliding_window);
-    if (!layer.rope) text += " no rope";
-  }
-  return text;
-}
-
 }  // namespace
 
 std::string FingerprintText(const Fingerprint& fingerprint) {
@@ -116,20 +89,76 @@ Tiles TileHasher::tiles() const {
   return tiles;
 }
 
+std::string OutputsText(const DecoderSpec& spec) {
+  std::string text = absl::StrFormat(
+      "%s heads %d/%d x %d eps %a", spec.architecture, spec.num_heads,
+      spec.num_kv_heads, spec.head_dim, spec.norm_eps);
+  absl::StrAppendFormat(&text, " rope %d %d %a", spec.rope.rotary_dim,
+                        static_cast<int>(spec.rope.pairing),
+                        spec.rope.attention_factor);
+  absl::StrAppendFormat(&text, " tied %d biases %d%d%d", spec.tied_head,
+                        spec.qkv_bias, spec.o_bias, spec.mlp_bias);
+  if (spec.norm != NormKind::kRmsNorm || spec.mlp != MlpKind::kGatedSilu ||
+      spec.parallel_residual || spec.learned_positions) {
+    absl::StrAppendFormat(&text, " norm %d mlp %d parallel %d positions %d",
+                          static_cast<int>(spec.norm),
+                          static_cast<int>(spec.mlp), spec.parallel_residual,
+                          spec.learned_positions);
+  }
+  for (const double frequency : spec.rope.frequencies) {
+    absl::StrAppendFormat(&text, " %a", frequency);
+  }
+  for (const LayerSpec& layer : spec.layers) {
+    absl::StrAppendFormat(&text, " window %d", layer.sliding_window);
+    if (!layer.rope) text += " no rope";
+  }
+  return text;
+}
+
+TensorTiles TensorTiles::Of(const TensorInfo& info) {
+  TensorTiles tiles;
+  tiles.type_and_shape = absl::StrFormat("%s %s", TensorTypeName(info.type),
+                                         ShapeText(info.shape));
+  tiles.columns =
+      CeilDiv(static_cast<int64_t>(info.row_bytes()), kTileRowBytes);
+  tiles.rows = CeilDiv(info.num_rows(), kTileRows);
+  tiles.hashes.resize(static_cast<size_t>(tiles.rows * tiles.columns));
+  tiles.known.resize(tiles.hashes.size());
+  return tiles;
+}
+
+std::string WeightsIdOf(const TilesByName& tensors, std::string_view outputs) {
+  std::string text;
+  for (const auto& [name, tensor] : tensors) {
+    KVASIR_CHECK(std::find(tensor.known.begin(), tensor.known.end(), false) ==
+                 tensor.known.end());
+    absl::StrAppend(&text, name, " ", tensor.type_and_shape);
+    for (const Fingerprint& hash : tensor.hashes) {
+      absl::StrAppend(&text, " ", FingerprintText(hash));
+    }
+    text += "\n";
+  }
+  text += outputs;
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return FingerprintText({hash.high64, hash.low64});
+}
+
+TensorTiles& WeightsIdBuilder::Find(std::string_view name,
+                                    const TensorInfo& info) {
+  const auto found = tensors_.find(name);
+  if (found != tensors_.end()) return found->second;
+  return tensors_.emplace(name, TensorTiles::Of(info)).first->second;
+}
+
+void WeightsIdBuilder::AddTensor(std::string_view name,
+                                 const TensorInfo& info) {
+  Find(name, info);
+}
+
 void WeightsIdBuilder::Add(std::string_view name, const TensorInfo& info,
                            const Tiles& tiles, int64_t first_row,
                            int64_t first_column) {
-  const auto [place, is_new] = tensors_.try_emplace(std::string(name));
-  Tensor& tensor = place->second;
-  if (is_new) {
-    tensor.type_and_shape = absl::StrFormat("%s %s", TensorTypeName(info.type),
-                                            ShapeText(info.shape));
-    tensor.columns =
-        CeilDiv(static_cast<int64_t>(info.row_bytes()), kTileRowBytes);
-    tensor.rows = CeilDiv(info.num_rows(), kTileRows);
-    tensor.hashes.resize(static_cast<size_t>(tensor.rows * tensor.columns));
-    tensor.known.resize(tensor.hashes.size());
-  }
+  TensorTiles& tensor = Find(name, info);
   KVASIR_CHECK(first_row >= 0 && first_row + tiles.rows <= tensor.rows);
   KVASIR_CHECK(first_column >= 0 &&
                first_column + tiles.columns <= tensor.columns);
@@ -147,19 +176,7 @@ void WeightsIdBuilder::Add(std::string_view name, const TensorInfo& info,
 }
 
 std::string WeightsIdBuilder::Finish(const DecoderSpec& spec) const {
-  std::string text;
-  for (const auto& [name, tensor] : tensors_) {
-    KVASIR_CHECK(std::find(tensor.known.begin(), tensor.known.end(), false) ==
-                 tensor.known.end());
-    absl::StrAppend(&text, name, " ", tensor.type_and_shape);
-    for (const Fingerprint& hash : tensor.hashes) {
-      absl::StrAppend(&text, " ", FingerprintText(hash));
-    }
-    text += "\n";
-  }
-  text += SpecText(spec);
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return FingerprintText({hash.high64, hash.low64});
+  return WeightsIdOf(tensors_, OutputsText(spec));
 }
 
 }  // namespace kvasir::model

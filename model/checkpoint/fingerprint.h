@@ -28,7 +28,7 @@ std::string FingerprintText(const Fingerprint& fingerprint);
 // A tile is so many rows by so many bytes of each; less at a tensor's ends. A
 // rank that reads rows or columns of a tensor reads whole tiles of it, but for
 // those at its borders.
-inline constexpr int64_t kTileRows = 256;
+inline constexpr int64_t kTileRows = 128;
 inline constexpr int64_t kTileRowBytes = 1024;
 
 struct Tiles {
@@ -61,28 +61,44 @@ class TileHasher {
   std::vector<Fingerprint> done_;
 };
 
+// Of one tensor of a checkpoint: which of its tiles are known.
+struct TensorTiles {
+  // No tile known.
+  static TensorTiles Of(const TensorInfo& info);
+
+  std::string type_and_shape;
+  int64_t rows = 0;  // of tiles
+  int64_t columns = 0;
+  std::vector<Fingerprint> hashes;  // [rows, columns]
+  std::vector<bool> known;          // the same
+};
+// By name, as Checkpoint::Tensor finds it.
+using TilesByName = std::map<std::string, TensorTiles, std::less<>>;
+
+// The part of a spec that changes the outputs.
+std::string OutputsText(const DecoderSpec& spec);
+// Of tensors of which every tile is known, and OutputsText.
+std::string WeightsIdOf(const TilesByName& tensors, std::string_view outputs);
+
 // Gathers the tiles of a checkpoint's tensors into its weights_id. The order of
 // the calls does not matter. Threads: one.
 class WeightsIdBuilder {
  public:
-  // `name`: as Checkpoint::Tensor finds it. The first of the tiles is at this
-  // place of the tensor's. CHECKs that they lie inside it, and that a tile that
-  // comes twice is the same.
+  // That there is this tensor, even if none of its tiles is ever added.
+  void AddTensor(std::string_view name, const TensorInfo& info);
+  // The first of the tiles is at this place of the tensor's. CHECKs that they
+  // lie inside it, and that a tile that comes twice is the same.
   void Add(std::string_view name, const TensorInfo& info, const Tiles& tiles,
            int64_t first_row = 0, int64_t first_column = 0);
+  const TilesByName& tensors() const { return tensors_; }
   // Also depends on the fields of the spec that change the outputs. CHECKs that
   // no tile of a tensor is missing.
   std::string Finish(const DecoderSpec& spec) const;
 
  private:
-  struct Tensor {
-    std::string type_and_shape;
-    int64_t rows = 0;  // of tiles
-    int64_t columns = 0;
-    std::vector<Fingerprint> hashes;
-    std::vector<bool> known;
-  };
-  std::map<std::string, Tensor, std::less<>> tensors_;
+  TensorTiles& Find(std::string_view name, const TensorInfo& info);
+
+  TilesByName tensors_;
 };
 
 }  // namespace kvasir::model

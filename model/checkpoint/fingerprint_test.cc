@@ -64,7 +64,8 @@ TEST(TileHasherTest, BlocksDoNotMatter) {
   const Tiles whole = TilesOf(bytes, 0, kRows);
   EXPECT_EQ(whole.rows, 3);
   EXPECT_EQ(whole.columns, 3);
-  for (const int64_t rows : {1, 100, 256, 300, 589}) {
+  for (const int64_t rows :
+       {int64_t{1}, int64_t{100}, kTileRows, kTileRows + 1, kRows}) {
     TileHasher hasher(kRowBytes);
     std::span<const std::byte> rest = bytes;
     while (!rest.empty()) {
@@ -86,8 +87,10 @@ TEST(TileHasherTest, AByteChangesItsOwnTileAlone) {
     size_t tile;
   };
   for (const Place& place :
-       {Place{0, 0, 0}, Place{255, 1023, 0}, Place{255, 1024, 1},
-        Place{256, 1023, 3}, Place{kRows - 1, kRowBytes - 1, 8}}) {
+       {Place{0, 0, 0}, Place{kTileRows - 1, kTileRowBytes - 1, 0},
+        Place{kTileRows - 1, kTileRowBytes, 1},
+        Place{kTileRows, kTileRowBytes - 1, 3},
+        Place{kRows - 1, kRowBytes - 1, 8}}) {
     std::byte& byte =
         bytes[static_cast<size_t>(place.row * kRowBytes + place.byte)];
     byte ^= std::byte{1};

@@ -93,6 +93,31 @@ def test_inspect_tells_ranks_bytes_and_weights(artifact):
     assert "2x24" in text and "at_runtime" in text
 
 
+def test_inspect_tells_what_each_rank_holds(artifact):
+    told = json.loads(run("inspect", artifact, "--tp", 2, "--json").stdout)
+    ranks = told["tensor_parallel"]
+    heads = [(rank["first_kv_head"], rank["num_kv_heads"]) for rank in ranks["ranks"]]
+    half = told["num_kv_heads"] // 2
+    assert heads == [(0, half), (half, half)]
+    # Two groups of half the heads: each is a rank's own.
+    assert ranks["replicas"] == [] and ranks["uneven_layers"] == []
+    assert 2 * ranks["most_kv_bytes_per_token"] == told["kv_bytes_per_token"]
+    weights = [rank["weight_bytes"] for rank in ranks["ranks"]]
+    assert sum(weights) == ranks["one_rank_weight_bytes"] + ranks["replicated_weight_bytes"]
+    # Dealt to more ranks than there are groups, a group spans them, in every layer.
+    spread = json.loads(run("inspect", artifact, "--tp", 4, "--json").stdout)["tensor_parallel"]
+    of_values = [r for r in spread["replicas"] if r["side"] == "value"]
+    assert [r["ranks"] for r in of_values] == [[0, 1], [2, 3]]
+    assert [r["last_layer"] for r in of_values] == [told["num_layers"] - 1] * 2
+    assert [r["bytes_per_token"] for r in of_values] == [told["num_layers"] * (12 + 4)] * 2
+    text = run("inspect", artifact, "--tp", 4).stdout
+    assert "on several ranks" in text and "tensor parallel       4 ranks" in text
+    refused = run("inspect", artifact, "--tp", 3, check=False)
+    assert refused.returncode == 1 and "cannot be dealt to 3" in refused.stderr
+    assert "would do: 1, 2" in refused.stderr
+    assert json.loads(run("inspect", artifact, "--json").stdout)["tensor_parallel"] is None
+
+
 @pytest.fixture
 def evaluation(tmp_path):
     """A file as kvasir-compress evaluate --json writes it, and what is in it."""

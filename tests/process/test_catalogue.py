@@ -52,7 +52,8 @@ def test_what_is_of_nvidias_exporter_is_named_so_and_in_a_row_of_its_own():
             assert theirs in (set(), families), panel["title"]
             assert bool(theirs) == panel["title"].startswith("DCGM: ") == row.startswith("NVIDIA's DCGM exporter")
     # No process of ours is said to export them.
-    assert not set(FAMILIES.dcgm) & (FAMILIES.exported("worker") | FAMILIES.exported("router"))
+    for process in ("worker", "router", "rank"):
+        assert not set(FAMILIES.dcgm) & FAMILIES.exported(process)
 
 
 def test_the_page_names_every_family_and_no_other():
@@ -61,6 +62,13 @@ def test_the_page_names_every_family_and_no_other():
     assert sorted(rows) == sorted(FAMILIES.families)
     assert re.findall(r"^\| `(DCGM_\w+)` \|", page, re.MULTILINE) == list(FAMILIES.dcgm)
     assert dict(re.findall(r"^\| `(\w+)` \| `(vllm:\w+)` \|", page, re.MULTILINE)) == FAMILIES.vllm
+
+
+def test_series_of_a_rank_have_its_label_where_there_are_several():
+    ranked = {name for name, family in FAMILIES.families.items() if family["ranked"]}
+    assert ranked < FAMILIES.exported("rank") and ranked > FAMILIES.exported("rank") - FAMILIES.exported("worker")
+    for name in FAMILIES.families:
+        assert FAMILIES.labels(name, several_ranks=True) - FAMILIES.labels(name) == ({"rank"} if name in ranked else set())
 
 
 def test_panels_of_a_dashboard_do_not_overlap_and_have_ids_of_their_own():

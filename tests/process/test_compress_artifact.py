@@ -107,6 +107,60 @@ def test_families_of_other_layers_and_names(compress, tmp_path, shape):
     assert inspect.returncode == 0, inspect.stderr
 
 
+# No group spans ranks of equal bytes, with the heads' groups lowered to what a rank has.
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize(
+    "method",
+    [
+        ["uniform", "--keep", 0.5],
+        ["uniform", "--keep", 0.5, "--key-bits", 4, "--value-bits", 4],
+        ["lorc", "--keep", 0.6],
+        ["svdq", "--value-bits", 4],
+        ["channel", "--average-bits", 4.5],
+        ["q-hitter", "--eviction-budget", 0.2],
+    ],
+    ids=lambda m: "-".join(map(str, m)).replace("--", ""),
+)
+def test_a_plan_for_ranks_holds_nothing_twice(compress, tmp_path, method, tp):
+    plan = tmp_path / "plan.json"
+    done = compress("plan", "--model", TINY, "--method", *method, "--tp", tp, "--out", plan,
+                    "--json", *FEW_TOKENS)
+    report = json.loads(done.stdout)
+    ranks = report["tensor_parallel"]
+    assert len(ranks["ranks"]) == ranks["size"] == tp
+    assert ranks["uneven_layers"] == []
+    # Slot metadata of a unit of all heads may be there: the heads of a layer evict together.
+    assert all(replica["side"] is None for replica in ranks["replicas"])
+    assert ranks["most_kv_bytes_per_token"] <= 1.1 * report["kv_bytes_per_token"] / tp
+    # The same figures as inspect has, which also counts weights.
+    told = subprocess.run([BINARY, "inspect", TINY, "--kv-plan", plan, "--tp", str(tp), "--json"],
+                          capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    told = json.loads(told.stdout)
+    assert told["provenance"]["target_tp"] == tp
+    of_inspect = told["tensor_parallel"]
+    for key in ("most_kv_bytes_per_token", "replicas", "replicated_bytes_per_token"):
+        assert of_inspect[key] == ranks[key], key
+    weights = [rank["weight_bytes"] for rank in of_inspect["ranks"]]
+    assert max(weights) < of_inspect["one_rank_weight_bytes"]
+
+
+def test_groups_that_span_ranks_are_told_or_refused(compress, tmp_path):
+    plan = tmp_path / "plan.json"
+    uniform = ["plan", "--model", TINY, "--method", "uniform", "--keep", 0.5]
+    compress(*uniform, "--group-heads", "all", "--out", plan)
+    spans = ["plan", "--model", TINY, "--method", "q-hitter", "--evict-from", plan,
+             "--eviction-budget", 0.2, "--tp", 2]
+    text = compress(*spans).stdout
+    assert "tensor parallel       2 ranks" in text and "on several ranks" in text
+    ranks = json.loads(compress(*spans, "--json").stdout)["tensor_parallel"]
+    assert {"key", "value"} <= {replica["side"] for replica in ranks["replicas"]}
+    assert ranks["replicated_bytes_per_token"] > 0
+    refused(compress(*uniform, "--tp", 3, ok=False), "cannot be dealt to 3", "would do: 1, 2")
+    refused(compress(*uniform, "--tp", 4, "--group-heads", 4, ok=False),
+            "groups of 4 heads do not divide", "would do: 1 or 2")
+
+
 def test_plan_then_apply_is_apply_in_one_go(compress, tmp_path):
     palu = ["--method", "palu", "--keep", 0.5]
     plan = tmp_path / "plan.json"

@@ -26,15 +26,16 @@ RULES = ROOT / "deploy/prometheus/rules.yml"
 WINDOW = "4s"  # of rates: several scrapes
 # As the operator's monitors label what they scrape.
 POD = {"namespace": "kvasir", "pod": "kvasir-worker-0"}
+REPLICA = {"replica": POD["pod"]}
 
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
-    """Of a server that answers requests, among them some that fail, until the tests are over."""
+    """Of a server of two ranks that answers requests until the tests are over."""
     authority = Authority(tmp_path_factory.mktemp("certificates"))
     # Of less than a week, an alert would fire.
     own = authority.sign("server", "IP:127.0.0.1", days=30)
-    with KvasirProcess("serve", "--tls-cert", own, "--tls-key", own) as server:
+    with KvasirProcess("serve", "--tp", "2", "--tls-cert", own, "--tls-key", own) as server:
         stop = threading.Event()
 
         def load():
@@ -52,9 +53,9 @@ def prometheus(tmp_path_factory):
         try:
             with dcgm.DcgmExporter(FAMILIES.dcgm) as exporter:
                 others = {"dcgm": ([exporter.address], dcgm.SCRAPED)}
-                with Prometheus([server.ready["metrics"]], rules=RULES, interval="500ms", labels=POD,
-                                others=others) as prometheus:
-                    wait_until(lambda: prometheus.ups() == 2, "both up in Prometheus", seconds=60)
+                with Prometheus([rank["metrics"] for rank in server.ready["ranks"]], rules=RULES, interval="500ms",
+                                labels={**POD, **REPLICA}, others=others) as prometheus:
+                    wait_until(lambda: prometheus.ups() == 3, "all up in Prometheus", seconds=60)
                     yield prometheus
         finally:
             stop.set()
@@ -95,6 +96,7 @@ def test_what_must_happen_under_load_is_seen_on_the_panels(prometheus):
     moving = {
         "overview: Tokens a second", "overview: Time to first token", "overview: Processor cores",
         "cache: Prefix hits of tokens looked up", "requests: Steps a second", "router: Dispatch",
+        "ranks: Collectives a step", "ranks: Sent to other ranks",
     }
     queries = [(title, query) for title, query in dashboard_queries() if title in moving]
     assert {title for title, _ in queries} == moving

@@ -1,6 +1,7 @@
 """Manifests are rendered by a current kustomize, judged by Kubernetes' schemas and compared with the program: its flags,
 ports, health services and libraries. No image is built and no cluster is asked: there is none here."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -39,14 +40,25 @@ AUTOSCALED = "cpu and autoscaling"
 WITH_TLS = "cpu and tls"
 WITH_IDENTITIES = "cpu, tls and identities"
 GPU_BEHIND_SMG = "smg and GPUs of a runtime class"
+GPUS_OF_NODES = "multi-node and GPUs of a runtime class"
+NODES_WITH_TLS = "multi-node and tls"
 OWN = {
     AUTOSCALED: ["cpu", "autoscaling"], WITH_TLS: ["cpu", "tls"], WITH_IDENTITIES: ["cpu", "tls", "identities"],
-    GPU_BEHIND_SMG: ["smg", "gpu", "nvidia-runtime"],
+    GPU_BEHIND_SMG: ["smg", "gpu", "nvidia-runtime"], GPUS_OF_NODES: ["multi-node", "gpu", "nvidia-runtime"],
+    NODES_WITH_TLS: ["multi-node", "tls"],
 }
-ENCRYPTED = [WITH_TLS, WITH_IDENTITIES]
-ON_GPUS = ["overlays/single-gpu", GPU_BEHIND_SMG]
+ENCRYPTED = [WITH_TLS, WITH_IDENTITIES, NODES_WITH_TLS]
+ON_GPUS = ["overlays/single-gpu", "overlays/multi-gpu", GPU_BEHIND_SMG, GPUS_OF_NODES]
 BEHIND_SMG = ["overlays/smg", GPU_BEHIND_SMG]
-OVERLAYS = ["overlays/cpu", "overlays/smg", "overlays/single-gpu", *OWN]
+# Of replicas that are a LeaderWorkerSet's groups, each of a leader's pod and of ranks'.
+GROUPED = ["overlays/multi-node", GPUS_OF_NODES, NODES_WITH_TLS]
+OVERLAYS = ["overlays/cpu", "overlays/smg", "overlays/single-gpu", "overlays/multi-gpu", "overlays/multi-node", *OWN]
+# Of a LeaderWorkerSet's pods, set by its controller.
+SET = "leaderworkerset.sigs.k8s.io/name"
+GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
+WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
+# Those that Linux picks (net.ipv4.ip_local_port_range), for collectives.
+PICKED_PORTS = (32768, 60999)
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
 
@@ -89,12 +101,21 @@ def find(resources, kind, name):
     return found[0]
 
 
-def workloads(resources):
-    return {each["metadata"]["name"]: each for each in resources if each["kind"] in ("Deployment", "StatefulSet")}
+def templates(resources):
+    """{name of its kind of pods: template}, of a group its leader's and its ranks'."""
+    found = {}
+    for each in resources:
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            found[each["metadata"]["name"]] = each["spec"]["template"]
+        if each["kind"] == "LeaderWorkerSet":
+            group = each["spec"]["leaderWorkerTemplate"]
+            found[each["metadata"]["name"]] = group["leaderTemplate"]
+            found["kvasir-rank"] = group["workerTemplate"]
+    return found
 
 
 def pods(resources):
-    return {name: each["spec"]["template"]["spec"] for name, each in workloads(resources).items()}
+    return {name: template["spec"] for name, template in templates(resources).items()}
 
 
 def container(pod, name="kvasir"):
@@ -102,9 +123,67 @@ def container(pod, name="kvasir"):
 
 
 def settings(resources, name):
-    """The environment that a workload's kvasir gets."""
-    (source,) = container(pods(resources)[name])["envFrom"]
-    return find(resources, "ConfigMap", re.sub(r"-[a-z0-9]{10}$", "", source["configMapRef"]["name"]))["data"]
+    """The environment that a workload's kvasir gets, of a group's rank what the first has behind the leader."""
+    own = container(pods(resources)[name])
+    wanted = {}
+    for source in own["envFrom"]:
+        wanted |= find(resources, "ConfigMap", re.sub(r"-[a-z0-9]{10}$", "", source["configMapRef"]["name"]))["data"]
+    for each in own.get("env", []):
+        # As the controller and the kubelet do of the first group.
+        if "value" in each:
+            value = each["value"].replace("$(LWS_LEADER_ADDRESS)", "kvasir-worker-0.kvasir-worker.kvasir")
+        else:
+            assert each["valueFrom"] == {"fieldRef": {"fieldPath": f"metadata.labels['{WORKER_INDEX}']"}}
+            value = "1"
+        assert "$" not in value
+        wanted[each["name"]] = value
+    return wanted
+
+
+def ranks_of_a_pod(resources, name):
+    if name == "kvasir-router":
+        return 1
+    wanted = settings(resources, name)
+    return int(wanted.get("KVASIR_LOCAL_RANKS", wanted.get("KVASIR_TP", 1)))
+
+
+# What a LeaderWorkerSet may have of its own (leaderworkerset.x-k8s.io/v1, 0.6 and later); no package of schemas has it.
+GROUP_FIELDS = {
+    "": {"apiVersion", "kind", "metadata", "spec"},
+    "spec": {"replicas", "startupPolicy", "rolloutStrategy", "networkConfig", "leaderWorkerTemplate"},
+    "spec.rolloutStrategy": {"type", "rollingUpdateConfiguration"},
+    "spec.rolloutStrategy.rollingUpdateConfiguration": {"partition", "maxUnavailable", "maxSurge"},
+    "spec.leaderWorkerTemplate": {"leaderTemplate", "workerTemplate", "size", "restartPolicy", "subGroupPolicy"},
+}
+GROUP_VALUES = {
+    "spec.startupPolicy": {"LeaderCreated", "LeaderReady"},
+    "spec.rolloutStrategy.type": {"RollingUpdate"},
+    "spec.leaderWorkerTemplate.restartPolicy": {"RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"},
+}
+
+
+def judge_group(resource):
+    """A LeaderWorkerSet by its fields above and, of its pods, by Kubernetes' schemas."""
+    import kubernetes_validate
+
+    def at(path):
+        value = resource
+        for name in filter(None, path.split(".")):
+            value = value[name]
+        return value
+
+    assert resource["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    for path, fields in GROUP_FIELDS.items():
+        assert at(path).keys() <= fields, path
+    for path, values in GROUP_VALUES.items():
+        assert at(path) in values, path
+    for number in ("replicas", "leaderWorkerTemplate.size"):
+        assert isinstance(at(f"spec.{number}"), int)
+    for template in ("leaderTemplate", "workerTemplate"):
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"},
+               "template": at(f"spec.leaderWorkerTemplate.{template}")}
+        for version in KUBERNETES:
+            kubernetes_validate.validate(pod, version, strict=True)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -119,6 +198,8 @@ def test_kubernetes_schemas_accept_every_resource(rendered, overlay):
             model = getattr(operator, resource["kind"]).model_validate(resource)
             # The models drop fields that they do not know.
             assert model.model_dump(mode="json", by_alias=True, exclude_unset=True) == resource
+        elif resource["kind"] == "LeaderWorkerSet":
+            judge_group(resource)
         else:
             for version in KUBERNETES:
                 kubernetes_validate.validate(resource, version, strict=True)
@@ -134,6 +215,15 @@ def test_a_misspelt_field_would_be_refused(rendered):
     container(resource["spec"]["template"]["spec"])["readinessProb"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(resource, KUBERNETES[-1], strict=True)
+    group = find(rendered["overlays/multi-node"], "LeaderWorkerSet", "kvasir-worker")
+    for path, name in ((("spec",), "startPolicy"), (("spec", "leaderWorkerTemplate", "workerTemplate", "spec"), "nodeSelectr")):
+        resource = yaml.safe_load(yaml.dump(group))
+        part = resource
+        for each in path:
+            part = part[each]
+        part[name] = {}
+        with pytest.raises((AssertionError, kubernetes_validate.ValidationError)):
+            judge_group(resource)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -142,9 +232,12 @@ def test_settings_are_flags_of_the_program_with_values_that_it_takes(rendered, o
         (command,) = container(pod)["args"]
         wanted = settings(rendered[overlay], name)
         known = set(re.findall(r"\(Env:(KVASIR_\w+)\)", run(command, "--help").stdout))
-        assert set(wanted) - known == set()
+        # What a rank has from the leader's map, and the leader alone reads.
+        leaders = {"KVASIR_LISTEN", "KVASIR_RANK_LISTEN", "KVASIR_TLS_CLIENT_CA", "KVASIR_TLS_CLIENT_NAMES"}
+        assert set(wanted) - known <= (leaders if name == "kvasir-rank" else set())
         printed = run(command, "--print-config", env={**os.environ, **wanted}).stdout
-        for variable, value in wanted.items():
+        for variable in wanted.keys() & known:
+            value = wanted[variable]
             flag = variable.removeprefix("KVASIR_").lower().replace("_", "-")
             (line,) = re.findall(rf"^{flag}=(.*)$", printed, re.MULTILINE)
             listed = re.findall(r'"([^"]*)"', line) or [line]
@@ -160,18 +253,21 @@ def test_ports_are_those_of_the_program_and_what_names_them_finds_them(rendered,
         name: {port["name"]: port["containerPort"] for each in pod["containers"] for port in each["ports"]}
         for name, pod in pods(resources).items()
     }
-    for name, want in {
-        "kvasir-router": {"grpc": "--grpc-port", "metrics": "--metrics-port", "health": "--health-port"},
-        "kvasir-worker": {"metrics": "--metrics-port", "health": "--health-port"},
-    }.items():
+    flags = {"metrics": "--metrics-port", "health": "--health-port"}
+    for name in ports:
         text = run(name.removeprefix("kvasir-"), "--help").stdout
-        for port, flag in want.items():
+        for port, flag in {**flags, **({"grpc": "--grpc-port"} if name == "kvasir-router" else {})}.items():
             assert f"{flag} INT:INT in [0 - 65535]={ports[name][port]} " in text, (name, port)
-    assert settings(resources, "kvasir-worker")["KVASIR_LISTEN"] == f"0.0.0.0:{ports['kvasir-worker']['worker']}"
+        # Of ranks that the pod's own process starts.
+        for rank in range(1, ranks_of_a_pod(resources, name)):
+            assert re.search(rf"--rank-metrics-port INT:INT in \[0 - \d+\]={ports[name][f'metrics-{rank}'] - rank} ", text)
+    wanted = settings(resources, "kvasir-worker")
+    assert wanted["KVASIR_LISTEN"] == f"0.0.0.0:{ports['kvasir-worker']['worker']}"
+    if overlay in GROUPED:
+        assert wanted["KVASIR_RANK_LISTEN"] == f"0.0.0.0:{ports['kvasir-worker']['ranks']}"
 
     by_label = {
-        each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]: name
-        for name, each in workloads(resources).items()
+        template["metadata"]["labels"]["app.kubernetes.io/name"]: name for name, template in templates(resources).items()
     }
     selecting = {
         "Service": (lambda spec: spec["selector"], lambda spec: [p["targetPort"] for p in spec["ports"]]),
@@ -187,16 +283,100 @@ def test_ports_are_those_of_the_program_and_what_names_them_finds_them(rendered,
         if resource["kind"] not in selecting:
             continue
         labels, named = selecting[resource["kind"]]
-        name = by_label[labels(resource["spec"])["app.kubernetes.io/name"]]
-        assert set(named(resource["spec"])) <= ports[name].keys(), resource["metadata"]
+        if SET in labels(resource["spec"]):
+            # Of leaders and ranks alike.
+            assert overlay in GROUPED and labels(resource["spec"])[SET] == "kvasir-worker"
+            assert resource["kind"] == "PodDisruptionBudget" or resource["metadata"]["name"].startswith("kvasir-group-")
+            name = "kvasir-worker"
+        else:
+            name = by_label[labels(resource["spec"])["app.kubernetes.io/name"]]
+            assert set(named(resource["spec"])) <= ports[name].keys(), resource["metadata"]
         seen.add((resource["kind"], name))
-    assert seen == {(kind, name) for kind in selecting for name in ports}
+    # Routers alone call workers; ranks have neither a Service nor a budget apart from their leaders'.
+    assert seen == {(kind, name) for kind in selecting for name in ports if name != "kvasir-rank"} | {
+        (kind, "kvasir-rank") for kind in ("PodMonitor", "NetworkPolicy") if overlay in GROUPED}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_rank_is_scraped_and_says_of_which_replica_it_is(rendered, overlay):
+    resources = rendered[overlay]
+    policies = {each["metadata"]["name"]: each["spec"] for each in resources if each["kind"] == "NetworkPolicy"}
+    for name in pods(resources).keys() - {"kvasir-router"}:
+        scraped = find(resources, "PodMonitor", name)["spec"]["podMetricsEndpoints"]
+        metrics = ["metrics", *(f"metrics-{rank}" for rank in range(1, ranks_of_a_pod(resources, name)))]
+        assert [each["port"] for each in scraped] == metrics
+        (opened,) = [rule["ports"] for rule in policies[name]["ingress"] if "namespaceSelector" in rule["from"][0]]
+        assert [port["port"] for port in opened] == metrics
+        for each in scraped:
+            (rule,) = each["relabelings"]
+            assert rule["targetLabel"] == "replica"
+            # Which is in either case the name of the first rank's pod.
+            of_pods = [f"__meta_kubernetes_pod_label_{re.sub('[^a-z0-9]', '_', label)}" for label in (SET, GROUP_INDEX)]
+            assert (rule["sourceLabels"], rule.get("separator")) == (
+                (of_pods, "-") if name == "kvasir-rank" else (["__meta_kubernetes_pod_name"], None))
+
+
+@pytest.mark.parametrize("overlay", GROUPED)
+def test_a_group_is_as_large_as_its_ranks_are_many_and_ends_as_one(rendered, overlay):
+    resources = rendered[overlay]
+    group = find(resources, "LeaderWorkerSet", "kvasir-worker")["spec"]
+    size = group["leaderWorkerTemplate"]["size"]
+    leader, rank = settings(resources, "kvasir-worker"), settings(resources, "kvasir-rank")
+    # The index of a pod is its rank: each has one.
+    assert (leader["KVASIR_TP"], leader["KVASIR_LOCAL_RANKS"]) == (str(size), "1")
+    assert set(rank) - set(leader) == {"KVASIR_LEADER", "KVASIR_RANK"}
+    assert {name: rank[name] for name in leader} == leader
+    # Ready is who has all ranks.
+    assert group["startupPolicy"] == "LeaderCreated"
+    assert group["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
+    # The name that its StatefulSet of leaders, and the Service of base/worker.yaml, make.
+    port = leader["KVASIR_RANK_LISTEN"].rsplit(":", 1)[1]
+    assert rank["KVASIR_LEADER"] == f"kvasir-worker-0.kvasir-worker.kvasir:{port}"
+    budget = find(resources, "PodDisruptionBudget", "kvasir-worker")["spec"]
+    assert budget == {"maxUnavailable": 1, "selector": {"matchLabels": {SET: "kvasir-worker"}}}
+    assert not [each for each in resources if each["kind"] == "StatefulSet"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ports_of_ranks_are_open_within_their_group_alone(rendered, overlay):
+    resources = rendered[overlay]
+    policies = [each["spec"] for each in resources if each["kind"] == "NetworkPolicy"]
+    opened = [{"port": 8200, "protocol": "TCP"},
+              {"port": PICKED_PORTS[0], "endPort": PICKED_PORTS[1], "protocol": "TCP"}]
+    groups = [each for each in policies if GROUP_INDEX in each["podSelector"]["matchLabels"]]
+    replicas = find(resources, "LeaderWorkerSet", "kvasir-worker")["spec"]["replicas"] if overlay in GROUPED else 0
+    assert [each["podSelector"]["matchLabels"] for each in groups] == [
+        {SET: "kvasir-worker", GROUP_INDEX: str(index)} for index in range(replicas)]
+    for each in groups:
+        own = [{"podSelector": each["podSelector"]}]
+        assert each["policyTypes"] == ["Ingress", "Egress"]
+        assert each["ingress"] == [{"from": own, "ports": opened}]
+        assert each["egress"] == [{"to": own, "ports": opened}]
+    # By a name or number, of any other.
+    for each in policies:
+        for rule in [*each["ingress"], *each["egress"]]:
+            ports = rule["ports"]
+            assert each in groups or not [
+                port for port in ports if port["port"] in ("ranks", 8200) or "endPort" in port]
+
+
+def test_ranks_of_one_pod_have_a_gpu_each_and_shared_memory_to_meet_in(rendered):
+    resources = rendered["overlays/multi-gpu"]
+    pod = pods(resources)["kvasir-worker"]
+    ranks = ranks_of_a_pod(resources, "kvasir-worker")
+    assert ranks == 2
+    assert container(pod)["resources"]["limits"]["nvidia.com/gpu"] == str(ranks)
+    (memory,) = [each["emptyDir"] for each in pod["volumes"] if each["name"] == "shm"]
+    assert memory["medium"] == "Memory" and memory["sizeLimit"] == "2Gi"
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container(pod)["volumeMounts"]
+    # NCCL's own choice is not loopback.
+    assert settings(resources, "kvasir-worker")["KVASIR_RANK_INTERFACE"] == "lo"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_admin_stays_within_the_pod_and_workers_are_open_to_routers_alone(rendered, overlay):
     policies = {each["metadata"]["name"]: each["spec"] for each in rendered[overlay] if each["kind"] == "NetworkPolicy"}
-    for name in ("kvasir-router", "kvasir-worker"):
+    for name in pods(rendered[overlay]):
         assert "KVASIR_ADMIN_HOST" not in settings(rendered[overlay], name)  # loopback, by default
     (rule,) = [r for r in policies["kvasir-worker"]["ingress"] if {"port": "worker"} in r["ports"]]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "kvasir-router"}}}]
@@ -220,7 +400,8 @@ def test_a_pod_lives_until_its_drain_is_over(rendered, overlay):
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_routers_name_every_worker_that_there_may_be(rendered, overlay):
     resources = rendered[overlay]
-    workers = find(resources, "StatefulSet", "kvasir-worker")["spec"]
+    kind = "LeaderWorkerSet" if overlay in GROUPED else "StatefulSet"
+    workers = find(resources, kind, "kvasir-worker")["spec"]
     if overlay == AUTOSCALED:
         scaler = find(resources, "HorizontalPodAutoscaler", "kvasir-worker")["spec"]
         fixed = find(rendered["overlays/cpu"], "StatefulSet", "kvasir-worker")["spec"]
@@ -231,8 +412,11 @@ def test_routers_name_every_worker_that_there_may_be(rendered, overlay):
     else:
         count = workers["replicas"]
     names = settings(resources, "kvasir-router")["KVASIR_WORKERS"].split(",")
-    assert names == [f"kvasir-worker-{i}.{workers['serviceName']}:8100" for i in range(count)]
-    assert find(resources, "Service", workers["serviceName"])["spec"]["clusterIP"] == "None"
+    # A group's leader is named as by a Service of the set's own name, unless networkConfig says otherwise.
+    assert "networkConfig" not in workers
+    service = workers.get("serviceName", "kvasir-worker")
+    assert names == [f"kvasir-worker-{i}.{service}:8100" for i in range(count)]
+    assert find(resources, "Service", service)["spec"]["clusterIP"] == "None"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -242,11 +426,12 @@ def test_no_container_is_root_or_writes_its_root(rendered, overlay):
     for name, pod in pods(rendered[overlay]).items():
         assert pod["automountServiceAccountToken"] is False
         # A secret's files are root's, and that group's.
-        group = {"fsGroup": USER} if overlay in ENCRYPTED else {}
+        secrets = [each for each in pod["volumes"] if "secret" in each]
+        group = {"fsGroup": USER} if secrets else {}
         assert pod["securityContext"] == {
             "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}, **group}
         # NVIDIA's hooks write to the root of what has a GPU, and may come when it is read-only already.
-        hooked = overlay in ON_GPUS and name == "kvasir-worker"
+        hooked = overlay in ON_GPUS and name != "kvasir-router"
         for each in pod["containers"]:
             assert each["securityContext"] == {
                 "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": not hooked, "capabilities": {"drop": ["ALL"]}}
@@ -261,13 +446,20 @@ def test_plain_text_is_asked_for_by_name_and_tls_has_its_files(rendered, overlay
         wanted = settings(resources, name)
         files = {value for value in wanted.values() if value.startswith("/tls/")}
         secrets = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
+        assert {each["secret"]["defaultMode"] for each in pod["volumes"] if "secret" in each} <= {0o440}
+        grouped = ["kvasir-ranks"] * (overlay in GROUPED and name != "kvasir-router")
+        if grouped:
+            assert {"name": "ranks", "mountPath": "/ranks", "readOnly": True} in container(pod)["volumeMounts"]
+            assert wanted["KVASIR_RANK_SECRET_FILE"] == "/ranks/secret"
         if overlay not in ENCRYPTED:
-            assert (wanted["KVASIR_INSECURE"], files, secrets) == ("true", set(), [])
+            assert (wanted["KVASIR_INSECURE"], files, secrets) == ("true", set(), grouped)
             continue
         assert wanted["KVASIR_INSECURE"] == "false"
         assert files == {"/tls/tls.crt", "/tls/tls.key", "/tls/ca.crt"}
         asks = overlay == WITH_IDENTITIES and name == "kvasir-router"
-        assert secrets == [f"{name}-tls"] + ["kvasir-identities"] * asks
+        own = "kvasir-worker" if name == "kvasir-rank" else name
+        assert secrets == grouped + [f"{own}-tls"] + ["kvasir-identities"] * asks
+        assert ("KVASIR_RANK_TLS_CERT" in wanted) == bool(grouped)
         assert {"name": "tls", "mountPath": "/tls", "readOnly": True} in container(pod)["volumeMounts"]
         assert ("KVASIR_IDENTITIES" in wanted) == asks
         if asks:
@@ -325,22 +517,25 @@ def test_the_tls_component_lets_a_router_and_a_worker_find_each_other(rendered, 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_workers_pools_fit_its_memory(rendered, overlay):
     size = lambda text: int(re.fullmatch(r"(\d+)(?:GiB|Gi)", text)[1])
-    wanted = settings(rendered[overlay], "kvasir-worker")
-    limit = container(pods(rendered[overlay])["kvasir-worker"])["resources"]["limits"]["memory"]
-    # A GPU's pool lies in its own memory and is what weights and scratch leave of it.
-    assert ("KVASIR_KV_CACHE_BYTES" in wanted) == (overlay not in ON_GPUS)
-    pools = sum(size(wanted[name]) for name in ("KVASIR_KV_CACHE_BYTES", "KVASIR_HOST_POOL_BYTES") if name in wanted)
-    assert pools <= size(limit) / 2, "weights and work need room, too"
+    for name in pods(rendered[overlay]).keys() - {"kvasir-router"}:
+        wanted = settings(rendered[overlay], name)
+        limit = container(pods(rendered[overlay])[name])["resources"]["limits"]["memory"]
+        # A GPU's pool lies in its own memory and is what weights and scratch leave of it.
+        assert ("KVASIR_KV_CACHE_BYTES" in wanted) == (overlay not in ON_GPUS)
+        pools = sum(size(wanted[pool]) for pool in ("KVASIR_KV_CACHE_BYTES", "KVASIR_HOST_POOL_BYTES") if pool in wanted)
+        # Each rank has its own.
+        assert pools * ranks_of_a_pod(rendered[overlay], name) <= size(limit) / 2, "weights and work need room, too"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_workers_alone_have_a_gpu_each_and_only_where_the_overlay_says_so(rendered, overlay):
+def test_ranks_alone_have_a_gpu_each_and_only_where_the_overlay_says_so(rendered, overlay):
     for name, pod in pods(rendered[overlay]).items():
-        gpu = overlay in ON_GPUS and name == "kvasir-worker"
+        gpu = overlay in ON_GPUS and name != "kvasir-router"
+        count = str(ranks_of_a_pod(rendered[overlay], name))
         for each in pod["containers"]:
             # A whole one, and as much asked for as allowed: Kubernetes takes nothing else.
             for side in ("requests", "limits"):
-                assert each["resources"][side].get("nvidia.com/gpu") == ("1" if gpu else None), (name, side)
+                assert each["resources"][side].get("nvidia.com/gpu") == (count if gpu else None), (name, side)
         image = container(pod)["image"].rsplit("/", 1)[-1].split(":")[0]
         assert image == ("kvasir-cuda" if gpu else "kvasir"), name
         assert pod.get("nodeSelector") == ({"nvidia.com/gpu.present": "true"} if gpu else None), name
@@ -355,14 +550,21 @@ def test_workers_alone_have_a_gpu_each_and_only_where_the_overlay_says_so(render
 # A surge would ask for a GPU that only the old pod's end sets free, and wait for it for ever.
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_rollout_ends_a_worker_before_it_makes_the_next(rendered, overlay):
+    if overlay in GROUPED:
+        strategy = find(rendered[overlay], "LeaderWorkerSet", "kvasir-worker")["spec"]["rolloutStrategy"]
+        assert strategy["rollingUpdateConfiguration"] == {"maxUnavailable": 1, "maxSurge": 0}
+        return
     worker = find(rendered[overlay], "StatefulSet", "kvasir-worker")
     assert worker["spec"]["updateStrategy"] == {"type": "RollingUpdate"}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_start_has_the_time_that_weights_take(rendered, overlay):
-    probe = container(pods(rendered[overlay])["kvasir-worker"])["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= 45 * 60
+    for name in pods(rendered[overlay]).keys() - {"kvasir-router"}:
+        probe = container(pods(rendered[overlay])[name])["startupProbe"]
+        # Behind those for the last pod of a group.
+        (waits,) = re.findall(r"^(\d+)m$", settings(rendered[overlay], name).get("KVASIR_RANK_JOIN_TIMEOUT", "0m"))
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= (45 + int(waits)) * 60
 
 
 def test_the_scaler_asks_for_metrics_that_the_adapter_gives_and_workers_export(rendered):
@@ -445,7 +647,9 @@ def test_the_image_for_gpus_has_the_toolkit_that_kernels_are_made_by_and_fails_w
     assert "cmake --preset release -DKVASIR_CUDA=ON && " in stage("build-cuda")
     library = f"libcublasLt.so.{version.split('.')[0]}"
     assert f"RUN cp --dereference {copied}/lib64/{library} /{library}\n" in stage("toolkit")
-    assert re.search(rf"^COPY --from=toolkit /{library} /usr/local/lib/{library}\nRUN ldconfig$", stage("cuda"), re.MULTILINE)
+    assert f"COPY --from=toolkit /{library} /usr/local/lib/{library}\n" in stage("cuda")
+    assert "RUN cp --dereference /usr/lib/x86_64-linux-gnu/libnccl.so.2 /libnccl.so.2\n" in stage("toolkit")
+    assert "COPY --from=toolkit /libnccl.so.2 /usr/local/lib/libnccl.so.2\nRUN ldconfig\n" in stage("cuda")
     # All GPUs of the host would be any container's of this image that asks for none.
     assert "NVIDIA_VISIBLE_DEVICES" not in CONTAINERFILE
 
@@ -540,12 +744,12 @@ def contained(root, folders, *command):
 
 
 class Contained(KvasirProcess):
-    def __init__(self, command, environment, *flags, root):
+    def __init__(self, command, environment, *flags, root, folders=()):
         super().__init__(command, *flags, model=None, ports=False)
         self.dir.chmod(0o777)
         root.mkdir()
         self.args = contained(
-            root, [self.dir, TINY], "/usr/bin/env", "-i", *(f"{name}={value}" for name, value in environment.items()), *self.args)
+            root, [self.dir, TINY, *folders], "/usr/bin/env", "-i", *(f"{name}={value}" for name, value in environment.items()), *self.args)
 
 
 def contained_runs(root):
@@ -618,6 +822,57 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
                 else:
                     run(*drain[1:], "--endpoint", process.admin)
                     assert process.process.wait(timeout=30) == 0
+
+
+# The pods of a group, but for networks: of one host, over its loopback.
+@pytest.mark.parametrize("overlay", ["overlays/multi-node", NODES_WITH_TLS])
+def test_a_leader_and_its_rank_run_as_in_their_pods_and_end_as_one(rendered, overlay, tmp_path):
+    ok, why = contained_runs(tmp_path / "root")
+    if not ok:
+        pytest.skip(f"no read-only root or other user to be had here: {why}")
+    resources = rendered[overlay]
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    (secrets / "secret").write_text("of this group alone\n".replace(" ", "-"))
+    authority = Authority(secrets, "ca")
+    # Leader and ranks show one certificate; the name that they ask of each other is in it.
+    pair = authority.sign("worker", f"DNS:{settings(rendered[NODES_WITH_TLS], 'kvasir-rank')['KVASIR_RANK_TLS_NAMES']}")
+    for folder, mode in ((tmp_path, 0o755), (secrets, 0o755), *((each, 0o644) for each in secrets.iterdir())):
+        folder.chmod(mode)
+    mounted = {"/ranks/secret": str(secrets / "secret"), "/tls/tls.crt": str(pair), "/tls/tls.key": str(pair),
+               "/tls/ca.crt": str(authority.ca)}
+    listen = f"127.0.0.1:{free_port()}"
+    own = {
+        "KVASIR_MODEL": TINY, "KVASIR_HOST": "127.0.0.1", "KVASIR_METRICS_PORT": 0, "KVASIR_ADMIN_PORT": 0,
+        "KVASIR_HEALTH_PORT": 0, "KVASIR_KV_CACHE_BYTES": "64MiB", "KVASIR_HOST_POOL_BYTES": 0,
+        "KVASIR_LISTEN": "127.0.0.1:0", "KVASIR_RANK_LISTEN": listen, "KVASIR_RANK_INTERFACE": "lo",
+    }
+
+    def started(name, root, **more):
+        wanted = {variable: mounted.get(value, value) for variable, value in settings(resources, name).items()}
+        (command,) = container(pods(resources)[name])["args"]
+        return Contained(command, {**wanted, **own, **more}, root=root, folders=[secrets])
+
+    leader = started("kvasir-worker", tmp_path / "leader")
+    rank = started("kvasir-rank", tmp_path / "rank", KVASIR_LEADER=listen)
+    try:
+        # Either is ready when both are there.
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(Contained.start, (leader, rank)))
+        for process, name in ((leader, "kvasir-worker"), (rank, "kvasir-rank")):
+            served = {8004: process.ready["health"], "metrics": process.ready["metrics"]}
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                assert passes(container(pods(resources)[name])[probe], served), (name, probe)
+        told = [(each["rank"], each["metrics"]) for each in leader.ready["ranks"]]
+        assert told == [(0, leader.ready["metrics"]), (1, rank.ready["metrics"])]
+        # A rank's preStop.
+        command = container(pods(resources)["kvasir-rank"])["lifecycle"]["preStop"]["exec"]["command"]
+        assert command[0] == "kvasir"
+        run(*command[1:], "--endpoint", rank.admin)
+        assert [process.process.wait(timeout=30) for process in (rank, leader)] == [0, 0]
+    finally:
+        for process in (leader, rank):
+            process.__exit__()
 
 
 class Service:

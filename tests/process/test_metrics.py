@@ -4,6 +4,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import urllib.request
 
 import pytest
 
@@ -36,33 +37,86 @@ def server(authority):
         yield process
 
 
+# The same of two ranks.
+@pytest.fixture(scope="module")
+def group(authority):
+    own = authority.folder / "server.pem"
+    with KvasirProcess("serve", "--tp", "2", "--metrics-compat", "vllm", "--tls-cert", own, "--tls-key", own) as process:
+        tls = authority.clients("client")
+        triton.generate(process.grpc, process.ready["model"], "It was a bright morning", max_tokens=8, tls=tls)
+        yield process
+
+
 FAMILIES = catalogue.load()
+RANKS = FAMILIES.exported("rank") - FAMILIES.exported("worker")
 
 
 def exported(text):
     return set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
 
 
+def text_of(address):
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        return response.read().decode()
+
+
+def judge(text, names, several_ranks=False):
+    """Types and labels of just these families of the catalogue are in the text, as it has them."""
+    types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
+    assert {name: types[name] for name in names} == {name: FAMILIES.families[name]["type"] for name in names}
+    labels = {}
+    for series, pairs in re.findall(r"^((?:kvasir|process|exposer)_\w+)(?:{(.*)})? ", text, re.MULTILINE):
+        keys = set(re.findall(r'(\w+)="', pairs)) - {"le", "quantile"}
+        labels.setdefault(FAMILIES.family_of(series), set()).add(frozenset(keys))
+    assert labels == {name: {frozenset(FAMILIES.labels(name, several_ranks))} for name in names}
+
+
 def test_every_exported_family_is_in_the_catalogue_and_every_other_way_round(server):
     families = exported(server.metrics_text())
     wanted = FAMILIES.exported("worker", vllm=True) | FAMILIES.exported("router")
+    assert not wanted & RANKS
     assert families - wanted == set()
     assert wanted - families == set()
 
 
 def test_families_have_the_types_and_labels_of_the_catalogue(server):
-    text = server.metrics_text()
-    types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
-    assert {name: types[name] for name in FAMILIES.families} == {
-        name: family["type"] for name, family in FAMILIES.families.items()
-    }
-    labels = {}
-    for series, pairs in re.findall(r"^((?:kvasir|process|exposer)_\w+)(?:{(.*)})? ", text, re.MULTILINE):
-        keys = set(re.findall(r'(\w+)="', pairs)) - {"le", "quantile"}
-        labels.setdefault(FAMILIES.family_of(series), set()).add(frozenset(keys))
-    assert labels == {
-        name: {frozenset(family.get("labels", []))} for name, family in FAMILIES.families.items()
-    }
+    judge(server.metrics_text(), FAMILIES.families.keys() - RANKS)
+
+
+def test_a_leader_exports_what_the_catalogue_says_of_workers_routers_and_ranks(group):
+    text = group.metrics_text()
+    assert exported(text) == FAMILIES.exported("worker", vllm=True) | FAMILIES.families.keys()
+    judge(text, FAMILIES.families.keys(), several_ranks=True)
+
+
+def test_a_rank_exports_what_the_catalogue_says_of_ranks(group):
+    leader, other = group.ready["ranks"]
+    assert (leader["rank"], leader["metrics"], leader["pid"]) == (0, group.ready["metrics"], group.pid)
+    text = text_of(other["metrics"])
+    assert exported(text) == FAMILIES.exported("rank")
+    # It listens for nobody, and calls its leader over loopback.
+    judge(text, {name for name in FAMILIES.exported("rank") if not name.startswith("kvasir_tls_") or "role" not in
+                 FAMILIES.labels(name)}, several_ranks=True)
+
+
+def test_ranks_say_which_they_are_and_that_they_work(group):
+    def value(text, name, rank):
+        (found,) = re.findall(rf'^{name}{{[^}}]*rank="{rank}"[^}}]*}} (\S+)$', text, re.MULTILINE)
+        return float(found)
+
+    texts = [text_of(rank["metrics"]) for rank in group.ready["ranks"]]
+    assert [rank["rank"] for rank in group.ready["ranks"]] == [0, 1]
+    for rank, text in enumerate(texts):
+        (labels,) = re.findall(r"^kvasir_rank_info{(.*)} 1$", text, re.MULTILINE)
+        assert set(labels.split(",")) == {f'rank="{rank}"', 'tp_size="2"', 'collective="gloo"', 'device="cpu"'}
+        assert value(text, "kvasir_rank_group_size", rank) == 2
+        for name in RANKS:
+            if name != "kvasir_rank_info":
+                assert value(text, name, rank) > 0, name
+    # All ranks make the same calls, and hold the same pages.
+    for name in ("kvasir_collective_calls_total", "kvasir_rank_kv_cache_pool_bytes"):
+        assert value(texts[0], name, 0) == value(texts[1], name, 1)
+    assert value(texts[0], "kvasir_rank_weight_bytes", 0) == group.metric("kvasir_weight_bytes")
 
 
 def test_contract_gauges_have_exactly_one_series(server):

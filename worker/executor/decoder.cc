@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "base/status_macros.h"
 #include "kernels/linear/ops.h"
 #include "kernels/rowwise/ops.h"
@@ -14,6 +15,9 @@ namespace {
 
 using kernels::Stream;
 using kernels::Workspace;
+
+// Of groups that usual machines have.
+constexpr size_t kInlineRanks = 32;
 
 struct DenseRows {
   kernels::DevicePtr<const float> x;
@@ -169,7 +173,8 @@ absl::Status Decoder::Embed(Stream& stream, const TokenBatch& batch,
   kernels::EmbeddingParams params;
   params.ids = batch.ids;
   params.num_tokens = batch.num_tokens;
-  params.vocab = spec().vocab_size;
+  params.first_id = weights.shard.ids.first;
+  params.vocab = weights.shard.ids.count;
   params.hidden = spec().hidden_size;
   params.table = weights.embedding;
   params.table_dtype = weights.embedding_dtype;
@@ -180,7 +185,47 @@ absl::Status Decoder::Embed(Stream& stream, const TokenBatch& batch,
   params.positions = batch.positions;
   params.out = x;
   params.dtype = activations_.dtype;
-  return kernels::Embedding(stream, params, workspace);
+  KVASIR_RETURN_IF_ERROR(kernels::Embedding(stream, params, workspace));
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
+  return parts_.collective->AllReduceSum(stream, x,
+                                         batch.num_tokens * spec().hidden_size,
+                                         activations_.dtype, workspace);
+}
+
+absl::Status Decoder::Logits(Stream& stream,
+                             kernels::DevicePtr<const float> normed,
+                             int64_t num_rows, const plan::IdRange& ids,
+                             kernels::DevicePtr<float> logits,
+                             Workspace& workspace) const {
+  const plan::TpShard shard = parts_.collective->shard();
+  // A step takes nothing from the heap.
+  absl::InlinedVector<int64_t, kInlineRanks + 1> first_columns;
+  for (int64_t rank = 0; rank < shard.size; ++rank) {
+    const plan::IdRange all =
+        plan::IdsOfRank({rank, shard.size}, spec().vocab_size);
+    first_columns.push_back(
+        std::clamp(all.first - ids.first, int64_t{0}, ids.count));
+  }
+  first_columns.push_back(ids.count);
+  const int64_t begin = first_columns[static_cast<size_t>(shard.rank)];
+  const int64_t count =
+      first_columns[static_cast<size_t>(shard.rank) + 1] - begin;
+  if (count > 0) {
+    const StepPartScope part_of_step(parts_.profile, stream, StepPart::kHead);
+    kernels::MatmulParams params;
+    params.x = normed;
+    params.x_row_stride = spec().hidden_size;
+    params.num_rows = num_rows;
+    params.weight = parts_.weights->head.Columns(
+        ids.first + begin - parts_.weights->shard.ids.first, count);
+    params.y = logits + begin;
+    params.y_row_stride = ids.count;
+    params.dtype = activations_.dtype;
+    KVASIR_RETURN_IF_ERROR(kernels::Matmul(stream, params, workspace));
+  }
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
+  return parts_.collective->AllGather(stream, logits, num_rows, first_columns,
+                                      workspace);
 }
 
 absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,

@@ -101,6 +101,14 @@ class Decoder {
                          int64_t num_rows, kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
 
+  // Of rows of the final norm: logits [num_rows, ids.count] of ids that begin
+  // at a panel (plan::IdsOfRank), all of them on every rank.
+  absl::Status Logits(kernels::Stream& stream,
+                      kernels::DevicePtr<const float> normed, int64_t num_rows,
+                      const plan::IdRange& ids,
+                      kernels::DevicePtr<float> logits,
+                      kernels::Workspace& workspace) const;
+
   // Which kernels of a GPU attend, each kind with how many layers it is of;
   // none of a CPU.
   struct LayersKernels {
@@ -111,7 +119,6 @@ class Decoder {
 
   const model::DecoderSpec& spec() const { return *parts_.spec; }
   const MassRoom& mass_room() const { return parts_.mass; }
-  const kernels::PackedMatrix& head() const { return parts_.weights->head; }
   const kernels::Activations& activations() const { return activations_; }
   StepProfile* profile() const { return parts_.profile; }
 

@@ -27,11 +27,14 @@ class ApartSource final : public WeightSource {
       const std::string& name) const override {
     return joint_->TypeOf(Renamed(name));
   }
-  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
-                    Consumer consume) override {
-    return joint_->Read(Renamed(name), buffer, consume);
+  absl::StatusOr<MatrixSize> SizeOf(const std::string& name) const override {
+    return joint_->SizeOf(Renamed(name));
   }
-  std::string WeightsId() const override { return joint_->WeightsId(); }
+  absl::Status Read(const std::string& name, const ReadRange& range,
+                    std::span<std::byte> buffer, Consumer consume) override {
+    return joint_->Read(Renamed(name), range, buffer, consume);
+  }
+  std::string WeightTiles() const override { return joint_->WeightTiles(); }
 
  private:
   static std::string Renamed(const std::string& name) {

@@ -125,7 +125,6 @@ class ModelExecutor final : public Executor {
                                  absl::Span<const uint32_t> allowed);
 
   const ModelExecutorOptions& options() const { return options_; }
-  const std::string& weights_id() const { return weights_.weights_id; }
   // Whether prompts of some layer lift latents (prompt_lift.h).
   bool lifts_prompts() const { return lifts_prompts_; }
   // Whether attention has the same bits for a row in a prompt and alone.

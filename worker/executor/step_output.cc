@@ -4,7 +4,6 @@
 
 #include "base/status_macros.h"
 #include "kernels/device/read_back.h"
-#include "kernels/linear/ops.h"
 #include "kernels/sampling/ops.h"
 
 namespace kvasir::worker {
@@ -12,23 +11,6 @@ namespace {
 
 using kernels::Stream;
 using kernels::Workspace;
-
-absl::Status HeadColumns(const Decoder& decoder, Stream& stream,
-                         const kernels::PackedMatrix& head,
-                         kernels::DevicePtr<const float> normed,
-                         int64_t num_rows, kernels::DevicePtr<float> logits,
-                         Workspace& workspace) {
-  const StepPartScope part_of_step(decoder.profile(), stream, StepPart::kHead);
-  kernels::MatmulParams params;
-  params.x = normed;
-  params.x_row_stride = head.k;
-  params.num_rows = num_rows;
-  params.weight = head;
-  params.y = logits;
-  params.y_row_stride = head.n;
-  params.dtype = decoder.activations().dtype;
-  return kernels::Matmul(stream, params, workspace);
-}
 
 }  // namespace
 
@@ -63,8 +45,8 @@ absl::Status StepOutput::Sample(Stream& stream, const HiddenStates& hidden,
     const int64_t count = std::min(chunk, batch.num_rows - row);
     KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(
         stream, hidden, batch.token_rows + row, count, normed, workspace));
-    KVASIR_RETURN_IF_ERROR(HeadColumns(*decoder_, stream, decoder_->head(),
-                                       normed, count, logits, workspace));
+    KVASIR_RETURN_IF_ERROR(
+        decoder_->Logits(stream, normed, count, {0, vocab}, logits, workspace));
     kernels::SampleParams params;
     params.logits = logits;
     params.row_stride = vocab;
@@ -105,9 +87,8 @@ absl::Status StepOutput::ScoreTargets(Stream& stream,
                          : chunk / kernels::kVocabBlock * kernels::kVocabBlock;
   for (int64_t begin = 0; begin < vocab; begin += chunk) {
     const int64_t count = std::min(chunk, vocab - begin);
-    KVASIR_RETURN_IF_ERROR(
-        HeadColumns(*decoder_, stream, decoder_->head().Columns(begin, count),
-                    normed, batch.num_rows, logits, workspace));
+    KVASIR_RETURN_IF_ERROR(decoder_->Logits(stream, normed, batch.num_rows,
+                                            {begin, count}, logits, workspace));
     kernels::LogSoftmaxParams params;
     params.logits = logits;
     params.row_stride = count;
@@ -141,8 +122,8 @@ absl::Status StepOutput::ReadAllLogits(
     const int64_t count = std::min(chunk, num_rows - row);
     KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(stream, hidden, token_rows + row,
                                                count, normed, workspace));
-    KVASIR_RETURN_IF_ERROR(HeadColumns(*decoder_, stream, decoder_->head(),
-                                       normed, count, logits, workspace));
+    KVASIR_RETURN_IF_ERROR(
+        decoder_->Logits(stream, normed, count, {0, vocab}, logits, workspace));
     if (workspace.counting()) continue;
     host.resize(static_cast<size_t>(count * vocab));
     KVASIR_RETURN_IF_ERROR(kernels::ReadBack(stream, host.data(), logits,

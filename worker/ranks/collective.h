@@ -17,12 +17,16 @@ namespace kvasir::worker {
 struct CollectiveTotals {
   int64_t calls = 0;       // that were done
   int64_t sent_bytes = 0;  // to other ranks, what goes around data included
+  // That calls waited for other ranks; 0 over NCCL: there a device waits.
+  double waited_seconds = 0;
 };
 
 // One rank's end of its group. All ranks make the same calls, of the same
-// sizes, in the same order, and have the same bits after each. Threads: calls
-// from one at a time; Abort, status and totals from any. Errors:
-// INVALID_ARGUMENT for sizes that cannot be, before anything is sent.
+// sizes, in the same order, and have the same bits after each. A rank that goes
+// ends the call that another is still in: ranks tell each other that they are
+// done before one goes. Threads: calls from one at a time; Abort, status and
+// totals from any.
+// Errors: INVALID_ARGUMENT for sizes that cannot be, before anything is sent.
 //   UNAVAILABLE when another rank is gone, cut off, or stands still for too
 //   long; ABORTED when a rank gave up, this one included; INTERNAL when ranks
 //   make different calls (over NCCL that is a rank that stands still). After

@@ -128,7 +128,8 @@ class CpuCollective final : public Collective {
   absl::Status status() const override { return absl::OkStatus(); }
 
   CollectiveTotals totals() const override {
-    return {calls_.load(std::memory_order_relaxed), host_->sent_bytes()};
+    return {calls_.load(std::memory_order_relaxed), host_->sent_bytes(),
+            host_->waited_seconds()};
   }
 
  private:

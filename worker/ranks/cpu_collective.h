@@ -36,7 +36,9 @@ class HostCollective {
                                  absl::Span<const int64_t> first_columns) = 0;
   virtual absl::Status Broadcast(absl::Span<char> data) = 0;
   virtual void Abort(const absl::Status& reason) = 0;
+  // Both from any thread.
   virtual int64_t sent_bytes() const = 0;
+  virtual double waited_seconds() const = 0;
 };
 
 // Calls of no numbers are done at once: nothing is sent, nobody is waited for.

@@ -1,5 +1,8 @@
 #include "worker/ranks/in_process_group.h"
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -144,13 +147,27 @@ class InProcessCollective final : public HostCollective {
   }
 
   int64_t sent_bytes() const override { return 0; }
+  double waited_seconds() const override {
+    return std::chrono::duration<double>(
+               Clock::duration(waited_.load(std::memory_order_relaxed)))
+        .count();
+  }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  void CountWait(Clock::time_point begin) {
+    waited_.fetch_add((Clock::now() - begin).count(),
+                      std::memory_order_relaxed);
+  }
+
   // Runs `body` while every rank's memory is there.
   template <typename Body>
   absl::Status Together(const Offer& offer, const Body& body) {
-    KVASIR_RETURN_IF_ERROR(group_->Arrive(rank_, offer));
-    absl::Status status;
+    Clock::time_point begin = Clock::now();
+    absl::Status status = group_->Arrive(rank_, offer);
+    CountWait(begin);
+    if (!status.ok()) return status;
     for (int64_t rank = 0; rank < group_->size() && status.ok(); ++rank) {
       const Offer& other = group_->offer(rank);
       if (other.kind != offer.kind || other.bytes != offer.bytes ||
@@ -162,7 +179,9 @@ class InProcessCollective final : public HostCollective {
       }
     }
     if (status.ok()) body();
+    begin = Clock::now();
     group_->Leave();
+    CountWait(begin);
     if (!status.ok()) group_->Fail(status);
     return status;
   }
@@ -170,6 +189,7 @@ class InProcessCollective final : public HostCollective {
   const std::shared_ptr<SharedGroup> group_;
   const int64_t rank_;
   std::vector<float> sum_;
+  std::atomic<Clock::rep> waited_{0};
 };
 
 }  // namespace

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "cache/cache_id.h"
+#include "model/checkpoint/weight_tiles.h"
 #include "worker/executor/direct_runner.h"
 
 namespace kvasir::worker {
@@ -185,11 +187,66 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
       LoadWeights(spec_, plan_, source, device_.get(),
                   {.pool = pool_.get(), .progress = options.progress}));
   device_->FreeWriteBuffers();
-  cache_id_ = CacheIdOf(resolved->source, spec_, options.page_tokens,
-                        weights.weights_id);
-  return options.memory_utilization > 0
-             ? MeasurePages(std::move(weights), options, collective)
-             : MakeExecutor(std::move(weights), options, collective);
+  read_bytes_ = weights.read_bytes;
+  std::string tiles = std::move(weights.weight_tiles);
+  if (options.memory_utilization > 0) {
+    KVASIR_RETURN_IF_ERROR(
+        MeasurePages(std::move(weights), options, collective));
+    const cache::PageCounts pages = pages_;
+    const cache::PageCounts host_pages = host_pages_;
+    KVASIR_RETURN_IF_ERROR(Agree(std::move(tiles), options));
+    if (pages == pages_ && host_pages == host_pages_) return absl::OkStatus();
+    weights = std::move(*executor_).TakeWeights();
+  } else {
+    KVASIR_RETURN_IF_ERROR(Agree(std::move(tiles), options));
+  }
+  return MakeExecutor(std::move(weights), options, collective);
+}
+
+absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
+  const auto own_cache_id = [&] {
+    return CacheIdOf(plan_->resolved->source, spec_, options.page_tokens,
+                     weights_id_);
+  };
+  if (!options.agree) {
+    KVASIR_ASSIGN_OR_RETURN(
+        weights_id_, model::CombineWeightTiles({std::move(weight_tiles)}));
+    cache_id_ = own_cache_id();
+    return absl::OkStatus();
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      RankAgreement agreed,
+      options.agree({.pages = pages_,
+                     .host_pages = host_pages_,
+                     .weight_tiles = std::move(weight_tiles),
+                     .weight_bytes =
+                         allocator().use(kernels::MemoryTag::kWeights).bytes}));
+  const auto check = [](const char* pool, const cache::PageCounts& offered,
+                        const cache::PageCounts& pages) {
+    bool fits = pages.size() == offered.size();
+    for (size_t i = 0; fits && i < pages.size(); ++i) {
+      fits = pages[i] >= 0 && pages[i] <= offered[i];
+    }
+    if (fits) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the group agrees on ", pool, "s of ", absl::StrJoin(pages, ", "),
+        " pages, this rank has room for ", absl::StrJoin(offered, ", ")));
+  };
+  KVASIR_RETURN_IF_ERROR(check("page pool", pages_, agreed.pages));
+  KVASIR_RETURN_IF_ERROR(check("host pool", host_pages_, agreed.host_pages));
+  KVASIR_RETURN_IF_ERROR(
+      layout_->OneSequenceFits(agreed.pages, options.executor.max_model_len,
+                               options.executor.max_batched_tokens));
+  pages_ = std::move(agreed.pages);
+  host_pages_ = std::move(agreed.host_pages);
+  weights_id_ = std::move(agreed.weights_id);
+  cache_id_ = own_cache_id();
+  if (agreed.cache_id.empty() || agreed.cache_id == cache_id_) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the group's cache_id is ", agreed.cache_id,
+                   ", this rank's ", cache_id_));
 }
 
 absl::Status Rank::MakeExecutor(ModelWeights weights,

@@ -24,6 +24,21 @@
 
 namespace kvasir::worker {
 
+// What a rank has for its group once its weights are loaded.
+struct RankOffer {
+  cache::PageCounts pages;  // that fit here
+  cache::PageCounts host_pages;
+  std::string weight_tiles;  // model::CombineWeightTiles's
+  int64_t weight_bytes = 0;
+};
+// What the whole group has.
+struct RankAgreement {
+  cache::PageCounts pages;  // the least that any rank offers
+  cache::PageCounts host_pages;
+  std::string weights_id;  // of all ranks' tiles together
+  std::string cache_id;    // empty: every rank makes its own of the weights_id
+};
+
 struct RankOptions {
   int num_threads = 1;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
@@ -59,6 +74,9 @@ struct RankOptions {
   // attend with the bits of their rows alone
   // (kernels::PagedAttentionParams::prompts_as_rows).
   bool deterministic = false;
+  // Called once, before the pools have their pages: until all ranks have
+  // offered. Null in a group of one.
+  std::function<absl::StatusOr<RankAgreement>(const RankOffer&)> agree;
   // Of loading the weights.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
@@ -92,6 +110,7 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 //   the pool does not hold one sequence of max_model_len tokens, UNIMPLEMENTED
 //   by an op's name when the device has no kernel for it. RESOURCE_EXHAUSTED
 //   with the numbers where memory_utilization leaves less than one sequence.
+//   RankOptions::agree's.
 class Rank {
  public:
   // `collective` null: a group of one; else it outlives the rank.
@@ -118,8 +137,10 @@ class Rank {
   kernels::Device& device() const { return *device_; }
   const kernels::Stream& stream() const { return *stream_; }
   base::ThreadPool& pool() const { return *pool_; }
-  const std::string& weights_id() const { return executor_->weights_id(); }
+  const std::string& weights_id() const { return weights_id_; }
   const std::string& cache_id() const { return cache_id_; }
+  // ModelWeights::read_bytes.
+  int64_t read_bytes() const { return read_bytes_; }
 
   // Of the arenas: bytes of a sequence's side pages, and a dense bf16 cache's
   // bytes over those of a token.
@@ -144,6 +165,9 @@ class Rank {
   // does not have, before a weight is read.
   absl::Status CheckOps(WeightSource* source, const RankOptions& options,
                         Collective* collective);
+  // Takes what the group agrees on. FAILED_PRECONDITION for what this rank
+  // cannot agree to.
+  absl::Status Agree(std::string weight_tiles, const RankOptions& options);
   // The pool by options.memory_utilization, and the executor with it.
   absl::Status MeasurePages(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
@@ -155,6 +179,8 @@ class Rank {
   std::shared_ptr<const cache::PageLayout> layout_;
   cache::PageCounts pages_;
   cache::PageCounts host_pages_;
+  int64_t read_bytes_ = 0;
+  std::string weights_id_;
   std::string cache_id_;
   std::unique_ptr<base::ThreadPool> pool_;
   std::unique_ptr<kernels::Device> device_;

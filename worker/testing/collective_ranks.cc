@@ -35,7 +35,7 @@ std::vector<std::unique_ptr<Collective>> MakeGlooRanks(int64_t size,
   std::vector<std::unique_ptr<Collective>> ranks(groups.size());
   OnRanks(size, [&](int64_t rank) {
     const auto r = static_cast<size_t>(rank);
-    auto connected = std::move(*groups[r]).Connect(addresses);
+    auto connected = groups[r]->Connect(addresses);
     KVASIR_EXPECT_OK(connected);
     if (connected.ok()) ranks[r] = *std::move(connected);
   });

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_matchers.h"
+#include "model/checkpoint/weight_tiles.h"
 
 namespace kvasir::worker {
 
@@ -23,19 +24,21 @@ std::vector<std::vector<float>> Rows(WeightSource& source,
   std::vector<std::vector<float>> rows;
   const kernels::DType dtype = *source.TypeOf(name);
   std::vector<std::byte> buffer(1 << 20);
-  KVASIR_EXPECT_OK(source.Read(name, buffer, [&](const WeightBlock& block) {
-    for (int64_t row = 0; row < block.num_rows; ++row) {
-      rows.emplace_back();
-      for (int64_t i = 0; i < columns; ++i) {
-        kernels::VisitDType(dtype, [&](auto zero) {
-          using T = decltype(zero);
-          rows.back().push_back(kernels::ToFloat(
-              static_cast<const T*>(block.data)[row * columns + i]));
-        });
-      }
-    }
-    return absl::OkStatus();
-  }));
+  const ReadRange all = ReadRange::All(*source.SizeOf(name));
+  KVASIR_EXPECT_OK(
+      source.Read(name, all, buffer, [&](const WeightBlock& block) {
+        for (int64_t row = 0; row < block.num_rows; ++row) {
+          rows.emplace_back();
+          for (int64_t i = 0; i < columns; ++i) {
+            kernels::VisitDType(dtype, [&](auto zero) {
+              using T = decltype(zero);
+              rows.back().push_back(kernels::ToFloat(
+                  static_cast<const T*>(block.data)[row * columns + i]));
+            });
+          }
+        }
+        return absl::OkStatus();
+      }));
   return rows;
 }
 
@@ -47,10 +50,20 @@ absl::StatusOr<kernels::DType> ChangedSource::TypeOf(
   return source_->TypeOf(name);
 }
 
+std::string ChangedSource::WeightTiles() const {
+  return model::WeightTilesText("changed");
+}
+
+absl::StatusOr<MatrixSize> ChangedSource::SizeOf(
+    const std::string& name) const {
+  return source_->SizeOf(name);
+}
+
 absl::Status ChangedSource::Read(const std::string& name,
+                                 const ReadRange& range,
                                  std::span<std::byte> buffer,
                                  Consumer consume) {
-  return source_->Read(name, buffer, [&](const WeightBlock& block) {
+  return source_->Read(name, range, buffer, [&](const WeightBlock& block) {
     return change_(name, block, consume);
   });
 }

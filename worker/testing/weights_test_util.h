@@ -27,9 +27,10 @@ class ChangedSource final : public WeightSource {
       const std::string& name, const WeightBlock& block, Consumer consume)>;
   ChangedSource(WeightSource* source, Change change);
   absl::StatusOr<kernels::DType> TypeOf(const std::string& name) const override;
-  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
-                    Consumer consume) override;
-  std::string WeightsId() const override { return "changed"; }
+  absl::StatusOr<MatrixSize> SizeOf(const std::string& name) const override;
+  absl::Status Read(const std::string& name, const ReadRange& range,
+                    std::span<std::byte> buffer, Consumer consume) override;
+  std::string WeightTiles() const override;
 
  private:
   WeightSource* const source_;

@@ -43,12 +43,15 @@ class CountingSource final : public WeightSource {
   absl::StatusOr<DType> TypeOf(const std::string& name) const override {
     return source_->TypeOf(name);
   }
-  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
-                    Consumer consume) override {
-    ++reads_[name];
-    return source_->Read(name, buffer, consume);
+  absl::StatusOr<MatrixSize> SizeOf(const std::string& name) const override {
+    return source_->SizeOf(name);
   }
-  std::string WeightsId() const override { return source_->WeightsId(); }
+  absl::Status Read(const std::string& name, const ReadRange& range,
+                    std::span<std::byte> buffer, Consumer consume) override {
+    ++reads_[name];
+    return source_->Read(name, range, buffer, consume);
+  }
+  std::string WeightTiles() const override { return source_->WeightTiles(); }
   const std::map<std::string, int>& reads() const { return reads_; }
 
  private:
@@ -490,8 +493,8 @@ TEST(AttentionWeightsTest, AnotherPlanIsAnotherModel) {
   const Model plain = MakeModel(kFullKey, kFullValue);
   const Model low = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
   RandomSource shape(TinyShape(), 1, DType::kBf16);
-  EXPECT_EQ(plain.source->WeightsId(), shape.WeightsId());
-  EXPECT_NE(low.source->WeightsId(), shape.WeightsId());
+  EXPECT_EQ(plain.source->WeightTiles(), shape.WeightTiles());
+  EXPECT_NE(low.source->WeightTiles(), shape.WeightTiles());
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "kernels/linear/pack.h"
+#include "worker/weights/weight_reads.h"
 
 namespace kvasir::worker {
 namespace {
@@ -70,10 +71,11 @@ absl::Status Narrow(const float* numbers, int64_t count, DType dtype,
   });
 }
 
-// Whole rows of a tensor on their way into a sink.
+// Rows of a block on their way into a sink.
 struct Rows {
   const char* data = nullptr;
   DType dtype = DType::kF32;
+  int64_t first_column = 0;  // of the tensor
   int64_t columns = 0;
   int64_t first = 0;  // of the tensor
   int64_t count = 0;
@@ -107,9 +109,10 @@ class StagedBytes {
 class JobRunner {
  public:
   // `staged`: null where the device gives its own memory.
-  JobRunner(WeightSource* source, kernels::Device* device, size_t buffer_bytes,
-            StagedBytes* staged)
+  JobRunner(WeightSource* source, plan::TpShard shard, kernels::Device* device,
+            size_t buffer_bytes, StagedBytes* staged)
       : source_(source),
+        shard_(shard),
         device_(device),
         staged_(staged),
         buffer_(buffer_bytes) {}
@@ -176,53 +179,75 @@ class JobRunner {
     ZeroPaddings(job);
     for (const TensorRead& read : job.reads) {
       KVASIR_ASSIGN_OR_RETURN(const DType dtype, source_->TypeOf(read.tensor));
-      const auto row_bytes =
-          static_cast<size_t>(read.columns * kernels::DTypeBytes(dtype));
-      if (buffer_.size() < row_bytes) buffer_.resize(row_bytes);
-      int64_t num_rows = 0;
-      absl::Status status = source_->Read(
-          read.tensor, buffer_, [&](const WeightBlock& block) -> absl::Status {
-            if (block.columns != read.columns) {
-              return absl::InvalidArgumentError(absl::StrCat(
-                  "rows of ", block.columns, " numbers, want ", read.columns));
-            }
-            KVASIR_RETURN_IF_ERROR(CheckFinite(block, dtype));
-            num_rows = block.first_row + block.num_rows;
-            for (const WeightSink& sink : read.sinks) {
-              KVASIR_RETURN_IF_ERROR(
-                  TakeRows(sink, block, dtype, read.columns));
-            }
-            return absl::OkStatus();
-          });
-      if (status.ok()) status = CheckRows(read, num_rows);
+      KVASIR_ASSIGN_OR_RETURN(const MatrixSize size,
+                              source_->SizeOf(read.tensor));
+      absl::Status status = CheckSize(read, size);
+      if (status.ok()) status = FillFrom(read, size, dtype);
       if (!status.ok()) return WithName(read.tensor, status);
     }
     return job.finish ? job.finish() : absl::OkStatus();
   }
 
+  absl::Status FillFrom(const TensorRead& read, const MatrixSize& size,
+                        DType dtype) {
+    for (const ReadRange& range : RangesOf(read, size, dtype, shard_)) {
+      const auto row_bytes =
+          static_cast<size_t>(range.num_columns * kernels::DTypeBytes(dtype));
+      if (buffer_.size() < row_bytes) buffer_.resize(row_bytes);
+      int64_t end = range.first_row;
+      const absl::Status status = source_->Read(
+          read.tensor, range, buffer_,
+          [&](const WeightBlock& block) -> absl::Status {
+            KVASIR_RETURN_IF_ERROR(
+                CheckColumns(block.columns, range.num_columns));
+            KVASIR_RETURN_IF_ERROR(CheckFinite(block, dtype));
+            end = block.first_row + block.num_rows;
+            for (const WeightSink& sink : read.sinks) {
+              KVASIR_RETURN_IF_ERROR(TakeRows(sink, block, dtype));
+            }
+            return absl::OkStatus();
+          });
+      KVASIR_RETURN_IF_ERROR(status);
+      KVASIR_RETURN_IF_ERROR(CheckRows(end, range.first_row + range.num_rows));
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status CheckColumns(int64_t columns, int64_t want) {
+    if (columns == want) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("rows of ", columns, " numbers, want ", want));
+  }
+  static absl::Status CheckRows(int64_t rows, int64_t want) {
+    if (rows >= want) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(rows, " rows, want at least ", want));
+  }
+
   // Rows that are not there would be left out of a matrix.
-  static absl::Status CheckRows(const TensorRead& read, int64_t num_rows) {
+  static absl::Status CheckSize(const TensorRead& read,
+                                const MatrixSize& size) {
+    KVASIR_RETURN_IF_ERROR(CheckColumns(size.columns, read.columns));
     int64_t want = 0;
     for (const WeightSink& sink : read.sinks) {
       for (const RowTake& take : sink.takes) {
         want = std::max(want, take.row + take.count);
       }
     }
-    if (num_rows >= want) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(num_rows, " rows, want at least ", want));
+    return CheckRows(size.rows, want);
   }
 
   absl::Status TakeRows(const WeightSink& sink, const WeightBlock& block,
-                        DType dtype, int64_t columns) {
+                        DType dtype) {
     for (const RowTake& take : sink.takes) {
       const int64_t begin = std::max(block.first_row, take.row);
       const int64_t end =
           std::min(block.first_row + block.num_rows, take.row + take.count);
       if (begin >= end) continue;
-      Rows rows{static_cast<const char*>(block.data), dtype, columns};
-      rows.data +=
-          (begin - block.first_row) * columns * kernels::DTypeBytes(dtype);
+      Rows rows{static_cast<const char*>(block.data), dtype, block.first_column,
+                block.columns};
+      rows.data += (begin - block.first_row) * block.columns *
+                   kernels::DTypeBytes(dtype);
       rows.first = begin;
       rows.count = end - begin;
       rows.to = take.column + begin - take.row;
@@ -250,18 +275,19 @@ class JobRunner {
       default:
         break;
     }
+    const int64_t first_column = sink.first_column - rows.first_column;
     kernels::RowBlock block;
     block.num_rows = rows.count;
     block.row_stride = rows.columns;
     if (rows.dtype == sink.shape.dtype) {
-      block.data = rows.data + sink.first_column * width;
+      block.data = rows.data + first_column * width;
     } else if (sink.shape.dtype == DType::kF32) {
-      block.data = Widened(rows) + sink.first_column;
+      block.data = Widened(rows) + first_column;
     } else {
       narrow_.resize(static_cast<size_t>(numbers));
       KVASIR_RETURN_IF_ERROR(
           Narrow(Widened(rows), numbers, sink.shape.dtype, narrow_.data()));
-      block.data = narrow_.data() + sink.first_column;
+      block.data = narrow_.data() + first_column;
     }
     return sink.kind == WeightSink::Kind::kPackRows
                ? kernels::PackAsTheyLie(sink.shape, block, rows.to,
@@ -279,6 +305,7 @@ class JobRunner {
   }
 
   WeightSource* const source_;
+  const plan::TpShard shard_;
   kernels::Device* const device_;
   StagedBytes* const staged_;
   std::vector<std::byte> buffer_;
@@ -370,15 +397,15 @@ absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
   return absl::OkStatus();
 }
 
-absl::Status WeightJobs::Table(const std::string& tensor, int64_t rows,
-                               int64_t columns, DType* dtype,
+absl::Status WeightJobs::Table(const std::string& tensor, int64_t first_row,
+                               int64_t rows, int64_t columns, DType* dtype,
                                kernels::DevicePtr<const void>* out) {
   KVASIR_ASSIGN_OR_RETURN(*dtype, source_->TypeOf(tensor));
   WeightJob job;
   job.bytes = rows * columns * kernels::DTypeBytes(*dtype);
   WeightSink sink;
   sink.kind = WeightSink::Kind::kTable;
-  sink.takes = {{0, rows, 0}};
+  sink.takes = {{first_row, rows, 0}};
   KVASIR_ASSIGN_OR_RETURN(sink.memory, Allocate(job.bytes));
   *out = sink.memory->device;
   job.reads.push_back({tensor, columns, {std::move(sink)}});
@@ -390,6 +417,22 @@ void WeightJobs::ReadOnly(const std::string& tensor, int64_t columns) {
   WeightJob job;
   job.reads.push_back({tensor, columns, {}});
   Add(std::move(job));
+}
+
+absl::StatusOr<int64_t> WeightJobs::ReadBytes() const {
+  int64_t bytes = 0;
+  for (const WeightJob& job : jobs_) {
+    for (const TensorRead& read : job.reads) {
+      KVASIR_ASSIGN_OR_RETURN(const DType dtype, source_->TypeOf(read.tensor));
+      KVASIR_ASSIGN_OR_RETURN(const MatrixSize size,
+                              source_->SizeOf(read.tensor));
+      for (const ReadRange& range : RangesOf(read, size, dtype, shard_)) {
+        bytes +=
+            range.num_rows * range.num_columns * kernels::DTypeBytes(dtype);
+      }
+    }
+  }
+  return bytes;
 }
 
 absl::Status WeightJobs::Run(const RunOptions& options) {
@@ -405,7 +448,7 @@ absl::Status WeightJobs::Run(const RunOptions& options) {
   std::atomic<size_t> next = 0;
   StagedBytes staged(options.max_staged_bytes);
   options.pool->Run([&](int) {
-    JobRunner runner(source_, device_, options.read_buffer_bytes,
+    JobRunner runner(source_, shard_, device_, options.read_buffer_bytes,
                      device_->stages_writes() ? &staged : nullptr);
     while (true) {
       const size_t index = next.fetch_add(1);

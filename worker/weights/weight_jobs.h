@@ -13,6 +13,7 @@
 #include "base/thread_pool.h"
 #include "kernels/device/device.h"
 #include "kernels/linear/matmul.h"
+#include "plan/tp_shard.h"
 #include "worker/program/attention_program.h"
 #include "worker/weights/matrix_format.h"
 #include "worker/weights/weight_source.h"
@@ -64,7 +65,7 @@ struct WeightSink {
   Visit visit;
 };
 
-// A tensor on its way; without sinks it is read for its fingerprint alone.
+// A tensor on its way; without sinks it is read for the fingerprint alone.
 struct TensorRead {
   std::string tensor;
   int64_t columns = 1;
@@ -81,7 +82,8 @@ struct WeightJob {
   int64_t bytes = 0;                     // made
 };
 
-// A list of jobs and the memory they fill.
+// A list of jobs and the memory they fill. Of each tensor is read what a rank
+// needs of it (weight_reads.h).
 // Threads: one until Run.
 // Errors: the source's and the allocator's; INVALID_ARGUMENT for a tensor of
 //   other rows than are asked for, or with a number that is not finite or does
@@ -90,14 +92,17 @@ class WeightJobs {
  public:
   // Only counts the bytes that would be allocated: pointers are null, and the
   // jobs are not to be run.
-  WeightJobs(WeightSource* source, const MatrixFormat& format)
-      : source_(source), format_(format) {}
+  WeightJobs(WeightSource* source, const MatrixFormat& format,
+             plan::TpShard shard = {})
+      : source_(source), format_(format), shard_(shard) {}
   // All outlive it; `buffers` owns the memory, under the tag "weights".
   // Matrices get the device's format.
   WeightJobs(WeightSource* source, kernels::Device* device,
-             std::vector<kernels::DeviceBuffer>* buffers)
+             std::vector<kernels::DeviceBuffer>* buffers,
+             plan::TpShard shard = {})
       : source_(source),
         format_(MatrixFormat::Of(*device)),
+        shard_(shard),
         device_(device),
         buffers_(buffers) {}
 
@@ -109,9 +114,9 @@ class WeightJobs {
   // One array of `size` numbers, zero where nothing is taken.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
                       kernels::DevicePtr<const float>* out);
-  // The tensor as it is.
-  absl::Status Table(const std::string& tensor, int64_t rows, int64_t columns,
-                     kernels::DType* dtype,
+  // Rows of the tensor as they are.
+  absl::Status Table(const std::string& tensor, int64_t first_row, int64_t rows,
+                     int64_t columns, kernels::DType* dtype,
                      kernels::DevicePtr<const void>* out);
   // For the fingerprint.
   void ReadOnly(const std::string& tensor, int64_t columns);
@@ -123,6 +128,9 @@ class WeightJobs {
   // layout and data.
   absl::StatusOr<WeightMemory*> AllocateMatrix(const std::string& tensor,
                                                kernels::PackedMatrix* matrix);
+
+  // What the jobs ask of the source, together.
+  absl::StatusOr<int64_t> ReadBytes() const;
 
   // Of all that was allocated, or would have been.
   int64_t bytes() const { return bytes_; }
@@ -146,6 +154,7 @@ class WeightJobs {
 
   WeightSource* const source_;
   const MatrixFormat format_;
+  const plan::TpShard shard_;
   kernels::Device* const device_ = nullptr;
   std::vector<kernels::DeviceBuffer>* const buffers_ = nullptr;
   std::deque<WeightMemory> memory_;

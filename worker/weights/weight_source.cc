@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "model/checkpoint/weight_tiles.h"
 #include "model/shapes/shape_config.h"
 
 namespace kvasir::worker {
@@ -26,6 +27,35 @@ kernels::DType DTypeOfTensor(model::TensorType type) {
   }
 }
 
+MatrixSize SizeOfTensor(const model::TensorInfo& info) {
+  return {info.num_rows(), static_cast<int64_t>(info.row_bytes()) /
+                               kernels::DTypeBytes(DTypeOfTensor(info.type))};
+}
+
+absl::Status CheckRange(const ReadRange& range, const MatrixSize& size,
+                        int64_t width) {
+  const auto whole = [](int64_t first, int64_t count, int64_t all,
+                        int64_t tile) {
+    return first >= 0 && count >= 0 && first <= all && count <= all - first &&
+           first % tile == 0 &&
+           (first + count == all || (first + count) % tile == 0);
+  };
+  if (whole(range.first_row, range.num_rows, size.rows, model::kTileRows) &&
+      whole(range.first_column, range.num_columns, size.columns,
+            model::kTileRowBytes / width)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      range.num_rows, " rows from ", range.first_row, " on, of each ",
+      range.num_columns, " numbers from ", range.first_column,
+      " on: want whole tiles of ", size.rows, " rows of ", size.columns));
+}
+
+MatrixSize SizeOfRandom(const model::RandomTensor& tensor) {
+  const int64_t rows = tensor.shape[0];
+  return {rows, rows == 0 ? 0 : tensor.num_elements() / rows};
+}
+
 std::vector<model::RandomTensor> TensorsOf(const model::ModelShape& shape) {
   const auto spec = model::SpecOfShape(shape);
   KVASIR_CHECK(spec.ok());  // the shape is valid
@@ -36,40 +66,73 @@ std::vector<model::RandomTensor> TensorsOf(const model::ModelShape& shape) {
 
 absl::StatusOr<kernels::DType> CheckpointSource::TypeOf(
     const std::string& name) const {
+  const auto entry = checkpoint_->Tensor(name);
+  if (absl::IsNotFound(entry.status()) && missing_.has_value()) {
+    return *missing_;
+  }
+  KVASIR_RETURN_IF_ERROR(entry.status());
+  return DTypeOfTensor(entry->info->type);
+}
+
+absl::StatusOr<MatrixSize> CheckpointSource::SizeOf(
+    const std::string& name) const {
   KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
                           checkpoint_->Tensor(name));
-  return DTypeOfTensor(entry.info->type);
+  return SizeOfTensor(*entry.info);
 }
 
 absl::Status CheckpointSource::Read(const std::string& name,
+                                    const ReadRange& range,
                                     std::span<std::byte> buffer,
                                     Consumer consume) {
   KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
                           checkpoint_->Tensor(name));
-  model::TensorStream stream(entry, buffer);
+  const int64_t width = kernels::DTypeBytes(DTypeOfTensor(entry.info->type));
+  KVASIR_RETURN_IF_ERROR(CheckRange(range, SizeOfTensor(*entry.info), width));
+  model::TensorStream stream(entry,
+                             {.first_row = range.first_row,
+                              .num_rows = range.num_rows,
+                              .first_byte = range.first_column * width,
+                              .row_bytes = range.num_columns * width},
+                             buffer);
   while (true) {
     KVASIR_ASSIGN_OR_RETURN(const model::TensorStream::Block block,
                             stream.Next());
     if (block.num_rows == 0) break;
-    const int64_t numbers =
-        static_cast<int64_t>(block.bytes.size()) /
-        kernels::DTypeBytes(DTypeOfTensor(entry.info->type));
     KVASIR_RETURN_IF_ERROR(
-        consume({block.first_row, block.num_rows, numbers / block.num_rows,
-                 block.bytes.data()}));
+        consume({block.first_row, block.num_rows, range.first_column,
+                 range.num_columns, block.bytes.data()}));
   }
+  read_bytes_.fetch_add(stream.read_bytes(), std::memory_order_relaxed);
+  RangeTiles own = {range.first_row / model::kTileRows,
+                    range.first_column * width / model::kTileRowBytes,
+                    stream.tiles()};
   base::MutexLock lock(&mutex_);
-  tiles_[name] = stream.tiles();
+  std::vector<RangeTiles>& all = tiles_[name];
+  if (range.num_rows == 0) return absl::OkStatus();
+  const auto same = std::find_if(all.begin(), all.end(), [&](const auto& one) {
+    return one.first_row == own.first_row &&
+           one.first_column == own.first_column;
+  });
+  if (same != all.end()) {
+    *same = std::move(own);
+  } else {
+    all.push_back(std::move(own));
+  }
   return absl::OkStatus();
 }
 
-std::string CheckpointSource::WeightsId() const {
+std::string CheckpointSource::WeightTiles() const {
   model::WeightsIdBuilder builder;
   base::MutexLock lock(&mutex_);
-  for (const auto& [name, tiles] : tiles_) {
-    builder.Add(name, *checkpoint_->tensors().Find(name)->info, tiles);
+  for (const auto& [name, ranges] : tiles_) {
+    const model::TensorInfo& info = *checkpoint_->tensors().Find(name)->info;
+    builder.AddTensor(name, info);
+    for (const RangeTiles& range : ranges) {
+      builder.Add(name, info, range.tiles, range.first_row, range.first_column);
+    }
   }
-  return builder.Finish(checkpoint_->spec());
+  return model::WeightTilesText(builder.tensors(), checkpoint_->spec());
 }
 
 RandomSource::RandomSource(std::string name,
@@ -128,12 +191,19 @@ absl::StatusOr<kernels::DType> RandomSource::TypeOf(
   return dtype_;
 }
 
-absl::Status RandomSource::Read(const std::string& name,
+absl::StatusOr<MatrixSize> RandomSource::SizeOf(const std::string& name) const {
+  KVASIR_ASSIGN_OR_RETURN(const model::RandomTensor* const tensor, Find(name));
+  return SizeOfRandom(*tensor);
+}
+
+absl::Status RandomSource::Read(const std::string& name, const ReadRange& range,
                                 std::span<std::byte> buffer, Consumer consume) {
   KVASIR_ASSIGN_OR_RETURN(const model::RandomTensor* const tensor, Find(name));
-  const int64_t rows = tensor->shape[0];
-  const int64_t columns = tensor->num_elements() / rows;
-  const int64_t row_bytes = columns * kernels::DTypeBytes(dtype_);
+  const MatrixSize size = SizeOfRandom(*tensor);
+  const int64_t width = kernels::DTypeBytes(dtype_);
+  KVASIR_RETURN_IF_ERROR(CheckRange(range, size, width));
+  const int64_t row_bytes = range.num_columns * width;
+  if (range.num_rows == 0 || row_bytes == 0) return absl::OkStatus();
   const int64_t rows_per_block =
       static_cast<int64_t>(buffer.size()) / row_bytes;
   if (rows_per_block == 0) {
@@ -141,11 +211,22 @@ absl::Status RandomSource::Read(const std::string& name,
         absl::StrCat("tensor ", name, ": a row has ", row_bytes,
                      " bytes, the buffer ", buffer.size()));
   }
+  const bool whole_rows = range.num_columns == size.columns;
   std::vector<float> numbers;
-  for (int64_t row = 0; row < rows; row += rows_per_block) {
-    const int64_t count = std::min(rows_per_block, rows - row);
-    numbers.resize(static_cast<size_t>(count * columns));
-    model::FillRandom(*tensor, seed_, row * columns, numbers);
+  const int64_t end = range.first_row + range.num_rows;
+  for (int64_t row = range.first_row; row < end; row += rows_per_block) {
+    const int64_t count = std::min(rows_per_block, end - row);
+    numbers.resize(static_cast<size_t>(count * range.num_columns));
+    const std::span<float> all(numbers);
+    if (whole_rows) {
+      model::FillRandom(*tensor, seed_, row * size.columns, all);
+    }
+    for (int64_t i = 0; !whole_rows && i < count; ++i) {
+      model::FillRandom(*tensor, seed_,
+                        (row + i) * size.columns + range.first_column,
+                        all.subspan(static_cast<size_t>(i * range.num_columns),
+                                    static_cast<size_t>(range.num_columns)));
+    }
     std::byte* out = buffer.data();
     kernels::VisitDType(dtype_, [&](auto zero) {
       using T = decltype(zero);
@@ -155,14 +236,15 @@ absl::Status RandomSource::Read(const std::string& name,
         out += sizeof(stored);
       }
     });
-    KVASIR_RETURN_IF_ERROR(consume({row, count, columns, buffer.data()}));
+    KVASIR_RETURN_IF_ERROR(consume(
+        {row, count, range.first_column, range.num_columns, buffer.data()}));
   }
   return absl::OkStatus();
 }
 
-std::string RandomSource::WeightsId() const {
-  return absl::StrCat("random-", shape_name_, "-", kernels::DTypeName(dtype_),
-                      "-", seed_);
+std::string RandomSource::WeightTiles() const {
+  return model::WeightTilesText(absl::StrCat(
+      "random-", shape_name_, "-", kernels::DTypeName(dtype_), "-", seed_));
 }
 
 }  // namespace kvasir::worker

@@ -7,11 +7,15 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/shapes/tp_dealt.h"
+#include "plan/tp_size.h"
 #include "worker/weights/attention_weights.h"
 #include "worker/weights/weight_jobs.h"
 
 namespace kvasir::worker {
 namespace {
+
+static_assert(plan::kIdsPerPanel == kernels::kPanelColumns);
 
 // Rows [first, first + count) of a tensor as columns from `column` on.
 TensorRows Slice(std::string tensor, int64_t columns, RowTake take) {
@@ -46,17 +50,16 @@ class Planner {
                                     &weights_->final_norm_bias));
     }
     if (spec_.learned_positions) {
-      KVASIR_RETURN_IF_ERROR(jobs_->Table(
-          std::string(model::kPositionsName), spec_.max_position_embeddings, m,
-          &weights_->positions_dtype, &weights_->positions));
+      KVASIR_RETURN_IF_ERROR(Positions());
     }
+    const plan::IdRange& ids = weights_->shard.ids;
     const std::string embedding(model::kEmbeddingName);
     const std::string head =
         spec_.tied_head ? embedding : std::string(model::kHeadName);
     KVASIR_RETURN_IF_ERROR(jobs_->Matrix(
-        {Slice(head, m, {0, spec_.vocab_size, 0})}, m, &weights_->head));
+        {Slice(head, m, {ids.first, ids.count, 0})}, m, &weights_->head));
     if (spec_.tied_head) return absl::OkStatus();
-    return jobs_->Table(embedding, spec_.vocab_size, m,
+    return jobs_->Table(embedding, ids.first, ids.count, m,
                         &weights_->embedding_dtype, &weights_->embedding);
   }
 
@@ -117,6 +120,17 @@ class Planner {
     return jobs_->Floats({Slice(std::move(tensor), 1, {0, m, 0})}, m, out);
   }
 
+  absl::Status Positions() {
+    const std::string tensor(model::kPositionsName);
+    const int64_t m = spec_.hidden_size;
+    if (shard_.rank == 0) {
+      return jobs_->Table(tensor, 0, spec_.max_position_embeddings, m,
+                          &weights_->positions_dtype, &weights_->positions);
+    }
+    jobs_->ReadOnly(tensor, m);
+    return absl::OkStatus();
+  }
+
   // Added by rank 0 alone; the others read it for the fingerprint only.
   absl::Status SummedBias(const std::string& tensor,
                           kernels::DevicePtr<const float>* out) {
@@ -135,20 +149,15 @@ class Planner {
 
 absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
                                               plan::TpShard shard) {
+  KVASIR_RETURN_IF_ERROR(plan::CheckTpSize(model::TpDealtOf(spec), shard.size));
   ShardSizes sizes;
   KVASIR_ASSIGN_OR_RETURN(sizes.kv_heads,
                           plan::KvHeadsOfRank(shard, spec.num_kv_heads));
-  if (spec.num_heads % shard.size != 0 ||
-      spec.intermediate_size % shard.size != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        spec.num_heads, " query heads and ", spec.intermediate_size,
-        " MLP features cannot be dealt equally to ", shard.size,
-        " tensor-parallel ranks"));
-  }
   sizes.num_q_heads = spec.num_heads / shard.size;
   sizes.first_q_head = shard.rank * sizes.num_q_heads;
   sizes.num_features = spec.intermediate_size / shard.size;
   sizes.first_feature = shard.rank * sizes.num_features;
+  sizes.ids = plan::IdsOfRank(shard, spec.vocab_size);
   return sizes;
 }
 
@@ -158,9 +167,19 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          const MatrixFormat& format) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, format);
+  WeightJobs jobs(source, format, weights.plan->resolved->shard);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   return jobs.bytes();
+}
+
+absl::StatusOr<int64_t> CountReadBytes(const model::DecoderSpec& spec,
+                                       std::shared_ptr<const ServedPlan> plan,
+                                       WeightSource* source) {
+  ModelWeights weights;
+  weights.plan = std::move(plan);
+  WeightJobs jobs(source, MatrixFormat(), weights.plan->resolved->shard);
+  KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
+  return jobs.ReadBytes();
 }
 
 absl::StatusOr<ModelWeights> WeightsWithoutMemory(
@@ -168,7 +187,7 @@ absl::StatusOr<ModelWeights> WeightsWithoutMemory(
     WeightSource* source, const MatrixFormat& format) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, format);
+  WeightJobs jobs(source, format, weights.plan->resolved->shard);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   weights.matrix_bytes = jobs.matrix_bytes();
   return weights;
@@ -181,14 +200,16 @@ absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          const LoadOptions& options) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, device, &weights.buffers);
+  WeightJobs jobs(source, device, &weights.buffers,
+                  weights.plan->resolved->shard);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   weights.matrix_bytes = jobs.matrix_bytes();
   weights.rounded_bytes = jobs.rounded_bytes();
+  KVASIR_ASSIGN_OR_RETURN(weights.read_bytes, jobs.ReadBytes());
   KVASIR_RETURN_IF_ERROR(
       jobs.Run({options.pool, options.read_buffer_bytes,
                 options.max_staged_bytes, options.progress}));
-  weights.weights_id = source->WeightsId();
+  weights.weight_tiles = source->WeightTiles();
   return weights;
 }
 

@@ -22,15 +22,15 @@
 namespace kvasir::worker {
 
 // What one rank holds of a layer. q, k, v, gate and up are split by output
-// column, o and down by input row (attention by heads, as its program says);
-// embedding, head and norms are whole on every rank, so that each samples the
-// same token by itself.
+// column, o and down by input row (attention by heads, as its program says),
+// head and embedding by token id; norms are whole on every rank.
 struct ShardSizes {
   int64_t first_q_head = 0;
   int64_t num_q_heads = 0;
   plan::HeadRange kv_heads;
   int64_t first_feature = 0;  // of the intermediate size
   int64_t num_features = 0;
+  plan::IdRange ids;
 
   // INVALID_ARGUMENT when the heads or features cannot be dealt out equally.
   static absl::StatusOr<ShardSizes> Create(const model::DecoderSpec& spec,
@@ -89,20 +89,25 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
   kernels::DevicePtr<const float> final_norm;       // [M]
   kernels::DevicePtr<const float> final_norm_bias;  // [M]
-  kernels::PackedMatrix head;                       // [M, V]
-  // Row-major [V, M]; null when the head is tied: the packed head serves both.
+  kernels::PackedMatrix head;                       // [M, shard.ids.count]
+  // Row-major [shard.ids.count, M]; null when the head is tied: the packed head
+  // serves both.
   kernels::DevicePtr<const void> embedding;
   kernels::DType embedding_dtype = kernels::DType::kF32;
-  // Learned positions [max_position_embeddings, M]; null where there are none.
+  // Learned positions [max_position_embeddings, M], on rank 0 only: they are
+  // summed; null where there are none.
   kernels::DevicePtr<const void> positions;
   kernels::DType positions_dtype = kernels::DType::kF32;
 
-  std::string weights_id;
+  // WeightSource's, of what this rank has read.
+  std::string weight_tiles;
   // Of all matrices that a step streams (the embedding is only looked up in,
   // and a step that decodes leaves the prompts' lifts alone).
   int64_t matrix_bytes = 0;
   // Of matrices whose numbers were rounded to the type of activations.
   int64_t rounded_bytes = 0;
+  // Of the checkpoint, that this rank has read.
+  int64_t read_bytes = 0;
 
   std::vector<kernels::DeviceBuffer> buffers;
 };
@@ -128,14 +133,21 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          WeightSource* source,
                                          const MatrixFormat& format);
 
+// What LoadWeights would ask of the source: of a group of ranks each its part,
+// in whole tiles.
+absl::StatusOr<int64_t> CountReadBytes(const model::DecoderSpec& spec,
+                                       std::shared_ptr<const ServedPlan> plan,
+                                       WeightSource* source);
+
 // As LoadWeights would give them, without memory: pointers are null. For asking
 // whether a device has what steps need. Reads nothing.
 absl::StatusOr<ModelWeights> WeightsWithoutMemory(
     const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
     WeightSource* source, const MatrixFormat& format);
 
-// Reads every tensor once, and packs it while it is read: no second copy is
-// held: the rank's part of them that the plan was resolved for. Errors of
+// Reads the part of every tensor that belongs to the rank which the plan was
+// resolved for, once, and packs it while it is read: no second copy is held.
+// Errors of
 // WeightJobs, and INVALID_ARGUMENT for ranges of codes that are none, with
 // tensor, channel and value.
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,

@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "base/status_matchers.h"
 #include "kernels/testing/strict_device.h"
+#include "model/checkpoint/weight_tiles.h"
 #include "model/shapes/shape_config.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"
@@ -51,11 +52,16 @@ class MixedSource final : public WeightSource {
     const auto found = types_.find(name);
     return found == types_.end() ? DType::kBf16 : found->second;
   }
-  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
-                    Consumer consume) override {
-    return sources_[*TypeOf(name)]->Read(name, buffer, consume);
+  absl::StatusOr<MatrixSize> SizeOf(const std::string& name) const override {
+    return sources_.begin()->second->SizeOf(name);
   }
-  std::string WeightsId() const override { return "mixed"; }
+  absl::Status Read(const std::string& name, const ReadRange& range,
+                    std::span<std::byte> buffer, Consumer consume) override {
+    return sources_[*TypeOf(name)]->Read(name, range, buffer, consume);
+  }
+  std::string WeightTiles() const override {
+    return model::WeightTilesText("mixed");
+  }
 
  private:
   std::map<std::string, DType> types_;
@@ -150,6 +156,8 @@ TEST(WeightsTest, EachRankHoldsItsPartOfEveryMatrix) {
   const auto o = Rows(source, layer + "self_attn.o_proj.weight", 64);
   const auto up = Rows(source, layer + "mlp.up_proj.weight", 32);
   const auto down = Rows(source, layer + "mlp.down_proj.weight", 48);
+  const auto head = Rows(source, "lm_head.weight", 32);
+  const auto embedding = Rows(source, "model.embed_tokens.weight", 32);
   for (const int64_t size : {1, 2, 4, 8}) {
     for (int64_t rank = 0; rank < size; ++rank) {
       const Loaded loaded = Load(&source, {rank, size});
@@ -159,6 +167,19 @@ TEST(WeightsTest, EachRankHoldsItsPartOfEveryMatrix) {
       const int64_t kv_first = size == 8 ? rank / 2 * 8 : rank * kv_rows;
       const int64_t features = 48 / size;
       ASSERT_EQ(weights.qkv.n, q_rows + 2 * kv_rows);
+      // 1237 ids are 39 panels of 32.
+      const plan::IdRange& ids = loaded.weights.shard.ids;
+      ASSERT_EQ(ids.first, 39 * rank / size * 32);
+      ASSERT_EQ(ids.end(),
+                rank + 1 == size ? 1237 : 39 * (rank + 1) / size * 32);
+      ASSERT_EQ(loaded.weights.head.n, ids.count);
+      const auto* const rows = static_cast<const kernels::Bf16*>(
+          loaded.weights.embedding.device_address());
+      for (int64_t id = 0; id < ids.count; ++id) {
+        const auto row = static_cast<size_t>(ids.first + id);
+        ASSERT_EQ(Element(loaded.weights.head, 7, id), head[row][7]);
+        ASSERT_EQ(kernels::ToFloat(rows[id * 32 + 7]), embedding[row][7]);
+      }
       for (int64_t i = 0; i < 32; i += 5) {
         const auto column = static_cast<size_t>(i);
         for (int64_t row = 0; row < q_rows; ++row) {

@@ -153,12 +153,19 @@ void FollowerState::OnTime(absl::Time now) {
   messages_.emplace_back().mutable_heartbeat();
 }
 
-absl::Status FollowerState::OnReady(const kvasir::v1::RankReady& ready) {
+absl::Status FollowerState::OnReady(kvasir::v1::RankReady ready) {
   if (phase_ != Phase::kLoading) {
     return absl::FailedPreconditionError("ready out of turn");
   }
-  ready_ = ready;
-  *messages_.emplace_back().mutable_ready() = ready;
+  const size_t num_bytes = ready.weight_tiles().size();
+  if (num_bytes > size_t{kMaxReadyBytes}) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("fingerprints of weights take ", num_bytes,
+                     " bytes, a leader takes ", kMaxReadyBytes, " at most"));
+  }
+  *ready_.mutable_pages() = ready.pages();
+  *ready_.mutable_host_pages() = ready.host_pages();
+  *messages_.emplace_back().mutable_ready() = std::move(ready);
   phase_ = Phase::kReady;
   return absl::OkStatus();
 }

@@ -36,8 +36,9 @@ class FollowerState {
   // Several times a heartbeat_interval().
   void OnTime(absl::Time now);
 
-  // What this rank does. FAILED_PRECONDITION out of turn.
-  absl::Status OnReady(const kvasir::v1::RankReady& ready);
+  // What this rank does. FAILED_PRECONDITION out of turn, RESOURCE_EXHAUSTED
+  // for more tiles than a leader takes.
+  absl::Status OnReady(kvasir::v1::RankReady ready);
   // Of the step that was taken first of those that have not ended.
   absl::Status OnStepDone(uint64_t step_id, uint64_t result_hash);
   absl::Status OnStepFailed(uint64_t step_id, const absl::Status& why);
@@ -86,7 +87,7 @@ class FollowerState {
   std::vector<std::string> addresses_;
   bool started_ = false;
   kvasir::v1::RankStart start_;
-  kvasir::v1::RankReady ready_;
+  kvasir::v1::RankReady ready_;             // without its tiles
   std::deque<kvasir::v1::StepPlan> plans_;  // not taken yet
   uint64_t last_step_ = 0;                  // of those that came
   uint64_t last_taken_ = 0;

@@ -8,6 +8,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/ranks/group/rank_identity.h"
 
 namespace kvasir::worker {
 namespace {
@@ -277,6 +278,20 @@ INSTANTIATE_TEST_SUITE_P(
          absl::StatusCode::kNotFound, "no file"},
     }),
     [](const auto& each) { return each.param.name; });
+
+TEST(FollowerStateTest, MoreTilesThanALeaderTakesAreNotSent) {
+  Follower follower = Follower::In(Phase::kLoading);
+  kvasir::v1::RankReady ready = Ready();
+  ready.set_weight_tiles(std::string(kMaxReadyBytes + 1, 't'));
+  EXPECT_THAT(
+      follower.state().OnReady(ready),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr("33554433 bytes, a leader takes 33554432 at most")));
+  EXPECT_THAT(follower.Sent(), IsEmpty());
+  ready.set_weight_tiles("few");
+  KVASIR_EXPECT_OK(follower.state().OnReady(ready));
+  EXPECT_THAT(follower.Sent(), ElementsAre(HasSubstr("weight_tiles: \"few\"")));
+}
 
 TEST(FollowerStateTest, AFailedStepIsTheLeadersToHear) {
   Follower follower = Follower::In(Phase::kRunning);

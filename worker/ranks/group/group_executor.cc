@@ -8,30 +8,23 @@ namespace kvasir::worker {
 absl::Status GroupExecutor::Enqueue(const kvasir::v1::StepPlan& plan) {
   step_id_ = plan.step_id();
   if (const absl::Status status = leader_.SendStep(plan); !status.ok()) {
-    return Fail(status);
+    return leader_.FailStep(status);
   }
   if (const absl::Status status = own_.Enqueue(plan); !status.ok()) {
-    return Fail(status);
+    return leader_.FailStep(status);
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<kvasir::v1::StepResult> GroupExecutor::Await() {
   absl::StatusOr<kvasir::v1::StepResult> result = own_.Await();
-  if (!result.ok()) return Fail(result.status());
+  if (!result.ok()) return leader_.FailStep(result.status());
   if (result->step_id() != step_id_) {
-    return Fail(absl::InternalError(absl::StrCat(
+    return leader_.FailStep(absl::InternalError(absl::StrCat(
         "the executor ended step ", result->step_id(), ", want ", step_id_)));
   }
   KVASIR_RETURN_IF_ERROR(leader_.FinishStep(*result));
   return result;
-}
-
-absl::Status GroupExecutor::Fail(const absl::Status& status) {
-  leader_.Abort(status);
-  // Where the group had ended before, that is why this rank failed.
-  const absl::Status ended = leader_.status();
-  return ended.ok() ? status : ended;
 }
 
 }  // namespace kvasir::worker

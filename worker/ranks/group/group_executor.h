@@ -26,9 +26,6 @@ class GroupExecutor final : public Executor {
   absl::StatusOr<kvasir::v1::StepResult> Await() override;
 
  private:
-  // Ends the group, and says what it has ended of.
-  absl::Status Fail(const absl::Status& status);
-
   RankLeader& leader_;
   Executor& own_;
   uint64_t step_id_ = 0;  // in flight

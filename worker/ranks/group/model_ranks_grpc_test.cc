@@ -1,5 +1,6 @@
 // A group whose ranks run a model: plans over gRPC, sums in memory.
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
@@ -19,7 +21,9 @@
 #include "worker/ranks/group/rank_follower.h"
 #include "worker/ranks/group/rank_leader.h"
 #include "worker/ranks/group/rank_server.h"
+#include "worker/ranks/group/result_hash.h"
 #include "worker/ranks/group/testing/fake_rank.h"
+#include "worker/ranks/in_process_group.h"
 #include "worker/testing/tiny_rank.h"
 
 namespace kvasir::worker {
@@ -36,61 +40,94 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeRank(Collective* collective) {
 
 kvasir::v1::RankReady ReadyOf(const Rank& rank) {
   kvasir::v1::RankReady ready;
-  ready.set_weights_id(rank.weights_id());
-  ready.set_cache_id(rank.cache_id());
+  ready.set_weight_tiles(rank.weights_id());
   ready.mutable_pages()->Add(rank.pages().begin(), rank.pages().end());
   ready.mutable_host_pages()->Add(rank.host_pages().begin(),
                                   rank.host_pages().end());
   return ready;
 }
 
-// A prompt and eight tokens of output.
-absl::StatusOr<std::vector<int32_t>> Generate(Executor* executor,
-                                              const Rank& rank,
-                                              const cache::PageCounts& pages) {
+// A prompt and eight tokens of output: what each step gives.
+absl::StatusOr<std::vector<kvasir::v1::StepResult>> Generate(
+    Executor* executor, const Rank& rank, const cache::PageCounts& pages) {
   DirectRunner runner(executor, &rank.layout(), pages);
   std::vector<int32_t> prompt;
   for (int32_t i = 0; i < 20; ++i) prompt.push_back(11 * i + 3);
-  std::vector<int32_t> tokens;
+  std::vector<kvasir::v1::StepResult> results;
   for (int step = 0; step < 8; ++step) {
     DirectStep direct = {.sequence_id = 1, .sample = GreedySample()};
+    direct.sample->set_num_logprobs(3);
     if (step == 0) direct.token_ids = prompt;
-    KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::StepResult result,
+    KVASIR_ASSIGN_OR_RETURN(results.emplace_back(),
                             runner.Run(absl::MakeConstSpan(&direct, 1)));
+  }
+  return results;
+}
+
+std::vector<int32_t> TokensOf(
+    const std::vector<kvasir::v1::StepResult>& results) {
+  std::vector<int32_t> tokens;
+  for (const kvasir::v1::StepResult& result : results) {
     tokens.push_back(result.sequences(0).token_id());
   }
   return tokens;
 }
 
-// The step that is to be its last begins, and does not end before the group.
-class Stopping final : public Executor {
+// Ranks with a collective and nothing else: rank 0's results.
+std::vector<kvasir::v1::StepResult> WithoutAGroup(uint32_t size) {
+  const auto sums = InProcessGroup::Create(size);
+  std::vector<std::vector<kvasir::v1::StepResult>> results(size);
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      KVASIR_ASSERT_OK_AND_ASSIGN(const auto model, MakeRank(sums[rank].get()));
+      KVASIR_ASSERT_OK_AND_ASSIGN(
+          results[rank], Generate(&model->executor(), *model, model->pages()));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results[0];
+}
+
+// Steps in which a rank goes wrong; 0: none.
+struct Fault {
+  uint64_t stops_in = 0;  // until its group ends
+  uint64_t differs_in = 0;
+};
+
+class Faulty final : public Executor {
  public:
-  Stopping(Executor* own, uint64_t last_step, Event* reached, Event* ended)
-      : own_(*own), last_step_(last_step), reached_(*reached), ended_(*ended) {}
+  Faulty(Executor* own, const Fault& fault, Event* stopped, Event* ended)
+      : own_(*own), fault_(fault), stopped_(*stopped), ended_(*ended) {}
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override {
-    if (plan.step_id() == last_step_) {
-      reached_.Set();
+    if (plan.step_id() == fault_.stops_in) {
+      stopped_.Set();
       EXPECT_TRUE(ended_.Wait());
       return absl::AbortedError("stopped");
     }
     return own_.Enqueue(plan);
   }
   absl::StatusOr<kvasir::v1::StepResult> Await() override {
-    return own_.Await();
+    KVASIR_ASSIGN_OR_RETURN(kvasir::v1::StepResult result, own_.Await());
+    if (result.step_id() == fault_.differs_in) {
+      auto* sequence = result.mutable_sequences(0);
+      sequence->set_token_id(sequence->token_id() + 1);
+    }
+    return result;
   }
 
  private:
   Executor& own_;
-  const uint64_t last_step_;
-  Event& reached_;
+  const Fault fault_;
+  Event& stopped_;
   Event& ended_;
 };
 
-// A follower with its model. `last_step`: see Stopping; 0: it has none.
+// A follower with its model.
 struct ModelFollower {
   ModelFollower(uint32_t rank, uint32_t size, const std::string& leader,
-                Collective* collective, uint64_t last_step = 0) {
+                Collective* collective, const Fault& fault) {
     auto dialled = RankClient::Dial({.leader = leader, .secret = kSecret});
     KVASIR_EXPECT_OK(dialled.status());
     client = *std::move(dialled);
@@ -104,98 +141,164 @@ struct ModelFollower {
     };
     follower = std::make_unique<RankFollower>(std::move(options));
     client->Join(follower.get());
-    thread = std::thread([this, collective, last_step] {
+    thread = std::thread([this, collective, fault] {
       status = [&]() -> absl::Status {
         KVASIR_RETURN_IF_ERROR(follower->WaitWelcome().status());
         KVASIR_ASSIGN_OR_RETURN(const auto model, MakeRank(collective));
         KVASIR_RETURN_IF_ERROR(follower->WaitStarted(ReadyOf(*model)).status());
-        Stopping executor(&model->executor(), last_step, &reached, &ended);
+        Faulty executor(&model->executor(), fault, &stopped, &ended);
         return RunSteps(follower.get(), &executor);
       }();
+      done.Set();
     });
   }
   ~ModelFollower() {
-    if (thread.joinable()) thread.join();
+    follower->Abort(absl::CancelledError("the test is over"));
+    thread.join();
     client.reset();
   }
+  // What its loop has ended with.
+  absl::Status Ended() {
+    EXPECT_TRUE(done.Wait());
+    return status;
+  }
 
+  Event stopped;
+  Event ended;
   std::unique_ptr<RankFollower> follower;
   std::unique_ptr<RankClient> client;
-  Event reached;
-  Event ended;
   absl::Status status;
+  Event done;
   std::thread thread;
 };
 
-struct ModelLeader {
-  static absl::StatusOr<std::unique_ptr<ModelLeader>> Start(
-      uint32_t size, Collective* collective) {
-    auto side = std::make_unique<ModelLeader>();
+// All ranks of a group, of which followers may go wrong.
+class ModelGroup {
+ public:
+  explicit ModelGroup(uint32_t size,
+                      const std::map<uint32_t, Fault>& faults = {})
+      : sums_(InProcessGroup::Create(size)) {
     RankLeaderOptions options;
     options.group.identity = TestIdentity(size, kLong);
-    options.on_end = [collective](const absl::Status& why) {
-      collective->Abort(why);
+    options.group.combine = TestCombine;
+    options.on_end = [this](const absl::Status& why) {
+      sums_[0]->Abort(why);
+      ended_.Set();
     };
-    side->leader = std::make_unique<RankLeader>(std::move(options));
-    KVASIR_ASSIGN_OR_RETURN(
-        side->server,
-        RankServer::Start({.secret = kSecret}, side->leader.get()));
-    return side;
-  }
-  // The tokens that the group generates.
-  absl::StatusOr<std::vector<int32_t>> Run(Collective* collective) {
-    KVASIR_RETURN_IF_ERROR(leader->WaitJoined().status());
-    KVASIR_ASSIGN_OR_RETURN(const auto model, MakeRank(collective));
-    KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::RankStart start,
-                            leader->WaitStarted(ReadyOf(*model)));
-    GroupExecutor executor(leader.get(), &model->executor());
-    return Generate(&executor, *model,
-                    {start.pages().begin(), start.pages().end()});
+    leader_ = std::make_unique<RankLeader>(std::move(options));
+    auto server = RankServer::Start({.secret = kSecret}, leader_.get());
+    KVASIR_EXPECT_OK(server.status());
+    server_ = *std::move(server);
+    for (uint32_t rank = 1; rank < size; ++rank) {
+      const auto fault = faults.find(rank);
+      followers_.push_back(std::make_unique<ModelFollower>(
+          rank, size, server_->target(), sums_[rank].get(),
+          fault == faults.end() ? Fault() : fault->second));
+    }
   }
 
-  std::unique_ptr<RankLeader> leader;
-  std::unique_ptr<RankServer> server;
+  absl::Status Start() {
+    KVASIR_RETURN_IF_ERROR(leader_->WaitJoined().status());
+    KVASIR_ASSIGN_OR_RETURN(model_, MakeRank(sums_[0].get()));
+    KVASIR_ASSIGN_OR_RETURN(start_, leader_->WaitStarted(ReadyOf(*model_)));
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::vector<kvasir::v1::StepResult>> Run() {
+    KVASIR_RETURN_IF_ERROR(Start());
+    GroupExecutor executor(leader_.get(), &model_->executor());
+    return Generate(&executor, *model_,
+                    {start_.pages().begin(), start_.pages().end()});
+  }
+  RankLeader& leader() { return *leader_; }
+  Event& ended() { return ended_; }  // its on_end
+  ModelFollower& follower(uint32_t rank) { return *followers_[rank - 1]; }
+
+ private:
+  const std::vector<std::unique_ptr<Collective>> sums_;
+  Event ended_;
+  std::unique_ptr<RankLeader> leader_;
+  std::unique_ptr<RankServer> server_;
+  std::vector<std::unique_ptr<ModelFollower>> followers_;
+  std::unique_ptr<Rank> model_;
+  kvasir::v1::RankStart start_;
 };
 
-TEST(ModelRanksGrpcTest, AllRanksTogetherGiveWhatOneGives) {
+class ModelRanksGrpcTest : public ::testing::TestWithParam<uint32_t> {};
+
+TEST_P(ModelRanksGrpcTest, AGroupGivesWhatItsCollectiveAloneGives) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one, MakeRank(nullptr));
-  KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<int32_t> want,
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto ones,
                               Generate(&one->executor(), *one, one->pages()));
-  for (const uint32_t size : {2u, 4u}) {
-    const auto sums = InProcessGroup::Create(size);
-    KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader,
-                                ModelLeader::Start(size, sums[0].get()));
-    std::vector<std::unique_ptr<ModelFollower>> followers;
-    for (uint32_t rank = 1; rank < size; ++rank) {
-      followers.push_back(std::make_unique<ModelFollower>(
-          rank, size, leader->server->target(), sums[rank].get()));
-    }
-    KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<int32_t> tokens,
-                                leader->Run(sums[0].get()));
-    EXPECT_EQ(tokens, want) << size << " ranks";
-    KVASIR_EXPECT_OK(leader->leader->Drain());
-    for (const auto& follower : followers) {
-      follower->thread.join();
-      KVASIR_EXPECT_OK(follower->status);
-    }
+  const auto want = WithoutAGroup(GetParam());
+  ModelGroup group(GetParam());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto results, group.Run());
+  ASSERT_EQ(results.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(results[i].SerializeAsString(), want[i].SerializeAsString());
+  }
+  EXPECT_EQ(TokensOf(results), TokensOf(ones));
+  KVASIR_EXPECT_OK(group.leader().Drain());
+  for (uint32_t rank = 1; rank < GetParam(); ++rank) {
+    KVASIR_EXPECT_OK(group.follower(rank).Ended());
   }
 }
 
-TEST(ModelRanksGrpcTest, ARankThatIsGoneInAStepEndsTheLeadersStep) {
-  const auto sums = InProcessGroup::Create(2);
-  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader,
-                              ModelLeader::Start(2, sums[0].get()));
-  ModelFollower one(1, 2, leader->server->target(), sums[1].get(), 4);
-  std::thread kill([&one] {
-    EXPECT_TRUE(one.reached.Wait());
-    // The leader waits in its first sum of the step.
-    absl::SleepFor(absl::Milliseconds(100));
-    one.client.reset();
+TEST_P(ModelRanksGrpcTest, AnotherTokenEndsTheGroupWithBothHashes) {
+  const uint32_t last = GetParam() - 1;
+  std::vector<kvasir::v1::StepResult> want = WithoutAGroup(GetParam());
+  ModelGroup group(GetParam(), {{last, {.differs_in = 4}}});
+  const uint64_t leaders = ResultHash(want[3]);
+  auto* sequence = want[3].mutable_sequences(0);
+  sequence->set_token_id(sequence->token_id() + 1);
+  const std::string text = absl::StrFormat(
+      "step 4: the result of rank %d (node, pid 0) has hash %016x, the "
+      "leader's %016x: the ranks do not compute the same",
+      last, ResultHash(want[3]), leaders);
+  ::testing::internal::CaptureStderr();
+  EXPECT_THAT(group.Run(), StatusIs(absl::StatusCode::kInternal, text));
+  EXPECT_TRUE(group.ended().Wait());
+  for (uint32_t rank = 1; rank <= last; ++rank) {
+    EXPECT_THAT(group.follower(rank).Ended(),
+                StatusIs(absl::StatusCode::kInternal,
+                         absl::StrCat("the leader: ", text)));
+  }
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr(text));
+}
+
+TEST_P(ModelRanksGrpcTest, ARankThatIsKilledInAStepEndsAll) {
+  const uint32_t last = GetParam() - 1;
+  ModelGroup group(GetParam(), {{last, {.stops_in = 4}}});
+  std::thread kill([&] {
+    EXPECT_TRUE(group.follower(last).stopped.Wait());
+    // The others wait in the first sum of the step.
+    absl::SleepFor(absl::Milliseconds(50));
+    group.follower(last).client.reset();
   });
-  EXPECT_THAT(leader->Run(sums[0].get()),
-              StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("the call of rank 1 (node, pid 0) ended")));
+  const std::string text = absl::StrCat("the call of rank ", last,
+                                        " (node, pid 0) ended: its connection "
+                                        "is gone");
+  EXPECT_THAT(group.Run(), StatusIs(absl::StatusCode::kUnavailable, text));
   kill.join();
+  for (uint32_t rank = 1; rank < last; ++rank) {
+    EXPECT_THAT(group.follower(rank).Ended(),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         absl::StrCat("the leader: ", text)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, ModelRanksGrpcTest, ::testing::Values(2u, 4u));
+
+TEST(ModelRanksPlanTest, APlanThatNoExecutorTakesEndsTheGroup) {
+  ModelGroup group(2);
+  KVASIR_ASSERT_OK(group.Start());
+  kvasir::v1::StepPlan plan;
+  plan.set_step_id(1);
+  plan.add_sequences()->set_sequence_id(7);
+  KVASIR_ASSERT_OK(group.leader().SendStep(plan));
+  ASSERT_TRUE(group.ended().Wait());
+  EXPECT_THAT(group.leader().status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("rank 1 (node, pid 0) failed in step 1: ")));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "base/net/grpc_callbacks.h"
 #include "base/net/grpc_status.h"
@@ -88,12 +89,15 @@ class RankClient::Call final
     call->StartCall();
   }
 
-  void Send(Bytes message) override {
+  size_t Send(Bytes message) override {
+    size_t waiting = 0;
     {
       MutexLock lock(&mutex_);
       if (!closing_) queue_.push_back(std::move(message));
+      waiting = queue_.size();
     }
     Advance();
+    return waiting;
   }
   void Close(const absl::Status&) override {
     {
@@ -136,9 +140,10 @@ class RankClient::Call final
   void End() {
     {
       MutexLock lock(&mutex_);
-      const absl::Time deadline = absl::Now() + kRankLastWords;
-      while (closing_ && !done_ && absl::Now() < deadline) {
-        changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
+      const base::Clock& clock = base::Clock::Real();
+      const absl::Time deadline = clock.Now() + kRankLastWords;
+      while (closing_ && !done_ && clock.Now() < deadline) {
+        changed_.WaitWithTimeout(&mutex_, deadline - clock.Now());
       }
     }
     context_.TryCancel();

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "worker/ranks/group/rank_identity.h"
 #include "worker/ranks/group/result_hash.h"
 
 namespace kvasir::worker {
@@ -69,11 +70,11 @@ absl::StatusOr<std::vector<std::string>> RankFollower::WaitWelcome() {
 }
 
 absl::StatusOr<kvasir::v1::RankStart> RankFollower::WaitStarted(
-    const kvasir::v1::RankReady& own) {
+    kvasir::v1::RankReady own) {
   {
     MutexLock lock(&mutex_);
     if (state_.phase() == Phase::kEnded) return EndStatus();
-    KVASIR_RETURN_IF_ERROR(state_.OnReady(own));
+    KVASIR_RETURN_IF_ERROR(state_.OnReady(std::move(own)));
   }
   Work();
   MutexLock lock(&mutex_);
@@ -111,11 +112,17 @@ absl::Status RankFollower::FinishStep(const kvasir::v1::StepResult& result) {
 absl::Status RankFollower::FailStep(uint64_t step_id, const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
+    const base::Clock& clock = base::Clock::Real();  // which goes by itself
+    const absl::Time deadline = clock.Now() + kFirstReason;
+    while (MayBeAnothers(why) && state_.phase() == Phase::kRunning &&
+           clock.Now() < deadline) {
+      changed_.WaitWithTimeout(&mutex_, deadline - clock.Now());
+    }
     if (state_.phase() == Phase::kEnded) return EndStatus();
     KVASIR_RETURN_IF_ERROR(state_.OnStepFailed(step_id, why));
   }
   Work();
-  return absl::OkStatus();
+  return status();
 }
 
 void RankFollower::AskDrain() {
@@ -163,13 +170,19 @@ void RankFollower::Work() {
     const absl::Status status = state_.status();
     const bool tell = ends && !status.ok() && !stopping_;
     mutex_.Unlock();
+    size_t waiting = 0;
     for (const FollowerMessage& message : messages) {
-      link->Send(
+      waiting = link->Send(
           std::make_shared<const std::string>(message.SerializeAsString()));
     }
     if (ends && link != nullptr) link->Close(status);
     if (tell && options_.on_end) options_.on_end(status);
     mutex_.Lock();
+    if (waiting > kMaxWaitingMessages) {
+      state_.Abort(absl::UnavailableError(
+          absl::StrCat("the leader does not read what it is sent: ", waiting,
+                       " messages wait")));
+    }
     changed_.SignalAll();
   }
   working_ = false;
@@ -202,9 +215,7 @@ absl::Status RunSteps(RankFollower* follower, Executor* executor) {
                                                 plan->step_id()));
     }
     if (!result.ok()) {
-      // Where the group had ended before, that is why the executor failed.
-      follower->FailStep(plan->step_id(), result.status()).IgnoreError();
-      return follower->status();
+      return follower->FailStep(plan->step_id(), result.status());
     }
     KVASIR_RETURN_IF_ERROR(follower->FinishStep(*result));
   }

@@ -61,15 +61,17 @@ class RankFollower {
   // Until every rank has come: collective addresses, by rank.
   absl::StatusOr<std::vector<std::string>> WaitWelcome()
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Until every rank is ready: the pages that all of them have.
-  absl::StatusOr<kvasir::v1::RankStart> WaitStarted(
-      const kvasir::v1::RankReady& own) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Until every rank is ready: the pages that all of them have, and what their
+  // weights are called. FollowerState::OnReady's errors, too.
+  absl::StatusOr<kvasir::v1::RankStart> WaitStarted(kvasir::v1::RankReady own)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The next step to run; nullopt once the leader has drained the group.
   absl::StatusOr<std::optional<kvasir::v1::StepPlan>> NextStep()
       ABSL_LOCKS_EXCLUDED(mutex_);
   // FollowerState's.
   absl::Status FinishStep(const kvasir::v1::StepResult& result)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns what the group has ended of. See kFirstReason.
   absl::Status FailStep(uint64_t step_id, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Asks the leader to finish its requests and to end the group.

@@ -96,6 +96,9 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
   if (identity.heartbeat_timeout_ms() == 0) {
     return absl::InvalidArgumentError("a heartbeat timeout of 0 ms");
   }
+  if (options.combine == nullptr) {
+    return absl::InvalidArgumentError("nothing to combine weights by");
+  }
   for (const absl::Duration timeout :
        {options.join_timeout, options.load_timeout, options.step_timeout}) {
     if (timeout > absl::ZeroDuration()) continue;
@@ -123,8 +126,9 @@ RankGroupState::RankGroupState(RankGroupOptions options, absl::Time now)
 // Joining
 // ---------------------------------------------------------------------------
 
-void RankGroupState::OnLink(LinkId link, bool authenticated, absl::Time now) {
-  links_[link] = {.rank = std::nullopt, .heard = now};
+void RankGroupState::OnLink(LinkId link, bool authenticated,
+                            const std::string& peer, absl::Time now) {
+  links_[link] = {.peer = PeerName(peer), .heard = now};
   if (!authenticated) {
     Refuse(link, RankRefusal::UNAUTHENTICATED,
            "the call shows neither the group's secret nor a certificate that "
@@ -138,32 +142,57 @@ void RankGroupState::OnLink(LinkId link, bool authenticated, absl::Time now) {
   }
 }
 
-void RankGroupState::OnMessage(LinkId link, const FollowerMessage& message,
+int64_t RankGroupState::MaxMessageBytes(LinkId link) const {
+  const auto found = links_.find(link);
+  const bool may_be_ready = phase_ == Phase::kLoading &&
+                            found != links_.end() &&
+                            found->second.rank.has_value() &&
+                            !members_[*found->second.rank].ready.has_value();
+  return kMaxFollowerMessageBytes + (may_be_ready ? kMaxReadyBytes : 0);
+}
+
+void RankGroupState::OnMessage(LinkId link, FollowerMessage* message,
                                absl::Time now) {
   const auto found = links_.find(link);
   if (found == links_.end()) return;
+  const size_t num_bytes =
+      message->ByteSizeLong() - message->ready().weight_tiles().size();
+  if (num_bytes > size_t{kMaxFollowerMessageBytes}) {
+    return OnBroken(link,
+                    absl::StrCat(num_bytes, " bytes beside tiles, ",
+                                 kMaxFollowerMessageBytes, " at most"),
+                    now);
+  }
   found->second.heard = now;
   if (found->second.rank.has_value()) {
     OnMemberMessage(*found->second.rank, message);
-  } else if (message.has_hello()) {
-    OnHello(link, message.hello());
-    if (phase_ == Phase::kJoining && members().size() + 1 == size()) {
+  } else if (message->has_hello()) {
+    OnHello(link, message->hello());
+    if (phase_ == Phase::kJoining && member_links().size() + 1 == size()) {
       phase_since_ = now;
       Welcome();
     }
   } else {
     Refuse(link, RankRefusal::NO_HELLO,
-           absl::StrCat("want a RankHello first, have ", MessageName(message)),
+           absl::StrCat("want a RankHello first, have ", MessageName(*message)),
            nullptr);
   }
 }
 
 void RankGroupState::OnGarbage(LinkId link, size_t num_bytes, absl::Time now) {
+  const int64_t limit = MaxMessageBytes(link);
+  OnBroken(link,
+           num_bytes > static_cast<size_t>(limit)
+               ? absl::StrCat(num_bytes, " bytes, ", limit, " at most")
+               : absl::StrCat(num_bytes, " bytes that are no FollowerMessage"),
+           now);
+}
+
+void RankGroupState::OnBroken(LinkId link, const std::string& what,
+                              absl::Time now) {
   const auto found = links_.find(link);
   if (found == links_.end()) return;
   found->second.heard = now;
-  const std::string what =
-      absl::StrCat(num_bytes, " bytes that are no FollowerMessage");
   if (found->second.rank.has_value()) {
     const uint32_t rank = *found->second.rank;
     Fail(rank, absl::InvalidArgumentError(
@@ -217,40 +246,41 @@ void RankGroupState::Welcome() {
   for (const std::string& address : addresses_) {
     message.mutable_welcome()->add_collective_addresses(address);
   }
-  for (const LinkId link : members()) Send(link, message);
+  for (const LinkId link : member_links()) Send(link, message);
 }
 
 // ---------------------------------------------------------------------------
 // Members
 // ---------------------------------------------------------------------------
 
-void RankGroupState::OnMemberMessage(uint32_t rank,
-                                     const FollowerMessage& message) {
+void RankGroupState::OnMemberMessage(uint32_t rank, FollowerMessage* message) {
   const std::string& name = member(rank).name;
-  switch (message.message_case()) {
+  switch (message->message_case()) {
     case FollowerMessage::kHeartbeat:
       return;
     case FollowerMessage::kReady:
-      return OnMemberReady(rank, message.ready());
+      return OnMemberReady(rank, std::move(*message->mutable_ready()));
     case FollowerMessage::kStepDone:
-      return OnMemberStepDone(rank, message.step_done());
+      return OnMemberStepDone(rank, message->step_done());
     case FollowerMessage::kDrain:
-      events_.push_back({Event::Kind::kDrainAsked, name, ""});
+      if (!std::exchange(member(rank).asked_drain, true)) {
+        events_.push_back({Event::Kind::kDrainAsked, name, ""});
+      }
       return;
     case FollowerMessage::kAbort:
-      return Fail(rank, PeerStatus(message.abort().code(),
+      return Fail(rank, PeerStatus(message->abort().code(),
                                    absl::StrCat(name, " gave up: "),
-                                   message.abort().reason()));
+                                   message->abort().reason()));
     case FollowerMessage::kHello:
     case FollowerMessage::MESSAGE_NOT_SET:
       break;
   }
   Fail(rank,
        absl::InvalidArgumentError(absl::StrCat(
-           name, " sent ", MessageName(message), " after its RankHello")));
+           name, " sent ", MessageName(*message), " after its RankHello")));
 }
 
-void RankGroupState::OnMemberReady(uint32_t rank, const RankReady& ready) {
+void RankGroupState::OnMemberReady(uint32_t rank, RankReady ready) {
   Member& from = member(rank);
   if (phase_ != Phase::kLoading || from.ready.has_value()) {
     return Fail(rank, absl::InvalidArgumentError(absl::StrCat(
@@ -258,35 +288,23 @@ void RankGroupState::OnMemberReady(uint32_t rank, const RankReady& ready) {
                           phase_ == Phase::kJoining ? "before its RankWelcome"
                                                     : "for the second time")));
   }
-  from.ready = ready;
   events_.push_back({Event::Kind::kReady, from.name,
                      absl::StrCat(ready.weight_bytes(), " bytes of weights, ",
                                   PagesText(ready))});
-  StartIfReady();
+  from.ready = std::move(ready);
+  CombineIfReady();
 }
 
-void RankGroupState::OnReady(const RankReady& ready) {
+void RankGroupState::OnReady(RankReady ready) {
   if (phase_ != Phase::kLoading) return;
-  member(0).ready = ready;
-  StartIfReady();
+  member(0).ready = std::move(ready);
+  CombineIfReady();
 }
 
 absl::Status RankGroupState::CheckReady() const {
   const RankReady& own = *members_[0].ready;
   for (const Member& other : members_) {
     const RankReady& ready = *other.ready;
-    const auto differs = [&other](const char* what, const std::string& have,
-                                  const std::string& want) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(what, " of ", other.name, " is ", PeerText(have),
-                       ", the leader has ", want));
-    };
-    if (ready.weights_id() != own.weights_id()) {
-      return differs("weights_id", ready.weights_id(), own.weights_id());
-    }
-    if (ready.cache_id() != own.cache_id()) {
-      return differs("cache_id", ready.cache_id(), own.cache_id());
-    }
     for (const absl::Status& status :
          {ComparePages(other.name, "pages", ready.pages(), own.pages(), 1),
           ComparePages(other.name, "host pages", ready.host_pages(),
@@ -297,13 +315,32 @@ absl::Status RankGroupState::CheckReady() const {
   return absl::OkStatus();
 }
 
-void RankGroupState::StartIfReady() {
-  for (const Member& each : members_) {
-    if (!each.ready.has_value()) return;
-  }
+bool RankGroupState::IsAllReady() const {
+  return std::all_of(members_.begin(), members_.end(),
+                     [](const Member& each) { return each.ready.has_value(); });
+}
+
+void RankGroupState::CombineIfReady() {
+  if (!IsAllReady()) return;
   if (const absl::Status status = CheckReady(); !status.ok()) {
     return End(status);
   }
+  tiles_.emplace();
+  for (Member& each : members_) {
+    tiles_->push_back(std::move(*each.ready->mutable_weight_tiles()));
+    each.ready->clear_weight_tiles();
+  }
+}
+
+std::optional<std::vector<std::string>> RankGroupState::TakeTiles() {
+  return std::exchange(tiles_, std::nullopt);
+}
+
+void RankGroupState::OnCombined(const absl::StatusOr<CombinedIds>& ids) {
+  if (phase_ != Phase::kLoading) return;
+  if (!ids.ok()) return End(ids.status());
+  start_.set_weights_id(ids->weights_id);
+  start_.set_cache_id(ids->cache_id);
   *start_.mutable_pages() = member(0).ready->pages();
   *start_.mutable_host_pages() = member(0).ready->host_pages();
   for (const Member& each : members_) {
@@ -313,7 +350,7 @@ void RankGroupState::StartIfReady() {
   phase_ = Phase::kRunning;
   LeaderMessage message;
   *message.mutable_start() = start_;
-  for (const LinkId link : members()) Send(link, message);
+  for (const LinkId link : member_links()) Send(link, message);
   events_.push_back({Event::Kind::kStarted, absl::StrCat(size(), " ranks"),
                      PagesText(start_)});
 }
@@ -439,7 +476,7 @@ void RankGroupState::OnTime(absl::Time now) {
   }
   if (now - last_beat_ < heartbeat_interval()) return;
   last_beat_ = now;
-  for (const LinkId link : members()) {
+  for (const LinkId link : member_links()) {
     LeaderMessage message;
     message.mutable_heartbeat();
     Send(link, std::move(message));
@@ -460,7 +497,7 @@ absl::Status RankGroupState::CheckTimes(absl::Time now) const {
                "did not join", options_.join_timeout),
           last_refusal_.empty() ? "" : "; refused last: ", last_refusal_));
     case Phase::kLoading:
-      if (now - phase_since_ < options_.load_timeout) break;
+      if (now - phase_since_ < options_.load_timeout || IsAllReady()) break;
       return absl::DeadlineExceededError(
           late(NamesWhere(
                    [](const Member& each) { return !each.ready.has_value(); }),
@@ -500,6 +537,15 @@ std::string RankGroupState::NamesWhere(const Predicate& waits) const {
 // Ends
 // ---------------------------------------------------------------------------
 
+void RankGroupState::OnBacklog(LinkId link, size_t num_messages) {
+  const auto found = links_.find(link);
+  if (found == links_.end() || !found->second.rank.has_value()) return;
+  const uint32_t rank = *found->second.rank;
+  Fail(rank, absl::UnavailableError(absl::StrCat(
+                 member(rank).name, " does not read what it is sent: ",
+                 num_messages, " messages wait")));
+}
+
 void RankGroupState::OnLost(LinkId link, const absl::Status& why) {
   const auto found = links_.find(link);
   if (found == links_.end()) return;
@@ -522,7 +568,9 @@ absl::Status RankGroupState::Drain() {
   phase_ = Phase::kEnded;
   LeaderMessage message;
   message.mutable_drain();
-  for (const LinkId link : members()) Close(link, message, absl::OkStatus());
+  for (const LinkId link : member_links()) {
+    Close(link, message, absl::OkStatus());
+  }
   while (!links_.empty()) {
     Close(links_.begin()->first, {},
           absl::UnavailableError("the group was drained"));
@@ -538,7 +586,9 @@ void RankGroupState::Abort(const absl::Status& reason) {
 void RankGroupState::Refuse(LinkId link, RefusalReason reason,
                             const std::string& detail, const RankHello* hello) {
   ++refusals_[reason];
-  const std::string who = hello == nullptr ? "a caller" : RankName(*hello);
+  const std::string who =
+      hello == nullptr ? absl::StrCat("a caller at ", links_.at(link).peer)
+                       : RankName(*hello);
   const std::string text =
       absl::StrCat(RankRefusal::Reason_Name(reason), ": ", detail);
   last_refusal_ = absl::StrCat(who, ": ", text);
@@ -586,12 +636,31 @@ void RankGroupState::Close(LinkId link, LeaderMessage last,
   actions_.push_back({link, std::move(last), status});
 }
 
-std::vector<RankGroupState::LinkId> RankGroupState::members() const {
+std::vector<RankGroupState::LinkId> RankGroupState::member_links() const {
   std::vector<LinkId> links;
   for (const Member& each : members_) {
     if (each.link != 0) links.push_back(each.link);
   }
   return links;
+}
+
+std::vector<RankMember> RankGroupState::members() const {
+  std::vector<RankMember> members;
+  for (const Member& each : members_) {
+    if (each.link == 0) continue;
+    RankMember& one = members.emplace_back();
+    one.rank = each.hello.rank();
+    one.host = PeerName(each.hello.host());
+    one.pid = each.hello.pid();
+    one.metrics_address = PeerName(each.hello.metrics_address());
+    if (!each.ready.has_value()) continue;
+    one.ready = true;
+    one.pages.assign(each.ready->pages().begin(), each.ready->pages().end());
+    one.host_pages.assign(each.ready->host_pages().begin(),
+                          each.ready->host_pages().end());
+    one.weight_bytes = each.ready->weight_bytes();
+  }
+  return members;
 }
 
 }  // namespace kvasir::worker

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -14,15 +15,29 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "proto/kvasir/v1/rank.pb.h"
 
 namespace kvasir::worker {
+
+// What the weights of all ranks together are called.
+struct CombinedIds {
+  std::string weights_id;
+  std::string cache_id;
+};
 
 struct RankGroupOptions {
   // The leader's: of 2 to kMaxTpSize ranks, a heartbeat timeout above 0.
   kvasir::v1::RankIdentity identity;
   std::string collective_address;
+  // From the RankReady.weight_tiles of all ranks, by rank. Called once, by
+  // WaitStarted's thread, when all are ready; an error ends the group, and all
+  // hear it.
+  std::function<absl::StatusOr<CombinedIds>(
+      absl::Span<const std::string> tiles_by_rank)>
+      combine;
   // Until every rank has come; until every rank is ready.
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration load_timeout = absl::Hours(1);
@@ -40,6 +55,18 @@ inline constexpr size_t kMaxStepsInFlight = 2;
 // Signs of life a timeout: one that is late, or lost in a busy moment, is no
 // reason yet.
 inline constexpr int kHeartbeatsPerTimeout = 6;
+
+// A follower that is there. What it says of itself is printable and cut.
+struct RankMember {
+  uint32_t rank = 0;
+  std::string host;
+  uint32_t pid = 0;
+  std::string metrics_address;
+  bool ready = false;  // or else nothing below is known
+  std::vector<int64_t> pages;
+  std::vector<int64_t> host_pages;
+  int64_t weight_bytes = 0;
+};
 
 // A process that was held up itself (stopped, swapped out) for more than half
 // of a heartbeat timeout judges nobody by that time.
@@ -79,18 +106,29 @@ class RankGroupState {
   RankGroupState(RankGroupOptions options, absl::Time now);
 
   // What calls bring. A link that is closed is not known any more.
-  void OnLink(LinkId link, bool authenticated, absl::Time now);
-  void OnMessage(LinkId link, const kvasir::v1::FollowerMessage& message,
+  // `peer`: from where, for the log.
+  void OnLink(LinkId link, bool authenticated, const std::string& peer,
+              absl::Time now);
+  // Takes out of the message what it keeps.
+  void OnMessage(LinkId link, kvasir::v1::FollowerMessage* message,
                  absl::Time now);
-  // Bytes that are no message.
+  // A longer message is garbage, and need not be parsed.
+  int64_t MaxMessageBytes(LinkId link) const;
+  // Bytes that are no message, or too many for one.
   void OnGarbage(LinkId link, size_t num_bytes, absl::Time now);
+  // More waits to be sent than a rank that reads lets wait.
+  void OnBacklog(LinkId link, size_t num_messages);
   // The call has ended, or its connection.
   void OnLost(LinkId link, const absl::Status& why);
   // Several times a heartbeat_interval().
   void OnTime(absl::Time now);
 
   // What the leader's own rank does. It is ready once.
-  void OnReady(const kvasir::v1::RankReady& ready);
+  void OnReady(kvasir::v1::RankReady ready);
+  // Once, when all ranks are ready: their tiles, by rank, for the options'
+  // `combine`. What it gives starts or ends the group.
+  std::optional<std::vector<std::string>> TakeTiles();
+  void OnCombined(const absl::StatusOr<CombinedIds>& ids);
   // A step goes to all followers. FAILED_PRECONDITION unless the group runs and
   // there is room for it, INVALID_ARGUMENT unless it is the next: the first is
   // 1, then they count up by one.
@@ -107,7 +145,9 @@ class RankGroupState {
   std::vector<Action> TakeActions() { return std::exchange(actions_, {}); }
   std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
   // Of the followers that a step goes to.
-  std::vector<LinkId> members() const;
+  std::vector<LinkId> member_links() const;
+  // By rank; none once the group has ended.
+  std::vector<RankMember> members() const;
 
   Phase phase() const { return phase_; }
   // Why it ended; OK: it lives, or was drained.
@@ -130,6 +170,7 @@ class RankGroupState {
 
  private:
   struct Link {
+    std::string peer;
     std::optional<uint32_t> rank;  // absent: no RankHello yet
     absl::Time heard;
   };
@@ -139,6 +180,7 @@ class RankGroupState {
     std::string name;
     std::optional<kvasir::v1::RankReady> ready;
     uint64_t steps_done = 0;
+    bool asked_drain = false;
   };
   // One that not every rank has ended.
   struct Step {
@@ -150,13 +192,15 @@ class RankGroupState {
   uint32_t size() const { return options_.identity.tp_size(); }
   Member& member(uint32_t rank) { return members_[rank]; }
 
+  // What came is nothing that a follower may send.
+  void OnBroken(LinkId link, const std::string& what, absl::Time now);
   void OnHello(LinkId link, const kvasir::v1::RankHello& hello);
-  void OnMemberMessage(uint32_t rank,
-                       const kvasir::v1::FollowerMessage& message);
-  void OnMemberReady(uint32_t rank, const kvasir::v1::RankReady& ready);
+  void OnMemberMessage(uint32_t rank, kvasir::v1::FollowerMessage* message);
+  void OnMemberReady(uint32_t rank, kvasir::v1::RankReady ready);
   void OnMemberStepDone(uint32_t rank, const kvasir::v1::RankStepDone& done);
   void Welcome();
-  void StartIfReady();
+  bool IsAllReady() const;
+  void CombineIfReady();
   // A reason not to start.
   absl::Status CheckReady() const;
   void AddHash(uint64_t step_id, uint32_t rank, uint64_t hash);
@@ -187,6 +231,7 @@ class RankGroupState {
   std::vector<Member> members_;  // by rank; the leader's own is 0
   std::vector<std::string> addresses_;
   kvasir::v1::RankStart start_;
+  std::optional<std::vector<std::string>> tiles_;  // to combine
   std::deque<Step> steps_;
   uint64_t last_step_ = 0;
 

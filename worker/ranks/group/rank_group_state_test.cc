@@ -46,6 +46,8 @@ RankGroupOptions Options(uint32_t size) {
   identity.set_vocab_size(1000);
   identity.set_heartbeat_timeout_ms(3000);
   options.collective_address = "address 0";
+  // By the tests themselves.
+  options.combine = [](absl::Span<const std::string>) { return CombinedIds(); };
   options.join_timeout = absl::Seconds(20);
   options.load_timeout = absl::Seconds(30);
   options.step_timeout = absl::Seconds(10);
@@ -54,8 +56,6 @@ RankGroupOptions Options(uint32_t size) {
 
 RankReady Ready(std::vector<int64_t> pages, std::vector<int64_t> host = {}) {
   RankReady ready;
-  ready.set_weights_id("weights");
-  ready.set_cache_id("cache");
   ready.mutable_pages()->Add(pages.begin(), pages.end());
   ready.mutable_host_pages()->Add(host.begin(), host.end());
   return ready;
@@ -70,8 +70,9 @@ std::string Text(const LeaderMessage& message) {
     case LeaderMessage::kRefusal:
       return RankRefusal::Reason_Name(message.refusal().reason());
     case LeaderMessage::kStart:
-      return absl::StrCat("start ", absl::StrJoin(message.start().pages(), ","),
-                          "/",
+      return absl::StrCat("start ", message.start().weights_id(), " ",
+                          message.start().cache_id(), " ",
+                          absl::StrJoin(message.start().pages(), ","), "/",
                           absl::StrJoin(message.start().host_pages(), ","));
     case LeaderMessage::kHeartbeat:
       return "heartbeat";
@@ -110,6 +111,8 @@ class Group {
       for (uint32_t rank = 1; rank < size; ++rank) {
         group.SendReady(rank, Ready({7}));
       }
+      EXPECT_TRUE(group.state_.TakeTiles().has_value());
+      group.state_.OnCombined(CombinedIds());
     }
     EXPECT_EQ(group.state_.phase(), phase);
     (void)group.Done();
@@ -119,9 +122,9 @@ class Group {
 
   RankGroupState& state() { return state_; }
 
-  void Link(uint64_t link) { state_.OnLink(link, true, now_); }
-  void Send(uint64_t link, const FollowerMessage& message) {
-    state_.OnMessage(link, message, now_);
+  void Link(uint64_t link) { state_.OnLink(link, true, "ipv4:peer", now_); }
+  void Send(uint64_t link, FollowerMessage message) {
+    state_.OnMessage(link, &message, now_);
   }
   void SendHello(uint64_t link, const RankHello& hello) {
     FollowerMessage message;
@@ -207,6 +210,10 @@ TEST(RankGroupOptionsTest, AreJudged) {
   }
   RankGroupOptions options = Options(2);
   options.step_timeout = absl::ZeroDuration();
+  EXPECT_THAT(CheckRankGroupOptions(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
+  options = Options(2);
+  options.combine = nullptr;
   EXPECT_THAT(CheckRankGroupOptions(options),
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
   options = Options(2);
@@ -368,16 +375,18 @@ TEST(RankGroupStateTest, WhatAPeerCallsItselfIsCutAndPrintable) {
 
 TEST(RankGroupStateTest, WhoIsNotAuthenticatedIsToldNothingOfTheGroup) {
   Group group;
-  group.state().OnLink(1, false, absl::UnixEpoch());
+  group.state().OnLink(1, false, "ipv4:peer\n", absl::UnixEpoch());
   const auto actions = group.state().TakeActions();
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].message.refusal().reason(),
             RankRefusal::UNAUTHENTICATED);
   EXPECT_EQ(actions[0].close->code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_THAT(group.Told(), ElementsAre(HasSubstr("a caller at ipv4:peer\\n; "
+                                                  "UNAUTHENTICATED: ")));
   // What it sends meanwhile is not heard.
   group.SendHello(1, group.Hello(1));
   EXPECT_THAT(group.Done(), IsEmpty());
-  EXPECT_THAT(group.state().members(), IsEmpty());
+  EXPECT_THAT(group.state().member_links(), IsEmpty());
 }
 
 TEST(RankGroupStateTest, TheFirstMessageIsAHello) {
@@ -390,8 +399,9 @@ TEST(RankGroupStateTest, TheFirstMessageIsAHello) {
               ElementsAre("1: NO_HELLO", "1 closed: INVALID_ARGUMENT",
                           "2: NO_HELLO", "2 closed: INVALID_ARGUMENT",
                           "3: NO_HELLO", "3 closed: INVALID_ARGUMENT"));
-  EXPECT_THAT(group.Told(), ElementsAre("a caller; NO_HELLO: want a RankHello "
-                                        "first, have RankHeartbeat"));
+  EXPECT_THAT(group.Told(),
+              ElementsAre("a caller at ipv4:peer; NO_HELLO: want a "
+                          "RankHello first, have RankHeartbeat"));
   group.Link(4);
   group.Pass(kHeartbeatTimeout, {});
   EXPECT_THAT(group.Done(),
@@ -474,17 +484,116 @@ TEST(RankGroupStateTest, StartsWithTheLeastPagesOnceAllAreReady) {
   Group group = Group::Of(3, Phase::kLoading);
   RankReady ready = Ready({10, 3}, {0, 5});
   ready.set_weight_bytes(1234);
+  ready.set_weight_tiles("two");
   group.SendReady(2, ready);
   EXPECT_THAT(group.Told(),
               ElementsAre("rank 2 (node, pid 12); 1234 bytes of weights, pages "
                           "10+3, host pages 0+5"));
-  group.state().OnReady(Ready({8, 4}, {2, 9}));
+  ready = Ready({8, 4}, {2, 9});
+  ready.set_weight_tiles("leader's");
+  group.state().OnReady(ready);
   EXPECT_THAT(group.Done(), IsEmpty());
+  EXPECT_FALSE(group.state().TakeTiles().has_value());
   group.SendReady(1, Ready({9, 5}, {1, 6}));
+  const auto tiles = group.state().TakeTiles();
+  ASSERT_TRUE(tiles.has_value());
+  EXPECT_THAT(*tiles, ElementsAre("leader's", "", "two"));
+  EXPECT_FALSE(group.state().TakeTiles().has_value());
+  // However long that takes: all are loaded.
+  group.Pass(absl::Seconds(40), {1, 2});
+  EXPECT_THAT(group.Done(), IsEmpty());
+  EXPECT_EQ(group.state().phase(), Phase::kLoading);
+  group.state().OnCombined(CombinedIds{.weights_id = "w", .cache_id = "c"});
   EXPECT_EQ(group.state().phase(), Phase::kRunning);
   EXPECT_THAT(group.Done(),
-              ElementsAre("1: start 8,3/0,5", "2: start 8,3/0,5"));
+              ElementsAre("1: start w c 8,3/0,5", "2: start w c 8,3/0,5"));
   EXPECT_THAT(group.state().start().pages(), ElementsAre(8, 3));
+}
+
+TEST(RankGroupStateTest, WeightsThatDoNotCombineEndTheGroup) {
+  Group group = Group::Of(3, Phase::kLoading);
+  group.state().OnReady(Ready({8}));
+  for (const uint64_t link : {1u, 2u}) group.SendReady(link, Ready({8}));
+  ASSERT_TRUE(group.state().TakeTiles().has_value());
+  group.state().OnCombined(
+      absl::DataLossError("rank 1 has read another tile 7"));
+  EXPECT_THAT(
+      group.state().status(),
+      StatusIs(absl::StatusCode::kDataLoss, "rank 1 has read another tile 7"));
+  EXPECT_THAT(group.Done(),
+              ElementsAre("1: abort rank 1 has read another tile 7",
+                          "1 closed: DATA_LOSS",
+                          "2: abort rank 1 has read another tile 7",
+                          "2 closed: DATA_LOSS"));
+}
+
+TEST(RankGroupStateTest, WeightsThatCombineAfterTheEndStartNothing) {
+  Group group = Group::Of(3, Phase::kLoading);
+  group.state().OnReady(Ready({8}));
+  for (const uint64_t link : {1u, 2u}) group.SendReady(link, Ready({8}));
+  ASSERT_TRUE(group.state().TakeTiles().has_value());
+  group.state().OnLost(1, absl::UnavailableError("reset"));
+  (void)group.Done();
+  group.state().OnCombined(CombinedIds());
+  EXPECT_EQ(group.state().phase(), Phase::kEnded);
+  EXPECT_THAT(group.Done(), IsEmpty());
+}
+
+TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
+  constexpr int64_t kShort = kMaxFollowerMessageBytes;
+  Group group;
+  group.Join(1);
+  EXPECT_EQ(group.state().MaxMessageBytes(1), kShort);
+  group.Link(9);
+  EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
+  group.Join(2);
+  EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);  // no rank of the group
+  EXPECT_EQ(group.state().MaxMessageBytes(77), kShort);
+  EXPECT_EQ(group.state().MaxMessageBytes(1), kShort + kMaxReadyBytes);
+  RankReady ready = Ready({8});
+  ready.set_weight_tiles(std::string(kMaxReadyBytes, 't'));
+  group.SendReady(1, ready);
+  EXPECT_EQ(group.state().MaxMessageBytes(1), kShort);
+  EXPECT_EQ(group.state().MaxMessageBytes(2), kShort + kMaxReadyBytes);
+  KVASIR_EXPECT_OK(group.state().status());
+  // Nothing else of a RankReady.
+  ready = Ready(std::vector<int64_t>(kShort, 1));
+  group.SendReady(2, ready);
+  EXPECT_THAT(group.state().status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       absl::StrCat("rank 2 (node, pid 12) sent ", kShort + 8,
+                                    " bytes beside tiles, 65536 at most")));
+}
+
+TEST(RankGroupStateTest, TellsItsMembersOfWhatTheySay) {
+  Group group;
+  RankHello hello = group.Hello(2);
+  hello.set_host("\x1b[31m" + std::string(1000, 'h'));
+  hello.set_metrics_address("node:9101");
+  group.Link(5);
+  group.SendHello(5, hello);
+  const auto only = group.state().members();
+  ASSERT_EQ(only.size(), 1u);
+  EXPECT_EQ(only[0].rank, 2u);
+  EXPECT_EQ(only[0].pid, 12u);
+  EXPECT_EQ(only[0].metrics_address, "node:9101");
+  EXPECT_THAT(only[0].host, ::testing::StartsWith("\\x1b[31mhhh"));
+  EXPECT_LT(only[0].host.size(), 200u);
+  EXPECT_FALSE(only[0].ready);
+  group.Join(1);
+  RankReady ready = Ready({8, 3}, {5, 6});
+  ready.set_weight_bytes(1234);
+  group.SendReady(1, ready);
+  const auto both = group.state().members();
+  ASSERT_EQ(both.size(), 2u);
+  EXPECT_EQ(both[0].rank, 1u);
+  EXPECT_TRUE(both[0].ready);
+  EXPECT_THAT(both[0].pages, ElementsAre(8, 3));
+  EXPECT_THAT(both[0].host_pages, ElementsAre(5, 6));
+  EXPECT_EQ(both[0].weight_bytes, 1234);
+  EXPECT_FALSE(both[1].ready);
+  group.state().Abort(absl::InternalError("over"));
+  EXPECT_THAT(group.state().members(), IsEmpty());
 }
 
 TEST(RankGroupStateTest, WhatDoesNotFitTheLeaderEndsTheGroup) {
@@ -495,12 +604,6 @@ TEST(RankGroupStateTest, WhatDoesNotFitTheLeaderEndsTheGroup) {
   };
   const std::string name = "rank 2 (node, pid 12)";
   for (const Case& each : std::vector<Case>{
-           {[](RankReady* r) { r->set_weights_id("others"); },
-            absl::StatusCode::kFailedPrecondition,
-            "weights_id of " + name + " is others, the leader has weights"},
-           {[](RankReady* r) { r->set_cache_id("others"); },
-            absl::StatusCode::kFailedPrecondition,
-            "cache_id of " + name + " is others, the leader has cache"},
            {[](RankReady* r) { r->add_pages(3); },
             absl::StatusCode::kFailedPrecondition,
             name + " has pages in 2 page groups, the leader in 1"},
@@ -519,6 +622,7 @@ TEST(RankGroupStateTest, WhatDoesNotFitTheLeaderEndsTheGroup) {
     group.SendReady(1, Ready({8}));
     group.state().OnReady(Ready({8}));
     EXPECT_THAT(group.state().status(), StatusIs(each.code, each.text));
+    EXPECT_FALSE(group.state().TakeTiles().has_value());
     EXPECT_EQ(group.Done().size(), 4u);  // both hear it and are closed
   }
 }
@@ -644,6 +748,11 @@ INSTANTIATE_TEST_SUITE_P(
          absl::StatusCode::kUnavailable,
          absl::StrCat("nothing was heard of ", kRank1,
                       " for 3s, the heartbeat timeout is 3s")},
+        {"DoesNotRead", Phase::kRunning,
+         [](Group* g) { g->state().OnBacklog(1, 17); },
+         absl::StatusCode::kUnavailable,
+         absl::StrCat(kRank1,
+                      " does not read what it is sent: 17 messages wait")},
         {"StandsStill", Phase::kRunning,
          [](Group* g) {
            KVASIR_EXPECT_OK(g->Step(1));
@@ -815,6 +924,9 @@ TEST(RankGroupStateTest, ARankMayAskForADrain) {
   const auto events = group.state().TakeEvents();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].kind, RankGroupState::Event::Kind::kDrainAsked);
+  // Once.
+  group.Send(1, message);
+  EXPECT_THAT(group.Told(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kRunning);
 }
 

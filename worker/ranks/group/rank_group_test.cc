@@ -34,10 +34,11 @@ using ::testing::HasSubstr;
 // What goes one way of a call, and its end.
 class Queue final : public RankLink {
  public:
-  void Send(Bytes message) override {
+  size_t Send(Bytes message) override {
     MutexLock lock(&mutex_);
     if (!closed_.has_value()) messages_.push_back(std::move(message));
     changed_.SignalAll();
+    return messages_.size();
   }
   void Close(const absl::Status& status) override {
     MutexLock lock(&mutex_);
@@ -79,7 +80,8 @@ class Queue final : public RankLink {
 class Call {
  public:
   Call(RankLeader* leader, RankFollower* follower, bool authenticated) {
-    const RankLeader::LinkId id = leader->OnLink(to_follower_, authenticated);
+    const RankLeader::LinkId id =
+        leader->OnLink(to_follower_, authenticated, "memory");
     follower_ = std::thread([this, follower] {
       Deliver(
           to_follower_.get(),
@@ -151,6 +153,7 @@ class Group {
     options_.hooks.resize(options_.size);
     RankLeaderOptions leader;
     leader.group.identity = TestIdentity(options_.size, options_.heartbeat);
+    leader.group.combine = TestCombine;
     leader.group.step_timeout = options_.step_timeout;
     leader.max_message_bytes = options_.max_message_bytes;
     leader.on_end = [this](const absl::Status&) { ended_[0].Set(); };
@@ -215,7 +218,10 @@ class Group {
             return loaded;
           }
           KVASIR_RETURN_IF_ERROR(
-              follower->WaitStarted(TestReady(10 - rank)).status());
+              follower
+                  ->WaitStarted(
+                      TestReady(10 - rank, absl::StrCat("tiles ", rank)))
+                  .status());
           return RunSteps(follower.get(), executor.get());
         }();
         done.Set();
@@ -243,6 +249,8 @@ TEST(RankGroupTest, RunsStepsOnAllRanksUntilItIsDrained) {
   Group group;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto start, group.Start());
   EXPECT_THAT(start.pages(), ElementsAre(8));
+  EXPECT_EQ(start.weights_id(), "weights tiles|tiles 1|tiles 2");
+  EXPECT_EQ(start.cache_id(), "cache");
   for (uint64_t step = 1; step <= 100; ++step) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result,
                                 group.executor().Execute(TestPlan(step)));
@@ -473,6 +481,7 @@ TEST(RankGroupTest, ARankThatDoesNotLoadEndsAll) {
 TEST(RankGroupTest, ACallWithoutTheSecretIsRefused) {
   RankLeaderOptions leader_options;
   leader_options.group.identity = TestIdentity(2, kLong);
+  leader_options.group.combine = TestCombine;
   RankLeader leader(leader_options);
   RankFollowerOptions options;
   *options.hello.mutable_identity() = TestIdentity(2, kLong);
@@ -484,6 +493,151 @@ TEST(RankGroupTest, ACallWithoutTheSecretIsRefused) {
                        HasSubstr("UNAUTHENTICATED")));
   EXPECT_EQ(leader.refusals().at(kvasir::v1::RankRefusal::UNAUTHENTICATED), 1u);
   call.Cut();
+}
+
+// Nothing of what is sent ever goes out.
+class Stuck final : public RankLink {
+ public:
+  size_t Send(Bytes) override { return ++waiting_; }
+  void Close(const absl::Status&) override {}
+
+ private:
+  std::atomic<size_t> waiting_{0};
+};
+
+std::string HeartbeatBytes() {
+  kvasir::v1::FollowerMessage message;
+  message.mutable_heartbeat();
+  return message.SerializeAsString();
+}
+
+TEST(RankGroupTest, AFollowerThatDoesNotReadIsGivenUp) {
+  Event ended;
+  RankLeaderOptions options;
+  options.group.identity = TestIdentity(3, absl::Milliseconds(600));
+  options.group.combine = TestCombine;
+  options.on_end = [&ended](const absl::Status&) { ended.Set(); };
+  RankLeader leader(options);
+  std::vector<RankLeader::LinkId> links;
+  for (const uint32_t rank : {1u, 2u}) {
+    links.push_back(leader.OnLink(std::make_shared<Stuck>(), true, "memory"));
+    kvasir::v1::FollowerMessage message;
+    *message.mutable_hello()->mutable_identity() = options.group.identity;
+    message.mutable_hello()->set_rank(rank);
+    leader.OnBytes(links.back(), message.SerializeAsString());
+  }
+  // It says that it lives.
+  while (!ended.Wait(absl::Milliseconds(20))) {
+    for (const RankLeader::LinkId link : links) {
+      leader.OnBytes(link, HeartbeatBytes());
+    }
+  }
+  EXPECT_THAT(leader.status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "rank 1 (, pid 0) does not read what it is sent: 17 "
+                       "messages wait"));
+}
+
+TEST(RankGroupTest, ALeaderThatDoesNotReadIsGivenUp) {
+  Event ended;
+  RankFollowerOptions options;
+  *options.hello.mutable_identity() = TestIdentity(2, absl::Milliseconds(600));
+  options.hello.set_rank(1);
+  options.on_end = [&ended](const absl::Status&) { ended.Set(); };
+  RankFollower follower(options);
+  follower.OnLink(std::make_shared<Stuck>());
+  kvasir::v1::LeaderMessage message;
+  message.mutable_heartbeat();
+  while (!ended.Wait(absl::Milliseconds(20))) {
+    follower.OnBytes(message.SerializeAsString());
+  }
+  EXPECT_THAT(follower.status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "the leader does not read what it is sent: 17 messages "
+                       "wait"));
+}
+
+// A rank that loads, and one in a long step, say that they live all the same.
+TEST(RankGroupTest, ABusyRankIsNotASilentOne) {
+  const auto busy = [] { absl::SleepFor(absl::Milliseconds(1300)); };
+  GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
+  options.load = [&](uint32_t) {
+    busy();
+    return absl::OkStatus();
+  };
+  options.hooks = {{}, [&](const StepPlan&, StepResult*) {
+                     busy();
+                     return absl::OkStatus();
+                   }};
+  Group group(options);
+  KVASIR_ASSERT_OK(group.Start().status());
+  KVASIR_EXPECT_OK(group.executor().Execute(TestPlan(1)).status());
+  KVASIR_EXPECT_OK(group.leader().Drain());
+  KVASIR_EXPECT_OK(group.Ended(1));
+}
+
+// Its collective tells a rank that another is gone before the group does.
+TEST(RankGroupTest, TheFirstReasonIsToldNotItsEcho) {
+  GroupOptions options;
+  const auto echo = [](const StepPlan& plan, StepResult*) {
+    return plan.step_id() == 2 ? absl::AbortedError("a rank gave up")
+                               : absl::OkStatus();
+  };
+  options.hooks = {echo, echo, [](const StepPlan& plan, StepResult*) {
+                     if (plan.step_id() == 2) {
+                       absl::SleepFor(absl::Milliseconds(200));
+                       return absl::DataLossError("a page is broken");
+                     }
+                     return absl::OkStatus();
+                   }};
+  Group group(options);
+  KVASIR_ASSERT_OK(group.Start().status());
+  KVASIR_ASSERT_OK(group.executor().Execute(TestPlan(1)).status());
+  const std::string text =
+      "rank 2 (node, pid 0) failed in step 2: a page is broken";
+  EXPECT_THAT(group.executor().Execute(TestPlan(2)),
+              StatusIs(absl::StatusCode::kDataLoss, text));
+  EXPECT_THAT(group.Ended(1), StatusIs(absl::StatusCode::kDataLoss,
+                                       absl::StrCat("the leader: ", text)));
+}
+
+TEST(RankGroupTest, WithoutAFirstReasonTheEchoIsTold) {
+  GroupOptions options{.size = 2};
+  options.hooks = {[](const StepPlan&, StepResult*) {
+                     return absl::UnavailableError("rank 1 stands still");
+                   },
+                   {}};
+  Group group(options);
+  KVASIR_ASSERT_OK(group.Start().status());
+  EXPECT_THAT(group.executor().Execute(TestPlan(1)),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "rank 0 (the leader) gave up: rank 1 stands still"));
+}
+
+TEST(RankGroupTest, WeightsThatDoNotCombineEndAll) {
+  RankLeaderOptions options;
+  options.group.identity = TestIdentity(2, kLong);
+  options.group.combine = [](absl::Span<const std::string> tiles) {
+    EXPECT_THAT(tiles, ElementsAre("own", "others"));
+    return absl::DataLossError("tile 3 of rank 1 is another");
+  };
+  RankLeader leader(options);
+  RankFollowerOptions joining;
+  *joining.hello.mutable_identity() = TestIdentity(2, kLong);
+  joining.hello.set_rank(1);
+  RankFollower follower(joining);
+  Call call(&leader, &follower, true);
+  std::thread other([&follower] {
+    KVASIR_ASSERT_OK(follower.WaitWelcome().status());
+    EXPECT_THAT(follower.WaitStarted(TestReady(9, "others")),
+                StatusIs(absl::StatusCode::kDataLoss,
+                         "the leader: tile 3 of rank 1 is another"));
+  });
+  KVASIR_ASSERT_OK(leader.WaitJoined().status());
+  EXPECT_THAT(
+      leader.WaitStarted(TestReady(9, "own")),
+      StatusIs(absl::StatusCode::kDataLoss, "tile 3 of rank 1 is another"));
+  other.join();
 }
 
 // Whatever goes wrong, and whenever: everybody's calls return.

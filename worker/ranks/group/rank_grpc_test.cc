@@ -53,7 +53,11 @@ struct LeaderSide {
     auto side = std::make_unique<LeaderSide>();
     RankLeaderOptions leader;
     leader.group.identity = TestIdentity(size, heartbeat);
+    leader.group.combine = TestCombine;
     leader.group.collective_address = "at 0";
+    leader.on_end = [raw = side.get()](const absl::Status&) {
+      raw->ended.Set();
+    };
     side->leader = std::make_unique<RankLeader>(std::move(leader));
     KVASIR_ASSIGN_OR_RETURN(side->server,
                             RankServer::Start(options, side->leader.get()));
@@ -69,6 +73,7 @@ struct LeaderSide {
   std::unique_ptr<RankLeader> leader;
   std::unique_ptr<RankServer> server;
   FakeRank rank;
+  Event ended;
 };
 
 // Of a follower's.
@@ -153,9 +158,16 @@ TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
   KVASIR_EXPECT_OK(leader->leader->Drain());
   KVASIR_EXPECT_OK(one->Ended());
   KVASIR_EXPECT_OK(two->Ended());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto late,
+                              FollowerSide::Join(1, 3, DialOf(*leader)));
+  EXPECT_THAT(late->Ended(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "the leader refuses this rank: TOO_LATE: the group has "
+                       "ended: it was drained"));
 }
 
 TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
+  ::testing::internal::CaptureStderr();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   for (const char* shown :
        {"", "a secret", "A secret of tests", "a secret of tests!"}) {
@@ -169,6 +181,11 @@ TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
                                          "UNAUTHENTICATED"),
                                Not(HasSubstr("secret of")))));
   }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const size_t line = log.find("a caller at ipv4:127.0.0.1:");
+  EXPECT_NE(line, std::string::npos) << log;
+  EXPECT_EQ(log.find("a caller", line + 1), std::string::npos) << log;
+  EXPECT_THAT(log, Not(HasSubstr("ecret of tests")));
   EXPECT_EQ(leader->leader->refusals().at(RankRefusal::UNAUTHENTICATED), 4u);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
@@ -246,8 +263,7 @@ class RawCall final
  public:
   RawCall(const std::string& target, std::vector<std::string> messages,
           const std::string& method = "/kvasir.v1.Rank/Join")
-      : stub_(grpc::CreateChannel(target, grpc::InsecureChannelCredentials())),
-        messages_(std::move(messages)) {
+      : stub_(NewChannel(target)), messages_(std::move(messages)) {
     context_.AddMetadata(kRankAuthorizationKey, RankAuthorization(kSecret));
     context_.set_deadline(absl::ToChronoTime(absl::Now() + kLong));
     stub_.PrepareBidiStreamingCall(&context_, method, {}, this);
@@ -270,6 +286,12 @@ class RawCall final
   void OnDone(const grpc::Status& status) override { done_.set_value(status); }
 
  private:
+  static std::shared_ptr<grpc::Channel> NewChannel(const std::string& target) {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(-1);
+    return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
   // The call stays open behind the last of them.
   void Write() {
     if (written_ == messages_.size()) return;
@@ -288,10 +310,16 @@ class RawCall final
   std::promise<grpc::Status> done_;
 };
 
-std::string HelloBytes(uint32_t rank) {
+std::string HelloBytes(uint32_t rank, absl::Duration heartbeat = kLong) {
   kvasir::v1::FollowerMessage message;
-  *message.mutable_hello()->mutable_identity() = TestIdentity(2, kLong);
+  *message.mutable_hello()->mutable_identity() = TestIdentity(2, heartbeat);
   message.mutable_hello()->set_rank(rank);
+  return message.SerializeAsString();
+}
+
+std::string ReadyBytes(const std::string& tiles) {
+  kvasir::v1::FollowerMessage message;
+  *message.mutable_ready() = TestReady(9, tiles);
   return message.SerializeAsString();
 }
 
@@ -333,9 +361,15 @@ TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
             grpc::StatusCode::INVALID_ARGUMENT,
             "want a RankHello first, have RankHeartbeat"},
            {{std::string(size_t{kMaxFollowerMessageBytes} + 1, 'x')},
+            grpc::StatusCode::INVALID_ARGUMENT,
+            "want a RankHello first, have 65537 bytes, 65536 at most"},
+           {{ReadyBytes(std::string(1 << 20, 't'))},
+            grpc::StatusCode::INVALID_ARGUMENT,
+            "want a RankHello first, have 1048587 bytes, 65536 at most"},
+           {{std::string(size_t{kMaxFollowerMessageBytes + kMaxReadyBytes} + 1,
+                         'x')},
             grpc::StatusCode::RESOURCE_EXHAUSTED,
             "larger than max"},
-           // A rank that has joined, and then breaks the rules.
            {{HelloBytes(7)},
             grpc::StatusCode::FAILED_PRECONDITION,
             "rank is 7, a follower of this group is 1 to 1"},
@@ -369,6 +403,82 @@ TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
   KVASIR_EXPECT_OK(leader->leader->Drain());
 }
 
+TEST(RankGrpcTest, FingerprintsOfMuchWeightArrive) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
+  const std::string tiles(kMaxReadyBytes, 't');
+  RawCall call(leader->server->target(), {HelloBytes(1), ReadyBytes(tiles)});
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto start, leader->WaitStarted());
+  EXPECT_TRUE(start.weights_id() == absl::StrCat("weights tiles|", tiles));
+  KVASIR_EXPECT_OK(leader->leader->Drain());
+  EXPECT_TRUE(call.Wait().ok());
+}
+
+// Lives, and reads nothing.
+class DeafCall final
+    : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  explicit DeafCall(const std::string& target) : stub_(NewChannel(target)) {
+    context_.AddMetadata(kRankAuthorizationKey, RankAuthorization(kSecret));
+    stub_.PrepareBidiStreamingCall(&context_, "/kvasir.v1.Rank/Join", {}, this);
+    AddHold();
+    StartCall();
+  }
+  ~DeafCall() override {
+    context_.TryCancel();
+    RemoveHold();
+    done_.get_future().wait();
+  }
+  // Returns when it is on its way.
+  void Write(const std::string& bytes) {
+    written_ = {};
+    request_ = BufferOf(std::make_shared<const std::string>(bytes));
+    StartWrite(&request_);
+    written_.get_future().wait();
+  }
+  void OnWriteDone(bool) override { written_.set_value(); }
+  void OnDone(const grpc::Status&) override { done_.set_value(); }
+
+ private:
+  static std::shared_ptr<grpc::Channel> NewChannel(const std::string& target) {
+    grpc::ChannelArguments arguments;
+    // Or else it grows its window to what comes.
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer request_;
+  std::promise<void> written_;
+  std::promise<void> done_;
+};
+
+TEST(RankGrpcTest, WhatAFollowerDoesNotReadDoesNotPileUp) {
+  constexpr absl::Duration kHeartbeat = absl::Milliseconds(600);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto leader, LeaderSide::Start(2, {.secret = kSecret}, kHeartbeat));
+  DeafCall call(leader->server->target());
+  call.Write(HelloBytes(1, kHeartbeat));
+  KVASIR_ASSERT_OK(leader->leader->WaitJoined().status());
+  call.Write(ReadyBytes("tiles"));
+  KVASIR_ASSERT_OK(leader->leader->WaitStarted(TestReady(10)).status());
+  // More than a flow control window.
+  kvasir::v1::StepPlan plan = TestPlan(1);
+  auto* ids = plan.add_sequences()->mutable_token_ids();
+  for (int i = 0; i < 1 << 20; ++i) ids->Add(i);
+  KVASIR_ASSERT_OK(leader->leader->SendStep(plan));
+  kvasir::v1::FollowerMessage heartbeat;
+  heartbeat.mutable_heartbeat();
+  while (!leader->ended.Wait(absl::Milliseconds(20))) {
+    call.Write(heartbeat.SerializeAsString());
+  }
+  EXPECT_THAT(leader->leader->status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "rank 1 (, pid 0) does not read what it is sent: 17 "
+                       "messages wait"));
+}
+
 TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   RawCall call(leader->server->target(), {HelloBytes(1), "\xff\xff"});
@@ -383,29 +493,36 @@ TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
                        HasSubstr("sent 2 bytes that are no FollowerMessage")));
 }
 
-// A leader that is none: whatever it says, the follower ends with a reason.
-TEST(RankGrpcTest, AFollowerOfGarbageEndsWithAReason) {
-  class Liar final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
-                         kvasir::v1::Rank::Service> {
-   public:
-    grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
-        grpc::CallbackServerContext*) override {
-      class Reactor final
-          : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
-       public:
-        Reactor() { StartWrite(&garbage_); }
-        void OnWriteDone(bool) override {}
-        void OnCancel() override { Finish(grpc::Status::CANCELLED); }
-        void OnDone() override { delete this; }
+// A leader that is none: it says one thing, and then nothing.
+class Liar final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
+                       kvasir::v1::Rank::Service> {
+ public:
+  explicit Liar(std::string says) : says_(std::move(says)) {}
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
+      grpc::CallbackServerContext*) override {
+    class Reactor final
+        : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+     public:
+      explicit Reactor(const std::string& says)
+          : says_(BufferOf(std::make_shared<const std::string>(says))) {
+        StartWrite(&says_);
+      }
+      void OnWriteDone(bool) override {}
+      void OnCancel() override { Finish(grpc::Status::CANCELLED); }
+      void OnDone() override { delete this; }
 
-       private:
-        const grpc::ByteBuffer garbage_ =
-            BufferOf(std::make_shared<const std::string>("\xff\xff"));
-      };
-      return new Reactor;
-    }
-  };
-  Liar liar;
+     private:
+      const grpc::ByteBuffer says_;
+    };
+    return new Reactor(says_);
+  }
+
+ private:
+  const std::string says_;
+};
+
+TEST(RankGrpcTest, AFollowerOfGarbageEndsWithAReason) {
+  Liar liar("\xff\xff");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               base::GrpcServer::Start({}, {&liar}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -442,6 +559,36 @@ TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
                        HasSubstr("the call of rank 2")));
   EXPECT_TRUE(one->ended.Wait());
   EXPECT_TRUE(two->ended.Wait());
+}
+
+// Stopped, or cut off without a word: its connection is as it was.
+TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
+  constexpr absl::Duration kHeartbeat = kDefaultHeartbeatTimeout;
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto leader, LeaderSide::Start(2, {.secret = kSecret}, kHeartbeat));
+  RawCall silent(leader->server->target(),
+                 {HelloBytes(1, kHeartbeat), ReadyBytes("tiles")});
+  KVASIR_ASSERT_OK(leader->WaitStarted().status());
+  kvasir::v1::LeaderMessage welcome;
+  for (const char* address : {"at 0", "at 1"}) {
+    welcome.mutable_welcome()->add_collective_addresses(address);
+  }
+  Liar liar(welcome.SerializeAsString());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              base::GrpcServer::Start({}, {&liar}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto follower,
+      FollowerSide::Join(1, 2, {.leader = server->target()}, kHeartbeat));
+  const absl::Time since = absl::Now();
+  EXPECT_TRUE(leader->ended.Wait(absl::Seconds(5)));
+  EXPECT_TRUE(follower->ended.Wait(since + absl::Seconds(5) - absl::Now()));
+  EXPECT_THAT(leader->leader->status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("nothing was heard of rank 1")));
+  EXPECT_THAT(follower->Ended(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("nothing was heard of the leader")));
+  EXPECT_EQ(silent.Wait().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
 TEST(RankGrpcTest, ALeaderThatIsGoneEndsAllAtOnce) {

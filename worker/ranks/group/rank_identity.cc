@@ -2,6 +2,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
 
@@ -17,6 +18,13 @@ std::string Cut(std::string text, size_t most_bytes) {
   if (text.size() <= most_bytes) return text;
   text.resize(most_bytes);
   return text + "...";
+}
+
+// Quotes stay as they are: texts of ours have them, and no line of ours ends at
+// one.
+std::string Printable(absl::string_view text) {
+  return absl::StrReplaceAll(absl::CHexEscape(text),
+                             {{"\\'", "'"}, {"\\\"", "\""}});
 }
 
 std::string ValueText(const RankIdentity& identity,
@@ -46,14 +54,16 @@ std::optional<IdentityDifference> FirstDifference(
 }
 
 std::string RankName(const kvasir::v1::RankHello& hello) {
-  return absl::StrCat("rank ", hello.rank(), " (",
-                      Cut(absl::CHexEscape(hello.host()), kMaxValueBytes),
+  return absl::StrCat("rank ", hello.rank(), " (", PeerName(hello.host()),
                       ", pid ", hello.pid(), ")");
 }
 
+std::string PeerName(absl::string_view name) {
+  return Cut(Printable(name.substr(0, kMaxValueBytes)), kMaxValueBytes);
+}
+
 std::string PeerText(absl::string_view text) {
-  return Cut(absl::CHexEscape(text.substr(0, kMaxPeerTextBytes)),
-             kMaxPeerTextBytes);
+  return Cut(Printable(text.substr(0, kMaxPeerTextBytes)), kMaxPeerTextBytes);
 }
 
 absl::Status PeerStatus(int code, absl::string_view prefix,

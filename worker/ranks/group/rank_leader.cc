@@ -56,13 +56,14 @@ RankLeader::~RankLeader() {
 }
 
 RankLeader::LinkId RankLeader::OnLink(std::shared_ptr<RankLink> link,
-                                      bool authenticated) {
+                                      bool authenticated,
+                                      const std::string& peer) {
   LinkId id = 0;
   {
     MutexLock lock(&mutex_);
     id = ++last_link_;
     links_[id] = std::move(link);
-    state_.OnLink(id, authenticated, options_.clock->Now());
+    state_.OnLink(id, authenticated, peer, options_.clock->Now());
     Collect();
   }
   Work();
@@ -70,14 +71,20 @@ RankLeader::LinkId RankLeader::OnLink(std::shared_ptr<RankLink> link,
 }
 
 void RankLeader::OnBytes(LinkId link, std::string_view bytes) {
+  int64_t limit = 0;
+  {
+    MutexLock lock(&mutex_);
+    limit = state_.MaxMessageBytes(link);
+  }
   kvasir::v1::FollowerMessage message;
   const bool parsed =
+      bytes.size() <= static_cast<size_t>(limit) &&
       message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
   {
     MutexLock lock(&mutex_);
     const absl::Time now = options_.clock->Now();
     if (parsed) {
-      state_.OnMessage(link, message, now);
+      state_.OnMessage(link, &message, now);
     } else {
       state_.OnGarbage(link, bytes.size(), now);
     }
@@ -104,18 +111,35 @@ absl::StatusOr<std::vector<std::string>> RankLeader::WaitJoined() {
 }
 
 absl::StatusOr<kvasir::v1::RankStart> RankLeader::WaitStarted(
-    const kvasir::v1::RankReady& own) {
+    kvasir::v1::RankReady own) {
   {
     MutexLock lock(&mutex_);
     if (state_.phase() == Phase::kJoining) {
       return absl::FailedPreconditionError("ready before all ranks have come");
     }
-    state_.OnReady(own);
+    state_.OnReady(std::move(own));
     Collect();
   }
   Work();
+  std::optional<std::vector<std::string>> tiles;
+  {
+    MutexLock lock(&mutex_);
+    while (state_.phase() == Phase::kLoading &&
+           !(tiles = state_.TakeTiles()).has_value()) {
+      changed_.Wait(&mutex_);
+    }
+  }
+  if (tiles.has_value()) {
+    // Without the lock: heartbeats go on, however long it takes.
+    const absl::StatusOr<CombinedIds> ids = options_.group.combine(*tiles);
+    {
+      MutexLock lock(&mutex_);
+      state_.OnCombined(ids);
+      Collect();
+    }
+    Work();
+  }
   MutexLock lock(&mutex_);
-  while (state_.phase() == Phase::kLoading) changed_.Wait(&mutex_);
   if (state_.phase() == Phase::kEnded) return EndStatus();
   return state_.start();
 }
@@ -134,8 +158,8 @@ absl::Status RankLeader::SendStep(const kvasir::v1::StepPlan& plan) {
     const absl::Status status =
         state_.OnStep(plan.step_id(), options_.clock->Now());
     if (!status.ok()) return status;
-    for (const LinkId link : state_.members()) {
-      tasks_.push_back({.link = links_.at(link), .message = bytes});
+    for (const LinkId link : state_.member_links()) {
+      tasks_.push_back({.id = link, .link = links_.at(link), .message = bytes});
     }
   }
   Work();
@@ -156,6 +180,20 @@ absl::Status RankLeader::FinishStep(const kvasir::v1::StepResult& own) {
     changed_.Wait(&mutex_);
   }
   return state_.IsStepDone(own.step_id()) ? absl::OkStatus() : EndStatus();
+}
+
+absl::Status RankLeader::FailStep(const absl::Status& why) {
+  if (MayBeAnothers(why)) {
+    MutexLock lock(&mutex_);
+    const base::Clock& clock = base::Clock::Real();  // which goes by itself
+    const absl::Time deadline = clock.Now() + kFirstReason;
+    while (state_.phase() == Phase::kRunning && clock.Now() < deadline) {
+      changed_.WaitWithTimeout(&mutex_, deadline - clock.Now());
+    }
+  }
+  Abort(why);
+  const absl::Status ended = status();
+  return ended.ok() ? why : ended;  // it was drained
 }
 
 absl::Status RankLeader::Drain() {
@@ -183,6 +221,11 @@ absl::Status RankLeader::status() const {
   return state_.status();
 }
 
+std::vector<RankMember> RankLeader::members() const {
+  MutexLock lock(&mutex_);
+  return state_.members();
+}
+
 std::map<RankGroupState::RefusalReason, uint64_t> RankLeader::refusals() const {
   MutexLock lock(&mutex_);
   return state_.refusals();
@@ -198,7 +241,9 @@ void RankLeader::Collect() {
   for (RankGroupState::Action& action : state_.TakeActions()) {
     const auto found = links_.find(action.link);
     KVASIR_CHECK(found != links_.end());
-    Task task{.link = found->second, .close = std::move(action.close)};
+    Task task{.id = action.link,
+              .link = found->second,
+              .close = std::move(action.close)};
     if (action.message.message_case() != LeaderMessage::MESSAGE_NOT_SET) {
       task.message = Serialized(action.message);
     }
@@ -259,9 +304,14 @@ void RankLeader::Work() {
     tasks_.pop_front();
     mutex_.Unlock();
     if (task.call) task.call();
-    if (task.message != nullptr) task.link->Send(task.message);
+    size_t waiting = 0;
+    if (task.message != nullptr) waiting = task.link->Send(task.message);
     if (task.close.has_value()) task.link->Close(*task.close);
     mutex_.Lock();
+    if (waiting > kMaxWaitingMessages) {
+      state_.OnBacklog(task.id, waiting);
+      Collect();
+    }
   }
   working_ = false;
   changed_.SignalAll();

@@ -61,10 +61,10 @@ class RankLeader {
   // Aborts a group that lives.
   ~RankLeader();
 
-  // A follower's call: its link, then what came on it, then its end. The link
-  // may be closed before the first returns.
-  LinkId OnLink(std::shared_ptr<RankLink> link, bool authenticated)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // A follower's call: its link and from where it comes, then what came on it,
+  // then its end. The link may be closed before the first returns.
+  LinkId OnLink(std::shared_ptr<RankLink> link, bool authenticated,
+                const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnBytes(LinkId link, std::string_view message)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void OnLost(LinkId link, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -72,9 +72,10 @@ class RankLeader {
   // Until every rank has come: collective addresses, by rank.
   absl::StatusOr<std::vector<std::string>> WaitJoined()
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Until every rank is ready: the pages that all of them have.
-  absl::StatusOr<kvasir::v1::RankStart> WaitStarted(
-      const kvasir::v1::RankReady& own) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Until every rank is ready: the pages that all of them have, and what their
+  // weights are called (RankGroupOptions::combine).
+  absl::StatusOr<kvasir::v1::RankStart> WaitStarted(kvasir::v1::RankReady own)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // To all followers. kMaxStepsInFlight may be on their way;
   // RESOURCE_EXHAUSTED for a plan larger than they take, and the errors of
@@ -85,6 +86,9 @@ class RankLeader {
   // with the same result.
   absl::Status FinishStep(const kvasir::v1::StepResult& own)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // This rank's step has failed, and with it the group; returns what that has
+  // ended of. See kFirstReason.
+  absl::Status FailStep(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // RankGroupState's.
   absl::Status Drain() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -92,6 +96,8 @@ class RankLeader {
 
   // Why the group ended; OK: it lives, or was drained.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The followers that are there, by rank.
+  std::vector<RankMember> members() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::map<RankGroupState::RefusalReason, uint64_t> refusals() const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -100,6 +106,7 @@ class RankLeader {
 
   // What is to be done without the lock, in order.
   struct Task {
+    LinkId id = 0;
     std::shared_ptr<RankLink> link;
     RankLink::Bytes message;  // null: none
     std::optional<absl::Status> close;

@@ -42,17 +42,20 @@ class JoinReactor final
         new JoinReactor(context, leader));
     reactor->self_ = reactor;
     // Nothing is read before the link has its number.
-    reactor->link_ = leader->OnLink(reactor, authenticated);
-    reactor->StartRead(&reactor->request_);
+    reactor->link_ = leader->OnLink(reactor, authenticated, context->peer());
+    reactor->Read();
     return reactor.get();
   }
 
-  void Send(Bytes message) override {
+  size_t Send(Bytes message) override {
+    size_t waiting = 0;
     {
       MutexLock lock(&mutex_);
       if (!end_.has_value()) queue_.push_back(std::move(message));
+      waiting = queue_.size();
     }
     Advance();
+    return waiting;
   }
   void Close(const absl::Status& status) override { End(status); }
 
@@ -65,7 +68,7 @@ class JoinReactor final
     }
     leader_->OnBytes(link_, BytesOf(request_));
     request_.Clear();
-    StartRead(&request_);
+    Read();
   }
   void OnWriteDone(bool ok) override {
     {
@@ -89,6 +92,14 @@ class JoinReactor final
   JoinReactor(grpc::CallbackServerContext* context, RankLeader* leader)
       : context_(context), leader_(leader) {}
 
+  // Who is refused is not read: what it sends stays with it.
+  void Read() {
+    {
+      MutexLock lock(&mutex_);
+      if (end_.has_value()) return;
+    }
+    StartRead(&request_);
+  }
   void Lost(const absl::Status& why) {
     leader_->OnLost(link_, why);
     {
@@ -185,7 +196,9 @@ absl::StatusOr<std::unique_ptr<RankServer>> RankServer::Start(
   base::GrpcServerOptions listener;
   listener.listen = options.listen;
   listener.credentials = options.credentials;
-  listener.max_receive_message_bytes = kMaxFollowerMessageBytes;
+  // The leader itself tells whose message may be so long.
+  listener.max_receive_message_bytes =
+      kMaxFollowerMessageBytes + kMaxReadyBytes;
   listener.max_concurrent_streams = 1;
   listener.max_connections = kMaxTpSize + kSpareConnections;
   // A group lives as long as its calls.

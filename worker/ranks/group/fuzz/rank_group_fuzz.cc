@@ -52,6 +52,7 @@ kvasir::v1::RankIdentity Identity() {
 
 kvasir::v1::RankReady Ready(uint8_t pages) {
   kvasir::v1::RankReady ready;
+  ready.set_weight_tiles("tiles");
   ready.add_pages(pages);
   return ready;
 }
@@ -109,9 +110,10 @@ class Fuzz {
       case 0:
         if (!known_.emplace(link, true).second) return;
         open_[link] = true;
-        state_.OnLink(link, bytes->Take() != 0, now_);
+        state_.OnLink(link, bytes->Take() != 0, "peer", now_);
         return;
       case 1:
+        if (bytes->Take() % 4 == 3) return state_.OnBacklog(link, 17);
         state_.OnLost(link, absl::UnavailableError("lost"));
         open_.erase(link);
         return;
@@ -140,6 +142,14 @@ class Fuzz {
       case 9:
         if (!ready_) state_.OnReady(Ready(bytes->Take()));
         ready_ = state_.phase() != Phase::kJoining;
+        if (const auto tiles = state_.TakeTiles()) {
+          KVASIR_CHECK(tiles->size() == kSize);
+          if (bytes->Take() % 16 == 15) {
+            state_.OnCombined(absl::DataLossError("fuzz"));
+          } else {
+            state_.OnCombined(kvasir::worker::CombinedIds());
+          }
+        }
         return;
       case 10:
         if (state_.OnStep(sent_ + 1, now_).ok()) ++sent_;
@@ -159,7 +169,7 @@ class Fuzz {
           return state_.OnGarbage(link, 1, now_);
         }
     }
-    state_.OnMessage(link, message, now_);
+    state_.OnMessage(link, &message, now_);
   }
 
   void Pass() {
@@ -180,7 +190,8 @@ class Fuzz {
       if (action.close.has_value()) open_.erase(action.link);
     }
     (void)state_.TakeEvents();
-    const std::vector<uint64_t> members = state_.members();
+    KVASIR_CHECK(state_.members().size() == state_.member_links().size());
+    const std::vector<uint64_t> members = state_.member_links();
     KVASIR_CHECK(members.size() < kSize);
     for (const uint64_t link : members) KVASIR_CHECK(open_.contains(link));
     switch (state_.phase()) {

@@ -4,15 +4,20 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "base/mutex.h"
 #include "proto/kvasir/v1/rank.pb.h"
 #include "worker/executor/executor.h"
+#include "worker/ranks/group/rank_group_state.h"
 #include "worker/ranks/group/rank_identity.h"
 
 namespace kvasir::worker {
@@ -84,10 +89,20 @@ inline kvasir::v1::RankIdentity TestIdentity(uint32_t size,
   return identity;
 }
 
-inline kvasir::v1::RankReady TestReady(int64_t pages) {
+inline kvasir::v1::RankReady TestReady(int64_t pages,
+                                       const std::string& tiles = "tiles") {
   kvasir::v1::RankReady ready;
+  ready.set_weight_tiles(tiles);
   ready.add_pages(pages);
   return ready;
+}
+
+// "weights LEADER'S|RANK 1'S|...".
+inline absl::StatusOr<CombinedIds> TestCombine(
+    absl::Span<const std::string> tiles) {
+  return CombinedIds{
+      .weights_id = absl::StrCat("weights ", absl::StrJoin(tiles, "|")),
+      .cache_id = "cache"};
 }
 
 inline kvasir::v1::StepPlan TestPlan(uint64_t step) {

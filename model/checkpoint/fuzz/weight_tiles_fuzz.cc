@@ -1,0 +1,18 @@
+// libFuzzer: any bytes as the tiles of a second rank, beside those of a first
+// that are any bytes too.
+#include <cstdint>
+#include <string>
+
+#include "model/checkpoint/weight_tiles.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const std::string text(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const size_t first = data[0] % size;
+  const std::string ranks[] = {text.substr(0, first), text.substr(first)};
+  kvasir::model::CombineWeightTiles(ranks).IgnoreError();
+  // A rank that agrees with itself.
+  const std::string twice[] = {text, text};
+  kvasir::model::CombineWeightTiles(twice).IgnoreError();
+  return 0;
+}

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "model/shapes/decoder_spec.h"
+#include "plan/tp_size.h"
+
+namespace kvasir::model {
+
+// What tensor-parallel ranks share out of the model.
+inline plan::TpDealt TpDealtOf(const DecoderSpec& spec) {
+  return {.num_kv_heads = spec.num_kv_heads,
+          .num_heads = spec.num_heads,
+          .num_features = spec.intermediate_size};
+}
+
+}  // namespace kvasir::model

@@ -1,0 +1,362 @@
+"""A model on several ranks, each a process: the same answers, and one end for all."""
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import time
+import urllib.request
+
+import pytest
+
+import triton
+from kvasir_process import BINARY, OPERATOR_PORTS, TINY, CuttableProxy, KvasirProcess, run, wait_until
+from prometheus import free_port
+
+COMPRESSED = TINY.with_name("tiny-palu")
+PROMPTS = [f"Chapter {i}. It was a bright cold morning, and she said to him" for i in range(4)]
+# Of clients' streams, once a rank is gone.
+SOON_SECONDS = 5
+END_SECONDS = 20
+ROUNDS = int(os.environ.get("KVASIR_RANK_ROUNDS", "3"))
+ONE_THREAD = ["--threads", "1"]
+FAKE_NCCL = os.environ.get("KVASIR_FAKE_NCCL_LIBRARY")
+
+
+def serve(tp, *flags, model=TINY):
+    return KvasirProcess("serve", "--tp", tp, *ONE_THREAD, *flags, model=model)
+
+
+def answers(server, tokens=40):
+    """All at once: they share steps."""
+    def answer(prompt):
+        return triton.generate(server.grpc, server.ready["model"], prompt, max_tokens=tokens, temperature=0.0,
+                               ignore_eos=True)
+
+    with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(answer, PROMPTS))
+
+
+def alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def rank_pids(server):
+    return [rank["pid"] for rank in server.ready["ranks"]]
+
+
+def rank_metrics(rank):
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with urllib.request.urlopen(f"http://{rank['metrics']}/metrics", timeout=10) as response:
+        families = text_string_to_metric_families(response.read().decode())
+    return {sample.name: sample for family in families for sample in family.samples}
+
+
+def shared_memory():
+    return set(os.listdir("/dev/shm"))
+
+
+class Endless:
+    """Requests that run until something ends them."""
+
+    def __init__(self, address, model, count=4, tokens=100_000):
+        self.stream = triton.Stream(address)
+        self.open = set()
+        for i in range(count):
+            inputs = triton.text_inputs(f"{i}: It was", max_tokens=tokens, temperature=0.0, ignore_eos=True)
+            self.stream.send(model, inputs, str(i))
+        for _ in range(count):  # each has begun, or been refused
+            result, error = self.stream.results.get(timeout=60)
+            assert error is None, error
+
+    def error(self, seconds):
+        """What the first of them ended of: a status code and a text."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                _, error = self.stream.results.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no stream has ended within {seconds} s") from None
+            if error is not None:
+                return (error.status() or error.message()).removeprefix("StatusCode.")
+
+    def close(self):
+        self.stream.close(cancel=True)
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    """Of one process: by model."""
+    found = {}
+    for model in (TINY, COMPRESSED):
+        with KvasirProcess("serve", "--kv-dtype", "f32", *ONE_THREAD, model=model) as server:
+            assert "ranks" not in server.ready
+            found[model] = answers(server)
+    return found
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_ranks_answer_as_one_process_does(wanted, tp):
+    before = shared_memory()
+    with serve(tp, "--kv-dtype", "f32") as server:
+        assert answers(server) == wanted[TINY]
+        ranks = server.ready["ranks"]
+        assert [rank["rank"] for rank in ranks] == list(range(tp))
+        weights = [rank_metrics(rank)["kvasir_rank_weight_bytes"].value for rank in ranks]
+        for rank in ranks:
+            metrics = rank_metrics(rank)
+            info = metrics["kvasir_rank_info"].labels
+            assert info == {"rank": str(rank["rank"]), "tp_size": str(tp), "collective": "gloo", "device": "cpu"}
+            assert metrics["kvasir_collective_calls_total"].value > 0
+            assert metrics["kvasir_collective_sent_bytes_total"].value > 0
+            assert metrics["kvasir_device_memory_bytes"].labels["rank"] == str(rank["rank"])
+        assert max(weights) < 1.1 * min(weights)
+        pids = rank_pids(server)
+        assert all(map(alive, pids)) and len(set(pids)) == tp
+        assert server.stop() == 0
+        assert not any(map(alive, pids))
+        assert "rank=1" in server.log()
+    assert shared_memory() == before
+
+
+def test_codes_and_preemption_change_no_answer_of_ranks():
+    with serve(2, "--kv-cache-bytes", "64MiB", "--host-pool-bytes", "0", model=COMPRESSED) as server:
+        want = answers(server, tokens=300)
+        assert server.metric("kvasir_num_preemptions_total") == 0
+    # Each rank has half of the cache.
+    with serve(2, "--kv-cache-bytes", "448KiB", "--host-pool-bytes", "8MiB", model=COMPRESSED) as server:
+        assert answers(server, tokens=300) == want
+        assert server.metric("kvasir_preemptions_by_kind_total", kind="copy") > 0
+        assert server.metric("kvasir_cache_leaked_pages") == 0
+    with serve(2, "--kv-cache-bytes", "448KiB", "--host-pool-bytes", "0", model=COMPRESSED) as server:
+        assert answers(server, tokens=300) == want
+        assert server.metric("kvasir_preemptions_by_kind_total", kind="recompute") > 0
+
+
+@pytest.mark.parametrize("who", [0, 1], ids=["leader", "rank"])
+def test_a_signal_to_any_rank_drains_all(who):
+    with serve(2) as server:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            running = pool.submit(triton.generate, server.grpc, server.ready["model"], "Once", max_tokens=200,
+                                  temperature=0.0, ignore_eos=True)
+            wait_until(lambda: server.metric("kvasir_num_requests_running") > 0, "a request that runs")
+            os.kill(rank_pids(server)[who], signal.SIGTERM)
+            assert running.result()[2] == 200
+        assert server.process.wait(timeout=60) == 0, server.log()
+        assert not any(map(alive, rank_pids(server)))
+
+
+@pytest.mark.parametrize("tp", [2])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("who", [1, 0], ids=["rank", "leader"])
+def test_a_rank_that_is_lost_ends_all(how, who, tp):
+    for _ in range(ROUNDS):
+        before = shared_memory()
+        with serve(tp) as server:
+            load = Endless(server.grpc, server.ready["model"])
+            pids = rank_pids(server)
+            if (how, who) == (signal.SIGSTOP, 0):
+                # Nobody is left to tell its clients; its ranks end by themselves.
+                os.kill(pids[who], how)
+                wait_until(lambda: not any(map(alive, pids[1:])), "ranks without a leader that end", END_SECONDS)
+                os.kill(pids[who], signal.SIGCONT)
+            else:
+                os.kill(pids[who], how)
+                error = load.error(SOON_SECONDS)
+                assert error.startswith("UNAVAILABLE"), error
+            load.close()
+            code = server.process.wait(timeout=END_SECONDS)
+            assert code != 0, server.log()
+            wait_until(lambda: not any(map(alive, pids)), "all processes gone", END_SECONDS)
+        assert shared_memory() == before
+
+
+def test_a_router_goes_on_with_another_replica(tmp_path):
+    sockets = [f"unix:{tmp_path}/{name}" for name in "ab"]
+    flags = [*ONE_THREAD, *OPERATOR_PORTS]
+    with KvasirProcess("worker", "--listen", sockets[0], "--tp", 2, *flags, ports=False) as lost, \
+            KvasirProcess("worker", "--listen", sockets[1], "--tp", 2, *flags, ports=False) as other, \
+            KvasirProcess("router", "--workers", ",".join(sockets)) as router:
+        assert answers(router) == answers(router)
+        load = Endless(router.grpc, router.ready["model"])
+        os.kill(rank_pids(lost)[1], signal.SIGKILL)
+        error = load.error(SOON_SECONDS)
+        assert error.startswith("UNAVAILABLE"), error
+        load.close()
+        assert lost.process.wait(timeout=END_SECONDS) != 0
+        # The same replica kind, so the same answers.
+        assert len(answers(router)) == len(PROMPTS)
+        assert other.process.poll() is None
+
+
+class Group:
+    """A leader and a rank that joins it as from another host, over loopback."""
+
+    def __init__(self, folder, *leader_flags, secret="hush", listen=None):
+        self.folder = folder
+        self.port = free_port()
+        self.secret = folder / "secret"
+        self.secret.write_text(secret)
+        self.flags = [*ONE_THREAD, "--rank-interface", "127.0.0.1"]
+        self.leader = subprocess.Popen(
+            list(map(str, [BINARY, "worker", "--model", TINY, "--listen", f"unix:{folder}/worker", *OPERATOR_PORTS,
+                           *self.flags, "--tp", 2, "--local-ranks", 1, "--rank-listen", f"127.0.0.1:{self.port}",
+                           "--rank-secret-file", self.secret, "--ready-file", folder / "ready", *leader_flags])),
+            stdout=open(folder / "log", "wb"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+    def rank(self, *flags, tp=2, port=None, secret=None, model=TINY, name="rank"):
+        return subprocess.Popen(
+            list(map(str, [BINARY, "rank", "--model", model, *OPERATOR_PORTS, *self.flags, "--tp", tp, "--rank", 1, "--leader",
+                           f"127.0.0.1:{port or self.port}", "--rank-secret-file", secret or self.secret, *flags])),
+            stdout=open(self.folder / f"{name}.log", "wb"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+    def refused(self, *flags, **options):
+        """What a rank is told that is let in by nobody."""
+        process = self.rank(*flags, name="refused", **options)
+        assert process.wait(timeout=60) == 1
+        return (self.folder / "refused.log").read_text()
+
+    def log(self):
+        return (self.folder / "log").read_text()
+
+    def wait_ready(self):
+        wait_until((self.folder / "ready").exists, "a leader that is ready", 60)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.leader.kill()
+        self.leader.wait()
+
+
+def test_a_rank_of_another_host_joins_and_leaves_with_the_group(tmp_path):
+    with Group(tmp_path) as group:
+        rank = group.rank()
+        group.wait_ready()
+        ranks = json.loads((tmp_path / "ready").read_text())["ranks"]
+        assert [each["pid"] for each in ranks] == [group.leader.pid, rank.pid]
+        group.leader.send_signal(signal.SIGTERM)
+        assert group.leader.wait(timeout=60) == 0, group.log()
+        assert rank.wait(timeout=60) == 0
+
+
+def test_ranks_that_may_not_join_are_refused_by_name_and_told_once(tmp_path):
+    other = tmp_path / "other"
+    other.write_text("guess")
+    with Group(tmp_path) as group:
+        wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
+        for _ in range(2):
+            assert "secret" in group.refused(secret=other)
+        assert "tp_size" in group.refused(tp=4)
+        assert "max_num_seqs" in group.refused("--max-num-seqs", 7)
+        assert "checkpoint_id" in group.refused(model=COMPRESSED)
+        rank = group.rank()
+        group.wait_ready()
+        assert "rank 1" in group.refused()  # it is there already
+        log = group.log()
+        assert log.count("UNAUTHENTICATED") == 1, log
+        assert "hush" not in log and "guess" not in log
+        assert rank.poll() is None and group.leader.poll() is None
+        rank.kill()
+        rank.wait()
+        assert group.leader.wait(timeout=END_SECONDS) != 0
+
+
+def test_a_leader_whose_ranks_do_not_come_says_which(tmp_path):
+    with Group(tmp_path, "--rank-join-timeout", "1s") as group:
+        assert group.leader.wait(timeout=30) == 1
+        assert "rank 1" in group.log() and "1s" in group.log(), group.log()
+
+
+def zero_rows(folder, tensor, first, count):
+    """Of a checkpoint's one file, whose tensors are all of 16 or 32 bits."""
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    header_bytes = int.from_bytes(data[:8], "little")
+    info = json.loads(data[8:8 + header_bytes])[tensor]
+    begin, end = info["data_offsets"]
+    row_bytes = (end - begin) // info["shape"][0]
+    at = 8 + header_bytes + begin + first * row_bytes
+    data[at:at + count * row_bytes] = bytes(count * row_bytes)
+    file.unlink()
+    file.write_bytes(data)
+
+
+def test_weights_that_differ_on_one_rank_are_other_weights(tmp_path):
+    """No rank reads what others hold: what is wrong on one of them must be seen in the name of all."""
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in TINY.iterdir():
+        if file.is_file():
+            (changed / file.name).symlink_to(file)
+    # Of 640 features rank 1 has the second half.
+    zero_rows(changed, "model.layers.0.mlp.gate_proj.weight", 384, 128)
+    told = {}
+    for model in (TINY, changed):
+        folder = tmp_path / model.name
+        folder.mkdir(exist_ok=True)
+        with Group(folder) as group:
+            rank = group.rank(model=model)
+            group.wait_ready()
+            with KvasirProcess("router", "--workers", f"unix:{folder}/worker") as router:
+                told[model] = answers(router)
+            group.leader.send_signal(signal.SIGTERM)
+            assert group.leader.wait(timeout=60) == 0 and rank.wait(timeout=60) == 0
+    assert told[TINY] != told[changed]
+
+
+def test_a_connection_that_is_cut_ends_the_group(tmp_path):
+    with Group(tmp_path) as group:
+        proxy = CuttableProxy(f"127.0.0.1:{group.port}")
+        wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
+        rank = group.rank(port=proxy.address.rsplit(":", 1)[1])
+        group.wait_ready()
+        proxy.cut()
+        assert group.leader.wait(timeout=END_SECONDS) != 0, group.log()
+        assert rank.wait(timeout=END_SECONDS) != 0
+
+
+@pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no NCCL of tests")
+def test_ranks_of_a_gpu_s_kernels_over_nccl_do_what_one_does():
+    """Kernels run on the emulated device, NCCL over shared memory: all else is what runs on GPUs."""
+    def first_words(*flags):
+        before = shared_memory()
+        with KvasirProcess("serve", "--device", "emulated:f32", "--kv-dtype", "f32", "--max-num-seqs", 4,
+                           "--max-batched-tokens", 32, "--max-model-len", 64, *ONE_THREAD, *flags) as server:
+            told = triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
+            ranks = server.ready.get("ranks", [])
+            assert [rank_metrics(rank)["kvasir_rank_info"].labels["collective"] for rank in ranks] == ["nccl"] * len(ranks)
+            assert server.stop() == 0, server.log()
+            assert not any(map(alive, [rank["pid"] for rank in ranks]))
+        assert shared_memory() == before
+        return told
+
+    assert first_words("--tp", 2, "--nccl-library", FAKE_NCCL, "--collective", "nccl") == first_words()
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--tp", "3"], ["3", "8 KV heads"]),
+    (["--tp", "2", "--local-ranks", "1"], ["--rank-listen"]),
+    (["--tp", "0"], ["--tp"]),
+    (["--tp", "2", "--device", "emulated", "--collective", "gloo"], ["--collective gloo", "want nccl"]),
+    (["--tp", "2", "--device", "auto"], ["--device auto"]),
+])
+def test_a_group_that_cannot_be_is_refused_with_the_numbers(flags, words):
+    done = run("serve", "--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, *flags, check=False)
+    assert done.returncode in (1, 2)
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_the_effective_config_names_the_ranks():
+    text = run("serve", "--model", TINY, "--tp", "2", "--print-config").stdout
+    assert "tp=2" in text and "join-fd" not in text
+    assert "--join-fd" not in run("rank", "--help").stdout

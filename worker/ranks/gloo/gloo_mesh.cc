@@ -1,0 +1,592 @@
+#include "worker/ranks/gloo/gloo_mesh.h"
+
+#include <gloo/transport/address.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/pair.h>
+#include <gloo/transport/tcp/address.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "worker/ranks/cpu_collective.h"
+
+namespace kvasir::worker {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Messages of one rank are matched to memory in order, slot by slot.
+enum Slot : uint64_t { kData = 1, kControl = 2, kProbe = 3 };
+
+// Kinds of messages beside those of calls. On the wire: do not renumber.
+constexpr uint32_t kHello = 0x100;
+constexpr uint32_t kGaveUp = 0x101;
+
+struct Header {
+  uint64_t token = 0;  // of the sender in this group
+  uint64_t call = 0;
+  int64_t call_bytes = 0;
+  uint32_t kind = 0;
+  uint32_t payload_bytes = 0;
+};
+static_assert(sizeof(Header) == 32);
+
+constexpr size_t kControlBytes = 512;  // header and the reason's text
+constexpr size_t kAlignmentBytes = 64;
+
+// Before each message, for each that is about to be sent, and for each that may
+// come, Gloo sends so much.
+constexpr int64_t kPreambleBytes = 48;
+
+// Gloo's wait without an end would be no wait at all.
+constexpr milliseconds kForever = std::chrono::hours(24 * 365 * 10);
+// A failed connection wakes caller and watcher in the same moment.
+constexpr std::chrono::seconds kVerdictTimeout(1);
+
+milliseconds ToMs(std::chrono::steady_clock::duration duration) {
+  return std::max(milliseconds(1), std::chrono::ceil<milliseconds>(duration));
+}
+
+std::chrono::steady_clock::duration ToSteady(absl::Duration duration) {
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      absl::ToChronoNanoseconds(duration));
+}
+
+// "[/build/pair.cc:534] Connection closed" without the place in Gloo.
+std::string TextOf(const std::exception& thrown) {
+  const std::string text = thrown.what();
+  const size_t end = text.find("] ");
+  return text.rfind('[', 0) == 0 && end != std::string::npos
+             ? text.substr(end + 2)
+             : text;
+}
+
+absl::StatusOr<std::string> MakeSecret() {
+  std::string bytes(16, '\0');
+  if (getrandom(bytes.data(), bytes.size(), 0) !=
+      static_cast<ssize_t>(bytes.size())) {
+    return absl::UnavailableError(
+        absl::StrCat("random numbers: ", std::strerror(errno)));
+  }
+  return absl::BytesToHexString(bytes);
+}
+
+absl::Status CheckOptions(const GlooOptions& options) {
+  const plan::TpShard shard = options.shard;
+  if (shard.size < 2 || shard.size > kMaxGlooRanks || shard.rank < 0 ||
+      shard.rank >= shard.size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Gloo connects 2 to ", kMaxGlooRanks, " ranks: there is no rank ",
+        shard.rank, " of ", shard.size));
+  }
+  constexpr int64_t kMaxChunkBytes = 64 << 20;
+  if (options.chunk_bytes < 4 || options.chunk_bytes > kMaxChunkBytes ||
+      options.chunk_bytes % 4 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunks of ", options.chunk_bytes,
+                     " bytes: want a multiple of 4, at most ", kMaxChunkBytes));
+  }
+  for (const absl::Duration timeout :
+       {options.connect_timeout, options.call_timeout}) {
+    if (timeout < absl::Milliseconds(1) || timeout > absl::Hours(24)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a timeout of ", absl::FormatDuration(timeout), ": want 1ms to 24h"));
+    }
+  }
+  struct sigaction action = {};
+  if (sigaction(SIGPIPE, nullptr, &action) != 0 ||
+      action.sa_handler == SIG_DFL) {
+    return absl::FailedPreconditionError(
+        "SIGPIPE would end this process when another rank is gone: it must be "
+        "ignored");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+GlooMesh::GlooMesh(const GlooOptions& options,
+                   std::function<std::string(const GlooCall&)> describe)
+    : options_(options),
+      describe_(std::move(describe)),
+      peers_(static_cast<size_t>(options.shard.size)),
+      timeout_(ToSteady(options.connect_timeout)) {}
+
+absl::StatusOr<std::unique_ptr<GlooMesh>> GlooMesh::Begin(
+    const GlooOptions& options,
+    std::function<std::string(const GlooCall&)> describe) {
+  KVASIR_RETURN_IF_ERROR(CheckOptions(options));
+  KVASIR_ASSIGN_OR_RETURN(const SocketAddress at,
+                          FindInterface(options.interface));
+  std::unique_ptr<GlooMesh> mesh(new GlooMesh(options, std::move(describe)));
+  KVASIR_RETURN_IF_ERROR(mesh->Listen(at));
+  return mesh;
+}
+
+absl::Status GlooMesh::Listen(const SocketAddress& at) {
+  GlooAddress address = {.shard = shard(), .chunk_bytes = chunk_bytes()};
+  KVASIR_ASSIGN_OR_RETURN(address.secret, MakeSecret());
+  try {
+    // Filled here: Gloo's own look-up by name reads memory that is not there
+    // when there is no such name.
+    gloo::transport::tcp::attr attributes;
+    attributes.ai_family = at.bytes.ss_family;
+    attributes.ai_socktype = SOCK_STREAM;
+    attributes.ai_protocol = 0;
+    attributes.ai_addr = at.bytes;
+    attributes.ai_addrlen = static_cast<int>(at.size);
+    device_ = std::make_shared<gloo::transport::tcp::Device>(attributes);
+    context_ = device_->createContext(static_cast<int>(shard().rank),
+                                      static_cast<int>(shard().size));
+    // A pair waits for its connection five times as long.
+    context_->setTimeout(ToMs(timeout_ / 5));
+    for (int64_t rank = 0; rank < shard().size; ++rank) {
+      SocketAddress port;
+      if (rank != shard().rank) {
+        const auto& pair = context_->createPair(static_cast<int>(rank));
+        port.bytes =
+            static_cast<const gloo::transport::tcp::Address&>(pair->address())
+                .getSockaddr();
+        port.size = at.size;
+      }
+      address.ports.push_back(port);
+    }
+  } catch (const std::exception& thrown) {
+    return absl::UnavailableError(absl::StrCat(
+        "Gloo cannot listen on ", options_.interface, ": ", TextOf(thrown)));
+  }
+  address_ = FormatGlooAddress(address);
+  return absl::OkStatus();
+}
+
+GlooMesh::~GlooMesh() {
+  if (watcher_.joinable()) {
+    control_in_.buffer->abortWaitRecv();
+    watcher_.join();
+  }
+  // Buffers hold the context, whose pairs close their connections: what was
+  // written before is still sent.
+  peers_.clear();
+  for (Place& place : outbox_) place.buffer = nullptr;
+  control_in_.buffer = nullptr;
+  control_out_.buffer = nullptr;
+  context_ = nullptr;
+  device_ = nullptr;
+}
+
+absl::Status GlooMesh::Connect(absl::Span<const std::string> addresses) {
+  const Clock::time_point deadline = Clock::now() + timeout_;
+  KVASIR_RETURN_IF_ERROR(ReadAddresses(addresses));
+  KVASIR_RETURN_IF_ERROR(ConnectPairs(deadline));
+  KVASIR_RETURN_IF_ERROR(Try(-1, [&] {
+    MakePlaces();
+    for (int64_t rank = 0; rank < shard().size; ++rank) {
+      if (rank == shard().rank) continue;
+      for (const Place& place : peers_[static_cast<size_t>(rank)].inbox) {
+        Post(place, rank);
+      }
+      control_in_.buffer->recv(static_cast<int>(rank), kControl,
+                               static_cast<size_t>(rank) * kControlBytes,
+                               kControlBytes);
+      sent_bytes_.fetch_add(kPreambleBytes, std::memory_order_relaxed);
+    }
+  }));
+  {
+    base::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return failure_;
+    places_made_ = true;
+  }
+  watcher_ = std::thread([this] { Watch(); });
+  KVASIR_RETURN_IF_ERROR(Greet());
+  timeout_ = ToSteady(options_.call_timeout);
+  waited_ = 0;
+  return absl::OkStatus();
+}
+
+absl::Status GlooMesh::ReadAddresses(absl::Span<const std::string> addresses) {
+  if (addresses.size() != peers_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(addresses.size(),
+                     " addresses for a tensor-parallel group "
+                     "of ",
+                     shard().size));
+  }
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    const std::string& text = addresses[static_cast<size_t>(rank)];
+    const std::string whose =
+        absl::StrCat("address of tensor-parallel rank ", rank, ": ");
+    const absl::StatusOr<GlooAddress> address = ParseGlooAddress(text);
+    if (!address.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(whose, address.status().message()));
+    }
+    const plan::TpShard want = {rank, shard().size};
+    if (address->shard != want) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          whose, "is that of rank ", address->shard.rank, " of ",
+          address->shard.size, ", not of ", rank, " of ", want.size));
+    }
+    if (address->chunk_bytes != chunk_bytes()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(whose, "has chunks of ", address->chunk_bytes,
+                       " bytes, rank ", shard().rank, " of ", chunk_bytes()));
+    }
+    if (rank == shard().rank && text != address_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(whose, "is another one than this rank's"));
+    }
+    ports_.push_back(address->ports[static_cast<size_t>(shard().rank)]);
+  }
+  const std::string all = absl::StrJoin(addresses, "\n");
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    const std::string digits =
+        base::Sha256Hex(absl::StrCat(all, "\n", rank)).substr(0, 16);
+    uint64_t token = 0;
+    (void)absl::SimpleHexAtoi(digits, &token);
+    peers_[static_cast<size_t>(rank)].token = token;
+  }
+  token_ = peers_[static_cast<size_t>(shard().rank)].token;
+  return absl::OkStatus();
+}
+
+absl::Status GlooMesh::ConnectPairs(Clock::time_point deadline) {
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    if (rank == shard().rank) continue;
+    const auto lost = [&](const std::string& text) {
+      return absl::UnavailableError(absl::StrCat("tensor-parallel rank ", rank,
+                                                 " is not reached: ", text));
+    };
+    KVASIR_RETURN_IF_ERROR(failure());
+    if (Clock::now() >= deadline) {
+      return lost(absl::StrCat("others took ",
+                               absl::FormatDuration(options_.connect_timeout)));
+    }
+    try {
+      const gloo::transport::tcp::Address to(
+          ports_[static_cast<size_t>(rank)].bytes);
+      context_->getPair(static_cast<int>(rank))->connect(to.bytes());
+    } catch (const std::exception& thrown) {
+      KVASIR_RETURN_IF_ERROR(failure());
+      return lost(TextOf(thrown));
+    }
+  }
+  return failure();
+}
+
+void GlooMesh::ClosePairs() {
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    if (rank == shard().rank) continue;
+    try {
+      context_->getPair(static_cast<int>(rank))->close();
+    } catch (const std::exception&) {
+      // It was closed.
+    }
+  }
+}
+
+void GlooMesh::MakePlaces() {
+  const size_t message = (sizeof(Header) + static_cast<size_t>(chunk_bytes()) +
+                          kAlignmentBytes - 1) /
+                         kAlignmentBytes * kAlignmentBytes;
+  const size_t size = peers_.size();
+  memory_.resize(2 * size * message + (size + 1) * kControlBytes);
+  char* next = memory_.data();
+  const auto make = [&](Place& place, size_t bytes) {
+    place.memory = next;
+    place.buffer = context_->createUnboundBuffer(next, bytes);
+    next += bytes;
+  };
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    if (rank == shard().rank) continue;
+    for (Place& place : peers_[static_cast<size_t>(rank)].inbox) {
+      make(place, message);
+    }
+  }
+  for (Place& place : outbox_) make(place, message);
+  make(control_in_, size * kControlBytes);
+  make(control_out_, kControlBytes);
+}
+
+// Nothing else is sent before each rank has shown that it knows all addresses.
+absl::Status GlooMesh::Greet() {
+  const GlooCall hello = {.kind = kHello};
+  KVASIR_RETURN_IF_ERROR(BeginSend().status());
+  KVASIR_RETURN_IF_ERROR(Send(hello, 0));
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    if (rank == shard().rank) continue;
+    KVASIR_RETURN_IF_ERROR(Receive(hello, rank, 0).status());
+    KVASIR_RETURN_IF_ERROR(Release(rank));
+  }
+  return absl::OkStatus();
+}
+
+void GlooMesh::Post(const Place& place, int64_t from) {
+  place.buffer->recv(static_cast<int>(from), kData, 0,
+                     sizeof(Header) + static_cast<size_t>(chunk_bytes()));
+  sent_bytes_.fetch_add(kPreambleBytes, std::memory_order_relaxed);
+}
+
+void GlooMesh::SendTo(const Place& place, int64_t to, uint64_t slot,
+                      size_t bytes) {
+  place.buffer->send(static_cast<int>(to), slot, 0, bytes);
+  sent_bytes_.fetch_add(2 * kPreambleBytes + static_cast<int64_t>(bytes),
+                        std::memory_order_relaxed);
+}
+
+absl::StatusOr<char*> GlooMesh::BeginSend() {
+  const size_t which = sent_ % 2;
+  const Place& place = outbox_[which];
+  KVASIR_RETURN_IF_ERROR(failure());
+  for (; sending_[which] > 0; --sending_[which]) {
+    KVASIR_RETURN_IF_ERROR(
+        WaitFor(shard().size == 2 ? 1 - shard().rank : -1,
+                [&](milliseconds ms) { return place.buffer->waitSend(ms); }));
+  }
+  return place.memory + sizeof(Header);
+}
+
+absl::Status GlooMesh::Send(const GlooCall& call, int64_t payload_bytes) {
+  const size_t which = sent_ % 2;
+  const Place& place = outbox_[which];
+  const Header header = {token_, call.number, call.bytes, call.kind,
+                         static_cast<uint32_t>(payload_bytes)};
+  std::memcpy(place.memory, &header, sizeof(header));
+  ++sent_;
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    if (rank == shard().rank) continue;
+    KVASIR_RETURN_IF_ERROR(Try(rank, [&] {
+      SendTo(place, rank, kData,
+             sizeof(header) + static_cast<size_t>(payload_bytes));
+    }));
+    ++sending_[which];
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const char*> GlooMesh::Receive(const GlooCall& call,
+                                              int64_t from,
+                                              int64_t payload_bytes) {
+  Peer& peer = peers_[static_cast<size_t>(from)];
+  const Place& place = peer.inbox[peer.received % 2];
+  KVASIR_RETURN_IF_ERROR(failure());
+  KVASIR_RETURN_IF_ERROR(WaitFor(
+      from, [&](milliseconds ms) { return place.buffer->waitRecv(ms); }));
+  KVASIR_RETURN_IF_ERROR(CheckHeader(place, call, from, payload_bytes));
+  return place.memory + sizeof(Header);
+}
+
+absl::Status GlooMesh::Release(int64_t from) {
+  Peer& peer = peers_[static_cast<size_t>(from)];
+  const Place& place = peer.inbox[peer.received++ % 2];
+  return Try(from, [&] { Post(place, from); });
+}
+
+absl::Status GlooMesh::CheckHeader(const Place& place, const GlooCall& call,
+                                   int64_t from, int64_t payload_bytes) {
+  Header header;
+  std::memcpy(&header, place.memory, sizeof(header));
+  if (header.token != peers_[static_cast<size_t>(from)].token) {
+    return Fail(absl::InternalError(
+        absl::StrCat("whoever took the place of tensor-parallel rank ", from,
+                     " does not belong to the group")));
+  }
+  if (header.call == call.number && header.kind == call.kind &&
+      header.call_bytes == call.bytes &&
+      header.payload_bytes == payload_bytes) {
+    return absl::OkStatus();
+  }
+  const auto describe = [&](const GlooCall& each, int64_t payload) {
+    return absl::StrCat("call ", each.number, ", ", describe_(each),
+                        ", a message of ", payload, " bytes");
+  };
+  return Fail(absl::InternalError(absl::StrCat(
+      "tensor-parallel ranks differ: rank ", from, " is in ",
+      describe({header.call, header.kind, header.call_bytes},
+               header.payload_bytes),
+      "; rank ", shard().rank, " in ", describe(call, payload_bytes))));
+}
+
+template <typename Body>
+absl::Status GlooMesh::Try(int64_t peer, const Body& body) {
+  try {
+    body();
+    return absl::OkStatus();
+  } catch (const std::exception& thrown) {
+    return Verdict(peer, TextOf(thrown));
+  }
+}
+
+template <typename Wait>
+absl::Status GlooMesh::WaitFor(int64_t peer, const Wait& wait) {
+  const Clock::time_point begin = Clock::now();
+  const Clock::time_point deadline = begin + timeout_;
+  {
+    base::MutexLock lock(&mutex_);
+    deadline_ = deadline;
+  }
+  std::string text;
+  bool done = false;
+  try {
+    done = wait(ToMs(timeout_));
+  } catch (const std::exception& thrown) {
+    text = TextOf(thrown);
+  }
+  {
+    base::MutexLock lock(&mutex_);
+    deadline_.reset();
+  }
+  waited_.fetch_add((Clock::now() - begin).count(), std::memory_order_relaxed);
+  if (done) return absl::OkStatus();
+  if (text.empty()) return failure();  // WakeAll
+  if (Clock::now() < deadline) return Verdict(peer, text);
+  const std::string who = peer < 0
+                              ? "a tensor-parallel rank"
+                              : absl::StrCat("tensor-parallel rank ", peer);
+  return Fail(absl::UnavailableError(
+      absl::StrCat(who, " was not heard of for ",
+                   absl::FormatDuration(absl::FromChrono(timeout_)))));
+}
+
+void GlooMesh::Watch() {
+  int from = -1;
+  try {
+    if (!control_in_.buffer->waitRecv(&from, kForever)) return;
+  } catch (const std::exception& thrown) {
+    {
+      base::MutexLock lock(&mutex_);
+      // Gloo closes all connections when a wait ends at its deadline; then it
+      // is the waiting call that knows why.
+      if (deadline_.has_value() && Clock::now() >= *deadline_) {
+        watcher_left_ = true;
+        verdict_.SignalAll();
+        return;
+      }
+    }
+    const std::optional<int64_t> lost = FindLost();
+    (void)Fail(absl::UnavailableError(absl::StrCat(
+        lost.has_value() ? absl::StrCat("tensor-parallel rank ", *lost)
+                         : "a tensor-parallel rank",
+        " is gone: ", TextOf(thrown))));
+    return;
+  }
+  const char* const memory =
+      control_in_.memory + static_cast<size_t>(from) * kControlBytes;
+  Header header;
+  std::memcpy(&header, memory, sizeof(header));
+  if (header.token != peers_[static_cast<size_t>(from)].token ||
+      header.kind != kGaveUp ||
+      header.payload_bytes > kControlBytes - sizeof(header)) {
+    (void)Fail(absl::InternalError(absl::StrCat("tensor-parallel rank ", from,
+                                                " sends what is no message "
+                                                "of the group")));
+    return;
+  }
+  (void)Fail(
+      RankGaveUp(from, absl::UnknownError(absl::string_view(
+                           memory + sizeof(header), header.payload_bytes))));
+}
+
+std::optional<int64_t> GlooMesh::FindLost() {
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    if (rank == shard().rank) continue;
+    try {
+      control_in_.buffer->recv(static_cast<int>(rank), kProbe, 0, 0);
+    } catch (const std::exception&) {
+      return rank;
+    }
+  }
+  return std::nullopt;
+}
+
+absl::Status GlooMesh::Verdict(int64_t peer, const std::string& text) {
+  {
+    base::MutexLock lock(&mutex_);
+    const Clock::time_point until = Clock::now() + kVerdictTimeout;
+    while (failure_.ok() && !watcher_left_ && watcher_.joinable() &&
+           Clock::now() < until) {
+      verdict_.WaitWithTimeout(&mutex_, absl::FromChrono(until - Clock::now()));
+    }
+  }
+  const std::string who = peer < 0
+                              ? "a tensor-parallel rank"
+                              : absl::StrCat("tensor-parallel rank ", peer);
+  return Fail(absl::UnavailableError(absl::StrCat(who, " is gone: ", text)));
+}
+
+absl::Status GlooMesh::Fail(const absl::Status& failure) {
+  absl::Status died_of;
+  {
+    base::MutexLock lock(&mutex_);
+    if (failure_.ok()) failure_ = failure;
+    died_of = failure_;
+    verdict_.SignalAll();
+  }
+  WakeAll();
+  return died_of;
+}
+
+absl::Status GlooMesh::failure() {
+  base::MutexLock lock(&mutex_);
+  return failure_;
+}
+
+void GlooMesh::WakeAll() {
+  {
+    base::MutexLock lock(&mutex_);
+    if (!places_made_) return;
+  }
+  for (const Peer& peer : peers_) {
+    for (const Place& place : peer.inbox) {
+      if (place.buffer != nullptr) place.buffer->abortWaitRecv();
+    }
+  }
+  for (const Place& place : outbox_) {
+    if (place.buffer != nullptr) place.buffer->abortWaitSend();
+  }
+}
+
+void GlooMesh::Abort(const absl::Status& reason) {
+  (void)Fail(RankGaveUp(shard().rank, reason));
+  bool connecting = false;
+  {
+    base::MutexLock lock(&mutex_);
+    if (std::exchange(told_, true)) return;
+    connecting = !places_made_;
+  }
+  if (connecting) {
+    // Others see their connections closed.
+    ClosePairs();
+    return;
+  }
+  const std::string text(
+      reason.message().substr(0, kControlBytes - sizeof(Header)));
+  const Header header = {.token = token_,
+                         .kind = kGaveUp,
+                         .payload_bytes = static_cast<uint32_t>(text.size())};
+  std::memcpy(control_out_.memory, &header, sizeof(header));
+  std::memcpy(control_out_.memory + sizeof(header), text.data(), text.size());
+  for (int64_t rank = 0; rank < shard().size; ++rank) {
+    if (rank == shard().rank) continue;
+    try {
+      SendTo(control_out_, rank, kControl, sizeof(header) + text.size());
+    } catch (const std::exception&) {
+      // It is gone: nobody is left to tell.
+    }
+  }
+  control_in_.buffer->abortWaitRecv();
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,139 @@
+// One rank over NCCL on the device of a test: a GPU and NVIDIA's library in
+// kernels/cuda's program, the emulated device and one without a GPU elsewhere.
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "kernels/emulation/testing/test_device.h"
+#include "model/shapes/shape_config.h"
+#include "plan/presets.h"
+#include "worker/executor/direct_runner.h"
+#include "worker/ranks/nccl/nccl_group.h"
+#include "worker/ranks/rank.h"
+#include "worker/testing/collective_ranks.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kernels::DType;
+using kernels::emulation::MakeTestDevice;
+using kernels::emulation::OnGpu;
+
+std::vector<std::string> Libraries() {
+  if (OnGpu()) return Nccl::DefaultFiles();
+  const char* const fake = std::getenv("KVASIR_FAKE_NCCL_LIBRARY");
+  return {fake == nullptr ? "" : fake};
+}
+
+class NcclDeviceTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    auto group = NcclGroup::Begin(
+        {.libraries = Libraries(), .deterministic = GetParam()});
+    if (OnGpu() && absl::IsNotFound(group.status())) {
+      GTEST_SKIP() << "needs NCCL: " << group.status();
+    }
+    KVASIR_ASSERT_OK(group);
+    // It takes the device that the thread names.
+    device_ = MakeTestDevice({});
+    const std::vector<std::string> addresses = {(*group)->address()};
+    auto connected = std::move(**group).Connect(addresses);
+    KVASIR_ASSERT_OK(connected);
+    collective_ = *std::move(connected);
+  }
+
+  std::unique_ptr<kernels::Device> device_;
+  std::unique_ptr<Collective> collective_;
+};
+
+TEST_P(NcclDeviceTest, OneRankKeepsWhatItHas) {
+  HostRank own(collective_.get(), device_.get());
+  const std::vector<float> numbers = RankNumbers(0, 5000, 1);
+  std::vector<float> data = numbers;
+  KVASIR_EXPECT_OK(own.AllReduceSum(&data));
+  EXPECT_EQ(data, numbers);
+  KVASIR_EXPECT_OK(own.AllGather(&data, 50, {0, 100}));
+  EXPECT_EQ(data, numbers);
+  std::vector<kernels::Bf16> narrow;
+  for (const float number : numbers) {
+    narrow.push_back(kernels::FromFloat<kernels::Bf16>(number));
+  }
+  std::vector<kernels::Bf16> sum = narrow;
+  KVASIR_EXPECT_OK(own.AllReduceSum(&sum));
+  for (size_t i = 0; i < sum.size(); ++i) {
+    ASSERT_EQ(sum[i].bits, narrow[i].bits) << i;
+  }
+  std::string text = "every byte of it";
+  KVASIR_EXPECT_OK(own.Broadcast(&text));
+  EXPECT_EQ(text, "every byte of it");
+}
+
+// Logits of a prompt and of what comes behind it.
+std::vector<std::vector<float>> Logits(Collective* collective) {
+  const model::ModelShape shape = {.name = "small-test",
+                                   .num_layers = 2,
+                                   .hidden_size = 128,
+                                   .intermediate_size = 192,
+                                   .num_query_heads = 8,
+                                   .num_kv_heads = 4,
+                                   .head_dim = 32,
+                                   .vocab_size = 517,
+                                   .max_position = 128};
+  std::vector<std::vector<float>> logits;
+  const auto run = [&]() -> absl::Status {
+    KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
+                            model::SpecOfShape(shape));
+    KVASIR_ASSIGN_OR_RETURN(
+        const kvasir::v1::KvPlan plan,
+        plan::MakePresetPlan(plan::kDensePreset,
+                             model::AttentionShapeOf(spec)));
+    RandomSource source(shape, 20260, DType::kBf16);
+    RankOptions options;
+    options.page_tokens = 16;
+    options.kv_cache_bytes = 4 << 20;
+    options.executor.max_model_len = 128;
+    options.executor.max_num_seqs = 4;
+    options.executor.max_batched_tokens = 32;
+    options.executor.logits_tap = [&](const LogitsRow& row) {
+      logits.emplace_back(row.logits.begin(), row.logits.end());
+    };
+    options.make_device = [](base::ThreadPool*, kernels::CpuBackend, int64_t) {
+      return MakeTestDevice({});
+    };
+    KVASIR_ASSIGN_OR_RETURN(const auto rank, Rank::Create(spec, plan, &source,
+                                                          options, collective));
+    DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+    const std::vector<int32_t> prompt = {5, 1, 4, 516, 0, 7, 8, 3, 11};
+    for (int step = 0; step < 4; ++step) {
+      KVASIR_RETURN_IF_ERROR(
+          runner
+              .Run({{.sequence_id = 1,
+                     .token_ids = step == 0 ? prompt : std::vector<int32_t>(),
+                     .sample = GreedySample()}})
+              .status());
+    }
+    return absl::OkStatus();
+  };
+  KVASIR_EXPECT_OK(run());
+  return logits;
+}
+
+TEST_P(NcclDeviceTest, AModelOfOneRankHasTheBitsOfOneWithoutNccl) {
+  const std::vector<std::vector<float>> have = Logits(collective_.get());
+  EXPECT_GE(have.size(), 4u);
+  EXPECT_EQ(have, Logits(nullptr));
+  KVASIR_EXPECT_OK(collective_->status());
+  EXPECT_GE(collective_->totals().calls, 4 * 5);  // of two layers, 4 steps
+}
+
+INSTANTIATE_TEST_SUITE_P(Sums, NcclDeviceTest, ::testing::Bool(),
+                         [](const auto& test) {
+                           return test.param ? "InOrder" : "OfNccl";
+                         });
+
+}  // namespace
+}  // namespace kvasir::worker

@@ -1,0 +1,489 @@
+// A libnccl.so.2 without a GPU: the functions of nccl_abi.h between threads and
+// processes of one machine, over shared memory that has no name (a memfd, which
+// goes with the last process that has it). It enqueues on a HostWork.
+//
+// KVASIR_FAKE_NCCL in the environment is what goes wrong: RANK:CALL:WHAT,
+// separated by commas; call 0 is the connection, collectives count from 1.
+//   hang    the rank never comes to the call
+//   error   the same, and NCCL has an asynchronous error on it
+//   refuse  the function returns an error
+//   late    it goes on behind the function: NCCL says "in progress" for a while
+//   stuck   the function does not return before the communicator is aborted, as
+//           where the queue of launches is full
+//   tell    (call 0) the rank hears of others that abort or are gone, as where
+//           ranks are connected over a network; elsewhere nobody does
+// KVASIR_FAKE_NCCL_VERSION is its version.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/device/dtype.h"
+#include "kernels/device/host_work.h"
+#include "worker/ranks/nccl/nccl_abi.h"
+
+namespace kvasir::worker::nccl {
+namespace {
+
+constexpr int kMaxRanks = 8;
+constexpr size_t kChunkBytes = 64 << 10;
+constexpr int kLatePolls = 20;
+
+std::atomic<int> live{0};
+std::atomic<int> aborts{0};
+thread_local std::string last_error;
+
+Result Refuse(Result result, std::string why) {
+  last_error = "fake: " + std::move(why);
+  return result;
+}
+
+enum class Kind : int { kAllReduce, kAllGather, kBroadcast };
+
+// What all ranks must agree on.
+struct Call {
+  uint64_t number = 0;
+  Kind kind = Kind::kAllReduce;
+  DataType type = DataType::kUint8;
+  size_t bytes = 0;  // that a rank brings
+  size_t at = 0;     // of this chunk
+
+  bool operator==(const Call&) const = default;
+};
+
+// Each rank posts a chunk, reads those of all, and says so.
+struct Segment {
+  struct Rank {
+    std::atomic<uint64_t> posted;
+    std::atomic<uint64_t> read;
+    std::atomic<pid_t> process;
+    std::atomic<bool> aborted;
+    std::atomic<bool> finalized;
+    Call call;
+    alignas(16) char data[kChunkBytes];
+  };
+  Rank ranks[kMaxRanks];
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+struct Fault {
+  int rank = 0;
+  uint64_t call = 0;
+  std::string what;
+};
+
+std::vector<Fault> ReadFaults() {
+  std::vector<Fault> faults;
+  const char* text = std::getenv("KVASIR_FAKE_NCCL");
+  while (text != nullptr && *text != '\0') {
+    Fault fault;
+    unsigned long long call = 0;
+    char what[16] = "";
+    if (std::sscanf(text, "%d:%llu:%15[a-z]", &fault.rank, &call, what) != 3) {
+      std::fprintf(stderr, "KVASIR_FAKE_NCCL: %s\n", text);
+      std::abort();
+    }
+    fault.call = call;
+    fault.what = what;
+    faults.push_back(fault);
+    text = std::strchr(text, ',');
+    if (text != nullptr) ++text;
+  }
+  return faults;
+}
+
+// shared_ptr: enqueued work outlives a communicator that is aborted.
+class State {
+ public:
+  State(Segment* segment, int rank, int size, int owned_file)
+      : segment_(segment),
+        rank_(rank),
+        size_(size),
+        owned_file_(owned_file),
+        faults_(ReadFaults()) {
+    ++live;
+    if (Has(0, "hang")) return;
+    own().process = getpid();
+  }
+  ~State() {
+    CloseFile();
+    munmap(segment_, sizeof(Segment));
+    --live;
+  }
+
+  bool Has(uint64_t call, const char* what) const {
+    for (const Fault& fault : faults_) {
+      if (fault.rank == rank_ && fault.call == call && fault.what == what) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  Result AsyncError() {
+    if (late_ != nullptr) {
+      if (++polls_ < kLatePolls) return Result::kInProgress;
+      polls_ = 0;
+      std::exchange(late_, nullptr)();
+    }
+    if (!connected_) {
+      for (int rank = 0; rank < size_; ++rank) {
+        if (segment_->ranks[rank].process == 0) return Result::kInProgress;
+      }
+      connected_ = true;
+      CloseFile();
+    }
+    if (error_ != Result::kOk) return error_;
+    if (own().finalized) {
+      bool all = jobs_ == 0;
+      for (int rank = 0; rank < size_; ++rank) {
+        all = all && segment_->ranks[rank].finalized;
+      }
+      return all ? Result::kOk : Result::kInProgress;
+    }
+    for (int rank = 0; Has(0, "tell") && rank < size_; ++rank) {
+      const Segment::Rank& other = segment_->ranks[rank];
+      if (other.aborted || (kill(other.process, 0) != 0 && errno == ESRCH)) {
+        return Refuse(Result::kRemoteError,
+                      "rank " + std::to_string(rank) + " is gone");
+      }
+    }
+    return Result::kOk;
+  }
+
+  Result Finalize() {
+    own().finalized = true;
+    return Result::kInProgress;
+  }
+  void Abort() {
+    own().aborted = true;
+    aborted_ = true;
+  }
+
+  // Enqueues Run of this.
+  Result Enqueue(const std::shared_ptr<State>& self, Call call,
+                 const void* from, void* to, int root, void* stream) {
+    if (!connected_ || late_ != nullptr) {
+      return Refuse(Result::kInvalidUsage, "the call before is in progress");
+    }
+    if (stream == nullptr) return Refuse(Result::kInvalidArgument, "no stream");
+    call.number = ++calls_;
+    if (Has(call.number, "refuse")) {
+      return Refuse(Result::kInternalError, "refused");
+    }
+    if (Has(call.number, "stuck")) {
+      WaitFor([] { return false; });
+      return Result::kOk;
+    }
+    auto* const work = static_cast<kernels::HostWork*>(stream);
+    auto enqueue = [self, work, call, from, to, root] {
+      ++self->jobs_;
+      work->enqueue(
+          work,
+          [](void* run) {
+            const std::unique_ptr<std::function<void()>> owner(
+                static_cast<std::function<void()>*>(run));
+            (*owner)();
+          },
+          new std::function<void()>([self, call, from, to, root] {
+            self->Run(call, static_cast<const char*>(from),
+                      static_cast<char*>(to), root);
+            --self->jobs_;
+          }));
+    };
+    if (Has(call.number, "late")) {
+      late_ = std::move(enqueue);
+      return Result::kInProgress;
+    }
+    enqueue();
+    return Result::kOk;
+  }
+
+  std::atomic<bool> used{false};
+
+ private:
+  Segment::Rank& own() { return segment_->ranks[rank_]; }
+
+  void CloseFile() {
+    if (owned_file_ >= 0) close(std::exchange(owned_file_, -1));
+  }
+
+  // False: this rank was aborted.
+  template <typename Condition>
+  bool WaitFor(const Condition& condition) {
+    for (int spins = 0; !condition(); ++spins) {
+      if (aborted_) return false;
+      if (spins < 50) {
+        std::this_thread::yield();
+      } else {
+        usleep(50);
+      }
+    }
+    return !aborted_;
+  }
+
+  void Run(Call call, const char* from, char* to, int root) {
+    if (Has(call.number, "error")) error_ = Result::kSystemError;
+    if (Has(call.number, "error") || Has(call.number, "hang")) {
+      WaitFor([] { return false; });
+      return;
+    }
+    for (call.at = 0; call.at < call.bytes; call.at += kChunkBytes) {
+      const size_t bytes = std::min(kChunkBytes, call.bytes - call.at);
+      const uint64_t step = ++steps_;
+      own().call = call;
+      std::memcpy(own().data, from + call.at, bytes);
+      own().posted = step;
+      for (int rank = 0; rank < size_; ++rank) {
+        const Segment::Rank& other = segment_->ranks[rank];
+        if (!WaitFor([&] { return other.posted >= step; })) return;
+        if (other.call == call) continue;
+        // NCCL does not see it: ranks hang, or worse.
+        WaitFor([] { return false; });
+        return;
+      }
+      Take(call, bytes, to, root);
+      own().read = step;
+      for (int rank = 0; rank < size_; ++rank) {
+        const Segment::Rank& other = segment_->ranks[rank];
+        if (!WaitFor([&] { return other.read >= step; })) return;
+      }
+    }
+  }
+
+  void Take(const Call& call, size_t bytes, char* to, int root) const {
+    switch (call.kind) {
+      case Kind::kAllGather:
+        for (int rank = 0; rank < size_; ++rank) {
+          std::memcpy(to + static_cast<size_t>(rank) * call.bytes + call.at,
+                      segment_->ranks[rank].data, bytes);
+        }
+        return;
+      case Kind::kBroadcast:
+        std::memcpy(to + call.at, segment_->ranks[root].data, bytes);
+        return;
+      case Kind::kAllReduce:
+        switch (call.type) {
+          case DataType::kFloat16:
+            return Sum<kernels::F16>(call.at, bytes, to);
+          case DataType::kBfloat16:
+            return Sum<kernels::Bf16>(call.at, bytes, to);
+          default:
+            return Sum<float>(call.at, bytes, to);
+        }
+    }
+  }
+
+  // As around a ring: parts begin at other ranks, and each step is rounded.
+  template <typename T>
+  void Sum(size_t at, size_t bytes, char* to) const {
+    constexpr size_t kPart = 64;
+    for (size_t i = 0; i < bytes / sizeof(T); ++i) {
+      const auto first = static_cast<int>((at / sizeof(T) + i) / kPart + 1);
+      T sum = {};
+      for (int step = 0; step < size_; ++step) {
+        T number;
+        std::memcpy(
+            &number,
+            segment_->ranks[(first + step) % size_].data + i * sizeof(T),
+            sizeof(T));
+        sum = step == 0 ? number
+                        : kernels::FromFloat<T>(kernels::ToFloat(sum) +
+                                                kernels::ToFloat(number));
+      }
+      std::memcpy(to + at + i * sizeof(T), &sum, sizeof(T));
+    }
+  }
+
+  Segment* const segment_;
+  const int rank_;
+  const int size_;
+  int owned_file_;
+  const std::vector<Fault> faults_;
+  bool connected_ = false;
+  uint64_t calls_ = 0;
+  int polls_ = 0;
+  std::function<void()> late_;  // what the library goes on with
+  uint64_t steps_ = 0;          // of the stream's thread
+  std::atomic<int> jobs_{0};
+  std::atomic<bool> aborted_{false};
+  std::atomic<Result> error_{Result::kOk};
+};
+
+}  // namespace
+
+struct CommTag {
+  std::shared_ptr<State> state;
+};
+
+namespace {
+
+// Of a communicator's own functions one runs at a time.
+class Use {
+ public:
+  explicit Use(CommHandle comm) : state(comm->state) {
+    if (state->used.exchange(true)) {
+      std::fprintf(stderr, "fake NCCL: two threads use a communicator\n");
+      std::abort();
+    }
+  }
+  ~Use() { state->used = false; }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+  // The communicator may be aborted meanwhile.
+  const std::shared_ptr<State> state;
+};
+
+size_t BytesOf(DataType type) {
+  switch (type) {
+    case DataType::kUint8:
+      return 1;
+    case DataType::kFloat16:
+    case DataType::kBfloat16:
+      return 2;
+    case DataType::kFloat32:
+      break;
+  }
+  return 4;
+}
+
+Result Enqueue(CommHandle comm, const Call& call, const void* from, void* to,
+               int root, void* stream) {
+  const Use use(comm);
+  return use.state->Enqueue(use.state, call, from, to, root, stream);
+}
+
+}  // namespace
+}  // namespace kvasir::worker::nccl
+
+using namespace kvasir::worker::nccl;  // NOLINT: the names are C's
+
+extern "C" {
+
+// For tests: communicators and their enqueued work, and aborts so far.
+int KvasirFakeNcclLive() { return live; }
+int KvasirFakeNcclAborts() { return aborts; }
+
+Result ncclGetVersion(int* version) {
+  const char* const text = std::getenv("KVASIR_FAKE_NCCL_VERSION");
+  *version = text == nullptr ? 22809 : std::atoi(text);
+  return Result::kOk;
+}
+
+const char* ncclGetErrorString(Result result) {
+  switch (result) {
+    case Result::kOk:
+      return "no error";
+    case Result::kSystemError:
+      return "unhandled system error";
+    case Result::kRemoteError:
+      return "remote process exited or there was a network error";
+    default:
+      return "another error";
+  }
+}
+
+const char* ncclGetLastError(CommHandle) { return last_error.c_str(); }
+
+Result ncclGetUniqueId(UniqueId* id) {
+  const int file = memfd_create("kvasir-fake-nccl", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, sizeof(Segment)) != 0) {
+    return Refuse(Result::kSystemError, std::strerror(errno));
+  }
+  std::snprintf(id->bytes, sizeof(id->bytes), "/proc/%d/fd/%d", getpid(), file);
+  return Result::kOk;
+}
+
+Result ncclCommInitRankConfig(CommHandle* comm, int size, UniqueId id, int rank,
+                              Config* config) {
+  if (config->size != sizeof(Config) || config->magic != 0xcafebeef ||
+      config->version < 21800 || config->blocking != 0) {
+    return Refuse(Result::kInvalidArgument, "config");
+  }
+  if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) {
+    return Refuse(Result::kInvalidArgument, "rank");
+  }
+  int owner = 0, owned = -1;
+  if (std::sscanf(id.bytes, "/proc/%d/fd/%d", &owner, &owned) != 2) {
+    return Refuse(Result::kInvalidArgument, "id");
+  }
+  if (rank != 0 || owner != getpid()) owned = -1;
+  const int file = open(id.bytes, O_RDWR | O_CLOEXEC);
+  if (file < 0) return Refuse(Result::kSystemError, std::strerror(errno));
+  void* const memory = mmap(nullptr, sizeof(Segment), PROT_READ | PROT_WRITE,
+                            MAP_SHARED, file, 0);
+  close(file);
+  if (memory == MAP_FAILED) {
+    return Refuse(Result::kSystemError, std::strerror(errno));
+  }
+  auto state =
+      std::make_shared<State>(static_cast<Segment*>(memory), rank, size, owned);
+  if (state->Has(0, "refuse")) return Refuse(Result::kInternalError, "refused");
+  *comm = new CommTag{std::move(state)};
+  return Result::kInProgress;
+}
+
+Result ncclCommGetAsyncError(CommHandle comm, Result* error) {
+  const Use use(comm);
+  *error = use.state->AsyncError();
+  return Result::kOk;
+}
+
+Result ncclCommFinalize(CommHandle comm) {
+  const Use use(comm);
+  return use.state->Finalize();
+}
+
+Result ncclCommDestroy(CommHandle comm) {
+  delete comm;
+  return Result::kOk;
+}
+
+Result ncclCommAbort(CommHandle comm) {
+  ++aborts;
+  comm->state->Abort();
+  // A call that is stuck has read the handle before it set this.
+  (void)comm->state->used.load();
+  delete comm;
+  return Result::kOk;
+}
+
+Result ncclAllReduce(const void* from, void* to, size_t count, DataType type,
+                     RedOp, CommHandle comm, void* stream) {
+  return Enqueue(
+      comm,
+      {.kind = Kind::kAllReduce, .type = type, .bytes = count * BytesOf(type)},
+      from, to, 0, stream);
+}
+
+Result ncclAllGather(const void* from, void* to, size_t count, DataType type,
+                     CommHandle comm, void* stream) {
+  return Enqueue(
+      comm,
+      {.kind = Kind::kAllGather, .type = type, .bytes = count * BytesOf(type)},
+      from, to, 0, stream);
+}
+
+Result ncclBroadcast(const void* from, void* to, size_t count, DataType type,
+                     int root, CommHandle comm, void* stream) {
+  return Enqueue(
+      comm,
+      {.kind = Kind::kBroadcast, .type = type, .bytes = count * BytesOf(type)},
+      from, to, root, stream);
+}
+
+}  // extern "C"
