@@ -356,6 +356,15 @@ def test_a_group_that_cannot_be_is_refused_with_the_numbers(flags, words):
         assert word in done.stderr, done.stderr
 
 
+def test_ranks_beyond_the_heads_are_served_and_what_is_held_twice_is_named():
+    with serve(16, "--kv-dtype", "f32", "--kv-cache-bytes", "4MiB", "--max-num-seqs", 2) as server:
+        log = server.log()
+        assert 'what="layers 0-5 key, heads 0 on ranks 0-1: ' in log, log
+        assert "kvasir inspect --tp 16" in log
+        text, _, tokens = triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=8, temperature=0.0)
+        assert text and tokens == 8
+
+
 def test_the_effective_config_names_the_ranks():
     text = run("serve", "--model", TINY, "--tp", "2", "--print-config").stdout
     assert "tp=2" in text and "join-fd" not in text
