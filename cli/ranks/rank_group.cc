@@ -198,6 +198,8 @@ std::unique_ptr<worker::Executor> LeaderGroup::MakeExecutor(
 }
 
 absl::Status LeaderGroup::Drain() {
+  // Ranks of a group that has failed end by themselves, or are ended.
+  KVASIR_RETURN_IF_ERROR(leader_->status());
   KVASIR_RETURN_IF_ERROR(leader_->Drain());
   if (children_ != nullptr && !children_->WaitEnded(kEndTimeout)) {
     return absl::DeadlineExceededError(

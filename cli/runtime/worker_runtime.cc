@@ -337,8 +337,8 @@ DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
     // No step follows.
     engine_->Stop();
     if (const absl::Status status = group_->Drain(); !status.ok()) {
-      base::LogError("the group was not drained",
-                     {{"status", status.ToString()}});
+      base::LogWarning("the group was not drained",
+                       {{"status", status.ToString()}});
     }
   }
   return {.finished = response.finished(), .aborted = response.aborted()};
