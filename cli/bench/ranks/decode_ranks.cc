@@ -66,8 +66,8 @@ class RankEngines {
     return *engines_[static_cast<size_t>(rank)];
   }
 
-  // Adds to `tallies`, one for each rank. INTERNAL where ranks have sampled
-  // differently.
+  // Adds to `tallies`, one for each rank. The errors of
+  // CheckSameResults.
   absl::StatusOr<GroupSample> Decode(int64_t batch, int64_t steps,
                                      std::vector<RankTally>* tallies) {
     std::vector<worker::CollectiveTotals> before;
@@ -84,18 +84,15 @@ class RankEngines {
                               DecodeSteps(engines_[r].get(), batch, steps));
       return absl::OkStatus();
     }));
+    std::vector<uint64_t> hashes;
     for (int64_t rank = 0; rank < size(); ++rank) {
       const auto r = static_cast<size_t>(rank);
       const double seconds = sample.ranks[r].seconds;
       sample.seconds = std::max(sample.seconds, seconds);
       (*tallies)[r].Add(before[r], group_.totals(rank), steps, seconds);
-      if (engines_[r]->results_hash() != engines_[0]->results_hash()) {
-        return absl::InternalError(absl::StrCat(
-            "ranks sampled differently: the results of rank 0 are ",
-            engines_[0]->results_hash(), ", those of rank ", rank, " ",
-            engines_[r]->results_hash()));
-      }
+      hashes.push_back(engines_[r]->results_hash());
     }
+    KVASIR_RETURN_IF_ERROR(CheckSameResults(hashes));
     return sample;
   }
 

@@ -28,6 +28,17 @@ std::string ThreadsNote(int threads, int64_t ranks) {
                                     : "and leave cores idle that TP=1 uses");
 }
 
+absl::Status CheckSameResults(absl::Span<const uint64_t> hash_by_rank) {
+  for (size_t rank = 1; rank < hash_by_rank.size(); ++rank) {
+    if (hash_by_rank[rank] == hash_by_rank[0]) continue;
+    return absl::InternalError(
+        absl::StrCat("ranks sampled differently: the hash of rank 0 is ",
+                     absl::Hex(hash_by_rank[0]), ", that of rank ", rank, " ",
+                     absl::Hex(hash_by_rank[rank])));
+  }
+  return absl::OkStatus();
+}
+
 void RankTally::Add(const worker::CollectiveTotals& before,
                     const worker::CollectiveTotals& after, int64_t more,
                     double more_seconds) {

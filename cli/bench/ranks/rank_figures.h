@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "nlohmann/json.hpp"
 #include "worker/ranks/collective.h"
 
@@ -14,6 +16,10 @@ namespace kvasir::cli {
 int ThreadsOfRank(int threads, int64_t ranks);
 // In words where all ranks together do not have as many; else empty.
 std::string ThreadsNote(int threads, int64_t ranks);
+
+// Hashes of what each rank has sampled. INTERNAL, with the first two values
+// that differ.
+absl::Status CheckSameResults(absl::Span<const uint64_t> hash_by_rank);
 
 // Some steps of one rank.
 struct RankTally {

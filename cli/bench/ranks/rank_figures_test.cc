@@ -1,5 +1,6 @@
 #include "cli/bench/ranks/rank_figures.h"
 
+#include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -34,6 +35,13 @@ TEST(RankFiguresTest, CountsThatAllStepsShareAreWholeNumbers) {
   EXPECT_EQ(row.dump(),
             R"({"collectives_per_step":15,"sent_bytes_per_step":300,)"
             R"("wait_share":0.25})");
+}
+
+TEST(RankFiguresTest, ResultsThatDifferAreToldByRankAndValue) {
+  KVASIR_EXPECT_OK(CheckSameResults({7, 7, 7}));
+  EXPECT_THAT(CheckSameResults({7, 7, 26}),
+              base::StatusIs(absl::StatusCode::kInternal,
+                             HasSubstr("rank 0 is 7, that of rank 2 1a")));
 }
 
 // Steps that evict beside steps that do not.
