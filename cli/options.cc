@@ -170,10 +170,12 @@ void AddStepFlags(CLI::App* app, EngineFlags* options) {
   AddFlag(app, "--max-batched-tokens", options->max_batched_tokens,
           "tokens in one step (prefill chunks + decode)")
       ->check(CLI::Range(1, 1 << 20));
-  AddBytes(app, "--kv-cache-bytes", options->kv_cache_bytes,
-           "bytes of the KV cache pool, e.g. 2GiB; 0: half of what the cgroup "
-           "leaves, on a GPU what --gpu-memory-utilization leaves, at most "
-           "what --max-num-seqs full sequences need");
+  AddBytes(
+      app, "--kv-cache-bytes", options->kv_cache_bytes,
+      "bytes of the KV cache pool, e.g. 2GiB, on each rank; 0: half of what "
+      "the cgroup leaves, on a GPU what --gpu-memory-utilization leaves, at "
+      "most "
+      "what --max-num-seqs full sequences need");
   AddFlag(app, "--gpu-memory-utilization", options->gpu_memory_utilization,
           "with a GPU: the share of its memory that may be taken in all, by "
           "weights, cache, steps, CUDA itself and other processes; "

@@ -8,7 +8,7 @@
 #include "kernels/device/dtype.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
-#include "worker/ranks/nccl_group.h"
+#include "worker/ranks/nccl/nccl_group.h"
 
 namespace kvasir::bench {
 namespace {

@@ -18,6 +18,7 @@
 #include "cli/flags.h"
 #include "cli/known_models.h"
 #include "cli/progress.h"
+#include "worker/ranks/group/rank_identity.h"
 
 namespace kvasir::cli {
 
@@ -65,7 +66,7 @@ absl::Status FillEngine(const DecodeFlags& flags, BenchEngine* engine) {
   if (flags.fill == "random") {
     return engine->FillWithRandomLatents(flags.batch, flags.context);
   }
-  Progress progress("prefill", flags.batch, "sequences", true);
+  Progress progress("prefill", flags.batch, "sequences", !engine->quiet());
   for (int64_t i = 1; i <= flags.batch; ++i) {
     KVASIR_RETURN_IF_ERROR(
         engine->Prefill(static_cast<uint64_t>(i), flags.context));
@@ -137,6 +138,7 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
     flags.context = kEvictionCostContext;
   }
   UseQuick<int64_t>(flags.bench, "--context", 64, &flags.context);
+  if (flags.tp > 1) return RunDecodeRanks(std::move(flags));
   if (flags.eviction_cost) return RunEvictionCost(std::move(flags));
   if (flags.paced && flags.plans.size() != 1) {
     return absl::InvalidArgumentError(
@@ -223,7 +225,7 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
                "compare --model with this checkpoint");
   AddFlag(command, "--fill", flags->fill,
           "where the context comes from: a prefill, or random latents (auto: "
-          "random where caches are compared)")
+          "random where caches or ranks are compared)")
       ->check(CLI::IsMember({"auto", "prefill", "random"}));
   AddSwitch(command, "--paced", flags->paced,
             "with --plan NAME: a sample for each line of standard input, told "
@@ -232,6 +234,10 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
             "what scores of slots and evictions take of a step: each --plan "
             "(default: dense-8bit,rotated-4bit) with --eviction (q-hitter) "
             "against itself without, --context (4096) slots staying");
+  AddFlag(command, "--tp", flags->tp,
+          "compare one rank with so many tensor-parallel ones on the same "
+          "cores: threads of this process, over Gloo on loopback, on the CPU")
+      ->check(CLI::Range(1, static_cast<int>(worker::kMaxTpSize)));
   command->footer(
       "With --plan or --baseline the rows are caches: tokens_per_second,\n"
       "bytes_per_step (weights by the stream's counter, cache by its layout),\n"
@@ -251,7 +257,15 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
       "over the tokens between two), attention_more_ms and append_more_ms\n"
       "(where scoring's time goes), share_low and share_high (the middle half\n"
       "of the pairs), cache_bytes_per_step and cache_bytes_without (by the\n"
-      "layout, of decode).");
+      "layout, of decode).\n"
+      "With --tp the rows are ranks, TP=1's first, each with --threads "
+      "divided\n"
+      "by N (one at least): step_ms (of the group, until its last rank is "
+      "done),\n"
+      "weight_bytes and cache_bytes (the allocator's), collectives_per_step,\n"
+      "sent_bytes_per_step (to all other ranks, Gloo's own words included) "
+      "and\n"
+      "wait_share (of a rank's steps, waiting in collectives).");
   AddBenchFlags(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),

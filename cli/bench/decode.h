@@ -28,6 +28,7 @@ struct DecodeFlags {
   std::string fill = "auto";
   bool paced = false;
   bool eviction_cost = false;
+  int tp = 1;
 
   bool compares() const { return !plans.empty() || !baseline.empty(); }
 };
@@ -57,5 +58,8 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags);
 
 // What scores and evictions take of steps over each of the plans.
 absl::StatusOr<BenchReport> RunEvictionCost(DecodeFlags flags);
+
+// Steps of tp ranks against those of one.
+absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags);
 
 }  // namespace kvasir::cli

@@ -7,6 +7,7 @@
 #include "bench/cache_reads.h"
 #include "bench/random_latents.h"
 #include "cli/progress.h"
+#include "worker/ranks/group/result_hash.h"
 
 namespace kvasir::cli {
 
@@ -14,7 +15,8 @@ absl::StatusOr<std::unique_ptr<BenchEngine>> BenchEngine::Create(
     const BenchEngineOptions& options) {
   auto engine = std::unique_ptr<BenchEngine>(new BenchEngine());
   engine->max_batched_tokens_ = options.max_batched_tokens;
-  Progress progress("loading weights", 0, "MiB", true);
+  engine->quiet_ = options.quiet;
+  Progress progress("loading weights", 0, "MiB", !options.quiet);
   KVASIR_ASSIGN_OR_RETURN(
       engine->model_,
       LoadedModel::Load({.model = options.model,
@@ -25,6 +27,7 @@ absl::StatusOr<std::unique_ptr<BenchEngine>> BenchEngine::Create(
                          .plan = options.plan,
                          .stretch_positions = true,
                          .profile = &engine->profile_,
+                         .group = options.group,
                          .progress = [&progress](int64_t done, int64_t) {
                            progress.Update(done >> 20);
                          }}));
@@ -68,7 +71,7 @@ absl::Status BenchEngine::FillWithRandomLatents(int64_t count,
   const worker::KvArenas& arenas = model_->rank().executor().arenas();
   Progress progress("random latents",
                     static_cast<int64_t>(arenas.layers().size()), "layers",
-                    true);
+                    !quiet_);
   uint64_t seed = 1;
   int64_t done = 0;
   for (const worker::KvArenas::Layer& layer : arenas.layers()) {
@@ -126,7 +129,10 @@ absl::Status BenchEngine::Decode(int64_t count) {
     kv_bytes += bench::CacheBytesRead(
         model_->layout(), runner_->length(i + 1) + 1, prompt_tokens_);
   }
-  KVASIR_RETURN_IF_ERROR(runner_->Run(steps).status());
+  KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::StepResult result,
+                          runner_->Run(steps));
+  results_hash_ =
+      results_hash_ * 6364136223846793005u + worker::ResultHash(result);
   kv_bytes_read_ += static_cast<int64_t>(kv_bytes);
   return absl::OkStatus();
 }

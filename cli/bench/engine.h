@@ -24,13 +24,17 @@ struct BenchEngineOptions {
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;
+  // LoadRequest's.
+  Membership* group = nullptr;
+  bool quiet = false;  // no progress
 };
 
 // Owns: the model and the sequences.
 // Threads: one.
 class BenchEngine {
  public:
-  // Loads, with progress on standard error.
+  // Loads, with progress on standard error. As a rank of a group: on a thread
+  // of its own, while the others do, and so are all steps.
   static absl::StatusOr<std::unique_ptr<BenchEngine>> Create(
       const BenchEngineOptions& options);
 
@@ -58,11 +62,15 @@ class BenchEngine {
     return model_->rank().stream().weight_bytes_read();
   }
   int64_t kv_bytes_read() const { return kv_bytes_read_; }
+  // Of what all of Decode's steps have sampled: ranks of one group have the
+  // same.
+  uint64_t results_hash() const { return results_hash_; }
 
   // Takes the time of each part of the steps. What a mark costs (a look at the
   // clock) does not show in a step of milliseconds.
   worker::CpuStepProfile& profile() { return profile_; }
 
+  bool quiet() const { return quiet_; }
   LoadedModel& model() { return *model_; }
   base::ThreadPool* pool() { return &model_->rank().pool(); }
 
@@ -74,8 +82,10 @@ class BenchEngine {
   std::unique_ptr<LoadedModel> model_;
   std::unique_ptr<worker::DirectRunner> runner_;
   int64_t max_batched_tokens_ = 0;
+  bool quiet_ = false;
   int64_t prompt_tokens_ = 0;  // of the latest sequences
   int64_t kv_bytes_read_ = 0;
+  uint64_t results_hash_ = 0;
   uint64_t random_ = 1;
 };
 

@@ -90,11 +90,7 @@ void AppendLines(const char* label, const std::vector<std::string>& lines,
 void AppendReplicas(const RankSummary& summary, std::string* out) {
   std::vector<std::string> lines;
   for (const plan::Replica& replica : summary.replicas) {
-    lines.push_back(
-        absl::StrFormat("%s %s, heads %s on ranks %s: %d bytes a token on each",
-                        LayersText(replica.first_layer, replica.last_layer),
-                        SideText(replica), ListText(replica.heads),
-                        ListText(replica.ranks), replica.bytes_per_token));
+    lines.push_back(ReplicaText(replica));
   }
   if (lines.empty()) return;
   AppendLines("on several ranks", lines, out);
@@ -115,6 +111,14 @@ void AppendUneven(const RankSummary& summary, std::string* out) {
 }
 
 }  // namespace
+
+std::string ReplicaText(const plan::Replica& replica) {
+  return absl::StrFormat(
+      "%s %s, heads %s on ranks %s: %d bytes a token on each",
+      LayersText(replica.first_layer, replica.last_layer), SideText(replica),
+      ListText(replica.heads), ListText(replica.ranks),
+      replica.bytes_per_token);
+}
 
 double RankSummary::most_kv_bytes_per_token() const {
   double most = 0;

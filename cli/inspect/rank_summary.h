@@ -72,6 +72,8 @@ absl::StatusOr<RankSummary> SummarizeRanks(const RankPlans& plans,
                                            const model::DecoderSpec& spec,
                                            const cache::PageFormat& format);
 
+// "layers 0-5 key, heads 0-3 on ranks 0,1: 32 bytes a token on each"
+std::string ReplicaText(const plan::Replica& replica);
 // A table and, below it, what is there more than once.
 std::string RanksText(const RankSummary& summary);
 nlohmann::ordered_json RanksJson(const RankSummary& summary);

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "worker/ranks/gloo_group.h"
-#include "worker/ranks/nccl_group.h"
+#include "worker/ranks/gloo/gloo_group.h"
+#include "worker/ranks/nccl/nccl_group.h"
 
 namespace kvasir::cli {
 namespace {

@@ -209,6 +209,8 @@ void LeaderGroup::EndLocalRanksOfDead() {
 }
 
 absl::Status LeaderGroup::Drain() {
+  // Ranks of a group that has failed end by themselves, or are ended.
+  KVASIR_RETURN_IF_ERROR(leader_->status());
   KVASIR_RETURN_IF_ERROR(leader_->Drain());
   KVASIR_RETURN_IF_ERROR(leader_->status());
   collective_.Abort(absl::CancelledError(kDone));

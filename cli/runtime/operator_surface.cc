@@ -1,11 +1,14 @@
 #include "cli/runtime/operator_surface.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/net/listen_address.h"
 #include "base/net/process_metrics.h"
@@ -23,6 +26,9 @@ constexpr size_t kFewConnections = 64;
 // So soon those go who ask nothing: no room is theirs for minutes that a probe
 // wants. A channel that is told to go connects anew with its next call.
 constexpr absl::Duration kIdle = absl::Seconds(5);
+
+// Of a program that has failed.
+constexpr absl::Duration kMostToEnd = absl::Seconds(20);
 
 // Whole or not at all: whoever waits for the file may read it at once.
 absl::Status WriteWhole(const std::string& path, const std::string& text) {
@@ -154,7 +160,15 @@ void OperatorSurface::TellHealth() {
 
 void OperatorSurface::Fail(const std::string& why) {
   // What fails first has others fail behind it.
-  if (!failed_.exchange(true)) base::LogError("exiting", {{"why", why}});
+  if (!failed_.exchange(true)) {
+    base::LogError("exiting", {{"why", why}});
+    // A library that waits for a rank which is gone is not waited for.
+    std::thread([] {
+      absl::SleepFor(kMostToEnd);
+      base::LogError("ended by force");
+      std::_Exit(kExitFailed);
+    }).detach();
+  }
   {
     base::MutexLock lock(&health_mutex_);
     TellHealth();

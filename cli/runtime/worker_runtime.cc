@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "cache/prefix_hash.h"
 #include "cli/exit_code.h"
+#include "cli/inspect/rank_summary.h"
 #include "cli/plan_summary.h"
 #include "cli/units.h"
 #include "cli/version.h"
@@ -77,6 +78,29 @@ void LogAttentionKernels(const worker::ModelExecutor& executor) {
          {"prompts", kernels.prompts},
          {"why", kernels.why}});
   }
+}
+
+// What ranks hold more than once is paid for in pages, and nothing else says
+// so.
+absl::Status LogReplicas(const ModelSource& source, int64_t num_ranks) {
+  constexpr size_t kMostLines = 8;
+  KVASIR_ASSIGN_OR_RETURN(
+      const RankPlans plans,
+      ResolveForRanks(source.plan->source, source.spec, num_ranks));
+  const std::vector<plan::Replica> replicas = plan::FindReplicas(plans);
+  for (size_t i = 0; i < std::min(replicas.size(), kMostLines); ++i) {
+    base::LogWarning(
+        "held by several ranks",
+        {{"what", ReplicaText(replicas[i])},
+         {"extra_bytes_per_token", replicas[i].extra_bytes_per_token()}});
+  }
+  if (replicas.size() > kMostLines) {
+    base::LogWarning(
+        "held by several ranks",
+        {{"more", replicas.size() - kMostLines},
+         {"all", absl::StrCat("kvasir inspect --tp ", num_ranks)}});
+  }
+  return absl::OkStatus();
 }
 
 std::string InvarianceOf(LoadedModel& model) {
@@ -275,6 +299,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
 
   worker::Executor* executor = &model.rank().executor();
   if (group != nullptr) {
+    KVASIR_RETURN_IF_ERROR(LogReplicas(model.source(), group->shard().size));
     runtime->rank_metrics_ = std::make_shared<RankMetrics>(
         RankConstantsOf(model, group->shard(), group->collective_name()),
         &group->collective());

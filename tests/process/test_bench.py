@@ -256,6 +256,70 @@ def test_decode_compares_plans_with_the_dense_cache():
     assert any("random latents" in note for note in report["notes"])
 
 
+def rows_of_ranks(tp, *flags):
+    """Rows of one rank, and of each of `tp`, by batch."""
+    report = bench("decode", "--tp", tp, "--threads", 2, *flags)
+    assert set(report["spread"]) == {f"tp{tp}_batch1_speedup", f"tp{tp}_batch8_speedup"}
+    rows = {batch: [row for row in report["rows"] if row["batch"] == batch] for batch in (1, 8)}
+    for of_batch in rows.values():
+        assert [(row["tp"], row["rank"]) for row in of_batch] == [(1, 0), *((tp, r) for r in range(tp))]
+        assert len({row["step_ms"] for row in of_batch[1:]}) == 1  # the group's
+        for row in of_batch[1:]:
+            assert 0 < row["wait_share"] < 1
+    return report, rows
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_ranks_are_counted_beside_one_rank(tp):
+    report, rows = rows_of_ranks(tp)
+    layers, hidden, vocab = 6, 256, 4096  # kvasir-tiny
+    sent = {}
+    for batch, (whole, *ranks) in rows.items():
+        assert whole["threads"] == 2 and all(row["threads"] == 2 // tp or 1 for row in ranks)
+        assert "collectives_per_step" not in whole
+        # Embedding, two a layer, rows that are not finite, logits.
+        assert {row["collectives_per_step"] for row in ranks} == {1 + 2 * layers + 1 + 1}
+        (sent[batch],) = {row["sent_bytes_per_step"] for row in ranks}
+        # A page holds 1 / tp of each page of one rank, weights but for norms.
+        assert {row["cache_bytes"] * tp for row in ranks} == {whole["cache_bytes"]}
+        norms = (2 * layers + 1) * hidden * 4
+        for row in ranks:
+            assert row["weight_bytes"] - norms == (whole["weight_bytes"] - norms) / tp
+    # Each rank sends its float32 numbers to all others: of a token a row for each
+    # sum, one number, and its part of the logits.
+    token = 4 * ((1 + 2 * layers) * hidden + 1 + vocab // tp)
+    assert sent[8] - sent[1] == 7 * token * (tp - 1)
+    # The rest is what each message of Gloo has around it.
+    around = (sent[1] - token * (tp - 1)) / (15 * (tp - 1))
+    assert around == int(around) and 0 < around < 256
+    assert report["figures"]["rank_cache_share"] == 1 / tp
+    assert any("4 in all" in note for note in report["notes"]) == (tp == 4)
+
+
+def test_ranks_that_evict_and_prefill_go_in_lockstep():
+    report, rows = rows_of_ranks(2, "--fill", "prefill", "--breakdown", "--steps", 16, "--eviction", "h2o",
+                                 "--eviction-budget", 32, "--eviction-recent", 8, "--eviction-every", 8)
+    for of_batch in rows.values():
+        for row in of_batch:
+            assert row["breakdown"]["eviction"] > 0
+            assert set(row["breakdown"]) == PARTS
+        assert len({row["collectives_per_step"] for row in of_batch[1:]}) == 1
+
+
+@pytest.mark.parametrize("flags, code, said", [
+    (["--tp", 3], 1, "8 KV heads, 16 query heads and 640 MLP features cannot be dealt to 3 tensor-parallel "
+     "ranks in equal parts; would do: 1, 2, 4, 8 or 16"),
+    (["--tp", 2, "--plan", "rotated-4bit"], 1, "without --plan"),
+    (["--tp", 2, "--eviction-cost"], 1, "--eviction-cost"),
+    (["--tp", 0], 2, "--tp"),
+    (["--tp", 2, "--device", "cuda"], 2, "--device"),
+])
+def test_ranks_that_cannot_be_are_refused(flags, code, said):
+    done = run("bench", "decode", "--quick", *flags, check=False)
+    assert done.returncode == code and said in done.stderr
+    assert "loading weights" not in done.stderr
+
+
 def test_random_latents_of_a_layer_spare_the_exact_rows_of_others(tmp_path):
     """Layers of few bits keep theirs in the arena of one of many."""
     def side(stored, bits):

@@ -21,8 +21,9 @@ PROMPTS = [f"Chapter {i}. It was a bright cold morning, and she said to him" for
 # Of clients' streams, once a rank is gone.
 SOON_SECONDS = 5
 END_SECONDS = 20
-ROUNDS = int(os.environ.get("KVASIR_RANK_ROUNDS", "1"))
+ROUNDS = int(os.environ.get("KVASIR_RANK_ROUNDS", "3"))
 ONE_THREAD = ["--threads", "1"]
+FAKE_NCCL = os.environ.get("KVASIR_FAKE_NCCL_LIBRARY")
 
 
 def serve(tp, *flags, model=TINY):
@@ -314,6 +315,43 @@ def test_a_leader_whose_ranks_do_not_come_says_which(tmp_path):
         assert "rank 1" in group.log() and "1s" in group.log(), group.log()
 
 
+def zero_rows(folder, tensor, first, count):
+    """Of a checkpoint's one file, whose tensors are all of 16 or 32 bits."""
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    header_bytes = int.from_bytes(data[:8], "little")
+    info = json.loads(data[8:8 + header_bytes])[tensor]
+    begin, end = info["data_offsets"]
+    row_bytes = (end - begin) // info["shape"][0]
+    at = 8 + header_bytes + begin + first * row_bytes
+    data[at:at + count * row_bytes] = bytes(count * row_bytes)
+    file.unlink()
+    file.write_bytes(data)
+
+
+def test_weights_that_differ_on_one_rank_are_other_weights(tmp_path):
+    """No rank reads what others hold: what is wrong on one of them must be seen in the name of all."""
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in TINY.iterdir():
+        if file.is_file():
+            (changed / file.name).symlink_to(file)
+    # Of 640 features rank 1 has the second half.
+    zero_rows(changed, "model.layers.0.mlp.gate_proj.weight", 384, 128)
+    told = {}
+    for model in (TINY, changed):
+        folder = tmp_path / model.name
+        folder.mkdir(exist_ok=True)
+        with Group(folder) as group:
+            rank = group.rank(model=model)
+            group.wait_ready()
+            with KvasirProcess("router", "--workers", f"unix:{folder}/worker") as router:
+                told[model] = answers(router)
+            group.leader.send_signal(signal.SIGTERM)
+            assert group.leader.wait(timeout=60) == 0 and rank.wait(timeout=60) == 0
+    assert told[TINY] != told[changed]
+
+
 def test_a_connection_that_is_cut_ends_the_group(tmp_path):
     with Group(tmp_path) as group:
         proxy = CuttableProxy(f"127.0.0.1:{group.port}")
@@ -323,6 +361,24 @@ def test_a_connection_that_is_cut_ends_the_group(tmp_path):
         proxy.cut()
         assert group.leader.wait(timeout=END_SECONDS) != 0, group.log()
         assert rank.wait(timeout=END_SECONDS) != 0
+
+
+@pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no NCCL of tests")
+def test_ranks_of_a_gpu_s_kernels_over_nccl_do_what_one_does():
+    """Kernels run on the emulated device, NCCL over shared memory: all else is what runs on GPUs."""
+    def first_words(*flags):
+        before = shared_memory()
+        with KvasirProcess("serve", "--device", "emulated:f32", "--kv-dtype", "f32", "--max-num-seqs", 4,
+                           "--max-batched-tokens", 32, "--max-model-len", 64, *ONE_THREAD, *flags) as server:
+            told = triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
+            ranks = server.ready.get("ranks", [])
+            assert [rank_metrics(rank)["kvasir_rank_info"].labels["collective"] for rank in ranks] == ["nccl"] * len(ranks)
+            assert server.stop() == 0, server.log()
+            assert not any(map(alive, [rank["pid"] for rank in ranks]))
+        assert shared_memory() == before
+        return told
+
+    assert first_words("--tp", 2, "--nccl-library", FAKE_NCCL, "--collective", "nccl") == first_words()
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -337,6 +393,15 @@ def test_a_group_that_cannot_be_is_refused_with_the_numbers(flags, words):
     assert done.returncode in (1, 2)
     for word in words:
         assert word in done.stderr, done.stderr
+
+
+def test_ranks_beyond_the_heads_are_served_and_what_is_held_twice_is_named():
+    with serve(16, "--kv-dtype", "f32", "--kv-cache-bytes", "4MiB", "--max-num-seqs", 2) as server:
+        log = server.log()
+        assert 'what="layers 0-5 key, heads 0 on ranks 0-1: ' in log, log
+        assert "kvasir inspect --tp 16" in log
+        text, _, tokens = triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=8, temperature=0.0)
+        assert text and tokens == 8
 
 
 def test_the_effective_config_names_the_ranks():

@@ -299,6 +299,7 @@ TEST_P(ExecutorLaunchTest, OneUploadOneReadBackAndNothingAllocatedBetween) {
     EXPECT_GT(static_cast<int64_t>(step.launches.size()) - copies,
               computes ? 10 : -1);
     EXPECT_EQ(step.NumLaunches("all_reduce_sum"), 0);  // one rank
+    EXPECT_EQ(step.NumLaunches("all_gather"), 0);
     for (size_t part = 0; part < kNumStepParts; ++part) {
       EXPECT_EQ(step.heap[part], 0)
           << StepPartName(static_cast<StepPart>(part));
@@ -426,9 +427,9 @@ TEST(ExecutorEvictionLaunchTest,
   }
 }
 
-// Behind attention, behind the MLP, and the marks of numbers that are not
-// finite.
-TEST(ExecutorRanksTest, SumTwiceALayerAndOnceAStep) {
+// Sums behind attention and behind the MLP, of the rows looked up and of the
+// marks of numbers that are not finite; and the logits.
+TEST(ExecutorRanksTest, SumTwiceALayerAndTwiceAStepAndGatherOnce) {
   const auto group = InProcessGroup::Create(2);
   std::vector<RecordedExecutor> executors(group.size());
   std::vector<std::thread> threads;
@@ -453,7 +454,8 @@ TEST(ExecutorRanksTest, SumTwiceALayerAndOnceAStep) {
     const std::vector<StepRecord>& steps = executor.steps();
     ASSERT_EQ(steps.size(), 3u);
     for (const StepRecord& step : steps) {
-      EXPECT_EQ(step.NumLaunches("all_reduce_sum"), 2 * 2 + 1);
+      EXPECT_EQ(step.NumLaunches("all_reduce_sum"), 2 * 2 + 2);
+      EXPECT_EQ(step.NumLaunches("all_gather"), 1);
     }
     EXPECT_EQ(steps[1].Text(true), steps[2].Text(true));  // two decodes
   }

@@ -38,10 +38,16 @@ struct Conduct {
 };
 
 // Of one rank: what was sampled behind the prompt and behind each token, and
-// the logits of these [1 + kDecoded, V].
+// the logits of all tokens of prompt and output, one after another [rows, V].
 struct Outcome {
-  std::vector<int32_t> tokens;
+  size_t vocab = 0;
+  std::vector<int32_t> tokens;  // [1 + kDecoded]
   std::vector<float> logits;
+
+  size_t num_rows() const { return logits.size() / vocab; }
+  absl::Span<const float> Row(size_t row) const {
+    return absl::MakeSpan(logits).subspan(row * vocab, vocab);
+  }
 };
 
 std::vector<int32_t> Prompt(int64_t length, int32_t by,
@@ -55,6 +61,7 @@ std::vector<int32_t> Prompt(int64_t length, int32_t by,
 Outcome RunRank(Collective* own, const model::ModelShape& shape,
                 const PlanCase* plan_case, const Conduct& conduct) {
   Outcome outcome;
+  outcome.vocab = static_cast<size_t>(shape.vocab_size);
   RankOptions options = TinyOptions();
   options.deterministic = true;
   options.executor.logits_tap = [&](const LogitsRow& row) {
@@ -154,16 +161,26 @@ void ExpectSameNumbers(const Outcome& outcome, const Outcome& one) {
 
 // Of a coded latent a last bit may be another code. Counts the rows that the
 // ranks must agree in.
+// Of the tokens that one rank has chosen, nats each.
+double LossOf(const Outcome& outcome, const std::vector<int32_t>& tokens) {
+  double sum = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto logits = outcome.Row(outcome.num_rows() - tokens.size() + i);
+    double all = 0;
+    for (const float logit : logits) all += std::exp(double{logit});
+    sum += std::log(all) - double{logits[static_cast<size_t>(tokens[i])]};
+  }
+  return sum / static_cast<double>(tokens.size());
+}
+
 void ExpectSameChoices(const Outcome& outcome, const Outcome& one,
                        int64_t* clear_rows) {
-  const size_t vocab = one.logits.size() / (1 + kDecoded);
-  for (size_t row = 0; row <= kDecoded; ++row) {
-    const auto of = [&](const Outcome& each) {
-      return absl::MakeSpan(each.logits).subspan(row * vocab, vocab);
-    };
-    if (Margin(of(one)) <= 0.05f) continue;
+  const double loss = LossOf(one, one.tokens);
+  EXPECT_NEAR(LossOf(outcome, one.tokens), loss, 0.001 * loss);
+  for (size_t row = 0; row < one.num_rows(); ++row) {
+    if (Margin(one.Row(row)) <= 0.05f) continue;
     ++*clear_rows;
-    EXPECT_EQ(Argmax(of(outcome)), Argmax(of(one))) << "row " << row;
+    EXPECT_EQ(Argmax(outcome.Row(row)), Argmax(one.Row(row))) << "row " << row;
   }
 }
 

@@ -17,7 +17,7 @@
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "worker/ranks/collective.h"
-#include "worker/ranks/gloo_group.h"
+#include "worker/ranks/gloo/gloo_group.h"
 
 namespace kvasir::worker {
 

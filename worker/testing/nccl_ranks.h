@@ -1,5 +1,5 @@
 // For tests of NCCL without a GPU: ranks as threads, over the fake library that
-// KVASIR_FAKE_NCCL_LIBRARY names (worker/ranks/testing/fake_nccl.cc).
+// KVASIR_FAKE_NCCL_LIBRARY names (worker/ranks/nccl/testing/fake_nccl.cc).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/testing/fake_runtime.h"
 #include "worker/ranks/collective.h"
-#include "worker/ranks/nccl_group.h"
+#include "worker/ranks/nccl/nccl_group.h"
 
 namespace kvasir::worker {
 

@@ -27,6 +27,7 @@ RankProcess::RankProcess(const std::vector<std::string>& arguments) {
   std::vector<std::string> texts = {"/proc/self/exe", "--rank"};
   texts.insert(texts.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
+  argv.reserve(texts.size() + 1);
   for (std::string& text : texts) argv.push_back(text.data());
   argv.push_back(nullptr);
   EXPECT_EQ(
@@ -84,6 +85,7 @@ std::vector<std::unique_ptr<RankProcess>> ConnectRankProcesses(
     ranks.push_back(std::make_unique<RankProcess>(own));
   }
   std::vector<std::string> addresses;
+  addresses.reserve(ranks.size());
   for (const auto& rank : ranks) addresses.push_back(rank->ReadLine());
   for (const auto& rank : ranks) {
     for (const std::string& address : addresses) rank->Write(address);

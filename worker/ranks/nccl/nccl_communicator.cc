@@ -1,4 +1,4 @@
-#include "worker/ranks/nccl_communicator.h"
+#include "worker/ranks/nccl/nccl_communicator.h"
 
 #include <algorithm>
 #include <utility>
@@ -134,7 +134,7 @@ absl::Status NcclCommunicator::Enqueue(
     FailAndTell(options_.library->Error(absl::StrCat("NCCL: ", name), result));
     return status();
   }
-  const absl::Status marked = Mark(name, stream);
+  absl::Status marked = Mark(name, stream);
   if (!marked.ok()) FailAndTell(marked);
   return marked;
 }

@@ -1,5 +1,5 @@
 // What NCCL's part does when things go wrong, over a library without a GPU.
-#include "worker/ranks/nccl_group.h"
+#include "worker/ranks/nccl/nccl_group.h"
 
 #include <dirent.h>
 

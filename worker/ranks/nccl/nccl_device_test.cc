@@ -12,7 +12,7 @@
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
 #include "worker/executor/direct_runner.h"
-#include "worker/ranks/nccl_group.h"
+#include "worker/ranks/nccl/nccl_group.h"
 #include "worker/ranks/rank.h"
 #include "worker/testing/collective_ranks.h"
 

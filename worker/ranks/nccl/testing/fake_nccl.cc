@@ -33,7 +33,7 @@
 
 #include "kernels/device/dtype.h"
 #include "kernels/device/host_work.h"
-#include "worker/ranks/nccl_abi.h"
+#include "worker/ranks/nccl/nccl_abi.h"
 
 namespace kvasir::worker::nccl {
 namespace {

@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "worker/ranks/collective.h"
-#include "worker/ranks/gloo_mesh.h"
+#include "worker/ranks/gloo/gloo_mesh.h"
 
 namespace kvasir::worker {
 

@@ -19,7 +19,7 @@
 #include "absl/types/span.h"
 #include "base/mutex.h"
 #include "plan/tp_shard.h"
-#include "worker/ranks/gloo_address.h"
+#include "worker/ranks/gloo/gloo_address.h"
 
 namespace gloo::transport {
 class Context;

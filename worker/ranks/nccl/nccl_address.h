@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plan/tp_shard.h"
-#include "worker/ranks/nccl_abi.h"
+#include "worker/ranks/nccl/nccl_abi.h"
 
 namespace kvasir::worker {
 

@@ -1,4 +1,4 @@
-#include "worker/ranks/nccl_library.h"
+#include "worker/ranks/nccl/nccl_library.h"
 
 #include <dlfcn.h>
 

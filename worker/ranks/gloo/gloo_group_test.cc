@@ -1,6 +1,6 @@
 // What is Gloo's alone: connecting, the wire, ranks that are gone. The contract
 // of all collectives is collective_test's, processes are gloo_process_test's.
-#include "worker/ranks/gloo_group.h"
+#include "worker/ranks/gloo/gloo_group.h"
 
 #include <dirent.h>
 #include <ifaddrs.h>
@@ -25,7 +25,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
-#include "worker/ranks/gloo_address.h"
+#include "worker/ranks/gloo/gloo_address.h"
 #include "worker/testing/collective_ranks.h"
 
 namespace kvasir::worker {

@@ -1,4 +1,4 @@
-#include "worker/ranks/nccl_address.h"
+#include "worker/ranks/nccl/nccl_address.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
-#include "worker/ranks/nccl_library.h"
+#include "worker/ranks/nccl/nccl_library.h"
 
 namespace kvasir::worker {
 namespace {

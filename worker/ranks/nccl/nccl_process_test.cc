@@ -16,7 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
-#include "worker/ranks/nccl_group.h"
+#include "worker/ranks/nccl/nccl_group.h"
 #include "worker/testing/collective_ranks.h"
 #include "worker/testing/nccl_ranks.h"
 #include "worker/testing/rank_process.h"

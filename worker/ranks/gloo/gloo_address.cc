@@ -1,4 +1,4 @@
-#include "worker/ranks/gloo_address.h"
+#include "worker/ranks/gloo/gloo_address.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "base/status_matchers.h"
-#include "worker/ranks/nccl_group.h"
-#include "worker/ranks/nccl_library.h"
+#include "worker/ranks/nccl/nccl_group.h"
+#include "worker/ranks/nccl/nccl_library.h"
 
 namespace kvasir::worker {
 namespace {

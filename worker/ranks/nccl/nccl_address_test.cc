@@ -1,4 +1,4 @@
-#include "worker/ranks/nccl_address.h"
+#include "worker/ranks/nccl/nccl_address.h"
 
 #include <cstring>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "worker/ranks/nccl_library.h"
+#include "worker/ranks/nccl/nccl_library.h"
 #include "worker/testing/nccl_ranks.h"
 
 namespace kvasir::worker {

@@ -1,4 +1,4 @@
-#include "worker/ranks/gloo_group.h"
+#include "worker/ranks/gloo/gloo_group.h"
 
 #include <algorithm>
 #include <cstring>

@@ -22,8 +22,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
-#include "worker/ranks/gloo_address.h"
-#include "worker/ranks/gloo_group.h"
+#include "worker/ranks/gloo/gloo_address.h"
+#include "worker/ranks/gloo/gloo_group.h"
 #include "worker/testing/collective_ranks.h"
 #include "worker/testing/rank_process.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "worker/ranks/nccl_abi.h"
+#include "worker/ranks/nccl/nccl_abi.h"
 
 namespace kvasir::worker {
 

@@ -12,8 +12,8 @@
 #include "absl/types/span.h"
 #include "plan/tp_shard.h"
 #include "worker/ranks/collective.h"
-#include "worker/ranks/nccl_address.h"
-#include "worker/ranks/nccl_library.h"
+#include "worker/ranks/nccl/nccl_address.h"
+#include "worker/ranks/nccl/nccl_library.h"
 
 namespace kvasir::worker {
 

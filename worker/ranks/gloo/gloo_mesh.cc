@@ -1,4 +1,4 @@
-#include "worker/ranks/gloo_mesh.h"
+#include "worker/ranks/gloo/gloo_mesh.h"
 
 #include <gloo/transport/address.h>
 #include <gloo/transport/context.h>

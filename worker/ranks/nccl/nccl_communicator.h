@@ -19,7 +19,7 @@
 #include "base/mutex.h"
 #include "kernels/device/stream.h"
 #include "plan/tp_shard.h"
-#include "worker/ranks/nccl_library.h"
+#include "worker/ranks/nccl/nccl_library.h"
 
 namespace kvasir::worker {
 

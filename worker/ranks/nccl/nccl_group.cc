@@ -1,4 +1,4 @@
-#include "worker/ranks/nccl_group.h"
+#include "worker/ranks/nccl/nccl_group.h"
 
 #include <net/if.h>
 
@@ -12,7 +12,7 @@
 #include "kernels/rowwise/ops.h"
 #include "worker/ranks/collective_sizes.h"
 #include "worker/ranks/cpu_collective.h"
-#include "worker/ranks/nccl_communicator.h"
+#include "worker/ranks/nccl/nccl_communicator.h"
 
 namespace kvasir::worker {
 namespace {
