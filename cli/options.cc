@@ -189,6 +189,9 @@ void AddStepFlags(CLI::App* app, EngineFlags* options) {
                  "pages, to be copied back instead of computed again; 0: none; "
                  "auto: a quarter of the pool, none where --max-num-seqs full "
                  "sequences fit it");
+  AddDuration(app, "--watchdog", options->watchdog,
+              "no step for so long with work waiting: NOT_SERVING, dump the "
+              "step plan, exit");
 }
 
 void AddEngineFlags(CLI::App* app, EngineFlags* options) {
@@ -216,9 +219,6 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
                 options->prefix_caching, "reuse pages of equal prefixes")
       ->envname(EnvironmentName("--prefix-caching"))
       ->default_str(options->prefix_caching ? "true" : "false");
-  AddDuration(app, "--watchdog", options->watchdog,
-              "no step for so long with work waiting: NOT_SERVING, dump the "
-              "step plan, exit");
 }
 
 void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers) {

@@ -204,10 +204,10 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface,
 // A rank behind the first.
 absl::StatusOr<int> RunRank(const ServeFlags& flags, SurfaceOptions surface,
                             LocalRanks* children) {
-  const bool started_by_another = flags.ranks.join_fd >= 0;
+  surface.metrics_only = flags.ranks.join_fd >= 0;
   const std::shared_ptr<base::TlsWatch> tls = surface.tls;
   RankRuntimeOptions options;
-  if (started_by_another) {
+  if (surface.metrics_only) {
     const auto join = LocalRanks::ReadJoinInfo(flags.ranks.join_fd);
     // Who started it has said why it is gone.
     if (!join.ok()) return kExitFailed;
@@ -220,12 +220,7 @@ absl::StatusOr<int> RunRank(const ServeFlags& flags, SurfaceOptions surface,
   }
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
-  if (children != nullptr) {
-    KVASIR_RETURN_IF_ERROR(children->Tell(
-        options.join, [operators = operators.get()](const absl::Status& why) {
-          operators->Fail(why.ToString());
-        }));
-  }
+  options.children = children;
   options.model = flags.model;
   options.engine = flags.engine;
   options.group = GroupSettings(flags, tls, operators.get());
@@ -235,16 +230,16 @@ absl::StatusOr<int> RunRank(const ServeFlags& flags, SurfaceOptions surface,
   KVASIR_ASSIGN_OR_RETURN(const auto rank,
                           RankRuntime::Create(std::move(options)));
   operators->SetServing(true);
-  KVASIR_RETURN_IF_ERROR(operators->Ready(
-      {.grpc = flags.ranks.leader, .quiet = started_by_another},
-      rank->model().source().name, rank->metrics()));
-  const int code = operators->WaitAndDrain([&rank](absl::Duration deadline) {
-    const bool ended = rank->Drain(deadline);
-    return DrainOutcome{.finished = ended ? 1u : 0u,
-                        .aborted = ended ? 0u : 1u};
+  KVASIR_RETURN_IF_ERROR(operators->Ready({.grpc = flags.ranks.leader},
+                                          rank->model().source().name,
+                                          rank->metrics()));
+  // Its requests are the leader's.
+  return operators->WaitAndDrain([&](absl::Duration deadline) {
+    if (const absl::Status ended = rank->Drain(deadline); !ended.ok()) {
+      operators->Fail(ended.ToString());
+    }
+    return DrainOutcome{};
   });
-  if (children != nullptr) children->StopTelling();
-  return code;
 }
 
 absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface,

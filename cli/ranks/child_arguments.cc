@@ -45,7 +45,6 @@ std::vector<std::string> ChildArguments(const CLI::App& command,
                                         const ListenFlags& listen, int index) {
   std::vector<std::string> arguments = {
       "rank", absl::StrCat("--rank=", flags.rank + index), "--local-ranks=1",
-      "--admin-port=0", "--health-port=0", "--health-host=127.0.0.1",
       // A process on free ports has its ranks there, too.
       absl::StrCat("--metrics-port=",
                    flags.metrics_port == 0 || listen.metrics_port == 0

@@ -23,6 +23,7 @@ extern char** environ;  // NOLINT(readability-redundant-declaration)
 namespace kvasir::cli {
 namespace {
 
+constexpr char kProgram[] = "kvasir";  // as tools show it
 // Where a child has its end of the pipe.
 constexpr int kChildFd = 3;
 // Of an address and a secret.
@@ -52,7 +53,7 @@ std::string HowItEnded(int status) {
 }
 
 absl::StatusOr<pid_t> Spawn(const LocalRanks::Child& child, int pipe_fd) {
-  std::vector<std::string> words = {"kvasir"};
+  std::vector<std::string> words = {kProgram};
   words.insert(words.end(), child.arguments.begin(), child.arguments.end());
   words.push_back(absl::StrCat("--join-fd=", kChildFd));
   std::vector<char*> arguments;
@@ -103,16 +104,7 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Start(
 }
 
 LocalRanks::~LocalRanks() {
-  {
-    base::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  for (Running& child : children_) {
-    if (child.pipe >= 0) close(child.pipe);
-  }
-  if (!WaitEnded(kGrace)) {
-    Kill(SIGKILL);
-  }
+  End();
   for (Running& child : children_) {
     if (child.watcher.joinable()) {
       child.watcher.join();
@@ -128,7 +120,7 @@ absl::Status LocalRanks::Tell(const JoinInfo& info, OnFailure on_failure) {
   {
     base::MutexLock telling(&telling_mutex_);
     base::MutexLock lock(&mutex_);
-    if (!failed_.ok()) return failed_;
+    if (!failure_.ok()) return failure_;
     on_failure_ = std::move(on_failure);
   }
   // It fits a pipe: no write waits. One to a child that is gone fails, and its
@@ -172,7 +164,7 @@ void LocalRanks::Watch(size_t index) {
     if (status == 0 || stopping_) return;
     why = absl::UnavailableError(absl::StrCat(
         "rank ", child.rank, " (pid ", child.pid, ") ", HowItEnded(status)));
-    failed_ = why;
+    failure_ = why;
   }
   base::LogError("a rank has ended", {{"why", std::string(why.message())}});
   if (on_failure_) on_failure_(why);
@@ -198,15 +190,33 @@ bool LocalRanks::WaitEnded(absl::Duration timeout) {
   }
 }
 
-void LocalRanks::Kill(int signal_number) {
+absl::Status LocalRanks::failure() const {
+  base::MutexLock lock(&mutex_);
+  return failure_;
+}
+
+void LocalRanks::End() {
+  {
+    base::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  for (Running& child : children_) {
+    if (child.pipe >= 0) close(std::exchange(child.pipe, -1));
+  }
+  if (!WaitEnded(kGrace)) Kill();
+}
+
+void LocalRanks::Kill() {
   base::MutexLock lock(&mutex_);
   for (const Running& child : children_) {
-    if (!child.ended) kill(child.pid, signal_number);
+    if (!child.ended) kill(child.pid, SIGKILL);
   }
 }
 
 absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // Or else it is "exe", as which it was started.
+  prctl(PR_SET_NAME, kProgram);
   std::string text;
   char buffer[1024];
   while (text.size() < kMaxJoinInfoBytes) {

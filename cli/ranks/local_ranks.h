@@ -28,7 +28,7 @@ struct JoinInfo {
 
 // Owns: the children, and a thread for each. No child outlives this object or,
 //   by the kernel's doing, the thread that started it.
-// Threads: Start, Tell and the destructor from one; Kill from any.
+// Threads: Start, Tell, End and the destructor from one; the rest from any.
 class LocalRanks {
  public:
   struct Child {
@@ -44,7 +44,7 @@ class LocalRanks {
   // system's reason.
   static absl::StatusOr<std::unique_ptr<LocalRanks>> Start(
       const std::vector<Child>& children);
-  // Those that are still there have `grace` to end, then are killed.
+  // Ends them.
   ~LocalRanks();
 
   // Once, and soon: children wait for it. Each hears its own place on the host,
@@ -57,10 +57,14 @@ class LocalRanks {
 
   // Whether all ended within that time.
   bool WaitEnded(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Kill(int signal_number) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of the child that failed last, before End. OK: of none.
+  absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Those that are still there have a moment to end, then are killed; no
+  // failure is told any more.
+  void End() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Of a child: what it hears. Makes the kernel kill this process with its
-  // parent's thread, too. UNAVAILABLE where the parent is gone.
+  // Of a child: what it hears. Names this process, and makes the kernel kill it
+  // with its parent's thread, too. UNAVAILABLE where the parent is gone.
   static absl::StatusOr<JoinInfo> ReadJoinInfo(int join_fd);
 
  private:
@@ -74,14 +78,14 @@ class LocalRanks {
 
   LocalRanks() = default;
   void Watch(size_t index) ABSL_LOCKS_EXCLUDED(telling_mutex_, mutex_);
+  void Kill() ABSL_LOCKS_EXCLUDED(mutex_);
 
   base::Mutex telling_mutex_;  // taken before mutex_
   OnFailure on_failure_ ABSL_GUARDED_BY(telling_mutex_);
-  base::Mutex mutex_;
+  mutable base::Mutex mutex_;
   base::CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Before Tell; told then.
-  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   std::vector<Running> children_;  // `ended` under the mutex
 };
 

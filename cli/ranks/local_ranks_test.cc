@@ -121,12 +121,49 @@ TEST(LocalRanksTest, AChildHasNoneOfOurVariables) {
   unsetenv("KVASIR_READY_FILE");
 }
 
+// pgrep and top showed "exe".
+TEST(LocalRanksTest, AChildIsShownAsTheProgram) {
+  const std::string path = TestPath("name");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
+                              LocalRanks::Start({ChildThat({"sleep", path})}));
+  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
+  EXPECT_EQ(FileText(absl::StrCat("/proc/", WaitForPid(path), "/comm")),
+            "kvasir\n");
+}
+
+// A leader that drained had ranks that died meanwhile, and ended with success.
+TEST(LocalRanksTest, AFailureIsKeptForWhoAsksLater) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
+                              LocalRanks::Start({ChildThat({"exit", "3"}, 2)}));
+  KVASIR_EXPECT_OK(ranks->failure());
+  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
+  ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
+  EXPECT_THAT(ranks->failure(), StatusIs(absl::StatusCode::kUnavailable,
+                                         HasSubstr("exit code 3")));
+}
+
+TEST(LocalRanksTest, WhatEndsBecauseItIsEndedIsNoFailure) {
+  const std::string path = TestPath("ended");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
+                              LocalRanks::Start({ChildThat({"stop", path})}));
+  bool failed = false;
+  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"},
+                               [&](const absl::Status&) { failed = true; }));
+  const pid_t pid = WaitForPid(path);
+  ranks->End();
+  EXPECT_TRUE(IsGoneWithin(pid, absl::Seconds(5)));
+  ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(5)));
+  KVASIR_EXPECT_OK(ranks->failure());
+  EXPECT_FALSE(failed);
+}
+
 TEST(LocalRanksTest, AChildThatFailsIsTold) {
   EXPECT_THAT(FailureOf({ChildThat({"exit", "3"}, 2)}),
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr("rank 2 (pid "),
                              HasSubstr("ended with exit code 3"))));
-  EXPECT_THAT(FailureOf({ChildThat({"sleep"}, 1), ChildThat({"kill"}, 2)}),
+  EXPECT_THAT(FailureOf({ChildThat({"sleep", TestPath("other")}, 1),
+                         ChildThat({"kill"}, 2)}),
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr("rank 2 (pid "),
                              HasSubstr("was killed by signal 9"))));

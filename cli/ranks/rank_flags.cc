@@ -102,11 +102,12 @@ absl::Status CheckCommon(const RankFlags& flags) {
         "--rank-heartbeat-timeout ",
         absl::FormatDuration(flags.heartbeat_timeout), ": want 100ms to 1h"));
   }
-  if (GivesTls(flags.tls) &&
-      (flags.tls.certificate.empty() || flags.tls.ca.empty())) {
+  const RankTlsFlags& tls = flags.tls;
+  if ((GivesTls(tls) || !tls.names.empty()) &&
+      (tls.certificate.empty() || tls.key.empty() || tls.ca.empty())) {
     return absl::InvalidArgumentError(
         "ranks show each other certificates: --rank-tls-cert, --rank-tls-key "
-        "and --rank-tls-ca go together");
+        "and --rank-tls-ca go together, --rank-tls-names with them");
   }
   if (!flags.nccl_library.empty() && flags.collective != "nccl") {
     return absl::InvalidArgumentError(
@@ -114,6 +115,23 @@ absl::Status CheckCommon(const RankFlags& flags) {
                      " is read with --collective nccl alone"));
   }
   return absl::OkStatus();
+}
+
+// What a leader would not read: the first flag of ranks that are not there.
+absl::Status CheckRead(const RankFlags& flags) {
+  if (flags.listen.empty() &&
+      (GivesTls(flags.tls) || !flags.secret_file.empty())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags.secret_file.empty() ? "--rank-tls-cert" : "--rank-secret-file",
+        " is for ranks of other hosts, which join at --rank-listen"));
+  }
+  if (flags.tp > 1) return absl::OkStatus();
+  const char* const unread = !flags.interface.empty()     ? "--rank-interface"
+                             : flags.collective != "auto" ? "--collective"
+                                                          : nullptr;
+  if (unread == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(unread, " is for several ranks, this is --tp 1"));
 }
 
 }  // namespace
@@ -190,13 +208,17 @@ absl::Status CheckLeaderFlags(const RankFlags& flags) {
         "ranks on several hosts show who they are: give --rank-tls-cert, "
         "--rank-tls-key and --rank-tls-ca, or --rank-secret-file");
   }
-  return absl::OkStatus();
+  return CheckRead(flags);
 }
 
 absl::Status CheckFollowerFlags(const RankFlags& flags) {
   KVASIR_RETURN_IF_ERROR(CheckCommon(flags));
   if (flags.leader.empty() && flags.join_fd < 0) {
     return absl::InvalidArgumentError("no leader: give --leader HOST:PORT");
+  }
+  if (flags.tp < 2) {
+    return absl::InvalidArgumentError(
+        "no group: give --tp, as the leader has it");
   }
   if (flags.rank < 1 || flags.rank >= flags.tp) {
     return absl::InvalidArgumentError(

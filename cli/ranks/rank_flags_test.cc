@@ -93,12 +93,25 @@ TEST(RankFlagsTest, WhatNothingWouldReadIsRefused) {
   EXPECT_THAT(Leader("--tp 2 --nccl-library x"),
               Refuses("--nccl-library x is read with --collective nccl"));
   EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c"), Refuses("go together"));
+  EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c --rank-tls-ca a"),
+              Refuses("go together"));
+  EXPECT_THAT(Leader("--tp 2 --rank-tls-names n"), Refuses("go together"));
   EXPECT_THAT(Leader("--tp 2 --rank-heartbeat-timeout 1ms"),
               Refuses("want 100ms to 1h"));
+  EXPECT_THAT(Leader("--tp 2 --rank-secret-file s"),
+              Refuses("--rank-secret-file is for ranks of other hosts"));
+  EXPECT_THAT(
+      Leader("--tp 2 --rank-tls-cert c --rank-tls-key k --rank-tls-ca a"),
+      Refuses("--rank-tls-cert is for ranks of other hosts"));
+  EXPECT_THAT(Leader("--rank-interface lo"),
+              Refuses("--rank-interface is for several ranks"));
+  EXPECT_THAT(Leader("--collective gloo"),
+              Refuses("--collective is for several ranks"));
 }
 
 TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
   EXPECT_THAT(Follower("--rank 1 --tp 2"), Refuses("--leader HOST:PORT"));
+  EXPECT_THAT(Follower("--leader a:1 --rank 1"), Refuses("give --tp"));
   EXPECT_THAT(Follower("--leader a:1 --rank 2 --tp 2"),
               Refuses("--rank 2 of --tp 2: want 1 to 1"));
   EXPECT_THAT(Follower("--leader a:1 --rank 2 --tp 4 --local-ranks 3"),
@@ -168,7 +181,8 @@ TEST(ChildArgumentsTest, AChildIsTheSameModelOnPortsOfItsOwn) {
       "serve --model /m --tp 3 --threads 2 --deterministic "
       "--kv-cache-bytes 1MiB --max-queue 7 --log-format json "
       "--metrics-port 9000 --admin-port 9001 --ready-file /r "
-      "--rank-metrics-port 9100 --rank-heartbeat-timeout 1s --json");
+      "--rank-metrics-port 9100 --rank-heartbeat-timeout 1s --watchdog 9m "
+      "--json");
   EXPECT_THAT(
       ChildArguments(*commands.serve, *commands.rank, commands.leader,
                      commands.listen, 2),
@@ -176,8 +190,11 @@ TEST(ChildArgumentsTest, AChildIsTheSameModelOnPortsOfItsOwn) {
             Contains("--tp=3"), Contains("--model=/m"), Contains("--threads=2"),
             Contains("--deterministic=true"), Contains("--kv-cache-bytes=1MiB"),
             Contains("--log-format=json"), Contains("--metrics-port=9102"),
-            Contains("--admin-port=0"), Contains("--rank-heartbeat-timeout=1s"),
+            Contains("--rank-heartbeat-timeout=1s"),
+            // It gave up steps that its leader waited for.
+            Contains("--watchdog=9m"),
             Not(Contains(StartsWith("--ready-file"))),
+            Not(Contains(StartsWith("--admin-port"))),
             Not(Contains(StartsWith("--json"))),
             Not(Contains(StartsWith("--max-queue")))));
   // They are read back as they are.

@@ -16,8 +16,13 @@ namespace {
 
 // All ranks are there when they connect.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
+// What collectives take; without a watchdog, which has steps take what they do.
+constexpr absl::Duration kLongestCall = absl::Hours(24);
 // Ranks of this host end within moments of the leader's word.
 constexpr absl::Duration kEndTimeout = absl::Seconds(10);
+// Of a collective that nobody calls any more. NCCL's, unless it is aborted,
+// waits for the others' to be destroyed, too.
+constexpr char kDone[] = "it is done";
 
 kvasir::v1::RankIdentity IdentityOfGroup(const GroupTerms& terms,
                                          const RankGroupSettings& settings) {
@@ -41,7 +46,7 @@ absl::StatusOr<std::unique_ptr<CollectiveGroup>> BeginCollective(
        .deterministic = settings.deterministic,
        .connect_timeout =
            std::min(settings.flags.join_timeout, kConnectTimeout),
-       .call_timeout = settings.step_timeout,
+       .call_timeout = std::min(settings.step_timeout, kLongestCall),
        .use_device = terms.use_device,
        .on_failure = std::move(on_failure)});
 }
@@ -125,6 +130,8 @@ LeaderGroup::~LeaderGroup() {
   }
   // Nobody calls the leader once its servers are gone, but for the collective.
   servers_.clear();
+  if (children_ != nullptr) children_->End();
+  collective_.Abort(absl::CancelledError(kDone));
   collective_.Reset();
 }
 
@@ -197,24 +204,34 @@ std::unique_ptr<worker::Executor> LeaderGroup::MakeExecutor(
   return std::make_unique<worker::GroupExecutor>(leader_.get(), own);
 }
 
+void LeaderGroup::EndLocalRanksOfDead() {
+  if (children_ != nullptr && !leader_->status().ok()) children_->End();
+}
+
 absl::Status LeaderGroup::Drain() {
   // Ranks of a group that has failed end by themselves, or are ended.
   KVASIR_RETURN_IF_ERROR(leader_->status());
   KVASIR_RETURN_IF_ERROR(leader_->Drain());
-  if (children_ != nullptr && !children_->WaitEnded(kEndTimeout)) {
+  KVASIR_RETURN_IF_ERROR(leader_->status());
+  collective_.Abort(absl::CancelledError(kDone));
+  if (children_ == nullptr) return absl::OkStatus();
+  if (!children_->WaitEnded(kEndTimeout)) {
     return absl::DeadlineExceededError(
         absl::StrCat("ranks of this host have not ended within ",
                      absl::FormatDuration(kEndTimeout)));
   }
-  return absl::OkStatus();
+  return children_->failure();
 }
 
 FollowerGroup::~FollowerGroup() {
   ending_ = true;
+  if (children_ != nullptr) children_->StopTelling();
   if (follower_ != nullptr) {
     follower_->Abort(absl::CancelledError("the rank ends"));
   }
   client_ = nullptr;
+  if (children_ != nullptr) children_->End();
+  collective_.Abort(absl::CancelledError(kDone));
   collective_.Reset();
 }
 
@@ -250,6 +267,10 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
     if (!ending_ && settings_.on_fatal) settings_.on_fatal(why.ToString());
   };
   follower_ = std::make_unique<worker::RankFollower>(std::move(options));
+  if (children_ != nullptr) {
+    KVASIR_RETURN_IF_ERROR(children_->Tell(
+        info_, [this](const absl::Status& why) { Abort(why); }));
+  }
   client_->Join(follower_.get());
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
                           follower_->WaitWelcome());

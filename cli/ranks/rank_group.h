@@ -90,8 +90,11 @@ class LeaderGroup final : public Membership {
   const std::string& collective_name() const { return settings_.collective; }
   std::vector<worker::RankMember> members() const { return leader_->members(); }
 
+  // Where the group has failed its ranks of this host end, or are killed: what
+  // a step of a dead collective hangs in may wait for one that stands still.
+  void EndLocalRanksOfDead();
   // No step follows: the ranks end with exit code 0, and those of this host
-  // are waited for.
+  // are waited for. Errors: what the group has ended of, or one of these.
   absl::Status Drain();
 
  private:
@@ -110,9 +113,12 @@ class LeaderGroup final : public Membership {
 // Threads: as LeaderGroup.
 class FollowerGroup final : public Membership {
  public:
-  // `info`: the leader's address, and what it wants to be shown.
-  FollowerGroup(RankGroupSettings settings, JoinInfo info)
-      : settings_(std::move(settings)), info_(std::move(info)) {}
+  // `info`: the leader's address, and what it wants to be shown. `children`: as
+  // LeaderGroup's.
+  FollowerGroup(RankGroupSettings settings, JoinInfo info, LocalRanks* children)
+      : settings_(std::move(settings)),
+        info_(std::move(info)),
+        children_(children) {}
   ~FollowerGroup() override;
 
   plan::TpShard shard() const override {
@@ -130,12 +136,15 @@ class FollowerGroup final : public Membership {
   // The leader is asked to drain. Any thread, after Join.
   void AskDrain() { follower_->AskDrain(); }
   void Abort(const absl::Status& why) { follower_->Abort(why); }
+  // Why the group ended; OK: it lives, or was drained.
+  absl::Status status() const { return follower_->status(); }
   const worker::Collective& collective() const { return *collective_.get(); }
   const std::string& collective_name() const { return settings_.collective; }
 
  private:
   const RankGroupSettings settings_;
   const JoinInfo info_;
+  LocalRanks* const children_;
   std::atomic<bool> ending_{false};
   GroupCollective collective_;
   std::unique_ptr<worker::RankFollower> follower_;

@@ -100,6 +100,7 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   surface->metrics_server_->Add(std::make_shared<base::ProcessMetrics>());
   surface->metrics_server_->Add(surface->options_.tls);
   surface->metrics_server_->Add(base::TlsRefusals::OfProcess());
+  if (surface->options_.metrics_only) return surface;
   base::GrpcServerOptions health;
   health.listen.host = listen.host;
   if (!listen.health_host.empty()) {
@@ -146,14 +147,18 @@ void OperatorSurface::SetServing(bool serving) {
   TellHealth();
 }
 
+bool OperatorSurface::serving() const {
+  base::MutexLock lock(&health_mutex_);
+  return Serves();
+}
+
 void OperatorSurface::TellHealth() {
-  const bool serving = ready_ && serving_;
+  const bool serving = Serves();
   metrics_server_->SetReady(serving);
-  health_server_->SetServing("", serving);
+  if (health_server_ != nullptr) health_server_->SetServing("", serving);
 }
 
 void OperatorSurface::Fail(const std::string& why) {
-  SetServing(false);
   // What fails first has others fail behind it.
   if (!failed_.exchange(true)) {
     base::LogError("exiting", {{"why", why}});
@@ -163,6 +168,10 @@ void OperatorSurface::Fail(const std::string& why) {
       base::LogError("ended by force");
       std::_Exit(kExitFailed);
     }).detach();
+  }
+  {
+    base::MutexLock lock(&health_mutex_);
+    TellHealth();
   }
   latch_.Request(absl::ZeroDuration());
 }
@@ -184,7 +193,7 @@ absl::Status OperatorSurface::Ready(
   }
   HoldShutdownSignals();
   latch_.Open();
-  if (report.quiet) return absl::OkStatus();
+  if (options_.metrics_only || failed_) return absl::OkStatus();
   nlohmann::ordered_json json{{"program", options_.program},
                               {"grpc", report.grpc},
                               {"admin", admin_server_->target()},
@@ -227,7 +236,9 @@ int OperatorSurface::WaitAndDrain(
                 {{"finished", outcome.finished}, {"aborted", outcome.aborted}});
   latch_.Complete(outcome);
   // The Drain call that asked gets its answer.
-  admin_server_->Shutdown(absl::Now() + absl::Seconds(1));
+  if (admin_server_ != nullptr) {
+    admin_server_->Shutdown(absl::Now() + absl::Seconds(1));
+  }
   return failed_ ? kExitFailed : kExitOk;
 }
 

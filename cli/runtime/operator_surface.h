@@ -30,6 +30,9 @@ struct SurfaceOptions {
   std::shared_ptr<const router::Callers> callers;
   // Of this program's ports and channels.
   std::shared_ptr<base::TlsWatch> tls;
+  // Neither admin nor health, nor is it told that it is ready: another program
+  // drains this one and tells of it.
+  bool metrics_only = false;
 };
 
 // What the ready line and file say.
@@ -45,8 +48,6 @@ struct ReadyReport {
     std::string metrics;
   };
   std::vector<Rank> ranks;
-  // Neither printed nor written: another program tells of this one.
-  bool quiet = false;
 };
 
 // Threads: all from the main thread but Fail, RequestDrain and SetServing,
@@ -57,7 +58,7 @@ class OperatorSurface {
   static absl::StatusOr<std::unique_ptr<OperatorSurface>> Start(
       SurfaceOptions options);
 
-  // Asks the program to end with a failure.
+  // Asks the program to end with a failure. It does not serve from then on.
   void Fail(const std::string& why);
   // Asks it to drain and to end. Any thread.
   void RequestDrain() { latch_.Request(options_.listen.drain_timeout); }
@@ -65,12 +66,14 @@ class OperatorSurface {
   // Where Prometheus asks: HOST:PORT.
   std::string metrics_target() const;
 
+  // What health port and metrics' /readyz say. Any thread.
+  bool serving() const ABSL_LOCKS_EXCLUDED(health_mutex_);
   // Whether the health port says SERVING, from Ready until the program's end.
   // Any thread.
   void SetServing(bool serving) ABSL_LOCKS_EXCLUDED(health_mutex_);
 
   // Starts to serve `sources` (vLLM's names too where asked), prints and writes
-  // what is ready.
+  // what is ready, unless it has failed meanwhile.
   absl::Status Ready(
       const ReadyReport& report, const std::string& model_name,
       const std::vector<std::shared_ptr<prometheus::Collectable>>& sources);
@@ -82,6 +85,9 @@ class OperatorSurface {
  private:
   explicit OperatorSurface(SurfaceOptions options);
   const std::string& metrics_host() const;
+  bool Serves() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_) {
+    return ready_ && serving_ && !failed_;
+  }
   void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
 
   const SurfaceOptions options_;
@@ -89,9 +95,9 @@ class OperatorSurface {
   AdminService admin_;
   std::atomic<bool> failed_{false};
   std::unique_ptr<base::MetricsServer> metrics_server_;
-  std::unique_ptr<base::GrpcServer> admin_server_;
-  std::unique_ptr<base::GrpcServer> health_server_;
-  base::Mutex health_mutex_;
+  std::unique_ptr<base::GrpcServer> admin_server_;   // null: metrics_only
+  std::unique_ptr<base::GrpcServer> health_server_;  // null: metrics_only
+  mutable base::Mutex health_mutex_;
   bool serving_ ABSL_GUARDED_BY(health_mutex_) = false;
   bool ready_ ABSL_GUARDED_BY(health_mutex_) = false;
 };

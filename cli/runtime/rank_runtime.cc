@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
@@ -15,6 +16,9 @@ namespace {
 
 // A step that still runs then hangs, and nothing that waits for it may run.
 constexpr absl::Duration kHangs = absl::Seconds(2);
+// A leader that drains takes as long as it has, and then ends what still runs.
+constexpr absl::Duration kLeaderEnds = absl::Seconds(10);
+constexpr absl::Duration kPoll = absl::Milliseconds(50);
 
 }  // namespace
 
@@ -23,8 +27,8 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
   auto runtime = std::unique_ptr<RankRuntime>(new RankRuntime());
   const absl::Time start = absl::Now();
   KVASIR_RETURN_IF_ERROR(CheckStepFlags(options.engine, options.model));
-  runtime->group_ = std::make_unique<FollowerGroup>(std::move(options.group),
-                                                    std::move(options.join));
+  runtime->group_ = std::make_unique<FollowerGroup>(
+      std::move(options.group), std::move(options.join), options.children);
   FollowerGroup& group = *runtime->group_;
   LoadRequest request = LoadRequestOf(options.model, options.engine);
   request.group = &group;
@@ -52,6 +56,7 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
         {
           base::MutexLock lock(&owner->mutex_);
           owner->ended_ = true;
+          owner->result_ = status;
           owner->changed_.SignalAll();
         }
         // Of anything else the group tells.
@@ -87,9 +92,20 @@ bool RankRuntime::WaitEnded(absl::Duration timeout) {
   return true;
 }
 
-bool RankRuntime::Drain(absl::Duration deadline) {
+absl::Status RankRuntime::Drain(absl::Duration deadline) {
   group_->AskDrain();
-  return WaitEnded(deadline);
+  const absl::Time end = absl::Now() + deadline + kLeaderEnds;
+  while (!WaitEnded(kPoll)) {
+    // A step may hang in what is dead.
+    KVASIR_RETURN_IF_ERROR(group_->status());
+    if (absl::Now() > end) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the leader has not drained the group within ",
+                       absl::FormatDuration(deadline + kLeaderEnds)));
+    }
+  }
+  base::MutexLock lock(&mutex_);
+  return result_;
 }
 
 }  // namespace kvasir::cli

@@ -27,6 +27,7 @@ struct RankRuntimeOptions {
   EngineFlags engine;
   RankGroupSettings group;
   JoinInfo join;
+  LocalRanks* children = nullptr;  // FollowerGroup's
   // From a thread of the runtime's: the leader has drained the group.
   std::function<void()> on_drained;
 };
@@ -42,9 +43,10 @@ class RankRuntime {
   const LoadedModel& model() const { return *model_; }
   std::vector<std::shared_ptr<prometheus::Collectable>> metrics() const;
 
-  // The leader is asked to finish its requests and to end the group; whether it
-  // has within that time. At once where it has ended.
-  bool Drain(absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The leader is asked to finish its requests, for which it has as long, and
+  // to end the group. OK: it has; else what the group ended of, or
+  // DEADLINE_EXCEEDED.
+  absl::Status Drain(absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   RankRuntime() = default;
@@ -59,6 +61,7 @@ class RankRuntime {
   base::Mutex mutex_;
   base::CondVar changed_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status result_ ABSL_GUARDED_BY(mutex_);  // of steps_, which has ended
 };
 
 }  // namespace kvasir::cli

@@ -276,6 +276,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
   KVASIR_RETURN_IF_ERROR(CheckStepFlags(flags, options.model));
   auto runtime = std::unique_ptr<WorkerRuntime>(new WorkerRuntime());
   const absl::Time start = absl::Now();
+  runtime->on_fatal_ = options.on_fatal;
   runtime->group_ = std::move(options.group);
   LeaderGroup* const group = runtime->group_.get();
   LoadRequest request = LoadRequestOf(options.model, flags);
@@ -359,11 +360,11 @@ DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
   const kvasir::v1::DrainResponse response =
       server_->Drain(base::Clock::Real().Now() + deadline);
   if (group_ != nullptr) {
+    group_->EndLocalRanksOfDead();
     // No step follows.
     engine_->Stop();
     if (const absl::Status status = group_->Drain(); !status.ok()) {
-      base::LogWarning("the group was not drained",
-                       {{"status", status.ToString()}});
+      on_fatal_(absl::StrCat("the group was not drained: ", status.ToString()));
     }
   }
   return {.finished = response.finished(), .aborted = response.aborted()};

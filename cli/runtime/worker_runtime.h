@@ -41,8 +41,9 @@ struct WorkerRuntimeOptions {
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string tokenizer_hash;  // empty: the model has no tokenizer
-  // Called once, from an engine thread, when the engine is broken for good:
-  // the process should exit with a failure.
+  // Called from an engine thread when the engine is broken for good, and by
+  // Drain where the group could not be drained: the process should exit with a
+  // failure.
   std::function<void(const std::string& why)> on_fatal;
   std::function<void(int64_t done, int64_t total)> progress;
 };
@@ -79,6 +80,7 @@ class WorkerRuntime {
   std::string NumericsId() const;
   kvasir::v1::WorkerInfo Info(const WorkerRuntimeOptions& options) const;
 
+  std::function<void(const std::string& why)> on_fatal_;
   WarmUp warm_up_;
   // Destroyed from last to first: listener, engine, model, group.
   std::unique_ptr<LeaderGroup> group_;

@@ -153,6 +153,32 @@ def test_a_signal_to_any_rank_drains_all(who):
         assert not any(map(alive, rank_pids(server)))
 
 
+def test_a_signal_to_the_whole_group_drains_it_whatever_runs():
+    """Ranks gave up what their leader was about to end in order."""
+    with serve(2, "--drain-timeout", "1s") as server:
+        load = Endless(server.grpc, server.ready["model"])
+        for pid in rank_pids(server):
+            os.kill(pid, signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0, server.log()
+        load.close()
+        assert "gave up" not in server.log()
+
+
+def test_a_rank_that_dies_in_a_drain_is_a_failure():
+    with serve(2, "--rank-heartbeat-timeout", "1m") as server:
+        rank = rank_pids(server)[1]
+        os.kill(rank, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in server.log(), "a drain")
+        os.kill(rank, signal.SIGKILL)
+        assert server.process.wait(timeout=60) == 1, server.log()
+
+
+def test_ranks_serve_without_a_watchdog():
+    with serve(2, "--watchdog", "0") as server:
+        assert server.stop() == 0
+
+
 @pytest.mark.parametrize("tp", [2])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("who", [1, 0], ids=["rank", "leader"])
@@ -199,7 +225,7 @@ def test_a_router_goes_on_with_another_replica(tmp_path):
 class Group:
     """A leader and a rank that joins it as from another host, over loopback."""
 
-    def __init__(self, folder, *leader_flags, secret="hush", listen=None):
+    def __init__(self, folder, *leader_flags, secret="hush", tp=2):
         self.folder = folder
         self.port = free_port()
         self.secret = folder / "secret"
@@ -207,7 +233,7 @@ class Group:
         self.flags = [*ONE_THREAD, "--rank-interface", "127.0.0.1"]
         self.leader = subprocess.Popen(
             list(map(str, [BINARY, "worker", "--model", TINY, "--listen", f"unix:{folder}/worker", *OPERATOR_PORTS,
-                           *self.flags, "--tp", 2, "--local-ranks", 1, "--rank-listen", f"127.0.0.1:{self.port}",
+                           *self.flags, "--tp", tp, "--local-ranks", 1, "--rank-listen", f"127.0.0.1:{self.port}",
                            "--rank-secret-file", self.secret, "--ready-file", folder / "ready", *leader_flags])),
             stdout=open(folder / "log", "wb"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
@@ -268,6 +294,19 @@ def test_ranks_that_may_not_join_are_refused_by_name_and_told_once(tmp_path):
         rank.kill()
         rank.wait()
         assert group.leader.wait(timeout=END_SECONDS) != 0
+
+
+def test_a_rank_whose_own_rank_dies_before_it_has_joined_ends(tmp_path):
+    """It waited until nobody else came, and told a surface that was gone."""
+    with Group(tmp_path, tp=4) as group:
+        wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
+        rank = group.rank("--local-ranks", 2, tp=4)
+        wait_until(lambda: 'rank="rank 2' in group.log(), "a rank that has joined")
+        (child,) = map(int, pathlib.Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text().split())
+        os.kill(child, signal.SIGKILL)
+        assert rank.wait(timeout=END_SECONDS) == 1
+        assert not alive(child)
+        assert group.leader.poll() is None  # others may come in their place
 
 
 def test_a_leader_whose_ranks_do_not_come_says_which(tmp_path):

@@ -39,8 +39,6 @@ class RankServer {
 
   int port() const { return server_->port(); }
   const std::string& target() const { return server_->target(); }
-  // Nobody else is let in.
-  void StopListening() { server_->StopListening(); }
 
  private:
   class Service;
