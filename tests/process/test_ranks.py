@@ -373,7 +373,10 @@ def test_ranks_of_a_gpu_s_kernels_over_nccl_do_what_one_does():
             told = triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
             ranks = server.ready.get("ranks", [])
             assert [rank_metrics(rank)["kvasir_rank_info"].labels["collective"] for rank in ranks] == ["nccl"] * len(ranks)
+            began = time.monotonic()
             assert server.stop() == 0, server.log()
+            # Ranks waited five for their leader's communicator, which waited for them to end.
+            assert time.monotonic() - began < 5
             assert not any(map(alive, [rank["pid"] for rank in ranks]))
         assert shared_memory() == before
         return told
