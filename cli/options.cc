@@ -55,7 +55,7 @@ absl::StatusOr<std::string> ReadSecretFile(const char* flag,
       std::any_of(token.begin(), token.end(), [](char c) {
         return absl::ascii_isspace(static_cast<unsigned char>(c));
       })) {
-    return wrong(absl::StrCat("want one secret of at most ",
+    return wrong(absl::StrCat("want one token of at most ",
                               router::kMaxBearerTokenBytes,
                               " bytes, and nothing else"));
   }
