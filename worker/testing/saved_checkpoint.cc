@@ -22,7 +22,7 @@
 namespace kvasir::worker {
 namespace {
 
-constexpr uint64_t kSeed = 20260;
+constexpr uint64_t kSavedSeed = 20260;
 
 struct Names {
   const char* stored;  // in safetensors
@@ -55,8 +55,9 @@ SavedCheckpoint::SavedCheckpoint(const model::ModelShape& shape,
       plan == nullptr ? model::RandomTensorsOf(shape, spec)
                       : *model::RandomTensorsOf(shape, spec, *plan);
   const std::unique_ptr<RandomSource> source =
-      plan == nullptr ? std::make_unique<RandomSource>(shape, kSeed, dtype)
-                      : *RandomSource::Create(shape, spec, *plan, kSeed, dtype);
+      plan == nullptr
+          ? std::make_unique<RandomSource>(shape, kSavedSeed, dtype)
+          : *RandomSource::Create(shape, spec, *plan, kSavedSeed, dtype);
   if (plan != nullptr) {
     std::string json;
     KVASIR_CHECK(
