@@ -585,7 +585,6 @@ void RankGroupState::Abort(const absl::Status& reason) {
 
 void RankGroupState::Refuse(LinkId link, RefusalReason reason,
                             const std::string& detail, const RankHello* hello) {
-  ++refusals_[reason];
   const std::string who =
       hello == nullptr ? absl::StrCat("a caller at ", links_.at(link).peer)
                        : RankName(*hello);

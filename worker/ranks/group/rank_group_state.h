@@ -163,10 +163,6 @@ class RankGroupState {
   const kvasir::v1::RankStart& start() const { return start_; }
   // Every rank has ended it, and with the same result.
   bool IsStepDone(uint64_t step_id) const;
-  // By reason.
-  const std::map<RefusalReason, uint64_t>& refusals() const {
-    return refusals_;
-  }
 
  private:
   struct Link {
@@ -237,7 +233,6 @@ class RankGroupState {
 
   std::vector<Action> actions_;
   std::vector<Event> events_;
-  std::map<RefusalReason, uint64_t> refusals_;
   std::set<std::pair<RefusalReason, uint32_t>> told_;
   std::string last_refusal_;
 };

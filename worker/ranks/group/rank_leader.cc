@@ -226,11 +226,6 @@ std::vector<RankMember> RankLeader::members() const {
   return state_.members();
 }
 
-std::map<RankGroupState::RefusalReason, uint64_t> RankLeader::refusals() const {
-  MutexLock lock(&mutex_);
-  return state_.refusals();
-}
-
 absl::Status RankLeader::EndStatus() const {
   return state_.status().ok() ? absl::CancelledError("the group was drained")
                               : state_.status();

@@ -98,8 +98,6 @@ class RankLeader {
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
   // The followers that are there, by rank.
   std::vector<RankMember> members() const ABSL_LOCKS_EXCLUDED(mutex_);
-  std::map<RankGroupState::RefusalReason, uint64_t> refusals() const
-      ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   using Phase = RankGroupState::Phase;
