@@ -17,6 +17,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,11 +29,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int kLost = 9;
-
-std::string TestPath(const std::string& name) {
-  return absl::StrCat(::testing::TempDir(), "/local_ranks_", getpid(), "_",
-                      name);
-}
 
 std::string FileText(const std::string& path) {
   std::ifstream file(path);
@@ -71,6 +67,11 @@ pid_t WaitForPid(const std::string& path) {
   return 0;
 }
 
+class LocalRanksTest : public ::testing::Test {
+ protected:
+  const base::TempFolder folder_;
+};
+
 // What the first child that failed is said to have done.
 absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
   auto ranks = LocalRanks::Start(children);
@@ -89,11 +90,11 @@ absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
   return failure;
 }
 
-TEST(LocalRanksTest, ChildrenHearWhereToGoAndWhichTheyAre) {
+TEST_F(LocalRanksTest, ChildrenHearWhereToGoAndWhichTheyAre) {
   std::vector<LocalRanks::Child> children;
   for (int i = 1; i <= 3; ++i) {
     children.push_back(
-        ChildThat({"write", TestPath(absl::StrCat("told", i))}, i));
+        ChildThat({"write", folder_.File(absl::StrCat("told", i))}, i));
   }
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks, LocalRanks::Start(children));
   bool failed = false;
@@ -103,16 +104,16 @@ TEST(LocalRanksTest, ChildrenHearWhereToGoAndWhichTheyAre) {
   ranks->StopTelling();
   EXPECT_FALSE(failed);
   for (int i = 1; i <= 3; ++i) {
-    EXPECT_EQ(FileText(TestPath(absl::StrCat("told", i))),
+    EXPECT_EQ(FileText(folder_.File(absl::StrCat("told", i))),
               absl::StrCat("10.0.0.1:8200 hush ", i, " of 4"));
   }
 }
 
 // A child took KVASIR_READY_FILE for its own and wrote over its parent's.
-TEST(LocalRanksTest, AChildHasNoneOfOurVariables) {
+TEST_F(LocalRanksTest, AChildHasNoneOfOurVariables) {
   setenv("KVASIR_READY_FILE", "/nowhere", 1);
   setenv("OTHERS", "stay", 1);
-  const std::string path = TestPath("environment");
+  const std::string path = folder_.File("environment");
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto ranks, LocalRanks::Start({ChildThat({"environment", path})}));
   KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
@@ -122,8 +123,8 @@ TEST(LocalRanksTest, AChildHasNoneOfOurVariables) {
 }
 
 // pgrep and top showed "exe".
-TEST(LocalRanksTest, AChildIsShownAsTheProgram) {
-  const std::string path = TestPath("name");
+TEST_F(LocalRanksTest, AChildIsShownAsTheProgram) {
+  const std::string path = folder_.File("name");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"sleep", path})}));
   KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
@@ -132,7 +133,7 @@ TEST(LocalRanksTest, AChildIsShownAsTheProgram) {
 }
 
 // A leader that drained had ranks that died meanwhile, and ended with success.
-TEST(LocalRanksTest, AFailureIsKeptForWhoAsksLater) {
+TEST_F(LocalRanksTest, AFailureIsKeptForWhoAsksLater) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"exit", "3"}, 2)}));
   KVASIR_EXPECT_OK(ranks->failure());
@@ -142,8 +143,8 @@ TEST(LocalRanksTest, AFailureIsKeptForWhoAsksLater) {
                                          HasSubstr("exit code 3")));
 }
 
-TEST(LocalRanksTest, WhatEndsBecauseItIsEndedIsNoFailure) {
-  const std::string path = TestPath("ended");
+TEST_F(LocalRanksTest, WhatEndsBecauseItIsEndedIsNoFailure) {
+  const std::string path = folder_.File("ended");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"stop", path})}));
   bool failed = false;
@@ -157,12 +158,12 @@ TEST(LocalRanksTest, WhatEndsBecauseItIsEndedIsNoFailure) {
   EXPECT_FALSE(failed);
 }
 
-TEST(LocalRanksTest, AChildThatFailsIsTold) {
+TEST_F(LocalRanksTest, AChildThatFailsIsTold) {
   EXPECT_THAT(FailureOf({ChildThat({"exit", "3"}, 2)}),
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr("rank 2 (pid "),
                              HasSubstr("ended with exit code 3"))));
-  EXPECT_THAT(FailureOf({ChildThat({"sleep", TestPath("other")}, 1),
+  EXPECT_THAT(FailureOf({ChildThat({"sleep", folder_.File("other")}, 1),
                          ChildThat({"kill"}, 2)}),
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr("rank 2 (pid "),
@@ -170,7 +171,7 @@ TEST(LocalRanksTest, AChildThatFailsIsTold) {
 }
 
 // Its parent was still loading then, and waited for it for minutes.
-TEST(LocalRanksTest, AChildThatFailsBeforeItIsToldIsToldThen) {
+TEST_F(LocalRanksTest, AChildThatFailsBeforeItIsToldIsToldThen) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"die"})}));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
@@ -179,9 +180,9 @@ TEST(LocalRanksTest, AChildThatFailsBeforeItIsToldIsToldThen) {
                        HasSubstr("ended with exit code 7")));
 }
 
-TEST(LocalRanksTest, NoChildOutlivesTheObject) {
+TEST_F(LocalRanksTest, NoChildOutlivesTheObject) {
   for (const char* what : {"sleep", "stop", "ignore"}) {
-    const std::string path = TestPath(what);
+    const std::string path = folder_.File(what);
     KVASIR_ASSERT_OK_AND_ASSIGN(auto ranks,
                                 LocalRanks::Start({ChildThat({what, path})}));
     KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
@@ -192,8 +193,8 @@ TEST(LocalRanksTest, NoChildOutlivesTheObject) {
   }
 }
 
-TEST(LocalRanksTest, AChildThatIsNeverToldEnds) {
-  const std::string path = TestPath("untold");
+TEST_F(LocalRanksTest, AChildThatIsNeverToldEnds) {
+  const std::string path = folder_.File("untold");
   KVASIR_ASSERT_OK_AND_ASSIGN(auto ranks,
                               LocalRanks::Start({ChildThat({"sleep", path})}));
   const absl::Time start = absl::Now();
@@ -203,9 +204,9 @@ TEST(LocalRanksTest, AChildThatIsNeverToldEnds) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(2));
 }
 
-TEST(LocalRanksTest, AChildGoesWithAParentThatIsKilled) {
+TEST_F(LocalRanksTest, AChildGoesWithAParentThatIsKilled) {
   for (const char* what : {"sleep", "stop", "ignore"}) {
-    const std::string path = TestPath(absl::StrCat("orphan_", what));
+    const std::string path = folder_.File(absl::StrCat("orphan_", what));
     std::string self = "/proc/self/exe";
     std::vector<std::string> words = {self, "parent", what, path};
     std::vector<char*> arguments;
@@ -223,7 +224,7 @@ TEST(LocalRanksTest, AChildGoesWithAParentThatIsKilled) {
   }
 }
 
-TEST(LocalRanksTest, WhatIsNoWordOfAParentIsRefused) {
+TEST_F(LocalRanksTest, WhatIsNoWordOfAParentIsRefused) {
   for (const char* text :
        {"", "{", "[]", R"({"leader":"x:1"})", R"({"parent":1,"leader":1})",
         R"({"parent":"1","leader":"x:1","secret":"","local_count":2})"}) {

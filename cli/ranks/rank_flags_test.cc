@@ -2,10 +2,9 @@
 
 #include <unistd.h>
 
-#include <fstream>
-
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "cli/flags.h"
 #include "cli/ranks/child_arguments.h"
 #include "gmock/gmock.h"
@@ -160,13 +159,12 @@ TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessSomebodySaysSo) {
 }
 
 TEST(RankFlagsTest, ASecretIsOneWordOfAFile) {
-  const std::string path =
-      absl::StrCat(::testing::TempDir(), "/rank_secret_", getpid());
-  std::ofstream(path) << "  hush\n";
+  const base::TempFolder folder;
+  const std::string path = folder.Write("secret", "  hush\n");
   const auto secret = ReadSecret(path);
   KVASIR_ASSERT_OK(secret.status());
   EXPECT_EQ(*secret, "hush");
-  std::ofstream(path) << "two words\n";
+  folder.Write("secret", "two words\n");
   EXPECT_THAT(ReadSecret(path).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("--rank-secret-file"),

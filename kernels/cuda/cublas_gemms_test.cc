@@ -116,15 +116,24 @@ TEST_F(CublasGemmsTest, TheSameShapeIsChosenForOnce) {
 
 TEST_F(CublasGemmsTest, ThreadsShareAnswers) {
   Make();
+  // Answers alone: what a product writes is its stream's own.
+  const auto workspace_bytes = static_cast<size_t>(gemms()->workspace_bytes());
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([this] {
+    threads.emplace_back([this, workspace_bytes] {
       const auto stream = device_->MakeStream();
       auto& launches = static_cast<LaunchStream&>(*stream);
+      auto written = device_->allocator().Allocate(workspace_bytes + kMatrices,
+                                                   MemoryTag::kOther);
+      KVASIR_ASSERT_OK(written.status());
       for (int64_t rows = 1; rows <= 8; ++rows) {
-        launches.launcher().gemms()->Enqueue(Product(rows));
+        Gemm gemm = Product(rows);
+        gemm.workspace = written->data().device_address();
+        gemm.y = static_cast<char*>(gemm.workspace) + workspace_bytes;
+        launches.launcher().gemms()->Enqueue(gemm);
         KVASIR_EXPECT_OK(launches.TakeLaunchError());
       }
+      KVASIR_EXPECT_OK(stream->Synchronize());
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -248,7 +248,7 @@ Result FakeRuntime::MakeStream(StreamHandle* stream) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("MakeStream");
   if (result != Result::kOk) return result;
-  auto made = std::make_unique<Stream>();
+  auto made = std::make_shared<Stream>();
   made->runtime = this;
   made->device = used_device;
   made->enqueue = [](HostWork* work, void (*run)(void*), void* argument) {
@@ -278,15 +278,12 @@ Result FakeRuntime::SynchronizeStream(StreamHandle stream) {
 }
 Result FakeRuntime::SynchronizeDevice() {
   base::MutexLock lock(&mutex_);
-  std::vector<StreamHandle> streams;
+  // One may be destroyed while we run another, or wait for who runs it.
+  std::vector<std::shared_ptr<Stream>> streams;
   for (const auto& [handle, stream] : streams_) {
-    if (stream->device == used_device) streams.push_back(handle);
+    if (stream->device == used_device) streams.push_back(stream);
   }
-  for (const StreamHandle handle : streams) {
-    // It may be destroyed while another runs.
-    const auto found = streams_.find(handle);
-    if (found != streams_.end()) RunUpTo(nullptr, found->second.get());
-  }
+  for (const auto& stream : streams) RunUpTo(nullptr, stream.get());
   return Begin("SynchronizeDevice");
 }
 

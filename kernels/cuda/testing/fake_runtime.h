@@ -146,7 +146,7 @@ class FakeRuntime final : public Runtime {
   std::map<const void*, uint32_t> shared_ ABSL_GUARDED_BY(mutex_);
   Memory device_memory_ ABSL_GUARDED_BY(mutex_);
   Memory pinned_ ABSL_GUARDED_BY(mutex_);
-  std::map<StreamHandle, std::unique_ptr<Stream>> streams_
+  std::map<StreamHandle, std::shared_ptr<Stream>> streams_
       ABSL_GUARDED_BY(mutex_);
   base::CondVar idle_;  // a stream
   // Where an event was recorded last.
