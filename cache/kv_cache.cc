@@ -308,7 +308,7 @@ void KvCache::Commit(SequenceId id, absl::Span<const int32_t> token_ids) {
   Sequence& of = sequence(id);
   const auto num_tokens = static_cast<int64_t>(token_ids.size());
   KVASIR_CHECK(num_tokens <= of.reserved_tokens);
-  of.reserved_tokens = 0;
+  of.reserved_tokens -= num_tokens;
   counts_.query_tokens += std::exchange(of.uncounted_query_tokens, 0);
   counts_.hit_tokens += std::exchange(of.uncounted_hit_tokens, 0);
   FillPages(of, num_tokens);
@@ -399,17 +399,21 @@ void KvCache::ReleaseBehindWindows(Sequence& of) {
 // What the executor is told
 // ---------------------------------------------------------------------------
 
-void KvCache::TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out) {
+void KvCache::TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out,
+                         int64_t written_before) {
   Sequence& of = sequence(id);
+  KVASIR_CHECK(written_before == 0 ||
+               (can_run_ahead() && written_before < of.reserved_tokens));
   for (size_t g = 0; g < pools_.size(); ++g) {
     GroupState& state = of.groups[g];
     counts_.table_entries_sent +=
         state.table.TakeDelta(group_id(g), out->mutable_block_tables());
-    out->add_physical_starts(static_cast<uint64_t>(state.table.next_slot()));
+    out->add_physical_starts(
+        static_cast<uint64_t>(state.table.next_slot() + written_before));
     if (observes_) {
       const int64_t begin = state.table.logical_tokens();
-      out->add_first_counted(static_cast<uint64_t>(
-          state.eviction.FirstCounted(begin, begin + of.reserved_tokens)));
+      out->add_first_counted(static_cast<uint64_t>(state.eviction.FirstCounted(
+          begin + written_before, begin + of.reserved_tokens)));
     }
     if (state.side_pages.empty() || state.side_pages_sent) continue;
     // Side pages come with the first reservation, and so with a new table.

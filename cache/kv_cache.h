@@ -208,7 +208,7 @@ class KvCache {
   // The step has written the reserved slots: `token_ids` are the tokens whose
   // latents now lie there (not the token that was sampled from them). Publishes
   // pages that became full, and a tail where one belongs; gives up pages behind
-  // a sliding window, and ends the reservation. At most as many as reserved.
+  // a sliding window. At most as many as reserved; the others stay reserved.
   void Commit(SequenceId id, absl::Span<const int32_t> token_ids);
 
   // The sequence has come to a point where slots go, before its next step.
@@ -229,8 +229,10 @@ class KvCache {
   // the next token's slot lies: entry physical_start / P of the group's table.
   // Only where slots were evicted it is less than the logical tokens. And to
   // first_counted, where some group has an observation window: the step has the
-  // tokens that are reserved.
-  void TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out);
+  // tokens that are reserved, but for the first `written_before` of them, which
+  // a step before it has (can_run_ahead).
+  void TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out,
+                  int64_t written_before = 0);
 
   // Appends the copies that the next step must do, in this order and before
   // anything is written. Call once per step, after all its reservations.
@@ -305,6 +307,9 @@ class KvCache {
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 
   int64_t page_tokens() const { return config_.page_tokens; }
+  // Whether a step may be told before the tokens of the one before it are
+  // committed: not where a commit copies pages that this step writes over.
+  bool can_run_ahead() const { return !has_side_pages_; }
   // There are pages for copies of those that a fork does not share.
   bool can_fork(SequenceId parent) const;
   // Where a step of the sequence should end, should it reach that far, so that

@@ -92,8 +92,13 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   // when the engine stops.
   bool TakeCommands(absl::Duration wait) ABSL_LOCKS_EXCLUDED(mutex_);
   void RunCommands();
+  // One step to its end, or none when none can run. Where the executor lets it,
+  // the one behind it is planned and enqueued before that.
   absl::Status Step(bool* planned);
-  absl::StatusOr<kvasir::v1::StepResult> Execute(const StepPlan& plan)
+  // Enqueues a plan, and says so to the watchdog.
+  absl::Status Enqueue(const StepPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<kvasir::v1::StepResult> Await() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Observe(absl::Duration schedule, absl::Duration execute)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes ends and load visible to other threads, together.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -126,6 +131,10 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   std::vector<Ended> ended_;  // since the last Publish
   std::vector<Command> commands_;
   bool warming_up_ = false;
+  // Enqueued and not awaited, or null; when it was, and the time its plan took.
+  const StepPlan* in_flight_ = nullptr;
+  absl::Time enqueued_at_;
+  absl::Duration planning_;
 
   mutable base::Mutex mutex_;
   base::CondVar wake_;     // engine's thread: inbox, stop
@@ -376,7 +385,7 @@ void ThreadedEngine::Run() {
   }
   bool planned = true;
   while (true) {
-    const bool idle = !scheduler_->has_work();
+    const bool idle = !scheduler_->has_work() && in_flight_ == nullptr;
     if (!TakeCommands(idle      ? absl::InfiniteDuration()
                       : planned ? absl::ZeroDuration()
                                 : kNothingPlanned)) {
@@ -416,7 +425,7 @@ absl::Status ThreadedEngine::WarmUp() {
     }
   }
   bool planned = true;
-  while (scheduler_->has_work()) {
+  while (scheduler_->has_work() || in_flight_ != nullptr) {
     const absl::Status status = Step(&planned);
     if (!status.ok()) {
       scheduler_->FailAll(Admission::ExecutorFailed(status));
@@ -466,42 +475,71 @@ void ThreadedEngine::RunCommands() {
 }
 
 absl::Status ThreadedEngine::Step(bool* planned) {
-  const absl::Time start = options_.clock->Now();
-  const StepPlan* plan = scheduler_->Schedule();
-  *planned = plan != nullptr;
-  if (plan == nullptr) return absl::OkStatus();
-
-  const absl::Time scheduled = options_.clock->Now();
-  absl::StatusOr<kvasir::v1::StepResult> result = Execute(*plan);
-  const absl::Time executed = options_.clock->Now();
+  const base::Clock& clock = *options_.clock;
+  const auto timed = [&clock](const auto& plan, absl::Duration* spent) {
+    const absl::Time start = clock.Now();
+    const StepPlan* const made = plan();
+    *spent = clock.Now() - start;
+    return made;
+  };
+  *planned = true;
+  if (in_flight_ == nullptr) {
+    const StepPlan* const plan =
+        timed([this] { return scheduler_->Schedule(); }, &planning_);
+    *planned = plan != nullptr;
+    if (plan == nullptr) return absl::OkStatus();
+    KVASIR_RETURN_IF_ERROR(Enqueue(*plan));
+  }
+  const StepPlan* next = nullptr;
+  absl::Duration next_planning;
+  if (executor_->runs_behind()) {
+    next =
+        timed([this] { return scheduler_->ScheduleAhead(); }, &next_planning);
+    if (next != nullptr) KVASIR_RETURN_IF_ERROR(executor_->Announce(*next));
+  }
+  const absl::StatusOr<kvasir::v1::StepResult> result = Await();
   KVASIR_RETURN_IF_ERROR(result.status());
+  const absl::Time executed = clock.Now();
+  const absl::Duration execute = executed - enqueued_at_;
+  const absl::Duration planning = std::exchange(planning_, next_planning);
+  // The device goes on while its tokens are delivered.
+  if (next != nullptr) KVASIR_RETURN_IF_ERROR(Enqueue(*next));
+  const absl::Time handled_from = clock.Now();
   if (!warming_up_) {
     // Whoever was aborted while the step ran hears no token of it.
     TakeCommands(absl::ZeroDuration());
     RunCommands();
   }
   KVASIR_RETURN_IF_ERROR(scheduler_->Apply(*result));
-
-  if (options_.observer != nullptr && !warming_up_) {
-    StepStats stats = scheduler_->last_step();
-    stats.execute = executed - scheduled;
-    stats.schedule = (scheduled - start) + (options_.clock->Now() - executed);
-    {
-      MutexLock lock(&mutex_);
-      stats.load.draining = draining_;  // the scheduler does not know
-    }
-    options_.observer->OnStep(stats);
-  }
+  Observe(planning + (clock.Now() - handled_from), execute);
   return absl::OkStatus();
 }
 
-absl::StatusOr<kvasir::v1::StepResult> ThreadedEngine::Execute(
-    const StepPlan& plan) {
+void ThreadedEngine::Observe(absl::Duration schedule, absl::Duration execute) {
+  if (options_.observer == nullptr || warming_up_) return;
+  StepStats stats = scheduler_->last_step();
+  stats.execute = execute;
+  stats.schedule = schedule;
+  {
+    MutexLock lock(&mutex_);
+    stats.load.draining = draining_;  // the scheduler does not know
+  }
+  options_.observer->OnStep(stats);
+}
+
+absl::Status ThreadedEngine::Enqueue(const StepPlan& plan) {
+  in_flight_ = &plan;
+  enqueued_at_ = options_.clock->Now();
   {
     MutexLock lock(&mutex_);
     executing_ = &plan;
   }
-  absl::StatusOr<kvasir::v1::StepResult> result = executor_->Execute(plan);
+  return executor_->Enqueue(plan);
+}
+
+absl::StatusOr<kvasir::v1::StepResult> ThreadedEngine::Await() {
+  absl::StatusOr<kvasir::v1::StepResult> result = executor_->Await();
+  in_flight_ = nullptr;
   MutexLock lock(&mutex_);
   executing_ = nullptr;
   progress_at_ = options_.clock->Now();
@@ -575,6 +613,9 @@ void ThreadedEngine::EndAll() {
   RunCommands();
   scheduler_->RefuseAll(Admission::EngineStopped());
   Publish();
+  // Nobody wants what it gives; the executor may go when we have stopped.
+  if (in_flight_ == nullptr) return;
+  if (const auto result = Await(); !result.ok()) Fail(result.status());
 }
 
 // ---------------------------------------------------------------------------

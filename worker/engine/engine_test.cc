@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/mutex.h"
 #include "base/status_matchers.h"
 #include "cache/kv_cache.h"
@@ -87,7 +88,8 @@ class WaitableSink final : public RecordingSink {
   base::CondVar changed_;
 };
 
-class EngineTest : public ::testing::Test {
+// Over an executor whose steps run behind their Enqueue, and one whose do not.
+class EngineTest : public ::testing::TestWithParam<bool> {
  protected:
   EngineTest() {
     options_.scheduler.max_model_len = 64;
@@ -95,6 +97,7 @@ class EngineTest : public ::testing::Test {
     options_.scheduler.max_batched_tokens = 32;
     options_.scheduler.max_queue = 4;
     options_.scheduler.vocab_size = 1000;
+    fake_.runs_behind = GetParam();
     fake_.page_tokens = 4;
     fake_.groups = {{.num_pages = kPages, .host_pages = kHostPages}};
     fake_.max_num_seqs = 8;
@@ -163,7 +166,7 @@ class EngineTest : public ::testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_F(EngineTest, ARequestHasTheEvictionBudgetThatItMayHave) {
+TEST_P(EngineTest, ARequestHasTheEvictionBudgetThatItMayHave) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.eviction.groups = {
       {.pages = {.eviction = fake_.groups[0].eviction}, .least_slots = 2}};
@@ -187,7 +190,7 @@ TEST_F(EngineTest, ARequestHasTheEvictionBudgetThatItMayHave) {
   ExpectNothingHeld();
 }
 
-TEST_F(EngineTest, ABudgetThatOutgrowsThePoolIsRefusedAndTheEngineLives) {
+TEST_P(EngineTest, ABudgetThatOutgrowsThePoolIsRefusedAndTheEngineLives) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.max_model_len = 4 * kPages + 9;
   options_.scheduler.eviction.groups = {
@@ -206,7 +209,7 @@ TEST_F(EngineTest, ABudgetThatOutgrowsThePoolIsRefusedAndTheEngineLives) {
   ExpectNothingHeld();
 }
 
-TEST_F(EngineTest, StreamsTheTokensOfEverySample) {
+TEST_P(EngineTest, StreamsTheTokensOfEverySample) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r", 6);
   request.sampling.set_n(3);
@@ -223,7 +226,7 @@ TEST_F(EngineTest, StreamsTheTokensOfEverySample) {
   ExpectNothingHeld();
 }
 
-TEST_F(EngineTest, WarmsUpWithTheLargestBatchBeforeItIsReady) {
+TEST_P(EngineTest, WarmsUpWithTheLargestBatchBeforeItIsReady) {
   KVASIR_ASSERT_OK(Start());
   engine_->Stop();
   EXPECT_EQ(executor_->largest_batch_tokens(), 32u);
@@ -233,7 +236,7 @@ TEST_F(EngineTest, WarmsUpWithTheLargestBatchBeforeItIsReady) {
   ExpectNothingHeld();
 }
 
-TEST_F(EngineTest, AFailedWarmUpIsTheErrorOfStart) {
+TEST_P(EngineTest, AFailedWarmUpIsTheErrorOfStart) {
   FailSteps(absl::InternalError("no such kernel"));
   EXPECT_THAT(Start(), StatusIs(absl::StatusCode::kInternal,
                                 HasSubstr("no such kernel")));
@@ -243,7 +246,7 @@ TEST_F(EngineTest, AFailedWarmUpIsTheErrorOfStart) {
       StatusIs(absl::StatusCode::kUnavailable, HasSubstr("failed")));
 }
 
-TEST_F(EngineTest, RefusesBeforeStartAndAfterStop) {
+TEST_P(EngineTest, RefusesBeforeStartAndAfterStop) {
   KVASIR_ASSERT_OK(Start());
   engine_->Stop();
   const Refusal refusal =
@@ -253,7 +256,7 @@ TEST_F(EngineTest, RefusesBeforeStartAndAfterStop) {
   EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
 }
 
-TEST_F(EngineTest, RefusesWhatCannotBe) {
+TEST_P(EngineTest, RefusesWhatCannotBe) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r");
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(64, 1));
@@ -267,7 +270,7 @@ TEST_F(EngineTest, RefusesWhatCannotBe) {
                        HasSubstr("n is 9, want 1 to 8")));
 }
 
-TEST_F(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
+TEST_P(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
   options_.scheduler.max_num_seqs = 1;  // `first` has the only seat
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
@@ -298,7 +301,7 @@ TEST_F(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
   for (const auto& sink : sinks) sink->AwaitEnd();
 }
 
-TEST_F(EngineTest, WithoutAQueueServesWhatFindsASeatAndRefusesTheRest) {
+TEST_P(EngineTest, WithoutAQueueServesWhatFindsASeatAndRefusesTheRest) {
   options_.scheduler.max_queue = 0;
   options_.scheduler.max_num_seqs = 2;
   KVASIR_ASSERT_OK(Start());
@@ -322,7 +325,7 @@ TEST_F(EngineTest, WithoutAQueueServesWhatFindsASeatAndRefusesTheRest) {
   EXPECT_EQ(later->samples()[0].tokens, Expected(MakeRequest("later")));
 }
 
-TEST_F(EngineTest, RefusesAnIdThatIsLiveButNotItsNextAttempt) {
+TEST_P(EngineTest, RefusesAnIdThatIsLiveButNotItsNextAttempt) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -343,7 +346,7 @@ TEST_F(EngineTest, RefusesAnIdThatIsLiveButNotItsNextAttempt) {
   EXPECT_EQ(second->samples()[0].finish->reason, FinishReason::kAbort);
 }
 
-TEST_F(EngineTest, AbortDuringAStepDropsItsTokens) {
+TEST_P(EngineTest, AbortDuringAStepDropsItsTokens) {
   KVASIR_ASSERT_OK(Start());
   gate_.CloseAfter(2);
   const auto sink = std::make_shared<WaitableSink>();
@@ -362,7 +365,7 @@ TEST_F(EngineTest, AbortDuringAStepDropsItsTokens) {
   ExpectNothingHeld();
 }
 
-TEST_F(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
+TEST_P(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -380,7 +383,7 @@ TEST_F(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
 }
 
-TEST_F(EngineTest, ADrainFinishesWhatWaitsInTheHostPool) {
+TEST_P(EngineTest, ADrainFinishesWhatWaitsInTheHostPool) {
   options_.scheduler.max_queue = 8;
   KVASIR_ASSERT_OK(Start());
   std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
@@ -405,7 +408,7 @@ TEST_F(EngineTest, ADrainFinishesWhatWaitsInTheHostPool) {
   ExpectNothingHeld();
 }
 
-TEST_F(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
+TEST_P(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   std::vector<std::shared_ptr<WaitableSink>> sinks;
@@ -436,7 +439,7 @@ TEST_F(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
   ExpectNothingHeld();
 }
 
-TEST_F(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineGoesOn) {
+TEST_P(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineGoesOn) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto running = std::make_shared<WaitableSink>();
@@ -462,7 +465,7 @@ TEST_F(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineGoesOn) {
   ExpectNothingHeld();
 }
 
-TEST_F(EngineTest, AFailedStepFailsEveryRequest) {
+TEST_P(EngineTest, AFailedStepFailsEveryRequest) {
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status& status) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "bit rot"));
@@ -494,7 +497,7 @@ TEST_F(EngineTest, AFailedStepFailsEveryRequest) {
   ExpectNothingHeld();
 }
 
-TEST_F(EngineTest, NumbersThatAreNotFiniteFailTheirRequestAlone) {
+TEST_P(EngineTest, NumbersThatAreNotFiniteFailTheirRequestAlone) {
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
   // Two prompts of 8 tokens: one's first step, the other's first token.
@@ -547,7 +550,7 @@ TEST_F(EngineTest, NumbersThatAreNotFiniteFailTheirRequestAlone) {
   ExpectNothingHeld();
 }
 
-TEST_F(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
+TEST_P(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
   base::Mutex mutex;
   base::CondVar changed;
   std::vector<StallReport> reports;
@@ -579,7 +582,7 @@ TEST_F(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
   sink->AwaitEnd();
 }
 
-TEST_F(EngineTest, WatchdogKeepsQuietWhileNothingWaits) {
+TEST_P(EngineTest, WatchdogKeepsQuietWhileNothingWaits) {
   std::atomic<int> stalls = 0;
   options_.clock = &manual_clock_;
   options_.watchdog = absl::Milliseconds(20);
@@ -618,7 +621,7 @@ class CountingListener final : public LoadListener {
   std::vector<LoadSnapshot> heard_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_F(EngineTest, ListenersHearTheLoadAtOnceAndWhenItChanges) {
+TEST_P(EngineTest, ListenersHearTheLoadAtOnceAndWhenItChanges) {
   KVASIR_ASSERT_OK(Start());
   const auto listener = std::make_shared<CountingListener>();
   engine_->SubscribeLoad(listener);
@@ -665,7 +668,7 @@ class CountingObserver final : public EngineObserver {
   std::vector<RequestSummary> ends;
 };
 
-TEST_F(EngineTest, ObserverHearsStepsEndsAndRefusals) {
+TEST_P(EngineTest, ObserverHearsStepsEndsAndRefusals) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -691,7 +694,7 @@ TEST_F(EngineTest, ObserverHearsStepsEndsAndRefusals) {
   EXPECT_EQ(observer.ends[0].reason, FinishReason::kLength);
 }
 
-TEST_F(EngineTest, StepsOfADrainTellTheObserverSo) {
+TEST_P(EngineTest, StepsOfADrainTellTheObserverSo) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -722,7 +725,7 @@ class AbortingSink final : public RecordingSink {
   const std::string id_;
 };
 
-TEST_F(EngineTest, ASinkMayAbortFromItsCallback) {
+TEST_P(EngineTest, ASinkMayAbortFromItsCallback) {
   KVASIR_ASSERT_OK(Start());
   const auto sink = std::make_shared<AbortingSink>(engine_.get(), "r");
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 50), sink).status);
@@ -733,7 +736,7 @@ TEST_F(EngineTest, ASinkMayAbortFromItsCallback) {
   EXPECT_LE(sink->samples()[0].tokens.size(), 2u);
 }
 
-TEST_F(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
+TEST_P(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
   options_.scheduler.max_queue = 64;
   KVASIR_ASSERT_OK(Start());
   constexpr int kThreads = 4;
@@ -781,6 +784,90 @@ TEST_F(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
   ExpectNothingHeld();
 }
 
+// Says in what order things are done.
+class LoggingExecutor final : public Executor {
+ public:
+  LoggingExecutor(Executor* own, std::vector<std::string>* log)
+      : own_(*own), log_(*log) {}
+  absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override {
+    step_id_ = plan.step_id();
+    log_.push_back(absl::StrCat("run ", step_id_));
+    return own_.Enqueue(plan);
+  }
+  absl::StatusOr<kvasir::v1::StepResult> Await() override {
+    log_.push_back(absl::StrCat("await ", step_id_));
+    return own_.Await();
+  }
+  absl::Status Announce(const kvasir::v1::StepPlan& plan) override {
+    log_.push_back(absl::StrCat("announce ", plan.step_id()));
+    return own_.Announce(plan);
+  }
+  bool runs_behind() const override { return own_.runs_behind(); }
+
+ private:
+  Executor& own_;
+  std::vector<std::string>& log_;
+  uint64_t step_id_ = 0;
+};
+
+class LoggingSink final : public EngineSink {
+ public:
+  explicit LoggingSink(std::vector<std::string>* log) : log_(*log) {}
+  void OnAccepted(uint32_t) override {}
+  void OnTokens(const TokenChunk&) override { log_.push_back("token"); }
+  void OnFinished(const FinishInfo&) override { log_.push_back("end"); }
+  void OnFailed(const Refusal& why) override {
+    log_.push_back(why.status.ToString());
+  }
+
+ private:
+  std::vector<std::string>& log_;  // the engine's thread's, until it stops
+};
+
+TEST_P(EngineTest, WhereStepsRunBehindTheNextIsThereBeforeTokensAreDelivered) {
+  options_.warm_up = false;
+  KVASIR_ASSERT_OK(Start());
+  engine_.reset();
+  std::vector<std::string> log;
+  LoggingExecutor executor(executor_.get(), &log);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      engine_, Engine::Create(options_, cache_.get(), &executor));
+  KVASIR_ASSERT_OK(engine_->Start());
+  ASSERT_TRUE(
+      engine_->Submit(MakeRequest("a", 3), std::make_shared<LoggingSink>(&log))
+          .ok());
+  ASSERT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  engine_->Stop();
+  if (GetParam()) {
+    EXPECT_EQ(absl::StrJoin(log, ", "),
+              "run 1, announce 2, await 1, run 2, token, "
+              "announce 3, await 2, run 3, token, await 3, token, end");
+  } else {
+    EXPECT_EQ(absl::StrJoin(log, ", "),
+              "run 1, await 1, token, run 2, await 2, token, run 3, await 3, "
+              "token, end");
+  }
+}
+
+// What it samples for a request that has ended meanwhile is nobody's.
+TEST_P(EngineTest, AStepThatRunsForNothingIsAwaitedBeforeTheEngineIsIdle) {
+  options_.warm_up = false;
+  KVASIR_ASSERT_OK(Start());
+  Request request = MakeRequest("a", 20);
+  const std::vector<int32_t> all = Expected(request);
+  request.sampling.add_stop_token_ids(all[3]);
+  const auto sink = std::make_shared<WaitableSink>(1);
+  ASSERT_TRUE(engine_->Submit(request, sink).ok());
+  sink->AwaitEnd();
+  engine_->Stop();
+  EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
+  EXPECT_EQ(executor_->steps(), GetParam() ? 5u : 4u);
+  EXPECT_EQ(executor_->announced_steps(), GetParam() ? 4u : 0u);
+  EXPECT_EQ(executor_->Await().status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  ExpectNothingHeld();
+}
+
 TEST(EngineCreateTest, APoolTooSmallForOneSequenceIsRefusedWithTheNumbers) {
   cache::KvCacheConfig config;
   config.page_tokens = 4;
@@ -796,6 +883,12 @@ TEST(EngineCreateTest, APoolTooSmallForOneSequenceIsRefusedWithTheNumbers) {
                        AllOf(HasSubstr("64"), HasSubstr("16 pages"),
                              HasSubstr("which has 15"))));
 }
+
+INSTANTIATE_TEST_SUITE_P(StepsRun, EngineTest, ::testing::Bool(),
+                         [](const auto& param_info) {
+                           return std::string(param_info.param ? "Behind"
+                                                               : "Within");
+                         });
 
 }  // namespace
 }  // namespace kvasir::worker

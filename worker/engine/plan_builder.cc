@@ -28,7 +28,8 @@ void WriteSample(const PlannedSequence& planned, TokenMaskProvider* masks,
   out->set_frequency_penalty(p.frequency_penalty());
   out->set_seed(p.seed());
   out->set_sample_index(sequence.sample_index);
-  out->set_position(sequence.tokens.size());
+  const uint32_t end = planned.start + planned.num_tokens;
+  out->set_position(end);
   out->set_num_logprobs(p.has_logprobs() ? static_cast<int32_t>(p.logprobs())
                                          : -1);
 
@@ -39,7 +40,7 @@ void WriteSample(const PlannedSequence& planned, TokenMaskProvider* masks,
     entry->set_bias(bias);
   }
   out->mutable_banned_ids()->Clear();
-  if (state.output_tokens(sequence) < p.min_tokens()) {
+  if (end - state.prompt_tokens() < p.min_tokens()) {
     AddIds(state.stop_ids, out->mutable_banned_ids());
   }
   if (!p.token_mask().empty() && masks != nullptr) {
@@ -69,39 +70,37 @@ void WriteSample(const PlannedSequence& planned, TokenMaskProvider* masks,
 void PlanBuilder::Begin() {
   prompts_.clear();
   outputs_.clear();
-  planned_.clear();
 }
 
 void PlanBuilder::Add(const PlannedSequence& planned) {
   (planned.prompt ? prompts_ : outputs_).push_back(planned);
 }
 
-const kvasir::v1::StepPlan& PlanBuilder::Build(uint64_t step_id,
-                                               cache::KvCache* cache,
-                                               TokenMaskProvider* masks) {
-  planned_ = prompts_;
-  planned_.insert(planned_.end(), outputs_.begin(), outputs_.end());
+void PlanBuilder::Build(uint64_t step_id, cache::KvCache* cache,
+                        TokenMaskProvider* masks, PlannedStep* out) {
+  out->sequences = prompts_;
+  out->sequences.insert(out->sequences.end(), outputs_.begin(), outputs_.end());
 
-  plan_.set_step_id(step_id);
-  plan_.mutable_released_sequences()->Clear();
-  plan_.mutable_released_sequences()->Add(released_.begin(), released_.end());
+  kvasir::v1::StepPlan& plan = out->plan;
+  plan.set_step_id(step_id);
+  plan.mutable_released_sequences()->Clear();
+  plan.mutable_released_sequences()->Add(released_.begin(), released_.end());
   released_.clear();
-  plan_.mutable_page_copies()->Clear();
-  plan_.mutable_evictions()->Clear();
-  cache->TakePageCopies(plan_.mutable_page_copies());
-  cache->TakeEvictions(plan_.mutable_evictions());
+  plan.mutable_page_copies()->Clear();
+  plan.mutable_evictions()->Clear();
+  cache->TakePageCopies(plan.mutable_page_copies());
+  cache->TakeEvictions(plan.mutable_evictions());
 
-  const auto count = static_cast<int>(planned_.size());
-  while (plan_.sequences_size() > count) {
-    plan_.mutable_sequences()->RemoveLast();
+  const auto count = static_cast<int>(out->sequences.size());
+  while (plan.sequences_size() > count) {
+    plan.mutable_sequences()->RemoveLast();
   }
-  while (plan_.sequences_size() < count) plan_.add_sequences();
+  while (plan.sequences_size() < count) plan.add_sequences();
   for (int i = 0; i < count; ++i) {
-    const PlannedSequence& planned = planned_[static_cast<size_t>(i)];
-    planned.sequence->plan_index = i;
-    Write(planned, step_id, cache, masks, plan_.mutable_sequences(i));
+    const PlannedSequence& planned = out->sequences[static_cast<size_t>(i)];
+    planned.sequence->plan_index[step_id % kMostPlannedSteps] = i;
+    Write(planned, step_id, cache, masks, plan.mutable_sequences(i));
   }
-  return plan_;
 }
 
 void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
@@ -114,12 +113,14 @@ void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
   out->mutable_block_tables()->Clear();
   out->mutable_physical_starts()->Clear();
   out->mutable_first_counted()->Clear();
-  cache->TakeDeltas(sequence.cache_id(), out);
+  cache->TakeDeltas(sequence.cache_id(), out,
+                    int64_t{planned.start} - sequence.computed);
 
   // Only the very next step may leave the token to the executor: one that sat
   // out a step (no pages) names it.
-  const bool last_sampled = planned.decodes && sequence.sampled_step != 0 &&
-                            sequence.sampled_step + 1 == step_id;
+  const bool last_sampled =
+      planned.ahead || (planned.decodes && sequence.sampled_step != 0 &&
+                        sequence.sampled_step + 1 == step_id);
   out->mutable_token_ids()->Clear();
   out->set_input_is_last_sampled(last_sampled);
   out->set_num_tokens(planned.num_tokens);

@@ -1,5 +1,5 @@
-// Writes the step plan from what the scheduler chose. One StepPlan is reused
-// from step to step: with the same batch nothing is allocated.
+// Writes the step plan from what the scheduler chose. StepPlans are reused from
+// step to step: with the same batch nothing is allocated.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,15 @@ struct PlannedSequence {
   bool prompt = false;  // the tokens are all of the prompt; else all are output
   bool samples = false;
   bool decodes = false;  // one token, the last
+  // Of a step planned before its token, which the step that runs samples, is
+  // known: none of `sequence`'s yet.
+  bool ahead = false;
+};
+
+// A step until its result is taken over.
+struct PlannedStep {
+  kvasir::v1::StepPlan plan;
+  std::vector<PlannedSequence> sequences;  // in the plan's order
 };
 
 // Threads: the scheduler's.
@@ -37,22 +46,17 @@ class PlanBuilder {
 
   // Puts prompts before output, sets Sequence::plan_index, and takes deltas
   // and copies from the cache. `masks` may be null.
-  const kvasir::v1::StepPlan& Build(uint64_t step_id, cache::KvCache* cache,
-                                    TokenMaskProvider* masks);
-
-  // In the plan's order.
-  std::vector<PlannedSequence>& planned() { return planned_; }
+  void Build(uint64_t step_id, cache::KvCache* cache, TokenMaskProvider* masks,
+             PlannedStep* out);
 
  private:
   void Write(const PlannedSequence& planned, uint64_t step_id,
              cache::KvCache* cache, TokenMaskProvider* masks,
              kvasir::v1::SequenceStep* out);
 
-  kvasir::v1::StepPlan plan_;
   std::vector<uint64_t> released_;
   std::vector<PlannedSequence> prompts_;
   std::vector<PlannedSequence> outputs_;
-  std::vector<PlannedSequence> planned_;
 };
 
 }  // namespace kvasir::worker

@@ -100,12 +100,10 @@ Scheduler::~Scheduler() = default;
 // and whoever is preempted for them has nothing planned yet. A waiting request
 // of higher priority takes its turn among them.
 const StepPlan* Scheduler::Schedule() {
-  KVASIR_CHECK(!in_flight_);
+  KVASIR_CHECK(num_planned_ == 0);
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
   const absl::Time now = deps_.clock->Now();
   stats_ = StepStats();
-  time_to_first_token_.clear();
-  inter_token_.clear();
   EndOverdue(now);
   plan_.Begin();
 
@@ -129,10 +127,82 @@ const StepPlan* Scheduler::Schedule() {
   while (!waiting_.empty() && !pages_ran_out && stats_.preemptions == 0) {
     if (TryAdmit(running_.size(), now) == 0) break;
   }
+  return BuildStep(now);
+}
+
+const StepPlan* Scheduler::BuildStep(absl::Time now) {
   if (plan_.empty()) return nullptr;
-  in_flight_ = true;
-  planned_at_ = now;
-  return &plan_.Build(++step_id_, deps_.cache, deps_.token_masks);
+  Step& step = StepOf(++step_id_);
+  step.planned_at = now;
+  step.stats = stats_;
+  plan_.Build(step_id_, deps_.cache, deps_.token_masks, &step);
+  ++num_planned_;
+  return &step.plan;
+}
+
+const StepPlan* Scheduler::ScheduleAhead() {
+  KVASIR_CHECK(num_planned_ == 1);
+  const absl::Cleanup forget_ended = [this] { ended_.clear(); };
+  const absl::Time now = deps_.clock->Now();
+  EndOverdue(now);
+  if (!CanRunAhead()) return nullptr;
+  stats_ = StepStats();
+  plan_.Begin();
+  for (Sequence* sequence : running_) {
+    // What ends by its length with the step that runs.
+    if (sequence->tokens.size() + 1 >= sequence->request->max_total_tokens) {
+      continue;
+    }
+    const PlannedSequence& runs = *LastPartOf(*sequence);
+    // What was reserved before the pages ran out stays its sequence's.
+    if (!deps_.cache->Reserve(sequence->cache_id(),
+                              int64_t{runs.num_tokens} + 1)) {
+      return nullptr;
+    }
+    plan_.Add({.sequence = sequence,
+               .sequence_id = sequence->id,
+               .start = runs.start + runs.num_tokens,
+               .num_tokens = 1,
+               .samples = true,
+               .decodes = true,
+               .ahead = true});
+    ++stats_.decode_sequences;
+  }
+  return BuildStep(now);
+}
+
+bool Scheduler::CanRunAhead() const {
+  if (!deps_.cache->can_run_ahead()) return false;
+  if (!waiting_.empty() && !MustWait(**waiting_.begin())) return false;
+  return std::all_of(
+      running_.begin(), running_.end(), [this](const Sequence* sequence) {
+        const PlannedSequence* const part = LastPartOf(*sequence);
+        // Without one: no budget was left for it, or no page.
+        if (part == nullptr || !part->samples) return false;
+        if (!sequence->request->request.sampling.token_mask().empty()) {
+          return false;
+        }
+        // What is reserved there is all of the prompt, or all output.
+        const std::optional<int64_t> evicts =
+            deps_.cache->next_eviction(sequence->cache_id());
+        return !evicts ||
+               (!part->prompt && part->start + part->num_tokens < *evicts);
+      });
+}
+
+const PlannedSequence* Scheduler::LastPartOf(const Sequence& sequence) const {
+  const size_t slot = step_id_ % kMostPlannedSteps;
+  const int32_t index = sequence.plan_index[slot];
+  return index < 0 ? nullptr
+                   : &steps_[slot].sequences[static_cast<size_t>(index)];
+}
+
+bool Scheduler::MustWait(const Sequence& sequence) const {
+  if (running_.empty() || running_.back()->priority() > sequence.priority()) {
+    return false;
+  }
+  return seats_ + sequence.seats() > options_.max_num_seqs ||
+         LackedPages(sequence);
 }
 
 void Scheduler::EndOverdue(absl::Time now) {
@@ -199,14 +269,10 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   }
   // Looking for its prefix hashes the whole prompt: not in every step, but when
   // another sequence is first, pages have come free, or a prefill went on.
-  const uint64_t available = Load().free_pages;
-  if (sequence.request->order == blocked_order_ &&
-      available <= blocked_pages_ && !prefix_grew_) {
-    return false;
-  }
+  if (LackedPages(sequence)) return false;
   prefix_grew_ = false;
   blocked_order_ = sequence.request->order;
-  blocked_pages_ = available;
+  blocked_pages_ = Load().free_pages;
   // What an image lacks is known when it is brought back, and there is little
   // more to a decode: behind a window, less than a prefill would hold.
   if (sequence.image.has_value() && sequence.to_run() == 1) return true;
@@ -215,6 +281,11 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   const int64_t cached = deps_.cache->CachedPrefixTokens(
       sequence.tokens, StartOptionsOf(sequence));
   return cached > 0 && PagesSuffice(sequence, cached);
+}
+
+bool Scheduler::LackedPages(const Sequence& sequence) const {
+  return sequence.request->order == blocked_order_ &&
+         Load().free_pages <= blocked_pages_ && !prefix_grew_;
 }
 
 cache::SequencePages Scheduler::PagesOf(const RequestState& state,
@@ -407,21 +478,25 @@ void Scheduler::ForkIfReady(Sequence* leader) {
 // ---------------------------------------------------------------------------
 
 absl::Status Scheduler::Apply(const StepResult& result) {
-  KVASIR_CHECK(in_flight_);
-  in_flight_ = false;
+  KVASIR_CHECK(num_planned_ > 0);
+  const uint64_t step_id = step_id_ - --num_planned_;
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
   const absl::Time now = deps_.clock->Now();
-  if (result.step_id() != step_id_) {
+  if (result.step_id() != step_id) {
     return absl::InternalError(
-        absl::StrCat("result of step ", result.step_id(), ", want ", step_id_));
+        absl::StrCat("result of step ", result.step_id(), ", want ", step_id));
   }
+  Step& step = StepOf(step_id);
+  stats_ = step.stats;
+  time_to_first_token_.clear();
+  inter_token_.clear();
   // Of steps that are mostly prompts.
   if (stats_.prefill_tokens > stats_.decode_sequences) {
     prefill_rate_.Add(stats_.prefill_tokens + stats_.decode_sequences,
-                      now - planned_at_);
+                      now - step.planned_at);
   }
   int next = 0;
-  for (PlannedSequence& planned : plan_.planned()) {
+  for (const PlannedSequence& planned : step.sequences) {
     const SequenceResult* found = nullptr;
     if (next < result.sequences_size() &&
         result.sequences(next).sequence_id() == planned.sequence_id) {
@@ -434,52 +509,53 @@ absl::Status Scheduler::Apply(const StepResult& result) {
         continue;
       }
     }
-    KVASIR_RETURN_IF_ERROR(CheckResult(planned, found));
+    KVASIR_RETURN_IF_ERROR(CheckResult(step_id, planned, found));
     if (planned.samples && found->token_id() == kNoToken) {
       FailRequest(planned.sequence->request, Admission::NoTokenLeft());
       continue;
     }
-    ApplyToSequence(planned, found, now);
+    ApplyToSequence(step_id, planned, found, now);
   }
   if (next != result.sequences_size()) {
     return absl::InternalError(absl::StrCat(
-        "step ", step_id_, " has a result for sequence ",
+        "step ", step_id, " has a result for sequence ",
         result.sequences(next).sequence_id(), ", out of the plan's order"));
   }
-  stats_.step_id = step_id_;
+  stats_.step_id = step_id;
   stats_.time_to_first_token = time_to_first_token_;
   stats_.inter_token = inter_token_;
   stats_.load = Load();
   return absl::OkStatus();
 }
 
-absl::Status Scheduler::CheckResult(const PlannedSequence& planned,
+absl::Status Scheduler::CheckResult(uint64_t step_id,
+                                    const PlannedSequence& planned,
                                     const SequenceResult* result) const {
   if (!planned.samples && planned.num_targets == 0) return absl::OkStatus();
   if (result == nullptr) {
-    return absl::InternalError(absl::StrCat("step ", step_id_,
-                                            " has no result for sequence ",
-                                            planned.sequence_id));
+    return absl::InternalError(absl::StrCat(
+        "step ", step_id, " has no result for sequence ", planned.sequence_id));
   }
   if (planned.samples && (result->token_id() < kNoToken ||
                           result->token_id() >= options_.vocab_size)) {
     return absl::InternalError(absl::StrCat(
-        "step ", step_id_, ", sequence ", planned.sequence_id, ": token ",
+        "step ", step_id, ", sequence ", planned.sequence_id, ": token ",
         result->token_id(), ", vocabulary size ", options_.vocab_size));
   }
   if (result->target_logprobs_size() != static_cast<int>(planned.num_targets)) {
     return absl::InternalError(
-        absl::StrCat("step ", step_id_, ", sequence ", planned.sequence_id,
-                     ": ", result->target_logprobs_size(),
+        absl::StrCat("step ", step_id, ", sequence ", planned.sequence_id, ": ",
+                     result->target_logprobs_size(),
                      " target log probabilities, want ", planned.num_targets));
   }
   return absl::OkStatus();
 }
 
-void Scheduler::ApplyToSequence(const PlannedSequence& planned,
+void Scheduler::ApplyToSequence(uint64_t step_id,
+                                const PlannedSequence& planned,
                                 const SequenceResult* result, absl::Time now) {
   Sequence* sequence = planned.sequence;
-  sequence->plan_index = -1;
+  sequence->plan_index[step_id % kMostPlannedSteps] = -1;
   deps_.cache->Commit(sequence->cache_id(),
                       absl::MakeConstSpan(sequence->tokens)
                           .subspan(planned.start, planned.num_tokens));
@@ -491,18 +567,18 @@ void Scheduler::ApplyToSequence(const PlannedSequence& planned,
                     result->target_logprobs().end());
   }
   if (planned.samples) {
-    Deliver(sequence, *result, now);
+    Deliver(step_id, sequence, *result, now);
   } else {
     ForkIfReady(sequence);
   }
 }
 
-void Scheduler::Deliver(Sequence* sequence, const SequenceResult& result,
-                        absl::Time now) {
+void Scheduler::Deliver(uint64_t step_id, Sequence* sequence,
+                        const SequenceResult& result, absl::Time now) {
   RequestState& state = *sequence->request;
   const kvasir::v1::SamplingParams& sampling = state.request.sampling;
   sequence->tokens.push_back(result.token_id());
-  sequence->sampled_step = step_id_;
+  sequence->sampled_step = step_id;
   ++stats_.sampled_tokens;
 
   const bool first = sequence->first_token == absl::InfiniteFuture();

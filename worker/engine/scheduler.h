@@ -6,8 +6,13 @@
 //   while (const StepPlan* plan = scheduler->Schedule()) {
 //     scheduler->Apply(*executor->Execute(*plan));   // sinks hear the tokens
 //   }
+//
+// Where a step runs behind its Enqueue, the next one can be planned meanwhile
+// (ScheduleAhead): what it needs of the first is that every sequence of it gets
+// a token, not which.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -73,12 +78,20 @@ class Scheduler {
   Refusal Add(Request request, std::shared_ptr<EngineSink> sink);
 
   // The next step; nullptr when nothing can run. Ends requests whose time is
-  // up. Valid until the next call; every plan is followed by Apply or FailAll.
+  // up. No step is planned and not applied (CHECK). A plan is valid until its
+  // Apply; each is followed by that or by FailAll.
   const kvasir::v1::StepPlan* Schedule();
+  // The step behind the one that Schedule or ScheduleAhead gave last, whose
+  // result is not known yet (CHECK): all running sequences decode on. nullptr
+  // where it takes the result, or where more than that is to be done: somebody
+  // can be admitted, a prompt goes on, slots are due to be evicted, pages run
+  // out, a token mask follows the output. A sequence that ends meanwhile runs
+  // in it for nothing.
+  const kvasir::v1::StepPlan* ScheduleAhead();
 
-  // Takes over a step's result and hands out its tokens. INTERNAL when the
-  // result lacks what the plan asked for. A request for which no token could be
-  // sampled fails alone.
+  // Takes over a step's result and hands out its tokens; of two planned steps
+  // the first one's. INTERNAL when the result lacks what the plan asked for. A
+  // request for which no token could be sampled fails alone.
   absl::Status Apply(const kvasir::v1::StepResult& result);
 
   // Ends requests between or during steps (a result for them is dropped).
@@ -102,14 +115,34 @@ class Scheduler {
   LoadSnapshot Load() const;
   // Running sequences, then waiting ones, each in the order they are served.
   std::vector<SequenceSnapshot> Snapshot() const;
-  // What the last Schedule and Apply did. The durations are the caller's.
+  // What the last step to be applied did, in its Schedule too; before that, or
+  // when nothing could run, what the last Schedule did. The durations are the
+  // caller's.
   const StepStats& last_step() const { return stats_; }
 
  private:
   Scheduler(const SchedulerOptions& options, const SchedulerDeps& deps);
 
+  struct Step : PlannedStep {
+    absl::Time planned_at;
+    StepStats stats;
+  };
+  Step& StepOf(uint64_t step_id) { return steps_[step_id % kMostPlannedSteps]; }
+
   // Schedule's parts.
   void EndOverdue(absl::Time now);
+  // What plan_ has, as the next step; nullptr when it has nothing.
+  const kvasir::v1::StepPlan* BuildStep(absl::Time now);
+  // Whether the sequences of the step that runs can decode on without more
+  // being done.
+  bool CanRunAhead() const;
+  // The sequence's part of the step planned last; null: it has none.
+  const PlannedSequence* LastPartOf(const Sequence& sequence) const;
+  // The first of those that wait will not run in the next step, whatever the
+  // one that runs gives.
+  bool MustWait(const Sequence& sequence) const;
+  // Nothing has changed since too few pages were found for it.
+  bool LackedPages(const Sequence& sequence) const;
   // Puts the best waiting sequence, with its forks, into the batch if it can
   // run now; returns how many sequences went in. May preempt running sequences
   // of strictly lower priority at `victims_from` and behind.
@@ -142,13 +175,13 @@ class Scheduler {
   void ForkIfReady(Sequence* leader);
 
   // Apply's parts.
-  absl::Status CheckResult(const PlannedSequence& planned,
+  absl::Status CheckResult(uint64_t step_id, const PlannedSequence& planned,
                            const kvasir::v1::SequenceResult* result) const;
-  void ApplyToSequence(const PlannedSequence& planned,
+  void ApplyToSequence(uint64_t step_id, const PlannedSequence& planned,
                        const kvasir::v1::SequenceResult* result,
                        absl::Time now);
-  void Deliver(Sequence* sequence, const kvasir::v1::SequenceResult& result,
-               absl::Time now);
+  void Deliver(uint64_t step_id, Sequence* sequence,
+               const kvasir::v1::SequenceResult& result, absl::Time now);
 
   void InitRequest(RequestState* state, absl::Time now) const;
 
@@ -180,7 +213,9 @@ class Scheduler {
   std::vector<Sequence*> running_;  // by RunsBefore
   std::set<Sequence*, RunsBefore> waiting_;
   PlanBuilder plan_;
-  bool in_flight_ = false;
+  // By step id. Those that are planned and not applied are the last ones.
+  std::array<Step, kMostPlannedSteps> steps_;
+  uint64_t num_planned_ = 0;
 
   uint32_t seats_ = 0;       // of running sequences and their pending forks
   uint32_t num_queued_ = 0;  // requests not started
@@ -195,10 +230,9 @@ class Scheduler {
   uint64_t blocked_pages_ = 0;
   bool prefix_grew_ = false;     // since then
   uint32_t prefill_budget_ = 0;  // tokens left in the step being planned
-  absl::Time planned_at_;        // the step in flight
   PrefillRate prefill_rate_;
 
-  StepStats stats_;
+  StepStats stats_;  // of the step that is being planned or applied
   std::vector<absl::Duration> time_to_first_token_;
   std::vector<absl::Duration> inter_token_;
   std::vector<TokenLogprob> logprob_;  // 0 or 1: of the token being delivered

@@ -168,10 +168,11 @@ void Scheduler::LeaveBatch(Sequence* sequence) {
   running_.erase(at);
   seats_ -= sequence->seats();
   if (sequence->known_to_executor) plan_.Release(sequence->id);
-  if (sequence->plan_index >= 0) {
-    plan_.planned()[static_cast<size_t>(sequence->plan_index)].sequence =
-        nullptr;
-    sequence->plan_index = -1;
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    int32_t& index = sequence->plan_index[i];
+    if (index < 0) continue;
+    steps_[i].sequences[static_cast<size_t>(index)].sequence = nullptr;
+    index = -1;
   }
 }
 
@@ -304,7 +305,7 @@ void Scheduler::RefuseAll(const Refusal& why) {
 }
 
 void Scheduler::FailAll(const Refusal& why) {
-  in_flight_ = false;
+  num_planned_ = 0;
   RefuseAll(why);
 }
 

@@ -2,6 +2,8 @@
 // scheduler is the only one who touches them.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -17,6 +19,9 @@
 namespace kvasir::worker {
 
 struct RequestState;
+
+// Steps that are planned and not done: one that runs, and the one behind it.
+inline constexpr size_t kMostPlannedSteps = 2;
 
 // One sample of a request. Its tokens are
 //
@@ -52,8 +57,9 @@ struct Sequence {
   std::optional<cache::SequenceImage> image;
   uint64_t queued_tokens = 0;  // counted for it while it waits
 
-  // Position in the plan in flight; -1: not in it.
-  int32_t plan_index = -1;
+  // Position in the plans that are not done, by step id % kMostPlannedSteps;
+  // -1: not in it.
+  std::array<int32_t, kMostPlannedSteps> plan_index = {-1, -1};
 
   uint32_t preemptions = 0;
   absl::Time first_token = absl::InfiniteFuture();

@@ -25,7 +25,8 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
   }
 }
 
-// A step has two halves, so that the next plan can be made while it runs:
+// A step has two halves, so that the next plan can be made while it runs (where
+// it runs behind Enqueue):
 //   Enqueue checks the plan, brings it to the device and enqueues the work;
 //   Await waits for the device and gives what was sampled.
 // Each Enqueue that is OK is followed by one Await before the next Enqueue: one
@@ -44,6 +45,15 @@ class Executor {
   // INVALID_ARGUMENT for a plan that names unknown sequences, pages outside the
   // pool or a step id out of order.
   virtual absl::Status Enqueue(const kvasir::v1::StepPlan& plan) = 0;
+
+  // Whether Enqueue returns while the step runs, as on a GPU: there is time to
+  // plan then, and to deliver what the step before it gave. Constant.
+  virtual bool runs_behind() const { return false; }
+  // The plan of the next Enqueue, told while a step is in flight: for ranks
+  // elsewhere, to which it travels meanwhile. Not every plan is.
+  virtual absl::Status Announce(const kvasir::v1::StepPlan&) {
+    return absl::OkStatus();
+  }
 
   // The result of the step in flight, when it is done.
   virtual absl::StatusOr<kvasir::v1::StepResult> Await() = 0;

@@ -117,6 +117,9 @@ class ModelExecutor final : public Executor {
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
   absl::StatusOr<kvasir::v1::StepResult> Await() override;
+  bool runs_behind() const override {
+    return parts_.device->kind() != kernels::DeviceKind::kCpu;
+  }
 
   // `allowed`: bit id % 32 of word id / 32 for ids that may be sampled,
   // [ceil(V / 32)]. Replaces a mask of the same name, which no step may be

@@ -141,8 +141,26 @@ absl::Status FakeExecutor::Enqueue(const StepPlan& plan) {
     return absl::InvalidArgumentError(
         absl::StrCat("step ", plan.step_id(), ", want ", last_step_ + 1));
   }
+  if (announced_.has_value() && *announced_ != plan.SerializeAsString()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step ", plan.step_id(), " is not what was announced"));
+  }
+  announced_.reset();
   last_step_ = plan.step_id();
   in_flight_ = plan;
+  return absl::OkStatus();
+}
+
+absl::Status FakeExecutor::Announce(const StepPlan& plan) {
+  if (!in_flight_.has_value() || announced_.has_value()) {
+    return absl::FailedPreconditionError("not while one step runs");
+  }
+  if (plan.step_id() != last_step_ + 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "step ", plan.step_id(), " announced, want ", last_step_ + 1));
+  }
+  announced_ = plan.SerializeAsString();
+  ++announced_steps_;
   return absl::OkStatus();
 }
 

@@ -36,6 +36,7 @@ struct FakeExecutorOptions {
   int32_t vocab_size = 1000;
   uint32_t max_num_seqs = 256;
   uint32_t max_batched_tokens = 2048;
+  bool runs_behind = false;
   // Called while a step runs, e.g. to move a clock, block, or fail the step:
   // from Await.
   std::function<absl::Status(const kvasir::v1::StepPlan&)> during_step;
@@ -59,14 +60,18 @@ struct FakeExecutorOptions {
 //   - side pages are a sequence's own, told once, and hold its latest slots
 //   - batch limits; the sampled token stands in only one step later;
 //     histories are complete
+//   - what is announced is the step behind the one in flight, as it comes
 class FakeExecutor final : public Executor {
  public:
   explicit FakeExecutor(FakeExecutorOptions options);
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
   absl::StatusOr<kvasir::v1::StepResult> Await() override;
+  bool runs_behind() const override { return options_.runs_behind; }
+  absl::Status Announce(const kvasir::v1::StepPlan& plan) override;
 
   uint64_t steps() const { return last_step_; }
+  uint64_t announced_steps() const { return announced_steps_; }
   uint64_t tokens_run() const { return tokens_run_; }
   size_t live_sequences() const { return sequences_.size(); }
   uint32_t largest_batch_tokens() const { return largest_batch_tokens_; }
@@ -145,6 +150,8 @@ class FakeExecutor final : public Executor {
   absl::flat_hash_map<uint64_t, State> sequences_;
   absl::flat_hash_set<uint64_t> released_;
   std::optional<kvasir::v1::StepPlan> in_flight_;
+  std::optional<std::string> announced_;  // the plan's bytes
+  uint64_t announced_steps_ = 0;
   uint64_t last_step_ = 0;
   uint64_t tokens_run_ = 0;
   uint32_t largest_batch_tokens_ = 0;

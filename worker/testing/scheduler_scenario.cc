@@ -1,6 +1,7 @@
 #include "worker/testing/scheduler_scenario.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -180,6 +181,7 @@ void Scenario::RunLine(const Line& line) {
   ASSERT_NE(scheduler_, nullptr);
   if (command == "submit") return Submit(line);
   if (command == "schedule") return Schedule();
+  if (command == "ahead") return ScheduleAhead();
   if (command == "apply") return ExecuteAndApply();
   if (command == "expect") return Expect(line);
   if (command == "abort") {
@@ -198,7 +200,7 @@ void Scenario::RunLine(const Line& line) {
     ASSERT_TRUE(absl::SimpleAtoi(line.words[1], &steps));
   }
   for (int i = 0; i < steps && !(run && !scheduler_->has_work()); ++i) {
-    Schedule();
+    if (plan_ == nullptr) Schedule();
     ExecuteAndApply();
     if (::testing::Test::HasFailure()) return;
   }
@@ -292,13 +294,24 @@ void Scenario::Submit(const Line& line) {
 void Scenario::Schedule() {
   ASSERT_EQ(plan_, nullptr) << "the last plan has not been applied";
   plan_ = scheduler_->Schedule();
+  NamePlan(plan_);
+}
+
+void Scenario::ScheduleAhead() {
+  ASSERT_NE(plan_, nullptr) << "behind which step?";
+  ASSERT_EQ(ahead_, nullptr) << "there is one";
+  ahead_ = scheduler_->ScheduleAhead();
+  NamePlan(ahead_);
+}
+
+void Scenario::NamePlan(const kvasir::v1::StepPlan* plan) {
   last_plan_.clear();
-  if (plan_ == nullptr) return;
+  if (plan == nullptr) return;
   std::map<uint64_t, std::string> names;
   for (const SequenceSnapshot& sequence : scheduler_->Snapshot()) {
     if (sequence.running) names[sequence.sequence_id] = SequenceName(sequence);
   }
-  for (const auto& step : plan_->sequences()) {
+  for (const auto& step : plan->sequences()) {
     absl::StrAppend(&last_plan_, last_plan_.empty() ? "" : " ",
                     names[step.sequence_id()], ":", step.num_tokens());
   }
@@ -306,9 +319,18 @@ void Scenario::Schedule() {
 
 void Scenario::ExecuteAndApply() {
   if (plan_ == nullptr) return;
-  const auto result = executor_->Execute(*plan_);
-  plan_ = nullptr;
+  if (!plan_runs_) {
+    const absl::Status enqueued = executor_->Enqueue(*plan_);
+    ASSERT_TRUE(enqueued.ok()) << enqueued;
+  }
+  const auto result = executor_->Await();
   ASSERT_TRUE(result.ok()) << result.status();
+  plan_ = std::exchange(ahead_, nullptr);
+  plan_runs_ = plan_ != nullptr;
+  if (plan_runs_) {
+    const absl::Status enqueued = executor_->Enqueue(*plan_);
+    ASSERT_TRUE(enqueued.ok()) << enqueued;
+  }
   const absl::Status applied = scheduler_->Apply(*result);
   ASSERT_TRUE(applied.ok()) << applied;
   CheckInvariants();

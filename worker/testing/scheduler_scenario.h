@@ -12,10 +12,14 @@
 //          budget=0.5]                    slots that stay, in place of keep
 //   schedule | apply | step [N] | run    plan; execute and apply; both; to the
 //                                        end, at most 10000 steps
+//   ahead                                plan the step behind the planned one;
+//                                        an apply executes that, too, before it
+//                                        applies, and leaves it planned
 //   abort a | advance 3s
 //   expect running a b#1                 in the order they are served; `none`
 //   expect waiting c                     the same
-//   expect plan a:1 b:7                  the last step: decodes, then prefills
+//   expect plan a:1 b:7                  the last step: decodes, then prefills;
+//                                        none
 //   expect free 12                       pages, over all groups
 //   expect finished a=length b=stop      every sample; or length, stop, abort
 //   expect failed a=DEADLINE_EXCEEDED    or RESOURCE_EXHAUSTED, ...
@@ -85,6 +89,8 @@ class Scenario {
   void Build();
   void Submit(const Line& line);
   void Schedule();
+  void ScheduleAhead();
+  void NamePlan(const kvasir::v1::StepPlan* plan);
   void ExecuteAndApply();
   void CheckInvariants();
   void Expect(const Line& line);
@@ -104,6 +110,8 @@ class Scenario {
   std::unique_ptr<Scheduler> scheduler_;
   std::map<std::string, Submitted> submitted_;
   const kvasir::v1::StepPlan* plan_ = nullptr;
+  bool plan_runs_ = false;  // it is enqueued
+  const kvasir::v1::StepPlan* ahead_ = nullptr;
   std::string last_plan_;
 };
 

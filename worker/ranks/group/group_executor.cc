@@ -5,11 +5,21 @@
 
 namespace kvasir::worker {
 
-absl::Status GroupExecutor::Enqueue(const kvasir::v1::StepPlan& plan) {
-  step_id_ = plan.step_id();
+absl::Status GroupExecutor::Send(const kvasir::v1::StepPlan& plan) {
   if (const absl::Status status = leader_.SendStep(plan); !status.ok()) {
     return leader_.FailStep(status);
   }
+  sent_id_ = plan.step_id();
+  return absl::OkStatus();
+}
+
+absl::Status GroupExecutor::Announce(const kvasir::v1::StepPlan& plan) {
+  return Send(plan);
+}
+
+absl::Status GroupExecutor::Enqueue(const kvasir::v1::StepPlan& plan) {
+  step_id_ = plan.step_id();
+  if (sent_id_ != step_id_) KVASIR_RETURN_IF_ERROR(Send(plan));
   if (const absl::Status status = own_.Enqueue(plan); !status.ok()) {
     return leader_.FailStep(status);
   }

@@ -10,8 +10,9 @@
 
 namespace kvasir::worker {
 
-// Sends each plan to all followers before this rank's own executor has it, and
-// gives its result once every rank has the same.
+// Sends each plan to all followers before this rank's own executor has it, one
+// that is announced while the step before it runs, so that they go on with it
+// at once. Gives a result when every rank has the same.
 //
 // Threads: as Executor.
 // Errors: as Executor's; a failure here ends the group, and the other way
@@ -24,11 +25,16 @@ class GroupExecutor final : public Executor {
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
   absl::StatusOr<kvasir::v1::StepResult> Await() override;
+  bool runs_behind() const override { return own_.runs_behind(); }
+  absl::Status Announce(const kvasir::v1::StepPlan& plan) override;
 
  private:
+  absl::Status Send(const kvasir::v1::StepPlan& plan);
+
   RankLeader& leader_;
   Executor& own_;
   uint64_t step_id_ = 0;  // in flight
+  uint64_t sent_id_ = 0;
 };
 
 }  // namespace kvasir::worker

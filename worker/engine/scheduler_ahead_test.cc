@@ -1,0 +1,287 @@
+// Steps planned while the one before them runs, with tiny pools and exact ids.
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "worker/engine/scheduler.h"
+#include "worker/testing/scheduler_scenario.h"
+
+namespace kvasir::worker {
+namespace {
+
+TEST(SchedulerAheadTest, DecodesGoOnBehindTheStepThatRuns) {
+  Scenario scenario;
+  scenario.Run(R"(
+    submit a prompt=6 max=8
+    submit b prompt=3 max=4 temp=1 seed=3
+    schedule
+    ahead
+    expect plan a:1 b:1
+    apply
+    expect tokens a 1
+    ahead
+    expect plan a:1 b:1
+    apply
+    expect tokens a 2
+    ahead
+    apply
+    # b has its fourth token with the step that runs.
+    ahead
+    expect plan a:1
+    apply
+    expect finished b=length
+    expect tokens a 4
+    apply
+    expect tokens a 5
+    run
+    expect output a b
+    expect idle
+  )");
+}
+
+TEST(SchedulerAheadTest, WhatEndsMeanwhileRunsForNothing) {
+  Scenario probe;
+  probe.Run(R"(
+    submit a max=5
+    run
+  )");
+  const int32_t third = probe.sink("a").samples()[0].tokens[2];
+  Scenario scenario;
+  scenario.Run(absl::StrCat("submit a max=20 stop=", third, R"(
+    submit b max=6
+    step 2
+    schedule
+    ahead
+    expect plan a:1 b:1
+    apply
+    expect finished a=stop
+    expect tokens a 3
+    expect running b
+    ahead
+    expect plan b:1
+    apply
+    expect tokens a 3
+    expect tokens b 4
+    run
+    expect output a b
+    expect idle
+  )"));
+}
+
+// The step that runs still writes in them.
+TEST(SchedulerAheadTest, PagesOfWhatEndsAreFreeForTheStepBehindThat) {
+  Scenario scenario;
+  scenario.Run(R"(
+    pool pages=16
+    options len=32
+    submit a prompt=20 max=9
+    step 3
+    schedule
+    ahead
+    expect plan a:1
+    abort a
+    expect free 16
+    submit b prompt=28 max=3
+    apply
+    # a's step still runs.
+    ahead
+    expect plan none
+    apply
+    expect tokens a 2
+    schedule
+    expect plan b:16
+    apply
+    run
+    expect output b
+    expect idle
+  )");
+}
+
+TEST(SchedulerAheadTest, ADeadlineIsKept) {
+  Scenario scenario;
+  scenario.Run(R"(
+    submit a max=20 deadline=5s
+    submit b max=20
+    step
+    schedule
+    ahead
+    apply
+    advance 6s
+    ahead
+    expect failed a=DEADLINE_EXCEEDED
+    expect plan b:1
+    apply
+    run
+    expect output b
+    expect idle
+  )");
+}
+
+TEST(SchedulerAheadTest, ThePromptsComeFirst) {
+  Scenario scenario;
+  scenario.Run(R"(
+    options batch=8 seqs=3
+    submit a prompt=4 max=12
+    submit b prompt=15 max=4
+    schedule
+    expect plan a:4 b:4
+    # b's prompt goes on.
+    ahead
+    expect plan none
+    apply
+    schedule
+    apply
+    schedule
+    expect plan b:4 a:1
+    ahead
+    expect plan a:1 b:1
+    apply
+    # There is a seat for c.
+    submit c prompt=2 max=9
+    ahead
+    expect plan none
+    apply
+    schedule
+    ahead
+    expect plan a:1 b:1 c:1
+    apply
+    # There is none for d.
+    submit d prompt=2 max=2
+    ahead
+    expect plan a:1 c:1
+    apply
+    expect finished b=length
+    # Now there is.
+    ahead
+    expect plan none
+    run
+    expect output a b c d
+    expect idle
+  )");
+}
+
+TEST(SchedulerAheadTest, AHigherPriorityIsNotKeptWaiting) {
+  Scenario scenario;
+  scenario.Run(R"(
+    options seqs=1 batch=8
+    submit a prio=3 max=20
+    step
+    schedule
+    submit b prio=3 max=2
+    ahead
+    expect plan a:1
+    apply
+    submit c prio=1 max=2
+    ahead
+    expect plan none
+    apply
+    schedule
+    expect running c
+    apply
+    run
+    expect preempted a 1
+    expect output a b c
+    expect idle
+  )");
+}
+
+TEST(SchedulerAheadTest, PagesThatRunOutWaitForTheResult) {
+  Scenario scenario;
+  scenario.Run(R"(
+    pool pages=8
+    options len=32 batch=32
+    submit a prompt=15 max=12
+    submit b prompt=11 max=12
+    step
+    # In the step behind the next a wants its fifth page, and b its fourth.
+    expect free 1
+    schedule
+    expect plan a:1 b:1
+    ahead
+    expect plan none
+    apply
+    run
+    expect preempted b 1
+    expect output a b
+    expect idle
+  )");
+}
+
+// Nothing has come free since: planning ahead goes on.
+TEST(SchedulerAheadTest, WhoFoundNoPagesWaitsOn) {
+  Scenario scenario;
+  scenario.Run(R"(
+    pool pages=8
+    options len=32
+    submit a prompt=9 max=6
+    submit b prompt=22 max=3 text=b
+    schedule
+    expect plan a:9
+    apply
+    expect waiting b
+    schedule
+    ahead
+    expect plan a:1
+    apply
+    ahead
+    expect plan a:1
+    run
+    expect output a b
+    expect idle
+  )");
+}
+
+TEST(SchedulerAheadTest, EvictionsComeInTheirTurn) {
+  Scenario scenario;
+  scenario.Run(R"(
+    pool pages=16 keep=6 every=4
+    submit a prompt=5 max=20
+    step
+    schedule
+    ahead
+    expect plan a:1
+    apply
+    run
+    expect output a
+    expect idle
+  )");
+}
+
+TEST(SchedulerAheadTest, NotWhereCommitsCopyPagesThatAStepWritesOver) {
+  Scenario scenario;
+  scenario.Run(R"(
+    pool pages=32 side=2
+    submit a max=8
+    schedule
+    ahead
+    expect plan none
+    apply
+    run
+    expect output a
+    expect idle
+  )");
+}
+
+TEST(SchedulerAheadTest, PenaltiesMinimaAndProbabilitiesAreThoseOfTheToken) {
+  Scenario scenario;
+  scenario.Run(R"(
+    submit a max=12 min=6 penalties logprobs=2 temp=1 seed=4
+    submit b max=12 n=2 temp=1 seed=5
+    step 2
+    schedule
+    ahead
+    apply
+    ahead
+    apply
+    ahead
+    apply
+    ahead
+    apply
+    run
+    expect output a b
+    expect idle
+  )");
+}
+
+}  // namespace
+}  // namespace kvasir::worker
