@@ -70,8 +70,10 @@ TEST_P(PlanInvarianceTest, ChunksThreadsAndPagesChangeNothing) {
                .page_tokens = 32, .max_num_seqs = 7, .max_batched_tokens = 7},
            Conditions{.page_tokens = 64, .max_num_seqs = 3},
        }) {
-    EXPECT_EQ(MakeWorker(conditions).Run(Requests()), alone_)
+    Worker worker = MakeWorker(conditions);
+    EXPECT_EQ(worker.Run(Requests()), alone_)
         << "pages of " << conditions.page_tokens;
+    EXPECT_EQ(worker.steps_ahead() > 0, worker.can_run_ahead());
   }
 }
 

@@ -120,10 +120,23 @@ std::shared_ptr<RecordingSink> Worker::Add(const Request& request) {
 }
 
 void Worker::Finish(const std::function<void(bool during_step)>& look) {
-  while (const kvasir::v1::StepPlan* plan = scheduler_->Schedule()) {
+  const kvasir::v1::StepPlan* next = nullptr;
+  while (true) {
+    const bool runs = next != nullptr;
+    const kvasir::v1::StepPlan* const plan =
+        runs ? next : scheduler_->Schedule();
+    if (plan == nullptr) return;
+    if (!runs) {
+      KVASIR_ASSERT_OK(rank_->executor().Enqueue(*plan));
+    }
+    next = conditions_.one_at_a_time ? nullptr : scheduler_->ScheduleAhead();
     look(true);
-    const auto result = rank_->executor().Execute(*plan);
+    const auto result = rank_->executor().Await();
     KVASIR_ASSERT_OK(result.status());
+    if (next != nullptr) {
+      ++steps_ahead_;
+      KVASIR_ASSERT_OK(rank_->executor().Enqueue(*next));
+    }
     KVASIR_ASSERT_OK(scheduler_->Apply(*result));
     look(false);
   }

@@ -61,6 +61,10 @@ class Worker {
   std::vector<Sample> RunAndAbortOdd(const std::vector<Request>& requests);
 
   cache::KvCacheStats stats() const { return cache_->Stats(); }
+  // Steps that were planned while the one before them ran: every one that can
+  // be, but where requests run one at a time.
+  int64_t steps_ahead() const { return steps_ahead_; }
+  bool can_run_ahead() const { return cache_->can_run_ahead(); }
   Rank& rank() { return *rank_; }
 
  private:
@@ -78,6 +82,7 @@ class Worker {
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<cache::KvCache> cache_;
   std::unique_ptr<Scheduler> scheduler_;
+  int64_t steps_ahead_ = 0;
 };
 
 std::vector<Request> MixedRequests();

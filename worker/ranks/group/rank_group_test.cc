@@ -299,6 +299,52 @@ TEST(RankGroupTest, TheNextPlanTravelsWhileAStepRuns) {
   KVASIR_EXPECT_OK(group.leader().Drain());
 }
 
+TEST(RankGroupTest, FollowersGoOnWithWhatIsAnnounced) {
+  Group group;
+  KVASIR_ASSERT_OK(group.Start().status());
+  KVASIR_ASSERT_OK(group.executor().Enqueue(TestPlan(1)));
+  KVASIR_ASSERT_OK(group.executor().Announce(TestPlan(2)));
+  // The leader's own step 1 has not ended.
+  for (const uint32_t rank : {1u, 2u}) {
+    while (group.executor_of(rank).steps() < 2) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  for (uint64_t step = 1; step <= 9; ++step) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result,
+                                group.executor().Await());
+    ASSERT_EQ(result.step_id(), step);
+    // It is not sent again; 3 was not announced, 4 was.
+    KVASIR_ASSERT_OK(group.executor().Enqueue(TestPlan(step + 1)));
+    if (step % 2 == 0) {
+      KVASIR_ASSERT_OK(group.executor().Announce(TestPlan(step + 2)));
+    }
+  }
+  KVASIR_ASSERT_OK(group.executor().Await().status());
+  KVASIR_EXPECT_OK(group.leader().Drain());
+  for (const uint32_t rank : {1u, 2u}) {
+    KVASIR_EXPECT_OK(group.Ended(rank));
+    EXPECT_EQ(group.executor_of(rank).steps(), 10);
+  }
+}
+
+TEST(RankGroupTest, AStepThatIsAnnouncedAndFailsEndsTheOneBeforeIt) {
+  GroupOptions options{.size = 2};
+  options.hooks = {{}, [](const StepPlan& plan, StepResult*) {
+                     return plan.step_id() == 2
+                                ? absl::ResourceExhaustedError("no memory")
+                                : absl::OkStatus();
+                   }};
+  Group group(options);
+  KVASIR_ASSERT_OK(group.Start().status());
+  KVASIR_ASSERT_OK(group.executor().Enqueue(TestPlan(1)));
+  KVASIR_ASSERT_OK(group.executor().Announce(TestPlan(2)));
+  ASSERT_TRUE(group.ended(0).Wait());
+  EXPECT_THAT(group.executor().Await(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "rank 1 (node, pid 0) failed in step 2: no memory"));
+}
+
 TEST(RankGroupTest, ARankThatFailsEndsAllWithItsReason) {
   GroupOptions options;
   options.hooks = {{}, {}, [](const StepPlan& plan, StepResult*) {
