@@ -46,7 +46,7 @@ Request MakeRequest(uint32_t index, const SchedulerBenchOptions& options) {
   }
   ids[0] = static_cast<int32_t>(index % kVocabSize);
   request.prompt = proto::TokenBytes::Adopt(std::move(ids));
-  request.sampling.set_max_tokens(options.steps * 2);
+  request.sampling.set_max_tokens(options.steps * 3);
   request.sampling.set_ignore_eos(true);
   return request;
 }
@@ -71,7 +71,7 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
     return absl::InvalidArgumentError(
         "want at least 1 sequence, 1 token and 10 steps");
   }
-  const uint32_t max_len = options.context_tokens + 2 * options.steps;
+  const uint32_t max_len = options.context_tokens + 3 * options.steps;
   cache::KvCacheConfig config;
   config.page_tokens = options.page_tokens;
   config.cache_id = "bench";
@@ -126,18 +126,31 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
     total.push_back(schedule.back() + apply.back());
   }
 
+  std::vector<double> ahead;
+  const kvasir::v1::StepPlan* plan = scheduler->Schedule();
+  while (ahead.size() < options.steps) {
+    const auto start = std::chrono::steady_clock::now();
+    const kvasir::v1::StepPlan* const next = scheduler->ScheduleAhead();
+    ahead.push_back(Microseconds(std::chrono::steady_clock::now() - start));
+    if (next == nullptr) return absl::InternalError("nothing to plan ahead");
+    FillResult(*plan, &step_result);
+    KVASIR_RETURN_IF_ERROR(scheduler->Apply(step_result));
+    plan = next;
+  }
+
   const cache::KvCacheStats stats = cache.Stats();
   SchedulerBenchResult result;
   result.step_us = Median(total);
   result.schedule_us = Median(schedule);
   result.apply_us = Median(apply);
+  result.ahead_us = Median(ahead);
   std::sort(total.begin(), total.end());
   result.step_p99_us = total[total.size() * 99 / 100];
   result.pool_bytes = stats.groups[0].pool_bytes;
   result.metadata_bytes = stats.metadata_bytes;
   result.metadata_share = static_cast<double>(stats.metadata_bytes) /
                           static_cast<double>(stats.groups[0].pool_bytes);
-  scheduler->RefuseAll(
+  scheduler->FailAll(
       {absl::CancelledError("the benchmark is over"), RefusalReason::kNone});
   return result;
 }

@@ -23,6 +23,9 @@ struct SchedulerBenchResult {
   double step_p99_us = 0.0;
   double schedule_us = 0.0;  // medians of the parts
   double apply_us = 0.0;
+  // Median of ScheduleAhead, in as many steps that are each planned while the
+  // one before them runs.
+  double ahead_us = 0.0;
   int64_t pool_bytes = 0;
   int64_t metadata_bytes = 0;
   double metadata_share = 0.0;  // metadata_bytes / pool_bytes

@@ -33,6 +33,7 @@ absl::StatusOr<BenchReport> RunScheduler(SchedulerFlags flags) {
   std::vector<double> step_us;
   std::vector<double> schedule_us;
   std::vector<double> apply_us;
+  std::vector<double> ahead_us;
   std::vector<double> p99_us;
   worker::SchedulerBenchResult last;
   Progress progress("scheduler", BenchPairs(flags.bench), "runs", true);
@@ -41,6 +42,7 @@ absl::StatusOr<BenchReport> RunScheduler(SchedulerFlags flags) {
     step_us.push_back(last.step_us);
     schedule_us.push_back(last.schedule_us);
     apply_us.push_back(last.apply_us);
+    ahead_us.push_back(last.ahead_us);
     p99_us.push_back(last.step_p99_us);
     progress.Update(run + 1);
   }
@@ -54,6 +56,7 @@ absl::StatusOr<BenchReport> RunScheduler(SchedulerFlags flags) {
                   "Schedule + Apply; median of runs' medians");
   report.AddFigure("schedule_us", bench::Quantile(schedule_us, 0.5));
   report.AddFigure("apply_us", bench::Quantile(apply_us, 0.5));
+  report.AddFigure("ahead_us", bench::Quantile(ahead_us, 0.5));
   report.AddFigure("step_p99_us", bench::Quantile(p99_us, 0.5));
   report.AddFigure("metadata_share", last.metadata_share, Target{0.02, false},
                    "of the page pool");

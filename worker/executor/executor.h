@@ -25,8 +25,7 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
   }
 }
 
-// A step has two halves, so that the next plan can be made while it runs (where
-// it runs behind Enqueue):
+// A step has two halves, so that the next plan can be made while it runs:
 //   Enqueue checks the plan, brings it to the device and enqueues the work;
 //   Await waits for the device and gives what was sampled.
 // Each Enqueue that is OK is followed by one Await before the next Enqueue: one
