@@ -11,11 +11,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <future>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 
 namespace kvasir::base {
 namespace {
@@ -84,12 +84,6 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartIdle(
   return GrpcServer::Start(options, {service});
 }
 
-std::string TempSocket(const std::string& name) {
-  const char* dir = std::getenv("TMPDIR");
-  return absl::StrCat(dir == nullptr ? "/tmp" : dir, "/kvasir_", getpid(), "_",
-                      name);
-}
-
 TEST(GrpcServerTest, PortZeroTakesAFreeOneAndReportsIt) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle());
   EXPECT_GT(server->port(), 0);
@@ -145,8 +139,9 @@ TEST(GrpcServerTest, APortOutOfRangeIsRefused) {
 }
 
 TEST(GrpcServerTest, AServedUnixSocketIsNotStolen) {
+  const TempFolder folder;
   GrpcServerOptions options;
-  options.listen.unix_path = TempSocket("served");
+  options.listen.unix_path = folder.File("served");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto first, StartIdle(options));
   EXPECT_THAT(StartIdle(options),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -157,8 +152,9 @@ TEST(GrpcServerTest, AServedUnixSocketIsNotStolen) {
 }
 
 TEST(GrpcServerTest, AStaleUnixSocketIsReplaced) {
+  const TempFolder folder;
   GrpcServerOptions options;
-  options.listen.unix_path = TempSocket("stale");
+  options.listen.unix_path = folder.File("stale");
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   options.listen.unix_path.copy(address.sun_path, sizeof(address.sun_path) - 1);

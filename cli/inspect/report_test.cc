@@ -1,10 +1,9 @@
 #include "cli/inspect/report.h"
 
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 
+#include "base/temp_folder.h"
 #include "cli/inspect/test_plans.h"
 #include "model/checkpoint/random_weights.h"
 #include "nlohmann/json.hpp"
@@ -466,7 +465,6 @@ TEST(InspectReportTest, WeightsOfAPlanAreItsTensors) {
 }
 
 TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
-  const std::string path = ::testing::TempDir() + "/inspect_report_plan.json";
   auto shape = model::FindShape("kvasir-tiny");
   KVASIR_ASSERT_OK(shape);
   auto spec = model::SpecOfShape(*shape);
@@ -477,16 +475,15 @@ TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
   selection->set_chunk_slots(8);
   selection->set_budget(64);
   selection->mutable_landmark_codec()->set_dtype(kvasir::v1::BF16);
-  std::ofstream(path) << plan::PlanToJson(plan);
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
-  options.kv_plan = path;
+  const base::TempFolder folder;
+  options.kv_plan = folder.Write("kv_plan.json", plan::PlanToJson(plan));
   KVASIR_EXPECT_OK(OpenModelSource(options, PlanUse::kLook));
   EXPECT_THAT(OpenModelSource(options, PlanUse::kRun),
               StatusIs(absl::StatusCode::kUnimplemented,
                        HasSubstr("layer 3: the plan asks for selection")));
-  std::filesystem::remove(path);
 }
 
 TEST(OpenModelSourceTest, FlagsPutEvictionOnAnyPlan) {

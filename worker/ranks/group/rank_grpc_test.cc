@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <future>
 #include <memory>
 #include <string>
@@ -22,6 +20,7 @@
 #include "base/net/tls.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/kvasir/v1/rank.grpc.pb.h"
@@ -201,20 +200,16 @@ TEST(RankGrpcTest, WithoutASecretOrCertificatesNobodyJoins) {
 }
 
 TEST(RankGrpcTest, ACertificateIsEnough) {
-  std::string folder = ::testing::TempDir() + "/kvasir-rank-tls-XXXXXX";
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  const auto put = [&](const std::string& name, const std::string& text) {
-    std::ofstream(absl::StrCat(folder, "/", name)) << text;
-    return absl::StrCat(folder, "/", name);
-  };
+  const base::TempFolder folder;
   const base::TestCertificate authority = base::MakeAuthority("ranks");
   const auto pair = [&](const std::string& name) {
     const base::TestCertificate made = base::MakeCertificate(
         authority, {.names = {"DNS:localhost", "IP:127.0.0.1"}});
-    return base::TlsFiles{.certificate = put(name + ".pem", made.certificate),
-                          .key = put(name + ".key", made.key)};
+    return base::TlsFiles{
+        .certificate = folder.Write(name + ".pem", made.certificate),
+        .key = folder.Write(name + ".key", made.key)};
   };
-  const std::string ca = put("ca.pem", authority.certificate);
+  const std::string ca = folder.Write("ca.pem", authority.certificate);
   base::TlsWatch watch({.refresh = absl::InfiniteDuration()});
   base::TlsOptions server{.files = pair("leader")};
   server.files.authorities = ca;
@@ -249,7 +244,6 @@ TEST(RankGrpcTest, ACertificateIsEnough) {
                                          HasSubstr("UNAUTHENTICATED")));
     }
   }
-  std::filesystem::remove_all(folder);
 }
 
 // ---------------------------------------------------------------------------
