@@ -486,6 +486,18 @@ TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
                        HasSubstr("layer 3: the plan asks for selection")));
 }
 
+// inspect told which would do, a start did not.
+TEST(OpenModelSourceTest,
+     ANumberOfRanksThatDoesNotFitIsRefusedWithThoseThatDo) {
+  ModelOptions options;
+  options.random_weights = true;
+  options.shape = "kvasir-tiny";
+  EXPECT_THAT(OpenModelSource(options, PlanUse::kRun, std::nullopt,
+                              {.rank = 1, .size = 3}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("would do: 1, 2, 4, 8 or 16")));
+}
+
 TEST(OpenModelSourceTest, FlagsPutEvictionOnAnyPlan) {
   ModelOptions options;
   options.random_weights = true;

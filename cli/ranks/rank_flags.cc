@@ -163,6 +163,9 @@ void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
   AddText(app, "--leader", flags->leader,
           "HOST:PORT of the leader's --rank-listen; waited for until it is "
           "there")
+      ->check(Checked([](const std::string& text) {
+        return ParseListen(text, "--leader").status();
+      }))
       ->type_name("HOST:PORT");
   AddFlag(app, "--rank", flags->rank, "which rank this is, from 1 on")
       ->check(CLI::Range(1, kMaxTp - 1));

@@ -110,6 +110,9 @@ TEST(RankFlagsTest, WhatNothingWouldReadIsRefused) {
 
 TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
   EXPECT_THAT(Follower("--rank 1 --tp 2"), Refuses("--leader HOST:PORT"));
+  // Nobody answered there until --rank-join-timeout was over.
+  EXPECT_THROW((void)Follower("--leader a --rank 1 --tp 2"),
+               CLI::ValidationError);
   EXPECT_THAT(Follower("--leader a:1 --rank 1"), Refuses("give --tp"));
   EXPECT_THAT(Follower("--leader a:1 --rank 2 --tp 2"),
               Refuses("--rank 2 of --tp 2: want 1 to 1"));
