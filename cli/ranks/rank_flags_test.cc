@@ -108,6 +108,14 @@ TEST(RankFlagsTest, WhatNothingWouldReadIsRefused) {
               Refuses("--collective is for several ranks"));
 }
 
+// --print-config told rank=0 and tp=1, which --config refused.
+TEST(RankFlagsTest, AFollowersRankAndSizeHaveNoDefault) {
+  Commands commands;
+  EXPECT_THAT(
+      EffectiveConfig(*commands.rank),
+      AllOf(HasSubstr("# rank is not set\n"), HasSubstr("# tp is not set\n")));
+}
+
 TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
   EXPECT_THAT(Follower("--rank 1 --tp 2"), Refuses("--leader HOST:PORT"));
   // Nobody answered there until --rank-join-timeout was over.
