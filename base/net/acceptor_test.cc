@@ -71,7 +71,9 @@ class Caller {
       Connect(reinterpret_cast<sockaddr*>(&to), sizeof(to));
     }
   }
-  Caller(Caller&& other) : fd_(other.fd_), in_(other.in_) { other.fd_ = -1; }
+  Caller(Caller&& other) noexcept : fd_(other.fd_), in_(other.in_) {
+    other.fd_ = -1;
+  }
   ~Caller() {
     if (fd_ >= 0) close(fd_);
   }
@@ -158,6 +160,7 @@ TEST_F(AcceptorTest, ADescriptorShortageEndsWithTheShortage) {
   const rlimit small{static_cast<rlim_t>(next) + 9, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &small), 0);
   // Each call takes two descriptors: its own, and the accepted one.
+  callers.reserve(9);
   for (int i = 0; i < 9; ++i) callers.emplace_back(*acceptor);
   EXPECT_LT(kept_.taken(), 9u);
   callers.clear();

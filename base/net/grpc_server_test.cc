@@ -47,7 +47,7 @@ Served CheckHealth(const std::string& target, const std::string& service) {
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
   std::promise<grpc::Status> done;
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", {}, &out, &in,
-                 [&](grpc::Status status) { done.set_value(status); });
+                 [&](const grpc::Status& status) { done.set_value(status); });
   const grpc::Status status = done.get_future().get();
   if (status.error_code() == grpc::StatusCode::NOT_FOUND) {
     return Served::kUnknownService;
@@ -195,7 +195,7 @@ TEST(GrpcServerTest, HealthAloneIsServedAndNothingElse) {
   grpc::ClientContext context;
   std::promise<grpc::Status> done;
   stub.UnaryCall(&context, "/kvasir.v1.Admin/Drain", {}, &out, &in,
-                 [&](grpc::Status status) { done.set_value(status); });
+                 [&](const grpc::Status& status) { done.set_value(status); });
   EXPECT_EQ(done.get_future().get().error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
 }
@@ -236,7 +236,7 @@ TEST(GrpcServerTest, AnOldConnectionGoesAndItsRunningCallIsFinished) {
   grpc::ClientContext context;
   std::promise<grpc::Status> done;
   stub.UnaryCall(&context, "/kvasir.test.Held/Call", {}, &out, &in,
-                 [&](grpc::Status status) { done.set_value(status); });
+                 [&](const grpc::Status& status) { done.set_value(status); });
   grpc::ServerUnaryReactor* const reactor = service.running.get_future().get();
   // The client hears of it, and uses the connection for nothing new.
   const auto end = absl::Now() + absl::Seconds(20);
@@ -287,7 +287,7 @@ TEST(GrpcServerTest, ACompressedMessageIsRefusedAndNotUnpacked) {
     context.set_compression_algorithm(algorithm);
     std::promise<grpc::Status> done;
     stub.UnaryCall(&context, "/kvasir.test.Echo/Call", {}, &out, &in,
-                   [&](grpc::Status status) { done.set_value(status); });
+                   [&](const grpc::Status& status) { done.set_value(status); });
     const grpc::Status status = done.get_future().get();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(status.error_message(), HasSubstr("ompression"));

@@ -78,7 +78,7 @@ TEST(InspectReportTest, ComponentsAreWhatTheyAreCalled) {
 }
 
 TEST(InspectReportTest, FlopsOfEverySpace) {
-  const int64_t dense = 2 * 8 * 8;  // 8 query heads of 8
+  const int64_t dense = int64_t{2} * 8 * 8;  // 8 query heads of 8
   const struct {
     const char* name;
     ModelSource source;
@@ -92,18 +92,18 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
        // 11 channels to 2 heads of 8; 4 heads of 8 rotated.
        {dense, 2 * 11 * 2 * 8 + 3 * 32},
        // 4 query heads over 6 channels, 4 over 5.
-       {2 * (4 * 6 + 4 * 5), 0}},
+       {int64_t{2} * (4 * 6 + 4 * 5), 0}},
       {"values are never rebuilt",
        SourceWith(kFullKey, LowRankPart("reconstruct", "NO_ROPE")),
        {dense, 0},
-       {2 * (4 * 6 + 4 * 5), 0}},
+       {int64_t{2} * (4 * 6 + 4 * 5), 0}},
       {"rope pairs",
        SourceWith(R"({"rope_pairs":{"per_head":[{"pair_indices":[0,1,3]},
            {"pair_indices":[0,1,3]},{"pair_indices":[0,1,3]},
            {"pair_indices":[1,2,3]}]},"uses":[{"fold":{}}],
            "stored":"PRE_ROPE","codec":{"dtype":"BF16"}})",
                   kFullValue),
-       {2 * 8 * 6, 3 * 4 * 6},
+       {int64_t{2} * 8 * 6, int64_t{3} * 4 * 6},
        {dense, 0}},
       {"commuting",
        SourceWith(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
@@ -111,7 +111,7 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
            "uses":[{"at_runtime":{}}],"stored":"POST_ROPE",
            "codec":{"dtype":"BF16"}})",
                   kFullValue),
-       {2 * 8 * 12, 0},
+       {int64_t{2} * 8 * 12, 0},
        {dense, 0}},
       {"commuting, turned for each of its heads",
        SourceWith(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
@@ -119,7 +119,7 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
            "uses":[{"at_runtime":{}}],"stored":"PRE_ROPE",
            "codec":{"dtype":"BF16"}})",
                   kFullValue),
-       {2 * 8 * 12, 3 * 4 * 12},
+       {int64_t{2} * 8 * 12, int64_t{3} * 4 * 12},
        {dense, 0}},
       {"a basis of rotated keys moves to the query",
        SourceWith(R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{
@@ -127,8 +127,8 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
            "basis_static":{}}})",
                   R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",
            "basis_static":{}}})"),
-       {2 * 8 * 24, 0},
-       {2 * 8 * 32, 0}},
+       {int64_t{2} * 8 * 24, 0},
+       {int64_t{2} * 8 * 32, 0}},
       {"anchored slow pairs, rebuilt fast ones",
        SourceWith(R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":10}]},
            "uses":[{"pairs":[0],"reconstruct":{}},{"pairs":[1,2,3],
@@ -140,7 +140,7 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
       {"basis, a quarter of the channels without bits",
        WithEverything(),
        {dense, 2 * 24 * 32 + 3 * 32},
-       {2 * (4 * 6 + 4 * 5), 0}},
+       {int64_t{2} * (4 * 6 + 4 * 5), 0}},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.name);
