@@ -1,36 +1,33 @@
 #include "base/machine.h"
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 
+#include "base/temp_folder.h"
 #include "gtest/gtest.h"
 
 namespace kvasir::base {
 namespace {
 
-namespace fs = std::filesystem;
-
 // A root folder with the files that the limits are read from.
 class MachineTest : public ::testing::Test {
  protected:
-  MachineTest() : root_(fs::path(::testing::TempDir()) / "machine_test") {
-    fs::remove_all(root_);
+  MachineTest() {
     Write("proc/meminfo",
           "MemTotal:       16000000 kB\nMemFree: 1 kB\n"
           "MemAvailable:    8000000 kB\n");
   }
-  ~MachineTest() override { fs::remove_all(root_); }
 
   void Write(const std::string& path, const std::string& text) {
-    fs::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path) << text;
+    std::filesystem::create_directories(
+        std::filesystem::path(root_.File(path)).parent_path());
+    root_.Write(path, text);
   }
   MachineLimits Read(int affinity) {
-    return ReadMachineLimitsAt(root_.string(), affinity);
+    return ReadMachineLimitsAt(root_.path(), affinity);
   }
 
-  const fs::path root_;
+  const TempFolder root_;
 };
 
 TEST_F(MachineTest, WithoutCgroupsTheMachineIsTheLimit) {

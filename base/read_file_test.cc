@@ -1,13 +1,10 @@
 #include "base/read_file.h"
 
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "gtest/gtest.h"
 
 namespace kvasir::base {
@@ -15,21 +12,15 @@ namespace {
 
 class ReadFileTest : public ::testing::Test {
  protected:
-  ~ReadFileTest() override { std::filesystem::remove(path_); }
-
-  void Write(const std::string& text) const {
-    std::ofstream(path_, std::ios::binary) << text;
-  }
-
-  const std::string path_ =
-      absl::StrCat(::testing::TempDir(), "/kvasir-read-file-", getpid());
+  const TempFolder folder_;
+  const std::string path_ = folder_.File("file");
 };
 
 TEST_F(ReadFileTest, ReadsWhatIsThereUpToItsBound) {
   for (const size_t bytes : {size_t{0}, size_t{1}, size_t{16 << 10},
                              size_t{(16 << 10) + 1}, size_t{100'000}}) {
     const std::string text(bytes, 'x');
-    Write(text);
+    folder_.Write("file", text);
     KVASIR_EXPECT_OK(ReadFile(path_, bytes).status());
     EXPECT_EQ(*ReadFile(path_, bytes), text);
     EXPECT_EQ(*ReadFile(path_, 1 << 20), text);
@@ -46,7 +37,7 @@ TEST_F(ReadFileTest, AnErrorIsTheSystemsCause) {
       StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));
   // It opens, and cannot be read.
   EXPECT_THAT(
-      ReadFile(::testing::TempDir(), 10).status(),
+      ReadFile(folder_.path(), 10).status(),
       StatusIs(absl::StatusCode::kFailedPrecondition, "Is a directory"));
 }
 

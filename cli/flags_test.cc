@@ -1,13 +1,9 @@
 #include "cli/flags.h"
 
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-
 #include "absl/strings/str_cat.h"
 #include "base/net/testing/certificates.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "cli/options.h"
 #include "cli/units.h"
 #include "gmock/gmock.h"
@@ -19,11 +15,6 @@ namespace {
 using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-// Of this process: tests run beside each other.
-std::string OwnPath(const std::string& name) {
-  return absl::StrCat(::testing::TempDir(), "/", getpid(), "_", name);
-}
 
 // Parses "--x ..." as the arguments of a fresh program.
 struct Program {
@@ -100,11 +91,9 @@ struct ConfiguredProgram {
   }
   // The same flags in a file, read by a program of its own.
   int ParseFile(const std::string& text) {
-    const std::string path = OwnPath("kvasir_flags_test.toml");
-    std::ofstream(path) << text;
-    const int code = Parse({"--config", path.c_str(), "serve"});
-    std::filesystem::remove(path);
-    return code;
+    const base::TempFolder folder;
+    const std::string path = folder.Write("flags.toml", text);
+    return Parse({"--config", path.c_str(), "serve"});
   }
   CLI::App app;
   CLI::App* command;
@@ -359,26 +348,26 @@ TEST(TlsFlagsTest,
 }
 
 TEST(TlsFlagsTest, AClientsLogCallsItsTlsThatOfTheServer) {
-  const std::string path = OwnPath("authorities.pem");
-  std::ofstream(path) << base::MakeAuthority("new").certificate
-                      << base::MakeAuthorityWith(
-                             {.common_name = "old",
-                              .valid_from = -absl::Hours(2),
-                              .valid_until = -absl::Hours(1)})
-                             .certificate;
+  const base::TempFolder folder;
+  const base::TestCertificate over =
+      base::MakeAuthorityWith({.common_name = "old",
+                               .valid_from = -absl::Hours(2),
+                               .valid_until = -absl::Hours(1)});
   DialTlsFlags dial;
-  dial.ca = path;
+  dial.ca = folder.Write(
+      "ca.pem", base::MakeAuthority("new").certificate + over.certificate);
   ::testing::internal::CaptureStderr();
   const auto credentials = DialCredentials(dial, "127.0.0.1:1");
   const std::string log = ::testing::internal::GetCapturedStderr();
-  std::filesystem::remove(path);
   KVASIR_EXPECT_OK(credentials.status());
-  EXPECT_THAT(log, AllOf(HasSubstr("authorities that are over are left out"),
-                         HasSubstr("role=server"), HasSubstr("--ca " + path)));
+  EXPECT_THAT(log,
+              AllOf(HasSubstr("authorities that are over are left out"),
+                    HasSubstr("role=server"), HasSubstr("--ca " + dial.ca)));
 }
 
 TEST(TlsFlagsTest, ATokenIsNeitherSentNorLookedForWithoutTls) {
-  const std::string path = OwnPath("token");
+  const base::TempFolder folder;
+  const std::string path = folder.File("token");
   DialTlsFlags dial;
   dial.token_file = path;
   EXPECT_THAT(DialCredentials(dial, "127.0.0.1:1").status(),
@@ -537,12 +526,11 @@ TEST(TlsFlagsTest, EmptyFlagsAndVariablesAreWrongUsage) {
   EXPECT_EQ(Servers().Parse({"router", "--workers", "unix:/x"}).first,
             kExitUsage);
   unsetenv("KVASIR_TLS_CLIENT_NAMES");
-  const std::string path = OwnPath("kvasir_flags_empty.toml");
-  std::ofstream(path) << "[router]\nworkers = \"unix:/x\"\ntls-client-ca = "
-                         "\"\"\n";
+  const base::TempFolder folder;
+  const std::string path = folder.Write(
+      "flags.toml", "[router]\nworkers = \"unix:/x\"\ntls-client-ca = \"\"\n");
   EXPECT_THAT(Servers().Parse({"--config", path.c_str(), "router"}),
               is_wrong("--tls-client-ca"));
-  std::filesystem::remove(path);
   Servers good;
   EXPECT_EQ(good.Parse({"router", "--workers", "unix:/x", "--tls-client-ca",
                         "ca.pem", "--tls-client-names", "a,b"})

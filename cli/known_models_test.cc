@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -26,10 +27,7 @@ std::string Found(const std::string& text) {
 // A working directory and a cache of its own, both empty.
 class KnownModelsTest : public ::testing::Test {
  protected:
-  KnownModelsTest()
-      : root_(fs::path(testing::TempDir()) / "known_models"),
-        before_(fs::current_path()) {
-    fs::remove_all(root_);
+  KnownModelsTest() {
     fs::create_directories(root_ / "here");
     fs::current_path(root_ / "here");
     Set("XDG_CACHE_HOME", (root_ / "cache").string());
@@ -40,7 +38,6 @@ class KnownModelsTest : public ::testing::Test {
     for (const auto& [name, value] : saved_) {
       value ? setenv(name, value->c_str(), 1) : unsetenv(name);
     }
-    fs::remove_all(root_);
   }
 
   // An empty `value` unsets it.
@@ -57,10 +54,11 @@ class KnownModelsTest : public ::testing::Test {
     return folder.string();
   }
 
-  const fs::path root_;
+  const base::TempFolder folder_;
+  const fs::path root_ = folder_.path();
 
  private:
-  const fs::path before_;
+  const fs::path before_ = fs::current_path();
   std::vector<std::pair<const char*, std::optional<std::string>>> saved_;
 };
 

@@ -18,7 +18,9 @@
 #include "model/shapes/attention_shape.h"
 #include "model/shapes/config.h"
 #include "model/shapes/shape_config.h"
+#include "model/shapes/tp_dealt.h"
 #include "plan/presets.h"
+#include "plan/tp_size.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::cli {
@@ -208,6 +210,8 @@ absl::StatusOr<ModelSource> OpenModelSource(
     source.spec = source.checkpoint->spec();
     source.name = source.checkpoint->name();
   }
+  KVASIR_RETURN_IF_ERROR(
+      plan::CheckTpSize(model::TpDealtOf(source.spec), shard.size));
   if (!plan.has_value()) {
     KVASIR_ASSIGN_OR_RETURN(plan, ChoosePlan(options, source));
   }

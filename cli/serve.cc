@@ -230,7 +230,7 @@ absl::StatusOr<int> RunRank(const ServeFlags& flags, SurfaceOptions surface,
   KVASIR_ASSIGN_OR_RETURN(const auto rank,
                           RankRuntime::Create(std::move(options)));
   operators->SetServing(true);
-  KVASIR_RETURN_IF_ERROR(operators->Ready({.grpc = flags.ranks.leader},
+  KVASIR_RETURN_IF_ERROR(operators->Ready({.leader = flags.ranks.leader},
                                           rank->model().source().name,
                                           rank->metrics()));
   // Its requests are the leader's.

@@ -6,7 +6,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "gtest/gtest.h"
 
 namespace kvasir::base {
@@ -71,7 +71,9 @@ class Caller {
       Connect(reinterpret_cast<sockaddr*>(&to), sizeof(to));
     }
   }
-  Caller(Caller&& other) : fd_(other.fd_), in_(other.in_) { other.fd_ = -1; }
+  Caller(Caller&& other) noexcept : fd_(other.fd_), in_(other.in_) {
+    other.fd_ = -1;
+  }
   ~Caller() {
     if (fd_ >= 0) close(fd_);
   }
@@ -91,12 +93,6 @@ class Caller {
   bool in_ = false;
 };
 
-std::string TempSocket(const std::string& name) {
-  const char* dir = std::getenv("TMPDIR");
-  return absl::StrCat(dir == nullptr ? "/tmp" : dir, "/kvasir_", getpid(), "_",
-                      name);
-}
-
 class AcceptorTest : public ::testing::Test {
  protected:
   Acceptor::Options Keeping(size_t max_connections = 100) {
@@ -104,6 +100,7 @@ class AcceptorTest : public ::testing::Test {
             .take = [this](int fd) { kept_.Take(fd); }};
   }
 
+  const TempFolder folder_;
   Kept kept_;
 };
 
@@ -163,6 +160,7 @@ TEST_F(AcceptorTest, ADescriptorShortageEndsWithTheShortage) {
   const rlimit small{static_cast<rlim_t>(next) + 9, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &small), 0);
   // Each call takes two descriptors: its own, and the accepted one.
+  callers.reserve(9);
   for (int i = 0; i < 9; ++i) callers.emplace_back(*acceptor);
   EXPECT_LT(kept_.taken(), 9u);
   callers.clear();
@@ -198,7 +196,7 @@ TEST_F(AcceptorTest, HangingUpIsHeardByWhoCalled) {
 
 TEST_F(AcceptorTest, AListenerThatDoesNotHearItselfListensAnew) {
   ListenAddress listen;
-  listen.unix_path = TempSocket("removed");
+  listen.unix_path = folder_.File("removed");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen(listen));
   Acceptor::Options options = Keeping();
   options.probe_interval = absl::Milliseconds(5);
@@ -213,7 +211,7 @@ TEST_F(AcceptorTest, AListenerThatDoesNotHearItselfListensAnew) {
 // Its calls to itself are nobody's.
 TEST_F(AcceptorTest, AListenerThatHearsItselfStaysAndTakesNoneOfItsOwn) {
   ListenAddress on_unix;
-  on_unix.unix_path = TempSocket("probed");
+  on_unix.unix_path = folder_.File("probed");
   for (const ListenAddress& listen :
        {ListenAddress{}, ListenAddress{.host = "0.0.0.0"}, on_unix}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen(listen));
@@ -230,7 +228,7 @@ TEST_F(AcceptorTest, AListenerThatHearsItselfStaysAndTakesNoneOfItsOwn) {
 
 TEST_F(AcceptorTest, AUnixSocketIsForWhomItIsSaidAndGoesWithItsListener) {
   ListenAddress listen;
-  listen.unix_path = TempSocket("mode");
+  listen.unix_path = folder_.File("mode");
   listen.unix_mode = 0600;
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen(listen));

@@ -11,11 +11,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <future>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 
 namespace kvasir::base {
 namespace {
@@ -47,7 +47,7 @@ Served CheckHealth(const std::string& target, const std::string& service) {
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
   std::promise<grpc::Status> done;
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", {}, &out, &in,
-                 [&](grpc::Status status) { done.set_value(status); });
+                 [&](const grpc::Status& status) { done.set_value(status); });
   const grpc::Status status = done.get_future().get();
   if (status.error_code() == grpc::StatusCode::NOT_FOUND) {
     return Served::kUnknownService;
@@ -82,12 +82,6 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartIdle(
     const GrpcServerOptions& options = {}) {
   static IdleService* const service = new IdleService;
   return GrpcServer::Start(options, {service});
-}
-
-std::string TempSocket(const std::string& name) {
-  const char* dir = std::getenv("TMPDIR");
-  return absl::StrCat(dir == nullptr ? "/tmp" : dir, "/kvasir_", getpid(), "_",
-                      name);
 }
 
 TEST(GrpcServerTest, PortZeroTakesAFreeOneAndReportsIt) {
@@ -145,8 +139,9 @@ TEST(GrpcServerTest, APortOutOfRangeIsRefused) {
 }
 
 TEST(GrpcServerTest, AServedUnixSocketIsNotStolen) {
+  const TempFolder folder;
   GrpcServerOptions options;
-  options.listen.unix_path = TempSocket("served");
+  options.listen.unix_path = folder.File("served");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto first, StartIdle(options));
   EXPECT_THAT(StartIdle(options),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -157,8 +152,9 @@ TEST(GrpcServerTest, AServedUnixSocketIsNotStolen) {
 }
 
 TEST(GrpcServerTest, AStaleUnixSocketIsReplaced) {
+  const TempFolder folder;
   GrpcServerOptions options;
-  options.listen.unix_path = TempSocket("stale");
+  options.listen.unix_path = folder.File("stale");
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   options.listen.unix_path.copy(address.sun_path, sizeof(address.sun_path) - 1);
@@ -199,7 +195,7 @@ TEST(GrpcServerTest, HealthAloneIsServedAndNothingElse) {
   grpc::ClientContext context;
   std::promise<grpc::Status> done;
   stub.UnaryCall(&context, "/kvasir.v1.Admin/Drain", {}, &out, &in,
-                 [&](grpc::Status status) { done.set_value(status); });
+                 [&](const grpc::Status& status) { done.set_value(status); });
   EXPECT_EQ(done.get_future().get().error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
 }
@@ -240,7 +236,7 @@ TEST(GrpcServerTest, AnOldConnectionGoesAndItsRunningCallIsFinished) {
   grpc::ClientContext context;
   std::promise<grpc::Status> done;
   stub.UnaryCall(&context, "/kvasir.test.Held/Call", {}, &out, &in,
-                 [&](grpc::Status status) { done.set_value(status); });
+                 [&](const grpc::Status& status) { done.set_value(status); });
   grpc::ServerUnaryReactor* const reactor = service.running.get_future().get();
   // The client hears of it, and uses the connection for nothing new.
   const auto end = absl::Now() + absl::Seconds(20);
@@ -291,7 +287,7 @@ TEST(GrpcServerTest, ACompressedMessageIsRefusedAndNotUnpacked) {
     context.set_compression_algorithm(algorithm);
     std::promise<grpc::Status> done;
     stub.UnaryCall(&context, "/kvasir.test.Echo/Call", {}, &out, &in,
-                   [&](grpc::Status status) { done.set_value(status); });
+                   [&](const grpc::Status& status) { done.set_value(status); });
     const grpc::Status status = done.get_future().get();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(status.error_message(), HasSubstr("ompression"));

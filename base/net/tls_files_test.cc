@@ -4,13 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/net/testing/certificates.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 
 namespace kvasir::base {
 namespace {
@@ -21,19 +21,14 @@ using ::testing::HasSubstr;
 class TlsFilesTest : public ::testing::Test {
  protected:
   TlsFilesTest() {
-    std::string pattern = ::testing::TempDir() + "/kvasir-tls-XXXXXX";
-    folder_ = mkdtemp(pattern.data());
     Write("ca.pem", authority_.certificate);
     Put("server", {.names = {"DNS:localhost"}});
     Put("client", {.names = {"DNS:router.kvasir"}});
   }
-  ~TlsFilesTest() override { std::filesystem::remove_all(folder_); }
 
-  std::string Path(const std::string& name) const {
-    return absl::StrCat(folder_, "/", name);
-  }
+  std::string Path(const std::string& name) const { return folder_.File(name); }
   void Write(const std::string& name, const std::string& text) {
-    std::ofstream(Path(name)) << text;
+    folder_.Write(name, text);
   }
   void Put(const std::string& name, const TestCertificateOptions& options) {
     const TestCertificate made = MakeCertificate(authority_, options);
@@ -58,7 +53,7 @@ class TlsFilesTest : public ::testing::Test {
   }
 
   const TestCertificate authority_ = MakeAuthority("an authority");
-  std::string folder_;
+  const TempFolder folder_;
 };
 
 auto Refuses(const ::testing::Matcher<const std::string&>& text) {
@@ -86,7 +81,7 @@ TEST_F(TlsFilesTest, WhatIsWrongWithAFileIsSaidWithItsFlag) {
   files = Files("server");
   files.key = Path("ca.pem");
   EXPECT_THAT(Check(files), Refuses(HasSubstr("has no private key")));
-  files.key = folder_;
+  files.key = folder_.path();
   EXPECT_THAT(Check(files), Refuses(HasSubstr("Is a directory")));
   EXPECT_THAT(Check(Authorities(std::string(5 << 20, 'x'))),
               Refuses(HasSubstr("has more than 4194304 bytes")));

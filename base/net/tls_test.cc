@@ -11,7 +11,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <utility>
@@ -21,6 +20,7 @@
 #include "base/net/grpc_server.h"
 #include "base/net/testing/certificates.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 
 namespace kvasir::base {
 namespace {
@@ -67,20 +67,15 @@ const auto* const kGrpcLog = ::testing::AddGlobalTestEnvironment(new GrpcLog);
 class TlsTest : public ::testing::Test {
  protected:
   TlsTest() {
-    std::string pattern = ::testing::TempDir() + "/kvasir-tls-XXXXXX";
-    folder_ = mkdtemp(pattern.data());
     Write("ca.pem", authority_.certificate);
     Put("server", {.names = {"DNS:localhost", "IP:127.0.0.1",
                              "URI:spiffe://kvasir/worker"}});
     Put("client", {.names = {"DNS:router.kvasir"}});
   }
-  ~TlsTest() override { std::filesystem::remove_all(folder_); }
 
-  std::string Path(const std::string& name) const {
-    return absl::StrCat(folder_, "/", name);
-  }
+  std::string Path(const std::string& name) const { return folder_.File(name); }
   void Write(const std::string& name, const std::string& text) {
-    std::ofstream(Path(name)) << text;
+    folder_.Write(name, text);
   }
   void Put(const std::string& name, const TestCertificateOptions& options) {
     const TestCertificate made = MakeCertificate(authority_, options);
@@ -183,7 +178,7 @@ class TlsTest : public ::testing::Test {
   absl::Time now_ = absl::Now();
   TlsWatch watch_{
       {.refresh = absl::InfiniteDuration(), .now = [this] { return now_; }}};
-  std::string folder_;
+  const TempFolder folder_;
 };
 
 TEST_F(TlsTest, ServersNeedACertificateAndNamesNeedAnAuthority) {

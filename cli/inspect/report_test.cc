@@ -1,10 +1,9 @@
 #include "cli/inspect/report.h"
 
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 
+#include "base/temp_folder.h"
 #include "cli/inspect/test_plans.h"
 #include "model/checkpoint/random_weights.h"
 #include "nlohmann/json.hpp"
@@ -79,7 +78,7 @@ TEST(InspectReportTest, ComponentsAreWhatTheyAreCalled) {
 }
 
 TEST(InspectReportTest, FlopsOfEverySpace) {
-  const int64_t dense = 2 * 8 * 8;  // 8 query heads of 8
+  const int64_t dense = int64_t{2} * 8 * 8;  // 8 query heads of 8
   const struct {
     const char* name;
     ModelSource source;
@@ -93,18 +92,18 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
        // 11 channels to 2 heads of 8; 4 heads of 8 rotated.
        {dense, 2 * 11 * 2 * 8 + 3 * 32},
        // 4 query heads over 6 channels, 4 over 5.
-       {2 * (4 * 6 + 4 * 5), 0}},
+       {int64_t{2} * (4 * 6 + 4 * 5), 0}},
       {"values are never rebuilt",
        SourceWith(kFullKey, LowRankPart("reconstruct", "NO_ROPE")),
        {dense, 0},
-       {2 * (4 * 6 + 4 * 5), 0}},
+       {int64_t{2} * (4 * 6 + 4 * 5), 0}},
       {"rope pairs",
        SourceWith(R"({"rope_pairs":{"per_head":[{"pair_indices":[0,1,3]},
            {"pair_indices":[0,1,3]},{"pair_indices":[0,1,3]},
            {"pair_indices":[1,2,3]}]},"uses":[{"fold":{}}],
            "stored":"PRE_ROPE","codec":{"dtype":"BF16"}})",
                   kFullValue),
-       {2 * 8 * 6, 3 * 4 * 6},
+       {int64_t{2} * 8 * 6, int64_t{3} * 4 * 6},
        {dense, 0}},
       {"commuting",
        SourceWith(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
@@ -112,7 +111,7 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
            "uses":[{"at_runtime":{}}],"stored":"POST_ROPE",
            "codec":{"dtype":"BF16"}})",
                   kFullValue),
-       {2 * 8 * 12, 0},
+       {int64_t{2} * 8 * 12, 0},
        {dense, 0}},
       {"commuting, turned for each of its heads",
        SourceWith(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
@@ -120,7 +119,7 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
            "uses":[{"at_runtime":{}}],"stored":"PRE_ROPE",
            "codec":{"dtype":"BF16"}})",
                   kFullValue),
-       {2 * 8 * 12, 3 * 4 * 12},
+       {int64_t{2} * 8 * 12, int64_t{3} * 4 * 12},
        {dense, 0}},
       {"a basis of rotated keys moves to the query",
        SourceWith(R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{
@@ -128,8 +127,8 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
            "basis_static":{}}})",
                   R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",
            "basis_static":{}}})"),
-       {2 * 8 * 24, 0},
-       {2 * 8 * 32, 0}},
+       {int64_t{2} * 8 * 24, 0},
+       {int64_t{2} * 8 * 32, 0}},
       {"anchored slow pairs, rebuilt fast ones",
        SourceWith(R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":10}]},
            "uses":[{"pairs":[0],"reconstruct":{}},{"pairs":[1,2,3],
@@ -141,7 +140,7 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
       {"basis, a quarter of the channels without bits",
        WithEverything(),
        {dense, 2 * 24 * 32 + 3 * 32},
-       {2 * (4 * 6 + 4 * 5), 0}},
+       {int64_t{2} * (4 * 6 + 4 * 5), 0}},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.name);
@@ -466,7 +465,6 @@ TEST(InspectReportTest, WeightsOfAPlanAreItsTensors) {
 }
 
 TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
-  const std::string path = ::testing::TempDir() + "/inspect_report_plan.json";
   auto shape = model::FindShape("kvasir-tiny");
   KVASIR_ASSERT_OK(shape);
   auto spec = model::SpecOfShape(*shape);
@@ -477,16 +475,27 @@ TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
   selection->set_chunk_slots(8);
   selection->set_budget(64);
   selection->mutable_landmark_codec()->set_dtype(kvasir::v1::BF16);
-  std::ofstream(path) << plan::PlanToJson(plan);
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
-  options.kv_plan = path;
+  const base::TempFolder folder;
+  options.kv_plan = folder.Write("kv_plan.json", plan::PlanToJson(plan));
   KVASIR_EXPECT_OK(OpenModelSource(options, PlanUse::kLook));
   EXPECT_THAT(OpenModelSource(options, PlanUse::kRun),
               StatusIs(absl::StatusCode::kUnimplemented,
                        HasSubstr("layer 3: the plan asks for selection")));
-  std::filesystem::remove(path);
+}
+
+// inspect told which would do, a start did not.
+TEST(OpenModelSourceTest,
+     ANumberOfRanksThatDoesNotFitIsRefusedWithThoseThatDo) {
+  ModelOptions options;
+  options.random_weights = true;
+  options.shape = "kvasir-tiny";
+  EXPECT_THAT(OpenModelSource(options, PlanUse::kRun, std::nullopt,
+                              {.rank = 1, .size = 3}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("would do: 1, 2, 4, 8 or 16")));
 }
 
 TEST(OpenModelSourceTest, FlagsPutEvictionOnAnyPlan) {

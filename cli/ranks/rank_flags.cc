@@ -163,11 +163,17 @@ void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
   AddText(app, "--leader", flags->leader,
           "HOST:PORT of the leader's --rank-listen; waited for until it is "
           "there")
+      ->check(Checked([](const std::string& text) {
+        return ParseListen(text, "--leader").status();
+      }))
       ->type_name("HOST:PORT");
+  // Neither has a default.
   AddFlag(app, "--rank", flags->rank, "which rank this is, from 1 on")
-      ->check(CLI::Range(1, kMaxTp - 1));
+      ->check(CLI::Range(1, kMaxTp - 1))
+      ->default_str("");
   AddFlag(app, "--tp", flags->tp, "ranks of the group, as the leader has it")
-      ->check(CLI::Range(2, kMaxTp));
+      ->check(CLI::Range(2, kMaxTp))
+      ->default_str("");
   flags->local_ranks = 1;
   AddFlag(app, "--local-ranks", flags->local_ranks,
           "ranks from --rank on that this command starts on this host, itself "

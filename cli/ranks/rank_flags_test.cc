@@ -16,7 +16,6 @@ namespace {
 using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::Contains;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -108,8 +107,19 @@ TEST(RankFlagsTest, WhatNothingWouldReadIsRefused) {
               Refuses("--collective is for several ranks"));
 }
 
+// --print-config told rank=0 and tp=1, which --config refused.
+TEST(RankFlagsTest, AFollowersRankAndSizeHaveNoDefault) {
+  Commands commands;
+  EXPECT_THAT(
+      EffectiveConfig(*commands.rank),
+      AllOf(HasSubstr("# rank is not set\n"), HasSubstr("# tp is not set\n")));
+}
+
 TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
   EXPECT_THAT(Follower("--rank 1 --tp 2"), Refuses("--leader HOST:PORT"));
+  // Nobody answered there until --rank-join-timeout was over.
+  EXPECT_THROW((void)Follower("--leader a --rank 1 --tp 2"),
+               CLI::ValidationError);
   EXPECT_THAT(Follower("--leader a:1 --rank 1"), Refuses("give --tp"));
   EXPECT_THAT(Follower("--leader a:1 --rank 2 --tp 2"),
               Refuses("--rank 2 of --tp 2: want 1 to 1"));

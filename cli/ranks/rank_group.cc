@@ -250,6 +250,12 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
       auto joining,
       BeginCollective(settings_, shard(), terms,
                       [this](const absl::Status& why) { Abort(why); }));
+  // Ranks that a command starts are as many lines as they are.
+  if (!flags.leader.empty()) {
+    base::LogInfo("joining the group",
+                  {{"leader", info_.leader},
+                   {"within", absl::FormatDuration(flags.join_timeout)}});
+  }
   KVASIR_ASSIGN_OR_RETURN(client_, worker::RankClient::Dial(dial));
 
   worker::RankFollowerOptions options;

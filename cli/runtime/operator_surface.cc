@@ -63,10 +63,11 @@ void PrintReady(const nlohmann::ordered_json& json,
   const auto text = [&json](const char* key) {
     return json[key].get<std::string>();
   };
+  const bool is_rank = json.contains("leader");
   std::printf(
-      "kvasir %s is ready: gRPC %s, metrics http://%s/metrics, admin "
-      "%s\n",
-      text("program").c_str(), text("grpc").c_str(), text("metrics").c_str(),
+      "kvasir %s is ready: %s %s, metrics http://%s/metrics, admin %s\n",
+      text("program").c_str(), is_rank ? "leader" : "gRPC",
+      text(is_rank ? "leader" : "grpc").c_str(), text("metrics").c_str(),
       text("admin").c_str());
   if (!json.contains("model")) return;
   if (tokenizer != nullptr) {
@@ -194,11 +195,13 @@ absl::Status OperatorSurface::Ready(
   HoldShutdownSignals();
   latch_.Open();
   if (options_.metrics_only || failed_) return absl::OkStatus();
-  nlohmann::ordered_json json{{"program", options_.program},
-                              {"grpc", report.grpc},
-                              {"admin", admin_server_->target()},
-                              {"health", health_server_->target()},
-                              {"metrics", metrics_target()}};
+  const bool is_rank = !report.leader.empty();
+  nlohmann::ordered_json json{
+      {"program", options_.program},
+      {is_rank ? "leader" : "grpc", is_rank ? report.leader : report.grpc},
+      {"admin", admin_server_->target()},
+      {"health", health_server_->target()},
+      {"metrics", metrics_target()}};
   if (!report.model.empty()) json["model"] = report.model;
   for (const ReadyReport::Rank& rank : report.ranks) {
     json["ranks"].push_back({{"rank", rank.rank},

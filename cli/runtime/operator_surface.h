@@ -37,8 +37,9 @@ struct SurfaceOptions {
 
 // What the ready line and file say.
 struct ReadyReport {
-  std::string grpc;   // address that clients (or routers) dial
-  std::string model;  // a name to ask for; empty for a worker
+  std::string grpc;    // address that clients (or routers) dial
+  std::string leader;  // of a rank, which nobody dials: in place of `grpc`
+  std::string model;   // a name to ask for; empty for a worker
   const model::Tokenizer* tokenizer = nullptr;  // null: token ids only
   // Ranks of this process's group, itself the first; empty: a group of one.
   struct Rank {

@@ -2,32 +2,36 @@
 
 #include <dirent.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "cli/exit_code.h"
 #include "gtest/gtest.h"
 
 namespace kvasir::cli {
 namespace {
 
-SurfaceOptions OnFreePorts() {
-  SurfaceOptions options;
-  options.program = "worker";
-  options.listen.metrics_port = 0;
-  options.listen.admin_port = 0;
-  options.listen.health_port = 0;
-  options.listen.ready_file =
-      absl::StrCat(::testing::TempDir(), "/operator_surface_", getpid());
-  options.tls = std::make_shared<base::TlsWatch>();
-  return options;
-}
+class OperatorSurfaceTest : public ::testing::Test {
+ protected:
+  SurfaceOptions OnFreePorts() const {
+    SurfaceOptions options;
+    options.program = "worker";
+    options.listen.metrics_port = 0;
+    options.listen.admin_port = 0;
+    options.listen.health_port = 0;
+    options.listen.ready_file = folder_.File("ready");
+    options.tls = std::make_shared<base::TlsWatch>();
+    return options;
+  }
+
+ private:
+  const base::TempFolder folder_;
+};
 
 // Of this process.
 int NumListeners() {
@@ -47,7 +51,7 @@ int NumListeners() {
 
 DrainOutcome NothingToDrain(absl::Duration) { return {}; }
 
-TEST(OperatorSurfaceTest, WhatIsReadyIsToldAndEndsWithSuccess) {
+TEST_F(OperatorSurfaceTest, WhatIsReadyIsToldAndEndsWithSuccess) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
@@ -60,7 +64,7 @@ TEST(OperatorSurfaceTest, WhatIsReadyIsToldAndEndsWithSuccess) {
 
 // A group that ended just as its leader had loaded was told to be ready, and
 // said so to probes.
-TEST(OperatorSurfaceTest, WhatHasFailedIsNeverReady) {
+TEST_F(OperatorSurfaceTest, WhatHasFailedIsNeverReady) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
@@ -72,7 +76,7 @@ TEST(OperatorSurfaceTest, WhatHasFailedIsNeverReady) {
   EXPECT_EQ(surface->WaitAndDrain(&NothingToDrain), kExitFailed);
 }
 
-TEST(OperatorSurfaceTest, WhatFailsInItsDrainEndsWithFailure) {
+TEST_F(OperatorSurfaceTest, WhatFailsInItsDrainEndsWithFailure) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
@@ -86,7 +90,8 @@ TEST(OperatorSurfaceTest, WhatFailsInItsDrainEndsWithFailure) {
 
 // Whoever was on a machine drained a replica by a rank's admin port, which
 // asked for no credential whatever the leader's did.
-TEST(OperatorSurfaceTest, AProgramThatAnotherOneDrainsListensForMetricsAlone) {
+TEST_F(OperatorSurfaceTest,
+       AProgramThatAnotherOneDrainsListensForMetricsAlone) {
   SurfaceOptions options = OnFreePorts();
   const int before = NumListeners();
   options.metrics_only = true;

@@ -1,11 +1,10 @@
 #include "compress/calibrate/token_stream.h"
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 
 namespace kvasir::compress {
 namespace {
@@ -32,11 +31,10 @@ TEST(TokenStreamTest, PiecesEncodeAsTheWholeDoes) {
     text += "It was <|end_of_text|> the best of times;\n\n  indented  \t\n";
     text += std::to_string(text.size()) + " \"quoted\"...\r\n";
   }
-  const std::string path = testing::TempDir() + "/kvasir_token_stream.txt";
-  std::ofstream(path, std::ios::binary) << text;
-  KVASIR_ASSERT_OK_AND_ASSIGN(const TokenStream stream,
-                              EncodeFile(path, *tokenizer, 2));
-  std::remove(path.c_str());
+  const base::TempFolder temp;
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const TokenStream stream,
+      EncodeFile(temp.Write("text", text), *tokenizer, 2));
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::vector<int32_t> whole,
       tokenizer->Encode(text,
@@ -60,21 +58,20 @@ TEST(TokenStreamTest, AFolderIsNoText) {
 // What a tokenizer appends is no start token.
 TEST(TokenStreamTest, TheStartTokenStandsBeforeTheText) {
   const auto start = [](const std::string& single) {
-    const std::string folder = testing::TempDir() + "/kvasir_start_token";
-    std::filesystem::create_directories(folder);
-    std::ofstream(folder + "/tokenizer.json")
-        << R"({"model":{"type":"BPE","vocab":{"a":0,"<s>":1,"</s>":2},
+    const base::TempFolder folder;
+    folder.Write(
+        "tokenizer.json",
+        absl::StrCat(R"({"model":{"type":"BPE","vocab":{"a":0,"<s>":1,"</s>":2},
                "merges":[]},"added_tokens":[
                {"id":1,"content":"<s>","special":true},
                {"id":2,"content":"</s>","special":true}],
                "pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},
                "decoder":{"type":"ByteLevel"},
-               "post_processor":{"type":"TemplateProcessing","single":[)"
-        << single << R"(],"pair":[],"special_tokens":{
+               "post_processor":{"type":"TemplateProcessing","single":[)",
+                     single, R"(],"pair":[],"special_tokens":{
                "<s>":{"id":"<s>","ids":[1],"tokens":["<s>"]},
-               "</s>":{"id":"</s>","ids":[2],"tokens":["</s>"]}}}})";
-    const auto tokenizer = model::Tokenizer::Load(folder);
-    std::filesystem::remove_all(folder);
+               "</s>":{"id":"</s>","ids":[2],"tokens":["</s>"]}}}})"));
+    const auto tokenizer = model::Tokenizer::Load(folder.path());
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
     return tokenizer.ok()
                ? StartToken(**tokenizer)

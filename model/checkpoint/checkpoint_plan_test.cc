@@ -1,6 +1,4 @@
 // Checkpoints with a kv_plan.json: small folders, written here.
-#include <unistd.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "google/protobuf/util/json_util.h"
 #include "model/checkpoint/checkpoint.h"
 
@@ -58,14 +57,10 @@ plan::ResolvedPlan Resolved(const KvPlan& plan, const DecoderSpec& spec) {
 
 class CheckpointPlanTest : public ::testing::Test {
  protected:
-  CheckpointPlanTest()
-      : folder_(absl::StrCat(
-            ::testing::TempDir(), "/checkpoint_plan_", ::getpid(), "_",
-            ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
-    std::filesystem::create_directories(folder_);
-    std::ofstream(folder_ + "/config.json") << kConfig;
-    std::ofstream(folder_ + "/kv_plan.json") << kPlan;
-    const auto spec = LoadModelConfig(folder_);
+  CheckpointPlanTest() {
+    folder_.Write("config.json", kConfig);
+    folder_.Write("kv_plan.json", kPlan);
+    const auto spec = LoadModelConfig(folder_.path());
     EXPECT_TRUE(spec.ok()) << spec.status();
     if (!spec.ok()) return;
     spec_ = *spec;
@@ -73,7 +68,6 @@ class CheckpointPlanTest : public ::testing::Test {
       shapes_[tensor.name] = tensor.shape;
     }
   }
-  ~CheckpointPlanTest() override { std::filesystem::remove_all(folder_); }
 
   // Zeros, but for the first byte of the tensor `spoiled`.
   void Write(const std::string& spoiled = "",
@@ -96,7 +90,7 @@ class CheckpointPlanTest : public ::testing::Test {
     const std::string header =
         absl::StrCat("{", absl::StrJoin(entries, ","), "}");
     const auto length = static_cast<uint64_t>(header.size());
-    std::ofstream out(folder_ + "/model.safetensors", std::ios::binary);
+    std::ofstream out(folder_.File("model.safetensors"), std::ios::binary);
     out.write(reinterpret_cast<const char*>(&length), sizeof(length));
     std::string data(static_cast<size_t>(end), '\0');
     if (spoiled_at >= 0) data[static_cast<size_t>(spoiled_at)] = 1;
@@ -105,7 +99,7 @@ class CheckpointPlanTest : public ::testing::Test {
 
   absl::Status Check() {
     Write();
-    const auto checkpoint = Checkpoint::Open(folder_);
+    const auto checkpoint = Checkpoint::Open(folder_.path());
     if (!checkpoint.ok()) return checkpoint.status();
     return checkpoint->CheckTensors(Resolved(Plan(), spec_));
   }
@@ -120,7 +114,7 @@ class CheckpointPlanTest : public ::testing::Test {
     return absl::StrCat("model.layers.1.self_attn.", part);
   }
 
-  std::string folder_;
+  const base::TempFolder folder_;
   DecoderSpec spec_;
   std::map<std::string, std::vector<int64_t>> shapes_;
 };
@@ -128,9 +122,9 @@ class CheckpointPlanTest : public ::testing::Test {
 TEST_F(CheckpointPlanTest, AnArtifactFitsItsPlan) { KVASIR_EXPECT_OK(Check()); }
 
 TEST_F(CheckpointPlanTest, WithoutThePlanItsTensorsAreMissed) {
-  std::filesystem::remove(folder_ + "/kv_plan.json");
+  std::filesystem::remove(folder_.File("kv_plan.json"));
   Write();
-  EXPECT_THAT(Checkpoint::Open(folder_),
+  EXPECT_THAT(Checkpoint::Open(folder_.path()),
               StatusIs(absl::StatusCode::kNotFound,
                        HasSubstr("layers.1.self_attn.k_proj.weight is "
                                  "missing")));
@@ -139,7 +133,7 @@ TEST_F(CheckpointPlanTest, WithoutThePlanItsTensorsAreMissed) {
 TEST_F(CheckpointPlanTest, WhatNoPlanChangesIsCheckedAtOnce) {
   shapes_["model.layers.1.mlp.up_proj.weight"] = {19, 24};
   Write();
-  EXPECT_THAT(Checkpoint::Open(folder_),
+  EXPECT_THAT(Checkpoint::Open(folder_.path()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("mlp.up_proj.weight"),
                              HasSubstr("want shape [20, 24], have [19, 24]"))));
@@ -212,7 +206,7 @@ TEST_F(CheckpointPlanTest, KeptPairsAreNoPlainLayer) {
   *plan.mutable_layers(1)->mutable_value() = plan.layers(0).value();
   const auto check = [&] {
     Write();
-    const auto checkpoint = Checkpoint::Open(folder_);
+    const auto checkpoint = Checkpoint::Open(folder_.path());
     return checkpoint.ok() ? checkpoint->CheckTensors(Resolved(plan, spec_))
                            : checkpoint.status();
   };
@@ -233,16 +227,16 @@ TEST_F(CheckpointPlanTest, KeptPairsAreNoPlainLayer) {
 }
 
 TEST_F(CheckpointPlanTest, ABiasThatAPlainModelDoesNotReadIsRefused) {
-  std::filesystem::remove(folder_ + "/kv_plan.json");
+  std::filesystem::remove(folder_.File("kv_plan.json"));
   shapes_.clear();
   for (const RequiredTensor& tensor : RequiredTensors(spec_)) {
     shapes_[tensor.name] = tensor.shape;
   }
   Write();
-  KVASIR_EXPECT_OK(Checkpoint::Open(folder_));
+  KVASIR_EXPECT_OK(Checkpoint::Open(folder_.path()));
   shapes_[Name("q_proj.bias")] = {24};
   Write();
-  EXPECT_THAT(Checkpoint::Open(folder_),
+  EXPECT_THAT(Checkpoint::Open(folder_.path()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("layer 1"), HasSubstr("q_proj.bias"),
                              HasSubstr("has no bias"))));
@@ -252,7 +246,7 @@ TEST_F(CheckpointPlanTest, RangesMayBeLeftForLater) {
   shapes_.erase(Name("k_proj.range.min"));
   Write();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
-                              Checkpoint::Open(folder_));
+                              Checkpoint::Open(folder_.path()));
   KVASIR_EXPECT_OK(
       checkpoint.CheckTensors(Resolved(Plan(), spec_), /*with_ranges=*/false));
   EXPECT_THAT(checkpoint.CheckTensors(Resolved(Plan(), spec_)),
@@ -263,7 +257,7 @@ TEST_F(CheckpointPlanTest, RangesMayBeLeftForLater) {
 TEST_F(CheckpointPlanTest, RangesAreF32) {
   Write("", "BF16");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
-                              Checkpoint::Open(folder_));
+                              Checkpoint::Open(folder_.path()));
   EXPECT_THAT(checkpoint.CheckTensors(Resolved(Plan(), spec_)),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("k_proj.range.min"),
@@ -277,7 +271,7 @@ TEST_F(CheckpointPlanTest, APlanOfFewerLayersIsRefused) {
   fewer.layers.pop_back();
   Write();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
-                              Checkpoint::Open(folder_));
+                              Checkpoint::Open(folder_.path()));
   EXPECT_THAT(checkpoint.CheckTensors(Resolved(plan, fewer)),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("the plan has 1 layers, the model has 2")));
@@ -285,7 +279,7 @@ TEST_F(CheckpointPlanTest, APlanOfFewerLayersIsRefused) {
 
 TEST_F(CheckpointPlanTest, WeightsIdCoversTheTensorsOfThePlan) {
   const auto id = [this]() -> absl::StatusOr<std::string> {
-    auto checkpoint = Checkpoint::Open(folder_);
+    auto checkpoint = Checkpoint::Open(folder_.path());
     if (!checkpoint.ok()) return checkpoint.status();
     WeightsIdBuilder builder;
     std::vector<std::byte> buffer(1 << 16);

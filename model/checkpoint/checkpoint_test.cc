@@ -1,7 +1,5 @@
 #include "model/checkpoint/checkpoint.h"
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -13,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 
 namespace kvasir::model {
 namespace {
@@ -30,18 +29,14 @@ std::string GoldenModel(const std::string& name) {
 // A copy of a golden model whose files a test may spoil.
 class CheckpointTest : public ::testing::Test {
  protected:
-  CheckpointTest()
-      : folder_(absl::StrCat(
-            ::testing::TempDir(), "/checkpoint_", ::getpid(), "_",
-            ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
-    std::filesystem::copy(GoldenModel("llama-mha"), folder_);
+  CheckpointTest() {
+    std::filesystem::copy(GoldenModel("llama-mha"), folder_.path());
   }
-  ~CheckpointTest() override { std::filesystem::remove_all(folder_); }
 
   // Replaces text in the header by text of the same length.
   void ReplaceInHeader(const std::string& from, const std::string& to) {
     ASSERT_EQ(from.size(), to.size());
-    const std::string path = folder_ + "/model.safetensors";
+    const std::string path = folder_.File("model.safetensors");
     std::ifstream in(path, std::ios::binary);
     std::string bytes((std::istreambuf_iterator<char>(in)),
                       std::istreambuf_iterator<char>());
@@ -51,7 +46,7 @@ class CheckpointTest : public ::testing::Test {
     std::ofstream(path, std::ios::binary) << bytes;
   }
 
-  std::string folder_;
+  const base::TempFolder folder_;
 };
 
 absl::StatusOr<std::string> WeightsId(const Checkpoint& checkpoint,
@@ -81,20 +76,20 @@ TEST_F(CheckpointTest, GoldenModelsOpenSingleShardedAndTied) {
 }
 
 TEST_F(CheckpointTest, AMissingFolderIsNamed) {
-  EXPECT_THAT(Checkpoint::Open(folder_ + "/no"),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr(folder_)));
+  EXPECT_THAT(Checkpoint::Open(folder_.File("no")),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(folder_.path())));
 }
 
 TEST_F(CheckpointTest, AMissingTensorIsNamed) {
   ReplaceInHeader("model.layers.1.mlp.up_proj", "model.layers.1.mlp.UP_proj");
-  EXPECT_THAT(Checkpoint::Open(folder_),
+  EXPECT_THAT(Checkpoint::Open(folder_.path()),
               StatusIs(absl::StatusCode::kNotFound,
                        HasSubstr("tensor model.layers.1.mlp.up_proj.weight is "
                                  "missing")));
 }
 
 TEST_F(CheckpointTest, AnUnknownExtraTensorIsIgnoredAndATellingOneRefused) {
-  std::ifstream in(folder_ + "/model.safetensors", std::ios::binary);
+  std::ifstream in(folder_.File("model.safetensors"), std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(in)),
                     std::istreambuf_iterator<char>());
   in.close();
@@ -111,19 +106,19 @@ TEST_F(CheckpointTest, AnUnknownExtraTensorIsIgnoredAndATellingOneRefused) {
     std::string changed(8, '\0');
     std::memcpy(changed.data(), &new_length, sizeof(new_length));
     absl::StrAppend(&changed, extra, bytes.substr(9));
-    std::ofstream(folder_ + "/model.safetensors", std::ios::binary) << changed;
+    folder_.Write("model.safetensors", changed);
     if (telling) {
       EXPECT_THAT(
-          Checkpoint::Open(folder_),
+          Checkpoint::Open(folder_.path()),
           StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("q_norm")));
     } else {
-      KVASIR_EXPECT_OK(Checkpoint::Open(folder_));
+      KVASIR_EXPECT_OK(Checkpoint::Open(folder_.path()));
     }
   }
 }
 
 TEST_F(CheckpointTest, AWrongShapeSaysWantAndHave) {
-  const std::string path = folder_ + "/config.json";
+  const std::string path = folder_.File("config.json");
   std::ifstream in(path);
   std::string config((std::istreambuf_iterator<char>(in)),
                      std::istreambuf_iterator<char>());
@@ -132,7 +127,7 @@ TEST_F(CheckpointTest, AWrongShapeSaysWantAndHave) {
                       &config);
   std::ofstream(path) << config;
   EXPECT_THAT(
-      Checkpoint::Open(folder_),
+      Checkpoint::Open(folder_.path()),
       StatusIs(absl::StatusCode::kInvalidArgument,
                AllOf(HasSubstr("model.safetensors"),
                      HasSubstr("model.embed_tokens.weight"),
@@ -141,21 +136,21 @@ TEST_F(CheckpointTest, AWrongShapeSaysWantAndHave) {
 
 TEST_F(CheckpointTest, AWeightOfAnotherTypeIsRefused) {
   ReplaceInHeader("\"dtype\":\"F32\"", "\"dtype\":\"I32\"");
-  EXPECT_THAT(Checkpoint::Open(folder_),
+  EXPECT_THAT(Checkpoint::Open(folder_.path()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("want F32, F16 or BF16, have I32")));
 }
 
 TEST_F(CheckpointTest, APlanIsHandedOn) {
-  std::ofstream(folder_ + "/kv_plan.json") << "{\"schema_version\":1}";
+  folder_.Write("kv_plan.json", "{\"schema_version\":1}");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
-                              Checkpoint::Open(folder_));
+                              Checkpoint::Open(folder_.path()));
   EXPECT_EQ(checkpoint.kv_plan_json(), "{\"schema_version\":1}");
 }
 
 TEST_F(CheckpointTest, WeightsIdDependsOnEveryBitAndNotOnBlocks) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
-                              Checkpoint::Open(folder_));
+                              Checkpoint::Open(folder_.path()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::string id,
                               WeightsId(checkpoint, 1 << 20));
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::string same,
@@ -163,7 +158,7 @@ TEST_F(CheckpointTest, WeightsIdDependsOnEveryBitAndNotOnBlocks) {
   EXPECT_EQ(id, same);
   EXPECT_EQ(id.size(), 32u);
 
-  std::fstream file(folder_ + "/model.safetensors",
+  std::fstream file(folder_.File("model.safetensors"),
                     std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(-1, std::ios::end);
   const char last = static_cast<char>(file.get());
@@ -177,7 +172,7 @@ TEST_F(CheckpointTest, WeightsIdDependsOnEveryBitAndNotOnBlocks) {
 
 TEST_F(CheckpointTest, AStreamSaysWhenItsBufferIsTooSmall) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
-                              Checkpoint::Open(folder_));
+                              Checkpoint::Open(folder_.path()));
   EXPECT_THAT(WeightsId(checkpoint, 4),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("the read buffer 4")));
@@ -185,7 +180,7 @@ TEST_F(CheckpointTest, AStreamSaysWhenItsBufferIsTooSmall) {
 
 TEST_F(CheckpointTest, AStreamGivesWholeRowsInOrder) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
-                              Checkpoint::Open(folder_));
+                              Checkpoint::Open(folder_.path()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const TensorStore::Entry entry,
                               checkpoint.Tensor(kEmbeddingName));
   std::vector<std::byte> whole(entry.info->size_bytes);

@@ -1,7 +1,5 @@
 #include "model/checkpoint/family_tensors.h"
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -12,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "model/checkpoint/checkpoint.h"
 
 namespace kvasir::model {
@@ -147,32 +146,22 @@ TEST(FamilyTensorsTest, OptOfOlderFilesHasNoPrefix) {
 }
 
 // A copy of a golden model, with text of its header replaced by as much text.
-class SpoiledCheckpointTest : public ::testing::Test {
- protected:
-  ~SpoiledCheckpointTest() override { std::filesystem::remove_all(folder_); }
+absl::Status OpenWith(const std::string& model, const std::string& from,
+                      const std::string& to) {
+  EXPECT_EQ(from.size(), to.size());
+  const base::TempFolder folder;
+  std::filesystem::copy(GoldenModel(model), folder.path());
+  std::ifstream in(folder.File("model.safetensors"), std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(in)),
+                    std::istreambuf_iterator<char>());
+  in.close();
+  EXPECT_NE(bytes.find(from), bytes.npos) << from;
+  absl::StrReplaceAll({{from, to}}, &bytes);
+  folder.Write("model.safetensors", bytes);
+  return Checkpoint::Open(folder.path()).status();
+}
 
-  absl::Status OpenWith(const std::string& model, const std::string& from,
-                        const std::string& to) {
-    EXPECT_EQ(from.size(), to.size());
-    folder_ = absl::StrCat(
-        ::testing::TempDir(), "/family_", ::getpid(), "_",
-        ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::copy(GoldenModel(model), folder_);
-    const std::string path = folder_ + "/model.safetensors";
-    std::ifstream in(path, std::ios::binary);
-    std::string bytes((std::istreambuf_iterator<char>(in)),
-                      std::istreambuf_iterator<char>());
-    in.close();
-    EXPECT_NE(bytes.find(from), bytes.npos) << from;
-    absl::StrReplaceAll({{from, to}}, &bytes);
-    std::ofstream(path, std::ios::binary) << bytes;
-    return Checkpoint::Open(folder_).status();
-  }
-
-  std::string folder_;
-};
-
-TEST_F(SpoiledCheckpointTest, AMissingTensorIsNamedAsTheFamilyDoes) {
+TEST(SpoiledCheckpointTest, AMissingTensorIsNamedAsTheFamilyDoes) {
   EXPECT_THAT(
       OpenWith("neox-serial-half",
                "gpt_neox.layers.1.attention.query_key_value"
@@ -183,7 +172,7 @@ TEST_F(SpoiledCheckpointTest, AMissingTensorIsNamedAsTheFamilyDoes) {
                          "weight is missing")));
 }
 
-TEST_F(SpoiledCheckpointTest, AFusedTensorOfOtherRowsIsRefused) {
+TEST(SpoiledCheckpointTest, AFusedTensorOfOtherRowsIsRefused) {
   EXPECT_THAT(
       OpenWith("neox-serial-half", "\"shape\":[72,24]", "\"shape\":[24,72]"),
       StatusIs(
@@ -192,7 +181,7 @@ TEST_F(SpoiledCheckpointTest, AFusedTensorOfOtherRowsIsRefused) {
                 HasSubstr("have shape [24, 72]"))));
 }
 
-TEST_F(SpoiledCheckpointTest, ATensorUnderTwoNamesIsRefused) {
+TEST(SpoiledCheckpointTest, ATensorUnderTwoNamesIsRefused) {
   EXPECT_THAT(OpenWith("opt-tied", "model.decoder.layers.1.fc1.weight",
                        "model.layers.0.mlp.up_proj.weight"),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -1,7 +1,5 @@
 #include "model/checkpoint/fingerprint.h"
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -12,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "model/checkpoint/checkpoint.h"
 
 namespace kvasir::model {
@@ -194,10 +193,8 @@ TEST(WeightsIdTest, ShardsOfTheSameTensorsHaveTheSingleFilesId) {
   const char* source = std::getenv("KVASIR_SOURCE_DIR");
   const std::string single = absl::StrCat(source == nullptr ? "." : source,
                                           "/tests/golden/models/llama-mha");
-  const std::string folder =
-      absl::StrCat(::testing::TempDir(), "/shards_", ::getpid());
-  std::filesystem::create_directories(folder);
-  std::filesystem::copy(single + "/config.json", folder);
+  const base::TempFolder folder;
+  std::filesystem::copy(single + "/config.json", folder.path());
   KVASIR_ASSERT_OK_AND_ASSIGN(const TensorStore store,
                               TensorStore::Open(single));
   std::vector<Stored> shards[2];
@@ -210,13 +207,13 @@ TEST(WeightsIdTest, ShardsOfTheSameTensorsHaveTheSingleFilesId) {
         absl::StrCat("\"", name, "\":\"", next % 2, ".safetensors\""));
     shards[next++ % 2].push_back({entry.info, std::move(bytes)});
   }
-  WriteSafetensors(folder + "/0.safetensors", shards[0]);
-  WriteSafetensors(folder + "/1.safetensors", shards[1]);
-  std::ofstream(folder + "/model.safetensors.index.json")
-      << "{\"weight_map\":{" << absl::StrJoin(map, ",") << "}}";
-  EXPECT_EQ(IdOfFolder(folder), IdOfFolder(single));
-  EXPECT_EQ(IdOfFolder(folder).size(), 32u);
-  std::filesystem::remove_all(folder);
+  WriteSafetensors(folder.File("0.safetensors"), shards[0]);
+  WriteSafetensors(folder.File("1.safetensors"), shards[1]);
+  folder.Write(
+      "model.safetensors.index.json",
+      absl::StrCat("{\"weight_map\":{", absl::StrJoin(map, ","), "}}"));
+  EXPECT_EQ(IdOfFolder(folder.path()), IdOfFolder(single));
+  EXPECT_EQ(IdOfFolder(folder.path()).size(), 32u);
 }
 
 }  // namespace

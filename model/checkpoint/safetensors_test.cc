@@ -1,16 +1,14 @@
 #include "model/checkpoint/safetensors.h"
 
-#include <unistd.h>
-
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "model/checkpoint/file.h"
 
 namespace kvasir::model {
@@ -28,25 +26,15 @@ std::string LengthPrefix(uint64_t length) {
 
 class SafetensorsTest : public ::testing::Test {
  protected:
-  SafetensorsTest()
-      : folder_(absl::StrCat(
-            ::testing::TempDir(), "/safetensors_", ::getpid(), "_",
-            ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
-    std::filesystem::create_directories(folder_);
-  }
-  ~SafetensorsTest() override { std::filesystem::remove_all(folder_); }
-
   std::string Write(const std::string& name, const std::string& bytes) {
-    const std::string path = absl::StrCat(folder_, "/", name);
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
+    return folder_.Write(name, bytes);
   }
   std::string WriteFile(const std::string& name, const std::string& header,
                         const std::string& data) {
     return Write(name, absl::StrCat(LengthPrefix(header.size()), header, data));
   }
 
-  std::string folder_;
+  const base::TempFolder folder_;
 };
 
 absl::Status HeaderStatus(const std::string& header, uint64_t data_bytes) {
@@ -93,7 +81,7 @@ TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
   std::string index = R"({"weight_map":{},"x":[0)";
   for (int i = 0; i < 1'000'000; ++i) index += ",0";
   Write("model.safetensors.index.json", index);  // and it does not end
-  EXPECT_THAT(TensorStore::Open(folder_),
+  EXPECT_THAT(TensorStore::Open(folder_.path()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("more than 1000000 values")));
 }
@@ -110,10 +98,10 @@ TEST_F(SafetensorsTest, RefusesTruncatedAndOversizedHeaders) {
       StatusIs(absl::StatusCode::kInvalidArgument,
                AllOf(HasSubstr("18446744073709551615"),
                      HasSubstr("limit is 100000000"))));
-  EXPECT_THAT(SafetensorsFile::Open(folder_),
+  EXPECT_THAT(SafetensorsFile::Open(folder_.path()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("not a regular file")));
-  EXPECT_THAT(SafetensorsFile::Open(folder_ + "/none"),
+  EXPECT_THAT(SafetensorsFile::Open(folder_.File("none")),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
 }
 
@@ -246,9 +234,9 @@ TEST_F(SafetensorsTest, AFolderOfShardsIsReadByItsIndex) {
   Write("model.safetensors.index.json",
         R"({"weight_map":{"a":"s1.safetensors","b":"s2.safetensors"}})");
   KVASIR_ASSERT_OK_AND_ASSIGN(const TensorStore store,
-                              TensorStore::Open(folder_));
+                              TensorStore::Open(folder_.path()));
   ASSERT_NE(store.Find("b"), nullptr);
-  EXPECT_EQ(store.Find("b")->file->path(), folder_ + "/s2.safetensors");
+  EXPECT_EQ(store.Find("b")->file->path(), folder_.File("s2.safetensors"));
   EXPECT_EQ(store.Find("c"), nullptr);
 }
 
@@ -260,7 +248,7 @@ TEST_F(SafetensorsTest, AShardMayHoldMoreThanTheIndexLists) {
   Write("model.safetensors.index.json",
         R"({"weight_map":{"b":"s1.safetensors"}})");
   KVASIR_ASSERT_OK_AND_ASSIGN(const TensorStore store,
-                              TensorStore::Open(folder_));
+                              TensorStore::Open(folder_.path()));
   EXPECT_NE(store.Find("b"), nullptr);
   EXPECT_EQ(store.Find("a"), nullptr);
 }
@@ -271,7 +259,7 @@ TEST_F(SafetensorsTest, AnIndexCannotLeadOutOfTheFolder) {
         "..\\\\s1.safetensors", "s1\\u0000.safetensors", "passwd"}) {
     Write("model.safetensors.index.json",
           absl::StrFormat(R"({"weight_map":{"a":"%s"}})", shard));
-    EXPECT_THAT(TensorStore::Open(folder_),
+    EXPECT_THAT(TensorStore::Open(folder_.path()),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          AllOf(HasSubstr("tensor a"), HasSubstr("plain name"))))
         << shard;
@@ -283,22 +271,22 @@ TEST_F(SafetensorsTest, AnIndexMustTellTheTruth) {
   Write("model.safetensors.index.json",
         R"({"weight_map":{"b":"s1.safetensors"}})");
   EXPECT_THAT(
-      TensorStore::Open(folder_),
+      TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("tensor b: want it in s1.safetensors, which does not "
                          "have it")));
   Write("model.safetensors.index.json",
         R"({"weight_map":{"a":"s2.safetensors"}})");
   EXPECT_THAT(
-      TensorStore::Open(folder_),
+      TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("s2.safetensors")));
   Write("model.safetensors.index.json", R"({"weight_map":[]})");
   EXPECT_THAT(
-      TensorStore::Open(folder_),
+      TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weight_map")));
   Write("model.safetensors.index.json", "{");
   EXPECT_THAT(
-      TensorStore::Open(folder_),
+      TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not JSON")));
 }
 
@@ -308,7 +296,7 @@ TEST_F(SafetensorsTest, AFingerprintDependsOnEveryByteOfASmallFile) {
   std::string data(200000, 'x');
   const auto fingerprint = [&] {
     WriteFile("model.safetensors", header, data);
-    auto file = SafetensorsFile::Open(folder_ + "/model.safetensors");
+    auto file = SafetensorsFile::Open(folder_.File("model.safetensors"));
     KVASIR_EXPECT_OK(file.status());
     auto text = file->Fingerprint();
     KVASIR_EXPECT_OK(text.status());
@@ -329,14 +317,14 @@ TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const SafetensorsFile file,
-      SafetensorsFile::Open(folder_ + "/s1.safetensors"));
+      SafetensorsFile::Open(folder_.File("s1.safetensors")));
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::string fingerprint,
                               file.Fingerprint());
   const auto open = [&](const std::string& linked) {
     Write("model.safetensors.index.json",
           absl::StrCat(R"({"metadata":{"linked_files":)", linked,
                        R"(},"weight_map":{"a":"s1.safetensors"}})"));
-    return TensorStore::Open(folder_).status();
+    return TensorStore::Open(folder_.path()).status();
   };
   const std::string right =
       absl::StrFormat(R"({"s1.safetensors":"%s"})", fingerprint);
@@ -359,7 +347,7 @@ TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
 
 TEST_F(SafetensorsTest, AFolderWithoutTensorsSaysWhatIsWanted) {
   EXPECT_THAT(
-      TensorStore::Open(folder_),
+      TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.safetensors")));
 }
 

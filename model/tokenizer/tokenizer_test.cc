@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <random>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "model/tokenizer/detokenizer.h"
@@ -378,18 +377,13 @@ TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
 }
 
 TEST(TokenizerTest, TwoFilesInPlaceOfOneAreNamed) {
-  const std::filesystem::path folder =
-      std::filesystem::path(::testing::TempDir()) / "two_file_tokenizer";
-  std::filesystem::create_directories(folder);
-  for (const char* name : {"vocab.json", "merges.txt"}) {
-    std::ofstream(folder / name) << "";
-  }
+  const base::TempFolder folder;
+  for (const char* name : {"vocab.json", "merges.txt"}) folder.Write(name, "");
   EXPECT_THAT(
-      Tokenizer::Load(folder.string()),
+      Tokenizer::Load(folder.path()),
       base::StatusIs(Code::kFailedPrecondition,
                      ::testing::AllOf(HasSubstr("tokenizer.json is missing"),
                                       HasSubstr("merges.txt are not read"))));
-  std::filesystem::remove_all(folder);
 }
 
 TEST(TokenizerTest, MissingFileIsNotFound) {
@@ -523,27 +517,24 @@ TEST(TokenizerTest, TokenBytesAreWhatATokenAdds) {
 }
 
 TEST(TokenizerTest, FolderGivesTemplateFileAndListOfTemplates) {
-  namespace fs = std::filesystem;
-  const fs::path dir = fs::path(testing::TempDir()) / "tokenizer_test_folder";
-  fs::create_directories(dir);
-  std::ofstream(dir / "tokenizer.json") << SmallFile().dump();
-  std::ofstream(dir / "tokenizer_config.json")
-      << R"({"bos_token": "<s>", "eos_token": "<none>", "chat_template":
+  const base::TempFolder dir;
+  dir.Write("tokenizer.json", SmallFile().dump());
+  dir.Write("tokenizer_config.json",
+            R"({"bos_token": "<s>", "eos_token": "<none>", "chat_template":
            [{"name": "tool_use", "template": "t"},
-            {"name": "default", "template": "d"}]})";
-  KVASIR_ASSERT_OK_AND_ASSIGN(const auto listed, Tokenizer::Load(dir.string()));
+            {"name": "default", "template": "d"}]})");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto listed, Tokenizer::Load(dir.path()));
   EXPECT_EQ(listed->bos_id(), 5);
   EXPECT_TRUE(listed->eos_ids().empty());
   EXPECT_EQ(listed->chat_template(), "d");
-  std::ofstream(dir / "chat_template.jinja") << "from file";
-  KVASIR_ASSERT_OK_AND_ASSIGN(const auto filed, Tokenizer::Load(dir.string()));
+  dir.Write("chat_template.jinja", "from file");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto filed, Tokenizer::Load(dir.path()));
   EXPECT_EQ(filed->chat_template(), "from file");
   EXPECT_EQ(filed->hash(), listed->hash());
-  std::ofstream(dir / "tokenizer_config.json") << R"({"bos_token": 7})";
-  EXPECT_THAT(Tokenizer::Load(dir.string()),
+  dir.Write("tokenizer_config.json", R"({"bos_token": 7})");
+  EXPECT_THAT(Tokenizer::Load(dir.path()),
               base::StatusIs(Code::kInvalidArgument,
                              HasSubstr("config.bos_token is 7")));
-  fs::remove_all(dir);
 }
 
 }  // namespace

@@ -4,8 +4,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +13,7 @@
 #include "base/net/testing/certificates.h"
 #include "base/net/tls.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/inference/grpc_service.pb.h"
@@ -38,9 +37,7 @@ using ::testing::HasSubstr;
 class CallersGrpcTest : public FacadeServerTest {
  protected:
   CallersGrpcTest() {
-    std::string pattern = ::testing::TempDir() + "/kvasir-callers-XXXXXX";
-    folder_ = mkdtemp(pattern.data());
-    Write("ca.pem", authority_.certificate);
+    folder_.Write("ca.pem", authority_.certificate);
     Sign("server", {"DNS:localhost", "IP:127.0.0.1"});
     Sign("red", {"DNS:red.example", "URI:spiffe://red"});
     Sign("other", {"DNS:other.example"});
@@ -48,7 +45,6 @@ class CallersGrpcTest : public FacadeServerTest {
   ~CallersGrpcTest() override {
     channel_.reset();
     server_.reset();
-    std::filesystem::remove_all(folder_);
   }
 
   void Serve(const std::string& entries, bool tls, bool ask_for_certificates) {
@@ -89,7 +85,7 @@ class CallersGrpcTest : public FacadeServerTest {
     if (tls) {
       base::TlsOptions options;
       if (!certificate.empty()) options.files = Files(certificate);
-      options.files.authorities = folder_ + "/ca.pem";
+      options.files.authorities = folder_.File("ca.pem");
       credentials = *base::TlsChannelCredentials(options);
     }
     channel_ = grpc::CreateChannel(server_->target(), credentials);
@@ -137,21 +133,18 @@ class CallersGrpcTest : public FacadeServerTest {
   }
 
   base::TlsFiles Files(const std::string& name) const {
-    return {.certificate = absl::StrCat(folder_, "/", name, ".pem"),
-            .key = absl::StrCat(folder_, "/", name, ".key"),
-            .authorities = folder_ + "/ca.pem"};
-  }
-  void Write(const std::string& name, const std::string& text) const {
-    std::ofstream(absl::StrCat(folder_, "/", name)) << text;
+    return {.certificate = folder_.File(name + ".pem"),
+            .key = folder_.File(name + ".key"),
+            .authorities = folder_.File("ca.pem")};
   }
   void Sign(const std::string& name, const std::vector<std::string>& names) {
     const auto made = base::MakeCertificate(authority_, {.names = names});
-    Write(name + ".pem", made.certificate);
-    Write(name + ".key", made.key);
+    folder_.Write(name + ".pem", made.certificate);
+    folder_.Write(name + ".key", made.key);
   }
 
   const base::TestCertificate authority_ = base::MakeAuthority("authority");
-  std::string folder_;
+  const base::TempFolder folder_;
   base::TlsWatch tls_;
   std::unique_ptr<KserveService> kserve_;
   std::unique_ptr<VllmEngineService> engine_;

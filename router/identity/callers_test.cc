@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "router/core/refusal_reason.h"
@@ -319,22 +318,21 @@ TEST_F(CallersTest, AnErrorAtTheStartIsTheStarts) {
 }
 
 TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsBoundAndTellsTheCause) {
+  const base::TempFolder folder;
   const std::string path =
-      absl::StrCat(::testing::TempDir(), "/identities_", getpid());
-  std::ofstream(path) << std::string(kMaxIdentitiesBytes + 1, ' ');
+      folder.Write("identities", std::string(kMaxIdentitiesBytes + 1, ' '));
   EXPECT_THAT(
       ReadIdentitiesFile(path).status(),
       StatusIs(absl::StatusCode::kOutOfRange,
                "--identities " + path + ": has more than 1048576 bytes"));
-  EXPECT_THAT(ReadIdentitiesFile(::testing::TempDir()).status(),
+  EXPECT_THAT(ReadIdentitiesFile(folder.path()).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr(": Is a directory")));
-  std::ofstream(path) << "{}";
+  folder.Write("identities", "{}");
   EXPECT_EQ(*ReadIdentitiesFile(path), "{}");
   EXPECT_THAT(ReadIdentitiesFile(path + ".none").status(),
               StatusIs(absl::StatusCode::kNotFound,
                        HasSubstr("--identities " + path + ".none: ")));
-  std::filesystem::remove(path);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ import os
 import pathlib
 import queue
 import signal
+import socket
 import subprocess
 import time
 import urllib.request
@@ -225,9 +226,9 @@ def test_a_router_goes_on_with_another_replica(tmp_path):
 class Group:
     """A leader and a rank that joins it as from another host, over loopback."""
 
-    def __init__(self, folder, *leader_flags, secret="hush", tp=2):
+    def __init__(self, folder, *leader_flags, secret="hush", tp=2, port=None):
         self.folder = folder
-        self.port = free_port()
+        self.port = port or free_port()
         self.secret = folder / "secret"
         self.secret.write_text(secret)
         self.flags = [*ONE_THREAD, "--rank-interface", "127.0.0.1"]
@@ -267,6 +268,9 @@ def test_a_rank_of_another_host_joins_and_leaves_with_the_group(tmp_path):
     with Group(tmp_path) as group:
         rank = group.rank()
         group.wait_ready()
+        leader = f"127.0.0.1:{group.port}"
+        assert f'joining the group leader={leader} within=5m' in (tmp_path / "rank.log").read_text()
+        wait_until(lambda: f"kvasir rank is ready: leader {leader}," in (tmp_path / "rank.log").read_text(), "a rank")
         ranks = json.loads((tmp_path / "ready").read_text())["ranks"]
         assert [each["pid"] for each in ranks] == [group.leader.pid, rank.pid]
         group.leader.send_signal(signal.SIGTERM)
@@ -289,6 +293,7 @@ def test_ranks_that_may_not_join_are_refused_by_name_and_told_once(tmp_path):
         assert "rank 1" in group.refused()  # it is there already
         log = group.log()
         assert log.count("UNAUTHENTICATED") == 1, log
+        assert "tp_size is 4" in log and "max_num_seqs is 7" in log and "checkpoint_id is" in log, log
         assert "hush" not in log and "guess" not in log
         assert rank.poll() is None and group.leader.poll() is None
         rank.kill()
@@ -307,6 +312,15 @@ def test_a_rank_whose_own_rank_dies_before_it_has_joined_ends(tmp_path):
         assert rank.wait(timeout=END_SECONDS) == 1
         assert not alive(child)
         assert group.leader.poll() is None  # others may come in their place
+
+
+def test_a_rank_port_that_is_taken_is_all_that_is_told(tmp_path):
+    """A group that never was had ended before the port was named."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with Group(tmp_path, port=taken.getsockname()[1]) as group:
+            assert group.leader.wait(timeout=60) == 1
+            (line,) = group.log().splitlines()
+            assert f"127.0.0.1:{group.port}: Address already in use; choose another with --rank-listen" in line
 
 
 def test_a_leader_whose_ranks_do_not_come_says_which(tmp_path):
@@ -352,15 +366,23 @@ def test_weights_that_differ_on_one_rank_are_other_weights(tmp_path):
     assert told[TINY] != told[changed]
 
 
-def test_a_connection_that_is_cut_ends_the_group(tmp_path):
-    with Group(tmp_path) as group:
-        proxy = CuttableProxy(f"127.0.0.1:{group.port}")
-        wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
-        rank = group.rank(port=proxy.address.rsplit(":", 1)[1])
-        group.wait_ready()
-        proxy.cut()
-        assert group.leader.wait(timeout=END_SECONDS) != 0, group.log()
-        assert rank.wait(timeout=END_SECONDS) != 0
+def test_a_rank_whose_connection_is_lost_ends_all(tmp_path):
+    for round_ in range(ROUNDS):
+        folder = tmp_path / str(round_)
+        folder.mkdir()
+        with Group(folder) as group:
+            proxy = CuttableProxy(f"127.0.0.1:{group.port}")
+            wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
+            rank = group.rank(port=proxy.address.rsplit(":", 1)[1])
+            group.wait_ready()
+            with KvasirProcess("router", "--workers", f"unix:{folder}/worker") as router:
+                load = Endless(router.grpc, router.ready["model"])
+                proxy.cut()
+                error = load.error(SOON_SECONDS)
+                assert error.startswith("UNAVAILABLE"), error
+                load.close()
+            assert group.leader.wait(timeout=END_SECONDS) != 0, group.log()
+            assert rank.wait(timeout=END_SECONDS) != 0
 
 
 @pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no NCCL of tests")
@@ -385,7 +407,7 @@ def test_ranks_of_a_gpu_s_kernels_over_nccl_do_what_one_does():
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--tp", "3"], ["3", "8 KV heads"]),
+    (["--tp", "3"], ["3", "8 KV heads", "would do: 1, 2, 4, 8 or 16"]),
     (["--tp", "2", "--local-ranks", "1"], ["--rank-listen"]),
     (["--tp", "0"], ["--tp"]),
     (["--tp", "2", "--device", "emulated", "--collective", "gloo"], ["--collective gloo", "want nccl"]),

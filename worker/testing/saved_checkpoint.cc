@@ -45,11 +45,8 @@ Names NamesOf(kernels::DType dtype) {
 SavedCheckpoint::SavedCheckpoint(const model::ModelShape& shape,
                                  kernels::DType dtype,
                                  const plan::ResolvedPlan* plan) {
-  folder_ = ::testing::TempDir() + "/kvasir-checkpoint-XXXXXX";
-  KVASIR_CHECK(mkdtemp(folder_.data()) != nullptr);
   const Names names = NamesOf(dtype);
-  std::ofstream(folder_ + "/config.json")
-      << model::ConfigJsonOfShape(shape, names.config);
+  folder_.Write("config.json", model::ConfigJsonOfShape(shape, names.config));
   const model::DecoderSpec spec = *model::SpecOfShape(shape);
   const std::vector<model::RandomTensor> tensors =
       plan == nullptr ? model::RandomTensorsOf(shape, spec)
@@ -62,7 +59,7 @@ SavedCheckpoint::SavedCheckpoint(const model::ModelShape& shape,
     std::string json;
     KVASIR_CHECK(
         google::protobuf::util::MessageToJsonString(plan->source, &json).ok());
-    std::ofstream(folder_ + "/kv_plan.json") << json;
+    folder_.Write("kv_plan.json", json);
   }
   std::vector<std::string> fields;
   int64_t end = 0;
@@ -76,7 +73,7 @@ SavedCheckpoint::SavedCheckpoint(const model::ModelShape& shape,
   }
   const std::string header = absl::StrCat("{", absl::StrJoin(fields, ","), "}");
   const uint64_t size = header.size();
-  std::ofstream file(folder_ + "/model.safetensors", std::ios::binary);
+  std::ofstream file(folder_.File("model.safetensors"), std::ios::binary);
   file.write(reinterpret_cast<const char*>(&size), sizeof(size));
   file << header;
   std::vector<std::byte> buffer(1 << 20);
@@ -94,16 +91,11 @@ SavedCheckpoint::SavedCheckpoint(const model::ModelShape& shape,
   KVASIR_CHECK(file.good());
 }
 
-SavedCheckpoint::~SavedCheckpoint() {
-  std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
-}
-
 std::string SavedCheckpoint::Copy(const std::string& name) const {
-  const std::string copy = absl::StrCat(folder_, "/", name);
+  const std::string copy = folder_.File(name);
   std::filesystem::create_directory(copy);
   for (const char* file : {"/config.json", "/model.safetensors"}) {
-    std::filesystem::copy_file(folder_ + file, copy + file);
+    std::filesystem::copy_file(folder() + file, copy + file);
   }
   return copy;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/temp_folder.h"
 #include "kernels/device/dtype.h"
 #include "model/shapes/shapes.h"
 #include "plan/resolved_plan.h"
@@ -19,16 +20,13 @@ class SavedCheckpoint {
   // `plan` null: none, of a model as it was trained.
   SavedCheckpoint(const model::ModelShape& shape, kernels::DType dtype,
                   const plan::ResolvedPlan* plan = nullptr);
-  ~SavedCheckpoint();
-  SavedCheckpoint(const SavedCheckpoint&) = delete;
-  SavedCheckpoint& operator=(const SavedCheckpoint&) = delete;
 
-  const std::string& folder() const { return folder_; }
+  const std::string& folder() const { return folder_.path(); }
   // A copy of it, of a model without a plan, to be spoiled.
   std::string Copy(const std::string& name) const;
 
  private:
-  std::string folder_;
+  const base::TempFolder folder_;
 };
 
 // Turns the lowest bit of a number of a tensor in a folder's file.

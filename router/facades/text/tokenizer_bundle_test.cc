@@ -4,13 +4,13 @@
 #include <archive_entry.h>
 
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -24,11 +24,6 @@ using ::testing::UnorderedElementsAre;
 
 class TokenizerBundleTest : public ::testing::Test {
  protected:
-  void SetUp() override { std::filesystem::create_directories(folder_); }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  void Write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(absl::StrCat(folder_, "/", name)) << bytes;
-  }
   static std::map<std::string, std::string> Unzip(const std::string& zip) {
     std::map<std::string, std::string> files;
     archive* reader = archive_read_new();
@@ -48,17 +43,17 @@ class TokenizerBundleTest : public ::testing::Test {
     return files;
   }
 
-  const std::string folder_ = ::testing::TempDir() + "/tokenizer_bundle";
+  const base::TempFolder folder_;
 };
 
 TEST_F(TokenizerBundleTest, HasTheTokenizersFilesAndNoOthers) {
-  Write("tokenizer.json", "{}");
-  Write("chat_template.jinja", "hello");
-  Write("config.json", "{\"a\": 1}");
-  Write("model.safetensors", "weights");
-  Write("secret.txt", "no");
-  std::filesystem::create_directories(folder_ + "/tokenizer.model");
-  const auto archive = ArchiveTokenizer(folder_);
+  folder_.Write("tokenizer.json", "{}");
+  folder_.Write("chat_template.jinja", "hello");
+  folder_.Write("config.json", "{\"a\": 1}");
+  folder_.Write("model.safetensors", "weights");
+  folder_.Write("secret.txt", "no");
+  std::filesystem::create_directories(folder_.File("tokenizer.model"));
+  const auto archive = ArchiveTokenizer(folder_.path());
   KVASIR_ASSERT_OK(archive);
   EXPECT_THAT(Unzip(archive->zip),
               UnorderedElementsAre(Pair("tokenizer.json", "{}"),
@@ -68,36 +63,36 @@ TEST_F(TokenizerBundleTest, HasTheTokenizersFilesAndNoOthers) {
 }
 
 TEST_F(TokenizerBundleTest, TheSameFilesGiveTheSameBytes) {
-  Write("vocab.json", "{}");
-  Write("tokenizer.json", "{}");
-  const auto first = ArchiveTokenizer(folder_);
+  folder_.Write("vocab.json", "{}");
+  folder_.Write("tokenizer.json", "{}");
+  const auto first = ArchiveTokenizer(folder_.path());
   KVASIR_ASSERT_OK(first);
-  Write("tokenizer.json", "{}");
-  const auto second = ArchiveTokenizer(folder_);
+  folder_.Write("tokenizer.json", "{}");
+  const auto second = ArchiveTokenizer(folder_.path());
   KVASIR_ASSERT_OK(second);
   EXPECT_EQ(first->sha256, second->sha256);
 }
 
 TEST_F(TokenizerBundleTest, AFolderWithoutATokenizerIsNamed) {
-  EXPECT_THAT(ArchiveTokenizer(folder_).status(),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr(folder_)));
+  EXPECT_THAT(ArchiveTokenizer(folder_.path()).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(folder_.path())));
   EXPECT_THAT(ArchiveTokenizer("/no/such").status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such")));
 }
 
 TEST_F(TokenizerBundleTest, MoreFilesThanClientsTakeAreRefused) {
   for (size_t i = 0; i <= kMaxBundleFiles; ++i) {
-    Write(absl::StrCat(i, ".jinja"), "x");
+    folder_.Write(absl::StrCat(i, ".jinja"), "x");
   }
   EXPECT_THAT(
-      ArchiveTokenizer(folder_).status(),
+      ArchiveTokenizer(folder_.path()).status(),
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("at most 50")));
 }
 
 TEST_F(TokenizerBundleTest, IsMadeOnceAndAFailureIsNotKept) {
-  TokenizerBundle bundle(folder_);
+  TokenizerBundle bundle(folder_.path());
   EXPECT_FALSE(bundle.Get().ok());
-  Write("tokenizer.json", "{}");
+  folder_.Write("tokenizer.json", "{}");
   const auto first = bundle.Get();
   KVASIR_ASSERT_OK(first);
   EXPECT_EQ(*first, *bundle.Get());

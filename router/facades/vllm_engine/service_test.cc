@@ -3,12 +3,11 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 
 #include "base/sha256.h"
+#include "base/temp_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "router/testing/byte_codec.h"
@@ -24,18 +23,16 @@ namespace common = smg::grpc::common;
 class VllmEngineServiceTest : public FacadeServerTest {
  protected:
   void Start(bool shares_tokenizer = true) {
-    folder_ = ::testing::TempDir() + "/vllm_engine_service";
-    std::filesystem::create_directories(folder_);
     // More than one chunk, and nothing that compresses.
     std::string noise;
     while (noise.size() < (3 << 20)) {
       noise += base::Sha256Hex(std::to_string(noise.size()));
     }
-    std::ofstream(folder_ + "/tokenizer.json") << noise;
+    folder_.Write("tokenizer.json", noise);
     VllmEngineServiceOptions options;
     options.codecs["tiny"] = std::make_shared<ByteCodec>();
     options.server_version = "1.2.3";
-    options.tokenizer_folder = folder_;
+    options.tokenizer_folder = folder_.path();
     options.shares_tokenizer = shares_tokenizer;
     service_ =
         std::make_unique<VllmEngineService>(std::move(options), &router_);
@@ -46,7 +43,6 @@ class VllmEngineServiceTest : public FacadeServerTest {
     stub_.reset();
     StopListening();
     service_.reset();
-    std::filesystem::remove_all(folder_);
   }
   static engine::GenerateRequest Message(const std::string& id) {
     engine::GenerateRequest message;
@@ -56,7 +52,7 @@ class VllmEngineServiceTest : public FacadeServerTest {
     return message;
   }
 
-  std::string folder_;
+  const base::TempFolder folder_;
   std::unique_ptr<VllmEngineService> service_;
   std::unique_ptr<engine::VllmEngine::Stub> stub_;
 };

@@ -21,12 +21,12 @@ absl::Status RefusedStatus(const RankRefusal& refusal) {
   const std::string reason = RankRefusal::Reason_IsValid(refusal.reason())
                                  ? RankRefusal::Reason_Name(refusal.reason())
                                  : absl::StrCat(refusal.reason());
-  const std::string text =
-      absl::StrCat("the leader refuses this rank: ", reason, ": ",
-                   PeerText(refusal.detail()));
-  return refusal.reason() == RankRefusal::UNAUTHENTICATED
-             ? absl::UnauthenticatedError(text)
-             : absl::FailedPreconditionError(text);
+  const bool is_code = refusal.reason() == RankRefusal::UNAUTHENTICATED;
+  const std::string text = absl::StrCat(
+      "the leader refuses this rank: ", is_code ? "" : reason + ": ",
+      PeerText(refusal.detail()));
+  return is_code ? absl::UnauthenticatedError(text)
+                 : absl::FailedPreconditionError(text);
 }
 
 }  // namespace

@@ -189,6 +189,16 @@ INSTANTIATE_TEST_SUITE_P(
          },
          absl::StatusCode::kFailedPrecondition,
          "the leader refuses this rank: WRONG_SIZE: tp_size is 2", false},
+        {"RefusedWithoutASecret", Phase::kJoining,
+         [](Follower* f) {
+           LeaderMessage message;
+           message.mutable_refusal()->set_reason(
+               kvasir::v1::RankRefusal::UNAUTHENTICATED);
+           message.mutable_refusal()->set_detail("no secret");
+           f->Hear(message);
+         },
+         absl::StatusCode::kUnauthenticated,
+         "the leader refuses this rank: no secret", false},
         {"RefusedForAReasonThatIsNotKnown", Phase::kJoining,
          [](Follower* f) {
            LeaderMessage message;

@@ -209,7 +209,8 @@ void RankGroupState::OnHello(LinkId link, const RankHello& hello) {
   const int field = difference.has_value() ? difference->field : 0;
   if (field == RankIdentity::kApiVersionFieldNumber ||
       field == RankIdentity::kBuildFieldNumber) {
-    return Refuse(link, RankRefusal::WRONG_VERSION, difference->text, &hello);
+    return Refuse(link, RankRefusal::WRONG_VERSION, difference->text, &hello,
+                  field);
   }
   if (field == RankIdentity::kTpSizeFieldNumber) {
     return Refuse(link, RankRefusal::WRONG_SIZE, difference->text, &hello);
@@ -227,7 +228,8 @@ void RankGroupState::OnHello(LinkId link, const RankHello& hello) {
                   absl::StrCat(joining.name, " is there already"), &hello);
   }
   if (difference.has_value()) {
-    return Refuse(link, RankRefusal::WRONG_IDENTITY, difference->text, &hello);
+    return Refuse(link, RankRefusal::WRONG_IDENTITY, difference->text, &hello,
+                  field);
   }
   links_.at(link).rank = hello.rank();
   joining.link = link;
@@ -584,7 +586,8 @@ void RankGroupState::Abort(const absl::Status& reason) {
 }
 
 void RankGroupState::Refuse(LinkId link, RefusalReason reason,
-                            const std::string& detail, const RankHello* hello) {
+                            const std::string& detail, const RankHello* hello,
+                            int field) {
   const std::string who =
       hello == nullptr ? absl::StrCat("a caller at ", links_.at(link).peer)
                        : RankName(*hello);
@@ -593,7 +596,7 @@ void RankGroupState::Refuse(LinkId link, RefusalReason reason,
   last_refusal_ = absl::StrCat(who, ": ", text);
   const uint32_t rank =
       hello == nullptr || hello->rank() >= size() ? kNoRank : hello->rank();
-  if (told_.insert({reason, rank}).second) {
+  if (told_.insert({reason, rank, field}).second) {
     events_.push_back({Event::Kind::kRefused, who, text});
   }
   LeaderMessage message;

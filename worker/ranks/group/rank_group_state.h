@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -88,7 +89,8 @@ class RankGroupState {
     std::optional<absl::Status> close;
   };
 
-  // For the log: what anybody can cause is told once for each reason and rank.
+  // For the log: what anybody can cause is told once for each reason, rank and
+  // field of the identity.
   struct Event {
     enum class Kind {
       kJoined,
@@ -206,7 +208,7 @@ class RankGroupState {
   std::string NamesWhere(const Predicate& waits) const;
 
   void Refuse(LinkId link, RefusalReason reason, const std::string& detail,
-              const kvasir::v1::RankHello* hello);
+              const kvasir::v1::RankHello* hello, int field = 0);
   // One rank breaks the rules, or goes: of a group that is still joining only
   // its place is free again.
   void Fail(uint32_t rank, const absl::Status& why);
@@ -233,7 +235,7 @@ class RankGroupState {
 
   std::vector<Action> actions_;
   std::vector<Event> events_;
-  std::set<std::pair<RefusalReason, uint32_t>> told_;
+  std::set<std::tuple<RefusalReason, uint32_t, int>> told_;
   std::string last_refusal_;
 };
 

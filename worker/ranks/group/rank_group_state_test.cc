@@ -341,6 +341,21 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& each) { return each.param.name; });
 
+// The second field was told to the rank alone.
+TEST(RankGroupStateTest, ARankIsRefusedForEachFieldOnceInTheLog) {
+  Group group;
+  uint64_t link = 0;
+  for (const char* const plan : {"other", "third", "plan"}) {
+    RankHello hello = group.Hello(1);
+    hello.mutable_identity()->set_plan_id(plan);
+    hello.mutable_identity()->set_page_tokens(32);
+    group.Link(++link);
+    group.SendHello(link, hello);
+  }
+  EXPECT_THAT(group.Told(), ElementsAre(HasSubstr("plan_id is \"other\""),
+                                        HasSubstr("page_tokens is 32")));
+}
+
 TEST(RankGroupStateTest, EveryFieldOfAnIdentityIsCompared) {
   Group group;
   const auto* descriptor = kvasir::v1::RankIdentity::descriptor();

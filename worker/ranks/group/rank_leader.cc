@@ -248,8 +248,6 @@ void RankLeader::Collect() {
   if (state_.phase() == Phase::kEnded && !std::exchange(ended_, true) &&
       !state_.status().ok()) {
     tasks_.push_back({.call = [this, why = state_.status()] {
-      base::LogError("the tensor-parallel group has ended",
-                     {{"status", why.ToString()}});
       if (options_.on_end) options_.on_end(why);
     }});
   }
