@@ -172,12 +172,13 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface,
   options.model = flags.model;
   options.engine = flags.engine;
   options.group = MakeLeader(flags, tls, operators.get(), children);
-  KVASIR_ASSIGN_OR_RETURN(options.listen,
+  KVASIR_ASSIGN_OR_RETURN(const base::ListenAddress listen,
                           ParseListen(flags.worker_listen, "--listen"));
   KVASIR_ASSIGN_OR_RETURN(
       options.credentials,
-      WorkerListenCredentials(flags.listen, options.listen, tls.get()));
-  KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
+      WorkerListenCredentials(flags.listen, listen, tls.get()));
+  KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(listen));
+  options.listen = [listen] { return listen; };
   options.drain_timeout = flags.listen.drain_timeout;
   options.progress = LoadProgress();
   options.on_fatal = [&operators](const std::string& why) {

@@ -43,13 +43,18 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   if (tokenizer == nullptr && !options.model.model.empty()) {
     KVASIR_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(options.model.model));
   }
-  KVASIR_ASSIGN_OR_RETURN(stack->socket_folder_, MakePrivateFolder());
 
   WorkerRuntimeOptions worker;
   worker.model = options.model;
   worker.engine = options.engine;
   worker.group = std::move(options.group);
-  worker.listen.unix_path = stack->socket_folder_ + "/worker.sock";
+  worker.listen = [stack =
+                       stack.get()]() -> absl::StatusOr<base::ListenAddress> {
+    KVASIR_ASSIGN_OR_RETURN(stack->socket_folder_, MakePrivateFolder());
+    base::ListenAddress address;
+    address.unix_path = stack->socket_folder_ + "/worker.sock";
+    return address;
+  };
   worker.drain_timeout = options.drain_timeout;
   worker.tokenizer_hash = tokenizer != nullptr ? tokenizer->hash() : "";
   worker.on_fatal = std::move(options.on_fatal);
@@ -61,6 +66,9 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   router.router = std::move(options.router);
   router.router.workers = {stack->worker_->target()};
   router.listen = std::move(options.listen);
+  if (options.listens_privately) {
+    router.listen.unix_path = stack->socket_folder_ + "/router.sock";
+  }
   router.credentials = std::move(options.credentials);
   router.callers = std::move(options.callers);
   router.max_connections = options.max_connections;
@@ -115,18 +123,12 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
       endless ? kEndlessTokens : spec.max_position_embeddings,
       std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));
   auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
-  KVASIR_ASSIGN_OR_RETURN(server->folder_, MakePrivateFolder());
-  options.listen.unix_path = server->folder_ + "/router.sock";
+  options.listens_privately = true;
   // The command's own call fails then.
   options.on_fatal = [](const std::string&) {};
   KVASIR_ASSIGN_OR_RETURN(server->stack_,
                           ServeStack::Create(std::move(options)));
   return server;
-}
-
-EphemeralServer::~EphemeralServer() {
-  stack_.reset();
-  RemoveFolder(folder_);
 }
 
 }  // namespace kvasir::cli

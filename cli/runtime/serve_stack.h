@@ -21,6 +21,8 @@ struct ServeStackOptions {
   std::unique_ptr<LeaderGroup> group;  // WorkerRuntimeOptions'
   RouterFlags router;                  // `workers` is set by the stack
   base::ListenAddress listen;
+  // In place of that: on a Unix socket that only this user can reach.
+  bool listens_privately = false;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   std::shared_ptr<const router::Callers> callers;  // RouterRuntimeOptions'
   int64_t max_connections = 0;                     // RouterRuntimeOptions'
@@ -31,7 +33,7 @@ struct ServeStackOptions {
   std::function<void(bool serving)> on_health;
 };
 
-// Owns: both programs and the folder of their socket.
+// Owns: both programs and the folder of their sockets.
 // Threads: one.
 class ServeStack {
  public:
@@ -65,12 +67,10 @@ class EphemeralServer {
   static absl::StatusOr<std::unique_ptr<EphemeralServer>> Start(
       const ModelOptions& model, const std::string& prompt, int64_t max_tokens,
       bool endless);
-  ~EphemeralServer();
   const std::string& endpoint() const { return stack_->router().target(); }
 
  private:
   EphemeralServer() = default;
-  std::string folder_;
   std::unique_ptr<ServeStack> stack_;
 };
 

@@ -320,7 +320,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
                        .cache = model.cache().Stats()};
   runtime->engine_->SubscribeLoad(runtime->metrics_);
   worker::WorkerServerOptions server;
-  server.listen = options.listen;
+  KVASIR_ASSIGN_OR_RETURN(server.listen, options.listen());
   server.credentials = options.credentials;
   server.service.info = runtime->Info(options);
   server.service.drain_deadline = options.drain_timeout;

@@ -37,7 +37,9 @@ struct WorkerRuntimeOptions {
   EngineFlags engine;
   // Null: one process runs the model.
   std::unique_ptr<LeaderGroup> group;
-  base::ListenAddress listen;
+  // Asked where when the model is loaded: what is made for it then is not left
+  // behind by a program that is ended meanwhile.
+  std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string tokenizer_hash;  // empty: the model has no tokenizer

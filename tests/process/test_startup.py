@@ -1,12 +1,14 @@
 """What cannot work is refused at start, with the numbers and the flag."""
 
 import json
+import os
 import pathlib
 import re
 import signal
 import socket
 import subprocess
 import tempfile
+import time
 from concurrent import futures
 
 import grpc
@@ -420,6 +422,24 @@ def test_a_drain_of_what_has_not_begun_to_serve_is_refused_and_sigterm_ends_it(t
         assert done.returncode != 0 and "SIGTERM ends the process" in done.stderr
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_whoever_ends_serve_while_it_loads_finds_nothing_left_in_tmpdir(tmp_path):
+    admin, temporary = tmp_path / "admin", tmp_path / "tmp"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [BINARY, "serve", "--random-weights", "--shape", "tinyllama-1.1b", "--grpc-port", "0", "--metrics-port", "0",
+         "--health-port", "0", "--admin-host", f"unix:{admin}"],
+        env={**os.environ, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(admin.exists, "the admin socket is there")
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == -signal.SIGTERM
+        assert list(temporary.iterdir()) == []
     finally:
         process.kill()
         process.wait()
