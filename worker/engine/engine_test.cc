@@ -65,7 +65,7 @@ class Gate {
 };
 
 // A RecordingSink that another thread can wait for.
-class WaitableSink final : public RecordingSink {
+class WaitableSink : public RecordingSink {
  public:
   using RecordingSink::RecordingSink;
   void OnFinished(const FinishInfo& info) override {
@@ -939,6 +939,45 @@ TEST_P(EngineTest, TheLastStepIsAwaitedWithNobodyLeftAndItsFailureTold) {
   sink->AwaitEnd();
   // Without a command, or a Stop, that would wake the engine.
   while (awaited < (GetParam() ? 5 : 4)) absl::SleepFor(absl::Milliseconds(1));
+  engine_->Stop();
+  EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
+  EXPECT_EQ(failures, GetParam() ? 1 : 0);
+  ExpectNothingHeld();
+}
+
+// Ends when the engine has been told to stop.
+class LingeringSink final : public WaitableSink {
+ public:
+  LingeringSink(Engine* engine, Request own)
+      : engine_(*engine), own_(std::move(own)) {}
+  void OnFinished(const FinishInfo& info) override {
+    WaitableSink::OnFinished(info);
+    // It is live still, and refused for that until then.
+    while (engine_.Submit(own_, nullptr).status.code() !=
+           absl::StatusCode::kUnavailable) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+
+ private:
+  Engine& engine_;
+  const Request own_;
+};
+
+TEST_P(EngineTest, AStopAwaitsTheStepThatRunsAndTellsItsFailure) {
+  options_.warm_up = false;
+  std::atomic<int> failures = 0;
+  options_.on_failure = [&](const absl::Status&) { ++failures; };
+  fake_.during_step = [](const kvasir::v1::StepPlan& plan) {
+    return plan.step_id() == 5 ? absl::DataLossError("bit rot")
+                               : absl::OkStatus();
+  };
+  KVASIR_ASSERT_OK(Start());
+  Request request = MakeRequest("a", 20);
+  request.sampling.add_stop_token_ids(Expected(request)[3]);
+  const auto sink = std::make_shared<LingeringSink>(engine_.get(), request);
+  ASSERT_TRUE(engine_->Submit(request, sink).ok());
+  sink->AwaitEnd();
   engine_->Stop();
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
   EXPECT_EQ(failures, GetParam() ? 1 : 0);

@@ -231,6 +231,32 @@ TEST(SchedulerAheadTest, WhoFoundNoPagesWaitsOn) {
   )");
 }
 
+TEST(SchedulerAheadTest, APrefixThatGrewIsSeen) {
+  Scenario scenario;
+  scenario.Run(R"(
+    pool pages=16
+    options batch=44
+    submit a prompt=40 max=20
+    submit b text=a prompt=40 max=8
+    schedule
+    expect plan a:40
+    expect waiting b
+    ahead
+    expect plan a:1
+    apply
+    # b would share what a has written.
+    ahead
+    expect plan none
+    apply
+    schedule
+    expect plan b:4 a:1
+    run
+    expect cached b 36
+    expect output a b
+    expect idle
+  )");
+}
+
 TEST(SchedulerAheadTest, EvictionsComeInTheirTurn) {
   Scenario scenario;
   scenario.Run(R"(
