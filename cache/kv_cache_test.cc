@@ -81,6 +81,44 @@ TEST(KvCacheTest, AnUncommittedReservationIsReplaced) {
   )");
 }
 
+TEST(KvCacheTest, TheNextStepIsToldBeforeThisOneIsCommitted) {
+  KvCacheConfig config = Config({Pages(4)});
+  config.groups[0].eviction = {
+      .budget_tokens = 6, .every_tokens = 8, .observation_window = 2};
+  config.prefix_reuse = false;
+  KvCache cache(config);
+  ASSERT_TRUE(cache.can_run_ahead());
+  const SequenceId a(1);
+  const std::vector<int32_t> ids = {1, 2, 3, 4, 5};
+  cache.StartSequence(a, ids, {});
+  ASSERT_TRUE(cache.Reserve(a, 3));
+  kvasir::v1::SequenceStep first;
+  cache.TakeDeltas(a, &first);
+  EXPECT_EQ(first.physical_starts(0), 0u);
+  EXPECT_EQ(first.first_counted(0), 3u);  // the window is tokens 3 and 4
+  ASSERT_TRUE(cache.Reserve(a, 5));
+  kvasir::v1::SequenceStep next;
+  cache.TakeDeltas(a, &next, /*written_before=*/3);
+  EXPECT_EQ(next.physical_starts(0), 3u);
+  EXPECT_EQ(next.first_counted(0), 3u);
+  ASSERT_EQ(next.block_tables_size(), 1);
+  EXPECT_EQ(next.block_tables(0).appended_pages_size(), 1);
+  const absl::Span<const int32_t> all = ids;
+  cache.Commit(a, all.first(3));
+  EXPECT_EQ(cache.reserved_tokens(a), 2);
+  cache.Commit(a, all.subspan(3));
+  EXPECT_EQ(cache.reserved_tokens(a), 0);
+  EXPECT_EQ(cache.logical_tokens(a), 5);
+
+  // Of output every token counts.
+  ASSERT_TRUE(cache.Reserve(a, 1));
+  ASSERT_TRUE(cache.Reserve(a, 2));
+  kvasir::v1::SequenceStep output;
+  cache.TakeDeltas(a, &output, /*written_before=*/1);
+  EXPECT_EQ(output.physical_starts(0), 6u);
+  EXPECT_EQ(output.first_counted(0), 6u);
+}
+
 TEST(KvCacheTest, FindsFullPagesOfAFinishedSequence) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(

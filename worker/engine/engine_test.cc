@@ -65,7 +65,7 @@ class Gate {
 };
 
 // A RecordingSink that another thread can wait for.
-class WaitableSink final : public RecordingSink {
+class WaitableSink : public RecordingSink {
  public:
   using RecordingSink::RecordingSink;
   void OnFinished(const FinishInfo& info) override {
@@ -865,6 +865,122 @@ TEST_P(EngineTest, AStepThatRunsForNothingIsAwaitedBeforeTheEngineIsIdle) {
   EXPECT_EQ(executor_->announced_steps(), GetParam() ? 4u : 0u);
   EXPECT_EQ(executor_->Await().status().code(),
             absl::StatusCode::kFailedPrecondition);
+  ExpectNothingHeld();
+}
+
+// Fails what it is told to.
+class FailingExecutor final : public Executor {
+ public:
+  explicit FailingExecutor(Executor* own) : own_(*own) {}
+  absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override {
+    if (plan.step_id() == fails_enqueue) return absl::DataLossError("enqueue");
+    return own_.Enqueue(plan);
+  }
+  absl::StatusOr<kvasir::v1::StepResult> Await() override {
+    return own_.Await();
+  }
+  absl::Status Announce(const kvasir::v1::StepPlan& plan) override {
+    if (plan.step_id() == fails_announce) {
+      return absl::DataLossError("announce");
+    }
+    return own_.Announce(plan);
+  }
+  bool runs_behind() const override { return own_.runs_behind(); }
+
+  uint64_t fails_enqueue = 0;
+  uint64_t fails_announce = 0;
+
+ private:
+  Executor& own_;
+};
+
+TEST_P(EngineTest, APlanThatFailsWhileAStepRunsFailsEveryRequest) {
+  options_.warm_up = false;
+  KVASIR_ASSERT_OK(Start());
+  for (const bool announce : {true, false}) {
+    if (announce && !GetParam()) continue;
+    engine_.reset();
+    executor_ = std::make_unique<FakeExecutor>(fake_);
+    FailingExecutor executor(executor_.get());
+    (announce ? executor.fails_announce : executor.fails_enqueue) = 2;
+    std::atomic<int> failures = 0;
+    options_.on_failure = [&](const absl::Status&) { ++failures; };
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        engine_, Engine::Create(options_, cache_.get(), &executor));
+    KVASIR_ASSERT_OK(engine_->Start());
+    const auto sink = std::make_shared<WaitableSink>();
+    ASSERT_TRUE(engine_->Submit(MakeRequest("r", 9), sink).ok());
+    sink->AwaitEnd();
+    engine_->Stop();
+    ASSERT_TRUE(sink->failed().has_value());
+    EXPECT_THAT(sink->failed()->status.message(),
+                HasSubstr(announce ? "announce" : "enqueue"));
+    EXPECT_EQ(failures, 1);
+    ExpectNothingHeld();
+    engine_.reset();
+  }
+}
+
+TEST_P(EngineTest, TheLastStepIsAwaitedWithNobodyLeftAndItsFailureTold) {
+  options_.warm_up = false;
+  std::atomic<int> failures = 0;
+  options_.on_failure = [&](const absl::Status&) { ++failures; };
+  std::atomic<uint64_t> awaited = 0;
+  fake_.during_step = [&](const kvasir::v1::StepPlan& plan) {
+    awaited = plan.step_id();
+    return plan.step_id() == 5 ? absl::DataLossError("bit rot")
+                               : absl::OkStatus();
+  };
+  KVASIR_ASSERT_OK(Start());
+  Request request = MakeRequest("a", 20);
+  request.sampling.add_stop_token_ids(Expected(request)[3]);
+  const auto sink = std::make_shared<WaitableSink>(1);
+  ASSERT_TRUE(engine_->Submit(request, sink).ok());
+  sink->AwaitEnd();
+  // Without a command, or a Stop, that would wake the engine.
+  while (awaited < (GetParam() ? 5 : 4)) absl::SleepFor(absl::Milliseconds(1));
+  engine_->Stop();
+  EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
+  EXPECT_EQ(failures, GetParam() ? 1 : 0);
+  ExpectNothingHeld();
+}
+
+// Ends when the engine has been told to stop.
+class LingeringSink final : public WaitableSink {
+ public:
+  LingeringSink(Engine* engine, Request own)
+      : engine_(*engine), own_(std::move(own)) {}
+  void OnFinished(const FinishInfo& info) override {
+    WaitableSink::OnFinished(info);
+    // It is live still, and refused for that until then.
+    while (engine_.Submit(own_, nullptr).status.code() !=
+           absl::StatusCode::kUnavailable) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+
+ private:
+  Engine& engine_;
+  const Request own_;
+};
+
+TEST_P(EngineTest, AStopAwaitsTheStepThatRunsAndTellsItsFailure) {
+  options_.warm_up = false;
+  std::atomic<int> failures = 0;
+  options_.on_failure = [&](const absl::Status&) { ++failures; };
+  fake_.during_step = [](const kvasir::v1::StepPlan& plan) {
+    return plan.step_id() == 5 ? absl::DataLossError("bit rot")
+                               : absl::OkStatus();
+  };
+  KVASIR_ASSERT_OK(Start());
+  Request request = MakeRequest("a", 20);
+  request.sampling.add_stop_token_ids(Expected(request)[3]);
+  const auto sink = std::make_shared<LingeringSink>(engine_.get(), request);
+  ASSERT_TRUE(engine_->Submit(request, sink).ok());
+  sink->AwaitEnd();
+  engine_->Stop();
+  EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
+  EXPECT_EQ(failures, GetParam() ? 1 : 0);
   ExpectNothingHeld();
 }
 

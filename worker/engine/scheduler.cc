@@ -201,8 +201,10 @@ bool Scheduler::MustWait(const Sequence& sequence) const {
   if (running_.empty() || running_.back()->priority() > sequence.priority()) {
     return false;
   }
+  // Pages of all groups are one count in LackedPages: it alone would miss those
+  // of one group that came free while others took more of another.
   return seats_ + sequence.seats() > options_.max_num_seqs ||
-         LackedPages(sequence);
+         (!PagesSuffice(sequence, 0) && LackedPages(sequence));
 }
 
 void Scheduler::EndOverdue(absl::Time now) {

@@ -138,8 +138,8 @@ class Scheduler {
   bool CanRunAhead() const;
   // The sequence's part of the step planned last; null: it has none.
   const PlannedSequence* LastPartOf(const Sequence& sequence) const;
-  // The first of those that wait will not run in the next step, whatever the
-  // one that runs gives.
+  // The first of those that wait finds no place in the next step, but for what
+  // comes free with the one that runs: that is seen a step later.
   bool MustWait(const Sequence& sequence) const;
   // Nothing has changed since too few pages were found for it.
   bool LackedPages(const Sequence& sequence) const;

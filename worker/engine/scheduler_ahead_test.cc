@@ -231,6 +231,32 @@ TEST(SchedulerAheadTest, WhoFoundNoPagesWaitsOn) {
   )");
 }
 
+TEST(SchedulerAheadTest, APrefixThatGrewIsSeen) {
+  Scenario scenario;
+  scenario.Run(R"(
+    pool pages=16
+    options batch=44
+    submit a prompt=40 max=20
+    submit b text=a prompt=40 max=8
+    schedule
+    expect plan a:40
+    expect waiting b
+    ahead
+    expect plan a:1
+    apply
+    # b would share what a has written.
+    ahead
+    expect plan none
+    apply
+    schedule
+    expect plan b:4 a:1
+    run
+    expect cached b 36
+    expect output a b
+    expect idle
+  )");
+}
+
 TEST(SchedulerAheadTest, EvictionsComeInTheirTurn) {
   Scenario scenario;
   scenario.Run(R"(
@@ -281,6 +307,67 @@ TEST(SchedulerAheadTest, PenaltiesMinimaAndProbabilitiesAreThoseOfTheToken) {
     expect output a b
     expect idle
   )");
+}
+
+// What a has taken of the one group is more than what b leaves in both.
+TEST(SchedulerAheadTest, PagesOfOneGroupThatComeFreeAreSeenBesideAnothers) {
+  Scenario scenario;
+  scenario.Run(R"(
+    pool pages=60
+    group pages=9 window=6
+    options len=64 seqs=4 batch=16
+    submit a prompt=4 max=56
+    submit b prompt=4 max=44
+    step
+    submit c prompt=20 max=4
+    step 10
+    expect waiting c
+    expect tokens b 11
+    schedule
+  )");
+  for (int i = 0; i < 31; ++i) {
+    scenario.Run("ahead\nexpect plan a:1 b:1\napply\nexpect waiting c");
+    if (::testing::Test::HasFailure()) return;
+  }
+  scenario.Run(R"(
+    expect tokens b 42
+    ahead
+    apply
+    ahead
+    expect plan a:1
+    apply
+    expect finished b=length
+    ahead
+    expect plan none
+    apply
+    schedule
+    expect running a c
+  )");
+}
+
+TEST(SchedulerAheadTest, StatisticsAreThoseOfTheStepThatIsApplied) {
+  Scenario scenario;
+  scenario.Run(R"(
+    submit a prompt=6 max=3
+    submit b prompt=3 max=2
+    schedule
+    ahead
+    apply
+  )");
+  EXPECT_EQ(scenario.scheduler().last_step().step_id, 1u);
+  EXPECT_EQ(scenario.scheduler().last_step().prefill_tokens, 9u);
+  EXPECT_EQ(scenario.scheduler().last_step().prefill_sequences, 2u);
+  EXPECT_EQ(scenario.scheduler().last_step().decode_sequences, 0u);
+  EXPECT_EQ(scenario.scheduler().last_step().time_to_first_token.size(), 2u);
+  scenario.Run(R"(
+    ahead
+    apply
+  )");
+  EXPECT_EQ(scenario.scheduler().last_step().step_id, 2u);
+  EXPECT_EQ(scenario.scheduler().last_step().prefill_tokens, 0u);
+  EXPECT_EQ(scenario.scheduler().last_step().decode_sequences, 2u);
+  EXPECT_EQ(scenario.scheduler().last_step().inter_token.size(), 2u);
+  scenario.Run("run");
 }
 
 }  // namespace

@@ -265,6 +265,8 @@ TEST(SchedulerTokenMaskTest, IsAskedForBeforeEveryTokenThatWantsOne) {
   for (const char* want : {"json/0/0", "json/0/1", "json/0/2"}) {
     const kvasir::v1::StepPlan* plan = scheduler->Schedule();
     ASSERT_NE(plan, nullptr);
+    // Which mask is next depends on the token.
+    EXPECT_EQ(scheduler->ScheduleAhead(), nullptr);
     ASSERT_EQ(plan->sequences_size(), 2);
     EXPECT_EQ(plan->sequences(0).sample().token_mask(), want);
     EXPECT_EQ(plan->sequences(1).sample().token_mask(), "");
