@@ -202,7 +202,8 @@ class KvCache {
   // fork's last page included. All or nothing; on refusal nothing changed.
   // Replaces an earlier reservation that was not committed. new_tokens >= 1,
   // and none beyond next_eviction; no eviction is due (CHECK). With an
-  // observation window they are all of the prompt, or none is (TakeDeltas).
+  // observation window those of one step are all of the prompt, or none is
+  // (TakeDeltas).
   ReserveResult Reserve(SequenceId id, int64_t new_tokens);
 
   // The step has written the reserved slots: `token_ids` are the tokens whose

@@ -501,9 +501,14 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   KVASIR_RETURN_IF_ERROR(result.status());
   const absl::Time executed = clock.Now();
   const absl::Duration execute = executed - enqueued_at_;
-  const absl::Duration planning = std::exchange(planning_, next_planning);
-  // The device goes on while its tokens are delivered.
-  if (next != nullptr) KVASIR_RETURN_IF_ERROR(Enqueue(*next));
+  // A plan that was not to be had is this step's time.
+  const absl::Duration planning =
+      planning_ + (next == nullptr ? next_planning : absl::ZeroDuration());
+  planning_ = next_planning;
+  // The device goes on while this one's tokens are delivered, which they are
+  // even if it does not.
+  const absl::Status goes_on =
+      next == nullptr ? absl::OkStatus() : Enqueue(*next);
   const absl::Time handled_from = clock.Now();
   if (!warming_up_) {
     // Whoever was aborted while the step ran hears no token of it.
@@ -512,7 +517,7 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   }
   KVASIR_RETURN_IF_ERROR(scheduler_->Apply(*result));
   Observe(planning + (clock.Now() - handled_from), execute);
-  return absl::OkStatus();
+  return goes_on;
 }
 
 void ThreadedEngine::Observe(absl::Duration schedule, absl::Duration execute) {
@@ -611,9 +616,10 @@ void ThreadedEngine::Fail(const absl::Status& status) {
 
 void ThreadedEngine::EndAll() {
   RunCommands();
-  scheduler_->RefuseAll(Admission::EngineStopped());
+  // Nobody wants what the step that runs gives; it is awaited for the executor,
+  // which may go when we have stopped.
+  scheduler_->FailAll(Admission::EngineStopped());
   Publish();
-  // Nobody wants what it gives; the executor may go when we have stopped.
   if (in_flight_ == nullptr) return;
   if (const auto result = Await(); !result.ok()) Fail(result.status());
 }

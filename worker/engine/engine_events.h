@@ -94,7 +94,10 @@ struct StepStats {
   uint32_t sampled_tokens = 0;
   uint32_t preemptions = 0;
   uint32_t preemptions_by_copy = 0;  // of them: to the host pool
-  absl::Duration schedule;  // plan and result handling: the scheduler's share
+  // Planning it, and handling its result: the scheduler's share.
+  absl::Duration schedule;
+  // From its Enqueue to its result. Where steps are planned ahead the shares of
+  // its neighbours lie in it.
   absl::Duration execute;
   // One entry per token delivered in this step.
   absl::Span<const absl::Duration> time_to_first_token;

@@ -182,11 +182,9 @@ bool Scheduler::CanRunAhead() const {
         if (!sequence->request->request.sampling.token_mask().empty()) {
           return false;
         }
-        // What is reserved there is all of the prompt, or all output.
         const std::optional<int64_t> evicts =
             deps_.cache->next_eviction(sequence->cache_id());
-        return !evicts ||
-               (!part->prompt && part->start + part->num_tokens < *evicts);
+        return !evicts || part->start + part->num_tokens < *evicts;
       });
 }
 

@@ -338,7 +338,7 @@ std::vector<SequenceSnapshot> Scheduler::Snapshot() const {
 
 LoadSnapshot Scheduler::Load() const {
   LoadSnapshot load;
-  load.step = step_id_;
+  load.step = step_id_ - num_planned_;
   load.running = num_running();
   load.waiting = num_waiting();
   load.queued_tokens = queued_tokens_;

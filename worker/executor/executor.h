@@ -48,8 +48,9 @@ class Executor {
   // Whether Enqueue returns while the step runs, as on a GPU: there is time to
   // plan then, and to deliver what the step before it gave. Constant.
   virtual bool runs_behind() const { return false; }
-  // The plan of the next Enqueue, told while a step is in flight: for ranks
-  // elsewhere, to which it travels meanwhile. Not every plan is.
+  // The plan of the next Enqueue, told once while a step is in flight: for
+  // ranks elsewhere, to which it travels meanwhile. Not every plan is. An error
+  // is that of the step in flight, which has failed.
   virtual absl::Status Announce(const kvasir::v1::StepPlan&) {
     return absl::OkStatus();
   }

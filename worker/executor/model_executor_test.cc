@@ -82,6 +82,7 @@ SampleRequest Random(uint64_t seed) {
 
 TEST(ModelExecutorTest, TheTokenSampledLastNeedsNoId) {
   auto rank = TinyRank();
+  EXPECT_FALSE(rank->executor().runs_behind());
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 20);
   const std::vector<int32_t> tokens =

@@ -89,6 +89,7 @@ class Steps {
   }
   const Logits& logits() const { return logits_; }
   EmulatedDevice& device() { return *device_; }
+  bool run_behind() const { return rank_->executor().runs_behind(); }
 
  private:
   Logits logits_;
@@ -176,6 +177,7 @@ TEST(EmulatedStepsTest, NoOpRunsOnTheHost) {
   const std::vector<int32_t> prompt = Ids(9, 3);
   for (const std::string& plan : ServedPresets()) {
     Steps steps(plan);
+    EXPECT_TRUE(steps.run_behind());
     const int64_t before = steps.device().emulator().launches();
     Launches launches;
     {

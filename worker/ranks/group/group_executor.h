@@ -10,9 +10,9 @@
 
 namespace kvasir::worker {
 
-// Sends each plan to all followers before this rank's own executor has it, one
-// that is announced while the step before it runs, so that they go on with it
-// at once. Gives a result when every rank has the same.
+// Sends each plan to all followers before this rank's own executor has it: one
+// that is announced as soon as it is, so that they go on with it at once. Gives
+// a result when every rank has the same.
 //
 // Threads: as Executor.
 // Errors: as Executor's; a failure here ends the group, and the other way
@@ -34,7 +34,7 @@ class GroupExecutor final : public Executor {
   RankLeader& leader_;
   Executor& own_;
   uint64_t step_id_ = 0;  // in flight
-  uint64_t sent_id_ = 0;
+  uint64_t sent_id_ = 0;  // the last one that was sent
 };
 
 }  // namespace kvasir::worker

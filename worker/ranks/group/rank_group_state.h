@@ -50,7 +50,7 @@ struct RankGroupOptions {
 absl::Status CheckRankGroupOptions(const RankGroupOptions& options);
 
 // Steps that a rank may have before it has ended the first of them: the next
-// one travels while one runs.
+// one travels while one runs. As many as a scheduler plans.
 inline constexpr size_t kMaxStepsInFlight = 2;
 
 // Signs of life a timeout: one that is late, or lost in a busy moment, is no
