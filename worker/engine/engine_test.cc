@@ -915,6 +915,8 @@ TEST_P(EngineTest, APlanThatFailsWhileAStepRunsFailsEveryRequest) {
     ASSERT_TRUE(sink->failed().has_value());
     EXPECT_THAT(sink->failed()->status.message(),
                 HasSubstr(announce ? "announce" : "enqueue"));
+    // What the step before gave is not lost with it.
+    EXPECT_EQ(sink->samples()[0].tokens.size(), announce ? 0u : 1u);
     EXPECT_EQ(failures, 1);
     ExpectNothingHeld();
     engine_.reset();
