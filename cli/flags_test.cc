@@ -107,6 +107,7 @@ TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
   ASSERT_EQ(first.Parse({"serve",
                          "--no-prefix-caching",
                          "--deterministic",
+                         "--cuda-graphs",
                          "--kv-cache-bytes",
                          "24MiB",
                          "--host-pool-bytes",
@@ -131,6 +132,7 @@ TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
   ASSERT_EQ(second.ParseFile(printed), kExitOk) << printed;
   EXPECT_FALSE(second.engine.prefix_caching);
   EXPECT_TRUE(second.model.deterministic);
+  EXPECT_TRUE(second.engine.cuda_graphs);
   EXPECT_EQ(second.engine.kv_cache_bytes, 24 << 20);
   EXPECT_EQ(second.engine.host_pool_bytes, 6 << 20);
   EXPECT_EQ(second.engine.watchdog, absl::Seconds(90));

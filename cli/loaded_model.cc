@@ -209,7 +209,8 @@ absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
                   .max_model_len = max_model_len_,
                   .max_num_seqs = request.max_num_seqs,
                   .max_batched_tokens = request.max_batched_tokens,
-                  .deterministic = request.model.deterministic}));
+                  .deterministic = request.model.deterministic,
+                  .graphs = request.graphs}));
   // The same on all ranks: each makes its cache_id of them.
   terms.combine = [](absl::Span<const std::string> tiles_by_rank)
       -> absl::StatusOr<worker::CombinedIds> {
@@ -273,6 +274,7 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   options.executor.max_model_len = max_model_len_;
   options.executor.max_num_seqs = request.max_num_seqs;
   options.executor.max_batched_tokens = request.max_batched_tokens;
+  options.executor.graphs = request.graphs;
   options.executor.profile = request.profile;
   options.progress = request.progress;
   worker::Collective* collective = nullptr;

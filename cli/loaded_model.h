@@ -35,6 +35,7 @@ struct LoadRequest {
   // max_num_seqs sequences of max_model_len fit the pool, for then none is ever
   // preempted for its pages.
   std::optional<int64_t> host_pool_bytes = 0;
+  bool graphs = false;  // ModelExecutorOptions'
   bool prefix_reuse = true;
   // In place of the options' plan: a benchmark's own.
   std::optional<kvasir::v1::KvPlan> plan;

@@ -65,6 +65,7 @@ struct EngineFlags {
   int64_t kv_cache_bytes = 0;  // 0: a share of the memory that is left
   double gpu_memory_utilization = 0.9;
   bool gpu_memory_given = false;
+  bool cuda_graphs = false;
   // Empty: a share of the pool's; 0: no host pool.
   std::optional<int64_t> host_pool_bytes;
   int64_t max_queue = 1024;

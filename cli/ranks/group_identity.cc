@@ -57,6 +57,7 @@ absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
           : absl::StrCat(device->numerics(), "-",
                          kernels::DTypeName(device->activations())));
   identity.set_deterministic(sizes.deterministic);
+  identity.set_graphs(sizes.graphs);
   identity.set_max_model_len(static_cast<uint32_t>(sizes.max_model_len));
   identity.set_max_num_seqs(static_cast<uint32_t>(sizes.max_num_seqs));
   identity.set_max_batched_tokens(

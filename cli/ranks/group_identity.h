@@ -16,6 +16,7 @@ struct RunSizes {
   int64_t max_num_seqs = 0;
   int64_t max_batched_tokens = 0;
   bool deterministic = false;
+  bool graphs = false;
 };
 
 // Of any rank, the same; what is the group's own is left out. `device` null:

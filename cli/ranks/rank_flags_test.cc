@@ -186,7 +186,7 @@ TEST(RankFlagsTest, ASecretIsOneWordOfAFile) {
 TEST(ChildArgumentsTest, AChildIsTheSameModelOnPortsOfItsOwn) {
   Commands commands;
   commands.Parse(
-      "serve --model /m --tp 3 --threads 2 --deterministic "
+      "serve --model /m --tp 3 --threads 2 --deterministic --cuda-graphs "
       "--kv-cache-bytes 1MiB --max-queue 7 --log-format json "
       "--metrics-port 9000 --admin-port 9001 --ready-file /r "
       "--rank-metrics-port 9100 --rank-heartbeat-timeout 1s --watchdog 9m "
@@ -196,8 +196,9 @@ TEST(ChildArgumentsTest, AChildIsTheSameModelOnPortsOfItsOwn) {
                      commands.listen, 2),
       AllOf(Contains("--rank=2"), Contains("--local-ranks=1"),
             Contains("--tp=3"), Contains("--model=/m"), Contains("--threads=2"),
-            Contains("--deterministic=true"), Contains("--kv-cache-bytes=1MiB"),
-            Contains("--log-format=json"), Contains("--metrics-port=9102"),
+            Contains("--deterministic=true"), Contains("--cuda-graphs=true"),
+            Contains("--kv-cache-bytes=1MiB"), Contains("--log-format=json"),
+            Contains("--metrics-port=9102"),
             Contains("--rank-heartbeat-timeout=1s"),
             // It gave up steps that its leader waited for.
             Contains("--watchdog=9m"),

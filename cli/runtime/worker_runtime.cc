@@ -63,6 +63,10 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
       totals.reconstruction_flops - before.executor.reconstruction_flops;
   sample.static_codes = totals.static_codes - before.executor.static_codes;
   sample.clamped_codes = totals.clamped_codes - before.executor.clamped_codes;
+  sample.captured_steps =
+      totals.captured_steps - before.executor.captured_steps;
+  sample.replayed_steps =
+      totals.replayed_steps - before.executor.replayed_steps;
   return sample;
 }
 
@@ -195,6 +199,11 @@ absl::Status CheckStepFlags(const EngineFlags& flags,
         " is of a GPU's memory, this is --device cpu: want --device cuda or "
         "auto, or --kv-cache-bytes"));
   }
+  if (flags.cuda_graphs && model.device.device == "cpu") {
+    return absl::InvalidArgumentError(
+        "--cuda-graphs captures a GPU's steps, this is --device cpu: want "
+        "--device cuda or auto");
+  }
   return absl::OkStatus();
 }
 
@@ -206,6 +215,7 @@ LoadRequest LoadRequestOf(const ModelOptions& model, const EngineFlags& flags) {
           .kv_cache_bytes = flags.kv_cache_bytes,
           .gpu_memory_utilization = flags.gpu_memory_utilization,
           .host_pool_bytes = flags.host_pool_bytes,
+          .graphs = flags.cuda_graphs,
           .prefix_reuse = flags.prefix_caching};
 }
 

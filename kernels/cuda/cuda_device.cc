@@ -1,11 +1,14 @@
 #include "kernels/cuda/cuda_device.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <optional>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -150,6 +153,36 @@ class CudaDevice::State {
     return result;
   }
 
+  // The device is not waited for while a stream of it captures: CUDA fails
+  // both. So who waits lets captures of other threads end, and they him.
+  void StartCapture() {
+    base::MutexLock lock(&captures_mutex_);
+    while (device_waits_ > 0) captures_change_.Wait(&captures_mutex_);
+    captures_.push_back(std::this_thread::get_id());
+  }
+  void StopCapture(std::thread::id thread) {
+    base::MutexLock lock(&captures_mutex_);
+    captures_.erase(std::find(captures_.begin(), captures_.end(), thread));
+    captures_change_.SignalAll();
+  }
+  Result WaitForDevice() {
+    const auto of_another = [](std::thread::id thread) {
+      return thread != std::this_thread::get_id();
+    };
+    {
+      base::MutexLock lock(&captures_mutex_);
+      while (std::any_of(captures_.begin(), captures_.end(), of_another)) {
+        captures_change_.Wait(&captures_mutex_);
+      }
+      ++device_waits_;
+    }
+    const Result waited = runtime_->SynchronizeDevice();
+    base::MutexLock lock(&captures_mutex_);
+    --device_waits_;
+    captures_change_.SignalAll();
+    return waited;
+  }
+
   const int ordinal;
   const cuda::DeviceProperties properties;
   // Of the host, by all streams, and by writes.
@@ -163,6 +196,10 @@ class CudaDevice::State {
   mutable base::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   std::map<const void*, uint32_t> allowed_ ABSL_GUARDED_BY(mutex_);
+  base::Mutex captures_mutex_;
+  base::CondVar captures_change_;
+  std::vector<std::thread::id> captures_ ABSL_GUARDED_BY(captures_mutex_);
+  int device_waits_ ABSL_GUARDED_BY(captures_mutex_) = 0;
 };
 
 class CudaDevice::Allocator final : public DeviceAllocator {
@@ -241,7 +278,7 @@ class CudaDevice::Allocator final : public DeviceAllocator {
                          void* data) const {
     const Result named = state_->any().Use(state_->ordinal);
     KVASIR_RETURN_IF_ERROR(state_->OkOr("naming the device", named));
-    const Result waited = state_->any().SynchronizeDevice();
+    const Result waited = state_->WaitForDevice();
     const Result freed = (state_->any().*free)(data);
     KVASIR_RETURN_IF_ERROR(
         state_->OkOr("work that was waited for before memory is freed, whose "
@@ -263,6 +300,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
   }
   ~CudaStream() override {
     if (stream_ == nullptr) return;
+    if (capturing()) (void)EndCapture();
     // These go to the stream's own device whatever the thread's is.
     const Result waited = state_->any().SynchronizeStream(stream_);
     state_->Keep(state_->OkOr(Work(), waited));
@@ -273,24 +311,24 @@ class CudaDevice::CudaStream final : public LaunchStream,
   cuda::StreamHandle handle() const { return stream_; }
   Launcher& launcher() override { return *this; }
   absl::Status Synchronize() override {
-    KVASIR_RETURN_IF_ERROR(broken_);
+    KVASIR_RETURN_IF_ERROR(Usable("waited for"));
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     return state_->OkOr(Work(), runtime->SynchronizeStream(stream_));
   }
   absl::Status CopyToDevice(DevicePtr<void> device, const void* host,
                             size_t bytes) override {
-    KVASIR_RETURN_IF_ERROR(broken_);
+    KVASIR_RETURN_IF_ERROR(Usable("copied to"));
     KVASIR_RETURN_IF_ERROR(state_->runtime().status());
     return OfCopy(staging_->Upload(device.device_address(), host, bytes));
   }
   absl::Status CopyToHost(void* host, DevicePtr<const void> device,
                           size_t bytes) override {
-    KVASIR_RETURN_IF_ERROR(broken_);
+    KVASIR_RETURN_IF_ERROR(Usable("read back from"));
     KVASIR_RETURN_IF_ERROR(state_->runtime().status());
     return OfCopy(staging_->ReadBack(host, device.device_address(), bytes));
   }
   absl::Status ReserveCopies(size_t bytes) override {
-    KVASIR_RETURN_IF_ERROR(broken_);
+    KVASIR_RETURN_IF_ERROR(Usable("waited for"));
     KVASIR_RETURN_IF_ERROR(state_->runtime().status());
     return OfCopy(staging_->Reserve(bytes));
   }
@@ -308,11 +346,55 @@ class CudaDevice::CudaStream final : public LaunchStream,
     return std::make_unique<Mark>(state_, event);
   }
   absl::Status Record(StreamMark* mark) override {
-    KVASIR_RETURN_IF_ERROR(broken_);
+    // An event of a graph is not one that can be asked for.
+    KVASIR_RETURN_IF_ERROR(Usable("marked"));
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     return state_->OkOr(
         Work(),
         runtime->RecordEvent(static_cast<Mark*>(mark)->event(), stream_));
+  }
+  absl::Status BeginCapture() override {
+    KVASIR_RETURN_IF_ERROR(Usable("captured again"));
+    KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
+    state_->StartCapture();
+    const Result begun = runtime->BeginCapture(stream_);
+    if (begun == Result::kOk) {
+      capturing_ = std::this_thread::get_id();
+    } else {
+      state_->StopCapture(std::this_thread::get_id());
+    }
+    return state_->OkOr("begin of a capture", begun);
+  }
+  absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() override {
+    if (!capturing()) return LaunchStream::EndCapture();
+    // Also of a device that has failed meanwhile.
+    const Result named = state_->any().Use(state_->ordinal);
+    cuda::GraphHandle graph = nullptr;
+    const Result ended = state_->any().EndCapture(stream_, &graph);
+    state_->StopCapture(*std::exchange(capturing_, std::nullopt));
+    cuda::ExecHandle exec = nullptr;
+    Result made = Result::kOk;
+    if (ended == Result::kOk) {
+      made = state_->any().InstantiateGraph(graph, &exec);
+      state_->any().DestroyGraph(graph);
+    }
+    std::unique_ptr<CapturedWork> work;
+    if (exec != nullptr) work = std::make_unique<Captured>(state_, exec);
+    // A launch that was refused is not in it.
+    KVASIR_RETURN_IF_ERROR(TakeLaunchError());
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("naming the device", named));
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("end of a capture", ended));
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("a graph of a capture", made));
+    return work;
+  }
+  bool capturing() const override { return capturing_.has_value(); }
+  absl::Status Replay(CapturedWork& work) override {
+    KVASIR_RETURN_IF_ERROR(Usable("replayed to"));
+    KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
+    last_kernel_ = "(of a graph)";
+    return state_->OkOr(
+        Work(),
+        runtime->LaunchGraph(static_cast<Captured&>(work).exec(), stream_));
   }
   absl::Status TakeLaunchError() override {
     KVASIR_RETURN_IF_ERROR(broken_);
@@ -362,6 +444,27 @@ class CudaDevice::CudaStream final : public LaunchStream,
     const cuda::EventHandle event_;
   };
 
+  class Captured final : public CapturedWork {
+   public:
+    Captured(std::shared_ptr<State> state, cuda::ExecHandle exec)
+        : state_(std::move(state)), exec_(exec) {}
+    ~Captured() override {
+      // As memory that is freed; where the device cannot be named it stays.
+      const Result named = state_->any().Use(state_->ordinal);
+      state_->Keep(state_->OkOr("naming the device", named));
+      if (named != Result::kOk) return;
+      state_->Keep(
+          state_->OkOr("work that was waited for before a graph is destroyed",
+                       state_->WaitForDevice()));
+      state_->any().DestroyExec(exec_);
+    }
+    cuda::ExecHandle exec() const { return exec_; }
+
+   private:
+    const std::shared_ptr<State> state_;
+    const cuda::ExecHandle exec_;
+  };
+
   absl::Status Make() {
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     KVASIR_RETURN_IF_ERROR(
@@ -370,6 +473,13 @@ class CudaDevice::CudaStream final : public LaunchStream,
     return absl::OkStatus();
   }
 
+  // "cuda:0: a stream that captures cannot be waited for"
+  absl::Status Usable(absl::string_view as) const {
+    KVASIR_RETURN_IF_ERROR(broken_);
+    if (!capturing()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "cuda:", state_->ordinal, ": a stream that captures cannot be ", as));
+  }
   // Asynchronous work that failed is anybody's up to the last launch.
   std::string Work() const {
     return absl::StrCat("work on a stream, up to the kernel ", last_kernel_,
@@ -418,6 +528,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
   StreamHandle stream_ = nullptr;
   absl::Status broken_;  // the stream could not be made
   absl::Status launch_error_;
+  std::optional<std::thread::id> capturing_;  // the thread that does
   const char* last_kernel_ = "(none)";
   std::optional<cuda::Staging> staging_;
 };

@@ -3,12 +3,14 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <numeric>
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "base/status_matchers.h"
 #include "kernels/cuda/staging.h"
 #include "kernels/cuda/testing/fake_runtime.h"
@@ -130,7 +132,7 @@ TEST_F(CudaDeviceTest, LibrariesEnqueueOnItsOwnStream) {
   auto* const work = static_cast<HostWork*>(handle);
   work->enqueue(
       work, [](void* to) { static_cast<std::vector<int>*>(to)->push_back(2); },
-      &order);
+      &order, nullptr);
   KVASIR_ASSERT_OK(Launch({.name = "behind"}));
   EXPECT_EQ(order, std::vector<int>());
   KVASIR_ASSERT_OK(stream_->Synchronize());
@@ -680,6 +682,246 @@ TEST_F(CudaDeviceTest, EveryThreadComesToTheDevicesOwnGpu) {
     KVASIR_EXPECT_OK(device_->Write(memory.data(), blob.data(), 100));
   }).join();
   std::thread([&] { stream_.reset(); }).join();
+}
+
+TEST_F(CudaDeviceTest, WhatAStreamCapturesRunsWhenItIsReplayed) {
+  Make();
+  std::vector<int> order;
+  runtime_.OnRun([&](const KernelLaunch& launch) {
+    order.push_back(*static_cast<const int*>(launch.args));
+  });
+  const auto launch = [&](int argument) {
+    KVASIR_ASSERT_OK(Launch(
+        {.name = "look", .args = &argument, .args_bytes = sizeof(argument)}));
+  };
+  struct Call {
+    std::vector<int>* order;
+    int* released;
+  };
+  int released = 0;
+  launch(1);
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  EXPECT_TRUE(launches().capturing());
+  launch(2);
+  KVASIR_ASSERT_OK_AND_ASSIGN(void* const handle, launches().LibraryHandle());
+  auto* const work = static_cast<HostWork*>(handle);
+  work->enqueue(
+      work, [](void* call) { static_cast<Call*>(call)->order->push_back(3); },
+      new Call{&order, &released},
+      [](void* call) {
+        const std::unique_ptr<Call> owner(static_cast<Call*>(call));
+        ++*owner->released;
+      });
+  KVASIR_ASSERT_OK_AND_ASSIGN(auto captured, launches().EndCapture());
+  EXPECT_FALSE(launches().capturing());
+  EXPECT_EQ(runtime_.waiting(), 1u);
+  launch(4);
+  KVASIR_ASSERT_OK(launches().Replay(*captured));
+  launch(5);
+  KVASIR_ASSERT_OK(launches().Replay(*captured));
+  KVASIR_ASSERT_OK(stream_->Synchronize());
+  EXPECT_EQ(order, (std::vector<int>{1, 4, 2, 3, 5, 2, 3}));
+  EXPECT_EQ(released, 0);
+  // What is under way is waited for.
+  KVASIR_ASSERT_OK(launches().Replay(*captured));
+  captured = nullptr;
+  EXPECT_EQ(order.size(), 9u);
+  EXPECT_EQ(released, 1);
+}
+
+TEST_F(CudaDeviceTest, CapturedWorkMayOutliveItsStreamAndDevice) {
+  Make();
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  KVASIR_ASSERT_OK(Launch({.name = "look"}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(auto captured, launches().EndCapture());
+  // A stream that ends while it captures leaves nothing behind.
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  stream_ = nullptr;
+  device_ = nullptr;
+  captured = nullptr;
+}
+
+TEST_F(CudaDeviceTest, AStreamThatCapturesIsNotWaitedForCopiedToOrMarked) {
+  Make();
+  const DeviceBuffer memory = Memory(100);
+  Bytes host(100);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto mark, launches().MakeMark());
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto nothing, launches().EndCapture());
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  const auto cannot_be = [](const char* what) {
+    return StatusIs(absl::StatusCode::kFailedPrecondition,
+                    HasSubstr(absl::StrCat("captures cannot be ", what)));
+  };
+  EXPECT_THAT(stream_->Synchronize(), cannot_be("waited for"));
+  EXPECT_THAT(stream_->ReserveCopies(1 << 20), cannot_be("waited for"));
+  EXPECT_THAT(Upload(*stream_, memory.data(), host.data(), 100),
+              cannot_be("copied to"));
+  EXPECT_THAT(stream_->CopyToHost(host.data(), memory.data(), 100),
+              cannot_be("read back from"));
+  EXPECT_THAT(launches().Record(mark.get()), cannot_be("marked"));
+  EXPECT_THAT(launches().BeginCapture(), cannot_be("captured again"));
+  EXPECT_THAT(launches().Replay(*nothing), cannot_be("replayed to"));
+  // None of it has reached CUDA.
+  KVASIR_EXPECT_OK(launches().EndCapture());
+  EXPECT_THAT(launches().EndCapture(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("captures nothing")));
+  KVASIR_EXPECT_OK(stream_->Synchronize());
+}
+
+TEST_F(CudaDeviceTest, ACaptureThatFailsIsToldAndTheStreamGoesOn) {
+  Make();
+  const auto told = [](const char* what) {
+    return StatusIs(absl::StatusCode::kInternal,
+                    AllOf(HasSubstr(what), HasSubstr("cudaErrorFake (900)")));
+  };
+  constexpr auto kError = Result::kCaptureUnsupported;
+  runtime_.FailNext("BeginCapture", kError);
+  EXPECT_THAT(launches().BeginCapture(), told("begin of a capture"));
+  EXPECT_FALSE(launches().capturing());
+  for (const auto& [call, what] :
+       {std::pair("EndCapture", "end of a capture"),
+        std::pair("InstantiateGraph", "a graph of a capture")}) {
+    KVASIR_ASSERT_OK(launches().BeginCapture());
+    KVASIR_ASSERT_OK(Launch({.name = "look"}));
+    runtime_.FailNext(call, kError);
+    EXPECT_THAT(launches().EndCapture(), told(what));
+    EXPECT_FALSE(launches().capturing());
+    KVASIR_EXPECT_OK(stream_->Synchronize());
+  }
+  runtime_.FailNext("InstantiateGraph", Result::kOutOfMemory);
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  EXPECT_THAT(launches().EndCapture(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("a graph of a capture")));
+  // A launch that nobody asked after is not in the graph.
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  runtime_.FailNext("Launch", kError);
+  launches().launcher().Enqueue({.name = "lost", .function = &runtime_});
+  EXPECT_THAT(launches().EndCapture(), told("kernel lost"));
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto captured, launches().EndCapture());
+  runtime_.FailNext("LaunchGraph", kError);
+  EXPECT_THAT(launches().Replay(*captured), told("up to the kernel"));
+  KVASIR_EXPECT_OK(launches().Replay(*captured));
+  // A device that breaks meanwhile.
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  runtime_.Break(static_cast<Result>(700));
+  EXPECT_THAT(launches().EndCapture(),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("Fake (700)")));
+}
+
+// As CUDA has it: the thread's own memory is not for now.
+TEST_F(CudaDeviceTest, MemoryIsNotAllocatedByTheThreadThatCaptures) {
+  Make();
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  KVASIR_EXPECT_OK(Launch({.name = "before"}));
+  EXPECT_THAT(Refused(100, MemoryTag::kOther),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("(900)")));
+  EXPECT_THAT(Launch({.name = "behind"}),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("(901)")));
+  EXPECT_THAT(launches().EndCapture(),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("(901)")));
+  KVASIR_EXPECT_OK(Refused(100, MemoryTag::kOther));
+  KVASIR_EXPECT_OK(Launch({.name = "again"}));
+}
+
+// Freeing waits for the device, which would spoil the capture and fail itself.
+TEST_F(CudaDeviceTest, MemoryThatAnotherThreadFreesWaitsForTheCapture) {
+  Make();
+  KVASIR_ASSERT_OK(launches().BeginCapture());
+  std::atomic<bool> freed = false;
+  std::thread other([&] {
+    Memory(100);
+    freed = true;
+  });
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_FALSE(freed);
+  KVASIR_EXPECT_OK(Launch({.name = "captured"}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto captured, launches().EndCapture());
+  other.join();
+  KVASIR_EXPECT_OK(launches().Replay(*captured));
+  KVASIR_EXPECT_OK(stream_->Synchronize());
+}
+
+// The fake's captures are spoiled by what CUDA says spoils them.
+TEST(FakeRuntimeTest, WhatACaptureCannotHaveSpoilsIt) {
+  FakeRuntime runtime;
+  cuda::StreamHandle stream = nullptr;
+  cuda::EventHandle event = nullptr;
+  void* memory = nullptr;
+  void* pinned = nullptr;
+  ASSERT_EQ(runtime.MakeStream(&stream), Result::kOk);
+  ASSERT_EQ(runtime.MakeEvent(&event), Result::kOk);
+  ASSERT_EQ(runtime.Allocate(&memory, 64), Result::kOk);
+  ASSERT_EQ(runtime.AllocateHost(&pinned, 64), Result::kOk);
+  char host[64];
+  void* other = nullptr;
+  bool over = false;
+  const auto record = [&] {
+    EXPECT_EQ(runtime.RecordEvent(event, stream), Result::kOk);
+  };
+  const std::pair<Result, std::function<Result()>> calls[] = {
+      {Result::kCaptureUnsupported,
+       [&] { return runtime.SynchronizeStream(stream); }},
+      {Result::kCaptureUnsupported,
+       [&] { return runtime.SynchronizeDevice(); }},
+      {Result::kCaptureUnsupported,
+       [&] { return runtime.DestroyStream(stream); }},
+      {Result::kCaptureUnsupported,
+       [&] { return runtime.Allocate(&other, 64); }},
+      {Result::kCaptureUnsupported, [&] { return runtime.Free(memory); }},
+      {Result::kCaptureUnsupported,
+       [&] { return runtime.AllocateHost(&other, 64); }},
+      {Result::kCaptureUnsupported, [&] { return runtime.FreeHost(pinned); }},
+      {Result::kCaptureUnsupported,
+       [&] { return runtime.CopyAsync(memory, host, 64, stream); }},
+      {Result::kCapturedEvent,
+       [&] {
+         record();
+         return runtime.QueryEvent(event, &over);
+       }},
+      {Result::kCapturedEvent,
+       [&] {
+         record();
+         return runtime.WaitForEvent(event);
+       }},
+  };
+  cuda::GraphHandle graph = nullptr;
+  for (const auto& [want, call] : calls) {
+    ASSERT_EQ(runtime.BeginCapture(stream), Result::kOk);
+    EXPECT_EQ(runtime.BeginCapture(stream), Result::kIllegalState);
+    EXPECT_EQ(call(), want);
+    EXPECT_EQ(runtime.CopyAsync(memory, pinned, 64, stream),
+              Result::kCaptureInvalidated);
+    EXPECT_EQ(runtime.EndCapture(stream, &graph), Result::kCaptureInvalidated);
+    EXPECT_EQ(graph, nullptr);
+    // It goes on as if nothing had been.
+    EXPECT_EQ(runtime.RecordEvent(event, stream), Result::kOk);
+    EXPECT_EQ(runtime.SynchronizeStream(stream), Result::kOk);
+  }
+  // Pinned memory is none of it, and other threads' calls are theirs.
+  ASSERT_EQ(runtime.BeginCapture(stream), Result::kOk);
+  EXPECT_EQ(runtime.CopyAsync(memory, pinned, 64, stream), Result::kOk);
+  std::thread([&] {
+    EXPECT_EQ(runtime.QueryEvent(event, &over), Result::kOk);
+    EXPECT_EQ(runtime.EndCapture(stream, &graph), Result::kCaptureWrongThread);
+  }).join();
+  ASSERT_EQ(runtime.EndCapture(stream, &graph), Result::kOk);
+  EXPECT_EQ(runtime.waiting(), 0u);
+  cuda::ExecHandle exec = nullptr;
+  ASSERT_EQ(runtime.InstantiateGraph(graph, &exec), Result::kOk);
+  EXPECT_EQ(runtime.DestroyGraph(graph), Result::kOk);
+  EXPECT_EQ(runtime.LaunchGraph(exec, stream), Result::kOk);
+  EXPECT_EQ(runtime.waiting(), 1u);
+  EXPECT_EQ(runtime.SynchronizeStream(stream), Result::kOk);
+  EXPECT_EQ(runtime.DestroyExec(exec), Result::kOk);
+  EXPECT_EQ(runtime.EndCapture(stream, &graph), Result::kIllegalState);
+  EXPECT_EQ(runtime.DestroyEvent(event), Result::kOk);
+  EXPECT_EQ(runtime.Free(memory), Result::kOk);
+  EXPECT_EQ(runtime.FreeHost(pinned), Result::kOk);
+  EXPECT_EQ(runtime.DestroyStream(stream), Result::kOk);
 }
 
 }  // namespace

@@ -15,6 +15,15 @@ static_assert(static_cast<int>(Result::kOldDriver) ==
 static_assert(static_cast<int>(Result::kNoDevice) == cudaErrorNoDevice);
 static_assert(static_cast<int>(Result::kNoImage) ==
               cudaErrorNoKernelImageForDevice);
+static_assert(static_cast<int>(Result::kIllegalState) == cudaErrorIllegalState);
+static_assert(static_cast<int>(Result::kCaptureUnsupported) ==
+              cudaErrorStreamCaptureUnsupported);
+static_assert(static_cast<int>(Result::kCaptureInvalidated) ==
+              cudaErrorStreamCaptureInvalidated);
+static_assert(static_cast<int>(Result::kCapturedEvent) ==
+              cudaErrorCapturedEvent);
+static_assert(static_cast<int>(Result::kCaptureWrongThread) ==
+              cudaErrorStreamCaptureWrongThread);
 static_assert(sizeof(StreamHandle) == sizeof(cudaStream_t));
 
 // An error that a call returns is not to be found again by the next: what is
@@ -28,6 +37,13 @@ cudaStream_t Stream(StreamHandle stream) {
 }
 cudaEvent_t Event(EventHandle event) {
   return reinterpret_cast<cudaEvent_t>(event);
+}
+
+cudaGraph_t Graph(GraphHandle graph) {
+  return reinterpret_cast<cudaGraph_t>(graph);
+}
+cudaGraphExec_t Exec(ExecHandle exec) {
+  return reinterpret_cast<cudaGraphExec_t>(exec);
 }
 
 class CudartRuntime final : public Runtime {
@@ -111,6 +127,28 @@ class CudartRuntime final : public Runtime {
     // Addresses say which side is where: the host pool is the host's.
     return Of(
         cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Stream(stream)));
+  }
+  Result BeginCapture(StreamHandle stream) override {
+    // What other threads do, the one that watches NCCL say, is theirs.
+    return Of(cudaStreamBeginCapture(Stream(stream),
+                                     cudaStreamCaptureModeThreadLocal));
+  }
+  Result EndCapture(StreamHandle stream, GraphHandle* graph) override {
+    return Of(cudaStreamEndCapture(Stream(stream),
+                                   reinterpret_cast<cudaGraph_t*>(graph)));
+  }
+  Result DestroyGraph(GraphHandle graph) override {
+    return Of(cudaGraphDestroy(Graph(graph)));
+  }
+  Result InstantiateGraph(GraphHandle graph, ExecHandle* exec) override {
+    return Of(cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(exec),
+                                   Graph(graph), 0));
+  }
+  Result DestroyExec(ExecHandle exec) override {
+    return Of(cudaGraphExecDestroy(Exec(exec)));
+  }
+  Result LaunchGraph(ExecHandle exec, StreamHandle stream) override {
+    return Of(cudaGraphLaunch(Exec(exec), Stream(stream)));
   }
   Result AllowSharedBytes(const void* function, uint32_t bytes) override {
     return Of(cudaFuncSetAttribute(function,

@@ -17,6 +17,11 @@ enum class Result : int {
   kOldDriver = 35,
   kNoDevice = 100,
   kNoImage = 209,  // no code for this device in the program
+  kIllegalState = 401,
+  kCaptureUnsupported = 900,  // not while a stream captures, which it spoils
+  kCaptureInvalidated = 901,  // by such a call
+  kCapturedEvent = 907,
+  kCaptureWrongThread = 908,
 };
 
 struct DeviceProperties {
@@ -35,6 +40,8 @@ inline constexpr uint32_t kPlainSharedBytes = 48 * 1024;
 
 using StreamHandle = struct StreamTag*;
 using EventHandle = struct EventTag*;
+using GraphHandle = struct GraphTag*;
+using ExecHandle = struct ExecTag*;
 
 // Threads: all methods may be called from any thread. What follows Use is done
 //   on the device that the calling thread named there last.
@@ -81,6 +88,19 @@ class Runtime {
   // stream has come by.
   virtual Result CopyAsync(void* to, const void* from, size_t bytes,
                            StreamHandle stream) = 0;
+  // What goes to the stream from now on becomes a graph and does not run. Calls
+  // that CUDA cannot have in between, as waiting for the stream or, by this
+  // thread, allocating memory, are refused, and so is the capture then.
+  virtual Result BeginCapture(StreamHandle stream) = 0;
+  // By the same thread. The capture is over whatever is returned; without a
+  // graph where it failed.
+  virtual Result EndCapture(StreamHandle stream, GraphHandle* graph) = 0;
+  virtual Result DestroyGraph(GraphHandle graph) = 0;
+  // What can be launched; the graph may go.
+  virtual Result InstantiateGraph(GraphHandle graph, ExecHandle* exec) = 0;
+  // Nothing of it is under way.
+  virtual Result DestroyExec(ExecHandle exec) = 0;
+  virtual Result LaunchGraph(ExecHandle exec, StreamHandle stream) = 0;
   // From now on `function` may be launched with that much dynamic shared
   // memory.
   virtual Result AllowSharedBytes(const void* function, uint32_t bytes) = 0;

@@ -5,10 +5,14 @@
 namespace kvasir::kernels {
 
 struct HostWork {
-  // Enqueues run(argument), which is called once: when the stream comes by, on
-  // the thread that waits for it, with the device's memory there.
-  void (*enqueue)(HostWork* stream, void (*run)(void* argument),
-                  void* argument) = nullptr;
+  // Enqueues run(argument), which is called when the stream comes by, on the
+  // thread that waits for it, with the device's memory there: once, or as often
+  // as what the stream captured is replayed. Then `release` is called, where
+  // there is one.
+  void (*enqueue)(HostWork* stream, void (*run)(void* argument), void* argument,
+                  void (*release)(void* argument)) = nullptr;
+  // What is enqueued now is captured. To be read by the thread that enqueues.
+  bool capturing = false;
 };
 
 }  // namespace kvasir::kernels

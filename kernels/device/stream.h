@@ -112,7 +112,24 @@ class StreamMark {
   virtual absl::StatusOr<bool> passed() const = 0;
 };
 
+// What a stream enqueued while it captured, to be enqueued again as a whole
+// (LaunchStream::Replay).
+//
+// Threads: as its stream. May outlive stream and device; what is under way of
+//   it is waited for when it is destroyed, by a thread that captures nothing.
+class CapturedWork {
+ public:
+  virtual ~CapturedWork() = default;
+};
+
 // A GPU's stream, or that of a device which stands for one.
+//
+// A stream that captures keeps what is enqueued, launches with the parameters
+// that they have then and calls of libraries, and runs none of it. It is not
+// waited for meanwhile, nothing is copied or recorded on it
+// (FAILED_PRECONDITION), and the thread neither allocates nor frees memory of
+// the device; another thread that frees some waits for the end. What a GPU
+// refuses all the same is an error of that call or of EndCapture.
 class LaunchStream : public Stream {
  public:
   const DeviceOps& ops() const { return ops_; }
@@ -123,6 +140,21 @@ class LaunchStream : public Stream {
   virtual absl::StatusOr<std::unique_ptr<StreamMark>> MakeMark() = 0;
   // `mark` was made by a stream of this device.
   virtual absl::Status Record(StreamMark* mark) = 0;
+  // Captures what this thread enqueues from here on, up to EndCapture.
+  // UNIMPLEMENTED for a device that cannot.
+  virtual absl::Status BeginCapture() {
+    return absl::UnimplementedError("the device captures no work");
+  }
+  // By the thread that began. The stream captures no more, whatever is
+  // returned.
+  virtual absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() {
+    return absl::FailedPreconditionError("the stream captures nothing");
+  }
+  virtual bool capturing() const { return false; }
+  // Enqueues all of it. `work` was captured by this stream.
+  virtual absl::Status Replay(CapturedWork&) {
+    return absl::UnimplementedError("the device captures no work");
+  }
   // What launching itself failed with since the last call.
   virtual absl::Status TakeLaunchError() { return absl::OkStatus(); }
   // A device that can tells addresses which are not its own, by a message and

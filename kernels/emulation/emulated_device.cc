@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "kernels/device/host_work.h"
 
 namespace kvasir::kernels::emulation {
@@ -123,11 +124,13 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
     state_->memory.Check(op, address);
   }
   absl::Status Synchronize() override {
+    KVASIR_RETURN_IF_ERROR(Usable("waited for"));
     Drain();
     return absl::OkStatus();
   }
   absl::Status CopyToDevice(DevicePtr<void> device, const void* host,
                             size_t bytes) override {
+    KVASIR_RETURN_IF_ERROR(Usable("copied to"));
     state_->memory.CheckRange("upload", device.device_address(), bytes);
     const auto* const from = static_cast<const char*>(host);
     Add({.bytes = {from, from + bytes}, .upload_to = device.device_address()});
@@ -135,6 +138,7 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
   absl::Status CopyToHost(void* host, DevicePtr<const void> device,
                           size_t bytes) override {
+    KVASIR_RETURN_IF_ERROR(Usable("read back from"));
     state_->memory.CheckRange("read_back", device.device_address(), bytes);
     state_->LandWrites();
     const OpenMemory open(&state_->memory);
@@ -150,9 +154,28 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
     return std::make_unique<Mark>();
   }
   absl::Status Record(StreamMark* mark) override {
+    KVASIR_RETURN_IF_ERROR(Usable("marked"));
     const auto& count = static_cast<Mark*>(mark)->ahead;
     count->fetch_add(1);
     Add({.run = [count] { count->fetch_sub(1); }});
+    return absl::OkStatus();
+  }
+
+  absl::Status BeginCapture() override {
+    KVASIR_RETURN_IF_ERROR(Usable("captured again"));
+    captured_ = std::make_unique<Captured>();
+    HostWork::capturing = true;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() override {
+    if (!capturing()) return LaunchStream::EndCapture();
+    HostWork::capturing = false;
+    return std::move(captured_);
+  }
+  bool capturing() const override { return HostWork::capturing; }
+  absl::Status Replay(CapturedWork& work) override {
+    KVASIR_RETURN_IF_ERROR(Usable("replayed to"));
+    for (const Work& each : static_cast<Captured&>(work).work) Add(each);
     return absl::OkStatus();
   }
 
@@ -190,6 +213,9 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
     KernelLaunch launch;
     std::function<void()> run;
   };
+  struct Captured final : CapturedWork {
+    std::vector<Work> work;
+  };
   struct Mark final : StreamMark {
     absl::StatusOr<bool> passed() const override { return ahead->load() == 0; }
     // Records that the streams have not come by yet, which may outlive it.
@@ -198,11 +224,22 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   };
 
   static void EnqueueOnHost(HostWork* stream, void (*run)(void*),
-                            void* argument) {
+                            void* argument, void (*release)(void*)) {
+    const std::shared_ptr<void> owner(
+        argument, release != nullptr ? release : [](void*) {});
     static_cast<EmulatedStream*>(stream)->Add(
-        {.run = [run, argument] { run(argument); }});
+        {.run = [run, owner] { run(owner.get()); }});
+  }
+  absl::Status Usable(const char* as) const {
+    if (!capturing()) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("emulated: a stream that captures cannot be ", as));
   }
   void Add(Work work) {
+    if (capturing()) {
+      captured_->work.push_back(std::move(work));
+      return;
+    }
     base::MutexLock lock(&mutex_);
     work_.push_back(std::move(work));
   }
@@ -211,6 +248,7 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   // The device synchronizes streams of others.
   base::Mutex mutex_;
   std::deque<Work> work_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Captured> captured_;  // while it captures
 };
 
 void EmulatedDevice::State::SynchronizeAll() {

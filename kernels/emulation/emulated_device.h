@@ -24,7 +24,7 @@ struct EmulatedDeviceOptions {
 // it, and has a page that cannot be touched behind each allocation. What is
 // enqueued runs when a stream is synchronized or ends, or before memory is
 // freed, in the stream's order and not before. A host buffer that BeginWrite
-// gives is never the device's own memory.
+// gives is never the device's own memory. Streams capture (LaunchStream).
 //
 // Threads: as Device. Kernels run one at a time, each on the thread that
 //   waits for it.

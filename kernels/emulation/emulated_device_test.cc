@@ -63,12 +63,48 @@ TEST(EmulatedDeviceTest, MarksArePassedAndLibrariesRunInTheStreamsOrder) {
   // Device memory is there.
   work->enqueue(
       work, [](void* to) { static_cast<float*>(to)[1] += 1.0f; },
-      in.data().device_address());
+      in.data().device_address(), nullptr);
   KVASIR_ASSERT_OK(Multiply(stream, in, out));
   KVASIR_ASSERT_OK(stream.Record(mark.get()));
   EXPECT_FALSE(*mark->passed());
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{600.0f});
   EXPECT_TRUE(*mark->passed());
+}
+
+TEST(EmulatedDeviceTest, WhatAStreamCapturesRunsWhenItIsReplayed) {
+  EmulatedTest test;
+  auto& stream = static_cast<LaunchStream&>(test.stream());
+  const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
+  const DeviceBuffer out = test.Put(std::vector<float>{0.0f});
+  // Loaded before it is captured.
+  KVASIR_ASSERT_OK(Multiply(stream, in, out));
+  KVASIR_ASSERT_OK(stream.Synchronize());
+  KVASIR_ASSERT_OK(test.device().Write(out.data(), "\0\0\0\0", 4));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto mark, stream.MakeMark());
+  KVASIR_ASSERT_OK(stream.BeginCapture());
+  EXPECT_TRUE(stream.capturing());
+  KVASIR_ASSERT_OK(Multiply(stream, in, out));
+  float host[2] = {100.0f, 7.0f};
+  for (const absl::Status& status :
+       {stream.Synchronize(), stream.BeginCapture(),
+        Upload(stream, in.data(), host, 8),
+        stream.CopyToHost(host, out.data(), 4), stream.Record(mark.get())}) {
+    EXPECT_THAT(status, base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                       HasSubstr("a stream that captures")));
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto captured, stream.EndCapture());
+  EXPECT_FALSE(stream.capturing());
+  EXPECT_THAT(stream.EndCapture(),
+              base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                             HasSubstr("captures nothing")));
+  EXPECT_EQ(test.Get<float>(out), std::vector<float>{0.0f});
+  // It reads what is there then.
+  for (const float factor : {7.0f, 9.0f}) {
+    host[1] = factor;
+    KVASIR_ASSERT_OK(Upload(stream, in.data(), host, 8));
+    KVASIR_ASSERT_OK(stream.Replay(*captured));
+    EXPECT_EQ(test.Get<float>(out), std::vector<float>{100.0f * factor});
+  }
 }
 
 TEST(EmulatedDeviceTest, WhatIsEnqueuedRunsBeforeItsMemoryGoes) {

@@ -395,6 +395,8 @@ def test_ranks_of_a_gpu_s_kernels_over_nccl_do_what_one_does():
             told = triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
             ranks = server.ready.get("ranks", [])
             assert [rank_metrics(rank)["kvasir_rank_info"].labels["collective"] for rank in ranks] == ["nccl"] * len(ranks)
+            if "--cuda-graphs" in flags:
+                wait_until(lambda: server.metric("kvasir_steps_replayed_total") >= 2, "steps that are replayed")
             began = time.monotonic()
             assert server.stop() == 0, server.log()
             # Ranks waited five for their leader's communicator, which waited for them to end.
@@ -403,7 +405,9 @@ def test_ranks_of_a_gpu_s_kernels_over_nccl_do_what_one_does():
         assert shared_memory() == before
         return told
 
-    assert first_words("--tp", 2, "--nccl-library", FAKE_NCCL, "--collective", "nccl") == first_words()
+    group = ["--tp", 2, "--nccl-library", FAKE_NCCL, "--collective", "nccl"]
+    assert first_words(*group) == first_words()
+    assert first_words(*group, "--cuda-graphs") == first_words("--cuda-graphs")
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -412,6 +416,7 @@ def test_ranks_of_a_gpu_s_kernels_over_nccl_do_what_one_does():
     (["--tp", "0"], ["--tp"]),
     (["--tp", "2", "--device", "emulated", "--collective", "gloo"], ["--collective gloo", "want nccl"]),
     (["--tp", "2", "--device", "auto"], ["--device auto"]),
+    (["--cuda-graphs"], ["--cuda-graphs", "--device cpu"]),
 ])
 def test_a_group_that_cannot_be_is_refused_with_the_numbers(flags, words):
     done = run("serve", "--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, *flags, check=False)

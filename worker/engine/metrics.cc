@@ -164,6 +164,10 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
       clamped_codes_(AddCounter("kvasir_kv_clamped_codes_total",
                                 "Of those, codes whose number lay outside of "
                                 "the range")),
+      captured_steps_(AddCounter("kvasir_steps_captured_total",
+                                 "Steps that were captured as graphs")),
+      replayed_steps_(AddCounter("kvasir_steps_replayed_total",
+                                 "Steps that were launched by a graph")),
       steps_(AddCounter("kvasir_steps_total", "Forward passes")),
       prompt_tokens_(AddCounter("kvasir_prompt_tokens_total",
                                 "Prompt tokens of requests that ended")),
@@ -384,6 +388,8 @@ void WorkerMetrics::SetCache(bool at_rest) {
   RaiseTo(reconstruction_flops_, sample.reconstruction_flops);
   RaiseTo(static_codes_, sample.static_codes);
   RaiseTo(clamped_codes_, sample.clamped_codes);
+  RaiseTo(captured_steps_, sample.captured_steps);
+  RaiseTo(replayed_steps_, sample.replayed_steps);
 }
 
 }  // namespace kvasir::worker

@@ -53,6 +53,8 @@ struct CacheSample {
   double reconstruction_flops = 0;  // since start
   int64_t static_codes = 0;         // since start
   int64_t clamped_codes = 0;        // since start, of those
+  int64_t captured_steps = 0;       // since start
+  int64_t replayed_steps = 0;       // since start
 };
 
 // What does not change after start.
@@ -152,6 +154,8 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   prometheus::Counter& reconstruction_flops_;
   prometheus::Counter& static_codes_;
   prometheus::Counter& clamped_codes_;
+  prometheus::Counter& captured_steps_;
+  prometheus::Counter& replayed_steps_;
   prometheus::Counter& steps_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& cached_tokens_;

@@ -72,6 +72,8 @@ TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreWhatWasSampled) {
   sample_.reconstruction_flops = 0x1p40;
   sample_.static_codes = 500;
   sample_.clamped_codes = 3;
+  sample_.captured_steps = 2;
+  sample_.replayed_steps = 70;
   metrics_.OnLoad({});
   const std::string text = Text(*metrics_.registry());
   for (const char* line :
@@ -82,7 +84,8 @@ TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreWhatWasSampled) {
         "kvasir_kv_cache_side_bytes 512\n",
         "kvasir_reconstruction_flops_total 1099511627776\n",
         "kvasir_kv_static_codes_total 500\n",
-        "kvasir_kv_clamped_codes_total 3\n"}) {
+        "kvasir_kv_clamped_codes_total 3\n", "kvasir_steps_captured_total 2\n",
+        "kvasir_steps_replayed_total 70\n"}) {
     EXPECT_NE(text.find(std::string("\n") + line), std::string::npos)
         << line << text;
   }

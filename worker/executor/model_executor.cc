@@ -89,6 +89,9 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
   KVASIR_RETURN_IF_ERROR(executor->CreateTable());
   KVASIR_RETURN_IF_ERROR(executor->PlanWorkspace());
   KVASIR_RETURN_IF_ERROR(executor->ReserveBlob());
+  if (executor->WantsGraphs()) {
+    executor->graphs_ = std::make_unique<StepGraphs>();
+  }
   return executor;
 }
 
@@ -261,8 +264,7 @@ absl::Status ModelExecutor::Enqueue(const kvasir::v1::StepPlan& plan) {
   }
   if (absl::Status staged = Stage(plan); !staged.ok()) return Fail(staged);
   in_flight_ = true;
-  Workspace workspace(workspace_memory_.data(), workspace_memory_.bytes());
-  const absl::Status launched = Launch(staged_, workspace);
+  const absl::Status launched = LaunchStep();
   return launched.ok() ? launched : Fail(launched);
 }
 

@@ -8,6 +8,8 @@
 //            enqueues only: it allocates nothing and reads nothing back, and
 //            steps of one StepBucket launch the same ops at the same addresses
 //            (until a step's blob outgrows its memory, which moves it)
+//            (A GPU's decode steps are captured where options say so, and
+//            replayed: graphs/model_executor_graphs.cc.)
 //   Collect  one read-back -> StepResult, totals
 #pragma once
 
@@ -32,6 +34,7 @@
 #include "worker/executor/attention/mass_room.h"
 #include "worker/executor/decoder.h"
 #include "worker/executor/executor.h"
+#include "worker/executor/graphs/step_graphs.h"
 #include "worker/executor/kv_arenas.h"
 #include "worker/executor/sequence_table.h"
 #include "worker/executor/slot_evictions.h"
@@ -68,6 +71,9 @@ struct ExecutorTotals {
   // Choosing slots and moving them. Of streams that have done so when the call
   // returns; others' would have to be told by the device.
   double eviction_seconds = 0;
+  // Captured as graphs, and enqueued by one.
+  int64_t captured_steps = 0;
+  int64_t replayed_steps = 0;
 };
 
 struct ModelExecutorOptions {
@@ -79,6 +85,12 @@ struct ModelExecutorOptions {
   bool prompts_as_rows = false;
   // Logits held at a time (StepOutput); one sample's at least.
   int64_t logits_bytes = int64_t{64} << 20;
+  // A GPU's steps that only decode, copy no pages and evict nothing are
+  // captured when one of their sizes comes for the second time, and replayed
+  // from then on: the same bits by one call. A capture that fails is logged,
+  // and none is tried again. Nothing is captured beside a profile or a tap, nor
+  // with a collective that cannot be.
+  bool graphs = false;
   // For tests and debugging: hears every token's logits. Every row then meets
   // the head and is read back: a tapped Launch waits for the device. Called
   // from Enqueue.
@@ -165,6 +177,7 @@ class ModelExecutor final : public Executor {
   const ExecutorTotals& totals() const { return totals_; }
   // Of the last step.
   const StepBucket& bucket() const { return staged_.bucket; }
+  const StepSizes& sizes() const { return staged_.sizes; }
 
  private:
   // Where a step's results are on the device.
@@ -258,6 +271,14 @@ class ModelExecutor final : public Executor {
   absl::Status TapLogits(const StagedStep& step, const HiddenStates& hidden,
                          kernels::Workspace& workspace);
 
+  // Launches what is staged, op by op or by a graph.
+  absl::Status LaunchStep();
+  bool WantsGraphs() const;
+  bool OnlyDecodes(const StagedStep& step) const;
+  absl::Status Capture(StepGraphs::Step* step);
+  // What all ranks' captures came to. It waits for the device.
+  absl::Status AgreeOnCapture(const absl::Status& own);
+
   // Collect.
   absl::StatusOr<kvasir::v1::StepResult> Collect();
   kvasir::v1::StepResult ResultOf(const StagedStep& step) const;
@@ -315,6 +336,7 @@ class ModelExecutor final : public Executor {
   std::unique_ptr<SlotEvictions> evictions_;
   StepBlob blob_;
   StagedStep staged_;
+  std::unique_ptr<StepGraphs> graphs_;  // null: steps are launched op by op
   bool in_flight_ = false;
   std::vector<std::byte> host_results_;
   std::vector<std::unique_ptr<PenaltyCounts>> idle_penalties_;

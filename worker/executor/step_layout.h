@@ -141,6 +141,7 @@ class StepBlob {
   bool counting() const { return counting_; }
   // Of its memory.
   size_t bytes() const { return device_.bytes(); }
+  const void* memory() const { return device_.data().device_address(); }
   absl::Status Upload(kernels::Stream& stream) const;
 
  private:

@@ -73,6 +73,17 @@ class Collective {
   virtual absl::Status status() const = 0;
 
   virtual CollectiveTotals totals() const = 0;
+
+  // Whether calls may be enqueued on a stream that captures
+  // (kernels::LaunchStream). All ranks capture the same calls, and replay them
+  // in turn with all others. totals() has them when they are replayed.
+  virtual bool can_be_captured() const { return false; }
+  // The calls that were captured since this was asked last.
+  virtual CollectiveTotals TakeCaptured() { return {}; }
+  // Such calls were enqueued on the stream once more.
+  virtual absl::Status Replayed(kernels::Stream&, const CollectiveTotals&) {
+    return absl::OkStatus();
+  }
 };
 
 // A group of one.
@@ -96,6 +107,7 @@ class SingleRank final : public Collective {
   void Abort(const absl::Status&) override {}
   absl::Status status() const override { return absl::OkStatus(); }
   CollectiveTotals totals() const override { return {}; }
+  bool can_be_captured() const override { return true; }
 };
 
 }  // namespace kvasir::worker

@@ -75,6 +75,10 @@ std::vector<GemmShape> FakeCublasLt::multiplied() const {
   base::MutexLock lock(&mutex_);
   return multiplied_;
 }
+std::vector<Gemm> FakeCublasLt::gemms() const {
+  base::MutexLock lock(&mutex_);
+  return gemms_;
+}
 
 CublasResult FakeCublasLt::Begin(const std::string& call) {
   ++calls_[call];
@@ -92,7 +96,7 @@ CublasResult FakeCublasLt::MakeHandle(CublasHandle* handle) {
   base::MutexLock lock(&mutex_);
   const CublasResult result = Begin("MakeHandle");
   if (result != CublasResult::kOk) return result;
-  *handle = reinterpret_cast<CublasHandle>(++made_);
+  *handle = reinterpret_cast<CublasHandle>(&made_.emplace_back());
   handles_.insert(*handle);
   return result;
 }
@@ -159,6 +163,7 @@ CublasResult FakeCublasLt::Multiply(CublasHandle handle, const GemmShape& shape,
   expect("workspace", gemm.workspace,
          static_cast<int64_t>(algorithm.workspace_bytes), 256);
   multiplied_.push_back(shape);
+  gemms_.push_back(gemm);
   if (!there) return result;
   runtime_->Enqueue(stream, [gemm, bytes = algorithm.workspace_bytes] {
     // Whoever keeps anything there loses it.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -30,6 +31,7 @@ class FakeCublasLt final : public CublasLt {
   void FailNext(const std::string& call, CublasResult result);
   int64_t calls(const std::string& call) const;
   std::vector<GemmShape> multiplied() const;  // in the order of their calls
+  std::vector<Gemm> gemms() const;            // the same with their addresses
 
   std::string Describe(CublasResult result) override;
   int64_t Version() override { return 130101; }
@@ -52,10 +54,11 @@ class FakeCublasLt final : public CublasLt {
   std::map<std::string, CublasResult> failures_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int64_t> calls_ ABSL_GUARDED_BY(mutex_);
   std::set<CublasHandle> handles_ ABSL_GUARDED_BY(mutex_);
-  uintptr_t made_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<char> made_ ABSL_GUARDED_BY(mutex_);  // handles are addresses
   // By the first word of an algorithm.
   std::vector<GemmShape> chosen_ ABSL_GUARDED_BY(mutex_);
   std::vector<GemmShape> multiplied_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Gemm> gemms_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::kernels::cuda

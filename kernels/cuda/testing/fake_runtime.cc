@@ -25,6 +25,8 @@ FakeRuntime::~FakeRuntime() {
   }
   EXPECT_EQ(streams_.size(), 0u) << "streams are left";
   EXPECT_EQ(events_.size(), 0u) << "events are left";
+  EXPECT_EQ(graphs_.size(), 0u) << "graphs are left";
+  EXPECT_EQ(execs_.size(), 0u) << "graphs that can be launched are left";
 }
 
 void FakeRuntime::FailNext(const std::string& call, Result result) {
@@ -48,9 +50,7 @@ void FakeRuntime::OnRun(std::function<void(const KernelLaunch&)> run) {
 }
 void FakeRuntime::Enqueue(StreamHandle stream, std::function<void()> run) {
   base::MutexLock lock(&mutex_);
-  if (Stream* const found = Find(stream); found != nullptr) {
-    found->work.push_back({.run = std::move(run)});
-  }
+  (void)Add(stream, {.run = std::move(run)});
 }
 bool FakeRuntime::IsDeviceMemory(const void* at, size_t bytes) const {
   base::MutexLock lock(&mutex_);
@@ -85,6 +85,36 @@ Result FakeRuntime::Begin(const std::string& call) {
   if (found == failures_.end()) return broken_;
   const Result result = found->second;
   failures_.erase(found);
+  return result;
+}
+
+Result FakeRuntime::Add(StreamHandle stream, Work work) {
+  Stream* const found = Find(stream);
+  if (found == nullptr) return Result::kOk;
+  if (!found->capture.has_value()) {
+    found->work.push_back(std::move(work));
+    return Result::kOk;
+  }
+  if (found->capture->spoiled) return Result::kCaptureInvalidated;
+  found->capture->work.push_back(std::move(work));
+  return Result::kOk;
+}
+
+Result FakeRuntime::Spoil(Stream* stream) {
+  stream->capture->spoiled = true;
+  return Result::kCaptureUnsupported;
+}
+
+Result FakeRuntime::RefuseCaptures(bool of_any_thread) {
+  Result result = Result::kOk;
+  for (const auto& [handle, stream] : streams_) {
+    if (!stream->capture.has_value() || stream->device != used_device) continue;
+    if (!of_any_thread &&
+        stream->capture->thread != std::this_thread::get_id()) {
+      continue;
+    }
+    result = Spoil(stream.get());
+  }
   return result;
 }
 
@@ -200,7 +230,8 @@ void* FakeRuntime::Take(Memory* from, size_t bytes) {
 
 Result FakeRuntime::Allocate(void** memory, size_t bytes) {
   base::MutexLock lock(&mutex_);
-  const Result result = Begin("Allocate");
+  Result result = Begin("Allocate");
+  if (result == Result::kOk) result = RefuseCaptures(false);
   if (result != Result::kOk) return result;
   if (bytes > total_bytes - Held()) return Result::kOutOfMemory;
   *memory = Take(&device_memory_, bytes);
@@ -208,7 +239,8 @@ Result FakeRuntime::Allocate(void** memory, size_t bytes) {
 }
 Result FakeRuntime::AllocateHost(void** memory, size_t bytes) {
   base::MutexLock lock(&mutex_);
-  const Result result = Begin("AllocateHost");
+  Result result = Begin("AllocateHost");
+  if (result == Result::kOk) result = RefuseCaptures(false);
   if (result != Result::kOk) return result;
   *memory = Take(&pinned_, bytes);
   return Result::kOk;
@@ -231,14 +263,16 @@ Result FakeRuntime::Give(Memory* from, void* memory) {
 }
 Result FakeRuntime::Free(void* memory) {
   base::MutexLock lock(&mutex_);
-  const Result result = Begin("Free");
+  Result result = Begin("Free");
+  if (result == Result::kOk) result = RefuseCaptures(false);
   if (result != Result::kOk && result != broken_) return result;
   Give(&device_memory_, memory);
   return result;
 }
 Result FakeRuntime::FreeHost(void* memory) {
   base::MutexLock lock(&mutex_);
-  const Result result = Begin("FreeHost");
+  Result result = Begin("FreeHost");
+  if (result == Result::kOk) result = RefuseCaptures(false);
   if (result != Result::kOk && result != broken_) return result;
   Give(&pinned_, memory);
   return result;
@@ -251,10 +285,13 @@ Result FakeRuntime::MakeStream(StreamHandle* stream) {
   auto made = std::make_shared<Stream>();
   made->runtime = this;
   made->device = used_device;
-  made->enqueue = [](HostWork* work, void (*run)(void*), void* argument) {
+  made->enqueue = [](HostWork* work, void (*run)(void*), void* argument,
+                     void (*release)(void*)) {
+    const std::shared_ptr<void> owner(
+        argument, release != nullptr ? release : [](void*) {});
     static_cast<Stream*>(work)->runtime->Enqueue(
         reinterpret_cast<StreamHandle>(work),
-        [run, argument] { run(argument); });
+        [run, owner] { run(owner.get()); });
   };
   *stream = reinterpret_cast<StreamHandle>(static_cast<HostWork*>(made.get()));
   streams_[*stream] = std::move(made);
@@ -263,6 +300,7 @@ Result FakeRuntime::MakeStream(StreamHandle* stream) {
 Result FakeRuntime::DestroyStream(StreamHandle stream) {
   base::MutexLock lock(&mutex_);
   if (Stream* const found = Find(stream, false); found != nullptr) {
+    if (found->capture.has_value()) return Spoil(found);
     EXPECT_TRUE(found->work.empty()) << "a stream that has work is destroyed";
   }
   streams_.erase(stream);
@@ -272,12 +310,16 @@ Result FakeRuntime::SynchronizeStream(StreamHandle stream) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("SynchronizeStream");
   if (Stream* const found = Find(stream, false); found != nullptr) {
+    if (found->capture.has_value()) return Spoil(found);
     RunUpTo(nullptr, found);
   }
   return result;
 }
 Result FakeRuntime::SynchronizeDevice() {
   base::MutexLock lock(&mutex_);
+  if (const Result refused = RefuseCaptures(true); refused != Result::kOk) {
+    return refused;
+  }
   // One may be destroyed while we run another, or wait for who runs it.
   std::vector<std::shared_ptr<Stream>> streams;
   for (const auto& [handle, stream] : streams_) {
@@ -291,8 +333,8 @@ Result FakeRuntime::MakeEvent(EventHandle* event) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("MakeEvent");
   if (result != Result::kOk) return result;
-  *event = reinterpret_cast<EventHandle>(++handles_);
-  events_[*event] = nullptr;
+  *event = NewHandle<EventHandle>();
+  events_[*event] = {};
   return Result::kOk;
 }
 Result FakeRuntime::DestroyEvent(EventHandle event) {
@@ -304,16 +346,23 @@ Result FakeRuntime::RecordEvent(EventHandle event, StreamHandle stream) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("RecordEvent");
   if (result != Result::kOk) return result;
-  if (Stream* const found = Find(stream); found != nullptr) {
-    events_[event] = stream;
-    found->work.push_back({.event = event});
-  }
+  Stream* const found = Find(stream);
+  if (found == nullptr) return Result::kOk;
+  const bool captured = found->capture.has_value();
+  if (captured && found->capture->spoiled) return Result::kCaptureInvalidated;
+  events_[event] = {stream, captured ? found : nullptr};
+  // In a graph it is an order between streams, and no event any more.
+  if (!captured) found->work.push_back({.event = event});
   return Result::kOk;
 }
 Result FakeRuntime::WaitForEvent(EventHandle event) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("WaitForEvent");
-  const auto found = streams_.find(events_[event]);
+  if (Stream* const by = events_[event].captured_by; by != nullptr) {
+    if (by->capture.has_value()) (void)Spoil(by);
+    return Result::kCapturedEvent;
+  }
+  const auto found = streams_.find(events_[event].stream);
   if (found == streams_.end()) return result;
   RunUpTo(event, found->second.get());
   return result;
@@ -321,7 +370,11 @@ Result FakeRuntime::WaitForEvent(EventHandle event) {
 Result FakeRuntime::QueryEvent(EventHandle event, bool* over) {
   base::MutexLock lock(&mutex_);
   const Result result = Begin("QueryEvent");
-  const auto found = streams_.find(events_[event]);
+  if (Stream* const by = events_[event].captured_by; by != nullptr) {
+    if (by->capture.has_value()) (void)Spoil(by);
+    return Result::kCapturedEvent;
+  }
+  const auto found = streams_.find(events_[event].stream);
   *over = found == streams_.end() || !Waits(event, *found->second);
   return result;
 }
@@ -334,13 +387,84 @@ Result FakeRuntime::CopyAsync(void* to, const void* from, size_t bytes,
   const bool up = Holds(pinned_, from, bytes) &&
                   (HoldsHere(to, bytes) || Holds(pinned_, to, bytes));
   const bool down = HoldsHere(from, bytes) && Holds(pinned_, to, bytes);
+  Stream* const found = Find(stream);
+  if (!up && !down && found != nullptr && found->capture.has_value()) {
+    return Spoil(found);
+  }
   EXPECT_TRUE(up || down) << "a copy of " << bytes
                           << " bytes outside of pinned and device memory";
-  if (Stream* const found = Find(stream); found != nullptr && (up || down)) {
-    found->work.push_back(
-        {.run = [to, from, bytes] { std::memcpy(to, from, bytes); },
-         .to = to,
-         .from = from});
+  if (!up && !down) return Result::kOk;
+  return Add(stream,
+             {.run = [to, from, bytes] { std::memcpy(to, from, bytes); },
+              .to = to,
+              .from = from});
+}
+
+Result FakeRuntime::BeginCapture(StreamHandle stream) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("BeginCapture");
+  if (result != Result::kOk) return result;
+  Stream* const found = Find(stream);
+  if (found == nullptr) return Result::kOk;
+  if (found->capture.has_value()) return Result::kIllegalState;
+  found->capture = Capture{.thread = std::this_thread::get_id()};
+  found->capturing = true;
+  return Result::kOk;
+}
+Result FakeRuntime::EndCapture(StreamHandle stream, GraphHandle* graph) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("EndCapture");
+  *graph = nullptr;
+  Stream* const found = Find(stream);
+  if (found == nullptr || !found->capture.has_value()) {
+    return Result::kIllegalState;
+  }
+  if (found->capture->thread != std::this_thread::get_id()) {
+    return Result::kCaptureWrongThread;
+  }
+  const Capture capture = *std::exchange(found->capture, std::nullopt);
+  found->capturing = false;
+  if (result != Result::kOk) return result;
+  if (capture.spoiled) return Result::kCaptureInvalidated;
+  *graph = NewHandle<GraphHandle>();
+  graphs_[*graph] = std::make_shared<const std::vector<Work>>(capture.work);
+  return Result::kOk;
+}
+Result FakeRuntime::DestroyGraph(GraphHandle graph) {
+  base::MutexLock lock(&mutex_);
+  EXPECT_EQ(graphs_.erase(graph), 1u) << "no such graph";
+  return Result::kOk;
+}
+Result FakeRuntime::InstantiateGraph(GraphHandle graph, ExecHandle* exec) {
+  base::MutexLock lock(&mutex_);
+  Result result = Begin("InstantiateGraph");
+  // It takes memory of the device.
+  if (result == Result::kOk) result = RefuseCaptures(false);
+  if (result != Result::kOk) return result;
+  *exec = NewHandle<ExecHandle>();
+  std::vector<Work> work = *graphs_.at(graph);
+  for (Work& each : work) each.exec = *exec;
+  execs_[*exec] = std::make_shared<const std::vector<Work>>(std::move(work));
+  return Result::kOk;
+}
+Result FakeRuntime::DestroyExec(ExecHandle exec) {
+  base::MutexLock lock(&mutex_);
+  for (const auto& [handle, stream] : streams_) {
+    EXPECT_FALSE(
+        std::any_of(stream->work.begin(), stream->work.end(),
+                    [exec](const Work& work) { return work.exec == exec; }))
+        << "a graph that is under way is destroyed";
+  }
+  EXPECT_EQ(execs_.erase(exec), 1u) << "no such graph that can be launched";
+  return Result::kOk;
+}
+Result FakeRuntime::LaunchGraph(ExecHandle exec, StreamHandle stream) {
+  base::MutexLock lock(&mutex_);
+  const Result result = Begin("LaunchGraph");
+  if (result != Result::kOk) return result;
+  for (const Work& work : *execs_.at(exec)) {
+    const Result added = Add(stream, work);
+    if (added != Result::kOk) return added;
   }
   return Result::kOk;
 }
@@ -361,16 +485,15 @@ Result FakeRuntime::Launch(const KernelLaunch& launch, StreamHandle stream) {
         << launch.name << " was not allowed its shared memory";
   }
   const auto* const args = static_cast<const char*>(launch.args);
-  launches_.push_back({launch, {args, args + launch.args_bytes}});
-  if (Stream* const found = Find(stream); found != nullptr) {
-    found->work.push_back({.run = [run = run_, made = launches_.back()] {
-      if (!run) return;
-      KernelLaunch now = made.launch;
-      now.args = made.args.data();
-      run(now);
-    }});
-  }
-  return Result::kOk;
+  FakeLaunch made = {launch, {args, args + launch.args_bytes}};
+  const Result added = Add(stream, {.run = [run = run_, made] {
+                             if (!run) return;
+                             KernelLaunch now = made.launch;
+                             now.args = made.args.data();
+                             run(now);
+                           }});
+  if (added == Result::kOk) launches_.push_back(std::move(made));
+  return added;
 }
 
 }  // namespace kvasir::kernels::cuda

@@ -7,7 +7,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -25,7 +27,9 @@ struct FakeLaunch {
 // An H100 as far as anybody asks; its memory is the test's, rounded as
 // cudaMalloc rounds. Copies whose host side is not pinned, work for another
 // device's stream or memory and memory that goes while a copy wants it are
-// failures of the test.
+// failures of the test. Captures are refused what CUDA refuses them, and are
+// spoiled by it: nothing of that is a failure of the test by itself. A graph's
+// launches are not told again by launches().
 class FakeRuntime final : public Runtime {
  public:
   ~FakeRuntime() override;
@@ -91,6 +95,12 @@ class FakeRuntime final : public Runtime {
   Result QueryEvent(EventHandle event, bool* over) override;
   Result CopyAsync(void* to, const void* from, size_t bytes,
                    StreamHandle stream) override;
+  Result BeginCapture(StreamHandle stream) override;
+  Result EndCapture(StreamHandle stream, GraphHandle* graph) override;
+  Result DestroyGraph(GraphHandle graph) override;
+  Result InstantiateGraph(GraphHandle graph, ExecHandle* exec) override;
+  Result DestroyExec(ExecHandle exec) override;
+  Result LaunchGraph(ExecHandle exec, StreamHandle stream) override;
   Result AllowSharedBytes(const void* function, uint32_t bytes) override;
   Result Launch(const KernelLaunch& launch, StreamHandle stream) override;
 
@@ -101,6 +111,13 @@ class FakeRuntime final : public Runtime {
     // What must not go before.
     const void* to = nullptr;
     const void* from = nullptr;
+    ExecHandle exec = nullptr;  // of which it is a part
+  };
+  using Graph = std::shared_ptr<const std::vector<Work>>;
+  struct Capture {
+    std::thread::id thread;
+    std::vector<Work> work;
+    bool spoiled = false;
   };
   // Its handle is the HostWork.
   struct Stream : HostWork {
@@ -109,6 +126,11 @@ class FakeRuntime final : public Runtime {
     // What runs is the first, until it is done.
     std::deque<Work> work;
     bool running = false;
+    std::optional<Capture> capture;
+  };
+  struct Event {
+    StreamHandle stream = nullptr;  // where it was recorded last
+    Stream* captured_by = nullptr;
   };
   struct GiveBack {
     void operator()(char* memory) const;
@@ -122,6 +144,18 @@ class FakeRuntime final : public Runtime {
 
   // Counts the call; what FailNext asked for it.
   Result Begin(const std::string& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  template <typename Handle>
+  Handle NewHandle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return reinterpret_cast<Handle>(&handles_.emplace_back());
+  }
+  // Of the stream, or of what it captures.
+  Result Add(StreamHandle stream, Work work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Refuses what a capture of this thread, or any (`of_any_thread`), cannot
+  // have.
+  Result RefuseCaptures(bool of_any_thread)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static Result Spoil(Stream* stream);
   static bool Waits(EventHandle event, const Stream& stream);
   // Up to the event's last record, or all. Without the lock while work runs:
   // it may wait for other threads, which ask for events.
@@ -149,9 +183,10 @@ class FakeRuntime final : public Runtime {
   std::map<StreamHandle, std::shared_ptr<Stream>> streams_
       ABSL_GUARDED_BY(mutex_);
   base::CondVar idle_;  // a stream
-  // Where an event was recorded last.
-  std::map<EventHandle, StreamHandle> events_ ABSL_GUARDED_BY(mutex_);
-  uintptr_t handles_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<EventHandle, Event> events_ ABSL_GUARDED_BY(mutex_);
+  std::map<GraphHandle, Graph> graphs_ ABSL_GUARDED_BY(mutex_);
+  std::map<ExecHandle, Graph> execs_ ABSL_GUARDED_BY(mutex_);
+  std::deque<char> handles_ ABSL_GUARDED_BY(mutex_);  // their addresses
   std::vector<FakeLaunch> launches_ ABSL_GUARDED_BY(mutex_);
   std::function<void(const KernelLaunch&)> run_ ABSL_GUARDED_BY(mutex_);
 };

@@ -48,7 +48,7 @@ NcclCommunicator::NcclCommunicator(const NcclCommunicatorOptions& options,
     : options_(options),
       functions_(options.library->functions()),
       comm_(comm),
-      watcher_(&NcclCommunicator::Watch, this) {}
+      watcher_(&NcclCommunicator::KeepWatching, this) {}
 
 NcclCommunicator::~NcclCommunicator() {
   bool alive = false;
@@ -131,9 +131,17 @@ absl::Status NcclCommunicator::Enqueue(
   if (result == Result::kInProgress) {
     KVASIR_RETURN_IF_ERROR(WaitUntilDone(name, options_.call_timeout));
   } else if (result != Result::kOk) {
-    FailAndTell(options_.library->Error(absl::StrCat("NCCL: ", name), result));
+    absl::Status refused =
+        options_.library->Error(absl::StrCat("NCCL: ", name), result);
+    if (stream.capturing()) return refused;
+    FailAndTell(refused);
     return status();
   }
+  return stream.capturing() ? absl::OkStatus() : Watch(name, stream);
+}
+
+absl::Status NcclCommunicator::Watch(const char* name,
+                                     kernels::LaunchStream& stream) {
   absl::Status marked = Mark(name, stream);
   if (!marked.ok()) FailAndTell(marked);
   return marked;
@@ -183,7 +191,7 @@ absl::Status NcclCommunicator::status() const {
   return failure_;
 }
 
-void NcclCommunicator::Watch() {
+void NcclCommunicator::KeepWatching() {
   for (;;) {
     {
       base::MutexLock lock(&mutex_);

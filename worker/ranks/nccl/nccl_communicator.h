@@ -54,11 +54,16 @@ class NcclCommunicator {
   // ranks of the same machine.
   ~NcclCommunicator();
 
-  // `call` enqueues on the stream whose handle it gets, and returns at once.
+  // `call` enqueues on the stream whose handle it gets, and returns at once. On
+  // a stream that captures what it is refused kills nothing, and nobody waits
+  // for what is behind it: that is for who replays it.
   absl::Status Enqueue(
       const char* name, kernels::LaunchStream& stream,
       absl::FunctionRef<nccl::Result(nccl::CommHandle comm, void* stream)>
           call);
+  // Watches the stream up to here, where captured calls were replayed: all of
+  // them as one.
+  absl::Status Watch(const char* name, kernels::LaunchStream& stream);
 
   // Has the communicator aborted, soon; the first reason is kept.
   void Fail(const absl::Status& reason);
@@ -88,7 +93,7 @@ class NcclCommunicator {
   void FailAndTell(const absl::Status& reason);
 
   // The body of `watcher_`.
-  void Watch();
+  void KeepWatching();
   // What it finds.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();

@@ -15,6 +15,7 @@
 #include "worker/ranks/nccl/nccl_group.h"
 #include "worker/ranks/rank.h"
 #include "worker/testing/collective_ranks.h"
+#include "worker/testing/graph_steps.h"
 
 namespace kvasir::worker {
 namespace {
@@ -128,6 +129,45 @@ TEST_P(NcclDeviceTest, AModelOfOneRankHasTheBitsOfOneWithoutNccl) {
   EXPECT_EQ(have, Logits(nullptr));
   KVASIR_EXPECT_OK(collective_->status());
   EXPECT_GE(collective_->totals().calls, 4 * 5);  // of two layers, 4 steps
+}
+
+TEST_P(NcclDeviceTest, CollectivesOfOneRankAreReplayedWithTheirStep) {
+  struct Ran {
+    std::vector<std::string> results;
+    int64_t replayed = 0;
+    int64_t calls = 0;
+  };
+  const auto run = [](Collective* collective, bool graphs) {
+    const GraphRank options = {.plan = plan::kDensePreset,
+                               .graphs = graphs,
+                               .deterministic = true,
+                               .make_device = [] { return MakeTestDevice({}); },
+                               .collective = collective};
+    Ran ran;
+    const auto rank = MakeGraphRank(options);
+    KVASIR_EXPECT_OK(rank);
+    if (!rank.ok()) return ran;
+    const int64_t before =
+        collective == nullptr ? 0 : collective->totals().calls;
+    auto results = RunGraphSteps(**rank, nullptr, kFewGraphSteps);
+    KVASIR_EXPECT_OK(results);
+    if (!results.ok()) return ran;
+    ran.results = *std::move(results);
+    ran.replayed = (*rank)->executor().totals().replayed_steps;
+    if (collective != nullptr) ran.calls = collective->totals().calls - before;
+    return ran;
+  };
+  const Ran alone = run(nullptr, false);
+  const Ran op_by_op = run(collective_.get(), false);
+  const Ran replayed = run(collective_.get(), true);
+  EXPECT_EQ(alone.results.size(), kFewGraphSteps);
+  EXPECT_EQ(op_by_op.results, alone.results);
+  EXPECT_EQ(replayed.results, alone.results);
+  EXPECT_EQ(op_by_op.replayed, 0);
+  EXPECT_EQ(replayed.replayed, 3);
+  EXPECT_GT(op_by_op.calls, 4 * 3);
+  EXPECT_EQ(replayed.calls, op_by_op.calls);
+  KVASIR_EXPECT_OK(collective_->status());
 }
 
 INSTANTIATE_TEST_SUITE_P(Sums, NcclDeviceTest, ::testing::Bool(),

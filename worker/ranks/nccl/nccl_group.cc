@@ -74,7 +74,7 @@ class NcclCollective final : public Collective {
                 comm, handle);
           }));
     }
-    Count(2 * (shard_.size - 1) * bytes / shard_.size);
+    Count(stream, 2 * (shard_.size - 1) * bytes / shard_.size);
     return absl::OkStatus();
   }
 
@@ -130,7 +130,8 @@ class NcclCollective final : public Collective {
       copy.out = data + first_columns[static_cast<size_t>(rank)];
       KVASIR_RETURN_IF_ERROR(kernels::GatherRows(stream, copy, workspace));
     }
-    Count((shard_.size - 1) * piece * static_cast<int64_t>(sizeof(float)));
+    Count(stream,
+          (shard_.size - 1) * piece * static_cast<int64_t>(sizeof(float)));
     return absl::OkStatus();
   }
 
@@ -150,7 +151,7 @@ class NcclCollective final : public Collective {
                 static_cast<size_t>(bytes), DataType::kUint8, 0, comm, handle);
           }));
     }
-    Count(shard_.rank + 1 < shard_.size ? bytes : 0);
+    Count(stream, shard_.rank + 1 < shard_.size ? bytes : 0);
     return absl::OkStatus();
   }
 
@@ -159,6 +160,18 @@ class NcclCollective final : public Collective {
   }
 
   absl::Status status() const override { return communicator_->status(); }
+
+  bool can_be_captured() const override { return true; }
+  CollectiveTotals TakeCaptured() override {
+    return std::exchange(captured_, CollectiveTotals());
+  }
+  absl::Status Replayed(Stream& stream,
+                        const CollectiveTotals& calls) override {
+    calls_.fetch_add(calls.calls, std::memory_order_relaxed);
+    sent_bytes_.fetch_add(calls.sent_bytes, std::memory_order_relaxed);
+    return communicator_->Watch("a captured step",
+                                static_cast<LaunchStream&>(stream));
+  }
 
   // Bytes as ranks in a ring send them: NCCL does not tell its own.
   CollectiveTotals totals() const override {
@@ -194,7 +207,7 @@ class NcclCollective final : public Collective {
     if (count > 0 || workspace.counting()) {
       KVASIR_RETURN_IF_ERROR(kernels::SumRows(stream, sum, workspace));
     }
-    if (!workspace.counting()) Count((shard_.size - 1) * bytes);
+    if (!workspace.counting()) Count(stream, (shard_.size - 1) * bytes);
     return absl::OkStatus();
   }
 
@@ -206,7 +219,12 @@ class NcclCollective final : public Collective {
     return communicator_->Enqueue(name, launches, call);
   }
 
-  void Count(int64_t bytes) {
+  void Count(const Stream& stream, int64_t bytes) {
+    if (static_cast<const LaunchStream&>(stream).capturing()) {
+      ++captured_.calls;
+      captured_.sent_bytes += bytes;
+      return;
+    }
     calls_.fetch_add(1, std::memory_order_relaxed);
     sent_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
@@ -217,6 +235,7 @@ class NcclCollective final : public Collective {
   const std::unique_ptr<NcclCommunicator> communicator_;
   std::atomic<int64_t> calls_{0};
   std::atomic<int64_t> sent_bytes_{0};
+  CollectiveTotals captured_;
 };
 
 // NCCL takes its interface from the environment alone.

@@ -292,7 +292,7 @@ TEST_F(NcclGroupTest, AStreamThatMovesOnIsNotGivenUp) {
     auto* const work = static_cast<kernels::HostWork*>(handle);
     for (int call = 0; call < 12; ++call) {
       work->enqueue(
-          work, [](void*) { absl::SleepFor(absl::Milliseconds(300)); },
+          work, [](void*) { absl::SleepFor(absl::Milliseconds(300)); }, nullptr,
           nullptr);
       KVASIR_EXPECT_OK(collective(r).AllReduceSum(
           *stream, memory.as<float>(), 100, kernels::DType::kF32, none));

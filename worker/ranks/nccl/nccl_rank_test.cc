@@ -18,6 +18,7 @@
 #include "worker/executor/direct_runner.h"
 #include "worker/ranks/in_process_group.h"
 #include "worker/testing/collective_ranks.h"
+#include "worker/testing/graph_steps.h"
 #include "worker/testing/nccl_ranks.h"
 #include "worker/testing/tiny_rank.h"
 
@@ -209,6 +210,102 @@ TEST(NcclRankFailureTest, AStepWhoseGroupDiesFails) {
     EXPECT_EQ(group[r]->status(), ended);
   });
   EndRanks(&group);
+}
+
+// What ranks gave in the steps of graph_steps.h.
+struct GraphRun {
+  std::vector<absl::StatusOr<std::vector<std::string>>> results;  // by rank
+  std::vector<ExecutorTotals> totals;
+  std::vector<CollectiveTotals> collectives;
+};
+
+GraphRun RunGraphs(bool graphs, const NcclOptions& options,
+                   size_t most_steps = kFewGraphSteps) {
+  auto group = MakeNcclRanks(2, options);
+  GraphRun run;
+  run.results.resize(group.size());
+  run.totals.resize(group.size());
+  run.collectives.resize(group.size());
+  OnRanks(static_cast<int64_t>(group.size()), [&](int64_t rank) {
+    const auto r = static_cast<size_t>(rank);
+    const GraphRank made_of = {
+        .plan = plan::kDensePreset,
+        .graphs = graphs,
+        .deterministic = options.deterministic,
+        .make_device =
+            [] {
+              return std::make_unique<kernels::emulation::EmulatedDevice>(
+                  kernels::emulation::EmulatedDeviceOptions(),
+                  kernels::emulated::Ops());
+            },
+        .collective = group[r].get()};
+    const auto made = MakeGraphRank(made_of);
+    KVASIR_ASSERT_OK(made);
+    const CollectiveTotals before = group[r]->totals();
+    run.results[r] = RunGraphSteps(**made, nullptr, most_steps);
+    run.totals[r] = (*made)->executor().totals();
+    const CollectiveTotals behind = group[r]->totals();
+    run.collectives[r] = {behind.calls - before.calls,
+                          behind.sent_bytes - before.sent_bytes};
+  });
+  EndRanks(&group);
+  EXPECT_EQ(FakeNcclLive(), 0);
+  return run;
+}
+
+TEST(NcclGraphsTest, ReplayedStepsHaveTheBitsAndTheTotalsOfTheirOps) {
+  for (const bool deterministic : {false, true}) {
+    SCOPED_TRACE(deterministic);
+    NcclOptions options = Patient();
+    options.deterministic = deterministic;
+    // The last two are of another number of sequences.
+    const size_t most_steps = kFewGraphSteps + (deterministic ? 0 : 2);
+    const int64_t captures = deterministic ? 1 : 2;
+    const GraphRun want = RunGraphs(false, options, most_steps);
+    const GraphRun have = RunGraphs(true, options, most_steps);
+    for (size_t r = 0; r < 2; ++r) {
+      KVASIR_ASSERT_OK(want.results[r]);
+      KVASIR_ASSERT_OK(have.results[r]);
+      EXPECT_EQ(*have.results[r], *want.results[r]);
+      EXPECT_EQ(want.totals[r].replayed_steps, 0);
+      EXPECT_EQ(have.totals[r].captured_steps, captures);
+      EXPECT_EQ(have.totals[r].replayed_steps, captures + 2);
+      // Beside each capture ranks agree, by the sum of a number.
+      EXPECT_EQ(have.collectives[r].calls,
+                want.collectives[r].calls + captures);
+      EXPECT_EQ(have.collectives[r].sent_bytes,
+                want.collectives[r].sent_bytes + 4 * captures);
+    }
+  }
+}
+
+// Five calls a step: the third step is the one that is captured.
+TEST(NcclGraphsTest, ACaptureThatFailsOnOneRankIsTheLastOfAll) {
+  const GraphRun want = RunGraphs(false, Patient());
+  // What NCCL goes on with behind the function is captured, too.
+  for (const auto& [fault, captures] :
+       {std::pair("1:13:refuse", 0), std::pair("0:12:late,1:13:late", 1)}) {
+    SCOPED_TRACE(fault);
+    const FakeNcclFaults faults(fault);
+    const GraphRun have = RunGraphs(true, Patient());
+    for (size_t r = 0; r < 2; ++r) {
+      KVASIR_ASSERT_OK(want.results[r]);
+      KVASIR_ASSERT_OK(have.results[r]);
+      EXPECT_EQ(*have.results[r], *want.results[r]);
+      EXPECT_EQ(have.totals[r].captured_steps, captures);
+    }
+  }
+}
+
+// Behind ten calls, the ranks' agreement and one replay.
+TEST(NcclGraphsTest, AReplayedStepThatStandsStillIsNoticed) {
+  const FakeNcclFaults faults("1:18:hang");
+  const GraphRun run = RunGraphs(true, {.call_timeout = absl::Seconds(2)});
+  for (size_t r = 0; r < 2; ++r) {
+    EXPECT_EQ(run.totals[r].replayed_steps, 2);
+    EXPECT_THAT(run.results[r], StatusIs(absl::StatusCode::kUnavailable,
+                                         HasSubstr("a captured step")));
+  }
 }
 
 }  // namespace

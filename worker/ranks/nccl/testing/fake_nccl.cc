@@ -4,6 +4,9 @@
 //
 // KVASIR_FAKE_NCCL in the environment is what goes wrong: RANK:CALL:WHAT,
 // separated by commas; call 0 is the connection, collectives count from 1.
+// What is captured counts when it is captured for those that are of the
+// function (refuse, late, stuck), and each time that it is replayed for the
+// others.
 //   hang    the rank never comes to the call
 //   error   the same, and NCCL has an asynchronous error on it
 //   refuse  the function returns an error
@@ -55,7 +58,8 @@ enum class Kind : int { kAllReduce, kAllGather, kBroadcast };
 
 // What all ranks must agree on.
 struct Call {
-  uint64_t number = 0;
+  uint64_t number = 0;    // of those that streams came to
+  bool captured = false;  // NCCL wants a call captured by all ranks or by none
   Kind kind = Kind::kAllReduce;
   DataType type = DataType::kUint8;
   size_t bytes = 0;  // that a rank brings
@@ -180,31 +184,27 @@ class State {
       return Refuse(Result::kInvalidUsage, "the call before is in progress");
     }
     if (stream == nullptr) return Refuse(Result::kInvalidArgument, "no stream");
-    call.number = ++calls_;
-    if (Has(call.number, "refuse")) {
+    auto* const work = static_cast<kernels::HostWork*>(stream);
+    call.captured = work->capturing;
+    const uint64_t number = ++calls_;
+    if (Has(number, "refuse")) {
       return Refuse(Result::kInternalError, "refused");
     }
-    if (Has(call.number, "stuck")) {
+    if (Has(number, "stuck")) {
       WaitFor([] { return false; });
       return Result::kOk;
     }
-    auto* const work = static_cast<kernels::HostWork*>(stream);
     auto enqueue = [self, work, call, from, to, root] {
       ++self->jobs_;
       work->enqueue(
-          work,
-          [](void* run) {
-            const std::unique_ptr<std::function<void()>> owner(
-                static_cast<std::function<void()>*>(run));
-            (*owner)();
-          },
-          new std::function<void()>([self, call, from, to, root] {
-            self->Run(call, static_cast<const char*>(from),
-                      static_cast<char*>(to), root);
-            --self->jobs_;
-          }));
+          work, [](void* job) { static_cast<Job*>(job)->Run(); },
+          new Job{self, call, from, to, root},
+          [](void* job) {
+            const std::unique_ptr<Job> owner(static_cast<Job*>(job));
+            --owner->state->jobs_;
+          });
     };
-    if (Has(call.number, "late")) {
+    if (Has(number, "late")) {
       late_ = std::move(enqueue);
       return Result::kInProgress;
     }
@@ -215,6 +215,18 @@ class State {
   std::atomic<bool> used{false};
 
  private:
+  struct Job {
+    std::shared_ptr<State> state;
+    Call call;
+    const void* from;
+    void* to;
+    int root;
+    void Run() const {
+      state->Run(call, static_cast<const char*>(from), static_cast<char*>(to),
+                 root);
+    }
+  };
+
   Segment::Rank& own() { return segment_->ranks[rank_]; }
 
   void CloseFile() {
@@ -236,6 +248,7 @@ class State {
   }
 
   void Run(Call call, const char* from, char* to, int root) {
+    call.number = ++came_;
     if (Has(call.number, "error")) error_ = Result::kSystemError;
     if (Has(call.number, "error") || Has(call.number, "hang")) {
       WaitFor([] { return false; });
@@ -317,8 +330,9 @@ class State {
   uint64_t calls_ = 0;
   int polls_ = 0;
   std::function<void()> late_;  // what the library goes on with
-  uint64_t steps_ = 0;          // of the stream's thread
-  std::atomic<int> jobs_{0};
+  uint64_t came_ = 0;           // calls; of the stream's thread
+  uint64_t steps_ = 0;          // likewise
+  std::atomic<int> jobs_{0};    // enqueued, or in graphs that are there
   std::atomic<bool> aborted_{false};
   std::atomic<Result> error_{Result::kOk};
 };

@@ -1,0 +1,270 @@
+// Steps as CUDA graphs over a runtime without a GPU, which has the emulator for
+// one: what the launches of steps of one key have in common, and captures that
+// fail.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/testing/fake_cublaslt.h"
+#include "kernels/cuda/testing/fake_runtime.h"
+#include "kernels/emulation/emulator.h"
+#include "kernels/rowwise/norm.h"
+#include "kernels/simt/op_table.h"
+#include "plan/presets.h"
+#include "worker/executor/direct_runner.h"
+#include "worker/executor/graphs/step_graphs.h"
+#include "worker/executor/model_executor.h"
+#include "worker/testing/graph_steps.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kernels::Gemm;
+using kernels::cuda::FakeCublasLt;
+using kernels::cuda::FakeLaunch;
+using kernels::cuda::FakeRuntime;
+using kernels::cuda::Result;
+
+// What a step launched.
+struct Launched {
+  StepSizes key;
+  std::vector<FakeLaunch> kernels;
+  std::vector<Gemm> gemms;
+};
+
+// A rank, its GPU and all that was asked of it.
+class CudaGraphsTest : public ::testing::Test {
+ protected:
+  CudaGraphsTest() {
+    runtime_.OnRun(
+        [this](const kernels::KernelLaunch& launch) { emulator_.Run(launch); });
+  }
+
+  void Make(const std::string& plan, bool graphs, bool deterministic,
+            int64_t max_model_len = 64) {
+    auto rank = MakeGraphRank(
+        {.plan = plan,
+         .graphs = graphs,
+         .deterministic = deterministic,
+         .max_model_len = max_model_len,
+         .make_device = [&]() -> std::unique_ptr<kernels::Device> {
+           auto device = kernels::CudaDevice::Make(
+               {.deterministic = deterministic}, &runtime_,
+               kernels::emulated::Ops(), [this] {
+                 return absl::StatusOr<kernels::cuda::CublasLt*>(&library_);
+               });
+           KVASIR_EXPECT_OK(device);
+           return *std::move(device);
+         }});
+    KVASIR_ASSERT_OK(rank);
+    rank_ = *std::move(rank);
+  }
+  std::vector<std::string> RunSteps(const std::function<void()>& behind,
+                                    size_t most_steps = kAllGraphSteps) {
+    auto results = RunGraphSteps(*rank_, behind, most_steps);
+    KVASIR_EXPECT_OK(results);
+    return results.ok() ? *results : std::vector<std::string>();
+  }
+  const ExecutorTotals& totals() { return rank_->executor().totals(); }
+  // What was launched since the last call, as one step.
+  Launched TakeLaunched() {
+    const std::vector<FakeLaunch> kernels = runtime_.launches();
+    const std::vector<Gemm> gemms = library_.gemms();
+    Launched step;
+    step.key = StepGraphs::KeyOf(rank_->executor().sizes(),
+                                 rank_->executor().bucket());
+    step.kernels.assign(kernels.begin() + kernels_taken_, kernels.end());
+    step.gemms.assign(gemms.begin() + gemms_taken_, gemms.end());
+    kernels_taken_ = static_cast<std::ptrdiff_t>(kernels.size());
+    gemms_taken_ = static_cast<std::ptrdiff_t>(gemms.size());
+    return step;
+  }
+
+  FakeRuntime runtime_;
+  FakeCublasLt library_{&runtime_};
+  kernels::emulation::Emulator emulator_{{}};
+  std::unique_ptr<Rank> rank_;
+  std::ptrdiff_t kernels_taken_ = 0;
+  std::ptrdiff_t gemms_taken_ = 0;
+};
+
+// Whether a byte of a launch's parameters is one of nothing, which holds what
+// the stack had there.
+bool IsPadding(const FakeLaunch& launch, size_t byte) {
+  using kernels::NormArgs;
+  return launch.launch.name == std::string("norm") &&
+         launch.args.size() == sizeof(NormArgs) &&
+         byte >= offsetof(NormArgs, dtype) + sizeof(NormArgs::dtype);
+}
+
+// All that a graph keeps of a launch: where two differ, or empty.
+std::string Difference(const FakeLaunch& a, const FakeLaunch& b) {
+  const auto parts = [](const kernels::KernelLaunch& launch) {
+    return std::tuple(std::string(launch.name), launch.function, launch.grid_x,
+                      launch.grid_y, launch.threads, launch.shared_bytes,
+                      launch.ctas_together);
+  };
+  if (parts(a.launch) != parts(b.launch) || a.args.size() != b.args.size()) {
+    return absl::StrCat(a.launch.name, " beside ", b.launch.name);
+  }
+  for (size_t i = 0; i < a.args.size(); ++i) {
+    if (a.args[i] == b.args[i] || IsPadding(a, i)) continue;
+    return absl::StrCat(a.launch.name, ": byte ", i, " of its parameters");
+  }
+  return "";
+}
+std::string Difference(const Gemm& a, const Gemm& b) {
+  const auto parts = [](const Gemm& gemm) {
+    return std::tuple(gemm.x, gemm.x_row_stride, gemm.weight, gemm.bias, gemm.y,
+                      gemm.y_row_stride, gemm.rows, gemm.n, gemm.k, gemm.dtype,
+                      gemm.y_dtype, gemm.workspace);
+  };
+  return parts(a) == parts(b) ? "" : "a product";
+}
+std::string Difference(const Launched& a, const Launched& b) {
+  if (a.kernels.size() != b.kernels.size() ||
+      a.gemms.size() != b.gemms.size()) {
+    return "numbers of launches";
+  }
+  for (size_t i = 0; i < a.kernels.size(); ++i) {
+    const std::string found = Difference(a.kernels[i], b.kernels[i]);
+    if (!found.empty()) return absl::StrCat(i, ", ", found);
+  }
+  for (size_t i = 0; i < a.gemms.size(); ++i) {
+    const std::string found = Difference(a.gemms[i], b.gemms[i]);
+    if (!found.empty()) return absl::StrCat(i, ", ", found);
+  }
+  return "";
+}
+
+class CudaGraphsOfPlanTest : public CudaGraphsTest,
+                             public ::testing::WithParamInterface<std::string> {
+};
+
+// What a graph replays is what the step would have launched, to the byte: by
+// steps that run op by op, whatever lies in their blobs.
+TEST_P(CudaGraphsOfPlanTest, StepsOfOneKeyLaunchTheSameToTheByte) {
+  Make(GetParam(), /*graphs=*/false, /*deterministic=*/false);
+  TakeLaunched();
+  std::vector<Launched> steps;
+  RunSteps([&] { steps.push_back(TakeLaunched()); });
+  // Before the blob moved, without a prompt or the copy of a page.
+  const std::vector<size_t> decodes = {1,  2,  3,  4,  6,  7, 9,
+                                       10, 11, 12, 14, 15, 16};
+  ASSERT_GT(steps.size(), decodes.back());
+  int alike = 0;
+  for (const size_t a : decodes) {
+    for (const size_t b : decodes) {
+      if (b >= a) continue;
+      const std::string found = Difference(steps[a], steps[b]);
+      if (steps[a].key == steps[b].key) {
+        ++alike;
+        EXPECT_EQ(found, "") << "steps " << a << " and " << b;
+      } else {
+        EXPECT_NE(found, "") << "steps " << a << " and " << b;
+      }
+    }
+  }
+  EXPECT_GT(steps[1].kernels.size(), 10u);
+  EXPECT_GT(steps[1].gemms.size(), 3u);
+  // Two at a time: six; three: three; four, and those that ask for more: two.
+  EXPECT_EQ(alike, 6 * 5 / 2 + 3 + 1 + 1);
+}
+
+TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthLaunchTheSame) {
+  Make(GetParam(), /*graphs=*/false, /*deterministic=*/true,
+       /*max_model_len=*/900);
+  DirectRunner runner(&rank_->executor(), &rank_->layout(), rank_->pages());
+  // Nobody has computed the slots before the first step: there is 0 in them.
+  const KvArenas& arenas = rank_->executor().arenas();
+  std::memset(
+      const_cast<char*>(static_cast<const char*>(
+          arenas.layers()[0].key[0].latents.arena.device_address())),
+      0, static_cast<size_t>(arenas.page_bytes(0) * arenas.num_pages()[0]));
+  const int32_t id = 5;
+  std::vector<Launched> steps;
+  TakeLaunched();
+  uint64_t sequence = 0;
+  // Within a page, over pages, over blocks and splits of attention.
+  for (const int64_t length : {3, 15, 130, 600, 850}) {
+    runner.StartAt(++sequence, length);
+    KVASIR_ASSERT_OK(runner.Run({{.sequence_id = sequence,
+                                  .token_ids = absl::MakeConstSpan(&id, 1),
+                                  .sample = GreedySample(),
+                                  .output = true}}));
+    runner.Release(sequence);
+    steps.push_back(TakeLaunched());
+    EXPECT_EQ(Difference(steps.front(), steps.back()), "") << length;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, CudaGraphsOfPlanTest,
+                         ::testing::Values(plan::kDensePreset,
+                                           plan::kRotatedPreset, "rap-50-4bit"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+TEST_F(CudaGraphsTest, AReplayedStepIsOneCall) {
+  Make(plan::kDensePreset, /*graphs=*/true, /*deterministic=*/false);
+  std::vector<size_t> launches;
+  RunSteps([&] { launches.push_back(runtime_.launches().size()); });
+  EXPECT_EQ(totals().captured_steps, kGraphCaptures);
+  EXPECT_EQ(totals().replayed_steps, kGraphReplays);
+  EXPECT_EQ(runtime_.calls("LaunchGraph"), kGraphReplays);
+  EXPECT_EQ(runtime_.calls("InstantiateGraph"), kGraphCaptures);
+  // The third step of two sequences is the first that launches nothing itself.
+  EXPECT_GT(launches[2], launches[1]);
+  EXPECT_EQ(launches[3], launches[2]);
+}
+
+// Whatever fails, and whenever, the tokens are the same, and nobody's request
+// fails.
+TEST_F(CudaGraphsTest, ACaptureThatFailsIsTheLastAndChangesNothing) {
+  Make(plan::kDensePreset, /*graphs=*/false, /*deterministic=*/true);
+  const std::vector<std::string> want = RunSteps(nullptr, kFewGraphSteps);
+  struct Failure {
+    const char* call;
+    bool kernel;           // one of the step's, in the capture
+    int64_t captures = 0;  // before
+  };
+  for (const Failure& failure :
+       {Failure{"BeginCapture", false}, Failure{"Launch", true},
+        Failure{"EndCapture", false}, Failure{"InstantiateGraph", false},
+        Failure{"LaunchGraph", false, 1}}) {
+    SCOPED_TRACE(failure.call);
+    rank_ = nullptr;
+    Make(plan::kDensePreset, /*graphs=*/true, /*deterministic=*/true);
+    if (!failure.kernel) {
+      runtime_.FailNext(failure.call, Result::kCaptureUnsupported);
+    }
+    int step = 0;
+    const int64_t graphs = runtime_.calls("LaunchGraph");
+    const std::vector<std::string> have = RunSteps(
+        [&] {
+          // Before the step that is captured.
+          if (++step == 2 && failure.kernel) {
+            runtime_.FailNext("Launch", Result::kCaptureUnsupported);
+          }
+        },
+        kFewGraphSteps);
+    EXPECT_EQ(have, want);
+    EXPECT_EQ(totals().captured_steps, failure.captures);
+    EXPECT_EQ(totals().replayed_steps, 0);
+    EXPECT_LE(runtime_.calls("LaunchGraph"), graphs + 1);
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::worker
