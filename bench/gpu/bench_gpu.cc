@@ -11,13 +11,16 @@
 //   {"do": "drop", "name": N}
 //   {"do": "copy", "bytes": n}
 //   {"do": "multiply", "steps": n}: mma.sync alone
-//   {"do": "decode_make", "shape": S, "plan": P, "batch": b, "context": c}
-//   {"do": "decode_run", "batch": b, "context": c, "steps": n}: no more than
-//   made
-//   {"do": "decode_drop"}
+//   {"do": "decode_make", "shape": S, "plan": P, "batch": b, "context": c,
+//    "graphs": bool}: one whose steps are captured and replayed, beside one
+//    whose are not
+//   {"do": "decode_run", "batch": b, "context": c, "steps": n, "graphs": bool}:
+//   no more than made
+//   {"do": "decode_drop"}: both
 //   {"do": "all_reduce", "gpus": n, "bytes": b, "calls": c, "rounds": r,
 //    "libraries": [FILE]}: between cuda:0 to cuda:n-1, or so many emulated ones
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -60,6 +63,7 @@ class DecodeSteps {
     std::string plan;
     int64_t batch = 0;
     int64_t context = 0;
+    bool graphs = false;
   };
 
   // `device` is opened anew by the rank, which owns it.
@@ -92,6 +96,7 @@ class DecodeSteps {
     rank.executor.max_model_len = longest;
     rank.executor.max_num_seqs = options.batch;
     rank.executor.max_batched_tokens = options.batch;
+    rank.executor.graphs = options.graphs;
     KVASIR_ASSIGN_OR_RETURN(
         steps->rank_,
         worker::Rank::Create(steps->spec_, served, source.get(), rank));
@@ -152,6 +157,8 @@ class DecodeSteps {
            CacheBytesRead(rank_->layout(), context + 1);
   }
 
+  // Steps that were replayed so far.
+  int64_t replayed() const { return rank_->executor().totals().replayed_steps; }
   // Of the device that they run on.
   std::string numerics() const { return rank_->device().numerics(); }
 
@@ -219,7 +226,7 @@ class Bench {
     if (what == "decode_make") return MakeDecode(asked);
     if (what == "decode_run") return RunDecode(asked);
     if (what == "decode_drop") {
-      decode_ = nullptr;
+      decodes_ = {};
       return Json::object();
     }
     if (what == "all_reduce") return AllReduce(asked);
@@ -337,8 +344,13 @@ class Bench {
                 {"operations_per_second", operations / seconds[0]}};
   }
 
+  std::unique_ptr<DecodeSteps>& DecodeOf(const Json& asked) {
+    return decodes_[asked.value("graphs", false) ? 1 : 0];
+  }
+
   absl::StatusOr<Json> MakeDecode(const Json& asked) {
-    decode_ = nullptr;
+    std::unique_ptr<DecodeSteps>& decode = DecodeOf(asked);
+    decode = nullptr;
     KVASIR_ASSIGN_OR_RETURN(
         const model::ModelShape shape,
         model::FindShape(asked.at("shape").get<std::string>()));
@@ -346,36 +358,40 @@ class Bench {
     KVASIR_RETURN_IF_ERROR(
         OpenGpu(name_, module_, Products::kLibrary).status());
     KVASIR_ASSIGN_OR_RETURN(
-        decode_,
+        decode,
         DecodeSteps::Create(
             {.shape = shape,
              .plan = asked.at("plan"),
              .batch = asked.at("batch"),
-             .context = asked.at("context")},
+             .context = asked.at("context"),
+             .graphs = asked.value("graphs", false)},
             [this] { return *OpenGpu(name_, module_, Products::kLibrary); }));
-    return Json{{"weight_bytes", decode_->weight_bytes()},
-                {"numerics", decode_->numerics()}};
+    return Json{{"weight_bytes", decode->weight_bytes()},
+                {"numerics", decode->numerics()}};
   }
 
   // The cache's bytes are those of the first step.
   absl::StatusOr<Json> RunDecode(const Json& asked) {
-    if (decode_ == nullptr) {
+    DecodeSteps* const decode = DecodeOf(asked).get();
+    if (decode == nullptr) {
       return absl::FailedPreconditionError("no decode_make before");
     }
     const auto batch = asked.at("batch").get<int64_t>();
     const auto context = asked.at("context").get<int64_t>();
     const auto steps = std::clamp<int64_t>(asked.at("steps").get<int64_t>(), 1,
                                            DecodeSteps::kSteps);
-    KVASIR_RETURN_IF_ERROR(decode_->Start(batch, context));
+    KVASIR_RETURN_IF_ERROR(decode->Start(batch, context));
+    const int64_t replayed = decode->replayed();
     absl::Status status;
     const double seconds = SecondsOf([&] {
       for (int64_t i = 0; i < steps && status.ok(); ++i) {
-        status = decode_->Run();
+        status = decode->Run();
       }
     });
     KVASIR_RETURN_IF_ERROR(status);
     return Json{{"seconds", seconds / static_cast<double>(steps)},
-                {"cache_bytes", decode_->cache_bytes(batch, context)}};
+                {"cache_bytes", decode->cache_bytes(batch, context)},
+                {"replayed", decode->replayed() - replayed}};
   }
 
   absl::StatusOr<Json> AllReduce(const Json& asked) {
@@ -408,7 +424,7 @@ class Bench {
   std::map<std::string, std::shared_ptr<const worker::ModelWeights>> weights_;
   std::string shape_of_weights_;
   std::map<std::string, std::unique_ptr<AttentionLayers>> layers_;
-  std::unique_ptr<DecodeSteps> decode_;
+  std::array<std::unique_ptr<DecodeSteps>, 2> decodes_;  // with graphs: [1]
 };
 
 int Main() {

@@ -363,6 +363,7 @@ class Run:
         """`decoder`: decoder_baseline's."""
         self.arguments, self.bench, self.others = arguments, bench, others
         self.decoder, decoder_version = decoder
+        self.decoder_keeps = 0.0  # bytes, of its weights and rows beside ours
         self.alone = {}  # (batch, context) -> seconds, of what had no room beside ours
         self.out_of_time, self.whole_shapes = [], []
         self.pairs = 2 if arguments.quick else PAIRS
@@ -620,13 +621,16 @@ class Run:
                 continue
             if needs - DECODE_WEIGHTS <= room:
                 room, stays = room - (needs - DECODE_WEIGHTS), True
+                self.decoder_keeps += needs - DECODE_WEIGHTS
                 continue
             samples = []
             if self.try_baseline(name, lambda: samples.extend(
                     self.decoder.sample(batch, context) for _ in range(self.pairs))):
                 self.alone[batch, context] = samples
             self.try_baseline(name, lambda: self.decoder.drop(batch, context))
-        if not stays:  # its weights need not either
+        if stays:
+            self.decoder_keeps += DECODE_WEIGHTS
+        else:  # its weights need not either
             self.try_baseline(f"transformers.{shape}", self.decoder.close)
         return None
 
@@ -656,38 +660,54 @@ class Run:
                                                f"{self.free_bytes() / 2**30:.1f} GiB are free")
             if not left:
                 raise Unserved("no row has room")
-            self.decode_rows(shape, plan, left, steps)
+            self.decode_rows(shape, plan, left, steps, each)
 
         self.attempt(f"decode.{shape}.{plan}", measure, lambda: [name(*row) for row in left])
 
-    def decode_rows(self, shape, plan, left, steps):
+    def decode_rows(self, shape, plan, left, steps, each):
         """Takes from `left` what it has measured."""
-        made = self.bench.ask(do="decode_make", shape=shape, plan=plan, batch=max(row[0] for row in left),
-                              context=max(row[1] for row in left))
+        size = {"batch": max(row[0] for row in left), "context": max(row[1] for row in left)}
+        made = self.bench.ask(do="decode_make", shape=shape, plan=plan, **size)
+        # The same steps captured and replayed, by a model of their own.
+        needs = 2 * self.decoder_bytes(*size.values(), each) + self.decoder_keeps
+        graphs = needs <= self.free_bytes()
+        if graphs:
+            self.bench.ask(do="decode_make", shape=shape, plan=plan, graphs=True, **size)
+        else:
+            self.leave_out(f"graphs.{shape}.{plan}", f"does not fit: {needs / 2**30:.1f} GiB, "
+                                                     f"{self.free_bytes() / 2**30:.1f} GiB are free")
         while left:
             batch, context, target = left[0]
-            shares, seconds = [], []
+            shares, seconds, replayed = [], [], []
             other, theirs = f"transformers.{shape}.b{batch}.c{context}", []
             beside = self.decoder is not None and self.decoder.has(batch, context)
             for pair in range(-1, self.pairs):
                 bandwidth = self.bandwidth()
                 done = self.bench.ask(do="decode_run", batch=batch, context=context, steps=steps)
+                if graphs:
+                    by_graph = self.bench.ask(do="decode_run", batch=batch, context=context, steps=steps, graphs=True)
                 if beside and not self.try_baseline(other, lambda: theirs.append(self.decoder.sample(batch, context))):
                     self.try_baseline(other, lambda: self.decoder.drop(batch, context))
                     beside = False
                 if pair >= 0:
                     shares.append((made["weight_bytes"] + done["cache_bytes"]) / bandwidth / done["seconds"])
                     seconds.append(done["seconds"])
+                    if graphs and by_graph["replayed"] == steps:
+                        replayed.append(by_graph["seconds"])
             row = {"shape": shape, "plan": plan, "batch": batch, "context": context,
                    "ms": middle(seconds)["median"] * 1e3, "tokens_per_second": batch / middle(seconds)["median"],
                    "weight_bytes": made["weight_bytes"], "cache_bytes": done["cache_bytes"],
                    "numerics": made["numerics"]}
             judged(row, "share", middle(shares), target, self.pairs)
+            if len(replayed) == self.pairs:
+                row["graphs_ms"] = middle(replayed)["median"] * 1e3
+                judged(row, "graphs", middle([took / by for took, by in zip(seconds, replayed)]), 1.0, self.pairs)
             self.beside_decoder(row, seconds, theirs[1:] if beside else [])
             self.report["figures"]["decode"].append(row)
             print(f"  decode {shape} {plan} batch {batch} context {context}: {row['ms']:.2f} ms a step, "
-                  f"{row['share']:.2f} of the floor" + (f", {row['speedup']:.2f} over transformers"
-                                                        if "speedup" in row else ""), flush=True)
+                  f"{row['share']:.2f} of the floor"
+                  + (f", {row['graphs_ms']:.2f} ms replayed" if "graphs_ms" in row else "")
+                  + (f", {row['speedup']:.2f} over transformers" if "speedup" in row else ""), flush=True)
             del left[0]
         self.bench.ask(do="decode_drop")
 

@@ -87,10 +87,16 @@ def prefill(figures):
 
 def decode(figures):
     return table(["shape", "cache", "batch", "context", "ms a step", "tokens/s", "share of the floor", "target", "",
-                  "× Hugging Face", "that is"],
+                  "as a CUDA graph", "× Hugging Face", "that is"],
                  [[row["shape"], row["plan"], str(row["batch"]), str(row["context"]), f"{row['ms']:.4g}",
-                   f"{row['tokens_per_second']:.4g}", *ratio(row, "share"), *hugging_face(row)]
+                   f"{row['tokens_per_second']:.4g}", *ratio(row, "share"), by_graph(row), *hugging_face(row)]
                   for row in figures["decode"]])
+
+
+def by_graph(row):
+    if "graphs_ms" not in row:
+        return NEVER
+    return f"{row['graphs_ms']:.4g} ms, × {row['graphs']:.2f}{' (undecided)' if row['graphs_undecided'] else ''}"
 
 
 def hugging_face(row):

@@ -73,6 +73,7 @@ def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver, monke
     assert dense > eight > four > 0.2 * dense
     assert [(row["batch"], row["context"]) for row in figures["decode"]] == [(1, 30), (2, 40)]
     assert all(row["ms"] > 0 and row["cache_bytes"] > 0 and row["share_undecided"] for row in figures["decode"])
+    assert all(row["graphs_ms"] > 0 and row["graphs_undecided"] for row in figures["decode"])  # they are replayed
     assert [row["plan"] for row in figures["prefill"]] == list(gpu_bench.PREFILL_SHARES)
     for row in figures["prefill"]:
         assert row["attended_by"].startswith("attention_prefill of") and row["us"] > 0 and row["share_undecided"]
@@ -139,7 +140,7 @@ class StandIn:
     def __init__(self, requests):
         self.requests = requests
 
-    def ask(self, do, **_):
+    def ask(self, do, **more):
         if self.is_over():
             raise gpu_bench.TimeUp
         self.requests -= 1
@@ -147,7 +148,8 @@ class StandIn:
                 "multiply": {"operations_per_second": 5e14},
                 "run": {"seconds": 1e-3, "kernel_seconds": 1e-3, "attended_by": "a kernel", "why": ""},
                 "decode_make": {"weight_bytes": 1e9, "numerics": "a GPU's"},
-                "decode_run": {"seconds": 1e-2, "cache_bytes": 1e9}}.get(do, {})
+                "decode_run": {"seconds": 8e-3 if more.get("graphs") else 1e-2, "cache_bytes": 1e9,
+                               "replayed": more.get("steps", 0) if more.get("graphs") else 0}}.get(do, {})
 
     def seconds_left(self):
         return 3000 if self.requests > 0 else 0
@@ -240,6 +242,20 @@ def test_decode_steps_stand_beside_those_of_hugging_face_which_has_the_memory_on
         assert row["interleaved"] is (row["batch"] == 1)
     # What has no room beside ours is gone before ours is made.
     assert decoder.did == [("load",), ("make", 16, 16384), ("drop", 16, 16384), ("make", 1, 4096), ("close",)]
+
+
+def test_steps_are_measured_as_graphs_too_where_a_second_model_has_room(tmp_path):
+    for gib, made in (200, True), (100, False):
+        stand_in = StandIn(10 ** 6)
+        stand_in.facts = {**StandIn.facts, "free_bytes": gib << 30}
+        arguments = types.SimpleNamespace(json=tmp_path / "report.json", quick=False)
+        run = gpu_bench.Run(arguments, stand_in, gpu_bench.NoTorch("a test"))
+        run.decode("llama-3-8b", "dense-bf16", [(16, 16384, 0.6)], 8)
+        row, = run.report["figures"]["decode"]
+        left = [row["row"] for row in run.report["figures"]["left_out"]]
+        if made:
+            assert row["graphs"] == pytest.approx(1.25) and row["graphs_ms"] == pytest.approx(8) and row["graphs_met"]
+        assert ("graphs" in row, left) == (made, [] if made else ["graphs.llama-3-8b.dense-bf16"])
 
 
 def test_what_hugging_face_fails_with_is_named_and_fails_nothing(tmp_path):
@@ -375,6 +391,9 @@ def decode_row(interleaved):
            "interleaved": interleaved, "transformers_ms": 10.0}
     gpu_bench.judged(row, "share", {"median": 0.59, "spread": 0.01}, 0.75, 9)
     gpu_bench.judged(row, "speedup", {"median": 1.12, "spread": 0.01}, None, 9)
+    if interleaved:
+        row["graphs_ms"] = 7.5
+        gpu_bench.judged(row, "graphs", {"median": 1.187, "spread": 0.01}, 1.0, 9)
     return row
 
 
@@ -404,8 +423,9 @@ def test_what_ran_is_told_with_date_gpu_and_verdict(tmp_path):
     assert ("| llama-3-8b | rap-50 | 16 | 4096 | 123.4 | 0.80 | ≥ 0.85 | **missed** | 2.03 | ≥ 1.7 | met | "
             "torch_flash, 250 µs |") in text
     assert ("| llama-3-8b | dense-8bit | 8192 | 2346 | 0.65 | ≥ 0.6 | met | 610 | 0.47 | torch_cudnn, 1100 µs |") in text
-    step = "| llama-3-8b | rotated-4bit | 1 | 4096 | 8.9 | 112 | 0.59 | ≥ 0.75 | **missed** | 1.12 | 10 ms"
-    assert f"{step} |\n{step}, not in turn |" in text and "PyTorch 2.9; transformers 5." in text
+    step = "| llama-3-8b | rotated-4bit | 1 | 4096 | 8.9 | 112 | 0.59 | ≥ 0.75 | **missed** |"
+    assert f"{step} 7.5 ms, × 1.19 | 1.12 | 10 ms |\n{step} never run | 1.12 | 10 ms, not in turn |" in text
+    assert "PyTorch 2.9; transformers 5." in text
     assert "- attention.llama-2-7b.b64.c131072: does not fit" in text
     assert "| `engine` | logits and losses against the CPU engine | never run |" in text
 
