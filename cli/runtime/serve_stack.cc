@@ -1,5 +1,7 @@
 #include "cli/runtime/serve_stack.h"
 
+#include <sys/un.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -9,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "model/shapes/config.h"
@@ -16,6 +19,34 @@
 
 namespace kvasir::cli {
 namespace {
+
+constexpr absl::string_view kWorkerSocket = "/worker.sock";
+constexpr absl::string_view kRouterSocket = "/router.sock";
+
+constexpr absl::string_view kFolderName = "/kvasir-XXXXXX";
+
+std::string TemporaryFolder() {
+  const char* const told = std::getenv("TMPDIR");
+  return told != nullptr && *told != '\0' ? told : "/tmp";
+}
+
+absl::StatusOr<std::string> MakeFolderIn(const std::string& parent) {
+  std::string pattern = absl::StrCat(parent, kFolderName);
+  if (mkdtemp(pattern.data()) == nullptr) {  // mode 0700
+    return absl::UnavailableError(
+        absl::StrCat(pattern, ": cannot create: ", std::strerror(errno)));
+  }
+  return pattern;
+}
+
+// Elsewhere where the temporary folder's own path leaves none for a socket's.
+absl::StatusOr<std::string> MakeFolderOfSockets() {
+  const std::string parent = TemporaryFolder();
+  const size_t longest = parent.size() + kFolderName.size() +
+                         std::max(kWorkerSocket.size(), kRouterSocket.size());
+  return MakeFolderIn(longest < sizeof(sockaddr_un::sun_path) ? parent
+                                                              : "/tmp");
+}
 
 void RemoveFolder(const std::string& folder) {
   if (folder.empty()) return;
@@ -26,14 +57,7 @@ void RemoveFolder(const std::string& folder) {
 }  // namespace
 
 absl::StatusOr<std::string> MakePrivateFolder() {
-  const char* parent = std::getenv("TMPDIR");
-  std::string pattern = absl::StrCat(
-      parent != nullptr && *parent != '\0' ? parent : "/tmp", "/kvasir-XXXXXX");
-  if (mkdtemp(pattern.data()) == nullptr) {  // mode 0700
-    return absl::UnavailableError(
-        absl::StrCat(pattern, ": cannot create: ", std::strerror(errno)));
-  }
-  return pattern;
+  return MakeFolderIn(TemporaryFolder());
 }
 
 absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
@@ -50,9 +74,9 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   worker.group = std::move(options.group);
   worker.listen = [stack =
                        stack.get()]() -> absl::StatusOr<base::ListenAddress> {
-    KVASIR_ASSIGN_OR_RETURN(stack->socket_folder_, MakePrivateFolder());
+    KVASIR_ASSIGN_OR_RETURN(stack->socket_folder_, MakeFolderOfSockets());
     base::ListenAddress address;
-    address.unix_path = stack->socket_folder_ + "/worker.sock";
+    address.unix_path = absl::StrCat(stack->socket_folder_, kWorkerSocket);
     return address;
   };
   worker.drain_timeout = options.drain_timeout;
@@ -67,7 +91,8 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   router.router.workers = {stack->worker_->target()};
   router.listen = std::move(options.listen);
   if (options.listens_privately) {
-    router.listen.unix_path = stack->socket_folder_ + "/router.sock";
+    router.listen.unix_path =
+        absl::StrCat(stack->socket_folder_, kRouterSocket);
   }
   router.credentials = std::move(options.credentials);
   router.callers = std::move(options.callers);

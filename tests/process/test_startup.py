@@ -445,6 +445,14 @@ def test_whoever_ends_serve_while_it_loads_finds_nothing_left_in_tmpdir(tmp_path
         process.wait()
 
 
+def test_a_tmpdir_too_long_for_a_sockets_path_is_not_taken(tmp_path):
+    temporary = tmp_path / ("long" * 25)
+    temporary.mkdir()
+    done = subprocess.run([BINARY, "generate", "--model", TINY, "--prompt", "Once", "--max-tokens", "2"],
+                          env={**os.environ, "TMPDIR": str(temporary)}, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
 def test_a_containers_first_process_ends_by_sigterm_before_it_serves(tmp_path):
     # To process 1 a signal without a handler is none.
     admin = tmp_path / "admin"
