@@ -672,7 +672,8 @@ class Run:
         needs = 2 * self.decoder_bytes(*size.values(), each) + self.decoder_keeps
         graphs = needs <= self.free_bytes()
         if graphs:
-            self.bench.ask(do="decode_make", shape=shape, plan=plan, graphs=True, **size)
+            graphs = self.try_baseline(f"graphs.{shape}.{plan}", lambda: self.bench.ask(
+                do="decode_make", shape=shape, plan=plan, graphs=True, **size))
         else:
             self.leave_out(f"graphs.{shape}.{plan}", f"does not fit: {needs / 2**30:.1f} GiB, "
                                                      f"{self.free_bytes() / 2**30:.1f} GiB are free")
@@ -699,7 +700,9 @@ class Run:
                    "weight_bytes": made["weight_bytes"], "cache_bytes": done["cache_bytes"],
                    "numerics": made["numerics"]}
             judged(row, "share", middle(shares), target, self.pairs)
-            if len(replayed) == self.pairs:
+            if graphs and len(replayed) < self.pairs:
+                self.leave_out(f"graphs.{shape}.{plan}.b{batch}.c{context}", "steps were not replayed: a capture failed")
+            elif graphs:
                 row["graphs_ms"] = middle(replayed)["median"] * 1e3
                 judged(row, "graphs", middle([took / by for took, by in zip(seconds, replayed)]), 1.0, self.pairs)
             self.beside_decoder(row, seconds, theirs[1:] if beside else [])

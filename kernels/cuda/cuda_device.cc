@@ -375,7 +375,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
     cuda::ExecHandle exec = nullptr;
     Result made = Result::kOk;
     if (ended == Result::kOk) {
-      made = state_->any().InstantiateGraph(graph, &exec);
+      made = state_->any().InstantiateGraph(graph, stream_, &exec);
       state_->any().DestroyGraph(graph);
     }
     std::unique_ptr<CapturedWork> work;
@@ -449,10 +449,10 @@ class CudaDevice::CudaStream final : public LaunchStream,
     Captured(std::shared_ptr<State> state, cuda::ExecHandle exec)
         : state_(std::move(state)), exec_(exec) {}
     ~Captured() override {
-      // As memory that is freed; where the device cannot be named it stays.
+      // Also of a device that has failed: a library that has work in it waits
+      // for it to go.
       const Result named = state_->any().Use(state_->ordinal);
       state_->Keep(state_->OkOr("naming the device", named));
-      if (named != Result::kOk) return;
       state_->Keep(
           state_->OkOr("work that was waited for before a graph is destroyed",
                        state_->WaitForDevice()));

@@ -911,7 +911,7 @@ TEST(FakeRuntimeTest, WhatACaptureCannotHaveSpoilsIt) {
   ASSERT_EQ(runtime.EndCapture(stream, &graph), Result::kOk);
   EXPECT_EQ(runtime.waiting(), 0u);
   cuda::ExecHandle exec = nullptr;
-  ASSERT_EQ(runtime.InstantiateGraph(graph, &exec), Result::kOk);
+  ASSERT_EQ(runtime.InstantiateGraph(graph, stream, &exec), Result::kOk);
   EXPECT_EQ(runtime.DestroyGraph(graph), Result::kOk);
   EXPECT_EQ(runtime.LaunchGraph(exec, stream), Result::kOk);
   EXPECT_EQ(runtime.waiting(), 1u);

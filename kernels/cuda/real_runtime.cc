@@ -140,9 +140,13 @@ class CudartRuntime final : public Runtime {
   Result DestroyGraph(GraphHandle graph) override {
     return Of(cudaGraphDestroy(Graph(graph)));
   }
-  Result InstantiateGraph(GraphHandle graph, ExecHandle* exec) override {
-    return Of(cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(exec),
-                                   Graph(graph), 0));
+  Result InstantiateGraph(GraphHandle graph, StreamHandle stream,
+                          ExecHandle* exec) override {
+    cudaGraphInstantiateParams params = {};
+    params.flags = cudaGraphInstantiateFlagUpload;
+    params.uploadStream = Stream(stream);
+    return Of(cudaGraphInstantiateWithParams(
+        reinterpret_cast<cudaGraphExec_t*>(exec), Graph(graph), &params));
   }
   Result DestroyExec(ExecHandle exec) override {
     return Of(cudaGraphExecDestroy(Exec(exec)));

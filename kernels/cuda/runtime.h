@@ -96,8 +96,10 @@ class Runtime {
   // graph where it failed.
   virtual Result EndCapture(StreamHandle stream, GraphHandle* graph) = 0;
   virtual Result DestroyGraph(GraphHandle graph) = 0;
-  // What can be launched; the graph may go.
-  virtual Result InstantiateGraph(GraphHandle graph, ExecHandle* exec) = 0;
+  // What can be launched; the graph may go. It has its memory of the device, by
+  // work of the stream, and a launch takes no more.
+  virtual Result InstantiateGraph(GraphHandle graph, StreamHandle stream,
+                                  ExecHandle* exec) = 0;
   // Nothing of it is under way.
   virtual Result DestroyExec(ExecHandle exec) = 0;
   virtual Result LaunchGraph(ExecHandle exec, StreamHandle stream) = 0;

@@ -276,8 +276,9 @@ class ModelExecutor final : public Executor {
   bool WantsGraphs() const;
   bool OnlyDecodes(const StagedStep& step) const;
   absl::Status Capture(StepGraphs::Step* step);
-  // What all ranks' captures came to. It waits for the device.
-  absl::Status AgreeOnCapture(const absl::Status& own);
+  // Whether all ranks have captured. It waits for the device. An error is the
+  // step's: nobody knows then what the others do.
+  absl::Status AgreeOnCapture(bool own, bool* all);
 
   // Collect.
   absl::StatusOr<kvasir::v1::StepResult> Collect();

@@ -70,6 +70,10 @@ void StepBlob::StartCounting() {
 
 absl::Status StepBlob::StartPacking() {
   const auto bytes = static_cast<size_t>(used_bytes_);
+  if (bytes > most_bytes_) {
+    most_bytes_ = bytes;
+    ++peaks_;
+  }
   if (bytes > device_.bytes()) {
     size_t grown = std::max(bytes, 2 * device_.bytes());
     // No step is in flight, and all of this one is packed anew.

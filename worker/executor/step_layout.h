@@ -141,7 +141,9 @@ class StepBlob {
   bool counting() const { return counting_; }
   // Of its memory.
   size_t bytes() const { return device_.bytes(); }
-  const void* memory() const { return device_.data().device_address(); }
+  // How often a step has taken more of it than any before. Only then does it
+  // move, and whether it does is this rank's: how often is the plans' alone.
+  int64_t peaks() const { return peaks_; }
   absl::Status Upload(kernels::Stream& stream) const;
 
  private:
@@ -152,6 +154,8 @@ class StepBlob {
   kernels::DeviceBuffer device_;
   bool counting_ = false;
   int64_t used_bytes_ = 0;
+  size_t most_bytes_ = 0;
+  int64_t peaks_ = 0;
 };
 
 }  // namespace kvasir::worker

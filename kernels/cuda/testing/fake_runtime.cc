@@ -435,8 +435,10 @@ Result FakeRuntime::DestroyGraph(GraphHandle graph) {
   EXPECT_EQ(graphs_.erase(graph), 1u) << "no such graph";
   return Result::kOk;
 }
-Result FakeRuntime::InstantiateGraph(GraphHandle graph, ExecHandle* exec) {
+Result FakeRuntime::InstantiateGraph(GraphHandle graph, StreamHandle stream,
+                                     ExecHandle* exec) {
   base::MutexLock lock(&mutex_);
+  EXPECT_NE(Find(stream, true), nullptr);
   Result result = Begin("InstantiateGraph");
   // It takes memory of the device.
   if (result == Result::kOk) result = RefuseCaptures(false);

@@ -98,7 +98,8 @@ class FakeRuntime final : public Runtime {
   Result BeginCapture(StreamHandle stream) override;
   Result EndCapture(StreamHandle stream, GraphHandle* graph) override;
   Result DestroyGraph(GraphHandle graph) override;
-  Result InstantiateGraph(GraphHandle graph, ExecHandle* exec) override;
+  Result InstantiateGraph(GraphHandle graph, StreamHandle stream,
+                          ExecHandle* exec) override;
   Result DestroyExec(ExecHandle exec) override;
   Result LaunchGraph(ExecHandle exec, StreamHandle stream) override;
   Result AllowSharedBytes(const void* function, uint32_t bytes) override;

@@ -34,7 +34,7 @@ absl::Status ModelExecutor::LaunchStep() {
     return Launch(staged_, workspace);
   };
   if (graphs_ == nullptr || !OnlyDecodes(staged_)) return launch();
-  graphs_->UseMemory(blob_.memory());
+  graphs_->UseBlob(blob_.peaks());
   StepGraphs::Step* const step =
       graphs_->Find(StepGraphs::KeyOf(staged_.sizes, staged_.bucket));
   // What is loaded or chosen with the first launches of a shape is not to be
@@ -42,7 +42,12 @@ absl::Status ModelExecutor::LaunchStep() {
   if (!std::exchange(step->seen, true)) return launch();
   absl::Status status;
   if (step->work == nullptr) {
-    status = AgreeOnCapture(Capture(step));
+    status = Capture(step);
+    bool others = true;
+    KVASIR_RETURN_IF_ERROR(AgreeOnCapture(status.ok(), &others));
+    if (status.ok() && !others) {
+      status = absl::AbortedError("another rank could not capture the step");
+    }
     totals_.captured_steps += status.ok() ? 1 : 0;
   }
   if (status.ok()) {
@@ -77,22 +82,22 @@ absl::Status ModelExecutor::Capture(StepGraphs::Step* step) {
 
 // A collective is captured by all ranks or by none: so is a step. The sum is
 // the stream's first work of the step.
-absl::Status ModelExecutor::AgreeOnCapture(const absl::Status& own) {
+absl::Status ModelExecutor::AgreeOnCapture(bool own, bool* all) {
   const int64_t size = parts_.collective->shard().size;
-  if (size == 1) return own;
+  *all = own;
+  if (size == 1) return absl::OkStatus();
   Workspace workspace(workspace_memory_.data(), workspace_memory_.bytes());
   const kernels::DevicePtr<float> sum = workspace.Take<float>(1);
   KVASIR_RETURN_IF_ERROR(workspace.status());
-  float captured = own.ok() ? 1.0f : 0.0f;
+  float captured = own ? 1.0f : 0.0f;
   KVASIR_RETURN_IF_ERROR(
       kernels::Upload(*parts_.stream, sum, &captured, sizeof(captured)));
   KVASIR_RETURN_IF_ERROR(parts_.collective->AllReduceSum(
       *parts_.stream, sum, 1, kernels::DType::kF32, workspace));
   KVASIR_RETURN_IF_ERROR(
       kernels::ReadBack(*parts_.stream, &captured, sum, sizeof(captured)));
-  KVASIR_RETURN_IF_ERROR(own);
-  if (captured == static_cast<float>(size)) return own;
-  return absl::AbortedError("another rank could not capture the step");
+  *all = captured == static_cast<float>(size);
+  return absl::OkStatus();
 }
 
 }  // namespace kvasir::worker

@@ -25,8 +25,8 @@ StepGraphs::Step* StepGraphs::Find(const StepSizes& key) {
   return &steps_.front();
 }
 
-void StepGraphs::UseMemory(const void* address) {
-  if (std::exchange(memory_, address) != address) steps_.clear();
+void StepGraphs::UseBlob(int64_t peaks) {
+  if (std::exchange(peaks_, peaks) != peaks) steps_.clear();
 }
 
 }  // namespace kvasir::worker

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <list>
 #include <memory>
 
@@ -36,15 +37,16 @@ class StepGraphs {
 
   // The step of this key, from now on the one that came last.
   Step* Find(const StepSizes& key);
-  // Forgets all steps where memory that their launches name is elsewhere than
-  // when this was called last.
-  void UseMemory(const void* address);
+  // Forgets all steps where memory that their launches name may be elsewhere
+  // than when this was called last: where StepBlob::peaks is another. All ranks
+  // forget at the same step, whatever their addresses.
+  void UseBlob(int64_t peaks);
 
   size_t size() const { return steps_.size(); }
 
  private:
   std::list<Step> steps_;  // the last one first
-  const void* memory_ = nullptr;
+  int64_t peaks_ = 0;
 };
 
 }  // namespace kvasir::worker

@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "base/thread_pool.h"
+#include "kernels/device/device.h"
+
 namespace kvasir::worker {
 namespace {
 
@@ -24,15 +30,42 @@ TEST(StepGraphsTest, TheStepsThatCameLastAreKept) {
   EXPECT_FALSE(graphs.Find(Of(1))->seen);
 }
 
-TEST(StepGraphsTest, MemoryThatMovesDropsThem) {
+TEST(StepGraphsTest, ABlobThatMayHaveMovedDropsThem) {
   StepGraphs graphs;
-  const int here = 0, there = 0;
-  graphs.UseMemory(&here);
+  graphs.UseBlob(1);
   graphs.Find(Of(1))->seen = true;
-  graphs.UseMemory(&here);
+  graphs.UseBlob(1);
   EXPECT_TRUE(graphs.Find(Of(1))->seen);
-  graphs.UseMemory(&there);
+  graphs.UseBlob(2);
   EXPECT_EQ(graphs.size(), 0u);
+}
+
+// Ranks dropped graphs by their own addresses: one that had the old address
+// again replayed, and the others did not.
+TEST(StepGraphsTest, HowOftenABlobPeakedIsItsBytesAloneAndNotItsAddress) {
+  base::ThreadPool pool(1);
+  kernels::CpuDevice device(&pool);
+  StepBlob small(&device.allocator());
+  StepBlob large(&device.allocator());
+  const auto pack = [](StepBlob& blob, int64_t count) {
+    blob.StartCounting();
+    blob.Take<int64_t>(count);
+    KVASIR_ASSERT_OK(blob.StartPacking());
+    blob.Take<int64_t>(count);
+  };
+  pack(large, 1 << 16);
+  const int64_t before = large.peaks() - small.peaks();
+  std::vector<int64_t> peaks;
+  for (const int64_t count : {100, 900, 900, 1000, 50, 8000}) {
+    const size_t held = small.bytes();
+    const int64_t peaked = small.peaks();
+    pack(small, count);
+    pack(large, count);
+    peaks.push_back(small.peaks());
+    EXPECT_TRUE(small.bytes() == held || small.peaks() > peaked) << count;
+  }
+  EXPECT_EQ(peaks, (std::vector<int64_t>{1, 2, 2, 3, 3, 4}));
+  EXPECT_EQ(large.peaks(), before);  // it has held more
 }
 
 TEST(StepGraphsTest, TrueCountsAreOfAKeyAndPaddedHistoriesAndTops) {

@@ -238,8 +238,12 @@ class NcclCollective final : public Collective {
   CollectiveTotals captured_;
 };
 
-// NCCL takes its interface from the environment alone.
-absl::Status NameInterface(const std::string& interface) {
+// NCCL takes from the environment alone what it does in a capture, and its
+// interface.
+absl::Status SetEnvironment(const std::string& interface) {
+  // Else ranks of a host wait for one another within a call that is captured:
+  // for ever, where one of them has no capture. Whoever knows better says so.
+  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   if (interface.empty()) return absl::OkStatus();
   if (if_nametoindex(interface.c_str()) == 0) {
     return absl::NotFoundError(absl::StrCat(
@@ -267,7 +271,7 @@ absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Begin(
     return absl::InvalidArgumentError(
         absl::StrCat("NCCL: cannot be rank ", shard.rank, " of ", shard.size));
   }
-  KVASIR_RETURN_IF_ERROR(NameInterface(options.interface));
+  KVASIR_RETURN_IF_ERROR(SetEnvironment(options.interface));
   KVASIR_ASSIGN_OR_RETURN(
       std::unique_ptr<Nccl> library,
       Nccl::Open(options.libraries.empty() ? Nccl::DefaultFiles()
