@@ -1,14 +1,19 @@
 """Checks of the tree that need no compiler.
 
-- an #include stays within the layer law of cmake/kvasir.cmake;
-- every *_test.cc and test_*.py is named, uncommented, in the CMakeLists.txt of its
-  folder or of one above it;
-- no folder has more than 40 files of its own: more are two rooms;
-- headers open with #pragma once;
-- texts of docs/*.svg cross no edge of a box, nor of the picture;
-- sources have at most 700 lines, kernels 800 (test code is not looked at);
-- sizes: fixtures 2 MB in all, the built-in model 16 MB, no other file > 1 MB;
-- shell scripts parse.
+- An #include stays within the link law of cmake/kvasir.cmake.
+- No folders include each other in a circle, directly or by way of others. Test code is
+  not looked at.
+- Every *_test.cc and test_*.py is named, uncommented, in the CMakeLists.txt of its
+  folder or of one above it.
+- Headers have "#pragma once" and at most 400 lines, sources at most 700, kernels 800.
+  Test code is not looked at.
+- A folder with more than 40 files of its own gets a warning.
+- Markdown cites only tests that exist, and only limits that this script has.
+- People write at most 45,000 words of Markdown, README.md has at most 150 lines,
+  ARCHITECTURE.md 130, and the README.md of a folder 150.
+- Texts in docs/*.svg cross no edge of a box or of the picture.
+- Fixtures have at most 2 MB together, the built-in model 16 MB, any other file 1 MB.
+- Shell scripts parse.
 """
 
 import collections
@@ -23,8 +28,14 @@ FIXTURES_LIMIT = 2 << 20
 MODEL_LIMIT = 16 << 20
 FILE_LIMIT = 1 << 20
 FOLDER_LIMIT = 40
+HEADER_LINES = 400
 SOURCE_LINES = 700
 KERNEL_LINES = 800
+MARKDOWN_WORDS = 45000
+MARKDOWN_LINES = {"README.md": 150, "ARCHITECTURE.md": 130}
+FOLDER_README_LINES = 150
+# The first lines of a page that a program writes say so in these words.
+WRITTEN_BY_A_PROGRAM = re.compile(r"<!-- .*(writes|wrote|written by)")
 
 
 def layer_law():
@@ -114,6 +125,101 @@ def crossing_texts(svg):
                 yield f"'{text}' crosses the edge of the box at {box[0]:g},{box[1]:g}"
 
 
+def is_test(name):
+    return name.name.endswith("_test.cc") or bool(
+        {"testing", "fuzz", "tests"} & set(name.parts)
+    )
+
+
+def circles(files):
+    """Groups of folders each of which reaches the others by #include lines, with one
+    line for each pair that includes each other."""
+    includes = collections.defaultdict(lambda: collections.defaultdict(list))
+    for path in files:
+        name = path.relative_to(ROOT)
+        if path.suffix not in (".cc", ".h", ".cu") or is_test(name):
+            continue
+        for included in re.findall(r'^#include "([^"]+)/[^"/]+"', path.read_text(), re.M):
+            if included != str(name.parent) and (ROOT / included).is_dir():
+                includes[str(name.parent)][included].append(name.name)
+
+    def reaches(begin):
+        seen, open_ = set(), [begin]
+        while open_:
+            for folder in includes.get(open_.pop(), {}):
+                if folder not in seen:
+                    seen.add(folder)
+                    open_.append(folder)
+        return seen
+
+    reached = {folder: reaches(folder) for folder in list(includes)}
+    done = set()
+    for folder in sorted(reached):
+        if folder in done or folder not in reached[folder]:
+            continue
+        circle = sorted(f for f in reached[folder] if folder in reached.get(f, ()))
+        done.update(circle)
+        edges = [
+            f"{a} -> {b} ({', '.join(sorted(set(includes[a][b]))[:3])})"
+            for a in circle for b in circle if b in includes[a]
+        ]
+        yield f"folders include each other in a circle: {'; '.join(edges)}"
+
+
+def cited_tests(path, known):
+    """Tests that a page names and that do not exist."""
+    text = path.read_text()
+    for suite, test, any_end in re.findall(r"`(\w+Test)\.(\w*)(\*?)", text):
+        cited = f"{suite}.{test}"
+        if not any(name.startswith(cited) if any_end else name == cited for name in known):
+            yield f"cites the test {suite}.{test}, which does not exist"
+    for test in re.findall(r"`(?:[\w/]+\.py::)?(test_\w+)`", text):
+        if test not in known:
+            yield f"cites the test {test}, which does not exist"
+
+
+def cited_limits(path):
+    """Numbers of files and lines that a page says scripts/check has."""
+    limits = {HEADER_LINES, SOURCE_LINES, KERNEL_LINES, FOLDER_LIMIT, *MARKDOWN_LINES.values()}
+    for sentence in re.split(r"(?<=[.;])\s", path.read_text()):
+        if "`scripts/check`" not in sentence:
+            continue
+        for number in re.findall(r"(\d+)(?= (?:lines|files))", sentence):
+            if int(number) not in limits:
+                yield f"says that scripts/check has a limit of {number}, which it has not"
+
+
+def markdown(files):
+    """Sizes and citations of pages."""
+    known = set()
+    for path in files:
+        if path.suffix in (".cc", ".cu"):
+            for suite, test in re.findall(
+                r"^(?:TYPED_)?TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\)", path.read_text(), re.M
+            ):
+                known.add(f"{suite}.{test}")
+        elif path.match("test_*.py"):
+            known.add(path.stem)
+            known.update(re.findall(r"^\s*def (test_\w+)", path.read_text(), re.M))
+    words = 0
+    for path in files:
+        if path.suffix != ".md":
+            continue
+        name = path.relative_to(ROOT)
+        text = path.read_text()
+        lines = text.count("\n")
+        if path.name == "README.md" or len(name.parts) == 1:
+            limit = MARKDOWN_LINES.get(str(name), FOLDER_README_LINES)
+            if lines > limit:
+                yield f"{name}: {lines} lines, limit {limit}"
+        if not WRITTEN_BY_A_PROGRAM.search("\n".join(text.split("\n")[:5])):
+            words += len(text.split())
+        for problem in [*cited_tests(path, known), *cited_limits(path)]:
+            yield f"{name}: {problem}"
+    if words > MARKDOWN_WORDS:
+        yield f"people's Markdown has {words} words, limit {MARKDOWN_WORDS}"
+
+
 def main():
     problems = []
     files = subprocess.run(
@@ -129,8 +235,9 @@ def main():
             text = path.read_text()
             lines = text.count("\n")
             limit = KERNEL_LINES if folder == "kernels" else SOURCE_LINES
-            is_test = path.name.endswith("_test.cc") or "testing" in name.parts
-            if lines > limit and not is_test:
+            if path.suffix == ".h" and not path.name.endswith("-inl.h"):
+                limit = HEADER_LINES
+            if lines > limit and not is_test(name):
                 problems.append(f"{name}: {lines} lines, limit {limit}")
             if path.suffix == ".h" and "#pragma once" not in text:
                 # Highway's per-target headers are included several times.
@@ -152,7 +259,11 @@ def main():
     for folder, count in collections.Counter(path.parent for path in files).items():
         if count > FOLDER_LIMIT:
             name = folder.relative_to(ROOT)
-            problems.append(f"{name}/: {count} files of its own, limit {FOLDER_LIMIT}")
+            print(f"scripts/check: warning: {name}/ has {count} files of its own "
+                  f"(more than {FOLDER_LIMIT}): does it hold two concepts?", file=sys.stderr)
+
+    problems += circles(files)
+    problems += markdown(files)
 
     sizes = {path.relative_to(ROOT): path.stat().st_size for path in files}
     fixtures = sum(
