@@ -21,16 +21,13 @@ class Run:
     command: tuple
     pairs: int = 9
     quick: tuple = ()  # in place of sizes that no test has the time for
-    program: str = ""  # in place of `kvasir bench`: one of bench/
 
 
 PLANS = ("dense-8bit,rap-50,rap-50-4bit,"
          "palu-50-g4,palu-50-g1-4bit,palu-50-g4-4bit,palu-50-g4-2bit")
 RUNS = [
     Run("decode", ("decode", "--breakdown"), 15),
-    Run("preemption", ("preemption",)),
     Run("prefill", ("prefill",), 15),
-    Run("rope", ("rope",), 15),
     Run("scheduler", ("scheduler",)),
     Run("serve", ("serve",)),
     Run("load", ("load",)),
@@ -38,9 +35,6 @@ RUNS = [
         "tinyllama-1.1b,llama-2-7b,llama-3-8b", "--plan", PLANS)),
     Run("attention", ("attention",), 7),
     Run("attention_prefill", ("attention", "--prefill"), 7),
-    Run("attention_mass", (), program="bench_attention_mass"),
-    Run("eviction_cost", ("decode", "--eviction-cost", "--batch", "8", "--context", "4096"), 15,
-        ("decode", "--eviction-cost", "--batch", "2")),
     # What has no latents of several heads, and so needs no lift to be fast.
     Run("attention_prefill_deterministic",
         ("attention", "--prefill", "--deterministic", "--method",
@@ -52,16 +46,12 @@ RUNS = [
 
 
 def arguments_of(run: Run, quick: bool) -> list[str]:
-    if run.program:
-        return [run.program, *(["--quick"] if quick else [])]
     if quick:
         return ["bench", *(run.quick or run.command), "--json", "--quick"]
     return ["bench", *run.command, "--json", "--pairs", str(run.pairs)]
 
 
 def measured(binary: Path, run: Run, arguments) -> dict:
-    if run.program:
-        binary, arguments = binary.parent / "bench" / run.program, arguments[1:]
     done = subprocess.run([binary, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 

@@ -95,8 +95,7 @@ def figure_rows(name, report):
 def figures(results) -> str:
     rows = []
     told = []
-    for name in ("decode", "preemption", "prefill", "rope", "scheduler", "serve", "load",
-                 "capacity"):
+    for name in ("decode", "prefill", "scheduler", "serve", "load", "capacity"):
         if name in results:
             rows += figure_rows(name, results[name])
         if name in results and name != "capacity":  # has a section
@@ -172,32 +171,6 @@ def attention_prefill_deterministic(results) -> str:
     return attention_prefill(results, "attention_prefill_deterministic")
 
 
-def attention_mass(results) -> str:
-    return table(
-        ["codes", "unit", "op", "without, ms", "more", "spread", ""],
-        [[f"{row['bits']} bits", row["unit"], row["what"], number(row["without_ms"]),
-          f"{100 * row['share']:.1f} %", f"{100 * row['spread']:.1f} %",
-          "undecided" if row["undecided"] else ""] for row in results["attention_mass"]["rows"]])
-
-
-def eviction_cost(results) -> str:
-    report = results["eviction_cost"]
-    rows = report["rows"]
-    steps = [row for row in rows if "target" in row]
-    return "\n".join([
-        summary(steps, "share", lambda row: f"{row['plan']}, {row['unit']}", ".1%"), "",
-        table(["cache", "unit", "step", "without, ms", "scoring", "evicting", "both",
-               "middle half of pairs", "target", ""],
-              [[row["plan"], row["unit"], row["what"], number(row["without_ms"]),
-                f"{100 * row['scoring_share']:.1f} %",
-                f"{100 * row['eviction_share']:.2f} %" if "target" in row else "",
-                f"{100 * row['share']:.1f} %",
-                f"{100 * row['share_low']:.1f} to {100 * row['share_high']:.1f} %",
-                f"≤ {100 * row['target']:g} %" if "target" in row else "", verdict(row)]
-               for row in rows]),
-        *notes(report)])
-
-
 def decode_plans(results) -> str:
     report = results["decode_plans"]
     rows = report["rows"]
@@ -266,8 +239,7 @@ def gpu(_) -> str:
 SECTIONS = {
     "gpu": gpu,
     "machine": machine, "figures": figures, "attention": attention,
-    "attention_prefill": attention_prefill, "attention_mass": attention_mass,
-    "eviction_cost": eviction_cost,
+    "attention_prefill": attention_prefill,
     "attention_prefill_deterministic": attention_prefill_deterministic,
     "decode_plans": decode_plans, "breakdown": breakdown,
     "llama_cpp": llama_cpp, "capacity": capacity,

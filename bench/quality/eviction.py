@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import time
 
-import eviction_endless as endless
 import eviction_overlap as overlap
 import eviction_page as page
 import eviction_settings as settings
@@ -232,8 +231,6 @@ def main() -> None:
     run = page.Run(
         budget=budget, windows=windows, far=far, long=long, streams=streamed,
         overlaps=overlaps, by_lot=by_lot,
-        endless=endless.measure(study.engine, study.store, study.used,
-                                args.known or not budget.all_rows),
         version=subprocess.run([str(study.tool), "--version"], text=True, check=True,
                                capture_output=True).stdout.strip(),
         date=study.store.span(study.used))

@@ -5,7 +5,6 @@ import os
 import platform
 from dataclasses import dataclass
 
-import eviction_endless as endless
 import eviction_overlap as overlap
 import eviction_settings as settings
 import eviction_streams as streams
@@ -44,7 +43,6 @@ class Run:
     long: Found
     streams: streams.Found
     overlaps: overlap.Found
-    endless: dict | None
     by_lot: float  # what tokens drawn by lot would share
     version: str
     date: str
@@ -231,11 +229,4 @@ def part(run: Run) -> str:
         f"of as many tokens, run anew for every {settings.STREAM_STRIDE}. Loss of the whole, "
         "and of each tenth, over that of the windows; original positions pass the "
         f"model's own {settings.LONG} on the way.", ""], streams.lines(run.streams))
-    lines += section("A text without an end", [
-        f"The built-in model's held-out text again and again as one sequence, of which "
-        f"{endless.SLOTS} slots stay (`dense-8bit`, `h2o`, positions that roll), by "
-        "`kvasir bench stream`. The second pass is the first that begins with a full "
-        "cache. Pages are those taken from the pool, all that is allocated is the "
-        "allocator's counter, what the process holds the system's figure (`VmRSS`).",
-        ""], endless.lines(run.endless))
     return "\n".join(lines)

@@ -20,13 +20,10 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
   AddBenchAttention(group, exit_code);
   AddBenchCapacity(group, exit_code);
   AddBenchDecode(group, exit_code);
-  AddBenchPreemption(group, exit_code);
   AddBenchPrefill(group, exit_code);
   AddBenchProxy(group, exit_code);
-  AddBenchRope(group, exit_code);
   AddBenchScheduler(group, exit_code);
   AddBenchServe(group, exit_code);
-  AddBenchStream(group, exit_code);
   AddBenchLoad(group, exit_code);
 }
 

@@ -11,13 +11,10 @@ namespace kvasir::cli {
 void AddBenchAttention(CLI::App* group, int* exit_code);
 void AddBenchCapacity(CLI::App* group, int* exit_code);
 void AddBenchDecode(CLI::App* group, int* exit_code);
-void AddBenchPreemption(CLI::App* group, int* exit_code);
 void AddBenchPrefill(CLI::App* group, int* exit_code);
 void AddBenchProxy(CLI::App* group, int* exit_code);
-void AddBenchRope(CLI::App* group, int* exit_code);
 void AddBenchScheduler(CLI::App* group, int* exit_code);
 void AddBenchServe(CLI::App* group, int* exit_code);
-void AddBenchStream(CLI::App* group, int* exit_code);
 void AddBenchLoad(CLI::App* group, int* exit_code);
 
 }  // namespace kvasir::cli

@@ -130,16 +130,10 @@ absl::StatusOr<DecodeTimes> Measure(const DecodeFlags& flags,
   return times;
 }
 
-constexpr int64_t kEvictionCostContext = 4096;
-
 absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   DefaultBenchModel(flags.bench, &flags.model);
-  if (flags.eviction_cost && !WasAsked(flags.bench, "--context")) {
-    flags.context = kEvictionCostContext;
-  }
   UseQuick<int64_t>(flags.bench, "--context", 64, &flags.context);
   if (flags.tp > 1) return RunDecodeRanks(std::move(flags));
-  if (flags.eviction_cost) return RunEvictionCost(std::move(flags));
   if (flags.paced && flags.plans.size() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("--paced measures one cache: want one --plan, have ",
@@ -230,10 +224,6 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
   AddSwitch(command, "--paced", flags->paced,
             "with --plan NAME: a sample for each line of standard input, told "
             "as a line of JSON");
-  AddSwitch(command, "--eviction-cost", flags->eviction_cost,
-            "what scores of slots and evictions take of a step: each --plan "
-            "(default: dense-8bit,rotated-4bit) with --eviction (q-hitter) "
-            "against itself without, --context (4096) slots staying");
   AddFlag(command, "--tp", flags->tp,
           "compare one rank with so many tensor-parallel ones on the same "
           "cores: threads of this process, over Gloo on loopback, on the CPU")
@@ -250,14 +240,6 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
       "append, lifts (what a compressed cache adds around attention),\n"
       "attention, eviction, output, mlp, norms, sum (over ranks), head,\n"
       "sampling, rest.\n"
-      "With --eviction-cost the rows are steps, decode and the last chunk of "
-      "a\n"
-      "prompt, by unit of eviction: share of a step's time that scoring and\n"
-      "evicting take, scoring_share and eviction_share (an eviction, spread\n"
-      "over the tokens between two), attention_more_ms and append_more_ms\n"
-      "(where scoring's time goes), share_low and share_high (the middle half\n"
-      "of the pairs), cache_bytes_per_step and cache_bytes_without (by the\n"
-      "layout, of decode).\n"
       "With --tp the rows are ranks, TP=1's first, each with --threads "
       "divided\n"
       "by N (one at least): step_ms (of the group, until its last rank is "

@@ -27,7 +27,6 @@ struct DecodeFlags {
   std::string baseline;
   std::string fill = "auto";
   bool paced = false;
-  bool eviction_cost = false;
   int tp = 1;
 
   bool compares() const { return !plans.empty() || !baseline.empty(); }
@@ -55,9 +54,6 @@ absl::Status FillEngine(const DecodeFlags& flags, BenchEngine* engine);
 
 // Plans against the dense cache of the same model, in pairs.
 absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags);
-
-// What scores and evictions take of steps over each of the plans.
-absl::StatusOr<BenchReport> RunEvictionCost(DecodeFlags flags);
 
 // Steps of tp ranks against those of one.
 absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags);

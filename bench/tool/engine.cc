@@ -97,25 +97,6 @@ absl::Status BenchEngine::Restart(int64_t count, int64_t num_tokens) {
   return absl::OkStatus();
 }
 
-void BenchEngine::Rewind(int64_t count, int64_t num_tokens,
-                         int64_t prompt_tokens) {
-  prompt_tokens_ = prompt_tokens;
-  for (int64_t i = 1; i <= count; ++i) {
-    runner_->Rewind(static_cast<uint64_t>(i), num_tokens, prompt_tokens);
-  }
-}
-
-absl::Status BenchEngine::PrefillStep(uint64_t sequence_id,
-                                      int64_t num_tokens) {
-  std::vector<int32_t> ids(static_cast<size_t>(num_tokens));
-  for (int32_t& id : ids) id = RandomToken();
-  return runner_
-      ->Run({{.sequence_id = sequence_id,
-              .token_ids = ids,
-              .sample = worker::GreedySample()}})
-      .status();
-}
-
 absl::Status BenchEngine::Decode(int64_t count) {
   std::vector<int32_t> ids(static_cast<size_t>(count));
   std::vector<worker::DirectStep> steps(static_cast<size_t>(count));

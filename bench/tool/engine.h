@@ -46,12 +46,6 @@ class BenchEngine {
   absl::Status FillWithRandomLatents(int64_t count, int64_t num_tokens);
   // The same sequences again, behind `num_tokens`; what is in the pages stays.
   absl::Status Restart(int64_t count, int64_t num_tokens);
-  // The same in the pages that each has, so that rows beside the tokens stay
-  // such: behind `num_tokens`, of prompts of `prompt_tokens`. No layer has a
-  // sliding window.
-  void Rewind(int64_t count, int64_t num_tokens, int64_t prompt_tokens);
-  // One step: the next tokens of a prompt, random ones. It samples.
-  absl::Status PrefillStep(uint64_t sequence_id, int64_t num_tokens);
   // One step: a random token for each of the sequences 1 .. count.
   absl::Status Decode(int64_t count);
   void Release(uint64_t sequence_id) { runner_->Release(sequence_id); }

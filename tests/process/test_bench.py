@@ -27,9 +27,7 @@ FIGURES = {
     "capacity": ["pool_bytes", "sequence_tokens"],
     "attention": ["rows_with_target"],
     "decode": ["read_bandwidth_share", "batch8_speedup", "bytes_read_per_step"],
-    "preemption": ["prefill_over_copy", "crossing_tokens", "copy_bytes_per_second"],
     "prefill": ["prefill_tokens_per_second"],
-    "rope": ["speedup_kept_50", "lookup_cost_kept_50"],
     "scheduler": ["step_us", "metadata_share"],
     "serve": ["router_added_ms_p50", "router_over_worker", "closed_ttft_ms_p50", "open_itl_ms_p99"],
     "proxy": ["kserve_rate_over_null_proxy", "vllm_engine_rate_over_null_proxy",
@@ -38,8 +36,6 @@ FIGURES = {
                 for what in ("request", "token"))],
     "load": ["load_over_read", "rss_over_weights_and_pool"],
 }
-STREAM = ["--model", TINY, "--eviction", "h2o", "--eviction-budget", "128", "--eviction-recent",
-          "32", "--eviction-rolling"]
 
 
 def bench(command, *flags):
@@ -68,24 +64,6 @@ def test_prints_one_object_of_figures_by_name(command):
         assert name.endswith("_cpu_us_per_token") or name in may_be_zero or report["figures"][name] > 0, name
     if command == "serve":
         assert "router_added_ms_p50" in report["spread"]
-
-
-def test_preemption_names_what_it_chose_for_each_length():
-    rows = bench("preemption", "--lengths", "16,64,128")["rows"]
-    whole = [row for row in rows if row["tokens"] == row["to_compute"]]
-    assert [row["tokens"] for row in whole] == [16, 64, 128]
-    # Pages of 64 slots.
-    assert whole[0]["image_bytes"] == whole[1]["image_bytes"] == whole[2]["image_bytes"] / 2
-    for row in rows:
-        assert row["right"] == ((row["chosen"] == "copy") == (row["copy_ms"] < row["prefill_ms"]))
-
-
-def test_preemption_refuses_a_host_pool_of_less_than_the_longest_sequence():
-    done = run("bench", "preemption", "--quick", "--lengths", "64,128", "--host-pool-bytes",
-               1 << 19, check=False)
-    assert done.returncode == 1
-    # Two pages of 64 slots of 6144 bytes.
-    assert "--host-pool-bytes 524288: a sequence of 128 tokens has 786432 bytes" in done.stderr
 
 
 def test_decode_reads_each_weight_once_per_step_and_says_when_caches_hold_them():
@@ -187,55 +165,6 @@ def test_decode_reads_and_evicts_what_is_left():
     assert 0.1 < (evicting["bytes_per_step"] - weights) / (whole["bytes_per_step"] - weights) < 0.25
 
 
-def test_what_scoring_and_evicting_take_of_a_step_is_told_by_unit_and_by_step():
-    report = bench("decode", "--eviction-cost", "--batch", "3", "--plan", "rotated-4bit")
-    rows = report["rows"]
-    prompts = ["prompt, all queries", "prompt, last 64 queries"]
-    assert [(row["unit"], row["what"]) for row in rows] == [
-        (unit, what) for unit in ("layer", "KV head") for what in ("decode", *prompts)]
-    for row in rows:
-        assert row["plan"] == "rotated-4bit" and row["bits"] == 4 and row["undecided"]  # too few pairs
-        assert 0 < row["without_ms"] and row["share_low"] <= row["share"] <= row["share_high"]
-        if row["what"] in prompts:
-            assert row["eviction_share"] == 0 and "target" not in row
-            continue
-        assert 0 < row["eviction_share"] < 1 and row["eviction_ms"] > 0 and row["every_tokens"] == 128
-        assert row["target"] == (0.05 if row["unit"] == "layer" else 0.15)
-    assert report["targets"]["rotated-4bit_kv_head_eviction_share"] == {"at_most": 0.15}
-    eight = bench("decode", "--eviction-cost", "--plan", "dense-8bit", "--eviction", "h2o",
-                  "--eviction-every", "32")["rows"]
-    assert {(row["bits"], row["target"]) for row in eight if "target" in row} == {(8, 0.05)}
-
-
-def test_the_cache_that_evicting_is_compared_with_evicts_nothing(tmp_path):
-    # As planned caches have it, of fewer slots than --context.
-    eviction = {"budget": 16, "sinks": 2, "recent": 4, "every_tokens": 128, "lambda": 1,
-                "positions": "ORIGINAL"}
-    eight = {"bits": {"schedule": [8]}, "per_token": {}, "param_dtype": "F16", "none": {}}
-    layer = {side: {"parts": [{"full": {}, "stored": stored, "codec": eight}]}
-             for side, stored in (("key", "POST_ROPE"), ("value", "NO_ROPE"))}
-    for name, more in (("plain", {}), ("evicts", {"eviction": eviction})):
-        plan = {"schema_version": 1, "layers": [layer | more]}
-        (tmp_path / f"{name}.json").write_text(json.dumps(plan))
-    plans = f"{tmp_path}/plain.json,{tmp_path}/evicts.json"
-    rows = [row for row in bench("decode", "--eviction-cost", "--plan", plans)["rows"]
-            if "target" in row]
-    for plain, evicts in zip(rows[:2], rows[2:], strict=True):
-        assert plain["cache_bytes_without"] < plain["cache_bytes_per_step"]  # scores and positions
-        for bytes_read in ("cache_bytes_without", "cache_bytes_per_step"):
-            assert evicts[bytes_read] == plain[bytes_read]
-
-
-@pytest.mark.parametrize("flags, said", [
-    (["--breakdown"], "leave out --breakdown"), (["--fill", "prefill"], "leave out --fill prefill"),
-    (["--eviction", "h2o", "--eviction-budget", "64"], "--eviction-budget is --context"),
-    (["--context", "128", "--steps", "129"], "129 --steps behind a --context of 128 pass the eviction at 256"),
-    (["--kv-plan", "dense-8bit"], "without --kv-plan"), (["--plan", "palu-50-g4-4bit"], "unit")])
-def test_an_eviction_whose_cost_cannot_be_told_is_refused(flags, said):
-    done = run("bench", "decode", "--quick", "--eviction-cost", *flags, check=False)
-    assert done.returncode == 1 and said in done.stderr
-
-
 def test_decode_compares_plans_with_the_dense_cache():
     report = bench("decode", "--plan", "palu-50-g4-4bit,rap-50", "--breakdown", "--batch", "3")
     dense, palu, rap = report["rows"]
@@ -309,8 +238,7 @@ def test_ranks_that_evict_and_prefill_go_in_lockstep():
 @pytest.mark.parametrize("flags, code, said", [
     (["--tp", 3], 1, "8 KV heads, 16 query heads and 640 MLP features cannot be dealt to 3 tensor-parallel "
      "ranks in equal parts; would do: 1, 2, 4, 8 or 16"),
-    (["--tp", 2, "--plan", "rotated-4bit"], 1, "without --plan"),
-    (["--tp", 2, "--eviction-cost"], 1, "--eviction-cost"),
+    (["--tp", 2, "--plan", "rotated-4bit"], 1, "leave out --plan"),
     (["--tp", 0], 2, "--tp"),
     (["--tp", 2, "--device", "cuda"], 2, "--device"),
 ])
@@ -504,36 +432,6 @@ def test_capacity_refuses_plans_that_no_shape_takes(model):
     done = run("bench", "capacity", "--quick", "--plan", "rap-50", *model, check=False)
     assert done.returncode != 0 and not done.stdout
     assert "--plan requires --shape" in done.stderr
-
-
-def test_a_stream_is_compared_with_its_second_pass(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text((TINY / "evaluation.txt").read_text()[:2500])
-    report = bench("stream", "--text", text, *STREAM)
-    figures, rows = report["figures"], report["rows"]
-    assert figures["tokens"] >= 2990 and len(rows) == figures["passes"] >= 3
-    assert sum(row["tokens"] for row in rows) == figures["tokens"]
-    assert rows[1]["loss_over_second"] == 1
-    cut = bench("stream", "--text", text, "--tokens", "300", *STREAM)
-    assert cut["figures"]["passes"] == 3 and 297 <= cut["figures"]["tokens"] <= 300
-    over = [row["loss_over_second"] for row in rows[2:]]
-    assert figures["loss_over_second_most"] == pytest.approx(max(over))
-    assert figures["loss_over_second_least"] == pytest.approx(min(over))
-    assert figures["allocated_bytes_more"] == 0
-    assert report["targets"]["allocated_bytes_more"] == {"at_most": 0}
-    for name in ("kv_held_bytes", "allocated_bytes", "rss_bytes"):
-        assert figures[f"{name}_warm"] == rows[1][name] > 0
-        assert figures[f"{name}_end"] == rows[-1][name] > 0
-    assert figures["kv_held_bytes_end"] <= figures["kv_held_bytes_most"]
-
-
-def test_a_stream_of_a_plan_that_keeps_all_is_refused(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text((TINY / "evaluation.txt").read_text()[:2500])
-    for flags, named in ((["--model", TINY], "more than the 1024 positions"),
-                         (["--random-weights", "--shape", "kvasir-tiny"], "needs a tokenizer")):
-        done = run("bench", "stream", "--quick", "--text", text, *flags, check=False)
-        assert done.returncode == 1 and named in done.stderr
 
 
 def test_a_certificate_without_its_authority_measures_nothing(tmp_path):

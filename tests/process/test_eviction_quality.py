@@ -13,7 +13,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench/quality"))
 
 import eviction  # noqa: E402
-import eviction_endless as endless  # noqa: E402
 import eviction_page as page  # noqa: E402
 import eviction_settings as settings  # noqa: E402
 import eviction_streams as streams  # noqa: E402
@@ -202,20 +201,6 @@ def test_a_stopped_run_goes_on_where_it_was_and_shows_what_it_has(bench):
     assert not any("h2o" in names and "streaming" in names for names in asked[:1])
 
 
-def test_an_endless_text_is_told_by_its_bytes_and_its_loss():
-    found = {"tokens": 1000100.0, "passes": 13.0, "loss_over_second_least": 0.995,
-             "loss_over_second_most": 1.002, "kv_held_bytes_warm": 1000.0,
-             "kv_held_bytes_end": 1000.0, "allocated_bytes_warm": 5000.0,
-             "allocated_bytes_end": 5008.0, "rss_bytes_warm": 9e6, "rss_bytes_end": 9.1e6}
-    text = "\n".join(endless.lines(found))
-    assert "| pages held | 1,000 | 1,000 |  |" in text
-    assert "| 5,000 | 5,008 | **not constant** |" in text
-    assert "| 9,000,000 | 9,100,000 | |" in text.replace("|  |", "| |")
-    assert "1,000,100 tokens in 13 passes" in text and "0.9950 to 1.0020" in text
-    assert "(within 1 %: met)" in text
-    worse = "\n".join(endless.lines(found | {"loss_over_second_most": 1.011}))
-    assert "**missed**" in worse
-    assert endless.lines(None) == []
 
 
 def test_rows_of_a_stream_differ_and_say_what_stays():

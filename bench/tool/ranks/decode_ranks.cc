@@ -25,10 +25,10 @@ using bench::Quantile;
 using bench::RatioOf;
 
 absl::Status CheckFlags(const DecodeFlags& flags) {
-  if (flags.compares() || flags.eviction_cost || flags.paced) {
+  if (flags.compares() || flags.paced) {
     return absl::InvalidArgumentError(
-        "--tp compares ranks with one rank of the same model: without --plan, "
-        "--baseline, --paced and --eviction-cost");
+        "--tp compares ranks with one rank of the same model: leave out "
+        "--plan, --baseline and --paced");
   }
   // Before anything is loaded.
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
