@@ -102,13 +102,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
     parser.add_argument("--results", type=Path, default=ROOT / "build/performance")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/performance.md")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md",
-                        help="its table of figures is written too")
     parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
     options = parser.parse_args()
     options.kvasir = options.kvasir.resolve()
     if options.quick:
-        for name in ("results", "out", "readme"):
+        for name in ("results", "out"):
             if getattr(options, name).resolve() == parser.get_default(name).resolve():
                 parser.error(f"--quick: its figures mean nothing and may not be in "
                              f"{getattr(options, name)}; give --{name}")
@@ -116,16 +114,13 @@ def main() -> None:
         if name not in names:
             parser.error(f"--only: {name} is none of {', '.join(names)}")
     try:
-        page.readme_places(options.readme.read_text())  # before an hour of work
         if not options.write:
             measure(options)
         results = {file.stem: json.loads(file.read_text())
                    for file in sorted(options.results.glob("*.json"))}
         page.check_sources(results, options.quick)
         text = page.fill((ROOT / "bench/performance_page.md").read_text(), results)
-        readme = page.fill_readme(options.readme.read_text(), results)
         options.out.write_text(text)
-        options.readme.write_text(readme)
     except subprocess.CalledProcessError as error:
         sys.exit(f"performance: {' '.join(map(str, error.cmd))}: exit code {error.returncode}")
     except (OSError, ValueError, page.PageError) as error:

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Measures everything that docs/performance.md shows, and writes the page and the
-# table in README.md. Half an hour on two quiet cores, and ten minutes
-# more with llama.cpp. Results are kept in build/performance, so an
-# interrupted run goes on where it was; what another binary, host or other
-# arguments gave is measured again, and --fresh measures all again.
+# Measures everything that docs/performance.md shows, and writes the page. This takes
+# half an hour on two quiet cores, and ten minutes more with llama.cpp. Results are
+# kept in build/performance, so an interrupted run continues where it stopped. Results
+# of another binary, host or command line are measured again; --fresh repeats all.
 #
 #   bench/performance.sh                      all but llama.cpp, and the page
 #   bench/performance.sh --llama-cpp          with bench/vs_llama_cpp.sh

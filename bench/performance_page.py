@@ -246,60 +246,6 @@ SECTIONS = {
 }
 
 
-README_BEGIN, README_END = "<!-- bench/performance.sh writes this -->", "<!-- to here -->"
-
-
-def readme_rows(results):
-    def told(name, figure, text) -> str:
-        undecided = " (undecided)" if figure in results[name]["undecided"] else ""
-        return text.format(number(results[name]["figures"][figure])) + undecided
-
-    for name, figure, what, text in (
-            ("decode", "read_bandwidth_share", "decode of one sequence (1.1B parameters, bf16): "
-             "share of the machine's read bandwidth", "{}"),
-            ("decode", "batch8_speedup", "the same, batch 8 over batch 1", "{} times the tokens/s"),
-            ("prefill", "gemm_share", "prefill's matrix products over oneDNN's float32 GEMM", "{}"),
-            ("serve", "router_added_ms_p50", "what the router adds to a request of 1000 tokens",
-             "{} ms"),
-            ("scheduler", "step_us", "planning a step of 256 sequences of 4096 tokens", "{} µs"),
-            ("scheduler", "metadata_share", "metadata of the page pool, of its bytes", "{}")):
-        if figure in results[name]["figures"]:  # oneDNN may be missing
-            yield [what, told(name, figure, text)]
-    for row in results["decode_plans"]["rows"]:
-        if row["plan"] in ("rap-50-4bit", "palu-50-g4-4bit"):
-            undecided = " (undecided)" if row["undecided"] else ""
-            yield [f"decode, {row['batch']} sequences of {row['context']} tokens: `{row['plan']}` "
-                   "over the dense bf16 cache",
-                   f"{row['speedup_over_dense']:.2f} times the tokens/s{undecided}, "
-                   f"{row['bytes_ratio']:.2f} times fewer bytes a step, weights included"]
-    sizes = results["capacity"]["figures"]
-    for row in results["capacity"]["rows"]:
-        if row["plan"] == "palu-50-g4-4bit" and row["model"] == "llama-3-8b":
-            yield [f"sequences of {sizes['sequence_tokens']:.0f} tokens in "
-                   f"{sizes['pool_bytes'] / 2**30:g} GiB ({row['model']}'s shape): "
-                   f"`{row['plan']}` over dense bf16",
-                   f"{row['reached']} over {row['dense_reached']}"]
-
-
-def readme_places(text: str) -> tuple[str, str]:
-    """What stands before the marks and behind them."""
-    begin, found, rest = text.partition(README_BEGIN)
-    _, found_end, end = rest.partition(README_END)
-    if not found or not found_end:
-        raise PageError(f"README.md has no {README_BEGIN} followed by {README_END}")
-    return begin, end
-
-
-def fill_readme(text: str, results) -> str:
-    """`text` with the rows between its two marks written anew."""
-    begin, end = readme_places(text)
-    try:
-        rows = table(["", ""], list(readme_rows(results)))
-    except KeyError as error:
-        raise PageError(f"README.md: no result has {error}") from error
-    return f"{begin}{README_BEGIN}\n\n{rows}\n\n{README_END}{end}"
-
-
 def fill(text: str, results) -> str:
     """`text` with {{section}} replaced; PageError for what has no result."""
     def section(found):

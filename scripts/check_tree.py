@@ -8,7 +8,8 @@
 - Headers have "#pragma once" and at most 400 lines, sources at most 700, kernels 800.
   Test code is not looked at.
 - A folder with more than 40 files of its own gets a warning.
-- Markdown cites only tests that exist, and only limits that this script has.
+- Markdown cites only tests that exist, and only limits that this script has. A figure
+  in the table of README.md stands on the page that its row links.
 - People write at most 45,000 words of Markdown, README.md has at most 150 lines,
   ARCHITECTURE.md 130, and the README.md of a folder 150.
 - Texts in docs/*.svg cross no edge of a box or of the picture.
@@ -189,6 +190,15 @@ def cited_limits(path):
                 yield f"says that scripts/check has a limit of {number}, which it has not"
 
 
+def cited_figures(path):
+    """Figures in rows `| what | figure | [name](page) |` that the page does not have."""
+    for what, figure, page in re.findall(
+        r"^\| ([^|]+) \| ([\d.]+) \| \[[^]]+\]\(([^)#]+)\) \|$", path.read_text(), re.M
+    ):
+        if not re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", (ROOT / page).read_text()):
+            yield f"has the figure {figure} for '{what}', which {page} does not have"
+
+
 def markdown(files):
     """Sizes and citations of pages."""
     known = set()
@@ -214,7 +224,10 @@ def markdown(files):
                 yield f"{name}: {lines} lines, limit {limit}"
         if not WRITTEN_BY_A_PROGRAM.search("\n".join(text.split("\n")[:5])):
             words += len(text.split())
-        for problem in [*cited_tests(path, known), *cited_limits(path)]:
+        problems = [*cited_tests(path, known), *cited_limits(path)]
+        if str(name) == "README.md":
+            problems += cited_figures(path)
+        for problem in problems:
             yield f"{name}: {problem}"
     if words > MARKDOWN_WORDS:
         yield f"people's Markdown has {words} words, limit {MARKDOWN_WORDS}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures on SmolLM2 what a token's bytes cost in divergence, and writes its part
-of docs/quality.md with its charts, and README's table. Called by
+of docs/quality.md with its charts. Called by
 bench/quality/quality.sh.
 
 Every row of frontier_settings.py is evaluated on the same windows. What was
@@ -314,7 +314,6 @@ def main() -> None:
                         "calibration included")
     add_store_options(parser, MEASURED / "smollm2.jsonl")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
-    parser.add_argument("--readme", type=pathlib.Path, default=ROOT / "README.md")
     args = parser.parse_args()
     for path in (args.tool, args.model / "model.safetensors", args.domains,
                  args.novels):
@@ -340,7 +339,6 @@ def main() -> None:
     for line in study.store.compare():
         tell(line)
     quality_page.write_part(args.out / "quality.md", "smollm2", page.part(run))
-    quality_page.write_part(args.readme, "smollm2", page.readme_part(run))
     for name, text in page.charts(run).items():
         (args.out / name).write_text(text, encoding="utf-8")
     print(f"wrote {args.out / 'quality.md'}", file=sys.stderr)

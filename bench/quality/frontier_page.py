@@ -346,20 +346,3 @@ def part(run: Run) -> str:
     return "\n".join(lines)
 
 
-def readme_part(run: Run) -> str:
-    """The chart of SHORT windows and a few of its rows."""
-    lines = [
-        "![Divergence against bytes](docs/frontier.svg)", "",
-        f"SmolLM2-135M-Instruct, {windows_of(run.short)} windows of {SHORT} tokens "
-        "that nobody was calibrated on. KL is the divergence from the cache of whole "
-        "bf16 numbers, nats a token with 95 % intervals over windows; bytes are all "
-        "that a sequence of that length takes, scales, norms and exact tokens "
-        "included.", "",
-        "| cache | bytes per token | KL | added nats per token |", "|---|--:|--:|--:|",
-        f"| keys and values as bf16 | {settings.DENSE_BYTES} | | |"]
-    for row in settings.README:
-        one = run.of(row, SHORT)
-        if one is not None:
-            lines.append(f"| {row.name} | {one.bytes:.0f} | {one.kl.mean:.4f} ± "
-                         f"{one.kl.half:.4f} | {one.added.mean:+.4f} |")
-    return "\n".join(lines)

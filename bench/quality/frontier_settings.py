@@ -252,10 +252,6 @@ LONG_CHART = {
     },
 }
 
-# README's table.
-README = [STORAGE[3], STORAGE[2.25], CPU, ROTATED_SHIPPED[4], ROTATED[4],
-          KIVI[4, 0], KIVI[2, 0], FP8, SVDQ[2], PALU, PALU_4, RAP]
-
 # ----------------------------------------------------------------------- claims
 
 CLAIMS = [

@@ -235,7 +235,6 @@ def test_the_pages_have_their_parts():
     path = ROOT / "docs/quality.md"
     assert quality_page.read_part(path, "smollm2").startswith("## SmolLM2")
     assert quality_page.read_part(path, "tiny").startswith("## The built-in model")
-    assert "added nats per token" in quality_page.read_part(ROOT / "README.md", "smollm2")
 
 
 # ---------------------------------------------------------------------- charts
@@ -363,9 +362,8 @@ def bench(tmp_path):
         (domains / f"{name}.txt").write_text(name)
         (domains / "evaluation" / f"{name}.txt").write_text(name + " held out")
     (tmp_path / "novels.txt").write_text("novels")
-    for path in (docs / "quality.md", tmp_path / "README.md"):
-        path.write_text(f"# Title\n\n{quality_page.BEGIN.format('smollm2')}\n"
-                        f"{quality_page.END}\n")
+    (docs / "quality.md").write_text(
+        f"# Title\n\n{quality_page.BEGIN.format('smollm2')}\n{quality_page.END}\n")
 
     class Bench:
         folder = tmp_path
@@ -377,7 +375,7 @@ def bench(tmp_path):
                 [sys.executable, ROOT / "bench/quality/frontier.py", "--tool", tool,
                  "--engine", tool, "--model", model, "--domains", domains, "--novels",
                  tmp_path / "novels.txt", "--work", tmp_path / "work", "--out", docs,
-                 "--readme", tmp_path / "README.md", "--measured", self.measured, "--budget",
+                 "--measured", self.measured, "--budget",
                  "quick", *options], capture_output=True, text=True, timeout=60)
 
         def study(self):
@@ -428,9 +426,6 @@ def test_a_run_writes_its_part_and_its_charts_and_a_second_one_measures_nothing(
     text = bench.page.read_text()
     assert "budget `quick`" in text and f"| {rows[0].name} |" in text
     assert (bench.page.parent / "frontier.svg").exists()
-    readme = (bench.folder / "README.md").read_text()
-    assert "(docs/frontier.svg)" in readme
-    assert all(f"| {row.name} |" in readme for row in settings.README)
     again = bench.run()
     assert again.returncode == 0 and bench.calls() == []
     assert bench.page.read_text() == text

@@ -25,16 +25,11 @@ import vs_llama_cpp as versus  # noqa: E402
 # ---------------------------------------------------------------- the page
 
 def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
-    out, readme = tmp_path / "performance.md", tmp_path / "README.md"
-    readme.write_text(f"before\n{page.README_BEGIN}\nold\n{page.README_END}\nafter\n")
+    out = tmp_path / "performance.md"
     command = [sys.executable, ROOT / "bench/performance.py", "--quick", "--kvasir", BINARY,
-               "--results", tmp_path / "results", "--out", out, "--readme", readme]
+               "--results", tmp_path / "results", "--out", out]
     subprocess.run(command, check=True, timeout=300, cwd=tmp_path)
     text = out.read_text()
-    told = readme.read_text()
-    assert told.startswith("before\n") and told.endswith("after\n") and "old" not in told
-    for found in ("planning a step", "`rap-50-4bit` over the dense bf16 cache", "(undecided)"):
-        assert found in told
     assert "{{" not in text
     for found in ("| palu-50-g4-3bit | 96 |", "`step_us`", "`rows_", "rap-50-4bit", "undecided",
                   "| MB/sequence |"):
@@ -74,9 +69,9 @@ def test_quick_figures_do_not_reach_the_documents(tmp_path):
         page.check_sources(quick, False)
     page.check_sources(quick, True)
     done = subprocess.run([sys.executable, ROOT / "bench/performance.py", "--quick", "--results",
-                           tmp_path, "--out", tmp_path / "page.md"],
+                           tmp_path],
                           capture_output=True, text=True, timeout=20)
-    assert done.returncode == 2 and "give --readme" in done.stderr
+    assert done.returncode == 2 and "give --out" in done.stderr
 
 
 def test_a_page_that_asks_for_what_nobody_measured_is_an_error():
@@ -84,12 +79,6 @@ def test_a_page_that_asks_for_what_nobody_measured_is_an_error():
         page.fill("{{attention}}", {})
     with pytest.raises(page.PageError, match="none of"):
         page.fill("{{nothing}}", {})
-
-
-def test_a_readme_without_a_place_for_the_figures_is_an_error():
-    with pytest.raises(page.PageError, match="README.md has no"):
-        page.fill_readme(f"{page.README_END} {page.README_BEGIN}", {})
-    page.readme_places((ROOT / "README.md").read_text())
 
 
 def attention_row(**others):
