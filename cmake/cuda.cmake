@@ -1,9 +1,9 @@
-# Which nvcc compiles kernels for a GPU, if any: that of scripts/setup cuda, or
-# PATH's, or the one that KVASIR_NVCC names. It is asked for its version once.
+# Finds the nvcc that compiles kernels for a GPU: the one that KVASIR_NVCC names, the
+# one of scripts/setup cuda, or the first in PATH. Its version is read once.
 #
-# kvasir_find_nvcc() sets, where it is called:
-#   KVASIR_FOUND_NVCC    the program, or nothing
-#   KVASIR_WITHOUT_NVCC  why there is none: "nvcc 11.8, want 13.0 or a later 13"
+# kvasir_find_nvcc() sets in its caller's scope:
+#   KVASIR_FOUND_NVCC    the program, or empty
+#   KVASIR_WITHOUT_NVCC  the reason if there is none: "nvcc 11.8, want 13.0 or a later 13"
 
 set(KVASIR_CUDA AUTO CACHE STRING
   "nvcc and what is made with it: ON (or fail), OFF, or AUTO (where there is one that fits)")

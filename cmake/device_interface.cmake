@@ -1,5 +1,5 @@
-# Writes OUT, the name of all that a program and a module of a device must agree
-# on: HEADERS (a list) below ROOT, and BUILD.
+# Writes a fingerprint to OUT of everything that a program and a device module must
+# agree on: the HEADERS (a list) below ROOT, and BUILD.
 set(hashes "${BUILD}")
 foreach(header IN LISTS HEADERS)
   file(SHA256 ${ROOT}/${header} hash)

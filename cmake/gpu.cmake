@@ -1,15 +1,15 @@
-# Programs for a machine with a GPU: what scripts/gpu_check runs there, by stage,
-# and scripts/bundle packs.
+# Programs for a machine with a GPU. scripts/gpu_check runs them there by stage, and
+# scripts/bundle packs them.
 function(kvasir_gpu_program stage target)
   set_property(GLOBAL APPEND PROPERTY KVASIR_GPU_PROGRAMS "${stage}|${target}")
 endfunction()
-# A script of such a stage, which needs no build.
+# Adds a script, which needs no build, to such a stage.
 function(kvasir_gpu_script stage file)
   set_property(GLOBAL APPEND PROPERTY KVASIR_GPU_PROGRAMS "${stage}|${file}")
 endfunction()
 
-# When all targets are there: targets gpu_programs and gpu_programs_<stage>, and
-# the list gpu_programs.txt, a stage and a program a line.
+# Call it after all targets are declared. It makes the targets gpu_programs and
+# gpu_programs_<stage>, and the list gpu_programs.txt: a stage and a program per line.
 function(kvasir_gpu_programs)
   get_property(programs GLOBAL PROPERTY KVASIR_GPU_PROGRAMS)
   if(NOT programs)

@@ -1,14 +1,13 @@
-# The build's own vocabulary: one target per concept, and a layer law that is
-# checked when targets are declared, so that a forbidden dependency does not
-# configure.
+# The functions that declare our targets: one target per concept. The link law below is
+# checked when a target is declared, so a forbidden dependency fails to configure.
 #
 #   kvasir_library(cache_layout SRCS layout.cc HDRS layout.h DEPS base_status)
 #   kvasir_test(cache_layout_test SRCS layout_test.cc DEPS cache_layout)
 #   kvasir_proto(proto_kv_plan kvasir/v1/kv_plan.proto [GRPC] [DEPS ...])
 #
-# A target is named <folder>_<concept>; the folder decides what it may link.
+# A target is named <folder>_<concept>. Its folder decides which folders it may link.
 
-# folder -> folders it may link (ARCHITECTURE.md, Folders).
+# The link law: folder -> folders that it may link (ARCHITECTURE.md, Folders).
 set(KVASIR_MAY_LINK_base "base")
 set(KVASIR_MAY_LINK_proto "proto;base")
 set(KVASIR_MAY_LINK_plan "plan;proto;base")
@@ -46,7 +45,7 @@ function(_kvasir_check_layer target)
     if(NOT dep_folder IN_LIST KVASIR_MAY_LINK_${folder}
        AND NOT dep IN_LIST KVASIR_MAY_LINK_${folder})
       message(FATAL_ERROR
-        "layer law: ${target} may not link ${dep} "
+        "link law: ${target} may not link ${dep} "
         "(${folder} may link: ${KVASIR_MAY_LINK_${folder}})")
     endif()
   endforeach()
@@ -59,14 +58,15 @@ target_compile_options(kvasir_options INTERFACE
   -Wall -Wextra -Wshadow -Wconversion -Wnon-virtual-dtor -Wundef -Werror
   # Designated initializers may leave members at their defaults.
   -Wno-missing-field-initializers
-  # fused multiply-adds only where we write them: bit-identity depends on it.
+  # The compiler must not fuse multiply-adds by itself: equal bits depend on it.
   -ffp-contract=off
-  # clang counts sign changes to -Wconversion, g++ does not: one list for both.
+  # clang includes sign changes in -Wconversion and g++ does not. Both use one list.
   "$<$<CXX_COMPILER_ID:Clang>:-Wthread-safety;-Wno-sign-conversion>")
 
-# Two thirds of the time of a library's file go into reading headers, so a
-# library is compiled as one file. Not where files are compiled once per
-# instruction set (kernels/), or name themselves APART.
+# Declares a static library, or an interface library if it has no sources. Reading
+# headers takes two thirds of a file's compile time, so the sources of a library are
+# compiled together. Exceptions: kernels/, whose files are compiled once per instruction
+# set, and libraries that say APART.
 function(kvasir_library target)
   cmake_parse_arguments(A "APART" "" "SRCS;HDRS;DEPS;PRIVATE_DEPS" ${ARGN})
   _kvasir_check_layer(${target} ${A_DEPS} ${A_PRIVATE_DEPS})
@@ -76,11 +76,11 @@ function(kvasir_library target)
       set_target_properties(${target} PROPERTIES UNITY_BUILD ON
                             UNITY_BUILD_BATCH_SIZE 8)
     endif()
-    # What tests spend their time in takes too long where nothing is optimised.
+    # Sanitized tests spend most of their time in these libraries.
     if(KVASIR_SANITIZE AND target MATCHES "^(base|cache|kernels|model|worker)_")
       target_compile_options(${target} PRIVATE -O1)
     endif()
-    # Coverage guides the fuzzers. What they do not read is spared its cost.
+    # Fuzzers are guided by coverage. Code that they never run is not instrumented.
     if(KVASIR_FUZZ AND (target STREQUAL worker_rank_group OR
        NOT target MATCHES "^(kernels|worker|compress|bench|server)_"))
       target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
@@ -93,22 +93,22 @@ function(kvasir_library target)
   endif()
 endfunction()
 
-# Assertions take long to optimise and are run once.
+# Tests run once, so optimising their code takes longer than it saves.
 set(KVASIR_TEST_OPTIONS)
 if(NOT KVASIR_SANITIZE)
   set(KVASIR_TEST_OPTIONS -O1)
 endif()
 
-# Half of the time of a test's file goes into reading gmock's headers and
-# Abseil's. One precompiled file serves every test: same flags, and no macro
-# that a test does not have (some get -pthread from what they link). A folder
-# that precompiles headers of its own sets KVASIR_OWN_HEADERS.
+# Reading gmock's and Abseil's headers takes half of a test's compile time, so all tests
+# share one precompiled header. It needs the same flags and macros as the tests, and some
+# tests get -pthread from a library. A folder with its own precompiled header sets
+# KVASIR_OWN_HEADERS.
 function(_kvasir_precompile_test target)
   if(KVASIR_OWN_HEADERS)
     return()
   endif()
   if(NOT TARGET kvasir_test_headers)
-    # A program, as tests are: those are compiled with -fPIE.
+    # It is an executable because tests are, too: CMake compiles both with -fPIE.
     file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/gen/test_headers.cc CONTENT "")
     add_executable(kvasir_test_headers EXCLUDE_FROM_ALL
       ${PROJECT_BINARY_DIR}/gen/test_headers.cc)
@@ -120,15 +120,15 @@ function(_kvasir_precompile_test target)
     target_compile_options(kvasir_test_headers PRIVATE -pthread
       ${KVASIR_TEST_OPTIONS})
   endif()
-  # Where a macro differs after all, the test reads its headers itself.
+  # If a macro differs after all, the test includes the headers itself.
   target_compile_options(${target} PRIVATE -pthread -Wno-error=invalid-pch)
   target_precompile_headers(${target} REUSE_FROM kvasir_test_headers)
 endfunction()
 
-# Registers a gtest program with ctest. LABELS defaults to "unit"; the other
-# labels are scenario, process, golden, gpu, bench. Its folder is
-# one more, "in-router", and THREADS, for TSan: what is tested has several.
-# TIMEOUT in seconds. TSAN_FILTER: those of its cases that have threads.
+# Registers a gtest program with ctest. LABELS is "unit" by default; others are scenario,
+# process, golden, gpu and bench. A label for its folder ("in-router") is added.
+# THREADS marks a test of code with several threads: ThreadSanitizer runs only these, and
+# of their cases only those that TSAN_FILTER selects. TIMEOUT is in seconds.
 function(kvasir_test target)
   cmake_parse_arguments(A "THREADS" "TIMEOUT;TSAN_FILTER"
     "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
@@ -166,8 +166,8 @@ function(kvasir_test target)
   endif()
 endfunction()
 
-# Registers tests once more, as <test>_<AS>, labelled <AS>, with more in their
-# environment.
+# Registers tests a second time as <test>_<AS> with the label <AS> and with additional
+# variables in their environment.
 function(kvasir_run_again)
   cmake_parse_arguments(A "" "AS" "ENVIRONMENT" ${ARGN})
   if(NOT KVASIR_BUILD_TESTS)
@@ -180,12 +180,12 @@ function(kvasir_run_again)
     set_tests_properties(${test}_${A_AS} PROPERTIES LABELS "${labels};${A_AS}"
       TIMEOUT ${timeout}
       ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}"
-      # scripts/test gives a folder for results: they are not the first run's.
+      # scripts/test passes a folder for results. The name keeps both runs apart.
       ENVIRONMENT_MODIFICATION "GTEST_OUTPUT=string_append:${test}_${A_AS}.xml")
   endforeach()
 endfunction()
 
-# Test support that several tests link: compiled as they are, and with them.
+# Declares test support that several tests link, compiled with the options of tests.
 function(kvasir_test_library target)
   if(NOT KVASIR_BUILD_TESTS)
     return()
@@ -200,7 +200,7 @@ function(kvasir_executable target)
   _kvasir_check_layer(${target} ${A_DEPS})
   add_executable(${target} ${A_SRCS})
   if(KVASIR_UNITY)
-    # Of so few files that two cores have work.
+    # Small batches, so that two cores have work.
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON
                           UNITY_BUILD_BATCH_SIZE 5)
   endif()
@@ -211,8 +211,8 @@ function(kvasir_executable target)
   endif()
 endfunction()
 
-# A fuzz target runs a few seconds as a test, or SECONDS, from the seeds in SEEDS;
-# scripts/soak asks for longer.
+# Declares a fuzz target that also runs as a test for SECONDS (5 by default), beginning
+# with the inputs in SEEDS. scripts/soak runs it longer.
 set(KVASIR_FUZZ_SECONDS "" CACHE STRING "Seconds of each fuzz target, instead of its own")
 function(kvasir_fuzz target)
   cmake_parse_arguments(A "" "SECONDS" "SRCS;DEPS;SEEDS" ${ARGN})
@@ -243,9 +243,8 @@ function(kvasir_fuzz target)
   endif()
 endfunction()
 
-# Generates C++ from one .proto below proto/ into the build tree. Included as
-# "proto/kvasir/v1/kv_plan.pb.h". Generated code is compiled without our
-# warnings.
+# Generates C++ from one .proto below proto/ into the build tree. Include the result as
+# "proto/kvasir/v1/kv_plan.pb.h". Our warnings are off for generated code.
 function(kvasir_proto target file)
   cmake_parse_arguments(A "GRPC" "" "DEPS" ${ARGN})
   _kvasir_check_layer(${target} ${A_DEPS})
