@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/net/grpc_status.h"
 #include "cli/version.h"
-#include "router/core/refusal_reason.h"
+#include "router/base/refusal_reason.h"
 #include "router/facades/calls/metadata.h"
 
 namespace kvasir::cli {

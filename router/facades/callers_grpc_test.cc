@@ -20,7 +20,7 @@
 #include "proto/vllm/control.pb.h"
 #include "proto/vllm/engine.pb.h"
 #include "proto/vllm/inference.pb.h"
-#include "router/core/refusal_reason.h"
+#include "router/base/refusal_reason.h"
 #include "router/facades/calls/replies.h"
 #include "router/facades/kserve/service.h"
 #include "router/facades/vllm_engine/service.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "router/core/task_runner.h"
+#include "router/base/task_runner.h"
 #include "router/facades/calls/response_pump.h"
 #include "router/facades/calls/single_call.h"
 #include "router/testing/byte_codec.h"

@@ -17,7 +17,7 @@
 #include "base/mutex.h"
 #include "base/net/grpc_server.h"
 #include "proto/refusal.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 #include "router/facades/kserve/service.h"
 #include "router/testing/kserve_testing.h"
 

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "base/net/grpc_status.h"
-#include "router/core/client_calls.h"
-#include "router/core/task_runner.h"
+#include "router/base/client_calls.h"
+#include "router/base/task_runner.h"
 #include "router/facades/calls/metadata.h"
 #include "router/facades/calls/single_call.h"
 

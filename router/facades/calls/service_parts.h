@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "router/canonical.h"
-#include "router/core/task_runner.h"
+#include "router/base/canonical.h"
+#include "router/base/task_runner.h"
 #include "router/facades/calls/backend.h"
 
 namespace kvasir::router {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "proto/inference/grpc_service.grpc.pb.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 #include "router/facades/calls/service_parts.h"
 #include "router/facades/kserve/backend.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "proto/vllm/engine.grpc.pb.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 #include "router/facades/calls/service_parts.h"
 #include "router/facades/vllm_engine/backend.h"
 

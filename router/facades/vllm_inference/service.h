@@ -11,7 +11,7 @@
 
 #include "proto/vllm/control.grpc.pb.h"
 #include "proto/vllm/inference.grpc.pb.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 #include "router/facades/calls/service_parts.h"
 
 namespace kvasir::router {
