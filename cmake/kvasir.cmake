@@ -18,15 +18,15 @@ set(KVASIR_MAY_LINK_model "model;plan;proto;base")
 set(KVASIR_MAY_LINK_worker "worker;model;cache;plan;kernels;proto;base")
 set(KVASIR_MAY_LINK_router "router;model_tokenizer;cache_prefix_hash;proto;base")
 set(KVASIR_MAY_LINK_compress
-    "compress;model;cache_layout;cache_eviction_schedule;cache_eviction_reference;plan;proto;base")
-set(KVASIR_MAY_LINK_cli
-    "cli;bench;worker;router;model;cache;plan;kernels;proto;base;compress")
+    "compress;server;model;cache_layout;cache_eviction_schedule;cache_eviction_reference;plan;proto;base")
 set(KVASIR_MAY_LINK_bench
-    "bench;worker;router;model;cache;plan;kernels;proto;base")
+    "bench;server;compress_checkpoint_files;worker;router;model;cache;plan;kernels;proto;base")
+set(KVASIR_MAY_LINK_server
+    "server;bench;worker;router;model;cache;plan;kernels;proto;base")
 set(KVASIR_MAY_LINK_tests
-    "tests;cli;worker;router;model;cache;plan;kernels;proto;base")
+    "tests;server;worker;router;model;cache;plan;kernels;proto;base")
 set(KVASIR_FOLDERS base proto plan kernels cache model worker router compress bench
-    cli tests)
+    server tests)
 
 function(_kvasir_check_layer target)
   string(REGEX MATCH "^[a-z]+" folder "${target}")
@@ -82,7 +82,7 @@ function(kvasir_library target)
     endif()
     # Coverage guides the fuzzers. What they do not read is spared its cost.
     if(KVASIR_FUZZ AND (target STREQUAL worker_rank_group OR
-       NOT target MATCHES "^(kernels|worker|compress|bench|cli)_"))
+       NOT target MATCHES "^(kernels|worker|compress|bench|server)_"))
       target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
     endif()
     target_link_libraries(${target} PUBLIC kvasir_options ${A_DEPS}

@@ -1,0 +1,275 @@
+// `kvasir bench decode`: how much of the machine's read bandwidth a decode step
+// achieves, and what a batch of 8 gains.
+#include "bench/tool/decode.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/cli/flags.h"
+#include "base/cli/progress.h"
+#include "base/machine.h"
+#include "base/status_macros.h"
+#include "bench/tool/bench.h"
+#include "bench/tool/engine.h"
+#include "bench/tool/report.h"
+#include "server/known_models.h"
+#include "worker/ranks/group/rank_identity.h"
+
+namespace kvasir::cli {
+
+absl::StatusOr<DecodeSample> DecodeSteps(BenchEngine* engine, int64_t batch,
+                                         int64_t steps) {
+  const int64_t weights_before = engine->weight_bytes_read();
+  const int64_t cache_before = engine->kv_bytes_read();
+  absl::Status status;
+  DecodeSample sample;
+  engine->profile().Start();
+  sample.seconds = bench::SecondsOf([&] {
+    for (int64_t i = 0; i < steps && status.ok(); ++i) {
+      status = engine->Decode(batch);
+    }
+  });
+  sample.parts = engine->profile().Stop();
+  KVASIR_RETURN_IF_ERROR(status);
+  sample.weight_bytes =
+      static_cast<double>(engine->weight_bytes_read() - weights_before);
+  sample.cache_bytes =
+      static_cast<double>(engine->kv_bytes_read() - cache_before);
+  return sample;
+}
+
+nlohmann::ordered_json BreakdownOf(const worker::CpuStepProfile::Seconds& sum) {
+  double all = 0.0;
+  for (const double seconds : sum) all += seconds;
+  nlohmann::ordered_json shares = nlohmann::ordered_json::object();
+  for (size_t part = 0; part < sum.size(); ++part) {
+    const char* name =
+        worker::StepPartName(static_cast<worker::StepPart>(part));
+    shares[name] = all > 0.0 ? sum[part] / all : 0.0;
+  }
+  return shares;
+}
+
+void AddParts(const DecodeSample& sample,
+              worker::CpuStepProfile::Seconds* sum) {
+  for (size_t part = 0; part < sum->size(); ++part) {
+    (*sum)[part] += sample.parts[part];
+  }
+}
+
+absl::Status FillEngine(const DecodeFlags& flags, BenchEngine* engine) {
+  if (flags.fill == "random") {
+    return engine->FillWithRandomLatents(flags.batch, flags.context);
+  }
+  Progress progress("prefill", flags.batch, "sequences", !engine->quiet());
+  for (int64_t i = 1; i <= flags.batch; ++i) {
+    KVASIR_RETURN_IF_ERROR(
+        engine->Prefill(static_cast<uint64_t>(i), flags.context));
+    progress.Update(i);
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+using bench::Quantile;
+using bench::RatioOf;
+
+// By pair: seconds a byte of the machine and of batch 1, seconds a token of
+// both batches.
+struct DecodeTimes {
+  std::vector<double> read;
+  std::vector<double> one_byte;
+  std::vector<double> one_token;
+  std::vector<double> many_token;
+  double bytes_per_step = 0.0;
+  double many_bytes_per_step = 0.0;
+  worker::CpuStepProfile::Seconds many_parts = {};
+};
+
+// One case, by its medians.
+nlohmann::ordered_json DecodeRow(int64_t batch, double seconds_per_token,
+                                 double bytes_per_step) {
+  const double seconds = seconds_per_token * static_cast<double>(batch);
+  return {{"batch", batch},
+          {"tokens_per_second", 1.0 / seconds_per_token},
+          {"step_ms", seconds * 1e3},
+          {"bytes_per_step", bytes_per_step},
+          {"bytes_per_second", bytes_per_step / seconds}};
+}
+
+absl::StatusOr<DecodeTimes> Measure(const DecodeFlags& flags,
+                                    BenchEngine* engine,
+                                    MachineCeilings* ceilings) {
+  DecodeTimes times;
+  Progress progress("decode", BenchPairs(flags.bench), "pairs", true);
+  const auto steps = static_cast<double>(flags.steps);
+  // The first pair warms up.
+  for (int pair = -1; pair < BenchPairs(flags.bench); ++pair) {
+    const double bandwidth = ceilings->MeasureBytesPerSecond();
+    KVASIR_ASSIGN_OR_RETURN(const DecodeSample one,
+                            DecodeSteps(engine, 1, flags.steps));
+    KVASIR_ASSIGN_OR_RETURN(const DecodeSample many,
+                            DecodeSteps(engine, flags.batch, flags.steps));
+    if (pair < 0) continue;
+    times.read.push_back(1.0 / bandwidth);
+    times.one_byte.push_back(one.seconds / one.bytes());
+    times.one_token.push_back(one.seconds / steps);
+    times.many_token.push_back(many.seconds / steps /
+                               static_cast<double>(flags.batch));
+    times.bytes_per_step = one.bytes() / steps;
+    AddParts(many, &times.many_parts);
+    times.many_bytes_per_step = many.bytes() / steps;
+    progress.Update(pair + 1);
+  }
+  return times;
+}
+
+constexpr int64_t kEvictionCostContext = 4096;
+
+absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
+  DefaultBenchModel(flags.bench, &flags.model);
+  if (flags.eviction_cost && !WasAsked(flags.bench, "--context")) {
+    flags.context = kEvictionCostContext;
+  }
+  UseQuick<int64_t>(flags.bench, "--context", 64, &flags.context);
+  if (flags.tp > 1) return RunDecodeRanks(std::move(flags));
+  if (flags.eviction_cost) return RunEvictionCost(std::move(flags));
+  if (flags.paced && flags.plans.size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--paced measures one cache: want one --plan, have ",
+                     flags.plans.size()));
+  }
+  if (flags.fill == "auto")
+    flags.fill = flags.compares() ? "random" : "prefill";
+  if (flags.compares()) return RunDecodeComparison(std::move(flags));
+  // Warm-up pair included; each sequence takes part in both batches.
+  const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
+  KVASIR_ASSIGN_OR_RETURN(
+      const auto engine,
+      BenchEngine::Create({.model = flags.model,
+                           .max_model_len = flags.context + decoded,
+                           .max_num_seqs = flags.batch}));
+  KVASIR_RETURN_IF_ERROR(FillEngine(flags, engine.get()));
+
+  KVASIR_ASSIGN_OR_RETURN(
+      MachineCeilings ceilings,
+      MachineCeilings::Create(engine->pool(), flags.bench.quick));
+  KVASIR_ASSIGN_OR_RETURN(const DecodeTimes times,
+                          Measure(flags, engine.get(), &ceilings));
+  BenchReport report(ceilings.ToJson());
+  report.AddRatio("read_bandwidth_share", RatioOf(times.read, times.one_byte),
+                  Target{0.75, true}, "batch 1, of the machine's own");
+  const std::string batch = absl::StrCat("batch", flags.batch);
+  report.AddRatio(
+      batch + "_speedup", RatioOf(times.one_token, times.many_token),
+      flags.batch == 8 ? std::optional(Target{4.0, true}) : std::nullopt,
+      "tokens/s over those of batch 1");
+  report.AddFigure("batch1_tokens_per_second",
+                   1.0 / Quantile(times.one_token, 0.5));
+  report.AddFigure(batch + "_tokens_per_second",
+                   1.0 / Quantile(times.many_token, 0.5));
+  report.AddFigure("read_bytes_per_second", 1.0 / Quantile(times.one_byte, 0.5),
+                   std::nullopt, "batch 1, weights and cache");
+  report.AddFigure("bytes_read_per_step", times.bytes_per_step);
+  report.AddRow(
+      DecodeRow(1, Quantile(times.one_token, 0.5), times.bytes_per_step));
+  nlohmann::ordered_json row = DecodeRow(
+      flags.batch, Quantile(times.many_token, 0.5), times.many_bytes_per_step);
+  if (flags.breakdown) row["breakdown"] = BreakdownOf(times.many_parts);
+  report.AddRow(std::move(row));
+  const auto weights = static_cast<double>(engine->model().weight_bytes());
+  report.AddFigure("weight_bytes", weights);
+  report.AddFigure("context_tokens", static_cast<double>(flags.context));
+  const auto cache = static_cast<double>(base::LastLevelCacheBytes());
+  if (cache > 0) {
+    report.AddFigure("footprint_over_llc", times.bytes_per_step / cache);
+  }
+  if (times.bytes_per_step <
+      static_cast<double>(MachineCeilings::FootprintBytes())) {
+    report.MarkUndecided("read_bandwidth_share");
+    report.AddNote(
+        "a step reads less than four times the last-level cache, or than 256 "
+        "MiB: its share says nothing about memory");
+  }
+  return report;
+}
+
+}  // namespace
+
+void AddBenchDecode(CLI::App* group, int* exit_code) {
+  auto flags = std::make_shared<DecodeFlags>();
+  CLI::App* command = group->add_subcommand(
+      "decode",
+      "decode steps: read bandwidth against the machine's, batch 8 against 1");
+  AddModelFlags(command, &flags->model);
+  AddFlag(command, "--context", flags->context, "tokens before the steps")
+      ->check(CLI::Range(1, 1 << 20));
+  AddFlag(command, "--batch", flags->batch, "the larger batch")
+      ->check(CLI::Range(2, 1024));
+  AddFlag(command, "--steps", flags->steps, "steps of a sample")
+      ->check(CLI::Range(1, 1000));
+  AddSwitch(command, "--breakdown", flags->breakdown,
+            "shares of a step of the larger batch by its parts");
+  AddFlag(command, "--plan", flags->plans,
+          "compare the dense cache of the shape with these: kv_plan.json files "
+          "(of another shape: the same histogram of bits), or names of `kvasir "
+          "bench attention --help`")
+      ->delimiter(',');
+  AddModelFlag(command, "--baseline", flags->baseline,
+               "compare --model with this checkpoint");
+  AddFlag(command, "--fill", flags->fill,
+          "where the context comes from: a prefill, or random latents (auto: "
+          "random where caches or ranks are compared)")
+      ->check(CLI::IsMember({"auto", "prefill", "random"}));
+  AddSwitch(command, "--paced", flags->paced,
+            "with --plan NAME: a sample for each line of standard input, told "
+            "as a line of JSON");
+  AddSwitch(command, "--eviction-cost", flags->eviction_cost,
+            "what scores of slots and evictions take of a step: each --plan "
+            "(default: dense-8bit,rotated-4bit) with --eviction (q-hitter) "
+            "against itself without, --context (4096) slots staying");
+  AddFlag(command, "--tp", flags->tp,
+          "compare one rank with so many tensor-parallel ones on the same "
+          "cores: threads of this process, over Gloo on loopback, on the CPU")
+      ->check(CLI::Range(1, static_cast<int>(worker::kMaxTpSize)));
+  command->footer(
+      "With --plan or --baseline the rows are caches: tokens_per_second,\n"
+      "bytes_per_step (weights by the stream's counter, cache by its layout),\n"
+      "speedup_over_dense and bytes_ratio (the dense cache's over its own),\n"
+      "attention_speedup and attention_floor_ratio (attention and lifts "
+      "alone:\n"
+      "over the dense cache's time, and time over the larger of the floors of\n"
+      "its bytes and operations).\n"
+      "The breakdown's parts are those of a step: projections, rotation,\n"
+      "append, lifts (what a compressed cache adds around attention),\n"
+      "attention, eviction, output, mlp, norms, sum (over ranks), head,\n"
+      "sampling, rest.\n"
+      "With --eviction-cost the rows are steps, decode and the last chunk of "
+      "a\n"
+      "prompt, by unit of eviction: share of a step's time that scoring and\n"
+      "evicting take, scoring_share and eviction_share (an eviction, spread\n"
+      "over the tokens between two), attention_more_ms and append_more_ms\n"
+      "(where scoring's time goes), share_low and share_high (the middle half\n"
+      "of the pairs), cache_bytes_per_step and cache_bytes_without (by the\n"
+      "layout, of decode).\n"
+      "With --tp the rows are ranks, TP=1's first, each with --threads "
+      "divided\n"
+      "by N (one at least): step_ms (of the group, until its last rank is "
+      "done),\n"
+      "weight_bytes and cache_bytes (the allocator's), collectives_per_step,\n"
+      "sent_bytes_per_step (to all other ranks, Gloo's own words included) "
+      "and\n"
+      "wait_share (of a rank's steps, waiting in collectives).");
+  AddBenchFlags(command, &flags->bench);
+  SetBench(
+      command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),
+      [flags] { return RunDecode(*flags); }, exit_code);
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,274 @@
+// `kvasir bench decode --plan` and `--baseline`: decode steps over compressed
+// caches against the dense cache of the same model.
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/cli/progress.h"
+#include "base/status_macros.h"
+#include "bench/floors.h"
+#include "bench/tool/decode.h"
+#include "bench/tool/plans.h"
+#include "model/shapes/shape_config.h"
+#include "plan/presets.h"
+#include "worker/program/attention_flops.h"
+
+namespace kvasir::cli {
+namespace {
+
+using bench::Quantile;
+using bench::RatioOf;
+using kvasir::v1::KvPlan;
+
+// What is measured: a model and the plan that its cache follows.
+struct Candidate {
+  std::string name;
+  ModelOptions model;
+  std::optional<KvPlan> plan;
+};
+
+// The dense one first.
+absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
+  if (!flags.baseline.empty()) {
+    if (flags.model.model.empty() || !flags.plans.empty()) {
+      return absl::InvalidArgumentError(
+          "--baseline DIR is what --model DIR is compared with, without "
+          "--plan");
+    }
+    Candidate dense{"baseline", flags.model, {}};
+    dense.model.model = flags.baseline;
+    dense.model.kv_plan.clear();
+    return std::vector<Candidate>{dense, {"model", flags.model, {}}};
+  }
+  if (!flags.model.random_weights || !flags.model.kv_plan.empty()) {
+    return absl::InvalidArgumentError(
+        "--plan is measured with random weights: --random-weights --shape "
+        "NAME; a checkpoint is compared with --baseline DIR");
+  }
+  KVASIR_ASSIGN_OR_RETURN(const model::ModelShape shape,
+                          model::FindShape(flags.model.shape));
+  KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
+                          model::SpecOfShape(shape));
+  std::vector<Candidate> candidates;
+  candidates.push_back({plan::kDensePreset, flags.model, {}});
+  for (const std::string& name : flags.plans) {
+    if (name == plan::kDensePreset) continue;
+    KVASIR_ASSIGN_OR_RETURN(KvPlan plan, PlanNamed(name, spec));
+    candidates.push_back({name, flags.model, std::move(plan)});
+  }
+  return candidates;
+}
+
+absl::StatusOr<std::unique_ptr<BenchEngine>> MakeEngine(
+    const DecodeFlags& flags, const Candidate& candidate) {
+  // Each sample grows the sequences; the first pair warms up.
+  const int64_t decoded = flags.steps * (BenchPairs(flags.bench) + 1);
+  KVASIR_ASSIGN_OR_RETURN(
+      auto engine,
+      BenchEngine::Create({.model = candidate.model,
+                           .plan = candidate.plan,
+                           .max_model_len = flags.context + decoded,
+                           .max_num_seqs = flags.batch}));
+  KVASIR_RETURN_IF_ERROR(FillEngine(flags, engine.get()));
+  return engine;
+}
+
+// Over the cache, lifts of queries and of sums included.
+double AttentionSeconds(const DecodeSample& sample) {
+  return worker::SecondsOf(sample.parts, worker::StepPart::kAttention) +
+         worker::SecondsOf(sample.parts, worker::StepPart::kLifts);
+}
+
+// Samples of one candidate, those of the dense cache beside them.
+struct Samples {
+  std::vector<double> seconds;
+  std::vector<double> dense_seconds;
+  bench::FloorSamples attention;  // of all steps
+  double flops_per_slot = 0;
+  DecodeSample last;
+  worker::CpuStepProfile::Seconds parts = {};
+
+  void Add(const DecodeSample& own, const DecodeSample& dense,
+           const bench::Ceilings& most) {
+    seconds.push_back(own.seconds);
+    dense_seconds.push_back(dense.seconds);
+    attention.Add(AttentionSeconds(own), AttentionSeconds(dense), most);
+    last = own;
+    AddParts(own, &parts);
+  }
+};
+
+// Of scores and sums over one slot of all layers.
+double FlopsPerSlotOf(BenchEngine* engine) {
+  const plan::ResolvedPlan& plan = engine->model().rank().plan();
+  double flops = 0;
+  for (int64_t l = 0; l < plan.shape.num_layers(); ++l) {
+    for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
+      const worker::SideFlops of = worker::FlopsPerSlot(plan, l, side);
+      flops += static_cast<double>(of.attention + of.reconstruction);
+    }
+  }
+  return flops;
+}
+
+// Steps over the dense cache and steps over another.
+struct SamplePair {
+  DecodeSample dense;
+  DecodeSample own;
+};
+
+absl::StatusOr<SamplePair> SampleBoth(const DecodeFlags& flags,
+                                      BenchEngine* dense, BenchEngine* own,
+                                      bool own_first) {
+  SamplePair pair;
+  if (own_first) {
+    KVASIR_ASSIGN_OR_RETURN(pair.own,
+                            DecodeSteps(own, flags.batch, flags.steps));
+  }
+  KVASIR_ASSIGN_OR_RETURN(pair.dense,
+                          DecodeSteps(dense, flags.batch, flags.steps));
+  if (!own_first) {
+    KVASIR_ASSIGN_OR_RETURN(pair.own,
+                            DecodeSteps(own, flags.batch, flags.steps));
+  }
+  return pair;
+}
+
+nlohmann::ordered_json RowOf(const DecodeFlags& flags, const std::string& name,
+                             const Samples& samples, double dense_bytes) {
+  const auto steps = static_cast<double>(flags.steps);
+  const double seconds = Quantile(samples.seconds, 0.5) / steps;
+  const bench::PairedRatio speedup =
+      RatioOf(samples.dense_seconds, samples.seconds);
+  const DecodeSample& last = samples.last;
+  const bench::PairedRatio attention =
+      RatioOf(samples.attention.baseline_seconds, samples.attention.seconds);
+  const double slots = steps * static_cast<double>(flags.batch) *
+                       static_cast<double>(flags.context);
+  const bench::LaunchCost cost = {last.cache_bytes,
+                                  slots * samples.flops_per_slot};
+  nlohmann::ordered_json row{
+      {"plan", name},
+      {"batch", flags.batch},
+      {"context", flags.context},
+      {"tokens_per_second", static_cast<double>(flags.batch) / seconds},
+      {"step_ms", seconds * 1e3},
+      {"weight_bytes_per_step", last.weight_bytes / steps},
+      {"cache_bytes_per_step", last.cache_bytes / steps},
+      {"bytes_per_step", last.bytes() / steps},
+      {"bytes_per_second", last.bytes() / steps / seconds},
+      {"bytes_ratio", dense_bytes / last.bytes()},
+      {"speedup_over_dense", speedup.median},
+      {"speedup_spread", speedup.spread},
+      {"undecided", speedup.undecided()},
+      {"attention_ms", Quantile(samples.attention.seconds, 0.5) / steps * 1e3},
+      {"attention_flops_per_step", cost.flops / steps},
+      {"attention_bound",
+       bench::IsComputeBound(samples.attention, cost) ? "flops" : "bytes"},
+      {"attention_floor_ratio",
+       bench::FloorRatio(samples.attention, cost).median},
+      {"attention_speedup", attention.median},
+      {"attention_spread", attention.spread},
+      {"attention_undecided", attention.undecided()}};
+  if (flags.breakdown) row["breakdown"] = BreakdownOf(samples.parts);
+  return row;
+}
+
+// One sample for each line that is read, told on a line of its own.
+absl::Status RunPaced(const DecodeFlags& flags, BenchEngine* engine) {
+  std::string line;
+  std::printf("{\"ready\": true}\n");
+  std::fflush(stdout);
+  for (int pair = 0; pair <= BenchPairs(flags.bench); ++pair) {
+    if (!std::getline(std::cin, line)) break;
+    KVASIR_ASSIGN_OR_RETURN(const DecodeSample sample,
+                            DecodeSteps(engine, flags.batch, flags.steps));
+    const auto steps = static_cast<double>(flags.steps);
+    const nlohmann::ordered_json told{
+        {"seconds_per_step", sample.seconds / steps},
+        {"weight_bytes_per_step", sample.weight_bytes / steps},
+        {"cache_bytes_per_step", sample.cache_bytes / steps}};
+    std::printf("%s\n", told.dump().c_str());
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+void AddNotes(const DecodeFlags& flags, BenchReport* report) {
+  report->AddFigure("context_tokens", static_cast<double>(flags.context));
+  report->AddFigure("batch", static_cast<double>(flags.batch));
+  if (flags.fill == "prefill") return;
+  report->AddNote(
+      "the cache holds random latents at the positions of a prompt: what a "
+      "step costs does not depend on them, what it says does");
+}
+
+}  // namespace
+
+absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<Candidate> candidates,
+                          CandidatesOf(flags));
+  if (flags.paced) {
+    KVASIR_ASSIGN_OR_RETURN(const auto engine,
+                            MakeEngine(flags, candidates.back()));
+    KVASIR_RETURN_IF_ERROR(RunPaced(flags, engine.get()));
+    return BenchReport(nlohmann::ordered_json::object());
+  }
+  KVASIR_ASSIGN_OR_RETURN(const auto dense,
+                          MakeEngine(flags, candidates.front()));
+  KVASIR_ASSIGN_OR_RETURN(
+      MachineCeilings ceilings,
+      MachineCeilings::Create(dense->pool(), flags.bench.quick));
+  BenchReport report({});
+  Samples own_dense;
+  own_dense.flops_per_slot = FlopsPerSlotOf(dense.get());
+  std::vector<std::pair<std::string, Samples>> measured;
+  for (size_t c = 1; c < candidates.size(); ++c) {
+    KVASIR_ASSIGN_OR_RETURN(const auto engine,
+                            MakeEngine(flags, candidates[c]));
+    // Every candidate meets the same lengths.
+    KVASIR_RETURN_IF_ERROR(dense->Restart(flags.batch, flags.context));
+    Samples samples;
+    samples.flops_per_slot = FlopsPerSlotOf(engine.get());
+    Progress progress(candidates[c].name, BenchPairs(flags.bench), "pairs",
+                      true);
+    for (int pair = -1; pair < BenchPairs(flags.bench); ++pair) {
+      const bench::Ceilings most = ceilings.Measure();
+      KVASIR_ASSIGN_OR_RETURN(const SamplePair both,
+                              SampleBoth(flags, dense.get(), engine.get(),
+                                         /*own_first=*/pair % 2 != 0));
+      if (pair < 0) continue;
+      samples.Add(both.own, both.dense, most);
+      own_dense.Add(both.dense, both.dense, most);
+      progress.Update(pair + 1);
+    }
+    measured.emplace_back(candidates[c].name, std::move(samples));
+  }
+  if (measured.empty()) {
+    return absl::InvalidArgumentError(
+        "--plan names the dense cache alone; it is what the others are "
+        "compared with");
+  }
+  report.SetMachine(ceilings.ToJson());
+  AddNotes(flags, &report);
+  const double dense_bytes = own_dense.last.bytes();
+  report.AddRow(RowOf(flags, candidates.front().name, own_dense, dense_bytes));
+  for (const auto& [name, samples] : measured) {
+    report.AddRow(RowOf(flags, name, samples, dense_bytes));
+    report.AddRatio(absl::StrCat(name, "_speedup"),
+                    RatioOf(samples.dense_seconds, samples.seconds),
+                    std::nullopt, "tokens/s over the dense cache's");
+    report.AddRatio(
+        absl::StrCat(name, "_attention_speedup"),
+        RatioOf(samples.attention.baseline_seconds, samples.attention.seconds),
+        std::nullopt, "of attention and lifts alone");
+  }
+  return report;
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,82 @@
+// Load on a server: a number of clients that each wait for their answer (closed
+// loop), or requests that arrive when they arrive (open loop).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "bench/tool/token_client.h"
+
+namespace kvasir::cli {
+
+// Lengths in tokens: "fixed:128", "uniform:16:256" (both ends included),
+// "lognormal:128:0.5" (median, sigma of the logarithm). Never below 1.
+class LengthDistribution {
+ public:
+  static absl::StatusOr<LengthDistribution> Parse(const std::string& text);
+  int64_t Sample(std::mt19937_64* random) const;
+  // The longest that was asked for; of a lognormal one, whose tail has no end,
+  // its median.
+  int64_t longest() const;
+  // The same with lengths that were asked for cut to `most` (at least 1).
+  LengthDistribution CutTo(int64_t most) const;
+
+ private:
+  enum class Kind { kFixed, kUniform, kLognormal };
+  Kind kind_ = Kind::kFixed;
+  double first_ = 1;
+  double second_ = 0;
+};
+
+struct LoadOptions {
+  std::string model;
+  std::string name = "load";  // of requests
+  int num_requests = 0;
+  // Closed loop: requests at a time. Open loop: the most that may be in flight;
+  // later ones start late, which their latencies include.
+  int concurrency = 1;
+  // Requests per second with exponential gaps (Poisson); 0: closed loop.
+  double rate = 0.0;
+  LengthDistribution prompt_tokens;
+  LengthDistribution output_tokens;
+  int64_t max_model_len = 0;  // prompts and outputs are cut to fit
+  int32_t vocab_size = 0;
+  uint64_t seed = 1;
+  std::function<void(int64_t done)> progress;  // from one thread at a time
+};
+
+struct Percentiles {
+  double p50 = 0.0;
+  double p90 = 0.0;
+  double p95 = 0.0;
+  double p99 = 0.0;
+};
+
+// INVALID_ARGUMENT when the model does not hold the lengths that were asked
+// for. (Only the tail of a lognormal distribution is cut to fit.)
+absl::Status CheckLengths(const LengthDistribution& prompt_tokens,
+                          const LengthDistribution& output_tokens,
+                          int64_t max_model_len);
+
+// Latencies in milliseconds, from the time a request was due.
+struct LoadResult {
+  int64_t succeeded = 0;
+  int64_t failed = 0;
+  absl::Status first_error;
+  double seconds = 0.0;  // from the first request to the last answer
+  int64_t prompt_tokens = 0;
+  int64_t output_tokens = 0;
+  Percentiles first_token_ms;
+  // Between responses, by token of the later one.
+  Percentiles inter_token_ms;
+  Percentiles end_to_end_ms;
+};
+
+LoadResult RunLoad(const LoadOptions& options, TokenClient* client);
+
+}  // namespace kvasir::cli

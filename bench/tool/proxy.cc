@@ -1,0 +1,416 @@
+// `kvasir bench proxy`: what the router costs, against a proxy without logic
+// and against no proxy at all.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/cli/flags.h"
+#include "base/cli/progress.h"
+#include "base/log.h"
+#include "base/machine.h"
+#include "base/net/tls.h"
+#include "base/status_macros.h"
+#include "base/thread_pool.h"
+#include "bench/proxy/null_proxy.h"
+#include "bench/tool/bench.h"
+#include "bench/tool/forked_server.h"
+#include "bench/tool/raw_load.h"
+#include "bench/tool/report.h"
+#include "server/runtime/router_runtime.h"
+
+namespace kvasir::cli {
+namespace {
+
+using bench::Quantile;
+
+constexpr char kModel[] = "bench";  // the scripted worker's
+
+struct ProxyBenchFlags {
+  BenchFlags bench;
+  int64_t prompt_tokens = 1000;
+  uint32_t output_tokens = 16;
+  int requests = 1500;
+  int concurrency = 16;
+  int latency_requests = 100;
+  // PEM: chain and key of servers and clients, and who signed it.
+  std::string certificate;
+  std::string authorities;
+};
+
+// Each in a process of its own; the last ends first.
+struct Servers {
+  std::unique_ptr<ForkedServer> worker;
+  std::unique_ptr<ForkedServer> null_proxy;
+  std::unique_ptr<ForkedServer> router;
+  // Where there are certificates.
+  std::unique_ptr<ForkedServer> tls_router;   // of a plain worker
+  std::unique_ptr<ForkedServer> mtls_worker;  // which all others' are
+  std::unique_ptr<ForkedServer> mtls_router;
+};
+
+// Whose hops are encrypted: none, the clients', or both by mutual TLS.
+enum class Hops { kPlain, kTls, kMutualTls };
+
+base::TlsOptions OfFiles(const ProxyBenchFlags& flags, bool authorities) {
+  base::TlsOptions options;
+  options.files.certificate = options.files.key = flags.certificate;
+  if (authorities) options.files.authorities = flags.authorities;
+  return options;
+}
+
+// A server whose files are looked at as long as it runs.
+template <typename Server>
+struct Watched {
+  std::shared_ptr<base::TlsWatch> watch;
+  std::unique_ptr<Server> server;  // ends first
+};
+template <typename Server>
+ForkedServer::Running Running(std::shared_ptr<base::TlsWatch> watch,
+                              std::unique_ptr<Server> server) {
+  std::string target = server->target();
+  return {.server = std::make_shared<Watched<Server>>(
+              Watched<Server>{std::move(watch), std::move(server)}),
+          .target = std::move(target)};
+}
+
+absl::StatusOr<std::unique_ptr<ForkedServer>> StartRouter(
+    const ProxyBenchFlags& flags, const std::string& worker, Hops hops) {
+  return ForkedServer::Start(
+      "router", [&]() -> absl::StatusOr<ForkedServer::Running> {
+        // As it is run: with a line in the log for each request.
+        base::InitLogging(base::LogFormat::kText, base::LogLevel::kInfo);
+        auto watch = std::make_shared<base::TlsWatch>();
+        RouterRuntimeOptions options;
+        options.router.workers = {worker};
+        options.max_connection_age = absl::InfiniteDuration();
+        if (hops != Hops::kPlain) {
+          KVASIR_ASSIGN_OR_RETURN(
+              options.credentials,
+              watch->Server(OfFiles(flags, hops == Hops::kMutualTls)));
+        }
+        if (hops == Hops::kMutualTls) {
+          KVASIR_ASSIGN_OR_RETURN(options.worker_credentials,
+                                  watch->Channel(OfFiles(flags, true)));
+        }
+        KVASIR_ASSIGN_OR_RETURN(auto server,
+                                RouterRuntime::Create(std::move(options)));
+        return Running(std::move(watch), std::move(server));
+      });
+}
+
+absl::StatusOr<std::unique_ptr<ForkedServer>> StartWorker(
+    const ProxyBenchFlags& flags, bench::BareServerOptions bare, Hops hops) {
+  return ForkedServer::Start(
+      "worker", [&]() -> absl::StatusOr<ForkedServer::Running> {
+        auto watch = std::make_shared<base::TlsWatch>();
+        if (hops == Hops::kMutualTls) {
+          KVASIR_ASSIGN_OR_RETURN(bare.credentials,
+                                  watch->Server(OfFiles(flags, true)));
+        }
+        KVASIR_ASSIGN_OR_RETURN(auto server, bench::StartScriptedWorker(bare));
+        return Running(std::move(watch), std::move(server));
+      });
+}
+
+absl::StatusOr<Servers> StartServers(const ProxyBenchFlags& flags) {
+  bench::BareServerOptions bare;
+  bare.max_model_len = std::max<int64_t>(
+      8192, flags.prompt_tokens + int64_t{flags.output_tokens});
+  Servers servers;
+  KVASIR_ASSIGN_OR_RETURN(servers.worker,
+                          StartWorker(flags, bare, Hops::kPlain));
+  const std::string worker = servers.worker->target();
+  KVASIR_ASSIGN_OR_RETURN(
+      servers.null_proxy,
+      ForkedServer::Start(
+          "null proxy", [&]() -> absl::StatusOr<ForkedServer::Running> {
+            KVASIR_ASSIGN_OR_RETURN(auto server,
+                                    bench::StartNullProxy(bare, worker));
+            return Running(nullptr, std::move(server));
+          }));
+  KVASIR_ASSIGN_OR_RETURN(servers.router,
+                          StartRouter(flags, worker, Hops::kPlain));
+  if (flags.certificate.empty()) return servers;
+  KVASIR_ASSIGN_OR_RETURN(servers.tls_router,
+                          StartRouter(flags, worker, Hops::kTls));
+  KVASIR_ASSIGN_OR_RETURN(servers.mtls_worker,
+                          StartWorker(flags, bare, Hops::kMutualTls));
+  KVASIR_ASSIGN_OR_RETURN(
+      servers.mtls_router,
+      StartRouter(flags, servers.mtls_worker->target(), Hops::kMutualTls));
+  return servers;
+}
+
+// A way to the worker, and what was measured on it.
+struct Way {
+  std::string name;
+  const ForkedServer* server = nullptr;  // whose CPU time counts
+  RawLoad load;
+  RawCall call;       // of all tokens
+  RawCall one_token;  // of one
+
+  std::vector<double> seconds;      // of a round's load
+  std::vector<double> load_p50_ms;  // until an answer's end, under load
+  std::vector<double> load_p99_ms;
+  std::vector<double> first_ms;  // one at a time, until the first message
+  std::vector<double> first_p99_ms;
+  std::vector<double> cpu_us_per_request;  // of one token
+  std::vector<double> cpu_us_per_token;    // what another one adds
+};
+
+// In the order in which figures are told; the last two where there are
+// certificates.
+enum WayIndex : size_t {
+  kDirect,
+  kNullProxy,
+  kKserve,
+  kVllmEngine,
+  kVllmInference,
+  kKserveTls,
+  kKserveMutualTls
+};
+
+absl::StatusOr<std::vector<std::unique_ptr<Way>>> MakeWays(
+    const ProxyBenchFlags& flags, const Servers& servers) {
+  std::vector<std::unique_ptr<Way>> ways;
+  using Credentials = std::shared_ptr<grpc::ChannelCredentials>;
+  const auto add = [&](const char* name, const ForkedServer& server,
+                       const std::function<RawCall(uint32_t)>& call,
+                       const Credentials& credentials) {
+    ways.push_back(std::unique_ptr<Way>(
+        new Way{.name = name,
+                .server = &server,
+                .load = RawLoad(server.target(), credentials),
+                .call = call(flags.output_tokens),
+                .one_token = call(1)}));
+  };
+  const int64_t prompt = flags.prompt_tokens;
+  const auto worker = [=](uint32_t tokens) {
+    return WorkerRawCall(prompt, tokens);
+  };
+  const auto kserve = [=](uint32_t tokens) {
+    return KserveRawCall(kModel, prompt, tokens);
+  };
+  add("direct", *servers.worker, worker, nullptr);
+  add("null_proxy", *servers.null_proxy, worker, nullptr);
+  add("kserve", *servers.router, kserve, nullptr);
+  add(
+      "vllm_engine", *servers.router,
+      [=](uint32_t tokens) { return VllmEngineRawCall(prompt, tokens); },
+      nullptr);
+  add(
+      "vllm_inference", *servers.router,
+      [=](uint32_t tokens) { return VllmInferenceRawCall(prompt, tokens); },
+      nullptr);
+  if (servers.tls_router == nullptr) return ways;
+  base::TlsOptions believing;
+  believing.files.authorities = flags.authorities;
+  KVASIR_ASSIGN_OR_RETURN(const Credentials tls,
+                          base::TlsChannelCredentials(believing));
+  add("kserve_tls", *servers.tls_router, kserve, tls);
+  KVASIR_ASSIGN_OR_RETURN(const Credentials mutual,
+                          base::TlsChannelCredentials(OfFiles(flags, true)));
+  add("kserve_mtls", *servers.mtls_router, kserve, mutual);
+  return ways;
+}
+
+// Opens connections, and looks whether every token comes on every way.
+absl::Status WarmUp(const ProxyBenchFlags& flags, Way* way) {
+  const int requests = std::min(flags.requests, 2 * flags.concurrency);
+  KVASIR_ASSIGN_OR_RETURN(
+      const RawRound round,
+      way->load.Run(way->call, requests, flags.concurrency, /*read=*/true));
+  const int64_t want = int64_t{requests} * flags.output_tokens;
+  if (round.tokens != want) {
+    return absl::InternalError(absl::StrCat(way->name, ": want ", want,
+                                            " tokens, have ", round.tokens));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> CpuUsOfRound(const ProxyBenchFlags& flags,
+                                    const RawCall& call, Way* way,
+                                    RawRound* round) {
+  KVASIR_ASSIGN_OR_RETURN(const double before, way->server->CpuSeconds());
+  KVASIR_ASSIGN_OR_RETURN(
+      *round,
+      way->load.Run(call, flags.requests, flags.concurrency, /*read=*/false));
+  KVASIR_ASSIGN_OR_RETURN(const double after, way->server->CpuSeconds());
+  return 1e6 * (after - before) / flags.requests;
+}
+
+absl::Status MeasureLoad(const ProxyBenchFlags& flags, Way* way) {
+  RawRound round;
+  KVASIR_ASSIGN_OR_RETURN(const double one_token_us,
+                          CpuUsOfRound(flags, way->one_token, way, &round));
+  KVASIR_ASSIGN_OR_RETURN(const double all_tokens_us,
+                          CpuUsOfRound(flags, way->call, way, &round));
+  way->seconds.push_back(absl::ToDoubleSeconds(round.took));
+  way->load_p50_ms.push_back(Quantile(round.total_ms, 0.5));
+  way->load_p99_ms.push_back(Quantile(round.total_ms, 0.99));
+  way->cpu_us_per_request.push_back(one_token_us);
+  way->cpu_us_per_token.push_back((all_tokens_us - one_token_us) /
+                                  (flags.output_tokens - 1));
+  return absl::OkStatus();
+}
+
+// One request at a time, each way after the other.
+absl::Status MeasureLatency(const ProxyBenchFlags& flags,
+                            const std::vector<std::unique_ptr<Way>>& ways) {
+  std::vector<std::vector<double>> first_ms(ways.size());
+  for (int i = 0; i < flags.latency_requests; ++i) {
+    for (size_t turn = 0; turn < ways.size(); ++turn) {
+      const size_t at = (turn + static_cast<size_t>(i)) % ways.size();
+      KVASIR_ASSIGN_OR_RETURN(
+          const RawRound round,
+          ways[at]->load.Run(ways[at]->call, 1, 1, /*read=*/false));
+      first_ms[at].push_back(round.first_ms.front());
+    }
+  }
+  for (size_t at = 0; at < ways.size(); ++at) {
+    ways[at]->first_p99_ms.push_back(Quantile(first_ms[at], 0.99));
+    ways[at]->first_ms.insert(ways[at]->first_ms.end(), first_ms[at].begin(),
+                              first_ms[at].end());
+  }
+  return absl::OkStatus();
+}
+
+bench::PairedRatio AcrossRounds(const std::vector<double>& values) {
+  return bench::DifferenceOf(values, std::vector<double>(values.size(), 0.0));
+}
+
+void AddFigures(const ProxyBenchFlags& flags,
+                const std::vector<std::unique_ptr<Way>>& ways,
+                BenchReport* report) {
+  const Way& direct = *ways[kDirect];
+  const Way& null_proxy = *ways[kNullProxy];
+  // Targets are of the load that they were set for.
+  const bool as_set = flags.prompt_tokens >= 1000;
+  const auto target = [as_set](double value, bool at_least) {
+    return as_set ? std::optional(Target{value, at_least}) : std::nullopt;
+  };
+  for (const size_t at : {kKserve, kVllmEngine, kVllmInference}) {
+    const Way& way = *ways[at];
+    report->AddRatio(way.name + "_rate_over_null_proxy",
+                     bench::RatioOf(null_proxy.seconds, way.seconds),
+                     target(0.6, true), "requests a second, streamed");
+    report->AddRatio(way.name + "_added_ms_p50",
+                     bench::DifferenceOf(way.first_ms, direct.first_ms),
+                     target(1.0, false),
+                     "until the first message, one request at a time, against "
+                     "the worker itself");
+    report->AddRatio(way.name + "_p99_over_null_proxy",
+                     bench::RatioOf(way.first_p99_ms, null_proxy.first_p99_ms),
+                     target(1.5, false),
+                     "until the first message, one request at a time");
+  }
+  for (size_t at = kKserveTls; at < ways.size(); ++at) {
+    report->AddRatio(ways[at]->name + "_rate_over_plain",
+                     bench::RatioOf(ways[kKserve]->seconds, ways[at]->seconds),
+                     target(0.8, true),
+                     at == kKserveTls
+                         ? "requests a second, clients by TLS"
+                         : "requests a second, clients and worker by mutual "
+                           "TLS");
+  }
+  for (size_t at = kNullProxy; at < ways.size(); ++at) {
+    const Way& way = *ways[at];
+    report->AddRatio(way.name + "_cpu_us_per_request",
+                     AcrossRounds(way.cpu_us_per_request), std::nullopt,
+                     "its process's CPU time, of an answer of one token");
+    report->AddRatio(way.name + "_cpu_us_per_token",
+                     AcrossRounds(way.cpu_us_per_token), std::nullopt,
+                     "what a further token adds");
+  }
+  report->AddFigure("prompt_tokens", static_cast<double>(flags.prompt_tokens));
+  report->AddFigure("output_tokens", flags.output_tokens);
+  report->AddFigure("concurrency", flags.concurrency);
+  report->AddFigure("requests", flags.requests);
+  report->AddFigure("latency_requests", flags.latency_requests);
+  report->AddFigure("rounds", static_cast<double>(direct.seconds.size()));
+  for (const auto& way : ways) {
+    report->AddRow(
+        {{"way", way->name},
+         {"requests_per_second", flags.requests / Quantile(way->seconds, 0.5)},
+         {"load_ms_p50", Quantile(way->load_p50_ms, 0.5)},
+         {"load_ms_p99", Quantile(way->load_p99_ms, 0.5)},
+         {"first_ms_p50", Quantile(way->first_ms, 0.5)},
+         {"first_ms_p99", Quantile(way->first_p99_ms, 0.5)},
+         {"request_bytes", way->call.request.size()},
+         {"cpu_us_per_request", Quantile(way->cpu_us_per_request, 0.5)},
+         {"cpu_us_per_token", Quantile(way->cpu_us_per_token, 0.5)}});
+  }
+}
+
+absl::StatusOr<BenchReport> RunProxy(ProxyBenchFlags flags) {
+  if (flags.certificate.empty() != flags.authorities.empty()) {
+    return absl::InvalidArgumentError(
+        "--tls-cert and --tls-ca are given together, or neither is");
+  }
+  UseQuick(flags.bench, "--requests", 8, &flags.requests);
+  UseQuick(flags.bench, "--concurrency", 2, &flags.concurrency);
+  UseQuick(flags.bench, "--latency-requests", 3, &flags.latency_requests);
+  KVASIR_ASSIGN_OR_RETURN(const Servers servers, StartServers(flags));
+  // From here on this process has threads.
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<Way>> ways,
+                          MakeWays(flags, servers));
+  for (const auto& way : ways) KVASIR_RETURN_IF_ERROR(WarmUp(flags, way.get()));
+  const int pairs = BenchPairs(flags.bench);
+  Progress progress("proxy", pairs, "rounds", true);
+  for (int pair = 0; pair < pairs; ++pair) {
+    for (size_t turn = 0; turn < ways.size(); ++turn) {
+      KVASIR_RETURN_IF_ERROR(MeasureLoad(
+          flags, ways[(turn + static_cast<size_t>(pair)) % ways.size()].get()));
+    }
+    KVASIR_RETURN_IF_ERROR(MeasureLatency(flags, ways));
+    progress.Update(pair + 1);
+  }
+  base::ThreadPool pool(base::ReadMachineLimits().cpus);
+  KVASIR_ASSIGN_OR_RETURN(MachineCeilings ceilings,
+                          MachineCeilings::Create(&pool, flags.bench.quick));
+  BenchReport report(ceilings.ToJson());
+  AddFigures(flags, ways, &report);
+  return report;
+}
+
+}  // namespace
+
+void AddBenchProxy(CLI::App* group, int* exit_code) {
+  auto flags = std::make_shared<ProxyBenchFlags>();
+  flags->bench.pairs = 15;
+  CLI::App* command = group->add_subcommand(
+      "proxy",
+      "what the router costs: each facade against a proxy without logic and "
+      "against the worker itself, which computes nothing here");
+  AddFlag(command, "--prompt-tokens", flags->prompt_tokens, "of each request")
+      ->check(CLI::Range(1, 1 << 20));
+  AddFlag(command, "--output-tokens", flags->output_tokens,
+          "of each request; streamed")
+      ->check(CLI::Range(2, 1 << 16));
+  AddFlag(command, "--requests", flags->requests, "of a round's load")
+      ->check(CLI::Range(1, 1 << 20));
+  AddFlag(command, "--concurrency", flags->concurrency,
+          "of a round's load: requests at a time")
+      ->check(CLI::Range(1, 1024));
+  AddFlag(command, "--latency-requests", flags->latency_requests,
+          "of a round, one at a time")
+      ->check(CLI::Range(1, 1 << 20));
+  AddText(command, "--tls-cert", flags->certificate,
+          "PEM of a key and of its certificate, for 127.0.0.1: measures the "
+          "router by TLS and by mutual TLS, too")
+      ->type_name("FILE");
+  AddText(command, "--tls-ca", flags->authorities,
+          "PEM of who signed --tls-cert")
+      ->type_name("FILE");
+  AddBenchFlags(command, &flags->bench);
+  SetBench(
+      command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),
+      [flags] { return RunProxy(*flags); }, exit_code);
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,413 @@
+// `kvasir bench serve`: load over gRPC, and what the router adds to a request.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/cli/flags.h"
+#include "base/cli/progress.h"
+#include "base/machine.h"
+#include "base/status_macros.h"
+#include "base/thread_pool.h"
+#include "bench/tool/bench.h"
+#include "bench/tool/load_generator.h"
+#include "bench/tool/report.h"
+#include "bench/tool/token_client.h"
+#include "server/runtime/serve_stack.h"
+#include "server/text_client.h"
+
+namespace kvasir::cli {
+namespace {
+
+using bench::Quantile;
+
+constexpr char kPromptTokens[] = "uniform:32:512";
+constexpr char kOutputTokens[] = "uniform:8:64";
+
+struct ServeBenchFlags {
+  BenchFlags bench;
+  ModelOptions model;
+  std::string endpoint;
+  DialTlsFlags tls;  // of both
+  std::string worker_endpoint;
+  std::string model_name;
+  std::string mode = "both";
+  int requests = 64;
+  int concurrency = 4;
+  double rate = 0.0;
+  int max_outstanding = 256;
+  std::string prompt_tokens = kPromptTokens;
+  std::string output_tokens = kOutputTokens;
+  int64_t latency_prompt_tokens = 1000;
+  uint64_t seed = 1;
+  // Of a server that does not tell them.
+  int64_t max_model_len = 1024;
+  int32_t vocab_size = 256;
+};
+
+// What is loaded: a server that runs, or one of our own.
+struct TestedServer {
+  std::unique_ptr<ServeStack> own;
+  std::string router_endpoint;
+  std::string worker_endpoint;  // empty: not known
+  std::shared_ptr<grpc::ChannelCredentials> router_credentials;
+  std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
+  std::string model;
+  int64_t max_model_len = 0;
+  int32_t vocab_size = 0;
+};
+
+absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
+  TestedServer server;
+  server.router_endpoint = flags.endpoint;
+  server.worker_endpoint = flags.worker_endpoint;
+  server.max_model_len = flags.max_model_len;
+  server.vocab_size = flags.vocab_size;
+  if (flags.endpoint.empty()) {
+    ServeStackOptions options;
+    options.model = flags.model;
+    // As `kvasir serve` listens, on a port of its own.
+    options.listen.host = "127.0.0.1";
+    options.listen.port = 0;
+    options.on_fatal = [](const std::string&) {};  // requests fail then
+    KVASIR_ASSIGN_OR_RETURN(server.own, ServeStack::Create(std::move(options)));
+    server.router_endpoint = server.own->router().target();
+    server.worker_endpoint = server.own->worker().target();
+  }
+  const DialTlsFlags tls = server.own ? DialTlsFlags{} : flags.tls;
+  KVASIR_ASSIGN_OR_RETURN(server.router_credentials,
+                          DialCredentials(tls, server.router_endpoint));
+  if (!server.worker_endpoint.empty()) {
+    // A worker knows routers, not their clients.
+    DialTlsFlags to_worker = tls;
+    to_worker.token_file.clear();
+    KVASIR_ASSIGN_OR_RETURN(server.worker_credentials,
+                            DialCredentials(to_worker, server.worker_endpoint));
+  }
+  constexpr absl::Duration kTimeout = absl::Seconds(10);
+  TextClient client(server.router_endpoint, server.router_credentials);
+  server.model = flags.model_name;
+  if (server.model.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                            client.ReadyModels(kTimeout));
+    if (names.empty()) {
+      return absl::UnavailableError(
+          absl::StrCat(server.router_endpoint, ": no model is ready there"));
+    }
+    server.model = names.front();
+  }
+  if (!server.worker_endpoint.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::WorkerInfo info,
+                            GetWorkerInfo(server.worker_endpoint,
+                                          server.worker_credentials, kTimeout));
+    server.max_model_len = info.max_model_len();
+    server.vocab_size = static_cast<int32_t>(info.vocab_size());
+  } else if (!WasAsked(flags.bench, "--max-model-len")) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> told,
+                            client.MaxModelLen(server.model, kTimeout));
+    server.max_model_len = told.value_or(server.max_model_len);
+  }
+  return server;
+}
+
+nlohmann::ordered_json ToJson(const Percentiles& values) {
+  return {{"p50", values.p50},
+          {"p90", values.p90},
+          {"p95", values.p95},
+          {"p99", values.p99}};
+}
+
+nlohmann::ordered_json LoadRow(const LoadOptions& options,
+                               const LoadResult& result) {
+  const bool open = options.rate > 0;
+  nlohmann::ordered_json row{{"mode", open ? "open" : "closed"}};
+  if (open) {
+    row["rate_per_second"] = options.rate;
+  } else {
+    row["concurrency"] = options.concurrency;
+  }
+  row["requests"] = result.succeeded;
+  row["failed"] = result.failed;
+  if (!result.first_error.ok()) {
+    row["first_error"] = result.first_error.ToString();
+  }
+  row["seconds"] = result.seconds;
+  row["requests_per_second"] =
+      static_cast<double>(result.succeeded) / result.seconds;
+  row["prompt_tokens"] = result.prompt_tokens;
+  row["output_tokens"] = result.output_tokens;
+  row["output_tokens_per_second"] =
+      static_cast<double>(result.output_tokens) / result.seconds;
+  row["ttft_ms"] = ToJson(result.first_token_ms);
+  row["itl_ms"] = ToJson(result.inter_token_ms);
+  row["e2e_ms"] = ToJson(result.end_to_end_ms);
+  return row;
+}
+
+struct LoadRows {
+  std::vector<nlohmann::ordered_json> rows;
+  std::optional<LoadResult> closed;
+  std::optional<LoadResult> open;
+};
+
+absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
+                                     const TestedServer& server,
+                                     TokenClient* client) {
+  LoadOptions options;
+  options.model = server.model;
+  options.num_requests = flags.requests;
+  options.max_model_len = server.max_model_len;
+  options.vocab_size = server.vocab_size;
+  options.seed = flags.seed;
+  KVASIR_ASSIGN_OR_RETURN(options.prompt_tokens,
+                          LengthDistribution::Parse(flags.prompt_tokens));
+  KVASIR_ASSIGN_OR_RETURN(options.output_tokens,
+                          LengthDistribution::Parse(flags.output_tokens));
+  // The defaults fit whatever model it is.
+  if (!WasAsked(flags.bench, "--output-tokens")) {
+    options.output_tokens =
+        options.output_tokens.CutTo(server.max_model_len / 2);
+  }
+  if (!WasAsked(flags.bench, "--prompt-tokens")) {
+    options.prompt_tokens = options.prompt_tokens.CutTo(
+        server.max_model_len - options.output_tokens.longest());
+  }
+  KVASIR_RETURN_IF_ERROR(CheckLengths(
+      options.prompt_tokens, options.output_tokens, options.max_model_len));
+  LoadRows loads;
+  const auto run = [&](const char* what) -> absl::StatusOr<LoadResult> {
+    Progress progress(what, flags.requests, "requests", true);
+    options.progress = [&progress](int64_t done) { progress.Update(done); };
+    LoadResult result = RunLoad(options, client);
+    if (result.succeeded == 0) {
+      return absl::Status(
+          result.first_error.code(),
+          absl::StrCat(what, ": all ", result.failed,
+                       " requests failed: ", result.first_error.message()));
+    }
+    loads.rows.push_back(LoadRow(options, result));
+    return result;
+  };
+  double rate = flags.rate;
+  if (flags.mode != "open" || rate == 0.0) {
+    options.concurrency = flags.concurrency;
+    KVASIR_ASSIGN_OR_RETURN(loads.closed, run("closed loop"));
+    // Half of what a few clients get: busy, not overrun.
+    if (rate == 0.0) {
+      rate = 0.5 * static_cast<double>(loads.closed->succeeded) /
+             loads.closed->seconds;
+    }
+    ++options.seed;  // other prompts
+  }
+  if (flags.mode != "closed" && rate > 0) {
+    options.rate = rate;
+    options.concurrency = flags.max_outstanding;
+    KVASIR_ASSIGN_OR_RETURN(loads.open, run("open loop"));
+  }
+  return loads;
+}
+
+// By pair, in milliseconds: until the first token, and until the end.
+struct LatencyPairs {
+  std::vector<double> router;
+  std::vector<double> worker;
+  std::vector<double> router_total;
+  std::vector<double> worker_total;
+};
+
+double FirstTokenMs(const TokenResult& result) {
+  return absl::ToDoubleMilliseconds(
+      result.arrivals.empty() ? result.total : result.arrivals.front().at);
+}
+
+// One token for the same prompt each time: the engine answers from its prefix
+// cache, so its own time is short and steady, and the router's stands out. Who
+// goes first alternates.
+absl::StatusOr<LatencyPairs> MeasureLatency(int pairs, int64_t prompt_tokens,
+                                            const TestedServer& server,
+                                            TokenClient* router,
+                                            TokenClient* worker) {
+  TokenRequest request;
+  request.model = server.model;
+  for (int64_t i = 0; i < prompt_tokens; ++i) {
+    request.prompt_ids.push_back(
+        static_cast<int32_t>((i * 7919 + 1) % server.vocab_size));
+  }
+  LatencyPairs times;
+  Progress progress("router latency", pairs, "pairs", true);
+  // The first pairs open connections and fill the prefix cache.
+  constexpr int kWarmUp = 2;
+  for (int pair = -kWarmUp; pair < pairs; ++pair) {
+    for (int turn = 0; turn < 2; ++turn) {
+      const bool through_router = (pair + turn) % 2 == 0;
+      request.request_id = absl::StrCat("latency-", pair + kWarmUp, "-", turn);
+      KVASIR_ASSIGN_OR_RETURN(
+          const TokenResult result,
+          (through_router ? router : worker)->Generate(request));
+      if (pair < 0) continue;
+      (through_router ? times.router : times.worker)
+          .push_back(FirstTokenMs(result));
+      (through_router ? times.router_total : times.worker_total)
+          .push_back(absl::ToDoubleMilliseconds(result.total));
+    }
+    if (pair >= 0) progress.Update(pair + 1);
+  }
+  return times;
+}
+
+void AddLatencyFigures(const LatencyPairs& times, int64_t prompt_tokens,
+                       BenchReport* report) {
+  report->AddRatio(
+      "router_added_ms_p50", bench::DifferenceOf(times.router, times.worker),
+      prompt_tokens >= 1000 ? std::optional(Target{1.0, false}) : std::nullopt,
+      "until the first token, median of pairs' differences");
+  report->AddRatio("router_added_total_ms_p50",
+                   bench::DifferenceOf(times.router_total, times.worker_total),
+                   std::nullopt, "until the end of a request for one token");
+  report->AddRatio("router_over_worker",
+                   bench::RatioOf(times.router, times.worker), std::nullopt,
+                   "until the first token");
+  report->AddFigure("router_ms_p50", Quantile(times.router, 0.5));
+  report->AddFigure("worker_ms_p50", Quantile(times.worker, 0.5));
+  report->AddFigure("router_ms_p99", Quantile(times.router, 0.99));
+  report->AddFigure("worker_ms_p99", Quantile(times.worker, 0.99));
+  report->AddFigure("latency_prompt_tokens",
+                    static_cast<double>(prompt_tokens));
+}
+
+void AddLoadFigures(const LoadRows& loads, BenchReport* report) {
+  for (const auto& row : loads.rows) report->AddRow(row);
+  const auto add = [report](const std::string& prefix,
+                            const std::optional<LoadResult>& result) {
+    if (!result.has_value()) return;
+    report->AddFigure(
+        prefix + "_output_tokens_per_second",
+        static_cast<double>(result->output_tokens) / result->seconds);
+    report->AddFigure(prefix + "_ttft_ms_p50", result->first_token_ms.p50);
+    report->AddFigure(prefix + "_ttft_ms_p99", result->first_token_ms.p99);
+    report->AddFigure(prefix + "_itl_ms_p50", result->inter_token_ms.p50);
+    report->AddFigure(prefix + "_itl_ms_p99", result->inter_token_ms.p99);
+    report->AddFigure(prefix + "_e2e_ms_p50", result->end_to_end_ms.p50);
+    report->AddFigure(prefix + "_e2e_ms_p99", result->end_to_end_ms.p99);
+    report->AddFigure(prefix + "_failed", static_cast<double>(result->failed));
+  };
+  add("closed", loads.closed);
+  add("open", loads.open);
+}
+
+absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
+  if (flags.bench.quick) {
+    if (flags.prompt_tokens == kPromptTokens) flags.prompt_tokens = "fixed:16";
+    if (flags.output_tokens == kOutputTokens) flags.output_tokens = "fixed:3";
+    UseQuick(flags.bench, "--requests", 4, &flags.requests);
+    UseQuick<int64_t>(flags.bench, "--latency-prompt-tokens", 64,
+                      &flags.latency_prompt_tokens);
+  }
+  KVASIR_RETURN_IF_ERROR(CheckFlagsAreUsed(flags.model, flags.endpoint));
+  if (flags.endpoint.empty() && flags.model.model.empty() &&
+      !flags.model.random_weights) {
+    flags.model.random_weights = true;
+    flags.model.shape = "kvasir-tiny";
+  }
+  KVASIR_ASSIGN_OR_RETURN(const TestedServer server, OpenServer(flags));
+  const auto router =
+      MakeRouterTokenClient(server.router_endpoint, server.router_credentials);
+  KVASIR_ASSIGN_OR_RETURN(const LoadRows loads,
+                          MeasureLoad(flags, server, router.get()));
+  if (flags.latency_prompt_tokens >= server.max_model_len &&
+      WasAsked(flags.bench, "--latency-prompt-tokens")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--latency-prompt-tokens ", flags.latency_prompt_tokens,
+                     " and a token are over the limit of ",
+                     server.max_model_len, " tokens (the model's length)"));
+  }
+  const int64_t prompt_tokens =
+      std::min(flags.latency_prompt_tokens, server.max_model_len - 1);
+  std::optional<LatencyPairs> latency;
+  if (!server.worker_endpoint.empty()) {
+    const auto worker = MakeWorkerTokenClient(server.worker_endpoint,
+                                              server.worker_credentials);
+    KVASIR_ASSIGN_OR_RETURN(
+        latency, MeasureLatency(BenchPairs(flags.bench), prompt_tokens, server,
+                                router.get(), worker.get()));
+  }
+  base::ThreadPool pool(base::ReadMachineLimits().cpus);
+  KVASIR_ASSIGN_OR_RETURN(MachineCeilings ceilings,
+                          MachineCeilings::Create(&pool, flags.bench.quick));
+  BenchReport report(ceilings.ToJson());
+  if (latency.has_value()) {
+    AddLatencyFigures(*latency, prompt_tokens, &report);
+  } else {
+    report.AddNote(
+        "what the router adds is left out: give --worker-endpoint too");
+  }
+  AddLoadFigures(loads, &report);
+  return report;
+}
+
+}  // namespace
+
+void AddBenchServe(CLI::App* group, int* exit_code) {
+  auto flags = std::make_shared<ServeBenchFlags>();
+  flags->bench.pairs = 201;
+  flags->bench.calls_server = true;
+  const CLI::Validator is_distribution = Checked([](const std::string& text) {
+    return LengthDistribution::Parse(text).status();
+  });
+  CLI::App* command = group->add_subcommand(
+      "serve",
+      "load over gRPC on --endpoint, or on a server of its own: --model, else "
+      "a tiny one of random weights");
+  AddFlag(command, "--endpoint", flags->endpoint, "the server's gRPC port")
+      ->type_name("HOST:PORT");
+  AddDialTlsFlags(command, &flags->tls);
+  AddFlag(command, "--worker-endpoint", flags->worker_endpoint,
+          "with --endpoint: its worker, to tell what the router adds")
+      ->needs(command->get_option("--endpoint"))
+      ->type_name("HOST:PORT");
+  AddFlag(command, "--model-name", flags->model_name,
+          "which of the server's models; default: its first");
+  AddModelFlags(command, &flags->model);
+  AddFlag(command, "--mode", flags->mode, "kind of load")
+      ->check(CLI::IsMember({"closed", "open", "both"}));
+  AddFlag(command, "--requests", flags->requests, "of each kind")
+      ->check(CLI::Range(1, 1 << 20));
+  AddFlag(command, "--concurrency", flags->concurrency,
+          "closed loop: requests at a time")
+      ->check(CLI::Range(1, 4096));
+  AddFlag(command, "--rate", flags->rate,
+          "open loop: Poisson arrivals per second; 0: half of what the closed "
+          "loop reached")
+      ->check(AtLeast(0));
+  AddFlag(command, "--max-outstanding", flags->max_outstanding,
+          "open loop: requests in flight; later ones start late, which their "
+          "latencies include")
+      ->check(CLI::Range(1, 4096));
+  AddFlag(command, "--prompt-tokens", flags->prompt_tokens,
+          "fixed:N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA, whose tail is "
+          "cut to what the model holds")
+      ->check(is_distribution);
+  AddFlag(command, "--output-tokens", flags->output_tokens, "the same")
+      ->check(is_distribution);
+  AddFlag(command, "--latency-prompt-tokens", flags->latency_prompt_tokens,
+          "prompt of the pairs that tell what the router adds")
+      ->check(CLI::Range(1, 1 << 24));
+  AddFlag(command, "--seed", flags->seed, "of lengths, prompts and arrivals");
+  AddFlag(command, "--max-model-len", flags->max_model_len,
+          "without --worker-endpoint: longest prompt + output; what the server "
+          "tells goes before this default")
+      ->check(CLI::Range(2, 1 << 24));
+  AddFlag(command, "--vocab-size", flags->vocab_size,
+          "without --worker-endpoint: prompts are of ids below this")
+      ->check(CLI::Range(1, 1 << 24));
+  AddBenchFlags(command, &flags->bench);
+  SetBench(
+      command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),
+      [flags] { return RunServe(*flags); }, exit_code);
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,343 @@
+#include "compress/tool/auto_method.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/cli/flags.h"
+#include "base/cli/progress.h"
+#include "base/cli/units.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "compress/apply/plan_probe.h"
+#include "compress/calibrate/calibration_cost.h"
+#include "compress/oracle/attention_loader.h"
+#include "compress/tool/commands.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::cli {
+namespace {
+
+using compress::AutoPrediction;
+using compress::CurvePoint;
+using compress::DomainLoss;
+
+// Stars for 0 .. 1.
+std::string Bar(double share) {
+  constexpr double kStars = 40;
+  return std::string(static_cast<size_t>(std::lround(kStars * share)), '*');
+}
+
+std::string HistogramText(const AutoPrediction& prediction) {
+  double all = 0;
+  for (const double channels : prediction.channels_by_bits) all += channels;
+  std::string text;
+  for (size_t bits = 0; bits < prediction.channels_by_bits.size(); ++bits) {
+    const double share = prediction.channels_by_bits[bits] / all;
+    if (bits == 7) continue;  // no code has 7 bits
+    absl::StrAppendFormat(&text, "  %d bits  %5.1f %%  %s\n", bits,
+                          100.0 * share, Bar(share));
+  }
+  return text;
+}
+
+// The curve's point next to the plan.
+size_t ChosenPoint(const AutoPrediction& prediction) {
+  const auto distance = [&](const CurvePoint& point) {
+    return std::abs(point.bytes - prediction.bytes);
+  };
+  const auto& curve = prediction.curve;
+  return static_cast<size_t>(
+      std::min_element(curve.begin(), curve.end(),
+                       [&](const CurvePoint& a, const CurvePoint& b) {
+                         return distance(a) < distance(b);
+                       }) -
+      curve.begin());
+}
+
+std::string CurveText(const AutoPrediction& prediction) {
+  std::string text = "\n   bytes/token   predicted KL\n";
+  const size_t chosen = ChosenPoint(prediction);
+  for (size_t i = 0; i < prediction.curve.size(); ++i) {
+    const CurvePoint& point = prediction.curve[i];
+    absl::StrAppendFormat(&text, "%s %11.1f   %12.5f\n",
+                          i == chosen ? " >" : "  ", point.bytes, point.kl);
+  }
+  return text;
+}
+
+std::string DomainsText(const AutoPrediction& prediction) {
+  std::string text;
+  for (const DomainLoss& domain : prediction.domains) {
+    absl::StrAppendFormat(
+        &text, "  %-16s %.5f, left out of the calibration %.5f (x %.2f)\n",
+        base::Printable(domain.name), domain.predicted, domain.left_out,
+        domain.ratio());
+  }
+  for (const DomainLoss& domain : prediction.domains) {
+    if (domain.ratio() <= compress::kDomainWarning) continue;
+    absl::StrAppendFormat(
+        &text,
+        "warning: %s is unlike the rest of the text: without it, it would "
+        "have lost %.2f times as much. Text of the model's use should have "
+        "its like.\n",
+        base::Printable(domain.name), domain.ratio());
+  }
+  return text;
+}
+
+// A prediction that promises something is worth its measurement; that of given
+// bytes changes no plan.
+constexpr int kDefaultProbes = 5;
+
+int ProbesOf(const AutoFlags& flags, bool by_bytes,
+             const CalibrationInputs& inputs) {
+  if (flags.probes) return *flags.probes;
+  const bool can = inputs.sample && inputs.sample->held_out_sequences > 1;
+  return !by_bytes && !flags.kappa && can ? kDefaultProbes : 0;
+}
+
+// Measures plans, once it is asked to, and shows how far it is.
+class Prober {
+ public:
+  Prober(const CalibrationFlags& machine, const model::Checkpoint& checkpoint,
+         const CalibrationInputs& inputs, int plans)
+      : machine_(machine),
+        checkpoint_(checkpoint),
+        inputs_(inputs),
+        plans_(plans) {}
+
+  absl::StatusOr<double> Measure(const kvasir::v1::KvPlan& plan) {
+    if (probe_ == nullptr) KVASIR_RETURN_IF_ERROR(Open());
+    return probe_->Measure(plan);
+  }
+
+ private:
+  absl::Status Open() {
+    if (!machine_.quiet) {
+      absl::FPrintF(
+          stderr,
+          "probes: %d plans on held-out text; memory up to %s beside "
+          "the calibration; about %s\n",
+          plans_,
+          HumanBytes(
+              static_cast<double>(compress::PlanProbe::BytesOf(checkpoint_))),
+          HumanTime(compress::PlanProbe::TimeOf(
+              checkpoint_.spec(), *inputs_.sample, plans_,
+              compress::MeasureOperationsPerSecond(machine_.threads))));
+    }
+    const int64_t teacher = compress::PlanProbe::WindowsOf(*inputs_.sample);
+    line_.emplace(
+        "probes",
+        plans_ * (checkpoint_.spec().num_layers() + teacher) + teacher, "steps",
+        !machine_.quiet);
+    KVASIR_ASSIGN_OR_RETURN(
+        probe_, compress::PlanProbe::Create(
+                    checkpoint_, *inputs_.calibration(), *inputs_.sample,
+                    {.threads = machine_.threads, .progress = [this] {
+                       line_->Update(++done_);
+                       return !StopAsked();
+                     }}));
+    return absl::OkStatus();
+  }
+
+  const CalibrationFlags& machine_;
+  const model::Checkpoint& checkpoint_;
+  const CalibrationInputs& inputs_;
+  const int plans_;
+  int64_t done_ = 0;
+  std::optional<Progress> line_;
+  std::unique_ptr<compress::PlanProbe> probe_;
+};
+
+std::string KappaText(const compress::FittedKappa& kappa) {
+  std::string text =
+      absl::StrFormat("measured / predicted  %.2f (%.2f to %.2f)", kappa.median,
+                      kappa.low, kappa.high);
+  if (kappa.trials.empty()) return "";
+  if (kappa.spearman) {
+    absl::StrAppendFormat(&text, ", rank correlation %.2f", *kappa.spearman);
+  }
+  absl::StrAppendFormat(&text, ", of %d plans\n", kappa.trials.size());
+  for (const compress::PlanTrial& trial : kappa.trials) {
+    absl::StrAppendFormat(&text, "  %9.1f bytes/token: %.5f, measured %.5f\n",
+                          trial.bytes, trial.predicted, trial.measured);
+  }
+  return text;
+}
+
+nlohmann::ordered_json KappaJson(const compress::FittedKappa& kappa) {
+  nlohmann::ordered_json trials = nlohmann::ordered_json::array();
+  for (const compress::PlanTrial& trial : kappa.trials) {
+    trials.push_back({{"bytes_per_token", trial.bytes},
+                      {"predicted", trial.predicted},
+                      {"measured", trial.measured}});
+  }
+  nlohmann::ordered_json json = {
+      {"median", kappa.median}, {"low", kappa.low}, {"high", kappa.high}};
+  if (kappa.spearman) json["spearman"] = *kappa.spearman;
+  json["probes"] = trials;
+  return json;
+}
+
+}  // namespace
+
+void AddAutoFlags(CLI::App* command, AutoFlags& flags) {
+  auto add = [&](const char* name, auto& value, const char* help) {
+    return AddFlag(command, name, value, help)->group("Method auto");
+  };
+  add("--max-kl", flags.max_kl,
+      "Predicted divergence, nats a token, that is not to be exceeded: alone, "
+      "the fewest bytes that keep it")
+      ->check(Above(0));
+  add("--speed", flags.speed,
+      "cpu or gpu: keys are read without being rebuilt; storage: fewest bytes")
+      ->check(CLI::IsMember({"cpu", "gpu", "storage"}));
+  add("--target-length", flags.target_length,
+      "Tokens that exact rows of a sequence are shared out to (0: 8192, or "
+      "what the model takes)")
+      ->check(AtLeast(0));
+  add("--windows", flags.windows,
+      "Lengths of the exact window to choose from (default: "
+      "0,8,16,32,64,128,256)")
+      ->delimiter(',')
+      ->check(AtLeast(0));
+  add("--kappa", flags.kappa,
+      "Measured over predicted divergence, if known (default: what probes "
+      "find, "
+      "or 1)")
+      ->check(Above(0));
+  add("--probes", flags.probes,
+      "Plans of 0.6 to 1.4 times the bytes that are tried on held-out text, so "
+      "that predictions are true: each takes seconds to minutes, and the plan "
+      "of given bytes stays as it is (default: 5 for --max-kl alone, else 0)")
+      ->check(Between(0, compress::kMostProbes));
+}
+
+void CheckAutoFlags(const AutoFlags& flags) {
+  if (flags.kappa && flags.probes.value_or(0) > 0) {
+    throw CLI::ValidationError("--kappa is what --probes find: give one");
+  }
+}
+
+absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
+    const AutoFlags& flags, std::optional<uint32_t> exact_sinks,
+    std::optional<double> kv_bytes_per_token, int64_t tp,
+    const CalibrationFlags& machine, const model::Checkpoint& checkpoint,
+    const CalibrationInputs& inputs) {
+  compress::PlanRequest request;
+  request.spec = checkpoint.spec();
+  request.calibration = inputs.calibration();
+  request.weights = [&checkpoint](int64_t layer) {
+    return compress::LoadAttention(checkpoint, layer);
+  };
+  request.tp = tp;
+  compress::AutoOptions options;
+  options.kv_bytes_per_token = kv_bytes_per_token;
+  options.max_kl = flags.max_kl;
+  KVASIR_ASSIGN_OR_RETURN(options.speed, compress::ParsePlanSpeed(flags.speed));
+  options.target_length = flags.target_length;
+  if (!flags.windows.empty()) options.windows = flags.windows;
+  options.exact_sinks = exact_sinks.value_or(options.exact_sinks);
+  options.kappa = flags.kappa.value_or(options.kappa);
+  options.threads = machine.threads;
+  std::optional<Progress> line;
+  std::optional<Prober> prober;
+  options.progress = [&](int64_t done, int64_t total) {
+    prober.reset();
+    if (!line) line.emplace("plan", total, "layer passes", !machine.quiet);
+    line->Update(done);
+    return !StopAsked();
+  };
+  options.probes = ProbesOf(flags, kv_bytes_per_token.has_value(), inputs);
+  options.measure = [&](const kvasir::v1::KvPlan& plan) {
+    if (!prober) {
+      line.reset();
+      prober.emplace(machine, checkpoint, inputs, options.probes);
+    }
+    return prober->Measure(plan);
+  };
+  KVASIR_ASSIGN_OR_RETURN(compress::AutoPlan made,
+                          compress::PlanAuto(request, options));
+  made.plan.set_base_model(checkpoint.name());
+  return made;
+}
+
+std::string PredictionText(const AutoPrediction& prediction) {
+  std::string text = absl::StrFormat(
+      "predicted KL          %.5f nats a token%s (%.5f to %.5f over domains)\n"
+      "%s"
+      "bytes per token       %.1f: %.1f of each, and %.0f of a sequence shared "
+      "out to %d tokens\n"
+      "exact tokens          window %d\n"
+      "held-out rows         %.2f times the loss of fitted ones, %.2g %% of "
+      "codes clamped\n",
+      prediction.kl,
+      prediction.kappa.trials.empty()
+          ? ""
+          : absl::StrFormat(" (%.5f to %.5f)", prediction.kl_low(),
+                            prediction.kl_high()),
+      prediction.low, prediction.high, KappaText(prediction.kappa),
+      prediction.bytes, prediction.marginal_bytes, prediction.fixed_bytes,
+      prediction.target_length, prediction.exact_window,
+      prediction.held_out_loss_ratio, 100.0 * prediction.clamp_rate);
+  if (prediction.dense_slot_ns > 0) {
+    absl::StrAppendFormat(
+        &text,
+        "time of a slot        %.2f of the dense cache's, by a model%s\n",
+        prediction.slot_ns / prediction.dense_slot_ns,
+        prediction.slot_ns > prediction.dense_slot_ns
+            ? ": no plan of so few bytes is as fast"
+            : "");
+  }
+  absl::StrAppend(&text, "channels by bits\n", HistogramText(prediction),
+                  "predicted KL by domain\n", DomainsText(prediction),
+                  CurveText(prediction),
+                  "\nlayer  bytes/token  predicted KL  spaces\n");
+  for (size_t l = 0; l < prediction.layers.size(); ++l) {
+    const compress::LayerChoice& layer = prediction.layers[l];
+    absl::StrAppendFormat(&text, "%5d  %11.1f  %12.6f  %s\n", l, layer.bytes,
+                          layer.loss, layer.spaces);
+  }
+  return text;
+}
+
+nlohmann::ordered_json PredictionJson(const AutoPrediction& prediction) {
+  nlohmann::ordered_json curve = nlohmann::ordered_json::array();
+  for (const CurvePoint& point : prediction.curve) {
+    curve.push_back({{"bytes_per_token", point.bytes}, {"kl", point.kl}});
+  }
+  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+  for (const compress::LayerChoice& layer : prediction.layers) {
+    layers.push_back({{"spaces", layer.spaces},
+                      {"bytes_per_token", layer.bytes},
+                      {"kl", layer.loss}});
+  }
+  nlohmann::ordered_json domains = nlohmann::ordered_json::array();
+  for (const DomainLoss& domain : prediction.domains) {
+    domains.push_back({{"name", domain.name},
+                       {"kl", domain.predicted},
+                       {"kl_left_out", domain.left_out}});
+  }
+  return {{"kl", prediction.kl},
+          {"kl_low", prediction.low},
+          {"kl_high", prediction.high},
+          {"kappa", KappaJson(prediction.kappa)},
+          {"bytes_per_token", prediction.bytes},
+          {"marginal_bytes_per_token", prediction.marginal_bytes},
+          {"fixed_bytes_per_sequence", prediction.fixed_bytes},
+          {"target_length", prediction.target_length},
+          {"exact_window", prediction.exact_window},
+          {"channels_by_bits", prediction.channels_by_bits},
+          {"held_out_loss_ratio", prediction.held_out_loss_ratio},
+          {"clamp_rate", prediction.clamp_rate},
+          {"slot_ns", prediction.slot_ns},
+          {"dense_slot_ns", prediction.dense_slot_ns},
+          {"domains", domains},
+          {"layers", layers},
+          {"curve", curve}};
+}
+
+}  // namespace kvasir::cli

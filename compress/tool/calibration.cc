@@ -1,0 +1,289 @@
+#include "compress/tool/calibration.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/cli/flags.h"
+#include "base/cli/progress.h"
+#include "base/cli/units.h"
+#include "base/machine.h"
+#include "base/status_macros.h"
+#include "compress/calibrate/built_in_domains.h"
+#include "compress/calibrate/calibration_cost.h"
+#include "compress/calibrate/token_stream.h"
+#include "compress/runtime/device.h"
+#include "compress/tool/commands.h"
+#include "model/tokenizer/tokenizer.h"
+#include "server/known_models.h"
+
+namespace kvasir::cli {
+namespace {
+
+using compress::CalibrateEvents;
+using compress::CalibrateOptions;
+using compress::CalibrateProgress;
+using compress::CalibrationCost;
+using compress::CalibrationSample;
+
+constexpr int64_t kSequenceTokens = 1024;
+constexpr int64_t kTokens = 16384;
+// A matrix of each layer's keys and of its values is estimated from them.
+constexpr int64_t kInformationTokens = 114688;
+// Of each domain's sequences: what quantizers are judged on.
+constexpr double kHeldOutShare = 0.1;
+// The first tokens draw attention whatever they say; plans keep them exact.
+constexpr int64_t kSinkTokens = 4;
+
+// What --text names: a file, or a domain and its file.
+struct NamedText {
+  std::string name;
+  std::string path;
+};
+
+NamedText NameOf(const std::string& text) {
+  std::error_code ignored;
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0 || text.find('/') < equals ||
+      std::filesystem::exists(text, ignored)) {
+    return {std::filesystem::path(text).filename().string(), text};
+  }
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+absl::StatusOr<std::vector<compress::DomainText>> ReadDomains(
+    const CalibrationFlags& flags) {
+  const std::string& folder =
+      flags.tokenizer.empty() ? flags.model : flags.tokenizer;
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
+                          model::Tokenizer::Load(folder));
+  std::vector<compress::DomainText> domains;
+  for (const std::string& text : flags.texts) {
+    const NamedText named = NameOf(text);
+    KVASIR_ASSIGN_OR_RETURN(
+        compress::TokenStream stream,
+        compress::EncodeFile(named.path, *tokenizer, flags.threads));
+    domains.push_back({named.name, std::move(stream)});
+  }
+  if (!domains.empty()) return domains;
+  for (const compress::BuiltInDomain& domain : compress::BuiltInDomains()) {
+    KVASIR_ASSIGN_OR_RETURN(
+        compress::TokenStream stream,
+        compress::EncodeText(domain.text, *tokenizer, flags.threads));
+    domains.push_back({domain.name, std::move(stream)});
+  }
+  return domains;
+}
+
+absl::StatusOr<CalibrationSample> ReadSample(
+    const CalibrationFlags& flags, const model::Checkpoint& checkpoint,
+    bool information) {
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<compress::DomainText> domains,
+                          ReadDomains(flags));
+  const model::DecoderSpec& spec = checkpoint.spec();
+  compress::SampleOptions options;
+  options.tokens = flags.tokens > 0 ? flags.tokens
+                   : information    ? kInformationTokens
+                                    : kTokens;
+  options.seed = flags.seed;
+  options.sequence_tokens =
+      flags.sequence_tokens > 0
+          ? flags.sequence_tokens
+          : std::min({kSequenceTokens, spec.max_position_embeddings,
+                      options.tokens / static_cast<int64_t>(domains.size())});
+  if (information) {
+    KVASIR_ASSIGN_OR_RETURN(
+        CalibrationSample sample,
+        compress::SampleDomains(domains, options, kHeldOutShare,
+                                spec.vocab_size));
+    sample.sink_tokens = kSinkTokens;
+    return sample;
+  }
+  if (domains.size() > 1) {
+    return compress::SampleDomains(domains, options, 0.0, spec.vocab_size);
+  }
+  absl::StatusOr<CalibrationSample> sample =
+      compress::SampleCalibration(domains[0].text, options, spec.vocab_size);
+  if (sample.ok()) return sample;
+  return absl::Status(
+      sample.status().code(),
+      absl::StrCat(flags.texts[0], ": ", sample.status().message()));
+}
+
+// What it will take, before it is taken.
+absl::Status SayCost(const model::Checkpoint& checkpoint,
+                     const CalibrationSample& sample,
+                     const CalibrateOptions& options, bool quiet) {
+  const CalibrationCost cost =
+      compress::CostOfCalibration(checkpoint, sample, options);
+  auto human = [](int64_t bytes) {
+    return HumanBytes(static_cast<double>(bytes));
+  };
+  if (!quiet) {
+    const compress::CalibrationTime time = compress::TimeOfCalibration(
+        cost,
+        compress::MeasureOperationsPerSecond(options.threads, options.device));
+    absl::FPrintF(
+        stderr,
+        "calibration: %d tokens in %d sequences; memory up to %s (model %s, "
+        "one layer %s, %s %s, sums %s); about %s",
+        sample.num_tokens(), sample.num_sequences(), human(cost.peak_bytes()),
+        human(cost.model_bytes), human(cost.workspace_bytes),
+        options.parts.has_gradients() ? "micro-batch" : "hidden states",
+        human(cost.micro_batch_bytes), human(cost.sum_bytes),
+        HumanTime(time.total));
+    if (options.parts.has_gradients()) {
+      absl::FPrintF(stderr, ", %s of it for gradients",
+                    HumanTime(time.way_back));
+    }
+    absl::FPrintF(stderr, "\n");
+  }
+  // What a GPU has, its allocator says.
+  if (!options.device.is_cpu()) return absl::OkStatus();
+  const int64_t available = base::ReadMachineLimits().available_bytes;
+  if (available > 0 && cost.peak_bytes() > available) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "calibration wants ", human(cost.peak_bytes()), ", ", human(available),
+        " are free",
+        options.sequences_at_a_time() > 1
+            ? "; --micro-batch 1 wants less"
+            : "; shorter --sequence-tokens or fewer tokens want less"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string HumanTime(absl::Duration time) {
+  const double seconds = absl::ToDoubleSeconds(time);
+  if (seconds < 120.0) return absl::StrFormat("%.0f s", std::max(seconds, 1.0));
+  return absl::StrFormat("%.0f min", seconds / 60.0);
+}
+
+void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags) {
+  constexpr char kGroup[] = "Calibration";
+  flags.cache = CacheFolder();
+  flags.threads = base::ReadMachineLimits().cpus;
+  AddModelFlag(command, "--model", flags.model,
+               absl::StrCat("Folder of the checkpoint", kOrKnownModel))
+      ->required();
+  AddFlag(command, "--threads", flags.threads, "CPU threads")->check(Above(0));
+  AddSwitch(command, "--quiet", flags.quiet, "No progress");
+  auto add = [&](const char* name, auto& value, const char* help) {
+    return AddFlag(command, name, value, help)->group(kGroup);
+  };
+  add("--text", flags.texts,
+      "Text to calibrate on, FILE or NAME=FILE, several for several domains: "
+      "what the model is used for, never what it is judged on. Methods that "
+      "weigh errors by information take the built-in domains without it: "
+      "books, encyclopedia, code, dialogue")
+      ->type_name("[NAME=]FILE");
+  AddModelFlag(command, "--tokenizer", flags.tokenizer,
+               "Folder of the tokenizer (default: the model's)")
+      ->group(kGroup);
+  add("--calibration-tokens", flags.tokens,
+      "Tokens to look at, of each domain an equal share (0: 16384; 114688 "
+      "where "
+      "errors are weighed by information)")
+      ->check(AtLeast(0));
+  add("--sequence-tokens", flags.sequence_tokens,
+      "Length of a sequence (0: 1024, or what the model takes)")
+      ->check(AtLeast(0));
+  add("--seed", flags.seed, "Seed of the choice of tokens");
+  add("--labels-per-position", flags.labels_per_position,
+      "For information: labels drawn from the model at each position; each "
+      "takes a way back of its own")
+      ->check(AtLeast(1));
+  add("--micro-batch", flags.micro_batch,
+      "Sequences worked on at a time (0: one per thread); fewer take less "
+      "memory")
+      ->check(AtLeast(0));
+  add("--cache", flags.cache,
+      "Folder of finished calibrations and of the states of stopped ones; "
+      "none: neither is kept");
+  AddDeviceFlag(command, flags.device);
+}
+
+absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags) {
+  KVASIR_RETURN_IF_ERROR(compress::CheckDevice(flags.device));
+  absl::StatusOr<model::Checkpoint> checkpoint =
+      model::Checkpoint::Open(flags.model);
+  if (!checkpoint.ok()) {
+    return absl::Status(
+        checkpoint.status().code(),
+        absl::StrCat("--model: ", checkpoint.status().message()));
+  }
+  if (checkpoint->kv_plan_json().has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--model: ", flags.model,
+        " is compressed already (it has a kv_plan.json); give the checkpoint "
+        "it was made of"));
+  }
+  return checkpoint;
+}
+
+absl::StatusOr<CalibrationInputs> PrepareCalibration(
+    const CalibrationFlags& flags, const model::Checkpoint& checkpoint,
+    const CalibrationNeeds& needs) {
+  CalibrationInputs inputs;
+  if (!needs.sample && !needs.statistics) return inputs;
+  const bool information = needs.parts.information;
+  if (flags.texts.empty() && !information) {
+    return absl::InvalidArgumentError(
+        "this needs a calibration text: give --text FILE");
+  }
+  KVASIR_ASSIGN_OR_RETURN(inputs.sample,
+                          ReadSample(flags, checkpoint, information));
+  if (!needs.statistics) return inputs;
+
+  CalibrateOptions options;
+  options.parts = needs.parts;
+  options.parts.labels_per_position = flags.labels_per_position;
+  KVASIR_ASSIGN_OR_RETURN(options.device, compress::OpenDevice(flags.device));
+  options.threads = compress::ThreadsFor(options.device, flags.threads);
+  options.micro_batch = flags.micro_batch;
+  if (flags.cache != "none") options.cache = flags.cache;
+  std::optional<Progress> line;
+  CalibrateEvents events;
+  events.on_start = [&] {
+    return SayCost(checkpoint, *inputs.sample, options, flags.quiet);
+  };
+  events.on_progress = [&](const CalibrateProgress& progress) {
+    if (!line) {
+      line.emplace("calibration", progress.total, "layer passes", !flags.quiet);
+    }
+    line->Update(progress.done);
+    return !StopAsked();
+  };
+  events.on_message = [&](const std::string& message) {
+    if (line) line->Finish();
+    absl::FPrintF(stderr, "kvasir-compress: %s\n", message);
+  };
+  KVASIR_ASSIGN_OR_RETURN(
+      inputs.run,
+      compress::Calibrate(checkpoint, *inputs.sample, options, events));
+  if (line) line->Finish();
+  const compress::CalibrationRun& run = *inputs.run;
+  if (!flags.quiet && run.from_cache) {
+    absl::FPrintF(stderr, "calibration: %s, from the cache\n",
+                  run.calibration.id);
+  } else if (!flags.quiet) {
+    absl::FPrintF(stderr, "calibration: %s, %.1f s", run.calibration.id,
+                  absl::ToDoubleSeconds(run.elapsed));
+    if (options.parts.has_gradients()) {
+      absl::FPrintF(stderr, " (gradients %.0f %%), mean loss %.4f nats",
+                    100.0 * absl::FDivDuration(run.way_back, run.elapsed),
+                    run.loss);
+    }
+    absl::FPrintF(stderr, "\n");
+  }
+  return inputs;
+}
+
+}  // namespace kvasir::cli

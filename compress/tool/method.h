@@ -1,0 +1,90 @@
+// The methods of kvasir-compress as flags: which planner, how much is kept, and
+// how latents are coded.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "compress/methods/method.h"
+#include "compress/tool/auto_method.h"
+#include "compress/tool/calibration.h"
+#include "model/checkpoint/checkpoint.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "server/eviction_flags.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
+
+namespace kvasir::cli {
+
+struct MethodFlags {
+  std::string method;
+  std::optional<double> keep;
+  std::optional<double> kv_bytes_per_token;
+  std::optional<double> key_keep;
+  std::string key_bits = "auto";
+  std::string value_bits = "auto";
+  std::string group_heads = "auto";
+  std::string hadamard = "auto";
+  std::string decomposition = "whitened";
+  std::string search;  // empty: the method's own
+  std::string fisher_score = "mean-root";
+  std::optional<int64_t> rank_multiple;  // none: the method's own
+  int64_t tp = 1;
+  // LoRC
+  std::string ranks = "progressive";
+  double log_base = 10.0;
+  std::optional<double> threshold;
+  int64_t skip_layers = 0;
+  // All methods: others stay as they are; empty: all.
+  std::vector<int64_t> only_layers;
+  // All methods with codes: latest and first tokens that are kept exact beside
+  // them.
+  uint32_t exact_window = 0;
+  std::optional<uint32_t> exact_sinks;  // none: 0, of auto 4
+  // RAP and commuting
+  std::string pair_score = "fisher";
+  std::string query_weights = "on";
+  double query_floor = 1e-3;
+  bool keep_values = false;
+  // SVDq and channel codes
+  bool post_rope = false;
+  double average_bits = 4.0;
+  AutoFlags automatic;
+  // All methods; empty: none. Method q-hitter is this alone.
+  EvictionFlags eviction;
+  std::string evict_from;  // q-hitter: file of a plan; empty: whole numbers
+};
+
+// Method that puts eviction on a plan, or on whole keys and values.
+inline constexpr char kEvictionMethod[] = "q-hitter";
+
+// `required`: a method must be given (else it may be read from a plan).
+void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required);
+
+// CLI::ValidationError for flags that contradict one another: wrong usage.
+void CheckMethodFlags(const MethodFlags& flags);
+
+// Puts the eviction of the flags, if any, on a plan of the model. Errors:
+// plan::ValidatePlan's.
+absl::Status AddEviction(const MethodFlags& flags,
+                         const model::Checkpoint& checkpoint,
+                         kvasir::v1::KvPlan& plan);
+
+// What the method's planner reads of a calibration.
+CalibrationNeeds NeedsOfPlanner(const MethodFlags& flags);
+
+// The plan, with its provenance but for the calibration's. `bytes_of` counts a
+// plan's bytes per token, for --kv-bytes-per-token.
+absl::StatusOr<kvasir::v1::KvPlan> MakePlan(
+    const MethodFlags& flags, const model::Checkpoint& checkpoint,
+    const compress::Calibration* calibration,
+    const std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)>&
+        bytes_of);
+
+}  // namespace kvasir::cli

@@ -1,0 +1,167 @@
+// What inspect tells of tensor-parallel ranks.
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+#include "server/inspect/rank_summary.h"
+#include "server/inspect/report.h"
+#include "server/inspect/test_plans.h"
+
+namespace kvasir::cli {
+namespace {
+
+using base::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+absl::StatusOr<InspectReport> Told(const ModelSource& source, int64_t tp) {
+  return MakeInspectReport(source, {.page_tokens = 16, .tp = tp});
+}
+
+RankSummary RanksOf(const ModelSource& source, int64_t tp) {
+  auto report = Told(source, tp);
+  KVASIR_EXPECT_OK(report);
+  EXPECT_TRUE(report.ok() && report->ranks.has_value());
+  return report.ok() ? report->ranks.value_or(RankSummary{}) : RankSummary{};
+}
+
+ModelSource Whole() { return SourceWith(kFullKey, kFullValue); }
+
+// One group of all heads, of rank 12 in bf16.
+ModelSource Spanning() {
+  return SourceWith(kFullKey,
+                    R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":12}]},
+          "uses":[{"at_runtime":{}}],"stored":"NO_ROPE",
+          "codec":{"dtype":"BF16"}})");
+}
+
+TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDealtOut) {
+  const ModelSource source = Whole();
+  const RankSummary alone = RanksOf(source, 1);
+  const RankSummary two = RanksOf(source, 2);
+  ASSERT_EQ(two.ranks.size(), 2u);
+  EXPECT_EQ(two.ranks[1].kv_heads, (plan::HeadRange{2, 2}));
+  EXPECT_EQ(two.ranks[1].query_heads, (plan::HeadRange{4, 4}));
+  EXPECT_EQ(two.ranks[1].first_feature, 24);
+  EXPECT_EQ(two.ranks[1].num_features, 24);
+  // Two layers, key and value, 4 heads of 8 in bf16.
+  EXPECT_EQ(alone.most_kv_bytes_per_token(), 2 * 2 * 4 * 8 * 2);
+  for (const RankShare& rank : two.ranks) {
+    EXPECT_EQ(rank.kv_bytes_per_token, 2 * 2 * 2 * 8 * 2);
+    EXPECT_EQ(rank.kv_fixed_bytes_per_sequence, 0);
+  }
+  EXPECT_THAT(two.replicas, IsEmpty());
+  EXPECT_THAT(two.uneven, IsEmpty());
+  EXPECT_EQ(two.replicated_bytes_per_token(), 0);
+  EXPECT_FALSE(Told(source, 0)->ranks.has_value());
+}
+
+TEST(InspectRanksTest, WeightsAreTheLoadersAndWhatIsWholeCountsOnEachRank) {
+  const ModelSource source = Whole();
+  const RankSummary alone = RanksOf(source, 1);
+  const RankSummary two = RanksOf(source, 2);
+  ASSERT_TRUE(alone.ranks[0].weight_bytes.has_value());
+  EXPECT_EQ(alone.ranks[0].weight_bytes, alone.whole_weight_bytes);
+  EXPECT_EQ(alone.replicated_weight_bytes(), 0);
+  EXPECT_EQ(two.whole_weight_bytes, alone.whole_weight_bytes);
+  EXPECT_LT(*two.ranks[0].weight_bytes, *two.whole_weight_bytes);
+  // Norms at least, of 32 numbers in float32.
+  EXPECT_GE(two.replicated_weight_bytes(), (2 * 2 + 1) * 32 * 4);
+  EXPECT_EQ(two.replicated_weight_bytes(), *two.ranks[0].weight_bytes +
+                                               *two.ranks[1].weight_bytes -
+                                               *two.whole_weight_bytes);
+}
+
+TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
+  const ModelSource source = Spanning();
+  const auto report = Told(source, 2);
+  KVASIR_ASSERT_OK(report);
+  const RankSummary& ranks = *report->ranks;
+  ASSERT_EQ(ranks.replicas.size(), 1u);
+  EXPECT_EQ(ranks.replicated_bytes_per_token(), 2 * 12 * 2);
+  EXPECT_THAT(ReportToText(*report),
+              AllOf(HasSubstr("tensor parallel       2 ranks"),
+                    HasSubstr("on several ranks    layers 0-1 value, heads "
+                              "0-3 on ranks 0-1: 48 bytes a token on each"),
+                    HasSubstr("all ranks together take 48 bytes a token more"),
+                    Not(HasSubstr("unequal"))));
+  const auto told = ReportToJson(*report)["tensor_parallel"];
+  EXPECT_EQ(told["size"], 2);
+  EXPECT_EQ(told["ranks"][1]["first_kv_head"], 2);
+  EXPECT_EQ(told["ranks"][1]["num_heads"], 4);
+  EXPECT_EQ(told["replicated_bytes_per_token"], 48);
+  EXPECT_EQ(told["replicas"][0]["side"], "value");
+  EXPECT_EQ(told["replicas"][0]["last_layer"], 1);
+  EXPECT_EQ(told["replicas"][0]["ranks"], (std::vector<int64_t>{0, 1}));
+  EXPECT_TRUE(told["uneven_layers"].empty());
+  EXPECT_TRUE(told["ranks"][0]["weight_bytes"].is_number());
+  EXPECT_TRUE(ReportToJson(*Told(source, 0))["tensor_parallel"].is_null());
+}
+
+TEST(InspectRanksTest, UnequalRanksAreNamedAndTheLargestCounts) {
+  // A group for each of two ranks.
+  const ModelSource source =
+      SourceWith(kFullKey,
+                 R"({"low_rank":{"groups":[{"heads":[0,1],"rank":16},
+          {"heads":[2,3],"rank":8}]},"uses":[{"at_runtime":{}}],
+          "stored":"NO_ROPE","codec":{"dtype":"BF16"}})");
+  const auto report = Told(source, 2);
+  KVASIR_ASSERT_OK(report);
+  const RankSummary& ranks = *report->ranks;
+  EXPECT_THAT(ranks.replicas, IsEmpty());
+  ASSERT_EQ(ranks.uneven.size(), 1u);
+  EXPECT_EQ(ranks.uneven[0].last_layer, 1);
+  // Keys of two heads, and the group.
+  EXPECT_EQ(ranks.uneven[0].least_bytes, 2 * (32 + 16));
+  EXPECT_EQ(ranks.uneven[0].most_bytes, 2 * (32 + 32));
+  EXPECT_EQ(ranks.most_kv_bytes_per_token(), 2 * (32 + 32));
+  EXPECT_EQ(ranks.ranks[1].kv_bytes_per_token, 2 * (32 + 16));
+  EXPECT_THAT(RanksText(ranks),
+              HasSubstr("unequal ranks       layers 0-1: 96.0 to 128.0 bytes"));
+}
+
+TEST(InspectRanksTest, MoreRanksThanKvHeads) {
+  const RankSummary ranks = RanksOf(Whole(), 8);
+  EXPECT_EQ(ranks.ranks_per_kv_head, 2);
+  EXPECT_EQ(ranks.ranks[7].kv_heads, (plan::HeadRange{3, 1}));
+  EXPECT_EQ(ranks.replicated_bytes_per_token(), 2 * 2 * 4 * 8 * 2);
+  EXPECT_THAT(RanksText(ranks), HasSubstr("each KV head is on 2 ranks"));
+}
+
+TEST(InspectRanksTest, SizesThatDoNotDivideAreRefusedWithThoseThatDo) {
+  EXPECT_THAT(Told(Whole(), 3),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
+                                       "features cannot be dealt to 3"),
+                             HasSubstr("would do: 1, 2, 4 or 8"))));
+  // A basis of each rank's heads, whose 32 channels have ranges of 16 of one
+  // width each: not so the 8 of a quarter.
+  const ModelSource basis = SourceWith(
+      R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
+          "per_token":{"group":16},"param_dtype":"F16",
+          "basis_sequence":{"min_tokens":64}}})",
+      kFullValue);
+  KVASIR_EXPECT_OK(Told(basis, 2));
+  EXPECT_THAT(Told(basis, 4), StatusIs(absl::StatusCode::kInvalidArgument,
+                                       AllOf(HasSubstr("8 channels of rank 0"),
+                                             HasSubstr("would do: 1 or 2"))));
+}
+
+TEST(InspectRanksTest, APlanThatIsNotServedHasNoCountOfWeights) {
+  const ModelSource source = SourceWith(
+      kFullKey, kFullValue,
+      R"(,"selection":{"chunk_slots":8,"budget":64,"landmark_codec":{"dtype":"BF16"}})");
+  const auto report = Told(source, 2);
+  KVASIR_ASSERT_OK(report);
+  ASSERT_NE(report->not_served, "");
+  EXPECT_FALSE(report->ranks->ranks[0].weight_bytes.has_value());
+  EXPECT_THAT(RanksText(*report->ranks), Not(HasSubstr("weights")));
+  const auto told = ReportToJson(*report)["tensor_parallel"];
+  EXPECT_TRUE(told["ranks"][0]["weight_bytes"].is_null());
+  EXPECT_TRUE(told["replicated_weight_bytes"].is_null());
+}
+
+}  // namespace
+}  // namespace kvasir::cli

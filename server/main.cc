@@ -1,0 +1,34 @@
+// kvasir: the server and its tools.
+#include "CLI/CLI.hpp"
+#include "base/cli/flags.h"
+#include "base/cli/version.h"
+#include "server/commands.h"
+#include "server/runtime/process.h"
+
+int main(int argc, char** argv) {
+  using namespace kvasir::cli;
+  PrepareProcess();
+
+  CLI::App app{
+      "Kvasir: an LLM serving backend whose KV cache is stored compressed."};
+  app.name("kvasir");
+  app.set_version_flag("--version", std::string(kVersion));
+  AddConfigFile(&app);
+  app.fallthrough();
+  app.require_subcommand(1);
+  app.footer(
+      "Every flag can also be set as an environment variable: --max-queue is\n"
+      "KVASIR_MAX_QUEUE. Precedence: flag, environment, config file.\n"
+      "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no server there.");
+
+  int exit_code = kExitOk;
+  AddServeCommands(&app, &exit_code);
+  AddGenerateCommand(&app, &exit_code);
+  AddPerplexityCommand(&app, &exit_code);
+  AddInspectCommand(&app, &exit_code);
+  AddBenchCommand(&app, &exit_code);
+  AddDrainCommand(&app, &exit_code);
+  AddTokenCommand(&app, &exit_code);
+
+  return ParseAndRun(&app, argc, argv, exit_code);
+}

@@ -1,0 +1,298 @@
+#include "server/ranks/rank_flags.h"
+
+#include <grpcpp/security/credentials.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "base/cli/flags.h"
+#include "base/status_macros.h"
+#include "worker/ranks/group/rank_identity.h"
+
+namespace kvasir::cli {
+namespace {
+
+constexpr int kMaxTp = static_cast<int>(worker::kMaxTpSize);
+
+constexpr char kGroup[] = "Tensor parallel";
+
+// Of leader and followers.
+void AddGroupFlags(CLI::App* app, RankFlags* flags) {
+  AddFlag(app, "--collective", flags->collective,
+          "what ranks exchange activations over; auto: nccl on GPUs, else gloo")
+      ->check(CLI::IsMember({"auto", "gloo", "nccl"}))
+      ->group(kGroup);
+  AddText(app, "--nccl-library", flags->nccl_library,
+          "library of --collective nccl; default: libnccl.so.2, as the system "
+          "finds it")
+      ->type_name("FILE")
+      ->group(kGroup);
+  AddText(app, "--rank-interface", flags->interface,
+          "network interface, or (gloo) address of this host, that activations "
+          "go over, not encrypted; where all ranks are on one host default: "
+          "loopback, or NCCL's choice")
+      ->type_name("NAME|ADDRESS")
+      ->group(kGroup);
+  AddText(app, "--rank-secret-file", flags->secret_file,
+          "file of a secret that ranks of other hosts show to the leader")
+      ->type_name("FILE")
+      ->group(kGroup);
+  AddText(app, "--rank-tls-cert", flags->tls.certificate,
+          "PEM chain that ranks of several hosts show each other")
+      ->type_name("FILE")
+      ->group(kGroup);
+  AddText(app, "--rank-tls-key", flags->tls.key, "PEM key of --rank-tls-cert")
+      ->type_name("FILE")
+      ->group(kGroup);
+  AddText(app, "--rank-tls-ca", flags->tls.ca,
+          "PEM authorities of ranks' certificates")
+      ->type_name("FILE")
+      ->group(kGroup);
+  AddText(app, "--rank-tls-names", flags->tls.names,
+          "DNS, URI or IP names of which a rank's certificate has one; "
+          "default: all that --rank-tls-ca has signed, for the leader the "
+          "host that is dialled")
+      ->delimiter(',')
+      ->group(kGroup);
+  AddFlag(app, "--rank-metrics-port", flags->metrics_port,
+          "Prometheus of ranks that this command starts: the i-th behind the "
+          "first has this port + i; 0: free ones, which the ready file tells")
+      ->check(CLI::Range(0, 65535 - kMaxTp))
+      ->group(kGroup);
+  AddDuration(app, "--rank-join-timeout", flags->join_timeout,
+              "how long ranks wait for the others at start")
+      ->group(kGroup);
+  AddDuration(app, "--rank-heartbeat-timeout", flags->heartbeat_timeout,
+              "a rank that is silent for so long is given up, and with it the "
+              "group")
+      ->group(kGroup);
+}
+
+bool GivesTls(const RankTlsFlags& tls) {
+  return !tls.certificate.empty() || !tls.key.empty() || !tls.ca.empty();
+}
+
+base::TlsOptions TlsOptionsOf(const RankTlsFlags& tls) {
+  base::TlsOptions options;
+  options.files.certificate = tls.certificate;
+  options.files.certificate_flag = "--rank-tls-cert";
+  options.files.key = tls.key;
+  options.files.key_flag = "--rank-tls-key";
+  options.files.authorities = tls.ca;
+  options.files.authorities_flag = "--rank-tls-ca";
+  options.names = tls.names;
+  options.names_flag = "--rank-tls-names";
+  options.role = "ranks";
+  return options;
+}
+
+absl::Status CheckCommon(const RankFlags& flags) {
+  if (flags.tp < 1 || flags.tp > kMaxTp) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tp ", flags.tp, ": want 1 to ", kMaxTp));
+  }
+  if (flags.heartbeat_timeout < absl::Milliseconds(100) ||
+      flags.heartbeat_timeout > absl::Hours(1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--rank-heartbeat-timeout ",
+        absl::FormatDuration(flags.heartbeat_timeout), ": want 100ms to 1h"));
+  }
+  const RankTlsFlags& tls = flags.tls;
+  if ((GivesTls(tls) || !tls.names.empty()) &&
+      (tls.certificate.empty() || tls.key.empty() || tls.ca.empty())) {
+    return absl::InvalidArgumentError(
+        "ranks show each other certificates: --rank-tls-cert, --rank-tls-key "
+        "and --rank-tls-ca go together, --rank-tls-names with them");
+  }
+  if (!flags.nccl_library.empty() && flags.collective != "nccl") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--nccl-library ", flags.nccl_library,
+                     " is read with --collective nccl alone"));
+  }
+  return absl::OkStatus();
+}
+
+// What a leader would not read: the first flag of ranks that are not there.
+absl::Status CheckRead(const RankFlags& flags) {
+  if (flags.listen.empty() &&
+      (GivesTls(flags.tls) || !flags.secret_file.empty())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags.secret_file.empty() ? "--rank-tls-cert" : "--rank-secret-file",
+        " is for ranks of other hosts, which join at --rank-listen"));
+  }
+  if (flags.tp > 1) return absl::OkStatus();
+  const char* const unread = !flags.interface.empty()     ? "--rank-interface"
+                             : flags.collective != "auto" ? "--collective"
+                                                          : nullptr;
+  if (unread == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(unread, " is for several ranks, this is --tp 1"));
+}
+
+}  // namespace
+
+void AddLeaderFlags(CLI::App* app, RankFlags* flags) {
+  AddFlag(app, "--tp", flags->tp,
+          "tensor parallel: ranks that the model is divided among, each a "
+          "process; this one is the first")
+      ->check(CLI::Range(1, kMaxTp))
+      ->group(kGroup);
+  AddFlag(app, "--local-ranks", flags->local_ranks,
+          "of them, those that this command starts on this host, itself "
+          "included: each has its share of the cores, or a GPU of its own; 0: "
+          "all")
+      ->check(CLI::Range(0, kMaxTp))
+      ->group(kGroup);
+  AddText(app, "--rank-listen", flags->listen,
+          "HOST:PORT where ranks of other hosts join (kvasir rank --leader), "
+          "where --local-ranks are not all")
+      ->check(Checked([](const std::string& text) {
+        return ParseListen(text, "--rank-listen").status();
+      }))
+      ->type_name("HOST:PORT")
+      ->group(kGroup);
+  AddGroupFlags(app, flags);
+}
+
+void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
+  AddText(app, "--leader", flags->leader,
+          "HOST:PORT of the leader's --rank-listen; waited for until it is "
+          "there")
+      ->check(Checked([](const std::string& text) {
+        return ParseListen(text, "--leader").status();
+      }))
+      ->type_name("HOST:PORT");
+  // Neither has a default.
+  AddFlag(app, "--rank", flags->rank, "which rank this is, from 1 on")
+      ->check(CLI::Range(1, kMaxTp - 1))
+      ->default_str("");
+  AddFlag(app, "--tp", flags->tp, "ranks of the group, as the leader has it")
+      ->check(CLI::Range(2, kMaxTp))
+      ->default_str("");
+  flags->local_ranks = 1;
+  AddFlag(app, "--local-ranks", flags->local_ranks,
+          "ranks from --rank on that this command starts on this host, itself "
+          "included: each has its share of the cores, or a GPU of its own")
+      ->check(CLI::Range(1, kMaxTp))
+      ->group(kGroup);
+  // Of a rank that another command started.
+  app->add_option("--join-fd", flags->join_fd)->group("")->configurable(false);
+  AddGroupFlags(app, flags);
+}
+
+absl::Status CheckLeaderFlags(const RankFlags& flags) {
+  KVASIR_RETURN_IF_ERROR(CheckCommon(flags));
+  if (flags.local_ranks > flags.tp) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--local-ranks ", flags.local_ranks, " are more than --tp ", flags.tp));
+  }
+  const bool several_hosts = flags.num_local() < flags.tp;
+  if (several_hosts == flags.listen.empty()) {
+    return absl::InvalidArgumentError(
+        several_hosts
+            ? absl::StrCat("--tp ", flags.tp, " with --local-ranks ",
+                           flags.num_local(),
+                           ": the others are on other hosts and want "
+                           "--rank-listen HOST:PORT to join at")
+            : absl::StrCat("--rank-listen ", flags.listen,
+                           ": all ranks of --tp ", flags.tp,
+                           " are started here; --local-ranks says how many "
+                           "of them are, where others join"));
+  }
+  if (several_hosts && flags.interface.empty()) {
+    return absl::InvalidArgumentError(
+        "ranks on several hosts want --rank-interface: the network that "
+        "activations go over, not encrypted");
+  }
+  if (several_hosts && flags.secret_file.empty() && flags.tls.ca.empty()) {
+    return absl::InvalidArgumentError(
+        "ranks on several hosts show who they are: give --rank-tls-cert, "
+        "--rank-tls-key and --rank-tls-ca, or --rank-secret-file");
+  }
+  return CheckRead(flags);
+}
+
+absl::Status CheckFollowerFlags(const RankFlags& flags) {
+  KVASIR_RETURN_IF_ERROR(CheckCommon(flags));
+  if (flags.leader.empty() && flags.join_fd < 0) {
+    return absl::InvalidArgumentError("no leader: give --leader HOST:PORT");
+  }
+  if (flags.tp < 2) {
+    return absl::InvalidArgumentError(
+        "no group: give --tp, as the leader has it");
+  }
+  if (flags.rank < 1 || flags.rank >= flags.tp) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rank ", flags.rank, " of --tp ", flags.tp,
+                     ": want 1 to ", flags.tp - 1, " (the leader is rank 0)"));
+  }
+  if (flags.rank + flags.local_ranks > flags.tp) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--rank ", flags.rank, " with --local-ranks ", flags.local_ranks,
+        ": ranks of --tp ", flags.tp, " end at ", flags.tp - 1));
+  }
+  if (flags.join_fd < 0 && flags.interface.empty() &&
+      !base::IsLocalTarget(flags.leader)) {
+    return absl::InvalidArgumentError(
+        "ranks on several hosts want --rank-interface: the network that "
+        "activations go over, not encrypted");
+  }
+  return absl::OkStatus();
+}
+
+std::string CollectiveOf(const RankFlags& flags, const DeviceFlags& device) {
+  if (flags.collective != "auto") return flags.collective;
+  return device.device == "cpu" ? "gloo" : "nccl";
+}
+
+absl::Status CheckCollective(const RankFlags& flags,
+                             const DeviceFlags& device) {
+  if (flags.tp == 1) return absl::OkStatus();
+  if (device.device == "auto") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--device auto with --tp ", flags.tp,
+        ": ranks run on one kind of device: say which, cpu or cuda"));
+  }
+  const bool gloo = CollectiveOf(flags, device) == "gloo";
+  if (gloo == (device.device == "cpu")) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--collective ", flags.collective, " with --device ",
+                   device.device, ": want ", gloo ? "nccl" : "gloo"));
+}
+
+absl::StatusOr<std::string> ReadSecret(const std::string& path) {
+  if (path.empty()) return std::string();
+  return ReadSecretFile("--rank-secret-file", path);
+}
+
+std::string NewSecret() {
+  std::array<char, 32> bytes;
+  KVASIR_CHECK(getrandom(bytes.data(), bytes.size(), 0) ==
+               static_cast<ssize_t>(bytes.size()));
+  return absl::BytesToHexString(absl::string_view(bytes.data(), bytes.size()));
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> RankListenCredentials(
+    const RankFlags& flags, const base::ListenAddress& listen, bool insecure,
+    base::TlsWatch* watch) {
+  if (GivesTls(flags.tls)) return watch->Server(TlsOptionsOf(flags.tls));
+  KVASIR_RETURN_IF_ERROR(base::CheckPlaintext(
+      listen, insecure,
+      "give --rank-tls-cert, --rank-tls-key and --rank-tls-ca"));
+  return nullptr;
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> RankDialCredentials(
+    const RankFlags& flags, const std::string& leader, bool insecure,
+    base::TlsWatch* watch) {
+  if (GivesTls(flags.tls)) return watch->Channel(TlsOptionsOf(flags.tls));
+  KVASIR_RETURN_IF_ERROR(CheckPlainCall(leader, "--rank-tls-ca", insecure));
+  return grpc::InsecureChannelCredentials();
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,248 @@
+#include "server/runtime/operator_surface.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/cli/exit_code.h"
+#include "base/log.h"
+#include "base/net/listen_address.h"
+#include "base/net/process_metrics.h"
+#include "base/status_macros.h"
+#include "nlohmann/json.hpp"
+#include "server/runtime/process.h"
+#include "worker/engine/vllm_metrics.h"
+
+namespace kvasir::cli {
+namespace {
+
+// Of operators and probes.
+constexpr size_t kFewConnections = 64;
+// So soon those go who ask nothing: no room is theirs for minutes that a probe
+// wants. A channel that is told to go connects anew with its next call.
+constexpr absl::Duration kIdle = absl::Seconds(5);
+
+// Of a program that has failed.
+constexpr absl::Duration kMostToEnd = absl::Seconds(20);
+
+// Whole or not at all: whoever waits for the file may read it at once.
+absl::Status WriteWhole(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  {
+    std::ofstream file(part, std::ios::trunc);
+    file << text;
+    if (!file.flush()) {
+      return absl::UnavailableError(
+          absl::StrCat("--ready-file ", path, ": cannot write"));
+    }
+  }
+  if (std::rename(part.c_str(), path.c_str()) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("--ready-file ", path, ": cannot write"));
+  }
+  return absl::OkStatus();
+}
+
+// Flags for a shell: a question in a chat's markup where the model was taught
+// that one.
+const char* ExampleRequest(const model::Tokenizer& tokenizer) {
+  if (!absl::StrContains(tokenizer.chat_template(), "<|im_start|>")) {
+    return R"(--prompt "It was a dark night")";
+  }
+  return R"(--temperature 0 --prompt $'<|im_start|>user\nWhat is the capital )"
+         R"(of France?<|im_end|>\n<|im_start|>assistant\n')";
+}
+
+void PrintReady(const nlohmann::ordered_json& json,
+                const model::Tokenizer* tokenizer) {
+  const auto text = [&json](const char* key) {
+    return json[key].get<std::string>();
+  };
+  const bool is_rank = json.contains("leader");
+  std::printf(
+      "kvasir %s is ready: %s %s, metrics http://%s/metrics, admin %s\n",
+      text("program").c_str(), is_rank ? "leader" : "gRPC",
+      text(is_rank ? "leader" : "grpc").c_str(), text("metrics").c_str(),
+      text("admin").c_str());
+  if (!json.contains("model")) return;
+  if (tokenizer != nullptr) {
+    std::printf("try: %s generate --endpoint %s %s\n", ProgramPath().c_str(),
+                text("grpc").c_str(), ExampleRequest(*tokenizer));
+  } else {
+    std::printf(
+        "no tokenizer (--model of a folder that has one gives it): clients "
+        "send token ids\n");
+  }
+}
+
+}  // namespace
+
+OperatorSurface::OperatorSurface(SurfaceOptions options)
+    : options_(std::move(options)),
+      admin_(options_.program, options_.config_toml,
+             options_.listen.drain_timeout, &latch_) {}
+
+absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
+    SurfaceOptions options) {
+  auto surface =
+      std::unique_ptr<OperatorSurface>(new OperatorSurface(std::move(options)));
+  const ListenFlags& listen = surface->options_.listen;
+  const bool own_metrics_host = !listen.metrics_host.empty();
+  KVASIR_ASSIGN_OR_RETURN(surface->metrics_server_,
+                          base::MetricsServer::Start(
+                              surface->metrics_host(), listen.metrics_port,
+                              own_metrics_host ? "--metrics-host" : "--host"));
+  // Told while a model is loaded, too.
+  surface->metrics_server_->Add(std::make_shared<base::ProcessMetrics>());
+  surface->metrics_server_->Add(surface->options_.tls);
+  surface->metrics_server_->Add(base::TlsRefusals::OfProcess());
+  if (surface->options_.metrics_only) return surface;
+  base::GrpcServerOptions health;
+  health.listen.host = listen.host;
+  if (!listen.health_host.empty()) {
+    health.listen.host = listen.health_host;
+    health.listen.host_flag = "--health-host";
+  }
+  health.listen.port = listen.health_port;
+  health.listen.flag = "--health-port";
+  health.max_connections = kFewConnections;
+  health.max_connection_idle = kIdle;
+  health.handshake_timeout = kIdle;
+  KVASIR_ASSIGN_OR_RETURN(surface->health_server_,
+                          base::GrpcServer::Start(health, {}));
+  base::GrpcServerOptions admin;
+  admin.listen = AdminAddress(listen);
+  const auto& callers = surface->options_.callers;
+  KVASIR_ASSIGN_OR_RETURN(
+      admin.credentials,
+      AdminCredentials(listen, admin.listen, surface->options_.tls.get(),
+                       callers != nullptr));
+  // Plain text is of this machine, whose operator is whoever reaches it.
+  if (admin.credentials != nullptr) surface->admin_.Ask(callers);
+  admin.health_service = false;
+  admin.max_connections = kFewConnections;
+  admin.max_connection_idle = kIdle;
+  admin.handshake_timeout = kIdle;
+  KVASIR_ASSIGN_OR_RETURN(surface->admin_server_,
+                          base::GrpcServer::Start(admin, {&surface->admin_}));
+  return surface;
+}
+
+const std::string& OperatorSurface::metrics_host() const {
+  const ListenFlags& listen = options_.listen;
+  return listen.metrics_host.empty() ? listen.host : listen.metrics_host;
+}
+
+std::string OperatorSurface::metrics_target() const {
+  return base::JoinHostPort(metrics_host(), metrics_server_->port());
+}
+
+void OperatorSurface::SetServing(bool serving) {
+  base::MutexLock lock(&health_mutex_);
+  serving_ = serving;
+  TellHealth();
+}
+
+bool OperatorSurface::serving() const {
+  base::MutexLock lock(&health_mutex_);
+  return Serves();
+}
+
+void OperatorSurface::TellHealth() {
+  const bool serving = Serves();
+  metrics_server_->SetReady(serving);
+  if (health_server_ != nullptr) health_server_->SetServing("", serving);
+}
+
+void OperatorSurface::Fail(const std::string& why) {
+  // What fails first has others fail behind it.
+  if (!failed_.exchange(true)) {
+    base::LogError("exiting", {{"why", why}});
+    // A library that waits for a rank which is gone is not waited for.
+    std::thread([] {
+      absl::SleepFor(kMostToEnd);
+      base::LogError("ended by force");
+      std::_Exit(kExitFailed);
+    }).detach();
+  }
+  {
+    base::MutexLock lock(&health_mutex_);
+    TellHealth();
+  }
+  latch_.Request(absl::ZeroDuration());
+}
+
+absl::Status OperatorSurface::Ready(
+    const ReadyReport& report, const std::string& model_name,
+    const std::vector<std::shared_ptr<prometheus::Collectable>>& sources) {
+  for (const auto& source : sources) {
+    metrics_server_->Add(source);
+    if (options_.common.metrics_compat == "vllm") {
+      metrics_server_->Add(
+          std::make_shared<base::VllmMetrics>(source, model_name));
+    }
+  }
+  {
+    base::MutexLock lock(&health_mutex_);
+    ready_ = true;
+    TellHealth();
+  }
+  HoldShutdownSignals();
+  latch_.Open();
+  if (options_.metrics_only || failed_) return absl::OkStatus();
+  const bool is_rank = !report.leader.empty();
+  nlohmann::ordered_json json{
+      {"program", options_.program},
+      {is_rank ? "leader" : "grpc", is_rank ? report.leader : report.grpc},
+      {"admin", admin_server_->target()},
+      {"health", health_server_->target()},
+      {"metrics", metrics_target()}};
+  if (!report.model.empty()) json["model"] = report.model;
+  for (const ReadyReport::Rank& rank : report.ranks) {
+    json["ranks"].push_back({{"rank", rank.rank},
+                             {"host", rank.host},
+                             {"pid", rank.pid},
+                             {"metrics", rank.metrics}});
+  }
+  if (!options_.listen.ready_file.empty()) {
+    KVASIR_RETURN_IF_ERROR(
+        WriteWhole(options_.listen.ready_file, json.dump() + "\n"));
+  }
+  if (options_.common.json) {
+    std::printf("%s\n", json.dump().c_str());
+  } else {
+    PrintReady(json, report.tokenizer);
+  }
+  std::fflush(stdout);
+  return absl::OkStatus();
+}
+
+int OperatorSurface::WaitAndDrain(
+    const std::function<DrainOutcome(absl::Duration)>& drain) {
+  absl::Duration deadline = options_.listen.drain_timeout;
+  while (!latch_.WaitRequested(absl::Milliseconds(100), &deadline)) {
+    if (ShutdownRequested()) latch_.Request(options_.listen.drain_timeout);
+  }
+  {
+    base::MutexLock lock(&health_mutex_);
+    ready_ = false;
+    TellHealth();
+  }
+  base::LogInfo("draining", {{"deadline", absl::FormatDuration(deadline)}});
+  const DrainOutcome outcome = drain(deadline);
+  base::LogInfo("drained",
+                {{"finished", outcome.finished}, {"aborted", outcome.aborted}});
+  latch_.Complete(outcome);
+  // The Drain call that asked gets its answer.
+  if (admin_server_ != nullptr) {
+    admin_server_->Shutdown(absl::Now() + absl::Seconds(1));
+  }
+  return failed_ ? kExitFailed : kExitOk;
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,106 @@
+// What every long-running program has beside its work: metrics, health and
+// admin ports, the ready line and file, and the wait for its end.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "base/net/grpc_server.h"
+#include "base/net/metrics_server.h"
+#include "base/net/tls.h"
+#include "model/tokenizer/tokenizer.h"
+#include "prometheus/collectable.h"
+#include "router/identity/callers.h"
+#include "server/options.h"
+#include "server/runtime/admin_service.h"
+
+namespace kvasir::cli {
+
+struct SurfaceOptions {
+  std::string program;  // "serve", "router" or "worker"
+  std::string config_toml;
+  ListenFlags listen;
+  CommonFlags common;
+  // Null: whoever reaches the admin port may use it.
+  std::shared_ptr<const router::Callers> callers;
+  // Of this program's ports and channels.
+  std::shared_ptr<base::TlsWatch> tls;
+  // Neither admin nor health, nor is it told that it is ready: another program
+  // drains this one and tells of it.
+  bool metrics_only = false;
+};
+
+// What the ready line and file say.
+struct ReadyReport {
+  std::string grpc;    // address that clients (or routers) dial
+  std::string leader;  // of a rank, which nobody dials: in place of `grpc`
+  std::string model;   // a name to ask for; empty for a worker
+  const model::Tokenizer* tokenizer = nullptr;  // null: token ids only
+  // Ranks of this process's group, itself the first; empty: a group of one.
+  struct Rank {
+    int64_t rank = 0;
+    std::string host;
+    int64_t pid = 0;
+    std::string metrics;
+  };
+  std::vector<Rank> ranks;
+};
+
+// Threads: all from the main thread but Fail, RequestDrain and SetServing,
+// which any may call.
+class OperatorSurface {
+ public:
+  // Takes the ports before anything slow begins: not serving until Ready.
+  static absl::StatusOr<std::unique_ptr<OperatorSurface>> Start(
+      SurfaceOptions options);
+
+  // Asks the program to end with a failure. It does not serve from then on.
+  void Fail(const std::string& why);
+  // Asks it to drain and to end. Any thread.
+  void RequestDrain() { latch_.Request(options_.listen.drain_timeout); }
+
+  // Where Prometheus asks: HOST:PORT.
+  std::string metrics_target() const;
+
+  // What health port and metrics' /readyz say. Any thread.
+  bool serving() const ABSL_LOCKS_EXCLUDED(health_mutex_);
+  // Whether the health port says SERVING, from Ready until the program's end.
+  // Any thread.
+  void SetServing(bool serving) ABSL_LOCKS_EXCLUDED(health_mutex_);
+
+  // Starts to serve `sources` (vLLM's names too where asked), prints and writes
+  // what is ready, unless it has failed meanwhile.
+  absl::Status Ready(
+      const ReadyReport& report, const std::string& model_name,
+      const std::vector<std::shared_ptr<prometheus::Collectable>>& sources);
+
+  // Waits for SIGTERM, SIGINT, a Drain call or Fail, then drains. The exit
+  // code.
+  int WaitAndDrain(const std::function<DrainOutcome(absl::Duration)>& drain);
+
+ private:
+  explicit OperatorSurface(SurfaceOptions options);
+  const std::string& metrics_host() const;
+  bool Serves() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_) {
+    return ready_ && serving_ && !failed_;
+  }
+  void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
+
+  const SurfaceOptions options_;
+  DrainLatch latch_;
+  AdminService admin_;
+  std::atomic<bool> failed_{false};
+  std::unique_ptr<base::MetricsServer> metrics_server_;
+  std::unique_ptr<base::GrpcServer> admin_server_;   // null: metrics_only
+  std::unique_ptr<base::GrpcServer> health_server_;  // null: metrics_only
+  mutable base::Mutex health_mutex_;
+  bool serving_ ABSL_GUARDED_BY(health_mutex_) = false;
+  bool ready_ ABSL_GUARDED_BY(health_mutex_) = false;
+};
+
+}  // namespace kvasir::cli

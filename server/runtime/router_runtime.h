@@ -1,0 +1,114 @@
+// A router as `kvasir router` and `kvasir serve` run it: replicas, the router
+// proper, the facades and their listener, metrics.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "base/net/grpc_server.h"
+#include "model/tokenizer/tokenizer.h"
+#include "prometheus/collectable.h"
+#include "router/base/client_calls.h"
+#include "router/base/timer_thread.h"
+#include "router/core/access_log.h"
+#include "router/core/metrics.h"
+#include "router/core/request_router.h"
+#include "router/facades/kserve/service.h"
+#include "router/facades/vllm_engine/service.h"
+#include "router/facades/vllm_inference/service.h"
+#include "router/replicas/replica_registry.h"
+#include "server/options.h"
+#include "server/runtime/admin_service.h"
+
+namespace kvasir::cli {
+
+struct RouterRuntimeOptions {
+  RouterFlags router;
+  base::ListenAddress listen;
+  // Null: plain text.
+  std::shared_ptr<grpc::ServerCredentials> credentials;
+  // Null: nobody is asked who he is.
+  std::shared_ptr<const router::Callers> callers;
+  std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
+  int64_t max_connections = 0;  // 0: half of the descriptors
+  // A drain waits so long for clients to leave.
+  absl::Duration max_connection_age = absl::Seconds(10);
+  absl::Duration queue_timeout = absl::Seconds(30);
+  int64_t default_max_tokens = 256;
+  // Workers must answer so soon at start, or it fails naming those that did
+  // not.
+  absl::Duration start_timeout = absl::Seconds(30);
+  // Null: token ids only.
+  std::shared_ptr<const model::Tokenizer> tokenizer;
+  // Whether requests can be served, each time that changes; from any thread.
+  // Never once the runtime is gone. May be empty.
+  std::function<void(bool serving)> on_health;
+  // The folder it came from.
+  std::string tokenizer_folder;
+};
+
+struct NameCheck;
+
+// Threads: Create, Drain and the destructor from one.
+class RouterRuntime {
+ public:
+  static absl::StatusOr<std::unique_ptr<RouterRuntime>> Create(
+      RouterRuntimeOptions options);
+  ~RouterRuntime();
+
+  const std::string& target() const { return server_->target(); }
+  // Names that clients may ask for.
+  std::vector<std::string> model_names() const;
+  std::shared_ptr<prometheus::Collectable> metrics() const {
+    return metrics_->registry();
+  }
+  bool ready() const { return core_->Health().ready; }
+  // Null: requests are of token ids.
+  const model::Tokenizer* tokenizer() const { return tokenizer_.get(); }
+
+  // NOT_SERVING, and nobody is let in any more; who is in is served until its
+  // connection has been told to go, then refused; waits for running requests,
+  // cancels the rest; ends when no call is left.
+  DrainOutcome Drain(absl::Duration deadline);
+
+ private:
+  RouterRuntime();
+  // Health follows the replicas until a drain begins.
+  void TellHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
+  // From now on the listener says so whatever the replicas do.
+  void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
+  void Tell(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
+  // Clients have left, or are silent, or had their time.
+  void WaitForClientsToLeave(absl::Duration patience);
+
+  std::shared_ptr<const model::Tokenizer> tokenizer_;
+  std::function<void(bool serving)> on_health_;
+  absl::Duration max_connection_age_;
+  const std::shared_ptr<router::ClientCalls> calls_ =
+      std::make_shared<router::ClientCalls>();
+  const std::shared_ptr<NameCheck> name_check_;
+  // Destroyed from last to first.
+  std::unique_ptr<router::RouterMetrics> metrics_;
+  std::unique_ptr<router::AccessLogSink> log_;
+  std::unique_ptr<router::TimerThread> timers_;
+  std::unique_ptr<router::ReplicaRegistry> registry_;
+  std::unique_ptr<router::RouterCore> core_;
+  std::unique_ptr<router::KserveService> kserve_;
+  std::unique_ptr<router::VllmEngineService> vllm_engine_;
+  std::unique_ptr<router::VllmInferenceService> vllm_inference_;
+  std::unique_ptr<router::VllmControlService> vllm_control_;
+  std::unique_ptr<base::GrpcServer> server_;
+  base::Mutex health_mutex_;
+  bool health_follows_ ABSL_GUARDED_BY(health_mutex_) = false;
+};
+
+// The tokenizer of a model folder; null where the folder has none.
+absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
+    const std::string& folder);
+
+}  // namespace kvasir::cli

@@ -1,0 +1,159 @@
+#include "server/runtime/serve_stack.h"
+
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "model/shapes/config.h"
+#include "model/tokenizer/tokenizer.h"
+
+namespace kvasir::cli {
+namespace {
+
+constexpr absl::string_view kWorkerSocket = "/worker.sock";
+constexpr absl::string_view kRouterSocket = "/router.sock";
+
+constexpr absl::string_view kFolderName = "/kvasir-XXXXXX";
+
+std::string TemporaryFolder() {
+  const char* const told = std::getenv("TMPDIR");
+  return told != nullptr && *told != '\0' ? told : "/tmp";
+}
+
+absl::StatusOr<std::string> MakeFolderIn(const std::string& parent) {
+  std::string pattern = absl::StrCat(parent, kFolderName);
+  if (mkdtemp(pattern.data()) == nullptr) {  // mode 0700
+    return absl::UnavailableError(
+        absl::StrCat(pattern, ": cannot create: ", std::strerror(errno)));
+  }
+  return pattern;
+}
+
+// Elsewhere where the temporary folder's own path leaves none for a socket's.
+absl::StatusOr<std::string> MakeFolderOfSockets() {
+  const std::string parent = TemporaryFolder();
+  const size_t longest = parent.size() + kFolderName.size() +
+                         std::max(kWorkerSocket.size(), kRouterSocket.size());
+  return MakeFolderIn(longest < sizeof(sockaddr_un::sun_path) ? parent
+                                                              : "/tmp");
+}
+
+void RemoveFolder(const std::string& folder) {
+  if (folder.empty()) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> MakePrivateFolder() {
+  return MakeFolderIn(TemporaryFolder());
+}
+
+absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
+    ServeStackOptions options) {
+  auto stack = std::unique_ptr<ServeStack>(new ServeStack());
+  std::shared_ptr<const model::Tokenizer> tokenizer = options.tokenizer;
+  if (tokenizer == nullptr && !options.model.model.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(options.model.model));
+  }
+
+  WorkerRuntimeOptions worker;
+  worker.model = options.model;
+  worker.engine = options.engine;
+  worker.group = std::move(options.group);
+  worker.listen = [stack =
+                       stack.get()]() -> absl::StatusOr<base::ListenAddress> {
+    KVASIR_ASSIGN_OR_RETURN(stack->socket_folder_, MakeFolderOfSockets());
+    base::ListenAddress address;
+    address.unix_path = absl::StrCat(stack->socket_folder_, kWorkerSocket);
+    return address;
+  };
+  worker.drain_timeout = options.drain_timeout;
+  worker.tokenizer_hash = tokenizer != nullptr ? tokenizer->hash() : "";
+  worker.on_fatal = std::move(options.on_fatal);
+  worker.progress = std::move(options.progress);
+  KVASIR_ASSIGN_OR_RETURN(stack->worker_,
+                          WorkerRuntime::Create(std::move(worker)));
+
+  RouterRuntimeOptions router;
+  router.router = std::move(options.router);
+  router.router.workers = {stack->worker_->target()};
+  router.listen = std::move(options.listen);
+  if (options.listens_privately) {
+    router.listen.unix_path =
+        absl::StrCat(stack->socket_folder_, kRouterSocket);
+  }
+  router.credentials = std::move(options.credentials);
+  router.callers = std::move(options.callers);
+  router.max_connections = options.max_connections;
+  router.max_connection_age = options.max_connection_age;
+  router.on_health = std::move(options.on_health);
+  router.queue_timeout = options.engine.queue_timeout;
+  router.default_max_tokens = options.engine.default_max_tokens;
+  router.tokenizer = std::move(tokenizer);
+  router.tokenizer_folder = options.model.model;
+  KVASIR_ASSIGN_OR_RETURN(stack->router_,
+                          RouterRuntime::Create(std::move(router)));
+  return stack;
+}
+
+ServeStack::~ServeStack() {
+  router_.reset();
+  worker_.reset();
+  RemoveFolder(socket_folder_);
+}
+
+DrainOutcome ServeStack::Drain(absl::Duration deadline) {
+  const DrainOutcome outcome = router_->Drain(deadline);
+  // Every request came through the router: nothing runs there any more.
+  worker_->Drain(absl::Seconds(5));
+  return outcome;
+}
+
+absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
+    const ModelOptions& model, const std::string& prompt, int64_t max_tokens,
+    bool endless) {
+  base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);
+  ServeStackOptions options;
+  options.model = model;
+  if (!model.random_weights) {
+    KVASIR_ASSIGN_OR_RETURN(options.tokenizer, LoadTokenizer(model.model));
+  }
+  if (options.tokenizer == nullptr) {
+    return absl::NotFoundError(absl::StrCat(
+        model.random_weights
+            ? "--random-weights has no tokenizer"
+            : absl::StrCat("--model ", model.model, " has no tokenizer.json"),
+        ", so a text cannot become tokens; `kvasir serve` takes token ids "
+        "(docs/kserve.md)"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
+                          model::LoadModelConfig(model.model));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                          options.tokenizer->Encode(prompt));
+  options.engine.max_num_seqs = 1;
+  // A prompt that is too long is refused with the model's own length.
+  options.engine.max_model_len = std::min(
+      endless ? kEndlessTokens : spec.max_position_embeddings,
+      std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));
+  auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
+  options.listens_privately = true;
+  // The command's own call fails then.
+  options.on_fatal = [](const std::string&) {};
+  KVASIR_ASSIGN_OR_RETURN(server->stack_,
+                          ServeStack::Create(std::move(options)));
+  return server;
+}
+
+}  // namespace kvasir::cli

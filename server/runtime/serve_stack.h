@@ -1,0 +1,80 @@
+// Router and worker in one process, talking real gRPC over a Unix socket: what
+// `kvasir serve` is, and what a command starts for one call.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/options.h"
+#include "server/runtime/router_runtime.h"
+#include "server/runtime/worker_runtime.h"
+
+namespace kvasir::cli {
+
+struct ServeStackOptions {
+  ModelOptions model;
+  // Null: the model's own is read, if there is one.
+  std::shared_ptr<const model::Tokenizer> tokenizer;
+  EngineFlags engine;
+  std::unique_ptr<LeaderGroup> group;  // WorkerRuntimeOptions'
+  RouterFlags router;                  // `workers` is set by the stack
+  base::ListenAddress listen;
+  // In place of that: on a Unix socket that only this user can reach.
+  bool listens_privately = false;
+  std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
+  std::shared_ptr<const router::Callers> callers;  // RouterRuntimeOptions'
+  int64_t max_connections = 0;                     // RouterRuntimeOptions'
+  absl::Duration max_connection_age = absl::Seconds(10);
+  absl::Duration drain_timeout = absl::Seconds(30);
+  std::function<void(const std::string& why)> on_fatal;
+  std::function<void(int64_t done, int64_t total)> progress;
+  std::function<void(bool serving)> on_health;
+};
+
+// Owns: both programs and the folder of their sockets.
+// Threads: one.
+class ServeStack {
+ public:
+  static absl::StatusOr<std::unique_ptr<ServeStack>> Create(
+      ServeStackOptions options);
+  ~ServeStack();
+
+  WorkerRuntime& worker() { return *worker_; }
+  RouterRuntime& router() { return *router_; }
+  DrainOutcome Drain(absl::Duration deadline);
+
+ private:
+  ServeStack() = default;
+
+  std::string socket_folder_;
+  std::unique_ptr<WorkerRuntime> worker_;
+  std::unique_ptr<RouterRuntime> router_;
+};
+
+// Of a text that goes on until somebody stops it: a year at four tokens a
+// second.
+inline constexpr int64_t kEndlessTokens = int64_t{1} << 27;
+
+// A server for one request of text, on a Unix socket of its own. Quiet but for
+// warnings.
+class EphemeralServer {
+ public:
+  // The page pool holds the prompt and `max_tokens` more, not the model's whole
+  // length; where they are `endless`, what of them stays, which is then to be
+  // less. NOT_FOUND for a model without tokenizer.
+  static absl::StatusOr<std::unique_ptr<EphemeralServer>> Start(
+      const ModelOptions& model, const std::string& prompt, int64_t max_tokens,
+      bool endless);
+  const std::string& endpoint() const { return stack_->router().target(); }
+
+ private:
+  EphemeralServer() = default;
+  std::unique_ptr<ServeStack> stack_;
+};
+
+// Creates a folder that only this user may enter. UNAVAILABLE if it cannot.
+absl::StatusOr<std::string> MakePrivateFolder();
+
+}  // namespace kvasir::cli

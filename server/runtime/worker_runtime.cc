@@ -1,0 +1,383 @@
+#include "server/runtime/worker_runtime.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/cli/exit_code.h"
+#include "base/cli/units.h"
+#include "base/cli/version.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/machine.h"
+#include "base/status_macros.h"
+#include "cache/prefix_hash.h"
+#include "kernels/device/stream.h"
+#include "server/inspect/rank_summary.h"
+#include "server/plan_summary.h"
+#include "worker/program/prompt_lift.h"
+
+namespace kvasir::cli {
+namespace {
+
+constexpr absl::Duration kStallGrace = absl::Seconds(3);
+
+// `before`: what was done to warm up, which is nobody's.
+worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
+                             const worker::ExecutorTotals& totals,
+                             const WarmUp& before) {
+  worker::CacheSample sample;
+  for (const cache::PageGroupStats& group : stats.groups) {
+    sample.free_pages += group.free_pages - group.cached_pages;
+    sample.used_pages += group.used_pages;
+    sample.cached_pages += group.cached_pages;
+    sample.physical_tokens =
+        std::max(sample.physical_tokens, group.physical_tokens);
+    sample.used_bytes += group.used_bytes;
+    sample.padding_bytes += group.padding_bytes;
+    sample.unfilled_bytes += group.unfilled_bytes;
+    sample.side_bytes += group.side_bytes;
+    sample.side_unused_bytes += group.side_unused_bytes;
+    sample.host_used_bytes += group.host_used_bytes;
+  }
+  sample.bytes_to_host = stats.bytes_exported - before.cache.bytes_exported;
+  sample.bytes_from_host = stats.bytes_imported - before.cache.bytes_imported;
+  sample.leaked_pages = stats.leaked_pages;
+  sample.logical_tokens = stats.logical_tokens;
+  sample.prefix_query_tokens = stats.query_tokens;
+  sample.prefix_hit_tokens = stats.hit_tokens;
+  sample.window_pages_reclaimed = stats.pages_window_released;
+  sample.evictions = stats.evictions - before.cache.evictions;
+  sample.slots_evicted = stats.slots_evicted - before.cache.slots_evicted;
+  sample.eviction_pages_reclaimed =
+      stats.pages_reclaimed - before.cache.pages_reclaimed;
+  sample.scored_by_weights =
+      totals.scored_by_weights - before.executor.scored_by_weights;
+  sample.scored_again = totals.scored_again - before.executor.scored_again;
+  sample.scored_without_room =
+      totals.scored_without_room - before.executor.scored_without_room;
+  sample.eviction_seconds =
+      totals.eviction_seconds - before.executor.eviction_seconds;
+  sample.reconstruction_flops =
+      totals.reconstruction_flops - before.executor.reconstruction_flops;
+  sample.static_codes = totals.static_codes - before.executor.static_codes;
+  sample.clamped_codes = totals.clamped_codes - before.executor.clamped_codes;
+  sample.captured_steps =
+      totals.captured_steps - before.executor.captured_steps;
+  sample.replayed_steps =
+      totals.replayed_steps - before.executor.replayed_steps;
+  return sample;
+}
+
+// What a GPU attends by. Without tensor cores it is many times slower, and
+// nothing else says so.
+void LogAttentionKernels(const worker::ModelExecutor& executor) {
+  for (const auto& [kernels, layers] : executor.attention_kernels()) {
+    base::Log(
+        kernels.why.empty() ? base::LogLevel::kInfo : base::LogLevel::kWarning,
+        "attention kernels",
+        {{"layers", layers},
+         {"decode", kernels.decode},
+         {"prompts", kernels.prompts},
+         {"why", kernels.why}});
+  }
+}
+
+// What ranks hold more than once is paid for in pages, and nothing else says
+// so.
+absl::Status LogReplicas(const ModelSource& source, int64_t num_ranks) {
+  constexpr size_t kMostLines = 8;
+  KVASIR_ASSIGN_OR_RETURN(
+      const RankPlans plans,
+      ResolveForRanks(source.plan->source, source.spec, num_ranks));
+  const std::vector<plan::Replica> replicas = plan::FindReplicas(plans);
+  for (size_t i = 0; i < std::min(replicas.size(), kMostLines); ++i) {
+    base::LogWarning(
+        "held by several ranks",
+        {{"what", ReplicaText(replicas[i])},
+         {"extra_bytes_per_token", replicas[i].extra_bytes_per_token()}});
+  }
+  if (replicas.size() > kMostLines) {
+    base::LogWarning(
+        "held by several ranks",
+        {{"more", replicas.size() - kMostLines},
+         {"all", absl::StrCat("kvasir inspect --tp ", num_ranks)}});
+  }
+  return absl::OkStatus();
+}
+
+std::string InvarianceOf(LoadedModel& model) {
+  const worker::ModelExecutor& executor = model.rank().executor();
+  return worker::InvarianceName(executor.lifts_prompts(),
+                                executor.prompts_are_rows() &&
+                                    model.rank().device().rows_are_invariant());
+}
+
+worker::WorkerConstants ConstantsOf(LoadedModel& model) {
+  worker::WorkerConstants constants{
+      .version = kVersion,
+      .model_name = model.source().name,
+      .model_type = model.source().spec.model_type,
+      .invariance = InvarianceOf(model),
+      .device = model.rank().device().name(),
+      .max_model_len = model.max_model_len(),
+      .page_tokens = model.layout().page_tokens(),
+      .total_pages = model.total_pages(),
+      .kv_pool_bytes = model.kv_pool_bytes(),
+      .host_pool_bytes = model.host_pool_bytes(),
+      .weight_bytes = model.weight_bytes(),
+      .kv_bytes_per_token = model.kv_bytes_per_token(),
+      .kv_fixed_bytes_per_sequence =
+          static_cast<double>(model.rank().kv_fixed_bytes_per_sequence()),
+      .kv_compression_ratio = model.kv_compression_ratio()};
+  for (const LayerSideSummary& side :
+       SummarizePlan(*model.source().plan, model.layout())) {
+    constants.layers.push_back(
+        {side.layer, side.side, side.method, side.rank, side.bits});
+  }
+  return constants;
+}
+
+worker::EvictionLimits EvictionLimitsOf(const EngineFlags& flags,
+                                        const ModelSource& source) {
+  worker::EvictionLimits limits = worker::EvictionLimitsOf(*source.plan);
+  limits.max_slots = source.spec.max_position_embeddings;
+  const auto least = plan::ParseEvictionBudget(flags.eviction_min_budget);
+  if (least.ok()) limits.min_budget = *least;
+  return limits;
+}
+
+worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
+                                      const LoadedModel& model) {
+  const EngineFlags& flags = options.engine;
+  worker::EngineOptions engine;
+  engine.scheduler.max_model_len = static_cast<uint32_t>(model.max_model_len());
+  engine.scheduler.max_num_seqs = static_cast<uint32_t>(flags.max_num_seqs);
+  engine.scheduler.max_batched_tokens =
+      static_cast<uint32_t>(flags.max_batched_tokens);
+  engine.scheduler.max_queue = static_cast<uint32_t>(flags.max_queue);
+  engine.scheduler.queue_timeout = flags.queue_timeout;
+  engine.scheduler.eos_token_ids = model.source().spec.eos_token_ids;
+  engine.scheduler.vocab_size =
+      static_cast<int32_t>(model.source().spec.vocab_size);
+  engine.scheduler.eviction = EvictionLimitsOf(flags, model.source());
+  engine.limits.vocab_size = engine.scheduler.vocab_size;
+  engine.limits.max_model_len = engine.scheduler.max_model_len;
+  engine.watchdog = flags.watchdog;
+  engine.on_stall = [fatal =
+                         options.on_fatal](const worker::StallReport& report) {
+    base::LogError("no step finished in time",
+                   {{"stalled", absl::FormatDuration(report.stalled)},
+                    {"plan", base::LogWhole{report.plan}}});
+    fatal("the engine stalled");
+    // The engine's thread hangs, so nothing that joins it may run. Routers and
+    // clients hear of the end meanwhile.
+    absl::SleepFor(kStallGrace);
+    std::_Exit(kExitFailed);
+  };
+  engine.on_failure = [fatal = options.on_fatal](const absl::Status& status) {
+    base::LogError("the executor failed", {{"status", status.ToString()}});
+    fatal(status.ToString());
+  };
+  return engine;
+}
+
+}  // namespace
+
+absl::Status CheckStepFlags(const EngineFlags& flags,
+                            const ModelOptions& model) {
+  if (flags.max_batched_tokens < flags.max_num_seqs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-batched-tokens ", flags.max_batched_tokens,
+                     " is less than --max-num-seqs ", flags.max_num_seqs,
+                     ": every running sequence decodes one token a step"));
+  }
+  if (flags.gpu_memory_given && model.device.device == "cpu") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--gpu-memory-utilization ", flags.gpu_memory_utilization,
+        " is of a GPU's memory, this is --device cpu: want --device cuda or "
+        "auto, or --kv-cache-bytes"));
+  }
+  if (flags.cuda_graphs && model.device.device == "cpu") {
+    return absl::InvalidArgumentError(
+        "--cuda-graphs captures a GPU's steps, this is --device cpu: want "
+        "--device cuda or auto");
+  }
+  return absl::OkStatus();
+}
+
+LoadRequest LoadRequestOf(const ModelOptions& model, const EngineFlags& flags) {
+  return {.model = model,
+          .max_model_len = flags.max_model_len,
+          .max_num_seqs = flags.max_num_seqs,
+          .max_batched_tokens = flags.max_batched_tokens,
+          .kv_cache_bytes = flags.kv_cache_bytes,
+          .gpu_memory_utilization = flags.gpu_memory_utilization,
+          .host_pool_bytes = flags.host_pool_bytes,
+          .graphs = flags.cuda_graphs,
+          .prefix_reuse = flags.prefix_caching};
+}
+
+RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
+                              const std::string& collective) {
+  return {.shard = shard,
+          .collective = collective,
+          .device = model.rank().device().name(),
+          .weight_bytes = model.weight_bytes(),
+          .weight_read_bytes = model.rank().read_bytes(),
+          .kv_pool_bytes = model.kv_pool_bytes()};
+}
+
+// Sums over ranks have other roundings than one rank's.
+std::string WorkerRuntime::NumericsId() const {
+  const std::string own = model_->rank().executor().numerics_id();
+  return group_ == nullptr ? own
+                           : absl::StrCat(own, "-tp", group_->shard().size, "-",
+                                          group_->collective_name());
+}
+
+std::vector<std::shared_ptr<prometheus::Collectable>>
+WorkerRuntime::rank_metrics() const {
+  if (group_ == nullptr) return {device_metrics_};
+  return {std::make_shared<OfRank>(0, device_metrics_), rank_metrics_};
+}
+
+std::vector<worker::RankMember> WorkerRuntime::members() const {
+  return group_ == nullptr ? std::vector<worker::RankMember>()
+                           : group_->members();
+}
+
+kvasir::v1::WorkerInfo WorkerRuntime::Info(
+    const WorkerRuntimeOptions& options) const {
+  kvasir::v1::WorkerInfo info;
+  info.set_api_version("kvasir.v1");
+  info.set_build(kVersion);
+  info.set_weights_id(model_->rank().weights_id());
+  info.set_cache_id(model_->rank().cache_id());
+  const worker::ModelExecutor& executor = model_->rank().executor();
+  info.set_numerics_id(NumericsId());
+  info.set_lifts_prompts(executor.lifts_prompts());
+  info.set_device(model_->rank().device().name());
+  info.set_tokenizer_hash(options.tokenizer_hash);
+  info.set_page_tokens(static_cast<uint32_t>(model_->layout().page_tokens()));
+  info.set_prefix_hash_version(cache::kPrefixHashVersion);
+  info.set_model_name(model_->source().name);
+  info.set_model_type(model_->source().spec.model_type);
+  info.set_max_model_len(static_cast<uint32_t>(model_->max_model_len()));
+  info.set_max_num_seqs(static_cast<uint32_t>(options.engine.max_num_seqs));
+  info.set_max_n(std::min(worker::RequestLimits().max_n,
+                          static_cast<uint32_t>(options.engine.max_num_seqs)));
+  info.set_max_batched_tokens(
+      static_cast<uint32_t>(options.engine.max_batched_tokens));
+  info.set_vocab_size(static_cast<uint32_t>(model_->source().spec.vocab_size));
+  for (const int32_t id : model_->source().spec.eos_token_ids) {
+    info.add_eos_token_ids(id);
+  }
+  info.set_total_pages(static_cast<uint64_t>(model_->total_pages()));
+  info.set_kv_bytes_per_token(model_->kv_bytes_per_token());
+  info.set_kv_compression_ratio(model_->kv_compression_ratio());
+  return info;
+}
+
+absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
+    WorkerRuntimeOptions options) {
+  const EngineFlags& flags = options.engine;
+  KVASIR_RETURN_IF_ERROR(CheckStepFlags(flags, options.model));
+  auto runtime = std::unique_ptr<WorkerRuntime>(new WorkerRuntime());
+  const absl::Time start = absl::Now();
+  runtime->on_fatal_ = options.on_fatal;
+  runtime->group_ = std::move(options.group);
+  LeaderGroup* const group = runtime->group_.get();
+  LoadRequest request = LoadRequestOf(options.model, flags);
+  request.group = group;
+  request.check = [&flags](const ModelSource& source) {
+    return worker::CheckEvictionLimits(EvictionLimitsOf(flags, source));
+  };
+  request.progress = options.progress;
+  KVASIR_ASSIGN_OR_RETURN(runtime->model_, LoadedModel::Load(request));
+  LoadedModel& model = *runtime->model_;
+  runtime->metrics_ = std::make_shared<worker::WorkerMetrics>(
+      ConstantsOf(model),
+      [&cache = model.cache(), &executor = model.rank().executor(),
+       &before = runtime->warm_up_] {
+        return SampleOf(cache.Stats(), executor.totals(), before);
+      });
+  const kernels::Device& device = model.rank().device();
+  runtime->device_metrics_ = std::make_shared<DeviceMetrics>(
+      &device, device.has_own_memory() ? flags.gpu_memory_utilization : 1);
+
+  worker::Executor* executor = &model.rank().executor();
+  if (group != nullptr) {
+    KVASIR_RETURN_IF_ERROR(LogReplicas(model.source(), group->shard().size));
+    runtime->rank_metrics_ = std::make_shared<RankMetrics>(
+        RankConstantsOf(model, group->shard(), group->collective_name()),
+        &group->collective());
+    runtime->executor_ = group->MakeExecutor(executor);
+    executor = runtime->executor_.get();
+  }
+  worker::EngineOptions engine = EngineOptionsOf(options, model);
+  engine.observer = runtime->metrics_.get();
+  KVASIR_ASSIGN_OR_RETURN(const double copy_rate,
+                          model.rank().executor().MeasureCopyBytesPerSecond());
+  if (copy_rate > 0) engine.scheduler.copy_bytes_per_second = copy_rate;
+  KVASIR_ASSIGN_OR_RETURN(
+      runtime->engine_,
+      worker::Engine::Create(std::move(engine), &model.cache(), executor));
+  KVASIR_RETURN_IF_ERROR(runtime->engine_->Start());
+  // Nothing is sampled before the metrics hear of the load.
+  runtime->warm_up_ = {.executor = model.rank().executor().totals(),
+                       .cache = model.cache().Stats()};
+  runtime->engine_->SubscribeLoad(runtime->metrics_);
+  worker::WorkerServerOptions server;
+  KVASIR_ASSIGN_OR_RETURN(server.listen, options.listen());
+  server.credentials = options.credentials;
+  server.service.info = runtime->Info(options);
+  server.service.drain_deadline = options.drain_timeout;
+  KVASIR_ASSIGN_OR_RETURN(
+      runtime->server_,
+      worker::WorkerServer::Start(std::move(server), runtime->engine_.get()));
+  runtime->server_->SetReady(true);
+  base::LogInfo(
+      "worker ready",
+      {{"model", model.source().name},
+       {"listen", runtime->server_->target()},
+       {"weights", HumanBytes(static_cast<double>(model.weight_bytes()))},
+       {"rounded_weights", HumanBytes(static_cast<double>(
+                               model.rank().executor().rounded_bytes()))},
+       {"kv_pool", HumanBytes(static_cast<double>(model.kv_pool_bytes()))},
+       {"host_pool", HumanBytes(static_cast<double>(model.host_pool_bytes()))},
+       {"kv_bytes_per_token", model.kv_bytes_per_token()},
+       {"pages", model.total_pages()},
+       {"invariance", InvarianceOf(model)},
+       {"device", model.rank().device().name()},
+       {"numerics", runtime->NumericsId()},
+       {"threads", model.num_threads()},
+       {"simd", kernels::CpuTargetName()},
+       {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
+  LogAttentionKernels(model.rank().executor());
+  return runtime;
+}
+
+WorkerRuntime::~WorkerRuntime() {
+  if (server_ != nullptr) server_->Shutdown(absl::Now() + absl::Seconds(1));
+  if (engine_ != nullptr) engine_->Stop();
+  if (rank_metrics_ != nullptr) rank_metrics_->Stop();
+  if (device_metrics_ != nullptr) device_metrics_->Stop();
+}
+
+DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
+  const kvasir::v1::DrainResponse response =
+      server_->Drain(base::Clock::Real().Now() + deadline);
+  if (group_ != nullptr) {
+    group_->EndLocalRanksOfDead();
+    // No step follows.
+    engine_->Stop();
+    if (const absl::Status status = group_->Drain(); !status.ok()) {
+      on_fatal_(absl::StrCat("the group was not drained: ", status.ToString()));
+    }
+  }
+  return {.finished = response.finished(), .aborted = response.aborted()};
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,99 @@
+// A worker as `kvasir worker` and `kvasir serve` run it: loaded model, engine,
+// kvasir.v1 listener, metrics.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/net/grpc_server.h"
+#include "prometheus/collectable.h"
+#include "server/loaded_model.h"
+#include "server/options.h"
+#include "server/ranks/rank_group.h"
+#include "server/runtime/admin_service.h"
+#include "server/runtime/device_metrics.h"
+#include "server/runtime/rank_metrics.h"
+#include "worker/engine/engine.h"
+#include "worker/engine/metrics.h"
+#include "worker/service/server.h"
+
+namespace kvasir::cli {
+
+// INVALID_ARGUMENT for flags that contradict each other.
+absl::Status CheckStepFlags(const EngineFlags& flags,
+                            const ModelOptions& model);
+// Of a worker, or of a rank behind the first: the whole model.
+LoadRequest LoadRequestOf(const ModelOptions& model, const EngineFlags& flags);
+RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
+                              const std::string& collective);
+
+struct WorkerRuntimeOptions {
+  ModelOptions model;
+  EngineFlags engine;
+  // Null: one process runs the model.
+  std::unique_ptr<LeaderGroup> group;
+  // Asked where when the model is loaded: what is made for it then is not left
+  // behind by a program that is ended meanwhile.
+  std::function<absl::StatusOr<base::ListenAddress>()> listen;
+  std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
+  absl::Duration drain_timeout = absl::Seconds(30);
+  std::string tokenizer_hash;  // empty: the model has no tokenizer
+  // Called from an engine thread when the engine is broken for good, and by
+  // Drain where the group could not be drained: the process should exit with a
+  // failure.
+  std::function<void(const std::string& why)> on_fatal;
+  std::function<void(int64_t done, int64_t total)> progress;
+};
+
+// What executor and cache had done before the worker served.
+struct WarmUp {
+  worker::ExecutorTotals executor;
+  cache::KvCacheStats cache;
+};
+
+// Threads: Create, Drain and the destructor from one.
+class WorkerRuntime {
+ public:
+  // Loads, warms up, listens and is ready.
+  static absl::StatusOr<std::unique_ptr<WorkerRuntime>> Create(
+      WorkerRuntimeOptions options);
+  ~WorkerRuntime();
+
+  const std::string& target() const { return server_->target(); }
+  const LoadedModel& model() const { return *model_; }
+  std::shared_ptr<prometheus::Collectable> metrics() const {
+    return metrics_->registry();
+  }
+  // Of the device, and of its part in a group.
+  std::vector<std::shared_ptr<prometheus::Collectable>> rank_metrics() const;
+  // The others of its group.
+  std::vector<worker::RankMember> members() const;
+
+  // Refuses new requests, waits for running ones, aborts the rest.
+  DrainOutcome Drain(absl::Duration deadline);
+
+ private:
+  WorkerRuntime() = default;
+  std::string NumericsId() const;
+  kvasir::v1::WorkerInfo Info(const WorkerRuntimeOptions& options) const;
+
+  std::function<void(const std::string& why)> on_fatal_;
+  WarmUp warm_up_;
+  // Destroyed from last to first: listener, engine, model, group.
+  std::unique_ptr<LeaderGroup> group_;
+  std::unique_ptr<LoadedModel> model_;
+  std::shared_ptr<worker::WorkerMetrics> metrics_;
+  // Scraped for longer than the model is there.
+  std::shared_ptr<DeviceMetrics> device_metrics_;
+  std::shared_ptr<RankMetrics> rank_metrics_;   // null: no group
+  std::unique_ptr<worker::Executor> executor_;  // of the group; null: none
+  std::unique_ptr<worker::Engine> engine_;
+  std::unique_ptr<worker::WorkerServer> server_;
+};
+
+}  // namespace kvasir::cli
