@@ -7,11 +7,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
+#include "router/base/timer_thread.h"
 #include "router/core/admission.h"
 #include "router/core/observer.h"
 #include "router/core/request_flow.h"
-#include "router/core/timer_thread.h"
 #include "router/replicas/replica.h"
 #include "router/replicas/worker_client.h"
 

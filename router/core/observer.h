@@ -10,9 +10,8 @@
 namespace kvasir::router {
 
 // Threads: any thread, several at once. Must not block.
-class RouterObserver {
+class RouterObserver : public ReplicaObserver {
  public:
-  virtual ~RouterObserver() = default;
   // Submit said no.
   virtual void OnRefused(const absl::Status& /*why*/) {}
   // Submit to the stream's opening; of the first attempt.
@@ -23,8 +22,6 @@ class RouterObserver {
   // Tried elsewhere, before its first token.
   virtual void OnRetry(const absl::Status& /*why*/) {}
   virtual void OnRequestEnd(const AccessRecord& /*record*/) {}
-  virtual void OnReplicaState(const std::string& /*target*/,
-                              ReplicaState /*state*/) {}
   // Requests submitted and not ended; those of them that wait in the router.
   // In the order of the changes: called under the router's lock.
   virtual void OnInFlight(size_t /*in_flight*/, size_t /*queued*/) {}

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 #include "router/core/access_log.h"
 
 namespace kvasir::router {

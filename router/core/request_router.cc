@@ -9,8 +9,8 @@
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "router/base/refusal_reason.h"
 #include "router/core/active_request.h"
-#include "router/core/refusal_reason.h"
 
 namespace kvasir::router {
 namespace {

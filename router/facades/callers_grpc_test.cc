@@ -17,14 +17,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/inference/grpc_service.pb.h"
-#include "proto/vllm/control.pb.h"
-#include "proto/vllm/engine.pb.h"
-#include "proto/vllm/inference.pb.h"
-#include "router/core/refusal_reason.h"
-#include "router/facades/calls/replies.h"
-#include "router/facades/kserve/service.h"
-#include "router/facades/vllm_engine/service.h"
-#include "router/facades/vllm_inference/service.h"
+#include "proto/vllm/engine.grpc.pb.h"
+#include "router/base/refusal_reason.h"
+#include "router/facades/facades.h"
 #include "router/testing/byte_codec.h"
 #include "router/testing/callers_testing.h"
 #include "router/testing/facade_server.h"
@@ -48,33 +43,22 @@ class CallersGrpcTest : public FacadeServerTest {
   }
 
   void Serve(const std::string& entries, bool tls, bool ask_for_certificates) {
-    KserveServiceOptions kserve;
-    kserve.codecs["tiny"] = std::make_shared<ByteCodec>();
-    kserve.callers = CallersOf(entries);
-    VllmEngineServiceOptions engine;
-    static_cast<FacadeOptions&>(engine) = kserve;
-    VllmInferenceServiceOptions inference;
-    static_cast<FacadeOptions&>(inference) = kserve;
-    kserve_ = std::make_unique<KserveService>(kserve, &router_);
-    engine_ = std::make_unique<VllmEngineService>(engine, &router_);
-    inference_ = std::make_unique<VllmInferenceService>(inference, &router_);
-    control_ =
-        std::make_unique<VllmControlService>(inference_->backend(), "1.2.3");
+    FacadeOptions facade;
+    facade.codecs["tiny"] = std::make_shared<ByteCodec>();
+    facade.callers = CallersOf(entries);
+    facades_ = NewFacades(facade, &router_);
     base::GrpcServerOptions options;
     options.explain_garbage = true;
-    options.on_garbage = [backend = inference_->backend()](
-                             const std::string&,
-                             const grpc::ServerContextBase& context) {
-      return RefuseGarbage(context, *backend);
+    options.on_garbage = [this](const std::string& method,
+                                const grpc::ServerContextBase& context) {
+      return FacadeOfMethod(facades_, method)->RefuseGarbage(context);
     };
     if (tls) {
       base::TlsOptions files{.files = Files("server")};
       if (!ask_for_certificates) files.files.authorities.clear();
       options.credentials = *tls_.Server(files);
     }
-    auto server = base::GrpcServer::Start(
-        options,
-        {kserve_.get(), engine_.get(), inference_.get(), control_.get()});
+    auto server = base::GrpcServer::Start(options, ServicesOf(facades_));
     KVASIR_ASSERT_OK(server);
     server_ = *std::move(server);
   }
@@ -127,6 +111,16 @@ class CallersGrpcTest : public FacadeServerTest {
     wait();
     return status;
   }
+  // Of every facade.
+  std::vector<const google::protobuf::ServiceDescriptor*> Services() const {
+    std::vector<const google::protobuf::ServiceDescriptor*> services;
+    for (const std::string& name : ServiceNamesOf(facades_)) {
+      services.push_back(
+          google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
+              name));
+    }
+    return services;
+  }
   static const google::protobuf::MethodDescriptor& Method(
       const google::protobuf::ServiceDescriptor& service, const char* name) {
     return *service.FindMethodByName(name);
@@ -146,30 +140,18 @@ class CallersGrpcTest : public FacadeServerTest {
   const base::TestCertificate authority_ = base::MakeAuthority("authority");
   const base::TempFolder folder_;
   base::TlsWatch tls_;
-  std::unique_ptr<KserveService> kserve_;
-  std::unique_ptr<VllmEngineService> engine_;
-  std::unique_ptr<VllmInferenceService> inference_;
-  std::unique_ptr<VllmControlService> control_;
+  Facades facades_;
 };
 
 const google::protobuf::ServiceDescriptor& Kserve() {
   return *inference::ModelInferRequest::descriptor()->file()->service(0);
-}
-const google::protobuf::ServiceDescriptor& Engine() {
-  return *vllm::grpc::engine::GenerateRequest::descriptor()->file()->service(0);
-}
-const google::protobuf::ServiceDescriptor& Inference() {
-  return *vllm::GenerateRequest::descriptor()->file()->service(0);
-}
-const google::protobuf::ServiceDescriptor& Control() {
-  return *vllm::ServerInfo::descriptor()->file()->service(0);
 }
 
 TEST_F(CallersGrpcTest, EveryCallOfEveryFacadeAsksWhoCallsAndLogsARefusal) {
   Serve(TenantEntry("red"), /*tls=*/false, false);
   Dial(/*tls=*/false);
   size_t calls = 0;
-  for (const auto* service : {&Kserve(), &Engine(), &Inference(), &Control()}) {
+  for (const auto* service : Services()) {
     for (int i = 0; i < service->method_count(); ++i) {
       const auto& method = *service->method(i);
       const grpc::Status status = Call(method);
@@ -190,7 +172,7 @@ TEST_F(CallersGrpcTest, WhoSendsBytesThatAreNoMessageIsAskedToo) {
   Dial(/*tls=*/true);
   const std::string garbage(100, '\xff');
   size_t calls = 0;
-  for (const auto* service : {&Kserve(), &Engine(), &Inference(), &Control()}) {
+  for (const auto* service : Services()) {
     for (int i = 0; i < service->method_count(); ++i) {
       const auto& method = *service->method(i);
       const grpc::Status status = Call(method, "", garbage);

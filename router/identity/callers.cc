@@ -7,7 +7,7 @@
 #include "base/read_file.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
-#include "router/core/refusal_reason.h"
+#include "router/base/refusal_reason.h"
 
 namespace kvasir::router {
 

@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "router/core/byte_budget.h"
+#include "router/base/byte_budget.h"
 #include "router/identity/credentials.h"
 #include "router/identity/identities.h"
 #include "router/identity/quota.h"
@@ -87,7 +87,7 @@ class Callers {
   // has his quota, and shares cached prefixes with nobody.
   //
   // Refusals are counted, and their statuses have a reason
-  // (router/core/refusal_reason.h). `refused` (may be null) is then who it is
+  // (router/base/refusal_reason.h). `refused` (may be null) is then who it is
   // as far as he is known, for the log: tenant and label.
   absl::StatusOr<Caller> Identify(const Credentials& credentials,
                                   kvasir::v1::Role role,

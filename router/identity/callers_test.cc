@@ -12,7 +12,7 @@
 #include "base/temp_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "router/core/refusal_reason.h"
+#include "router/base/refusal_reason.h"
 
 namespace kvasir::router {
 namespace {

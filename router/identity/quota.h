@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "proto/kvasir/v1/identity.pb.h"
-#include "router/core/byte_budget.h"
+#include "router/base/byte_budget.h"
 
 namespace kvasir::router {
 

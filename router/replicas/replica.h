@@ -30,6 +30,14 @@ enum class ReplicaState {
 };
 const char* ReplicaStateName(ReplicaState state);
 
+// Threads: any thread, several at once. Must not block.
+class ReplicaObserver {
+ public:
+  virtual ~ReplicaObserver() = default;
+  virtual void OnReplicaState(const std::string& /*target*/,
+                              ReplicaState /*state*/) {}
+};
+
 // What a worker must match to be used.
 struct Expected {
   // Of the tokenizer that this router's facades use; empty: any.

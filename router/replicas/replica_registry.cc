@@ -64,7 +64,7 @@ class ReplicaRegistry::Watch final : public LoadSink {
 
 ReplicaRegistry::ReplicaRegistry(ReplicaRegistryOptions options,
                                  const WorkerClientFactory& new_client,
-                                 TimerThread* timers, RouterObserver* observer)
+                                 TimerThread* timers, ReplicaObserver* observer)
     : options_(std::move(options)),
       timers_(timers),
       observer_(observer),

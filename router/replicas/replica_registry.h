@@ -12,10 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "router/canonical.h"
-#include "router/core/callback_gate.h"
-#include "router/core/observer.h"
-#include "router/core/timer_thread.h"
+#include "router/base/callback_gate.h"
+#include "router/base/canonical.h"
+#include "router/base/timer_thread.h"
 #include "router/replicas/replica.h"
 #include "router/replicas/worker_client.h"
 
@@ -54,7 +53,7 @@ class ReplicaRegistry {
   // `timers` and `observer` outlive it; `observer` may be null.
   ReplicaRegistry(ReplicaRegistryOptions options,
                   const WorkerClientFactory& new_client, TimerThread* timers,
-                  RouterObserver* observer);
+                  ReplicaObserver* observer);
   ~ReplicaRegistry();
 
   // Connects to all. Returns once each has answered, or `patience` has passed,
@@ -97,7 +96,7 @@ class ReplicaRegistry {
 
   const ReplicaRegistryOptions options_;
   TimerThread* const timers_;
-  RouterObserver* const observer_;
+  ReplicaObserver* const observer_;
   std::vector<std::shared_ptr<Replica>> replicas_;
   const std::unique_ptr<FirstAnswers> first_answers_;
   // Its own resets are no news.

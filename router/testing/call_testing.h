@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "router/core/task_runner.h"
+#include "router/base/task_runner.h"
 #include "router/facades/calls/response_pump.h"
 #include "router/facades/calls/single_call.h"
 #include "router/testing/byte_codec.h"
@@ -99,7 +99,6 @@ class SingleCallTest : public ::testing::Test {
   void Begin(const Message& message, Parse parse, Prepare prepare) {
     call_ = std::make_shared<Call>(
         typename Call::Parts{.backend = backend_,
-                             .limits = &limits_,
                              .identity = identity_,
                              .message_bytes = message.ByteSizeLong(),
                              .strand = strand_,
@@ -116,7 +115,7 @@ class SingleCallTest : public ::testing::Test {
       asked.prepare =
           typename Call::Prepare([this, prepare, request = *request]() mutable {
             return prepare(std::move(request), *router_.Model("tiny")->info,
-                           backend_->CodecOf("tiny"), limits_);
+                           backend_->CodecOf("tiny"), backend_->limits);
           });
       return asked;
     });
@@ -125,7 +124,6 @@ class SingleCallTest : public ::testing::Test {
   FakeRouter::Request& Engine() { return *router_.WaitFor(0); }
 
   FakeRouter router_;
-  FacadeLimits limits_;
   CallIdentity identity_;
   std::shared_ptr<ManualRunner> strand_ = std::make_shared<ManualRunner>();
   std::shared_ptr<ManualRunner> tokenizer_ = std::make_shared<ManualRunner>();

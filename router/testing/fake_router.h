@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 
 namespace kvasir::router {
 

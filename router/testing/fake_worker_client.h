@@ -10,7 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
-#include "router/core/timer_thread.h"
+#include "router/base/timer_thread.h"
 #include "router/replicas/worker_client.h"
 
 namespace kvasir::router {

@@ -6,7 +6,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 
 namespace kvasir::router {
 

@@ -7,7 +7,7 @@
 #include "base/cli/version.h"
 #include "base/log.h"
 #include "base/net/grpc_status.h"
-#include "router/core/refusal_reason.h"
+#include "router/base/refusal_reason.h"
 #include "router/facades/calls/metadata.h"
 
 namespace kvasir::cli {

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "prometheus/collectable.h"
-#include "router/core/timer_thread.h"
+#include "router/base/timer_thread.h"
 #include "router/identity/callers.h"
 #include "router/identity/metrics.h"
 #include "server/options.h"

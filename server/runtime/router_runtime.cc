@@ -18,7 +18,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
-#include "router/facades/calls/replies.h"
 #include "router/facades/text/tokenizer_codec.h"
 #include "router/policy/policy.h"
 #include "router/replicas/grpc_worker_client.h"
@@ -34,16 +33,19 @@ struct NameCheck {
 
 namespace {
 
-// From a client's GOAWAY to its last call on that connection.
-constexpr absl::Duration kToHear = absl::Milliseconds(500);
+// A client may still begin calls on a connection for as long after gRPC has
+// sent GOAWAY on it.
+constexpr absl::Duration kGoAwayDelay = absl::Milliseconds(500);
 // Clients that neither wait for an answer nor have asked for so long are not
 // waited for.
 constexpr absl::Duration kSilence = absl::Milliseconds(200);
+// Workers refuse requests of more samples.
+constexpr uint32_t kMaxSamples = worker::RequestLimits{}.max_n;
 
 // Large texts and prompts come and go. glibc's own threshold, but fixed: it
 // would learn from the first ones to keep such memory, and half of a storm of
 // them would stay resident.
-void ReturnWhatIsFreed() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
+void ReturnFreedMemory() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
 // A name of several pods is one worker here, and which of them is the
 // transport's choice: their load would be taken for one's. The resolver may
@@ -92,147 +94,137 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
 
 absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
     RouterRuntimeOptions options) {
-  ReturnWhatIsFreed();
+  ReturnFreedMemory();
   auto runtime = std::unique_ptr<RouterRuntime>(new RouterRuntime());
   runtime->on_health_ = std::move(options.on_health);
   runtime->max_connection_age_ = options.max_connection_age;
+  runtime->tokenizer_ = options.tokenizer;
   runtime->metrics_ = std::make_unique<router::RouterMetrics>(kVersion);
   runtime->log_ = std::make_unique<router::LogAccess>();
   runtime->timers_ = std::make_unique<router::TimerThread>();
+  KVASIR_RETURN_IF_ERROR(runtime->ConnectReplicas(options));
+  KVASIR_RETURN_IF_ERROR(runtime->MakeCore(options));
+  KVASIR_ASSIGN_OR_RETURN(const int64_t max_model_len,
+                          runtime->LongestModel(options.start_timeout));
+  runtime->facades_ = router::NewFacades(runtime->OptionsOfFacades(options),
+                                         runtime->core_.get());
+  KVASIR_RETURN_IF_ERROR(runtime->Listen(options, max_model_len));
+  {
+    base::MutexLock lock(&runtime->health_mutex_);
+    runtime->health_follows_ = true;
+  }
+  runtime->UpdateHealth();
+  return runtime;
+}
 
+absl::Status RouterRuntime::ConnectReplicas(
+    const RouterRuntimeOptions& options) {
   router::ReplicaRegistryOptions registry;
   registry.targets = options.router.workers;
   registry.served_names = options.router.served_model_names;
-  if (options.tokenizer != nullptr) {
-    registry.tokenizer_hash = options.tokenizer->hash();
-  }
-  registry.on_change = [raw = runtime.get()] { raw->TellHealth(); };
-  runtime->registry_ = std::make_unique<router::ReplicaRegistry>(
+  if (tokenizer_ != nullptr) registry.tokenizer_hash = tokenizer_->hash();
+  registry.on_change = [this] { UpdateHealth(); };
+  registry_ = std::make_unique<router::ReplicaRegistry>(
       std::move(registry),
       [credentials = options.worker_credentials](const std::string& target) {
         router::GrpcWorkerClientOptions client;
         client.credentials = credentials;
         return router::NewGrpcWorkerClient(target, client);
       },
-      runtime->timers_.get(), runtime->metrics_.get());
-  WarnOfNamesOfMany(options.router.workers, runtime->name_check_);
-  KVASIR_RETURN_IF_ERROR(runtime->registry_->Start(options.start_timeout));
+      timers_.get(), metrics_.get());
+  WarnOfNamesOfMany(options.router.workers, name_check_);
+  return registry_->Start(options.start_timeout);
+}
 
+absl::Status RouterRuntime::MakeCore(const RouterRuntimeOptions& options) {
   router::RouterCoreOptions core;
   core.admission.max_in_flight =
       static_cast<size_t>(options.router.max_inflight);
   core.admission.max_queue = static_cast<size_t>(options.router.max_queue);
   core.default_max_tokens = static_cast<uint32_t>(options.default_max_tokens);
   core.queue_timeout = options.queue_timeout;
-  // The limit that is told is the one that holds.
-  core.max_n = worker::RequestLimits{}.max_n;
+  core.max_n = kMaxSamples;
   KVASIR_ASSIGN_OR_RETURN(core.policy,
                           router::ParsePolicy(options.router.policy));
-  runtime->core_ = std::make_unique<router::RouterCore>(
-      core, router::RouterCore::Parts{.registry = runtime->registry_.get(),
-                                      .timers = runtime->timers_.get(),
-                                      .log = runtime->log_.get(),
-                                      .observer = runtime->metrics_.get()});
-  int64_t max_model_len = 0;
-  const std::vector<router::ModelStatus> models = runtime->core_->Models();
-  for (const router::ModelStatus& model : models) {
-    if (model.info.has_value()) {
-      max_model_len =
-          std::max(max_model_len, int64_t{model.info->max_model_len()});
-    }
-  }
-  if (max_model_len == 0) {
-    return absl::UnavailableError(
-        absl::StrCat("no worker answered within ",
-                     absl::FormatDuration(options.start_timeout), ": ",
-                     runtime->registry_->Problems(), " (check --workers)"));
-  }
+  core_ = std::make_unique<router::RouterCore>(
+      core, router::RouterCore::Parts{.registry = registry_.get(),
+                                      .timers = timers_.get(),
+                                      .log = log_.get(),
+                                      .observer = metrics_.get()});
+  return absl::OkStatus();
+}
 
-  router::KserveServiceOptions kserve;
-  kserve.server_version = kVersion;
-  kserve.limits.default_max_tokens = core.default_max_tokens;
-  kserve.limits.max_n = core.max_n;
-  kserve.limits.max_waiting_bytes_per_stream =
-      static_cast<size_t>(options.router.stream_buffer_bytes);
-  router::VllmEngineServiceOptions vllm_engine;
-  vllm_engine.limits = kserve.limits;
-  if (options.tokenizer != nullptr) {
-    vllm_engine.tokenizer_folder = options.tokenizer_folder;
-  }
-  vllm_engine.shares_tokenizer =
-      IsOn(options.router.share_tokenizer, options.listen);
-  runtime->tokenizer_ = options.tokenizer;
-  if (options.tokenizer != nullptr) {
-    const auto codec =
-        std::make_shared<const router::TokenizerCodec>(options.tokenizer);
-    for (const router::ModelStatus& model : models) {
-      kserve.codecs[model.name] = codec;
+absl::StatusOr<int64_t> RouterRuntime::LongestModel(
+    absl::Duration start_timeout) const {
+  int64_t longest = 0;
+  for (const router::ModelStatus& model : core_->Models()) {
+    if (model.info.has_value()) {
+      longest = std::max(longest, int64_t{model.info->max_model_len()});
     }
   }
-  kserve.calls = runtime->calls_;
-  kserve.callers = options.callers;
-  kserve.budget = std::make_shared<router::ByteBudget>(
+  if (longest > 0) return longest;
+  return absl::UnavailableError(absl::StrCat(
+      "no worker answered within ", absl::FormatDuration(start_timeout), ": ",
+      registry_->Problems(), " (check --workers)"));
+}
+
+router::FacadeOptions RouterRuntime::OptionsOfFacades(
+    const RouterRuntimeOptions& options) const {
+  router::FacadeOptions facade;
+  facade.server_version = kVersion;
+  facade.limits.default_max_tokens =
+      static_cast<uint32_t>(options.default_max_tokens);
+  facade.limits.max_n = kMaxSamples;
+  facade.limits.max_waiting_bytes_per_stream =
+      static_cast<size_t>(options.router.stream_buffer_bytes);
+  facade.share_tokenizer = IsOn(options.router.share_tokenizer, options.listen);
+  if (tokenizer_ != nullptr) {
+    facade.tokenizer_folder = options.tokenizer_folder;
+    const auto codec =
+        std::make_shared<const router::TokenizerCodec>(tokenizer_);
+    for (const std::string& name : model_names()) facade.codecs[name] = codec;
+  }
+  facade.calls = calls_;
+  facade.callers = options.callers;
+  facade.budget = std::make_shared<router::ByteBudget>(
       static_cast<size_t>(options.router.request_bytes));
-  static_cast<router::FacadeOptions&>(vllm_engine) = kserve;
-  router::VllmInferenceServiceOptions vllm_inference;
-  static_cast<router::FacadeOptions&>(vllm_inference) = kserve;
-  vllm_inference.limits = kserve.limits;
-  runtime->kserve_ = std::make_unique<router::KserveService>(
-      std::move(kserve), runtime->core_.get());
-  runtime->vllm_engine_ = std::make_unique<router::VllmEngineService>(
-      std::move(vllm_engine), runtime->core_.get());
-  runtime->vllm_inference_ = std::make_unique<router::VllmInferenceService>(
-      std::move(vllm_inference), runtime->core_.get());
-  runtime->vllm_control_ = std::make_unique<router::VllmControlService>(
-      runtime->vllm_inference_->backend(), kVersion);
+  return facade;
+}
+
+absl::Status RouterRuntime::Listen(const RouterRuntimeOptions& options,
+                                   int64_t max_model_len) {
   base::GrpcServerOptions server;
   server.listen = options.listen;
   server.credentials = options.credentials;
   server.explain_garbage = true;
-  server.on_garbage = [kserve = runtime->kserve_->backend(),
-                       engine = runtime->vllm_engine_->backend(),
-                       inference = runtime->vllm_inference_->backend()](
-                          const std::string& method,
-                          const grpc::ServerContextBase& context) {
-    if (absl::StrContains(method, router::kKserveServiceName)) {
-      return router::RefuseGarbage(context, *kserve);
-    }
-    if (absl::StrContains(method, router::kVllmEngineServiceName)) {
-      return router::RefuseGarbage(context, *engine);
-    }
-    return router::RefuseGarbage(context, *inference);
+  server.on_garbage = [this](const std::string& method,
+                             const grpc::ServerContextBase& context) {
+    const router::Facade* facade = router::FacadeOfMethod(facades_, method);
+    return facade == nullptr ? absl::OkStatus()
+                             : facade->RefuseGarbage(context);
   };
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);
   server.max_connection_age = options.max_connection_age;
-  // It asks nobody who he is.
+  // Reflection asks no caller for credentials, so that "auto" is off where
+  // every other call does.
   server.reflection = options.callers == nullptr
                           ? IsOn(options.router.reflection, options.listen)
                           : options.router.reflection == "on";
   KVASIR_ASSIGN_OR_RETURN(
-      runtime->server_,
-      base::GrpcServer::Start(
-          server,
-          {runtime->kserve_.get(), runtime->vllm_engine_.get(),
-           runtime->vllm_inference_.get(), runtime->vllm_control_.get()}));
-  {
-    base::MutexLock lock(&runtime->health_mutex_);
-    runtime->health_follows_ = true;
-  }
-  runtime->TellHealth();
-  return runtime;
+      server_, base::GrpcServer::Start(server, router::ServicesOf(facades_)));
+  return absl::OkStatus();
 }
 
-void RouterRuntime::TellHealth() {
+void RouterRuntime::UpdateHealth() {
   base::MutexLock lock(&health_mutex_);
   if (!health_follows_) return;
-  Tell(core_->Health().ready);
+  SetServing(core_->Health().ready);
 }
 
-void RouterRuntime::Tell(bool serving) {
-  for (const char* service :
-       {"", router::kKserveServiceName, router::kVllmEngineServiceName,
-        router::kVllmInferenceServiceName, router::kVllmControlServiceName}) {
+void RouterRuntime::SetServing(bool serving) {
+  server_->SetServing("", serving);
+  for (const std::string& service : router::ServiceNamesOf(facades_)) {
     server_->SetServing(service, serving);
   }
   if (on_health_) on_health_(serving);
@@ -240,7 +232,7 @@ void RouterRuntime::Tell(bool serving) {
 
 void RouterRuntime::StopServing() {
   base::MutexLock lock(&health_mutex_);
-  if (std::exchange(health_follows_, false)) Tell(false);
+  if (std::exchange(health_follows_, false)) SetServing(false);
 }
 
 RouterRuntime::RouterRuntime() : name_check_(std::make_shared<NameCheck>()) {}
@@ -254,10 +246,7 @@ RouterRuntime::~RouterRuntime() {
   if (core_ != nullptr) core_->CancelAll(router::CancelReason::kShutdown);
   if (server_ != nullptr) server_->Shutdown(absl::Now() + absl::Seconds(1));
   server_.reset();
-  vllm_control_.reset();
-  vllm_inference_.reset();
-  vllm_engine_.reset();
-  kserve_.reset();
+  facades_.clear();
   core_.reset();
   if (registry_ != nullptr) registry_->Stop();
 }
@@ -278,7 +267,7 @@ void RouterRuntime::WaitForClientsToLeave(absl::Duration patience) {
   const base::Clock& clock = base::Clock::Real();
   const absl::Time start = clock.Now();
   const absl::Duration most =
-      std::min(1.1 * max_connection_age_ + kToHear, 0.6 * patience);
+      std::min(1.1 * max_connection_age_ + kGoAwayDelay, 0.6 * patience);
   while (clock.Now() - start < most && server_->connections() > 0) {
     if (clock.Now() - start >= kSilence && calls_->QuietFor(kSilence)) return;
     absl::SleepFor(absl::Milliseconds(5));
@@ -291,11 +280,11 @@ DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
   StopServing();
   core_->AnnounceDrain();
   server_->StopListening();
-  kserve_->BeginDrain();
+  for (const auto& facade : facades_) facade->BeginDrain();
   const uint64_t ended_before = core_->ended();
   WaitForClientsToLeave(deadline);
   core_->BeginDrain();
-  kserve_->EndStreams();
+  for (const auto& facade : facades_) facade->EndStreams();
   size_t aborted = 0;
   if (!core_->WaitIdle(end)) {
     aborted = core_->in_flight();

@@ -13,14 +13,12 @@
 #include "base/net/grpc_server.h"
 #include "model/tokenizer/tokenizer.h"
 #include "prometheus/collectable.h"
+#include "router/base/client_calls.h"
+#include "router/base/timer_thread.h"
 #include "router/core/access_log.h"
-#include "router/core/client_calls.h"
 #include "router/core/metrics.h"
 #include "router/core/request_router.h"
-#include "router/core/timer_thread.h"
-#include "router/facades/kserve/service.h"
-#include "router/facades/vllm_engine/service.h"
-#include "router/facades/vllm_inference/service.h"
+#include "router/facades/facades.h"
 #include "router/replicas/replica_registry.h"
 #include "server/options.h"
 #include "server/runtime/admin_service.h"
@@ -78,11 +76,22 @@ class RouterRuntime {
 
  private:
   RouterRuntime();
+  // The steps of Create, in this order.
+  absl::Status ConnectReplicas(const RouterRuntimeOptions& options);
+  absl::Status MakeCore(const RouterRuntimeOptions& options);
+  // The largest context of the models that have been reached, in tokens.
+  // UNAVAILABLE if none has been.
+  absl::StatusOr<int64_t> LongestModel(absl::Duration start_timeout) const;
+  router::FacadeOptions OptionsOfFacades(
+      const RouterRuntimeOptions& options) const;
+  absl::Status Listen(const RouterRuntimeOptions& options,
+                      int64_t max_model_len);
+
   // Health follows the replicas until a drain begins.
-  void TellHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
+  void UpdateHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
   // From now on the listener says so whatever the replicas do.
   void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
-  void Tell(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
+  void SetServing(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
   // Clients have left, or are silent, or had their time.
   void WaitForClientsToLeave(absl::Duration patience);
 
@@ -98,10 +107,7 @@ class RouterRuntime {
   std::unique_ptr<router::TimerThread> timers_;
   std::unique_ptr<router::ReplicaRegistry> registry_;
   std::unique_ptr<router::RouterCore> core_;
-  std::unique_ptr<router::KserveService> kserve_;
-  std::unique_ptr<router::VllmEngineService> vllm_engine_;
-  std::unique_ptr<router::VllmInferenceService> vllm_inference_;
-  std::unique_ptr<router::VllmControlService> vllm_control_;
+  router::Facades facades_;
   std::unique_ptr<base::GrpcServer> server_;
   base::Mutex health_mutex_;
   bool health_follows_ ABSL_GUARDED_BY(health_mutex_) = false;

@@ -17,7 +17,7 @@
 #include "base/mutex.h"
 #include "base/net/grpc_server.h"
 #include "proto/refusal.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 #include "router/facades/kserve/service.h"
 #include "router/testing/kserve_testing.h"
 
@@ -165,17 +165,17 @@ int Main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
   EchoRouter router(absl::Milliseconds(token_delay_ms));
-  router::KserveServiceOptions options;
+  router::FacadeOptions options;
   options.codecs[kModel] = std::make_shared<router::ByteCodec>();
   options.server_version = "test";
-  router::KserveService service(std::move(options), &router);
+  router::KserveService service(options, &router);
   auto server = base::GrpcServer::Start({}, {&service});
   if (!server.ok()) {
     std::fprintf(stderr, "%s\n", server.status().ToString().c_str());
     return 1;
   }
   (*server)->SetServing("", true);
-  (*server)->SetServing(router::kKserveServiceName, true);
+  (*server)->SetServing(service.names().front(), true);
   std::ofstream(ready_file) << "{\"grpc\": \"" << (*server)->target()
                             << "\", \"model\": \"" << kModel << "\"}\n";
   int signal = 0;

@@ -13,9 +13,9 @@
 #include "base/clock.h"
 #include "proto/kvasir/v1/worker.pb.h"
 #include "proto/token_bytes.h"
-#include "router/canonical.h"
-#include "router/core/client_calls.h"
-#include "router/core/task_runner.h"
+#include "router/base/canonical.h"
+#include "router/base/client_calls.h"
+#include "router/base/task_runner.h"
 #include "router/facades/calls/identity.h"
 #include "router/facades/calls/running_ids.h"
 #include "router/facades/text/text_codec.h"
@@ -33,6 +33,8 @@ struct FacadeLimits {
   size_t max_waiting_bytes_per_stream = 16 << 20;
   // Clients refuse messages of 4 MiB by default; a part is left for framing.
   size_t max_response_bytes = (4 << 20) - (64 << 10);
+  // Requests that one stream of a client may have running.
+  size_t max_requests_per_stream = 1024;
   // Requests whose text waits for a tokenizer thread.
   size_t max_tokenizer_queue = 4096;
   int num_tokenizer_threads = 2;
@@ -53,6 +55,9 @@ struct FacadeBackend {
   // In the access log and in metrics.
   std::string facade;
   Codecs codecs;
+  FacadeLimits limits;
+  // What the protocol reports as the server's version.
+  std::string server_version;
   const base::Clock* clock = &base::Clock::Real();
   std::shared_ptr<TaskRunner> tokenizer;
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 #include "router/identity/quota.h"
 
 namespace kvasir::router {

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "base/net/grpc_status.h"
-#include "router/core/client_calls.h"
-#include "router/core/task_runner.h"
+#include "router/base/client_calls.h"
+#include "router/base/task_runner.h"
 #include "router/facades/calls/metadata.h"
 #include "router/facades/calls/single_call.h"
 
@@ -21,9 +21,7 @@ namespace kvasir::router {
 
 template <typename Answer>
 struct GenerateCall {
-  // With `limits`, which live as long.
   std::shared_ptr<FacadeBackend> backend;
-  const FacadeLimits* limits = nullptr;
   size_t message_bytes = 0;
   std::shared_ptr<TaskRunner> runner;
 };
@@ -39,7 +37,6 @@ std::shared_ptr<SingleCall<Answer>> NewCall(
   return std::make_shared<SingleCall<Answer>>(
       typename SingleCall<Answer>::Parts{
           .backend = std::move(call.backend),
-          .limits = call.limits,
           .identity = IdentityOf(context),
           .message_bytes = call.message_bytes,
           .strand = Strand::Create(std::move(call.runner)),

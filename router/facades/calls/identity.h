@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 #include "router/identity/callers.h"
 #include "router/identity/credentials.h"
 

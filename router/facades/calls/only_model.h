@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 
 namespace kvasir::router {
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 
 namespace kvasir::router {
 

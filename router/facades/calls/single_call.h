@@ -14,8 +14,8 @@
 #include "base/status_macros.h"
 #include "proto/kvasir/v1/worker.pb.h"
 #include "proto/token_bytes.h"
-#include "router/canonical.h"
-#include "router/core/task_runner.h"
+#include "router/base/canonical.h"
+#include "router/base/task_runner.h"
 #include "router/facades/calls/backend.h"
 #include "router/facades/calls/event_relay.h"
 #include "router/facades/calls/identity.h"
@@ -65,9 +65,7 @@ class SingleCall final
   using Prepare = absl::AnyInvocable<absl::StatusOr<PreparedCall<Answer>>()>;
 
   struct Parts {
-    // With `limits`; both live as long as the call.
     std::shared_ptr<FacadeBackend> backend;
-    const FacadeLimits* limits = nullptr;
     CallIdentity identity;
     // Of the call's message.
     size_t message_bytes = 0;
@@ -173,7 +171,7 @@ class SingleCall final
     if (parts_.backend->tokenizer->Post(std::move(prepare))) {
       return absl::OkStatus();
     }
-    return TokenizerIsFull(*parts_.limits);
+    return TokenizerIsFull(parts_.backend->limits);
   }
 
   void HandlePrepared(absl::StatusOr<PreparedCall<Answer>> prepared) {
@@ -249,8 +247,9 @@ class SingleCall final
     pump_.PumpSoon();
     // What waits of one answer becomes one response.
     const size_t waiting = CountWaiting();
-    pump_.CheckWaiting(waiting, parts_.limits->max_response_bytes);
-    pump_.CheckWaiting(waiting, parts_.limits->max_waiting_bytes_per_stream);
+    pump_.CheckWaiting(waiting, parts_.backend->limits.max_response_bytes);
+    pump_.CheckWaiting(waiting,
+                       parts_.backend->limits.max_waiting_bytes_per_stream);
   }
   size_t CountWaiting() {
     const size_t waiting = answer_->waiting_bytes();

@@ -13,10 +13,6 @@
 
 namespace kvasir::router {
 
-struct KserveLimits : FacadeLimits {
-  size_t max_requests_per_stream = 1024;
-};
-
 // Counts for ModelStatistics.
 // Threads: any thread.
 class KserveStatistics {
@@ -65,7 +61,6 @@ class KserveStreams {
 
 // Threads: any thread; constant but for what synchronizes itself.
 struct KserveBackend : FacadeBackend {
-  KserveLimits limits;
   KserveStatistics statistics;
   KserveStreams streams;
 };

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "proto/inference/grpc_service.pb.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 
 namespace kvasir::router {
 

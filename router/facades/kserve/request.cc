@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 #include "router/facades/calls/stop_strings.h"
 #include "router/facades/kserve/sampling.h"
 #include "router/facades/kserve/tensors.h"

@@ -15,7 +15,9 @@ namespace {
 grpc::ServerUnaryReactor* NotBuilt(grpc::CallbackServerContext* context,
                                    const FacadeBackend& backend,
                                    const char* rpc) {
-  return Answer(context, backend, RpcNotBuilt(kKserveServiceName, rpc));
+  return Answer(
+      context, backend,
+      RpcNotBuilt(inference::GRPCInferenceService::service_full_name(), rpc));
 }
 
 // NOT_FOUND for an unknown name and for a version other than the one there is.
@@ -32,20 +34,16 @@ absl::StatusOr<ModelStatus> FindModel(const RequestRouter& router,
 
 }  // namespace
 
-KserveService::KserveService(KserveServiceOptions options,
+KserveService::KserveService(const FacadeOptions& options,
                              RequestRouter* router)
-    : server_version_(options.server_version),
-      threads_(options.limits),
-      backend_(std::make_shared<KserveBackend>()) {
+    : threads_(options.limits), backend_(std::make_shared<KserveBackend>()) {
   threads_.Fill(options, "kserve", router, backend_.get());
-  backend_->limits = options.limits;
 }
 
-KserveService::~KserveService() = default;
-
-void KserveService::BeginDrain() { backend_->streams.BeginDrain(); }
-
-void KserveService::EndStreams() { backend_->streams.EndAll(); }
+absl::Status KserveService::RefuseGarbage(
+    const grpc::ServerContextBase& context) const {
+  return router::RefuseGarbage(context, *backend_);
+}
 
 grpc::ServerUnaryReactor* KserveService::ServerLive(
     grpc::CallbackServerContext* context, const inference::ServerLiveRequest*,
@@ -84,7 +82,7 @@ grpc::ServerUnaryReactor* KserveService::ServerMetadata(
     inference::ServerMetadataResponse* response) {
   return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
     response->set_name("kvasir");
-    response->set_version(server_version_);
+    response->set_version(backend_->server_version);
     response->add_extensions("model_configuration");
     response->add_extensions("statistics");
     response->add_extensions("parameters");

@@ -1,5 +1,5 @@
 // The facade inference.GRPCInferenceService: KServe v2 and Triton's streaming,
-// for clients that exist. Thin: reactors convert and post, KserveStream
+// for clients that exist. Reactors only convert and post; KserveStream
 // decides.
 #pragma once
 
@@ -7,39 +7,32 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "proto/inference/grpc_service.grpc.pb.h"
-#include "router/canonical.h"
-#include "router/facades/calls/service_parts.h"
+#include "router/base/canonical.h"
+#include "router/facades/calls/facade.h"
 #include "router/facades/kserve/backend.h"
 
 namespace kvasir::router {
 
-struct KserveServiceOptions : FacadeOptions {
-  KserveLimits limits;
-};
-
-// Register it with a server; grpc.health.v1 names it kKserveServiceName.
-// Outlives the server (all calls have ended). The router outlives it.
-//
 // Owns: the tokenizer's and the streams' threads.
 // Threads: any thread. Errors: as in the wire protocol; an RPC that is not
-// built
-//   answers UNIMPLEMENTED with its name.
+//   built answers UNIMPLEMENTED with its name.
 class KserveService final
-    : public inference::GRPCInferenceService::CallbackService {
+    : public inference::GRPCInferenceService::CallbackService,
+      public Facade {
  public:
-  KserveService(KserveServiceOptions options, RequestRouter* router);
-  ~KserveService() override;
+  KserveService(const FacadeOptions& options, RequestRouter* router);
 
-  // What all of its calls share.
-  std::shared_ptr<const KserveBackend> backend() const { return backend_; }
-
-  // Ends every open stream with UNAVAILABLE as soon as no request of it runs,
-  // so that a shutdown need not wait for clients that keep one open; then, by
-  // EndStreams, those that clients have opened since.
-  void BeginDrain();
-  void EndStreams();
+  std::vector<grpc::Service*> services() override { return {this}; }
+  std::vector<std::string> names() const override {
+    return {inference::GRPCInferenceService::service_full_name()};
+  }
+  absl::Status RefuseGarbage(
+      const grpc::ServerContextBase& context) const override;
+  void BeginDrain() override { backend_->streams.BeginDrain(); }
+  void EndStreams() override { backend_->streams.EndAll(); }
 
   grpc::ServerUnaryReactor* ServerLive(
       grpc::CallbackServerContext* context,
@@ -125,11 +118,8 @@ class KserveService final
       inference::LogSettingsResponse* response) override;
 
  private:
-  const std::string server_version_;
   const FacadeThreads threads_;
   const std::shared_ptr<KserveBackend> backend_;
 };
-
-inline constexpr char kKserveServiceName[] = "inference.GRPCInferenceService";
 
 }  // namespace kvasir::router

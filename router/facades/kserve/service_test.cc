@@ -27,11 +27,11 @@ using ::testing::HasSubstr;
 class KserveServiceTest : public FacadeServerTest {
  protected:
   void SetUp() override {
-    KserveServiceOptions options;
+    FacadeOptions options;
     options.codecs["tiny"] = std::make_shared<ByteCodec>();
     options.server_version = "1.2.3";
     options.limits.max_waiting_bytes_per_stream = 1 << 20;
-    service_ = std::make_unique<KserveService>(std::move(options), &router_);
+    service_ = std::make_unique<KserveService>(options, &router_);
     Listen({service_.get()});
     stub_ = inference::GRPCInferenceService::NewStub(channel_);
   }

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "proto/refusal.h"
-#include "router/core/refusal_reason.h"
+#include "router/base/refusal_reason.h"
 
 namespace kvasir::router {
 namespace {

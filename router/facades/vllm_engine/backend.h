@@ -13,13 +13,12 @@ namespace kvasir::router {
 
 // Threads: any thread; constant but for what synchronizes itself.
 struct VllmEngineBackend : FacadeBackend {
-  bool gives_tokenizer() const { return bundle != nullptr && shares_tokenizer; }
+  bool gives_tokenizer() const { return bundle != nullptr && share_tokenizer; }
 
-  FacadeLimits limits;
   // Null: there is no tokenizer to give.
   std::shared_ptr<TokenizerBundle> bundle;
   // Whether this listener's clients may have it.
-  bool shares_tokenizer = false;
+  bool share_tokenizer = false;
   absl::Time start;
   // Of the last Generate; 0: none yet.
   std::atomic<int64_t> last_request_unix_micros{0};

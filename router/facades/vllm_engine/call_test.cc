@@ -232,7 +232,7 @@ TEST_F(VllmEngineCallTest, MaxTokensUnsetGoesToTheEndOfTheContext) {
 
 TEST_F(VllmEngineCallTest, AnAnswerThatNoResponseHoldsIsCutOrRefused) {
   router_.SetMaxModelLen(1000);
-  limits_.max_response_bytes = 14 * 20;
+  backend_->limits.max_response_bytes = 14 * 20;
   GenerateRequest message = Message(false);
   message.mutable_sampling_params()->set_logprobs(0);
   Send(message);
@@ -331,7 +331,7 @@ TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
 }
 
 TEST_F(VllmEngineCallTest, AReaderTooSlowIsResetAndHoldsNothing) {
-  limits_.max_waiting_bytes_per_stream = 20;
+  backend_->limits.max_waiting_bytes_per_stream = 20;
   Send(Message(true));
   Engine().Emit("a");
   Run();
@@ -459,7 +459,7 @@ TEST_F(VllmEngineQuotaTest, AnErrorAndADrainLeaveIt) {
 }
 
 TEST_F(VllmEngineQuotaTest, AReaderTooSlowLeavesItWithTheEnginesEnd) {
-  limits_.max_waiting_bytes_per_stream = 20;
+  backend_->limits.max_waiting_bytes_per_stream = 20;
   Send(Message(true));
   Engine().Emit("a");
   Run();
@@ -498,7 +498,6 @@ TEST_F(VllmEngineQuotaTest, WhoIsOverItIsRefusedBeforeItsMessageIsLookedAt) {
   FakeWriter<GenerateResponse> second;
   bool looked = false;
   const auto call = std::make_shared<Call>(Call::Parts{.backend = backend_,
-                                                       .limits = &limits_,
                                                        .identity = identity_,
                                                        .strand = strand_,
                                                        .writer = &second});

@@ -5,7 +5,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/vllm/engine.pb.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 
 namespace kvasir::router {
 

@@ -53,7 +53,6 @@ VllmGenerateReactor* NewVllmGenerateReactor(
     const GenerateRequest* request) {
   backend->last_request_unix_micros = absl::ToUnixMicros(backend->clock->Now());
   GenerateCall<VllmEngineAnswer> call{.backend = backend,
-                                      .limits = &backend->limits,
                                       .message_bytes = request->SpaceUsedLong(),
                                       .runner = std::move(runner)};
   return new VllmGenerateReactor(std::move(call), context,

@@ -14,27 +14,28 @@ namespace engine = vllm::grpc::engine;
 namespace common = smg::grpc::common;
 
 absl::Status NotBuilt(const char* rpc) {
-  return RpcNotBuilt(kVllmEngineServiceName, rpc);
+  return RpcNotBuilt(engine::VllmEngine::service_full_name(), rpc);
 }
 
 }  // namespace
 
-VllmEngineService::VllmEngineService(VllmEngineServiceOptions options,
+VllmEngineService::VllmEngineService(const FacadeOptions& options,
                                      RequestRouter* router)
-    : server_version_(options.server_version),
-      threads_(options.limits),
+    : threads_(options.limits),
       backend_(std::make_shared<VllmEngineBackend>()) {
   threads_.Fill(options, "vllm", router, backend_.get());
-  backend_->limits = options.limits;
   if (!options.tokenizer_folder.empty()) {
     backend_->bundle =
-        std::make_shared<TokenizerBundle>(std::move(options.tokenizer_folder));
+        std::make_shared<TokenizerBundle>(options.tokenizer_folder);
   }
-  backend_->shares_tokenizer = options.shares_tokenizer;
+  backend_->share_tokenizer = options.share_tokenizer;
   backend_->start = backend_->clock->Now();
 }
 
-VllmEngineService::~VllmEngineService() = default;
+absl::Status VllmEngineService::RefuseGarbage(
+    const grpc::ServerContextBase& context) const {
+  return router::RefuseGarbage(context, *backend_);
+}
 
 grpc::ServerWriteReactor<engine::GenerateResponse>* VllmEngineService::Generate(
     grpc::CallbackServerContext* context,
@@ -95,7 +96,7 @@ grpc::ServerUnaryReactor* VllmEngineService::GetLoads(
     if (!model.ok()) return model.status();
     response->set_timestamp(absl::FormatTime(
         absl::RFC3339_full, backend_->clock->Now(), absl::UTCTimeZone()));
-    response->set_version(server_version_);
+    response->set_version(backend_->server_version);
     if (request->dp_rank() == 0) *response->add_loads() = VllmLoadOf(*model);
     response->set_dp_rank_count(response->loads_size());
     return absl::OkStatus();

@@ -1,5 +1,5 @@
 // The facade vllm.grpc.engine.VllmEngine: token ids in and out, for the gateway
-// smg and what routes for it. Thin: reactors convert and post, SingleCall
+// smg and what routes for it. Reactors only convert and post; SingleCall
 // decides.
 #pragma once
 
@@ -7,36 +7,30 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "proto/vllm/engine.grpc.pb.h"
-#include "router/canonical.h"
-#include "router/facades/calls/service_parts.h"
+#include "router/base/canonical.h"
+#include "router/facades/calls/facade.h"
 #include "router/facades/vllm_engine/backend.h"
 
 namespace kvasir::router {
 
-struct VllmEngineServiceOptions : FacadeOptions {
-  FacadeLimits limits;
-  // Empty: there is no tokenizer to give.
-  std::string tokenizer_folder;
-  // Whether whoever reaches this listener may have its files.
-  bool shares_tokenizer = false;
-};
-
-// Register it with a server; grpc.health.v1 names it kVllmEngineServiceName.
-// Outlives the server (all calls have ended). The router outlives it.
-//
 // Owns: the tokenizer's and the streams' threads.
 // Threads: any thread. Errors: as in the wire protocol; an RPC that is not
 //   built answers UNIMPLEMENTED with its name.
 class VllmEngineService final
-    : public vllm::grpc::engine::VllmEngine::CallbackService {
+    : public vllm::grpc::engine::VllmEngine::CallbackService,
+      public Facade {
  public:
-  VllmEngineService(VllmEngineServiceOptions options, RequestRouter* router);
-  ~VllmEngineService() override;
+  VllmEngineService(const FacadeOptions& options, RequestRouter* router);
 
-  // What all of its calls share.
-  std::shared_ptr<const VllmEngineBackend> backend() const { return backend_; }
+  std::vector<grpc::Service*> services() override { return {this}; }
+  std::vector<std::string> names() const override {
+    return {vllm::grpc::engine::VllmEngine::service_full_name()};
+  }
+  absl::Status RefuseGarbage(
+      const grpc::ServerContextBase& context) const override;
 
   grpc::ServerWriteReactor<vllm::grpc::engine::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context,
@@ -87,11 +81,8 @@ class VllmEngineService final
       const smg::grpc::common::SubscribeKvEventsRequest* request) override;
 
  private:
-  const std::string server_version_;
   const FacadeThreads threads_;
   const std::shared_ptr<VllmEngineBackend> backend_;
 };
-
-inline constexpr char kVllmEngineServiceName[] = "vllm.grpc.engine.VllmEngine";
 
 }  // namespace kvasir::router

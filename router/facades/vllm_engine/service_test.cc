@@ -29,13 +29,12 @@ class VllmEngineServiceTest : public FacadeServerTest {
       noise += base::Sha256Hex(std::to_string(noise.size()));
     }
     folder_.Write("tokenizer.json", noise);
-    VllmEngineServiceOptions options;
+    FacadeOptions options;
     options.codecs["tiny"] = std::make_shared<ByteCodec>();
     options.server_version = "1.2.3";
     options.tokenizer_folder = folder_.path();
-    options.shares_tokenizer = shares_tokenizer;
-    service_ =
-        std::make_unique<VllmEngineService>(std::move(options), &router_);
+    options.share_tokenizer = shares_tokenizer;
+    service_ = std::make_unique<VllmEngineService>(options, &router_);
     Listen({service_.get()});
     stub_ = engine::VllmEngine::NewStub(channel_);
   }

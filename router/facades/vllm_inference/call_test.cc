@@ -277,7 +277,7 @@ TEST_F(VllmInferenceCallTest, MaxTokensIsAsFarAsTheContextOrOneResponseGoes) {
   Send(Message());
   EXPECT_EQ(Engine().request().sampling.max_tokens(), 98);
   TearDown();
-  limits_.max_response_bytes = 80;
+  backend_->limits.max_response_bytes = 80;
   writer_.end.reset();
   Send(Message(), /*streaming=*/false);
   EXPECT_EQ(router_.WaitFor(1)->request().sampling.max_tokens(), 10);
@@ -318,7 +318,7 @@ TEST_F(VllmInferenceCallTest, AnAbortEndsTheStreamWithAFinish) {
 }
 
 TEST_F(VllmInferenceCallTest, AReaderThatDoesNotReadIsReset) {
-  limits_.max_waiting_bytes_per_stream = 100;
+  backend_->limits.max_waiting_bytes_per_stream = 100;
   Send(Message());
   Engine().Emit("ab");
   Run();

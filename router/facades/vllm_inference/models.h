@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "proto/vllm/control.pb.h"
-#include "router/canonical.h"
+#include "router/base/canonical.h"
 
 namespace kvasir::router {
 

@@ -16,7 +16,7 @@ namespace kvasir::router {
 namespace {
 
 using Call = SingleCall<VllmInferenceAnswer>;
-using Backend = std::shared_ptr<VllmInferenceBackend>;
+using Backend = std::shared_ptr<FacadeBackend>;
 
 absl::StatusOr<Call::Prepare> ReadRequest(
     const Backend& backend, const vllm::GenerateRequest& message,
@@ -50,26 +50,37 @@ GenerateCall<VllmInferenceAnswer> NewGenerate(
     const Backend& backend, const vllm::GenerateRequest& message,
     const FacadeThreads& threads) {
   return {.backend = backend,
-          .limits = &backend->limits,
           .message_bytes = message.SpaceUsedLong(),
           .runner = threads.streams()};
 }
 
 absl::Status NotBuilt(const char* rpc) {
-  return RpcNotBuilt(kVllmControlServiceName, rpc);
+  return RpcNotBuilt(vllm::Control::service_full_name(), rpc);
 }
 
 }  // namespace
 
-VllmInferenceService::VllmInferenceService(VllmInferenceServiceOptions options,
+VllmInferenceService::VllmInferenceService(const FacadeOptions& options,
                                            RequestRouter* router)
     : threads_(options.limits),
-      backend_(std::make_shared<VllmInferenceBackend>()) {
+      backend_(std::make_shared<FacadeBackend>()),
+      control_(backend_) {
   threads_.Fill(options, "vllm_inference", router, backend_.get());
-  backend_->limits = options.limits;
 }
 
-VllmInferenceService::~VllmInferenceService() = default;
+std::vector<grpc::Service*> VllmInferenceService::services() {
+  return {this, &control_};
+}
+
+std::vector<std::string> VllmInferenceService::names() const {
+  return {vllm::Inference::service_full_name(),
+          vllm::Control::service_full_name()};
+}
+
+absl::Status VllmInferenceService::RefuseGarbage(
+    const grpc::ServerContextBase& context) const {
+  return router::RefuseGarbage(context, *backend_);
+}
 
 ::grpc::ServerUnaryReactor* VllmInferenceService::Generate(
     ::grpc::CallbackServerContext* context,
@@ -97,7 +108,7 @@ VllmInferenceService::GenerateStream(::grpc::CallbackServerContext* context,
   return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
     const auto model = OnlyModel(*backend_->router);
     if (!model.ok()) return model.status();
-    auto info = ControlServerInfoOf(*model, server_version_);
+    auto info = ControlServerInfoOf(*model, backend_->server_version);
     if (info.ok()) *response = *std::move(info);
     return info.status();
   });

@@ -1,6 +1,6 @@
 // The facades vllm.Inference and vllm.Control: text or token ids in, text and
 // token ids out, for vllm-router and what else routes to vLLM's own gRPC
-// servers. Thin: reactors convert and post, SingleCall decides.
+// servers. Reactors only convert and post; SingleCall decides.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -8,61 +8,23 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "proto/vllm/control.grpc.pb.h"
 #include "proto/vllm/inference.grpc.pb.h"
-#include "router/canonical.h"
-#include "router/facades/calls/service_parts.h"
+#include "router/base/canonical.h"
+#include "router/facades/calls/facade.h"
 
 namespace kvasir::router {
 
-struct VllmInferenceServiceOptions : FacadeOptions {
-  FacadeLimits limits;
-};
-
-// Threads: any thread; constant but for what synchronizes itself.
-struct VllmInferenceBackend : FacadeBackend {
-  FacadeLimits limits;
-};
-
-// Register it with a server, and VllmControlService beside it; grpc.health.v1
-// names it kVllmInferenceServiceName. Outlives the server (all calls have
-// ended). The router outlives it.
+// The service vllm.Control. Its Abort ends requests of vllm.Inference.
 //
-// Owns: the tokenizer's and the streams' threads.
-// Threads: any thread. Errors: as in the wire protocol.
-class VllmInferenceService final : public vllm::Inference::CallbackService {
- public:
-  VllmInferenceService(VllmInferenceServiceOptions options,
-                       RequestRouter* router);
-  ~VllmInferenceService() override;
-
-  // What all of its calls share; Control's Abort looks in it.
-  std::shared_ptr<const VllmInferenceBackend> backend() const {
-    return backend_;
-  }
-
-  ::grpc::ServerUnaryReactor* Generate(
-      ::grpc::CallbackServerContext* context,
-      const vllm::GenerateRequest* request,
-      vllm::GenerateResponse* response) override;
-  ::grpc::ServerWriteReactor<vllm::GenerateResponse>* GenerateStream(
-      ::grpc::CallbackServerContext* context,
-      const vllm::GenerateRequest* request) override;
-
- private:
-  const FacadeThreads threads_;
-  const std::shared_ptr<VllmInferenceBackend> backend_;
-};
-
 // Threads: any thread. Errors: as in the wire protocol; an RPC that is not
 // built answers UNIMPLEMENTED with its name.
 class VllmControlService final : public vllm::Control::CallbackService {
  public:
-  VllmControlService(std::shared_ptr<const VllmInferenceBackend> backend,
-                     std::string server_version)
-      : backend_(std::move(backend)),
-        server_version_(std::move(server_version)) {}
+  explicit VllmControlService(std::shared_ptr<const FacadeBackend> backend)
+      : backend_(std::move(backend)) {}
 
   ::grpc::ServerUnaryReactor* GetServerInfo(
       ::grpc::CallbackServerContext* context,
@@ -121,11 +83,33 @@ class VllmControlService final : public vllm::Control::CallbackService {
                             Nothing* response) override;
 
  private:
-  const std::shared_ptr<const VllmInferenceBackend> backend_;
-  const std::string server_version_;
+  const std::shared_ptr<const FacadeBackend> backend_;
 };
 
-inline constexpr char kVllmInferenceServiceName[] = "vllm.Inference";
-inline constexpr char kVllmControlServiceName[] = "vllm.Control";
+// Owns: the tokenizer's and the streams' threads, and Control's service.
+// Threads: any thread. Errors: as in the wire protocol.
+class VllmInferenceService final : public vllm::Inference::CallbackService,
+                                   public Facade {
+ public:
+  VllmInferenceService(const FacadeOptions& options, RequestRouter* router);
+
+  std::vector<grpc::Service*> services() override;
+  std::vector<std::string> names() const override;
+  absl::Status RefuseGarbage(
+      const grpc::ServerContextBase& context) const override;
+
+  ::grpc::ServerUnaryReactor* Generate(
+      ::grpc::CallbackServerContext* context,
+      const vllm::GenerateRequest* request,
+      vllm::GenerateResponse* response) override;
+  ::grpc::ServerWriteReactor<vllm::GenerateResponse>* GenerateStream(
+      ::grpc::CallbackServerContext* context,
+      const vllm::GenerateRequest* request) override;
+
+ private:
+  const FacadeThreads threads_;
+  const std::shared_ptr<FacadeBackend> backend_;
+  VllmControlService control_;
+};
 
 }  // namespace kvasir::router

@@ -22,13 +22,11 @@ using ::testing::HasSubstr;
 class VllmInferenceServiceTest : public FacadeServerTest {
  protected:
   void SetUp() override {
-    VllmInferenceServiceOptions options;
+    FacadeOptions options;
+    options.server_version = "1.2.3";
     options.codecs["tiny"] = std::make_shared<ByteCodec>();
-    service_ =
-        std::make_unique<VllmInferenceService>(std::move(options), &router_);
-    control_service_ =
-        std::make_unique<VllmControlService>(service_->backend(), "1.2.3");
-    Listen({service_.get(), control_service_.get()});
+    service_ = std::make_unique<VllmInferenceService>(options, &router_);
+    Listen(service_->services());
     stub_ = vllm::Inference::NewStub(channel_);
     control_ = vllm::Control::NewStub(channel_);
   }
@@ -36,7 +34,6 @@ class VllmInferenceServiceTest : public FacadeServerTest {
     stub_.reset();
     control_.reset();
     StopListening();
-    control_service_.reset();
     service_.reset();
   }
   static vllm::GenerateRequest Message(const std::string& id) {
@@ -60,7 +57,6 @@ class VllmInferenceServiceTest : public FacadeServerTest {
   }
 
   std::unique_ptr<VllmInferenceService> service_;
-  std::unique_ptr<VllmControlService> control_service_;
   std::unique_ptr<vllm::Inference::Stub> stub_;
   std::unique_ptr<vllm::Control::Stub> control_;
 };

@@ -18,7 +18,7 @@
 #include "proto/refusal.h"
 #include "proto/sampling.h"
 #include "proto/token_bytes.h"
-#include "router/core/byte_budget.h"
+#include "router/base/byte_budget.h"
 
 namespace kvasir::router {
 

@@ -1,4 +1,4 @@
-#include "router/core/byte_budget.h"
+#include "router/base/byte_budget.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "router/core/refusal_reason.h"
+#include "router/base/refusal_reason.h"
 
 #include "absl/strings/cord.h"
 #include "absl/types/optional.h"

@@ -1,4 +1,4 @@
-#include "router/core/client_calls.h"
+#include "router/base/client_calls.h"
 
 #include <memory>
 

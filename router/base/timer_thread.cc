@@ -1,4 +1,4 @@
-#include "router/core/timer_thread.h"
+#include "router/base/timer_thread.h"
 
 #include "base/clock.h"
 

@@ -1,4 +1,4 @@
-#include "router/core/task_runner.h"
+#include "router/base/task_runner.h"
 
 #include <utility>
 
