@@ -17,7 +17,7 @@
 #include "bench/tool/bench.h"
 #include "bench/tool/report.h"
 #include "server/loaded_model.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 
 namespace kvasir::cli {
 namespace {

@@ -16,7 +16,7 @@
 #include "bench/tool/report.h"
 #include "server/loaded_model.h"
 #include "server/text_tokens.h"
-#include "worker/executor/perplexity.h"
+#include "worker/offline/perplexity.h"
 
 namespace kvasir::cli {
 namespace {
@@ -127,13 +127,14 @@ absl::StatusOr<BenchReport> RunStream(StreamFlags flags) {
   };
   absl::StatusOr<worker::PerplexityResult> result;
   const double seconds = bench::SecondsOf([&] {
-    result = worker::Perplexity(
-        &model->rank(), {.token_ids = text.ids, .token_bytes = text.bytes},
-        {.window_tokens = window,
-         .chunk_tokens = chunk,
-         .bos_token_id = text.bos,
-         .parts = passes,
-         .progress = update});
+    result =
+        worker::Perplexity(&model->rank().executor(),
+                           {.token_ids = text.ids, .token_bytes = text.bytes},
+                           {.window_tokens = window,
+                            .chunk_tokens = chunk,
+                            .bos_token_id = text.bos,
+                            .parts = passes,
+                            .progress = update});
   });
   KVASIR_RETURN_IF_ERROR(result.status());
   KVASIR_ASSIGN_OR_RETURN(MachineCeilings ceilings,

@@ -16,10 +16,10 @@
 #include "kernels/latents/hadamard_tables.h"
 #include "kernels/rowwise/norm.h"
 #include "model/shapes/decoder_spec.h"
+#include "worker/collective/collective.h"
 #include "worker/executor/attention/layer_attention.h"
-#include "worker/executor/kv_arenas.h"
-#include "worker/executor/step_profile.h"
-#include "worker/ranks/collective.h"
+#include "worker/executor/pages/kv_arenas.h"
+#include "worker/executor/step/step_profile.h"
 #include "worker/weights/weights.h"
 
 namespace kvasir::worker {

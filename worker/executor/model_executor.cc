@@ -235,6 +235,11 @@ absl::Status ModelExecutor::PlanWorkspace() {
   return absl::OkStatus();
 }
 
+double ModelExecutor::kv_compression_ratio() const {
+  return static_cast<double>(layout().dense_bf16_bytes_per_token()) /
+         kv_bytes_per_token();
+}
+
 std::string ModelExecutor::numerics_id() const {
   // Every CPU back end gives the same bits; a change of them is a new number,
   // and so it is of another device's.

@@ -9,7 +9,7 @@
 //            steps of one StepBucket launch the same ops at the same addresses
 //            (until a step's blob outgrows its memory, which moves it)
 //            (A GPU's decode steps are captured where options say so, and
-//            replayed: graphs/model_executor_graphs.cc.)
+//            replayed: model_executor_graphs.cc.)
 //   Collect  one read-back -> StepResult, totals
 #pragma once
 
@@ -31,18 +31,18 @@
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "model/shapes/decoder_spec.h"
+#include "worker/collective/collective.h"
 #include "worker/executor/attention/mass_room.h"
 #include "worker/executor/decoder.h"
 #include "worker/executor/executor.h"
 #include "worker/executor/graphs/step_graphs.h"
-#include "worker/executor/kv_arenas.h"
-#include "worker/executor/sequence_table.h"
+#include "worker/executor/pages/kv_arenas.h"
+#include "worker/executor/pages/sequence_table.h"
 #include "worker/executor/slot_evictions.h"
+#include "worker/executor/step/step_layout.h"
+#include "worker/executor/step/step_profile.h"
 #include "worker/executor/step_batch.h"
-#include "worker/executor/step_layout.h"
 #include "worker/executor/step_output.h"
-#include "worker/executor/step_profile.h"
-#include "worker/ranks/collective.h"
 #include "worker/weights/weights.h"
 
 namespace kvasir::worker {
@@ -158,6 +158,12 @@ class ModelExecutor final : public Executor {
   // KvArenas::bytes_per_token.
   double kv_bytes_per_token() const { return arenas_.bytes_per_token(); }
   const KvArenas& arenas() const { return arenas_; }
+  const cache::PageLayout& layout() const { return *parts_.layout; }
+  const kernels::DeviceAllocator& allocator() const {
+    return parts_.device->allocator();
+  }
+  // Bytes of a token in a dense bf16 cache, divided by kv_bytes_per_token().
+  double kv_compression_ratio() const;
   // KvArenas::ReadPositions; FAILED_PRECONDITION while a step is in flight.
   absl::StatusOr<std::vector<uint32_t>> ReadPositions(
       int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const;

@@ -14,8 +14,8 @@
 
 #include "base/status_matchers.h"
 #include "model/shapes/shape_config.h"
-#include "worker/executor/direct_runner.h"
-#include "worker/ranks/in_process_group.h"
+#include "worker/collective/in_process_group.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/testing/plan_cases.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"

@@ -12,8 +12,8 @@
 #include "plan/resolved_plan.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 #include "worker/executor/decoder.h"
-#include "worker/executor/kv_arenas.h"
-#include "worker/executor/step_layout.h"
+#include "worker/executor/pages/kv_arenas.h"
+#include "worker/executor/step/step_layout.h"
 
 namespace kvasir::worker {
 

@@ -6,7 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "worker/engine/request.h"
+#include "kernels/attention/ops.h"
+#include "worker/executor/step/sampling_limits.h"
 
 namespace kvasir::worker {
 namespace {

@@ -12,9 +12,9 @@
 #include "kernels/attention/paged_attention.h"
 #include "kernels/sampling/sample.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
-#include "worker/executor/attention/layer_attention.h"
-#include "worker/executor/sequence_table.h"
-#include "worker/executor/step_layout.h"
+#include "worker/executor/pages/sequence_table.h"
+#include "worker/executor/step/step_layout.h"
+#include "worker/executor/step/step_rows.h"
 
 namespace kvasir::worker {
 

@@ -9,7 +9,7 @@
 #include "base/status_macros.h"
 #include "cache/cache_id.h"
 #include "model/checkpoint/weight_tiles.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 
 namespace kvasir::worker {
 namespace {
@@ -344,20 +344,6 @@ absl::Status Rank::MeasurePages(ModelWeights weights,
                 one,
                 "; raise --gpu-memory-utilization, lower --max-model-len or "
                 "--max-batched-tokens, or take a smaller model");
-}
-
-int64_t Rank::kv_fixed_bytes_per_sequence() const {
-  int64_t bytes = 0;
-  for (const cache::PageGroupLayout& group : layout_->page_groups()) {
-    bytes += group.side_pages_per_sequence *
-             executor_->arenas().page_bytes(group.id.value());
-  }
-  return bytes;
-}
-
-double Rank::kv_compression_ratio() const {
-  return static_cast<double>(layout_->dense_bf16_bytes_per_token()) /
-         executor_->kv_bytes_per_token();
 }
 
 }  // namespace kvasir::worker

@@ -17,9 +17,9 @@
 #include "model/shapes/decoder_spec.h"
 #include "plan/plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/collective/collective.h"
 #include "worker/executor/model_executor.h"
 #include "worker/program/served_plan.h"
-#include "worker/ranks/collective.h"
 #include "worker/weights/weight_source.h"
 
 namespace kvasir::worker {
@@ -141,11 +141,6 @@ class Rank {
   const std::string& cache_id() const { return cache_id_; }
   // ModelWeights::read_bytes.
   int64_t read_bytes() const { return read_bytes_; }
-
-  // Of the arenas: bytes of a sequence's side pages, and a dense bf16 cache's
-  // bytes over those of a token.
-  int64_t kv_fixed_bytes_per_sequence() const;
-  double kv_compression_ratio() const;
 
  private:
   explicit Rank(const model::DecoderSpec& spec);

@@ -23,36 +23,13 @@
 #include "model/shapes/decoder_spec.h"
 #include "plan/resolved_plan.h"
 #include "worker/executor/attention/mass_room.h"
-#include "worker/executor/kv_arenas.h"
-#include "worker/executor/step_profile.h"
+#include "worker/executor/pages/kv_arenas.h"
+#include "worker/executor/step/step_profile.h"
+#include "worker/executor/step/step_rows.h"
 #include "worker/program/attention_program.h"
 #include "worker/weights/weights.h"
 
 namespace kvasir::worker {
-
-// What attention needs to know in one page group.
-struct AttentionBatch {
-  kernels::DevicePtr<const int64_t> slots;  // [T]
-  // Slots of the tokens in their sequences, which are the positions of layers
-  // whose positions roll. [T]
-  kernels::DevicePtr<const int64_t> slot_positions;
-  // [B], prompts first: on the device, and on the host, where it is divided
-  // (not looked at while the workspace counts).
-  kernels::DevicePtr<const kernels::AttentionSequence> sequences;
-  absl::Span<const kernels::AttentionSequence> on_host;
-  // Those of output once more, on the device, where prompts are launched apart.
-  kernels::DevicePtr<const kernels::AttentionSequence> output_sequences;
-};
-
-// A sequence's rows of a step. Host memory.
-struct SequenceRows {
-  int64_t first_row = 0;
-  int64_t num_rows = 0;
-  bool prompt = false;  // else output
-};
-
-// Which sequences of a step a launch of attention has.
-enum class LaunchedRows : uint8_t { kAll, kPrompts, kOutput };
 
 // The tokens of a step, as attention sees them. Device memory.
 struct AttentionInput {

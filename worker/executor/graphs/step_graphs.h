@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "kernels/device/stream.h"
-#include "worker/executor/step_layout.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
+#include "worker/executor/step/step_layout.h"
 
 namespace kvasir::worker {
 

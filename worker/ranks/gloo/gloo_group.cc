@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "worker/ranks/cpu_collective.h"
+#include "worker/collective/cpu_collective.h"
 
 namespace kvasir::worker {
 namespace {

@@ -21,7 +21,7 @@
 #include "absl/strings/str_join.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
-#include "worker/ranks/cpu_collective.h"
+#include "worker/collective/cpu_collective.h"
 
 namespace kvasir::worker {
 namespace {

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/rowwise/ops.h"
-#include "worker/ranks/collective_sizes.h"
-#include "worker/ranks/cpu_collective.h"
+#include "worker/collective/collective_sizes.h"
+#include "worker/collective/cpu_collective.h"
 #include "worker/ranks/nccl/nccl_communicator.h"
 
 namespace kvasir::worker {

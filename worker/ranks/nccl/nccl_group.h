@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "plan/tp_shard.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 #include "worker/ranks/nccl/nccl_address.h"
 #include "worker/ranks/nccl/nccl_library.h"
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "worker/ranks/rank.h"
+#include "worker/executor/model_executor.h"
 
 namespace kvasir::worker {
 
@@ -72,7 +72,7 @@ struct PerplexityResult {
 
 // INVALID_ARGUMENT for a window or chunk out of the executor's limits, or a
 // text with nothing to score; the executor's errors.
-absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
+absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
                                             const TokenizedText& text,
                                             const PerplexityOptions& options);
 

@@ -1,4 +1,4 @@
-#include "worker/executor/sequence_table.h"
+#include "worker/executor/pages/sequence_table.h"
 
 #include <algorithm>
 #include <utility>

@@ -13,7 +13,7 @@
 #include "absl/types/span.h"
 #include "kernels/device/allocator.h"
 #include "kernels/device/stream.h"
-#include "worker/executor/kv_arenas.h"
+#include "worker/executor/pages/kv_arenas.h"
 
 namespace kvasir::worker {
 

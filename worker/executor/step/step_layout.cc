@@ -1,4 +1,4 @@
-#include "worker/executor/step_layout.h"
+#include "worker/executor/step/step_layout.h"
 
 #include <bit>
 #include <utility>

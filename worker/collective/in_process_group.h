@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 
 namespace kvasir::worker {
 

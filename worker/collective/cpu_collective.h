@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "plan/tp_shard.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 
 namespace kvasir::worker {
 

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/device/allocator.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
-#include "worker/executor/kv_arenas.h"
+#include "worker/executor/pages/kv_arenas.h"
 
 namespace kvasir::worker {
 

@@ -1,4 +1,4 @@
-#include "worker/ranks/collective_sizes.h"
+#include "worker/collective/collective_sizes.h"
 
 #include <cstddef>
 

@@ -1,4 +1,4 @@
-#include "worker/ranks/cpu_collective.h"
+#include "worker/collective/cpu_collective.h"
 
 #include <atomic>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
-#include "worker/ranks/collective_sizes.h"
+#include "worker/collective/collective_sizes.h"
 
 namespace kvasir::worker {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/executor/perplexity.h"
+#include "worker/offline/perplexity.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,29 +7,32 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 
 namespace kvasir::worker {
 namespace {
 
 // Bytes of pages that are not in the pool now.
-int64_t HeldBytes(Rank& rank, const DirectRunner& runner) {
+int64_t HeldBytes(const KvArenas& arenas, const DirectRunner& runner) {
   int64_t bytes = 0;
-  for (size_t g = 0; g < rank.pages().size(); ++g) {
-    const auto group = static_cast<int64_t>(g);
-    bytes += (rank.pages()[g] - runner.free_pages(group)) *
-             rank.executor().arenas().page_bytes(group);
+  for (int64_t group = 0; group < arenas.num_page_groups(); ++group) {
+    bytes += (arenas.num_pages()[static_cast<size_t>(group)] -
+              runner.free_pages(group)) *
+             arenas.page_bytes(group);
   }
   return bytes;
 }
 
-void CountPool(Rank& rank, PerplexityResult* result) {
-  result->kv_bytes_per_token = rank.executor().kv_bytes_per_token();
-  result->kv_compression_ratio = rank.kv_compression_ratio();
-  result->kv_fixed_bytes_per_sequence = rank.kv_fixed_bytes_per_sequence();
+void CountPool(const ModelExecutor& executor, PerplexityResult* result) {
+  result->kv_bytes_per_token = executor.kv_bytes_per_token();
+  result->kv_compression_ratio = executor.kv_compression_ratio();
+  result->kv_fixed_bytes_per_sequence =
+      executor.layout().fixed_bytes_per_sequence();
   result->kv_pool_bytes =
-      rank.allocator().use(kernels::MemoryTag::kKvCache).bytes;
-  for (const int64_t pages : rank.pages()) result->kv_pool_pages += pages;
+      executor.allocator().use(kernels::MemoryTag::kKvCache).bytes;
+  for (const int64_t pages : executor.arenas().num_pages()) {
+    result->kv_pool_pages += pages;
+  }
 }
 
 // Scores ids[1 + unscored..] of one window, each after those before it. The
@@ -114,17 +117,17 @@ void AddToParts(int64_t first, absl::Span<const float> logprobs, int64_t tokens,
 
 }  // namespace
 
-absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
+absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
                                             const TokenizedText& text,
                                             const PerplexityOptions& options) {
-  const ModelExecutorOptions& limits = rank->executor().options();
+  const ModelExecutorOptions& limits = executor->options();
   KVASIR_RETURN_IF_ERROR(CheckOptions(text, limits, options));
   const int64_t chunk = options.chunk_tokens > 0 ? options.chunk_tokens
                                                  : limits.max_batched_tokens;
   const bool has_bos = options.bos_token_id.has_value();
   const int64_t text_per_window = options.window_tokens - (has_bos ? 1 : 0);
-  DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages(),
-                      rank->executor().last_step_id());
+  DirectRunner runner(executor, &executor->layout(),
+                      executor->arenas().num_pages(), executor->last_step_id());
 
   PerplexityResult result;
   result.parts.resize(static_cast<size_t>(options.parts));
@@ -155,14 +158,14 @@ absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
     const auto scored = [&](int64_t from, absl::Span<const float> logprobs) {
       AddToParts(before + from, logprobs, whole, &result.parts);
       const int64_t done = from + static_cast<int64_t>(logprobs.size());
-      const int64_t bytes = HeldBytes(*rank, runner);
+      const int64_t bytes = HeldBytes(executor->arenas(), runner);
       const auto part_of = [&](int64_t input) {
         return static_cast<size_t>((before + input) * options.parts / whole);
       };
       for (size_t part = part_of(from); part <= part_of(done - 1); ++part) {
         result.parts[part].held_bytes = bytes;
         result.parts[part].allocated_bytes =
-            rank->allocator().total_use().bytes;
+            executor->allocator().total_use().bytes;
       }
       if (options.progress) options.progress(begin + done, total);
       if (bytes < result.kv_held_bytes) return;
@@ -190,7 +193,7 @@ absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
   }
   result.perplexity = std::exp(nats / static_cast<double>(result.tokens));
   result.nats_per_byte = nats / static_cast<double>(result.bytes);
-  CountPool(*rank, &result);
+  CountPool(*executor, &result);
   return result;
 }
 

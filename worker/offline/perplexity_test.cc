@@ -1,4 +1,4 @@
-#include "worker/executor/perplexity.h"
+#include "worker/offline/perplexity.h"
 
 #include <cmath>
 #include <map>
@@ -37,7 +37,7 @@ std::unique_ptr<Rank> TinyRank(const RankOptions& options = TinyOptions()) {
 
 PerplexityResult MustScore(Rank& rank, const Text& text,
                            const PerplexityOptions& options) {
-  auto result = Perplexity(&rank, text.view(), options);
+  auto result = Perplexity(&rank.executor(), text.view(), options);
   KVASIR_EXPECT_OK(result);
   return result.ok() ? *result : PerplexityResult{};
 }
@@ -122,7 +122,7 @@ TEST(PerplexityTest, AStrideScoresEveryTokenOnceBehindAWindowOfItsOwn) {
                        static_cast<size_t>(end - begin))};
       PerplexityOptions alone = {.window_tokens = 40};
       alone.bos_token_id = options.bos_token_id;
-      const auto told = Perplexity(rank.get(), part, alone);
+      const auto told = Perplexity(&rank->executor(), part, alone);
       KVASIR_EXPECT_OK(told);
       tokens += told->tokens;
       return std::log(told->perplexity) * static_cast<double>(told->tokens);
@@ -155,25 +155,26 @@ TEST(PerplexityTest, RefusesWindowsOutOfTheLimits) {
   auto rank = TinyRank();
   const Text text = SomeText(10);
   for (const int64_t window : {0, 1, 129}) {
-    EXPECT_THAT(Perplexity(rank.get(), text.view(), {.window_tokens = window}),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("window: want 2 to 128")));
+    EXPECT_THAT(
+        Perplexity(&rank->executor(), text.view(), {.window_tokens = window}),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 HasSubstr("window: want 2 to 128")));
   }
-  EXPECT_THAT(Perplexity(rank.get(), text.view(),
+  EXPECT_THAT(Perplexity(&rank->executor(), text.view(),
                          {.window_tokens = 16, .chunk_tokens = 65}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("chunk: want 1 to 64")));
-  EXPECT_THAT(Perplexity(rank.get(), text.view(),
+  EXPECT_THAT(Perplexity(&rank->executor(), text.view(),
                          {.window_tokens = 16, .stride_tokens = 16}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("stride: want fewer tokens than the window's "
                                  "16, have 16")));
   EXPECT_THAT(
-      Perplexity(rank.get(), text.view(),
+      Perplexity(&rank->executor(), text.view(),
                  {.window_tokens = 16, .stride_tokens = 4, .parts = 10}),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("parts of a text: want 1 to 9, have 10")));
-  EXPECT_THAT(Perplexity(rank.get(), {}, {.window_tokens = 16}),
+  EXPECT_THAT(Perplexity(&rank->executor(), {}, {.window_tokens = 16}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("nothing to score")));
 }

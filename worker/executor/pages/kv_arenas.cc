@@ -1,4 +1,4 @@
-#include "worker/executor/kv_arenas.h"
+#include "worker/executor/pages/kv_arenas.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "worker/executor/step_profile.h"
+#include "worker/executor/step/step_profile.h"
 
 namespace kvasir::worker {
 

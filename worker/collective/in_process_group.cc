@@ -1,4 +1,4 @@
-#include "worker/ranks/in_process_group.h"
+#include "worker/collective/in_process_group.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "worker/ranks/cpu_collective.h"
+#include "worker/collective/cpu_collective.h"
 
 namespace kvasir::worker {
 namespace {

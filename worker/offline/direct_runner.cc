@@ -1,4 +1,4 @@
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 
 #include <algorithm>
 #include <utility>
