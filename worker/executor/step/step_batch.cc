@@ -1,4 +1,4 @@
-#include "worker/executor/step_batch.h"
+#include "worker/executor/step/step_batch.h"
 
 #include <algorithm>
 #include <cmath>
