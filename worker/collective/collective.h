@@ -1,4 +1,4 @@
-// What the ranks of a tensor-parallel group do together.
+// Communication between the ranks of a tensor-parallel group.
 #pragma once
 
 #include <cstdint>
@@ -13,74 +13,77 @@
 
 namespace kvasir::worker {
 
-// Of one rank, since its group was made.
+// Counters of one rank since its group was made.
 struct CollectiveTotals {
-  int64_t calls = 0;       // that were done
-  int64_t sent_bytes = 0;  // to other ranks, what goes around data included
-  // That calls waited for other ranks; 0 over NCCL: there a device waits.
+  int64_t calls = 0;       // calls that finished
+  int64_t sent_bytes = 0;  // to other ranks, including protocol overhead
+  // Time that calls waited for other ranks. 0 over NCCL, where only the device
+  // waits.
   double waited_seconds = 0;
 };
 
-// One rank's end of its group. All ranks make the same calls, of the same
-// sizes, in the same order, and have the same bits after each. A rank that goes
-// ends the call that another is still in: ranks tell each other that they are
-// done before one goes. Threads: calls from one at a time; Abort, status and
-// totals from any.
-// Errors: INVALID_ARGUMENT for sizes that cannot be, before anything is sent.
+// One rank's end of its group. All ranks must make the same calls, of the same
+// sizes, in the same order. All of them have the same bits after each call. If
+// a rank is destroyed while another is still in a call, that call fails: ranks
+// must agree that they are done before one goes.
+//
+// Threads: calls from one thread at a time; Abort, status and totals from any.
+// Errors: INVALID_ARGUMENT for impossible sizes, before anything is sent.
 //   UNAVAILABLE when another rank is gone, cut off, or stands still for too
-//   long; ABORTED when a rank gave up, this one included; INTERNAL when ranks
-//   make different calls (over NCCL that is a rank that stands still). After
-//   any of these three the group is dead: the data is undefined, and calls
-//   return what killed it.
+//   long. ABORTED when a rank gave up, including this one. INTERNAL when ranks
+//   make different calls (over NCCL this looks like a rank that stands still).
+//   After any of the last three the group is dead: the data is undefined, and
+//   calls return the error that killed the group.
 class Collective {
  public:
   virtual ~Collective() = default;
 
   virtual plan::TpShard shard() const = 0;
 
-  // Enqueues data[i] = sum over ranks of data[i], for `count` numbers of
-  // `dtype`, whatever the pointer says. Added in float32, in rank order, where
-  // the group is deterministic: the same bits in every run, too. Those on CPUs
-  // always are.
+  // Enqueues data[i] = sum over ranks of data[i] for `count` numbers of
+  // `dtype`, which may differ from the pointer's type. A deterministic group
+  // adds in float32 and in rank order, so that every run gives the same bits.
+  // Groups on CPUs are always deterministic.
   virtual absl::Status AllReduceSum(kernels::Stream& stream,
                                     kernels::DevicePtr<float> data,
                                     int64_t count, kernels::DType dtype,
                                     kernels::Workspace& workspace) = 0;
 
-  // Enqueues that every rank has all columns of data [num_rows, columns], of
-  // which rank r brings [first_columns[r], first_columns[r + 1]): size() + 1
-  // numbers from 0 to columns. A rank may have none.
+  // Enqueues a gather of columns: afterwards every rank has all columns of data
+  // [num_rows, columns]. Rank r provides columns [first_columns[r],
+  // first_columns[r + 1]). `first_columns` has size() + 1 numbers from 0 to
+  // columns. A rank may provide none.
   virtual absl::Status AllGather(kernels::Stream& stream,
                                  kernels::DevicePtr<float> data,
                                  int64_t num_rows,
                                  absl::Span<const int64_t> first_columns,
                                  kernels::Workspace& workspace) = 0;
 
-  // Enqueues that every rank has the data [bytes] of rank 0.
+  // Enqueues a copy of rank 0's data [bytes] to every rank.
   virtual absl::Status Broadcast(kernels::Stream& stream,
                                  kernels::DevicePtr<void> data, int64_t bytes,
                                  kernels::Workspace& workspace) = 0;
 
-  // Tells the other ranks that this one will make no further call. A call that
-  // is waiting ends, and so does one that a stream is at. Only the first reason
-  // is told. (NCCL has no words for it: there the others hear of it by whoever
-  // aborts them, or once they have waited for too long.)
+  // Announces that this rank makes no further call. Waiting calls end on all
+  // ranks, and so do calls that a stream is executing. Only the first reason is
+  // sent. NCCL cannot send a reason: there the other ranks notice when their
+  // owner aborts them, or when they have waited for too long.
   virtual void Abort(const absl::Status& reason) = 0;
 
-  // What killed the group. To be asked once a stream was synchronized, before
-  // its results are used: calls that it came by may have failed since they
-  // were enqueued.
+  // The error that killed the group, or OK. Check it after synchronizing a
+  // stream and before using its results: a call may fail after it was enqueued.
   virtual absl::Status status() const = 0;
 
   virtual CollectiveTotals totals() const = 0;
 
   // Whether calls may be enqueued on a stream that captures
-  // (kernels::LaunchStream). All ranks capture the same calls, and replay them
-  // in turn with all others. totals() has them when they are replayed.
+  // (kernels::LaunchStream). All ranks must then capture the same calls, and
+  // replay them in the same order relative to other calls. totals() counts them
+  // when they are replayed.
   virtual bool can_be_captured() const { return false; }
-  // The calls that were captured since this was asked last.
+  // Returns the calls captured since the last TakeCaptured.
   virtual CollectiveTotals TakeCaptured() { return {}; }
-  // Such calls were enqueued on the stream once more.
+  // Must be called after captured calls were enqueued again on the stream.
   virtual absl::Status Replayed(kernels::Stream&, const CollectiveTotals&) {
     return absl::OkStatus();
   }

@@ -1,4 +1,4 @@
-// What every collective refuses before anything is sent.
+// The checks of sizes that every collective does before it sends anything.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,13 @@
 
 namespace kvasir::worker {
 
-// Bytes of so many numbers of float32, which no type exceeds; INVALID_ARGUMENT
-// for sizes that cannot be.
+// Bytes of rows * columns numbers of float32, the largest type of activations.
+// INVALID_ARGUMENT for sizes that are negative or overflow.
 absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
                                         int64_t columns);
 
-// Of an AllGather: INVALID_ARGUMENT for what are no columns of the ranks.
+// Checks AllGather's first_columns. INVALID_ARGUMENT if they do not divide the
+// columns among the ranks.
 absl::Status CheckFirstColumns(plan::TpShard shard,
                                absl::Span<const int64_t> first_columns);
 

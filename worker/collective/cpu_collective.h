@@ -1,4 +1,4 @@
-// Collectives on CPU streams, over whatever moves bytes between the memories of
+// Collectives on CPU streams, over any transport that moves bytes between
 // ranks.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace kvasir::worker {
 
-// On the wire: do not renumber.
+// These numbers are sent over the network: do not renumber.
 enum class CollectiveKind : uint32_t {
   kAllReduceSum = 1,
   kAllGather = 2,
@@ -25,8 +25,8 @@ std::string DescribeCall(CollectiveKind kind, int64_t bytes);
 
 absl::Status RankGaveUp(int64_t rank, const absl::Status& reason);
 
-// What Collective says of ranks and errors, over host memory. Sizes are checked
-// by whoever calls, and above 0.
+// The transport: Collective's calls over host memory, with the same rules for
+// ranks and errors. The caller checks sizes; they are above 0.
 class HostCollective {
  public:
   virtual ~HostCollective() = default;
@@ -36,13 +36,14 @@ class HostCollective {
                                  absl::Span<const int64_t> first_columns) = 0;
   virtual absl::Status Broadcast(absl::Span<char> data) = 0;
   virtual void Abort(const absl::Status& reason) = 0;
-  // Both from any thread.
+  // From any thread.
   virtual int64_t sent_bytes() const = 0;
   virtual double waited_seconds() const = 0;
 };
 
-// Calls of no numbers are done at once: nothing is sent, nobody is waited for.
-// On a stream that is not the CPU's: UNIMPLEMENTED by the op's name.
+// Wraps a transport. Calls of size 0 return at once: they send nothing and wait
+// for nobody. On a stream of another device calls return UNIMPLEMENTED with the
+// op's name.
 std::unique_ptr<Collective> MakeCpuCollective(
     std::unique_ptr<HostCollective> host);
 

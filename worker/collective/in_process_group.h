@@ -1,4 +1,4 @@
-// Ranks as threads of one process.
+// Ranks that are threads of one process.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,10 @@
 
 namespace kvasir::worker {
 
-// On CPU streams. Nobody is waited for with a limit: threads of one process end
-// together.
-// Owns: nothing of the ranks' memory; hands out ends that share the group.
+// Collectives on CPU streams. Waits have no time limit, because threads of one
+// process end together.
+//
+// Owns: nothing of the ranks' memory. The returned ends share the group.
 class InProcessGroup {
  public:
   static std::vector<std::unique_ptr<Collective>> Create(int64_t size);

@@ -43,29 +43,33 @@ struct ModelExecutorOptions {
   int64_t max_num_seqs = 0;
   int64_t max_batched_tokens = 0;
   int64_t max_logprobs = 20;
-  // kernels::PagedAttentionParams'; of a rank, RankOptions::deterministic.
+  // PagedAttentionParams::prompts_as_rows. A Rank sets it from
+  // RankOptions::deterministic.
   bool prompts_as_rows = false;
-  // Logits held at a time (StepOutput); one sample's at least.
+  // Bytes of logits that are held at a time (StepOutput); never less than one
+  // sample takes.
   int64_t logits_bytes = int64_t{64} << 20;
-  // A GPU's steps that only decode, copy no pages and evict nothing are
-  // captured when one of their sizes comes for the second time, and replayed
-  // from then on: the same bits by one call. A capture that fails is logged,
-  // and none is tried again. Nothing is captured beside a profile or a tap, nor
-  // with a collective that cannot be.
+  // Captures and replays a GPU's steps that only decode, copy no pages and
+  // evict nothing. A step is captured when its sizes come for the second time;
+  // later steps of these sizes are one call with the same bits. If a capture
+  // fails, it is logged and none is tried again. Nothing is captured while a
+  // profile or a tap is set, or if the collective cannot be captured.
   bool graphs = false;
-  // For tests and debugging: hears every token's logits. Every row then meets
-  // the head and is read back: a tapped Launch waits for the device. Called
-  // from Enqueue.
+  // For tests and debugging: called from Enqueue with every token's logits. The
+  // head then runs for every row, and Enqueue waits for the device.
   std::function<void(const LogitsRow&)> logits_tap;
-  // Takes the time of each part of a step, or null; outlives the executor.
+  // Measures the time of each part of a step. May be null; outlives the
+  // executor.
   StepProfile* profile = nullptr;
 };
 
-// Owns: weights, arenas, workspace, block tables, last sampled tokens. What
-//   Parts points to is the caller's and outlives it.
+// Runs step plans on one rank.
+//
+// Owns: weights, arenas, workspace, block tables, last sampled tokens. The
+//   caller owns what Parts points to; it outlives the executor.
 // Threads: one at a time.
-// Errors: after a failed step every other one is FAILED_PRECONDITION, and the
-//   other ranks hear of it.
+// Errors: after a failed step every later one is FAILED_PRECONDITION. The other
+//   ranks are told through Collective::Abort.
 class ModelExecutor final : public Executor {
  public:
   struct Parts {
@@ -73,20 +77,21 @@ class ModelExecutor final : public Executor {
     const plan::ResolvedPlan* plan = nullptr;
     const cache::PageLayout* layout = nullptr;
     cache::PageCounts pages;
-    cache::PageCounts host_pages;  // of the host pool; empty: none
+    cache::PageCounts host_pages;  // of the host pool; empty: no host pool
     kernels::Device* device = nullptr;
     kernels::Stream* stream = nullptr;
     Collective* collective = nullptr;
   };
 
-  // Allocates everything that steps will use. `weights` are of the parts' plan,
-  // which is served (LoadWeights). RESOURCE_EXHAUSTED with the numbers when
-  // memory does not suffice.
+  // Allocates everything that steps will use. `weights` come from LoadWeights
+  // for the same plan. RESOURCE_EXHAUSTED with the numbers when memory does not
+  // suffice.
   static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(
       const Parts& parts, ModelWeights weights, ModelExecutorOptions options);
   ~ModelExecutor() override;
 
-  // For another executor; this one is of no more use.
+  // Moves the weights out for another executor. This one cannot be used any
+  // more.
   ModelWeights TakeWeights() && { return std::move(weights_); }
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
@@ -95,16 +100,16 @@ class ModelExecutor final : public Executor {
     return parts_.device->kind() != kernels::DeviceKind::kCpu;
   }
 
-  // `allowed`: bit id % 32 of word id / 32 for ids that may be sampled,
-  // [ceil(V / 32)]. Replaces a mask of the same name, which no step may be
-  // reading: FAILED_PRECONDITION while one is in flight.
+  // `allowed` has a bit for each id that may be sampled: bit id % 32 of word id
+  // / 32, [ceil(V / 32)]. Replaces a mask of the same name. FAILED_PRECONDITION
+  // while a step is in flight, because it may be reading the mask.
   absl::Status RegisterTokenMask(std::string name,
                                  absl::Span<const uint32_t> allowed);
 
   const ModelExecutorOptions& options() const { return options_; }
-  // Whether prompts of some layer lift latents (prompt_lift.h).
+  // Whether prompts lift latents in some layer (prompt_lift.h).
   bool lifts_prompts() const { return lifts_prompts_; }
-  // Whether attention has the same bits for a row in a prompt and alone.
+  // Whether a row gets the same bits from attention in a prompt and on its own.
   bool prompts_are_rows() const {
     return options_.prompts_as_rows ||
            parts_.device->kind() == kernels::DeviceKind::kCpu;
@@ -112,9 +117,10 @@ class ModelExecutor final : public Executor {
   std::vector<Decoder::LayersKernels> attention_kernels() const {
     return decoder_->attention_kernels();
   }
-  // Names the arithmetic: requests may move only between executors of one id.
+  // Names the arithmetic. A request may move only between executors of the same
+  // id.
   std::string numerics_id() const;
-  // Bytes of weights that one step streams, whatever its batch.
+  // Bytes of weights that one step reads, whatever its batch.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
   int64_t rounded_bytes() const { return weights_.rounded_bytes; }
   // KvArenas::bytes_per_token.
@@ -129,21 +135,23 @@ class ModelExecutor final : public Executor {
   // KvArenas::ReadPositions; FAILED_PRECONDITION while a step is in flight.
   absl::StatusOr<std::vector<uint32_t>> ReadPositions(
       int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const;
-  // The pages of an image as the bytes behind its header (page_image.h), and
-  // back. The step that copied them out has been awaited, the one that copies
-  // them in has not been enqueued: FAILED_PRECONDITION while one is in flight.
+  // Converts between an image's host pages and the bytes that follow its header
+  // in page_image.h. Read an image after awaiting the step that copies it out;
+  // write it before enqueuing the step that copies it in. FAILED_PRECONDITION
+  // while a step is in flight.
   absl::StatusOr<std::string> ReadImage(
       const cache::SequenceImage& image) const;
   // INVALID_ARGUMENT for a payload of another size.
   absl::Status WriteImage(const cache::SequenceImage& image,
                           absl::string_view payload);
 
-  // Of copies between the pool and the host pool, measured: before the first
-  // step, for it writes to host pages. 0 where there is no host pool.
+  // Measures the speed of copies between the pool and the host pool. 0 if there
+  // is no host pool. It overwrites host pages, so it must be called before the
+  // first step.
   absl::StatusOr<double> MeasureCopyBytesPerSecond();
   uint64_t last_step_id() const { return stager_->last_step_id(); }
   const ExecutorTotals& totals() const { return totals_; }
-  // Of the last step.
+  // The bucket and the sizes of the last step.
   const StepBucket& bucket() const { return stager_->staged().bucket; }
   const StepSizes& sizes() const { return stager_->staged().sizes; }
 
@@ -153,9 +161,10 @@ class ModelExecutor final : public Executor {
 
   absl::Status CreateDecoder();
   absl::Status CreateStepParts();
-  // most_slots: far below a sequence's length if texts are endless.
+  // Its most_slots is bounded by the pool, which may hold far fewer than
+  // max_model_len.
   MassRoomLimits MassLimits() const;
-  // Keeps what the executor failed with, and aborts the collective with it.
+  // Records the failure and aborts the collective with it.
   absl::Status Fail(const absl::Status& status);
 
   // Constant after construction.
@@ -167,7 +176,8 @@ class ModelExecutor final : public Executor {
   const StepState state_;
   bool lifts_prompts_ = false;
 
-  // Used by the executing thread. Decoder before the parts that point to it.
+  // Used by the executing thread. The decoder comes before the parts that point
+  // to it.
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<Stager> stager_;
   std::unique_ptr<Launcher> launcher_;

@@ -1,5 +1,5 @@
-// Runs sequences on an executor without a scheduler: offline scoring,
-// benchmarks and tests. Keeps block tables of its own and writes step plans.
+// Runs sequences on an executor without a scheduler, for offline scoring,
+// benchmarks and tests. It keeps its own block tables and writes step plans.
 #pragma once
 
 #include <cstdint>
@@ -20,60 +20,63 @@ namespace kvasir::worker {
 // A sequence's part of one step.
 struct DirectStep {
   uint64_t sequence_id = 0;
-  // Empty: the token that the last step sampled for this sequence.
+  // Empty: use the token that the last step sampled for this sequence.
   absl::Span<const int32_t> token_ids;
-  // Log probabilities are wanted of these, one after each token.
+  // Tokens whose log probabilities are wanted, one after each input token.
   absl::Span<const int32_t> target_ids;
   std::optional<kvasir::v1::SampleRequest> sample;
-  // Tokens given are output, not prompt.
+  // Whether the given tokens are output; otherwise they are prompt.
   bool output = false;
 };
 
 // Threads: one at a time.
-// Errors: RESOURCE_EXHAUSTED when pages run out, and nothing has changed then;
-//   the executor's; CheckFault's, after which it is of no more use.
+// Errors: RESOURCE_EXHAUSTED when pages run out; nothing has changed then.
+//   Errors of the executor and of CheckFault; the runner cannot be used after
+//   them.
 class DirectRunner {
  public:
-  // Executor and layout outlive it. `last_step_id`: of the executor's last
-  // step, 0 for a new one.
+  // Executor and layout outlive the runner. `last_step_id` is the executor's
+  // last step, 0 for a new executor.
   DirectRunner(Executor* executor, const cache::PageLayout* layout,
                const cache::PageCounts& pages, uint64_t last_step_id = 0);
   ~DirectRunner();
 
-  // One step, prompts before output. A sequence begins with its first mention,
-  // at position 0. INVALID_ARGUMENT for tokens beyond next_eviction: nothing
-  // has changed then, either.
+  // Runs one step. List prompts before output. A sequence starts at position 0
+  // when it is first named. INVALID_ARGUMENT for tokens beyond next_eviction;
+  // nothing has changed then.
   absl::StatusOr<kvasir::v1::StepResult> Run(
       absl::Span<const DirectStep> steps);
 
-  // The sequence begins after `length` tokens whose slots hold what somebody
-  // else wrote there, or anything. Before its first step.
+  // Starts a sequence after `length` tokens. Their slots hold whatever is in
+  // the pages. Call it before the sequence's first step.
   void StartAt(uint64_t sequence_id, int64_t length);
 
-  // A sequence that has run goes on behind `length` tokens, as one that has
-  // just begun there (StartAt) with a prompt of so many: in the pages that it
-  // has, which keep what is in them, its side pages too. None was given up
-  // behind a window (CHECK).
+  // Sets a sequence that has run back to `length` tokens, as if StartAt had
+  // just begun it there with a prompt of `prompt_tokens`. It keeps its pages
+  // and side pages with their contents. CHECK-fails if a sliding window has
+  // given up pages.
   void Rewind(uint64_t sequence_id, int64_t length, int64_t prompt_tokens);
 
-  // Of a sequence whose slots are evicted: tokens that are its prompt. Before
-  // its first step; else they are those of StartAt, or of its first step.
+  // Sets how many tokens are the prompt, for a sequence whose slots are
+  // evicted. Call it before the sequence's first step. By default these are the
+  // tokens of StartAt, or of the first step.
   void SetPrompt(uint64_t sequence_id, int64_t prompt_tokens);
-  // Where its next step ends at the latest; nothing: anywhere, or its prompt is
-  // not known yet.
+  // The position that the sequence's next step must not pass; nullopt if there
+  // is none, or if the prompt is not known yet.
   std::optional<int64_t> next_eviction(uint64_t sequence_id) const;
 
-  // Where the slots of a sequence lie that has run a step, in their order.
-  // Behind an eviction, when `evicted_at` tokens were there, the first
-  // `kept_slots` are those that stayed; 0: none has been.
+  // Where the slots of a sequence lie, in order, after it has run a step. If
+  // slots were evicted, `evicted_at` is the token count at that time, and the
+  // first `kept_slots` slots are those that stayed; 0 if none were evicted.
   struct Slots {
-    absl::Span<const int32_t> pages;  // until the next call
+    absl::Span<const int32_t> pages;  // valid until the next call
     int64_t evicted_at = 0;
     int64_t kept_slots = 0;
   };
   Slots slots(uint64_t sequence_id, int64_t group) const;
 
-  // The executor forgets it with the next step; its pages are free at once.
+  // Frees the sequence's pages at once. The executor forgets the sequence with
+  // the next step.
   void Release(uint64_t sequence_id);
 
   // Tokens run so far.
@@ -93,8 +96,8 @@ class DirectRunner {
   };
   struct Sequence {
     int64_t length = 0;
-    int64_t prompt = 0;  // 0: not told
-    bool known = false;  // to the executor
+    int64_t prompt = 0;  // 0: not known
+    bool known = false;  // whether the executor knows it
     std::vector<Table> tables;
   };
 
@@ -102,12 +105,12 @@ class DirectRunner {
                                      size_t group) const;
   void Start(int64_t num_tokens, Sequence* sequence) const;
   std::optional<int64_t> NextEviction(const Sequence& sequence) const;
-  // Slots of a table behind what is evicted before the next step.
+  // Slots of a table that remain after the evictions before the next step.
   static int64_t SlotsThatStay(const Sequence& sequence, const Table& table);
   int64_t PagesOf(int64_t slots) const;
-  // Of a step's tokens behind so many slots, that the table does not have.
+  // Pages that the table lacks for `slots` slots.
   int64_t MissingPages(const Table& table, size_t group, int64_t slots) const;
-  // Whether Run can do all of them.
+  // Checks whether Run can do all of these steps.
   absl::Status CheckSteps(absl::Span<const DirectStep> steps) const;
   void Evict(uint64_t sequence_id, Sequence* sequence,
              kvasir::v1::StepPlan* plan);
@@ -123,7 +126,7 @@ class DirectRunner {
   std::vector<uint64_t> released_;
 };
 
-// A greedy sample, nothing else asked for.
+// A greedy sample with nothing else requested.
 kvasir::v1::SampleRequest GreedySample();
 
 }  // namespace kvasir::worker

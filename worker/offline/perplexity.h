@@ -16,62 +16,63 @@ namespace kvasir::worker {
 // A text as the model reads it, without special tokens.
 struct TokenizedText {
   absl::Span<const int32_t> token_ids;
-  // Bytes of the text that each token stands for.
+  // The number of bytes of text that each token stands for.
   absl::Span<const int32_t> token_bytes;
 };
 
 struct PerplexityOptions {
-  // Tokens of a window, the one put before it included; at most the executor's
-  // max_model_len. Windows follow one another without overlap; each is a
-  // sequence of its own.
+  // Tokens of a window, including the BOS token before it; at most the
+  // executor's max_model_len. Windows do not overlap; each is a sequence of its
+  // own.
   int64_t window_tokens = 0;
   // Tokens of a step; 0: as many as a step takes.
   int64_t chunk_tokens = 0;
-  // Put before each window, where the tokenizer begins texts with one. Without
-  // it a window's first token has no context and is not scored.
+  // The token before each window, if the tokenizer begins texts with one.
+  // Without it the first token of a window has no context and is not scored.
   std::optional<int32_t> bos_token_id;
-  // 0: windows follow one another. Else each begins so many tokens after the
-  // one before, so that they overlap, and only its last so many tokens are
-  // scored (of the first: all): every token of the text once, behind a window
-  // of tokens that are run anew for it.
+  // If above 0, windows overlap: each begins this many tokens after the one
+  // before, and only its last `stride_tokens` tokens are scored (in the first
+  // window: all). So every token of the text is scored once, after a window of
+  // context that is computed anew. 0: windows do not overlap.
   int64_t stride_tokens = 0;
-  // Equal runs of each window's tokens whose losses are told apart; with a
-  // stride, of the text's.
+  // Losses are also reported for this many equal parts of each window, or of
+  // the whole text if there is a stride.
   int64_t parts = 1;
   std::function<void(int64_t done_tokens, int64_t total_tokens)> progress;
 };
 
-// Of a run of tokens in every window.
+// Sums over one part of every window.
 struct PerplexityPart {
   double nats = 0;
   int64_t tokens = 0;
-  // When the last of them had run: pages taken from the pool, and all that the
-  // rank has allocated.
+  // After the part's last token: bytes of the pages in use, and all bytes that
+  // the rank has allocated.
   int64_t held_bytes = 0;
   int64_t allocated_bytes = 0;
 };
 
-// Of the tokens that were scored.
+// Results over all scored tokens.
 struct PerplexityResult {
-  double perplexity = 0;     // exp of the mean loss of a token
-  double nats_per_byte = 0;  // the loss of all over their bytes
+  double perplexity = 0;  // exp of the mean loss of a token
+  // total loss divided by the bytes of the scored tokens
+  double nats_per_byte = 0;
   int64_t tokens = 0;
   int64_t bytes = 0;
-  // Of the page pool.
+  // Sizes of the page pool.
   double kv_bytes_per_token = 0;
-  double kv_compression_ratio = 0;  // against a dense bf16 cache
+  double kv_compression_ratio = 0;  // compared with a dense bf16 cache
   int64_t kv_pool_bytes = 0;        // by the allocator's counter
   int64_t kv_pool_pages = 0;
   int64_t kv_fixed_bytes_per_sequence = 0;
-  // Of the window that held most: tokens it had run then, and bytes of the
-  // pages taken from the pool.
+  // For the window that held the most pages: tokens run at that time, and bytes
+  // of these pages.
   int64_t kv_held_tokens = 0;
   int64_t kv_held_bytes = 0;
   std::vector<PerplexityPart> parts;
 };
 
-// INVALID_ARGUMENT for a window or chunk out of the executor's limits, or a
-// text with nothing to score; the executor's errors.
+// INVALID_ARGUMENT for a window, chunk or stride outside the executor's limits,
+// and for a text with nothing to score. Also the errors of the executor.
 absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
                                             const TokenizedText& text,
                                             const PerplexityOptions& options);

@@ -1,5 +1,5 @@
-// The bytes of the cache's pages: one arena per layer, as the layout says; and
-// those of the host pool, where images of sequences wait: one more per layer.
+// The memory of the cache's pages: one arena per layer, as the layout says. The
+// host pool, where images of sequences wait, has one more arena per layer.
 #pragma once
 
 #include <cstdint>
@@ -21,33 +21,36 @@
 
 namespace kvasir::worker {
 
-// Owns: arenas [N, page_bytes(layer)] in one piece of memory under the tag
-// "kv_cache" (exact rows of a side are found in several), those of the host
-// pool [H, page_bytes(layer)] under "host_pool", and the tables behind the
-// views.
+// Owns: the arenas [N, page_bytes(layer)], in one allocation under the tag
+//   "kv_cache"; those of the host pool [H, page_bytes(layer)] under
+//   "host_pool"; and the tables that the views point to.
 // Threads: one at a time.
 class KvArenas {
  public:
-  // One part of a side. Views point into the vectors: it moves, and is not
-  // copied.
+  // One part of a side (keys or values). Views point into the vectors, so a
+  // part may be moved but not copied.
   struct Part {
     Part() = default;
     Part(Part&&) = default;
     Part& operator=(Part&&) = default;
 
-    // Of values: the pages and exact rows of the last part of the keys.
+    // Only for values: they share the pages and exact rows of the last key
+    // part.
     bool of_keys = false;
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
     std::vector<std::vector<kernels::CodeRun>> runs;  // by group
-    // An exact row, where the side has some: bytes are counted from `arena`.
+    // An exact row, if the side has some. Its bytes are counted from the arena
+    // `exact.arena`.
     kernels::LatentPart exact;
     std::vector<kernels::LatentGroup> exact_groups;
-    // [groups], where the layer evicts: in Layer::metadata.
+    // If the layer evicts: for each group, its unit in Layer::metadata.
+    // [groups]
     std::vector<int32_t> unit_of_group;
   };
-  // Exact rows that lie alike in the side pages of a page group, seen from the
-  // first arena that has some.
+  // A kind of exact rows: those that lie alike in the side pages of a page
+  // group, in one or several layers. Addresses are relative to the first arena
+  // that has some.
   struct Ring {
     int64_t page_group = 0;
     int64_t sinks = 0;
@@ -55,7 +58,7 @@ class KvArenas {
     int64_t row_bytes = 0;
     std::vector<kernels::ExactSegment> segments;
 
-    // Points into the ring.
+    // The result points into this ring.
     kernels::ExactSlots slots() const {
       return {sinks,           window,
               window,          row_bytes,
@@ -69,38 +72,40 @@ class KvArenas {
     std::vector<Part> value;
     int64_t key_ring = -1;  // in rings(); below 0: no exact rows
     int64_t value_ring = -1;
-    // Where the layer evicts; else without units.
+    // Has units only if the layer evicts.
     kernels::SlotMetadata metadata;
-    std::vector<int32_t> unit_of_head;  // [Hkv] of the rank
+    std::vector<int32_t> unit_of_head;  // [Hkv] of this rank
   };
 
-  // Ranges that lie in no page are the caller's to add to the views. `plan` is
-  // what the layout was made of, served by this build; `pages` by page group,
-  // as the host pool's (empty: there is none); memory is touched, so that the
-  // pools are really there. Layout's and allocator's errors.
+  // `plan` is the plan that the layout was made for. `pages` and `host_pages`
+  // are by page group; empty `host_pages` means no host pool. All memory is
+  // touched, so that the pools really exist. Static ranges of codes lie in no
+  // page: the caller adds them to the views. Returns the errors of layout and
+  // allocator.
   static absl::StatusOr<KvArenas> Create(
       const plan::ResolvedPlan& plan, const cache::PageLayout& layout,
       const cache::PageCounts& pages, kernels::DeviceAllocator* allocator,
       const cache::PageCounts& host_pages = {});
 
   const std::vector<Layer>& layers() const { return layers_; }
-  // Without repetitions: layers that are alike share one.
+  // Layers with equal rings share one entry.
   const std::vector<Ring>& rings() const { return rings_; }
   const cache::PageCounts& num_pages() const { return pages_; }
   int64_t num_page_groups() const {
     return static_cast<int64_t>(pages_.size());
   }
 
-  // Whether layers of the group give up slots.
+  // Whether the layers of the group evict slots.
   bool evicts(int64_t group) const {
     return evicts_[static_cast<size_t>(group)];
   }
 
-  // Bytes of a token's slots in every layer, a page's padding shared out.
+  // Bytes that a token's slots take in all layers, with a page's padding spread
+  // over its slots.
   double bytes_per_token() const { return bytes_per_token_; }
 
-  // Bytes of one page id of a group, over its layers: what "kv_cache" has
-  // allocated is those of num_pages() of every group, and no more.
+  // Bytes that one page id of the group takes, over all its layers. The tag
+  // "kv_cache" holds exactly num_pages() of these for every group.
   int64_t page_bytes(int64_t group) const {
     return page_bytes_[static_cast<size_t>(group)];
   }
@@ -109,9 +114,9 @@ class KvArenas {
   absl::Status CheckPage(uint32_t page_group, int32_t page) const;
   absl::Status CheckHostPage(uint32_t page_group, int32_t page) const;
 
-  // Host pages and bytes, page after page, each over the layers of its group:
-  // `bytes` has as many as that makes (INVALID_ARGUMENT). CheckHostPage's
-  // errors.
+  // Copies host pages to `bytes` and back: page after page, and for each page
+  // one layer after the other. INVALID_ARGUMENT unless `bytes` has exactly
+  // their size. Also returns the errors of CheckHostPage.
   absl::Status ReadHostPages(kernels::Stream& stream, int64_t group,
                              absl::Span<const int32_t> pages,
                              absl::Span<char> bytes) const;
@@ -119,22 +124,23 @@ class KvArenas {
                               absl::Span<const int32_t> pages,
                               absl::Span<const char> bytes) const;
 
-  // What a layer that evicts notes of slots: the tokens' positions in the text,
-  // [U, num_slots]. `pages` are a sequence's, in its order. INVALID_ARGUMENT
-  // for another layer, for slots beyond the pages, CheckPage's.
+  // The text positions of the tokens in a sequence's slots, by unit: [U,
+  // num_slots]. Layers that evict keep them. `pages` are the sequence's pages
+  // in order. INVALID_ARGUMENT for a layer that does not evict and for slots
+  // beyond the pages; also the errors of CheckPage.
   absl::StatusOr<std::vector<uint32_t>> ReadPositions(
       kernels::Stream& stream, int64_t layer, absl::Span<const int32_t> pages,
       int64_t num_slots) const;
 
-  // Page copies of a step, cut into batches that one launch may do: no copy of
-  // a batch reads or writes what another of it writes. How many batches there
-  // are depends on the copies; each has a power of two of pairs, the last of
-  // which copy nothing, so that few lists of batches differ.
+  // The page copies of a step, cut into batches that one launch may do: no copy
+  // of a batch reads or writes a page that another copy of it writes. Each
+  // batch is padded to a power of two with pairs that copy nothing, so that few
+  // different lists of batches occur.
   enum class CopyKind : uint8_t { kWithin, kToHost, kFromHost };
   struct CopyBatch {
     int64_t page_group = 0;
     CopyKind kind = CopyKind::kWithin;
-    int64_t first = 0;  // in the pairs
+    int64_t first = 0;  // index of its first pair
     int64_t count = 0;
 
     friend bool operator==(const CopyBatch&, const CopyBatch&) = default;
@@ -148,14 +154,14 @@ class KvArenas {
       batches.clear();
     }
   };
-  // Adds batches that one after the other do what `copies` do in their order.
-  // Host memory. CheckPage's errors; INVALID_ARGUMENT for one within the host
-  // pool.
+  // Adds batches that, done one after the other, have the effect of `copies` in
+  // their order. Host work. INVALID_ARGUMENT for a copy within the host pool;
+  // also the errors of CheckPage.
   absl::Status AddCopies(absl::Span<const kvasir::v1::PageCopy* const> copies,
                          CopyList* list) const;
 
-  // Enqueues one batch over all layers of its page group; `pairs` are those of
-  // the whole list, on the device.
+  // Enqueues one batch over all layers of its page group. `pairs` is the device
+  // copy of the whole list's pairs.
   absl::Status Copy(kernels::Stream& stream, const CopyBatch& batch,
                     kernels::DevicePtr<const kernels::PagePair> pairs,
                     kernels::Workspace& workspace) const;
@@ -180,8 +186,8 @@ class KvArenas {
   std::vector<Layer> layers_;
   std::vector<Ring> rings_;
   kernels::DeviceBuffer memory_;
-  std::vector<int64_t> arena_bytes_;  // by layer: where in `memory_` it begins
-  cache::PageCounts host_pages_;      // of each group; 0: none
+  std::vector<int64_t> arena_bytes_;  // by layer: its offset in `memory_`
+  cache::PageCounts host_pages_;      // by page group; 0: no host pool
   std::vector<kernels::DeviceBuffer> host_buffers_;  // by layer
 };
 

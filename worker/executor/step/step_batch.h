@@ -1,5 +1,5 @@
-// A step plan turned into the arrays that ops take: checked, on the host, in
-// the plan's order.
+// A step plan turned into the host arrays that ops take: checked, and in the
+// plan's order.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace kvasir::worker {
 
-// Of one sequence's sample.
+// The most that one sample may have.
 inline constexpr int64_t kMaxBiases = 1024;
 inline constexpr int64_t kMaxBannedIds = 1024;
 
@@ -28,46 +28,48 @@ class StepBatch {
  public:
   struct Group {
     std::vector<int64_t> slots;  // [T]
-    // Slots of the tokens in their sequences; only where slots are evicted. [T]
+    // For each token, its slot counted within its sequence. Only in groups that
+    // evict. [T]
     std::vector<int64_t> slot_positions;
-    // [B], in the order of rows(). Pointers to tables are null: where a
-    // sequence's begin in tables(), the list beside it says.
+    // In the order of rows(). Their table pointers are null; `tables` says
+    // where in StepBatch::tables() each sequence's tables begin. [B]
     std::vector<kernels::AttentionSequence> sequences;
     struct Tables {
       int64_t pages = 0;
-      int64_t side_pages = -1;  // below 0: there are none
+      int64_t side_pages = -1;  // below 0: none
     };
     std::vector<Tables> tables;
   };
-  // A row that is sampled. Pointers into pools are null: the counts and offsets
-  // say where.
+  // A row that is sampled. Its pointers to biases and banned ids are null; the
+  // offsets say where in biases() and banned_ids() they begin.
   struct Sample {
     kernels::SampleRow row;
     int64_t first_bias = 0;
     int64_t first_banned = 0;
     int32_t table_row = 0;  // SequenceTable::Sequence::row
   };
-  // Ids that are counted for a sequence's penalties.
+  // Ids to count for a sequence's penalties.
   struct History {
     int64_t first_id = 0;  // in history_ids()
     int64_t num_ids = 0;
     kernels::DevicePtr<int32_t> counts;  // [V]
-    bool clear = false;                  // of what was counted before
+    bool clear = false;                  // forget earlier counts first
   };
   struct Output {
     uint64_t sequence_id = 0;
     int64_t num_rows = 0;
-    int64_t sample = -1;  // index of its sample, -1: none
+    int64_t sample = -1;  // index of its sample; -1: none
     int64_t first_target = 0;
     int64_t num_targets = 0;
   };
-  // What a sample needs beyond the plan: penalty counts, token masks. Fills
-  // the pointers of the row that lead elsewhere than into this batch.
+  // Prepares what a sample needs beyond the plan, penalty counts and token
+  // masks, and sets the pointers of the row to them.
   using PrepareSample = absl::FunctionRef<absl::Status(
       const kvasir::v1::SequenceStep& step, SequenceTable::Sequence* sequence,
       kernels::SampleRow* row)>;
 
-  // `num_heads`: of the rank's queries. The arenas outlive it.
+  // `num_heads` is this rank's number of query heads. The arenas outlive the
+  // batch.
   StepBatch(StepLimits limits, const KvArenas& arenas, int64_t num_heads)
       : limits_(limits),
         arenas_(arenas),
@@ -79,34 +81,36 @@ class StepBatch {
   // Applies the plan's sequences to the table and lays out their tokens.
   absl::Status Build(const kvasir::v1::StepPlan& plan, SequenceTable* table,
                      PrepareSample prepare);
-  // kernels::PlaceWeights of the groups that evict, behind Build.
+  // kernels::PlaceWeights for the groups that evict. Call after Build.
   void PlaceWeights(int64_t most_weights, int64_t page_tokens);
-  // For PrepareSample. Nothing is to do for no ids that clear nothing.
+  // Called by PrepareSample. Does nothing if `ids` is empty and `clear` is
+  // false.
   void AddHistory(absl::Span<const int32_t> ids, bool clear,
                   kernels::DevicePtr<int32_t> counts);
 
   StepSizes sizes() const;
 
-  // A token's id is ids[t] where token_sources[t] == t; else it lies in the
-  // table of last sampled tokens: row token_sources[t] - max_batched_tokens.
+  // Token t's id is ids[t] if token_sources[t] == t. Otherwise it is the last
+  // sampled id in row token_sources[t] - max_batched_tokens.
   const std::vector<int32_t>& ids() const { return ids_; }
   const std::vector<int32_t>& token_sources() const { return token_sources_; }
   const std::vector<int64_t>& positions() const { return positions_; }
   const std::vector<Group>& groups() const { return groups_; }
-  // Block tables and side pages of all sequences, one behind the other.
+  // Block tables and side pages of all sequences, one after the other.
   const std::vector<int32_t>& tables() const { return tables_; }
-  // Prompts first: the plan's order.
+  // In the plan's order, which puts prompts first.
   const std::vector<SequenceRows>& rows() const { return rows_; }
   bool has_prompts() const { return !rows_.empty() && rows_.front().prompt; }
-  // How often rows of output follow rows of a prompt, or begin.
+  // The number of runs of consecutive output rows.
   int64_t output_runs() const { return output_runs_; }
   // By ring of the arenas: where each token's exact row is kept, in bytes from
-  // the ring's arena on [T]; below 0: no later step reads it.
+  // the start of the ring's arena. Below 0: not kept, because no later step
+  // reads it. [T]
   const std::vector<std::vector<int64_t>>& ring_slots() const {
     return ring_slots_;
   }
 
-  // Token rows that are sampled after, and those with a target.
+  // The token rows that are sampled from.
   const std::vector<int32_t>& sample_rows() const { return sample_rows_; }
   const std::vector<Sample>& samples() const { return samples_; }
   const std::vector<int32_t>& bias_ids() const { return bias_ids_; }
@@ -116,7 +120,7 @@ class StepBatch {
   const std::vector<History>& histories() const { return histories_; }
   const std::vector<int32_t>& target_rows() const { return target_rows_; }
   const std::vector<int32_t>& target_ids() const { return target_ids_; }
-  // In the plan's order, as the tokens.
+  // In the plan's order.
   const std::vector<Output>& outputs() const { return outputs_; }
 
  private:

@@ -1,6 +1,6 @@
 // How large a step is, and where its numbers lie on the way to the device and
-// back: addresses that depend on its bucket alone while the blob's memory is
-// large enough.
+// back. Their addresses depend only on the step's bucket, as long as the blob's
+// memory is large enough.
 #pragma once
 
 #include <algorithm>
@@ -30,53 +30,55 @@ struct StepSizes {
   int64_t samples = 0;
   int64_t targets = 0;
   int64_t top = 0;        // most likely ids reported per sample
-  int64_t histories = 0;  // of tokens, counted for penalties
+  int64_t histories = 0;  // lists of tokens to count for penalties
 
   friend bool operator==(const StepSizes&, const StepSizes&) = default;
 };
 StepSizes LargestStep(const StepLimits& limits);
 
-// Evictions of one page group that are done side by side, in launches for each
-// of its layers.
+// Evictions of one page group that are done side by side, with the same
+// launches for each of its layers.
 struct EvictionBatch {
   int64_t page_group = 0;
-  int64_t copy_batches = 0;  // of the step's page copies that come before
+  int64_t copy_batches = 0;  // batches of page copies that come before it
   int64_t count = 0;
 
   friend bool operator==(const EvictionBatch&, const EvictionBatch&) = default;
 };
 
-// What a step's list of launches depends on, the places of its numbers in blob
-// and results, and those of its workspaces. Steps of one bucket differ in the
-// numbers that are uploaded, and in which rows of the padded ones are true: the
-// host gives a launch their count (and the first row, where it is not 0), and a
-// CPU computes these alone.
+// Everything that a step's list of launches depends on. Steps of one bucket
+// have the same places in the blob, in the results and in the workspace. They
+// differ in the uploaded numbers and in the true counts of the padded rows. The
+// host passes a launch the true count (and the first row, if that is not 0); a
+// CPU computes only those rows.
 struct StepBucket {
   StepSizes padded;
-  // Launches of page copies for each layer of a group. Their pairs are padded
-  // with pairs that copy nothing, and all of them are launched.
+  // Page copies, launched for each layer of a group. All pairs are launched;
+  // the padding copies nothing.
   absl::InlinedVector<KvArenas::CopyBatch, 4> copies;
   absl::InlinedVector<EvictionBatch, 2> evictions;
-  // Where prompts lift latents, they and output are launched apart: whether
-  // there are prompts, and how often rows of output follow others.
+  // Set only if prompts lift latents, because prompts and output are then
+  // launched apart: whether there are prompts, and StepBatch::output_runs.
   bool has_prompts = false;
   int64_t output_runs = 0;
 
   friend bool operator==(const StepBucket&, const StepBucket&) = default;
 };
 
-// Powers of two, as far as the limits go; more samples than `logits_rows`, the
-// rows of logits that are held at a time, are padded to a multiple of it.
+// Rounds sizes up to powers of two within the limits. Samples beyond
+// `logits_rows`, the most rows of logits held at a time, are rounded up to a
+// multiple of it.
 StepSizes PadSizes(const StepSizes& sizes, const StepLimits& limits,
                    int64_t logits_rows);
 
-// A step's results, read back together. Offsets in bytes from the first.
+// Where a step's results lie. They are read back together. Offsets are in bytes
+// from the first.
 struct ResultLayout {
   ResultLayout() = default;
   explicit ResultLayout(const StepSizes& padded);
 
-  int64_t clamped_codes = 0;  // one int64, counts up from step to step
-  // Behind what is there in every step.
+  int64_t clamped_codes = 0;  // one int64; counts up over all steps
+  // Only clamped_codes has a place in every step. The others follow it.
   int64_t token_ids = sizeof(int64_t);  // [samples] int32
   int64_t logprobs = 0;                 // [samples] float32
   int64_t top_ids = 0;                  // [samples, top] int32
@@ -86,8 +88,9 @@ struct ResultLayout {
   int64_t bytes = 0;
 };
 
-// Everything of a step that the device needs, written on the host and copied
-// there at once. The same code that packs it is run first to count its bytes:
+// Everything of a step that the device needs: written on the host and copied to
+// the device at once. The code that packs it runs twice, first only to count
+// bytes:
 //
 //   blob.StartCounting();
 //   Pack(&blob);
@@ -95,11 +98,11 @@ struct ResultLayout {
 //   Pack(&blob);
 //   KVASIR_RETURN_IF_ERROR(blob.Upload(stream));
 //
-// Owns: its host memory, and the device's of the same size.
+// Owns: its host memory, and device memory of the same size.
 // Threads: one at a time.
 class StepBlob {
  public:
-  // A place in the blob; both null while it is counted.
+  // A place in the blob. Both pointers are null while bytes are counted.
   template <typename T>
   struct Place {
     T* host = nullptr;
@@ -110,10 +113,10 @@ class StepBlob {
       : allocator_(allocator) {}
 
   void StartCounting();
-  // RESOURCE_EXHAUSTED when it must grow and cannot.
+  // RESOURCE_EXHAUSTED if it must grow and cannot.
   absl::Status StartPacking();
 
-  // The next `count` elements, not written.
+  // Takes the next `count` elements without writing them.
   template <typename T>
   Place<T> Take(int64_t count) {
     const int64_t offset = TakeBytes(count * static_cast<int64_t>(sizeof(T)));
@@ -122,7 +125,7 @@ class StepBlob {
             (device_.as<const std::byte>() + offset).template as<const T>()};
   }
 
-  // The same, written: `values`, then `padding` up to `count`.
+  // Takes `count` elements and writes them: `values`, then `padding`.
   template <typename T>
   kernels::DevicePtr<const T> Add(absl::Span<const T> values, int64_t count,
                                   const T& padding) {
@@ -139,10 +142,11 @@ class StepBlob {
   }
 
   bool counting() const { return counting_; }
-  // Of its memory.
+  // Bytes of the device memory that it holds.
   size_t bytes() const { return device_.bytes(); }
-  // How often a step has taken more of it than any before. Only then does it
-  // move, and whether it does is this rank's: how often is the plans' alone.
+  // How often a step has needed more bytes than every step before it. The blob
+  // moves only then. The count depends only on the plans, so it is the same on
+  // all ranks, while an address is not.
   int64_t peaks() const { return peaks_; }
   absl::Status Upload(kernels::Stream& stream) const;
 

@@ -1,6 +1,6 @@
-// Where the time of a step goes: the layers and the output say which part of
-// the step they enqueue, and a profile takes the time. Without one a mark is a
-// look at a null pointer.
+// Where the time of a step goes. The layers and the output mark which part of
+// the step they enqueue; a profile measures. Without a profile a mark only
+// checks a null pointer.
 #pragma once
 
 #include <array>
@@ -14,35 +14,35 @@ namespace kvasir::worker {
 
 enum class StepPart : uint8_t {
   kRest,         // embedding, tables, copies to and from the host
-  kProjections,  // from the normed stream to queries and latents
+  kProjections,  // from the normed residual stream to queries and latents
   kRotation,
   kAppend,
-  // What a compressed cache adds around attention: lifts of queries and of
-  // sums of latents, Hadamard transforms.
+  // What a compressed cache adds around attention: lifts of queries and of sums
+  // of latents, and Hadamard transforms.
   kLifts,
   kAttention,
-  kEviction,  // at a point; attention's share of scoring is attention's
-  kOutput,    // of attention
+  kEviction,  // evictions between steps; scoring counts as kAttention
+  kOutput,    // the output projection of attention
   kMlp,
   kNorms,
-  kSum,  // over tensor-parallel ranks
+  kSum,  // sums over tensor-parallel ranks
   kHead,
   kSampling,
 };
 inline constexpr size_t kNumStepParts = 13;
 const char* StepPartName(StepPart part);
 
-// Is told which part of a step is enqueued from here on. How time is taken is
-// the device's: a clock, or events in the stream.
+// Receives the marks. The implementation decides how to measure: with a clock,
+// or with events in the stream.
 class StepProfile {
  public:
   virtual ~StepProfile() = default;
-  // Returns the part before.
+  // What is enqueued from now on belongs to `part`. Returns the part before.
   virtual StepPart Enter(kernels::Stream& stream, StepPart part) = 0;
 };
 
-// What is enqueued while it lives belongs to `part`, but for what an inner one
-// takes for itself. `profile` may be null.
+// What is enqueued while the scope lives belongs to `part`, except inside inner
+// scopes. `profile` may be null.
 class StepPartScope {
  public:
   StepPartScope(StepProfile* profile, kernels::Stream& stream, StepPart part)
@@ -61,17 +61,17 @@ class StepPartScope {
   StepPart before_ = StepPart::kRest;
 };
 
-// Times of a stream that executes within the enqueueing call (CpuStream), by
-// the wall clock.
+// Measures wall-clock time on a stream that does its work within the enqueueing
+// call (CpuStream).
 //
 // Threads: the stream's.
 class CpuStepProfile final : public StepProfile {
  public:
   using Seconds = std::array<double, kNumStepParts>;
 
-  // Forgets what was measured. Until the first mark time is the rest's.
+  // Forgets what was measured. Time until the first mark belongs to kRest.
   void Start();
-  // Of each part since Start.
+  // Returns the seconds of each part since Start.
   Seconds Stop();
 
   StepPart Enter(kernels::Stream& stream, StepPart part) override;
