@@ -11,7 +11,8 @@
 namespace kvasir::worker {
 namespace {
 
-// The pointers of an op, and what it does. The status is the host's.
+// The pointers of an op and the function that runs it. The transport keeps the
+// status.
 template <template <typename> class Ptr>
 struct ReduceParamsIn {
   Ptr<float> data = nullptr;  // [count]
@@ -124,7 +125,7 @@ class CpuCollective final : public Collective {
 
   void Abort(const absl::Status& reason) override { host_->Abort(reason); }
 
-  // Calls are done when they return, and say themselves what they failed with.
+  // A call is done when it returns, and returns its own error.
   absl::Status status() const override { return absl::OkStatus(); }
 
   CollectiveTotals totals() const override {

@@ -15,15 +15,15 @@
 namespace kvasir::worker {
 namespace {
 
-// What a rank brings to a call.
+// What a rank offers to the others in a call.
 struct Offer {
   CollectiveKind kind = CollectiveKind::kAllReduceSum;
   int64_t bytes = 0;
   const void* data = nullptr;
-  absl::Span<const int64_t> first_columns;  // AllGather
+  absl::Span<const int64_t> first_columns;  // only AllGather
 };
 
-// What the ranks of one process share.
+// State that the ranks of one process share.
 class SharedGroup {
  public:
   explicit SharedGroup(int64_t size)
@@ -31,8 +31,8 @@ class SharedGroup {
 
   int64_t size() const { return size_; }
 
-  // Returns when every rank is here: the memory that they offer is there, and
-  // nobody writes what others read, until all of them call Leave.
+  // Returns when every rank has arrived. From then until all ranks call Leave,
+  // the offered memory exists, and no rank writes what another reads.
   absl::Status Arrive(int64_t rank, const Offer& offer) {
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
@@ -42,7 +42,8 @@ class SharedGroup {
       Meet();
     }
     while (meetings_ == meeting && failure_.ok()) condition_.Wait(&mutex_);
-    // Who has met goes on to Leave, whatever has happened since.
+    // A rank that has met the others continues to Leave, even if the group
+    // failed since.
     return meetings_ == meeting ? failure_ : absl::OkStatus();
   }
 
@@ -55,7 +56,7 @@ class SharedGroup {
     while (meetings_ == meeting) condition_.Wait(&mutex_);
   }
 
-  // Of another rank, between Arrive and Leave.
+  // The offer of another rank, valid between Arrive and Leave.
   const Offer& offer(int64_t rank) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return offers_[static_cast<size_t>(rank)];
   }
@@ -85,7 +86,7 @@ class SharedGroup {
 
 class InProcessCollective final : public HostCollective {
  public:
-  // shared_ptr: the last rank to go frees the group.
+  // Shared, so that the last rank to be destroyed frees the group.
   InProcessCollective(std::shared_ptr<SharedGroup> group, int64_t rank)
       : group_(std::move(group)), rank_(rank) {}
 
@@ -161,7 +162,7 @@ class InProcessCollective final : public HostCollective {
                       std::memory_order_relaxed);
   }
 
-  // Runs `body` while every rank's memory is there.
+  // Runs `body` while the memory of every rank is available.
   template <typename Body>
   absl::Status Together(const Offer& offer, const Body& body) {
     Clock::time_point begin = Clock::now();

@@ -14,8 +14,8 @@ namespace {
 
 using kernels::Workspace;
 
-// Numbers one behind the other. Rows of int32 are moved by the op that moves
-// rows of float32: it copies bits.
+// Copies int32 numbers that lie one after the other. It uses the op for rows of
+// float32, which copies bits.
 kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
                                         kernels::DevicePtr<const int32_t> rows,
                                         kernels::DevicePtr<int32_t> to,
@@ -125,7 +125,7 @@ absl::Status Launcher::Evict(const StagedStep& step, size_t index,
   return absl::OkStatus();
 }
 
-// Ids from the plan and from the last sample come together on the device.
+// Combines ids from the plan and ids sampled by the last step, on the device.
 absl::Status Launcher::GatherIds(const StagedStep& step,
                                  kernels::DevicePtr<int32_t> ids,
                                  Workspace& workspace) {
@@ -179,7 +179,8 @@ absl::Status Launcher::RunTargets(const StagedStep& step,
   return output_.ScoreTargets(*parts_.stream, hidden, batch, workspace);
 }
 
-// As many rows as the bucket has histories; the last ones may count none.
+// Runs as many rows as the bucket has histories. The last ones may count
+// nothing.
 absl::Status Launcher::CountHistories(const StagedStep& step,
                                       Workspace& workspace) {
   const int64_t count = step.bucket.padded.histories;

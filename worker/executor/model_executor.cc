@@ -168,8 +168,8 @@ double ModelExecutor::kv_compression_ratio() const {
 }
 
 std::string ModelExecutor::numerics_id() const {
-  // Every CPU back end gives the same bits; a change of them is a new number,
-  // and so it is of another device's.
+  // A change of bits needs a new number here. All CPU back ends give the same
+  // bits.
   constexpr int kCpuBits = 2;
   constexpr int kGpuBits = 2;
   const kernels::Device& device = *parts_.device;

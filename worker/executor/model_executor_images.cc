@@ -1,5 +1,5 @@
-// What others read of pages: images, which are those of the host pool as bytes,
-// how fast they come and go, and the positions of slots.
+// Access to pages from outside of steps: images (host-pool pages as bytes), the
+// speed of copies to and from the host pool, and the positions of slots.
 #include <algorithm>
 #include <string>
 #include <vector>

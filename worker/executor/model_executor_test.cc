@@ -912,7 +912,7 @@ INSTANTIATE_TEST_SUITE_P(
                    "kept slots: want 12 to 20, have 11"},
         BrokenPlan{"BehindCopiesThatAreNotThere",
                    [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
-                   "evicts behind 1 page copies, want 0 to 0"},
+                   "evicts after 1 page copies, want 0 to 0"},
         BrokenPlan{"ThatTheNextStepDoesNotKnow",
                    [](StepPlan* p) {
                      p->mutable_sequences(0)->set_physical_starts(0, 20);

@@ -125,8 +125,8 @@ absl::Status Stager::ApplyPlan(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-// Evictions come between copies, which may read what they leave and write where
-// they took from.
+// Evictions are ordered among the copies, because a copy may read what an
+// eviction left or write where it took from.
 absl::Status Stager::ListMoves(const StepPlan& plan) {
   copies_.Clear();
   evictions_.Clear();
@@ -137,7 +137,7 @@ absl::Status Stager::ListMoves(const StepPlan& plan) {
     const size_t before = eviction.after_page_copies();
     if (before < done || before > copies.size()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "step plan: sequence ", eviction.sequence_id(), ": evicts behind ",
+          "step plan: sequence ", eviction.sequence_id(), ": evicts after ",
           before, " page copies, want ", done, " to ", copies.size()));
     }
     KVASIR_RETURN_IF_ERROR(parts_.arenas->AddCopies(
@@ -213,8 +213,8 @@ StepBucket Stager::BucketOfBatch() const {
   return bucket;
 }
 
-// What a launch takes by its address comes first, in places of the bucket's
-// size; what is found through the rows of those comes behind them.
+// Arrays that launches receive by address come first, in places of the bucket's
+// sizes. Arrays that rows of these point to follow them, in any size.
 void Stager::Pack() {
   const StepSizes& padded = staged_.bucket.padded;
   const auto add = [this](const auto& list, int64_t count, auto padding) {
@@ -279,12 +279,15 @@ void Stager::PackSequences(kernels::DevicePtr<const int32_t> tables,
   for (size_t g = 0; g < places.size(); ++g) {
     const StepBatch::Group& group = batch_.groups()[g];
     kernels::AttentionSequence* const all = places[g].all.host;
-    std::fill_n(all, padded, kernels::AttentionSequence());  // of no rows
+    // padding: sequences without rows
+    std::fill_n(all, padded, kernels::AttentionSequence());
     for (size_t i = 0; i < group.sequences.size(); ++i) {
       all[i] = group.sequences[i];
-      const StepBatch::Group::Tables& of = group.tables[i];
-      all[i].block_table = tables + of.pages;
-      if (of.side_pages >= 0) all[i].side_pages = tables + of.side_pages;
+      const StepBatch::Group::Tables& begin = group.tables[i];
+      all[i].block_table = tables + begin.pages;
+      if (begin.side_pages >= 0) {
+        all[i].side_pages = tables + begin.side_pages;
+      }
     }
     if (!parts_.lifts_prompts) continue;
     std::fill(std::copy(all + prompts, all + padded, places[g].output.host),
@@ -316,7 +319,7 @@ void Stager::PackSamples(const StepBlob::Place<kernels::SampleRow>& rows,
   const std::vector<StepBatch::Sample>& samples = batch_.samples();
   if (blob_.counting() || samples.empty()) return;
   std::fill_n(rows.host, staged_.bucket.padded.samples, kernels::SampleRow());
-  // last[row] = sampled now, or what it was.
+  // last[row] = the id sampled now, or the old value.
   std::iota(carried.host, carried.host + parts_.limits.max_sequences, 0);
   const int64_t sampled_now = staged_.results.token_ids.device_address() -
                               parts_.state->last_sampled().device_address();

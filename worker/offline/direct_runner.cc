@@ -16,7 +16,7 @@ using kvasir::v1::StepResult;
 
 namespace {
 
-// The token that was sampled last is one that nobody names.
+// Without ids the step runs one token, the last sampled one.
 int64_t NumTokens(const DirectStep& step) {
   return std::max<int64_t>(1, static_cast<int64_t>(step.token_ids.size()));
 }
@@ -103,7 +103,7 @@ absl::Status DirectRunner::CheckSteps(
     for (size_t group = 0; group < free.size(); ++group) {
       const Table& table = sequence.tables[group];
       const int64_t stay = SlotsThatStay(sequence, table);
-      // Pages that are given up count as missing less.
+      // MissingPages is negative if an eviction frees pages.
       free[group] -= MissingPages(table, group, stay + num_tokens);
       if (free[group] < 0) {
         return absl::ResourceExhaustedError(
@@ -148,7 +148,7 @@ void DirectRunner::AddPages(int64_t num_tokens, Sequence* sequence,
     delta->set_page_group(static_cast<uint32_t>(group));
     delta->set_reset(!sequence->known);
     delta->set_first_live_index(static_cast<uint32_t>(table.first_live));
-    // What it has already, if it was rewound.
+    // Pages that it already has, after a rewind.
     if (delta->reset()) {
       delta->mutable_appended_pages()->Add(table.pages.begin(),
                                            table.pages.end());
@@ -213,7 +213,7 @@ absl::StatusOr<StepResult> DirectRunner::Run(
   released_.clear();
   KVASIR_ASSIGN_OR_RETURN(StepResult result, executor_->Execute(plan));
   ++last_step_id_;
-  // The executor has run all of them, whatever came of one.
+  // The executor has run all sequences, whatever the result of one.
   for (const SequenceStep& step : plan.sequences()) {
     Sequence& sequence = sequences_[step.sequence_id()];
     sequence.known = true;
@@ -266,7 +266,7 @@ std::optional<int64_t> DirectRunner::NextEviction(
   for (size_t group = 0; group < free_.size(); ++group) {
     std::optional<int64_t> point =
         ScheduleOf(sequence, group).NextPoint(sequence.length);
-    // Tokens of a step are all of the prompt, or none is.
+    // The tokens of a step must be all prompt or all output.
     if (point && sequence.length < sequence.prompt) {
       point = std::min(*point, sequence.prompt);
     }

@@ -31,8 +31,8 @@ absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
   }
 }
 
-// Channels of a latent that have one width, and one range where ranges are a
-// token's own.
+// Runs of channels of a latent with the same width, and the same range if each
+// token has its own ranges.
 std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
                                        const plan::ResolvedLatent& latent) {
   std::vector<kernels::CodeRun> runs;
@@ -46,7 +46,7 @@ std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
   return runs;
 }
 
-// Exact rows: the same groups as plain numbers.
+// Views the exact rows: the same groups, as plain numbers.
 void AddExactView(const cache::PartLayout& layout, int64_t row_bytes,
                   KvArenas::Part* part) {
   for (size_t g = 0; g < part->groups.size(); ++g) {
@@ -64,7 +64,8 @@ void AddExactView(const cache::PartLayout& layout, int64_t row_bytes,
   part->exact.num_groups = part->latents.num_groups;
 }
 
-// No row lies before it: bytes counted from it are never negative.
+// The first arena that has exact rows. Offsets counted from it are never
+// negative.
 size_t FirstArena(const cache::ExactRing& rows) {
   return static_cast<size_t>(
       std::min_element(
@@ -80,7 +81,7 @@ kernels::TileRegion RegionView(const cache::Region& region,
           granule_bytes > 0 ? granule_bytes : region.slot_bytes, granule_bytes};
 }
 
-// Groups of a part; the caller says where its pages are.
+// Makes the groups of a part; the caller sets where its pages are.
 absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
                                         const plan::ResolvedPart& resolved,
                                         const cache::PageLayout& pages) {
@@ -108,7 +109,9 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
     group.column = column;
     group.codes = RegionView(from.codes, pages.granule_bytes());
     group.params = RegionView(from.params, pages.param_granule_bytes());
-    group.runs = runs.data();  // stays where it is when `part.runs` grows
+    // valid when `part.runs` grows, because vectors keep their memory when
+    // moved
+    group.runs = runs.data();
     group.num_runs = static_cast<int64_t>(runs.size());
     column += group.width;
     part.groups.push_back(group);
@@ -118,7 +121,7 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
   return part;
 }
 
-// The units of a layer that have a head on the rank, by head of the model.
+// The units of a layer that have a head on this rank, by head of the model.
 class RankUnits {
  public:
   RankUnits(const plan::ResolvedEviction& eviction, plan::HeadRange heads) {
@@ -150,7 +153,7 @@ void AddUnits(const plan::ResolvedPlan& plan,
     for (size_t p = 0; p < parts.size(); ++p) {
       KvArenas::Part& part =
           (side == plan::Side::kKey ? layer->key : layer->value)[p];
-      // No group straddles units.
+      // All heads of a group are in one unit.
       for (const cache::GroupLayout& group : parts[p].groups) {
         part.unit_of_group.push_back(units.UnitOf(group.heads.front()));
       }
@@ -421,7 +424,7 @@ absl::Status KvArenas::AddCopies(
                        kernels::PagePair{-1, -1});
   };
   for (int64_t group = 0; group < num_page_groups(); ++group) {
-    // Of the last batch: pages, and whether they are the host pool's.
+    // The pages of the last batch, and whether they are in the host pool.
     absl::flat_hash_set<std::pair<bool, int32_t>> read;
     absl::flat_hash_set<std::pair<bool, int32_t>> written;
     bool is_open = false;

@@ -18,7 +18,7 @@ absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
       absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
 }
 
-// Where the slot of the step's first token lies in the group's table.
+// The slot of the step's first token, counted in the group's table.
 uint64_t PhysicalStart(const SequenceStep& step, int group) {
   return step.physical_starts().empty() ? step.logical_start()
                                         : step.physical_starts(group);
@@ -96,8 +96,9 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::FindOrStart(
   return &sequences_.emplace(id, std::move(sequence)).first->second;
 }
 
-// A sequence starts anew in all page groups or in none: one start may be
-// anywhere then, and would be where slots of other groups already are.
+// A sequence must start anew in all page groups or in none. A reset group
+// accepts any start, so a partial reset could overlap slots that exist in
+// another group.
 absl::Status SequenceTable::CheckResets(const SequenceStep& step,
                                         const Sequence& sequence) const {
   const auto groups = static_cast<int64_t>(sequence.tables.size());
@@ -196,7 +197,7 @@ absl::Status SequenceTable::TakeSidePage(size_t group, int32_t page) {
   if (owner < 0) return absl::OkStatus();
   const auto row = static_cast<size_t>(owner);
   if (last_step_[row] == step_) return WrittenTwice(group, page);
-  // Of one that was preempted: it starts anew, with other pages.
+  // Its owner was preempted and must start anew with other pages.
   side.lost[row] = true;
   owner = -1;
   return absl::OkStatus();
@@ -221,8 +222,8 @@ absl::Status SequenceTable::CheckPositions(const SequenceStep& step,
   return CheckStarts(step, sequence);
 }
 
-// Tables keep their indices when a window gives pages up: only evictions take
-// slots from between others.
+// Table indices stay the same when a window gives pages up. Only evictions
+// remove slots from the middle.
 absl::Status SequenceTable::CheckStarts(const SequenceStep& step,
                                         const Sequence& sequence) const {
   const uint64_t id = step.sequence_id();
@@ -275,7 +276,7 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
   const uint64_t slots = eviction.num_slots();
   const uint64_t kept = eviction.kept_slots();
   const auto page_tokens = static_cast<uint64_t>(limits_.page_tokens);
-  // What there is room for, whatever a plan says of sequences unknown here.
+  // This bound also holds for sequences that the table does not know.
   const uint64_t most = std::min(
       {eviction.logical_tokens(), static_cast<uint64_t>(limits_.max_model_len),
        static_cast<uint64_t>(arenas_->num_pages()[group]) * page_tokens});

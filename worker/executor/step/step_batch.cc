@@ -33,7 +33,7 @@ absl::Status CheckIds(const SequenceStep& step, const char* field,
   return absl::OkStatus();
 }
 
-// NaN fails every comparison, so limits are written as what is wanted.
+// NaN fails every comparison, so each row states what is allowed.
 absl::Status CheckNumbers(const SequenceStep& step) {
   const SampleRequest& sample = step.sample();
   struct Row {
@@ -274,8 +274,8 @@ void StepBatch::PlaceWeights(int64_t most_weights, int64_t page_tokens) {
   }
 }
 
-// Sinks and the last tokens of a window stay; what came between them would fall
-// into the places of these.
+// A ring keeps the sinks and the last tokens of the window. Tokens between them
+// get no place, because the last ones would overwrite them.
 void StepBatch::AddRings(const SequenceTable::Sequence& sequence, int64_t start,
                          int64_t num_rows) {
   for (size_t r = 0; r < rings_.size(); ++r) {
