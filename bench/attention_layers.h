@@ -19,7 +19,7 @@
 #include "model/shapes/shapes.h"
 #include "plan/resolved_plan.h"
 #include "worker/executor/attention/layer_attention.h"
-#include "worker/executor/kv_arenas.h"
+#include "worker/executor/pages/kv_arenas.h"
 #include "worker/program/prompt_lift.h"
 #include "worker/weights/weights.h"
 

@@ -11,7 +11,7 @@
 #include "cache/layout/layout.h"
 #include "kernels/device/allocator.h"
 #include "worker/engine/scheduler.h"
-#include "worker/executor/kv_arenas.h"
+#include "worker/executor/pages/kv_arenas.h"
 #include "worker/program/served_plan.h"
 #include "worker/ranks/rank.h"
 

@@ -11,7 +11,7 @@
 #include "kernels/device/device.h"
 #include "kernels/device/dtype.h"
 #include "kernels/latents/latent_view.h"
-#include "worker/executor/kv_arenas.h"
+#include "worker/executor/pages/kv_arenas.h"
 
 namespace kvasir::bench {
 

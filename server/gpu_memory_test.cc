@@ -14,7 +14,7 @@
 #include "kernels/emulation/emulator.h"
 #include "kernels/simt/op_table.h"
 #include "server/loaded_model.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 
 namespace kvasir::cli {
 namespace {

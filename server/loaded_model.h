@@ -75,7 +75,9 @@ class LoadedModel {
   double kv_bytes_per_token() const {
     return rank_->executor().kv_bytes_per_token();
   }
-  double kv_compression_ratio() const { return rank_->kv_compression_ratio(); }
+  double kv_compression_ratio() const {
+    return rank_->executor().kv_compression_ratio();
+  }
   // From the allocator's counters.
   int64_t weight_bytes() const;
   int64_t kv_pool_bytes() const;

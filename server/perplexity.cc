@@ -1,6 +1,6 @@
 // `kvasir perplexity`: how well a model predicts a text, through the paged
 // cache as a request would use it.
-#include "worker/executor/perplexity.h"
+#include "worker/offline/perplexity.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -112,7 +112,7 @@ absl::StatusOr<worker::PerplexityResult> Measure(const PerplexityFlags& flags) {
                                              .prefix_reuse = false}));
   Progress progress("perplexity", static_cast<int64_t>(text.ids.size()),
                     "tokens", !flags.json);
-  return worker::Perplexity(&model->rank(),
+  return worker::Perplexity(&model->rank().executor(),
                             {.token_ids = text.ids, .token_bytes = text.bytes},
                             {.window_tokens = window,
                              .chunk_tokens = chunk,

@@ -44,7 +44,7 @@
 #include "model/shapes/shape_config.h"
 #include "nlohmann/json.hpp"
 #include "plan/presets.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::bench {

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/device/device_ptr.h"
 #include "kernels/device/stream.h"
-#include "worker/executor/step_profile.h"
+#include "worker/executor/step/step_profile.h"
 
 namespace kvasir::bench {
 

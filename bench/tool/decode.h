@@ -11,7 +11,7 @@
 #include "bench/tool/report.h"
 #include "nlohmann/json.hpp"
 #include "server/options.h"
-#include "worker/executor/step_profile.h"
+#include "worker/executor/step/step_profile.h"
 
 namespace kvasir::cli {
 

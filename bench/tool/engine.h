@@ -11,8 +11,8 @@
 #include "proto/kvasir/v1/kv_plan.pb.h"
 #include "server/loaded_model.h"
 #include "server/options.h"
-#include "worker/executor/direct_runner.h"
-#include "worker/executor/step_profile.h"
+#include "worker/executor/step/step_profile.h"
+#include "worker/offline/direct_runner.h"
 
 namespace kvasir::cli {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 
 namespace kvasir::cli {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "nlohmann/json.hpp"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/testing/plan_cases.h"
 
 namespace kvasir::cli {

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "plan/tp_shard.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 
 namespace kvasir::cli {
 

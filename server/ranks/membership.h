@@ -9,7 +9,7 @@
 #include "absl/types/span.h"
 #include "plan/tp_shard.h"
 #include "proto/kvasir/v1/rank.pb.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 #include "worker/ranks/group/rank_group_state.h"
 #include "worker/ranks/rank.h"
 

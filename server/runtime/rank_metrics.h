@@ -11,7 +11,7 @@
 #include "plan/tp_shard.h"
 #include "prometheus/collectable.h"
 #include "prometheus/metric_family.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 
 namespace kvasir::cli {
 

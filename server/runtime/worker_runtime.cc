@@ -129,7 +129,7 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
       .weight_bytes = model.weight_bytes(),
       .kv_bytes_per_token = model.kv_bytes_per_token(),
       .kv_fixed_bytes_per_sequence =
-          static_cast<double>(model.rank().kv_fixed_bytes_per_sequence()),
+          static_cast<double>(model.layout().fixed_bytes_per_sequence()),
       .kv_compression_ratio = model.kv_compression_ratio()};
   for (const LayerSideSummary& side :
        SummarizePlan(*model.source().plan, model.layout())) {

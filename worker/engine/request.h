@@ -12,12 +12,9 @@
 #include "proto/sampling.h"
 #include "proto/token_bytes.h"
 #include "worker/engine/eviction_limits.h"
+#include "worker/executor/step/sampling_limits.h"
 
 namespace kvasir::worker {
-
-// Outside of these a penalty turns ordinary logits into infinite ones.
-inline constexpr float kMinRepetitionPenalty = 0.01f;
-inline constexpr float kMaxRepetitionPenalty = 100.0f;
 
 struct Request {
   // (request_id, attempt) names one live request.

@@ -28,7 +28,7 @@
 #include "model/checkpoint/file.h"
 #include "model/checkpoint/json.h"
 #include "model/tokenizer/tokenizer.h"
-#include "worker/executor/perplexity.h"
+#include "worker/offline/perplexity.h"
 #include "worker/testing/family_plan_cases.h"
 #include "worker/testing/invariance_scenario.h"
 #include "worker/testing/prompt_lift_cases.h"
@@ -402,7 +402,8 @@ void Score(const BitsCase& each, Conditions conditions) {
   Worker worker = each.make(conditions);
   const Text& text = EvaluationText();
   const auto scored = Perplexity(
-      &worker.rank(), {.token_ids = text.ids, .token_bytes = text.bytes},
+      &worker.rank().executor(),
+      {.token_ids = text.ids, .token_bytes = text.bytes},
       {.window_tokens = 1 + static_cast<int64_t>(text.ids.size()) / 3});
   KVASIR_ASSERT_OK(scored.status());
   Hash hash;

@@ -16,7 +16,7 @@ namespace {
 using kernels::Stream;
 using kernels::Workspace;
 
-// Of groups that usual machines have.
+// Enough for the groups of usual machines.
 constexpr size_t kInlineRanks = 32;
 
 struct DenseRows {
@@ -26,7 +26,7 @@ struct DenseRows {
   kernels::DType dtype = kernels::DType::kF32;  // of x and y
 };
 
-// y [rows, n] = x [rows, k] W, both without gaps between rows.
+// y [rows, n] = x [rows, k] W. Neither x nor y has gaps between rows.
 absl::Status MatmulDense(Stream& stream, const DenseRows& in,
                          const kernels::PackedMatrix& weight,
                          kernels::DevicePtr<float> y, Workspace& workspace) {
@@ -50,7 +50,7 @@ kernels::ActivationKind ActivationOf(model::MlpKind kind) {
     case model::MlpKind::kGeluTanh:
       return kernels::ActivationKind::kGeluTanh;
     case model::MlpKind::kRelu:
-    case model::MlpKind::kGatedSilu:  // has no activation of its own
+    case model::MlpKind::kGatedSilu:  // gated MLPs use another op
       break;
   }
   return kernels::ActivationKind::kRelu;
@@ -198,7 +198,7 @@ absl::Status Decoder::Logits(Stream& stream,
                              kernels::DevicePtr<float> logits,
                              Workspace& workspace) const {
   const plan::TpShard shard = parts_.collective->shard();
-  // A step takes nothing from the heap.
+  // Inlined, so that a step does not allocate from the heap.
   absl::InlinedVector<int64_t, kInlineRanks + 1> first_columns;
   for (int64_t rank = 0; rank < shard.size; ++rank) {
     const plan::IdRange all =
@@ -243,7 +243,7 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
   for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
     const LayerWeights& weights =
         parts_.weights->layers[static_cast<size_t>(layer)];
-    // What the layer before added enters with this norm.
+    // This norm first adds the output of the layer before.
     KVASIR_RETURN_IF_ERROR(
         Norm(stream,
              {out->x, layer == 0 ? kernels::DevicePtr<float>() : out->delta,
@@ -265,7 +265,8 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
           Mlp(stream, batch, layer, normed, out->delta, workspace));
     }
   }
-  // A rank marks its own latents; all must fail the same sequences.
+  // Each rank marks its own latents. After the sum all ranks fail the same
+  // sequences.
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(stream, batch.not_finite, t,
                                          kernels::DType::kF32, workspace);
@@ -328,7 +329,7 @@ absl::Status Decoder::Mlp(Stream& stream, const TokenBatch& batch,
   const bool gated_mlp = model::IsGated(spec().mlp);
   const kernels::DevicePtr<float> gate_up =
       activations_.Take(workspace, batch.padded_tokens * weights.gate_up.n);
-  // A plain activation stays in its place.
+  // A plain activation works in place.
   const kernels::DevicePtr<float> gated =
       gated_mlp ? activations_.Take(workspace, batch.padded_tokens * features)
                 : gate_up;

@@ -16,39 +16,40 @@
 #include "kernels/latents/hadamard_tables.h"
 #include "kernels/rowwise/norm.h"
 #include "model/shapes/decoder_spec.h"
+#include "worker/collective/collective.h"
 #include "worker/executor/attention/layer_attention.h"
-#include "worker/executor/kv_arenas.h"
-#include "worker/executor/step_profile.h"
-#include "worker/ranks/collective.h"
+#include "worker/executor/pages/kv_arenas.h"
+#include "worker/executor/step/step_profile.h"
 #include "worker/weights/weights.h"
 
 namespace kvasir::worker {
 
 // The tokens of one step. Device memory.
 struct TokenBatch {
-  int64_t num_tokens = 0;                       // T
-  int64_t padded_tokens = 0;                    // AttentionInput's
-  int64_t num_sequences = 0;                    // B
-  absl::Span<const SequenceRows> rows;          // AttentionInput's; host memory
-  kernels::DevicePtr<const int32_t> ids;        // [T]
+  int64_t num_tokens = 0;                 // T
+  int64_t padded_tokens = 0;              // AttentionInput::padded_tokens
+  int64_t num_sequences = 0;              // B
+  absl::Span<const SequenceRows> rows;    // AttentionInput::rows; host memory
+  kernels::DevicePtr<const int32_t> ids;  // [T]
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   absl::Span<const AttentionBatch> groups;
-  // [T] each
+  // By ring: AttentionInput::key_ring_slots. [T] each
   absl::Span<const kernels::DevicePtr<const int64_t>> ring_slots;
-  // [T]: how many ranks have a latent of the token that is not finite, where it
-  // is coded. Zeros before Run.
+  // For each token, the number of ranks that found a latent that is not finite
+  // when they coded it. Zeros before Run. [T]
   kernels::DevicePtr<float> not_finite;
 };
 
-// The residual stream after the last layer is x + delta, [T, M] each, of the
-// device's activations.
+// The residual stream after the last layer is x + delta. [T, M] each, in the
+// device's type of activations.
 struct HiddenStates {
   kernels::DevicePtr<float> x;
   kernels::DevicePtr<float> delta;
 };
 
 // Owns: the RoPE table, and what is prepared for each layer's attention. Spec,
-// weights, arenas and collective must outlive it. Threads: one at a time.
+//   weights, arenas and collective must outlive it.
+// Threads: one at a time.
 class Decoder {
  public:
   struct Parts {
@@ -59,10 +60,10 @@ class Decoder {
     int64_t page_tokens = 0;
     bool prompts_as_rows = false;
     int64_t max_tokens = 0;                    // of a step
-    const plan::ResolvedPlan* plan = nullptr;  // only while it is created
+    const plan::ResolvedPlan* plan = nullptr;  // used only by Create
     MassRoom mass;
     StepProfile* profile = nullptr;  // or null
-    // LayerAttention::Parts
+    // LayerAttention::Parts::clamped_codes
     kernels::DevicePtr<int64_t> clamped_codes;
   };
 
@@ -70,8 +71,8 @@ class Decoder {
   static absl::StatusOr<Decoder> Create(const Parts& parts,
                                         kernels::Device* device);
 
-  // Plans the attention of the next Run: host arithmetic over what its batch
-  // has on the host, once for each page group and kind of launch. Errors of
+  // Plans how the attention of the next Run is divided. Host arithmetic, done
+  // once for each page group and kind of launch. Returns the errors of
   // kernels::DivideStep.
   absl::Status DivideSteps(absl::Span<const SequenceRows> rows,
                            absl::Span<const AttentionBatch> groups);
@@ -81,7 +82,7 @@ class Decoder {
   absl::Status Run(kernels::Stream& stream, const TokenBatch& batch,
                    HiddenStates* out, kernels::Workspace& workspace) const;
 
-  // LayerAttention's.
+  // LayerAttention::Evict and LayerAttention::WorkOn of that layer.
   absl::Status Evict(kernels::Stream& stream, int64_t layer,
                      const kernels::EvictionRows& rows,
                      const kernels::EvictionStep& step,
@@ -95,22 +96,24 @@ class Decoder {
     return attention_[static_cast<size_t>(layer)].WorkOn(sequences, rows);
   }
 
-  // out[r] = the final norm of the stream's row rows[r]. [num_rows, M]
+  // out[r] = the final norm of row rows[r] of the residual stream. [num_rows,
+  // M]
   absl::Status FinalNorm(kernels::Stream& stream, const HiddenStates& hidden,
                          kernels::DevicePtr<const int32_t> rows,
                          int64_t num_rows, kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
 
-  // Of rows of the final norm: logits [num_rows, ids.count] of ids that begin
-  // at a panel (plan::IdsOfRank), all of them on every rank.
+  // Computes logits [num_rows, ids.count] from rows of the final norm. `ids`
+  // begin at a panel (plan::IdsOfRank). Every rank gets the logits of all these
+  // ids.
   absl::Status Logits(kernels::Stream& stream,
                       kernels::DevicePtr<const float> normed, int64_t num_rows,
                       const plan::IdRange& ids,
                       kernels::DevicePtr<float> logits,
                       kernels::Workspace& workspace) const;
 
-  // Which kernels of a GPU attend, each kind with how many layers it is of;
-  // none of a CPU.
+  // The kernels that attend on a GPU, and how many layers use each. Empty on a
+  // CPU.
   struct LayersKernels {
     kernels::AttentionKernels kernels;
     int64_t layers = 0;
@@ -123,10 +126,10 @@ class Decoder {
   StepProfile* profile() const { return parts_.profile; }
 
  private:
-  // Launches of attention that are divided once for all of them.
+  // A kind of attention launch. All launches of one kind are divided in one go.
   struct StepKind {
     size_t page_group = 0;
-    const LayerAttention::Launch* launch = nullptr;  // any of them
+    const LayerAttention::Launch* launch = nullptr;  // any launch of the kind
   };
 
   explicit Decoder(kernels::Device* device);
@@ -140,7 +143,7 @@ class Decoder {
                          int64_t layer, kernels::DevicePtr<const float> normed,
                          kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
-  // Fills in what the model says of norms.
+  // Norm with the model's kind, epsilon and offset filled in.
   absl::Status Norm(kernels::Stream& stream, kernels::NormParams norm,
                     kernels::Workspace& workspace) const;
   // sum += the MLP of `normed` (parallel residual).
@@ -154,13 +157,14 @@ class Decoder {
                    kernels::Workspace& workspace) const;
 
   Parts parts_;
-  kernels::Activations activations_;  // the device's
-  kernels::DeviceTables tables_;      // [rotary_dim / 2] uint64: steps of RoPE
-  kernels::DeviceBuffer fresh_;       // FreshRows, of one layer at a time
+  kernels::Activations activations_;  // the device's type of activations
+  kernels::DeviceTables tables_;  // RoPE angle steps, [rotary_dim / 2] uint64
+  // FreshRows memory; used by one layer at a time
+  kernels::DeviceBuffer fresh_;
   std::unique_ptr<kernels::HadamardTables> hadamard_;
   std::vector<LayerAttention> attention_;
   std::vector<StepKind> step_kinds_;
-  std::vector<kernels::AttentionStep> steps_;  // of the next Run
+  std::vector<kernels::AttentionStep> steps_;  // for the next Run
 };
 
 }  // namespace kvasir::worker

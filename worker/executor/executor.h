@@ -1,5 +1,6 @@
-// Runs step plans. The scheduler's side of the cut: it hands over a plan and
-// gets the sampled tokens; tensors, pages' memory and ranks are the executor's.
+// The interface between scheduler and executor: the scheduler hands over a step
+// plan and gets the sampled tokens. Tensors, the memory of pages, and ranks are
+// the executor's.
 #pragma once
 
 #include "absl/status/status.h"
@@ -9,7 +10,7 @@
 
 namespace kvasir::worker {
 
-// INTERNAL where the model's numbers became NaN or infinite in a sequence.
+// INTERNAL if the model computed NaN or an infinite number in the sequence.
 inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
   switch (result.fault()) {
     case kvasir::v1::LOGIT_NOT_FINITE:
@@ -25,37 +26,40 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
   }
 }
 
-// A step has two halves, so that the next plan can be made while it runs:
-//   Enqueue checks the plan, brings it to the device and enqueues the work;
-//   Await waits for the device and gives what was sampled.
-// Each Enqueue that is OK is followed by one Await before the next Enqueue: one
-// step is in flight at most. The plan may change or go when Enqueue returns.
+// A step has two halves, so that the next plan can be made while the step runs:
+// - Enqueue checks the plan, brings it to the device and enqueues the work.
+// - Await waits for the device and returns what was sampled.
+// After each successful Enqueue the caller must Await once before the next
+// Enqueue: at most one step is in flight. The plan may change or go when
+// Enqueue returns.
 //
-// Threads: one thread at a time.
-// Errors: a failed step, in either half, leaves the executor unusable; the
+// Threads: one at a time.
+// Errors: a failed step, in either half, leaves the executor unusable: the
 //   engine fails its requests and the process stops being ready.
 //   FAILED_PRECONDITION for a call out of turn.
 class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Applies the plan's releases, copies and block-table deltas, and enqueues:
-  // every sequence's tokens run through the model and are sampled where asked.
-  // INVALID_ARGUMENT for a plan that names unknown sequences, pages outside the
-  // pool or a step id out of order.
+  // Applies the plan's releases, copies, evictions and block-table deltas. Then
+  // enqueues the model over every sequence's tokens, and the samples that the
+  // plan asks for. INVALID_ARGUMENT for a plan that names unknown sequences,
+  // pages outside the pool or a step id out of order.
   virtual absl::Status Enqueue(const kvasir::v1::StepPlan& plan) = 0;
 
-  // Whether Enqueue returns while the step runs, as on a GPU: there is time to
-  // plan then, and to deliver what the step before it gave. Constant.
+  // Whether Enqueue returns while the step still runs, as on a GPU. The engine
+  // then uses the time to plan, and to deliver the results of the step before.
+  // Constant.
   virtual bool runs_behind() const { return false; }
-  // The plan of the next Enqueue, told once while a step is in flight: for
-  // ranks elsewhere, to which it travels meanwhile. Not every plan is. An error
-  // is that of the step in flight, which has failed.
+  // Passes on the plan of the next Enqueue while a step is in flight, at most
+  // once per plan. An executor with ranks elsewhere sends it to them meanwhile.
+  // Optional: a plan may be enqueued without it. An error means that the step
+  // in flight has failed.
   virtual absl::Status Announce(const kvasir::v1::StepPlan&) {
     return absl::OkStatus();
   }
 
-  // The result of the step in flight, when it is done.
+  // Waits for the step in flight and returns its result.
   virtual absl::StatusOr<kvasir::v1::StepResult> Await() = 0;
 
   // Both halves, for callers with nothing to do between them.

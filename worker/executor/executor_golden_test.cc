@@ -17,7 +17,7 @@
 #include "model/checkpoint/file.h"
 #include "model/checkpoint/json.h"
 #include "plan/plan.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/ranks/rank.h"
 #include "worker/testing/tiny_rank.h"
 

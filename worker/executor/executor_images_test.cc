@@ -11,7 +11,7 @@
 #include "cache/images/page_image.h"
 #include "cache/kv_cache.h"
 #include "gmock/gmock.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/testing/eviction_cases.h"
 #include "worker/testing/family_plan_cases.h"
 #include "worker/testing/plan_cases.h"

@@ -16,9 +16,9 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "kernels/device/device_observer.h"
-#include "worker/executor/direct_runner.h"
-#include "worker/executor/step_layout.h"
-#include "worker/ranks/in_process_group.h"
+#include "worker/collective/in_process_group.h"
+#include "worker/executor/step/step_layout.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/testing/prompt_lift_cases.h"
 
 namespace {

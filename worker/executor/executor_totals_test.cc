@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_matchers.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/program/attention_flops.h"
 #include "worker/testing/plan_cases.h"
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/status_matchers.h"
 #include "model/shapes/shape_config.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/testing/family_plan_cases.h"
 
 namespace kvasir::worker {

@@ -1,5 +1,5 @@
-// What others read of pages: images, which are those of the host pool as bytes,
-// how fast they come and go, and the positions of slots.
+// Access to pages from outside of steps: images (host-pool pages as bytes), the
+// speed of copies to and from the host pool, and the positions of slots.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -79,7 +79,7 @@ absl::Status ModelExecutor::WriteImage(const cache::SequenceImage& image,
 
 absl::StatusOr<double> ModelExecutor::MeasureCopyBytesPerSecond() {
   constexpr int64_t kBytes = int64_t{16} << 20;
-  if (last_step_id_ != 0) {
+  if (last_step_id() != 0) {
     return absl::FailedPreconditionError(
         "executor: copies are measured before the first step");
   }
@@ -106,8 +106,7 @@ absl::StatusOr<double> ModelExecutor::MeasureCopyBytesPerSecond() {
   KVASIR_RETURN_IF_ERROR(kernels::Upload(*parts_.stream, pairs.data(),
                                          list.pairs.data(), pair_bytes));
   KVASIR_RETURN_IF_ERROR(parts_.stream->Synchronize());
-  kernels::Workspace workspace(workspace_memory_.data(),
-                               workspace_memory_.bytes());
+  kernels::Workspace workspace = launcher_->workspace();
   const absl::Time start = base::Clock::Real().Now();
   KVASIR_RETURN_IF_ERROR(arenas_.Copy(*parts_.stream, list.batches.front(),
                                       pairs.as<const kernels::PagePair>(),

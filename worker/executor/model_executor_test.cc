@@ -14,8 +14,8 @@
 
 #include "base/status_matchers.h"
 #include "model/shapes/shape_config.h"
-#include "worker/executor/direct_runner.h"
-#include "worker/ranks/in_process_group.h"
+#include "worker/collective/in_process_group.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/testing/plan_cases.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"
@@ -912,7 +912,7 @@ INSTANTIATE_TEST_SUITE_P(
                    "kept slots: want 12 to 20, have 11"},
         BrokenPlan{"BehindCopiesThatAreNotThere",
                    [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
-                   "evicts behind 1 page copies, want 0 to 0"},
+                   "evicts after 1 page copies, want 0 to 0"},
         BrokenPlan{"ThatTheNextStepDoesNotKnow",
                    [](StepPlan* p) {
                      p->mutable_sequences(0)->set_physical_starts(0, 20);

@@ -41,7 +41,7 @@ void SlotEvictions::Clear() {
 size_t SlotEvictions::BatchFor(const kvasir::v1::SlotEviction& eviction,
                                int64_t copy_batches, int64_t kept_numbers) {
   const auto page_group = static_cast<int64_t>(eviction.page_group());
-  // Groups have no page in common: the latest batch of its own counts.
+  // Groups share no pages, so only the latest batch of this group matters.
   for (size_t b = batches_.size(); b-- > 0;) {
     if (batches_[b].copy_batches != copy_batches) break;
     if (batches_[b].page_group != page_group) continue;
@@ -93,7 +93,7 @@ kernels::Eviction SlotEvictions::EvictionOf(const Entry& entry,
   out.num_slots = entry.num_slots;
   out.kept = entry.kept;
   out.sinks = rule.sinks;
-  // Without scores all others that stay are the latest.
+  // Without scores, the latest slots and the sinks stay.
   out.recent = rule.scored ? rule.recent : entry.kept - rule.sinks;
   out.lambda = rule.lambda;
   out.decay = rule.decay;
@@ -133,7 +133,8 @@ void SlotEvictions::PackTables(StepBlob* blob) {
       kernels::Eviction* out = work_[b].places[r].host;
       for (const Entry& entry : work_[b].entries) {
         *out = EvictionOf(entry, rules[r]);
-        // In place: what is kept never overtakes what is read.
+        // In place: a kept slot moves only to the front, so reading never meets
+        // what was written.
         out->block_table = pages + entry.first_page;
         out->to_table = pages + entry.first_page;
         ++out;
@@ -149,7 +150,7 @@ absl::Status SlotEvictions::Run(kernels::Stream& stream, const Decoder& decoder,
   const kernels::DevicePtr<int32_t> kept =
       workspace.Take<int32_t>(kept_capacity_);
   KVASIR_RETURN_IF_ERROR(workspace.status());
-  // Places depend on no step's counts.
+  // The workspace does not depend on the counts of a step.
   const kernels::EvictionStep step = {.most_slots = most_slots_,
                                       .kept_slots = kept_capacity_};
   for (const Group::Layer& layer : group(batch.page_group).layers) {

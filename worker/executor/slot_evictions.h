@@ -1,4 +1,5 @@
-// The evictions of a step: from the plan's list to what each layer's ops take.
+// The evictions of a step: turns the plan's list into what the ops of each
+// layer take.
 #pragma once
 
 #include <cstdint>
@@ -12,43 +13,46 @@
 #include "plan/resolved_plan.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 #include "worker/executor/decoder.h"
-#include "worker/executor/kv_arenas.h"
-#include "worker/executor/step_layout.h"
+#include "worker/executor/pages/kv_arenas.h"
+#include "worker/executor/step/step_layout.h"
 
 namespace kvasir::worker {
 
 // Threads: one at a time. Reused from step to step.
 class SlotEvictions {
  public:
-  // A sequence has `most_slots` at most. What is given is not kept.
+  // `most_slots` is the most that a sequence may have. The arguments are not
+  // kept.
   SlotEvictions(const plan::ResolvedPlan& plan, const KvArenas& arenas,
                 int64_t most_slots);
 
-  // The evictions of the step before are forgotten.
+  // Forgets the evictions of the last step.
   void Clear();
-  // The plan's next one, behind so many batches of page copies. It has been
-  // checked (SequenceTable::Evict), so that it has at most as many slots as
+  // Adds the plan's next eviction, which follows `copy_batches` batches of page
+  // copies. SequenceTable::Evict has checked it, so it has no more slots than
   // there is room for (CHECK). INVALID_ARGUMENT for counts that a layer of the
   // group refuses.
   absl::Status Add(const kvasir::v1::SlotEviction& eviction,
                    int64_t copy_batches);
 
   const std::vector<EvictionBatch>& batches() const { return batches_; }
-  // What any batch of a step takes at most, for each page group that evicts.
+  // The largest batch that a step may have, for each page group that evicts.
   std::vector<EvictionBatch> LargestBatches() const;
 
-  // Puts what ops take into the blob: what depends on batches() alone, and,
-  // later, tables of any length that it leads to.
+  // Pack puts what ops take by address into the blob; its size depends only on
+  // batches(). PackTables later adds the tables that those rows point to, of
+  // any length.
   void Pack(StepBlob* blob);
   void PackTables(StepBlob* blob);
   // Enqueues batch `index` of batches() over the layers of its page group. With
-  // a counting workspace it may be any.
+  // a counting workspace `index` is not used.
   absl::Status Run(kernels::Stream& stream, const Decoder& decoder,
                    const EvictionBatch& batch, size_t index,
                    kernels::Workspace& workspace) const;
 
  private:
-  // How layers choose; those of a page group may do it in different ways.
+  // How layers choose the slots to keep. Layers of one page group may have
+  // different rules.
   struct Rule {
     int64_t sinks = 0;
     int64_t recent = 0;
@@ -66,7 +70,7 @@ class SlotEvictions {
       size_t rule = 0;
     };
     std::vector<Layer> layers;
-    int64_t most_units = 0;  // of a layer
+    int64_t most_units = 0;  // the most of any layer
   };
   struct Entry {
     int64_t num_slots = 0;
@@ -75,15 +79,17 @@ class SlotEvictions {
     int64_t first_page = 0;  // in pages_
   };
 
-  // Of a batch.
+  // What the host knows of one batch.
   struct Work {
     std::vector<Entry> entries;
-    int64_t kept_numbers = 0;  // of their lists
+    // numbers in the lists of kept slots of all entries
+    int64_t kept_numbers = 0;
     absl::flat_hash_set<int32_t> pages;
     std::vector<StepBlob::Place<kernels::Eviction>> places;  // by rule
   };
 
-  // The batch that may take it: nothing of it stands in the way of another.
+  // Returns the batch that this eviction joins: the latest that shares no page
+  // with it and has room, or a new one.
   size_t BatchFor(const kvasir::v1::SlotEviction& eviction,
                   int64_t copy_batches, int64_t kept_numbers);
   kernels::Eviction EvictionOf(const Entry& entry, const Rule& rule) const;
@@ -93,11 +99,11 @@ class SlotEvictions {
 
   const int64_t most_slots_;
   std::vector<Group> groups_;  // by page group
-  int64_t kept_capacity_ = 0;  // numbers of a list of kept slots
+  int64_t kept_capacity_ = 0;  // room for numbers in the lists of kept slots
 
   std::vector<EvictionBatch> batches_;
   std::vector<Work> work_;      // by batch
-  std::vector<int32_t> pages_;  // of all entries
+  std::vector<int32_t> pages_;  // the pages of all entries
 };
 
 }  // namespace kvasir::worker

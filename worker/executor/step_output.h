@@ -1,5 +1,6 @@
-// From hidden states to what a step gives: sampled tokens, and log
-// probabilities of given ones. Rows nobody asked for never meet the head.
+// From hidden states to the results of a step: sampled tokens, and log
+// probabilities of given tokens. The head runs only for rows whose results are
+// wanted.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +16,10 @@
 
 namespace kvasir::worker {
 
-// Device memory, all of it.
+// The rows to sample. All pointers are device memory.
 struct SampleBatch {
   int64_t num_rows = 0;
-  int64_t padded_rows = 0;  // StepBucket's, what launches depend on
+  int64_t padded_rows = 0;  // StepBucket's; launches depend on it
   kernels::DevicePtr<const int32_t> token_rows;       // [num_rows]
   kernels::DevicePtr<const kernels::SampleRow> rows;  // [num_rows]
   int64_t max_top = 0;
@@ -39,10 +40,10 @@ struct TargetBatch {
 // Threads: one at a time. `decoder` must outlive it.
 class StepOutput {
  public:
-  // Logits are at most `logits_bytes` at a time: more samples are done in
-  // chunks of rows (each reads the head once more), targets in chunks of the
-  // vocabulary (the head is still read once). Never less than what one sample
-  // and `max_rows` targets need.
+  // At most `logits_bytes` of logits exist at a time, but never less than one
+  // sample and `max_rows` targets need. Samples beyond that are done in chunks
+  // of rows, each of which reads the head again. Targets are done in chunks of
+  // the vocabulary, so that the head is read once.
   StepOutput(const Decoder* decoder, int64_t max_rows, int64_t logits_bytes);
 
   absl::Status Sample(kernels::Stream& stream, const HiddenStates& hidden,
@@ -54,7 +55,7 @@ class StepOutput {
                             kernels::Workspace& workspace) const;
 
   // Reads the logits of every row [0, num_rows) back, a chunk at a time. For
-  // tests and debugging: `token_rows` is 0, 1, 2 ... on the device.
+  // tests and debugging. `token_rows` is 0, 1, 2 ... on the device.
   using RowsReader = absl::FunctionRef<absl::Status(
       int64_t first_row, absl::Span<const float> logits)>;
   absl::Status ReadAllLogits(kernels::Stream& stream,
@@ -63,12 +64,12 @@ class StepOutput {
                              int64_t num_rows, RowsReader reader,
                              kernels::Workspace& workspace) const;
 
-  // Rows that are sampled at a time, at most.
+  // The most rows that are sampled at a time.
   int64_t logits_rows() const;
 
  private:
-  // The buffer's size does not depend on the step, so that a small step never
-  // wants more than the largest one.
+  // The size of the buffer does not depend on the step. So a small step never
+  // needs more than the largest one.
   const Decoder* const decoder_;
   int64_t logits_floats_ = 0;
 };

@@ -10,7 +10,7 @@ using plan::ResolvedUse;
 using plan::RopeSide;
 using plan::Space;
 
-// A complex product of two components is 6 operations, 3 a dim.
+// A complex product has two components and takes 6 operations: 3 for each dim.
 constexpr int64_t kRotationFlopsPerDim = 3;
 
 // One latent and the heads that read it.
@@ -63,7 +63,8 @@ class KeyCounter {
     if (pre_rope_) Rotate(latent, rotated_dims);
     flops_.attention += 2 * latent.query_heads * dims;
   }
-  // Channels that stand for pairs: they turn as they are, for each head anew.
+  // Channels that represent pairs: they are rotated as they are, once for each
+  // head.
   void Channels(const Latent& latent, int64_t terms) {
     Absorb(latent, terms);
     if (pre_rope_) Rotate(latent, latent.channels);
@@ -71,7 +72,7 @@ class KeyCounter {
 
   void Full(const Latent& latent) {
     if (!pre_rope_) {
-      Absorb(latent, 1);  // a basis moves to the query
+      Absorb(latent, 1);  // the basis is applied to the query
     } else if (part_.has_basis()) {
       Rebuild(latent, head_dim_, rotary_dims_);
     } else {
@@ -81,7 +82,8 @@ class KeyCounter {
   }
 
   void LowRankUse(const Latent& latent, const ResolvedUse& use) {
-    // Keys that do not rotate and have signs to take back absorb their lift.
+    // Keys that do not rotate and have an online Hadamard transform absorb
+    // their lift.
     const bool absorbs =
         !pre_rope_ && part_.transform == plan::Transform::kHadamardOnline;
     if (use.lift == plan::Lift::kReconstruct && !absorbs) {
@@ -110,7 +112,7 @@ int64_t CountContained(const std::vector<int64_t>& heads,
 SideFlops FlopsPerSlot(const plan::ResolvedPlan& plan, int64_t layer,
                        plan::Side side) {
   const plan::AttentionShape& shape = plan.shape;
-  // Ranks that share a KV head have its query heads dealt among them.
+  // Ranks that share a KV head divide its query heads among them.
   const int64_t queries = plan.query_heads.count / plan.kv_heads.count;
   SideFlops sum;
   for (const ResolvedPart& part : plan.attention_of(layer).side(side).parts) {
@@ -122,7 +124,7 @@ SideFlops FlopsPerSlot(const plan::ResolvedPlan& plan, int64_t layer,
       latent.kv_heads = CountContained(from.heads, plan.kv_heads);
       latent.query_heads = latent.kv_heads * queries;
       if (side == plan::Side::kValue) {
-        // Whatever lifts a value stands behind the sum.
+        // Values are lifted after the sum, whatever the lift.
         sum.attention += 2 * latent.query_heads * latent.channels;
         continue;
       }

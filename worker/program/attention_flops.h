@@ -1,5 +1,5 @@
-// What attention over a cached token costs under a plan, in floating-point
-// operations (a multiply-add is two). docs/inspect.md tells the formulas.
+// The cost of attention over a cached token under a plan, in floating-point
+// operations (a multiply-add is two). docs/inspect.md has the formulas.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,27 @@
 
 namespace kvasir::worker {
 
-// Of one layer's side, per cached token.
+// The cost of one side (keys or values) of a layer, per cached token.
 struct SideFlops {
-  // Scores (keys) or the weighted sum (values), for each query token.
+  // For each query token: scores (keys) or the weighted sum (values).
   int64_t attention = 0;
-  // Lifting keys and rotating what was stored before its rotation, each time
-  // they are read: once in a step that decodes, once for each tile of a prompt
-  // chunk's queries (kernels::AttentionTiles).
+  // For each read of the token: lifting keys, and rotating keys that were
+  // stored before RoPE. A step reads a token once if it decodes, and once for
+  // each tile of queries in a prompt's chunk (kernels::AttentionTiles).
   int64_t reconstruction = 0;
 
   friend bool operator==(const SideFlops&, const SideFlops&) = default;
 };
 
-// Of the heads of the plan's rank.
+// Counts the heads of the plan's rank.
 SideFlops FlopsPerSlot(const plan::ResolvedPlan& plan, int64_t layer,
                        plan::Side side);
 
-// The same of a side of whole keys (after RoPE) or values, of all heads.
+// The cost of a side of whole keys (after RoPE) or values, over all heads.
 int64_t DenseFlopsPerSlot(const plan::AttentionShape& shape);
 
-// What the engine does for each slot that it makes keys or values of, by KV
-// head of the rank: rebuilt keys (0 for an absorbed part), and a lift to `dims`
-// numbers.
+// Operations of the engine for each slot, by KV head of the rank: rebuilding
+// keys (0 for an absorbed part), and lifting to `dims` numbers.
 std::vector<double> RebuildFlops(const KeyProgram& part);
 std::vector<double> LiftFlops(const PartProgram& part, int64_t dims);
 

@@ -20,7 +20,7 @@ absl::Status AtMost(int64_t limit, int64_t value, const std::string& where,
                                                limit, ", have ", value));
 }
 
-// The latents of a part as the op sees them; points to the groups.
+// The latents of a part as the op takes them. It points to its own groups.
 struct Latents {
   Latents(const PartProgram& part, const plan::ResolvedPart& resolved) {
     for (const LatentProgram& latent : part.latents) {
@@ -41,13 +41,13 @@ struct Latents {
   Latents(const Latents&) = delete;
   Latents(Latents&&) = default;
 
-  // Stands for numbers that are not looked at.
+  // Stands for arrays that the checks only compare with null.
   static constexpr float kPresent = 0.0f;
 
   std::vector<kernels::LatentGroup> groups;
   std::vector<kernels::LatentGroup> exact_groups;
   kernels::LatentPart view;
-  // Exact rows, where the side has some: plain numbers.
+  // The side's exact rows, if it has some.
   kernels::ExactRows exact;
 };
 
@@ -61,8 +61,8 @@ absl::Status CheckLatents(const Latents& latents, const std::string& where) {
   return absl::OkStatus();
 }
 
-// Whether the op does a launch over the program's parts, of prompts or output.
-// The parts by themselves are within their limits.
+// Whether the op can launch the program's parts for prompts, or for output.
+// Each part by itself must be within its limits.
 bool LaunchFits(const AttentionProgram& program,
                 const plan::ResolvedAttention& attention, bool prompts) {
   std::vector<Latents> latents;
@@ -106,7 +106,7 @@ bool LaunchFits(const AttentionProgram& program,
   params.num_key_parts = static_cast<int64_t>(keys.size());
   params.values = &values;
   params.num_value_parts = 1;
-  // Exact rows are parts of their own.
+  // Exact rows count as parts of their own.
   params.key_exact.sinks = attention.key.exact_sinks;
   params.key_exact.window = attention.key.exact_window;
   params.value_exact.sinks = attention.value.exact_sinks;

@@ -1,5 +1,5 @@
-// What the kernels of attention can do, asked of a program before its weights
-// are read.
+// Checks an attention program against the limits of the kernels, before its
+// weights are read.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace kvasir::worker {
 
-// `program` was made of `attention`. UNIMPLEMENTED names layer, side, part, the
-// value and its limit.
+// `program` was made from `attention`. UNIMPLEMENTED names layer, side, part,
+// the value and its limit.
 absl::Status CheckAttentionLimits(const AttentionProgram& program,
                                   int64_t layer,
                                   const plan::ResolvedAttention& attention);
 
-// Takes back prompt lifts where a launch with them is beyond the kernels: the
-// layer is served without.
+// Removes prompt lifts that the kernels cannot launch. The layer is then served
+// without them.
 void DropPromptLiftsBeyondLimits(const plan::ResolvedAttention& attention,
                                  AttentionProgram* program);
 

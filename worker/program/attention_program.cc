@@ -33,7 +33,7 @@ Pairs FirstPairs(int64_t count) {
   return pairs;
 }
 
-// One more row, joined to the run before it where both follow on.
+// Adds one row. It joins the last run if both row and column continue it.
 void Take(int64_t row, int64_t column, std::vector<RowTake>* takes) {
   if (!takes->empty()) {
     RowTake& last = takes->back();
@@ -50,14 +50,14 @@ void TakeRun(int64_t row, int64_t count, int64_t column,
   for (int64_t i = 0; i < count; ++i) Take(row + i, column + i, takes);
 }
 
-// How the first numbers of a head turn.
+// How the first numbers of a head rotate.
 struct HeadTurn {
   Pairs pairs;
   RopePairing pairing = RopePairing::kHalfSplit;
 };
 
-// One more head at `column`: joined to the heads before it where all have as
-// many numbers and pairs.
+// Adds one head at `column`. It joins the last rotation if number of dims and
+// pairs are the same and it lies next to it.
 void Turn(int64_t column, int64_t head_dim, const HeadTurn& turn,
           std::vector<Rotation>* rotations) {
   if (turn.pairs.empty()) return;
@@ -76,7 +76,7 @@ void Turn(int64_t column, int64_t head_dim, const HeadTurn& turn,
       {column, 1, head_dim, turn.pairing, num_pairs, turn.pairs});
 }
 
-// One table where all heads turn alike.
+// Keeps one table if all heads rotate alike.
 void ShareTable(Rotation* rotation) {
   const auto n = static_cast<std::ptrdiff_t>(rotation->num_pairs);
   auto& pairs = rotation->pairs;
@@ -90,7 +90,7 @@ void ShareTables(std::vector<Rotation>* rotations) {
   for (Rotation& rotation : *rotations) ShareTable(&rotation);
 }
 
-// A matrix makes the latents, in place of the model's projection.
+// Whether a matrix makes the latents, instead of the model's projection.
 bool IsLowRank(const ResolvedPart& part) {
   return part.space == Space::kLowRank || part.space == Space::kRopeLowRank;
 }
@@ -112,7 +112,7 @@ class Maker {
     for (const ResolvedPart& part : keys) out_.key.push_back(MakeKey(part));
     MakeQueries();
     for (size_t p = 0; p < keys.size(); ++p) Project(keys[p], &out_.key[p]);
-    // Values do not rotate: they have one part, of all dims.
+    // Values do not rotate, so they have one part with all dims.
     const ResolvedPart& value = attention_.value.parts[0];
     static_cast<PartProgram&>(out_.value) = MakePart(value);
     out_.joint = value.joint;
@@ -136,7 +136,7 @@ class Maker {
 
  private:
   int64_t share() const { return shape_.num_heads / shape_.num_kv_heads; }
-  // The model's KV head of the rank's query head.
+  // The model's KV head for a query head of this rank.
   int64_t KvHeadOf(int64_t query_head) const {
     return (out_.heads.query.first + query_head) / share();
   }
@@ -148,7 +148,7 @@ class Maker {
   }
   int64_t num_pairs() const { return out_.rotates ? shape_.rotary_dim / 2 : 0; }
 
-  // The latents of either side.
+  // Makes a part of keys or values.
   PartProgram MakePart(const ResolvedPart& from) const {
     PartProgram part;
     part.prefix = from.prefix;
@@ -200,8 +200,8 @@ class Maker {
     static_cast<PartProgram&>(part) = MakePart(from);
     const bool unrotated = from.stored == RopeSide::kBefore;
     const bool low_rank = from.space == Space::kLowRank;
-    // A lift of keys that do not rotate stands on either side of the product;
-    // a Hadamard transform has to be taken back there.
+    // A lift of keys that do not rotate can be applied to keys or queries. A
+    // Hadamard transform must be undone on the queries' side.
     const bool lifted_here = from.rebuilt && low_rank && !part.hadamard;
     if (unrotated || lifted_here) part.rebuild = MakeRebuild(from, part);
     if (part.rebuild.has_value() && part.rebuild->lifted) return part;
@@ -235,7 +235,7 @@ class Maker {
     return rebuild;
   }
 
-  // Pairs among the dims of a low_rank part, ascending.
+  // The pairs among the dims of a low_rank part, ascending.
   Pairs CoveredPairs(const ResolvedPart& part) const {
     Pairs pairs;
     const bool interleaved = shape_.pairing == RopePairing::kInterleaved;
@@ -262,8 +262,8 @@ class Maker {
     return pairs;
   }
 
-  // How the key of the rank's KV head turns: the head itself, or its latent
-  // where a space of pairs stores it.
+  // How the key of a KV head of this rank rotates: as the head itself, or as
+  // its latent if the latent stores pairs.
   HeadTurn TurnOfKey(const ResolvedPart& from, const PartProgram& part,
                      int64_t local) const {
     const auto head = static_cast<size_t>(local);
@@ -281,7 +281,8 @@ class Maker {
     return {ChannelPairs(part.latents[group]), RopePairing::kHalfSplit};
   }
 
-  // Dims of a head that a part's queries take, where nothing is folded.
+  // The dims of a query head that a part uses, if no lift is folded into the
+  // weights.
   Indices QueryDims(const ResolvedPart& from, const PartProgram& part,
                     int64_t query_head) const {
     const auto pair_dims = [this](const Pairs& pairs) {
@@ -302,13 +303,13 @@ class Maker {
     return dims;
   }
 
-  // How a query head's rows of a part turn before they meet the keys.
+  // How a query head's rows for a part rotate before they meet the keys.
   HeadTurn TurnOfQuery(const ResolvedPart& from, const KeyProgram& part,
                        int64_t query_head) const {
     if (from.space == Space::kRopeLowRank && part.lift == QueryLift::kComplex) {
       return {LatentOf(part, query_head).pairs, shape_.pairing};
     }
-    // Rows that a lift was folded into are latents: they turn only with those.
+    // Rows with a folded lift are latents, and rotate only as those do.
     if (from.space == Space::kLowRank && from.folded) return {};
     return TurnOfKey(from, part, KvHeadOf(query_head) - out_.heads.kv.first);
   }
@@ -321,12 +322,13 @@ class Maker {
     const bool folded =
         std::any_of(parts.begin(), parts.end(),
                     [](const ResolvedPart& part) { return part.folded; });
-    // Rows of q_proj before the rank's first head.
+    // The rows of q_proj before this rank's first head.
     int64_t first_row = 0;
     for (int64_t i = 0; i < out_.heads.query.first; ++i) {
       first_row += tensors_.query_rows[static_cast<size_t>(i)];
     }
-    Indices head_row;  // of each head; moves behind its parts' rows
+    // by head: its next row; moves past the rows of each part
+    Indices head_row;
     for (int64_t h = 0; h < out_.heads.query.count; ++h) {
       head_row.push_back(first_row);
       first_row +=
@@ -363,7 +365,7 @@ class Maker {
     out_.projections.push_back(std::move(projection));
   }
 
-  // The columns that make the latents, and their rotation.
+  // Makes the columns of the latents, and their rotation.
   void Project(const ResolvedPart& from, PartProgram* part) {
     Projection projection;
     const bool down = IsLowRank(from);
@@ -388,7 +390,8 @@ class Maker {
     out_.projections.push_back(std::move(projection));
   }
 
-  // A joint part is projected, turned and ranged once, as a part of the keys.
+  // A joint part is projected, rotated and given ranges once, as a part of the
+  // keys.
   static void ShareColumns(const PartProgram& key, PartProgram* value) {
     value->latent_column = key.latent_column;
     value->source_column = key.source_column;
@@ -450,7 +453,7 @@ class Maker {
   const plan::AttentionShape& shape_;
   plan::AttentionTensors tensors_;
   AttentionProgram out_;
-  int64_t column_ = 0;  // of a token's row, that is not taken yet
+  int64_t column_ = 0;  // the next free column of a token's row
 };
 
 }  // namespace

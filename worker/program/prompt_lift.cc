@@ -10,7 +10,7 @@
 namespace kvasir::worker {
 namespace {
 
-// `widths`: of the latent that each query head meets.
+// `widths` has, for each query head, the width of the latent that it meets.
 std::optional<PromptLift> MakeLift(const PartProgram& part, int64_t dims,
                                    const std::vector<int64_t>& widths) {
   if (dims > kernels::kAttentionMaxHeadDim) return std::nullopt;
@@ -38,7 +38,7 @@ bool AllEqual(const std::vector<int64_t>& values) {
 
 void PlanPromptLifts(AttentionProgram* program) {
   for (KeyProgram& part : program->key) {
-    // The queries of before the lift are there, and of one width.
+    // The queries before the lift exist, and have one width.
     if (part.lift == QueryLift::kNone || part.rebuild.has_value() ||
         part.hadamard || !AllEqual(part.projected.width)) {
       continue;

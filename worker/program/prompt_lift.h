@@ -1,12 +1,13 @@
-// Which latents prompts lift while they read them. A group's latent is wider
-// than a head: absorbed, every row pays for its width at every slot. Where many
-// rows of a sequence see a slot, lifting it once for all of them is cheaper.
+// Decides which latents prompts lift while they read them. The latent of a
+// group is wider than a head. An absorbed read pays for that width at every
+// slot and row. If many rows of a sequence see a slot, lifting the latent once
+// for all of them is cheaper.
 //
-// Lifted and absorbed give the same number but for rounding, which codes make
-// larger. So what is lifted depends on what a token is, prompt or output, and
-// never on what shares its step: chunks, batches and preemption change no bit.
-// One thing does: a prompt that finds pages in the prefix index which another
-// request wrote as output, or the other way round.
+// Lifted and absorbed reads differ by rounding, which codes amplify. So the
+// choice depends only on whether a token is prompt or output, and never on what
+// shares its step: chunks, batches and preemption change no bit. One thing does
+// change bits: a prompt that finds pages in the prefix index which another
+// request wrote as output, or the reverse.
 #pragma once
 
 #include <cstdint>
@@ -16,23 +17,26 @@
 
 namespace kvasir::worker {
 
-// Rows of a prompt's chunk for which a lift must pay. A constant of the
-// arithmetic, whatever a server's longest step is.
+// A lift must pay off for this many rows of a prompt's chunk. The arithmetic
+// depends on this constant, not on a server's longest step.
 inline constexpr int64_t kPromptLiftRows = 512;
 
-// Sets `prompt_lift` of the parts that are cheaper to lift where
-// kPromptLiftRows rows see a slot: absorbed keys and values whose lift stands
-// at run time beside the product, with no online Hadamard transform to take
-// back.
+// Sets `prompt_lift` for the parts that are cheaper to lift when
+// kPromptLiftRows rows see a slot. These are absorbed keys and values that are
+// lifted at run time by a matrix of their own and have no online Hadamard
+// transform.
 void PlanPromptLifts(AttentionProgram* program);
 
-// Whether any part has one: without, bits depend on the request alone.
+// Whether any part has a prompt lift. If none has, bits depend only on the
+// request.
 bool LiftsPrompts(const AttentionProgram& program);
 
-// How far outputs are the same whatever shares a step and whatever the prefix
-// index holds, for people: "bits", "bits but for reused output", or "rounding"
-// where rows are not: by the device (Device::rows_are_invariant) or by
-// attention, whose prompts may have a kernel of their own.
+// Names, for people, what results depend on. "bits": every bit is the same
+// whatever shares a step and whatever the prefix index holds. "bits but for
+// reused output": the same, except after a prompt reuses pages of output.
+// "rounding": rows are not invariant on this device
+// (Device::rows_are_invariant), or prompts have an attention kernel of their
+// own.
 std::string InvarianceName(bool lifts_prompts, bool rows_are_invariant = true);
 
 }  // namespace kvasir::worker

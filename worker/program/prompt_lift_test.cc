@@ -13,8 +13,8 @@
 
 #include "base/status_matchers.h"
 #include "model/shapes/shape_config.h"
-#include "worker/executor/direct_runner.h"
-#include "worker/executor/perplexity.h"
+#include "worker/offline/direct_runner.h"
+#include "worker/offline/perplexity.h"
 #include "worker/program/attention_flops.h"
 #include "worker/testing/invariance_scenario.h"
 #include "worker/testing/prompt_lift_cases.h"
@@ -333,8 +333,9 @@ TEST_P(PromptLiftTest, ChunksChangeNoBitOfTheLossAndLiftingAMillionth) {
   RankOptions options = TinyOptions();
   options.executor.max_batched_tokens = 100;
   const auto nats = [&](Rank* rank, int64_t chunk) {
-    const auto result = Perplexity(
-        rank, {ids, bytes}, {.window_tokens = 100, .chunk_tokens = chunk});
+    const auto result =
+        Perplexity(&rank->executor(), {ids, bytes},
+                   {.window_tokens = 100, .chunk_tokens = chunk});
     KVASIR_EXPECT_OK(result);
     return result->nats_per_byte;
   };

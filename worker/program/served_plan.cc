@@ -30,7 +30,7 @@ std::string UnlikeWidths(const ResolvedPart& part) {
       absl::StrJoin(widths, ", "), " numbers)");
 }
 
-// What a part asks for that no kernel does; empty: nothing.
+// A feature of the part that no kernel has; empty if there is none.
 std::string BeyondThisBuild(const ResolvedPart& part) {
   if (part.has_lift(plan::Lift::kAnchored)) return "ANCHORED keys";
   if (part.transform == plan::Transform::kBasisSequence) {
@@ -79,7 +79,7 @@ absl::Status CheckTokens(const plan::ResolvedLayer& resolved,
   if (!resolved.eviction.has_value() || plan.shard.size == 1) {
     return absl::OkStatus();
   }
-  // A rank sees the attention of its own queries alone.
+  // A rank sees only the attention of its own queries.
   const int64_t each = plan.shape.num_kv_heads / plan.shard.size;
   for (const std::vector<int64_t>& unit : resolved.eviction->units) {
     const bool is_split =
@@ -106,7 +106,7 @@ absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
   }
   auto served = std::make_shared<ServedPlan>();
   for (int64_t layer = 0; layer < plan->num_layers(); ++layer) {
-    // Layers that are alike have the number of their first one.
+    // Layers that are alike share the program of the first one.
     const auto index = static_cast<size_t>(plan->layer(layer).attention);
     if (index < served->programs.size()) continue;
     const plan::ResolvedAttention& attention = plan->attention_of(layer);

@@ -1,6 +1,6 @@
-// Whether this build serves a plan: asked by the server before it reads a
-// weight, by `inspect` and by the benchmarks. Of one rank with all heads they
-// all hear the same; a rank of several is asked about its own.
+// Decides whether this build serves a plan, before a weight is read. The
+// server, `inspect` and the benchmarks all ask here. A rank of several asks
+// about its own part.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace kvasir::worker {
 
-// What a rank runs. Layers that are alike share a program.
-// Threads: immutable.
+// A plan as one rank runs it. Layers that are alike share a program. Threads:
+// immutable.
 struct ServedPlan {
   std::shared_ptr<const plan::ResolvedPlan> resolved;
   std::vector<AttentionProgram> programs;  // by plan::ResolvedLayer::attention
 
-  // The layer's place in `programs`.
+  // The layer's index in `programs`.
   int64_t program_of_layer(int64_t layer) const {
     return resolved->layer(layer).attention;
   }
@@ -29,25 +29,25 @@ struct ServedPlan {
 };
 
 struct ServeOptions {
-  // Prompts may lift latents, where that is cheaper and the kernels can.
+  // Prompts may lift latents, if that is cheaper and the kernels can.
   bool lift_prompts = true;
 };
 
-// All plans are served but for
-//   - what depends on a whole sequence (CHANNEL_SEQUENCE, BASIS_SEQUENCE,
-//     selection);
-//   - units of eviction that lie on several ranks;
-//   - ANCHORED keys;
-//   - low_rank keys stored POST_ROPE, for which no tensors are defined;
-//   - rope_low_rank keys stored PRE_ROPE whose groups are of unlike width;
-//   - sizes beyond the kernels' limits (attention_limits.h).
-// UNIMPLEMENTED names the first layer, side and part that asks for such, and
-// what it asks for or the value and its limit.
+// Every plan is served except one with:
+// - a method that needs the whole sequence (CHANNEL_SEQUENCE, BASIS_SEQUENCE,
+//   selection);
+// - units of eviction that span several ranks;
+// - ANCHORED keys;
+// - low_rank keys stored POST_ROPE, for which no tensors are defined;
+// - rope_low_rank keys stored PRE_ROPE whose groups differ in width;
+// - sizes beyond the kernels' limits (attention_limits.h).
+// UNIMPLEMENTED names the first such layer, side and part, with the feature or
+// the value and its limit.
 absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     std::shared_ptr<const plan::ResolvedPlan> plan,
     const ServeOptions& options);
 
-// The same of a plan that is resolved first, with plan::ResolvePlan's errors.
+// Resolves the plan first; also returns the errors of plan::ResolvePlan.
 absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     const kvasir::v1::KvPlan& plan, const plan::AttentionShape& shape,
     const ServeOptions& options, plan::TpShard shard = {});

@@ -1,6 +1,6 @@
 // The contract of collectives, of every implementation: NCCL's over a library
 // without a GPU.
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 
 #include <algorithm>
 #include <chrono>
@@ -19,7 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "worker/ranks/in_process_group.h"
+#include "worker/collective/in_process_group.h"
 #include "worker/testing/collective_ranks.h"
 #include "worker/testing/nccl_ranks.h"
 

@@ -20,9 +20,9 @@
 #include "kernels/rowwise/norm.h"
 #include "kernels/simt/op_table.h"
 #include "plan/presets.h"
-#include "worker/executor/direct_runner.h"
 #include "worker/executor/graphs/step_graphs.h"
 #include "worker/executor/model_executor.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/testing/graph_steps.h"
 
 namespace kvasir::worker {

@@ -26,7 +26,7 @@
 #include "model/tokenizer/tokenizer.h"
 #include "plan/plan.h"
 #include "plan/presets.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/ranks/rank.h"
 #include "worker/weights/weight_source.h"
 

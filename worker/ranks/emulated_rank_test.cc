@@ -19,8 +19,8 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
-#include "worker/executor/direct_runner.h"
-#include "worker/ranks/in_process_group.h"
+#include "worker/collective/in_process_group.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/testing/plan_cases.h"
 #include "worker/testing/tiny_rank.h"
 

@@ -9,13 +9,14 @@
 #include "base/status_macros.h"
 #include "cache/cache_id.h"
 #include "model/checkpoint/weight_tiles.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 
 namespace kvasir::worker {
 namespace {
 
-// The most that a step may take is allocated by then; what CUDA takes for its
-// kernels' code and stacks it takes as they are run first.
+// Runs a largest prefill and a decode. After that, everything a step may need
+// is allocated. This includes memory for the code and stacks of kernels, which
+// CUDA allocates when they first run.
 absl::Status RunLargestSteps(ModelExecutor* executor,
                              const cache::PageLayout& layout,
                              const cache::PageCounts& pages,
@@ -24,7 +25,7 @@ absl::Status RunLargestSteps(ModelExecutor* executor,
   std::vector<int32_t> prompt(static_cast<size_t>(std::clamp(
       limits.max_model_len - 1, int64_t{1}, limits.max_batched_tokens)));
   runner.SetPrompt(1, static_cast<int64_t>(prompt.size()));
-  // A step ends where slots are evicted.
+  // A step must end where slots are evicted.
   if (const auto at = runner.next_eviction(1); at.has_value()) {
     prompt.resize(std::min(prompt.size(),
                            static_cast<size_t>(std::max(*at, int64_t{1}))));
@@ -270,7 +271,7 @@ absl::Status Rank::MakeExecutor(ModelWeights weights,
 
 absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
                             Collective* collective) {
-  // What counts the ops is the executor itself, over weights without memory.
+  // The executor itself counts its ops, over weights without memory.
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
       WeightsWithoutMemory(spec_, plan_, source, MatrixFormat::Of(*device_)));
@@ -282,7 +283,8 @@ absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
   executor_ = nullptr;
   pages_ = pages;
   host_pages_ = host_pages;
-  // All else is said once weights are there: ranges of codes, say, are missed.
+  // Other errors are ignored here and reported once weights are loaded: without
+  // them, for example, ranges of codes are missing.
   return absl::IsUnimplemented(made) ? made : absl::OkStatus();
 }
 
@@ -324,8 +326,8 @@ absl::Status Rank::MeasurePages(ModelWeights weights,
   if (options.kv_cache_exact && budget < asked) return too_small();
   budget = std::min(budget, asked);
   host_pages_ = host_pages;
-  // Workspace and tables grow with the pool, and CUDA rounds: what was taken in
-  // the end is what counts.
+  // Workspace and tables grow with the pool, and CUDA rounds sizes up. So the
+  // result is measured, and the pool shrunk, until it fits.
   constexpr int kTries = 4;
   for (int i = 0; i < kTries && budget >= one; ++i) {
     pages_ = PagesFor(budget, options);
@@ -344,20 +346,6 @@ absl::Status Rank::MeasurePages(ModelWeights weights,
                 one,
                 "; raise --gpu-memory-utilization, lower --max-model-len or "
                 "--max-batched-tokens, or take a smaller model");
-}
-
-int64_t Rank::kv_fixed_bytes_per_sequence() const {
-  int64_t bytes = 0;
-  for (const cache::PageGroupLayout& group : layout_->page_groups()) {
-    bytes += group.side_pages_per_sequence *
-             executor_->arenas().page_bytes(group.id.value());
-  }
-  return bytes;
-}
-
-double Rank::kv_compression_ratio() const {
-  return static_cast<double>(layout_->dense_bf16_bytes_per_token()) /
-         executor_->kv_bytes_per_token();
 }
 
 }  // namespace kvasir::worker

@@ -1,5 +1,5 @@
-// Everything that one rank needs to run a model, put together in the right
-// order: layout, page counts, threads, memory, weights, executor.
+// Builds everything that one rank needs to run a model, in the right order:
+// layout, page counts, threads, memory, weights, executor.
 #pragma once
 
 #include <cstdint>
@@ -17,108 +17,110 @@
 #include "model/shapes/decoder_spec.h"
 #include "plan/plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/collective/collective.h"
 #include "worker/executor/model_executor.h"
 #include "worker/program/served_plan.h"
-#include "worker/ranks/collective.h"
 #include "worker/weights/weight_source.h"
 
 namespace kvasir::worker {
 
-// What a rank has for its group once its weights are loaded.
+// What a rank offers its group once its weights are loaded.
 struct RankOffer {
-  cache::PageCounts pages;  // that fit here
+  cache::PageCounts pages;  // that fit on this rank
   cache::PageCounts host_pages;
-  std::string weight_tiles;  // model::CombineWeightTiles's
+  std::string weight_tiles;  // as model::CombineWeightTiles takes them
   int64_t weight_bytes = 0;
 };
-// What the whole group has.
+// What the group agreed on.
 struct RankAgreement {
-  cache::PageCounts pages;  // the least that any rank offers
+  cache::PageCounts pages;  // the smallest offer of any rank
   cache::PageCounts host_pages;
-  std::string weights_id;  // of all ranks' tiles together
-  std::string cache_id;    // empty: every rank makes its own of the weights_id
+  std::string weights_id;  // computed from the tiles of all ranks
+  std::string cache_id;    // empty: every rank computes it from the weights_id
 };
 
 struct RankOptions {
   int num_threads = 1;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
-  // Instead of the CPU with this back end: the rank's device. `pool` outlives
-  // it.
+  // Makes the rank's device, instead of a CPU with `backend`. `pool` outlives
+  // the device.
   std::function<std::unique_ptr<kernels::Device>(base::ThreadPool* pool,
                                                  kernels::CpuBackend backend,
                                                  int64_t memory_limit_bytes)>
       make_device;
   int64_t page_tokens = 64;
-  // Of the plan in pages of page_tokens; null: it is laid out here.
+  // The plan's layout in pages of page_tokens. Null: the rank makes it.
   std::shared_ptr<const cache::PageLayout> layout;
-  // Bytes of the page pool on this rank, all page groups together; not used
-  // when `pages` is given.
+  // Bytes of the page pool on this rank, all page groups together. Ignored if
+  // `pages` is given.
   int64_t kv_cache_bytes = 0;
   cache::PageCounts pages;
-  // Of a device with memory of its own, above 0: the pool is what is left of
-  // that share of it, but kv_cache_bytes at most, once weights, workspace and a
-  // step have taken theirs (MeasurePages). `pages` are not given then.
+  // Only for a device with its own memory; 0: off. The share of that memory
+  // that the rank may use. After weights, workspace and the largest step are
+  // allocated, the pool gets the rest of the share, at most kv_cache_bytes
+  // (MeasurePages). `pages` must be empty.
   double memory_utilization = 0;
-  // Or kv_cache_bytes, where that share does not leave them, are refused.
+  // Fail if memory_utilization leaves less than kv_cache_bytes, instead of
+  // making a smaller pool.
   bool kv_cache_exact = false;
-  // The same of the host pool, where sequences wait as images; 0 and empty:
-  // there is none.
+  // The same for the host pool, where images of sequences wait. 0 and empty: no
+  // host pool.
   int64_t host_pool_bytes = 0;
   cache::PageCounts host_pages;
-  // All device memory together; 0: no limit.
+  // Limit of all device memory together; 0: no limit.
   int64_t memory_limit_bytes = 0;
   ModelExecutorOptions executor;
-  // Prompts lift nothing, even where that would be cheaper: results have the
-  // same bits whatever the prefix index holds (prompt_lift.h). Of a plan that
-  // Create resolves; else ServePlan was told. On a GPU they never do, and
-  // attend with the bits of their rows alone
-  // (kernels::PagedAttentionParams::prompts_as_rows).
+  // Prompts lift nothing, even if that would be cheaper, so that results have
+  // the same bits whatever the prefix index holds (prompt_lift.h). It takes
+  // effect if Create resolves the plan; otherwise ServeOptions::lift_prompts
+  // decides. A GPU never lifts; there it selects
+  // PagedAttentionParams::prompts_as_rows.
   bool deterministic = false;
-  // Called once, before the pools have their pages: until all ranks have
-  // offered. Null in a group of one.
+  // Called once, before the pools get their pages. Blocks until all ranks have
+  // made their offers. Null in a group of one.
   std::function<absl::StatusOr<RankAgreement>(const RankOffer&)> agree;
-  // Of loading the weights.
+  // Progress of loading the weights.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
-// Whether prompts may lift latents on the device: kernels for a GPU do not.
+// Whether prompts may lift latents on the device. Kernels for a GPU cannot.
 bool PromptsMayLift(const kernels::Device& device);
 
-// Whether the pools fit beside the weights, and beside what decode keeps where
-// the plan evicts by scores.
+// Input of CheckPoolFitsMemory.
 struct PoolMemory {
   int64_t pool_bytes = 0;
   int64_t host_pool_bytes = 0;
   int64_t weight_bytes = 0;
-  int64_t kept_bytes = 0;       // KeptWeightBytes of the pool
-  int64_t available_bytes = 0;  // MachineLimits's, before either is there
+  int64_t kept_bytes = 0;  // KeptWeightBytes of the pool
+  // MachineLimits's, before weights and pools are allocated
+  int64_t available_bytes = 0;
 };
 
-// RESOURCE_EXHAUSTED with the numbers and the flag when they do not: the pools
-// are touched at start, and more than there is would have the system kill the
-// process.
+// Checks that the pools fit beside the weights and kept attention weights.
+// RESOURCE_EXHAUSTED with the numbers and the flag to change. Pools are touched
+// at start, so the system would kill a process whose pools do not fit.
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
-// cache::CacheId of a model with these weights.
+// The cache::CacheId of a model with these weights.
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
                       const std::string& weights_id);
 
-// Owns: all of the above.
+// Owns: everything that it builds.
 // Threads: constructed by one thread; then as ModelExecutor.
-// Errors: before any weight is read: FAILED_PRECONDITION with the numbers when
-//   the pool does not hold one sequence of max_model_len tokens, UNIMPLEMENTED
-//   by an op's name when the device has no kernel for it. RESOURCE_EXHAUSTED
-//   with the numbers where memory_utilization leaves less than one sequence.
-//   RankOptions::agree's.
+// Errors: before any weight is read, FAILED_PRECONDITION with the numbers when
+//   the pool does not hold one sequence of max_model_len tokens, and
+//   UNIMPLEMENTED with the op's name when the device lacks a kernel. Later,
+//   RESOURCE_EXHAUSTED with the numbers when memory_utilization leaves less
+//   than one sequence, and the errors of RankOptions::agree.
 class Rank {
  public:
-  // `collective` null: a group of one; else it outlives the rank.
+  // `collective` outlives the rank; null: a group of one.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(
       const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
       WeightSource* source, const RankOptions& options,
       Collective* collective = nullptr);
-  // Of a plan that is resolved for it.
+  // Resolves and checks the plan itself.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(
       const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
       WeightSource* source, const RankOptions& options,
@@ -142,15 +144,10 @@ class Rank {
   // ModelWeights::read_bytes.
   int64_t read_bytes() const { return read_bytes_; }
 
-  // Of the arenas: bytes of a sequence's side pages, and a dense bf16 cache's
-  // bytes over those of a token.
-  int64_t kv_fixed_bytes_per_sequence() const;
-  double kv_compression_ratio() const;
-
  private:
   explicit Rank(const model::DecoderSpec& spec);
 
-  // Threads and device.
+  // Creates threads and device.
   static absl::StatusOr<std::unique_ptr<Rank>> Start(
       const model::DecoderSpec& spec, const RankOptions& options,
       Collective* collective);
@@ -161,18 +158,19 @@ class Rank {
   cache::PageCounts LeastPages(const RankOptions& options) const;
   absl::Status MakeExecutor(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
-  // UNIMPLEMENTED by the name of an op that steps will launch and the device
-  // does not have, before a weight is read.
+  // UNIMPLEMENTED with the name of an op that steps launch and the device
+  // lacks. Reads no weight.
   absl::Status CheckOps(WeightSource* source, const RankOptions& options,
                         Collective* collective);
-  // Takes what the group agrees on. FAILED_PRECONDITION for what this rank
-  // cannot agree to.
+  // Offers what this rank has, and takes over what the group agrees on.
+  // FAILED_PRECONDITION if this rank cannot agree to it.
   absl::Status Agree(std::string weight_tiles, const RankOptions& options);
-  // The pool by options.memory_utilization, and the executor with it.
+  // Sizes the pool by options.memory_utilization and makes the executor with
+  // it.
   absl::Status MeasurePages(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
 
-  // Destroyed in the reverse order.
+  // Members are destroyed in reverse order.
   const model::DecoderSpec spec_;
   std::shared_ptr<const ServedPlan> plan_;
   SingleRank single_rank_;

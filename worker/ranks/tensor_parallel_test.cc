@@ -14,8 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_matchers.h"
-#include "worker/executor/direct_runner.h"
-#include "worker/ranks/in_process_group.h"
+#include "worker/collective/in_process_group.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/testing/collective_ranks.h"
 #include "worker/testing/family_plan_cases.h"
 

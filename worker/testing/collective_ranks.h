@@ -16,7 +16,7 @@
 #include "kernels/device/dtype.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 #include "worker/ranks/gloo/gloo_group.h"
 
 namespace kvasir::worker {

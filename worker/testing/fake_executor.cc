@@ -278,7 +278,7 @@ absl::Status FakeExecutor::CopyAndEvict(const StepPlan& plan) {
   for (const auto& eviction : plan.evictions()) {
     const auto copies = static_cast<int>(eviction.after_page_copies());
     if (copies < done || copies > plan.page_copies_size()) {
-      return Broken(eviction.sequence_id(), "evicts behind ", copies,
+      return Broken(eviction.sequence_id(), "evicts after ", copies,
                     " copies, ", done, " of ", plan.page_copies_size(),
                     " are done");
     }

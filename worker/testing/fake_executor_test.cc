@@ -109,7 +109,7 @@ TEST_F(FakeEvictionTest, WhatHasEndedIsCompactedAllTheSame) {
 TEST_F(FakeEvictionTest, CopiesThatComeBeforeAreInTheStep) {
   SlotEviction eviction = Sound();
   eviction.set_after_page_copies(1);
-  ExpectRefused(eviction, "evicts behind 1 copies, 0 of 0 are done");
+  ExpectRefused(eviction, "evicts after 1 copies, 0 of 0 are done");
 }
 
 }  // namespace

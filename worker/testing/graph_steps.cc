@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/testing/tiny_rank.h"
 
 namespace kvasir::worker {

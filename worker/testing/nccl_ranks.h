@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/testing/fake_runtime.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 #include "worker/ranks/nccl/nccl_group.h"
 
 namespace kvasir::worker {

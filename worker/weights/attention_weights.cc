@@ -15,8 +15,8 @@ namespace {
 
 using kernels::PackedMatrix;
 
-// What is made of a basis [width, keys], row by row, and of its mean, which is
-// read before it.
+// Everything that is computed from the rows of a basis [width, keys] and from
+// its mean. The mean is read first.
 struct BasisParts {
   int64_t width = 0;     // R'
   int64_t head_dim = 0;  // D
@@ -28,7 +28,7 @@ struct BasisParts {
   WeightMemory* up_bias = nullptr;     // [Hkv, D], or null
   WeightMemory* lift_bias = nullptr;   // [Hq, D], or null
 
-  // Those that there are.
+  // The memories that are not null.
   std::vector<WeightMemory*> memory() const {
     std::vector<WeightMemory*> all = {up, value_up, basis_bias, up_bias,
                                       lift_bias};
@@ -37,7 +37,7 @@ struct BasisParts {
   }
   int64_t first_key() const { return heads.kv.first * head_dim; }
 
-  // Row r of the basis.
+  // Adds row r of the basis.
   void Add(int64_t r, const float* row) const {
     for (int64_t i = 0; up != nullptr && i < heads.kv.count * head_dim; ++i) {
       up->host_floats()[i * width + r] = row[first_key() + i];
@@ -67,14 +67,14 @@ struct BasisParts {
   }
 };
 
-// The complex lift [2, C] of one head as a matrix of its real numbers [2n, 2C],
-// n the pairs that it covers: k = u z, number for number.
+// Expands the complex lift [2, C] of one head to a matrix of real numbers [2n,
+// 2C], where n is the number of pairs it covers: k = u z.
 struct RealLift {
   const float* complex = nullptr;
   int64_t num_pairs = 0;     // n
   int64_t num_channels = 0;  // C
-  bool interleaved = false;  // numbers of a pair side by side
-  float* real = nullptr;     // zero
+  bool interleaved = false;  // the two numbers of a pair lie side by side
+  float* real = nullptr;     // zero before
 
   void Make(const std::vector<int64_t>& channel_place) const {
     for (int64_t c = 0; c < num_channels; ++c) {
@@ -92,7 +92,7 @@ struct RealLift {
   }
 };
 
-// Every token's codes are made with them.
+// The codes of every token use them, so they must be valid.
 absl::Status CheckScales(const std::string& tensor,
                          const std::vector<RowTake>& takes,
                          const float* scales) {
@@ -151,7 +151,7 @@ class AttentionPlanner {
   }
 
  private:
-  // The full name of a tensor, noted as planned.
+  // Returns the full name of a tensor and marks it as planned.
   std::string Name(const std::string& name) {
     std::string full = plan::LayerTensorName(load_.layer, name);
     planned_.insert(full);
@@ -187,7 +187,7 @@ class AttentionPlanner {
                          &weights_->o_bias);
   }
 
-  // A vector [heads of the model, d]: the rank's heads of it.
+  // This rank's heads of a vector [heads of the model, d].
   absl::Status HeadVector(const std::string& name, int64_t dims,
                           kernels::DevicePtr<const float>* out) {
     const plan::HeadRange& heads = program_.heads.kv;
@@ -228,7 +228,7 @@ class AttentionPlanner {
                              plan::LiftName(part.lift_prefix, latent.index)));
   }
 
-  // Each head's `head_rows` rows of a latent's lift, as float32.
+  // The `head_rows` rows that each head has in a latent's lift, as float32.
   absl::StatusOr<WeightJob> FloatLifts(const PartProgram& part,
                                        const LatentProgram& latent,
                                        int64_t head_rows, PartWeights* own) {
@@ -251,7 +251,7 @@ class AttentionPlanner {
     return job;
   }
 
-  // Memory of `head_size` numbers of each head of a latent.
+  // Memory for `head_size` numbers of each head of a latent.
   absl::StatusOr<WeightMemory*> HeadFloats(
       const LatentProgram& latent, int64_t head_size,
       std::vector<kernels::DevicePtr<const float>>* of_head, WeightJob* job) {
@@ -267,8 +267,8 @@ class AttentionPlanner {
     return memory;
   }
 
-  // The complex lifts [heads, 2, C] have a row per head. In prompts they are
-  // matrices of real numbers.
+  // The complex lifts [heads, 2, C] have one row per head. For prompts they
+  // become matrices of real numbers.
   absl::Status ComplexLifts(const KeyProgram& part, PartWeights* own) {
     for (const LatentProgram& latent : part.latents) {
       KVASIR_ASSIGN_OR_RETURN(WeightJob job, FloatLifts(part, latent, 1, own));
@@ -303,8 +303,8 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // A packed matrix of each head of its [dims, R'] rows of the lifts: kPack for
-  // sums of latents, kPackRows for queries.
+  // One packed matrix for each head, from its [dims, R'] rows of the lift:
+  // kPack for sums of latents, kPackRows for queries.
   absl::Status MatrixLifts(const PartProgram& part, int64_t dims,
                            WeightSink::Kind kind, PartWeights* own) {
     own->lift.resize(static_cast<size_t>(program_.heads.kv.count));
@@ -336,8 +336,8 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // The same rows once more for prompts, as float32: kPackRows as they lie, for
-  // keys, kPack turned round, for values.
+  // The same rows as float32 for prompts: kPackRows keeps them as stored
+  // (keys), kPack transposes them (values).
   absl::Status PromptLifts(const LatentProgram& latent, int64_t dims,
                            WeightSink::Kind kind, PartWeights* own,
                            WeightJob* job, std::vector<WeightSink>* sinks) {
@@ -369,9 +369,10 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // The basis as the matrix that makes latents and, by `kind`, as each head's
-  // lift: kPack for queries, kPackRows for sums of latents, kFloats (turned
-  // round) for rebuilt keys. Its mean as what both leave out.
+  // The basis, as the matrix that makes latents and as each head's lift. `kind`
+  // is kPack for queries, kPackRows for sums of latents, or kFloats
+  // (transposed) for rebuilt keys. Also plans its mean, which is subtracted
+  // before and added after.
   absl::Status Basis(const PartProgram& part, WeightSink::Kind kind,
                      PartWeights* own) {
     auto parts = std::make_shared<BasisParts>();
@@ -443,7 +444,7 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // Memory of the basis as each head's lift in prompts.
+  // Memory for the basis as each head's lift in prompts.
   absl::Status PromptBasis(const PartProgram& part, bool keys,
                            BasisParts* parts, PartWeights* own) {
     if (!part.prompt_lift.has_value()) return absl::OkStatus();
@@ -458,7 +459,7 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // Reads the mean into `parts`, and makes the memory of what it becomes.
+  // Reads the mean into `parts`, and allocates what is computed from it.
   absl::StatusOr<TensorRead> BasisMean(const PartProgram& part,
                                        WeightSink::Kind kind,
                                        std::shared_ptr<BasisParts> parts,

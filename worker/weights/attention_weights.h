@@ -1,4 +1,5 @@
-// Which tensors of a layer's attention are read into what, as its program says.
+// Plans which tensors of a layer's attention are read, and where they go, as
+// the layer's program says.
 #pragma once
 
 #include "absl/status/status.h"
@@ -11,12 +12,12 @@ namespace kvasir::worker {
 struct AttentionLoad {
   const model::DecoderSpec* spec = nullptr;
   int64_t layer = 0;
-  bool first_rank = true;  // adds the output's bias
+  bool first_rank = true;  // only this rank adds the output's bias
 };
 
-// Allocates what `weights->attention` asks for and adds the jobs that fill it:
-// every tensor of the program once, those that only other ranks use for the
-// fingerprint. Errors of `jobs`.
+// Allocates what `weights->attention` needs and adds the jobs that fill it.
+// Every tensor of the program is read once; tensors that only other ranks use
+// are read for the fingerprint. Returns the errors of `jobs`.
 absl::Status PlanAttention(const AttentionLoad& load, WeightJobs* jobs,
                            LayerWeights* weights);
 

@@ -1,4 +1,4 @@
-// How a device wants a model's matrices.
+// The format in which a device takes a model's matrices.
 #pragma once
 
 #include "kernels/device/device.h"
@@ -12,9 +12,9 @@ struct MatrixFormat {
   static MatrixFormat Of(const kernels::Device& device) {
     return {device.weight_layout(), device.activations()};
   }
-  // The type of a matrix that is stored in `stored`. A GPU's tensor cores take
-  // activations and weights of one 16-bit type only, so there it is theirs;
-  // elsewhere numbers stay as they are.
+  // The type of a matrix that is stored as `stored`. A GPU's tensor cores need
+  // activations and weights of the same 16-bit type, so the matrix gets the
+  // type of activations there. Elsewhere it keeps its type.
   kernels::DType TypeFor(kernels::DType stored) const {
     return layout == kernels::WeightLayout::kRows &&
                    activations != kernels::DType::kF32

@@ -24,7 +24,7 @@ absl::Status WithName(const std::string& tensor, const absl::Status& status) {
                       absl::StrCat("tensor ", tensor, ": ", status.message()));
 }
 
-// Numbers of `dtype` widened to float32, exactly.
+// Widens numbers of `dtype` to float32, exactly.
 void Widen(const void* data, DType dtype, int64_t count, float* out) {
   kernels::VisitDType(dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -37,8 +37,8 @@ void Widen(const void* data, DType dtype, int64_t count, float* out) {
   });
 }
 
-// A number that is not finite makes every answer nothing, or, behind a codec,
-// wrong and fluent.
+// One number that is not finite makes every answer useless or, after a codec,
+// wrong but fluent.
 absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
   const int64_t found = kernels::FirstNotFinite(block.data, dtype,
                                                 block.num_rows * block.columns);
@@ -52,8 +52,7 @@ absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
       found % block.columns, ": want a finite number, have ", number));
 }
 
-// Float32 rounded to 16 bits, into `out`. OUT_OF_RANGE where one becomes
-// infinite by it.
+// Rounds float32 to 16 bits. OUT_OF_RANGE if a number becomes infinite.
 absl::Status Narrow(const float* numbers, int64_t count, DType dtype,
                     uint16_t* out) {
   return kernels::VisitDType(dtype, [&](auto zero) -> absl::Status {
@@ -77,17 +76,18 @@ struct Rows {
   DType dtype = DType::kF32;
   int64_t first_column = 0;  // of the tensor
   int64_t columns = 0;
-  int64_t first = 0;  // of the tensor
+  int64_t first = 0;  // in the tensor
   int64_t count = 0;
-  int64_t to = 0;  // as RowTake.column
+  int64_t to = 0;  // like RowTake::column
 };
 
-// Bytes of the host that jobs under way take, where a device stages writes.
+// Counts the host memory of running jobs, if the device stages writes.
 class StagedBytes {
  public:
   explicit StagedBytes(int64_t most) : most_(most) {}
 
-  // Waits until they fit beside the others'; alone they always do.
+  // Waits until `bytes` fit beside those of other jobs. If there are no others,
+  // they always fit.
   void Take(int64_t bytes) {
     base::MutexLock lock(&mutex_);
     while (taken_ > 0 && bytes > most_ - taken_) given_.Wait(&mutex_);
@@ -108,7 +108,7 @@ class StagedBytes {
 
 class JobRunner {
  public:
-  // `staged`: null where the device gives its own memory.
+  // `staged` is null if the host can write to the device's memory.
   JobRunner(WeightSource* source, plan::TpShard shard, kernels::Device* device,
             size_t buffer_bytes, StagedBytes* staged)
       : source_(source),
@@ -130,11 +130,11 @@ class JobRunner {
   }
 
  private:
-  // The job's memory is the host's while it runs.
+  // While it runs, the job writes to host memory.
   absl::Status RunNow(const WeightJob& job) {
     absl::Status status;
     for (WeightMemory* const memory : MemoryOf(job)) {
-      if (memory->bytes == 0) continue;  // is nowhere
+      if (memory->bytes == 0) continue;  // has no memory
       absl::StatusOr<void*> host = device_->BeginWrite(
           memory->device, static_cast<size_t>(memory->bytes));
       status.Update(host.status());
@@ -224,7 +224,7 @@ class JobRunner {
         absl::StrCat(rows, " rows, want at least ", want));
   }
 
-  // Rows that are not there would be left out of a matrix.
+  // Missing rows would leave gaps in a matrix.
   static absl::Status CheckSize(const TensorRead& read,
                                 const MatrixSize& size) {
     KVASIR_RETURN_IF_ERROR(CheckColumns(size.columns, read.columns));
@@ -296,7 +296,7 @@ class JobRunner {
                                    sink.memory->host);
   }
 
-  // Valid until the next call.
+  // The result is valid until the next call.
   const float* Widened(const Rows& rows) {
     const int64_t numbers = rows.count * rows.columns;
     wide_.resize(static_cast<size_t>(numbers));
@@ -436,7 +436,7 @@ absl::StatusOr<int64_t> WeightJobs::ReadBytes() const {
 }
 
 absl::Status WeightJobs::Run(const RunOptions& options) {
-  // Largest first, so that threads end together.
+  // Largest first, so that all threads end at about the same time.
   std::stable_sort(
       jobs_.begin(), jobs_.end(),
       [](const WeightJob& a, const WeightJob& b) { return a.bytes > b.bytes; });

@@ -1,5 +1,5 @@
-// Reading tensors into packed matrices, tables and float32 arrays, on many
-// threads, each tensor once whatever is made of it.
+// Reads tensors into packed matrices, tables and float32 arrays, on many
+// threads. Each tensor is read once, whatever is made of it.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +20,23 @@
 
 namespace kvasir::worker {
 
-// Rows of a tensor [rows, columns] and where they go.
+// Which rows of a tensor [rows, columns] are taken, and where they go.
 struct TensorRows {
   std::string tensor;
   int64_t columns = 1;
-  // `column` counts columns of a packed matrix, rows of an array.
+  // RowTake::column counts columns of a packed matrix, or rows of an array.
   std::vector<RowTake> takes;
-  int64_t first_column = 0;  // of those taken, into a packed matrix
+  // first of the tensor's columns that are taken, for a packed matrix
+  int64_t first_column = 0;
 };
 
-// Memory of the device that one job fills. `host` is where, while it runs.
+// Device memory that one job fills. While the job runs, `host` is where it
+// writes.
 struct WeightMemory {
   kernels::DevicePtr<void> device;  // null while bytes are only counted
   int64_t bytes = 0;
   void* host = nullptr;
-  bool zeroed = false;  // first
+  bool zeroed = false;  // before the job writes
 
   kernels::DevicePtr<const float> floats(int64_t begin = 0) const {
     return device.as<const float>() + begin;
@@ -44,59 +46,61 @@ struct WeightMemory {
   }
 };
 
-// Where rows of a tensor go.
+// The destination of rows of a tensor.
 struct WeightSink {
   enum class Kind {
     kPack,      // row i becomes column i of a packed matrix
     kPackRows,  // row i stays row i of a packed matrix
-    kTable,     // copied as it is
-    kFloats,    // widened to float32, row behind row
-    kVisit,     // widened, shown to `visit` and not kept
+    kTable,     // copied unchanged
+    kFloats,    // widened to float32, one row after the other
+    kVisit,     // widened, passed to `visit` and not kept
   };
-  // Rows [first, first + count) of the tensor, front to back.
+  // Receives rows [first, first + count) of the tensor, from front to back.
   using Visit =
       std::function<void(int64_t first, int64_t count, const float* numbers)>;
   Kind kind = Kind::kFloats;
   std::vector<RowTake> takes;
-  // Of packed matrices: numbers of a row from here on, as many as fit.
+  // For packed matrices: the first column of the tensor that is taken. As many
+  // as the matrix has are taken.
   int64_t first_column = 0;
   kernels::PackedMatrix shape;
-  WeightMemory* memory = nullptr;  // none to visit
+  WeightMemory* memory = nullptr;  // null for kVisit
   Visit visit;
 };
 
-// A tensor on its way; without sinks it is read for the fingerprint alone.
+// One tensor to read. Without sinks it is read only for the fingerprint.
 struct TensorRead {
   std::string tensor;
   int64_t columns = 1;
   std::vector<WeightSink> sinks;
 };
 
-// Work of one thread. Sinks of one matrix may share a panel, so a matrix is
+// The work of one thread. Sinks of one matrix may share a panel, so a matrix is
 // never split between threads.
 struct WeightJob {
   std::vector<TensorRead> reads;  // in this order
-  // What is filled, beside the memory of the sinks.
+  // Memory that it fills in addition to the sinks' memory.
   std::vector<WeightMemory*> memory;
   std::function<absl::Status()> finish;  // after all reads; or null
-  int64_t bytes = 0;                     // made
+  int64_t bytes = 0;                     // that it writes
 };
 
-// A list of jobs and the memory they fill. Of each tensor is read what a rank
-// needs of it (weight_reads.h).
+// A list of jobs and the memory they fill. A rank reads only the part of each
+// tensor that it needs (weight_reads.h).
+//
 // Threads: one until Run.
-// Errors: the source's and the allocator's; INVALID_ARGUMENT for a tensor of
-//   other rows than are asked for, or with a number that is not finite or does
-//   not fit the type that it is rounded to. All name the tensor.
+// Errors: those of the source and the allocator. INVALID_ARGUMENT for a tensor
+//   of an unexpected size, and for a number that is not finite or does not fit
+//   the type it is rounded to. All name the tensor.
 class WeightJobs {
  public:
   // Only counts the bytes that would be allocated: pointers are null, and the
-  // jobs are not to be run.
+  // jobs must not be run.
   WeightJobs(WeightSource* source, const MatrixFormat& format,
              plan::TpShard shard = {})
       : source_(source), format_(format), shard_(shard) {}
-  // All outlive it; `buffers` owns the memory, under the tag "weights".
-  // Matrices get the device's format.
+  // All pointers outlive the jobs. `buffers` gets the memory, under the tag
+  // "weights". Matrices get the device's format.
   WeightJobs(WeightSource* source, kernels::Device* device,
              std::vector<kernels::DeviceBuffer>* buffers,
              plan::TpShard shard = {})
@@ -106,50 +110,51 @@ class WeightJobs {
         device_(device),
         buffers_(buffers) {}
 
-  // [k, n] of several tensors side by side, n the rows taken of all. In the
-  // format's type for what they are stored in, which is float32 where that
-  // differs.
+  // A matrix [k, n] of several tensors side by side; n is the number of rows
+  // taken. Its type is MatrixFormat::TypeFor of the stored type, or of float32
+  // if the tensors are stored in different types.
   absl::Status Matrix(std::vector<TensorRows> parts, int64_t k,
                       kernels::PackedMatrix* out);
-  // One array of `size` numbers, zero where nothing is taken.
+  // An array of `size` numbers, zero where no row goes.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
                       kernels::DevicePtr<const float>* out);
-  // Rows of the tensor as they are.
+  // Rows of the tensor, unchanged.
   absl::Status Table(const std::string& tensor, int64_t first_row, int64_t rows,
                      int64_t columns, kernels::DType* dtype,
                      kernels::DevicePtr<const void>* out);
-  // For the fingerprint.
+  // Reads the tensor only for the fingerprint.
   void ReadOnly(const std::string& tensor, int64_t columns);
 
   void Add(WeightJob job) { jobs_.push_back(std::move(job)); }
-  // For one job; valid as long as the jobs are.
+  // Memory for one job. The pointer is valid as long as this object.
   absl::StatusOr<WeightMemory*> Allocate(int64_t bytes);
-  // For a matrix [k, n] in the format's type for the tensor's: sets type,
+  // Memory for a matrix [k, n] of the format's type for this tensor. Sets type,
   // layout and data.
   absl::StatusOr<WeightMemory*> AllocateMatrix(const std::string& tensor,
                                                kernels::PackedMatrix* matrix);
 
-  // What the jobs ask of the source, together.
+  // The bytes that all jobs together read from the source.
   absl::StatusOr<int64_t> ReadBytes() const;
 
-  // Of all that was allocated, or would have been.
+  // Bytes of everything that was allocated, or would have been.
   int64_t bytes() const { return bytes_; }
   int64_t matrix_bytes() const { return matrix_bytes_; }
-  // Of matrices, those whose numbers are rounded to another type.
+  // Bytes of matrices whose numbers are rounded to another type.
   int64_t rounded_bytes() const { return rounded_bytes_; }
   void CountAsMatrix(int64_t bytes) { matrix_bytes_ += bytes; }
 
   struct RunOptions {
     base::ThreadPool* pool = nullptr;
     size_t read_buffer_bytes = 0;
-    int64_t max_staged_bytes = 0;  // LoadOptions'
+    int64_t max_staged_bytes = 0;  // LoadOptions::max_staged_bytes
     std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
   };
-  // All of them, largest first; the first error stops the rest.
+  // Runs all jobs, the largest first. The first error stops the rest.
   absl::Status Run(const RunOptions& options);
 
  private:
-  // Of a matrix whose tensors are stored in `stored`; says the bytes of it.
+  // Sets type and layout of a matrix whose tensors are stored as `stored`, and
+  // counts its bytes.
   void SetFormat(kernels::DType stored, kernels::PackedMatrix* matrix);
 
   WeightSource* const source_;

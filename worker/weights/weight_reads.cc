@@ -14,14 +14,15 @@ struct Span {
   int64_t end = 0;
 };
 
-// In tiles of so many: the rank's share of all up to `count`.
+// The rank's share of `count` rows or columns in tiles of `tile`, as a range of
+// tiles.
 Span ShareOf(int64_t count, int64_t tile, plan::TpShard shard) {
   const int64_t tiles = (count + tile - 1) / tile;
   return {tiles * shard.rank / shard.size,
           tiles * (shard.rank + 1) / shard.size};
 }
 
-// Columns that the sinks take of every row.
+// The columns that the sinks take of every row.
 Span ColumnsOf(const TensorRead& read, int64_t columns) {
   Span taken = {columns, 0};
   for (const WeightSink& sink : read.sinks) {

@@ -10,15 +10,17 @@
 
 namespace kvasir::worker {
 
-// What the read's sinks take of a tensor of this size and type, from front to
-// back, in whole tiles (model/checkpoint/fingerprint.h), and the rank's share
-// of all tiles, so that none is left to nobody whatever the ranks take. The
-// columns are those that all sinks together want, or all of them. At least one
-// range, which may have no rows; of a group of one, the whole tensor.
+// The ranges, from front to back and in whole tiles
+// (model/checkpoint/fingerprint.h), that cover what the read's sinks take of a
+// tensor of this size and type, and this rank's share of all tiles. The shares
+// of all ranks cover the tensor, so that every tile is read by somebody. The
+// columns are those that all sinks want in common, otherwise all. There is at
+// least one range, which may have no rows. A group of one reads the whole
+// tensor.
 //
-//   rows  |--tile--|--tile--|--tile--|--tile--|
+//   rows   |--tile--|--tile--|--tile--|--tile--|
 //   taken      [ ]                     [    ]
-//   read  [--------]        [--share-][-------]
+//   read   [--------]        [--share-][-------]
 std::vector<ReadRange> RangesOf(const TensorRead& read, const MatrixSize& size,
                                 kernels::DType dtype, plan::TpShard shard);
 

@@ -58,7 +58,7 @@ MatrixSize SizeOfRandom(const model::RandomTensor& tensor) {
 
 std::vector<model::RandomTensor> TensorsOf(const model::ModelShape& shape) {
   const auto spec = model::SpecOfShape(shape);
-  KVASIR_CHECK(spec.ok());  // the shape is valid
+  KVASIR_CHECK(spec.ok());  // guaranteed by the caller
   return model::RandomTensorsOf(shape, *spec);
 }
 
@@ -154,7 +154,7 @@ absl::StatusOr<std::unique_ptr<RandomSource>> RandomSource::Create(
     const plan::ResolvedPlan& plan, uint64_t seed, kernels::DType dtype) {
   KVASIR_ASSIGN_OR_RETURN(std::vector<model::RandomTensor> tensors,
                           model::RandomTensorsOf(shape, spec, plan));
-  // A model of other tensors is another model.
+  // A model with other tensors gets another name, and so other numbers.
   const auto lines = [](const std::vector<model::RandomTensor>& list) {
     std::set<std::string> all;
     for (const model::RandomTensor& tensor : list) {

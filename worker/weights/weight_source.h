@@ -1,4 +1,4 @@
-// Where weights come from: a checkpoint's files, or random numbers.
+// The source of weights: a checkpoint's files, or random numbers.
 #pragma once
 
 #include <atomic>
@@ -22,13 +22,13 @@
 
 namespace kvasir::worker {
 
-// Of a tensor [rows, columns], or [rows] of one column.
+// The size of a tensor [rows, columns]; a tensor [rows] has one column.
 struct MatrixSize {
   int64_t rows = 0;
   int64_t columns = 0;
 };
 
-// A part of it. It begins at a tile's corner and ends at one, or with the
+// A part of a tensor. It begins and ends at corners of tiles, or with the
 // tensor (model/checkpoint/fingerprint.h).
 struct ReadRange {
   int64_t first_row = 0;
@@ -41,19 +41,21 @@ struct ReadRange {
   }
 };
 
-// Rows of the range that is read, as they are stored.
+// Some rows of a range, in the stored type.
 struct WeightBlock {
-  int64_t first_row = 0;  // of the tensor
+  int64_t first_row = 0;  // in the tensor
   int64_t num_rows = 0;
   int64_t first_column = 0;
-  int64_t columns = 0;  // of the range
+  int64_t columns = 0;  // all columns of the range
   const void* data = nullptr;
 };
 
-// Tensors have our names, in every family (model/checkpoint/family_tensors.h).
+// Tensors have our names in every model family
+// (model/checkpoint/family_tensors.h).
+//
 // Threads: all methods from any thread.
-// Errors: NOT_FOUND for an unknown name, INVALID_ARGUMENT for a range that the
-// tensor does not have or that is not of whole tiles.
+// Errors: NOT_FOUND for an unknown name. INVALID_ARGUMENT for a range outside
+//   the tensor or not of whole tiles.
 class WeightSource {
  public:
   using Consumer = absl::FunctionRef<absl::Status(const WeightBlock&)>;
@@ -65,18 +67,18 @@ class WeightSource {
   virtual absl::StatusOr<MatrixSize> SizeOf(const std::string& name) const = 0;
 
   // Calls `consume` with the rows of a range from front to back, in blocks that
-  // fit into `buffer`; RESOURCE_EXHAUSTED when a row does not. No other byte is
-  // read; a range of no rows only says that the tensor is one of the weights'.
+  // fit into `buffer`. RESOURCE_EXHAUSTED if a row does not fit. Reads no other
+  // byte. A range without rows only marks the tensor as one of the weights.
   virtual absl::Status Read(const std::string& name, const ReadRange& range,
                             std::span<std::byte> buffer, Consumer consume) = 0;
 
-  // What was read so far, as model::CombineWeightTiles takes it.
+  // The tiles read so far, in the form that model::CombineWeightTiles takes.
   virtual std::string WeightTiles() const = 0;
 };
 
-// `checkpoint` must outlive it. To count weights under a plan that is still to
-// be applied, tensors that are missing have the type `missing`; nothing of them
-// is read.
+// `checkpoint` outlives the source. With `missing`, a tensor that the
+// checkpoint lacks is given that type and nothing of it is read: this counts
+// the weights of a plan that is still to be applied.
 class CheckpointSource final : public WeightSource {
  public:
   explicit CheckpointSource(
@@ -90,13 +92,13 @@ class CheckpointSource final : public WeightSource {
                     std::span<std::byte> buffer, Consumer consume) override;
   std::string WeightTiles() const override;
 
-  // Asked of the files so far.
+  // Bytes requested from the files so far.
   int64_t read_bytes() const {
     return read_bytes_.load(std::memory_order_relaxed);
   }
 
  private:
-  // Of a range: what was read of it last.
+  // The tiles that were read last from one range.
   struct RangeTiles {
     int64_t first_row = 0;  // in tiles
     int64_t first_column = 0;
@@ -110,14 +112,14 @@ class CheckpointSource final : public WeightSource {
   std::map<std::string, std::vector<RangeTiles>> tiles_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The random model of a shape, or of a plan for it: the same numbers for the
-// same seed, everywhere.
+// A random model of a shape, or of a plan for that shape. The same seed gives
+// the same numbers everywhere.
 class RandomSource final : public WeightSource {
  public:
-  // `shape` is valid (model::SpecOfShape).
+  // `shape` must be valid (model::SpecOfShape).
   RandomSource(const model::ModelShape& shape, uint64_t seed,
                kernels::DType dtype);
-  // model::RandomTensorsOf's errors.
+  // Returns the errors of model::RandomTensorsOf.
   static absl::StatusOr<std::unique_ptr<RandomSource>> Create(
       const model::ModelShape& shape, const model::DecoderSpec& spec,
       const plan::ResolvedPlan& plan, uint64_t seed, kernels::DType dtype);

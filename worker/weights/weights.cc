@@ -25,7 +25,7 @@ TensorRows Slice(std::string tensor, int64_t columns, RowTake take) {
 // Lists the jobs of a model and allocates their memory.
 class Planner {
  public:
-  // `weights` has its plan.
+  // `weights` must have its plan.
   Planner(const model::DecoderSpec& spec, WeightJobs* jobs,
           ModelWeights* weights)
       : spec_(spec),
@@ -131,7 +131,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Added by rank 0 alone; the others read it for the fingerprint only.
+  // Only rank 0 adds the bias. The others read it for the fingerprint.
   absl::Status SummedBias(const std::string& tensor,
                           kernels::DevicePtr<const float>* out) {
     if (shard_.rank == 0) return Vector(tensor, out);

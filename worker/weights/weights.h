@@ -1,5 +1,5 @@
 // A model's weights as the executor uses them: packed, and only this rank's
-// part of them.
+// part.
 #pragma once
 
 #include <cstdint>
@@ -22,134 +22,137 @@
 namespace kvasir::worker {
 
 // What one rank holds of a layer. q, k, v, gate and up are split by output
-// column, o and down by input row (attention by heads, as its program says),
-// head and embedding by token id; norms are whole on every rank.
+// column; o and down by input row (attention by heads, as its program says);
+// head and embedding by token id. Norms are whole on every rank.
 struct ShardSizes {
   int64_t first_q_head = 0;
   int64_t num_q_heads = 0;
   plan::HeadRange kv_heads;
-  int64_t first_feature = 0;  // of the intermediate size
+  int64_t first_feature = 0;  // in the intermediate size
   int64_t num_features = 0;
   plan::IdRange ids;
 
-  // INVALID_ARGUMENT when the heads or features cannot be dealt out equally.
+  // INVALID_ARGUMENT if the heads or features do not divide equally.
   static absl::StatusOr<ShardSizes> Create(const model::DecoderSpec& spec,
                                            plan::TpShard shard);
   RankHeads heads() const { return {{first_q_head, num_q_heads}, kv_heads}; }
 };
 
-// What a part of attention has beside its columns of the fused projection.
+// The weights of one part of attention, in addition to its columns of the fused
+// projection.
 struct PartWeights {
-  // Rebuilt keys: how a latent becomes the key of each KV head [d, R'], and
-  // what is added to it [Hkv, d] (or null). A complex lift: [2, C].
+  // For rebuilt keys: the matrix from a latent to the key of each KV head [d,
+  // R'], and what is added to the key [Hkv, d] (or null). For a complex lift:
+  // [2, C].
   std::vector<kernels::DevicePtr<const float>> up;  // [Hkv]
   kernels::DevicePtr<const float> up_bias;
-  // Otherwise, of each KV head: from a query to what meets its latent (d x R'),
-  // or from a sum of latents to a value (R' x D).
+  // Otherwise, for each KV head: the matrix from a query to what meets its
+  // latent (d x R'), or from a sum of latents to a value (R' x D).
   std::vector<kernels::PackedMatrix> lift;    // [Hkv]
   kernels::DevicePtr<const float> lift_bias;  // [Hq, D], or null
   kernels::PackedMatrix basis;                // [KV heads of the model * D, R']
   kernels::DevicePtr<const float>
-      basis_bias;  // [R']: takes the mean off; or null
+      basis_bias;  // [R'], subtracts the mean; or null
   kernels::DevicePtr<const float>
-      range_minimum;  // [sum of R']; null: ranges in slots
+      range_minimum;  // [sum of R']; null: ranges are stored in slots
   kernels::DevicePtr<const float> range_scale;
-  // Lifts that prompts take beside these, where the part has a prompt_lift: of
-  // each KV head, a key's [d, R'] or a value's [R', d].
-  std::vector<kernels::DevicePtr<const float>> prompt_up;  // [Hkv], or none
+  // The lifts that prompts use in addition, if the part has a prompt_lift: for
+  // each KV head a key's [d, R'] or a value's [R', d].
+  std::vector<kernels::DevicePtr<const float>> prompt_up;  // [Hkv], or empty
 };
 
-// Device memory. Vectors are float32, null where the model has none. Matrices
-// keep the type they were stored in (float32 where fused parts were stored
-// differently).
+// Device memory. Vectors are float32, and null if the model has none. Matrices
+// keep their stored type, or are float32 if their parts were stored in
+// different types.
 struct LayerWeights {
   kernels::DevicePtr<const float> input_norm;       // [M]
   kernels::DevicePtr<const float> input_norm_bias;  // [M]
-  // In ModelWeights::plan; layers that are alike share one.
+  // Points into ModelWeights::plan. Layers that are alike share one.
   const AttentionProgram* attention = nullptr;
   std::vector<PartWeights> key;  // by key part
   PartWeights value;
   kernels::PackedMatrix qkv;  // [M, attention.projection_columns]
   kernels::DevicePtr<const float> qkv_bias;  // [qkv.n]
   kernels::PackedMatrix o;                   // [attention.output_columns, M]
-  kernels::DevicePtr<const float> o_bias;  // [M]; on rank 0 only: it is summed
+  // [M]; only on rank 0, because it is summed over ranks
+  kernels::DevicePtr<const float> o_bias;
   kernels::DevicePtr<const float> post_norm;       // [M]
   kernels::DevicePtr<const float> post_norm_bias;  // [M]
-  // [M, 2 * features]; of a plain MLP up_proj alone: [M, features].
+  // [M, 2 * features]; for a plain MLP only up_proj: [M, features].
   kernels::PackedMatrix gate_up;
   kernels::DevicePtr<const float> gate_up_bias;  // [gate_up.n]
   kernels::PackedMatrix down;                    // [features, M]
-  kernels::DevicePtr<const float> down_bias;     // [M]; on rank 0 only
+  kernels::DevicePtr<const float> down_bias;     // [M]; only on rank 0
 };
 
 // Owns: all weight memory, under the tag "weights".
 struct ModelWeights {
-  std::shared_ptr<const ServedPlan> plan;  // the programs' owner
+  std::shared_ptr<const ServedPlan> plan;  // owns the programs
   ShardSizes shard;
   std::vector<LayerWeights> layers;
   kernels::DevicePtr<const float> final_norm;       // [M]
   kernels::DevicePtr<const float> final_norm_bias;  // [M]
   kernels::PackedMatrix head;                       // [M, shard.ids.count]
-  // Row-major [shard.ids.count, M]; null when the head is tied: the packed head
-  // serves both.
+  // Row-major [shard.ids.count, M]. Null if the head is tied: then the packed
+  // head is used for both.
   kernels::DevicePtr<const void> embedding;
   kernels::DType embedding_dtype = kernels::DType::kF32;
-  // Learned positions [max_position_embeddings, M], on rank 0 only: they are
-  // summed; null where there are none.
+  // Learned positions [max_position_embeddings, M], only on rank 0 because they
+  // are summed over ranks. Null if the model has none.
   kernels::DevicePtr<const void> positions;
   kernels::DType positions_dtype = kernels::DType::kF32;
 
-  // WeightSource's, of what this rank has read.
+  // WeightSource::WeightTiles, for what this rank has read.
   std::string weight_tiles;
-  // Of all matrices that a step streams (the embedding is only looked up in,
-  // and a step that decodes leaves the prompts' lifts alone).
+  // Bytes of all matrices that a step reads. Not counted: the embedding, which
+  // is only looked up, and prompt lifts, which a decode step does not read.
   int64_t matrix_bytes = 0;
-  // Of matrices whose numbers were rounded to the type of activations.
+  // Bytes of matrices whose numbers were rounded to the type of activations.
   int64_t rounded_bytes = 0;
-  // Of the checkpoint, that this rank has read.
+  // Bytes of the checkpoint that this rank has read.
   int64_t read_bytes = 0;
 
   std::vector<kernels::DeviceBuffer> buffers;
 };
 
 struct LoadOptions {
-  // Runs on all threads of the pool; each reads and packs whole matrices.
+  // Loading uses all threads of the pool; each reads and packs whole matrices.
   base::ThreadPool* pool = nullptr;
-  // Per thread; more where a row needs it. Small enough that what was read is
-  // still in the second-level cache when it is packed.
+  // Per thread; larger if a row needs it. Small enough that data is still in
+  // the second-level cache when it is packed.
   size_t read_buffer_bytes = size_t{512} << 10;
-  // Of the host, that matrices are packed in before they go to a device which
-  // wants that (Device::stages_writes): all threads together, but a matrix that
-  // is larger goes alone.
+  // Limit of host memory, over all threads, in which matrices are packed before
+  // they go to a device that needs that (Device::stages_writes). A larger
+  // matrix goes when no other one is staged.
   int64_t max_staged_bytes = int64_t{1} << 30;
-  // Called from one thread at a time with the bytes packed so far and in all.
+  // Called by one thread at a time, with the bytes packed so far and in total.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
-// What LoadWeights would allocate on a device of this format. Reads nothing;
-// its errors but those of reading and memory.
+// The bytes that LoadWeights would allocate on a device of this format. Reads
+// nothing. Returns the errors of LoadWeights, except those of reading and
+// memory.
 absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,
                                          const MatrixFormat& format);
 
-// What LoadWeights would ask of the source: of a group of ranks each its part,
-// in whole tiles.
+// The bytes that LoadWeights would read from the source on this rank, in whole
+// tiles.
 absl::StatusOr<int64_t> CountReadBytes(const model::DecoderSpec& spec,
                                        std::shared_ptr<const ServedPlan> plan,
                                        WeightSource* source);
 
-// As LoadWeights would give them, without memory: pointers are null. For asking
-// whether a device has what steps need. Reads nothing.
+// The weights as LoadWeights returns them, but with null pointers. Used to find
+// out whether a device has the ops that steps need. Reads nothing.
 absl::StatusOr<ModelWeights> WeightsWithoutMemory(
     const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
     WeightSource* source, const MatrixFormat& format);
 
-// Reads the part of every tensor that belongs to the rank which the plan was
-// resolved for, once, and packs it while it is read: no second copy is held.
-// Errors of
-// WeightJobs, and INVALID_ARGUMENT for ranges of codes that are none, with
-// tensor, channel and value.
+// Reads this rank's part of every tensor once, and packs it while it is read,
+// without a second copy. The rank is that of the resolved plan. Returns the
+// errors of WeightJobs, and INVALID_ARGUMENT with tensor, channel and value for
+// invalid ranges of codes.
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "nlohmann/json.hpp"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 
 namespace kvasir::cli {
 

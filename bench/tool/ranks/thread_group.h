@@ -16,7 +16,7 @@
 #include "base/mutex.h"
 #include "server/ranks/membership.h"
 #include "server/ranks/rank_group.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::cli {

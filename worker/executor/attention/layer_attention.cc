@@ -221,7 +221,7 @@ absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
   const StepPartScope part_of_step(parts_.profile, stream,
                                    StepPart::kAttention);
   const auto attend = [&](Launch* launch) -> absl::Status {
-    // Any launch may have all of them.
+    // While counting, each launch may have all sequences.
     const SequenceRange range = workspace.counting()
                                     ? SequenceRange{0, input.num_sequences}
                                     : SequencesOf(launch->rows, input.rows);

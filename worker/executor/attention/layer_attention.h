@@ -1,5 +1,5 @@
-// The attention of one layer, as its program says: the fused projection, what
-// happens to its columns, the cache, and the output projection.
+// The attention of one layer, as its program says: the fused projection, the
+// work on its columns, the cache, and the output projection.
 #pragma once
 
 #include <cstdint>
@@ -23,57 +23,36 @@
 #include "model/shapes/decoder_spec.h"
 #include "plan/resolved_plan.h"
 #include "worker/executor/attention/mass_room.h"
-#include "worker/executor/kv_arenas.h"
-#include "worker/executor/step_profile.h"
+#include "worker/executor/pages/kv_arenas.h"
+#include "worker/executor/step/step_profile.h"
+#include "worker/executor/step/step_rows.h"
 #include "worker/program/attention_program.h"
 #include "worker/weights/weights.h"
 
 namespace kvasir::worker {
 
-// What attention needs to know in one page group.
-struct AttentionBatch {
-  kernels::DevicePtr<const int64_t> slots;  // [T]
-  // Slots of the tokens in their sequences, which are the positions of layers
-  // whose positions roll. [T]
-  kernels::DevicePtr<const int64_t> slot_positions;
-  // [B], prompts first: on the device, and on the host, where it is divided
-  // (not looked at while the workspace counts).
-  kernels::DevicePtr<const kernels::AttentionSequence> sequences;
-  absl::Span<const kernels::AttentionSequence> on_host;
-  // Those of output once more, on the device, where prompts are launched apart.
-  kernels::DevicePtr<const kernels::AttentionSequence> output_sequences;
-};
-
-// A sequence's rows of a step. Host memory.
-struct SequenceRows {
-  int64_t first_row = 0;
-  int64_t num_rows = 0;
-  bool prompt = false;  // else output
-};
-
-// Which sequences of a step a launch of attention has.
-enum class LaunchedRows : uint8_t { kAll, kPrompts, kOutput };
-
-// The tokens of a step, as attention sees them. Device memory.
+// The tokens of a step, as attention sees them. Device memory unless noted.
 struct AttentionInput {
   kernels::DevicePtr<const float> normed;  // [T, M]
   int64_t num_tokens = 0;                  // T
-  int64_t padded_tokens = 0;               // StepBucket's, for workspaces
-  int64_t num_sequences = 0;               // B
-  // Of the sequences in the group's order [B], by rising rows among prompts and
-  // among output; host memory. Not looked at while the workspace counts.
+  int64_t padded_tokens = 0;  // StepBucket::padded; workspaces depend on it
+  int64_t num_sequences = 0;  // B
+  // The rows of the sequences, in the order of the group's sequences. Rows rise
+  // among prompts, and among output. Host memory; not read while the workspace
+  // counts. [B]
   absl::Span<const SequenceRows> rows;
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   AttentionBatch group;                         // of the layer's page group
-  // Where exact rows are kept, if the layer's sides have some. [T]
+  // Where the tokens' exact rows are kept, if a side of the layer has some. [T]
   kernels::DevicePtr<const int64_t> key_ring_slots;
   kernels::DevicePtr<const int64_t> value_ring_slots;
-  kernels::DevicePtr<float> not_finite;  // kernels::KvAppendParams
-  // By LayerAttention::Launch::step; host memory.
+  kernels::DevicePtr<float> not_finite;  // KvAppendParams::not_finite
+  // Indexed by LayerAttention::Launch::step. Host memory.
   absl::Span<const kernels::AttentionStep> steps;
 };
 
-// What the exact rows of a step's own tokens lie in, of one layer at a time.
+// Memory for the exact rows of a step's own tokens. One layer uses it at a
+// time.
 struct FreshRows {
   kernels::DevicePtr<char> memory;
   int64_t max_tokens = 0;
@@ -83,7 +62,7 @@ struct FreshRows {
 // Threads: one at a time.
 class LayerAttention {
  public:
-  // All outlive it.
+  // All pointers outlive the layer's attention unless noted.
   struct Parts {
     kernels::Device* device = nullptr;
     const model::DecoderSpec* spec = nullptr;
@@ -96,69 +75,72 @@ class LayerAttention {
     kernels::DevicePtr<const uint64_t> device_rope_steps;
     kernels::HadamardTables* hadamard = nullptr;
     FreshRows fresh;
-    // Which slots the layer gives up; null: none. Only while it is prepared.
+    // How the layer evicts slots; null: it does not. Used only by Create.
     const plan::ResolvedEviction* eviction = nullptr;
     MassRoom mass;
     int64_t page_tokens = 0;
     bool prompts_as_rows = false;
     StepProfile* profile = nullptr;  // or null
-    // Codes that static ranges clamped are added to it.
+    // A counter of the codes that static ranges clamp.
     kernels::DevicePtr<int64_t> clamped_codes;
   };
 
-  // A launch of paged_attention.
+  // One launch of paged_attention.
   struct Launch {
     LaunchedRows rows = LaunchedRows::kAll;
     kernels::PreparedAttention attention;
     bool lifts_values = false;
-    // Of a slot, by KV head; empty: nothing is.
+    // Operations for one slot, by KV head. Empty: no operations.
     std::vector<double> rebuild_flops;
     std::vector<double> prompt_lift_flops;
-    // In AttentionInput::steps; who divides steps sets it.
+    // Index in AttentionInput::steps. The Decoder sets it.
     size_t step = 0;
   };
 
   static absl::StatusOr<LayerAttention> Create(const Parts& parts);
-  // Of output, and of prompts that lift nothing.
+  // The kernels for output, and for prompts if they lift nothing.
   const kernels::AttentionKernels& kernels() const {
     return launch_->attention.kernels();
   }
   LayerAttention(LayerAttention&&) = default;
 
-  // Bytes of FreshRows::memory that the layer takes.
+  // Bytes of FreshRows::memory that the layer needs.
   static int64_t FreshBytes(const KvArenas::Layer& arena, int64_t max_tokens);
 
-  // Writes the tokens' latents into the cache and attends through it. out
-  // [T, M] is this rank's share of the sum.
+  // Writes the tokens' latents into the cache and attends through it. `out` [T,
+  // M] is this rank's summand of the layer's output.
   absl::Status Run(kernels::Stream& stream, const AttentionInput& input,
                    kernels::DevicePtr<float> out,
                    kernels::Workspace& workspace) const;
 
-  // Of a layer that evicts: what slots stay, and their latents to the front.
-  // kernels::EvictSelect's and kernels::EvictCompact's.
+  // For a layer that evicts: chooses the slots that stay and moves their
+  // latents to the front (kernels::EvictSelect, kernels::EvictCompact).
   absl::Status Evict(kernels::Stream& stream, const kernels::EvictionRows& rows,
                      const kernels::EvictionStep& step,
                      kernels::Workspace& workspace) const;
 
-  // One, or one of prompts and one of output. They stay where they are.
+  // One launch for all rows, or one for prompts and one for output. The
+  // pointers stay valid.
   std::vector<Launch*> launches() const;
 
-  // Operations that a step over sequences makes of slots as it reads them.
+  // Operations that a step does on slots while it reads them.
   struct SlotWork {
     double rebuild_flops = 0;
     double prompt_lift_flops = 0;
   };
-  // In the same order; host memory.
+  // Counts them for a step. Sequences and rows are in the same order. Host
+  // work.
   SlotWork WorkOn(absl::Span<const kernels::AttentionSequence> sequences,
                   absl::Span<const SequenceRows> rows) const;
 
  private:
-  // Heads that turn by the same pairing, in one launch.
+  // Heads that rotate by the same pairing. One launch.
   struct Turn {
     kernels::RopePairing pairing = kernels::RopePairing::kHalfSplit;
     std::vector<kernels::RopeHead> queries;
     std::vector<kernels::RopeHead> keys;
-    // Instead of heads: whole ones side by side that turn all pairs.
+    // Used instead of the lists if whole heads lie side by side and rotate all
+    // pairs.
     kernels::RopeTensor whole_queries;
     kernels::RopeTensor whole_keys;
     int64_t whole_query_column = 0;
@@ -169,7 +151,7 @@ class LayerAttention {
     int64_t query_column = 0;
     int64_t key_column = 0;
   };
-  // Of one key part.
+  // What is prepared for one key part.
   struct Key {
     kernels::LatentPart latents;
     kernels::KeyRebuild rebuild;
@@ -181,7 +163,7 @@ class LayerAttention {
     std::optional<kernels::PreparedHadamard> hadamard;
     std::optional<kernels::PreparedHadamard> query_hadamard;
   };
-  // Exact rows of a part; no groups if its side has none.
+  // The exact rows of a part. No groups if its side has none.
   struct Exact {
     std::vector<kernels::LatentGroup> fresh_groups;
     kernels::ExactRows rows;
@@ -193,7 +175,7 @@ class LayerAttention {
     std::optional<kernels::PreparedLift> lift;
     std::vector<int64_t> lifted_column;  // [Hq]
   };
-  // A token's rows of one step.
+  // The rows of a step's tokens.
   struct Rows {
     kernels::DevicePtr<float> row;  // [T, row_columns] activations
     int64_t stride = 0;
@@ -211,7 +193,8 @@ class LayerAttention {
   void MakeRebuild(const KeyProgram& part, const PartWeights& weights,
                    Key* key);
   absl::Status MakeValue();
-  // A product of rows with `weight`, into rows.
+  // Enqueues a product of rows with a weight, in the device's type of
+  // activations.
   absl::Status Matmul(kernels::Stream& stream, kernels::MatmulParams params,
                       kernels::Workspace& workspace) const;
   absl::Status PrepareHadamard(
@@ -220,7 +203,7 @@ class LayerAttention {
   void PlaceExact();
   absl::Status PrepareAppends();
   absl::Status PrepareEviction();
-  // Of prompts, with their lifts, or of output.
+  // For prompts with their lifts, or for output.
   absl::StatusOr<std::unique_ptr<Launch>> MakeLaunch(LaunchedRows rows) const;
 
   absl::Status Project(kernels::Stream& stream, const AttentionInput& input,
@@ -231,7 +214,7 @@ class LayerAttention {
   absl::Status MakeLatents(kernels::Stream& stream, const PartProgram& part,
                            const PartWeights& weights, const Rows& rows,
                            kernels::Workspace& workspace) const;
-  // Calls for the rows that read the part absorbed, run by run.
+  // Calls `call` for each run of rows that read the part in absorbed form.
   absl::Status ForAbsorbedRows(
       const PartProgram& part, const AttentionInput& input,
       const kernels::Workspace& workspace,
@@ -243,15 +226,15 @@ class LayerAttention {
       kernels::Stream& stream,
       const std::optional<kernels::PreparedHadamard>& hadamard,
       const Rows& rows, kernels::Workspace& workspace) const;
-  // `append` may be none.
+  // Does nothing if `append` is empty.
   absl::Status Append(kernels::Stream& stream,
                       const std::optional<kernels::PreparedKvAppend>& append,
                       const kernels::KvAppendRows& rows,
                       kernels::Workspace& workspace) const;
-  // Parts of the cache: those of the keys, then the value's.
+  // The parts of the cache: those of the keys, then the value.
   size_t num_parts() const { return keys_.size() + 1; }
   bool is_key(size_t part) const { return part < keys_.size(); }
-  // A part's latents in the rows; `to` says where they go.
+  // How a part's latents in the rows are appended to `to`.
   kernels::KvAppendPart Appended(size_t part,
                                  const kernels::LatentPart& to) const;
   kernels::ExactSlots ExactSlotsOf(int64_t ring) const;
@@ -260,11 +243,11 @@ class LayerAttention {
     return is_key(part) ? parts_.arena->key[part].unit_of_group
                         : parts_.arena->value.front().unit_of_group;
   }
-  // What comes out of attention, row by row: absorbed sums of latents, or
-  // values where they are lifted, before attention or behind it.
+  // What attention returns for each row: sums of latents (absorbed), or values
+  // if they are lifted before or after attention.
   struct Sums {
     Rows latents;
-    Rows values;  // no memory: o_proj takes the latents
+    Rows values;  // no memory: the output projection takes the latents
   };
   absl::Status Attend(kernels::Stream& stream, const AttentionInput& input,
                       const Rows& rows, const Sums& sums,
@@ -278,19 +261,19 @@ class LayerAttention {
   const AttentionProgram& program() const { return *parts_.weights->attention; }
 
   Parts parts_;
-  kernels::Activations activations_;  // the device's
-  kernels::RopePairing pairing_;      // of the model
-  // Which angle each number of a head turns by, as the op takes it, while it is
-  // prepared.
+  kernels::Activations activations_;  // the device's type of activations
+  kernels::RopePairing pairing_;      // the model's
+  // While turns are prepared: the angle by which each number of a head rotates,
+  // in the form that the op takes.
   std::vector<std::vector<int32_t>> pair_tables_;
-  // Vectors keep their memory when this moves.
+  // Moving a vector keeps its memory, so views into it stay valid.
   std::vector<Rotate> turns_;
   std::vector<Key> keys_;
   Value value_;
   std::vector<Exact> exact_;  // [parts]
   std::optional<kernels::PreparedKvAppend> append_;
   std::optional<kernels::PreparedKvAppend> append_fresh_;
-  // Puts what later steps read as exact rows into the side pages.
+  // Copy the rows that later steps read as exact rows into the side pages.
   std::optional<kernels::PreparedKvAppend> keep_keys_;
   std::optional<kernels::PreparedKvAppend> keep_values_;
   std::optional<kernels::PreparedEviction> eviction_;
@@ -299,7 +282,7 @@ class LayerAttention {
   std::unique_ptr<Launch> prompt_launch_;  // null: prompts lift nothing
 };
 
-// The sequences of a launch among a step's: prompts come first.
+// Which of a step's sequences a launch covers. Prompts come first.
 struct SequenceRange {
   int64_t first = 0;
   int64_t count = 0;

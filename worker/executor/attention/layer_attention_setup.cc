@@ -1,5 +1,5 @@
-// What a layer's attention prepares once: tables of its rotations and the
-// launches over its parts.
+// Prepares a layer's attention: tables of its rotations, and the launches over
+// its parts.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -22,7 +22,7 @@ kernels::RopePairing PairingOf(model::RopePairing pairing) {
              : kernels::RopePairing::kInterleaved;
 }
 
-// The pages of a part, and the ranges that do not lie in them.
+// A part's view of its pages, with the ranges that are not stored in pages.
 kernels::LatentPart Latents(const KvArenas::Part& arena,
                             const PartWeights& weights) {
   kernels::LatentPart latents = arena.latents;
@@ -31,8 +31,8 @@ kernels::LatentPart Latents(const KvArenas::Part& arena,
   return latents;
 }
 
-// The program and the pages are worked out apart: latents of both lie at the
-// same columns.
+// Program and pages are computed independently of each other. Their latents
+// must have the same columns.
 void CheckAlike(const PartProgram& part, const KvArenas::Part& arena) {
   KVASIR_CHECK(part.latents.size() == arena.groups.size());
   for (size_t g = 0; g < arena.groups.size(); ++g) {
@@ -41,7 +41,7 @@ void CheckAlike(const PartProgram& part, const KvArenas::Part& arena) {
   }
 }
 
-// All heads turn every pair of the model by its own angle.
+// Whether all heads rotate every pair of the model by the pair's own angle.
 bool IsWhole(const Rotation& rotation, int64_t rotary_pairs) {
   if (rotation.per_head() || rotation.num_pairs != rotary_pairs) return false;
   for (size_t i = 0; i < rotation.pairs.size(); ++i) {
@@ -67,12 +67,13 @@ std::vector<HadamardPlace> PlacesOfHeads(const HeadSpans& heads) {
 }
 
 constexpr int64_t kFreshAlignmentBytes = 64;
-// A step's limit of tokens and the bytes of a row are often powers of two: rows
-// of different groups would lie in the same few sets of a cache.
+// A step's token limit and the bytes of a row are often powers of two. Without
+// a shift, rows of different groups would compete for the same few sets of a
+// cache.
 constexpr int64_t kFreshShiftBytes = 5 * kFreshAlignmentBytes;
 
-// The exact rows of a step's tokens in one page: the groups one behind the
-// other, some cache lines apart. Returns its bytes.
+// Lays the exact rows of a step's tokens out in one page: the groups one after
+// the other, some cache lines apart. Returns the bytes.
 int64_t LayFresh(const std::vector<kernels::LatentGroup>& groups,
                  int64_t max_tokens, std::vector<kernels::LatentGroup>* fresh) {
   int64_t bytes = 0;
@@ -89,7 +90,7 @@ int64_t Padded(int64_t bytes) {
          kFreshAlignmentBytes;
 }
 
-// A sum by KV head; none yet: empty.
+// Adds by KV head. `sum` may still be empty.
 void Add(const std::vector<double>& flops, std::vector<double>* sum) {
   sum->resize(flops.size());
   for (size_t j = 0; j < flops.size(); ++j) (*sum)[j] += flops[j];
@@ -124,7 +125,7 @@ absl::Status LayerAttention::PrepareAll() {
   if (apart) {
     KVASIR_ASSIGN_OR_RETURN(prompt_launch_, MakeLaunch(LaunchedRows::kPrompts));
   }
-  parts_.rope_steps = {};  // only now
+  parts_.rope_steps = {};  // valid only during Create
   parts_.eviction = nullptr;
   return absl::OkStatus();
 }
@@ -271,7 +272,7 @@ absl::Status LayerAttention::PrepareComplexLifts(const KeyProgram& part,
   const auto width = [&](size_t head) {
     return part.projected.width[head * share];
   };
-  // Heads that stand for as many pairs, together.
+  // A launch for each run of heads with the same number of pairs.
   for (size_t begin = 0, end = 0; begin < num_heads; begin = end) {
     while (end < num_heads && width(end) == width(begin)) ++end;
     const auto of_queries = [&](const std::vector<int64_t>& columns) {
@@ -328,7 +329,7 @@ absl::Status LayerAttention::MakeValue() {
   CheckAlike(value, arena);
   value_.latents = Latents(arena, weights);
   if (value.hadamard) {
-    if (!program().joint) {  // else the keys turn them
+    if (!program().joint) {  // otherwise the keys' rotation covers them
       KVASIR_RETURN_IF_ERROR(
           PrepareHadamard(PlacesOfLatents(value), program().row_columns,
                           /*transposed=*/false, &value_.hadamard));
@@ -441,7 +442,7 @@ absl::Status LayerAttention::PrepareAppends() {
       all,
       {.page_tokens = parts_.page_tokens, .metadata = parts_.arena->metadata},
       &append_));
-  // All rows of a step in one page.
+  // All rows of a step lie in one page.
   KVASIR_RETURN_IF_ERROR(
       prepare(fresh, {.page_tokens = parts_.fresh.max_tokens}, &append_fresh_));
   const kernels::KvAppendShape rows = {.page_tokens = 1,
@@ -487,7 +488,7 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
       key.rebuild = &keys_[p].rebuild;
       Add(RebuildFlops(part), &rebuild_flops);
     } else if (prompts && part.prompt_lift.has_value()) {
-      // Meets the queries of before the lift.
+      // A prompt lift meets the queries as they were before the query lift.
       key.rebuild = &keys_[p].prompt_lift;
       key.query_column = part.projected.column.data();
       Add(LiftFlops(part, part.prompt_lift->dims), &prompt_lift_flops);

@@ -1,4 +1,4 @@
-// Steps that were captured, to be enqueued again as a whole.
+// Captured steps, which can be enqueued again as a whole.
 #pragma once
 
 #include <cstddef>
@@ -7,45 +7,46 @@
 #include <memory>
 
 #include "kernels/device/stream.h"
-#include "worker/executor/step_layout.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
+#include "worker/executor/step/step_layout.h"
 
 namespace kvasir::worker {
 
-// The steps that came last, at most kMost of them, captured or not: another one
-// takes the place of the one that has not come for longest.
+// Remembers the last kMost different steps, captured or not. A new one replaces
+// the step that has not been used for the longest time.
 //
-// Owns: what was captured. Threads: one at a time, none of it under way.
+// Owns: the captured work.
+// Threads: one at a time, while none of the work is being enqueued.
 class StepGraphs {
  public:
-  // A captured step takes memory of the host and of the GPU beside the pools,
-  // some KiB for each of its launches. Sequences come and go a few at a time,
-  // so that fewer sizes than this are in turn.
+  // A captured step takes memory of host and GPU outside the pools: some KiB
+  // for each of its launches. Only a few sequences come or go at a time, so
+  // fewer sizes than this alternate.
   static constexpr size_t kMost = 64;
 
   struct Step {
-    // What its launches depend on beside addresses: true counts, which they
-    // have by value, but for histories and tops, of which they have the
-    // bucket's.
+    // What the step's launches depend on, apart from addresses. Launches
+    // receive true counts by value, except for histories and tops, where they
+    // receive the bucket's.
     StepSizes key;
-    bool seen = false;                            // before
+    bool seen = false;  // whether a step of this key came before
     std::unique_ptr<kernels::CapturedWork> work;  // null: not captured
-    CollectiveTotals calls;                       // of it
+    CollectiveTotals calls;  // collective calls of the captured work
   };
 
   static StepSizes KeyOf(const StepSizes& sizes, const StepBucket& bucket);
 
-  // The step of this key, from now on the one that came last.
+  // Returns the step of this key and marks it as the last used.
   Step* Find(const StepSizes& key);
-  // Forgets all steps where memory that their launches name may be elsewhere
-  // than when this was called last: where StepBlob::peaks is another. All ranks
-  // forget at the same step, whatever their addresses.
+  // Forgets all steps if StepBlob::peaks has changed since the last call,
+  // because memory that their launches name may have moved. All ranks forget at
+  // the same step, whatever their addresses.
   void UseBlob(int64_t peaks);
 
   size_t size() const { return steps_.size(); }
 
  private:
-  std::list<Step> steps_;  // the last one first
+  std::list<Step> steps_;  // the last used first
   int64_t peaks_ = 0;
 };
 

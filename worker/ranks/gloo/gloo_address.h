@@ -1,5 +1,5 @@
-// Where a rank of a Gloo group is reached, as text that travels between ranks
-// before they are connected.
+// How a rank of a Gloo group is reached, as text that ranks exchange before
+// they are connected.
 #pragma once
 
 #include <sys/socket.h>
@@ -24,27 +24,29 @@ struct SocketAddress {
   }
 };
 
-// `interface` names a network interface of this machine ("eth0": its IPv4
-// address, else an IPv6 address that is valid beyond the link) or is one of the
-// machine's addresses. Port 0. NOT_FOUND with the interfaces that there are.
+// Finds an address of this machine, with port 0. `interface` is one of the
+// machine's addresses or the name of a network interface. By name ("eth0") it
+// is the IPv4 address, otherwise an IPv6 address that is valid beyond the link.
+// NOT_FOUND lists the interfaces that exist.
 absl::StatusOr<SocketAddress> FindInterface(const std::string& interface);
 
 struct GlooAddress {
   plan::TpShard shard;
-  // Largest payload of a message: the same on all ranks, or receivers of the
-  // larger ones overflow.
+  // The largest payload of a message. It must be the same on all ranks: larger
+  // messages would overflow a receiver's memory.
   int64_t chunk_bytes = 0;
-  // 32 hex digits that others cannot guess.
+  // 32 random hex digits.
   std::string secret;
-  // Of each rank, where it is to connect; nothing at this rank's own place.
+  // By rank, where that rank connects to this one; empty in this rank's own
+  // place.
   std::vector<SocketAddress> ports;
 };
 
 inline constexpr int64_t kMaxGlooRanks = 256;
 
-// One line of printable ASCII, beginning with a version.
+// Returns one line of printable ASCII that begins with a version.
 std::string FormatGlooAddress(const GlooAddress& address);
-// INVALID_ARGUMENT with what is wrong; the secret is in no text.
+// INVALID_ARGUMENT says what is wrong. No error text contains the secret.
 absl::StatusOr<GlooAddress> ParseGlooAddress(std::string_view text);
 
 }  // namespace kvasir::worker

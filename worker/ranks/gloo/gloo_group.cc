@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "worker/ranks/cpu_collective.h"
+#include "worker/collective/cpu_collective.h"
 
 namespace kvasir::worker {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 // the parts.
 void SumInOrder(absl::Span<const float* const> parts, int64_t count,
                 float* out) {
-  // The partial sums of a block stay in the nearest cache.
+  // The partial sums of a block fit into the nearest cache.
   constexpr int64_t kBlock = 1024;
   float sum[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
@@ -29,14 +29,16 @@ void SumInOrder(absl::Span<const float* const> parts, int64_t count,
   }
 }
 
-// Columns of some rows of `data` [num_rows, columns] as one row of numbers.
+// Some columns of each row of `data` [num_rows, columns], seen as one row of
+// numbers.
 struct Columns {
   float* data = nullptr;
   int64_t columns = 0;
   int64_t first = 0;
   int64_t width = 0;
 
-  // Calls visit(address, count) for the runs that numbers [begin, end) lie in.
+  // Calls visit(address, count) for each contiguous run of the numbers [begin,
+  // end).
   template <typename Visit>
   void ForRuns(int64_t begin, int64_t end, const Visit& visit) const {
     while (begin < end) {
@@ -62,7 +64,8 @@ class GlooCollective final : public HostCollective {
     const GlooCall call =
         NextCall(CollectiveKind::kAllReduceSum, count * kFloat);
     const int64_t chunk = chunk_floats();
-    // A message is sent before the one before it is summed.
+    // The next message is sent before this one is summed, so that sending and
+    // summing overlap.
     KVASIR_RETURN_IF_ERROR(
         SendFloats(call, data.data(), std::min(chunk, count)));
     for (int64_t begin = 0; begin < count; begin += chunk) {
@@ -168,7 +171,7 @@ class GlooCollective final : public HostCollective {
     return absl::OkStatus();
   }
 
-  // Numbers [begin, end) of these columns; nothing where there are none.
+  // Sends numbers [begin, end) of these columns, if there are any.
   absl::Status SendColumns(const GlooCall& call, const Columns& part,
                            int64_t begin, int64_t end) {
     if (begin >= end) return absl::OkStatus();

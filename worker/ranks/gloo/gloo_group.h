@@ -6,47 +6,47 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 #include "worker/ranks/gloo/gloo_mesh.h"
 
 namespace kvasir::worker {
 
-// One rank on its way into a group. Ranks tell each other their addresses by
-// other means, then all of them connect:
+// One rank on its way into a group. Ranks exchange their addresses by other
+// means, then all of them connect:
 //
 //   KVASIR_ASSIGN_OR_RETURN(auto group, GlooGroup::Begin(options));
-//   ... exchange of group->address() ...
+//   ... exchange group->address() ...
 //   KVASIR_ASSIGN_OR_RETURN(auto collective, group->Connect(addresses));
 //
-// The collective sums in rank order, as deterministic runs want it: each rank
+// The collective sums in rank order, as deterministic runs need: each rank
 // sends its numbers to all others, a chunk at a time.
 //
-// Owns, with its collective: sockets, two threads, and memory that is bounded
-//   by the options.
-//   Descriptors are inherited by children: a process starts none while it has
-//   a group.
+// Owns, with its collective: sockets, two threads, and memory that the options
+//   bound. Child processes inherit the descriptors, so a process must not start
+//   any while it has a group.
 // Errors: those of GlooMesh's methods of the same names.
 class GlooGroup {
  public:
   static absl::StatusOr<std::unique_ptr<GlooGroup>> Begin(
       const GlooOptions& options);
 
-  // A line of printable ASCII. Who knows those of all ranks passes for one.
+  // One line of printable ASCII. It is a secret: a process that knows the
+  // addresses of all ranks can pose as a rank.
   const std::string& address() const { return mesh_->address(); }
 
-  // Once. Addresses of all ranks, in their order; on all ranks at about the
-  // same time.
+  // Call it once, on all ranks at about the same time, with the addresses of
+  // all ranks in their order.
   absl::StatusOr<std::unique_ptr<Collective>> Connect(
       absl::Span<const std::string> addresses);
 
-  // Connect, wherever it is, ends with this; from any thread. What Connect has
-  // returned is aborted, too.
+  // Ends Connect, and aborts the collective that Connect returned. From any
+  // thread.
   void Abort(const absl::Status& reason) { mesh_->Abort(reason); }
 
  private:
   explicit GlooGroup(std::shared_ptr<GlooMesh> mesh);
 
-  // The collective's, too.
+  // Shared with the collective.
   const std::shared_ptr<GlooMesh> mesh_;
 };
 

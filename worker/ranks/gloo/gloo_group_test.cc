@@ -149,7 +149,7 @@ TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallWhenItsTimeIsUp) {
       if (size == 2) {
         EXPECT_GE(absl::Now() - begin, timeout);
         EXPECT_EQ(ended.message(),
-                  "tensor-parallel rank 1 was not heard of for 300ms");
+                  "tensor-parallel rank 1 sent no message for 300ms");
       }
       // Dead, at once and for good.
       EXPECT_EQ(own.AllReduceSum(&data), ended);

@@ -21,22 +21,23 @@
 #include "absl/strings/str_join.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
-#include "worker/ranks/cpu_collective.h"
+#include "worker/collective/cpu_collective.h"
 
 namespace kvasir::worker {
 namespace {
 
 using std::chrono::milliseconds;
 
-// Messages of one rank are matched to memory in order, slot by slot.
+// Gloo matches messages of a rank to memory in order, separately for each slot.
 enum Slot : uint64_t { kData = 1, kControl = 2, kProbe = 3 };
 
-// Kinds of messages beside those of calls. On the wire: do not renumber.
+// Kinds of messages other than those of calls. These numbers are sent over the
+// network: do not renumber.
 constexpr uint32_t kHello = 0x100;
 constexpr uint32_t kGaveUp = 0x101;
 
 struct Header {
-  uint64_t token = 0;  // of the sender in this group
+  uint64_t token = 0;  // names the sender in this group
   uint64_t call = 0;
   int64_t call_bytes = 0;
   uint32_t kind = 0;
@@ -47,13 +48,14 @@ static_assert(sizeof(Header) == 32);
 constexpr size_t kControlBytes = 512;  // header and the reason's text
 constexpr size_t kAlignmentBytes = 64;
 
-// Before each message, for each that is about to be sent, and for each that may
-// come, Gloo sends so much.
+// Gloo sends this many bytes before each message, for each send it announces,
+// and for each receive it announces.
 constexpr int64_t kPreambleBytes = 48;
 
-// Gloo's wait without an end would be no wait at all.
+// Gloo does not wait at all if a wait has no timeout.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365 * 10);
-// A failed connection wakes caller and watcher in the same moment.
+// A failed connection wakes the caller and the watcher at the same time. The
+// caller waits this long for the watcher's explanation.
 constexpr std::chrono::seconds kVerdictTimeout(1);
 
 milliseconds ToMs(std::chrono::steady_clock::duration duration) {
@@ -65,7 +67,8 @@ std::chrono::steady_clock::duration ToSteady(absl::Duration duration) {
       absl::ToChronoNanoseconds(duration));
 }
 
-// "[/build/pair.cc:534] Connection closed" without the place in Gloo.
+// Removes the place in Gloo's source from texts like "[/build/pair.cc:534]
+// Connection closed".
 std::string TextOf(const std::exception& thrown) {
   const std::string text = thrown.what();
   const size_t end = text.find("] ");
@@ -140,8 +143,8 @@ absl::Status GlooMesh::Listen(const SocketAddress& at) {
   GlooAddress address = {.shard = shard(), .chunk_bytes = chunk_bytes()};
   KVASIR_ASSIGN_OR_RETURN(address.secret, MakeSecret());
   try {
-    // Filled here: Gloo's own look-up by name reads memory that is not there
-    // when there is no such name.
+    // We fill in the attributes ourselves, because Gloo's look-up by name reads
+    // invalid memory if the name does not exist.
     gloo::transport::tcp::attr attributes;
     attributes.ai_family = at.bytes.ss_family;
     attributes.ai_socktype = SOCK_STREAM;
@@ -151,7 +154,7 @@ absl::Status GlooMesh::Listen(const SocketAddress& at) {
     device_ = std::make_shared<gloo::transport::tcp::Device>(attributes);
     context_ = device_->createContext(static_cast<int>(shard().rank),
                                       static_cast<int>(shard().size));
-    // A pair waits for its connection five times as long.
+    // A pair waits five times this long for its connection.
     context_->setTimeout(ToMs(timeout_ / 5));
     for (int64_t rank = 0; rank < shard().size; ++rank) {
       SocketAddress port;
@@ -177,8 +180,8 @@ GlooMesh::~GlooMesh() {
     control_in_.buffer->abortWaitRecv();
     watcher_.join();
   }
-  // Buffers hold the context, whose pairs close their connections: what was
-  // written before is still sent.
+  // Buffers hold the context; its pairs close their connections when it is
+  // freed. What was written before is still sent.
   peers_.clear();
   for (Place& place : outbox_) place.buffer = nullptr;
   control_in_.buffer = nullptr;
@@ -226,27 +229,27 @@ absl::Status GlooMesh::ReadAddresses(absl::Span<const std::string> addresses) {
   }
   for (int64_t rank = 0; rank < shard().size; ++rank) {
     const std::string& text = addresses[static_cast<size_t>(rank)];
-    const std::string whose =
+    const std::string prefix =
         absl::StrCat("address of tensor-parallel rank ", rank, ": ");
     const absl::StatusOr<GlooAddress> address = ParseGlooAddress(text);
     if (!address.ok()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(whose, address.status().message()));
+          absl::StrCat(prefix, address.status().message()));
     }
     const plan::TpShard want = {rank, shard().size};
     if (address->shard != want) {
       return absl::InvalidArgumentError(absl::StrCat(
-          whose, "is that of rank ", address->shard.rank, " of ",
+          prefix, "is that of rank ", address->shard.rank, " of ",
           address->shard.size, ", not of ", rank, " of ", want.size));
     }
     if (address->chunk_bytes != chunk_bytes()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(whose, "has chunks of ", address->chunk_bytes,
+          absl::StrCat(prefix, "has chunks of ", address->chunk_bytes,
                        " bytes, rank ", shard().rank, " of ", chunk_bytes()));
     }
     if (rank == shard().rank && text != address_) {
       return absl::InvalidArgumentError(
-          absl::StrCat(whose, "is another one than this rank's"));
+          absl::StrCat(prefix, "is another one than this rank's"));
     }
     ports_.push_back(address->ports[static_cast<size_t>(shard().rank)]);
   }
@@ -292,7 +295,7 @@ void GlooMesh::ClosePairs() {
     try {
       context_->getPair(static_cast<int>(rank))->close();
     } catch (const std::exception&) {
-      // It was closed.
+      // It was already closed.
     }
   }
 }
@@ -320,7 +323,8 @@ void GlooMesh::MakePlaces() {
   make(control_out_, kControlBytes);
 }
 
-// Nothing else is sent before each rank has shown that it knows all addresses.
+// No other message is sent until each rank has shown that it knows all
+// addresses.
 absl::Status GlooMesh::Greet() {
   const GlooCall hello = {.kind = kHello};
   KVASIR_RETURN_IF_ERROR(BeginSend().status());
@@ -400,7 +404,7 @@ absl::Status GlooMesh::CheckHeader(const Place& place, const GlooCall& call,
   std::memcpy(&header, place.memory, sizeof(header));
   if (header.token != peers_[static_cast<size_t>(from)].token) {
     return Fail(absl::InternalError(
-        absl::StrCat("whoever took the place of tensor-parallel rank ", from,
+        absl::StrCat("the process in the place of tensor-parallel rank ", from,
                      " does not belong to the group")));
   }
   if (header.call == call.number && header.kind == call.kind &&
@@ -450,13 +454,13 @@ absl::Status GlooMesh::WaitFor(int64_t peer, const Wait& wait) {
   }
   waited_.fetch_add((Clock::now() - begin).count(), std::memory_order_relaxed);
   if (done) return absl::OkStatus();
-  if (text.empty()) return failure();  // WakeAll
+  if (text.empty()) return failure();  // woken by WakeAll
   if (Clock::now() < deadline) return Verdict(peer, text);
-  const std::string who = peer < 0
-                              ? "a tensor-parallel rank"
-                              : absl::StrCat("tensor-parallel rank ", peer);
+  const std::string name = peer < 0
+                               ? "a tensor-parallel rank"
+                               : absl::StrCat("tensor-parallel rank ", peer);
   return Fail(absl::UnavailableError(
-      absl::StrCat(who, " was not heard of for ",
+      absl::StrCat(name, " sent no message for ",
                    absl::FormatDuration(absl::FromChrono(timeout_)))));
 }
 
@@ -467,8 +471,8 @@ void GlooMesh::Watch() {
   } catch (const std::exception& thrown) {
     {
       base::MutexLock lock(&mutex_);
-      // Gloo closes all connections when a wait ends at its deadline; then it
-      // is the waiting call that knows why.
+      // Gloo closes all connections when a wait reaches its deadline. Then the
+      // call that waited knows the reason.
       if (deadline_.has_value() && Clock::now() >= *deadline_) {
         watcher_left_ = true;
         verdict_.SignalAll();
@@ -489,9 +493,10 @@ void GlooMesh::Watch() {
   if (header.token != peers_[static_cast<size_t>(from)].token ||
       header.kind != kGaveUp ||
       header.payload_bytes > kControlBytes - sizeof(header)) {
-    (void)Fail(absl::InternalError(absl::StrCat("tensor-parallel rank ", from,
-                                                " sends what is no message "
-                                                "of the group")));
+    (void)Fail(
+        absl::InternalError(absl::StrCat("tensor-parallel rank ", from,
+                                         " sent something that is no message "
+                                         "of the group")));
     return;
   }
   (void)Fail(
@@ -520,10 +525,10 @@ absl::Status GlooMesh::Verdict(int64_t peer, const std::string& text) {
       verdict_.WaitWithTimeout(&mutex_, absl::FromChrono(until - Clock::now()));
     }
   }
-  const std::string who = peer < 0
-                              ? "a tensor-parallel rank"
-                              : absl::StrCat("tensor-parallel rank ", peer);
-  return Fail(absl::UnavailableError(absl::StrCat(who, " is gone: ", text)));
+  const std::string name = peer < 0
+                               ? "a tensor-parallel rank"
+                               : absl::StrCat("tensor-parallel rank ", peer);
+  return Fail(absl::UnavailableError(absl::StrCat(name, " is gone: ", text)));
 }
 
 absl::Status GlooMesh::Fail(const absl::Status& failure) {
@@ -563,11 +568,11 @@ void GlooMesh::Abort(const absl::Status& reason) {
   bool connecting = false;
   {
     base::MutexLock lock(&mutex_);
-    if (std::exchange(told_, true)) return;
+    if (std::exchange(abort_sent_, true)) return;
     connecting = !places_made_;
   }
   if (connecting) {
-    // Others see their connections closed.
+    // The other ranks see that their connections are closed.
     ClosePairs();
     return;
   }
@@ -583,7 +588,7 @@ void GlooMesh::Abort(const absl::Status& reason) {
     try {
       SendTo(control_out_, rank, kControl, sizeof(header) + text.size());
     } catch (const std::exception&) {
-      // It is gone: nobody is left to tell.
+      // That rank is gone and needs no message.
     }
   }
   control_in_.buffer->abortWaitRecv();

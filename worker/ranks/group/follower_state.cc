@@ -38,7 +38,7 @@ FollowerState::FollowerState(const kvasir::v1::RankHello& hello,
           absl::Milliseconds(hello.identity().heartbeat_timeout_ms())),
       join_timeout_(join_timeout),
       began_(now),
-      heard_(now),
+      last_message_(now),
       last_time_(now),
       last_beat_(now) {
   messages_.emplace_back();
@@ -47,7 +47,7 @@ FollowerState::FollowerState(const kvasir::v1::RankHello& hello,
 
 void FollowerState::OnMessage(LeaderMessage* message, absl::Time now) {
   if (phase_ == Phase::kEnded) return;
-  heard_ = now;
+  last_message_ = now;
   switch (message->message_case()) {
     case LeaderMessage::kWelcome:
       return OnWelcome(message->welcome());
@@ -135,14 +135,16 @@ void FollowerState::OnLost(const absl::Status& why) {
 void FollowerState::OnTime(absl::Time now) {
   const absl::Duration passed = now - last_time_;
   last_time_ = now;
-  // This process was held up: signs of life may lie in its socket.
-  if (passed > heartbeat_timeout_ / 2) heard_ = std::min(now, heard_ + passed);
+  // This process was held up. Messages may be waiting in its socket.
+  if (passed > heartbeat_timeout_ / 2)
+    last_message_ = std::min(now, last_message_ + passed);
   if (phase_ == Phase::kEnded) return;
-  if (now - heard_ >= heartbeat_timeout_) {
-    return End(absl::UnavailableError(absl::StrCat(
-        "nothing was heard of the leader for ",
-        absl::FormatDuration(now - heard_), ", the heartbeat timeout is ",
-        absl::FormatDuration(heartbeat_timeout_))));
+  if (now - last_message_ >= heartbeat_timeout_) {
+    return End(absl::UnavailableError(
+        absl::StrCat("no message from the leader for ",
+                     absl::FormatDuration(now - last_message_),
+                     ", the heartbeat timeout is ",
+                     absl::FormatDuration(heartbeat_timeout_))));
   }
   if (phase_ == Phase::kJoining && now - began_ >= join_timeout_) {
     return Abort(absl::DeadlineExceededError(absl::StrCat(

@@ -1,5 +1,5 @@
-// A tensor-parallel group as a follower judges it: what its leader may say, and
-// when it is given up. No clock, no thread, no socket.
+// A follower's rules for its tensor-parallel group: what the leader may send,
+// and when the group is given up. No clock, thread or socket.
 #pragma once
 
 #include <cstdint>
@@ -16,49 +16,50 @@
 
 namespace kvasir::worker {
 
-// Begins with the call, on which the RankHello is sent first.
+// Its life begins with the call to the leader, on which the RankHello is sent
+// first.
 //
 // Threads: one at a time.
 class FollowerState {
  public:
   enum class Phase { kJoining, kLoading, kReady, kRunning, kEnded };
 
-  // Until the RankWelcome.
+  // `join_timeout` limits the time until the RankWelcome.
   FollowerState(const kvasir::v1::RankHello& hello, absl::Duration join_timeout,
                 absl::Time now);
 
-  // What the leader's call brings; a step's plan is taken out of its message.
+  // A message of the leader. A step's plan is moved out of it.
   void OnMessage(kvasir::v1::LeaderMessage* message, absl::Time now);
-  // Bytes that are no message.
+  // Bytes that do not parse as a message.
   void OnGarbage(size_t num_bytes);
-  // The call has ended, or its connection.
+  // The call or its connection has ended.
   void OnLost(const absl::Status& why);
-  // Several times a heartbeat_interval().
+  // Call it several times in each heartbeat_interval().
   void OnTime(absl::Time now);
 
-  // What this rank does. FAILED_PRECONDITION out of turn, RESOURCE_EXHAUSTED
-  // for more tiles than a leader takes.
+  // This rank is ready. FAILED_PRECONDITION out of turn, RESOURCE_EXHAUSTED for
+  // more tiles than a leader accepts.
   absl::Status OnReady(kvasir::v1::RankReady ready);
-  // Of the step that was taken first of those that have not ended.
+  // Both are about the oldest step that was taken and has not ended.
   absl::Status OnStepDone(uint64_t step_id, uint64_t result_hash);
   absl::Status OnStepFailed(uint64_t step_id, const absl::Status& why);
   void AskDrain();
   void Abort(const absl::Status& reason);
 
-  // In the order of their ids.
+  // The next step to run, in the order of step ids.
   std::optional<kvasir::v1::StepPlan> TakeStep();
-  // To send, in their order.
+  // The messages to send, in order.
   std::vector<kvasir::v1::FollowerMessage> TakeMessages() {
     return std::exchange(messages_, {});
   }
 
   Phase phase() const { return phase_; }
-  // Why it ended; OK: it lives, or was drained.
+  // The reason why the group ended. OK: it has not ended, or it was drained.
   const absl::Status& status() const { return status_; }
   absl::Duration heartbeat_interval() const {
     return heartbeat_timeout_ / kHeartbeatsPerTimeout;
   }
-  // From kLoading on, by rank.
+  // By rank; set from kLoading on.
   const std::vector<std::string>& collective_addresses() const {
     return addresses_;
   }
@@ -69,7 +70,7 @@ class FollowerState {
   void OnWelcome(const kvasir::v1::RankWelcome& welcome);
   void OnStart(const kvasir::v1::RankStart& start);
   void OnStep(kvasir::v1::StepPlan* plan);
-  // The leader breaks the rules.
+  // Ends the group because the leader broke a rule.
   void Violated(const std::string& text);
   void End(const absl::Status& why);
   absl::Status CheckStep(uint64_t step_id) const;
@@ -80,7 +81,7 @@ class FollowerState {
 
   Phase phase_ = Phase::kJoining;
   const absl::Time began_;
-  absl::Time heard_;
+  absl::Time last_message_;
   absl::Time last_time_;
   absl::Time last_beat_;
   absl::Status status_;
@@ -89,7 +90,7 @@ class FollowerState {
   kvasir::v1::RankStart start_;
   kvasir::v1::RankReady ready_;             // without its tiles
   std::deque<kvasir::v1::StepPlan> plans_;  // not taken yet
-  uint64_t last_step_ = 0;                  // of those that came
+  uint64_t last_step_ = 0;                  // the last that was received
   uint64_t last_taken_ = 0;
   uint64_t last_done_ = 0;
   std::vector<kvasir::v1::FollowerMessage> messages_;

@@ -281,7 +281,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"SilentLeader", Phase::kRunning,
          [](Follower* f) { f->Pass(absl::Seconds(3), false); },
          absl::StatusCode::kUnavailable,
-         "nothing was heard of the leader for 3s, the heartbeat timeout is 3s",
+         "no message from the leader for 3s, the heartbeat timeout is 3s",
          false},
         {"OwnFailure", Phase::kLoading,
          [](Follower* f) { f->state().Abort(absl::NotFoundError("no file")); },

@@ -1,4 +1,5 @@
-// The executor of a whole tensor-parallel group, as its leader's engine has it.
+// The executor of a whole tensor-parallel group, used by the engine of the
+// leader.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +11,17 @@
 
 namespace kvasir::worker {
 
-// Sends each plan to all followers before this rank's own executor has it: one
-// that is announced as soon as it is, so that they go on with it at once. Gives
-// a result when every rank has the same.
+// Sends each plan to all followers before it gives the plan to this rank's own
+// executor. An announced plan is sent at once, so that followers can start it
+// without a pause. Returns a result when every rank has reported the same one.
 //
 // Threads: as Executor.
-// Errors: as Executor's; a failure here ends the group, and the other way
-//   round. UNAVAILABLE and others name the rank that was why.
+// Errors: those of Executor. A failure here ends the group, and the end of the
+//   group is a failure here. UNAVAILABLE and other errors name the rank that
+//   caused them.
 class GroupExecutor final : public Executor {
  public:
-  // Both outlive it. The group runs (WaitStarted).
+  // Both outlive the executor. The group must have started (WaitStarted).
   GroupExecutor(RankLeader* leader, Executor* own)
       : leader_(*leader), own_(*own) {}
 
@@ -34,7 +36,7 @@ class GroupExecutor final : public Executor {
   RankLeader& leader_;
   Executor& own_;
   uint64_t step_id_ = 0;  // in flight
-  uint64_t sent_id_ = 0;  // the last one that was sent
+  uint64_t sent_id_ = 0;  // last sent
 };
 
 }  // namespace kvasir::worker

@@ -14,8 +14,9 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/executor/direct_runner.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
+#include "worker/collective/in_process_group.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/ranks/group/group_executor.h"
 #include "worker/ranks/group/rank_client.h"
 #include "worker/ranks/group/rank_follower.h"
@@ -23,7 +24,6 @@
 #include "worker/ranks/group/rank_server.h"
 #include "worker/ranks/group/result_hash.h"
 #include "worker/ranks/group/testing/fake_rank.h"
-#include "worker/ranks/in_process_group.h"
 #include "worker/testing/tiny_rank.h"
 
 namespace kvasir::worker {

@@ -1,4 +1,4 @@
-// What both ends of a Join call put on the wire and take from it.
+// Encoding shared by both ends of a Join call.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -14,16 +14,17 @@
 
 namespace kvasir::worker {
 
-// Metadata of the call.
+// The key of the call's metadata.
 inline constexpr char kRankAuthorizationKey[] = "authorization";
 inline std::string RankAuthorization(absl::string_view secret) {
   return absl::StrCat("Bearer ", secret);
 }
 
-// For what was sent last, a RankAbort say, to a rank that reads.
+// How long the last messages, such as a RankAbort, have to reach a rank that
+// reads.
 inline constexpr absl::Duration kRankLastWords = absl::Seconds(1);
 
-// Refers to the bytes, which it keeps.
+// The buffer refers to the bytes and keeps them alive.
 inline grpc::ByteBuffer BufferOf(RankLink::Bytes bytes) {
   auto* held = new RankLink::Bytes(std::move(bytes));
   const grpc::Slice slice(
@@ -33,7 +34,7 @@ inline grpc::ByteBuffer BufferOf(RankLink::Bytes bytes) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// A copy; empty where there are none.
+// Returns a copy. Empty if there are no bytes.
 inline std::string BytesOf(const grpc::ByteBuffer& buffer) {
   grpc::Slice slice;
   if (!buffer.DumpToSingleSlice(&slice).ok()) return "";

@@ -29,8 +29,8 @@ using Stub = grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 constexpr char kJoinMethod[] = "/kvasir.v1.Rank/Join";
 
-// For the answer of a channel that knows already why it has no connection.
-constexpr absl::Duration kToHearWhy = absl::Seconds(1);
+// Time for a channel to report why it has no connection.
+constexpr absl::Duration kReasonTimeout = absl::Seconds(1);
 
 std::shared_ptr<grpc::Channel> NewChannel(const RankClientOptions& options) {
   grpc::ChannelArguments arguments;
@@ -52,10 +52,10 @@ std::shared_ptr<grpc::Channel> NewChannel(const RankClientOptions& options) {
                                    arguments);
 }
 
-// Who waits for a connection hears of the time alone.
+// WaitForConnected reports only that time ran out, so a call finds the cause.
 std::string WhyNotConnected(const std::shared_ptr<grpc::Channel>& channel) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kToHearWhy));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kReasonTimeout));
   const auto stub = kvasir::v1::Rank::NewStub(channel);
   const grpc::Status status = stub->Join(&context)->Finish();
   return status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED
@@ -65,9 +65,8 @@ std::string WhyNotConnected(const std::shared_ptr<grpc::Channel>& channel) {
 
 }  // namespace
 
-// Lives until gRPC (OnDone), the follower (its link) and the client have let
-// go: hence shared.
-// Threads: any.
+// Shared, because it must live until gRPC (OnDone), the follower (its link) and
+// the client are done with it. Threads: any.
 class RankClient::Call final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public RankLink {
@@ -136,7 +135,7 @@ class RankClient::Call final
     changed_.SignalAll();
   }
 
-  // Returns when nothing more is heard.
+  // Returns when no more events come.
   void End() {
     {
       MutexLock lock(&mutex_);
@@ -153,7 +152,7 @@ class RankClient::Call final
   }
 
  private:
-  // Starts what may be started now.
+  // Starts the next write, read or end that is possible now.
   void Advance() {
     const grpc::ByteBuffer* write = nullptr;
     {
@@ -181,7 +180,7 @@ class RankClient::Call final
   Stub stub_;
   RankFollower* const follower_;
   grpc::ClientContext context_;
-  grpc::ByteBuffer response_;  // of the read under way
+  grpc::ByteBuffer response_;  // of the read in progress
   std::shared_ptr<Call> self_;
 
   base::Mutex mutex_;

@@ -22,26 +22,27 @@ namespace kvasir::worker {
 struct RankClientOptions {
   // "host:port" or "unix:/path".
   std::string leader;
-  // Null: plain text. Whether that may be is the caller's to ask. The leader is
-  // who has that address, or with TLS its certificate.
+  // Null: plain text; the caller must check whether that is allowed. The leader
+  // is identified by its address, or with TLS by its certificate.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
-  std::string secret;  // empty: none is shown
-  // A leader that has not started yet is waited for.
+  std::string secret;  // empty: none is sent
+  // How long to wait for a leader that has not started yet.
   absl::Duration connect_timeout = absl::Minutes(5);
 };
 
 // Owns: the connection and the call.
-// Threads: one; what the follower hears comes on gRPC's.
+// Threads: one. The follower is called from gRPC's threads.
 class RankClient {
  public:
   // Blocks until the leader is reached. UNAVAILABLE with address, time and the
-  // last cause where it is not.
+  // last cause if it is not.
   static absl::StatusOr<std::unique_ptr<RankClient>> Dial(
       const RankClientOptions& options);
-  // Ends the call; what the follower sent last has a moment to get out.
+  // Ends the call. The follower's last messages get a moment to be sent.
   ~RankClient();
 
-  // Once. The follower hears of the call until this is destroyed.
+  // Call it once. The follower receives the call's events until the client is
+  // destroyed.
   void Join(RankFollower* follower);
 
  private:

@@ -35,7 +35,7 @@ void RankFollower::OnLink(std::shared_ptr<RankLink> link) {
     MutexLock lock(&mutex_);
     link_ = std::move(link);
   }
-  Work();
+  SendMessages();
 }
 
 void RankFollower::OnBytes(std::string_view bytes) {
@@ -50,7 +50,7 @@ void RankFollower::OnBytes(std::string_view bytes) {
       state_.OnGarbage(bytes.size());
     }
   }
-  Work();
+  SendMessages();
 }
 
 void RankFollower::OnLost(const absl::Status& why) {
@@ -59,7 +59,7 @@ void RankFollower::OnLost(const absl::Status& why) {
     link_ = nullptr;
     state_.OnLost(why);
   }
-  Work();
+  SendMessages();
 }
 
 absl::StatusOr<std::vector<std::string>> RankFollower::WaitWelcome() {
@@ -76,10 +76,10 @@ absl::StatusOr<kvasir::v1::RankStart> RankFollower::WaitStarted(
     if (state_.phase() == Phase::kEnded) return EndStatus();
     KVASIR_RETURN_IF_ERROR(state_.OnReady(std::move(own)));
   }
-  Work();
+  SendMessages();
   MutexLock lock(&mutex_);
   while (state_.phase() == Phase::kReady) changed_.Wait(&mutex_);
-  // It may have been drained since, which NextStep tells.
+  // The group may have been drained since; NextStep reports that.
   if (!state_.status().ok() || !state_.started()) return EndStatus();
   return state_.start();
 }
@@ -105,14 +105,15 @@ absl::Status RankFollower::FinishStep(const kvasir::v1::StepResult& result) {
     if (state_.phase() == Phase::kEnded) return EndStatus();
     KVASIR_RETURN_IF_ERROR(state_.OnStepDone(result.step_id(), hash));
   }
-  Work();
+  SendMessages();
   return absl::OkStatus();
 }
 
 absl::Status RankFollower::FailStep(uint64_t step_id, const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
-    const base::Clock& clock = base::Clock::Real();  // which goes by itself
+    // not options_.clock: the ticker needs a clock that advances by itself
+    const base::Clock& clock = base::Clock::Real();
     const absl::Time deadline = clock.Now() + kFirstReason;
     while (MayBeAnothers(why) && state_.phase() == Phase::kRunning &&
            clock.Now() < deadline) {
@@ -121,7 +122,7 @@ absl::Status RankFollower::FailStep(uint64_t step_id, const absl::Status& why) {
     if (state_.phase() == Phase::kEnded) return EndStatus();
     KVASIR_RETURN_IF_ERROR(state_.OnStepFailed(step_id, why));
   }
-  Work();
+  SendMessages();
   return status();
 }
 
@@ -130,7 +131,7 @@ void RankFollower::AskDrain() {
     MutexLock lock(&mutex_);
     state_.AskDrain();
   }
-  Work();
+  SendMessages();
 }
 
 void RankFollower::Abort(const absl::Status& reason) {
@@ -138,7 +139,7 @@ void RankFollower::Abort(const absl::Status& reason) {
     MutexLock lock(&mutex_);
     state_.Abort(reason);
   }
-  Work();
+  SendMessages();
 }
 
 absl::Status RankFollower::status() const {
@@ -151,7 +152,7 @@ absl::Status RankFollower::EndStatus() const {
                               : state_.status();
 }
 
-void RankFollower::Work() {
+void RankFollower::SendMessages() {
   mutex_.Lock();
   if (working_) {
     mutex_.Unlock();
@@ -199,7 +200,7 @@ void RankFollower::Tick() {
       if (stopping_) return;
       state_.OnTime(options_.clock->Now());
     }
-    Work();
+    SendMessages();
   }
 }
 

@@ -19,7 +19,7 @@ using kvasir::v1::RankIdentity;
 using kvasir::v1::RankReady;
 using kvasir::v1::RankRefusal;
 
-// Whose rank is none of the group's.
+// Stands for a rank that is not in the group.
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 
 absl::StatusCode CodeOf(RankRefusal::Reason reason) {
@@ -50,7 +50,7 @@ LeaderMessage AbortMessage(const absl::Status& why) {
   return message;
 }
 
-// Of a RankReady or RankStart, by page group.
+// The page counts of a RankReady or RankStart, by page group, as text.
 template <typename Message>
 std::string PagesText(const Message& message) {
   return absl::StrCat("pages ", absl::StrJoin(message.pages(), "+"),
@@ -58,7 +58,7 @@ std::string PagesText(const Message& message) {
                       absl::StrJoin(message.host_pages(), "+"));
 }
 
-// The least of both, by page group.
+// Lowers `least` to the smaller of both, by page group.
 void TakeLeast(const google::protobuf::RepeatedField<int64_t>& pages,
                google::protobuf::RepeatedField<int64_t>* least) {
   for (int g = 0; g < least->size(); ++g) {
@@ -66,7 +66,7 @@ void TakeLeast(const google::protobuf::RepeatedField<int64_t>& pages,
   }
 }
 
-// A reason why one rank's pages are no page counts beside the leader's.
+// An error if a rank's page counts do not fit those of the leader.
 absl::Status ComparePages(const std::string& name, const char* what,
                           const google::protobuf::RepeatedField<int64_t>& pages,
                           const google::protobuf::RepeatedField<int64_t>& want,
@@ -128,7 +128,7 @@ RankGroupState::RankGroupState(RankGroupOptions options, absl::Time now)
 
 void RankGroupState::OnLink(LinkId link, bool authenticated,
                             const std::string& peer, absl::Time now) {
-  links_[link] = {.peer = PeerName(peer), .heard = now};
+  links_[link] = {.peer = PeerName(peer), .last_message = now};
   if (!authenticated) {
     Refuse(link, RankRefusal::UNAUTHENTICATED,
            "the call shows neither the group's secret nor a certificate that "
@@ -163,7 +163,7 @@ void RankGroupState::OnMessage(LinkId link, FollowerMessage* message,
                                  kMaxFollowerMessageBytes, " at most"),
                     now);
   }
-  found->second.heard = now;
+  found->second.last_message = now;
   if (found->second.rank.has_value()) {
     OnMemberMessage(*found->second.rank, message);
   } else if (message->has_hello()) {
@@ -192,7 +192,7 @@ void RankGroupState::OnBroken(LinkId link, const std::string& what,
                               absl::Time now) {
   const auto found = links_.find(link);
   if (found == links_.end()) return;
-  found->second.heard = now;
+  found->second.last_message = now;
   if (found->second.rank.has_value()) {
     const uint32_t rank = *found->second.rank;
     Fail(rank, absl::InvalidArgumentError(
@@ -427,7 +427,7 @@ void RankGroupState::AddHash(uint64_t step_id, uint32_t rank, uint64_t hash) {
          std::all_of(steps_.front().hashes.begin(), steps_.front().hashes.end(),
                      [](const auto& each) { return each.has_value(); })) {
     steps_.pop_front();
-    // The next one has begun only now.
+    // The next step begins only now.
     if (!steps_.empty()) {
       steps_.front().since = std::max(steps_.front().since, last_time_);
     }
@@ -447,9 +447,9 @@ void RankGroupState::OnTime(absl::Time now) {
   const absl::Duration passed = now - last_time_;
   last_time_ = now;
   if (passed > heartbeat_timeout_ / 2) {
-    // Signs of life may lie in this process's own sockets.
+    // This process was held up. Messages may be waiting in its own sockets.
     for (auto& [id, link] : links_) {
-      link.heard = std::min(now, link.heard + passed);
+      link.last_message = std::min(now, link.last_message + passed);
     }
     for (Step& step : steps_) step.since = std::min(now, step.since + passed);
   }
@@ -459,7 +459,7 @@ void RankGroupState::OnTime(absl::Time now) {
   }
   std::vector<LinkId> silent;
   for (const auto& [id, link] : links_) {
-    if (now - link.heard >= heartbeat_timeout_) silent.push_back(id);
+    if (now - link.last_message >= heartbeat_timeout_) silent.push_back(id);
   }
   const std::string limit = absl::FormatDuration(heartbeat_timeout_);
   for (const LinkId id : silent) {
@@ -472,8 +472,8 @@ void RankGroupState::OnTime(absl::Time now) {
     }
     const uint32_t rank = *found->second.rank;
     Fail(rank, absl::UnavailableError(absl::StrCat(
-                   "nothing was heard of ", member(rank).name, " for ",
-                   absl::FormatDuration(now - found->second.heard),
+                   "no message from ", member(rank).name, " for ",
+                   absl::FormatDuration(now - found->second.last_message),
                    ", the heartbeat timeout is ", limit)));
   }
   if (now - last_beat_ < heartbeat_interval()) return;
@@ -527,7 +527,7 @@ template <typename Predicate>
 std::string RankGroupState::NamesWhere(const Predicate& waits) const {
   std::string names;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    // The leader has no call, and joins nothing.
+    // The leader has no call and does not join.
     if (rank == 0 && phase_ == Phase::kJoining) continue;
     if (!waits(members_[rank])) continue;
     absl::StrAppend(&names, names.empty() ? "" : ", ", members_[rank].name);
@@ -596,7 +596,7 @@ void RankGroupState::Refuse(LinkId link, RefusalReason reason,
   last_refusal_ = absl::StrCat(who, ": ", text);
   const uint32_t rank =
       hello == nullptr || hello->rank() >= size() ? kNoRank : hello->rank();
-  if (told_.insert({reason, rank, field}).second) {
+  if (reported_.insert({reason, rank, field}).second) {
     events_.push_back({Event::Kind::kRefused, who, text});
   }
   LeaderMessage message;

@@ -188,7 +188,7 @@ class Group {
   std::vector<std::string> Told() {
     std::vector<std::string> told;
     for (const RankGroupState::Event& event : state_.TakeEvents()) {
-      told.push_back(absl::StrCat(event.who, "; ", event.detail));
+      told.push_back(absl::StrCat(event.ranks, "; ", event.detail));
     }
     return told;
   }
@@ -439,10 +439,10 @@ TEST(RankGroupStateTest, ARankThatLeavesBeforeAllHaveComeMayComeAgain) {
             "reset"},
            {"silent",
             [](Group* g) { g->Pass(kHeartbeatTimeout, {}); },
-            {"1: abort nothing was heard of rank 1 (node, pid 11) for 3s, the "
+            {"1: abort no message from rank 1 (node, pid 11) for 3s, the "
              "heartbeat timeout is 3s",
              "1 closed: UNAVAILABLE"},
-            "rank 1 (node, pid 11); nothing was heard of rank 1 (node, pid 11) "
+            "rank 1 (node, pid 11); no message from rank 1 (node, pid 11) "
             "for 3s, the heartbeat timeout is 3s"},
            {"breaks the rules",
             [](Group* g) { g->SendHello(1, g->Hello(1)); },
@@ -760,7 +760,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"Silent", Phase::kRunning,
          [](Group* g) { g->Pass(kHeartbeatTimeout, {2}); },
          absl::StatusCode::kUnavailable,
-         absl::StrCat("nothing was heard of ", kRank1,
+         absl::StrCat("no message from ", kRank1,
                       " for 3s, the heartbeat timeout is 3s")},
         {"DoesNotRead", Phase::kRunning,
          [](Group* g) { g->state().OnBacklog(1, 17); },

@@ -265,12 +265,14 @@ class RawCall final
     StartCall();
   }
   grpc::Status Wait() { return done_.get_future().get(); }
-  const std::vector<kvasir::v1::LeaderMessage>& heard() const { return heard_; }
+  const std::vector<kvasir::v1::LeaderMessage>& received() const {
+    return received_;
+  }
 
   void OnReadDone(bool ok) override {
     if (!ok) return;
-    heard_.emplace_back();
-    EXPECT_TRUE(heard_.back().ParseFromString(BytesOf(response_)));
+    received_.emplace_back();
+    EXPECT_TRUE(received_.back().ParseFromString(BytesOf(response_)));
     StartRead(&response_);
   }
   void OnWriteDone(bool ok) override {
@@ -299,7 +301,7 @@ class RawCall final
   grpc::ClientContext context_;
   grpc::ByteBuffer request_;
   grpc::ByteBuffer response_;
-  std::vector<kvasir::v1::LeaderMessage> heard_;
+  std::vector<kvasir::v1::LeaderMessage> received_;
   std::promise<grpc::Status> done_;
 };
 
@@ -390,8 +392,8 @@ TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
   RawCall doubled(target, {HelloBytes(1)});
   EXPECT_THAT(doubled.Wait().error_message(),
               HasSubstr("rank 1 (node, pid 0) is there already"));
-  ASSERT_EQ(doubled.heard().size(), 1u);
-  EXPECT_EQ(doubled.heard()[0].refusal().reason(), RankRefusal::RANK_TAKEN);
+  ASSERT_EQ(doubled.received().size(), 1u);
+  EXPECT_EQ(doubled.received()[0].refusal().reason(), RankRefusal::RANK_TAKEN);
   KVASIR_EXPECT_OK(executor.Execute(TestPlan(2)).status());
   KVASIR_EXPECT_OK(leader->leader->Drain());
 }
@@ -477,9 +479,9 @@ TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
   RawCall call(leader->server->target(), {HelloBytes(1), "\xff\xff"});
   const grpc::Status status = call.Wait();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  ASSERT_EQ(call.heard().size(), 2u);
-  EXPECT_TRUE(call.heard()[0].has_welcome());
-  EXPECT_THAT(call.heard()[1].abort().reason(),
+  ASSERT_EQ(call.received().size(), 2u);
+  EXPECT_TRUE(call.received()[0].has_welcome());
+  EXPECT_THAT(call.received()[1].abort().reason(),
               HasSubstr("sent 2 bytes that are no FollowerMessage"));
   EXPECT_THAT(leader->leader->status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -577,10 +579,10 @@ TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
   EXPECT_TRUE(follower->ended.Wait(since + absl::Seconds(5) - absl::Now()));
   EXPECT_THAT(leader->leader->status(),
               StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("nothing was heard of rank 1")));
+                       HasSubstr("no message from rank 1")));
   EXPECT_THAT(follower->Ended(),
               StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("nothing was heard of the leader")));
+                       HasSubstr("no message from the leader")));
   EXPECT_EQ(silent.Wait().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 using kvasir::v1::RankIdentity;
 
-// Twice a name of 64 hex digits.
+// Twice the length of an id of 64 hex digits.
 constexpr size_t kMaxValueBytes = 128;
 
 std::string Cut(std::string text, size_t most_bytes) {
@@ -20,8 +20,8 @@ std::string Cut(std::string text, size_t most_bytes) {
   return text + "...";
 }
 
-// Quotes stay as they are: texts of ours have them, and no line of ours ends at
-// one.
+// Quotes are not escaped: our own texts contain them, and none of our lines
+// ends at one.
 std::string Printable(absl::string_view text) {
   return absl::StrReplaceAll(absl::CHexEscape(text),
                              {{"\\'", "'"}, {"\\\"", "\""}});

@@ -19,7 +19,8 @@ RankLink::Bytes Serialized(const LeaderMessage& message) {
   return std::make_shared<const std::string>(message.SerializeAsString());
 }
 
-// A LeaderMessage with the plan in it, which is not copied for that.
+// Serializes a LeaderMessage that contains the plan, without copying the plan
+// into one.
 RankLink::Bytes SerializedStep(const kvasir::v1::StepPlan& plan) {
   constexpr uint32_t kLengthDelimited = 2;
   using google::protobuf::io::CodedOutputStream;
@@ -45,7 +46,7 @@ RankLeader::RankLeader(RankLeaderOptions options)
 RankLeader::~RankLeader() {
   {
     MutexLock lock(&mutex_);
-    ended_ = true;  // nobody is told
+    ended_ = true;  // so that on_end is not called
     stopping_ = true;
     stop_.Signal();
   }
@@ -66,7 +67,7 @@ RankLeader::LinkId RankLeader::OnLink(std::shared_ptr<RankLink> link,
     state_.OnLink(id, authenticated, peer, options_.clock->Now());
     Collect();
   }
-  Work();
+  RunTasks();
   return id;
 }
 
@@ -90,7 +91,7 @@ void RankLeader::OnBytes(LinkId link, std::string_view bytes) {
     }
     Collect();
   }
-  Work();
+  RunTasks();
 }
 
 void RankLeader::OnLost(LinkId link, const absl::Status& why) {
@@ -100,7 +101,7 @@ void RankLeader::OnLost(LinkId link, const absl::Status& why) {
     links_.erase(link);
     Collect();
   }
-  Work();
+  RunTasks();
 }
 
 absl::StatusOr<std::vector<std::string>> RankLeader::WaitJoined() {
@@ -120,7 +121,7 @@ absl::StatusOr<kvasir::v1::RankStart> RankLeader::WaitStarted(
     state_.OnReady(std::move(own));
     Collect();
   }
-  Work();
+  RunTasks();
   std::optional<std::vector<std::string>> tiles;
   {
     MutexLock lock(&mutex_);
@@ -130,14 +131,14 @@ absl::StatusOr<kvasir::v1::RankStart> RankLeader::WaitStarted(
     }
   }
   if (tiles.has_value()) {
-    // Without the lock: heartbeats go on, however long it takes.
+    // Without the lock: heartbeats continue, however long it takes.
     const absl::StatusOr<CombinedIds> ids = options_.group.combine(*tiles);
     {
       MutexLock lock(&mutex_);
       state_.OnCombined(ids);
       Collect();
     }
-    Work();
+    RunTasks();
   }
   MutexLock lock(&mutex_);
   if (state_.phase() == Phase::kEnded) return EndStatus();
@@ -162,7 +163,7 @@ absl::Status RankLeader::SendStep(const kvasir::v1::StepPlan& plan) {
       tasks_.push_back({.id = link, .link = links_.at(link), .message = bytes});
     }
   }
-  Work();
+  RunTasks();
   return absl::OkStatus();
 }
 
@@ -173,7 +174,7 @@ absl::Status RankLeader::FinishStep(const kvasir::v1::StepResult& own) {
     state_.OnStepDone(own.step_id(), hash);
     Collect();
   }
-  Work();
+  RunTasks();
   MutexLock lock(&mutex_);
   while (state_.phase() == Phase::kRunning &&
          !state_.IsStepDone(own.step_id())) {
@@ -185,7 +186,8 @@ absl::Status RankLeader::FinishStep(const kvasir::v1::StepResult& own) {
 absl::Status RankLeader::FailStep(const absl::Status& why) {
   if (MayBeAnothers(why)) {
     MutexLock lock(&mutex_);
-    const base::Clock& clock = base::Clock::Real();  // which goes by itself
+    // not options_.clock: the ticker needs a clock that advances by itself
+    const base::Clock& clock = base::Clock::Real();
     const absl::Time deadline = clock.Now() + kFirstReason;
     while (state_.phase() == Phase::kRunning && clock.Now() < deadline) {
       changed_.WaitWithTimeout(&mutex_, deadline - clock.Now());
@@ -203,7 +205,7 @@ absl::Status RankLeader::Drain() {
     status = state_.Drain();
     Collect();
   }
-  Work();
+  RunTasks();
   return status;
 }
 
@@ -213,7 +215,7 @@ void RankLeader::Abort(const absl::Status& reason) {
     state_.Abort(reason);
     Collect();
   }
-  Work();
+  RunTasks();
 }
 
 absl::Status RankLeader::status() const {
@@ -232,7 +234,7 @@ absl::Status RankLeader::EndStatus() const {
 }
 
 void RankLeader::Collect() {
-  for (const RankGroupState::Event& event : state_.TakeEvents()) Tell(event);
+  for (const RankGroupState::Event& event : state_.TakeEvents()) Log(event);
   for (RankGroupState::Action& action : state_.TakeActions()) {
     const auto found = links_.find(action.link);
     KVASIR_CHECK(found != links_.end());
@@ -254,38 +256,38 @@ void RankLeader::Collect() {
   changed_.SignalAll();
 }
 
-void RankLeader::Tell(const RankGroupState::Event& event) {
+void RankLeader::Log(const RankGroupState::Event& event) {
   using Kind = RankGroupState::Event::Kind;
   tasks_.push_back({.call = [this, event] {
     switch (event.kind) {
       case Kind::kJoined:
-        base::LogInfo("a rank joined", {{"rank", event.who}});
+        base::LogInfo("a rank joined", {{"rank", event.ranks}});
         break;
       case Kind::kLeft:
         base::LogWarning("a rank left before the group was complete",
-                         {{"rank", event.who}, {"why", event.detail}});
+                         {{"rank", event.ranks}, {"why", event.detail}});
         break;
       case Kind::kRefused:
         base::LogWarning("a rank was refused",
-                         {{"rank", event.who}, {"why", event.detail}});
+                         {{"rank", event.ranks}, {"why", event.detail}});
         break;
       case Kind::kReady:
         base::LogInfo("a rank is ready",
-                      {{"rank", event.who}, {"has", event.detail}});
+                      {{"rank", event.ranks}, {"has", event.detail}});
         break;
       case Kind::kStarted:
         base::LogInfo("the tensor-parallel group runs",
-                      {{"ranks", event.who}, {"least", event.detail}});
+                      {{"ranks", event.ranks}, {"least", event.detail}});
         break;
       case Kind::kDrainAsked:
-        base::LogInfo("a rank asks for a drain", {{"rank", event.who}});
+        base::LogInfo("a rank asks for a drain", {{"rank", event.ranks}});
         if (options_.on_drain_asked) options_.on_drain_asked();
         break;
     }
   }});
 }
 
-void RankLeader::Work() {
+void RankLeader::RunTasks() {
   mutex_.Lock();
   if (working_) {
     mutex_.Unlock();
@@ -321,7 +323,7 @@ void RankLeader::Tick() {
       state_.OnTime(options_.clock->Now());
       Collect();
     }
-    Work();
+    RunTasks();
   }
 }
 

@@ -1,4 +1,4 @@
-// One side's end of a follower's call to its leader.
+// One end of a follower's call to its leader.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +9,23 @@
 
 namespace kvasir::worker {
 
-// More messages than ever wait for a side that reads: heartbeats of more than
-// two timeouts. Who lets so many wait is lost.
+// More messages than ever wait for a peer that reads: the heartbeats of more
+// than two timeouts. A peer that lets so many wait counts as lost.
 inline constexpr size_t kMaxWaitingMessages = 16;
 
-// Threads: any; neither call blocks, nor calls back.
+// Threads: any. The calls do not block, and call nothing back.
 class RankLink {
  public:
-  // Shared by the links that one message goes to.
+  // Shared by all links that a message goes to.
   using Bytes = std::shared_ptr<const std::string>;
 
   virtual ~RankLink() = default;
 
-  // Goes out behind what was sent before. Lost once the call has ended. Returns
-  // how many messages wait.
+  // Sends after what was sent before. Does nothing once the call has ended.
+  // Returns the number of messages that wait.
   virtual size_t Send(Bytes message) = 0;
-  // Ends the call behind what was sent. Once; nothing is sent afterwards.
-  // `status` is for the other side.
+  // Ends the call after everything sent before. Call it once; nothing is sent
+  // afterwards. `status` is for the other end.
   virtual void Close(const absl::Status& status) = 0;
 };
 

@@ -23,14 +23,15 @@ namespace {
 
 using base::MutexLock;
 
-// Connections beside the followers': those that are refused, or come again.
+// Connections in addition to the followers': for those that are refused or come
+// again.
 constexpr size_t kSpareConnections = 16;
 
-// One Join call. Its followers' messages come one at a time; what is sent waits
-// in a queue, for one write may be under way.
+// One Join call. Messages of a follower come one at a time. Messages to it wait
+// in a queue, because only one write may be in progress.
 //
-// Lives until gRPC (OnDone) and the leader (its link) have let go: hence
-// shared. Threads: any.
+// Shared, because it must live until gRPC (OnDone) and the leader (its link)
+// are done with it. Threads: any.
 class JoinReactor final
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public RankLink,
@@ -92,7 +93,7 @@ class JoinReactor final
   JoinReactor(grpc::CallbackServerContext* context, RankLeader* leader)
       : context_(context), leader_(leader) {}
 
-  // Who is refused is not read: what it sends stays with it.
+  // A call that is refused is not read any more.
   void Read() {
     {
       MutexLock lock(&mutex_);
@@ -115,7 +116,7 @@ class JoinReactor final
     }
     Advance();
   }
-  // Starts what may be started now.
+  // Starts the next write, read or end that is possible now.
   void Advance() {
     const grpc::ByteBuffer* write = nullptr;
     absl::Status end;
@@ -144,7 +145,7 @@ class JoinReactor final
   grpc::CallbackServerContext* const context_;
   RankLeader* const leader_;
   RankLeader::LinkId link_ = 0;  // set before anything is read
-  grpc::ByteBuffer request_;     // of the read under way
+  grpc::ByteBuffer request_;     // of the read in progress
   std::shared_ptr<JoinReactor> self_;
 
   base::Mutex mutex_;
@@ -178,12 +179,12 @@ class RankServer::Service final
     }
     const auto found = context.client_metadata().find(kRankAuthorizationKey);
     if (found == context.client_metadata().end()) return false;
-    // Of one length, whatever was shown.
+    // Both are hashes of one length, whatever was sent.
     return base::EqualInConstantTime(
         want_, base::Sha256Hex({found->second.data(), found->second.size()}));
   }
 
-  const std::string want_;  // empty: a certificate
+  const std::string want_;  // empty: a certificate is required
   RankLeader* const leader_;
 };
 
@@ -196,12 +197,13 @@ absl::StatusOr<std::unique_ptr<RankServer>> RankServer::Start(
   base::GrpcServerOptions listener;
   listener.listen = options.listen;
   listener.credentials = options.credentials;
-  // The leader itself tells whose message may be so long.
+  // Any message may be this long here. RankGroupState::MaxMessageBytes decides
+  // which one may.
   listener.max_receive_message_bytes =
       kMaxFollowerMessageBytes + kMaxReadyBytes;
   listener.max_concurrent_streams = 1;
   listener.max_connections = kMaxTpSize + kSpareConnections;
-  // A group lives as long as its calls.
+  // The calls of a group live as long as the group.
   listener.max_connection_age = absl::InfiniteDuration();
   listener.health_service = false;
   KVASIR_ASSIGN_OR_RETURN(

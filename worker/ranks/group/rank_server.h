@@ -1,5 +1,5 @@
-// The listener on which followers join their leader: kvasir.v1.Rank over gRPC's
-// callback API.
+// The listener through which followers join their leader: kvasir.v1.Rank over
+// gRPC's callback API.
 #pragma once
 
 #include <grpcpp/security/server_credentials.h>
@@ -17,12 +17,12 @@ namespace kvasir::worker {
 
 struct RankServerOptions {
   base::ListenAddress listen;
-  // Null: plain text. Whether that may be is the caller's to ask
-  // (base::CheckPlaintext): secret and step plans, which hold prompts, are then
-  // for everybody on the way to read.
+  // Null: plain text. The caller must check whether that is allowed
+  // (base::CheckPlaintext): anybody on the network path can then read the
+  // secret and the step plans, which contain prompts.
   std::shared_ptr<grpc::ServerCredentials> credentials;
-  // That every follower shows. Empty: it shows a certificate that the
-  // credentials believe (mutual TLS), or is refused.
+  // The secret that every follower must send. Empty: a follower must present a
+  // certificate that the credentials trust (mutual TLS), or it is refused.
   std::string secret;
 };
 
@@ -31,10 +31,10 @@ struct RankServerOptions {
 // Errors: see base::GrpcServer::Start.
 class RankServer {
  public:
-  // `leader` outlives it.
+  // `leader` outlives the server.
   static absl::StatusOr<std::unique_ptr<RankServer>> Start(
       const RankServerOptions& options, RankLeader* leader);
-  // Ends all calls. What the leader sent last has a moment to get out.
+  // Ends all calls. The leader's last messages get a moment to be sent.
   ~RankServer();
 
   int port() const { return server_->port(); }

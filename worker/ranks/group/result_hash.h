@@ -1,4 +1,4 @@
-// Whether ranks have sampled the same.
+// Detects ranks that have sampled different tokens.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace kvasir::worker {
 
-// Of the step, its sequences, their faults and sampled ids, in their order; the
-// same in every process. Log-probabilities are not in it.
+// Hash of the step id, its sequences, their faults and sampled ids, in order.
+// It is the same in every process. Log probabilities are not included.
 uint64_t ResultHash(const kvasir::v1::StepResult& result);
 
 }  // namespace kvasir::worker

@@ -1,5 +1,5 @@
-// What is used of NCCL's C interface, in our own words: a build needs no
-// nccl.h, and where there is one nccl_header_test.cc compares the two.
+// Our own declarations of the part of NCCL's C interface that we use. A build
+// needs no nccl.h; if there is one, nccl_header_test.cc compares the two.
 #pragma once
 
 #include <climits>
@@ -8,7 +8,7 @@
 
 namespace kvasir::worker::nccl {
 
-// NCCL's numbers.
+// The numbers are NCCL's.
 enum class Result : int {
   kOk = 0,
   kUnhandledCudaError = 1,
@@ -33,13 +33,13 @@ struct UniqueId {
 
 using CommHandle = struct CommTag*;
 
-// As of kLeastVersion: later releases have more members behind, and take a
-// shorter struct by its size and version.
+// As in kLeastVersion. Later releases append members, and accept a shorter
+// struct by its size and version.
 struct Config {
   size_t size = sizeof(Config);
   unsigned int magic = 0xcafebeef;
   unsigned int version = 21800;
-  int blocking = INT_MIN;  // INT_MIN and null: NCCL's own choice
+  int blocking = INT_MIN;  // INT_MIN and null: NCCL chooses
   int cga_cluster_size = INT_MIN;
   int min_ctas = INT_MIN;
   int max_ctas = INT_MIN;
@@ -47,10 +47,11 @@ struct Config {
   int split_share = INT_MIN;
 };
 
-// 10000 * major + 100 * minor + patch. The first with all members of Config.
+// 10000 * major + 100 * minor + patch. The first release with all members of
+// Config.
 inline constexpr int kLeastVersion = 21800;
 
-// `stream` is a cudaStream_t.
+// `stream` parameters are a cudaStream_t.
 struct Functions {
   Result (*ncclGetVersion)(int* version) = nullptr;
   const char* (*ncclGetErrorString)(Result result) = nullptr;
@@ -73,7 +74,7 @@ struct Functions {
                           void* stream) = nullptr;
 };
 
-// Calls visit(name, function) for each of them.
+// Calls visit(name, function) for each function.
 template <typename F, typename Visit>
 void ForFunctions(F& functions, const Visit& visit) {
 #define KVASIR_VISIT(function) visit(#function, functions.function)

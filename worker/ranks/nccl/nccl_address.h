@@ -1,4 +1,5 @@
-// What a rank tells of itself before the ranks of an NCCL group are connected.
+// What a rank tells the others about itself before the ranks of an NCCL group
+// are connected.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +18,18 @@ inline constexpr int64_t kMaxNcclRanks = 256;
 
 struct NcclAddress {
   plan::TpShard shard;
-  int version = 0;                   // of NCCL
-  std::optional<nccl::UniqueId> id;  // rank 0 alone has it
+  int version = 0;                   // NCCL's
+  std::optional<nccl::UniqueId> id;  // set only by rank 0
 };
 
-// One line of printable ASCII, beginning with a version.
+// Returns one line of printable ASCII that begins with a version.
 std::string FormatNcclAddress(const NcclAddress& address);
-// INVALID_ARGUMENT with what is wrong; the id is in no text.
+// INVALID_ARGUMENT says what is wrong. No error text contains the id.
 absl::StatusOr<NcclAddress> ParseNcclAddress(std::string_view text);
 
-// The id that all of them connect with. addresses[r] is what rank r calls its
-// own, `own` this rank's. INVALID_ARGUMENT by the rank that does not fit.
+// Returns the id that all ranks connect with. addresses[r] is rank r's address,
+// `own` this rank's. INVALID_ARGUMENT names the rank whose address does not
+// fit.
 absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
     const NcclAddress& own, absl::Span<const std::string> addresses);
 

@@ -14,10 +14,10 @@ using nccl::Result;
 
 namespace {
 
-// How long a call of the library may still take once the communicator is to be
-// aborted, before it is aborted under it.
+// How long a library call may still run after the communicator was to be
+// aborted. After that it is aborted during the call.
 constexpr absl::Duration kGrace = absl::Seconds(1);
-// What ends in order is together by then.
+// How long a regular end waits for the other ranks.
 constexpr absl::Duration kGoodbye = absl::Seconds(5);
 
 }  // namespace
@@ -56,7 +56,8 @@ NcclCommunicator::~NcclCommunicator() {
     base::MutexLock lock(&mutex_);
     in_use_ = false;
     alive = failure_.ok();
-    // What comes of it is heard with what it goes on with.
+    // Its result is reported through the work that it continues in the
+    // background.
     if (alive) (void)functions_.ncclCommFinalize(comm_);
   }
   if (alive && WaitUntilDone("ncclCommFinalize", kGoodbye).ok()) {
@@ -101,10 +102,10 @@ absl::Status NcclCommunicator::WaitUntilDone(const char* call,
     }
     if (result == Result::kOk) return absl::OkStatus();
     if (result != Result::kInProgress) {
-      FailAndTell(
+      FailAndReport(
           options_.library->Error(absl::StrCat("NCCL: ", call), result));
     } else if (Clock::now() > deadline) {
-      FailAndTell(StandsStill(call));
+      FailAndReport(StandsStill(call));
     }
     absl::SleepFor(pause);
   }
@@ -134,7 +135,7 @@ absl::Status NcclCommunicator::Enqueue(
     absl::Status refused =
         options_.library->Error(absl::StrCat("NCCL: ", name), result);
     if (stream.capturing()) return refused;
-    FailAndTell(refused);
+    FailAndReport(refused);
     return status();
   }
   return stream.capturing() ? absl::OkStatus() : Watch(name, stream);
@@ -143,7 +144,7 @@ absl::Status NcclCommunicator::Enqueue(
 absl::Status NcclCommunicator::Watch(const char* name,
                                      kernels::LaunchStream& stream) {
   absl::Status marked = Mark(name, stream);
-  if (!marked.ok()) FailAndTell(marked);
+  if (!marked.ok()) FailAndReport(marked);
   return marked;
 }
 
@@ -160,7 +161,8 @@ absl::Status NcclCommunicator::Mark(const char* name,
   if (call.mark == nullptr) {
     KVASIR_ASSIGN_OR_RETURN(call.mark, stream.MakeMark());
   }
-  // Not under the lock: behind a collective that hangs the queue may be full.
+  // Not under the lock: the queue may be full after a collective that hangs, so
+  // this may block.
   KVASIR_RETURN_IF_ERROR(stream.Record(call.mark.get()));
   base::MutexLock lock(&mutex_);
   call.since = Clock::now();
@@ -175,7 +177,7 @@ void NcclCommunicator::Fail(const absl::Status& reason) {
   wake_.SignalAll();
 }
 
-void NcclCommunicator::FailAndTell(const absl::Status& reason) {
+void NcclCommunicator::FailAndReport(const absl::Status& reason) {
   {
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return;
@@ -203,7 +205,7 @@ void NcclCommunicator::KeepWatching() {
     }
     absl::Status found = LookAtLibrary();
     if (found.ok()) found = LookAtMarks();
-    if (!found.ok()) FailAndTell(found);
+    if (!found.ok()) FailAndReport(found);
   }
   AbortLibrary();
 }
@@ -258,7 +260,7 @@ absl::Status NcclCommunicator::LookAtMarks() {
     }
     free_.push_back(std::move(ahead_.front().mark));
     ahead_.pop_front();
-    // The stream has just come to what is behind it.
+    // The stream has only now reached the next call.
     if (!ahead_.empty()) ahead_.front().since = now;
   }
 }

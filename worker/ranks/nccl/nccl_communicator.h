@@ -1,5 +1,5 @@
-// A communicator of NCCL, and what watches it: errors that come later, ranks
-// that stand still.
+// An NCCL communicator, and a thread that watches it for late errors and for
+// ranks that stand still.
 #pragma once
 
 #include <chrono>
@@ -26,8 +26,8 @@ namespace kvasir::worker {
 struct NcclCommunicatorOptions {
   plan::TpShard shard;
   const Nccl* library = nullptr;  // outlives the communicator
-  // Names the rank's GPU for the calling thread, as cudaSetDevice does. Null
-  // where there is nothing to name.
+  // Selects the rank's GPU for the calling thread, as cudaSetDevice does. Null
+  // if there is nothing to select.
   std::function<absl::Status()> use_device;
   absl::Duration connect_timeout = absl::Seconds(60);
   absl::Duration call_timeout = absl::Seconds(30);
@@ -35,44 +35,47 @@ struct NcclCommunicatorOptions {
   std::function<void(const absl::Status&)> on_failure;
 };
 
-// The library is called by one thread at a time; only ncclCommAbort may come
-// beside a call that does not return (a full queue of launches behind a
-// collective that hangs), as NVIDIA allows.
+// Only one thread calls the library at a time. The exception is ncclCommAbort,
+// which NVIDIA allows beside a call that does not return (when the launch queue
+// is full after a collective that hangs).
 //
-// Owns: the communicator, a thread that looks at it each poll_interval and
-//   aborts it, marks of the device that it was called for.
+// Owns: the communicator; a thread that checks it every poll_interval and
+//   aborts it; stream marks of its device.
 // Threads: Enqueue from one at a time; Fail and status from any.
-// Errors: what the communicator died of, from every call. UNAVAILABLE where a
-//   rank stands still or NCCL says that one is gone.
+// Errors: after a failure every call returns the failure. UNAVAILABLE if a rank
+//   stands still or NCCL reports that one is gone.
 class NcclCommunicator {
  public:
-  // Returns when all ranks are there; at about the same time on each.
+  // Call it on all ranks at about the same time. Returns when all ranks are
+  // there.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
       const NcclCommunicatorOptions& options, const nccl::UniqueId& id);
-  // Waits for the other ranks to come here too, for some seconds, unless it is
-  // dead: then for ncclCommAbort, of which NVIDIA says that it may wait for
-  // ranks of the same machine.
+  // Waits some seconds for the other ranks to be destroyed too. If the
+  // communicator is dead, it waits for ncclCommAbort instead, which may wait
+  // for other ranks of the same machine, as NVIDIA says.
   ~NcclCommunicator();
 
-  // `call` enqueues on the stream whose handle it gets, and returns at once. On
-  // a stream that captures what it is refused kills nothing, and nobody waits
-  // for what is behind it: that is for who replays it.
+  // Calls `call` with the communicator and the stream's handle; it must enqueue
+  // and return at once. While a stream captures, an error of `call` does not
+  // kill the communicator, and the call is not watched: the caller that replays
+  // it watches it.
   absl::Status Enqueue(
       const char* name, kernels::LaunchStream& stream,
       absl::FunctionRef<nccl::Result(nccl::CommHandle comm, void* stream)>
           call);
-  // Watches the stream up to here, where captured calls were replayed: all of
-  // them as one.
+  // Watches the stream up to this point, after captured calls were replayed.
+  // All of them count as one call.
   absl::Status Watch(const char* name, kernels::LaunchStream& stream);
 
-  // Has the communicator aborted, soon; the first reason is kept.
+  // Lets the watcher abort the communicator soon. Only the first reason is
+  // kept.
   void Fail(const absl::Status& reason);
   absl::Status status() const;
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  // A call of the library, or what is behind it on the stream.
+  // A call that is inside the library, or whose work is on the stream.
   struct Call {
     const char* name = "";
     Clock::time_point since;
@@ -82,19 +85,21 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicatorOptions& options,
                    nccl::CommHandle comm);
 
-  // Until the library has done what it goes on with behind a call.
+  // Waits until the library has finished the work that it continues after a
+  // call returned.
   absl::Status WaitUntilDone(const char* call, absl::Duration timeout);
-  // Of the communicator, or of what the library goes on with.
+  // Error of the communicator, or of work that the library continues in the
+  // background.
   nccl::Result AsyncError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Marks the stream behind a call.
+  // Marks the stream after a call.
   absl::Status Mark(const char* name, kernels::LaunchStream& stream);
   absl::Status StandsStill(const char* call) const;
-  // As Fail, and tells on_failure first.
-  void FailAndTell(const absl::Status& reason);
+  // Like Fail, but calls on_failure first.
+  void FailAndReport(const absl::Status& reason);
 
   // The body of `watcher_`.
   void KeepWatching();
-  // What it finds.
+  // Both return the failure they find.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();
   void AbortLibrary();
@@ -103,19 +108,20 @@ class NcclCommunicator {
   const nccl::Functions& functions_;
 
   mutable base::Mutex mutex_;
-  base::CondVar returned_;  // a call of the library
-  base::CondVar wake_;      // the watcher
-  // Null once it is aborted or destroyed.
+  base::CondVar returned_;  // a call returned from the library
+  base::CondVar wake_;      // wakes the watcher
+  // Null after it was aborted or destroyed.
   nccl::CommHandle comm_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  // What a thread is in the library with.
+  // The call that a thread is in at present.
   std::optional<Call> calling_ ABSL_GUARDED_BY(mutex_);
-  // That a stream has not come by as far as the watcher knows, which alone
-  // takes them out; and marks for the next.
+  // Calls whose work is on a stream, as far as the watcher knows; only the
+  // watcher removes them. free_ has marks for the next ones.
   std::deque<Call> ahead_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<kernels::StreamMark>> free_
       ABSL_GUARDED_BY(mutex_);
-  // Between Connect and the destructor, which both tell themselves.
+  // True between Connect and the destructor. These two report errors
+  // themselves.
   bool in_use_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread watcher_;

@@ -11,7 +11,7 @@
 #include "kernels/emulation/testing/test_device.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
-#include "worker/executor/direct_runner.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/ranks/nccl/nccl_group.h"
 #include "worker/ranks/rank.h"
 #include "worker/testing/collective_ranks.h"

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/rowwise/ops.h"
-#include "worker/ranks/collective_sizes.h"
-#include "worker/ranks/cpu_collective.h"
+#include "worker/collective/collective_sizes.h"
+#include "worker/collective/cpu_collective.h"
 #include "worker/ranks/nccl/nccl_communicator.h"
 
 namespace kvasir::worker {
@@ -95,12 +95,12 @@ class NcclCollective final : public Collective {
     for (int64_t rank = 0; rank < shard_.size; ++rank) {
       widest = std::max(widest, width(rank));
     }
-    // Ranks bring pieces of one size: all columns of the widest.
+    // All ranks send pieces of the same size: all rows of the widest columns.
     const int64_t piece = num_rows * widest;
     Workspace::Scope scope(&workspace);
     const DevicePtr<float> pieces = workspace.Take<float>(shard_.size * piece);
     KVASIR_RETURN_IF_ERROR(workspace.status());
-    // Between data and the piece of a rank.
+    // Copies columns between `data` and the piece of a rank.
     kernels::GatherRowsParams copy;
     copy.num_rows = num_rows;
     copy.columns = width(shard_.rank);
@@ -173,7 +173,7 @@ class NcclCollective final : public Collective {
                                 static_cast<LaunchStream&>(stream));
   }
 
-  // Bytes as ranks in a ring send them: NCCL does not tell its own.
+  // The bytes that ranks in a ring send. NCCL does not report its own count.
   CollectiveTotals totals() const override {
     return {calls_.load(std::memory_order_relaxed),
             sent_bytes_.load(std::memory_order_relaxed)};
@@ -182,7 +182,7 @@ class NcclCollective final : public Collective {
  private:
   const nccl::Functions& functions() const { return library_->functions(); }
 
-  // All ranks' numbers to all of them, where each adds them in rank order.
+  // Sends all ranks' numbers to all ranks. Each rank adds them in rank order.
   absl::Status SumInOrder(Stream& stream, DevicePtr<float> data, int64_t count,
                           DType dtype, Workspace& workspace) {
     const int64_t bytes = count * kernels::DTypeBytes(dtype);
@@ -238,18 +238,20 @@ class NcclCollective final : public Collective {
   CollectiveTotals captured_;
 };
 
-// NCCL takes from the environment alone what it does in a capture, and its
-// interface.
+// NCCL reads its interface, and how it behaves in a capture, only from the
+// environment.
 absl::Status SetEnvironment(const std::string& interface) {
-  // Else ranks of a host wait for one another within a call that is captured:
-  // for ever, where one of them has no capture. Whoever knows better says so.
+  // With registered buffers, ranks of a host wait for one another inside a
+  // captured call. That would last forever if one of them captures nothing. A
+  // value that is already set stays.
   setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   if (interface.empty()) return absl::OkStatus();
   if (if_nametoindex(interface.c_str()) == 0) {
     return absl::NotFoundError(absl::StrCat(
         "NCCL: '", interface, "' is no network interface of this machine"));
   }
-  // "=": this one alone, and not each whose name begins so.
+  // "=" selects exactly this interface, not every one whose name starts like
+  // it.
   setenv("NCCL_SOCKET_IFNAME", absl::StrCat("=", interface).c_str(), 1);
   return absl::OkStatus();
 }

@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "plan/tp_shard.h"
-#include "worker/ranks/collective.h"
+#include "worker/collective/collective.h"
 #include "worker/ranks/nccl/nccl_address.h"
 #include "worker/ranks/nccl/nccl_library.h"
 
@@ -19,65 +19,68 @@ namespace kvasir::worker {
 
 struct NcclOptions {
   plan::TpShard shard;
-  // The network interface over which ranks of several hosts meet, and exchange
-  // data where there is nothing faster; empty: what NCCL's own environment
-  // says, or its choice. NCCL's traffic is not encrypted.
+  // The network interface over which ranks on several hosts find each other,
+  // and exchange data if there is nothing faster. Empty: as NCCL's environment
+  // variables say, or its own choice. NCCL's traffic is not encrypted.
   std::string interface;
-  // libnccl.so.2; none: Nccl::DefaultFiles.
+  // Files to try as libnccl.so.2. Empty: Nccl::DefaultFiles.
   std::vector<std::string> libraries;
-  // AllReduceSum in rank order: all numbers go to all ranks, (size - 1) times
-  // their bytes, where NCCL's own sum sends under twice them.
+  // AllReduceSum adds in rank order. All numbers are sent to all ranks, which
+  // takes (size - 1) times their bytes; NCCL's own sum sends less than twice
+  // their bytes.
   bool deterministic = false;
-  // Names the rank's GPU for the calling thread, as cudaSetDevice does. Null:
-  // nothing is to be named (there is one GPU, or none).
+  // Selects the rank's GPU for the calling thread, as cudaSetDevice does. Null
+  // if there is nothing to select (one GPU, or none).
   std::function<absl::Status()> use_device;
-  // Until all ranks are connected.
+  // The time until all ranks are connected.
   absl::Duration connect_timeout = absl::Seconds(60);
-  // How long a stream stands at a call. What ranks are apart is in it, and what
-  // the stream has to do before.
+  // How long a stream may stand at a call. This includes the time by which
+  // ranks are apart, and work that the stream must do first.
   absl::Duration call_timeout = absl::Seconds(30);
-  // How often NCCL is asked for errors, and streams for where they are.
+  // How often NCCL is checked for errors, and streams for progress.
   absl::Duration poll_interval = absl::Milliseconds(100);
-  // Called once, with what killed the group, by the thread that found it,
-  // before that aborts anything; not for Abort, nor once the collective is
-  // being destroyed. It must not wait.
+  // Called once with what killed the group, by the thread that found it, before
+  // that thread aborts anything. Not called after Abort, nor while the
+  // collective is destroyed. It must not block.
   std::function<void(const absl::Status&)> on_failure;
 };
 
-// One rank on its way into a group, as GlooGroup: ranks tell each other their
+// One rank on its way into a group, used like GlooGroup: ranks exchange their
 // addresses by other means, then all of them connect.
 //
-// The collective enqueues on a GPU's stream and returns: calls end when the
-// stream has come by, and what they fail with is heard by the next call, by
-// status() and by on_failure. Nobody hears of a rank that is gone but by NCCL
-// (which knows it of ranks that it reaches over a network) and by waiting for
-// too long: whoever knows better, by heartbeats say, calls Abort. That returns
-// at once; the destructor may wait, as NVIDIA says of ncclCommAbort, until
-// other ranks of the machine have given up too: a process that must end does
-// not destroy a collective that is dead.
+// The collective enqueues on a GPU's stream and returns. A call ends when the
+// stream has passed it. Its error is reported by the next call, by status() and
+// by on_failure. A rank that is gone is noticed by NCCL (if it is reached over
+// a network) or by a timeout. A caller that knows sooner, for example by
+// heartbeats, should call Abort, which returns at once. The destructor may wait
+// until other ranks of the machine have given up too, as NVIDIA says of
+// ncclCommAbort. So a process that must end does not destroy a dead collective.
 //
-// What is promised of bits: NCCL says that an all-reduce leaves identical
-// copies; it says nothing of their order, which may be another one with another
-// release, number of ranks, size or machine, and 16-bit numbers are rounded at
-// each step. Deterministic groups do not rely on it.
+// Bits: NCCL guarantees that an all-reduce leaves identical copies. It
+// guarantees no order of summation: the order may change with the release, the
+// number of ranks, the size or the machine, and 16-bit sums round at each step.
+// Deterministic groups do not use NCCL's sum.
 //
-// Owns: the communicator, a thread, marks of the device that it is called for.
-//   The collective outlives the rank's device.
-// Threads: as Collective. Begin sets environment variables: before there are
-//   threads that read them.
-// Errors: INVALID_ARGUMENT, NOT_FOUND for options (also without a library that
-//   fits, with every place that was tried); UNIMPLEMENTED on a CPU's stream.
+// Owns: the communicator, a thread, and stream marks of its device. The
+//   collective must outlive the rank's device.
+// Threads: as Collective. Begin sets environment variables, so call it before
+//   there are threads that read them.
+// Errors: INVALID_ARGUMENT and NOT_FOUND for options; NOT_FOUND also if no
+//   usable library is found, with every place that was tried. UNIMPLEMENTED on
+//   a CPU's stream.
 class NcclGroup {
  public:
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Begin(
       const NcclOptions& options);
 
-  // A line of printable ASCII. Who knows those of all ranks passes for one.
+  // One line of printable ASCII. It is a secret: a process that knows the
+  // addresses of all ranks can pose as a rank.
   const std::string& address() const { return address_; }
 
-  // Of all ranks, in their order; on all ranks at about the same time.
-  // INVALID_ARGUMENT when they are not of one group, or of two releases of
-  // NCCL; UNAVAILABLE when not all ranks come in time.
+  // Call it on all ranks at about the same time, with the addresses of all
+  // ranks in their order. INVALID_ARGUMENT if they do not belong to one group
+  // or have different releases of NCCL. UNAVAILABLE if not all ranks come in
+  // time.
   absl::StatusOr<std::unique_ptr<Collective>> Connect(
       absl::Span<const std::string> addresses) &&;
 

@@ -55,7 +55,7 @@ absl::Status Nccl::Error(const std::string& what, Result result) const {
   std::string text =
       absl::StrCat(what, ": ", functions_.ncclGetErrorString(result), " (",
                    static_cast<int>(result), ")");
-  // Of the thread's last call, whatever its communicator.
+  // The last error of this thread, whatever its communicator.
   const char* const last = functions_.ncclGetLastError(nullptr);
   if (last != nullptr && *last != '\0') {
     absl::StrAppend(&text, "; last error: ", last);

@@ -1,5 +1,5 @@
-// NVIDIA's NCCL, opened when it is asked for: nothing links it, so that one
-// program starts on hosts with and without it.
+// Opens NVIDIA's NCCL at run time. Nothing links it, so the same program starts
+// on hosts with and without it.
 #pragma once
 
 #include <memory>
@@ -12,25 +12,25 @@
 
 namespace kvasir::worker {
 
-// An opened library, of nccl::kLeastVersion at least. It stays loaded.
+// An opened library, not older than nccl::kLeastVersion. It stays loaded.
 class Nccl {
  public:
-  // The first of these files that the loader takes, that has every function and
-  // is not too old. NOT_FOUND names each with what is wrong with it, and says
-  // what to do.
+  // Opens the first of these files that the loader accepts, that has every
+  // function and is new enough. NOT_FOUND says for each file what is wrong with
+  // it, and what to do.
   static absl::StatusOr<std::unique_ptr<Nccl>> Open(
       const std::vector<std::string>& files);
 
-  // Where it is looked for: the loader's own places (LD_LIBRARY_PATH,
-  // ldconfig), then the CUDA toolkit's folder.
+  // The places to try: the loader's own (LD_LIBRARY_PATH, ldconfig), then the
+  // CUDA toolkit's folder.
   static std::vector<std::string> DefaultFiles();
 
   const nccl::Functions& functions() const { return functions_; }
   int version() const { return version_; }
 
-  // "what: remote process exited or there was a network error (6); last error:
-  // ...": UNAVAILABLE for errors of other ranks and of the system between them,
-  // else INTERNAL.
+  // Returns an error like "what: remote process exited or there was a network
+  // error (6); last error: ...". UNAVAILABLE for errors of other ranks and of
+  // the system between them, else INTERNAL.
   absl::Status Error(const std::string& what, nccl::Result result) const;
 
  private:

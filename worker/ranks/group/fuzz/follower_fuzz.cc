@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   };
   while (size > 0) {
     LeaderMessage message;
-    bool heard = true;
+    bool parsed = true;
     switch (take() % 12) {
       case 0:
         message.mutable_welcome();
@@ -59,24 +59,24 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         for (int i = take(); i > 0 && size > 0; --i) {
           bytes.push_back(static_cast<char>(take()));
         }
-        heard = message.ParseFromString(bytes);
-        if (!heard) state.OnGarbage(bytes.size());
+        parsed = message.ParseFromString(bytes);
+        if (!parsed) state.OnGarbage(bytes.size());
         break;
       }
       case 6:
-        heard = false;
+        parsed = false;
         now += absl::Milliseconds(250);
         state.OnTime(now);
         break;
       case 7: {
-        heard = false;
+        parsed = false;
         kvasir::v1::RankReady ready;
         ready.add_pages(10);
         (void)state.OnReady(ready);
         break;
       }
       case 8:
-        heard = false;
+        parsed = false;
         if (const auto plan = state.TakeStep()) {
           // In order, and no more of them than may be under way.
           KVASIR_CHECK(plan->step_id() == ++taken);
@@ -84,18 +84,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         }
         break;
       case 9:
-        heard = false;
+        parsed = false;
         if (state.OnStepDone(done + 1, 0).ok()) ++done;
         KVASIR_CHECK(done <= taken);
         break;
       case 10:
-        heard = false;
+        parsed = false;
         state.OnLost(absl::UnavailableError("lost"));
         break;
       default:
         message.mutable_heartbeat();
     }
-    if (heard) state.OnMessage(&message, now);
+    if (parsed) state.OnMessage(&message, now);
     (void)state.TakeMessages();
     if (state.phase() == Phase::kEnded) {
       KVASIR_CHECK(!state.TakeStep().has_value());

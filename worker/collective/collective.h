@@ -1,0 +1,116 @@
+// Communication between the ranks of a tensor-parallel group.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/dtype.h"
+#include "kernels/device/stream.h"
+#include "kernels/device/workspace.h"
+#include "plan/tp_shard.h"
+
+namespace kvasir::worker {
+
+// Counters of one rank since its group was made.
+struct CollectiveTotals {
+  int64_t calls = 0;       // calls that finished
+  int64_t sent_bytes = 0;  // to other ranks, including protocol overhead
+  // Time that calls waited for other ranks. 0 over NCCL, where only the device
+  // waits.
+  double waited_seconds = 0;
+};
+
+// One rank's end of its group. All ranks must make the same calls, of the same
+// sizes, in the same order. All of them have the same bits after each call. If
+// a rank is destroyed while another is still in a call, that call fails: ranks
+// must agree that they are done before one goes.
+//
+// Threads: calls from one thread at a time; Abort, status and totals from any.
+// Errors: INVALID_ARGUMENT for impossible sizes, before anything is sent.
+//   UNAVAILABLE when another rank is gone, cut off, or stands still for too
+//   long. ABORTED when a rank gave up, including this one. INTERNAL when ranks
+//   make different calls (over NCCL this looks like a rank that stands still).
+//   After any of the last three the group is dead: the data is undefined, and
+//   calls return the error that killed the group.
+class Collective {
+ public:
+  virtual ~Collective() = default;
+
+  virtual plan::TpShard shard() const = 0;
+
+  // Enqueues data[i] = sum over ranks of data[i] for `count` numbers of
+  // `dtype`, which may differ from the pointer's type. A deterministic group
+  // adds in float32 and in rank order, so that every run gives the same bits.
+  // Groups on CPUs are always deterministic.
+  virtual absl::Status AllReduceSum(kernels::Stream& stream,
+                                    kernels::DevicePtr<float> data,
+                                    int64_t count, kernels::DType dtype,
+                                    kernels::Workspace& workspace) = 0;
+
+  // Enqueues a gather of columns: afterwards every rank has all columns of data
+  // [num_rows, columns]. Rank r provides columns [first_columns[r],
+  // first_columns[r + 1]). `first_columns` has size() + 1 numbers from 0 to
+  // columns. A rank may provide none.
+  virtual absl::Status AllGather(kernels::Stream& stream,
+                                 kernels::DevicePtr<float> data,
+                                 int64_t num_rows,
+                                 absl::Span<const int64_t> first_columns,
+                                 kernels::Workspace& workspace) = 0;
+
+  // Enqueues a copy of rank 0's data [bytes] to every rank.
+  virtual absl::Status Broadcast(kernels::Stream& stream,
+                                 kernels::DevicePtr<void> data, int64_t bytes,
+                                 kernels::Workspace& workspace) = 0;
+
+  // Announces that this rank makes no further call. Waiting calls end on all
+  // ranks, and so do calls that a stream is executing. Only the first reason is
+  // sent. NCCL cannot send a reason: there the other ranks notice when their
+  // owner aborts them, or when they have waited for too long.
+  virtual void Abort(const absl::Status& reason) = 0;
+
+  // The error that killed the group, or OK. Check it after synchronizing a
+  // stream and before using its results: a call may fail after it was enqueued.
+  virtual absl::Status status() const = 0;
+
+  virtual CollectiveTotals totals() const = 0;
+
+  // Whether calls may be enqueued on a stream that captures
+  // (kernels::LaunchStream). All ranks must then capture the same calls, and
+  // replay them in the same order relative to other calls. totals() counts them
+  // when they are replayed.
+  virtual bool can_be_captured() const { return false; }
+  // Returns the calls captured since the last TakeCaptured.
+  virtual CollectiveTotals TakeCaptured() { return {}; }
+  // Must be called after captured calls were enqueued again on the stream.
+  virtual absl::Status Replayed(kernels::Stream&, const CollectiveTotals&) {
+    return absl::OkStatus();
+  }
+};
+
+// A group of one.
+class SingleRank final : public Collective {
+ public:
+  plan::TpShard shard() const override { return {}; }
+  absl::Status AllReduceSum(kernels::Stream&, kernels::DevicePtr<float>,
+                            int64_t, kernels::DType,
+                            kernels::Workspace&) override {
+    return absl::OkStatus();
+  }
+  absl::Status AllGather(kernels::Stream&, kernels::DevicePtr<float>, int64_t,
+                         absl::Span<const int64_t>,
+                         kernels::Workspace&) override {
+    return absl::OkStatus();
+  }
+  absl::Status Broadcast(kernels::Stream&, kernels::DevicePtr<void>, int64_t,
+                         kernels::Workspace&) override {
+    return absl::OkStatus();
+  }
+  void Abort(const absl::Status&) override {}
+  absl::Status status() const override { return absl::OkStatus(); }
+  CollectiveTotals totals() const override { return {}; }
+  bool can_be_captured() const override { return true; }
+};
+
+}  // namespace kvasir::worker

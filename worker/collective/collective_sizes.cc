@@ -1,0 +1,36 @@
+#include "worker/collective/collective_sizes.h"
+
+#include <cstddef>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace kvasir::worker {
+
+absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
+                                        int64_t columns) {
+  int64_t bytes = 0;
+  if (rows < 0 || columns < 0 ||
+      __builtin_mul_overflow(rows, columns, &bytes) ||
+      __builtin_mul_overflow(bytes, int64_t{sizeof(float)}, &bytes)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        call, ": cannot be of ", rows, " x ", columns, " numbers"));
+  }
+  return bytes;
+}
+
+absl::Status CheckFirstColumns(plan::TpShard shard,
+                               absl::Span<const int64_t> first_columns) {
+  bool rising = first_columns.size() == static_cast<size_t>(shard.size) + 1 &&
+                first_columns[0] == 0;
+  for (size_t i = 1; rising && i < first_columns.size(); ++i) {
+    rising = first_columns[i - 1] <= first_columns[i];
+  }
+  if (rising) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("AllGather: want the first columns of ", shard.size,
+                   " ranks, from 0 upwards, and their end; have ",
+                   absl::StrJoin(first_columns, ", ")));
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,23 @@
+// The checks of sizes that every collective does before it sends anything.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "plan/tp_shard.h"
+
+namespace kvasir::worker {
+
+// Bytes of rows * columns numbers of float32, the largest type of activations.
+// INVALID_ARGUMENT for sizes that are negative or overflow.
+absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
+                                        int64_t columns);
+
+// Checks AllGather's first_columns. INVALID_ARGUMENT if they do not divide the
+// columns among the ranks.
+absl::Status CheckFirstColumns(plan::TpShard shard,
+                               absl::Span<const int64_t> first_columns);
+
+}  // namespace kvasir::worker

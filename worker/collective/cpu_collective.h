@@ -1,0 +1,50 @@
+// Collectives on CPU streams, over any transport that moves bytes between
+// ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "plan/tp_shard.h"
+#include "worker/collective/collective.h"
+
+namespace kvasir::worker {
+
+// These numbers are sent over the network: do not renumber.
+enum class CollectiveKind : uint32_t {
+  kAllReduceSum = 1,
+  kAllGather = 2,
+  kBroadcast = 3,
+};
+
+// "AllReduceSum of 64 bytes"
+std::string DescribeCall(CollectiveKind kind, int64_t bytes);
+
+absl::Status RankGaveUp(int64_t rank, const absl::Status& reason);
+
+// The transport: Collective's calls over host memory, with the same rules for
+// ranks and errors. The caller checks sizes; they are above 0.
+class HostCollective {
+ public:
+  virtual ~HostCollective() = default;
+  virtual plan::TpShard shard() const = 0;
+  virtual absl::Status AllReduceSum(absl::Span<float> data) = 0;
+  virtual absl::Status AllGather(float* data, int64_t num_rows,
+                                 absl::Span<const int64_t> first_columns) = 0;
+  virtual absl::Status Broadcast(absl::Span<char> data) = 0;
+  virtual void Abort(const absl::Status& reason) = 0;
+  // From any thread.
+  virtual int64_t sent_bytes() const = 0;
+  virtual double waited_seconds() const = 0;
+};
+
+// Wraps a transport. Calls of size 0 return at once: they send nothing and wait
+// for nobody. On a stream of another device calls return UNIMPLEMENTED with the
+// op's name.
+std::unique_ptr<Collective> MakeCpuCollective(
+    std::unique_ptr<HostCollective> host);
+
+}  // namespace kvasir::worker

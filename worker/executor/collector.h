@@ -1,0 +1,78 @@
+// Collect, the third part of a step: its results are read back and reported in
+// the plan's order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/device/stream.h"
+#include "plan/resolved_plan.h"
+#include "proto/kvasir/v1/step_plan.pb.h"
+#include "worker/executor/attention/mass_room.h"
+#include "worker/executor/decoder.h"
+#include "worker/executor/executor_totals.h"
+#include "worker/executor/pages/kv_arenas.h"
+#include "worker/executor/step/staged_step.h"
+#include "worker/executor/step/step_layout.h"
+#include "worker/executor/step/step_state.h"
+#include "worker/weights/weights.h"
+
+namespace kvasir::worker {
+
+// One read-back -> StepResult and totals. It waits for the stream.
+//
+// Owns: the host's copy of the results.
+// Threads: one at a time.
+// Errors: those of ops that the step enqueued.
+class Collector {
+ public:
+  // Stream, arenas, decoder, state and totals outlive the collector; weights
+  // and plan are read only by the constructor.
+  struct Parts {
+    kernels::Stream* stream = nullptr;
+    const KvArenas* arenas = nullptr;
+    const Decoder* decoder = nullptr;
+    const StepState* state = nullptr;
+    ExecutorTotals* totals = nullptr;
+    StepLimits limits;
+  };
+
+  Collector(const Parts& parts, const ModelWeights& weights,
+            const plan::ResolvedPlan& plan);
+
+  // Bytes of the largest read-back.
+  size_t results_bytes() const { return host_results_.size(); }
+
+  // The results of a launched step, when it is done. `step` is as it was
+  // launched.
+  absl::StatusOr<kvasir::v1::StepResult> Collect(const StagedStep& step);
+
+ private:
+  // Layers that do the same work on the same slots.
+  struct LikeLayers {
+    int64_t first = 0;
+    int64_t count = 1;
+  };
+
+  kvasir::v1::StepResult ResultOf(const StagedStep& step) const;
+  // `index` counts numbers from the offset.
+  template <typename T>
+  T ResultAt(int64_t offset_bytes, int64_t index) const;
+  // The fault of a sequence whose tokens begin at `first_row` of the step.
+  kvasir::v1::SequenceFault FaultOf(const StagedStep& step,
+                                    const StepBatch::Output& output,
+                                    int64_t first_row) const;
+  void CountStep(const StagedStep& step);
+  int64_t& ScoredTokens(ScoringKind kind);
+
+  const Parts parts_;
+  std::vector<LikeLayers> like_layers_;
+  // By page group: whether its layers evict by scores.
+  std::vector<bool> scores_;
+  int64_t static_codes_per_token_ = 0;
+  std::vector<std::byte> host_results_;
+};
+
+}  // namespace kvasir::worker

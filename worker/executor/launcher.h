@@ -1,0 +1,112 @@
+// Launch, the second part of a step: a staged step is enqueued, from page moves
+// to sampled tokens.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/device/allocator.h"
+#include "kernels/device/stream.h"
+#include "kernels/device/workspace.h"
+#include "worker/collective/collective.h"
+#include "worker/executor/decoder.h"
+#include "worker/executor/executor_totals.h"
+#include "worker/executor/graphs/step_graphs.h"
+#include "worker/executor/pages/kv_arenas.h"
+#include "worker/executor/step/staged_step.h"
+#include "worker/executor/step/step_layout.h"
+#include "worker/executor/step/step_state.h"
+#include "worker/executor/step_output.h"
+
+namespace kvasir::worker {
+
+// One row of logits that a step computed, on the host.
+struct LogitsRow {
+  uint64_t sequence_id = 0;
+  int64_t position = 0;  // logical, of the token that the logits follow
+  absl::Span<const float> logits;  // [V]
+};
+
+// Page copies and evictions -> Decoder (layers) -> StepOutput (head, sampler).
+// It enqueues only: it allocates nothing and reads nothing back. Steps of one
+// StepBucket launch the same ops at the same addresses, until a step's blob
+// outgrows its memory and moves. Two exceptions wait for the device: a logits
+// tap, and the first capture of a graph in a group of several ranks.
+//
+// Owns: the workspace, and the captured graphs.
+// Threads: one at a time.
+// Errors: those of the ops and of the collective. After an error the step, and
+//   with it the cache, is undefined.
+class Launcher {
+ public:
+  // All pointers outlive the launcher.
+  struct Parts {
+    kernels::Stream* stream = nullptr;
+    Collective* collective = nullptr;
+    const KvArenas* arenas = nullptr;
+    const Decoder* decoder = nullptr;
+    const StepState* state = nullptr;
+    ExecutorTotals* totals = nullptr;
+    StepLimits limits;
+    int64_t logits_bytes = 0;
+    // ModelExecutorOptions::logits_tap.
+    std::function<void(const LogitsRow&)> logits_tap;
+    bool graphs = false;  // ModelExecutorOptions::graphs
+  };
+
+  explicit Launcher(Parts parts);
+
+  // StepOutput::logits_rows.
+  int64_t logits_rows() const { return output_.logits_rows(); }
+
+  // Allocates the workspace that `largest` takes (Stager::LargestStepToCount).
+  // UNIMPLEMENTED by the op's name if the device lacks an op that steps may
+  // launch.
+  absl::Status AllocateWorkspace(const StagedStep& largest,
+                                 kernels::DeviceAllocator* allocator);
+  // The whole workspace. Nothing else may use it until the stream has done what
+  // is enqueued with it.
+  kernels::Workspace workspace() const {
+    return kernels::Workspace(workspace_memory_.data(),
+                              workspace_memory_.bytes());
+  }
+
+  // Enqueues the step, op by op or as a graph.
+  absl::Status Launch(const StagedStep& step);
+
+ private:
+  // Op by op. A counting workspace only counts.
+  absl::Status LaunchOps(const StagedStep& step, kernels::Workspace& workspace);
+  absl::Status MovePages(const StagedStep& step, kernels::Workspace& workspace);
+  absl::Status Evict(const StagedStep& step, size_t index,
+                     kernels::Workspace& workspace);
+  absl::Status GatherIds(const StagedStep& step,
+                         kernels::DevicePtr<int32_t> ids,
+                         kernels::Workspace& workspace);
+  absl::Status CountHistories(const StagedStep& step,
+                              kernels::Workspace& workspace);
+  absl::Status RunTargets(const StagedStep& step, const HiddenStates& hidden,
+                          kernels::Workspace& workspace);
+  absl::Status RunSamples(const StagedStep& step, const HiddenStates& hidden,
+                          kernels::Workspace& workspace);
+  absl::Status CarrySampled(const StagedStep& step,
+                            kernels::Workspace& workspace);
+  absl::Status TapLogits(const StagedStep& step, const HiddenStates& hidden,
+                         kernels::Workspace& workspace);
+
+  absl::Status Capture(const StagedStep& step, StepGraphs::Step* captured);
+  // Sets *all to whether every rank has captured the step. It waits for the
+  // device. After an error it is unknown what the other ranks do: the step has
+  // failed.
+  absl::Status AgreeOnCapture(bool own, bool* all);
+
+  const Parts parts_;
+  const StepOutput output_;
+  kernels::DeviceBuffer workspace_memory_;
+  std::unique_ptr<StepGraphs> graphs_;  // null: steps are launched op by op
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,62 @@
+// A step that is checked and uploaded: all that launching it and collecting its
+// results need. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/device/device_ptr.h"
+#include "kernels/latents/copy_pages.h"
+#include "kernels/sampling/sample.h"
+#include "worker/executor/step/step_batch.h"
+#include "worker/executor/step/step_layout.h"
+#include "worker/executor/step/step_rows.h"
+
+namespace kvasir::worker {
+
+class SlotEvictions;  // worker/executor/slot_evictions.h
+
+// Where a step's results lie on the device, in StepState::results().
+struct StepResults {
+  kernels::DevicePtr<int32_t> token_ids;      // [samples]
+  kernels::DevicePtr<float> logprobs;         // [samples]
+  kernels::DevicePtr<int32_t> top_ids;        // [samples, top]
+  kernels::DevicePtr<float> top_logprobs;     // [samples, top]
+  kernels::DevicePtr<float> target_logprobs;  // [targets]
+  kernels::DevicePtr<float> not_finite;       // [T], TokenBatch::not_finite
+};
+
+// Counts, device addresses in the uploaded blob, and the host arrays that the
+// blob was packed from. T tokens. The Stager owns one and reuses it from step
+// to step.
+struct StagedStep {
+  uint64_t step_id = 0;
+  StepSizes sizes;
+  StepBucket bucket;
+  const StepBatch* batch = nullptr;          // of this step
+  const SlotEvictions* evictions = nullptr;  // of this step
+  int64_t blob_peaks = 0;                    // StepBlob::peaks
+
+  kernels::DevicePtr<const kernels::PagePair> copies;  // for bucket.copies
+  kernels::DevicePtr<const int32_t> ids;               // [T]
+  kernels::DevicePtr<const int32_t> token_sources;     // [T]
+  kernels::DevicePtr<const int64_t> positions;         // [T]
+  std::vector<AttentionBatch> groups;                  // by page group
+  std::vector<kernels::DevicePtr<const int64_t>> ring_slots;  // by ring
+  kernels::DevicePtr<const int32_t> sample_rows;              // [samples]
+  kernels::DevicePtr<const kernels::SampleRow> samples;       // [samples]
+  // For each row of StepState::last_sampled(), the place that its next value
+  // comes from, counted in int32 from the first row. [max sequences]
+  kernels::DevicePtr<const int32_t> carried;
+  kernels::DevicePtr<const int32_t> target_rows;              // [targets]
+  kernels::DevicePtr<const int32_t> target_ids;               // [targets]
+  kernels::DevicePtr<const kernels::TokenHistory> histories;  // [histories]
+  kernels::DevicePtr<const int32_t> zeros;                    // [T]
+  // 0, 1, ...; set only if logits are tapped. [T]
+  kernels::DevicePtr<const int32_t> all_rows;
+
+  ResultLayout layout;
+  StepResults results;
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,168 @@
+// A step plan turned into the host arrays that ops take: checked, and in the
+// plan's order.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/attention/paged_attention.h"
+#include "kernels/sampling/sample.h"
+#include "proto/kvasir/v1/step_plan.pb.h"
+#include "worker/executor/pages/sequence_table.h"
+#include "worker/executor/step/step_layout.h"
+#include "worker/executor/step/step_rows.h"
+
+namespace kvasir::worker {
+
+// The most that one sample may have.
+inline constexpr int64_t kMaxBiases = 1024;
+inline constexpr int64_t kMaxBannedIds = 1024;
+
+// Threads: one at a time. Reused from step to step.
+// Errors: INVALID_ARGUMENT naming sequence, field, value and limit.
+class StepBatch {
+ public:
+  struct Group {
+    std::vector<int64_t> slots;  // [T]
+    // For each token, its slot counted within its sequence. Only in groups that
+    // evict. [T]
+    std::vector<int64_t> slot_positions;
+    // In the order of rows(). Their table pointers are null; `tables` says
+    // where in StepBatch::tables() each sequence's tables begin. [B]
+    std::vector<kernels::AttentionSequence> sequences;
+    struct Tables {
+      int64_t pages = 0;
+      int64_t side_pages = -1;  // below 0: none
+    };
+    std::vector<Tables> tables;
+  };
+  // A row that is sampled. Its pointers to biases and banned ids are null; the
+  // offsets say where in biases() and banned_ids() they begin.
+  struct Sample {
+    kernels::SampleRow row;
+    int64_t first_bias = 0;
+    int64_t first_banned = 0;
+    int32_t table_row = 0;  // SequenceTable::Sequence::row
+  };
+  // Ids to count for a sequence's penalties.
+  struct History {
+    int64_t first_id = 0;  // in history_ids()
+    int64_t num_ids = 0;
+    kernels::DevicePtr<int32_t> counts;  // [V]
+    bool clear = false;                  // forget earlier counts first
+  };
+  struct Output {
+    uint64_t sequence_id = 0;
+    int64_t num_rows = 0;
+    int64_t sample = -1;  // index of its sample; -1: none
+    int64_t first_target = 0;
+    int64_t num_targets = 0;
+  };
+  // Prepares what a sample needs beyond the plan, penalty counts and token
+  // masks, and sets the pointers of the row to them.
+  using PrepareSample = absl::FunctionRef<absl::Status(
+      const kvasir::v1::SequenceStep& step, SequenceTable::Sequence* sequence,
+      kernels::SampleRow* row)>;
+
+  // `num_heads` is this rank's number of query heads. The arenas outlive the
+  // batch.
+  StepBatch(StepLimits limits, const KvArenas& arenas, int64_t num_heads)
+      : limits_(limits),
+        arenas_(arenas),
+        num_heads_(num_heads),
+        rings_(arenas.rings()),
+        groups_(static_cast<size_t>(arenas.num_page_groups())),
+        ring_slots_(rings_.size()) {}
+
+  // Applies the plan's sequences to the table and lays out their tokens.
+  absl::Status Build(const kvasir::v1::StepPlan& plan, SequenceTable* table,
+                     PrepareSample prepare);
+  // kernels::PlaceWeights for the groups that evict. Call after Build.
+  void PlaceWeights(int64_t most_weights, int64_t page_tokens);
+  // Called by PrepareSample. Does nothing if `ids` is empty and `clear` is
+  // false.
+  void AddHistory(absl::Span<const int32_t> ids, bool clear,
+                  kernels::DevicePtr<int32_t> counts);
+
+  StepSizes sizes() const;
+
+  // Token t's id is ids[t] if token_sources[t] == t. Otherwise it is the last
+  // sampled id in row token_sources[t] - max_batched_tokens.
+  const std::vector<int32_t>& ids() const { return ids_; }
+  const std::vector<int32_t>& token_sources() const { return token_sources_; }
+  const std::vector<int64_t>& positions() const { return positions_; }
+  const std::vector<Group>& groups() const { return groups_; }
+  // Block tables and side pages of all sequences, one after the other.
+  const std::vector<int32_t>& tables() const { return tables_; }
+  // In the plan's order, which puts prompts first.
+  const std::vector<SequenceRows>& rows() const { return rows_; }
+  bool has_prompts() const { return !rows_.empty() && rows_.front().prompt; }
+  // The number of runs of consecutive output rows.
+  int64_t output_runs() const { return output_runs_; }
+  // By ring of the arenas: where each token's exact row is kept, in bytes from
+  // the start of the ring's arena. Below 0: not kept, because no later step
+  // reads it. [T]
+  const std::vector<std::vector<int64_t>>& ring_slots() const {
+    return ring_slots_;
+  }
+
+  // The token rows that are sampled from.
+  const std::vector<int32_t>& sample_rows() const { return sample_rows_; }
+  const std::vector<Sample>& samples() const { return samples_; }
+  const std::vector<int32_t>& bias_ids() const { return bias_ids_; }
+  const std::vector<float>& biases() const { return biases_; }
+  const std::vector<int32_t>& banned_ids() const { return banned_ids_; }
+  const std::vector<int32_t>& history_ids() const { return history_ids_; }
+  const std::vector<History>& histories() const { return histories_; }
+  const std::vector<int32_t>& target_rows() const { return target_rows_; }
+  const std::vector<int32_t>& target_ids() const { return target_ids_; }
+  // In the plan's order.
+  const std::vector<Output>& outputs() const { return outputs_; }
+
+ private:
+  void Clear();
+  absl::Status Add(const kvasir::v1::SequenceStep& step, SequenceTable* table,
+                   PrepareSample prepare);
+  absl::Status AddTokens(const kvasir::v1::SequenceStep& step,
+                         const SequenceTable::Sequence& sequence);
+  int64_t AddTable(absl::Span<const int32_t> pages);
+  void AddAttention(const kvasir::v1::SequenceStep& step,
+                    const SequenceTable& table,
+                    const SequenceTable::Sequence& sequence, int64_t first_row);
+  void AddRings(const SequenceTable::Sequence& sequence, int64_t start,
+                int64_t num_rows);
+  absl::Status AddTargets(const kvasir::v1::SequenceStep& step,
+                          int64_t first_row, Output* output);
+  absl::Status AddSample(const kvasir::v1::SequenceStep& step,
+                         SequenceTable::Sequence* sequence,
+                         PrepareSample prepare);
+
+  const StepLimits limits_;
+  const KvArenas& arenas_;
+  const int64_t num_heads_;
+  const std::vector<KvArenas::Ring> rings_;
+  std::vector<int32_t> ids_;
+  std::vector<int32_t> token_sources_;
+  std::vector<int64_t> positions_;
+  std::vector<Group> groups_;
+  std::vector<int32_t> tables_;
+  std::vector<SequenceRows> rows_;
+  int64_t output_runs_ = 0;
+  std::vector<std::vector<int64_t>> ring_slots_;
+  std::vector<int32_t> sample_rows_;
+  std::vector<Sample> samples_;
+  std::vector<int32_t> bias_ids_;
+  std::vector<float> biases_;
+  std::vector<int32_t> banned_ids_;
+  std::vector<int32_t> history_ids_;
+  std::vector<History> histories_;
+  std::vector<int32_t> target_rows_;
+  std::vector<int32_t> target_ids_;
+  std::vector<Output> outputs_;
+};
+
+}  // namespace kvasir::worker

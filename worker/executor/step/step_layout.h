@@ -1,0 +1,165 @@
+// How large a step is, and where its numbers lie on the way to the device and
+// back. Their addresses depend only on the step's bucket, as long as the blob's
+// memory is large enough.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/device/allocator.h"
+#include "kernels/device/stream.h"
+#include "worker/executor/pages/kv_arenas.h"
+
+namespace kvasir::worker {
+
+struct StepLimits {
+  int64_t max_batched_tokens = 0;
+  int64_t max_sequences = 0;
+  int64_t vocab_size = 0;
+  int64_t max_logprobs = 0;
+};
+
+struct StepSizes {
+  int64_t tokens = 0;     // T
+  int64_t sequences = 0;  // B
+  int64_t samples = 0;
+  int64_t targets = 0;
+  int64_t top = 0;        // most likely ids reported per sample
+  int64_t histories = 0;  // lists of tokens to count for penalties
+
+  friend bool operator==(const StepSizes&, const StepSizes&) = default;
+};
+StepSizes LargestStep(const StepLimits& limits);
+
+// Evictions of one page group that are done side by side, with the same
+// launches for each of its layers.
+struct EvictionBatch {
+  int64_t page_group = 0;
+  int64_t copy_batches = 0;  // batches of page copies that come before it
+  int64_t count = 0;
+
+  friend bool operator==(const EvictionBatch&, const EvictionBatch&) = default;
+};
+
+// Everything that a step's list of launches depends on. Steps of one bucket
+// have the same places in the blob, in the results and in the workspace. They
+// differ in the uploaded numbers and in the true counts of the padded rows. The
+// host passes a launch the true count (and the first row, if that is not 0); a
+// CPU computes only those rows.
+struct StepBucket {
+  StepSizes padded;
+  // Page copies, launched for each layer of a group. All pairs are launched;
+  // the padding copies nothing.
+  absl::InlinedVector<KvArenas::CopyBatch, 4> copies;
+  absl::InlinedVector<EvictionBatch, 2> evictions;
+  // Set only if prompts lift latents, because prompts and output are then
+  // launched apart: whether there are prompts, and StepBatch::output_runs.
+  bool has_prompts = false;
+  int64_t output_runs = 0;
+
+  friend bool operator==(const StepBucket&, const StepBucket&) = default;
+};
+
+// Rounds sizes up to powers of two within the limits. Samples beyond
+// `logits_rows`, the most rows of logits held at a time, are rounded up to a
+// multiple of it.
+StepSizes PadSizes(const StepSizes& sizes, const StepLimits& limits,
+                   int64_t logits_rows);
+
+// Where a step's results lie. They are read back together. Offsets are in bytes
+// from the first.
+struct ResultLayout {
+  ResultLayout() = default;
+  explicit ResultLayout(const StepSizes& padded);
+
+  int64_t clamped_codes = 0;  // one int64; counts up over all steps
+  // Only clamped_codes has a place in every step. The others follow it.
+  int64_t token_ids = sizeof(int64_t);  // [samples] int32
+  int64_t logprobs = 0;                 // [samples] float32
+  int64_t top_ids = 0;                  // [samples, top] int32
+  int64_t top_logprobs = 0;             // [samples, top] float32
+  int64_t target_logprobs = 0;          // [targets] float32
+  int64_t not_finite = 0;               // [tokens] float32
+  int64_t bytes = 0;
+};
+
+// Everything of a step that the device needs: written on the host and copied to
+// the device at once. The code that packs it runs twice, first only to count
+// bytes:
+//
+//   blob.StartCounting();
+//   Pack(&blob);
+//   KVASIR_RETURN_IF_ERROR(blob.StartPacking());  // grows if it must
+//   Pack(&blob);
+//   KVASIR_RETURN_IF_ERROR(blob.Upload(stream));
+//
+// Owns: its host memory, and device memory of the same size.
+// Threads: one at a time.
+class StepBlob {
+ public:
+  // A place in the blob. Both pointers are null while bytes are counted.
+  template <typename T>
+  struct Place {
+    T* host = nullptr;
+    kernels::DevicePtr<const T> device;
+  };
+
+  explicit StepBlob(kernels::DeviceAllocator* allocator)
+      : allocator_(allocator) {}
+
+  void StartCounting();
+  // RESOURCE_EXHAUSTED if it must grow and cannot.
+  absl::Status StartPacking();
+
+  // Takes the next `count` elements without writing them.
+  template <typename T>
+  Place<T> Take(int64_t count) {
+    const int64_t offset = TakeBytes(count * static_cast<int64_t>(sizeof(T)));
+    if (counting_) return {};
+    return {reinterpret_cast<T*>(host_.get() + offset),
+            (device_.as<const std::byte>() + offset).template as<const T>()};
+  }
+
+  // Takes `count` elements and writes them: `values`, then `padding`.
+  template <typename T>
+  kernels::DevicePtr<const T> Add(absl::Span<const T> values, int64_t count,
+                                  const T& padding) {
+    const Place<T> place = Take<T>(count);
+    if (!counting_) {
+      std::fill(std::copy(values.begin(), values.end(), place.host),
+                place.host + count, padding);
+    }
+    return place.device;
+  }
+  template <typename T>
+  kernels::DevicePtr<const T> Add(absl::Span<const T> values) {
+    return Add(values, static_cast<int64_t>(values.size()), T());
+  }
+
+  bool counting() const { return counting_; }
+  // Bytes of the device memory that it holds.
+  size_t bytes() const { return device_.bytes(); }
+  // How often a step has needed more bytes than every step before it. The blob
+  // moves only then. The count depends only on the plans, so it is the same on
+  // all ranks, while an address is not.
+  int64_t peaks() const { return peaks_; }
+  absl::Status Upload(kernels::Stream& stream) const;
+
+ private:
+  int64_t TakeBytes(int64_t bytes);
+
+  kernels::DeviceAllocator* const allocator_;
+  std::unique_ptr<std::byte[]> host_;
+  kernels::DeviceBuffer device_;
+  bool counting_ = false;
+  int64_t used_bytes_ = 0;
+  size_t most_bytes_ = 0;
+  int64_t peaks_ = 0;
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,41 @@
+// The rows of one step, as the executor, attention and graphs share them. Plain
+// data.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/attention/paged_attention.h"
+#include "kernels/device/device_ptr.h"
+
+namespace kvasir::worker {
+
+// Where the tokens of a step lie in one page group. T tokens, B sequences.
+struct AttentionBatch {
+  // For each token, the slot that it is written to: page * P + slot in the
+  // page. [T]
+  kernels::DevicePtr<const int64_t> slots;
+  // For each token, its slot counted within its sequence. Layers whose
+  // positions roll use it as the position. [T]
+  kernels::DevicePtr<const int64_t> slot_positions;
+  // The sequences, prompts first. [B] on the device and on the host: the host's
+  // copy plans how attention is divided. It is not read while the workspace
+  // counts.
+  kernels::DevicePtr<const kernels::AttentionSequence> sequences;
+  absl::Span<const kernels::AttentionSequence> on_host;
+  // A second copy of the sequences that decode, on the device. Set only if
+  // prompts are launched apart from them.
+  kernels::DevicePtr<const kernels::AttentionSequence> output_sequences;
+};
+
+// The rows that one sequence has in a step. Host memory.
+struct SequenceRows {
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  bool prompt = false;  // false: output
+};
+
+// Which sequences of a step one launch of attention covers.
+enum class LaunchedRows : uint8_t { kAll, kPrompts, kOutput };
+
+}  // namespace kvasir::worker

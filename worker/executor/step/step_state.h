@@ -1,0 +1,71 @@
+// Device memory that lasts from one step to the next.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "kernels/device/allocator.h"
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/read_back.h"
+#include "kernels/device/stream.h"
+#include "worker/executor/step/step_layout.h"
+
+namespace kvasir::worker {
+
+// One buffer with three parts, the first two of int32:
+//   | ids of the step [max tokens] | last sampled ids [max sequences, by
+//   SequenceTable row] | results of the step (ResultLayout) |
+//
+// Owns: the buffer. Constant after Create; the addresses never change.
+// Errors: RESOURCE_EXHAUSTED with the numbers when memory does not suffice.
+class StepState {
+ public:
+  static absl::StatusOr<StepState> Create(const StepLimits& limits,
+                                          kernels::DeviceAllocator* allocator,
+                                          kernels::Stream& stream) {
+    constexpr int64_t kAlignmentBytes = 64;
+    const int64_t numbers = limits.max_batched_tokens + limits.max_sequences;
+    const auto bytes = numbers * static_cast<int64_t>(sizeof(int32_t));
+    StepState state;
+    state.last_sampled_offset_ = limits.max_batched_tokens;
+    state.results_offset_bytes_ =
+        (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+    const ResultLayout largest(LargestStep(limits));
+    KVASIR_ASSIGN_OR_RETURN(
+        state.memory_,
+        allocator->Allocate(
+            static_cast<size_t>(state.results_offset_bytes_ + largest.bytes),
+            kernels::MemoryTag::kOther));
+    const int64_t none = 0;
+    KVASIR_RETURN_IF_ERROR(
+        kernels::Upload(stream, state.clamped_codes(), &none, sizeof(none)));
+    return state;
+  }
+
+  kernels::DevicePtr<int32_t> source_ids() const {
+    return memory_.as<int32_t>();
+  }
+  kernels::DevicePtr<int32_t> last_sampled() const {
+    return source_ids() + last_sampled_offset_;
+  }
+  kernels::DevicePtr<std::byte> results() const {
+    return memory_.as<std::byte>() + results_offset_bytes_;
+  }
+  // Counts up over all steps.
+  kernels::DevicePtr<int64_t> clamped_codes() const {
+    return (results() + ResultLayout().clamped_codes).as<int64_t>();
+  }
+
+ private:
+  StepState() = default;
+
+  kernels::DeviceBuffer memory_;
+  int64_t last_sampled_offset_ = 0;
+  int64_t results_offset_bytes_ = 0;
+};
+
+}  // namespace kvasir::worker
