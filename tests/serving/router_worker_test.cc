@@ -223,7 +223,7 @@ TEST_F(RouterWorkerTest, AFullWorkerIsLeftForAnother) {
   router_options_.policy = router::PolicyKind::kRoundRobin;
   KVASIR_ASSERT_OK(Start(2));
   workers_[0]->engine.RefuseWith({absl::ResourceExhaustedError("queue full"),
-                                  worker::RefusalReason::kRetryElsewhere});
+                                  kvasir::v1::Refusal::RETRY_ELSEWHERE});
   for (int i = 0; i < 4; ++i) {
     const auto sink = std::make_shared<RecordingSink>();
     Submit(sink, NewRequest(1));
@@ -236,7 +236,7 @@ TEST_F(RouterWorkerTest, WhatNeverFitsIsSaidSoAndNotTriedElsewhere) {
   KVASIR_ASSERT_OK(Start(2));
   for (const auto& worker : workers_) {
     worker->engine.RefuseWith({absl::InvalidArgumentError("900 pages of 64"),
-                               worker::RefusalReason::kNeverFits});
+                               kvasir::v1::Refusal::NEVER_FITS});
   }
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink, NewRequest(1));

@@ -14,9 +14,10 @@ Refusal Admission::OfRequest(const Request& request) const {
         absl::InvalidArgumentError(absl::StrCat(
             "prompt has ", prompt, " tokens, want at most max_model_len - 1 = ",
             int64_t{limits_.max_model_len} - 1)),
-        RefusalReason::kNeverFits};
+        kvasir::v1::Refusal::NEVER_FITS};
   }
-  return {ValidateRequest(request, limits_), RefusalReason::kNone};
+  return {ValidateRequest(request, limits_),
+          kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
 }
 
 Refusal Admission::OfWeights(std::string_view want, std::string_view have) {
@@ -25,7 +26,7 @@ Refusal Admission::OfWeights(std::string_view want, std::string_view have) {
   return {absl::UnavailableError(
               absl::StrCat("weights_id: this worker has ", AbslView(have),
                            ", the request wants ", AbslView(want))),
-          RefusalReason::kRetryElsewhere};
+          kvasir::v1::Refusal::RETRY_ELSEWHERE};
 }
 
 Refusal Admission::OfPlace(const Request& request, const Place& place) const {
@@ -33,12 +34,12 @@ Refusal Admission::OfPlace(const Request& request, const Place& place) const {
     return {absl::AlreadyExistsError(
                 absl::StrCat("request ", request.request_id, ", attempt ",
                              request.attempt, " is live")),
-            RefusalReason::kNone};
+            kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   }
   if (place.num_queued >= max_queue_ && !place.starts_at_once) {
     return {absl::ResourceExhaustedError(absl::StrCat(
                 place.num_queued, " requests wait, the limit is ", max_queue_)),
-            RefusalReason::kRetryElsewhere};
+            kvasir::v1::Refusal::RETRY_ELSEWHERE};
   }
   return {};
 }
@@ -49,16 +50,16 @@ Refusal Admission::OfState(Serving serving) {
       return {};
     case Serving::kStarting:
       return {absl::UnavailableError("the engine is not ready"),
-              RefusalReason::kRetryElsewhere};
+              kvasir::v1::Refusal::RETRY_ELSEWHERE};
     case Serving::kDraining:
       return {absl::UnavailableError("the engine is draining"),
-              RefusalReason::kDraining};
+              kvasir::v1::Refusal::DRAINING};
     case Serving::kStopped:
       return {absl::UnavailableError("the engine has stopped"),
-              RefusalReason::kRetryElsewhere};
+              kvasir::v1::Refusal::RETRY_ELSEWHERE};
     case Serving::kFailed:
       return {absl::UnavailableError("the executor failed"),
-              RefusalReason::kRetryElsewhere};
+              kvasir::v1::Refusal::RETRY_ELSEWHERE};
   }
   return {};
 }
@@ -66,40 +67,41 @@ Refusal Admission::OfState(Serving serving) {
 Refusal Admission::DeadlinePassed(bool started) {
   return {absl::DeadlineExceededError(absl::StrCat(
               "deadline passed ", started ? "while running" : "in the queue")),
-          RefusalReason::kNone};
+          kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
 }
 
 Refusal Admission::QueueTimeout(const Request& request, absl::Duration waited) {
   const std::string message = absl::StrCat(
       "not started within the queue timeout, ", absl::FormatDuration(waited));
   if (request.queue_timeout != absl::ZeroDuration()) {
-    return {absl::DeadlineExceededError(message), RefusalReason::kNone};
+    return {absl::DeadlineExceededError(message),
+            kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   }
   return {absl::ResourceExhaustedError(message),
-          RefusalReason::kRetryElsewhere};
+          kvasir::v1::Refusal::RETRY_ELSEWHERE};
 }
 
 Refusal Admission::NoTokenLeft() {
   return {absl::InvalidArgumentError(
               "no token may be sampled: the request's token mask and bans "
               "leave none"),
-          RefusalReason::kNone};
+          kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
 }
 
 Refusal Admission::DrainEnded() {
   return {absl::UnavailableError("the drain's deadline has come"),
-          RefusalReason::kDraining};
+          kvasir::v1::Refusal::DRAINING};
 }
 
 Refusal Admission::EngineStopped() {
   return {absl::UnavailableError("the engine was stopped"),
-          RefusalReason::kDraining};
+          kvasir::v1::Refusal::DRAINING};
 }
 
 Refusal Admission::ExecutorFailed(const absl::Status& why) {
   return {absl::UnavailableError(
               absl::StrCat("the executor failed: ", why.ToString())),
-          RefusalReason::kRetryElsewhere};
+          kvasir::v1::Refusal::RETRY_ELSEWHERE};
 }
 
 }  // namespace kvasir::worker

@@ -39,7 +39,7 @@ TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
   // Reason and message speak of the same, whatever else is wrong.
   request.sampling.set_n(5);
   const Refusal refusal = Limited().OfRequest(request);
-  EXPECT_EQ(refusal.reason, RefusalReason::kNeverFits);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::NEVER_FITS);
   EXPECT_EQ(refusal.status.message(), message);
 }
 
@@ -50,7 +50,7 @@ TEST(WorkerAdmissionTest, OtherWeightsThanTheWorkersAreForAnotherWorker) {
   EXPECT_THAT(refusal.status,
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("has have, the request wants want")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
 TEST(WorkerAdmissionTest, AWrongValueIsNoReasonToTryElsewhere) {
@@ -59,7 +59,7 @@ TEST(WorkerAdmissionTest, AWrongValueIsNoReasonToTryElsewhere) {
   const Refusal refusal = Limited().OfRequest(request);
   EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kInvalidArgument,
                                        HasSubstr("n is 5, want 1 to 4")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
 TEST(WorkerAdmissionTest, AFullQueueTakesWhatStartsAtOnce) {
@@ -72,37 +72,37 @@ TEST(WorkerAdmissionTest, AFullQueueTakesWhatStartsAtOnce) {
   EXPECT_THAT(refusal.status,
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("3 requests wait, the limit is 3")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
 TEST(WorkerAdmissionTest, AnIdAndAttemptLiveOnce) {
   const Refusal refusal = Limited().OfPlace(Good(), {.is_live = true});
   EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kAlreadyExists,
                                        HasSubstr("request r, attempt 2")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
 TEST(WorkerAdmissionTest, OnlyADrainSaysThatItDrains) {
   EXPECT_TRUE(Admission::OfState(Serving::kRunning).ok());
   EXPECT_EQ(Admission::OfState(Serving::kDraining).reason,
-            RefusalReason::kDraining);
+            kvasir::v1::Refusal::DRAINING);
   for (const Serving serving :
        {Serving::kStarting, Serving::kStopped, Serving::kFailed}) {
     const Refusal refusal = Admission::OfState(serving);
     EXPECT_EQ(refusal.status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+    EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
   }
 }
 
 TEST(WorkerAdmissionTest, AClientsOwnPatienceIsAtAnEndEverywhere) {
   Request request = Good();
   EXPECT_EQ(Admission::QueueTimeout(request, absl::Seconds(2)).reason,
-            RefusalReason::kRetryElsewhere);
+            kvasir::v1::Refusal::RETRY_ELSEWHERE);
   request.queue_timeout = absl::Seconds(2);
   const Refusal refusal = Admission::QueueTimeout(request, absl::Seconds(2));
   EXPECT_THAT(refusal.status,
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("2s")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
 }  // namespace

@@ -32,8 +32,8 @@ constexpr absl::Duration kNothingPlanned = absl::Milliseconds(10);
 class NullSink final : public EngineSink {
  public:
   void OnAccepted(uint32_t) override {}
-  void OnTokens(const TokenChunk&) override {}
-  void OnFinished(const FinishInfo&) override {}
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens&) override {}
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish&, bool) override {}
   void OnFailed(const Refusal&) override {}
 };
 

@@ -9,47 +9,10 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "proto/kvasir/v1/worker.pb.h"
 #include "worker/engine/request.h"
 
 namespace kvasir::worker {
-
-struct TopToken {
-  int32_t token_id = 0;
-  float logprob = 0.0f;
-};
-
-struct TokenLogprob {
-  float logprob = 0.0f;
-  std::vector<TopToken> top;
-};
-
-// Views: valid during the call only.
-struct TokenChunk {
-  uint32_t index = 0;  // which of the n samples
-  absl::Span<const int32_t> token_ids;
-  // Parallel to token_ids when asked for, else empty.
-  absl::Span<const TokenLogprob> logprobs;
-  // With the first tokens of sample 0, when asked for: one per prompt token
-  // but the first. Else empty.
-  absl::Span<const float> prompt_logprobs;
-};
-
-struct FinishInfo {
-  uint32_t index = 0;
-  FinishReason reason = FinishReason::kStop;
-  // The stop or end-of-sequence id that ended it, if one did. It was delivered
-  // as the last token and is counted in output_tokens.
-  std::optional<int32_t> matched_token_id;
-  uint32_t prompt_tokens = 0;
-  uint32_t output_tokens = 0;  // those of earlier attempts included
-  uint32_t cached_tokens = 0;  // of the prompt: taken from the prefix index
-  absl::Duration queue;        // arrival to first step
-  absl::Duration prefill;      // first step to first token
-  absl::Duration decode;       // first token to the end
-  uint32_t preemptions = 0;
-  // No sample of the request runs any more: the sink hears nothing after this.
-  bool last = false;
-};
 
 // Hears about one request.
 // Threads: the engine's thread calls, one call at a time, no engine lock held.
@@ -59,9 +22,13 @@ class EngineSink {
   virtual ~EngineSink() = default;
   // First call: the request is in the queue.
   virtual void OnAccepted(uint32_t prompt_tokens) = 0;
-  virtual void OnTokens(const TokenChunk& tokens) = 0;
-  // Exactly once per sample, aborted ones too, unless OnFailed comes.
-  virtual void OnFinished(const FinishInfo& info) = 0;
+  // At least one token of one sample. The message is the caller's: it is valid
+  // during the call only.
+  virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
+  // Exactly once per sample, aborted ones too, unless OnFailed comes. `last`:
+  // no sample of the request runs any more, and no further call follows.
+  virtual void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
+                          bool last) = 0;
   // Last call, for all samples that have not finished: deadline, queue timeout
   // or a broken executor.
   virtual void OnFailed(const Refusal& why) = 0;
@@ -111,9 +78,10 @@ struct RequestSummary {
   uint32_t attempt = 0;
   std::string tenant;
   // Of sample 0; absent: it failed, see `status`.
-  std::optional<FinishReason> reason;
+  std::optional<kvasir::v1::FinishReason> reason;
   absl::Status status;
-  RefusalReason refusal = RefusalReason::kNone;
+  kvasir::v1::Refusal::Reason refusal =
+      kvasir::v1::Refusal::REFUSAL_UNSPECIFIED;
   bool aborted = false;  // at least one sample was
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens = 0;  // of all samples

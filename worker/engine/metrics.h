@@ -105,12 +105,19 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
 
  private:
-  prometheus::Gauge& AddGauge(const std::string& name, const std::string& help);
-  prometheus::Counter& AddCounter(const std::string& name,
-                                  const std::string& help);
-  prometheus::Histogram& AddHistogram(const std::string& name,
-                                      const std::string& help,
+  // One series. The help text of a family is that of its first series.
+  prometheus::Gauge& AddGauge(const char* family, const char* help,
+                              const prometheus::Labels& labels = {});
+  prometheus::Counter& AddCounter(const char* family, const char* help,
+                                  const prometheus::Labels& labels = {});
+  prometheus::Histogram& AddHistogram(const char* family, const char* help,
                                       const std::vector<double>& buckets);
+  // Exports one number of every sample. A family whose name ends in `_total` is
+  // a counter of which the sample has the total; any other is a gauge.
+  template <typename Number>
+  void Sample(Number CacheSample::*field, const char* family, const char* help,
+              const prometheus::Labels& labels = {});
+  void AddSampled();
   void AddConstants(const WorkerConstants& constants);
   void SetCache(bool at_rest);
 
@@ -119,49 +126,17 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   absl::Time cache_sampled_ = absl::InfinitePast();
   const std::shared_ptr<prometheus::Registry> registry_;
 
+  std::vector<std::function<void(const CacheSample&)>> sampled_;
   prometheus::Gauge& running_;
   prometheus::Gauge& waiting_;
   prometheus::Gauge& usage_ratio_;
   prometheus::Gauge& queued_tokens_;
   prometheus::Gauge& draining_;
-  prometheus::Gauge& pages_free_;
-  prometheus::Gauge& pages_used_;
-  prometheus::Gauge& pages_cached_;
-  prometheus::Gauge& leaked_pages_;
-  prometheus::Gauge& logical_tokens_;
-  prometheus::Gauge& physical_tokens_;
-  prometheus::Gauge& used_bytes_;
-  prometheus::Family<prometheus::Gauge>& waste_bytes_;  // of the next two
-  prometheus::Gauge& padding_bytes_;
-  prometheus::Gauge& unfilled_bytes_;
-  prometheus::Gauge& side_unused_bytes_;
-  prometheus::Gauge& side_bytes_;
-  prometheus::Gauge& host_used_bytes_;
-  prometheus::Family<prometheus::Counter>& host_copied_;  // of the next two
-  prometheus::Counter& bytes_to_host_;
-  prometheus::Counter& bytes_from_host_;
-  prometheus::Counter& prefix_queries_;
-  prometheus::Counter& prefix_hits_;
-  prometheus::Counter& window_pages_reclaimed_;
-  prometheus::Counter& evictions_;
-  prometheus::Counter& slots_evicted_;
-  prometheus::Counter& eviction_pages_reclaimed_;
-  prometheus::Family<prometheus::Counter>& scored_;  // of the next three
-  prometheus::Counter& scored_by_weights_;
-  prometheus::Counter& scored_again_;
-  prometheus::Counter& scored_without_room_;
-  prometheus::Counter& eviction_seconds_;
-  prometheus::Counter& reconstruction_flops_;
-  prometheus::Counter& static_codes_;
-  prometheus::Counter& clamped_codes_;
-  prometheus::Counter& captured_steps_;
-  prometheus::Counter& replayed_steps_;
   prometheus::Counter& steps_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& cached_tokens_;
   prometheus::Counter& generation_tokens_;
   prometheus::Counter& preemptions_;
-  prometheus::Family<prometheus::Counter>& preemptions_by_kind_;  // of the next
   prometheus::Counter& preemptions_by_copy_;
   prometheus::Counter& preemptions_by_recompute_;
   prometheus::Histogram& time_to_first_token_;

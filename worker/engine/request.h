@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "proto/eviction_budget.h"
+#include "proto/kvasir/v1/worker.pb.h"
 #include "proto/sampling.h"
 #include "proto/token_bytes.h"
 #include "worker/engine/eviction_limits.h"
@@ -62,25 +63,12 @@ struct RequestLimits {
 absl::Status ValidateRequest(const Request& request,
                              const RequestLimits& limits);
 
-// Numerically equal to kvasir.v1.FinishReason; do not renumber.
-enum class FinishReason {
-  kStop = 1,    // a stop id or an end-of-sequence id, delivered as last token
-  kLength = 2,  // max_tokens or max_model_len
-  kAbort = 3,
-};
-
-// Numerically equal to kvasir.v1.Refusal.Reason; do not renumber.
-enum class RefusalReason {
-  kNone = 0,            // wrong by itself (INVALID_ARGUMENT, DEADLINE_EXCEEDED)
-  kRetryElsewhere = 1,  // queue full, queue timeout, this worker broke
-  kNeverFits = 2,       // no replica with these limits can serve it
-  kDraining = 3,
-};
-
 // Why a request was not taken, or ended without finishing.
 struct Refusal {
   absl::Status status;
-  RefusalReason reason = RefusalReason::kNone;
+  // REFUSAL_UNSPECIFIED: the request is wrong by itself (INVALID_ARGUMENT) or
+  // its time is up (DEADLINE_EXCEEDED).
+  kvasir::v1::Refusal::Reason reason = kvasir::v1::Refusal::REFUSAL_UNSPECIFIED;
 
   bool ok() const { return status.ok(); }
 };

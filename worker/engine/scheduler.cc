@@ -505,7 +505,8 @@ absl::Status Scheduler::Apply(const StepResult& result) {
     if (planned.sequence == nullptr) continue;  // ended while the step ran
     if (found != nullptr) {
       if (const absl::Status fault = CheckFault(*found); !fault.ok()) {
-        FailRequest(planned.sequence->request, {fault, RefusalReason::kNone});
+        FailRequest(planned.sequence->request,
+                    {fault, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
         continue;
       }
     }
@@ -590,23 +591,26 @@ void Scheduler::Deliver(uint64_t step_id, Sequence* sequence,
   }
   sequence->last_token = now;
 
-  TokenChunk chunk;
-  chunk.index = sequence->sample_index;
-  const int32_t token_id = result.token_id();
-  chunk.token_ids = absl::MakeConstSpan(&token_id, 1);
+  tokens_.Clear();
+  tokens_.set_index(sequence->sample_index);
+  tokens_.add_token_ids(result.token_id());
   if (sampling.has_logprobs()) {
-    logprob_.resize(1);
-    logprob_[0].logprob = result.logprob();
-    logprob_[0].top.clear();
+    kvasir::v1::TokenLogprob* const logprob = tokens_.add_logprobs();
+    logprob->set_logprob(result.logprob());
     for (const auto& top : result.top()) {
-      logprob_[0].top.push_back({top.token_id(), top.logprob()});
+      kvasir::v1::TokenLogprob::Top* const to = logprob->add_top();
+      to->set_token_id(top.token_id());
+      to->set_logprob(top.logprob());
     }
-    chunk.logprobs = logprob_;
   }
   if (first && sequence->sample_index == 0) {
-    chunk.prompt_logprobs = state.prompt_logprobs;
+    for (const float logprob : state.prompt_logprobs) {
+      tokens_.add_prompt_logprobs()->set_logprob(logprob);
+    }
   }
-  state.sink->OnTokens(chunk);
+  state.sink->OnTokens(tokens_);
+  // A prompt's log probabilities are many: their memory is not kept.
+  if (tokens_.prompt_logprobs_size() > 0) tokens_ = {};
   EndIfComplete(sequence, now);
 }
 

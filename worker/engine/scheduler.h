@@ -194,7 +194,7 @@ class Scheduler {
 
   // Ends. The request stays readable until the public method returns.
   bool EndIfComplete(Sequence* sequence, absl::Time now);
-  void Finish(Sequence* sequence, FinishReason reason,
+  void Finish(Sequence* sequence, kvasir::v1::FinishReason reason,
               std::optional<int32_t> matched, absl::Time now);
   void AbortRequest(RequestState* request);
   void FailRequest(RequestState* request, const Refusal& why);
@@ -235,7 +235,8 @@ class Scheduler {
   StepStats stats_;  // of the step that is being planned or applied
   std::vector<absl::Duration> time_to_first_token_;
   std::vector<absl::Duration> inter_token_;
-  std::vector<TokenLogprob> logprob_;  // 0 or 1: of the token being delivered
+  // The token being delivered. Reused, so that nothing is allocated for it.
+  kvasir::v1::GenerateEvent::Tokens tokens_;
 };
 
 }  // namespace kvasir::worker

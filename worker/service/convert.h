@@ -14,11 +14,6 @@ namespace kvasir::worker {
 absl::StatusOr<Request> ToRequest(const kvasir::v1::GenerateRequest& from,
                                   absl::Time deadline);
 
-// Adds a chunk to an event of the same sample.
-void AppendTokens(const TokenChunk& from,
-                  kvasir::v1::GenerateEvent::Tokens* to);
-
-kvasir::v1::GenerateEvent::Finish ToFinish(const FinishInfo& from);
 kvasir::v1::LoadReport ToLoadReport(const LoadSnapshot& from);
 
 // The status with the refusal as its payload (proto/refusal.h) where there is

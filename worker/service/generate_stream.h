@@ -46,8 +46,8 @@ class GenerateStream {
   // What Engine::Submit answered. May come after any other event.
   void OnSubmitted(const Refusal& refusal);
   void OnAccepted(uint32_t prompt_tokens);
-  void OnTokens(const TokenChunk& tokens);
-  void OnFinished(const FinishInfo& info);
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens);
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish, bool last);
   void OnFailed(const Refusal& why);
 
   void OnWriteDone(bool ok);

@@ -58,7 +58,8 @@ grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>* WorkerService::Generate(
       ToRequest(*request, base::FromGrpcDeadline(context->deadline()));
   reactor->OnSubmitted(converted.ok()
                            ? engine_->Submit(*std::move(converted), reactor)
-                           : Refusal{converted.status(), RefusalReason::kNone});
+                           : Refusal{converted.status(),
+                                     kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
   return reactor.get();
 }
 

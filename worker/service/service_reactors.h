@@ -44,8 +44,9 @@ class GenerateReactor final
   void OnSubmitted(const Refusal& refusal);
 
   void OnAccepted(uint32_t prompt_tokens) override;
-  void OnTokens(const TokenChunk& tokens) override;
-  void OnFinished(const FinishInfo& info) override;
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) override;
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
+                  bool last) override;
   void OnFailed(const Refusal& why) override;
 
   void OnWriteDone(bool ok) override;

@@ -225,7 +225,7 @@ TEST_F(WorkerServiceTest, AbortByIdEndsTheStreamWithReasonAbort) {
 
 TEST_F(WorkerServiceTest, ARefusalCarriesCodeReasonAndDetail) {
   engine_.RefuseWith({absl::ResourceExhaustedError("queue: 64 of 64"),
-                      RefusalReason::kRetryElsewhere});
+                      kvasir::v1::Refusal::RETRY_ELSEWHERE});
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 1));
   const Answer answer = ReadAll(reader.get(), context);
@@ -266,8 +266,8 @@ TEST_F(WorkerServiceTest, AFailingEngineEndsTheStreamWithItsError) {
   auto reader = stub_->Generate(&context, NewRequest("r", 1000000));
   v1::GenerateEvent event;
   ASSERT_TRUE(reader->Read(&event));
-  engine_.RefuseAll(
-      {absl::UnavailableError("executor"), RefusalReason::kRetryElsewhere});
+  engine_.RefuseAll({absl::UnavailableError("executor"),
+                     kvasir::v1::Refusal::RETRY_ELSEWHERE});
   const Answer answer = ReadAll(reader.get(), context);
   EXPECT_THAT(answer.status,
               StatusIs(absl::StatusCode::kUnavailable, "executor"));
