@@ -109,9 +109,11 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   registry.on_change = [raw = runtime.get()] { raw->TellHealth(); };
   runtime->registry_ = std::make_unique<router::ReplicaRegistry>(
       std::move(registry),
-      [credentials = options.worker_credentials](const std::string& target) {
+      [credentials = options.worker_credentials,
+       in_process = options.workers_in_process](const std::string& target) {
         router::GrpcWorkerClientOptions client;
         client.credentials = credentials;
+        if (in_process) client.keepalive_time = absl::InfiniteDuration();
         return router::NewGrpcWorkerClient(target, client);
       },
       runtime->timers_.get(), runtime->metrics_.get());

@@ -7,7 +7,7 @@ namespace kvasir::worker {
 
 using base::AbslView;
 
-Refusal Admission::OfRequest(const Request& request) const {
+Refusal Admission::CheckRequest(const Request& request) const {
   const size_t prompt = request.prompt.size_tokens();
   if (prompt >= limits_.max_model_len) {
     return {
@@ -20,16 +20,17 @@ Refusal Admission::OfRequest(const Request& request) const {
           kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
 }
 
-Refusal Admission::OfWeights(std::string_view want, std::string_view have) {
+Refusal Admission::CheckWeights(std::string_view want, std::string_view have) {
   if (want.empty() || want == have) return {};
-  // Its router judged who was behind this address before.
+  // The router's information is older than the worker at this address.
   return {absl::UnavailableError(
               absl::StrCat("weights_id: this worker has ", AbslView(have),
                            ", the request wants ", AbslView(want))),
           kvasir::v1::Refusal::RETRY_ELSEWHERE};
 }
 
-Refusal Admission::OfPlace(const Request& request, const Place& place) const {
+Refusal Admission::CheckPlace(const Request& request,
+                              const Place& place) const {
   if (place.is_live) {
     return {absl::AlreadyExistsError(
                 absl::StrCat("request ", request.request_id, ", attempt ",
@@ -44,7 +45,7 @@ Refusal Admission::OfPlace(const Request& request, const Place& place) const {
   return {};
 }
 
-Refusal Admission::OfState(Serving serving) {
+Refusal Admission::CheckState(Serving serving) {
   switch (serving) {
     case Serving::kRunning:
       return {};

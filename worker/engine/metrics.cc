@@ -75,33 +75,34 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
       running_(AddGauge("kvasir_num_requests_running",
                         "Sequences in the running batch")),
       waiting_(AddGauge("kvasir_num_requests_waiting",
-                        "Requests that wait, and sequences preempted")),
+                        "Requests that wait, and preempted sequences")),
       usage_ratio_(AddGauge("kvasir_kv_cache_usage_ratio",
                             "Pages held by sequences / all pages, 0 to 1")),
       queued_tokens_(AddGauge("kvasir_queued_prompt_tokens",
-                              "Tokens to prefill of all requests that wait")),
-      draining_(AddGauge("kvasir_worker_draining", "1 while draining")),
+                              "Tokens to prefill for all requests that wait")),
+      draining_(
+          AddGauge("kvasir_worker_draining", "1 while the worker drains")),
       steps_(AddCounter("kvasir_steps_total", "Forward passes")),
       prompt_tokens_(AddCounter("kvasir_prompt_tokens_total",
                                 "Prompt tokens of requests that ended")),
       cached_tokens_(AddCounter("kvasir_prompt_tokens_cached_total",
-                                "Of those, taken from the prefix index")),
+                                "Prompt tokens taken from the prefix index")),
       generation_tokens_(
           AddCounter("kvasir_generation_tokens_total", "Tokens sampled")),
       preemptions_(AddCounter("kvasir_num_preemptions_total",
-                              "Sequences put back because pages ran out")),
-      preemptions_by_copy_(AddCounter(
-          "kvasir_preemptions_by_kind_total",
-          "The same by what becomes of the cache: copy (to the host pool and "
-          "back) or recompute",
-          {{"kind", "copy"}})),
+                              "Sequences preempted because pages ran out")),
+      preemptions_by_copy_(AddCounter("kvasir_preemptions_by_kind_total",
+                                      "Preemptions by kind: copy (the cache "
+                                      "goes to the host pool and back) "
+                                      "or recompute",
+                                      {{"kind", "copy"}})),
       preemptions_by_recompute_(AddCounter("kvasir_preemptions_by_kind_total",
                                            "", {{"kind", "recompute"}})),
       time_to_first_token_(AddHistogram("kvasir_time_to_first_token_seconds",
                                         "Arrival to first token",
                                         base::TimeToFirstTokenBuckets())),
       inter_token_(AddHistogram("kvasir_inter_token_latency_seconds",
-                                "Between two tokens of a sequence",
+                                "Time between two tokens of a sequence",
                                 base::InterTokenBuckets())),
       end_to_end_(AddHistogram("kvasir_e2e_request_latency_seconds",
                                "Arrival to the end of the last sample",
@@ -249,7 +250,7 @@ void WorkerMetrics::AddSampled() {
   Sample(&CacheSample::static_codes, "kvasir_kv_static_codes_total",
          "Codes written with the channel's own range");
   Sample(&CacheSample::clamped_codes, "kvasir_kv_clamped_codes_total",
-         "Of those, codes whose number lay outside the range");
+         "Codes of these whose number lay outside the range");
   Sample(&CacheSample::captured_steps, "kvasir_steps_captured_total",
          "Steps that were captured as graphs");
   Sample(&CacheSample::replayed_steps, "kvasir_steps_replayed_total",
@@ -257,14 +258,15 @@ void WorkerMetrics::AddSampled() {
 }
 
 void WorkerMetrics::AddConstants(const WorkerConstants& constants) {
-  AddGauge("kvasir_build_info", "Always 1; what runs here",
+  AddGauge("kvasir_build_info", "Always 1; the labels say what runs here",
            {{"version", constants.version},
             {"model_name", constants.model_name},
             {"model_type", constants.model_type},
             {"invariance", constants.invariance},
             {"device", constants.device}})
       .Set(1);
-  AddGauge("kvasir_cache_config_info", "Always 1; the pool's geometry",
+  AddGauge("kvasir_cache_config_info",
+           "Always 1; slots per page and pages of the pool",
            {{"block_size", absl::StrCat(constants.page_tokens)},
             {"num_gpu_blocks", absl::StrCat(constants.total_pages)}})
       .Set(1);
@@ -278,7 +280,7 @@ void WorkerMetrics::AddConstants(const WorkerConstants& constants) {
            "Marginal bytes of one more token, padding included")
       .Set(constants.kv_bytes_per_token);
   AddGauge("kvasir_kv_cache_fixed_bytes_per_sequence",
-           "Bytes a sequence takes beside its tokens")
+           "Bytes that a sequence takes in addition to its tokens")
       .Set(constants.kv_fixed_bytes_per_sequence);
   AddGauge("kvasir_kv_cache_compression_ratio",
            "Bytes of a dense bf16 cache / ours, per token")

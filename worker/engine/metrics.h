@@ -1,6 +1,6 @@
-// A worker's Prometheus families (docs/metrics.md lists them). Counters and
-// histograms are fed by the engine's events; gauges of the cache are sampled on
-// the engine's thread, so that nothing else touches the cache.
+// A worker's Prometheus families, which docs/metrics.md lists. The engine's
+// events feed counters and histograms. The cache is sampled on the engine's
+// thread, because no other thread may use the cache.
 #pragma once
 
 #include <cstdint>
@@ -22,47 +22,47 @@
 
 namespace kvasir::worker {
 
-// What the counters of the cache and of the executor say at one moment.
+// The counters of the cache and of the executor at one moment. Those marked
+// "since start" only grow.
 struct CacheSample {
   int64_t free_pages = 0;
   int64_t used_pages = 0;
-  int64_t cached_pages = 0;  // free, but still in the prefix index
+  int64_t cached_pages = 0;  // free, but known to the prefix index
   int64_t leaked_pages = 0;  // held although no request lives
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
-  int64_t used_bytes = 0;              // of used pages
-  int64_t padding_bytes = 0;           // of those: between regions
-  int64_t unfilled_bytes = 0;          // of those: slots without a token
-  int64_t side_bytes = 0;              // of those: side pages
-  int64_t side_unused_bytes = 0;       // of those: what no layer uses
-  int64_t host_used_bytes = 0;         // of the host pool, by images
-  int64_t bytes_to_host = 0;           // since start
-  int64_t bytes_from_host = 0;         // since start
-  int64_t prefix_query_tokens = 0;     // since start
-  int64_t prefix_hit_tokens = 0;       // since start
-  int64_t window_pages_reclaimed = 0;  // since start
-  // Since start: of a sequence in a page group; what went; pages given back.
-  int64_t evictions = 0;
-  int64_t slots_evicted = 0;
-  int64_t eviction_pages_reclaimed = 0;
-  // Since start: ExecutorTotals'.
+  int64_t used_bytes = 0;                // of used pages, which include:
+  int64_t padding_bytes = 0;             //   gaps between regions
+  int64_t unfilled_bytes = 0;            //   slots without a token
+  int64_t side_bytes = 0;                //   side pages, which include:
+  int64_t side_unused_bytes = 0;         //     bytes that no layer uses
+  int64_t host_used_bytes = 0;           // of the host pool, held by images
+  int64_t bytes_to_host = 0;             // since start
+  int64_t bytes_from_host = 0;           // since start
+  int64_t prefix_query_tokens = 0;       // since start
+  int64_t prefix_hit_tokens = 0;         // since start
+  int64_t window_pages_reclaimed = 0;    // since start
+  int64_t evictions = 0;                 // since start, per page group
+  int64_t slots_evicted = 0;             // since start
+  int64_t eviction_pages_reclaimed = 0;  // since start
+  // Since start, from ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;
   double eviction_seconds = 0;
   double reconstruction_flops = 0;  // since start
   int64_t static_codes = 0;         // since start
-  int64_t clamped_codes = 0;        // since start, of those
+  int64_t clamped_codes = 0;        // since start, included in static_codes
   int64_t captured_steps = 0;       // since start
   int64_t replayed_steps = 0;       // since start
 };
 
-// What does not change after start.
+// Values that do not change after the start.
 struct WorkerConstants {
   std::string version;
   std::string model_name;
   std::string model_type;
-  std::string invariance;  // of outputs: InvarianceName
+  std::string invariance;  // InvarianceName
   std::string device;      // kernels::Device::name
   int64_t max_model_len = 0;
   int64_t page_tokens = 0;
@@ -77,19 +77,20 @@ struct WorkerConstants {
     int64_t layer = 0;
     std::string side;    // "key" or "value"
     std::string method;  // the part's space
-    int64_t rank = 0;    // numbers per token, all groups
+    int64_t rank = 0;    // numbers per token, over all groups
     std::string bits;    // "bf16", "4", "8,4,4,4,2,2,0,0"
   };
   std::vector<LayerSide> layers;
 };
 
 // Threads: OnStep, OnRequestEnd and OnLoad on the engine's thread; OnRefused
-// and Collect from any.
+// and
+//   the registry's Collect from any.
 class WorkerMetrics final : public EngineObserver, public LoadListener {
  public:
-  // `sample_cache` is called on the engine's thread only, between steps:
-  // whenever the load is at rest, and at most every kCacheSampleInterval while
-  // it is not, because it looks at every sequence.
+  // `sample_cache` runs on the engine's thread, between steps. It looks at
+  // every sequence, so it runs at most once in kCacheSampleInterval while
+  // requests run or wait, and whenever none does.
   static constexpr absl::Duration kCacheSampleInterval =
       absl::Milliseconds(100);
   WorkerMetrics(WorkerConstants constants,
@@ -101,7 +102,7 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   void OnRefused(const Refusal& why) override;
   void OnLoad(const LoadSnapshot& load) override;
 
-  // What a metrics server scrapes.
+  // The collectable for a metrics server.
   std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
 
  private:

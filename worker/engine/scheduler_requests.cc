@@ -1,4 +1,4 @@
-// Scheduler: how requests come and how they end.
+// Scheduler: the arrival and the end of requests.
 #include <algorithm>
 
 #include "absl/cleanup/cleanup.h"
@@ -12,10 +12,10 @@ namespace {
 
 using base::AbslView;
 
-// Output tokens that a sequence has room for from the start.
+// The capacity for output tokens that a sequence reserves at its start.
 constexpr size_t kTokensReserve = 256;
 
-// What a sample spent its time on until `now`.
+// How long a sample spent in each phase until `now`.
 struct Phases {
   absl::Duration queue;
   std::optional<absl::Duration> prefill;
@@ -50,7 +50,7 @@ void Summarize(const Phases& phases, RequestSummary* summary) {
 }  // namespace
 
 // ---------------------------------------------------------------------------
-// Requests come
+// Arrival
 // ---------------------------------------------------------------------------
 
 Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
@@ -63,7 +63,7 @@ Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
       is_live |= state->request.attempt == request.attempt;
     }
   }
-  if (Refusal refusal = admission_.OfPlace(
+  if (Refusal refusal = admission_.CheckPlace(
           request, {.num_queued = num_queued_, .is_live = is_live});
       !refusal.ok()) {
     return refusal;
@@ -82,7 +82,7 @@ Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
       std::min({earliest_expiry_, state.request.deadline, state.start_by});
 
   state.sink->OnAccepted(state.prompt_tokens());
-  // What an earlier attempt delivered may already be all.
+  // The tokens of earlier attempts may already complete the output.
   if (state.output_tokens(state.samples[0]) == 0 ||
       !EndIfComplete(&state.samples[0], now)) {
     Enqueue(&state.samples[0]);
@@ -166,7 +166,7 @@ void Scheduler::EnterBatch(Sequence* sequence) {
                   sequence);
 }
 
-// The cache has released or preempted it already, or does so next.
+// The caller releases or preempts the sequence in the cache.
 void Scheduler::LeaveBatch(Sequence* sequence) {
   const auto at = std::lower_bound(running_.begin(), running_.end(), sequence,
                                    RunsBefore());
@@ -183,7 +183,7 @@ void Scheduler::LeaveBatch(Sequence* sequence) {
 }
 
 // ---------------------------------------------------------------------------
-// Requests end
+// End
 // ---------------------------------------------------------------------------
 
 bool Scheduler::EndIfComplete(Sequence* sequence, absl::Time now) {
@@ -230,7 +230,7 @@ void Scheduler::Finish(Sequence* sequence, kvasir::v1::FinishReason reason,
   if (last) EndRequest(&state, now);
 }
 
-// Gives back what the sequence holds: its place and its pages.
+// Gives back the sequence's place and its pages.
 void Scheduler::Leave(Sequence* sequence) {
   if (sequence->state == Sequence::State::kWaiting) {
     LeaveQueue(sequence);

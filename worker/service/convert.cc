@@ -11,7 +11,7 @@
 namespace kvasir::worker {
 namespace {
 
-// Shared from here on: the message dies with its call.
+// Copies the ids into shared memory, because the message ends with its call.
 absl::StatusOr<proto::TokenBytes> ToTokens(absl::string_view field,
                                            const std::string& bytes) {
   absl::StatusOr<proto::TokenBytes> tokens =

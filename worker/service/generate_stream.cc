@@ -64,8 +64,8 @@ void GenerateStream::OnCancel() {
 }
 
 std::optional<StreamAction> GenerateStream::Next() {
-  // An abort only means something once the engine knows the request; the call
-  // itself may be over by then.
+  // The engine must know the request before it can abort it. The call may have
+  // ended by then.
   if (abort_wanted_ && submitted_) {
     abort_wanted_ = false;
     if (!engine_ended_) return StreamAction{StreamAction::Kind::kAbort, {}, {}};
@@ -97,8 +97,8 @@ StreamAction GenerateStream::TakeWrite() {
 }
 
 GenerateStream::Queued* GenerateStream::OpenTokens(uint32_t index) {
-  // Samples are few and their order among each other is free, so the newest
-  // event of this sample may lie behind others'.
+  // The order of events of different samples is free, so events of other
+  // samples may follow this sample's newest one. Samples are few.
   for (auto queued = queue_.rbegin(); queued != queue_.rend(); ++queued) {
     if (!queued->event.has_tokens()) return nullptr;
     if (queued->event.tokens().index() == index) return &*queued;

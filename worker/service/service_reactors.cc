@@ -93,7 +93,8 @@ void GenerateReactor::AdvanceLater() {
 }
 
 void GenerateReactor::Advance() {
-  // The last action may let OnDone run on another thread before it returns.
+  // OnDone may run on another thread before the last action returns, and
+  // release this object.
   const std::shared_ptr<GenerateReactor> self = shared_from_this();
   mutex_.Lock();
   pushed_ = false;

@@ -157,6 +157,20 @@ TEST_F(WorkerServiceTest, AStreamIsAcceptedThenTokensInOrderThenOneFinish) {
   EXPECT_EQ(answer.finishes[0].prompt_tokens(), 2u);
 }
 
+// A connection that ages is closed after its last call: the client, if it
+// writes just then, loses the rest of the answer to "Broken pipe".
+TEST_F(WorkerServiceTest, AConnectionOverAUnixSocketDoesNotAge) {
+  WorkerServerOptions options = TestOptions();
+  options.max_connection_age = absl::Milliseconds(100);
+  StartServer(std::move(options));
+  grpc::ClientContext context;
+  auto reader = stub_->Generate(&context, NewRequest("r", 300));
+  const Answer answer = ReadAll(reader.get(), context);
+  KVASIR_EXPECT_OK(answer.status);
+  EXPECT_EQ(answer.ids.size(), 300u);
+  EXPECT_EQ(channel_->GetState(false), GRPC_CHANNEL_READY);
+}
+
 TEST_F(WorkerServiceTest, TheDeadlineOfTheCallReachesTheEngine) {
   grpc::ClientContext context;
   const absl::Time deadline = absl::Now() + absl::Seconds(30);
