@@ -24,8 +24,8 @@ constexpr int64_t kMaxTokens = int64_t{1} << 28;
 class NullSink final : public EngineSink {
  public:
   void OnAccepted(uint32_t) override {}
-  void OnTokens(const TokenChunk&) override {}
-  void OnFinished(const FinishInfo&) override {}
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens&) override {}
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish&, bool) override {}
   void OnFailed(const Refusal&) override {}
 };
 
@@ -91,8 +91,8 @@ class Filler {
 
   ~Filler() {
     if (scheduler_ == nullptr) return;
-    scheduler_->FailAll(
-        {absl::CancelledError("capacity is measured"), RefusalReason::kNone});
+    scheduler_->FailAll({absl::CancelledError("capacity is measured"),
+                         kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
   }
 
  private:

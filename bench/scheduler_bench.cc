@@ -19,8 +19,8 @@ constexpr int32_t kVocabSize = 32000;
 class NullSink final : public EngineSink {
  public:
   void OnAccepted(uint32_t) override {}
-  void OnTokens(const TokenChunk&) override {}
-  void OnFinished(const FinishInfo&) override {}
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens&) override {}
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish&, bool) override {}
   void OnFailed(const Refusal&) override {}
 };
 
@@ -150,8 +150,8 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
   result.metadata_bytes = stats.metadata_bytes;
   result.metadata_share = static_cast<double>(stats.metadata_bytes) /
                           static_cast<double>(stats.groups[0].pool_bytes);
-  scheduler->FailAll(
-      {absl::CancelledError("the benchmark is over"), RefusalReason::kNone});
+  scheduler->FailAll({absl::CancelledError("the benchmark is over"),
+                      kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
   return result;
 }
 

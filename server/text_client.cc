@@ -92,6 +92,12 @@ absl::Status TextClient::Explained(const grpc::Status& status) const {
         endpoint_, ": no server answers there; scripts/serve starts one (",
         status.error_message(), ")"));
   }
+  // The transport's own texts ("Broken pipe") do not say what broke.
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return absl::UnavailableError(absl::StrCat(
+        endpoint_, ": the call ended before its answer was complete: ",
+        status.error_message()));
+  }
   if (status.error_code() != grpc::StatusCode::UNIMPLEMENTED ||
       !status.error_message().empty()) {
     return base::FromGrpcStatus(status);

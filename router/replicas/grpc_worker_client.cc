@@ -312,10 +312,12 @@ class GrpcWorkerClient final : public WorkerClient {
     arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                      1 << GRPC_COMPRESS_NONE);
     arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
-                     milliseconds(options.keepalive_time));
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
-                     milliseconds(options.keepalive_timeout));
+    if (options.keepalive_time < absl::InfiniteDuration()) {
+      arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
+                       milliseconds(options.keepalive_time));
+      arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                       milliseconds(options.keepalive_timeout));
+    }
     arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);

@@ -15,6 +15,9 @@ struct GrpcWorkerClientOptions {
   // Streams are spread over so many connections: one TCP connection's
   // flow-control window and one lock would otherwise serve them all.
   int num_connections = 2;
+  // A connection on which nothing arrives for this time is pinged, and is given
+  // up if the answer takes longer than the timeout. Infinite: no pings, for a
+  // worker in this process, which can only be late if this process is.
   absl::Duration keepalive_time = absl::Seconds(5);
   absl::Duration keepalive_timeout = absl::Seconds(2);
   int64_t max_receive_message_bytes = 64 << 20;

@@ -126,9 +126,11 @@ absl::Status RouterRuntime::ConnectReplicas(
   registry.on_change = [this] { UpdateHealth(); };
   registry_ = std::make_unique<router::ReplicaRegistry>(
       std::move(registry),
-      [credentials = options.worker_credentials](const std::string& target) {
+      [credentials = options.worker_credentials,
+       in_process = options.workers_in_process](const std::string& target) {
         router::GrpcWorkerClientOptions client;
         client.credentials = credentials;
+        if (in_process) client.keepalive_time = absl::InfiniteDuration();
         return router::NewGrpcWorkerClient(target, client);
       },
       timers_.get(), metrics_.get());

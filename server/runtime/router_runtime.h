@@ -33,6 +33,8 @@ struct RouterRuntimeOptions {
   // Null: nobody is asked who he is.
   std::shared_ptr<const router::Callers> callers;
   std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
+  // The workers run in this process: their connections are not pinged.
+  bool workers_in_process = false;
   int64_t max_connections = 0;  // 0: half of the descriptors
   // A drain waits so long for clients to leave.
   absl::Duration max_connection_age = absl::Seconds(10);

@@ -89,15 +89,19 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   RouterRuntimeOptions router;
   router.router = std::move(options.router);
   router.router.workers = {stack->worker_->target()};
+  router.workers_in_process = true;
   router.listen = std::move(options.listen);
-  if (options.listens_privately) {
-    router.listen.unix_path =
-        absl::StrCat(stack->socket_folder_, kRouterSocket);
-  }
   router.credentials = std::move(options.credentials);
   router.callers = std::move(options.callers);
   router.max_connections = options.max_connections;
   router.max_connection_age = options.max_connection_age;
+  if (options.listens_privately) {
+    router.listen.unix_path =
+        absl::StrCat(stack->socket_folder_, kRouterSocket);
+    // Its one client has no other server to go to, and gRPC (1.51) may break
+    // an answer off that ends on an aged connection (worker/service/server.cc).
+    router.max_connection_age = absl::InfiniteDuration();
+  }
   router.on_health = std::move(options.on_health);
   router.queue_timeout = options.engine.queue_timeout;
   router.default_max_tokens = options.engine.default_max_tokens;

@@ -1,6 +1,8 @@
 // Router and workers over real gRPC on Unix sockets; only the engines behind
 // the workers are scripted.
 #include <dirent.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -223,7 +225,7 @@ TEST_F(RouterWorkerTest, AFullWorkerIsLeftForAnother) {
   router_options_.policy = router::PolicyKind::kRoundRobin;
   KVASIR_ASSERT_OK(Start(2));
   workers_[0]->engine.RefuseWith({absl::ResourceExhaustedError("queue full"),
-                                  worker::RefusalReason::kRetryElsewhere});
+                                  kvasir::v1::Refusal::RETRY_ELSEWHERE});
   for (int i = 0; i < 4; ++i) {
     const auto sink = std::make_shared<RecordingSink>();
     Submit(sink, NewRequest(1));
@@ -236,7 +238,7 @@ TEST_F(RouterWorkerTest, WhatNeverFitsIsSaidSoAndNotTriedElsewhere) {
   KVASIR_ASSERT_OK(Start(2));
   for (const auto& worker : workers_) {
     worker->engine.RefuseWith({absl::InvalidArgumentError("900 pages of 64"),
-                               worker::RefusalReason::kNeverFits});
+                               kvasir::v1::Refusal::NEVER_FITS});
   }
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink, NewRequest(1));
@@ -356,6 +358,79 @@ TEST_F(RouterWorkerTest, PingsOnASilentConnectionDoNotEndIt) {
   workers_[0]->engine.Hold(false);
   KVASIR_EXPECT_OK(first->Wait());
   KVASIR_EXPECT_OK(second->Wait());
+}
+
+// Opens HTTP/2 and then answers nothing, pings included, like a process that
+// gets no CPU time.
+class MutePeer {
+ public:
+  MutePeer() : path_(NewSocketPath()), thread_([this] { Serve(); }) {}
+  ~MutePeer() {
+    shutdown(listening_, SHUT_RDWR);
+    thread_.join();
+    close(listening_);
+    unlink(path_.c_str());
+  }
+  std::string target() const { return absl::StrCat("unix:", path_); }
+
+ private:
+  static int Listen(const std::string& path) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    const int listening = socket(AF_UNIX, SOCK_STREAM, 0);
+    EXPECT_EQ(
+        bind(listening, reinterpret_cast<sockaddr*>(&address), sizeof address),
+        0);
+    EXPECT_EQ(listen(listening, 8), 0);
+    return listening;
+  }
+  void Serve() {
+    // Length (24 bits), type, flags, stream: SETTINGS, and its acknowledgement.
+    constexpr char kOpening[] = "\0\0\0\4\0\0\0\0\0\0\0\0\4\1\0\0\0\0";
+    std::vector<int> connections;
+    for (int next = 0; (next = accept(listening_, nullptr, nullptr)) >= 0;) {
+      connections.push_back(next);
+      EXPECT_EQ(send(next, kOpening, 18, MSG_NOSIGNAL), 18);
+    }
+    for (const int connection : connections) close(connection);
+  }
+
+  const std::string path_;
+  const int listening_ = Listen(path_);
+  std::thread thread_;
+};
+
+struct WatchEnd final : router::LoadSink {
+  void OnReport(const kvasir::v1::LoadReport&) override {}
+  void OnWatchEnded(const absl::Status& why) override {
+    status = why;
+    ended.Notify();
+  }
+  absl::Status status;
+  absl::Notification ended;
+};
+
+TEST(GrpcWorkerClientTest, OnlyAClientThatPingsGivesAMutePeerUp) {
+  MutePeer peer;
+  router::GrpcWorkerClientOptions options;
+  options.keepalive_time = absl::Seconds(1);
+  options.keepalive_timeout = absl::Milliseconds(200);
+  const auto pings = router::NewGrpcWorkerClient(peer.target(), options);
+  options.keepalive_time = absl::InfiniteDuration();
+  const auto waits = router::NewGrpcWorkerClient(peer.target(), options);
+  const auto given_up = std::make_shared<WatchEnd>();
+  const auto waited = std::make_shared<WatchEnd>();
+  waits->WatchLoad(absl::ZeroDuration(), waited);
+  pings->WatchLoad(absl::ZeroDuration(), given_up);
+  ASSERT_TRUE(
+      given_up->ended.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_THAT(given_up->status,
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("keepalive")));
+  EXPECT_FALSE(
+      waited->ended.WaitForNotificationWithTimeout(absl::Milliseconds(300)));
+  waits->Close();
+  waited->ended.WaitForNotification();
 }
 
 TEST_F(RouterWorkerTest, LeastLoadedSpreadsABurst) {

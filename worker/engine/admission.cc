@@ -7,58 +7,60 @@ namespace kvasir::worker {
 
 using base::AbslView;
 
-Refusal Admission::OfRequest(const Request& request) const {
+Refusal Admission::CheckRequest(const Request& request) const {
   const size_t prompt = request.prompt.size_tokens();
   if (prompt >= limits_.max_model_len) {
     return {
         absl::InvalidArgumentError(absl::StrCat(
             "prompt has ", prompt, " tokens, want at most max_model_len - 1 = ",
             int64_t{limits_.max_model_len} - 1)),
-        RefusalReason::kNeverFits};
+        kvasir::v1::Refusal::NEVER_FITS};
   }
-  return {ValidateRequest(request, limits_), RefusalReason::kNone};
+  return {ValidateRequest(request, limits_),
+          kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
 }
 
-Refusal Admission::OfWeights(std::string_view want, std::string_view have) {
+Refusal Admission::CheckWeights(std::string_view want, std::string_view have) {
   if (want.empty() || want == have) return {};
-  // Its router judged who was behind this address before.
+  // The router's information is older than the worker at this address.
   return {absl::UnavailableError(
               absl::StrCat("weights_id: this worker has ", AbslView(have),
                            ", the request wants ", AbslView(want))),
-          RefusalReason::kRetryElsewhere};
+          kvasir::v1::Refusal::RETRY_ELSEWHERE};
 }
 
-Refusal Admission::OfPlace(const Request& request, const Place& place) const {
+Refusal Admission::CheckPlace(const Request& request,
+                              const Place& place) const {
   if (place.is_live) {
     return {absl::AlreadyExistsError(
                 absl::StrCat("request ", request.request_id, ", attempt ",
                              request.attempt, " is live")),
-            RefusalReason::kNone};
+            kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   }
   if (place.num_queued >= max_queue_ && !place.starts_at_once) {
     return {absl::ResourceExhaustedError(absl::StrCat(
                 place.num_queued, " requests wait, the limit is ", max_queue_)),
-            RefusalReason::kRetryElsewhere};
+            kvasir::v1::Refusal::RETRY_ELSEWHERE};
   }
   return {};
 }
 
-Refusal Admission::OfState(Serving serving) {
+Refusal Admission::CheckState(Serving serving) {
   switch (serving) {
     case Serving::kRunning:
       return {};
     case Serving::kStarting:
       return {absl::UnavailableError("the engine is not ready"),
-              RefusalReason::kRetryElsewhere};
+              kvasir::v1::Refusal::RETRY_ELSEWHERE};
     case Serving::kDraining:
       return {absl::UnavailableError("the engine is draining"),
-              RefusalReason::kDraining};
+              kvasir::v1::Refusal::DRAINING};
     case Serving::kStopped:
       return {absl::UnavailableError("the engine has stopped"),
-              RefusalReason::kRetryElsewhere};
+              kvasir::v1::Refusal::RETRY_ELSEWHERE};
     case Serving::kFailed:
       return {absl::UnavailableError("the executor failed"),
-              RefusalReason::kRetryElsewhere};
+              kvasir::v1::Refusal::RETRY_ELSEWHERE};
   }
   return {};
 }
@@ -66,40 +68,41 @@ Refusal Admission::OfState(Serving serving) {
 Refusal Admission::DeadlinePassed(bool started) {
   return {absl::DeadlineExceededError(absl::StrCat(
               "deadline passed ", started ? "while running" : "in the queue")),
-          RefusalReason::kNone};
+          kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
 }
 
 Refusal Admission::QueueTimeout(const Request& request, absl::Duration waited) {
   const std::string message = absl::StrCat(
       "not started within the queue timeout, ", absl::FormatDuration(waited));
   if (request.queue_timeout != absl::ZeroDuration()) {
-    return {absl::DeadlineExceededError(message), RefusalReason::kNone};
+    return {absl::DeadlineExceededError(message),
+            kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   }
   return {absl::ResourceExhaustedError(message),
-          RefusalReason::kRetryElsewhere};
+          kvasir::v1::Refusal::RETRY_ELSEWHERE};
 }
 
 Refusal Admission::NoTokenLeft() {
   return {absl::InvalidArgumentError(
               "no token may be sampled: the request's token mask and bans "
               "leave none"),
-          RefusalReason::kNone};
+          kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
 }
 
 Refusal Admission::DrainEnded() {
   return {absl::UnavailableError("the drain's deadline has come"),
-          RefusalReason::kDraining};
+          kvasir::v1::Refusal::DRAINING};
 }
 
 Refusal Admission::EngineStopped() {
   return {absl::UnavailableError("the engine was stopped"),
-          RefusalReason::kDraining};
+          kvasir::v1::Refusal::DRAINING};
 }
 
 Refusal Admission::ExecutorFailed(const absl::Status& why) {
   return {absl::UnavailableError(
               absl::StrCat("the executor failed: ", why.ToString())),
-          RefusalReason::kRetryElsewhere};
+          kvasir::v1::Refusal::RETRY_ELSEWHERE};
 }
 
 }  // namespace kvasir::worker

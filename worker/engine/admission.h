@@ -1,6 +1,6 @@
-// Which requests the worker takes and why it refuses others: every refusal of a
-// request by itself, by the engine's state or by a full queue is decided and
-// worded here. Pure logic over numbers that the caller counts.
+// Decides which requests the worker takes, and words every refusal. Reasons are
+// the request itself, the engine's state, or a full queue. Pure logic over
+// numbers that the caller counts.
 #pragma once
 
 #include <cstdint>
@@ -22,33 +22,35 @@ enum class Serving {
 // Threads: const methods from any thread.
 class Admission {
  public:
-  // max_queue: requests that wait for their first step; more are refused.
+  // max_queue: how many requests may wait for their first step.
   Admission(const RequestLimits& limits, uint32_t max_queue)
       : limits_(limits), max_queue_(max_queue) {}
 
-  // By itself: NEVER_FITS for a prompt of the model's length or more, else
-  // ValidateRequest's errors.
-  Refusal OfRequest(const Request& request) const;
-  // FAILED_PRECONDITION for one that wants (empty: any) other weights than this
-  // worker's.
-  static Refusal OfWeights(std::string_view want, std::string_view have);
-  // By what else is there: `num_queued` requests wait, this one's id and
-  // attempt live already or not, it starts in the next step or not.
+  // NEVER_FITS for a prompt of the model's length or more. Otherwise the errors
+  // of ValidateRequest.
+  Refusal CheckRequest(const Request& request) const;
+  // UNAVAILABLE, RETRY_ELSEWHERE, if the request wants other weights than this
+  // worker has. An empty `want` accepts any weights.
+  static Refusal CheckWeights(std::string_view want, std::string_view have);
   struct Place {
-    uint32_t num_queued = 0;
-    bool is_live = false;
+    uint32_t num_queued = 0;  // requests that wait for their first step
+    bool is_live = false;     // the request's id and attempt are in use
+    // The request joins the next step, so that it takes no place in the queue.
     bool starts_at_once = false;
   };
-  Refusal OfPlace(const Request& request, const Place& place) const;
-  static Refusal OfState(Serving serving);
+  // ALREADY_EXISTS if the request is live, RESOURCE_EXHAUSTED if the queue is
+  // full.
+  Refusal CheckPlace(const Request& request, const Place& place) const;
+  // UNAVAILABLE unless the engine is running.
+  static Refusal CheckState(Serving serving);
 
-  // Of requests that wait or run.
+  // Ends of requests that wait or run.
   static Refusal DeadlinePassed(bool started);
-  // Another replica may start in time what waited too long by the operator's
-  // measure; a client's own patience is at an end everywhere.
+  // If the operator's limit was exceeded, another replica may start the request
+  // in time (RETRY_ELSEWHERE). The client's own limit holds everywhere.
   static Refusal QueueTimeout(const Request& request, absl::Duration waited);
   static Refusal NoTokenLeft();
-  // Of all that live, when the worker goes; another one may run them again.
+  // Ends of all live requests, which another worker may run again.
   static Refusal DrainEnded();
   static Refusal EngineStopped();
   static Refusal ExecutorFailed(const absl::Status& why);

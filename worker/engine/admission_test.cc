@@ -29,80 +29,80 @@ Admission Limited() {
 }
 
 TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
-  EXPECT_TRUE(Limited().OfRequest(Good()).ok());
+  EXPECT_TRUE(Limited().CheckRequest(Good()).ok());
   Request request = Good();
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(32, 1));
   const char* const message =
       "prompt has 32 tokens, want at most max_model_len - 1 = 31";
-  EXPECT_THAT(Limited().OfRequest(request).status,
+  EXPECT_THAT(Limited().CheckRequest(request).status,
               StatusIs(absl::StatusCode::kInvalidArgument, message));
   // Reason and message speak of the same, whatever else is wrong.
   request.sampling.set_n(5);
-  const Refusal refusal = Limited().OfRequest(request);
-  EXPECT_EQ(refusal.reason, RefusalReason::kNeverFits);
+  const Refusal refusal = Limited().CheckRequest(request);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::NEVER_FITS);
   EXPECT_EQ(refusal.status.message(), message);
 }
 
 TEST(WorkerAdmissionTest, OtherWeightsThanTheWorkersAreForAnotherWorker) {
-  EXPECT_TRUE(Admission::OfWeights("", "have").ok());
-  EXPECT_TRUE(Admission::OfWeights("have", "have").ok());
-  const Refusal refusal = Admission::OfWeights("want", "have");
+  EXPECT_TRUE(Admission::CheckWeights("", "have").ok());
+  EXPECT_TRUE(Admission::CheckWeights("have", "have").ok());
+  const Refusal refusal = Admission::CheckWeights("want", "have");
   EXPECT_THAT(refusal.status,
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("has have, the request wants want")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
 TEST(WorkerAdmissionTest, AWrongValueIsNoReasonToTryElsewhere) {
   Request request = Good();
   request.sampling.set_n(5);
-  const Refusal refusal = Limited().OfRequest(request);
+  const Refusal refusal = Limited().CheckRequest(request);
   EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kInvalidArgument,
                                        HasSubstr("n is 5, want 1 to 4")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
 TEST(WorkerAdmissionTest, AFullQueueTakesWhatStartsAtOnce) {
   const Admission admission = Limited();
-  EXPECT_TRUE(admission.OfPlace(Good(), {.num_queued = 2}).ok());
+  EXPECT_TRUE(admission.CheckPlace(Good(), {.num_queued = 2}).ok());
   EXPECT_TRUE(
-      admission.OfPlace(Good(), {.num_queued = 3, .starts_at_once = true})
+      admission.CheckPlace(Good(), {.num_queued = 3, .starts_at_once = true})
           .ok());
-  const Refusal refusal = admission.OfPlace(Good(), {.num_queued = 3});
+  const Refusal refusal = admission.CheckPlace(Good(), {.num_queued = 3});
   EXPECT_THAT(refusal.status,
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("3 requests wait, the limit is 3")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
 TEST(WorkerAdmissionTest, AnIdAndAttemptLiveOnce) {
-  const Refusal refusal = Limited().OfPlace(Good(), {.is_live = true});
+  const Refusal refusal = Limited().CheckPlace(Good(), {.is_live = true});
   EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kAlreadyExists,
                                        HasSubstr("request r, attempt 2")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
 TEST(WorkerAdmissionTest, OnlyADrainSaysThatItDrains) {
-  EXPECT_TRUE(Admission::OfState(Serving::kRunning).ok());
-  EXPECT_EQ(Admission::OfState(Serving::kDraining).reason,
-            RefusalReason::kDraining);
+  EXPECT_TRUE(Admission::CheckState(Serving::kRunning).ok());
+  EXPECT_EQ(Admission::CheckState(Serving::kDraining).reason,
+            kvasir::v1::Refusal::DRAINING);
   for (const Serving serving :
        {Serving::kStarting, Serving::kStopped, Serving::kFailed}) {
-    const Refusal refusal = Admission::OfState(serving);
+    const Refusal refusal = Admission::CheckState(serving);
     EXPECT_EQ(refusal.status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+    EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
   }
 }
 
 TEST(WorkerAdmissionTest, AClientsOwnPatienceIsAtAnEndEverywhere) {
   Request request = Good();
   EXPECT_EQ(Admission::QueueTimeout(request, absl::Seconds(2)).reason,
-            RefusalReason::kRetryElsewhere);
+            kvasir::v1::Refusal::RETRY_ELSEWHERE);
   request.queue_timeout = absl::Seconds(2);
   const Refusal refusal = Admission::QueueTimeout(request, absl::Seconds(2));
   EXPECT_THAT(refusal.status,
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("2s")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
 }  // namespace

@@ -24,16 +24,16 @@ using base::AbslView;
 using base::MutexLock;
 using kvasir::v1::StepPlan;
 
-// How long the engine's thread sleeps when work is there but nothing can be
-// planned: deadlines still pass, and the watchdog sees that nothing moves.
+// How long the engine's thread sleeps if there is work but no step can be
+// planned. Deadlines still pass meanwhile, and the watchdog still counts.
 constexpr absl::Duration kNothingPlanned = absl::Milliseconds(10);
 
-// Of the warm-up's requests.
+// The sink of the warm-up's requests.
 class NullSink final : public EngineSink {
  public:
   void OnAccepted(uint32_t) override {}
-  void OnTokens(const TokenChunk&) override {}
-  void OnFinished(const FinishInfo&) override {}
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens&) override {}
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish&, bool) override {}
   void OnFailed(const Refusal&) override {}
 };
 
@@ -64,7 +64,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
  private:
   enum class State { kNew, kWarmingUp, kRunning, kStopping, kStopped, kFailed };
 
-  // What other threads ask of the engine's.
+  // A request of another thread to the engine's thread.
   struct Command {
     enum class Kind { kSubmit, kAbort, kRefuseAll };
     Kind kind = Kind::kSubmit;
@@ -75,32 +75,34 @@ class ThreadedEngine final : public Engine, private EngineObserver {
     Refusal why;
   };
 
-  // EngineObserver: the scheduler's, on the engine's thread.
+  // EngineObserver. The scheduler calls it on the engine's thread.
   void OnRequestEnd(const RequestSummary& summary) override;
 
   Refusal Admit(Request* request, std::shared_ptr<EngineSink>* sink)
       ABSL_LOCKS_EXCLUDED(mutex_);
   Serving serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether `seats` are free now, and nothing waits for pages: who comes then
-  // takes no place in the queue.
+  // Whether `seats` are free and nothing waits for pages. A request that
+  // arrives then takes no place in the queue.
   bool StartsAtOnce(uint32_t seats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The engine's thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status WarmUp();
-  // Moves the inbox into commands_; waits for one when there is no work. False
-  // when the engine stops.
+  // Moves the inbox into commands_, and waits up to `wait` for a command. False
+  // if the engine stops.
   bool TakeCommands(absl::Duration wait) ABSL_LOCKS_EXCLUDED(mutex_);
   void RunCommands();
-  // One step to its end, or none when none can run. Where the executor lets it,
-  // the one behind it is planned and enqueued before that.
+  // Runs one step to its end if one can run. If the executor runs steps after
+  // their Enqueue, the next step is planned and enqueued before the result is
+  // applied.
   absl::Status Step(bool* planned);
-  // Enqueues a plan, and says so to the watchdog.
+  // Enqueues a plan and records it for the watchdog.
   absl::Status Enqueue(const StepPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<kvasir::v1::StepResult> Await() ABSL_LOCKS_EXCLUDED(mutex_);
   void Observe(absl::Duration schedule, absl::Duration execute)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Makes ends and load visible to other threads, together.
+  // Publishes ended requests and the load to other threads, in one locked
+  // section.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
   void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -131,7 +133,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   std::vector<Ended> ended_;  // since the last Publish
   std::vector<Command> commands_;
   bool warming_up_ = false;
-  // Enqueued and not awaited, or null; when it was, and the time its plan took.
+  // The step that is enqueued and not awaited, or null. Then the time of its
+  // Enqueue, and how long its planning took.
   const StepPlan* in_flight_ = nullptr;
   absl::Time enqueued_at_;
   absl::Duration planning_;
@@ -143,20 +146,21 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::Status warm_up_status_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Command> inbox_ ABSL_GUARDED_BY(mutex_);
-  // Live requests: attempts by id.
+  // The attempts of live requests, by request id.
   absl::flat_hash_map<std::string, std::vector<uint32_t>> live_
       ABSL_GUARDED_BY(mutex_);
   uint64_t num_live_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Requests without a first step: in the inbox, and in the scheduler.
+  // Requests that wait for their first step, in the inbox and in the scheduler.
   uint32_t inbox_submits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t scheduler_queued_ ABSL_GUARDED_BY(mutex_) = 0;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
   bool load_wanted_ ABSL_GUARDED_BY(mutex_) = false;  // a new listener
   std::vector<std::weak_ptr<LoadListener>> listeners_ ABSL_GUARDED_BY(mutex_);
   EngineTotals totals_ ABSL_GUARDED_BY(mutex_);
-  // The plan being executed: changes only after this is null again.
+  // The plan that is being executed. The message does not change while this
+  // points to it.
   const StepPlan* executing_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  // There is work, and the last sign of life was then.
+  // Whether there is work, and when the engine last made progress.
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time progress_at_ ABSL_GUARDED_BY(mutex_);
 };
@@ -175,8 +179,8 @@ absl::Status ThreadedEngine::Init() {
   }
   limits.max_n = std::min(limits.max_n, options_.scheduler.max_num_seqs);
   admission_.emplace(limits, options_.scheduler.max_queue);
-  // Submit holds the queue's bound, synchronously; the scheduler's must let a
-  // full batch of the warm-up in.
+  // Submit enforces the queue's bound. The scheduler's own bound must let the
+  // warm-up's full batch in.
   SchedulerOptions scheduler = options_.scheduler;
   scheduler.max_queue = std::max(scheduler.max_queue, scheduler.max_num_seqs);
   KVASIR_ASSIGN_OR_RETURN(
@@ -240,19 +244,19 @@ Refusal ThreadedEngine::Submit(Request request,
 
 Refusal ThreadedEngine::Admit(Request* request,
                               std::shared_ptr<EngineSink>* sink) {
-  // The prompt is looked at before the lock is taken.
-  if (Refusal refusal = admission_->OfRequest(*request); !refusal.ok()) {
+  // Reading the prompt takes long, so it happens before the lock is taken.
+  if (Refusal refusal = admission_->CheckRequest(*request); !refusal.ok()) {
     return refusal;
   }
   const absl::Time now = options_.clock->Now();
   request->arrival = now;
 
   MutexLock lock(&mutex_);
-  if (Refusal refusal = Admission::OfState(serving()); !refusal.ok()) {
+  if (Refusal refusal = Admission::CheckState(serving()); !refusal.ok()) {
     return refusal;
   }
   const auto found = live_.find(request->request_id);
-  if (Refusal refusal = admission_->OfPlace(
+  if (Refusal refusal = admission_->CheckPlace(
           *request,
           {.num_queued = inbox_submits_ + scheduler_queued_,
            .is_live = found != live_.end() &&
@@ -402,8 +406,8 @@ void ThreadedEngine::Run() {
 }
 
 // One prefill of max_batched_tokens over max_num_seqs sequences and one decode
-// of them all, as far as pages allow: what the largest batch needs is there
-// before the first request, and errors show now.
+// of all of them, as far as pages allow. This allocates what the largest batch
+// needs, and shows errors before the first request.
 absl::Status ThreadedEngine::WarmUp() {
   warming_up_ = true;
   const SchedulerOptions& o = options_.scheduler;
@@ -448,7 +452,7 @@ bool ThreadedEngine::TakeCommands(absl::Duration wait) {
     wake_.WaitWithTimeout(&mutex_, wait);
   }
   commands_.swap(inbox_);
-  // Until the scheduler has counted them itself.
+  // The estimate holds until Publish takes the scheduler's own count.
   scheduler_queued_ += std::exchange(inbox_submits_, 0);
   return state_ == State::kRunning;
 }
@@ -457,7 +461,7 @@ void ThreadedEngine::RunCommands() {
   for (Command& command : commands_) {
     switch (command.kind) {
       case Command::Kind::kSubmit: {
-        // Checked by Submit, which knows all that the scheduler knows.
+        // Submit has made the same checks.
         const Refusal refusal =
             scheduler_->Add(std::move(command.request), command.sink);
         KVASIR_CHECK(refusal.ok());
@@ -501,23 +505,23 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   KVASIR_RETURN_IF_ERROR(result.status());
   const absl::Time executed = clock.Now();
   const absl::Duration execute = executed - enqueued_at_;
-  // A plan that was not to be had is this step's time.
+  // If no next step could be planned, the attempt counts for this step.
   const absl::Duration planning =
       planning_ + (next == nullptr ? next_planning : absl::ZeroDuration());
   planning_ = next_planning;
-  // The device goes on while this one's tokens are delivered, which they are
-  // even if it does not.
-  const absl::Status goes_on =
+  // The device runs the next step while this step's tokens are delivered. They
+  // are delivered even if that Enqueue fails.
+  const absl::Status next_enqueued =
       next == nullptr ? absl::OkStatus() : Enqueue(*next);
   const absl::Time handled_from = clock.Now();
   if (!warming_up_) {
-    // Whoever was aborted while the step ran hears no token of it.
+    // A request that was aborted while the step ran gets no token of it.
     TakeCommands(absl::ZeroDuration());
     RunCommands();
   }
   KVASIR_RETURN_IF_ERROR(scheduler_->Apply(*result));
   Observe(planning + (clock.Now() - handled_from), execute);
-  return goes_on;
+  return next_enqueued;
 }
 
 void ThreadedEngine::Observe(absl::Duration schedule, absl::Duration execute) {
@@ -527,7 +531,7 @@ void ThreadedEngine::Observe(absl::Duration schedule, absl::Duration execute) {
   stats.schedule = schedule;
   {
     MutexLock lock(&mutex_);
-    stats.load.draining = draining_;  // the scheduler does not know
+    stats.load.draining = draining_;  // unknown to the scheduler
   }
   options_.observer->OnStep(stats);
 }
@@ -602,7 +606,7 @@ void ThreadedEngine::ForgetEnded() {
 void ThreadedEngine::Fail(const absl::Status& status) {
   {
     MutexLock lock(&mutex_);
-    state_ = State::kFailed;  // nothing comes into the inbox after this
+    state_ = State::kFailed;  // no command enters the inbox from now on
     busy_ = false;
     commands_.swap(inbox_);
     inbox_submits_ = 0;
@@ -616,8 +620,8 @@ void ThreadedEngine::Fail(const absl::Status& status) {
 
 void ThreadedEngine::EndAll() {
   RunCommands();
-  // Nobody wants what the step that runs gives; it is awaited for the executor,
-  // which may go when we have stopped.
+  // The running step's result is dropped. It is awaited because the executor
+  // may be destroyed after the stop.
   scheduler_->FailAll(Admission::EngineStopped());
   Publish();
   if (in_flight_ == nullptr) return;

@@ -1,5 +1,5 @@
-// The worker's engine: takes requests from any thread, runs scheduler and
-// executor on its own, and hands tokens to each request's sink.
+// The worker's engine. It accepts requests from any thread, runs scheduler and
+// executor on a thread of its own, and passes tokens to each request's sink.
 //
 //   auto engine = Engine::Create(options, &cache, &executor);
 //   engine->Start();                       // warms up, then serves
@@ -31,23 +31,25 @@ namespace kvasir::worker {
 
 struct StallReport {
   absl::Duration stalled;
-  // The step that hangs, one line per sequence, without token ids; or that no
-  // step was planned.
+  // The step that hangs, one line per sequence, without token ids. If no step
+  // was planned, a text that says so.
   std::string plan;
 };
 
 struct EngineOptions {
   SchedulerOptions scheduler;
-  // Create sets vocab_size, max_model_len, eviction and token_masks from the
-  // rest, and max_n to at most max_num_seqs.
+  // Create overwrites vocab_size, max_model_len, eviction and token_masks from
+  // the other options, and lowers max_n to max_num_seqs.
   RequestLimits limits;
-  // A step takes at most so long while there is work; zero: no watchdog.
+  // The longest time without a finished step while there is work. Zero: no
+  // watchdog.
   absl::Duration watchdog = absl::Seconds(60);
-  // Called once, from the watchdog's thread: turn NOT_SERVING, log, exit.
+  // Called once, from the watchdog's thread. The owner reports NOT_SERVING,
+  // logs and exits.
   std::function<void(const StallReport&)> on_stall;
-  // Called once, from the engine's thread, when the executor failed. All
-  // requests have been failed; Submit refuses from now on. Neither callback may
-  // stop or destroy the engine itself.
+  // Called once, from the engine's thread, after the executor failed. All
+  // requests have ended by then, and Submit refuses. Neither callback may stop
+  // or destroy the engine.
   std::function<void(const absl::Status&)> on_failure;
   bool warm_up = true;
   const base::Clock* clock = &base::Clock::Real();
@@ -55,26 +57,26 @@ struct EngineOptions {
   TokenMaskProvider* token_masks = nullptr;  // may be null
 };
 
-// Owns: the engine's thread, the watchdog's, the queue, the scheduler.
-//   `cache` and `executor` are the caller's, outlive the engine, and are the
-//   engine thread's alone between Start and Stop.
-// Threads: all methods from any thread; Start and Stop from one.
-// Errors: refusals are values; a failed executor ends every request.
+// Owns: the engine's thread, the watchdog's thread, the queue, the scheduler.
+//   The caller owns `cache` and `executor`, which outlive the engine. Between
+//   Start and Stop only the engine's thread uses them.
+// Threads: Start and Stop from one thread, all other methods from any.
+// Errors: refusals are values. A failed executor ends every request.
 class Engine : public ServedEngine {
  public:
-  // INVALID_ARGUMENT when options contradict each other or the cache is too
-  // small for one sequence of max_model_len tokens. The destructor stops what
-  // runs.
+  // INVALID_ARGUMENT if the options contradict each other, or if the cache is
+  // too small for one sequence of max_model_len tokens. The destructor calls
+  // Stop.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(EngineOptions options,
                                                         cache::KvCache* cache,
                                                         Executor* executor);
 
-  // Returns after the warm-up: steps at the maximum batch, prefill and decode,
-  // by the same path as any request. The executor's error if that fails.
+  // Returns after the warm-up, which runs a prefill and a decode of the largest
+  // batch like ordinary requests. Returns the executor's error if that fails.
   virtual absl::Status Start() = 0;
 
-  // Ends the thread after the step in flight; what still runs fails with
-  // kDraining (its sinks hear it). Idempotent.
+  // Ends the thread after the step in flight. Requests that still run fail with
+  // DRAINING. Idempotent.
   virtual void Stop() = 0;
 
   virtual LoadSnapshot Load() const = 0;

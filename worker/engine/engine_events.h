@@ -1,5 +1,5 @@
-// What the engine tells: to the owner of a request (EngineSink), to metrics
-// (EngineObserver), to watchers of the load (LoadListener).
+// Callbacks of the engine: for the owner of a request (EngineSink), for metrics
+// (EngineObserver), and for watchers of the load (LoadListener).
 #pragma once
 
 #include <cstdint>
@@ -9,61 +9,29 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "proto/kvasir/v1/worker.pb.h"
 #include "worker/engine/request.h"
 
 namespace kvasir::worker {
 
-struct TopToken {
-  int32_t token_id = 0;
-  float logprob = 0.0f;
-};
-
-struct TokenLogprob {
-  float logprob = 0.0f;
-  std::vector<TopToken> top;
-};
-
-// Views: valid during the call only.
-struct TokenChunk {
-  uint32_t index = 0;  // which of the n samples
-  absl::Span<const int32_t> token_ids;
-  // Parallel to token_ids when asked for, else empty.
-  absl::Span<const TokenLogprob> logprobs;
-  // With the first tokens of sample 0, when asked for: one per prompt token
-  // but the first. Else empty.
-  absl::Span<const float> prompt_logprobs;
-};
-
-struct FinishInfo {
-  uint32_t index = 0;
-  FinishReason reason = FinishReason::kStop;
-  // The stop or end-of-sequence id that ended it, if one did. It was delivered
-  // as the last token and is counted in output_tokens.
-  std::optional<int32_t> matched_token_id;
-  uint32_t prompt_tokens = 0;
-  uint32_t output_tokens = 0;  // those of earlier attempts included
-  uint32_t cached_tokens = 0;  // of the prompt: taken from the prefix index
-  absl::Duration queue;        // arrival to first step
-  absl::Duration prefill;      // first step to first token
-  absl::Duration decode;       // first token to the end
-  uint32_t preemptions = 0;
-  // No sample of the request runs any more: the sink hears nothing after this.
-  bool last = false;
-};
-
-// Hears about one request.
-// Threads: the engine's thread calls, one call at a time, no engine lock held.
-// Must not block; may call Engine::Abort.
+// Receives the events of one request.
+// Threads: the engine's thread makes the calls, one at a time, without a lock.
+//   A call must not block. It may call Engine::Abort.
 class EngineSink {
  public:
   virtual ~EngineSink() = default;
-  // First call: the request is in the queue.
+  // The first call: the request is in the queue.
   virtual void OnAccepted(uint32_t prompt_tokens) = 0;
-  virtual void OnTokens(const TokenChunk& tokens) = 0;
-  // Exactly once per sample, aborted ones too, unless OnFailed comes.
-  virtual void OnFinished(const FinishInfo& info) = 0;
-  // Last call, for all samples that have not finished: deadline, queue timeout
-  // or a broken executor.
+  // At least one token of one sample. The message is the caller's: it is valid
+  // during the call only.
+  virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
+  // Exactly once for each sample, aborted ones included, unless OnFailed is
+  // called instead. `last`: every sample has ended, and no further call
+  // follows.
+  virtual void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
+                          bool last) = 0;
+  // The last call, instead of OnFinished for all samples that still run. Causes
+  // are a deadline, a queue timeout, a drain and a failed executor.
   virtual void OnFailed(const Refusal& why) = 0;
 };
 
@@ -71,15 +39,17 @@ struct LoadSnapshot {
   uint64_t step = 0;     // steps executed so far
   uint32_t running = 0;  // sequences in the batch
   uint32_t waiting = 0;  // requests queued, and sequences that were preempted
-  uint64_t free_pages = 0;  // held by nobody, or only by the prefix index
+  uint64_t free_pages =
+      0;  // held by no sequence; the prefix index may know them
   uint64_t total_pages = 0;
   bool draining = false;
-  uint64_t queued_tokens = 0;  // to be prefilled, of all that wait
+  uint64_t queued_tokens = 0;  // to be prefilled for all waiting sequences
 
   friend bool operator==(const LoadSnapshot&, const LoadSnapshot&) = default;
 };
 
-// Threads: the engine's thread calls, no engine lock held. Must not block.
+// Threads: the engine's thread makes the calls, without a lock. A call must not
+//   block.
 class LoadListener {
  public:
   virtual ~LoadListener() = default;
@@ -93,11 +63,11 @@ struct StepStats {
   uint32_t prefill_tokens = 0;
   uint32_t sampled_tokens = 0;
   uint32_t preemptions = 0;
-  uint32_t preemptions_by_copy = 0;  // of them: to the host pool
-  // Planning it, and handling its result: the scheduler's share.
+  uint32_t preemptions_by_copy = 0;  // those of them that used the host pool
+  // The scheduler's share: planning the step and handling its result.
   absl::Duration schedule;
-  // From its Enqueue to its result. Where steps are planned ahead the shares of
-  // its neighbours lie in it.
+  // From the step's Enqueue to its result. If steps are planned ahead, this
+  // includes scheduling for the steps before and after it.
   absl::Duration execute;
   // One entry per token delivered in this step.
   absl::Span<const absl::Duration> time_to_first_token;
@@ -105,37 +75,39 @@ struct StepStats {
   LoadSnapshot load;
 };
 
-// Once per request, when its last sample has ended.
+// A request whose last sample has ended.
 struct RequestSummary {
   std::string request_id;
   uint32_t attempt = 0;
   std::string tenant;
-  // Of sample 0; absent: it failed, see `status`.
-  std::optional<FinishReason> reason;
+  // The reason of sample 0. Absent if the request failed: see `status`.
+  std::optional<kvasir::v1::FinishReason> reason;
   absl::Status status;
-  RefusalReason refusal = RefusalReason::kNone;
-  bool aborted = false;  // at least one sample was
+  kvasir::v1::Refusal::Reason refusal =
+      kvasir::v1::Refusal::REFUSAL_UNSPECIFIED;
+  bool aborted = false;  // at least one sample was aborted
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens = 0;  // of all samples
   uint32_t cached_tokens = 0;
   uint32_t preemptions = 0;
-  // Of sample 0. Absent: the request ended before its first step, or before its
-  // first token.
+  // Times of sample 0. `prefill` is absent if the request ended before its
+  // first step, `decode` if it ended before its first token.
   absl::Duration queue;
   std::optional<absl::Duration> prefill;
   std::optional<absl::Duration> decode;
   absl::Duration end_to_end;
 };
 
-// Where metrics are bound.
-// Threads: the engine's thread calls, except OnRefused, which any thread may
-// call. Must not block.
+// Receives what metrics count.
+// Threads: the engine's thread makes the calls, except OnRefused, which any
+//   thread makes. A call must not block.
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
   virtual void OnStep(const StepStats& /*step*/) {}
+  // Once for each request that was accepted.
   virtual void OnRequestEnd(const RequestSummary& /*summary*/) {}
-  // Submit said no.
+  // Submit refused a request.
   virtual void OnRefused(const Refusal& /*why*/) {}
 };
 

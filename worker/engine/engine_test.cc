@@ -68,9 +68,10 @@ class Gate {
 class WaitableSink : public RecordingSink {
  public:
   using RecordingSink::RecordingSink;
-  void OnFinished(const FinishInfo& info) override {
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
+                  bool last) override {
     MutexLock lock(&mutex_);
-    RecordingSink::OnFinished(info);
+    RecordingSink::OnFinished(finish, last);
     changed_.SignalAll();
   }
   void OnFailed(const Refusal& why) override {
@@ -253,7 +254,7 @@ TEST_P(EngineTest, RefusesBeforeStartAndAfterStop) {
       engine_->Submit(MakeRequest("r"), std::make_shared<WaitableSink>());
   EXPECT_THAT(refusal.status,
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("stopped")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
 TEST_P(EngineTest, RefusesWhatCannotBe) {
@@ -261,7 +262,7 @@ TEST_P(EngineTest, RefusesWhatCannotBe) {
   Request request = MakeRequest("r");
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(64, 1));
   Refusal refusal = engine_->Submit(request, std::make_shared<WaitableSink>());
-  EXPECT_EQ(refusal.reason, RefusalReason::kNeverFits);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::NEVER_FITS);
   EXPECT_EQ(refusal.status.code(), absl::StatusCode::kInvalidArgument);
   request = MakeRequest("r");
   request.sampling.set_n(9);  // max_num_seqs is 8
@@ -295,7 +296,7 @@ TEST_P(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
   }
   EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kResourceExhausted,
                                        HasSubstr("the limit is 4")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
   gate_.Open();
   first->AwaitEnd();
   for (const auto& sink : sinks) sink->AwaitEnd();
@@ -314,7 +315,7 @@ TEST_P(EngineTest, WithoutAQueueServesWhatFindsASeatAndRefusesTheRest) {
       engine_->Submit(MakeRequest("third"), std::make_shared<WaitableSink>());
   EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kResourceExhausted,
                                        HasSubstr("the limit is 0")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
   gate_.Open();
   first->AwaitEnd();
   second->AwaitEnd();
@@ -342,8 +343,8 @@ TEST_P(EngineTest, RefusesAnIdThatIsLiveButNotItsNextAttempt) {
   gate_.Open();
   sink->AwaitEnd();
   second->AwaitEnd();
-  EXPECT_EQ(sink->samples()[0].finish->reason, FinishReason::kLength);
-  EXPECT_EQ(second->samples()[0].finish->reason, FinishReason::kAbort);
+  EXPECT_EQ(sink->samples()[0].finish->reason(), kvasir::v1::FINISH_LENGTH);
+  EXPECT_EQ(second->samples()[0].finish->reason(), kvasir::v1::FINISH_ABORT);
 }
 
 TEST_P(EngineTest, AbortDuringAStepDropsItsTokens) {
@@ -357,7 +358,7 @@ TEST_P(EngineTest, AbortDuringAStepDropsItsTokens) {
   gate_.Open();
   sink->AwaitEnd();
   EXPECT_EQ(sink->samples()[0].tokens.size(), 2u);
-  EXPECT_EQ(sink->samples()[0].finish->reason, FinishReason::kAbort);
+  EXPECT_EQ(sink->samples()[0].finish->reason(), kvasir::v1::FINISH_ABORT);
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   EXPECT_EQ(engine_->Abort("r", std::nullopt), 0);
   EXPECT_EQ(engine_->Totals().aborted, 1u);
@@ -375,7 +376,7 @@ TEST_P(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
   const Refusal refusal =
       engine_->Submit(MakeRequest("late"), std::make_shared<WaitableSink>());
   EXPECT_EQ(refusal.status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(refusal.reason, RefusalReason::kDraining);
+  EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::DRAINING);
   EXPECT_TRUE(engine_->Load().draining);
   EXPECT_FALSE(engine_->WaitIdle(absl::Now() + absl::Milliseconds(5)));
   gate_.Open();
@@ -434,7 +435,7 @@ TEST_P(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
   stop.join();
   for (const auto& sink : sinks) {
     ASSERT_TRUE(sink->failed().has_value());
-    EXPECT_EQ(sink->failed()->reason, RefusalReason::kDraining);
+    EXPECT_EQ(sink->failed()->reason, kvasir::v1::Refusal::DRAINING);
   }
   ExpectNothingHeld();
 }
@@ -448,13 +449,13 @@ TEST_P(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineGoesOn) {
   gate_.AwaitHeld();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("w"), waiting).status);
   engine_->RefuseAll(
-      {absl::UnavailableError("too late"), RefusalReason::kDraining});
+      {absl::UnavailableError("too late"), kvasir::v1::Refusal::DRAINING});
   gate_.Open();
   running->AwaitEnd();
   waiting->AwaitEnd();
   for (const auto& sink : {running, waiting}) {
     ASSERT_TRUE(sink->failed().has_value());
-    EXPECT_EQ(sink->failed()->reason, RefusalReason::kDraining);
+    EXPECT_EQ(sink->failed()->reason, kvasir::v1::Refusal::DRAINING);
     EXPECT_TRUE(sink->samples()[0].tokens.empty());
   }
   const auto later = std::make_shared<WaitableSink>();
@@ -486,14 +487,14 @@ TEST_P(EngineTest, AFailedStepFailsEveryRequest) {
     ASSERT_TRUE(sink->failed().has_value());
     EXPECT_THAT(sink->failed()->status,
                 StatusIs(absl::StatusCode::kUnavailable, HasSubstr("bit rot")));
-    EXPECT_EQ(sink->failed()->reason, RefusalReason::kRetryElsewhere);
+    EXPECT_EQ(sink->failed()->reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
   }
   engine_->Stop();
   EXPECT_EQ(failures, 1);
   EXPECT_EQ(engine_->Totals().failed, 2u);
   EXPECT_EQ(engine_->Submit(MakeRequest("x"), std::make_shared<WaitableSink>())
                 .reason,
-            RefusalReason::kRetryElsewhere);
+            kvasir::v1::Refusal::RETRY_ELSEWHERE);
   ExpectNothingHeld();
 }
 
@@ -541,7 +542,8 @@ TEST_P(EngineTest, NumbersThatAreNotFiniteFailTheirRequestAlone) {
   ASSERT_TRUE(logit_sink->failed().has_value());
   EXPECT_THAT(logit_sink->failed()->status,
               StatusIs(absl::StatusCode::kInternal, HasSubstr("logit")));
-  EXPECT_EQ(logit_sink->failed()->reason, RefusalReason::kNone);
+  EXPECT_EQ(logit_sink->failed()->reason,
+            kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
   EXPECT_EQ(logit_sink->samples()[0].tokens.size(), 1u);
   EXPECT_EQ(sound_sink->samples()[0].tokens, Expected(sound));
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
@@ -691,7 +693,7 @@ TEST_P(EngineTest, ObserverHearsStepsEndsAndRefusals) {
   ASSERT_EQ(observer.ends.size(), 1u);
   EXPECT_EQ(observer.ends[0].tenant, "acme");
   EXPECT_EQ(observer.ends[0].output_tokens, 10u);
-  EXPECT_EQ(observer.ends[0].reason, FinishReason::kLength);
+  EXPECT_EQ(observer.ends[0].reason, kvasir::v1::FINISH_LENGTH);
 }
 
 TEST_P(EngineTest, StepsOfADrainTellTheObserverSo) {
@@ -715,7 +717,7 @@ class AbortingSink final : public RecordingSink {
  public:
   AbortingSink(Engine* engine, std::string id)
       : engine_(engine), id_(std::move(id)) {}
-  void OnTokens(const TokenChunk& chunk) override {
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens& chunk) override {
     RecordingSink::OnTokens(chunk);
     engine_->Abort(id_, std::nullopt);
   }
@@ -731,7 +733,7 @@ TEST_P(EngineTest, ASinkMayAbortFromItsCallback) {
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 50), sink).status);
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   engine_->Stop();
-  EXPECT_EQ(sink->samples()[0].finish->reason, FinishReason::kAbort);
+  EXPECT_EQ(sink->samples()[0].finish->reason(), kvasir::v1::FINISH_ABORT);
   // At most the step that was being planned runs on.
   EXPECT_LE(sink->samples()[0].tokens.size(), 2u);
 }
@@ -764,7 +766,7 @@ TEST_P(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
         sink->AwaitEnd();
         for (uint32_t s = 0; s < request.sampling.n(); ++s) {
           const auto& sample = sink->samples()[s];
-          if (sample.finish->reason == FinishReason::kAbort) continue;
+          if (sample.finish->reason() == kvasir::v1::FINISH_ABORT) continue;
           ++finished;
           if (sample.tokens != Expected(request, s)) ++wrong;
         }
@@ -814,8 +816,12 @@ class LoggingSink final : public EngineSink {
  public:
   explicit LoggingSink(std::vector<std::string>* log) : log_(*log) {}
   void OnAccepted(uint32_t) override {}
-  void OnTokens(const TokenChunk&) override { log_.push_back("token"); }
-  void OnFinished(const FinishInfo&) override { log_.push_back("end"); }
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens&) override {
+    log_.push_back("token");
+  }
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish&, bool) override {
+    log_.push_back("end");
+  }
   void OnFailed(const Refusal& why) override {
     log_.push_back(why.status.ToString());
   }
@@ -952,8 +958,9 @@ class LingeringSink final : public WaitableSink {
  public:
   LingeringSink(Engine* engine, Request own)
       : engine_(*engine), own_(std::move(own)) {}
-  void OnFinished(const FinishInfo& info) override {
-    WaitableSink::OnFinished(info);
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
+                  bool last) override {
+    WaitableSink::OnFinished(finish, last);
     // It is live still, and refused for that until then.
     while (engine_.Submit(own_, nullptr).status.code() !=
            absl::StatusCode::kUnavailable) {

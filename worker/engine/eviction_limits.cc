@@ -30,7 +30,7 @@ EvictionCounts CountsOf(const EvictionBudget& budget,
   return counts;
 }
 
-// That enough slots of the group stay.
+// Checks that enough slots of the group stay.
 absl::Status CheckKept(const EvictionBudget& budget, int64_t prompt_tokens,
                        const EvictionLimits::Group& group,
                        const std::optional<EvictionBudget>& min_budget) {
@@ -95,7 +95,7 @@ absl::Status CheckEvictionLimits(const EvictionLimits& limits) {
 absl::Status CheckEvictionBudget(const EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits) {
-  // Written so that NaN fails.
+  // The comparisons are false for NaN, which is therefore refused.
   const bool is_share = budget.ratio > 0 && budget.ratio <= 1;
   if (budget.ratio != 0 ? !is_share || budget.tokens > 0 : budget.tokens == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -121,7 +121,7 @@ absl::Status CheckEvictionBudget(const EvictionBudget& budget,
                    " slots, want at most the ", limits.max_slots,
                    " positions of the model");
     }
-    // A group that evicts has no window: chunks do not matter.
+    // A group that evicts has no window, so the chunk size does not matter.
     const int64_t need = pages.Held(length.total_tokens, length.total_tokens);
     if (need <= group.num_pages) continue;
     return Wrong(budget, ", with which prompt and output of ",

@@ -1,5 +1,5 @@
-// What a request may say of eviction: how many slots stay of its sequences, in
-// place of what the served plan keeps. Pure.
+// Checks a request's own eviction budget: how many slots of its sequences stay,
+// instead of what the served plan keeps. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,26 @@ namespace kvasir::worker {
 
 struct EvictionLimits {
   struct Group {
-    // Of a sequence, with the plan's counts.
-    cache::SequencePages pages;
-    int64_t least_slots = 0;  // sinks and recent: the most of its layers
-    int64_t num_pages = 0;    // of the pool
+    cache::SequencePages pages;  // of one sequence, with the plan's counts
+    // Sinks and recent tokens, which always stay: the maximum over the layers.
+    int64_t least_slots = 0;
+    int64_t num_pages = 0;  // in the pool
   };
   std::vector<Group> groups;  // by page group
-  // The operator's: requests may keep no less; or as little as the plan does,
-  // where that is less. Empty: what the plan keeps.
+  // The smallest budget that the operator allows. A request may also keep as
+  // little as the plan does. Empty: the plan's budget is the smallest.
   std::optional<proto::EvictionBudget> min_budget;
-  // Positions that the model knows: no sequence may hold more slots, though it
-  // may see more tokens. 0: no bound.
+  // The number of positions that the model supports. No sequence may hold more
+  // slots, although it may see more tokens. 0: no bound.
   int64_t max_slots = 0;
 
   bool evicts() const;
 };
 
-// Of a plan, without a min_budget and without a pool: the engine knows that.
+// The limits of a plan. The engine adds `min_budget` and the pool's pages.
 EvictionLimits EvictionLimitsOf(const plan::ResolvedPlan& plan);
 
-// INVALID_ARGUMENT for a least budget where nothing is evicted.
+// INVALID_ARGUMENT if there is a `min_budget` but the plan evicts nothing.
 absl::Status CheckEvictionLimits(const EvictionLimits& limits);
 
 struct SequenceLength {
@@ -42,14 +42,14 @@ struct SequenceLength {
   int64_t total_tokens = 0;   // at the output's end
 };
 
-// Of a request's sequences. INVALID_ARGUMENT names budget and limit; also for
-// one with which a sequence may outgrow the pool.
+// INVALID_ARGUMENT names the budget and the limit: the budget keeps too few
+// slots, or so many that a sequence could outgrow the pool.
 absl::Status CheckEvictionBudget(const proto::EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits);
 
-// By page group, of a budget that was checked: what the cache is told. A share
-// of the whole prompt evicts nothing, of the output either.
+// The counts for the cache, by page group, of a budget that was checked. A
+// ratio of 1 evicts nothing, neither of the prompt nor of the output.
 std::vector<plan::EvictionCounts> EvictionsOf(
     const proto::EvictionBudget& budget, const EvictionLimits& limits);
 

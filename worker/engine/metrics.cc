@@ -2,72 +2,65 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/net/metrics_server.h"
 
 namespace kvasir::worker {
 namespace {
 
-const char* ReasonName(FinishReason reason) {
+const char* ReasonName(kvasir::v1::FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop:
+    case kvasir::v1::FINISH_STOP:
       return "stop";
-    case FinishReason::kLength:
+    case kvasir::v1::FINISH_LENGTH:
       return "length";
-    case FinishReason::kAbort:
+    case kvasir::v1::FINISH_ABORT:
       return "abort";
+    default:
+      return "unknown";
   }
-  return "unknown";
 }
 
-const char* RefusalName(RefusalReason reason) {
+const char* RefusalName(kvasir::v1::Refusal::Reason reason) {
   switch (reason) {
-    case RefusalReason::kNone:
+    case kvasir::v1::Refusal::REFUSAL_UNSPECIFIED:
       return "invalid";
-    case RefusalReason::kRetryElsewhere:
+    case kvasir::v1::Refusal::RETRY_ELSEWHERE:
       return "retry_elsewhere";
-    case RefusalReason::kNeverFits:
+    case kvasir::v1::Refusal::NEVER_FITS:
       return "never_fits";
-    case RefusalReason::kDraining:
+    case kvasir::v1::Refusal::DRAINING:
       return "draining";
+    default:
+      return "unknown";
   }
-  return "unknown";
-}
-
-// Counters of others become Prometheus counters by their difference.
-void RaiseTo(prometheus::Counter& counter, double total) {
-  const double difference = total - counter.Value();
-  if (difference > 0) counter.Increment(difference);
-}
-void RaiseTo(prometheus::Counter& counter, int64_t total) {
-  RaiseTo(counter, static_cast<double>(total));
 }
 
 }  // namespace
 
-prometheus::Gauge& WorkerMetrics::AddGauge(const std::string& name,
-                                           const std::string& help) {
+prometheus::Gauge& WorkerMetrics::AddGauge(const char* family, const char* help,
+                                           const prometheus::Labels& labels) {
   return prometheus::BuildGauge()
-      .Name(name)
+      .Name(family)
       .Help(help)
       .Register(*registry_)
-      .Add({});
+      .Add(labels);
 }
 
-prometheus::Counter& WorkerMetrics::AddCounter(const std::string& name,
-                                               const std::string& help) {
+prometheus::Counter& WorkerMetrics::AddCounter(
+    const char* family, const char* help, const prometheus::Labels& labels) {
   return prometheus::BuildCounter()
-      .Name(name)
+      .Name(family)
       .Help(help)
       .Register(*registry_)
-      .Add({});
+      .Add(labels);
 }
 
 prometheus::Histogram& WorkerMetrics::AddHistogram(
-    const std::string& name, const std::string& help,
-    const std::vector<double>& buckets) {
+    const char* family, const char* help, const std::vector<double>& buckets) {
   return prometheus::BuildHistogram()
-      .Name(name)
+      .Name(family)
       .Help(help)
       .Register(*registry_)
       .Add({}, buckets);
@@ -82,115 +75,34 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
       running_(AddGauge("kvasir_num_requests_running",
                         "Sequences in the running batch")),
       waiting_(AddGauge("kvasir_num_requests_waiting",
-                        "Requests that wait, and sequences preempted")),
+                        "Requests that wait, and preempted sequences")),
       usage_ratio_(AddGauge("kvasir_kv_cache_usage_ratio",
                             "Pages held by sequences / all pages, 0 to 1")),
       queued_tokens_(AddGauge("kvasir_queued_prompt_tokens",
-                              "Tokens to prefill of all requests that wait")),
-      draining_(AddGauge("kvasir_worker_draining", "1 while draining")),
-      pages_free_(AddGauge("kvasir_kv_cache_free_pages",
-                           "Pages that nobody holds and nothing indexes")),
-      pages_used_(AddGauge("kvasir_kv_cache_used_pages",
-                           "Pages held by at least one sequence")),
-      pages_cached_(
-          AddGauge("kvasir_kv_cache_cached_pages",
-                   "Pages that only the prefix index holds (reusable)")),
-      leaked_pages_(AddGauge("kvasir_cache_leaked_pages",
-                             "Pages held although no request lives; not 0 is "
-                             "a bug")),
-      logical_tokens_(AddGauge("kvasir_kv_cache_logical_tokens",
-                               "Tokens that the live sequences have seen")),
-      physical_tokens_(AddGauge("kvasir_kv_cache_physical_tokens",
-                                "Slots that the live sequences hold")),
-      used_bytes_(AddGauge("kvasir_kv_cache_used_bytes",
-                           "Bytes of pages held by at least one sequence")),
-      waste_bytes_(prometheus::BuildGauge()
-                       .Name("kvasir_kv_cache_waste_bytes")
-                       .Help("Bytes of held pages that hold nothing, by kind: "
-                             "padding between regions, unfilled slots, room "
-                             "of side pages beyond what a sequence keeps there")
-                       .Register(*registry_)),
-      padding_bytes_(waste_bytes_.Add({{"kind", "padding"}})),
-      unfilled_bytes_(waste_bytes_.Add({{"kind", "unfilled"}})),
-      side_unused_bytes_(waste_bytes_.Add({{"kind", "side"}})),
-      side_bytes_(AddGauge("kvasir_kv_cache_side_bytes",
-                           "Bytes of held pages that are not for tokens: what "
-                           "sequences keep beside (exact rows)")),
-      host_used_bytes_(
-          AddGauge("kvasir_host_pool_used_bytes",
-                   "Bytes of the host pool that hold preempted sequences")),
-      host_copied_(prometheus::BuildCounter()
-                       .Name("kvasir_host_pool_copied_bytes_total")
-                       .Help("Bytes of pages copied between the pool and the "
-                             "host pool, by direction (out, in)")
-                       .Register(*registry_)),
-      bytes_to_host_(host_copied_.Add({{"direction", "out"}})),
-      bytes_from_host_(host_copied_.Add({{"direction", "in"}})),
-      prefix_queries_(
-          AddCounter("kvasir_prefix_cache_query_tokens_total",
-                     "Prompt tokens looked up in the prefix index")),
-      prefix_hits_(AddCounter("kvasir_prefix_cache_hit_tokens_total",
-                              "Prompt tokens found in the prefix index")),
-      window_pages_reclaimed_(
-          AddCounter("kvasir_window_pages_reclaimed_total",
-                     "Pages given back because a sliding window passed them")),
-      evictions_(AddCounter("kvasir_evictions_total",
-                            "Times that a sequence gave up slots of a group "
-                            "of layers")),
-      slots_evicted_(AddCounter("kvasir_evicted_slots_total",
-                                "Slots that were given up so")),
-      eviction_pages_reclaimed_(
-          AddCounter("kvasir_eviction_pages_reclaimed_total",
-                     "Pages given back because slots were evicted")),
-      scored_(prometheus::BuildCounter()
-                  .Name("kvasir_eviction_scored_tokens_total")
-                  .Help("Tokens whose attention was added to the scores of a "
-                        "group's slots, by how: kept (weights), again (keys "
-                        "scored a second time) or no_room (again, for "
-                        "weights found no room)")
-                  .Register(*registry_)),
-      scored_by_weights_(scored_.Add({{"how", "kept"}})),
-      scored_again_(scored_.Add({{"how", "again"}})),
-      scored_without_room_(scored_.Add({{"how", "no_room"}})),
-      eviction_seconds_(AddCounter("kvasir_eviction_seconds_total",
-                                   "Choosing the slots that stay and moving "
-                                   "them")),
-      reconstruction_flops_(
-          AddCounter("kvasir_reconstruction_flops_total",
-                     "Operations that lifted and rotated cached keys where "
-                     "they were read")),
-      static_codes_(AddCounter("kvasir_kv_static_codes_total",
-                               "Codes written with the channel's own range")),
-      clamped_codes_(AddCounter("kvasir_kv_clamped_codes_total",
-                                "Of those, codes whose number lay outside of "
-                                "the range")),
-      captured_steps_(AddCounter("kvasir_steps_captured_total",
-                                 "Steps that were captured as graphs")),
-      replayed_steps_(AddCounter("kvasir_steps_replayed_total",
-                                 "Steps that were launched by a graph")),
+                              "Tokens to prefill for all requests that wait")),
+      draining_(
+          AddGauge("kvasir_worker_draining", "1 while the worker drains")),
       steps_(AddCounter("kvasir_steps_total", "Forward passes")),
       prompt_tokens_(AddCounter("kvasir_prompt_tokens_total",
                                 "Prompt tokens of requests that ended")),
       cached_tokens_(AddCounter("kvasir_prompt_tokens_cached_total",
-                                "Of those, taken from the prefix index")),
+                                "Prompt tokens taken from the prefix index")),
       generation_tokens_(
           AddCounter("kvasir_generation_tokens_total", "Tokens sampled")),
       preemptions_(AddCounter("kvasir_num_preemptions_total",
-                              "Sequences put back because pages ran out")),
-      preemptions_by_kind_(
-          prometheus::BuildCounter()
-              .Name("kvasir_preemptions_by_kind_total")
-              .Help("The same by what becomes of the cache: copy (to the host "
-                    "pool and back) or recompute")
-              .Register(*registry_)),
-      preemptions_by_copy_(preemptions_by_kind_.Add({{"kind", "copy"}})),
-      preemptions_by_recompute_(
-          preemptions_by_kind_.Add({{"kind", "recompute"}})),
+                              "Sequences preempted because pages ran out")),
+      preemptions_by_copy_(AddCounter("kvasir_preemptions_by_kind_total",
+                                      "Preemptions by kind: copy (the cache "
+                                      "goes to the host pool and back) "
+                                      "or recompute",
+                                      {{"kind", "copy"}})),
+      preemptions_by_recompute_(AddCounter("kvasir_preemptions_by_kind_total",
+                                           "", {{"kind", "recompute"}})),
       time_to_first_token_(AddHistogram("kvasir_time_to_first_token_seconds",
                                         "Arrival to first token",
                                         base::TimeToFirstTokenBuckets())),
       inter_token_(AddHistogram("kvasir_inter_token_latency_seconds",
-                                "Between two tokens of a sequence",
+                                "Time between two tokens of a sequence",
                                 base::InterTokenBuckets())),
       end_to_end_(AddHistogram("kvasir_e2e_request_latency_seconds",
                                "Arrival to the end of the last sample",
@@ -232,38 +144,130 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
                    .Help("Requests not admitted, by reason")
                    .Register(*registry_)) {
   // Series exist from the start, so that rates have a first point.
-  for (const FinishReason reason :
-       {FinishReason::kStop, FinishReason::kLength, FinishReason::kAbort}) {
+  for (const kvasir::v1::FinishReason reason :
+       {kvasir::v1::FINISH_STOP, kvasir::v1::FINISH_LENGTH,
+        kvasir::v1::FINISH_ABORT}) {
     success_.Add({{"finished_reason", ReasonName(reason)}});
   }
-  for (const RefusalReason reason :
-       {RefusalReason::kNone, RefusalReason::kRetryElsewhere,
-        RefusalReason::kNeverFits, RefusalReason::kDraining}) {
+  for (const kvasir::v1::Refusal::Reason reason :
+       {kvasir::v1::Refusal::REFUSAL_UNSPECIFIED,
+        kvasir::v1::Refusal::RETRY_ELSEWHERE, kvasir::v1::Refusal::NEVER_FITS,
+        kvasir::v1::Refusal::DRAINING}) {
     refused_.Add({{"reason", RefusalName(reason)}});
   }
   for (const absl::StatusCode code :
        {absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kInternal}) {
     failure_.Add({{"code", absl::StatusCodeToString(code)}});
   }
+  AddSampled();
   AddConstants(constants);
 }
 
+template <typename Number>
+void WorkerMetrics::Sample(Number CacheSample::*field, const char* family,
+                           const char* help, const prometheus::Labels& labels) {
+  const auto read = [field](const CacheSample& sample) {
+    return static_cast<double>(sample.*field);
+  };
+  if (!absl::EndsWith(family, "_total")) {
+    sampled_.push_back(
+        [read, &gauge = AddGauge(family, help, labels)](
+            const CacheSample& sample) { gauge.Set(read(sample)); });
+    return;
+  }
+  sampled_.push_back([read, &counter = AddCounter(family, help, labels)](
+                         const CacheSample& sample) {
+    const double more = read(sample) - counter.Value();
+    if (more > 0) counter.Increment(more);
+  });
+}
+
+void WorkerMetrics::AddSampled() {
+  Sample(&CacheSample::free_pages, "kvasir_kv_cache_free_pages",
+         "Pages that no sequence holds and the prefix index does not name");
+  Sample(&CacheSample::used_pages, "kvasir_kv_cache_used_pages",
+         "Pages held by at least one sequence");
+  Sample(&CacheSample::cached_pages, "kvasir_kv_cache_cached_pages",
+         "Pages that only the prefix index holds (reusable)");
+  Sample(&CacheSample::leaked_pages, "kvasir_cache_leaked_pages",
+         "Pages held although no request is live; not 0 is a bug");
+  Sample(&CacheSample::logical_tokens, "kvasir_kv_cache_logical_tokens",
+         "Tokens that the live sequences have seen");
+  Sample(&CacheSample::physical_tokens, "kvasir_kv_cache_physical_tokens",
+         "Slots that the live sequences hold");
+  Sample(&CacheSample::used_bytes, "kvasir_kv_cache_used_bytes",
+         "Bytes of pages held by at least one sequence");
+  Sample(
+      &CacheSample::padding_bytes, "kvasir_kv_cache_waste_bytes",
+      "Bytes of held pages that hold nothing, by kind: padding between "
+      "regions, unfilled slots, side pages beyond what the layers keep there",
+      {{"kind", "padding"}});
+  Sample(&CacheSample::unfilled_bytes, "kvasir_kv_cache_waste_bytes", "",
+         {{"kind", "unfilled"}});
+  Sample(&CacheSample::side_unused_bytes, "kvasir_kv_cache_waste_bytes", "",
+         {{"kind", "side"}});
+  Sample(&CacheSample::side_bytes, "kvasir_kv_cache_side_bytes",
+         "Bytes of held side pages: what sequences keep beside their tokens "
+         "(exact rows)");
+  Sample(&CacheSample::host_used_bytes, "kvasir_host_pool_used_bytes",
+         "Bytes of the host pool that hold preempted sequences");
+  Sample(&CacheSample::bytes_to_host, "kvasir_host_pool_copied_bytes_total",
+         "Bytes of pages copied between the pool and the host pool, by "
+         "direction (out, in)",
+         {{"direction", "out"}});
+  Sample(&CacheSample::bytes_from_host, "kvasir_host_pool_copied_bytes_total",
+         "", {{"direction", "in"}});
+  Sample(&CacheSample::prefix_query_tokens,
+         "kvasir_prefix_cache_query_tokens_total",
+         "Prompt tokens looked up in the prefix index");
+  Sample(&CacheSample::prefix_hit_tokens,
+         "kvasir_prefix_cache_hit_tokens_total",
+         "Prompt tokens found in the prefix index");
+  Sample(&CacheSample::window_pages_reclaimed,
+         "kvasir_window_pages_reclaimed_total",
+         "Pages given back because a sliding window passed them");
+  Sample(&CacheSample::evictions, "kvasir_evictions_total",
+         "Times that a sequence gave up slots of a group of layers");
+  Sample(&CacheSample::slots_evicted, "kvasir_evicted_slots_total",
+         "Slots that evictions gave up");
+  Sample(&CacheSample::eviction_pages_reclaimed,
+         "kvasir_eviction_pages_reclaimed_total",
+         "Pages given back because slots were evicted");
+  Sample(&CacheSample::scored_by_weights, "kvasir_eviction_scored_tokens_total",
+         "Tokens whose attention was added to the scores of slots, by how: "
+         "kept (attention kept its weights), again (keys scored a second "
+         "time), no_room (scored again because there was no room for weights)",
+         {{"how", "kept"}});
+  Sample(&CacheSample::scored_again, "kvasir_eviction_scored_tokens_total", "",
+         {{"how", "again"}});
+  Sample(&CacheSample::scored_without_room,
+         "kvasir_eviction_scored_tokens_total", "", {{"how", "no_room"}});
+  Sample(&CacheSample::eviction_seconds, "kvasir_eviction_seconds_total",
+         "Seconds spent on choosing the slots that stay and on moving them");
+  Sample(&CacheSample::reconstruction_flops,
+         "kvasir_reconstruction_flops_total",
+         "Operations that lifted and rotated cached keys");
+  Sample(&CacheSample::static_codes, "kvasir_kv_static_codes_total",
+         "Codes written with the channel's own range");
+  Sample(&CacheSample::clamped_codes, "kvasir_kv_clamped_codes_total",
+         "Codes of these whose number lay outside the range");
+  Sample(&CacheSample::captured_steps, "kvasir_steps_captured_total",
+         "Steps that were captured as graphs");
+  Sample(&CacheSample::replayed_steps, "kvasir_steps_replayed_total",
+         "Steps that were launched by a graph");
+}
+
 void WorkerMetrics::AddConstants(const WorkerConstants& constants) {
-  prometheus::BuildGauge()
-      .Name("kvasir_build_info")
-      .Help("Always 1; what runs here")
-      .Register(*registry_)
-      .Add({{"version", constants.version},
+  AddGauge("kvasir_build_info", "Always 1; the labels say what runs here",
+           {{"version", constants.version},
             {"model_name", constants.model_name},
             {"model_type", constants.model_type},
             {"invariance", constants.invariance},
             {"device", constants.device}})
       .Set(1);
-  prometheus::BuildGauge()
-      .Name("kvasir_cache_config_info")
-      .Help("Always 1; the pool's geometry")
-      .Register(*registry_)
-      .Add({{"block_size", absl::StrCat(constants.page_tokens)},
+  AddGauge("kvasir_cache_config_info",
+           "Always 1; slots per page and pages of the pool",
+           {{"block_size", absl::StrCat(constants.page_tokens)},
             {"num_gpu_blocks", absl::StrCat(constants.total_pages)}})
       .Set(1);
   AddGauge("kvasir_kv_cache_pool_bytes", "Bytes allocated for pages")
@@ -276,20 +280,15 @@ void WorkerMetrics::AddConstants(const WorkerConstants& constants) {
            "Marginal bytes of one more token, padding included")
       .Set(constants.kv_bytes_per_token);
   AddGauge("kvasir_kv_cache_fixed_bytes_per_sequence",
-           "Bytes a sequence takes beside its tokens")
+           "Bytes that a sequence takes in addition to its tokens")
       .Set(constants.kv_fixed_bytes_per_sequence);
   AddGauge("kvasir_kv_cache_compression_ratio",
            "Bytes of a dense bf16 cache / ours, per token")
       .Set(constants.kv_compression_ratio);
-  auto& layers = prometheus::BuildGauge()
-                     .Name("kvasir_kv_layer_info")
-                     .Help(
-                         "Always 1; how each layer's keys and values are "
-                         "cached")
-                     .Register(*registry_);
   for (const WorkerConstants::LayerSide& side : constants.layers) {
-    layers
-        .Add({{"layer", absl::StrCat(side.layer)},
+    AddGauge("kvasir_kv_layer_info",
+             "Always 1; how each layer's keys and values are cached",
+             {{"layer", absl::StrCat(side.layer)},
               {"side", side.side},
               {"method", side.method},
               {"rank", absl::StrCat(side.rank)},
@@ -361,35 +360,7 @@ void WorkerMetrics::SetCache(bool at_rest) {
   if (!at_rest && now < cache_sampled_ + kCacheSampleInterval) return;
   cache_sampled_ = now;
   const CacheSample sample = sample_cache_();
-  pages_free_.Set(static_cast<double>(sample.free_pages));
-  pages_used_.Set(static_cast<double>(sample.used_pages));
-  pages_cached_.Set(static_cast<double>(sample.cached_pages));
-  leaked_pages_.Set(static_cast<double>(sample.leaked_pages));
-  logical_tokens_.Set(static_cast<double>(sample.logical_tokens));
-  physical_tokens_.Set(static_cast<double>(sample.physical_tokens));
-  used_bytes_.Set(static_cast<double>(sample.used_bytes));
-  padding_bytes_.Set(static_cast<double>(sample.padding_bytes));
-  unfilled_bytes_.Set(static_cast<double>(sample.unfilled_bytes));
-  side_unused_bytes_.Set(static_cast<double>(sample.side_unused_bytes));
-  side_bytes_.Set(static_cast<double>(sample.side_bytes));
-  host_used_bytes_.Set(static_cast<double>(sample.host_used_bytes));
-  RaiseTo(bytes_to_host_, sample.bytes_to_host);
-  RaiseTo(bytes_from_host_, sample.bytes_from_host);
-  RaiseTo(prefix_queries_, sample.prefix_query_tokens);
-  RaiseTo(prefix_hits_, sample.prefix_hit_tokens);
-  RaiseTo(window_pages_reclaimed_, sample.window_pages_reclaimed);
-  RaiseTo(evictions_, sample.evictions);
-  RaiseTo(slots_evicted_, sample.slots_evicted);
-  RaiseTo(eviction_pages_reclaimed_, sample.eviction_pages_reclaimed);
-  RaiseTo(scored_by_weights_, sample.scored_by_weights);
-  RaiseTo(scored_again_, sample.scored_again);
-  RaiseTo(scored_without_room_, sample.scored_without_room);
-  RaiseTo(eviction_seconds_, sample.eviction_seconds);
-  RaiseTo(reconstruction_flops_, sample.reconstruction_flops);
-  RaiseTo(static_codes_, sample.static_codes);
-  RaiseTo(clamped_codes_, sample.clamped_codes);
-  RaiseTo(captured_steps_, sample.captured_steps);
-  RaiseTo(replayed_steps_, sample.replayed_steps);
+  for (const auto& set : sampled_) set(sample);
 }
 
 }  // namespace kvasir::worker

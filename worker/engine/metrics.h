@@ -1,6 +1,6 @@
-// A worker's Prometheus families (docs/metrics.md lists them). Counters and
-// histograms are fed by the engine's events; gauges of the cache are sampled on
-// the engine's thread, so that nothing else touches the cache.
+// A worker's Prometheus families, which docs/metrics.md lists. The engine's
+// events feed counters and histograms. The cache is sampled on the engine's
+// thread, because no other thread may use the cache.
 #pragma once
 
 #include <cstdint>
@@ -22,47 +22,47 @@
 
 namespace kvasir::worker {
 
-// What the counters of the cache and of the executor say at one moment.
+// The counters of the cache and of the executor at one moment. Those marked
+// "since start" only grow.
 struct CacheSample {
   int64_t free_pages = 0;
   int64_t used_pages = 0;
-  int64_t cached_pages = 0;  // free, but still in the prefix index
+  int64_t cached_pages = 0;  // free, but known to the prefix index
   int64_t leaked_pages = 0;  // held although no request lives
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
-  int64_t used_bytes = 0;              // of used pages
-  int64_t padding_bytes = 0;           // of those: between regions
-  int64_t unfilled_bytes = 0;          // of those: slots without a token
-  int64_t side_bytes = 0;              // of those: side pages
-  int64_t side_unused_bytes = 0;       // of those: what no layer uses
-  int64_t host_used_bytes = 0;         // of the host pool, by images
-  int64_t bytes_to_host = 0;           // since start
-  int64_t bytes_from_host = 0;         // since start
-  int64_t prefix_query_tokens = 0;     // since start
-  int64_t prefix_hit_tokens = 0;       // since start
-  int64_t window_pages_reclaimed = 0;  // since start
-  // Since start: of a sequence in a page group; what went; pages given back.
-  int64_t evictions = 0;
-  int64_t slots_evicted = 0;
-  int64_t eviction_pages_reclaimed = 0;
-  // Since start: ExecutorTotals'.
+  int64_t used_bytes = 0;                // of used pages, which include:
+  int64_t padding_bytes = 0;             //   gaps between regions
+  int64_t unfilled_bytes = 0;            //   slots without a token
+  int64_t side_bytes = 0;                //   side pages, which include:
+  int64_t side_unused_bytes = 0;         //     bytes that no layer uses
+  int64_t host_used_bytes = 0;           // of the host pool, held by images
+  int64_t bytes_to_host = 0;             // since start
+  int64_t bytes_from_host = 0;           // since start
+  int64_t prefix_query_tokens = 0;       // since start
+  int64_t prefix_hit_tokens = 0;         // since start
+  int64_t window_pages_reclaimed = 0;    // since start
+  int64_t evictions = 0;                 // since start, per page group
+  int64_t slots_evicted = 0;             // since start
+  int64_t eviction_pages_reclaimed = 0;  // since start
+  // Since start, from ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;
   double eviction_seconds = 0;
   double reconstruction_flops = 0;  // since start
   int64_t static_codes = 0;         // since start
-  int64_t clamped_codes = 0;        // since start, of those
+  int64_t clamped_codes = 0;        // since start, included in static_codes
   int64_t captured_steps = 0;       // since start
   int64_t replayed_steps = 0;       // since start
 };
 
-// What does not change after start.
+// Values that do not change after the start.
 struct WorkerConstants {
   std::string version;
   std::string model_name;
   std::string model_type;
-  std::string invariance;  // of outputs: InvarianceName
+  std::string invariance;  // InvarianceName
   std::string device;      // kernels::Device::name
   int64_t max_model_len = 0;
   int64_t page_tokens = 0;
@@ -77,19 +77,20 @@ struct WorkerConstants {
     int64_t layer = 0;
     std::string side;    // "key" or "value"
     std::string method;  // the part's space
-    int64_t rank = 0;    // numbers per token, all groups
+    int64_t rank = 0;    // numbers per token, over all groups
     std::string bits;    // "bf16", "4", "8,4,4,4,2,2,0,0"
   };
   std::vector<LayerSide> layers;
 };
 
 // Threads: OnStep, OnRequestEnd and OnLoad on the engine's thread; OnRefused
-// and Collect from any.
+// and
+//   the registry's Collect from any.
 class WorkerMetrics final : public EngineObserver, public LoadListener {
  public:
-  // `sample_cache` is called on the engine's thread only, between steps:
-  // whenever the load is at rest, and at most every kCacheSampleInterval while
-  // it is not, because it looks at every sequence.
+  // `sample_cache` runs on the engine's thread, between steps. It looks at
+  // every sequence, so it runs at most once in kCacheSampleInterval while
+  // requests run or wait, and whenever none does.
   static constexpr absl::Duration kCacheSampleInterval =
       absl::Milliseconds(100);
   WorkerMetrics(WorkerConstants constants,
@@ -101,16 +102,23 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   void OnRefused(const Refusal& why) override;
   void OnLoad(const LoadSnapshot& load) override;
 
-  // What a metrics server scrapes.
+  // The collectable for a metrics server.
   std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
 
  private:
-  prometheus::Gauge& AddGauge(const std::string& name, const std::string& help);
-  prometheus::Counter& AddCounter(const std::string& name,
-                                  const std::string& help);
-  prometheus::Histogram& AddHistogram(const std::string& name,
-                                      const std::string& help,
+  // One series. The help text of a family is that of its first series.
+  prometheus::Gauge& AddGauge(const char* family, const char* help,
+                              const prometheus::Labels& labels = {});
+  prometheus::Counter& AddCounter(const char* family, const char* help,
+                                  const prometheus::Labels& labels = {});
+  prometheus::Histogram& AddHistogram(const char* family, const char* help,
                                       const std::vector<double>& buckets);
+  // Exports one number of every sample. A family whose name ends in `_total` is
+  // a counter of which the sample has the total; any other is a gauge.
+  template <typename Number>
+  void Sample(Number CacheSample::*field, const char* family, const char* help,
+              const prometheus::Labels& labels = {});
+  void AddSampled();
   void AddConstants(const WorkerConstants& constants);
   void SetCache(bool at_rest);
 
@@ -119,49 +127,17 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   absl::Time cache_sampled_ = absl::InfinitePast();
   const std::shared_ptr<prometheus::Registry> registry_;
 
+  std::vector<std::function<void(const CacheSample&)>> sampled_;
   prometheus::Gauge& running_;
   prometheus::Gauge& waiting_;
   prometheus::Gauge& usage_ratio_;
   prometheus::Gauge& queued_tokens_;
   prometheus::Gauge& draining_;
-  prometheus::Gauge& pages_free_;
-  prometheus::Gauge& pages_used_;
-  prometheus::Gauge& pages_cached_;
-  prometheus::Gauge& leaked_pages_;
-  prometheus::Gauge& logical_tokens_;
-  prometheus::Gauge& physical_tokens_;
-  prometheus::Gauge& used_bytes_;
-  prometheus::Family<prometheus::Gauge>& waste_bytes_;  // of the next two
-  prometheus::Gauge& padding_bytes_;
-  prometheus::Gauge& unfilled_bytes_;
-  prometheus::Gauge& side_unused_bytes_;
-  prometheus::Gauge& side_bytes_;
-  prometheus::Gauge& host_used_bytes_;
-  prometheus::Family<prometheus::Counter>& host_copied_;  // of the next two
-  prometheus::Counter& bytes_to_host_;
-  prometheus::Counter& bytes_from_host_;
-  prometheus::Counter& prefix_queries_;
-  prometheus::Counter& prefix_hits_;
-  prometheus::Counter& window_pages_reclaimed_;
-  prometheus::Counter& evictions_;
-  prometheus::Counter& slots_evicted_;
-  prometheus::Counter& eviction_pages_reclaimed_;
-  prometheus::Family<prometheus::Counter>& scored_;  // of the next three
-  prometheus::Counter& scored_by_weights_;
-  prometheus::Counter& scored_again_;
-  prometheus::Counter& scored_without_room_;
-  prometheus::Counter& eviction_seconds_;
-  prometheus::Counter& reconstruction_flops_;
-  prometheus::Counter& static_codes_;
-  prometheus::Counter& clamped_codes_;
-  prometheus::Counter& captured_steps_;
-  prometheus::Counter& replayed_steps_;
   prometheus::Counter& steps_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& cached_tokens_;
   prometheus::Counter& generation_tokens_;
   prometheus::Counter& preemptions_;
-  prometheus::Family<prometheus::Counter>& preemptions_by_kind_;  // of the next
   prometheus::Counter& preemptions_by_copy_;
   prometheus::Counter& preemptions_by_recompute_;
   prometheus::Histogram& time_to_first_token_;

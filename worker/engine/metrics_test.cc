@@ -142,7 +142,7 @@ TEST_F(WorkerMetricsTest, BusyStepsSampleTheCacheNowAndThenAndRestAlways) {
   EXPECT_EQ(samples_taken_, 1);
   clock_.Advance(WorkerMetrics::kCacheSampleInterval);
   metrics_.OnStep({.load = busy});
-  metrics_.OnRequestEnd({.reason = FinishReason::kLength});
+  metrics_.OnRequestEnd({.reason = kvasir::v1::FINISH_LENGTH});
   EXPECT_EQ(samples_taken_, 2);
   sample_.used_pages = 3;
   metrics_.OnLoad({.waiting = 1});
@@ -168,10 +168,11 @@ TEST_F(WorkerMetricsTest, StepsFeedHistogramsPerToken) {
 }
 
 TEST_F(WorkerMetricsTest, EndsAreCountedByReasonAndFailuresByStatus) {
-  metrics_.OnRequestEnd({.reason = FinishReason::kLength, .prompt_tokens = 11});
+  metrics_.OnRequestEnd(
+      {.reason = kvasir::v1::FINISH_LENGTH, .prompt_tokens = 11});
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("late")});
   metrics_.OnRefused({.status = absl::ResourceExhaustedError("full"),
-                      .reason = RefusalReason::kRetryElsewhere});
+                      .reason = kvasir::v1::Refusal::RETRY_ELSEWHERE});
   const std::string text = Text(*metrics_.registry());
   EXPECT_NE(
       text.find("kvasir_request_success_total{finished_reason=\"length\"} 1\n"),
@@ -192,7 +193,7 @@ TEST_F(WorkerMetricsTest, PhasesThatDidNotHappenAreNotObserved) {
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("prefilling"),
                          .queue = absl::Seconds(1),
                          .prefill = absl::Seconds(4)});
-  metrics_.OnRequestEnd({.reason = FinishReason::kLength,
+  metrics_.OnRequestEnd({.reason = kvasir::v1::FINISH_LENGTH,
                          .prefill = absl::Seconds(3),
                          .decode = absl::Seconds(5)});
   const std::string text = Text(*metrics_.registry());

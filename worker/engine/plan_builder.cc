@@ -13,7 +13,7 @@ void AddIds(absl::Span<const int32_t> ids,
   out->Add(ids.begin(), ids.end());
 }
 
-// Sets every field: `out` was another sequence's, or this one's last step.
+// Sets every field, because `out` still holds a sample of an earlier step.
 void WriteSample(const PlannedSequence& planned, TokenMaskProvider* masks,
                  SampleRequest* out) {
   Sequence& sequence = *planned.sequence;
@@ -116,8 +116,8 @@ void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
   cache->TakeDeltas(sequence.cache_id(), out,
                     int64_t{planned.start} - sequence.computed);
 
-  // Only the very next step may leave the token to the executor: one that sat
-  // out a step (no pages) names it.
+  // The executor keeps a sampled token only for the very next step. A sequence
+  // that sat out a step, for lack of pages, sends the token itself.
   const bool last_sampled =
       planned.ahead || (planned.decodes && sequence.sampled_step != 0 &&
                         sequence.sampled_step + 1 == step_id);

@@ -7,8 +7,8 @@
 
 namespace kvasir::worker {
 
-// One line per sequence: ids, counts, positions, pages. Nothing that a user
-// wrote: no token ids.
+// One line per sequence: ids, counts, positions, pages. Token ids are left out,
+// because users wrote them.
 std::string DumpPlan(const kvasir::v1::StepPlan& plan);
 
 }  // namespace kvasir::worker

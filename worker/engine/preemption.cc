@@ -3,7 +3,8 @@
 namespace kvasir::worker {
 namespace {
 
-// What a step counts for after each later one: some twenty of them decide.
+// The weight of a step falls by this factor with each later step, so that about
+// twenty steps determine the rate.
 constexpr double kDecay = 0.95;
 
 }  // namespace

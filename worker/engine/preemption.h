@@ -1,6 +1,6 @@
-// How a running sequence gives up its pages: forgotten and computed again, or
-// copied to the host pool and brought back. Either way its tokens are the same;
-// the choice is one of time. Pure: no clock, no pages.
+// Chooses how a running sequence gives up its pages. They are forgotten and
+// computed again, or copied to the host pool and back. The tokens are the same
+// either way, so only the predicted time counts. Pure: no clock, no pages.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +9,31 @@
 
 namespace kvasir::worker {
 
-// Where nobody has measured: a copy by one core, and a small model's prefill.
+// Assumed before a measurement: a copy by one core, and a small model's
+// prefill.
 inline constexpr double kAssumedCopyBytesPerSecond = 4e9;
 inline constexpr double kAssumedPrefillTokensPerSecond = 1000;
 
 enum class Preemption { kRecompute, kCopy };
 
 struct PreemptionCosts {
-  int64_t image_bytes = 0;  // one way
-  // To be prefilled again: all that was seen, evicted tokens too, less what
-  // would be found.
+  int64_t image_bytes = 0;  // copied in each direction
+  // Tokens to prefill again. Evicted tokens count, tokens that the prefix index
+  // would find do not.
   int64_t recompute_tokens = 0;
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
   double prefill_tokens_per_second = kAssumedPrefillTokensPerSecond;
 };
 
-// Copies where way out and way back take less time than prefilling.
+// Chooses the copy if both directions together take less time than the prefill.
 Preemption ChoosePreemption(const PreemptionCosts& costs);
 
-// What steps of prompts take, latest ones first. Threads: one at a time.
+// The rate of recent prefill steps. Threads: one at a time.
 class PrefillRate {
  public:
-  // A step of so many tokens; one that took no time says nothing.
+  // Adds a step. A step that took no time is ignored.
   void Add(int64_t tokens, absl::Duration time);
-  // kAssumedPrefillTokensPerSecond before the first.
+  // kAssumedPrefillTokensPerSecond before the first step.
   double tokens_per_second() const;
 
  private:

@@ -1,5 +1,5 @@
-// One generation request as the engine takes it: plain data, no gRPC types.
-// Checked once, by ValidateRequest, before it is queued.
+// One generation request, as plain data without gRPC. ValidateRequest checks it
+// once, before it is queued.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "proto/eviction_budget.h"
+#include "proto/kvasir/v1/worker.pb.h"
 #include "proto/sampling.h"
 #include "proto/token_bytes.h"
 #include "worker/engine/eviction_limits.h"
@@ -17,26 +18,26 @@
 namespace kvasir::worker {
 
 struct Request {
-  // (request_id, attempt) names one live request.
+  // (request_id, attempt) identifies a live request.
   std::string request_id;
   uint32_t attempt = 0;
   std::string tenant;
-  // Separates prefix caches; empty: shared on purpose.
+  // Requests share cached prefixes only if their salts are equal.
   std::string cache_salt;
   proto::TokenBytes prompt;
-  // What earlier attempts already delivered: run again as input, not delivered
-  // again. Only with n = 1.
+  // Output that earlier attempts delivered. It runs again as input and is not
+  // delivered again. Only with n = 1.
   proto::TokenBytes emitted;
   kvasir::v1::SamplingParams sampling = proto::NeutralSampling();
-  // In place of what the served plan keeps; a ratio of 1: nothing is evicted.
+  // Replaces the budget of the served plan. A ratio of 1 evicts nothing.
   std::optional<proto::EvictionBudget> eviction_budget;
   int32_t priority = 0;  // lower runs first
   absl::Time deadline = absl::InfiniteFuture();
-  // May wait so long before its first step; zero: the engine's default.
+  // The longest wait before the first step. Zero: the engine's default.
   absl::Duration queue_timeout = absl::ZeroDuration();
   absl::Time arrival = absl::InfinitePast();  // set by the engine
-  // False: neither takes pages of earlier requests nor leaves any for later
-  // ones.
+  // If false, the request neither reuses cached pages nor leaves any for later
+  // requests.
   bool use_prefix_cache = true;
 };
 
@@ -45,39 +46,27 @@ struct RequestLimits {
   uint32_t max_model_len = 0;  // tokens of prompt and output together
   uint32_t max_n = 16;
   uint32_t max_logprobs = 20;
-  uint32_t max_prompt_logprobs = 0;  // the tokens' own only
+  // Alternatives to each prompt token. 0: only the token's own log probability.
+  uint32_t max_prompt_logprobs = 0;
   uint32_t max_logit_bias = 1024;
   uint32_t max_stop_token_ids = 256;
   uint32_t max_request_id_bytes = 256;
-  bool token_masks = false;  // a TokenMaskProvider is there
+  bool token_masks = false;  // whether there is a TokenMaskProvider
   EvictionLimits eviction;
 };
 
-// INVALID_ARGUMENT naming the field, its value and the limit; UNIMPLEMENTED for
-// a token mask where none can be served. Touches every token id once. That the
-// prompt fits at all is Admission's to say.
+// INVALID_ARGUMENT names the field, its value and the limit. UNIMPLEMENTED: the
+// request has a token mask, but the limits allow none. Reads every token id
+// once. Admission has checked before that the prompt fits the model.
 absl::Status ValidateRequest(const Request& request,
                              const RequestLimits& limits);
-
-// Numerically equal to kvasir.v1.FinishReason; do not renumber.
-enum class FinishReason {
-  kStop = 1,    // a stop id or an end-of-sequence id, delivered as last token
-  kLength = 2,  // max_tokens or max_model_len
-  kAbort = 3,
-};
-
-// Numerically equal to kvasir.v1.Refusal.Reason; do not renumber.
-enum class RefusalReason {
-  kNone = 0,            // wrong by itself (INVALID_ARGUMENT, DEADLINE_EXCEEDED)
-  kRetryElsewhere = 1,  // queue full, queue timeout, this worker broke
-  kNeverFits = 2,       // no replica with these limits can serve it
-  kDraining = 3,
-};
 
 // Why a request was not taken, or ended without finishing.
 struct Refusal {
   absl::Status status;
-  RefusalReason reason = RefusalReason::kNone;
+  // REFUSAL_UNSPECIFIED: the request is wrong by itself (INVALID_ARGUMENT) or
+  // its time is up (DEADLINE_EXCEEDED).
+  kvasir::v1::Refusal::Reason reason = kvasir::v1::Refusal::REFUSAL_UNSPECIFIED;
 
   bool ok() const { return status.ok(); }
 };

@@ -15,7 +15,7 @@ using kvasir::v1::SequenceResult;
 using kvasir::v1::StepPlan;
 using kvasir::v1::StepResult;
 
-// The sampler's answer where everything is banned.
+// The sampler returns this if every token is banned.
 constexpr int32_t kNoToken = -1;
 
 cache::StartOptions StartOptionsOf(const Sequence& sequence) {
@@ -25,7 +25,7 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   options.publish_prefix = state.request.use_prefix_cache;
   options.prompt_tokens = state.prompt_tokens();
   options.evictions = state.evictions;
-  // Logits are wanted for every token of the prompt: all of them must run.
+  // Log probabilities of the prompt need every prompt token to run.
   options.reuse_prefix =
       state.request.use_prefix_cache &&
       !(sequence.sample_index == 0 && state.wants_prompt_logprobs());
@@ -96,9 +96,9 @@ Scheduler::~Scheduler() = default;
 // Planning a step
 // ---------------------------------------------------------------------------
 
-// Running sequences come in order of rank, so that pages go to the best first
-// and whoever is preempted for them has nothing planned yet. A waiting request
-// of higher priority takes its turn among them.
+// Running sequences are visited in the order of service, so that the first ones
+// get pages first, and a sequence that is preempted for them has nothing
+// planned yet. A waiting request of higher priority takes its turn among them.
 const StepPlan* Scheduler::Schedule() {
   KVASIR_CHECK(num_planned_ == 0);
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
@@ -107,7 +107,7 @@ const StepPlan* Scheduler::Schedule() {
   EndOverdue(now);
   plan_.Begin();
 
-  // Decodes come first: prefill chunks share what they leave.
+  // Every decode has its token reserved; prefill chunks share the rest.
   prefill_budget_ = options_.max_batched_tokens;
   for (const Sequence* sequence : running_) {
     if (sequence->to_run() == 1) --prefill_budget_;
@@ -123,7 +123,7 @@ const StepPlan* Scheduler::Schedule() {
     if (i == running_.size()) break;
     if (!PlanSequence(running_[i], i + 1)) pages_ran_out = true;
   }
-  // A sequence preempted just now would only be preempted again.
+  // A sequence that was preempted just now would be preempted again.
   while (!waiting_.empty() && !pages_ran_out && stats_.preemptions == 0) {
     if (TryAdmit(running_.size(), now) == 0) break;
   }
@@ -149,12 +149,12 @@ const StepPlan* Scheduler::ScheduleAhead() {
   stats_ = StepStats();
   plan_.Begin();
   for (Sequence* sequence : running_) {
-    // What ends by its length with the step that runs.
+    // It ends by its length with the running step.
     if (sequence->tokens.size() + 1 >= sequence->request->max_total_tokens) {
       continue;
     }
     const PlannedSequence& runs = *LastPartOf(*sequence);
-    // What was reserved before the pages ran out stays its sequence's.
+    // Slots that were reserved before pages ran out stay reserved.
     if (!deps_.cache->Reserve(sequence->cache_id(),
                               int64_t{runs.num_tokens} + 1)) {
       return nullptr;
@@ -177,7 +177,7 @@ bool Scheduler::CanRunAhead() const {
   return std::all_of(
       running_.begin(), running_.end(), [this](const Sequence* sequence) {
         const PlannedSequence* const part = LastPartOf(*sequence);
-        // Without one: no budget was left for it, or no page.
+        // A sequence without a part lacked budget or pages.
         if (part == nullptr || !part->samples) return false;
         if (!sequence->request->request.sampling.token_mask().empty()) {
           return false;
@@ -199,8 +199,8 @@ bool Scheduler::MustWait(const Sequence& sequence) const {
   if (running_.empty() || running_.back()->priority() > sequence.priority()) {
     return false;
   }
-  // Pages of all groups are one count in LackedPages: it alone would miss those
-  // of one group that came free while others took more of another.
+  // LackedPages compares the sum over all page groups. It would miss that pages
+  // of one group came free while more of another were taken.
   return seats_ + sequence.seats() > options_.max_num_seqs ||
          (!PagesSuffice(sequence, 0) && LackedPages(sequence));
 }
@@ -240,8 +240,8 @@ size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
   const auto lacks_seats = [&] {
     return seats_ + sequence->seats() > options_.max_num_seqs;
   };
-  // When the budget is spent, the token of a decode that must leave for its
-  // seat is left to run.
+  // If the budget is spent, it can still use the token of a decode that gives
+  // up its seat.
   if (prefill_budget_ == 0 &&
       !(lacks_seats() && can_preempt() && running_.back()->to_run() == 1)) {
     return 0;
@@ -261,23 +261,24 @@ size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
   return running_.size() - before;
 }
 
-// Room for all its tokens and one more, not just for a first chunk: a sequence
-// that is preempted in the middle of its prefill has worked for nothing.
+// Asks for room for all its tokens and one more, not only for a first chunk:
+// the work of a prefill that is preempted half-way is lost.
 bool Scheduler::HasRoomFor(const Sequence& sequence) {
   if (running_.empty() || PagesSuffice(sequence, 0)) {
     return true;
   }
-  // Looking for its prefix hashes the whole prompt: not in every step, but when
-  // another sequence is first, pages have come free, or a prefill went on.
+  // The search for its prefix hashes the whole prompt. It is repeated only if
+  // another sequence is first, pages came free, or a prefill continued.
   if (LackedPages(sequence)) return false;
   prefix_grew_ = false;
   blocked_order_ = sequence.request->order;
   blocked_pages_ = Load().free_pages;
-  // What an image lacks is known when it is brought back, and there is little
-  // more to a decode: behind a window, less than a prefill would hold.
+  // For a decode from an image, Import finds out whether the pages suffice. It
+  // needs few more than the image has, and with a sliding window fewer than a
+  // prefill would.
   if (sequence.image.has_value() && sequence.to_run() == 1) return true;
-  // Pages it shares with others cost nothing. How many of the cached ones are
-  // in use by others shows only when they have been taken: Start looks again.
+  // Pages that running sequences already hold cost nothing. Whether a cached
+  // page is held shows only after it was taken, so Start checks again.
   const int64_t cached = deps_.cache->CachedPrefixTokens(
       sequence.tokens, StartOptionsOf(sequence));
   return cached > 0 && PagesSuffice(sequence, cached);
@@ -322,7 +323,7 @@ bool Scheduler::Start(Sequence* sequence, absl::Time now) {
   if (sequence->image.has_value()) return StartFromImage(sequence);
   if (!StartAnew(sequence)) return false;
   if (sequence->sample_index == 0 && state.wants_prompt_logprobs()) {
-    state.prompt_logprobs.clear();  // of a prefill that was cut short
+    state.prompt_logprobs.clear();  // those of a prefill that was preempted
   }
   if (!state.started) {
     state.started = true;
@@ -345,7 +346,7 @@ bool Scheduler::StartAnew(Sequence* sequence) {
   return true;
 }
 
-// Its computed tokens, and what has been told of them, stay.
+// Keeps its computed tokens and their log probabilities.
 bool Scheduler::StartFromImage(Sequence* sequence) {
   if (!deps_.cache->Import(sequence->cache_id(), &*sequence->image,
                            sequence->tokens, StartOptionsOf(*sequence))) {
@@ -363,16 +364,16 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
   if (sequence->sample_index == 0 && state.pending_forks > 0) {
     want = std::min(want, prompt - 1 - sequence->computed);
   }
-  // A step's tokens are all of the prompt, or all output.
+  // Within a step, a sequence's tokens are all prompt or all output.
   if (sequence->computed < prompt) {
     want = std::min(want, prompt - sequence->computed);
   }
-  // A step that ends here leaves what later prompts go on from.
+  // If a step ends here, the cache keeps a tail that later prompts can reuse.
   const auto cut =
       static_cast<uint32_t>(deps_.cache->tail_cut(sequence->cache_id()));
   if (sequence->computed < cut) want = std::min(want, cut - sequence->computed);
   if (want == 0) return true;  // the budget is spent
-  // And one must end where slots are given up, before the next one begins.
+  // A step must end where the cache evicts slots, before the next step begins.
   if (deps_.cache->eviction_due(sequence->cache_id())) {
     deps_.cache->Evict(sequence->cache_id());
   }
@@ -413,7 +414,7 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
       const cache::ReserveResult reserved =
           deps_.cache->Reserve(sequence.cache_id(), tokens);
       if (reserved) return static_cast<uint32_t>(tokens);
-      // Groups may fall short one after the other.
+      // Another page group may allow fewer tokens than the first.
       tokens = std::min(reserved.fits_tokens, tokens - 1);
     }
     if (running_.size() <= victims_from) return 0;
@@ -463,7 +464,7 @@ void Scheduler::ForkIfReady(Sequence* leader) {
     Sequence& child = state.samples[i];
     child.tokens = leader->tokens;
     if (!deps_.cache->can_fork(leader->cache_id())) {
-      Enqueue(&child);  // starts for itself, when its turn comes
+      Enqueue(&child);  // it starts on its own when its turn comes
       continue;
     }
     child.computed = leader->computed;
@@ -474,7 +475,7 @@ void Scheduler::ForkIfReady(Sequence* leader) {
 }
 
 // ---------------------------------------------------------------------------
-// Taking over a step's result
+// Applying a step's result
 // ---------------------------------------------------------------------------
 
 absl::Status Scheduler::Apply(const StepResult& result) {
@@ -490,7 +491,7 @@ absl::Status Scheduler::Apply(const StepResult& result) {
   stats_ = step.stats;
   time_to_first_token_.clear();
   inter_token_.clear();
-  // Of steps that are mostly prompts.
+  // The prefill rate is measured on steps that are mostly prompt tokens.
   if (stats_.prefill_tokens > stats_.decode_sequences) {
     prefill_rate_.Add(stats_.prefill_tokens + stats_.decode_sequences,
                       now - step.planned_at);
@@ -505,7 +506,8 @@ absl::Status Scheduler::Apply(const StepResult& result) {
     if (planned.sequence == nullptr) continue;  // ended while the step ran
     if (found != nullptr) {
       if (const absl::Status fault = CheckFault(*found); !fault.ok()) {
-        FailRequest(planned.sequence->request, {fault, RefusalReason::kNone});
+        FailRequest(planned.sequence->request,
+                    {fault, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
         continue;
       }
     }
@@ -590,23 +592,26 @@ void Scheduler::Deliver(uint64_t step_id, Sequence* sequence,
   }
   sequence->last_token = now;
 
-  TokenChunk chunk;
-  chunk.index = sequence->sample_index;
-  const int32_t token_id = result.token_id();
-  chunk.token_ids = absl::MakeConstSpan(&token_id, 1);
+  tokens_.Clear();
+  tokens_.set_index(sequence->sample_index);
+  tokens_.add_token_ids(result.token_id());
   if (sampling.has_logprobs()) {
-    logprob_.resize(1);
-    logprob_[0].logprob = result.logprob();
-    logprob_[0].top.clear();
+    kvasir::v1::TokenLogprob* const logprob = tokens_.add_logprobs();
+    logprob->set_logprob(result.logprob());
     for (const auto& top : result.top()) {
-      logprob_[0].top.push_back({top.token_id(), top.logprob()});
+      kvasir::v1::TokenLogprob::Top* const to = logprob->add_top();
+      to->set_token_id(top.token_id());
+      to->set_logprob(top.logprob());
     }
-    chunk.logprobs = logprob_;
   }
   if (first && sequence->sample_index == 0) {
-    chunk.prompt_logprobs = state.prompt_logprobs;
+    for (const float logprob : state.prompt_logprobs) {
+      tokens_.add_prompt_logprobs()->set_logprob(logprob);
+    }
   }
-  state.sink->OnTokens(chunk);
+  state.sink->OnTokens(tokens_);
+  // A prompt's log probabilities are many: their memory is not kept.
+  if (tokens_.prompt_logprobs_size() > 0) tokens_ = {};
   EndIfComplete(sequence, now);
 }
 

@@ -1,15 +1,16 @@
 // Decides which tokens run in the next step: continuous batching with chunked
-// prefill, priorities, deadlines, preemption. Pure logic over an injected clock
-// and the cache's bookkeeping; its output is a StepPlan, its input the result.
+// prefill, priorities, deadlines and preemption. Pure logic over an injected
+// clock and the cache's bookkeeping. Its output is a StepPlan, and its input is
+// the result of that plan.
 //
 //   scheduler->Add(request, sink);
 //   while (const StepPlan* plan = scheduler->Schedule()) {
-//     scheduler->Apply(*executor->Execute(*plan));   // sinks hear the tokens
+//     scheduler->Apply(*executor->Execute(*plan));   // calls the sinks
 //   }
 //
-// Where a step runs behind its Enqueue, the next one can be planned meanwhile
-// (ScheduleAhead): what it needs of the first is that every sequence of it gets
-// a token, not which.
+// If the executor runs a step after Enqueue has returned, ScheduleAhead plans
+// the next step meanwhile. It relies on the fact that every sequence of the
+// running step gets a token; which token does not matter.
 #pragma once
 
 #include <array>
@@ -47,59 +48,59 @@ struct SchedulerDeps {
   TokenMaskProvider* token_masks = nullptr;  // may be null
 };
 
-// One sequence as others may see it: for tests and for an operator who looks.
+// A copy of a sequence's state, for tests and for operators.
 struct SequenceSnapshot {
   std::string request_id;
   uint32_t sample_index = 0;
   uint64_t sequence_id = 0;
-  bool running = false;  // else waiting
+  bool running = false;  // false: it waits
   int32_t priority = 0;
   uint32_t num_tokens = 0;
   uint32_t computed_tokens = 0;
   uint32_t preemptions = 0;
 };
 
-// Owns: every request from Add to its last sink call, and their sequences.
-// Threads: one thread at a time; it calls the sinks and the observer.
-// Errors: what a request can do wrong is a Refusal; a result that does not
-//   belong to the plan is an error of the executor.
+// Owns: every request from Add to its last sink call, and its sequences.
+// Threads: one thread at a time, which also calls the sinks and the observer.
+// Errors: a request that is wrong gets a Refusal. A result that does not belong
+//   to the plan is an error of the executor.
 class Scheduler {
  public:
-  // INVALID_ARGUMENT when the options contradict each other or one sequence of
-  // max_model_len tokens does not fit the cache.
+  // INVALID_ARGUMENT if the options contradict each other, or if one sequence
+  // of max_model_len tokens does not fit the cache.
   static absl::StatusOr<std::unique_ptr<Scheduler>> Create(
       const SchedulerOptions& options, const SchedulerDeps& deps);
   ~Scheduler();
 
   // Queues a validated request of at most max_num_seqs samples. Refusals:
-  // ALREADY_EXISTS, kRetryElsewhere (queue full).
-  // The sink hears OnAccepted; if what was emitted before already ends the
-  // output, OnFinished as well.
+  // ALREADY_EXISTS, RETRY_ELSEWHERE (the queue is full).
+  // Calls OnAccepted, and OnFinished as well if the tokens of earlier attempts
+  // already end the output.
   Refusal Add(Request request, std::shared_ptr<EngineSink> sink);
 
-  // The next step; nullptr when nothing can run. Ends requests whose time is
-  // up. No step is planned and not applied (CHECK). A plan is valid until its
-  // Apply; each is followed by that or by FailAll.
+  // The next step, or nullptr if nothing can run. Ends overdue requests. Every
+  // earlier step must have been applied (CHECK). The plan is valid until the
+  // Apply or FailAll that must follow it.
   const kvasir::v1::StepPlan* Schedule();
-  // The step behind the one that Schedule or ScheduleAhead gave last, whose
-  // result is not known yet (CHECK): all running sequences decode on. nullptr
-  // where it takes the result, or where more than that is to be done: somebody
-  // can be admitted, a prompt goes on, slots are due to be evicted, pages run
-  // out, a token mask follows the output. A sequence that ends meanwhile runs
-  // in it for nothing.
+  // Plans the step after the one that Schedule or ScheduleAhead returned last,
+  // whose result is not yet known (CHECK). All running sequences decode one
+  // more token. Returns nullptr if planning needs the result or more is to be
+  // done: a request can be admitted, a prompt continues, an eviction is due,
+  // pages run out, or a token mask depends on the output. If a sequence ends
+  // meanwhile, its part of this step is wasted.
   const kvasir::v1::StepPlan* ScheduleAhead();
 
-  // Takes over a step's result and hands out its tokens; of two planned steps
-  // the first one's. INTERNAL when the result lacks what the plan asked for. A
-  // request for which no token could be sampled fails alone.
+  // Applies the result of the oldest planned step and delivers its tokens.
+  // INTERNAL if the result lacks something that the plan asked for. If no token
+  // could be sampled for a request, only that request fails.
   absl::Status Apply(const kvasir::v1::StepResult& result);
 
-  // Ends requests between or during steps (a result for them is dropped).
+  // Ends requests between or during steps; results for them are dropped.
   // Returns how many matched.
   int Abort(std::string_view request_id, std::optional<uint32_t> attempt);
-  // The same for every request, each of which hears OnFailed(why).
+  // Ends every request by OnFailed(why).
   void RefuseAll(const Refusal& why);
-  // The same when there will be no result for the step that runs.
+  // Like RefuseAll, if the running step will have no result.
   void FailAll(const Refusal& why);
 
   // Whether anything runs or waits.
@@ -113,11 +114,10 @@ class Scheduler {
   // Requests that wait for their first step.
   uint32_t num_queued() const { return num_queued_; }
   LoadSnapshot Load() const;
-  // Running sequences, then waiting ones, each in the order they are served.
+  // Running sequences, then waiting ones, each in the order of service.
   std::vector<SequenceSnapshot> Snapshot() const;
-  // What the last step to be applied did, in its Schedule too; before that, or
-  // when nothing could run, what the last Schedule did. The durations are the
-  // caller's.
+  // The step that was applied last. If Schedule ran since then, what Schedule
+  // did. The caller measures the durations.
   const StepStats& last_step() const { return stats_; }
 
  private:
@@ -131,47 +131,47 @@ class Scheduler {
 
   // Schedule's parts.
   void EndOverdue(absl::Time now);
-  // What plan_ has, as the next step; nullptr when it has nothing.
+  // Builds the next step from plan_; nullptr if plan_ is empty.
   const kvasir::v1::StepPlan* BuildStep(absl::Time now);
-  // Whether the sequences of the step that runs can decode on without more
-  // being done.
+  // Whether a step is possible in which the sequences of the running step only
+  // decode.
   bool CanRunAhead() const;
-  // The sequence's part of the step planned last; null: it has none.
+  // The sequence's part of the step that was planned last, or null.
   const PlannedSequence* LastPartOf(const Sequence& sequence) const;
-  // The first of those that wait finds no place in the next step, but for what
-  // comes free with the one that runs: that is seen a step later.
+  // True if the head of the queue cannot join the next step. Capacity that the
+  // running step frees is ignored until the step after.
   bool MustWait(const Sequence& sequence) const;
-  // Nothing has changed since too few pages were found for it.
+  // True if nothing has changed since too few pages were free for the sequence.
   bool LackedPages(const Sequence& sequence) const;
-  // Puts the best waiting sequence, with its forks, into the batch if it can
-  // run now; returns how many sequences went in. May preempt running sequences
-  // of strictly lower priority at `victims_from` and behind.
+  // Moves the first waiting sequence, with its forks, into the batch if it can
+  // run now. Returns how many sequences joined. May preempt running sequences
+  // of strictly lower priority, from index `victims_from` on.
   size_t TryAdmit(size_t victims_from, absl::Time now);
   bool HasRoomFor(const Sequence& sequence);
-  // What a sequence of the request takes of a page group.
+  // The pages of a group that a sequence of the request holds.
   cache::SequencePages PagesOf(const RequestState& state,
                                cache::PageGroupId group) const;
-  // For its tokens and one more; `found_tokens`: of a prefix, whose pages it
-  // has once it is started.
+  // Whether enough pages are free for its tokens and one more. `found_tokens`
+  // are those of a cached prefix, whose pages a started sequence already holds.
   bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
                     bool is_started = false) const;
-  // From its image, if it has one. False when it does not fit after all;
-  // nothing has changed then.
+  // Starts the sequence, from its image if there is one. False if the pages do
+  // not suffice after all; nothing has changed then.
   bool Start(Sequence* sequence, absl::Time now);
   bool StartAnew(Sequence* sequence);
   bool StartFromImage(Sequence* sequence);
-  // Plans as many of the sequence's tokens as budget and pages allow; false
-  // when no page was to be had.
+  // Plans as many of the sequence's tokens as budget and pages allow. False if
+  // no page was free.
   bool PlanSequence(Sequence* sequence, size_t victims_from);
-  // Makes room for up to `want` tokens; returns for how many. When there is
-  // room for none, preempts running sequences at `victims_from` and behind.
+  // Reserves slots for up to `want` tokens and returns how many. If not even
+  // one fits, preempts running sequences from index `victims_from` on.
   uint32_t Grow(const Sequence& sequence, uint32_t want, size_t victims_from);
-  // Its cache goes to the host pool, where there is room for it and that takes
-  // less time than computing it again.
+  // Copies its pages to the host pool if there is room and the copy is
+  // predicted to be faster than computing them again.
   void Preempt(Sequence* sequence);
   bool ShouldCopy(const Sequence& sequence) const;
-  // Sample 0 has all of the prompt but the last token in the cache: the other
-  // samples share it, and each runs that token for itself.
+  // If only the prompt's last token is left to sample 0, the other samples
+  // start: they share the cached prompt, and each runs the last token itself.
   void ForkIfReady(Sequence* leader);
 
   // Apply's parts.
@@ -192,9 +192,10 @@ class Scheduler {
   void LeaveBatch(Sequence* sequence);
   void Leave(Sequence* sequence);
 
-  // Ends. The request stays readable until the public method returns.
+  // Ends of sequences and requests. A request stays readable until the public
+  // method returns.
   bool EndIfComplete(Sequence* sequence, absl::Time now);
-  void Finish(Sequence* sequence, FinishReason reason,
+  void Finish(Sequence* sequence, kvasir::v1::FinishReason reason,
               std::optional<int32_t> matched, absl::Time now);
   void AbortRequest(RequestState* request);
   void FailRequest(RequestState* request, const Refusal& why);
@@ -206,36 +207,37 @@ class Scheduler {
   const SchedulerDeps deps_;
   const Admission admission_;
 
-  // By request id: its attempts, mostly one.
+  // The attempts by request id, usually one.
   absl::flat_hash_map<std::string, std::vector<std::unique_ptr<RequestState>>>
       requests_;
   std::vector<std::unique_ptr<RequestState>> ended_;
   std::vector<Sequence*> running_;  // by RunsBefore
   std::set<Sequence*, RunsBefore> waiting_;
   PlanBuilder plan_;
-  // By step id. Those that are planned and not applied are the last ones.
+  // By step id. The last `num_planned_` steps are not yet applied.
   std::array<Step, kMostPlannedSteps> steps_;
   uint64_t num_planned_ = 0;
 
-  uint32_t seats_ = 0;       // of running sequences and their pending forks
+  uint32_t seats_ = 0;  // taken by running sequences and their pending forks
   uint32_t num_queued_ = 0;  // requests not started
   uint64_t queued_tokens_ = 0;
   uint64_t next_order_ = 1;
   uint64_t next_sequence_id_ = 1;
   uint64_t step_id_ = 0;
-  // No request's time is up before this.
+  // No request expires before this time.
   absl::Time earliest_expiry_ = absl::InfiniteFuture();
-  // The sequence of this request found too few pages when so many were free.
+  // For the request of this order, `blocked_pages_` free pages were too few.
   uint64_t blocked_order_ = 0;
   uint64_t blocked_pages_ = 0;
-  bool prefix_grew_ = false;     // since then
+  bool prefix_grew_ = false;     // since that was found
   uint32_t prefill_budget_ = 0;  // tokens left in the step being planned
   PrefillRate prefill_rate_;
 
-  StepStats stats_;  // of the step that is being planned or applied
+  StepStats stats_;  // the step that is being planned or applied
   std::vector<absl::Duration> time_to_first_token_;
   std::vector<absl::Duration> inter_token_;
-  std::vector<TokenLogprob> logprob_;  // 0 or 1: of the token being delivered
+  // The token being delivered. Reused, so that nothing is allocated for it.
+  kvasir::v1::GenerateEvent::Tokens tokens_;
 };
 
 }  // namespace kvasir::worker

@@ -1,4 +1,4 @@
-// What the operator sets about scheduling.
+// Scheduling options that the operator sets.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,17 @@ namespace kvasir::worker {
 struct SchedulerOptions {
   uint32_t max_model_len = 0;   // tokens of prompt and output together
   uint32_t max_num_seqs = 256;  // sequences in one step
-  // Tokens in one step; at least max_num_seqs, so that every running sequence
+  // Tokens in one step. At least max_num_seqs, so that every running sequence
   // can decode in every step.
   uint32_t max_batched_tokens = 2048;
-  // Requests that wait for their first step; more are refused. 0: only what
-  // finds a free seat is taken.
+  // How many requests may wait for their first step; more are refused. 0: a
+  // request is accepted only if a seat is free.
   uint32_t max_queue = 1024;
   absl::Duration queue_timeout = absl::InfiniteDuration();
-  // Between the pool and the host pool, as measured.
+  // The measured rate of copies between the pool and the host pool.
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
-  // What requests may say of eviction; empty groups: nothing.
+  // Limits of the requests' own eviction budgets. Empty groups: none is
+  // allowed.
   EvictionLimits eviction;
   std::vector<int32_t> eos_token_ids;
   int32_t vocab_size = 0;

@@ -1,4 +1,4 @@
-// Scheduler: how requests come and how they end.
+// Scheduler: the arrival and the end of requests.
 #include <algorithm>
 
 #include "absl/cleanup/cleanup.h"
@@ -12,10 +12,10 @@ namespace {
 
 using base::AbslView;
 
-// Output tokens that a sequence has room for from the start.
+// The capacity for output tokens that a sequence reserves at its start.
 constexpr size_t kTokensReserve = 256;
 
-// What a sample spent its time on until `now`.
+// How long a sample spent in each phase until `now`.
 struct Phases {
   absl::Duration queue;
   std::optional<absl::Duration> prefill;
@@ -35,6 +35,12 @@ Phases PhasesOf(const RequestState& state, const Sequence& sample,
   return phases;
 }
 
+// 0 for a phase that the sample did not reach.
+uint64_t Microseconds(std::optional<absl::Duration> phase) {
+  return static_cast<uint64_t>(std::max<int64_t>(
+      0, absl::ToInt64Microseconds(phase.value_or(absl::ZeroDuration()))));
+}
+
 void Summarize(const Phases& phases, RequestSummary* summary) {
   summary->queue = phases.queue;
   summary->prefill = phases.prefill;
@@ -44,7 +50,7 @@ void Summarize(const Phases& phases, RequestSummary* summary) {
 }  // namespace
 
 // ---------------------------------------------------------------------------
-// Requests come
+// Arrival
 // ---------------------------------------------------------------------------
 
 Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
@@ -57,7 +63,7 @@ Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
       is_live |= state->request.attempt == request.attempt;
     }
   }
-  if (Refusal refusal = admission_.OfPlace(
+  if (Refusal refusal = admission_.CheckPlace(
           request, {.num_queued = num_queued_, .is_live = is_live});
       !refusal.ok()) {
     return refusal;
@@ -76,7 +82,7 @@ Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
       std::min({earliest_expiry_, state.request.deadline, state.start_by});
 
   state.sink->OnAccepted(state.prompt_tokens());
-  // What an earlier attempt delivered may already be all.
+  // The tokens of earlier attempts may already complete the output.
   if (state.output_tokens(state.samples[0]) == 0 ||
       !EndIfComplete(&state.samples[0], now)) {
     Enqueue(&state.samples[0]);
@@ -160,7 +166,7 @@ void Scheduler::EnterBatch(Sequence* sequence) {
                   sequence);
 }
 
-// The cache has released or preempted it already, or does so next.
+// The caller releases or preempts the sequence in the cache.
 void Scheduler::LeaveBatch(Sequence* sequence) {
   const auto at = std::lower_bound(running_.begin(), running_.end(), sequence,
                                    RunsBefore());
@@ -177,53 +183,54 @@ void Scheduler::LeaveBatch(Sequence* sequence) {
 }
 
 // ---------------------------------------------------------------------------
-// Requests end
+// End
 // ---------------------------------------------------------------------------
 
 bool Scheduler::EndIfComplete(Sequence* sequence, absl::Time now) {
   const RequestState& state = *sequence->request;
   const int32_t last = sequence->tokens.back();
   if (std::binary_search(state.stop_ids.begin(), state.stop_ids.end(), last)) {
-    Finish(sequence, FinishReason::kStop, last, now);
+    Finish(sequence, kvasir::v1::FINISH_STOP, last, now);
     return true;
   }
   if (sequence->tokens.size() >= state.max_total_tokens) {
-    Finish(sequence, FinishReason::kLength, std::nullopt, now);
+    Finish(sequence, kvasir::v1::FINISH_LENGTH, std::nullopt, now);
     return true;
   }
   return false;
 }
 
-void Scheduler::Finish(Sequence* sequence, FinishReason reason,
+void Scheduler::Finish(Sequence* sequence, kvasir::v1::FinishReason reason,
                        std::optional<int32_t> matched, absl::Time now) {
   RequestState& state = *sequence->request;
   Leave(sequence);
-  FinishInfo info;
-  info.index = sequence->sample_index;
-  info.reason = reason;
-  info.matched_token_id = matched;
-  info.prompt_tokens = state.prompt_tokens();
-  // A sample that never forked has no tokens of its own yet.
-  info.output_tokens =
+  const uint32_t output_tokens =
+      // A sample that never forked has no tokens of its own yet.
       sequence->tokens.empty() ? 0 : state.output_tokens(*sequence);
-  info.cached_tokens = state.cached_tokens;
   const Phases phases = PhasesOf(state, *sequence, now);
-  info.queue = phases.queue;
-  info.prefill = phases.prefill.value_or(absl::ZeroDuration());
-  info.decode = phases.decode.value_or(absl::ZeroDuration());
-  info.preemptions = sequence->preemptions;
-  info.last = --state.unfinished == 0;
-  state.summary.output_tokens += info.output_tokens;
-  state.summary.aborted |= reason == FinishReason::kAbort;
+  kvasir::v1::GenerateEvent::Finish finish;
+  finish.set_index(sequence->sample_index);
+  finish.set_reason(reason);
+  if (matched.has_value()) finish.set_matched_token_id(*matched);
+  finish.set_prompt_tokens(state.prompt_tokens());
+  finish.set_output_tokens(output_tokens);
+  finish.set_cached_tokens(state.cached_tokens);
+  finish.set_queue_us(Microseconds(phases.queue));
+  finish.set_prefill_us(Microseconds(phases.prefill));
+  finish.set_decode_us(Microseconds(phases.decode));
+  finish.set_preemptions(sequence->preemptions);
+  const bool last = --state.unfinished == 0;
+  state.summary.output_tokens += output_tokens;
+  state.summary.aborted |= reason == kvasir::v1::FINISH_ABORT;
   if (sequence->sample_index == 0) {
     state.summary.reason = reason;
     Summarize(phases, &state.summary);
   }
-  state.sink->OnFinished(info);
-  if (info.last) EndRequest(&state, now);
+  state.sink->OnFinished(finish, last);
+  if (last) EndRequest(&state, now);
 }
 
-// Gives back what the sequence holds: its place and its pages.
+// Gives back the sequence's place and its pages.
 void Scheduler::Leave(Sequence* sequence) {
   if (sequence->state == Sequence::State::kWaiting) {
     LeaveQueue(sequence);
@@ -240,7 +247,7 @@ void Scheduler::AbortRequest(RequestState* state) {
   const absl::Time now = deps_.clock->Now();
   for (Sequence& sequence : state->samples) {
     if (sequence.state == Sequence::State::kFinished) continue;
-    Finish(&sequence, FinishReason::kAbort, std::nullopt, now);
+    Finish(&sequence, kvasir::v1::FINISH_ABORT, std::nullopt, now);
   }
 }
 

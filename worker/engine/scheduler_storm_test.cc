@@ -153,7 +153,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
     if (refusal.ok()) {
       sent_.push_back(std::move(sent));
     } else {
-      EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+      EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
       ++refused_;
     }
   }
@@ -213,7 +213,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
         std::vector<int32_t> want = FakeContinuation(sent.request, i, Limits());
         // What was emitted before may have ended the output already.
         if (sample.finish.has_value() &&
-            sample.finish->reason != FinishReason::kAbort) {
+            sample.finish->reason() != kvasir::v1::FINISH_ABORT) {
           ++complete;
           if (EndedBefore(sent.request)) want.clear();
         } else {

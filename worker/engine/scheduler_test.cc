@@ -35,8 +35,8 @@ TEST(SchedulerStopTest, AStopIdEndsTheOutputAndIsDelivered) {
     expect output a
     expect idle
   )"));
-  EXPECT_EQ(scenario.sink("a").samples()[0].finish->matched_token_id, third);
-  EXPECT_EQ(scenario.sink("a").samples()[0].finish->output_tokens, 3u);
+  EXPECT_EQ(scenario.sink("a").samples()[0].finish->matched_token_id(), third);
+  EXPECT_EQ(scenario.sink("a").samples()[0].finish->output_tokens(), 3u);
 }
 
 TEST(SchedulerStopTest, EndOfSequenceEndsUnlessIgnored) {
@@ -82,10 +82,10 @@ TEST(SchedulerLogprobsTest, AreThoseOfEachTokenAndPosition) {
     std::vector<int32_t> prefix = request.prompt.ToIds();
     ASSERT_EQ(sample.logprobs.size(), 5u);
     for (size_t i = 0; i < 5; ++i) {
-      EXPECT_EQ(sample.logprobs[i].logprob,
+      EXPECT_EQ(sample.logprobs[i].logprob(),
                 FakeLogprob(prefix, sample.tokens[i]));
-      ASSERT_EQ(sample.logprobs[i].top.size(), 2u);
-      EXPECT_EQ(sample.logprobs[i].top[0].token_id, sample.tokens[i]);
+      ASSERT_EQ(sample.logprobs[i].top_size(), 2);
+      EXPECT_EQ(sample.logprobs[i].top(0).token_id(), sample.tokens[i]);
       prefix.push_back(sample.tokens[i]);
     }
   }
@@ -136,10 +136,11 @@ TEST(SchedulerTimingTest, SplitsARequestsTimeIntoQueuePrefillAndDecode) {
     advance 1s
     run
   )");
-  const FinishInfo& finish = *scenario.sink("a").samples()[0].finish;
-  EXPECT_EQ(finish.queue, absl::Seconds(2));
-  EXPECT_EQ(finish.prefill, absl::Seconds(3));
-  EXPECT_EQ(finish.decode, absl::Seconds(5));
+  const auto& finish = *scenario.sink("a").samples()[0].finish;
+  EXPECT_EQ(finish.queue_us(), 2'000'000u);
+  EXPECT_EQ(finish.prefill_us(), 3'000'000u);
+  EXPECT_EQ(finish.decode_us(), 5'000'000u);
+  EXPECT_FALSE(finish.has_matched_token_id());
 }
 
 // A cache and a scheduler without an executor.
@@ -200,12 +201,14 @@ TEST(SchedulerTimeLimitTest, OnlyTheOperatorsQueueTimeoutIsRetriedElsewhere) {
   EXPECT_THAT(by_client->failed()->status,
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        HasSubstr("queue timeout, 2s")));
-  EXPECT_EQ(by_client->failed()->reason, RefusalReason::kNone);
+  EXPECT_EQ(by_client->failed()->reason,
+            kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
   ASSERT_TRUE(by_operator->failed().has_value());
   EXPECT_THAT(by_operator->failed()->status,
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("queue timeout, 5s")));
-  EXPECT_EQ(by_operator->failed()->reason, RefusalReason::kRetryElsewhere);
+  EXPECT_EQ(by_operator->failed()->reason,
+            kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
 class SummaryObserver final : public EngineObserver {
@@ -241,7 +244,7 @@ TEST(SchedulerTimingTest, AFailedRequestTellsTheTimeOfThePhasesItHad) {
   KVASIR_ASSERT_OK(scheduler->Apply(result));
   bare.clock.Advance(absl::Seconds(4));
   scheduler->FailAll(
-      {absl::UnavailableError("broken"), RefusalReason::kRetryElsewhere});
+      {absl::UnavailableError("broken"), kvasir::v1::Refusal::RETRY_ELSEWHERE});
   ASSERT_EQ(observer.ends.size(), 2u);
   EXPECT_EQ(observer.ends[0].queue, absl::Seconds(2));
   EXPECT_EQ(observer.ends[0].prefill, absl::Seconds(3));
@@ -329,8 +332,8 @@ TEST(SchedulerApplyTest, RefusesAResultThatIsNotThePlans) {
     bad.make(*plan, &result);
     EXPECT_THAT(scheduler->Apply(result),
                 StatusIs(absl::StatusCode::kInternal, HasSubstr(bad.message)));
-    scheduler->FailAll(
-        {absl::UnavailableError("broken"), RefusalReason::kRetryElsewhere});
+    scheduler->FailAll({absl::UnavailableError("broken"),
+                        kvasir::v1::Refusal::RETRY_ELSEWHERE});
     EXPECT_TRUE(sink->ended());
     EXPECT_EQ(bare.cache.Stats().sequences, 0);
   }
@@ -364,7 +367,7 @@ TEST(SchedulerApplyTest, ARequestWithoutATokenToSampleFailsAlone) {
   EXPECT_THAT(barred->failed()->status,
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("no token may be sampled")));
-  EXPECT_EQ(barred->failed()->reason, RefusalReason::kNone);
+  EXPECT_EQ(barred->failed()->reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
   EXPECT_EQ(other->samples()[0].tokens, std::vector<int32_t>({5, 5, 5}));
   EXPECT_EQ(bare.cache.Stats().sequences, 0);
   KVASIR_EXPECT_OK(bare.cache.CheckInvariants());
@@ -414,8 +417,8 @@ constexpr char kOneInTheHostPool[] = R"(
 TEST(SchedulerHostPoolTest, ImagesOfRefusedRequestsAreGivenBack) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
-  scenario.scheduler().RefuseAll(
-      {absl::UnavailableError("stopped"), RefusalReason::kRetryElsewhere});
+  scenario.scheduler().RefuseAll({absl::UnavailableError("stopped"),
+                                  kvasir::v1::Refusal::RETRY_ELSEWHERE});
   scenario.Run(R"(
     expect failed a=UNAVAILABLE b=UNAVAILABLE
     expect idle
@@ -427,7 +430,7 @@ TEST(SchedulerHostPoolTest, ImagesOfRequestsOfAFailedStepAreGivenBack) {
   scenario.Run(kOneInTheHostPool);
   scenario.Run("schedule");
   scenario.scheduler().FailAll(
-      {absl::InternalError("broken"), RefusalReason::kRetryElsewhere});
+      {absl::InternalError("broken"), kvasir::v1::Refusal::RETRY_ELSEWHERE});
   scenario.Run(R"(
     expect failed a=INTERNAL b=INTERNAL
     expect idle

@@ -1,5 +1,5 @@
-// The scheduler's own records: a request and its samples. Plain data; the
-// scheduler is the only one who touches them.
+// The scheduler's records of a request and its samples. Plain data that only
+// the scheduler uses.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ namespace kvasir::worker {
 
 struct RequestState;
 
-// Steps that are planned and not done: one that runs, and the one behind it.
+// Steps that are planned and not yet applied: the running one and the next one.
 inline constexpr size_t kMostPlannedSteps = 2;
 
 // One sample of a request. Its tokens are
@@ -28,37 +28,37 @@ inline constexpr size_t kMostPlannedSteps = 2;
 //   tokens:  |-- prompt --|-- output (emitted before, then sampled) --|
 //            |------ computed: in the cache ------|-- to run --|
 //
-// It decodes when one token is left to run, and prefills when more are: after
-// a preemption the output is prefilled again like a prompt, unless the cache
-// waited for it in the host pool.
+// It decodes if one token is left to run, and prefills if more are left. After
+// a preemption the output is prefilled again like a prompt, unless the pages
+// were copied to the host pool.
 struct Sequence {
   enum class State {
-    kWaiting,  // in the waiting set; holds no page, or those of its image
+    kWaiting,  // in the waiting set; holds no page except those of its image
     kRunning,  // in the running list; holds pages
-    kPending,  // sample > 0 while sample 0 prefills the prompt for all
+    kPending,  // sample > 0 while sample 0 prefills the prompt for all samples
     kFinished,
   };
 
   RequestState* request = nullptr;
   uint32_t sample_index = 0;
   State state = State::kWaiting;
-  // A new one each time it starts, so that an id the executor has released
-  // never comes back.
+  // A new id for each start, so that an id that the executor has released is
+  // never used again.
   uint64_t id = 0;
 
   std::vector<int32_t> tokens;
   uint32_t computed = 0;
-  // Step that sampled tokens.back(); 0: none since it (re)started.
+  // The step that sampled tokens.back(). 0: none since the last start.
   uint64_t sampled_step = 0;
   bool known_to_executor = false;
   bool history_sent = false;  // the executor counts its tokens for penalties
 
-  // Of the computed tokens, while it waits in the host pool.
+  // The computed tokens' pages in the host pool, while the sequence waits.
   std::optional<cache::SequenceImage> image;
-  uint64_t queued_tokens = 0;  // counted for it while it waits
+  uint64_t queued_tokens = 0;  // its share of Scheduler::queued_tokens_
 
-  // Position in the plans that are not done, by step id % kMostPlannedSteps;
-  // -1: not in it.
+  // Its index in the plans that are not yet applied, by step id %
+  // kMostPlannedSteps. -1: not in that plan.
   std::array<int32_t, kMostPlannedSteps> plan_index = {-1, -1};
 
   uint32_t preemptions = 0;
@@ -72,34 +72,35 @@ struct Sequence {
     return static_cast<uint32_t>(tokens.size()) - computed;
   }
   int32_t priority() const;
-  // Places in the batch: its own and those of the samples that wait for it.
+  // Seats in the batch: its own and those of the samples that wait for it.
   uint32_t seats() const;
 };
 
 struct RequestState {
-  // Without its tokens, which are the samples'.
+  // Without the tokens, which move to the samples.
   Request request;
   uint32_t num_prompt_tokens = 0;
   std::shared_ptr<EngineSink> sink;
-  uint64_t order = 0;  // counts arrivals: first come, first served
+  uint64_t order = 0;  // number of the arrival
   std::vector<Sequence> samples;
 
-  // Samples that wait for sample 0's prompt; they hold seats meanwhile.
+  // Samples that wait until sample 0 has prefilled the prompt. Each holds a
+  // seat.
   uint32_t pending_forks = 0;
   uint32_t unfinished = 0;
 
-  // Sorted. What ends the output, and what may not be sampled while it is
+  // Sorted. These ids end the output. They are banned while the output is
   // shorter than min_tokens.
   std::vector<int32_t> stop_ids;
   bool has_penalties = false;
-  // By token id: the wire's map has no order, a step plan has one.
+  // Sorted by token id, because the message's map has no order.
   std::vector<std::pair<int32_t, float>> logit_bias;
-  uint64_t max_total_tokens = 0;  // prompt and output: whichever limit is first
-  // By page group, where the request has a budget of its own; else empty.
+  uint64_t max_total_tokens = 0;  // of prompt and output together
+  // By page group. Empty if the request has no eviction budget of its own.
   std::vector<plan::EvictionCounts> evictions;
 
-  bool started = false;  // had its first step
-  absl::Time start_by;   // queue timeout
+  bool started = false;  // it has joined the batch once
+  absl::Time start_by;   // when the queue timeout ends it
   absl::Time first_step = absl::InfiniteFuture();
   uint32_t cached_tokens = 0;
   std::vector<float> prompt_logprobs;
@@ -121,8 +122,8 @@ inline uint32_t Sequence::seats() const {
   return sample_index == 0 ? 1 + request->pending_forks : 1;
 }
 
-// Who runs first: lower priority values, then earlier arrivals, then lower
-// samples. Preemption takes from the other end.
+// The order of service: lower priority values, then earlier arrivals, then
+// lower sample indices. Preemption takes the last sequence first.
 struct RunsBefore {
   bool operator()(const Sequence* a, const Sequence* b) const {
     const RequestState& x = *a->request;

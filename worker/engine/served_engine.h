@@ -1,5 +1,5 @@
-// What a server needs of an engine: requests come, end, and are counted. A
-// scripted one stands in for the real one in tests.
+// The interface of an engine for a server: requests are submitted, aborted and
+// counted. Tests replace the engine by a scripted one.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace kvasir::worker {
 
-// Requests that ended since the start (warm-up not counted).
+// Requests that ended since the start, without those of the warm-up.
 struct EngineTotals {
   uint64_t finished = 0;
-  uint64_t aborted = 0;  // at least one sample
+  uint64_t aborted = 0;  // requests of which at least one sample was aborted
   uint64_t failed = 0;
 };
 
@@ -25,31 +25,31 @@ class ServedEngine {
  public:
   virtual ~ServedEngine() = default;
 
-  // Validates and queues. Refusals:
-  //   INVALID_ARGUMENT, UNIMPLEMENTED      kNone
-  //   INVALID_ARGUMENT                     kNeverFits (prompt too long)
-  //   ALREADY_EXISTS                       kNone (id and attempt are live)
-  //   RESOURCE_EXHAUSTED                   kRetryElsewhere (queue full)
-  //   UNAVAILABLE                          kDraining, or kRetryElsewhere (not
-  //                                        started, stopped, executor failed)
-  // On a refusal the sink hears nothing.
+  // Validates and queues a request. Refusals:
+  //   INVALID_ARGUMENT, UNIMPLEMENTED  no reason: the request is wrong
+  //   INVALID_ARGUMENT                 NEVER_FITS: the prompt is too long
+  //   ALREADY_EXISTS                   no reason: id and attempt are live
+  //   RESOURCE_EXHAUSTED               RETRY_ELSEWHERE: the queue is full
+  //   UNAVAILABLE                      DRAINING, or RETRY_ELSEWHERE (not
+  //                                    started, stopped, executor failed)
+  // A refused request's sink gets no call.
   virtual Refusal Submit(Request request, std::shared_ptr<EngineSink> sink) = 0;
 
-  // Ends a request in whatever state it is; the sink hears OnFinished(kAbort)
-  // for each unfinished sample, and no token after that. Ids match exactly;
-  // without `attempt`, every attempt. Returns how many live requests matched:
-  // 0 is no error. Costs one lock and one hash look-up.
+  // Ends a request in any state. Its sink gets OnFinished(FINISH_ABORT) for
+  // each unfinished sample, and no token after that. Ids match exactly. Without
+  // `attempt`, every attempt ends. Returns how many live requests matched; 0 is
+  // no error. Costs one lock and one hash look-up.
   virtual int Abort(std::string_view request_id,
                     std::optional<uint32_t> attempt) = 0;
-  // Ends every request; their sinks hear OnFailed(why).
+  // Ends every request by OnFailed(why).
   virtual void RefuseAll(const Refusal& why) = 0;
 
-  // Submit refuses with kDraining from now on; what is queued still runs.
+  // Submit refuses with DRAINING from now on. Accepted requests still run.
   virtual void BeginDrain() = 0;
-  // True once no request is live; false at the deadline.
+  // Returns true when no request is live, or false at the deadline.
   virtual bool WaitIdle(absl::Time deadline) = 0;
 
-  // `listener` hears the load soon, and then after every step or event that
+  // `listener` receives the load soon, and again after every step or event that
   // changed it, until it is destroyed.
   virtual void SubscribeLoad(std::weak_ptr<LoadListener> listener) = 0;
 

@@ -1,5 +1,5 @@
-// Hook for constrained output: decides, token by token, which mask the executor
-// applies before it samples.
+// A hook for constrained output. For each token it chooses the mask that the
+// executor applies before it samples.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@ namespace kvasir::worker {
 struct TokenMaskState {
   std::string_view mask;  // SamplingParams::token_mask of the request
   uint32_t sample_index = 0;
-  absl::Span<const int32_t> output_ids;  // so far
+  absl::Span<const int32_t> output_ids;  // sampled until now
 };
 
-// Threads: the engine's thread calls. Must not block.
+// Threads: the engine's thread makes the calls. A call must not block.
 class TokenMaskProvider {
  public:
   virtual ~TokenMaskProvider() = default;
-  // Name of a mask registered with the executor, valid for the next token;
-  // empty: every token is allowed.
+  // The name of a mask that is registered with the executor, for the next
+  // token. Empty: every token is allowed.
   virtual std::string NextMask(const TokenMaskState& state) = 0;
 };
 

@@ -1,5 +1,5 @@
-// --metrics-compat=vllm: the families that dashboards, autoscalers and endpoint
-// pickers made for vLLM read, under vLLM's names, beside our own.
+// --metrics-compat=vllm: exports families under vLLM's names as well, for
+// dashboards, autoscalers and endpoint pickers that were made for vLLM.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace kvasir::base {
 
-// Copies what `source` collects under vLLM's names, with its base labels
-// (model_name, engine). Families that it has no counterpart for are left out.
+// Copies the families of `source` under vLLM's names, with vLLM's base labels
+// model_name and engine. Families without a counterpart are left out.
 class VllmMetrics final : public prometheus::Collectable {
  public:
   VllmMetrics(std::shared_ptr<prometheus::Collectable> source,

@@ -1,6 +1,5 @@
 #include "worker/service/convert.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -12,19 +11,7 @@
 namespace kvasir::worker {
 namespace {
 
-static_assert(static_cast<int>(FinishReason::kStop) == kvasir::v1::FINISH_STOP);
-static_assert(static_cast<int>(FinishReason::kLength) ==
-              kvasir::v1::FINISH_LENGTH);
-static_assert(static_cast<int>(FinishReason::kAbort) ==
-              kvasir::v1::FINISH_ABORT);
-static_assert(static_cast<int>(RefusalReason::kRetryElsewhere) ==
-              kvasir::v1::Refusal::RETRY_ELSEWHERE);
-static_assert(static_cast<int>(RefusalReason::kNeverFits) ==
-              kvasir::v1::Refusal::NEVER_FITS);
-static_assert(static_cast<int>(RefusalReason::kDraining) ==
-              kvasir::v1::Refusal::DRAINING);
-
-// Shared from here on: the message dies with its call.
+// Copies the ids into shared memory, because the message ends with its call.
 absl::StatusOr<proto::TokenBytes> ToTokens(absl::string_view field,
                                            const std::string& bytes) {
   absl::StatusOr<proto::TokenBytes> tokens =
@@ -32,11 +19,6 @@ absl::StatusOr<proto::TokenBytes> ToTokens(absl::string_view field,
   if (tokens.ok()) return tokens;
   return absl::Status(tokens.status().code(),
                       absl::StrCat(field, ": ", tokens.status().message()));
-}
-
-uint64_t Microseconds(absl::Duration duration) {
-  return static_cast<uint64_t>(
-      std::max<int64_t>(0, absl::ToInt64Microseconds(duration)));
 }
 
 }  // namespace
@@ -63,41 +45,6 @@ absl::StatusOr<Request> ToRequest(const kvasir::v1::GenerateRequest& from,
   return to;
 }
 
-void AppendTokens(const TokenChunk& from,
-                  kvasir::v1::GenerateEvent::Tokens* to) {
-  to->set_index(from.index);
-  to->mutable_token_ids()->Add(from.token_ids.begin(), from.token_ids.end());
-  for (const TokenLogprob& logprob : from.logprobs) {
-    kvasir::v1::TokenLogprob* out = to->add_logprobs();
-    out->set_logprob(logprob.logprob);
-    for (const TopToken& top : logprob.top) {
-      kvasir::v1::TokenLogprob::Top* entry = out->add_top();
-      entry->set_token_id(top.token_id);
-      entry->set_logprob(top.logprob);
-    }
-  }
-  for (const float logprob : from.prompt_logprobs) {
-    to->add_prompt_logprobs()->set_logprob(logprob);
-  }
-}
-
-kvasir::v1::GenerateEvent::Finish ToFinish(const FinishInfo& from) {
-  kvasir::v1::GenerateEvent::Finish to;
-  to.set_index(from.index);
-  to.set_reason(static_cast<kvasir::v1::FinishReason>(from.reason));
-  if (from.matched_token_id.has_value()) {
-    to.set_matched_token_id(*from.matched_token_id);
-  }
-  to.set_prompt_tokens(from.prompt_tokens);
-  to.set_output_tokens(from.output_tokens);
-  to.set_cached_tokens(from.cached_tokens);
-  to.set_queue_us(Microseconds(from.queue));
-  to.set_prefill_us(Microseconds(from.prefill));
-  to.set_decode_us(Microseconds(from.decode));
-  to.set_preemptions(from.preemptions);
-  return to;
-}
-
 kvasir::v1::LoadReport ToLoadReport(const LoadSnapshot& from) {
   kvasir::v1::LoadReport to;
   to.set_step(from.step);
@@ -112,10 +59,10 @@ kvasir::v1::LoadReport ToLoadReport(const LoadSnapshot& from) {
 
 absl::Status ToStatus(const Refusal& refusal) {
   absl::Status status = refusal.status;
-  if (!status.ok() && refusal.reason != RefusalReason::kNone) {
+  if (!status.ok() &&
+      refusal.reason != kvasir::v1::Refusal::REFUSAL_UNSPECIFIED) {
     kvasir::v1::Refusal payload;
-    payload.set_reason(
-        static_cast<kvasir::v1::Refusal::Reason>(refusal.reason));
+    payload.set_reason(refusal.reason);
     payload.set_detail(std::string(refusal.status.message()));
     proto::SetRefusal(payload, &status);
   }

@@ -1,4 +1,4 @@
-// Between the wire messages of kvasir.v1 and the engine's plain structs.
+// Converts between the messages of kvasir.v1 and the engine's plain structs.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -9,20 +9,15 @@
 
 namespace kvasir::worker {
 
-// INVALID_ARGUMENT where the bytes are no token ids. Values are not judged
-// here: ValidateRequest does that.
+// INVALID_ARGUMENT if the bytes are no token ids. ValidateRequest checks the
+// values later.
 absl::StatusOr<Request> ToRequest(const kvasir::v1::GenerateRequest& from,
                                   absl::Time deadline);
 
-// Adds a chunk to an event of the same sample.
-void AppendTokens(const TokenChunk& from,
-                  kvasir::v1::GenerateEvent::Tokens* to);
-
-kvasir::v1::GenerateEvent::Finish ToFinish(const FinishInfo& from);
 kvasir::v1::LoadReport ToLoadReport(const LoadSnapshot& from);
 
-// The status with the refusal as its payload (proto/refusal.h) where there is
-// a reason.
+// The refusal's status. If there is a reason, the status carries it as a
+// payload (proto/refusal.h).
 absl::Status ToStatus(const Refusal& refusal);
 
 }  // namespace kvasir::worker

@@ -86,57 +86,16 @@ TEST(ConvertTest, HalfATokenIdIsRefusedWithTheFieldsName) {
                        HasSubstr("emitted_token_ids: 1 bytes")));
 }
 
-TEST(ConvertTest, TokensKeepTheirLogprobs) {
-  const std::vector<int32_t> ids = {4, 5};
-  const std::vector<TokenLogprob> logprobs = {{-0.5f, {{4, -0.5f}}},
-                                              {-0.25f, {}}};
-  const std::vector<float> prompt = {-1.0f};
-  kvasir::v1::GenerateEvent::Tokens to;
-  AppendTokens({1, ids, logprobs, prompt}, &to);
-  AppendTokens({1, ids, logprobs, {}}, &to);
-  EXPECT_EQ(to.index(), 1u);
-  EXPECT_THAT(to.token_ids(), ElementsAre(4, 5, 4, 5));
-  ASSERT_EQ(to.logprobs_size(), 4);
-  EXPECT_EQ(to.logprobs(2).top(0).token_id(), 4);
-  EXPECT_EQ(to.logprobs(3).logprob(), -0.25f);
-  ASSERT_EQ(to.prompt_logprobs_size(), 1);
-  EXPECT_EQ(to.prompt_logprobs(0).logprob(), -1.0f);
-}
-
-TEST(ConvertTest, AFinishKeepsItsFigures) {
-  FinishInfo from;
-  from.index = 2;
-  from.reason = FinishReason::kLength;
-  from.matched_token_id = 0;
-  from.prompt_tokens = 10;
-  from.output_tokens = 20;
-  from.cached_tokens = 5;
-  from.queue = absl::Milliseconds(1);
-  from.prefill = absl::Milliseconds(2);
-  from.decode = absl::Milliseconds(3);
-  from.preemptions = 4;
-  const kvasir::v1::GenerateEvent::Finish to = ToFinish(from);
-  EXPECT_EQ(to.index(), 2u);
-  EXPECT_EQ(to.reason(), kvasir::v1::FINISH_LENGTH);
-  EXPECT_TRUE(to.has_matched_token_id());
-  EXPECT_EQ(to.prompt_tokens(), 10u);
-  EXPECT_EQ(to.output_tokens(), 20u);
-  EXPECT_EQ(to.cached_tokens(), 5u);
-  EXPECT_EQ(to.queue_us(), 1000u);
-  EXPECT_EQ(to.prefill_us(), 2000u);
-  EXPECT_EQ(to.decode_us(), 3000u);
-  EXPECT_EQ(to.preemptions(), 4u);
-}
-
 TEST(ConvertTest, OnlyARefusalWithAReasonCarriesAPayload) {
   const absl::Status full = ToStatus({absl::ResourceExhaustedError("64 wait"),
-                                      RefusalReason::kRetryElsewhere});
+                                      kvasir::v1::Refusal::RETRY_ELSEWHERE});
   EXPECT_EQ(proto::RefusalOf(full)->reason(),
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
   EXPECT_EQ(proto::RefusalOf(full)->detail(), "64 wait");
-  EXPECT_FALSE(proto::RefusalOf(
-                   ToStatus({absl::InternalError("x"), RefusalReason::kNone}))
-                   .has_value());
+  EXPECT_FALSE(
+      proto::RefusalOf(ToStatus({absl::InternalError("x"),
+                                 kvasir::v1::Refusal::REFUSAL_UNSPECIFIED}))
+          .has_value());
 }
 
 }  // namespace

@@ -9,9 +9,9 @@
 namespace kvasir::worker {
 namespace {
 
-// How long a joining caller's earlier deadline may go unnoticed.
+// How late the earlier deadline of a caller that joins may be noticed.
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
-// Requests end within a step; longer and the engine hangs.
+// Requests end within one step. If it takes longer, the engine hangs.
 constexpr absl::Duration kEndGrace = absl::Seconds(10);
 
 }  // namespace
@@ -61,7 +61,7 @@ void Drainer::Run() {
   const EngineTotals start = engine_->Totals();
   engine_->BeginDrain();
   if (!WaitIdle()) {
-    // Not an abort, which would look to a router like a complete answer.
+    // A router would take an abort for a complete answer.
     engine_->RefuseAll(Admission::DrainEnded());
     engine_->WaitIdle(base::Clock::Real().Now() + kEndGrace);
   }

@@ -1,5 +1,5 @@
-// Empties a worker: stop admission, wait for what runs, refuse the rest at the
-// deadline (so that a router may try elsewhere), report.
+// Empties a worker. It stops admission, waits for running requests, and refuses
+// the rest at the deadline, so that a router can try them elsewhere.
 #pragma once
 
 #include <functional>
@@ -15,24 +15,24 @@
 
 namespace kvasir::worker {
 
-// Owns: one thread, from the first Start on.
-// Threads: any thread. `before` and `done` run without a lock, `done` on the
-// drainer's thread.
+// Owns: one thread, after the first Start.
+// Threads: any thread. `before` and `done` run without a lock. `done` runs on
+// the
+//   drainer's thread, or on the caller's if the drain is over.
 class Drainer {
  public:
   using Done = std::function<void(const kvasir::v1::DrainResponse&)>;
 
-  // `before` runs once, ahead of everything: turn NOT_SERVING. `engine`
-  // outlives it.
+  // `before` runs once, before admission stops; it reports NOT_SERVING.
+  // `engine` outlives the drainer.
   Drainer(ServedEngine* engine, std::function<void()> before)
       : engine_(engine), before_(std::move(before)) {}
   ~Drainer() { Stop(); }
 
-  // Begins to drain, or joins the drain that runs: the earliest deadline
-  // counts.
+  // Begins a drain or joins the one that runs. The earliest deadline counts.
   void Start(absl::Time deadline, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends a drain that runs as if its deadline had come; answers whoever waits,
-  // and later callers at once. Idempotent.
+  // Ends a running drain as if its deadline had come, and calls every `done`.
+  // Later calls of Start are answered at once. Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -3,25 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "worker/service/convert.h"
 
 namespace kvasir::worker {
 namespace {
 
-// A varint id, a float with its tag, and a message around a log probability.
+// More than an event of any kind takes beside its tokens.
 constexpr size_t kEventBytes = 64;
-constexpr size_t kTokenBytes = 5;
-constexpr size_t kLogprobBytes = 8;
-constexpr size_t kTopBytes = 13;
-
-size_t BytesOf(const TokenChunk& tokens) {
-  size_t bytes = tokens.token_ids.size() * kTokenBytes +
-                 tokens.prompt_logprobs.size() * kLogprobBytes;
-  for (const TokenLogprob& logprob : tokens.logprobs) {
-    bytes += kLogprobBytes + logprob.top.size() * kTopBytes;
-  }
-  return bytes;
-}
 
 }  // namespace
 
@@ -37,25 +24,26 @@ void GenerateStream::OnAccepted(uint32_t prompt_tokens) {
   Append(std::move(event), kEventBytes);
 }
 
-void GenerateStream::OnTokens(const TokenChunk& tokens) {
+void GenerateStream::OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) {
   if (broken_) return;
-  const size_t bytes = BytesOf(tokens);
-  if (Queued* open = OpenTokens(tokens.index)) {
-    AppendTokens(tokens, open->event.mutable_tokens());
+  const size_t bytes = tokens.ByteSizeLong();
+  if (Queued* open = OpenTokens(tokens.index())) {
+    open->event.mutable_tokens()->MergeFrom(tokens);
     open->bytes += bytes;
     Count(bytes);
     return;
   }
   kvasir::v1::GenerateEvent event;
-  AppendTokens(tokens, event.mutable_tokens());
+  *event.mutable_tokens() = tokens;
   Append(std::move(event), kEventBytes + bytes);
 }
 
-void GenerateStream::OnFinished(const FinishInfo& info) {
-  if (info.last) engine_ended_ = true;
+void GenerateStream::OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
+                                bool last) {
+  if (last) engine_ended_ = true;
   if (broken_) return;
   kvasir::v1::GenerateEvent event;
-  *event.mutable_finish() = ToFinish(info);
+  *event.mutable_finish() = finish;
   Append(std::move(event), kEventBytes);
 }
 
@@ -71,12 +59,13 @@ void GenerateStream::OnWriteDone(bool ok) {
 }
 
 void GenerateStream::OnCancel() {
-  Break({absl::CancelledError("the call was cancelled"), RefusalReason::kNone});
+  Break({absl::CancelledError("the call was cancelled"),
+         kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
 }
 
 std::optional<StreamAction> GenerateStream::Next() {
-  // An abort only means something once the engine knows the request; the call
-  // itself may be over by then.
+  // The engine must know the request before it can abort it. The call may have
+  // ended by then.
   if (abort_wanted_ && submitted_) {
     abort_wanted_ = false;
     if (!engine_ended_) return StreamAction{StreamAction::Kind::kAbort, {}, {}};
@@ -108,8 +97,8 @@ StreamAction GenerateStream::TakeWrite() {
 }
 
 GenerateStream::Queued* GenerateStream::OpenTokens(uint32_t index) {
-  // Samples are few and their order among each other is free, so the newest
-  // event of this sample may lie behind others'.
+  // The order of events of different samples is free, so events of other
+  // samples may follow this sample's newest one. Samples are few.
   for (auto queued = queue_.rbegin(); queued != queue_.rend(); ++queued) {
     if (!queued->event.has_tokens()) return nullptr;
     if (queued->event.tokens().index() == index) return &*queued;
@@ -128,7 +117,7 @@ void GenerateStream::Count(size_t bytes) {
   Break({absl::ResourceExhaustedError(absl::StrCat(
              "the reader is too slow: ", queued_bytes_,
              " bytes wait for it, the limit is ", max_queued_bytes_)),
-         RefusalReason::kNone});
+         kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
   reset_wanted_ = writing_;
 }
 

@@ -1,5 +1,6 @@
-// The state machine of one Generate call, without gRPC: the engine's and the
-// transport's events go in, what to do next comes out.
+// The state machine of one Generate call, without gRPC. Its inputs are the
+// events of the engine and of the transport; its outputs are the actions to
+// take.
 #pragma once
 
 #include <cstddef>
@@ -15,26 +16,27 @@ namespace kvasir::worker {
 
 struct StreamAction {
   enum class Kind {
-    kWrite,           // send `event`; answered by OnWriteDone
-    kWriteAndFinish,  // send `event`, end the call with OK
+    kWrite,           // send `event`; OnWriteDone follows
+    kWriteAndFinish,  // send `event` and end the call with OK
     kFinish,          // end the call with `end`
-    kReset,           // make the transport give up the write in flight
-    kAbort,           // tell the engine to end the request
+    kReset,           // make the transport drop the write in flight
+    kAbort,           // make the engine end the request
   };
   Kind kind = Kind::kFinish;
   kvasir::v1::GenerateEvent event;
   Refusal end;
 };
 
-// One write is in flight at a time. What arrives meanwhile is coalesced: tokens
-// of one sample become one event. The queue is bounded in bytes: a reader too
-// slow is reset and its request aborted, so that it never holds pages.
+// One write is in flight at a time. Tokens of one sample that arrive meanwhile
+// are merged into one event. The queue is bounded in bytes: if a client reads
+// too slowly, its call is reset and its request is aborted, so that it does not
+// hold pages for ever.
 //
-// Whoever calls an On... method then takes actions from Next() until there is
-// none, and carries each out before it asks for the next. Guarantees: exactly
-// one of kFinish and kWriteAndFinish, never while a write is in flight, and
-// after it nothing that touches the call; kAbort at most once, only while the
-// engine still runs the request.
+// After each On... call the caller takes actions from Next() until there is
+// none. It carries each out before it asks for the next. Guarantees:
+// - There is exactly one kFinish or kWriteAndFinish, never while a write is in
+//   flight. No action after it touches the call.
+// - There is at most one kAbort, only while the engine runs the request.
 //
 // Threads: one at a time (the caller's mutex).
 // Units: bytes are an upper estimate of the serialized size.
@@ -43,15 +45,15 @@ class GenerateStream {
   explicit GenerateStream(size_t max_queued_bytes)
       : max_queued_bytes_(max_queued_bytes) {}
 
-  // What Engine::Submit answered. May come after any other event.
+  // The result of Engine::Submit. Other events may come before it.
   void OnSubmitted(const Refusal& refusal);
   void OnAccepted(uint32_t prompt_tokens);
-  void OnTokens(const TokenChunk& tokens);
-  void OnFinished(const FinishInfo& info);
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens);
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish, bool last);
   void OnFailed(const Refusal& why);
 
   void OnWriteDone(bool ok);
-  // Reset by the peer, deadline passed, or connection lost.
+  // The peer reset the call, its deadline passed, or the connection broke.
   void OnCancel();
 
   std::optional<StreamAction> Next();
@@ -65,11 +67,12 @@ class GenerateStream {
     size_t bytes = 0;
   };
 
-  // The queue's last event of tokens that more tokens of this sample may join;
-  // null where a new one is needed.
+  // The queued event that more tokens of this sample may join, or null if a new
+  // event is needed.
   Queued* OpenTokens(uint32_t index);
   void Append(kvasir::v1::GenerateEvent event, size_t bytes);
-  // May drop the queue: no reference into it survives this.
+  // Counts queued bytes. May drop the queue and so invalidates references into
+  // it.
   void Count(size_t bytes);
   void Break(const Refusal& why);
   StreamAction TakeWrite();
@@ -80,7 +83,7 @@ class GenerateStream {
   bool submitted_ = false;
   bool writing_ = false;
   bool engine_ended_ = false;
-  // The call is lost: nothing more is written.
+  // Nothing more is written, because the call is lost or was given up.
   bool broken_ = false;
   bool abort_wanted_ = false;
   bool reset_wanted_ = false;

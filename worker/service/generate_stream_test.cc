@@ -17,15 +17,22 @@ using Kind = StreamAction::Kind;
 
 constexpr size_t kAmple = 1 << 20;
 
-void Tokens(GenerateStream* stream, uint32_t index, std::vector<int32_t> ids) {
-  stream->OnTokens({index, ids, {}, {}});
+kvasir::v1::GenerateEvent::Tokens TokensOf(uint32_t index,
+                                           const std::vector<int32_t>& ids) {
+  kvasir::v1::GenerateEvent::Tokens tokens;
+  tokens.set_index(index);
+  tokens.mutable_token_ids()->Add(ids.begin(), ids.end());
+  return tokens;
 }
 
-FinishInfo Finish(uint32_t index, bool last) {
-  FinishInfo info;
-  info.index = index;
-  info.last = last;
-  return info;
+void Tokens(GenerateStream* stream, uint32_t index, std::vector<int32_t> ids) {
+  stream->OnTokens(TokensOf(index, ids));
+}
+
+void Finish(GenerateStream* stream, uint32_t index, bool last) {
+  kvasir::v1::GenerateEvent::Finish finish;
+  finish.set_index(index);
+  stream->OnFinished(finish, last);
 }
 
 Kind NextKind(GenerateStream* stream) {
@@ -68,11 +75,35 @@ TEST(GenerateStreamTest, TokensThatWaitBecomeOneEvent) {
   EXPECT_THAT(NextIds(&stream), ElementsAre(9));
 }
 
+TEST(GenerateStreamTest, TokensThatWaitKeepTheirLogProbabilities) {
+  GenerateStream stream(kAmple);
+  stream.OnSubmitted({});
+  Tokens(&stream, 1, {1});
+  EXPECT_THAT(NextIds(&stream), ElementsAre(1));
+  kvasir::v1::GenerateEvent::Tokens tokens = TokensOf(1, {4, 5});
+  kvasir::v1::TokenLogprob* logprob = tokens.add_logprobs();
+  logprob->set_logprob(-0.5f);
+  logprob->add_top()->set_token_id(4);
+  tokens.add_logprobs()->set_logprob(-0.25f);
+  stream.OnTokens(tokens);
+  tokens.add_prompt_logprobs()->set_logprob(-1.0f);
+  stream.OnTokens(tokens);
+  stream.OnWriteDone(true);
+  const kvasir::v1::GenerateEvent::Tokens sent = stream.Next()->event.tokens();
+  EXPECT_EQ(sent.index(), 1u);
+  EXPECT_THAT(sent.token_ids(), ElementsAre(4, 5, 4, 5));
+  ASSERT_EQ(sent.logprobs_size(), 4);
+  EXPECT_EQ(sent.logprobs(2).top(0).token_id(), 4);
+  EXPECT_EQ(sent.logprobs(3).logprob(), -0.25f);
+  ASSERT_EQ(sent.prompt_logprobs_size(), 1);
+  EXPECT_EQ(sent.prompt_logprobs(0).logprob(), -1.0f);
+}
+
 TEST(GenerateStreamTest, TheLastEventEndsTheCallWithIt) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
-  stream.OnFinished(Finish(0, true));
+  Finish(&stream, 0, true);
   EXPECT_EQ(NextKind(&stream), Kind::kWrite);
   stream.OnWriteDone(true);
   const std::optional<StreamAction> last = stream.Next();
@@ -84,21 +115,21 @@ TEST(GenerateStreamTest, TheLastEventEndsTheCallWithIt) {
 TEST(GenerateStreamTest, ASampleThatEndsEarlyDoesNotEndTheCall) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
-  stream.OnFinished(Finish(1, false));
+  Finish(&stream, 1, false);
   EXPECT_EQ(NextKind(&stream), Kind::kWrite);
   stream.OnWriteDone(true);
   EXPECT_FALSE(stream.Next().has_value());
-  stream.OnFinished(Finish(0, true));
+  Finish(&stream, 0, true);
   EXPECT_EQ(NextKind(&stream), Kind::kWriteAndFinish);
 }
 
 TEST(GenerateStreamTest, ARefusalEndsTheCallWithItsReason) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({absl::ResourceExhaustedError("64 requests wait"),
-                      RefusalReason::kRetryElsewhere});
+                      kvasir::v1::Refusal::RETRY_ELSEWHERE});
   const std::optional<StreamAction> end = stream.Next();
   EXPECT_EQ(end->kind, Kind::kFinish);
-  EXPECT_EQ(end->end.reason, RefusalReason::kRetryElsewhere);
+  EXPECT_EQ(end->end.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
   EXPECT_THAT(end->end.status, StatusIs(absl::StatusCode::kResourceExhausted,
                                         "64 requests wait"));
   EXPECT_FALSE(stream.Next().has_value());
@@ -108,8 +139,8 @@ TEST(GenerateStreamTest, AFailureComesAfterTheTokensBeforeIt) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
-  stream.OnFailed(
-      {absl::InternalError("rank 1 is lost"), RefusalReason::kRetryElsewhere});
+  stream.OnFailed({absl::InternalError("rank 1 is lost"),
+                   kvasir::v1::Refusal::RETRY_ELSEWHERE});
   EXPECT_THAT(NextIds(&stream), ElementsAre(1));
   stream.OnWriteDone(true);
   const std::optional<StreamAction> end = stream.Next();
@@ -126,7 +157,7 @@ TEST(GenerateStreamTest, ACancelAbortsTheEngineAndFinishesOnce) {
   EXPECT_EQ(NextKind(&stream), Kind::kAbort);
   EXPECT_EQ(NextKind(&stream), Kind::kFinish);
   stream.OnCancel();
-  stream.OnFinished(Finish(0, true));
+  Finish(&stream, 0, true);
   EXPECT_FALSE(stream.Next().has_value());
 }
 
@@ -156,8 +187,8 @@ TEST(GenerateStreamTest, ARefusedRequestIsNeverAborted) {
   // Its id may be another call's.
   GenerateStream stream(kAmple);
   stream.OnCancel();
-  stream.OnSubmitted(
-      {absl::AlreadyExistsError("request r"), RefusalReason::kNone});
+  stream.OnSubmitted({absl::AlreadyExistsError("request r"),
+                      kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
   EXPECT_EQ(NextKind(&stream), Kind::kFinish);
   EXPECT_FALSE(stream.Next().has_value());
 }
@@ -236,9 +267,10 @@ class Storm {
   void Step() {
     if (!submitted_ && Chance(3)) {
       submitted_ = true;
-      stream_.OnSubmitted(refused_ ? Refusal{absl::AlreadyExistsError("r"),
-                                             RefusalReason::kNone}
-                                   : Refusal{});
+      stream_.OnSubmitted(
+          refused_ ? Refusal{absl::AlreadyExistsError("r"),
+                             kvasir::v1::Refusal::REFUSAL_UNSPECIFIED}
+                   : Refusal{});
     } else if (in_flight_ && Chance(2)) {
       in_flight_ = false;
       const bool ok = !lost_ && !Chance(50);
@@ -261,7 +293,8 @@ class Storm {
     }
     if (Chance(200)) {
       engine_ended_ = failed_ = true;
-      stream_.OnFailed({absl::InternalError("broken"), RefusalReason::kNone});
+      stream_.OnFailed({absl::InternalError("broken"),
+                        kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
       return;
     }
     const uint32_t index = Draw(num_samples_);
@@ -276,7 +309,7 @@ class Storm {
     }
     left_.erase(sample);
     engine_ended_ = left_.empty();
-    stream_.OnFinished(Finish(index, engine_ended_));
+    Finish(&stream_, index, engine_ended_);
   }
 
   void Carry(const StreamAction& action) {

@@ -6,7 +6,7 @@
 namespace kvasir::worker {
 namespace {
 
-// A report more often than this would cost more than it tells.
+// The shortest interval between two reports to a watcher.
 constexpr absl::Duration kFloor = absl::Milliseconds(10);
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Tells routers about the engine's load: at once, when it changes (no more
-// often than each asked for), and as a heartbeat that shows the worker lives.
+// Reports the engine's load to routers: the first report at once, then after
+// each change but no more often than the router asked for. A heartbeat shows
+// that the worker lives.
 #pragma once
 
 #include <memory>
@@ -15,16 +16,16 @@
 
 namespace kvasir::worker {
 
-// When one watcher is due its next report. Plain data, no clock of its own.
+// Computes when a watcher's next report is due. Plain data without a clock.
 class LoadSchedule {
  public:
   LoadSchedule(absl::Duration min_interval, absl::Duration heartbeat)
       : min_interval_(min_interval), heartbeat_(heartbeat) {}
 
-  // In the past or now: send. A drain is told without waiting.
+  // The report is due at this time. A change of `draining` is due at once.
   absl::Time NextDue(const LoadSnapshot& load) const;
   void Sent(absl::Time now, const LoadSnapshot& load);
-  // Nothing to tell but the heartbeat.
+  // Whether the last report had this load, so that only a heartbeat is due.
   bool UpToDate(const LoadSnapshot& load) const { return last_ == load; }
 
  private:
@@ -34,12 +35,13 @@ class LoadSchedule {
   absl::Time last_time_ = absl::InfinitePast();
 };
 
-// Threads: the publisher's thread calls, no lock held. Must not block.
+// Threads: the publisher's thread makes the calls, without a lock. A call must
+//   not block.
 class LoadWatcher {
  public:
   virtual ~LoadWatcher() = default;
   virtual void OnReport(const LoadSnapshot& load) = 0;
-  // Last call: the worker is going away.
+  // The last call: the worker shuts down.
   virtual void OnClosed() = 0;
 };
 
@@ -51,10 +53,10 @@ class LoadPublisher final : public LoadListener {
   ~LoadPublisher() override;
 
   void OnLoad(const LoadSnapshot& load) override ABSL_LOCKS_EXCLUDED(mutex_);
-  // A watcher that is destroyed is forgotten.
+  // Reports to `watcher` until it is destroyed.
   void Watch(std::weak_ptr<LoadWatcher> watcher, absl::Duration min_interval)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Closes every watcher, later ones too. Idempotent.
+  // Closes every watcher, and each later one at once. Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -64,7 +66,7 @@ class LoadPublisher final : public LoadListener {
   };
 
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whom to tell now; when to look again.
+  // The watchers whose report is due. `next` is when the next one will be.
   std::vector<std::shared_ptr<LoadWatcher>> TakeDue(absl::Time* next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -73,8 +75,8 @@ class LoadPublisher final : public LoadListener {
   base::CondVar wake_;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  // The next change must wake the thread: a watcher has nothing else to wait
-  // for.
+  // Whether the next change must wake the thread, because the last report to
+  // some watcher is up to date.
   bool wake_on_change_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;

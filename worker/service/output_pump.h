@@ -1,6 +1,6 @@
-// Carries output from the engine's thread to the transport on a thread of its
-// own: serializing and sending 256 streams' tokens would cost the engine
-// milliseconds a step.
+// Passes output to the transport on a thread of its own. On the engine's
+// thread, serializing and sending the tokens of 256 streams would take
+// milliseconds in each step.
 #pragma once
 
 #include <deque>
@@ -12,7 +12,7 @@
 
 namespace kvasir::worker {
 
-// Something with output to carry on.
+// A stream that has output to send.
 class Pumped {
  public:
   virtual ~Pumped() = default;
@@ -20,17 +20,17 @@ class Pumped {
   virtual void Advance() = 0;
 };
 
-// Owns: its thread. Shared by the streams that push into it, because the engine
-// may still hold one when the service is gone.
-// Threads: any thread; Stop not from Advance.
+// Owns: its thread. The streams share the pump, because the engine may hold a
+//   stream after the service is destroyed.
+// Threads: any thread. Stop must not be called from Advance.
 class OutputPump {
  public:
   OutputPump();
   ~OutputPump();
 
-  // Advance() will be called soon, once for each push; never after Stop.
+  // Calls Advance() soon, once for each Push, but never after Stop.
   void Push(std::shared_ptr<Pumped> stream) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Idempotent; returns when no Advance runs any more.
+  // Returns when no Advance runs any more. Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

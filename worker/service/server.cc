@@ -10,11 +10,20 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(
     WorkerServerOptions options, ServedEngine* engine) {
   std::unique_ptr<WorkerServer> worker(new WorkerServer);
   base::GrpcServerOptions listener;
+  const bool on_unix_socket = !options.listen.unix_path.empty();
   listener.listen = std::move(options.listen);
   listener.credentials = std::move(options.credentials);
   listener.max_receive_message_bytes =
       base::MaxMessageBytesFor(options.service.info.max_model_len());
   listener.min_ping_interval = options.min_ping_interval;
+  listener.max_connection_age = options.max_connection_age;
+  // gRPC (1.51) closes an aged connection right after its last call. If the
+  // client writes at that moment (a window update), the Unix socket answers
+  // EPIPE, and the client drops the rest of the answer, which it has not read.
+  if (on_unix_socket) {
+    listener.max_connection_age = absl::InfiniteDuration();
+    listener.max_connection_idle = absl::InfiniteDuration();
+  }
   options.service.on_drain = [raw = worker.get()] { raw->BeginDrain(); };
   worker->service_ =
       std::make_unique<WorkerService>(std::move(options.service), engine);
@@ -35,8 +44,8 @@ WorkerServer::~WorkerServer() {
 
 void WorkerServer::SetReady(bool ready) {
   base::MutexLock lock(&mutex_);
-  // A drain may arrive as soon as the listener is there, inside Start, which
-  // then reports for it.
+  // A drain may arrive during Start, as soon as the listener exists. Start then
+  // reports the health.
   if (server_ == nullptr) return;
   if (draining_) ready = false;
   server_->SetServing("", ready);

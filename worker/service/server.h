@@ -1,4 +1,4 @@
-// A worker's gRPC side in one object: listener, health and kvasir.v1.Worker.
+// A worker's gRPC server: listener, health service and kvasir.v1.Worker.
 //
 //   auto server = WorkerServer::Start(options, engine.get());
 //   (*server)->SetReady(true);            // after the engine's warm-up
@@ -21,11 +21,15 @@ namespace kvasir::worker {
 struct WorkerServerOptions {
   base::ListenAddress listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
-  // info.max_model_len also sets the largest message. on_drain is set here.
+  // info.max_model_len also sets the largest message. Start overwrites
+  // on_drain.
   WorkerServiceOptions service;
-  // Routers ping every 5 s, which this must allow on connections without data:
-  // a request may wait for its first token far longer than that.
+  // Routers ping every 5 s while nothing arrives, as when a request waits for
+  // its first token. A smaller interval here allows that.
   absl::Duration min_ping_interval = absl::Seconds(4);
+  // A TCP connection older than this is told to go. On a Unix socket nothing
+  // ages: there is no certificate to renew and no other server to spread to.
+  absl::Duration max_connection_age = absl::Hours(1);
 };
 
 // Threads: any thread.
@@ -35,17 +39,17 @@ class WorkerServer {
   // `engine` outlives it.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(
       WorkerServerOptions options, ServedEngine* engine);
-  // Cancels what still runs.
+  // Cancels the calls that still run.
   ~WorkerServer();
 
   int port() const { return server_->port(); }
   const std::string& target() const { return server_->target(); }
 
-  // grpc.health.v1, for the server and for kvasir.v1.Worker. Not ready at
-  // first; stays not ready once a drain has begun.
+  // Sets the health of the server and of kvasir.v1.Worker (grpc.health.v1). At
+  // first, and once a drain has begun, it is not ready.
   void SetReady(bool ready) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Turns not ready, refuses new requests, waits for the running ones until the
-  // deadline, aborts the rest.
+  // Reports not ready, refuses new requests, waits for running ones until the
+  // deadline, and refuses the rest.
   kvasir::v1::DrainResponse Drain(absl::Time deadline);
   // Ends all calls by the deadline. Idempotent.
   void Shutdown(absl::Time deadline);
@@ -54,12 +58,12 @@ class WorkerServer {
   WorkerServer() = default;
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Outlive the service, whose drainer uses them.
+  // The service's drainer uses these two, so they outlive it.
   base::Mutex mutex_;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<WorkerService> service_;
-  // Set under mutex_ before Start returns, constant from there; calls that
-  // arrive earlier find null.
+  // Set under mutex_ before Start returns, and constant afterwards. Calls that
+  // arrive earlier see null.
   std::unique_ptr<base::GrpcServer> server_;
 };
 

@@ -48,8 +48,8 @@ grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>* WorkerService::Generate(
   const std::shared_ptr<GenerateReactor> reactor =
       GenerateReactor::Make({context, engine_, pump_, options_.max_queued_bytes,
                              request->request_id(), request->attempt()});
-  if (const Refusal refusal = Admission::OfWeights(request->weights_id(),
-                                                   options_.info.weights_id());
+  if (const Refusal refusal = Admission::CheckWeights(
+          request->weights_id(), options_.info.weights_id());
       !refusal.ok()) {
     reactor->OnSubmitted(refusal);
     return reactor.get();
@@ -58,7 +58,8 @@ grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>* WorkerService::Generate(
       ToRequest(*request, base::FromGrpcDeadline(context->deadline()));
   reactor->OnSubmitted(converted.ok()
                            ? engine_->Submit(*std::move(converted), reactor)
-                           : Refusal{converted.status(), RefusalReason::kNone});
+                           : Refusal{converted.status(),
+                                     kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
   return reactor.get();
 }
 
@@ -91,8 +92,8 @@ grpc::ServerUnaryReactor* WorkerService::Drain(
   const absl::Duration patience =
       request->deadline_ms() == 0 ? options_.drain_deadline
                                   : absl::Milliseconds(request->deadline_ms());
-  // The drain goes on if this caller goes away; the call is held until then,
-  // at most as long as the drain takes.
+  // The drain continues if this caller goes away. The call stays open until the
+  // drain ends.
   drainer_.Start(base::Clock::Real().Now() + patience,
                  [reactor, response](const kvasir::v1::DrainResponse& drained) {
                    *response = drained;

@@ -1,5 +1,5 @@
 // kvasir.v1.Worker over gRPC's callback API. Reactors only convert, enqueue and
-// write; what to do is decided by GenerateStream, LoadPublisher and Drainer.
+// write. GenerateStream, LoadPublisher and Drainer decide what to do.
 #pragma once
 
 #include <functional>
@@ -15,29 +15,30 @@
 namespace kvasir::worker {
 
 struct WorkerServiceOptions {
-  // What GetInfo answers. A request for another weights_id is refused.
+  // The answer of GetInfo. A request for another weights_id is refused.
   kvasir::v1::WorkerInfo info;
-  // Per stream, while its reader is behind; then the stream is reset.
+  // The longest queue of a stream whose client reads slowly. A stream beyond it
+  // is reset.
   size_t max_queued_bytes = 1 << 20;
   absl::Duration load_heartbeat = absl::Seconds(1);
-  // Where a Drain names no deadline.
+  // For a Drain that names no deadline.
   absl::Duration drain_deadline = absl::Seconds(60);
-  // Runs once, before admission stops: turn NOT_SERVING.
+  // Runs once, before admission stops, to report NOT_SERVING.
   std::function<void()> on_drain = [] {};
 };
 
-// Owns: the threads that carry output, load and drain.
-// Threads: gRPC's threads call the methods; the rest from any thread.
+// Owns: the threads for output, load reports and drains.
+// Threads: gRPC's threads call the RPC methods; the others from any thread.
 class WorkerService final : public kvasir::v1::Worker::CallbackService {
  public:
-  // `engine` outlives the service and takes requests already.
+  // `engine` outlives the service and has been started.
   WorkerService(WorkerServiceOptions options, ServedEngine* engine);
-  // The server that runs it has been shut down.
+  // Its server must have been shut down.
   ~WorkerService() override;
 
-  // What a Drain call does, blocking: SIGTERM's path.
+  // Like a Drain call, but blocks until it is done. For SIGTERM.
   kvasir::v1::DrainResponse DrainAndWait(absl::Time deadline);
-  // Ends what would hold a server's shutdown up: WatchLoad calls, and a Drain
+  // Ends the calls that would delay a server's shutdown: WatchLoad, and a Drain
   // that still waits.
   void Close() {
     load_->Stop();

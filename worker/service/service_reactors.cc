@@ -35,7 +35,8 @@ void GenerateReactor::OnAccepted(uint32_t prompt_tokens) {
   AdvanceLater();
 }
 
-void GenerateReactor::OnTokens(const TokenChunk& tokens) {
+void GenerateReactor::OnTokens(
+    const kvasir::v1::GenerateEvent::Tokens& tokens) {
   {
     base::MutexLock lock(&mutex_);
     stream_.OnTokens(tokens);
@@ -43,10 +44,11 @@ void GenerateReactor::OnTokens(const TokenChunk& tokens) {
   AdvanceLater();
 }
 
-void GenerateReactor::OnFinished(const FinishInfo& info) {
+void GenerateReactor::OnFinished(
+    const kvasir::v1::GenerateEvent::Finish& finish, bool last) {
   {
     base::MutexLock lock(&mutex_);
-    stream_.OnFinished(info);
+    stream_.OnFinished(finish, last);
   }
   AdvanceLater();
 }
@@ -91,7 +93,8 @@ void GenerateReactor::AdvanceLater() {
 }
 
 void GenerateReactor::Advance() {
-  // The last action may let OnDone run on another thread before it returns.
+  // OnDone may run on another thread before the last action returns, and
+  // release this object.
   const std::shared_ptr<GenerateReactor> self = shared_from_this();
   mutex_.Lock();
   pushed_ = false;

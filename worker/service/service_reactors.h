@@ -1,4 +1,4 @@
-// The streaming reactors behind WorkerService.
+// The streaming reactors of WorkerService.
 #pragma once
 
 #include <memory>
@@ -15,13 +15,12 @@
 
 namespace kvasir::worker {
 
-// One Generate call: hands events of engine and transport to a GenerateStream
-// and carries out its actions, one thread at a time.
+// One Generate call. It passes events of engine and transport to a
+// GenerateStream and carries out the stream's actions, one thread at a time.
 //
-// Lives until gRPC (OnDone), the engine (its sink) and the pump have let go, in
-// any order: hence shared. `context` is touched by actions only, and the stream
-// gives none that needs it after the call's end.
-// Threads: any thread.
+// gRPC (until OnDone), the engine (as the request's sink) and the pump share
+// it. Only actions use `context`, and the stream returns none that needs it
+// after the call's end. Threads: any thread.
 class GenerateReactor final
     : public grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>,
       public EngineSink,
@@ -40,12 +39,13 @@ class GenerateReactor final
   // Keeps itself alive until OnDone.
   static std::shared_ptr<GenerateReactor> Make(Parts parts);
 
-  // The answer of Engine::Submit, or why it was not asked.
+  // The result of Engine::Submit, or why it was not called.
   void OnSubmitted(const Refusal& refusal);
 
   void OnAccepted(uint32_t prompt_tokens) override;
-  void OnTokens(const TokenChunk& tokens) override;
-  void OnFinished(const FinishInfo& info) override;
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) override;
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
+                  bool last) override;
   void OnFailed(const Refusal& why) override;
 
   void OnWriteDone(bool ok) override;
@@ -56,13 +56,13 @@ class GenerateReactor final
 
  private:
   explicit GenerateReactor(Parts parts);
-  // From the engine's thread: let the pump advance.
+  // Lets the pump call Advance; called on the engine's thread.
   void AdvanceLater();
   void Execute(StreamAction action);
   void End(const Refusal& end);
 
   const Parts parts_;
-  // The event in flight; touched by the thread that advances only.
+  // The event in flight. Only the thread in Advance uses it.
   kvasir::v1::GenerateEvent writing_;
 
   base::Mutex mutex_;
@@ -72,7 +72,7 @@ class GenerateReactor final
   std::shared_ptr<GenerateReactor> self_ ABSL_GUARDED_BY(mutex_);
 };
 
-// One WatchLoad call: the newest report, one write at a time.
+// One WatchLoad call. It writes the newest report, one write at a time.
 // Threads: any thread.
 class WatchLoadReactor final
     : public grpc::ServerWriteReactor<kvasir::v1::LoadReport>,
@@ -89,7 +89,7 @@ class WatchLoadReactor final
 
  private:
   WatchLoadReactor() = default;
-  // Starts what may be started now.
+  // Starts the next write, or ends the call, if nothing is in flight.
   void Advance();
 
   base::Mutex mutex_;

@@ -157,6 +157,20 @@ TEST_F(WorkerServiceTest, AStreamIsAcceptedThenTokensInOrderThenOneFinish) {
   EXPECT_EQ(answer.finishes[0].prompt_tokens(), 2u);
 }
 
+// A connection that ages is closed after its last call: the client, if it
+// writes just then, loses the rest of the answer to "Broken pipe".
+TEST_F(WorkerServiceTest, AConnectionOverAUnixSocketDoesNotAge) {
+  WorkerServerOptions options = TestOptions();
+  options.max_connection_age = absl::Milliseconds(100);
+  StartServer(std::move(options));
+  grpc::ClientContext context;
+  auto reader = stub_->Generate(&context, NewRequest("r", 300));
+  const Answer answer = ReadAll(reader.get(), context);
+  KVASIR_EXPECT_OK(answer.status);
+  EXPECT_EQ(answer.ids.size(), 300u);
+  EXPECT_EQ(channel_->GetState(false), GRPC_CHANNEL_READY);
+}
+
 TEST_F(WorkerServiceTest, TheDeadlineOfTheCallReachesTheEngine) {
   grpc::ClientContext context;
   const absl::Time deadline = absl::Now() + absl::Seconds(30);
@@ -225,7 +239,7 @@ TEST_F(WorkerServiceTest, AbortByIdEndsTheStreamWithReasonAbort) {
 
 TEST_F(WorkerServiceTest, ARefusalCarriesCodeReasonAndDetail) {
   engine_.RefuseWith({absl::ResourceExhaustedError("queue: 64 of 64"),
-                      RefusalReason::kRetryElsewhere});
+                      kvasir::v1::Refusal::RETRY_ELSEWHERE});
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 1));
   const Answer answer = ReadAll(reader.get(), context);
@@ -266,8 +280,8 @@ TEST_F(WorkerServiceTest, AFailingEngineEndsTheStreamWithItsError) {
   auto reader = stub_->Generate(&context, NewRequest("r", 1000000));
   v1::GenerateEvent event;
   ASSERT_TRUE(reader->Read(&event));
-  engine_.RefuseAll(
-      {absl::UnavailableError("executor"), RefusalReason::kRetryElsewhere});
+  engine_.RefuseAll({absl::UnavailableError("executor"),
+                     kvasir::v1::Refusal::RETRY_ELSEWHERE});
   const Answer answer = ReadAll(reader.get(), context);
   EXPECT_THAT(answer.status,
               StatusIs(absl::StatusCode::kUnavailable, "executor"));

@@ -59,11 +59,12 @@ Refusal FakeEngine::Submit(Request request, std::shared_ptr<EngineSink> sink) {
   base::MutexLock lock(&mutex_);
   if (!refusal_.ok()) return refusal_;
   if (draining_) {
-    return {absl::UnavailableError("draining"), RefusalReason::kDraining};
+    return {absl::UnavailableError("draining"), kvasir::v1::Refusal::DRAINING};
   }
   const Key key(request.request_id, request.attempt);
   if (live_.count(key) != 0) {
-    return {absl::AlreadyExistsError(request.request_id), RefusalReason::kNone};
+    return {absl::AlreadyExistsError(request.request_id),
+            kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   }
   ++submitted_;
   last_request_ = request;
@@ -141,7 +142,7 @@ FakeEngine::Told FakeEngine::StepOne(Running* running) {
     told.failed = *failure_;
   } else if (request.deadline <= absl::Now()) {
     told.failed = Refusal{absl::DeadlineExceededError("past its deadline"),
-                          RefusalReason::kNone};
+                          kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   } else if (!running->aborted && !held_) {
     const uint32_t left = request.sampling.max_tokens() - running->produced;
     for (uint32_t i = 0; i < std::min(left, tokens_per_step_); ++i) {
@@ -150,13 +151,11 @@ FakeEngine::Told FakeEngine::StepOne(Running* running) {
   }
   const bool complete = running->produced >= request.sampling.max_tokens();
   if (!told.failed.has_value() && (running->aborted || complete)) {
-    FinishInfo info;
-    info.reason =
-        running->aborted ? FinishReason::kAbort : FinishReason::kLength;
-    info.prompt_tokens = prompt;
-    info.output_tokens = running->produced;
-    info.last = true;
-    told.finish = info;
+    told.finish.emplace();
+    told.finish->set_reason(running->aborted ? kvasir::v1::FINISH_ABORT
+                                             : kvasir::v1::FINISH_LENGTH);
+    told.finish->set_prompt_tokens(prompt);
+    told.finish->set_output_tokens(running->produced);
   }
   return told;
 }
@@ -169,7 +168,7 @@ std::vector<FakeEngine::Told> FakeEngine::Step() {
     Told told = StepOne(&entry->second);
     const bool over = told.finish.has_value() || told.failed.has_value();
     if (told.finish.has_value()) {
-      const bool aborted = told.finish->reason == FinishReason::kAbort;
+      const bool aborted = told.finish->reason() == kvasir::v1::FINISH_ABORT;
       ++(aborted ? totals_.aborted : totals_.finished);
     } else if (over) {
       ++totals_.aborted;
@@ -182,8 +181,12 @@ std::vector<FakeEngine::Told> FakeEngine::Step() {
 
 void FakeEngine::Tell(const Told& told) {
   if (told.accepted.has_value()) told.sink->OnAccepted(*told.accepted);
-  if (!told.tokens.empty()) told.sink->OnTokens({0, told.tokens, {}, {}});
-  if (told.finish.has_value()) told.sink->OnFinished(*told.finish);
+  if (!told.tokens.empty()) {
+    kvasir::v1::GenerateEvent::Tokens tokens;
+    tokens.mutable_token_ids()->Add(told.tokens.begin(), told.tokens.end());
+    told.sink->OnTokens(tokens);
+  }
+  if (told.finish.has_value()) told.sink->OnFinished(*told.finish, true);
   if (told.failed.has_value()) told.sink->OnFailed(*told.failed);
 }
 

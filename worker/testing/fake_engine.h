@@ -62,7 +62,7 @@ class FakeEngine final : public ServedEngine {
     std::shared_ptr<EngineSink> sink;
     std::optional<uint32_t> accepted;
     std::vector<int32_t> tokens;
-    std::optional<FinishInfo> finish;
+    std::optional<kvasir::v1::GenerateEvent::Finish> finish;
     std::optional<Refusal> failed;
   };
 

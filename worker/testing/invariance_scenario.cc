@@ -70,7 +70,7 @@ std::vector<Sample> Worker::RunAndAbortOdd(
     EXPECT_TRUE(aborted[i]->ended()) << "request " << i;
     if (!aborted[i]->ended()) continue;
     for (const RecordingSink::Sample& sample : aborted[i]->samples()) {
-      EXPECT_EQ(sample.finish->reason, FinishReason::kAbort);
+      EXPECT_EQ(sample.finish->reason(), kvasir::v1::FINISH_ABORT);
       EXPECT_EQ(sample.tokens.empty(), i % 2 == 0);
     }
   }
@@ -150,11 +150,11 @@ std::vector<Sample> Worker::SamplesOf(const Sinks& sinks) {
       Sample& to = samples.emplace_back();
       to.tokens = from.tokens;
       to.numbers = from.prompt_logprobs;
-      for (const TokenLogprob& logprob : from.logprobs) {
-        to.numbers.push_back(logprob.logprob);
-        for (const TopToken& top : logprob.top) {
-          to.numbers.push_back(static_cast<float>(top.token_id));
-          to.numbers.push_back(top.logprob);
+      for (const auto& logprob : from.logprobs) {
+        to.numbers.push_back(logprob.logprob());
+        for (const auto& top : logprob.top()) {
+          to.numbers.push_back(static_cast<float>(top.token_id()));
+          to.numbers.push_back(top.logprob());
         }
       }
     }

@@ -10,26 +10,27 @@ void RecordingSink::OnAccepted(uint32_t prompt_tokens) {
   prompt_tokens_ = prompt_tokens;
 }
 
-void RecordingSink::OnTokens(const TokenChunk& chunk) {
+void RecordingSink::OnTokens(const kvasir::v1::GenerateEvent::Tokens& chunk) {
   KVASIR_CHECK(accepted_ && !ended());
-  Sample& sample = samples_.at(chunk.index);
+  Sample& sample = samples_.at(chunk.index());
   KVASIR_CHECK(!sample.finish.has_value());
-  sample.tokens.insert(sample.tokens.end(), chunk.token_ids.begin(),
-                       chunk.token_ids.end());
-  sample.logprobs.insert(sample.logprobs.end(), chunk.logprobs.begin(),
-                         chunk.logprobs.end());
-  sample.prompt_logprobs.insert(sample.prompt_logprobs.end(),
-                                chunk.prompt_logprobs.begin(),
-                                chunk.prompt_logprobs.end());
+  sample.tokens.insert(sample.tokens.end(), chunk.token_ids().begin(),
+                       chunk.token_ids().end());
+  sample.logprobs.insert(sample.logprobs.end(), chunk.logprobs().begin(),
+                         chunk.logprobs().end());
+  for (const auto& logprob : chunk.prompt_logprobs()) {
+    sample.prompt_logprobs.push_back(logprob.logprob());
+  }
 }
 
-void RecordingSink::OnFinished(const FinishInfo& info) {
+void RecordingSink::OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
+                               bool last) {
   KVASIR_CHECK(accepted_ && !ended());
-  Sample& sample = samples_.at(info.index);
+  Sample& sample = samples_.at(finish.index());
   KVASIR_CHECK(!sample.finish.has_value());
-  sample.finish = info;
+  sample.finish = finish;
   ++finished_;
-  KVASIR_CHECK(info.last == (finished_ == samples_.size()));
+  KVASIR_CHECK(last == (finished_ == samples_.size()));
 }
 
 void RecordingSink::OnFailed(const Refusal& why) {

@@ -14,16 +14,17 @@ class RecordingSink : public EngineSink {
  public:
   struct Sample {
     std::vector<int32_t> tokens;
-    std::vector<TokenLogprob> logprobs;
+    std::vector<kvasir::v1::TokenLogprob> logprobs;
     std::vector<float> prompt_logprobs;
-    std::optional<FinishInfo> finish;
+    std::optional<kvasir::v1::GenerateEvent::Finish> finish;
   };
 
   explicit RecordingSink(uint32_t n = 1) : samples_(n) {}
 
   void OnAccepted(uint32_t prompt_tokens) override;
-  void OnTokens(const TokenChunk& chunk) override;
-  void OnFinished(const FinishInfo& info) override;
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens& chunk) override;
+  void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
+                  bool last) override;
   void OnFailed(const Refusal& why) override;
 
   bool accepted() const { return accepted_; }

@@ -17,30 +17,32 @@ using base::AbslView;
 
 constexpr int kMaxSteps = 10000;
 
-std::string ReasonName(FinishReason reason) {
+std::string ReasonName(kvasir::v1::FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop:
+    case kvasir::v1::FINISH_STOP:
       return "stop";
-    case FinishReason::kLength:
+    case kvasir::v1::FINISH_LENGTH:
       return "length";
-    case FinishReason::kAbort:
+    case kvasir::v1::FINISH_ABORT:
       return "abort";
+    default:
+      return "?";
   }
-  return "?";
 }
 
-std::string RefusalName(RefusalReason reason) {
+std::string RefusalName(kvasir::v1::Refusal::Reason reason) {
   switch (reason) {
-    case RefusalReason::kNone:
+    case kvasir::v1::Refusal::REFUSAL_UNSPECIFIED:
       return "none";
-    case RefusalReason::kRetryElsewhere:
+    case kvasir::v1::Refusal::RETRY_ELSEWHERE:
       return "retry";
-    case RefusalReason::kNeverFits:
+    case kvasir::v1::Refusal::NEVER_FITS:
       return "never";
-    case RefusalReason::kDraining:
+    case kvasir::v1::Refusal::DRAINING:
       return "draining";
+    default:
+      return "?";
   }
-  return "?";
 }
 
 std::string SequenceName(const SequenceSnapshot& sequence) {
@@ -406,8 +408,8 @@ void Scenario::Expect(const Line& line) {
   } else if (what == "cached" || what == "preempted") {
     const auto& finish = Of(line.words.at(2)).sink->samples().at(0).finish;
     ASSERT_TRUE(finish.has_value());
-    EXPECT_EQ(absl::StrCat(what == "cached" ? finish->cached_tokens
-                                            : finish->preemptions),
+    EXPECT_EQ(absl::StrCat(what == "cached" ? finish->cached_tokens()
+                                            : finish->preemptions()),
               line.words.at(3));
   } else if (what == "idle") {
     EXPECT_FALSE(scheduler_->has_work());
@@ -432,7 +434,7 @@ void Scenario::ExpectEnds(const Line& line) {
     EXPECT_FALSE(sink.failed().has_value()) << name;
     for (const auto& sample : sink.samples()) {
       ASSERT_TRUE(sample.finish.has_value()) << name;
-      EXPECT_EQ(ReasonName(sample.finish->reason), how) << name;
+      EXPECT_EQ(ReasonName(sample.finish->reason()), how) << name;
     }
   }
 }
