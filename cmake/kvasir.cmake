@@ -16,15 +16,17 @@ set(KVASIR_MAY_LINK_cache "cache;plan;proto;base")
 set(KVASIR_MAY_LINK_model "model;plan;proto;base")
 set(KVASIR_MAY_LINK_worker "worker;model;cache;plan;kernels;proto;base")
 set(KVASIR_MAY_LINK_router "router;model_tokenizer;cache_prefix_hash;proto;base")
+set(KVASIR_MAY_LINK_summary "summary;model;cache_layout;plan;proto;base")
 set(KVASIR_MAY_LINK_compress
-    "compress;server;model;cache_layout;cache_eviction_schedule;cache_eviction_reference;plan;proto;base")
+    "compress;summary;model;cache_layout;cache_eviction_schedule;cache_eviction_reference;plan;proto;base")
+# Its tool writes random checkpoints by the one part of compress/ that has no libtorch.
 set(KVASIR_MAY_LINK_bench
-    "bench;server;compress_checkpoint_files;worker;router;model;cache;plan;kernels;proto;base")
+    "bench;compress_checkpoint_files;worker;router;model;cache;plan;kernels;proto;base")
 set(KVASIR_MAY_LINK_server
-    "server;bench;worker;router;model;cache;plan;kernels;proto;base")
+    "server;summary;worker;router;model;cache;plan;kernels;proto;base")
 set(KVASIR_MAY_LINK_tests
     "tests;server;worker;router;model;cache;plan;kernels;proto;base")
-set(KVASIR_FOLDERS base proto plan kernels cache model worker router compress bench
+set(KVASIR_FOLDERS base proto plan kernels cache model summary worker router compress bench
     server tests)
 
 function(_kvasir_check_layer target)

@@ -1,9 +1,9 @@
 // kvasir: the server and its tools.
 #include "CLI/CLI.hpp"
 #include "base/cli/flags.h"
+#include "base/cli/process.h"
 #include "base/cli/version.h"
-#include "server/commands.h"
-#include "server/runtime/process.h"
+#include "server/commands/commands.h"
 
 int main(int argc, char** argv) {
   using namespace kvasir::cli;
@@ -22,7 +22,10 @@ int main(int argc, char** argv) {
       "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no server there.");
 
   int exit_code = kExitOk;
-  AddServeCommands(&app, &exit_code);
+  AddServeCommand(&app, &exit_code);
+  AddWorkerCommand(&app, &exit_code);
+  AddRankCommand(&app, &exit_code);
+  AddRouterCommand(&app, &exit_code);
   AddGenerateCommand(&app, &exit_code);
   AddPerplexityCommand(&app, &exit_code);
   AddInspectCommand(&app, &exit_code);

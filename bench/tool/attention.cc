@@ -17,7 +17,7 @@
 #include "bench/tool/bench.h"
 #include "bench/tool/report.h"
 #include "plan/presets.h"
-#include "server/options.h"
+#include "worker/load/model_options.h"
 #include "worker/program/attention_flops.h"
 
 namespace kvasir::cli {

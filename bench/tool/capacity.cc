@@ -14,10 +14,10 @@
 #include "bench/tool/bench.h"
 #include "bench/tool/plans.h"
 #include "bench/tool/report.h"
+#include "model/known_models.h"
 #include "model/shapes/shape_config.h"
 #include "plan/plan.h"
-#include "server/known_models.h"
-#include "server/model_source.h"
+#include "worker/load/model_source.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::cli {

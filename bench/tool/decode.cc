@@ -17,7 +17,7 @@
 #include "bench/tool/bench.h"
 #include "bench/tool/engine.h"
 #include "bench/tool/report.h"
-#include "server/known_models.h"
+#include "model/known_models.h"
 #include "worker/ranks/group/rank_identity.h"
 
 namespace kvasir::cli {

@@ -10,8 +10,8 @@
 #include "bench/tool/engine.h"
 #include "bench/tool/report.h"
 #include "nlohmann/json.hpp"
-#include "server/options.h"
 #include "worker/executor/step/step_profile.h"
+#include "worker/load/model_options.h"
 
 namespace kvasir::cli {
 

@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
-#include "server/loaded_model.h"
-#include "server/options.h"
 #include "worker/executor/step/step_profile.h"
+#include "worker/load/loaded_model.h"
+#include "worker/load/model_options.h"
 #include "worker/offline/direct_runner.h"
 
 namespace kvasir::cli {

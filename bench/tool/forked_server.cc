@@ -1,6 +1,8 @@
 #include "bench/tool/forked_server.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -9,10 +11,17 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/cli/process.h"
+#include "base/status_macros.h"
+#include "nlohmann/json.hpp"
 
 namespace kvasir::cli {
 namespace {
@@ -46,19 +55,21 @@ std::string ReadAll(int fd) {
   }
 }
 
-// Tells what it became, serves until its parent lets go.
+// Reports to the parent how `start` ended, and serves until the parent closes
+// the lifeline.
 [[noreturn]] void ServeInChild(
     const std::function<absl::StatusOr<ForkedServer::Running>()>& start,
-    int told, int lifeline) {
+    int report, int lifeline) {
   const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
   if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);
   absl::StatusOr<ForkedServer::Running> running = start();
-  const bool heard = WriteAll(
-      told, running.ok() ? kStarted + running->target
-                         : kRefused + std::string(running.status().message()));
-  close(told);
-  if (running.ok() && heard) ReadAll(lifeline);
-  // Nothing of what the parent had is to be ended here.
+  const bool reported = WriteAll(
+      report, running.ok()
+                  ? kStarted + running->target
+                  : kRefused + std::string(running.status().message()));
+  close(report);
+  if (running.ok() && reported) ReadAll(lifeline);
+  // No destructor of the parent's objects may run here.
   _exit(0);
 }
 
@@ -70,9 +81,9 @@ absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::Start(
     return absl::FailedPreconditionError(
         absl::StrCat(name, ": this process has threads, and cannot fork"));
   }
-  int told[2];
+  int report[2];
   int lifeline[2];
-  if (pipe2(told, O_CLOEXEC) != 0 || pipe2(lifeline, O_CLOEXEC) != 0) {
+  if (pipe2(report, O_CLOEXEC) != 0 || pipe2(lifeline, O_CLOEXEC) != 0) {
     return absl::UnavailableError(
         absl::StrCat(name, ": no pipe: ", std::strerror(errno)));
   }
@@ -82,30 +93,90 @@ absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::Start(
         absl::StrCat(name, ": cannot fork: ", std::strerror(errno)));
   }
   if (child == 0) {
-    close(told[0]);
+    close(report[0]);
     close(lifeline[1]);
-    ServeInChild(start, told[1], lifeline[0]);
+    ServeInChild(start, report[1], lifeline[0]);
   }
-  close(told[1]);
+  close(report[1]);
   close(lifeline[0]);
-  const std::string said = ReadAll(told[0]);
-  close(told[0]);
-  auto server = std::unique_ptr<ForkedServer>(new ForkedServer(
-      name, child, lifeline[1], said.empty() ? "" : said.substr(1)));
+  const std::string said = ReadAll(report[0]);
+  close(report[0]);
+  auto server = std::unique_ptr<ForkedServer>(new ForkedServer(name, child));
+  server->lifeline_ = lifeline[1];
   if (said.empty()) {
-    return absl::InternalError(absl::StrCat(name, ": it ended at its start"));
+    return absl::InternalError(
+        absl::StrCat(name, ": the process ended while it started"));
   }
   if (said.front() == kRefused) {
     return absl::InternalError(absl::StrCat(name, ": ", said.substr(1)));
   }
+  server->target_ = said.substr(1);
   return server;
 }
 
+absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::StartKvasir(
+    const std::string& name, std::vector<std::string> arguments) {
+  KVASIR_ASSIGN_OR_RETURN(const std::string folder, MakePrivateFolder());
+  const std::string ready = folder + "/ready.json";
+  const std::string log = folder + "/log";
+  const std::string program = ProgramBeside("kvasir");
+  arguments.insert(arguments.begin(), program);
+  arguments.push_back("--ready-file=" + ready);
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    // Only calls that are safe in the child of a process with threads.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const int out = open(log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    dup2(out, STDOUT_FILENO);
+    dup2(out, STDERR_FILENO);
+    execvp(program.c_str(), argv.data());
+    _exit(127);
+  }
+  if (child < 0) {
+    return absl::UnavailableError(
+        absl::StrCat(name, ": cannot fork: ", std::strerror(errno)));
+  }
+  auto server = std::unique_ptr<ForkedServer>(new ForkedServer(name, child));
+  server->folder_ = folder;
+  for (;;) {
+    std::ifstream file(ready);
+    const auto json = nlohmann::json::parse(file, nullptr, false);
+    if (json.is_object() && json.contains("grpc")) {
+      server->target_ = json["grpc"].get<std::string>();
+      return server;
+    }
+    int status = 0;
+    siginfo_t ended = {};
+    if (waitid(P_PID, static_cast<id_t>(child), &ended,
+               WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        ended.si_pid == child) {
+      std::ifstream lines(log);
+      std::string line, last;
+      while (std::getline(lines, line)) last = line.empty() ? last : line;
+      status = ended.si_status;
+      return absl::InternalError(absl::StrCat(
+          name, ": ", program, " ended with ", status, " while it ", "started",
+          last.empty() ? "" : ": ", last));
+    }
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+}
+
 ForkedServer::~ForkedServer() {
-  close(lifeline_);
+  if (lifeline_ >= 0) close(lifeline_);
+  if (!folder_.empty()) {
+    // The second signal ends the program without a drain.
+    kill(child_, SIGTERM);
+    kill(child_, SIGINT);
+  }
   int status = 0;
   while (waitpid(child_, &status, 0) < 0 && errno == EINTR) {
   }
+  std::error_code ignored;
+  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
 
 absl::StatusOr<double> ForkedServer::CpuSeconds() const {
@@ -113,7 +184,7 @@ absl::StatusOr<double> ForkedServer::CpuSeconds() const {
   timespec time;
   if (clock_getcpuclockid(child_, &clock) != 0 ||
       clock_gettime(clock, &time) != 0) {
-    return absl::InternalError(absl::StrCat(name_, ": its process is gone"));
+    return absl::InternalError(absl::StrCat(name_, ": the process is gone"));
   }
   return static_cast<double>(time.tv_sec) +
          1e-9 * static_cast<double>(time.tv_nsec);

@@ -1,4 +1,4 @@
-// A server in a process of its own, whose CPU time can be told apart.
+// A server in a process of its own, so that its CPU time can be measured.
 #pragma once
 
 #include <sys/types.h>
@@ -7,43 +7,50 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace kvasir::cli {
 
-// Owns: the child process, which ends with it, or when this process is gone. A
-//   later one's child keeps an earlier one's alive: end the last first.
+// Owns: the child process, which ends with this object or with this process. A
+//   child that was started later keeps an earlier one alive: destroy the last
+//   one first.
 // Threads: one.
 class ForkedServer {
  public:
-  // Something that serves until it is destroyed, and where.
+  // A server that runs until it is destroyed, and its address.
   struct Running {
     std::shared_ptr<void> server;
     std::string target;
   };
-  // Runs `start` in a child, with what it writes on standard error dropped.
-  // Call before this process has any thread: only the calling one lives on in a
-  // child (FAILED_PRECONDITION). Errors of `start` are handed on.
+  // Runs `start` in a child whose standard error is discarded. Returns the
+  // error of `start`, and FAILED_PRECONDITION if this process has threads: only
+  // the calling one would exist in the child.
   static absl::StatusOr<std::unique_ptr<ForkedServer>> Start(
       const std::string& name, std::function<absl::StatusOr<Running>()> start);
+  // Runs the program `kvasir` beside this one, and waits until it is ready.
+  // `arguments`: the subcommand and its flags, without --ready-file. INTERNAL
+  // with the end of its log if it does not start.
+  static absl::StatusOr<std::unique_ptr<ForkedServer>> StartKvasir(
+      const std::string& name, std::vector<std::string> arguments);
   ~ForkedServer();
+  ForkedServer(const ForkedServer&) = delete;
+  ForkedServer& operator=(const ForkedServer&) = delete;
 
   const std::string& target() const { return target_; }
-  // Of all its threads, so far. INTERNAL where it is gone.
+  // The CPU time of all its threads so far. INTERNAL if the process is gone.
   absl::StatusOr<double> CpuSeconds() const;
 
  private:
-  ForkedServer(std::string name, pid_t child, int lifeline, std::string target)
-      : name_(std::move(name)),
-        child_(child),
-        lifeline_(lifeline),
-        target_(std::move(target)) {}
+  ForkedServer(std::string name, pid_t child)
+      : name_(std::move(name)), child_(child) {}
 
   const std::string name_;
   const pid_t child_;
-  const int lifeline_;  // the child ends when it is closed
-  const std::string target_;
+  int lifeline_ = -1;   // a forked child ends when it is closed
+  std::string folder_;  // of a program's ready file and log
+  std::string target_;
 };
 
 }  // namespace kvasir::cli

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/cli/flags.h"
+#include "base/cli/process.h"
 #include "base/cli/progress.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
@@ -24,9 +25,7 @@
 #include "bench/tool/report.h"
 #include "compress/artifact/random_checkpoint.h"
 #include "kernels/device/allocator.h"
-#include "server/loaded_model.h"
-#include "server/runtime/process.h"
-#include "server/runtime/serve_stack.h"
+#include "worker/load/loaded_model.h"
 
 namespace kvasir::cli {
 namespace {

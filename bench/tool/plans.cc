@@ -6,7 +6,7 @@
 #include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 #include "plan/presets.h"
-#include "server/model_source.h"
+#include "worker/load/model_source.h"
 
 namespace kvasir::cli {
 

@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/cli/flags.h"
 #include "base/cli/progress.h"
-#include "base/log.h"
 #include "base/machine.h"
 #include "base/net/tls.h"
 #include "base/status_macros.h"
@@ -21,7 +20,6 @@
 #include "bench/tool/forked_server.h"
 #include "bench/tool/raw_load.h"
 #include "bench/tool/report.h"
-#include "server/runtime/router_runtime.h"
 
 namespace kvasir::cli {
 namespace {
@@ -80,27 +78,27 @@ ForkedServer::Running Running(std::shared_ptr<base::TlsWatch> watch,
 
 absl::StatusOr<std::unique_ptr<ForkedServer>> StartRouter(
     const ProxyBenchFlags& flags, const std::string& worker, Hops hops) {
-  return ForkedServer::Start(
-      "router", [&]() -> absl::StatusOr<ForkedServer::Running> {
-        // As it is run: with a line in the log for each request.
-        base::InitLogging(base::LogFormat::kText, base::LogLevel::kInfo);
-        auto watch = std::make_shared<base::TlsWatch>();
-        RouterRuntimeOptions options;
-        options.router.workers = {worker};
-        options.max_connection_age = absl::InfiniteDuration();
-        if (hops != Hops::kPlain) {
-          KVASIR_ASSIGN_OR_RETURN(
-              options.credentials,
-              watch->Server(OfFiles(flags, hops == Hops::kMutualTls)));
-        }
-        if (hops == Hops::kMutualTls) {
-          KVASIR_ASSIGN_OR_RETURN(options.worker_credentials,
-                                  watch->Channel(OfFiles(flags, true)));
-        }
-        KVASIR_ASSIGN_OR_RETURN(auto server,
-                                RouterRuntime::Create(std::move(options)));
-        return Running(std::move(watch), std::move(server));
-      });
+  // Connections that last as long as the measurement.
+  std::vector<std::string> arguments = {
+      "router", absl::StrCat("--workers=", worker), "--drain-timeout=48h",
+      "--max-connection-age=24h"};
+  for (const char* port : {"grpc", "admin", "health", "metrics"}) {
+    arguments.push_back(absl::StrCat("--", port, "-port=0"));
+  }
+  const auto add = [&](const char* flag, const std::string& file) {
+    arguments.push_back(absl::StrCat("--", flag, "=", file));
+  };
+  if (hops != Hops::kPlain) {
+    add("tls-cert", flags.certificate);
+    add("tls-key", flags.certificate);
+  }
+  if (hops == Hops::kMutualTls) {
+    add("tls-client-ca", flags.authorities);
+    add("worker-tls-ca", flags.authorities);
+    add("worker-tls-cert", flags.certificate);
+    add("worker-tls-key", flags.certificate);
+  }
+  return ForkedServer::StartKvasir("router", std::move(arguments));
 }
 
 absl::StatusOr<std::unique_ptr<ForkedServer>> StartWorker(

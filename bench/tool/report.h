@@ -16,7 +16,7 @@
 #include "bench/floors.h"
 #include "bench/paired.h"
 #include "nlohmann/json.hpp"
-#include "server/options.h"
+#include "worker/load/model_options.h"
 
 namespace CLI {
 class App;

@@ -8,17 +8,18 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/cli/dial.h"
 #include "base/cli/flags.h"
 #include "base/cli/progress.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "bench/tool/bench.h"
+#include "bench/tool/forked_server.h"
 #include "bench/tool/load_generator.h"
 #include "bench/tool/report.h"
 #include "bench/tool/token_client.h"
-#include "server/runtime/serve_stack.h"
-#include "server/text_client.h"
+#include "router/client/text_client.h"
 
 namespace kvasir::cli {
 namespace {
@@ -51,7 +52,9 @@ struct ServeBenchFlags {
 
 // What is loaded: a server that runs, or one of our own.
 struct TestedServer {
-  std::unique_ptr<ServeStack> own;
+  // Programs of this build, in the order in which they start.
+  std::unique_ptr<ForkedServer> own_worker;
+  std::unique_ptr<ForkedServer> own_router;
   std::string router_endpoint;
   std::string worker_endpoint;  // empty: not known
   std::shared_ptr<grpc::ChannelCredentials> router_credentials;
@@ -61,6 +64,29 @@ struct TestedServer {
   int32_t vocab_size = 0;
 };
 
+// A worker of the model that the flags name, with a router.
+absl::Status StartOwn(const ServeBenchFlags& flags, TestedServer* server) {
+  const std::vector<std::string> ports = {"--admin-port=0", "--health-port=0",
+                                          "--metrics-port=0"};
+  std::vector<std::string> worker = {"worker", "--listen=127.0.0.1:0"};
+  worker.insert(worker.end(), ports.begin(), ports.end());
+  for (std::string& argument :
+       ModelArguments(*flags.bench.command, flags.model)) {
+    worker.push_back(std::move(argument));
+  }
+  KVASIR_ASSIGN_OR_RETURN(server->own_worker, ForkedServer::StartKvasir(
+                                                  "worker", std::move(worker)));
+  server->worker_endpoint = server->own_worker->target();
+  std::vector<std::string> router = {
+      "router", "--grpc-port=0",
+      absl::StrCat("--workers=", server->worker_endpoint)};
+  router.insert(router.end(), ports.begin(), ports.end());
+  KVASIR_ASSIGN_OR_RETURN(server->own_router, ForkedServer::StartKvasir(
+                                                  "router", std::move(router)));
+  server->router_endpoint = server->own_router->target();
+  return absl::OkStatus();
+}
+
 absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
   TestedServer server;
   server.router_endpoint = flags.endpoint;
@@ -68,17 +94,9 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
   server.max_model_len = flags.max_model_len;
   server.vocab_size = flags.vocab_size;
   if (flags.endpoint.empty()) {
-    ServeStackOptions options;
-    options.model = flags.model;
-    // As `kvasir serve` listens, on a port of its own.
-    options.listen.host = "127.0.0.1";
-    options.listen.port = 0;
-    options.on_fatal = [](const std::string&) {};  // requests fail then
-    KVASIR_ASSIGN_OR_RETURN(server.own, ServeStack::Create(std::move(options)));
-    server.router_endpoint = server.own->router().target();
-    server.worker_endpoint = server.own->worker().target();
+    KVASIR_RETURN_IF_ERROR(StartOwn(flags, &server));
   }
-  const DialTlsFlags tls = server.own ? DialTlsFlags{} : flags.tls;
+  const DialTlsFlags tls = server.own_router ? DialTlsFlags{} : flags.tls;
   KVASIR_ASSIGN_OR_RETURN(server.router_credentials,
                           DialCredentials(tls, server.router_endpoint));
   if (!server.worker_endpoint.empty()) {

@@ -36,7 +36,7 @@
 #include "model/shapes/attention_shape.h"
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"
-#include "server/prediction.h"
+#include "summary/prediction.h"
 
 namespace kvasir::cli {
 namespace {

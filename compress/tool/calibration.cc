@@ -20,8 +20,8 @@
 #include "compress/calibrate/token_stream.h"
 #include "compress/runtime/device.h"
 #include "compress/tool/commands.h"
+#include "model/known_models.h"
 #include "model/tokenizer/tokenizer.h"
-#include "server/known_models.h"
 
 namespace kvasir::cli {
 namespace {

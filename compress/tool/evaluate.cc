@@ -29,11 +29,11 @@
 #include "compress/runtime/device.h"
 #include "compress/tool/commands.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/known_models.h"
 #include "model/shapes/attention_shape.h"
 #include "model/tokenizer/tokenizer.h"
+#include "plan/eviction_flags.h"
 #include "plan/plan.h"
-#include "server/eviction_flags.h"
-#include "server/known_models.h"
 
 namespace kvasir::cli {
 namespace {

@@ -15,10 +15,9 @@
 #include "compress/artifact/random_checkpoint.h"
 #include "compress/tool/commands.h"
 #include "model/checkpoint/random_weights.h"
+#include "model/known_models.h"
 #include "model/shapes/shapes.h"
 #include "model/tokenizer/tokenizer.h"
-#include "server/known_models.h"
-#include "server/options.h"
 
 namespace kvasir::cli {
 namespace {

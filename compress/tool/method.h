@@ -13,8 +13,8 @@
 #include "compress/tool/auto_method.h"
 #include "compress/tool/calibration.h"
 #include "model/checkpoint/checkpoint.h"
+#include "plan/eviction_flags.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
-#include "server/eviction_flags.h"
 
 namespace CLI {
 class App;

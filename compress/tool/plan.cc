@@ -24,8 +24,8 @@
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"
 #include "plan/tp_size.h"
-#include "server/inspect/rank_summary.h"
-#include "server/prediction.h"
+#include "summary/prediction.h"
+#include "summary/rank_summary.h"
 
 namespace kvasir::cli {
 namespace {

@@ -32,10 +32,10 @@
 #include "compress/train/recover_ranges.h"
 #include "compress/train/recover_writer.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/known_models.h"
 #include "model/tokenizer/tokenizer.h"
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"
-#include "server/known_models.h"
 
 namespace kvasir::cli {
 namespace {

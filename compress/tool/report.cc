@@ -8,11 +8,11 @@
 #include "base/status_macros.h"
 #include "cache/layout/layout.h"
 #include "compress/evaluate/held_tokens.h"
+#include "model/checkpoint/cache_type.h"
 #include "model/shapes/attention_shape.h"
 #include "nlohmann/json.hpp"
 #include "plan/resolved_plan.h"
-#include "server/model_source.h"
-#include "server/plan_summary.h"
+#include "summary/plan_summary.h"
 
 namespace kvasir::cli {
 namespace {

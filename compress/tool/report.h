@@ -9,7 +9,7 @@
 #include "model/shapes/decoder_spec.h"
 #include "nlohmann/json_fwd.hpp"
 #include "proto/kvasir/v1/kv_plan.pb.h"
-#include "server/inspect/rank_summary.h"
+#include "summary/rank_summary.h"
 
 namespace kvasir::cli {
 

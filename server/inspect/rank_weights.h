@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "server/model_source.h"
+#include "worker/load/model_source.h"
 #include "worker/program/served_plan.h"
 #include "worker/weights/matrix_format.h"
 

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
-#include "server/inspect/rank_summary.h"
 #include "server/inspect/report.h"
 #include "server/inspect/test_plans.h"
+#include "summary/rank_summary.h"
 
 namespace kvasir::cli {
 namespace {

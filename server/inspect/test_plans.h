@@ -8,7 +8,7 @@
 #include "base/status_matchers.h"
 #include "cache/layout/layout.h"
 #include "model/shapes/shape_config.h"
-#include "server/model_source.h"
+#include "worker/load/model_source.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::cli {

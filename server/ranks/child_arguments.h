@@ -5,7 +5,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
-#include "server/options.h"
+#include "server/flags/options.h"
 #include "server/ranks/local_ranks.h"
 #include "server/ranks/rank_flags.h"
 

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "server/ranks/membership.h"
+#include "worker/load/membership.h"
 
 namespace kvasir::cli {
 

@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "base/net/listen_address.h"
 #include "base/net/tls.h"
-#include "server/options.h"
+#include "worker/load/model_options.h"
 
 namespace kvasir::cli {
 

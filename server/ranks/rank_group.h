@@ -13,20 +13,17 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "base/net/tls.h"
-#include "server/ranks/collective_group.h"
 #include "server/ranks/local_ranks.h"
-#include "server/ranks/membership.h"
 #include "server/ranks/rank_flags.h"
 #include "worker/executor/executor.h"
+#include "worker/load/group_collective.h"
+#include "worker/load/membership.h"
 #include "worker/ranks/group/rank_client.h"
 #include "worker/ranks/group/rank_follower.h"
 #include "worker/ranks/group/rank_leader.h"
 #include "worker/ranks/group/rank_server.h"
 
 namespace kvasir::cli {
-
-// Of this machine, for people.
-std::string HostName();
 
 struct RankGroupSettings {
   RankFlags flags;
@@ -41,28 +38,6 @@ struct RankGroupSettings {
   std::function<void(const std::string& why)> on_fatal;
   // A rank was asked to go: the leader should drain.
   std::function<void()> on_drain_asked;
-};
-
-// The collective of a group whose end may come first.
-// Threads: any.
-class GroupCollective {
- public:
-  // Once, before Connect.
-  void Begin(std::unique_ptr<CollectiveGroup> joining)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  // What ended the group, where it has: the collective is dead then, too.
-  absl::Status Connect(absl::Span<const std::string> addresses)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Null before Connect, and after Reset.
-  worker::Collective* get() const ABSL_LOCKS_EXCLUDED(mutex_);
-  void Reset() ABSL_LOCKS_EXCLUDED(mutex_);
-
- private:
-  mutable base::Mutex mutex_;
-  absl::Status ended_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<CollectiveGroup> joining_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<worker::Collective> collective_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Rank 0.

@@ -9,7 +9,7 @@
 #include "router/base/timer_thread.h"
 #include "router/identity/callers.h"
 #include "router/identity/metrics.h"
-#include "server/options.h"
+#include "server/flags/options.h"
 
 namespace kvasir::cli {
 

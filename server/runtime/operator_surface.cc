@@ -1,5 +1,7 @@
 #include "server/runtime/operator_surface.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -10,12 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/cli/exit_code.h"
+#include "base/cli/process.h"
 #include "base/log.h"
 #include "base/net/listen_address.h"
 #include "base/net/process_metrics.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
-#include "server/runtime/process.h"
 #include "worker/engine/vllm_metrics.h"
 
 namespace kvasir::cli {
@@ -177,14 +179,16 @@ void OperatorSurface::Fail(const std::string& why) {
   latch_.Request(absl::ZeroDuration());
 }
 
-absl::Status OperatorSurface::Ready(
-    const ReadyReport& report, const std::string& model_name,
-    const std::vector<std::shared_ptr<prometheus::Collectable>>& sources) {
+absl::Status OperatorSurface::Ready(const Node& node,
+                                    const Node::MetricsSources& more) {
+  const NodeReport report = node.Report();
+  Node::MetricsSources sources = node.Metrics();
+  sources.insert(sources.end(), more.begin(), more.end());
   for (const auto& source : sources) {
     metrics_server_->Add(source);
     if (options_.common.metrics_compat == "vllm") {
       metrics_server_->Add(
-          std::make_shared<base::VllmMetrics>(source, model_name));
+          std::make_shared<base::VllmMetrics>(source, node.model_name()));
     }
   }
   {
@@ -203,11 +207,17 @@ absl::Status OperatorSurface::Ready(
       {"health", health_server_->target()},
       {"metrics", metrics_target()}};
   if (!report.model.empty()) json["model"] = report.model;
-  for (const ReadyReport::Rank& rank : report.ranks) {
-    json["ranks"].push_back({{"rank", rank.rank},
-                             {"host", rank.host},
-                             {"pid", rank.pid},
-                             {"metrics", rank.metrics}});
+  if (!report.ranks.empty()) {
+    json["ranks"].push_back({{"rank", 0},
+                             {"host", HostName()},
+                             {"pid", getpid()},
+                             {"metrics", metrics_target()}});
+  }
+  for (const worker::RankMember& member : report.ranks) {
+    json["ranks"].push_back({{"rank", member.rank},
+                             {"host", member.host},
+                             {"pid", member.pid},
+                             {"metrics", member.metrics_address}});
   }
   if (!options_.listen.ready_file.empty()) {
     KVASIR_RETURN_IF_ERROR(
@@ -222,8 +232,7 @@ absl::Status OperatorSurface::Ready(
   return absl::OkStatus();
 }
 
-int OperatorSurface::WaitAndDrain(
-    const std::function<DrainOutcome(absl::Duration)>& drain) {
+int OperatorSurface::WaitAndDrain(Node* node) {
   absl::Duration deadline = options_.listen.drain_timeout;
   while (!latch_.WaitRequested(absl::Milliseconds(100), &deadline)) {
     if (ShutdownRequested()) latch_.Request(options_.listen.drain_timeout);
@@ -234,7 +243,7 @@ int OperatorSurface::WaitAndDrain(
     TellHealth();
   }
   base::LogInfo("draining", {{"deadline", absl::FormatDuration(deadline)}});
-  const DrainOutcome outcome = drain(deadline);
+  const DrainOutcome outcome = node->Drain(deadline);
   base::LogInfo("drained",
                 {{"finished", outcome.finished}, {"aborted", outcome.aborted}});
   latch_.Complete(outcome);

@@ -16,8 +16,9 @@
 #include "model/tokenizer/tokenizer.h"
 #include "prometheus/collectable.h"
 #include "router/identity/callers.h"
-#include "server/options.h"
+#include "server/flags/options.h"
 #include "server/runtime/admin_service.h"
+#include "server/runtime/node.h"
 
 namespace kvasir::cli {
 
@@ -33,22 +34,6 @@ struct SurfaceOptions {
   // Neither admin nor health, nor is it told that it is ready: another program
   // drains this one and tells of it.
   bool metrics_only = false;
-};
-
-// What the ready line and file say.
-struct ReadyReport {
-  std::string grpc;    // address that clients (or routers) dial
-  std::string leader;  // of a rank, which nobody dials: in place of `grpc`
-  std::string model;   // a name to ask for; empty for a worker
-  const model::Tokenizer* tokenizer = nullptr;  // null: token ids only
-  // Ranks of this process's group, itself the first; empty: a group of one.
-  struct Rank {
-    int64_t rank = 0;
-    std::string host;
-    int64_t pid = 0;
-    std::string metrics;
-  };
-  std::vector<Rank> ranks;
 };
 
 // Threads: all from the main thread but Fail, RequestDrain and SetServing,
@@ -73,15 +58,14 @@ class OperatorSurface {
   // Any thread.
   void SetServing(bool serving) ABSL_LOCKS_EXCLUDED(health_mutex_);
 
-  // Starts to serve `sources` (vLLM's names too where asked), prints and writes
-  // what is ready, unless it has failed meanwhile.
-  absl::Status Ready(
-      const ReadyReport& report, const std::string& model_name,
-      const std::vector<std::shared_ptr<prometheus::Collectable>>& sources);
+  // Serves the node's metrics and `more` (also under vLLM's names if the flags
+  // say so), prints and writes its report, unless the program has failed
+  // meanwhile.
+  absl::Status Ready(const Node& node, const Node::MetricsSources& more = {});
 
-  // Waits for SIGTERM, SIGINT, a Drain call or Fail, then drains. The exit
-  // code.
-  int WaitAndDrain(const std::function<DrainOutcome(absl::Duration)>& drain);
+  // Waits for SIGTERM, SIGINT, a Drain call or Fail, then drains the node.
+  // Returns the exit code.
+  int WaitAndDrain(Node* node);
 
  private:
   explicit OperatorSurface(SurfaceOptions options);

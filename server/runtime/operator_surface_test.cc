@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -33,7 +34,7 @@ class OperatorSurfaceTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-// Of this process.
+// Listening sockets of this process.
 int NumListeners() {
   int listeners = 0;
   DIR* const folder = opendir("/proc/self/fd");
@@ -49,61 +50,74 @@ int NumListeners() {
   return listeners;
 }
 
-DrainOutcome NothingToDrain(absl::Duration) { return {}; }
+class FakeNode final : public Node {
+ public:
+  explicit FakeNode(std::function<void()> on_drain = [] {})
+      : on_drain_(std::move(on_drain)) {}
 
-TEST_F(OperatorSurfaceTest, WhatIsReadyIsToldAndEndsWithSuccess) {
+  NodeReport Report() const override { return {.grpc = "x:1"}; }
+  std::string model_name() const override { return "model"; }
+  MetricsSources Metrics() const override { return {}; }
+  DrainOutcome Drain(absl::Duration) override {
+    on_drain_();
+    return {};
+  }
+
+ private:
+  const std::function<void()> on_drain_;
+};
+
+TEST_F(OperatorSurfaceTest, WritesTheReadyFileAndEndsWithSuccess) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
+  FakeNode node;
   surface->SetServing(true);
-  KVASIR_ASSERT_OK(surface->Ready({.grpc = "x:1"}, "model", {}));
+  KVASIR_ASSERT_OK(surface->Ready(node));
   EXPECT_TRUE(std::filesystem::remove(options.listen.ready_file));
   surface->RequestDrain();
-  EXPECT_EQ(surface->WaitAndDrain(&NothingToDrain), kExitOk);
+  EXPECT_EQ(surface->WaitAndDrain(&node), kExitOk);
 }
 
-// A group that ended just as its leader had loaded was told to be ready, and
-// said so to probes.
-TEST_F(OperatorSurfaceTest, WhatHasFailedIsNeverReady) {
+// A group that ended just after its leader had loaded was reported as ready.
+TEST_F(OperatorSurfaceTest, AProgramThatHasFailedIsNeverReady) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
+  FakeNode node;
   surface->Fail("a rank is gone");
   surface->SetServing(true);
-  KVASIR_ASSERT_OK(surface->Ready({.grpc = "x:1"}, "model", {}));
+  KVASIR_ASSERT_OK(surface->Ready(node));
   EXPECT_FALSE(std::filesystem::exists(options.listen.ready_file));
   EXPECT_FALSE(surface->serving());
-  EXPECT_EQ(surface->WaitAndDrain(&NothingToDrain), kExitFailed);
+  EXPECT_EQ(surface->WaitAndDrain(&node), kExitFailed);
 }
 
-TEST_F(OperatorSurfaceTest, WhatFailsInItsDrainEndsWithFailure) {
+TEST_F(OperatorSurfaceTest, AFailureDuringTheDrainIsTheExitCode) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
+  FakeNode failing([&] { surface->Fail("a rank is gone"); });
   surface->RequestDrain();
-  EXPECT_EQ(surface->WaitAndDrain([&](absl::Duration) {
-    surface->Fail("a rank is gone");
-    return DrainOutcome{};
-  }),
-            kExitFailed);
+  EXPECT_EQ(surface->WaitAndDrain(&failing), kExitFailed);
 }
 
-// Whoever was on a machine drained a replica by a rank's admin port, which
-// asked for no credential whatever the leader's did.
-TEST_F(OperatorSurfaceTest,
-       AProgramThatAnotherOneDrainsListensForMetricsAlone) {
+// Any local user could drain a replica by the admin port of a rank, which asked
+// for no credential even if the leader's did.
+TEST_F(OperatorSurfaceTest, ARankThatItsLeaderDrainsListensOnlyForMetrics) {
   SurfaceOptions options = OnFreePorts();
   const int before = NumListeners();
   options.metrics_only = true;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
+  FakeNode node;
   EXPECT_EQ(NumListeners(), before + 1);
   surface->SetServing(true);
-  KVASIR_ASSERT_OK(surface->Ready({.grpc = "x:1"}, "model", {}));
+  KVASIR_ASSERT_OK(surface->Ready(node));
   EXPECT_FALSE(std::filesystem::exists(options.listen.ready_file));
   EXPECT_TRUE(surface->serving());
   surface->RequestDrain();
-  EXPECT_EQ(surface->WaitAndDrain(&NothingToDrain), kExitOk);
+  EXPECT_EQ(surface->WaitAndDrain(&node), kExitOk);
 }
 
 }  // namespace

@@ -27,6 +27,8 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
   auto runtime = std::unique_ptr<RankRuntime>(new RankRuntime());
   const absl::Time start = absl::Now();
   KVASIR_RETURN_IF_ERROR(CheckStepFlags(options.engine, options.model));
+  runtime->leader_ = options.group.flags.leader;
+  runtime->on_fatal_ = options.group.on_fatal;
   runtime->group_ = std::make_unique<FollowerGroup>(
       std::move(options.group), std::move(options.join), options.children);
   FollowerGroup& group = *runtime->group_;
@@ -75,8 +77,7 @@ RankRuntime::~RankRuntime() {
   if (device_metrics_ != nullptr) device_metrics_->Stop();
 }
 
-std::vector<std::shared_ptr<prometheus::Collectable>> RankRuntime::metrics()
-    const {
+Node::MetricsSources RankRuntime::Metrics() const {
   return {std::make_shared<OfRank>(group_->shard().rank, device_metrics_),
           rank_metrics_};
 }
@@ -92,7 +93,14 @@ bool RankRuntime::WaitEnded(absl::Duration timeout) {
   return true;
 }
 
-absl::Status RankRuntime::Drain(absl::Duration deadline) {
+DrainOutcome RankRuntime::Drain(absl::Duration deadline) {
+  if (const absl::Status ended = DrainGroup(deadline); !ended.ok()) {
+    on_fatal_(ended.ToString());
+  }
+  return {};
+}
+
+absl::Status RankRuntime::DrainGroup(absl::Duration deadline) {
   group_->AskDrain();
   const absl::Time end = absl::Now() + deadline + kLeaderEnds;
   while (!WaitEnded(kPoll)) {

@@ -13,12 +13,13 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "prometheus/collectable.h"
-#include "server/loaded_model.h"
-#include "server/options.h"
+#include "server/flags/options.h"
 #include "server/ranks/rank_group.h"
 #include "server/runtime/admin_service.h"
 #include "server/runtime/device_metrics.h"
+#include "server/runtime/node.h"
 #include "server/runtime/rank_metrics.h"
+#include "worker/load/loaded_model.h"
 
 namespace kvasir::cli {
 
@@ -32,26 +33,30 @@ struct RankRuntimeOptions {
   std::function<void()> on_drained;
 };
 
-// Threads: Create, Drain and the destructor from one.
-class RankRuntime {
+class RankRuntime final : public Node {
  public:
   // Joins, loads, and runs steps from then on.
   static absl::StatusOr<std::unique_ptr<RankRuntime>> Create(
       RankRuntimeOptions options);
-  ~RankRuntime();
+  ~RankRuntime() override;
 
-  const LoadedModel& model() const { return *model_; }
-  std::vector<std::shared_ptr<prometheus::Collectable>> metrics() const;
+  NodeReport Report() const override { return {.leader = leader_}; }
+  std::string model_name() const override { return model_->source().name; }
+  MetricsSources Metrics() const override;
 
-  // The leader is asked to finish its requests, for which it has as long, and
-  // to end the group. OK: it has; else what the group ended of, or
-  // DEADLINE_EXCEEDED.
-  absl::Status Drain(absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Asks the leader to finish its requests and to end the group, and waits
+  // `deadline` and a little more for it. If that fails, the reason goes to the
+  // group's on_fatal. Requests belong to the leader, so none is counted here.
+  DrainOutcome Drain(absl::Duration deadline) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   RankRuntime() = default;
+  absl::Status DrainGroup(absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   bool WaitEnded(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  std::string leader_;
+  std::function<void(const std::string& why)> on_fatal_;
   std::unique_ptr<FollowerGroup> group_;
   std::unique_ptr<LoadedModel> model_;
   // Scraped for longer than model and group are there.

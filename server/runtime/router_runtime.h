@@ -20,8 +20,8 @@
 #include "router/core/request_router.h"
 #include "router/facades/facades.h"
 #include "router/replicas/replica_registry.h"
-#include "server/options.h"
-#include "server/runtime/admin_service.h"
+#include "server/flags/options.h"
+#include "server/runtime/node.h"
 
 namespace kvasir::cli {
 
@@ -54,27 +54,27 @@ struct RouterRuntimeOptions {
 
 struct NameCheck;
 
-// Threads: Create, Drain and the destructor from one.
-class RouterRuntime {
+class RouterRuntime final : public Node {
  public:
   static absl::StatusOr<std::unique_ptr<RouterRuntime>> Create(
       RouterRuntimeOptions options);
-  ~RouterRuntime();
+  ~RouterRuntime() override;
 
   const std::string& target() const { return server_->target(); }
   // Names that clients may ask for.
   std::vector<std::string> model_names() const;
-  std::shared_ptr<prometheus::Collectable> metrics() const {
-    return metrics_->registry();
+  NodeReport Report() const override {
+    return {
+        .grpc = target(), .model = model_name(), .tokenizer = tokenizer_.get()};
   }
+  std::string model_name() const override { return model_names().front(); }
+  MetricsSources Metrics() const override { return {metrics_->registry()}; }
   bool ready() const { return core_->Health().ready; }
-  // Null: requests are of token ids.
-  const model::Tokenizer* tokenizer() const { return tokenizer_.get(); }
 
   // NOT_SERVING, and nobody is let in any more; who is in is served until its
   // connection has been told to go, then refused; waits for running requests,
   // cancels the rest; ends when no call is left.
-  DrainOutcome Drain(absl::Duration deadline);
+  DrainOutcome Drain(absl::Duration deadline) override;
 
  private:
   RouterRuntime();

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/cli/process.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "model/shapes/config.h"
@@ -23,29 +24,13 @@ namespace {
 constexpr absl::string_view kWorkerSocket = "/worker.sock";
 constexpr absl::string_view kRouterSocket = "/router.sock";
 
-constexpr absl::string_view kFolderName = "/kvasir-XXXXXX";
-
-std::string TemporaryFolder() {
-  const char* const told = std::getenv("TMPDIR");
-  return told != nullptr && *told != '\0' ? told : "/tmp";
-}
-
-absl::StatusOr<std::string> MakeFolderIn(const std::string& parent) {
-  std::string pattern = absl::StrCat(parent, kFolderName);
-  if (mkdtemp(pattern.data()) == nullptr) {  // mode 0700
-    return absl::UnavailableError(
-        absl::StrCat(pattern, ": cannot create: ", std::strerror(errno)));
-  }
-  return pattern;
-}
-
 // Elsewhere where the temporary folder's own path leaves none for a socket's.
 absl::StatusOr<std::string> MakeFolderOfSockets() {
   const std::string parent = TemporaryFolder();
-  const size_t longest = parent.size() + kFolderName.size() +
+  const size_t longest = parent.size() + kPrivateFolderName.size() +
                          std::max(kWorkerSocket.size(), kRouterSocket.size());
-  return MakeFolderIn(longest < sizeof(sockaddr_un::sun_path) ? parent
-                                                              : "/tmp");
+  return MakePrivateFolder(longest < sizeof(sockaddr_un::sun_path) ? parent
+                                                                   : "/tmp");
 }
 
 void RemoveFolder(const std::string& folder) {
@@ -55,10 +40,6 @@ void RemoveFolder(const std::string& folder) {
 }
 
 }  // namespace
-
-absl::StatusOr<std::string> MakePrivateFolder() {
-  return MakeFolderIn(TemporaryFolder());
-}
 
 absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
     ServeStackOptions options) {
@@ -116,6 +97,18 @@ ServeStack::~ServeStack() {
   router_.reset();
   worker_.reset();
   RemoveFolder(socket_folder_);
+}
+
+NodeReport ServeStack::Report() const {
+  NodeReport report = router_->Report();
+  report.ranks = worker_->Report().ranks;
+  return report;
+}
+
+Node::MetricsSources ServeStack::Metrics() const {
+  MetricsSources sources = worker_->Metrics();
+  for (auto& source : router_->Metrics()) sources.push_back(std::move(source));
+  return sources;
 }
 
 DrainOutcome ServeStack::Drain(absl::Duration deadline) {

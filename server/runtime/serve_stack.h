@@ -7,9 +7,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/options.h"
+#include "server/flags/options.h"
 #include "server/runtime/router_runtime.h"
 #include "server/runtime/worker_runtime.h"
+#include "worker/load/model_options.h"
 
 namespace kvasir::cli {
 
@@ -34,16 +35,18 @@ struct ServeStackOptions {
 };
 
 // Owns: both programs and the folder of their sockets.
-// Threads: one.
-class ServeStack {
+class ServeStack final : public Node {
  public:
   static absl::StatusOr<std::unique_ptr<ServeStack>> Create(
       ServeStackOptions options);
-  ~ServeStack();
+  ~ServeStack() override;
 
-  WorkerRuntime& worker() { return *worker_; }
-  RouterRuntime& router() { return *router_; }
-  DrainOutcome Drain(absl::Duration deadline);
+  const RouterRuntime& router() const { return *router_; }
+  // The router's, with the worker's ranks.
+  NodeReport Report() const override;
+  std::string model_name() const override { return router_->model_name(); }
+  MetricsSources Metrics() const override;
+  DrainOutcome Drain(absl::Duration deadline) override;
 
  private:
   ServeStack() = default;
@@ -73,8 +76,5 @@ class EphemeralServer {
   EphemeralServer() = default;
   std::unique_ptr<ServeStack> stack_;
 };
-
-// Creates a folder that only this user may enter. UNAVAILABLE if it cannot.
-absl::StatusOr<std::string> MakePrivateFolder();
 
 }  // namespace kvasir::cli

@@ -14,8 +14,8 @@
 #include "base/status_macros.h"
 #include "cache/prefix_hash.h"
 #include "kernels/device/stream.h"
-#include "server/inspect/rank_summary.h"
-#include "server/plan_summary.h"
+#include "summary/plan_summary.h"
+#include "summary/rank_summary.h"
 #include "worker/program/prompt_lift.h"
 
 namespace kvasir::cli {
@@ -237,15 +237,16 @@ std::string WorkerRuntime::NumericsId() const {
                                           group_->collective_name());
 }
 
-std::vector<std::shared_ptr<prometheus::Collectable>>
-WorkerRuntime::rank_metrics() const {
-  if (group_ == nullptr) return {device_metrics_};
-  return {std::make_shared<OfRank>(0, device_metrics_), rank_metrics_};
+NodeReport WorkerRuntime::Report() const {
+  NodeReport report = {.grpc = target()};
+  if (group_ != nullptr) report.ranks = group_->members();
+  return report;
 }
 
-std::vector<worker::RankMember> WorkerRuntime::members() const {
-  return group_ == nullptr ? std::vector<worker::RankMember>()
-                           : group_->members();
+Node::MetricsSources WorkerRuntime::Metrics() const {
+  if (group_ == nullptr) return {device_metrics_, metrics_->registry()};
+  return {std::make_shared<OfRank>(0, device_metrics_), rank_metrics_,
+          metrics_->registry()};
 }
 
 kvasir::v1::WorkerInfo WorkerRuntime::Info(

@@ -12,14 +12,15 @@
 #include "absl/time/time.h"
 #include "base/net/grpc_server.h"
 #include "prometheus/collectable.h"
-#include "server/loaded_model.h"
-#include "server/options.h"
+#include "server/flags/options.h"
 #include "server/ranks/rank_group.h"
-#include "server/runtime/admin_service.h"
 #include "server/runtime/device_metrics.h"
+#include "server/runtime/node.h"
 #include "server/runtime/rank_metrics.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/metrics.h"
+#include "worker/load/loaded_model.h"
+#include "worker/load/model_options.h"
 #include "worker/service/server.h"
 
 namespace kvasir::cli {
@@ -56,26 +57,20 @@ struct WarmUp {
   cache::KvCacheStats cache;
 };
 
-// Threads: Create, Drain and the destructor from one.
-class WorkerRuntime {
+class WorkerRuntime final : public Node {
  public:
   // Loads, warms up, listens and is ready.
   static absl::StatusOr<std::unique_ptr<WorkerRuntime>> Create(
       WorkerRuntimeOptions options);
-  ~WorkerRuntime();
+  ~WorkerRuntime() override;
 
   const std::string& target() const { return server_->target(); }
   const LoadedModel& model() const { return *model_; }
-  std::shared_ptr<prometheus::Collectable> metrics() const {
-    return metrics_->registry();
-  }
-  // Of the device, and of its part in a group.
-  std::vector<std::shared_ptr<prometheus::Collectable>> rank_metrics() const;
-  // The others of its group.
-  std::vector<worker::RankMember> members() const;
-
-  // Refuses new requests, waits for running ones, aborts the rest.
-  DrainOutcome Drain(absl::Duration deadline);
+  NodeReport Report() const override;
+  std::string model_name() const override { return model_->source().name; }
+  // The device's and, in a group, the rank's are among them.
+  MetricsSources Metrics() const override;
+  DrainOutcome Drain(absl::Duration deadline) override;
 
  private:
   WorkerRuntime() = default;

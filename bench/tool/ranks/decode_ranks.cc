@@ -16,7 +16,7 @@
 #include "bench/tool/ranks/thread_group.h"
 #include "model/shapes/tp_dealt.h"
 #include "plan/tp_size.h"
-#include "server/model_source.h"
+#include "worker/load/model_source.h"
 
 namespace kvasir::cli {
 namespace {

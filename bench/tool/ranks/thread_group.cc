@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "server/ranks/collective_group.h"
+#include "worker/load/collective_group.h"
 
 namespace kvasir::cli {
 namespace {

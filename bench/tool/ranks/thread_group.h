@@ -14,9 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "server/ranks/membership.h"
-#include "server/ranks/rank_group.h"
 #include "worker/collective/collective.h"
+#include "worker/load/group_collective.h"
+#include "worker/load/membership.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::cli {

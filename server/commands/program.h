@@ -1,0 +1,97 @@
+// What the commands serve, router, worker and rank share: from their flags to a
+// node that runs until it is drained.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/cli/flags.h"
+#include "base/net/listen_address.h"
+#include "base/net/tls.h"
+#include "server/flags/options.h"
+#include "server/ranks/local_ranks.h"
+#include "server/ranks/rank_flags.h"
+#include "server/ranks/rank_group.h"
+#include "server/runtime/operator_surface.h"
+#include "worker/load/model_options.h"
+
+namespace kvasir::cli {
+
+// The flags of a program that runs a model, or a part of one.
+struct ModelProgramConfig {
+  ModelOptions model;
+  EngineFlags engine;
+  RankFlags ranks;
+  ListenFlags listen;
+  CommonFlags common;
+};
+
+// The address of the clients' port.
+base::ListenAddress ClientAddress(const ListenFlags& flags);
+
+// Shows the progress of loading large models on standard error.
+std::function<void(int64_t done, int64_t total)> LoadProgress();
+
+// What a rank's group needs; `operators` outlives it.
+RankGroupSettings GroupSettings(const ModelProgramConfig& config,
+                                const std::shared_ptr<base::TlsWatch>& tls,
+                                OperatorSurface* operators);
+
+// The group of rank 0; null if one process runs the model. `operators` and
+// `children` outlive it.
+std::unique_ptr<LeaderGroup> MakeLeader(
+    const ModelProgramConfig& config,
+    const std::shared_ptr<base::TlsWatch>& tls, OperatorSurface* operators,
+    LocalRanks* children);
+
+// Flags that contradict each other are wrong usage (CLI::ValidationError),
+// which has an exit code of its own.
+void RequireUsable(const absl::Status& flags);
+// RequireModel, and the collective fits the device.
+void RequireUsableModel(const ModelProgramConfig& config);
+
+// Starts the other ranks of this host, before this process has threads,
+// connections and memory. Null if there are none.
+absl::StatusOr<std::unique_ptr<LocalRanks>> StartOtherRanks(
+    const CLI::App& command, const ModelProgramConfig& config);
+
+// Serves the node until it is drained. Returns the exit code.
+absl::StatusOr<int> RunNode(OperatorSurface* operators, Node* node,
+                            const Node::MetricsSources& more = {});
+
+// Prints the error of a command that failed; the exit code.
+int FinishProgram(const CLI::App& command, const absl::StatusOr<int>& code);
+
+// `Config` has the flags `listen` and `common`, CheckUsage(), and
+// Run(command, SurfaceOptions), which returns the exit code.
+template <typename Config>
+void SetProgram(CLI::App* command, std::shared_ptr<Config> config,
+                int* exit_code) {
+  command->callback([command, config = std::move(config), exit_code] {
+    const std::string toml = EffectiveConfig(*command);
+    if (config->common.print_config) {
+      std::printf("%s", toml.c_str());
+      return;
+    }
+    config->CheckUsage();
+    const absl::Status logs = ApplyCommonFlags(config->common);
+    *exit_code = FinishProgram(
+        *command,
+        logs.ok()
+            ? config->Run(*command, {.program = command->get_name(),
+                                     .config_toml = toml,
+                                     .listen = config->listen,
+                                     .common = config->common,
+                                     .tls = std::make_shared<base::TlsWatch>()})
+            : absl::StatusOr<int>(logs));
+  });
+}
+
+}  // namespace kvasir::cli

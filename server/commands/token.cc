@@ -1,0 +1,102 @@
+// `kvasir token`: a token for a client, and what --identities holds of it.
+#include <sys/random.h>
+
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/cli/flags.h"
+#include "base/sha256.h"
+#include "nlohmann/json.hpp"
+#include "router/identity/identities.h"
+#include "server/commands/commands.h"
+
+namespace kvasir::cli {
+namespace {
+
+struct TokenFlags {
+  std::string label = "token";
+  absl::Duration valid_for = absl::ZeroDuration();
+  bool json = false;
+};
+
+// A date has four digits of a year.
+constexpr absl::Duration kMaxValidFor = absl::Hours(24 * 365 * 100);
+
+absl::Status CheckValidFor(const std::string& text) {
+  absl::Duration valid_for;
+  // What is no duration is told by the flag itself.
+  if (!absl::ParseDuration(text, &valid_for) || valid_for <= kMaxValidFor) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("want at most ", absl::FormatDuration(kMaxValidFor),
+                   " (100 years), or 0: without an end; have '", text, "'"));
+}
+
+// 256 bits that nobody guesses, as letters, digits, - and _.
+std::string NewToken() {
+  std::array<char, 32> bytes;
+  KVASIR_CHECK(getrandom(bytes.data(), bytes.size(), 0) ==
+               static_cast<ssize_t>(bytes.size()));
+  std::string token;
+  absl::WebSafeBase64Escape(absl::string_view(bytes.data(), bytes.size()),
+                            &token);
+  return token;
+}
+
+void PrintToken(const TokenFlags& flags) {
+  const std::string token = NewToken();
+  nlohmann::ordered_json entry{{"label", flags.label},
+                               {"sha256", base::Sha256Hex(token)}};
+  if (flags.valid_for > absl::ZeroDuration()) {
+    entry["not_after"] =
+        absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now() + flags.valid_for,
+                         absl::UTCTimeZone());
+  }
+  if (flags.json) {
+    std::printf("%s\n",
+                nlohmann::ordered_json{{"token", token}, {"entry", entry}}
+                    .dump()
+                    .c_str());
+    return;
+  }
+  std::printf(
+      "%s\n\nThat is the token, for the client alone: it is shown this once. "
+      "Among a tenant's\n\"tokens\" in the file of --identities:\n\n%s\n",
+      token.c_str(), entry.dump().c_str());
+}
+
+}  // namespace
+
+void AddTokenCommand(CLI::App* app, int* exit_code) {
+  auto flags = std::make_shared<TokenFlags>();
+  CLI::App* command = app->add_subcommand(
+      "token",
+      "make a random token for a client, and its entry for the file "
+      "of --identities");
+  AddFlag(command, "--label", flags->label,
+          "the token's name in logs: letters, digits and -_.:@/")
+      ->check(Checked([](const std::string& text) {
+        return router::CheckTokenLabel(text);
+      }));
+  AddDuration(command, "--valid-for", flags->valid_for,
+              "how long it is taken (2160h: 90 days); 0: without an end")
+      ->check(Checked(CheckValidFor));
+  AddSwitch(command, "--json", flags->json,
+            "print a JSON object: token and entry");
+  command->callback([flags, exit_code] {
+    PrintToken(*flags);
+    *exit_code = kExitOk;
+  });
+}
+
+}  // namespace kvasir::cli

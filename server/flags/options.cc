@@ -1,0 +1,407 @@
+#include "server/flags/options.h"
+
+#include <grpcpp/security/credentials.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/cli/flags.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "plan/eviction.h"
+#include "router/identity/credentials.h"
+
+namespace kvasir::cli {
+namespace {
+
+static_assert(kMaxTokenBytes == router::kMaxBearerTokenBytes);
+
+// Below it one write under way would make a slow reader of a client that keeps
+// up; above it one stream could take the router's memory.
+constexpr int64_t kMinStreamBufferBytes = 64 << 10;
+constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
+// Below it a prompt of a usual length would not be taken even alone.
+constexpr int64_t kMinRequestBytes = 1 << 20;
+constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
+
+}  // namespace
+
+absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
+                                                const std::string& flag) {
+  base::ListenAddress address;
+  address.flag = address.host_flag = flag;
+  if (absl::StartsWith(text, "unix:")) {
+    address.unix_path = text.substr(5);
+    if (!address.unix_path.empty()) return address;
+  } else {
+    const size_t colon = text.rfind(':');
+    if (colon != std::string::npos && colon > 0 &&
+        absl::SimpleAtoi(text.substr(colon + 1), &address.port) &&
+        address.port >= 0 && address.port <= 65535) {
+      address.host = text.substr(0, colon);
+      return address;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "'", text, "' is no address: want HOST:PORT or unix:/path/of/socket"));
+}
+
+void AddStepFlags(CLI::App* app, EngineFlags* options) {
+  AddFlag(app, "--max-model-len", options->max_model_len,
+          "longest prompt + output in tokens; 0: the model's own limit")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  AddFlag(app, "--max-num-seqs", options->max_num_seqs,
+          "sequences that run at once")
+      ->check(CLI::Range(1, 65536));
+  AddFlag(app, "--max-batched-tokens", options->max_batched_tokens,
+          "tokens in one step (prefill chunks + decode)")
+      ->check(CLI::Range(1, 1 << 20));
+  AddBytes(
+      app, "--kv-cache-bytes", options->kv_cache_bytes,
+      "bytes of the KV cache pool, e.g. 2GiB, on each rank; 0: half of what "
+      "the cgroup leaves, on a GPU what --gpu-memory-utilization leaves, at "
+      "most "
+      "what --max-num-seqs full sequences need");
+  AddFlag(app, "--gpu-memory-utilization", options->gpu_memory_utilization,
+          "with a GPU: the share of its memory that may be taken in all, by "
+          "weights, cache, steps, CUDA itself and other processes; "
+          "--kv-cache-bytes is at most what it leaves")
+      ->each(
+          [options](const std::string&) { options->gpu_memory_given = true; })
+      ->check(Above(0))
+      ->check(Between(0, 1));
+  AddSwitch(app, "--cuda-graphs", options->cuda_graphs,
+            "with a GPU: steps that only decode are captured as CUDA graphs "
+            "and replayed by one call, which takes memory beside "
+            "--gpu-memory-utilization; off by default: no GPU has run it so "
+            "far");
+  AddBytesOrAuto(app, "--host-pool-bytes", options->host_pool_bytes,
+                 "bytes of host memory where sequences wait that lost their "
+                 "pages, to be copied back instead of computed again; 0: none; "
+                 "auto: a quarter of the pool, none where --max-num-seqs full "
+                 "sequences fit it");
+  AddDuration(app, "--watchdog", options->watchdog,
+              "no step for so long with work waiting: NOT_SERVING, dump the "
+              "step plan, exit");
+}
+
+void AddEngineFlags(CLI::App* app, EngineFlags* options) {
+  AddStepFlags(app, options);
+  AddFlag(app, "--max-queue", options->max_queue,
+          "requests that may wait; more are refused (RESOURCE_EXHAUSTED)")
+      ->check(CLI::Range(0, 1 << 20));
+  AddDuration(app, "--queue-timeout", options->queue_timeout,
+              "how long a request may wait before its first step");
+  AddFlag(app, "--default-max-tokens", options->default_max_tokens,
+          "output tokens where a request does not say")
+      ->check(CLI::Range(1, 1 << 24));
+  AddFlag(app, "--eviction-min-budget", options->eviction_min_budget,
+          "where the plan evicts: the least that a request may ask for by its "
+          "parameter eviction_budget, in slots (256) or as a share of its "
+          "prompt (0.1); plan: what the plan keeps. For more it may always "
+          "ask")
+      ->check(Checked([](const std::string& text) {
+        return text == "plan" ? absl::OkStatus()
+                              : plan::ParseEvictionBudget(text).status();
+      }))
+      ->type_name("BUDGET|plan")
+      ->group("Eviction");
+  app->add_flag("--prefix-caching,!--no-prefix-caching",
+                options->prefix_caching, "reuse pages of equal prefixes")
+      ->envname(EnvironmentName("--prefix-caching"))
+      ->default_str(options->prefix_caching ? "true" : "false");
+}
+
+void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers) {
+  AddText(app, "--host", options->host,
+          "address to listen on; 0.0.0.0 for all interfaces");
+  if (callers == CalledBy::kClients) {
+    AddFlag(app, "--grpc-port", options->grpc_port,
+            "gRPC for clients; 0 picks a free port")
+        ->check(CLI::Range(0, 65535));
+  }
+  AddText(app, "--metrics-host", options->metrics_host,
+          "address of --metrics-port; default: --host")
+      ->type_name("HOST");
+  AddText(app, "--health-host", options->health_host,
+          "address of --health-port; default: --host")
+      ->type_name("HOST");
+  AddFlag(app, "--metrics-port", options->metrics_port,
+          "Prometheus over HTTP, path /metrics; 0 picks a free port")
+      ->check(CLI::Range(0, 65535));
+  AddFlag(app, "--admin-port", options->admin_port,
+          "gRPC for operators (drain, config); 0 picks a free port")
+      ->check(CLI::Range(0, 65535));
+  AddText(app, "--admin-host", options->admin_host,
+          "address of --admin-port, whatever --host is: who reaches it can "
+          "drain; or unix:/path in place of both")
+      ->type_name("HOST|unix:/PATH");
+  AddFlag(app, "--health-port", options->health_port,
+          "grpc.health.v1 alone; 0 picks a free port")
+      ->check(CLI::Range(0, 65535));
+  AddText(app, "--tls-cert", options->tls.certificate,
+          "PEM chain that this server shows; read again when it changes. "
+          "Without it: plain text, on this machine alone")
+      ->type_name("FILE");
+  AddText(app, "--tls-key", options->tls.key, "PEM key of --tls-cert")
+      ->type_name("FILE");
+  if (callers != CalledBy::kOperators) {
+    AddText(app, "--tls-client-ca", options->tls.client_ca,
+            "PEM authorities: who calls shows a certificate of theirs, too")
+        ->type_name("FILE");
+    AddText(app, "--tls-client-names", options->tls.client_names,
+            "DNS, URI or IP names of which a caller's certificate has one; "
+            "default: all that --tls-client-ca has signed")
+        ->delimiter(',');
+  }
+  AddText(app, "--admin-client-ca", options->admin_client_ca,
+          "the same of --admin-port, with --tls-cert: needed where "
+          "--admin-host is not of this machine, --insecure or not")
+      ->type_name("FILE");
+  AddText(app, "--admin-client-names", options->admin_client_names,
+          "names of operators' certificates")
+      ->delimiter(',');
+  AddSwitch(app, "--insecure", options->insecure,
+            "plain text may leave this machine: something else protects it (a "
+            "mesh, a NetworkPolicy)");
+  AddFlag(app, "--ready-file", options->ready_file,
+          "written once ready: a JSON object with the addresses")
+      ->type_name("FILE");
+  AddDuration(app, "--drain-timeout", options->drain_timeout,
+              "after SIGTERM: how long running requests may take");
+  if (callers == CalledBy::kOperators) return;
+  if (callers == CalledBy::kRouters) {
+    AddSwitch(app, "--tls-any-client", options->tls.any_client,
+              "with --tls-cert and without --tls-client-ca: whoever reaches "
+              "--listen from another machine is taken for a router; something "
+              "else says who does (a NetworkPolicy)");
+    return;
+  }
+  AddFlag(app, "--max-connections", options->max_connections,
+          "clients' connections at a time; more are hung up on; 0: half of the "
+          "descriptors that the system grants")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
+  AddDuration(app, "--max-connection-age", options->max_connection_age,
+              "a client's connection is told to go after this (GOAWAY; its "
+              "calls finish), so that a drain loses no call; less than "
+              "--drain-timeout; 0: a third of it");
+}
+
+constexpr absl::Duration kLeastConnectionAge = absl::Seconds(1);
+
+absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
+  // To gRPC 0 is an age, and no connection would live. A drain that has no time
+  // loses calls anyway.
+  if (flags.max_connection_age == absl::ZeroDuration()) {
+    return std::max(flags.drain_timeout / 3, kLeastConnectionAge);
+  }
+  if (flags.max_connection_age < kLeastConnectionAge) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-connection-age ", absl::FormatDuration(flags.max_connection_age),
+        ": want at least ", absl::FormatDuration(kLeastConnectionAge)));
+  }
+  if (flags.max_connection_age < flags.drain_timeout) {
+    return flags.max_connection_age;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--max-connection-age ", absl::FormatDuration(flags.max_connection_age),
+      ": want less than --drain-timeout ",
+      absl::FormatDuration(flags.drain_timeout),
+      ", in which clients are to leave"));
+}
+
+base::ListenAddress AdminAddress(const ListenFlags& flags) {
+  constexpr absl::string_view kUnix = "unix:";
+  base::ListenAddress listen;
+  listen.port = flags.admin_port;
+  listen.flag = "--admin-port";
+  listen.host_flag = "--admin-host";
+  if (absl::StartsWith(flags.admin_host, kUnix)) {
+    listen.unix_path = flags.admin_host.substr(kUnix.size());
+    listen.unix_mode = 0600;
+    listen.flag = "--admin-host";
+  } else {
+    listen.host = flags.admin_host;
+  }
+  return listen;
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
+    const ListenFlags& flags, const base::ListenAddress& listen,
+    base::TlsWatch* watch) {
+  const ListenTlsFlags& tls = flags.tls;
+  if (tls.certificate.empty() && tls.key.empty() && tls.client_ca.empty() &&
+      tls.client_names.empty()) {
+    KVASIR_RETURN_IF_ERROR(base::CheckPlaintext(
+        listen, flags.insecure, "give --tls-cert and --tls-key"));
+    return nullptr;
+  }
+  base::TlsOptions options;
+  options.files.certificate = tls.certificate;
+  options.files.key = tls.key;
+  options.files.authorities = tls.client_ca;
+  options.names = tls.client_names;
+  return watch->Server(options);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
+WorkerListenCredentials(const ListenFlags& flags,
+                        const base::ListenAddress& listen,
+                        base::TlsWatch* watch) {
+  const ListenTlsFlags& tls = flags.tls;
+  if (tls.any_client && tls.certificate.empty()) {
+    return absl::InvalidArgumentError(
+        "--tls-any-client: without --tls-cert and --tls-key there is no TLS "
+        "that asks for a certificate or does not: give them, or --insecure "
+        "where plain text may leave the machine");
+  }
+  if (tls.any_client && !tls.client_ca.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tls-any-client with --tls-client-ca ", tls.client_ca,
+                     ": is anybody let in, or those alone?"));
+  }
+  if (!tls.certificate.empty() && tls.client_ca.empty() && !tls.any_client &&
+      !base::IsLocal(listen)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        listen.host_flag, " ", listen.host, " with --tls-cert ",
+        tls.certificate,
+        " would take whoever reaches it for a router: give --tls-client-ca "
+        "(and --tls-client-names); or --tls-any-client, where something else "
+        "says who reaches it (a NetworkPolicy); or stay on 127.0.0.1"));
+  }
+  return ListenCredentials(flags, listen, watch);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
+    const ListenFlags& flags, const base::ListenAddress& listen,
+    base::TlsWatch* watch, bool by_token) {
+  base::TlsOptions options;
+  options.role = "admin";
+  if (flags.admin_client_ca.empty() && flags.admin_client_names.empty()) {
+    if (base::IsLocal(listen)) return nullptr;
+    if (by_token && !flags.tls.certificate.empty()) {
+      options.files.certificate = flags.tls.certificate;
+      options.files.key = flags.tls.key;
+      return watch->Server(options);
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        listen.host_flag, " ", listen.host,
+        " would let whoever reaches it end this program, and --insecure does "
+        "not change that: give --tls-cert, --tls-key and --admin-client-ca (a "
+        "router's, also: --identities); or stay on 127.0.0.1 or unix:/path"));
+  }
+  options.files.certificate = flags.tls.certificate;
+  options.files.key = flags.tls.key;
+  options.files.authorities = flags.admin_client_ca;
+  options.files.authorities_flag = "--admin-client-ca";
+  options.names = flags.admin_client_names;
+  options.names_flag = "--admin-client-names";
+  return watch->Server(options);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
+    const RouterFlags& flags, bool insecure, base::TlsWatch* watch) {
+  base::TlsOptions options;
+  options.files.certificate = flags.worker_tls.certificate;
+  options.files.certificate_flag = "--worker-tls-cert";
+  options.files.key = flags.worker_tls.key;
+  options.files.key_flag = "--worker-tls-key";
+  options.files.authorities = flags.worker_tls.ca;
+  options.files.authorities_flag = "--worker-tls-ca";
+  options.names = flags.worker_tls.names;
+  options.names_flag = "--worker-tls-names";
+  options.role = "workers";
+  if (!options.files.empty() || !options.names.empty()) {
+    return watch->Channel(options);
+  }
+  for (const std::string& target : flags.workers) {
+    KVASIR_RETURN_IF_ERROR(CheckPlainCall(target, "--worker-tls-ca", insecure));
+  }
+  return grpc::InsecureChannelCredentials();
+}
+
+void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
+  if (with_workers) {
+    AddText(app, "--worker-tls-ca", options->worker_tls.ca,
+            "PEM authorities of workers' certificates; without it: plain text")
+        ->type_name("FILE");
+    AddText(app, "--worker-tls-cert", options->worker_tls.certificate,
+            "PEM chain that workers are shown")
+        ->type_name("FILE");
+    AddText(app, "--worker-tls-key", options->worker_tls.key,
+            "PEM key of --worker-tls-cert")
+        ->type_name("FILE");
+    AddText(app, "--worker-tls-names", options->worker_tls.names,
+            "DNS, URI or IP names of which a worker's certificate has one; "
+            "default: the host that is dialled")
+        ->delimiter(',');
+    AddFlag(app, "--workers", options->workers,
+            "workers: host:port or unix:/path, several; a host of several "
+            "addresses is taken for one worker")
+        ->delimiter(',')
+        ->required();
+    AddFlag(app, "--max-queue", options->max_queue,
+            "requests that may wait in the router; more are refused "
+            "(RESOURCE_EXHAUSTED)")
+        ->check(CLI::Range(0, 1 << 20));
+  }
+  AddFlag(app, "--served-model-name", options->served_model_names,
+          "names that clients may ask for; default: the folder's name")
+      ->delimiter(',');
+  AddFlag(app, "--policy", options->policy, "how a replica is chosen")
+      ->check(CLI::IsMember({"least_loaded", "round_robin"}));
+  AddFlag(app, "--max-inflight", options->max_inflight,
+          "requests sent to workers at a time; more wait in the router")
+      ->check(CLI::Range(1, 1 << 20));
+  AddBytes(app, "--stream-buffer-bytes", options->stream_buffer_bytes,
+           "unread streamed output a client stream may hold before it is reset",
+           {.least = kMinStreamBufferBytes, .most = kMaxStreamBufferBytes});
+  AddBytes(app, "--request-bytes", options->request_bytes,
+           "memory of all requests in the router: messages, prompts, tokens; "
+           "more are refused (RESOURCE_EXHAUSTED)",
+           {.least = kMinRequestBytes, .most = kMaxRequestBytes});
+  AddFlag(app, "--share-tokenizer", options->share_tokenizer,
+          "whether gateways may fetch the tokenizer's files (GetTokenizer); "
+          "auto: on a loopback listener")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
+  AddFlag(app, "--reflection", options->reflection,
+          "whether the clients' port tells its services and messages (gRPC "
+          "server reflection, as grpcurl asks); auto: on a loopback listener "
+          "without --identities")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
+  AddText(app, "--identities", options->identities,
+          "JSON file of who may call and how much (docs/operations.md, Who may "
+          "call); read again when it changes; without it whoever reaches the "
+          "port")
+      ->type_name("FILE");
+}
+
+void AddCommonFlags(CLI::App* app, CommonFlags* options) {
+  AddFlag(app, "--log-format", options->log_format, "text or json")
+      ->check(CLI::IsMember({"text", "json"}));
+  AddFlag(app, "--log-level", options->log_level,
+          "debug, info, warning, error or off")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}));
+  AddFlag(app, "--metrics-compat", options->metrics_compat,
+          "vllm: also expose vLLM's metric names")
+      ->check(CLI::IsMember({"none", "vllm"}));
+  AddSwitch(app, "--json", options->json,
+            "print the ready line as a JSON object");
+  app->add_flag("--print-config", options->print_config,
+                "print the effective configuration as TOML and exit")
+      ->configurable(false);
+}
+
+absl::Status ApplyCommonFlags(const CommonFlags& options) {
+  base::LogFormat format;
+  base::LogLevel level;
+  KVASIR_RETURN_IF_ERROR(base::ParseLogFormat(options.log_format, &format));
+  KVASIR_RETURN_IF_ERROR(base::ParseLogLevel(options.log_level, &level));
+  base::InitLogging(format, level);
+  return absl::OkStatus();
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,44 @@
+// What the commands serve, router, worker and rank run.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "model/tokenizer/tokenizer.h"
+#include "prometheus/collectable.h"
+#include "server/runtime/admin_service.h"
+#include "worker/ranks/group/rank_leader.h"
+
+namespace kvasir::cli {
+
+// What a node says of itself when it is ready.
+struct NodeReport {
+  std::string grpc;    // the address that clients, or routers, call
+  std::string leader;  // of a rank, which nobody calls: instead of `grpc`
+  std::string model;   // a name that clients may ask for; empty for a worker
+  const model::Tokenizer* tokenizer = nullptr;  // null: token ids only
+  // The other ranks of its group; empty if there is no group.
+  std::vector<worker::RankMember> ranks;
+};
+
+// A part of the server that runs from its creation until it is drained. Each
+// kind has a static Create(Config), which returns when the node is ready.
+// Threads: Create, Drain and the destructor from one thread.
+class Node {
+ public:
+  using MetricsSources = std::vector<std::shared_ptr<prometheus::Collectable>>;
+
+  virtual ~Node() = default;
+  virtual NodeReport Report() const = 0;
+  // The label `model_name` of metrics.
+  virtual std::string model_name() const = 0;
+  // They may be collected for longer than the node lives.
+  virtual MetricsSources Metrics() const = 0;
+  // Refuses new requests, waits at most `deadline` for running ones, and aborts
+  // the rest.
+  virtual DrainOutcome Drain(absl::Duration deadline) = 0;
+};
+
+}  // namespace kvasir::cli

@@ -1,0 +1,142 @@
+#include "worker/load/device.h"
+
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/cli/flags.h"
+#include "base/log.h"
+#include "kernels/device/device_module.h"
+
+namespace kvasir::cli {
+namespace {
+
+constexpr char kAuto[] = "auto";
+// Not auto: the kernel for prompts has not been measured on a GPU
+// (docs/performance.md).
+constexpr char kDefault[] = "cpu";
+constexpr absl::string_view kModule = "kvasir-emulated.so";
+
+// "emulated:f32" as "emulated" and "f32".
+std::pair<absl::string_view, absl::string_view> Split(
+    absl::string_view device) {
+  const size_t colon = device.find(':');
+  return colon == absl::string_view::npos
+             ? std::pair(device, absl::string_view())
+             : std::pair(device.substr(0, colon), device.substr(colon + 1));
+}
+
+std::optional<int> OrdinalOf(absl::string_view settings) {
+  int ordinal = 0;
+  if (settings.empty() ||
+      !absl::ascii_isdigit(static_cast<unsigned char>(settings[0])) ||
+      !absl::SimpleAtoi(settings, &ordinal)) {
+    return std::nullopt;
+  }
+  return ordinal;
+}
+
+// Beside this program.
+std::string OwnModule() {
+  std::error_code error;
+  const std::filesystem::path program =
+      std::filesystem::read_symlink("/proc/self/exe", error);
+  return (program.parent_path() / std::string(kModule)).string();
+}
+
+}  // namespace
+
+void AddDeviceFlags(CLI::App* app, DeviceFlags* options) {
+  options->device = kDefault;
+  AddFlag(app, "--device", options->device,
+          "what the model runs on: cpu; cuda, an NVIDIA GPU of compute "
+          "capability 8.0 or later, the first or cuda:N; emulated, where "
+          "kernels for a GPU run on the host, slowly and for tests "
+          "(emulated:f32: activations in f32, f16 or bf16); auto: the first "
+          "GPU where it can be used and has the plan's kernels, else the cpu")
+      ->each([options](const std::string&) { options->given = true; })
+      ->check(Checked(CheckDeviceName))
+      ->type_name("auto|cpu|cuda[:N]|emulated[:SETTINGS]");
+  AddText(app, "--device-module", options->module,
+          absl::StrCat("library of --device emulated; default: ", kModule,
+                       " beside this program"))
+      ->type_name("FILE");
+}
+
+absl::Status CheckDeviceName(const std::string& device) {
+  const auto [name, settings] = Split(device);
+  const bool alone = device.size() == name.size();
+  if (((name == "auto" || name == "cpu") && alone) || name == "emulated" ||
+      (name == "cuda" && (alone || OrdinalOf(settings).has_value()))) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      device, ": want auto, cpu, cuda[:N] or emulated[:SETTINGS]"));
+}
+
+absl::Status CheckDeviceIsUsed(const DeviceFlags& flags,
+                               const std::string& endpoint) {
+  const auto refuse = [&](const char* flag, const std::string& value) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flag, " ", value, " is of a model that is run here: the server at ",
+        endpoint, " runs on what it was started with"));
+  };
+  if (flags.given) return refuse("--device", flags.device);
+  if (!flags.module.empty()) return refuse("--device-module", flags.module);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(
+    const DeviceFlags& flags, const DeviceWish& wish,
+    const OpenCuda& open_cuda) {
+  const auto [name, settings] = Split(flags.device);
+  if (!flags.module.empty() && name != "emulated") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--device-module ", flags.module,
+        " is read with --device emulated alone, this is ", flags.device));
+  }
+  if (name == "cpu") return std::unique_ptr<kernels::Device>();
+  if (name != "emulated") {
+    kernels::CudaDeviceOptions options;
+    options.ordinal = OrdinalOf(settings).value_or(0) + wish.next_gpu;
+    options.host_limit_bytes = wish.host_limit_bytes;
+    options.activations = wish.gpu_activations;
+    options.deterministic = wish.deterministic;
+    auto device = open_cuda(options);
+    if (name == kAuto) {
+      if (device.ok()) {
+        base::LogInfo(absl::StrCat("--device auto: the model runs on cuda:",
+                                   options.ordinal));
+        return device;
+      }
+      base::LogInfo("--device auto: the model runs on the cpu",
+                    {{"why_not_cuda", std::string(device.status().message())}});
+      return std::unique_ptr<kernels::Device>();
+    }
+    if (device.ok()) return device;
+    return absl::Status(
+        device.status().code(),
+        absl::StrCat("--device ", flags.device, ": ", device.status().message(),
+                     "; --device cpu needs none of it"));
+  }
+  const std::string module = flags.module.empty() ? OwnModule() : flags.module;
+  auto device = kernels::LoadDevice(
+      module, {.settings = std::string(settings),
+               .memory_limit_bytes = wish.host_limit_bytes});
+  if (device.ok()) return device;
+  const char* const remedy =
+      absl::IsNotFound(device.status())
+          ? ": a build with KVASIR_EMULATION=ON makes it (cmake --preset dev; "
+            "target kernels_emulated_module), or --device-module names it"
+          : "";
+  return absl::Status(device.status().code(),
+                      absl::StrCat("--device ", flags.device, ": ",
+                                   device.status().message(), remedy));
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,182 @@
+#include "worker/load/device.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cuda/testing/fake_runtime.h"
+
+namespace kvasir::cli {
+namespace {
+
+using base::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(DeviceTest, NamesAreCheckedWhereTheyAreGiven) {
+  for (const std::string name : {"auto", "cpu", "cuda", "cuda:0", "cuda:11",
+                                 "emulated", "emulated:f32,seed=2"}) {
+    KVASIR_EXPECT_OK(CheckDeviceName(name));
+  }
+  for (const std::string name :
+       {"", "gpu", "cpu:0", "auto:", "cuda:", "cuda:-1", "cuda:x", "cuda:+1",
+        "cuda: 1", "cuda:99999999999", "cudas", "Emulated"}) {
+    EXPECT_THAT(CheckDeviceName(name),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(name + ": want"),
+                               HasSubstr("emulated[:SETTINGS]"))))
+        << name;
+  }
+}
+
+TEST(DeviceTest, AServersDeviceIsNotAClientsToChoose) {
+  KVASIR_EXPECT_OK(CheckDeviceIsUsed({.device = "cpu"}, "127.0.0.1:1"));
+  EXPECT_THAT(
+      CheckDeviceIsUsed({.device = "cpu", .given = true}, "127.0.0.1:1"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("--device cpu is of a model that is run here")));
+  EXPECT_THAT(
+      CheckDeviceIsUsed({.device = "cuda:1", .given = true}, "127.0.0.1:1"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("--device cuda:1 "),
+                     HasSubstr("the server at 127.0.0.1:1"))));
+  EXPECT_THAT(
+      CheckDeviceIsUsed({.device = "cpu", .module = "m.so"}, "127.0.0.1:1"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("--device-module m.so")));
+}
+
+// A host with GPUs, as CUDA's runtime would tell of it.
+class CudaHostTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<std::unique_ptr<kernels::Device>> Open(
+      const std::string& device, const DeviceWish& wish = {}) {
+    return OpenDevice({.device = device}, wish,
+                      [this](const kernels::CudaDeviceOptions& options)
+                          -> absl::StatusOr<std::unique_ptr<kernels::Device>> {
+                        asked_ = options;
+                        KVASIR_ASSIGN_OR_RETURN(
+                            std::unique_ptr<kernels::CudaDevice> made,
+                            kernels::CudaDevice::Make(options, &runtime_, {}));
+                        return made;
+                      });
+  }
+  // What --device cuda is refused with, and auto goes on without.
+  template <typename Matcher>
+  void ExpectUnusable(absl::StatusCode code, const Matcher& why,
+                      const std::string& device = "cuda") {
+    EXPECT_THAT(Open(device),
+                StatusIs(code, AllOf(HasSubstr("--device " + device + ": "),
+                                     why, HasSubstr("--device cpu"))));
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto instead, Open("auto"));
+    EXPECT_EQ(instead, nullptr);
+  }
+
+  kernels::cuda::FakeRuntime runtime_;
+  kernels::CudaDeviceOptions asked_;
+};
+
+TEST_F(CudaHostTest, DeterministicReachesTheDevice) {
+  for (const bool deterministic : {false, true}) {
+    KVASIR_ASSERT_OK(Open("cuda", {.deterministic = deterministic}).status());
+    EXPECT_EQ(asked_.deterministic, deterministic);
+  }
+}
+
+TEST_F(CudaHostTest, CudaIsTheGpuOfItsNumber) {
+  runtime_.device_count = 3;
+  for (const auto& [name, ordinal] : std::vector<std::pair<std::string, int>>{
+           {"cuda", 0}, {"cuda:0", 0}, {"cuda:2", 2}, {"auto", 0}}) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const auto device,
+        Open(name, {.host_limit_bytes = 5000,
+                    .gpu_activations = kernels::DType::kF16}));
+    ASSERT_NE(device, nullptr) << name;
+    EXPECT_EQ(device->name(), "cuda");
+    EXPECT_EQ(device->activations(), kernels::DType::kF16);
+    EXPECT_EQ(device->allocator().host_limit_bytes(), 5000);
+    EXPECT_EQ(runtime_.device_in_use(), ordinal) << name;
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto cpu, Open("cpu"));
+  EXPECT_EQ(cpu, nullptr);
+}
+
+TEST_F(CudaHostTest, WithoutADriver) {
+  runtime_.driver_version = 0;
+  ExpectUnusable(absl::StatusCode::kFailedPrecondition,
+                 AllOf(HasSubstr("no NVIDIA driver (libcuda.so.1)"),
+                       HasSubstr("CUDA 13.0 or later")));
+}
+
+TEST_F(CudaHostTest, WithAnOldDriver) {
+  runtime_.driver_version = 12020;
+  ExpectUnusable(absl::StatusCode::kFailedPrecondition,
+                 AllOf(HasSubstr("is for CUDA 12.2"), HasSubstr("want 13.0")));
+}
+
+TEST_F(CudaHostTest, WithoutAGpu) {
+  runtime_.device_count = 0;
+  ExpectUnusable(absl::StatusCode::kFailedPrecondition,
+                 HasSubstr("the NVIDIA driver sees no GPU"));
+}
+
+TEST_F(CudaHostTest, WithAGpuOfAnOldArchitecture) {
+  runtime_.properties.major = 7;
+  runtime_.properties.minor = 0;
+  ExpectUnusable(absl::StatusCode::kFailedPrecondition,
+                 AllOf(HasSubstr("(Fake GPU) is sm_70"),
+                       HasSubstr("want compute capability 8.0 or later")));
+}
+
+TEST_F(CudaHostTest, WithAGpuThatSomebodyElseHolds) {
+  // Once for each of the two.
+  runtime_.FailNext("MemoryInfo", static_cast<kernels::cuda::Result>(46));
+  EXPECT_THAT(Open("cuda"),
+              StatusIs(absl::StatusCode::kInternal,
+                       HasSubstr("does another process hold it?")));
+  runtime_.FailNext("MemoryInfo", static_cast<kernels::cuda::Result>(46));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto instead, Open("auto"));
+  EXPECT_EQ(instead, nullptr);
+}
+
+TEST_F(CudaHostTest, AnOrdinalThatIsNotThereIsToldTheCount) {
+  runtime_.device_count = 2;
+  EXPECT_THAT(Open("cuda:2"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("--device cuda:2: cuda:2: no such GPU"),
+                             HasSubstr("there are 2, cuda:0 to cuda:1"))));
+}
+
+// The program's own back end, which may be none.
+TEST(DeviceTest, AutoNeverFailsForWantOfAGpu) {
+  KVASIR_EXPECT_OK(OpenDevice({.device = "auto"}, {}));
+}
+
+TEST(DeviceTest, AModuleThatIsNotThereIsNamedWithWhatMakesIt) {
+  EXPECT_THAT(
+      OpenDevice({.device = "emulated:f32", .module = "/nowhere/m.so"}, {}),
+      StatusIs(absl::StatusCode::kNotFound,
+               AllOf(HasSubstr("--device emulated:f32: /nowhere/m.so: no such "
+                               "file"),
+                     HasSubstr("KVASIR_EMULATION=ON"))));
+  // Beside this program, which is not where the server's is.
+  EXPECT_THAT(
+      OpenDevice({.device = "emulated"}, {}),
+      StatusIs(absl::StatusCode::kNotFound,
+               HasSubstr("/cli/device/kvasir-emulated.so: no such file")));
+}
+
+TEST(DeviceTest, AModuleIsReadWithTheEmulatedDeviceAlone) {
+  EXPECT_THAT(OpenDevice({.device = "cpu", .module = "m.so"}, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--device-module m.so is read with --device "
+                                 "emulated alone, this is cpu")));
+}
+
+}  // namespace
+}  // namespace kvasir::cli

@@ -1,0 +1,38 @@
+// The collective of a rank's group, from before it is connected until it ends.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/mutex.h"
+#include "worker/collective/collective.h"
+#include "worker/load/collective_group.h"
+
+namespace kvasir::cli {
+
+// The collective of a group whose end may come first.
+// Threads: any.
+class GroupCollective {
+ public:
+  // Once, before Connect.
+  void Begin(std::unique_ptr<CollectiveGroup> joining)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // What ended the group, where it has: the collective is dead then, too.
+  absl::Status Connect(absl::Span<const std::string> addresses)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Null before Connect, and after Reset.
+  worker::Collective* get() const ABSL_LOCKS_EXCLUDED(mutex_);
+  void Reset() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  mutable base::Mutex mutex_;
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<CollectiveGroup> joining_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<worker::Collective> collective_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvasir::cli

@@ -1,0 +1,28 @@
+// What a rank tells of the model that it is about to load.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "kernels/device/device.h"
+#include "proto/kvasir/v1/rank.pb.h"
+#include "worker/load/model_source.h"
+
+namespace kvasir::cli {
+
+struct RunSizes {
+  int64_t page_tokens = 0;
+  int64_t max_model_len = 0;
+  int64_t max_num_seqs = 0;
+  int64_t max_batched_tokens = 0;
+  bool deterministic = false;
+  bool graphs = false;
+};
+
+// Of any rank, the same; what is the group's own is left out. `device` null:
+// the CPU. The errors of reading config.json.
+absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
+    const ModelSource& source, uint64_t weights_seed,
+    const kernels::Device* device, const RunSizes& sizes);
+
+}  // namespace kvasir::cli

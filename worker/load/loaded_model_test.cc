@@ -1,0 +1,84 @@
+#include "worker/load/loaded_model.h"
+
+#include "base/status_matchers.h"
+#include "plan/resolved_plan.h"
+#include "worker/program/attention_program.h"
+
+namespace kvasir::cli {
+namespace {
+
+LoadRequest TinyRequest() {
+  LoadRequest request;
+  request.model.random_weights = true;
+  request.model.shape = "kvasir-tiny";
+  request.model.threads = 1;
+  request.max_model_len = 64;
+  request.max_batched_tokens = 32;
+  return request;
+}
+
+// Flags to executor: pool size, weights and pages take what was resolved when
+// the model was opened.
+TEST(LoadedModelTest, AStartResolvesThePlanAndMakesEachProgramOnce) {
+  const LoadRequest request = TinyRequest();
+  const int64_t resolved = plan::NumResolvedPlans();
+  const int64_t programs = worker::NumAttentionPrograms();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto model, LoadedModel::Load(request));
+  EXPECT_EQ(plan::NumResolvedPlans(), resolved + 1);
+  EXPECT_EQ(worker::NumAttentionPrograms(), programs + 1);
+  EXPECT_EQ(&model->rank().plan(), model->source().plan.get());
+}
+
+// Its weights and its cache would fit into no machine of ours.
+TEST(LoadedModelTest, WhatIsRefusedIsRefusedBeforeAWeightIsRead) {
+  LoadRequest request = TinyRequest();
+  request.model.shape = "llama-3-70b";
+  request.check = [](const ModelSource& source) {
+    return absl::InvalidArgumentError(source.name + " will not do");
+  };
+  bool packed = false;
+  request.progress = [&packed](int64_t, int64_t) { packed = true; };
+  EXPECT_THAT(LoadedModel::Load(request),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             ::testing::HasSubstr("will not do")));
+  EXPECT_FALSE(packed);
+}
+
+// A start that was let through had no memory for the attention that its decode
+// keeps, a 32nd of the pool.
+TEST(LoadedModelTest, WhatDecodeKeepsForEvictionsMustFitBesideThePool) {
+  LoadRequest request = TinyRequest();
+  request.kv_cache_bytes = int64_t{1} << 60;
+  request.model.eviction.method = "h2o";
+  request.model.eviction.budget = "32";
+  EXPECT_THAT(LoadedModel::Load(request),
+              base::StatusIs(absl::StatusCode::kResourceExhausted,
+                             ::testing::HasSubstr(
+                                 ", attention kept for evictions 8320; lower "
+                                 "--kv-cache-bytes to at most")));
+  request.model.eviction.method = "streaming";
+  EXPECT_THAT(
+      LoadedModel::Load(request),
+      base::StatusIs(absl::StatusCode::kResourceExhausted,
+                     ::testing::Not(::testing::HasSubstr("evictions"))));
+}
+
+TEST(LoadedModelTest, AHostPoolIsAQuarterOfAPoolThatDoesNotHoldAll) {
+  LoadRequest request = TinyRequest();
+  request.model.page_tokens = 16;
+  request.host_pool_bytes = std::nullopt;
+  request.max_num_seqs = 3;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto all, LoadedModel::Load(request));
+  EXPECT_EQ(all->host_pool_bytes(), 0) << "all fit: none is ever preempted";
+  request.kv_cache_bytes = all->kv_pool_bytes() / 3 * 2;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto some, LoadedModel::Load(request));
+  EXPECT_EQ(some->host_pool_bytes(), some->kv_pool_bytes() / 4);
+  EXPECT_EQ(some->cache().Stats().groups[0].host_bytes,
+            some->host_pool_bytes());
+  request.host_pool_bytes = 0;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto none, LoadedModel::Load(request));
+  EXPECT_EQ(none->host_pool_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace kvasir::cli

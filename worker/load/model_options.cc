@@ -1,0 +1,104 @@
+#include "worker/load/model_options.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/cli/flags.h"
+#include "base/status_macros.h"
+#include "model/known_models.h"
+
+namespace kvasir::cli {
+
+void AddModelFlags(CLI::App* app, ModelOptions* options) {
+  AddModelFlag(
+      app, "--model", options->model,
+      absl::StrCat("folder of a Hugging Face checkpoint", kOrKnownModel));
+  AddSwitch(app, "--random-weights", options->random_weights,
+            "random weights in memory, of --shape");
+  AddFlag(app, "--shape", options->shape,
+          "with --random-weights: tinyllama-1.1b, llama-3-8b, ...")
+      ->check(ShapeName());
+  AddFlag(app, "--weights-seed", options->weights_seed,
+          "with --random-weights: the seed");
+  AddFlag(
+      app, "--kv-plan", options->kv_plan,
+      "compression plan, in place of the folder's kv_plan.json; or, for any "
+      "model as it is, dense-bf16, dense-8bit, rotated-4bit, rotated-3bit")
+      ->type_name("FILE|NAME");
+  AddFlag(app, "--kv-dtype", options->kv_dtype,
+          "cache type where no plan says it; auto: the weights' type")
+      ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}));
+  AddFlag(app, "--page-tokens", options->page_tokens, "slots in a cache page")
+      ->check(CLI::IsMember({16, 32, 64, 128}));
+  AddFlag(app, "--threads", options->threads,
+          "compute threads; 0: as many as the cgroup allows")
+      ->check(CLI::Range(0, 1024));
+  AddSwitch(app, "--deterministic", options->deterministic,
+            "the same bits whatever the prefix cache holds and whatever runs "
+            "beside a request: prompts lift no latents, a GPU multiplies and "
+            "reads prompts by slower kernels");
+  AddEvictionFlags(app, options->eviction, /*of_plan=*/true);
+}
+
+std::vector<std::string> ModelArguments(const CLI::App& command,
+                                        const ModelOptions& options) {
+  CLI::App known;
+  ModelOptions ignored;
+  AddModelFlags(&known, &ignored);
+  std::vector<std::string> arguments;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_lnames().empty() || option->results().empty()) continue;
+    const std::string flag = "--" + option->get_lnames().front();
+    if (known.get_option_no_throw(flag) == nullptr) continue;
+    arguments.push_back(absl::StrCat(flag, "=", option->results().back()));
+  }
+  if (options.random_weights && command.count("--random-weights") == 0) {
+    arguments.push_back("--random-weights");
+  }
+  if (!options.shape.empty() && command.count("--shape") == 0) {
+    arguments.push_back(absl::StrCat("--shape=", options.shape));
+  }
+  return arguments;
+}
+
+absl::Status CheckFlagsAreUsed(const ModelOptions& options,
+                               const std::string& endpoint) {
+  KVASIR_RETURN_IF_ERROR(CheckEvictionIsUsed(options.eviction));
+  if (!endpoint.empty() && !options.eviction.method.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--eviction ", options.eviction.method,
+                     " is of a model that is run "
+                     "here: the server at ",
+                     endpoint, " evicts as it was started"));
+  }
+  if (options.shape.empty() || options.random_weights) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--shape ", options.shape, " is read with --random-weights alone: give ",
+      options.model.empty() ? "that too" : "no --shape beside --model"));
+}
+
+absl::Status CheckModelOptions(const ModelOptions& options) {
+  KVASIR_RETURN_IF_ERROR(CheckFlagsAreUsed(options));
+  if (options.random_weights) {
+    if (!options.model.empty()) {
+      return absl::InvalidArgumentError(
+          "--model and --random-weights exclude each other");
+    }
+    if (options.shape.empty()) {
+      return absl::InvalidArgumentError("--random-weights needs --shape");
+    }
+    return absl::OkStatus();
+  }
+  if (options.model.empty()) {
+    return absl::InvalidArgumentError(
+        "no model: give --model DIR, or --random-weights --shape NAME");
+  }
+  return absl::OkStatus();
+}
+
+void RequireModel(const ModelOptions& options) {
+  const absl::Status status = CheckModelOptions(options);
+  if (!status.ok()) {
+    throw CLI::ValidationError(std::string(status.message()));
+  }
+}
+
+}  // namespace kvasir::cli
