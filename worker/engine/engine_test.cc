@@ -167,7 +167,7 @@ class EngineTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_P(EngineTest, ARequestHasTheEvictionBudgetThatItMayHave) {
+TEST_P(EngineTest, ARequestUsesAnAllowedEvictionBudget) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.eviction.groups = {
       {.pages = {.eviction = fake_.groups[0].eviction}, .least_slots = 2}};
@@ -191,7 +191,7 @@ TEST_P(EngineTest, ARequestHasTheEvictionBudgetThatItMayHave) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, ABudgetThatOutgrowsThePoolIsRefusedAndTheEngineLives) {
+TEST_P(EngineTest, ABudgetThatOutgrowsThePoolIsRefusedAndTheEngineContinues) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.max_model_len = 4 * kPages + 9;
   options_.scheduler.eviction.groups = {
@@ -257,7 +257,7 @@ TEST_P(EngineTest, RefusesBeforeStartAndAfterStop) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST_P(EngineTest, RefusesWhatCannotBe) {
+TEST_P(EngineTest, RefusesInvalidRequests) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r");
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(64, 1));
@@ -271,7 +271,7 @@ TEST_P(EngineTest, RefusesWhatCannotBe) {
                        HasSubstr("n is 9, want 1 to 8")));
 }
 
-TEST_P(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
+TEST_P(EngineTest, SubmitRefusesRequestsAboveTheQueueBound) {
   options_.scheduler.max_num_seqs = 1;  // `first` has the only seat
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
@@ -302,7 +302,7 @@ TEST_P(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
   for (const auto& sink : sinks) sink->AwaitEnd();
 }
 
-TEST_P(EngineTest, WithoutAQueueServesWhatFindsASeatAndRefusesTheRest) {
+TEST_P(EngineTest, WithoutAQueueOnlyRequestsWithAFreeSeatAreAccepted) {
   options_.scheduler.max_queue = 0;
   options_.scheduler.max_num_seqs = 2;
   KVASIR_ASSERT_OK(Start());
@@ -326,7 +326,7 @@ TEST_P(EngineTest, WithoutAQueueServesWhatFindsASeatAndRefusesTheRest) {
   EXPECT_EQ(later->samples()[0].tokens, Expected(MakeRequest("later")));
 }
 
-TEST_P(EngineTest, RefusesAnIdThatIsLiveButNotItsNextAttempt) {
+TEST_P(EngineTest, RefusesALiveIdAndAttemptButNotItsNextAttempt) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -366,7 +366,7 @@ TEST_P(EngineTest, AbortDuringAStepDropsItsTokens) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
+TEST_P(EngineTest, ADrainRefusesNewRequestsAndFinishesOldOnes) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -384,7 +384,7 @@ TEST_P(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
 }
 
-TEST_P(EngineTest, ADrainFinishesWhatWaitsInTheHostPool) {
+TEST_P(EngineTest, ADrainFinishesSequencesInTheHostPool) {
   options_.scheduler.max_queue = 8;
   KVASIR_ASSERT_OK(Start());
   std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
@@ -409,7 +409,7 @@ TEST_P(EngineTest, ADrainFinishesWhatWaitsInTheHostPool) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
+TEST_P(EngineTest, StopEndsRunningAndWaitingRequestsAsDraining) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   std::vector<std::shared_ptr<WaitableSink>> sinks;
@@ -440,7 +440,7 @@ TEST_P(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineGoesOn) {
+TEST_P(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineContinues) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto running = std::make_shared<WaitableSink>();
@@ -498,7 +498,7 @@ TEST_P(EngineTest, AFailedStepFailsEveryRequest) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, NumbersThatAreNotFiniteFailTheirRequestAlone) {
+TEST_P(EngineTest, NumbersThatAreNotFiniteFailOnlyTheirRequest) {
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
   // Two prompts of 8 tokens: one's first step, the other's first token.
@@ -584,7 +584,7 @@ TEST_P(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
   sink->AwaitEnd();
 }
 
-TEST_P(EngineTest, WatchdogKeepsQuietWhileNothingWaits) {
+TEST_P(EngineTest, WatchdogReportsNothingWithoutWork) {
   std::atomic<int> stalls = 0;
   options_.clock = &manual_clock_;
   options_.watchdog = absl::Milliseconds(20);
@@ -623,7 +623,7 @@ class CountingListener final : public LoadListener {
   std::vector<LoadSnapshot> heard_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_P(EngineTest, ListenersHearTheLoadAtOnceAndWhenItChanges) {
+TEST_P(EngineTest, ListenersReceiveTheLoadAtOnceAndAfterEachChange) {
   KVASIR_ASSERT_OK(Start());
   const auto listener = std::make_shared<CountingListener>();
   engine_->SubscribeLoad(listener);
@@ -670,7 +670,7 @@ class CountingObserver final : public EngineObserver {
   std::vector<RequestSummary> ends;
 };
 
-TEST_P(EngineTest, ObserverHearsStepsEndsAndRefusals) {
+TEST_P(EngineTest, TheObserverReceivesStepsEndsAndRefusals) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -696,7 +696,7 @@ TEST_P(EngineTest, ObserverHearsStepsEndsAndRefusals) {
   EXPECT_EQ(observer.ends[0].reason, kvasir::v1::FINISH_LENGTH);
 }
 
-TEST_P(EngineTest, StepsOfADrainTellTheObserverSo) {
+TEST_P(EngineTest, StepsReportADrainToTheObserver) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -830,7 +830,7 @@ class LoggingSink final : public EngineSink {
   std::vector<std::string>& log_;  // the engine's thread's, until it stops
 };
 
-TEST_P(EngineTest, WhereStepsRunBehindTheNextIsThereBeforeTokensAreDelivered) {
+TEST_P(EngineTest, TheNextStepIsEnqueuedBeforeTokensAreDelivered) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   engine_.reset();
@@ -856,7 +856,7 @@ TEST_P(EngineTest, WhereStepsRunBehindTheNextIsThereBeforeTokensAreDelivered) {
 }
 
 // What it samples for a request that has ended meanwhile is nobody's.
-TEST_P(EngineTest, AStepThatRunsForNothingIsAwaitedBeforeTheEngineIsIdle) {
+TEST_P(EngineTest, AWastedStepIsAwaitedBeforeTheEngineIsIdle) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("a", 20);
@@ -929,7 +929,7 @@ TEST_P(EngineTest, APlanThatFailsWhileAStepRunsFailsEveryRequest) {
   }
 }
 
-TEST_P(EngineTest, TheLastStepIsAwaitedWithNobodyLeftAndItsFailureTold) {
+TEST_P(EngineTest, TheLastStepIsAwaitedWithoutRequestsAndItsFailureIsReported) {
   options_.warm_up = false;
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
@@ -973,7 +973,7 @@ class LingeringSink final : public WaitableSink {
   const Request own_;
 };
 
-TEST_P(EngineTest, AStopAwaitsTheStepThatRunsAndTellsItsFailure) {
+TEST_P(EngineTest, AStopAwaitsTheRunningStepAndReportsItsFailure) {
   options_.warm_up = false;
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };

@@ -67,7 +67,7 @@ TEST(EvictionLimitsTest, ARequestMayKeepMoreThanThePlan) {
       << "nothing is evicted, of the output either";
 }
 
-TEST(EvictionLimitsTest, ThePlansOwnBudgetIsThePlansOwnCounts) {
+TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansCounts) {
   EvictionLimits limits = Limits();
   limits.groups.pop_back();
   EXPECT_EQ(EvictionsOf(Budget("0.2"), limits)[1],
@@ -93,7 +93,7 @@ TEST(EvictionLimitsTest, LessThanThePlanIsRefusedUnlessTheOperatorAllowsIt) {
       CheckEvictionBudget(Budget("150"), {1000, 1000 + 100}, limits));
 }
 
-TEST(EvictionLimitsTest, ALeastBudgetAboveThePlansDoesNotRefuseThePlans) {
+TEST(EvictionLimitsTest, AMinimumAboveThePlansBudgetDoesNotRefuseThePlansBudget) {
   EvictionLimits limits = Limits();
   limits.min_budget = Budget("1");
   KVASIR_EXPECT_OK(
@@ -114,7 +114,7 @@ TEST(EvictionLimitsTest, SinksAndRecentTokensAlwaysStay) {
       CheckEvictionBudget(Budget("0.01"), {100, 100 + 100}, limits));
 }
 
-TEST(EvictionLimitsTest, APlanThatEvictsNothingTakesNoBudget) {
+TEST(EvictionLimitsTest, APlanThatEvictsNothingRefusesEveryBudget) {
   for (const char* text : {"0.5", "1", "256"}) {
     ExpectRefused({}, Budget(text), 100, "the served plan evicts nothing");
     ExpectRefused({.groups = {{}}}, Budget(text), 100,
@@ -147,7 +147,7 @@ TEST(EvictionLimitsTest, ABudgetThatOutgrowsThePoolIsRefused) {
 }
 
 // Texts may be longer than the model knows positions, where few tokens stay.
-TEST(EvictionLimitsTest, NoBudgetHoldsMoreThanTheModelsPositions) {
+TEST(EvictionLimitsTest, ABudgetOfMoreSlotsThanTheModelHasPositionsIsRefused) {
   EvictionLimits limits = Limits();
   limits.max_slots = 512;
   limits.min_budget = Budget("2");
@@ -160,7 +160,7 @@ TEST(EvictionLimitsTest, NoBudgetHoldsMoreThanTheModelsPositions) {
   ExpectRefused(limits, Budget("449"), 8900, "hold 513 slots");
 }
 
-TEST(EvictionLimitsTest, WhatIsNoBudgetIsRefused) {
+TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const EvictionBudget& wrong :
        {EvictionBudget{}, EvictionBudget{.ratio = nan},
@@ -170,7 +170,7 @@ TEST(EvictionLimitsTest, WhatIsNoBudgetIsRefused) {
   }
 }
 
-TEST(EvictionLimitsTest, OfAPlanAreItsGroupsAndTheirSinksAndRecentTokens) {
+TEST(EvictionLimitsTest, APlansLimitsAreItsGroupsWithTheirSinksAndRecentTokens) {
   plan::AttentionShape shape;
   shape.num_heads = shape.num_kv_heads = 2;
   shape.head_dim = shape.rotary_dim = 32;

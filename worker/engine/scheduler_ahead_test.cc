@@ -9,7 +9,7 @@
 namespace kvasir::worker {
 namespace {
 
-TEST(SchedulerAheadTest, DecodesGoOnBehindTheStepThatRuns) {
+TEST(SchedulerAheadTest, DecodesArePlannedWhileAStepRuns) {
   Scenario scenario;
   scenario.Run(R"(
     submit a prompt=6 max=8
@@ -39,7 +39,7 @@ TEST(SchedulerAheadTest, DecodesGoOnBehindTheStepThatRuns) {
   )");
 }
 
-TEST(SchedulerAheadTest, WhatEndsMeanwhileRunsForNothing) {
+TEST(SchedulerAheadTest, ASequenceThatEndsMeanwhileRunsOnceMoreInVain) {
   Scenario probe;
   probe.Run(R"(
     submit a max=5
@@ -69,7 +69,7 @@ TEST(SchedulerAheadTest, WhatEndsMeanwhileRunsForNothing) {
 }
 
 // The step that runs still writes in them.
-TEST(SchedulerAheadTest, PagesOfWhatEndsAreFreeForTheStepBehindThat) {
+TEST(SchedulerAheadTest, PagesOfAnEndedSequenceAreFreeOneStepLater) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -97,7 +97,7 @@ TEST(SchedulerAheadTest, PagesOfWhatEndsAreFreeForTheStepBehindThat) {
   )");
 }
 
-TEST(SchedulerAheadTest, ADeadlineIsKept) {
+TEST(SchedulerAheadTest, ADeadlineEndsARequestWhilePlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     submit a max=20 deadline=5s
@@ -117,7 +117,7 @@ TEST(SchedulerAheadTest, ADeadlineIsKept) {
   )");
 }
 
-TEST(SchedulerAheadTest, ThePromptsComeFirst) {
+TEST(SchedulerAheadTest, APromptStopsPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8 seqs=3
@@ -160,7 +160,7 @@ TEST(SchedulerAheadTest, ThePromptsComeFirst) {
   )");
 }
 
-TEST(SchedulerAheadTest, AHigherPriorityIsNotKeptWaiting) {
+TEST(SchedulerAheadTest, AHigherPriorityStopsPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     options seqs=1 batch=8
@@ -185,7 +185,7 @@ TEST(SchedulerAheadTest, AHigherPriorityIsNotKeptWaiting) {
   )");
 }
 
-TEST(SchedulerAheadTest, PagesThatRunOutWaitForTheResult) {
+TEST(SchedulerAheadTest, PlanningAheadWaitsForTheResultIfPagesRunOut) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=8
@@ -208,7 +208,7 @@ TEST(SchedulerAheadTest, PagesThatRunOutWaitForTheResult) {
 }
 
 // Nothing has come free since: planning ahead goes on.
-TEST(SchedulerAheadTest, WhoFoundNoPagesWaitsOn) {
+TEST(SchedulerAheadTest, ASequenceThatLacksPagesDoesNotStopPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=8
@@ -231,7 +231,7 @@ TEST(SchedulerAheadTest, WhoFoundNoPagesWaitsOn) {
   )");
 }
 
-TEST(SchedulerAheadTest, APrefixThatGrewIsSeen) {
+TEST(SchedulerAheadTest, AGrownPrefixAdmitsAWaitingSequence) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -257,7 +257,7 @@ TEST(SchedulerAheadTest, APrefixThatGrewIsSeen) {
   )");
 }
 
-TEST(SchedulerAheadTest, EvictionsComeInTheirTurn) {
+TEST(SchedulerAheadTest, AnEvictionStopsPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16 keep=6 every=4
@@ -273,7 +273,7 @@ TEST(SchedulerAheadTest, EvictionsComeInTheirTurn) {
   )");
 }
 
-TEST(SchedulerAheadTest, NotWhereCommitsCopyPagesThatAStepWritesOver) {
+TEST(SchedulerAheadTest, SidePagesStopPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=32 side=2
@@ -288,7 +288,7 @@ TEST(SchedulerAheadTest, NotWhereCommitsCopyPagesThatAStepWritesOver) {
   )");
 }
 
-TEST(SchedulerAheadTest, PenaltiesMinimaAndProbabilitiesAreThoseOfTheToken) {
+TEST(SchedulerAheadTest, PenaltiesMinTokensAndLogProbabilitiesAreExactAhead) {
   Scenario scenario;
   scenario.Run(R"(
     submit a max=12 min=6 penalties logprobs=2 temp=1 seed=4
@@ -310,7 +310,7 @@ TEST(SchedulerAheadTest, PenaltiesMinimaAndProbabilitiesAreThoseOfTheToken) {
 }
 
 // What a has taken of the one group is more than what b leaves in both.
-TEST(SchedulerAheadTest, PagesOfOneGroupThatComeFreeAreSeenBesideAnothers) {
+TEST(SchedulerAheadTest, FreedPagesOfOneGroupAreNoticedAlthoughAnotherGroupShrinks) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=60
@@ -345,7 +345,7 @@ TEST(SchedulerAheadTest, PagesOfOneGroupThatComeFreeAreSeenBesideAnothers) {
   )");
 }
 
-TEST(SchedulerAheadTest, StatisticsAreThoseOfTheStepThatIsApplied) {
+TEST(SchedulerAheadTest, StatisticsBelongToTheAppliedStep) {
   Scenario scenario;
   scenario.Run(R"(
     submit a prompt=6 max=3

@@ -26,7 +26,7 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& param_info) {
 
 // 6 slots stay at multiples of 4 and at a prompt's end.
 constexpr Case kEvictions[] = {
-    {"StepsEndWhereSlotsGo", R"(
+    {"StepsEndBeforeAnEviction", R"(
     pool pages=12 keep=6 every=4
     options batch=64
     submit a prompt=18 max=6 ignore_eos
@@ -49,7 +49,7 @@ constexpr Case kEvictions[] = {
     expect output a
 )"},
     // Room was counted from logical tokens: b was preempted for nothing.
-    {"WhatIsLeftOfALastPageIsUsedFirst", R"(
+    {"FreeSlotsOfTheLastPageAreUsedFirst", R"(
     pool pages=4 keep=6 every=4
     options batch=64
     submit a prompt=30 max=1 ignore_eos
@@ -71,7 +71,7 @@ constexpr Case kEvictions[] = {
     expect output a
     expect preempted a 0
 )"},
-    {"ManyShareAPoolThatHoldsWhatStays", R"(
+    {"ManySequencesShareAPoolThatHoldsTheirKeptSlots", R"(
     pool pages=9 keep=6 every=4
     options seqs=3 batch=16 len=64
     submit a prompt=40 max=9 ignore_eos
@@ -81,7 +81,7 @@ constexpr Case kEvictions[] = {
     expect output a b c
     expect preempted a 0
 )"},
-    {"WhoIsPreemptedPassesTheSamePointsAgain", R"(
+    {"APreemptedSequenceEvictsAtTheSamePointsAgain", R"(
     pool pages=16 keep=6 every=4      # and a group that keeps all
     group pages=10
     options seqs=2 batch=16 len=40
@@ -99,7 +99,7 @@ constexpr Case kEvictions[] = {
     run
     expect output a
 )"},
-    {"ARequestKeepsWhatItAskedFor", R"(
+    {"ARequestKeepsItsOwnBudget", R"(
     pool pages=40 keep=6 every=4
     options batch=64
     submit a prompt=18 max=6 budget=12 ignore_eos
@@ -115,7 +115,7 @@ constexpr Case kEvictions[] = {
     expect evicted 8                  # a's at 20; b's never
     expect output a b
 )"},
-    {"AShareIsOfThePrompt", R"(
+    {"ARatioCountsThePrompt", R"(
     pool pages=40 keep=6 every=4
     options batch=64
     submit a prompt=20 max=2 budget=0.5 ignore_eos
@@ -143,7 +143,7 @@ constexpr Case kEvictions[] = {
     expect preempted c 0
     expect output a b c
 )"},
-    {"WhoIsPreemptedKeepsItsBudget", R"(
+    {"ACopiedSequenceKeepsItsBudget", R"(
     pool pages=16 keep=6 every=4 host=8
     group pages=10 host=8
     options seqs=2 batch=16 len=40
@@ -154,7 +154,7 @@ constexpr Case kEvictions[] = {
     expect preempted low 2
     expect output low high
 )"},
-    {"WhoIsComputedAgainKeepsItsBudget", R"(
+    {"ARecomputedSequenceKeepsItsBudget", R"(
     pool pages=16 keep=6 every=4
     group pages=10
     options seqs=2 batch=16 len=40
@@ -165,7 +165,7 @@ constexpr Case kEvictions[] = {
     expect preempted low 2
     expect output low high
 )"},
-    {"WhatIsResumedElsewhereKeepsItsBudget", R"(
+    {"AResumedRequestKeepsItsBudget", R"(
     pool pages=40 keep=6 every=4
     options batch=64
     submit a prompt=18 max=12 emitted=7 budget=10 ignore_eos attempt=1
@@ -198,7 +198,7 @@ INSTANTIATE_TEST_SUITE_P(Evictions, SchedulerScenarioTest,
 // A sequence's latest rows lie in side pages; prefixes are found as far as a
 // copy of them goes.
 constexpr Case kTails[] = {
-    {"TheNextTurnOfAChatGoesOnFromTheLastBoundary", R"(
+    {"TheNextTurnOfAChatReusesTheLastBoundary", R"(
     pool pages=40 side=2
     options batch=64
     submit a prompt=10 max=8 ignore_eos
@@ -242,7 +242,7 @@ constexpr Case kTails[] = {
     expect cached d 20
     expect output a b c d
 )"},
-    {"OneThatGaveItsSeatComesBackThroughItsTail", R"(
+    {"ASequenceThatLostItsSeatResumesFromItsTail", R"(
     pool pages=40 side=2
     options seqs=1 batch=64
     submit a prompt=8 max=20 prio=1 ignore_eos
@@ -257,7 +257,7 @@ constexpr Case kTails[] = {
     expect preempted a 1
     expect output a b
 )"},
-    {"OneThatGaveItsPagesHasLostItsTailBefore", R"(
+    {"ASequenceThatLostItsPagesHasLostItsTailToo", R"(
     pool pages=12 side=1
     options batch=64 len=36
     submit a prompt=8 max=20 ignore_eos
@@ -279,7 +279,7 @@ constexpr Case kTails[] = {
     run
     expect output a
 )"},
-    {"SamplesOfAFoundPromptShareItsTail", R"(
+    {"SamplesOfACachedPromptShareItsTail", R"(
     pool pages=60 side=2
     options seqs=4 batch=64
     submit a prompt=9 max=2
@@ -293,7 +293,7 @@ constexpr Case kTails[] = {
     expect cached b 8
     expect output a b
 )"},
-    {"TailsGoBeforeARequestWaits", R"(
+    {"TailsAreDroppedBeforeARequestWaits", R"(
     pool pages=12 side=2
     options batch=64 len=40
     submit a prompt=9 max=2
@@ -358,7 +358,7 @@ constexpr Case kBatching[] = {
     run
     expect output a b
 )"},
-    {"GivesTheRestOfTheBudgetToTheNext", R"(
+    {"TheNextPrefillGetsTheRestOfTheBudget", R"(
     submit a prompt=10 max=4
     submit b prompt=10 max=4
     step
@@ -403,7 +403,7 @@ INSTANTIATE_TEST_SUITE_P(Batching, SchedulerScenarioTest,
                          ::testing::ValuesIn(kBatching), CaseName);
 
 constexpr Case kPriorities[] = {
-    {"LowerValuesFirstThenFirstCome", R"(
+    {"LowerValuesRunFirstThenEarlierArrivals", R"(
     options seqs=1
     submit a prio=1 max=1
     submit b prio=0 max=1
@@ -583,7 +583,7 @@ INSTANTIATE_TEST_SUITE_P(Preemption, SchedulerScenarioTest,
 
 // Preempted sequences leave their pages in the host pool.
 constexpr Case kHostPool[] = {
-    {"OneThatIsPreemptedGoesOnWhereItWas", R"(
+    {"APreemptedSequenceContinuesWhereItWas", R"(
     pool pages=8 host=4
     options len=32
     submit a prompt=12 max=20
@@ -606,7 +606,7 @@ constexpr Case kHostPool[] = {
     expect preempted b 1
     expect output a b
 )"},
-    {"WithoutAPrefixAllPagesComeBack", R"(
+    {"WithoutACachedPrefixAllPagesAreCopiedBack", R"(
     pool pages=8 host=8
     options len=32 seqs=1
     submit a prompt=10 max=8 prio=1 prompt_logprobs
@@ -620,7 +620,7 @@ constexpr Case kHostPool[] = {
     expect preempted a 1
     expect output a b
 )"},
-    {"AFullHostPoolLeavesTheRestToBeComputedAgain", R"(
+    {"IfTheHostPoolIsFullTheRestIsComputedAgain", R"(
     pool pages=12 host=4
     options len=32 batch=64
     submit a prompt=12 max=20
@@ -662,7 +662,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b
 )"},
-    {"ManyOnAPoolForOneComeBackFromTheHostPool", R"(
+    {"ManySequencesOnAPoolForOneReturnFromTheHostPool", R"(
     pool pages=8 host=16
     options len=32 batch=16 seqs=8 queue=16
     submit a prompt=9 max=23 temp=1 seed=1
@@ -676,7 +676,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b c d e f g h
 )"},
-    {"APromptThatWasHalfComputedGoesOnFromThere", R"(
+    {"AHalfComputedPromptContinuesFromThere", R"(
     pool pages=16 host=16
     options batch=8 seqs=1
     submit a prompt=30 max=4 prio=1 prompt_logprobs
@@ -698,7 +698,7 @@ constexpr Case kHostPool[] = {
     expect moved 5 2                  # the three of the prompt were still there
     expect output a
 )"},
-    {"AWindowLeavesLittleToCopy", R"(
+    {"WithAWindowLittleIsCopied", R"(
     pool pages=8 host=8 window=6
     options seqs=1 len=32
     submit a prompt=20 max=8 prio=1
@@ -709,7 +709,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b
 )"},
-    {"SidePagesGoAlong", R"(
+    {"SidePagesAreCopiedWithTheirSequence", R"(
     pool pages=12 side=2 host=12
     options seqs=1 len=32 batch=32
     submit a prompt=11 max=8 prio=1
@@ -720,7 +720,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b
 )"},
-    {"BehindAWindowAnImageNeedsLessThanAPrefill", R"(
+    {"WithAWindowAnImageNeedsFewerPagesThanAPrefill", R"(
     pool pages=6 host=6 window=6
     options seqs=2 len=32 batch=16
     submit a prompt=16 max=14 prio=2 ignore_eos
@@ -738,7 +738,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b c
 )"},
-    {"AnAbortGivesTheImageBack", R"(
+    {"AnAbortFreesTheImage", R"(
     pool pages=8 host=8
     options seqs=1 len=32
     submit a prompt=12 max=20 prio=1
@@ -751,7 +751,7 @@ constexpr Case kHostPool[] = {
     run
     expect output b
 )"},
-    {"ADeadlineGivesTheImageBack", R"(
+    {"ADeadlineFreesTheImage", R"(
     pool pages=8 host=8
     options seqs=1 len=32
     submit a prompt=12 max=20 prio=1 deadline=5s
@@ -846,7 +846,7 @@ constexpr Case kTimeLimits[] = {
     run
     expect output a
 )"},
-    {"QueueTimeoutSparesWhatWasPreempted", R"(
+    {"QueueTimeoutSparesPreemptedRequests", R"(
     options seqs=1 timeout=5s
     submit low prio=5 max=10
     step 2
@@ -919,7 +919,7 @@ constexpr Case kAbort[] = {
     run
     expect output high
 )"},
-    {"BeforeItForked", R"(
+    {"BeforeItForks", R"(
     submit a prompt=40 n=3
     step
     expect running a
@@ -943,7 +943,7 @@ constexpr Case kAbort[] = {
     abort a
     expect finished a=abort
 )"},
-    {"FinishedOrUnknownIsNothing", R"(
+    {"FinishedOrUnknownRequestsAreIgnored", R"(
     submit a max=2
     run
     abort a
@@ -986,7 +986,7 @@ constexpr Case kAdmission[] = {
     expect refused a=ALREADY_EXISTS/none
     run
 )"},
-    {"TakesAnotherAttemptOfALiveId", R"(
+    {"AcceptsAnotherAttemptOfALiveId", R"(
     submit a max=2
     submit a max=3 attempt=1
     run
@@ -1030,7 +1030,7 @@ constexpr Case kSamples[] = {
     run
     expect output a
 )"},
-    {"OfAPromptThatIsCachedButForItsLastToken", R"(
+    {"OfAPromptThatIsCachedExceptItsLastToken", R"(
     submit a prompt=8 max=1
     run
     submit b text=a prompt=9 n=2 max=4 temp=1 seed=1
@@ -1040,7 +1040,7 @@ constexpr Case kSamples[] = {
     expect cached b 8
     expect output b
 )"},
-    {"APreemptedForkGoesOnExactly", R"(
+    {"APreemptedForkContinuesExactly", R"(
     pool pages=8
     options len=32 batch=32
     submit a prompt=10 n=3 max=22 temp=1 seed=11
@@ -1053,7 +1053,7 @@ INSTANTIATE_TEST_SUITE_P(Samples, SchedulerScenarioTest,
                          ::testing::ValuesIn(kSamples), CaseName);
 
 constexpr Case kResume[] = {
-    {"PrefillsWhatWasEmittedAndGoesOn", R"(
+    {"PrefillsEmittedTokensAndContinues", R"(
     submit a prompt=10 emitted=5 max=12 temp=1 seed=3
     step
     expect plan a:10
@@ -1076,7 +1076,7 @@ constexpr Case kResume[] = {
     run
     expect output a
 )"},
-    {"OfAnOutputThatWasComplete", R"(
+    {"OfACompleteOutput", R"(
     submit a prompt=4 max=4 emitted=4
     expect finished a=length
     expect tokens a 0
@@ -1095,7 +1095,7 @@ INSTANTIATE_TEST_SUITE_P(Resume, SchedulerScenarioTest,
                          ::testing::ValuesIn(kResume), CaseName);
 
 constexpr Case kPrefixReuse[] = {
-    {"TakesTheWholePagesOfAnEarlierPrompt", R"(
+    {"ReusesTheWholePagesOfAnEarlierPrompt", R"(
     submit a prompt=16 max=2
     run
     expect idle
@@ -1127,7 +1127,7 @@ constexpr Case kPrefixReuse[] = {
     expect cached c 12
     expect output b c
 )"},
-    {"SharesPagesWithASequenceThatRuns", R"(
+    {"SharesPagesWithARunningSequence", R"(
     pool pages=16
     submit a prompt=32 max=30
     step 3
@@ -1138,7 +1138,7 @@ constexpr Case kPrefixReuse[] = {
     expect cached b 28
     expect output a b
 )"},
-    {"SeesAPrefixThatGrewWhileItWaited", R"(
+    {"FindsAPrefixThatGrewWhileItWaited", R"(
     pool pages=16
     options batch=44
     submit a prompt=40 max=20
@@ -1178,14 +1178,14 @@ INSTANTIATE_TEST_SUITE_P(PrefixReuse, SchedulerScenarioTest,
                          ::testing::ValuesIn(kPrefixReuse), CaseName);
 
 constexpr Case kWindows[] = {
-    {"HoldOnlyThePagesThatAreSeen", R"(
+    {"HoldOnlyThePagesOfTheWindow", R"(
     pool pages=6 window=6
     options batch=8 seqs=1
     submit a prompt=40 max=20
     run
     expect output a
 )"},
-    {"BesideLayersThatSeeAll", R"(
+    {"BesideLayersWithoutAWindow", R"(
     pool pages=16
     group pages=8 window=6
     options batch=8

@@ -242,7 +242,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   int budgets_ = 0;  // requests with an eviction budget of their own
 };
 
-TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
+TEST_P(StormTest, EveryOutputIsExactAndEveryPageIsFreed) {
   constexpr int kRequests = 500;
   int submitted = 0;
   while (submitted < kRequests) {

@@ -135,7 +135,7 @@ TEST(GenerateStreamTest, ARefusalEndsTheCallWithItsReason) {
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, AFailureComesAfterTheTokensBeforeIt) {
+TEST(GenerateStreamTest, AFailureFollowsTheQueuedTokens) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});

@@ -38,7 +38,7 @@ TEST(LoadScheduleTest, WithoutAChangeOnlyTheHeartbeatIsDue) {
   EXPECT_EQ(schedule.NextDue(Load(0)), kStart + absl::Seconds(1));
 }
 
-TEST(LoadScheduleTest, ADrainIsToldWithoutWaiting) {
+TEST(LoadScheduleTest, ADrainIsDueAtOnce) {
   LoadSchedule schedule = NewSchedule();
   schedule.Sent(kStart, Load(0));
   EXPECT_LE(schedule.NextDue(Load(0, true)), kStart);
@@ -77,7 +77,7 @@ TEST(LoadPublisherTest, ManyChangesBecomeFewReports) {
   EXPECT_LT(watcher->reports, 100);
 }
 
-TEST(LoadPublisherTest, ADrainInsideTheIntervalIsToldAtOnce) {
+TEST(LoadPublisherTest, ADrainInsideTheIntervalIsReportedAtOnce) {
   LoadPublisher publisher(absl::Hours(1));
   const auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::Hours(1));
@@ -88,7 +88,7 @@ TEST(LoadPublisherTest, ADrainInsideTheIntervalIsToldAtOnce) {
   EXPECT_TRUE(Eventually([&] { return watcher->last == 2; }));
 }
 
-TEST(LoadPublisherTest, StoppingClosesEveryWatcherLaterOnesToo) {
+TEST(LoadPublisherTest, StopClosesEveryWatcherIncludingLaterOnes) {
   LoadPublisher publisher(absl::Seconds(1));
   const auto early = std::make_shared<CountingWatcher>();
   publisher.Watch(early, absl::ZeroDuration());
@@ -99,7 +99,7 @@ TEST(LoadPublisherTest, StoppingClosesEveryWatcherLaterOnesToo) {
   EXPECT_EQ(late->closed, 1);
 }
 
-TEST(LoadPublisherTest, AWatcherThatIsGoneIsForgotten) {
+TEST(LoadPublisherTest, ADestroyedWatcherIsForgotten) {
   LoadPublisher publisher(absl::Milliseconds(10));
   auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::ZeroDuration());

@@ -251,7 +251,7 @@ TEST_F(WorkerServiceTest, ARefusalCarriesCodeReasonAndDetail) {
   EXPECT_EQ(refusal->detail(), "queue: 64 of 64");
 }
 
-TEST_F(WorkerServiceTest, AnInvalidValueIsNoRefusal) {
+TEST_F(WorkerServiceTest, AnInvalidValueCarriesNoRefusal) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_prompt_token_ids("12345");
   grpc::ClientContext context;
@@ -263,7 +263,7 @@ TEST_F(WorkerServiceTest, AnInvalidValueIsNoRefusal) {
   EXPECT_EQ(engine_.submitted(), 0u);
 }
 
-TEST_F(WorkerServiceTest, OtherWeightsAreRefusedWithBothIdsAndTriedElsewhere) {
+TEST_F(WorkerServiceTest, OtherWeightsAreRefusedWithBothIdsAndRetriedElsewhere) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_weights_id("w2");
   grpc::ClientContext context;
@@ -313,7 +313,7 @@ TEST_F(WorkerServiceTest, AMessageOverTheModelsLengthIsRefused) {
   EXPECT_EQ(engine_.submitted(), 0u);
 }
 
-TEST_F(WorkerServiceTest, GetInfoAnswersWhatItWasGiven) {
+TEST_F(WorkerServiceTest, GetInfoReturnsTheConfiguredInfo) {
   grpc::ClientContext context;
   v1::WorkerInfo info;
   EXPECT_TRUE(stub_->GetInfo(&context, v1::GetInfoRequest(), &info).ok());
@@ -321,7 +321,7 @@ TEST_F(WorkerServiceTest, GetInfoAnswersWhatItWasGiven) {
   EXPECT_EQ(info.max_model_len(), 1024u);
 }
 
-TEST_F(WorkerServiceTest, LoadComesAtOnceAndOnChange) {
+TEST_F(WorkerServiceTest, TheLoadIsReportedAtOnceAndAfterEachChange) {
   grpc::ClientContext context;
   v1::WatchLoadRequest request;
   request.set_min_interval_ms(20);
@@ -340,7 +340,7 @@ TEST_F(WorkerServiceTest, LoadComesAtOnceAndOnChange) {
   context.TryCancel();
 }
 
-TEST_F(WorkerServiceTest, ADrainTurnsNotServingFirstAndLetsStreamsFinish) {
+TEST_F(WorkerServiceTest, ADrainReportsNotServingFirstAndLetsStreamsFinish) {
   EXPECT_EQ(Health("kvasir.v1.Worker"), "serving");
   EXPECT_EQ(Health(""), "serving");
   grpc::ClientContext context;
@@ -406,7 +406,7 @@ TEST_F(WorkerServiceTest, ADrainThatArrivesWhileTheServerStartsIsHonoured) {
   }
 }
 
-TEST_F(WorkerServiceTest, ADrainRefusesWhatRunsAtItsDeadline) {
+TEST_F(WorkerServiceTest, ADrainRefusesRunningRequestsAtItsDeadline) {
   engine_.Hold(true);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 10));
@@ -463,7 +463,7 @@ TEST_F(WorkerServiceTest, ShutdownDoesNotWaitForADrainsDeadline) {
   EXPECT_EQ(server_->Drain(absl::InfiniteFuture()).finished(), 0u);
 }
 
-TEST_F(WorkerServiceTest, ATakenAddressFailsAtStart) {
+TEST_F(WorkerServiceTest, StartFailsIfTheAddressIsTaken) {
   WorkerServerOptions options = TestOptions();
   options.listen.unix_path.clear();
   StartServer(options);
