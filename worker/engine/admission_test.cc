@@ -36,7 +36,7 @@ TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
       "prompt has 32 tokens, want at most max_model_len - 1 = 31";
   EXPECT_THAT(Limited().CheckRequest(request).status,
               StatusIs(absl::StatusCode::kInvalidArgument, message));
-  // Reason and message speak of the same, whatever else is wrong.
+  // The length decides reason and message, whatever else is wrong.
   request.sampling.set_n(5);
   const Refusal refusal = Limited().CheckRequest(request);
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::NEVER_FITS);

@@ -207,7 +207,7 @@ TEST_F(WorkerMetricsTest, PhasesThatDidNotHappenAreNotObserved) {
   }
 }
 
-// A picker takes one series per name: none of the contract's may be split.
+// An endpoint picker reads one series per name, so each family has only one.
 TEST_F(WorkerMetricsTest, VllmNamesHaveOneSeriesEachWithTheModelsName) {
   metrics_.OnLoad({.running = 1, .total_pages = 10});
   const base::VllmMetrics vllm(metrics_.registry(), "tiny");

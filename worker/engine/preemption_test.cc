@@ -6,7 +6,7 @@ namespace kvasir::worker {
 namespace {
 
 TEST(PreemptionTest, CopiesIfBothDirectionsTakeLessThanAPrefill) {
-  // 2 * 500 / 1000 = one second, as the prefill of 100 tokens.
+  // 2 * 500 / 1000 is one second, like the prefill of 100 tokens.
   PreemptionCosts costs = {.image_bytes = 499,
                            .recompute_tokens = 100,
                            .copy_bytes_per_second = 1000,

@@ -83,7 +83,7 @@ class Scheduler {
   // Apply or FailAll that must follow it.
   const kvasir::v1::StepPlan* Schedule();
   // Plans the step after the one that Schedule or ScheduleAhead returned last,
-  // whose result is not yet known (CHECK). All running sequences decode one
+  // before its result is known (CHECK). All running sequences decode one
   // more token. Returns nullptr if planning needs the result or more is to be
   // done: a request can be admitted, a prompt continues, an eviction is due,
   // pages run out, or a token mask depends on the output. If a sequence ends
@@ -152,7 +152,7 @@ class Scheduler {
   cache::SequencePages PagesOf(const RequestState& state,
                                cache::PageGroupId group) const;
   // Whether enough pages are free for its tokens and one more. `found_tokens`
-  // are those of a cached prefix, whose pages a started sequence already holds.
+  // are those of a cached prefix; a started sequence already holds their pages.
   bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
                     bool is_started = false) const;
   // Starts the sequence, from its image if there is one. False if the pages do

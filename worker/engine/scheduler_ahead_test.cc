@@ -1,4 +1,5 @@
-// Steps planned while the one before them runs, with tiny pools and exact ids.
+// Steps that are planned while the step before them runs, with tiny pools and
+// exact ids.
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -25,7 +26,7 @@ TEST(SchedulerAheadTest, DecodesArePlannedWhileAStepRuns) {
     expect tokens a 2
     ahead
     apply
-    # b has its fourth token with the step that runs.
+    # The running step samples b's fourth token.
     ahead
     expect plan a:1
     apply
@@ -68,7 +69,7 @@ TEST(SchedulerAheadTest, ASequenceThatEndsMeanwhileRunsOnceMoreInVain) {
   )"));
 }
 
-// The step that runs still writes in them.
+// The running step still writes to them.
 TEST(SchedulerAheadTest, PagesOfAnEndedSequenceAreFreeOneStepLater) {
   Scenario scenario;
   scenario.Run(R"(
@@ -125,7 +126,7 @@ TEST(SchedulerAheadTest, APromptStopsPlanningAhead) {
     submit b prompt=15 max=4
     schedule
     expect plan a:4 b:4
-    # b's prompt goes on.
+    # b's prompt continues.
     ahead
     expect plan none
     apply
@@ -193,7 +194,7 @@ TEST(SchedulerAheadTest, PlanningAheadWaitsForTheResultIfPagesRunOut) {
     submit a prompt=15 max=12
     submit b prompt=11 max=12
     step
-    # In the step behind the next a wants its fifth page, and b its fourth.
+    # Two steps later a needs its fifth page, and b its fourth.
     expect free 1
     schedule
     expect plan a:1 b:1
@@ -207,7 +208,7 @@ TEST(SchedulerAheadTest, PlanningAheadWaitsForTheResultIfPagesRunOut) {
   )");
 }
 
-// Nothing has come free since: planning ahead goes on.
+// As long as no page comes free, planning ahead continues.
 TEST(SchedulerAheadTest, ASequenceThatLacksPagesDoesNotStopPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
@@ -244,7 +245,7 @@ TEST(SchedulerAheadTest, AGrownPrefixAdmitsAWaitingSequence) {
     ahead
     expect plan a:1
     apply
-    # b would share what a has written.
+    # b would share the pages that a has written.
     ahead
     expect plan none
     apply
@@ -309,8 +310,9 @@ TEST(SchedulerAheadTest, PenaltiesMinTokensAndLogProbabilitiesAreExactAhead) {
   )");
 }
 
-// What a has taken of the one group is more than what b leaves in both.
-TEST(SchedulerAheadTest, FreedPagesOfOneGroupAreNoticedAlthoughAnotherGroupShrinks) {
+// `a` has taken more pages of one group than `b` frees in both groups.
+TEST(SchedulerAheadTest,
+     FreedPagesOfOneGroupAreNoticedAlthoughAnotherGroupShrinks) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=60

@@ -17,14 +17,14 @@ class SchedulerScenarioTest : public ::testing::TestWithParam<Case> {};
 TEST_P(SchedulerScenarioTest, RunsAsWritten) {
   Scenario scenario;
   scenario.Run(GetParam().script);
-  scenario.Run("expect idle");  // whatever a case was about
+  scenario.Run("expect idle");  // after every case
 }
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& param_info) {
   return param_info.param.name;
 }
 
-// 6 slots stay at multiples of 4 and at a prompt's end.
+// Evictions at multiples of 4 and at a prompt's end keep 6 slots.
 constexpr Case kEvictions[] = {
     {"StepsEndBeforeAnEviction", R"(
     pool pages=12 keep=6 every=4
@@ -45,10 +45,10 @@ constexpr Case kEvictions[] = {
     expect plan a:1
     expect evicted 12
     run
-    expect evicted 14                 # at 20; what ends at 23 is left
+    expect evicted 14                 # at 20; no eviction until the end at 23
     expect output a
 )"},
-    // Room was counted from logical tokens: b was preempted for nothing.
+    // When room was counted from logical tokens, b was preempted needlessly.
     {"FreeSlotsOfTheLastPageAreUsedFirst", R"(
     pool pages=4 keep=6 every=4
     options batch=64
@@ -57,7 +57,7 @@ constexpr Case kEvictions[] = {
     step
     expect plan a:8 b:7
     step
-    expect plan a:2 b:1               # slots 6 and 7 of the page that it has
+    expect plan a:2 b:1               # slots 6 and 7 of b's own page
     run
     expect preempted b 0
     expect output a
@@ -82,7 +82,7 @@ constexpr Case kEvictions[] = {
     expect preempted a 0
 )"},
     {"APreemptedSequenceEvictsAtTheSamePointsAgain", R"(
-    pool pages=16 keep=6 every=4      # and a group that keeps all
+    pool pages=16 keep=6 every=4      # and a group that keeps everything
     group pages=10
     options seqs=2 batch=16 len=40
     submit low prompt=14 max=16 prio=1 ignore_eos
@@ -104,15 +104,15 @@ constexpr Case kEvictions[] = {
     options batch=64
     submit a prompt=18 max=6 budget=12 ignore_eos
     step
-    expect plan a:16                  # nothing goes before there are 12
+    expect plan a:16                  # no eviction before there are 12
     step
     expect plan a:2
     expect evicted 4
     submit b prompt=18 max=6 budget=1 ignore_eos
     step
-    expect evicted 6                  # of a, at its prompt's end
+    expect evicted 6                  # from a, at its prompt's end
     run
-    expect evicted 8                  # a's at 20; b's never
+    expect evicted 8                  # from a at 20; none from b
     expect output a b
 )"},
     {"ARatioCountsThePrompt", R"(
@@ -128,7 +128,7 @@ constexpr Case kEvictions[] = {
     expect output a
 )"},
     {"PagesAreCountedWithTheRequestsOwnBudget", R"(
-    pool pages=9 keep=6 every=4       # 3 for what the plan keeps
+    pool pages=9 keep=6 every=4       # 3 hold the slots that the plan keeps
     options seqs=3 batch=64 len=64
     submit a prompt=20 max=8 budget=1 ignore_eos
     submit b prompt=20 max=8 ignore_eos
@@ -195,8 +195,8 @@ constexpr Case kEvictions[] = {
 INSTANTIATE_TEST_SUITE_P(Evictions, SchedulerScenarioTest,
                          ::testing::ValuesIn(kEvictions), CaseName);
 
-// A sequence's latest rows lie in side pages; prefixes are found as far as a
-// copy of them goes.
+// A sequence's latest rows lie in side pages. A cached prefix is found as far
+// as a copy of them exists.
 constexpr Case kTails[] = {
     {"TheNextTurnOfAChatReusesTheLastBoundary", R"(
     pool pages=40 side=2
@@ -213,7 +213,7 @@ constexpr Case kTails[] = {
     expect cached again 8
     submit turn prompt=10 max=8 emitted=7 text=a ignore_eos
     run
-    expect cached turn 10             # of its prompt: 16 were found
+    expect cached turn 10             # of its prompt; 16 tokens were found
     expect output again turn
 )"},
     {"APromptIsCutOnce", R"(
@@ -225,11 +225,11 @@ constexpr Case kTails[] = {
     step
     expect plan a:2
     run
-    submit b prompt=28 max=2          # of whole pages: no cut
+    submit b prompt=28 max=2          # whole pages: no cut
     step
     expect plan b:28
     run
-    submit c prompt=20 max=2 text=a   # parts at 16: all whole pages of a
+    submit c prompt=20 max=2 text=a   # differs at 16: reuses all whole pages of a
     step
     expect plan c:16
     step
@@ -237,7 +237,7 @@ constexpr Case kTails[] = {
     run
     submit d prompt=25 max=2 text=a
     step
-    expect plan d:4                   # behind c's 20, and a's pages go on
+    expect plan d:4                   # after c's 20 tokens and a's next pages
     run
     expect cached d 20
     expect output a b c d
@@ -252,7 +252,7 @@ constexpr Case kTails[] = {
     step 2
     expect finished b=length
     step
-    expect plan a:3                   # of 19: 16 were found
+    expect plan a:3                   # of 19; 16 were found
     run
     expect preempted a 1
     expect output a b
@@ -288,7 +288,7 @@ constexpr Case kTails[] = {
     step
     expect plan b:1
     step
-    expect plan b#1:1 b#2:1 b:1       # what is of the prompt comes first
+    expect plan b#1:1 b#2:1 b:1       # prompt tokens come first
     run
     expect cached b 8
     expect output a b
@@ -581,7 +581,7 @@ constexpr Case kPreemption[] = {
 INSTANTIATE_TEST_SUITE_P(Preemption, SchedulerScenarioTest,
                          ::testing::ValuesIn(kPreemption), CaseName);
 
-// Preempted sequences leave their pages in the host pool.
+// The pages of preempted sequences are copied to the host pool.
 constexpr Case kHostPool[] = {
     {"APreemptedSequenceContinuesWhereItWas", R"(
     pool pages=8 host=4
@@ -591,7 +591,7 @@ constexpr Case kHostPool[] = {
     step 7
     expect running a
     expect waiting b
-    expect host 4                     # 12 of the prompt, 3 of the output
+    expect host 4                     # 12 prompt tokens, 3 output tokens
     expect moved 4 0
     step 12
     expect waiting b
@@ -599,7 +599,7 @@ constexpr Case kHostPool[] = {
     expect finished a=length
     expect plan a:1
     step
-    expect plan b:1                   # no prompt again
+    expect plan b:1                   # its prompt does not run again
     expect host 0
     run
     expect moved 4 4
@@ -695,7 +695,7 @@ constexpr Case kHostPool[] = {
     step 2
     expect free 3
     run
-    expect moved 5 2                  # the three of the prompt were still there
+    expect moved 5 2                  # the prompt's three were still cached
     expect output a
 )"},
     {"WithAWindowLittleIsCopied", R"(

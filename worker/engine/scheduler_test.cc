@@ -268,7 +268,7 @@ TEST(SchedulerTokenMaskTest, AMaskIsRequestedBeforeEveryMaskedToken) {
   for (const char* want : {"json/0/0", "json/0/1", "json/0/2"}) {
     const kvasir::v1::StepPlan* plan = scheduler->Schedule();
     ASSERT_NE(plan, nullptr);
-    // Which mask is next depends on the token.
+    // The next mask depends on the token.
     EXPECT_EQ(scheduler->ScheduleAhead(), nullptr);
     ASSERT_EQ(plan->sequences_size(), 2);
     EXPECT_EQ(plan->sequences(0).sample().token_mask(), want);
@@ -403,7 +403,7 @@ TEST(SchedulerOptionsTest, ContradictionsAreRefusedWithTheNumbers) {
                                  "16")));
 }
 
-// One runs, one waits in the host pool.
+// One sequence runs, and one waits in the host pool.
 constexpr char kOneInTheHostPool[] = R"(
   pool pages=8 host=8
   options len=32
