@@ -124,9 +124,10 @@ TEST(EvictionLimitsTest, APlanThatEvictsNothingRefusesEveryBudget) {
   }
   EXPECT_THAT(
       CheckEvictionLimits({.groups = {{}}, .min_budget = Budget("0.1")}),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("requests is 0.1, but the served plan evicts "
-                         "nothing")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("--eviction-min-budget is 0.1, but the served plan evicts "
+                    "nothing")));
   KVASIR_EXPECT_OK(CheckEvictionLimits({.groups = {{}}}));
   EvictionLimits limits = Limits();
   limits.min_budget = Budget("0.1");
