@@ -83,8 +83,8 @@ struct WorkerConstants {
   std::vector<LayerSide> layers;
 };
 
-// Threads: OnStep, OnRequestEnd and OnLoad on the engine's thread. Any thread may
-//   call OnRefused and the registry's Collect.
+// Threads: OnStep, OnRequestEnd and OnLoad on the engine's thread. Any thread
+//   may call OnRefused and the registry's Collect.
 class WorkerMetrics final : public EngineObserver, public LoadListener {
  public:
   // `sample_cache` runs on the engine's thread, between steps. It looks at
