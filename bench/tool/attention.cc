@@ -17,6 +17,7 @@
 #include "bench/tool/bench.h"
 #include "bench/tool/report.h"
 #include "plan/presets.h"
+#include "model/known_models.h"
 #include "worker/load/model_options.h"
 #include "worker/program/attention_flops.h"
 

@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/flags/options.h"
+#include "worker/load/model_options.h"
 
 namespace kvasir::cli {
 namespace {

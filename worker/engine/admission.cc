@@ -90,7 +90,8 @@ Refusal Admission::NoTokenLeft() {
 }
 
 Refusal Admission::DrainEnded() {
-  return {absl::UnavailableError("the drain's deadline has come"),
+  return {absl::UnavailableError(
+              "the drain's deadline passed before the request ended"),
           kvasir::v1::Refusal::DRAINING};
 }
 

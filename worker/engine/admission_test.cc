@@ -36,14 +36,14 @@ TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
       "prompt has 32 tokens, want at most max_model_len - 1 = 31";
   EXPECT_THAT(Limited().CheckRequest(request).status,
               StatusIs(absl::StatusCode::kInvalidArgument, message));
-  // Reason and message speak of the same, whatever else is wrong.
+  // The length decides reason and message, whatever else is wrong.
   request.sampling.set_n(5);
   const Refusal refusal = Limited().CheckRequest(request);
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::NEVER_FITS);
   EXPECT_EQ(refusal.status.message(), message);
 }
 
-TEST(WorkerAdmissionTest, OtherWeightsThanTheWorkersAreForAnotherWorker) {
+TEST(WorkerAdmissionTest, ARequestForOtherWeightsIsRetriedElsewhere) {
   EXPECT_TRUE(Admission::CheckWeights("", "have").ok());
   EXPECT_TRUE(Admission::CheckWeights("have", "have").ok());
   const Refusal refusal = Admission::CheckWeights("want", "have");
@@ -53,7 +53,7 @@ TEST(WorkerAdmissionTest, OtherWeightsThanTheWorkersAreForAnotherWorker) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST(WorkerAdmissionTest, AWrongValueIsNoReasonToTryElsewhere) {
+TEST(WorkerAdmissionTest, AWrongValueIsNotRetriedElsewhere) {
   Request request = Good();
   request.sampling.set_n(5);
   const Refusal refusal = Limited().CheckRequest(request);
@@ -62,7 +62,7 @@ TEST(WorkerAdmissionTest, AWrongValueIsNoReasonToTryElsewhere) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
-TEST(WorkerAdmissionTest, AFullQueueTakesWhatStartsAtOnce) {
+TEST(WorkerAdmissionTest, AFullQueueAcceptsARequestThatStartsAtOnce) {
   const Admission admission = Limited();
   EXPECT_TRUE(admission.CheckPlace(Good(), {.num_queued = 2}).ok());
   EXPECT_TRUE(
@@ -75,14 +75,14 @@ TEST(WorkerAdmissionTest, AFullQueueTakesWhatStartsAtOnce) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST(WorkerAdmissionTest, AnIdAndAttemptLiveOnce) {
+TEST(WorkerAdmissionTest, ALiveIdAndAttemptIsRefused) {
   const Refusal refusal = Limited().CheckPlace(Good(), {.is_live = true});
   EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kAlreadyExists,
                                        HasSubstr("request r, attempt 2")));
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
-TEST(WorkerAdmissionTest, OnlyADrainSaysThatItDrains) {
+TEST(WorkerAdmissionTest, OnlyADrainHasTheReasonDraining) {
   EXPECT_TRUE(Admission::CheckState(Serving::kRunning).ok());
   EXPECT_EQ(Admission::CheckState(Serving::kDraining).reason,
             kvasir::v1::Refusal::DRAINING);
@@ -94,7 +94,7 @@ TEST(WorkerAdmissionTest, OnlyADrainSaysThatItDrains) {
   }
 }
 
-TEST(WorkerAdmissionTest, AClientsOwnPatienceIsAtAnEndEverywhere) {
+TEST(WorkerAdmissionTest, TheClientsOwnQueueTimeoutIsNotRetriedElsewhere) {
   Request request = Good();
   EXPECT_EQ(Admission::QueueTimeout(request, absl::Seconds(2)).reason,
             kvasir::v1::Refusal::RETRY_ELSEWHERE);

@@ -75,7 +75,7 @@ struct StepStats {
   LoadSnapshot load;
 };
 
-// A request whose last sample has ended.
+// A request after its last sample has ended.
 struct RequestSummary {
   std::string request_id;
   uint32_t attempt = 0;

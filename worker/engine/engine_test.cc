@@ -25,11 +25,11 @@ using ::testing::Not;
 constexpr int32_t kPages = 64;
 constexpr int32_t kHostPages = 32;
 
-// Holds steps back until it is opened, and says when one has arrived.
+// Blocks steps until it is opened, and reports when a step has arrived.
 class Gate {
  public:
   void Close() { CloseAfter(0); }
-  // Lets so many more steps through.
+  // Lets this many more steps through.
   void CloseAfter(int steps) {
     MutexLock lock(&mutex_);
     closed_ = true;
@@ -89,7 +89,8 @@ class WaitableSink : public RecordingSink {
   base::CondVar changed_;
 };
 
-// Over an executor whose steps run behind their Enqueue, and one whose do not.
+// With an executor that runs steps after Enqueue has returned, and with one
+// that runs them within Enqueue.
 class EngineTest : public ::testing::TestWithParam<bool> {
  protected:
   EngineTest() {
@@ -148,7 +149,7 @@ class EngineTest : public ::testing::TestWithParam<bool> {
     MutexLock lock(&mutex_);
     step_status_ = std::move(status);
   }
-  // After Stop: nothing of any request is left.
+  // After Stop no request holds anything.
   void ExpectNothingHeld() {
     EXPECT_EQ(cache_->Stats().sequences, 0);
     EXPECT_EQ(cache_->available_pages(cache::PageGroupId(0)), kPages);
@@ -167,7 +168,7 @@ class EngineTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_P(EngineTest, ARequestHasTheEvictionBudgetThatItMayHave) {
+TEST_P(EngineTest, ARequestUsesAnAllowedEvictionBudget) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.eviction.groups = {
       {.pages = {.eviction = fake_.groups[0].eviction}, .least_slots = 2}};
@@ -191,7 +192,7 @@ TEST_P(EngineTest, ARequestHasTheEvictionBudgetThatItMayHave) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, ABudgetThatOutgrowsThePoolIsRefusedAndTheEngineLives) {
+TEST_P(EngineTest, ABudgetThatOutgrowsThePoolIsRefusedAndTheEngineContinues) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.max_model_len = 4 * kPages + 9;
   options_.scheduler.eviction.groups = {
@@ -257,7 +258,7 @@ TEST_P(EngineTest, RefusesBeforeStartAndAfterStop) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST_P(EngineTest, RefusesWhatCannotBe) {
+TEST_P(EngineTest, RefusesInvalidRequests) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r");
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(64, 1));
@@ -271,13 +272,13 @@ TEST_P(EngineTest, RefusesWhatCannotBe) {
                        HasSubstr("n is 9, want 1 to 8")));
 }
 
-TEST_P(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
+TEST_P(EngineTest, SubmitRefusesRequestsAboveTheQueueBound) {
   options_.scheduler.max_num_seqs = 1;  // `first` has the only seat
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto first = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("first"), first).status);
-  gate_.AwaitHeld();  // its step is running: it waits no more
+  gate_.AwaitHeld();  // its step runs, so it does not wait any more
   std::vector<std::shared_ptr<WaitableSink>> sinks;
   for (int i = 0; i < 3; ++i) {
     sinks.push_back(std::make_shared<WaitableSink>());
@@ -302,7 +303,7 @@ TEST_P(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
   for (const auto& sink : sinks) sink->AwaitEnd();
 }
 
-TEST_P(EngineTest, WithoutAQueueServesWhatFindsASeatAndRefusesTheRest) {
+TEST_P(EngineTest, WithoutAQueueOnlyRequestsWithAFreeSeatAreAccepted) {
   options_.scheduler.max_queue = 0;
   options_.scheduler.max_num_seqs = 2;
   KVASIR_ASSERT_OK(Start());
@@ -326,7 +327,7 @@ TEST_P(EngineTest, WithoutAQueueServesWhatFindsASeatAndRefusesTheRest) {
   EXPECT_EQ(later->samples()[0].tokens, Expected(MakeRequest("later")));
 }
 
-TEST_P(EngineTest, RefusesAnIdThatIsLiveButNotItsNextAttempt) {
+TEST_P(EngineTest, RefusesALiveIdAndAttemptButNotItsNextAttempt) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -338,7 +339,7 @@ TEST_P(EngineTest, RefusesAnIdThatIsLiveButNotItsNextAttempt) {
   again.attempt = 1;
   const auto second = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(again, second).status);
-  // Abort by attempt takes that one only.
+  // An abort with an attempt ends only that attempt.
   EXPECT_EQ(engine_->Abort("r", 1), 1);
   gate_.Open();
   sink->AwaitEnd();
@@ -366,7 +367,7 @@ TEST_P(EngineTest, AbortDuringAStepDropsItsTokens) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
+TEST_P(EngineTest, ADrainRefusesNewRequestsAndFinishesOldOnes) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -384,11 +385,11 @@ TEST_P(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
 }
 
-TEST_P(EngineTest, ADrainFinishesWhatWaitsInTheHostPool) {
+TEST_P(EngineTest, ADrainFinishesSequencesInTheHostPool) {
   options_.scheduler.max_queue = 8;
   KVASIR_ASSERT_OK(Start());
   std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
-  for (int i = 0; i < 8; ++i) {  // 16 pages each in the end
+  for (int i = 0; i < 8; ++i) {  // each needs 16 pages at its end
     Request request = MakeRequest(absl::StrCat("r", i), 60);
     request.sampling.set_ignore_eos(true);
     all.emplace_back(request, std::make_shared<WaitableSink>());
@@ -409,7 +410,7 @@ TEST_P(EngineTest, ADrainFinishesWhatWaitsInTheHostPool) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
+TEST_P(EngineTest, StopEndsRunningAndWaitingRequestsAsDraining) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   std::vector<std::shared_ptr<WaitableSink>> sinks;
@@ -421,7 +422,7 @@ TEST_P(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
   }
   gate_.AwaitHeld();
   std::thread stop([&] { engine_->Stop(); });
-  // Not before Stop has been noticed: the requests could finish.
+  // The gate opens only after Stop was noticed; else the requests could finish.
   int more = 0;
   while (true) {
     auto sink = std::make_shared<WaitableSink>();
@@ -440,7 +441,7 @@ TEST_P(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineGoesOn) {
+TEST_P(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineContinues) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto running = std::make_shared<WaitableSink>();
@@ -498,10 +499,11 @@ TEST_P(EngineTest, AFailedStepFailsEveryRequest) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, NumbersThatAreNotFiniteFailTheirRequestAlone) {
+TEST_P(EngineTest, NumbersThatAreNotFiniteFailOnlyTheirRequest) {
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
-  // Two prompts of 8 tokens: one's first step, the other's first token.
+  // Two prompts of 8 tokens. The first fails in its first step, the other at
+  // its first token.
   fake_.after_step = [](const kvasir::v1::StepPlan& plan,
                         kvasir::v1::StepResult* result) {
     for (int i = 0; i < plan.sequences_size(); ++i) {
@@ -556,7 +558,7 @@ TEST_P(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
   base::Mutex mutex;
   base::CondVar changed;
   std::vector<StallReport> reports;
-  // It measures with the engine's clock, which stands still but for us.
+  // It uses the engine's clock, which only this test advances.
   options_.clock = &manual_clock_;
   options_.watchdog = absl::Milliseconds(20);
   options_.on_stall = [&](const StallReport& report) {
@@ -584,7 +586,7 @@ TEST_P(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
   sink->AwaitEnd();
 }
 
-TEST_P(EngineTest, WatchdogKeepsQuietWhileNothingWaits) {
+TEST_P(EngineTest, WatchdogReportsNothingWithoutWork) {
   std::atomic<int> stalls = 0;
   options_.clock = &manual_clock_;
   options_.watchdog = absl::Milliseconds(20);
@@ -593,7 +595,7 @@ TEST_P(EngineTest, WatchdogKeepsQuietWhileNothingWaits) {
   const auto sink = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r"), sink).status);
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
-  // Longer than it lets a step take; then it has looked several times.
+  // Longer than its limit for a step, so that it has checked several times.
   manual_clock_.Advance(absl::Seconds(7));
   absl::SleepFor(absl::Milliseconds(60));
   EXPECT_EQ(stalls, 0);
@@ -623,7 +625,7 @@ class CountingListener final : public LoadListener {
   std::vector<LoadSnapshot> heard_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_P(EngineTest, ListenersHearTheLoadAtOnceAndWhenItChanges) {
+TEST_P(EngineTest, ListenersReceiveTheLoadAtOnceAndAfterEachChange) {
   KVASIR_ASSERT_OK(Start());
   const auto listener = std::make_shared<CountingListener>();
   engine_->SubscribeLoad(listener);
@@ -670,7 +672,7 @@ class CountingObserver final : public EngineObserver {
   std::vector<RequestSummary> ends;
 };
 
-TEST_P(EngineTest, ObserverHearsStepsEndsAndRefusals) {
+TEST_P(EngineTest, TheObserverReceivesStepsEndsAndRefusals) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -696,7 +698,7 @@ TEST_P(EngineTest, ObserverHearsStepsEndsAndRefusals) {
   EXPECT_EQ(observer.ends[0].reason, kvasir::v1::FINISH_LENGTH);
 }
 
-TEST_P(EngineTest, StepsOfADrainTellTheObserverSo) {
+TEST_P(EngineTest, StepsReportADrainToTheObserver) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -734,7 +736,7 @@ TEST_P(EngineTest, ASinkMayAbortFromItsCallback) {
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   engine_->Stop();
   EXPECT_EQ(sink->samples()[0].finish->reason(), kvasir::v1::FINISH_ABORT);
-  // At most the step that was being planned runs on.
+  // At most one more step, which was already being planned, runs.
   EXPECT_LE(sink->samples()[0].tokens.size(), 2u);
 }
 
@@ -786,7 +788,7 @@ TEST_P(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
   ExpectNothingHeld();
 }
 
-// Says in what order things are done.
+// Records the order of the executor's calls and of the sink's.
 class LoggingExecutor final : public Executor {
  public:
   LoggingExecutor(Executor* own, std::vector<std::string>* log)
@@ -827,10 +829,10 @@ class LoggingSink final : public EngineSink {
   }
 
  private:
-  std::vector<std::string>& log_;  // the engine's thread's, until it stops
+  std::vector<std::string>& log_;  // used by the engine's thread until it stops
 };
 
-TEST_P(EngineTest, WhereStepsRunBehindTheNextIsThereBeforeTokensAreDelivered) {
+TEST_P(EngineTest, TheNextStepIsEnqueuedBeforeTokensAreDelivered) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   engine_.reset();
@@ -855,8 +857,8 @@ TEST_P(EngineTest, WhereStepsRunBehindTheNextIsThereBeforeTokensAreDelivered) {
   }
 }
 
-// What it samples for a request that has ended meanwhile is nobody's.
-TEST_P(EngineTest, AStepThatRunsForNothingIsAwaitedBeforeTheEngineIsIdle) {
+// Tokens that it samples for a request that has ended are dropped.
+TEST_P(EngineTest, AWastedStepIsAwaitedBeforeTheEngineIsIdle) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("a", 20);
@@ -874,7 +876,7 @@ TEST_P(EngineTest, AStepThatRunsForNothingIsAwaitedBeforeTheEngineIsIdle) {
   ExpectNothingHeld();
 }
 
-// Fails what it is told to.
+// An executor that fails the configured calls.
 class FailingExecutor final : public Executor {
  public:
   explicit FailingExecutor(Executor* own) : own_(*own) {}
@@ -921,7 +923,7 @@ TEST_P(EngineTest, APlanThatFailsWhileAStepRunsFailsEveryRequest) {
     ASSERT_TRUE(sink->failed().has_value());
     EXPECT_THAT(sink->failed()->status.message(),
                 HasSubstr(announce ? "announce" : "enqueue"));
-    // What the step before gave is not lost with it.
+    // The tokens of the step before are not lost.
     EXPECT_EQ(sink->samples()[0].tokens.size(), announce ? 0u : 1u);
     EXPECT_EQ(failures, 1);
     ExpectNothingHeld();
@@ -929,7 +931,7 @@ TEST_P(EngineTest, APlanThatFailsWhileAStepRunsFailsEveryRequest) {
   }
 }
 
-TEST_P(EngineTest, TheLastStepIsAwaitedWithNobodyLeftAndItsFailureTold) {
+TEST_P(EngineTest, TheLastStepIsAwaitedWithoutRequestsAndItsFailureIsReported) {
   options_.warm_up = false;
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
@@ -945,7 +947,7 @@ TEST_P(EngineTest, TheLastStepIsAwaitedWithNobodyLeftAndItsFailureTold) {
   const auto sink = std::make_shared<WaitableSink>(1);
   ASSERT_TRUE(engine_->Submit(request, sink).ok());
   sink->AwaitEnd();
-  // Without a command, or a Stop, that would wake the engine.
+  // No command and no Stop wakes the engine.
   while (awaited < (GetParam() ? 5 : 4)) absl::SleepFor(absl::Milliseconds(1));
   engine_->Stop();
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
@@ -953,7 +955,8 @@ TEST_P(EngineTest, TheLastStepIsAwaitedWithNobodyLeftAndItsFailureTold) {
   ExpectNothingHeld();
 }
 
-// Ends when the engine has been told to stop.
+// A sink that returns from its last call only after the engine's Stop was
+// called.
 class LingeringSink final : public WaitableSink {
  public:
   LingeringSink(Engine* engine, Request own)
@@ -961,7 +964,7 @@ class LingeringSink final : public WaitableSink {
   void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
                   bool last) override {
     WaitableSink::OnFinished(finish, last);
-    // It is live still, and refused for that until then.
+    // Until then the request is live, and Submit refuses it for that reason.
     while (engine_.Submit(own_, nullptr).status.code() !=
            absl::StatusCode::kUnavailable) {
       absl::SleepFor(absl::Milliseconds(1));
@@ -973,7 +976,7 @@ class LingeringSink final : public WaitableSink {
   const Request own_;
 };
 
-TEST_P(EngineTest, AStopAwaitsTheStepThatRunsAndTellsItsFailure) {
+TEST_P(EngineTest, AStopAwaitsTheRunningStepAndReportsItsFailure) {
   options_.warm_up = false;
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };

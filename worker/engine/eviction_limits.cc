@@ -86,9 +86,8 @@ absl::Status CheckEvictionLimits(const EvictionLimits& limits) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "the least eviction budget of requests is ",
-      EvictionBudgetText(*limits.min_budget),
-      ", but the served plan evicts nothing: want a plan that does, or "
+      "--eviction-min-budget is ", EvictionBudgetText(*limits.min_budget),
+      ", but the served plan evicts nothing: serve a plan that evicts, or add "
       "--eviction"));
 }
 

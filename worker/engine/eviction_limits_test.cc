@@ -15,7 +15,8 @@ using proto::EvictionBudget;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A group without eviction, one with a fifth of the prompt, one of 100 slots.
+// A group without eviction, one that keeps a fifth of the prompt, and one that
+// keeps 100 slots.
 EvictionLimits Limits() {
   EvictionLimits limits;
   limits.groups.resize(3);
@@ -67,7 +68,7 @@ TEST(EvictionLimitsTest, ARequestMayKeepMoreThanThePlan) {
       << "nothing is evicted, of the output either";
 }
 
-TEST(EvictionLimitsTest, ThePlansOwnBudgetIsThePlansOwnCounts) {
+TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansCounts) {
   EvictionLimits limits = Limits();
   limits.groups.pop_back();
   EXPECT_EQ(EvictionsOf(Budget("0.2"), limits)[1],
@@ -93,7 +94,8 @@ TEST(EvictionLimitsTest, LessThanThePlanIsRefusedUnlessTheOperatorAllowsIt) {
       CheckEvictionBudget(Budget("150"), {1000, 1000 + 100}, limits));
 }
 
-TEST(EvictionLimitsTest, ALeastBudgetAboveThePlansDoesNotRefuseThePlans) {
+TEST(EvictionLimitsTest,
+     AMinimumAboveThePlansBudgetDoesNotRefuseThePlansBudget) {
   EvictionLimits limits = Limits();
   limits.min_budget = Budget("1");
   KVASIR_EXPECT_OK(
@@ -108,13 +110,13 @@ TEST(EvictionLimitsTest, SinksAndRecentTokensAlwaysStay) {
                 "eviction_budget is 35 slots, want at least 36: sinks and "
                 "recent tokens always stay");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("36"), {40, 40 + 100}, limits));
-  // A share of a short prompt keeps them anyway.
+  // A ratio of a short prompt is raised to them.
   limits.min_budget = Budget("0.01");
   KVASIR_EXPECT_OK(
       CheckEvictionBudget(Budget("0.01"), {100, 100 + 100}, limits));
 }
 
-TEST(EvictionLimitsTest, APlanThatEvictsNothingTakesNoBudget) {
+TEST(EvictionLimitsTest, APlanThatEvictsNothingRefusesEveryBudget) {
   for (const char* text : {"0.5", "1", "256"}) {
     ExpectRefused({}, Budget(text), 100, "the served plan evicts nothing");
     ExpectRefused({.groups = {{}}}, Budget(text), 100,
@@ -122,9 +124,10 @@ TEST(EvictionLimitsTest, APlanThatEvictsNothingTakesNoBudget) {
   }
   EXPECT_THAT(
       CheckEvictionLimits({.groups = {{}}, .min_budget = Budget("0.1")}),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("requests is 0.1, but the served plan evicts "
-                         "nothing")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("--eviction-min-budget is 0.1, but the served plan evicts "
+                    "nothing")));
   KVASIR_EXPECT_OK(CheckEvictionLimits({.groups = {{}}}));
   EvictionLimits limits = Limits();
   limits.min_budget = Budget("0.1");
@@ -140,14 +143,14 @@ TEST(EvictionLimitsTest, ABudgetThatOutgrowsThePoolIsRefused) {
                        HasSubstr("eviction_budget is 1, with which prompt and "
                                  "output of 481 tokens take 31 pages of page "
                                  "group 2, want at most its 30")));
-  // 448 that stay, and 32 between two evictions.
+  // 448 slots that stay, and 32 that are added between two evictions.
   limits.min_budget = Budget("2");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("448"), {400, 9000}, limits));
   ExpectRefused(limits, Budget("449"), 9000, "take 31 pages of page group 2");
 }
 
-// Texts may be longer than the model knows positions, where few tokens stay.
-TEST(EvictionLimitsTest, NoBudgetHoldsMoreThanTheModelsPositions) {
+// If few tokens stay, a text may have more tokens than the model has positions.
+TEST(EvictionLimitsTest, ABudgetOfMoreSlotsThanTheModelHasPositionsIsRefused) {
   EvictionLimits limits = Limits();
   limits.max_slots = 512;
   limits.min_budget = Budget("2");
@@ -160,7 +163,7 @@ TEST(EvictionLimitsTest, NoBudgetHoldsMoreThanTheModelsPositions) {
   ExpectRefused(limits, Budget("449"), 8900, "hold 513 slots");
 }
 
-TEST(EvictionLimitsTest, WhatIsNoBudgetIsRefused) {
+TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const EvictionBudget& wrong :
        {EvictionBudget{}, EvictionBudget{.ratio = nan},
@@ -170,7 +173,8 @@ TEST(EvictionLimitsTest, WhatIsNoBudgetIsRefused) {
   }
 }
 
-TEST(EvictionLimitsTest, OfAPlanAreItsGroupsAndTheirSinksAndRecentTokens) {
+TEST(EvictionLimitsTest,
+     APlansLimitsAreItsGroupsWithTheirSinksAndRecentTokens) {
   plan::AttentionShape shape;
   shape.num_heads = shape.num_kv_heads = 2;
   shape.head_dim = shape.rotary_dim = 32;

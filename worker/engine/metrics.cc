@@ -234,7 +234,7 @@ void WorkerMetrics::AddSampled() {
          "kvasir_eviction_pages_reclaimed_total",
          "Pages given back because slots were evicted");
   Sample(&CacheSample::scored_by_weights, "kvasir_eviction_scored_tokens_total",
-         "Tokens whose attention was added to the scores of slots, by how: "
+         "Tokens that added their attention to the scores of slots, by how: "
          "kept (attention kept its weights), again (keys scored a second "
          "time), no_room (scored again because there was no room for weights)",
          {{"how", "kept"}});
@@ -250,7 +250,7 @@ void WorkerMetrics::AddSampled() {
   Sample(&CacheSample::static_codes, "kvasir_kv_static_codes_total",
          "Codes written with the channel's own range");
   Sample(&CacheSample::clamped_codes, "kvasir_kv_clamped_codes_total",
-         "Codes of these whose number lay outside the range");
+         "Codes of these that were clamped to the range");
   Sample(&CacheSample::captured_steps, "kvasir_steps_captured_total",
          "Steps that were captured as graphs");
   Sample(&CacheSample::replayed_steps, "kvasir_steps_replayed_total",

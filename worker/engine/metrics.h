@@ -83,9 +83,8 @@ struct WorkerConstants {
   std::vector<LayerSide> layers;
 };
 
-// Threads: OnStep, OnRequestEnd and OnLoad on the engine's thread; OnRefused
-// and
-//   the registry's Collect from any.
+// Threads: OnStep, OnRequestEnd and OnLoad on the engine's thread. Any thread
+//   may call OnRefused and the registry's Collect.
 class WorkerMetrics final : public EngineObserver, public LoadListener {
  public:
   // `sample_cache` runs on the engine's thread, between steps. It looks at
@@ -113,7 +112,7 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
                                   const prometheus::Labels& labels = {});
   prometheus::Histogram& AddHistogram(const char* family, const char* help,
                                       const std::vector<double>& buckets);
-  // Exports one number of every sample. A family whose name ends in `_total` is
+  // Exports one number of every sample. A family named `..._total` is
   // a counter of which the sample has the total; any other is a gauge.
   template <typename Number>
   void Sample(Number CacheSample::*field, const char* family, const char* help,

@@ -42,7 +42,7 @@ class WorkerMetricsTest : public ::testing::Test {
   WorkerMetrics metrics_;
 };
 
-TEST_F(WorkerMetricsTest, ContractGaugesFollowTheLoad) {
+TEST_F(WorkerMetricsTest, GaugesFollowTheLoad) {
   metrics_.OnLoad(
       {.running = 3, .waiting = 2, .free_pages = 4, .total_pages = 10});
   const std::string text = Text(*metrics_.registry());
@@ -63,7 +63,7 @@ TEST_F(WorkerMetricsTest, CacheCountersNeverFallAndCountOnce) {
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreWhatWasSampled) {
+TEST_F(WorkerMetricsTest, TheCachesBytesWasteAndWorkAreSampled) {
   sample_.used_bytes = 4096;
   sample_.padding_bytes = 96;
   sample_.unfilled_bytes = 1000;
@@ -110,7 +110,7 @@ TEST_F(WorkerMetricsTest, PreemptionsAreCountedByKindAndTheHostPoolInBytes) {
   }
 }
 
-TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsPagesAndWhatTheyCost) {
+TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsPagesAndSeconds) {
   sample_.logical_tokens = 1000;
   sample_.physical_tokens = 300;
   sample_.evictions = 4;
@@ -136,7 +136,7 @@ TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsPagesAndWhatTheyCost) {
   }
 }
 
-TEST_F(WorkerMetricsTest, BusyStepsSampleTheCacheNowAndThenAndRestAlways) {
+TEST_F(WorkerMetricsTest, TheCacheIsSampledSometimesUnderLoadAndAlwaysAtRest) {
   const LoadSnapshot busy = {.running = 1};
   for (int i = 0; i < 5; ++i) metrics_.OnStep({.load = busy});
   EXPECT_EQ(samples_taken_, 1);
@@ -153,7 +153,7 @@ TEST_F(WorkerMetricsTest, BusyStepsSampleTheCacheNowAndThenAndRestAlways) {
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, StepsFeedHistogramsPerToken) {
+TEST_F(WorkerMetricsTest, HistogramsCountEveryTokenOfAStep) {
   const absl::Duration gaps[] = {absl::Milliseconds(3), absl::Milliseconds(4)};
   metrics_.OnStep({.decode_sequences = 2,
                    .prefill_tokens = 7,
@@ -207,7 +207,7 @@ TEST_F(WorkerMetricsTest, PhasesThatDidNotHappenAreNotObserved) {
   }
 }
 
-// A picker takes one series per name: none of the contract's may be split.
+// An endpoint picker reads one series per name, so each family has only one.
 TEST_F(WorkerMetricsTest, VllmNamesHaveOneSeriesEachWithTheModelsName) {
   metrics_.OnLoad({.running = 1, .total_pages = 10});
   const base::VllmMetrics vllm(metrics_.registry(), "tiny");

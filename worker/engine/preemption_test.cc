@@ -5,8 +5,8 @@
 namespace kvasir::worker {
 namespace {
 
-TEST(PreemptionTest, CopiesWhereBothWaysTakeLessThanAPrefill) {
-  // 2 * 500 / 1000 = one second, as the prefill of 100 tokens.
+TEST(PreemptionTest, CopiesIfBothDirectionsTakeLessThanAPrefill) {
+  // 2 * 500 / 1000 is one second, like the prefill of 100 tokens.
   PreemptionCosts costs = {.image_bytes = 499,
                            .recompute_tokens = 100,
                            .copy_bytes_per_second = 1000,
@@ -22,11 +22,11 @@ TEST(PreemptionTest, CopiesWhereBothWaysTakeLessThanAPrefill) {
   EXPECT_EQ(ChoosePreemption(costs), Preemption::kCopy);
 }
 
-TEST(PreemptionTest, NothingComputedIsNothingToCopy) {
+TEST(PreemptionTest, ASequenceWithoutComputedTokensIsNotCopied) {
   EXPECT_EQ(ChoosePreemption({}), Preemption::kRecompute);
 }
 
-TEST(PrefillRateTest, IsAssumedUntilAStepTookTime) {
+TEST(PrefillRateTest, TheRateIsAssumedUntilAStepTookTime) {
   PrefillRate rate;
   EXPECT_EQ(rate.tokens_per_second(), kAssumedPrefillTokensPerSecond);
   rate.Add(100, absl::ZeroDuration());
@@ -35,7 +35,7 @@ TEST(PrefillRateTest, IsAssumedUntilAStepTookTime) {
   EXPECT_EQ(rate.tokens_per_second(), 50);
 }
 
-TEST(PrefillRateTest, FollowsTheLatestSteps) {
+TEST(PrefillRateTest, TheRateFollowsTheLatestSteps) {
   PrefillRate rate;
   rate.Add(100, absl::Seconds(1));
   for (int i = 0; i < 200; ++i) rate.Add(300, absl::Seconds(1));

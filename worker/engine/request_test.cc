@@ -35,7 +35,7 @@ TEST(ValidateRequestTest, NeutralParametersAreValid) {
   KVASIR_EXPECT_OK(ValidateRequest(Good(), Limits()));
 }
 
-TEST(ValidateRequestTest, BoundsThemselvesAreValid) {
+TEST(ValidateRequestTest, ValuesAtTheirBoundsAreValid) {
   Request r = Good();
   r.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(31, 99));
   r.sampling.set_temperature(0.0f);
@@ -199,7 +199,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "n is 2, want 1 with emitted tokens"}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
-TEST(ValidateRequestTest, AnEvictionBudgetIsJudgedByThePromptsLength) {
+TEST(ValidateRequestTest, AnEvictionBudgetIsCheckedAgainstThePromptsLength) {
   Request r = Good();
   r.eviction_budget = {.tokens = 2};
   EXPECT_THAT(ValidateRequest(r, Limits()),

@@ -373,7 +373,7 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
       static_cast<uint32_t>(deps_.cache->tail_cut(sequence->cache_id()));
   if (sequence->computed < cut) want = std::min(want, cut - sequence->computed);
   if (want == 0) return true;  // the budget is spent
-  // A step must end where the cache evicts slots, before the next step begins.
+  // A step must end at an eviction point, and slots go before the next step.
   if (deps_.cache->eviction_due(sequence->cache_id())) {
     deps_.cache->Evict(sequence->cache_id());
   }

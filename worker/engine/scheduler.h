@@ -82,12 +82,12 @@ class Scheduler {
   // earlier step must have been applied (CHECK). The plan is valid until the
   // Apply or FailAll that must follow it.
   const kvasir::v1::StepPlan* Schedule();
-  // Plans the step after the one that Schedule or ScheduleAhead returned last,
-  // whose result is not yet known (CHECK). All running sequences decode one
-  // more token. Returns nullptr if planning needs the result or more is to be
-  // done: a request can be admitted, a prompt continues, an eviction is due,
-  // pages run out, or a token mask depends on the output. If a sequence ends
-  // meanwhile, its part of this step is wasted.
+  // Plans the step after the running one. Exactly one planned step must not yet
+  // be applied (CHECK). All running sequences decode one more token. Returns
+  // nullptr if planning needs the result or more is to be done: a request can
+  // be admitted, a prompt continues, an eviction is due, pages run out, or a
+  // token mask depends on the output. If a sequence ends meanwhile, its part of
+  // this step is wasted.
   const kvasir::v1::StepPlan* ScheduleAhead();
 
   // Applies the result of the oldest planned step and delivers its tokens.
@@ -116,8 +116,8 @@ class Scheduler {
   LoadSnapshot Load() const;
   // Running sequences, then waiting ones, each in the order of service.
   std::vector<SequenceSnapshot> Snapshot() const;
-  // The step that was applied last. If Schedule ran since then, what Schedule
-  // did. The caller measures the durations.
+  // Statistics of the step that was applied last or, if Schedule has run since,
+  // of that Schedule. The caller measures the durations.
   const StepStats& last_step() const { return stats_; }
 
  private:
@@ -152,7 +152,7 @@ class Scheduler {
   cache::SequencePages PagesOf(const RequestState& state,
                                cache::PageGroupId group) const;
   // Whether enough pages are free for its tokens and one more. `found_tokens`
-  // are those of a cached prefix, whose pages a started sequence already holds.
+  // are those of a cached prefix; a started sequence already holds their pages.
   bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
                     bool is_started = false) const;
   // Starts the sequence, from its image if there is one. False if the pages do
@@ -166,8 +166,9 @@ class Scheduler {
   // Reserves slots for up to `want` tokens and returns how many. If not even
   // one fits, preempts running sequences from index `victims_from` on.
   uint32_t Grow(const Sequence& sequence, uint32_t want, size_t victims_from);
-  // Copies its pages to the host pool if there is room and the copy is
-  // predicted to be faster than computing them again.
+  // Moves the sequence from the batch to the queue. Its pages are copied to the
+  // host pool if there is room and that is predicted to be faster than
+  // computing them again; otherwise they are dropped.
   void Preempt(Sequence* sequence);
   bool ShouldCopy(const Sequence& sequence) const;
   // If only the prompt's last token is left to sample 0, the other samples

@@ -1,4 +1,5 @@
-// Steps planned while the one before them runs, with tiny pools and exact ids.
+// Steps that are planned while the step before them runs, with tiny pools and
+// exact ids.
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +10,7 @@
 namespace kvasir::worker {
 namespace {
 
-TEST(SchedulerAheadTest, DecodesGoOnBehindTheStepThatRuns) {
+TEST(SchedulerAheadTest, DecodesArePlannedWhileAStepRuns) {
   Scenario scenario;
   scenario.Run(R"(
     submit a prompt=6 max=8
@@ -25,7 +26,7 @@ TEST(SchedulerAheadTest, DecodesGoOnBehindTheStepThatRuns) {
     expect tokens a 2
     ahead
     apply
-    # b has its fourth token with the step that runs.
+    # The running step samples b's fourth token.
     ahead
     expect plan a:1
     apply
@@ -39,7 +40,7 @@ TEST(SchedulerAheadTest, DecodesGoOnBehindTheStepThatRuns) {
   )");
 }
 
-TEST(SchedulerAheadTest, WhatEndsMeanwhileRunsForNothing) {
+TEST(SchedulerAheadTest, ASequenceThatEndsMeanwhileRunsOnceMoreInVain) {
   Scenario probe;
   probe.Run(R"(
     submit a max=5
@@ -68,8 +69,8 @@ TEST(SchedulerAheadTest, WhatEndsMeanwhileRunsForNothing) {
   )"));
 }
 
-// The step that runs still writes in them.
-TEST(SchedulerAheadTest, PagesOfWhatEndsAreFreeForTheStepBehindThat) {
+// The running step still writes to them.
+TEST(SchedulerAheadTest, PagesOfAnEndedSequenceAreFreeOneStepLater) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -97,7 +98,7 @@ TEST(SchedulerAheadTest, PagesOfWhatEndsAreFreeForTheStepBehindThat) {
   )");
 }
 
-TEST(SchedulerAheadTest, ADeadlineIsKept) {
+TEST(SchedulerAheadTest, ADeadlineEndsARequestWhilePlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     submit a max=20 deadline=5s
@@ -117,7 +118,7 @@ TEST(SchedulerAheadTest, ADeadlineIsKept) {
   )");
 }
 
-TEST(SchedulerAheadTest, ThePromptsComeFirst) {
+TEST(SchedulerAheadTest, APromptStopsPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8 seqs=3
@@ -125,7 +126,7 @@ TEST(SchedulerAheadTest, ThePromptsComeFirst) {
     submit b prompt=15 max=4
     schedule
     expect plan a:4 b:4
-    # b's prompt goes on.
+    # b's prompt continues.
     ahead
     expect plan none
     apply
@@ -160,7 +161,7 @@ TEST(SchedulerAheadTest, ThePromptsComeFirst) {
   )");
 }
 
-TEST(SchedulerAheadTest, AHigherPriorityIsNotKeptWaiting) {
+TEST(SchedulerAheadTest, AHigherPriorityStopsPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     options seqs=1 batch=8
@@ -185,7 +186,7 @@ TEST(SchedulerAheadTest, AHigherPriorityIsNotKeptWaiting) {
   )");
 }
 
-TEST(SchedulerAheadTest, PagesThatRunOutWaitForTheResult) {
+TEST(SchedulerAheadTest, PlanningAheadWaitsForTheResultIfPagesRunOut) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=8
@@ -193,7 +194,7 @@ TEST(SchedulerAheadTest, PagesThatRunOutWaitForTheResult) {
     submit a prompt=15 max=12
     submit b prompt=11 max=12
     step
-    # In the step behind the next a wants its fifth page, and b its fourth.
+    # Two steps later a needs its fifth page, and b its fourth.
     expect free 1
     schedule
     expect plan a:1 b:1
@@ -207,8 +208,8 @@ TEST(SchedulerAheadTest, PagesThatRunOutWaitForTheResult) {
   )");
 }
 
-// Nothing has come free since: planning ahead goes on.
-TEST(SchedulerAheadTest, WhoFoundNoPagesWaitsOn) {
+// As long as no page comes free, planning ahead continues.
+TEST(SchedulerAheadTest, ASequenceThatLacksPagesDoesNotStopPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=8
@@ -231,7 +232,7 @@ TEST(SchedulerAheadTest, WhoFoundNoPagesWaitsOn) {
   )");
 }
 
-TEST(SchedulerAheadTest, APrefixThatGrewIsSeen) {
+TEST(SchedulerAheadTest, AGrownPrefixAdmitsAWaitingSequence) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -244,7 +245,7 @@ TEST(SchedulerAheadTest, APrefixThatGrewIsSeen) {
     ahead
     expect plan a:1
     apply
-    # b would share what a has written.
+    # b would share the pages that a has written.
     ahead
     expect plan none
     apply
@@ -257,7 +258,7 @@ TEST(SchedulerAheadTest, APrefixThatGrewIsSeen) {
   )");
 }
 
-TEST(SchedulerAheadTest, EvictionsComeInTheirTurn) {
+TEST(SchedulerAheadTest, AnEvictionStopsPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16 keep=6 every=4
@@ -273,7 +274,7 @@ TEST(SchedulerAheadTest, EvictionsComeInTheirTurn) {
   )");
 }
 
-TEST(SchedulerAheadTest, NotWhereCommitsCopyPagesThatAStepWritesOver) {
+TEST(SchedulerAheadTest, SidePagesStopPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=32 side=2
@@ -288,7 +289,7 @@ TEST(SchedulerAheadTest, NotWhereCommitsCopyPagesThatAStepWritesOver) {
   )");
 }
 
-TEST(SchedulerAheadTest, PenaltiesMinimaAndProbabilitiesAreThoseOfTheToken) {
+TEST(SchedulerAheadTest, PenaltiesMinTokensAndLogProbabilitiesAreExactAhead) {
   Scenario scenario;
   scenario.Run(R"(
     submit a max=12 min=6 penalties logprobs=2 temp=1 seed=4
@@ -309,8 +310,9 @@ TEST(SchedulerAheadTest, PenaltiesMinimaAndProbabilitiesAreThoseOfTheToken) {
   )");
 }
 
-// What a has taken of the one group is more than what b leaves in both.
-TEST(SchedulerAheadTest, PagesOfOneGroupThatComeFreeAreSeenBesideAnothers) {
+// `a` has taken more pages of one group than `b` frees in both groups.
+TEST(SchedulerAheadTest,
+     FreedPagesOfOneGroupAreNoticedAlthoughAnotherGroupShrinks) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=60
@@ -345,7 +347,7 @@ TEST(SchedulerAheadTest, PagesOfOneGroupThatComeFreeAreSeenBesideAnothers) {
   )");
 }
 
-TEST(SchedulerAheadTest, StatisticsAreThoseOfTheStepThatIsApplied) {
+TEST(SchedulerAheadTest, StatisticsBelongToTheAppliedStep) {
   Scenario scenario;
   scenario.Run(R"(
     submit a prompt=6 max=3

@@ -17,16 +17,16 @@ class SchedulerScenarioTest : public ::testing::TestWithParam<Case> {};
 TEST_P(SchedulerScenarioTest, RunsAsWritten) {
   Scenario scenario;
   scenario.Run(GetParam().script);
-  scenario.Run("expect idle");  // whatever a case was about
+  scenario.Run("expect idle");  // after every case
 }
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& param_info) {
   return param_info.param.name;
 }
 
-// 6 slots stay at multiples of 4 and at a prompt's end.
+// Evictions at multiples of 4 and at a prompt's end keep 6 slots.
 constexpr Case kEvictions[] = {
-    {"StepsEndWhereSlotsGo", R"(
+    {"StepsEndBeforeAnEviction", R"(
     pool pages=12 keep=6 every=4
     options batch=64
     submit a prompt=18 max=6 ignore_eos
@@ -45,11 +45,11 @@ constexpr Case kEvictions[] = {
     expect plan a:1
     expect evicted 12
     run
-    expect evicted 14                 # at 20; what ends at 23 is left
+    expect evicted 14                 # at 20; no eviction until the end at 23
     expect output a
 )"},
-    // Room was counted from logical tokens: b was preempted for nothing.
-    {"WhatIsLeftOfALastPageIsUsedFirst", R"(
+    // When room was counted from logical tokens, b was preempted needlessly.
+    {"FreeSlotsOfTheLastPageAreUsedFirst", R"(
     pool pages=4 keep=6 every=4
     options batch=64
     submit a prompt=30 max=1 ignore_eos
@@ -57,7 +57,7 @@ constexpr Case kEvictions[] = {
     step
     expect plan a:8 b:7
     step
-    expect plan a:2 b:1               # slots 6 and 7 of the page that it has
+    expect plan a:2 b:1               # slots 6 and 7 of b's own page
     run
     expect preempted b 0
     expect output a
@@ -71,7 +71,7 @@ constexpr Case kEvictions[] = {
     expect output a
     expect preempted a 0
 )"},
-    {"ManyShareAPoolThatHoldsWhatStays", R"(
+    {"ManySequencesShareAPoolThatHoldsTheirKeptSlots", R"(
     pool pages=9 keep=6 every=4
     options seqs=3 batch=16 len=64
     submit a prompt=40 max=9 ignore_eos
@@ -81,8 +81,8 @@ constexpr Case kEvictions[] = {
     expect output a b c
     expect preempted a 0
 )"},
-    {"WhoIsPreemptedPassesTheSamePointsAgain", R"(
-    pool pages=16 keep=6 every=4      # and a group that keeps all
+    {"APreemptedSequenceEvictsAtTheSamePointsAgain", R"(
+    pool pages=16 keep=6 every=4      # and a group that keeps everything
     group pages=10
     options seqs=2 batch=16 len=40
     submit low prompt=14 max=16 prio=1 ignore_eos
@@ -99,23 +99,23 @@ constexpr Case kEvictions[] = {
     run
     expect output a
 )"},
-    {"ARequestKeepsWhatItAskedFor", R"(
+    {"ARequestKeepsItsOwnBudget", R"(
     pool pages=40 keep=6 every=4
     options batch=64
     submit a prompt=18 max=6 budget=12 ignore_eos
     step
-    expect plan a:16                  # nothing goes before there are 12
+    expect plan a:16                  # no eviction before there are 12
     step
     expect plan a:2
     expect evicted 4
     submit b prompt=18 max=6 budget=1 ignore_eos
     step
-    expect evicted 6                  # of a, at its prompt's end
+    expect evicted 6                  # from a, at its prompt's end
     run
-    expect evicted 8                  # a's at 20; b's never
+    expect evicted 8                  # from a at 20; none from b
     expect output a b
 )"},
-    {"AShareIsOfThePrompt", R"(
+    {"ARatioCountsThePrompt", R"(
     pool pages=40 keep=6 every=4
     options batch=64
     submit a prompt=20 max=2 budget=0.5 ignore_eos
@@ -128,7 +128,7 @@ constexpr Case kEvictions[] = {
     expect output a
 )"},
     {"PagesAreCountedWithTheRequestsOwnBudget", R"(
-    pool pages=9 keep=6 every=4       # 3 for what the plan keeps
+    pool pages=9 keep=6 every=4       # 3 hold the slots that the plan keeps
     options seqs=3 batch=64 len=64
     submit a prompt=20 max=8 budget=1 ignore_eos
     submit b prompt=20 max=8 ignore_eos
@@ -143,7 +143,7 @@ constexpr Case kEvictions[] = {
     expect preempted c 0
     expect output a b c
 )"},
-    {"WhoIsPreemptedKeepsItsBudget", R"(
+    {"ACopiedSequenceKeepsItsBudget", R"(
     pool pages=16 keep=6 every=4 host=8
     group pages=10 host=8
     options seqs=2 batch=16 len=40
@@ -154,7 +154,7 @@ constexpr Case kEvictions[] = {
     expect preempted low 2
     expect output low high
 )"},
-    {"WhoIsComputedAgainKeepsItsBudget", R"(
+    {"ARecomputedSequenceKeepsItsBudget", R"(
     pool pages=16 keep=6 every=4
     group pages=10
     options seqs=2 batch=16 len=40
@@ -165,7 +165,7 @@ constexpr Case kEvictions[] = {
     expect preempted low 2
     expect output low high
 )"},
-    {"WhatIsResumedElsewhereKeepsItsBudget", R"(
+    {"AResumedRequestKeepsItsBudget", R"(
     pool pages=40 keep=6 every=4
     options batch=64
     submit a prompt=18 max=12 emitted=7 budget=10 ignore_eos attempt=1
@@ -195,10 +195,10 @@ constexpr Case kEvictions[] = {
 INSTANTIATE_TEST_SUITE_P(Evictions, SchedulerScenarioTest,
                          ::testing::ValuesIn(kEvictions), CaseName);
 
-// A sequence's latest rows lie in side pages; prefixes are found as far as a
-// copy of them goes.
+// A sequence's latest rows lie in side pages. A cached prefix is found as far
+// as a copy of them exists.
 constexpr Case kTails[] = {
-    {"TheNextTurnOfAChatGoesOnFromTheLastBoundary", R"(
+    {"TheNextTurnOfAChatReusesTheLastBoundary", R"(
     pool pages=40 side=2
     options batch=64
     submit a prompt=10 max=8 ignore_eos
@@ -213,7 +213,7 @@ constexpr Case kTails[] = {
     expect cached again 8
     submit turn prompt=10 max=8 emitted=7 text=a ignore_eos
     run
-    expect cached turn 10             # of its prompt: 16 were found
+    expect cached turn 10             # of its prompt; 16 tokens were found
     expect output again turn
 )"},
     {"APromptIsCutOnce", R"(
@@ -225,11 +225,11 @@ constexpr Case kTails[] = {
     step
     expect plan a:2
     run
-    submit b prompt=28 max=2          # of whole pages: no cut
+    submit b prompt=28 max=2          # whole pages: no cut
     step
     expect plan b:28
     run
-    submit c prompt=20 max=2 text=a   # parts at 16: all whole pages of a
+    submit c prompt=20 max=2 text=a   # differs at 16: reuses all whole pages of a
     step
     expect plan c:16
     step
@@ -237,12 +237,12 @@ constexpr Case kTails[] = {
     run
     submit d prompt=25 max=2 text=a
     step
-    expect plan d:4                   # behind c's 20, and a's pages go on
+    expect plan d:4                   # after c's 20 tokens and a's next pages
     run
     expect cached d 20
     expect output a b c d
 )"},
-    {"OneThatGaveItsSeatComesBackThroughItsTail", R"(
+    {"ASequenceThatLostItsSeatResumesFromItsTail", R"(
     pool pages=40 side=2
     options seqs=1 batch=64
     submit a prompt=8 max=20 prio=1 ignore_eos
@@ -252,12 +252,12 @@ constexpr Case kTails[] = {
     step 2
     expect finished b=length
     step
-    expect plan a:3                   # of 19: 16 were found
+    expect plan a:3                   # of 19; 16 were found
     run
     expect preempted a 1
     expect output a b
 )"},
-    {"OneThatGaveItsPagesHasLostItsTailBefore", R"(
+    {"ASequenceThatLostItsPagesHasLostItsTailToo", R"(
     pool pages=12 side=1
     options batch=64 len=36
     submit a prompt=8 max=20 ignore_eos
@@ -279,7 +279,7 @@ constexpr Case kTails[] = {
     run
     expect output a
 )"},
-    {"SamplesOfAFoundPromptShareItsTail", R"(
+    {"SamplesOfACachedPromptShareItsTail", R"(
     pool pages=60 side=2
     options seqs=4 batch=64
     submit a prompt=9 max=2
@@ -288,12 +288,12 @@ constexpr Case kTails[] = {
     step
     expect plan b:1
     step
-    expect plan b#1:1 b#2:1 b:1       # what is of the prompt comes first
+    expect plan b#1:1 b#2:1 b:1       # prompt tokens come first
     run
     expect cached b 8
     expect output a b
 )"},
-    {"TailsGoBeforeARequestWaits", R"(
+    {"TailsAreDroppedBeforeARequestWaits", R"(
     pool pages=12 side=2
     options batch=64 len=40
     submit a prompt=9 max=2
@@ -358,7 +358,7 @@ constexpr Case kBatching[] = {
     run
     expect output a b
 )"},
-    {"GivesTheRestOfTheBudgetToTheNext", R"(
+    {"TheNextPrefillGetsTheRestOfTheBudget", R"(
     submit a prompt=10 max=4
     submit b prompt=10 max=4
     step
@@ -403,7 +403,7 @@ INSTANTIATE_TEST_SUITE_P(Batching, SchedulerScenarioTest,
                          ::testing::ValuesIn(kBatching), CaseName);
 
 constexpr Case kPriorities[] = {
-    {"LowerValuesFirstThenFirstCome", R"(
+    {"LowerValuesRunFirstThenEarlierArrivals", R"(
     options seqs=1
     submit a prio=1 max=1
     submit b prio=0 max=1
@@ -581,9 +581,9 @@ constexpr Case kPreemption[] = {
 INSTANTIATE_TEST_SUITE_P(Preemption, SchedulerScenarioTest,
                          ::testing::ValuesIn(kPreemption), CaseName);
 
-// Preempted sequences leave their pages in the host pool.
+// The pages of preempted sequences are copied to the host pool.
 constexpr Case kHostPool[] = {
-    {"OneThatIsPreemptedGoesOnWhereItWas", R"(
+    {"APreemptedSequenceContinuesWhereItWas", R"(
     pool pages=8 host=4
     options len=32
     submit a prompt=12 max=20
@@ -591,7 +591,7 @@ constexpr Case kHostPool[] = {
     step 7
     expect running a
     expect waiting b
-    expect host 4                     # 12 of the prompt, 3 of the output
+    expect host 4                     # 12 prompt tokens, 3 output tokens
     expect moved 4 0
     step 12
     expect waiting b
@@ -599,14 +599,14 @@ constexpr Case kHostPool[] = {
     expect finished a=length
     expect plan a:1
     step
-    expect plan b:1                   # no prompt again
+    expect plan b:1                   # its prompt does not run again
     expect host 0
     run
     expect moved 4 4
     expect preempted b 1
     expect output a b
 )"},
-    {"WithoutAPrefixAllPagesComeBack", R"(
+    {"WithoutACachedPrefixAllPagesAreCopiedBack", R"(
     pool pages=8 host=8
     options len=32 seqs=1
     submit a prompt=10 max=8 prio=1 prompt_logprobs
@@ -620,7 +620,7 @@ constexpr Case kHostPool[] = {
     expect preempted a 1
     expect output a b
 )"},
-    {"AFullHostPoolLeavesTheRestToBeComputedAgain", R"(
+    {"IfTheHostPoolIsFullTheRestIsComputedAgain", R"(
     pool pages=12 host=4
     options len=32 batch=64
     submit a prompt=12 max=20
@@ -662,7 +662,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b
 )"},
-    {"ManyOnAPoolForOneComeBackFromTheHostPool", R"(
+    {"ManySequencesOnAPoolForOneReturnFromTheHostPool", R"(
     pool pages=8 host=16
     options len=32 batch=16 seqs=8 queue=16
     submit a prompt=9 max=23 temp=1 seed=1
@@ -676,7 +676,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b c d e f g h
 )"},
-    {"APromptThatWasHalfComputedGoesOnFromThere", R"(
+    {"AHalfComputedPromptContinuesFromThere", R"(
     pool pages=16 host=16
     options batch=8 seqs=1
     submit a prompt=30 max=4 prio=1 prompt_logprobs
@@ -695,10 +695,10 @@ constexpr Case kHostPool[] = {
     step 2
     expect free 3
     run
-    expect moved 5 2                  # the three of the prompt were still there
+    expect moved 5 2                  # the prompt's three were still cached
     expect output a
 )"},
-    {"AWindowLeavesLittleToCopy", R"(
+    {"WithAWindowLittleIsCopied", R"(
     pool pages=8 host=8 window=6
     options seqs=1 len=32
     submit a prompt=20 max=8 prio=1
@@ -709,7 +709,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b
 )"},
-    {"SidePagesGoAlong", R"(
+    {"SidePagesAreCopiedWithTheirSequence", R"(
     pool pages=12 side=2 host=12
     options seqs=1 len=32 batch=32
     submit a prompt=11 max=8 prio=1
@@ -720,7 +720,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b
 )"},
-    {"BehindAWindowAnImageNeedsLessThanAPrefill", R"(
+    {"WithAWindowAnImageNeedsFewerPagesThanAPrefill", R"(
     pool pages=6 host=6 window=6
     options seqs=2 len=32 batch=16
     submit a prompt=16 max=14 prio=2 ignore_eos
@@ -738,7 +738,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b c
 )"},
-    {"AnAbortGivesTheImageBack", R"(
+    {"AnAbortFreesTheImage", R"(
     pool pages=8 host=8
     options seqs=1 len=32
     submit a prompt=12 max=20 prio=1
@@ -751,7 +751,7 @@ constexpr Case kHostPool[] = {
     run
     expect output b
 )"},
-    {"ADeadlineGivesTheImageBack", R"(
+    {"ADeadlineFreesTheImage", R"(
     pool pages=8 host=8
     options seqs=1 len=32
     submit a prompt=12 max=20 prio=1 deadline=5s
@@ -846,7 +846,7 @@ constexpr Case kTimeLimits[] = {
     run
     expect output a
 )"},
-    {"QueueTimeoutSparesWhatWasPreempted", R"(
+    {"QueueTimeoutSparesPreemptedRequests", R"(
     options seqs=1 timeout=5s
     submit low prio=5 max=10
     step 2
@@ -919,7 +919,7 @@ constexpr Case kAbort[] = {
     run
     expect output high
 )"},
-    {"BeforeItForked", R"(
+    {"BeforeItForks", R"(
     submit a prompt=40 n=3
     step
     expect running a
@@ -943,7 +943,7 @@ constexpr Case kAbort[] = {
     abort a
     expect finished a=abort
 )"},
-    {"FinishedOrUnknownIsNothing", R"(
+    {"FinishedOrUnknownRequestsAreIgnored", R"(
     submit a max=2
     run
     abort a
@@ -986,7 +986,7 @@ constexpr Case kAdmission[] = {
     expect refused a=ALREADY_EXISTS/none
     run
 )"},
-    {"TakesAnotherAttemptOfALiveId", R"(
+    {"AcceptsAnotherAttemptOfALiveId", R"(
     submit a max=2
     submit a max=3 attempt=1
     run
@@ -1030,7 +1030,7 @@ constexpr Case kSamples[] = {
     run
     expect output a
 )"},
-    {"OfAPromptThatIsCachedButForItsLastToken", R"(
+    {"OfAPromptThatIsCachedExceptItsLastToken", R"(
     submit a prompt=8 max=1
     run
     submit b text=a prompt=9 n=2 max=4 temp=1 seed=1
@@ -1040,7 +1040,7 @@ constexpr Case kSamples[] = {
     expect cached b 8
     expect output b
 )"},
-    {"APreemptedForkGoesOnExactly", R"(
+    {"APreemptedForkContinuesExactly", R"(
     pool pages=8
     options len=32 batch=32
     submit a prompt=10 n=3 max=22 temp=1 seed=11
@@ -1053,7 +1053,7 @@ INSTANTIATE_TEST_SUITE_P(Samples, SchedulerScenarioTest,
                          ::testing::ValuesIn(kSamples), CaseName);
 
 constexpr Case kResume[] = {
-    {"PrefillsWhatWasEmittedAndGoesOn", R"(
+    {"PrefillsEmittedTokensAndContinues", R"(
     submit a prompt=10 emitted=5 max=12 temp=1 seed=3
     step
     expect plan a:10
@@ -1076,7 +1076,7 @@ constexpr Case kResume[] = {
     run
     expect output a
 )"},
-    {"OfAnOutputThatWasComplete", R"(
+    {"OfACompleteOutput", R"(
     submit a prompt=4 max=4 emitted=4
     expect finished a=length
     expect tokens a 0
@@ -1095,7 +1095,7 @@ INSTANTIATE_TEST_SUITE_P(Resume, SchedulerScenarioTest,
                          ::testing::ValuesIn(kResume), CaseName);
 
 constexpr Case kPrefixReuse[] = {
-    {"TakesTheWholePagesOfAnEarlierPrompt", R"(
+    {"ReusesTheWholePagesOfAnEarlierPrompt", R"(
     submit a prompt=16 max=2
     run
     expect idle
@@ -1127,7 +1127,7 @@ constexpr Case kPrefixReuse[] = {
     expect cached c 12
     expect output b c
 )"},
-    {"SharesPagesWithASequenceThatRuns", R"(
+    {"SharesPagesWithARunningSequence", R"(
     pool pages=16
     submit a prompt=32 max=30
     step 3
@@ -1138,7 +1138,7 @@ constexpr Case kPrefixReuse[] = {
     expect cached b 28
     expect output a b
 )"},
-    {"SeesAPrefixThatGrewWhileItWaited", R"(
+    {"FindsAPrefixThatGrewWhileItWaited", R"(
     pool pages=16
     options batch=44
     submit a prompt=40 max=20
@@ -1178,14 +1178,14 @@ INSTANTIATE_TEST_SUITE_P(PrefixReuse, SchedulerScenarioTest,
                          ::testing::ValuesIn(kPrefixReuse), CaseName);
 
 constexpr Case kWindows[] = {
-    {"HoldOnlyThePagesThatAreSeen", R"(
+    {"HoldOnlyThePagesOfTheWindow", R"(
     pool pages=6 window=6
     options batch=8 seqs=1
     submit a prompt=40 max=20
     run
     expect output a
 )"},
-    {"BesideLayersThatSeeAll", R"(
+    {"BesideLayersWithoutAWindow", R"(
     pool pages=16
     group pages=8 window=6
     options batch=8

@@ -1,5 +1,5 @@
-// Random requests, aborts and clock jumps; every step is checked by the fake
-// executor and the cache's invariants, every output against the model told
+// Random requests, aborts and clock jumps. The fake executor and the cache's
+// invariants check every step. Every output is compared with that of a model
 // without pages.
 #include <random>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kMaxLen = 64;
 constexpr uint32_t kMaxQueue = 20;
-constexpr int32_t kVocab = 50;  // small: stop ids are met
+constexpr int32_t kVocab = 50;  // small, so that stop ids are sampled
 
 struct Storm {
   const char* name;
@@ -84,7 +84,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
             .eviction = eviction_};
   }
 
-  // None where the engine would refuse it, and now and then.
+  // No budget if the engine would refuse it, and sometimes by chance.
   std::optional<proto::EvictionBudget> RandomBudget(const Request& request) {
     proto::EvictionBudget budget;
     if (Below(2) == 0) {
@@ -107,7 +107,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   Request RandomRequest(int index) {
     Request request;
     request.request_id = absl::StrCat("r", index);
-    // Few texts, so that prefixes meet.
+    // Few texts, so that requests share prefixes.
     const std::string text = absl::StrCat("text", Below(4));
     request.prompt =
         proto::TokenBytes::Adopt(FakePrompt(text, 1 + Below(40), kVocab));
@@ -167,8 +167,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
         std::nullopt);
   }
 
-  // In the engine's order: the step behind this one, where there is one, runs
-  // before the result is taken over.
+  // In the engine's order: the next step, if there is one, is enqueued before
+  // this step's result is applied.
   void Step() {
     if (running_ == nullptr) {
       running_ = scheduler_->Schedule();
@@ -203,7 +203,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
            std::find(stop.begin(), stop.end(), last) != stop.end();
   }
 
-  // Returns how many samples ran to their own end.
+  // Returns how many samples ended without an abort.
   int CheckOutputs() {
     int complete = 0;
     for (const Sent& sent : sent_) {
@@ -211,7 +211,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
       for (uint32_t i = 0; i < sent.request.sampling.n(); ++i) {
         const auto& sample = sent.sink->samples()[i];
         std::vector<int32_t> want = FakeContinuation(sent.request, i, Limits());
-        // What was emitted before may have ended the output already.
+        // The tokens of earlier attempts may have completed the output.
         if (sample.finish.has_value() &&
             sample.finish->reason() != kvasir::v1::FINISH_ABORT) {
           ++complete;
@@ -237,16 +237,16 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   EvictionLimits eviction_;
   std::vector<Sent> sent_;
   const kvasir::v1::StepPlan* running_ = nullptr;
-  int ahead_ = 0;  // steps that were planned so
+  int ahead_ = 0;  // steps that were planned ahead
   int refused_ = 0;
   int budgets_ = 0;  // requests with an eviction budget of their own
 };
 
-TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
+TEST_P(StormTest, EveryOutputIsExactAndEveryPageIsFreed) {
   constexpr int kRequests = 500;
   int submitted = 0;
   while (submitted < kRequests) {
-    // A full queue is met now and then, not all the time.
+    // The queue is full sometimes, but not always.
     const bool full = scheduler_->num_queued() >= kMaxQueue - 2;
     uint32_t burst = full && Below(20) != 0 ? 0 : Below(4);
     for (; burst > 0 && submitted < kRequests; --burst) Submit(submitted++);
@@ -281,7 +281,7 @@ TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
   EXPECT_EQ(stats.tails_published > 0, has_side_pages && !eviction_.evicts());
   EXPECT_EQ(ahead_ > kRequests / 10, !has_side_pages && !evicts_in_each_step)
       << ahead_;
-  // Storms with a host pool are of pools that run out.
+  // In storms with a host pool the page pool runs out.
   EXPECT_EQ(stats.exports > 0, GetParam().groups[0].host_pages > 0);
   EXPECT_EQ(stats.imports > 0, GetParam().groups[0].host_pages > 0);
   for (const auto& group : stats.groups) EXPECT_EQ(group.host_used_pages, 0);
@@ -357,7 +357,7 @@ INSTANTIATE_TEST_SUITE_P(
               {{.num_pages = 20,
                 .host_pages = 40,
                 .eviction = {.budget_tokens = 9, .every_tokens = 6}}}},
-        // A quarter of what the longest sequence would take: 9 + 6 slots.
+        // A quarter of the longest sequence's pages: 9 + 6 slots.
         Storm{"EvictsInAPoolForOne",
               17,
               16,

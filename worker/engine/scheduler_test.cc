@@ -67,7 +67,7 @@ TEST(SchedulerStopTest, NoStopIdIsSampledBelowMinTokens) {
   EXPECT_EQ(std::count(tokens.begin(), tokens.begin() + 4, first), 0);
 }
 
-TEST(SchedulerLogprobsTest, AreThoseOfEachTokenAndPosition) {
+TEST(SchedulerLogprobsTest, AreExactForEachTokenAndPosition) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=7 seqs=3
@@ -99,7 +99,7 @@ TEST(SchedulerLogprobsTest, AreThoseOfEachTokenAndPosition) {
   EXPECT_TRUE(scenario.sink("a").samples()[1].prompt_logprobs.empty());
 }
 
-TEST(SchedulerLogprobsTest, OfThePromptSurviveAPreemptionInTheMiddle) {
+TEST(SchedulerLogprobsTest, OfThePromptSurviveAPreemption) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8 seqs=1
@@ -219,7 +219,7 @@ class SummaryObserver final : public EngineObserver {
   std::vector<RequestSummary> ends;
 };
 
-TEST(SchedulerTimingTest, AFailedRequestTellsTheTimeOfThePhasesItHad) {
+TEST(SchedulerTimingTest, AFailedRequestReportsThePhasesItReached) {
   SummaryObserver observer;
   Bare bare;
   bare.deps.observer = &observer;
@@ -254,7 +254,7 @@ TEST(SchedulerTimingTest, AFailedRequestTellsTheTimeOfThePhasesItHad) {
   EXPECT_EQ(observer.ends[1].decode, std::nullopt);
 }
 
-TEST(SchedulerTokenMaskTest, IsAskedForBeforeEveryTokenThatWantsOne) {
+TEST(SchedulerTokenMaskTest, AMaskIsRequestedBeforeEveryMaskedToken) {
   EchoMasks masks;
   Bare bare(&masks);
   const auto scheduler = bare.Make();
@@ -268,7 +268,7 @@ TEST(SchedulerTokenMaskTest, IsAskedForBeforeEveryTokenThatWantsOne) {
   for (const char* want : {"json/0/0", "json/0/1", "json/0/2"}) {
     const kvasir::v1::StepPlan* plan = scheduler->Schedule();
     ASSERT_NE(plan, nullptr);
-    // Which mask is next depends on the token.
+    // The next mask depends on the token.
     EXPECT_EQ(scheduler->ScheduleAhead(), nullptr);
     ASSERT_EQ(plan->sequences_size(), 2);
     EXPECT_EQ(plan->sequences(0).sample().token_mask(), want);
@@ -285,7 +285,7 @@ TEST(SchedulerTokenMaskTest, IsAskedForBeforeEveryTokenThatWantsOne) {
   EXPECT_FALSE(scheduler->has_work());
 }
 
-TEST(SchedulerApplyTest, RefusesAResultThatIsNotThePlans) {
+TEST(SchedulerApplyTest, RefusesAResultThatDoesNotMatchThePlan) {
   struct BadResult {
     const char* message;
     void (*make)(const kvasir::v1::StepPlan&, kvasir::v1::StepResult*);
@@ -339,7 +339,7 @@ TEST(SchedulerApplyTest, RefusesAResultThatIsNotThePlans) {
   }
 }
 
-TEST(SchedulerApplyTest, ARequestWithoutATokenToSampleFailsAlone) {
+TEST(SchedulerApplyTest, OnlyTheRequestWithoutAnAllowedTokenFails) {
   Bare bare;
   const auto scheduler = bare.Make();
   const auto barred = std::make_shared<RecordingSink>(2);
@@ -403,7 +403,7 @@ TEST(SchedulerOptionsTest, ContradictionsAreRefusedWithTheNumbers) {
                                  "16")));
 }
 
-// One runs, one waits in the host pool.
+// One sequence runs, and one waits in the host pool.
 constexpr char kOneInTheHostPool[] = R"(
   pool pages=8 host=8
   options len=32
@@ -414,7 +414,7 @@ constexpr char kOneInTheHostPool[] = R"(
   expect host 4
 )";
 
-TEST(SchedulerHostPoolTest, ImagesOfRefusedRequestsAreGivenBack) {
+TEST(SchedulerHostPoolTest, ImagesOfRefusedRequestsAreFreed) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   scenario.scheduler().RefuseAll({absl::UnavailableError("stopped"),
@@ -425,7 +425,7 @@ TEST(SchedulerHostPoolTest, ImagesOfRefusedRequestsAreGivenBack) {
   )");
 }
 
-TEST(SchedulerHostPoolTest, ImagesOfRequestsOfAFailedStepAreGivenBack) {
+TEST(SchedulerHostPoolTest, ImagesAreFreedAfterAFailedStep) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   scenario.Run("schedule");
@@ -437,7 +437,7 @@ TEST(SchedulerHostPoolTest, ImagesOfRequestsOfAFailedStepAreGivenBack) {
   )");
 }
 
-TEST(SchedulerHostPoolTest, WhatIsQueuedIsWhatIsLeftToRun) {
+TEST(SchedulerHostPoolTest, QueuedTokensAreThoseLeftToRun) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   EXPECT_EQ(scenario.scheduler().Load().queued_tokens, 1u);
@@ -447,7 +447,7 @@ TEST(SchedulerHostPoolTest, WhatIsQueuedIsWhatIsLeftToRun) {
   scenario.Run("run");
 }
 
-TEST(SchedulerHostPoolTest, ACopyRateOfNothingIsRefused) {
+TEST(SchedulerHostPoolTest, ACopyRateOfZeroIsRefused) {
   cache::KvCacheConfig config;
   config.page_tokens = 4;
   config.groups = {{.num_pages = 16}};

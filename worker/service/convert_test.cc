@@ -62,7 +62,7 @@ TEST(ConvertTest, EveryFieldOfARequestArrives) {
       << to.sampling.DebugString();
 }
 
-TEST(ConvertTest, ABudgetOfSlotsArrivesAndNoneIsNone) {
+TEST(ConvertTest, AnEvictionBudgetArrivesIfThereIsOne) {
   kvasir::v1::GenerateRequest from;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Request none,
                               ToRequest(from, absl::InfiniteFuture()));

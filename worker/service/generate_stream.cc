@@ -115,8 +115,8 @@ void GenerateStream::Count(size_t bytes) {
   queued_bytes_ += bytes;
   if (queued_bytes_ <= max_queued_bytes_) return;
   Break({absl::ResourceExhaustedError(absl::StrCat(
-             "the reader is too slow: ", queued_bytes_,
-             " bytes wait for it, the limit is ", max_queued_bytes_)),
+             "the client reads too slowly: ", queued_bytes_,
+             " bytes are queued, the limit is ", max_queued_bytes_)),
          kvasir::v1::Refusal::REFUSAL_UNSPECIFIED});
   reset_wanted_ = writing_;
 }

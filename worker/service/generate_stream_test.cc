@@ -135,7 +135,7 @@ TEST(GenerateStreamTest, ARefusalEndsTheCallWithItsReason) {
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, AFailureComesAfterTheTokensBeforeIt) {
+TEST(GenerateStreamTest, AFailureFollowsTheQueuedTokens) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -184,7 +184,7 @@ TEST(GenerateStreamTest, ACancelBeforeTheEngineKnowsTheRequestAbortsItThen) {
 }
 
 TEST(GenerateStreamTest, ARefusedRequestIsNeverAborted) {
-  // Its id may be another call's.
+  // Another call may use its id.
   GenerateStream stream(kAmple);
   stream.OnCancel();
   stream.OnSubmitted({absl::AlreadyExistsError("request r"),
@@ -222,8 +222,8 @@ TEST(GenerateStreamTest, QueuedBytesReturnToZero) {
   EXPECT_EQ(stream.queued_bytes(), 0u);
 }
 
-// Drives one stream with events of engine and transport in random order and
-// holds it to the guarantees of the header.
+// Drives one stream with random events of engine and transport, and checks the
+// guarantees of the header.
 class Storm {
  public:
   explicit Storm(uint32_t seed)
@@ -249,7 +249,7 @@ class Storm {
     }
     if (lost_ || refused_ || failed_) return;
     EXPECT_EQ(aborts_, 0);
-    EXPECT_EQ(read_, told_);
+    EXPECT_EQ(read_, sent_);
     EXPECT_EQ(read_finishes_, num_samples_);
   }
 
@@ -259,7 +259,7 @@ class Storm {
   }
   bool Chance(uint32_t one_in) { return Draw(one_in) == 0; }
 
-  // The call is over and so is the engine's part.
+  // The call and the engine's part have ended.
   bool Over() const {
     return submitted_ && finishes_ == 1 && (refused_ || engine_ended_);
   }
@@ -303,7 +303,7 @@ class Storm {
     if (sample->second > 0 && aborts_ == 0) {
       --sample->second;
       const auto id = static_cast<int32_t>(Draw(1000));
-      told_[index].push_back(id);
+      sent_[index].push_back(id);
       Tokens(&stream_, index, {id});
       return;
     }
@@ -364,7 +364,7 @@ class Storm {
   int finishes_ = 0;
   int aborts_ = 0;
   uint32_t read_finishes_ = 0;
-  std::map<uint32_t, std::vector<int32_t>> told_;
+  std::map<uint32_t, std::vector<int32_t>> sent_;
   std::map<uint32_t, std::vector<int32_t>> read_;
 };
 

@@ -66,7 +66,7 @@ class LoadPublisher final : public LoadListener {
   };
 
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The watchers whose report is due. `next` is when the next one will be.
+  // The watchers that are due a report. `next` is when the next one is due.
   std::vector<std::shared_ptr<LoadWatcher>> TakeDue(absl::Time* next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

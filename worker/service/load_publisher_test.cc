@@ -38,7 +38,7 @@ TEST(LoadScheduleTest, WithoutAChangeOnlyTheHeartbeatIsDue) {
   EXPECT_EQ(schedule.NextDue(Load(0)), kStart + absl::Seconds(1));
 }
 
-TEST(LoadScheduleTest, ADrainIsToldWithoutWaiting) {
+TEST(LoadScheduleTest, ADrainIsDueAtOnce) {
   LoadSchedule schedule = NewSchedule();
   schedule.Sent(kStart, Load(0));
   EXPECT_LE(schedule.NextDue(Load(0, true)), kStart);
@@ -77,18 +77,18 @@ TEST(LoadPublisherTest, ManyChangesBecomeFewReports) {
   EXPECT_LT(watcher->reports, 100);
 }
 
-TEST(LoadPublisherTest, ADrainInsideTheIntervalIsToldAtOnce) {
+TEST(LoadPublisherTest, ADrainInsideTheIntervalIsReportedAtOnce) {
   LoadPublisher publisher(absl::Hours(1));
   const auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::Hours(1));
   ASSERT_TRUE(Eventually([&] { return watcher->reports == 1; }));
-  publisher.OnLoad(Load(1));  // from here on it waits for the interval
+  publisher.OnLoad(Load(1));  // the next report now waits for the interval
   absl::SleepFor(absl::Milliseconds(50));
   publisher.OnLoad(Load(2, /*draining=*/true));
   EXPECT_TRUE(Eventually([&] { return watcher->last == 2; }));
 }
 
-TEST(LoadPublisherTest, StoppingClosesEveryWatcherLaterOnesToo) {
+TEST(LoadPublisherTest, StopClosesEveryWatcherIncludingLaterOnes) {
   LoadPublisher publisher(absl::Seconds(1));
   const auto early = std::make_shared<CountingWatcher>();
   publisher.Watch(early, absl::ZeroDuration());
@@ -99,7 +99,7 @@ TEST(LoadPublisherTest, StoppingClosesEveryWatcherLaterOnesToo) {
   EXPECT_EQ(late->closed, 1);
 }
 
-TEST(LoadPublisherTest, AWatcherThatIsGoneIsForgotten) {
+TEST(LoadPublisherTest, ADestroyedWatcherIsForgotten) {
   LoadPublisher publisher(absl::Milliseconds(10));
   auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::ZeroDuration());

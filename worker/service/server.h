@@ -27,7 +27,7 @@ struct WorkerServerOptions {
   // Routers ping every 5 s while nothing arrives, as when a request waits for
   // its first token. A smaller interval here allows that.
   absl::Duration min_ping_interval = absl::Seconds(4);
-  // A TCP connection older than this is told to go. On a Unix socket nothing
+  // A TCP connection older than this gets a GOAWAY. On a Unix socket nothing
   // ages: there is no certificate to renew and no other server to spread to.
   absl::Duration max_connection_age = absl::Hours(1);
 };

@@ -1,4 +1,4 @@
-// kvasir.v1.Worker over a real Unix socket, with a scripted engine behind it.
+// kvasir.v1.Worker over a real Unix socket, with a scripted engine.
 #include "worker/service/service.h"
 
 #include <dirent.h>
@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/net/grpc_callbacks.h"
 #include "base/net/grpc_status.h"
 #include "base/status_matchers.h"
 #include "proto/refusal.h"
@@ -30,7 +31,7 @@ namespace v1 = kvasir::v1;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
-// True once `condition` holds; false when patience ends.
+// Returns true when `condition` holds, or false after kPatience.
 template <typename Condition>
 bool Eventually(Condition condition) {
   const absl::Time end = absl::Now() + kPatience;
@@ -73,6 +74,8 @@ v1::GenerateRequest NewRequest(const std::string& id, uint32_t max_tokens) {
 
 class WorkerServiceTest : public ::testing::Test {
  protected:
+  // Otherwise each test's end would shut gRPC down, which may take 10 seconds.
+  static void SetUpTestSuite() { base::KeepGrpcCallbackThreads(); }
   void SetUp() override { StartServer(TestOptions()); }
 
   void StartServer(WorkerServerOptions options) {
@@ -119,7 +122,7 @@ struct Answer {
   std::vector<v1::GenerateEvent::Finish> finishes;
 };
 
-// Reads one call to its end.
+// Reads a call to its end.
 Answer ReadAll(grpc::ClientReader<v1::GenerateEvent>* reader,
                const grpc::ClientContext& context) {
   Answer answer;
@@ -251,7 +254,7 @@ TEST_F(WorkerServiceTest, ARefusalCarriesCodeReasonAndDetail) {
   EXPECT_EQ(refusal->detail(), "queue: 64 of 64");
 }
 
-TEST_F(WorkerServiceTest, AnInvalidValueIsNoRefusal) {
+TEST_F(WorkerServiceTest, AnInvalidValueCarriesNoRefusal) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_prompt_token_ids("12345");
   grpc::ClientContext context;
@@ -263,7 +266,8 @@ TEST_F(WorkerServiceTest, AnInvalidValueIsNoRefusal) {
   EXPECT_EQ(engine_.submitted(), 0u);
 }
 
-TEST_F(WorkerServiceTest, OtherWeightsAreRefusedWithBothIdsAndTriedElsewhere) {
+TEST_F(WorkerServiceTest,
+       OtherWeightsAreRefusedWithBothIdsAndRetriedElsewhere) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_weights_id("w2");
   grpc::ClientContext context;
@@ -296,7 +300,7 @@ TEST_F(WorkerServiceTest, ASlowReaderIsResetAndHoldsNoPages) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 2000000000));
   ASSERT_TRUE(Eventually([&] { return engine_.live() == 1; }));
-  // Nobody reads: the transport's window fills, then the queue.
+  // Nothing is read, so the transport's window fills, and then the queue.
   EXPECT_TRUE(Eventually([&] { return engine_.live() == 0; }));
   const Answer answer = ReadAll(reader.get(), context);
   EXPECT_FALSE(answer.status.ok());
@@ -313,7 +317,7 @@ TEST_F(WorkerServiceTest, AMessageOverTheModelsLengthIsRefused) {
   EXPECT_EQ(engine_.submitted(), 0u);
 }
 
-TEST_F(WorkerServiceTest, GetInfoAnswersWhatItWasGiven) {
+TEST_F(WorkerServiceTest, GetInfoReturnsTheConfiguredInfo) {
   grpc::ClientContext context;
   v1::WorkerInfo info;
   EXPECT_TRUE(stub_->GetInfo(&context, v1::GetInfoRequest(), &info).ok());
@@ -321,7 +325,7 @@ TEST_F(WorkerServiceTest, GetInfoAnswersWhatItWasGiven) {
   EXPECT_EQ(info.max_model_len(), 1024u);
 }
 
-TEST_F(WorkerServiceTest, LoadComesAtOnceAndOnChange) {
+TEST_F(WorkerServiceTest, TheLoadIsReportedAtOnceAndAfterEachChange) {
   grpc::ClientContext context;
   v1::WatchLoadRequest request;
   request.set_min_interval_ms(20);
@@ -340,7 +344,7 @@ TEST_F(WorkerServiceTest, LoadComesAtOnceAndOnChange) {
   context.TryCancel();
 }
 
-TEST_F(WorkerServiceTest, ADrainTurnsNotServingFirstAndLetsStreamsFinish) {
+TEST_F(WorkerServiceTest, ADrainReportsNotServingFirstAndLetsStreamsFinish) {
   EXPECT_EQ(Health("kvasir.v1.Worker"), "serving");
   EXPECT_EQ(Health(""), "serving");
   grpc::ClientContext context;
@@ -373,7 +377,7 @@ TEST_F(WorkerServiceTest, ADrainTurnsNotServingFirstAndLetsStreamsFinish) {
   EXPECT_EQ(Health(""), "not serving") << "a drain is final";
 }
 
-// A new connection each time: a channel that failed to connect would back off.
+// Connects anew each time, because a channel backs off after a failure.
 std::shared_ptr<grpc::Channel> FreshChannel(const std::string& target) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -389,7 +393,7 @@ TEST_F(WorkerServiceTest, ADrainThatArrivesWhileTheServerStartsIsHonoured) {
     std::thread drainer([&path] {
       while (access(path.c_str(), F_OK) != 0) std::this_thread::yield();
       grpc::Status status;
-      do {  // until somebody listens
+      do {  // until the server listens
         grpc::ClientContext context;
         v1::DrainResponse response;
         status = v1::Worker::NewStub(FreshChannel("unix:" + path))
@@ -406,7 +410,7 @@ TEST_F(WorkerServiceTest, ADrainThatArrivesWhileTheServerStartsIsHonoured) {
   }
 }
 
-TEST_F(WorkerServiceTest, ADrainRefusesWhatRunsAtItsDeadline) {
+TEST_F(WorkerServiceTest, ADrainRefusesRunningRequestsAtItsDeadline) {
   engine_.Hold(true);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 10));
@@ -463,7 +467,7 @@ TEST_F(WorkerServiceTest, ShutdownDoesNotWaitForADrainsDeadline) {
   EXPECT_EQ(server_->Drain(absl::InfiniteFuture()).finished(), 0u);
 }
 
-TEST_F(WorkerServiceTest, ATakenAddressFailsAtStart) {
+TEST_F(WorkerServiceTest, StartFailsIfTheAddressIsTaken) {
   WorkerServerOptions options = TestOptions();
   options.listen.unix_path.clear();
   StartServer(options);
@@ -474,7 +478,7 @@ TEST_F(WorkerServiceTest, ATakenAddressFailsAtStart) {
                AllOf(HasSubstr(server_->target()), HasSubstr("--port"))));
 }
 
-// One of the storm's callers: reads its stream, cancels at random.
+// A caller of the storm: it reads its stream and cancels at random.
 void Caller(v1::Worker::Stub* stub, uint32_t seed, int rounds,
             std::atomic<int>* completed) {
   std::mt19937 random(seed);
