@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 case " $* " in *' --help '* | *' -h '* | *' --kvasir '*) ;; *)
   cmake --preset release -DKVASIR_BUILD_TESTS=OFF >/dev/null
-  cmake --build --preset release --target kvasir -- --quiet
+  cmake --build --preset release --target kvasir kvasir-bench -- --quiet
   ;;
 esac
 PYTHONDONTWRITEBYTECODE=1 exec python3 bench/performance.py "$@"

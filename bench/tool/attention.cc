@@ -16,8 +16,8 @@
 #include "bench/floors.h"
 #include "bench/tool/bench.h"
 #include "bench/tool/report.h"
-#include "plan/presets.h"
 #include "model/known_models.h"
+#include "plan/presets.h"
 #include "worker/load/model_options.h"
 #include "worker/program/attention_flops.h"
 

@@ -1,8 +1,4 @@
-<<<<<<< HEAD:server/runtime/serve_stack_test.cc
 #include "server/runtime/serve_stack.h"
-=======
-#include "cli/runtime/serve_stack.h"
->>>>>>> h-we:cli/runtime/serve_stack_test.cc
 
 #include <grpcpp/channel.h>
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import numbers
 import os
+import shutil
 import signal
 import subprocess
 
@@ -64,6 +65,24 @@ def test_prints_one_object_of_figures_by_name(command):
         assert name.endswith("_cpu_us_per_token") or name in may_be_zero or report["figures"][name] > 0, name
     if command == "serve":
         assert "router_added_ms_p50" in report["spread"]
+
+
+def test_the_server_holds_neither_benchmarks_nor_compression():
+    names = subprocess.run(["nm", "-C", BINARY], capture_output=True, text=True, check=True).stdout
+    assert "kvasir::worker::" in names and "kvasir::router::" in names
+    assert "kvasir::bench::" not in names and "kvasir::compress::" not in names
+    libraries = subprocess.run(["ldd", BINARY], capture_output=True, text=True, check=True).stdout
+    assert "torch" not in libraries and "dnnl" not in libraries
+
+
+def test_a_server_without_benchmarks_names_the_program_that_has_them(tmp_path):
+    copy = tmp_path / "copy" / "kvasir"
+    copy.parent.mkdir()
+    shutil.copy(BINARY, copy)
+    done = subprocess.run([copy, "bench", "decode", "--quick"], env={"PATH": str(copy.parent)},
+                          capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "kvasir-bench: No such file or directory" in done.stderr and "scripts/build kvasir-bench" in done.stderr
 
 
 def test_decode_reads_each_weight_once_per_step_and_says_when_caches_hold_them():
