@@ -164,13 +164,13 @@ void ExpectAllOk(const std::vector<absl::Status>& results) {
   for (const absl::Status& result : results) KVASIR_EXPECT_OK(result);
 }
 
-TEST_P(CollectiveTest, RanksAreInTheOrderOfTheirShards) {
+TEST_P(CollectiveTest, ShardsNameTheRanksInOrder) {
   for (int64_t r = 0; r < size(); ++r) {
     EXPECT_EQ(rank(r)->shard(), (plan::TpShard{r, size()}));
   }
 }
 
-TEST_P(CollectiveTest, EveryRankHasTheSameSum) {
+TEST_P(CollectiveTest, EveryRankGetsTheSumInRankOrder) {
   const std::vector<int64_t> counts = {0,  1,   2,    12,   13,   14,    25,
                                        26, 27,  1000, 1023, 1024, 1025,  0,
                                        1,  333, 4096, 4999, 3,    70001, 7};
@@ -220,7 +220,7 @@ std::vector<float> OwnColumns(const std::vector<float>& all, int64_t num_rows,
   return own;
 }
 
-TEST_P(CollectiveTest, EveryRankHasTheColumnsOfAll) {
+TEST_P(CollectiveTest, EveryRankGetsTheColumnsOfAllRanks) {
   const int calls = GetParam().calls;
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
     std::mt19937 random(5);  // the same on all ranks
@@ -245,7 +245,7 @@ TEST_P(CollectiveTest, EveryRankHasTheColumnsOfAll) {
   }));
 }
 
-TEST_P(CollectiveTest, EveryRankHasWhatRank0Has) {
+TEST_P(CollectiveTest, EveryRankGetsTheDataOfRank0) {
   const std::vector<size_t> sizes = {
       0,  1, 51, 52, 53, 103, 104, 4 * static_cast<size_t>(GetParam().most) + 1,
       105};
@@ -314,7 +314,7 @@ TEST_P(CollectiveTest, CallsOfAllKindsFollowEachOther) {
   }));
 }
 
-TEST_P(CollectiveTest, NobodyIsWaitedForWhileMemoryIsCounted) {
+TEST_P(CollectiveTest, CountingMemoryWaitsForNoRank) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   kernels::Workspace counter = kernels::Workspace::Counting();
@@ -330,7 +330,7 @@ TEST_P(CollectiveTest, NobodyIsWaitedForWhileMemoryIsCounted) {
 }
 
 // A call of no numbers, of one rank alone.
-TEST_P(CollectiveTest, NobodyIsWaitedForWhenThereIsNothingToSend) {
+TEST_P(CollectiveTest, EmptyCallsWaitForNoRank) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   std::vector<float> none;
@@ -371,7 +371,7 @@ TEST_P(CollectiveTest, TheTimeThatCallsWaitForOthersIsCounted) {
             std::chrono::duration<double>(kLate).count() / 2);
 }
 
-TEST_P(CollectiveTest, SizesThatCannotBeAreRefusedAndTheGroupLivesOn) {
+TEST_P(CollectiveTest, ImpossibleSizesAreRefusedAndTheGroupSurvives) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const auto invalid = [](const absl::Status& status, const char* text) {
     EXPECT_THAT(status,
@@ -465,16 +465,16 @@ TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
         data.resize(40);
         return own.AllReduceSum(&data);
       });
-  int told = 0;
+  int reported = 0;
   for (const absl::Status& result : results) {
     EXPECT_FALSE(result.ok());
     if (GetParam().nccl) {
       EXPECT_THAT(result,
                   StatusIs(absl::StatusCode::kUnavailable,
                            HasSubstr("stands still or makes other calls")));
-      ++told;
+      ++reported;
     } else if (result.code() == absl::StatusCode::kInternal) {
-      ++told;
+      ++reported;
       EXPECT_THAT(std::string(result.message()),
                   AllOf(HasSubstr("tensor-parallel ranks differ"),
                         HasSubstr("AllReduceSum of 80 bytes"),
@@ -483,7 +483,7 @@ TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
       EXPECT_EQ(result.code(), absl::StatusCode::kAborted) << result;
     }
   }
-  EXPECT_GE(told, 1);
+  EXPECT_GE(reported, 1);
 }
 
 TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
@@ -504,7 +504,7 @@ TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
   }
 }
 
-TEST(SingleRankTest, HasWhatItHas) {
+TEST(SingleRankTest, KeepsItsData) {
   std::vector<std::unique_ptr<Collective>> ones = InProcessGroup::Create(1);
   ASSERT_EQ(ones.size(), 1u);
   ones.push_back(std::make_unique<SingleRank>());

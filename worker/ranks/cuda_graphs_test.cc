@@ -231,7 +231,7 @@ TEST_F(CudaGraphsTest, AReplayedStepIsOneCall) {
 
 // Whatever fails, and whenever, the tokens are the same, and nobody's request
 // fails.
-TEST_F(CudaGraphsTest, ACaptureThatFailsIsTheLastAndChangesNothing) {
+TEST_F(CudaGraphsTest, AFailedCaptureIsTheLastAndChangesNothing) {
   Make(plan::kDensePreset, /*graphs=*/false, /*deterministic=*/true);
   const std::vector<std::string> want = RunSteps(nullptr, kFewGraphSteps);
   struct Failure {

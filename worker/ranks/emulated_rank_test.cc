@@ -96,7 +96,7 @@ std::vector<std::string> OpsOf(const std::string& plan) {
 }
 
 // Before minutes of reading.
-TEST(EmulatedRankTest, AnOpThatTheDeviceDoesNotHaveIsRefusedBeforeAWeight) {
+TEST(EmulatedRankTest, RefusesAMissingOpBeforeReadingAWeight) {
   const kernels::DeviceOps all = kernels::emulated::Ops();
   for (const std::string plan : {plan::kDensePreset, plan::kRotatedPreset}) {
     for (const std::string& missing : OpsOf(plan)) {
@@ -117,7 +117,7 @@ TEST(EmulatedRankTest, AnOpThatTheDeviceDoesNotHaveIsRefusedBeforeAWeight) {
 }
 
 // No plan is half served: it loads and runs, or the refusal names the op.
-TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedByAnOpsName) {
+TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedWithTheOpsName) {
   int refused = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     RankOptions options = TinyOptions();
@@ -155,7 +155,7 @@ TEST(EmulatedRankTest, RanksOfAGroupAreRefusedAtLoad) {
                        "all_reduce_sum: the device has no kernel for it"));
 }
 
-TEST(EmulatedRankTest, NumericsAreTheDevicesOwn) {
+TEST(EmulatedRankTest, NumericsNameTheDevice) {
   const auto numerics = [](std::optional<DType> activations) -> std::string {
     RankOptions options = SmallOptions();
     if (activations.has_value()) {
@@ -171,7 +171,7 @@ TEST(EmulatedRankTest, NumericsAreTheDevicesOwn) {
   EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-2-fast");
 }
 
-TEST(EmulatedRankTest, AttentionThatFallsToThePlainKernelIsTold) {
+TEST(EmulatedRankTest, AttentionThatUsesThePlainKernelIsReported) {
   const auto kernels_of = [](std::optional<DType> activations,
                              const std::string& plan) {
     RankOptions options = SmallOptions();
@@ -180,14 +180,15 @@ TEST(EmulatedRankTest, AttentionThatFallsToThePlainKernelIsTold) {
     }
     auto rank = MakeSmallRank(options, plan);
     KVASIR_EXPECT_OK(rank);
-    std::vector<std::string> told;
-    if (!rank.ok()) return told;
+    std::vector<std::string> reported;
+    if (!rank.ok()) return reported;
     for (const auto& [by, layers] : (*rank)->executor().attention_kernels()) {
       EXPECT_EQ(static_cast<size_t>(layers),
                 (*rank)->executor().arenas().layers().size());
-      told.push_back(absl::StrCat(by.decode, "; ", by.prompts, "; ", by.why));
+      reported.push_back(
+          absl::StrCat(by.decode, "; ", by.prompts, "; ", by.why));
     }
-    return told;
+    return reported;
   };
   using ::testing::ElementsAre;
   EXPECT_THAT(kernels_of(std::nullopt, plan::kDensePreset), ElementsAre());
@@ -308,7 +309,7 @@ struct LogitsCase {
 
 class EmulatedLogitsTest : public ::testing::TestWithParam<LogitsCase> {};
 
-TEST_P(EmulatedLogitsTest, AreTheCpus) {
+TEST_P(EmulatedLogitsTest, EqualTheCpusWithinRounding) {
   RankOptions options = SmallOptions();
   options.kv_cache_bytes = 16 << 20;
   Forced cpu;

@@ -119,7 +119,7 @@ std::vector<std::string> ServedPresets() {
           "rap-50-4bit"};
 }
 
-TEST(EmulatedStepsTest, ATokensBitsAreItsOwnWhoeverSharesItsSteps) {
+TEST(EmulatedStepsTest, ATokensBitsDoNotDependOnOtherSequences) {
   const std::vector<int32_t> prompt = Ids(37, 11);
   const std::vector<int32_t> others[] = {Ids(21, 5), Ids(1, 400), Ids(9, 30)};
   const std::vector<int32_t> output = {3, 516, 77};
@@ -194,7 +194,7 @@ TEST(EmulatedStepsTest, NoOpRunsOnTheHost) {
   }
 }
 
-TEST(EmulatedStepsDeathTest, AHostThatReadsWhatAStepUsesEnds) {
+TEST(EmulatedStepsDeathTest, AHostReadOfAStepsMemoryEndsTheProcess) {
   const std::vector<int32_t> prompt = Ids(9, 3);
   Steps steps(plan::kDensePreset);
   Launches launches;

@@ -180,7 +180,7 @@ TEST(GroupMemoryTest, RanksThatRunHoldTheirShareOfWeightsAndLatents) {
 }
 
 // A host's own copy of the files is wrong where only its rank looks.
-TEST(GroupMemoryTest, ABitOfOneRanksPartIsAnotherWeightsId) {
+TEST(GroupMemoryTest, ADifferentBitOnOneRankGivesAnotherWeightsId) {
   const SavedCheckpoint saved(WideShape(), kernels::DType::kBf16);
   const auto plan = WholePlan(WideShape());
   const auto good = LoadGroup({saved.folder(), saved.folder()}, plan);
@@ -225,7 +225,7 @@ TEST(GroupMemoryTest, ABitOfOneRanksPartIsAnotherWeightsId) {
 
 // Groups of heads that lie on several ranks, or on one; a KV head of several
 // ranks; whatever the ranks take, together it is all.
-TEST(GroupMemoryTest, RanksTogetherHaveTheWeightsIdOfOneUnderEveryPlan) {
+TEST(GroupMemoryTest, RanksTogetherGetTheWeightsIdOfOneRankUnderEveryPlan) {
   const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
   for (const PlanCase& plan_case : PlanCases()) {
     SCOPED_TRACE(plan_case.name);
@@ -345,7 +345,7 @@ TEST(GroupMemoryTest, ARankOfALargeModelReadsItsShare) {
   }
 }
 
-TEST(GroupMemoryTest, RanksHaveTheLeastPagesOfAll) {
+TEST(GroupMemoryTest, RanksAgreeOnTheFewestPages) {
   ThreadAgreement agreement(2);
   const auto collectives = InProcessGroup::Create(2);
   std::vector<std::unique_ptr<Rank>> ranks(2);
@@ -376,7 +376,7 @@ TEST(GroupMemoryTest, RanksHaveTheLeastPagesOfAll) {
             ranks[1]->allocator().use(kernels::MemoryTag::kKvCache).bytes);
 }
 
-TEST(GroupMemoryTest, WhatARankCannotAgreeToIsRefused) {
+TEST(GroupMemoryTest, ARankRefusesAnAgreementThatDoesNotFit) {
   const auto refused = [](const auto& change, const char* why) {
     RankOptions options = TinyOptions();
     options.agree =

@@ -255,7 +255,7 @@ TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
 
 // A rank that has no id of the head and the embedding, and one of part of a
 // panel.
-TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesOfFewIds) {
+TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesWithFewIds) {
   model::ModelShape shape = TinyShape();
   shape.vocab_size = 40;
   ExpectSameAsOne(shape, {2, 4, 8});
@@ -381,7 +381,7 @@ std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
 
 // A rank scores its units by its own heads alone; what other ranks do reaches
 // it through sums that differ in their last bits.
-TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneKeeps) {
+TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneRankKeeps) {
   PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
                         plan_cases::Full("NO_ROPE")};
   const std::map<size_t, std::string> units_of = {
@@ -426,7 +426,7 @@ TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesUnderEveryPlan) {
   EXPECT_GT(clear_rows, 100);
 }
 
-TEST_F(TensorParallelTest, AndUnderPlansOfOtherFamilies) {
+TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesInOtherFamilies) {
   constexpr int64_t kWindow = 7;
   int64_t clear_rows = 0;
   for (const FamilyCase& each : FamilyCases(kWindow)) {

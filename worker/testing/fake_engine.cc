@@ -130,66 +130,68 @@ LoadSnapshot FakeEngine::Snapshot() const {
   return load;
 }
 
-FakeEngine::Told FakeEngine::StepOne(Running* running) {
-  Told told;
-  told.sink = running->sink;
+FakeEngine::Outcome FakeEngine::StepOne(Running* running) {
+  Outcome outcome;
+  outcome.sink = running->sink;
   const Request& request = running->request;
   const auto prompt = static_cast<uint32_t>(request.prompt.size_tokens());
-  if (!running->accepted) told.accepted = prompt;
+  if (!running->accepted) outcome.accepted = prompt;
   running->accepted = true;
   if (failure_.has_value()) {
-    told.failed = *failure_;
+    outcome.failed = *failure_;
   } else if (request.deadline <= absl::Now()) {
-    told.failed = Refusal{absl::DeadlineExceededError("past its deadline"),
-                          RefusalReason::kNone};
+    outcome.failed = Refusal{absl::DeadlineExceededError("past its deadline"),
+                             RefusalReason::kNone};
   } else if (!running->aborted && !held_) {
     const uint32_t left = request.sampling.max_tokens() - running->produced;
     for (uint32_t i = 0; i < std::min(left, tokens_per_step_); ++i) {
-      told.tokens.push_back(1000 + static_cast<int32_t>(running->produced++));
+      outcome.tokens.push_back(1000 +
+                               static_cast<int32_t>(running->produced++));
     }
   }
   const bool complete = running->produced >= request.sampling.max_tokens();
-  if (!told.failed.has_value() && (running->aborted || complete)) {
+  if (!outcome.failed.has_value() && (running->aborted || complete)) {
     FinishInfo info;
     info.reason =
         running->aborted ? FinishReason::kAbort : FinishReason::kLength;
     info.prompt_tokens = prompt;
     info.output_tokens = running->produced;
     info.last = true;
-    told.finish = info;
+    outcome.finish = info;
   }
-  return told;
+  return outcome;
 }
 
-std::vector<FakeEngine::Told> FakeEngine::Step() {
+std::vector<FakeEngine::Outcome> FakeEngine::Step() {
   base::MutexLock lock(&mutex_);
-  std::vector<Told> all;
+  std::vector<Outcome> all;
   ++steps_;
   for (auto entry = live_.begin(); entry != live_.end();) {
-    Told told = StepOne(&entry->second);
-    const bool over = told.finish.has_value() || told.failed.has_value();
-    if (told.finish.has_value()) {
-      const bool aborted = told.finish->reason == FinishReason::kAbort;
+    Outcome outcome = StepOne(&entry->second);
+    const bool over = outcome.finish.has_value() || outcome.failed.has_value();
+    if (outcome.finish.has_value()) {
+      const bool aborted = outcome.finish->reason == FinishReason::kAbort;
       ++(aborted ? totals_.aborted : totals_.finished);
     } else if (over) {
       ++totals_.aborted;
     }
     entry = over ? live_.erase(entry) : std::next(entry);
-    all.push_back(std::move(told));
+    all.push_back(std::move(outcome));
   }
   return all;
 }
 
-void FakeEngine::Tell(const Told& told) {
-  if (told.accepted.has_value()) told.sink->OnAccepted(*told.accepted);
-  if (!told.tokens.empty()) told.sink->OnTokens({0, told.tokens, {}, {}});
-  if (told.finish.has_value()) told.sink->OnFinished(*told.finish);
-  if (told.failed.has_value()) told.sink->OnFailed(*told.failed);
+void FakeEngine::Report(const Outcome& outcome) {
+  if (outcome.accepted.has_value()) outcome.sink->OnAccepted(*outcome.accepted);
+  if (!outcome.tokens.empty())
+    outcome.sink->OnTokens({0, outcome.tokens, {}, {}});
+  if (outcome.finish.has_value()) outcome.sink->OnFinished(*outcome.finish);
+  if (outcome.failed.has_value()) outcome.sink->OnFailed(*outcome.failed);
 }
 
 void FakeEngine::Run() {
   while (true) {
-    for (const Told& told : Step()) Tell(told);
+    for (const Outcome& outcome : Step()) Report(outcome);
     LoadSnapshot load;
     std::vector<std::weak_ptr<LoadListener>> listeners;
     {

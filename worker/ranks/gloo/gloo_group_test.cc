@@ -132,7 +132,7 @@ TEST_F(GlooGroupTest, LeavesNoThreadAndNoSocket) {
   EXPECT_EQ(EntriesOf("/proc/self/task").size(), threads);
 }
 
-TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallWhenItsTimeIsUp) {
+TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallAtTheTimeout) {
   const absl::Duration timeout = absl::Milliseconds(300);
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.call_timeout = timeout});
@@ -183,7 +183,7 @@ TEST_F(GlooGroupTest, ARankThatIsGoneEndsCallsOfTheOthers) {
 }
 
 // A rank that waits for nobody hears of it with its next call.
-TEST_F(GlooGroupTest, ARankThatWentBetweenTwoCallsIsNoticedAtOnce) {
+TEST_F(GlooGroupTest, ARankThatLeftBetweenTwoCallsIsNoticedAtOnce) {
   auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1] = nullptr;
@@ -248,7 +248,7 @@ TEST_F(GlooGroupTest, RanksMayGiveUpInTheMiddleOfTraffic) {
   }
 }
 
-TEST_F(GlooGroupTest, LongReasonsAreCut) {
+TEST_F(GlooGroupTest, LongReasonsAreShortened) {
   const auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1]->Abort(absl::InternalError(std::string(10000, 'r')));
@@ -260,7 +260,7 @@ TEST_F(GlooGroupTest, LongReasonsAreCut) {
                                     std::string(512 - 32, 'r'))));
 }
 
-TEST_F(GlooGroupTest, OptionsThatCannotBeAreRefused) {
+TEST_F(GlooGroupTest, InvalidOptionsAreRefused) {
   const auto refused = [](const GlooOptions& options, absl::StatusCode code,
                           const std::string& text) {
     EXPECT_THAT(GlooGroup::Begin(options), StatusIs(code, HasSubstr(text)));
@@ -294,7 +294,7 @@ TEST_F(GlooGroupTest, OptionsThatCannotBeAreRefused) {
 }
 
 // Addresses that do not belong together; nothing is connected.
-TEST_F(GlooGroupTest, AddressesOfNoGroupAreRefused) {
+TEST_F(GlooGroupTest, AddressesThatAreNotOfOneGroupAreRefused) {
   const auto begin = [](plan::TpShard shard, int64_t chunk_bytes = 64) {
     auto group = GlooGroup::Begin(
         {.shard = shard, .interface = "lo", .chunk_bytes = chunk_bytes});
@@ -326,7 +326,7 @@ TEST_F(GlooGroupTest, AddressesOfNoGroupAreRefused) {
 }
 
 // Whichever side would begin the connection.
-TEST_F(GlooGroupTest, ARankThatDoesNotComeIsNotWaitedForWithoutEnd) {
+TEST_F(GlooGroupTest, WaitingForARankThatDoesNotComeEnds) {
   for (const int64_t rank : {0, 1}) {
     GlooOptions options = {.shard = {rank, 2},
                            .interface = "lo",
@@ -386,7 +386,7 @@ TEST_F(GlooGroupTest, AGroupMayBeAbortedWhileItConnects) {
   }
 }
 
-TEST_F(GlooGroupTest, ARankThatIsNotThereAnyMoreIsToldAtOnce) {
+TEST_F(GlooGroupTest, ConnectingToARankThatHasLeftFailsAtOnce) {
   for (int round = 0; round < 4; ++round) {
     auto own = GlooGroup::Begin({.shard = {0, 2}, .interface = "lo"});
     auto gone = GlooGroup::Begin({.shard = {1, 2}, .interface = "lo"});
@@ -413,7 +413,7 @@ TEST_F(GlooGroupTest, ARankThatIsNotThereAnyMoreIsToldAtOnce) {
 }
 
 // Who comes before the rank takes its place, and is told apart from it.
-TEST_F(GlooGroupTest, AStrangerThatComesFirstGetsNoGroup) {
+TEST_F(GlooGroupTest, AStrangerThatConnectsFirstIsRefused) {
   for (const bool stays : {true, false}) {
     std::vector<std::unique_ptr<GlooGroup>> groups;
     std::vector<std::string> addresses;

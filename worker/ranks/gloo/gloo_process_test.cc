@@ -164,7 +164,7 @@ TEST_F(GlooProcessTest, ARankThatIsKilledEndsAllOthersAtOnce) {
   }
 }
 
-TEST_F(GlooProcessTest, ARankThatIsStoppedEndsAllOthersWhenTheirTimeIsUp) {
+TEST_F(GlooProcessTest, ARankThatIsStoppedEndsAllOthersAtTheTimeout) {
   const absl::Duration timeout = absl::Milliseconds(700);
   for (const int64_t size : {2, 3}) {
     auto ranks = StartRanks(size, timeout, 50000, -1);
@@ -197,7 +197,7 @@ TEST_F(GlooProcessTest, AConnectionThatIsCutEndsAllRanksAtOnce) {
 }
 
 // Gloo's own thread throws; that no group begins is all there is to want.
-TEST_F(GlooProcessTest, AStrangersNonsenseBeforeTheRanksConnectEndsARank) {
+TEST_F(GlooProcessTest, GarbageFromAStrangerBeforeTheRanksConnectEndsARank) {
   const auto rank = StartRank({0, 2}, absl::Minutes(5), 100, -1);
   const auto address = ParseGlooAddress(rank->ReadLine());
   KVASIR_ASSERT_OK(address);
@@ -215,7 +215,7 @@ TEST_F(GlooProcessTest, AStrangersNonsenseBeforeTheRanksConnectEndsARank) {
 }
 
 // What stands still for less long than that only holds the others up.
-TEST_F(GlooProcessTest, ARankThatGoesOnInTimeIsWaitedFor) {
+TEST_F(GlooProcessTest, ARankThatContinuesInTimeEndsNothing) {
   auto ranks = StartRanks(3, absl::Minutes(1), 1000, 2000);
   EXPECT_EQ(ranks[2]->ReadLine(), "call");
   ranks[2]->Signal(SIGSTOP);

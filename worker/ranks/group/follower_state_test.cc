@@ -146,18 +146,18 @@ struct Broken {
   absl::StatusCode code;
   std::string text;
   // What the leader hears of it: an Abort with that text, or nothing.
-  bool told = true;
+  bool reported = true;
 };
 
 class BrokenFollowerTest : public ::testing::TestWithParam<Broken> {};
 
-TEST_P(BrokenFollowerTest, EndsWithWhy) {
+TEST_P(BrokenFollowerTest, EndsWithTheReason) {
   Follower follower = Follower::In(GetParam().phase);
   GetParam().act(&follower);
   EXPECT_EQ(follower.state().phase(), Phase::kEnded);
   EXPECT_THAT(follower.state().status(),
               StatusIs(GetParam().code, GetParam().text));
-  if (GetParam().told) {
+  if (GetParam().reported) {
     EXPECT_THAT(follower.Sent(),
                 ElementsAre(absl::StrCat(
                     "abort { code: ", static_cast<int>(GetParam().code),
@@ -303,7 +303,7 @@ TEST(FollowerStateTest, MoreTilesThanALeaderTakesAreNotSent) {
   EXPECT_THAT(follower.Sent(), ElementsAre(HasSubstr("weight_tiles: \"few\"")));
 }
 
-TEST(FollowerStateTest, AFailedStepIsTheLeadersToHear) {
+TEST(FollowerStateTest, ReportsAFailedStepToTheLeader) {
   Follower follower = Follower::In(Phase::kRunning);
   follower.Step(1);
   ASSERT_TRUE(follower.state().TakeStep().has_value());
@@ -316,7 +316,7 @@ TEST(FollowerStateTest, AFailedStepIsTheLeadersToHear) {
               StatusIs(absl::StatusCode::kInternal, "broken"));
 }
 
-TEST(FollowerStateTest, ItsOwnRankKeepsTheOrderToo) {
+TEST(FollowerStateTest, RefusesCallsOfItsOwnRankOutOfOrder) {
   Follower follower = Follower::In(Phase::kLoading);
   EXPECT_THAT(follower.state().OnStepDone(1, 5),
               StatusIs(absl::StatusCode::kFailedPrecondition, ::testing::_));
@@ -335,7 +335,7 @@ TEST(FollowerStateTest, ItsOwnRankKeepsTheOrderToo) {
   EXPECT_EQ(follower.state().phase(), Phase::kRunning);
 }
 
-TEST(FollowerStateTest, AfterItWasHeldUpItselfItJudgesNobodyByThat) {
+TEST(FollowerStateTest, DoesNotCountItsOwnDelayAgainstTheLeader) {
   Follower follower = Follower::In(Phase::kRunning);
   follower.Jump(absl::Minutes(10));
   EXPECT_EQ(follower.state().phase(), Phase::kRunning);
@@ -343,7 +343,7 @@ TEST(FollowerStateTest, AfterItWasHeldUpItselfItJudgesNobodyByThat) {
   EXPECT_EQ(follower.state().phase(), Phase::kEnded);
 }
 
-TEST(FollowerStateTest, WaitsForTheOthersToLoadAsLongAsTheLeaderLives) {
+TEST(FollowerStateTest, WaitsForOtherRanksToLoadWhileTheLeaderLives) {
   Follower follower = Follower::In(Phase::kReady);
   follower.Pass(absl::Hours(1), true);
   EXPECT_EQ(follower.state().phase(), Phase::kReady);

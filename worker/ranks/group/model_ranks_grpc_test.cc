@@ -228,7 +228,7 @@ class ModelGroup {
 
 class ModelRanksGrpcTest : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(ModelRanksGrpcTest, AGroupGivesWhatItsCollectiveAloneGives) {
+TEST_P(ModelRanksGrpcTest, AGroupGivesTheResultsOfRanksWithoutGrpc) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one, MakeRank(nullptr));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ones,
                               Generate(&one->executor(), *one, one->pages()));
@@ -246,7 +246,7 @@ TEST_P(ModelRanksGrpcTest, AGroupGivesWhatItsCollectiveAloneGives) {
   }
 }
 
-TEST_P(ModelRanksGrpcTest, AnotherTokenEndsTheGroupWithBothHashes) {
+TEST_P(ModelRanksGrpcTest, ADifferentTokenEndsTheGroupWithBothHashes) {
   const uint32_t last = GetParam() - 1;
   std::vector<kvasir::v1::StepResult> want = WithoutAGroup(GetParam());
   ModelGroup group(GetParam(), {{last, {.differs_in = 4}}});
@@ -291,7 +291,7 @@ TEST_P(ModelRanksGrpcTest, ARankThatIsKilledInAStepEndsAll) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, ModelRanksGrpcTest, ::testing::Values(2u, 4u));
 
-TEST(ModelRanksPlanTest, APlanThatNoExecutorTakesEndsTheGroup) {
+TEST(ModelRanksPlanTest, APlanThatTheExecutorRefusesEndsTheGroup) {
   ModelGroup group(2);
   KVASIR_ASSERT_OK(group.Start());
   kvasir::v1::StepPlan plan;

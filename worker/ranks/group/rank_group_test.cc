@@ -299,7 +299,7 @@ TEST(RankGroupTest, TheNextPlanTravelsWhileAStepRuns) {
   KVASIR_EXPECT_OK(group.leader().Drain());
 }
 
-TEST(RankGroupTest, FollowersGoOnWithWhatIsAnnounced) {
+TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
   Group group;
   KVASIR_ASSERT_OK(group.Start().status());
   EXPECT_TRUE(group.executor().runs_behind());
@@ -370,7 +370,7 @@ TEST(RankGroupTest, ARankThatFailsEndsAllWithItsReason) {
   }
 }
 
-TEST(RankGroupTest, AResultThatDiffersIsNobodysToken) {
+TEST(RankGroupTest, ADifferentResultDeliversNoToken) {
   GroupOptions options;
   options.hooks = {{}, [](const StepPlan& plan, StepResult* result) {
                      if (plan.step_id() == 2) {
@@ -406,7 +406,7 @@ TEST(RankGroupTest, ALeaderThatFailsEndsAll) {
   }
 }
 
-TEST(RankGroupTest, ARankThatStandsStillIsGivenUp) {
+TEST(RankGroupTest, ARankThatStandsStillEndsTheGroup) {
   // As a collective does that waits for a rank: until it is aborted.
   Group* all = nullptr;
   const auto hang = [&all](uint32_t rank) {
@@ -466,7 +466,7 @@ TEST(RankGroupTest, ASilentCallIsGivenUpByBothSides) {
                        HasSubstr("nothing was heard of")));
 }
 
-TEST(RankGroupTest, APlanThatNoRankWouldTakeIsNotSent) {
+TEST(RankGroupTest, APlanThatIsTooLargeIsNotSent) {
   GroupOptions options{.size = 2, .max_message_bytes = 1000};
   Group group(options);
   KVASIR_ASSERT_OK(group.Start().status());
@@ -479,7 +479,7 @@ TEST(RankGroupTest, APlanThatNoRankWouldTakeIsNotSent) {
               StatusIs(absl::StatusCode::kResourceExhausted, ::testing::_));
 }
 
-TEST(RankGroupTest, APlanArrivesAsItWas) {
+TEST(RankGroupTest, APlanArrivesUnchanged) {
   base::Mutex mutex;
   StepPlan got;
   GroupOptions options{.size = 2};
@@ -604,7 +604,7 @@ TEST(RankGroupTest, ALeaderThatDoesNotReadIsGivenUp) {
 }
 
 // A rank that loads, and one in a long step, say that they live all the same.
-TEST(RankGroupTest, ABusyRankIsNotASilentOne) {
+TEST(RankGroupTest, ABusyRankDoesNotCountAsSilent) {
   const auto busy = [] { absl::SleepFor(absl::Milliseconds(1300)); };
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   options.load = [&](uint32_t) {
@@ -623,7 +623,7 @@ TEST(RankGroupTest, ABusyRankIsNotASilentOne) {
 }
 
 // Its collective tells a rank that another is gone before the group does.
-TEST(RankGroupTest, TheFirstReasonIsToldNotItsEcho) {
+TEST(RankGroupTest, ReportsTheFirstReasonInsteadOfItsConsequence) {
   GroupOptions options;
   const auto echo = [](const StepPlan& plan, StepResult*) {
     return plan.step_id() == 2 ? absl::AbortedError("a rank gave up")
@@ -647,7 +647,7 @@ TEST(RankGroupTest, TheFirstReasonIsToldNotItsEcho) {
                                        absl::StrCat("the leader: ", text)));
 }
 
-TEST(RankGroupTest, WithoutAFirstReasonTheEchoIsTold) {
+TEST(RankGroupTest, ReportsTheConsequenceIfNoReasonComes) {
   GroupOptions options{.size = 2};
   options.hooks = {[](const StepPlan&, StepResult*) {
                      return absl::UnavailableError("rank 1 stands still");
@@ -687,7 +687,7 @@ TEST(RankGroupTest, WeightsThatDoNotCombineEndAll) {
 }
 
 // Whatever goes wrong, and whenever: everybody's calls return.
-TEST(RankGroupTest, EndsOfAllKindsLeaveNobodyWaiting) {
+TEST(RankGroupTest, NoEndLeavesACallWaiting) {
   for (int round = 0; round < 40; ++round) {
     SCOPED_TRACE(round);
     const auto last = static_cast<uint64_t>(round % 7);

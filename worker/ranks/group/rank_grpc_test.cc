@@ -165,7 +165,7 @@ TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
                        "ended: it was drained"));
 }
 
-TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
+TEST(RankGrpcTest, ACallWithoutTheRightSecretIsRefused) {
   ::testing::internal::CaptureStderr();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   for (const char* shown :
@@ -190,7 +190,7 @@ TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
   KVASIR_EXPECT_OK(leader->WaitStarted().status());
 }
 
-TEST(RankGrpcTest, WithoutASecretOrCertificatesNobodyJoins) {
+TEST(RankGrpcTest, WithoutASecretOrCertificatesEveryCallIsRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader,
                               LeaderSide::Start(2, RankServerOptions{}));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
@@ -336,7 +336,7 @@ void SendToPort(int port, const std::string& bytes) {
   close(fd);
 }
 
-TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
+TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   const std::string& target = leader->server->target();
   struct Case {
@@ -398,7 +398,7 @@ TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
   KVASIR_EXPECT_OK(leader->leader->Drain());
 }
 
-TEST(RankGrpcTest, FingerprintsOfMuchWeightArrive) {
+TEST(RankGrpcTest, LargeFingerprintsArrive) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   const std::string tiles(kMaxReadyBytes, 't');
   RawCall call(leader->server->target(), {HelloBytes(1), ReadyBytes(tiles)});
@@ -449,7 +449,7 @@ class DeafCall final
   std::promise<void> done_;
 };
 
-TEST(RankGrpcTest, WhatAFollowerDoesNotReadDoesNotPileUp) {
+TEST(RankGrpcTest, MessagesToAFollowerThatDoesNotReadAreBounded) {
   constexpr absl::Duration kHeartbeat = absl::Milliseconds(600);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto leader, LeaderSide::Start(2, {.secret = kSecret}, kHeartbeat));
@@ -516,7 +516,7 @@ class Liar final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
   const std::string says_;
 };
 
-TEST(RankGrpcTest, AFollowerOfGarbageEndsWithAReason) {
+TEST(RankGrpcTest, AFollowerThatReceivesGarbageEndsWithAReason) {
   Liar liar("\xff\xff");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               base::GrpcServer::Start({}, {&liar}));
@@ -613,7 +613,7 @@ TEST(RankGrpcTest, TheReasonOfAnAbortArrives) {
                        "gone"));
 }
 
-TEST(RankGrpcTest, AFollowersReasonArrivesThoughItEndsAtOnce) {
+TEST(RankGrpcTest, AFollowersReasonArrivesAlthoughItEndsAtOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   KVASIR_ASSERT_OK_AND_ASSIGN(auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
@@ -625,7 +625,7 @@ TEST(RankGrpcTest, AFollowersReasonArrivesThoughItEndsAtOnce) {
                        "rank 1 (node, pid 0) gave up: the disk is gone"));
 }
 
-TEST(RankGrpcTest, ALeaderThatIsNotThereIsNamedWithTheCause) {
+TEST(RankGrpcTest, AnUnreachableLeaderIsNamedWithTheCause) {
   int port = 0;
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));

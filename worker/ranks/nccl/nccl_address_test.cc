@@ -39,7 +39,7 @@ std::vector<std::string> Addresses(int64_t size) {
   return addresses;
 }
 
-TEST(NcclAddressTest, RanksReadEachOthers) {
+TEST(NcclAddressTest, RanksReadTheAddressesOfOtherRanks) {
   EXPECT_EQ(FormatNcclAddress(Address(1, 3)), "kvasir-nccl-1 1 3 22809 -");
   for (int64_t rank = 0; rank < 3; ++rank) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -49,7 +49,7 @@ TEST(NcclAddressTest, RanksReadEachOthers) {
   }
 }
 
-TEST(NcclAddressTest, WhatIsNoneIsRefusedWithoutTellingTheId) {
+TEST(NcclAddressTest, InvalidAddressesAreRefusedWithoutShowingTheId) {
   const std::string good = FormatNcclAddress(Address(0, 2));
   const std::string id = good.substr(good.size() - 256);
   const auto refused = [&](const std::string& text, const char* why) {
@@ -108,7 +108,7 @@ TEST(NcclLibraryTest, EveryFileThatWasTriedIsNamed) {
                 HasSubstr("Install libnccl2"), HasSubstr("LD_LIBRARY_PATH"))));
 }
 
-TEST(NcclLibraryTest, AnOldOneIsRefusedByItsVersion) {
+TEST(NcclLibraryTest, AnOldLibraryIsRefusedByItsVersion) {
   setenv("KVASIR_FAKE_NCCL_VERSION", "21799", 1);
   EXPECT_THAT(Nccl::Open(FakeNcclLibraries()).status(),
               StatusIs(absl::StatusCode::kNotFound,

@@ -154,7 +154,7 @@ TEST_F(NcclGroupTest, OneRankIsAGroup) {
   }
 }
 
-TEST_F(NcclGroupTest, SentBytesAreThoseOfARing) {
+TEST_F(NcclGroupTest, CountsTheBytesThatARingSends) {
   const auto sent = [this](bool deterministic, int64_t rank, auto call) {
     NcclOptions options = Patient();
     options.deterministic = deterministic;
@@ -209,9 +209,9 @@ TEST_F(NcclGroupTest, ActivationsAreSummedInTheirOwnType) {
   }
 }
 
-TEST_F(NcclGroupTest, AnAsynchronousErrorIsToldByTheCallsAndOnce) {
+TEST_F(NcclGroupTest, AnAsynchronousErrorIsReturnedByCallsAndReportedOnce) {
   Failures failures;
-  Make(2, failures.Of(Patient()), "0:3:error,1:0:tell");
+  Make(2, failures.Of(Patient()), "0:3:error,1:0:notify");
   const absl::Time begin = absl::Now();
   const std::vector<absl::Status> results = Sum(1000);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
@@ -238,7 +238,7 @@ TEST_F(NcclGroupTest, AnAsynchronousErrorIsToldByTheCallsAndOnce) {
   EXPECT_EQ(aborts(), 2);
 }
 
-TEST_F(NcclGroupTest, ARankThatStandsStillEndsAllWhenTheirTimeIsUp) {
+TEST_F(NcclGroupTest, ARankThatStandsStillEndsAllRanksAtTheTimeout) {
   Failures failures;
   Make(3, failures.Of(Impatient()), "1:4:hang");
   const absl::Time begin = absl::Now();
@@ -276,7 +276,7 @@ TEST_F(NcclGroupTest, CallsThatWereEnqueuedAreWatchedWhileTheHostWaits) {
 }
 
 // Each call takes part of the time, all of them far more than all of it.
-TEST_F(NcclGroupTest, AStreamThatMovesOnIsNotGivenUp) {
+TEST_F(NcclGroupTest, AStreamThatMakesProgressIsNotGivenUp) {
   NcclOptions options = Patient();
   options.call_timeout = absl::Seconds(2);
   Make(2, options);
@@ -302,7 +302,7 @@ TEST_F(NcclGroupTest, AStreamThatMovesOnIsNotGivenUp) {
   });
 }
 
-TEST_F(NcclGroupTest, ACallThatDoesNotReturnIsAbortedUnderTheLibrary) {
+TEST_F(NcclGroupTest, ACallThatDoesNotReturnIsAborted) {
   Make(2, Impatient(), "0:2:stuck");
   const std::vector<absl::Status> results = Sum(1000);
   for (const absl::Status& status : results) {
@@ -312,7 +312,7 @@ TEST_F(NcclGroupTest, ACallThatDoesNotReturnIsAbortedUnderTheLibrary) {
   EXPECT_EQ(aborts(), 2);
 }
 
-TEST_F(NcclGroupTest, ACallThatTheLibraryRefusesIsTold) {
+TEST_F(NcclGroupTest, AnErrorOfTheLibraryIsReported) {
   Make(2, Impatient(), "1:2:refuse");
   const std::vector<absl::Status> results = Sum(1000);
   EXPECT_THAT(results[1],
@@ -322,14 +322,14 @@ TEST_F(NcclGroupTest, ACallThatTheLibraryRefusesIsTold) {
   EXPECT_THAT(results[0], StatusIs(kUnavailable, HasSubstr("stands still")));
 }
 
-TEST_F(NcclGroupTest, WhatTheLibraryGoesOnWithIsWaitedFor) {
+TEST_F(NcclGroupTest, WaitsForWorkThatTheLibraryContinues) {
   Make(2, Patient(), "0:1:late,1:3:late,0:4:late,1:4:late");
   for (const absl::Status& status : Sum(6)) KVASIR_EXPECT_OK(status);
   End();
   EXPECT_EQ(aborts(), 0);
 }
 
-TEST_F(NcclGroupTest, AbortEndsWhatAStreamIsAt) {
+TEST_F(NcclGroupTest, AbortEndsTheCallThatAStreamIsIn) {
   Failures failures;
   Make(2, failures.Of(Patient()));
   absl::Status ended;
@@ -356,7 +356,7 @@ TEST_F(NcclGroupTest, AbortEndsWhatAStreamIsAt) {
 }
 
 // The others may be gone by then.
-TEST_F(NcclGroupTest, ARankThatLeavesAloneDoesNotWaitForLong) {
+TEST_F(NcclGroupTest, ARankThatLeavesWithoutTheOthersWaitsBriefly) {
   Make(2, Patient());
   const absl::Time begin = absl::Now();
   group_[0] = nullptr;
@@ -365,7 +365,7 @@ TEST_F(NcclGroupTest, ARankThatLeavesAloneDoesNotWaitForLong) {
   collective(1).Abort(absl::CancelledError());
 }
 
-TEST_F(NcclGroupTest, AGpuThatFailsIsTold) {
+TEST_F(NcclGroupTest, AFailureOfTheGpuIsReported) {
   const auto cuda = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,
                     AllOf(HasSubstr(what), HasSubstr("cudaErrorFake (700)")));
@@ -405,7 +405,7 @@ TEST_F(NcclGroupTest, AGpuThatFailsIsTold) {
               cuda("naming the device"));
 }
 
-TEST_F(NcclGroupTest, RanksThatDoNotComeAreWaitedForForALimitedTime) {
+TEST_F(NcclGroupTest, WaitingForRanksThatDoNotComeEnds) {
   const FakeNcclFaults faults("1:0:hang");
   Failures failures;
   NcclOptions options = failures.Of(Patient());
@@ -419,7 +419,7 @@ TEST_F(NcclGroupTest, RanksThatDoNotComeAreWaitedForForALimitedTime) {
   EXPECT_EQ(failures.told().size(), 0u);  // Connect says it
 }
 
-TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsTold) {
+TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsReported) {
   const FakeNcclFaults faults("0:0:refuse");
   EXPECT_THAT(ConnectNcclRanks(1, Patient())[0].status(),
               StatusIs(absl::StatusCode::kInternal,
@@ -428,7 +428,7 @@ TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsTold) {
 }
 
 // (The id that nobody connects with stays open.)
-TEST(NcclConnectTest, TheDeviceIsNamedBeforeItConnects) {
+TEST(NcclConnectTest, TheDeviceIsSelectedBeforeConnecting) {
   NcclOptions options = Patient();
   options.use_device = [] { return absl::InternalError("no such GPU"); };
   EXPECT_THAT(ConnectNcclRanks(1, options)[0].status(),
@@ -452,8 +452,7 @@ TEST_F(NcclGroupTest, ACpusStreamIsRefused) {
 }
 
 // Before the first step, as of every op.
-TEST_F(NcclGroupTest,
-       KernelsThatTheDeviceDoesNotHaveAreToldWhereTheyAreCounted) {
+TEST_F(NcclGroupTest, MissingKernelsAreReportedWhileMemoryIsCounted) {
   NcclOptions options = Patient();
   options.deterministic = true;
   Make(1, options);

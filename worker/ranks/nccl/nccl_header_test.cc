@@ -87,7 +87,7 @@ KVASIR_SAME(net_name, netName);
 KVASIR_SAME(split_share, splitShare);
 #undef KVASIR_SAME
 
-TEST(NcclHeaderTest, AConfigSaysNothingButWhatIsSet) {
+TEST(NcclHeaderTest, AConfigSetsOnlyItsOwnFields) {
   const nccl::Config ours;
   const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
   EXPECT_EQ(ours.magic, theirs.magic);
@@ -100,7 +100,7 @@ TEST(NcclHeaderTest, AConfigSaysNothingButWhatIsSet) {
   EXPECT_EQ(ours.split_share, theirs.splitShare);
 }
 
-TEST(NcclHeaderTest, NvidiasLibraryIsOpenedAndSpeaks) {
+TEST(NcclHeaderTest, NvidiasLibraryOpensAndReportsItsVersion) {
   const auto library = Nccl::Open(Nccl::DefaultFiles());
   if (!library.ok()) GTEST_SKIP() << library.status();
   std::printf("NCCL %s\n", NcclVersionName((*library)->version()).c_str());
@@ -113,7 +113,7 @@ TEST(NcclHeaderTest, NvidiasLibraryIsOpenedAndSpeaks) {
 }
 
 // As far as it goes without one.
-TEST(NcclHeaderTest, NvidiasLibrarySaysThatThereIsNoGpu) {
+TEST(NcclHeaderTest, NvidiasLibraryReportsThatThereIsNoGpu) {
   const auto library = Nccl::Open(Nccl::DefaultFiles());
   if (!library.ok()) GTEST_SKIP() << library.status();
   auto group = NcclGroup::Begin({.shard = {0, 1}, .interface = "lo"});

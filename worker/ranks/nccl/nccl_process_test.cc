@@ -83,7 +83,7 @@ class NcclProcessTest : public ::testing::Test {
 
 // Well before their time, where NCCL hears of it.
 TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtOnceOverANetwork) {
-  const FakeNcclFaults faults("0:0:tell,1:0:tell,2:0:tell");
+  const FakeNcclFaults faults("0:0:notify,1:0:notify,2:0:notify");
   for (const int64_t size : {2, 3}) {
     auto ranks = Start(size, absl::Minutes(5));
     Kill(ranks[1].get());
@@ -109,7 +109,7 @@ TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersWhenTheirTimeIsUp) {
   }
 }
 
-TEST_F(NcclProcessTest, ARankThatIsStoppedEndsAllOthersWhenTheirTimeIsUp) {
+TEST_F(NcclProcessTest, ARankThatIsStoppedEndsAllOthersAtTheTimeout) {
   auto ranks = Start(2, absl::Milliseconds(700));
   EXPECT_EQ(ranks[1]->ReadLine(), "call");
   ranks[1]->Signal(SIGSTOP);

@@ -135,7 +135,7 @@ struct ModelCase {
 
 class NcclRankTest : public ::testing::TestWithParam<ModelCase> {};
 
-TEST_P(NcclRankTest, LogitsAreThoseOfRanksOnCpus) {
+TEST_P(NcclRankTest, LogitsEqualThoseOfCpuRanks) {
   const ModelCase& c = GetParam();
   const auto cpus = InProcessGroup::Create(c.size);
   const Forced want = ForceAll(SmallOptions(), cpus, {})[0];
@@ -280,7 +280,7 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheBitsAndTheTotalsOfTheirOps) {
 }
 
 // Five calls a step: the third step is the one that is captured.
-TEST(NcclGraphsTest, ACaptureThatFailsOnOneRankIsTheLastOfAll) {
+TEST(NcclGraphsTest, ACaptureThatFailsOnOneRankIsTheLastOnAllRanks) {
   const GraphRun want = RunGraphs(false, Patient());
   // What NCCL goes on with behind the function is captured, too.
   for (const auto& [fault, captures] :
