@@ -1,4 +1,4 @@
-// The device that KVASIR_TEST_DEVICE names is the one that tests run on.
+// Tests run on the device that KVASIR_TEST_DEVICE names.
 #include <cstdlib>
 #include <memory>
 #include <utility>

@@ -83,7 +83,7 @@ TEST(FindInterfaceTest, FindsByNameAndByAddress) {
 }
 
 TEST(FindInterfaceTest, AnErrorListsTheInterfaces) {
-  // Neither of these addresses is ever a machine's.
+  // No machine has these addresses.
   for (const std::string interface :
        {"", "eth77", "240.0.0.1", "2001:db8::1"}) {
     EXPECT_THAT(

@@ -93,7 +93,7 @@ class Follower {
     state_.OnTime(now_);
   }
 
-  // But heartbeats.
+  // Without heartbeats.
   std::vector<std::string> Sent() {
     std::vector<std::string> sent;
     for (const FollowerMessage& message : state_.TakeMessages()) {
@@ -121,7 +121,7 @@ TEST(FollowerStateTest, GoesFromHelloToTheEndOfItsSteps) {
   EXPECT_FALSE(follower.state().TakeStep().has_value());
   follower.Step(1);
   EXPECT_EQ(follower.state().TakeStep()->step_id(), 1u);
-  follower.Step(2);  // while 1 runs
+  follower.Step(2);  // while step 1 runs
   KVASIR_EXPECT_OK(follower.state().OnStepDone(1, 5));
   follower.Step(3);
   EXPECT_EQ(follower.state().TakeStep()->step_id(), 2u);
@@ -145,7 +145,7 @@ struct Broken {
   std::function<void(Follower*)> act;
   absl::StatusCode code;
   std::string text;
-  // What the leader hears of it: an Abort with that text, or nothing.
+  // Whether the leader receives an Abort with this text.
   bool reported = true;
 };
 
@@ -165,7 +165,7 @@ TEST_P(BrokenFollowerTest, EndsWithTheReason) {
   } else {
     EXPECT_THAT(follower.Sent(), IsEmpty());
   }
-  // Nothing follows.
+  // Nothing is sent any more.
   follower.Step(1);
   follower.state().AskDrain();
   follower.state().Abort(absl::InternalError("late"));

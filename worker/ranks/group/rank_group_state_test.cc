@@ -46,7 +46,7 @@ RankGroupOptions Options(uint32_t size) {
   identity.set_vocab_size(1000);
   identity.set_heartbeat_timeout_ms(3000);
   options.collective_address = "address 0";
-  // By the tests themselves.
+  // Tests call OnCombined themselves.
   options.combine = [](absl::Span<const std::string>) { return CombinedIds(); };
   options.join_timeout = absl::Seconds(20);
   options.load_timeout = absl::Seconds(30);
@@ -86,7 +86,7 @@ std::string Text(const LeaderMessage& message) {
 }
 
 // A group whose links have the numbers of their ranks, unless a test says
-// otherwise; what is done is listed as "link: message" and "link closed: code".
+// otherwise. Actions are listed as "link: message" and "link closed: code".
 class Group {
  public:
   explicit Group(uint32_t size = 3) : state_(Options(size), now_) {}
@@ -155,7 +155,7 @@ class Group {
   }
   absl::Status Step(uint64_t id) { return state_.OnStep(id, now_); }
 
-  // Time goes by in small steps, in which those links give signs of life.
+  // Advances time in small steps, in which those links send heartbeats.
   void Pass(absl::Duration time, const std::vector<uint64_t>& alive) {
     const absl::Time until = now_ + time;
     while (now_ < until) {
@@ -164,7 +164,7 @@ class Group {
       state_.OnTime(now_);
     }
   }
-  // All at once: the leader did not run.
+  // Advances time at once, as if the leader had not run.
   void Jump(absl::Duration time) {
     now_ += time;
     state_.OnTime(now_);
@@ -270,7 +270,7 @@ TEST_P(RefusedHelloTest, IsRefusedByNameAndValueOnceInTheLog) {
               ElementsAre(HasSubstr(absl::StrCat(
                   "; ", RankRefusal::Reason_Name(GetParam().reason), ": ",
                   GetParam().detail))));
-  // The group goes on waiting for a right one.
+  // The group still waits for a matching rank.
   group.Join(1);
   EXPECT_EQ(group.state().phase(), Phase::kLoading);
 }
@@ -397,7 +397,7 @@ TEST(RankGroupStateTest, AnUnauthenticatedCallLearnsNothingOfTheGroup) {
   EXPECT_EQ(actions[0].close->code(), absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(group.Events(), ElementsAre(HasSubstr("a caller at ipv4:peer\\n; "
                                                     "UNAUTHENTICATED: ")));
-  // What it sends meanwhile is not heard.
+  // What it sends meanwhile is ignored.
   group.SendHello(1, group.Hello(1));
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_THAT(group.state().member_links(), IsEmpty());
@@ -513,7 +513,7 @@ TEST(RankGroupStateTest, StartsWithTheLeastPagesOnceAllAreReady) {
   ASSERT_TRUE(tiles.has_value());
   EXPECT_THAT(*tiles, ElementsAre("leader's", "", "two"));
   EXPECT_FALSE(group.state().TakeTiles().has_value());
-  // However long that takes: all are loaded.
+  // However long it takes, because all are loaded.
   group.Pass(absl::Seconds(40), {1, 2});
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kLoading);
@@ -561,7 +561,8 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
   group.Link(9);
   EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
   group.Join(2);
-  EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);  // no rank of the group
+  // not a rank of the group
+  EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(77), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort + kMaxReadyBytes);
   RankReady ready = Ready({8});
@@ -570,7 +571,7 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(2), kShort + kMaxReadyBytes);
   KVASIR_EXPECT_OK(group.state().status());
-  // Nothing else of a RankReady.
+  // Only the tiles may be long.
   ready = Ready(std::vector<int64_t>(kShort, 1));
   group.SendReady(2, ready);
   EXPECT_THAT(group.state().status(),
@@ -637,7 +638,7 @@ TEST(RankGroupStateTest, AReadyRankThatDoesNotFitTheLeaderEndsTheGroup) {
     group.state().OnReady(Ready({8}));
     EXPECT_THAT(group.state().status(), StatusIs(each.code, each.text));
     EXPECT_FALSE(group.state().TakeTiles().has_value());
-    EXPECT_EQ(group.Done().size(), 4u);  // both hear it and are closed
+    EXPECT_EQ(group.Done().size(), 4u);  // both ranks are told and closed
   }
 }
 
@@ -732,7 +733,7 @@ TEST_P(BrokenRuleTest, EndsTheGroupAndAllRanksGetTheReason) {
   const std::vector<std::string> done = group.Done();
   EXPECT_THAT(done, ::testing::Contains("2: abort " + GetParam().text));
   EXPECT_THAT(done, ::testing::Contains("2 closed: " + code));
-  // Nothing follows.
+  // Nothing is sent any more.
   group.SendDone(2, 1, 5);
   group.Pass(absl::Seconds(5), {1, 2});
   group.state().Abort(absl::InternalError("late"));
@@ -938,7 +939,7 @@ TEST(RankGroupStateTest, ARankMayAskForADrain) {
   const auto events = group.state().TakeEvents();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].kind, RankGroupState::Event::Kind::kDrainAsked);
-  // Once.
+  // Only the first request counts.
   group.Send(1, message);
   EXPECT_THAT(group.Events(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kRunning);
