@@ -1,5 +1,5 @@
-// What a step does besides its arithmetic, under every plan and family: copies
-// to and from the device, allocations, and the ops it launches.
+// Tests what a step does besides its arithmetic, under every plan and family:
+// copies to and from the device, allocations, and the ops it launches.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -92,8 +92,8 @@ struct StepRecord {
   }
 };
 
-// Records each step of a rank's executor. Launch is what Enqueue does behind
-// the upload.
+// Records each step of a rank's executor. Launch is what Enqueue does after the
+// upload.
 class RecordedExecutor final : public Executor,
                                public StepProfile,
                                private kernels::DeviceObserver {

@@ -1,4 +1,4 @@
-// What an executor costs and what it counts, under every plan.
+// Tests what an executor costs and what it counts, under every plan.
 #include <cstdint>
 #include <memory>
 #include <vector>

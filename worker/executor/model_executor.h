@@ -68,8 +68,8 @@ struct ModelExecutorOptions {
 // Owns: weights, arenas, workspace, block tables, last sampled tokens. The
 //   caller owns what Parts points to; it outlives the executor.
 // Threads: one at a time.
-// Errors: after a failed step every later one is FAILED_PRECONDITION. The other
-//   ranks are told through Collective::Abort.
+// Errors: after a failed step every later one is FAILED_PRECONDITION.
+//   Collective::Abort passes the error on to the other ranks.
 class ModelExecutor final : public Executor {
  public:
   struct Parts {

@@ -587,7 +587,7 @@ TEST(RankMemoryTest, APoolOverTheMemoryLimitIsRefusedBeforeItIsTouched) {
 // Plans that break a rule
 // ---------------------------------------------------------------------------
 
-// Step 2 of a sequence whose 20 tokens ran in step 1, in pages 3 and 8.
+// Step 2 of a sequence that ran 20 tokens in step 1, in pages 3 and 8.
 StepPlan SoundPlan() {
   StepPlan plan;
   plan.set_step_id(2);

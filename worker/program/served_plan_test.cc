@@ -1,5 +1,5 @@
-// Which plans are refused, and that the answer is final: a plan that is served
-// has an executor whose kernels have counted their largest step.
+// Tests which plans are refused, and that the answer is final: a plan that is
+// served has an executor, and its kernels have counted their largest step.
 #include "worker/program/served_plan.h"
 
 #include <memory>

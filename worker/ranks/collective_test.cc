@@ -111,7 +111,7 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
     return group_[static_cast<size_t>(rank)].get();
   }
 
-  // A group whose ranks wait for each other only briefly.
+  // A group of ranks that wait for each other only briefly.
   void UseImpatientNccl() {
     if (!GetParam().nccl) return;
     EndRanks(&group_);

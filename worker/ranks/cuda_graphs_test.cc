@@ -230,7 +230,7 @@ TEST_F(CudaGraphsTest, AReplayedStepIsOneCall) {
   EXPECT_EQ(launches[3], launches[2]);
 }
 
-// Whatever fails, and whenever: the tokens are the same and no request fails.
+// The tokens are the same and no request fails, whatever fails and whenever.
 TEST_F(CudaGraphsTest, AFailedCaptureIsTheLastAndChangesNothing) {
   Make(plan::kDensePreset, /*graphs=*/false, /*deterministic=*/true);
   const std::vector<std::string> want = RunSteps(nullptr, kFewGraphSteps);

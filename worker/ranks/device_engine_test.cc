@@ -187,7 +187,7 @@ struct Comparison {
   double device_loss = 0;
   double worst_norm = 0;  // |device - cpu| / |cpu| of a row
   int64_t rows = 0;
-  int64_t clear = 0;  // rows whose best token leads by more than 0.05
+  int64_t clear = 0;  // rows with a best token that leads by more than 0.05
   int64_t clear_other = 0;
   int64_t close_other = 0;
 

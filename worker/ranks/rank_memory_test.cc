@@ -1,5 +1,5 @@
-// What each rank of a group reads and holds of a model, and what the ranks
-// agree on.
+// Tests what each rank of a group reads and holds of a model, and what the
+// ranks agree on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// A layer whose tensors have many tiles in both directions, as in large models.
+// A layer with tensors of many tiles in both directions, as in large models.
 model::ModelShape WideShape() {
   return {.name = "wide-test",
           .num_layers = 1,
@@ -132,7 +132,7 @@ TEST(GroupMemoryTest, ARankReadsItsPartOfTheCheckpoint) {
   }
 }
 
-// What each rank samples after a prompt.
+// The tokens that each rank samples after a prompt.
 std::vector<std::vector<int32_t>> Answers(const Group& group) {
   std::vector<std::vector<int32_t>> answers(group.ranks.size());
   std::vector<std::thread> threads;

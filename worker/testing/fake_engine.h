@@ -57,7 +57,7 @@ class FakeEngine final : public ServedEngine {
     bool accepted = false;
     bool aborted = false;
   };
-  // What is reported to a sink after the lock is released.
+  // Events for a sink, reported after the lock is released.
   struct Outcome {
     std::shared_ptr<EngineSink> sink;
     std::optional<uint32_t> accepted;

@@ -89,7 +89,8 @@ uint64_t AddHeld(uint64_t held_hash, uint64_t prefix_hash) {
   return Mix(held_hash, prefix_hash);
 }
 
-// What the model itself would hold of a sequence, in a page group that evicts.
+// The prefixes that the model itself would hold of a sequence, in a page group
+// that evicts.
 class HeldPrefixes {
  public:
   HeldPrefixes(const plan::EvictionCounts& counts, int64_t prompt_tokens)
@@ -637,9 +638,9 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   return absl::OkStatus();
 }
 
-// A sequence that was not in a step has not reported yet which pages it gave up
-// behind its window. Holders that will not read the page any more are dropped
-// here.
+// A sequence that was not in a step has not reported yet which pages its
+// sliding window gave up. Holders that will not read the page any more are
+// dropped here.
 void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
                                      int32_t page_id) {
   const auto g = static_cast<size_t>(group);

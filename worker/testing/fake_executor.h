@@ -92,7 +92,7 @@ class FakeExecutor final : public Executor {
     // page: in the same step or, after a copy from the host pool, later.
     bool copied = false;
     std::vector<Slot> slots;
-    // sequences whose live tables name it
+    // sequences with live tables that name it
     absl::flat_hash_set<uint64_t> held_by;
   };
   struct Table {
@@ -163,7 +163,7 @@ class FakeExecutor final : public Executor {
   uint64_t pages_from_host_ = 0;
 };
 
-// What FakeContinuation needs to know.
+// The model that FakeContinuation assumes.
 struct FakeModelLimits {
   int32_t vocab_size = 1000;
   uint32_t max_model_len = 0;

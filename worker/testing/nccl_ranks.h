@@ -47,8 +47,8 @@ class FakeNcclFaults {
 // libraries.
 std::vector<absl::StatusOr<std::unique_ptr<Collective>>> ConnectNcclRanks(
     int64_t size, const NcclOptions& options);
-// The same for a group that must connect. If it does not, the test fails and
-// the result is empty.
+// Connects a group that must connect. If it does not, the test fails and the
+// result is empty.
 std::vector<std::unique_ptr<Collective>> MakeNcclRanks(
     int64_t size, const NcclOptions& options = {});
 

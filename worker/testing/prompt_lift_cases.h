@@ -1,5 +1,5 @@
-// Test support: plans whose prompts lift latents of the tiny models. There is
-// one for each kind of lift and of lifted rows.
+// Test support: plans with prompts that lift latents of the tiny models. There
+// is one for each kind of lift and of lifted rows.
 #pragma once
 
 #include <vector>

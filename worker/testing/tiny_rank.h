@@ -34,7 +34,7 @@ std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
                                          const ServeOptions& options,
                                          plan::TpShard shard = {});
 
-// With KVASIR_TEST_DEVICE=strict the rank runs on a device whose memory the
+// With KVASIR_TEST_DEVICE=strict the rank runs on a device with memory that the
 // host cannot touch. Any other value ends the test, because it would silently
 // run on the CPU's device.
 bool IsTestDeviceStrict();

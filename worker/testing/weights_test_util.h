@@ -1,5 +1,5 @@
-// Test support: reads loaded weights (of a CPU device, whose memory is the
-// host's) and the tensors of a source.
+// Test support: reads loaded weights (on a CPU device, in host memory) and the
+// tensors of a source.
 #pragma once
 
 #include <cstddef>

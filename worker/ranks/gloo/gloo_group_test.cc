@@ -1,4 +1,4 @@
-// What is specific to Gloo: connecting, the wire, ranks that are gone.
+// Tests what is specific to Gloo: connecting, the wire, ranks that are gone.
 // collective_test tests the contract of all collectives, gloo_process_test
 // processes.
 #include "worker/ranks/gloo/gloo_group.h"

@@ -181,7 +181,7 @@ GlooMesh::~GlooMesh() {
     watcher_.join();
   }
   // Buffers hold the context; its pairs close their connections when it is
-  // freed. What was written before is still sent.
+  // freed. Data that was written before is still sent.
   peers_.clear();
   for (Place& place : outbox_) place.buffer = nullptr;
   control_in_.buffer = nullptr;

@@ -1,4 +1,4 @@
-// A group whose ranks run a model: plans travel over gRPC, sums in memory.
+// A group of ranks that run a model: plans travel over gRPC, sums in memory.
 #include <cstdint>
 #include <map>
 #include <memory>

@@ -85,7 +85,7 @@ std::string Text(const LeaderMessage& message) {
   }
 }
 
-// A group whose links have the numbers of their ranks, unless a test says
+// A group with links that have the numbers of their ranks, unless a test says
 // otherwise. Actions are listed as "link: message" and "link closed: code".
 class Group {
  public:
@@ -341,7 +341,7 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& each) { return each.param.name; });
 
-// Only the rank is told about the second field.
+// The second field is reported only to the rank.
 TEST(RankGroupStateTest, ARankIsRefusedForEachFieldOnceInTheLog) {
   Group group;
   uint64_t link = 0;
@@ -397,7 +397,7 @@ TEST(RankGroupStateTest, AnUnauthenticatedCallLearnsNothingOfTheGroup) {
   EXPECT_EQ(actions[0].close->code(), absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(group.Events(), ElementsAre(HasSubstr("a caller at ipv4:peer\\n; "
                                                     "UNAUTHENTICATED: ")));
-  // What it sends meanwhile is ignored.
+  // Messages that it sends meanwhile are ignored.
   group.SendHello(1, group.Hello(1));
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_THAT(group.state().member_links(), IsEmpty());
@@ -638,7 +638,8 @@ TEST(RankGroupStateTest, AReadyRankThatDoesNotFitTheLeaderEndsTheGroup) {
     group.state().OnReady(Ready({8}));
     EXPECT_THAT(group.state().status(), StatusIs(each.code, each.text));
     EXPECT_FALSE(group.state().TakeTiles().has_value());
-    EXPECT_EQ(group.Done().size(), 4u);  // both ranks are told and closed
+    // both ranks receive the end and are closed
+    EXPECT_EQ(group.Done().size(), 4u);
   }
 }
 

@@ -45,7 +45,7 @@ class Queue final : public RankLink {
     if (!closed_.has_value()) closed_ = status;
     changed_.SignalAll();
   }
-  // From now on nothing arrives, and neither side is told.
+  // From now on nothing arrives, and neither side notices.
   void Freeze() {
     MutexLock lock(&mutex_);
     frozen_ = true;
@@ -687,7 +687,7 @@ TEST(RankGroupTest, WeightsThatDoNotCombineEndAll) {
   other.join();
 }
 
-// Whatever fails, and whenever: all calls return.
+// All calls return, whatever fails and whenever.
 TEST(RankGroupTest, NoEndLeavesACallWaiting) {
   for (int round = 0; round < 40; ++round) {
     SCOPED_TRACE(round);

@@ -44,7 +44,7 @@ using ::testing::Not;
 
 constexpr char kSecret[] = "a secret of tests";
 
-// What the leader's process has: leader and listener.
+// The leader's process: leader and listener.
 struct LeaderSide {
   static absl::StatusOr<std::unique_ptr<LeaderSide>> Start(
       uint32_t size, RankServerOptions options = {.secret = kSecret},
@@ -75,7 +75,7 @@ struct LeaderSide {
   Event ended;
 };
 
-// What a follower's process has.
+// A follower's process.
 struct FollowerSide {
   static absl::StatusOr<std::unique_ptr<FollowerSide>> Join(
       uint32_t rank, uint32_t size, const RankClientOptions& dial,

@@ -57,7 +57,7 @@ Result Refuse(Result result, std::string why) {
 
 enum class Kind : int { kAllReduce, kAllGather, kBroadcast };
 
-// What all ranks must agree on in a call.
+// The properties of a call that all ranks must agree on.
 struct Call {
   uint64_t number = 0;    // counts calls that streams have reached
   bool captured = false;  // NCCL wants a call captured by all ranks or by none
