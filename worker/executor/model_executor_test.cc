@@ -879,7 +879,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         BrokenPlan{"OfNoGroup",
                    [](StepPlan* p) { Evicts(p)->set_page_group(1); },
-                   "page group 1: it gives up no slots"},
+                   "page group 1: it evicts no slots"},
         BrokenPlan{"OfNothing",
                    [](StepPlan* p) { Evicts(p)->set_kept_slots(20); },
                    "keeps 20 of 20 slots"},
@@ -887,10 +887,10 @@ INSTANTIATE_TEST_SUITE_P(
                    "keeps 0 of 20 slots"},
         BrokenPlan{"OfMoreThanWasSeen",
                    [](StepPlan* p) { Evicts(p)->set_logical_tokens(19); },
-                   "of these 19 at most"},
+                   "at most 19 slots in all"},
         BrokenPlan{"OfMoreThanThePoolHolds",
                    [](StepPlan* p) { SetSlots(p, 64000, 4000); },
-                   "of these 128 at most"},
+                   "at most 128 slots in all"},
         BrokenPlan{"OfOnePageManyTimes",
                    [](StepPlan* p) {
                      SetSlots(p, 40, 2);
@@ -1054,8 +1054,8 @@ TEST(DirectRunnerTest, WhatIsRefusedChangesNothing) {
       EXPECT_THAT(
           runner.Run({{.sequence_id = 2, .token_ids = part(0, 8)}, beyond}),
           StatusIs(absl::StatusCode::kInvalidArgument,
-                   HasSubstr("a step of 6 tokens behind 20, slots are evicted "
-                             "at 25")));
+                   HasSubstr("a step of 6 tokens after 20 passes the "
+                             "eviction at 25")));
       EXPECT_EQ(runner.free_pages(1), free);
       EXPECT_EQ(runner.length(2), 0);
       EXPECT_FALSE(runner.next_eviction(2).has_value());  // no prompt is known
@@ -1208,13 +1208,13 @@ INSTANTIATE_TEST_SUITE_P(
                    "step id 1, want 2"},
         BrokenPlan{"ReleaseUnknown",
                    [](StepPlan* p) { p->add_released_sequences(5); },
-                   "sequence 5: released, but unknown"},
+                   "sequence 5: is released but not known"},
         BrokenPlan{"UnknownSequence",
                    [](StepPlan* p) { First(p)->set_sequence_id(9); },
-                   "sequence 9: unknown"},
+                   "sequence 9: is not known"},
         BrokenPlan{"SequenceTwice",
                    [](StepPlan* p) { *p->add_sequences() = *First(p); },
-                   "sequence 1: is there twice"},
+                   "sequence 1: is in the step twice"},
         BrokenPlan{"PageOutsideThePool",
                    [](StepPlan* p) { AddFresh(p, 2, 1 << 20); },
                    "page 1048576 of group 0 is outside"},
@@ -1267,9 +1267,10 @@ INSTANTIATE_TEST_SUITE_P(
                      First(p)->set_physical_starts(0, 19);
                    },
                    "starts at 19, want 20"},
-        BrokenPlan{"PromptBehindOutput",
-                   [](StepPlan* p) { AddFresh(p, 2, 9)->set_prompt(true); },
-                   "sequence 2: is of a prompt and comes behind output"},
+        BrokenPlan{
+            "PromptBehindOutput",
+            [](StepPlan* p) { AddFresh(p, 2, 9)->set_prompt(true); },
+            "sequence 2: is a prompt after output; prompts must come first"},
         BrokenPlan{"PhysicalPastLogical",
                    [](StepPlan* p) { First(p)->set_physical_starts(0, 21); },
                    "physical start 21 of page group 0: want 20 to 20"},

@@ -224,7 +224,7 @@ std::vector<NotServed> NotServedCases() {
                "stored":"PRE_ROPE",)" +
             numbers + "}"),
        "layer 1 key: the plan asks for a rope_low_rank space stored PRE_ROPE "
-       "with groups of unlike width (4, 2 numbers) in part 0"},
+       "with groups of different widths (4, 2 numbers) in part 0"},
       {"RotatedLowRank",
        Keys(Joint(
            4, 8,

@@ -325,7 +325,7 @@ TEST_F(GlooGroupTest, AddressesThatAreNotOfOneGroupAreRefused) {
   EXPECT_THAT(
       own->Connect(std::vector<std::string>{begin({0, 2})->address(), other_1}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("is another one than this rank's")));
+               HasSubstr("is not this rank's own")));
 }
 
 // Both sides are tested, because either may begin the connection.

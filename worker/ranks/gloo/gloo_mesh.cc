@@ -249,7 +249,7 @@ absl::Status GlooMesh::ReadAddresses(absl::Span<const std::string> addresses) {
     }
     if (rank == shard().rank && text != address_) {
       return absl::InvalidArgumentError(
-          absl::StrCat(prefix, "is another one than this rank's"));
+          absl::StrCat(prefix, "is not this rank's own"));
     }
     ports_.push_back(address->ports[static_cast<size_t>(shard().rank)]);
   }

@@ -245,7 +245,7 @@ INSTANTIATE_TEST_SUITE_P(
            f->Step(3);
          },
          absl::StatusCode::kInvalidArgument,
-         "the leader sent step 3 while step 1 runs: 2 at most"},
+         "the leader sent step 3 while step 1 runs: the limit is 2"},
         {"DrainInAStep", Phase::kRunning,
          [](Follower* f) {
            f->Step(1);
@@ -293,10 +293,9 @@ TEST(FollowerStateTest, MoreTilesThanALeaderTakesAreNotSent) {
   Follower follower = Follower::In(Phase::kLoading);
   kvasir::v1::RankReady ready = Ready();
   ready.set_weight_tiles(std::string(kMaxReadyBytes + 1, 't'));
-  EXPECT_THAT(
-      follower.state().OnReady(ready),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               HasSubstr("33554433 bytes, a leader takes 33554432 at most")));
+  EXPECT_THAT(follower.state().OnReady(ready),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("33554433 bytes, the limit is 33554432")));
   EXPECT_THAT(follower.Sent(), IsEmpty());
   ready.set_weight_tiles("few");
   KVASIR_EXPECT_OK(follower.state().OnReady(ready));

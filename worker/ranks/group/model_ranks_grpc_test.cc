@@ -255,7 +255,7 @@ TEST_P(ModelRanksGrpcTest, ADifferentTokenEndsTheGroupWithBothHashes) {
   sequence->set_token_id(sequence->token_id() + 1);
   const std::string text = absl::StrFormat(
       "step 4: the result of rank %d (node, pid 0) has hash %016x, the "
-      "leader's %016x: the ranks do not compute the same",
+      "leader's %016x: the ranks computed different results",
       last, ResultHash(want[3]), leaders);
   EXPECT_THAT(group.Run(), StatusIs(absl::StatusCode::kInternal, text));
   ASSERT_TRUE(group.ended().Wait());

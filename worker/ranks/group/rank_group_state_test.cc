@@ -297,7 +297,7 @@ INSTANTIATE_TEST_SUITE_P(
          RankRefusal::WRONG_RANK,
          "rank is 3, a follower of this group is 1 to 2"},
         {"Doubled", [](RankHello* h) { h->set_rank(2); },
-         RankRefusal::RANK_TAKEN, "rank 2 (node, pid 12) is there already"},
+         RankRefusal::RANK_TAKEN, "rank 2 (node, pid 12) has joined already"},
         {"Checkpoint",
          [](RankHello* h) { h->mutable_identity()->set_checkpoint_id("c"); },
          RankRefusal::WRONG_IDENTITY,
@@ -574,10 +574,11 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
   // Only the tiles may be long.
   ready = Ready(std::vector<int64_t>(kShort, 1));
   group.SendReady(2, ready);
-  EXPECT_THAT(group.state().status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       absl::StrCat("rank 2 (node, pid 12) sent ", kShort + 8,
-                                    " bytes beside tiles, 65536 at most")));
+  EXPECT_THAT(
+      group.state().status(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               absl::StrCat("rank 2 (node, pid 12) sent ", kShort + 8,
+                            " bytes without the tiles, the limit is 65536")));
 }
 
 TEST(RankGroupStateTest, ReportsItsMembers) {
@@ -671,8 +672,9 @@ TEST(RankGroupStateTest, AStepIsDoneWhenAllHaveTheSameResult) {
   Group group = Group::Of(3, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   KVASIR_EXPECT_OK(group.Step(2));
-  EXPECT_THAT(group.Step(3), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                      "step 3 while step 1 runs: 2 at most"));
+  EXPECT_THAT(group.Step(3),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "step 3 while step 1 runs: the limit is 2"));
   group.SendDone(1, 1, 77);
   group.SendDone(1, 2, 78);
   group.SendDone(2, 1, 77);
@@ -704,7 +706,7 @@ TEST(RankGroupStateTest, ResultsThatDifferEndTheGroupWithBothValues) {
     }
     const std::string text =
         "step 1: the result of rank 2 (node, pid 12) has hash 0000000000000def,"
-        " the leader's 0000000000000abc: the ranks do not compute the same";
+        " the leader's 0000000000000abc: the ranks computed different results";
     EXPECT_THAT(group.state().status(),
                 StatusIs(absl::StatusCode::kInternal, text));
     EXPECT_FALSE(group.state().IsStepDone(1));
@@ -767,8 +769,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"DoesNotRead", Phase::kRunning,
          [](Group* g) { g->state().OnBacklog(1, 17); },
          absl::StatusCode::kUnavailable,
-         absl::StrCat(kRank1,
-                      " does not read what it is sent: 17 messages wait")},
+         absl::StrCat(kRank1, " does not read its messages: 17 messages wait")},
         {"StandsStill", Phase::kRunning,
          [](Group* g) {
            KVASIR_EXPECT_OK(g->Step(1));

@@ -289,7 +289,7 @@ TEST(RankGroupTest, TheNextPlanTravelsWhileAStepRuns) {
   }
   EXPECT_THAT(group.leader().SendStep(TestPlan(3)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "step 3 while step 1 runs: 2 at most"));
+                       "step 3 while step 1 runs: the limit is 2"));
   go.Set();
   FakeRank own;
   for (uint64_t step = 1; step <= 2; ++step) {
@@ -386,8 +386,9 @@ TEST(RankGroupTest, ADifferentResultDeliversNoToken) {
       group.executor().Execute(TestPlan(2)),
       StatusIs(absl::StatusCode::kInternal,
                HasSubstr("the result of rank 1 (node, pid 0) has hash")));
-  EXPECT_THAT(group.Ended(2), StatusIs(absl::StatusCode::kInternal,
-                                       HasSubstr("do not compute the same")));
+  EXPECT_THAT(group.Ended(2),
+              StatusIs(absl::StatusCode::kInternal,
+                       HasSubstr("computed different results")));
 }
 
 TEST(RankGroupTest, ALeaderThatFailsEndsAll) {
@@ -475,7 +476,7 @@ TEST(RankGroupTest, APlanThatIsTooLargeIsNotSent) {
   for (int i = 0; i < 1000; ++i) plan.add_released_sequences(1);
   EXPECT_THAT(group.executor().Execute(plan),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("bytes, ranks take 1000 at most")));
+                       HasSubstr("bytes, the limit is 1000")));
   EXPECT_THAT(group.Ended(1),
               StatusIs(absl::StatusCode::kResourceExhausted, ::testing::_));
 }
@@ -581,7 +582,7 @@ TEST(RankGroupTest, AFollowerThatDoesNotReadIsGivenUp) {
   }
   EXPECT_THAT(leader.status(),
               StatusIs(absl::StatusCode::kUnavailable,
-                       "rank 1 (, pid 0) does not read what it is sent: 17 "
+                       "rank 1 (, pid 0) does not read its messages: 17 "
                        "messages wait"));
 }
 
@@ -600,7 +601,7 @@ TEST(RankGroupTest, ALeaderThatDoesNotReadIsGivenUp) {
   }
   EXPECT_THAT(follower.status(),
               StatusIs(absl::StatusCode::kUnavailable,
-                       "the leader does not read what it is sent: 17 messages "
+                       "the leader does not read its messages: 17 messages "
                        "wait"));
 }
 

@@ -359,10 +359,10 @@ TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
             "want a RankHello first, have RankHeartbeat"},
            {{std::string(size_t{kMaxFollowerMessageBytes} + 1, 'x')},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have 65537 bytes, 65536 at most"},
+            "want a RankHello first, have 65537 bytes, the limit is 65536"},
            {{ReadyBytes(std::string(1 << 20, 't'))},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have 1048587 bytes, 65536 at most"},
+            "want a RankHello first, have 1048587 bytes, the limit is 65536"},
            {{std::string(size_t{kMaxFollowerMessageBytes + kMaxReadyBytes} + 1,
                          'x')},
             grpc::StatusCode::RESOURCE_EXHAUSTED,
@@ -393,7 +393,7 @@ TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
   KVASIR_EXPECT_OK(executor.Execute(TestPlan(1)).status());
   RawCall doubled(target, {HelloBytes(1)});
   EXPECT_THAT(doubled.Wait().error_message(),
-              HasSubstr("rank 1 (node, pid 0) is there already"));
+              HasSubstr("rank 1 (node, pid 0) has joined already"));
   ASSERT_EQ(doubled.received().size(), 1u);
   EXPECT_EQ(doubled.received()[0].refusal().reason(), RankRefusal::RANK_TAKEN);
   KVASIR_EXPECT_OK(executor.Execute(TestPlan(2)).status());
@@ -473,7 +473,7 @@ TEST(RankGrpcTest, MessagesToAFollowerThatDoesNotReadAreBounded) {
   }
   EXPECT_THAT(leader->leader->status(),
               StatusIs(absl::StatusCode::kUnavailable,
-                       "rank 1 (, pid 0) does not read what it is sent: 17 "
+                       "rank 1 (, pid 0) does not read its messages: 17 "
                        "messages wait"));
 }
 

@@ -69,9 +69,10 @@ TEST(NcclAddressTest, InvalidAddressesAreRefusedWithoutShowingTheId) {
   refused("kvasir-nccl-1 2 2 22809 -", "cannot be rank 2 of 2");
   refused("kvasir-nccl-1 -1 2 22809 -", "cannot be rank -1 of 2");
   refused("kvasir-nccl-1 1 257 22809 -", "cannot be rank 1 of 257");
-  refused("kvasir-nccl-1 0 2 22809 -", "want an id from rank 0 alone");
+  refused("kvasir-nccl-1 0 2 22809 -",
+          "rank 0 must have an id, and no other rank");
   refused(absl::StrCat("kvasir-nccl-1 1 2 22809 ", id),
-          "want an id from rank 0 alone");
+          "rank 0 must have an id, and no other rank");
   refused(good.substr(0, good.size() - 1), "the id is not 256 hex digits");
   refused(absl::StrCat("kvasir-nccl-1 0 2 22809 ", id.substr(1), "G"),
           "the id is not 256 hex digits");

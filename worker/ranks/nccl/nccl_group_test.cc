@@ -485,7 +485,7 @@ TEST_F(NcclGroupTest, OptionsAreCheckedBeforeAnythingIsOpened) {
                        "NCCL: cannot be rank 0 of 257"));
   EXPECT_THAT(begin({.shard = {1, 2}, .interface = "none7"}),
               StatusIs(absl::StatusCode::kNotFound,
-                       "NCCL: 'none7' is no network interface of this "
+                       "NCCL: 'none7' is not a network interface of this "
                        "machine"));
   unsetenv("NCCL_SOCKET_IFNAME");
   KVASIR_EXPECT_OK(begin({.shard = {1, 2}}));
