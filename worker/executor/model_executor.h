@@ -96,7 +96,7 @@ class ModelExecutor final : public Executor {
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
   absl::StatusOr<kvasir::v1::StepResult> Await() override;
-  bool runs_behind() const override {
+  bool is_asynchronous() const override {
     return parts_.device->kind() != kernels::DeviceKind::kCpu;
   }
 

@@ -82,7 +82,7 @@ SampleRequest Random(uint64_t seed) {
 
 TEST(ModelExecutorTest, TheLastSampledTokenNeedsNoId) {
   auto rank = TinyRank();
-  EXPECT_FALSE(rank->executor().runs_behind());
+  EXPECT_FALSE(rank->executor().is_asynchronous());
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 20);
   const std::vector<int32_t> tokens =

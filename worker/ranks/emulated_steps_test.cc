@@ -89,7 +89,7 @@ class Steps {
   }
   const Logits& logits() const { return logits_; }
   EmulatedDevice& device() { return *device_; }
-  bool run_behind() const { return rank_->executor().runs_behind(); }
+  bool run_behind() const { return rank_->executor().is_asynchronous(); }
 
  private:
   Logits logits_;

@@ -223,7 +223,6 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
   largest_batch_tokens_ = std::max(largest_batch_tokens_, total_tokens);
   largest_batch_seqs_ = std::max(largest_batch_seqs_,
                                  static_cast<uint32_t>(plan.sequences_size()));
-  tokens_run_ += total_tokens;
 
   StepResult result;
   result.set_step_id(plan.step_id());

@@ -36,7 +36,7 @@ struct FakeExecutorOptions {
   int32_t vocab_size = 1000;
   uint32_t max_num_seqs = 256;
   uint32_t max_batched_tokens = 2048;
-  bool runs_behind = false;
+  bool is_asynchronous = false;
   // Called from Await, while a step runs, for example to move a clock, to block
   // or to fail the step.
   std::function<absl::Status(const kvasir::v1::StepPlan&)> during_step;
@@ -68,13 +68,11 @@ class FakeExecutor final : public Executor {
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
   absl::StatusOr<kvasir::v1::StepResult> Await() override;
-  bool runs_behind() const override { return options_.runs_behind; }
+  bool is_asynchronous() const override { return options_.is_asynchronous; }
   absl::Status Announce(const kvasir::v1::StepPlan& plan) override;
 
   uint64_t steps() const { return last_step_; }
   uint64_t announced_steps() const { return announced_steps_; }
-  uint64_t tokens_run() const { return tokens_run_; }
-  size_t live_sequences() const { return sequences_.size(); }
   uint32_t largest_batch_tokens() const { return largest_batch_tokens_; }
   uint32_t largest_batch_sequences() const { return largest_batch_seqs_; }
   uint64_t pages_to_host() const { return pages_to_host_; }
@@ -156,7 +154,6 @@ class FakeExecutor final : public Executor {
   std::optional<std::string> announced_;  // the plan's bytes
   uint64_t announced_steps_ = 0;
   uint64_t last_step_ = 0;
-  uint64_t tokens_run_ = 0;
   uint32_t largest_batch_tokens_ = 0;
   uint32_t largest_batch_seqs_ = 0;
   uint64_t pages_to_host_ = 0;

@@ -303,7 +303,7 @@ TEST(RankGroupTest, TheNextPlanTravelsWhileAStepRuns) {
 TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
   Group group;
   KVASIR_ASSERT_OK(group.Start().status());
-  EXPECT_TRUE(group.executor().runs_behind());
+  EXPECT_TRUE(group.executor().is_asynchronous());
   KVASIR_ASSERT_OK(group.executor().Enqueue(TestPlan(1)));
   KVASIR_ASSERT_OK(group.executor().Announce(TestPlan(2)));
   // The leader's own step 1 has not ended.

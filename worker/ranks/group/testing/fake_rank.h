@@ -71,7 +71,7 @@ class FakeRank final : public Executor {
     ++steps_;
     return result;
   }
-  bool runs_behind() const override { return true; }
+  bool is_asynchronous() const override { return true; }
   int steps() const { return steps_.load(); }
 
  private:
