@@ -71,7 +71,7 @@ struct StepRecord {
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
 
-  // A line for each; rows where they are to be compared.
+  // One line for each launch, with its rows if they are to be compared.
   std::string Text(bool with_rows) const {
     std::string lines;
     for (const kernels::OpLaunch& launch : launches) {
