@@ -15,7 +15,7 @@
 namespace kvasir::worker {
 namespace {
 
-// What a rank offers to the others in a call.
+// The memory that a rank offers to the others in a call.
 struct Offer {
   CollectiveKind kind = CollectiveKind::kAllReduceSum;
   int64_t bytes = 0;

@@ -496,7 +496,7 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   }
   const StepPlan* next = nullptr;
   absl::Duration next_planning;
-  if (executor_->runs_behind()) {
+  if (executor_->is_asynchronous()) {
     next =
         timed([this] { return scheduler_->ScheduleAhead(); }, &next_planning);
     if (next != nullptr) KVASIR_RETURN_IF_ERROR(executor_->Announce(*next));

@@ -99,7 +99,7 @@ class EngineTest : public ::testing::TestWithParam<bool> {
     options_.scheduler.max_batched_tokens = 32;
     options_.scheduler.max_queue = 4;
     options_.scheduler.vocab_size = 1000;
-    fake_.runs_behind = GetParam();
+    fake_.is_asynchronous = GetParam();
     fake_.page_tokens = 4;
     fake_.groups = {{.num_pages = kPages, .host_pages = kHostPages}};
     fake_.max_num_seqs = 8;
@@ -806,7 +806,7 @@ class LoggingExecutor final : public Executor {
     log_.push_back(absl::StrCat("announce ", plan.step_id()));
     return own_.Announce(plan);
   }
-  bool runs_behind() const override { return own_.runs_behind(); }
+  bool is_asynchronous() const override { return own_.is_asynchronous(); }
 
  private:
   Executor& own_;
@@ -893,7 +893,7 @@ class FailingExecutor final : public Executor {
     }
     return own_.Announce(plan);
   }
-  bool runs_behind() const override { return own_.runs_behind(); }
+  bool is_asynchronous() const override { return own_.is_asynchronous(); }
 
   uint64_t fails_enqueue = 0;
   uint64_t fails_announce = 0;

@@ -1,7 +1,8 @@
-// The promise of the whole engine: a request's tokens and log probabilities are
-// the same bits whatever shares its batch, however its prefill was cut, with
-// any number of threads, after a preemption, with a prefix hit, and when it is
-// resumed elsewhere. Scheduler and real executor on a tiny model.
+// The central promise of the engine: a request's tokens and log probabilities
+// have the same bits whatever shares its batch, however its prefill is cut,
+// with any number of threads, after a preemption, with a prefix hit, and when
+// it is resumed on another worker. Runs the scheduler and the real executor on
+// a tiny model.
 #include <string>
 #include <vector>
 
@@ -13,14 +14,14 @@ namespace {
 
 class BatchInvarianceTest : public ::testing::TestWithParam<int64_t> {
  protected:
-  // What each request gives alone.
+  // The samples of each request when it runs with no other.
   std::vector<Sample> Alone(const std::vector<Request>& requests) {
     Worker worker({.one_at_a_time = true}, GetParam());
     return worker.Run(requests);
   }
 };
 
-TEST_P(BatchInvarianceTest, SixteenTogetherAreWhatEachIsAlone) {
+TEST_P(BatchInvarianceTest, SixteenRequestsTogetherGetTheBitsOfEachOnItsOwn) {
   const std::vector<Request> requests = MixedRequests();
   Worker worker({}, GetParam());
   EXPECT_EQ(worker.Run(requests), Alone(requests));
@@ -42,7 +43,7 @@ TEST_P(BatchInvarianceTest, ChunksAndThreadsChangeNothing) {
   }
 }
 
-TEST_P(BatchInvarianceTest, NorDoesOneTokenAtATime) {
+TEST_P(BatchInvarianceTest, OneTokenAtATimeChangesNothing) {
   std::vector<Request> requests = MixedRequests();
   std::erase_if(requests, [](const Request& r) { return r.sampling.n() > 1; });
   Worker worker({.max_num_seqs = 1, .max_batched_tokens = 1}, GetParam());
@@ -71,7 +72,7 @@ TEST_P(BatchInvarianceTest, APrefixHitChangesNothing) {
   EXPECT_GT(worker.stats().hit_tokens, 2 * hits);
 }
 
-TEST_P(BatchInvarianceTest, AResumedRequestGoesOnWithTheSameTokens) {
+TEST_P(BatchInvarianceTest, AResumedRequestContinuesWithTheSameTokens) {
   const std::vector<Request> requests = MixedRequests();
   std::vector<Request> resumed;
   std::vector<Sample> rest;

@@ -45,7 +45,7 @@ std::string InSource(const std::string& path) {
 
 // Hashes.
 
-// Of 32-bit words in order: each word that changes changes the hash.
+// Hashes 32-bit words in order. Each word that changes changes the hash.
 class Hash {
  public:
   void Add(uint32_t word) {
@@ -65,7 +65,8 @@ class Hash {
 
 using Hashes = std::map<std::string, std::string>;  // by what was hashed
 
-// Rows of logits as a set: a preempted sequence computes some of them twice.
+// Hashes rows of logits as a set, because a preempted sequence computes some of
+// them twice.
 class LogitsHash {
  public:
   void Add(const LogitsRow& row) {
@@ -109,7 +110,7 @@ struct BitsCase {
   bool trained = false;  // reads text
 };
 
-// Of a tiny model with random weights, whose plan stores numbers as `dtype`.
+// A tiny model with random weights, whose plan stores numbers as `dtype`.
 BitsCase RandomCase(const std::string& name, const FamilyCase& each,
                     const std::string& dtype = "BF16") {
   return {.name = name, .make = [each, dtype](const Conditions& conditions) {
@@ -142,7 +143,7 @@ void AddDenseCases(std::vector<BitsCase>* cases) {
                     }});
 }
 
-// A folder's model with its plan, or with a full-rank cache of `dtype`.
+// The model of a folder with its plan, or with a full-rank cache of `dtype`.
 Worker CheckpointWorker(Conditions conditions, const std::string& folder,
                         kvasir::v1::DataType dtype) {
   const auto checkpoint = model::Checkpoint::Open(InSource(folder));
@@ -156,7 +157,7 @@ Worker CheckpointWorker(Conditions conditions, const std::string& folder,
     KVASIR_EXPECT_OK(checkpoint->CheckTensors(Resolved(*parsed, spec)));
     plan = *parsed;
   }
-  // Learned positions end with their table.
+  // The table of learned positions limits the length.
   conditions.max_model_len = static_cast<uint32_t>(std::min<int64_t>(
       conditions.max_model_len, spec.max_position_embeddings));
   CheckpointSource source(&*checkpoint);
@@ -176,7 +177,7 @@ std::vector<BitsCase> Cases() {
   AddDenseCases(&cases);
   for (const PlanCase& each : PlanCases()) {
     cases.push_back(RandomCase(each.name, {TinyShape(), each}));
-    // Codes store no numbers.
+    // Codes store no numbers of this type.
     if (each.codes) continue;
     cases.push_back(RandomCase(each.name + "F16", {TinyShape(), each}, "F16"));
     cases.push_back(RandomCase(each.name + "F32", {TinyShape(), each}, "F32"));
@@ -237,9 +238,9 @@ const Text& EvaluationText() {
   return *text;
 }
 
-// Mixed requests that ask for all that is reported, of a length and in a
-// vocabulary that the worker's model has. `text`: where prompts come from, or
-// empty.
+// Mixed requests that ask for everything that can be reported, within the
+// length and vocabulary of the worker's model. Prompts come from `text`, unless
+// it is empty.
 std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
                                  absl::Span<const int32_t> text) {
   const auto max_model_len =
@@ -251,7 +252,7 @@ std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
     kvasir::v1::SamplingParams& sampling = requests[i].sampling;
     sampling.set_logprobs(20);
     sampling.set_prompt_logprobs(0);
-    for (const int32_t id : {7, 11}) {  // those of MixedRequests
+    for (const int32_t id : {7, 11}) {  // stop ids of MixedRequests
       if (id >= vocab) sampling.mutable_logit_bias()->erase(id);
     }
     std::vector<int32_t> ids = requests[i].prompt.ToIds();
@@ -266,7 +267,7 @@ std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
 
 // Conditions.
 
-// In a pool of fewer pages the requests do not fit beside one another.
+// In a pool of fewer pages the requests do not all fit.
 std::vector<Conditions> AllConditions() {
   return {
       {.one_at_a_time = true},
@@ -293,7 +294,7 @@ std::string TextOf(const Conditions& conditions) {
           : kernels::CpuTargetName());
 }
 
-// The instruction sets of which the record speaks, the best first.
+// The instruction sets that the record has, the best first.
 std::vector<int64_t> Targets() {
   const std::vector<int64_t> all = hwy::SupportedAndGeneratedTargets();
   if (std::getenv("KVASIR_ALL_CONDITIONS") != nullptr) return all;
@@ -306,7 +307,8 @@ std::vector<int64_t> Targets() {
 
 // The record.
 
-// Case, then what a rank may lift ("exact" or "lifted"), then what was hashed.
+// Keys: the case, whether the rank may lift ("exact" or "lifted"), what was
+// hashed.
 class Record : public ::testing::Environment {
  public:
   static Record& Get() {
@@ -323,7 +325,7 @@ class Record : public ::testing::Environment {
     KVASIR_ASSERT_OK(root.status());
     recorded_ = *root;
   }
-  // One case a line.
+  // Writes one case per line.
   void TearDown() override {
     if (path_to_write_ == nullptr) return;
     std::ofstream file(path_to_write_);
@@ -339,7 +341,7 @@ class Record : public ::testing::Environment {
   bool writes() const { return path_to_write_ != nullptr; }
   nlohmann::json& recorded() { return recorded_; }
 
-  // The first ones are what a new record holds.
+  // When a record is written, the first conditions define it.
   void Expect(const std::string& name, const std::string& kind,
               const Hashes& have, const std::string& conditions) {
     for (const auto& [what, hash] : have) {
@@ -350,7 +352,7 @@ class Record : public ::testing::Environment {
       seen_[name].insert(absl::StrCat(kind, " ", what));
     }
   }
-  // Of a case that has run.
+  // Checks that a case which has run has no other hashes in the record.
   void ExpectNothingElse(const std::string& name) {
     std::set<std::string> want;
     for (const auto& [kind, hashes] : recorded_[name].items()) {
@@ -382,7 +384,8 @@ bool RunUnder(const BitsCase& each, Conditions conditions) {
       worker.Run(RequestsFor(worker, each.num_requests, text));
   Record::Get().Expect(each.name, lifts ? "lifted" : "exact",
                        HashesOf(samples, logits), TextOf(conditions));
-  // A window gives pages up before others are preempted.
+  // With a sliding window in every layer, pages are given up before another
+  // request must be preempted.
   const auto& layers = worker.rank().spec().layers;
   if (conditions.pages < Conditions().pages &&
       std::all_of(layers.begin(), layers.end(), [](const auto& layer) {
@@ -394,7 +397,7 @@ bool RunUnder(const BitsCase& each, Conditions conditions) {
   return lifts;
 }
 
-// Of a text in windows of a third of it, without context from outside.
+// Scores a text in windows of a third of it, without context from outside.
 void Score(const BitsCase& each, Conditions conditions) {
   conditions.max_model_len = 512;
   conditions.pages = Conditions().pages;
@@ -422,11 +425,11 @@ class BitsRecordTest : public ::testing::TestWithParam<size_t> {
   void TearDown() override { kernels::UseSimdTarget(0); }
 };
 
-TEST_P(BitsRecordTest, BitsAreTheRecorded) {
+TEST_P(BitsRecordTest, BitsEqualTheRecord) {
   const BitsCase& each = AllCases()[GetParam()];
   const std::vector<Conditions> all = AllConditions();
   const bool wide = std::getenv("KVASIR_ALL_CONDITIONS") != nullptr;
-  // Neighbours run under other conditions.
+  // Neighbouring cases run under different conditions.
   size_t next = GetParam();
   const auto run = [&](bool deterministic) {
     bool lifts = false;
@@ -444,9 +447,9 @@ TEST_P(BitsRecordTest, BitsAreTheRecorded) {
     if (lifts) lifts = run(/*deterministic=*/false);
     if (each.trained) Score(each, all[next % all.size()]);
   }
-  // The scalar truth is slow.
+  // The scalar reference is slow.
   if (wide || (!each.trained && GetParam() % 7 == 0)) {
-    // In granules every other time.
+    // Every other time pages have granules.
     for (const int64_t granule_bytes : {0, 16}) {
       if (!wide && (GetParam() % 14 == 0) != (granule_bytes == 0)) continue;
       RunUnder(each, {.deterministic = !lifts,
@@ -463,7 +466,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, BitsRecordTest,
                            return AllCases()[param_info.param].name;
                          });
 
-TEST(BitsRecordCasesTest, TheRecordHasNoOthers) {
+TEST(BitsRecordCasesTest, TheRecordHasNoOtherCases) {
   if (Record::Get().writes()) GTEST_SKIP() << "a record is being written";
   std::set<std::string> names;
   for (const BitsCase& each : AllCases()) names.insert(each.name);
@@ -473,7 +476,7 @@ TEST(BitsRecordCasesTest, TheRecordHasNoOthers) {
   }
 }
 
-// Says what this machine cannot compare.
+// Shows which parts of the record this machine cannot compare.
 TEST(BitsRecordCasesTest, ThisMachineHasBothInstructionSets) {
   const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
   const auto has = [&](auto is) {

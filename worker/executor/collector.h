@@ -60,7 +60,7 @@ class Collector {
   // `index` counts numbers from the offset.
   template <typename T>
   T ResultAt(int64_t offset_bytes, int64_t index) const;
-  // The fault of a sequence whose tokens begin at `first_row` of the step.
+  // The fault of the sequence that has its tokens from `first_row` of the step.
   kvasir::v1::SequenceFault FaultOf(const StagedStep& step,
                                     const StepBatch::Output& output,
                                     int64_t first_row) const;

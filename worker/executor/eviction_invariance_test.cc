@@ -1,6 +1,6 @@
-// Plans that evict, through scheduler, cache and executor: whatever the chunks,
-// the batch, the pages, the threads or the preemptions, a request gives what it
-// gives alone.
+// Plans that evict, through scheduler, cache and executor: a request gets the
+// same bits as on its own, whatever the chunks, the batch, the pages, the
+// threads or the preemptions.
 #include <cmath>
 #include <string>
 #include <utility>
@@ -34,7 +34,8 @@ class EvictionInvarianceTest : public ::testing::TestWithParam<FamilyCase> {
     return requests;
   }
 
-  std::vector<Sample> alone_;  // what each request gives alone
+  // the samples of each request when it runs with no other
+  std::vector<Sample> alone_;
 };
 
 TEST_P(EvictionInvarianceTest, ChunksThreadsPagesAndKernelsChangeNothing) {
@@ -55,8 +56,8 @@ TEST_P(EvictionInvarianceTest, ChunksThreadsPagesAndKernelsChangeNothing) {
   }
 }
 
-// What was given up is given up again: by a copy, and by running all tokens
-// once more.
+// After a preemption, evicted slots are evicted again: by a copy, or by running
+// all tokens once more.
 TEST_P(EvictionInvarianceTest, PreemptionChangesNothing) {
   for (const int64_t host_pages : {0, 64}) {
     int64_t preemptions = 0;
@@ -71,7 +72,7 @@ TEST_P(EvictionInvarianceTest, PreemptionChangesNothing) {
   }
 }
 
-TEST_P(EvictionInvarianceTest, ForksAreWhatTheRequestGivesAlone) {
+TEST_P(EvictionInvarianceTest, ForksGetTheBitsOfASingleRequest) {
   Request request = Requests()[5];
   request.sampling.set_temperature(0);
   request.sampling.set_max_tokens(25);
@@ -85,7 +86,8 @@ TEST_P(EvictionInvarianceTest, ForksAreWhatTheRequestGivesAlone) {
   EXPECT_EQ(worker.stats().forks, 2);
 }
 
-TEST_P(EvictionInvarianceTest, CancelsChangeNothingForOthersAndLeaveNoPage) {
+TEST_P(EvictionInvarianceTest,
+       CancelsChangeNothingForOtherRequestsAndFreeEveryPage) {
   std::vector<Sample> kept;
   auto next = alone_.begin();
   for (size_t i = 0; i < Requests().size(); ++i) {
@@ -99,8 +101,8 @@ TEST_P(EvictionInvarianceTest, CancelsChangeNothingForOthersAndLeaveNoPage) {
   EXPECT_EQ(worker.Run(Requests()), alone_);
 }
 
-// A budget that no sequence reaches is no eviction, to the bit.
-TEST_P(EvictionInvarianceTest, WhoStaysBelowTheBudgetGivesUpNothing) {
+// A budget that no sequence reaches changes no bit.
+TEST_P(EvictionInvarianceTest, ASequenceBelowTheBudgetEvictsNothing) {
   PlanCase plan_case = GetParam().plan_case;
   const Conditions conditions = {.max_batched_tokens = 20};
   const auto without_evicting = [&] {
@@ -122,8 +124,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, EvictionInvarianceTest,
                            return param_info.param.plan_case.name;
                          });
 
-// The pool holds a quarter of the prompt, and the sequence never more than it
-// is allowed to keep.
+// The pool holds a quarter of the prompt. The sequence never holds more than
+// its budget.
 TEST(EvictionTest, APromptOfFourTimesThePoolIsServed) {
   PlanCase plan_case = {"Codes", Full("POST_ROPE", TokenCodes("4")),
                         Full("NO_ROPE", TokenCodes("4"))};

@@ -50,7 +50,7 @@ class Executor {
   // Whether Enqueue returns while the step still runs, as on a GPU. The engine
   // then uses the time to plan, and to deliver the results of the step before.
   // Constant.
-  virtual bool runs_behind() const { return false; }
+  virtual bool is_asynchronous() const { return false; }
   // Passes on the plan of the next Enqueue while a step is in flight, at most
   // once per plan. An executor with ranks elsewhere sends it to them meanwhile.
   // Optional: a plan may be enqueued without it. An error means that the step

@@ -1,5 +1,5 @@
-// The executor against the reference implementation: logits of every fixture,
-// however the prompt is cut, and the same bits whatever else happens.
+// Compares the executor with the reference implementation: the logits of every
+// fixture, however the prompt is cut, and the same bits whatever else runs.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -29,7 +29,7 @@ std::string GoldenModels() {
   return absl::StrCat(source == nullptr ? "." : source, "/tests/golden/models");
 }
 
-// What each stands for is in tests/golden/README.md.
+// tests/golden/README.md says what each of them stands for.
 std::vector<std::string> ModelNames() {
   return {"llama-bias",
           "llama-f16",
@@ -54,7 +54,7 @@ std::vector<std::string> ModelNames() {
           "qwen2-yarn"};
 }
 
-TEST(ExecutorGoldenFixturesTest, AreTheModelsThatAreTested) {
+TEST(ExecutorGoldenFixturesTest, EveryFixtureIsTested) {
   std::vector<std::string> folders;
   for (const auto& entry :
        std::filesystem::directory_iterator(GoldenModels())) {
@@ -91,7 +91,7 @@ struct RunOptions {
   int64_t page_tokens = 16;
   int threads = 1;
   int64_t chunk = 1 << 20;
-  // Sequences with other tokens run beside it.
+  // Whether sequences with other tokens run in the same steps.
   bool with_others = false;
   kernels::CpuBackend backend = kernels::CpuBackend::kReference;
 };
@@ -110,7 +110,7 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
   rank_options.backend = options.backend;
   rank_options.page_tokens = options.page_tokens;
   rank_options.kv_cache_bytes = 16 << 20;
-  // Learned positions end with their table.
+  // The table of learned positions limits the length.
   rank_options.executor.max_model_len =
       std::min<int64_t>(128, checkpoint->spec().max_position_embeddings);
   rank_options.executor.max_num_seqs = 4;
@@ -138,7 +138,7 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
     const int64_t count = std::min(options.chunk, total - start);
     std::vector<DirectStep> steps;
     const absl::Span<const int32_t> others(other_ids);
-    // A prefill chunk before it, and a sequence that decodes behind it.
+    // A prefill chunk comes before it, and a sequence that decodes after it.
     if (options.with_others && start < 20) {
       steps.push_back({.sequence_id = 3, .token_ids = others.subspan(0, 3)});
     }
@@ -156,7 +156,7 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
 
 class ExecutorGoldenTest : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(ExecutorGoldenTest, LogitsAreTheReferences) {
+TEST_P(ExecutorGoldenTest, LogitsEqualTheReferences) {
   const Expected expected = ReadExpected(GetParam());
   const std::vector<float> logits = Logits(GetParam(), expected, {});
   double max_error = 0;

@@ -1,5 +1,5 @@
-// A sequence leaves one replica as bytes and goes on in another: same tokens,
-// same log probabilities, whatever the plan keeps of it.
+// A sequence leaves one replica as bytes and continues on another: same tokens
+// and log probabilities, whatever the plan keeps of it.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -28,10 +28,10 @@ constexpr int64_t kWindow = 24;
 constexpr int64_t kPrompt = 53;
 constexpr int64_t kChunk = 20;
 
-struct Told {
+struct Outcome {
   int32_t token = -1;
   std::vector<float> numbers;
-  friend bool operator==(const Told&, const Told&) = default;
+  friend bool operator==(const Outcome&, const Outcome&) = default;
 };
 
 // A rank and its cache, without a scheduler.
@@ -56,8 +56,8 @@ class Replica {
                                    rank_->executor().numerics_id());
   }
 
-  // A prompt of this text, and greedy tokens behind it.
-  std::vector<Told> Start(int64_t id, int32_t text, int64_t num_tokens) {
+  // Runs a prompt made from `text`, and greedy tokens after it.
+  std::vector<Outcome> Start(int64_t id, int32_t text, int64_t num_tokens) {
     tokens_.clear();
     for (int32_t i = 0; i < kPrompt; ++i) {
       tokens_.push_back(3 + text * i % 1009);
@@ -66,13 +66,14 @@ class Replica {
     return Continue(id, num_tokens);
   }
 
-  std::vector<Told> Continue(int64_t id, int64_t num_tokens) {
-    std::vector<Told> told;
-    while (static_cast<int64_t>(told.size()) < num_tokens) Step(id, &told);
-    return told;
+  std::vector<Outcome> Continue(int64_t id, int64_t num_tokens) {
+    std::vector<Outcome> outcomes;
+    while (static_cast<int64_t>(outcomes.size()) < num_tokens)
+      Step(id, &outcomes);
+    return outcomes;
   }
 
-  // The sequence's image, and nothing of it is left here.
+  // Returns the sequence's image and removes the sequence here.
   std::string Export(int64_t id) {
     std::optional<cache::SequenceImage> image = cache_->Export(SequenceId(id));
     EXPECT_TRUE(image.has_value());
@@ -84,7 +85,7 @@ class Replica {
     return cache::ImageHeader(format_, image->shape, *payload) + *payload;
   }
 
-  // `tokens`: of the replica that it comes from.
+  // `tokens` are those of the replica that it comes from.
   absl::Status Import(int64_t id, const std::string& bytes,
                       std::vector<int32_t> tokens) {
     KVASIR_ASSIGN_OR_RETURN(const cache::ParsedImage parsed,
@@ -124,7 +125,7 @@ class Replica {
     return plan;
   }
 
-  void Step(int64_t id, std::vector<Told>* told) {
+  void Step(int64_t id, std::vector<Outcome>* outcomes) {
     const SequenceId sequence(id);
     const int64_t start = cache_->logical_tokens(sequence);
     const auto length = static_cast<int64_t>(tokens_.size());
@@ -155,7 +156,7 @@ class Replica {
     cache_->Commit(sequence, ids);
     if (!samples) return;
     const kvasir::v1::SequenceResult& of = result.sequences(0);
-    Told& next = told->emplace_back();
+    Outcome& next = outcomes->emplace_back();
     next.token = of.token_id();
     next.numbers.push_back(of.logprob());
     for (const auto& top : of.top()) next.numbers.push_back(top.logprob());
@@ -165,29 +166,29 @@ class Replica {
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<cache::KvCache> cache_;
   cache::ImageFormat format_;
-  std::vector<int32_t> tokens_;  // of the sequence that runs
+  std::vector<int32_t> tokens_;  // of the running sequence
   uint64_t step_ = 0;
 };
 
 class ExecutorImagesTest : public ::testing::TestWithParam<FamilyCase> {};
 
-TEST_P(ExecutorImagesTest, ASequenceGoesOnElsewhereWithTheSameBits) {
+TEST_P(ExecutorImagesTest, ASequenceContinuesOnAnotherWorkerWithTheSameBits) {
   Replica whole(GetParam(), 512, 0);
-  const std::vector<Told> want = whole.Start(1, 41, 24);
+  const std::vector<Outcome> want = whole.Start(1, 41, 24);
 
   Replica first(GetParam(), 512, 512);
-  std::vector<Told> told = first.Start(1, 41, 10);
+  std::vector<Outcome> outcomes = first.Start(1, 41, 10);
   const std::vector<cache::PageId> pages = first.Pages(1);
   const std::string image = first.Export(1);
   first.ExpectEmpty();
 
   Replica second(GetParam(), 700, 600);
-  second.Start(5, 43, 2);  // has taken pages, and stays
+  second.Start(5, 43, 2);  // it has taken pages and keeps them
   KVASIR_ASSERT_OK(second.Import(6, image, first.tokens()));
   EXPECT_NE(second.Pages(6), pages);
-  const std::vector<Told> rest = second.Continue(6, 14);
-  told.insert(told.end(), rest.begin(), rest.end());
-  EXPECT_EQ(told, want);
+  const std::vector<Outcome> rest = second.Continue(6, 14);
+  outcomes.insert(outcomes.end(), rest.begin(), rest.end());
+  EXPECT_EQ(outcomes, want);
   second.Release(5);
   second.Release(6);
   second.ExpectEmpty();
@@ -239,7 +240,7 @@ TEST(ImageBytesTest, BytesOfAnotherSizeAreNotWritten) {
                        HasSubstr("image: 3 bytes of pages, want")));
 }
 
-TEST(ImageBytesTest, CopiesAreMeasuredBeforeTheFirstStepAlone) {
+TEST(ImageBytesTest, CopiesAreMeasuredOnlyBeforeTheFirstStep) {
   Replica replica(Dense("BF16"), 512, 512);
   KVASIR_ASSERT_OK_AND_ASSIGN(const double rate,
                               replica.executor().MeasureCopyBytesPerSecond());

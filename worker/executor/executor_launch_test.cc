@@ -1,5 +1,5 @@
-// What a step does beside its arithmetic, under every plan and family: copies
-// to and from the device, allocations, and which ops it launches.
+// Tests what a step does besides its arithmetic, under every plan and family:
+// copies to and from the device, allocations, and the ops it launches.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -23,7 +23,7 @@
 
 namespace {
 
-// Counts what this thread takes from the heap, while it is set.
+// While it is set, counts this thread's heap allocations.
 thread_local int64_t* heap_allocations = nullptr;
 
 void* CountedAllocate(std::size_t bytes, std::size_t alignment) {
@@ -62,16 +62,16 @@ using ::testing::HasSubstr;
 
 struct StepRecord {
   StepBucket bucket;
-  StepSizes sizes;  // histories and tops are not told
+  StepSizes sizes;  // histories and tops are not compared
   int page_copies = 0;
   int uploads = 0;
   int read_backs = 0;
-  int others = 0;  // copies at a place where there should be none
+  int others = 0;  // copies where there should be none
   int64_t device_allocations = 0;
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
 
-  // A line for each; rows where they are to be compared.
+  // One line for each launch, with its rows if they are to be compared.
   std::string Text(bool with_rows) const {
     std::string lines;
     for (const kernels::OpLaunch& launch : launches) {
@@ -92,14 +92,14 @@ struct StepRecord {
   }
 };
 
-// Records each step of a rank's executor. Launch is what Enqueue does behind
-// the upload.
+// Records each step of a rank's executor. Launch is what Enqueue does after the
+// upload.
 class RecordedExecutor final : public Executor,
                                public StepProfile,
                                private kernels::DeviceObserver {
  public:
   void set_executor(ModelExecutor* executor) { executor_ = executor; }
-  // Of the next step, beside what its plan has.
+  // Adds a page copy to the next step.
   void AddPageCopy(uint32_t page_group, int32_t from, int32_t to) {
     kvasir::v1::PageCopy& copy = page_copies_.emplace_back();
     copy.set_page_group(page_group);
@@ -177,7 +177,7 @@ std::vector<int32_t> Ids(int32_t first, int count) {
   return ids;
 }
 
-// Everything that a sample can ask for.
+// A sample that asks for everything it can.
 SampleRequest DemandingSample(const std::vector<int32_t>& history) {
   SampleRequest sample = GreedySample();
   sample.set_temperature(0.7f);
@@ -220,8 +220,8 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     KVASIR_ASSERT_OK(runner_->Run(steps).status());
   }
 
-  // In every page group: some from one page, then one from a page that was
-  // written by them. No page is in use.
+  // In every page group: some copies from one page, then one from a page that
+  // they wrote. No page is in use.
   void AddPageCopies(int more) {
     for (uint32_t group = 0; group < rank_->pages().size(); ++group) {
       for (int32_t i = 0; i < 3 + more; ++i) {
@@ -231,9 +231,10 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     }
   }
 
-  // Prompts that are sampled after, output, both in one step, a chunk of a
-  // prompt alone, targets, copies of pages with and without tokens. Sequences
-  // from `first` on; `more` of them, of more tokens, in as many padded ones.
+  // Runs prompts that are sampled after, output, both in one step, only a chunk
+  // of a prompt, targets, and page copies with and without tokens. Sequences
+  // are numbered from `first`. `more` adds sequences and tokens within the same
+  // padded sizes.
   void RunAll(uint64_t first, int more) {
     std::vector<std::vector<int32_t>> prompts;
     std::vector<DirectStep> prefill;
@@ -280,7 +281,7 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
   std::unique_ptr<DirectRunner> runner_;
 };
 
-TEST_P(ExecutorLaunchTest, OneUploadOneReadBackAndNothingAllocatedBetween) {
+TEST_P(ExecutorLaunchTest, AStepIsOneUploadAndOneReadBackAndAllocatesNothing) {
   RunAll(100, 0);
   RunAll(200, 1);
   ASSERT_EQ(executor_.steps().size(), 16u);
@@ -310,7 +311,7 @@ TEST_P(ExecutorLaunchTest, OneUploadOneReadBackAndNothingAllocatedBetween) {
 
 TEST_P(ExecutorLaunchTest, EqualBucketsGiveEqualListsOfLaunches) {
   RunAll(100, 0);
-  RunAll(200, 1);  // as many padded, but for true ones
+  RunAll(200, 1);  // the same padded sizes, other true ones
   RunAll(300, 0);  // other numbers in the same places
   const std::vector<StepRecord>& steps = executor_.steps();
   int alike = 0;
@@ -329,7 +330,7 @@ TEST_P(ExecutorLaunchTest, EqualBucketsGiveEqualListsOfLaunches) {
   EXPECT_EQ(alike - as_large, 22);
 }
 
-TEST_P(ExecutorLaunchTest, StepsOfOtherBatchesOfCopiesAreOfAnotherBucket) {
+TEST_P(ExecutorLaunchTest, StepsWithOtherCopyBatchesHaveAnotherBucket) {
   const auto run = [this](int copies, bool chained) {
     for (int32_t i = 0; i < copies; ++i) executor_.AddPageCopy(0, 0, 1 + i);
     if (chained) executor_.AddPageCopy(0, 1, 5);
@@ -351,8 +352,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, ExecutorLaunchTest,
                            return parameter.param.plan_case.name;
                          });
 
-// Three sequences that come to their points together and apart, of both ways to
-// choose.
+// Three sequences that evict in the same step and in different steps, with both
+// ways to choose slots.
 TEST(ExecutorEvictionLaunchTest,
      EvictionsLaunchTwoOpsALayerAndAllocateNothing) {
   for (const char* others : {"", R"(,"others":"LATEST")"}) {
@@ -374,7 +375,7 @@ TEST(ExecutorEvictionLaunchTest,
     DirectRunner runner(&executor, &rank->layout(), rank->pages());
     std::vector<std::vector<int32_t>> prompts;
     for (int i = 0; i < 3; ++i) prompts.push_back(Ids(i, 11 + i / 2));
-    std::vector<int> evictions;  // of each step
+    std::vector<int> evictions;  // by step
     for (int turn = 0; turn < 3 + 14; ++turn) {
       std::vector<DirectStep> steps;
       evictions.push_back(0);
@@ -384,7 +385,7 @@ TEST(ExecutorEvictionLaunchTest,
         const auto at = static_cast<size_t>(done);
         DirectStep step = {.sequence_id = id, .sample = GreedySample()};
         if (turn < 3) {
-          // Prompts one by one, whole.
+          // Prompts run whole, one at a time.
           if (static_cast<uint64_t>(turn) + 1 != id) continue;
           step.token_ids = prompt;
         } else if (at >= prompt.size() && done > 9 &&
@@ -408,7 +409,7 @@ TEST(ExecutorEvictionLaunchTest,
         EXPECT_EQ(steps[i].heap[part], 0)
             << StepPartName(static_cast<StepPart>(part));
       }
-      // One layer evicts, all sequences in one launch.
+      // Only one layer evicts. One launch covers all sequences.
       const int64_t launches = evictions[i] > 0 ? 1 : 0;
       EXPECT_EQ(steps[i].NumLaunches("evict_select"), launches) << i;
       EXPECT_EQ(steps[i].NumLaunches("evict_compact"), launches) << i;
@@ -427,9 +428,9 @@ TEST(ExecutorEvictionLaunchTest,
   }
 }
 
-// Sums behind attention and behind the MLP, of the rows looked up and of the
-// marks of numbers that are not finite; and the logits.
-TEST(ExecutorRanksTest, SumTwiceALayerAndTwiceAStepAndGatherOnce) {
+// Sums after attention and after the MLP, of the embedding rows and of the
+// not-finite marks; and one gather of the logits.
+TEST(ExecutorRanksTest, RanksSumTwiceALayerAndTwiceAStepAndGatherOnce) {
   const auto group = InProcessGroup::Create(2);
   std::vector<RecordedExecutor> executors(group.size());
   std::vector<std::thread> threads;
@@ -461,7 +462,7 @@ TEST(ExecutorRanksTest, SumTwiceALayerAndTwiceAStepAndGatherOnce) {
   }
 }
 
-TEST(ExecutorTurnsTest, OneStepIsInFlightAtMost) {
+TEST(ExecutorTurnsTest, AtMostOneStepIsInFlight) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
   ModelExecutor& executor = rank->executor();
   EXPECT_THAT(executor.Await(), StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -474,7 +475,7 @@ TEST(ExecutorTurnsTest, OneStepIsInFlightAtMost) {
   EXPECT_THAT(executor.Enqueue(next),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("a step is in flight")));
-  // Neither call out of turn did harm.
+  // Neither call out of turn did any harm.
   KVASIR_EXPECT_OK(executor.Await());
   KVASIR_EXPECT_OK(executor.Execute(next));
 }
@@ -492,13 +493,14 @@ TEST(PadSizesTest, CountsGrowToPowersOfTwoWithinTheLimits) {
   EXPECT_EQ(PadSizes({.tokens = 65}, limits, 8).tokens, 100);
   EXPECT_EQ(samples(5, 16), 8);
   EXPECT_EQ(samples(9, 12), 12);
-  // Whole chunks of logits: the head is read no more often than it must.
+  // Samples fill whole chunks of logits, so that the head is read no more often
+  // than necessary.
   EXPECT_EQ(samples(13, 12), 24);
   EXPECT_EQ(samples(49, 12), 50);
   EXPECT_EQ(samples(3, 1), 3);
 }
 
-TEST(StepBlobTest, GrowsToWhatIsPackedAndKeepsItsPlaceUntilThen) {
+TEST(StepBlobTest, GrowsOnlyForALargerStepAndKeepsItsAddressUntilThen) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
   const auto stream = device.MakeStream();
@@ -513,7 +515,7 @@ TEST(StepBlobTest, GrowsToWhatIsPackedAndKeepsItsPlaceUntilThen) {
       } else {
         KVASIR_EXPECT_OK(blob.StartPacking());
       }
-      blob.Take<char>(1);  // what follows is aligned all the same
+      blob.Take<char>(1);  // the next array is still aligned
       place = blob.Add(absl::MakeConstSpan(numbers), count, int32_t{-1})
                   .device_address();
     }

@@ -5,7 +5,7 @@
 
 namespace kvasir::worker {
 
-// What the steps on this rank have done since the executor was made.
+// Counts over all steps on this rank since the executor was made.
 struct ExecutorTotals {
   // Operations that lift and rotate keys where they are read, and that lift
   // latents for prompts.

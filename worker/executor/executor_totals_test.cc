@@ -1,4 +1,4 @@
-// What an executor costs and what it counts, under every plan.
+// Tests what an executor costs and what it counts, under every plan.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kPromptTokens = 40;
 
-// Prompts lift nothing (prompt_lift_test has what they do).
+// Prompts lift nothing; prompt_lift_test covers lifts.
 RankOptions Absorbing() {
   RankOptions options = TinyOptions();
   options.deterministic = true;
@@ -24,7 +24,7 @@ RankOptions Absorbing() {
 
 class ExecutorTotalsTest : public ::testing::TestWithParam<PlanCase> {
  protected:
-  // A prompt in chunks, then two tokens.
+  // Runs a prompt in chunks, then two tokens.
   static void Run(Rank& rank, int64_t chunk) {
     DirectRunner runner(&rank.executor(), &rank.layout(), rank.pages());
     std::vector<int32_t> ids;
@@ -41,8 +41,8 @@ class ExecutorTotalsTest : public ::testing::TestWithParam<PlanCase> {
   }
 };
 
-// 40 tokens of this model are one tile of queries: a chunk reads what is cached
-// once.
+// 40 tokens of this model are one tile of queries, so a chunk reads what is
+// cached once.
 TEST_P(ExecutorTotalsTest, ReconstructionIsCountedForEverySlotThatAStepReads) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
                               MakePlannedRank(GetParam(), Absorbing()));
@@ -80,7 +80,7 @@ TEST_P(ExecutorTotalsTest, CodesOfStaticRangesAreCountedWhateverTheChunks) {
   if (per_token == 0) {
     EXPECT_EQ(totals[0].clamped_codes, 0);
   }
-  // The ranges of this one are narrow enough.
+  // Only the ranges of this case are narrow enough to clamp codes.
   if (GetParam().name == "Channels") {
     EXPECT_GT(totals[0].clamped_codes, 0);
   }
@@ -93,7 +93,7 @@ TEST_P(ExecutorTotalsTest, WorkspaceIsTheSameAt1KAnd64KTokensOfContext) {
   RankOptions options = TinyOptions();
   options.page_tokens = 64;
   options.executor.max_num_seqs = 2;
-  options.pages = {(1 << 10) + 8};  // and side pages
+  options.pages = {(1 << 10) + 8};  // includes side pages
   int64_t bytes[2];
   for (const int64_t more : {0, 1}) {
     options.executor.max_model_len = 1 << (10 + 6 * more);
@@ -105,8 +105,8 @@ TEST_P(ExecutorTotalsTest, WorkspaceIsTheSameAt1KAnd64KTokensOfContext) {
   EXPECT_EQ(bytes[0], bytes[1]);
 }
 
-// The prompt is evicted at its end and output behind 42 tokens; with a window
-// only the prompt's last 3 queries count.
+// The prompt is evicted at its end, output after 42 tokens. With a window only
+// the prompt's last 3 queries count.
 TEST(EvictionTotalsTest, TokensAreCountedByTheWayInWhichTheyWereScored) {
   struct Case {
     const char* rest;

@@ -1,5 +1,5 @@
-// A latent of key and value is read as one of the key and one of the value that
-// are made of the same rows: the same bits of half the bytes.
+// A latent shared by keys and values gives the same bits as one of each side
+// made of the same rows, in half the bytes.
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,10 +16,10 @@ namespace {
 
 constexpr int64_t kPromptTokens = 64;
 constexpr int64_t kTokens = kPromptTokens + 8;
-// Prompts of them lift values that are wide enough.
+// Prompts lift the wide values of these cases.
 constexpr int64_t kWindow = 24;
 
-// The tensors of a joint part under the names of a part for each side.
+// Shows the tensors of a joint part under the names of one part for each side.
 class ApartSource final : public WeightSource {
  public:
   explicit ApartSource(WeightSource* joint) : joint_(joint) {}
@@ -47,7 +47,7 @@ class ApartSource final : public WeightSource {
   WeightSource* const joint_;
 };
 
-// Each side's part of what the joint one does for it.
+// Splits a joint part into a part for each side.
 kvasir::v1::KvPlan Apart(kvasir::v1::KvPlan plan) {
   for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
     for (const auto serves :
@@ -68,13 +68,13 @@ kvasir::v1::KvPlan Apart(kvasir::v1::KvPlan plan) {
 }
 
 struct Outcome {
-  std::vector<float> logits;  // of every token
+  std::vector<float> logits;  // for every token
   double bytes_per_token = 0;
   int64_t side_pages = 0;
   int64_t static_codes = 0;
 };
 
-// A prompt in chunks, then tokens one by one.
+// Runs a prompt in chunks, then tokens one by one.
 Outcome RunText(const FamilyCase& each, bool joint) {
   Outcome outcome;
   const auto spec = model::SpecOfShape(each.shape);
@@ -121,7 +121,7 @@ Outcome RunText(const FamilyCase& each, bool joint) {
 
 class JointPartTest : public ::testing::TestWithParam<FamilyCase> {};
 
-TEST_P(JointPartTest, IsAPartOfEachSideInHalfOfTheBytes) {
+TEST_P(JointPartTest, AJointPartEqualsTwoPartsInHalfTheBytes) {
   const Outcome joint = RunText(GetParam(), true);
   const Outcome apart = RunText(GetParam(), false);
   EXPECT_EQ(joint.logits, apart.logits);
@@ -138,7 +138,7 @@ std::vector<FamilyCase> JointCases() {
     cases.push_back(std::move(each));
   }
   std::erase_if(cases, [](const FamilyCase& each) {
-    // The latter is of a rank above that of a side.
+    // "KeyAndValue" has a higher rank than a side may have.
     return each.plan_case.joint.empty() || each.plan_case.name == "KeyAndValue";
   });
   return cases;

@@ -209,7 +209,7 @@ absl::StatusOr<kvasir::v1::StepResult> ModelExecutor::Await() {
   in_flight_ = false;
   absl::StatusOr<kvasir::v1::StepResult> result =
       collector_->Collect(stager_->staged());
-  // What a dead group left in memory is not a result.
+  // Memory that a dead group wrote is not a result.
   absl::Status group = parts_.collective->status();
   if (!group.ok()) return Fail(group);
   if (!result.ok()) return Fail(result.status());

@@ -68,8 +68,8 @@ struct ModelExecutorOptions {
 // Owns: weights, arenas, workspace, block tables, last sampled tokens. The
 //   caller owns what Parts points to; it outlives the executor.
 // Threads: one at a time.
-// Errors: after a failed step every later one is FAILED_PRECONDITION. The other
-//   ranks are told through Collective::Abort.
+// Errors: after a failed step every later one is FAILED_PRECONDITION.
+//   Collective::Abort passes the error on to the other ranks.
 class ModelExecutor final : public Executor {
  public:
   struct Parts {
@@ -96,7 +96,7 @@ class ModelExecutor final : public Executor {
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
   absl::StatusOr<kvasir::v1::StepResult> Await() override;
-  bool runs_behind() const override {
+  bool is_asynchronous() const override {
     return parts_.device->kind() != kernels::DeviceKind::kCpu;
   }
 

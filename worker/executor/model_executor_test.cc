@@ -55,7 +55,7 @@ StepResult MustRun(DirectRunner& runner, const std::vector<DirectStep>& steps) {
   return result.ok() ? *std::move(result) : StepResult{};
 }
 
-// A prompt, then tokens that are sampled one after the other.
+// Runs a prompt, then samples tokens one after the other.
 std::vector<int32_t> Generate(DirectRunner& runner, uint64_t id,
                               const std::vector<int32_t>& prompt,
                               SampleRequest sample, int num_tokens) {
@@ -80,14 +80,14 @@ SampleRequest Random(uint64_t seed) {
   return sample;
 }
 
-TEST(ModelExecutorTest, TheTokenSampledLastNeedsNoId) {
+TEST(ModelExecutorTest, TheLastSampledTokenNeedsNoId) {
   auto rank = TinyRank();
-  EXPECT_FALSE(rank->executor().runs_behind());
+  EXPECT_FALSE(rank->executor().is_asynchronous());
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 20);
   const std::vector<int32_t> tokens =
       Generate(runner, 1, prompt, Random(3), 12);
-  // The same with every id spelt out.
+  // The same run with every id given.
   std::vector<int32_t> fed = prompt;
   for (size_t i = 0; i < tokens.size(); ++i) {
     SampleRequest sample = Random(3);
@@ -99,7 +99,7 @@ TEST(ModelExecutorTest, TheTokenSampledLastNeedsNoId) {
   }
 }
 
-TEST(ModelExecutorTest, TheTokenSampledLastOutlivesStepsOfOthers) {
+TEST(ModelExecutorTest, TheLastSampledTokenSurvivesStepsOfOtherSequences) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 20);
@@ -115,7 +115,7 @@ TEST(ModelExecutorTest, TheTokenSampledLastOutlivesStepsOfOthers) {
   EXPECT_EQ(result.sequences(0).token_id(), want[1]);
 }
 
-TEST(ModelExecutorTest, SixteenMixedSequencesGiveWhatEachGivesAlone) {
+TEST(ModelExecutorTest, SixteenMixedSequencesGetTheBitsOfEachOnItsOwn) {
   const auto sample_of = [](int i) {
     SampleRequest sample =
         i % 3 == 0 ? GreedySample() : Random(static_cast<uint64_t>(100 + i));
@@ -185,13 +185,13 @@ TEST(ModelExecutorTest, ABatchOfSixteenReadsEachWeightOnce) {
   }
 }
 
-TEST(ModelExecutorTest, TargetLogprobsAreThoseOfTheLogits) {
+TEST(ModelExecutorTest, TargetLogprobsEqualThoseOfTheLogits) {
   RankOptions options = TinyOptions();
   std::map<int64_t, std::vector<float>> logits;
   options.executor.logits_tap = [&](const LogitsRow& row) {
     logits[row.position].assign(row.logits.begin(), row.logits.end());
   };
-  // Small enough that the vocabulary is scored in two chunks.
+  // Small enough to score the vocabulary in two chunks.
   options.executor.logits_bytes = 1;
   auto rank = TinyRank(options);
   DirectRunner runner = RunnerOf(*rank);
@@ -228,11 +228,11 @@ TEST(ModelExecutorTest, TargetLogprobsDoNotDependOnTheMemoryForLogits) {
   EXPECT_EQ(results[0], results[1]);
 }
 
-TEST(ModelExecutorTest, CountsForPenaltiesGoOnAsIfSentAnew) {
+TEST(ModelExecutorTest, PenaltyCountsContinueAsIfSentAnew) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 10);
-  // Favoured so much that it is always chosen, but for what it was before.
+  // A bias that always decides, until the penalty of an earlier choice.
   SampleRequest sample = GreedySample();
   for (const int32_t id : {prompt[3], 321, 322}) {
     auto* bias = sample.add_logit_bias();
@@ -251,7 +251,7 @@ TEST(ModelExecutorTest, CountsForPenaltiesGoOnAsIfSentAnew) {
   EXPECT_NE(tokens[1], 321);
   EXPECT_NE(tokens, free);
 
-  // Restarted after two tokens, as after a preemption.
+  // Restarts after two tokens, as after a preemption.
   runner.Release(2);
   std::vector<int32_t> again = prompt;
   again.insert(again.end(), tokens.begin(), tokens.begin() + 2);
@@ -285,7 +285,7 @@ TEST(ModelExecutorTest, MasksBansAndBiasesDecideWhatMayBeSampled) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("39")));
 }
 
-TEST(ModelExecutorTest, NoMaskIsReplacedUnderAStepThatMayReadIt) {
+TEST(ModelExecutorTest, AMaskIsNotReplacedWhileAStepMayReadIt) {
   auto rank = TinyRank();
   ModelExecutor& executor = rank->executor();
   const std::vector<uint32_t> words(1237 / 32 + 1, ~0u);
@@ -300,7 +300,7 @@ TEST(ModelExecutorTest, NoMaskIsReplacedUnderAStepThatMayReadIt) {
   KVASIR_EXPECT_OK(executor.RegisterTokenMask("mask", words));
 }
 
-TEST(ModelExecutorTest, LogprobsComeInFallingOrderAndOnlyWhereAskedFor) {
+TEST(ModelExecutorTest, LogprobsComeInFallingOrderAndOnlyIfRequested) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 10);
@@ -362,8 +362,8 @@ TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
   *step->mutable_sample() = GreedySample();
   KVASIR_ASSERT_OK(executor.Execute(plan));
 
-  // Two continue: one in place, one in a copy of the second page made in two
-  // hops, sharing the first.
+  // Two sequences continue. One continues in place; the other shares the first
+  // page and has a copy of the second, made in two hops.
   StepPlan next;
   next.set_step_id(2);
   for (const auto& [from, to] : {std::pair{8, 5}, std::pair{5, 9}}) {
@@ -390,8 +390,8 @@ TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
-// A sequence's last page goes out, is taken by another's copy, and comes back
-// elsewhere, all in one step: in the order of the list.
+// A sequence's last page goes out, is overwritten by another copy, and comes
+// back elsewhere, all in one step. Copies happen in the order of the list.
 TEST(ModelExecutorTest, PagesGoToTheHostPoolAndComeBackInOneStep) {
   RankOptions options = TinyOptions();
   options.host_pages = {2};
@@ -422,12 +422,12 @@ TEST(ModelExecutorTest, PagesGoToTheHostPoolAndComeBackInOneStep) {
     copy->set_to_page(to);
     copy->set_to_host(to_host);
   };
-  add(3, false, 0, true);  // out
+  add(3, false, 0, true);  // copy to the host pool
   add(8, false, 1, true);
-  add(3, false, 8, false);  // both pages are written over
+  add(3, false, 8, false);  // overwrite both pages
   add(9, false, 3, false);
-  add(1, true, 9, false);  // and back, to others
-  add(8, false, 1, true);  // the host page is free by now
+  add(1, true, 9, false);  // copy back to another page
+  add(8, false, 1, true);  // the host page is free now
   add(0, true, 8, false);
   for (const uint64_t id : {uint64_t{2}, uint64_t{3}}) {
     SequenceStep* more = next.add_sequences();
@@ -449,8 +449,8 @@ TEST(ModelExecutorTest, PagesGoToTheHostPoolAndComeBackInOneStep) {
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
-// Rows of one token would else fall into the same sets of a cache.
-TEST(LayerAttentionTest, FreshRowsOfGroupsAreNoPowerOfTwoApart) {
+// Otherwise rows of one token would compete for the same sets of a cache.
+TEST(LayerAttentionTest, FreshRowsOfGroupsAreNotAPowerOfTwoApart) {
   kernels::LatentGroup group;
   group.codes.stride_bytes = 128;
   KvArenas::Layer layer;
@@ -459,7 +459,7 @@ TEST(LayerAttentionTest, FreshRowsOfGroupsAreNoPowerOfTwoApart) {
   EXPECT_EQ(LayerAttention::FreshBytes(layer, 64), 3 * (64 * 128 + 5 * 64));
 }
 
-TEST(ModelExecutorTest, PlansThatNeedMoreThanThisBuildAreRefused) {
+TEST(ModelExecutorTest, PlansThatThisBuildCannotServeAreRefused) {
   auto spec = model::SpecOfShape(TinyShape());
   KVASIR_ASSERT_OK(spec);
   auto plan =
@@ -473,7 +473,7 @@ TEST(ModelExecutorTest, PlansThatNeedMoreThanThisBuildAreRefused) {
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("layer 1")));
 }
 
-TEST(ModelExecutorTest, ALayerWithoutRopeSeesNoOrder) {
+TEST(ModelExecutorTest, ALayerWithoutRopeIgnoresOrder) {
   model::ModelShape shape = TinyShape();
   shape.num_layers = 1;
   auto spec = model::SpecOfShape(shape);
@@ -515,7 +515,7 @@ TEST(ModelExecutorTest, ALayerWithoutRopeSeesNoOrder) {
   }
 }
 
-TEST(ModelExecutorTest, AModelOfLearnedPositionsServesNoMoreThanThose) {
+TEST(ModelExecutorTest, AModelServesNoMoreThanItsLearnedPositions) {
   RankOptions options = TinyOptions();
   model::ModelShape shape = TinyOptShape();
   shape.max_position = options.executor.max_model_len - 1;
@@ -576,7 +576,7 @@ TEST(RankMemoryTest, APoolAboveWhatTheWeightsLeaveIsRefusedWithFlagAndNumbers) {
 
 TEST(RankMemoryTest, APoolOverTheMemoryLimitIsRefusedBeforeItIsTouched) {
   RankOptions options = TinyOptions();
-  options.kv_cache_bytes = int64_t{1} << 50;  // to touch it would end the test
+  options.kv_cache_bytes = int64_t{1} << 50;  // touching it would end the test
   options.memory_limit_bytes = int64_t{1} << 30;
   EXPECT_THAT(MakeTinyRank(options),
               StatusIs(absl::StatusCode::kResourceExhausted,
@@ -587,7 +587,7 @@ TEST(RankMemoryTest, APoolOverTheMemoryLimitIsRefusedBeforeItIsTouched) {
 // Plans that break a rule
 // ---------------------------------------------------------------------------
 
-// Sequence 1 with 20 tokens in pages 3 and 8 ran in step 1; this is step 2.
+// Step 2 of a sequence that ran 20 tokens in step 1, in pages 3 and 8.
 StepPlan SoundPlan() {
   StepPlan plan;
   plan.set_step_id(2);
@@ -612,7 +612,7 @@ SequenceStep* AddFresh(StepPlan* plan, uint64_t id, int32_t page) {
   return step;
 }
 
-// With this window of keys, if that is not 0.
+// `key_window` other than 0 sets the exact window of keys.
 std::unique_ptr<Rank> RankOfCase(const std::string& name,
                                  uint32_t key_window = 0) {
   for (PlanCase plan_case : PlanCases()) {
@@ -626,15 +626,15 @@ std::unique_ptr<Rank> RankOfCase(const std::string& name,
   return nullptr;
 }
 
-// Two side pages for each sequence.
+// Each sequence has two side pages.
 std::unique_ptr<Rank> RankWithSidePages() {
   std::unique_ptr<Rank> rank = RankOfCase("ExactPaluJoint", /*key_window=*/16);
   EXPECT_EQ(rank->layout().page_groups()[0].side_pages_per_sequence, 2);
   return rank;
 }
 
-// What the tests of bits over all cases are to see.
-TEST(SidePagesTest, HoldRowsOfLayersOfFewBitsInTheArenaOfAWholeOne) {
+// Checks that this case tests what its name says.
+TEST(SidePagesTest, HoldExactRowsInTheArenaOfAWholeLayer) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsInAnotherArena");
   const cache::LayerLayout& few = rank->layout().layer(1);
   EXPECT_TRUE(few.key.exact.any());
@@ -665,7 +665,7 @@ void AddWithSidePages(StepPlan* plan, uint64_t id, const Pages& pages) {
   table->mutable_side_pages()->Add(pages.side.begin(), pages.side.end());
 }
 
-// A sequence starts with these side pages.
+// Starts a sequence with these side pages.
 absl::Status StartWithSidePages(const std::vector<int32_t>& side_pages) {
   StepPlan plan;
   plan.set_step_id(1);
@@ -673,7 +673,7 @@ absl::Status StartWithSidePages(const std::vector<int32_t>& side_pages) {
   return RankWithSidePages()->executor().Execute(plan).status();
 }
 
-TEST(SidePagesTest, AreASequencesOwn) {
+TEST(SidePagesTest, AreNotShared) {
   KVASIR_EXPECT_OK(StartWithSidePages({5, 6}));
   const auto refuses = [](const std::vector<int32_t>& pages, const char* why) {
     EXPECT_THAT(StartWithSidePages(pages),
@@ -686,7 +686,7 @@ TEST(SidePagesTest, AreASequencesOwn) {
   refuses({5, 4}, "page 4 of group 0 is written twice");
 }
 
-// Sequence 1 has token page 4 and side pages 5 and 6; then 2 starts.
+// Sequence 1 has token page 4 and side pages 5 and 6. Then sequence 2 starts.
 class TakenSidePagesTest : public ::testing::Test {
  protected:
   void Start(const Pages& pages) {
@@ -715,12 +715,12 @@ class TakenSidePagesTest : public ::testing::Test {
   const std::unique_ptr<Rank> rank_ = RankWithSidePages();
 };
 
-TEST_F(TakenSidePagesTest, NobodyTookAny) {
+TEST_F(TakenSidePagesTest, APageThatNoSequenceTookIsStillOwned) {
   Start({7, {8, 9}});
   KVASIR_EXPECT_OK(executor().Execute(GoOn()));
 }
 
-TEST_F(TakenSidePagesTest, ASequenceThatLostOneDoesNotGoOn) {
+TEST_F(TakenSidePagesTest, ASequenceThatLostASidePageIsRefused) {
   Start({7, {8, 6}});
   EXPECT_THAT(executor().Execute(GoOn()),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -728,14 +728,14 @@ TEST_F(TakenSidePagesTest, ASequenceThatLostOneDoesNotGoOn) {
                                  "of it in group 0")));
 }
 
-TEST_F(TakenSidePagesTest, NorWhenItIsAPageOfTokensNow) {
+TEST_F(TakenSidePagesTest, ASequenceWhoseSidePageNowHoldsTokensIsRefused) {
   Start({5, {8, 9}});
   EXPECT_THAT(executor().Execute(GoOn()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("another sequence has a side page of it")));
 }
 
-TEST_F(TakenSidePagesTest, APreemptedSequenceStartsAnewWithOthers) {
+TEST_F(TakenSidePagesTest, APreemptedSequenceStartsAnewWithOtherSidePages) {
   Start({5, {8, 6}});
   StepPlan plan;
   plan.set_step_id(3);
@@ -743,7 +743,7 @@ TEST_F(TakenSidePagesTest, APreemptedSequenceStartsAnewWithOthers) {
   KVASIR_EXPECT_OK(executor().Execute(plan));
 }
 
-TEST_F(TakenSidePagesTest, ThoseOfAReleasedSequenceAreFree) {
+TEST_F(TakenSidePagesTest, SidePagesOfAReleasedSequenceAreFree) {
   Start({7, {8, 9}});
   StepPlan plan;
   plan.set_step_id(3);
@@ -752,7 +752,7 @@ TEST_F(TakenSidePagesTest, ThoseOfAReleasedSequenceAreFree) {
   KVASIR_EXPECT_OK(executor().Execute(plan));
 }
 
-TEST_F(TakenSidePagesTest, OneStepWritesAPageForOneSequence) {
+TEST_F(TakenSidePagesTest, AStepWritesAPageForOneSequenceOnly) {
   Start({7, {8, 9}});
   StepPlan plan = GoOn();
   AddWithSidePages(&plan, 3, {10, {11, 5}});
@@ -788,7 +788,7 @@ struct BrokenPlan {
 
 class BrokenPlanTest : public ::testing::TestWithParam<BrokenPlan> {};
 
-TEST_P(BrokenPlanTest, IsRefusedAndEndsTheExecutor) {
+TEST_P(BrokenPlanTest, IsRefusedAndLeavesTheExecutorUnusable) {
   auto rank = TinyRank();
   KVASIR_ASSERT_OK(rank->executor().Execute(StepBefore()));
 
@@ -806,7 +806,7 @@ TEST_P(BrokenPlanTest, IsRefusedAndEndsTheExecutor) {
 // Evictions that break a rule
 // ---------------------------------------------------------------------------
 
-// Sequence 1 with 20 tokens in pages 3 and 8 gives up 5 of them, and goes on.
+// Sequence 1 has 20 tokens in pages 3 and 8, evicts 5 of them and continues.
 StepPlan SoundEviction() {
   StepPlan plan = SoundPlan();
   plan.mutable_sequences(0)->set_physical_starts(0, 15);
@@ -841,9 +841,9 @@ class EvictionPlanTest : public ::testing::TestWithParam<BrokenPlan> {
   std::unique_ptr<Rank> rank_;
 };
 
-TEST_F(EvictionPlanTest, ASoundOneLeavesTheFirstPage) {
+TEST_F(EvictionPlanTest, AValidEvictionKeepsTheFirstPage) {
   KVASIR_ASSERT_OK(rank_->executor().Execute(SoundEviction()));
-  // The last slot of page 3 is written: page 8 is not the sequence's any more.
+  // The last slot of page 3 is written, and page 8 is no longer the sequence's.
   StepPlan next = SoundPlan();
   next.set_step_id(3);
   next.mutable_sequences(0)->set_logical_start(21);
@@ -864,8 +864,8 @@ TEST_P(EvictionPlanTest, IsRefused) {
 kvasir::v1::SlotEviction* Evicts(StepPlan* plan) {
   return plan->mutable_evictions(0);
 }
-// Of a sequence that is not known here, which may be asked for: its pages are
-// moved for the sake of copies.
+// An eviction of a sequence that the executor does not know. This is allowed:
+// its pages are moved because copies follow.
 void SetSlots(StepPlan* plan, uint64_t slots, int num_pages) {
   Evicts(plan)->set_sequence_id(7);
   Evicts(plan)->set_logical_tokens(slots);
@@ -879,7 +879,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         BrokenPlan{"OfNoGroup",
                    [](StepPlan* p) { Evicts(p)->set_page_group(1); },
-                   "page group 1: it gives up no slots"},
+                   "page group 1: it evicts no slots"},
         BrokenPlan{"OfNothing",
                    [](StepPlan* p) { Evicts(p)->set_kept_slots(20); },
                    "keeps 20 of 20 slots"},
@@ -887,10 +887,10 @@ INSTANTIATE_TEST_SUITE_P(
                    "keeps 0 of 20 slots"},
         BrokenPlan{"OfMoreThanWasSeen",
                    [](StepPlan* p) { Evicts(p)->set_logical_tokens(19); },
-                   "of these 19 at most"},
+                   "at most 19 slots in all"},
         BrokenPlan{"OfMoreThanThePoolHolds",
                    [](StepPlan* p) { SetSlots(p, 64000, 4000); },
-                   "of these 128 at most"},
+                   "at most 128 slots in all"},
         BrokenPlan{"OfOnePageManyTimes",
                    [](StepPlan* p) {
                      SetSlots(p, 40, 2);
@@ -930,7 +930,7 @@ INSTANTIATE_TEST_SUITE_P(
                    "2 first counted tokens, want 1"}),
     [](const auto& param_info) { return param_info.param.name; });
 
-// Each layer of the tiny model is a page group: the second one alone evicts.
+// Each layer of the tiny model is a page group; only the second evicts.
 std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
   const PlanCase plan_case = {
       .name = "Evicts",
@@ -946,9 +946,9 @@ std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
   return *std::move(rank);
 }
 
-// A reset of one page group made a known sequence's slots of the others start
-// anywhere, too.
-TEST(ResetTest, ASequenceStartsAnewInAllPageGroupsOrInNone) {
+// A reset of one page group once allowed any start in the other groups of a
+// known sequence.
+TEST(ResetTest, ASequenceMustStartAnewInAllPageGroupsOrInNone) {
   for (const uint32_t resets : {1, 2}) {
     const auto rank = RankOfTwoPageGroups({12, 12});
     StepPlan plan = StepBefore();
@@ -981,7 +981,7 @@ TEST(ResetTest, ASequenceStartsAnewInAllPageGroupsOrInNone) {
 // Plans without a scheduler
 // ---------------------------------------------------------------------------
 
-TEST(DirectRunnerTest, ARewoundSequenceGoesOnInThePagesThatItHas) {
+TEST(DirectRunnerTest, ARewoundSequenceContinuesInItsPages) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
   DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
@@ -1009,8 +1009,8 @@ TEST(DirectRunnerTest, ARewoundSequenceGoesOnInThePagesThatItHas) {
   EXPECT_EQ(runner.free_pages(0), free);
 }
 
-// An eviction that came before a refusal in the same call was lost: the
-// executor was never told of it.
+// When a call evicted and then refused a step, the executor was not told of the
+// eviction.
 TEST(DirectRunnerTest, WhatIsRefusedChangesNothing) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   const auto part = [&](size_t first, size_t count) {
@@ -1018,7 +1018,7 @@ TEST(DirectRunnerTest, WhatIsRefusedChangesNothing) {
   };
   std::vector<float> numbers[2];
   for (const bool disturbed : {false, true}) {
-    // Two pages for 20 tokens, one of which is given up, and one more.
+    // Two pages for 20 tokens, one of which is evicted, and one more.
     const auto rank = RankOfTwoPageGroups({8, 3});
     DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
     runner.SetPrompt(1, 20);
@@ -1054,8 +1054,8 @@ TEST(DirectRunnerTest, WhatIsRefusedChangesNothing) {
       EXPECT_THAT(
           runner.Run({{.sequence_id = 2, .token_ids = part(0, 8)}, beyond}),
           StatusIs(absl::StatusCode::kInvalidArgument,
-                   HasSubstr("a step of 6 tokens behind 20, slots are evicted "
-                             "at 25")));
+                   HasSubstr("a step of 6 tokens after 20 passes the "
+                             "eviction at 25")));
       EXPECT_EQ(runner.free_pages(1), free);
       EXPECT_EQ(runner.length(2), 0);
       EXPECT_FALSE(runner.next_eviction(2).has_value());  // no prompt is known
@@ -1072,8 +1072,8 @@ TEST(DirectRunnerTest, WhatIsRefusedChangesNothing) {
   EXPECT_EQ(numbers[0], numbers[1]);
 }
 
-// One token's values overflow in layer 0: finite weights, one of them huge, on
-// a channel of the residual stream that this token alone has.
+// The values of one token overflow in layer 0. All weights are finite, but one
+// is huge, on a channel of the residual stream that only this token uses.
 class OverflowTest : public ::testing::Test {
  protected:
   static constexpr int32_t kToken = 5;
@@ -1082,7 +1082,7 @@ class OverflowTest : public ::testing::Test {
     return plan_cases::Codes("4", R"("per_token":{},"param_dtype":"F16")");
   }
 
-  // A rank whose values are stored by `codec`, keys as bf16. Values of heads
+  // A rank that stores values with `codec` and keys as bf16. Values of heads
   // from `first_head` on overflow.
   static std::unique_ptr<Rank> OverflowRank(const std::string& codec,
                                             int64_t first_head = 0,
@@ -1123,7 +1123,7 @@ class OverflowTest : public ::testing::Test {
     return *std::move(rank);
   }
 
-  // A step of three sequences, of which the middle one has the token.
+  // Runs a step of three sequences; the middle one has the token.
   static StepResult Step(Rank& rank) {
     StepPlan plan;
     plan.set_step_id(1);
@@ -1159,7 +1159,7 @@ class OverflowTest : public ::testing::Test {
   }
 };
 
-TEST_F(OverflowTest, LogitsThatAreNotFiniteFailTheirSequenceAlone) {
+TEST_F(OverflowTest, LogitsThatAreNotFiniteFailOnlyTheirSequence) {
   auto rank = OverflowRank(plan_cases::kTyped);
   ExpectMiddleFails(Step(*rank), kvasir::v1::LOGIT_NOT_FINITE);
 }
@@ -1169,13 +1169,14 @@ TEST_F(OverflowTest, CodesDoNotHideLatentsThatAreNotFinite) {
   ExpectMiddleFails(Step(*rank), kvasir::v1::LATENT_NOT_FINITE);
 }
 
-TEST_F(OverflowTest, ALatentThatIsNotFiniteOnOneRankFailsItsSequenceOnAll) {
+TEST_F(OverflowTest,
+       ALatentThatIsNotFiniteOnOneRankFailsItsSequenceOnAllRanks) {
   const auto group = InProcessGroup::Create(2);
   std::vector<StepResult> results(group.size());
   std::vector<std::thread> threads;
   for (size_t r = 0; r < group.size(); ++r) {
     threads.emplace_back([&, r] {
-      // Heads 2 and 3 are rank 1's.
+      // Rank 1 has heads 2 and 3.
       results[r] = Step(*OverflowRank(FourBits(), 2, group[r].get()));
     });
   }
@@ -1207,13 +1208,13 @@ INSTANTIATE_TEST_SUITE_P(
                    "step id 1, want 2"},
         BrokenPlan{"ReleaseUnknown",
                    [](StepPlan* p) { p->add_released_sequences(5); },
-                   "sequence 5: released, but unknown"},
+                   "sequence 5: is released but not known"},
         BrokenPlan{"UnknownSequence",
                    [](StepPlan* p) { First(p)->set_sequence_id(9); },
-                   "sequence 9: unknown"},
+                   "sequence 9: is not known"},
         BrokenPlan{"SequenceTwice",
                    [](StepPlan* p) { *p->add_sequences() = *First(p); },
-                   "sequence 1: is there twice"},
+                   "sequence 1: is in the step twice"},
         BrokenPlan{"PageOutsideThePool",
                    [](StepPlan* p) { AddFresh(p, 2, 1 << 20); },
                    "page 1048576 of group 0 is outside"},
@@ -1266,9 +1267,10 @@ INSTANTIATE_TEST_SUITE_P(
                      First(p)->set_physical_starts(0, 19);
                    },
                    "starts at 19, want 20"},
-        BrokenPlan{"PromptBehindOutput",
-                   [](StepPlan* p) { AddFresh(p, 2, 9)->set_prompt(true); },
-                   "sequence 2: is of a prompt and comes behind output"},
+        BrokenPlan{
+            "PromptBehindOutput",
+            [](StepPlan* p) { AddFresh(p, 2, 9)->set_prompt(true); },
+            "sequence 2: is a prompt after output; prompts must come first"},
         BrokenPlan{"PhysicalPastLogical",
                    [](StepPlan* p) { First(p)->set_physical_starts(0, 21); },
                    "physical start 21 of page group 0: want 20 to 20"},

@@ -1,5 +1,5 @@
-// The promise of batch_invariance_test.cc for compressed caches: of every
-// method, in every family, and with a window.
+// The promise of batch_invariance_test.cc for compressed caches: every method,
+// every family, and a sliding window.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -18,15 +18,15 @@ namespace {
 // Shorter than most prompts, and not a multiple of a page.
 constexpr int64_t kWindow = 24;
 
-// Slots of a page, and pools in which requests preempt each other: side pages
-// take some of them.
+// The slots of a page, and pools in which requests preempt each other. Side
+// pages take some of the pages.
 struct Pools {
   int64_t page_tokens;
   std::vector<int64_t> pages;
 };
 
-// A case takes one page size, which its name chooses. With
-// KVASIR_ALL_CONDITIONS=1 it takes all.
+// A case uses one page size, chosen by its name. With KVASIR_ALL_CONDITIONS=1
+// it uses all.
 std::vector<Pools> PoolsOf(const std::string& name) {
   const std::vector<Pools> all = {{16, {10}}, {32, {7, 8}}, {64, {6, 8}}};
   if (std::getenv("KVASIR_ALL_CONDITIONS") != nullptr) return all;
@@ -55,7 +55,8 @@ class PlanInvarianceTest : public ::testing::TestWithParam<FamilyCase> {
   }
 
   const std::vector<Pools> pools_ = PoolsOf(GetParam().plan_case.name);
-  std::vector<Sample> alone_;  // what each request gives alone
+  // the samples of each request when it runs with no other
+  std::vector<Sample> alone_;
 };
 
 TEST_P(PlanInvarianceTest, ChunksThreadsAndPagesChangeNothing) {
@@ -118,7 +119,8 @@ Request GreedyRequest(std::vector<int32_t> prompt, uint32_t max_tokens) {
   return request;
 }
 
-// The second turn's prompt is the first one, its answer and a few words more.
+// The second turn's prompt is the first prompt, its answer and some more
+// tokens.
 TEST_P(PlanInvarianceTest, TheNextTurnOfAChatIsFoundUpToItsLastFullPage) {
   constexpr uint32_t kAnswer = 30;
   for (const int64_t page_tokens : {16, 32}) {
@@ -141,7 +143,7 @@ TEST_P(PlanInvarianceTest, TheNextTurnOfAChatIsFoundUpToItsLastFullPage) {
   }
 }
 
-TEST_P(PlanInvarianceTest, PreemptionBesideThePrefixIndexChangesNothing) {
+TEST_P(PlanInvarianceTest, PreemptionTogetherWithPrefixHitsChangesNothing) {
   std::vector<Request> requests;
   for (const int32_t text : {41, 43, 47, 53, 59}) {
     std::vector<int32_t> prompt;
@@ -165,7 +167,7 @@ TEST_P(PlanInvarianceTest, PreemptionBesideThePrefixIndexChangesNothing) {
   EXPECT_GT(imports, 0);
 }
 
-TEST_P(PlanInvarianceTest, ForksOfAPromptAreWhatItGivesAlone) {
+TEST_P(PlanInvarianceTest, ForksOfAPromptGetTheBitsOfASingleRequest) {
   std::vector<int32_t> text;
   for (int32_t i = 0; i < 53; ++i) text.push_back(2 + 17 * i % 911);
   Request request = GreedyRequest(text, 20);
@@ -180,7 +182,8 @@ TEST_P(PlanInvarianceTest, ForksOfAPromptAreWhatItGivesAlone) {
   EXPECT_EQ(worker.stats().forks, 2);
 }
 
-TEST_P(PlanInvarianceTest, CancelsChangeNothingForOthersAndLeaveNoPage) {
+TEST_P(PlanInvarianceTest,
+       CancelsChangeNothingForOtherRequestsAndFreeEveryPage) {
   std::vector<Sample> kept;
   auto next = alone_.begin();
   for (size_t i = 0; i < Requests().size(); ++i) {
@@ -194,13 +197,13 @@ TEST_P(PlanInvarianceTest, CancelsChangeNothingForOthersAndLeaveNoPage) {
                                 .pages = 512 / pools.page_tokens});
     EXPECT_EQ(worker.RunAndAbortOdd(Requests(true)), kept)
         << "pages of " << pools.page_tokens;
-    // Nor do the pages that they had, or those that others may find.
+    // Neither the aborted requests' pages nor cached pages matter.
     EXPECT_EQ(worker.Run(Requests(true)), alone_)
         << "pages of " << pools.page_tokens;
   }
 }
 
-// Whole and low-rank caches of the other types: the rest is of bfloat16.
+// Whole and low-rank caches of the other types; all other cases use bfloat16.
 std::vector<PlanCase> TypedCases() {
   using namespace plan_cases;  // NOLINT: this function is of that namespace
   const std::string half = R"({"dtype":"F16"})";

@@ -79,7 +79,7 @@ class SlotEvictions {
     int64_t first_page = 0;  // in pages_
   };
 
-  // What the host knows of one batch.
+  // The host's record of one batch.
   struct Work {
     std::vector<Entry> entries;
     // numbers in the lists of kept slots of all entries

@@ -1,6 +1,6 @@
 // From hidden states to the results of a step: sampled tokens, and log
-// probabilities of given tokens. The head runs only for rows whose results are
-// wanted.
+// probabilities of given tokens. The head runs only for rows with results that
+// the plan asks for.
 #pragma once
 
 #include <cstdint>

@@ -97,8 +97,8 @@ absl::Status DirectRunner::CheckSteps(
     if (point && sequence.length + num_tokens > *point) {
       return absl::InvalidArgumentError(
           absl::StrCat("sequence ", step.sequence_id, ": a step of ",
-                       num_tokens, " tokens behind ", sequence.length,
-                       ", slots are evicted at ", *point));
+                       num_tokens, " tokens after ", sequence.length,
+                       " passes the eviction at ", *point));
     }
     for (size_t group = 0; group < free.size(); ++group) {
       const Table& table = sequence.tables[group];

@@ -57,9 +57,9 @@ class DirectRunner {
   // given up pages.
   void Rewind(uint64_t sequence_id, int64_t length, int64_t prompt_tokens);
 
-  // Sets how many tokens are the prompt, for a sequence whose slots are
-  // evicted. Call it before the sequence's first step. By default these are the
-  // tokens of StartAt, or of the first step.
+  // Sets how many tokens are the prompt, for a sequence that evicts slots. Call
+  // it before the sequence's first step. By default these are the tokens of
+  // StartAt, or of the first step.
   void SetPrompt(uint64_t sequence_id, int64_t prompt_tokens);
   // The position that the sequence's next step must not pass; nullopt if there
   // is none, or if the prompt is not known yet.

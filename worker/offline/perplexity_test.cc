@@ -57,7 +57,7 @@ TEST(PerplexityTest, ScoresEveryTokenThatHasContext) {
               1e-9);
 }
 
-TEST(PerplexityTest, IsTheLossOfTheLogits) {
+TEST(PerplexityTest, EqualsTheLossOfTheLogits) {
   RankOptions options = TinyOptions();
   std::map<int64_t, std::vector<float>> logits;
   options.executor.logits_tap = [&](const LogitsRow& row) {
@@ -101,8 +101,8 @@ TEST(PerplexityTest, ReportsTheBytesThatThePoolTakes) {
             static_cast<int64_t>(pool));
 }
 
-// The same numbers as windows of their own give.
-TEST(PerplexityTest, AStrideScoresEveryTokenOnceBehindAWindowOfItsOwn) {
+// Compares with the numbers of separate windows.
+TEST(PerplexityTest, AStrideScoresEveryTokenOnceAfterAWindowOfContext) {
   auto rank = TinyRank();
   const Text text = SomeText(75);
   for (const bool has_bos : {false, true}) {
@@ -122,15 +122,15 @@ TEST(PerplexityTest, AStrideScoresEveryTokenOnceBehindAWindowOfItsOwn) {
                        static_cast<size_t>(end - begin))};
       PerplexityOptions alone = {.window_tokens = 40};
       alone.bos_token_id = options.bos_token_id;
-      const auto told = Perplexity(&rank->executor(), part, alone);
-      KVASIR_EXPECT_OK(told);
-      tokens += told->tokens;
-      return std::log(told->perplexity) * static_cast<double>(told->tokens);
+      const auto scored = Perplexity(&rank->executor(), part, alone);
+      KVASIR_EXPECT_OK(scored);
+      tokens += scored->tokens;
+      return std::log(scored->perplexity) * static_cast<double>(scored->tokens);
     };
     nats += nats_of(0, own);
     for (int64_t start = own; start < 75; start += 16) {
       const int64_t end = std::min<int64_t>(75, start + 16);
-      // All of the window, without what was scored before.
+      // The loss of the whole window minus that of the tokens scored before.
       nats += nats_of(end - own, end) - nats_of(end - own, start);
       tokens -= 2 * (start - (end - own) - (has_bos ? 0 : 1));
     }
@@ -151,7 +151,7 @@ TEST(PerplexityTest, AStrideScoresEveryTokenOnceBehindAWindowOfItsOwn) {
   }
 }
 
-TEST(PerplexityTest, RefusesWindowsOutOfTheLimits) {
+TEST(PerplexityTest, RefusesWindowsOutsideTheLimits) {
   auto rank = TinyRank();
   const Text text = SomeText(10);
   for (const int64_t window : {0, 1, 129}) {

@@ -9,7 +9,7 @@
 namespace kvasir::worker {
 namespace {
 
-// Of each query head with the latent that it meets.
+// Operations of each query head with the latent that it meets.
 int64_t Absorbed(const AttentionProgram& program, const PartProgram& part) {
   const RankHeads& heads = program.heads;
   int64_t flops = 0;
@@ -21,7 +21,8 @@ int64_t Absorbed(const AttentionProgram& program, const PartProgram& part) {
   return flops;
 }
 
-// What the engine does for a cached token, by the program that it runs.
+// Operations of the engine for a cached token, computed from the program that
+// it runs.
 SideFlops OfKeys(const AttentionProgram& program) {
   SideFlops flops;
   for (const KeyProgram& part : program.key) {
@@ -56,15 +57,15 @@ class AttentionFlopsTest : public ::testing::TestWithParam<PlanCase> {
   }
 };
 
-TEST_P(AttentionFlopsTest, AreTheProgramsThatRun) {
+TEST_P(AttentionFlopsTest, EqualTheFlopsOfTheProgramsThatRun) {
   ExpectThePrograms({}, {.query = {0, 8}, .kv = {0, 4}});
 }
 
-TEST_P(AttentionFlopsTest, AreTheRanksOwn) {
+TEST_P(AttentionFlopsTest, CountTheHeadsOfTheRank) {
   ExpectThePrograms({.rank = 1, .size = 2}, {.query = {4, 4}, .kv = {2, 2}});
 }
 
-TEST_P(AttentionFlopsTest, AreThoseOfItsQueryHeadsWhereAKvHeadIsShared) {
+TEST_P(AttentionFlopsTest, CountTheRanksQueryHeadsOfASharedKvHead) {
   ExpectThePrograms({.rank = 5, .size = 8}, {.query = {5, 1}, .kv = {2, 1}});
 }
 

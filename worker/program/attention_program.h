@@ -1,15 +1,14 @@
-// What one rank does for a layer's attention under a compression plan: which
+// The work of one rank for a layer's attention under a compression plan: which
 // rows of which tensors make one fused projection, where every number lies in a
 // token's row, and what happens to it before and after paged_attention. Pure
 // data about tensors and columns: attention_weights loads the numbers,
 // layer_attention runs the program.
 //
 // A token's row has the columns of the fused projection, followed by the
-// columns computed from them:
-// | queries, part by part | latents, part by part |
-// | queries that a matrix lifts | latents that a basis makes |
-// Rows of q_proj are selected when they are loaded, so that the columns an op
-// works on lie side by side. Query heads keep the model's order within a part.
+// columns computed from them: | queries, part by part | latents, part by part |
+// | queries that a matrix lifts | latents that a basis makes | Rows of q_proj
+// are selected when they are loaded, so that the columns an op works on lie
+// side by side. Query heads keep the model's order within a part.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +61,7 @@ struct Rotation {
   int64_t head_dim = 0;
   plan::RopePairing pairing = plan::RopePairing::kHalfSplit;
   int64_t num_pairs = 0;
-  // For each rotated pair, the pair of the model whose angle it takes:
+  // For each rotated pair, the pair of the model that gives its angle:
   // [num_pairs] if all heads are alike, else [num_heads, num_pairs].
   std::vector<uint32_t> pairs;
 
@@ -100,7 +99,7 @@ struct PromptLift {
   friend bool operator==(const PromptLift&, const PromptLift&) = default;
 };
 
-// What one part of a side computes from the fused projection.
+// The columns that one part of a side computes from the fused projection.
 struct PartProgram {
   std::string prefix;       // of tensor names, after "model.layers.{l}."
   std::string lift_prefix;  // plan::ResolvedPart::lift_prefix

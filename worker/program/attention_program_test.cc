@@ -57,7 +57,7 @@ AttentionProgram Make(const std::string& key_parts,
   return program.ok() ? *std::move(program) : AttentionProgram();
 }
 
-// Groups {1} of rank 3 and {0} of rank 2.
+// Group {1} has rank 3, group {0} rank 2.
 std::string LowRank(const std::string& lift, const std::string& stored,
                     const std::string& codec = R"({"dtype":"BF16"})") {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[1],"rank":3},)",
@@ -66,7 +66,7 @@ std::string LowRank(const std::string& lift, const std::string& stored,
                       "}");
 }
 
-// Heads {0: pairs 1, 3} and {1: pairs 0, 2}.
+// Head 0 keeps pairs 1 and 3, head 1 pairs 0 and 2.
 std::string Pairs(const std::string& lift, const std::string& stored) {
   return absl::StrCat(R"({"rope_pairs":{"per_head":[{"pair_indices":[1,3]},)",
                       R"({"pair_indices":[0,2]}]},"uses":[{")", lift,
@@ -74,7 +74,7 @@ std::string Pairs(const std::string& lift, const std::string& stored) {
                       R"(","codec":{"dtype":"BF16"}})");
 }
 
-// Both heads; two terms at pair 1, one at pair 3.
+// One group of both heads, with two terms at pair 1 and one at pair 3.
 std::string Complex(const std::string& lift, const std::string& stored) {
   return absl::StrCat(
       R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[1,3],)",
@@ -89,7 +89,7 @@ std::string Basis(const std::string& stored) {
       R"("channel_static":{},"basis_static":{}}})");
 }
 
-TEST(AttentionProgramTest, AFullLayerIsQueriesKeysValues) {
+TEST(AttentionProgramTest, AFullLayerProjectsQueriesKeysAndValues) {
   const AttentionProgram program = Make(kFullKey, kFull);
   ASSERT_EQ(program.projections.size(), 3);
   EXPECT_EQ(program.projections[0].name, "self_attn.q_proj");
@@ -139,7 +139,7 @@ TEST(AttentionProgramTest, WholeKeysStoredUnrotatedAreRebuiltWithoutALift) {
   EXPECT_EQ(key.query_rotations.size(), 1);
 }
 
-TEST(AttentionProgramTest, RebuiltKeysAndFoldedValuesOfUnequalGroups) {
+TEST(AttentionProgramTest, RebuildsKeysAndFoldsValuesOfUnequalGroups) {
   const AttentionProgram program =
       Make(LowRank("reconstruct", "PRE_ROPE"), LowRank("fold", "NO_ROPE"));
   const KeyProgram& key = program.key[0];
@@ -154,7 +154,7 @@ TEST(AttentionProgramTest, RebuiltKeysAndFoldedValuesOfUnequalGroups) {
   EXPECT_EQ(key.latent_columns, 5);
   EXPECT_EQ(program.projections[1].name, "self_attn.k_proj.down");
   EXPECT_THAT(program.projections[1].takes, ElementsAre(RowTake{0, 5, 32}));
-  // Query heads 0 and 1 read KV head 0 of rank 2.
+  // Query heads 0 and 1 read KV head 0, whose rank is 2.
   EXPECT_THAT(program.value.attended.column, ElementsAre(0, 2, 4, 7));
   EXPECT_THAT(program.value.attended.width, ElementsAre(2, 2, 3, 3));
   EXPECT_EQ(program.output_columns, 10);
@@ -182,7 +182,7 @@ TEST(AttentionProgramTest, AGroupThatSpansRanksIsHeldWhole) {
   const ValueProgram& value = program.value;
   ASSERT_EQ(value.latents.size(), 1);
   EXPECT_THAT(value.latents[0].heads, ElementsAre(0));
-  // Row 1 of the lift's heads, which ascend.
+  // Row 1 of the lift, whose heads ascend.
   EXPECT_THAT(value.latents[0].places, ElementsAre(1));
   EXPECT_EQ(value.latent_columns, 7);
   EXPECT_TRUE(value.lifted);
@@ -251,7 +251,7 @@ TEST(AttentionProgramTest, KeptPairsSelectTheirQueries) {
   EXPECT_EQ(key.lift, QueryLift::kNone);
 }
 
-TEST(AttentionProgramTest, FoldedPairsTakeQueriesAsTheyAre) {
+TEST(AttentionProgramTest, FoldedPairsTakeQueriesUnchanged) {
   const AttentionProgram program = Make(Pairs("fold", "PRE_ROPE"), kFull);
   EXPECT_THAT(program.projections[0].takes, ElementsAre(RowTake{0, 16, 0}));
   const KeyProgram& key = program.key[0];
@@ -285,7 +285,7 @@ TEST(AttentionProgramTest, AComplexLiftMeetsRotatedPairs) {
   EXPECT_EQ(key.lift, QueryLift::kComplex);
   EXPECT_EQ(key.latents[0].width, 6);
   EXPECT_THAT(key.latents[0].channel_place, ElementsAre(0, 0, 1));
-  // All four heads turn as pairs 1 and 3 do; the channels as theirs.
+  // All four heads rotate as pairs 1 and 3, and so do their channels.
   EXPECT_THAT(
       key.query_rotations,
       ElementsAre(Rotation{0, 4, 4, plan::RopePairing::kHalfSplit, 2, {1, 3}}));
@@ -314,7 +314,7 @@ TEST(AttentionProgramTest, ChannelsOfAPairNeedNotLieSideBySide) {
                   16, 1, 6, plan::RopePairing::kHalfSplit, 3, {3, 1, 3}}));
 }
 
-TEST(AttentionProgramTest, AFoldedComplexLiftTurnsItsChannels) {
+TEST(AttentionProgramTest, AFoldedComplexLiftRotatesItsChannels) {
   const AttentionProgram program = Make(Complex("fold", "POST_ROPE"), kFull);
   const KeyProgram& key = program.key[0];
   EXPECT_EQ(key.lift, QueryLift::kNone);
@@ -324,9 +324,9 @@ TEST(AttentionProgramTest, AFoldedComplexLiftTurnsItsChannels) {
                   0, 4, 6, plan::RopePairing::kHalfSplit, 3, {1, 1, 3}}));
 }
 
-TEST(AttentionProgramTest, PartialRotaryInTwoParts) {
+TEST(AttentionProgramTest, SplitsPartialRotaryIntoTwoParts) {
   plan::AttentionShape shape = Shape();
-  shape.rotary_dim = 4;  // pairs 0 and 1; dims 4..7 do not turn
+  shape.rotary_dim = 4;  // pairs 0 and 1; dims 4..7 do not rotate
   const std::string pairs =
       R"({"rope_pairs":{"per_head":[{"pair_indices":[1]},)"
       R"({"pair_indices":[0]}]},"uses":[{"at_runtime":{}}],)"
@@ -334,7 +334,8 @@ TEST(AttentionProgramTest, PartialRotaryInTwoParts) {
   const AttentionProgram program = Make(
       absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")), kFull, shape);
   ASSERT_EQ(program.key.size(), 2);
-  // Head 0: dims 1 and 3; head 3: dims 0 and 2. Then the others' dims 4..7.
+  // Head 0 takes dims 1 and 3, head 3 takes dims 0 and 2. Dims 4..7 of all
+  // heads follow.
   EXPECT_THAT(program.key[0].projected.column, ElementsAre(0, 2, 4, 6));
   EXPECT_THAT(program.key[1].projected.column, ElementsAre(8, 12, 16, 20));
   EXPECT_EQ(program.projections[0].takes[0], (RowTake{1, 1, 0}));
@@ -344,11 +345,11 @@ TEST(AttentionProgramTest, PartialRotaryInTwoParts) {
   EXPECT_EQ(program.key[1].lift, QueryLift::kMatrix);
   EXPECT_THAT(program.key[1].query_rotations, IsEmpty());
   EXPECT_THAT(program.key[1].query.width, ElementsAre(2, 2, 3, 3));
-  // 8 + 16 queries, 4 + 5 latents of keys, 16 of values, then the lifted.
+  // 8 + 16 queries, 4 + 5 latents of keys, 16 of values, then lifted queries.
   EXPECT_THAT(program.key[1].query.column, ElementsAre(49, 51, 53, 56));
 }
 
-TEST(AttentionProgramTest, OneFoldedPartBesideAPlainOne) {
+TEST(AttentionProgramTest, CombinesAFoldedPartWithAPlainOne) {
   plan::AttentionShape shape = Shape();
   shape.rotary_dim = 4;
   const std::string pairs =
@@ -365,7 +366,7 @@ TEST(AttentionProgramTest, OneFoldedPartBesideAPlainOne) {
   EXPECT_EQ(program.key[1].lift, QueryLift::kNone);
 }
 
-TEST(AttentionProgramTest, KeysThatDoNotRotateAbsorb) {
+TEST(AttentionProgramTest, KeysThatDoNotRotateAreAbsorbed) {
   const AttentionProgram program =
       Make(LowRank("at_runtime", "NO_ROPE"), LowRank("at_runtime", "NO_ROPE"),
            WithoutRope());
@@ -393,7 +394,7 @@ TEST(AttentionProgramTest,
   EXPECT_TRUE(mixed.key[0].hadamard);
 }
 
-TEST(AttentionProgramTest, AStaticBasisOfUnrotatedKeys) {
+TEST(AttentionProgramTest, AStaticBasisRebuildsKeysStoredBeforeRope) {
   const AttentionProgram program =
       Make(Basis("PRE_ROPE"), Basis("NO_ROPE"), Shape(), kSecondOfTwo);
   const KeyProgram& key = program.key[0];
@@ -402,7 +403,8 @@ TEST(AttentionProgramTest, AStaticBasisOfUnrotatedKeys) {
   ASSERT_TRUE(key.rebuild.has_value());
   EXPECT_TRUE(key.rebuild->lifted);
   EXPECT_TRUE(key.rebuild->has_bias);
-  // All heads' keys make the latent, of 12 of 16 channels, on every rank.
+  // The keys of all heads make the latent, which has 12 of 16 channels, on
+  // every rank.
   EXPECT_THAT(program.projections[1].takes, ElementsAre(RowTake{0, 16, 16}));
   EXPECT_EQ(key.source_column, 16);
   EXPECT_EQ(key.source_columns, 16);
@@ -415,7 +417,7 @@ TEST(AttentionProgramTest, AStaticBasisOfUnrotatedKeys) {
   EXPECT_TRUE(program.value.lifted);
 }
 
-TEST(AttentionProgramTest, AStaticBasisOfRotatedKeysAbsorbs) {
+TEST(AttentionProgramTest, AStaticBasisOfRotatedKeysIsAbsorbed) {
   const AttentionProgram program = Make(Basis("POST_ROPE"), kFull);
   const KeyProgram& key = program.key[0];
   EXPECT_FALSE(key.rebuild.has_value());
@@ -427,7 +429,7 @@ TEST(AttentionProgramTest, AStaticBasisOfRotatedKeysAbsorbs) {
   EXPECT_THAT(key.query.width, ElementsAre(12, 12, 12, 12));
 }
 
-TEST(AttentionProgramTest, StaticRangesOfTheRanksGroups) {
+TEST(AttentionProgramTest, StaticRangesCoverTheRanksGroups) {
   const std::string codec = R"({"bits":{"schedule":[4]},"channel_static":{}})";
   const AttentionProgram program =
       Make(LowRank("reconstruct", "PRE_ROPE", codec), kFull, Shape(),
@@ -437,7 +439,7 @@ TEST(AttentionProgramTest, StaticRangesOfTheRanksGroups) {
   EXPECT_FALSE(program.value.static_ranges);
 }
 
-TEST(AttentionProgramTest, BiasesOfProjections) {
+TEST(AttentionProgramTest, ProjectionsKeepTheirBiases) {
   plan::AttentionShape shape = Shape();
   shape.qkv_bias = true;
   const AttentionProgram program = Make(LowRank("reconstruct", "PRE_ROPE"),

@@ -1,6 +1,6 @@
-// Latents that prompts lift: what is lifted, that it changes outputs by
-// rounding alone and that nothing else does, and that a deterministic rank
-// lifts nothing.
+// Latents that prompts lift: which are lifted, that lifting changes outputs
+// only by rounding and nothing else does, and that a deterministic rank lifts
+// nothing.
 #include "worker/program/prompt_lift.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ std::vector<int32_t> Text(int64_t length) {
   return ids;
 }
 
-// Of numbers in float32: what is stored rounds like what is computed.
+// Stores float32 numbers, so that storing rounds like computing.
 std::unique_ptr<Rank> MakeRank(const FamilyCase& each, RankOptions options) {
   auto rank =
       MakePlannedRank(each.plan_case, options, nullptr, "F32", each.shape);
@@ -42,7 +42,7 @@ std::unique_ptr<Rank> MakeRank(const FamilyCase& each, RankOptions options) {
 }
 
 struct Outcome {
-  std::vector<float> logits;  // of every token
+  std::vector<float> logits;  // for every token
   ExecutorTotals totals;
   std::string numerics_id;
   bool lifts_prompts = false;
@@ -50,12 +50,12 @@ struct Outcome {
 
 struct Cut {
   int64_t chunk = kPromptTokens;
-  // A prompt and a decode of others in every step.
+  // Whether a prompt and a decode of other sequences run in every step.
   bool with_others = false;
   bool deterministic = false;
 };
 
-// A prompt in chunks, then tokens one by one.
+// Runs a prompt in chunks, then tokens one by one.
 Outcome RunText(const FamilyCase& each, const Cut& cut) {
   Outcome outcome;
   RankOptions options = TinyOptions();
@@ -96,7 +96,8 @@ Outcome RunText(const FamilyCase& each, const Cut& cut) {
   return outcome;
 }
 
-// The largest difference, and the root of the sum of squares, over the logits'.
+// The larger of two errors relative to the logits: the largest difference, and
+// the root mean square.
 double RelativeError(const std::vector<float>& have,
                      const std::vector<float>& want) {
   EXPECT_EQ(have.size(), want.size());
@@ -126,7 +127,7 @@ std::vector<Cut> Cuts() {
 
 class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
  protected:
-  // Of all layers' slots, once.
+  // Operations for one slot in each layer.
   static double FlopsPerSlot() {
     auto spec = model::SpecOfShape(GetParam().shape);
     KVASIR_EXPECT_OK(spec);
@@ -151,14 +152,14 @@ class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
   }
 };
 
-TEST(InvarianceNameTest, IsNoMoreThanTheDeviceGives) {
+TEST(InvarianceNameTest, PromisesNoMoreThanTheDeviceGuarantees) {
   EXPECT_EQ(InvarianceName(false), "bits");
   EXPECT_EQ(InvarianceName(true), "bits but for reused output");
   EXPECT_EQ(InvarianceName(false, false), "rounding");
   EXPECT_EQ(InvarianceName(true, false), "rounding");
 }
 
-TEST_P(PromptLiftTest, CutsAndBatchesChangeNoBit) {
+TEST_P(PromptLiftTest, ChunksAndBatchesChangeNoBit) {
   const Outcome whole = RunText(GetParam(), {});
   EXPECT_TRUE(whole.lifts_prompts);
   EXPECT_EQ(whole.numerics_id, "cpu-f32-2-lifted");
@@ -170,12 +171,12 @@ TEST_P(PromptLiftTest, CutsAndBatchesChangeNoBit) {
   }
 }
 
-TEST_P(PromptLiftTest, LiftingChangesLogitsByRoundingAlone) {
+TEST_P(PromptLiftTest, LiftingChangesLogitsOnlyByRounding) {
   const Outcome absorbed = RunText(GetParam(), {.deterministic = true});
   const Outcome lifted = RunText(GetParam(), {});
   const double error = RelativeError(lifted.logits, absorbed.logits);
   EXPECT_GT(error, 0);
-  // A code may fall to the other side.
+  // A code may round to the other side.
   EXPECT_LE(error, GetParam().plan_case.codes ? 2e-2 : 1e-5);
 }
 
@@ -192,7 +193,7 @@ TEST_P(PromptLiftTest, ADeterministicRankLiftsNothing) {
 }
 
 // A prompt that is one tile of queries reads each of its slots once.
-TEST_P(PromptLiftTest, LiftsAreCountedWithWhatIsRebuilt) {
+TEST_P(PromptLiftTest, LiftsAreCountedAsReconstruction) {
   const ExecutorTotals lifted = RunText(GetParam(), {}).totals;
   const ExecutorTotals absorbed =
       RunText(GetParam(), {.deterministic = true}).totals;
@@ -202,8 +203,8 @@ TEST_P(PromptLiftTest, LiftsAreCountedWithWhatIsRebuilt) {
             absorbed.reconstruction_flops + lifted.prompt_lift_flops);
 }
 
-// One step of one sequence. All sequences have the same text in the same pages:
-// one that starts later finds what others left there.
+// One step of one sequence. All sequences have the same text in the same pages,
+// so one that starts later finds what others left there.
 struct Piece {
   uint64_t sequence_id = 0;
   int64_t begin = 0;
@@ -211,7 +212,7 @@ struct Piece {
   bool prompt = true;
 };
 
-// Logits of what sequence 2 runs from `first` on.
+// The logits of what sequence 2 runs from `first` on.
 std::vector<float> LogitsOfReader(const FamilyCase& each,
                                   const std::vector<Piece>& pieces,
                                   int64_t first, bool deterministic) {
@@ -248,8 +249,8 @@ std::vector<float> LogitsOfReader(const FamilyCase& each,
   return logits;
 }
 
-// What one request was given as output, another one has in its prompt.
-TEST_P(PromptLiftTest, PagesThatWereOutputChangeAPromptByRoundingAlone) {
+// One request's output becomes part of another request's prompt.
+TEST_P(PromptLiftTest, PagesThatWereOutputChangeAPromptOnlyByRounding) {
   const PlanCase& plan_case = GetParam().plan_case;
   if (plan_case.key_exact + plan_case.value_exact > 0) {
     return;  // shares no pages
@@ -274,7 +275,7 @@ TEST_P(PromptLiftTest, PagesThatWereOutputChangeAPromptByRoundingAlone) {
   if (!plan_case.codes) {
     EXPECT_GT(error, 0);
   }
-  // Pages of a prompt are the same to the bit.
+  // Pages that were a prompt give the same bits.
   for (Piece& piece : pieces) piece.prompt = true;
   EXPECT_EQ(logits(pieces, false), logits(alone, false));
 }
@@ -327,7 +328,7 @@ TEST_P(PromptLiftScenarioTest, APrefixHitOnPromptsChangesNoBit) {
   EXPECT_GT(worker->stats().hit_tokens, 0);
 }
 
-TEST_P(PromptLiftTest, ChunksChangeNoBitOfTheLossAndLiftingAMillionth) {
+TEST_P(PromptLiftTest, ChunksChangeNoBitOfTheLossAndLiftingAtMostAMillionth) {
   const std::vector<int32_t> ids = Text(200);
   const std::vector<int32_t> bytes(ids.size(), 1);
   RankOptions options = TinyOptions();
@@ -380,9 +381,9 @@ PlanCase CaseNamed(const std::string& name) {
   return {};
 }
 
-TEST(PlanPromptLiftsTest, LiftsPayFromTheRowsWhereTheyCostLess) {
-  // A latent of 16 for 4 KV heads of 8: lifting takes 4 * 16 * 8 products a
-  // slot, and saves each row 16 - 8 for each of 8 query heads.
+TEST(PlanPromptLiftsTest, LiftsPayFromTheRowsAtWhichTheyAreCheaper) {
+  // A latent of 16 for 4 KV heads of 8: lifting costs 4 * 16 * 8 products per
+  // slot, and saves 16 - 8 products per row for each of 8 query heads.
   AttentionProgram program = Program(CaseNamed("JointValues"), TinyShape());
   PlanPromptLifts(&program);
   const PromptLift want = {.dims = 8, .from_rows = 9};
@@ -390,16 +391,16 @@ TEST(PlanPromptLiftsTest, LiftsPayFromTheRowsWhereTheyCostLess) {
   EXPECT_EQ(LiftFlops(program.value, 8), std::vector<double>(4, 2 * 16 * 8));
   EXPECT_FALSE(program.key[0].prompt_lift.has_value());
   EXPECT_TRUE(LiftsPrompts(program));
-  // Of a static basis, over all heads: 32 numbers.
+  // A static basis over all heads has 32 numbers.
   program = Program(CaseNamed("BasisKeys"), TinyShape());
   PlanPromptLifts(&program);
   const PromptLift keys = {.dims = 8, .from_rows = 6};
   EXPECT_EQ(program.key[0].prompt_lift, keys);
 }
 
-// What is narrower than a head, folded, rebuilt anyway, or behind an online
-// transform stays as it is.
-TEST(PlanPromptLiftsTest, OthersAreLeftAlone) {
+// Parts that are narrower than a head, folded, rebuilt anyway or transformed
+// online are not lifted.
+TEST(PlanPromptLiftsTest, OtherPartsAreNotLifted) {
   const std::set<std::string> lifting = {"PaluJointCodes",
                                          "CommutingFastReconstructedSlow",
                                          "Basis",
@@ -433,8 +434,8 @@ TEST(PlanPromptLiftsTest, OthersAreLeftAlone) {
   EXPECT_GT(without, 10);
 }
 
-// With the flag or without, their bits are the same.
-TEST(PlanPromptLiftsTest, WhatIsNeverLiftedIsTheSameToTheBit) {
+// The flag does not change their bits.
+TEST(PlanPromptLiftsTest, PlansWithoutLiftsKeepEveryBit) {
   for (const char* name :
        {"PaluHeads", "PairsCodes", "Commuting", "Channels"}) {
     for (const PlanCase& each : PlanCases()) {

@@ -26,7 +26,7 @@ std::string UnlikeWidths(const ResolvedPart& part) {
     return "";
   }
   return absl::StrCat(
-      "a rope_low_rank space stored PRE_ROPE with groups of unlike width (",
+      "a rope_low_rank space stored PRE_ROPE with groups of different widths (",
       absl::StrJoin(widths, ", "), " numbers)");
 }
 

@@ -1,5 +1,5 @@
-// What a plan is refused for, and that nobody hears of it later: a plan that is
-// served has an executor, whose kernels have counted their largest step.
+// Tests which plans are refused, and that the answer is final: a plan that is
+// served has an executor, and its kernels have counted their largest step.
 #include "worker/program/served_plan.h"
 
 #include <memory>
@@ -24,7 +24,7 @@ struct Case {
   int64_t query_heads = 4;
   std::string key;
   std::string value;
-  uint32_t exact_window = 0;  // of either side
+  uint32_t exact_window = 0;  // of both sides
   std::string refusal;        // empty: served
 };
 
@@ -33,7 +33,7 @@ constexpr char kFullKey[] =
 constexpr char kFullValue[] =
     R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
 
-// One latent of all heads.
+// One latent for all heads.
 std::string Joint(int64_t heads, int64_t rank, const std::string& rest) {
   std::string list;
   for (int64_t head = 0; head < heads; ++head) {
@@ -90,8 +90,8 @@ std::vector<Case> Cases() {
        .value = kFullValue,
        .refusal = "layer 1 key part 0: numbers of a key that is rebuilt: this "
                   "build serves at most 256, have 264"},
-      // 256 KiB of scratch hold a prompt's launch that lifts these values, but
-      // not one with exact rows beside.
+      // 256 KiB of scratch memory hold a prompt's launch that lifts these
+      // values, but not together with exact rows.
       {.name = "LiftsBesideExactRows",
        .head_dim = 256,
        .kv_heads = 2,
@@ -148,7 +148,7 @@ class ServedPlanTest : public ::testing::TestWithParam<Case> {
   kvasir::v1::KvPlan plan_;
 };
 
-TEST_P(ServedPlanTest, IsTheServersAnswer) {
+TEST_P(ServedPlanTest, ServesAndRefusesAsTheServerDoes) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto source,
       RandomSource::Create(shape_, spec_, Resolved(plan_, spec_), 1,
@@ -173,7 +173,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, ServedPlanTest, ::testing::ValuesIn(Cases()),
 
 class LiftLimitTest : public ServedPlanTest {};
 
-TEST_P(LiftLimitTest, ExactRowsTakeScratchThatLiftsWouldHave) {
+TEST_P(LiftLimitTest, ExactRowsTakeTheScratchMemoryOfLifts) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto served, ServedHere());
   EXPECT_EQ(served->program(1).value.prompt_lift.has_value(),
             GetParam().exact_window == 0);
@@ -186,7 +186,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, LiftLimitTest,
                            return parameter.param.name;
                          });
 
-// Of the tiny model: 4 KV heads of 8, 4 pairs.
+// A case with the tiny model: 4 KV heads of 8, 4 pairs.
 struct NotServed {
   std::string name;
   std::string layer;
@@ -224,7 +224,7 @@ std::vector<NotServed> NotServedCases() {
                "stored":"PRE_ROPE",)" +
             numbers + "}"),
        "layer 1 key: the plan asks for a rope_low_rank space stored PRE_ROPE "
-       "with groups of unlike width (4, 2 numbers) in part 0"},
+       "with groups of different widths (4, 2 numbers) in part 0"},
       {"RotatedLowRank",
        Keys(Joint(
            4, 8,
@@ -238,7 +238,7 @@ std::vector<NotServed> NotServedCases() {
 
 class NotServedTest : public ::testing::TestWithParam<NotServed> {};
 
-TEST_P(NotServedTest, IsNamedByLayerSideAndPart) {
+TEST_P(NotServedTest, IsRefusedByLayerSideAndPart) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   const plan::AttentionShape shape = model::AttentionShapeOf(spec);
@@ -259,8 +259,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, NotServedTest,
                            return parameter.param.name;
                          });
 
-// What comes after resolving takes what it gave, and layers that are alike
-// share a program.
+// Later stages use the resolved plan, and layers that are alike share a
+// program.
 TEST(StartTest, ResolvesThePlanAndMakesEachProgramOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));

@@ -1,5 +1,5 @@
-// The contract of collectives, of every implementation: NCCL's over a library
-// without a GPU.
+// The contract of collectives, for every implementation. NCCL runs over a
+// library without a GPU.
 #include "worker/collective/collective.h"
 
 #include <algorithm>
@@ -33,12 +33,13 @@ struct GroupCase {
   std::string name;
   std::function<std::vector<std::unique_ptr<Collective>>(int64_t size)> make;
   bool over_network = false;
-  // On a GPU; else on the CPU. Ranks hear of no other that ends: they wait.
+  // True: on a GPU; false: on the CPU. An NCCL rank does not notice that
+  // another one ends: it waits.
   bool nccl = false;
   bool in_rank_order = true;
-  // Numbers of the largest calls.
+  // How many numbers the largest calls have.
   int64_t most = 70001;
-  int calls = 90;  // of a test with many
+  int calls = 90;  // of a test with many calls
   int64_t size = 0;
 
   friend void PrintTo(const GroupCase& group, std::ostream* out) {
@@ -58,7 +59,7 @@ std::vector<GroupCase> Cases() {
                      .over_network = true,
                      .size = size});
   }
-  // Most calls take several messages, of a number that is odd.
+  // Most calls take several messages, and often an odd number of them.
   for (const int64_t size : {2, 3, 5, 7}) {
     cases.push_back({.name = "GlooInPieces",
                      .make =
@@ -98,7 +99,8 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
   void TearDown() override {
     const auto dead = [](const auto& rank) { return !rank->status().ok(); };
     if (std::any_of(group_.begin(), group_.end(), dead)) {
-      // Ranks of NCCL that nobody told are not to wait for others.
+      // NCCL ranks would otherwise wait for ranks that ended without telling
+      // them.
       for (const auto& rank : group_) rank->Abort(absl::CancelledError());
     }
     EndRanks(&group_);
@@ -109,7 +111,7 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
     return group_[static_cast<size_t>(rank)].get();
   }
 
-  // A group whose ranks wait for each other for so long alone.
+  // A group of ranks that wait for each other only briefly.
   void UseImpatientNccl() {
     if (!GetParam().nccl) return;
     EndRanks(&group_);
@@ -125,7 +127,7 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
                                  : gpus_[static_cast<size_t>(r)]->device());
   }
 
-  // Within rounding, where the order is not the ranks'.
+  // Exact in rank order, otherwise within rounding.
   void ExpectSum(const std::vector<float>& data, uint64_t seed) {
     const auto count = static_cast<int64_t>(data.size());
     const std::vector<float> want = SumOfRanks(size(), count, seed);
@@ -143,7 +145,7 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
     }
   }
 
-  // `body` on each rank, which gives up where it fails, as executors do.
+  // Runs `body` on each rank, which gives up if it fails, as executors do.
   std::vector<absl::Status> Run(
       const std::function<absl::Status(HostRank& own, int64_t rank)>& body) {
     std::vector<absl::Status> results(group_.size());
@@ -164,13 +166,13 @@ void ExpectAllOk(const std::vector<absl::Status>& results) {
   for (const absl::Status& result : results) KVASIR_EXPECT_OK(result);
 }
 
-TEST_P(CollectiveTest, RanksAreInTheOrderOfTheirShards) {
+TEST_P(CollectiveTest, ShardsNameTheRanksInOrder) {
   for (int64_t r = 0; r < size(); ++r) {
     EXPECT_EQ(rank(r)->shard(), (plan::TpShard{r, size()}));
   }
 }
 
-TEST_P(CollectiveTest, EveryRankHasTheSameSum) {
+TEST_P(CollectiveTest, EveryRankGetsTheSumInRankOrder) {
   const std::vector<int64_t> counts = {0,  1,   2,    12,   13,   14,    25,
                                        26, 27,  1000, 1023, 1024, 1025,  0,
                                        1,  333, 4096, 4999, 3,    70001, 7};
@@ -204,7 +206,7 @@ TEST_P(CollectiveTest, SignsOfZeroAndInfinitiesAreThoseOfTheSum) {
   }));
 }
 
-// A rank's columns; the others are none of its business before the call.
+// A rank's columns. The other columns hold garbage before the call.
 std::vector<float> OwnColumns(const std::vector<float>& all, int64_t num_rows,
                               const std::vector<int64_t>& first_columns,
                               int64_t rank) {
@@ -220,7 +222,7 @@ std::vector<float> OwnColumns(const std::vector<float>& all, int64_t num_rows,
   return own;
 }
 
-TEST_P(CollectiveTest, EveryRankHasTheColumnsOfAll) {
+TEST_P(CollectiveTest, EveryRankGetsTheColumnsOfAllRanks) {
   const int calls = GetParam().calls;
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
     std::mt19937 random(5);  // the same on all ranks
@@ -228,7 +230,7 @@ TEST_P(CollectiveTest, EveryRankHasTheColumnsOfAll) {
       const int64_t num_rows = call % 5 == 0 ? call % 2 : random() % 12;
       std::vector<int64_t> first_columns = {0};
       for (int64_t each = 0; each < size(); ++each) {
-        // A rank in four has none; now and then nobody has.
+        // One rank in four has no columns; now and then no rank has any.
         const bool none = call % 7 == 3 || random() % 4 == 0;
         first_columns.push_back(
             first_columns.back() +
@@ -245,7 +247,7 @@ TEST_P(CollectiveTest, EveryRankHasTheColumnsOfAll) {
   }));
 }
 
-TEST_P(CollectiveTest, EveryRankHasWhatRank0Has) {
+TEST_P(CollectiveTest, EveryRankGetsTheDataOfRank0) {
   const std::vector<size_t> sizes = {
       0,  1, 51, 52, 53, 103, 104, 4 * static_cast<size_t>(GetParam().most) + 1,
       105};
@@ -264,7 +266,7 @@ TEST_P(CollectiveTest, EveryRankHasWhatRank0Has) {
   }));
 }
 
-// Calls of all kinds follow each other, and ranks come to them at any time.
+// Calls of all kinds follow each other, and ranks reach them at any time.
 TEST_P(CollectiveTest, CallsOfAllKindsFollowEachOther) {
   const int calls = GetParam().calls;
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
@@ -314,7 +316,7 @@ TEST_P(CollectiveTest, CallsOfAllKindsFollowEachOther) {
   }));
 }
 
-TEST_P(CollectiveTest, NobodyIsWaitedForWhileMemoryIsCounted) {
+TEST_P(CollectiveTest, CountingMemoryWaitsForNoRank) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   kernels::Workspace counter = kernels::Workspace::Counting();
@@ -329,8 +331,8 @@ TEST_P(CollectiveTest, NobodyIsWaitedForWhileMemoryIsCounted) {
   EXPECT_EQ(rank(1)->totals().waited_seconds, before.waited_seconds);
 }
 
-// A call of no numbers, of one rank alone.
-TEST_P(CollectiveTest, NobodyIsWaitedForWhenThereIsNothingToSend) {
+// A call without numbers, made by one rank only.
+TEST_P(CollectiveTest, EmptyCallsWaitForNoRank) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   std::vector<float> none;
@@ -362,16 +364,17 @@ TEST_P(CollectiveTest, TheTimeThatCallsWaitForOthersIsCounted) {
   for (int64_t r = 0; r < size(); ++r) {
     const double waited = rank(r)->totals().waited_seconds;
     EXPECT_LT(waited, all.count());
-    // There it is the device that waits.
+    // With NCCL the device waits.
     EXPECT_EQ(waited > 0, !GetParam().nccl);
   }
   if (GetParam().nccl) return;
-  // Threads of a busy machine begin late, too: the first rank by half at most.
+  // On a busy machine the late thread's partner may start late too, by at most
+  // half.
   EXPECT_GT(rank(0)->totals().waited_seconds,
             std::chrono::duration<double>(kLate).count() / 2);
 }
 
-TEST_P(CollectiveTest, SizesThatCannotBeAreRefusedAndTheGroupLivesOn) {
+TEST_P(CollectiveTest, ImpossibleSizesAreRefusedAndTheGroupSurvives) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const auto invalid = [](const absl::Status& status, const char* text) {
     EXPECT_THAT(status,
@@ -465,16 +468,16 @@ TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
         data.resize(40);
         return own.AllReduceSum(&data);
       });
-  int told = 0;
+  int reported = 0;
   for (const absl::Status& result : results) {
     EXPECT_FALSE(result.ok());
     if (GetParam().nccl) {
       EXPECT_THAT(result,
                   StatusIs(absl::StatusCode::kUnavailable,
                            HasSubstr("stands still or makes other calls")));
-      ++told;
+      ++reported;
     } else if (result.code() == absl::StatusCode::kInternal) {
-      ++told;
+      ++reported;
       EXPECT_THAT(std::string(result.message()),
                   AllOf(HasSubstr("tensor-parallel ranks differ"),
                         HasSubstr("AllReduceSum of 80 bytes"),
@@ -483,7 +486,7 @@ TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
       EXPECT_EQ(result.code(), absl::StatusCode::kAborted) << result;
     }
   }
-  EXPECT_GE(told, 1);
+  EXPECT_GE(reported, 1);
 }
 
 TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
@@ -504,7 +507,7 @@ TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
   }
 }
 
-TEST(SingleRankTest, HasWhatItHas) {
+TEST(SingleRankTest, KeepsItsData) {
   std::vector<std::unique_ptr<Collective>> ones = InProcessGroup::Create(1);
   ASSERT_EQ(ones.size(), 1u);
   ones.push_back(std::make_unique<SingleRank>());

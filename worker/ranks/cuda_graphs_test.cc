@@ -1,6 +1,5 @@
-// Steps as CUDA graphs over a runtime without a GPU, which has the emulator for
-// one: what the launches of steps of one key have in common, and captures that
-// fail.
+// Steps as CUDA graphs over a runtime without a GPU that uses the emulator:
+// what launches of steps of one key have in common, and captures that fail.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -34,14 +33,14 @@ using kernels::cuda::FakeLaunch;
 using kernels::cuda::FakeRuntime;
 using kernels::cuda::Result;
 
-// What a step launched.
+// The launches of one step.
 struct Launched {
   StepSizes key;
   std::vector<FakeLaunch> kernels;
   std::vector<Gemm> gemms;
 };
 
-// A rank, its GPU and all that was asked of it.
+// A rank, its GPU and a record of all calls to it.
 class CudaGraphsTest : public ::testing::Test {
  protected:
   CudaGraphsTest() {
@@ -75,7 +74,7 @@ class CudaGraphsTest : public ::testing::Test {
     return results.ok() ? *results : std::vector<std::string>();
   }
   const ExecutorTotals& totals() { return rank_->executor().totals(); }
-  // What was launched since the last call, as one step.
+  // Returns everything launched since the last call, as one step.
   Launched TakeLaunched() {
     const std::vector<FakeLaunch> kernels = runtime_.launches();
     const std::vector<Gemm> gemms = library_.gemms();
@@ -97,8 +96,7 @@ class CudaGraphsTest : public ::testing::Test {
   std::ptrdiff_t gemms_taken_ = 0;
 };
 
-// Whether a byte of a launch's parameters is one of nothing, which holds what
-// the stack had there.
+// Whether a byte of a launch's parameters is padding, whose value is undefined.
 bool IsPadding(const FakeLaunch& launch, size_t byte) {
   using kernels::NormArgs;
   return launch.launch.name == std::string("norm") &&
@@ -106,7 +104,8 @@ bool IsPadding(const FakeLaunch& launch, size_t byte) {
          byte >= offsetof(NormArgs, dtype) + sizeof(NormArgs::dtype);
 }
 
-// All that a graph keeps of a launch: where two differ, or empty.
+// Describes the first difference in what a graph keeps of a launch; empty if
+// there is none.
 std::string Difference(const FakeLaunch& a, const FakeLaunch& b) {
   const auto parts = [](const kernels::KernelLaunch& launch) {
     return std::tuple(std::string(launch.name), launch.function, launch.grid_x,
@@ -150,14 +149,14 @@ class CudaGraphsOfPlanTest : public CudaGraphsTest,
                              public ::testing::WithParamInterface<std::string> {
 };
 
-// What a graph replays is what the step would have launched, to the byte: by
-// steps that run op by op, whatever lies in their blobs.
+// A graph replays the launches of an earlier step. So steps of one key, run op
+// by op, must launch the same to the byte, whatever lies in their blobs.
 TEST_P(CudaGraphsOfPlanTest, StepsOfOneKeyLaunchTheSameToTheByte) {
   Make(GetParam(), /*graphs=*/false, /*deterministic=*/false);
   TakeLaunched();
   std::vector<Launched> steps;
   RunSteps([&] { steps.push_back(TakeLaunched()); });
-  // Before the blob moved, without a prompt or the copy of a page.
+  // The steps before the blob moved that have no prompt and no page copy.
   const std::vector<size_t> decodes = {1,  2,  3,  4,  6,  7, 9,
                                        10, 11, 12, 14, 15, 16};
   ASSERT_GT(steps.size(), decodes.back());
@@ -176,7 +175,8 @@ TEST_P(CudaGraphsOfPlanTest, StepsOfOneKeyLaunchTheSameToTheByte) {
   }
   EXPECT_GT(steps[1].kernels.size(), 10u);
   EXPECT_GT(steps[1].gemms.size(), 3u);
-  // Two at a time: six; three: three; four, and those that ask for more: two.
+  // Two sequences: six steps; three: three; four, and those that ask for more:
+  // two each.
   EXPECT_EQ(alike, 6 * 5 / 2 + 3 + 1 + 1);
 }
 
@@ -184,7 +184,7 @@ TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthLaunchTheSame) {
   Make(GetParam(), /*graphs=*/false, /*deterministic=*/true,
        /*max_model_len=*/900);
   DirectRunner runner(&rank_->executor(), &rank_->layout(), rank_->pages());
-  // Nobody has computed the slots before the first step: there is 0 in them.
+  // No step computed the slots before the first token, so they are zeroed.
   const KvArenas& arenas = rank_->executor().arenas();
   std::memset(
       const_cast<char*>(static_cast<const char*>(
@@ -194,7 +194,8 @@ TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthLaunchTheSame) {
   std::vector<Launched> steps;
   TakeLaunched();
   uint64_t sequence = 0;
-  // Within a page, over pages, over blocks and splits of attention.
+  // Lengths within a page, over several pages, and over blocks and splits of
+  // attention.
   for (const int64_t length : {3, 15, 130, 600, 850}) {
     runner.StartAt(++sequence, length);
     KVASIR_ASSERT_OK(runner.Run({{.sequence_id = sequence,
@@ -229,15 +230,14 @@ TEST_F(CudaGraphsTest, AReplayedStepIsOneCall) {
   EXPECT_EQ(launches[3], launches[2]);
 }
 
-// Whatever fails, and whenever, the tokens are the same, and nobody's request
-// fails.
-TEST_F(CudaGraphsTest, ACaptureThatFailsIsTheLastAndChangesNothing) {
+// The tokens are the same and no request fails, whatever fails and whenever.
+TEST_F(CudaGraphsTest, AFailedCaptureIsTheLastAndChangesNothing) {
   Make(plan::kDensePreset, /*graphs=*/false, /*deterministic=*/true);
   const std::vector<std::string> want = RunSteps(nullptr, kFewGraphSteps);
   struct Failure {
     const char* call;
-    bool kernel;           // one of the step's, in the capture
-    int64_t captures = 0;  // before
+    bool kernel;           // of the step, in the capture
+    int64_t captures = 0;  // captures before it
   };
   for (const Failure& failure :
        {Failure{"BeginCapture", false}, Failure{"Launch", true},

@@ -1,7 +1,7 @@
-// Whole models on a GPU's kernels beside the CPU engine in the same process,
-// teacher-forced: logits, best tokens and loss. The emulated device takes a few
-// tokens of the built-in models, a GPU hundreds of every model that it is given
-// (KVASIR_GPU_MODELS, folders between colons).
+// Whole models on a GPU's kernels compared with the CPU engine in the same
+// process, teacher-forced: logits, best tokens and loss. The emulated device
+// runs a few tokens of the built-in models. A GPU runs hundreds of tokens of
+// every model in KVASIR_GPU_MODELS (folders separated by colons).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -40,7 +40,7 @@ std::string SourceFolder() {
   return folder != nullptr ? folder : ".";
 }
 
-// A model and what its cache keeps: a preset, or its own plan.
+// A model and its cache plan: a preset, or the folder's own.
 struct Artifact {
   std::string folder;
   std::string plan;  // empty: the folder's own
@@ -94,7 +94,7 @@ absl::StatusOr<kvasir::v1::KvPlan> PlanOf(const Artifact& artifact,
   return plan;
 }
 
-// How much is run: a prompt in two chunks, then a token at a time.
+// The amount to run: a prompt in two chunks, then one token at a time.
 struct Sizes {
   int64_t prompt = 0;
   int64_t chunk = 0;
@@ -102,7 +102,7 @@ struct Sizes {
   double loss_tolerance = 0;
 };
 Sizes SizesHere() {
-  // Of few tokens the loss follows the rounding of one.
+  // With few tokens the loss depends on the rounding of each.
   if (!kernels::emulation::TakesWholeSizes()) return {20, 13, 3, 0.02};
   return {448, 256, 64, 0.005};
 }
@@ -126,25 +126,25 @@ absl::StatusOr<std::vector<int32_t>> TextOf(const std::string& folder,
 
 using Logits = std::vector<float>;
 
-// Hears the logits behind each token of a text.
+// Calls `receive` with the logits after each token of a text.
 absl::Status Force(
     const Artifact& artifact, const Sizes& sizes,
     absl::Span<const int32_t> text, RankOptions options,
-    const std::function<void(size_t, absl::Span<const float>)>& hear) {
+    const std::function<void(size_t, absl::Span<const float>)>& receive) {
   KVASIR_ASSIGN_OR_RETURN(const auto checkpoint,
                           model::Checkpoint::Open(artifact.folder));
   KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::KvPlan plan,
                           PlanOf(artifact, checkpoint));
   options.page_tokens = 16;
   options.kv_cache_bytes = int64_t{64} << 20;
-  options.deterministic = true;  // prompts lift nothing, as a GPU's do not
+  options.deterministic = true;  // prompts lift nothing, as on a GPU
   options.executor.max_model_len = sizes.prompt + sizes.output + 16;
   options.executor.max_num_seqs = 1;
   options.executor.max_batched_tokens = sizes.chunk;
   size_t heard = 0;
   options.executor.logits_tap = [&](const LogitsRow& row) {
     EXPECT_EQ(row.position, static_cast<int64_t>(heard));
-    hear(heard++, row.logits);
+    receive(heard++, row.logits);
   };
   CheckpointSource source(&checkpoint);
   KVASIR_ASSIGN_OR_RETURN(
@@ -181,13 +181,13 @@ double LossOf(absl::Span<const float> logits, int32_t token) {
   return std::log(sum) + most - logits[static_cast<size_t>(token)];
 }
 
-// One device's logits beside the other's.
+// The logits of one device compared with those of the other.
 struct Comparison {
   double cpu_loss = 0;
   double device_loss = 0;
   double worst_norm = 0;  // |device - cpu| / |cpu| of a row
   int64_t rows = 0;
-  int64_t clear = 0;  // rows whose best token leads by more than 0.05
+  int64_t clear = 0;  // rows with a best token that leads by more than 0.05
   int64_t clear_other = 0;
   int64_t close_other = 0;
 
@@ -226,7 +226,7 @@ TEST_P(DeviceEngineTest, PredictsATextAsTheCpuDoes) {
       const std::vector<int32_t> text,
       TextOf(artifact.folder, sizes.prompt + sizes.output));
 
-  // The device first: what it does not serve is told at load.
+  // The device runs first, because it reports at load what it does not serve.
   std::vector<Logits> device(text.size());
   RankOptions on_device;
   on_device.make_device = [](base::ThreadPool*, kernels::CpuBackend, int64_t) {
@@ -261,7 +261,7 @@ TEST_P(DeviceEngineTest, PredictsATextAsTheCpuDoes) {
   EXPECT_NEAR(both.device_loss / both.cpu_loss, 1.0, sizes.loss_tolerance);
   EXPECT_EQ(both.clear_other, 0);
   EXPECT_LE(both.close_other, std::max<int64_t>(1, both.rows / 50));
-  // What garbage stays away from, whatever the model.
+  // A bound that garbage would exceed, whatever the model.
   EXPECT_LE(both.worst_norm, 0.1);
 }
 

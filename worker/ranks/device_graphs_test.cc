@@ -1,6 +1,6 @@
-// Steps that are captured and replayed beside the same steps op by op, on the
-// device of a test: a GPU in kernels/cuda's program, the emulated one
-// elsewhere.
+// Captured and replayed steps compared with the same steps op by op, on the
+// test's device: a GPU in the program of kernels/cuda, elsewhere the emulated
+// device.
 #include <memory>
 #include <string>
 #include <vector>

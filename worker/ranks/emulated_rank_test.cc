@@ -1,5 +1,5 @@
 // The executor on a device that is not the CPU: what it refuses, what a step
-// does beside its arithmetic, and its logits beside the CPU's.
+// does besides its arithmetic, and its logits compared with the CPU's.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -32,7 +32,7 @@ using kernels::DType;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A rank's device: emulated, with these kernels.
+// Makes the rank's device emulated, with these kernels.
 void UseEmulated(DType activations, const kernels::DeviceOps& ops,
                  RankOptions* options) {
   options->make_device = [activations, ops](base::ThreadPool*,
@@ -45,7 +45,7 @@ void UseEmulated(DType activations, const kernels::DeviceOps& ops,
   };
 }
 
-// As small as kernels for a GPU are asked for.
+// The smallest shape that kernels for a GPU accept.
 model::ModelShape SmallShape() {
   return {.name = "small-test",
           .num_layers = 2,
@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeSmallRank(
   return Rank::Create(spec, kv_plan, &source, options, collective);
 }
 
-// Ops that a plan of whole keys and values launches.
+// The ops that a plan of whole keys and values launches.
 std::vector<std::string> OpsOf(const std::string& plan) {
   std::vector<std::string> ops = {
       "copy_pages",      "count_tokens", "embedding", "gather_rows",
@@ -95,8 +95,8 @@ std::vector<std::string> OpsOf(const std::string& plan) {
   return ops;
 }
 
-// Before minutes of reading.
-TEST(EmulatedRankTest, AnOpThatTheDeviceDoesNotHaveIsRefusedBeforeAWeight) {
+// The refusal comes before minutes of reading.
+TEST(EmulatedRankTest, RefusesAMissingOpBeforeReadingAWeight) {
   const kernels::DeviceOps all = kernels::emulated::Ops();
   for (const std::string plan : {plan::kDensePreset, plan::kRotatedPreset}) {
     for (const std::string& missing : OpsOf(plan)) {
@@ -116,8 +116,8 @@ TEST(EmulatedRankTest, AnOpThatTheDeviceDoesNotHaveIsRefusedBeforeAWeight) {
   }
 }
 
-// No plan is half served: it loads and runs, or the refusal names the op.
-TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedByAnOpsName) {
+// No plan is served in part: it loads and runs, or the refusal names the op.
+TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedWithTheOpsName) {
   int refused = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     RankOptions options = TinyOptions();
@@ -155,7 +155,7 @@ TEST(EmulatedRankTest, RanksOfAGroupAreRefusedAtLoad) {
                        "all_reduce_sum: the device has no kernel for it"));
 }
 
-TEST(EmulatedRankTest, NumericsAreTheDevicesOwn) {
+TEST(EmulatedRankTest, NumericsNameTheDevice) {
   const auto numerics = [](std::optional<DType> activations) -> std::string {
     RankOptions options = SmallOptions();
     if (activations.has_value()) {
@@ -171,7 +171,7 @@ TEST(EmulatedRankTest, NumericsAreTheDevicesOwn) {
   EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-2-fast");
 }
 
-TEST(EmulatedRankTest, AttentionThatFallsToThePlainKernelIsTold) {
+TEST(EmulatedRankTest, AttentionThatUsesThePlainKernelIsReported) {
   const auto kernels_of = [](std::optional<DType> activations,
                              const std::string& plan) {
     RankOptions options = SmallOptions();
@@ -180,14 +180,15 @@ TEST(EmulatedRankTest, AttentionThatFallsToThePlainKernelIsTold) {
     }
     auto rank = MakeSmallRank(options, plan);
     KVASIR_EXPECT_OK(rank);
-    std::vector<std::string> told;
-    if (!rank.ok()) return told;
+    std::vector<std::string> reported;
+    if (!rank.ok()) return reported;
     for (const auto& [by, layers] : (*rank)->executor().attention_kernels()) {
       EXPECT_EQ(static_cast<size_t>(layers),
                 (*rank)->executor().arenas().layers().size());
-      told.push_back(absl::StrCat(by.decode, "; ", by.prompts, "; ", by.why));
+      reported.push_back(
+          absl::StrCat(by.decode, "; ", by.prompts, "; ", by.why));
     }
-    return told;
+    return reported;
   };
   using ::testing::ElementsAre;
   EXPECT_THAT(kernels_of(std::nullopt, plan::kDensePreset), ElementsAre());
@@ -221,7 +222,7 @@ TEST(EmulatedRankTest, AStepIsOneUploadAndOneReadBack) {
   const std::vector<int32_t> prompt = {5, 1, 4, 516, 0, 7, 8, 3, 11};
   std::vector<int32_t> sampled;
   for (int step = 0; step < 4; ++step) {
-    // The second sequence's prompt comes beside the first one's output.
+    // The second sequence's prompt shares a step with the first one's output.
     std::vector<DirectStep> steps;
     if (step == 1) steps.push_back({.sequence_id = 2, .token_ids = prompt});
     steps.push_back({.sequence_id = 1,
@@ -247,10 +248,11 @@ TEST(EmulatedRankTest, AStepIsOneUploadAndOneReadBack) {
             ::testing::Each(AllOf(::testing::Ge(0), ::testing::Lt(517)))));
 }
 
-// Logits of a sequence: a prompt in two chunks, then one token at a time.
+// Logits of a sequence that runs a prompt in two chunks, then one token at a
+// time.
 struct Forced {
   std::vector<int32_t> prompt;
-  std::vector<int32_t> output;             // empty: what the rank itself takes
+  std::vector<int32_t> output;             // empty: the rank's own choices
   std::vector<std::vector<float>> logits;  // by position
 };
 
@@ -308,7 +310,7 @@ struct LogitsCase {
 
 class EmulatedLogitsTest : public ::testing::TestWithParam<LogitsCase> {};
 
-TEST_P(EmulatedLogitsTest, AreTheCpus) {
+TEST_P(EmulatedLogitsTest, EqualTheCpusWithinRounding) {
   RankOptions options = SmallOptions();
   options.kv_cache_bytes = 16 << 20;
   Forced cpu;
@@ -354,7 +356,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 20, 1e-3},
         LogitsCase{"EightBitsF16", "dense-8bit", DType::kF16, 20, 5e-3},
-        // Beyond the tokens that are kept exact.
+        // More tokens than are kept exact.
         LogitsCase{"RotatedBf16", plan::kRotatedPreset, DType::kBf16, 38,
                    2e-2}),
     [](const auto& test) { return test.param.name; });

@@ -1,5 +1,5 @@
-// Whole steps over a GPU's kernels: what is promised of all of them, whoever
-// shares the batch, and what their accesses to memory cost.
+// Whole steps on a GPU's kernels: the promises that hold for all of them,
+// whatever shares the batch, and the cost of their memory accesses.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -42,8 +42,8 @@ model::ModelShape Shape() {
           .max_position = 256};
 }
 
-// A rank on the emulated device and the sequences that it runs: deterministic,
-// or with its accesses counted, as most are.
+// A rank on the emulated device and the sequences that it runs. It is either
+// deterministic, or counts accesses with the default options.
 class Steps {
  public:
   using Logits = std::map<std::pair<uint64_t, int64_t>, std::vector<float>>;
@@ -89,7 +89,7 @@ class Steps {
   }
   const Logits& logits() const { return logits_; }
   EmulatedDevice& device() { return *device_; }
-  bool run_behind() const { return rank_->executor().runs_behind(); }
+  bool run_behind() const { return rank_->executor().is_asynchronous(); }
 
  private:
   Logits logits_;
@@ -119,7 +119,7 @@ std::vector<std::string> ServedPresets() {
           "rap-50-4bit"};
 }
 
-TEST(EmulatedStepsTest, ATokensBitsAreItsOwnWhoeverSharesItsSteps) {
+TEST(EmulatedStepsTest, ATokensBitsDoNotDependOnOtherSequences) {
   const std::vector<int32_t> prompt = Ids(37, 11);
   const std::vector<int32_t> others[] = {Ids(21, 5), Ids(1, 400), Ids(9, 30)};
   const std::vector<int32_t> output = {3, 516, 77};
@@ -129,7 +129,7 @@ TEST(EmulatedStepsTest, ATokensBitsAreItsOwnWhoeverSharesItsSteps) {
     alone.Run({Prompt(1, prompt)});
     for (const int32_t& id : output) alone.Run({Output(1, id)});
 
-    // In three chunks, and with others that come and go.
+    // In three chunks, while other sequences come and go.
     Steps shared(plan);
     const absl::Span<const int32_t> ids(prompt);
     shared.Run({Prompt(7, others[0]), Prompt(1, ids.first(5))});
@@ -143,7 +143,7 @@ TEST(EmulatedStepsTest, ATokensBitsAreItsOwnWhoeverSharesItsSteps) {
     int rows = 0;
     for (const auto& [place, row] : alone.logits()) {
       const auto found = shared.logits().find(place);
-      if (found == shared.logits().end()) continue;  // inside of a chunk
+      if (found == shared.logits().end()) continue;  // inside a chunk
       ++rows;
       EXPECT_EQ(found->second, row) << "position " << place.second;
     }
@@ -155,7 +155,7 @@ class Launches final : public kernels::DeviceObserver {
  public:
   std::set<std::string> ops;
   int64_t count = 0;
-  const void* address = nullptr;  // that some launch reads or writes
+  const void* address = nullptr;  // memory that a launch reads or writes
 
  private:
   void OnUpload(size_t) override {}
@@ -189,12 +189,12 @@ TEST(EmulatedStepsTest, NoOpRunsOnTheHost) {
     for (const std::string& op : launches.ops) {
       EXPECT_TRUE(of_device.contains(op)) << plan << ": " << op;
     }
-    // Each is a kernel or more.
+    // Each op is one kernel or more.
     EXPECT_GE(steps.device().emulator().launches() - before, launches.count);
   }
 }
 
-TEST(EmulatedStepsDeathTest, AHostThatReadsWhatAStepUsesEnds) {
+TEST(EmulatedStepsDeathTest, AHostReadOfAStepsMemoryEndsTheProcess) {
   const std::vector<int32_t> prompt = Ids(9, 3);
   Steps steps(plan::kDensePreset);
   Launches launches;
@@ -211,8 +211,8 @@ TEST(EmulatedStepsDeathTest, AHostThatReadsWhatAStepUsesEnds) {
       "");
 }
 
-// Sectors of global memory and passes through the banks of shared memory of a
-// prompt of 50 tokens and a step of three sequences, by plan and kernel.
+// By plan and kernel: sectors of global memory and passes through banks of
+// shared memory, for a prompt of 50 tokens and a step of three sequences.
 struct Cost {
   int64_t sectors = 0, least_sectors = 0;
   int64_t passes = 0, least_passes = 0;
@@ -250,7 +250,8 @@ constexpr char kHead[] =
 # writes them.
 )";
 
-// The committed table; KVASIR_WRITE_ACCESSES names a file to write it anew.
+// Compares with the committed table. KVASIR_WRITE_ACCESSES names a file to
+// write a new one to.
 TEST(EmulatedStepsTest, AccessesOfKernelsHaveNotGrownByFivePerCent) {
   const std::map<std::string, Cost> costs = Costs();
   if (const char* const path = std::getenv("KVASIR_WRITE_ACCESSES")) {

@@ -24,14 +24,14 @@
 
 namespace kvasir::worker {
 
-// What a rank offers its group once its weights are loaded.
+// The offer of a rank to its group once its weights are loaded.
 struct RankOffer {
   cache::PageCounts pages;  // that fit on this rank
   cache::PageCounts host_pages;
   std::string weight_tiles;  // as model::CombineWeightTiles takes them
   int64_t weight_bytes = 0;
 };
-// What the group agreed on.
+// The agreement of the whole group.
 struct RankAgreement {
   cache::PageCounts pages;  // the smallest offer of any rank
   cache::PageCounts host_pages;
@@ -63,8 +63,8 @@ struct RankOptions {
   // Fail if memory_utilization leaves less than kv_cache_bytes, instead of
   // making a smaller pool.
   bool kv_cache_exact = false;
-  // The same for the host pool, where images of sequences wait. 0 and empty: no
-  // host pool.
+  // Bytes or pages of the host pool, where images of sequences wait. 0 and
+  // empty: no host pool.
   int64_t host_pool_bytes = 0;
   cache::PageCounts host_pages;
   // Limit of all device memory together; 0: no limit.
@@ -98,7 +98,7 @@ struct PoolMemory {
 
 // Checks that the pools fit beside the weights and kept attention weights.
 // RESOURCE_EXHAUSTED with the numbers and the flag to change. Pools are touched
-// at start, so the system would kill a process whose pools do not fit.
+// at start, so the system would kill the process if they do not fit.
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
 // The cache::CacheId of a model with these weights.

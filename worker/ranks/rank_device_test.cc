@@ -1,4 +1,4 @@
-// The device that KVASIR_TEST_DEVICE names is the one that tests run on.
+// Tests run on the device that KVASIR_TEST_DEVICE names.
 #include <cstdlib>
 #include <memory>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace kvasir::worker {
 namespace {
 
-TEST(RankDeviceDeathTest, TheHostReachesPagesUnlessTheDeviceIsStrict) {
+TEST(RankDeviceDeathTest, TheHostCanReadPagesUnlessTheDeviceIsStrict) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
   const auto& layers = rank->executor().arenas().layers();
   ASSERT_FALSE(layers.empty());
@@ -25,7 +25,7 @@ TEST(RankDeviceDeathTest, TheHostReachesPagesUnlessTheDeviceIsStrict) {
   }
 }
 
-TEST(RankDeviceTest, PagesOfAnotherDevicesGranuleAreRefused) {
+TEST(RankDeviceTest, PagesWithTheGranuleOfAnotherDeviceAreRefused) {
   RankOptions options = TinyOptions();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(options));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -40,7 +40,7 @@ TEST(RankDeviceTest, PagesOfAnotherDevicesGranuleAreRefused) {
                                           "that wants 0")));
 }
 
-TEST(RankDeviceDeathTest, AnUnknownDeviceIsNoSilentCpu) {
+TEST(RankDeviceDeathTest, AnUnknownDeviceEndsTheTest) {
   EXPECT_DEATH(
       {
         ::setenv("KVASIR_TEST_DEVICE", "strickt", 1);

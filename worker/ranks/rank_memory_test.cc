@@ -1,4 +1,5 @@
-// What each rank of a group reads and holds of a model, and what they agree on.
+// Tests what each rank of a group reads and holds of a model, and what the
+// ranks agree on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +34,7 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// A layer of tensors that are many tiles each way, as those of large models.
+// A layer with tensors of many tiles in both directions, as in large models.
 model::ModelShape WideShape() {
   return {.name = "wide-test",
           .num_layers = 1,
@@ -46,7 +47,7 @@ model::ModelShape WideShape() {
           .max_position = 128};
 }
 
-// One rank of those that load a model at the same time.
+// One of the ranks that load a model at the same time.
 struct LoadedRank {
   std::unique_ptr<model::Checkpoint> checkpoint;
   std::unique_ptr<CheckpointSource> source;
@@ -64,7 +65,7 @@ struct Group {
   std::vector<LoadedRank> ranks;
 };
 
-// Rank r reads folders[r]. `pages` empty: 8 MiB of them.
+// Rank r reads folders[r]. If `pages` is empty, the pool has 8 MiB.
 std::unique_ptr<Group> LoadGroup(const std::vector<std::string>& folders,
                                  const kvasir::v1::KvPlan& plan,
                                  const cache::PageCounts& pages = {}) {
@@ -122,7 +123,7 @@ TEST(GroupMemoryTest, ARankReadsItsPartOfTheCheckpoint) {
           static_cast<double>(all) * (1.0 / static_cast<double>(size) + 0.05))
           << size << " ranks";
       sum += bytes;
-      // The whole group's names are those of one rank.
+      // The ids of the group are those of one rank.
       EXPECT_EQ((*loaded.rank)->weights_id(),
                 (*one->ranks[0].rank)->weights_id());
       EXPECT_EQ((*loaded.rank)->cache_id(), (*one->ranks[0].rank)->cache_id());
@@ -131,7 +132,7 @@ TEST(GroupMemoryTest, ARankReadsItsPartOfTheCheckpoint) {
   }
 }
 
-// Of each rank, what it samples behind a prompt.
+// The tokens that each rank samples after a prompt.
 std::vector<std::vector<int32_t>> Answers(const Group& group) {
   std::vector<std::vector<int32_t>> answers(group.ranks.size());
   std::vector<std::thread> threads;
@@ -179,8 +180,8 @@ TEST(GroupMemoryTest, RanksThatRunHoldTheirShareOfWeightsAndLatents) {
   }
 }
 
-// A host's own copy of the files is wrong where only its rank looks.
-TEST(GroupMemoryTest, ABitOfOneRanksPartIsAnotherWeightsId) {
+// One host's copy of the files differs in a place that only its rank reads.
+TEST(GroupMemoryTest, ADifferentBitOnOneRankGivesAnotherWeightsId) {
   const SavedCheckpoint saved(WideShape(), kernels::DType::kBf16);
   const auto plan = WholePlan(WideShape());
   const auto good = LoadGroup({saved.folder(), saved.folder()}, plan);
@@ -204,14 +205,14 @@ TEST(GroupMemoryTest, ABitOfOneRanksPartIsAnotherWeightsId) {
         << place.tensor;
     EXPECT_NE((*second->ranks[0].rank)->cache_id(),
               (*good->ranks[0].rank)->cache_id());
-    // The first rank has no use for it.
+    // The first rank does not read this place.
     const auto first = LoadGroup({spoiled, saved.folder()}, plan);
     KVASIR_ASSERT_OK(first->ranks[0].rank);
     EXPECT_EQ((*first->ranks[0].rank)->weights_id(),
               (*good->ranks[0].rank)->weights_id())
         << place.tensor;
   }
-  // What both read.
+  // Both ranks read this place.
   const std::string norm = saved.Copy("norm");
   FlipNumber(norm, "model.norm.weight", 3, 0);
   const auto differ = LoadGroup({saved.folder(), norm}, plan);
@@ -223,9 +224,9 @@ TEST(GroupMemoryTest, ABitOfOneRanksPartIsAnotherWeightsId) {
   }
 }
 
-// Groups of heads that lie on several ranks, or on one; a KV head of several
-// ranks; whatever the ranks take, together it is all.
-TEST(GroupMemoryTest, RanksTogetherHaveTheWeightsIdOfOneUnderEveryPlan) {
+// Head groups on several ranks or on one, and a KV head on several ranks:
+// whatever the ranks take, together it is everything.
+TEST(GroupMemoryTest, RanksTogetherGetTheWeightsIdOfOneRankUnderEveryPlan) {
   const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
   for (const PlanCase& plan_case : PlanCases()) {
     SCOPED_TRACE(plan_case.name);
@@ -246,7 +247,7 @@ TEST(GroupMemoryTest, RanksTogetherHaveTheWeightsIdOfOneUnderEveryPlan) {
   }
 }
 
-// A model of random weights that is counted and never made.
+// A model of random weights that is counted but never made.
 struct Counted {
   Counted(const std::string& shape_name, const std::string& preset)
       : shape(*model::FindShape(shape_name)),
@@ -273,7 +274,7 @@ struct Counted {
   std::unique_ptr<RandomSource> source;
 };
 
-// Of as many pages on every rank.
+// The bytes of a fixed number of pages.
 int64_t PoolBytes(const cache::PageLayout& layout) {
   constexpr int64_t kPages = 2048;
   int64_t bytes = 0;
@@ -283,8 +284,8 @@ int64_t PoolBytes(const cache::PageLayout& layout) {
   return bytes;
 }
 
-// Whether a latent on the rank is of heads that other ranks have too: they hold
-// it as well.
+// Whether a latent on this rank belongs to heads that other ranks have too.
+// Each of them then holds it.
 bool HasSharedLatents(const cache::PageLayout& layout) {
   for (const cache::LayerLayout& layer : layout.layers()) {
     for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
@@ -301,7 +302,8 @@ bool HasSharedLatents(const cache::PageLayout& layout) {
 }
 
 TEST(GroupMemoryTest, ARankOfALargeModelHoldsItsShare) {
-  // Groups of 4 heads, of which 4 ranks have 2 each; SVDq's are of all heads.
+  // Groups of 4 heads are split over 4 ranks with 2 heads each. Groups of SVDq
+  // have all heads.
   const std::set<std::pair<std::string, int64_t>> expected = {
       {"commuting-50", 4},    {"palu-50-g4", 4},      {"palu-50-g4-4bit", 4},
       {"palu-50-g4-3bit", 4}, {"palu-50-g4-2bit", 4}, {"svdq-84442200", 2},
@@ -333,8 +335,8 @@ TEST(GroupMemoryTest, ARankOfALargeModelReadsItsShare) {
     const Counted counted(shape, plan::kDensePreset);
     const int64_t all = counted.ReadBytes({});
     EXPECT_EQ(all, 2 * model::CountParameters(counted.shape));
-    // Eight ranks of the small one hold a KV head twice, and their features are
-    // no whole tiles: two of them read 5.8 % more than an eighth.
+    // Eight ranks of the small model hold each KV head twice, and their
+    // features are not whole tiles: two of them read 5.8 % more than an eighth.
     for (const int64_t size : {2, 4}) {
       for (int64_t rank = 0; rank < size; ++rank) {
         EXPECT_LE(ShareOf(counted.ReadBytes({rank, size}), all),
@@ -345,7 +347,7 @@ TEST(GroupMemoryTest, ARankOfALargeModelReadsItsShare) {
   }
 }
 
-TEST(GroupMemoryTest, RanksHaveTheLeastPagesOfAll) {
+TEST(GroupMemoryTest, RanksAgreeOnTheFewestPages) {
   ThreadAgreement agreement(2);
   const auto collectives = InProcessGroup::Create(2);
   std::vector<std::unique_ptr<Rank>> ranks(2);
@@ -371,12 +373,12 @@ TEST(GroupMemoryTest, RanksHaveTheLeastPagesOfAll) {
   }
   EXPECT_EQ(offers[0].weight_bytes,
             ranks[0]->allocator().use(kernels::MemoryTag::kWeights).bytes);
-  // The pool is of those pages and no more.
+  // The pool has exactly these pages.
   EXPECT_EQ(ranks[0]->allocator().use(kernels::MemoryTag::kKvCache).bytes,
             ranks[1]->allocator().use(kernels::MemoryTag::kKvCache).bytes);
 }
 
-TEST(GroupMemoryTest, WhatARankCannotAgreeToIsRefused) {
+TEST(GroupMemoryTest, ARankRefusesAnAgreementThatDoesNotFit) {
   const auto refused = [](const auto& change, const char* why) {
     RankOptions options = TinyOptions();
     options.agree =

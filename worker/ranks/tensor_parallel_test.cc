@@ -30,15 +30,15 @@ constexpr uint64_t kId = 1;
 constexpr int kDecoded = 8;
 
 // How the ranks of a group run the text.
-struct Conduct {
-  // The prompt in one step, and another sequence in every step.
+struct RunMode {
+  // Run the prompt in one step, and another sequence in every step.
   bool batched = false;
-  // The first decoded tokens; empty: as they are sampled.
+  // The first decoded tokens. Empty: the sampled ones.
   std::vector<int32_t> forced = {};
 };
 
-// Of one rank: what was sampled behind the prompt and behind each token, and
-// the logits of all tokens of prompt and output, one after another [rows, V].
+// The result of one rank: what was sampled after the prompt and after each
+// token, and the logits of all tokens of prompt and output [rows, V].
 struct Outcome {
   size_t vocab = 0;
   std::vector<int32_t> tokens;  // [1 + kDecoded]
@@ -59,7 +59,7 @@ std::vector<int32_t> Prompt(int64_t length, int32_t by,
 }
 
 Outcome RunRank(Collective* own, const model::ModelShape& shape,
-                const PlanCase* plan_case, const Conduct& conduct) {
+                const PlanCase* plan_case, const RunMode& mode) {
   Outcome outcome;
   outcome.vocab = static_cast<size_t>(shape.vocab_size);
   RankOptions options = TinyOptions();
@@ -84,8 +84,8 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
     const bool samples =
         output || token_ids.end() == prompt.data() + prompt.size();
     if (samples) steps[0].sample = GreedySample();
-    if (conduct.batched) {
-      // Prompts are before output, and sequences in any order.
+    if (mode.batched) {
+      // Prompts must come before output; sequences may come in any order.
       steps.insert(steps.begin(), {.sequence_id = 7, .sample = GreedySample()});
       if (!output) steps[0].token_ids = other;
     }
@@ -100,10 +100,10 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
     return true;
   };
   const auto whole = absl::MakeSpan(prompt);
-  if (!conduct.batched && !run(whole.first(13), false)) return outcome;
-  if (!run(conduct.batched ? whole : whole.subspan(13), false)) return outcome;
+  if (!mode.batched && !run(whole.first(13), false)) return outcome;
+  if (!run(mode.batched ? whole : whole.subspan(13), false)) return outcome;
   for (size_t i = 0; i < kDecoded; ++i) {
-    const absl::Span<const int32_t> forced = conduct.forced;
+    const absl::Span<const int32_t> forced = mode.forced;
     if (!run(forced.empty() ? forced : forced.subspan(i, 1), true)) break;
   }
   return outcome;
@@ -113,12 +113,12 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
 std::vector<Outcome> RunRanks(const Group& group,
                               const model::ModelShape& shape,
                               const PlanCase* plan_case,
-                              const Conduct& conduct = {}) {
+                              const RunMode& mode = {}) {
   std::vector<Outcome> outcomes(group.size());
   OnRanks(static_cast<int64_t>(group.size()), [&](int64_t rank) {
     const auto r = static_cast<size_t>(rank);
-    outcomes[r] = RunRank(group[r].get(), shape, plan_case, conduct);
-    // Who could not load must not be waited for.
+    outcomes[r] = RunRank(group[r].get(), shape, plan_case, mode);
+    // The other ranks must not wait for a rank that failed.
     if (outcomes[r].tokens.size() != 1 + kDecoded) {
       group[r]->Abort(absl::InternalError("failed"));
     }
@@ -136,7 +136,7 @@ int64_t Argmax(absl::Span<const float> logits) {
   return std::max_element(logits.begin(), logits.end()) - logits.begin();
 }
 
-// How far the largest is above all others.
+// By how much the largest logit exceeds all others.
 float Margin(absl::Span<const float> logits) {
   std::vector<float> two(2);
   std::partial_sort_copy(logits.begin(), logits.end(), two.begin(), two.end(),
@@ -144,7 +144,7 @@ float Margin(absl::Span<const float> logits) {
   return two[0] - two[1];
 }
 
-// Up to the order of the sums.
+// The numbers may differ only by the order of the sums.
 void ExpectSameNumbers(const Outcome& outcome, const Outcome& one) {
   EXPECT_EQ(outcome.tokens, one.tokens);
   std::vector<float> differences;
@@ -159,9 +159,8 @@ void ExpectSameNumbers(const Outcome& outcome, const Outcome& one) {
   }
 }
 
-// Of a coded latent a last bit may be another code. Counts the rows that the
-// ranks must agree in.
-// Of the tokens that one rank has chosen, nats each.
+// The last bit of a coded latent may round to another code, so rows of coded
+// latents are compared by loss: the nats of the tokens that one rank chose.
 double LossOf(const Outcome& outcome, const std::vector<int32_t>& tokens) {
   double sum = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -188,7 +187,7 @@ class TensorParallelTest : public ::testing::Test {
  protected:
   void SetUp() override { std::signal(SIGPIPE, SIG_IGN); }
 
-  // Made once in a test: Gloo takes its time to connect.
+  // Made once per test, because Gloo takes long to connect.
   const Group& GroupOf(Over over, int64_t size) {
 #if defined(KVASIR_TSAN)
     over = Over::kThreads;  // ThreadSanitizer does not see Gloo's timed waits
@@ -201,8 +200,8 @@ class TensorParallelTest : public ::testing::Test {
     return group;
   }
 
-  // Ranks together do what one does, over threads of a process and over Gloo.
-  // Returns the rows of coded latents that were compared.
+  // Checks that ranks together do what one does, over threads and over Gloo.
+  // Returns the number of rows of coded latents compared.
   int64_t ExpectSameAsOne(const model::ModelShape& shape,
                           std::initializer_list<int64_t> sizes,
                           const PlanCase* plan_case = nullptr) {
@@ -212,12 +211,12 @@ class TensorParallelTest : public ::testing::Test {
     int64_t clear_rows = 0;
     for (const int64_t size : sizes) {
       SCOPED_TRACE(absl::StrCat(size, " ranks"));
-      Conduct conduct;
+      RunMode mode;
       if (codes) {
-        conduct.forced.assign(one.tokens.begin(), one.tokens.end() - 1);
+        mode.forced.assign(one.tokens.begin(), one.tokens.end() - 1);
       }
       const std::vector<Outcome> first =
-          RunRanks(GroupOf(Over::kThreads, size), shape, plan_case, conduct);
+          RunRanks(GroupOf(Over::kThreads, size), shape, plan_case, mode);
       EXPECT_EQ(first.size(), static_cast<size_t>(size));
       if (first.empty() || first[0].logits.size() != one.logits.size()) {
         ADD_FAILURE() << "did not run";
@@ -227,12 +226,12 @@ class TensorParallelTest : public ::testing::Test {
         EXPECT_EQ(outcome.tokens, first[0].tokens);
         EXPECT_EQ(outcome.logits, first[0].logits);
       }
-      // The same bits on every rank, over any network, in every run, for any
-      // chunking and batch. More ranks than cores take Gloo long.
-      conduct.batched = true;
+      // Every rank has the same bits, over any network, in every run, for any
+      // chunking and batch. More ranks than cores make Gloo slow.
+      mode.batched = true;
       const Over network = size <= 4 ? Over::kGloo : Over::kThreads;
       for (const Outcome& outcome :
-           RunRanks(GroupOf(network, size), shape, plan_case, conduct)) {
+           RunRanks(GroupOf(network, size), shape, plan_case, mode)) {
         EXPECT_EQ(outcome.tokens, first[0].tokens);
         EXPECT_EQ(outcome.logits, first[0].logits);
       }
@@ -253,9 +252,8 @@ TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
   ExpectSameAsOne(TinyShape(), {2, 4, 8});
 }
 
-// A rank that has no id of the head and the embedding, and one of part of a
-// panel.
-TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesOfFewIds) {
+// One rank has no id of head and embedding, and one has part of a panel.
+TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesWithFewIds) {
   model::ModelShape shape = TinyShape();
   shape.vocab_size = 40;
   ExpectSameAsOne(shape, {2, 4, 8});
@@ -263,9 +261,9 @@ TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesOfFewIds) {
   ExpectSameAsOne(shape, {2, 4});
 }
 
-// Of each rank, log probabilities of given tokens and of those it samples, with
-// room for some of the logits only: of targets a block of the vocabulary at a
-// time, of samples a row.
+// The log probabilities of given and of sampled tokens on each rank, with room
+// for only some of the logits: a block of the vocabulary for targets, a row for
+// samples.
 std::vector<std::vector<float>> LogprobsOf(int64_t size) {
   constexpr int64_t kTokens = 24;
   const auto group = InProcessGroup::Create(size);
@@ -328,8 +326,8 @@ TEST_F(TensorParallelTest, RanksGiveTheLogprobsOfOne) {
   }
 }
 
-// Positions of the slots that each unit of each layer keeps of a text of 60
-// tokens [2, 4, kept]: the ranks' units one behind the other.
+// The positions of the slots that each unit of each layer keeps of a text of 60
+// tokens [2, 4, kept], with the units of all ranks in order.
 std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
                                           const PlanCase& plan_case) {
   constexpr int64_t kTokens = 60;
@@ -379,9 +377,9 @@ std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
   return kept;
 }
 
-// A rank scores its units by its own heads alone; what other ranks do reaches
-// it through sums that differ in their last bits.
-TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneKeeps) {
+// A rank scores its units only by its own heads. Other ranks influence it only
+// through sums, whose last bits differ.
+TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneRankKeeps) {
   PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
                         plan_cases::Full("NO_ROPE")};
   const std::map<size_t, std::string> units_of = {
@@ -396,7 +394,7 @@ TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneKeeps) {
         KeptBy(GroupOf(Over::kThreads, 1), plan_case);
     for (const std::vector<uint32_t>& layer : one) {
       ASSERT_EQ(layer.size(), num_units * 12);
-      // Not the latest ones alone, and each unit its own.
+      // It keeps more than the latest slots, and each unit keeps its own.
       EXPECT_LT(layer[3], 40u);
       EXPECT_FALSE(
           std::equal(layer.begin(), layer.begin() + 12, layer.begin() + 12));
@@ -411,7 +409,7 @@ TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneKeeps) {
   }
 }
 
-// Two sums a layer into one stream, each with a bias that rank 0 adds.
+// Two sums per layer into one stream, each with a bias that rank 0 adds.
 TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesInLayerNormFamilies) {
   ExpectSameAsOne(TinyNeoxShape(), {2, 4});
   ExpectSameAsOne(TinyOptShape(), {2, 4});
@@ -426,7 +424,7 @@ TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesUnderEveryPlan) {
   EXPECT_GT(clear_rows, 100);
 }
 
-TEST_F(TensorParallelTest, AndUnderPlansOfOtherFamilies) {
+TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesInOtherFamilies) {
   constexpr int64_t kWindow = 7;
   int64_t clear_rows = 0;
   for (const FamilyCase& each : FamilyCases(kWindow)) {

@@ -1,4 +1,4 @@
-// For tests of collectives: ranks as threads, and calls on host vectors.
+// Test support for collectives: ranks as threads, and calls on host vectors.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,18 @@
 
 namespace kvasir::worker {
 
-// Each rank in a thread; returns when all have.
+// Runs `body` for each rank in a thread of its own. Returns when all have
+// returned.
 void OnRanks(int64_t size, const std::function<void(int64_t rank)>& body);
 
-// A group of threads; `options` but for the shard, without an interface over
-// loopback. Empty, and a failure of the test, when it does not connect.
+// Connects a group of threads. `options` are used except for the shard; without
+// an interface the group uses loopback. If it does not connect, the test fails
+// and the result is empty.
 std::vector<std::unique_ptr<Collective>> MakeGlooRanks(
     int64_t size, GlooOptions options = {});
 
-// The calls of one rank on vectors of the host, on a stream of its own: they
-// are over when they return.
+// One rank's calls on host vectors, on a stream of its own. Each call is
+// complete when it returns.
 class HostRank {
  public:
   // On the CPU.
@@ -45,7 +47,7 @@ class HostRank {
 
   Collective& collective() { return *collective_; }
   kernels::Stream& stream() { return *stream_; }
-  // Of no memory.
+  // Has no memory.
   kernels::Workspace& workspace() { return workspace_; }
 
  private:
@@ -61,9 +63,9 @@ class HostRank {
   kernels::Workspace workspace_;
 };
 
-// Numbers whose sums depend on the order: of a rank in a call.
+// A rank's numbers for one call. Their sum over ranks depends on the order.
 std::vector<float> RankNumbers(int64_t rank, int64_t count, uint64_t seed);
-// Their sum over ranks, in order.
+// The sum of RankNumbers over ranks, in rank order.
 std::vector<float> SumOfRanks(int64_t size, int64_t count, uint64_t seed);
 
 }  // namespace kvasir::worker

@@ -1,4 +1,4 @@
-// Plans that give up slots: every kind of unit, codec, lift and position.
+// Plans that evict slots: every kind of unit, codec, lift and position.
 #pragma once
 
 #include <string>
@@ -8,8 +8,9 @@
 
 namespace kvasir::worker {
 
-// An eviction of a plan as JSON, `rest` (",...") among its fields. By 21 slots,
-// most prompts of 1 to 75 tokens with some 20 of output are evicted.
+// An eviction of a plan as JSON; `rest` (",...") is added to its fields. With a
+// budget of 21 slots, most prompts of 1 to 75 tokens with about 20 tokens of
+// output are evicted.
 std::string Eviction(const std::string& rest,
                      const std::string& budget = R"("budget":21)");
 

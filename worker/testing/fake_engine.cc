@@ -131,68 +131,69 @@ LoadSnapshot FakeEngine::Snapshot() const {
   return load;
 }
 
-FakeEngine::Told FakeEngine::StepOne(Running* running) {
-  Told told;
-  told.sink = running->sink;
+FakeEngine::Outcome FakeEngine::StepOne(Running* running) {
+  Outcome outcome;
+  outcome.sink = running->sink;
   const Request& request = running->request;
   const auto prompt = static_cast<uint32_t>(request.prompt.size_tokens());
-  if (!running->accepted) told.accepted = prompt;
+  if (!running->accepted) outcome.accepted = prompt;
   running->accepted = true;
   if (failure_.has_value()) {
-    told.failed = *failure_;
+    outcome.failed = *failure_;
   } else if (request.deadline <= absl::Now()) {
-    told.failed = Refusal{absl::DeadlineExceededError("past its deadline"),
+    outcome.failed = Refusal{absl::DeadlineExceededError("past its deadline"),
                           kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   } else if (!running->aborted && !held_) {
     const uint32_t left = request.sampling.max_tokens() - running->produced;
     for (uint32_t i = 0; i < std::min(left, tokens_per_step_); ++i) {
-      told.tokens.push_back(1000 + static_cast<int32_t>(running->produced++));
+      outcome.tokens.push_back(1000 +
+                               static_cast<int32_t>(running->produced++));
     }
   }
   const bool complete = running->produced >= request.sampling.max_tokens();
-  if (!told.failed.has_value() && (running->aborted || complete)) {
-    told.finish.emplace();
-    told.finish->set_reason(running->aborted ? kvasir::v1::FINISH_ABORT
+  if (!outcome.failed.has_value() && (running->aborted || complete)) {
+    outcome.finish.emplace();
+    outcome.finish->set_reason(running->aborted ? kvasir::v1::FINISH_ABORT
                                              : kvasir::v1::FINISH_LENGTH);
-    told.finish->set_prompt_tokens(prompt);
-    told.finish->set_output_tokens(running->produced);
+    outcome.finish->set_prompt_tokens(prompt);
+    outcome.finish->set_output_tokens(running->produced);
   }
-  return told;
+  return outcome;
 }
 
-std::vector<FakeEngine::Told> FakeEngine::Step() {
+std::vector<FakeEngine::Outcome> FakeEngine::Step() {
   base::MutexLock lock(&mutex_);
-  std::vector<Told> all;
+  std::vector<Outcome> all;
   ++steps_;
   for (auto entry = live_.begin(); entry != live_.end();) {
-    Told told = StepOne(&entry->second);
-    const bool over = told.finish.has_value() || told.failed.has_value();
-    if (told.finish.has_value()) {
-      const bool aborted = told.finish->reason() == kvasir::v1::FINISH_ABORT;
+    Outcome outcome = StepOne(&entry->second);
+    const bool over = outcome.finish.has_value() || outcome.failed.has_value();
+    if (outcome.finish.has_value()) {
+      const bool aborted = outcome.finish->reason() == kvasir::v1::FINISH_ABORT;
       ++(aborted ? totals_.aborted : totals_.finished);
     } else if (over) {
       ++totals_.aborted;
     }
     entry = over ? live_.erase(entry) : std::next(entry);
-    all.push_back(std::move(told));
+    all.push_back(std::move(outcome));
   }
   return all;
 }
 
-void FakeEngine::Tell(const Told& told) {
-  if (told.accepted.has_value()) told.sink->OnAccepted(*told.accepted);
-  if (!told.tokens.empty()) {
+void FakeEngine::Report(const Outcome& outcome) {
+  if (outcome.accepted.has_value()) outcome.sink->OnAccepted(*outcome.accepted);
+  if (!outcome.tokens.empty()) {
     kvasir::v1::GenerateEvent::Tokens tokens;
-    tokens.mutable_token_ids()->Add(told.tokens.begin(), told.tokens.end());
-    told.sink->OnTokens(tokens);
+    tokens.mutable_token_ids()->Add(outcome.tokens.begin(), outcome.tokens.end());
+    outcome.sink->OnTokens(tokens);
   }
-  if (told.finish.has_value()) told.sink->OnFinished(*told.finish, true);
-  if (told.failed.has_value()) told.sink->OnFailed(*told.failed);
+  if (outcome.finish.has_value()) outcome.sink->OnFinished(*outcome.finish, true);
+  if (outcome.failed.has_value()) outcome.sink->OnFailed(*outcome.failed);
 }
 
 void FakeEngine::Run() {
   while (true) {
-    for (const Told& told : Step()) Tell(told);
+    for (const Outcome& outcome : Step()) Report(outcome);
     LoadSnapshot load;
     std::vector<std::weak_ptr<LoadListener>> listeners;
     {

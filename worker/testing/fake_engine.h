@@ -1,4 +1,4 @@
-// A scripted engine for tests: no model, no cache. Every step it gives each
+// A scripted engine for tests, without model and cache. Every step gives each
 // running request one token: 1000 + its position in the output.
 #pragma once
 
@@ -19,19 +19,19 @@
 
 namespace kvasir::worker {
 
-// Owns: the stepping thread. Sinks are called on it, without a lock.
-// Threads: any thread.
+// Owns: the stepping thread, which calls sinks without holding a lock.
+// Threads: any.
 class FakeEngine final : public ServedEngine {
  public:
   explicit FakeEngine(absl::Duration step = absl::Milliseconds(1));
   ~FakeEngine() override;
 
-  // The script.
+  // Controls the script.
   void RefuseWith(Refusal refusal);
-  // Nothing advances while held; aborts and deadlines still count.
+  // No request advances while held; aborts and deadlines still work.
   void Hold(bool held);
   void TokensPerStep(uint32_t count);
-  // What happened.
+  // Reports what happened.
   size_t live() const;
   uint64_t submitted() const;
   std::optional<Request> LastRequest() const;
@@ -39,7 +39,7 @@ class FakeEngine final : public ServedEngine {
 
   Refusal Submit(Request request, std::shared_ptr<EngineSink> sink) override;
   int Abort(std::string_view id, std::optional<uint32_t> attempt) override;
-  // What comes later fails, too.
+  // Also fails every later request.
   void RefuseAll(const Refusal& why) override;
   void BeginDrain() override;
   bool WaitIdle(absl::Time deadline) override;
@@ -57,8 +57,8 @@ class FakeEngine final : public ServedEngine {
     bool accepted = false;
     bool aborted = false;
   };
-  // What to tell a sink once the lock is gone.
-  struct Told {
+  // Events for a sink, reported after the lock is released.
+  struct Outcome {
     std::shared_ptr<EngineSink> sink;
     std::optional<uint32_t> accepted;
     std::vector<int32_t> tokens;
@@ -67,9 +67,9 @@ class FakeEngine final : public ServedEngine {
   };
 
   LoadSnapshot Snapshot() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Told StepOne(Running* running) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<Told> Step() ABSL_LOCKS_EXCLUDED(mutex_);
-  static void Tell(const Told& told);
+  Outcome StepOne(Running* running) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<Outcome> Step() ABSL_LOCKS_EXCLUDED(mutex_);
+  static void Report(const Outcome& outcome);
   void Run();
 
   const absl::Duration step_;

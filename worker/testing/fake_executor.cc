@@ -39,7 +39,8 @@ bool HasPenalties(float repetition, float presence, float frequency) {
   return repetition != 1.0f || presence != 0.0f || frequency != 0.0f;
 }
 
-// Order does not matter to penalties, only what occurred how often, and where.
+// For penalties only the counts of tokens matter, in prompt and output, not
+// their order.
 uint64_t CountOutput(uint64_t history_hash, int32_t token) {
   return history_hash + Mix(1, static_cast<uint64_t>(token));
 }
@@ -69,8 +70,8 @@ int32_t DrawToken(uint64_t prefix_hash, const Draw& draw, const Ids& banned,
   return token;
 }
 
-// Which slots of those that hold these prefixes stay: the last one, and the
-// others by what they hold, in their order. Indices, ascending.
+// Decides which slots stay: the last one, and of the others those that win by a
+// hash of their prefix. Returns ascending indices.
 std::vector<size_t> KeptOf(const std::vector<uint64_t>& prefix_hashes,
                            size_t kept) {
   std::vector<size_t> slots(prefix_hashes.size());
@@ -88,7 +89,8 @@ uint64_t AddHeld(uint64_t held_hash, uint64_t prefix_hash) {
   return Mix(held_hash, prefix_hash);
 }
 
-// What a sequence of the model holds in a page group that evicts.
+// The prefixes that the model itself would hold of a sequence, in a page group
+// that evicts.
 class HeldPrefixes {
  public:
   HeldPrefixes(const plan::EvictionCounts& counts, int64_t prompt_tokens)
@@ -182,7 +184,8 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     return absl::InvalidArgumentError(
         absl::StrCat(plan.sequences_size(), " sequences in a step"));
   }
-  // All tables first: a page that two of them name is seen as shared.
+  // Applies all tables first, so that a page that two of them name counts as
+  // shared.
   absl::flat_hash_set<uint64_t> seen;
   uint32_t total_tokens = 0;
   for (const SequenceStep& step : plan.sequences()) {
@@ -195,8 +198,8 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     total_tokens += step.num_tokens();
     KVASIR_RETURN_IF_ERROR(ApplyTables(step, &sequences_[step.sequence_id()]));
   }
-  // The last copy into a page says what it is: what comes from the host pool is
-  // published at once, and may be shared in the same step.
+  // The last copy into a page decides. A page from the host pool is published
+  // at once and may be shared in the same step.
   absl::flat_hash_set<std::pair<uint32_t, int32_t>> written;
   for (int i = plan.page_copies_size() - 1; i >= 0; --i) {
     const auto& copy = plan.page_copies(i);
@@ -220,7 +223,6 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
   largest_batch_tokens_ = std::max(largest_batch_tokens_, total_tokens);
   largest_batch_seqs_ = std::max(largest_batch_seqs_,
                                  static_cast<uint32_t>(plan.sequences_size()));
-  tokens_run_ += total_tokens;
 
   StepResult result;
   result.set_step_id(plan.step_id());
@@ -233,7 +235,7 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     for (int i = 0; i < step.target_ids_size(); ++i)
       out->add_target_logprobs(0);
     KVASIR_RETURN_IF_ERROR(RunTokens(step, &state, &prefix_hash));
-    // Log probabilities of targets need each token's own prefix.
+    // The log probability of a target depends on the prefix of its own token.
     for (int i = 0; i < step.target_ids_size(); ++i) {
       const uint64_t position = step.logical_start() + static_cast<uint64_t>(i);
       KVASIR_ASSIGN_OR_RETURN(
@@ -462,7 +464,8 @@ absl::Status FakeExecutor::ApplyTables(const SequenceStep& step, State* state) {
   return absl::OkStatus();
 }
 
-// Pages go before pages come: one may be given up and taken again.
+// Removes pages before it adds pages, because a page may be given up and taken
+// again.
 absl::Status FakeExecutor::ApplyDelta(uint64_t id,
                                       const kvasir::v1::BlockTableDelta& delta,
                                       Table* table) {
@@ -634,8 +637,9 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   return absl::OkStatus();
 }
 
-// A sequence that sat out a step has not told yet which pages it gave up behind
-// its window: who else holds the page but will not look at it does not count.
+// A sequence that was not in a step has not reported yet which pages its
+// sliding window gave up. Holders that will not read the page any more are
+// dropped here.
 void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
                                      int32_t page_id) {
   const auto g = static_cast<size_t>(group);
@@ -650,7 +654,8 @@ void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
     const std::vector<int32_t>& pages = state.tables[g].pages;
     uint64_t index = state.tables[g].first_live;
     while (index < pages.size() && pages[index] != page_id) ++index;
-    // Its next token, at state.length, sees from length - window + 1 on.
+    // The holder's next token, at state.length, sees positions from length -
+    // window + 1 on.
     if ((index + 1) * options_.page_tokens + window <= state.length + 1) {
       held_by.erase(holder);
     }
@@ -687,11 +692,12 @@ absl::StatusOr<const FakeExecutor::Slot*> FakeExecutor::Read(
   return &slot;
 }
 
-// Everything the last token sees is there, and is the same in all groups.
+// Checks that everything the last token sees is there, and is the same in all
+// groups.
 absl::Status FakeExecutor::CheckVisible(uint64_t sequence_id,
                                         const State& state) const {
   for (size_t g = 0; g < state.tables.size(); ++g) {
-    if (Evicts(g)) continue;  // what is held is part of what is sampled
+    if (Evicts(g)) continue;  // checked through the sampled token
     const uint64_t window = options_.groups[g].sliding_window;
     const uint64_t first =
         window == 0 || window >= state.length ? 0 : state.length - window;

@@ -1,4 +1,4 @@
-// What the fake executor refuses of evictions: schedulers are judged by it.
+// The fake executor's checks of evictions. Scheduler tests rely on them.
 #include "worker/testing/fake_executor.h"
 
 #include "base/status_matchers.h"
@@ -13,8 +13,7 @@ using ::testing::HasSubstr;
 
 class FakeEvictionTest : public ::testing::Test {
  protected:
-  // Sequence 1 runs 10 tokens in pages 0, 1, 2 of both groups; the first one
-  // evicts.
+  // Sequence 1 runs 10 tokens in pages 0, 1, 2 of both groups. Group 0 evicts.
   void SetUp() override {
     StepPlan plan = Step(10, 0, 0);
     for (uint32_t group : {0U, 1U}) {
@@ -39,7 +38,7 @@ class FakeEvictionTest : public ::testing::Test {
     return plan;
   }
 
-  // 6 of 10 slots stay.
+  // Keeps 6 of 10 slots.
   static SlotEviction Sound() {
     SlotEviction eviction;
     eviction.set_sequence_id(1);
@@ -63,7 +62,7 @@ class FakeEvictionTest : public ::testing::Test {
                   {.num_pages = 8}}}};
 };
 
-TEST_F(FakeEvictionTest, TokensFollowBehindTheSlotsThatStay) {
+TEST_F(FakeEvictionTest, TokensFollowTheKeptSlots) {
   StepPlan plan = Step(1, 10, 6);
   *plan.add_evictions() = Sound();
   KVASIR_EXPECT_OK(executor_.Execute(plan).status());
@@ -78,25 +77,25 @@ TEST_F(FakeEvictionTest, TheGroupMustEvict) {
   ExpectRefused(eviction, "evicts from page group 1");
 }
 
-TEST_F(FakeEvictionTest, SomeSlotsStayAndSomeGo) {
+TEST_F(FakeEvictionTest, AnEvictionMustKeepSomeSlotsAndEvictSome) {
   SlotEviction eviction = Sound();
   eviction.set_kept_slots(10);
   ExpectRefused(eviction, "keeps 10 of 10 slots");
 }
 
-TEST_F(FakeEvictionTest, TheTableIsTheSequences) {
+TEST_F(FakeEvictionTest, TheTableMustBeTheSequences) {
   SlotEviction eviction = Sound();
   eviction.set_pages(1, 3);
   ExpectRefused(eviction, "its table holds 10 at 10");
 }
 
-TEST_F(FakeEvictionTest, PagesHoldTheSlotsAndNoMore) {
+TEST_F(FakeEvictionTest, PagesMustHoldTheSlotsAndNoMore) {
   SlotEviction eviction = Sound();
   eviction.add_pages(3);
   ExpectRefused(eviction, "evicts from 4 pages, want 3");
 }
 
-TEST_F(FakeEvictionTest, WhatHasEndedIsCompactedAllTheSame) {
+TEST_F(FakeEvictionTest, ASequenceThatHasEndedMayBeCompacted) {
   SlotEviction eviction = Sound();
   eviction.set_sequence_id(9);
   StepPlan plan = Step(1, 10, 10);
@@ -106,7 +105,7 @@ TEST_F(FakeEvictionTest, WhatHasEndedIsCompactedAllTheSame) {
   KVASIR_EXPECT_OK(executor_.Execute(plan).status());
 }
 
-TEST_F(FakeEvictionTest, CopiesThatComeBeforeAreInTheStep) {
+TEST_F(FakeEvictionTest, EarlierCopiesMustBeInTheStep) {
   SlotEviction eviction = Sound();
   eviction.set_after_page_copies(1);
   ExpectRefused(eviction, "evicts after 1 copies, 0 of 0 are done");

@@ -1,5 +1,5 @@
-// Test support: compression plans for the tiny models of other families and
-// with a window (tiny_rank.h).
+// Test support: compression plans for tiny models (tiny_rank.h) of other
+// families, and with a sliding window.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace kvasir::worker {
 
-// A plan and the model that it is for.
+// A plan and its model.
 struct FamilyCase {
   model::ModelShape shape;
   PlanCase plan_case;
@@ -17,7 +17,8 @@ struct FamilyCase {
 
 namespace plan_cases {
 
-// Of all 8 dims of a head, and of the 4 that do not turn in GPT-NeoX.
+// Groups over all 8 dims of a head; kStill over the 4 dims that do not rotate
+// in GPT-NeoX.
 inline constexpr char kTwo[] =
     R"({"heads":[0,2],"rank":9},{"heads":[3,1],"rank":6})";
 inline constexpr char kAll[] = R"({"heads":[0,1,2,3],"rank":16})";
@@ -31,13 +32,13 @@ inline constexpr char kMean[] = R"(,"mean":true)";
 std::string TokenCodes(const std::string& bits, const std::string& rest = "");
 std::string BasisCodes(const std::string& bits);
 
-// One of the two pairs of each head.
+// Stores one of the two pairs of each head.
 std::string OnePair(const std::string& use, const std::string& stored,
                     const std::string& codec = kTyped);
 
 }  // namespace plan_cases
 
-// Plans of each family, and some of each kind with a window.
+// Plans of each family, and some plans of each kind with a sliding window.
 std::vector<FamilyCase> FamilyCases(int64_t sliding_window);
 
 }  // namespace kvasir::worker

@@ -20,7 +20,7 @@ using kvasir::v1::StepResult;
 constexpr int32_t kVocab = 517;
 constexpr int64_t kPageTokens = 16;
 
-// Splits over 2 ranks.
+// A shape that can be split over 2 ranks.
 model::ModelShape Shape() {
   return {.name = "graph-test",
           .num_layers = 1,
@@ -42,12 +42,12 @@ std::vector<int32_t> Ids(int32_t count, int32_t first) {
   return ids;
 }
 
-// Adds to a step what a runner does not ask for, and keeps what each gives.
+// Adds page copies to steps, and keeps each result.
 class CopyingExecutor final : public Executor {
  public:
   explicit CopyingExecutor(Executor* executor) : executor_(*executor) {}
 
-  // Of the next step, in every page group.
+  // Copies a page with the next step, in every page group.
   void CopyPage(int32_t from, int32_t to, uint32_t groups) {
     for (uint32_t group = 0; group < groups; ++group) {
       kvasir::v1::PageCopy& copy = copies_.emplace_back();
@@ -76,8 +76,8 @@ class CopyingExecutor final : public Executor {
   std::vector<std::string> results_;
 };
 
-// With the bits of twenty logits behind it.
-SampleRequest Told() {
+// Also reports the log probabilities of twenty ids.
+SampleRequest WithTwentyLogprobs() {
   SampleRequest sample = GreedySample();
   sample.set_num_logprobs(20);
   return sample;
@@ -109,16 +109,16 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeGraphRank(const GraphRank& options) {
 }
 
 absl::StatusOr<std::vector<std::string>> RunGraphSteps(
-    Rank& rank, const std::function<void()>& behind, size_t most_steps) {
+    Rank& rank, const std::function<void()>& after_step, size_t most_steps) {
   CopyingExecutor executor(&rank.executor());
   DirectRunner runner(&executor, &rank.layout(), rank.pages());
   const auto run = [&](absl::Span<const DirectStep> steps) -> absl::Status {
     if (executor.results().size() == most_steps) return absl::OkStatus();
     KVASIR_RETURN_IF_ERROR(runner.Run(steps).status());
-    if (behind) behind();
+    if (after_step) after_step();
     return absl::OkStatus();
   };
-  // Tokens that the last step sampled go on.
+  // Decodes the tokens that the last step sampled.
   const auto decode = [&](absl::Span<const uint64_t> ids, int times,
                           const SampleRequest& sample) -> absl::Status {
     std::vector<DirectStep> steps;
@@ -129,35 +129,44 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
     return absl::OkStatus();
   };
   const std::vector<int32_t> prompts[] = {Ids(13, 11), Ids(6, 5), Ids(1, 400)};
+  KVASIR_RETURN_IF_ERROR(run({{.sequence_id = 1,
+                               .token_ids = prompts[0],
+                               .sample = WithTwentyLogprobs()},
+                              {.sequence_id = 2,
+                               .token_ids = prompts[1],
+                               .sample = WithTwentyLogprobs()}}));
+  // The fourth token of sequence 1 is in another page.
   KVASIR_RETURN_IF_ERROR(
-      run({{.sequence_id = 1, .token_ids = prompts[0], .sample = Told()},
-           {.sequence_id = 2, .token_ids = prompts[1], .sample = Told()}}));
-  // The first one's fourth token is in another page.
-  KVASIR_RETURN_IF_ERROR(decode({1, 2}, 4, Told()));  // +1 captured, 3 replayed
-  // A prompt of one token is a prompt all the same.
+      decode({1, 2}, 4, WithTwentyLogprobs()));  // +1 captured, 3 replayed
+  // A prompt of one token still counts as a prompt.
   KVASIR_RETURN_IF_ERROR(
-      run({{.sequence_id = 3, .token_ids = prompts[2], .sample = Told()},
-           {.sequence_id = 1, .sample = Told()},
-           {.sequence_id = 2, .sample = Told()}}));
-  KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 2, Told()));  // +1, 1
-  // Another number in the same bucket, and the first one again.
+      run({{.sequence_id = 3,
+            .token_ids = prompts[2],
+            .sample = WithTwentyLogprobs()},
+           {.sequence_id = 1, .sample = WithTwentyLogprobs()},
+           {.sequence_id = 2, .sample = WithTwentyLogprobs()}}));
+  KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 2, WithTwentyLogprobs()));  // +1, 1
+  // Another count in the same bucket, then the first count again.
   KVASIR_RETURN_IF_ERROR(
-      run({{.sequence_id = 4, .token_ids = prompts[1], .sample = Told()},
-           {.sequence_id = 1, .sample = Told()},
-           {.sequence_id = 2, .sample = Told()},
-           {.sequence_id = 3, .sample = Told()}}));
-  KVASIR_RETURN_IF_ERROR(decode({1, 2, 3, 4}, 2, Told()));  // +1, 1
+      run({{.sequence_id = 4,
+            .token_ids = prompts[1],
+            .sample = WithTwentyLogprobs()},
+           {.sequence_id = 1, .sample = WithTwentyLogprobs()},
+           {.sequence_id = 2, .sample = WithTwentyLogprobs()},
+           {.sequence_id = 3, .sample = WithTwentyLogprobs()}}));
+  KVASIR_RETURN_IF_ERROR(
+      decode({1, 2, 3, 4}, 2, WithTwentyLogprobs()));  // +1, 1
   runner.Release(4);
-  KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 1, Told()));  // 1
+  KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 1, WithTwentyLogprobs()));  // 1
   runner.Release(2);
-  // As many as before, and others.
-  KVASIR_RETURN_IF_ERROR(decode({3, 1}, 1, Told()));  // 1
-  // The last page of the pool, which nobody has.
+  // The same count with other sequences.
+  KVASIR_RETURN_IF_ERROR(decode({3, 1}, 1, WithTwentyLogprobs()));  // 1
+  // Copies to the last page of the pool, which no sequence has.
   executor.CopyPage(0, static_cast<int32_t>(rank.pages()[0] - 1),
                     static_cast<uint32_t>(rank.pages().size()));
-  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, Told()));  // op by op
-  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, Told()));  // 1
-  // Another number of the most likely ids, and of histories.
+  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, WithTwentyLogprobs()));  // op by op
+  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, WithTwentyLogprobs()));  // 1
+  // Other counts of most likely ids and of histories.
   SampleRequest demanding = GreedySample();
   demanding.set_temperature(0.7f);
   demanding.set_seed(5);
@@ -169,15 +178,16 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   demanding.set_history_reset(true);
   demanding.add_prompt_history(3);
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, demanding));  // +1, 1
-  // A blob that outgrows its memory: all is elsewhere from then on.
+  // The blob outgrows its memory and moves.
   for (int32_t i = 0; i < 1 << 16; ++i)
     demanding.add_prompt_history(i % kVocab);
-  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));  // a first one again
+  // counts as a first one
+  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));
   demanding.clear_prompt_history();
-  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));  // +1, 1
-  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, Told()));     // +1, 1
+  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));             // +1, 1
+  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, WithTwentyLogprobs()));  // +1, 1
   runner.Release(3);
-  KVASIR_RETURN_IF_ERROR(decode({1}, 3, Told()));  // +1, 2
+  KVASIR_RETURN_IF_ERROR(decode({1}, 3, WithTwentyLogprobs()));  // +1, 2
   return executor.results();
 }
 

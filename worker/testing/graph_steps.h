@@ -1,6 +1,6 @@
-// Test support: a small model's steps as they come to graphs. Batches grow and
-// shrink, sequences end, contexts cross pages, prompts and copies of pages come
-// between, and samples ask for more than they did before.
+// Test support: steps of a small model that exercise graphs. Batches grow and
+// shrink, sequences end, contexts cross pages, prompts and page copies come
+// between, and later samples ask for more.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 namespace kvasir::worker {
 
 struct GraphRank {
-  std::string plan;  // a preset
+  std::string plan;  // the name of a preset
   bool graphs = true;
   bool deterministic = false;
   int64_t max_model_len = 64;
@@ -25,17 +25,17 @@ struct GraphRank {
 };
 absl::StatusOr<std::unique_ptr<Rank>> MakeGraphRank(const GraphRank& options);
 
-// Of every step what it gave, to the bit; `behind` is called behind each. The
-// first kFewGraphSteps capture one of them and replay three.
-// Captures kGraphCaptures of them and replays kGraphReplays, two of those that
-// are captured among them once more, behind a step whose blob outgrew its
-// memory.
+// Runs the steps and returns the result of each, with all bits. `after_step` is
+// called after each. The first kFewGraphSteps steps make one capture and three
+// replays. All steps make kGraphCaptures captures and kGraphReplays replays.
+// Two of them are captured twice, because the blob outgrew its memory in
+// between.
 inline constexpr int64_t kGraphCaptures = 7;
 inline constexpr int64_t kGraphReplays = 13;
 inline constexpr size_t kAllGraphSteps = 100;
 inline constexpr size_t kFewGraphSteps = 6;
 absl::StatusOr<std::vector<std::string>> RunGraphSteps(
-    Rank& rank, const std::function<void()>& behind = nullptr,
+    Rank& rank, const std::function<void()>& after_step = nullptr,
     size_t most_steps = kAllGraphSteps);
 
 }  // namespace kvasir::worker

@@ -1,5 +1,5 @@
-// Test support: scheduler and real executor of one worker on a tiny model, and
-// requests of every kind.
+// Test support: the scheduler and the real executor of one worker on a tiny
+// model, and requests of every kind.
 #pragma once
 
 #include <functional>
@@ -22,47 +22,49 @@ struct Conditions {
   int64_t page_tokens = 16;
   uint32_t max_num_seqs = 16;
   uint32_t max_batched_tokens = 64;
-  // Token pages of each page group.
+  // Token pages of each page group, and the same for the host pool.
   int64_t pages = 256;
-  int64_t host_pages = 0;  // the same of the host pool
+  int64_t host_pages = 0;
   bool one_at_a_time = false;
   bool deterministic = true;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
-  int64_t granule_bytes = 0;  // above 0: the reference, on pages in granules
+  // above 0: the reference device, with pages in granules
+  int64_t granule_bytes = 0;
   uint32_t max_model_len = kMaxLen;
   std::function<void(const LogitsRow&)> logits_tap;
 };
 
 struct Sample {
   std::vector<int32_t> tokens;
-  std::vector<float> numbers;  // every log probability that was reported
+  std::vector<float> numbers;  // all reported log probabilities
   friend bool operator==(const Sample&, const Sample&) = default;
 };
 
 // Model, cache and scheduler of one worker.
 class Worker {
  public:
-  // `sliding_window`: of layer 1 alone, 0: none. `plan_case` null: a full-rank
-  // plan. `dtype`: of what the case stores as numbers.
+  // `sliding_window` is that of layer 1 only; 0: none. Without `plan_case` the
+  // plan keeps full rank. `dtype` is the type that the case stores numbers in.
   Worker(const Conditions& conditions, int64_t sliding_window,
          const PlanCase* plan_case = nullptr,
          const model::ModelShape& shape = TinyShape(),
          const std::string& dtype = "BF16");
-  // Of any model.
+  // For any model.
   Worker(const Conditions& conditions, const model::DecoderSpec& spec,
          const kvasir::v1::KvPlan& plan, WeightSource* source);
   ~Worker();
 
-  // All samples of all requests, in order.
+  // Runs the requests and returns all samples of all of them, in order.
   std::vector<Sample> Run(const std::vector<Request>& requests);
 
-  // The same of requests 0, 2, ...: the others are aborted, half of them within
-  // their prompt and during a step, half within their answer and between steps.
+  // Returns the samples of requests 0, 2, .... The other requests are aborted:
+  // half of them in their prompt and during a step, half in their output and
+  // between steps.
   std::vector<Sample> RunAndAbortOdd(const std::vector<Request>& requests);
 
   cache::KvCacheStats stats() const { return cache_->Stats(); }
-  // Steps that were planned while the one before them ran: every one that can
-  // be, but where requests run one at a time.
+  // Steps that were planned while the step before them ran. That is every
+  // possible one, except when requests run one at a time.
   int64_t steps_ahead() const { return steps_ahead_; }
   bool can_run_ahead() const { return cache_->can_run_ahead(); }
   Rank& rank() { return *rank_; }
@@ -73,9 +75,9 @@ class Worker {
   void Start(const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
              WeightSource* source);
   std::shared_ptr<RecordingSink> Add(const Request& request);
-  // Steps until nothing is left; `look` comes during and behind each.
+  // Runs steps until nothing is left. `look` is called during and after each.
   void Finish(const std::function<void(bool during_step)>& look = [](bool) {});
-  // Of requests that have ended, and hold no page.
+  // The samples of requests that have ended. Checks that they hold no page.
   std::vector<Sample> SamplesOf(const Sinks& sinks);
 
   const Conditions conditions_;

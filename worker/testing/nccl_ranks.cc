@@ -14,7 +14,7 @@
 namespace kvasir::worker {
 namespace {
 
-// An op whose kernel is the CPU's reference.
+// Runs an op with the CPU's reference kernel.
 template <auto kReference, typename Args>
 void OnHost(const Args& args, kernels::Launcher& launcher) {
   static const int kFunction = 0;

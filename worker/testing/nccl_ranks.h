@@ -1,5 +1,5 @@
-// For tests of NCCL without a GPU: ranks as threads, over the fake library that
-// KVASIR_FAKE_NCCL_LIBRARY names (worker/ranks/nccl/testing/fake_nccl.cc).
+// Test support for NCCL without a GPU: ranks as threads over the fake library
+// that KVASIR_FAKE_NCCL_LIBRARY names (worker/ranks/nccl/testing/fake_nccl.cc).
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace kvasir::worker {
 
-// A rank's device: the CUDA back end over a runtime without a GPU, where the
-// host runs the kernels that collectives need. Outlives its collective.
+// A rank's device: the CUDA back end over a runtime without a GPU. The host
+// runs the kernels that collectives need. It outlives its collective.
 class HostGpu {
  public:
   HostGpu();
@@ -30,11 +30,11 @@ class HostGpu {
 std::vector<std::unique_ptr<HostGpu>> MakeHostGpus(int64_t size);
 
 std::vector<std::string> FakeNcclLibraries();
-// Communicators, with what they have enqueued, and aborts so far.
+// The number of communicators with their enqueued work, and of aborts so far.
 int FakeNcclLive();
 int FakeNcclAborts();
 
-// KVASIR_FAKE_NCCL, for groups that connect while it lives.
+// Sets KVASIR_FAKE_NCCL for groups that connect while it lives.
 class FakeNcclFaults {
  public:
   explicit FakeNcclFaults(const std::string& faults);
@@ -43,14 +43,16 @@ class FakeNcclFaults {
   FakeNcclFaults& operator=(const FakeNcclFaults&) = delete;
 };
 
-// What each rank's Connect gives; `options` but for shard and libraries.
+// The result of each rank's Connect. `options` are used except for shard and
+// libraries.
 std::vector<absl::StatusOr<std::unique_ptr<Collective>>> ConnectNcclRanks(
     int64_t size, const NcclOptions& options);
-// The same of a group that connects; else empty, and a failure of the test.
+// Connects a group that must connect. If it does not, the test fails and the
+// result is empty.
 std::vector<std::unique_ptr<Collective>> MakeNcclRanks(
     int64_t size, const NcclOptions& options = {});
 
-// All together: ranks wait for each other in the end.
+// Ends all ranks together, because they wait for each other at the end.
 void EndRanks(std::vector<std::unique_ptr<Collective>>* ranks);
 
 }  // namespace kvasir::worker

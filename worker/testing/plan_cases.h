@@ -1,6 +1,6 @@
 // Test support: compression plans of every method for the tiny model of
-// tiny_rank.h (8 query and 4 KV heads of 8 dims, 4 pairs), both layers mostly
-// alike.
+// tiny_rank.h (8 query and 4 KV heads of 8 dims, 4 pairs). Both layers are
+// mostly alike.
 #pragma once
 
 #include <memory>
@@ -15,31 +15,34 @@
 namespace kvasir::worker {
 
 struct PlanCase {
-  std::string name;  // letters only: part of a test's name
-  std::string key;   // parts
+  std::string name;  // letters only, because it is part of a test's name
+  std::string key;   // JSON of the parts
   std::string value;
   bool codes = false;      // quantized
-  uint32_t key_exact = 0;  // exact windows
+  uint32_t key_exact = 0;  // exact window of keys
   uint32_t value_exact = 0;
-  uint32_t sinks = 0;      // exact ones
+  uint32_t sinks = 0;      // exact sinks
   std::string joint = "";  // instead of both sides' parts
-  // The first layer is whole and has no exact rows: others' lie in its arena.
+  // Whether the first layer is stored whole without exact rows. Exact rows of
+  // other layers lie in its arena.
   bool first_whole = false;
-  // Of the layers that are not whole: {"budget":20, ...}; empty: none.
+  // The eviction of layers that are not whole, like {"budget":20, ...}; empty:
+  // none.
   std::string eviction = "";
 };
 
 namespace plan_cases {
 
-inline constexpr char kTyped[] = R"({"dtype":"$"})";  // $: the number type
+// $ stands for the number type
+inline constexpr char kTyped[] = R"({"dtype":"$"})";
 
-// A low_rank part of key and value, its lifts at run time; `codec` and what
-// comes behind it as below.
+// A joint low_rank part of keys and values, with lifts at run time. `codec` and
+// later arguments are as below.
 PlanCase JointCase(const std::string& name, const std::string& groups,
                    const std::string& stored, const std::string& codec,
                    uint32_t exact_window = 0, const std::string& rest = "",
                    uint32_t sinks = 0);
-// `groups` is a list of {"heads", "rank"}.
+// `groups` lists {"heads", "rank"} objects.
 std::string LowRank(const std::string& groups, const std::string& use,
                     const std::string& stored,
                     const std::string& codec = kTyped,
@@ -52,15 +55,15 @@ std::string Runs(const std::vector<std::pair<int, int>>& channels_and_bits,
 
 }  // namespace plan_cases
 
-// Every method, in numbers and in codes.
+// Every method, with numbers and with codes.
 std::vector<PlanCase> PlanCases();
 
-// The plan of a case, its numbers stored as `dtype` ("BF16").
+// The plan of a case, with numbers stored as `dtype` ("BF16").
 kvasir::v1::KvPlan PlanOf(const PlanCase& plan_case,
                           const model::DecoderSpec& spec,
                           const std::string& dtype = "BF16");
 
-// A rank of the tiny model's plan, with random factors.
+// A rank with the tiny model and this plan, with random factors.
 absl::StatusOr<std::unique_ptr<Rank>> MakePlannedRank(
     const PlanCase& plan_case, const RankOptions& options,
     Collective* collective = nullptr, const std::string& dtype = "BF16",

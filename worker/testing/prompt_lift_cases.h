@@ -1,5 +1,5 @@
-// Test support: plans of which prompts of the tiny models lift something, one
-// for each kind of lift and of rows that are lifted.
+// Test support: plans with prompts that lift latents of the tiny models. There
+// is one for each kind of lift and of lifted rows.
 #pragma once
 
 #include <vector>

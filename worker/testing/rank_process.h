@@ -1,5 +1,5 @@
-// For tests: ranks as processes, which are killed and stopped. A test's program
-// runs itself, with "--rank" and the rank's arguments behind it.
+// Test support: ranks as processes that can be killed and stopped. The test's
+// program runs itself with "--rank", followed by the rank's arguments.
 #pragma once
 
 #include <sys/types.h>
@@ -12,12 +12,12 @@
 
 namespace kvasir::worker {
 
-// How a rank ends.
+// Exit codes of a rank.
 inline constexpr int kDone = 0;
 inline constexpr int kGroupDied = 3;
 inline constexpr int kWrongSum = 4;
 
-// A rank's process. Killed and reaped at the latest with this.
+// A rank's process. The destructor kills and reaps it.
 class RankProcess {
  public:
   explicit RankProcess(const std::vector<std::string>& arguments);
@@ -25,12 +25,12 @@ class RankProcess {
   RankProcess(const RankProcess&) = delete;
   RankProcess& operator=(const RankProcess&) = delete;
 
-  // "" at the end.
+  // Returns "" at the end.
   std::string ReadLine();
   std::string ReadLastLine();
   void Write(const std::string& line);
   void Signal(int signal);
-  // How it ended, as of waitpid; after ReadLastLine it has.
+  // The status of waitpid. After ReadLastLine the process has ended.
   int Wait();
 
  private:
@@ -39,12 +39,13 @@ class RankProcess {
   std::FILE* out_ = nullptr;
 };
 
-// Each gets its rank, then `arguments`; says its address, reads those of all,
-// and says "connected".
+// Starts the ranks, each with its rank followed by `arguments`. Exchanges their
+// addresses and waits until each says "connected".
 std::vector<std::unique_ptr<RankProcess>> ConnectRankProcesses(
     int64_t size, const std::vector<std::string>& arguments);
 
-// Its last line is UNAVAILABLE or ABORTED, with this text, and it has ended so.
+// Expects that the rank's last line is UNAVAILABLE or ABORTED with this text,
+// and that it exits with kGroupDied.
 void ExpectGroupDied(RankProcess* rank, const std::string& text);
 
 }  // namespace kvasir::worker

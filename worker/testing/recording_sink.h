@@ -1,4 +1,4 @@
-// Sinks for tests: they remember what they heard and check the order of it.
+// A sink for tests that records its calls and checks their order.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvasir::worker {
 
-// Threads: that of the caller of the sink; read when nothing runs.
+// Threads: called by one thread; read it while nothing runs.
 class RecordingSink : public EngineSink {
  public:
   struct Sample {

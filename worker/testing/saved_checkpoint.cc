@@ -25,7 +25,7 @@ namespace {
 constexpr uint64_t kSavedSeed = 20260;
 
 struct Names {
-  const char* stored;  // in safetensors
+  const char* stored;  // the type's name in safetensors
   const char* config;
 };
 Names NamesOf(kernels::DType dtype) {

@@ -1,4 +1,4 @@
-// Test support: the random model of a shape as files.
+// Test support: the random model of a shape, saved as files.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,26 @@
 
 namespace kvasir::worker {
 
-// A folder of config.json, model.safetensors and perhaps kv_plan.json, with the
-// numbers that RandomSource has for the shape (a Llama's, whose tensors have
-// our names) and its plan. Owns: the folder, which goes with it.
+// A folder with config.json, model.safetensors and perhaps kv_plan.json. The
+// numbers are those of RandomSource for the shape (a Llama, whose tensors have
+// our names) and the plan.
+//
+// Owns: the folder, which is removed with it.
 class SavedCheckpoint {
  public:
-  // `plan` null: none, of a model as it was trained.
+  // `plan` null: no plan file, as for a model fresh from training.
   SavedCheckpoint(const model::ModelShape& shape, kernels::DType dtype,
                   const plan::ResolvedPlan* plan = nullptr);
 
   const std::string& folder() const { return folder_.path(); }
-  // A copy of it, of a model without a plan, to be spoiled.
+  // Copies a folder without a plan, for a test that damages the copy.
   std::string Copy(const std::string& name) const;
 
  private:
   const base::TempFolder folder_;
 };
 
-// Turns the lowest bit of a number of a tensor in a folder's file.
+// Flips the lowest bit of one number of a tensor in a folder's file.
 void FlipNumber(const std::string& folder, const std::string& tensor,
                 int64_t row, int64_t column);
 

@@ -282,7 +282,7 @@ void Scenario::Submit(const Line& line) {
   if (has("prompt_logprobs")) sampling.set_prompt_logprobs(0);
   sampling.set_ignore_eos(has("ignore_eos"));
   if (const int64_t emitted = line.Number("emitted", 0); emitted > 0) {
-    // What an uninterrupted run would have delivered so far.
+    // The output that an uninterrupted run would have delivered so far.
     std::vector<int32_t> ids = FakeContinuation(request, 0, Limits());
     ASSERT_GE(static_cast<int64_t>(ids.size()), emitted);
     ids.resize(static_cast<size_t>(emitted));

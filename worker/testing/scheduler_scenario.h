@@ -3,28 +3,28 @@
 //   pool page_tokens=4 pages=16 side=0 host=0   the cache; before the first
 //                                        submit. Pages have 128 bytes
 //   group pages=8 window=6 host=0        one more page group, with a window
-//     keep=6 every=4                     of either: slots that stay at each
-//                                        eviction, and how often one comes
+//     keep=6 every=4                     for pool or group: the slots that each
+//                                        eviction keeps, and how often it comes
 //   options seqs=4 batch=16 queue=8 len=64 timeout=10s eos=7 copy_rate=4000
 //   submit a prompt=40 max=5 [n=2 prio=1 emitted=3 deadline=5s
 //          queue_timeout=2s seed=9 temp=1 min=2 stop=17 text=b salt=t
 //          logprobs=2 prompt_logprobs penalties attempt=1
-//          budget=0.5]                    slots that stay, in place of keep
-//   schedule | apply | step [N] | run    plan; execute and apply; both; to the
-//                                        end, at most 10000 steps
-//   ahead                                plan the step behind the planned one;
-//                                        an apply executes that, too, before it
-//                                        applies, and leaves it planned
+//          budget=0.5]                   the slots to keep, instead of keep
+//   schedule | apply | step [N] | run    plan; execute and apply; both; until
+//                                        the end, at most 10000 steps
+//   ahead                                plan the step after the planned one;
+//                                        an apply then enqueues that plan too
+//                                        before it applies, and keeps it
 //   abort a | advance 3s
 //   expect running a b#1                 in the order they are served; `none`
-//   expect waiting c                     the same
+//   expect waiting c                     likewise
 //   expect plan a:1 b:7                  the last step: decodes, then prefills;
-//                                        none
+//                                        `none`
 //   expect free 12                       pages, over all groups
-//   expect finished a=length b=stop      every sample; or length, stop, abort
+//   expect finished a=length b=stop      every sample; length, stop or abort
 //   expect failed a=DEADLINE_EXCEEDED    or RESOURCE_EXHAUSTED, ...
 //   expect refused a=RESOURCE_EXHAUSTED/retry     the last submit of a
-//   expect output a                      what FakeContinuation says, exactly
+//   expect output a                      exactly what FakeContinuation returns
 //   expect tokens a 5                    tokens of sample 0 delivered so far
 //   expect tails 2                       pages of tails, over all groups
 //   expect cached a 8 | expect preempted a 2
@@ -34,8 +34,8 @@
 //   expect idle                          nothing live, every page free
 //
 // Prompts are made from a text's name (the request's own, or text=): equal
-// names give equal ids, and a shorter prompt is a prefix of a longer one.
-// Every step is checked by the fake executor and by the cache's invariants.
+// names give equal ids, and a shorter prompt is a prefix of a longer one. The
+// fake executor and the cache's invariants check every step.
 #pragma once
 
 #include <map>
@@ -59,7 +59,7 @@ class Scenario {
   Scenario();
   void Run(std::string_view script);
 
-  // Of a request that was submitted.
+  // A request that was submitted.
   const Request& request(const std::string& name) const {
     return Of(name).request;
   }
@@ -70,7 +70,7 @@ class Scenario {
 
  private:
   struct Line {
-    std::vector<std::string> words;                // without key=value
+    std::vector<std::string> words;  // including the key=value words
     std::map<std::string, std::string> arguments;  // key=value, in `words` too
     std::string Argument(const std::string& key,
                          const std::string& otherwise) const;
@@ -115,7 +115,8 @@ class Scenario {
   std::string last_plan_;
 };
 
-// Token ids of a text: the same for the same name, whatever the length.
+// Token ids of a text. Equal names give equal ids, and a shorter text is a
+// prefix of a longer one.
 std::vector<int32_t> FakePrompt(std::string_view name, size_t num_tokens,
                                 int32_t vocab_size);
 

@@ -1,4 +1,4 @@
-// Test support: what ranks that are threads of one process agree on.
+// Test support: the agreement of ranks that are threads of one process.
 #pragma once
 
 #include <cstddef>
@@ -14,17 +14,19 @@
 
 namespace kvasir::worker {
 
-// The least pages of all, and the weights_id of all tiles. It outlives what
-// asks it. Threads: any.
+// Agrees on the fewest pages and on the weights_id of all tiles. It outlives
+// the ranks.
+//
+// Threads: any.
 class ThreadAgreement {
  public:
   explicit ThreadAgreement(int64_t size);
 
-  // RankOptions::agree of a rank: waits until all ranks have offered, and gives
-  // DEADLINE_EXCEEDED where one does not in a minute.
+  // RankOptions::agree for a rank. Waits until all ranks have made their
+  // offers; DEADLINE_EXCEEDED if one does not within a minute.
   std::function<absl::StatusOr<RankAgreement>(const RankOffer&)> Of(
       int64_t rank);
-  // Once all ranks have offered.
+  // Call it after all ranks have made their offers.
   std::vector<RankOffer> offers() const;
 
  private:

@@ -1,4 +1,4 @@
-// Test support: a rank of a tiny random-weight model.
+// Test support: a rank of a tiny model with random weights.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,17 @@
 
 namespace kvasir::worker {
 
-// 8 query heads, 4 KV heads, 2 layers: splits over 2 or 4 ranks.
+// 8 query heads, 4 KV heads, 2 layers. It can be split over 2 or 4 ranks.
 model::ModelShape TinyShape();
 
-// The same in two families of LayerNorm, with biases and a KV head for each
-// query head: half of a GPT-NeoX head turns (2 pairs), nothing in OPT.
+// The same in two families with LayerNorm, biases and a KV head for each query
+// head. In GPT-NeoX half of a head rotates (2 pairs), in OPT nothing.
 model::ModelShape TinyNeoxShape();
 model::ModelShape TinyOptShape();
-// All layers see so many tokens back.
+// Each layer sees only this many tokens back.
 model::ModelShape TinyWindowShape(int64_t sliding_window);
 
-// The plan as a rank of the model has it, and runs it.
+// The plan as resolved for a rank, and as the rank runs it.
 plan::ResolvedPlan Resolved(const kvasir::v1::KvPlan& plan,
                             const model::DecoderSpec& spec,
                             plan::TpShard shard = {});
@@ -34,9 +34,9 @@ std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
                                          const ServeOptions& options,
                                          plan::TpShard shard = {});
 
-// KVASIR_TEST_DEVICE=strict: the rank runs on a device whose memory the host
-// cannot touch. Another name ends the test: it would run on the CPU's device
-// and prove nothing.
+// With KVASIR_TEST_DEVICE=strict the rank runs on a device with memory that the
+// host cannot touch. Any other value ends the test, because it would silently
+// run on the CPU's device.
 bool IsTestDeviceStrict();
 void UseTestDevice(RankOptions* options);
 

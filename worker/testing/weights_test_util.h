@@ -1,5 +1,5 @@
-// Test support: looking into loaded weights (of a CPU, whose memory is the
-// host's) and at what a source gives.
+// Test support: reads loaded weights (on a CPU device, in host memory) and the
+// tensors of a source.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ float Element(const kernels::PackedMatrix& matrix, int64_t k, int64_t n);
 std::vector<std::vector<float>> Rows(WeightSource& source,
                                      const std::string& name, int64_t columns);
 
-// Gives the rows of some tensors as another function says.
+// A source that passes the rows of some tensors through a function.
 class ChangedSource final : public WeightSource {
  public:
   using Change = std::function<absl::Status(

@@ -1,5 +1,5 @@
-// Plans which tensors of a layer's attention are read, and where they go, as
-// the layer's program says.
+// Plans the reading of a layer's attention tensors, as the layer's program
+// says.
 #pragma once
 
 #include "absl/status/status.h"

@@ -1,5 +1,5 @@
-// What LoadWeights makes of the tensors of a compressed layer, number by
-// number, on one rank and on two.
+// How LoadWeights loads the tensors of a compressed layer, number by number, on
+// one rank and on two.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -102,7 +102,7 @@ Loaded Load(const Model& model, plan::TpShard shard = {}) {
   loaded.pool = std::make_unique<base::ThreadPool>(1);
   loaded.device = std::make_unique<kernels::CpuDevice>(loaded.pool.get());
   CountingSource source(model.source.get());
-  // Small blocks: rows are taken from several.
+  // Small blocks, so that rows come from several of them.
   auto weights =
       LoadWeights(model.spec, Served(model.plan, model.spec, {}, shard),
                   &source, loaded.device.get(),
@@ -119,7 +119,7 @@ std::vector<std::vector<float>> Tensor(const Model& model,
   return Rows(*model.source, "model.layers.0.self_attn." + name, columns);
 }
 
-// Groups {0, 2} of rank 6 and {3, 1} of rank 5.
+// Groups {0, 2} with rank 6 and {3, 1} with rank 5.
 std::string LowRank(const std::string& lift, const std::string& stored,
                     const std::string& rest = "") {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[0,2],"rank":6},)",
@@ -157,7 +157,7 @@ void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
     const Loaded loaded = Load(model, shard);
     EXPECT_EQ(loaded.reads.size(), wanted->size());
     EXPECT_THAT(loaded.reads, Each(Pair(::testing::_, 1)));
-    // What is counted before is what is allocated.
+    // The counted bytes are those that are allocated.
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const int64_t counted,
         CountWeightBytes(model.spec, Served(model.plan, model.spec, {}, shard),
@@ -188,7 +188,7 @@ absl::Status LoadChanged(const Model& model, ChangedSource::Change change) {
       .status();
 }
 
-TEST(AttentionWeightsTest, RangesThatAreNoneAreRefused) {
+TEST(AttentionWeightsTest, InvalidRangesAreRefused) {
   const std::string codec =
       R"("codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
   Model model = MakeModel(R"({"full":{},"stored":"POST_ROPE",)" + codec,
@@ -225,8 +225,9 @@ TEST(AttentionWeightsTest, RangesThatAreNoneAreRefused) {
   }
 }
 
-// In whatever a tensor becomes: matrix, vector, table, or nothing on this rank.
-TEST(AttentionWeightsTest, NumbersThatAreNotFiniteAreRefusedByTheirPlace) {
+// Each tensor becomes something else: a matrix, a vector, a table, or nothing
+// on this rank.
+TEST(AttentionWeightsTest, NumbersThatAreNotFiniteAreRefusedWithTheirPlace) {
   const Model model = MakeModel(kFullKey, kFullValue);
   for (const auto& [named, at_row, at_column] :
        std::vector<std::tuple<std::string, int64_t, int64_t>>{
@@ -295,8 +296,8 @@ TEST(AttentionWeightsTest, TensorsOfOtherSizesAreRefused) {
                        AllOf(HasSubstr(name), HasSubstr("29 rows"))));
 }
 
-// What the kernels cannot do is refused before a tensor is read.
-TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedUnread) {
+// Plans that the kernels cannot run are refused before a tensor is read.
+TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedBeforeReading) {
   struct Case {
     model::ModelShape shape;
     std::string key;
@@ -306,7 +307,7 @@ TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedUnread) {
   model::ModelShape wide = TinyShape();  // heads of 264
   wide.head_dim = 264;
   wide.num_query_heads = wide.num_kv_heads = 4;
-  model::ModelShape widest = wide;  // 32 of them: 8448 numbers
+  model::ModelShape widest = wide;  // 32 of these heads: 8448 numbers
   widest.num_query_heads = widest.num_kv_heads = 32;
   const std::string basis =
       R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",)"
@@ -371,7 +372,7 @@ TEST(AttentionWeightsTest, RebuiltKeysHaveALiftPerHead) {
     for (int64_t rank = 0; rank < size; ++rank) {
       const Loaded loaded = Load(model, {rank, size});
       const LayerWeights& layer = loaded.layer();
-      // Both groups have a head on each of two ranks.
+      // Both groups have a head on each of the two ranks.
       ExpectColumns(layer.qkv, 64 / size, down);
       const PartWeights& key = layer.key[0];
       ASSERT_EQ(key.up.size(), 4 / size);
@@ -399,13 +400,13 @@ TEST(AttentionWeightsTest, ValuesLiftedAtRuntimeHaveAMatrixPerHead) {
   EXPECT_EQ(lift.k, 5);
   EXPECT_EQ(lift.n, 8);
   EXPECT_EQ(lift.dtype, DType::kBf16);
-  // Head 3 is the second of group 1.
+  // Head 3 is the second head of group 1.
   ExpectColumns(lift, 0, {up.begin() + 8, up.end()});
 }
 
 TEST(AttentionWeightsTest, FoldedValuesTakeTheirColumnsOfTheOutput) {
   const Model model = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
-  // Two query heads each of KV heads of ranks 6, 5, 6, 5.
+  // Two query heads for each KV head; the KV heads have ranks 6, 5, 6, 5.
   const auto o = Tensor(model, "o_proj.weight", 44);
   const Loaded loaded = Load(model, {1, 2});
   const kernels::PackedMatrix& own = loaded.layer().o;
@@ -430,7 +431,7 @@ TEST(AttentionWeightsTest, QueriesAreSelectedByTheirPairs) {
   const auto k = Tensor(model, "k_proj.weight", kModelDim);
   const Loaded loaded = Load(model, {1, 2});
   const LayerWeights& layer = loaded.layer();
-  // Query heads 4..7 of KV heads 2 (pairs 0, 3) and 3 (pairs 1, 3).
+  // Query heads 4..7 read KV heads 2 (pairs 0, 3) and 3 (pairs 1, 3).
   for (int64_t h = 0; h < 4; ++h) {
     const size_t first = h < 2 ? 0 : 1;
     const auto head = static_cast<size_t>(32 + h * 8);
@@ -489,7 +490,7 @@ TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
   }
 }
 
-TEST(AttentionWeightsTest, AnotherPlanIsAnotherModel) {
+TEST(AttentionWeightsTest, AnotherPlanGivesAnotherWeightsId) {
   const Model plain = MakeModel(kFullKey, kFullValue);
   const Model low = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
   RandomSource shape(TinyShape(), 1, DType::kBf16);

@@ -20,7 +20,7 @@
 
 namespace kvasir::worker {
 
-// Which rows of a tensor [rows, columns] are taken, and where they go.
+// The rows that are taken of a tensor [rows, columns], and their destinations.
 struct TensorRows {
   std::string tensor;
   int64_t columns = 1;
@@ -115,7 +115,7 @@ class WeightJobs {
   // if the tensors are stored in different types.
   absl::Status Matrix(std::vector<TensorRows> parts, int64_t k,
                       kernels::PackedMatrix* out);
-  // An array of `size` numbers, zero where no row goes.
+  // An array of `size` numbers; places without a row are zero.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
                       kernels::DevicePtr<const float>* out);
   // Rows of the tensor, unchanged.

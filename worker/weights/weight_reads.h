@@ -1,4 +1,4 @@
-// Which parts of a tensor a rank reads.
+// The parts of a tensor that a rank reads.
 #pragma once
 
 #include <vector>

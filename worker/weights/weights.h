@@ -21,9 +21,9 @@
 
 namespace kvasir::worker {
 
-// What one rank holds of a layer. q, k, v, gate and up are split by output
-// column; o and down by input row (attention by heads, as its program says);
-// head and embedding by token id. Norms are whole on every rank.
+// The part of a layer that one rank holds. q, k, v, gate and up are split by
+// output column; o and down by input row (attention by heads, as its program
+// says); head and embedding by token id. Norms are whole on every rank.
 struct ShardSizes {
   int64_t first_q_head = 0;
   int64_t num_q_heads = 0;

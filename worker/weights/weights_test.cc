@@ -25,7 +25,7 @@ using kernels::DType;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// The CPU's memory with matrices as a GPU has them.
+// A device with the CPU's memory that takes matrices like a GPU.
 class RowsDevice final : public kernels::CpuDevice {
  public:
   RowsDevice(base::ThreadPool* pool, DType activations)
@@ -97,7 +97,7 @@ Loaded Load(WeightSource* source, plan::TpShard shard, int threads = 1,
   return loaded;
 }
 
-// A device that wants its weights from memory of the host, and counts it.
+// A device that stages weights in host memory, and counts that memory.
 class StagingDevice final : public kernels::CpuDevice {
  public:
   using CpuDevice::CpuDevice;
@@ -126,7 +126,7 @@ class StagingDevice final : public kernels::CpuDevice {
   int64_t most_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Threads times the largest matrix would be more than some hosts have.
+// Each thread's largest matrix together would exceed some hosts' memory.
 TEST(WeightsTest, BytesThatAreStagedAreBounded) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto spec, model::SpecOfShape(TinyShape()));
@@ -142,7 +142,7 @@ TEST(WeightsTest, BytesThatAreStagedAreBounded) {
     KVASIR_EXPECT_OK(weights);
     return device.most();
   };
-  // The largest goes alone whatever the limit is.
+  // The largest matrix is staged when no other is, whatever the limit.
   const int64_t largest = most_at(1);
   EXPECT_GT(largest, 1);
   EXPECT_LE(most_at(2 * largest), 2 * largest);
@@ -163,7 +163,8 @@ TEST(WeightsTest, EachRankHoldsItsPartOfEveryMatrix) {
       const Loaded loaded = Load(&source, {rank, size});
       const LayerWeights& weights = loaded.weights.layers[1];
       const int64_t q_rows = 64 / size;
-      const int64_t kv_rows = size == 8 ? 8 : 32 / size;  // 8: heads twice
+      // 8 ranks: each head on two
+      const int64_t kv_rows = size == 8 ? 8 : 32 / size;
       const int64_t kv_first = size == 8 ? rank / 2 * 8 : rank * kv_rows;
       const int64_t features = 48 / size;
       ASSERT_EQ(weights.qkv.n, q_rows + 2 * kv_rows);
@@ -218,8 +219,8 @@ TEST(WeightsTest, PartsStoredInDifferentTypesAreWidenedExactly) {
   }
 }
 
-// Tensor cores take x and W of one 16-bit type: a checkpoint of another ran
-// number by number.
+// Tensor cores take x and W of one 16-bit type. A checkpoint of another type
+// once ran number by number.
 TEST(WeightsTest, AGpusMatricesAreOfItsActivationsType) {
   const std::string layer = "model.layers.0.self_attn.";
   MixedSource source({{layer + "k_proj.weight", DType::kF32},
@@ -247,7 +248,7 @@ TEST(WeightsTest, AGpusMatricesAreOfItsActivationsType) {
       ASSERT_EQ(Element(weights.o, 5, row), rounded(dtype, o[at][5]));
       ASSERT_EQ(Element(weights.down, 7, row), rounded(dtype, down[at][7]));
     }
-    // What is counted before is what is allocated.
+    // The counted bytes are those that are allocated.
     auto spec = model::SpecOfShape(TinyShape());
     KVASIR_ASSERT_OK(spec);
     KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -261,13 +262,15 @@ TEST(WeightsTest, AGpusMatricesAreOfItsActivationsType) {
     EXPECT_EQ(
         counted,
         loaded.device->allocator().use(kernels::MemoryTag::kWeights).bytes);
-    // To bfloat16: k (with q and v, as one matrix) and o of one layer.
+    // To bfloat16, k (with q and v, as one matrix) and o of one layer are
+    // rounded.
     EXPECT_EQ(loaded.weights.rounded_bytes,
               dtype == DType::kBf16
                   ? weights.qkv.bytes() + weights.o.bytes()
                   : loaded.weights.matrix_bytes - weights.o.bytes());
   }
-  // Float32 keeps what is stored, which its products take exactly.
+  // With float32 activations the stored type is kept, which products read
+  // exactly.
   const Loaded floats = Load(&source, {}, 1, 200, DType::kF32);
   EXPECT_EQ(floats.weights.layers[0].qkv.dtype, DType::kF32);  // mixed
   EXPECT_EQ(floats.weights.layers[0].o.dtype, DType::kF16);
@@ -340,7 +343,7 @@ TEST(WeightsTest, AllMemoryIsCountedAsWeights) {
             loaded.weights.matrix_bytes);
 }
 
-TEST(WeightsTest, AModelThatCannotBeDealtOutIsRefused) {
+TEST(WeightsTest, AModelThatDoesNotDivideAmongRanksIsRefused) {
   auto spec = model::SpecOfShape(TinyShape());
   KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(ShardSizes::Create(*spec, {0, 3}),
@@ -367,7 +370,7 @@ TEST(WeightsTest, AFailingTensorIsNamed) {
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.layers.2.")));
 }
 
-TEST(WeightJobsDeathTest, AJobOfNoBytesLeavesTheDeviceClosed) {
+TEST(WeightJobsDeathTest, AJobWithoutBytesLeavesTheDeviceClosed) {
   RandomSource source(TinyShape(), 1, DType::kF32);
   base::ThreadPool pool(1);
   const auto device = kernels::MakeStrictDevice(&pool);

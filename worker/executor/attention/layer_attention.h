@@ -151,7 +151,7 @@ class LayerAttention {
     int64_t query_column = 0;
     int64_t key_column = 0;
   };
-  // What is prepared for one key part.
+  // The prepared ops of one key part.
   struct Key {
     kernels::LatentPart latents;
     kernels::KeyRebuild rebuild;
@@ -243,7 +243,7 @@ class LayerAttention {
     return is_key(part) ? parts_.arena->key[part].unit_of_group
                         : parts_.arena->value.front().unit_of_group;
   }
-  // What attention returns for each row: sums of latents (absorbed), or values
+  // The result of attention for each row: sums of latents (absorbed), or values
   // if they are lifted before or after attention.
   struct Sums {
     Rows latents;
@@ -282,7 +282,7 @@ class LayerAttention {
   std::unique_ptr<Launch> prompt_launch_;  // null: prompts lift nothing
 };
 
-// Which of a step's sequences a launch covers. Prompts come first.
+// The range of a step's sequences that a launch covers. Prompts come first.
 struct SequenceRange {
   int64_t first = 0;
   int64_t count = 0;

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kHeads = 32;
 constexpr int64_t kPageTokens = 64;
 
-// How many sequences of one row find room, where they have so many slots.
+// How many sequences that have one row, and these slots, keep their weights.
 int64_t Keeping(const MassRoomLimits& limits,
                 const std::vector<int64_t>& slots) {
   std::vector<kernels::AttentionSequence> sequences(slots.size());
@@ -31,7 +31,7 @@ int64_t Keeping(const MassRoomLimits& limits,
   return keeping;
 }
 
-// `slot_bytes`: of all layers.
+// `slot_bytes` counts all layers.
 MassRoomLimits PoolOf(int64_t slots, int64_t slot_bytes) {
   return {.max_batched_tokens = 512,
           .max_num_seqs = 64,
@@ -47,14 +47,14 @@ TEST(MassRoomTest, EverySequenceOfAFullPoolKeepsItsWeights) {
   for (const int64_t slots : {int64_t{1} << 14, int64_t{1} << 19}) {
     std::vector<int64_t> of_sequences(64, slots / 64);
     EXPECT_EQ(Keeping(PoolOf(slots, kSlotBytes), of_sequences), 64) << slots;
-    // Not full blocks, and all but one of them short.
+    // Blocks that are not full, and all sequences but one are short.
     std::fill(of_sequences.begin(), of_sequences.end(), 65);
     of_sequences.back() = slots - 63 * 65;
     EXPECT_EQ(Keeping(PoolOf(slots, kSlotBytes), of_sequences), 64) << slots;
   }
 }
 
-TEST(MassRoomTest, IsA32ndOfThePoolAtMost) {
+TEST(MassRoomTest, TakesAtMost32ndOfThePool) {
   // 2^19 slots would take 65 MiB.
   const MassRoomLimits small = PoolOf(1 << 19, 1024);
   EXPECT_EQ(RoomForMass(small).most_weights, (int64_t{32} << 20) / 4);
@@ -63,8 +63,8 @@ TEST(MassRoomTest, IsA32ndOfThePoolAtMost) {
   EXPECT_EQ(RoomForMass(large).most_weights, (int64_t{48} << 20) / 4);
 }
 
-// Prompts and sequences that run again were counted like those without room.
-TEST(ScoringTest, ARowWithoutRoomIsToldFromRowsThatNeverKeepWeights) {
+// Prompts and sequences that run again were once counted as rows without room.
+TEST(ScoringTest, DistinguishesRowsWithoutRoomFromRowsThatNeverKeepWeights) {
   std::vector<kernels::AttentionSequence> sequences(4);
   for (kernels::AttentionSequence& sequence : sequences) {
     sequence.num_rows = 1;
@@ -72,7 +72,7 @@ TEST(ScoringTest, ARowWithoutRoomIsToldFromRowsThatNeverKeepWeights) {
   }
   sequences[1].num_rows = 2;
   sequences[2].first_counted_row = 1;
-  // Of two blocks: for the first sequence alone.
+  // Room for two blocks: only the first sequence fits.
   kernels::PlaceWeights(kHeads, 2 * kernels::KeptBlockFloats(kHeads),
                         kPageTokens, absl::MakeSpan(sequences));
   std::vector<ScoringKind> kinds;
@@ -84,7 +84,7 @@ TEST(ScoringTest, ARowWithoutRoomIsToldFromRowsThatNeverKeepWeights) {
                        ScoringKind::kAgain, ScoringKind::kNoRoom}));
 }
 
-TEST(MassRoomTest, IsNoMoreThanSequencesTake) {
+TEST(MassRoomTest, TakesNoMoreThanTheSequencesNeed) {
   MassRoomLimits limits = PoolOf(1 << 19, 8192);
   limits.max_num_seqs = 2;
   limits.most_slots = 640;

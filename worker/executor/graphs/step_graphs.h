@@ -25,9 +25,9 @@ class StepGraphs {
   static constexpr size_t kMost = 64;
 
   struct Step {
-    // What the step's launches depend on, apart from addresses. Launches
-    // receive true counts by value, except for histories and tops, where they
-    // receive the bucket's.
+    // Everything that the step's launches depend on, apart from addresses.
+    // Launches receive true counts by value, except for histories and tops,
+    // where they receive the bucket's.
     StepSizes key;
     bool seen = false;  // whether a step of this key came before
     std::unique_ptr<kernels::CapturedWork> work;  // null: not captured

@@ -13,8 +13,8 @@
 namespace kvasir::worker {
 namespace {
 
-// Every method; and layers of two page groups, those that evict with exact rows
-// of unequal sides.
+// Every method, and layers of two page groups, of which one evicts and has
+// exact rows of different sizes on its two sides.
 std::vector<PlanCase> ArenaCases() {
   std::vector<PlanCase> cases = PlanCases();
   PlanCase& two_groups = cases.emplace_back();
@@ -49,7 +49,7 @@ class KvArenasTest : public ::testing::TestWithParam<PlanCase> {
   std::unique_ptr<Rank> rank_;
 };
 
-TEST_P(KvArenasTest, BytesOfPagesAndTokensAreWhatWasAllocated) {
+TEST_P(KvArenasTest, BytesOfPagesAndTokensMatchTheAllocation) {
   int64_t bytes = 0;
   int64_t page_bytes = 0;
   for (int64_t group = 0; group < arenas().num_page_groups(); ++group) {
@@ -63,8 +63,8 @@ TEST_P(KvArenasTest, BytesOfPagesAndTokensAreWhatWasAllocated) {
                    static_cast<double>(page_bytes));
 }
 
-// Where ops find them, in side pages that lie anywhere.
-TEST_P(KvArenasTest, ExactRowsHaveBytesOfTheirOwn) {
+// Computes where ops find exact rows, in side pages at any place.
+TEST_P(KvArenasTest, ExactRowsTakeTheirOwnBytes) {
   struct Bytes {
     int64_t begin;
     int64_t end;

@@ -64,7 +64,7 @@ absl::StatusOr<std::unique_ptr<PenaltyCounts>> SequenceTable::Release(
     uint64_t id) {
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) {
-    return Wrong(id, "released, but unknown");
+    return Wrong(id, "is released but not known");
   }
   for (size_t group = 0; group < found->second.tables.size(); ++group) {
     DropSidePages(found->second, group);
@@ -84,10 +84,12 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::FindOrStart(
       step.block_tables_size() > 0 &&
       std::all_of(step.block_tables().begin(), step.block_tables().end(),
                   [](const BlockTableDelta& delta) { return delta.reset(); });
-  if (!starts) return Wrong(id, "unknown, and its tables do not start anew");
+  if (!starts)
+    return Wrong(id, "is not known, and not all of its tables are reset");
   if (free_rows_.empty()) {
-    return Wrong(id, absl::StrCat("one too many: the executor keeps ",
-                                  limits_.max_sequences));
+    return Wrong(id,
+                 absl::StrCat("too many sequences: the executor has room for ",
+                              limits_.max_sequences));
   }
   Sequence sequence;
   sequence.row = free_rows_.back();
@@ -271,7 +273,7 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
                  absl::StrCat("eviction in page group ", group, ": ", what...));
   };
   if (group >= side_pages_.size() || !arenas_->evicts(group)) {
-    return wrong("it gives up no slots");
+    return wrong("it evicts no slots");
   }
   const uint64_t slots = eviction.num_slots();
   const uint64_t kept = eviction.kept_slots();
@@ -281,8 +283,9 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
       {eviction.logical_tokens(), static_cast<uint64_t>(limits_.max_model_len),
        static_cast<uint64_t>(arenas_->num_pages()[group]) * page_tokens});
   if (slots > most || kept < 1 || kept >= slots) {
-    return wrong("keeps ", kept, " of ", slots, " slots, want 1 to ",
-                 "fewer than there are, and of these ", most, " at most");
+    return wrong("keeps ", kept, " of ", slots,
+                 " slots: want at least 1, fewer than ", "all, and at most ",
+                 most, " slots in all");
   }
   const auto entries = [page_tokens](uint64_t count) {
     return (count + page_tokens - 1) / page_tokens;

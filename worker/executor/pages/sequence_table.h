@@ -1,7 +1,6 @@
-// What the executor remembers of each sequence: its own copy of the block
-// tables, kept up to date by the deltas of step plans, and how far the sequence
-// has been written. Host memory: each step uploads the tables of its own
-// sequences.
+// The executor's record of each sequence: its own copy of the block tables,
+// kept up to date by the deltas of step plans, and how far the sequence has
+// been written. Host memory: each step uploads the tables of its own sequences.
 #pragma once
 
 #include <cstdint>

@@ -158,11 +158,12 @@ absl::Status StepBatch::Add(const SequenceStep& step, SequenceTable* table,
                             PrepareSample prepare) {
   for (const Output& output : outputs_) {
     if (output.sequence_id == step.sequence_id()) {
-      return Wrong(step.sequence_id(), "is there twice");
+      return Wrong(step.sequence_id(), "is in the step twice");
     }
   }
   if (step.prompt() && !rows_.empty() && !rows_.back().prompt) {
-    return Wrong(step.sequence_id(), "is of a prompt and comes behind output");
+    return Wrong(step.sequence_id(),
+                 "is a prompt after output; prompts must come first");
   }
   KVASIR_ASSIGN_OR_RETURN(SequenceTable::Sequence* const sequence,
                           table->Apply(step));

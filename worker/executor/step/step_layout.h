@@ -1,6 +1,6 @@
-// How large a step is, and where its numbers lie on the way to the device and
-// back. Their addresses depend only on the step's bucket, as long as the blob's
-// memory is large enough.
+// The size of a step, and the places of its numbers on the way to the device
+// and back. Their addresses depend only on the step's bucket, as long as the
+// blob's memory is large enough.
 #pragma once
 
 #include <algorithm>

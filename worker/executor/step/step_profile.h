@@ -17,8 +17,8 @@ enum class StepPart : uint8_t {
   kProjections,  // from the normed residual stream to queries and latents
   kRotation,
   kAppend,
-  // What a compressed cache adds around attention: lifts of queries and of sums
-  // of latents, and Hadamard transforms.
+  // The ops that a compressed cache adds around attention: lifts of queries and
+  // of sums of latents, and Hadamard transforms.
   kLifts,
   kAttention,
   kEviction,  // evictions between steps; scoring counts as kAttention
@@ -37,12 +37,13 @@ const char* StepPartName(StepPart part);
 class StepProfile {
  public:
   virtual ~StepProfile() = default;
-  // What is enqueued from now on belongs to `part`. Returns the part before.
+  // Ops that are enqueued from now on belong to `part`. Returns the part
+  // before.
   virtual StepPart Enter(kernels::Stream& stream, StepPart part) = 0;
 };
 
-// What is enqueued while the scope lives belongs to `part`, except inside inner
-// scopes. `profile` may be null.
+// Ops that are enqueued while the scope lives belong to `part`, except inside
+// inner scopes. `profile` may be null.
 class StepPartScope {
  public:
   StepPartScope(StepProfile* profile, kernels::Stream& stream, StepPart part)

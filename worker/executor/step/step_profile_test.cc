@@ -38,7 +38,7 @@ TEST(StepProfileTest, AnInnerPartTakesItsTimeFromTheOuterOne) {
   EXPECT_EQ(SecondsOf(seconds, StepPart::kAttention), 0.0);
 }
 
-TEST(StepProfileTest, StartForgetsWhatWasBefore) {
+TEST(StepProfileTest, StartForgetsEarlierTimes) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
   const auto stream = device.MakeStream();
@@ -48,7 +48,7 @@ TEST(StepProfileTest, StartForgetsWhatWasBefore) {
   EXPECT_EQ(SecondsOf(profile.Stop(), StepPart::kHead), 0.0);
 }
 
-TEST(StepProfileTest, EveryPartHasANameOfItsOwn) {
+TEST(StepProfileTest, EveryPartHasItsOwnName) {
   std::set<std::string> names;
   for (size_t part = 0; part < kNumStepParts; ++part) {
     names.insert(StepPartName(static_cast<StepPart>(part)));

@@ -35,7 +35,7 @@ struct SequenceRows {
   bool prompt = false;  // false: output
 };
 
-// Which sequences of a step one launch of attention covers.
+// The sequences of a step that one launch of attention covers.
 enum class LaunchedRows : uint8_t { kAll, kPrompts, kOutput };
 
 }  // namespace kvasir::worker

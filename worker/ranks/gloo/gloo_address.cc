@@ -92,7 +92,8 @@ absl::StatusOr<SocketAddress> ParsePort(std::string_view text) {
   if (brackets) host = host.substr(1, host.size() - 2);
   KVASIR_ASSIGN_OR_RETURN(SocketAddress address, ParseHost(host));
   if (brackets != (address.bytes.ss_family == AF_INET6)) {
-    return absl::InvalidArgumentError("IPv6 addresses alone are in brackets");
+    return absl::InvalidArgumentError(
+        "only an IPv6 address may be in brackets");
   }
   const auto in_order = htons(static_cast<uint16_t>(port));
   if (brackets) {

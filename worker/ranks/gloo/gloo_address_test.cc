@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 constexpr char kSecret[] = "00112233445566778899aabbccddeeff";
 
-TEST(GlooAddressTest, WhatIsReadIsWrittenTheSame) {
+TEST(GlooAddressTest, ParsedAddressesFormatToTheSameText) {
   for (const std::string& text : {
            absl::StrCat("kvasir-gloo-1 1 3 64 ", kSecret,
                         " 10.0.0.7:4000 - 127.0.0.1:65535"),
@@ -26,7 +26,7 @@ TEST(GlooAddressTest, WhatIsReadIsWrittenTheSame) {
   }
 }
 
-TEST(GlooAddressTest, WhatIsNoAddressIsRefused) {
+TEST(GlooAddressTest, InvalidAddressesAreRefused) {
   const auto text = [](const std::string& numbers, const std::string& ports,
                        const std::string& secret = kSecret) {
     return absl::StrCat("kvasir-gloo-1 ", numbers, " ", secret, " ", ports);
@@ -68,13 +68,13 @@ TEST(GlooAddressTest, WhatIsNoAddressIsRefused) {
   }
 }
 
-TEST(GlooAddressTest, TheSecretIsInNoError) {
+TEST(GlooAddressTest, NoErrorContainsTheSecret) {
   const auto address = ParseGlooAddress(
       absl::StrCat("kvasir-gloo-1 0 2 64 ", kSecret, "0 - 127.0.0.1:1"));
   EXPECT_THAT(address.status().ToString(), Not(HasSubstr("0011223344")));
 }
 
-TEST(FindInterfaceTest, ByNameOrByAddress) {
+TEST(FindInterfaceTest, FindsByNameAndByAddress) {
   for (const std::string interface : {"lo", "127.0.0.1"}) {
     const auto found = FindInterface(interface);
     KVASIR_ASSERT_OK(found);
@@ -82,8 +82,8 @@ TEST(FindInterfaceTest, ByNameOrByAddress) {
   }
 }
 
-TEST(FindInterfaceTest, NamesTheInterfacesThatThereAre) {
-  // Neither of these addresses is ever a machine's.
+TEST(FindInterfaceTest, AnErrorListsTheInterfaces) {
+  // No machine has these addresses.
   for (const std::string interface :
        {"", "eth77", "240.0.0.1", "2001:db8::1"}) {
     EXPECT_THAT(

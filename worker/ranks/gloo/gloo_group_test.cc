@@ -1,5 +1,6 @@
-// What is Gloo's alone: connecting, the wire, ranks that are gone. The contract
-// of all collectives is collective_test's, processes are gloo_process_test's.
+// Tests what is specific to Gloo: connecting, the wire, ranks that are gone.
+// collective_test tests the contract of all collectives, gloo_process_test
+// processes.
 #include "worker/ranks/gloo/gloo_group.h"
 
 #include <dirent.h>
@@ -34,8 +35,8 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// Far below the timeouts of a call that are meant not to be waited for, far
-// above what a busy machine needs.
+// Far below the timeouts that must not expire, far above what a busy machine
+// needs.
 constexpr absl::Duration kSoon = absl::Seconds(10);
 
 class GlooGroupTest : public ::testing::Test {
@@ -58,7 +59,7 @@ std::vector<int> EntriesOf(const char* folder) {
 
 std::vector<int> Descriptors() { return EntriesOf("/proc/self/fd"); }
 
-// Both ends of each: ranks are threads here.
+// Both ends of each connection, because ranks are threads here.
 std::vector<int> Connections() {
   std::vector<int> connected;
   for (const int descriptor : Descriptors()) {
@@ -124,7 +125,7 @@ TEST_F(GlooGroupTest, LeavesNoThreadAndNoSocket) {
       });
       EXPECT_GT(Descriptors().size(), descriptors);
     }
-    // One that is never connected.
+    // A group that is never connected.
     const auto group = GlooGroup::Begin({.shard = {0, 3}, .interface = "lo"});
     KVASIR_EXPECT_OK(group);
   }
@@ -132,7 +133,7 @@ TEST_F(GlooGroupTest, LeavesNoThreadAndNoSocket) {
   EXPECT_EQ(EntriesOf("/proc/self/task").size(), threads);
 }
 
-TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallWhenItsTimeIsUp) {
+TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallAtTheTimeout) {
   const absl::Duration timeout = absl::Milliseconds(300);
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.call_timeout = timeout});
@@ -144,19 +145,20 @@ TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallWhenItsTimeIsUp) {
       const absl::Time begin = absl::Now();
       const absl::Status ended = own.AllReduceSum(&data);
       EXPECT_LT(absl::Now() - begin, timeout + kSoon);
-      // Of three, whoever is late hears that another has closed.
+      // With three ranks, a late rank may notice first that another one has
+      // closed.
       EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
       if (size == 2) {
         EXPECT_GE(absl::Now() - begin, timeout);
         EXPECT_EQ(ended.message(),
                   "tensor-parallel rank 1 sent no message for 300ms");
       }
-      // Dead, at once and for good.
+      // The group stays dead, and calls return at once.
       EXPECT_EQ(own.AllReduceSum(&data), ended);
     });
     HostRank late(group.back().get());
     std::vector<float> data(1000);
-    // The others had sent their part of the first call.
+    // The others had already sent their part of the first call.
     absl::Status ended = late.AllReduceSum(&data);
     if (ended.ok()) ended = late.AllReduceSum(&data);
     EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
@@ -182,8 +184,8 @@ TEST_F(GlooGroupTest, ARankThatIsGoneEndsCallsOfTheOthers) {
   leaves.join();
 }
 
-// A rank that waits for nobody hears of it with its next call.
-TEST_F(GlooGroupTest, ARankThatWentBetweenTwoCallsIsNoticedAtOnce) {
+// A rank that does not wait for others notices it in its next call.
+TEST_F(GlooGroupTest, ARankThatLeftBetweenTwoCallsIsNoticedAtOnce) {
   auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1] = nullptr;
@@ -194,12 +196,13 @@ TEST_F(GlooGroupTest, ARankThatWentBetweenTwoCallsIsNoticedAtOnce) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1")));
 }
 
-// At any moment of the traffic, in the middle of messages, too.
+// At any moment of the traffic, also in the middle of a message.
 TEST_F(GlooGroupTest, AConnectionThatIsCutEndsTheCallsOfAllRanks) {
   std::mt19937 random(3);
   for (int round = 0; round < 12; ++round) {
     const int64_t size = 2 + round % 3;
-    // Longer than a rank may take: what ends calls is not their time.
+    // Longer than the test may take, so that the timeout is not what ends
+    // calls.
     const auto group = MakeGlooRanks(size, {.call_timeout = absl::Minutes(1)});
     ASSERT_FALSE(group.empty());
     const std::vector<int> connections = Connections();
@@ -248,7 +251,7 @@ TEST_F(GlooGroupTest, RanksMayGiveUpInTheMiddleOfTraffic) {
   }
 }
 
-TEST_F(GlooGroupTest, LongReasonsAreCut) {
+TEST_F(GlooGroupTest, LongReasonsAreShortened) {
   const auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1]->Abort(absl::InternalError(std::string(10000, 'r')));
@@ -260,7 +263,7 @@ TEST_F(GlooGroupTest, LongReasonsAreCut) {
                                     std::string(512 - 32, 'r'))));
 }
 
-TEST_F(GlooGroupTest, OptionsThatCannotBeAreRefused) {
+TEST_F(GlooGroupTest, InvalidOptionsAreRefused) {
   const auto refused = [](const GlooOptions& options, absl::StatusCode code,
                           const std::string& text) {
     EXPECT_THAT(GlooGroup::Begin(options), StatusIs(code, HasSubstr(text)));
@@ -293,8 +296,8 @@ TEST_F(GlooGroupTest, OptionsThatCannotBeAreRefused) {
   refused(good, absl::StatusCode::kFailedPrecondition, "SIGPIPE");
 }
 
-// Addresses that do not belong together; nothing is connected.
-TEST_F(GlooGroupTest, AddressesOfNoGroupAreRefused) {
+// Addresses that do not belong together are refused before anything connects.
+TEST_F(GlooGroupTest, AddressesThatAreNotOfOneGroupAreRefused) {
   const auto begin = [](plan::TpShard shard, int64_t chunk_bytes = 64) {
     auto group = GlooGroup::Begin(
         {.shard = shard, .interface = "lo", .chunk_bytes = chunk_bytes});
@@ -322,11 +325,11 @@ TEST_F(GlooGroupTest, AddressesOfNoGroupAreRefused) {
   EXPECT_THAT(
       own->Connect(std::vector<std::string>{begin({0, 2})->address(), other_1}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("is another one than this rank's")));
+               HasSubstr("is not this rank's own")));
 }
 
-// Whichever side would begin the connection.
-TEST_F(GlooGroupTest, ARankThatDoesNotComeIsNotWaitedForWithoutEnd) {
+// Both sides are tested, because either may begin the connection.
+TEST_F(GlooGroupTest, WaitingForARankThatDoesNotComeEnds) {
   for (const int64_t rank : {0, 1}) {
     GlooOptions options = {.shard = {rank, 2},
                            .interface = "lo",
@@ -349,7 +352,7 @@ TEST_F(GlooGroupTest, ARankThatDoesNotComeIsNotWaitedForWithoutEnd) {
   }
 }
 
-// Before, while and after ranks connect: nobody waits for the timeouts.
+// Aborts before, during and after connecting: no call waits for a timeout.
 TEST_F(GlooGroupTest, AGroupMayBeAbortedWhileItConnects) {
   std::mt19937 random(5);
   for (int round = 0; round < 16; ++round) {
@@ -386,7 +389,7 @@ TEST_F(GlooGroupTest, AGroupMayBeAbortedWhileItConnects) {
   }
 }
 
-TEST_F(GlooGroupTest, ARankThatIsNotThereAnyMoreIsToldAtOnce) {
+TEST_F(GlooGroupTest, ConnectingToARankThatHasLeftFailsAtOnce) {
   for (int round = 0; round < 4; ++round) {
     auto own = GlooGroup::Begin({.shard = {0, 2}, .interface = "lo"});
     auto gone = GlooGroup::Begin({.shard = {1, 2}, .interface = "lo"});
@@ -394,8 +397,8 @@ TEST_F(GlooGroupTest, ARankThatIsNotThereAnyMoreIsToldAtOnce) {
     KVASIR_ASSERT_OK(gone);
     const std::vector<std::string> addresses = {(*own)->address(),
                                                 (*gone)->address()};
-    // Who has the greater address is the one that connects: Gloo compares
-    // ports as they are on the wire.
+    // The side with the greater address connects. Gloo compares ports in
+    // network byte order.
     const auto port = [](const std::string& address, size_t rank) {
       const auto parsed = ParseGlooAddress(address);
       return reinterpret_cast<const sockaddr_in&>(parsed->ports[rank].bytes)
@@ -412,8 +415,8 @@ TEST_F(GlooGroupTest, ARankThatIsNotThereAnyMoreIsToldAtOnce) {
   }
 }
 
-// Who comes before the rank takes its place, and is told apart from it.
-TEST_F(GlooGroupTest, AStrangerThatComesFirstGetsNoGroup) {
+// A stranger that connects before the rank takes its place, and is recognized.
+TEST_F(GlooGroupTest, AStrangerThatConnectsFirstIsRefused) {
   for (const bool stays : {true, false}) {
     std::vector<std::unique_ptr<GlooGroup>> groups;
     std::vector<std::string> addresses;
@@ -460,7 +463,7 @@ TEST_F(GlooGroupTest, RunsOverAnyNetworkOfTheMachine) {
   freeifaddrs(found);
   int served = 0;
   for (const std::string& network : networks) {
-    // Without IPv6, or an address at all.
+    // The machine may have no IPv6, or no address at all.
     if (!FindInterface(network).ok()) continue;
     const auto group = MakeGlooRanks(2, {.interface = network});
     ASSERT_FALSE(group.empty()) << network;

@@ -181,7 +181,7 @@ GlooMesh::~GlooMesh() {
     watcher_.join();
   }
   // Buffers hold the context; its pairs close their connections when it is
-  // freed. What was written before is still sent.
+  // freed. Data that was written before is still sent.
   peers_.clear();
   for (Place& place : outbox_) place.buffer = nullptr;
   control_in_.buffer = nullptr;
@@ -249,7 +249,7 @@ absl::Status GlooMesh::ReadAddresses(absl::Span<const std::string> addresses) {
     }
     if (rank == shard().rank && text != address_) {
       return absl::InvalidArgumentError(
-          absl::StrCat(prefix, "is another one than this rank's"));
+          absl::StrCat(prefix, "is not this rank's own"));
     }
     ports_.push_back(address->ports[static_cast<size_t>(shard().rank)]);
   }

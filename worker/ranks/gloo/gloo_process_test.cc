@@ -32,10 +32,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Whatever has happened is noticed within this.
+// Every failure must be noticed within this time.
 constexpr absl::Duration kSoon = absl::Seconds(5);
 
-// SIGUSR1: cuts one of this process's connections, as a network does.
+// On SIGUSR1, cuts one of this process's connections, as a network failure
+// would.
 void CutAConnection(int) {
   for (int descriptor = 3; descriptor < 256; ++descriptor) {
     tcp_info info = {};
@@ -49,9 +50,9 @@ void CutAConnection(int) {
   }
 }
 
-// Says its address, reads those of all, says "connected", then "call" now and
-// then, and what the group died of, or "done" and waits for a line. Calls below
-// 0: until the group dies.
+// Prints its address, reads the addresses of all ranks, prints "connected",
+// then "call" now and then. At the end it prints what the group died of, or
+// "done", and waits for a line. `calls` below 0: until the group dies.
 int RunRank(int64_t rank, int64_t size, int64_t timeout_ms, int64_t numbers,
             int64_t calls) {
   std::signal(SIGPIPE, SIG_IGN);
@@ -106,7 +107,7 @@ std::unique_ptr<RankProcess> StartRank(plan::TpShard shard,
       absl::StrCat(calls)});
 }
 
-// Connected.
+// Starts the ranks and connects them.
 std::vector<std::unique_ptr<RankProcess>> StartRanks(int64_t size,
                                                      absl::Duration timeout,
                                                      int64_t numbers,
@@ -140,7 +141,7 @@ TEST_F(GlooProcessTest, RanksSumAndEnd) {
   ExpectAllDone(ranks);
 }
 
-// Well before their time: connections close with the process.
+// Well before the timeout, because connections close with the process.
 TEST_F(GlooProcessTest, ARankThatIsKilledEndsAllOthersAtOnce) {
   for (int round = 0; round < 6; ++round) {
     const int64_t size = 2 + round % 3;
@@ -154,7 +155,8 @@ TEST_F(GlooProcessTest, ARankThatIsKilledEndsAllOthersAtOnce) {
     EXPECT_TRUE(WIFSIGNALED(ranks[killed]->Wait()));
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (rank == killed) continue;
-      // Of three, one may first hear of another that has ended for it.
+      // With three ranks, a rank may first notice another one that ended
+      // because of this one.
       ExpectGroupDied(
           ranks[rank].get(),
           size == 2 ? absl::StrCat("tensor-parallel rank ", killed, " is gone")
@@ -164,7 +166,7 @@ TEST_F(GlooProcessTest, ARankThatIsKilledEndsAllOthersAtOnce) {
   }
 }
 
-TEST_F(GlooProcessTest, ARankThatIsStoppedEndsAllOthersWhenTheirTimeIsUp) {
+TEST_F(GlooProcessTest, ARankThatIsStoppedEndsAllOthersAtTheTimeout) {
   const absl::Duration timeout = absl::Milliseconds(700);
   for (const int64_t size : {2, 3}) {
     auto ranks = StartRanks(size, timeout, 50000, -1);
@@ -175,7 +177,7 @@ TEST_F(GlooProcessTest, ARankThatIsStoppedEndsAllOthersWhenTheirTimeIsUp) {
       if (rank != 1) ExpectGroupDied(ranks[rank].get(), "tensor-parallel rank");
     }
     EXPECT_LT(absl::Now() - begin, kSoon);
-    // It finds the others gone when it goes on.
+    // When it continues, it finds that the others are gone.
     ranks[1]->Signal(SIGCONT);
     ExpectGroupDied(ranks[1].get(), "tensor-parallel rank");
   }
@@ -196,15 +198,15 @@ TEST_F(GlooProcessTest, AConnectionThatIsCutEndsAllRanksAtOnce) {
   }
 }
 
-// Gloo's own thread throws; that no group begins is all there is to want.
-TEST_F(GlooProcessTest, AStrangersNonsenseBeforeTheRanksConnectEndsARank) {
+// Gloo's own thread throws. The test only checks that no group begins.
+TEST_F(GlooProcessTest, GarbageFromAStrangerBeforeTheRanksConnectEndsARank) {
   const auto rank = StartRank({0, 2}, absl::Minutes(5), 100, -1);
   const auto address = ParseGlooAddress(rank->ReadLine());
   KVASIR_ASSERT_OK(address);
   const SocketAddress& port = address->ports[1];
   const int stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   ASSERT_EQ(connect(stranger, port.get(), port.size), 0);
-  // Looks like a message that nobody waits for.
+  // Looks like a message that is not expected.
   const uint64_t nonsense[6] = {1 << 20, 1, 7, 0, 1 << 20, 0};
   EXPECT_EQ(write(stranger, nonsense, sizeof(nonsense)), sizeof(nonsense));
   const absl::Time begin = absl::Now();
@@ -214,8 +216,8 @@ TEST_F(GlooProcessTest, AStrangersNonsenseBeforeTheRanksConnectEndsARank) {
   close(stranger);
 }
 
-// What stands still for less long than that only holds the others up.
-TEST_F(GlooProcessTest, ARankThatGoesOnInTimeIsWaitedFor) {
+// A rank that stands still for less than the timeout only delays the others.
+TEST_F(GlooProcessTest, ARankThatContinuesInTimeEndsNothing) {
   auto ranks = StartRanks(3, absl::Minutes(1), 1000, 2000);
   EXPECT_EQ(ranks[2]->ReadLine(), "call");
   ranks[2]->Signal(SIGSTOP);

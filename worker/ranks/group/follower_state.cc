@@ -114,8 +114,8 @@ void FollowerState::OnStep(StepPlan* plan) {
   }
   if (last_step_ - last_done_ == kMaxStepsInFlight) {
     return Violated(absl::StrCat("step ", plan->step_id(), " while step ",
-                                 last_done_ + 1, " runs: ", kMaxStepsInFlight,
-                                 " at most"));
+                                 last_done_ + 1, " runs: the limit is ",
+                                 kMaxStepsInFlight));
   }
   last_step_ = plan->step_id();
   plans_.push_back(std::move(*plan));
@@ -163,7 +163,7 @@ absl::Status FollowerState::OnReady(kvasir::v1::RankReady ready) {
   if (num_bytes > size_t{kMaxReadyBytes}) {
     return absl::ResourceExhaustedError(
         absl::StrCat("fingerprints of weights take ", num_bytes,
-                     " bytes, a leader takes ", kMaxReadyBytes, " at most"));
+                     " bytes, the limit is ", kMaxReadyBytes));
   }
   *ready_.mutable_pages() = ready.pages();
   *ready_.mutable_host_pages() = ready.host_pages();

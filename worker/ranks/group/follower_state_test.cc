@@ -93,7 +93,7 @@ class Follower {
     state_.OnTime(now_);
   }
 
-  // But heartbeats.
+  // Without heartbeats.
   std::vector<std::string> Sent() {
     std::vector<std::string> sent;
     for (const FollowerMessage& message : state_.TakeMessages()) {
@@ -121,7 +121,7 @@ TEST(FollowerStateTest, GoesFromHelloToTheEndOfItsSteps) {
   EXPECT_FALSE(follower.state().TakeStep().has_value());
   follower.Step(1);
   EXPECT_EQ(follower.state().TakeStep()->step_id(), 1u);
-  follower.Step(2);  // while 1 runs
+  follower.Step(2);  // while step 1 runs
   KVASIR_EXPECT_OK(follower.state().OnStepDone(1, 5));
   follower.Step(3);
   EXPECT_EQ(follower.state().TakeStep()->step_id(), 2u);
@@ -145,19 +145,19 @@ struct Broken {
   std::function<void(Follower*)> act;
   absl::StatusCode code;
   std::string text;
-  // What the leader hears of it: an Abort with that text, or nothing.
-  bool told = true;
+  // Whether the leader receives an Abort with this text.
+  bool reported = true;
 };
 
 class BrokenFollowerTest : public ::testing::TestWithParam<Broken> {};
 
-TEST_P(BrokenFollowerTest, EndsWithWhy) {
+TEST_P(BrokenFollowerTest, EndsWithTheReason) {
   Follower follower = Follower::In(GetParam().phase);
   GetParam().act(&follower);
   EXPECT_EQ(follower.state().phase(), Phase::kEnded);
   EXPECT_THAT(follower.state().status(),
               StatusIs(GetParam().code, GetParam().text));
-  if (GetParam().told) {
+  if (GetParam().reported) {
     EXPECT_THAT(follower.Sent(),
                 ElementsAre(absl::StrCat(
                     "abort { code: ", static_cast<int>(GetParam().code),
@@ -165,7 +165,7 @@ TEST_P(BrokenFollowerTest, EndsWithWhy) {
   } else {
     EXPECT_THAT(follower.Sent(), IsEmpty());
   }
-  // Nothing follows.
+  // Nothing is sent any more.
   follower.Step(1);
   follower.state().AskDrain();
   follower.state().Abort(absl::InternalError("late"));
@@ -245,7 +245,7 @@ INSTANTIATE_TEST_SUITE_P(
            f->Step(3);
          },
          absl::StatusCode::kInvalidArgument,
-         "the leader sent step 3 while step 1 runs: 2 at most"},
+         "the leader sent step 3 while step 1 runs: the limit is 2"},
         {"DrainInAStep", Phase::kRunning,
          [](Follower* f) {
            f->Step(1);
@@ -293,17 +293,16 @@ TEST(FollowerStateTest, MoreTilesThanALeaderTakesAreNotSent) {
   Follower follower = Follower::In(Phase::kLoading);
   kvasir::v1::RankReady ready = Ready();
   ready.set_weight_tiles(std::string(kMaxReadyBytes + 1, 't'));
-  EXPECT_THAT(
-      follower.state().OnReady(ready),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               HasSubstr("33554433 bytes, a leader takes 33554432 at most")));
+  EXPECT_THAT(follower.state().OnReady(ready),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("33554433 bytes, the limit is 33554432")));
   EXPECT_THAT(follower.Sent(), IsEmpty());
   ready.set_weight_tiles("few");
   KVASIR_EXPECT_OK(follower.state().OnReady(ready));
   EXPECT_THAT(follower.Sent(), ElementsAre(HasSubstr("weight_tiles: \"few\"")));
 }
 
-TEST(FollowerStateTest, AFailedStepIsTheLeadersToHear) {
+TEST(FollowerStateTest, ReportsAFailedStepToTheLeader) {
   Follower follower = Follower::In(Phase::kRunning);
   follower.Step(1);
   ASSERT_TRUE(follower.state().TakeStep().has_value());
@@ -316,7 +315,7 @@ TEST(FollowerStateTest, AFailedStepIsTheLeadersToHear) {
               StatusIs(absl::StatusCode::kInternal, "broken"));
 }
 
-TEST(FollowerStateTest, ItsOwnRankKeepsTheOrderToo) {
+TEST(FollowerStateTest, RefusesCallsOfItsOwnRankOutOfOrder) {
   Follower follower = Follower::In(Phase::kLoading);
   EXPECT_THAT(follower.state().OnStepDone(1, 5),
               StatusIs(absl::StatusCode::kFailedPrecondition, ::testing::_));
@@ -335,7 +334,7 @@ TEST(FollowerStateTest, ItsOwnRankKeepsTheOrderToo) {
   EXPECT_EQ(follower.state().phase(), Phase::kRunning);
 }
 
-TEST(FollowerStateTest, AfterItWasHeldUpItselfItJudgesNobodyByThat) {
+TEST(FollowerStateTest, DoesNotCountItsOwnDelayAgainstTheLeader) {
   Follower follower = Follower::In(Phase::kRunning);
   follower.Jump(absl::Minutes(10));
   EXPECT_EQ(follower.state().phase(), Phase::kRunning);
@@ -343,7 +342,7 @@ TEST(FollowerStateTest, AfterItWasHeldUpItselfItJudgesNobodyByThat) {
   EXPECT_EQ(follower.state().phase(), Phase::kEnded);
 }
 
-TEST(FollowerStateTest, WaitsForTheOthersToLoadAsLongAsTheLeaderLives) {
+TEST(FollowerStateTest, WaitsForOtherRanksToLoadWhileTheLeaderLives) {
   Follower follower = Follower::In(Phase::kReady);
   follower.Pass(absl::Hours(1), true);
   EXPECT_EQ(follower.state().phase(), Phase::kReady);

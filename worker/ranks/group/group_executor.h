@@ -27,7 +27,7 @@ class GroupExecutor final : public Executor {
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
   absl::StatusOr<kvasir::v1::StepResult> Await() override;
-  bool runs_behind() const override { return own_.runs_behind(); }
+  bool is_asynchronous() const override { return own_.is_asynchronous(); }
   absl::Status Announce(const kvasir::v1::StepPlan& plan) override;
 
  private:

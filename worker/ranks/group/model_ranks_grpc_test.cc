@@ -1,4 +1,4 @@
-// A group whose ranks run a model: plans over gRPC, sums in memory.
+// A group of ranks that run a model: plans travel over gRPC, sums in memory.
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -47,7 +47,7 @@ kvasir::v1::RankReady ReadyOf(const Rank& rank) {
   return ready;
 }
 
-// A prompt and eight tokens of output: what each step gives.
+// Runs a prompt and eight tokens of output. Returns the result of each step.
 absl::StatusOr<std::vector<kvasir::v1::StepResult>> Generate(
     Executor* executor, const Rank& rank, const cache::PageCounts& pages) {
   DirectRunner runner(executor, &rank.layout(), pages);
@@ -73,7 +73,7 @@ std::vector<int32_t> TokensOf(
   return tokens;
 }
 
-// Ranks with a collective and nothing else: rank 0's results.
+// Runs ranks with only a collective. Returns rank 0's results.
 std::vector<kvasir::v1::StepResult> WithoutAGroup(uint32_t size) {
   const auto sums = InProcessGroup::Create(size);
   std::vector<std::vector<kvasir::v1::StepResult>> results(size);
@@ -89,9 +89,9 @@ std::vector<kvasir::v1::StepResult> WithoutAGroup(uint32_t size) {
   return results[0];
 }
 
-// Steps in which a rank goes wrong; 0: none.
+// The steps in which a rank fails; 0: none.
 struct Fault {
-  uint64_t stops_in = 0;  // until its group ends
+  uint64_t stops_in = 0;  // it hangs until its group ends
   uint64_t differs_in = 0;
 };
 
@@ -157,7 +157,7 @@ struct ModelFollower {
     thread.join();
     client.reset();
   }
-  // What its loop has ended with.
+  // The status that its loop ended with.
   absl::Status Ended() {
     EXPECT_TRUE(done.Wait());
     return status;
@@ -172,7 +172,7 @@ struct ModelFollower {
   std::thread thread;
 };
 
-// All ranks of a group, of which followers may go wrong.
+// All ranks of a group. Followers may fail.
 class ModelGroup {
  public:
   explicit ModelGroup(uint32_t size,
@@ -211,8 +211,8 @@ class ModelGroup {
                     {start_.pages().begin(), start_.pages().end()});
   }
   RankLeader& leader() { return *leader_; }
-  Event& ended() { return ended_; }                 // its on_end
-  const absl::Status& why() const { return why_; }  // once it has ended
+  Event& ended() { return ended_; }                 // set by its on_end
+  const absl::Status& why() const { return why_; }  // valid after it has ended
   ModelFollower& follower(uint32_t rank) { return *followers_[rank - 1]; }
 
  private:
@@ -228,7 +228,7 @@ class ModelGroup {
 
 class ModelRanksGrpcTest : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(ModelRanksGrpcTest, AGroupGivesWhatItsCollectiveAloneGives) {
+TEST_P(ModelRanksGrpcTest, AGroupGivesTheResultsOfRanksWithoutGrpc) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one, MakeRank(nullptr));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ones,
                               Generate(&one->executor(), *one, one->pages()));
@@ -246,7 +246,7 @@ TEST_P(ModelRanksGrpcTest, AGroupGivesWhatItsCollectiveAloneGives) {
   }
 }
 
-TEST_P(ModelRanksGrpcTest, AnotherTokenEndsTheGroupWithBothHashes) {
+TEST_P(ModelRanksGrpcTest, ADifferentTokenEndsTheGroupWithBothHashes) {
   const uint32_t last = GetParam() - 1;
   std::vector<kvasir::v1::StepResult> want = WithoutAGroup(GetParam());
   ModelGroup group(GetParam(), {{last, {.differs_in = 4}}});
@@ -255,11 +255,11 @@ TEST_P(ModelRanksGrpcTest, AnotherTokenEndsTheGroupWithBothHashes) {
   sequence->set_token_id(sequence->token_id() + 1);
   const std::string text = absl::StrFormat(
       "step 4: the result of rank %d (node, pid 0) has hash %016x, the "
-      "leader's %016x: the ranks do not compute the same",
+      "leader's %016x: the ranks computed different results",
       last, ResultHash(want[3]), leaders);
   EXPECT_THAT(group.Run(), StatusIs(absl::StatusCode::kInternal, text));
   ASSERT_TRUE(group.ended().Wait());
-  // What the program logs (OperatorSurface::Fail).
+  // The text that the program logs (OperatorSurface::Fail).
   EXPECT_THAT(group.why(), StatusIs(absl::StatusCode::kInternal, text));
   for (uint32_t rank = 1; rank <= last; ++rank) {
     EXPECT_THAT(group.follower(rank).Ended(),
@@ -291,7 +291,7 @@ TEST_P(ModelRanksGrpcTest, ARankThatIsKilledInAStepEndsAll) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, ModelRanksGrpcTest, ::testing::Values(2u, 4u));
 
-TEST(ModelRanksPlanTest, APlanThatNoExecutorTakesEndsTheGroup) {
+TEST(ModelRanksPlanTest, APlanThatTheExecutorRefusesEndsTheGroup) {
   ModelGroup group(2);
   KVASIR_ASSERT_OK(group.Start());
   kvasir::v1::StepPlan plan;

@@ -181,7 +181,7 @@ void RankFollower::SendMessages() {
     mutex_.Lock();
     if (waiting > kMaxWaitingMessages) {
       state_.Abort(absl::UnavailableError(
-          absl::StrCat("the leader does not read what it is sent: ", waiting,
+          absl::StrCat("the leader does not read its messages: ", waiting,
                        " messages wait")));
     }
     changed_.SignalAll();

@@ -97,7 +97,7 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
     return absl::InvalidArgumentError("a heartbeat timeout of 0 ms");
   }
   if (options.combine == nullptr) {
-    return absl::InvalidArgumentError("nothing to combine weights by");
+    return absl::InvalidArgumentError("no function that combines weights");
   }
   for (const absl::Duration timeout :
        {options.join_timeout, options.load_timeout, options.step_timeout}) {
@@ -158,10 +158,11 @@ void RankGroupState::OnMessage(LinkId link, FollowerMessage* message,
   const size_t num_bytes =
       message->ByteSizeLong() - message->ready().weight_tiles().size();
   if (num_bytes > size_t{kMaxFollowerMessageBytes}) {
-    return OnBroken(link,
-                    absl::StrCat(num_bytes, " bytes beside tiles, ",
-                                 kMaxFollowerMessageBytes, " at most"),
-                    now);
+    return OnBroken(
+        link,
+        absl::StrCat(num_bytes, " bytes without the tiles, the limit is ",
+                     kMaxFollowerMessageBytes),
+        now);
   }
   found->second.last_message = now;
   if (found->second.rank.has_value()) {
@@ -183,7 +184,7 @@ void RankGroupState::OnGarbage(LinkId link, size_t num_bytes, absl::Time now) {
   const int64_t limit = MaxMessageBytes(link);
   OnBroken(link,
            num_bytes > static_cast<size_t>(limit)
-               ? absl::StrCat(num_bytes, " bytes, ", limit, " at most")
+               ? absl::StrCat(num_bytes, " bytes, the limit is ", limit)
                : absl::StrCat(num_bytes, " bytes that are no FollowerMessage"),
            now);
 }
@@ -225,7 +226,7 @@ void RankGroupState::OnHello(LinkId link, const RankHello& hello) {
   Member& joining = member(hello.rank());
   if (joining.link != 0) {
     return Refuse(link, RankRefusal::RANK_TAKEN,
-                  absl::StrCat(joining.name, " is there already"), &hello);
+                  absl::StrCat(joining.name, " has joined already"), &hello);
   }
   if (difference.has_value()) {
     return Refuse(link, RankRefusal::WRONG_IDENTITY, difference->text, &hello,
@@ -372,7 +373,7 @@ absl::Status RankGroupState::OnStep(uint64_t step_id, absl::Time now) {
   if (steps_.size() == kMaxStepsInFlight) {
     return absl::FailedPreconditionError(
         absl::StrCat("step ", step_id, " while step ", steps_.front().id,
-                     " runs: ", kMaxStepsInFlight, " at most"));
+                     " runs: the limit is ", kMaxStepsInFlight));
   }
   last_step_ = step_id;
   steps_.push_back({.id = step_id,
@@ -419,7 +420,7 @@ void RankGroupState::AddHash(uint64_t step_id, uint32_t rank, uint64_t hash) {
       if (other == *own) continue;
       return End(absl::InternalError(absl::StrFormat(
           "step %d: the result of %s has hash %016x, the leader's %016x: the "
-          "ranks do not compute the same",
+          "ranks computed different results",
           step_id, member(r).name, other, *own)));
     }
   }
@@ -544,7 +545,7 @@ void RankGroupState::OnBacklog(LinkId link, size_t num_messages) {
   if (found == links_.end() || !found->second.rank.has_value()) return;
   const uint32_t rank = *found->second.rank;
   Fail(rank, absl::UnavailableError(absl::StrCat(
-                 member(rank).name, " does not read what it is sent: ",
+                 member(rank).name, " does not read its messages: ",
                  num_messages, " messages wait")));
 }
 

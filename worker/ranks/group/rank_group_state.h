@@ -139,7 +139,7 @@ class RankGroupState {
   // The leader's own rank has ended the step, which must have been sent
   // (CHECK).
   void OnStepDone(uint64_t step_id, uint64_t result_hash);
-  // No step follows: all ranks are told, and the group ends with OK.
+  // No step follows: all ranks receive an end, and the group ends with OK.
   // FAILED_PRECONDITION while a step runs.
   absl::Status Drain();
   // The leader itself has failed.

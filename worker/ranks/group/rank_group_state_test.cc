@@ -46,7 +46,7 @@ RankGroupOptions Options(uint32_t size) {
   identity.set_vocab_size(1000);
   identity.set_heartbeat_timeout_ms(3000);
   options.collective_address = "address 0";
-  // By the tests themselves.
+  // Tests call OnCombined themselves.
   options.combine = [](absl::Span<const std::string>) { return CombinedIds(); };
   options.join_timeout = absl::Seconds(20);
   options.load_timeout = absl::Seconds(30);
@@ -85,8 +85,8 @@ std::string Text(const LeaderMessage& message) {
   }
 }
 
-// A group whose links have the numbers of their ranks, unless a test says
-// otherwise; what is done is told as "link: message" and "link closed: code".
+// A group with links that have the numbers of their ranks, unless a test says
+// otherwise. Actions are listed as "link: message" and "link closed: code".
 class Group {
  public:
   explicit Group(uint32_t size = 3) : state_(Options(size), now_) {}
@@ -116,7 +116,7 @@ class Group {
     }
     EXPECT_EQ(group.state_.phase(), phase);
     (void)group.Done();
-    (void)group.Told();
+    (void)group.Events();
     return group;
   }
 
@@ -155,7 +155,7 @@ class Group {
   }
   absl::Status Step(uint64_t id) { return state_.OnStep(id, now_); }
 
-  // Time goes by in small steps, in which those links give signs of life.
+  // Advances time in small steps, in which those links send heartbeats.
   void Pass(absl::Duration time, const std::vector<uint64_t>& alive) {
     const absl::Time until = now_ + time;
     while (now_ < until) {
@@ -164,7 +164,7 @@ class Group {
       state_.OnTime(now_);
     }
   }
-  // All at once: the leader did not run.
+  // Advances time at once, as if the leader had not run.
   void Jump(absl::Duration time) {
     now_ += time;
     state_.OnTime(now_);
@@ -185,12 +185,12 @@ class Group {
     }
     return done;
   }
-  std::vector<std::string> Told() {
-    std::vector<std::string> told;
+  std::vector<std::string> Events() {
+    std::vector<std::string> events;
     for (const RankGroupState::Event& event : state_.TakeEvents()) {
-      told.push_back(absl::StrCat(event.ranks, "; ", event.detail));
+      events.push_back(absl::StrCat(event.ranks, "; ", event.detail));
     }
-    return told;
+    return events;
   }
 
  private:
@@ -200,7 +200,7 @@ class Group {
   RankGroupState state_;
 };
 
-TEST(RankGroupOptionsTest, AreJudged) {
+TEST(RankGroupOptionsTest, AreChecked) {
   KVASIR_EXPECT_OK(CheckRankGroupOptions(Options(2)));
   for (const uint32_t size : {0u, 1u, 257u}) {
     EXPECT_THAT(
@@ -226,11 +226,11 @@ TEST(RankGroupOptionsTest, AreJudged) {
 // Joining
 // ---------------------------------------------------------------------------
 
-TEST(RankGroupStateTest, AllAreWelcomeOnceTheLastHasCome) {
+TEST(RankGroupStateTest, WelcomesAllRanksWhenTheLastHasCome) {
   Group group;
   group.Join(2);
   EXPECT_THAT(group.Done(), IsEmpty());
-  EXPECT_THAT(group.Told(), ElementsAre("rank 2 (node, pid 12); "));
+  EXPECT_THAT(group.Events(), ElementsAre("rank 2 (node, pid 12); "));
   group.Join(1);
   EXPECT_EQ(group.state().phase(), Phase::kLoading);
   EXPECT_THAT(group.Done(),
@@ -249,10 +249,10 @@ struct RefusedHello {
 
 class RefusedHelloTest : public ::testing::TestWithParam<RefusedHello> {};
 
-TEST_P(RefusedHelloTest, ByNameAndValueOnceInTheLog) {
+TEST_P(RefusedHelloTest, IsRefusedByNameAndValueOnceInTheLog) {
   Group group;
   group.Join(2);
-  (void)group.Told();
+  (void)group.Events();
   RankHello hello = group.Hello(1);
   GetParam().change(&hello);
   for (const uint64_t link : {8u, 9u}) {
@@ -266,11 +266,11 @@ TEST_P(RefusedHelloTest, ByNameAndValueOnceInTheLog) {
     EXPECT_FALSE(actions[0].close->ok());
     EXPECT_EQ(actions[0].close->message(), GetParam().detail);
   }
-  EXPECT_THAT(group.Told(),
+  EXPECT_THAT(group.Events(),
               ElementsAre(HasSubstr(absl::StrCat(
                   "; ", RankRefusal::Reason_Name(GetParam().reason), ": ",
                   GetParam().detail))));
-  // The group goes on waiting for a right one.
+  // The group still waits for a matching rank.
   group.Join(1);
   EXPECT_EQ(group.state().phase(), Phase::kLoading);
 }
@@ -297,7 +297,7 @@ INSTANTIATE_TEST_SUITE_P(
          RankRefusal::WRONG_RANK,
          "rank is 3, a follower of this group is 1 to 2"},
         {"Doubled", [](RankHello* h) { h->set_rank(2); },
-         RankRefusal::RANK_TAKEN, "rank 2 (node, pid 12) is there already"},
+         RankRefusal::RANK_TAKEN, "rank 2 (node, pid 12) has joined already"},
         {"Checkpoint",
          [](RankHello* h) { h->mutable_identity()->set_checkpoint_id("c"); },
          RankRefusal::WRONG_IDENTITY,
@@ -341,7 +341,7 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& each) { return each.param.name; });
 
-// The second field was told to the rank alone.
+// The second field is reported only to the rank.
 TEST(RankGroupStateTest, ARankIsRefusedForEachFieldOnceInTheLog) {
   Group group;
   uint64_t link = 0;
@@ -352,8 +352,8 @@ TEST(RankGroupStateTest, ARankIsRefusedForEachFieldOnceInTheLog) {
     group.Link(++link);
     group.SendHello(link, hello);
   }
-  EXPECT_THAT(group.Told(), ElementsAre(HasSubstr("plan_id is \"other\""),
-                                        HasSubstr("page_tokens is 32")));
+  EXPECT_THAT(group.Events(), ElementsAre(HasSubstr("plan_id is \"other\""),
+                                          HasSubstr("page_tokens is 32")));
 }
 
 TEST(RankGroupStateTest, EveryFieldOfAnIdentityIsCompared) {
@@ -374,20 +374,20 @@ TEST(RankGroupStateTest, EveryFieldOfAnIdentityIsCompared) {
   }
 }
 
-TEST(RankGroupStateTest, WhatAPeerCallsItselfIsCutAndPrintable) {
+TEST(RankGroupStateTest, NamesOfPeersAreShortenedAndPrintable) {
   Group group;
   RankHello hello = group.Hello(1);
   hello.mutable_identity()->set_plan_id(std::string(1000, 'x'));
   hello.set_host("\x1b[31m" + std::string(1000, 'h'));
   group.Link(1);
   group.SendHello(1, hello);
-  const std::vector<std::string> told = group.Told();
-  ASSERT_EQ(told.size(), 1u);
-  EXPECT_THAT(told[0], HasSubstr("rank 1 (\\x1b[31mhhh"));
-  EXPECT_LT(told[0].size(), 500u);
+  const std::vector<std::string> events = group.Events();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(events[0], HasSubstr("rank 1 (\\x1b[31mhhh"));
+  EXPECT_LT(events[0].size(), 500u);
 }
 
-TEST(RankGroupStateTest, WhoIsNotAuthenticatedIsToldNothingOfTheGroup) {
+TEST(RankGroupStateTest, AnUnauthenticatedCallLearnsNothingOfTheGroup) {
   Group group;
   group.state().OnLink(1, false, "ipv4:peer\n", absl::UnixEpoch());
   const auto actions = group.state().TakeActions();
@@ -395,15 +395,15 @@ TEST(RankGroupStateTest, WhoIsNotAuthenticatedIsToldNothingOfTheGroup) {
   EXPECT_EQ(actions[0].message.refusal().reason(),
             RankRefusal::UNAUTHENTICATED);
   EXPECT_EQ(actions[0].close->code(), absl::StatusCode::kUnauthenticated);
-  EXPECT_THAT(group.Told(), ElementsAre(HasSubstr("a caller at ipv4:peer\\n; "
-                                                  "UNAUTHENTICATED: ")));
-  // What it sends meanwhile is not heard.
+  EXPECT_THAT(group.Events(), ElementsAre(HasSubstr("a caller at ipv4:peer\\n; "
+                                                    "UNAUTHENTICATED: ")));
+  // Messages that it sends meanwhile are ignored.
   group.SendHello(1, group.Hello(1));
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_THAT(group.state().member_links(), IsEmpty());
 }
 
-TEST(RankGroupStateTest, TheFirstMessageIsAHello) {
+TEST(RankGroupStateTest, TheFirstMessageMustBeAHello) {
   Group group;
   for (uint64_t link = 1; link <= 3; ++link) group.Link(link);
   group.SendHeartbeat(1);
@@ -413,7 +413,7 @@ TEST(RankGroupStateTest, TheFirstMessageIsAHello) {
               ElementsAre("1: NO_HELLO", "1 closed: INVALID_ARGUMENT",
                           "2: NO_HELLO", "2 closed: INVALID_ARGUMENT",
                           "3: NO_HELLO", "3 closed: INVALID_ARGUMENT"));
-  EXPECT_THAT(group.Told(),
+  EXPECT_THAT(group.Events(),
               ElementsAre("a caller at ipv4:peer; NO_HELLO: want a "
                           "RankHello first, have RankHeartbeat"));
   group.Link(4);
@@ -427,7 +427,7 @@ TEST(RankGroupStateTest, ARankThatLeavesBeforeAllHaveComeMayComeAgain) {
     std::string name;
     std::function<void(Group*)> leave;
     std::vector<std::string> done;
-    std::string told;
+    std::string events;
   };
   for (const Case& each : std::vector<Case>{
            {"lost",
@@ -455,10 +455,10 @@ TEST(RankGroupStateTest, ARankThatLeavesBeforeAllHaveComeMayComeAgain) {
     SCOPED_TRACE(each.name);
     Group group;
     group.Join(1);
-    (void)group.Told();
+    (void)group.Events();
     each.leave(&group);
     EXPECT_THAT(group.Done(), ::testing::ElementsAreArray(each.done));
-    EXPECT_THAT(group.Told(), ElementsAre(each.told));
+    EXPECT_THAT(group.Events(), ElementsAre(each.events));
     EXPECT_EQ(group.state().phase(), Phase::kJoining);
     group.Link(5);
     group.SendHello(5, group.Hello(1));
@@ -467,7 +467,7 @@ TEST(RankGroupStateTest, ARankThatLeavesBeforeAllHaveComeMayComeAgain) {
   }
 }
 
-TEST(RankGroupStateTest, WhoDoesNotComeInTimeIsNamedWithTheLastRefusal) {
+TEST(RankGroupStateTest, NamesRanksThatDoNotComeInTimeWithTheLastRefusal) {
   Group group = Group::Of(4, Phase::kJoining);
   group.Join(2);
   RankHello hello = group.Hello(1);
@@ -500,7 +500,7 @@ TEST(RankGroupStateTest, StartsWithTheLeastPagesOnceAllAreReady) {
   ready.set_weight_bytes(1234);
   ready.set_weight_tiles("two");
   group.SendReady(2, ready);
-  EXPECT_THAT(group.Told(),
+  EXPECT_THAT(group.Events(),
               ElementsAre("rank 2 (node, pid 12); 1234 bytes of weights, pages "
                           "10+3, host pages 0+5"));
   ready = Ready({8, 4}, {2, 9});
@@ -513,7 +513,7 @@ TEST(RankGroupStateTest, StartsWithTheLeastPagesOnceAllAreReady) {
   ASSERT_TRUE(tiles.has_value());
   EXPECT_THAT(*tiles, ElementsAre("leader's", "", "two"));
   EXPECT_FALSE(group.state().TakeTiles().has_value());
-  // However long that takes: all are loaded.
+  // However long it takes, because all are loaded.
   group.Pass(absl::Seconds(40), {1, 2});
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kLoading);
@@ -561,7 +561,8 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
   group.Link(9);
   EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
   group.Join(2);
-  EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);  // no rank of the group
+  // not a rank of the group
+  EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(77), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort + kMaxReadyBytes);
   RankReady ready = Ready({8});
@@ -570,16 +571,17 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(2), kShort + kMaxReadyBytes);
   KVASIR_EXPECT_OK(group.state().status());
-  // Nothing else of a RankReady.
+  // Only the tiles may be long.
   ready = Ready(std::vector<int64_t>(kShort, 1));
   group.SendReady(2, ready);
-  EXPECT_THAT(group.state().status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       absl::StrCat("rank 2 (node, pid 12) sent ", kShort + 8,
-                                    " bytes beside tiles, 65536 at most")));
+  EXPECT_THAT(
+      group.state().status(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               absl::StrCat("rank 2 (node, pid 12) sent ", kShort + 8,
+                            " bytes without the tiles, the limit is 65536")));
 }
 
-TEST(RankGroupStateTest, TellsItsMembersOfWhatTheySay) {
+TEST(RankGroupStateTest, ReportsItsMembers) {
   Group group;
   RankHello hello = group.Hello(2);
   hello.set_host("\x1b[31m" + std::string(1000, 'h'));
@@ -610,7 +612,7 @@ TEST(RankGroupStateTest, TellsItsMembersOfWhatTheySay) {
   EXPECT_THAT(group.state().members(), IsEmpty());
 }
 
-TEST(RankGroupStateTest, WhatDoesNotFitTheLeaderEndsTheGroup) {
+TEST(RankGroupStateTest, AReadyRankThatDoesNotFitTheLeaderEndsTheGroup) {
   struct Case {
     std::function<void(RankReady*)> change;
     absl::StatusCode code;
@@ -637,7 +639,8 @@ TEST(RankGroupStateTest, WhatDoesNotFitTheLeaderEndsTheGroup) {
     group.state().OnReady(Ready({8}));
     EXPECT_THAT(group.state().status(), StatusIs(each.code, each.text));
     EXPECT_FALSE(group.state().TakeTiles().has_value());
-    EXPECT_EQ(group.Done().size(), 4u);  // both hear it and are closed
+    // both ranks receive the end and are closed
+    EXPECT_EQ(group.Done().size(), 4u);
   }
 }
 
@@ -652,7 +655,7 @@ TEST(RankGroupStateTest, ARankThatDoesNotLoadInTimeIsNamed) {
                "within 30s"));
 }
 
-TEST(RankGroupStateTest, NobodyJoinsAGroupThatIsComplete) {
+TEST(RankGroupStateTest, ACompleteGroupAcceptsNoRank) {
   Group group = Group::Of(3, Phase::kRunning);
   group.Link(9);
   group.SendHello(9, group.Hello(1));
@@ -669,8 +672,9 @@ TEST(RankGroupStateTest, AStepIsDoneWhenAllHaveTheSameResult) {
   Group group = Group::Of(3, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   KVASIR_EXPECT_OK(group.Step(2));
-  EXPECT_THAT(group.Step(3), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                      "step 3 while step 1 runs: 2 at most"));
+  EXPECT_THAT(group.Step(3),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "step 3 while step 1 runs: the limit is 2"));
   group.SendDone(1, 1, 77);
   group.SendDone(1, 2, 78);
   group.SendDone(2, 1, 77);
@@ -702,7 +706,7 @@ TEST(RankGroupStateTest, ResultsThatDifferEndTheGroupWithBothValues) {
     }
     const std::string text =
         "step 1: the result of rank 2 (node, pid 12) has hash 0000000000000def,"
-        " the leader's 0000000000000abc: the ranks do not compute the same";
+        " the leader's 0000000000000abc: the ranks computed different results";
     EXPECT_THAT(group.state().status(),
                 StatusIs(absl::StatusCode::kInternal, text));
     EXPECT_FALSE(group.state().IsStepDone(1));
@@ -722,7 +726,7 @@ struct BrokenRule {
 
 class BrokenRuleTest : public ::testing::TestWithParam<BrokenRule> {};
 
-TEST_P(BrokenRuleTest, EndsTheGroupAndAllHearWhy) {
+TEST_P(BrokenRuleTest, EndsTheGroupAndAllRanksGetTheReason) {
   Group group = Group::Of(3, GetParam().phase);
   GetParam().act(&group);
   EXPECT_EQ(group.state().phase(), Phase::kEnded);
@@ -732,7 +736,7 @@ TEST_P(BrokenRuleTest, EndsTheGroupAndAllHearWhy) {
   const std::vector<std::string> done = group.Done();
   EXPECT_THAT(done, ::testing::Contains("2: abort " + GetParam().text));
   EXPECT_THAT(done, ::testing::Contains("2 closed: " + code));
-  // Nothing follows.
+  // Nothing is sent any more.
   group.SendDone(2, 1, 5);
   group.Pass(absl::Seconds(5), {1, 2});
   group.state().Abort(absl::InternalError("late"));
@@ -765,8 +769,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"DoesNotRead", Phase::kRunning,
          [](Group* g) { g->state().OnBacklog(1, 17); },
          absl::StatusCode::kUnavailable,
-         absl::StrCat(kRank1,
-                      " does not read what it is sent: 17 messages wait")},
+         absl::StrCat(kRank1, " does not read its messages: 17 messages wait")},
         {"StandsStill", Phase::kRunning,
          [](Group* g) {
            KVASIR_EXPECT_OK(g->Step(1));
@@ -871,7 +874,7 @@ TEST(RankGroupStateTest, TheSecondStepsTimeBeginsWithTheFirstsEnd) {
   EXPECT_EQ(group.state().phase(), Phase::kEnded);
 }
 
-TEST(RankGroupStateTest, AnyMessageIsASignOfLife) {
+TEST(RankGroupStateTest, AnyMessageCountsAsAHeartbeat) {
   Group group = Group::Of(2, Phase::kRunning);
   for (uint64_t step = 1; step <= 8; ++step) {
     group.Pass(absl::Seconds(2), {});
@@ -882,7 +885,7 @@ TEST(RankGroupStateTest, AnyMessageIsASignOfLife) {
   EXPECT_EQ(group.state().phase(), Phase::kRunning);
 }
 
-TEST(RankGroupStateTest, AfterItWasHeldUpItselfTheLeaderJudgesNobodyByThat) {
+TEST(RankGroupStateTest, TheLeaderDoesNotCountItsOwnDelayAgainstRanks) {
   Group group = Group::Of(2, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   group.Jump(absl::Minutes(10));
@@ -938,9 +941,9 @@ TEST(RankGroupStateTest, ARankMayAskForADrain) {
   const auto events = group.state().TakeEvents();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].kind, RankGroupState::Event::Kind::kDrainAsked);
-  // Once.
+  // Only the first request counts.
   group.Send(1, message);
-  EXPECT_THAT(group.Told(), IsEmpty());
+  EXPECT_THAT(group.Events(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kRunning);
 }
 

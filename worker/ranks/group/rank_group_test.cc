@@ -31,7 +31,7 @@ using kvasir::v1::StepResult;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What goes one way of a call, and its end.
+// One direction of a call, and its end.
 class Queue final : public RankLink {
  public:
   size_t Send(Bytes message) override {
@@ -45,12 +45,12 @@ class Queue final : public RankLink {
     if (!closed_.has_value()) closed_ = status;
     changed_.SignalAll();
   }
-  // Nothing arrives any more, and nobody is told.
+  // From now on nothing arrives, and neither side notices.
   void Freeze() {
     MutexLock lock(&mutex_);
     frozen_ = true;
   }
-  // The next message, or null and what the call was closed with.
+  // The next message; or null, and the status that the call was closed with.
   Bytes Take(absl::Status* end) {
     MutexLock lock(&mutex_);
     while (true) {
@@ -76,7 +76,8 @@ class Queue final : public RankLink {
   bool frozen_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// A follower's call, with a thread for each direction. Ends before the two.
+// A follower's call, with a thread for each direction. Destroy it before leader
+// and follower.
 class Call {
  public:
   Call(RankLeader* leader, RankFollower* follower, bool authenticated) {
@@ -112,7 +113,7 @@ class Call {
     to_leader_->Freeze();
     to_follower_->Freeze();
   }
-  // Messages that the follower has heard.
+  // Messages that the follower received.
   uint64_t delivered() const { return delivered_.load(); }
 
  private:
@@ -138,11 +139,11 @@ struct GroupOptions {
   absl::Duration heartbeat = kLong;
   absl::Duration step_timeout = kLong;
   int64_t max_message_bytes = kMaxLeaderMessageBytes;
-  // What loading a follower comes to.
+  // The result of loading a follower.
   std::function<absl::Status(uint32_t rank)> load = [](uint32_t) {
     return absl::OkStatus();
   };
-  // Of rank r; rank 0 is the leader's.
+  // By rank; rank 0 is the leader.
   std::vector<FakeRank::Hook> hooks;
 };
 
@@ -177,7 +178,7 @@ class Group {
     KVASIR_RETURN_IF_ERROR(leader_->WaitJoined().status());
     return leader_->WaitStarted(TestReady(10));
   }
-  // What rank r's loop has ended with.
+  // The status that rank r's loop ended with.
   absl::Status Ended(uint32_t rank) {
     OneFollower& follower = *followers_[rank - 1];
     EXPECT_TRUE(follower.done.Wait());
@@ -192,7 +193,7 @@ class Group {
     return *followers_[rank - 1]->executor;
   }
   GroupExecutor& executor() { return *executor_; }
-  Event& ended(uint32_t rank) { return ended_[rank]; }  // its on_end
+  Event& ended(uint32_t rank) { return ended_[rank]; }  // set by its on_end
   Event& drain_asked() { return drain_asked_; }
 
  private:
@@ -255,7 +256,7 @@ TEST(RankGroupTest, RunsStepsOnAllRanksUntilItIsDrained) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result,
                                 group.executor().Execute(TestPlan(step)));
     ASSERT_EQ(result.sequences(0).token_id(), 100 + static_cast<int>(step));
-    // Nobody's tokens are told before all ranks have them.
+    // No result is returned before all ranks have run the step.
     ASSERT_EQ(group.executor_of(1).steps(), static_cast<int>(step));
     ASSERT_EQ(group.executor_of(2).steps(), static_cast<int>(step));
   }
@@ -288,7 +289,7 @@ TEST(RankGroupTest, TheNextPlanTravelsWhileAStepRuns) {
   }
   EXPECT_THAT(group.leader().SendStep(TestPlan(3)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "step 3 while step 1 runs: 2 at most"));
+                       "step 3 while step 1 runs: the limit is 2"));
   go.Set();
   FakeRank own;
   for (uint64_t step = 1; step <= 2; ++step) {
@@ -299,10 +300,10 @@ TEST(RankGroupTest, TheNextPlanTravelsWhileAStepRuns) {
   KVASIR_EXPECT_OK(group.leader().Drain());
 }
 
-TEST(RankGroupTest, FollowersGoOnWithWhatIsAnnounced) {
+TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
   Group group;
   KVASIR_ASSERT_OK(group.Start().status());
-  EXPECT_TRUE(group.executor().runs_behind());
+  EXPECT_TRUE(group.executor().is_asynchronous());
   KVASIR_ASSERT_OK(group.executor().Enqueue(TestPlan(1)));
   KVASIR_ASSERT_OK(group.executor().Announce(TestPlan(2)));
   // The leader's own step 1 has not ended.
@@ -315,7 +316,7 @@ TEST(RankGroupTest, FollowersGoOnWithWhatIsAnnounced) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result,
                                 group.executor().Await());
     ASSERT_EQ(result.step_id(), step);
-    // It is not sent again; 3 was not announced, 4 was.
+    // An announced plan is not sent again. Here 3 was not announced and 4 was.
     KVASIR_ASSERT_OK(group.executor().Enqueue(TestPlan(step + 1)));
     if (step % 2 == 0) {
       KVASIR_ASSERT_OK(group.executor().Announce(TestPlan(step + 2)));
@@ -370,7 +371,7 @@ TEST(RankGroupTest, ARankThatFailsEndsAllWithItsReason) {
   }
 }
 
-TEST(RankGroupTest, AResultThatDiffersIsNobodysToken) {
+TEST(RankGroupTest, ADifferentResultDeliversNoToken) {
   GroupOptions options;
   options.hooks = {{}, [](const StepPlan& plan, StepResult* result) {
                      if (plan.step_id() == 2) {
@@ -385,8 +386,9 @@ TEST(RankGroupTest, AResultThatDiffersIsNobodysToken) {
       group.executor().Execute(TestPlan(2)),
       StatusIs(absl::StatusCode::kInternal,
                HasSubstr("the result of rank 1 (node, pid 0) has hash")));
-  EXPECT_THAT(group.Ended(2), StatusIs(absl::StatusCode::kInternal,
-                                       HasSubstr("do not compute the same")));
+  EXPECT_THAT(group.Ended(2),
+              StatusIs(absl::StatusCode::kInternal,
+                       HasSubstr("computed different results")));
 }
 
 TEST(RankGroupTest, ALeaderThatFailsEndsAll) {
@@ -406,8 +408,8 @@ TEST(RankGroupTest, ALeaderThatFailsEndsAll) {
   }
 }
 
-TEST(RankGroupTest, ARankThatStandsStillIsGivenUp) {
-  // As a collective does that waits for a rank: until it is aborted.
+TEST(RankGroupTest, ARankThatStandsStillEndsTheGroup) {
+  // Hangs until it is aborted, as a collective that waits for a rank.
   Group* all = nullptr;
   const auto hang = [&all](uint32_t rank) {
     return [&all, rank](const StepPlan& plan, StepResult*) {
@@ -416,7 +418,7 @@ TEST(RankGroupTest, ARankThatStandsStillIsGivenUp) {
       return absl::AbortedError("the collective was aborted");
     };
   };
-  // Tickers look twelve times a heartbeat timeout.
+  // Tickers check twelve times in each heartbeat timeout.
   GroupOptions options{.heartbeat = absl::Seconds(3),
                        .step_timeout = absl::Milliseconds(200),
                        .hooks = {hang(0), {}, hang(2)}};
@@ -454,19 +456,19 @@ TEST(RankGroupTest, ASilentCallIsGivenUpByBothSides) {
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   Group group(options);
   KVASIR_ASSERT_OK(group.Start().status());
-  // Longer than the timeout: heartbeats keep it alive.
+  // Longer than the timeout: heartbeats keep the group alive.
   absl::SleepFor(absl::Milliseconds(1200));
   KVASIR_ASSERT_OK(group.executor().Execute(TestPlan(1)).status());
   group.call(1).Freeze();
-  // Who notices first ends the call of the other.
+  // The side that notices first ends the call of the other.
   EXPECT_THAT(group.Ended(1), StatusIs(absl::StatusCode::kUnavailable,
-                                       HasSubstr("nothing was heard of")));
-  EXPECT_THAT(group.executor().Execute(TestPlan(2)),
-              StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("nothing was heard of")));
+                                       HasSubstr("no message from")));
+  EXPECT_THAT(
+      group.executor().Execute(TestPlan(2)),
+      StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no message from")));
 }
 
-TEST(RankGroupTest, APlanThatNoRankWouldTakeIsNotSent) {
+TEST(RankGroupTest, APlanThatIsTooLargeIsNotSent) {
   GroupOptions options{.size = 2, .max_message_bytes = 1000};
   Group group(options);
   KVASIR_ASSERT_OK(group.Start().status());
@@ -474,12 +476,12 @@ TEST(RankGroupTest, APlanThatNoRankWouldTakeIsNotSent) {
   for (int i = 0; i < 1000; ++i) plan.add_released_sequences(1);
   EXPECT_THAT(group.executor().Execute(plan),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("bytes, ranks take 1000 at most")));
+                       HasSubstr("bytes, the limit is 1000")));
   EXPECT_THAT(group.Ended(1),
               StatusIs(absl::StatusCode::kResourceExhausted, ::testing::_));
 }
 
-TEST(RankGroupTest, APlanArrivesAsItWas) {
+TEST(RankGroupTest, APlanArrivesUnchanged) {
   base::Mutex mutex;
   StepPlan got;
   GroupOptions options{.size = 2};
@@ -541,7 +543,7 @@ TEST(RankGroupTest, ACallWithoutTheSecretIsRefused) {
   call.Cut();
 }
 
-// Nothing of what is sent ever goes out.
+// A link that never sends anything.
 class Stuck final : public RankLink {
  public:
   size_t Send(Bytes) override { return ++waiting_; }
@@ -572,7 +574,7 @@ TEST(RankGroupTest, AFollowerThatDoesNotReadIsGivenUp) {
     message.mutable_hello()->set_rank(rank);
     leader.OnBytes(links.back(), message.SerializeAsString());
   }
-  // It says that it lives.
+  // It still sends heartbeats.
   while (!ended.Wait(absl::Milliseconds(20))) {
     for (const RankLeader::LinkId link : links) {
       leader.OnBytes(link, HeartbeatBytes());
@@ -580,7 +582,7 @@ TEST(RankGroupTest, AFollowerThatDoesNotReadIsGivenUp) {
   }
   EXPECT_THAT(leader.status(),
               StatusIs(absl::StatusCode::kUnavailable,
-                       "rank 1 (, pid 0) does not read what it is sent: 17 "
+                       "rank 1 (, pid 0) does not read its messages: 17 "
                        "messages wait"));
 }
 
@@ -599,12 +601,12 @@ TEST(RankGroupTest, ALeaderThatDoesNotReadIsGivenUp) {
   }
   EXPECT_THAT(follower.status(),
               StatusIs(absl::StatusCode::kUnavailable,
-                       "the leader does not read what it is sent: 17 messages "
+                       "the leader does not read its messages: 17 messages "
                        "wait"));
 }
 
-// A rank that loads, and one in a long step, say that they live all the same.
-TEST(RankGroupTest, ABusyRankIsNotASilentOne) {
+// A rank that loads, or is in a long step, still sends heartbeats.
+TEST(RankGroupTest, ABusyRankDoesNotCountAsSilent) {
   const auto busy = [] { absl::SleepFor(absl::Milliseconds(1300)); };
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   options.load = [&](uint32_t) {
@@ -622,8 +624,8 @@ TEST(RankGroupTest, ABusyRankIsNotASilentOne) {
   KVASIR_EXPECT_OK(group.Ended(1));
 }
 
-// Its collective tells a rank that another is gone before the group does.
-TEST(RankGroupTest, TheFirstReasonIsToldNotItsEcho) {
+// A rank's collective notices that another rank is gone before the group does.
+TEST(RankGroupTest, ReportsTheFirstReasonInsteadOfItsConsequence) {
   GroupOptions options;
   const auto echo = [](const StepPlan& plan, StepResult*) {
     return plan.step_id() == 2 ? absl::AbortedError("a rank gave up")
@@ -647,7 +649,7 @@ TEST(RankGroupTest, TheFirstReasonIsToldNotItsEcho) {
                                        absl::StrCat("the leader: ", text)));
 }
 
-TEST(RankGroupTest, WithoutAFirstReasonTheEchoIsTold) {
+TEST(RankGroupTest, ReportsTheConsequenceIfNoReasonComes) {
   GroupOptions options{.size = 2};
   options.hooks = {[](const StepPlan&, StepResult*) {
                      return absl::UnavailableError("rank 1 stands still");
@@ -686,8 +688,8 @@ TEST(RankGroupTest, WeightsThatDoNotCombineEndAll) {
   other.join();
 }
 
-// Whatever goes wrong, and whenever: everybody's calls return.
-TEST(RankGroupTest, EndsOfAllKindsLeaveNobodyWaiting) {
+// All calls return, whatever fails and whenever.
+TEST(RankGroupTest, NoEndLeavesACallWaiting) {
   for (int round = 0; round < 40; ++round) {
     SCOPED_TRACE(round);
     const auto last = static_cast<uint64_t>(round % 7);
@@ -721,7 +723,7 @@ TEST(ResultHashTest, DiffersInStepSequenceTokenAndFault) {
   result.add_sequences()->set_sequence_id(5);
   result.mutable_sequences(0)->set_token_id(7);
   const uint64_t hash = ResultHash(result);
-  // The same in every build: ranks compare it.
+  // The value must be the same in every build, because ranks compare it.
   EXPECT_EQ(hash, ResultHash(StepResult(result)));
   StepResult other = result;
   other.set_step_id(2);

@@ -44,7 +44,7 @@ using ::testing::Not;
 
 constexpr char kSecret[] = "a secret of tests";
 
-// Of the leader's process: leader and listener.
+// The leader's process: leader and listener.
 struct LeaderSide {
   static absl::StatusOr<std::unique_ptr<LeaderSide>> Start(
       uint32_t size, RankServerOptions options = {.secret = kSecret},
@@ -75,7 +75,7 @@ struct LeaderSide {
   Event ended;
 };
 
-// Of a follower's.
+// A follower's process.
 struct FollowerSide {
   static absl::StatusOr<std::unique_ptr<FollowerSide>> Join(
       uint32_t rank, uint32_t size, const RankClientOptions& dial,
@@ -112,7 +112,7 @@ struct FollowerSide {
     }();
     done.Set();
   }
-  // What its loop has ended with.
+  // The status that its loop ended with.
   absl::Status Ended() {
     EXPECT_TRUE(done.Wait());
     return status;
@@ -146,7 +146,7 @@ TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
   GroupExecutor executor(leader->leader.get(), &leader->rank);
   for (uint64_t step = 1; step <= 200; ++step) {
     kvasir::v1::StepPlan plan = TestPlan(step);
-    // Once, more than a flow control window.
+    // One step has more than a flow control window.
     const int tokens = step == 100 ? 1 << 20 : 10;
     auto* ids = plan.add_sequences()->mutable_token_ids();
     for (int i = 0; i < tokens; ++i) ids->Add(i);
@@ -165,7 +165,7 @@ TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
                        "ended: it was drained"));
 }
 
-TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
+TEST(RankGrpcTest, ACallWithoutTheRightSecretIsRefused) {
   ::testing::internal::CaptureStderr();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   for (const char* shown :
@@ -190,7 +190,7 @@ TEST(RankGrpcTest, WhoDoesNotShowTheSecretIsRefused) {
   KVASIR_EXPECT_OK(leader->WaitStarted().status());
 }
 
-TEST(RankGrpcTest, WithoutASecretOrCertificatesNobodyJoins) {
+TEST(RankGrpcTest, WithoutASecretOrCertificatesEveryCallIsRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader,
                               LeaderSide::Start(2, RankServerOptions{}));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
@@ -225,7 +225,7 @@ TEST(RankGrpcTest, ACertificateIsEnough) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto one, FollowerSide::Join(1, 2, dial));
     KVASIR_EXPECT_OK(leader->WaitStarted().status());
   }
-  // TLS without a certificate of the follower's is for the secret to judge.
+  // With TLS but without a certificate of the follower, the secret decides.
   server.files.authorities = "";
   KVASIR_ASSERT_OK_AND_ASSIGN(options.credentials, watch.Server(server));
   for (const bool secret : {false, true}) {
@@ -250,7 +250,8 @@ TEST(RankGrpcTest, ACertificateIsEnough) {
 // What nobody's follower sends
 // ---------------------------------------------------------------------------
 
-// A call of such bytes; what it ends with, and what came before that.
+// A call that sends given bytes. It records the status it ends with and the
+// messages before that.
 class RawCall final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -287,7 +288,7 @@ class RawCall final
     return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
                                      arguments);
   }
-  // The call stays open behind the last of them.
+  // The call stays open after the last message.
   void Write() {
     if (written_ == messages_.size()) return;
     request_ =
@@ -318,7 +319,8 @@ std::string ReadyBytes(const std::string& tiles) {
   return message.SerializeAsString();
 }
 
-// Bytes as they come, not gRPC's; returns when the other side hangs up.
+// Sends raw bytes without gRPC. Returns when the other side closes the
+// connection.
 void SendToPort(int port, const std::string& bytes) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
@@ -336,7 +338,7 @@ void SendToPort(int port, const std::string& bytes) {
   close(fd);
 }
 
-TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
+TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   const std::string& target = leader->server->target();
   struct Case {
@@ -357,10 +359,10 @@ TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
             "want a RankHello first, have RankHeartbeat"},
            {{std::string(size_t{kMaxFollowerMessageBytes} + 1, 'x')},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have 65537 bytes, 65536 at most"},
+            "want a RankHello first, have 65537 bytes, the limit is 65536"},
            {{ReadyBytes(std::string(1 << 20, 't'))},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have 1048587 bytes, 65536 at most"},
+            "want a RankHello first, have 1048587 bytes, the limit is 65536"},
            {{std::string(size_t{kMaxFollowerMessageBytes + kMaxReadyBytes} + 1,
                          'x')},
             grpc::StatusCode::RESOURCE_EXHAUSTED,
@@ -383,7 +385,7 @@ TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
             std::string(5000, '\xff')}) {
     SendToPort(leader->server->port(), bytes);
   }
-  // The right one is served as ever.
+  // A valid follower is still served.
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
   KVASIR_ASSERT_OK(leader->WaitStarted().status());
@@ -391,14 +393,14 @@ TEST(RankGrpcTest, WhatIsNoFollowersCallChangesNothing) {
   KVASIR_EXPECT_OK(executor.Execute(TestPlan(1)).status());
   RawCall doubled(target, {HelloBytes(1)});
   EXPECT_THAT(doubled.Wait().error_message(),
-              HasSubstr("rank 1 (node, pid 0) is there already"));
+              HasSubstr("rank 1 (node, pid 0) has joined already"));
   ASSERT_EQ(doubled.received().size(), 1u);
   EXPECT_EQ(doubled.received()[0].refusal().reason(), RankRefusal::RANK_TAKEN);
   KVASIR_EXPECT_OK(executor.Execute(TestPlan(2)).status());
   KVASIR_EXPECT_OK(leader->leader->Drain());
 }
 
-TEST(RankGrpcTest, FingerprintsOfMuchWeightArrive) {
+TEST(RankGrpcTest, LargeFingerprintsArrive) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   const std::string tiles(kMaxReadyBytes, 't');
   RawCall call(leader->server->target(), {HelloBytes(1), ReadyBytes(tiles)});
@@ -408,22 +410,23 @@ TEST(RankGrpcTest, FingerprintsOfMuchWeightArrive) {
   EXPECT_TRUE(call.Wait().ok());
 }
 
-// Lives, and reads nothing.
-class DeafCall final
+// A call that stays open and reads nothing.
+class NonReadingCall final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  explicit DeafCall(const std::string& target) : stub_(NewChannel(target)) {
+  explicit NonReadingCall(const std::string& target)
+      : stub_(NewChannel(target)) {
     context_.AddMetadata(kRankAuthorizationKey, RankAuthorization(kSecret));
     stub_.PrepareBidiStreamingCall(&context_, "/kvasir.v1.Rank/Join", {}, this);
     AddHold();
     StartCall();
   }
-  ~DeafCall() override {
+  ~NonReadingCall() override {
     context_.TryCancel();
     RemoveHold();
     done_.get_future().wait();
   }
-  // Returns when it is on its way.
+  // Returns when the bytes are on their way.
   void Write(const std::string& bytes) {
     written_ = {};
     request_ = BufferOf(std::make_shared<const std::string>(bytes));
@@ -436,7 +439,7 @@ class DeafCall final
  private:
   static std::shared_ptr<grpc::Channel> NewChannel(const std::string& target) {
     grpc::ChannelArguments arguments;
-    // Or else it grows its window to what comes.
+    // Otherwise gRPC would grow its window to fit what comes.
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
                                      arguments);
@@ -449,11 +452,11 @@ class DeafCall final
   std::promise<void> done_;
 };
 
-TEST(RankGrpcTest, WhatAFollowerDoesNotReadDoesNotPileUp) {
+TEST(RankGrpcTest, MessagesToAFollowerThatDoesNotReadAreBounded) {
   constexpr absl::Duration kHeartbeat = absl::Milliseconds(600);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto leader, LeaderSide::Start(2, {.secret = kSecret}, kHeartbeat));
-  DeafCall call(leader->server->target());
+  NonReadingCall call(leader->server->target());
   call.Write(HelloBytes(1, kHeartbeat));
   KVASIR_ASSERT_OK(leader->leader->WaitJoined().status());
   call.Write(ReadyBytes("tiles"));
@@ -470,7 +473,7 @@ TEST(RankGrpcTest, WhatAFollowerDoesNotReadDoesNotPileUp) {
   }
   EXPECT_THAT(leader->leader->status(),
               StatusIs(absl::StatusCode::kUnavailable,
-                       "rank 1 (, pid 0) does not read what it is sent: 17 "
+                       "rank 1 (, pid 0) does not read its messages: 17 "
                        "messages wait"));
 }
 
@@ -488,11 +491,11 @@ TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
                        HasSubstr("sent 2 bytes that are no FollowerMessage")));
 }
 
-// A leader that is none: it says one thing, and then nothing.
-class Liar final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
-                       kvasir::v1::Rank::Service> {
+// A broken leader: it sends one message and then nothing.
+class BrokenLeader final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
+                               kvasir::v1::Rank::Service> {
  public:
-  explicit Liar(std::string says) : says_(std::move(says)) {}
+  explicit BrokenLeader(std::string says) : says_(std::move(says)) {}
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
       grpc::CallbackServerContext*) override {
     class Reactor final
@@ -516,8 +519,8 @@ class Liar final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
   const std::string says_;
 };
 
-TEST(RankGrpcTest, AFollowerOfGarbageEndsWithAReason) {
-  Liar liar("\xff\xff");
+TEST(RankGrpcTest, AFollowerThatReceivesGarbageEndsWithAReason) {
+  BrokenLeader liar("\xff\xff");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               base::GrpcServer::Start({}, {&liar}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -540,7 +543,7 @@ TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
   KVASIR_ASSERT_OK(leader->WaitStarted().status());
   GroupExecutor executor(leader->leader.get(), &leader->rank);
   KVASIR_ASSERT_OK(executor.Execute(TestPlan(1)).status());
-  two->client.reset();  // cancels the call, as a process does that ends
+  two->client.reset();  // cancels the call, as the end of a process does
   EXPECT_THAT(two->Ended(),
               StatusIs(absl::StatusCode::kCancelled,
                        HasSubstr("the call to the leader ended")));
@@ -556,7 +559,8 @@ TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
   EXPECT_TRUE(two->ended.Wait());
 }
 
-// Stopped, or cut off without a word: its connection is as it was.
+// A rank that is stopped or cut off without notice: its connection still looks
+// open.
 TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
   constexpr absl::Duration kHeartbeat = kDefaultHeartbeatTimeout;
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -568,7 +572,7 @@ TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
   for (const char* address : {"at 0", "at 1"}) {
     welcome.mutable_welcome()->add_collective_addresses(address);
   }
-  Liar liar(welcome.SerializeAsString());
+  BrokenLeader liar(welcome.SerializeAsString());
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               base::GrpcServer::Start({}, {&liar}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -594,7 +598,7 @@ TEST(RankGrpcTest, ALeaderThatIsGoneEndsAllAtOnce) {
   leader->server.reset();
   EXPECT_THAT(one->Ended(), StatusIs(absl::StatusCode::kUnavailable,
                                      HasSubstr("the call to the leader")));
-  // Its own side hears of it, too.
+  // Its own side notices too.
   while (leader->leader->status().ok()) {
     absl::SleepFor(absl::Milliseconds(1));
   }
@@ -613,7 +617,7 @@ TEST(RankGrpcTest, TheReasonOfAnAbortArrives) {
                        "gone"));
 }
 
-TEST(RankGrpcTest, AFollowersReasonArrivesThoughItEndsAtOnce) {
+TEST(RankGrpcTest, AFollowersReasonArrivesAlthoughItEndsAtOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   KVASIR_ASSERT_OK_AND_ASSIGN(auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
@@ -625,7 +629,7 @@ TEST(RankGrpcTest, AFollowersReasonArrivesThoughItEndsAtOnce) {
                        "rank 1 (node, pid 0) gave up: the disk is gone"));
 }
 
-TEST(RankGrpcTest, ALeaderThatIsNotThereIsNamedWithTheCause) {
+TEST(RankGrpcTest, AnUnreachableLeaderIsNamedWithTheCause) {
   int port = 0;
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));

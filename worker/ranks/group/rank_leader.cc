@@ -149,9 +149,9 @@ absl::Status RankLeader::SendStep(const kvasir::v1::StepPlan& plan) {
   const RankLink::Bytes bytes = SerializedStep(plan);
   const auto num_bytes = static_cast<int64_t>(bytes->size());
   if (num_bytes > options_.max_message_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the plan of step ", plan.step_id(), " takes ", num_bytes,
-        " bytes, ranks take ", options_.max_message_bytes, " at most"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the plan of step ", plan.step_id(), " takes ", num_bytes,
+                     " bytes, the limit is ", options_.max_message_bytes));
   }
   {
     MutexLock lock(&mutex_);

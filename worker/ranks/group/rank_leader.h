@@ -60,7 +60,7 @@ class RankLeader {
   // Aborts the group if it has not ended.
   ~RankLeader();
 
-  // Events of a follower's call: its link and where it comes from, then its
+  // Events of a follower's call: its link with the peer's address, then its
   // messages, then its end. The link may be closed before OnLink returns.
   LinkId OnLink(std::shared_ptr<RankLink> link, bool authenticated,
                 const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -69,7 +69,8 @@ absl::StatusOr<NcclAddress> ParseNcclAddress(std::string_view text) {
         absl::StrCat("cannot be rank ", shard.rank, " of ", shard.size));
   }
   if ((fields[4] == "-") != (shard.rank != 0)) {
-    return absl::InvalidArgumentError("want an id from rank 0 alone");
+    return absl::InvalidArgumentError(
+        "rank 0 must have an id, and no other rank");
   }
   if (shard.rank == 0) {
     KVASIR_ASSIGN_OR_RETURN(address.id, ParseId(fields[4]));
@@ -101,7 +102,7 @@ absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
     if (address->version != own.version) {
       return refuse("is of NCCL ", NcclVersionName(address->version),
                     ", this rank has ", NcclVersionName(own.version),
-                    ": all ranks want the same");
+                    ": all ranks need the same");
     }
     if (rank == 0) id = *address->id;
   }

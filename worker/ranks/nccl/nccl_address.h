@@ -1,4 +1,4 @@
-// What a rank tells the others about itself before the ranks of an NCCL group
+// The description that a rank gives of itself before the ranks of an NCCL group
 // are connected.
 #pragma once
 
@@ -28,8 +28,8 @@ std::string FormatNcclAddress(const NcclAddress& address);
 absl::StatusOr<NcclAddress> ParseNcclAddress(std::string_view text);
 
 // Returns the id that all ranks connect with. addresses[r] is rank r's address,
-// `own` this rank's. INVALID_ARGUMENT names the rank whose address does not
-// fit.
+// `own` this rank's. INVALID_ARGUMENT names the rank with an address that does
+// not fit.
 absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
     const NcclAddress& own, absl::Span<const std::string> addresses);
 

@@ -39,7 +39,7 @@ std::vector<std::string> Addresses(int64_t size) {
   return addresses;
 }
 
-TEST(NcclAddressTest, RanksReadEachOthers) {
+TEST(NcclAddressTest, RanksReadTheAddressesOfOtherRanks) {
   EXPECT_EQ(FormatNcclAddress(Address(1, 3)), "kvasir-nccl-1 1 3 22809 -");
   for (int64_t rank = 0; rank < 3; ++rank) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -49,7 +49,7 @@ TEST(NcclAddressTest, RanksReadEachOthers) {
   }
 }
 
-TEST(NcclAddressTest, WhatIsNoneIsRefusedWithoutTellingTheId) {
+TEST(NcclAddressTest, InvalidAddressesAreRefusedWithoutShowingTheId) {
   const std::string good = FormatNcclAddress(Address(0, 2));
   const std::string id = good.substr(good.size() - 256);
   const auto refused = [&](const std::string& text, const char* why) {
@@ -69,9 +69,10 @@ TEST(NcclAddressTest, WhatIsNoneIsRefusedWithoutTellingTheId) {
   refused("kvasir-nccl-1 2 2 22809 -", "cannot be rank 2 of 2");
   refused("kvasir-nccl-1 -1 2 22809 -", "cannot be rank -1 of 2");
   refused("kvasir-nccl-1 1 257 22809 -", "cannot be rank 1 of 257");
-  refused("kvasir-nccl-1 0 2 22809 -", "want an id from rank 0 alone");
+  refused("kvasir-nccl-1 0 2 22809 -",
+          "rank 0 must have an id, and no other rank");
   refused(absl::StrCat("kvasir-nccl-1 1 2 22809 ", id),
-          "want an id from rank 0 alone");
+          "rank 0 must have an id, and no other rank");
   refused(good.substr(0, good.size() - 1), "the id is not 256 hex digits");
   refused(absl::StrCat("kvasir-nccl-1 0 2 22809 ", id.substr(1), "G"),
           "the id is not 256 hex digits");
@@ -108,7 +109,7 @@ TEST(NcclLibraryTest, EveryFileThatWasTriedIsNamed) {
                 HasSubstr("Install libnccl2"), HasSubstr("LD_LIBRARY_PATH"))));
 }
 
-TEST(NcclLibraryTest, AnOldOneIsRefusedByItsVersion) {
+TEST(NcclLibraryTest, AnOldLibraryIsRefusedByItsVersion) {
   setenv("KVASIR_FAKE_NCCL_VERSION", "21799", 1);
   EXPECT_THAT(Nccl::Open(FakeNcclLibraries()).status(),
               StatusIs(absl::StatusCode::kNotFound,

@@ -1,5 +1,6 @@
-// One rank over NCCL on the device of a test: a GPU and NVIDIA's library in
-// kernels/cuda's program, the emulated device and one without a GPU elsewhere.
+// One rank over NCCL on the test's device: a GPU and NVIDIA's library in the
+// program of kernels/cuda; elsewhere the emulated device and the library
+// without a GPU.
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -39,7 +40,7 @@ class NcclDeviceTest : public ::testing::TestWithParam<bool> {
       GTEST_SKIP() << "needs NCCL: " << group.status();
     }
     KVASIR_ASSERT_OK(group);
-    // It takes the device that the thread names.
+    // NCCL uses the device that the thread has selected.
     device_ = MakeTestDevice({});
     const std::vector<std::string> addresses = {(*group)->address()};
     auto connected = std::move(**group).Connect(addresses);
@@ -51,7 +52,7 @@ class NcclDeviceTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<Collective> collective_;
 };
 
-TEST_P(NcclDeviceTest, OneRankKeepsWhatItHas) {
+TEST_P(NcclDeviceTest, OneRankKeepsItsData) {
   HostRank own(collective_.get(), device_.get());
   const std::vector<float> numbers = RankNumbers(0, 5000, 1);
   std::vector<float> data = numbers;
@@ -73,7 +74,7 @@ TEST_P(NcclDeviceTest, OneRankKeepsWhatItHas) {
   EXPECT_EQ(text, "every byte of it");
 }
 
-// Logits of a prompt and of what comes behind it.
+// Logits of a prompt and of the tokens after it.
 std::vector<std::vector<float>> Logits(Collective* collective) {
   const model::ModelShape shape = {.name = "small-test",
                                    .num_layers = 2,
@@ -123,12 +124,12 @@ std::vector<std::vector<float>> Logits(Collective* collective) {
   return logits;
 }
 
-TEST_P(NcclDeviceTest, AModelOfOneRankHasTheBitsOfOneWithoutNccl) {
+TEST_P(NcclDeviceTest, AModelOnOneRankHasTheBitsOfOneWithoutNccl) {
   const std::vector<std::vector<float>> have = Logits(collective_.get());
   EXPECT_GE(have.size(), 4u);
   EXPECT_EQ(have, Logits(nullptr));
   KVASIR_EXPECT_OK(collective_->status());
-  EXPECT_GE(collective_->totals().calls, 4 * 5);  // of two layers, 4 steps
+  EXPECT_GE(collective_->totals().calls, 4 * 5);  // two layers, 4 steps
 }
 
 TEST_P(NcclDeviceTest, CollectivesOfOneRankAreReplayedWithTheirStep) {

@@ -248,7 +248,7 @@ absl::Status SetEnvironment(const std::string& interface) {
   if (interface.empty()) return absl::OkStatus();
   if (if_nametoindex(interface.c_str()) == 0) {
     return absl::NotFoundError(absl::StrCat(
-        "NCCL: '", interface, "' is no network interface of this machine"));
+        "NCCL: '", interface, "' is not a network interface of this machine"));
   }
   // "=" selects exactly this interface, not every one whose name starts like
   // it.

@@ -1,4 +1,4 @@
-// What NCCL's part does when things go wrong, over a library without a GPU.
+// How an NCCL group handles failures, over a library without a GPU.
 #include "worker/ranks/nccl/nccl_group.h"
 
 #include <dirent.h>
@@ -32,7 +32,7 @@ using ::testing::HasSubstr;
 
 constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
 
-// Well below the time after which a rank stands still.
+// Ends well before call_timeout would.
 NcclOptions Patient() {
   return {.call_timeout = absl::Seconds(60),
           .poll_interval = absl::Milliseconds(10)};
@@ -42,27 +42,28 @@ NcclOptions Impatient() {
           .poll_interval = absl::Milliseconds(10)};
 }
 
-// What on_failure said.
+// Records the calls of on_failure.
 class Failures {
  public:
   NcclOptions Of(NcclOptions options) {
     options.on_failure = [this](const absl::Status& status) {
       base::MutexLock lock(&mutex_);
-      told_.push_back(status);
+      reported_.push_back(status);
     };
     return options;
   }
-  std::vector<absl::Status> told() {
+  std::vector<absl::Status> reported() {
     base::MutexLock lock(&mutex_);
-    return told_;
+    return reported_;
   }
 
  private:
   base::Mutex mutex_;
-  std::vector<absl::Status> told_ ABSL_GUARDED_BY(mutex_);
+  std::vector<absl::Status> reported_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Descriptors of this process, and mappings of the fake's memory.
+// Counts descriptors of this process, and mappings of the fake library's
+// memory.
 int64_t Held() {
   int64_t held = 0;
   DIR* const files = opendir("/proc/self/fd");
@@ -78,7 +79,7 @@ int64_t Held() {
 class NcclGroupTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    (void)FakeNcclLive();  // it is loaded from here on
+    (void)FakeNcclLive();  // loads the library
     aborts_ = FakeNcclAborts();
     held_ = Held();
   }
@@ -106,7 +107,7 @@ class NcclGroupTest : public ::testing::Test {
   HostRank Own(int64_t rank) {
     return HostRank(&collective(rank), gpu(rank).device());
   }
-  // Sums until that many are done, or one fails.
+  // Sums until `calls` calls are done, or one fails.
   std::vector<absl::Status> Sum(int64_t calls) {
     std::vector<absl::Status> results(group_.size());
     OnRanks(static_cast<int64_t>(group_.size()), [&](int64_t r) {
@@ -154,7 +155,7 @@ TEST_F(NcclGroupTest, OneRankIsAGroup) {
   }
 }
 
-TEST_F(NcclGroupTest, SentBytesAreThoseOfARing) {
+TEST_F(NcclGroupTest, CountsTheBytesThatARingSends) {
   const auto sent = [this](bool deterministic, int64_t rank, auto call) {
     NcclOptions options = Patient();
     options.deterministic = deterministic;
@@ -175,7 +176,7 @@ TEST_F(NcclGroupTest, SentBytesAreThoseOfARing) {
   EXPECT_EQ(sent(true, 1, sum), 3 * 400);
   const auto gather = [](HostRank& own) {
     std::vector<float> data(10);
-    return own.AllGather(&data, 2, {0, 1, 1, 4, 5});  // three at most
+    return own.AllGather(&data, 2, {0, 1, 1, 4, 5});  // at most three columns
   };
   EXPECT_EQ(sent(false, 1, gather), 3 * 2 * 3 * 4);
   const auto broadcast = [](HostRank& own) {
@@ -209,22 +210,22 @@ TEST_F(NcclGroupTest, ActivationsAreSummedInTheirOwnType) {
   }
 }
 
-TEST_F(NcclGroupTest, AnAsynchronousErrorIsToldByTheCallsAndOnce) {
+TEST_F(NcclGroupTest, AnAsynchronousErrorIsReturnedByCallsAndReportedOnce) {
   Failures failures;
-  Make(2, failures.Of(Patient()), "0:3:error,1:0:tell");
+  Make(2, failures.Of(Patient()), "0:3:error,1:0:notify");
   const absl::Time begin = absl::Now();
   const std::vector<absl::Status> results = Sum(1000);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
   EXPECT_THAT(
       results[0],
       StatusIs(kUnavailable, HasSubstr("NCCL: unhandled system error (2)")));
-  // Which NCCL tells where ranks are connected over a network.
+  // NCCL notices this if ranks are connected over a network.
   EXPECT_THAT(
       results[1],
       StatusIs(kUnavailable,
                AllOf(HasSubstr("NCCL: remote process exited or there was a "
                                "network error (6)"))));
-  // What is called from now on says the same.
+  // Every later call returns the same error.
   for (int64_t r = 0; r < 2; ++r) {
     const auto result = static_cast<size_t>(r);
     EXPECT_EQ(collective(r).status(), results[result]);
@@ -232,13 +233,13 @@ TEST_F(NcclGroupTest, AnAsynchronousErrorIsToldByTheCallsAndOnce) {
     std::string text = "x";
     EXPECT_EQ(Own(r).Broadcast(&text), results[result]);
   }
-  EXPECT_THAT(failures.told(),
+  EXPECT_THAT(failures.reported(),
               ::testing::UnorderedElementsAre(results[0], results[1]));
   End();
   EXPECT_EQ(aborts(), 2);
 }
 
-TEST_F(NcclGroupTest, ARankThatStandsStillEndsAllWhenTheirTimeIsUp) {
+TEST_F(NcclGroupTest, ARankThatStandsStillEndsAllRanksAtTheTimeout) {
   Failures failures;
   Make(3, failures.Of(Impatient()), "1:4:hang");
   const absl::Time begin = absl::Now();
@@ -250,12 +251,12 @@ TEST_F(NcclGroupTest, ARankThatStandsStillEndsAllWhenTheirTimeIsUp) {
   }
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(400));
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
-  EXPECT_EQ(failures.told().size(), 3u);
+  EXPECT_EQ(failures.reported().size(), 3u);
   End();
   EXPECT_EQ(aborts(), 3);
 }
 
-// As steps have it: many calls, and the host waits once.
+// As in a step: many calls, and the host waits once.
 TEST_F(NcclGroupTest, CallsThatWereEnqueuedAreWatchedWhileTheHostWaits) {
   Make(2, Impatient(), "1:40:hang");
   OnRanks(2, [&](int64_t r) {
@@ -275,8 +276,9 @@ TEST_F(NcclGroupTest, CallsThatWereEnqueuedAreWatchedWhileTheHostWaits) {
   });
 }
 
-// Each call takes part of the time, all of them far more than all of it.
-TEST_F(NcclGroupTest, AStreamThatMovesOnIsNotGivenUp) {
+// Each call takes part of the timeout, and all of them take much longer than
+// it.
+TEST_F(NcclGroupTest, AStreamThatMakesProgressIsNotGivenUp) {
   NcclOptions options = Patient();
   options.call_timeout = absl::Seconds(2);
   Make(2, options);
@@ -302,7 +304,7 @@ TEST_F(NcclGroupTest, AStreamThatMovesOnIsNotGivenUp) {
   });
 }
 
-TEST_F(NcclGroupTest, ACallThatDoesNotReturnIsAbortedUnderTheLibrary) {
+TEST_F(NcclGroupTest, ACallThatDoesNotReturnIsAborted) {
   Make(2, Impatient(), "0:2:stuck");
   const std::vector<absl::Status> results = Sum(1000);
   for (const absl::Status& status : results) {
@@ -312,7 +314,7 @@ TEST_F(NcclGroupTest, ACallThatDoesNotReturnIsAbortedUnderTheLibrary) {
   EXPECT_EQ(aborts(), 2);
 }
 
-TEST_F(NcclGroupTest, ACallThatTheLibraryRefusesIsTold) {
+TEST_F(NcclGroupTest, AnErrorOfTheLibraryIsReported) {
   Make(2, Impatient(), "1:2:refuse");
   const std::vector<absl::Status> results = Sum(1000);
   EXPECT_THAT(results[1],
@@ -322,14 +324,14 @@ TEST_F(NcclGroupTest, ACallThatTheLibraryRefusesIsTold) {
   EXPECT_THAT(results[0], StatusIs(kUnavailable, HasSubstr("stands still")));
 }
 
-TEST_F(NcclGroupTest, WhatTheLibraryGoesOnWithIsWaitedFor) {
+TEST_F(NcclGroupTest, WaitsForWorkThatTheLibraryContinues) {
   Make(2, Patient(), "0:1:late,1:3:late,0:4:late,1:4:late");
   for (const absl::Status& status : Sum(6)) KVASIR_EXPECT_OK(status);
   End();
   EXPECT_EQ(aborts(), 0);
 }
 
-TEST_F(NcclGroupTest, AbortEndsWhatAStreamIsAt) {
+TEST_F(NcclGroupTest, AbortEndsTheCallThatAStreamIsIn) {
   Failures failures;
   Make(2, failures.Of(Patient()));
   absl::Status ended;
@@ -352,11 +354,11 @@ TEST_F(NcclGroupTest, AbortEndsWhatAStreamIsAt) {
   collective(1).Abort(absl::CancelledError("so did rank 0"));
   End();
   EXPECT_EQ(aborts(), 2);
-  EXPECT_EQ(failures.told().size(), 0u);  // whoever aborts knows
+  EXPECT_EQ(failures.reported().size(), 0u);  // a caller of Abort knows why
 }
 
 // The others may be gone by then.
-TEST_F(NcclGroupTest, ARankThatLeavesAloneDoesNotWaitForLong) {
+TEST_F(NcclGroupTest, ARankThatLeavesWithoutTheOthersWaitsBriefly) {
   Make(2, Patient());
   const absl::Time begin = absl::Now();
   group_[0] = nullptr;
@@ -365,7 +367,7 @@ TEST_F(NcclGroupTest, ARankThatLeavesAloneDoesNotWaitForLong) {
   collective(1).Abort(absl::CancelledError());
 }
 
-TEST_F(NcclGroupTest, AGpuThatFailsIsTold) {
+TEST_F(NcclGroupTest, AFailureOfTheGpuIsReported) {
   const auto cuda = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,
                     AllOf(HasSubstr(what), HasSubstr("cudaErrorFake (700)")));
@@ -384,19 +386,19 @@ TEST_F(NcclGroupTest, AGpuThatFailsIsTold) {
         *stream, memory.as<float>(), 100, kernels::DType::kF32, none);
     if (std::string(call) == "QueryEvent") {
       KVASIR_EXPECT_OK(enqueued);
-      while (failures.told().empty()) absl::SleepFor(absl::Milliseconds(1));
+      while (failures.reported().empty()) absl::SleepFor(absl::Milliseconds(1));
     } else {
       EXPECT_EQ(enqueued, collective(0).status());
     }
     EXPECT_THAT(collective(0).status(), cuda("")) << call;
-    EXPECT_THAT(failures.told(), ::testing::ElementsAre(cuda(""))) << call;
+    EXPECT_THAT(failures.reported(), ::testing::ElementsAre(cuda(""))) << call;
     KVASIR_EXPECT_OK(stream->Synchronize());
     stream = nullptr;
     memory = {};
     collective(1).Abort(absl::CancelledError());
     End();
   }
-  // Of a device that cannot be named nothing is asked.
+  // A device that cannot be selected is not used.
   Make(1, Patient());
   const std::unique_ptr<kernels::Stream> stream = gpu(0).device()->MakeStream();
   kernels::Workspace none(nullptr, 0);
@@ -405,7 +407,7 @@ TEST_F(NcclGroupTest, AGpuThatFailsIsTold) {
               cuda("naming the device"));
 }
 
-TEST_F(NcclGroupTest, RanksThatDoNotComeAreWaitedForForALimitedTime) {
+TEST_F(NcclGroupTest, WaitingForRanksThatDoNotComeEnds) {
   const FakeNcclFaults faults("1:0:hang");
   Failures failures;
   NcclOptions options = failures.Of(Patient());
@@ -416,10 +418,10 @@ TEST_F(NcclGroupTest, RanksThatDoNotComeAreWaitedForForALimitedTime) {
   }
   End();
   EXPECT_EQ(aborts(), 3);
-  EXPECT_EQ(failures.told().size(), 0u);  // Connect says it
+  EXPECT_EQ(failures.reported().size(), 0u);  // Connect returns it
 }
 
-TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsTold) {
+TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsReported) {
   const FakeNcclFaults faults("0:0:refuse");
   EXPECT_THAT(ConnectNcclRanks(1, Patient())[0].status(),
               StatusIs(absl::StatusCode::kInternal,
@@ -427,8 +429,8 @@ TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsTold) {
                                  "last error: fake: refused")));
 }
 
-// (The id that nobody connects with stays open.)
-TEST(NcclConnectTest, TheDeviceIsNamedBeforeItConnects) {
+// The id that was made for the group is never used.
+TEST(NcclConnectTest, TheDeviceIsSelectedBeforeConnecting) {
   NcclOptions options = Patient();
   options.use_device = [] { return absl::InternalError("no such GPU"); };
   EXPECT_THAT(ConnectNcclRanks(1, options)[0].status(),
@@ -451,9 +453,8 @@ TEST_F(NcclGroupTest, ACpusStreamIsRefused) {
   EXPECT_THAT(own.Broadcast(&text), refused("Broadcast"));
 }
 
-// Before the first step, as of every op.
-TEST_F(NcclGroupTest,
-       KernelsThatTheDeviceDoesNotHaveAreToldWhereTheyAreCounted) {
+// Reported before the first step, like a missing kernel of any op.
+TEST_F(NcclGroupTest, MissingKernelsAreReportedWhileMemoryIsCounted) {
   NcclOptions options = Patient();
   options.deterministic = true;
   Make(1, options);
@@ -484,7 +485,7 @@ TEST_F(NcclGroupTest, OptionsAreCheckedBeforeAnythingIsOpened) {
                        "NCCL: cannot be rank 0 of 257"));
   EXPECT_THAT(begin({.shard = {1, 2}, .interface = "none7"}),
               StatusIs(absl::StatusCode::kNotFound,
-                       "NCCL: 'none7' is no network interface of this "
+                       "NCCL: 'none7' is not a network interface of this "
                        "machine"));
   unsetenv("NCCL_SOCKET_IFNAME");
   KVASIR_EXPECT_OK(begin({.shard = {1, 2}}));

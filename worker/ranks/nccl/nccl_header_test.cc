@@ -1,5 +1,5 @@
-// NVIDIA's nccl.h beside what we say of it, and its library where there is one:
-// neither needs a GPU.
+// Compares NVIDIA's nccl.h with our declarations, and opens its library if
+// there is one. Neither needs a GPU.
 #include <nccl.h>
 
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// Arguments and results are passed alike: pointers as pointers, the same bytes
-// of numbers, and structs of the same bytes.
+// Whether arguments and results are passed in the same way: pointers as
+// pointers, numbers of the same size, structs of the same size.
 template <typename Ours, typename Theirs>
 constexpr bool kSamePassed =
     sizeof(Ours) == sizeof(Theirs) &&
@@ -87,7 +87,7 @@ KVASIR_SAME(net_name, netName);
 KVASIR_SAME(split_share, splitShare);
 #undef KVASIR_SAME
 
-TEST(NcclHeaderTest, AConfigSaysNothingButWhatIsSet) {
+TEST(NcclHeaderTest, AConfigSetsOnlyItsOwnFields) {
   const nccl::Config ours;
   const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
   EXPECT_EQ(ours.magic, theirs.magic);
@@ -100,7 +100,7 @@ TEST(NcclHeaderTest, AConfigSaysNothingButWhatIsSet) {
   EXPECT_EQ(ours.split_share, theirs.splitShare);
 }
 
-TEST(NcclHeaderTest, NvidiasLibraryIsOpenedAndSpeaks) {
+TEST(NcclHeaderTest, NvidiasLibraryOpensAndReportsItsVersion) {
   const auto library = Nccl::Open(Nccl::DefaultFiles());
   if (!library.ok()) GTEST_SKIP() << library.status();
   std::printf("NCCL %s\n", NcclVersionName((*library)->version()).c_str());
@@ -112,8 +112,8 @@ TEST(NcclHeaderTest, NvidiasLibraryIsOpenedAndSpeaks) {
                          "network error (6)")));
 }
 
-// As far as it goes without one.
-TEST(NcclHeaderTest, NvidiasLibrarySaysThatThereIsNoGpu) {
+// As far as this works without a GPU.
+TEST(NcclHeaderTest, NvidiasLibraryReportsThatThereIsNoGpu) {
   const auto library = Nccl::Open(Nccl::DefaultFiles());
   if (!library.ok()) GTEST_SKIP() << library.status();
   auto group = NcclGroup::Begin({.shard = {0, 1}, .interface = "lo"});

@@ -1,5 +1,5 @@
-// Ranks over NCCL as processes that are killed and stopped while they are at
-// it. The program runs itself: with "--rank RANK SIZE TIMEOUT_MS" it is a rank.
+// Ranks over NCCL as processes that are killed and stopped during calls. The
+// program runs itself: with "--rank RANK SIZE TIMEOUT_MS" it is a rank.
 #include <sys/wait.h>
 
 #include <csignal>
@@ -26,8 +26,8 @@ namespace {
 
 constexpr int64_t kNumbers = 50000;
 
-// Says its address, reads those of all, says "connected", then "call" now and
-// then, and what the group died of.
+// Prints its address, reads the addresses of all ranks, prints "connected",
+// then "call" now and then, and at the end what the group died of.
 int RunRank(int64_t rank, int64_t size, int64_t timeout_ms) {
   const auto say = [](const std::string& line) {
     std::cout << line << std::endl;
@@ -81,9 +81,9 @@ class NcclProcessTest : public ::testing::Test {
   }
 };
 
-// Well before their time, where NCCL hears of it.
+// Well before the timeout, because NCCL notices it.
 TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtOnceOverANetwork) {
-  const FakeNcclFaults faults("0:0:tell,1:0:tell,2:0:tell");
+  const FakeNcclFaults faults("0:0:notify,1:0:notify,2:0:notify");
   for (const int64_t size : {2, 3}) {
     auto ranks = Start(size, absl::Minutes(5));
     Kill(ranks[1].get());
@@ -95,8 +95,8 @@ TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtOnceOverANetwork) {
   }
 }
 
-// Where ranks share a machine it does not.
-TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersWhenTheirTimeIsUp) {
+// NCCL does not notice it if ranks share a machine.
+TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtTheTimeout) {
   const absl::Duration timeout = absl::Milliseconds(700);
   for (const int64_t size : {2, 3}) {
     auto ranks = Start(size, timeout);
@@ -109,12 +109,12 @@ TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersWhenTheirTimeIsUp) {
   }
 }
 
-TEST_F(NcclProcessTest, ARankThatIsStoppedEndsAllOthersWhenTheirTimeIsUp) {
+TEST_F(NcclProcessTest, ARankThatIsStoppedEndsAllOthersAtTheTimeout) {
   auto ranks = Start(2, absl::Milliseconds(700));
   EXPECT_EQ(ranks[1]->ReadLine(), "call");
   ranks[1]->Signal(SIGSTOP);
   ExpectGroupDied(ranks[0].get(), "stands still");
-  // It finds the other gone when it goes on.
+  // When it continues, it finds that the other is gone.
   ranks[1]->Signal(SIGCONT);
   ExpectGroupDied(ranks[1].get(), "a rank is gone");
 }

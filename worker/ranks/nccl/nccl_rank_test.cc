@@ -1,5 +1,5 @@
 // Whole models over NCCL: ranks as threads, each with an emulated device,
-// beside the same ranks on CPUs.
+// compared with the same ranks on CPUs.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 
 constexpr size_t kOutput = 3;
 
-// Splits over 2 and 4 ranks.
+// A shape that can be split over 2 and 4 ranks.
 model::ModelShape SmallShape() {
   return {.name = "small-test",
           .num_layers = 2,
@@ -67,7 +67,7 @@ RankOptions EmulatedOptions(DType activations) {
   return options;
 }
 
-// NCCL's part is fast beside kernels that are emulated.
+// Emulated kernels are much slower than NCCL's part.
 NcclOptions Patient() { return {.call_timeout = absl::Minutes(2)}; }
 
 absl::StatusOr<std::unique_ptr<Rank>> MakeRank(const RankOptions& options,
@@ -82,7 +82,8 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeRank(const RankOptions& options,
   return Rank::Create(spec, plan, &source, options, collective);
 }
 
-// Of one rank, by position; and what it took, or was told to take.
+// The logits of one rank, by position, and its output: chosen by the rank, or
+// given.
 struct Forced {
   std::vector<int32_t> output;
   std::vector<std::vector<float>> logits;
@@ -135,7 +136,7 @@ struct ModelCase {
 
 class NcclRankTest : public ::testing::TestWithParam<ModelCase> {};
 
-TEST_P(NcclRankTest, LogitsAreThoseOfRanksOnCpus) {
+TEST_P(NcclRankTest, LogitsEqualThoseOfCpuRanks) {
   const ModelCase& c = GetParam();
   const auto cpus = InProcessGroup::Create(c.size);
   const Forced want = ForceAll(SmallOptions(), cpus, {})[0];
@@ -146,12 +147,12 @@ TEST_P(NcclRankTest, LogitsAreThoseOfRanksOnCpus) {
   ASSERT_EQ(group.size(), static_cast<size_t>(c.size));
   const std::vector<Forced> have =
       ForceAll(EmulatedOptions(c.activations), group, want.output);
-  EXPECT_GE(group[0]->totals().calls, 4 * 5);  // of two layers, 4 steps
+  EXPECT_GE(group[0]->totals().calls, 4 * 5);  // two layers, 4 steps
   EndRanks(&group);
   EXPECT_EQ(FakeNcclLive(), 0);
   double worst = 0;
   for (const Forced& rank : have) {
-    // The same bits on all of them.
+    // All ranks have the same bits.
     EXPECT_EQ(rank.logits, have[0].logits);
     ASSERT_EQ(rank.logits.size(), want.logits.size());
   }
@@ -180,7 +181,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ModelCase{"Four", 4, DType::kF32, false, 1e-3}),
     [](const auto& test) { return test.param.name; });
 
-// No result comes out of a group that died while the stream ran.
+// A group that died while the stream ran returns no result.
 TEST(NcclRankFailureTest, AStepWhoseGroupDiesFails) {
   const FakeNcclFaults faults("1:40:hang");
   NcclOptions options;
@@ -212,7 +213,7 @@ TEST(NcclRankFailureTest, AStepWhoseGroupDiesFails) {
   EndRanks(&group);
 }
 
-// What ranks gave in the steps of graph_steps.h.
+// The results of ranks in the steps of graph_steps.h.
 struct GraphRun {
   std::vector<absl::StatusOr<std::vector<std::string>>> results;  // by rank
   std::vector<ExecutorTotals> totals;
@@ -258,7 +259,7 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheBitsAndTheTotalsOfTheirOps) {
     SCOPED_TRACE(deterministic);
     NcclOptions options = Patient();
     options.deterministic = deterministic;
-    // The last two are of another number of sequences.
+    // The last two steps have another number of sequences.
     const size_t most_steps = kFewGraphSteps + (deterministic ? 0 : 2);
     const int64_t captures = deterministic ? 1 : 2;
     const GraphRun want = RunGraphs(false, options, most_steps);
@@ -270,7 +271,7 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheBitsAndTheTotalsOfTheirOps) {
       EXPECT_EQ(want.totals[r].replayed_steps, 0);
       EXPECT_EQ(have.totals[r].captured_steps, captures);
       EXPECT_EQ(have.totals[r].replayed_steps, captures + 2);
-      // Beside each capture ranks agree, by the sum of a number.
+      // For each capture, ranks agree by summing one number.
       EXPECT_EQ(have.collectives[r].calls,
                 want.collectives[r].calls + captures);
       EXPECT_EQ(have.collectives[r].sent_bytes,
@@ -279,10 +280,10 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheBitsAndTheTotalsOfTheirOps) {
   }
 }
 
-// Five calls a step: the third step is the one that is captured.
-TEST(NcclGraphsTest, ACaptureThatFailsOnOneRankIsTheLastOfAll) {
+// A step makes five calls; the third step is captured.
+TEST(NcclGraphsTest, ACaptureThatFailsOnOneRankIsTheLastOnAllRanks) {
   const GraphRun want = RunGraphs(false, Patient());
-  // What NCCL goes on with behind the function is captured, too.
+  // Work that NCCL continues after the function returns is captured too.
   for (const auto& [fault, captures] :
        {std::pair("1:13:refuse", 0), std::pair("0:12:late,1:13:late", 1)}) {
     SCOPED_TRACE(fault);
@@ -297,7 +298,7 @@ TEST(NcclGraphsTest, ACaptureThatFailsOnOneRankIsTheLastOfAll) {
   }
 }
 
-// Behind ten calls, the ranks' agreement and one replay.
+// Ten calls, the ranks' agreement and one replay come before it.
 TEST(NcclGraphsTest, AReplayedStepThatStandsStillIsNoticed) {
   const FakeNcclFaults faults("1:18:hang");
   const GraphRun run = RunGraphs(true, {.call_timeout = absl::Seconds(2)});

@@ -1,4 +1,4 @@
-// A leader that is none: whatever it sends, a follower's rules hold.
+// A malicious leader: whatever it sends, a follower's rules hold.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -78,7 +78,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 8:
         parsed = false;
         if (const auto plan = state.TakeStep()) {
-          // In order, and no more of them than may be under way.
+          // Steps come in order, and not more than may be in flight.
           KVASIR_CHECK(plan->step_id() == ++taken);
           KVASIR_CHECK(taken - done <= kvasir::worker::kMaxStepsInFlight);
         }

@@ -1,5 +1,5 @@
-// Followers of strangers: whatever they send, in whatever order and at whatever
-// time, the leader's rules hold, and a group that is left alone ends.
+// Malicious followers: whatever they send, in any order and at any time, the
+// leader's rules hold, and a group that receives nothing more ends.
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -72,7 +72,7 @@ class Fuzz {
       Act(bytes.Take(), &bytes);
       Check();
     }
-    // Nobody says anything more.
+    // No rank sends anything more.
     for (int i = 0; i < 100; ++i) {
       Pass();
       Check();
@@ -82,7 +82,7 @@ class Fuzz {
   }
 
  private:
-  // 1: all have joined; 2: and run.
+  // Phase 1: all have joined. Phase 2: the group runs.
   void SetUp(uint8_t phase) {
     for (uint8_t rank = 1; phase > 0 && rank < kSize; ++rank) {
       const auto link = static_cast<uint8_t>((rank - 1) * 16);
@@ -179,7 +179,7 @@ class Fuzz {
 
   void Check() {
     for (const RankGroupState::Action& action : state_.TakeActions()) {
-      // Nothing goes to a call that is closed.
+      // Nothing is sent to a closed call.
       KVASIR_CHECK(open_.contains(action.link));
       KVASIR_CHECK(action.message.message_case() !=
                        LeaderMessage::MESSAGE_NOT_SET ||

@@ -1,4 +1,4 @@
-// Ranks for tests of groups.
+// Test support: ranks of a group.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 
 namespace kvasir::worker {
 
-// Far beyond what any of this takes.
+// Much longer than anything here takes.
 inline constexpr absl::Duration kLong = absl::Seconds(30);
 
 class Event {
@@ -46,7 +46,7 @@ class Event {
   bool set_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// Samples a token that depends on the step alone, unless it is told otherwise.
+// Samples a token that depends only on the step, unless the hook changes it.
 class FakeRank final : public Executor {
  public:
   using Hook = std::function<absl::Status(const kvasir::v1::StepPlan&,
@@ -71,7 +71,7 @@ class FakeRank final : public Executor {
     ++steps_;
     return result;
   }
-  bool runs_behind() const override { return true; }
+  bool is_asynchronous() const override { return true; }
   int steps() const { return steps_.load(); }
 
  private:
@@ -98,7 +98,7 @@ inline kvasir::v1::RankReady TestReady(int64_t pages,
   return ready;
 }
 
-// "weights LEADER'S|RANK 1'S|...".
+// The id is "weights TILES OF THE LEADER|TILES OF RANK 1|...".
 inline absl::StatusOr<CombinedIds> TestCombine(
     absl::Span<const std::string> tiles) {
   return CombinedIds{

@@ -1,21 +1,22 @@
 // A libnccl.so.2 without a GPU: the functions of nccl_abi.h between threads and
-// processes of one machine, over shared memory that has no name (a memfd, which
-// goes with the last process that has it). It enqueues on a HostWork.
+// processes of one machine. They use shared memory without a name (a memfd,
+// which disappears with the last process that has it) and enqueue on a
+// HostWork.
 //
-// KVASIR_FAKE_NCCL in the environment is what goes wrong: RANK:CALL:WHAT,
-// separated by commas; call 0 is the connection, collectives count from 1.
-// What is captured counts when it is captured for those that are of the
-// function (refuse, late, stuck), and each time that it is replayed for the
-// others.
+// The environment variable KVASIR_FAKE_NCCL injects faults: a list of
+// RANK:CALL:FAULT, separated by commas. Call 0 is the connection; collectives
+// count from 1. For faults of the function (refuse, late, stuck) a captured
+// call counts when it is captured, for the others each time that it is
+// replayed.
 //   hang    the rank never comes to the call
-//   error   the same, and NCCL has an asynchronous error on it
+//   error   the rank never comes, and NCCL reports an asynchronous error on it
 //   refuse  the function returns an error
-//   late    it goes on behind the function: NCCL says "in progress" for a while
+//   late    the function returns "in progress" and continues for a while
 //   stuck   the function does not return before the communicator is aborted, as
-//           where the queue of launches is full
-//   tell    (call 0) the rank hears of others that abort or are gone, as where
-//           ranks are connected over a network; elsewhere nobody does
-// KVASIR_FAKE_NCCL_VERSION is its version.
+//           if the queue of launches were full
+//   notify  (call 0) the rank notices when others abort or are gone, as for
+//           ranks connected over a network; without it no rank notices
+// KVASIR_FAKE_NCCL_VERSION sets the version.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -56,19 +57,20 @@ Result Refuse(Result result, std::string why) {
 
 enum class Kind : int { kAllReduce, kAllGather, kBroadcast };
 
-// What all ranks must agree on.
+// The properties of a call that all ranks must agree on.
 struct Call {
-  uint64_t number = 0;    // of those that streams came to
+  uint64_t number = 0;    // counts calls that streams have reached
   bool captured = false;  // NCCL wants a call captured by all ranks or by none
   Kind kind = Kind::kAllReduce;
   DataType type = DataType::kUint8;
-  size_t bytes = 0;  // that a rank brings
-  size_t at = 0;     // of this chunk
+  size_t bytes = 0;  // bytes that each rank provides
+  size_t at = 0;     // where this chunk begins
 
   bool operator==(const Call&) const = default;
 };
 
-// Each rank posts a chunk, reads those of all, and says so.
+// Each rank posts a chunk, reads the chunks of all ranks, and marks them as
+// read.
 struct Segment {
   struct Rank {
     std::atomic<uint64_t> posted;
@@ -109,7 +111,7 @@ std::vector<Fault> ReadFaults() {
   return faults;
 }
 
-// shared_ptr: enqueued work outlives a communicator that is aborted.
+// Shared, because enqueued work may outlive an aborted communicator.
 class State {
  public:
   State(Segment* segment, int rank, int size, int owned_file)
@@ -158,7 +160,7 @@ class State {
       }
       return all ? Result::kOk : Result::kInProgress;
     }
-    for (int rank = 0; Has(0, "tell") && rank < size_; ++rank) {
+    for (int rank = 0; Has(0, "notify") && rank < size_; ++rank) {
       const Segment::Rank& other = segment_->ranks[rank];
       if (other.aborted || (kill(other.process, 0) != 0 && errno == ESRCH)) {
         return Refuse(Result::kRemoteError,
@@ -233,7 +235,7 @@ class State {
     if (owned_file_ >= 0) close(std::exchange(owned_file_, -1));
   }
 
-  // False: this rank was aborted.
+  // Returns false if this rank was aborted.
   template <typename Condition>
   bool WaitFor(const Condition& condition) {
     for (int spins = 0; !condition(); ++spins) {
@@ -264,7 +266,7 @@ class State {
         const Segment::Rank& other = segment_->ranks[rank];
         if (!WaitFor([&] { return other.posted >= step; })) return;
         if (other.call == call) continue;
-        // NCCL does not see it: ranks hang, or worse.
+        // NCCL does not notice this: ranks hang, or worse.
         WaitFor([] { return false; });
         return;
       }
@@ -300,7 +302,8 @@ class State {
     }
   }
 
-  // As around a ring: parts begin at other ranks, and each step is rounded.
+  // Adds as around a ring: parts begin at different ranks, and each step is
+  // rounded.
   template <typename T>
   void Sum(size_t at, size_t bytes, char* to) const {
     constexpr size_t kPart = 64;
@@ -329,10 +332,10 @@ class State {
   bool connected_ = false;
   uint64_t calls_ = 0;
   int polls_ = 0;
-  std::function<void()> late_;  // what the library goes on with
-  uint64_t came_ = 0;           // calls; of the stream's thread
+  std::function<void()> late_;  // work that the library continues after a call
+  uint64_t came_ = 0;           // calls; used by the stream's thread
   uint64_t steps_ = 0;          // likewise
-  std::atomic<int> jobs_{0};    // enqueued, or in graphs that are there
+  std::atomic<int> jobs_{0};    // enqueued jobs, and jobs in captured graphs
   std::atomic<bool> aborted_{false};
   std::atomic<Result> error_{Result::kOk};
 };
@@ -345,7 +348,7 @@ struct CommTag {
 
 namespace {
 
-// Of a communicator's own functions one runs at a time.
+// Checks that a communicator is used by one call at a time.
 class Use {
  public:
   explicit Use(CommHandle comm) : state(comm->state) {
@@ -358,7 +361,7 @@ class Use {
   Use(const Use&) = delete;
   Use& operator=(const Use&) = delete;
 
-  // The communicator may be aborted meanwhile.
+  // Shared: the communicator may be aborted meanwhile.
   const std::shared_ptr<State> state;
 };
 
@@ -384,11 +387,12 @@ Result Enqueue(CommHandle comm, const Call& call, const void* from, void* to,
 }  // namespace
 }  // namespace kvasir::worker::nccl
 
-using namespace kvasir::worker::nccl;  // NOLINT: the names are C's
+using namespace kvasir::worker::nccl;  // NOLINT: the functions have C names
 
 extern "C" {
 
-// For tests: communicators and their enqueued work, and aborts so far.
+// For tests: the number of communicators with their enqueued work, and of
+// aborts so far.
 int KvasirFakeNcclLive() { return live; }
 int KvasirFakeNcclAborts() { return aborts; }
 
@@ -470,7 +474,7 @@ Result ncclCommDestroy(CommHandle comm) {
 Result ncclCommAbort(CommHandle comm) {
   ++aborts;
   comm->state->Abort();
-  // A call that is stuck has read the handle before it set this.
+  // A call that hangs has read the handle before it set this.
   (void)comm->state->used.load();
   delete comm;
   return Result::kOk;
