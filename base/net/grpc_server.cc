@@ -19,13 +19,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/net/grpc_status.h"
+#include "base/net/header_blocks.h"
 #include "base/status_macros.h"
 
 namespace kvasir::base {
 namespace {
-
-// Beyond any number of clients; some systems' limit is without end.
-constexpr rlim_t kMostDescriptors = 1 << 20;
 
 // Of gRPC's threads that wait for reflection's calls and hold them.
 constexpr int kMaxReflectionThreads = 8;
@@ -198,12 +196,13 @@ int64_t MaxMessageBytesFor(int64_t max_model_len_tokens) {
 size_t RaiseDescriptorLimit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
-  const rlim_t wanted = std::min(limit.rlim_max, kMostDescriptors);
+  // Some systems have no limit.
+  const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, kMaxDescriptors);
   if (limit.rlim_cur < wanted) {
     const rlimit raised{wanted, limit.rlim_max};
     if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit.rlim_cur = wanted;
   }
-  return static_cast<size_t>(std::min(limit.rlim_cur, kMostDescriptors));
+  return static_cast<size_t>(std::min<rlim_t>(limit.rlim_cur, kMaxDescriptors));
 }
 
 absl::Status GrpcServer::CheckAddress(const ListenAddress& listen) {
@@ -244,7 +243,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
                               ? options.max_connections
                               : RaiseDescriptorLimit() / 2,
        .probe_interval = options.probe_interval,
-       .take = [door](int connection) {
+       .take = [door,
+                plain_text = options.credentials == nullptr](int connection) {
+         if (plain_text) LimitHeaderBlocks(connection);
          grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters
              parameters;
          parameters.fd = connection;

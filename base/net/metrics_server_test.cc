@@ -101,6 +101,44 @@ TEST(MetricsServerTest, IdleConnectionsDoNotKeepAScrapeWaiting) {
   for (const int fd : idle) close(fd);
 }
 
+// Clients that begin requests and do not end them kept scrapes waiting: eight of
+// them, for a second each, one after the other.
+TEST(MetricsServerTest, HalfSentRequestsDoNotKeepAScrapeWaiting) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              MetricsServer::Start("127.0.0.1", 0));
+  std::vector<int> half;
+  const std::string begin = "GET /metrics HTTP/1.1\r\nHost: x\r\nX-";
+  for (int i = 0; i < 100; ++i) {
+    half.push_back(ConnectTo(server->port()));
+    EXPECT_EQ(write(half.back(), begin.data(), begin.size()),
+              static_cast<ssize_t>(begin.size()));
+  }
+  const absl::Time start = absl::Now();
+  EXPECT_EQ(StatusOf(server->port(), "/metrics"), "200");
+  std::fprintf(stderr, "took %s\n", absl::FormatDuration(absl::Now()-start).c_str());
+  for (const int fd : half) close(fd);
+}
+
+// A byte now and then does not make a connection's time longer.
+TEST(MetricsServerTest, ARequestThatComesByDripsIsEnded) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              MetricsServer::Start("127.0.0.1", 0));
+  const int fd = ConnectTo(server->port());
+  const std::string begin = "GET /metrics HTTP/1.1\r\nX-Long: ";
+  send(fd, begin.data(), begin.size(), MSG_NOSIGNAL);
+  const absl::Time start = absl::Now();
+  int sent = 0;
+  while (absl::Now() - start < absl::Seconds(20) && send(fd, "x", 1, MSG_NOSIGNAL) == 1) {
+    char byte;
+    if (recv(fd, &byte, 1, MSG_DONTWAIT) == 0) break;
+    ++sent;
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  EXPECT_LT(sent, 100);
+  std::fprintf(stderr, "took %d %s\n", sent, absl::FormatDuration(absl::Now()-start).c_str());
+  close(fd);
+}
+
 TEST(MetricsServerTest, HealthzSaysWhatItWasTold) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
