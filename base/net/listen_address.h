@@ -1,8 +1,6 @@
-// Where a server listens, why it could not (servers of other libraries only say
-// that it failed), and how its threads are woken.
+// Where a server listens, and why it cannot.
 #pragma once
 
-#include <memory>
 #include <string>
 
 struct addrinfo;
@@ -46,24 +44,5 @@ ListenTrouble ProbeListen(const std::string& host, int port);
 int CountAddresses(const std::string& host);
 // The same of what a resolver has found; may be null.
 int CountAddresses(const addrinfo* found);
-
-// Connects to whoever listens at an address and hangs up, without waiting.
-//
-// Owns: the addresses of the host's name, which is resolved once.
-// Threads: any.
-class Knocker {
- public:
-  // A name that does not resolve has no address to knock at.
-  Knocker(const std::string& host, int port);
-
-  // Whether a connection is made, or begun: one that nobody takes may be.
-  bool Knock() const;
-
- private:
-  struct Free {
-    void operator()(addrinfo* found) const;
-  };
-  std::unique_ptr<addrinfo, Free> addresses_;
-};
 
 }  // namespace kvasir::base
