@@ -166,20 +166,20 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     if (complete) return end;
     end = absl::UnavailableError(
         absl::StrCat("worker ", replica, " ended the stream early"));
-  } else if (absl::IsCancelled(end)) {
-    // Nobody here cancelled: the deadline that the call carries did, or the
-    // worker, by a reset or its own shutdown.
+  } else if (absl::IsCancelled(end) ||
+             (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value())) {
+    // The call carries the deadline, so the transport may have ended it for
+    // that: with CANCELLED, or with UNAVAILABLE if the connection was told to
+    // go. Otherwise the worker reset the call, or is lost; the registry logs
+    // the transport's own text with the worker.
     end = request_.deadline <= now
               ? absl::DeadlineExceededError("the deadline passed")
-              : absl::UnavailableError(
-                    absl::StrCat("worker ", replica, " reset the stream"));
-  } else if (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value()) {
-    // What the transport says of it ("recvmsg:Connection reset by peer") names
-    // nobody; the registry logs it with the worker.
-    end = absl::UnavailableError(absl::StrCat("worker ", replica, " is lost"));
+              : absl::UnavailableError(absl::StrCat(
+                    "worker ", replica,
+                    absl::IsCancelled(end) ? " reset the stream" : " is lost"));
   }
-  // A worker refuses what waited too long as it refuses what it has no room
-  // for; the client hears that its own timeout is over.
+  // A worker refuses a request that waited too long as it refuses one that it
+  // has no room for; the client receives the error of its own timeout.
   if (TimedOut(now) && MayRunElsewhere(end)) {
     return Admission::TimedOut(request_);
   }

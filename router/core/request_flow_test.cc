@@ -188,13 +188,19 @@ TEST(RequestFlowTest, NothingIsTriedPastTheDeadline) {
   EXPECT_TRUE(flow.OnAttemptDone(Full(), At(10000)).has_value());
 }
 
-TEST(RequestFlowTest, ACallThatTheDeadlineCancelledIsNoLossOfTheWorker) {
-  RequestFlow flow = NewFlow();
-  flow.OnAttempt("a", At(1));
-  const auto end = flow.OnAttemptDone(absl::CancelledError(""), At(10000));
-  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kDeadlineExceeded,
-                             "the deadline passed"));
-  EXPECT_EQ(flow.Record(*end, At(10000)).finish_reason, "deadline");
+// The transport reports UNAVAILABLE if the connection was told to go (GOAWAY)
+// as the deadline passed.
+TEST(RequestFlowTest, ACallThatTheDeadlineEndedIsNoLossOfTheWorker) {
+  for (const absl::Status& status :
+       {absl::CancelledError(""),
+        absl::UnavailableError("Stream removed (GOAWAY received)")}) {
+    RequestFlow flow = NewFlow();
+    flow.OnAttempt("a", At(1));
+    const auto end = flow.OnAttemptDone(status, At(10000));
+    EXPECT_THAT(*end, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                               "the deadline passed"));
+    EXPECT_EQ(flow.Record(*end, At(10000)).finish_reason, "deadline");
+  }
 }
 
 TEST(RequestFlowTest, NothingIsTriedPastTheClientsOwnTimeout) {

@@ -238,12 +238,14 @@ void AskInfo(const std::shared_ptr<v1::Worker::Stub>& stub,
   if (!open_calls->Add(&call->context)) call->context.TryCancel();
   stub->async()->GetInfo(
       &call->context, &call->request, &call->info,
-      [stub, call, open_calls, done = std::move(done)](grpc::Status status) {
+      [stub, call, open_calls, wait,
+       done = std::move(done)](grpc::Status status) {
         open_calls->Remove(&call->context);
         if (status.ok()) {
           done(std::move(call->info));
         } else {
-          done(base::FromGrpcStatus(status));
+          done(wait ? base::StatusOfCall(status, call->context)
+                    : base::FromGrpcStatus(status));
         }
       });
 }
