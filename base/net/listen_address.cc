@@ -35,7 +35,7 @@ ListenTrouble TryToListen(const addrinfo& address) {
   return trouble;
 }
 
-// 0, or what getaddrinfo says; `found` is the caller's to free.
+// Returns 0, or getaddrinfo's error. The caller frees `found`.
 int Resolve(const std::string& host, int port, addrinfo** found) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;

@@ -1,5 +1,5 @@
-// Prometheus over HTTP, and whether the process is ready: served on a port of
-// their own because gRPC cannot share one with HTTP/1.
+// Prometheus metrics and readiness over HTTP, on a port of their own because
+// gRPC cannot share one with HTTP/1.
 #pragma once
 
 #include <atomic>
@@ -20,15 +20,16 @@
 
 namespace kvasir::base {
 
-// Histogram buckets, in seconds unless said otherwise: vLLM's, whose
-// dashboards and rules then work, with 1-2-5 ms at the low end of the
+// Histogram buckets, in seconds unless stated otherwise. They are vLLM's, so
+// that its dashboards and rules work, with 1-2-5 ms added at the low end of the
 // inter-token ones.
 const std::vector<double>& TimeToFirstTokenBuckets();
 const std::vector<double>& InterTokenBuckets();
 const std::vector<double>& RequestPhaseBuckets();
-// Tokens: 1-2-5 series up to and including the first step >= max_model_len.
+// Buckets for tokens: a 1-2-5 series up to and including the first step >=
+// max_model_len.
 std::vector<double> TokenCountBuckets(int64_t max_model_len);
-// Seconds of one scheduler step or of router overhead, from 0.1 ms.
+// Buckets for one scheduler step or the router's overhead, from 0.1 ms.
 const std::vector<double>& FineBuckets();
 
 // Serves GET /metrics, and GET /healthz for probes that do not speak gRPC: 200
@@ -63,7 +64,7 @@ class MetricsServer {
   struct OwnMetrics;
   struct Connection {
     int socket = -1;
-    // It is closed then.
+    // The connection is closed at this time.
     absl::Time end;
     std::string request;
     // Empty until the request is complete.
@@ -75,7 +76,8 @@ class MetricsServer {
   void Wake();
   void Loop() ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeAccepted(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Reads and writes as far as that does not block. False: it has ended.
+  // Reads and writes as far as possible without blocking. Returns false if the
+  // connection has ended.
   bool Advance(Connection* connection);
   std::string Answer(absl::string_view request);
   std::string Scrape() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -89,7 +91,7 @@ class MetricsServer {
   std::vector<std::shared_ptr<prometheus::Collectable>> sources_
       ABSL_GUARDED_BY(mutex_);
   std::vector<int> accepted_ ABSL_GUARDED_BY(mutex_);
-  // The thread's, oldest first.
+  // Used by the thread only, oldest first.
   std::vector<Connection> connections_;
   std::thread thread_;
 };

@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(MetricsServerTest, ATakenPortNamesItsFlagAndNotTheHost) {
+TEST(MetricsServerTest, ATakenPortIsReportedWithItsFlag) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto first,
                               MetricsServer::Start("127.0.0.1", 0));
   EXPECT_GT(first->port(), 0);
@@ -37,7 +37,7 @@ TEST(MetricsServerTest, ATakenPortNamesItsFlagAndNotTheHost) {
                      HasSubstr("--metrics-port"), Not(HasSubstr("--host")))));
 }
 
-TEST(MetricsServerTest, AnAddressThatIsNotOursNamesTheHostAndNotThePort) {
+TEST(MetricsServerTest, AnAddressOfAnotherMachineIsReportedWithTheHostsFlag) {
   EXPECT_THAT(MetricsServer::Start("192.0.2.1", 0),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("--host 192.0.2.1"),
@@ -45,7 +45,7 @@ TEST(MetricsServerTest, AnAddressThatIsNotOursNamesTheHostAndNotThePort) {
                              Not(HasSubstr("--metrics-port")))));
 }
 
-TEST(MetricsServerTest, ANameThatDoesNotResolveNamesTheHostAndNotThePort) {
+TEST(MetricsServerTest, ANameThatDoesNotResolveIsReportedWithTheHostsFlag) {
   EXPECT_THAT(MetricsServer::Start("no such host", 0),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("--host no such host"),
@@ -72,12 +72,12 @@ bool IsClosed(int fd) {
   return got == 0 || (got < 0 && errno == ECONNRESET);
 }
 
-// The status of an answer, "200"; empty where none comes.
+// Returns the status of an answer ("200"), or nothing if none comes.
 std::string StatusOf(int port, const std::string& path,
                      const std::string& method = "GET") {
   const int fd = ConnectTo(port);
-  // Far below what idle connections kept a scrape waiting, far above what they
-  // may.
+  // Far less than idle connections once delayed a scrape, and far more than
+  // they may.
   const timeval limit{10, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   const std::string request =
@@ -94,7 +94,7 @@ std::string StatusOf(int port, const std::string& path,
 TEST(MetricsServerTest, IdleConnectionsDoNotKeepAScrapeWaiting) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
-  // More than there are threads.
+  // More than the old server had threads.
   std::vector<int> idle;
   for (int i = 0; i < 12; ++i) idle.push_back(ConnectTo(server->port()));
   EXPECT_EQ(StatusOf(server->port(), "/metrics"), "200");
@@ -115,7 +115,7 @@ TEST(MetricsServerTest, HalfSentRequestsDoNotKeepAScrapeWaiting) {
               static_cast<ssize_t>(begin.size()));
   }
   EXPECT_EQ(StatusOf(server->port(), "/metrics"), "200");
-  // The first are closed, because more came than may be open.
+  // The oldest are closed, because more connections came than may be open.
   EXPECT_TRUE(IsClosed(half.front()));
   for (const int fd : half) close(fd);
 }

@@ -234,7 +234,7 @@ def test_bytes_that_are_no_message_are_told_to_him_alone_who_is_known(served):
             with pytest.raises(grpc.RpcError) as error:
                 channel.unary_unary(f"/{method}")(b"\xff" * 100, timeout=20)
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert error.value.details() == f"want a message of /{method}, have bytes that are none"
+            assert error.value.details() == f"want a message of /{method}, have bytes that are not one"
             wait_until(lambda: facade in [line["facade"] for line in refused()], "the line of it")
     assert [line["tenant"] for line in refused()] == ["blue"] * 3
 

@@ -37,6 +37,15 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
 // UNIMPLEMENTED with the RPC's name.
 absl::Status RpcNotBuilt(const char* service, const char* rpc);
 
+// Defines a unary call of a callback service, inside its class, that answers
+// RpcNotBuilt. `Service` is the generated class; the class has a `backend_`.
+#define KVASIR_RPC_NOT_BUILT(Service, rpc, Request, Response)         \
+  grpc::ServerUnaryReactor* rpc(grpc::CallbackServerContext* context, \
+                                const Request*, Response*) override { \
+    return Answer(context, *backend_,                                 \
+                  RpcNotBuilt(Service::service_full_name(), #rpc));   \
+  }
+
 // A stream that has nothing to say.
 template <typename Response>
 class EndedStream final : public grpc::ServerWriteReactor<Response> {

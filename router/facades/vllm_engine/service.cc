@@ -122,30 +122,6 @@ VllmEngineService::GetTokenizer(grpc::CallbackServerContext* context,
   return new VllmTokenizerReactor(backend_);
 }
 
-grpc::ServerUnaryReactor* VllmEngineService::Embed(
-    grpc::CallbackServerContext* context, const engine::EmbedRequest*,
-    engine::EmbedResponse*) {
-  return Answer(context, *backend_, NotBuilt("Embed"));
-}
-
-grpc::ServerUnaryReactor* VllmEngineService::FlushCache(
-    grpc::CallbackServerContext* context, const common::FlushCacheRequest*,
-    common::FlushCacheResponse*) {
-  return Answer(context, *backend_, NotBuilt("FlushCache"));
-}
-
-grpc::ServerUnaryReactor* VllmEngineService::StartProfile(
-    grpc::CallbackServerContext* context, const common::StartProfileRequest*,
-    common::ProfileResponse*) {
-  return Answer(context, *backend_, NotBuilt("StartProfile"));
-}
-
-grpc::ServerUnaryReactor* VllmEngineService::StopProfile(
-    grpc::CallbackServerContext* context, const common::StopProfileRequest*,
-    common::ProfileResponse*) {
-  return Answer(context, *backend_, NotBuilt("StopProfile"));
-}
-
 grpc::ServerWriteReactor<common::KvEventBatch>*
 VllmEngineService::SubscribeKvEvents(grpc::CallbackServerContext* context,
                                      const common::SubscribeKvEventsRequest*) {

@@ -12,6 +12,7 @@
 #include "proto/vllm/engine.grpc.pb.h"
 #include "router/base/canonical.h"
 #include "router/facades/calls/facade.h"
+#include "router/facades/calls/replies.h"
 #include "router/facades/vllm_engine/backend.h"
 
 namespace kvasir::router {
@@ -60,22 +61,18 @@ class VllmEngineService final
       const smg::grpc::common::GetTokenizerRequest* request) override;
 
   // Not built.
-  grpc::ServerUnaryReactor* Embed(
-      grpc::CallbackServerContext* context,
-      const vllm::grpc::engine::EmbedRequest* request,
-      vllm::grpc::engine::EmbedResponse* response) override;
-  grpc::ServerUnaryReactor* FlushCache(
-      grpc::CallbackServerContext* context,
-      const smg::grpc::common::FlushCacheRequest* request,
-      smg::grpc::common::FlushCacheResponse* response) override;
-  grpc::ServerUnaryReactor* StartProfile(
-      grpc::CallbackServerContext* context,
-      const smg::grpc::common::StartProfileRequest* request,
-      smg::grpc::common::ProfileResponse* response) override;
-  grpc::ServerUnaryReactor* StopProfile(
-      grpc::CallbackServerContext* context,
-      const smg::grpc::common::StopProfileRequest* request,
-      smg::grpc::common::ProfileResponse* response) override;
+  KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, Embed,
+                       vllm::grpc::engine::EmbedRequest,
+                       vllm::grpc::engine::EmbedResponse)
+  KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, FlushCache,
+                       smg::grpc::common::FlushCacheRequest,
+                       smg::grpc::common::FlushCacheResponse)
+  KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, StartProfile,
+                       smg::grpc::common::StartProfileRequest,
+                       smg::grpc::common::ProfileResponse)
+  KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, StopProfile,
+                       smg::grpc::common::StopProfileRequest,
+                       smg::grpc::common::ProfileResponse)
   grpc::ServerWriteReactor<smg::grpc::common::KvEventBatch>* SubscribeKvEvents(
       grpc::CallbackServerContext* context,
       const smg::grpc::common::SubscribeKvEventsRequest* request) override;

@@ -159,7 +159,7 @@ TEST_F(VllmInferenceServiceTest, BytesThatAreNoMessageAreRefusedInWords) {
     const grpc::Status status = RawCall(method, std::string(100, '\xff'));
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_EQ(status.error_message(),
-              "want a message of " + method + ", have bytes that are none");
+              "want a message of " + method + ", have bytes that are not one");
   }
   EXPECT_EQ(router_.num_requests(), 0);
   // Gateways try what a server may be, and go by this code.
