@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(AccessLogTest, ALineSaysWhoHowLongHowOftenAndInWhichTrace) {
+TEST(AccessLogTest, ALineHasCallerTimesAttemptsAndTrace) {
   AccessRecord record;
   record.request_id = "id-1";
   record.tenant = "red";
@@ -28,7 +28,7 @@ TEST(AccessLogTest, ALineSaysWhoHowLongHowOftenAndInWhichTrace) {
   }
 }
 
-TEST(AccessLogTest, ARefusalSaysWhyInOneWord) {
+TEST(AccessLogTest, ARefusalHasItsReasonInOneWord) {
   AccessRecord record;
   record.tenant = "red";
   record.status = absl::UnauthenticatedError("the token was good until then");
@@ -43,7 +43,7 @@ TEST(AccessLogTest, ARefusalSaysWhyInOneWord) {
   }
 }
 
-TEST(AccessLogTest, WhomNobodyKnowsWritesNoLinesAsHeLikesNorWhatIsInThem) {
+TEST(AccessLogTest, UnknownCallersCannotFloodTheLogOrPutTextIntoIt) {
   base::ManualClock clock{absl::FromUnixSeconds(1'800'000'000)};
   LogAccess log(clock);
   AccessRecord record;
