@@ -31,7 +31,7 @@ TEST(AccessLogTest, ALineHasCallerTimesAttemptsAndTrace) {
 TEST(AccessLogTest, ARefusalHasItsReasonInOneWord) {
   AccessRecord record;
   record.tenant = "red";
-  record.status = absl::UnauthenticatedError("the token was good until then");
+  record.status = absl::UnauthenticatedError("the token expired then");
   record.reason = "expired";
   LogAccess log;
   for (int i = 0; i < 3; ++i) {
@@ -52,7 +52,7 @@ TEST(AccessLogTest, UnknownCallersCannotFloodTheLogOrPutTextIntoIt) {
   record.client_request_id = "his-words-1";
   record.traceparent = "his-words-2";
   record.model = "his-words-3";
-  record.status = absl::UnauthenticatedError("who calls?");
+  record.status = absl::UnauthenticatedError("no credentials");
   record.reason = "no_credentials";
   const auto write = [&] {
     ::testing::internal::CaptureStderr();
