@@ -12,7 +12,7 @@
 namespace kvasir::router {
 namespace {
 
-// NOT_FOUND for an unknown name and for a version other than the one there is.
+// NOT_FOUND for an unknown name or version.
 absl::StatusOr<ModelStatus> FindModel(const RequestRouter& router,
                                       const std::string& name,
                                       const std::string& version) {
@@ -55,7 +55,7 @@ grpc::ServerUnaryReactor* KserveService::ServerReady(
   });
 }
 
-// An unknown model is not ready, which is no error: clients poll.
+// An unknown model is not ready. That is no error, because clients poll.
 grpc::ServerUnaryReactor* KserveService::ModelReady(
     grpc::CallbackServerContext* context,
     const inference::ModelReadyRequest* request,

@@ -1,6 +1,5 @@
 // The facade inference.GRPCInferenceService: KServe v2 and Triton's streaming,
-// for clients that exist. Reactors only convert and post; KserveStream
-// decides.
+// for existing clients. Reactors only convert and post; KserveStream decides.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -18,8 +17,9 @@
 namespace kvasir::router {
 
 // Owns: the tokenizer's and the streams' threads.
-// Threads: any thread. Errors: as in the wire protocol; an RPC that is not
-//   built answers UNIMPLEMENTED with its name.
+// Threads: any thread.
+// Errors: as in the wire protocol; an RPC that is not built answers
+//   UNIMPLEMENTED with its name.
 class KserveService final
     : public inference::GRPCInferenceService::CallbackService,
       public Facade {

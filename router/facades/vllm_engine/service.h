@@ -1,5 +1,5 @@
 // The facade vllm.grpc.engine.VllmEngine: token ids in and out, for the gateway
-// smg and what routes for it. Reactors only convert and post; SingleCall
+// smg and others that route to it. Reactors only convert and post; SingleCall
 // decides.
 #pragma once
 
@@ -18,8 +18,9 @@
 namespace kvasir::router {
 
 // Owns: the tokenizer's and the streams' threads.
-// Threads: any thread. Errors: as in the wire protocol; an RPC that is not
-//   built answers UNIMPLEMENTED with its name.
+// Threads: any thread.
+// Errors: as in the wire protocol; an RPC that is not built answers
+//   UNIMPLEMENTED with its name.
 class VllmEngineService final
     : public vllm::grpc::engine::VllmEngine::CallbackService,
       public Facade {
@@ -60,7 +61,7 @@ class VllmEngineService final
       grpc::CallbackServerContext* context,
       const smg::grpc::common::GetTokenizerRequest* request) override;
 
-  // Not built.
+  // Not built, like SubscribeKvEvents below.
   KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, Embed,
                        vllm::grpc::engine::EmbedRequest,
                        vllm::grpc::engine::EmbedResponse)

@@ -39,7 +39,7 @@ Call::Asked Read(const Backend& backend, const vllm::GenerateRequest& message,
                               : backend->router->Model(message.model());
   Call::Asked asked{.model = model.ok() ? model->name : message.model(),
                     .prepare = ReadRequest(backend, message, streaming, model)};
-  // One that was refused for it may be any text.
+  // The id of a refused request may be any text.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
   }

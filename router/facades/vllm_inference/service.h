@@ -1,5 +1,5 @@
 // The facades vllm.Inference and vllm.Control: text or token ids in, text and
-// token ids out, for vllm-router and what else routes to vLLM's own gRPC
+// token ids out, for vllm-router and others that route to vLLM's own gRPC
 // servers. Reactors only convert and post; SingleCall decides.
 #pragma once
 
@@ -20,8 +20,9 @@ namespace kvasir::router {
 
 // The service vllm.Control. Its Abort ends requests of vllm.Inference.
 //
-// Threads: any thread. Errors: as in the wire protocol; an RPC that is not
-// built answers UNIMPLEMENTED with its name.
+// Threads: any thread.
+// Errors: as in the wire protocol; an RPC that is not built answers
+//   UNIMPLEMENTED with its name.
 class VllmControlService final : public vllm::Control::CallbackService {
  public:
   explicit VllmControlService(std::shared_ptr<const FacadeBackend> backend)
@@ -38,7 +39,7 @@ class VllmControlService final : public vllm::Control::CallbackService {
   ::grpc::ServerUnaryReactor* Abort(::grpc::CallbackServerContext* context,
                                     const vllm::AbortRequest* request,
                                     vllm::AbortResponse* response) override;
-  // None: an empty list.
+  // Always an empty list.
   ::grpc::ServerUnaryReactor* GetKvEventSources(
       ::grpc::CallbackServerContext* context,
       const vllm::GetKvEventSourcesRequest* request,
