@@ -24,9 +24,10 @@ namespace kvasir::base {
 namespace {
 
 constexpr int kBacklog = 1024;
-// Without descriptors, or without a place to listen: until it is tried again.
+// Time between attempts, without descriptors or without an address to listen
+// on.
 constexpr absl::Duration kPause = absl::Milliseconds(50);
-// How long a call to ourselves may go unheard.
+// Time for the acceptor to receive its own connection.
 constexpr absl::Duration kProbePatience = absl::Seconds(1);
 constexpr absl::Duration kBetweenComplaints = absl::Seconds(10);
 
@@ -93,8 +94,9 @@ int PortOf(const sockaddr_storage& address) {
                    : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
-// The inode of the socket at a number that its owner may close at any moment;
-// 0: there is none. Not by `fstat`, which ThreadSanitizer takes for a use.
+// Returns the inode of the socket at a descriptor that its owner may close at
+// any moment; 0 if there is no socket. Does not call `fstat`, which
+// ThreadSanitizer counts as a use.
 ino_t SocketAt(int descriptor) {
   struct stat file = {};
   const bool socket = ::fstatat(descriptor, "", &file, AT_EMPTY_PATH) == 0 &&
@@ -107,7 +109,7 @@ bool OutOfDescriptors(int error) {
          error == ENOMEM;
 }
 
-// What befell one connection before it was let in, and not the socket.
+// Errors of one connection before it was accepted, not of the listening socket.
 bool OfOneConnection(int error) {
   switch (error) {
     case EINTR:
@@ -178,7 +180,7 @@ int Acceptor::Bind(const Address& address) {
   return -1;
 }
 
-// Every address of the host's name, at one port.
+// Listens on every address of the host's name, at one port.
 absl::Status Acceptor::ListenTcp() {
   const std::string where = JoinHostPort(listen_.host, listen_.port);
   addrinfo hints = {};
@@ -218,7 +220,7 @@ absl::Status Acceptor::ListenUnix(Socket* socket) {
   std::memcpy(address->sun_path, listen_.unix_path.data(),
               listen_.unix_path.size());
   socket->address.size = sizeof(sockaddr_un);
-  // Left behind by who is gone: nobody serves it.
+  // The socket file of a process that has ended: no process serves it.
   struct stat file;
   if (::stat(listen_.unix_path.c_str(), &file) == 0 && S_ISSOCK(file.st_mode)) {
     ::unlink(listen_.unix_path.c_str());
@@ -227,7 +229,7 @@ absl::Status Acceptor::ListenUnix(Socket* socket) {
   if (socket->listening < 0) {
     return BindError(listen_, listen_.unix_path, std::strerror(errno));
   }
-  // Nobody can come before `listen`.
+  // No client can connect before `listen`.
   if ((listen_.unix_mode != 0 &&
        ::chmod(listen_.unix_path.c_str(), listen_.unix_mode) != 0) ||
       ::listen(socket->listening, kBacklog) != 0) {
@@ -292,15 +294,15 @@ void Acceptor::Loop() {
         Probe(&socket);
       }
     }
-    // They stay in the system's queue until descriptors are free.
+    // The connections stay in the system's queue until descriptors are free.
     if (!enough) Wait(kPause, /*also_listen=*/false);
   }
   for (Socket& socket : sockets_) AcceptAll(&socket);
   CloseAll();
 }
 
-// At most a queue of them, so that peers who never stop coming hold up neither
-// the other sockets nor the end.
+// Accepts one queue's length at most, so that a constant stream of clients
+// delays neither the other sockets nor the end.
 bool Acceptor::AcceptAll(Socket* socket) {
   for (int i = 0; i < kBacklog && socket->listening >= 0; ++i) {
     Address from;
@@ -360,7 +362,8 @@ void Acceptor::Take(int connection) {
 
 void Acceptor::Probe(Socket* socket) {
   Address to = socket->address;
-  // A wildcard is no address to call: its own family's loopback is.
+  // A wildcard address cannot be dialled; use the loopback address of its
+  // family.
   if (to.bytes.ss_family == AF_INET) {
     auto* v4 = reinterpret_cast<sockaddr_in*>(&to.bytes);
     if (v4->sin_addr.s_addr == htonl(INADDR_ANY)) {
@@ -374,9 +377,9 @@ void Acceptor::Probe(Socket* socket) {
   }
   const int probe = ::socket(to.bytes.ss_family,
                              SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (probe < 0) return;  // no descriptors: nothing is known
+  if (probe < 0) return;  // no descriptors: the probe says nothing
   if (to.bytes.ss_family == AF_UNIX) {
-    // A name of its own, so that it is told from other callers.
+    // Its own name distinguishes the probe from clients.
     const sa_family_t family = AF_UNIX;
     ::bind(probe, reinterpret_cast<const sockaddr*>(&family), sizeof(family));
   }
@@ -441,7 +444,8 @@ void Acceptor::CloseAll() {
   sockets_.clear();
 }
 
-// A closed descriptor's number may be another's by now: inodes tell.
+// The number of a closed descriptor may belong to another file by now; the
+// inode differs then.
 void Acceptor::Forget() {
   std::erase_if(open_, [](const std::pair<const int, ino_t>& entry) {
     return SocketAt(entry.first) != entry.second;
@@ -457,8 +461,8 @@ size_t Acceptor::connections() {
 void Acceptor::HangUp() {
   MutexLock lock(&mutex_);
   for (const auto& [connection, inode] : open_) {
-    // Of a copy it is sure whose it is: the number itself may be closed and
-    // given to another between the look and the act.
+    // Duplicate first: the number itself may be closed and reused between the
+    // check and the shutdown.
     const int copy = ::fcntl(connection, F_DUPFD_CLOEXEC, 0);
     if (copy < 0) continue;
     if (SocketAt(copy) == inode) ::shutdown(copy, SHUT_RDWR);

@@ -1,6 +1,6 @@
-// A listener of our own for servers of gRPC, whose own (1.51) stops listening
-// for good once a process has run out of descriptors, knows no limit of
-// connections, and cannot close while the server still answers.
+// A listener for gRPC servers. gRPC's own listener (1.51) stops for good once
+// the process has run out of descriptors, has no limit of connections, and
+// cannot be closed while the server still answers.
 #pragma once
 
 #include <sys/socket.h>
@@ -25,34 +25,37 @@
 
 namespace kvasir::base {
 
-// Owns: its listening sockets and its thread. A connection belongs to who took
-//   it; of it only the descriptor's number and the socket's inode are kept, to
-//   see whether it is still open.
+// Owns: its listening sockets and its thread. The receiver of a connection owns
+//   it; the acceptor keeps only the descriptor's number and the socket's inode,
+//   to see whether it is still open.
 // Threads: any thread, StopListening from one at a time; `take` runs on the
-//   acceptor's own.
-// Errors: FAILED_PRECONDITION when the address cannot be bound; the text names
-//   address, cause and the flag of what is wrong. Later troubles are logged,
-//   and tried again for ever.
+//   acceptor's own thread.
+// Errors: FAILED_PRECONDITION if the address cannot be bound; the text names
+//   the address, the cause and the flag to change. Later errors are logged, and
+//   the acceptor tries again for ever.
 class Acceptor {
  public:
-  // Binds and listens; nothing is accepted before Run.
+  // Binds and listens. Nothing is accepted before Run.
   static absl::StatusOr<std::unique_ptr<Acceptor>> Listen(
       const ListenAddress& listen);
-  // The same errors, for before long work; the address is left free.
+  // Returns the errors of Listen and leaves the address free. For use before
+  // long work.
   static absl::Status Check(const ListenAddress& listen);
-  // StopListening.
+  // Calls StopListening.
   ~Acceptor();
 
   struct Options {
-    // Who comes while so many are open is hung up on.
+    // Further connections are closed immediately.
     size_t max_connections = 1024;
-    // When nobody came for so long, the acceptor calls itself, and listens anew
-    // where it does not hear that: a socket's file may have been removed.
+    // If no connection came for this long, the acceptor connects to itself. If
+    // it does not receive that connection, it listens anew: a socket's file may
+    // have been removed.
     absl::Duration probe_interval = absl::Seconds(10);
-    // Gets a connection's descriptor, non-blocking, to keep and to close.
+    // Receives the descriptor of a connection, which is non-blocking. The
+    // receiver must close it.
     std::function<void(int connection)> take;
   };
-  // Once.
+  // Call once.
   void Run(Options options);
 
   // 0 for a Unix socket.
@@ -60,13 +63,13 @@ class Acceptor {
   // What a client dials: "127.0.0.1:9000" or "unix:/run/kvasir.sock".
   const std::string& target() const { return target_; }
 
-  // Takes those that the system has let in already, then closes: whoever comes
-  // now is refused by the system. Idempotent.
+  // Takes the connections that the system has already accepted, then closes the
+  // listening sockets: the system refuses later ones. Idempotent.
   void StopListening();
-  // Connections that were taken and are still open.
+  // Taken connections that are still open.
   size_t connections() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends them: to both sides it looks as if the other had gone, after what was
-  // already written.
+  // Shuts the connections down after what was already written. Each side sees
+  // the other close.
   void HangUp() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -82,7 +85,7 @@ class Acceptor {
   struct Socket {
     int listening = -1;
     Address address;
-    // A call to ourselves that has not been heard yet; -1: none.
+    // A connection to ourselves that has not been accepted yet; -1: none.
     int probe = -1;
     Address probe_address;
     absl::Time opened_at = absl::InfinitePast();
@@ -91,12 +94,12 @@ class Acceptor {
   explicit Acceptor(const ListenAddress& listen);
   absl::Status ListenTcp();
   absl::Status ListenUnix(Socket* socket);
-  // A bound socket, or -1 and errno.
+  // Returns a bound socket, or -1 and errno.
   static int Bind(const Address& address);
   void Loop();
-  // True when somebody waits to be let in.
+  // Returns true if a connection waits to be accepted.
   bool Wait(absl::Duration timeout, bool also_listen);
-  // False when there are no descriptors for it.
+  // Returns false if there are no descriptors left.
   bool AcceptAll(Socket* socket);
   void Take(int connection);
   void Probe(Socket* socket);
@@ -114,7 +117,7 @@ class Acceptor {
   std::thread thread_;
   std::atomic<bool> stopping_{false};
 
-  // Of Listen, then of the thread, then of who has joined it.
+  // Used by Listen, then by the thread, then by the caller that has joined it.
   std::vector<Socket> sockets_;
   std::pair<dev_t, ino_t> unix_file_ = {};
   size_t turned_away_ = 0;

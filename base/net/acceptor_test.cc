@@ -28,7 +28,7 @@ void WaitUntil(const std::function<bool()>& condition) {
   EXPECT_TRUE(condition());
 }
 
-// Keeps what is taken.
+// Keeps the connections that it receives.
 class Kept {
  public:
   ~Kept() { CloseAll(); }
@@ -53,7 +53,7 @@ class Kept {
   size_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// A caller: connects, hangs up at its end.
+// A client that connects at once and closes at its end.
 class Caller {
  public:
   explicit Caller(const Acceptor& acceptor) : Caller(acceptor.port(), "") {}
@@ -78,8 +78,8 @@ class Caller {
     if (fd_ >= 0) close(fd_);
   }
   bool in() const { return in_; }
-  // Blocks until the other side has ended.
-  bool HearsTheEnd() {
+  // Blocks until the server has closed the connection.
+  bool WaitForClose() {
     char byte;
     return recv(fd_, &byte, 1, 0) <= 0;
   }
@@ -104,7 +104,7 @@ class AcceptorTest : public ::testing::Test {
   Kept kept_;
 };
 
-TEST_F(AcceptorTest, WhoComesIsTakenAndCountedWhileOpen) {
+TEST_F(AcceptorTest, TakesConnectionsAndCountsThemWhileOpen) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   EXPECT_EQ(acceptor->target(), absl::StrCat("127.0.0.1:", acceptor->port()));
@@ -116,7 +116,7 @@ TEST_F(AcceptorTest, WhoComesIsTakenAndCountedWhileOpen) {
   EXPECT_EQ(acceptor->connections(), 0u);
 }
 
-TEST_F(AcceptorTest, AClosedConnectionsNumberMayBeAnothersFile) {
+TEST_F(AcceptorTest, LeavesAnotherFileWithAClosedConnectionsNumberAlone) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   const Caller caller(*acceptor);
@@ -132,26 +132,26 @@ TEST_F(AcceptorTest, AClosedConnectionsNumberMayBeAnothersFile) {
   close(pair[1]);
 }
 
-TEST_F(AcceptorTest, WhoComesOverTheLimitIsHungUpOnUntilSomebodyGoes) {
+TEST_F(AcceptorTest, ClosesConnectionsOverTheLimitUntilOneEnds) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping(/*max_connections=*/2));
   const Caller first(*acceptor);
   const Caller second(*acceptor);
   WaitUntil([&] { return kept_.taken() == 2; });
   Caller third(*acceptor);
-  EXPECT_TRUE(third.HearsTheEnd());
+  EXPECT_TRUE(third.WaitForClose());
   kept_.CloseAll();
   const Caller fourth(*acceptor);
   WaitUntil([&] { return kept_.taken() == 3; });
 }
 
-// gRPC's own listener (CVE-2023-4785) never listened again after that.
-TEST_F(AcceptorTest, ADescriptorShortageEndsWithTheShortage) {
+// After a shortage, gRPC's own listener (CVE-2023-4785) never listened again.
+TEST_F(AcceptorTest, AcceptsAgainAfterADescriptorShortage) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   std::vector<Caller> callers;
-  // UBSan looks at a class's type for the first time by way of a pipe, for
-  // which there will be no descriptors.
+  // UBSan needs a pipe when it first looks at a class's type; later there are
+  // no descriptors for it.
   LogWarning("a first line of the log", {{"of", "a test"}});
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -159,7 +159,7 @@ TEST_F(AcceptorTest, ADescriptorShortageEndsWithTheShortage) {
   close(next);
   const rlimit small{static_cast<rlim_t>(next) + 9, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &small), 0);
-  // Each call takes two descriptors: its own, and the accepted one.
+  // Each connection takes two descriptors: the client's and the accepted one.
   callers.reserve(9);
   for (int i = 0; i < 9; ++i) callers.emplace_back(*acceptor);
   EXPECT_LT(kept_.taken(), 9u);
@@ -171,9 +171,9 @@ TEST_F(AcceptorTest, ADescriptorShortageEndsWithTheShortage) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-TEST_F(AcceptorTest, WhoWasLetInBeforeTheEndIsTakenAndNobodyAfter) {
+TEST_F(AcceptorTest, StopListeningTakesQueuedConnectionsAndNoLaterOnes) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
-  // The system lets them in before anybody accepts.
+  // The system accepts them before the acceptor runs.
   const Caller first(*acceptor);
   const Caller second(*acceptor);
   ASSERT_TRUE(first.in() && second.in());
@@ -185,31 +185,31 @@ TEST_F(AcceptorTest, WhoWasLetInBeforeTheEndIsTakenAndNobodyAfter) {
   acceptor->StopListening();
 }
 
-TEST_F(AcceptorTest, HangingUpIsHeardByWhoCalled) {
+TEST_F(AcceptorTest, HangUpClosesTheClientsConnection) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   Caller caller(*acceptor);
   WaitUntil([&] { return kept_.taken() == 1; });
   acceptor->HangUp();
-  EXPECT_TRUE(caller.HearsTheEnd());
+  EXPECT_TRUE(caller.WaitForClose());
 }
 
-TEST_F(AcceptorTest, AListenerThatDoesNotHearItselfListensAnew) {
+TEST_F(AcceptorTest, ListensAnewIfItDoesNotReceiveItsProbe) {
   ListenAddress listen;
   listen.unix_path = folder_.File("removed");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen(listen));
   Acceptor::Options options = Keeping();
   options.probe_interval = absl::Milliseconds(5);
   acceptor->Run(std::move(options));
-  // As who cleans /tmp does.
+  // A cleaner of /tmp does the same.
   ASSERT_EQ(unlink(listen.unix_path.c_str()), 0);
   EXPECT_FALSE(Caller(0, listen.unix_path).in());
   WaitUntil([&] { return Caller(0, listen.unix_path).in(); });
   WaitUntil([&] { return kept_.taken() > 0; });
 }
 
-// Its calls to itself are nobody's.
-TEST_F(AcceptorTest, AListenerThatHearsItselfStaysAndTakesNoneOfItsOwn) {
+// Its probes are not handed out.
+TEST_F(AcceptorTest, KeepsListeningAndTakesNoProbeOfItsOwn) {
   ListenAddress on_unix;
   on_unix.unix_path = folder_.File("probed");
   for (const ListenAddress& listen :
@@ -226,7 +226,7 @@ TEST_F(AcceptorTest, AListenerThatHearsItselfStaysAndTakesNoneOfItsOwn) {
   }
 }
 
-TEST_F(AcceptorTest, AUnixSocketIsForWhomItIsSaidAndGoesWithItsListener) {
+TEST_F(AcceptorTest, AUnixSocketHasTheModeThatWasSetAndIsRemovedAtTheEnd) {
   ListenAddress listen;
   listen.unix_path = folder_.File("mode");
   listen.unix_mode = 0600;

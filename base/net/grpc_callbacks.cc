@@ -9,7 +9,7 @@
 namespace kvasir::base {
 namespace {
 
-// A server that nobody can reach: it holds a reference to the threads.
+// A server without an address, which holds a reference to the threads.
 struct Keeper {
   Keeper() {
     grpc::ServerBuilder builder;
@@ -23,8 +23,8 @@ struct Keeper {
 }  // namespace
 
 void KeepGrpcCallbackThreads() {
-  // Never freed: its end would be the end of the threads. Stays reachable, so
-  // that it is no leak.
+  // Never freed, because its end would end the threads. Stays reachable, so
+  // that leak checkers do not report it.
   [[gnu::used]] static Keeper* const keeper = new Keeper;
 }
 

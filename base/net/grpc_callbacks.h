@@ -1,14 +1,14 @@
-// Lifetime of the threads on which gRPC calls back.
+// The lifetime of gRPC's callback threads.
 #pragma once
 
 namespace kvasir::base {
 
-// Keeps gRPC's callback threads until the process ends. Without it they end
-// with the last channel or server that uses callbacks, and where that last
-// reference is dropped by one of those threads itself (by a client call that
-// ends after all else is gone) gRPC 1.51 frees their queue twice.
+// Keeps gRPC's callback threads until the process ends. Otherwise they end with
+// the last channel or server that uses callbacks. If one of these threads drops
+// that last reference itself (a client call that ends after everything else is
+// gone), gRPC 1.51 frees their queue twice.
 //
-// Threads: any. The first call counts, later ones cost nothing.
+// Threads: any. Only the first call has an effect.
 void KeepGrpcCallbackThreads();
 
 }  // namespace kvasir::base

@@ -1,4 +1,4 @@
-// A client's way to a server.
+// Channels of clients.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -9,9 +9,9 @@
 
 namespace kvasir::base {
 
-// A channel that dials `target` and nothing else: gRPC would send it to the
-// proxy of the environment (http_proxy), which is for the web. Null
-// credentials: plain text. Connects when first used.
+// Returns a channel that dials `target` itself: gRPC would use the
+// environment's proxy (http_proxy), which is for the web. Null credentials:
+// plain text. Connects when it is first used.
 std::shared_ptr<grpc::Channel> NewGrpcChannel(
     const std::string& target,
     const std::shared_ptr<grpc::ChannelCredentials>& credentials);

@@ -18,11 +18,11 @@ bool Connects(const std::shared_ptr<grpc::Channel>& channel,
   return channel->WaitForConnected(absl::ToChronoTime(absl::Now() + patience));
 }
 
-// A proxy of the web saw every prompt that a command sent in its environment.
-TEST(GrpcChannelTest, TheProxyOfTheEnvironmentIsNotAsked) {
+// A web proxy once saw every prompt that a command sent in its environment.
+TEST(GrpcChannelTest, TheEnvironmentsProxyIsNotUsed) {
   const auto server = GrpcServer::Start({}, {});
   KVASIR_ASSERT_OK(server.status());
-  // Nobody listens there.
+  // Nothing listens there.
   for (const char* name : {"http_proxy", "grpc_proxy", "https_proxy"}) {
     setenv(name, "http://127.0.0.1:1", 1);
   }

@@ -1,5 +1,5 @@
-// Deadlines of calls: on the wire and in gRPC's contexts they are wall time, in
-// this process instants of Clock::Real(), which never steps.
+// Deadlines of calls. On the wire and in gRPC's contexts they are wall time; in
+// this process they are instants of Clock::Real(), which never steps.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@ inline absl::Time FromGrpcDeadline(
   return Clock::Real().Now() + (absl::FromChrono(deadline) - absl::Now());
 }
 
-// `deadline` is finite.
+// `deadline` must be finite.
 inline std::chrono::system_clock::time_point ToGrpcDeadline(
     absl::Time deadline) {
   return absl::ToChronoTime(absl::Now() + (deadline - Clock::Real().Now()));

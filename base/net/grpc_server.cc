@@ -19,15 +19,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/net/grpc_status.h"
+#include "base/net/header_blocks.h"
 #include "base/status_macros.h"
 
 namespace kvasir::base {
 namespace {
 
-// Beyond any number of clients; some systems' limit is without end.
-constexpr rlim_t kMostDescriptors = 1 << 20;
-
-// Of gRPC's threads that wait for reflection's calls and hold them.
+// Threads of gRPC that wait for reflection's calls and serve them.
 constexpr int kMaxReflectionThreads = 8;
 
 int Milliseconds(absl::Duration duration) {
@@ -38,8 +36,8 @@ int Milliseconds(absl::Duration duration) {
 void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(std::min<int64_t>(
       options.max_receive_message_bytes, std::numeric_limits<int>::max())));
-  // A megabyte of gzip may be a gigabyte of message: a compressed one is
-  // refused (UNIMPLEMENTED), and nothing unpacks it before that.
+  // A megabyte of gzip may become a gigabyte of message. Compressed messages
+  // are refused (UNIMPLEMENTED), and nothing unpacks them before that.
   builder->AddChannelArgument(
       GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
       1 << GRPC_COMPRESS_NONE);
@@ -55,8 +53,9 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
       Milliseconds(options.min_ping_interval));
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES,
                               options.max_ping_strikes);
-  // Gateways ping connections on which nothing runs, too. Without this such
-  // pings are strikes unless two hours apart, whatever the interval above.
+  // Gateways also ping connections without calls. Without this option such
+  // pings are strikes unless they are two hours apart, whatever the interval
+  // above is.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
@@ -64,7 +63,7 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   if (options.max_connection_age != absl::InfiniteDuration()) {
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                                 Milliseconds(options.max_connection_age));
-    // The largest value stands for no limit.
+    // The largest value means no limit.
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
                                 std::numeric_limits<int>::max());
   }
@@ -74,8 +73,8 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetResourceQuota(quota);
 }
 
-// The library puts its plugin into every server of a process that links it:
-// out of those that are not to have it.
+// The library puts its plugin into every server of a process that links it.
+// This option removes it from servers that do not want it.
 class Reflection final : public grpc::ServerBuilderOption {
  public:
   explicit Reflection(bool wanted) : wanted_(wanted) {}
@@ -97,8 +96,8 @@ class Reflection final : public grpc::ServerBuilderOption {
   const bool wanted_;
 };
 
-// The only service with threads of its own, one for each call that is open:
-// nobody may have them all.
+// Reflection is the only service with threads of its own, one for each open
+// call; the limit keeps clients from taking more.
 void SetReflection(bool wanted, grpc::ServerBuilder* builder) {
   builder->SetOption(std::make_unique<Reflection>(wanted));
   if (!wanted) return;
@@ -108,19 +107,20 @@ void SetReflection(bool wanted, grpc::ServerBuilder* builder) {
   builder->SetSyncServerOption(Option::MAX_POLLERS, 1);
 }
 
-// gRPC answers bytes that are no message of the call's type with UNIMPLEMENTED
-// and no text, as if there were no such call.
-class SaysWhatIsGarbage final : public grpc::experimental::Interceptor {
+// gRPC answers bytes that are not a message of the call's type with
+// UNIMPLEMENTED and no text, as if the call did not exist.
+class ExplainGarbage final : public grpc::experimental::Interceptor {
  public:
-  using Told = decltype(GrpcServerOptions::on_garbage);
+  using OnGarbage = decltype(GrpcServerOptions::on_garbage);
 
   // Both outlive it.
-  SaysWhatIsGarbage(grpc::experimental::ServerRpcInfo* call, const Told* told)
-      : call_(call), told_(told) {}
+  ExplainGarbage(grpc::experimental::ServerRpcInfo* call,
+                 const OnGarbage* on_garbage)
+      : call_(call), on_garbage_(on_garbage) {}
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* batch) override {
     using Point = grpc::experimental::InterceptionHookPoints;
-    // Of a call that is not known nothing is received.
+    // gRPC receives nothing for an unknown call.
     if (batch->QueryInterceptionHookPoint(Point::POST_RECV_MESSAGE) &&
         batch->GetRecvMessage() == nullptr) {
       no_message_ = true;
@@ -131,11 +131,12 @@ class SaysWhatIsGarbage final : public grpc::experimental::Interceptor {
       if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
           status.error_message().empty()) {
         absl::Status end = absl::OkStatus();
-        if (*told_) end = (*told_)(call_->method(), *call_->server_context());
+        if (*on_garbage_)
+          end = (*on_garbage_)(call_->method(), *call_->server_context());
         if (end.ok()) {
           end = absl::InvalidArgumentError(
               absl::StrCat("want a message of ", call_->method(),
-                           ", have bytes that are none"));
+                           ", have bytes that are not one"));
         }
         batch->ModifySendStatus(ToGrpcStatus(end));
       }
@@ -145,29 +146,29 @@ class SaysWhatIsGarbage final : public grpc::experimental::Interceptor {
 
  private:
   grpc::experimental::ServerRpcInfo* const call_;
-  const Told* const told_;
+  const OnGarbage* const on_garbage_;
   bool no_message_ = false;
 };
 
 class GarbageInterceptors final
     : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  explicit GarbageInterceptors(SaysWhatIsGarbage::Told told)
-      : told_(std::move(told)) {}
+  explicit GarbageInterceptors(ExplainGarbage::OnGarbage on_garbage)
+      : on_garbage_(std::move(on_garbage)) {}
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
-    // A stream of requests ends at one that is no message: nothing to say then.
+    // A stream of requests ends at such bytes; there is no status to change.
     using Kind = grpc::experimental::ServerRpcInfo::Type;
     if (info->type() == Kind::BIDI_STREAMING ||
         info->type() == Kind::CLIENT_STREAMING) {
       return nullptr;
     }
-    return new SaysWhatIsGarbage(info, &told_);
+    return new ExplainGarbage(info, &on_garbage_);
   }
 
  private:
-  const SaysWhatIsGarbage::Told told_;
+  const ExplainGarbage::OnGarbage on_garbage_;
 };
 
 void AddInterceptors(const GrpcServerOptions& options,
@@ -198,12 +199,13 @@ int64_t MaxMessageBytesFor(int64_t max_model_len_tokens) {
 size_t RaiseDescriptorLimit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
-  const rlim_t wanted = std::min(limit.rlim_max, kMostDescriptors);
+  // Some systems have no limit.
+  const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, kMaxDescriptors);
   if (limit.rlim_cur < wanted) {
     const rlimit raised{wanted, limit.rlim_max};
     if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit.rlim_cur = wanted;
   }
-  return static_cast<size_t>(std::min(limit.rlim_cur, kMostDescriptors));
+  return static_cast<size_t>(std::min<rlim_t>(limit.rlim_cur, kMaxDescriptors));
 }
 
 absl::Status GrpcServer::CheckAddress(const ListenAddress& listen) {
@@ -227,7 +229,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
           options.credentials == nullptr ? grpc::InsecureServerCredentials()
                                          : options.credentials);
   for (grpc::Service* service : services) builder.RegisterService(service);
-  // Of a server for health alone: gRPC starts none without a service.
+  // For a server that has only its health service: gRPC starts no server
+  // without a service.
   auto nothing = std::make_unique<grpc::CallbackGenericService>();
   if (services.empty()) builder.RegisterCallbackGenericService(nothing.get());
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
@@ -244,7 +247,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
                               ? options.max_connections
                               : RaiseDescriptorLimit() / 2,
        .probe_interval = options.probe_interval,
-       .take = [door](int connection) {
+       .take = [door,
+                plain_text = options.credentials == nullptr](int connection) {
+         if (plain_text) LimitHeaderBlocks(connection);
          grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters
              parameters;
          parameters.fd = connection;
@@ -267,12 +272,12 @@ void GrpcServer::Shutdown(absl::Time deadline, bool hang_up) {
   acceptor_->StopListening();
   if (hang_up) {
     acceptor_->HangUp();
-    // gRPC sees the ends on its own threads.
+    // gRPC notices the closed connections on its own threads.
     while (acceptor_->connections() > 0 && absl::Now() < deadline) {
       absl::SleepFor(absl::Milliseconds(1));
     }
   }
-  // gRPC's clock cannot hold the infinities.
+  // gRPC's clock cannot represent the infinities.
   const absl::Time bounded =
       std::clamp(deadline, absl::Now() - absl::Seconds(1),
                  absl::Now() + absl::Hours(24 * 365));

@@ -28,8 +28,8 @@ using ::testing::Not;
 
 enum class Served { kUnreachable, kUnknownService, kServing, kNotServing };
 
-// grpc.health.v1 by hand: HealthCheckRequest{service = 1}, response{status =
-// 1}.
+// grpc.health.v1 without its generated code: HealthCheckRequest{service = 1},
+// response{status = 1}.
 Served CheckHealth(const std::string& target, const std::string& service) {
   auto channel =
       grpc::CreateChannel(target, grpc::InsecureChannelCredentials());
@@ -59,7 +59,7 @@ Served CheckHealth(const std::string& target, const std::string& service) {
   return bytes == "\x08\x01" ? Served::kServing : Served::kNotServing;
 }
 
-// A server needs a method; nobody calls this one.
+// A server needs a method; no test calls this one.
 class IdleService : public grpc::Service {
  public:
   IdleService() {
@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartIdle(
   return GrpcServer::Start(options, {service});
 }
 
-TEST(GrpcServerTest, PortZeroTakesAFreeOneAndReportsIt) {
+TEST(GrpcServerTest, PortZeroTakesAFreePortAndReportsIt) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle());
   EXPECT_GT(server->port(), 0);
   EXPECT_EQ(server->target(), absl::StrCat("127.0.0.1:", server->port()));
@@ -111,7 +111,7 @@ TEST(GrpcServerTest, APortIsFreeAgainAfterShutdown) {
   KVASIR_EXPECT_OK(StartIdle(options));
 }
 
-TEST(GrpcServerTest, AnAddressThatIsNotOursIsNamed) {
+TEST(GrpcServerTest, AnAddressOfAnotherMachineIsNamed) {
   GrpcServerOptions options;
   options.listen.host = "192.0.2.1";
   EXPECT_THAT(StartIdle(options),
@@ -173,7 +173,7 @@ TEST(GrpcServerTest, AUnixPathTooLongNamesBothLengths) {
                        AllOf(HasSubstr("125 bytes"), HasSubstr("107"))));
 }
 
-TEST(GrpcServerTest, NothingIsServingUntilSetAndServicesAreSetApart) {
+TEST(GrpcServerTest, NothingIsServingUntilItIsSetByService) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle());
   EXPECT_EQ(CheckHealth(server->target(), ""), Served::kNotServing);
   EXPECT_EQ(CheckHealth(server->target(), "a.B"), Served::kUnknownService);
@@ -182,7 +182,7 @@ TEST(GrpcServerTest, NothingIsServingUntilSetAndServicesAreSetApart) {
   EXPECT_EQ(CheckHealth(server->target(), ""), Served::kNotServing);
 }
 
-TEST(GrpcServerTest, HealthAloneIsServedAndNothingElse) {
+TEST(GrpcServerTest, AServerWithoutServicesServesOnlyHealth) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, GrpcServer::Start({}, {}));
   server->SetServing("", true);
   EXPECT_EQ(CheckHealth(server->target(), ""), Served::kServing);
@@ -200,7 +200,7 @@ TEST(GrpcServerTest, HealthAloneIsServedAndNothingElse) {
             grpc::StatusCode::UNIMPLEMENTED);
 }
 
-// Answers its one call when told to.
+// Answers its one call when the test ends it.
 class HeldService : public grpc::Service {
  public:
   HeldService() {
@@ -221,7 +221,7 @@ class HeldService : public grpc::Service {
   std::promise<grpc::ServerUnaryReactor*> running;
 };
 
-TEST(GrpcServerTest, AnOldConnectionGoesAndItsRunningCallIsFinished) {
+TEST(GrpcServerTest, AnOldConnectionEndsAfterItsRunningCall) {
   HeldService service;
   GrpcServerOptions options;
   options.max_connection_age = absl::Milliseconds(100);
@@ -238,7 +238,7 @@ TEST(GrpcServerTest, AnOldConnectionGoesAndItsRunningCallIsFinished) {
   stub.UnaryCall(&context, "/kvasir.test.Held/Call", {}, &out, &in,
                  [&](const grpc::Status& status) { done.set_value(status); });
   grpc::ServerUnaryReactor* const reactor = service.running.get_future().get();
-  // The client hears of it, and uses the connection for nothing new.
+  // The client receives the GOAWAY and begins nothing new on the connection.
   const auto end = absl::Now() + absl::Seconds(20);
   while (channel->GetState(false) == GRPC_CHANNEL_READY && absl::Now() < end) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -248,7 +248,7 @@ TEST(GrpcServerTest, AnOldConnectionGoesAndItsRunningCallIsFinished) {
   EXPECT_TRUE(done.get_future().get().ok());
 }
 
-// Returns what it got.
+// Keeps the size of the largest message.
 class EchoService : public grpc::Service {
  public:
   EchoService() {
@@ -269,7 +269,7 @@ class EchoService : public grpc::Service {
   std::atomic<size_t> largest{0};
 };
 
-// A megabyte of gzip was a gigabyte of message in every server.
+// A megabyte of gzip once became a gigabyte of message in every server.
 TEST(GrpcServerTest, ACompressedMessageIsRefusedAndNotUnpacked) {
   EchoService service;
   GrpcServerOptions options;
@@ -295,8 +295,9 @@ TEST(GrpcServerTest, ACompressedMessageIsRefusedAndNotUnpacked) {
   EXPECT_LT(service.largest, size_t{1} << 20);
 }
 
-// A connection without calls that pings, one at a time, `pause` apart: how many
-// pings of `count` are answered before the server sends it away.
+// Opens a connection without calls that sends pings one at a time, `pause`
+// apart. Returns how many of `count` pings are answered before the server
+// closes it.
 int PingsAnswered(int port, int count, absl::Duration pause) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -306,7 +307,7 @@ int PingsAnswered(int port, int count, absl::Duration pause) {
   EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address),
             0);
   constexpr char kPing = 6, kGoAway = 7, kAcknowledged = 1;
-  // Length (24 bits), type, flags, stream (32 bits), payload.
+  // A frame: length (24 bits), type, flags, stream (32 bits), payload.
   const auto frame = [](char type, const std::string& payload) {
     return std::string({0, 0, static_cast<char>(payload.size()), type, 0}) +
            std::string(4, '\0') + payload;
@@ -345,7 +346,7 @@ int PingsAnswered(int port, int count, absl::Duration pause) {
   return answered;
 }
 
-// smg pings every 30 s, also while it has no request.
+// The gateway smg pings every 30 s, also without requests.
 TEST(GrpcServerTest, PingsOfAConnectionWithoutCallsDoNotEndIt) {
   GrpcServerOptions options;
   options.min_ping_interval = absl::Milliseconds(1);
@@ -353,13 +354,14 @@ TEST(GrpcServerTest, PingsOfAConnectionWithoutCallsDoNotEndIt) {
   EXPECT_EQ(PingsAnswered(server->port(), 10, absl::Milliseconds(20)), 10);
 }
 
-TEST(GrpcServerTest, WhoPingsTooOftenIsSentAwayAfterItsStrikes) {
-  // Time enough for no ping but the first.
+TEST(GrpcServerTest, AClientThatPingsTooOftenIsDisconnectedAfterItsStrikes) {
+  // Only the first ping is allowed within the interval.
   GrpcServerOptions options;
   options.min_ping_interval = absl::Hours(1);
   options.max_ping_strikes = 2;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle(options));
-  // The first, its strikes, and the one too many if its answer comes first.
+  // The first ping, the strikes, and possibly the ping after them, if its
+  // answer arrives before the GOAWAY.
   EXPECT_THAT(PingsAnswered(server->port(), 10, absl::ZeroDuration()),
               AllOf(Ge(3), Le(4)));
 }

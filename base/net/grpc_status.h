@@ -2,8 +2,10 @@
 // by number; the assertions below keep it so.
 #pragma once
 
+#include <grpcpp/client_context.h>
 #include <grpcpp/support/status.h>
 
+#include <chrono>
 #include <string>
 
 #include "absl/status/status.h"
@@ -50,6 +52,18 @@ inline absl::Status FromGrpcStatus(const grpc::Status& status) {
   return absl::Status(
       known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
       status.error_message());
+}
+
+// How a client's call has ended. gRPC 1.51 reports a deadline that passes while
+// the connection is told to go as UNAVAILABLE ("Stream removed (GOAWAY
+// received)"): it is DEADLINE_EXCEEDED here.
+inline absl::Status StatusOfCall(const grpc::Status& status,
+                                 const grpc::ClientContext& context) {
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+      context.deadline() <= std::chrono::system_clock::now()) {
+    return absl::DeadlineExceededError("the deadline passed");
+  }
+  return FromGrpcStatus(status);
 }
 
 }  // namespace kvasir::base

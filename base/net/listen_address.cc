@@ -35,7 +35,7 @@ ListenTrouble TryToListen(const addrinfo& address) {
   return trouble;
 }
 
-// 0, or what getaddrinfo says; `found` is the caller's to free.
+// Returns 0, or getaddrinfo's error. The caller frees `found`.
 int Resolve(const std::string& host, int port, addrinfo** found) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
@@ -83,26 +83,6 @@ int CountAddresses(const std::string& host) {
   const int most = CountAddresses(found);
   ::freeaddrinfo(found);
   return most;
-}
-
-void Knocker::Free::operator()(addrinfo* found) const { ::freeaddrinfo(found); }
-
-Knocker::Knocker(const std::string& host, int port) {
-  addrinfo* found = nullptr;
-  if (Resolve(host, port, &found) == 0) addresses_.reset(found);
-}
-
-bool Knocker::Knock() const {
-  bool taken = false;
-  for (const addrinfo* at = addresses_.get(); at != nullptr; at = at->ai_next) {
-    const int knock =
-        ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (knock < 0) continue;
-    taken |= ::connect(knock, at->ai_addr, at->ai_addrlen) == 0 ||
-             errno == EINPROGRESS;
-    ::close(knock);
-  }
-  return taken;
 }
 
 }  // namespace kvasir::base

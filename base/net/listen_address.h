@@ -1,8 +1,6 @@
-// Where a server listens, why it could not (servers of other libraries only say
-// that it failed), and how its threads are woken.
+// Where a server listens, and why it cannot.
 #pragma once
 
-#include <memory>
 #include <string>
 
 struct addrinfo;
@@ -10,60 +8,41 @@ struct addrinfo;
 namespace kvasir::base {
 
 struct ListenAddress {
-  // Not empty: a Unix socket at this path; host and port are ignored.
+  // Not empty: listen on a Unix socket at this path; host and port are ignored.
   std::string unix_path;
-  // Who may connect there; 0: as the process's umask has it.
+  // The socket file's mode; 0: by the process's umask.
   unsigned unix_mode = 0;
   // An IPv4 or IPv6 address, or a name.
   std::string host = "127.0.0.1";
-  // 0: any free port; the server says which.
+  // 0: any free port, which the server reports.
   int port = 0;
   // Named in errors: "choose another with --port".
   std::string flag = "--port";
   std::string host_flag = "--host";
 };
 
-// "127.0.0.1:80", "[::1]:80": IPv6 addresses go into brackets.
+// Returns "127.0.0.1:80", or "[::1]:80": IPv6 addresses get brackets.
 std::string JoinHostPort(const std::string& host, int port);
 
-// Which part of an address stands in the way.
+// The part of an address that prevents listening.
 struct ListenTrouble {
   enum class With {
-    kNothing,  // it works from here, or does by now
-    kHost,     // no such name, or no address of this machine
-    kPort,     // taken, or not ours to take
+    kNothing,  // nothing, or no longer
+    kHost,     // the name does not resolve, or is no address of this machine
+    kPort,     // it is taken, or needs other rights
   };
   With with = With::kNothing;
-  std::string cause;  // of the system: "Address already in use"
+  std::string cause;  // the system's text: "Address already in use"
 };
 
-// Tries to listen on `host`'s addresses until one works, and stops at once.
-// Else the trouble is that of the first.
+// Tries to listen on `host`'s addresses until one works, and stops at once. If
+// none works, returns the trouble of the first.
 ListenTrouble ProbeListen(const std::string& host, int port);
 
-// How many addresses `host` has, of the family of which it has the most; 0: it
-// does not resolve. Takes as long as the system's resolver.
+// Returns how many addresses `host` has in the family with the most of them; 0
+// if it does not resolve. Blocks as long as the system's resolver does.
 int CountAddresses(const std::string& host);
-// The same of what a resolver has found; may be null.
+// Counts a resolver's result, which may be null.
 int CountAddresses(const addrinfo* found);
-
-// Connects to whoever listens at an address and hangs up, without waiting.
-//
-// Owns: the addresses of the host's name, which is resolved once.
-// Threads: any.
-class Knocker {
- public:
-  // A name that does not resolve has no address to knock at.
-  Knocker(const std::string& host, int port);
-
-  // Whether a connection is made, or begun: one that nobody takes may be.
-  bool Knock() const;
-
- private:
-  struct Free {
-    void operator()(addrinfo* found) const;
-  };
-  std::unique_ptr<addrinfo, Free> addresses_;
-};
 
 }  // namespace kvasir::base

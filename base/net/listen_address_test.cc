@@ -9,7 +9,7 @@
 namespace kvasir::base {
 namespace {
 
-// What a resolver would give: an address for each family named.
+// Counts a resolver's result with one address for each family named.
 int Count(const std::vector<int>& families) {
   std::vector<addrinfo> found(families.size());
   for (size_t i = 0; i < found.size(); ++i) {
@@ -19,7 +19,7 @@ int Count(const std::vector<int>& families) {
   return CountAddresses(found.empty() ? nullptr : found.data());
 }
 
-TEST(CountAddressesTest, AreThoseOfTheFamilyThatHasTheMost) {
+TEST(CountAddressesTest, CountsTheFamilyWithTheMostAddresses) {
   EXPECT_EQ(Count({}), 0);
   EXPECT_EQ(Count({AF_INET}), 1);
   EXPECT_EQ(Count({AF_INET, AF_INET6}), 1) << "one machine, by both";
@@ -27,7 +27,7 @@ TEST(CountAddressesTest, AreThoseOfTheFamilyThatHasTheMost) {
   EXPECT_EQ(Count({AF_INET, AF_INET6, AF_INET, AF_INET}), 3);
 }
 
-TEST(CountAddressesTest, ANumberIsOneAndNoNameNone) {
+TEST(CountAddressesTest, ANumericAddressIsOneAndAnUnknownNameNone) {
   EXPECT_EQ(CountAddresses("127.0.0.1"), 1);
   EXPECT_EQ(CountAddresses("::1"), 1);
   EXPECT_EQ(CountAddresses("no name at all"), 0);

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
-// Of Linux 6.3; without it some systems warn, or refuse.
+// Since Linux 6.3; without it some systems warn, or refuse.
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -26,7 +26,7 @@ absl::Status Failed(const char* what) {
       absl::StrCat("no memory file: ", what, ": ", std::strerror(errno)));
 }
 
-// Owns a descriptor, or none.
+// Owns a descriptor, or nothing.
 class Descriptor {
  public:
   explicit Descriptor(int file) : file_(file) {}
@@ -43,11 +43,11 @@ class Descriptor {
   int file_;
 };
 
-// A descriptor, or -1 and errno.
+// Returns a descriptor, or -1 and errno.
 int NewFile() {
   constexpr char kName[] = "kvasir";
   const int file = memfd_create(kName, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
-  // An older system knows no such flag.
+  // Older systems do not know the flag.
   if (file >= 0 || errno != EINVAL) return file;
   return memfd_create(kName, MFD_CLOEXEC);
 }
@@ -93,7 +93,7 @@ absl::Status MemoryFile::ReplaceAll(const std::vector<Change>& changes) {
     Descriptor before;
     std::time_t changed;
   };
-  // All that may fail for want of memory or descriptors comes first.
+  // Everything that may fail because memory or descriptors run out comes first.
   std::vector<Step> steps;
   for (const auto& [file, text] : changes) {
     Step step{Descriptor(NewFile()),
@@ -105,7 +105,7 @@ absl::Status MemoryFile::ReplaceAll(const std::vector<Change>& changes) {
     steps.push_back(std::move(step));
   }
   for (size_t at = 0; at < steps.size(); ++at) {
-    // At one moment the number stands for the new file.
+    // From this moment on the number refers to the new file.
     if (dup3(steps[at].next.get(), changes[at].file->file_, O_CLOEXEC) >= 0) {
       continue;
     }

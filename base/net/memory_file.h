@@ -1,6 +1,6 @@
-// A text for a library that reads files by their paths, which lies in memory
-// (and, like all of it, in swap where the machine has that): no folder has it,
-// no other user may open it, and it is gone with the process.
+// A text in memory for a library that reads files by their paths. It is in no
+// folder, no other user may open it, and it ends with the process. Like all
+// memory it may go to swap.
 #pragma once
 
 #include <ctime>
@@ -13,31 +13,32 @@
 
 namespace kvasir::base {
 
-// Owns: one descriptor, which is the path. Who reads it must be done before
-//   this ends: the system gives the number to another file then.
-// Threads: one at a time; readers may be on others.
+// Owns: one descriptor, whose number is in the path. Readers must be done
+//   before this object ends: the system gives the number to another file then.
+// Threads: one at a time; readers may be on other threads.
 class MemoryFile {
  public:
-  // UNAVAILABLE when the system gives no memory for it.
+  // UNAVAILABLE if the system has no memory or descriptors for it.
   static absl::StatusOr<std::unique_ptr<MemoryFile>> Create(
       const std::string& text);
   ~MemoryFile();
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
 
-  // Of this process alone.
+  // Valid only in this process.
   const std::string& path() const { return path_; }
 
-  // Whoever opens the path from now on reads this, as a whole; whoever has
-  // opened it goes on in the old text. The time of change is another, even to
-  // those who look at seconds. UNAVAILABLE changes nothing.
+  // A reader that opens the path from now on reads the new text as a whole; a
+  // reader that has it open continues with the old text. The modification time
+  // differs by at least a second, because some readers compare only seconds.
+  // UNAVAILABLE changes nothing.
   absl::Status Replace(const std::string& text);
 
   struct Change {
     MemoryFile* file;
     std::string text;
   };
-  // The same of several: all of them, in their order, or none.
+  // Replaces several texts in this order, or none of them.
   static absl::Status ReplaceAll(const std::vector<Change>& changes);
 
  private:

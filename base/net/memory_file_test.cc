@@ -33,7 +33,7 @@ std::time_t Changed(const std::string& path) {
   return told.st_mtime;
 }
 
-TEST(MemoryFileTest, WhoOpensThePathReadsTheLastText) {
+TEST(MemoryFileTest, OpeningThePathReadsTheLatestText) {
   const auto file = MemoryFile::Create("first");
   KVASIR_ASSERT_OK(file.status());
   const std::string path = (*file)->path();
@@ -51,7 +51,7 @@ TEST(MemoryFileTest, WhoOpensThePathReadsTheLastText) {
   EXPECT_EQ(Read(path), "");
 }
 
-TEST(MemoryFileTest, NobodyElseMayReadOrRunIt) {
+TEST(MemoryFileTest, NoOtherUserMayReadOrRunIt) {
   const auto file = MemoryFile::Create("a key");
   KVASIR_ASSERT_OK(file.status());
   struct stat told = {};
@@ -60,8 +60,8 @@ TEST(MemoryFileTest, NobodyElseMayReadOrRunIt) {
   EXPECT_EQ(told.st_nlink, 0u) << "no folder has it";
 }
 
-// gRPC reads two files as one by looking whether their seconds have changed.
-TEST(MemoryFileTest, EveryChangeHasASecondOfItsOwn) {
+// gRPC decides by the seconds of their times whether two files have changed.
+TEST(MemoryFileTest, EveryChangeHasADifferentSecond) {
   const auto file = MemoryFile::Create("0");
   KVASIR_ASSERT_OK(file.status());
   std::time_t last = Changed((*file)->path());
@@ -73,7 +73,7 @@ TEST(MemoryFileTest, EveryChangeHasASecondOfItsOwn) {
   }
 }
 
-// A limit of the process while it lives.
+// A limit of the process, for as long as the object lives.
 class Limit {
  public:
   Limit(__rlimit_resource which, rlim_t most) : which_(which) {
@@ -89,10 +89,10 @@ class Limit {
   rlimit before_ = {};
 };
 
-// A key without its certificate, or authorities without the key that they go
-// with, would be half of a change.
-TEST(MemoryFileTest, SeveralChangeTogetherOrNot) {
-  // Numbers that are free below those of the files.
+// Half of a change would be a key without its certificate, or authorities
+// without the key that belongs to them.
+TEST(MemoryFileTest, SeveralFilesChangeTogetherOrNotAtAll) {
+  // Free numbers below those of the files.
   std::vector<int> below;
   for (int i = 0; i < 8; ++i) below.push_back(open("/dev/null", O_RDONLY));
   auto one = MemoryFile::Create("one");
@@ -108,7 +108,7 @@ TEST(MemoryFileTest, SeveralChangeTogetherOrNot) {
     return Read((*one)->path()) + " " + Read((*two)->path());
   };
   {
-    // No room for the second text.
+    // The second text does not fit.
     const auto before = signal(SIGXFSZ, SIG_IGN);
     const Limit limit(RLIMIT_FSIZE, 100);
     EXPECT_THAT(change(std::string(1000, 'x')),
@@ -118,7 +118,7 @@ TEST(MemoryFileTest, SeveralChangeTogetherOrNot) {
   }
   EXPECT_EQ(texts(), "one two");
   {
-    // The last number of all is the second file's: it cannot be given again.
+    // The second file has the highest number, which cannot be used again.
     const std::string& path = (*two)->path();
     const Limit limit(RLIMIT_NOFILE,
                       std::stoul(path.substr(path.rfind('/') + 1)));
@@ -130,7 +130,7 @@ TEST(MemoryFileTest, SeveralChangeTogetherOrNot) {
   EXPECT_EQ(texts(), "new one new two");
 }
 
-TEST(MemoryFileTest, AReaderSeesOneTextOrTheOtherAndNeverHalf) {
+TEST(MemoryFileTest, AReaderSeesTheOldOrTheNewTextAndNeverAMix) {
   const std::string texts[] = {std::string(20000, 'a'),
                                std::string(30000, 'b')};
   const auto file = MemoryFile::Create(texts[0]);

@@ -1,19 +1,21 @@
 #include "base/net/metrics_server.h"
 
-#include <CivetServer.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
-#include <atomic>
-#include <exception>
+#include <algorithm>
+#include <cerrno>
 #include <iterator>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "base/mutex.h"
-#include "base/net/listen_address.h"
+#include "base/status_macros.h"
 #include "prometheus/counter.h"
 #include "prometheus/registry.h"
 #include "prometheus/summary.h"
@@ -61,188 +63,221 @@ std::vector<double> TokenCountBuckets(int64_t max_model_len) {
 
 namespace {
 
-// The library says the same whatever is wrong; asking the system tells.
-absl::Status ListenError(const std::string& host, int port,
-                         const std::string& host_flag,
-                         const char* library_says) {
-  const std::string address = JoinHostPort(host, port);
-  const ListenTrouble trouble = ProbeListen(host, port);
-  switch (trouble.with) {
-    case ListenTrouble::With::kHost:
-      return absl::FailedPreconditionError(
-          absl::StrCat("metrics: cannot listen on ", address, ": ", host_flag,
-                       " ", host, ": ", trouble.cause));
-    case ListenTrouble::With::kPort:
-      return absl::UnavailableError(
-          absl::StrCat("metrics: cannot listen on ", address, ": ",
-                       trouble.cause, "; choose another with --metrics-port"));
-    case ListenTrouble::With::kNothing:
-      break;
-  }
-  if (host.find(':') != std::string::npos) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "metrics: cannot listen on ", address,
-        ": this build's HTTP library (civetweb) has no IPv6; give an IPv4 ",
-        host_flag, ", such as 127.0.0.1 or 0.0.0.0"));
-  }
-  return absl::UnavailableError(absl::StrCat("metrics: cannot listen on ",
-                                             address, " (", library_says, ")"));
-}
+// A few scrapers and probes ask here.
+constexpr size_t kMaxConnections = 64;
+// From a connection's begin to the end of its request, and from there to the
+// end of its answer.
+constexpr absl::Duration kRequestTime = absl::Seconds(2);
+constexpr absl::Duration kAnswerTime = absl::Seconds(10);
+constexpr size_t kMaxRequestBytes = 8 << 10;
 
-void Answer(mg_connection* connection, const char* status, const char* type,
-            const std::string& text) {
-  mg_printf(connection,
-            "HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
-            "Connection: close\r\n\r\n",
-            status, type, text.size());
-  mg_write(connection, text.data(), text.size());
+std::string Response(absl::string_view status, absl::string_view type,
+                     const std::string& text) {
+  return absl::StrCat("HTTP/1.1 ", status, "\r\nContent-Type: ", type,
+                      "\r\nContent-Length: ", text.size(),
+                      "\r\nConnection: close\r\n\r\n", text);
 }
 
 }  // namespace
 
-class MetricsServer::Http {
-  class MetricsPage final : public CivetHandler {
-   public:
-    MetricsPage() { Add(registry_); }
-
-    void Add(std::shared_ptr<prometheus::Collectable> source) {
-      MutexLock lock(&mutex_);
-      sources_.push_back(std::move(source));
-    }
-
-    bool handleGet(CivetServer*, mg_connection* connection) override {
-      const absl::Time start = Clock::Real().Now();
-      std::vector<std::shared_ptr<prometheus::Collectable>> sources;
-      {
-        MutexLock lock(&mutex_);
-        sources = sources_;
-      }
-      std::vector<prometheus::MetricFamily> families;
-      for (const auto& source : sources) {
-        std::vector<prometheus::MetricFamily> more = source->Collect();
-        families.insert(families.end(), std::make_move_iterator(more.begin()),
-                        std::make_move_iterator(more.end()));
-      }
-      const std::string text = prometheus::TextSerializer().Serialize(families);
-      Answer(connection, "200 OK", "text/plain; version=0.0.4; charset=utf-8",
-             text);
-      bytes_.Increment(static_cast<double>(text.size()));
-      scrapes_.Increment();
-      latencies_.Observe(
-          absl::ToDoubleMicroseconds(Clock::Real().Now() - start));
-      return true;
-    }
-
-   private:
-    // By the names that prometheus-cpp's own server gives them.
-    const std::shared_ptr<prometheus::Registry> registry_ =
-        std::make_shared<prometheus::Registry>();
-    prometheus::Counter& bytes_ = prometheus::BuildCounter()
-                                      .Name("exposer_transferred_bytes_total")
-                                      .Help("Bytes of answers to scrapes")
-                                      .Register(*registry_)
-                                      .Add({});
-    prometheus::Counter& scrapes_ = prometheus::BuildCounter()
-                                        .Name("exposer_scrapes_total")
-                                        .Help("Answers to scrapes")
-                                        .Register(*registry_)
-                                        .Add({});
-    prometheus::Summary& latencies_ =
-        prometheus::BuildSummary()
-            .Name("exposer_request_latencies")
-            .Help("Microseconds that an answer to a scrape took")
-            .Register(*registry_)
-            .Add({}, prometheus::Summary::Quantiles{
-                         {0.5, 0.05}, {0.9, 0.01}, {0.99, 0.001}});
-    Mutex mutex_;
-    std::vector<std::shared_ptr<prometheus::Collectable>> sources_
-        ABSL_GUARDED_BY(mutex_);
-  };
-
-  class HealthPage final : public CivetHandler {
-   public:
-    bool handleGet(CivetServer*, mg_connection* connection) override {
-      if (ready) {
-        Answer(connection, "200 OK", "text/plain", "ready\n");
-      } else {
-        Answer(connection, "503 Service Unavailable", "text/plain",
-               "not ready\n");
-      }
-      return true;
-    }
-
-    std::atomic<bool> ready = false;
-  };
-
- public:
-  // CivetException when it cannot listen.
-  explicit Http(const std::vector<std::string>& options) : server_(options) {
-    server_.addHandler("/metrics", metrics);
-    server_.addHandler("/healthz", health);
-  }
-  int port() {
-    const std::vector<int> ports = server_.getListeningPorts();
-    return ports.empty() ? 0 : ports.front();
-  }
-
-  MetricsPage metrics;
-  HealthPage health;
-
- private:
-  CivetServer server_;  // ends before what it serves
+// The server's own families, by the names that prometheus-cpp's server gives
+// them.
+struct MetricsServer::OwnMetrics {
+  const std::shared_ptr<prometheus::Registry> registry =
+      std::make_shared<prometheus::Registry>();
+  prometheus::Counter& bytes = prometheus::BuildCounter()
+                                   .Name("exposer_transferred_bytes_total")
+                                   .Help("Bytes of answers to scrapes")
+                                   .Register(*registry)
+                                   .Add({});
+  prometheus::Counter& scrapes = prometheus::BuildCounter()
+                                     .Name("exposer_scrapes_total")
+                                     .Help("Answers to scrapes")
+                                     .Register(*registry)
+                                     .Add({});
+  prometheus::Summary& latencies =
+      prometheus::BuildSummary()
+          .Name("exposer_request_latencies")
+          .Help("Microseconds that an answer to a scrape took")
+          .Register(*registry)
+          .Add({}, prometheus::Summary::Quantiles{
+                       {0.5, 0.05}, {0.9, 0.01}, {0.99, 0.001}});
 };
-
-MetricsServer::MetricsServer(std::unique_ptr<Http> http,
-                             const std::string& host, int port)
-    : http_(std::move(http)), port_(port), knocker_(host, port) {}
-
-MetricsServer::~MetricsServer() { Stop(); }
-
-// The library's listening thread looks at the stop flag when its poll ends:
-// after two seconds, or when somebody connects.
-int MetricsServer::Stop() {
-  if (http_ == nullptr) return 0;
-  int taken = 0;
-  std::atomic<bool> stopped = false;
-  std::thread stop([&] {
-    http_.reset();
-    stopped = true;
-  });
-  while (!stopped) {
-    taken += knocker_.Knock() ? 1 : 0;
-    absl::SleepFor(absl::Milliseconds(2));
-  }
-  stop.join();
-  return taken;
-}
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     const std::string& host, int port, const std::string& host_flag) {
-  const std::string address = JoinHostPort(host, port);
-  try {
-    // Each connection takes a thread until it has asked or its time is over:
-    // with the library's own settings two idle ones kept everybody out for
-    // half a minute. Nothing else asks here than a few scrapers.
-    auto http = std::make_unique<Http>(std::vector<std::string>{
-        "listening_ports", address, "num_threads", "8", "request_timeout_ms",
-        "1000", "enable_keep_alive", "no"});
-    const int bound = http->port();
-    if (bound == 0) {
-      return absl::UnavailableError(
-          absl::StrCat("metrics: not listening on ", address));
-    }
-    return std::unique_ptr<MetricsServer>(
-        new MetricsServer(std::move(http), host, bound));
-  } catch (const std::exception& error) {
-    return ListenError(host, port, host_flag, error.what());
+  auto acceptor = Acceptor::Listen({.host = host,
+                                    .port = port,
+                                    .flag = "--metrics-port",
+                                    .host_flag = host_flag});
+  if (!acceptor.ok()) {
+    // A port may be free again soon; an address of another machine is wrong.
+    const bool taken =
+        ProbeListen(host, port).with == ListenTrouble::With::kPort;
+    return absl::Status(
+        taken ? absl::StatusCode::kUnavailable : acceptor.status().code(),
+        absl::StrCat("metrics: ", acceptor.status().message()));
   }
+  return std::unique_ptr<MetricsServer>(
+      new MetricsServer(*std::move(acceptor)));
+}
+
+MetricsServer::MetricsServer(std::unique_ptr<Acceptor> acceptor)
+    : acceptor_(std::move(acceptor)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      own_(std::make_unique<OwnMetrics>()) {
+  Add(own_->registry);
+  thread_ = std::thread([this] { Loop(); });
+  // Connections beyond kMaxConnections are this server's to choose among.
+  acceptor_->Run(
+      {.max_connections = 4 * kMaxConnections, .take = [this](int connection) {
+         {
+           MutexLock lock(&mutex_);
+           accepted_.push_back(connection);
+         }
+         Wake();
+       }});
+}
+
+MetricsServer::~MetricsServer() {
+  acceptor_->StopListening();
+  stopping_ = true;
+  Wake();
+  thread_.join();
+  for (const Connection& connection : connections_) ::close(connection.socket);
+  for (const int accepted : accepted_) ::close(accepted);
+  ::close(wake_);
 }
 
 void MetricsServer::Add(
     const std::shared_ptr<prometheus::Collectable>& source) {
-  http_->metrics.Add(source);
+  MutexLock lock(&mutex_);
+  sources_.push_back(source);
 }
 
-void MetricsServer::SetReady(bool ready) { http_->health.ready = ready; }
+void MetricsServer::Wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof(one));
+}
+
+void MetricsServer::Loop() {
+  while (!stopping_) {
+    std::vector<pollfd> waits = {{.fd = wake_, .events = POLLIN, .revents = 0}};
+    absl::Time next = absl::InfiniteFuture();
+    for (const Connection& at : connections_) {
+      const short events = at.answer.empty() ? POLLIN : POLLOUT;
+      waits.push_back({.fd = at.socket, .events = events, .revents = 0});
+      next = std::min(next, at.end);
+    }
+    const absl::Time before = Clock::Real().Now();
+    const int wait = next == absl::InfiniteFuture()
+                         ? -1
+                         : static_cast<int>(std::max<int64_t>(
+                               0, absl::ToInt64Milliseconds(absl::Ceil(
+                                      next - before, absl::Milliseconds(1)))));
+    if (::poll(waits.data(), waits.size(), wait) < 0 && errno != EINTR) return;
+    const absl::Time now = Clock::Real().Now();
+    std::vector<Connection> open;
+    for (size_t i = 0; i < connections_.size(); ++i) {
+      Connection& at = connections_[i];
+      const bool ready = waits[i + 1].revents != 0;
+      if (at.end > now && (!ready || Advance(&at))) {
+        open.push_back(std::move(at));
+      } else {
+        ::close(at.socket);
+      }
+    }
+    connections_.swap(open);
+    if (waits[0].revents != 0) TakeAccepted(now);
+  }
+}
+
+void MetricsServer::TakeAccepted(absl::Time now) {
+  uint64_t woken;
+  [[maybe_unused]] const ssize_t read = ::read(wake_, &woken, sizeof(woken));
+  std::vector<int> accepted;
+  {
+    MutexLock lock(&mutex_);
+    accepted.swap(accepted_);
+  }
+  for (const int socket : accepted) {
+    // The oldest goes: a client that sends its request at once is answered
+    // whatever others do.
+    if (connections_.size() >= kMaxConnections) {
+      ::close(connections_.front().socket);
+      connections_.erase(connections_.begin());
+    }
+    connections_.push_back({.socket = socket, .end = now + kRequestTime});
+    if (Advance(&connections_.back())) continue;
+    ::close(socket);
+    connections_.pop_back();
+  }
+}
+
+bool MetricsServer::Advance(Connection* connection) {
+  while (connection->answer.empty()) {
+    char bytes[1024];
+    const ssize_t got = ::recv(connection->socket, bytes, sizeof(bytes), 0);
+    if (got < 0) return errno == EAGAIN || errno == EINTR;
+    if (got == 0) return false;
+    connection->request.append(bytes, static_cast<size_t>(got));
+    if (connection->request.find("\r\n\r\n") != std::string::npos) {
+      connection->answer = Answer(connection->request);
+      connection->end = Clock::Real().Now() + kAnswerTime;
+    } else if (connection->request.size() > kMaxRequestBytes) {
+      return false;
+    }
+  }
+  while (connection->sent < connection->answer.size()) {
+    const ssize_t sent =
+        ::send(connection->socket, connection->answer.data() + connection->sent,
+               connection->answer.size() - connection->sent, MSG_NOSIGNAL);
+    if (sent < 0) return errno == EAGAIN || errno == EINTR;
+    connection->sent += static_cast<size_t>(sent);
+  }
+  return false;
+}
+
+std::string MetricsServer::Answer(absl::string_view request) {
+  const std::vector<absl::string_view> words = absl::StrSplit(
+      request.substr(0, request.find('\r')), absl::MaxSplits(' ', 2));
+  constexpr char kText[] = "text/plain";
+  if (words.size() < 2) return Response("400 Bad Request", kText, "");
+  const absl::string_view path = words[1].substr(0, words[1].find('?'));
+  if (path != "/metrics" && path != "/healthz") {
+    return Response("404 Not Found", kText,
+                    "there are /metrics and /healthz\n");
+  }
+  if (words[0] != "GET") {
+    return Response("405 Method Not Allowed", kText, "use GET\n");
+  }
+  if (path == "/metrics") {
+    return Response("200 OK", "text/plain; version=0.0.4; charset=utf-8",
+                    Scrape());
+  }
+  return ready_ ? Response("200 OK", kText, "ready\n")
+                : Response("503 Service Unavailable", kText, "not ready\n");
+}
+
+std::string MetricsServer::Scrape() {
+  const absl::Time start = Clock::Real().Now();
+  std::vector<std::shared_ptr<prometheus::Collectable>> sources;
+  {
+    MutexLock lock(&mutex_);
+    sources = sources_;
+  }
+  std::vector<prometheus::MetricFamily> families;
+  for (const auto& source : sources) {
+    std::vector<prometheus::MetricFamily> more = source->Collect();
+    families.insert(families.end(), std::make_move_iterator(more.begin()),
+                    std::make_move_iterator(more.end()));
+  }
+  std::string text = prometheus::TextSerializer().Serialize(families);
+  own_->bytes.Increment(static_cast<double>(text.size()));
+  own_->scrapes.Increment();
+  own_->latencies.Observe(
+      absl::ToDoubleMicroseconds(Clock::Real().Now() - start));
+  return text;
+}
 
 }  // namespace kvasir::base

@@ -1,64 +1,99 @@
-// Prometheus over HTTP, and whether the process is ready: served on a port of
-// their own because gRPC cannot share one with HTTP/1.
+// Prometheus metrics and readiness over HTTP, on a port of their own because
+// gRPC cannot share one with HTTP/1.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "base/net/listen_address.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "base/net/acceptor.h"
 #include "prometheus/collectable.h"
 
 namespace kvasir::base {
 
-// Histogram buckets, in seconds unless said otherwise: vLLM's, whose
-// dashboards and rules then work, with 1-2-5 ms at the low end of the
+// Histogram buckets, in seconds unless stated otherwise. They are vLLM's, so
+// that its dashboards and rules work, with 1-2-5 ms added at the low end of the
 // inter-token ones.
 const std::vector<double>& TimeToFirstTokenBuckets();
 const std::vector<double>& InterTokenBuckets();
 const std::vector<double>& RequestPhaseBuckets();
-// Tokens: 1-2-5 series up to and including the first step >= max_model_len.
+// Buckets for tokens: a 1-2-5 series up to and including the first step >=
+// max_model_len.
 std::vector<double> TokenCountBuckets(int64_t max_model_len);
-// Seconds of one scheduler step or of router overhead, from 0.1 ms.
+// Buckets for one scheduler step or the router's overhead, from 0.1 ms.
 const std::vector<double>& FineBuckets();
 
-// Serves GET /metrics, and GET /healthz for probes that speak no gRPC: 200
-// where the process is ready, else 503.
+// Serves GET /metrics, and GET /healthz for probes that do not speak gRPC: 200
+// if the process is ready, else 503. Every connection is one request.
 //
-// Threads: those of the HTTP library; Stop and the destructor end them, within
-// milliseconds where no scrape is under way. Add and Stop from one, SetReady
-// from any.
+// A client may take 2 s to send its request and 10 s to read the answer. Of
+// more than 64 connections the oldest is closed, so that clients which keep
+// connections open cannot keep out a scrape.
+//
+// Owns: its listener, its connections and its thread, on which sources are
+// asked.
+// Threads: any.
 class MetricsServer {
  public:
   // `host:port` to listen on; port 0 picks one. UNAVAILABLE names the address
-  // and --metrics-port when it is taken; FAILED_PRECONDITION names `host_flag`
-  // when that is no address of this machine, or an IPv6 one and the HTTP
-  // library was built without.
+  // and --metrics-port if the port is taken; FAILED_PRECONDITION names
+  // `host_flag` if the host is no address of this machine.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
       const std::string& host, int port,
       const std::string& host_flag = "--host");
+  // Ends without waiting for clients.
   ~MetricsServer();
 
-  // `source` is asked at every scrape while it lives.
-  void Add(const std::shared_ptr<prometheus::Collectable>& source);
-  // What /healthz says; at first: not ready.
-  void SetReady(bool ready);
-  int port() const { return port_; }
-
-  // Serves no more. Returns how many connections it made to itself before the
-  // library's threads ended: one wakes them. Nothing but the destructor
-  // follows.
-  int Stop();
+  // `source` is asked at every scrape while the server lives.
+  void Add(const std::shared_ptr<prometheus::Collectable>& source)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // What /healthz reports; at first: not ready.
+  void SetReady(bool ready) { ready_ = ready; }
+  int port() const { return acceptor_->port(); }
 
  private:
-  class Http;
-  MetricsServer(std::unique_ptr<Http> http, const std::string& host, int port);
+  struct OwnMetrics;
+  struct Connection {
+    int socket = -1;
+    // The connection is closed at this time.
+    absl::Time end;
+    std::string request;
+    // Empty until the request is complete.
+    std::string answer;
+    size_t sent = 0;
+  };
 
-  std::unique_ptr<Http> http_;
-  const int port_;
-  const Knocker knocker_;
+  explicit MetricsServer(std::unique_ptr<Acceptor> acceptor);
+  void Wake();
+  void Loop() ABSL_LOCKS_EXCLUDED(mutex_);
+  void TakeAccepted(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Reads and writes as far as possible without blocking. Returns false if the
+  // connection has ended.
+  bool Advance(Connection* connection);
+  std::string Answer(absl::string_view request);
+  std::string Scrape() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const std::unique_ptr<Acceptor> acceptor_;
+  const int wake_;
+  const std::unique_ptr<OwnMetrics> own_;
+  std::atomic<bool> ready_ = false;
+  std::atomic<bool> stopping_ = false;
+  Mutex mutex_;
+  std::vector<std::shared_ptr<prometheus::Collectable>> sources_
+      ABSL_GUARDED_BY(mutex_);
+  std::vector<int> accepted_ ABSL_GUARDED_BY(mutex_);
+  // Used by the thread only, oldest first.
+  std::vector<Connection> connections_;
+  std::thread thread_;
 };
 
 }  // namespace kvasir::base

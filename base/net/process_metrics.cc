@@ -19,7 +19,7 @@
 namespace kvasir::base {
 namespace {
 
-// Of files of the kernel that are there or not: empty where they are not.
+// Reads a file of the kernel; returns nothing if it does not exist.
 std::string ReadAll(const char* path) {
   std::ifstream file(path);
   std::ostringstream text;
@@ -27,7 +27,7 @@ std::string ReadAll(const char* path) {
   return text.str();
 }
 
-// Seconds since 1970 at which the machine started.
+// Returns when the machine started, in seconds since 1970.
 std::optional<double> BootTime() {
   for (const absl::string_view line :
        absl::StrSplit(ReadAll("/proc/stat"), '\n')) {
@@ -51,7 +51,7 @@ std::optional<double> OpenDescriptors() {
     if (error) return std::nullopt;
     ++count;
   }
-  return count - 1;  // that of the folder that was read
+  return count - 1;  // without the descriptor of the folder itself
 }
 
 std::optional<double> MaxDescriptors() {
@@ -63,15 +63,16 @@ std::optional<double> MaxDescriptors() {
 }  // namespace
 
 absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text) {
-  // The second field is the program's name: in parentheses, which it may hold
-  // itself, as it may spaces.
+  // The second field is the program's name in parentheses, which may itself
+  // contain parentheses and spaces.
   const size_t name_end = text.rfind(')');
   if (name_end == absl::string_view::npos) {
     return absl::InternalError("/proc/self/stat: no name in parentheses");
   }
   const std::vector<absl::string_view> behind = absl::StrSplit(
       text.substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
-  // Fields are counted from 1, as proc(5) does; the first behind the name is 3.
+  // Fields are counted from 1, as in proc(5); the first after the name is field
+  // 3.
   const auto field = [&](size_t number) -> absl::StatusOr<uint64_t> {
     uint64_t value = 0;
     if (number - 3 >= behind.size() ||

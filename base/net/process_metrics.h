@@ -1,5 +1,5 @@
-// What Prometheus' clients export of the process itself: prometheus-cpp does
-// not.
+// The process's own metrics, which Prometheus clients export by convention but
+// prometheus-cpp does not.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace kvasir::base {
 
-// The numbers of /proc/PID/stat that are exported, in the kernel's units.
+// The exported numbers of /proc/PID/stat, in the kernel's units.
 struct ProcessStat {
   uint64_t cpu_ticks = 0;  // user and system
   uint64_t threads = 0;
@@ -21,11 +21,11 @@ struct ProcessStat {
   uint64_t resident_pages = 0;
 };
 
-// INTERNAL names the field that is missing or no number.
+// INTERNAL names the field that is missing or not a number.
 absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text);
 
-// Families process_*, read from /proc/self at every scrape; one that cannot be
-// read is left out.
+// Families process_*, read from /proc/self at every scrape. A family that
+// cannot be read is left out.
 //
 // Threads: any.
 class ProcessMetrics final : public prometheus::Collectable {

@@ -19,7 +19,7 @@ using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::Le;
 
-// Fields 3 to 24; what is read has values of its own.
+// Fields 3 to 24. Those that are read have distinct values.
 constexpr char kFields[] =
     "S 1 1 1 0 -1 4194560 100 0 0 0 70 30 0 0 20 0 7 0 500 8192 3";
 
@@ -42,7 +42,7 @@ TEST(ProcessStatTest, ANameWithParenthesesAndSpacesMovesNoField) {
   EXPECT_EQ(stat.resident_pages, 3);
 }
 
-TEST(ProcessStatTest, WhatIsNotThereIsNamed) {
+TEST(ProcessStatTest, AMissingFieldIsNamed) {
   EXPECT_THAT(ParseProcessStat(""),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no name")));
   EXPECT_THAT(ParseProcessStat("42 (kvasir) S 1 1"),
@@ -63,7 +63,7 @@ std::map<std::string, double> Exported() {
   return values;
 }
 
-TEST(ProcessMetricsTest, TellsThisProcess) {
+TEST(ProcessMetricsTest, ReportsThisProcess) {
   const std::map<std::string, double> values = Exported();
   EXPECT_EQ(values.size(), 7);
   EXPECT_GE(values.at("process_cpu_seconds_total"), 0);
@@ -74,13 +74,13 @@ TEST(ProcessMetricsTest, TellsThisProcess) {
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_EQ(values.at("process_max_fds"), static_cast<double>(limit.rlim_cur));
-  // The kernel tells whole seconds of the machine's start.
+  // The kernel reports the machine's start in whole seconds.
   const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   EXPECT_THAT(values.at("process_start_time_seconds"),
               AllOf(Ge(now - 3600), Le(now + 2)));
 }
 
-TEST(ProcessMetricsTest, AnOpenFileIsOneDescriptorMore) {
+TEST(ProcessMetricsTest, CountsOpenFiles) {
   const double before = Exported().at("process_open_fds");
   const std::ifstream file("/proc/self/stat");
   ASSERT_TRUE(file.is_open());

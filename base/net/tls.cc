@@ -21,13 +21,14 @@ namespace {
 
 namespace tls = grpc::experimental;
 
-// Of gRPC's look at our copies: the least that it can.
+// How often gRPC looks at our copies: its minimum.
 constexpr unsigned kGrpcSeconds = 1;
-// Of another's certificate, in an error text.
+// Limit of a peer's names in an error text.
 constexpr size_t kMaxNamesBytes = 200;
 
-// Behind a chain that holds: is it one of those who may? Where no names are
-// given, whom a client has dialled.
+// Runs after the certificate chain has been verified. Checks that the
+// certificate has one of the allowed names, or, without a list, the dialled
+// host's name.
 class OneOfNames final : public tls::ExternalCertificateVerifier {
  public:
   explicit OneOfNames(const TlsOptions& options)
@@ -40,7 +41,7 @@ class OneOfNames final : public tls::ExternalCertificateVerifier {
               std::function<void(grpc::Status)>,
               grpc::Status* sync_status) override {
     if (names_.empty()) {
-      // It never waits.
+      // This verifier answers at once.
       host_.Verify(request, nullptr, sync_status);
       if (sync_status->ok()) return true;
       const grpc::string_ref host = request->target_name();
@@ -78,7 +79,8 @@ class OneOfNames final : public tls::ExternalCertificateVerifier {
     return found;
   }
 
-  // `want` is for our log: the other side need not hear who else there is.
+  // `want` goes only to our log, so that the peer does not learn the allowed
+  // names.
   grpc::Status Refuse(const std::vector<std::string>& found,
                       const std::string& want, const std::string& none) const {
     const std::string has =
@@ -105,14 +107,15 @@ std::shared_ptr<tls::CertificateVerifier> Verifier(const TlsOptions& options) {
 absl::Status CheckServer(const TlsOptions& options) {
   const TlsFiles& files = options.files;
   if (!options.names.empty() && files.authorities.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        options.names_flag, " ", options.names.front(), ": without ",
-        files.authorities_flag, " nobody vouches for the names of clients"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.names_flag, " ", options.names.front(),
+                     ": without ", files.authorities_flag,
+                     " no authority vouches for the names of clients"));
   }
   if (files.certificate.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(files.authorities_flag, " ", files.authorities, ": needs ",
-                     files.certificate_flag, " and ", files.key_flag, ", too"));
+                     files.certificate_flag, " and ", files.key_flag));
   }
   return absl::OkStatus();
 }
@@ -133,18 +136,19 @@ std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(
   made.watch_root_certs();
   if (!options.files.certificate.empty()) made.watch_identity_key_cert_pairs();
   made.set_certificate_verifier(Verifier(options));
-  // The names are what counts then, not the host that is dialled.
+  // The names decide then, not the dialled host.
   if (!options.names.empty()) made.set_check_call_host(false);
   return tls::TlsCredentials(made);
 }
 
-void WarnOfLeftOut(const std::string& role, const TlsMaterial& material) {
+void WarnOfExpired(const std::string& role, const TlsMaterial& material) {
   if (material.left_out.empty()) return;
-  LogWarning("authorities that are over are left out",
+  LogWarning("expired authorities are left out",
              {{"role", role}, {"which", material.left_out}});
 }
 
-// One text, so that gRPC cannot read the key of one and the chain of another.
+// Key and chain are one text, so that gRPC cannot read the key of one version
+// and the chain of another.
 std::string Identity(const TlsMaterial& material) {
   return absl::StrCat(material.key, material.chain);
 }
@@ -156,7 +160,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
   KVASIR_ASSIGN_OR_RETURN(const TlsMaterial material,
                           LoadTlsFiles(options.files, absl::Now()));
   KVASIR_RETURN_IF_ERROR(CheckChannel(options));
-  WarnOfLeftOut(options.role, material);
+  WarnOfExpired(options.role, material);
   std::vector<tls::IdentityKeyCertPair> own;
   if (!material.chain.empty()) own.push_back({material.key, material.chain});
   return ChannelCredentialsOf(
@@ -164,7 +168,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
                    material.authorities, own));
 }
 
-// Look: one thread at a time. Numbers: under the watch's mutex.
+// Look runs on one thread at a time. The watch's mutex guards the numbers.
 class TlsWatch::Watched {
  public:
   explicit Watched(const TlsOptions& options)
@@ -184,7 +188,7 @@ class TlsWatch::Watched {
     }
     numbers_.chain = material.chain_dates;
     numbers_.authorities = material.authorities_dates;
-    WarnOfLeftOut(role_, material);
+    WarnOfExpired(role_, material);
     return absl::OkStatus();
   }
 
@@ -195,25 +199,26 @@ class TlsWatch::Watched {
         kGrpcSeconds);
   }
 
-  // What has become of the files since the last look.
+  // The state of the files at the last look.
   struct Numbers {
     TlsMaterial::Dates chain;
     TlsMaterial::Dates authorities;
     uint64_t taken = 0;
     uint64_t refused = 0;
-    // Files lie there that are not in use.
+    // The files on disk differ from those in use and are refused.
     bool refusing = false;
   };
   const Numbers& numbers() const { return numbers_; }
   void SetNumbers(const Numbers& numbers) { numbers_ = numbers; }
   const std::string& role() const { return role_; }
 
-  // A look, and what there is to say of it: by whoever holds no lock.
+  // The result of a look. It is logged by a caller that holds no lock.
   struct Looked {
     Numbers numbers;
-    // Files were taken.
+    // Set if changed files are in use now.
     std::optional<TlsMaterial> taken;
-    // Why files were refused; empty: they were not, or for the old reason.
+    // Why files were refused; empty if they were not, or for the same reason as
+    // before.
     std::string refused;
   };
   Looked Look(absl::Time now) {
@@ -225,7 +230,7 @@ class TlsWatch::Watched {
     if (!texts.ok()) {
       status = texts.status();
     } else if (*texts != in_use_ || numbers_.authorities.until <= now) {
-      // An authority that is over is left out, as a start would.
+      // An expired authority is left out, as at a start.
       absl::StatusOr<TlsMaterial> taken = Take(*texts, now);
       status = taken.status();
       if (taken.ok()) {
@@ -236,7 +241,7 @@ class TlsWatch::Watched {
       }
     }
     numbers.refusing = !status.ok();
-    // Once for what is wrong, however often it is looked at.
+    // Each problem is reported once, however often it is seen.
     if (!status.ok() && status.message() != refusal_) {
       ++numbers.refused;
       looked.refused = std::string(status.message());
@@ -244,13 +249,13 @@ class TlsWatch::Watched {
     refusal_ = std::string(status.message());
     return looked;
   }
-  void Tell(const Looked& looked) const {
+  void Log(const Looked& looked) const {
     if (!looked.refused.empty()) {
       LogWarning("TLS files refused, the old ones stay in use",
                  {{"role", role_}, {"why", looked.refused}});
     }
     if (!looked.taken.has_value()) return;
-    WarnOfLeftOut(role_, *looked.taken);
+    WarnOfExpired(role_, *looked.taken);
     LogInfo("TLS files taken",
             {{"role", role_},
              {"valid_until",
@@ -261,12 +266,12 @@ class TlsWatch::Watched {
   }
 
  private:
-  // All of it, or nothing.
+  // Uses all of the texts, or none.
   absl::StatusOr<TlsMaterial> Take(const TlsTexts& texts, absl::Time now) {
     KVASIR_ASSIGN_OR_RETURN(TlsMaterial material,
                             JudgeTlsTexts(files_, texts, now));
     std::vector<MemoryFile::Change> changes;
-    // Whom to believe first: the other side may show the new one at once.
+    // Authorities first: the peer may show its new certificate at once.
     if (authorities_ != nullptr) {
       changes.push_back({authorities_.get(), material.authorities});
     }
@@ -349,13 +354,13 @@ void TlsWatch::Look() {
       for (const auto& each : watched_) watched.push_back(each.get());
     }
     for (Watched* each : watched) {
-      // Files may be slow: a scrape does not wait for them.
+      // Reading files may be slow, and a scrape must not wait for it.
       all.emplace_back(each, each->Look(options_.now()));
       MutexLock lock(&mutex_);
       each->SetNumbers(all.back().second.numbers);
     }
   }
-  for (const auto& [watched, looked] : all) watched->Tell(looked);
+  for (const auto& [watched, looked] : all) watched->Log(looked);
 }
 
 void TlsWatch::Loop() {

@@ -1,7 +1,7 @@
-// TLS for gRPC (1.51): certificates and keys come from PEM files and are read
-// again when they change; who may connect is a list of names.
+// TLS for gRPC (1.51). Certificates and keys come from PEM files and are read
+// again when they change; a list of names restricts the peers.
 //
-// Versions are 1.2 and 1.3: gRPC offers no others, and no way to say so.
+// The versions are 1.2 and 1.3: gRPC offers no others and no choice.
 #pragma once
 
 #include <grpcpp/security/credentials.h>
@@ -29,65 +29,68 @@ namespace kvasir::base {
 
 struct TlsOptions {
   TlsFiles files;
-  // Subject alternative names (DNS, URI, IP) of which the other's certificate
-  // has one at least. Empty: a server takes whomever `authorities` have
-  // signed, a client the host that it dials.
+  // The peer's certificate must have at least one of these subject alternative
+  // names (DNS, URI, IP). Empty: a server accepts every client whose
+  // certificate `authorities` have signed; a client requires the host that it
+  // dials.
   std::vector<std::string> names;
   std::string names_flag = "--tls-client-names";
-  // What metrics and the log call it: "listener", "admin", "workers";
-  // of a client, whom it dials: "server".
+  // The name in metrics and the log: "listener", "admin", "workers"; for a
+  // client the kind of peer that it dials: "server".
   std::string role = "listener";
-  // Told of names that are refused.
+  // Receives the refused names.
   std::shared_ptr<TlsRefusals> refusals = TlsRefusals::OfProcess();
 };
 
-// For a client of a short life: the files are read once. `authorities` are
-// needed, certificate and key where the server asks for them. The errors of
-// LoadTlsFiles.
+// For short-lived clients: the files are read once. `authorities` are required;
+// certificate and key are needed only if the server asks for them. Returns the
+// errors of LoadTlsFiles.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
     const TlsOptions& options);
 
-// Credentials whose files are read again. What is new is judged as at a start,
-// key, certificate and authorities as one, and only then taken; what is refused
-// changes nothing, is logged once and counted, and is looked at again. So is
-// what is in use when an authority of it ends. gRPC's own watcher of files,
-// which ends the process at an empty one, sees memory alone (MemoryFile).
+// Credentials whose files are read again. A change of key, certificate and
+// authorities is checked as a whole, as at a start, and only then used. A
+// refused change has no effect, is logged once and counted, and is checked
+// again later. Files in use are also checked again when one of their
+// authorities expires. gRPC's own file watcher ends the process at an empty
+// file, so it watches only copies in memory (MemoryFile).
 //
-// Owns: copies of what is in use, and a thread from the first credentials on.
+// Owns: the copies in use, and a thread from the first credentials on.
 // Threads: any.
-// Lives longer than the servers and channels of its credentials.
+// Must outlive the servers and channels that use its credentials.
 class TlsWatch final : public prometheus::Collectable {
  public:
   struct Options {
-    // How often the files are looked at; infinite: never but by Look.
+    // How often the files are read; infinite: only by Look.
     absl::Duration refresh = absl::Seconds(5);
-    // Of the dates in certificates: the world's time, not a steady one.
+    // The wall clock that certificates' dates refer to.
     std::function<absl::Time()> now = [] { return absl::Now(); };
   };
   TlsWatch() : TlsWatch(Options()) {}
   explicit TlsWatch(Options options);
   ~TlsWatch() override;
 
-  // For a listener: certificate and key are needed. With `authorities` a client
-  // without a certificate of theirs is not let in (mutual TLS). The errors of
-  // LoadTlsFiles; INVALID_ARGUMENT for names without authorities.
+  // For a listener, which needs a certificate and a key. With `authorities`,
+  // clients must show a certificate that these have signed (mutual TLS).
+  // Returns the errors of LoadTlsFiles; INVALID_ARGUMENT for names without
+  // authorities.
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Server(
       const TlsOptions& options) ABSL_LOCKS_EXCLUDED(look_mutex_);
   // As TlsChannelCredentials.
   absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Channel(
       const TlsOptions& options) ABSL_LOCKS_EXCLUDED(look_mutex_);
 
-  // Looks at all files, once. gRPC takes what is new within a second.
+  // Reads all files once. gRPC uses a change within a second.
   void Look() ABSL_LOCKS_EXCLUDED(look_mutex_);
 
   // Families kvasir_tls_*, by role.
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
-  // Files that are in use, with their copies.
+  // Files in use, with their copies.
   class Watched;
 
-  // `flags`: what else is wrong with them, told behind what the files are.
+  // `flags`: what else is wrong, reported after errors of the files.
   absl::StatusOr<Watched*> Add(const TlsOptions& options,
                                const absl::Status& flags)
       ABSL_LOCKS_EXCLUDED(look_mutex_);
@@ -103,14 +106,14 @@ class TlsWatch final : public prometheus::Collectable {
   std::thread thread_ ABSL_GUARDED_BY(look_mutex_);
 };
 
-// Whether only programs of this machine reach a listener: a Unix socket, or a
-// loopback address.
+// Returns whether only programs of this machine can reach a listener: a Unix
+// socket, or a loopback address.
 bool IsLocal(const ListenAddress& listen);
-// The same of what a client dials: "127.0.0.1:8100", "unix:/path".
+// The same for a target that a client dials: "127.0.0.1:8100", "unix:/path".
 bool IsLocalTarget(const std::string& target);
 
-// FAILED_PRECONDITION where a listener that speaks no TLS would be reached by
-// other machines and nobody said that it may; names the ways out.
+// FAILED_PRECONDITION if other machines can reach a listener that does not
+// speak TLS, unless `allowed`. The text names the ways out.
 absl::Status CheckPlaintext(const ListenAddress& listen, bool allowed,
                             const std::string& remedy);
 

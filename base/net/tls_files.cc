@@ -21,7 +21,7 @@ namespace kvasir::base {
 namespace {
 
 // Far above any bundle of authorities.
-constexpr size_t kMostBytes = 4 << 20;
+constexpr size_t kMaxBytes = 4 << 20;
 constexpr int kReads = 5;
 
 template <typename T, auto kFree>
@@ -33,7 +33,7 @@ using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY, EVP_PKEY_free>>;
 using Memory = std::unique_ptr<BIO, Free<BIO, BIO_free>>;
 using Context = std::unique_ptr<SSL_CTX, Free<SSL_CTX, SSL_CTX_free>>;
 
-// A file by the flag that named it.
+// A file with the flag that named it.
 struct Named {
   const std::string& flag;
   const std::string& path;
@@ -46,7 +46,7 @@ struct Named {
 
 absl::StatusOr<std::string> ReadText(const Named& named) {
   if (named.path.empty()) return std::string();
-  absl::StatusOr<std::string> text = ReadFile(named.path, kMostBytes);
+  absl::StatusOr<std::string> text = ReadFile(named.path, kMaxBytes);
   if (!text.ok()) return named.Wrong(text.status().message());
   return text;
 }
@@ -71,17 +71,18 @@ std::string TextOf(BIO* memory) {
   return std::string(data, static_cast<size_t>(size));
 }
 
-// A key behind a passphrase cannot be read again without anybody there.
+// Keys with a passphrase are refused: nobody could enter it when the file is
+// read again.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
-// What OpenSSL said last, and forgets.
+// Returns OpenSSL's last error and clears its queue.
 std::string Reason() {
   const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
   ERR_clear_error();
   return reason == nullptr ? "no reason given" : reason;
 }
 
-// All that are there, one at least.
+// Reads all certificates; at least one is required.
 absl::StatusOr<std::vector<Certificate>> ReadCertificates(
     const Named& named, const std::string& text) {
   const Memory memory = MemoryOf(text);
@@ -114,7 +115,7 @@ absl::StatusOr<Key> ReadKey(const Named& named, const std::string& text) {
 
 absl::Time TimeOf(const ASN1_TIME* time) {
   std::tm parts = {};
-  // A date that nobody can read is over, or never comes.
+  // An unreadable date counts as long past.
   if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InfinitePast();
   return absl::FromTM(parts, absl::UTCTimeZone());
 }
@@ -123,7 +124,7 @@ std::string Shown(absl::Time time) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone());
 }
 
-// "certificate 2 ", where there are several.
+// Returns "certificate 2 " if there are several.
 std::string Which(const std::vector<Certificate>& all, size_t at) {
   return all.size() == 1 ? "" : absl::StrCat("certificate ", at + 1, " ");
 }
@@ -133,13 +134,13 @@ TlsMaterial::Dates DatesOf(const X509& certificate) {
           TimeOf(X509_get0_notAfter(&certificate))};
 }
 
-// "certificate 2 was valid until ...".
+// Returns "certificate 2 was valid until ...".
 std::string Over(const std::vector<Certificate>& all, size_t at) {
   return absl::StrCat(Which(all, at), "was valid until ",
                       Shown(DatesOf(*all[at]).until));
 }
 
-// Of the first one to end.
+// Returns the dates of the certificate that expires first.
 absl::StatusOr<TlsMaterial::Dates> CheckDates(
     const Named& named, const std::vector<Certificate>& all, absl::Time now) {
   TlsMaterial::Dates first;
@@ -155,7 +156,8 @@ absl::StatusOr<TlsMaterial::Dates> CheckDates(
   return first;
 }
 
-// Takes those out that are over, where others are not; which, in words.
+// Removes the expired certificates if others are still valid. Returns a text
+// that names them.
 std::string LeaveOut(std::vector<Certificate>* all, absl::Time now) {
   std::vector<std::string> over;
   std::vector<Certificate> stay;
@@ -170,7 +172,7 @@ std::string LeaveOut(std::vector<Certificate>* all, absl::Time now) {
   return absl::StrJoin(over, ", ");
 }
 
-// Made as gRPC makes its own: at the level of security that is the machine's.
+// Made like gRPC's own contexts, with the machine's security level.
 absl::StatusOr<Context> NewContext() {
   Context context(SSL_CTX_new(TLS_method()));
   if (context == nullptr) {
@@ -186,7 +188,7 @@ absl::Status TooWeak(const Named& named, const std::string& which) {
       "enough)"));
 }
 
-// A handshake would refuse what is taken here without a word otherwise.
+// Without this check every handshake would fail, and no error would say why.
 absl::Status CheckStrength(const Named& certificate,
                            const std::vector<Certificate>& chain,
                            const Named& key_file, EVP_PKEY* key) {
@@ -206,8 +208,8 @@ absl::Status CheckStrength(const Named& certificate,
   return absl::OkStatus();
 }
 
-// Whom an authority has signed is verified at the same level, by its key; what
-// signed itself is believed as it is.
+// A certificate's signature is checked at the same level by its authority's
+// key. An authority that signs itself is trusted as it is.
 absl::Status CheckAuthorities(const Named& named,
                               const std::vector<Certificate>& authorities) {
   constexpr std::array<int, 6> kLeastBits = {0, 80, 112, 128, 192, 256};

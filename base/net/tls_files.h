@@ -1,5 +1,5 @@
-// Certificates, keys and authorities of TLS as they lie in PEM files: read, and
-// judged as a handshake would judge them.
+// Certificates, keys and authorities in PEM files: read, and checked as a
+// handshake would check them.
 #pragma once
 
 #include <string>
@@ -10,12 +10,12 @@
 
 namespace kvasir::base {
 
-// Paths of PEM files, and the flags that named them.
+// Paths of PEM files, and the flags that set them.
 struct TlsFiles {
-  // What this side shows: a chain, its own certificate first, and its key.
+  // This side's certificate chain, its own certificate first, and the key.
   std::string certificate;
   std::string key;
-  // Whom this side believes: authorities of the other's certificate.
+  // Authorities that this side trusts to sign the peer's certificate.
   std::string authorities;
 
   std::string certificate_flag = "--tls-cert";
@@ -27,7 +27,7 @@ struct TlsFiles {
   }
 };
 
-// What lies in the files, unread; empty where there is none.
+// The files' contents, unparsed; empty for files that are not set.
 struct TlsTexts {
   std::string certificate;
   std::string key;
@@ -36,37 +36,38 @@ struct TlsTexts {
   bool operator==(const TlsTexts&) const = default;
 };
 
-// What of it is used, in PEM, written anew from what was judged.
+// The checked contents that are used, written anew in PEM.
 struct TlsMaterial {
   std::string chain;
   std::string key;
   std::string authorities;
-  // Of the first certificate to end of the chain, or of the authorities.
+  // Of the certificate in the chain, or of the authority, that expires first.
   struct Dates {
     absl::Time from = absl::InfinitePast();
     absl::Time until = absl::InfiniteFuture();
   };
   Dates chain_dates;
   Dates authorities_dates;
-  // Authorities that are over and left out, by flag and path; empty: none.
+  // Expired authorities that are left out, by flag and path; empty: none.
   std::string left_out;
 };
 
-// INVALID_ARGUMENT by flag and path for a certificate without its key, a file
-// that cannot be read or is larger than any certificate's. Files that change
-// meanwhile are read until they stay as they are, a few times: key and
-// certificate are then of one state.
+// Reads the files. If they change meanwhile, they are read again a few times
+// until they stay the same, so that key and certificate belong together.
+// INVALID_ARGUMENT, with flag and path, for a certificate without its key, a
+// file that cannot be read, or one that is larger than any certificate's.
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 
-// INVALID_ARGUMENT, by flag, path and cause, for what is no PEM, a key of
-// another certificate, one that is over or not yet valid, intermediate or
-// authority alike, and what OpenSSL thinks too weak. Of several authorities
-// those that are over are left out: who is of the others has no part in it.
+// Checks the contents. INVALID_ARGUMENT, with flag, path and cause, for text
+// that is not PEM, a key of another certificate, a certificate or authority
+// that has expired or is not yet valid, and one that OpenSSL considers too
+// weak. If some authorities have expired and others have not, the expired ones
+// are left out.
 absl::StatusOr<TlsMaterial> JudgeTlsTexts(const TlsFiles& files,
                                           const TlsTexts& texts,
                                           absl::Time now);
 
-// Both.
+// Reads and checks.
 absl::StatusOr<TlsMaterial> LoadTlsFiles(const TlsFiles& files, absl::Time now);
 
 }  // namespace kvasir::base

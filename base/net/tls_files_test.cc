@@ -60,7 +60,7 @@ auto Refuses(const ::testing::Matcher<const std::string&>& text) {
   return StatusIs(absl::StatusCode::kInvalidArgument, text);
 }
 
-TEST_F(TlsFilesTest, WhatIsWrongWithAFileIsSaidWithItsFlag) {
+TEST_F(TlsFilesTest, AWrongFileIsReportedWithItsFlag) {
   KVASIR_EXPECT_OK(Check(Files("server")));
   TlsFiles files = Files("server");
   files.key.clear();
@@ -87,8 +87,8 @@ TEST_F(TlsFilesTest, WhatIsWrongWithAFileIsSaidWithItsFlag) {
               Refuses(HasSubstr("has more than 4194304 bytes")));
 }
 
-// gRPC (1.51) ends the process where it finds one.
-TEST_F(TlsFilesTest, AnEmptyFileIsNoCertificateAndNoKey) {
+// gRPC (1.51) ends the process at such a file.
+TEST_F(TlsFilesTest, AnEmptyFileIsRefused) {
   for (const char* file : {"server.pem", "server.key", "ca.pem"}) {
     std::string whole;
     std::getline(std::ifstream(Path(file)), whole, '\0');
@@ -100,7 +100,7 @@ TEST_F(TlsFilesTest, AnEmptyFileIsNoCertificateAndNoKey) {
   KVASIR_EXPECT_OK(Check(Files("server")));
 }
 
-TEST_F(TlsFilesTest, ACertificateOutOfItsTimeIsRefusedWithTheDate) {
+TEST_F(TlsFilesTest, ACertificateOutsideItsDatesIsRefusedWithTheDate) {
   Put("old", {.names = {},
               .valid_from = -absl::Hours(2),
               .valid_until = -absl::Hours(1)});
@@ -113,8 +113,9 @@ TEST_F(TlsFilesTest, ACertificateOutOfItsTimeIsRefusedWithTheDate) {
   EXPECT_THAT(Check(Files("new")), Refuses(HasSubstr("is valid from 20")));
 }
 
-// The first of a file alone was looked at once: of two orders one was taken.
-TEST_F(TlsFilesTest, AnAuthorityThatIsOverIsLeftOutWhereAnotherIsLeft) {
+// Only the first authority of a file was once checked, so that the order
+// mattered.
+TEST_F(TlsFilesTest, AnExpiredAuthorityIsLeftOutIfAnotherIsValid) {
   const std::string old = MakeAuthorityWith({.common_name = "old",
                                              .names = {},
                                              .valid_from = -absl::Hours(2),
@@ -137,12 +138,12 @@ TEST_F(TlsFilesTest, AnAuthorityThatIsOverIsLeftOutWhereAnotherIsLeft) {
   EXPECT_THAT(Check(Authorities(old)), Refuses(HasSubstr("was valid until")));
   EXPECT_THAT(Check(Authorities(old + old)),
               Refuses(HasSubstr("certificate 1 was valid until")));
-  // The second one is cut off.
+  // The second certificate is cut off.
   EXPECT_THAT(Check(Authorities(good + good.substr(0, good.size() / 2))),
               Refuses(HasSubstr("certificate 2 cannot be read")));
 }
 
-TEST_F(TlsFilesTest, TheChainBehindACertificateIsCheckedToo) {
+TEST_F(TlsFilesTest, TheRestOfTheChainIsCheckedAsWell) {
   const std::string own =
       MakeCertificate(authority_, {.names = {}}).certificate;
   const std::string old = MakeAuthorityWith({.common_name = "old",
@@ -160,8 +161,8 @@ TEST_F(TlsFilesTest, TheChainBehindACertificateIsCheckedToo) {
   KVASIR_EXPECT_OK(Check(Files("chain")));
 }
 
-// Each handshake failed while the server said that it serves.
-TEST_F(TlsFilesTest, WhatNoHandshakeWouldTakeIsRefusedAtTheStart) {
+// Every handshake failed while the server reported that it serves.
+TEST_F(TlsFilesTest, ACertificateThatEveryHandshakeRefusesIsRefusedAtTheStart) {
   for (const int bits : {512, 1024}) {
     Put("weak", {.names = {}, .rsa_bits = bits});
     EXPECT_THAT(Check(Files("weak")),
@@ -177,7 +178,7 @@ TEST_F(TlsFilesTest, WhatNoHandshakeWouldTakeIsRefusedAtTheStart) {
   EXPECT_THAT(Check(Authorities(authority_.certificate + weak)),
               Refuses(AllOf(HasSubstr("--tls-client-ca"),
                             HasSubstr("certificate 2 has a key of 80 bits"))));
-  // In a chain, too.
+  // The same in a chain.
   const TestCertificate made = MakeCertificate(authority_, {.names = {}});
   Write("chain.key", made.key);
   Write("chain.pem", made.certificate + weak);
@@ -185,10 +186,10 @@ TEST_F(TlsFilesTest, WhatNoHandshakeWouldTakeIsRefusedAtTheStart) {
               Refuses(HasSubstr("certificate 2 would fail every handshake")));
 }
 
-TEST_F(TlsFilesTest, WhatIsTakenIsWrittenAnewWithItsFirstEnd) {
+TEST_F(TlsFilesTest, AcceptedFilesAreWrittenAnewWithTheEarliestExpiry) {
   const TestCertificate made = MakeCertificate(
       authority_, {.names = {}, .valid_until = absl::Minutes(30)});
-  // One file for both, with what else people keep there.
+  // One file for both, with other text that people keep in such files.
   Write("both.pem", absl::StrCat("a comment\n", made.key, made.certificate,
                                  authority_.certificate, "\nmore\n"));
   TlsFiles files;
@@ -203,7 +204,7 @@ TEST_F(TlsFilesTest, WhatIsTakenIsWrittenAnewWithItsFirstEnd) {
   EXPECT_LE(material->chain_dates.until, now + absl::Minutes(30));
   EXPECT_GT(material->chain_dates.until, now + absl::Minutes(29));
   EXPECT_GT(material->authorities_dates.until, now + absl::Minutes(59));
-  // Made an hour ago, as all of them here.
+  // All test certificates begin an hour ago.
   EXPECT_LE(material->chain_dates.from, now - absl::Minutes(59));
   EXPECT_GE(material->chain_dates.from, now - absl::Minutes(61));
   EXPECT_EQ(material->left_out, "");

@@ -63,14 +63,15 @@ void TlsRefusals::Add(TlsRefusal cause, absl::string_view detail) {
                 {"detail", std::string_view(detail.data(), detail.size())},
                 {"since_last_line", *unlogged}});
   }
-  // Whoever sees it counted finds its line.
+  // Counted after the line, so that a test that sees the count also finds the
+  // line.
   MutexLock lock(&mutex_);
   ++counts_[static_cast<size_t>(cause)];
 }
 
 bool TlsRefusals::AddGrpcLine(absl::string_view line) {
-  // Of every certificate without the name that is dialled, also where other
-  // names are allowed: who verifies them tells what was refused.
+  // gRPC logs this for every certificate without the dialled name, even if
+  // other names are allowed. The verifier of names reports what it refuses.
   if (absl::StrContains(line, "No match found for server name")) return true;
   const std::optional<TlsRefusal> cause = TlsRefusalOf(line);
   if (cause.has_value()) Add(*cause, line);

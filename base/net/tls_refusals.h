@@ -1,5 +1,5 @@
-// Handshakes of TLS that came to nothing, whoever refused: counted by their
-// cause, and told in the log now and then.
+// TLS handshakes that failed, on either side: counted by cause, and logged at a
+// limited rate.
 #pragma once
 
 #include <array>
@@ -20,35 +20,36 @@
 namespace kvasir::base {
 
 enum class TlsRefusal {
-  kNoCertificate,  // the other showed none
-  kCertificate,    // of none of our authorities, or over
-  kNames,          // none of its names is allowed, or is what was dialled
-  kPeer,           // the other side refused
-  kNoTls,          // it does not speak it
-  kVersion,        // none that both speak
+  kNoCertificate,  // the peer showed no certificate
+  kCertificate,    // it is expired, or not signed by our authorities
+  kNames,          // none of its names is allowed, or is the dialled host
+  kPeer,           // the peer refused
+  kNoTls,          // the peer does not speak TLS
+  kVersion,        // no version in common
   kOther,
 };
 
-// What gRPC's log says of a handshake that failed; nothing of other lines.
+// Returns the cause of a failed handshake from a line of gRPC's log; nothing
+// for other lines.
 std::optional<TlsRefusal> TlsRefusalOf(absl::string_view grpc_line);
 
 // Threads: any.
 class TlsRefusals final : public prometheus::Collectable {
  public:
   explicit TlsRefusals(const Clock& clock = Clock::Real()) : lines_(clock) {}
-  // gRPC's log is one for the process, and knows no listener.
+  // One for the process, because gRPC's log does not name the listener.
   static const std::shared_ptr<TlsRefusals>& OfProcess();
 
-  // Counts, and logs `detail` where the cause has not been in the log for a
-  // minute: whoever dials writes these lines.
+  // Counts the cause. Logs `detail` at most once a minute for each cause,
+  // because clients trigger these lines.
   void Add(TlsRefusal cause, absl::string_view detail)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same of a line of gRPC's log; false where it is about something else,
-  // which is then worth a line of its own.
+  // Adds a line of gRPC's log. Returns false if the line is about something
+  // else and should be logged itself.
   bool AddGrpcLine(absl::string_view line) ABSL_LOCKS_EXCLUDED(mutex_);
 
   uint64_t count(TlsRefusal cause) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // kvasir_tls_handshakes_refused_total, by cause.
+  // Returns kvasir_tls_handshakes_refused_total, by cause.
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:

@@ -20,8 +20,9 @@ std::string Failed(const std::string& what) {
          what + ".";
 }
 
-// The lines are gRPC 1.51's; test_tls.py sees them come from real handshakes.
-TEST(TlsRefusalsTest, GrpcsLinesAreToldApartByTheirCause) {
+// The lines are those of gRPC 1.51; test_tls.py provokes them by real
+// handshakes.
+TEST(TlsRefusalsTest, GrpcsLogLinesAreSortedByCause) {
   EXPECT_EQ(TlsRefusalOf(Failed("peer did not return a certificate")),
             TlsRefusal::kNoCertificate);
   EXPECT_EQ(TlsRefusalOf(Failed("certificate verify failed")),
@@ -34,14 +35,14 @@ TEST(TlsRefusalsTest, GrpcsLinesAreToldApartByTheirCause) {
   EXPECT_EQ(TlsRefusalOf("accept4: Too many open files"), std::nullopt);
 }
 
-TEST(TlsRefusalsTest, EachIsCountedAndOneAMinuteIsInTheLog) {
+TEST(TlsRefusalsTest, EveryRefusalIsCountedAndOneAMinuteIsLogged) {
   ManualClock clock;
   TlsRefusals refusals(clock);
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < 5; ++i) refusals.Add(TlsRefusal::kNames, "nobody");
   EXPECT_TRUE(refusals.AddGrpcLine(Failed("certificate verify failed")));
   EXPECT_FALSE(refusals.AddGrpcLine("something else"));
-  // Said of certificates that are taken by another name.
+  // Logged for certificates that are accepted by another name.
   EXPECT_TRUE(refusals.AddGrpcLine("No match found for server name: x."));
   clock.Advance(absl::Seconds(59));
   refusals.Add(TlsRefusal::kNames, "not in the log");

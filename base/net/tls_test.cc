@@ -29,11 +29,11 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// What a client that speaks `version` alone agrees on with `target`; 0:
-// nothing.
+// Returns the version that a client which speaks only `version` agrees on with
+// `target`; 0: none.
 int NegotiatedVersion(const std::string& target, int version) {
   SSL_CTX* const context = SSL_CTX_new(TLS_client_method());
-  // 1.1 is below what the machine thinks secure.
+  // OpenSSL's default security level here excludes 1.1.
   SSL_CTX_set_security_level(context, 0);
   SSL_CTX_set_min_proto_version(context, version);
   SSL_CTX_set_max_proto_version(context, version);
@@ -53,7 +53,7 @@ int NegotiatedVersion(const std::string& target, int version) {
   return agreed;
 }
 
-// As the programs do.
+// The programs install the same log function.
 class GrpcLog final : public ::testing::Environment {
  public:
   void SetUp() override {
@@ -112,7 +112,7 @@ class TlsTest : public ::testing::Test {
     return *std::move(server);
   }
 
-  // What a client hears of a server that it asks; "" for an answer.
+  // Returns the error of a client's call to a server; "" if it is answered.
   std::string Reach(const GrpcServer& server, const TlsOptions& tls) {
     auto credentials = TlsChannelCredentials(tls);
     KVASIR_EXPECT_OK(credentials.status());
@@ -145,12 +145,12 @@ class TlsTest : public ::testing::Test {
     return status.error_message();
   }
 
-  // What gRPC logs of handshakes goes to the process's counters, as in the
+  // gRPC's log lines about handshakes reach the process's counters, as in the
   // programs.
   static uint64_t Refused(TlsRefusal cause) {
     return TlsRefusals::OfProcess()->count(cause);
   }
-  // Tests of the same cause run in one process.
+  // Other tests in the process may have counted the same cause.
   void ExpectRefused(TlsRefusal cause, uint64_t before) {
     for (int i = 0; i < 400 && Refused(cause) == before; ++i) {
       absl::SleepFor(absl::Milliseconds(50));
@@ -181,7 +181,7 @@ class TlsTest : public ::testing::Test {
   const TempFolder folder_;
 };
 
-TEST_F(TlsTest, ServersNeedACertificateAndNamesNeedAnAuthority) {
+TEST_F(TlsTest, ServersRequireACertificateAndNamesRequireAnAuthority) {
   EXPECT_THAT(watch_.Server(AuthorityAlone()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("needs --tls-cert and --tls-key")));
@@ -199,13 +199,13 @@ TEST_F(TlsTest, ServersNeedACertificateAndNamesNeedAnAuthority) {
   EXPECT_THAT(Numbers(), IsEmpty()) << "what is refused is not watched";
 }
 
-TEST_F(TlsTest, AClientThatKnowsTheAuthorityIsServedAndPlainTextIsNot) {
+TEST_F(TlsTest, ServesAClientThatTrustsTheAuthorityAndNoPlainText) {
   const auto server = Serve(Options("server", false));
   EXPECT_EQ(Reach(*server, AuthorityAlone()), "");
   uint64_t before = Refused(TlsRefusal::kNoTls);
   EXPECT_NE(Ask(*server, grpc::InsecureChannelCredentials()), "");
   ExpectRefused(TlsRefusal::kNoTls, before);
-  // Another authority's word is not enough.
+  // A certificate of another authority is not enough.
   Write("other.pem", MakeAuthority("another").certificate);
   TlsOptions other = AuthorityAlone();
   other.files.authorities = Path("other.pem");
@@ -214,7 +214,7 @@ TEST_F(TlsTest, AClientThatKnowsTheAuthorityIsServedAndPlainTextIsNot) {
   ExpectRefused(TlsRefusal::kCertificate, before);
 }
 
-TEST_F(TlsTest, AServersNameIsTheHostThatIsDialledOrOneOfTheNames) {
+TEST_F(TlsTest, AServersNameMustBeTheDialledHostOrAnAllowedName) {
   Put("elsewhere", {.names = {"DNS:elsewhere", "URI:spiffe://kvasir/worker"}});
   const auto server = Serve(Options("elsewhere", false));
   TlsOptions client = AuthorityAlone();
@@ -226,7 +226,8 @@ TEST_F(TlsTest, AServersNameIsTheHostThatIsDialledOrOneOfTheNames) {
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
   EXPECT_EQ(Reach(*server, With(client, {"nobody", "spiffe://kvasir/worker"})),
             "");
-  // The caller reads which names there are, and by which flag they are refused.
+  // The client's error contains the server's names, and the log the flag that
+  // excluded them.
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
   EXPECT_THAT(Reach(*server, With(client, {"spiffe://kvasir/work"})),
               HasSubstr("none of the certificate's names is allowed by "
@@ -235,7 +236,7 @@ TEST_F(TlsTest, AServersNameIsTheHostThatIsDialledOrOneOfTheNames) {
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 2u);
 }
 
-TEST_F(TlsTest, MutualTlsLetsInWhoHasACertificateAndOneOfTheNames) {
+TEST_F(TlsTest, MutualTlsAdmitsClientsWithACertificateAndAnAllowedName) {
   {
     const auto server = Serve(Options("server"));
     EXPECT_EQ(Reach(*server, Options("client")), "");
@@ -253,7 +254,7 @@ TEST_F(TlsTest, MutualTlsLetsInWhoHasACertificateAndOneOfTheNames) {
                     HasSubstr("[guest.kvasir]"), HasSubstr("[router.kvasir]"),
                     HasSubstr("--tls-client-names")));
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
-  // Another authority signs whatever it is asked to.
+  // Another authority may sign any name.
   const TestCertificate other = MakeAuthority("another");
   const TestCertificate forged =
       MakeCertificate(other, {.names = {"DNS:router.kvasir"}});
@@ -265,7 +266,7 @@ TEST_F(TlsTest, MutualTlsLetsInWhoHasACertificateAndOneOfTheNames) {
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
 }
 
-TEST_F(TlsTest, FilesThatChangeAreTakenWithoutARestart) {
+TEST_F(TlsTest, ChangedFilesAreUsedWithoutARestart) {
   const auto server = Serve(Options("server", false));
   const TlsOptions first = With(AuthorityAlone(), {"spiffe://kvasir/worker"});
   const TlsOptions second = With(AuthorityAlone(), {"second.kvasir"});
@@ -273,7 +274,7 @@ TEST_F(TlsTest, FilesThatChangeAreTakenWithoutARestart) {
   EXPECT_THAT(Reach(*server, second), HasSubstr("spiffe://kvasir/worker"));
   Put("server", {.names = {"DNS:second.kvasir"}});
   watch_.Look();
-  // gRPC looks at what is in use once a second.
+  // gRPC looks at the files in use once a second.
   std::string heard = "not asked";
   for (int i = 0; i < 100 && !heard.empty(); ++i) {
     absl::SleepFor(absl::Milliseconds(100));
@@ -285,8 +286,8 @@ TEST_F(TlsTest, FilesThatChangeAreTakenWithoutARestart) {
 }
 
 // gRPC's own watcher ends the process at an empty key (an assertion), and
-// serves nobody while key and certificate do not fit.
-TEST_F(TlsTest, FilesThatAreWrongMeanwhileCostNothingAndAreToldOnce) {
+// serves no client while key and certificate do not match.
+TEST_F(TlsTest, WrongFilesHaveNoEffectAndAreReportedOnce) {
   const auto server = Serve(Options("server"));
   const TestCertificate next =
       MakeCertificate(authority_, {.names = {"IP:127.0.0.1", "DNS:next"}});
@@ -313,7 +314,7 @@ TEST_F(TlsTest, FilesThatAreWrongMeanwhileCostNothingAndAreToldOnce) {
     EXPECT_EQ(numbers["kvasir_tls_files_refused listener"], 1);
     EXPECT_EQ(Reach(*server, Options("client")), "");
   }
-  // Key first, certificate later: now they fit.
+  // The key was written first, the certificate later: now they match.
   Write("server.pem", next.certificate);
   watch_.Look();
   auto numbers = Numbers();
@@ -322,7 +323,7 @@ TEST_F(TlsTest, FilesThatAreWrongMeanwhileCostNothingAndAreToldOnce) {
   EXPECT_EQ(numbers["kvasir_tls_reloads_total listener ok"], 1);
 }
 
-TEST_F(TlsTest, WhenCertificatesEndIsExportedByFile) {
+TEST_F(TlsTest, ExportsWhenCertificatesExpireByFile) {
   Put("server", {.names = {}, .valid_until = absl::Minutes(20)});
   TlsOptions options = Options("server");
   options.role = "admin";
@@ -343,7 +344,8 @@ TEST_F(TlsTest, WhenCertificatesEndIsExportedByFile) {
   EXPECT_THAT(numbers.at("kvasir_tls_certificate_not_before_seconds admin "
                          "certificate"),
               near(-absl::Hours(1)));
-  // What is in use is not judged again; what is new is, by the time that it is.
+  // Files in use are not checked again; changed ones are, with the current
+  // time.
   now_ += absl::Minutes(30);
   watch_.Look();
   EXPECT_EQ(Numbers().at("kvasir_tls_files_refused admin"), 0);
@@ -352,8 +354,8 @@ TEST_F(TlsTest, WhenCertificatesEndIsExportedByFile) {
   EXPECT_EQ(Numbers().at("kvasir_tls_files_refused admin"), 1);
 }
 
-// Its end was told for good, until a restart left it out.
-TEST_F(TlsTest, AnAuthorityThatEndsWhileInUseIsLeftOutAsByAStart) {
+// An expired authority was once reported until a restart left it out.
+TEST_F(TlsTest, AnAuthorityThatExpiresWhileInUseIsLeftOut) {
   const std::string old = MakeAuthorityWith({.common_name = "old",
                                              .valid_until = absl::Minutes(20)})
                               .certificate;
@@ -373,21 +375,22 @@ TEST_F(TlsTest, AnAuthorityThatEndsWhileInUseIsLeftOutAsByAStart) {
   EXPECT_EQ(look(), "");
   EXPECT_THAT(Numbers()[name], until(absl::Minutes(20)));
   now_ += absl::Minutes(21);
-  EXPECT_THAT(look(), AllOf(HasSubstr("authorities that are over are left out"),
+  EXPECT_THAT(look(), AllOf(HasSubstr("expired authorities are left out"),
                             HasSubstr("--tls-client-ca " + Path("ca.pem") +
                                       ": certificate 1 was valid until")));
   EXPECT_THAT(Numbers()[name], until(absl::Minutes(39)));
   EXPECT_EQ(Numbers()["kvasir_tls_files_refused listener"], 0);
   EXPECT_EQ(look(), "") << "once";
-  // The last one is not: there would be nobody to believe, and no start.
+  // The last authority is kept: without it no peer could be trusted, and a
+  // start would fail.
   now_ += absl::Hours(1);
   EXPECT_THAT(look(), HasSubstr("was valid until"));
   EXPECT_EQ(Numbers()["kvasir_tls_files_refused listener"], 1);
   EXPECT_EQ(look(), "") << "once";
 }
 
-// One that begins in a while is taken when it does.
-TEST_F(TlsTest, WhatWasRefusedIsLookedAtAgain) {
+// A certificate that becomes valid later is used from then on.
+TEST_F(TlsTest, RefusedFilesAreCheckedAgain) {
   KVASIR_ASSERT_OK(watch_.Server(Options("server")).status());
   Put("server", {.names = {},
                  .valid_from = absl::Minutes(10),
@@ -400,7 +403,7 @@ TEST_F(TlsTest, WhatWasRefusedIsLookedAtAgain) {
   EXPECT_EQ(Numbers()["kvasir_tls_files_refused listener"], 0);
 }
 
-TEST_F(TlsTest, AWatchLooksByItself) {
+TEST_F(TlsTest, AWatchReadsTheFilesByItself) {
   TlsWatch watch({.refresh = absl::Milliseconds(10)});
   KVASIR_ASSERT_OK(watch.Server(Options("server")).status());
   Put("server", {.names = {}});
@@ -415,7 +418,7 @@ TEST_F(TlsTest, AWatchLooksByItself) {
   EXPECT_GE(taken, 1);
 }
 
-// gRPC 1.51 has no way to say it; this is what it does.
+// gRPC 1.51 has no option for versions; this is what it does.
 TEST_F(TlsTest, VersionsBelowOnePointTwoAreRefused) {
   const auto server = Serve(Options("server", false));
   EXPECT_EQ(NegotiatedVersion(server->target(), TLS1_3_VERSION),

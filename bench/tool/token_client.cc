@@ -158,8 +158,8 @@ absl::StatusOr<kvasir::v1::WorkerInfo> GetWorkerInfo(
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   kvasir::v1::WorkerInfo info;
-  KVASIR_RETURN_IF_ERROR(base::FromGrpcStatus(
-      stub->GetInfo(&context, kvasir::v1::GetInfoRequest(), &info)));
+  KVASIR_RETURN_IF_ERROR(base::StatusOfCall(
+      stub->GetInfo(&context, kvasir::v1::GetInfoRequest(), &info), context));
   return info;
 }
 

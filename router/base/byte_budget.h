@@ -1,6 +1,6 @@
-// What requests may take of the router's memory, all of them together and those
-// of a tenant: their messages and texts, also those that wait for a tokenizer,
-// prompts, and the tokens that have come.
+// Budgets of the router's memory that requests use, in total and by tenant:
+// their messages and texts (also while they wait for a tokenizer), prompts, and
+// received tokens.
 #pragma once
 
 #include <atomic>
@@ -15,11 +15,11 @@ namespace kvasir::router {
 
 class ByteShare;
 
-// Held by shared_ptr: shares may outlive everything else.
+// Held by shared_ptr, because shares may outlive everything else.
 // Threads: any thread.
 class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
  public:
-  // Of a refusal's words: whose requests, and what sets the limit.
+  // Words of a refusal: whose requests, and the setting that limits them.
   struct Words {
     std::string whose = "requests";
     std::string setting = "--request-bytes";
@@ -29,14 +29,15 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
   ByteBudget(size_t limit_bytes, Words words)
       : words_(std::move(words)), limit_bytes_(limit_bytes) {}
 
-  // For a request that has come. Refused where that is over the limit:
-  // RETRY_ELSEWHERE, or NEVER_FITS for one that is alone; with the numbers and
-  // the setting. `outer`, where there is one, is a share of as many bytes of a
-  // budget that holds, too: it grows, shrinks and goes with this one.
+  // Takes bytes for a request that has arrived. If that exceeds the limit,
+  // refuses with the numbers and the setting: NEVER_FITS if the request alone
+  // exceeds it, else RETRY_ELSEWHERE. `outer` may be null; otherwise it is a
+  // share of as many bytes in another budget, and grows, shrinks and ends with
+  // this one.
   absl::StatusOr<std::shared_ptr<ByteShare>> Take(
       size_t bytes, std::shared_ptr<ByteShare> outer = nullptr);
 
-  // What is held stays.
+  // Shares that exist are kept.
   void SetLimit(size_t limit_bytes) { limit_bytes_ = limit_bytes; }
 
   size_t used_bytes() const { return used_bytes_; }
@@ -49,7 +50,7 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
   std::atomic<size_t> used_bytes_{0};
 };
 
-// A request's own part, which goes with the last who holds it.
+// A request's share of a budget, released with the last reference.
 // Threads: any thread.
 class ByteShare {
  public:
@@ -60,14 +61,14 @@ class ByteShare {
   ByteShare(const ByteShare&) = delete;
   ByteShare& operator=(const ByteShare&) = delete;
 
-  // What becomes of a request that runs is not refused, only counted: others
-  // are not taken meanwhile.
+  // Growth of a running request is only counted, not refused. New requests are
+  // refused meanwhile.
   void Grow(size_t bytes) {
     bytes_ += bytes;
     budget_->used_bytes_ += bytes;
     if (outer_ != nullptr) outer_->Grow(bytes);
   }
-  // At most as many as it has.
+  // `bytes` must not exceed the share.
   void Shrink(size_t bytes) {
     bytes_ -= bytes;
     budget_->used_bytes_ -= bytes;

@@ -11,7 +11,7 @@ using kvasir::v1::Refusal;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(ByteBudgetTest, WhatIsOverTheLimitIsRefusedWithNumbersUntilOthersGo) {
+TEST(ByteBudgetTest, RefusesARequestOverTheLimitUntilOthersEnd) {
   const auto budget = std::make_shared<ByteBudget>(100);
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first, budget->Take(60));
   const absl::Status refused = budget->Take(41).status();
@@ -26,13 +26,13 @@ TEST(ByteBudgetTest, WhatIsOverTheLimitIsRefusedWithNumbersUntilOthersGo) {
   KVASIR_EXPECT_OK(budget->Take(100));
 }
 
-TEST(ByteBudgetTest, WhatIsOverItAloneNeverFits) {
+TEST(ByteBudgetTest, ARequestLargerThanTheLimitNeverFits) {
   const auto budget = std::make_shared<ByteBudget>(100);
   const absl::Status refused = budget->Take(101).status();
   EXPECT_EQ(proto::RefusalOf(refused)->reason(), Refusal::NEVER_FITS);
 }
 
-TEST(ByteBudgetTest, WhatRunsGrowsAndKeepsOthersOut) {
+TEST(ByteBudgetTest, GrowthOfARunningRequestIsCountedAndKeepsOthersOut) {
   const auto budget = std::make_shared<ByteBudget>(100);
   KVASIR_ASSERT_OK_AND_ASSIGN(auto share, budget->Take(60));
   share->Grow(60);

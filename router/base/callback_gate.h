@@ -1,5 +1,6 @@
-// Lets an object be destroyed although callbacks into it are still to come:
-// each passes the gate first, and closing the gate waits for those inside.
+// Allows an object to be destroyed while callbacks into it are still
+// outstanding. Each callback passes the gate first, and closing the gate waits
+// for those inside.
 #pragma once
 
 #include "absl/base/thread_annotations.h"
@@ -8,10 +9,11 @@
 namespace kvasir::router {
 
 // Held in a shared_ptr by the object and by every callback.
-// Threads: any thread; Close not from inside.
+// Threads: any thread; Close not from inside the gate.
 class CallbackGate {
  public:
-  // False once closed: the object may be gone. True: it stays until Leave.
+  // Returns false once the gate is closed: the object may be gone. After true
+  // the object exists until Leave.
   bool Enter() ABSL_LOCKS_EXCLUDED(mutex_) {
     base::MutexLock lock(&mutex_);
     if (closed_) return false;
@@ -22,12 +24,12 @@ class CallbackGate {
     base::MutexLock lock(&mutex_);
     if (--inside_ == 0) empty_.SignalAll();
   }
-  // Nobody enters any more.
+  // No callback enters from now on.
   void Shut() ABSL_LOCKS_EXCLUDED(mutex_) {
     base::MutexLock lock(&mutex_);
     closed_ = true;
   }
-  // Shuts and waits until nobody is inside.
+  // Shuts the gate and waits until no callback is inside.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_) {
     base::MutexLock lock(&mutex_);
     closed_ = true;

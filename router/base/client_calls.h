@@ -1,4 +1,5 @@
-// Calls of clients that are open, of every facade: a drain ends when they have.
+// Counts the open calls of clients, over all facades. A drain waits until there
+// are none.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ class ClientCalls {
     base::MutexLock lock(&mutex_);
     return open_;
   }
-  // None is open, and none has begun for so long.
+  // True if no call is open, and none has begun or ended for `duration`.
   bool QuietFor(absl::Duration duration) const ABSL_LOCKS_EXCLUDED(mutex_) {
     base::MutexLock lock(&mutex_);
     return open_ == 0 && clock_->Now() - changed_at_ >= duration;
@@ -42,7 +43,7 @@ class ClientCalls {
   absl::Time changed_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
-// One of them, as long as it lives: a member of what gRPC calls back.
+// Counts as one open call while it exists; a member of gRPC's reactors.
 class ClientCall {
  public:
   explicit ClientCall(std::shared_ptr<ClientCalls> calls)

@@ -1,5 +1,6 @@
-// One word for the log why a request is refused: "expired", "rate". It goes
-// with the status inside the router, and to no client.
+// One word for the access log that says why a request is refused: "expired",
+// "rate". It travels with the status inside the router and is never sent to a
+// client.
 #pragma once
 
 #include <string>
@@ -9,9 +10,9 @@
 
 namespace kvasir::router {
 
-// OK stays OK.
+// Has no effect on OK.
 void SetRefusalReason(absl::string_view reason, absl::Status* status);
-// Empty: nobody has said.
+// Returns "" if none was set.
 std::string RefusalReasonOf(const absl::Status& status);
 
 }  // namespace kvasir::router

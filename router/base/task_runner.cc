@@ -5,7 +5,7 @@
 namespace kvasir::router {
 namespace {
 
-// A strand lets others run after this many tasks.
+// After this many tasks a strand lets others run.
 constexpr size_t kTasksPerTurn = 64;
 
 }  // namespace
@@ -22,7 +22,7 @@ class TaskPool::Queue final : public TaskRunner {
     return true;
   }
 
-  // Until Stop.
+  // Runs until Stop.
   void RunTasks() {
     while (true) {
       Task task;
@@ -38,7 +38,7 @@ class TaskPool::Queue final : public TaskRunner {
   }
 
   void Stop() {
-    std::deque<Task> dropped;  // destroyed outside the lock
+    std::deque<Task> dropped;  // destroyed without the lock
     base::MutexLock lock(&mutex_);
     stopped_ = true;
     dropped.swap(tasks_);
@@ -79,7 +79,7 @@ bool Strand::Post(Task task) {
   return Schedule();
 }
 
-// The strand's place in the runner's queue.
+// A strand's place in the runner's queue.
 class Strand::Turn {
  public:
   explicit Turn(std::shared_ptr<Strand> strand) : strand_(std::move(strand)) {}
@@ -92,13 +92,13 @@ class Strand::Turn {
   void operator()() { std::exchange(strand_, nullptr)->RunSome(); }
 
  private:
-  std::shared_ptr<Strand> strand_;  // null: had its turn
+  std::shared_ptr<Strand> strand_;  // null after its turn
 };
 
 bool Strand::Schedule() { return runner_->Post(Turn(shared_from_this())); }
 
 void Strand::DropAll() {
-  std::deque<Task> dropped;  // destroyed outside the lock
+  std::deque<Task> dropped;  // destroyed without the lock
   base::MutexLock lock(&mutex_);
   dropped.swap(tasks_);
   scheduled_ = false;

@@ -1,5 +1,6 @@
-// Where facades do their work off gRPC's few reaction threads: a small pool,
-// and strands on it, each of which runs its tasks one at a time and in order.
+// Threads on which facades work, because gRPC has few reaction threads: a small
+//   pool, and strands on it. Each strand runs its tasks one at a time and in
+//   order.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +23,13 @@ using Task = absl::AnyInvocable<void()>;
 class TaskRunner {
  public:
   virtual ~TaskRunner() = default;
-  // False: the task was dropped, because the queue is full or its threads have
-  // ended.
+  // Returns false if the task was dropped, because the queue is full or the
+  // threads have ended.
   virtual bool Post(Task task) = 0;
 };
 
-// Owns: its threads. Destroying it drops what has not begun and joins; runner()
-// lives on and refuses.
+// Owns: its threads. The destructor drops tasks that have not begun and joins
+//   the threads. runner() may outlive the pool and then refuses tasks.
 class TaskPool {
  public:
   explicit TaskPool(int num_threads,
@@ -47,9 +48,10 @@ class TaskPool {
   std::vector<std::thread> threads_;
 };
 
-// Runs its tasks one at a time, in the order of their posts. Takes one place in
-// the underlying queue however many tasks wait. Drops them when the runner
-// refuses, or drops that place: tasks may own what owns the strand.
+// Runs its tasks one at a time, in the order of their posts. It takes one place
+// in the underlying queue, however many tasks wait. If the runner refuses or
+// drops that place, the strand drops its tasks, because tasks may own what owns
+// the strand.
 class Strand final : public TaskRunner,
                      public std::enable_shared_from_this<Strand> {
  public:

@@ -58,7 +58,7 @@ TEST(StrandTest, RunsInOrderOneAtATimeOnManyThreads) {
   constexpr int kTasks = 2000;
   TaskPool pool(4);
   const std::shared_ptr<Strand> strand = Strand::Create(pool.runner());
-  std::vector<int> order;  // unguarded: the strand is the guard
+  std::vector<int> order;  // unguarded: the strand guards it
   std::atomic<int> inside{0};
   Gate done;
   for (int i = 0; i < kTasks; ++i) {
@@ -74,7 +74,7 @@ TEST(StrandTest, RunsInOrderOneAtATimeOnManyThreads) {
   for (int i = 0; i < kTasks; ++i) EXPECT_EQ(order[static_cast<size_t>(i)], i);
 }
 
-// A task that holds its strand must not keep it alive after the pool's end.
+// A task that holds its strand must not keep it alive after the pool has ended.
 TEST(StrandTest, DropsItsTasksWhenThePoolHasEnded) {
   std::weak_ptr<Strand> weak;
   {
@@ -87,7 +87,7 @@ TEST(StrandTest, DropsItsTasksWhenThePoolHasEnded) {
   EXPECT_TRUE(weak.expired());
 }
 
-// The same for tasks that wait when the pool ends, behind what runs.
+// The same for tasks that wait behind a running one when the pool ends.
 TEST(StrandTest, DropsTasksThatWaitWhenThePoolEnds) {
   std::weak_ptr<Strand> weak;
   auto pool = std::make_unique<TaskPool>(1);
@@ -98,7 +98,7 @@ TEST(StrandTest, DropsTasksThatWaitWhenThePoolEnds) {
     ended.Wait();
   }));
   started.Wait();
-  // Gone when the pool drops what waits, and only then.
+  // Released when the pool drops waiting tasks, and only then.
   std::shared_ptr<void> waiting(nullptr, [&](void*) { ended.Open(); });
   ASSERT_TRUE(runner->Post([waiting = std::move(waiting)] {}));
   {

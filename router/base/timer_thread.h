@@ -1,4 +1,4 @@
-// Runs short tasks at given times on one thread of its own.
+// Runs short tasks at given times on its own thread.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,12 @@ class TimerThread {
   ~TimerThread();
 
   // Tasks of equal time run in the order in which they were added. A time in
-  // the past: as soon as possible.
+  // the past means as soon as possible.
   TimerId At(absl::Time when, Task task) ABSL_LOCKS_EXCLUDED(mutex_);
-  // False when it has run, runs now, or never was.
+  // Returns false if the task has run, is running, or never existed.
   bool Cancel(const TimerId& id) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Drops what has not run; returns when no task runs any more. Idempotent.
+  // Drops tasks that have not run, and returns when none runs any more.
+  // Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -83,7 +83,8 @@ TextClient::TextClient(const std::string& endpoint,
       stub_(inference::GRPCInferenceService::NewStub(channel_)),
       endpoint_(endpoint) {}
 
-absl::Status TextClient::Explained(const grpc::Status& status) const {
+absl::Status TextClient::Explained(const grpc::Status& status,
+                                   const grpc::ClientContext& context) const {
   // What a server answers leaves the channel as it is.
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
       channel_->GetState(/*try_to_connect=*/false) ==
@@ -100,7 +101,7 @@ absl::Status TextClient::Explained(const grpc::Status& status) const {
   }
   if (status.error_code() != grpc::StatusCode::UNIMPLEMENTED ||
       !status.error_message().empty()) {
-    return base::FromGrpcStatus(status);
+    return base::StatusOfCall(status, context);
   }
   return absl::UnimplementedError(absl::StrCat(
       endpoint_,
@@ -116,7 +117,7 @@ absl::StatusOr<std::vector<std::string>> TextClient::ReadyModels(
   request.set_ready(true);
   inference::RepositoryIndexResponse response;
   KVASIR_RETURN_IF_ERROR(
-      Explained(stub_->RepositoryIndex(&context, request, &response)));
+      Explained(stub_->RepositoryIndex(&context, request, &response), context));
   std::vector<std::string> names;
   for (const auto& model : response.models()) names.push_back(model.name());
   return names;
@@ -133,7 +134,7 @@ absl::StatusOr<std::optional<int64_t>> TextClient::MaxModelLen(
   if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
     return std::nullopt;
   }
-  KVASIR_RETURN_IF_ERROR(Explained(status));
+  KVASIR_RETURN_IF_ERROR(Explained(status, context));
   const auto& parameters = response.config().parameters();
   const auto found = parameters.find("max_model_len");
   if (found == parameters.end()) return std::nullopt;
@@ -205,7 +206,7 @@ absl::StatusOr<TextResult> TextClient::Generate(
       }
     }
   }
-  KVASIR_RETURN_IF_ERROR(Explained(stream->Finish()));
+  KVASIR_RETURN_IF_ERROR(Explained(stream->Finish(), context));
   result.total = absl::Now() - start;
   return result;
 }

@@ -69,7 +69,8 @@ class TextClient {
 
  private:
   // gRPC says nothing at all when a server lacks a whole service.
-  absl::Status Explained(const grpc::Status& status) const;
+  absl::Status Explained(const grpc::Status& status,
+                         const grpc::ClientContext& context) const;
 
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;

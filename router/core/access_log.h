@@ -1,5 +1,5 @@
-// One line per request: who, how much, how long, how it ended. Never what was
-// written: no prompt, no token ids, no salts.
+// One log line per request: its caller, sizes, times and how it ended. It never
+// contains content: no prompt, no token ids, no salts.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct AccessRecord {
   // Which of the tenant's callers: a token's label, or a certificate's name.
   std::string caller;
   std::string model;
-  // Of the last attempt; empty if it was sent to none.
+  // The last attempt's replica; empty if there was no attempt.
   std::string replica;
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens = 0;
@@ -29,16 +29,16 @@ struct AccessRecord {
   uint32_t samples = 0;
   // Streams opened to workers.
   uint32_t attempts = 0;
-  // Submit to the first attempt; infinite if there was none.
+  // From Submit to the first attempt; infinite if there was none.
   absl::Duration queue = absl::InfiniteDuration();
-  // Submit to the first token; infinite if there was none.
+  // From Submit to the first token; infinite if there was none.
   absl::Duration time_to_first_token = absl::InfiniteDuration();
   absl::Duration duration;
-  // stop, length; or cancelled, slow_reader, shutdown, deadline,
-  // refused, lost, error.
+  // stop, length; or cancelled, slow_reader, shutdown, deadline, refused, lost,
+  // error.
   std::string finish_reason;
   absl::Status status;
-  // Of the status, in one word: of a caller, or a quota, that is refused.
+  // One word that says why a caller or its quota was refused; otherwise empty.
   std::string reason;
   std::string traceparent;
 };
@@ -50,8 +50,9 @@ class AccessLogSink {
   virtual void Write(const AccessRecord& record) = 0;
 };
 
-// One line through base/log.h. Callers whom nobody knows have one a minute for
-// each reason, with nothing in it that they wrote: they are counted all.
+// Writes one line through base/log.h. Unknown callers cannot flood the log:
+// they get one line a minute for each reason, without any text of theirs. All
+// of them are counted.
 class LogAccess final : public AccessLogSink {
  public:
   explicit LogAccess(const base::Clock& clock = base::Clock::Real())

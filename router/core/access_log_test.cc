@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(AccessLogTest, ALineSaysWhoHowLongHowOftenAndInWhichTrace) {
+TEST(AccessLogTest, ALineHasCallerTimesAttemptsAndTrace) {
   AccessRecord record;
   record.request_id = "id-1";
   record.tenant = "red";
@@ -28,10 +28,10 @@ TEST(AccessLogTest, ALineSaysWhoHowLongHowOftenAndInWhichTrace) {
   }
 }
 
-TEST(AccessLogTest, ARefusalSaysWhyInOneWord) {
+TEST(AccessLogTest, ARefusalHasItsReasonInOneWord) {
   AccessRecord record;
   record.tenant = "red";
-  record.status = absl::UnauthenticatedError("the token was good until then");
+  record.status = absl::UnauthenticatedError("the token expired then");
   record.reason = "expired";
   LogAccess log;
   for (int i = 0; i < 3; ++i) {
@@ -43,7 +43,7 @@ TEST(AccessLogTest, ARefusalSaysWhyInOneWord) {
   }
 }
 
-TEST(AccessLogTest, WhomNobodyKnowsWritesNoLinesAsHeLikesNorWhatIsInThem) {
+TEST(AccessLogTest, UnknownCallersCannotFloodTheLogOrPutTextIntoIt) {
   base::ManualClock clock{absl::FromUnixSeconds(1'800'000'000)};
   LogAccess log(clock);
   AccessRecord record;
@@ -52,7 +52,7 @@ TEST(AccessLogTest, WhomNobodyKnowsWritesNoLinesAsHeLikesNorWhatIsInThem) {
   record.client_request_id = "his-words-1";
   record.traceparent = "his-words-2";
   record.model = "his-words-3";
-  record.status = absl::UnauthenticatedError("who calls?");
+  record.status = absl::UnauthenticatedError("no credentials");
   record.reason = "no_credentials";
   const auto write = [&] {
     ::testing::internal::CaptureStderr();

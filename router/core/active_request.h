@@ -1,5 +1,5 @@
-// One request in flight: carries events between a worker's attempt, the state
-// machine (RequestFlow) and the facade's sink.
+// One request in flight. It carries events between a worker's attempt, the
+// state machine (RequestFlow) and the facade's sink.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ namespace kvasir::router {
 
 class RouterCore;
 
-// Shared by the router's table, the attempt (its sink) and the facade (its
-// handle).
+// Shared by the router's table, the attempt (as its sink) and the facade (as
+// its handle).
 // Threads: any thread; a worker's events come one at a time.
 class ActiveRequest final : public RequestHandle,
                             public AttemptSink,
@@ -54,8 +54,8 @@ class ActiveRequest final : public RequestHandle,
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Whether it may go on there: tokens that came are gone on with by the same
-  // weights, cache and arithmetic alone.
+  // Returns whether `replica` may continue the request. Tokens that have been
+  // received can only be continued with the same weights, cache and arithmetic.
   bool MayRunOn(const Replica& replica) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)
@@ -65,9 +65,9 @@ class ActiveRequest final : public RequestHandle,
   std::optional<TimerThread::TimerId> TakeQueueTimer()
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Logs, tells the sink, lets it go. Once.
+  // Logs, calls the sink's OnDone and drops the sink. Call once.
   void Close(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Never started: nobody is told.
+  // Ends a request that never started: the sink is not called.
   AccessRecord Discard(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -80,13 +80,13 @@ class ActiveRequest final : public RequestHandle,
   const Ticket ticket_;
   const std::string id_;
   RouterObserver* const observer_;
-  // Used by one thread at a time, let go in Close.
+  // Used by one thread at a time; dropped in Close.
   std::shared_ptr<RequestSink> sink_;
 
   mutable base::Mutex mutex_;
   RequestFlow flow_ ABSL_GUARDED_BY(mutex_);
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
-  // Of the replica that it began on.
+  // The replica that produced the first tokens.
   std::optional<kvasir::v1::WorkerInfo> begun_on_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Attempt> attempt_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<ReplicaLease> lease_ ABSL_GUARDED_BY(mutex_);

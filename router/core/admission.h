@@ -1,7 +1,7 @@
-// Which requests the router takes, when they run, and why it refuses others:
-// decided and worded here. Plain logic over tickets and requests, no clock and
-// no threads of its own. Values are the worker's to judge; the router judges
-// what it must know itself.
+// Decides which requests the router accepts and when they run, and words its
+// refusals. Plain logic over tickets and requests, without a clock or threads.
+// The worker checks a request's values; the router checks only what it must
+// know itself.
 #pragma once
 
 #include <cstddef>
@@ -24,59 +24,60 @@ namespace kvasir::router {
 struct AdmissionLimits {
   // Requests sent to workers at one time, over all replicas.
   size_t max_in_flight = 4096;
-  // Requests that wait for one of those to end; more are refused.
+  // Requests that wait for one of those to end; further ones are refused.
   size_t max_queue = 1024;
 };
 
 using Ticket = uint64_t;
 
-// Lower priority values first, then first come, first served.
+// Lower priority values run first, then first come, first served.
 // Threads: one at a time (the caller's mutex).
 class Admission {
  public:
   explicit Admission(const AdmissionLimits& limits) : limits_(limits) {}
 
   enum class Answer { kRun, kWait };
-  // `ticket` is new. A refused one is forgotten: RETRY_ELSEWHERE with the
-  // numbers and the flags when the queue is full, DRAINING after BeginDrain.
+  // `ticket` must be new. A refused ticket is forgotten: RETRY_ELSEWHERE with
+  // the numbers and the flags if the queue is full, DRAINING after BeginDrain.
   absl::StatusOr<Answer> Enter(Ticket ticket, int32_t priority);
-  // Who is in stays.
+  // Requests that were admitted stay.
   void BeginDrain() { draining_ = true; }
   bool draining() const { return draining_; }
 
-  // A running ticket has ended. The tickets that run from now on.
+  // Ends a running ticket. Returns the waiting tickets that run from now on.
   std::vector<Ticket> Leave();
 
-  // A waiting ticket gives up; false if it was not waiting (any more).
+  // Removes a waiting ticket; false if it was not waiting (any more).
   bool Withdraw(Ticket ticket);
 
   size_t in_flight() const { return in_flight_; }
   size_t waiting() const { return waiting_.size(); }
 
-  // By itself, before it has a ticket, for a model that says `info`:
-  // INVALID_ARGUMENT (no prompt, an n that no sink is sized for), NEVER_FITS,
-  // DEADLINE_EXCEEDED.
+  // Checks a request before it has a ticket, with its model's `info`:
+  // INVALID_ARGUMENT (no prompt, or an n that exceeds the sinks' limit),
+  // NEVER_FITS, DEADLINE_EXCEEDED.
   static absl::Status OfRequest(const CanonicalRequest& request,
                                 const kvasir::v1::WorkerInfo& info,
                                 uint32_t max_n, absl::Time now);
 
-  // Until when a request waits, and how it ends then.
+  // Until when a request waits, and the status that ends it then.
   struct Patience {
     absl::Time until;
     absl::Status then;
   };
-  // `own`: what is left of the request's own queue timeout, where it has one;
-  // `ours`: what the operator grants otherwise.
+  // `own`: what is left of the request's own queue timeout, if it has one;
+  // `ours`: the operator's queue timeout, for requests without one.
   static Patience OfWaiting(const CanonicalRequest& request,
                             std::optional<absl::Duration> own,
                             absl::Duration ours, absl::Time now);
   // The request's own queue timeout is over.
   static absl::Status TimedOut(const CanonicalRequest& request);
-  // Nobody has told yet what the model takes.
+  // No worker has reported yet what the model accepts.
   static absl::Status Unreached(const std::string& model,
                                 absl::string_view problems);
   static absl::Status ShuttingDown();
-  // No replica can be asked; each of them drains, or why none is ready.
+  // No replica can be asked: all of them drain, or `problems` says why none is
+  // ready.
   static absl::Status NoReplica(const std::string& model, bool all_drain,
                                 absl::string_view problems);
 

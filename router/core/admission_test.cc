@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Answer = Admission::Answer;
 
-// CHECKs that it is not refused.
+// CHECKs that the ticket is not refused.
 Answer Enter(Admission& admission, Ticket ticket, int32_t priority) {
   return admission.Enter(ticket, priority).value();
 }
@@ -47,7 +47,7 @@ TEST(AdmissionTest, RunsThenWaitsThenRefuses) {
   EXPECT_EQ(admission.waiting(), 1u);
 }
 
-TEST(AdmissionTest, WhoWaitsRunsWhenOneEnds) {
+TEST(AdmissionTest, AWaitingRequestRunsWhenARunningOneEnds) {
   Admission admission({1, 4});
   Enter(admission, 1, 0);
   Enter(admission, 2, 0);
@@ -69,7 +69,7 @@ TEST(AdmissionTest, LowerPriorityValuesGoFirst) {
   EXPECT_THAT(admission.Leave(), ElementsAre(4));
 }
 
-TEST(AdmissionTest, OnlyWhoWaitsCanWithdraw) {
+TEST(AdmissionTest, OnlyAWaitingRequestCanWithdraw) {
   Admission admission({1, 4});
   Enter(admission, 1, 0);
   Enter(admission, 2, 0);
@@ -91,7 +91,7 @@ TEST(AdmissionTest, TheRefusalNamesNumbersAndFlags) {
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST(AdmissionTest, ADrainRefusesWhatComesAndKeepsWhatIsIn) {
+TEST(AdmissionTest, ADrainRefusesNewRequestsAndKeepsAdmittedOnes) {
   Admission admission({1, 4});
   Enter(admission, 1, 0);
   Enter(admission, 2, 0);
@@ -115,7 +115,7 @@ TEST(AdmissionTest, APromptOfTheModelsLengthNeverFits) {
                        HasSubstr("the prompt is empty")));
 }
 
-TEST(AdmissionTest, TheLimitOfNIsTheWorkersWhereItTellsOne) {
+TEST(AdmissionTest, TheLimitOfNIsTheWorkersIfItReportsOne) {
   CanonicalRequest request = NewRequest();
   request.sampling.set_n(17);
   EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow),
@@ -130,7 +130,7 @@ TEST(AdmissionTest, TheLimitOfNIsTheWorkersWhereItTellsOne) {
   }
 }
 
-TEST(AdmissionTest, WhoWaitsEndsByWhicheverPatienceEndsFirst) {
+TEST(AdmissionTest, AWaitingRequestEndsAtTheEarliestOfItsTimeouts) {
   CanonicalRequest request = NewRequest();
   Admission::Patience patience =
       Admission::OfWaiting(request, std::nullopt, absl::Seconds(30), kNow);

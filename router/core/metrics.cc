@@ -75,11 +75,11 @@ RouterMetrics::RouterMetrics(const std::string& version)
                              base::RequestPhaseBuckets())) {
   prometheus::BuildGauge()
       .Name("kvasir_router_build_info")
-      .Help("Always 1; what runs here")
+      .Help("Always 1, with the version")
       .Register(*registry_)
       .Add({{"version", version}})
       .Set(1);
-  // Series exist from the start, so that rates have a first point.
+  // Create the series at the start, so that rates have a first point.
   for (const ReplicaState state : kStates) {
     replicas_.Add({{"state", ReplicaStateName(state)}});
   }

@@ -1,5 +1,5 @@
-// A router's Prometheus families (docs/metrics.md lists them), fed by its
-// observer.
+// The router's Prometheus families, which docs/metrics.md lists. Its observer's
+// events update them.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class RouterMetrics final : public RouterObserver {
   void OnReplicaState(const std::string& target, ReplicaState state) override;
   void OnInFlight(size_t in_flight, size_t queued) override;
 
-  // What a metrics server scrapes.
+  // For the metrics server.
   std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
 
  private:

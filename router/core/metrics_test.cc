@@ -12,7 +12,7 @@ std::string Text(const RouterMetrics& metrics) {
   return prometheus::TextSerializer().Serialize(metrics.registry()->Collect());
 }
 
-TEST(RouterMetricsTest, EndsAreCountedByFacadeAndReason) {
+TEST(RouterMetricsTest, CountsEndsByFacadeAndReason) {
   RouterMetrics metrics("1");
   AccessRecord record;
   record.facade = "kserve";
@@ -31,7 +31,7 @@ TEST(RouterMetricsTest, EndsAreCountedByFacadeAndReason) {
             std::string::npos);
 }
 
-TEST(RouterMetricsTest, AReplicaIsCountedInItsLastStateOnly) {
+TEST(RouterMetricsTest, CountsAReplicaOnlyInItsLastState) {
   RouterMetrics metrics("1");
   metrics.OnReplicaState("a", ReplicaState::kReady);
   metrics.OnReplicaState("b", ReplicaState::kReady);
@@ -46,7 +46,7 @@ TEST(RouterMetricsTest, AReplicaIsCountedInItsLastStateOnly) {
             std::string::npos);
 }
 
-TEST(RouterMetricsTest, TokensThatCameTogetherShareTheGap) {
+TEST(RouterMetricsTest, TokensDeliveredTogetherShareTheGap) {
   RouterMetrics metrics("1");
   metrics.OnInterToken(absl::Milliseconds(8), 4);
   const std::string text = Text(metrics);

@@ -1,4 +1,4 @@
-// Where the router's metrics are bound.
+// Events that the router's metrics count.
 #pragma once
 
 #include <string>
@@ -12,18 +12,19 @@ namespace kvasir::router {
 // Threads: any thread, several at once. Must not block.
 class RouterObserver : public ReplicaObserver {
  public:
-  // Submit said no.
+  // Submit has refused a request.
   virtual void OnRefused(const absl::Status& /*why*/) {}
-  // Submit to the stream's opening; of the first attempt.
+  // The first attempt's stream is opened; `waited` since Submit.
   virtual void OnDispatched(absl::Duration /*waited*/) {}
   virtual void OnFirstToken(absl::Duration /*since_submit*/) {}
-  // Between two deliveries of tokens of one sample.
+  // The gap between two deliveries of tokens of one sample.
   virtual void OnInterToken(absl::Duration /*gap*/, size_t /*tokens*/) {}
-  // Tried elsewhere, before its first token.
+  // An attempt has failed, and another replica is asked.
   virtual void OnRetry(const absl::Status& /*why*/) {}
   virtual void OnRequestEnd(const AccessRecord& /*record*/) {}
-  // Requests submitted and not ended; those of them that wait in the router.
-  // In the order of the changes: called under the router's lock.
+  // `in_flight`: requests submitted and not ended; `queued`: those of them that
+  // wait in the router. Called under the router's lock, in the order of the
+  // changes.
   virtual void OnInFlight(size_t /*in_flight*/, size_t /*queued*/) {}
 };
 

@@ -13,7 +13,7 @@ using kvasir::v1::GenerateEvent;
 
 namespace {
 
-// Says nothing against the request itself.
+// The error says nothing against the request itself.
 bool MayRunElsewhere(const absl::Status& status) {
   if (const auto refusal = proto::RefusalOf(status)) {
     return refusal->reason() == kvasir::v1::Refusal::RETRY_ELSEWHERE ||
@@ -22,7 +22,7 @@ bool MayRunElsewhere(const absl::Status& status) {
   return absl::IsUnavailable(status);
 }
 
-// The sample ended as the request wanted it.
+// The sample ended as the request wanted.
 bool IsComplete(kvasir::v1::FinishReason reason) {
   return reason == kvasir::v1::FINISH_STOP ||
          reason == kvasir::v1::FINISH_LENGTH;
@@ -55,7 +55,7 @@ RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
   if (cancelled() || !breach_.ok()) return {};
   switch (event.event_case()) {
     case GenerateEvent::kAccepted: {
-      // A second replica's word is nothing new to the client.
+      // The client already knows that a replica has accepted the request.
       Delivery delivery;
       delivery.deliver = !accepted_;
       accepted_ = true;
@@ -66,7 +66,7 @@ RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
     case GenerateEvent::kFinish:
       return OnFinish(event.finish());
     case GenerateEvent::EVENT_NOT_SET:
-      break;  // a kind that a later version knows
+      break;  // a later version's event
   }
   return {};
 }
@@ -117,8 +117,8 @@ RequestFlow::Delivery RequestFlow::OnFinish(
     const GenerateEvent::Finish& finish) {
   Delivery delivery;
   Sample* const sample = RunningSample(finish.index());
-  // Nobody here aborted: what the worker broke off is not an answer, and the
-  // stream counts as ended early.
+  // Nobody here aborted the request, so an unfinished answer is the worker's
+  // fault: the stream counts as ended early.
   if (sample == nullptr || !IsComplete(finish.reason())) return delivery;
   sample->finished = true;
   cached_tokens_ = std::max(cached_tokens_, finish.cached_tokens());
@@ -141,14 +141,14 @@ bool RequestFlow::TimedOut(absl::Time now) const {
 
 bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
   if (attempts_ >= static_cast<uint32_t>(max_attempts_)) return false;
-  if (delivered_ && !MayGoOn()) return false;
+  if (delivered_ && !MayContinue()) return false;
   if (request_.deadline <= now) return false;
   return MayRunElsewhere(status);
 }
 
-// Emitted tokens go along with one sample alone, and those of the prompt come
-// with the first ones.
-bool RequestFlow::MayGoOn() const {
+// Only one sample's emitted tokens are sent along, and the prompt's log
+// probabilities come only with the first tokens.
+bool RequestFlow::MayContinue() const {
   return request_.folded && samples_.size() == 1 && !samples_[0].finished &&
          !request_.sampling.has_prompt_logprobs();
 }
@@ -166,20 +166,20 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     if (complete) return end;
     end = absl::UnavailableError(
         absl::StrCat("worker ", replica, " ended the stream early"));
-  } else if (absl::IsCancelled(end)) {
-    // Nobody here cancelled: the deadline that the call carries did, or the
-    // worker, by a reset or its own shutdown.
+  } else if (absl::IsCancelled(end) ||
+             (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value())) {
+    // The call carries the deadline, so the transport may have ended it for
+    // that: with CANCELLED, or with UNAVAILABLE if the connection was told to
+    // go. Otherwise the worker reset the call, or is lost; the registry logs
+    // the transport's own text with the worker.
     end = request_.deadline <= now
               ? absl::DeadlineExceededError("the deadline passed")
-              : absl::UnavailableError(
-                    absl::StrCat("worker ", replica, " reset the stream"));
-  } else if (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value()) {
-    // What the transport says of it ("recvmsg:Connection reset by peer") names
-    // nobody; the registry logs it with the worker.
-    end = absl::UnavailableError(absl::StrCat("worker ", replica, " is lost"));
+              : absl::UnavailableError(absl::StrCat(
+                    "worker ", replica,
+                    absl::IsCancelled(end) ? " reset the stream" : " is lost"));
   }
-  // A worker refuses what waited too long as it refuses what it has no room
-  // for; the client hears that its own timeout is over.
+  // A worker refuses a request that waited too long as it refuses one that it
+  // has no room for; the client receives the error of its own timeout.
   if (TimedOut(now) && MayRunElsewhere(end)) {
     return Admission::TimedOut(request_);
   }

@@ -1,5 +1,6 @@
 // The state machine of one request over its attempts, without threads, clocks
-// or gRPC: what a worker's answer means, what to tell the client, what to log.
+// or gRPC. It decides what a worker's answer means, what the client receives
+// and what is logged.
 #pragma once
 
 #include <cstdint>
@@ -14,55 +15,56 @@
 
 namespace kvasir::router {
 
-// Keeps what another replica would need to go on: the request, its seed and the
+// Keeps what another replica needs to continue: the request, its seed and the
 // tokens that the client already has.
 //
 // Threads: one at a time (the caller's mutex).
 class RequestFlow {
  public:
-  // `request` is complete: seed drawn, max_tokens set.
+  // `request` must be complete: seed drawn, max_tokens set.
   RequestFlow(CanonicalRequest request, std::string id, int max_attempts,
               absl::Time now);
 
   const CanonicalRequest& request() const { return request_; }
   const std::string& id() const { return id_; }
-  // Little-endian ids that the client has, of a request with n = 1.
+  // The ids that the client has, little-endian; only for requests with n = 1.
   const std::string& emitted() const { return emitted_; }
 
-  // The first reason counts. True if this one is it.
+  // Returns true if this is the first reason, which counts.
   bool Cancel(CancelReason reason);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
   // A stream to `replica` is about to be opened.
   void OnAttempt(const std::string& replica, absl::Time now);
   uint32_t attempts() const { return attempts_; }
-  // Something has come of the engine.
+  // The engine has produced output.
   bool delivered() const { return delivered_; }
-  // Replicas that have been asked: none is asked twice.
+  // Replicas that have been asked. None is asked twice.
   const std::vector<std::string>& tried() const { return tried_; }
 
-  // What an event means to the client.
+  // What an event means for the client.
   struct Delivery {
     bool deliver = false;
-    // The worker broke the contract: its stream is to be reset.
+    // The worker broke the contract; its stream must be reset.
     bool reset_attempt = false;
-    // Set with the first tokens of all.
+    // Set with the first tokens of the request.
     std::optional<absl::Duration> time_to_first_token;
-    // Set with tokens after that: since the last of the same sample.
+    // Set with later tokens: the time since the same sample's last tokens.
     std::optional<absl::Duration> inter_token;
   };
   Delivery OnEvent(const kvasir::v1::GenerateEvent& event, absl::Time now);
 
-  // An attempt has ended. Nothing: ask another replica. Else how the request
-  // ends.
+  // An attempt has ended. Returns nothing if another replica must be asked,
+  // otherwise the request's end.
   std::optional<absl::Status> OnAttemptDone(const absl::Status& status,
                                             absl::Time now);
-  // What is left of the request's own queue timeout; nothing where it has none.
+  // What is left of the request's own queue timeout; nothing if it has none.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
-  // No other replica could be asked: what the last one said, or this.
+  // No other replica can be asked. Returns the last replica's error, or
+  // `otherwise`.
   absl::Status NoReplica(const absl::Status& otherwise) const;
 
-  // How a request that was cancelled ends.
+  // The status of a cancelled request.
   absl::Status CancelledStatus() const;
   AccessRecord Record(const absl::Status& status, absl::Time now) const;
 
@@ -76,13 +78,14 @@ class RequestFlow {
   Delivery OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens,
                     absl::Time now);
   Delivery OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
-  // Null for a sample that was not asked for or has finished: a worker's slip
-  // must not reach the client, nor memory beyond the samples.
+  // Returns null for a sample that was not requested or has finished. A
+  // worker's error must not reach the client, nor memory beyond the samples.
   Sample* RunningSample(uint32_t index);
   bool Retryable(const absl::Status& status, absl::Time now) const;
-  // Another worker can go on from what the sink has, and nobody sees the seam.
-  bool MayGoOn() const;
-  // No output yet, and the client's own timeout is over.
+  // Another worker can continue from the tokens that the sink has, without a
+  // visible difference.
+  bool MayContinue() const;
+  // There is no output yet, and the client's own timeout is over.
   bool TimedOut(absl::Time now) const;
   std::string FinishReasonName(const absl::Status& status) const;
 
@@ -95,13 +98,12 @@ class RequestFlow {
   uint32_t attempts_ = 0;
   std::vector<std::string> tried_;
   absl::Status last_error_;
-  // What a worker did that none may do; nothing it says afterwards counts.
+  // How the worker broke the contract. Its later events are ignored.
   absl::Status breach_;
   absl::Time first_attempt_ = absl::InfiniteFuture();
   absl::Time first_token_ = absl::InfiniteFuture();
   bool accepted_ = false;
-  // The sink has been told of output: nothing can be tried elsewhere, but what
-  // may go on there.
+  // The sink has received output: no other replica is tried unless MayContinue.
   bool delivered_ = false;
   std::vector<Sample> samples_;
   std::string emitted_;

@@ -78,7 +78,7 @@ TEST(RequestFlowTest, ACompleteStreamEndsOk) {
   EXPECT_EQ(record.traceparent, "00-trace");
 }
 
-TEST(RequestFlowTest, EmittedTokensAreKeptForAMove) {
+TEST(RequestFlowTest, KeepsEmittedTokensForAnotherWorker) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -121,8 +121,9 @@ TEST(RequestFlowTest, ALostWorkerIsReplacedBeforeTheFirstToken) {
       << "the client hears it once";
 }
 
-// What the client sees at its end alone goes on where the first part is lost.
-TEST(RequestFlowTest, AFoldedAnswerGoesOnAtAnotherWorker) {
+// A client that receives only the whole answer does not notice that a worker
+// was lost.
+TEST(RequestFlowTest, AFoldedAnswerContinuesAtAnotherWorker) {
   CanonicalRequest request = NewFlow().request();
   request.folded = true;
   RequestFlow flow(request, "id", 3, kStart);
@@ -139,7 +140,7 @@ TEST(RequestFlowTest, AFoldedAnswerGoesOnAtAnotherWorker) {
               StatusIs(absl::StatusCode::kUnavailable, "worker b is lost"));
 }
 
-TEST(RequestFlowTest, AFoldedAnswerThatNoWorkerCanGoOnFromEnds) {
+TEST(RequestFlowTest, AFoldedAnswerEndsIfNoWorkerCanContinueIt) {
   for (const bool of_prompt : {false, true}) {
     CanonicalRequest request = NewFlow(/*n=*/of_prompt ? 1 : 2).request();
     request.folded = true;
@@ -188,13 +189,19 @@ TEST(RequestFlowTest, NothingIsTriedPastTheDeadline) {
   EXPECT_TRUE(flow.OnAttemptDone(Full(), At(10000)).has_value());
 }
 
-TEST(RequestFlowTest, ACallThatTheDeadlineCancelledIsNoLossOfTheWorker) {
-  RequestFlow flow = NewFlow();
-  flow.OnAttempt("a", At(1));
-  const auto end = flow.OnAttemptDone(absl::CancelledError(""), At(10000));
-  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kDeadlineExceeded,
-                             "the deadline passed"));
-  EXPECT_EQ(flow.Record(*end, At(10000)).finish_reason, "deadline");
+// The transport reports UNAVAILABLE if the connection was told to go (GOAWAY)
+// as the deadline passed.
+TEST(RequestFlowTest, ACallThatTheDeadlineEndedIsNoLossOfTheWorker) {
+  for (const absl::Status& status :
+       {absl::CancelledError(""),
+        absl::UnavailableError("Stream removed (GOAWAY received)")}) {
+    RequestFlow flow = NewFlow();
+    flow.OnAttempt("a", At(1));
+    const auto end = flow.OnAttemptDone(status, At(10000));
+    EXPECT_THAT(*end, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                               "the deadline passed"));
+    EXPECT_EQ(flow.Record(*end, At(10000)).finish_reason, "deadline");
+  }
 }
 
 TEST(RequestFlowTest, NothingIsTriedPastTheClientsOwnTimeout) {
@@ -209,7 +216,7 @@ TEST(RequestFlowTest, NothingIsTriedPastTheClientsOwnTimeout) {
                              HasSubstr("own timeout of 50ms")));
 }
 
-TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepSaysNothingOfALaterLoss) {
+TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepDoesNotHideALaterLoss) {
   RequestFlow flow = NewFlow(1, 3, absl::Milliseconds(50));
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -218,7 +225,7 @@ TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepSaysNothingOfALaterLoss) {
               StatusIs(absl::StatusCode::kUnavailable, "worker a is lost"));
 }
 
-TEST(RequestFlowTest, WhatNeverFitsIsNotTriedElsewhere) {
+TEST(RequestFlowTest, ARequestThatNeverFitsIsNotTriedElsewhere) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   const auto end = flow.OnAttemptDone(
@@ -245,7 +252,7 @@ TEST(RequestFlowTest, AResetByTheWorkerIsNotACancel) {
                        HasSubstr("worker a reset the stream")));
 }
 
-TEST(RequestFlowTest, AWorkersAbortIsNoAnswerAndIsTriedElsewhere) {
+TEST(RequestFlowTest, AWorkersAbortIsTriedElsewhere) {
   for (const kvasir::v1::FinishReason reason :
        {kvasir::v1::FINISH_ABORT, kvasir::v1::FINISH_REASON_UNSPECIFIED}) {
     RequestFlow flow = NewFlow();
@@ -333,7 +340,7 @@ TEST(RequestFlowTest, EachCancelReasonHasItsNameInTheLog) {
   }
 }
 
-TEST(RequestFlowTest, ASampleThatWasNotAskedForIsDropped) {
+TEST(RequestFlowTest, ASampleThatWasNotRequestedIsDropped) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_FALSE(flow.OnEvent(Tokens({7}, 4000000000u), At(2)).deliver);
@@ -348,7 +355,7 @@ TEST(RequestFlowTest, NothingFollowsASamplesFinish) {
   EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(3)).deliver);
 }
 
-TEST(RequestFlowTest, WithoutAnotherReplicaTheLastWordCounts) {
+TEST(RequestFlowTest, WithoutAnotherReplicaTheLastErrorIsReported) {
   RequestFlow flow = NewFlow();
   const absl::Status none = absl::UnavailableError("none is ready");
   EXPECT_EQ(flow.NoReplica(none), none);

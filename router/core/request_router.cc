@@ -89,7 +89,7 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
 
 void RouterCore::LogRefused(CanonicalRequest request, const absl::Status& why) {
   const absl::Time now = base::Clock::Real().Now();
-  // A refused request may ask for any n; nothing is allocated for it.
+  // A refused request may ask for any n, for which nothing is allocated.
   request.sampling.set_n(0);
   const RequestFlow flow(std::move(request), "", 0, now);
   AccessRecord record = flow.Record(why, now);
@@ -110,7 +110,7 @@ absl::StatusOr<Admission::Answer> RouterCore::Enter(const ActivePtr& active) {
       const Admission::Answer answer,
       admission_.Enter(active->ticket(), active->request().priority));
   active_.emplace(active->ticket(), active);
-  TellInFlight();
+  ReportInFlight();
   return answer;
 }
 
@@ -204,7 +204,8 @@ void RouterCore::LogEnd(const AccessRecord& record) {
 }
 
 void RouterCore::Release(ActivePtr active, bool ran) {
-  // Once the table is empty the router may be gone: only locals after that.
+  // Once the table is empty the router may be gone. Only local variables are
+  // used after that.
   std::deque<std::pair<ActivePtr, bool>> ended = {{std::move(active), ran}};
   while (!ended.empty()) {
     const auto [request, request_ran] = std::move(ended.front());
@@ -222,7 +223,7 @@ void RouterCore::Release(ActivePtr active, bool ran) {
           admitted.push_back(active_.at(ticket));
         }
       }
-      TellInFlight();
+      ReportInFlight();
       changed_.SignalAll();
     }
     for (const ActivePtr& next : admitted) {
@@ -244,7 +245,7 @@ std::vector<RouterCore::ActivePtr> RouterCore::All() const {
   return all;
 }
 
-void RouterCore::TellInFlight() const {
+void RouterCore::ReportInFlight() const {
   if (parts_.observer == nullptr) return;
   parts_.observer->OnInFlight(active_.size(), admission_.waiting());
 }

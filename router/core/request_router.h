@@ -1,11 +1,12 @@
-// The router proper: canonical requests in, replicas chosen, streams relayed.
+// The router itself: accepts canonical requests, chooses replicas, relays their
+// streams.
 //
 //   TimerThread timers;
 //   ReplicaRegistry registry(registry_options, factory, &timers, &observer);
 //   KVASIR_RETURN_IF_ERROR(registry.Start(absl::Seconds(10)));
 //   RouterCore router(options, {&registry, &timers, &log, &observer});
 //   ... facades over &router ...
-//   router.AnnounceDrain();                    // health says draining
+//   router.AnnounceDrain();                    // health reports draining
 //   router.BeginDrain();                       // and Submit refuses
 //   if (!router.WaitIdle(deadline)) router.CancelAll(CancelReason::kShutdown);
 #pragma once
@@ -34,9 +35,10 @@ namespace kvasir::router {
 struct RouterCoreOptions {
   AdmissionLimits admission;
   PolicyKind policy = PolicyKind::kLeastLoaded;
-  // Where a request names none.
+  // For requests that set none.
   uint32_t default_max_tokens = 256;
-  // How long a request may wait in the router's own queue where it names none.
+  // How long a request may wait in the router's own queue if it sets no
+  // timeout.
   absl::Duration queue_timeout = absl::Seconds(30);
   // Workers asked for one request before its first token.
   int max_attempts = 3;
@@ -47,8 +49,8 @@ class ActiveRequest;
 
 // Owns: the requests in flight.
 // Threads: any thread. A request's lock and the router's are never held
-//   together; no callback runs under either, but for the observer's OnInFlight
-//   under the router's.
+//   together. No callback runs under either, except the observer's OnInFlight,
+//   which runs under the router's.
 class RouterCore final : public RequestRouter {
  public:
   struct Parts {
@@ -58,9 +60,9 @@ class RouterCore final : public RequestRouter {
     RouterObserver* observer = nullptr;  // may be null
   };
 
-  // The parts outlive it.
+  // The parts must outlive it.
   RouterCore(RouterCoreOptions options, Parts parts);
-  // Cancels what still runs and waits for it. No facade uses it any more.
+  // Cancels running requests and waits for them. No facade may use it any more.
   ~RouterCore() override;
 
   absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
@@ -71,14 +73,14 @@ class RouterCore final : public RequestRouter {
   absl::StatusOr<ModelStatus> Model(const std::string& name) const override;
   RouterHealth Health() const override ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Health says draining from now on, so that clients leave; they are still
+  // Health reports draining from now on, so that clients leave. They are still
   // served.
   void AnnounceDrain() ABSL_LOCKS_EXCLUDED(mutex_);
-  // As that, and Submit refuses with DRAINING; what runs goes on.
+  // Also makes Submit refuse with DRAINING. Running requests continue.
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Requests that have ended since the start, however they did.
+  // Requests that have ended since the start, for any reason.
   uint64_t ended() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // True once every request has ended (its OnDone has returned).
+  // Returns true once every request has ended (its OnDone has returned).
   bool WaitIdle(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   void CancelAll(CancelReason reason) ABSL_LOCKS_EXCLUDED(mutex_);
   // Requests submitted and not ended.
@@ -88,28 +90,28 @@ class RouterCore final : public RequestRouter {
   friend class ActiveRequest;
   using ActivePtr = std::shared_ptr<ActiveRequest>;
 
-  // Checks the request against its model and sets what it leaves open.
+  // Checks the request against its model, and fills in its defaults.
   absl::Status Complete(CanonicalRequest* request);
   absl::Status Refuse(CanonicalRequest request, absl::Status why);
-  // Gives the request a place; UNAVAILABLE, RESOURCE_EXHAUSTED when there is
+  // Gives the request a place; UNAVAILABLE or RESOURCE_EXHAUSTED if there is
   // none.
   absl::StatusOr<Admission::Answer> Enter(const ActivePtr& active)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void WaitInQueue(const ActivePtr& active);
-  // Opens a stream; an error where no replica can be asked.
+  // Opens a stream; an error if no replica can be asked.
   absl::Status Dispatch(const ActivePtr& active);
-  // At that time, from the timer thread: takes it out of the queue and ends it
-  // so; nothing if it waits no more.
+  // Removes the request from the queue at `when`, on the timer thread, and ends
+  // it with this status. Does nothing if it no longer waits.
   TimerThread::TimerId EndWaitingAt(absl::Time when, const ActivePtr& active,
                                     const absl::Status& status);
   void EndWaiting(const ActivePtr& active, const absl::Status& status);
   void LogEnd(const AccessRecord& record);
-  // Frees the request's place and starts whoever that lets run. `ran`: it was
-  // not in the queue.
+  // Frees the request's place and starts the requests that can run then. `ran`:
+  // it was not in the queue.
   void Release(ActivePtr active, bool ran) ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<ActivePtr> All() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Under the lock, so that the last numbers told are the last that were.
-  void TellInFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Called under the lock, so that the observer receives the numbers in order.
+  void ReportInFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string KnownModels() const;
 
   const RouterCoreOptions options_;

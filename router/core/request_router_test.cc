@@ -1,4 +1,4 @@
-// The router over scripted workers: no gRPC.
+// The router with scripted workers and without gRPC.
 #include "router/core/request_router.h"
 
 #include <atomic>
@@ -49,8 +49,8 @@ class KeptLog final : public AccessLogSink {
   std::vector<AccessRecord> records_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Keeps what was told last; when slow, takes its time to note that anything
-// runs.
+// Keeps the last reported states. If `slow` is set, it delays its note that a
+// request runs.
 class KeptStates final : public RouterObserver {
  public:
   std::atomic<bool> slow{false};
@@ -104,7 +104,7 @@ CanonicalRequest NewRequest(size_t prompt_tokens = 3) {
 
 class RequestRouterTest : public ::testing::Test {
  protected:
-  // Workers "w0", "w1", ... as the test has left them.
+  // Workers "w0", "w1", ... in the state that the test has given them.
   absl::Status Start(int num_workers, RouterCoreOptions options = {},
                      absl::Duration patience = absl::Milliseconds(500)) {
     Prepare(num_workers);
@@ -133,7 +133,7 @@ class RequestRouterTest : public ::testing::Test {
     }
   }
 
-  // Submits; the sink hears the rest.
+  // The sink receives the rest.
   std::shared_ptr<RequestHandle> Submit(
       std::shared_ptr<RecordingSink> sink,
       CanonicalRequest request = NewRequest()) {
@@ -142,7 +142,7 @@ class RequestRouterTest : public ::testing::Test {
     return handle.ok() ? *handle : nullptr;
   }
 
-  // Of worker 0, behind its first token.
+  // Worker 0 is lost after the first token.
   std::shared_ptr<RecordingSink> LoseAFoldedAnswer() {
     KVASIR_EXPECT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
     CanonicalRequest request = NewRequest();
@@ -198,7 +198,8 @@ TEST_F(RequestRouterTest, ARequestIsRelayedToItsEnd) {
   EXPECT_EQ(registry_->replicas()[0]->in_flight(), 0u);
 }
 
-TEST_F(RequestRouterTest, TheWorkerGetsThePromptItselfAndAlwaysASeed) {
+TEST_F(RequestRouterTest,
+       TheWorkerReceivesThePromptWithoutACopyAndAlwaysASeed) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
   request.deadline = absl::Now() + absl::Seconds(30);
@@ -234,7 +235,7 @@ TEST_F(RequestRouterTest, AGivenSeedIsKept) {
   EXPECT_EQ(WaitForAttempt(0)->call().head.sampling().seed(), 0u);
 }
 
-TEST_F(RequestRouterTest, AFullWorkerMeansAnotherIsAsked) {
+TEST_F(RequestRouterTest, IfAWorkerIsFullAnotherIsAsked) {
   KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -251,7 +252,7 @@ TEST_F(RequestRouterTest, AFullWorkerMeansAnotherIsAsked) {
   EXPECT_EQ(log_.records()[0].replica, "w1");
 }
 
-TEST_F(RequestRouterTest, AnEqualWorkerGoesOnWithTokensThatCame) {
+TEST_F(RequestRouterTest, AnEqualWorkerContinuesFromReceivedTokens) {
   const auto sink = LoseAFoldedAnswer();
   const auto second = WaitForAttempt(1);
   EXPECT_EQ(second->call().head.weights_id(), "w1");
@@ -260,8 +261,9 @@ TEST_F(RequestRouterTest, AnEqualWorkerGoesOnWithTokensThatCame) {
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
-// It would go on with another text.
-TEST_F(RequestRouterTest, AWorkerOfAnotherCacheDoesNotGoOnWithTokensThatCame) {
+// Its continuation would differ.
+TEST_F(RequestRouterTest,
+       AWorkerOfAnotherCacheDoesNotContinueFromReceivedTokens) {
   Prepare(2);
   workers_[1]->info()->set_cache_id("other");
   const auto sink = LoseAFoldedAnswer();
@@ -270,7 +272,8 @@ TEST_F(RequestRouterTest, AWorkerOfAnotherCacheDoesNotGoOnWithTokensThatCame) {
   EXPECT_TRUE(workers_[1]->attempts().empty());
 }
 
-TEST_F(RequestRouterTest, ANewArithmeticDoesNotGoOnWithTokensThatCame) {
+TEST_F(RequestRouterTest,
+       AWorkerOfOtherArithmeticDoesNotContinueFromReceivedTokens) {
   Prepare(2);
   workers_[1]->info()->set_numerics_id("other");
   const auto sink = LoseAFoldedAnswer();
@@ -279,7 +282,7 @@ TEST_F(RequestRouterTest, ANewArithmeticDoesNotGoOnWithTokensThatCame) {
   EXPECT_TRUE(workers_[1]->attempts().empty());
 }
 
-TEST_F(RequestRouterTest, EveryWorkerHearsTheRequestsEvictionBudget) {
+TEST_F(RequestRouterTest, EveryWorkerReceivesTheRequestsEvictionBudget) {
   KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
   CanonicalRequest request = NewRequest();
   request.eviction_budget = {.ratio = 0.5};
@@ -296,7 +299,7 @@ TEST_F(RequestRouterTest, EveryWorkerHearsTheRequestsEvictionBudget) {
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
-TEST_F(RequestRouterTest, ThePromptGoesToEachWorkerFromWhereItLies) {
+TEST_F(RequestRouterTest, ThePromptIsSentToEachWorkerWithoutACopy) {
   KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
   CanonicalRequest request = NewRequest(50);
   const void* const where = request.prompt.bytes().data();
@@ -314,7 +317,7 @@ TEST_F(RequestRouterTest, ThePromptGoesToEachWorkerFromWhereItLies) {
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
-TEST_F(RequestRouterTest, WhenAllRefuseTheClientHearsTheLastReason) {
+TEST_F(RequestRouterTest, IfAllWorkersRefuseTheClientReceivesTheLastReason) {
   KVASIR_ASSERT_OK(Start(2));
   const auto sink = std::make_shared<RecordingSink>();
   for (const auto& worker : workers_) {
@@ -366,7 +369,7 @@ TEST_F(RequestRouterTest, AReplicaIsConnectingUntilItIsReached) {
   EXPECT_THAT(observer_.states("w1"), ElementsAre(ReplicaState::kConnecting));
 }
 
-TEST_F(RequestRouterTest, ADrainedWorkersAbortMeansAnotherIsAsked) {
+TEST_F(RequestRouterTest, IfADrainingWorkerAbortsAnotherIsAsked) {
   KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink);
@@ -398,7 +401,7 @@ TEST_F(RequestRouterTest, AWorkerThatSendsTooMuchIsReset) {
   EXPECT_THAT(sink->ids(), ElementsAre(1, 2));
 }
 
-TEST_F(RequestRouterTest, TheLastNumbersInFlightThatAreToldAreTheLastThatWere) {
+TEST_F(RequestRouterTest, TheLastReportedNumbersInFlightAreTheCurrentOnes) {
   RouterCoreOptions options;
   options.admission = {2, 100};
   KVASIR_ASSERT_OK(Start(1, options));
@@ -435,7 +438,7 @@ TEST_F(RequestRouterTest, ACancelResetsTheWorkersCall) {
   handle->Cancel(CancelReason::kClient);
 }
 
-TEST_F(RequestRouterTest, WhatIsBeyondTheLimitWaitsItsTurn) {
+TEST_F(RequestRouterTest, RequestsBeyondTheLimitWaitForTheirTurn) {
   RouterCoreOptions options;
   options.admission = {1, 1};
   KVASIR_ASSERT_OK(Start(1, options));
@@ -519,7 +522,7 @@ TEST_F(RequestRouterTest, ALaterAttemptGetsWhatIsLeftOfTheTimeout) {
   EXPECT_LE(WaitForAttempt(1)->call().head.queue_timeout_ms(), 59980u);
 }
 
-TEST_F(RequestRouterTest, WhatCannotBeServedIsRefusedBeforeItStarts) {
+TEST_F(RequestRouterTest, ARequestThatCannotBeServedIsRefusedBeforeItStarts) {
   KVASIR_ASSERT_OK(Start(1));
   const auto refused = [&](CanonicalRequest request) {
     const auto sink = std::make_shared<RecordingSink>();
@@ -554,7 +557,7 @@ TEST_F(RequestRouterTest, WhatCannotBeServedIsRefusedBeforeItStarts) {
   EXPECT_EQ(router_->in_flight(), 0u);
 }
 
-TEST_F(RequestRouterTest, WhatAFacadeRefusesIsLoggedAndCountedAsRefused) {
+TEST_F(RequestRouterTest, AFacadesOwnRefusalIsLoggedAndCounted) {
   KVASIR_ASSERT_OK(Start(1));
   router_->LogRefused(NewRequest(), absl::AlreadyExistsError("twice"));
   ASSERT_EQ(log_.records().size(), 1u);
@@ -564,8 +567,8 @@ TEST_F(RequestRouterTest, WhatAFacadeRefusesIsLoggedAndCountedAsRefused) {
   EXPECT_EQ(observer_.num_refused(), 1u);
 }
 
-// A gateway that asks a facade's own health call in a drain's first part was
-// told to send more.
+// A gateway that asked a facade's own health call during the first part of a
+// drain once received "ready" and sent more.
 TEST_F(RequestRouterTest, AnAnnouncedDrainIsNotReadyAndStillServes) {
   KVASIR_ASSERT_OK(Start(1));
   EXPECT_TRUE(router_->Health().ready);
@@ -580,7 +583,7 @@ TEST_F(RequestRouterTest, AnAnnouncedDrainIsNotReadyAndStillServes) {
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
-TEST_F(RequestRouterTest, ADrainRefusesAndLetsFinish) {
+TEST_F(RequestRouterTest, ADrainRefusesNewRequestsAndFinishesRunningOnes) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink);
@@ -612,7 +615,7 @@ TEST_F(RequestRouterTest, ADrainingReplicaGetsNothingNew) {
   EXPECT_TRUE(router_->Health().ready);
 }
 
-TEST_F(RequestRouterTest, DestructionCancelsWhatRuns) {
+TEST_F(RequestRouterTest, DestructionCancelsRunningRequests) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -652,20 +655,20 @@ TEST_F(RequestRouterTest, AWorkerThatCannotBeReachedDoesNotFailTheStart) {
   EXPECT_EQ(model.num_ready_replicas, 1u);
 }
 
-// It would never come back: the other worker is waited for without an end.
-TEST_F(RequestRouterTest, WhereOneWorkerAnswersOthersAreNotWaitedForLong) {
+// The worker never answers, so the start waits for it only for a limited time.
+TEST_F(RequestRouterTest, IfOneWorkerAnswersTheStartWaitsForOthersOnlyBriefly) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   KVASIR_ASSERT_OK(Start(2, {}, absl::InfiniteDuration()));
   EXPECT_TRUE(router_->Health().ready);
 }
 
-TEST_F(RequestRouterTest, AWorkerThatAnswersBeforeItIsWaitedForCounts) {
+TEST_F(RequestRouterTest, AnAnswerBeforeTheStartWaitsForItCounts) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   workers_[1]->OnInfoAsked([this] {
     ASSERT_TRUE(Eventually([&] { return changes_ == 1; }));
-    // What follows the change on its thread is done, too.
+    // Whatever follows the change on its thread has happened as well.
     std::promise<void> done;
     transport_.At(absl::InfinitePast(), [&done] { done.set_value(); });
     done.get_future().wait();
@@ -699,7 +702,7 @@ TEST_F(RequestRouterTest, TwoModelsCannotShareOneServedName) {
                                  HasSubstr("--served-model-name")));
 }
 
-// Workers that refuse, die, dawdle and answer at random.
+// Workers that refuse, fail, delay and answer at random.
 void AnswerAtRandom(uint32_t seed,
                     const std::shared_ptr<FakeAttempt>& attempt) {
   std::mt19937 random(seed);
@@ -729,7 +732,7 @@ void AnswerAtRandom(uint32_t seed,
   }
 }
 
-TEST_F(RequestRouterTest, AStormOfAnswersAndCancelsLeavesNothingBehind) {
+TEST_F(RequestRouterTest, AfterAStormOfAnswersAndCancelsNothingIsLeft) {
   constexpr int kCallers = 4;
   constexpr int kRequests = 300;
   RouterCoreOptions options;
@@ -751,7 +754,8 @@ TEST_F(RequestRouterTest, AStormOfAnswersAndCancelsLeavesNothingBehind) {
         auto handle = router_->Submit(NewRequest(), sink);
         if (!handle.ok()) continue;
         ++accepted;
-        // Some never answer: what has not ended is cancelled sooner or later.
+        // Some workers never answer: requests that have not ended are cancelled
+        // after a while.
         const auto patience = static_cast<int>(random() % 4);
         for (int waited = 0; waited < patience && !sink->done(); ++waited) {
           absl::SleepFor(absl::Milliseconds(1));

@@ -1,4 +1,4 @@
-// Who calls, over real gRPC and TLS, at every call of every facade.
+// Callers' identities over real gRPC and TLS, for every call of every facade.
 #include <google/protobuf/descriptor.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -62,7 +62,7 @@ class CallersGrpcTest : public FacadeServerTest {
     KVASIR_ASSERT_OK(server);
     server_ = *std::move(server);
   }
-  // As whom: the name of a certificate, or none.
+  // `certificate`: the client's, by name; none if empty.
   void Dial(bool tls, const std::string& certificate = "") {
     std::shared_ptr<grpc::ChannelCredentials> credentials =
         grpc::InsecureChannelCredentials();
@@ -75,7 +75,7 @@ class CallersGrpcTest : public FacadeServerTest {
     channel_ = grpc::CreateChannel(server_->target(), credentials);
   }
 
-  // A call of `method` with a message of these bytes.
+  // Calls `method` with a message of these bytes.
   grpc::Status Call(const google::protobuf::MethodDescriptor& method,
                     const std::string& authorization = "",
                     const std::string& bytes = "") {
@@ -111,7 +111,7 @@ class CallersGrpcTest : public FacadeServerTest {
     wait();
     return status;
   }
-  // Of every facade.
+  // The services of every facade.
   std::vector<const google::protobuf::ServiceDescriptor*> Services() const {
     std::vector<const google::protobuf::ServiceDescriptor*> services;
     for (const std::string& name : ServiceNamesOf(facades_)) {
@@ -147,7 +147,8 @@ const google::protobuf::ServiceDescriptor& Kserve() {
   return *inference::ModelInferRequest::descriptor()->file()->service(0);
 }
 
-TEST_F(CallersGrpcTest, EveryCallOfEveryFacadeAsksWhoCallsAndLogsARefusal) {
+TEST_F(CallersGrpcTest,
+       EveryCallOfEveryFacadeIdentifiesItsCallerAndLogsARefusal) {
   Serve(TenantEntry("red"), /*tls=*/false, false);
   Dial(/*tls=*/false);
   size_t calls = 0;
@@ -157,7 +158,7 @@ TEST_F(CallersGrpcTest, EveryCallOfEveryFacadeAsksWhoCallsAndLogsARefusal) {
       const grpc::Status status = Call(method);
       EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED)
           << method.full_name() << ": " << status.error_message();
-      EXPECT_THAT(status.error_message(), HasSubstr("who calls?"));
+      EXPECT_THAT(status.error_message(), HasSubstr("no credentials"));
       EXPECT_EQ(router_.refused().size(), ++calls) << method.full_name();
     }
   }
@@ -165,9 +166,9 @@ TEST_F(CallersGrpcTest, EveryCallOfEveryFacadeAsksWhoCallsAndLogsARefusal) {
   EXPECT_EQ(router_.num_requests(), 0);
 }
 
-// gRPC reads a message before it calls anybody: strangers who sent none wrote a
-// line each, and were not counted.
-TEST_F(CallersGrpcTest, WhoSendsBytesThatAreNoMessageIsAskedToo) {
+// gRPC parses a message before it calls a service. Strangers that sent garbage
+// once wrote a line each, and were not counted.
+TEST_F(CallersGrpcTest, ACallerThatSendsGarbageIsIdentifiedAsWell) {
   Serve(TenantEntry("red"), /*tls=*/true, /*ask_for_certificates=*/false);
   Dial(/*tls=*/true);
   const std::string garbage(100, '\xff');
@@ -178,7 +179,7 @@ TEST_F(CallersGrpcTest, WhoSendsBytesThatAreNoMessageIsAskedToo) {
       const grpc::Status status = Call(method, "", garbage);
       EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED)
           << method.full_name() << ": " << status.error_message();
-      EXPECT_THAT(status.error_message(), HasSubstr("who calls?"));
+      EXPECT_THAT(status.error_message(), HasSubstr("no credentials"));
       ASSERT_EQ(router_.refused().size(), ++calls) << method.full_name();
       EXPECT_EQ(RefusalReasonOf(router_.refused().back().second),
                 "no_credentials");
@@ -188,12 +189,12 @@ TEST_F(CallersGrpcTest, WhoSendsBytesThatAreNoMessageIsAskedToo) {
   const grpc::Status known =
       Call(Method(Kserve(), "ServerLive"), "Bearer red", garbage);
   EXPECT_EQ(known.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(known.error_message(), HasSubstr("bytes that are none"));
+  EXPECT_THAT(known.error_message(), HasSubstr("bytes that are not one"));
   EXPECT_EQ(router_.refused().size(), calls + 1);
   EXPECT_EQ(router_.refused().back().first.tenant, "red");
 }
 
-TEST_F(CallersGrpcTest, NoTokenIsTakenInPlainText) {
+TEST_F(CallersGrpcTest, NoTokenIsAcceptedInPlainText) {
   Serve(TenantEntry("red"), /*tls=*/false, false);
   Dial(/*tls=*/false);
   const grpc::Status status =
@@ -203,7 +204,7 @@ TEST_F(CallersGrpcTest, NoTokenIsTakenInPlainText) {
   EXPECT_THAT(status.error_message(), ::testing::Not(HasSubstr("Bearer red")));
 }
 
-TEST_F(CallersGrpcTest, ATokenOverTlsTellsTenantCallerAndCache) {
+TEST_F(CallersGrpcTest, ATokenOverTlsDeterminesTenantCallerAndCache) {
   Serve(TenantEntry("red"), /*tls=*/true, /*ask_for_certificates=*/false);
   Dial(/*tls=*/true);
   EXPECT_TRUE(Call(Method(Kserve(), "ServerLive"), "Bearer red").ok());
@@ -232,7 +233,7 @@ TEST_F(CallersGrpcTest, ATokenOverTlsTellsTenantCallerAndCache) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-TEST_F(CallersGrpcTest, ACertificateTellsByItsDnsAndUriNames) {
+TEST_F(CallersGrpcTest, ACertificateIdentifiesByItsDnsAndUriNames) {
   for (const char* name : {"red.example", "spiffe://red"}) {
     Serve(absl::StrCat(R"({"name": "red", "certificates": [")", name,
                        R"("]}, )", TenantEntry("blue")),

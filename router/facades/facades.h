@@ -12,13 +12,13 @@ namespace kvasir::router {
 
 using Facades = std::vector<std::unique_ptr<Facade>>;
 
-// One of each protocol. The router outlives them.
+// Creates one of each protocol. The router must outlive them.
 Facades NewFacades(const FacadeOptions& options, RequestRouter* router);
 
 std::vector<grpc::Service*> ServicesOf(const Facades& facades);
 std::vector<std::string> ServiceNamesOf(const Facades& facades);
 
-// The facade of a call's method ("/package.Service/Method"); null: none has it.
+// Returns the facade of a call's method ("/package.Service/Method"), or null.
 const Facade* FacadeOfMethod(const Facades& facades, const std::string& method);
 
 }  // namespace kvasir::router

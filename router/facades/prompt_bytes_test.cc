@@ -1,5 +1,5 @@
-// What a prompt of 64K token ids takes from the heap on its way in: its message
-// as gRPC reads it, and all that a facade makes of it until the router has it.
+// Heap bytes that a prompt of 64K token ids takes on its way in: its message as
+// gRPC parses it, and everything that a facade creates until the router has it.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -23,7 +23,7 @@
 
 namespace {
 
-// Counts bytes, while it is set.
+// Counts bytes while it is set.
 int64_t* heap_bytes = nullptr;
 
 void* CountedAllocate(std::size_t bytes, std::size_t alignment) {
@@ -56,7 +56,7 @@ namespace {
 
 constexpr size_t kTokens = 64 << 10;
 
-// Of a vocabulary like those of today.
+// From a vocabulary of today's size.
 std::vector<int32_t> Ids() {
   std::vector<int32_t> ids(kTokens);
   uint32_t random = 1;
@@ -74,8 +74,8 @@ class PromptBytesTest : public ::testing::Test {
     backend_->router = &router_;
     backend_->tokenizer = std::make_shared<ManualRunner>();
   }
-  // `read` parses wire bytes and submits. Bytes taken, as a multiple of the
-  // prompt's own (4 a token).
+  // `read` parses wire bytes and submits. Returns the bytes taken as a multiple
+  // of the prompt's own (4 a token).
   template <typename Read>
   double Ratio(const char* facade, Read read) {
     int64_t taken = 0;
@@ -146,8 +146,8 @@ auto Prompt(const std::string& wire, Parse parse, Prepare prepare) {
 }
 
 // Ids come as varints, which protobuf collects in a list that doubles as it
-// grows: four times the prompt where it has just doubled, and a copy out of it.
-TEST_F(PromptBytesTest, TheProtocolsOfVllmTakeWhatTheirListsOfIdsTake) {
+// grows: four times the prompt just after a doubling, plus a copy out of it.
+TEST_F(PromptBytesTest, VllmProtocolsTakeTheirListsOfIdsAndOneCopy) {
   vllm::grpc::engine::GenerateRequest engine;
   vllm::GenerateRequest inference;
   inference.mutable_response()->set_output_text(false);

@@ -63,7 +63,7 @@ void Callers::Take(Identities identities) {
 
 void Callers::Poll() {
   absl::StatusOr<std::string> text = options_.read();
-  // What cannot be read is told once, too.
+  // An unreadable file is reported once as well.
   const std::string seen =
       text.ok() ? *text : absl::StrCat("\n", text.status().ToString());
   if (seen == seen_) return;
@@ -76,11 +76,11 @@ void Callers::Poll() {
     Take(*std::move(read));
     base::LogInfo("identities were read again", {{"file", options_.name}});
     if (!at_a_start.ok()) {
-      base::LogWarning("identities were taken that no start takes",
+      base::LogWarning("the identities in use would be refused at a start",
                        {{"why", base::StdView(at_a_start.message())}});
     }
   } else {
-    base::LogError("identities are not read: those from before stay",
+    base::LogError("identities cannot be read: the previous ones stay in use",
                    {{"why", base::StdView(read.status().message())}});
   }
   if (observer_ != nullptr) observer_->OnIdentitiesRead(read.ok());
@@ -101,7 +101,7 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
     base::MutexLock lock(&mutex_);
     now = now_;
   }
-  const auto tell = [&](const Identities::Found& found) {
+  const auto describe = [&](const Identities::Found& found) {
     if (refused == nullptr) return;
     refused->tenant = now->identities.tenant(found.tenant_idx).name();
     refused->label = found.label;
@@ -109,10 +109,10 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
   Identities::Refused why;
   const auto found = now->identities.Find(credentials, options_.now(), &why);
   if (!found.ok()) {
-    if (why.known.has_value()) tell(*why.known);
+    if (why.known.has_value()) describe(*why.known);
     return Refused(why.why, found.status());
   }
-  tell(*found);
+  describe(*found);
   const auto quota_of = [&now](int idx) {
     return idx < 0 ? now->quotas.back() : now->quotas[static_cast<size_t>(idx)];
   };
@@ -120,7 +120,7 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
     if (HasRole(tenant, role)) return absl::OkStatus();
     return Refused(CallerRefusal::kRole,
                    absl::PermissionDeniedError(absl::StrCat(
-                       "tenant '", tenant.name(), "' has not the role ",
+                       "tenant '", tenant.name(), "' does not have the role ",
                        kvasir::v1::Role_Name(role))));
   };
   const kvasir::v1::Tenant& tenant = now->identities.tenant(found->tenant_idx);
@@ -141,11 +141,11 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
     return Refused(CallerRefusal::kTenant, std::move(name));
   }
   caller.tenant = asked;
-  // One that is not listed has the gateway's quota, with all others like it.
-  // That the gateway shares its prefixes says nothing of theirs.
+  // Tenants that are not listed use the gateway's quota together. The gateway's
+  // prefix sharing does not apply to them.
   caller.shared_prefix_cache = false;
   if (const auto named = now->identities.Named(asked); named.has_value()) {
-    // A gateway makes nobody what the file does not.
+    // A gateway cannot give a tenant a role that the file does not give.
     KVASIR_RETURN_IF_ERROR(check_role(now->identities.tenant(*named)));
     caller.shared_prefix_cache =
         now->identities.tenant(*named).shared_prefix_cache();

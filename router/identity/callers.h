@@ -1,4 +1,4 @@
-// Who may call this router: the file of --identities as it is now, and what
+// Which callers this router accepts: the current file of --identities, and what
 // its tenants use.
 //
 //   KVASIR_ASSIGN_OR_RETURN(auto callers, Callers::Open(options, &metrics));
@@ -26,77 +26,79 @@
 
 namespace kvasir::router {
 
-// Where its metrics are bound.
+// Events that metrics count.
 // Threads: any thread, several at once. Must not block.
 class CallerObserver {
  public:
   virtual ~CallerObserver() = default;
   virtual void OnCallerRefused(CallerRefusal /*why*/) {}
-  // The file has changed, and was taken; or not: those from before stay. Its
-  // line is written.
+  // The file has changed. `ok`: it is in use now; otherwise the previous one
+  // stays. Called after the log line.
   virtual void OnIdentitiesRead(bool /*ok*/) {}
 };
 
-// Who makes a call.
+// The identity of a call's maker.
 struct Caller {
-  // Keeps caches, aborts and quotas apart. Empty: nobody is asked who he is,
-  // and nobody said.
+  // Keeps caches, aborts and quotas apart. Empty: callers are not identified,
+  // and this one named no tenant.
   std::string tenant;
-  // Of the token, or the certificate's name: for the log.
+  // The token's label, or the certificate's name, for the log.
   std::string label;
-  // It shares cached prefixes with others who do.
+  // The tenant shares cached prefixes with all others that do.
   bool shared_prefix_cache = false;
-  // Null: nobody has any.
+  // Null: there are no quotas.
   std::shared_ptr<TenantQuota> quota;
 
-  // Who shares cached prefixes with him; empty: all who are of no other.
+  // The tenant whose cached prefixes it shares; empty: those of all tenants
+  // that share.
   std::string cache_tenant() const { return shared_prefix_cache ? "" : tenant; }
 };
 
 // Threads: any thread.
 class Callers {
  public:
-  // The file's bytes, or why there are none. From one thread at a time.
+  // Returns the file's bytes, or an error. Called from one thread at a time.
   using ReadFile = std::function<absl::StatusOr<std::string>()>;
   struct Options {
-    // What the file is called in texts.
+    // The file's name in texts.
     std::string name;
     ReadFile read;
     ListenerProof proof;
-    // Of quotas.
+    // For quotas.
     const base::Clock* clock = &base::Clock::Real();
-    // Of the ends of tokens: the world's time, not a steady one.
+    // The wall clock, for the ends of tokens.
     std::function<absl::Time()> now = [] { return absl::Now(); };
   };
 
-  // The errors of `read`, Identities::Parse and CheckListener. `observer` may
-  // be null, and lives as long.
+  // Returns the errors of `read`, Identities::Parse and CheckListener.
+  // `observer` may be null and must outlive it.
   static absl::StatusOr<std::shared_ptr<Callers>> Open(
       Options options, CallerObserver* observer);
 
-  // Reads the file again. One that cannot be read or parsed changes nothing; it
-  // is logged and counted once. Any other is taken, also where no start would
-  // (CheckListener), which is logged: who is taken out must be out, even if he
-  // was the last. From one thread at a time.
+  // Reads the file again. A file that cannot be read or parsed changes nothing;
+  // it is logged and counted once. Any other file is used, even if
+  // CheckListener would refuse it at a start, which is logged: a removed caller
+  // must lose its access, even the last one. From one thread at a time.
   void Poll() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Who it is, of those who have `role`; `tenant` is what he says of himself
-  // (metadata x-tenant-id, may be empty). UNAUTHENTICATED, PERMISSION_DENIED
-  // (role, or a tenant that he may not name), INVALID_ARGUMENT (a tenant that
-  // is no name). A tenant that he may name and that is not listed
-  // has his quota, and shares cached prefixes with nobody.
+  // Identifies a caller that needs `role`. `tenant` is the tenant that the
+  // caller names (metadata x-tenant-id; may be empty). Errors: UNAUTHENTICATED;
+  // PERMISSION_DENIED (role, or a tenant that the caller may not name);
+  // INVALID_ARGUMENT (not a tenant's name). If a gateway names a tenant that is
+  // not listed, the gateway's quota applies, and the tenant shares no cached
+  // prefixes.
   //
   // Refusals are counted, and their statuses have a reason
-  // (router/base/refusal_reason.h). `refused` (may be null) is then who it is
-  // as far as he is known, for the log: tenant and label.
+  // (router/base/refusal_reason.h). `refused` (may be null) then receives the
+  // tenant and label, as far as they are known, for the log.
   absl::StatusOr<Caller> Identify(const Credentials& credentials,
                                   kvasir::v1::Role role,
                                   const std::string& tenant = "",
                                   Caller* refused = nullptr) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // TenantQuota's, of a caller who was identified; refusals are counted, and
-  // have a reason.
+  // As in TenantQuota, for an identified caller. Refusals are counted, and have
+  // a reason.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(
@@ -106,29 +108,32 @@ class Callers {
  private:
   struct Snapshot {
     Identities identities;
-    // By index; the last is anonymous', if there is one.
+    // By the tenant's index; the last one is for anonymous callers, if they are
+    // allowed.
     std::vector<std::shared_ptr<TenantQuota>> quotas;
   };
 
   Callers(Options options, CallerObserver* observer)
       : options_(std::move(options)), observer_(observer) {}
   void Take(Identities identities) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Counts it; `status` with its reason.
+  // Counts the refusal and adds the reason to `status`.
   absl::Status Refused(CallerRefusal why, absl::Status status) const;
 
   const Options options_;
   CallerObserver* const observer_;
-  // The last that was seen, taken or not; of the thread that polls.
+  // The last contents seen, used or not. Only the polling thread uses it.
   std::string seen_;
 
   mutable base::Mutex mutex_;
   std::shared_ptr<const Snapshot> now_ ABSL_GUARDED_BY(mutex_);
-  // Those who went while requests of theirs ran stay until they have ended.
+  // Tenants that were removed while their requests ran stay until those have
+  // ended.
   std::map<std::string, std::shared_ptr<TenantQuota>> quotas_
       ABSL_GUARDED_BY(mutex_);
 };
 
-// At most kMaxIdentitiesBytes; the errors of base::ReadFile with the path.
+// Reads at most kMaxIdentitiesBytes. Returns the errors of base::ReadFile with
+// the path.
 absl::StatusOr<std::string> ReadIdentitiesFile(const std::string& path);
 
 }  // namespace kvasir::router

@@ -36,7 +36,7 @@ class CountingObserver final : public CallerObserver {
 std::string File(const std::string& tenants) {
   return absl::StrCat(R"({"schema_version": 1, "tenants": [)", tenants, "]}");
 }
-// A tenant with a token of its name, and these fields more.
+// The JSON of a tenant with a token of its name, and further fields.
 std::string Of(const std::string& name, const std::string& fields = "") {
   return absl::StrCat(
       R"({"name": ")", name, R"(", "tokens": [{"label": "t", "sha256": ")",
@@ -74,7 +74,7 @@ class CallersTest : public ::testing::Test {
   std::shared_ptr<Callers> callers_;
 };
 
-TEST_F(CallersTest, ATenantIsItsIdentitysWhateverTheHeaderSays) {
+TEST_F(CallersTest, TheTenantIsTheIdentitysWhateverTheHeaderSays) {
   Open(File(Of("red")));
   const auto caller = Ask("red");
   KVASIR_ASSERT_OK(caller.status());
@@ -88,7 +88,7 @@ TEST_F(CallersTest, ATenantIsItsIdentitysWhateverTheHeaderSays) {
   EXPECT_EQ(observer_.refused["tenant"], 1);
 }
 
-TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndItsQuotaFollows) {
+TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
   Open(File(absl::StrCat(
       Of("gate", R"("may_set_tenant": true, "shared_prefix_cache": true,
                   "quota": {"concurrent_requests": 1})"),
@@ -99,12 +99,12 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndItsQuotaFollows) {
   EXPECT_EQ(named->label, "t");
   EXPECT_EQ(named->quota, Ask("blue")->quota);
   EXPECT_EQ(named->cache_tenant(), "blue");
-  // Those who are not listed share the gateway's own.
+  // Tenants that are not listed share the gateway's quota.
   const auto other = Ask("gate", "green");
   EXPECT_EQ(other->tenant, "green");
   EXPECT_EQ(other->quota, Ask("gate")->quota);
   EXPECT_EQ(other->quota, Ask("gate", "yellow")->quota);
-  // That the gateway shares its prefixes says nothing of them.
+  // The gateway's own prefix sharing does not apply to them.
   EXPECT_EQ(Ask("gate")->cache_tenant(), "");
   EXPECT_EQ(other->cache_tenant(), "green");
   EXPECT_THAT(
@@ -115,27 +115,27 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndItsQuotaFollows) {
   EXPECT_EQ(observer_.refused["tenant"], 2);
 }
 
-TEST_F(CallersTest, ARoleThatHeHasNotIsPermissionDenied) {
+TEST_F(CallersTest, AMissingRoleIsPermissionDenied) {
   Open(File(absl::StrCat(Of("red"), ",", Of("op", R"("roles": ["ADMIN"])"))));
   EXPECT_THAT(callers_->Identify(Token("red"), ADMIN).status(),
               StatusIs(absl::StatusCode::kPermissionDenied,
-                       "tenant 'red' has not the role ADMIN"));
+                       "tenant 'red' does not have the role ADMIN"));
   KVASIR_EXPECT_OK(callers_->Identify(Token("op"), ADMIN).status());
   EXPECT_THAT(callers_->Identify(Token("op"), CLIENT).status(),
               StatusIs(absl::StatusCode::kPermissionDenied, ::testing::_));
   EXPECT_EQ(observer_.refused["role"], 2);
 }
 
-TEST_F(CallersTest, AGatewayMakesNobodyAClientWhoIsNone) {
+TEST_F(CallersTest, AGatewayCannotGiveATenantARole) {
   Open(File(absl::StrCat(Of("gate", R"("may_set_tenant": true)"), ",",
                          Of("op", R"("roles": ["ADMIN"])"))));
   EXPECT_THAT(Ask("gate", "op").status(),
               StatusIs(absl::StatusCode::kPermissionDenied,
-                       "tenant 'op' has not the role CLIENT"));
+                       "tenant 'op' does not have the role CLIENT"));
   EXPECT_EQ(observer_.refused["role"], 1);
 }
 
-TEST_F(CallersTest, ARefusalSaysWhyAndWhoAsFarAsHeIsKnown) {
+TEST_F(CallersTest, ARefusalHasItsReasonAndTheCallerAsFarAsItIsKnown) {
   Open(File(absl::StrCat(
       Of("red", R"("quota": {"requests_per_second": 1, "bytes_in_flight": 9})"),
       R"(, {"name": "old", "tokens": [{"label": "o", "sha256": ")",
@@ -163,7 +163,7 @@ TEST_F(CallersTest, ARefusalSaysWhyAndWhoAsFarAsHeIsKnown) {
             "too_large");
 }
 
-TEST_F(CallersTest, QuotasAreMeasuredByTheClockAndCounted) {
+TEST_F(CallersTest, QuotasFollowTheClockAndAreCounted) {
   Open(File(Of("red", R"("quota": {"requests_per_second": 1,
                           "concurrent_requests": 1,
                           "bytes_in_flight": 100})")));
@@ -186,17 +186,17 @@ TEST_F(CallersTest, QuotasAreMeasuredByTheClockAndCounted) {
   EXPECT_EQ(observer_.refused["bytes"], 1);
 }
 
-TEST_F(CallersTest, ATokensEndIsJudgedByTheWorldsTimeAndQuotasByTheSteadyOne) {
+TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
   // 2027-01-15T08:00:00Z is 1'800'000'000.
   Open(File(absl::StrCat(
       R"({"name": "red", "tokens": [{"label": "t", "sha256": ")",
       base::Sha256Hex("red"), R"(", "not_after": "2027-01-15T09:00:00Z"}],)",
       R"( "quota": {"requests_per_second": 1}})")));
-  // The machine slept, or its clock was set: the steady one knows nothing.
+  // The machine slept, or its clock was set. The steady clock does not notice.
   world_ += absl::Hours(2);
   EXPECT_THAT(Ask("red").status(),
               StatusIs(absl::StatusCode::kUnauthenticated,
-                       HasSubstr("was good until 2027-01-15T09:00:00Z")));
+                       HasSubstr("expired at 2027-01-15T09:00:00Z")));
   EXPECT_EQ(observer_.refused["expired"], 1);
   world_ -= absl::Hours(2);
   clock_.Advance(absl::Hours(2));
@@ -207,7 +207,7 @@ TEST_F(CallersTest, ATokensEndIsJudgedByTheWorldsTimeAndQuotasByTheSteadyOne) {
   EXPECT_FALSE(callers_->Enter(*red).ok()) << "a step of the world's time";
 }
 
-TEST_F(CallersTest, TheFileIsTakenAgainWhenItHasChanged) {
+TEST_F(CallersTest, AChangedFileIsUsed) {
   Open(File(absl::StrCat(Of("red"), ",", Of("blue"))));
   callers_->Poll();
   EXPECT_TRUE(observer_.reads.empty()) << "it is as it was";
@@ -220,31 +220,31 @@ TEST_F(CallersTest, TheFileIsTakenAgainWhenItHasChanged) {
   KVASIR_EXPECT_OK(Ask("green").status());
 }
 
-TEST_F(CallersTest, AFileThatIsWrongChangesNothingAndIsToldOnce) {
+TEST_F(CallersTest, AWrongFileChangesNothingAndIsReportedOnce) {
   Open(File(Of("red")));
   const std::string wrong[] = {"{", "", "{}", "{\"schema_version\": 2}",
                                File(Of("red", R"("color": 1)"))};
-  int told = 0;
+  int reported = 0;
   for (const std::string& text : wrong) {
     text_ = text;
     callers_->Poll();
     callers_->Poll();
-    EXPECT_EQ(observer_.reads[false], ++told) << text;
+    EXPECT_EQ(observer_.reads[false], ++reported) << text;
     KVASIR_EXPECT_OK(Ask("red").status());
   }
   text_ = absl::NotFoundError("who.json: is gone");
   callers_->Poll();
   callers_->Poll();
-  EXPECT_EQ(observer_.reads[false], ++told);
+  EXPECT_EQ(observer_.reads[false], ++reported);
   KVASIR_EXPECT_OK(Ask("red").status());
   text_ = File(Of("red"));
   callers_->Poll();
   EXPECT_EQ(observer_.reads[true], 1);
 }
 
-// A file that no start takes was refused as a whole, and the revoked token
-// stayed good.
-TEST_F(CallersTest, TakingOutTheLastOneTakesHimOut) {
+// A file that would be refused at a start was once refused as a whole, so that
+// a revoked token stayed valid.
+TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
   proof_.admin_asks = true;
   const std::string op = Of("op", R"("roles": ["ADMIN"])");
   const struct {
@@ -252,14 +252,16 @@ TEST_F(CallersTest, TakingOutTheLastOneTakesHimOut) {
     std::string after;
     const char* warning;
   } changes[] = {
-      {File(absl::StrCat(Of("red"), ",", op)), File(""), "nobody may call"},
+      {File(absl::StrCat(Of("red"), ",", op)), File(""),
+       "no caller would be accepted"},
       {File(absl::StrCat(Of("red"), ",", op)),
        File(R"({"name": "red"}, {"name": "op", "roles": ["ADMIN"]})"),
-       "nobody may call"},
+       "no caller would be accepted"},
       // The last ADMIN.
       {File(absl::StrCat(Of("blue"), ",", Of("red"), ",", op)),
        File(Of("blue")), "has the role ADMIN"},
-      // A wrong entry of one keeps no other's token alive.
+      // An error in one entry must not keep another entry's removed token
+      // valid.
       {File(absl::StrCat(Of("red"), ",", op)),
        File(R"({"name": "green", "certificates": ["x"]})"), "'green' has"},
   };
@@ -279,14 +281,15 @@ TEST_F(CallersTest, TakingOutTheLastOneTakesHimOut) {
                 StatusIs(absl::StatusCode::kUnauthenticated, ::testing::_));
     EXPECT_EQ(observer_.reads[true], ++taken);
     EXPECT_EQ(observer_.reads[false], 0);
-    const std::string warned = "identities were taken that no start takes";
+    const std::string warned =
+        "the identities in use would be refused at a start";
     EXPECT_THAT(log, HasSubstr(warned));
     EXPECT_EQ(log.find(warned), log.rfind(warned)) << "once";
     EXPECT_THAT(log, HasSubstr(change.warning));
   }
 }
 
-TEST_F(CallersTest, WhatRunsIsCountedThroughEveryChangeOfTheFile) {
+TEST_F(CallersTest, RunningRequestsStayCountedThroughChangesOfTheFile) {
   const std::string quota = R"("quota": {"concurrent_requests": 1})";
   Open(File(Of("red", quota)));
   auto place = callers_->Enter(*Ask("red"));
@@ -301,7 +304,7 @@ TEST_F(CallersTest, WhatRunsIsCountedThroughEveryChangeOfTheFile) {
   KVASIR_EXPECT_OK(callers_->Enter(*Ask("red")).status());
 }
 
-TEST_F(CallersTest, AnErrorAtTheStartIsTheStarts) {
+TEST_F(CallersTest, AnErrorInTheFileFailsTheStart) {
   const auto open = [](const std::string& text, bool tls) {
     return Callers::Open({.name = "who.json",
                           .read = [text] { return text; },
@@ -317,7 +320,7 @@ TEST_F(CallersTest, AnErrorAtTheStartIsTheStarts) {
   KVASIR_EXPECT_OK(open(File(Of("red")), true));
 }
 
-TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsBoundAndTellsTheCause) {
+TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsLimitAndReportsTheCause) {
   const base::TempFolder folder;
   const std::string path =
       folder.Write("identities", std::string(kMaxIdentitiesBytes + 1, ' '));

@@ -11,7 +11,7 @@ namespace {
 
 constexpr absl::string_view kScheme = "bearer ";
 
-// RFC 6750's b64token.
+// The b64token of RFC 6750.
 bool IsToken(absl::string_view text) {
   return !text.empty() && text.size() <= kMaxBearerTokenBytes &&
          std::all_of(text.begin(), text.end(), [](char c) {

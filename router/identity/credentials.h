@@ -1,4 +1,4 @@
-// What a call shows of who makes it, before anybody has judged it.
+// A call's credentials, before they are checked.
 #pragma once
 
 #include <string>
@@ -16,15 +16,15 @@ struct Credentials {
   // DNS and URI names of a certificate that TLS has verified.
   std::vector<std::string> certificate_names;
   Token token = Token::kNone;
-  // Where one is given: 64 hex digits. The token itself is not kept.
+  // 64 hex digits, if a token was given. The token itself is not kept.
   std::string token_sha256;
 };
 
-// Longer ones are malformed.
+// Longer tokens are malformed.
 inline constexpr size_t kMaxBearerTokenBytes = 512;
 
-// Sets the token by the value of metadata 'authorization', values of a repeated
-// key joined by commas; empty: there was none.
+// Sets the token from the value of metadata 'authorization'. Values of a
+// repeated key are joined by commas; empty: there was none.
 void ReadAuthorization(absl::string_view value, Credentials* credentials);
 
 }  // namespace kvasir::router

@@ -14,7 +14,7 @@ Credentials Read(const std::string& value) {
   return credentials;
 }
 
-TEST(CredentialsTest, ABearerTokenIsKeptAsItsHashAlone) {
+TEST(CredentialsTest, OnlyTheHashOfABearerTokenIsKept) {
   for (const char* value : {"Bearer abc-._~+/=", "bearer abc-._~+/="}) {
     const Credentials read = Read(value);
     EXPECT_EQ(read.token, Credentials::Token::kGiven) << value;
@@ -28,7 +28,7 @@ TEST(CredentialsTest, NoHeaderIsNoToken) {
   EXPECT_EQ(Read("").token, Credentials::Token::kNone);
 }
 
-TEST(CredentialsTest, WhatIsNoBearerTokenIsMalformedAndNotKept) {
+TEST(CredentialsTest, OtherTextIsMalformedAndNotKept) {
   const std::string cases[] = {"abc",
                                "Basic YTpi",
                                "Bearer",

@@ -23,7 +23,7 @@ constexpr size_t kMaxNameBytes = 128;
 constexpr size_t kMaxLabelBytes = 64;
 constexpr size_t kMaxCertificateNameBytes = 255;
 constexpr size_t kHashBytes = 64;
-// More a second are no limit; a rate as low as one a day is one.
+// A higher rate is no limit; the lowest is about one a day.
 constexpr double kMaxPerSecond = 1e6;
 constexpr double kMinPerSecond = 1e-5;
 constexpr uint32_t kMaxBurst = 1'000'000;
@@ -49,8 +49,8 @@ absl::Status CheckName(absl::string_view name, size_t most,
                        name.size(), " bytes"));
 }
 
-// A parser's words show what it has read, which may be a secret: its first
-// line, without anything that is as long as one.
+// A parser's message quotes what it has read, which may be a secret. Returns
+// its first line without any word that is as long as one.
 std::string WithoutSecrets(absl::string_view text) {
   constexpr size_t kLongestWord = 24;
   std::string shown;
@@ -71,14 +71,14 @@ std::string WithoutSecrets(absl::string_view text) {
 
 absl::Status CheckQuota(const Quota& quota, const std::string& at) {
   const double rate = quota.requests_per_second();
-  // Not a number is none of the two.
+  // NaN satisfies neither condition.
   if (rate != 0 && !(rate >= kMinPerSecond && rate <= kMaxPerSecond)) {
     return Wrong(absl::StrCat(at, ".requests_per_second"),
                  absl::StrCat("want 0 (no limit), or ", kMinPerSecond, " to ",
                               kMaxPerSecond, ", have ", rate));
   }
   if (quota.burst() > 0 && rate == 0) {
-    return Wrong(absl::StrCat(at, ".burst"), "needs requests_per_second, too");
+    return Wrong(absl::StrCat(at, ".burst"), "needs requests_per_second");
   }
   if (quota.burst() > kMaxBurst) {
     return Wrong(
@@ -171,7 +171,8 @@ absl::StatusOr<Identities> Identities::Parse(absl::string_view text,
       options);
   if (!parsed.ok()) {
     const std::string said(parsed.message());
-    return Wrong(name, absl::StrCat("no Identities: ", WithoutSecrets(said)));
+    return Wrong(name, absl::StrCat("is not a valid Identities message: ",
+                                    WithoutSecrets(said)));
   }
   if (const absl::Status status = made.Read(); !status.ok()) {
     return Wrong(name, status.message());
@@ -218,9 +219,11 @@ absl::Status Identities::ReadTenant(int idx) {
   KVASIR_RETURN_IF_ERROR(
       CheckQuota(tenant.quota(), absl::StrCat(at, ".quota")));
   if (anonymous) {
-    // What anybody may do is what everybody is trusted with.
+    // Anonymous callers may be anybody, so they get no further rights.
     if (!tenant.tokens().empty() || !tenant.certificates().empty()) {
-      return Wrong(at, "is who shows nothing: want no tokens, no certificates");
+      return Wrong(at,
+                   "is for callers without credentials: want no tokens, no "
+                   "certificates");
     }
     if (tenant.may_set_tenant()) {
       return Wrong(absl::StrCat(at, ".may_set_tenant"),
@@ -228,7 +231,7 @@ absl::Status Identities::ReadTenant(int idx) {
                    "of the gateway's");
     }
     if (HasRole(tenant, kvasir::v1::ADMIN)) {
-      return Wrong(absl::StrCat(at, ".roles"), "want CLIENT alone");
+      return Wrong(absl::StrCat(at, ".roles"), "want only CLIENT");
     }
   }
   std::map<std::string, int> labels;
@@ -238,7 +241,7 @@ absl::Status Identities::ReadTenant(int idx) {
     if (!labels.emplace(tenant.tokens(i).label(), i).second) {
       return Wrong(absl::StrCat(token_at, ".label"),
                    absl::StrCat("'", tenant.tokens(i).label(),
-                                "' is another token's, too"));
+                                "' is also another token's"));
     }
   }
   if (tenant.certificates_size() > kMaxCertificatesOfTenant) {
@@ -274,7 +277,7 @@ absl::Status Identities::ReadToken(int idx, const Token& token,
     if (hashes_[i] != hash) continue;
     return Wrong(absl::StrCat(at, ".sha256"),
                  absl::StrCat("is token '", owners_[i].label, "' of tenants[",
-                              owners_[i].tenant_idx, "], too"));
+                              owners_[i].tenant_idx, "] as well"));
   }
   if (hashes_.size() == kMaxTokens) {
     return Wrong(at, absl::StrCat("want at most ", kMaxTokens,
@@ -315,16 +318,17 @@ absl::Status Identities::ReadCertificate(int idx,
 absl::Status Identities::CheckListener(const ListenerProof& proof,
                                        absl::string_view name) const {
   if (hashes_.empty() && by_certificate_.empty() && !file_.has_anonymous()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        name,
-        ": tenants: nobody may call: want tokens or certificates of one at "
-        "least, or anonymous"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(name,
+                     ": tenants: no caller would be accepted: want tokens or "
+                     "certificates of "
+                     "at least one, or anonymous"));
   }
   if (!hashes_.empty() && !proof.tls) {
     return absl::FailedPreconditionError(absl::StrCat(
         name,
-        ": has tokens, which are never taken without TLS: give "
-        "--tls-cert and --tls-key, or take the tokens out: callers are then "
+        ": has tokens, which are never accepted without TLS: give "
+        "--tls-cert and --tls-key, or remove the tokens: callers are then "
         "anonymous"));
   }
   bool has_admin = false;
@@ -348,8 +352,9 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
                                     const ListenerProof& proof,
                                     absl::string_view name) const {
   if (tenant.certificates().empty()) return absl::OkStatus();
-  // An admin port that asks nobody lets in an operator who is a client, too.
-  // Of one who is ADMIN alone the certificates would be for nothing.
+  // An admin port that does not ask for certificates still accepts an operator
+  // that is a client as well. For a tenant with only the role ADMIN,
+  // certificates would have no use.
   const bool as_admin =
       proof.admin_asks || !HasRole(tenant, kvasir::v1::CLIENT);
   const struct {
@@ -361,8 +366,8 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
       {kvasir::v1::CLIENT, true, proof.client_certificates, "--tls-client-ca"},
       {kvasir::v1::ADMIN, as_admin, proof.admin_certificates,
        "--admin-client-ca"}};
-  // One who has a token, too, may go by that where he is asked for none, if he
-  // is asked anywhere.
+  // A caller that also has a token may skip the certificate on a port that
+  // requires none, provided another port requires one.
   const bool any = std::any_of(
       std::begin(ports), std::end(ports), [&tenant](const auto& port) {
         return port.asked && HasRole(tenant, port.role);
@@ -370,12 +375,12 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
   for (const auto& port : ports) {
     if (port.asked || !port.judged || !HasRole(tenant, port.role)) continue;
     if (any && !tenant.tokens().empty()) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat(name, ": tenant '", tenant.name(),
-                     "' has certificates, which nobody is asked for at the "
-                     "port of its role ",
-                     kvasir::v1::Role_Name(port.role), ": give ", port.flag,
-                     any ? ", or a token" : "", ", or take them out"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        name, ": tenant '", tenant.name(),
+        "' has certificates, but no client is asked for one at the "
+        "port of its role ",
+        kvasir::v1::Role_Name(port.role), ": give ", port.flag,
+        any ? ", or a token" : "", ", or remove them"));
   }
   return absl::OkStatus();
 }
@@ -416,15 +421,15 @@ absl::StatusOr<Identities::Found> Identities::Find(
     *refused = {CallerRefusal::kNoCredentials, std::nullopt};
     const std::string wanted = Wanted();
     return Unauthenticated(absl::StrCat(
-        "who calls? ", wanted.empty() ? "Nobody is let in now"
-                                      : "Want " + wanted + ", have none"));
+        "no credentials: ",
+        wanted.empty() ? "no caller is accepted now" : "want " + wanted));
   }
-  // Whoever reads the wire has it now.
+  // An eavesdropper may have read it.
   if (!credentials.encrypted) {
     *refused = {CallerRefusal::kNoTls, by_certificate};
     return Unauthenticated(
-        "metadata 'authorization': no token is taken without TLS, and this one "
-        "has been read by whoever could read the connection: replace it");
+        "metadata 'authorization': no token is accepted without TLS. Replace "
+        "this one: it may have been read on the way");
   }
   if (credentials.token == Credentials::Token::kMalformed) {
     *refused = {CallerRefusal::kMalformed, by_certificate};
@@ -437,14 +442,14 @@ absl::StatusOr<Identities::Found> Identities::Find(
       FindHash(hashes_, credentials.token_sha256, base::EqualInConstantTime);
   if (!token.has_value()) {
     *refused = {CallerRefusal::kUnknown, by_certificate};
-    return Unauthenticated("metadata 'authorization': the token is not known");
+    return Unauthenticated("metadata 'authorization': the token is unknown");
   }
   const TokenOwner& owner = owners_[*token];
   const Found found = {owner.tenant_idx, owner.label};
   if (now > owner.not_after) {
     *refused = {CallerRefusal::kExpired, found};
     return Unauthenticated(
-        absl::StrCat("metadata 'authorization': the token was good until ",
+        absl::StrCat("metadata 'authorization': the token expired at ",
                      absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", owner.not_after,
                                       absl::UTCTimeZone())));
   }

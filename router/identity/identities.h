@@ -1,5 +1,5 @@
-// The file of --identities: read, judged, and asked who a caller is. Constant
-// once it is read.
+// The file of --identities: parses and checks it, and finds callers in it.
+// Constant once it is read.
 #pragma once
 
 #include <cstddef>
@@ -20,26 +20,26 @@
 
 namespace kvasir::router {
 
-// Bounds of the file: every call's token is compared with all of them.
+// Limits of the file: every call's token is compared with all of its tokens.
 inline constexpr size_t kMaxIdentitiesBytes = 1 << 20;
 inline constexpr int kMaxTenants = 1024;
 inline constexpr size_t kMaxTokens = 4096;
 inline constexpr int kMaxCertificatesOfTenant = 64;
 
-// Why a caller was not let in. Label values: Name.
+// Why a caller was refused. CallerRefusalName gives the label values.
 enum class CallerRefusal {
   kNoCredentials,
   kMalformed,  // metadata 'authorization'
   kNoTls,      // a token without TLS
   kUnknown,    // token
   kExpired,    // token
-  kDisagree,   // certificate and token, or certificate and certificate
-  kTenant,     // metadata 'x-tenant-id' that he may not set, or is no name
-  kRole,       // he has not the one that is needed
-  kRate,       // the rest are quotas
+  kDisagree,   // certificate and token, or two names of a certificate
+  kTenant,     // metadata 'x-tenant-id': not allowed, or not a name
+  kRole,       // the tenant does not have the required role
+  kRate,       // from here on: quotas
   kConcurrency,
-  kBytes,     // of what runs: there is room later
-  kTooLarge,  // more bytes than the quota ever has
+  kBytes,     // held by running requests; there is room later
+  kTooLarge,  // more bytes than the quota allows at all
 };
 inline constexpr CallerRefusal kCallerRefusals[] = {
     CallerRefusal::kNoCredentials, CallerRefusal::kMalformed,
@@ -50,56 +50,59 @@ inline constexpr CallerRefusal kCallerRefusals[] = {
     CallerRefusal::kBytes,         CallerRefusal::kTooLarge};
 const char* CallerRefusalName(CallerRefusal refusal);
 
-// INVALID_ARGUMENT, naming no value, for what is no tenant's name: at most 128
-// letters, digits and -_.:@/.
+// INVALID_ARGUMENT, without the value, unless it is a tenant's name: at most
+// 128 letters, digits and -_.:@/.
 absl::Status CheckTenantName(absl::string_view name);
 
-// INVALID_ARGUMENT for what is no token's label: 1 to 64 of the same letters.
+// INVALID_ARGUMENT unless it is a token's label: 1 to 64 of the same
+// characters.
 absl::Status CheckTokenLabel(absl::string_view label);
 
-// What the listeners give to know callers by.
+// What the listeners know about their callers.
 struct ListenerProof {
   bool tls = false;
-  // Certificates are asked for, and verified: at the clients' port, and at the
-  // admin port.
+  // The clients' port, and the admin port, ask for certificates and verify
+  // them.
   bool client_certificates = false;
   bool admin_certificates = false;
-  // The admin port lets nobody in who is not ADMIN.
+  // The admin port accepts only callers with the role ADMIN.
   bool admin_asks = false;
 };
 
 // Threads: any thread; constant.
 class Identities {
  public:
-  // INVALID_ARGUMENT: no JSON of the message, an unknown field, a bound, an
-  // entry that has no meaning, or two that are at odds. The text begins with
-  // `name`, the file, names entry and field, and has no token and no hash.
+  // INVALID_ARGUMENT if the text is not JSON of the message, has an unknown
+  // field, exceeds a limit, or has an entry that is meaningless or contradicts
+  // another. The error begins with `name`, the file; it names entry and field,
+  // and contains no token and no hash.
   static absl::StatusOr<Identities> Parse(absl::string_view text,
                                           absl::string_view name);
 
-  // FAILED_PRECONDITION where nobody may call; where the listeners can never
-  // see what the file tells callers by: tokens without TLS, certificates that
-  // the port of the tenant's role asks nobody for; and where the admin port
-  // asks for ADMIN, which nobody can be. The text names the ways out. For a
-  // start: a file that takes somebody out must be taken whatever is left.
+  // FAILED_PRECONDITION if no caller could be accepted: the file has none; the
+  // listeners never see what it lists (tokens without TLS, or certificates at a
+  // port that does not ask for them); or the admin port requires ADMIN, which
+  // no tenant has. The text names the ways out. Only for a start: later a file
+  // that removes a caller must be used, whatever is left.
   absl::Status CheckListener(const ListenerProof& proof,
                              absl::string_view name) const;
 
   struct Found {
-    // Of Identities.tenants; -1: anonymous.
+    // Index of Identities.tenants; -1: anonymous.
     int tenant_idx = 0;
-    // Of the token, or the certificate's name; empty for anonymous.
+    // The token's label, or the certificate's name; empty for anonymous
+    // callers.
     std::string label;
   };
   struct Refused {
     CallerRefusal why = CallerRefusal::kNoCredentials;
-    // Who it is all the same: his token is over, what he shows disagrees (then
-    // by the certificate), or his certificate tells him whatever is wrong with
-    // the token.
+    // The caller if it is known although it is refused: its token has expired,
+    // its certificate and token disagree (then the certificate's tenant), or
+    // its token is wrong and its certificate is known.
     std::optional<Found> known;
   };
-  // UNAUTHENTICATED, and `*refused`, for who is not let in. The text says what
-  // is wanted, and no value.
+  // UNAUTHENTICATED, and `*refused`, for a refused caller. The text says what
+  // is wanted, without any value.
   absl::StatusOr<Found> Find(const Credentials& credentials, absl::Time now,
                              Refused* refused) const;
 
@@ -107,7 +110,7 @@ class Identities {
   const kvasir::v1::Tenant& tenant(int idx) const {
     return idx < 0 ? file_.anonymous() : file_.tenants(idx);
   }
-  // nullopt: none of that name is listed.
+  // nullopt: no tenant of that name is listed.
   std::optional<int> Named(const std::string& tenant) const;
   int num_tenants() const { return file_.tenants_size(); }
   bool has_anonymous() const { return file_.has_anonymous(); }
@@ -128,24 +131,25 @@ class Identities {
   absl::Status CheckProof(const kvasir::v1::Tenant& tenant,
                           const ListenerProof& proof,
                           absl::string_view name) const;
-  // The one whom all names of a certificate tell; nullopt: nobody's.
+  // The tenant of all names of a certificate; nullopt: none is listed.
   absl::StatusOr<std::optional<Found>> FindCertificate(
       const std::vector<std::string>& names, Refused* refused) const;
-  // What a caller may show here.
+  // The kinds of credentials that are accepted, as a text.
   std::string Wanted() const;
 
   kvasir::v1::Identities file_;
-  // Of the tokens, side by side with who shows them.
+  // Of the tokens, parallel to their owners.
   std::vector<std::string> hashes_;
   std::vector<TokenOwner> owners_;
   std::map<std::string, int> by_certificate_;
   std::map<std::string, int> by_name_;
 };
 
-// Whether two texts are equal.
+// Compares two texts for equality.
 using Equal = std::function<bool(std::string_view, std::string_view)>;
-// The index of the one of `hashes` that equals `hash`, by `equal`, which is
-// asked of every one of them whatever it said before; nullopt: none does.
+// Returns the index of the entry of `hashes` that equals `hash`, or nullopt.
+// Calls `equal` for every entry, so that the time does not depend on the
+// result.
 std::optional<size_t> FindHash(const std::vector<std::string>& hashes,
                                const std::string& hash, const Equal& equal);
 

@@ -34,7 +34,7 @@ absl::StatusOr<Identities> Parse(const std::string& text) {
   return Identities::Parse(WithHashes(text), "who.json");
 }
 
-// A file of one tenant 'red' with these fields more.
+// The JSON of a file with one tenant 'red' that has further fields.
 std::string Red(const std::string& fields) {
   return absl::StrCat(R"({"schema_version": 1, "tenants": [{"name": "red")",
                       fields.empty() ? "" : ", ", fields, "}]}");
@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "schema_version: want 1, have 0"},
         WrongFile{R"({"schema_version": 2})", "schema_version: want 1, have 2"},
         WrongFile{R"({"schema_version": 1, "tenant": []})", "tenant"},
-        // The parser's own words would show the line that it is at.
+        // The parser's own message would quote the line.
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one" "x": 1}]}]})",
                   "no Identities"},
@@ -146,23 +146,24 @@ INSTANTIATE_TEST_SUITE_P(
                   "quota.requests_per_second"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "quota": {"burst": 3}}]})",
-                  "quota.burst: needs requests_per_second, too"},
+                  "quota.burst: needs requests_per_second"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "quota": {"requests_per_second": 1, "burst": 1000001}}]})",
                   "quota.burst: want at most 1000000"},
-        WrongFile{R"({"schema_version": 1, "anonymous":
+        WrongFile{
+            R"({"schema_version": 1, "anonymous":
                    {"tokens": [{"label": "a", "sha256": "#one"}]}})",
-                  "anonymous ('anonymous'): is who shows nothing"},
+            "anonymous ('anonymous'): is for callers without credentials"},
         WrongFile{R"({"schema_version": 1, "anonymous":
                    {"may_set_tenant": true}})",
                   "anonymous ('anonymous').may_set_tenant: anybody could be"},
         WrongFile{R"({"schema_version": 1, "anonymous": {"roles": ["ADMIN"]}})",
-                  "anonymous ('anonymous').roles: want CLIENT alone"},
+                  "anonymous ('anonymous').roles: want only CLIENT"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "anonymous"}],
                    "anonymous": {}})",
                   "anonymous ('anonymous'): tenants[0] has that name"}));
 
-TEST(IdentitiesTest, BoundsAreToldWithTheirNumbers) {
+TEST(IdentitiesTest, LimitsAreReportedWithTheirNumbers) {
   EXPECT_THAT(Parse(std::string(kMaxIdentitiesBytes + 1, ' ')).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("want at most 1048576 bytes, have 1048577")));
@@ -212,7 +213,7 @@ class IdentitiesFindTest : public ::testing::Test {
   Identities::Refused refused_;
 };
 
-TEST_F(IdentitiesFindTest, ByTokenByCertificateOrByBoth) {
+TEST_F(IdentitiesFindTest, FindsCallersByTokenByCertificateOrByBoth) {
   EXPECT_EQ(TenantOf(WithToken("one")), "red/laptop");
   EXPECT_EQ(TenantOf(WithToken("two")), "blue/ci");
   EXPECT_EQ(TenantOf(WithCertificate({"other", "spiffe://red"})),
@@ -220,20 +221,21 @@ TEST_F(IdentitiesFindTest, ByTokenByCertificateOrByBoth) {
   Credentials both = WithToken("one");
   both.certificate_names = {"red.example"};
   EXPECT_EQ(TenantOf(both), "red/laptop");
-  // A certificate that nobody has told anything of says nothing.
+  // A certificate with unknown names has no effect.
   both.certificate_names = {"other.example"};
   EXPECT_EQ(TenantOf(both), "red/laptop");
 }
 
-TEST_F(IdentitiesFindTest, WhoIsNotKnownIsToldWhatIsWantedAndNoValue) {
+TEST_F(IdentitiesFindTest,
+       AnUnknownCallersErrorSaysWhatIsWantedWithoutAnyValue) {
   EXPECT_EQ(TenantOf({.encrypted = true}),
-            "who calls? Want metadata 'authorization: Bearer TOKEN', or a "
-            "certificate that is known here, have none");
+            "no credentials: want metadata 'authorization: Bearer TOKEN', or a "
+            "certificate that is known here");
   EXPECT_EQ(refused_.why, CallerRefusal::kNoCredentials);
   TenantOf(WithCertificate({"other.example"}));
   EXPECT_EQ(refused_.why, CallerRefusal::kNoCredentials);
   EXPECT_EQ(TenantOf(WithToken("three")),
-            "metadata 'authorization': the token is not known");
+            "metadata 'authorization': the token is unknown");
   EXPECT_EQ(refused_.why, CallerRefusal::kUnknown);
   EXPECT_FALSE(refused_.known.has_value());
   Credentials malformed{.encrypted = true,
@@ -253,14 +255,14 @@ TEST_F(IdentitiesFindTest, AWrongTokenIsRefusedWhateverTheCertificate) {
   EXPECT_EQ(refused_.why, CallerRefusal::kUnknown);
 }
 
-TEST_F(IdentitiesFindTest, NoTokenIsTakenWithoutTls) {
+TEST_F(IdentitiesFindTest, NoTokenIsAcceptedWithoutTls) {
   Credentials plain = WithToken("one");
   plain.encrypted = false;
-  EXPECT_THAT(TenantOf(plain), HasSubstr("no token is taken without TLS"));
+  EXPECT_THAT(TenantOf(plain), HasSubstr("no token is accepted without TLS"));
   EXPECT_EQ(refused_.why, CallerRefusal::kNoTls);
 }
 
-TEST_F(IdentitiesFindTest, ATokenIsGoodUntilItsLastMoment) {
+TEST_F(IdentitiesFindTest, ATokenIsValidUntilItsLastMoment) {
   const absl::Time last = absl::FromCivil(
       absl::CivilSecond(2026, 1, 1, 0, 0, 0), absl::UTCTimeZone());
   const Credentials old = WithToken("old");
@@ -268,13 +270,13 @@ TEST_F(IdentitiesFindTest, ATokenIsGoodUntilItsLastMoment) {
   EXPECT_THAT(
       identities_.Find(old, last + absl::Nanoseconds(1), &refused_).status(),
       StatusIs(absl::StatusCode::kUnauthenticated,
-               HasSubstr("the token was good until 2026-01-01T00:00:00Z")));
+               HasSubstr("the token expired at 2026-01-01T00:00:00Z")));
   EXPECT_EQ(refused_.why, CallerRefusal::kExpired);
   ASSERT_TRUE(refused_.known.has_value());
   EXPECT_EQ(refused_.known->label, "old");
 }
 
-TEST_F(IdentitiesFindTest, TwoWaysThatDisagreeAreRefused) {
+TEST_F(IdentitiesFindTest, ATokenAndACertificateThatDisagreeAreRefused) {
   Credentials both = WithToken("one");
   both.certificate_names = {"blue.example"};
   EXPECT_EQ(TenantOf(both),
@@ -289,14 +291,14 @@ TEST_F(IdentitiesFindTest, TwoWaysThatDisagreeAreRefused) {
   EXPECT_EQ(refused_.known->label, "red.example");
 }
 
-TEST_F(IdentitiesFindTest, RolesAreClientWhereNoneIsSaid) {
+TEST_F(IdentitiesFindTest, TheDefaultRoleIsClient) {
   EXPECT_TRUE(HasRole(identities_.tenant(0), kvasir::v1::CLIENT));
   EXPECT_FALSE(HasRole(identities_.tenant(0), kvasir::v1::ADMIN));
   EXPECT_FALSE(HasRole(identities_.tenant(1), kvasir::v1::CLIENT));
   EXPECT_TRUE(HasRole(identities_.tenant(1), kvasir::v1::ADMIN));
 }
 
-TEST(IdentitiesTest, AnonymousIsWhoShowsNothingThatIsKnown) {
+TEST(IdentitiesTest, ACallerWithoutKnownCredentialsIsAnonymous) {
   const auto read = Parse(R"({"schema_version": 1, "anonymous": {},
       "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one"}]}]})");
@@ -309,11 +311,11 @@ TEST(IdentitiesTest, AnonymousIsWhoShowsNothingThatIsKnown) {
     EXPECT_EQ(read->tenant(found->tenant_idx).name(), "anonymous");
     EXPECT_EQ(found->label, "");
   }
-  // Who shows a token that is wrong is not let in as if he had shown none.
+  // A wrong token is refused; it does not count as no token.
   EXPECT_FALSE(read->Find(WithToken("three"), kNow, &refused).ok());
 }
 
-TEST(IdentitiesTest, AHashIsOfEitherCase) {
+TEST(IdentitiesTest, AHashMayBeInEitherCase) {
   std::string upper = base::Sha256Hex("one");
   for (char& c : upper) c = absl::ascii_toupper(static_cast<unsigned char>(c));
   const auto read = Parse(Red(
@@ -323,7 +325,7 @@ TEST(IdentitiesTest, AHashIsOfEitherCase) {
   KVASIR_EXPECT_OK(read->Find(WithToken("one"), kNow, &refused).status());
 }
 
-TEST(IdentitiesTest, AListenerThatCannotSeeThemIsRefusedWithTheWaysOut) {
+TEST(IdentitiesTest, AListenerThatCannotSeeCredentialsIsRefusedWithTheWaysOut) {
   const auto tokens =
       Parse(Red(R"("tokens": [{"label": "a", "sha256": "#one"}])"));
   const auto certificates = Parse(Red(R"("certificates": ["x"])"));
@@ -339,25 +341,27 @@ TEST(IdentitiesTest, AListenerThatCannotSeeThemIsRefusedWithTheWaysOut) {
       {.tls = true, .client_certificates = true}, "who.json"));
 }
 
-// What is left when the last one is taken out: Poll takes it, a start does not.
-TEST(IdentitiesTest, AStartWithNobodyWhoMayCallIsRefused) {
+// The result of removing the last caller: Poll uses such a file, a start does
+// not.
+TEST(IdentitiesTest, AStartWithoutAnyCallerIsRefused) {
   for (const char* text :
        {R"({"schema_version": 1})",
         R"({"schema_version": 1, "tenants": [{"name": "a"}]})"}) {
     const auto read = Parse(text);
     KVASIR_ASSERT_OK(read.status());
-    EXPECT_THAT(read->CheckListener({.tls = true}, "who.json"),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr("who.json: tenants: nobody may call")));
+    EXPECT_THAT(
+        read->CheckListener({.tls = true}, "who.json"),
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 HasSubstr("who.json: tenants: no caller would be accepted")));
     Identities::Refused refused;
     EXPECT_THAT(read->Find({.encrypted = true}, kNow, &refused).status(),
                 StatusIs(absl::StatusCode::kUnauthenticated,
-                         "who calls? Nobody is let in now"));
+                         "no credentials: no caller is accepted now"));
   }
 }
 
-TEST(IdentitiesTest, ACertificateIsAskedForAtThePortOfItsRole) {
-  // The admin port asks nobody: it is on loopback.
+TEST(IdentitiesTest, ACertificateNeedsThePortOfItsRoleToAskForIt) {
+  // The admin port asks for no certificate: it is on loopback.
   const ListenerProof client = {.tls = true, .client_certificates = true};
   const ListenerProof asks = {
       .tls = true, .client_certificates = true, .admin_asks = true};
@@ -386,7 +390,7 @@ TEST(IdentitiesTest, ACertificateIsAskedForAtThePortOfItsRole) {
   EXPECT_THAT(check(is_both, admin), refused("CLIENT", "--tls-client-ca"));
   EXPECT_THAT(check(is_both, asks), refused("ADMIN", "--admin-client-ca"));
   KVASIR_EXPECT_OK(check(is_both, client));
-  // Where he is asked for none, he has his token.
+  // On the port that asks for no certificate, the caller has its token.
   const std::string token = R"(, "tokens": [{"label": "a", "sha256": "#one"}])";
   KVASIR_EXPECT_OK(check(is_both + token, admin));
   KVASIR_EXPECT_OK(check(is_both + token, asks));
@@ -394,7 +398,7 @@ TEST(IdentitiesTest, ACertificateIsAskedForAtThePortOfItsRole) {
               refused("CLIENT", "--tls-client-ca"));
 }
 
-TEST(IdentitiesTest, AnAdminPortThatNobodyMayUseIsRefused) {
+TEST(IdentitiesTest, AnAdminPortWithoutAnAdminIsRefused) {
   const ListenerProof proof = {.tls = true, .admin_asks = true};
   const std::string token = R"("tokens": [{"label": "a", "sha256": "#one"}])";
   EXPECT_THAT(Parse(Red(token))->CheckListener(proof, "who.json"),
@@ -402,7 +406,7 @@ TEST(IdentitiesTest, AnAdminPortThatNobodyMayUseIsRefused) {
                        AllOf(HasSubstr("has the role ADMIN, which the admin "
                                        "port asks for"),
                              HasSubstr("--admin-host"))));
-  // One whom nothing tells is nobody.
+  // A tenant without credentials can never be identified.
   EXPECT_THAT(
       Parse(R"({"schema_version": 1, "tenants": [
                 {"name": "red", "tokens": [{"label": "a", "sha256": "#one"}]},
@@ -415,7 +419,7 @@ TEST(IdentitiesTest, AnAdminPortThatNobodyMayUseIsRefused) {
                        ->CheckListener(proof, "who.json"));
 }
 
-TEST(FindHashTest, ComparesWithEveryOneWhicheverItIs) {
+TEST(FindHashTest, ComparesWithEveryHashWhicheverMatches) {
   const std::vector<std::string> hashes = {"a", "b", "c", "d"};
   for (const char* wanted : {"a", "c", "d", "x"}) {
     std::vector<std::string> compared;

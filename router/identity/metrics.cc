@@ -20,7 +20,7 @@ CallerMetrics::CallerMetrics()
                               "and those from before stay")
                         .Register(*registry_)
                         .Add({})) {
-  // Series exist from the start, so that rates have a first point.
+  // Create the series at the start, so that rates have a first point.
   for (const CallerRefusal why : kCallerRefusals) {
     refused_.Add({{"reason", CallerRefusalName(why)}});
   }

@@ -1,5 +1,5 @@
-// What --identities did, as Prometheus families (docs/metrics.md lists them).
-// No label says whose: whoever scrapes need not know the tenants.
+// Prometheus families about --identities (docs/metrics.md lists them). No label
+// names a tenant, because scrapers need not know them.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ class CallerMetrics final : public CallerObserver {
   void OnCallerRefused(CallerRefusal why) override;
   void OnIdentitiesRead(bool ok) override;
 
-  // What a metrics server scrapes.
+  // For the metrics server.
   std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
 
  private:

@@ -72,7 +72,7 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> TenantQuota::Enter(
     *met = QuotaLimit::kConcurrency;
     return absl::ResourceExhaustedError(absl::StrCat(
         "tenant '", tenant_, "' runs ", running_, " requests, its quota's ",
-        "concurrent_requests is ", most, ": come back when one has ended"));
+        "concurrent_requests is ", most, ": try again when one has ended"));
   }
   const absl::Duration wait = rate_.Take(now);
   if (wait > absl::ZeroDuration()) {
@@ -80,7 +80,7 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> TenantQuota::Enter(
     return absl::ResourceExhaustedError(absl::StrCat(
         "tenant '", tenant_, "' asks more often than its quota's ",
         "requests_per_second ", limits_.requests_per_second(), " (burst ",
-        BurstOf(limits_), "): come back in ",
+        BurstOf(limits_), "): try again in ",
         absl::FormatDuration(absl::Ceil(wait, absl::Milliseconds(1)))));
   }
   ++running_;

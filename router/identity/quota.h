@@ -1,6 +1,6 @@
-// How much a tenant may use: requests a second, requests at a time, bytes.
-// Threads: any thread, but for RequestRate. No clock: callers say what time it
-// is, of a clock that never steps.
+// How much a tenant may use: requests a second, concurrent requests, bytes.
+// Threads: any thread, except RequestRate.
+// No clock: callers pass the time of a clock that never steps.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,16 @@
 
 namespace kvasir::router {
 
-// A token bucket, kept as the time at which it would be full: no rounding adds
-// up, however long it runs.
+// A token bucket. It stores the time at which it would be full, so that no
+// rounding errors add up.
 // Threads: one at a time.
 class RequestRate {
  public:
-  // `per_second` 0: no limit. `burst` is 1 at least.
+  // `per_second` 0: no limit. `burst` must be at least 1.
   void SetLimit(double per_second, uint32_t burst);
 
-  // Zero: the request is taken. Otherwise it is not, and one that comes after
-  // so long would be, if nobody else is in between.
+  // Returns zero if the request is accepted. Otherwise returns after how long a
+  // request would be, if no other comes in between.
   absl::Duration Take(absl::Time now);
 
  private:
@@ -38,7 +38,7 @@ class RequestRate {
 
 class TenantQuota;
 
-// The place of one request among those that run at a time.
+// One request's place among a tenant's concurrent ones.
 // Threads: any thread.
 class RequestPlace {
  public:
@@ -56,11 +56,11 @@ class RequestPlace {
   std::shared_ptr<TenantQuota> quota_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Which of a tenant's limits a request has met.
+// The limit of a tenant's quota that a request has met.
 enum class QuotaLimit { kNone, kRate, kConcurrency, kBytes };
 
-// One tenant's, through every change of its limits. Held by shared_ptr: places
-// and shares may outlive the tenant.
+// One tenant's quota and use, through every change of its limits. Held by
+// shared_ptr: places and shares may outlive the tenant.
 // Threads: any thread.
 class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
  public:
@@ -68,21 +68,21 @@ class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
 
   void SetLimits(const kvasir::v1::Quota& limits) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // For a request that has come, before anything else is done with it:
-  // RESOURCE_EXHAUSTED, and `*met`, where a limit is met. The text names
-  // tenant, limit, and when to come back where that is known. A request that is
-  // refused for one limit has taken nothing of the other.
+  // Called for a new request before anything else is done with it.
+  // RESOURCE_EXHAUSTED, and `*met`, if a limit is met; the text names the
+  // tenant, the limit, and when to try again, if that is known. A request that
+  // one limit refuses uses nothing of the other.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(absl::Time now,
                                                       QuotaLimit* met)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // For its bytes; `outer` as ByteBudget::Take has it. The errors of that.
+  // Takes the request's bytes; `outer` and errors as in ByteBudget::Take.
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(
       size_t bytes, std::shared_ptr<ByteShare> outer) {
     return bytes_->Take(bytes, std::move(outer));
   }
 
-  // Nothing of it is held by a request.
+  // True if no request holds any of it.
   bool idle() const ABSL_LOCKS_EXCLUDED(mutex_);
   uint32_t running() const ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -25,7 +25,7 @@ kvasir::v1::Quota Limits(double per_second, uint32_t burst,
   return limits;
 }
 
-TEST(RequestRateTest, ABurstThenOneEachIntervalToTheNanosecond) {
+TEST(RequestRateTest, AcceptsABurstAndThenOneEachIntervalToTheNanosecond) {
   RequestRate rate;
   rate.SetLimit(4, 3);
   for (int i = 0; i < 3; ++i) {
@@ -38,7 +38,7 @@ TEST(RequestRateTest, ABurstThenOneEachIntervalToTheNanosecond) {
   EXPECT_EQ(rate.Take(before), absl::Milliseconds(250));
 }
 
-TEST(RequestRateTest, APauseFillsItToItsBurstAndNoFurther) {
+TEST(RequestRateTest, APauseFillsTheBucketToTheBurstAndNoFurther) {
   RequestRate rate;
   rate.SetLimit(10, 2);
   const absl::Time later = kStart + absl::Hours(5);
@@ -48,9 +48,9 @@ TEST(RequestRateTest, APauseFillsItToItsBurstAndNoFurther) {
   EXPECT_EQ(rate.Take(later), absl::Milliseconds(100));
 }
 
-TEST(RequestRateTest, WhoComesWhenHeIsToldToIsTaken) {
+TEST(RequestRateTest, ARequestAtTheReportedTimeIsAccepted) {
   RequestRate rate;
-  rate.SetLimit(3, 1);  // a third of a second has no end in binary
+  rate.SetLimit(3, 1);  // a third of a second is not exact in binary
   absl::Time now = kStart;
   for (int i = 0; i < 10'000; ++i) {
     ASSERT_EQ(rate.Take(now), absl::ZeroDuration()) << i;
@@ -61,7 +61,7 @@ TEST(RequestRateTest, WhoComesWhenHeIsToldToIsTaken) {
   EXPECT_NEAR(absl::ToDoubleSeconds(now - kStart), 10'000 / 3.0, 1e-3);
 }
 
-TEST(RequestRateTest, LessThanOneASecondAndNone) {
+TEST(RequestRateTest, ALimitMayBeBelowOneASecondOrAbsent) {
   RequestRate rate;
   rate.SetLimit(0.1, 1);
   EXPECT_EQ(rate.Take(kStart), absl::ZeroDuration());
@@ -72,7 +72,7 @@ TEST(RequestRateTest, LessThanOneASecondAndNone) {
   }
 }
 
-TEST(TenantQuotaTest, RefusesWithTenantLimitAndWhenToComeBack) {
+TEST(TenantQuotaTest, RefusesWithTenantLimitAndWhenToTryAgain) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(2, 1, 0));
   QuotaLimit met;
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
@@ -80,13 +80,13 @@ TEST(TenantQuotaTest, RefusesWithTenantLimitAndWhenToComeBack) {
   EXPECT_THAT(quota->Enter(kStart + absl::Microseconds(1), &met).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        "tenant 'red' asks more often than its quota's "
-                       "requests_per_second 2 (burst 1): come back in 500ms"));
+                       "requests_per_second 2 (burst 1): try again in 500ms"));
   EXPECT_EQ(met, QuotaLimit::kRate);
   KVASIR_EXPECT_OK(
       quota->Enter(kStart + absl::Milliseconds(500), &met).status());
 }
 
-TEST(TenantQuotaTest, TheBurstIsASecondsRequestsWhereItIsNotSaid) {
+TEST(TenantQuotaTest, TheDefaultBurstIsOneSecondsRequests) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(2.5, 0, 0));
   QuotaLimit met;
   for (int i = 0; i < 3; ++i) {
@@ -97,7 +97,7 @@ TEST(TenantQuotaTest, TheBurstIsASecondsRequestsWhereItIsNotSaid) {
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("(burst 3)")));
 }
 
-TEST(TenantQuotaTest, APlaceIsLeftOnceHoweverManyHoldIt) {
+TEST(TenantQuotaTest, APlaceIsLeftOnceHoweverManyReferencesItHas) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 2));
   QuotaLimit met;
   auto first = *quota->Enter(kStart, &met);
@@ -106,7 +106,7 @@ TEST(TenantQuotaTest, APlaceIsLeftOnceHoweverManyHoldIt) {
   EXPECT_THAT(quota->Enter(kStart, &met).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        "tenant 'red' runs 2 requests, its quota's "
-                       "concurrent_requests is 2: come back when one has "
+                       "concurrent_requests is 2: try again when one has "
                        "ended"));
   EXPECT_EQ(met, QuotaLimit::kConcurrency);
   first->Leave();
@@ -116,7 +116,7 @@ TEST(TenantQuotaTest, APlaceIsLeftOnceHoweverManyHoldIt) {
   EXPECT_FALSE(quota->idle());
 }
 
-TEST(TenantQuotaTest, AFullHouseTakesNothingOfTheRate) {
+TEST(TenantQuotaTest, ARequestRefusedForConcurrencyUsesNothingOfTheRate) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(1, 2, 1));
   QuotaLimit met;
   {
@@ -130,7 +130,7 @@ TEST(TenantQuotaTest, AFullHouseTakesNothingOfTheRate) {
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
 }
 
-TEST(TenantQuotaTest, OtherLimitsHoldForThoseWhoRunAlready) {
+TEST(TenantQuotaTest, ChangedLimitsCountRunningRequests) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 0));
   QuotaLimit met;
   const auto place = quota->Enter(kStart, &met);
@@ -140,7 +140,7 @@ TEST(TenantQuotaTest, OtherLimitsHoldForThoseWhoRunAlready) {
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
 }
 
-TEST(TenantQuotaTest, BytesAreTheTenantsAndTheRouters) {
+TEST(TenantQuotaTest, BytesCountForTheTenantAndTheRouter) {
   kvasir::v1::Quota limits;
   limits.set_bytes_in_flight(100);
   const auto quota = std::make_shared<TenantQuota>("red", limits);

@@ -43,7 +43,7 @@ TEST(PolicyTest, RoundRobinTakesEachInTurn) {
               ElementsAre(0, 1, 2, 0, 1));
 }
 
-TEST(PolicyTest, WhoIsNotEligibleIsSkipped) {
+TEST(PolicyTest, SkipsReplicasThatAreNotEligible) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].eligible = false;
   EXPECT_THAT(Turns(PolicyKind::kRoundRobin, replicas, 3),
@@ -52,7 +52,7 @@ TEST(PolicyTest, WhoIsNotEligibleIsSkipped) {
               ElementsAre(1, 1, 1));
 }
 
-TEST(PolicyTest, NobodyEligibleIsNobody) {
+TEST(PolicyTest, ReturnsNothingIfNoReplicaIsEligible) {
   std::vector<ReplicaView> replicas = {Idle()};
   replicas[0].eligible = false;
   EXPECT_FALSE(
@@ -87,7 +87,7 @@ TEST(PolicyTest, ASmallDifferenceInPagesDoesNotCount) {
   EXPECT_EQ(Least(replicas), 1u);
 }
 
-TEST(PolicyTest, APromptThatDoesNotFitGoesWhereItDoes) {
+TEST(PolicyTest, APromptGoesToAReplicaWithRoomForIt) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].total_pages = 100;
   replicas[0].free_pages = 90;
@@ -103,7 +103,7 @@ TEST(PolicyTest, AFullBatchCountsAsAQueue) {
   EXPECT_EQ(Least(replicas), 1u);
 }
 
-TEST(PolicyTest, WhatTheReportCannotKnowCounts) {
+TEST(PolicyTest, RequestsSinceTheLastReportCount) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].unreported_requests = 1;
   EXPECT_EQ(Least(replicas), 1u);
@@ -111,7 +111,7 @@ TEST(PolicyTest, WhatTheReportCannotKnowCounts) {
   EXPECT_EQ(Least(replicas), 0u);
 }
 
-TEST(PolicyTest, ABurstBetweenReportsSpreads) {
+TEST(PolicyTest, ABurstBetweenReportsIsSpread) {
   std::vector<ReplicaView> replicas = {Idle(), Idle(), Idle(), Idle()};
   for (uint64_t turn = 0; turn < 16; ++turn) {
     const auto picked =

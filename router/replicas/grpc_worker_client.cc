@@ -28,11 +28,11 @@ using GenerateStub =
 
 constexpr char kGenerateMethod[] = "/kvasir.v1.Worker/Generate";
 
-// Every call that may have to be reset when the client closes.
+// The open calls, which are reset when the client closes.
 // Threads: any thread.
 class OpenCalls {
  public:
-  // False once closed.
+  // Returns false once closed.
   bool Add(grpc::ClientContext* context) {
     base::MutexLock lock(&mutex_);
     if (closed_) return false;
@@ -44,8 +44,8 @@ class OpenCalls {
     contexts_.erase(context);
   }
   void Close() {
-    // Under the lock: a context stays alive until it has been removed, and
-    // TryCancel runs no reaction itself.
+    // Safe under the lock: a context lives until it is removed here, and
+    // TryCancel itself runs no reaction.
     base::MutexLock lock(&mutex_);
     closed_ = true;
     for (grpc::ClientContext* context : contexts_) context->TryCancel();
@@ -57,7 +57,7 @@ class OpenCalls {
   std::unordered_set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A length-delimited field's tag and length.
+// The tag and length of a length-delimited field.
 grpc::Slice FieldHeader(int field, size_t bytes) {
   using google::protobuf::io::CodedOutputStream;
   constexpr uint32_t kLengthDelimited = 2;
@@ -68,7 +68,7 @@ grpc::Slice FieldHeader(int field, size_t bytes) {
   return grpc::Slice(header, static_cast<size_t>(end - header));
 }
 
-// Refers to bytes that `owner` keeps alive.
+// A slice of bytes that `owner` keeps alive.
 grpc::Slice Borrow(absl::string_view bytes, std::shared_ptr<const void> owner) {
   auto* held = new std::shared_ptr<const void>(std::move(owner));
   return grpc::Slice(
@@ -79,8 +79,8 @@ grpc::Slice Borrow(absl::string_view bytes, std::shared_ptr<const void> owner) {
       held);
 }
 
-// The request's wire form: its fields in any order, the prompt's bytes where
-// they lie.
+// The request's wire form. Its fields come in any order, and the prompt is not
+// copied.
 grpc::ByteBuffer Serialize(const WorkerCall& call) {
   std::vector<grpc::Slice> slices;
   slices.emplace_back(call.head.SerializeAsString());
@@ -98,7 +98,7 @@ grpc::ByteBuffer Serialize(const WorkerCall& call) {
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-// `context` needs the refusal that a worker may have sent along.
+// `context` has the trailing metadata with the worker's refusal, if any.
 absl::Status StatusOf(const grpc::Status& from,
                       const grpc::ClientContext& context) {
   absl::Status status = base::FromGrpcStatus(from);
@@ -163,7 +163,7 @@ class GenerateAttempt final
     if (call.deadline != absl::InfiniteFuture()) {
       context_.set_deadline(base::ToGrpcDeadline(call.deadline));
     }
-    // A worker that is gone is an answer: another replica is asked.
+    // An unreachable worker is an answer: another replica is asked then.
     context_.set_wait_for_ready(false);
   }
 
@@ -174,7 +174,7 @@ class GenerateAttempt final
   std::shared_ptr<GenerateAttempt> self_;
 };
 
-// Frees itself in OnDone.
+// Deletes itself in OnDone.
 class LoadReader final : public grpc::ClientReadReactor<v1::LoadReport> {
  public:
   static void Start(v1::Worker::Stub* stub, absl::Duration min_interval,
@@ -225,10 +225,10 @@ struct InfoCall {
 };
 using InfoDone = std::function<void(absl::StatusOr<v1::WorkerInfo>)>;
 
-// For the answer of a channel that knows already why it has no connection.
-constexpr absl::Duration kToHearWhy = absl::Seconds(1);
+// Time for a channel to report why it has no connection.
+constexpr absl::Duration kTimeForCause = absl::Seconds(1);
 
-// `wait`: for a connection; else what stands in its way is the answer.
+// `wait`: wait for a connection; otherwise report at once what prevents it.
 void AskInfo(const std::shared_ptr<v1::Worker::Stub>& stub,
              const std::shared_ptr<OpenCalls>& open_calls,
              absl::Duration timeout, bool wait, InfoDone done) {
@@ -238,12 +238,14 @@ void AskInfo(const std::shared_ptr<v1::Worker::Stub>& stub,
   if (!open_calls->Add(&call->context)) call->context.TryCancel();
   stub->async()->GetInfo(
       &call->context, &call->request, &call->info,
-      [stub, call, open_calls, done = std::move(done)](grpc::Status status) {
+      [stub, call, open_calls, wait,
+       done = std::move(done)](grpc::Status status) {
         open_calls->Remove(&call->context);
         if (status.ok()) {
           done(std::move(call->info));
         } else {
-          done(base::FromGrpcStatus(status));
+          done(wait ? base::StatusOfCall(status, call->context)
+                    : base::FromGrpcStatus(status));
         }
       });
 }
@@ -268,7 +270,7 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   void GetInfo(absl::Duration timeout, InfoDone done) override {
-    // A worker that has just started: its channel may be in backoff.
+    // A worker that has just started: the channel may be waiting to reconnect.
     AskInfo(control_, open_calls_, timeout, /*wait=*/true,
             [stub = control_, open_calls = open_calls_,
              done = std::move(done)](absl::StatusOr<v1::WorkerInfo> info) {
@@ -276,9 +278,10 @@ class GrpcWorkerClient final : public WorkerClient {
                 done(std::move(info));
                 return;
               }
-              // Who waits for a connection hears of the time alone, not of a
-              // port where nobody listens or a name that is not allowed.
-              AskInfo(stub, open_calls, kToHearWhy, /*wait=*/false,
+              // A call that waits for a connection reports only that its time
+              // is over. Ask again for the cause: a port without a listener, or
+              // a name that is not allowed.
+              AskInfo(stub, open_calls, kTimeForCause, /*wait=*/false,
                       [timed_out = info.status(),
                        done](absl::StatusOr<v1::WorkerInfo> why) {
                         if (absl::IsDeadlineExceeded(why.status())) {
@@ -308,7 +311,8 @@ class GrpcWorkerClient final : public WorkerClient {
     };
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    // Small may come and large be unpacked: workers do not compress.
+    // A small compressed message may unpack to a large one. Workers do not
+    // compress.
     arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                      1 << GRPC_COMPRESS_NONE);
     arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -325,7 +329,7 @@ class GrpcWorkerClient final : public WorkerClient {
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetMaxReceiveMessageSize(
         static_cast<int>(options.max_receive_message_bytes));
-    // Its own connection, not one shared through gRPC's global pool.
+    // Use a connection of its own, not one of gRPC's global pool.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt("kvasir.connection", index);
     return grpc::CreateCustomChannel(target,
@@ -336,7 +340,7 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   const std::shared_ptr<OpenCalls> open_calls_ = std::make_shared<OpenCalls>();
-  // Calls may outlive the client.
+  // Shared, because calls may outlive the client.
   std::shared_ptr<v1::Worker::Stub> control_;
   std::vector<std::shared_ptr<GenerateStub>> stubs_;
   std::atomic<size_t> next_{0};

@@ -12,8 +12,8 @@
 namespace kvasir::router {
 
 struct GrpcWorkerClientOptions {
-  // Streams are spread over so many connections: one TCP connection's
-  // flow-control window and one lock would otherwise serve them all.
+  // Streams are spread over this many connections. With one, a single
+  // flow-control window and a single lock would serve all of them.
   int num_connections = 2;
   // A connection on which nothing arrives for this time is pinged, and is given
   // up if the answer takes longer than the timeout. Infinite: no pings, for a
@@ -25,7 +25,7 @@ struct GrpcWorkerClientOptions {
   std::shared_ptr<grpc::ChannelCredentials> credentials;
 };
 
-// `target`: "host:port" or "unix:/path". Connects when first used.
+// `target`: "host:port" or "unix:/path". Connects when it is first used.
 std::unique_ptr<WorkerClient> NewGrpcWorkerClient(
     const std::string& target, const GrpcWorkerClientOptions& options);
 

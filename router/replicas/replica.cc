@@ -163,7 +163,7 @@ void Replica::OnAccepted(uint64_t prompt_tokens) {
 void Replica::OnEnded(uint64_t prompt_tokens, bool accepted) {
   base::MutexLock lock(&mutex_);
   --in_flight_;
-  // What was accepted is the reports' to count.
+  // Reports count accepted requests themselves.
   if (accepted) return;
   --unaccepted_;
   unaccepted_tokens_ -= prompt_tokens;

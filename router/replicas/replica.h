@@ -1,4 +1,4 @@
-// What the router knows of one replica: its state, its last report, and the
+// What the router knows about one replica: its state, its last report, and the
 // requests it has been sent since.
 #pragma once
 
@@ -25,8 +25,8 @@ enum class ReplicaState {
   kConnecting,  // not reached yet
   kReady,
   kDraining,
-  kLost,     // was reached; being tried again
-  kRefused,  // speaks another version or serves other weights
+  kLost,     // was reached; the router tries again
+  kRefused,  // has another version or serves other weights
 };
 const char* ReplicaStateName(ReplicaState state);
 
@@ -38,15 +38,15 @@ class ReplicaObserver {
                               ReplicaState /*state*/) {}
 };
 
-// What a worker must match to be used.
+// The properties that a worker must have to be used.
 struct Expected {
-  // Of the tokenizer that this router's facades use; empty: any.
+  // The facades' tokenizer; empty: any.
   std::string tokenizer_hash;
-  // A replica of the same model that is in use; absent: none is.
+  // A replica of the same model that is in use; absent: there is none.
   std::optional<kvasir::v1::WorkerInfo> peer;
 };
 
-// FAILED_PRECONDITION naming the worker, what it has and what is wanted.
+// FAILED_PRECONDITION names the worker, what it has and what is wanted.
 absl::Status CheckWorker(const std::string& target,
                          const kvasir::v1::WorkerInfo& info,
                          const Expected& expected);
@@ -61,23 +61,24 @@ class Replica {
   const std::string& target() const { return target_; }
   WorkerClient* client() const { return client_.get(); }
 
-  // Events of the connection. OnInfo: it has been judged and is good. A
-  // returned duration: try again after it.
+  // Events of the connection. OnInfo: the worker has passed its checks. A
+  // returned duration is the time until the next attempt to connect.
   void OnInfo(const kvasir::v1::WorkerInfo& info) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnRefused(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ready from the first report on.
+  // The replica is ready from the first report on.
   void OnReport(const kvasir::v1::LoadReport& report)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   ReplicaState state() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // It has been judged good and is not lost: others must agree with it.
+  // It has passed its checks and is not lost. Other replicas must agree with
+  // it.
   bool in_use() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Last problem, empty if none.
+  // The last problem; empty if there is none.
   std::string detail() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<kvasir::v1::WorkerInfo> info() const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // `eligible` as far as the replica itself goes.
+  // `eligible` considers only the replica itself.
   ReplicaView view() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Requests sent and not ended.
   uint32_t in_flight() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -100,7 +101,7 @@ class Replica {
   kvasir::v1::LoadReport report_ ABSL_GUARDED_BY(mutex_);
   int failures_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Sent, and the worker has not said yet that it has them.
+  // Sent, but not yet accepted by the worker.
   uint32_t unaccepted_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t unaccepted_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   // Accepted after the last report.
@@ -108,7 +109,7 @@ class Replica {
   uint64_t fresh_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// One request's place in a replica's counts, from sending to its end.
+// Counts one request in a replica's load, from sending it to its end.
 // Threads: one at a time.
 class ReplicaLease {
  public:

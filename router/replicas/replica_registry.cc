@@ -16,7 +16,7 @@ void AddLoad(const ReplicaView& view, ModelLoad* load) {
   load->running += view.running;
   load->waiting += uint64_t{view.waiting} + view.unreported_requests;
   load->max_num_seqs += view.max_num_seqs;
-  // A report may be of any numbers.
+  // A report may contain any numbers.
   const uint64_t free = std::min(view.free_pages, view.total_pages);
   load->used_tokens += (view.total_pages - free) * view.page_tokens;
   load->total_tokens += view.total_pages * view.page_tokens;
@@ -50,7 +50,7 @@ class ReplicaRegistry::Watch final : public LoadSink {
     const ReplicaState before = replica_->state();
     replica_->OnReport(report);
     if (replica_->state() == before) return;
-    registry_->TellState(*replica_, before);
+    registry_->ReportState(*replica_, before);
     registry_->first_answers_->Add(*replica_, absl::OkStatus());
   }
   void OnWatchEnded(const absl::Status& status) override {
@@ -82,7 +82,7 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
         "no workers: name at least one with --workers");
   }
   for (const auto& replica : replicas_) {
-    TellObserver(*replica);
+    NotifyObserver(*replica);
     Connect(replica);
   }
   absl::Time deadline = base::Clock::Real().Now() + patience;
@@ -90,8 +90,8 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
   base::MutexLock lock(&first.mutex);
   while (first.answered.size() < replicas_.size() && first.refusals.empty()) {
     const absl::Time now = base::Clock::Real().Now();
-    // One can serve: those that are not there are connected to when they come.
-    // It may have answered before this looked.
+    // One worker is enough to serve; the others are used when they come. It may
+    // have answered before this check.
     if (!first.answered.empty()) {
       deadline = std::min(deadline, now + options_.others_patience);
     }
@@ -128,12 +128,12 @@ void ReplicaRegistry::OnInfo(const std::shared_ptr<Replica>& replica,
   const absl::Status compatible = Admit(replica.get(), *info);
   if (!compatible.ok()) {
     const absl::Duration after = replica->OnRefused(compatible);
-    TellState(*replica, before);
+    ReportState(*replica, before);
     first_answers_->Add(*replica, compatible);
     Retry(replica, after);
     return;
   }
-  if (replica->state() != before) TellState(*replica, before);
+  if (replica->state() != before) ReportState(*replica, before);
   if (!gate_->Enter()) return;
   replica->client()->WatchLoad(options_.load_interval,
                                std::make_shared<Watch>(this, replica));
@@ -144,14 +144,15 @@ void ReplicaRegistry::OnWatchEnded(const std::shared_ptr<Replica>& replica,
   const std::shared_ptr<CallbackGate> gate = gate_;
   const ReplicaState before = replica->state();
   const absl::Duration after = replica->OnLost(status);
-  TellState(*replica, before);
+  ReportState(*replica, before);
   Retry(replica, after);
   gate->Leave();
 }
 
 void ReplicaRegistry::Retry(const std::shared_ptr<Replica>& replica,
                             absl::Duration after) {
-  // The timer thread may outlive the registry: the task asks before it uses it.
+  // The timer thread may outlive the registry, so the task enters the gate
+  // first.
   timers_->At(base::Clock::Real().Now() + after, [this, gate = gate_, replica] {
     if (!gate->Enter()) return;
     Connect(replica);
@@ -159,16 +160,16 @@ void ReplicaRegistry::Retry(const std::shared_ptr<Replica>& replica,
   });
 }
 
-void ReplicaRegistry::TellObserver(const Replica& replica) const {
+void ReplicaRegistry::NotifyObserver(const Replica& replica) const {
   if (observer_ == nullptr) return;
   observer_->OnReplicaState(replica.target(), replica.state());
 }
 
-void ReplicaRegistry::TellState(const Replica& replica,
-                                ReplicaState before) const {
+void ReplicaRegistry::ReportState(const Replica& replica,
+                                  ReplicaState before) const {
   const ReplicaState state = replica.state();
   if (state != before && !stopping_) Log(replica, state);
-  TellObserver(replica);
+  NotifyObserver(replica);
   if (options_.on_change) options_.on_change();
 }
 
@@ -244,7 +245,7 @@ std::vector<ModelStatus> ReplicaRegistry::Models() const {
         model.info = info;
         continue;
       }
-      // What all of them can do and promise.
+      // Values that all of them support.
       if (info->max_model_len() < model.info->max_model_len()) {
         model.info->set_max_model_len(info->max_model_len());
       }

@@ -1,5 +1,5 @@
-// The replicas of a static list: connects, checks, watches their load, and
-// tries again what was lost.
+// The replicas of a static list: connects to them, checks them, watches their
+// load, and reconnects to lost ones.
 #pragma once
 
 #include <atomic>
@@ -23,24 +23,24 @@ namespace kvasir::router {
 struct ReplicaRegistryOptions {
   // "host:port" or "unix:/path".
   std::vector<std::string> targets;
-  // Names that clients use for the one model of all workers; empty: each
+  // The names that clients use for the one model of all workers; empty: each
   // worker's own model_name.
   std::vector<std::string> served_names;
-  // Of the facades' tokenizer; empty: any.
+  // The facades' tokenizer; empty: any.
   std::string tokenizer_hash;
   absl::Duration info_timeout = absl::Seconds(5);
   absl::Duration load_interval = absl::Milliseconds(50);
-  // What Start waits for the others behind the first worker's answer.
+  // How long Start waits for further workers after the first one has answered.
   absl::Duration others_patience = absl::Seconds(5);
-  // After a replica's state has changed, from the transport's threads, no lock
-  // held; never once Stop has returned. May be empty.
+  // Called after a replica's state has changed, on the transport's threads and
+  // without a lock; never after Stop has returned. May be empty.
   std::function<void()> on_change;
 };
 
 using WorkerClientFactory =
     std::function<std::unique_ptr<WorkerClient>(const std::string& target)>;
 
-// A replica and what the policy may know of it.
+// A replica, and what the policy may know about it.
 struct Candidate {
   std::shared_ptr<Replica> replica;
   ReplicaView view;
@@ -50,26 +50,27 @@ struct Candidate {
 // Threads: any thread.
 class ReplicaRegistry {
  public:
-  // `timers` and `observer` outlive it; `observer` may be null.
+  // `timers` and `observer` must outlive it; `observer` may be null.
   ReplicaRegistry(ReplicaRegistryOptions options,
                   const WorkerClientFactory& new_client, TimerThread* timers,
                   ReplicaObserver* observer);
   ~ReplicaRegistry();
 
-  // Connects to all. Returns once each has answered, or `patience` has passed,
-  // or others_patience since the first answer: that one can serve.
-  // FAILED_PRECONDITION, with the numbers, if one speaks another version or
-  // serves other weights or another tokenizer; a worker that cannot be reached
-  // is no error: it is tried again for ever.
+  // Connects to all workers. Returns once each has answered, or `patience` has
+  // passed, or others_patience has passed since the first answer.
+  // FAILED_PRECONDITION, with the values, if a worker has another version,
+  // other weights or another tokenizer. A worker that cannot be reached is no
+  // error: the registry tries again for ever.
   absl::Status Start(absl::Duration patience);
-  // Resets all calls; returns when no callback will come any more. Idempotent.
+  // Resets all calls, and returns when no callback will come any more.
+  // Idempotent.
   void Stop();
 
-  // Replicas of the model, refused and lost ones too (not eligible then).
-  // Empty: the name is unknown.
+  // Replicas of the model, including refused and lost ones (which are not
+  // eligible). Empty: the name is unknown.
   std::vector<Candidate> Candidates(const std::string& model) const;
   std::vector<ModelStatus> Models() const;
-  // One line for a person: what is not ready and why.
+  // One line for people: which replicas are not ready, and why.
   std::string Problems() const;
   const std::vector<std::shared_ptr<Replica>>& replicas() const {
     return replicas_;
@@ -85,11 +86,11 @@ class ReplicaRegistry {
   void OnWatchEnded(const std::shared_ptr<Replica>& replica,
                     const absl::Status& status);
   void Retry(const std::shared_ptr<Replica>& replica, absl::Duration after);
-  void TellObserver(const Replica& replica) const;
-  // The log, the observer, and who waits for changes.
-  void TellState(const Replica& replica, ReplicaState before) const;
+  void NotifyObserver(const Replica& replica) const;
+  // Logs a new state, and reports it to the observer and on_change.
+  void ReportState(const Replica& replica, ReplicaState before) const;
   static void Log(const Replica& replica, ReplicaState state);
-  // Judges a worker against those in use, and counts it among them.
+  // Checks a worker against those in use, and counts it among them.
   absl::Status Admit(Replica* replica, const kvasir::v1::WorkerInfo& info)
       ABSL_LOCKS_EXCLUDED(admit_mutex_);
   std::vector<std::string> NamesOf(const Replica& replica) const;
@@ -99,11 +100,11 @@ class ReplicaRegistry {
   ReplicaObserver* const observer_;
   std::vector<std::shared_ptr<Replica>> replicas_;
   const std::unique_ptr<FirstAnswers> first_answers_;
-  // Its own resets are no news.
+  // Resets by Stop are not reported as lost workers.
   std::atomic<bool> stopping_{false};
   const std::shared_ptr<CallbackGate> gate_ = std::make_shared<CallbackGate>();
-  // Two workers are never judged at the same time: each would miss the other.
-  // Taken before a replica's own.
+  // Workers are checked one at a time: two at once would not see each other.
+  // Locked before a replica's own mutex.
   base::Mutex admit_mutex_;
 };
 

@@ -33,12 +33,12 @@ std::shared_ptr<Replica> NewReplica() {
   return std::make_shared<Replica>("w:1", nullptr);
 }
 
-TEST(CheckWorkerTest, TheSameVersionAndWeightsPass) {
+TEST(CheckWorkerTest, AcceptsTheSameVersionAndWeights) {
   KVASIR_EXPECT_OK(CheckWorker("w:1", GoodInfo(), {"t1", GoodInfo()}));
   KVASIR_EXPECT_OK(CheckWorker("w:1", GoodInfo(), {"", std::nullopt}));
 }
 
-TEST(CheckWorkerTest, AnotherVersionIsRefusedWithBoth) {
+TEST(CheckWorkerTest, RefusesAnotherVersionAndNamesBoth) {
   kvasir::v1::WorkerInfo info = GoodInfo();
   info.set_api_version("kvasir.v2");
   EXPECT_THAT(CheckWorker("w:1", info, {}),
@@ -47,7 +47,7 @@ TEST(CheckWorkerTest, AnotherVersionIsRefusedWithBoth) {
                              HasSubstr("'kvasir.v1'"))));
 }
 
-TEST(CheckWorkerTest, OtherWeightsThanTheOthersAreRefused) {
+TEST(CheckWorkerTest, RefusesOtherWeightsThanThePeers) {
   kvasir::v1::WorkerInfo info = GoodInfo();
   info.set_weights_id("w2");
   EXPECT_THAT(CheckWorker("w:1", info, {"", GoodInfo()}),
@@ -56,7 +56,7 @@ TEST(CheckWorkerTest, OtherWeightsThanTheOthersAreRefused) {
                              HasSubstr("'w1'"))));
 }
 
-TEST(CheckWorkerTest, AnotherTokenizerThanTheFacadesIsRefused) {
+TEST(CheckWorkerTest, RefusesAnotherTokenizerThanTheFacades) {
   EXPECT_THAT(CheckWorker("w:1", GoodInfo(), {"t2", std::nullopt}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("tokenizer_hash"), HasSubstr("'t1'"),
@@ -71,7 +71,7 @@ TEST(CheckWorkerTest, SizesOfZeroAreRefused) {
                        HasSubstr("page_tokens 0")));
 }
 
-TEST(ReplicaTest, IsReadyFromTheFirstReportOn) {
+TEST(ReplicaTest, IsReadyAfterTheFirstReport) {
   const auto replica = NewReplica();
   EXPECT_EQ(replica->state(), ReplicaState::kConnecting);
   replica->OnInfo(GoodInfo());
@@ -82,7 +82,7 @@ TEST(ReplicaTest, IsReadyFromTheFirstReportOn) {
   EXPECT_EQ(replica->view().page_tokens, 16u);
 }
 
-TEST(ReplicaTest, ADrainingOneIsNotEligible) {
+TEST(ReplicaTest, ADrainingReplicaIsNotEligible) {
   const auto replica = NewReplica();
   replica->OnInfo(GoodInfo());
   kvasir::v1::LoadReport report = Report(1);
@@ -92,7 +92,7 @@ TEST(ReplicaTest, ADrainingOneIsNotEligible) {
   EXPECT_FALSE(replica->view().eligible);
 }
 
-TEST(ReplicaTest, ALostOneComesBackWithItsNextReport) {
+TEST(ReplicaTest, ALostReplicaIsReadyAgainAfterItsNextReport) {
   const auto replica = NewReplica();
   replica->OnInfo(GoodInfo());
   replica->OnReport(Report(1));
@@ -106,7 +106,7 @@ TEST(ReplicaTest, ALostOneComesBackWithItsNextReport) {
   EXPECT_EQ(replica->detail(), "");
 }
 
-TEST(ReplicaTest, BackoffGrowsToABoundAndStartsAgainAfterSuccess) {
+TEST(ReplicaTest, BackoffGrowsToALimitAndStartsAnewAfterSuccess) {
   const auto replica = NewReplica();
   const absl::Status lost = absl::UnavailableError("no route");
   const absl::Duration first = replica->OnLost(lost);
@@ -119,7 +119,7 @@ TEST(ReplicaTest, BackoffGrowsToABoundAndStartsAgainAfterSuccess) {
   EXPECT_EQ(replica->OnLost(lost), first);
 }
 
-TEST(ReplicaTest, CountsWhatTheLastReportCannotKnow) {
+TEST(ReplicaTest, CountsRequestsSinceTheLastReport) {
   const auto replica = NewReplica();
   replica->OnInfo(GoodInfo());
   replica->OnReport(Report(0));

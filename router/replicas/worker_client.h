@@ -1,5 +1,5 @@
-// One worker as the router sees it. The interface is free of gRPC, so that
-// everything above it is tested without.
+// One worker as the router sees it. The interface does not use gRPC, so that
+// its users are tested without it.
 #pragma once
 
 #include <functional>
@@ -16,22 +16,22 @@ namespace kvasir::router {
 
 // One attempt of a request at one worker.
 struct WorkerCall {
-  // Everything but the two id fields, which stay empty in it.
+  // Everything except the two fields of ids, which stay empty in it.
   kvasir::v1::GenerateRequest head;
-  // Sent from where it lies, each time again.
+  // Sent without a copy in every attempt.
   proto::TokenBytes prompt;
-  // What earlier attempts delivered, as TokenBytes has it.
+  // Tokens that earlier attempts delivered, encoded like TokenBytes.
   std::string emitted;
   absl::Time deadline = absl::InfiniteFuture();
 };
 
-// Hears about one attempt.
+// Receives the events of one attempt.
 // Threads: one call at a time, on the transport's threads; must not block.
 class AttemptSink {
  public:
   virtual ~AttemptSink() = default;
   virtual void OnEvent(const kvasir::v1::GenerateEvent& event) = 0;
-  // Last call. A refusal is the status's payload (proto/refusal.h).
+  // The last call. A refusal is in the status's payload (proto/refusal.h).
   virtual void OnAttemptDone(const absl::Status& status) = 0;
 };
 
@@ -39,9 +39,10 @@ class AttemptSink {
 class Attempt {
  public:
   virtual ~Attempt() = default;
-  // Once, first. OnAttemptDone follows in every case, never from inside.
+  // Call once, first. OnAttemptDone follows in every case, but not within
+  // Start.
   virtual void Start() = 0;
-  // Resets the call; idempotent; also before Start.
+  // Resets the call. Idempotent; may come before Start.
   virtual void Cancel() = 0;
 };
 
@@ -49,11 +50,11 @@ class LoadSink {
  public:
   virtual ~LoadSink() = default;
   virtual void OnReport(const kvasir::v1::LoadReport& report) = 0;
-  // Last call: the watch has ended, never with OK.
+  // The last call: the watch has ended, never with OK.
   virtual void OnWatchEnded(const absl::Status& status) = 0;
 };
 
-// Threads: any thread. Callbacks never run inside the call that asks for them.
+// Threads: any thread. Callbacks never run within the call that requests them.
 class WorkerClient {
  public:
   virtual ~WorkerClient() = default;
@@ -64,7 +65,7 @@ class WorkerClient {
       std::function<void(absl::StatusOr<kvasir::v1::WorkerInfo>)> done) = 0;
   virtual void WatchLoad(absl::Duration min_interval,
                          std::shared_ptr<LoadSink> sink) = 0;
-  // Resets every call; none starts from now on. Callbacks still come.
+  // Resets every call, and no call starts from now on. Callbacks still come.
   virtual void Close() = 0;
 };
 

@@ -11,8 +11,8 @@
 
 namespace kvasir::router {
 
-// Ids 0 to 255 are bytes, kByteEos ends, larger ids do not exist. Characters
-// are released when whole; kByteBad is refused in prompts.
+// Ids 0 to 255 are bytes, kByteEos ends a sample, larger ids do not exist.
+// Characters are released when complete; kByteBad is refused in prompts.
 inline constexpr int32_t kByteEos = 256;
 inline constexpr char kByteBad = '\x01';
 

@@ -1,5 +1,5 @@
-// One call of a facade without gRPC and on one thread: tasks run when the test
-// says so, and the transport takes a response when it says so.
+// One call of a facade without gRPC and on one thread: tasks run, and writes
+// complete, when the test says so.
 #pragma once
 
 #include <deque>
@@ -34,7 +34,7 @@ class ManualRunner final : public TaskRunner {
   }
 
   size_t max_queued = 1000;
-  // What is posted waits.
+  // Posted tasks wait.
   bool paused = false;
 
  private:
@@ -74,7 +74,7 @@ class SingleCallTest : public ::testing::Test {
     backend_->facade = "vllm";
     backend_->tokenizer = tokenizer_;
   }
-  // What still runs is let go: the fake router keeps its sinks.
+  // Ends what still runs: the fake router keeps its sinks.
   void TearDown() override {
     if (call_ == nullptr) return;
     call_->OnCancelled();
@@ -85,7 +85,7 @@ class SingleCallTest : public ::testing::Test {
     while (strand_->RunOne() || tokenizer_->RunOne()) {
     }
   }
-  // The transport takes what it is given until nothing is left.
+  // Completes writes until nothing is left.
   void RunWrites() {
     Run();
     while (writer_.writing) {
@@ -94,7 +94,7 @@ class SingleCallTest : public ::testing::Test {
       Run();
     }
   }
-  // `parse` gives a parsed request, `prepare` takes it on the tokenizer.
+  // `parse` returns a parsed request; `prepare` receives it on the tokenizer.
   template <typename Message, typename Parse, typename Prepare>
   void Begin(const Message& message, Parse parse, Prepare prepare) {
     call_ = std::make_shared<Call>(

@@ -1,4 +1,4 @@
-// Tenants of a test, each with a token that is its name.
+// Tenants for tests. Each one's token is its name.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace kvasir::router {
 
-// An entry of --identities, with more fields: `"quota": {...}`.
+// An entry of --identities with further fields: `"quota": {...}`.
 inline std::string TenantEntry(const std::string& name,
                                const std::string& fields = "") {
   return absl::StrCat(

@@ -10,7 +10,7 @@
 namespace kvasir::router {
 
 void FacadeServerTest::Listen(const std::vector<grpc::Service*>& services) {
-  base::GrpcServerOptions options;  // as the clients' port is
+  base::GrpcServerOptions options;  // like the clients' port
   options.explain_garbage = true;
   auto server = base::GrpcServer::Start(options, services);
   KVASIR_ASSERT_OK(server);

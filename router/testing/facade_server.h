@@ -1,5 +1,4 @@
-// A facade's services behind a real listener, with a router that the test
-// plays.
+// A facade's services at a real listener, with a scripted router.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -15,7 +14,7 @@ namespace kvasir::router {
 
 class FacadeServerTest : public ::testing::Test {
  protected:
-  // The services outlive StopListening.
+  // The services must outlive StopListening.
   void Listen(const std::vector<grpc::Service*>& services);
   void StopListening();
   static void WaitUntilCancelled(const FakeRouter::Request& request);

@@ -1,5 +1,5 @@
-// A RequestRouter whose engine is the test: what was submitted is recorded,
-// and the test says which tokens come.
+// A scripted RequestRouter: it records submitted requests, and the test decides
+// which tokens come.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace kvasir::router {
 
-// Threads: any thread. Sinks are called by whoever calls Emit, End, ...
+// Threads: any thread. Sinks are called on the thread that calls Emit, End, ...
 class FakeRouter final : public RequestRouter {
  public:
   class Request final : public RequestHandle {
@@ -27,12 +27,12 @@ class FakeRouter final : public RequestRouter {
     bool cancelled() const;
     CancelReason reason() const;
 
-    // The text's bytes as token ids.
+    // Delivers the text's bytes as token ids.
     void Emit(const std::string& text, uint32_t index = 0);
     void Finish(kvasir::v1::FinishReason reason = kvasir::v1::FINISH_LENGTH,
                 uint32_t index = 0);
     void Done(const absl::Status& status = absl::OkStatus());
-    // All of it at once.
+    // Delivers a whole answer at once.
     void Complete(const std::string& text);
 
    private:
@@ -57,10 +57,10 @@ class FakeRouter final : public RequestRouter {
   void Refuse(const absl::Status& refusal);
   void SetMaxN(uint32_t n) { model_.info->set_max_n(n); }
   void SetMaxModelLen(uint32_t tokens);
-  // What facades refused by themselves.
+  // Requests that facades refused themselves.
   std::vector<std::pair<CanonicalRequest, absl::Status>> refused() const;
   size_t num_requests() const;
-  // Waits until request number `index` has come; null after a long time.
+  // Waits until request number `index` has arrived; null after a long time.
   std::shared_ptr<Request> WaitFor(size_t index);
 
  private:

@@ -1,5 +1,5 @@
-// A worker for tests of everything above WorkerClient: no gRPC, scripted by the
-// test, callbacks on the given timer thread as if it were the transport's.
+// A scripted worker for tests of everything above WorkerClient, without gRPC.
+// Callbacks run on the given timer thread, which stands for the transport's.
 #pragma once
 
 #include <functional>
@@ -31,11 +31,11 @@ class FakeAttempt final : public Attempt,
   void Tokens(const std::vector<int32_t>& ids, uint32_t index = 0);
   void Finish(kvasir::v1::FinishReason reason, uint32_t index = 0);
   void Send(const kvasir::v1::GenerateEvent& event);
-  // Only the first counts.
+  // Only the first call counts.
   void End(const absl::Status& status);
 
   void Start() override;
-  // Before Start.
+  // Call before Start.
   void MakeUnreachable();
   void Cancel() override;
 
@@ -43,7 +43,7 @@ class FakeAttempt final : public Attempt,
   void OnTransport(TimerThread::Task task);
 
   const WorkerCall call_;
-  // The transport's thread only.
+  // Used only by the transport's thread.
   std::shared_ptr<AttemptSink> sink_;
   bool ended_ = false;
   TimerThread* const transport_;
@@ -53,22 +53,22 @@ class FakeAttempt final : public Attempt,
   bool reachable_ ABSL_GUARDED_BY(mutex_) = true;
 };
 
-// What a test holds to drive one worker; outlives its clients.
+// A test's handle to drive one worker; outlives its clients.
 // Threads: any thread.
 class FakeWorker {
  public:
   explicit FakeWorker(TimerThread* transport);
 
-  // The script, before it is asked.
+  // Set up by the test before the worker is asked.
   kvasir::v1::WorkerInfo* info() { return &info_; }
   void SetReachable(bool reachable);
   // Called inside each GetInfo, on the asking thread.
   void OnInfoAsked(std::function<void()> then);
-  // Called with each new attempt, inside NewAttempt.
+  // Called inside NewAttempt with each new attempt.
   void OnAttempt(std::function<void(const std::shared_ptr<FakeAttempt>&)> then);
 
   void Report(const kvasir::v1::LoadReport& report);
-  // The connection breaks: the watch and all attempts.
+  // The connection breaks: ends the watch and all attempts.
   void Die();
 
   std::vector<std::shared_ptr<FakeAttempt>> attempts() const;

@@ -12,7 +12,7 @@
 
 namespace kvasir::router {
 
-// Builds requests as tritonclient does: everything raw.
+// Builds requests like tritonclient: all tensors raw.
 class InferRequestBuilder {
  public:
   explicit InferRequestBuilder(const std::string& model = "tiny",
@@ -53,7 +53,7 @@ class InferRequestBuilder {
   inference::ModelInferRequest request_;
 };
 
-// What a response holds under a name; nullopt when it is not there.
+// Returns a response's output by its name; nullopt if it is absent.
 std::optional<std::string> RawOutput(
     const inference::ModelInferResponse& response, const std::string& name);
 
@@ -74,7 +74,7 @@ std::vector<T> NumberOutput(const inference::ModelInferResponse& response,
 std::vector<int64_t> OutputShape(const inference::ModelInferResponse& response,
                                  const std::string& name);
 
-// True, false, or nullopt when the parameter is missing or no bool.
+// Returns the parameter; nullopt if it is missing or not a bool.
 std::optional<bool> FinalFlag(const inference::ModelInferResponse& response);
 
 }  // namespace kvasir::router

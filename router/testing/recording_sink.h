@@ -1,4 +1,4 @@
-// A sink for tests: remembers what it was told and lets a test wait for it.
+// A sink for tests: records its calls and lets a test wait for them.
 #pragma once
 
 #include <map>
@@ -18,7 +18,7 @@ class RecordingSink final : public RequestSink {
   void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) override;
   void OnDone(const absl::Status& status) override;
 
-  // The final status; UNKNOWN if none comes within 20 s.
+  // Returns the final status; UNKNOWN if none comes within 20 s.
   absl::Status Wait();
   bool done() const;
   int accepted() const;

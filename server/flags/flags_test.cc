@@ -364,7 +364,7 @@ TEST(TlsFlagsTest, AClientsLogCallsItsTlsThatOfTheServer) {
   const std::string log = ::testing::internal::GetCapturedStderr();
   KVASIR_EXPECT_OK(credentials.status());
   EXPECT_THAT(log,
-              AllOf(HasSubstr("authorities that are over are left out"),
+              AllOf(HasSubstr("expired authorities are left out"),
                     HasSubstr("role=server"), HasSubstr("--ca " + dial.ca)));
 }
 

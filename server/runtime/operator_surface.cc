@@ -14,6 +14,7 @@
 #include "base/cli/exit_code.h"
 #include "base/cli/process.h"
 #include "base/log.h"
+#include "base/net/header_blocks.h"
 #include "base/net/listen_address.h"
 #include "base/net/process_metrics.h"
 #include "base/status_macros.h"
@@ -103,6 +104,7 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   surface->metrics_server_->Add(std::make_shared<base::ProcessMetrics>());
   surface->metrics_server_->Add(surface->options_.tls);
   surface->metrics_server_->Add(base::TlsRefusals::OfProcess());
+  surface->metrics_server_->Add(std::make_shared<base::HeaderBlockMetrics>());
   if (surface->options_.metrics_only) return surface;
   base::GrpcServerOptions health;
   health.listen.host = listen.host;

@@ -219,7 +219,7 @@ def test_metadata_beyond_what_any_call_may_have_ends_its_connection_and_no_other
 
 
 def test_a_stream_of_nobodys_ends_at_once(served):
-    with served.channel() as channel, served.refusal("UNAUTHENTICATED", "no_credentials", "who calls"):
+    with served.channel() as channel, served.refusal("UNAUTHENTICATED", "no_credentials", "no credentials"):
         list(service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
             iter([streamed(served.model, 4)]), timeout=20))
 
@@ -234,7 +234,7 @@ def test_bytes_that_are_no_message_are_told_to_him_alone_who_is_known(served):
             with pytest.raises(grpc.RpcError) as error:
                 channel.unary_unary(f"/{method}")(b"\xff" * 100, timeout=20)
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert error.value.details() == f"want a message of /{method}, have bytes that are none"
+            assert error.value.details() == f"want a message of /{method}, have bytes that are not one"
             wait_until(lambda: facade in [line["facade"] for line in refused()], "the line of it")
     assert [line["tenant"] for line in refused()] == ["blue"] * 3
 
@@ -251,13 +251,13 @@ def test_a_tenant_header_counts_from_a_gateway_that_may_set_it_alone(served):
         # A listed one brings its own quota.
         for _ in range(2):
             infer(channel, served.model, (("x-tenant-id", "few"),))
-        with served.refusal("RESOURCE_EXHAUSTED", "rate", "tenant 'few'.*requests_per_second.*come back in",
+        with served.refusal("RESOURCE_EXHAUSTED", "rate", "tenant 'few'.*requests_per_second.*try again in",
                             ("few", "gate-laptop")):
             infer(channel, served.model, (("x-tenant-id", "few"),))
         with served.refusal("INVALID_ARGUMENT", "tenant", "x-tenant-id", ("gate", "gate-laptop")):
             infer(channel, served.model, (("x-tenant-id", "a b"),))
         # It makes nobody a client who is none.
-        with served.refusal("PERMISSION_DENIED", "role", "'operator' has not the role CLIENT", ("gate", "gate-laptop")):
+        with served.refusal("PERMISSION_DENIED", "role", "'operator' does not have the role CLIENT", ("gate", "gate-laptop")):
             infer(channel, served.model, (("x-tenant-id", "operator"),))
     with served.channel(token_of("red")) as channel:
         infer(channel, served.model, (("x-tenant-id", "red"),))
@@ -378,7 +378,7 @@ def test_no_token_is_taken_without_tls(tmp_path):
         server = Served(process, None, identities)
         with grpc.insecure_channel(process.grpc) as channel:
             assert server.who_asked(infer(channel, server.model)) == ("anonymous", "")
-            with server.refusal("UNAUTHENTICATED", "no_tls", "no token is taken without TLS"):
+            with server.refusal("UNAUTHENTICATED", "no_tls", "no token is accepted without TLS"):
                 infer(channel, server.model, (("authorization", f"Bearer {token_of('red')}"),))
             with server.refusal("PERMISSION_DENIED", "tenant", "may not set another", ("anonymous", "")):
                 infer(channel, server.model, (("x-tenant-id", "listed"),))
@@ -404,7 +404,7 @@ def test_the_file_changes_under_load_without_a_failure_and_who_is_taken_out_is_r
             after = clients.codes["OK"]
             wait_until(lambda: clients.codes["OK"] > after + 50, "answers by what was there")
         assert set(clients.codes) == {"OK"}, clients.codes
-        (line,) = server.lines("identities are not read: those from before stay")
+        (line,) = server.lines("identities cannot be read: the previous ones stay in use")
         assert str(server.identities) in line["why"] and "color" in line["why"]
         assert reads("failed") == 1
         assert server.server.metric("kvasir_router_identities_refused") == 1
@@ -429,9 +429,9 @@ def test_operators_show_a_token_of_their_role_at_an_admin_port_that_others_reach
         for _ in range(2):
             done = run(*drain, check=False)
             assert done.returncode != 0
-            assert ("'anonymous' has not the role ADMIN" if anonymous else "who calls?") in done.stderr
+            assert ("'anonymous' does not have the role ADMIN" if anonymous else "no credentials") in done.stderr
         done = run(*drain, "--token-file", tmp_path / "red", check=False)
-        assert done.returncode != 0 and "has not the role ADMIN" in done.stderr
+        assert done.returncode != 0 and "does not have the role ADMIN" in done.stderr
         # Of strangers, one line a minute for each reason.
         assert [(line["call"], line["status"], line["reason"], line["tenant"], line["caller"])
                 for line in server.lines("admin call refused")] == [

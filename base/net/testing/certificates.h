@@ -1,4 +1,4 @@
-// Certificates that tests make for themselves: no key is in the repository.
+// Certificates that tests make for themselves: the repository contains no key.
 #pragma once
 
 #include <string>
@@ -22,7 +22,8 @@ struct TestCertificateOptions {
   int rsa_bits = 0;  // 0: a key of P-256
 };
 
-// One that signs itself; of its options, names are not used.
+// Returns a certificate that signs itself; the names in its options are not
+// used.
 TestCertificate MakeAuthority(const std::string& common_name);
 TestCertificate MakeAuthorityWith(const TestCertificateOptions& options);
 TestCertificate MakeCertificate(const TestCertificate& authority,

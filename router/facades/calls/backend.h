@@ -1,5 +1,4 @@
-// What all calls of a facade share, whatever its protocol, and the limits that
-// hold for each of them.
+// What all calls of a facade share, and the limits of each call.
 #pragma once
 
 #include <atomic>
@@ -23,15 +22,16 @@
 namespace kvasir::router {
 
 struct FacadeLimits {
-  // Samples of one request: nothing is sized by `n` before this is checked.
+  // Samples of one request. Nothing is allocated by `n` before this is checked.
   uint32_t max_n = 128;
-  // The operator's, for requests that do not say: how large their answers can
-  // get.
+  // The operator's default for requests that set none; it bounds the size of
+  // their answers.
   uint32_t default_max_tokens = 256;
-  // Streamed output that waits because the client does not read. Over it (or
-  // over max_response_bytes of one answer) the stream is reset.
+  // Streamed output that waits because the client does not read. Above it (or
+  // above max_response_bytes of one answer) the stream is reset.
   size_t max_waiting_bytes_per_stream = 16 << 20;
-  // Clients refuse messages of 4 MiB by default; a part is left for framing.
+  // Clients refuse messages of more than 4 MiB by default. The rest is left for
+  // framing.
   size_t max_response_bytes = (4 << 20) - (64 << 10);
   // Requests that one stream of a client may have running.
   size_t max_requests_per_stream = 1024;
@@ -42,17 +42,17 @@ struct FacadeLimits {
   int num_stream_threads = 2;
 };
 
-// By served model name, aliases included. A model that the router knows and
-// this map does not takes token ids only.
+// By served model name, aliases included. Models that are not in this map
+// accept only token ids.
 using Codecs = std::map<std::string, std::shared_ptr<const TextCodec>>;
 
-// Threads: any thread; constant but for what synchronizes itself.
+// Threads: any thread; constant except for members that synchronize themselves.
 struct FacadeBackend {
-  // Null for a model of token ids alone.
+  // Null for a model that accepts only token ids.
   std::shared_ptr<const TextCodec> CodecOf(const std::string& model) const;
 
   RequestRouter* router = nullptr;
-  // In the access log and in metrics.
+  // The protocol's name in the access log and in metrics.
   std::string facade;
   Codecs codecs;
   FacadeLimits limits;
@@ -61,7 +61,7 @@ struct FacadeBackend {
   const base::Clock* clock = &base::Clock::Real();
   std::shared_ptr<TaskRunner> tokenizer;
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
-  // Null: nobody is asked who he is.
+  // Null: callers are not asked for credentials.
   std::shared_ptr<const Callers> callers;
   // Null: memory has no limit.
   std::shared_ptr<ByteBudget> budget;
@@ -70,60 +70,62 @@ struct FacadeBackend {
   std::atomic<uint64_t> next_number{1};
 };
 
-// Who makes a call. Where nobody is asked who he is, his tenant is what he
-// says: INVALID_ARGUMENT for what is no name. Otherwise the errors of
-// Callers::Identify, and its `refused`.
+// Identifies the maker of a call. If callers are not asked for credentials, the
+// tenant is the one that the client names; INVALID_ARGUMENT if that is not a
+// name. Otherwise returns the errors of Callers::Identify, and its `refused`.
 absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
                                       const CallIdentity& call,
                                       Caller* refused);
 
-// A message as it comes, before it waits for its turn: what waits is counted.
+// A message when it arrives. Its bytes are counted before it waits for its
+// turn.
 struct ArrivedMessage {
-  // Who makes it, refused or not; empty where nobody knows him.
+  // Set for refused callers as well, as far as they are known.
   Caller caller;
   // A share for the message and for its text or ids, which are copied out of
-  // it; null where memory has no limit. Or why it is refused.
+  // it; null if memory has no limit. Or the reason why it is refused.
   absl::StatusOr<std::shared_ptr<ByteShare>> bytes;
 };
 ArrivedMessage Arrive(const FacadeBackend& backend, const CallIdentity& call,
                       size_t message_bytes);
 
-// The request's place in its tenant's quota; null where there is none.
-// RESOURCE_EXHAUSTED: before anything is looked up for it.
+// The request's place in its tenant's quota; null if it has none.
+// RESOURCE_EXHAUSTED, before anything is looked up for the request.
 absl::StatusOr<std::shared_ptr<RequestPlace>> EnterQuota(
     const FacadeBackend& backend, const Caller& caller);
 
-// INVALID_ARGUMENT where the model's workers, or we, serve fewer samples.
+// INVALID_ARGUMENT if the model's workers or this router serve fewer samples.
 absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
                              const FacadeLimits& limits);
 
-// UNIMPLEMENTED: `field` wants a tokenizer that the model has not; what to do
-// `instead`.
+// UNIMPLEMENTED: `field` needs a tokenizer that the model does not have;
+// `instead` says what to do.
 absl::Status NeedsTokenizer(const std::string& field,
                             const std::string& instead);
 
-// A prompt's ids, at least one.
+// Returns the prompt's ids. INVALID_ARGUMENT if there are none.
 absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
                                                const std::string& text);
 
-// RESOURCE_EXHAUSTED: a tokenizer's queue that takes no more.
+// RESOURCE_EXHAUSTED: the tokenizer's queue is full.
 absl::Status TokenizerIsFull(const FacadeLimits& limits);
 
-// Tokens that a sample can get: `wanted` as far as the prompt leaves room in
-// max_model_len (0: not known).
+// Returns how many of the `wanted` tokens the prompt leaves room for in
+// max_model_len (0: unknown).
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len);
 
-// Sets max_tokens where the client has not: as far as the context goes (without
-// a known length the operator's default), and no more than `fits` tokens, which
-// is what one response holds where there is but one. INVALID_ARGUMENT where the
-// client asks for more of them; `field` is its name for the number.
+// Sets max_tokens if the client has not: as many as the context allows (the
+// operator's default if the length is unknown), and at most `fits`, the number
+// of tokens that one response holds for answers in one response.
+// INVALID_ARGUMENT if the client asks for more than `fits`; `field` is the
+// client's name of the number.
 absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
                           uint32_t max_model_len, uint64_t fits,
                           const FacadeLimits& limits,
                           kvasir::v1::SamplingParams* sampling);
 
-// "stop", "length", "abort": the word that every client's protocol has.
+// "stop", "length", "abort": the words of all these protocols.
 const char* FinishReasonText(kvasir::v1::FinishReason reason);
 
 }  // namespace kvasir::router

@@ -1,4 +1,4 @@
-// The router's view of one request of a call: copies what comes onto the call's
+// The router's sink for one request of a call. Copies each event to the call's
 // strand and returns.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace kvasir::router {
 template <typename Call>
 class EventRelay final : public RequestSink {
  public:
-  // `place` (null: none) is left as the request ends.
+  // Leaves `place` (null: none) when the request ends.
   EventRelay(std::shared_ptr<Call> call, uint64_t number,
              std::shared_ptr<RequestPlace> place)
       : call_(std::move(call)), number_(number), place_(std::move(place)) {}

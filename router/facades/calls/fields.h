@@ -1,5 +1,5 @@
-// A message's fields as clients send them: what is refused, and how its error
-// names field, want and have. For the protocols of vLLM, whose words are alike.
+// Checks of message fields for vLLM's protocols, with errors that name the
+// field, the wanted and the given value.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace kvasir::router {
 
 inline constexpr uint32_t kMaxTokenId = std::numeric_limits<int32_t>::max();
 
-// UNIMPLEMENTED: `what` would change the result, and is not built.
+// UNIMPLEMENTED: `what` would change the result and is not built.
 absl::Status FieldNotBuilt(const std::string& what);
 
 template <typename T>
@@ -29,23 +29,23 @@ absl::Status WrongField(const std::string& field, const std::string& want,
       absl::StrCat(field, ": want ", want, ", have ", have));
 }
 
-// A field that this build has no name for may ask for anything: UNIMPLEMENTED
-// by number and message.
+// UNIMPLEMENTED, with number and message, if there is a field that this build
+// does not know: it may ask for anything.
 absl::Status RefuseUnknownFields(const google::protobuf::Message& message);
 
 absl::Status CheckFiniteField(const std::string& field, float value);
 
-// A wire value where it is set, `neutral` where it is zero.
+// Returns `neutral` for an unset wire value.
 inline float OrNeutral(float value, float neutral) {
   return value == 0.0f ? neutral : value;
 }
 
-// Clients send the largest number for "all"; 0: all.
+// Clients send the largest number for "all". Returns 0 for all.
 inline int32_t TopKOf(uint32_t wire) {
   return wire > kMaxTokenId ? 0 : static_cast<int32_t>(wire);
 }
 
-// A prompt of ids, at least one.
+// Returns the prompt's ids. INVALID_ARGUMENT if there are none.
 absl::StatusOr<proto::TokenBytes> PromptIdsOf(
     const std::string& field,
     const google::protobuf::RepeatedField<uint32_t>& wire);
@@ -54,7 +54,7 @@ absl::Status AddStopIds(const std::string& field,
                         const google::protobuf::RepeatedField<uint32_t>& wire,
                         kvasir::v1::SamplingParams* sampling);
 
-// The id is what Abort finds a request by, and stands in the access log.
+// Abort finds requests by this id, and the access log contains it.
 inline constexpr size_t kMaxVllmRequestIdBytes = 256;
 absl::Status CheckVllmRequestId(const std::string& id);
 

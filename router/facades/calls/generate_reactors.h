@@ -1,8 +1,8 @@
-// gRPC's side of a call that is one request: a stream of responses, or one.
-// Both delete themselves in OnDone, which gRPC runs once End has been called
-// and every reaction has returned.
+// gRPC's side of a call that is one request: a stream of responses, or a single
+// one. Both reactors delete themselves in OnDone, which gRPC calls after End
+// has been called and every reaction has returned.
 // Threads: reactions on gRPC's threads, the writer's methods on the strand;
-// they meet only inside gRPC.
+//   they share only gRPC's own state.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -26,7 +26,7 @@ struct GenerateCall {
   std::shared_ptr<TaskRunner> runner;
 };
 
-// Looks at the call's message, which gRPC keeps until OnDone.
+// Reads the call's message, which gRPC keeps until OnDone.
 template <typename Answer>
 using ReadMessage = absl::AnyInvocable<typename SingleCall<Answer>::Asked()>;
 
@@ -74,7 +74,7 @@ class GenerateStreamReactor final
   grpc::CallbackServerContext* const context_;
   const ClientCall open_;
   const std::shared_ptr<SingleCall<Answer>> call_;
-  // Between StartWrite and OnWriteDone gRPC's.
+  // gRPC uses it between StartWrite and OnWriteDone.
   typename Answer::Response response_;
 };
 
@@ -83,7 +83,7 @@ class GenerateUnaryReactor final
     : public grpc::ServerUnaryReactor,
       public CallWriter<typename Answer::Response> {
  public:
-  // `response` lives until OnDone.
+  // `response` must live until OnDone.
   GenerateUnaryReactor(GenerateCall<Answer> call,
                        grpc::CallbackServerContext* context,
                        typename Answer::Response* response,

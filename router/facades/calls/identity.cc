@@ -7,7 +7,7 @@ std::string CacheSaltOf(const std::string& tenant,
                         const std::string& client_salt) {
   const std::string own = tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
   if (client_salt.empty()) return own;
-  // Its length first: no salt says the name of a tenant.
+  // The length comes first, so that no salt can imitate a tenant's name.
   return absl::StrCat("salt/", client_salt.size(), ":", client_salt, own);
 }
 

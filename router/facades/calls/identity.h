@@ -1,4 +1,4 @@
-// Who calls, as far as the wire says, and what follows from it for a request.
+// A call's metadata, and what a request derives from it.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace kvasir::router {
 
 struct CallIdentity {
   std::string peer;
-  // Judged with each request: what is let in now may not be later.
+  // Checked with each request, because access may end while a stream is open.
   Credentials credentials;
   // As the client sent it (header x-tenant-id).
   std::string tenant;
@@ -20,14 +20,14 @@ struct CallIdentity {
   absl::Time deadline = absl::InfiniteFuture();
 };
 
-// Tenants never share cached prefixes; requests without one (or of tenants that
-// share on purpose) share theirs. A
-// client's own salt separates further, within its tenant.
+// Tenants never share cached prefixes. Requests without a tenant (or of tenants
+// that share on purpose) share theirs. A client's own salt separates further
+// within its tenant.
 std::string CacheSaltOf(const std::string& tenant,
                         const std::string& client_salt = "");
 
-// What the access log says of a request, whether it comes to be or not;
-// `caller` is empty where nobody knows him.
+// The request's fields for the access log, whether or not it is accepted.
+// `caller` is empty if it is unknown.
 CanonicalRequest DescribeRequest(const CallIdentity& call, const Caller& caller,
                                  const std::string& facade,
                                  const std::string& model,

@@ -1,4 +1,4 @@
-// What a call's metadata says, read off gRPC.
+// Reads a call's metadata from gRPC.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -9,10 +9,10 @@
 
 namespace kvasir::router {
 
-// Values of a repeated key are joined by commas, as HTTP has it.
+// Values of a repeated key are joined by commas, as in HTTP.
 std::string MetadataOf(const grpc::ServerContextBase& context, const char* key);
 
-// Names of a certificate, and the hash of a token.
+// The names of the certificate, and the hash of the token.
 Credentials CredentialsOf(const grpc::ServerContextBase& context);
 
 CallIdentity IdentityOf(const grpc::ServerContextBase& context);

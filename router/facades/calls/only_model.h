@@ -1,5 +1,5 @@
-// The model of a router that serves one, for protocols whose requests or
-// answers name none.
+// The model of a router that serves only one, for protocols whose messages name
+// none.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,12 @@
 
 namespace kvasir::router {
 
-// The first of its names. UNAVAILABLE before a worker has been reached,
-// FAILED_PRECONDITION where names stand for models of different weights.
+// Returns the model by the first of its names. UNAVAILABLE before a worker has
+// been reached, FAILED_PRECONDITION if the names stand for models of different
+// weights.
 absl::StatusOr<ModelStatus> OnlyModel(const RequestRouter& router);
 
-// Counts of many replicas may be more than a protocol's numbers hold.
+// Saturates: counts of many replicas may exceed a protocol's numbers.
 int32_t ToInt32(uint64_t count);
 
 }  // namespace kvasir::router

@@ -10,7 +10,7 @@
 namespace kvasir::router {
 namespace {
 
-// A gateway aborts its clients' requests, a few at a time.
+// A gateway aborts its clients' requests a few at a time.
 constexpr int kMaxAbortedIds = 1024;
 
 }  // namespace
@@ -33,7 +33,7 @@ absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
   KVASIR_ASSIGN_OR_RETURN(const Caller caller, AskCaller(context, backend));
   backend.router->LogRefused(
       DescribeRequest(IdentityOf(context), caller, backend.facade, "", ""),
-      absl::InvalidArgumentError("no message"));
+      absl::InvalidArgumentError("the bytes are not a message"));
   return absl::OkStatus();
 }
 
@@ -66,7 +66,7 @@ absl::Status AbortRequests(
                                                    kMaxAbortedIds, ", have ",
                                                    request_ids.size()));
   }
-  // An id that stands there often is looked up once.
+  // An id that is repeated is looked up once.
   const absl::flat_hash_set<absl::string_view> ids(request_ids.begin(),
                                                    request_ids.end());
   for (const absl::string_view id : ids) {

@@ -1,5 +1,4 @@
-// Calls that need no request of the engine's: an answer at once, an end, an
-// abort.
+// Calls that start no request: immediate answers, errors and aborts.
 #pragma once
 
 #include <google/protobuf/repeated_field.h>
@@ -15,21 +14,22 @@
 
 namespace kvasir::router {
 
-// Who calls, whatever is called; a refusal has been logged and counted.
+// Identifies the caller of any call. Logs and counts a refusal.
 absl::StatusOr<Caller> AskCaller(const grpc::ServerContextBase& context,
                                  const FacadeBackend& backend);
 
-// Bytes that are no message, where gRPC asks nobody else: logged and counted as
-// refused. Why the caller himself is; OK: it is the bytes alone.
+// For bytes that are not a message, which gRPC passes to no service. Logs and
+// counts a refused request. Returns why the caller itself is refused, or OK if
+// only the bytes are wrong.
 absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
                            const FacadeBackend& backend);
 
-// The end of a call by the status of `answer`, which is not asked where who
-// calls is refused.
+// Ends the call with the status of `answer`, which is not called if the caller
+// is refused.
 grpc::ServerUnaryReactor* Answer(
     grpc::CallbackServerContext* context, const FacadeBackend& backend,
     absl::FunctionRef<absl::Status(const Caller&)> answer);
-// The same of a call that has but a status to give.
+// For a call that only returns a status.
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
                                  const FacadeBackend& backend,
                                  const absl::Status& status);
@@ -37,7 +37,16 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
 // UNIMPLEMENTED with the RPC's name.
 absl::Status RpcNotBuilt(const char* service, const char* rpc);
 
-// A stream that has nothing to say.
+// Defines a unary call of a callback service, inside its class, that answers
+// RpcNotBuilt. `Service` is the generated class; the class has a `backend_`.
+#define KVASIR_RPC_NOT_BUILT(Service, rpc, Request, Response)         \
+  grpc::ServerUnaryReactor* rpc(grpc::CallbackServerContext* context, \
+                                const Request*, Response*) override { \
+    return Answer(context, *backend_,                                 \
+                  RpcNotBuilt(Service::service_full_name(), #rpc));   \
+  }
+
+// A stream that ends at once.
 template <typename Response>
 class EndedStream final : public grpc::ServerWriteReactor<Response> {
  public:
@@ -47,9 +56,9 @@ class EndedStream final : public grpc::ServerWriteReactor<Response> {
   void OnDone() override { delete this; }
 };
 
-// Ends the requests of these ids that are the caller's tenant's. Ids that
-// nothing runs under are no error: a gateway aborts whatever its client leaves,
-// also what has just ended.
+// Ends the requests with these ids that belong to the caller's tenant. Ids
+// without a running request are no error: gateways abort every request whose
+// client has left, including some that have just ended.
 absl::Status AbortRequests(
     const Caller& caller, const FacadeBackend& backend,
     const google::protobuf::RepeatedPtrField<std::string>& request_ids);

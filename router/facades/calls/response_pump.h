@@ -1,6 +1,6 @@
-// The writing side of a call: at most one response is with the transport; what
-// comes meanwhile collects in whoever makes the responses, and goes together
-// into the next. No gRPC, no threads.
+// The writing side of a call. At most one response is with the transport; later
+// output collects in the source and goes together into the next response. No
+// gRPC, no threads.
 #pragma once
 
 #include <optional>
@@ -12,32 +12,32 @@
 
 namespace kvasir::router {
 
-// The transport's side of a call; implemented by reactors. Every method starts
-// something and returns at once. After End nothing is called any more.
+// The transport's side of a call; reactors implement it. Every method starts
+// something and returns at once. No method is called after End.
 template <typename Response>
 class CallWriter {
  public:
   virtual ~CallWriter() = default;
-  // One at a time; answered by the pump's OnWritten.
+  // One at a time; the transport calls the pump's OnWritten after it.
   virtual void Write(Response response) = 0;
   // Makes an outstanding write fail.
   virtual void Reset() = 0;
-  // Exactly once, with no write outstanding.
+  // Called exactly once, when no write is outstanding.
   virtual void End(const absl::Status& status) = 0;
 };
 
-// Where responses come from: a call.
+// The source of responses: a call.
 template <typename Response>
 class ResponseSource {
  public:
   virtual ~ResponseSource() = default;
   virtual std::optional<Response> NextResponse() = 0;
-  // How the call ends, where no response is left and none will come.
+  // The call's status once no response is left and none will come.
   virtual std::optional<absl::Status> EndOfCall() = 0;
-  // The call ends: whatever runs is cancelled, whatever waits dropped.
+  // The call ends: cancel everything that runs, drop everything that waits.
   virtual void GiveUp(CancelReason reason) = 0;
-  // Calls OnPumpTurn after the events that have already come, so that what
-  // belongs together is written together.
+  // Calls OnPumpTurn after the events that have already arrived, so that their
+  // output is written together.
   virtual void PostPumpTurn() = 0;
 };
 
@@ -45,13 +45,13 @@ class ResponseSource {
 template <typename Response>
 class ResponsePump {
  public:
-  // Both outlive it.
+  // Both must outlive it.
   ResponsePump(ResponseSource<Response>* source, CallWriter<Response>* writer)
       : source_(source), writer_(writer) {}
 
   bool ended() const { return ended_; }
-  // It has ended or will as soon as no write is outstanding: nothing new is
-  // begun.
+  // The call has ended, or will as soon as no write is outstanding: nothing new
+  // is started.
   bool ending() const { return ended_ || end_status_.has_value(); }
 
   void Pump() {
@@ -92,7 +92,7 @@ class ResponsePump {
     Pump();
   }
 
-  // Ends the call when more than `limit` bytes wait for its reader.
+  // Ends the call if more than `limit` bytes wait for its reader.
   void CheckWaiting(size_t waiting, size_t limit) {
     if (ending() || !writing_ || waiting <= limit) return;
     EndCall(absl::ResourceExhaustedError(

@@ -1,4 +1,4 @@
-// Requests that a call of its own can stop: who runs under which id.
+// Running requests by id, for calls that stop them.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 namespace kvasir::router {
 
-// Threads: any thread; only posts.
+// Threads: any thread; implementations only post.
 class StoppableCall {
  public:
   virtual ~StoppableCall() = default;
-  // End this request of yours.
+  // Ends the call's request of this number.
   virtual void OnStop(uint64_t number) = 0;
 };
 
-// Requests by scope (whose they are) and client id. Ids are the clients' and
-// need not be unique: only requests of the same scope are found, and all of
-// them. They match exactly.
+// Requests by scope (their tenant) and client id. Clients choose ids, which
+// need not be unique: a lookup finds all requests with exactly this id in the
+// same scope.
 // Threads: any thread.
 class RunningIds {
  public:

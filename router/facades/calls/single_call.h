@@ -1,5 +1,5 @@
-// A call that is one request: a stream of answers, or one. What differs between
-// protocols is how a request is prepared and what its answer looks like.
+// A call that is one request, answered by a stream of responses or a single
+// one. Protocols differ in how they prepare a request and build its answer.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ namespace kvasir::router {
 //   using Response = ...;
 //   void OnTokens(const kvasir::v1::GenerateEvent::Tokens&);
 //   void OnFinish(const kvasir::v1::GenerateEvent::Finish&);
-//   void Stop();                 // every sample that runs ends, as aborted
+//   void Stop();                 // ends every running sample as aborted
 //   bool finished() const;       // every sample has ended
 //   bool HasResponse() const;
 //   Response Take();             // precondition: HasResponse()
@@ -39,21 +39,22 @@ struct PreparedCall {
   proto::TokenBytes prompt;
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
-  // Lower runs first.
+  // Lower values run first.
   int32_t priority = 0;
-  // The client's own, beside its tenant's: prompts are shared under equal ones.
+  // The client's own salt, within its tenant: requests with equal salts share
+  // cached prefixes.
   std::string cache_salt;
-  // The client hears nothing before the end.
+  // The client receives nothing before the end.
   bool folded = false;
   std::unique_ptr<Answer> answer;
 };
 
-// Errors are the call's status. Nothing is written before the request's first
-// tokens, so that a refusal is the call's only answer and a client may try
-// elsewhere.
+// Errors become the call's status. Nothing is written before the request's
+//   first tokens, so that a refusal is the call's only answer and a client may
+//   try elsewhere.
 //
 // Threads: the On... methods and Begin may be called from any thread and only
-//   post; everything else happens on the strand.
+//   post; everything else runs on the strand.
 template <typename Answer>
 class SingleCall final
     : public StoppableCall,
@@ -67,10 +68,10 @@ class SingleCall final
   struct Parts {
     std::shared_ptr<FacadeBackend> backend;
     CallIdentity identity;
-    // Of the call's message.
+    // The size of the call's message.
     size_t message_bytes = 0;
     std::shared_ptr<TaskRunner> strand;
-    // Lives until End.
+    // Must live until End.
     CallWriter<Response>* writer = nullptr;
   };
 
@@ -81,20 +82,20 @@ class SingleCall final
             Arrive(*parts_.backend, parts_.identity, parts_.message_bytes)),
         pump_(this, parts_.writer) {}
 
-  // What the call asks for, as far as one look at its message tells.
+  // The result of a first look at the call's message.
   struct Asked {
     std::string model;
-    // The client's; empty: nothing can stop it.
+    // The client's id; empty: no call can stop the request.
     std::string id;
-    // Or why it is refused.
+    // Or the reason why it is refused.
     absl::StatusOr<Prepare> prepare;
   };
 
-  // Once, before anything else. `read` runs on the strand before the call can
-  // end, so that it may look at a message which gRPC keeps until then.
+  // Call once, before anything else. `read` runs on the strand before the call
+  // can end, so that it may use a message which gRPC keeps until then.
   void Begin(absl::AnyInvocable<Asked()> read) {
     Post([read = std::move(read)](SingleCall& call) mutable {
-      // What is refused so is not even looked at.
+      // The message of a request that is refused here is not read.
       if (const absl::Status status = call.Enter(); !status.ok()) {
         return call.Refuse(status);
       }
@@ -137,7 +138,7 @@ class SingleCall final
                             EnterQuota(*parts_.backend, arrived_.caller));
     return absl::OkStatus();
   }
-  // It runs no more.
+  // The request no longer runs.
   void LeavePlace() {
     if (place_ != nullptr) place_->Leave();
   }
@@ -158,8 +159,8 @@ class SingleCall final
                                       this->weak_from_this(), number_);
       listed_ = true;
     }
-    // It holds the place until it has run or is dropped: a call that is
-    // cancelled meanwhile still costs the tokenizer its turn.
+    // The task holds the place until it has run or is dropped: even a cancelled
+    // call still costs the tokenizer its turn.
     auto prepare = [self = this->shared_from_this(), place = place_,
                     prepare = *std::move(ready)]() mutable {
       auto prepared = prepare();
@@ -195,7 +196,7 @@ class SingleCall final
         std::move(request), std::make_shared<EventRelay<SingleCall>>(
                                 this->shared_from_this(), number_, place_));
     if (!handle.ok()) {
-      // The router may hold its relay for a moment.
+      // The router may keep its relay, which holds the place, a little longer.
       LeavePlace();
       return pump_.EndCall(handle.status(), CancelReason::kClient);
     }
@@ -205,7 +206,7 @@ class SingleCall final
   void HandleTokens(uint64_t, const kvasir::v1::GenerateEvent::Tokens& tokens) {
     if (pump_.ending()) return;
     answer_->OnTokens(tokens);
-    // All that is wanted is there: the engine need not go on.
+    // The answer needs no more tokens, so the engine may stop.
     if (answer_->finished()) {
       CancelEngine(CancelReason::kStopString);
       LeavePlace();
@@ -216,7 +217,7 @@ class SingleCall final
     if (pump_.ending()) return;
     ++num_engine_finishes_;
     answer_->OnFinish(finish);
-    // Before its client hears of it, and asks for the next.
+    // Leave before the client receives the end and sends its next request.
     if (answer_->finished()) LeavePlace();
     Changed();
   }
@@ -245,7 +246,7 @@ class SingleCall final
   }
   void Changed() {
     pump_.PumpSoon();
-    // What waits of one answer becomes one response.
+    // What waits of a single answer becomes one response.
     const size_t waiting = CountWaiting();
     pump_.CheckWaiting(waiting, parts_.backend->limits.max_response_bytes);
     pump_.CheckWaiting(waiting,
@@ -280,10 +281,10 @@ class SingleCall final
   void GiveUp(CancelReason reason) override {
     Unlist();
     CancelEngine(reason);
-    // One that runs leaves it with the engine's end, one that waits for the
-    // tokenizer with its turn there.
+    // A running request leaves its place when the engine ends it; one that
+    // waits for the tokenizer leaves it after its turn.
     place_.reset();
-    // It holds the call, until its own end.
+    // The handle keeps this call alive until the request ends.
     handle_.reset();
   }
   void PostPumpTurn() override {
@@ -299,7 +300,7 @@ class SingleCall final
   std::string model_;
   std::string id_;
   bool listed_ = false;
-  // In its tenant's quota; null: none.
+  // The place in its tenant's quota; null: none.
   std::shared_ptr<RequestPlace> place_;
   // Null until the prompt is tokenized.
   std::unique_ptr<Answer> answer_;
@@ -307,7 +308,7 @@ class SingleCall final
   std::shared_ptr<RequestHandle> handle_;
   uint32_t num_samples_ = 0;
   uint32_t num_engine_finishes_ = 0;
-  size_t waiting_bytes_ = 0;  // of answer_, as counted
+  size_t waiting_bytes_ = 0;  // answer_'s bytes, as counted
 };
 
 }  // namespace kvasir::router

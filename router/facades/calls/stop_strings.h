@@ -1,4 +1,4 @@
-// Strings that end a sample, as clients give them.
+// Stop strings as clients send them.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +11,17 @@
 
 namespace kvasir::router {
 
-// Every stop string is searched for in every new token's text.
+// Every stop string is searched for in each new token's text.
 inline constexpr size_t kMaxStopStrings = 64;
 inline constexpr size_t kMaxStopStringBytes = 1 << 10;
 
-// INVALID_ARGUMENT beyond these; `name`: what the client called them.
+// INVALID_ARGUMENT if the strings exceed the limits; `name` is the client's
+// name of the field.
 absl::Status CheckStopStrings(const std::string& name,
                               const std::vector<std::string>& strings);
 
-// A stop string that is the name of a special token never shows in the text:
-// its id stops instead.
+// Replaces stop strings that are special tokens by their ids, because such a
+// token never appears in the text.
 absl::Status StopAtSpecialTokens(const TextCodec& codec,
                                  bool skip_special_tokens,
                                  std::vector<std::string>* stop_strings,

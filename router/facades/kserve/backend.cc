@@ -30,8 +30,8 @@ void KserveStatistics::Record(const std::string& model,
       static_cast<uint64_t>(absl::ToUnixMillis(outcome.end)));
   Add(outcome.total, totals->mutable_success());
   Add(outcome.queue, totals->mutable_queue());
-  // Clients insist on three equal counts. What neither came before the engine
-  // nor was its own is the answers'.
+  // Clients require three equal counts. Time that is neither before the engine
+  // nor the engine's own counts as output.
   Add(outcome.input, totals->mutable_compute_input());
   Add(outcome.compute, totals->mutable_compute_infer());
   Add(std::max(absl::ZeroDuration(),
@@ -62,16 +62,16 @@ void KserveStreams::Remove(const KserveStream* stream) {
 
 void KserveStreams::BeginDrain() {
   base::MutexLock lock(&mutex_);
-  TellAll();
+  DrainAll();
 }
 
 void KserveStreams::EndAll() {
   base::MutexLock lock(&mutex_);
   ended_ = true;
-  TellAll();
+  DrainAll();
 }
 
-void KserveStreams::TellAll() {
+void KserveStreams::DrainAll() {
   for (const auto& [key, weak] : streams_) {
     if (const auto stream = weak.lock()) stream->OnDrain();
   }

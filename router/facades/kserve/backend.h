@@ -20,15 +20,15 @@ class KserveStatistics {
   struct Outcome {
     bool ok = false;
     absl::Duration total;
-    // Parsed, tokenized and submitted.
+    // Time until the request is parsed, tokenized and submitted.
     absl::Duration input;
-    // From the engine; zero where it did not say.
+    // From the engine; zero if it did not report it.
     absl::Duration queue;
     absl::Duration compute;
     absl::Time end;
   };
   void Record(const std::string& model, const Outcome& outcome);
-  // Zeros for a model without requests.
+  // Returns zeros for a model without requests.
   inference::ModelStatistics Of(const std::string& model) const;
 
  private:
@@ -45,13 +45,13 @@ class KserveStreams {
  public:
   void Add(const std::shared_ptr<KserveStream>& stream);
   void Remove(const KserveStream* stream);
-  // Tells those that are open. The clients' next ones are served as calls of
-  // their own are, until EndAll: from then on each is told as it opens.
+  // Ends the open streams. Streams that clients open later are served until
+  // EndAll; after that each one ends as it opens.
   void BeginDrain();
   void EndAll();
 
  private:
-  void TellAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DrainAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::Mutex mutex_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
@@ -59,7 +59,7 @@ class KserveStreams {
       ABSL_GUARDED_BY(mutex_);
 };
 
-// Threads: any thread; constant but for what synchronizes itself.
+// Threads: any thread; constant except for members that synchronize themselves.
 struct KserveBackend : FacadeBackend {
   KserveStatistics statistics;
   KserveStreams streams;

@@ -1,4 +1,4 @@
-// What the KServe facade says about models: metadata, configuration, index.
+// The KServe facade's descriptions of models: metadata, configuration, index.
 #pragma once
 
 #include "proto/inference/grpc_service.pb.h"
@@ -8,9 +8,9 @@ namespace kvasir::router {
 
 inference::ModelMetadataResponse KserveMetadataOf(const ModelStatus& model);
 
-// Unbatched (max_batch_size 0), decoupled, every input optional: which tensors
-// a request needs depends on its schema. One instance group whose `gpus` has
-// an entry for each replica, because clients multiply the two.
+// Unbatched (max_batch_size 0), decoupled, and with optional inputs only: the
+// schema determines which tensors a request needs. There is one instance group,
+// whose `gpus` has an entry for each replica, because clients multiply the two.
 inference::ModelConfig KserveConfigOf(const ModelStatus& model);
 
 inference::RepositoryIndexResponse::ModelIndex KserveIndexOf(

@@ -11,8 +11,8 @@
 namespace kvasir::router {
 namespace {
 
-// A token's place in the JSON list of log probabilities: its id, numbers and
-// text with their quotes and names.
+// The size of a token in the JSON list of log probabilities: its id, numbers
+// and text with their quotes and names.
 constexpr uint64_t kLogprobJsonBytes = 80;
 
 absl::Status BanWords(const TextCodec& codec, KserveRequest* request) {
@@ -83,7 +83,7 @@ absl::Status CheckResponseSize(const KserveRequest& request,
       request.outputs.logprobs
           ? kLogprobJsonBytes * (uint64_t{1} + request.sampling.logprobs())
           : sizeof(float);
-  // Two factors of 32 bits cannot wrap; three could.
+  // The product of two 32-bit factors cannot overflow; that of three could.
   const uint64_t num_tokens = uint64_t{max_tokens} * request.sampling.n();
   if (num_tokens <= max_response_bytes / per_token) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

@@ -1,4 +1,4 @@
-// From a parsed request to what the router takes: text to ids, words to biases.
+// Turns a parsed request into the router's form: text to ids, words to biases.
 #pragma once
 
 #include <cstdint>
@@ -27,21 +27,22 @@ struct PreparedRequest {
   std::unique_ptr<KserveAnswer> answer;
 };
 
-// Tokenizes: not for a thread that others wait for. `codec` may be null for
-// token requests. INVALID_ARGUMENT for a prompt without tokens and what the
-// tokenizer refuses; UNIMPLEMENTED for a bad word of several tokens.
+// Tokenizes, so it must not run on a thread that others wait for. `codec` may
+// be null for requests of token ids. INVALID_ARGUMENT for a prompt without
+// tokens or one that the tokenizer refuses; UNIMPLEMENTED for a bad word of
+// several tokens.
 absl::StatusOr<PreparedRequest> PrepareRequest(
     KserveRequest request, std::shared_ptr<const TextCodec> codec,
     std::vector<int32_t> eos_ids, bool in_stream);
 
-// Tokens that a sample can get: what is asked for or else the default, as far
-// as the prompt leaves room. Of a text only one token is sure before it is
-// tokenized.
+// The number of tokens that a sample may get: the requested number or else the
+// default, limited by what the prompt leaves. A text counts as one token before
+// it is tokenized.
 uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
                     uint32_t max_model_len);
 
-// INVALID_ARGUMENT when one response could not hold the log probabilities
-// asked for of samples of `max_tokens`.
+// INVALID_ARGUMENT if one response cannot hold the requested log probabilities
+// of samples of `max_tokens`.
 absl::Status CheckResponseSize(const KserveRequest& request,
                                size_t max_response_bytes, uint32_t max_tokens);
 

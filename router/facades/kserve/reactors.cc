@@ -29,7 +29,8 @@ KserveStreamReactor::KserveStreamReactor(std::shared_ptr<KserveBackend> backend,
       stream_(std::make_shared<KserveStream>(
           backend_, CallOf(*context, /*unary=*/false),
           Strand::Create(std::move(runner)), this)) {
-  // Each of its requests is judged anew; who is refused now has none to send.
+  // Each of its requests is checked again; a caller that is refused now can
+  // send none.
   if (backend_->callers != nullptr) {
     const auto caller = AskCaller(*context, *backend_);
     if (!caller.ok()) {
@@ -47,7 +48,7 @@ void KserveStreamReactor::OnReadDone(bool ok) {
         std::move(request_)));
     return;
   }
-  // The client's half-close, or the end of a call that was reset.
+  // Either the client's half-close, or the end of a call that was reset.
   if (context_->IsCancelled()) {
     stream_->OnCancelled();
   } else {
@@ -87,8 +88,8 @@ KserveUnaryReactor::KserveUnaryReactor(
       stream_(std::make_shared<KserveStream>(
           std::move(backend), CallOf(*context, /*unary=*/true),
           Strand::Create(std::move(runner)), this)) {
-  // gRPC keeps the request until the call ends, which the stream decides after
-  // it has read it: no copy is needed.
+  // gRPC keeps the request until the call ends, and the stream ends the call
+  // only after reading it, so that no copy is needed.
   stream_->OnRead(std::shared_ptr<const inference::ModelInferRequest>(
       std::shared_ptr<void>(), request));
   stream_->OnHalfClose();

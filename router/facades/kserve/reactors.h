@@ -11,10 +11,10 @@
 
 namespace kvasir::router {
 
-// Deletes itself in OnDone, which gRPC runs once End has been called and every
-// reaction has returned.
+// Deletes itself in OnDone, which gRPC calls after End has been called and
+// every reaction has returned.
 // Threads: reactions on gRPC's threads, the sink's methods on the strand; they
-// meet only inside gRPC.
+//   share only gRPC's own state.
 class KserveStreamReactor final
     : public grpc::ServerBidiReactor<inference::ModelInferRequest,
                                      inference::ModelStreamInferResponse>,
@@ -39,17 +39,17 @@ class KserveStreamReactor final
   const std::shared_ptr<KserveBackend> backend_;
   const ClientCall call_;
   const std::shared_ptr<KserveStream> stream_;
-  // Between StartRead and OnReadDone gRPC's.
+  // gRPC uses it between StartRead and OnReadDone.
   inference::ModelInferRequest request_;
-  // Between StartWrite and OnWriteDone gRPC's.
+  // gRPC uses it between StartWrite and OnWriteDone.
   inference::ModelStreamInferResponse response_;
 };
 
-// A stream of one request and one response. Lives as the other.
+// A stream of one request and one response, with the same lifetime as above.
 class KserveUnaryReactor final : public grpc::ServerUnaryReactor,
                                  public KserveStreamSink {
  public:
-  // `request` and `response` live until OnDone.
+  // `request` and `response` must live until OnDone.
   KserveUnaryReactor(std::shared_ptr<KserveBackend> backend,
                      std::shared_ptr<TaskRunner> runner,
                      grpc::CallbackServerContext* context,

@@ -17,15 +17,15 @@ namespace kvasir::router {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-// What a uint32 of milliseconds holds, as workers are told.
+// The largest number of milliseconds in a uint32, which workers receive.
 constexpr int64_t kMaxTimeoutUs =
     int64_t{std::numeric_limits<uint32_t>::max()} * 1000;
 
-// Flags of TensorRT-LLM's that are only taken when they are off.
+// Flags of TensorRT-LLM that are accepted only when they are off.
 constexpr const char* kRefusedFlags[] = {
     "return_context_logits", "return_generation_logits", "return_perf_metrics"};
 
-// The names under which the two TensorRT-LLM schemas give the same parameter.
+// The two TensorRT-LLM schemas' names for the same parameters.
 struct TrtNames {
   const char* max_tokens;
   const char* top_k;
@@ -54,7 +54,8 @@ absl::StatusOr<std::optional<int64_t>> IntIn(KserveTensors* tensors,
                                              int64_t low, int64_t high) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> value,
                           tensors->Int(name));
-  // `high` is what the wire holds, not what is served: it is no offer.
+  // `high` is the wire's limit, not the service's, so the error does not
+  // mention it.
   if (value && *value < low) {
     return OutOfRange(name, absl::StrCat("an integer of at least ", low),
                       *value);
@@ -71,7 +72,7 @@ absl::StatusOr<bool> BoolOr(KserveTensors* tensors, const std::string& name,
   return value.value_or(fallback);
 }
 
-// Flags that ask for an output each; absent means no.
+// Flags that each request an output; absent means no.
 struct OutputFlag {
   const char* name;
   bool KserveOutputs::*output;
@@ -110,7 +111,7 @@ absl::StatusOr<KserveSchema> ChooseSchema(KserveTensors* tensors) {
       std::any_of(std::begin(kRefusedFlags), std::end(kRefusedFlags), has) ||
       std::any_of(KserveInputSpecs().begin(), KserveInputSpecs().end(),
                   [has](const KserveInputSpec& spec) {
-                    return spec.tells_trt_text && has(spec.name);
+                    return spec.marks_trt_text && has(spec.name);
                   });
   if (trt && tensors->Has("sampling_parameters")) {
     return absl::InvalidArgumentError(
@@ -120,8 +121,8 @@ absl::StatusOr<KserveSchema> ChooseSchema(KserveTensors* tensors) {
   return trt ? KserveSchema::kTrtText : KserveSchema::kVllmText;
 }
 
-// `stream` and `streaming` are the same; the parameter `Streaming`, which some
-// clients send besides, counts where there is no tensor.
+// `stream` and `streaming` mean the same. Some clients also send the parameter
+// `Streaming`, which counts if there is no tensor.
 absl::StatusOr<bool> ParseStreaming(const inference::ModelInferRequest& request,
                                     KserveTensors* tensors) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> stream,
@@ -176,8 +177,9 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
     } else if (name == "priority") {
       KVASIR_ASSIGN_OR_RETURN(const int64_t priority,
                               IntParam(name, value, kMaxInt32));
-      // Triton's 1 is the highest and 0 the default, which is the highest here:
-      // a request can step back, not jump the queue.
+      // Triton's 1 is the highest priority. Its 0, the default, is the highest
+      // here as well: a request can lower its priority, but not overtake
+      // others.
       out->priority = priority == 0 ? 0 : static_cast<int32_t>(priority - 1);
     } else if (name == "timeout") {
       KVASIR_ASSIGN_OR_RETURN(const int64_t timeout_us,
@@ -194,7 +196,7 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Parameters beside those of every schema mean something only to the vLLM one
+// Parameters beyond those of every schema are allowed only in the vLLM schema,
 // without a sampling_parameters tensor.
 absl::Status RefuseOtherParameters(
     const inference::ModelInferRequest& request) {
@@ -256,10 +258,10 @@ absl::StatusOr<std::vector<const KserveOutputSpec*>> ListedOutputs(
   return listed;
 }
 
-// A client that lists outputs gets those and no others, whether or not a tensor
-// asks for them, too; one that its schema does not have is refused. A list of
-// all that the metadata has is what benchmark clients send who choose nothing:
-// their tensors say.
+// A client that lists outputs receives exactly those, whatever its tensors
+// request; an output that its schema does not have is refused. Benchmark
+// clients list everything in the metadata without choosing; then the tensors
+// decide.
 absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
                            KserveRequest* out) {
   if (request.outputs().empty()) return absl::OkStatus();
@@ -281,7 +283,7 @@ absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Log probabilities that are answered with are asked of the engine.
+// Requests the log probabilities that the answer needs.
 void AskForLogprobs(KserveRequest* out) {
   const KserveOutputs& outputs = out->outputs;
   const bool wanted = outputs.cumulative_logprob || outputs.cum_log_probs ||
@@ -332,7 +334,7 @@ absl::Status ParseVllm(const inference::ModelInferRequest& request, bool unary,
 }
 
 absl::Status ParseSeed(KserveTensors* tensors, KserveRequest* out) {
-  // Older clients call it random_seed.
+  // Older clients use the name random_seed.
   for (const char* name : {"seed", "random_seed"}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> seed,
                             tensors->Int(name));
@@ -347,8 +349,8 @@ absl::Status ParseSeed(KserveTensors* tensors, KserveRequest* out) {
   return absl::OkStatus();
 }
 
-// top_p 0 stands for "not set" and no top_k and top_p at all for greedy, as in
-// TensorRT-LLM.
+// As in TensorRT-LLM, top_p 0 means "not set", and neither top_k nor top_p
+// means greedy.
 absl::Status ParseTopKTopP(const TrtNames& names, KserveTensors* tensors,
                            KserveRequest* out) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> top_k,
@@ -408,7 +410,7 @@ absl::Status ParseCounts(const TrtNames& names, KserveTensors* tensors,
   return tensors->Bool("early_stopping").status();
 }
 
-// -1 turns the end token off; any other takes the place of the model's own.
+// -1 turns the end token off; any other value replaces the model's own.
 absl::Status ParseEndId(KserveTensors* tensors, KserveRequest* out) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> end_id,
                           IntIn(tensors, "end_id", -1, kMaxInt32));
@@ -442,7 +444,7 @@ absl::Status ParseTrtOutputs(KserveTensors* tensors, KserveRequest* out) {
   return absl::OkStatus();
 }
 
-// What both TensorRT-LLM schemas have.
+// What both TensorRT-LLM schemas have in common.
 absl::Status ParseTrtCommon(const inference::ModelInferRequest& request,
                             const TrtNames& names, bool unary,
                             KserveTensors* tensors, KserveRequest* out) {
@@ -481,8 +483,8 @@ absl::Status ParseTrtText(const inference::ModelInferRequest& request,
   return RefuseUnread(*tensors, "TensorRT-LLM text");
 }
 
-// Words as token ids: row 0 is all ids in a line, row 1 the end of each word
-// in it, padded with -1.
+// Words as token ids: row 0 has the ids of all words, row 1 the end of each
+// word in it, padded with -1.
 absl::StatusOr<std::vector<int32_t>> ParseSingleTokenWords(
     KserveTensors* tensors, const std::string& name) {
   KVASIR_ASSIGN_OR_RETURN(const auto rows, tensors->TwoRows(name));
@@ -600,7 +602,7 @@ absl::StatusOr<KserveRequest> ParseKserveRequest(
 }
 
 const std::vector<KserveInputSpec>& KserveInputSpecs() {
-  constexpr bool kTellsTrtText = true;
+  constexpr bool kMarksTrtText = true;
   static const auto& specs = *new std::vector<KserveInputSpec>{
       {{"text_input", "BYTES", {1}}},
       {{"input_ids", "INT32", {-1}}},
@@ -610,30 +612,30 @@ const std::vector<KserveInputSpec>& KserveInputSpecs() {
       {{kKserveStopTensor, "BOOL", {1}}},
       {{"exclude_input_in_output", "BOOL", {1}}},
       {{"sampling_parameters", "BYTES", {1}}},
-      {{"max_tokens", "INT32", {1}}, kTellsTrtText},
+      {{"max_tokens", "INT32", {1}}, kMarksTrtText},
       {{"request_output_len", "INT32", {1}}},
-      {{"min_tokens", "INT32", {1}}, kTellsTrtText},
-      {{"num_return_sequences", "INT32", {1}}, kTellsTrtText},
-      {{"beam_width", "INT32", {1}}, kTellsTrtText},
-      {{"end_id", "INT32", {1}}, kTellsTrtText},
-      {{"pad_id", "INT32", {1}}, kTellsTrtText},
-      {{"stop_words", "BYTES", {-1}}, kTellsTrtText},
-      {{"bad_words", "BYTES", {-1}}, kTellsTrtText},
+      {{"min_tokens", "INT32", {1}}, kMarksTrtText},
+      {{"num_return_sequences", "INT32", {1}}, kMarksTrtText},
+      {{"beam_width", "INT32", {1}}, kMarksTrtText},
+      {{"end_id", "INT32", {1}}, kMarksTrtText},
+      {{"pad_id", "INT32", {1}}, kMarksTrtText},
+      {{"stop_words", "BYTES", {-1}}, kMarksTrtText},
+      {{"bad_words", "BYTES", {-1}}, kMarksTrtText},
       {{"stop_words_list", "INT32", {2, -1}}},
       {{"bad_words_list", "INT32", {2, -1}}},
-      {{"temperature", "FP32", {1}}, kTellsTrtText},
-      {{"top_k", "INT32", {1}}, kTellsTrtText},
-      {{"top_p", "FP32", {1}}, kTellsTrtText},
+      {{"temperature", "FP32", {1}}, kMarksTrtText},
+      {{"top_k", "INT32", {1}}, kMarksTrtText},
+      {{"top_p", "FP32", {1}}, kMarksTrtText},
       {{"runtime_top_k", "INT32", {1}}},
       {{"runtime_top_p", "FP32", {1}}},
-      {{"length_penalty", "FP32", {1}}, kTellsTrtText},
+      {{"length_penalty", "FP32", {1}}, kMarksTrtText},
       {{"len_penalty", "FP32", {1}}},
-      {{"repetition_penalty", "FP32", {1}}, kTellsTrtText},
-      {{"presence_penalty", "FP32", {1}}, kTellsTrtText},
-      {{"frequency_penalty", "FP32", {1}}, kTellsTrtText},
-      {{"seed", "UINT64", {1}}, kTellsTrtText},
-      {{"random_seed", "UINT64", {1}}, kTellsTrtText},
-      {{"return_log_probs", "BOOL", {1}}, kTellsTrtText},
+      {{"repetition_penalty", "FP32", {1}}, kMarksTrtText},
+      {{"presence_penalty", "FP32", {1}}, kMarksTrtText},
+      {{"frequency_penalty", "FP32", {1}}, kMarksTrtText},
+      {{"seed", "UINT64", {1}}, kMarksTrtText},
+      {{"random_seed", "UINT64", {1}}, kMarksTrtText},
+      {{"return_log_probs", "BOOL", {1}}, kMarksTrtText},
       {{"return_finish_reason", "BOOL", {1}}},
       {{"return_cumulative_logprob", "BOOL", {1}}},
       {{"return_logprobs", "BOOL", {1}}},

@@ -1,5 +1,5 @@
-// A ModelInferRequest in any of the schemas that clients speak, as what is
-// wanted from the engine and how to answer. No gRPC, no tokenizer.
+// Parses a ModelInferRequest in any of the schemas that clients use, into the
+// engine's parameters and the form of the answer. No gRPC, no tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace kvasir::router {
 
-// Which schema a request speaks is told by its tensors alone, so one model
-// name serves all of them:
+// A request's tensors determine its schema, so that one model name serves all
+// of them:
 //   `stop` is true                      -> kStop
 //   `input_ids`                         -> kTrtTokens
 //   `text_input` and one of TensorRT-LLM's own tensors (max_tokens, top_k,
@@ -34,13 +34,13 @@ enum class KserveSchema {
   kStop,
 };
 
-// Tensors of an answer that the client's flags and its list of outputs ask for.
+// Output tensors that the client's flags and its list of outputs request.
 struct KserveOutputs {
   bool text_output = false;
   bool output_ids = false;
   bool sequence_length = false;
   bool finish_reason = false;
-  // vLLM's names: one number, and one JSON text, for each sample.
+  // vLLM's names: one number and one JSON text for each sample.
   bool cumulative_logprob = false;
   bool logprobs = false;
   // TensorRT-LLM's names.
@@ -52,7 +52,7 @@ struct KserveOutputs {
   bool num_output_tokens = false;
 };
 
-// The tensor that tells kStop.
+// The tensor that selects kStop.
 inline constexpr char kKserveStopTensor[] = "stop";
 
 struct KserveRequest {
@@ -73,41 +73,42 @@ struct KserveRequest {
 
   std::vector<std::string> stop_strings;
   bool include_stop_string = false;
-  // To be turned into token ids: a word of one token is never sampled, a
-  // longer one is refused.
+  // Still to be tokenized: a word of one token is never sampled, a longer one
+  // is refused.
   std::vector<std::string> bad_words;
-  // A TensorRT-LLM end_id takes the place of the model's own end tokens.
+  // A TensorRT-LLM end_id replaces the model's own end tokens.
   bool replaces_eos = false;
   int32_t pad_id = 0;
   bool skip_special_tokens = true;
 
-  // Many responses with what is new, or one with everything.
+  // Many responses with new output, or one with everything.
   bool streaming = false;
   // The prompt comes before the output. Never when streaming.
   bool prepend_prompt = false;
-  // The client asked for a last response without outputs when no data is left.
+  // If no data is left, the client wants a last response without outputs.
   bool wants_empty_final = false;
   KserveOutputs outputs;
 };
 
-// What a token that must never come gets added to its logit. Finite, so that no
-// arithmetic on it makes a NaN, and below any difference of real logits.
+// Added to the logit of a banned token. Finite, so that no arithmetic on it
+// gives NaN, and below any difference of real logits.
 inline constexpr float kBannedTokenBias = -1e9f;
 
-// Every bad word is tokenized; a worker takes as many biases.
+// Every bad word is tokenized; workers accept as many biases.
 inline constexpr size_t kMaxBadWords = 1024;
 
-// `unary`: through ModelInfer, which has one response: `streaming` is then
-// false whatever the tensors say (and the prompt left out as if it were true).
+// `unary`: the call is ModelInfer, which has one response. `streaming` is then
+// false whatever the tensors say, but the prompt is left out as if it were
+// true.
 //
-// INVALID_ARGUMENT names tensor or parameter, want and have. UNIMPLEMENTED
-// names what would change the result and is not built; its neutral values
-// (beam_width 1, bad_words [""], ...) are taken.
+// INVALID_ARGUMENT names the tensor or parameter, the wanted and the given
+// value. UNIMPLEMENTED names something that would change the result and is not
+// built; its neutral values (beam_width 1, bad_words [""], ...) are accepted.
 absl::StatusOr<KserveRequest> ParseKserveRequest(
     const inference::ModelInferRequest& request, bool unary);
 
-// The tensors that the schemas have: what ModelMetadata and ModelConfig list,
-// what tells a schema, and what a client may ask for.
+// The tensors of the schemas: ModelMetadata and ModelConfig list them, they
+// determine a request's schema, and clients may request them.
 struct KserveTensorSpec {
   const char* name;
   const char* datatype;
@@ -115,8 +116,8 @@ struct KserveTensorSpec {
   std::vector<int64_t> shape;
 };
 struct KserveInputSpec : KserveTensorSpec {
-  // TensorRT-LLM's text schema alone has it.
-  bool tells_trt_text = false;
+  // Only TensorRT-LLM's text schema has it.
+  bool marks_trt_text = false;
 };
 struct KserveOutputSpec : KserveTensorSpec {
   bool KserveOutputs::*flag;

@@ -50,14 +50,14 @@ InferRequestBuilder TrtTokens() {
   return builder;
 }
 
-// Sixty thousand tensors of a megabyte once stalled every client: each name was
-// compared with all before it.
-TEST(KserveRequestTest, CountsAreBoundedBeforeNamesAreLookedUp) {
+// Sixty thousand tensors in a megabyte once blocked every client: each name was
+// compared with all earlier ones.
+TEST(KserveRequestTest, CountsAreLimitedBeforeNamesAreCompared) {
   InferRequestBuilder inputs;
   InferRequestBuilder outputs;
   InferRequestBuilder parameters;
   for (int i = 0; i <= kMaxKserveNames; ++i) {
-    // The same name and no data: each would be refused once it is looked at.
+    // All have the same name and no data: a check of any of them would fail.
     inputs.Raw("same", "NONE", {-1}, "");
     outputs.Output(absl::StrCat(i));
     parameters.Parameter(absl::StrCat(i));
@@ -71,7 +71,7 @@ TEST(KserveRequestTest, CountsAreBoundedBeforeNamesAreLookedUp) {
   EXPECT_THAT(Parse(parameters), too_many("parameters"));
 }
 
-TEST(KserveRequestTest, BadWordsAreBounded) {
+TEST(KserveRequestTest, TheNumberOfBadWordsIsLimited) {
   const std::vector<std::string> words(kMaxBadWords + 1, "no");
   EXPECT_THAT(Parse(TrtText().Strings("bad_words", words,
                                       {static_cast<int64_t>(words.size())})),
@@ -79,7 +79,7 @@ TEST(KserveRequestTest, BadWordsAreBounded) {
                                        HasSubstr("1024"), HasSubstr("1025"))));
 }
 
-TEST(KserveRequestTest, TensorsTellTheSchema) {
+TEST(KserveRequestTest, TensorsDetermineTheSchema) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest vllm,
       Parse(InferRequestBuilder().Text("text_input", "hi")));
@@ -118,7 +118,7 @@ TEST(KserveRequestTest, ScalarsComeInThreeShapes) {
   }
 }
 
-TEST(KserveRequestTest, TypedContentsAreTakenToo) {
+TEST(KserveRequestTest, TypedContentsAreAccepted) {
   inference::ModelInferRequest request;
   request.set_model_name("tiny");
   auto* text = request.add_inputs();
@@ -142,7 +142,7 @@ TEST(KserveRequestTest, TypedContentsAreTakenToo) {
                                    "want 1 values in contents, have 2")));
 }
 
-TEST(KserveRequestTest, WrongTensorsAreNamedWithWantAndHave) {
+TEST(KserveRequestTest, WrongTensorsAreReportedWithWantAndHave) {
   EXPECT_THAT(Parse(InferRequestBuilder().Text("text_input", "a", {2})),
               StatusIs(kInvalid, HasSubstr("'text_input'")));
   EXPECT_THAT(
@@ -173,7 +173,7 @@ TEST(KserveRequestTest, WrongTensorsAreNamedWithWantAndHave) {
 }
 
 TEST(KserveRequestTest, AShapeWithoutItsBytesReservesNothing) {
-  // 8 GiB, were it believed.
+  // The shape claims 8 GiB.
   const InferRequestBuilder empty =
       InferRequestBuilder()
           .Raw("input_ids", "BYTES", {1 << 30}, "")
@@ -329,7 +329,7 @@ TEST(KserveRequestTest, AnEvictionBudgetIsAParameterOfEverySchema) {
   }
 }
 
-TEST(KserveRequestTest, AnEvictionBudgetMayStandInTheSamplingParameters) {
+TEST(KserveRequestTest, AnEvictionBudgetMayBeASamplingParameter) {
   for (const char* text : {"1", "\"1\"", "\"none\""}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const KserveRequest request,
@@ -365,7 +365,7 @@ TEST(KserveRequestTest, ParametersOfTheWrongKindAreRefusedByName) {
   EXPECT_THAT(Parse(large), StatusIs(kInvalid, HasSubstr("2147483647")));
 }
 
-TEST(KserveRequestTest, WhatTheWireHoldsIsNotOfferedAsALimit) {
+TEST(KserveRequestTest, TheWiresLimitsAreNotReportedAsOurs) {
   EXPECT_THAT(ParseJson(R"({"n": 0})"),
               StatusIs(kInvalid, AllOf(HasSubstr("'n': want an integer of at "
                                                  "least 1, have 0"),
@@ -374,7 +374,7 @@ TEST(KserveRequestTest, WhatTheWireHoldsIsNotOfferedAsALimit) {
               StatusIs(kInvalid, AllOf(HasSubstr("at least 1"),
                                        Not(HasSubstr("2147483647")))));
   for (const char* name : {"n", "max_tokens", "top_k", "logprobs", "best_of"}) {
-    // 2^31, 3e9, 2^63, 2^64, more than a float holds, and as text.
+    // 2^31, 3e9, 2^63, 2^64, more than a float holds, and the same as text.
     for (const char* value : {"2147483648", "3000000000", "3e9",
                               "9223372036854775808", "18446744073709551616",
                               "\"18446744073709551616\"", "1e39", "\"1e39\""}) {
@@ -393,7 +393,7 @@ TEST(KserveRequestTest, WhatTheWireHoldsIsNotOfferedAsALimit) {
                                        Not(HasSubstr("2147483647")))));
 }
 
-TEST(KserveRequestTest, StopStringsAreLimitedInNumberAndLength) {
+TEST(KserveRequestTest, TheNumberAndLengthOfStopStringsAreLimited) {
   std::vector<std::string> stops(65, "x");
   EXPECT_THAT(Parse(TrtText().Strings("stop_words", stops, {65})),
               StatusIs(kInvalid, HasSubstr("stop_words: want at most 64")));
@@ -429,7 +429,7 @@ TEST(KserveRequestTest, PromptIsPrependedUnlessStreamingOrExcluded) {
   EXPECT_FALSE(parse(true, {})->prepend_prompt);
   EXPECT_THAT(parse(true, false),
               StatusIs(kInvalid, HasSubstr("exclude_input_in_output")));
-  // Folded into one response, a streaming request still has no prompt.
+  // A streaming request in a unary call leaves the prompt out as well.
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->streaming);
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->prepend_prompt);
 }
@@ -448,8 +448,9 @@ TEST(KserveRequestTest, TensorRtLlmDefaultsToGreedy) {
   EXPECT_EQ(top_k.sampling.top_p(), 1.0f);
 }
 
-// What openai_trtllm sends: [1, 1] everywhere, several stop words too.
-TEST(KserveRequestTest, PaddedWordListsAndNeutralBeamsAreTaken) {
+// The client openai_trtllm sends [1, 1] everywhere, several stop words
+// included.
+TEST(KserveRequestTest, PaddedWordListsAndNeutralBeamsAreAccepted) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
       Parse(TrtText()
@@ -465,7 +466,7 @@ TEST(KserveRequestTest, PaddedWordListsAndNeutralBeamsAreTaken) {
   EXPECT_EQ(request.seed, 0xFFFFFFFFFFFFFFFFull);
 }
 
-TEST(KserveRequestTest, WhatIsNotBuiltIsRefusedByName) {
+TEST(KserveRequestTest, UnbuiltParametersAreRefusedByName) {
   EXPECT_THAT(Parse(TrtText().Int("beam_width", 4)),
               StatusIs(kNotBuilt, HasSubstr("beam_width")));
   EXPECT_THAT(Parse(TrtText().Bool("return_context_logits", true)),
@@ -481,7 +482,7 @@ TEST(KserveRequestTest, WhatIsNotBuiltIsRefusedByName) {
               StatusIs(kNotBuilt, HasSubstr("draft_input_ids")));
 }
 
-TEST(KserveRequestTest, EndIdTakesThePlaceOfTheModelsOwn) {
+TEST(KserveRequestTest, EndIdReplacesTheModelsOwn) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest own,
                               Parse(TrtText().Int("end_id", 42)));
   EXPECT_TRUE(own.sampling.ignore_eos());
@@ -556,7 +557,7 @@ TEST(KserveRequestTest, TokenIdsOfAnyIntegerTypeAreOneBuffer) {
       StatusIs(kInvalid, HasSubstr("have 4294967296")));
 }
 
-// Clients fill the other tensors of a stop request with anything.
+// Clients fill the other tensors of a stop request with arbitrary values.
 TEST(KserveRequestTest, StopRequestsNeedOnlyTheirId) {
   InferRequestBuilder builder("tiny", "abc");
   builder.Raw("input_ids", "INT32", {1, 1}, "\xff\xff\xff\xff")
@@ -569,14 +570,14 @@ TEST(KserveRequestTest, StopRequestsNeedOnlyTheirId) {
   EXPECT_EQ(request.id, "abc");
 }
 
-TEST(KserveRequestTest, OutputsThatAreListedAreGivenAndNoOthers) {
+TEST(KserveRequestTest, OnlyListedOutputsAreReturned) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest trt,
       Parse(TrtText().Bool("return_log_probs", true).Output("cum_log_probs")));
   EXPECT_TRUE(trt.outputs.cum_log_probs);
   EXPECT_FALSE(trt.outputs.output_log_probs);
   EXPECT_FALSE(trt.outputs.text_output);
-  // No tensor asks for them.
+  // No tensor requests them.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest vllm,
                               Parse(InferRequestBuilder()
                                         .Text("text_input", "hi")
@@ -590,7 +591,7 @@ TEST(KserveRequestTest, OutputsThatAreListedAreGivenAndNoOthers) {
   EXPECT_FALSE(vllm.outputs.text_output);
 }
 
-TEST(KserveRequestTest, OutputsThatAreNotThereAreRefusedByName) {
+TEST(KserveRequestTest, UnknownOutputsAreRefusedByName) {
   EXPECT_THAT(Parse(TrtText().Output("nonsense")),
               StatusIs(kInvalid, HasSubstr("'nonsense': no such output")));
   EXPECT_THAT(Parse(TrtText().Output("text_output").Output("output_ids")),
@@ -598,7 +599,7 @@ TEST(KserveRequestTest, OutputsThatAreNotThereAreRefusedByName) {
                                            "inputs has none")));
 }
 
-// perf_analyzer does.
+// perf_analyzer does so.
 TEST(KserveRequestTest, AListOfAllOutputsChoosesNothing) {
   InferRequestBuilder builder = TrtText();
   for (const KserveOutputSpec& spec : KserveOutputSpecs()) {
@@ -611,7 +612,7 @@ TEST(KserveRequestTest, AListOfAllOutputsChoosesNothing) {
   EXPECT_FALSE(request.sampling.has_logprobs());
 }
 
-// Whatever arrives is parsed or refused, and refused with a code of ours.
+// Any bytes are either parsed or refused with one of our codes.
 TEST(KserveRequestTest, DamagedRequestsAreParsedOrRefused) {
   std::mt19937 random(11);
   const auto below = [&random](size_t limit) {

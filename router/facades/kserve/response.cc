@@ -14,7 +14,7 @@ namespace {
 using inference::ModelInferResponse;
 using Shape = std::vector<int64_t>;
 
-// All results are raw: clients read nothing else but BYTES from contents.
+// All results are raw: clients read only BYTES from contents.
 std::string* AddOutput(const char* name, const char* datatype,
                        const Shape& shape, ModelInferResponse* response) {
   auto* output = response->add_outputs();
@@ -167,10 +167,10 @@ void KserveAnswer::EndSample(const std::string& reason, Sample* sample) {
   if (!sample->finish_reason.empty()) return;
   if (sample->maybe_last_id) {
     const int32_t id = *std::exchange(sample->maybe_last_id, std::nullopt);
-    // It ended the sample, unless the sample ran out of length with it, which
-    // only a token below min_tokens can.
+    // The token ended the sample, unless the sample reached its length with it,
+    // which is possible only below min_tokens.
     const bool ended = reason == "stop";
-    // TensorRT-LLM does not count it; vLLM does.
+    // vLLM counts this token; TensorRT-LLM does not.
     if (!ended || !IsTrt()) {
       AddToken(id, &sample->maybe_last_logprob,
                /*in_text=*/!ended || request_.include_stop_string, sample);
@@ -232,7 +232,7 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
   response.set_model_version(kKserveModelVersion);
   response.set_id(request_.id);
   if (context_.in_stream) {
-    // Set even when false: clients look for it.
+    // Set even when it is false: clients look for it.
     (*response.mutable_parameters())[kFinalResponseParameter].set_bool_param(
         is_final);
   }
@@ -240,14 +240,14 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
 }
 
 ModelInferResponse KserveAnswer::Take() {
-  // At the end nothing may be left behind.
+  // The last response must contain everything that is left.
   const bool at_end = finished();
   const auto has_data = [this, at_end](const Sample& sample) {
     return at_end ? HasNewOutputs(sample) : HasNewData(sample);
   };
   const auto with_data =
       std::count_if(samples_.begin(), samples_.end(), has_data);
-  // TensorRT-LLM streams each sample by itself; the rest goes together.
+  // TensorRT-LLM streams each sample separately; everything else goes together.
   const bool alone = IsTrt() && request_.streaming;
   const bool is_final = at_end && !(alone && with_data > 1);
   complete_ = is_final;
@@ -301,7 +301,7 @@ void KserveAnswer::AddVllmOutputs(ModelInferResponse* response) const {
   std::vector<float> cumulative;
   std::vector<uint32_t> counts;
   for (const Sample& sample : samples_) {
-    // "None" is what the backend that defined this schema sends meanwhile.
+    // The backend that defined this schema sends "None" while a sample runs.
     reasons.push_back(sample.finish_reason.empty() ? "None"
                                                    : sample.finish_reason);
     logprobs.push_back(request_.sampling.has_logprobs()
@@ -384,7 +384,7 @@ void KserveAnswer::AddTrtOutputs(size_t first, size_t count,
                                  ModelInferResponse* response) const {
   const KserveOutputs& outputs = request_.outputs;
   const auto n = static_cast<int64_t>(count);
-  // First: some clients read only the first output.
+  // First, because some clients read only the first output.
   if (outputs.text_output) {
     AddStrings("text_output", Texts(first, count), response);
   }

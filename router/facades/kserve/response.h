@@ -1,5 +1,5 @@
-// One request's answer: engine events in, ModelInferResponses out. No gRPC, no
-// threads, no clock.
+// Builds one request's answer: engine events in, ModelInferResponses out. No
+// gRPC, no threads, no clock.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace kvasir::router {
 
 inline constexpr char kFinalResponseParameter[] = "triton_final_response";
 
-// What an answer needs to know beside its request.
+// What an answer needs in addition to its request.
 struct KserveAnswerContext {
   // Null only in kTrtTokens.
   std::shared_ptr<const TextCodec> codec;
@@ -29,9 +29,9 @@ struct KserveAnswerContext {
   bool in_stream = true;
 };
 
-// Collects what is new until a response is taken, so a slow reader gets fewer
-// and larger responses. Ends samples at stop strings; keeps the token that
-// ended a sample out of its text and ids.
+// Collects new output until a response is taken, so that a slow reader gets
+// fewer and larger responses. Ends samples at stop strings, and leaves the
+// token that ended a sample out of its text and ids.
 //
 // Threads: one at a time.
 class KserveAnswer {
@@ -40,14 +40,14 @@ class KserveAnswer {
 
   void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens);
   void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
-  // Ends every sample that still runs, with reason "abort".
+  // Ends every running sample with reason "abort".
   void Stop();
 
-  // Every sample has ended: the engine may stop working on the request.
+  // Every sample has ended; the engine may stop working on the request.
   bool finished() const;
-  // There is something to send. A one-response answer waits for its end.
+  // There is something to send. An answer in one response waits for its end.
   bool HasResponse() const;
-  // The next response; precondition: HasResponse().
+  // Returns the next response. Precondition: HasResponse().
   inference::ModelInferResponse Take();
   // The last response has been taken.
   bool complete() const { return complete_; }
@@ -59,13 +59,14 @@ class KserveAnswer {
  private:
   struct Sample {
     std::unique_ptr<TextStream> text;
-    // Empty while it runs.
+    // Empty while the sample runs.
     std::string finish_reason;
-    // A token that may have ended the sample: dropped if nothing follows it.
+    // A token that may have ended the sample; it is dropped if nothing follows.
     std::optional<int32_t> maybe_last_id;
     kvasir::v1::TokenLogprob maybe_last_logprob;
     double cumulative_logprob = 0;
-    // Since the last response; the prompt is put before it as it is taken:
+    // The fields below collect output since the last response. Take puts the
+    // prompt in front if it is wanted.
     std::string new_text;
     std::vector<int32_t> new_ids;
     std::vector<float> new_logprobs;
@@ -80,8 +81,8 @@ class KserveAnswer {
                   Sample* sample);
   void EndSample(const std::string& reason, Sample* sample);
   bool HasNewData(const Sample& sample) const;
-  // Also what goes with text or ids and makes no response of its own while the
-  // request runs: counts and log probabilities.
+  // Also counts log probabilities and counts, which cause no response of their
+  // own while the request runs.
   bool HasNewOutputs(const Sample& sample) const;
   inference::ModelInferResponse NewResponse(bool is_final) const;
   void AddVllmOutputs(inference::ModelInferResponse* response) const;
@@ -101,11 +102,11 @@ class KserveAnswer {
   bool complete_ = false;
 };
 
-// A response without outputs that ends the request of this id.
+// Returns a response without outputs that ends the request with this id.
 inference::ModelInferResponse EmptyFinalResponse(const std::string& model_name,
                                                  const std::string& id);
 
-// What clients see as the version of every model.
+// The version that every model has for clients.
 inline constexpr char kKserveModelVersion[] = "1";
 
 }  // namespace kvasir::router

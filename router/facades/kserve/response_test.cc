@@ -76,7 +76,7 @@ class KserveResponseTest : public ::testing::Test {
   }
 };
 
-TEST_F(KserveResponseTest, StreamedDeltasSayWhichIsTheLast) {
+TEST_F(KserveResponseTest, StreamedResponsesMarkTheLast) {
   KserveAnswer answer = Answer(Vllm(true));
   EXPECT_FALSE(answer.HasResponse());
   answer.OnTokens(Text("ab"));
@@ -97,7 +97,7 @@ TEST_F(KserveResponseTest, StreamedDeltasSayWhichIsTheLast) {
   EXPECT_FALSE(answer.HasResponse());
 }
 
-TEST_F(KserveResponseTest, TokensWaitTogetherForASlowReader) {
+TEST_F(KserveResponseTest, TokensCollectForASlowReader) {
   KserveAnswer answer = Answer(Vllm(true));
   answer.OnTokens(Text("a"));
   answer.OnTokens(Text("b"));
@@ -116,7 +116,7 @@ TEST_F(KserveResponseTest, WithoutDataTheLastResponseStillHasItsOutputs) {
   EXPECT_EQ(FinalFlag(last), true);
 }
 
-TEST_F(KserveResponseTest, AnEmptyFinalOnlyForWhoAskedAndOnlyWithoutData) {
+TEST_F(KserveResponseTest, AnEmptyFinalComesOnlyOnRequestAndOnlyWithoutData) {
   KserveAnswer nothing_left = Answer(Vllm(true).WantsEmptyFinal());
   nothing_left.OnTokens(Text("a"));
   nothing_left.Take();
@@ -134,7 +134,7 @@ TEST_F(KserveResponseTest, AnEmptyFinalOnlyForWhoAskedAndOnlyWithoutData) {
   EXPECT_TRUE(with_data.complete());
 }
 
-TEST_F(KserveResponseTest, AnEmptyFinalDropsNoCountThatWaits) {
+TEST_F(KserveResponseTest, AnEmptyFinalDropsNoWaitingCount) {
   KserveAnswer answer =
       Answer(Vllm(true)
                  .Text("sampling_parameters", R"({"logprobs": 0})")
@@ -217,7 +217,7 @@ TEST_F(KserveResponseTest, UnaryAnswersCarryNoStreamFlag) {
   EXPECT_EQ(FinalFlag(answer.Take()), std::nullopt);
 }
 
-TEST_F(KserveResponseTest, VllmExtrasComeWhenAsked) {
+TEST_F(KserveResponseTest, VllmExtrasComeOnRequest) {
   KserveAnswer answer =
       Answer(Vllm(true)
                  .Text("sampling_parameters", R"({"logprobs": 1})")
@@ -253,7 +253,7 @@ TEST_F(KserveResponseTest, VllmExtrasComeWhenAsked) {
               ElementsAre(1u));
 }
 
-TEST_F(KserveResponseTest, LogprobsAreNullWhenNotSampled) {
+TEST_F(KserveResponseTest, LogprobsAreNullUnlessRequested) {
   KserveAnswer answer = Answer(Vllm(true).Bool("return_logprobs", true));
   answer.OnTokens(Text("a"));
   EXPECT_THAT(StringOutput(answer.Take(), "logprobs"), ElementsAre("null"));
@@ -275,7 +275,7 @@ TEST_F(KserveResponseTest, StopStringEndsTheAnswerBeforeTheEngineDoes) {
   EXPECT_EQ(FinalFlag(last), true);
 }
 
-TEST_F(KserveResponseTest, TheTokenThatEndsASampleIsNoText) {
+TEST_F(KserveResponseTest, TheTokenThatEndsASampleIsNotText) {
   const std::string json =
       R"({"stop_token_ids": [46], "include_stop_str_in_output": false})";
   KserveAnswer answer = Answer(Vllm(true)
@@ -283,7 +283,8 @@ TEST_F(KserveResponseTest, TheTokenThatEndsASampleIsNoText) {
                                    .Bool("return_num_output_tokens", true));
   answer.OnTokens(Text("a."));
   EXPECT_THAT(StringOutput(answer.Take(), "text_output"), ElementsAre("a"));
-  // It did not end here (min_tokens, say), so it is text after all.
+  // The token did not end the sample (because of min_tokens, for example), so
+  // it is text.
   answer.OnTokens(Text("b."));
   EXPECT_THAT(StringOutput(answer.Take(), "text_output"), ElementsAre(".b"));
   answer.OnFinish(Finish(kvasir::v1::FINISH_STOP));
@@ -293,7 +294,7 @@ TEST_F(KserveResponseTest, TheTokenThatEndsASampleIsNoText) {
               ElementsAre(1u));
 }
 
-TEST_F(KserveResponseTest, SamplesOfOneVllmRequestComeSideBySide) {
+TEST_F(KserveResponseTest, SamplesOfOneVllmRequestComeTogether) {
   KserveAnswer answer = Answer(Vllm(true)
                                    .Text("sampling_parameters", R"({"n": 2})")
                                    .Bool("return_finish_reason", true));
@@ -309,7 +310,7 @@ TEST_F(KserveResponseTest, SamplesOfOneVllmRequestComeSideBySide) {
   EXPECT_EQ(FinalFlag(answer.Take()), true);
 }
 
-TEST_F(KserveResponseTest, TensorRtLlmStreamsEachSampleByItself) {
+TEST_F(KserveResponseTest, TensorRtLlmStreamsEachSampleSeparately) {
   KserveAnswer answer = Answer(Trt(true).Int("num_return_sequences", 2));
   answer.OnTokens(Text("a", 0));
   answer.OnTokens(Text("b", 1));
@@ -384,7 +385,7 @@ TEST_F(KserveResponseTest, FoldedSamplesArePaddedToOneLength) {
               ElementsAre(2, 1));
 }
 
-TEST_F(KserveResponseTest, StoppedRequestEndsWithWhatItHas) {
+TEST_F(KserveResponseTest, AStoppedRequestEndsWithItsOutput) {
   KserveAnswer answer = Answer(Vllm(true).Bool("return_finish_reason", true));
   answer.OnTokens(Text("ab"));
   answer.Stop();
@@ -401,7 +402,7 @@ TEST_F(KserveResponseTest, SamplesThatDoNotExistAreIgnored) {
   EXPECT_FALSE(answer.HasResponse());
 }
 
-TEST_F(KserveResponseTest, EmptyFinalHasIdAndFlagOnly) {
+TEST_F(KserveResponseTest, AnEmptyFinalHasOnlyIdAndFlag) {
   const auto response = EmptyFinalResponse("tiny", "x");
   EXPECT_EQ(response.id(), "x");
   EXPECT_EQ(FinalFlag(response), true);

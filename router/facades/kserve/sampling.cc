@@ -23,14 +23,14 @@ using Json = nlohmann::json;
 constexpr char kEvictionBudget[] = "eviction_budget";
 
 constexpr int kMaxShownBytes = 60;
-// Integers beyond it are not exact in a double.
+// Larger integers are not exact in a double.
 constexpr double kMaxExactInteger = 9007199254740992.0;
 
-// Nothing here nests deeper; a library that copies or prints JSON recursively
-// must not be handed more.
+// No valid object nests deeper. Deeper JSON must not reach a library that
+// copies or prints it recursively.
 constexpr int kMaxJsonDepth = 8;
 
-// A discarded value for text that is no JSON or nests too deep.
+// Returns a discarded value for text that is not JSON or nests too deeply.
 Json ParseJsonText(const std::string& text) {
   bool too_deep = false;
   Json value = Json::parse(
@@ -43,7 +43,7 @@ Json ParseJsonText(const std::string& text) {
   return too_deep ? Json(Json::value_t::discarded) : value;
 }
 
-// A value as an error shows it; prompts never come here.
+// A value as it appears in an error; prompts never get here.
 std::string Shown(const Json& value) {
   std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   if (text.size() > kMaxShownBytes) {
@@ -80,8 +80,8 @@ absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
   return number;
 }
 
-// `high` is what the wire holds, not what is served: the answer to a larger
-// number does not offer it.
+// `high` is the wire's limit, not the service's, so the error for a larger
+// number does not mention it.
 absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
                               int64_t low, int64_t high) {
   constexpr char kSmaller[] = "a smaller integer";
@@ -131,7 +131,7 @@ absl::StatusOr<bool> AsBool(const std::string& name, const Json& value) {
   return ValueError(name, "true or false", value);
 }
 
-// A string that holds a JSON array or object stands for it.
+// Parses a string that contains a JSON array or object.
 Json Unquoted(const Json& value) {
   if (!value.is_string()) return value;
   const std::string& text = value.get_ref<const std::string&>();
@@ -162,7 +162,7 @@ absl::StatusOr<std::vector<std::string>> AsStrings(const std::string& name,
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 using Sampling = kvasir::v1::SamplingParams;
-// What a parameter of this name and value does to the request.
+// Applies a parameter's value to the request.
 using Setter = std::function<absl::Status(
     const std::string& name, const Json& value, KserveRequest* request)>;
 
@@ -309,7 +309,7 @@ const std::map<std::string, Setter>& Setters() {
   return setters;
 }
 
-// Known parameters that are not built, with the one value that changes nothing.
+// Known parameters that are not built, with the one value that has no effect.
 struct NeutralFlag {
   const char* name;
   bool neutral;

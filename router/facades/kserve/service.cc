@@ -12,15 +12,7 @@
 namespace kvasir::router {
 namespace {
 
-grpc::ServerUnaryReactor* NotBuilt(grpc::CallbackServerContext* context,
-                                   const FacadeBackend& backend,
-                                   const char* rpc) {
-  return Answer(
-      context, backend,
-      RpcNotBuilt(inference::GRPCInferenceService::service_full_name(), rpc));
-}
-
-// NOT_FOUND for an unknown name and for a version other than the one there is.
+// NOT_FOUND for an unknown name or version.
 absl::StatusOr<ModelStatus> FindModel(const RequestRouter& router,
                                       const std::string& name,
                                       const std::string& version) {
@@ -63,7 +55,7 @@ grpc::ServerUnaryReactor* KserveService::ServerReady(
   });
 }
 
-// An unknown model is not ready, which is no error: clients poll.
+// An unknown model is not ready. That is no error, because clients poll.
 grpc::ServerUnaryReactor* KserveService::ModelReady(
     grpc::CallbackServerContext* context,
     const inference::ModelReadyRequest* request,
@@ -163,74 +155,6 @@ grpc::ServerBidiReactor<inference::ModelInferRequest,
                         inference::ModelStreamInferResponse>*
 KserveService::ModelStreamInfer(grpc::CallbackServerContext* context) {
   return new KserveStreamReactor(backend_, threads_.streams(), context);
-}
-
-grpc::ServerUnaryReactor* KserveService::RepositoryModelLoad(
-    grpc::CallbackServerContext* context,
-    const inference::RepositoryModelLoadRequest*,
-    inference::RepositoryModelLoadResponse*) {
-  return NotBuilt(context, *backend_, "RepositoryModelLoad");
-}
-
-grpc::ServerUnaryReactor* KserveService::RepositoryModelUnload(
-    grpc::CallbackServerContext* context,
-    const inference::RepositoryModelUnloadRequest*,
-    inference::RepositoryModelUnloadResponse*) {
-  return NotBuilt(context, *backend_, "RepositoryModelUnload");
-}
-
-grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryStatus(
-    grpc::CallbackServerContext* context,
-    const inference::SystemSharedMemoryStatusRequest*,
-    inference::SystemSharedMemoryStatusResponse*) {
-  return NotBuilt(context, *backend_, "SystemSharedMemoryStatus");
-}
-
-grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryRegister(
-    grpc::CallbackServerContext* context,
-    const inference::SystemSharedMemoryRegisterRequest*,
-    inference::SystemSharedMemoryRegisterResponse*) {
-  return NotBuilt(context, *backend_, "SystemSharedMemoryRegister");
-}
-
-grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryUnregister(
-    grpc::CallbackServerContext* context,
-    const inference::SystemSharedMemoryUnregisterRequest*,
-    inference::SystemSharedMemoryUnregisterResponse*) {
-  return NotBuilt(context, *backend_, "SystemSharedMemoryUnregister");
-}
-
-grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryStatus(
-    grpc::CallbackServerContext* context,
-    const inference::CudaSharedMemoryStatusRequest*,
-    inference::CudaSharedMemoryStatusResponse*) {
-  return NotBuilt(context, *backend_, "CudaSharedMemoryStatus");
-}
-
-grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryRegister(
-    grpc::CallbackServerContext* context,
-    const inference::CudaSharedMemoryRegisterRequest*,
-    inference::CudaSharedMemoryRegisterResponse*) {
-  return NotBuilt(context, *backend_, "CudaSharedMemoryRegister");
-}
-
-grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryUnregister(
-    grpc::CallbackServerContext* context,
-    const inference::CudaSharedMemoryUnregisterRequest*,
-    inference::CudaSharedMemoryUnregisterResponse*) {
-  return NotBuilt(context, *backend_, "CudaSharedMemoryUnregister");
-}
-
-grpc::ServerUnaryReactor* KserveService::TraceSetting(
-    grpc::CallbackServerContext* context, const inference::TraceSettingRequest*,
-    inference::TraceSettingResponse*) {
-  return NotBuilt(context, *backend_, "TraceSetting");
-}
-
-grpc::ServerUnaryReactor* KserveService::LogSettings(
-    grpc::CallbackServerContext* context, const inference::LogSettingsRequest*,
-    inference::LogSettingsResponse*) {
-  return NotBuilt(context, *backend_, "LogSettings");
 }
 
 }  // namespace kvasir::router

@@ -1,6 +1,5 @@
 // The facade inference.GRPCInferenceService: KServe v2 and Triton's streaming,
-// for clients that exist. Reactors only convert and post; KserveStream
-// decides.
+// for existing clients. Reactors only convert and post; KserveStream decides.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -12,13 +11,15 @@
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "router/base/canonical.h"
 #include "router/facades/calls/facade.h"
+#include "router/facades/calls/replies.h"
 #include "router/facades/kserve/backend.h"
 
 namespace kvasir::router {
 
 // Owns: the tokenizer's and the streams' threads.
-// Threads: any thread. Errors: as in the wire protocol; an RPC that is not
-//   built answers UNIMPLEMENTED with its name.
+// Threads: any thread.
+// Errors: as in the wire protocol; an RPC that is not built answers
+//   UNIMPLEMENTED with its name.
 class KserveService final
     : public inference::GRPCInferenceService::CallbackService,
       public Facade {
@@ -75,47 +76,41 @@ class KserveService final
                           inference::ModelStreamInferResponse>*
   ModelStreamInfer(grpc::CallbackServerContext* context) override;
 
-  // Not built.
-  grpc::ServerUnaryReactor* RepositoryModelLoad(
-      grpc::CallbackServerContext* context,
-      const inference::RepositoryModelLoadRequest* request,
-      inference::RepositoryModelLoadResponse* response) override;
-  grpc::ServerUnaryReactor* RepositoryModelUnload(
-      grpc::CallbackServerContext* context,
-      const inference::RepositoryModelUnloadRequest* request,
-      inference::RepositoryModelUnloadResponse* response) override;
-  grpc::ServerUnaryReactor* SystemSharedMemoryStatus(
-      grpc::CallbackServerContext* context,
-      const inference::SystemSharedMemoryStatusRequest* request,
-      inference::SystemSharedMemoryStatusResponse* response) override;
-  grpc::ServerUnaryReactor* SystemSharedMemoryRegister(
-      grpc::CallbackServerContext* context,
-      const inference::SystemSharedMemoryRegisterRequest* request,
-      inference::SystemSharedMemoryRegisterResponse* response) override;
-  grpc::ServerUnaryReactor* SystemSharedMemoryUnregister(
-      grpc::CallbackServerContext* context,
-      const inference::SystemSharedMemoryUnregisterRequest* request,
-      inference::SystemSharedMemoryUnregisterResponse* response) override;
-  grpc::ServerUnaryReactor* CudaSharedMemoryStatus(
-      grpc::CallbackServerContext* context,
-      const inference::CudaSharedMemoryStatusRequest* request,
-      inference::CudaSharedMemoryStatusResponse* response) override;
-  grpc::ServerUnaryReactor* CudaSharedMemoryRegister(
-      grpc::CallbackServerContext* context,
-      const inference::CudaSharedMemoryRegisterRequest* request,
-      inference::CudaSharedMemoryRegisterResponse* response) override;
-  grpc::ServerUnaryReactor* CudaSharedMemoryUnregister(
-      grpc::CallbackServerContext* context,
-      const inference::CudaSharedMemoryUnregisterRequest* request,
-      inference::CudaSharedMemoryUnregisterResponse* response) override;
-  grpc::ServerUnaryReactor* TraceSetting(
-      grpc::CallbackServerContext* context,
-      const inference::TraceSettingRequest* request,
-      inference::TraceSettingResponse* response) override;
-  grpc::ServerUnaryReactor* LogSettings(
-      grpc::CallbackServerContext* context,
-      const inference::LogSettingsRequest* request,
-      inference::LogSettingsResponse* response) override;
+  KVASIR_RPC_NOT_BUILT(inference::GRPCInferenceService, RepositoryModelLoad,
+                       inference::RepositoryModelLoadRequest,
+                       inference::RepositoryModelLoadResponse)
+  KVASIR_RPC_NOT_BUILT(inference::GRPCInferenceService, RepositoryModelUnload,
+                       inference::RepositoryModelUnloadRequest,
+                       inference::RepositoryModelUnloadResponse)
+  KVASIR_RPC_NOT_BUILT(inference::GRPCInferenceService,
+                       SystemSharedMemoryStatus,
+                       inference::SystemSharedMemoryStatusRequest,
+                       inference::SystemSharedMemoryStatusResponse)
+  KVASIR_RPC_NOT_BUILT(inference::GRPCInferenceService,
+                       SystemSharedMemoryRegister,
+                       inference::SystemSharedMemoryRegisterRequest,
+                       inference::SystemSharedMemoryRegisterResponse)
+  KVASIR_RPC_NOT_BUILT(inference::GRPCInferenceService,
+                       SystemSharedMemoryUnregister,
+                       inference::SystemSharedMemoryUnregisterRequest,
+                       inference::SystemSharedMemoryUnregisterResponse)
+  KVASIR_RPC_NOT_BUILT(inference::GRPCInferenceService, CudaSharedMemoryStatus,
+                       inference::CudaSharedMemoryStatusRequest,
+                       inference::CudaSharedMemoryStatusResponse)
+  KVASIR_RPC_NOT_BUILT(inference::GRPCInferenceService,
+                       CudaSharedMemoryRegister,
+                       inference::CudaSharedMemoryRegisterRequest,
+                       inference::CudaSharedMemoryRegisterResponse)
+  KVASIR_RPC_NOT_BUILT(inference::GRPCInferenceService,
+                       CudaSharedMemoryUnregister,
+                       inference::CudaSharedMemoryUnregisterRequest,
+                       inference::CudaSharedMemoryUnregisterResponse)
+  KVASIR_RPC_NOT_BUILT(inference::GRPCInferenceService, TraceSetting,
+                       inference::TraceSettingRequest,
+                       inference::TraceSettingResponse)
+  KVASIR_RPC_NOT_BUILT(inference::GRPCInferenceService, LogSettings,
+                       inference::LogSettingsRequest,
+                       inference::LogSettingsResponse)
 
  private:
   const FacadeThreads threads_;

@@ -1,4 +1,4 @@
-// The service over real gRPC, with a router that the test plays.
+// The service over real gRPC, with a scripted router.
 #include "router/facades/kserve/service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -50,7 +50,7 @@ class KserveServiceTest : public FacadeServerTest {
   std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
 };
 
-TEST_F(KserveServiceTest, SaysWhatItIs) {
+TEST_F(KserveServiceTest, DescribesServerAndModels) {
   grpc::ClientContext a, b, c, d, e;
   inference::ServerLiveResponse live;
   ASSERT_TRUE(stub_->ServerLive(&a, {}, &live).ok());
@@ -101,7 +101,7 @@ TEST_F(KserveServiceTest, ConfigurationNamesOnlyTensorsOfTheMetadata) {
             grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(KserveServiceTest, RpcsThatAreNotBuiltSayTheirName) {
+TEST_F(KserveServiceTest, UnbuiltRpcsReportTheirName) {
   grpc::ClientContext a, b;
   inference::SystemSharedMemoryRegisterResponse registered;
   const grpc::Status memory =
@@ -167,7 +167,7 @@ TEST_F(KserveServiceTest, StreamsManyRequestsThenHalfCloses) {
   }
   stream->WritesDone();
   std::thread engine([this] {
-    // Request order at the router is the tokenizer threads' business.
+    // The tokenizer's threads determine the order of requests at the router.
     for (size_t i = 0; i < kRequests; ++i) {
       const auto request = router_.WaitFor(i);
       request->Emit("<" + request->request().client_request_id);
@@ -221,7 +221,7 @@ TEST_F(KserveServiceTest, TenantsDoNotShareTheirPrefixCache) {
 
 TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   grpc::ClientContext early, late;
-  // Without a drain the reads would wait for ever.
+  // Without the drain the reads would never return.
   early.set_deadline(std::chrono::system_clock::now() +
                      std::chrono::seconds(20));
   late.set_deadline(std::chrono::system_clock::now() +
@@ -229,7 +229,7 @@ TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   auto idle = stub_->ModelStreamInfer(&early);
   ASSERT_TRUE(idle->Write(Vllm("a").Build()));
   router_.WaitFor(0)->Complete("x");
-  // The text and its end come in one message or in two.
+  // The text and its end may come in one message or in two.
   inference::ModelStreamInferResponse response;
   do {
     ASSERT_TRUE(idle->Read(&response));
@@ -239,8 +239,8 @@ TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   const grpc::Status ended = idle->Finish();
   EXPECT_EQ(ended.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(ended.error_message(), HasSubstr("draining"));
-  // Its next stream is served as any call on an old connection is, so long as
-  // the client may not know better.
+  // Its next stream is served like any call on an old connection, because the
+  // client may not have seen the GOAWAY.
   grpc::ClientContext meanwhile;
   auto next = stub_->ModelStreamInfer(&meanwhile);
   ASSERT_TRUE(next->Write(Vllm("b").Build()));
@@ -278,7 +278,7 @@ TEST_F(KserveServiceTest, GrpcErrorHeaderEndsTheStreamWithTheStatus) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
-TEST_F(KserveServiceTest, ReaderThatNeverReadsIsReset) {
+TEST_F(KserveServiceTest, AReaderThatNeverReadsIsReset) {
   grpc::ClientContext context;
   auto stream = stub_->ModelStreamInfer(&context);
   ASSERT_TRUE(stream->Write(Vllm("a").Build()));
@@ -298,7 +298,7 @@ TEST_F(KserveServiceTest, ReaderThatNeverReadsIsReset) {
   EXPECT_FALSE(stream->Finish().ok());
 }
 
-TEST_F(KserveServiceTest, ServerShutdownCancelsWhatRuns) {
+TEST_F(KserveServiceTest, AServerShutdownCancelsRunningRequests) {
   grpc::ClientContext context;
   auto stream = stub_->ModelStreamInfer(&context);
   ASSERT_TRUE(stream->Write(Vllm("a").Build()));
@@ -306,13 +306,13 @@ TEST_F(KserveServiceTest, ServerShutdownCancelsWhatRuns) {
   server_->Shutdown(absl::Now());
   EXPECT_FALSE(stream->Finish().ok());
   WaitUntilCancelled(*request);
-  // The engine's last words come after the call is gone.
+  // The engine's last event comes after the call has ended.
   request->Emit("late");
   request->Done(absl::CancelledError(""));
 }
 
-// Clients of every temper at once; what is left must be nothing.
-TEST_F(KserveServiceTest, CancelledStreamsInEveryStateLeaveNothing) {
+// Clients with all kinds of behaviour at once; nothing may be left afterwards.
+TEST_F(KserveServiceTest, StreamsCancelledInAnyStateLeaveNothing) {
   std::atomic<bool> stop{false};
   std::thread engine([this, &stop] {
     for (size_t i = 0; !stop; ++i) {

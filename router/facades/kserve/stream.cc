@@ -18,10 +18,10 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
   return wrapped;
 }
 
-// As of a status, which travels in trailing metadata (base/net/grpc_status.h).
+// Like a status, which travels in trailing metadata (base/net/grpc_status.h).
 constexpr size_t kMaxErrorTextBytes = 1024;
 
-// Whether it is a stop, if it is a request at all: nothing else of it is read.
+// Returns whether the message is a stop. Reads nothing else of it.
 bool SaysStop(const inference::ModelInferRequest& message) {
   for (int i = 0; i < message.inputs_size(); ++i) {
     const auto& input = message.inputs(i);
@@ -116,9 +116,9 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
                                 const absl::Status& status, absl::Time start) {
   backend_->router->LogRefused(
       Describe(caller, message.model_name(), message.id()), status);
-  // A model has not failed whoever may not use it, or has used his quota.
+  // A caller without access or quota is no failure of the model.
   if (!RefusalReasonOf(status).empty()) return;
-  // Statistics are kept by model: any name would make them grow.
+  // Statistics are kept by model, so unknown names must not add entries.
   if (!backend_->router->Model(message.model_name()).ok()) return;
   Request refused;
   refused.model = message.model_name();
@@ -132,9 +132,9 @@ CanonicalRequest KserveStream::Describe(const Caller& caller,
   return DescribeRequest(call_, caller, backend_->facade, model, id);
 }
 
-// Those of the same address, which a proxy may share among tenants, and of the
-// same tenant. Not of the same port: a client that is told to go calls from
-// another.
+// A stop finds requests of the same tenant and the same address, which a proxy
+// may share among tenants. The port does not matter: a client whose connection
+// was told to go calls from another one.
 std::string KserveStream::StopScope(const Caller& caller) const {
   return absl::StrCat(caller.tenant, " ",
                       call_.peer.substr(0, call_.peer.rfind(':')));
@@ -143,8 +143,8 @@ std::string KserveStream::StopScope(const Caller& caller) const {
 absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
                                  const ArrivedMessage& arrived) {
   KVASIR_RETURN_IF_ERROR(arrived.bytes.status());
-  // Goes with a request that is refused below. A stop is none: who is over his
-  // quota may end what keeps him out.
+  // Released if the request is refused below. A stop needs no place: a caller
+  // over its quota may end the request that holds it.
   std::shared_ptr<RequestPlace> place;
   if (!SaysStop(message)) {
     KVASIR_ASSIGN_OR_RETURN(place, Enter(arrived.caller));
@@ -222,7 +222,7 @@ absl::Status KserveStream::BeginGeneration(
     backend_->running_ids.Add(StopScope(entry.caller), request.id,
                               weak_from_this(), number);
   }
-  // A request that is gone meanwhile still waits there: with its bytes, and in
+  // Even a request that is gone waits for its turn here, with its bytes and in
   // its place.
   auto prepare = [self = shared_from_this(), number, codec,
                   bytes = *arrived.bytes, place = entry.place,
@@ -258,7 +258,7 @@ void KserveStream::HandlePrepared(uint64_t number,
   }
   const absl::Status status = Submit(number, *std::move(prepared));
   if (status.ok()) return;
-  // The router may hold its relay for a moment.
+  // The router may keep its relay, which holds the place, a little longer.
   LeavePlace(it->second);
   Fail(number, status);
 }
@@ -280,7 +280,7 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
     request.bytes->Grow(request.prompt.bytes().size());
   }
   request.queue_timeout = prepared.queue_timeout;
-  // Before: the engine's time may begin before Submit returns.
+  // Set before Submit, because the engine's time may begin before it returns.
   entry.input = backend_->clock->Now() - entry.start;
   KVASIR_ASSIGN_OR_RETURN(
       entry.handle,
@@ -295,7 +295,7 @@ void KserveStream::HandleTokens(
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
   it->second.answer->OnTokens(tokens);
-  // All that is wanted is there: the engine need not go on.
+  // The answer needs no more tokens, so the engine may stop.
   if (it->second.answer->finished()) {
     it->second.handle->Cancel(CancelReason::kStopString);
     LeavePlace(it->second);
@@ -312,7 +312,7 @@ void KserveStream::HandleFinish(
       absl::Microseconds(finish.prefill_us() + finish.decode_us());
   ++it->second.num_engine_finishes;
   it->second.answer->OnFinish(finish);
-  // Before its client hears of it, and asks for the next.
+  // Leave before the client receives the end and sends its next request.
   if (it->second.answer->finished()) LeavePlace(it->second);
   Changed(it);
 }
@@ -349,7 +349,7 @@ void KserveStream::StopNumber(uint64_t number) {
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
   Request& entry = it->second;
-  // Its last responses go before the answer to the stop.
+  // Its last responses come before the answer to the stop.
   if (entry.answer == nullptr) {
     direct_.push_back(Wrap(EmptyFinalResponse(entry.model, entry.id)));
     direct_bytes_ += direct_.back().ByteSizeLong();
@@ -380,7 +380,7 @@ void KserveStream::AnswerError(const std::string& model, const std::string& id,
     return;
   }
   ModelStreamInferResponse response = Wrap(EmptyFinalResponse(model, id));
-  // The code has no field of its own.
+  // There is no field for the code.
   response.set_error_message(
       absl::StrCat(absl::StatusCodeToString(status.code()), ": ",
                    status.message().substr(0, kMaxErrorTextBytes)));
@@ -395,7 +395,7 @@ void KserveStream::Record(const Request& request, bool ok) {
   outcome.ok = ok;
   outcome.end = backend_->clock->Now();
   outcome.total = outcome.end - request.start;
-  // One that was stopped before never got further.
+  // A request that was stopped earlier got no further.
   outcome.input = request.handle == nullptr ? outcome.total : request.input;
   outcome.queue = request.queue;
   outcome.compute = request.compute;
@@ -490,7 +490,7 @@ std::optional<ModelStreamInferResponse> KserveStream::NextResponse() {
   if (!entry.answer->HasResponse()) ready_.erase(last_served_);
   if (entry.answer->complete()) {
     Record(entry, true);
-    // Where the engine still works, a stop string has made the rest needless.
+    // If the engine still works, a stop string has ended the answer early.
     Remove(it, CancelReason::kStopString);
   }
   return response;

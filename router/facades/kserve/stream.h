@@ -1,5 +1,5 @@
 // One call of ModelStreamInfer (or ModelInfer, as a stream of one request):
-// which requests run, what is to be written, how the call ends. No gRPC.
+// which requests run, what is written, and how the call ends. No gRPC.
 #pragma once
 
 #include <cstdint>
@@ -31,37 +31,38 @@ namespace kvasir::router {
 class KserveStreamSink
     : public CallWriter<inference::ModelStreamInferResponse> {
  public:
-  // The next request; answered by OnRead, OnHalfClose or OnCancelled.
+  // Reads the next request; the transport calls OnRead, OnHalfClose or
+  // OnCancelled after it.
   virtual void Read() = 0;
 };
 
 struct KserveCall : CallIdentity {
-  // Requests are folded to one response, and their errors end the call.
+  // Each request gets one response, and its error ends the call.
   bool unary = false;
   // The client wants errors as the call's status (header triton_grpc_error).
   bool errors_end_call = false;
 };
 
-// Requests of one stream run side by side and are told apart by their ids; a
-// request with the id of one that still runs is refused (ALREADY_EXISTS), an
-// empty id never clashes. Half-close means that no more requests come: those
-// that run are answered, then the call ends OK. A reset or deadline cancels
-// them. A `stop` request ends the running request of its id, which then has its
-// last response, and is itself answered by one response without outputs.
+// Requests of one stream run concurrently, distinguished by their ids. A
+// request with the id of a running one is refused (ALREADY_EXISTS), except for
+// empty ids. After a half-close, running requests are answered and the call
+// ends with OK. A reset or deadline cancels them. A `stop` request ends the
+// running request with its id, which then gets its last response; the stop
+// itself is answered by one response without outputs.
 //
-// While a write is outstanding tokens collect in their answers. When too many
+// While a write is outstanding, tokens collect in their answers. If too many
 // bytes of streamed answers wait, the requests are cancelled and the call is
-// reset. Folded answers do not count: each comes at once and whole, however
-// fast the client reads, and there are at most max_requests_per_stream.
+// reset. Answers in one response do not count: each comes whole, however fast
+// the client reads, and there are at most max_requests_per_stream.
 //
 // Threads: the On... methods may be called from any thread and only post;
-//   everything else happens on the strand.
+//   everything else runs on the strand.
 class KserveStream final
     : public StoppableCall,
       public std::enable_shared_from_this<KserveStream>,
       private ResponseSource<inference::ModelStreamInferResponse> {
  public:
-  // `sink` lives until End.
+  // `sink` must live until End.
   KserveStream(std::shared_ptr<KserveBackend> backend, KserveCall call,
                std::shared_ptr<TaskRunner> strand, KserveStreamSink* sink);
 
@@ -69,10 +70,10 @@ class KserveStream final
   void OnHalfClose();
   void OnWritten(bool ok);
   void OnCancelled();
-  // Nothing will be read: the call ends so.
+  // The caller is refused: ends the call with `status` without reading.
   void OnRefused(const absl::Status& status);
-  // The server ends: so does the call, with UNAVAILABLE, once no request runs;
-  // none begins any more.
+  // The server is draining: the call ends with UNAVAILABLE once no request
+  // runs, and no new one begins.
   void OnDrain();
   // A stop request that came in another call.
   void OnStop(uint64_t number) override;
@@ -92,10 +93,11 @@ class KserveStream final
     uint32_t num_engine_finishes = 0;
     size_t waiting_bytes = 0;
     std::shared_ptr<ByteShare> bytes;
-    // In its tenant's quota; null: none. Also its relay's, which leaves it with
-    // the engine's end, and until then its turn at the tokenizer's.
+    // The place in its tenant's quota; null: none. The request's relay holds it
+    // as well and leaves it when the engine ends; before that, the tokenizer's
+    // task holds it.
     std::shared_ptr<RequestPlace> place;
-    // Until it was with the router.
+    // Time until the request was submitted.
     absl::Duration input;
     absl::Duration queue;
     absl::Duration compute;
@@ -109,18 +111,19 @@ class KserveStream final
                   ArrivedMessage arrived);
   absl::Status Begin(const inference::ModelInferRequest& message,
                      const ArrivedMessage& arrived);
-  // Logs and counts what was refused before it was a request of this stream.
+  // Logs and counts a message that was refused before it became a request of
+  // this stream.
   void CountRefused(const inference::ModelInferRequest& message,
                     const Caller& caller, const absl::Status& status,
                     absl::Time start);
   CanonicalRequest Describe(const Caller& caller, const std::string& model,
                             const std::string& id) const;
-  // Requests of `caller` that a stop may end.
+  // The scope of `caller`'s requests that a stop may end.
   std::string StopScope(const Caller& caller) const;
   absl::Status BeginGeneration(KserveRequest request,
                                const ArrivedMessage& arrived,
                                std::shared_ptr<RequestPlace> place);
-  // For a request that is to run.
+  // Enters the tenant's quota for a request that is to run.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::Status CheckId(const KserveRequest& request) const;
@@ -135,20 +138,20 @@ class KserveStream final
                     const kvasir::v1::GenerateEvent::Finish& finish);
   void HandleDone(uint64_t number, const absl::Status& status);
 
-  // Answers that the request failed and forgets it.
+  // Answers that the request failed, and removes it.
   void Fail(uint64_t number, const absl::Status& status);
   void AnswerError(const std::string& model, const std::string& id,
                    const absl::Status& status);
-  // Brings the books up to date after an answer has changed; writes.
+  // Updates the state after an answer has changed, and writes.
   void Changed(Requests::iterator it);
-  // Removes a request; the engine is told when it still works on it.
+  // Removes a request, and cancels it if the engine still works on it.
   void Remove(Requests::iterator it, CancelReason reason);
-  // It runs no more.
+  // The request no longer runs.
   static void LeavePlace(const Request& entry);
   void Record(const Request& request, bool ok);
-  // Counts what waits of an answer, against a slow reader.
+  // Counts an answer's waiting bytes, against a slow reader.
   void CountWaiting(Request* entry);
-  // Ends the call when too much waits for its reader.
+  // Ends the call if too many bytes wait for its reader.
   void CheckWaitingBytes();
 
   std::optional<inference::ModelStreamInferResponse> NextResponse() override;
@@ -165,10 +168,10 @@ class KserveStream final
   ResponsePump<inference::ModelStreamInferResponse> pump_;
   Requests requests_;
   std::map<std::string, uint64_t> numbers_by_id_;
-  // Requests that have a response to give, served in turn.
+  // Requests with a response to send, served in turn.
   std::set<uint64_t> ready_;
   uint64_t last_served_ = 0;
-  // Responses that belong to no running request: errors, answers to stops.
+  // Responses that belong to no running request: errors, and answers to stops.
   std::deque<inference::ModelStreamInferResponse> direct_;
   size_t direct_bytes_ = 0;
   size_t answer_bytes_ = 0;

@@ -28,7 +28,7 @@ class FakeSink final
   int reads = 0;
 };
 
-// One call, one thread: tasks run when the test says so.
+// One call on one thread: tasks run when the test says so.
 class KserveStreamTest : public ::testing::Test {
  protected:
   void Start(KserveCall call = {}) {
@@ -39,7 +39,7 @@ class KserveStreamTest : public ::testing::Test {
     stream_ = std::make_shared<KserveStream>(backend_, std::move(call), strand_,
                                              &sink_);
   }
-  // What still runs is let go: the fake router keeps its sinks.
+  // Ends what still runs: the fake router keeps its sinks.
   void TearDown() override {
     if (stream_ == nullptr) return;
     stream_->OnCancelled();
@@ -51,12 +51,12 @@ class KserveStreamTest : public ::testing::Test {
     }
     EXPECT_TRUE(sink_.end.has_value());
   }
-  // Everything that can happen without writes being done.
+  // Runs everything that needs no write to complete.
   void Run() {
     while (strand_->RunOne() || tokenizer_->RunOne()) {
     }
   }
-  // The transport takes what it is given until nothing is left.
+  // Completes writes until nothing is left.
   void RunWrites() {
     Run();
     while (sink_.writing) {
@@ -85,7 +85,8 @@ class KserveStreamTest : public ::testing::Test {
     EXPECT_GT(router_.num_requests(), index);
     return router_.WaitFor(index);
   }
-  // "id:text" of every response written, "!" for an error, "$" for the last.
+  // Returns "id:text" of every written response, "!" for an error, "$" for the
+  // last.
   std::vector<std::string> Written() const {
     std::vector<std::string> lines;
     for (const auto& response : sink_.writes) {
@@ -110,7 +111,7 @@ class KserveStreamTest : public ::testing::Test {
   std::shared_ptr<KserveStream> stream_;
 };
 
-TEST_F(KserveStreamTest, RequestReachesTheRouterAndItsTokensTheClient) {
+TEST_F(KserveStreamTest, ARequestReachesTheRouterAndItsTokensTheClient) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";
   call.traceparent = "00-abc";
@@ -138,7 +139,7 @@ TEST_F(KserveStreamTest, RequestReachesTheRouterAndItsTokensTheClient) {
   EXPECT_FALSE(sink_.end.has_value());
 }
 
-TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeAnythingIsSizedByIt) {
+TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeAnythingIsAllocatedByIt) {
   Start();
   Send(Vllm("a").Text("sampling_parameters", R"({"n": 2000000000})"));
   RunWrites();
@@ -153,7 +154,7 @@ TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeAnythingIsSizedByIt) {
   EXPECT_EQ(router_.num_requests(), 1u);
 }
 
-TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotWrap) {
+TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   Start();
   // 1677721600 tokens x 128 x 80 x 2^31 bytes are a multiple of 2^64.
   Send(InferRequestBuilder("tiny", "a")
@@ -166,7 +167,7 @@ TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotWrap) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-// Six hundred prompts of a megabyte at once once took a gigabyte.
+// Six hundred prompts of a megabyte at once took a gigabyte.
 TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
   backend_->budget = std::make_shared<ByteBudget>(3000);
   Start();
@@ -174,7 +175,7 @@ TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
   const size_t bytes = 2 * large.Build().ByteSizeLong();
   stream_->OnRead(
       std::make_shared<inference::ModelInferRequest>(large.Build()));
-  // It counts before anybody has looked at it.
+  // Counted before anything reads it.
   EXPECT_EQ(backend_->budget->used_bytes(), bytes);
   Run();
   // A token a byte.
@@ -184,7 +185,7 @@ TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
   EXPECT_EQ(router_.num_requests(), 1u);
   EXPECT_THAT(LastError(), AllOf(HasSubstr("RESOURCE_EXHAUSTED"),
                                  HasSubstr("bytes of 3000")));
-  // What waits for the client counts while it waits.
+  // Output counts while it waits for the client.
   Engine(0)->Emit("xyz");
   Run();
   Engine(0)->Emit("xyz");
@@ -231,7 +232,7 @@ TEST_F(KserveStreamTest, ATenantThatIsTooLongOrHasOtherCharactersIsRefused) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-TEST_F(KserveStreamTest, HalfCloseAnswersWhatRunsThenEndsOk) {
+TEST_F(KserveStreamTest, AHalfCloseAnswersRunningRequestsAndEndsOk) {
   Start();
   Send(Vllm("a"));
   stream_->OnHalfClose();
@@ -244,14 +245,14 @@ TEST_F(KserveStreamTest, HalfCloseAnswersWhatRunsThenEndsOk) {
   EXPECT_EQ(sink_.end, absl::OkStatus());
 }
 
-TEST_F(KserveStreamTest, HalfCloseWithoutRequestsEndsAtOnce) {
+TEST_F(KserveStreamTest, AHalfCloseWithoutRequestsEndsAtOnce) {
   Start();
   stream_->OnHalfClose();
   Run();
   EXPECT_EQ(sink_.end, absl::OkStatus());
 }
 
-TEST_F(KserveStreamTest, RequestsRunSideBySideAndTakeTurns) {
+TEST_F(KserveStreamTest, RequestsRunConcurrentlyAndTakeTurns) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -261,11 +262,11 @@ TEST_F(KserveStreamTest, RequestsRunSideBySideAndTakeTurns) {
   Engine(0)->Emit("3");
   Engine(1)->Emit("4");
   RunWrites();
-  // While one write was out, tokens of `a` came together.
+  // The tokens of `a` that came during one write are in one response.
   EXPECT_THAT(Written(), ElementsAre("a:1", "b:4", "a:23"));
 }
 
-TEST_F(KserveStreamTest, ResetCancelsEveryRequest) {
+TEST_F(KserveStreamTest, AResetCancelsEveryRequest) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -274,7 +275,7 @@ TEST_F(KserveStreamTest, ResetCancelsEveryRequest) {
   ASSERT_TRUE(sink_.writing);
   stream_->OnCancelled();
   Run();
-  EXPECT_FALSE(sink_.end.has_value());  // the write is still out
+  EXPECT_FALSE(sink_.end.has_value());  // the write is still outstanding
   EXPECT_TRUE(Engine(0)->cancelled());
   EXPECT_TRUE(Engine(1)->cancelled());
   EXPECT_EQ(Engine(1)->reason(), CancelReason::kClient);
@@ -282,7 +283,7 @@ TEST_F(KserveStreamTest, ResetCancelsEveryRequest) {
   stream_->OnWritten(false);
   Run();
   EXPECT_EQ(sink_.end->code(), absl::StatusCode::kCancelled);
-  // Late events find nothing.
+  // Late events have no effect.
   Engine(0)->Emit("y");
   Engine(0)->Done(absl::CancelledError(""));
   Run();
@@ -303,7 +304,7 @@ TEST_F(KserveStreamTest, ErrorsStayInsideTheStream) {
   EXPECT_EQ(sink_.reads, 3);
 }
 
-TEST_F(KserveStreamTest, ErrorsEndTheCallWhereTheClientWantsThat) {
+TEST_F(KserveStreamTest, ErrorsEndTheCallIfTheClientWantsThat) {
   KserveCall call;
   call.errors_end_call = true;
   Start(call);
@@ -340,7 +341,7 @@ TEST_F(KserveStreamTest, IdsAreUniqueAmongRunningRequestsUnlessEmpty) {
   EXPECT_EQ(router_.num_requests(), 3u);
 }
 
-TEST_F(KserveStreamTest, StopEndsTheRequestOfItsIdWithWhatItHas) {
+TEST_F(KserveStreamTest, AStopEndsTheRequestWithItsOutput) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -355,7 +356,7 @@ TEST_F(KserveStreamTest, StopEndsTheRequestOfItsIdWithWhatItHas) {
   EXPECT_FALSE(Engine(1)->cancelled());
 }
 
-TEST_F(KserveStreamTest, StopOfNothingIsAnsweredToo) {
+TEST_F(KserveStreamTest, AStopWithoutARequestIsAnswered) {
   Start();
   Send(StopRequest("gone"));
   Send(StopRequest(""));
@@ -363,7 +364,7 @@ TEST_F(KserveStreamTest, StopOfNothingIsAnsweredToo) {
   EXPECT_THAT(Written(), ElementsAre("gone:$", ":$"));
 }
 
-TEST_F(KserveStreamTest, StopWhileThePromptIsTokenizedPreventsTheRequest) {
+TEST_F(KserveStreamTest, AStopDuringTokenizingPreventsTheRequest) {
   Start();
   stream_->OnRead(
       std::make_shared<inference::ModelInferRequest>(Vllm("a").Build()));
@@ -378,8 +379,9 @@ TEST_F(KserveStreamTest, StopWhileThePromptIsTokenizedPreventsTheRequest) {
   EXPECT_THAT(Written(), ElementsAre("a:$", "a:$"));
 }
 
-// Connections are told to go at their age: the next call comes by another.
-TEST_F(KserveStreamTest, StopFindsARequestOfAnotherCallFromTheSameAddress) {
+// Connections are told to go at their age, so the next call comes on another
+// one.
+TEST_F(KserveStreamTest, AStopFindsARequestOfAnotherCallFromTheSameAddress) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";
   call.unary = true;
@@ -403,7 +405,7 @@ TEST_F(KserveStreamTest, StopFindsARequestOfAnotherCallFromTheSameAddress) {
   EXPECT_EQ(other_sink.writes.size(), 1u);
 }
 
-TEST_F(KserveStreamTest, StopOfAnotherTenantFindsNothing) {
+TEST_F(KserveStreamTest, AStopByAnotherTenantFindsNothing) {
   KserveCall call;
   call.peer = "proxy";
   call.tenant = "red";
@@ -424,7 +426,7 @@ TEST_F(KserveStreamTest, StopOfAnotherTenantFindsNothing) {
   Run();
 }
 
-TEST_F(KserveStreamTest, StopFromAnotherAddressFindsNothing) {
+TEST_F(KserveStreamTest, AStopFromAnotherAddressFindsNothing) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";
   Start(call);
@@ -439,7 +441,7 @@ TEST_F(KserveStreamTest, StopFromAnotherAddressFindsNothing) {
   EXPECT_FALSE(Engine(0)->cancelled());
 }
 
-TEST_F(KserveStreamTest, StopStringLetsTheEngineGo) {
+TEST_F(KserveStreamTest, AStopStringCancelsTheEngine) {
   Start();
   Send(Vllm("a").Text("sampling_parameters", R"({"stop": ["END"]})"));
   Engine(0)->Emit("xEND and more");
@@ -452,7 +454,7 @@ TEST_F(KserveStreamTest, StopStringLetsTheEngineGo) {
   EXPECT_EQ(sink_.writes.size(), 1u);
 }
 
-TEST_F(KserveStreamTest, SlowReaderIsResetAtTheByteLimit) {
+TEST_F(KserveStreamTest, ASlowReaderIsResetAtTheByteLimit) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   Start();
   Send(Vllm("a"));
@@ -472,7 +474,7 @@ TEST_F(KserveStreamTest, SlowReaderIsResetAtTheByteLimit) {
   EXPECT_THAT(std::string(sink_.end->message()), HasSubstr("11 bytes"));
 }
 
-TEST_F(KserveStreamTest, FoldedAnswersBeyondTheBoundDoNotMakeASlowReader) {
+TEST_F(KserveStreamTest, AnswersInOneResponseDoNotCountAgainstASlowReader) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   Start();
   for (const char* id : {"a", "b", "c"}) {
@@ -490,7 +492,7 @@ TEST_F(KserveStreamTest, FoldedAnswersBeyondTheBoundDoNotMakeASlowReader) {
               ElementsAre("a:12345678$", "b:12345678$", "c:12345678$"));
 }
 
-TEST_F(KserveStreamTest, WhatWaitsOfOneAnswerFitsOneResponse) {
+TEST_F(KserveStreamTest, WaitingOutputOfOneAnswerFitsOneResponse) {
   backend_->limits.max_response_bytes = 10;
   Start();
   Send(Vllm("a"));
@@ -558,7 +560,7 @@ TEST_F(KserveStreamTest, BadWordsOfOneTokenAreBanned) {
   EXPECT_THAT(LastError(), StartsWith("UNIMPLEMENTED: bad_words"));
 }
 
-TEST_F(KserveStreamTest, StopWordThatIsASpecialTokenStopsByItsId) {
+TEST_F(KserveStreamTest, AStopWordThatIsASpecialTokenStopsByItsId) {
   Start();
   InferRequestBuilder builder("tiny", "a");
   builder.Text("text_input", "hi").Int("max_tokens", 3);
@@ -602,7 +604,7 @@ TEST_F(KserveStreamTest, FoldedLogprobsOfALongContextModelNeedNoMaxTokens) {
   Send(with("b", R"({"logprobs": 20, "n": 100})"));
   RunWrites();
   EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
-  // What the length leaves, where more is asked for.
+  // More is requested than the length leaves.
   router_.SetMaxModelLen(1024);
   Send(with("c", R"({"logprobs": 1, "max_tokens": 1000000})"));
   EXPECT_EQ(router_.num_requests(), 2u);
@@ -690,7 +692,7 @@ TEST_F(KserveStreamTest, UnaryErrorsAreTheStatusOfTheCall) {
   EXPECT_TRUE(sink_.writes.empty());
 }
 
-TEST_F(KserveStreamTest, StatisticsCountWhatEnded) {
+TEST_F(KserveStreamTest, StatisticsCountEndedRequests) {
   Start();
   Send(Vllm("a"));
   Engine(0)->Complete("x");
@@ -712,7 +714,7 @@ TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
   outcome.queue = absl::Milliseconds(20);
   outcome.compute = absl::Milliseconds(60);
   statistics.Record("m", outcome);
-  // The engine's clock is not ours.
+  // The engine's clock may differ from ours.
   outcome.compute = absl::Milliseconds(110);
   statistics.Record("m", outcome);
   const inference::InferStatistics stats = statistics.Of("m").inference_stats();
@@ -724,7 +726,7 @@ TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
   EXPECT_EQ(stats.compute_output().ns(), 15'000'000u);
 }
 
-// A tenant that may run two requests at a time.
+// A tenant with two concurrent requests.
 class KserveQuotaTest : public KserveStreamTest {
  protected:
   void StartRed() {
@@ -738,7 +740,7 @@ class KserveQuotaTest : public KserveStreamTest {
   uint32_t Running() const { return RunningOf(*backend_->callers, "red"); }
 };
 
-TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesTheRest) {
+TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesFurtherOnes) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -748,7 +750,8 @@ TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesTheRest) {
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
                                       "2 requests, its quota's"));
   EXPECT_EQ(Running(), 2);
-  // A stop is no request: he could not end what keeps him out.
+  // A stop is not a request: otherwise the caller could not end what holds its
+  // quota.
   Send(StopRequest("a"));
   RunWrites();
   EXPECT_TRUE(Engine(0)->cancelled());
@@ -779,7 +782,7 @@ TEST_F(KserveQuotaTest, EveryRefusalLeavesItsPlace) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, AResetLeavesThemWithTheEnginesEnd) {
+TEST_F(KserveQuotaTest, AResetLeavesPlacesWhenTheEngineEnds) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -791,7 +794,7 @@ TEST_F(KserveQuotaTest, AResetLeavesThemWithTheEnginesEnd) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, OneThatGoesBeforeItsTextIsTokenizedStaysInIt) {
+TEST_F(KserveQuotaTest, ARequestThatEndsBeforeItIsTokenizedStaysInItsQuota) {
   StartRed();
   tokenizer_->paused = true;
   Send(Vllm("a"));
@@ -813,7 +816,7 @@ TEST_F(KserveQuotaTest, OneThatGoesBeforeItsTextIsTokenizedStaysInIt) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-TEST_F(KserveQuotaTest, AReaderTooSlowLeavesItWithTheEnginesEnd) {
+TEST_F(KserveQuotaTest, ASlowReaderLeavesItsPlaceWhenTheEngineEnds) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   StartRed();
   Send(Vllm("a"));
@@ -826,7 +829,7 @@ TEST_F(KserveQuotaTest, AReaderTooSlowLeavesItWithTheEnginesEnd) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, AFoldedAnswerLeavesItWithItsLastSample) {
+TEST_F(KserveQuotaTest, AnAnswerInOneResponseLeavesItsPlaceWithItsLastSample) {
   backend_->callers =
       CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 1})"));
   KserveCall call;
@@ -841,16 +844,16 @@ TEST_F(KserveQuotaTest, AFoldedAnswerLeavesItWithItsLastSample) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, WhoIsOverItIsRefusedBeforeItsTensorsAreRead) {
+TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
-  // Its tensors make no sense, which nobody finds out.
+  // Its tensors are invalid, but they are not read.
   InferRequestBuilder senseless("tiny", "c");
   Send(senseless.Bool("text_input", true));
   RunWrites();
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
-  // A stop that says that it is none opens no way past that.
+  // A message that says it is not a stop does not pass the quota.
   Send(InferRequestBuilder("tiny", "d")
            .Bool("text_input", true)
            .Bool("stop", false));
@@ -875,7 +878,7 @@ TEST_F(KserveQuotaTest, WhoIsOverItIsRefusedBeforeItsTensorsAreRead) {
   EXPECT_EQ(Running(), 2);
 }
 
-TEST_F(KserveQuotaTest, WhomNobodyKnowsMakesNoModelFail) {
+TEST_F(KserveQuotaTest, AnUnknownCallerIsNoFailureOfTheModel) {
   StartRed();
   backend_->callers = CallersOf(TenantEntry("blue"));
   Send(Vllm("a"));
@@ -897,13 +900,13 @@ TEST_F(KserveQuotaTest, WhomNobodyKnowsMakesNoModelFail) {
     return backend_->statistics.Of("tiny").inference_stats().fail().count();
   };
   EXPECT_EQ(fails(), 0u);
-  // What makes no sense is a fail, as Triton counts.
+  // An invalid request counts as a failure, as in Triton.
   backend_->callers = CallersOf(TenantEntry("red"));
   Send(InferRequestBuilder("tiny", "e").Bool("text_input", true));
   EXPECT_EQ(fails(), 1u);
 }
 
-TEST_F(KserveQuotaTest, EachRequestOfAStreamIsJudgedByTheFileAsItIsThen) {
+TEST_F(KserveQuotaTest, EachRequestOfAStreamIsCheckedAgainstTheCurrentFile) {
   StartRed();
   Send(Vllm("a"));
   EXPECT_EQ(Engine(0)->request().tenant, "red");
@@ -917,7 +920,7 @@ TEST_F(KserveQuotaTest, EachRequestOfAStreamIsJudgedByTheFileAsItIsThen) {
   EXPECT_FALSE(Engine(0)->cancelled()) << "what runs goes on";
 }
 
-TEST_F(KserveQuotaTest, ATenantThatSharesItsPrefixesHasNoSaltOfItsOwn) {
+TEST_F(KserveQuotaTest, ATenantThatSharesPrefixesHasNoSalt) {
   backend_->callers =
       CallersOf(TenantEntry("blue", R"("shared_prefix_cache": true)"));
   KserveCall call;

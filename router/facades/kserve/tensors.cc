@@ -14,7 +14,7 @@ namespace {
 
 using Input = inference::ModelInferRequest::InferInputTensor;
 
-// Far above any prompt, far below what overflows a byte count.
+// Far above any prompt, and far below what overflows a byte count.
 constexpr int64_t kMaxElements = int64_t{1} << 30;
 constexpr size_t kBytesLengthPrefix = 4;
 
@@ -23,7 +23,7 @@ absl::Status TensorError(const Input& input, const std::string& what) {
       absl::StrCat("tensor '", input.name(), "': ", what));
 }
 
-// Bytes of one element; 0 for BYTES; nullopt for a datatype not taken here.
+// Bytes of one element; 0 for BYTES; nullopt for an unsupported datatype.
 std::optional<size_t> ElementBytes(const std::string& datatype) {
   if (datatype == "BOOL" || datatype == "INT8" || datatype == "UINT8") return 1;
   if (datatype == "INT16" || datatype == "UINT16") return 2;
@@ -56,7 +56,7 @@ bool IsInteger(const std::string& datatype) {
          datatype != "FP64";
 }
 
-// The typed field that goes with a datatype, and how many values it has.
+// The number of values in the typed field of a datatype.
 int64_t ContentsSize(const Input& input) {
   const inference::InferTensorContents& contents = input.contents();
   const std::string& type = input.datatype();
@@ -102,7 +102,7 @@ absl::Status CheckSize(const Input& input, const std::string* raw,
     return absl::OkStatus();
   }
   const size_t count = static_cast<size_t>(num_elements);
-  // Every string has its length: no shape is larger than what came.
+  // Every string has a length prefix, so the shape is limited by the bytes.
   if (*element_bytes == 0 && raw->size() < count * kBytesLengthPrefix) {
     return TensorError(input, absl::StrCat("shape ", ShapeText(input),
                                            " BYTES: want at least ",
@@ -253,7 +253,7 @@ absl::StatusOr<std::vector<int64_t>> KserveTensors::DecodeInts(
     return WrongType(input, "INT32 (or another integer type)");
   }
   std::vector<int64_t> values;
-  // As many as there are bytes for: the size has been checked for this type.
+  // Safe to reserve: the size has been checked against the bytes.
   values.reserve(static_cast<size_t>(tensor.num_elements));
   if (tensor.raw != nullptr) {
     RawInts(type, *tensor.raw, tensor.num_elements, &values);
@@ -323,8 +323,8 @@ absl::StatusOr<std::vector<std::string>> KserveTensors::DecodeStrings(
     values.push_back(raw.substr(at, length));
     at += length;
   }
-  // Some clients send a list of n strings with the shape of one ([1, 1]); the
-  // data is what counts. Fewer elements than the shape says is an error.
+  // Some clients send n strings with the shape of one ([1, 1]); the data
+  // counts. Fewer elements than the shape says is an error.
   if (static_cast<int64_t>(values.size()) < tensor.num_elements) {
     return TensorError(input, absl::StrCat("shape ", ShapeText(input),
                                            ": want ", tensor.num_elements,

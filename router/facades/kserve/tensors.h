@@ -14,20 +14,20 @@
 
 namespace kvasir::router {
 
-// Inputs, and likewise outputs and parameters, that one request may name: more
-// than all schemas have together. Refused before any is looked at, so that no
-// request costs more than its bytes.
+// The most inputs (and outputs, and parameters) that one request may name: more
+// than all schemas have together. Checked before any of them is read, so that
+// no request costs more than its bytes.
 inline constexpr int kMaxKserveNames = 64;
 
-// Reads tensors by name and remembers which have been read, so that what
-// nobody asked for can be refused instead of ignored.
+// Reads tensors by name and remembers which have been read, so that unknown
+// ones can be refused instead of ignored.
 //
-// Both wire forms are taken: raw_input_contents (all inputs) and typed
+// Both wire forms are accepted: raw_input_contents (all inputs) and typed
 // contents. Clients disagree on the shape of a scalar, so [], [1] and [1, 1]
-// are the same, and a vector may carry a leading batch dimension of 1.
+// are the same, and a vector may have a leading batch dimension of 1.
 //
 // Threads: one at a time. Views the request, which must outlive it.
-// Errors: INVALID_ARGUMENT naming the tensor, what is wanted and what it has;
+// Errors: INVALID_ARGUMENT names the tensor, the wanted and the given value;
 //   UNIMPLEMENTED for shared memory and unknown tensor parameters.
 class KserveTensors {
  public:
@@ -36,22 +36,22 @@ class KserveTensors {
 
   bool Has(const std::string& name) const { return Find(name) != nullptr; }
 
-  // One value; nullopt when the tensor is absent. Integers are taken from any
-  // integer datatype that holds the value, floats from FP32, FP64 and integers.
+  // One value; nullopt if the tensor is absent. Integers may come in any
+  // integer datatype that holds the value, floats in FP32, FP64 and integers.
   absl::StatusOr<std::optional<bool>> Bool(const std::string& name);
   absl::StatusOr<std::optional<int64_t>> Int(const std::string& name);
   absl::StatusOr<std::optional<double>> Float(const std::string& name);
   absl::StatusOr<std::optional<std::string>> String(const std::string& name);
 
-  // Any number of values, in order; empty when the tensor is absent.
+  // Any number of values, in order; empty if the tensor is absent.
   absl::StatusOr<std::vector<std::string>> Strings(const std::string& name);
-  // The first `count` elements, ids of 0 or more, copied once out of the
-  // request as they lie there; no more than there are.
+  // The first `count` elements (or fewer, if there are fewer), ids of 0 or
+  // more, copied once from the request's bytes.
   absl::StatusOr<proto::TokenBytes> TokenIds(const std::string& name,
                                              int64_t count);
-  // 0 when the tensor is absent.
+  // 0 if the tensor is absent.
   int64_t NumElements(const std::string& name) const;
-  // A [2, n] tensor (a leading 1 is dropped), row by row; empty when absent.
+  // A [2, n] tensor (a leading 1 is dropped), row by row; empty if absent.
   absl::StatusOr<std::vector<std::vector<int64_t>>> TwoRows(
       const std::string& name);
 

@@ -68,7 +68,7 @@ std::string TextStream::Absorb(const std::string& text) {
 }
 
 size_t TextStream::HoldBackBytes() const {
-  // All of a stop string but its last byte, at most.
+  // At most a stop string without its last byte.
   const size_t most = std::min(held_.size(), longest_stop_bytes_ - 1);
   const std::string_view held(held_);
   for (size_t length = most; length > 0; --length) {

@@ -1,5 +1,5 @@
-// The text of one sample: detokenized as its tokens come, watched for stop
-// strings.
+// The text of one sample: detokenizes its tokens as they arrive, and searches
+// for stop strings.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@ namespace kvasir::router {
 
 struct TextStreamOptions {
   std::vector<std::string> stop_strings;
-  // The stop string that matched stays in the text.
+  // The matched stop string stays in the text.
   bool include_stop_string = false;
-  // Text of the first min_tokens tokens is not searched.
+  // The text of the first min_tokens tokens is not searched.
   uint32_t min_tokens = 0;
 };
 
 // Text is released as soon as no stop string can begin in it. The first stop
-// string to be complete ends the text (of two that end together, the longer
-// one), so how tokens are cut into pushes changes nothing.
+// string that is complete ends the text (of two that end together, the longer
+// one), so the result does not depend on how tokens are split into pushes.
 //
 // Threads: one at a time.
 class TextStream {
@@ -33,14 +33,14 @@ class TextStream {
   struct Piece {
     // Text that is certain now.
     std::string text;
-    // How many of the pushed ids count: all, or up to the one that completed a
-    // stop string.
+    // How many of the pushed ids count: all, or those up to the one that
+    // completed a stop string.
     size_t num_used = 0;
   };
-  // Empty once stopped.
+  // Returns nothing once stopped.
   Piece Push(std::span<const int32_t> ids);
-  // The rest, when the sample has ended by itself. A stop string may still
-  // match in what the detokenizer held.
+  // Returns the rest after the sample has ended by itself. A stop string may
+  // still match in what the detokenizer held back.
   std::string Finish();
 
   bool stopped() const { return stopped_; }
@@ -48,15 +48,15 @@ class TextStream {
   const std::string& matched_stop() const { return matched_stop_; }
 
  private:
-  // Adds decoded text and returns what may be released.
+  // Adds decoded text and returns the text that may be released.
   std::string Absorb(const std::string& text);
-  // Length of the longest end of held_ that begins a stop string.
+  // The length of the longest suffix of held_ that begins a stop string.
   size_t HoldBackBytes() const;
 
   const std::unique_ptr<Detokenizer> detokenizer_;
   const TextStreamOptions options_;
   size_t longest_stop_bytes_ = 0;
-  // Text not released: it could be the begin of a stop string.
+  // Text that is not released, because a stop string may begin in it.
   std::string held_;
   uint64_t num_tokens_ = 0;
   bool stopped_ = false;

@@ -23,7 +23,8 @@ std::ostream& operator<<(std::ostream& out, const Result& result) {
              << (result.stopped ? ", stopped" : "");
 }
 
-// Pushes `text` byte by byte in pieces of the given sizes (the last repeats).
+// Pushes `text` byte by byte in pieces of the given sizes (the last one
+// repeats).
 Result Decode(const std::string& text, const TextStreamOptions& options,
               const std::vector<size_t>& sizes) {
   TextStream stream(std::make_unique<ByteDetokenizer>(), options);
@@ -50,7 +51,7 @@ TextStreamOptions Stops(std::vector<std::string> stops) {
   return options;
 }
 
-TEST(TextStreamTest, WithoutStopStringsTextPassesAtOnce) {
+TEST(TextStreamTest, WithoutStopStringsTextIsReleasedAtOnce) {
   TextStream stream(std::make_unique<ByteDetokenizer>(), {});
   const std::vector<int32_t> ids = ByteCodec::Ids("ab");
   EXPECT_EQ(stream.Push(ids).text, "ab");
@@ -77,7 +78,7 @@ TEST(TextStreamTest, StopStringAcrossPushesEndsTheText) {
   EXPECT_EQ(stream.Finish(), "");
 }
 
-TEST(TextStreamTest, TheFirstToBeCompleteWinsThenTheLonger) {
+TEST(TextStreamTest, TheFirstCompleteStopStringWinsThenTheLonger) {
   EXPECT_EQ(Decode("xabcd", Stops({"abcd", "bc"}), {5}),
             (Result{"xa", 4, true}));
   EXPECT_EQ(Decode("xabc", Stops({"bc", "abc"}), {4}), (Result{"x", 4, true}));
@@ -100,13 +101,13 @@ TEST(TextStreamTest, HalfACharacterAtTheEndBecomesAReplacement) {
             (Result{"a\xEF\xBF\xBD", 3, false}));
 }
 
-TEST(TextStreamTest, StopStringInWhatTheDetokenizerHeldStillMatches) {
+TEST(TextStreamTest, AStopStringInTheDetokenizersLastTextMatches) {
   EXPECT_EQ(Decode("a\xE2", Stops({"\xEF\xBF\xBD"}), {1}),
             (Result{"a", 2, true}));
 }
 
-// The plain definition: the smallest end at which some stop string is complete
-// in the whole text.
+// The definition: the first position at which some stop string is complete in
+// the whole text.
 Result Reference(const std::string& text, const std::vector<std::string>& stops,
                  bool include) {
   for (size_t end = 1; end <= text.size(); ++end) {
@@ -124,7 +125,7 @@ Result Reference(const std::string& text, const std::vector<std::string>& stops,
   return {text, text.size(), false};
 }
 
-TEST(TextStreamTest, AnySplitGivesWhatTheWholeTextGives) {
+TEST(TextStreamTest, AnySplitGivesTheSameResult) {
   std::mt19937 random(7);
   const auto pick = [&random](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);

@@ -38,7 +38,7 @@ bool BelongsToTokenizer(std::string_view name) {
          name.ends_with(".jinja") || name.ends_with(".tiktoken");
 }
 
-// Sorted; only what is a file, or links to one.
+// Sorted; only files, and links to files.
 absl::StatusOr<std::vector<fs::path>> TokenizerFiles(
     const std::string& folder) {
   std::vector<fs::path> files;
@@ -103,7 +103,7 @@ class ZipWriter {
     archive_entry_set_size(entry.get(), static_cast<la_int64_t>(bytes.size()));
     archive_entry_set_filetype(entry.get(), AE_IFREG);
     archive_entry_set_perm(entry.get(), 0644);
-    // No time of its own, so that the same files give the same bytes.
+    // Without a time, so that the same files give the same bytes.
     archive_entry_set_mtime(entry.get(), 0, 0);
     if (archive_write_header(archive_.get(), entry.get()) != ARCHIVE_OK ||
         archive_write_data(archive_.get(), bytes.data(), bytes.size()) !=

@@ -1,5 +1,5 @@
-// The files of a checkpoint that its tokenizer is made of, as one zip archive:
-// for gateways that tokenize by themselves.
+// The files of a checkpoint's tokenizer as one zip archive, for gateways that
+// tokenize themselves.
 #pragma once
 
 #include <memory>
@@ -17,22 +17,23 @@ struct TokenizerArchive {
   std::string sha256;
 };
 
-// What the gateways that ask for it take at most.
+// The most that the known gateways accept.
 inline constexpr size_t kMaxBundleFiles = 50;
 inline constexpr size_t kMaxBundleBytes = 200'000'000;
 
-// Tokenizer files, chat templates and the two configurations beside them, never
-// weights. The same files give the same bytes. NOT_FOUND for a folder without
-// any; FAILED_PRECONDITION above the limits.
+// Archives tokenizer files, chat templates and their two configuration files,
+// but no weights. The same files give the same bytes. NOT_FOUND for a folder
+// without any; FAILED_PRECONDITION above the limits.
 absl::StatusOr<TokenizerArchive> ArchiveTokenizer(const std::string& folder);
 
-// Made once, when it is first asked for.
-// Threads: any thread; reads and compresses, so none that others wait for.
+// Creates the archive when it is first requested.
+// Threads: any thread, but it reads and compresses files, so not one that
+//   others wait for.
 class TokenizerBundle {
  public:
   explicit TokenizerBundle(std::string folder) : folder_(std::move(folder)) {}
 
-  // ArchiveTokenizer's errors, which are not kept.
+  // Returns ArchiveTokenizer's errors, which are not kept.
   absl::StatusOr<std::shared_ptr<const TokenizerArchive>> Get();
 
  private:

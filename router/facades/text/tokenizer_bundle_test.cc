@@ -46,7 +46,7 @@ class TokenizerBundleTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-TEST_F(TokenizerBundleTest, HasTheTokenizersFilesAndNoOthers) {
+TEST_F(TokenizerBundleTest, ContainsOnlyTheTokenizersFiles) {
   folder_.Write("tokenizer.json", "{}");
   folder_.Write("chat_template.jinja", "hello");
   folder_.Write("config.json", "{\"a\": 1}");
@@ -73,14 +73,14 @@ TEST_F(TokenizerBundleTest, TheSameFilesGiveTheSameBytes) {
   EXPECT_EQ(first->sha256, second->sha256);
 }
 
-TEST_F(TokenizerBundleTest, AFolderWithoutATokenizerIsNamed) {
+TEST_F(TokenizerBundleTest, AFolderWithoutATokenizerIsReported) {
   EXPECT_THAT(ArchiveTokenizer(folder_.path()).status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(folder_.path())));
   EXPECT_THAT(ArchiveTokenizer("/no/such").status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such")));
 }
 
-TEST_F(TokenizerBundleTest, MoreFilesThanClientsTakeAreRefused) {
+TEST_F(TokenizerBundleTest, MoreFilesThanClientsAcceptAreRefused) {
   for (size_t i = 0; i <= kMaxBundleFiles; ++i) {
     folder_.Write(absl::StrCat(i, ".jinja"), "x");
   }
@@ -89,7 +89,7 @@ TEST_F(TokenizerBundleTest, MoreFilesThanClientsTakeAreRefused) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("at most 50")));
 }
 
-TEST_F(TokenizerBundleTest, IsMadeOnceAndAFailureIsNotKept) {
+TEST_F(TokenizerBundleTest, IsCreatedOnceAndAFailureIsNotKept) {
   TokenizerBundle bundle(folder_.path());
   EXPECT_FALSE(bundle.Get().ok());
   folder_.Write("tokenizer.json", "{}");

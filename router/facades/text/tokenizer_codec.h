@@ -1,4 +1,4 @@
-// A checkpoint's tokenizer as the facades' TextCodec.
+// A checkpoint's tokenizer as a TextCodec.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace kvasir::router {
 
-// Prompts are taken as text that is meant to hold control tokens where it
-// writes them, since these protocols' clients apply chat templates themselves.
+// Control tokens in a prompt's text are recognized, because these protocols'
+// clients apply chat templates themselves.
 //
 // Threads: any thread.
 class TokenizerCodec final : public TextCodec {

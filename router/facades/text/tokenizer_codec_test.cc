@@ -25,9 +25,9 @@ std::shared_ptr<const model::Tokenizer> Load(const std::string& name) {
 
 class TokenizerCodecTest : public ::testing::TestWithParam<const char*> {};
 
-// A prompt's continuation, token by token with a stop string armed, is the
-// text that the tokenizer gives for prompt and continuation together.
-TEST_P(TokenizerCodecTest, ContinuationGoesOnWhereThePromptEnds) {
+// With a stop string set, the text of a continuation, token by token, equals
+// the tokenizer's text of prompt and continuation together.
+TEST_P(TokenizerCodecTest, AContinuationBeginsWhereThePromptEnds) {
   const auto tokenizer = Load(GetParam());
   const TokenizerCodec codec(tokenizer);
   const std::string prompt = "The quick brown";
@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Tokenizers, TokenizerCodecTest,
                            return std::string(test.param);
                          });
 
-TEST(TokenizerCodecNamesTest, SpecialTokensAreWordsOfOneToken) {
+TEST(TokenizerCodecNamesTest, ASpecialTokenIsAWordOfOneToken) {
   const auto tokenizer = Load("llama2");
   const TokenizerCodec codec(tokenizer);
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<int32_t> ids,

@@ -12,8 +12,8 @@ using vllm::grpc::engine::GenerateComplete;
 using vllm::grpc::engine::GenerateStreamChunk;
 using vllm::grpc::engine::InputLogProbs;
 
-// An id below 2^31 as a varint, a float, and the tag and length of a message
-// that holds either.
+// The size of an id below 2^31 as a varint, of a float, and of the tag and
+// length of a message that holds either.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 8;
@@ -93,7 +93,7 @@ void VllmEngineAnswer::OnFinish(
     if (!sample.finish_reason.empty()) return;
   }
   sample.finish_reason = FinishReasonText(finish.reason());
-  // The model's own end is no match of what the client asked for.
+  // The model's own end token is not one that the client requested.
   if (finish.has_matched_token_id() && IsStopId(finish.matched_token_id())) {
     sample.matched_id = finish.matched_token_id();
   }
@@ -148,7 +148,7 @@ InputLogProbs VllmEngineAnswer::PromptLogprobs() const {
       std::min(prompt_.size_tokens(), prompt_logprobs_.size() + 1);
   for (size_t i = 0; i < count; ++i) {
     auto* logprob = lists.add_token_logprobs();
-    // Nothing stands before the first.
+    // The first token has no log probability.
     if (i > 0) logprob->set_value(prompt_logprobs_[i - 1]);
     lists.add_token_ids(static_cast<uint32_t>(prompt_[i]));
   }
@@ -159,7 +159,7 @@ void VllmEngineAnswer::TakeChunk(uint32_t index, GenerateStreamChunk* chunk) {
   Sample& sample = samples_[index];
   chunk->set_index(index);
   chunk->set_prompt_tokens(static_cast<uint32_t>(prompt_.size_tokens()));
-  // Of this chunk alone.
+  // Of this chunk only.
   chunk->set_completion_tokens(static_cast<uint32_t>(sample.new_ids.size()));
   chunk->mutable_token_ids()->Add(sample.new_ids.begin(), sample.new_ids.end());
   if (request_.sampling.has_logprobs()) {

@@ -1,5 +1,5 @@
-// One request's answer: engine events in, GenerateResponses out. No gRPC, no
-// threads, no clock.
+// Builds one request's answer: engine events in, GenerateResponses out. No
+// gRPC, no threads, no clock.
 #pragma once
 
 #include <cstdint>
@@ -17,42 +17,42 @@
 
 namespace kvasir::router {
 
-// Every token goes out as it came, the one that ended its sample included:
-// clients strip it, and count it. A stop string ends a sample with the token
-// that completes it.
+// Every token is sent, including the one that ended its sample: clients strip
+// it, and count it. A stop string ends a sample with the token that completes
+// it.
 //
-// Streamed: chunks of what is new, each of one sample; behind its last chunk a
-// sample's `complete`, which has counts and reason but no tokens. Not streamed:
-// one `complete` a sample, with everything, once all have ended, so that until
-// then the request can still fail as a whole.
+// Streamed: chunks of new output, each of one sample, and after a sample's last
+// chunk its `complete`, which has counts and reason but no tokens. Not
+// streamed: one `complete` with everything for each sample, once all have
+// ended, so that the request can fail as a whole before.
 //
 // Threads: one at a time.
 class VllmEngineAnswer {
  public:
   using Response = vllm::grpc::engine::GenerateResponse;
 
-  // `codec` is null where there are no stop strings to look for.
+  // `codec` may be null if there are no stop strings.
   VllmEngineAnswer(VllmEngineRequest request, proto::TokenBytes prompt,
                    std::shared_ptr<const TextCodec> codec);
 
   void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens);
   void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
-  // Ends every sample that still runs, with reason "abort".
+  // Ends every running sample with reason "abort".
   void Stop();
 
   bool finished() const;
   bool HasResponse() const;
-  // Samples in turn. Precondition: HasResponse().
+  // Serves samples in turn. Precondition: HasResponse().
   Response Take();
   bool complete() const { return num_completed_ == samples_.size(); }
-  // Of streamed answers.
+  // Only for streamed answers; otherwise 0.
   size_t waiting_bytes() const;
 
  private:
   struct Sample {
-    // Null where no stop strings are looked for.
+    // Null if there are no stop strings.
     std::unique_ptr<TextStream> text;
-    // Empty while it runs.
+    // Empty while the sample runs.
     std::string finish_reason;
     std::optional<int32_t> matched_id;
     std::string matched_string;
@@ -79,16 +79,16 @@ class VllmEngineAnswer {
   const proto::TokenBytes prompt_;
   const std::shared_ptr<const TextCodec> codec_;
   std::vector<Sample> samples_;
-  // Sample 0 takes them with its first response.
+  // Sent with the first response of sample 0.
   std::vector<float> prompt_logprobs_;
   bool owes_prompt_logprobs_ = false;
   size_t num_completed_ = 0;
   uint32_t last_served_ = 0;
 };
 
-// What one token takes in a response: its id and log probabilities.
+// The size of one token in a response: its id and log probabilities.
 uint64_t VllmEngineBytesPerToken(const kvasir::v1::SamplingParams& sampling);
-// What the prompt's log probabilities take in one.
+// The size of the prompt's log probabilities in a response.
 uint64_t VllmEnginePromptBytes(const kvasir::v1::SamplingParams& sampling,
                                uint64_t prompt_tokens);
 

@@ -11,16 +11,16 @@
 
 namespace kvasir::router {
 
-// Threads: any thread; constant but for what synchronizes itself.
+// Threads: any thread; constant except for members that synchronize themselves.
 struct VllmEngineBackend : FacadeBackend {
-  bool gives_tokenizer() const { return bundle != nullptr && share_tokenizer; }
+  bool serves_tokenizer() const { return bundle != nullptr && share_tokenizer; }
 
-  // Null: there is no tokenizer to give.
+  // Null: there is no tokenizer.
   std::shared_ptr<TokenizerBundle> bundle;
-  // Whether this listener's clients may have it.
+  // Every client of this listener may fetch it.
   bool share_tokenizer = false;
   absl::Time start;
-  // Of the last Generate; 0: none yet.
+  // The time of the last Generate; 0: none yet.
   std::atomic<int64_t> last_request_unix_micros{0};
 };
 

@@ -40,7 +40,7 @@ class VllmEngineCallTest : public SingleCallTest<VllmEngineAnswer> {
     }
     return message;
   }
-  // Of the chunks of one sample, in a row.
+  // The tokens of one sample's chunks, in order.
   std::string Streamed(uint32_t index = 0) const {
     std::string text;
     for (const GenerateResponse& response : writer_.writes) {
@@ -87,7 +87,8 @@ TEST_F(VllmEngineCallTest, ASampleWithoutTokensStillHasItsComplete) {
   EXPECT_EQ(Completes()[0].finish_reason(), "stop");
 }
 
-TEST_F(VllmEngineCallTest, NotStreamedIsOneCompleteASampleOnceAllHaveEnded) {
+TEST_F(VllmEngineCallTest,
+       WithoutStreamingEachSampleHasOneCompleteOnceAllHaveEnded) {
   GenerateRequest message = Message(false);
   message.mutable_sampling_params()->set_n(2);
   message.mutable_sampling_params()->set_logprobs(0);
@@ -147,7 +148,7 @@ TEST_F(VllmEngineCallTest,
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-TEST_F(VllmEngineCallTest, OnlyAskedForStopIdsAreReportedAsMatched) {
+TEST_F(VllmEngineCallTest, OnlyRequestedStopIdsAreReportedAsMatched) {
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->add_stop_token_ids('z');
   message.mutable_sampling_params()->set_n(2);
@@ -224,13 +225,13 @@ TEST_F(VllmEngineCallTest, WithoutATokenizerTextAndStopStringsAreRefused) {
   EXPECT_EQ(router_.refused().size(), 1);
 }
 
-TEST_F(VllmEngineCallTest, MaxTokensUnsetGoesToTheEndOfTheContext) {
+TEST_F(VllmEngineCallTest, UnsetMaxTokensMeansTheRestOfTheContext) {
   router_.SetMaxModelLen(100);
   Send(Message(true));
   EXPECT_EQ(Engine().request().sampling.max_tokens(), 98);
 }
 
-TEST_F(VllmEngineCallTest, AnAnswerThatNoResponseHoldsIsCutOrRefused) {
+TEST_F(VllmEngineCallTest, AnAnswerTooLargeForAResponseIsLimitedOrRefused) {
   router_.SetMaxModelLen(1000);
   backend_->limits.max_response_bytes = 14 * 20;
   GenerateRequest message = Message(false);
@@ -283,7 +284,7 @@ TEST_F(VllmEngineCallTest, ARefusalComesBeforeAnythingIsWritten) {
   EXPECT_THAT(writer_.writes, IsEmpty());
 }
 
-TEST_F(VllmEngineCallTest, ALostWorkerIsTheCallsStatus) {
+TEST_F(VllmEngineCallTest, ALostWorkerEndsTheCallWithItsStatus) {
   Send(Message(true));
   Engine().Emit("a");
   Engine().Done(absl::UnavailableError("its worker was lost"));
@@ -293,7 +294,7 @@ TEST_F(VllmEngineCallTest, ALostWorkerIsTheCallsStatus) {
   EXPECT_THAT(Completes(), IsEmpty());
 }
 
-TEST_F(VllmEngineCallTest, AFullTokenizerQueueIsAFullServer) {
+TEST_F(VllmEngineCallTest, AFullTokenizerQueueIsResourceExhausted) {
   tokenizer_->max_queued = 0;
   Send(Message(true));
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kResourceExhausted,
@@ -301,13 +302,13 @@ TEST_F(VllmEngineCallTest, AFullTokenizerQueueIsAFullServer) {
   EXPECT_EQ(router_.refused().size(), 1);
 }
 
-TEST_F(VllmEngineCallTest, ARequestTakesItsBytesFromTheBudgetOfAll) {
+TEST_F(VllmEngineCallTest, ARequestTakesItsBytesFromTheSharedBudget) {
   backend_->budget = std::make_shared<ByteBudget>(3000);
   const GenerateRequest message = Message(true, std::string(400, 'x'));
   const size_t taken = 2 * message.ByteSizeLong() + 4 * 400;
   Send(message);
   EXPECT_EQ(backend_->budget->used_bytes(), taken);
-  // What waits for the client counts while it waits.
+  // Output counts while it waits for the client.
   Engine().Emit("xyz");
   Run();
   Engine().Emit("xyz");
@@ -321,7 +322,7 @@ TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
   backend_->budget = std::make_shared<ByteBudget>(300);
   GenerateRequest message = Message(true, std::string(400, 'x'));
   message.mutable_sampling_params()->set_n(1 << 30);
-  message.mutable_sampling_params()->add_stop("");  // what reading would refuse
+  message.mutable_sampling_params()->add_stop("");  // parsing would refuse it
   Send(message);
   RunWrites();
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
@@ -330,7 +331,7 @@ TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
   EXPECT_EQ(backend_->budget->used_bytes(), 0u);
 }
 
-TEST_F(VllmEngineCallTest, AReaderTooSlowIsResetAndHoldsNothing) {
+TEST_F(VllmEngineCallTest, ASlowReaderIsResetAndHoldsNothing) {
   backend_->limits.max_waiting_bytes_per_stream = 20;
   Send(Message(true));
   Engine().Emit("a");
@@ -343,7 +344,7 @@ TEST_F(VllmEngineCallTest, AReaderTooSlowIsResetAndHoldsNothing) {
   EXPECT_EQ(Engine().reason(), CancelReason::kSlowReader);
 }
 
-TEST_F(VllmEngineCallTest, ATenantHasItsOwnCacheAndABadOneIsRefused) {
+TEST_F(VllmEngineCallTest, ATenantHasItsOwnCacheAndAnInvalidTenantIsRefused) {
   identity_.tenant = "acme";
   Send(Message(true));
   EXPECT_EQ(Engine().request().tenant, "acme");
@@ -359,7 +360,7 @@ TEST_F(VllmEngineCallTest, ATenantHasItsOwnCacheAndABadOneIsRefused) {
                                      HasSubstr("x-tenant-id")));
 }
 
-// A tenant that may run one request at a time, and how many it runs.
+// A tenant with one concurrent request.
 class VllmEngineQuotaTest : public VllmEngineCallTest {
  protected:
   VllmEngineQuotaTest() {
@@ -368,14 +369,14 @@ class VllmEngineQuotaTest : public VllmEngineCallTest {
     identity_.credentials = TokenOf("red");
   }
   uint32_t Running() const { return RunningOf(*backend_->callers, "red"); }
-  // Ends the call that was begun, and begins another.
+  // Ends the current call, and begins another.
   void SendAgain(const GenerateRequest& message) {
     writer_.end.reset();
     Send(message);
   }
 };
 
-TEST_F(VllmEngineQuotaTest, AnAnswerLeavesItsPlaceBeforeItsClientHearsTheLast) {
+TEST_F(VllmEngineQuotaTest, AnAnswerLeavesItsPlaceBeforeItsLastResponse) {
   Send(Message(true));
   EXPECT_EQ(Running(), 1);
   EXPECT_EQ(Engine().request().tenant, "red");
@@ -394,7 +395,7 @@ TEST_F(VllmEngineQuotaTest, AnAnswerLeavesItsPlaceBeforeItsClientHearsTheLast) {
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-TEST_F(VllmEngineQuotaTest, ARequestIsOneWhateverItsN) {
+TEST_F(VllmEngineQuotaTest, ARequestCountsOnceWhateverItsN) {
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->set_n(2);
   Send(message);
@@ -408,7 +409,7 @@ TEST_F(VllmEngineQuotaTest, ARequestIsOneWhateverItsN) {
   Engine().Done();
 }
 
-TEST_F(VllmEngineQuotaTest, AStopStringLeavesIt) {
+TEST_F(VllmEngineQuotaTest, AStopStringLeavesThePlace) {
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->add_stop("b");
   Send(message);
@@ -418,7 +419,7 @@ TEST_F(VllmEngineQuotaTest, AStopStringLeavesIt) {
   Engine().Done(absl::CancelledError("cancelled"));
 }
 
-TEST_F(VllmEngineQuotaTest, AClientThatGoesLeavesItWithTheEnginesEnd) {
+TEST_F(VllmEngineQuotaTest, AClientThatLeavesKeepsItsPlaceUntilTheEngineEnds) {
   Send(Message(true));
   call_->OnCancelled();
   RunWrites();
@@ -428,7 +429,7 @@ TEST_F(VllmEngineQuotaTest, AClientThatGoesLeavesItWithTheEnginesEnd) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(VllmEngineQuotaTest, AClientThatGoesBeforeItsTextIsTokenizedStaysInIt) {
+TEST_F(VllmEngineQuotaTest, AClientThatLeavesBeforeTokenizingKeepsItsPlace) {
   tokenizer_->paused = true;
   for (const bool stopped : {false, true}) {
     writer_.end.reset();
@@ -450,7 +451,7 @@ TEST_F(VllmEngineQuotaTest, AClientThatGoesBeforeItsTextIsTokenizedStaysInIt) {
   EXPECT_EQ(router_.num_requests(), 0);
 }
 
-TEST_F(VllmEngineQuotaTest, AnErrorAndADrainLeaveIt) {
+TEST_F(VllmEngineQuotaTest, AnErrorAndADrainLeaveThePlace) {
   Send(Message(true));
   Engine().Done(absl::UnavailableError("the router is draining"));
   EXPECT_EQ(Running(), 0);
@@ -458,7 +459,7 @@ TEST_F(VllmEngineQuotaTest, AnErrorAndADrainLeaveIt) {
   EXPECT_FALSE(writer_.end->ok());
 }
 
-TEST_F(VllmEngineQuotaTest, AReaderTooSlowLeavesItWithTheEnginesEnd) {
+TEST_F(VllmEngineQuotaTest, ASlowReaderLeavesItsPlaceWhenTheEngineEnds) {
   backend_->limits.max_waiting_bytes_per_stream = 20;
   Send(Message(true));
   Engine().Emit("a");
@@ -470,7 +471,7 @@ TEST_F(VllmEngineQuotaTest, AReaderTooSlowLeavesItWithTheEnginesEnd) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(VllmEngineQuotaTest, ARefusalOfAnyKindLeavesIt) {
+TEST_F(VllmEngineQuotaTest, ARefusalOfAnyKindLeavesThePlace) {
   GenerateRequest bad = Message(true);
   bad.mutable_sampling_params()->set_json_schema("{}");
   Send(bad);
@@ -492,7 +493,8 @@ TEST_F(VllmEngineQuotaTest, ARefusalOfAnyKindLeavesIt) {
   EXPECT_EQ(Running(), 0) << "not submitted";
 }
 
-TEST_F(VllmEngineQuotaTest, WhoIsOverItIsRefusedBeforeItsMessageIsLookedAt) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestOverTheQuotaIsRefusedBeforeItsMessageIsRead) {
   Send(Message(true));
   const auto first = std::exchange(call_, nullptr);
   FakeWriter<GenerateResponse> second;
@@ -516,7 +518,7 @@ TEST_F(VllmEngineQuotaTest, WhoIsOverItIsRefusedBeforeItsMessageIsLookedAt) {
   call_ = first;
 }
 
-TEST_F(VllmEngineQuotaTest, WhoIsNotKnownIsRefusedAndLoggedWithoutATenant) {
+TEST_F(VllmEngineQuotaTest, AnUnknownCallerIsRefusedAndLoggedWithoutATenant) {
   identity_.credentials = TokenOf("blue");
   identity_.tenant = "red";
   Send(Message(true));

@@ -26,26 +26,26 @@ vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
 }
 
 absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
-    const ModelStatus& model, bool gives_tokenizer) {
+    const ModelStatus& model, bool serves_tokenizer) {
   if (!model.info) {
     return absl::UnavailableError(absl::StrCat(
         "no worker of model '", model.name, "' has been reached yet"));
   }
   vllm::grpc::engine::GetModelInfoResponse response;
-  // False would make it a model of embeddings.
+  // False would mean a model for embeddings.
   response.set_is_generation(true);
   response.set_served_model_name(model.name);
-  // A gateway asks for the tokenizer only once it has failed to load a path,
-  // and takes its own flags where there is none. This one is on no machine, and
-  // no name of a model on a hub.
-  if (gives_tokenizer) {
+  // A gateway asks for the tokenizer only after it has failed to load a path;
+  // without a path it uses its own flags. This path exists on no machine, and
+  // is no model's name on a hub.
+  if (serves_tokenizer) {
     response.set_tokenizer_path(absl::StrCat("/nonexistent/", model.name));
   }
   response.set_model_type(model.info->model_type());
   response.set_max_context_length(model.info->max_model_len());
   response.set_vocab_size(model.info->vocab_size());
   *response.mutable_eos_token_ids() = model.info->eos_token_ids();
-  // A prompt leaves room for a token.
+  // A prompt must leave room for a token.
   response.set_max_req_input_len(
       ToInt32(std::max(1U, model.info->max_model_len()) - 1));
   return response;

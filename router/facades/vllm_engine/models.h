@@ -1,5 +1,5 @@
-// What the facade says of the model that it serves: the protocol's requests
-// name none.
+// Describes the one model that the facade serves; the protocol's requests name
+// none.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -12,15 +12,15 @@ namespace kvasir::router {
 vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
     const RequestRouter& router);
 
-// UNAVAILABLE before a worker has been reached: a gateway keeps what it is told
-// first. `gives_tokenizer`: GetTokenizer answers.
+// UNAVAILABLE before a worker has been reached, because gateways keep the first
+// answer. `serves_tokenizer`: GetTokenizer answers.
 absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
-    const ModelStatus& model, bool gives_tokenizer);
+    const ModelStatus& model, bool serves_tokenizer);
 
 vllm::grpc::engine::GetServerInfoResponse VllmServerInfoOf(
     const ModelStatus& model);
 
-// All replicas together, as the one rank that there is for clients.
+// All replicas together, which clients see as one rank.
 vllm::grpc::engine::SchedulerLoad VllmLoadOf(const ModelStatus& model);
 
 }  // namespace kvasir::router

@@ -42,7 +42,7 @@ ModelStatus Served(const std::string& name, const std::string& weights_id) {
   return model;
 }
 
-TEST(VllmEngineModelsTest, NamesOfOneModelAreOneModel) {
+TEST(VllmEngineModelsTest, SeveralNamesOfOneModelAreOneModel) {
   ModelsOnly router;
   router.models = {Served("a", "w1"), Served("b", "w1")};
   const auto model = OnlyModel(router);
@@ -50,7 +50,7 @@ TEST(VllmEngineModelsTest, NamesOfOneModelAreOneModel) {
   EXPECT_EQ(model->name, "a");
 }
 
-TEST(VllmEngineModelsTest, DifferentModelsCannotBeToldApart) {
+TEST(VllmEngineModelsTest, DifferentModelsAreRefused) {
   ModelsOnly router;
   router.models = {Served("a", "w1"), Served("b", "w2")};
   EXPECT_THAT(OnlyModel(router).status(),
@@ -58,7 +58,7 @@ TEST(VllmEngineModelsTest, DifferentModelsCannotBeToldApart) {
                        HasSubstr("'a' and 'b' are different ones")));
 }
 
-TEST(VllmEngineModelsTest, BeforeAWorkerIsReachedNothingIsTold) {
+TEST(VllmEngineModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
   ModelsOnly router;
   EXPECT_THAT(OnlyModel(router).status(),
               StatusIs(absl::StatusCode::kUnavailable,
@@ -72,14 +72,14 @@ TEST(VllmEngineModelsTest, BeforeAWorkerIsReachedNothingIsTold) {
   EXPECT_EQ(health.message(), "0 of 1 replicas ready");
 }
 
-// A path would make a gateway look there and not at its own flags.
-TEST(VllmEngineModelsTest, ATokenizerThatIsNotGivenHasNoPath) {
+// With a path, a gateway would look there and ignore its own flags.
+TEST(VllmEngineModelsTest, ATokenizerThatIsNotServedHasNoPath) {
   EXPECT_EQ(VllmModelInfoOf(Served("a", "w"), false)->tokenizer_path(), "");
   EXPECT_EQ(VllmModelInfoOf(Served("a", "w"), true)->tokenizer_path(),
             "/nonexistent/a");
 }
 
-TEST(VllmEngineModelsTest, LoadIsOfAllReplicasAsOneRank) {
+TEST(VllmEngineModelsTest, TheLoadOfAllReplicasIsReportedAsOneRank) {
   ModelStatus model = Served("a", "w");
   model.load = {.running = 3,
                 .waiting = 2,

@@ -19,7 +19,7 @@ absl::StatusOr<proto::TokenBytes> PromptOf(const VllmEngineRequest& request,
   return EncodePrompt(*codec, *request.text);
 }
 
-// INVALID_ARGUMENT for answers that no response holds.
+// INVALID_ARGUMENT for answers that no response can hold.
 absl::Status FitAnswer(uint64_t prompt_tokens, uint32_t max_model_len,
                        const FacadeLimits& limits, VllmEngineRequest* request) {
   kvasir::v1::SamplingParams& sampling = request->sampling;

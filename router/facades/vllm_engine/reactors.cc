@@ -16,7 +16,7 @@ namespace {
 using Call = SingleCall<VllmEngineAnswer>;
 using vllm::grpc::engine::GenerateRequest;
 
-// Few, for each of the clients that do not read holds one.
+// Small, because each client that does not read holds one.
 constexpr size_t kChunkBytes = 256 << 10;
 
 absl::StatusOr<Call::Prepare> ReadRequest(
@@ -38,7 +38,7 @@ Call::Asked Read(const std::shared_ptr<VllmEngineBackend>& backend,
   const absl::StatusOr<ModelStatus> model = OnlyModel(*backend->router);
   Call::Asked asked{.model = model.ok() ? model->name : "",
                     .prepare = ReadRequest(backend, message, model)};
-  // One that was refused for it may be any text.
+  // The id of a refused request may be any text.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
   }
@@ -61,8 +61,8 @@ VllmGenerateReactor* NewVllmGenerateReactor(
                                  });
 }
 
-// The archive is made on the tokenizer's threads: gRPC's own are few. The
-// reactor lives until its Finish, which comes from there or after it.
+// The archive is created on the tokenizer's threads, because gRPC has few. The
+// reactor lives until its Finish, which is called there or later.
 VllmTokenizerReactor::VllmTokenizerReactor(
     const std::shared_ptr<VllmEngineBackend>& backend)
     : open_(backend->calls) {
@@ -87,7 +87,7 @@ void VllmTokenizerReactor::WriteNext() {
 
 void VllmTokenizerReactor::OnWriteDone(bool ok) {
   if (!ok || num_written_bytes_ == archive_->zip.size()) {
-    // Where the client is gone, nobody reads the status.
+    // If the client is gone, the status is not read.
     Finish(grpc::Status::OK);
     return;
   }

@@ -16,13 +16,13 @@ namespace kvasir::router {
 
 using VllmGenerateReactor = GenerateStreamReactor<VllmEngineAnswer>;
 
-// `request` lives until OnDone.
+// `request` must live until OnDone.
 VllmGenerateReactor* NewVllmGenerateReactor(
     std::shared_ptr<VllmEngineBackend> backend,
     std::shared_ptr<TaskRunner> runner, grpc::CallbackServerContext* context,
     const vllm::grpc::engine::GenerateRequest* request);
 
-// The archive, chunk by chunk. Deletes itself in OnDone.
+// Sends the archive chunk by chunk. Deletes itself in OnDone.
 class VllmTokenizerReactor final
     : public grpc::ServerWriteReactor<smg::grpc::common::GetTokenizerChunk> {
  public:

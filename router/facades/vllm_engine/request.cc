@@ -60,7 +60,7 @@ absl::Status ParseInput(const GenerateRequest& message,
                         VllmEngineRequest* out) {
   switch (message.input_case()) {
     case GenerateRequest::kTokenized: {
-      // original_text is what the ids came from; the ids are the prompt.
+      // original_text is the source of the ids; the ids are the prompt.
       KVASIR_RETURN_IF_ERROR(RefuseUnknownFields(message.tokenized()));
       KVASIR_ASSIGN_OR_RETURN(
           out->token_ids,
@@ -147,7 +147,7 @@ absl::Status ParseSampling(const WireSampling& wire, VllmEngineRequest* out) {
   sampling->set_min_tokens(wire.min_tokens());
   sampling->set_ignore_eos(wire.ignore_eos());
   sampling->set_n(wire.n() == 0 ? 1 : wire.n());
-  // Negative seeds are seeds, too.
+  // Negative seeds are valid.
   if (wire.has_seed()) {
     out->seed = static_cast<uint64_t>(int64_t{wire.seed()});
   }

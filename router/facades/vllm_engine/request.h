@@ -1,5 +1,5 @@
-// A GenerateRequest as what is wanted from the engine and how to answer. No
-// gRPC, no tokenizer.
+// Parses a GenerateRequest into the engine's parameters and the form of the
+// answer. No gRPC, no tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -23,16 +23,17 @@ struct VllmEngineRequest {
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop_strings;
-  // For the text in which stop strings are looked for.
+  // For the text that is searched for stop strings.
   bool skip_special_tokens = false;
-  // Many chunks with what is new and a `complete` for each sample, or the
-  // `complete`s alone, with everything.
+  // Many chunks with new output and a `complete` for each sample, or only the
+  // `complete`s, with everything.
   bool streaming = false;
 };
 
-// Zero means "not set" where the protocol has no presence. INVALID_ARGUMENT
-// names field, want and have. UNIMPLEMENTED names what would change the result
-// and is not built, fields of later versions of the protocol by their numbers.
+// Zero means "not set" for fields without presence. INVALID_ARGUMENT names the
+// field, the wanted and the given value. UNIMPLEMENTED names something that
+// would change the result and is not built; fields of later versions of the
+// protocol by their numbers.
 absl::StatusOr<VllmEngineRequest> ParseVllmEngineRequest(
     const vllm::grpc::engine::GenerateRequest& message);
 

@@ -103,13 +103,13 @@ TEST(VllmEngineRequestTest, TopKOfAllBitsMeansAll) {
   EXPECT_EQ(Parsed(message).sampling.top_k(), 0);
 }
 
-TEST(VllmEngineRequestTest, TextIsAPromptToo) {
+TEST(VllmEngineRequestTest, TextMayBeThePrompt) {
   GenerateRequest message;
   message.set_text("hi");
   EXPECT_EQ(Parsed(message).text, "hi");
 }
 
-// What this build does not know may ask for anything.
+// A field that this build does not know may ask for anything.
 TEST(VllmEngineRequestTest, FieldsOfLaterVersionsAreRefusedByNumber) {
   GenerateRequest message = Tokens();
   message.GetReflection()->MutableUnknownFields(&message)->AddVarint(77, 1);
@@ -131,7 +131,7 @@ struct Refused {
   const char* text;
 };
 
-TEST(VllmEngineRequestTest, WhatIsWrongOrNotBuiltIsRefusedByName) {
+TEST(VllmEngineRequestTest, WrongOrUnbuiltFieldsAreRefusedByName) {
   constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   const Refused cases[] = {
@@ -223,7 +223,7 @@ TEST(VllmEngineRequestTest, WhatIsWrongOrNotBuiltIsRefusedByName) {
   }
 }
 
-TEST(VllmEngineRequestTest, NeutralValuesOfWhatIsNotBuiltPass) {
+TEST(VllmEngineRequestTest, NeutralValuesOfUnbuiltFieldsAreAccepted) {
   GenerateRequest message = Tokens();
   message.set_data_parallel_rank(0);
   message.set_kv_transfer_params_json("");
@@ -232,7 +232,7 @@ TEST(VllmEngineRequestTest, NeutralValuesOfWhatIsNotBuiltPass) {
   EXPECT_TRUE(ParseVllmEngineRequest(message).ok());
 }
 
-TEST(VllmEngineRequestTest, IdsAreBounded) {
+TEST(VllmEngineRequestTest, RequestIdsAreLimited) {
   EXPECT_TRUE(CheckVllmRequestId(std::string(256, 'x')).ok());
   EXPECT_THAT(CheckVllmRequestId(std::string(257, 'x')),
               base::StatusIs(absl::StatusCode::kInvalidArgument,

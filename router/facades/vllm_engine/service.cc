@@ -66,7 +66,7 @@ grpc::ServerUnaryReactor* VllmEngineService::GetModelInfo(
   return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
     const auto model = OnlyModel(*backend_->router);
     if (!model.ok()) return model.status();
-    auto info = VllmModelInfoOf(*model, backend_->gives_tokenizer());
+    auto info = VllmModelInfoOf(*model, backend_->serves_tokenizer());
     if (info.ok()) *response = *std::move(info);
     return info.status();
   });
@@ -114,36 +114,12 @@ VllmEngineService::GetTokenizer(grpc::CallbackServerContext* context,
         "there is no tokenizer here (--model of a folder that has one gives "
         "it)"));
   }
-  if (!backend_->gives_tokenizer()) {
+  if (!backend_->serves_tokenizer()) {
     return new Ended(absl::PermissionDeniedError(
         "the tokenizer's files are given on loopback listeners only "
         "(--share-tokenizer on gives them to whoever connects)"));
   }
   return new VllmTokenizerReactor(backend_);
-}
-
-grpc::ServerUnaryReactor* VllmEngineService::Embed(
-    grpc::CallbackServerContext* context, const engine::EmbedRequest*,
-    engine::EmbedResponse*) {
-  return Answer(context, *backend_, NotBuilt("Embed"));
-}
-
-grpc::ServerUnaryReactor* VllmEngineService::FlushCache(
-    grpc::CallbackServerContext* context, const common::FlushCacheRequest*,
-    common::FlushCacheResponse*) {
-  return Answer(context, *backend_, NotBuilt("FlushCache"));
-}
-
-grpc::ServerUnaryReactor* VllmEngineService::StartProfile(
-    grpc::CallbackServerContext* context, const common::StartProfileRequest*,
-    common::ProfileResponse*) {
-  return Answer(context, *backend_, NotBuilt("StartProfile"));
-}
-
-grpc::ServerUnaryReactor* VllmEngineService::StopProfile(
-    grpc::CallbackServerContext* context, const common::StopProfileRequest*,
-    common::ProfileResponse*) {
-  return Answer(context, *backend_, NotBuilt("StopProfile"));
 }
 
 grpc::ServerWriteReactor<common::KvEventBatch>*

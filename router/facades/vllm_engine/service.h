@@ -1,5 +1,5 @@
 // The facade vllm.grpc.engine.VllmEngine: token ids in and out, for the gateway
-// smg and what routes for it. Reactors only convert and post; SingleCall
+// smg and others that route to it. Reactors only convert and post; SingleCall
 // decides.
 #pragma once
 
@@ -12,13 +12,15 @@
 #include "proto/vllm/engine.grpc.pb.h"
 #include "router/base/canonical.h"
 #include "router/facades/calls/facade.h"
+#include "router/facades/calls/replies.h"
 #include "router/facades/vllm_engine/backend.h"
 
 namespace kvasir::router {
 
 // Owns: the tokenizer's and the streams' threads.
-// Threads: any thread. Errors: as in the wire protocol; an RPC that is not
-//   built answers UNIMPLEMENTED with its name.
+// Threads: any thread.
+// Errors: as in the wire protocol; an RPC that is not built answers
+//   UNIMPLEMENTED with its name.
 class VllmEngineService final
     : public vllm::grpc::engine::VllmEngine::CallbackService,
       public Facade {
@@ -59,23 +61,19 @@ class VllmEngineService final
       grpc::CallbackServerContext* context,
       const smg::grpc::common::GetTokenizerRequest* request) override;
 
-  // Not built.
-  grpc::ServerUnaryReactor* Embed(
-      grpc::CallbackServerContext* context,
-      const vllm::grpc::engine::EmbedRequest* request,
-      vllm::grpc::engine::EmbedResponse* response) override;
-  grpc::ServerUnaryReactor* FlushCache(
-      grpc::CallbackServerContext* context,
-      const smg::grpc::common::FlushCacheRequest* request,
-      smg::grpc::common::FlushCacheResponse* response) override;
-  grpc::ServerUnaryReactor* StartProfile(
-      grpc::CallbackServerContext* context,
-      const smg::grpc::common::StartProfileRequest* request,
-      smg::grpc::common::ProfileResponse* response) override;
-  grpc::ServerUnaryReactor* StopProfile(
-      grpc::CallbackServerContext* context,
-      const smg::grpc::common::StopProfileRequest* request,
-      smg::grpc::common::ProfileResponse* response) override;
+  // Not built, like SubscribeKvEvents below.
+  KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, Embed,
+                       vllm::grpc::engine::EmbedRequest,
+                       vllm::grpc::engine::EmbedResponse)
+  KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, FlushCache,
+                       smg::grpc::common::FlushCacheRequest,
+                       smg::grpc::common::FlushCacheResponse)
+  KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, StartProfile,
+                       smg::grpc::common::StartProfileRequest,
+                       smg::grpc::common::ProfileResponse)
+  KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, StopProfile,
+                       smg::grpc::common::StopProfileRequest,
+                       smg::grpc::common::ProfileResponse)
   grpc::ServerWriteReactor<smg::grpc::common::KvEventBatch>* SubscribeKvEvents(
       grpc::CallbackServerContext* context,
       const smg::grpc::common::SubscribeKvEventsRequest* request) override;

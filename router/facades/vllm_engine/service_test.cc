@@ -1,4 +1,4 @@
-// The service over real gRPC, with a router that the test plays.
+// The service over real gRPC, with a scripted router.
 #include "router/facades/vllm_engine/service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -23,7 +23,7 @@ namespace common = smg::grpc::common;
 class VllmEngineServiceTest : public FacadeServerTest {
  protected:
   void Start(bool shares_tokenizer = true) {
-    // More than one chunk, and nothing that compresses.
+    // More than one chunk of data that does not compress.
     std::string noise;
     while (noise.size() < (3 << 20)) {
       noise += base::Sha256Hex(std::to_string(noise.size()));
@@ -98,8 +98,8 @@ TEST_F(VllmEngineServiceTest, AbortEndsARequestOfItsOwnTenantAndIsIdempotent) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
-// Each would be looked up and post a step to each of its requests.
-TEST_F(VllmEngineServiceTest, AnAbortOfMoreIdsThanAnyGatewayHasIsRefused) {
+// Each id would be looked up, and post a step to each of its requests.
+TEST_F(VllmEngineServiceTest, AnAbortOfTooManyIdsIsRefused) {
   Start();
   engine::AbortRequest abort;
   for (int i = 0; i < 1024; ++i) abort.add_request_ids("r1");
@@ -186,7 +186,7 @@ TEST_F(VllmEngineServiceTest, TheTokenizerComesInChunksWithItsHashOnTheLast) {
   EXPECT_EQ(hash, base::Sha256Hex(zip));
 }
 
-TEST_F(VllmEngineServiceTest, TheTokenizerIsNotGivenWhereItIsNotShared) {
+TEST_F(VllmEngineServiceTest, TheTokenizerIsServedOnlyIfItIsShared) {
   Start(/*shares_tokenizer=*/false);
   grpc::ClientContext context;
   const auto reader = stub_->GetTokenizer(&context, {});
@@ -197,7 +197,7 @@ TEST_F(VllmEngineServiceTest, TheTokenizerIsNotGivenWhereItIsNotShared) {
   EXPECT_THAT(status.error_message(), HasSubstr("--share-tokenizer on"));
 }
 
-TEST_F(VllmEngineServiceTest, WhatIsNotBuiltSaysItsName) {
+TEST_F(VllmEngineServiceTest, UnbuiltRpcsReportTheirName) {
   Start();
   const auto expect = [](const grpc::Status& status, const char* name) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);

@@ -8,11 +8,12 @@ namespace {
 
 using vllm::FinishInfo;
 
-// An id below 2^31 as a varint, a float, and tag and length of a message.
+// The size of an id below 2^31 as a varint, of a float, and of a message's tag
+// and length.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 4;
-// Vocabularies' words are of four letters or so; longer ones are rare.
+// A vocabulary's words have about four letters; longer ones are rare.
 constexpr uint64_t kTextBytes = 8;
 
 FinishInfo::FinishReason ReasonOf(kvasir::v1::FinishReason reason) {
@@ -63,7 +64,7 @@ void VllmInferenceAnswer::OnTokens(
   if (tokens.index() >= samples_.size()) return;
   Sample& sample = samples_[tokens.index()];
   for (int i = 0; i < tokens.token_ids_size(); ++i) {
-    // It did not end the sample.
+    // The token did not end the sample.
     if (sample.maybe_last_id) {
       PushText(*std::exchange(sample.maybe_last_id, std::nullopt), &sample);
     }
@@ -85,13 +86,13 @@ void VllmInferenceAnswer::OnTokens(
   }
 }
 
-// A rank is known of the tokens that the engine was asked for; 0: of no others.
+// The rank is known only for tokens that the engine was asked for; 0 otherwise.
 void VllmInferenceAnswer::AddLogprob(int32_t id,
                                      const kvasir::v1::TokenLogprob& logprob,
                                      vllm::SequenceOutput* fresh) const {
   fresh->add_logprobs(logprob.logprob());
-  // One of each token, or the three lists would not be of one length, which
-  // ends the call of some clients.
+  // One entry for each token: some clients end the call if the three lists
+  // differ in length.
   auto* const candidates = fresh->add_candidate_tokens();
   uint32_t rank = 0;
   for (int i = 0; i < logprob.top_size(); ++i) {
@@ -136,7 +137,8 @@ void VllmInferenceAnswer::OnFinish(
   if (sample.finish) return;
   if (sample.maybe_last_id) {
     const int32_t id = *std::exchange(sample.maybe_last_id, std::nullopt);
-    // One that did not end it, below min_new_tokens, is text like any other.
+    // Below min_new_tokens, such a token does not end the sample and is text
+    // like any other.
     const bool ended = finish.reason() == kvasir::v1::FINISH_STOP;
     if (!ended || request_.include_stop_string) PushText(id, &sample);
     if (sample.finish) return;

@@ -1,5 +1,5 @@
-// One request's answer: engine events in, vllm.GenerateResponses out. No gRPC,
-// no threads, no clock.
+// Builds one request's answer: engine events in, vllm.GenerateResponses out. No
+// gRPC, no threads, no clock.
 #pragma once
 
 #include <cstdint>
@@ -17,46 +17,46 @@
 
 namespace kvasir::router {
 
-// Clients count: each response has as many ids, log probabilities, ranks and
-// candidates as its num_tokens says, where they were asked for, and the
-// finish's num_output_tokens is the sum. Every token counts, the one that ended
-// its sample included. Its text does not: an end token's is left out, and text
-// is cut before a stop string, unless it is to stay.
+// Clients check counts: each response has as many ids, log probabilities, ranks
+// and candidates (if requested) as its num_tokens, and the finish's
+// num_output_tokens is the sum. Every token counts, including the one that
+// ended its sample. That token's text is left out, and text is cut before a
+// stop string unless the client wants to keep it.
 //
-// Streamed: what is new of one sample a response; the last of a sample has its
-// finish. Not streamed: one response, once the sample has ended.
+// Streamed: each response has new output of one sample, and the last one of a
+// sample has its finish. Not streamed: one response, once the sample has ended.
 //
 // Threads: one at a time.
 class VllmInferenceAnswer {
  public:
   using Response = vllm::GenerateResponse;
 
-  // `codec` is null where neither text nor stop strings are asked for.
+  // `codec` may be null if neither text nor stop strings are requested.
   VllmInferenceAnswer(VllmInferenceRequest request, proto::TokenBytes prompt,
                       std::vector<int32_t> eos_ids,
                       std::shared_ptr<const TextCodec> codec);
 
   void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens);
   void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
-  // Ends every sample that still runs, as aborted.
+  // Ends every running sample as aborted.
   void Stop();
 
   bool finished() const;
   bool HasResponse() const;
-  // Samples in turn. Precondition: HasResponse().
+  // Serves samples in turn. Precondition: HasResponse().
   Response Take();
   bool complete() const { return num_completed_ == samples_.size(); }
-  // Of streamed answers.
+  // Only for streamed answers; otherwise 0.
   size_t waiting_bytes() const;
 
  private:
   struct Sample {
-    // Null where there is no text.
+    // Null if there is no text.
     std::unique_ptr<TextStream> text;
-    // Its text waits: it may turn out to be the sample's end.
+    // A token whose text waits, because it may end the sample.
     std::optional<int32_t> maybe_last_id;
     uint32_t num_tokens = 0;
-    // Absent while it runs.
+    // Absent while the sample runs.
     std::optional<vllm::FinishInfo> finish;
     // Since the last response.
     vllm::SequenceOutput fresh;
@@ -73,7 +73,7 @@ class VllmInferenceAnswer {
   const VllmInferenceRequest request_;
   const proto::TokenBytes prompt_;
   const std::shared_ptr<const TextCodec> codec_;
-  // A token of these may end its sample.
+  // Tokens that may end a sample.
   std::vector<int32_t> ending_ids_;
   std::vector<Sample> samples_;
   bool owes_prompt_info_ = true;
@@ -81,9 +81,9 @@ class VllmInferenceAnswer {
   uint32_t last_served_ = 0;
 };
 
-// What one token may take in a response, its text estimated.
+// The size that one token may take in a response, its text estimated.
 uint64_t VllmInferenceBytesPerToken(const VllmInferenceRequest& request);
-// What the prompt's ids take in one.
+// The size of the prompt's ids in a response.
 uint64_t VllmInferencePromptBytes(const VllmInferenceRequest& request,
                                   uint64_t prompt_tokens);
 

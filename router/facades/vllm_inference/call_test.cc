@@ -52,16 +52,16 @@ class VllmInferenceCallTest : public SingleCallTest<VllmInferenceAnswer> {
     }
     return text;
   }
-  // What a client counts, and dies of where it is wrong.
+  // Clients check these counts and abort if they are wrong.
   void ExpectCountsToHold(const GenerateRequest& message) const {
     std::map<uint32_t, uint32_t> tokens;
-    std::map<uint32_t, uint32_t> told;
+    std::map<uint32_t, uint32_t> reported;
     bool first = true;
     for (const GenerateResponse& response : writer_.writes) {
       EXPECT_EQ(response.has_prompt_info(), first);
       first = false;
       const vllm::SequenceOutput& out = response.outputs();
-      EXPECT_FALSE(told.count(out.index())) << "something behind the finish";
+      EXPECT_FALSE(reported.count(out.index())) << "output after the finish";
       tokens[out.index()] += out.num_tokens();
       const auto num = static_cast<int>(out.num_tokens());
       const auto& want = message.response();
@@ -70,10 +70,10 @@ class VllmInferenceCallTest : public SingleCallTest<VllmInferenceAnswer> {
       EXPECT_EQ(out.ranks_size(), want.output_logprobs() ? num : 0);
       EXPECT_EQ(out.candidate_tokens_size(), want.output_logprobs() ? num : 0);
       if (out.has_finish_info()) {
-        told[out.index()] = out.finish_info().num_output_tokens();
+        reported[out.index()] = out.finish_info().num_output_tokens();
       }
     }
-    EXPECT_EQ(told, tokens);
+    EXPECT_EQ(reported, tokens);
   }
   const FinishInfo& LastFinish() const {
     return writer_.writes.back().outputs().finish_info();
@@ -100,8 +100,8 @@ TEST_F(VllmInferenceCallTest, StreamsTextAndIdsAndCountsThem) {
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-// vllm-router asks so: it detokenizes itself.
-TEST_F(VllmInferenceCallTest, IdsAloneNeedNoTokenizer) {
+// vllm-router asks for ids only and detokenizes itself.
+TEST_F(VllmInferenceCallTest, OnlyIdsNeedNoTokenizer) {
   backend_->codecs.clear();
   GenerateRequest message = Message();
   message.mutable_response()->set_output_text(false);
@@ -114,7 +114,8 @@ TEST_F(VllmInferenceCallTest, IdsAloneNeedNoTokenizer) {
   ExpectCountsToHold(message);
 }
 
-TEST_F(VllmInferenceCallTest, TextNeedsATokenizerAndSaysWhatElseThereIs) {
+TEST_F(VllmInferenceCallTest,
+       TextNeedsATokenizerAndTheErrorNamesTheAlternative) {
   backend_->codecs.clear();
   const auto refused = [this](const GenerateRequest& message) {
     writer_.end.reset();
@@ -135,7 +136,7 @@ TEST_F(VllmInferenceCallTest, TextNeedsATokenizerAndSaysWhatElseThereIs) {
                                       HasSubstr("stopping.stop_strings: ")));
 }
 
-TEST_F(VllmInferenceCallTest, NotStreamedIsOneResponseAtTheEnd) {
+TEST_F(VllmInferenceCallTest, WithoutStreamingThereIsOneResponseAtTheEnd) {
   Send(Message(), /*streaming=*/false);
   Engine().Emit("ab");
   RunWrites();
@@ -185,9 +186,9 @@ TEST_F(VllmInferenceCallTest, AStopStringEndsTextTokensAndEngine) {
   }
 }
 
-// A stop string may be complete only with the text of an end token that was not
-// the end.
-TEST_F(VllmInferenceCallTest, AnEndTokensTextWaitsUntilItIsKnownToBeNoEnd) {
+// A stop string may be complete only with the text of an end token that did not
+// end the sample.
+TEST_F(VllmInferenceCallTest, AnEndTokensTextWaitsUntilTheSampleContinues) {
   GenerateRequest message = Message();
   message.mutable_stopping()->add_stop_token_ids('z');
   message.mutable_stopping()->set_min_new_tokens(2);
@@ -209,7 +210,7 @@ TEST_F(VllmInferenceCallTest, AnEndTokensTextWaitsUntilItIsKnownToBeNoEnd) {
   ExpectCountsToHold(message);
 }
 
-TEST_F(VllmInferenceCallTest, WhatEndedASampleIsAStopTokenOrTheModelsEnd) {
+TEST_F(VllmInferenceCallTest, TheFinishNamesAStopTokenOrTheModelsEnd) {
   GenerateRequest message = Message();
   message.mutable_stopping()->add_stop_token_ids('z');
   message.mutable_sampling()->set_num_sequences(2);
@@ -272,7 +273,7 @@ TEST_F(VllmInferenceCallTest, AMultiByteCharacterIsNotCut) {
   ExpectCountsToHold(message);
 }
 
-TEST_F(VllmInferenceCallTest, MaxTokensIsAsFarAsTheContextOrOneResponseGoes) {
+TEST_F(VllmInferenceCallTest, MaxTokensIsLimitedByTheContextOrOneResponse) {
   router_.SetMaxModelLen(100);
   Send(Message());
   EXPECT_EQ(Engine().request().sampling.max_tokens(), 98);
@@ -300,7 +301,7 @@ TEST_F(VllmInferenceCallTest, SaltAndPriorityReachTheRouter) {
   const CanonicalRequest& request = Engine().request();
   EXPECT_EQ(request.cache_salt, CacheSaltOf("t", "pepper"));
   EXPECT_EQ(request.priority, 4);
-  // No client can name its way into what another tenant shares.
+  // No client can choose a salt that another tenant's cache uses.
   EXPECT_NE(CacheSaltOf("", "tenant/t"), CacheSaltOf("t"));
   EXPECT_NE(CacheSaltOf("t", "a"), CacheSaltOf("", "atenant/t"));
 }
@@ -340,7 +341,7 @@ ModelStatus Served(const std::string& name) {
   return model;
 }
 
-TEST(VllmInferenceModelsTest, SaysWhatClientsInsistOn) {
+TEST(VllmInferenceModelsTest, DescribesWhatClientsRequire) {
   const auto info = ControlServerInfoOf(Served("a"), "1.2.3");
   KVASIR_ASSERT_OK(info);
   EXPECT_EQ(info->api_version(), "vllm");
@@ -358,7 +359,7 @@ TEST(VllmInferenceModelsTest, SaysWhatClientsInsistOn) {
   EXPECT_TRUE(model.supports_text_input());
 }
 
-TEST(VllmInferenceModelsTest, BeforeAWorkerIsReachedNothingIsTold) {
+TEST(VllmInferenceModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
   ModelStatus model = Served("a");
   model.info.reset();
   EXPECT_THAT(ControlServerInfoOf(model, "1"),

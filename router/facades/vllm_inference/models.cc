@@ -12,9 +12,9 @@ absl::StatusOr<vllm::ServerInfo> ControlServerInfoOf(
   }
   vllm::ServerInfo info;
   info.set_engine_version(server_version);
-  // Clients take no other.
+  // Clients accept no other value.
   info.set_api_version("vllm");
-  // All replicas together, as the one rank that there is for clients.
+  // All replicas together, which clients see as one rank.
   vllm::ParallelismInfo* parallelism = info.mutable_parallelism();
   parallelism->set_tensor_parallel_size(1);
   parallelism->set_pipeline_parallel_size(1);

@@ -1,4 +1,4 @@
-// What the facade says of server and model.
+// Describes server and model.
 #pragma once
 
 #include <string>
@@ -10,13 +10,12 @@
 
 namespace kvasir::router {
 
-// UNAVAILABLE before a worker has been reached: a gateway keeps what it is told
-// first.
+// UNAVAILABLE before a worker has been reached, because gateways keep the first
+// answer.
 absl::StatusOr<vllm::ServerInfo> ControlServerInfoOf(
     const ModelStatus& model, const std::string& server_version);
 
-// `names`: all that the model is served under. `has_tokenizer`: prompts may be
-// text.
+// `names`: all names of the model. `has_tokenizer`: prompts may be text.
 vllm::ModelInfo ControlModelInfoOf(const ModelStatus& model,
                                    const std::vector<ModelStatus>& names,
                                    bool has_tokenizer);

@@ -32,7 +32,7 @@ absl::StatusOr<proto::TokenBytes> PromptOf(const VllmInferenceRequest& request,
   return EncodePrompt(*codec, *request.text);
 }
 
-// As many tokens as one response holds beside the prompt's.
+// Returns how many tokens one response holds in addition to the prompt's.
 absl::StatusOr<uint64_t> TokensThatFit(const VllmInferenceRequest& request,
                                        uint64_t prompt_tokens,
                                        const FacadeLimits& limits) {

@@ -1,4 +1,4 @@
-// From a parsed request to what the router takes.
+// Turns a parsed request into the router's form.
 #pragma once
 
 #include <memory>
@@ -13,9 +13,9 @@
 
 namespace kvasir::router {
 
-// Tokenizes what is text: not for a thread that others wait for.
-// `info`: of the model; empty where no worker has been reached. `codec` is null
-// for a model of token ids alone: text, in or out, and stop strings are then
+// Tokenizes text, so it must not run on a thread that others wait for. `info`:
+// the model's; empty if no worker has been reached. `codec` is null for a model
+// that accepts only token ids; then text, in or out, and stop strings are
 // UNIMPLEMENTED.
 absl::StatusOr<PreparedCall<VllmInferenceAnswer>> PrepareVllmInferenceCall(
     VllmInferenceRequest request, const kvasir::v1::WorkerInfo& info,

@@ -105,7 +105,7 @@ absl::Status ParseSampling(const vllm::GenerateRequest& message,
         Field{"decoding.repetition_penalty", decoding.repetition_penalty()}}) {
     KVASIR_RETURN_IF_ERROR(CheckFiniteField(name, value));
   }
-  // Unset: greedy, unlike in vLLM's other protocols.
+  // Unset means greedy, unlike in vLLM's other protocols.
   out->sampling.set_temperature(message.temperature());
   out->sampling.set_top_k(TopKOf(sampling.top_k()));
   out->sampling.set_top_p(OrNeutral(sampling.top_p(), 1.0f));
@@ -129,7 +129,7 @@ absl::Status ParseSampling(const vllm::GenerateRequest& message,
                       "(GenerateStream gives more)",
                       out->sampling.n());
   }
-  // Negative seeds are seeds, too.
+  // Negative seeds are valid.
   if (sampling.has_seed()) out->seed = static_cast<uint64_t>(sampling.seed());
   return RefuseConstraints(decoding);
 }
@@ -190,7 +190,8 @@ absl::Status ParseResponse(const vllm::ResponseOptions& response,
       !response.has_skip_special_tokens() || response.skip_special_tokens();
   KVASIR_RETURN_IF_ERROR(ParseCandidates(response, out));
   if (out->wants_logprobs) {
-    // The likeliest alone tells that a token was it.
+    // At least one: the most likely token tells whether the sampled one has
+    // rank 1.
     out->sampling.set_logprobs(std::max<uint32_t>(1, out->num_candidates));
   }
   return absl::OkStatus();

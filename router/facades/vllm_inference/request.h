@@ -1,5 +1,5 @@
-// A vllm.GenerateRequest as what is wanted from the engine and how to answer.
-// No gRPC, no tokenizer.
+// Parses a vllm.GenerateRequest into the engine's parameters and the form of
+// the answer. No gRPC, no tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -28,22 +28,23 @@ struct VllmInferenceRequest {
   bool include_stop_string = false;
   bool skip_special_tokens = true;
 
-  // Many responses with what is new, or one with everything.
+  // Many responses with new output, or one with everything.
   bool streaming = false;
   bool wants_text = true;
   bool wants_ids = false;
   bool wants_logprobs = false;
-  // Likeliest tokens beside each sampled one. The engine may be asked for more:
-  // a token's rank is its place among them.
+  // The most likely tokens to return with each sampled one. The engine may be
+  // asked for more, because a token's rank is its place among them.
   uint32_t num_candidates = 0;
   bool wants_prompt_ids = false;
 };
 
 inline constexpr size_t kMaxCacheSaltBytes = 256;
 
-// Zero means "not set" where the protocol has no presence. INVALID_ARGUMENT
-// names field, want and have. UNIMPLEMENTED names what would change the result
-// and is not built, fields of later versions of the protocol by their numbers.
+// Zero means "not set" for fields without presence. INVALID_ARGUMENT names the
+// field, the wanted and the given value. UNIMPLEMENTED names something that
+// would change the result and is not built; fields of later versions of the
+// protocol by their numbers.
 absl::StatusOr<VllmInferenceRequest> ParseVllmInferenceRequest(
     const vllm::GenerateRequest& message, bool streaming);
 

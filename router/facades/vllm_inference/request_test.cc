@@ -36,7 +36,7 @@ absl::Status Refusal(const std::function<void(GenerateRequest*)>& change,
   return ParseVllmInferenceRequest(message, streaming).status();
 }
 
-TEST(VllmInferenceRequestTest, ZeroAndAbsentAreWhatTheProtocolSays) {
+TEST(VllmInferenceRequestTest, ZeroAndAbsentFieldsFollowTheProtocol) {
   const VllmInferenceRequest request = Parse(Message());
   EXPECT_THAT(request.token_ids.ToIds(), ElementsAre(7));
   EXPECT_EQ(request.sampling.temperature(), 0.0f) << "greedy";
@@ -52,7 +52,7 @@ TEST(VllmInferenceRequestTest, ZeroAndAbsentAreWhatTheProtocolSays) {
   EXPECT_TRUE(request.skip_special_tokens);
 }
 
-TEST(VllmInferenceRequestTest, WhatIsServedIsTaken) {
+TEST(VllmInferenceRequestTest, ServedFieldsAreAccepted) {
   GenerateRequest message = Message();
   message.set_text("hello");
   message.set_temperature(0.5f);
@@ -109,7 +109,7 @@ TEST(VllmInferenceRequestTest, WhatIsServedIsTaken) {
   EXPECT_EQ(request.cache_salt, "pepper");
 }
 
-TEST(VllmInferenceRequestTest, WhatIsNotBuiltIsNamed) {
+TEST(VllmInferenceRequestTest, UnbuiltFieldsAreRefusedByName) {
   using Change = std::function<void(GenerateRequest*)>;
   const std::vector<std::pair<std::string, Change>> cases = {
       {"truncate_prompt_tokens",
@@ -157,7 +157,7 @@ TEST(VllmInferenceRequestTest, WhatIsNotBuiltIsNamed) {
   }
 }
 
-// A later version's field may ask for anything, in whatever part it stands.
+// A later version's field may ask for anything, in any part of the message.
 TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
   const auto unknown = [](google::protobuf::Message* message) {
     message->GetReflection()->MutableUnknownFields(message)->AddVarint(77, 1);
@@ -185,7 +185,7 @@ TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
                        HasSubstr("field 77 of KVCacheParameters")));
 }
 
-TEST(VllmInferenceRequestTest, WrongValuesNameFieldWantAndHave) {
+TEST(VllmInferenceRequestTest, WrongValuesAreReportedWithFieldWantAndHave) {
   const auto is = [](const std::string& text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };

@@ -39,7 +39,7 @@ Call::Asked Read(const Backend& backend, const vllm::GenerateRequest& message,
                               : backend->router->Model(message.model());
   Call::Asked asked{.model = model.ok() ? model->name : message.model(),
                     .prepare = ReadRequest(backend, message, streaming, model)};
-  // One that was refused for it may be any text.
+  // The id of a refused request may be any text.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
   }
@@ -52,10 +52,6 @@ GenerateCall<VllmInferenceAnswer> NewGenerate(
   return {.backend = backend,
           .message_bytes = message.SpaceUsedLong(),
           .runner = threads.streams()};
-}
-
-absl::Status NotBuilt(const char* rpc) {
-  return RpcNotBuilt(vllm::Control::service_full_name(), rpc);
 }
 
 }  // namespace
@@ -140,100 +136,6 @@ VllmInferenceService::GenerateStream(::grpc::CallbackServerContext* context,
   return Answer(context, *backend_, [&](const Caller&) -> absl::Status {
     return absl::OkStatus();
   });
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::Shutdown(Context* context,
-                                                         const Nothing*,
-                                                         Nothing*) {
-  return Answer(context, *backend_, NotBuilt("Shutdown"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::LoadLora(Context* context,
-                                                         const Nothing*,
-                                                         Nothing*) {
-  return Answer(context, *backend_, NotBuilt("LoadLora"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::UnloadLora(Context* context,
-                                                           const Nothing*,
-                                                           Nothing*) {
-  return Answer(context, *backend_, NotBuilt("UnloadLora"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::ListLoras(Context* context,
-                                                          const Nothing*,
-                                                          Nothing*) {
-  return Answer(context, *backend_, NotBuilt("ListLoras"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::PauseGeneration(
-    Context* context, const Nothing*, Nothing*) {
-  return Answer(context, *backend_, NotBuilt("PauseGeneration"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::ResumeGeneration(
-    Context* context, const Nothing*, Nothing*) {
-  return Answer(context, *backend_, NotBuilt("ResumeGeneration"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::IsPaused(Context* context,
-                                                         const Nothing*,
-                                                         Nothing*) {
-  return Answer(context, *backend_, NotBuilt("IsPaused"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::Sleep(Context* context,
-                                                      const Nothing*,
-                                                      Nothing*) {
-  return Answer(context, *backend_, NotBuilt("Sleep"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::WakeUp(Context* context,
-                                                       const Nothing*,
-                                                       Nothing*) {
-  return Answer(context, *backend_, NotBuilt("WakeUp"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::IsSleeping(Context* context,
-                                                           const Nothing*,
-                                                           Nothing*) {
-  return Answer(context, *backend_, NotBuilt("IsSleeping"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::InitWeightTransferEngine(
-    Context* context, const Nothing*, Nothing*) {
-  return Answer(context, *backend_, NotBuilt("InitWeightTransferEngine"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::StartWeightUpdate(
-    Context* context, const Nothing*, Nothing*) {
-  return Answer(context, *backend_, NotBuilt("StartWeightUpdate"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::StartDraftWeightUpdate(
-    Context* context, const Nothing*, Nothing*) {
-  return Answer(context, *backend_, NotBuilt("StartDraftWeightUpdate"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::UpdateWeights(Context* context,
-                                                              const Nothing*,
-                                                              Nothing*) {
-  return Answer(context, *backend_, NotBuilt("UpdateWeights"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::FinishWeightUpdate(
-    Context* context, const Nothing*, Nothing*) {
-  return Answer(context, *backend_, NotBuilt("FinishWeightUpdate"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::UpdateWeightVersion(
-    Context* context, const Nothing*, Nothing*) {
-  return Answer(context, *backend_, NotBuilt("UpdateWeightVersion"));
-}
-
-::grpc::ServerUnaryReactor* VllmControlService::GetWeightVersion(
-    Context* context, const Nothing*, Nothing*) {
-  return Answer(context, *backend_, NotBuilt("GetWeightVersion"));
 }
 
 }  // namespace kvasir::router

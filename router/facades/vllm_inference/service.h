@@ -1,5 +1,5 @@
 // The facades vllm.Inference and vllm.Control: text or token ids in, text and
-// token ids out, for vllm-router and what else routes to vLLM's own gRPC
+// token ids out, for vllm-router and others that route to vLLM's own gRPC
 // servers. Reactors only convert and post; SingleCall decides.
 #pragma once
 
@@ -14,13 +14,15 @@
 #include "proto/vllm/inference.grpc.pb.h"
 #include "router/base/canonical.h"
 #include "router/facades/calls/facade.h"
+#include "router/facades/calls/replies.h"
 
 namespace kvasir::router {
 
 // The service vllm.Control. Its Abort ends requests of vllm.Inference.
 //
-// Threads: any thread. Errors: as in the wire protocol; an RPC that is not
-// built answers UNIMPLEMENTED with its name.
+// Threads: any thread.
+// Errors: as in the wire protocol; an RPC that is not built answers
+//   UNIMPLEMENTED with its name.
 class VllmControlService final : public vllm::Control::CallbackService {
  public:
   explicit VllmControlService(std::shared_ptr<const FacadeBackend> backend)
@@ -37,50 +39,31 @@ class VllmControlService final : public vllm::Control::CallbackService {
   ::grpc::ServerUnaryReactor* Abort(::grpc::CallbackServerContext* context,
                                     const vllm::AbortRequest* request,
                                     vllm::AbortResponse* response) override;
-  // None: an empty list.
+  // Always an empty list.
   ::grpc::ServerUnaryReactor* GetKvEventSources(
       ::grpc::CallbackServerContext* context,
       const vllm::GetKvEventSourcesRequest* request,
       vllm::GetKvEventSourcesResponse* response) override;
 
-  using Context = ::grpc::CallbackServerContext;
-  using Reactor = ::grpc::ServerUnaryReactor;
   using Nothing = vllm::NotBuilt;
-  // Not built.
-  Reactor* Shutdown(Context* context, const Nothing* request,
-                    Nothing* response) override;
-  Reactor* LoadLora(Context* context, const Nothing* request,
-                    Nothing* response) override;
-  Reactor* UnloadLora(Context* context, const Nothing* request,
-                      Nothing* response) override;
-  Reactor* ListLoras(Context* context, const Nothing* request,
-                     Nothing* response) override;
-  Reactor* PauseGeneration(Context* context, const Nothing* request,
-                           Nothing* response) override;
-  Reactor* ResumeGeneration(Context* context, const Nothing* request,
-                            Nothing* response) override;
-  Reactor* IsPaused(Context* context, const Nothing* request,
-                    Nothing* response) override;
-  Reactor* Sleep(Context* context, const Nothing* request,
-                 Nothing* response) override;
-  Reactor* WakeUp(Context* context, const Nothing* request,
-                  Nothing* response) override;
-  Reactor* IsSleeping(Context* context, const Nothing* request,
-                      Nothing* response) override;
-  Reactor* InitWeightTransferEngine(Context* context, const Nothing* request,
-                                    Nothing* response) override;
-  Reactor* StartWeightUpdate(Context* context, const Nothing* request,
-                             Nothing* response) override;
-  Reactor* StartDraftWeightUpdate(Context* context, const Nothing* request,
-                                  Nothing* response) override;
-  Reactor* UpdateWeights(Context* context, const Nothing* request,
-                         Nothing* response) override;
-  Reactor* FinishWeightUpdate(Context* context, const Nothing* request,
-                              Nothing* response) override;
-  Reactor* UpdateWeightVersion(Context* context, const Nothing* request,
-                               Nothing* response) override;
-  Reactor* GetWeightVersion(Context* context, const Nothing* request,
-                            Nothing* response) override;
+  KVASIR_RPC_NOT_BUILT(vllm::Control, Shutdown, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, LoadLora, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, UnloadLora, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, ListLoras, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, PauseGeneration, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, ResumeGeneration, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, IsPaused, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, Sleep, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, WakeUp, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, IsSleeping, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, InitWeightTransferEngine, Nothing,
+                       Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, StartWeightUpdate, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, StartDraftWeightUpdate, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, UpdateWeights, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, FinishWeightUpdate, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, UpdateWeightVersion, Nothing, Nothing)
+  KVASIR_RPC_NOT_BUILT(vllm::Control, GetWeightVersion, Nothing, Nothing)
 
  private:
   const std::shared_ptr<const FacadeBackend> backend_;

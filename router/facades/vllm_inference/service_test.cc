@@ -1,4 +1,4 @@
-// The services over real gRPC, with a router that the test plays.
+// The services over real gRPC, with a scripted router.
 #include "router/facades/vllm_inference/service.h"
 
 #include <grpcpp/generic/generic_stub.h>
@@ -151,24 +151,24 @@ TEST_F(VllmInferenceServiceTest, DescribesServerAndModel) {
   EXPECT_EQ(sources.ByteSizeLong(), 0);
 }
 
-// gRPC 1.51 says UNIMPLEMENTED without a word: as if there were no such RPC.
-TEST_F(VllmInferenceServiceTest, BytesThatAreNoMessageAreRefusedInWords) {
+// gRPC 1.51 answers UNIMPLEMENTED without a text, as if there were no such RPC.
+TEST_F(VllmInferenceServiceTest, GarbageIsRefusedWithAText) {
   for (const std::string method :
        {"/vllm.Inference/Generate", "/vllm.Inference/GenerateStream",
         "/vllm.Control/Abort"}) {
     const grpc::Status status = RawCall(method, std::string(100, '\xff'));
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_EQ(status.error_message(),
-              "want a message of " + method + ", have bytes that are none");
+              "want a message of " + method + ", have bytes that are not one");
   }
   EXPECT_EQ(router_.num_requests(), 0);
-  // Gateways try what a server may be, and go by this code.
+  // Gateways probe the kind of server and rely on this code.
   EXPECT_EQ(
       RawCall("/vllm.Inference/Other", std::string(9, '\xff')).error_code(),
       grpc::StatusCode::UNIMPLEMENTED);
 }
 
-TEST_F(VllmInferenceServiceTest, WhatIsNotBuiltSaysItsName) {
+TEST_F(VllmInferenceServiceTest, UnbuiltRpcsReportTheirName) {
   const auto* service = vllm::NotBuilt::descriptor()->file()->service(0);
   int refused = 0;
   for (int i = 0; i < service->method_count(); ++i) {

@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const kvasir::v1::Tenant& tenant = read->tenant(idx);
     KVASIR_CHECK(!tenant.name().empty() && CheckTenantName(tenant.name()).ok());
     KVASIR_CHECK(read->Named(tenant.name()) == idx);
-    // Whoever the file names is found by what it names.
+    // Every caller that the file names must be found by its credentials.
     for (const auto& token : tenant.tokens()) {
       Credentials credentials{.encrypted = true,
                               .token = Credentials::Token::kGiven};
