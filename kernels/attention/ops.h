@@ -2,30 +2,18 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/attention/cuda/attention_kernels.h"
 #include "kernels/attention/grid/attention_grid.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 
 namespace kvasir::kernels {
-
-// Which kernels of a GPU compute a layer's launches: for people. Empty of a
-// CPU.
-struct AttentionKernels {
-  std::string decode;
-  std::string prompts;
-  // Why they are not tensor cores', or prompts have no kernel; or empty.
-  std::string why;
-
-  friend bool operator==(const AttentionKernels&,
-                         const AttentionKernels&) = default;
-};
 
 // Attention over parts that are constant after load.
 // Owns: the parts and the host's grid of their launches. Groups, runs, heads,

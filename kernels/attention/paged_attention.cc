@@ -1,4 +1,4 @@
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 
 #include <algorithm>
 #include <deque>

@@ -8,8 +8,8 @@
 // memory's bandwidth, to and from the host over the bus's.
 #include <algorithm>
 
+#include "kernels/latents/copy_pages.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

@@ -12,8 +12,8 @@
 // the memory's bandwidth; a step has few of them beside its weights.
 #include <cmath>
 
+#include "kernels/latents/hadamard.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

@@ -17,9 +17,9 @@
 #include <cmath>
 
 #include "kernels/latents/code_range.h"
+#include "kernels/latents/kv_append.h"
 #include "kernels/simd/scalar_math.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

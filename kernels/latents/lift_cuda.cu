@@ -27,10 +27,10 @@
 // and output. Floor: the matrices' bytes over the memory's bandwidth for few
 // rows, operations over the tensor cores' (or float32's) for many.
 // complex_lift: its numbers' bytes.
+#include "kernels/latents/lift.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/mma.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "kernels/device/device_observer.h"
 #include "kernels/emulation/emulated_device.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"

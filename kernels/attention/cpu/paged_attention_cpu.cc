@@ -8,7 +8,7 @@
 #include <atomic>
 
 #include "kernels/attention/grid/attention_grid.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/device/stream.h"
 
 #undef HWY_TARGET_INCLUDE

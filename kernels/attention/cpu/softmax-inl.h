@@ -12,8 +12,8 @@
 #include <limits>
 
 #include "hwy/highway.h"
-#include "kernels/attention/attention_rows.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/grid/attention_rows.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/simd/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -13,12 +13,12 @@
 #include <type_traits>
 
 #include "hwy/highway.h"
-#include "kernels/attention/attention_rows.h"
 #include "kernels/attention/cpu/code_tile-inl.h"
 #include "kernels/attention/cpu/latent_tile-inl.h"
 #include "kernels/attention/cpu/rebuild-inl.h"
 #include "kernels/attention/cpu/value_lift-inl.h"
 #include "kernels/attention/grid/attention_grid.h"
+#include "kernels/attention/grid/attention_rows.h"
 #include "kernels/linear/tile-inl.h"
 #include "kernels/simd/simd-inl.h"
 

@@ -3,8 +3,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/attention/cuda/attention_kernels.h"
 #include "kernels/attention/cuda/device_attention.h"
-#include "kernels/attention/ops.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_tables.h"
 

@@ -39,7 +39,6 @@
 #include "kernels/attention/cuda/prefill_attention.h"
 #include "kernels/attention/cuda/prefill_order.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {

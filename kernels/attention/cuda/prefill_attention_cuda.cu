@@ -4,7 +4,6 @@
 #include "kernels/attention/cuda/prefill_attention-inl.h"
 #include "kernels/attention/cuda/prefill_attention.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/attention/grid/attention_mass.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/latents/code_pack.h"
 
 namespace kvasir::kernels {

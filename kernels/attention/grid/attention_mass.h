@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 
 namespace kvasir::kernels {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kernels/attention/grid/attention_grid.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 
 namespace kvasir::kernels {
 
