@@ -1,16 +1,17 @@
-// The choice of GPU kernels for a layer's attention, in words.
+// Names of the GPU kernels that compute a layer's attention, for reports.
 #pragma once
 
 #include <string>
 
 namespace kvasir::kernels {
 
-// Which kernels of a GPU compute a layer's launches: for people. Empty of a
-// CPU.
+// Names of the GPU kernels that compute a layer's launches, for people to read.
+// All are empty for a CPU.
 struct AttentionKernels {
   std::string decode;
   std::string prompts;
-  // Why they are not tensor cores', or prompts have no kernel; or empty.
+  // The reason if they are not kernels for tensor cores, or if prompts have no
+  // kernel of their own; otherwise empty.
   std::string why;
 
   friend bool operator==(const AttentionKernels&,
