@@ -130,9 +130,8 @@ inline float* SquaredErrorsOf(const KvAppendArgs& params, int64_t token,
                               int64_t unit, float* scratch) {
   return scratch + (token * params.metadata.num_units + unit) * kErrorSides;
 }
-// StartSlotMetadata writes the position and score of a token's slots and clears
-// its sums of errors. WriteSlotMetadata writes the errors after all parts are
-// appended.
+// StartSlotMetadata clears a token's sums of errors. WriteSlotMetadata writes
+// the score, position and errors of its slots after all parts are appended.
 void StartSlotMetadata(const KvAppendArgs& params, int64_t token,
                        float* scratch);
 void WriteSlotMetadata(const KvAppendArgs& params, int64_t token,
