@@ -56,7 +56,7 @@ absl::Status CheckWidest(const Device& device, int64_t most_codes) {
       " channels of codes: a GPU's kernel takes ", kCudaAppendCodes));
 }
 
-// Floats of scratch: sums of units, or a GPU's errors of latents.
+// Floats of scratch: the sums of units or, for a GPU, the errors of latents.
 int64_t ScratchOf(const Stream& stream, const KvAppendParams& params,
                   int64_t num_tokens) {
   const int64_t num_units = params.metadata.num_units;
@@ -97,7 +97,7 @@ absl::Status AddUnitLatents(absl::Span<const KvAppendPart> parts,
   return absl::OkStatus();
 }
 
-// The same part with its tables on the device.
+// Returns the same part with its tables on the device.
 absl::StatusOr<KvAppendPart> Moved(KvAppendPart side, DeviceTables* tables) {
   KVASIR_ASSIGN_OR_RETURN(side.part, AddLatentTables(side.part, tables));
   if (side.unit_of_group == nullptr) return side;

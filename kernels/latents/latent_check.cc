@@ -10,7 +10,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// The runs of a group follow each other from channel 0 to the last one.
+// The runs of a group must follow each other from channel 0 to the last one.
 absl::Status CheckRuns(const char* op, const LatentPart& part,
                        const LatentGroup& group) {
   if (group.num_runs < 0) return Refuse(op, "runs", 0, group.num_runs);
@@ -45,7 +45,8 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
   return absl::OkStatus();
 }
 
-// A region, what a slot has of it, and what its sizes are multiples of.
+// A region, the bytes that a slot has in it, and the size that its offsets must
+// be multiples of.
 struct Checked {
   absl::string_view name;
   TileRegion region;
@@ -82,7 +83,7 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
         op, ": ", name, ": want offset, stride, granule, tile and page of ",
         "multiples of ", number_bytes, ", have ", bytes));
   }
-  // A gap between slots would move the granules behind the first.
+  // A gap between slots would displace all granules after the first.
   if (granule_bytes > 0 && region.stride_bytes != granule_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(op, ": ", name, ".stride_bytes: want a granule of ",

@@ -13,11 +13,11 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 inline constexpr uint32_t kMostCtasX = 0x7fffffff;
 inline constexpr uint32_t kMostCtasY = 0xffff;
 
-// The number of CTAs for `count` items if each takes `of_each`. For y, pass
-// kMostCtasY as `most`.
-inline uint32_t Ctas(int64_t count, int64_t of_each = 1,
+// The number of CTAs for `count` items if each takes `items_per_cta`. For y,
+// pass kMostCtasY as `most`.
+inline uint32_t Ctas(int64_t count, int64_t items_per_cta = 1,
                      uint32_t most = kMostCtasX) {
-  const int64_t ctas = (count + of_each - 1) / of_each;
+  const int64_t ctas = (count + items_per_cta - 1) / items_per_cta;
   KVASIR_CHECK(ctas >= 0 && ctas <= int64_t{most});
   return static_cast<uint32_t>(ctas);
 }
