@@ -195,7 +195,7 @@ TEST(EmulatedRankTest, AttentionThatFallsToThePlainKernelIsTold) {
               ElementsAre("attention; attention_prefill of 128 rows; "));
   EXPECT_THAT(kernels_of(DType::kF32, plan::kDensePreset),
               ElementsAre("attention_plain; attention_plain; "
-                          "activations of float32"));
+                          "activations are float32"));
 }
 
 class CountedCopies final : public kernels::DeviceObserver {

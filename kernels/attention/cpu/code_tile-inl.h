@@ -65,7 +65,7 @@ struct KeyCodesArgs {
   bool accumulate;
   AheadLines* ahead;  // prefetches meanwhile
 };
-// Whether the tile can take codes and bfloat16s.
+// Whether the tile supports codes and bfloat16s.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args);
 
