@@ -205,7 +205,7 @@ absl::Status KvAppend(Stream& stream, const PreparedKvAppend& prepared,
   if (!workspace.status().ok()) return workspace.status();
   if (num_units > 0 && rows.num_tokens > 0 && !rows.positions) {
     return absl::InvalidArgumentError(
-        absl::StrCat(kKernels.op, ": metadata of slots wants positions"));
+        absl::StrCat(kKernels.op, ": slot metadata needs positions"));
   }
   KvAppendParams params = prepared.params;
   params.rows = rows.rows;

@@ -29,7 +29,7 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
     if (part.num_levels > 0 && (r > 0 || 1 << run.bits != part.num_levels)) {
       return absl::InvalidArgumentError(absl::StrCat(
           op, ": run ", r, " of ", run.bits, " bits: ", part.num_levels,
-          " levels want one run of as many codes"));
+          " levels need one run of as many codes"));
     }
     if (run.begin != end || run.width < 1) {
       return absl::InvalidArgumentError(
@@ -140,10 +140,9 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
   }
   if (part.num_levels < 0 || part.num_levels > kMaxNormLevels ||
       (part.num_levels > 0 && part.static_scale != nullptr)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(op, ": want up to ", kMaxNormLevels,
-                     " levels, and no static ranges beside them, have ",
-                     part.num_levels, " levels"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        op, ": want up to ", kMaxNormLevels,
+        " levels without static ranges, have ", part.num_levels, " levels"));
   }
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];
