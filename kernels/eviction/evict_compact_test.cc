@@ -82,7 +82,7 @@ struct Evicted {
       kept.emplace_back(list.begin() + u * kKept,
                         list.begin() + (u + 1) * kKept);
     }
-    // What the rows see before any slot moves.
+    // The output that the rows should have, computed before any slot moves.
     LatentAsk ask = Last();
     ask.slots_of_unit = &kept;
     expected = cache.Expected(ask);

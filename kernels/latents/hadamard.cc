@@ -42,7 +42,7 @@ absl::StatusOr<PreparedHadamard> Prepare(Device& device,
   for (const HadamardPlace& place : places) {
     KVASIR_RETURN_IF_ERROR(CheckLatent(params, place));
     KVASIR_ASSIGN_OR_RETURN(const HadamardTables::Blocks* const blocks,
-                            shared->Of(place.width));
+                            shared->BlocksFor(place.width));
     latents.push_back(
         {place.column, blocks->device.device_address(), blocks->count});
     params.scratch_floats =

@@ -28,7 +28,7 @@ class HadamardTables {
   HadamardTables& operator=(const HadamardTables&) = delete;
 
   // The blocks for latents of `width` channels (at least 1).
-  absl::StatusOr<const Blocks*> Of(int64_t width);
+  absl::StatusOr<const Blocks*> BlocksFor(int64_t width);
 
  private:
   struct Kernel {

@@ -112,7 +112,7 @@ struct Latent {
   }
 };
 
-// What a lane finds in its numbers.
+// The findings of a lane in its numbers.
 struct Found {
   uint32_t clamped = 0;
   bool not_finite = false;

@@ -394,10 +394,10 @@ TEST(KvAppendNonFiniteTest, AffectsOnlyItsOwnTokenAndGivesFiniteRanges) {
           rows.numbers[c] = kind[c * c / 3 % 2];
         }
         Written spoilt = AppendOnAll(part, rows, 3);
-        std::vector<float> told(rows.slots.size());
-        told[0] =
+        std::vector<float> reported(rows.slots.size());
+        reported[0] =
             std::isfinite(kind[0]) && std::isfinite(kind[1]) ? 0.0f : 1.0f;
-        EXPECT_EQ(spoilt.not_finite, told);
+        EXPECT_EQ(spoilt.not_finite, reported);
         for (int64_t r = 0; r < (static_ranges ? 0 : 4); ++r) {
           const LatentGroup& group = part.view.groups[0];
           part.view.arena = spoilt.memory.data();

@@ -218,7 +218,8 @@ struct Sizes {
   static constexpr int32_t kFetchedRows = Tile::kRows / kRowsTogether;
   static_assert(Tile::kRows % kRowsTogether == 0, "the same for every thread");
   static_assert(Tile::kDepth % (2 * kStep) == 0, "columns: two steps a load");
-  static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024, "more than a kernel has");
+  static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024,
+                "more than a kernel has");
 
   // The first number of a chunk. Chunks with the same index in eight rows are
   // in different banks.
@@ -440,7 +441,7 @@ class LiftTile {
   int64_t rows_;  // from the tile's first row on
   const T* weights_;
   bool wide_weights_;
-  // What this thread fetches.
+  // The chunk and rows that this thread fetches.
   int32_t chunk_, fetched_row_;
   const T* x_[S::kFetchedRows];
   bool wide_[S::kFetchedRows];

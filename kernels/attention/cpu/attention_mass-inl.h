@@ -155,7 +155,7 @@ class MassWorker {
   template <typename Row>
   static HWY_INLINE void AddToBlock(int64_t count, const Row& row,
                                     float* mass) {
-    // As many vectors at a time as stay in registers.
+    // Adds as many vectors at a time as stay in registers.
     constexpr int kVecs = static_cast<int>(kBlock) / kVecLanes;
     constexpr int kHeld = kVecs < 8 ? kVecs : 8;
     for (int v = 0; v < kVecs; v += kHeld) {

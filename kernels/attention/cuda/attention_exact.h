@@ -152,8 +152,8 @@ KVASIR_DEVICE const char* RowAt(const LatentChunkOnDevice& chunk,
                    : chunk.exact_ring + place;
 }
 
-// Of a pair of weights, those whose values are read as `as_exact` says, and 0
-// for the others. The sign of a weight tells the way: below 0 means as an exact
+// Returns the weights of a pair whose values are read as `as_exact` says, and 0
+// for the others. The sign of a weight is the way: below 0 means as an exact
 // row.
 KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
   const uint32_t negative = (pair >> 15 & 0x00010001u) * 0xffffu;

@@ -1,5 +1,5 @@
-// What a GPU's kernels read about a launch of paged_attention: the tables that
-// Prepare puts on the device, and how a launch's scratch is divided. C++17.
+// The tables of a launch of paged_attention that Prepare puts on a GPU, and how
+// a launch's scratch is divided. C++17.
 #pragma once
 
 #include <cstdint>

@@ -108,8 +108,8 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
   }
 }
 
-// The lane's numbers of a value, in the order of a chunk of `kind`. Of the
-// warp's channels from `first` on, they are 4g to 4g + 3 (4-bit codes), 2g and
+// The lane's numbers of a value, in the order of a chunk of `kind`. They are,
+// counted from the warp's channel `first`: 4g to 4g + 3 (4-bit codes), 2g and
 // 2g + 1 (8-bit codes), or g and g + 8 (numbers, if more than 8 are left).
 struct ExactWords {
   uint32_t word[2];

@@ -247,7 +247,7 @@ class PlainAttention {
         const float weight =
             weights[k] == kHidden ? 0.0f : simt::Exp2(weights[k] - max);
         sum += weight;
-        // The sign of a weight tells how the value is read.
+        // The sign of a weight says how the value is read.
         const bool exact =
             HasExact(device_.value_exact, row, split_ + 32 * k + lane);
         simt::StoreShared(of_row + 32 * k, exact ? -weight : weight);

@@ -108,7 +108,7 @@ class PrefillLoads {
   KVASIR_DEVICE int32_t RowOf(int32_t r) const {
     return FirstRow() + 16 * (r / 2) + 8 * (r % 2) + Lane() / 4;
   }
-  // What the item's tokens read of one side.
+  // The slots of one side that the item's tokens read.
   KVASIR_DEVICE SideReads SideOf(bool of_keys) const {
     return ReadsOf(ExactOf(device_, of_keys), order_.own);
   }
@@ -373,9 +373,9 @@ class PrefillLoads {
     int32_t chunk;
     int32_t part;
 
-    KVASIR_DEVICE void Next(bool exact, const LatentChunkOnDevice& of) {
+    KVASIR_DEVICE void Next(bool exact, const LatentChunkOnDevice& loaded) {
       ++part;
-      if (exact && part < PartsOf(of)) return;
+      if (exact && part < PartsOf(loaded)) return;
       part = 0;
       ++chunk;
     }
@@ -416,7 +416,8 @@ class PrefillLoads {
   bool masked_;  // some row does not read some slot of the visit
   bool idle_;    // no row of the warp sees any slot of the block
   int32_t stage_;
-  // What is loaded next, and the place of the thread's slot in its block.
+  // The visit and part that are loaded next, and the place of the thread's slot
+  // in its block.
   Visit load_;
   Part load_at_;
   int32_t page_, next_page_;  // below 0: no row sees the slot

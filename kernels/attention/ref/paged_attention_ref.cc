@@ -45,12 +45,13 @@ class SlotBytes {
 
 // The latent of a slot.
 struct Latent {
-  Latent(const LatentPartArgs& in, const LatentGroup& of, int64_t page,
-         int64_t slot)
+  Latent(const LatentPartArgs& in, const LatentGroup& latent_group,
+         int64_t page, int64_t slot)
       : part(&in),
-        group(&of),
-        codes(in, of.codes, page, slot, CodesBytes(in, of)),
-        ranges(in, of.params, page, slot, ParamsBytes(in, of)) {}
+        group(&latent_group),
+        codes(in, latent_group.codes, page, slot, CodesBytes(in, latent_group)),
+        ranges(in, latent_group.params, page, slot,
+               ParamsBytes(in, latent_group)) {}
 
   const LatentPartArgs* part;
   const LatentGroup* group;
