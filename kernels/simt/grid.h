@@ -89,10 +89,10 @@ KVASIR_DEVICE void SyncWarp(uint32_t mask = kWholeWarp,
 #endif
 }
 
-// A fence of the given scope. What this thread did before is ordered before its
-// own later atomic, relaxed and volatile accesses; such accesses before the
-// fence are ordered before everything it does after. This holds towards threads
-// in scope that also fence, or acquire and release.
+// A fence of the given scope. Everything this thread did before is ordered
+// before its own later atomic, relaxed and volatile accesses; such accesses
+// before the fence are ordered before everything it does after. This holds
+// towards threads in scope that also fence, or acquire and release.
 template <Scope scope>
 KVASIR_DEVICE void Fence(Site site = Site::Here()) {
 #ifdef __CUDACC__
