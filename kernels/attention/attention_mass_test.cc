@@ -19,7 +19,7 @@ struct Streams {
   TestStream reference{1, CpuBackend::kReference, size_t{4} << 20};
   TestStream one{1, CpuBackend::kSimd, size_t{4} << 20};
   TestStream three{3, CpuBackend::kSimd, size_t{8} << 20};
-  // More threads than units: long contexts are taken split by split.
+  // There are more threads than units, so threads take splits of long contexts.
   TestStream many{16, CpuBackend::kSimd, size_t{32} << 20};
 };
 Streams& SharedStreams() {
@@ -27,7 +27,7 @@ Streams& SharedStreams() {
   return streams;
 }
 
-// Units: one for all heads, and heads in turn.
+// One unit for all heads, and units of alternating heads.
 std::vector<std::vector<int32_t>> UnitsOf(int64_t num_kv_heads) {
   const auto count = static_cast<size_t>(num_kv_heads);
   std::vector<std::vector<int32_t>> units = {std::vector<int32_t>(count, 0)};
@@ -52,7 +52,7 @@ double WorstOf(const std::vector<double>& expected,
 
 class AttentionMassTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(AttentionMassTest, IsThatOfTheWeightsOnAllBackEnds) {
+TEST_P(AttentionMassTest, EqualsTheSumOfWeightsOnAllBackEnds) {
   LatentSpec spec = GetParam();
   spec.adds_mass = true;
   bool rebuilds = false;
@@ -63,8 +63,9 @@ TEST_P(AttentionMassTest, IsThatOfTheWeightsOnAllBackEnds) {
   }
   const std::vector<std::vector<int32_t>> units = UnitsOf(spec.num_kv_heads);
   for (const std::vector<int32_t>& unit_of_head : units) {
-    // Past a split once, by many threads; rebuilt keys and lifted values take
-    // the reference long.
+    // One set of units uses a context that exceeds a split, with many threads.
+    // It is shorter for rebuilt keys and lifted values, which take the
+    // reference long.
     const bool splits = unit_of_head == units.back();
     const int64_t longest = !splits ? 70 : rebuilds ? 513 : 530;
     const std::vector<LatentAsk> asks = {
@@ -98,7 +99,7 @@ TEST_P(AttentionMassTest, IsThatOfTheWeightsOnAllBackEnds) {
       expected.insert(expected.end(), rows.begin(), rows.end());
     }
     EXPECT_LT(WorstError(cache.Params(), expected, out), 5e-5);
-    // Kept or scored twice: the same bits.
+    // Keeping weights and scoring keys twice give the same bits.
     for (const int64_t room : {0, 1 << 17}) {
       LatentSpec like = spec;
       like.kept_weights = room;
@@ -134,8 +135,8 @@ struct Chunks {
 
 class AttentionMassChunkingTest : public ::testing::TestWithParam<Chunks> {};
 
-// Whatever the chunks, the batch and the threads, and whether weights are kept;
-// with a window of the last rows, too.
+// The mass does not depend on chunks, the batch, threads or whether weights are
+// kept. The same holds if only a window of the last rows counts.
 TEST_P(AttentionMassChunkingTest, ChunksDoNotChangeABit) {
   constexpr int64_t kTokens = 140;
   constexpr int64_t kFirstCounted = 11;
@@ -194,7 +195,7 @@ std::vector<Chunks> AllChunks() {
 INSTANTIATE_TEST_SUITE_P(All, AttentionMassChunkingTest,
                          ::testing::ValuesIn(AllChunks()));
 
-TEST(AttentionMassRulesTest, RowsThatAreNotCountedAddNothing) {
+TEST(AttentionMassRulesTest, RowsBeforeTheFirstCountedOneAddNothing) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;
@@ -207,7 +208,7 @@ TEST(AttentionMassRulesTest, RowsThatAreNotCountedAddNothing) {
   EXPECT_EQ(std::count(mass.begin(), mass.end(), 0.0f), 100);
 }
 
-TEST(AttentionMassRulesTest, OneRowOfAllHeadsAddsAsMuchAsThereAreHeads) {
+TEST(AttentionMassRulesTest, ARowAddsOnePerQueryHead) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;
@@ -238,7 +239,7 @@ TEST(AttentionMassRulesTest, PlacesWeightsAsLongAsThereIsRoom) {
   EXPECT_EQ(sequences[4].weights_at, -1);
 }
 
-TEST(AttentionMassRulesTest, RefusesWhatDoesNotFit) {
+TEST(AttentionMassRulesTest, RefusesMassWithoutMetadataOrRoom) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;

@@ -1,35 +1,24 @@
-// Attention over latents in pages. The contract of every op: kernels/README.md.
+// Attention over latents in pages. kernels/README.md has the contract of every
+// op.
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/attention/cuda/attention_kernels.h"
 #include "kernels/attention/grid/attention_grid.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 
 namespace kvasir::kernels {
 
-// Which kernels of a GPU compute a layer's launches: for people. Empty of a
-// CPU.
-struct AttentionKernels {
-  std::string decode;
-  std::string prompts;
-  // Why they are not tensor cores', or prompts have no kernel; or empty.
-  std::string why;
-
-  friend bool operator==(const AttentionKernels&,
-                         const AttentionKernels&) = default;
-};
-
 // Attention over parts that are constant after load.
 // Owns: the parts and the host's grid of their launches. Groups, runs, heads,
-//   pairs and steps of parts are the caller's and outlive it. Movable.
+//   pairs and steps of parts are the caller's and must outlive it. Movable.
 // Threads: one launch at a time.
 class PreparedAttention {
  public:
@@ -40,9 +29,10 @@ class PreparedAttention {
   const AttentionGrid& grid() const { return *grid_; }
   const AttentionKernels& kernels() const;
 
-  // What launches do to make keys or values of a sequence's slots, where a slot
-  // costs head_work[j] for KV head j [Hkv]: the same for any number of threads.
-  // The sequence's tables are not looked at.
+  // The work of making the keys or values of a sequence's slots, if a slot
+  // costs head_work[j] for KV head j [Hkv]. It is computed as for one thread,
+  // so it is the same for any number of threads. The sequence's tables are not
+  // read.
   double WorkOnSlots(const AttentionSequence& sequence,
                      absl::Span<const double> head_work) const;
 
@@ -63,26 +53,26 @@ class PreparedAttention {
   std::unique_ptr<AttentionGrid> one_thread_;  // for WorkOnSlots
 };
 
-// `shape`: all but the rows and sequences of PagedAttentionParams. Launches run
-// on streams of the device.
+// `shape` has everything but the rows and sequences. Launches run on streams of
+// the device.
 absl::StatusOr<PreparedAttention> Prepare(Device& device,
                                           const PagedAttentionParams& shape);
-// Whether one row of the parts fits a thread's scratch. Looks at widths, counts
-// of runs, dims and windows; lists and data may be null.
+// Whether the scratch of one thread has room for one row. Reads only widths,
+// counts of runs, dims and windows, so lists and data may be null.
 bool Fits(const PagedAttentionParams& shape);
 
-// Host arithmetic, once for all launches of a step that are divided alike
-// (AttentionGrid::DividesAs) over the same sequences. INVALID_ARGUMENT for
-// counts below 0.
+// Host arithmetic. One result serves all launches of a step over the same
+// sequences that are divided alike (AttentionGrid::DividesAs). INVALID_ARGUMENT
+// for counts below 0.
 absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
-// Gives sequences of one row that adds mass places in a launch's room for
-// weights, as long as there is room; the others are scored twice.
+// Reserves room for weights for sequences of one row that adds mass, as long as
+// there is room. The keys of the others are scored twice.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
-// `step`: of the sequences that `rows` has on the device; not looked at while
-// the workspace counts.
+// `step` must be of the sequences that `rows` has on the device. It is not read
+// while the workspace counts.
 absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
                             const AttentionRows& rows,
                             const AttentionStep& step, Workspace& workspace);

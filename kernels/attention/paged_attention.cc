@@ -1,4 +1,4 @@
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 
 #include <algorithm>
 #include <deque>
@@ -100,7 +100,7 @@ absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
     const auto& [want, have] = want_have;
     if (have < want) return Refuse(kKernels.op, what, want, have);
   }
-  // By division: the product may not fit into 64 bits.
+  // By division, because the product may not fit into 64 bits.
   const int64_t room = segment.page_bytes - segment.offset_bytes;
   if (segment.rows_per_page <= room / row_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -137,7 +137,7 @@ absl::Status CheckExactSlots(const ExactSlots& slots) {
              : Invalid("first exact row", 0, 0, slots.segments[0].first_row);
 }
 
-// Rows and all that they are found by are of whole numbers.
+// Rows, strides and offsets must be aligned to whole numbers.
 absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
                              int64_t device_granule) {
   KVASIR_RETURN_IF_ERROR(
@@ -161,7 +161,7 @@ absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
   return absl::OkStatus();
 }
 
-// Exact rows stand beside every part of a side that has exact slots.
+// Every part of a side with exact slots must have exact rows.
 absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
                         const ExactRows* exact, int64_t device_granule) {
   if (!slots.any()) return absl::OkStatus();
@@ -190,12 +190,13 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
     }
   }
   KVASIR_RETURN_IF_ERROR(CheckRowsOfRing(slots, exact->ring, device_granule));
-  // Of the step's tokens: one tile, as long as the caller's longest step.
+  // The rows of the step's tokens are one tile, which is as long as the
+  // caller's longest step.
   return CheckLatentPart(kKernels.op, exact->fresh, exact->fresh.tile_slots,
                          device_granule);
 }
 
-// Columns [column, column + width) lie in a row.
+// Columns [column, column + width) must be inside a row.
 absl::Status CheckColumns(const char* what, int64_t column, int64_t width,
                           int64_t row_stride) {
   if (column < 0) return Refuse(kKernels.op, what, 0, column);
@@ -305,16 +306,16 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
 
 }  // namespace
 
-// The parts as launches see them.
+// The parts as launches read them.
 struct PreparedAttention::Parts {
-  // Of a GPU.
+  // Only for a GPU.
   std::optional<DeviceTables> tables;
   AttentionDevice device;
   AttentionKernels kernels;
 
   std::vector<AttentionKeyPartArgs> keys;
   std::vector<AttentionValuePartArgs> values;
-  // What they point to; elements stay where they are.
+  // The targets of the parts' pointers. Elements never move.
   std::deque<KeyRebuildArgs> rebuilds;
   std::deque<ValueLiftArgs> lifts;
   std::deque<ExactRowsArgs> exact;
@@ -363,7 +364,7 @@ struct PreparedAttention::Parts {
     return args;
   }
 
-  // Of those that a launch does not name.
+  // Visits the pointers that a launch's own parameters do not have.
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
     const auto latents = [&](const LatentPartArgs& part) {
@@ -444,7 +445,7 @@ void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
     const bool keeps = KeepsWeights(sequence);
     sequence.weights_at = -1;
     if (!keeps) continue;
-    // Without looking at windows, which launches may have of their own.
+    // Ignores windows, because launches may have different ones.
     const int64_t floats = BlocksOf({sequence.first_live_index * page_tokens,
                                      sequence.first_slot + 1}) *
                            KeptBlockFloats(num_heads);

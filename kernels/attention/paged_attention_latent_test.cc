@@ -17,12 +17,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Streams of all cases: their memory takes longer to make than most cases.
+// All cases share these streams, because allocating their memory takes longer
+// than most cases.
 struct Streams {
   TestStream reference{1, CpuBackend::kReference, size_t{2} << 20};
   TestStream one{1, CpuBackend::kSimd, size_t{2} << 20};
   TestStream three{3, CpuBackend::kSimd, size_t{6} << 20};
-  // More threads than units: long contexts are taken split by split.
+  // There are more threads than units, so threads take splits of long contexts.
   TestStream many{16, CpuBackend::kSimd, size_t{24} << 20};
 };
 Streams& SharedStreams() {
@@ -33,8 +34,8 @@ Streams& SharedStreams() {
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
 TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
-  // The longest crosses a split; rebuilt keys and lifted values take the
-  // reference long.
+  // The longest context exceeds a split. It is shorter for rebuilt keys and
+  // lifted values, which take the reference long.
   bool rebuilds = false;
   for (const auto* parts : {&GetParam().keys, &GetParam().values}) {
     for (const PartSpec& part : *parts) {
@@ -54,8 +55,8 @@ TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
     const std::vector<double> rows = cache.Expected(ask);
     expected.insert(expected.end(), rows.begin(), rows.end());
   }
-  // float32 chains of some hundred products, of which scales and minima of
-  // opposite sign leave a tenth; angles exact to 1e-7.
+  // float32 chains of some hundred products. Scales and minima of opposite sign
+  // cancel nine tenths of them. Angles are exact to 1e-7.
   EXPECT_LT(WorstError(cache.Params(), expected, truth), 5e-5);
   ForEachSimdTarget([&] {
     EXPECT_TRUE(SameBits(truth, cache.Attend(streams.one, asks)));
@@ -101,7 +102,7 @@ TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
   const size_t row = expected.size() / kTokens;
   for (int64_t t = 0; t < kTokens; t += chunk) {
     const int64_t count = std::min(chunk, kTokens - t);
-    // Written only now: what lies ahead is NaN.
+    // It is written only now, so later slots are NaN.
     chunked.Write(0, t, t + count);
     const std::vector<float> got =
         chunked.Attend(streams.three, {{1, 30, 10}, {0, t, count}});
@@ -134,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(
 // Heads whose latents are read together.
 class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
  protected:
-  // Units that each sequence's token is cut into.
+  // The number of units that each sequence's token is divided into.
   static std::vector<int64_t> UnitsOf(LatentCache& cache, TestStream& test,
                                       const std::vector<LatentAsk>& asks,
                                       int threads, std::vector<float>* out) {
@@ -149,7 +150,8 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
     cache.on_launch = nullptr;
     return units;
   }
-  // Heads of a group of keys; no group of values joins more in these tests.
+  // The number of clusters, which is the number of groups of keys: no group of
+  // values joins more heads in these tests.
   static int64_t ClustersOf(const LatentSpec& spec) {
     const std::vector<int32_t>& groups = spec.keys[0].group_of_head;
     return groups.empty() ? spec.num_kv_heads
@@ -157,7 +159,7 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
   }
 };
 
-TEST_P(LatentSetsTest, AreMadeOfManySequencesAndDoNotChangeBits) {
+TEST_P(LatentSetsTest, ManySequencesAreReadBySetsWithTheSameBits) {
   const std::vector<int64_t> contexts = {1,  64,  65, 600, 17, 128,
                                          40, 200, 63, 3,   90, 513};
   LatentCache cache(GetParam(), contexts, 7);
@@ -171,7 +173,7 @@ TEST_P(LatentSetsTest, AreMadeOfManySequencesAndDoNotChangeBits) {
   std::vector<float> together;
   const std::vector<int64_t> units =
       UnitsOf(cache, streams.one, asks, 1, &together);
-  // 1784 slots: a unit is a quarter of them at most.
+  // There are 1784 slots, and a unit has at most a quarter of them.
   for (size_t s = 0; s < asks.size(); ++s) {
     EXPECT_EQ(units[s] > 1, contexts[s] > 446) << contexts[s];
   }
@@ -181,7 +183,7 @@ TEST_P(LatentSetsTest, AreMadeOfManySequencesAndDoNotChangeBits) {
   const size_t row = together.size() / asks.size();
   for (size_t s = 0; s < asks.size(); ++s) {
     std::vector<float> alone;
-    // One sequence has too few heads for sixteen threads to share.
+    // One sequence has too few heads to be divided among sixteen threads.
     EXPECT_EQ(UnitsOf(cache, streams.many, {asks[s]}, 16, &alone)[0],
               ClustersOf(GetParam()));
     EXPECT_TRUE(
@@ -221,8 +223,8 @@ INSTANTIATE_TEST_SUITE_P(
         OfHeads(6, 1, Groups(Numbers({64}), {0, 0, 1, 1, 2, 2}), Numbers({32})),
         WithWindows(OfHeads(5, 2, Codes({32}, {4}), Codes({32}, {8})))));
 
-// Rows of prompts, of a few tokens and of one in one launch: some sequences are
-// read by sets, others by clusters.
+// One launch has rows of prompts, of a few tokens and of one token. Some
+// sequences are read by sets, others by clusters.
 TEST(LatentSetsOfSequencesTest, RowsOfAllKindsInOneLaunchKeepTheirBits) {
   const LatentSpec dense = OfHeads(8, 2, Numbers({64}), Numbers({64}));
   for (const LatentSpec& spec :
@@ -256,7 +258,7 @@ TEST(LatentSetsOfSequencesTest, RowsOfAllKindsInOneLaunchKeepTheirBits) {
   }
 }
 
-// For grids alone: no page is written.
+// Only for grids: no page is written.
 LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   LatentSpec spec;
   spec.num_heads = kv_heads * each;
@@ -266,7 +268,7 @@ LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   return spec;
 }
 
-TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
+TEST(LatentSetsOfSequencesTest, ThreadsShareALongSequenceAmongShortOnes) {
   LatentCache cache(TablesOf(32, 1), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   std::vector<AttentionSequence> sequences(8,
@@ -281,24 +283,27 @@ TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
     }
     return of;
   };
-  // All heads of each sequence: four units for each of two threads.
+  // All heads of each sequence together: that is four units for each of two
+  // threads.
   EXPECT_EQ(units(2), std::vector<int64_t>(8, 1));
   EXPECT_EQ(units(16), std::vector<int64_t>(8, 8));
   EXPECT_EQ(units(64), std::vector<int64_t>(8, 32));
-  // Nine tenths of the work are one sequence's.
+  // One sequence has nine tenths of the work.
   sequences[3].first_slot = 65535;
   EXPECT_EQ(units(2), (std::vector<int64_t>{1, 1, 1, 8, 1, 1, 1, 1}));
-  // A prompt's rows share what was read, head by head.
+  // The rows of a prompt share what was read, so it is divided by heads.
   sequences[3] = {.num_rows = 512, .first_slot = 0};
   EXPECT_EQ(units(2)[3], 32 * 512 / kAbsorbedRows);
-  // In small pages nothing lies side by side; larger ones have tiles.
+  // In pages of less than a block, slots of several heads are not adjacent.
+  // Larger pages have tiles of a block.
   params.page_tokens = 32;
   EXPECT_EQ(units(2)[0], 32);
   params.page_tokens = 128;
   EXPECT_EQ(units(2)[0], 1);
 }
 
-TEST(LatentSetsOfSequencesTest, ClustersThatAreNoPowerOfTwoAreOneSetIfTheyFit) {
+TEST(LatentSetsOfSequencesTest,
+     AllClustersAreOneSetIfTheyFitAndAreNoPowerOfTwo) {
   LatentCache cache(TablesOf(6, 10), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   const std::vector<AttentionSequence> sequences(
@@ -326,8 +331,9 @@ TEST_P(LatentPagesTest, PageSizeDoesNotChangeBits) {
   }
 }
 
-// Exact rows lie where the tokens' positions say, slots elsewhere.
-TEST(LatentExactRowsTest, AreFoundBehindEvictedSlots) {
+// Exact rows are found by the original slots of tokens, the codes by their
+// current slots.
+TEST(LatentExactRowsTest, AreFoundAfterEvictedSlots) {
   std::vector<float> first;
   for (const int64_t evicted : {0, 1, 33, 1000}) {
     LatentSpec spec =
@@ -391,7 +397,7 @@ INSTANTIATE_TEST_SUITE_P(All, LatentPagesTest,
                                            WithSinks("", 70,
                                                      MixedExact(9, 64))));
 
-TEST(LatentPositionsTest, GivenPositionsAreThoseOfTheSlotsIfTheyAreTheSame) {
+TEST(LatentPositionsTest, PositionsEqualToTheSlotsGiveTheSameBits) {
   LatentSpec spec;
   spec.keys = {Rebuilt(Numbers({24}), {16, 8})};
   TestStream test(1);
@@ -403,7 +409,7 @@ TEST(LatentPositionsTest, GivenPositionsAreThoseOfTheSlotsIfTheyAreTheSame) {
   const std::vector<float> slots = attend();
   spec.position_of = [](int64_t position) { return position; };
   EXPECT_TRUE(SameBits(slots, attend()));
-  // The query does not turn with them.
+  // The query keeps its position, so the distance changes.
   spec.first_position = 1;
   const std::vector<float> next = attend();
   EXPECT_FALSE(SameBits(slots, next));
@@ -411,7 +417,7 @@ TEST(LatentPositionsTest, GivenPositionsAreThoseOfTheSlotsIfTheyAreTheSame) {
   EXPECT_FALSE(SameBits(next, attend()));
 }
 
-// Bytes of workspace for one row behind `first_slot` tokens.
+// Bytes of workspace for one row after `first_slot` tokens.
 size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
   spec.tables_only = true;
   LatentCache cache(spec, {1}, 5);
@@ -427,7 +433,7 @@ size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
   return counter.peak_bytes();
 }
 
-TEST(LatentWorkspaceTest, IsBoundedWhateverTheShapeAndTheContext) {
+TEST(LatentWorkspaceTest, IsBoundedForEveryShapeAndContext) {
   std::vector<LatentSpec> specs = Specs();
   for (const int64_t width : {16, 128, 256, 512, 1024, 4096, 8192}) {
     const std::vector<int32_t> all(8, 0);
@@ -482,7 +488,7 @@ class LatentRefusalTest : public ::testing::Test {
   }
 };
 
-TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
+TEST_F(LatentRefusalTest, NamesTheWrongField) {
   LatentSpec spec;
   spec.keys = {Rebuilt(Codes({24}, {4}), {16, 8})};
   LatentCache cache(spec, {16}, 6);
@@ -533,7 +539,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
   ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
 }
 
-TEST_F(LatentRefusalTest, NamesWhatIsWrongOfALift) {
+TEST_F(LatentRefusalTest, NamesTheWrongFieldOfALift) {
   LatentSpec spec;
   spec.values = {Lifted(Codes({24}, {4}), 16)};
   LatentCache cache(spec, {16}, 6);
@@ -552,7 +558,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfALift) {
   ExpectRefusal(params, "lifts of a part of lifted values: want at least 1");
 }
 
-TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
+TEST_F(LatentRefusalTest, NamesTheWrongFieldOfAWindow) {
   LatentSpec spec;
   spec.key_exact = 8;
   spec.value_exact = 8;
@@ -578,7 +584,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
   params = good;
   params.value_exact.row_bytes = 2;
   ExpectRefusal(params, "row_bytes: want at least 134, have 2");
-  params.value_exact.row_bytes = 0;  // would be divided by
+  params.value_exact.row_bytes = 0;  // would be a divisor
   ExpectRefusal(params, "row_bytes: want at least 1, have 0");
   std::vector<ExactSegment> segments;
   const auto with = [&](int64_t ExactSegment::*field, int64_t value) {
@@ -593,7 +599,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
                 "exact rows of a page: want at least 1, have 0");
   ExpectRefusal(with(&ExactSegment::first_page, -1),
                 "first page of exact rows: want at least 0, have -1");
-  // A GPU's kernels would take rows below 0 for the launch's own.
+  // A GPU's kernels take rows below 0 for rows of the launch's own tokens.
   ExpectRefusal(with(&ExactSegment::arena_bytes, -16),
                 "arena of exact rows: want at least 0, have -16");
   ExpectRefusal(with(&ExactSegment::first_row, 0),
@@ -605,7 +611,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
                 "from byte 0 on");
   ExpectRefusal(with(&ExactSegment::offset_bytes, 1 << 20),
                 "side pages' bytes: want at least 1048576, have ");
-  // Their bytes would be negative.
+  // The product of rows and bytes would be negative.
   ExpectRefusal(
       with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
       "do not hold 9223372036854775807 exact rows of 134 bytes");
@@ -629,7 +635,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
   rows.fresh.dtype = DType::kF16;
   ExpectRefusal(params, "exact rows of two number types");
   rows = *good.values[0].exact;
-  rows.fresh.tile_slots = 0;  // would be divided by
+  rows.fresh.tile_slots = 0;  // would be a divisor
   ExpectRefusal(params, "tile_slots: want at least 1, have 0");
   rows = *good.values[0].exact;
   LatentGroup groups[2] = {rows.ring.groups[0], rows.ring.groups[1]};
@@ -638,7 +644,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
   ExpectRefusal(params, "width of exact rows: want 32 to 32, have 31");
 }
 
-TEST_F(LatentRefusalTest, PartsThatAreTooWideTogether) {
+TEST_F(LatentRefusalTest, RefusesPartsThatAreTooWideTogether) {
   LatentSpec spec;
   spec.num_heads = 1;
   spec.num_kv_heads = 1;

@@ -1,5 +1,5 @@
 // Attention over every codec, rank and way to read keys; with windows, pages
-// that are gone, positions in no order, and whole prompts.
+// that were given up, random positions, and whole prompts.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 
 constexpr int32_t kNoPage = 1 << 30;
 
-// Fresh in every run, and printed; KVASIR_TEST_SEED asks for one again.
+// A new seed in every run, which is printed. KVASIR_TEST_SEED repeats a run.
 uint32_t Seed() {
   static const uint32_t seed = [] {
     const char* given = std::getenv("KVASIR_TEST_SEED");
@@ -89,7 +89,8 @@ struct Streams {
   TestStream many{16, CpuBackend::kSimd, size_t{24} << 20};
 };
 
-// The reference is the definition; every target and any threads have its bits.
+// The reference equals the definition. Every target and any number of threads
+// have its bits.
 void ExpectDefinition(Streams& streams, LatentCache& cache,
                       const std::vector<LatentAsk>& asks) {
   std::vector<double> expected;
@@ -98,8 +99,8 @@ void ExpectDefinition(Streams& streams, LatentCache& cache,
     expected.insert(expected.end(), rows.begin(), rows.end());
   }
   const std::vector<float> truth = cache.Attend(streams.reference, asks);
-  // Chains of up to 160 float32 products of numbers up to 12: every product may
-  // lose 12 * 2^-24. The worst that a seed showed is 6.4e-5.
+  // Chains of up to 160 float32 products of numbers up to 12, each of which may
+  // lose 12 * 2^-24. The worst error that a seed has shown is 6.4e-5.
   EXPECT_LT(WorstError(cache.Params(), expected, truth), 1e-4);
   ForEachSimdTarget([&] {
     EXPECT_TRUE(SameBits(truth, cache.Attend(streams.one, asks)));
@@ -131,7 +132,7 @@ std::vector<std::pair<const char*, PartSpec>> Codecs(int64_t rank) {
           {"levels of 3 bits", Levels(Part({rank}, {3}))}};
 }
 
-// Keys of such a codec, read so.
+// Keys of the codec, read in the given way.
 PartSpec KeysOf(PartSpec codec, Reads reads) {
   const int64_t rank = codec.widths[0];
   if (reads == Reads::kRebuilt) codec.rebuild = {32, 16, true};
@@ -143,7 +144,7 @@ PartSpec KeysOf(PartSpec codec, Reads reads) {
 
 class CodecSweepTest : public ::testing::TestWithParam<Reads> {};
 
-TEST_P(CodecSweepTest, EveryCodecAtEveryRank) {
+TEST_P(CodecSweepTest, EveryCodecGivesTheDefinitionAtEveryRank) {
   Streams streams;
   uint32_t seed = Seed();
   const int64_t page_tokens[] = {16, 32, 64};
@@ -168,8 +169,8 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                          ::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
                                            Reads::kAsStored, Reads::kLifted));
 
-// Of this seed's rows one has a value that is nothing beside its terms.
-TEST(WorstErrorTest, AnOnlyNumberThatCancelsIsJudgedByWhatIsUsual) {
+// With this seed, one row has a value whose terms cancel almost completely.
+TEST(WorstErrorTest, ASingleNumberThatCancelsIsComparedWithTheAverage) {
   Streams streams;
   PartSpec values = Lifted(Part({96}, {8}), 1);
   LatentSpec spec = Spec({Part({96}, {8})}, {values});
@@ -188,8 +189,8 @@ struct Heads {
 class ContextSweepTest
     : public ::testing::TestWithParam<std::tuple<Reads, int64_t>> {};
 
-// Behind nothing, around the end of a page or two, and across splits.
-TEST_P(ContextSweepTest, EveryShapeOfHeads) {
+// With no context, around the end of one page or two, and across splits.
+TEST_P(ContextSweepTest, EveryShapeOfHeadsGivesTheDefinition) {
   const Reads reads = std::get<0>(GetParam());
   const int64_t context = std::get<1>(GetParam());
   const Heads shapes[] = {{4, {0, 0}}, {8, {0}}, {3, {0, 1, 0}}};
@@ -197,7 +198,7 @@ TEST_P(ContextSweepTest, EveryShapeOfHeads) {
                              Part({24}, {8, 4, 3, 2, 1}, 6)};
   Streams streams;
   uint32_t seed = Seed();
-  // Which of them meet is another with every context.
+  // Every context combines other codecs and shapes.
   auto codec = static_cast<size_t>(context);
   for (const Heads& heads : shapes) {
     PartSpec part = codecs[codec++ % 3];
@@ -220,7 +221,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          Reads::kAsStored, Reads::kLifted),
                        ::testing::Values(0, 1, 63, 64, 65, 1000)));
 
-// ----- What is not visible.
+// ----- Slots that are not visible.
 
 struct View {
   int64_t length;
@@ -231,8 +232,8 @@ struct View {
 
 class VisibilityTest : public ::testing::TestWithParam<View> {};
 
-// Pages that are gone have entries that lead nowhere.
-TEST_P(VisibilityTest, OnlyWhatIsSeenIsRead) {
+// Table entries of pages that were given up are invalid.
+TEST_P(VisibilityTest, OnlyVisibleSlotsAreRead) {
   const View& view = GetParam();
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   const std::vector<LatentSpec> specs = {
@@ -268,10 +269,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(View{200, 40, true, 0}, View{200, 40, true, 9},
                       View{200, 0, true, 3}, View{200, 0, false, 3},
                       View{200, 70, false, 7},
-                      // More than a split, from the middle of one on.
+                      // More than a split, and beginning in the middle of one.
                       View{1300, 600, true, 40}));
 
-TEST(GonePagesTest, RowsThatSeeNothingElseAreZero) {
+TEST(GonePagesTest, RowsThatSeeNoOtherPagesAreZero) {
   Streams streams;
   const LatentSpec spec =
       Spec({Rebuilt(Part({24}, {4}), {16, 8})}, {Static(Part({24}, {4}))});
@@ -282,7 +283,7 @@ TEST(GonePagesTest, RowsThatSeeNothingElseAreZero) {
   ExpectDefinition(streams, cache, {{0, 10, 1, 2}, {0, 30, 4, 2}});
 }
 
-TEST(EmptySequenceTest, StandsBesideOthers) {
+TEST(EmptySequenceTest, DoesNotAffectOtherSequences) {
   LatentCache cache(
       Spec({Rebuilt(Part({24}, {4}), {16, 8})}, {Part({24}, {4})}), {70, 20},
       41);
@@ -307,7 +308,7 @@ struct Positions {
 
 class PositionsTest : public ::testing::TestWithParam<Positions> {};
 
-TEST_P(PositionsTest, EverySlotTurnsByItsOwn) {
+TEST_P(PositionsTest, EveryKeyRotatesByItsSlotsPosition) {
   Streams streams;
   const std::vector<LatentSpec> specs = {
       Spec({Rebuilt(Part({24}, {4}, 8), {32, 16, true})}, {Part({24})}),
@@ -339,7 +340,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ----- Whole prompts: units of one KV head.
 
-TEST(PromptTest, RowsOfOneHeadHaveTheBitsOfTheReference) {
+TEST(PromptTest, RowsHaveTheBitsOfTheReference) {
   constexpr int64_t kRows = 140;
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   const std::vector<LatentSpec> specs = {
@@ -390,7 +391,7 @@ TEST(PromptTest, RowsOfOneHeadHaveTheBitsOfTheReference) {
   }
 }
 
-// Several panels over several splits give what one row alone gives.
+// Several panels over several splits give the bits of a single row.
 TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
   constexpr int64_t kRows = 700;
   LatentSpec spec = Spec({Rebuilt(OneGroup(Part({24}, {4}, 8)), {16, 8})},
@@ -420,7 +421,7 @@ TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
 
 // ----- Workspace.
 
-// One row behind context - 1 slots, whose pages are the same few over and over.
+// One row after context - 1 slots, in a few pages that repeat.
 absl::Status AttendOver(LatentCache& cache, int64_t context, TestStream& test,
                         Workspace& workspace) {
   PagedAttentionArgs params = cache.Params();
@@ -441,7 +442,7 @@ absl::Status AttendOver(LatentCache& cache, int64_t context, TestStream& test,
   return AttendOnDevice(test, params, workspace);
 }
 
-TEST(WorkspaceRunTest, WhatWasCountedIsEnoughForAnyContextAndThreads) {
+TEST(WorkspaceRunTest, CountedBytesSufficeForAnyContextAndThreads) {
   for (const LatentSpec& spec :
        {Spec({Rebuilt(OneGroup(Part({24}, {4}, 8)), {16, 8})},
              {OneGroup(Part({24}, {4}))}),
@@ -470,12 +471,13 @@ TEST(WorkspaceRunTest, WhatWasCountedIsEnoughForAnyContextAndThreads) {
   }
 }
 
-// ----- Queries that turn by chosen pairs.
+// ----- Queries that rotate by chosen pairs.
 
-// Heads with the pairs that pruning kept, or with complex channels of which
-// several may belong to one pair.
+// Heads with the pairs that pruning kept, or with complex channels, several of
+// which may use the same pair.
 struct PairCase {
-  std::vector<std::vector<int32_t>> pairs;  // of the channels of a KV head
+  // pairs of the channels of a KV head
+  std::vector<std::vector<int32_t>> pairs;
   bool lifted;
 };
 
@@ -525,7 +527,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   int64_t NumKvHeads() const { return static_cast<int64_t>(ups_.size()); }
   int64_t NumHeads() const { return NumKvHeads() * kQueries; }
 
-  // A side of float32 numbers in pages, rows of all tokens put into it.
+  // A side of float32 numbers in pages, which holds the rows of all tokens.
   struct Side {
     LatentPartArgs part;
     std::vector<LatentGroup> groups;
@@ -591,7 +593,8 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
     return y;
   }
 
-  // As a layer does it: latents turned and appended, queries lifted and turned.
+  // Does what a layer does: rotates and appends latents, lifts and rotates
+  // queries.
   std::vector<float> Run(TestStream& test) const {
     std::vector<int64_t> widths;
     for (const RopeHead& head : key_heads_)
@@ -657,7 +660,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
                                static_cast<double>(
                                    positions_[static_cast<size_t>(token)]));
   }
-  // Pair f of a whole key, before its turn.
+  // Pair f of a whole key, before its rotation.
   Complex KeyPair(int64_t kv_head, int64_t pair, int64_t token) const {
     const ComplexChannelsArgs& channels =
         channels_[static_cast<size_t>(kv_head)];
@@ -727,7 +730,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   int64_t query_width_ = 0;
 };
 
-TEST_P(PairChannelsTest, AttendAsWholeKeysWould) {
+TEST_P(PairChannelsTest, GivesTheAttentionOfWholeKeys) {
   TestStream reference(1, CpuBackend::kReference);
   const std::vector<float> truth = Run(reference);
   for (int64_t i = 0; i < kRows * NumHeads(); ++i) {
@@ -744,7 +747,7 @@ INSTANTIATE_TEST_SUITE_P(
         PairCase{{{0, 0, 1, 5, 5, 5, 15}, {2, 3, 3, 4, 7, 8, 9, 9, 14}},
                  true}));
 
-// ----- What is refused.
+// ----- Refusals.
 
 class RefusalTest : public ::testing::Test {
  protected:
@@ -776,7 +779,7 @@ class RefusalTest : public ::testing::Test {
   LatentGroup value_groups_[2];
 };
 
-TEST_F(RefusalTest, SlotsThatOverlap) {
+TEST_F(RefusalTest, RefusesSlotsThatOverlap) {
   key_groups_[1].codes.stride_bytes = 11;
   Expect("codes.stride_bytes: want at least 12, have 11");
   key_groups_[1].codes.stride_bytes = 12;
@@ -787,7 +790,7 @@ TEST_F(RefusalTest, SlotsThatOverlap) {
   Expect("codes.stride_bytes: want at least 48, have 46");
 }
 
-TEST_F(RefusalTest, RegionsThatLeaveThePage) {
+TEST_F(RefusalTest, RefusesRegionsThatLeaveThePage) {
   key_groups_[0].codes.offset_bytes = -8;
   Expect("codes.offset_bytes: want at least 0, have -8");
   key_groups_[0].codes.offset_bytes = key_.latents.tile_bytes - 16 * 12 + 1;
@@ -800,7 +803,7 @@ TEST_F(RefusalTest, RegionsThatLeaveThePage) {
   Expect("multiples of 2, have ");
 }
 
-TEST_F(RefusalTest, StaticRangesThatAreNotWhole) {
+TEST_F(RefusalTest, RefusesIncompleteStaticRanges) {
   const std::vector<float> ranges(48, 1.0f);
   key_.latents.static_scale = ranges.data();
   Expect("static ranges: want scales and minima, or neither");
@@ -813,7 +816,7 @@ TEST_F(RefusalTest, StaticRangesThatAreNotWhole) {
   Expect("group 0 has static ranges, but no codes");
 }
 
-TEST_F(RefusalTest, SequencesWithNegativeCounts) {
+TEST_F(RefusalTest, RefusesSequencesWithNegativeCounts) {
   AttentionSequence sequence;
   params_.sequences = &sequence;
   params_.num_sequences = 1;

@@ -1,4 +1,5 @@
-// Attention over a dense cache: keys and values of each KV head as numbers.
+// Attention over a dense cache, which has the keys and values of each KV head
+// as numbers.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -86,7 +87,7 @@ TEST_P(ChunkingTest, ChunksAndBatchDoNotChangeARow) {
   std::vector<float> got;
   for (int64_t t = 0; t < kTokens; t += chunk) {
     const int64_t count = std::min(chunk, kTokens - t);
-    // Written only now: what lies ahead is NaN.
+    // It is written only now, so later slots are NaN.
     chunked.Write(0, t, t + count);
     const std::vector<float> rows =
         chunked.Attend(test, {{1, 30, 10}, {0, t, count}});
@@ -113,19 +114,20 @@ TEST(PagedAttentionPagesTest, PageSizeDoesNotChangeBits) {
   }
 }
 
-TEST(PagedAttentionPagesTest, PagesBehindTheWindowAreNotRead) {
+TEST(PagedAttentionPagesTest, PagesThatTheWindowHasPassedAreNotRead) {
   Shape shape;
   shape.window = 40;
   TestStream test(2);
   LatentCache cache(SpecOf(shape), {200}, 4);
   cache.Write(0, 0, 200);
   const auto expected = cache.Attend(test, {{0, 195, 5}});
-  // Slots up to 155 are invisible; table entries of their pages go.
+  // Slots up to 155 are invisible, so the table entries of their pages are
+  // invalidated.
   for (size_t page = 0; page < 9; ++page) cache.table(0)[page] = 1 << 30;
   EXPECT_TRUE(SameBits(expected, cache.Attend(test, {{0, 195, 5, 9}})));
 }
 
-TEST(PagedAttentionPagesTest, MoreSlotsThanKernelsDivideByAreRefused) {
+TEST(PagedAttentionPagesTest, RefusesMoreSlotsThan32Bits) {
   TestStream test(1);
   LatentCache cache(SpecOf({}), {1}, 1);
   PagedAttentionArgs args = cache.Params();

@@ -13,7 +13,7 @@
 #include "kernels/cuda/testing/fake_runtime.h"
 #include "kernels/emulation/testing/emulated_ops.h"
 #include "kernels/linear/ops.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 
 namespace kvasir::kernels {
 namespace {

@@ -1,5 +1,5 @@
 #include "kernels/cuda/gpu_ops.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 
 namespace kvasir::kernels {
 

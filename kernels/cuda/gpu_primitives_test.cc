@@ -12,7 +12,7 @@
 #include "kernels/emulation/emulated_device.h"
 #include "kernels/emulation/testing/primitive_kernels.h"
 #include "kernels/emulation/testing/test_device.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 
 namespace kvasir::kernels {
 namespace {

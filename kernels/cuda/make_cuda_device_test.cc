@@ -10,8 +10,8 @@
 #include "kernels/cuda/real_cublaslt.h"
 #include "kernels/cuda/real_runtime.h"
 #include "kernels/cuda/testing/fake_runtime.h"
+#include "kernels/op_table/op_table.h"
 #include "kernels/rowwise/ops.h"
-#include "kernels/simt/op_table.h"
 
 namespace kvasir::kernels {
 namespace {

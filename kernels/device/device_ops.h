@@ -1,6 +1,6 @@
 // The functions by which a GPU's back end runs ops, found by the op's name: a
 // stream brings its table, so that the code of an op links no back end. C++17
-// and free of Abseil: simt/op_table.h includes this.
+// and free of Abseil: op_table/op_table.h includes this.
 #pragma once
 
 #include <cstddef>

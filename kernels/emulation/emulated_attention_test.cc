@@ -2090,43 +2090,44 @@ TEST(AttentionCudaTest, WhichKernelsServeIsToldAndWhyNoOthers) {
     const AttentionKernels got =
         shaped([&](PagedAttentionParams& params) { params.scale = scale; });
     EXPECT_EQ(got.prompts, "attention");
-    EXPECT_EQ(got.why, "prompts: a scale that is not above 0");
+    EXPECT_EQ(got.why, "prompts: the scale is not above 0");
   }
   const AttentionKernels as_rows = shaped(
       [&](PagedAttentionParams& params) { params.prompts_as_rows = true; });
   EXPECT_EQ(as_rows.prompts, "attention");
-  EXPECT_EQ(as_rows.why, "prompts: as rows alone");
+  EXPECT_EQ(as_rows.why, "prompts: computed as single rows, as requested");
   LatentSpec gap = kFour;
   gap.query_gap = 3;
-  expect_decoded(gap, "prompts: queries in no aligned pieces of 16 bytes");
+  expect_decoded(gap, "prompts: queries are not in aligned pieces of 16 bytes");
   const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
   expect(long_keys, 107279,
          {"attention_plain", "attention_plain",
           "tensor cores want 107280 bytes of shared memory, a CTA has 107279"});
-  expect_plain(kFour, "activations of float32", DType::kF32);
+  expect_plain(kFour, "activations are float32", DType::kF32);
   const auto of = [](PartSpec key, PartSpec value) {
     return OfType(OfHeads(4, 2, std::move(key), std::move(value)),
                   DType::kBf16);
   };
   LatentSpec some = of(Numbers({64}), Numbers({64}));
   some.values.push_back(Codes({64}, {8}));
-  expect_decoded(InTiles(some, 0), "prompts: values some of which are codes");
+  expect_decoded(InTiles(some, 0),
+                 "prompts: only some of the values are codes");
   expect_decoded(of(Numbers({64}), Numbers({264})),
-                 "prompts: values in 5 times 64 channels, 4 at most");
+                 "prompts: values take 5 times 64 channels, at most 4");
   LatentSpec exact = kFour;
   exact.sinks = 2;
-  expect_plain(exact, "keys: exact rows in no aligned pieces of 16 bytes");
+  expect_plain(exact, "keys: exact rows are not in aligned pieces of 16 bytes");
   expect_plain(of(Codes({64}, {3}), Numbers({64})),
-               "keys: codes of other than 8 or 4 bits, or runs of no whole "
+               "keys: codes do not have 8 or 4 bits, or runs are not whole "
                "pieces");
   expect_plain(of(Numbers({64}), Fixed(Codes({64}, {4}))),
-               "values: codes of static ranges");
+               "values: codes have static ranges");
   expect_plain(of(Numbers({64}), Ranges(Codes({64}, {4}), DType::kF32)),
-               "values: ranges other than of float16");
+               "values: ranges are not float16");
   expect_plain(of(Numbers({60}), Numbers({64})),
-               "keys: numbers of no multiple of 8 channels");
+               "keys: the number of channels is not a multiple of 8");
   expect_plain(OfType(of(Numbers({64}), Numbers({64})), DType::kF16),
-               "keys: numbers of another type than activations");
+               "keys: numbers differ in type from activations");
   expect_plain(of(Numbers({1032}), Numbers({64})),
                "keys: 1040 channels in 0 runs, at most 1024 in 64");
   // A slot's place has 16 bits.

@@ -33,7 +33,7 @@ class EmulatedDevice final : public Device {
  public:
   // Of addresses (GuardedMemory::CheckReservable).
   static constexpr size_t kReservedBytes = size_t{1} << 36;
-  // `ops`: of the device; emulated::Ops() (simt/op_table.h) are all there are.
+  // `ops`: of the device; emulated::Ops() (op_table/op_table.h) are all there are.
   EmulatedDevice(const EmulatedDeviceOptions& options, const DeviceOps& ops);
   ~EmulatedDevice() override;
 

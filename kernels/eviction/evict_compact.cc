@@ -17,7 +17,7 @@ namespace {
 constexpr OpKernels<EvictCompactParams> kKernels = {
     "evict_compact", &EvictCompactReference, &EvictCompactCpu};
 
-// One region of one eviction on its way.
+// Moves one region of one eviction.
 class Mover {
  public:
   Mover(const EvictCompactArgs& params, const Eviction& eviction,
@@ -33,7 +33,7 @@ class Mover {
   void MoveSlots() const {
     for (int64_t i = 0; i < count_; ++i) Move(i, 1);
   }
-  // Slots that follow each other in one tile, there and here, at once.
+  // Moves slots that are adjacent in one tile, in both places, at once.
   void MoveRuns() const {
     for (int64_t i = 0; i < count_;) {
       const int64_t slots = region_.tile_slots;
@@ -56,7 +56,7 @@ class Mover {
            (in_page - tile * region_.tile_slots) * region_.region.stride_bytes;
   }
 
-  // Slots i .. i + run. A run may overlap where it goes to.
+  // Moves slots [i, i + run). The source may overlap the destination.
   void Move(int64_t i, int64_t run) const {
     const char* from = AddressOf(from_, kept_[i]);
     char* to = AddressOf(to_, i);
@@ -131,7 +131,7 @@ void EvictCompactReference(const EvictCompactArgs& params, CpuStream&) {
 }
 
 void EvictCompactCpu(const EvictCompactArgs& params, CpuStream& stream) {
-  // Waking others pays as soon as some hundred slots move.
+  // Waking other threads pays as soon as some hundred slots move.
   constexpr int64_t kNumbersPerRegion = 4096;
   ForRows(stream, params.num_evictions * params.num_regions, kNumbersPerRegion,
           [&](int64_t begin, int64_t end, int /*thread*/) {

@@ -1,5 +1,5 @@
-// evict_compact: moves what slots hold that a sequence keeps to its first ones,
-// in order. C++17.
+// evict_compact: moves the data of the slots that a sequence keeps to its first
+// slots, in order. C++17.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace kvasir::kernels {
 
-// What slots of a unit have of one kind, codes of a group or a plane's numbers.
+// One kind of data that slots have for a unit: the codes of a group, or the
+// numbers of a metadata plane.
 template <template <typename> class Ptr>
 struct EvictRegionIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
@@ -23,10 +24,10 @@ struct EvictRegionIn {
 using EvictRegion = EvictRegionIn<DevicePtr>;
 using EvictRegionArgs = EvictRegionIn<LaunchPtr>;
 
-// For every eviction and region: slot i of to_table becomes slot
-// kept_slots[unit, i] of block_table, i ascending. Kept slots ascend, so in
-// place no slot is written before it was read. Slots from k on keep what they
-// held.
+// For every eviction and region: slot i of to_table becomes a copy of slot
+// kept_slots[unit, i] of block_table, in ascending order of i. Kept slots
+// ascend, so no slot is overwritten before it is read, even in place. Slots
+// from k on are unchanged.
 template <template <typename> class Ptr>
 struct EvictCompactParamsIn {
   Ptr<const EvictRegionIn<Ptr>> regions = nullptr;
@@ -45,9 +46,9 @@ using EvictCompactParams = EvictCompactParamsIn<DevicePtr>;
 using EvictCompactArgs = EvictCompactParamsIn<LaunchPtr>;
 
 class CpuStream;
-// One thread, a slot at a time.
+// One thread copies one slot at a time.
 void EvictCompactReference(const EvictCompactArgs& params, CpuStream& stream);
-// Regions by all threads, slots that stay side by side at once.
+// Threads share the regions. Slots that stay adjacent are copied at once.
 void EvictCompactCpu(const EvictCompactArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

@@ -14,11 +14,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Two sequences of as many slots: the second one's pages are free.
+// Two sequences of as many slots. The pages of the second one are free.
 constexpr int64_t kSlots = 300;
 constexpr int64_t kKept = 90;
 
-// The layer's parts with the units of their groups.
+// The parts of the layer with the units of their groups.
 struct EvictParts {
   EvictParts(const LatentCache& cache, const LatentSpec& spec) {
     for (const TestPart& part : cache.parts()) {
@@ -37,13 +37,13 @@ struct EvictParts {
   std::vector<EvictPart> parts;
 };
 
-// Where slots go.
+// Where the kept slots go.
 enum class To { kSamePages, kOtherPages, kSomeOtherPages };
 
-// A sequence of which some slots went.
+// A sequence that lost some slots.
 struct Evicted {
   LatentCache cache;
-  std::vector<float> mass;                 // before [U, slots]
+  std::vector<float> mass;                 // before the eviction [U, slots]
   std::vector<std::vector<int32_t>> kept;  // [U]
   std::vector<double> expected;
 
@@ -82,7 +82,7 @@ struct Evicted {
       kept.emplace_back(list.begin() + u * kKept,
                         list.begin() + (u + 1) * kKept);
     }
-    // What they see, while all is where it was.
+    // The output that the rows should have, computed before any slot moves.
     LatentAsk ask = Last();
     ask.slots_of_unit = &kept;
     expected = cache.Expected(ask);
@@ -153,7 +153,7 @@ std::vector<LatentSpec> EvictSpecs() {
 
 class EvictCompactTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(EvictCompactTest, KeptSlotsAreSeenAsIfTheOthersWereMasked) {
+TEST_P(EvictCompactTest, AttentionIsAsIfTheEvictedSlotsWereMasked) {
   const int64_t page_tokens = GetParam().page_tokens;
   for (const To to : {To::kSamePages, To::kOtherPages, To::kSomeOtherPages}) {
     SCOPED_TRACE(static_cast<int>(to));
@@ -162,7 +162,7 @@ TEST_P(EvictCompactTest, KeptSlotsAreSeenAsIfTheOthersWereMasked) {
     const std::vector<float> out =
         truth.cache.Attend(reference, {Evicted::Last()});
     EXPECT_LT(WorstError(truth.cache.Params(), truth.expected, out), 5e-5);
-    // Metadata goes along.
+    // Metadata moves with its slot.
     const std::vector<float> mass = truth.cache.Mass(0, kKept);
     for (size_t u = 0; u < truth.kept.size(); ++u) {
       for (int64_t i = 0; i < kKept; ++i) {
@@ -194,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, EvictCompactTest,
                            return std::string(spec.param.name);
                          });
 
-TEST(EvictCompactGranulesTest, SlotsInGranulesMoveToTheByte) {
+TEST(EvictCompactGranulesTest, SlotsInGranulesMoveExactly) {
   const auto test = TestStream::InGranules(16);
   LatentSpec spec = {"", 8, 4, {Codes({40}, {3, 4}, 20)}, {Codes({64}, {4})},
                      64};

@@ -18,7 +18,7 @@ namespace {
 constexpr OpKernels<EvictSelectParams, DevicePtr<uint64_t>> kKernels = {
     "evict_select", &EvictSelectReference, &EvictSelectCpu};
 
-// What a unit of an eviction has of its candidates.
+// The candidates of one unit in one eviction.
 class Candidates {
  public:
   Candidates(const EvictSelectArgs& params, const Eviction& eviction,
@@ -32,7 +32,7 @@ class Candidates {
 
   int64_t begin() const { return eviction_.sinks; }
   int64_t end() const { return eviction_.num_slots - eviction_.recent; }
-  // How many of them are kept.
+  // How many candidates are kept.
   int64_t places() const {
     return eviction_.kept - eviction_.sinks - eviction_.recent;
   }
@@ -107,8 +107,8 @@ void Decay(const Eviction& eviction, const Candidates& candidates) {
   }
 }
 
-// Ascends as worth falls, and with the slot among equals. Worth is never below
-// 0, so its bits ascend with it.
+// A sort key that ascends as worth falls and, for equal worth, as the slot
+// ascends. Worth is never below 0, so its bits are in the order of its values.
 uint64_t KeyOf(float worth, int64_t slot) {
   return uint64_t{~std::bit_cast<uint32_t>(worth)} << 32 |
          static_cast<uint32_t>(slot);
@@ -128,7 +128,7 @@ void SelectUnit(const EvictSelectArgs& params, const Eviction& eviction,
       keys[s - candidates.begin()] = KeyOf(candidates.WorthOf(s), s);
     }
     std::nth_element(keys, keys + places - 1, keys + count);
-    // The chosen ones' slots, in the lower halves.
+    // The lower halves are the chosen slots.
     for (int64_t i = 0; i < places; ++i) keys[i] &= 0xffffffffu;
     std::sort(keys, keys + places);
     for (int64_t i = 0; i < places; ++i) *to++ = static_cast<int32_t>(keys[i]);
@@ -199,7 +199,8 @@ absl::StatusOr<EvictionStep> CheckEvictions(
     if (eviction.sinks < 0 || eviction.sinks > eviction.num_slots) {
       return refuse("sinks", 0, eviction.num_slots, eviction.sinks);
     }
-    // A new token, whose mass is least, would be given up at once.
+    // Without it the new token would be evicted at once, because its mass is
+    // the least.
     if (eviction.recent < 1 || eviction.recent > eviction.num_slots) {
       return refuse("recent slots", 1, eviction.num_slots, eviction.recent);
     }

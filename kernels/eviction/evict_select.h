@@ -1,4 +1,5 @@
-// evict_select: which of a sequence's slots each unit of a layer keeps. C++17.
+// evict_select: chooses the slots of a sequence that each unit of a layer
+// keeps. C++17.
 #pragma once
 
 #include <cstdint>
@@ -7,42 +8,43 @@
 
 namespace kvasir::kernels {
 
-// One eviction of a sequence from all layers of a page group; the same on host
-// and device. How many are kept is the caller's (cache/eviction); which, the
-// scores'.
+// One eviction of a sequence from all layers of a page group. Host and device
+// have equal copies. The caller (cache/eviction) determines how many slots are
+// kept; the scores determine which.
 struct Eviction {
-  int64_t num_slots = 0;  // n, before
-  int64_t kept = 0;       // k, behind: at least sinks + recent, at most n
-  int64_t sinks = 0;      // first slots that are kept
-  int64_t recent = 0;     // last slots that are kept, at least one
-  float lambda = 0.5f;    // share of the attention mass, 0 to 1
-  float decay = 1.0f;     // of the mass, once per eviction, above 0
-  // The friendliness of key and value counts half.
+  int64_t num_slots = 0;  // n, slots before the eviction
+  int64_t kept = 0;     // k, slots after it: at least sinks + recent, at most n
+  int64_t sinks = 0;    // the first slots, always kept
+  int64_t recent = 0;   // the last slots, always kept; at least one
+  float lambda = 0.5f;  // weight of the attention mass, 0 to 1
+  float decay = 1.0f;   // factor on the mass per eviction, above 0
+  // Multiplies the friendliness f by 1/2.
   bool halves_friendliness = false;
-  // Where the units' kept slots begin in a launch's list: [U, k].
+  // The start of the units' kept slots [U, k] in a launch's list.
   int64_t first_kept = 0;
   DevicePtr<const int32_t> block_table;  // of n slots
-  // Of k slots, for evict_compact: at each index the page that block_table has
-  // there, or one that block_table does not have.
+  // Covers k slots, for evict_compact. At each index it has the same page as
+  // block_table, or a page that block_table does not contain.
   DevicePtr<const int32_t> to_table;
 };
 
-// For every eviction and unit: the candidates are the slots from `sinks` to
-// n - recent. Of these the k - sinks - recent with the greatest
+// For every eviction and unit: the candidates are the slots from `sinks` to n -
+// recent. The k - sinks - recent candidates with the greatest
 //   lambda * norm(S) + (1 - lambda) * f,  f = (1 - norm(Ek)) + (1 - norm(Ev))
-// (half of f, if asked), the lower slot first among equals. norm(x) =
-// (x - least) / (greatest - least) over the unit's candidates, 0 if they are
-// all the same; a side without errors is such a case, so that without codes
-// lambda does not matter, and at lambda 1 neither do errors. S that is not
-// finite counts as 0. float32, in the order that is written.
+// are kept (f is halved if halves_friendliness). Of equal candidates the lower
+// slot is kept. norm(x) = (x - least) / (greatest - least) over the unit's
+// candidates, or 0 if all are equal. A side without errors counts as all equal;
+// so without codes lambda has no effect, and at lambda 1 errors have none. An S
+// that is not finite counts as 0. All in float32, in the order that is written.
 //
-// A unit is judged by itself, where public code takes least and greatest over
-// all heads of a layer: so the number of ranks does not change what is kept,
-// where none holds part of a unit's heads, and a unit whose mass is spread
-// evenly does not lose its own order beside one with a heavy sink.
+// Each unit normalises over its own candidates, but public code normalises over
+// all heads of a layer. So the number of ranks does not change what is kept, as
+// long as no rank holds only part of a unit's heads; and a unit whose mass is
+// spread evenly keeps its own order even if another has a heavy sink.
 //
-// kept_slots receives sinks, the chosen ones and the recent ones, ascending.
-// Then the mass of all n slots is multiplied by `decay`, if that is not 1.
+// kept_slots receives the sinks, the chosen slots and the recent ones, in
+// ascending order. Then the mass of all n slots is multiplied by `decay`, if
+// that is not 1.
 template <template <typename> class Ptr>
 struct EvictSelectParamsIn {
   SlotMetadataIn<Ptr> metadata;

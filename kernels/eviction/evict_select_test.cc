@@ -15,7 +15,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Planes of a sequence in shuffled pages, with what its slots have by number.
+// The planes of a sequence in shuffled pages, with access to its slots by
+// number.
 class Slots {
  public:
   Slots(int64_t num_slots, int64_t num_units, int64_t page_tokens,
@@ -51,7 +52,7 @@ class Slots {
   }
   bool has_errors(int side) const { return metadata.error_offset[side] >= 0; }
 
-  // Few different numbers, so that there are ties.
+  // Only a few different numbers, so that there are ties.
   void Fill(uint32_t seed) {
     std::mt19937 engine(seed);
     const auto below = [&engine](uint32_t most) { return engine() % most; };
@@ -149,7 +150,7 @@ std::vector<int32_t> BruteForce(Slots& slots, const Eviction& eviction,
   return list;
 }
 
-TEST(EvictSelectTest, IsTheBruteForceOnRandomScoresWithTies) {
+TEST(EvictSelectTest, EqualsBruteForceOnRandomScoresWithTies) {
   TestStream reference(1, CpuBackend::kReference);
   TestStream three(3);
   std::mt19937 engine(7);
@@ -197,9 +198,9 @@ struct KeptToken {
   uint8_t errors[2];
 };
 
-// A text token by token: each gives some mass to all that are there, and what
-// stays is followed in a list beside the pages.
-TEST(EvictSelectTest, IsTheBruteForceTokenByTokenOverThousandsOfTokens) {
+// A text, token by token. Each token gives some mass to all kept tokens. A list
+// tracks which tokens should be kept.
+TEST(EvictSelectTest, EqualsBruteForceTokenByTokenOverThousandsOfTokens) {
   struct Case {
     int64_t units;
     int64_t budget;
@@ -279,7 +280,7 @@ TEST(EvictSelectTest, IsTheBruteForceTokenByTokenOverThousandsOfTokens) {
   }
 }
 
-TEST(EvictSelectTest, ThreadsShareUnitsOfLongSequences) {
+TEST(EvictSelectTest, AnyNumberOfThreadsGivesTheSameSlots) {
   constexpr int64_t kSlots = 9000;
   Slots slots(kSlots, 5, 64, true, true, 3);
   slots.Fill(3);
@@ -292,7 +293,7 @@ TEST(EvictSelectTest, ThreadsShareUnitsOfLongSequences) {
   EXPECT_EQ(Select(four, slots, {eviction}), expected);
 }
 
-TEST(EvictSelectTest, WithoutErrorsLambdaDoesNotMatter) {
+TEST(EvictSelectTest, LambdaHasNoEffectWithoutErrors) {
   Slots slots(100, 1, 16, false, false, 3);
   for (int64_t s = 0; s < 100; ++s) {
     slots.score(0, s) = static_cast<float>(s * 37 % 100);
@@ -305,7 +306,7 @@ TEST(EvictSelectTest, WithoutErrorsLambdaDoesNotMatter) {
   EXPECT_EQ(Select(test, slots, {heavy}), Select(test, slots, {both}));
 }
 
-TEST(EvictSelectTest, FriendlySlotsStayBeforeHeavierOnes) {
+TEST(EvictSelectTest, FriendlySlotsAreKeptBeforeHeavierOnes) {
   Slots slots(6, 1, 16, true, true, 3);
   const float scores[] = {0, 1, 2, 3, 4, 0};
   const uint8_t errors[] = {10, 10, 90, 120, 120, 10};
@@ -326,7 +327,7 @@ TEST(EvictSelectTest, FriendlySlotsStayBeforeHeavierOnes) {
   EXPECT_THAT(kept(0.0f), ElementsAre(0, 1, 5));
 }
 
-TEST(EvictSelectTest, ScoresThatAreNotFiniteCountAsNothing) {
+TEST(EvictSelectTest, ScoresThatAreNotFiniteCountAsZero) {
   Slots slots(5, 1, 16, false, false, 3);
   const float scores[] = {std::numeric_limits<float>::quiet_NaN(), 1.0f,
                           std::numeric_limits<float>::infinity(), 2.0f, 0.0f};
@@ -337,7 +338,7 @@ TEST(EvictSelectTest, ScoresThatAreNotFiniteCountAsNothing) {
               ElementsAre(1, 3, 4));
 }
 
-TEST(EvictSelectTest, MassDecaysOnceForEveryEviction) {
+TEST(EvictSelectTest, MassDecaysOncePerEviction) {
   Slots slots(20, 2, 16, false, false, 3);
   slots.Fill(1);
   slots.score(1, 7) = 3.0f;
@@ -354,7 +355,7 @@ TEST(EvictSelectTest, MassDecaysOnceForEveryEviction) {
   EXPECT_EQ(slots.score(1, 7), 3.0f);
 }
 
-TEST(EvictSelectTest, RefusesCountsWithoutMeaning) {
+TEST(EvictSelectTest, RefusesInvalidCounts) {
   const Eviction good = {.num_slots = 10, .kept = 6, .sinks = 2, .recent = 3};
   const auto refusal = [&](auto change) {
     Eviction eviction = good;

@@ -1,5 +1,5 @@
-// A text without end through append, attention and eviction, in the pages of a
-// few hundred slots.
+// An endless text through append, attention and eviction, in the pages of a few
+// hundred slots.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -25,7 +25,7 @@ constexpr int64_t kEvery = 24;  // tokens between two evictions
 constexpr int64_t kPages = (kKept + kEvery) / kPageTokens;
 constexpr int64_t kTokens = 1500;
 
-// Numbers of a token: the same however it comes.
+// The numbers of a token, which do not depend on how tokens are chunked.
 std::vector<float> RowOf(int64_t token, int64_t width, uint32_t seed) {
   return RandomFloats(width, seed + static_cast<uint32_t>(token), 0.7f);
 }
@@ -65,7 +65,7 @@ class EndlessText {
     MakeEviction();
   }
 
-  // Tokens up to `end`, evicting wherever that many came.
+  // Runs the tokens up to `end`, and evicts after every kEvery tokens.
   void RunTo(int64_t end) {
     std::mt19937 engine(9);
     while (next_ < end) {
@@ -79,7 +79,7 @@ class EndlessText {
   }
 
   int64_t slots() const { return slots_; }
-  // What the live slots have, and the last token's output.
+  // The contents of the live slots, and the last token's output.
   std::vector<float> State() const {
     std::vector<float> state(out_.end() - kHeads * 24, out_.end());
     for (int64_t u = 0; u < kUnits; ++u) {
@@ -270,7 +270,7 @@ TEST(EvictStreamTest, SinksAndTheLatestTokensStayAndOrderIsKept) {
       }
       middle[u] = positions;
     }
-    // Each unit keeps tokens of its own.
+    // Each unit keeps different tokens.
     EXPECT_NE(middle[0], middle[1]);
   }
 }

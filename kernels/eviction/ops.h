@@ -1,5 +1,5 @@
-// Ops that evict slots from a layer. The contract of every op:
-// kernels/README.md.
+// Ops that evict slots from a layer. kernels/README.md has the contract of
+// every op.
 #pragma once
 
 #include "absl/status/status.h"
@@ -13,44 +13,46 @@
 
 namespace kvasir::kernels {
 
-// A part of the layer with the unit of each of its groups [G].
+// A part of the layer, with the unit of each of its groups [G].
 struct EvictPart {
   LatentPart latents;
   const int32_t* unit_of_group = nullptr;
 };
 
-// Both ops of a layer.
+// Both ops of a layer, prepared.
 struct PreparedEviction {
   explicit PreparedEviction(Device* device) : tables(device) {}
   SlotMetadata metadata;
-  EvictCompactParams compact;  // all but what a step gives
+  EvictCompactParams compact;  // everything but a step's arguments
   DeviceTables tables;
 };
 
-// `parts`: those that store latents (a joint part once), host memory, which is
-// copied.
+// `parts` are those that store latents (a joint part is listed once). They are
+// host memory and are copied.
 absl::StatusOr<PreparedEviction> Prepare(Device& device,
                                          const SlotMetadata& metadata,
                                          absl::Span<const EvictPart> parts);
 
-// A step's evictions of a page group, for all its layers.
+// The size of a step's evictions of a page group. All layers of the group share
+// it.
 struct EvictionStep {
   int64_t most_slots = 0;  // of an eviction
-  // From the first to the last kept slot of a list, for `num_units` units.
+  // The length of the list of kept slots for `num_units` units.
   int64_t kept_slots = 0;
 };
-// Looks at counts alone. INVALID_ARGUMENT that names the eviction, the value
-// and the limit.
+// Reads only counts. INVALID_ARGUMENT names the eviction, the value and the
+// limit.
 absl::StatusOr<EvictionStep> CheckEvictions(
     int64_t num_units, absl::Span<const Eviction> evictions);
 
-// What a step gives.
+// The arguments of a step.
 struct EvictionRows {
   DevicePtr<const Eviction> evictions;
   int64_t num_evictions = 0;
   DevicePtr<int32_t> kept_slots;
 };
-// `step`: of these evictions. Workspace: 8 bytes per slot and thread.
+// `step` must be of these evictions. The workspace takes 8 bytes per slot and
+// thread.
 absl::Status EvictSelect(Stream& stream, const PreparedEviction& prepared,
                          const EvictionRows& rows, const EvictionStep& step,
                          Workspace& workspace);

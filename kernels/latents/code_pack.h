@@ -1,5 +1,5 @@
-// A slot's packed codes (latent_view.h), channel by channel or eight at a time.
-// C++17.
+// Packs and unpacks a slot's codes (latent_view.h), channel by channel or eight
+// at a time. C++17.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,14 @@
 
 namespace kvasir::kernels {
 
-// Where the codes of a run lie in its slot: code i has its `low_bits` lowest
-// bits at low_bit + i * low_bits and, if it is one of 3, 5 or 6 bits, the
-// others at high_bit + i * high_bits. What has less than 8 bits never straddles
-// two bytes.
+// Where the codes of a run are in a slot. Code i has its `low_bits` lowest bits
+// at bit low_bit + i * low_bits. Codes of 3, 5 or 6 bits have the others at bit
+// high_bit + i * high_bits. Bits of one plane never straddle two bytes.
 struct CodePlace {
   int64_t low_bit = 0;
   int low_bits = 0;  // 0: nothing is stored
   int64_t high_bit = 0;
-  int high_bits = 0;  // 0: there are none
+  int high_bits = 0;  // 0: all bits are in one plane
 
   KVASIR_HOST_DEVICE int bits() const { return low_bits + high_bits; }
   KVASIR_HOST_DEVICE void Skip(int64_t codes) {
@@ -26,7 +25,7 @@ struct CodePlace {
   }
 };
 
-// Says where a group's runs have their codes, one run after the other.
+// Finds the places of the codes of a group's runs, one run after another.
 class CodeCursor {
  public:
   KVASIR_HOST_DEVICE explicit CodeCursor(const LatentGroup& group) {
@@ -41,7 +40,7 @@ class CodeCursor {
     for (int plane = 0; plane < 4; ++plane) {
       const int bits = run.bits & PlaneBits(plane);
       if (bits == 0) continue;
-      // The greatest plane comes first, and has the lowest bits.
+      // The plane with the most bits comes first and has the lowest bits.
       const bool low = place.low_bits == 0;
       (low ? place.low_bits : place.high_bits) = bits;
       (low ? place.low_bit : place.high_bit) = next_bit_[plane];
@@ -59,7 +58,7 @@ KVASIR_HOST_DEVICE inline unsigned ReadBits(const uint8_t* bytes, int64_t bit,
   return (static_cast<unsigned>(bytes[bit / 8]) >> (bit % 8)) &
          ((1u << bits) - 1);
 }
-// Sets bits that are still 0.
+// The bits must be 0 before.
 KVASIR_HOST_DEVICE inline void OrBits(uint8_t* bytes, int64_t bit, int bits,
                                       unsigned value) {
   bytes[bit / 8] = static_cast<uint8_t>(
@@ -79,7 +78,7 @@ KVASIR_HOST_DEVICE inline unsigned ReadCode(const uint8_t* slot,
   }
   return code;
 }
-// Into a slot that was zeroed.
+// The slot must have been zeroed.
 KVASIR_HOST_DEVICE inline void WriteCode(uint8_t* slot, const CodePlace& place,
                                          int64_t index, unsigned code) {
   if (place.low_bits == 0) return;
@@ -89,7 +88,8 @@ KVASIR_HOST_DEVICE inline void WriteCode(uint8_t* slot, const CodePlace& place,
          code >> place.low_bits);
 }
 
-// One byte per channel [R'] -> the slot's bytes, and back.
+// PackCodes converts one byte per channel [R'] to the slot's bytes. UnpackCodes
+// is its inverse.
 inline void PackCodes(const LatentGroup& group, const uint8_t* codes,
                       uint8_t* slot) {
   CodeCursor cursor(group);
@@ -115,8 +115,8 @@ inline void UnpackCodes(const LatentGroup& group, const uint8_t* slot,
   }
 }
 
-// Codes of eight channels, one in each byte, side by side: the lowest kBits
-// bits of each; the first channel is in the lowest byte.
+// Takes the codes of eight channels, one per byte with the first channel in the
+// lowest byte. Returns the lowest kBits bits of each, packed side by side.
 template <int kBits>
 KVASIR_HOST_DEVICE uint64_t Squeeze(uint64_t eight) {
   static_assert(kBits == 1 || kBits == 2 || kBits == 4);
@@ -133,8 +133,9 @@ KVASIR_HOST_DEVICE uint64_t Squeeze(uint64_t eight) {
          ((uint64_t{1} << (8 * kBits)) - 1);
 }
 
-// ORs bits [0, kBits) of codes[i] >> shift to bit + i * kBits, for i below
-// count; touches no byte that has none of them. The machine is little-endian.
+// ORs bits [0, kBits) of codes[i] >> shift to bit + i * kBits, for each i <
+// count. Touches only bytes that receive bits. Requires a little-endian
+// machine.
 template <int kBits>
 void PackPlane(const uint8_t* codes, int64_t count, int shift, int64_t bit,
                uint8_t* slot) {
@@ -149,7 +150,7 @@ void PackPlane(const uint8_t* codes, int64_t count, int shift, int64_t bit,
       std::memcpy(to, &packed, kBits);
       continue;
     }
-    // Only planes of 4, 2 and 1 bits begin inside a byte: 39 bits at most.
+    // Only planes of 4, 2 and 1 bits begin inside a byte, so at most 39 bits.
     const uint64_t moved = packed << in_byte;
     for (int byte = 0; byte <= kBits; ++byte) {
       to[byte] = static_cast<uint8_t>(to[byte] | moved >> (8 * byte));
@@ -161,7 +162,7 @@ void PackPlane(const uint8_t* codes, int64_t count, int shift, int64_t bit,
   }
 }
 
-// WriteCode of `count` codes of a run, from its code `first` on.
+// WriteCode for `count` codes of a run, from code `first` on.
 inline void WriteCodes(uint8_t* slot, const CodePlace& place, int64_t first,
                        const uint8_t* codes, int64_t count) {
   const int64_t bit = place.low_bit + first * place.low_bits;

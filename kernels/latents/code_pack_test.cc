@@ -57,7 +57,8 @@ TEST(CodePackTest, PlanesFollowEachOtherAndBytesFillFromTheLowestBit) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<bool> stream;
-    // `count` bits of every code of these widths, from the given bit on.
+    // Appends `count` bits of every code of these widths, from the given bit
+    // on.
     const auto append = [&](const std::map<int, int>& first, int count) {
       for (const CodeRun& run : group.runs) {
         const auto from = first.find(run.bits);
@@ -87,13 +88,13 @@ TEST(CodePackTest, PlanesFollowEachOtherAndBytesFillFromTheLowestBit) {
   }
 }
 
-TEST(CodePackTest, EightAtATimeAreTheSameBytes) {
+TEST(CodePackTest, PackingEightAtATimeGivesTheSameBytes) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<uint8_t> expected(group.bytes());
     PackCodes(group.view, codes.data(), expected.data());
     for (const int64_t at_once : {300, 40, 8}) {
-      // What lies behind the slot is not touched.
+      // Bytes after the slot must not change.
       std::vector<uint8_t> packed(group.bytes() + 8, 0);
       std::fill(packed.end() - 8, packed.end(), uint8_t{0x5a});
       CodeCursor cursor(group.view);
@@ -112,7 +113,7 @@ TEST(CodePackTest, EightAtATimeAreTheSameBytes) {
   }
 }
 
-TEST(CodePackTest, ThreeBitsTakeThree) {
+TEST(CodePackTest, ACodeOfThreeBitsTakesThreeBits) {
   EXPECT_EQ(36u, Group({{96, 3}}).bytes());
   EXPECT_EQ(3u, Group({{7, 3}}).bytes());
   EXPECT_EQ(1u, Group({{1, 1}}).bytes());

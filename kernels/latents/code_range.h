@@ -1,5 +1,5 @@
 // The range of a run of codes as it is stored, and the code of a number
-// (kv_append.h). C++17.
+// (kv_append.h has the contract). C++17.
 #pragma once
 
 #include <cmath>
@@ -10,11 +10,11 @@
 
 namespace kvasir::kernels {
 
-// A GPU's code cannot call std::numeric_limits.
+// std::numeric_limits cannot be called in device code.
 inline constexpr float kGreatestFloat = 0x1.fffffep127f;
 
-// Finite numbers of a 16-bit type counted from zero, negative ones downwards:
-// neighbours differ by 1.
+// Maps the bits of a finite 16-bit number to an integer that orders them:
+// neighbouring numbers differ by 1, and negative ones are below 0.
 KVASIR_HOST_DEVICE inline int32_t OrderOf(uint16_t bits) {
   const int32_t magnitude = bits & 0x7fff;
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
@@ -23,8 +23,8 @@ KVASIR_HOST_DEVICE inline uint16_t BitsOfOrder(int32_t order) {
   return static_cast<uint16_t>(order < 0 ? 0x8000 | -order : order);
 }
 
-// The greatest number of T that is not above x (kUp false), or the least that
-// is not below; but never an infinite one, and never -0.
+// The greatest T that is not above x, or if kUp the least T that is not below
+// x. The result is always finite and never -0.
 template <typename T, bool kUp>
 KVASIR_HOST_DEVICE T RoundToSide(float x) {
   constexpr int32_t kGreatest =
@@ -46,27 +46,27 @@ KVASIR_HOST_DEVICE inline float RoundToSide<float, false>(float x) {
   return x + 0.0f;
 }
 
-// Laid out as in a slot.
+// The layout is that of a slot.
 template <typename T>
 struct StoredRange {
   T scale;
   T minimum;
 };
 
-// Of numbers from low to high, both finite.
+// The range of numbers from low to high, both of which are finite.
 template <typename T>
 KVASIR_HOST_DEVICE StoredRange<T> RangeOf(float low, float high, int bits) {
   StoredRange<T> range;
   range.minimum = RoundToSide<T, false>(low);
   const float levels = static_cast<float>((1 << bits) - 1);
-  // Below 0 only where the minimum could not go down to `low`.
+  // It is below 0 only if the minimum could not go down to `low`.
   const float width = high - ToFloat(range.minimum);
   range.scale = RoundToSide<T, true>((width > 0.0f ? width : 0.0f) / levels);
   return range;
 }
 
-// What is not finite counts as 0; -0 becomes 0, so that the least of some
-// numbers does not depend on their order.
+// A number that is not finite counts as 0. -0 becomes 0, so that the minimum of
+// several numbers does not depend on their order.
 KVASIR_HOST_DEVICE inline float CountedAs(float x) {
   return std::isfinite(x) ? x + 0.0f : 0.0f;
 }
@@ -75,7 +75,8 @@ KVASIR_HOST_DEVICE inline float CountedAs(float x) {
 KVASIR_HOST_DEVICE inline float ExactCode(float x, float minimum, float scale) {
   return (x - minimum) / scale;
 }
-// Whether static ranges clamp it: it is beyond what rounds to an end.
+// Whether static ranges clamp the code: it is outside of what rounds to the
+// first or the last code.
 KVASIR_HOST_DEVICE inline bool IsClamped(float exact, float levels) {
   return exact < -0.5f || exact >= levels + 0.5f;
 }
@@ -84,8 +85,8 @@ KVASIR_HOST_DEVICE inline unsigned RoundCode(float exact, float levels) {
   return static_cast<unsigned>(std::nearbyint(below > 0.0f ? below : 0.0f));
 }
 
-// Codes of numbers by their row's length (LatentPart::levels). `x`: with a row
-// of mean square 1. A number between two levels gets the nearer one.
+// The code of a number by levels (LatentPart::levels). `x` is scaled so that
+// its row has a mean square of 1. The code of the nearest level is returned.
 KVASIR_HOST_DEVICE inline unsigned LevelCode(float x, const float* levels,
                                              int num_levels) {
   unsigned code = 0;
@@ -94,15 +95,15 @@ KVASIR_HOST_DEVICE inline unsigned LevelCode(float x, const float* levels,
   }
   return code;
 }
-// What brings a row of `length` to mean square 1; 0 for one of zeros and one
-// that float32 cannot square.
+// The factor that gives a row a mean square of 1. It is 0 if the row is all
+// zeros or if float32 cannot hold the sum of its squares.
 KVASIR_HOST_DEVICE inline float UnitFactor(float square_sum, int64_t width) {
   const float factor =
       std::sqrt(static_cast<float>(width)) / std::sqrt(square_sum);
   return std::isfinite(factor) ? factor : 0.0f;
 }
-// The scale as it is stored, by which levels become as long as the row was: the
-// nearest number, but never an infinite one.
+// The scale as it is stored: it gives the levels the length of the row. It is
+// rounded to the nearest finite number.
 template <typename T>
 KVASIR_HOST_DEVICE T LengthScale(float square_sum, float level_square_sum) {
   const float scale = std::sqrt(square_sum) / std::sqrt(level_square_sum);

@@ -1,5 +1,5 @@
-// copy_pages: whole pages from one id to another, within an arena
-// (copy-on-write) or between one and that of the host pool. C++17.
+// copy_pages: copies whole pages from one id to another, within an arena
+// (copy-on-write) or between a device arena and that of the host pool. C++17.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ struct PagePair {
   int32_t to;
 };
 
-// Page pairs[i].to of `to` becomes a copy of page pairs[i].from of `from`; a
-// pair from below 0 copies nothing (padding). Of the others, no page is both
-// read and written in one launch, and none is written twice. The pairs are on
-// the device: whoever makes them checks that their pages are of the arenas.
+// Page pairs[i].to of `to` becomes a copy of page pairs[i].from of `from`. A
+// pair with `from` below 0 is padding and copies nothing. In one launch no page
+// is both read and written, and none is written twice. The pairs are on the
+// device, so the code that makes them must check that their pages exist.
 template <template <typename> class Ptr>
 struct CopyPagesParamsIn {
   Ptr<const void> from = nullptr;  // [N, page_bytes]

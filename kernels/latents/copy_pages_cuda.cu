@@ -1,15 +1,17 @@
-// copy_pages on a GPU: a row of CTAs to a pair, each thread with four loads
-// under way before it stores.
+// copy_pages on a GPU. A row of CTAs copies one pair. Each thread issues four
+// loads before it stores.
 //
-// Layout: 16 bytes at a time where arenas and pages are multiples of them (a
-// cache's pages are), else 4 or 1. Memory of the host pool is pinned, and
-// reached by its address over the bus.
-// Bytes of a pair: a page read, and a page written. Floor: bytes over the
-// memory's bandwidth, to and from the host over the bus's.
+// Layout: 16 bytes at a time if arenas and pages are multiples of 16 (a cache's
+// pages are), otherwise 4 bytes or 1. The memory of the host pool is pinned and
+// is accessed by its address over the bus.
+//
+// Bytes of a pair: one page read and one page written. Floor: bytes over the
+// memory's bandwidth, or over the bus's bandwidth for copies to and from the
+// host.
 #include <algorithm>
 
+#include "kernels/latents/copy_pages.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
@@ -17,12 +19,12 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr int kUnderWay = 4;
-// Units of a page that a CTA copies at a time.
+// The units of a page that a CTA copies at a time.
 constexpr int64_t kUnitsAtOnce = int64_t{kThreads} * kUnderWay;
 
 template <typename Unit>
 KVASIR_DEVICE Unit LoadUnit(const Unit* from) {
-  // No page is read and written in one launch.
+  // No page is both read and written in one launch.
   if constexpr (sizeof(Unit) == 1) {
     return simt::LoadGlobal(from);
   } else {

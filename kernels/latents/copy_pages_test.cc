@@ -35,8 +35,9 @@ TEST(CopyPagesTest, CopiesToAnotherArenaUnderTheSameIdToo) {
   EXPECT_EQ("..bb..aa", to);
 }
 
-// Pairs that fill a batch up are looked at by no one: here they lead far away.
-TEST(CopyPagesTest, APairFromNoPageCopiesNothing) {
+// Pairs of padding must not be read. Here their pages are far outside of the
+// arena.
+TEST(CopyPagesTest, APaddingPairCopiesNothing) {
   std::string arena = "aabb";
   constexpr int32_t kFar = 1 << 30;
   const PagePair pairs[] = {{-1, kFar}, {0, 1}, {-kFar, -kFar}};
@@ -47,7 +48,7 @@ TEST(CopyPagesTest, APairFromNoPageCopiesNothing) {
   EXPECT_EQ("aaaa", arena);
 }
 
-TEST(CopyPagesTest, RefusesFewerThanNoPairs) {
+TEST(CopyPagesTest, RefusesANegativeNumberOfPairs) {
   TestStream test;
   CopyPagesParams params;
   params.page_bytes = 2;
@@ -57,7 +58,7 @@ TEST(CopyPagesTest, RefusesFewerThanNoPairs) {
                              HasSubstr("pairs: want at least 0, have -1")));
 }
 
-TEST(ReadBackTest, BytesSurviveTheWayToTheDeviceAndBack) {
+TEST(ReadBackTest, UploadedBytesAreReadBackUnchanged) {
   const std::string host = "tokens";
   char device[6];
   char back[6];

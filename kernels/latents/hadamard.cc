@@ -42,7 +42,7 @@ absl::StatusOr<PreparedHadamard> Prepare(Device& device,
   for (const HadamardPlace& place : places) {
     KVASIR_RETURN_IF_ERROR(CheckLatent(params, place));
     KVASIR_ASSIGN_OR_RETURN(const HadamardTables::Blocks* const blocks,
-                            shared->Of(place.width));
+                            shared->BlocksFor(place.width));
     latents.push_back(
         {place.column, blocks->device.device_address(), blocks->count});
     params.scratch_floats =
@@ -70,7 +70,7 @@ absl::Status Hadamard(Stream& stream, const PreparedHadamard& prepared,
   params.y = rows.y;
   params.num_rows = rows.num_rows;
   Workspace::Scope scope(&workspace);
-  DevicePtr<float> scratch;  // a GPU has shared memory
+  DevicePtr<float> scratch;  // only for a CPU; a GPU uses shared memory
   if (stream.device() == DeviceKind::kCpu) {
     scratch =
         workspace.Take<float>(params.scratch_floats * ScratchThreads(stream));

@@ -16,7 +16,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// (u, v) -> (u + v, u - v) of two lines of numbers.
+// (u, v) -> (u + v, u - v) for two vectors of numbers.
 HWY_INLINE void Butterfly(float* first, float* second) {
   const Vec u = LoadFloats(first);
   const Vec v = LoadFloats(second);
@@ -24,7 +24,7 @@ HWY_INLINE void Butterfly(float* first, float* second) {
   hn::StoreU(hn::Sub(u, v), kFloats, second);
 }
 
-// The step of distance s inside a vector: lanes i and i + s.
+// The step of distance s inside a vector: it combines lanes i and i + s.
 HWY_INLINE Vec ButterflyLanes(Vec z, int s) {
   const hn::RebindToSigned<Floats> d32;
   const auto lane = hn::Iota(d32, 0);
@@ -36,7 +36,7 @@ HWY_INLINE Vec ButterflyLanes(Vec z, int s) {
   return hn::IfThenElse(is_second, hn::Sub(other, z), hn::Add(z, other));
 }
 
-// Sylvester's matrix times z [n], in place.
+// Multiplies z [n] by Sylvester's matrix in place.
 void MultiplySylvester(int64_t n, float* z) {
   int64_t s = n / 2;
   for (; s >= kVecLanes; s /= 2) {
@@ -76,8 +76,9 @@ void Scale(const float* from, int64_t count, float scale, float* to) {
   for (; i < count; ++i) to[i] = from[i] * scale;
 }
 
-// kLines lines of z [m, stride] times kVecs vectors of the kernel's lines, from
-// number a on. Eight sums at a time hide what one addition waits for.
+// Multiplies kLines lines of z [m, stride] by kVecs vectors of the kernel's
+// lines, from number a on. Eight independent sums hide the latency of an
+// addition.
 template <int kLines, int kVecs>
 HWY_INLINE void MultiplyTile(const HadamardBlock& block, const float* signs,
                              const float* z, float scale, int64_t a,
@@ -116,8 +117,8 @@ void MultiplyLines(const HadamardBlock& block, const float* signs,
   }
 }
 
-// Lines p = 0 .. m - 1 hold the k numbers (., p) side by side: both factors
-// work on whole vectors then, however small m is.
+// Line p = 0 .. m - 1 has the k numbers (., p) next to each other. So both
+// factors work on whole vectors, however small m is.
 void MultiplyKernel(const HadamardBlock& block, const float* signs,
                     const float* x, float scale, float* scratch, float* y) {
   const int64_t k = block.kernel_order;

@@ -1,34 +1,36 @@
-// hadamard on a GPU: a warp to a row's latent, or a CTA where a block is wide;
-// a block lies in shared memory while it is transformed.
+// hadamard on a GPU. A warp transforms a row's latent; if a block is wide, a
+// CTA does. A block is in shared memory while it is transformed.
 //
-// x and y are of args.dtype whatever their pointers say; what is computed is
-// hadamard.h's, in its order, so that activations of float32 give the CPU's
-// bits. The sign of Paley's factor is a factor of a fused operation, which is
-// exact.
-// Layout: rows of latents, row strides apart; neighbouring threads take
+// x and y have the type args.dtype, whatever the type of their pointers. The
+// computation is hadamard.h's, in the same order, so float32 activations give
+// the CPU's bits. The sign of Paley's factor is an operand of a fused
+// multiply-add, which is exact.
+//
+// Layout: rows of latents, row strides apart. Neighbouring threads access
 // neighbouring numbers.
+//
 // Bytes of a latent: its numbers, read and written. Operations of a block of
-// order k m: k m log2(m) additions, k^2 m more where k > 1. Floor: bytes over
-// the memory's bandwidth; a step has few of them beside its weights.
+// order k m: k m log2(m) additions, and k^2 m more if k > 1. Floor: bytes over
+// the memory's bandwidth. Compared with a step's weights they are few.
 #include <cmath>
 
+#include "kernels/latents/hadamard.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-// Floats of a block that a warp transforms alone: 16 for each lane.
+// The most floats of a block that one warp transforms: 16 per lane.
 constexpr int64_t kWarpFloats = 512;
 
 struct HadamardLaunch {
   HadamardArgs args;
-  int64_t block_floats = 0;  // of shared memory, for each team
+  int64_t block_floats = 0;  // of shared memory, per team
 };
 
-// Threads that share a block: a warp, or the CTA.
+// A team is the threads that share a block: a warp, or the CTA.
 template <uint32_t team>
 KVASIR_DEVICE void SyncTeam(simt::Site site = simt::Site::Here()) {
   if constexpr (team == simt::kWarp) {
@@ -38,12 +40,12 @@ KVASIR_DEVICE void SyncTeam(simt::Site site = simt::Site::Here()) {
   }
 }
 
-// The team's thread `member` of a block's; z is theirs.
+// The work of one thread of the team on a block. The team shares z.
 template <typename T, uint32_t team>
 KVASIR_DEVICE void TransformBlock(const HadamardBlock& block, bool transposed,
                                   const T* x, float* z, T* y) {
   const auto member = static_cast<int32_t>(simt::Thread() % team);
-  // What is in shared memory is far below 2^31.
+  // Shared memory is far smaller than 2^31.
   const auto order = static_cast<int32_t>(block.order);
   const auto k = static_cast<int32_t>(block.kernel_order);
   const int32_t m = order / k;
@@ -53,7 +55,7 @@ KVASIR_DEVICE void TransformBlock(const HadamardBlock& block, bool transposed,
   SyncTeam<team>();
   for (int32_t s = m / 2; s > 0; s /= 2) {
     for (int32_t j = member; j < order / 2; j += int32_t{team}) {
-      // Number j of those whose index has no bit s.
+      // i is the j-th index without bit s.
       const int32_t i = 2 * j - (j & (s - 1));
       const float first = simt::LoadShared(z + i);
       const float second = simt::LoadShared(z + i + s);
@@ -87,7 +89,7 @@ HadamardKernel(HadamardLaunch launch) {
   const HadamardArgs& args = launch.args;
   const uint32_t in_cta = simt::Thread() / team;
   const int64_t row = int64_t{simt::CtaX()} * (kThreads / team) + in_cta;
-  if (row >= args.num_rows) return;  // whole teams
+  if (row >= args.num_rows) return;  // whole teams return
   float* const z =
       reinterpret_cast<float*>(simt::Shared()) + in_cta * launch.block_floats;
   const HadamardLatent latent = args.latents[simt::CtaY()];
@@ -99,7 +101,7 @@ HadamardKernel(HadamardLaunch launch) {
     TransformBlock<T, team>(block, args.transposed, x, z, y);
     x += block.order;
     y += block.order;
-    if (b + 1 < latent.num_blocks) SyncTeam<team>();  // z is read
+    if (b + 1 < latent.num_blocks) SyncTeam<team>();  // all have read z
   }
 }
 
@@ -119,7 +121,7 @@ void LaunchHadamard(const HadamardLaunch& args, Launcher& launcher) {
 }  // namespace
 
 void HadamardCuda(const HadamardArgs& args, float*, Launcher& launcher) {
-  // Scratch is the widest block, twice.
+  // The scratch is twice the widest block.
   const HadamardLaunch launch = {args, args.scratch_floats / 2};
   VisitDType(args.dtype, [&](auto type) {
     using T = decltype(type);

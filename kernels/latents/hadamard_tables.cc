@@ -40,7 +40,7 @@ absl::StatusOr<HadamardBlock> HadamardTables::BlockOf(int64_t order) {
   return block;
 }
 
-absl::StatusOr<const HadamardTables::Blocks*> HadamardTables::Of(
+absl::StatusOr<const HadamardTables::Blocks*> HadamardTables::BlocksFor(
     int64_t width) {
   const auto found = blocks_.find(width);
   if (found != blocks_.end()) return &found->second;

@@ -1,5 +1,5 @@
-// The blocks and signs that the hadamard op reads, one set for all latents of
-// a model, on the device.
+// The blocks and signs that the hadamard op reads, on the device. All latents
+// of a model share one set.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,24 @@
 
 namespace kvasir::kernels {
 
-// Owns: the blocks of every width that was asked for, and the signs of their
-// kernels. Both stay where they are as long as the tables do.
-// Threads: one at a time.
+// Owns: the blocks of every width that was requested, and the signs of their
+// kernels. Both stay at their addresses as long as the tables live. Threads:
+// one at a time.
 class HadamardTables {
  public:
-  // Of latents of one width.
+  // The blocks of latents of one width.
   struct Blocks {
     DevicePtr<const HadamardBlock> device;
     int64_t count = 0;
-    int64_t scratch_floats = 0;  // the largest block, twice
+    int64_t scratch_floats = 0;  // twice the largest block
   };
 
   explicit HadamardTables(Device* device) : tables_(device) {}
   HadamardTables(const HadamardTables&) = delete;
   HadamardTables& operator=(const HadamardTables&) = delete;
 
-  // For latents of `width` channels (at least 1).
-  absl::StatusOr<const Blocks*> Of(int64_t width);
+  // The blocks for latents of `width` channels (at least 1).
+  absl::StatusOr<const Blocks*> BlocksFor(int64_t width);
 
  private:
   struct Kernel {

@@ -42,7 +42,7 @@ std::vector<float> Multiply(TestStream& test, const Case& run,
   return y;
 }
 
-// sum over j of H[i, j] x[j], or of H[j, i].
+// The sum over j of H[i, j] x[j], or of H[j, i] x[j] if `transposed`.
 double Exact(const std::vector<double>& matrix, int64_t width, const float* x,
              int64_t i, bool transposed) {
   double sum = 0.0;
@@ -55,7 +55,7 @@ double Exact(const std::vector<double>& matrix, int64_t width, const float* x,
 
 class HadamardTest : public ::testing::TestWithParam<int64_t> {};
 
-TEST_P(HadamardTest, IsTheMatrixAndTheSameBitsEverywhere) {
+TEST_P(HadamardTest, EqualsTheMatrixProductWithTheSameBitsOnAllBackEnds) {
   const int64_t width = GetParam();
   const std::vector<HadamardPlace> places = {{width, 1}, {24, width + 3}};
   const std::vector<double> matrix = base::HadamardMatrix(width);
@@ -81,7 +81,7 @@ TEST_P(HadamardTest, IsTheMatrixAndTheSameBitsEverywhere) {
       Case in_place = run;
       in_place.in_place = true;
       std::vector<float> y = Multiply(two, in_place, x);
-      // What lies between the latents stays.
+      // Numbers between the latents do not change.
       for (size_t i = 0; i < y.size(); ++i) {
         if (!std::isnan(truth[i])) {
           EXPECT_EQ(BitsOf(truth[i]), BitsOf(y[i]));
@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(Widths, HadamardTest,
                                            160, 288, 300, 512, 50, 52));
 
 TEST(HadamardRowsTest, ThreadsGiveTheSameBits) {
-  // More numbers than one thread keeps for itself.
+  // More numbers than one thread computes by itself.
   constexpr int64_t kRows = 61;
   const Case run = {{{512, 0}, {96, 512}}, 608, false, false, kRows};
   const std::vector<float> x = RandomFloats(kRows * run.stride, 9);
@@ -111,7 +111,7 @@ TEST(HadamardRowsTest, ThreadsGiveTheSameBits) {
       [&] { EXPECT_TRUE(SameBits(truth, Multiply(four, run, x))); });
 }
 
-TEST(HadamardInverseTest, TransposedBringsLatentsBack) {
+TEST(HadamardInverseTest, TheTransposeRestoresLatents) {
   for (const int64_t width : {96, 160, 256}) {
     const std::vector<float> x = RandomFloats(kTokens * width, 4);
     TestStream test;
@@ -123,7 +123,7 @@ TEST(HadamardInverseTest, TransposedBringsLatentsBack) {
   }
 }
 
-TEST(HadamardRefusalTest, NamesWhatIsWrong) {
+TEST(HadamardRefusalTest, NamesTheWrongField) {
   TestStream test;
   HadamardTables tables(&test.device());
   HadamardParams shape;

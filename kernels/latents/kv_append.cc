@@ -56,7 +56,7 @@ absl::Status CheckWidest(const Device& device, int64_t most_codes) {
       " channels of codes: a GPU's kernel takes ", kCudaAppendCodes));
 }
 
-// Floats of scratch: sums of units, or a GPU's errors of latents.
+// Floats of scratch: the sums of units or, for a GPU, the errors of latents.
 int64_t ScratchOf(const Stream& stream, const KvAppendParams& params,
                   int64_t num_tokens) {
   const int64_t num_units = params.metadata.num_units;
@@ -97,7 +97,7 @@ absl::Status AddUnitLatents(absl::Span<const KvAppendPart> parts,
   return absl::OkStatus();
 }
 
-// The same part with its tables on the device.
+// Returns the same part with its tables on the device.
 absl::StatusOr<KvAppendPart> Moved(KvAppendPart side, DeviceTables* tables) {
   KVASIR_ASSIGN_OR_RETURN(side.part, AddLatentTables(side.part, tables));
   if (side.unit_of_group == nullptr) return side;
@@ -205,7 +205,7 @@ absl::Status KvAppend(Stream& stream, const PreparedKvAppend& prepared,
   if (!workspace.status().ok()) return workspace.status();
   if (num_units > 0 && rows.num_tokens > 0 && !rows.positions) {
     return absl::InvalidArgumentError(
-        absl::StrCat(kKernels.op, ": metadata of slots wants positions"));
+        absl::StrCat(kKernels.op, ": slot metadata needs positions"));
   }
   KvAppendParams params = prepared.params;
   params.rows = rows.rows;

@@ -1,5 +1,5 @@
-// kv_append: writes new tokens' latents into their slots, as numbers or codes.
-// C++17.
+// kv_append: writes the latents of new tokens into their slots, as numbers or
+// codes. C++17.
 #pragma once
 
 #include <cstdint>
@@ -10,54 +10,59 @@
 namespace kvasir::kernels {
 
 // Token t goes to page slots[t] / P, slot slots[t] % P; without slots, to page
-// t / P, slot t % P. Pages of one slot may begin at every byte (slots that are
-// bytes): then slots[t] is where the token's begins. A negative slot is
-// skipped. No two tokens of one launch have the same slot.
+// t / P, slot t % P. Pages of one slot may begin at any byte (slots_are_bytes):
+// then slots[t] is the offset of the token's page. A negative slot is skipped.
+// No two tokens of a launch have the same slot.
 //
-// Numbers are rounded to the part's dtype (nearest, ties to even). Codes, in
-// float32 with IEEE division (docs/artifact.md, Codes), b bits, levels = 2^b-1:
+// Numbers are rounded to the part's dtype (nearest, ties to even). Codes of b
+// bits are computed in float32 with IEEE division (docs/artifact.md, Codes);
+// levels = 2^b - 1:
 //   ranges in slots, per run: minimum = the least number rounded down to
 //     param_dtype; scale = max(greatest - minimum, 0) / levels rounded up to
 //     it; code = 0 if scale is 0, else round-half-even(clamp((x - minimum) /
 //     scale, 0, levels))
-//   static ranges: the same code from the channel's own range; of 0 bits none
+//   static ranges: the same code from the channel's own range; a channel of
+//     0 bits has no code
 //   levels: x becomes u = x * (sqrt(R') / sqrt(sum of x^2)), code = the number
 //     of edges (levels[i - 1] + levels[i]) / 2 below u; scale = sqrt(sum of
 //     x^2) / sqrt(sum of levels[code]^2) rounded to param_dtype. Sums are FMA
 //     chains in 16 lanes, number c in lane c % 16, then TreeSum
-// A number that is not finite, or a range that param_dtype cannot hold, gives
-// some valid code and finite ranges: such a token spoils itself, nobody else.
-// What is not finite counts as 0, and `not_finite` tells of it (numbers that
-// are no codes stay what they are, a NaN some NaN of the device's); ranges end
-// at the greatest finite number. No stored range has a -0.
+// If a number is not finite or param_dtype cannot hold a range, the code is
+// valid and the range finite anyway: only that token's own output is affected.
+// A number that is not finite counts as 0 when it is coded, and `not_finite`
+// reports it. Numbers that are stored as numbers stay what they are (a NaN
+// becomes some NaN of the device). Ranges end at the greatest finite number. No
+// stored range is -0.
 //
-// Where the layer has metadata of slots, a token's score becomes 0 and its
-// position is written, for every unit, and for each side with a plane of errors
+// If the layer has slot metadata, then for every unit a token's score becomes 0
+// and its position is written. Each side with a plane of errors also gets
 //   EncodeError(sqrt(sum of (x - x')^2))
-// of the numbers x of all its latents that are coded, x' being what the codec
-// makes of them: fma(code, scale, minimum), or levels[code] * scale, or the
-// minimum of a channel of 0 bits. Of a latent, the sum is an FMA chain in 16
-// lanes, number i of a run in lane i % 16, over all runs, then TreeSum; those
-// of a unit's latents are added up part by part, group by group. Parts of
-// numbers add nothing.
+// over the coded numbers x of all its latents. x' is the decoded number:
+// fma(code, scale, minimum), or levels[code] * scale, or the minimum of a
+// channel of 0 bits. The sum of a latent is an FMA chain in 16 lanes over all
+// runs, with number i of a run in lane i % 16, then TreeSum. The sums of a
+// unit's latents are added part by part, group by group. Parts of numbers add
+// nothing.
 template <template <typename> class Ptr>
 struct KvAppendPartIn {
-  int64_t column = 0;  // of its latents in a row
+  int64_t column = 0;  // first column of its latents in a row
   LatentPartIn<Ptr> part;
-  // The number of codes that static ranges clamp, (x - minimum) / scale beyond
-  // what rounds to an end (below -1/2, or levels + 1/2 and above), is added to
-  // it; null: not counted. Parts may share one.
+  // The number of codes that static ranges clamped is added to it. A code is
+  // clamped if (x - minimum) / scale is beyond what rounds to the first or last
+  // code (below -1/2, or at least levels + 1/2). Null: not counted. Parts may
+  // share a counter.
   Ptr<int64_t> clamped = nullptr;
-  // The unit of each group [G], where the view's groups are, and the sides that
-  // its errors count for (a joint part: both); null: for none.
+  // The unit of each group [G], in the memory space of the view's groups, and
+  // the sides to which its errors are added (both, for a joint part). Null: to
+  // none.
   const int32_t* unit_of_group = nullptr;
   bool errors_of[kErrorSides] = {false, false};
 };
 using KvAppendPart = KvAppendPartIn<DevicePtr>;
 using KvAppendPartArgs = KvAppendPartIn<LaunchPtr>;
 
-// A latent of codes that counts for a unit's errors: its place among the groups
-// of all parts, and the sides, a bit for each.
+// A latent of codes whose errors are added to a unit: its index among the
+// groups of all parts, and the sides, one bit each.
 struct alignas(8) UnitLatent {
   int32_t index;
   uint32_t sides;
@@ -67,13 +72,15 @@ template <template <typename> class Ptr>
 struct KvAppendParamsIn {
   Ptr<const KvAppendPartIn<Ptr>> parts = nullptr;  // of both sides
   int64_t num_parts = 0;
-  // Of the parts, for a GPU's grid and scratch: groups of all, the most groups
-  // of one, the channels of the widest latent of codes.
+  // Sizes of the parts, for a GPU's grid and scratch: the groups of all parts,
+  // the most groups of one part, and the channels of the widest latent of
+  // codes.
   int64_t num_groups = 0;
   int64_t most_groups = 0;
   int64_t most_codes = 0;
-  // For a GPU, where there is metadata: each unit's latents, unit by unit, in
-  // the order in which their errors are added; where each unit's end, [U].
+  // Only for a GPU, if there is metadata: the latents of each unit, unit by
+  // unit, in the order in which their errors are added; and the end of each
+  // unit's latents [U].
   Ptr<const UnitLatent> unit_latents = nullptr;
   Ptr<const int32_t> unit_ends = nullptr;
   int64_t row_stride = 0;           // in elements
@@ -83,10 +90,11 @@ struct KvAppendParamsIn {
   // [T]: page * P + slot in the page; or null
   Ptr<const int64_t> slots = nullptr;
   int64_t num_tokens = 0;  // T
-  // [T]; 1 is written for a token with a number to be coded that is not finite,
-  // nothing for others. Null: not told. Float32, which ranks add up.
+  // [T]: 1 is written for a token with a number to be coded that is not finite;
+  // nothing is written for others. Null: not reported. It is float32 because
+  // ranks add it up.
   Ptr<float> not_finite = nullptr;
-  // [T]: of the tokens; null without metadata. Stored in 32 bits.
+  // [T]: positions of the tokens, stored in 32 bits; null without metadata.
   Ptr<const int64_t> positions = nullptr;
   DType dtype = DType::kF32;  // of activations
 
@@ -99,17 +107,17 @@ struct KvAppendParamsIn {
 using KvAppendParams = KvAppendParamsIn<DevicePtr>;
 using KvAppendArgs = KvAppendParamsIn<LaunchPtr>;
 
-// Channels of a latent of codes that a GPU's kernel takes, a byte of shared
-// memory for each.
+// The most channels of a latent of codes that the GPU kernel accepts. Each
+// takes a byte of shared memory.
 inline constexpr int64_t kCudaAppendCodes = int64_t{48} << 10;
 
-// What a step gives.
+// The arguments of a step.
 struct KvAppendRows {
   DevicePtr<const float> rows;
   DevicePtr<const int64_t> slots;
   int64_t num_tokens = 0;
   DevicePtr<float> not_finite;
-  DevicePtr<const int64_t> positions;  // for layers with metadata of slots
+  DevicePtr<const int64_t> positions;  // for layers with slot metadata
 };
 
 KVASIR_HOST_DEVICE inline int64_t SlotOfToken(const KvAppendArgs& params,
@@ -117,14 +125,13 @@ KVASIR_HOST_DEVICE inline int64_t SlotOfToken(const KvAppendArgs& params,
   return params.slots != nullptr ? params.slots[token] : token;
 }
 
-// Sums of squared errors in the CPU's scratch: [T, U, 2], where there is
-// metadata.
+// Sums of squared errors in the CPU's scratch [T, U, 2], if there is metadata.
 inline float* SquaredErrorsOf(const KvAppendArgs& params, int64_t token,
                               int64_t unit, float* scratch) {
   return scratch + (token * params.metadata.num_units + unit) * kErrorSides;
 }
-// Starts what a token's slots have of metadata, and ends it when all parts are
-// in.
+// StartSlotMetadata clears a token's sums of errors. WriteSlotMetadata writes
+// the score, position and errors of its slots after all parts are appended.
 void StartSlotMetadata(const KvAppendArgs& params, int64_t token,
                        float* scratch);
 void WriteSlotMetadata(const KvAppendArgs& params, int64_t token,

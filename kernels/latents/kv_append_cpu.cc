@@ -21,18 +21,19 @@
 #define KVASIR_KERNELS_KV_APPEND_ONCE_
 namespace kvasir::kernels {
 
-// Codes of a run that are made, one per byte, before they are packed.
+// The most codes of a run that are made, one per byte, before they are packed.
 inline constexpr int64_t kCodesAtOnce = 512;
 
 struct SlotAddresses {
   char* codes;
   char* params;
-  // [16], if errors are asked for: sums of what number i of a run is off by,
-  // squared, in lane i % 16.
+  // [16], or null if no errors are wanted: lane i % 16 has the sum of the
+  // squared errors of the numbers i of a run.
   float* errors;
 };
 
-// The range of a run, and of channels that have their own [count].
+// CodeRange is the range of a run. StaticRanges are those of channels with
+// their own ranges [count].
 struct CodeRange {
   float minimum;
   float scale;
@@ -71,7 +72,8 @@ void StoreNumbers(const float* from, int64_t count, Bf16* to) {
     const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(d32, 0x40u));
     const auto chosen =
         hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(number)), quiet, rounded);
-    // Values fit into 16 bits, so the saturating narrowing keeps them.
+    // The values fit into 16 bits, so the saturating narrowing does not change
+    // them.
     hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di32, chosen)), d16,
                reinterpret_cast<uint16_t*>(to) + i);
   }
@@ -107,7 +109,7 @@ HWY_INLINE Vec LoadCounted(const float* from) {
   return hn::Add(hn::IfThenElseZero(hn::IsFinite(x), x), hn::Zero(kFloats));
 }
 
-// Lowest byte of each lane.
+// Stores the lowest byte of each lane.
 HWY_INLINE void StoreBytes(Vec rounded, uint8_t* to) {
   const hn::RebindToSigned<Floats> d32;
   const hn::Rebind<uint8_t, Floats> d8;
@@ -116,8 +118,8 @@ HWY_INLINE void StoreBytes(Vec rounded, uint8_t* to) {
   hn::StoreU(hn::DemoteTo(d8, bits), d8, to);
 }
 
-// RoundCode; the code is in the lowest byte: from 2^23 on, float32 has no
-// fraction.
+// RoundCode for a vector. The code is in the lowest byte, because float32 has
+// no fraction from 2^23 on.
 HWY_INLINE Vec RoundCodes(Vec exact, Vec levels) {
   const Vec below = hn::IfThenElse(hn::Lt(exact, levels), exact, levels);
   const Vec inside =
@@ -170,7 +172,7 @@ void MakeCodes(const float* from, int64_t count, const CodeRange& range,
   }
 }
 
-// Returns how many were clamped.
+// Returns how many codes were clamped.
 int64_t MakeStaticCodes(const float* from, int64_t count,
                         const StaticRanges& ranges, uint8_t* codes) {
   const Vec levels = Broadcast(ranges.levels);
@@ -199,8 +201,8 @@ int64_t MakeStaticCodes(const float* from, int64_t count,
   return clamped;
 }
 
-// Adds the errors of `count` numbers to a slot's lanes, the first of them to
-// lane 0. decode(i, code): what the codec makes of number i, of vectors and of
+// Adds the squared errors of `count` numbers to a slot's lanes, starting with
+// lane 0. decode(i, code) returns the decoded number i, for vectors and for
 // floats.
 template <typename Decode>
 void AddErrors(const float* from, const uint8_t* codes, int64_t count,
@@ -239,7 +241,8 @@ struct DecodeStatic {
   }
 };
 
-// The codes of one run by make(first channel of the run, count, codes).
+// Writes the codes of one run, which make(first channel of the run, count,
+// codes) makes.
 template <typename Make>
 void WriteRun(const CodeRun& run, const CodePlace& place, uint8_t* slot,
               const Make& make) {
@@ -305,7 +308,7 @@ int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
   return clamped;
 }
 
-// Sum of the squares of a latent's numbers.
+// The sum of the squares of a latent's numbers.
 float SquareSum(const float* from, int64_t width) {
   Wide sums = MakeWide([](int) { return hn::Zero(kFloats); });
   int64_t c = 0;
@@ -324,7 +327,7 @@ float SquareSum(const float* from, int64_t width) {
   return TreeSum(lanes);
 }
 
-// Level codes of `count` numbers.
+// Makes the level codes of `count` numbers.
 void MakeLevelCodes(const LatentPartArgs& part, const float* from,
                     int64_t count, float factor, uint8_t* codes) {
   float edges[kMaxNormLevels];
@@ -348,7 +351,7 @@ void MakeLevelCodes(const LatentPartArgs& part, const float* from,
   }
 }
 
-// The codes and the length of a latent, which is one run.
+// Writes the codes and the scale of a latent with levels, which is one run.
 void AppendLevels(const LatentPartArgs& part, const LatentGroup& group,
                   const float* from, CodeCursor cursor,
                   const SlotAddresses& slot) {
@@ -369,7 +372,7 @@ void AppendLevels(const LatentPartArgs& part, const LatentGroup& group,
     const auto scale = LengthScale<decltype(type)>(squares, level_squares);
     std::memcpy(slot.params, &scale, sizeof(scale));
     if (slot.errors == nullptr) return;
-    // The scale is known only now: codes are made again.
+    // The scale was not known before, so the codes are made again.
     HWY_ALIGN uint8_t codes[kCodesAtOnce];
     for (int64_t first = 0; first < group.width; first += kCodesAtOnce) {
       const int64_t count = std::min(kCodesAtOnce, group.width - first);
@@ -409,7 +412,7 @@ int64_t AppendCodes(const LatentPartArgs& part, const LatentGroup& group,
 }
 
 bool CodesAreOfFinite(const LatentGroup& group, const float* from) {
-  // 0 times a number is 0, or NaN where the number is not finite.
+  // 0 times a number is 0, or NaN if the number is not finite.
   const Vec zero = hn::Zero(kFloats);
   Vec lanes = zero;
   float rest = 0.0f;
@@ -496,7 +499,7 @@ void KvAppendSimd(const KvAppendArgs& params, float* scratch,
               const int64_t clamped = HWY_DYNAMIC_DISPATCH(AppendRows)(
                   params, side, begin, end, scratch);
               if (side.clamped == nullptr || clamped == 0) continue;
-              // A sum of integers: the same in any order.
+              // The order of additions does not matter for integers.
               std::atomic_ref<int64_t>(*side.clamped)
                   .fetch_add(clamped, std::memory_order_relaxed);
             }

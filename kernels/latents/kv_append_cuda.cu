@@ -1,25 +1,27 @@
-// kv_append on a GPU: a CTA to a token and a part, a warp to a latent. A warp
-// makes the codes of its latent, one in each byte, in shared memory, and then
-// the slot's words out of them: a lane gathers the bits of one word from all
-// planes, so that no two threads write one byte of a page.
+// kv_append on a GPU. A CTA handles one token and one part, a warp one latent.
+// The warp first makes the codes of its latent in shared memory, one per byte.
+// Then it makes the slot's words from them: a lane gathers the bits of one word
+// from all planes, so no two threads write the same byte of a page.
 //
-// Rows are of args.dtype whatever their pointer says; all else is kv_append.h's
-// in its order of operations, so that activations of float32 give the CPU's
-// bytes. (The bits of a stored NaN are the device's.)
-// Layout: any that latent_view.h allows. Where a slot's bytes begin at
-// multiples of 4, and granules are multiples of 4, whole words are written;
-// elsewhere pairs of bytes, or bytes.
-// Bytes of a latent of R' channels, B bytes to an activation: R' B read, its
-// codes (or numbers) and ranges written; what is read again (ranges in slots,
-// levels, errors) comes from the first-level cache. Operations of a code: about
-// 25, for a division that is rounded correctly; of a level 2 for each level.
-// Floor: bytes over the memory's bandwidth.
+// Rows have the type args.dtype, whatever the type of their pointer. Everything
+// else is kv_append.h's, in its order of operations, so float32 activations
+// give the CPU's bytes. (The bits of a stored NaN are the device's.)
+//
+// Layout: any that latent_view.h allows. If a slot's bytes begin at multiples
+// of 4, and granules are multiples of 4, whole words are written; otherwise
+// pairs of bytes, or single bytes.
+//
+// Bytes of a latent of R' channels, with B bytes per activation: R' B are read,
+// its codes (or numbers) and ranges are written. Data that is read again (for
+// ranges in slots, levels, errors) comes from the first-level cache. Operations
+// of a code: about 25, because its division is correctly rounded; with levels,
+// 2 per level. Floor: bytes over the memory's bandwidth.
 #include <cmath>
 
 #include "kernels/latents/code_range.h"
+#include "kernels/latents/kv_append.h"
 #include "kernels/simd/scalar_math.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
@@ -30,13 +32,13 @@ constexpr uint32_t kMetadataThreads = 32;
 
 struct AppendLaunch {
   KvAppendArgs args;
-  // [T, groups of all parts]: squared errors of latents, where the layer has
-  // metadata of slots.
+  // [T, groups of all parts]: squared errors of latents, if the layer has slot
+  // metadata.
   float* errors = nullptr;
-  uint32_t code_bytes = 0;  // of shared memory, for each warp
+  uint32_t code_bytes = 0;  // of shared memory, per warp
 };
 
-// What a slot has in a region, as bytes side by side.
+// The bytes of a slot in a region, addressed as if they were contiguous.
 class SlotBytes {
  public:
   KVASIR_DEVICE SlotBytes(const LatentPartArgs& part, const TileRegion& region,
@@ -45,7 +47,8 @@ class SlotBytes {
         granule_(static_cast<uint32_t>(region.granule_bytes)),
         next_(static_cast<int64_t>(granule_) * part.tile_slots) {}
 
-  // The lowest `count` bytes of `word` from byte b on; 4 b's contain them all.
+  // Stores the lowest `count` bytes of `word`, from byte b on. They must be
+  // inside one aligned group of 4 bytes.
   KVASIR_DEVICE void Store(uint32_t b, uint32_t word, int count) const {
     if (granule_ % 4 == 0) {
       char* const to = At(b);
@@ -69,7 +72,7 @@ class SlotBytes {
     }
   }
 
-  // Number `index` of those of a type; P is of 2 or 4 bytes.
+  // Stores number `index` of an array of P, which has 2 or 4 bytes.
   template <typename P>
   KVASIR_DEVICE void StoreNumber(uint32_t index, P number) const {
     if constexpr (sizeof(P) == 4) {
@@ -87,20 +90,20 @@ class SlotBytes {
 
   char* first_;
   uint32_t granule_;
-  int64_t next_;  // from a granule to the next one
+  int64_t next_;  // distance of granules
 };
 
-// A latent on its way into its slot.
+// A latent, and the place in its slot.
 template <typename T>
 struct Latent {
   const LatentPartArgs& part;
   const LatentGroup& group;
   const T* from;   // [R']
-  uint8_t* codes;  // [R'] of shared memory, the warp's own
+  uint8_t* codes;  // [R'] in shared memory of this warp
   SlotBytes params;
   bool wants_error;
 
-  // Channels of a latent are far below 2^31.
+  // A latent has far fewer than 2^31 channels.
   KVASIR_DEVICE int32_t width() const {
     return static_cast<int32_t>(group.width);
   }
@@ -109,13 +112,13 @@ struct Latent {
   }
 };
 
-// What a lane has to tell of its numbers.
+// The findings of a lane in its numbers.
 struct Found {
   uint32_t clamped = 0;
   bool not_finite = false;
-  float error = 0.0f;  // of lane i: that of lane i % 16 (kv_append.h)
+  float error = 0.0f;  // of lane i: lane i % 16 of the sum (kv_append.h)
 
-  // The number as it counts.
+  // Returns the number as it is counted.
   KVASIR_DEVICE float Take(float x) {
     if (std::isfinite(x)) return x + 0.0f;
     not_finite = true;
@@ -126,7 +129,8 @@ struct Found {
 KVASIR_DEVICE int32_t LaneIndex() { return static_cast<int32_t>(simt::Lane()); }
 constexpr int32_t kStep = int32_t{simt::kWarp};
 
-// TreeSum of lanes 0 to 15, and of 16 to 31: each has its half's.
+// TreeSum of lanes 0 to 15 and of lanes 16 to 31. Each lane gets the sum of its
+// half.
 KVASIR_DEVICE float SumOfLanes(float value) {
   for (uint32_t lanes = kLanes / 2; lanes > 0; lanes /= 2) {
     value += simt::ShuffleXor(value, lanes);
@@ -166,8 +170,8 @@ KVASIR_DEVICE void AppendNumbers(const LatentPartArgs& part,
   }
 }
 
-// Adds the errors of a run to the lanes'. decode(channel, code): what the codec
-// makes of it.
+// Adds the squared errors of a run to the lanes' sums. decode(channel, code)
+// returns the decoded number.
 template <typename T, typename Decode>
 KVASIR_DEVICE void AddErrors(const Latent<T>& latent, const CodeRun& run,
                              const Decode& decode, Found* found) {
@@ -180,7 +184,7 @@ KVASIR_DEVICE void AddErrors(const Latent<T>& latent, const CodeRun& run,
   }
 }
 
-// The range of a run, and its numbers as a slot keeps them.
+// The range of a run, as a slot stores it.
 struct CodeRange {
   float minimum;
   float scale;
@@ -287,7 +291,7 @@ KVASIR_DEVICE void MakeStaticRanges(const Latent<T>& latent, Found* found) {
   }
 }
 
-// The scale as it is stored.
+// Stores the scale and returns it as it is stored.
 template <typename P>
 KVASIR_DEVICE float StoreScale(float squares, float level_squares,
                                const SlotBytes& params) {
@@ -296,7 +300,7 @@ KVASIR_DEVICE float StoreScale(float squares, float level_squares,
   return ToFloat(scale);
 }
 
-// A latent with levels has one run.
+// Makes the codes of a latent with levels, which has one run.
 template <typename T>
 KVASIR_DEVICE void MakeLevels(const Latent<T>& latent, Found* found) {
   const LatentPartArgs& part = latent.part;
@@ -336,7 +340,7 @@ KVASIR_DEVICE void MakeLevels(const Latent<T>& latent, Found* found) {
       [&](int32_t, uint8_t code) { return part.levels[code] * scale; }, found);
 }
 
-// Bits [shift, shift + bits) of four bytes, side by side; bits below 8.
+// Packs bits [shift, shift + bits) of four bytes. `bits` is below 8.
 KVASIR_DEVICE uint32_t SqueezeFour(uint32_t four, int shift, int bits) {
   const uint32_t one = (1u << bits) - 1;
   const uint32_t two = (1u << (2 * bits)) - 1;
@@ -346,7 +350,7 @@ KVASIR_DEVICE uint32_t SqueezeFour(uint32_t four, int shift, int bits) {
   return (four | four >> (16 - 2 * bits)) & all;
 }
 
-// Bits [begin, begin + 32) of a slot's codes, which are in `codes`.
+// Bits [begin, begin + 32) of a slot's codes. `codes` has one code per byte.
 KVASIR_DEVICE uint32_t PackWord(const LatentGroup& group,
                                 const CodePlanes& planes, const uint8_t* codes,
                                 int32_t begin) {
@@ -364,9 +368,9 @@ KVASIR_DEVICE uint32_t PackWord(const LatentGroup& group,
       if ((run.bits & bits) == 0) continue;
       const int32_t run_end =
           run_begin + static_cast<int32_t>(run.width) * bits;
-      // The greater planes have a code's lower bits.
+      // Planes with more bits have the lower bits of a code.
       const int shift = run.bits & ~(2 * bits - 1);
-      // Codes lie at multiples of their bits, and so does `begin`.
+      // Codes begin at multiples of their bits, and so does `begin`.
       int32_t at = run_begin > begin ? run_begin : begin;
       const int32_t last = run_end < end ? run_end : end;
       int32_t c = static_cast<int32_t>(run.begin) + (at - run_begin) / bits;
@@ -452,7 +456,7 @@ AppendKernel(AppendLaunch launch) {
     }
     if (args.not_finite != nullptr && simt::Any(found.not_finite) &&
         simt::Lane() == 0) {
-      // Other latents of the token may write the same.
+      // Other latents of the token may write the same value.
       simt::StoreAtomic(args.not_finite + token, 1.0f);
     }
     if (side.clamped != nullptr) {
@@ -465,12 +469,12 @@ AppendKernel(AppendLaunch launch) {
                         uint64_t{clamped});
       }
     }
-    simt::SyncWarp();  // codes are read
+    simt::SyncWarp();  // all have read the codes
   }
 }
 
-// A token's metadata, a thread to a unit, once all errors are there: added up
-// in the order of the unit's list.
+// Writes the metadata of a token, one thread per unit, after all errors were
+// stored. They are added in the order of the unit's list.
 KVASIR_KERNEL(kMetadataThreads)
 MetadataKernel(AppendLaunch launch) {
   const KvAppendArgs& args = launch.args;

@@ -12,7 +12,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// One latent on its way into its slot.
+// One latent, and the place in its slot.
 struct Latent {
   const float* from;  // [R']
   char* codes;
@@ -66,7 +66,7 @@ void AppendOwnRanges(const LatentPartArgs& part, const LatentGroup& group,
   });
 }
 
-// Sum of get(c)^2 of all channels.
+// The sum of get(c)^2 over all channels.
 template <typename Get>
 float SquareSum(int64_t width, const Get& get) {
   float lanes[kLanes] = {};
@@ -127,7 +127,7 @@ bool CodesAreOfFinite(const LatentGroup& group, const float* from) {
   return true;
 }
 
-// What the codec makes of channel `c` of a latent, in run r of it.
+// Decodes channel `c` of a latent, in run r.
 struct Decoded {
   const LatentPartArgs& part;
   const LatentGroup& group;

@@ -35,7 +35,7 @@ void AppendParts(TestStream& test, const Rows& rows,
                test.workspace()));
 }
 
-// Appends rows to memory of `part`, and returns how many codes were clamped.
+// Appends rows to memory of `part`. Returns how many codes were clamped.
 int64_t Append(TestStream& test, const Rows& rows, LatentPartArgs part,
                std::vector<char>* memory, std::vector<float>* not_finite) {
   part.arena = memory->data();
@@ -46,7 +46,8 @@ int64_t Append(TestStream& test, const Rows& rows, LatentPartArgs part,
   return clamped;
 }
 
-// What the reference writes; every target and any threads write the same.
+// The reference's output. Every target and any number of threads write the
+// same.
 struct Written {
   std::vector<char> memory;
   int64_t clamped = 0;
@@ -58,7 +59,7 @@ Written AppendOnAll(Part& part, const Rows& rows, int64_t pages) {
   const auto reference = TestStream::InGranules(part.granule_bytes);
   truth.clamped =
       Append(*reference, rows, part.view, &truth.memory, &truth.not_finite);
-  if (part.granule_bytes > 0) return truth;  // SIMD has no granules
+  if (part.granule_bytes > 0) return truth;  // SIMD does not support granules
   TestStream two(2, CpuBackend::kSimd, 0);
   ForEachSimdTarget([&] {
     Written got{part.Memory(pages)};
@@ -88,7 +89,7 @@ TEST_P(KvAppendTest, WritesRoundedNumbersToTheirSlotsAndNothingElse) {
   Part part({{37, {}}, {24, {}}, {1, {}}}, GetParam(), 4);
   Rows rows = RandomRows(62, 4);
   rows.numbers[5] = std::numeric_limits<float>::quiet_NaN();
-  rows.numbers[6] = 1e-7f;  // subnormal as a half
+  rows.numbers[6] = 1e-7f;  // subnormal in float16
   rows.numbers[7] = -3e38f;
   const int64_t pages = 3;
   Written written = AppendOnAll(part, rows, pages);
@@ -116,8 +117,8 @@ TEST_P(KvAppendTest, WritesRoundedNumbersToTheirSlotsAndNothingElse) {
   EXPECT_TRUE(written.memory == part.Memory(pages));
 }
 
-// Codes come back to half a step, in every page size; nothing but their slots
-// is written.
+// Decoded codes differ from the numbers by at most half a step, with every page
+// size. Only their slots are written.
 void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
   const int64_t pages = 3;
   Written written = AppendOnAll(part, rows, pages);
@@ -175,7 +176,7 @@ void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
   EXPECT_TRUE(written.memory == part.Memory(pages));
 }
 
-TEST_P(KvAppendTest, CodesComeBackToHalfAStep) {
+TEST_P(KvAppendTest, DecodedCodesAreWithinHalfAStep) {
   for (const int bits : {1, 2, 3, 4, 5, 6, 8}) {
     for (const int64_t page_tokens : {16, 32, 64}) {
       Part part({Coded({{1, bits}}), Coded({{7, bits}, {24, bits}}),
@@ -186,7 +187,7 @@ TEST_P(KvAppendTest, CodesComeBackToHalfAStep) {
   }
 }
 
-TEST_P(KvAppendTest, RunsOfManyWidthsShareASlot) {
+TEST_P(KvAppendTest, ASlotHoldsRunsOfManyWidths) {
   for (const bool static_ranges : {false, true}) {
     Part part({Coded({{24, 8}, {24, 6}, {24, 5}, {24, 4}, {24, 3}, {24, 2}}),
                Coded({{3, 1}, {5, 5}, {7, 2}, {1, 6}, {9, 4}, {600, 3}}),
@@ -196,7 +197,7 @@ TEST_P(KvAppendTest, RunsOfManyWidthsShareASlot) {
   }
 }
 
-// Pages of many tiles, and granules that end inside of codes and ranges.
+// Pages of many tiles, and granules that end inside codes and ranges.
 TEST_P(KvAppendTest, TilesAndGranulesHoldEverySlot) {
   for (const int64_t granule : {0, 4, 16}) {
     for (const bool static_ranges : {false, true}) {
@@ -209,9 +210,9 @@ TEST_P(KvAppendTest, TilesAndGranulesHoldEverySlot) {
   }
 }
 
-// The last channels of a latent have 0 bits: nothing is written of them, and
+// The last channels of a latent have 0 bits: nothing is written for them, and
 // nothing is clamped.
-TEST_P(KvAppendTest, ChannelsOfNoBitsTakeNoBytes) {
+TEST_P(KvAppendTest, ChannelsOfZeroBitsTakeNoBytes) {
   Part part({Coded({{24, 4}, {20, 2}, {30, 0}}), Coded({{9, 5}, {1, 0}})},
             GetParam(), 16, true);
   EXPECT_EQ(CodesBytes(part.view, part.view.groups[0]), 12 + 5);
@@ -220,15 +221,15 @@ TEST_P(KvAppendTest, ChannelsOfNoBitsTakeNoBytes) {
 }
 
 // By the definition in float64: every number has the nearest level, and the
-// levels are as long as the row.
-TEST_P(KvAppendTest, LevelsAreTheNearestAndAsLongAsTheRow) {
+// levels have the length of the row.
+TEST_P(KvAppendTest, LevelsAreTheNearestAndHaveTheLengthOfTheRow) {
   constexpr int64_t kPageTokens = 16;
   for (const int bits : {1, 2, 3, 4}) {
     Part part({Coded({{64, bits}}), Coded({{1, bits}}), Coded({{37, bits}}),
                Coded({{600, bits}})},
               GetParam(), kPageTokens, false, {}, 1 << bits);
     Rows rows = RandomRows(64 + 1 + 37 + 600, kPageTokens);
-    // A row of zeros stays one, and one of a length that the type has not gets
+    // A row of zeros stays zero. A row whose length the type cannot hold gets
     // the greatest scale.
     const auto first = [&](size_t token) {
       return rows.numbers.begin() +
@@ -285,8 +286,8 @@ TEST_P(KvAppendTest, LevelsAreTheNearestAndAsLongAsTheRow) {
   }
 }
 
-// The bytes of a slot: 9 codes of 4 bits take 5 bytes but half a one, behind
-// them 9 of 2 bits. Granules cut that stream and begin nothing.
+// The bytes of a slot: 9 codes of 4 bits take 4.5 bytes, followed by 9 codes of
+// 2 bits. Granules cut this stream at any bit.
 TEST(KvAppendGranulesTest, GranulesCutTheStreamOfCodes) {
   Part part({Coded({{9, 4}, {9, 2}})}, DType::kF16, 4, true,
             {.granule_bytes = 4});
@@ -320,8 +321,8 @@ TEST(KvAppendStaticTest, ClampedCodesAreCountedByAnyNumberOfThreads) {
   EXPECT_GT(AppendOnAll(part, rows, 32).clamped, 500);
 }
 
-TEST(KvAppendThreadsTest, RowsOfAnyThreadAreTheSame) {
-  // More numbers than one thread keeps for itself.
+TEST(KvAppendThreadsTest, AnyNumberOfThreadsGivesTheSameBytes) {
+  // More numbers than one thread computes by itself.
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
     Part part({Coded({{96, 4}, {24, 3}}), {37, {}}, Coded({{160, 1}})}, dtype,
               16);
@@ -372,8 +373,8 @@ TEST(KvAppendStaticTest, PartsMayShareACountOfClampedCodes) {
   }
 }
 
-// A range that the type cannot hold, and numbers that are none.
-TEST(KvAppendNonFiniteTest, SpoilsItsOwnTokenAndGivesFiniteRanges) {
+// Ranges that the type cannot hold, and numbers that are not finite.
+TEST(KvAppendNonFiniteTest, AffectsOnlyItsOwnTokenAndGivesFiniteRanges) {
   const float infinity = std::numeric_limits<float>::infinity();
   const float greatest = std::numeric_limits<float>::max();
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -393,10 +394,10 @@ TEST(KvAppendNonFiniteTest, SpoilsItsOwnTokenAndGivesFiniteRanges) {
           rows.numbers[c] = kind[c * c / 3 % 2];
         }
         Written spoilt = AppendOnAll(part, rows, 3);
-        std::vector<float> told(rows.slots.size());
-        told[0] =
+        std::vector<float> reported(rows.slots.size());
+        reported[0] =
             std::isfinite(kind[0]) && std::isfinite(kind[1]) ? 0.0f : 1.0f;
-        EXPECT_EQ(spoilt.not_finite, told);
+        EXPECT_EQ(spoilt.not_finite, reported);
         for (int64_t r = 0; r < (static_ranges ? 0 : 4); ++r) {
           const LatentGroup& group = part.view.groups[0];
           part.view.arena = spoilt.memory.data();
@@ -409,7 +410,7 @@ TEST(KvAppendNonFiniteTest, SpoilsItsOwnTokenAndGivesFiniteRanges) {
             EXPECT_GE(range, 0.0f);
           }
         }
-        // The others have what they would have without it.
+        // Other tokens have the bytes that they would have without this token.
         rows.slots[0] = -1;
         Written others = AppendOnAll(part, rows, 3);
         part.Erase(3, &spoilt.memory);
@@ -419,7 +420,7 @@ TEST(KvAppendNonFiniteTest, SpoilsItsOwnTokenAndGivesFiniteRanges) {
   }
 }
 
-// Bytes of numbers, in hexadecimal digits.
+// Parses the bytes of numbers from hexadecimal digits.
 template <typename Number>
 std::vector<Number> FromHex(const std::string& digits) {
   std::vector<uint8_t> bytes;
@@ -521,7 +522,7 @@ class KvAppendGoldenTest : public ::testing::Test {
   std::vector<float> scale_;
 };
 
-TEST_F(KvAppendGoldenTest, CodesAndRangesAreTheOraclesBitByBit) {
+TEST_F(KvAppendGoldenTest, CodesAndRangesEqualTheOraclesBitByBit) {
   int64_t compared = 0;
   for (const json& want : golden_["cases"]) {
     if (!want.contains("runs")) continue;
@@ -532,7 +533,7 @@ TEST_F(KvAppendGoldenTest, CodesAndRangesAreTheOraclesBitByBit) {
   EXPECT_EQ(22, compared);
 }
 
-TEST_F(KvAppendGoldenTest, NumbersAreTheOraclesBitByBit) {
+TEST_F(KvAppendGoldenTest, NumbersEqualTheOraclesBitByBit) {
   int64_t compared = 0;
   for (const json& want : golden_["cases"]) {
     if (!want.contains("dtype")) continue;
@@ -563,7 +564,7 @@ absl::Status Refusal(TestStream& test, const LatentPartArgs& view) {
       .status();
 }
 
-// Slots that are bytes: rows that follow no stride.
+// Slots that are bytes: rows at any offset.
 TEST(KvAppendBytesTest, RowsGoToAnyByte) {
   const std::vector<float> rows = RandomFloats(3 * 10, 3, 1.0f);
   const std::vector<int64_t> slots = {50, -1, 6};
@@ -605,7 +606,7 @@ TEST(KvAppendBytesTest, RowsGoToAnyByte) {
   }
 }
 
-TEST(KvAppendRefusalTest, NamesBytesOfPagesOfSeveralSlots) {
+TEST(KvAppendRefusalTest, RefusesSlotsAsBytesWithPagesOfSeveralSlots) {
   TestStream test;
   Part part({{8, {}}}, DType::kBf16, 4);
   EXPECT_THAT(
@@ -619,8 +620,8 @@ TEST(KvAppendRefusalTest, NamesBytesOfPagesOfSeveralSlots) {
                                "have 4")));
 }
 
-// Their page of a layer's metadata would be a byte's.
-TEST(KvAppendRefusalTest, NamesBytesWithMetadata) {
+// With metadata, a byte offset would be taken for a page.
+TEST(KvAppendRefusalTest, RefusesSlotsAsBytesWithMetadata) {
   TestStream test;
   Part part({{8, {}}}, DType::kBf16, 1);
   EXPECT_THAT(
@@ -636,7 +637,7 @@ TEST(KvAppendRefusalTest, NamesBytesWithMetadata) {
           HasSubstr("slots that are bytes have no metadata, have 2 units")));
 }
 
-TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
+TEST(KvAppendRefusalTest, NamesTheWrongField) {
   TestStream test;
   const auto refuses = [&](const GroupShape& shape, int64_t stride_change,
                            const char* why) {
@@ -664,7 +665,7 @@ TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
       "have 25");
 }
 
-TEST(KvAppendRefusalTest, TilesThatDoNotFillPages) {
+TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
   TestStream test;
   Part part({Coded({{9, 3}})}, DType::kBf16, 4, false, {.slots = 2});
   const auto refuses = [&](const LatentPartArgs& view, const char* why) {
@@ -690,7 +691,7 @@ TEST(KvAppendRefusalTest, TilesThatDoNotFillPages) {
           "codes.granule_bytes: want 0 or the device's 0, have 16");
 }
 
-TEST(KvAppendRefusalTest, NamesRangesThatAreNotWhole) {
+TEST(KvAppendRefusalTest, RefusesIncompleteRanges) {
   TestStream test;
   const auto refuses = [&](const LatentPartArgs& view, const char* why) {
     EXPECT_THAT(
@@ -706,11 +707,11 @@ TEST(KvAppendRefusalTest, NamesRangesThatAreNotWhole) {
   refuses(half, "static ranges: want scales and minima, or neither");
   half = coded.view;
   half.num_levels = 8;
-  refuses(half, "no static ranges beside them, have 8 levels");
+  refuses(half, "levels without static ranges, have 8 levels");
   half.num_levels = 17;
   refuses(half, "want up to 16 levels");
   Part levels({Coded({{9, 3}})}, DType::kBf16, 4, false, {}, 4);
-  refuses(levels.view, "run 0 of 3 bits: 4 levels want one run");
+  refuses(levels.view, "run 0 of 3 bits: 4 levels need one run");
   Part inner({Coded({{9, 3}, {3, 0}, {4, 2}})}, DType::kBf16, 4, true);
   refuses(inner.view, "run 1: want 1 to 6 or 8 bits");
   Part mixed({Coded({{9, 3}}), {8, {}}}, DType::kBf16, 4, true);

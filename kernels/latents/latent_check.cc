@@ -10,7 +10,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// The runs of a group follow each other from channel 0 to the last one.
+// The runs of a group must follow each other from channel 0 to the last one.
 absl::Status CheckRuns(const char* op, const LatentPart& part,
                        const LatentGroup& group) {
   if (group.num_runs < 0) return Refuse(op, "runs", 0, group.num_runs);
@@ -29,7 +29,7 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
     if (part.num_levels > 0 && (r > 0 || 1 << run.bits != part.num_levels)) {
       return absl::InvalidArgumentError(absl::StrCat(
           op, ": run ", r, " of ", run.bits, " bits: ", part.num_levels,
-          " levels want one run of as many codes"));
+          " levels need one run of as many codes"));
     }
     if (run.begin != end || run.width < 1) {
       return absl::InvalidArgumentError(
@@ -45,7 +45,8 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
   return absl::OkStatus();
 }
 
-// A region, what a slot has of it, and what its sizes are multiples of.
+// A region, the bytes that a slot has in it, and the size that its offsets must
+// be multiples of.
 struct Checked {
   absl::string_view name;
   TileRegion region;
@@ -82,7 +83,7 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
         op, ": ", name, ": want offset, stride, granule, tile and page of ",
         "multiples of ", number_bytes, ", have ", bytes));
   }
-  // A gap between slots would move the granules behind the first.
+  // A gap between slots would displace all granules after the first.
   if (granule_bytes > 0 && region.stride_bytes != granule_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(op, ": ", name, ".stride_bytes: want a granule of ",
@@ -139,10 +140,9 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
   }
   if (part.num_levels < 0 || part.num_levels > kMaxNormLevels ||
       (part.num_levels > 0 && part.static_scale != nullptr)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(op, ": want up to ", kMaxNormLevels,
-                     " levels, and no static ranges beside them, have ",
-                     part.num_levels, " levels"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        op, ": want up to ", kMaxNormLevels,
+        " levels without static ranges, have ", part.num_levels, " levels"));
   }
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];

@@ -1,4 +1,4 @@
-// What every op that touches latents asks of a part before it reads a byte.
+// Checks that every op on latents makes before it reads a byte.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,17 @@
 
 namespace kvasir::kernels {
 
-// The contract of latent_view.h: runs cover their latent, static ranges have
-// both halves and codes to belong to, slots do not overlap and end inside their
-// tile, pages of `page_tokens` slots have whole tiles. A region's granule is 0
-// or the device's, of ranges at most kMostParamGranuleBytes. Looks at the
-// tables alone. Errors: INVALID_ARGUMENT that names op, group, value and limit.
+// Checks the contract of latent_view.h: runs cover their latent; static ranges
+// have both arrays and belong to codes; slots do not overlap and end inside
+// their tile; pages of `page_tokens` slots have whole tiles. A region's granule
+// is 0 or the device's, and a granule of ranges has at most
+// kMostParamGranuleBytes. Reads only the tables. Errors: INVALID_ARGUMENT that
+// names op, group, value and limit.
 absl::Status CheckLatentPart(const char* op, const LatentPart& part,
                              int64_t page_tokens, int64_t device_granule);
 
-// That of slot_metadata.h, for a layer with units: planes lie apart inside a
-// page of as many slots.
+// Checks the contract of slot_metadata.h for a layer with units: planes do not
+// overlap and lie inside a page of `page_tokens` slots.
 absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,
                                int64_t page_tokens);
 

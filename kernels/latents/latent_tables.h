@@ -1,5 +1,5 @@
-// The groups and runs of a latent part on the device, for kernels that read
-// them there.
+// Puts the groups and runs of a latent part on the device, for kernels that
+// read them there.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -8,10 +8,9 @@
 
 namespace kvasir::kernels {
 
-// `part`, whose tables are host memory, with copies of its groups and their
-// runs in `tables`: in what comes back, `groups` and each group's `runs` are
-// addresses of the device, which the host may not look behind. All else stays
-// as it is.
+// Copies the groups of `part` and their runs, which are host memory, into
+// `tables`. In the result `groups` and each group's `runs` are device
+// addresses, which the host must not dereference. Everything else is unchanged.
 absl::StatusOr<LatentPart> AddLatentTables(LatentPart part,
                                            DeviceTables* tables);
 

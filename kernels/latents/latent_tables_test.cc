@@ -20,7 +20,7 @@ std::vector<T> Get(Stream& stream, const T* device, int64_t count) {
   return host;
 }
 
-// Groups of two runs, of none (numbers) and of one.
+// Groups of two runs, of no run (numbers) and of one run.
 TEST(LatentTablesTest, GroupsAndTheirRunsAreCopiedToTheDevice) {
   base::ThreadPool pool(1);
   const std::unique_ptr<Device> device = MakeStrictDevice(&pool);
@@ -39,7 +39,7 @@ TEST(LatentTablesTest, GroupsAndTheirRunsAreCopiedToTheDevice) {
   DeviceTables tables(device.get());
   const auto moved = AddLatentTables(part, &tables);
   KVASIR_ASSERT_OK(moved.status());
-  // The host's tables may go.
+  // The host's tables are no longer needed.
   const auto want = groups;
   const auto want_first = first;
   const auto want_last = last;
@@ -76,7 +76,7 @@ TEST(LatentTablesTest, GroupsAndTheirRunsAreCopiedToTheDevice) {
   expect_runs(2, want_last);
 }
 
-TEST(LatentTablesTest, ADeviceThatIsFullSaysSo) {
+TEST(LatentTablesTest, RefusesTablesIfTheDeviceIsFull) {
   base::ThreadPool pool(1);
   CpuDevice device(&pool, CpuBackend::kReference, 64);
   std::vector<LatentGroup> groups(9);

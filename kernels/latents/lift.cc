@@ -15,7 +15,8 @@ constexpr OpKernels<LiftParams, DevicePtr<float>> kLift = {
 constexpr OpKernels<ComplexLiftParams> kComplexLift = {
     "complex_lift", &ComplexLiftReference, &ComplexLiftSimd};
 
-// A head's numbers at columns[h] of rows `stride` apart.
+// Checks a head's `width` numbers that begin at column `begin` of rows `stride`
+// apart.
 absl::Status CheckColumns(const char* op, const char* what, int64_t begin,
                           int64_t width, int64_t stride) {
   if (begin < 0) return Refuse(op, "column", 0, begin);
@@ -51,7 +52,7 @@ absl::Status CheckChannels(int64_t num_pairs,
   return absl::OkStatus();
 }
 
-// [Hq] each.
+// Both lists are [Hq].
 absl::Status AddColumns(const LiftColumns& columns, DeviceTables* tables,
                         DevicePtr<const int64_t>* in,
                         DevicePtr<const int64_t>* out) {
@@ -107,7 +108,7 @@ absl::Status Lift(Stream& stream, const PreparedLift& prepared,
                   const LiftRows& rows, Workspace& workspace) {
   if (rows.num_rows < 0) return Refuse(kLift.op, "rows", 0, rows.num_rows);
   Workspace::Scope scope(&workspace);
-  DevicePtr<float> scratch;  // a GPU has shared memory
+  DevicePtr<float> scratch;  // only for a CPU; a GPU uses shared memory
   if (stream.device() == DeviceKind::kCpu) {
     scratch = workspace.Take<float>(LiftScratch(ScratchThreads(stream)));
   }

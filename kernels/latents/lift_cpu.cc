@@ -16,22 +16,24 @@
 #define KVASIR_KERNELS_LIFT_CPU_ONCE_
 namespace kvasir::kernels {
 
-// What one thread computes at a time: some rows (a row of tokens' query heads)
-// times some panels of one KV head's matrix. With few rows the matrix streams
-// from memory and panels divide it; with many, 8 panels of a usual depth stay
-// in the second-level cache.
+// The most that one thread computes at a time: kLiftRows rows (a row is one
+// query head of one token) times kLiftPanels panels of one KV head's matrix.
+// With few rows, the matrix streams from memory, and threads divide its panels.
+// With many rows, 8 panels of usual depth stay in the second-level cache.
 inline constexpr int64_t kLiftRows = 48;
 inline constexpr int64_t kLiftPanels = 8;
-// k of one pass; up to it a tile's rows are copied once for all panels.
+// Depth k of one pass. Up to this depth, a tile's rows are copied once for all
+// panels.
 inline constexpr int64_t kLiftBlockK = 512;
 inline constexpr int64_t kLiftTileRows = 12;
 inline constexpr int64_t kLiftScratchFloats =
     kLiftTileRows * (kLiftBlockK + kPanelColumns);
-// Multiply-adds below which waking other threads takes longer (microseconds).
+// With fewer multiply-adds, waking other threads takes longer than the work
+// (microseconds).
 inline constexpr int64_t kLiftWorthWaking = 100000;
 
-// Rows count a token's query heads of the KV head: row r is head r % queries of
-// them, of token r / queries.
+// A part of the work of one KV head. Rows count its query heads, token by
+// token: row r is query head r % queries of token r / queries.
 struct LiftPart {
   int64_t kv_head;
   int64_t queries;
@@ -49,7 +51,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// A tile's numbers on their way: rows copied side by side, and its results.
+// Memory of a tile: the copied rows and the results.
 struct TileMemory {
   float* rows;     // [12, kLiftBlockK]
   float* results;  // [12, 32]
@@ -108,7 +110,7 @@ void LiftTile(const LiftArgs& params, const LiftPart& part, int64_t row,
       }
       args.b = static_cast<const T*>(matrix.data) +
                (panel * matrix.k + k) * kPanelColumns;
-      // Only the first tile waits for memory.
+      // Only the first tile waits for memory, so only it prefetches.
       args.ahead = row == part.row_begin
                        ? static_cast<const char*>(args.b) + kPrefetchBytes
                        : nullptr;
@@ -156,7 +158,7 @@ HWY_INLINE Pairs LoadPairs(const ComplexLiftArgs& params, const float* from,
           hn::GatherIndex(kFloats, from + 1, even)};
 }
 
-// Channel c and those behind it, as many as a vector has lanes.
+// Computes channel c and those after it, as many as a vector has lanes.
 HWY_INLINE void LiftChannels(const ComplexLiftArgs& params,
                              const ComplexChannelsArgs& channels, int64_t c,
                              const float* from, float* to) {
@@ -235,7 +237,7 @@ int64_t PartsOf(int64_t count, int64_t at_once) {
   return (count + at_once - 1) / at_once;
 }
 
-// All parts of a launch, by number.
+// All parts of a launch, by index.
 class LiftParts {
  public:
   explicit LiftParts(const LiftArgs& params)
@@ -285,7 +287,7 @@ int64_t LiftScratch(int threads) { return kLiftScratchFloats * threads; }
 
 void LiftSimd(const LiftArgs& params, float* scratch, CpuStream& stream) {
   const LiftParts parts(params);
-  // Threads take the next part when they are done.
+  // A thread takes the next part when it has finished one.
   std::atomic<int64_t> next{0};
   const auto work = [&](int thread) {
     for (int64_t i = next++; i < parts.count(); i = next++) {

@@ -1,36 +1,43 @@
 // lift and complex_lift on a GPU.
 //
-// lift: x and matrices of one 16-bit type go by tensor cores. A row of a tile
-// is a query head of a token: those of a KV head share its matrix, so that a
-// tile of 16 rows is four tokens of a group of four. CTAs share rows, KV heads
-// and columns. An output is a chain of mma.m16n8k16, ceil(in / 16) of them in
-// the order of k, summed in float32; what lies behind the last number is zero
-// in both. Both tiles do the same, so a row has the same bits in any of them:
-//  - 128 x 64, of more than 64 rows and as many tiles as multiprocessors;
-//  - else 16 x 32, which few rows of a decode step fill.
-// Other types: a CTA to 16 rows of a query head, which takes 128 columns at a
-// time and 32 numbers of the depth through shared memory; a thread has 4 rows
-// of 2 columns. Each output is lift.h's chain in the order of k, so that
-// activations of float32 give the CPU's bits, for any number of rows.
-// complex_lift: a CTA to a head of a row, a thread to a channel.
+// lift: if x and the matrices have the same 16-bit type, tensor cores compute
+// it. A row of a tile is one query head of one token. The query heads of a KV
+// head share its matrix, so a tile of 16 rows has four tokens if four query
+// heads share a KV head. CTAs divide rows, KV heads and columns. An output is a
+// chain of ceil(in / 16) mma.m16n8k16 in the order of k, summed in float32;
+// after the last number both operands are zero. Both tile sizes compute the
+// same chain, so a row has the same bits in either:
+//  - 128 x 64, if there are more than 64 rows and at least as many tiles as
+//    multiprocessors;
+//  - otherwise 16 x 32, which the few rows of a decode step fill.
+// Other types: a CTA computes 16 rows of a query head. It loads 128 columns and
+// a depth of 32 numbers at a time into shared memory. A thread has 4 rows of 2
+// columns. Each output is lift.h's chain in the order of k, so float32
+// activations give the CPU's bits for any number of rows.
 //
-// x and y are of args.dtype whatever their pointers say; sums are float32.
+// complex_lift: a CTA computes one head of a row, a thread one channel.
+//
+// x and y have the type args.dtype, whatever the type of their pointers. Sums
+// are float32.
+//
 // Layout: matrices as rows (WeightLayout::kRows), of any type; rows of heads,
 // row strides apart. Heads and matrices that begin at multiples of 16 bytes and
-// are of a multiple of 8 numbers come by cp.async, others number by number.
-// Chunks of 16 bytes change places within their row, so that ldmatrix meets no
-// bank twice.
-// Bytes of a lift by tensor cores, B = 2: x's numbers once for 32 or 64 columns
-// and y's once; each matrix once for 16 or 128 rows, from the second-level
-// cache but for the first time. Others: each matrix once for 16 rows of each of
-// its query heads. Operations: a fused one for each number of a head's input
-// and output. Floor: the matrices' bytes over the memory's bandwidth for few
-// rows, operations over the tensor cores' (or float32's) for many.
-// complex_lift: its numbers' bytes.
+// have a multiple of 8 numbers are copied by cp.async, others number by number.
+// Chunks of 16 bytes are permuted within their row, so that ldmatrix has no
+// bank conflicts.
+//
+// Bytes of a lift by tensor cores, with B = 2: x's numbers once per 32 or 64
+// columns, and y's once; each matrix once per 16 or 128 rows, from the
+// second-level cache except for the first time. For other types: each matrix
+// once per 16 rows of each of its query heads. Operations: one fused
+// multiply-add per number of a head's input and number of its output. Floor:
+// for few rows the matrices' bytes over the memory's bandwidth, for many rows
+// the operations over the rate of the tensor cores (or of float32).
+// complex_lift: the bytes of its numbers.
+#include "kernels/latents/lift.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/mma.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
@@ -42,11 +49,11 @@ constexpr int32_t kColumnsOfThread = 2;
 constexpr int32_t kTileRows = 16;
 constexpr int32_t kTileColumns = 128;
 constexpr int32_t kTileDepth = 32;
-// Threads with neighbouring columns; four such sets share the rows.
+// Threads with neighbouring columns. Four such sets divide the rows.
 constexpr int32_t kColumnThreads = kTileColumns / kColumnsOfThread;
 static_assert(kTileRows / kRowsOfThread * kColumnThreads == kThreads);
-// Four floats more than the depth, so that eight threads' packs of four lie in
-// all banks.
+// The stride is four floats more than the depth, so that eight threads' packs
+// of four are in different banks.
 constexpr int32_t kTileStride = kTileDepth + 4;
 constexpr uint32_t kSharedBytes =
     (kTileRows + kTileColumns) * kTileStride * sizeof(float);
@@ -67,7 +74,7 @@ KVASIR_DEVICE float WeightAt(const void* weights, DType dtype, int64_t i) {
   return simt::LoadGlobal(static_cast<const float*>(weights) + i);
 }
 
-// Sums of a thread, over numbers [0, depth) of the tiles; depth is 1 to 32.
+// The sums of a thread over numbers [0, depth) of the tiles. depth is 1 to 32.
 struct Sums {
   float of[kRowsOfThread][kColumnsOfThread] = {};
 
@@ -93,7 +100,8 @@ struct Sums {
         }
       }
     }
-    // No number that is not there may count, not even as 0.
+    // The rest, number by number: numbers beyond the depth must not be added,
+    // not even as 0.
     for (; k < depth; ++k) {
       KVASIR_UNROLL
       for (int32_t i = 0; i < kRowsOfThread; ++i) {
@@ -116,7 +124,7 @@ LiftKernel(LiftArgs args) {
   const int64_t head = simt::CtaY();
   const PackedMatrixArgs matrix =
       args.matrices[head / (args.num_heads / args.num_kv_heads)];
-  // Of a head: far below 2^31.
+  // A head has far fewer than 2^31 numbers.
   const auto depth = static_cast<int32_t>(matrix.k);
   const auto columns = static_cast<int32_t>(matrix.n);
   const int64_t done = int64_t{simt::CtaX()} * kTileRows;
@@ -139,8 +147,8 @@ LiftKernel(LiftArgs args) {
     Sums sums;
     for (int32_t k = 0; k < depth; k += kTileDepth) {
       const int32_t count = depth - k < kTileDepth ? depth - k : kTileDepth;
-      // A warp fills a line of 32 numbers. Rows and columns that are not there
-      // are zeros, whose sums nobody writes.
+      // A warp fills a line of 32 numbers. Missing rows and columns are zeros,
+      // and their sums are not stored.
       const auto in_line = static_cast<int32_t>(simt::Lane());
       for (auto line = static_cast<int32_t>(simt::Warp());
            line < kTileRows + kTileColumns;
@@ -160,7 +168,7 @@ LiftKernel(LiftArgs args) {
       simt::SyncCta();
       sums.Add(x_tile + first_row * kTileStride,
                weight_tile + first_column * kTileStride, count);
-      simt::SyncCta();  // the tiles are read
+      simt::SyncCta();  // all have read the tiles
     }
     KVASIR_UNROLL
     for (int32_t i = 0; i < kRowsOfThread; ++i) {
@@ -175,14 +183,15 @@ LiftKernel(LiftArgs args) {
   }
 }
 
-// ---- by tensor cores
+// ---- on tensor cores
 
-// k of one mma, and numbers of a chunk of 16 bytes.
+// The depth of one mma, and the numbers of a chunk of 16 bytes.
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
-// What a CTA computes [kRows, kColumns], by kWarpsDown x kWarpsAcross warps,
-// kDepth of k at a time from a ring of kStages in 48 KiB.
+// The tile of a CTA: [kRows, kColumns], computed by kWarpsDown x kWarpsAcross
+// warps. It loads a depth of kDepth at a time into a ring of kStages stages in
+// 48 KiB.
 struct FewRows {
   static constexpr const char* kName = "lift_few_rows";
   static constexpr int32_t kRows = 16, kColumns = 32, kDepth = 128;
@@ -200,19 +209,20 @@ struct Sizes {
   static constexpr int32_t kXNumbers = Tile::kRows * Tile::kDepth;
   static constexpr int32_t kStageNumbers =
       kXNumbers + Tile::kColumns * Tile::kDepth;
-  // Mma of a warp, down and across.
+  // How many mma a warp has down and across.
   static constexpr int32_t kDown = Tile::kRows / Tile::kWarpsDown / 16;
   static constexpr int32_t kAcross = Tile::kColumns / Tile::kWarpsAcross / 8;
-  // Of a row of a tile, and rows that all threads fetch together.
+  // Chunks of a row of a tile, and the rows that all threads fetch together.
   static constexpr int32_t kChunks = Tile::kDepth / kChunk;
   static constexpr int32_t kRowsTogether = kThreads / kChunks;
   static constexpr int32_t kFetchedRows = Tile::kRows / kRowsTogether;
   static_assert(Tile::kRows % kRowsTogether == 0, "the same for every thread");
   static_assert(Tile::kDepth % (2 * kStep) == 0, "columns: two steps a load");
-  static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024, "of a kernel");
+  static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024,
+                "more than a kernel has");
 
-  // First number of a chunk. Eight rows' chunks of one index lie in different
-  // banks.
+  // The first number of a chunk. Chunks with the same index in eight rows are
+  // in different banks.
   static KVASIR_DEVICE int32_t PlaceOf(int32_t row, int32_t chunk) {
     constexpr int32_t kTurns = kChunks < 8 ? kChunks : 8;
     return kChunk * (row * kChunks + (chunk ^ (row * kTurns / 8 % kTurns)));
@@ -223,7 +233,7 @@ KVASIR_DEVICE bool Aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-// Asks for numbers k to k + 8 of the `depth` of a row, zero behind them.
+// Fetches numbers k to k + 8 of a row of `depth` numbers; zeros after its end.
 template <typename T>
 KVASIR_DEVICE void FetchChunk(const T* row, bool wide, int32_t k, int32_t depth,
                               T* to) {
@@ -248,7 +258,7 @@ KVASIR_DEVICE void Mma(F16, float (&d)[4], const uint32_t (&a)[4],
   simt::MmaF16(d, a, b);
 }
 
-// Where a row of a KV head's begins: `row` counts its query heads, token after
+// The start of a row of a KV head, whose query heads are counted token by
 // token.
 KVASIR_DEVICE int64_t RowStart(const LiftArgs& args, int32_t kv_head,
                                int64_t row, const int64_t* column,
@@ -261,7 +271,8 @@ KVASIR_DEVICE int64_t RowStart(const LiftArgs& args, int32_t kv_head,
          column[static_cast<uint32_t>(kv_head) * queries + query];
 }
 
-// Two neighbouring numbers of a row, or the first where it is the last.
+// Stores two neighbouring numbers of a row, or only the first if it is the
+// row's last.
 template <typename T>
 KVASIR_DEVICE void StorePair(T* row, int32_t column, int32_t columns,
                              float first, float second) {
@@ -281,7 +292,7 @@ KVASIR_DEVICE void StorePair(T* row, int32_t column, int32_t columns,
 template <typename T, typename Tile>
 class LiftTile {
  public:
-  // `columns`: the tile's first of the KV head's matrix.
+  // `column` is the tile's first column in the KV head's matrix.
   KVASIR_DEVICE LiftTile(const LiftArgs& args, int32_t kv_head, int64_t row,
                          int32_t column)
       : args_(args),
@@ -320,11 +331,11 @@ class LiftTile {
       simt::CommitCopies();
       stage += S::kStageNumbers;
     }
-    T* used = stage;  // its turn comes next to be filled
+    T* used = stage;  // the stage to be filled next
     stage = stages_;
     for (int32_t k = 0; k < depth_; k += Tile::kDepth) {
       simt::WaitCopies<Tile::kStages - 2>();
-      // Everyone's copies are there, and everyone is done with what is used.
+      // All copies have arrived, and all threads have finished with `used`.
       simt::SyncCta();
       if (k + kAhead < depth_) Fetch(k + kAhead, used);
       simt::CommitCopies();
@@ -339,8 +350,8 @@ class LiftTile {
  private:
   using S = Sizes<Tile>;
 
-  // Rows and columns that are not there stay what they were: their sums are
-  // nobody's.
+  // Missing rows and columns keep their old contents; their sums are not
+  // stored.
   KVASIR_DEVICE void Fetch(int32_t k, T* stage) const {
     k += chunk_ * kChunk;
     KVASIR_UNROLL
@@ -357,7 +368,8 @@ class LiftTile {
     }
   }
 
-  // Adds the first `steps` steps of k of a stage, all if there are more.
+  // Adds the products of the first `steps` steps of k of a stage, or of all
+  // steps if it has fewer.
   KVASIR_DEVICE void Multiply(const T* x, const T* weights, int32_t steps) {
     const auto lane = static_cast<int32_t>(simt::Lane());
     const int32_t x_row = FirstRow() + lane % 16;
@@ -365,7 +377,7 @@ class LiftTile {
     KVASIR_UNROLL
     for (int32_t step = 0; step < Tile::kDepth / kStep; step += 2) {
       if (step >= steps) break;
-      uint32_t b[S::kAcross][4];  // of two steps
+      uint32_t b[S::kAcross][4];  // for two steps
       KVASIR_UNROLL
       for (int32_t n = 0; n < S::kAcross; ++n) {
         simt::LoadMatrices<4>(
@@ -410,7 +422,7 @@ class LiftTile {
     }
   }
 
-  // Of the warp.
+  // The first row and column of the warp.
   static KVASIR_DEVICE int32_t FirstRow() {
     return static_cast<int32_t>(simt::Warp()) / Tile::kWarpsAcross * 16 *
            S::kDown;
@@ -426,10 +438,10 @@ class LiftTile {
   const int32_t first_column_;
   T* const stages_;
   int32_t depth_, columns_;
-  int64_t rows_;  // from the tile's first on
+  int64_t rows_;  // from the tile's first row on
   const T* weights_;
   bool wide_weights_;
-  // What the thread fetches.
+  // The chunk and rows that this thread fetches.
   int32_t chunk_, fetched_row_;
   const T* x_[S::kFetchedRows];
   bool wide_[S::kFetchedRows];
@@ -455,7 +467,7 @@ TensorCoreLiftKernel(LiftArgs args) {
       .Compute();
 }
 
-// ----
+// ---- complex_lift
 
 template <typename T>
 KVASIR_KERNEL(kThreads)
@@ -503,7 +515,7 @@ KernelLaunch GridOf(const LiftArgs& args) {
   return launch;
 }
 
-// More of them fill half a tile of many.
+// More rows fill at least half of a large tile.
 constexpr int64_t kMostOfFewRows = 64;
 
 template <typename T>

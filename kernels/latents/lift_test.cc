@@ -20,7 +20,7 @@ struct Case {
   int64_t rows;
   int64_t queries;  // query heads of a KV head
   DType dtype;
-  // Of every KV head's matrix.
+  // In and out of every KV head's matrix.
   std::vector<std::pair<int64_t, int64_t>> in_out;
 };
 
@@ -39,7 +39,7 @@ class Heads {
       matrix.k = in;
       matrix.n = out;
       matrix.dtype = c.dtype;
-      // Aligned, and full of numbers that must not count.
+      // Aligned, and filled with poison that must not be read.
       memory_.push_back(std::make_unique<StoredArray>(
           std::vector<float>(
               static_cast<size_t>(matrix.bytes() / DTypeBytes(c.dtype)),
@@ -67,7 +67,7 @@ class Heads {
     x = RandomFloats(c.rows * x_stride_, 50);
   }
 
-  // Lifts the rows from `first` on; 7 where nothing is written.
+  // Lifts the rows from `first` on. Numbers that are not written stay 7.
   std::vector<float> Run(TestStream& test, int64_t first = 0) const {
     std::vector<float> y(static_cast<size_t>(case_.rows * y_stride), 7.0f);
     LiftParams shape;
@@ -110,7 +110,7 @@ class Heads {
 
 class LiftTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(LiftTest, IsAProductPerHeadAndTheSameBitsEverywhere) {
+TEST_P(LiftTest, EqualsAProductPerHeadWithTheSameBitsOnAllBackEnds) {
   const Case& c = GetParam();
   const Heads heads(c);
   TestStream reference(1, CpuBackend::kReference);
@@ -136,7 +136,7 @@ TEST_P(LiftTest, IsAProductPerHeadAndTheSameBitsEverywhere) {
   ForEachSimdTarget([&] { EXPECT_TRUE(SameBits(truth, heads.Run(three))); });
 }
 
-TEST_P(LiftTest, RowsInFrontOfTheFirstStayAsTheyAre) {
+TEST_P(LiftTest, RowsBeforeTheFirstDoNotChange) {
   const Heads heads(GetParam());
   const int64_t first = GetParam().rows / 2;
   TestStream reference(1, CpuBackend::kReference);
@@ -167,7 +167,7 @@ struct ComplexCase {
 
 class ComplexLiftTest : public ::testing::TestWithParam<ComplexCase> {};
 
-TEST_P(ComplexLiftTest, TimesTheConjugateOfTheLift) {
+TEST_P(ComplexLiftTest, MultipliesByTheConjugateOfTheLift) {
   constexpr int64_t kQueries = 2;
   constexpr int64_t kPairs = 32;
   const ComplexCase& c = GetParam();
@@ -249,7 +249,7 @@ TEST_P(ComplexLiftTest, TimesTheConjugateOfTheLift) {
   }
   TestStream two(2);
   ForEachSimdTarget([&] { EXPECT_TRUE(SameBits(truth, run(two))); });
-  // Rows in front of the first stay as they are.
+  // Rows before the first do not change.
   std::vector<float> last = truth;
   std::fill_n(last.begin(), (c.tokens - 1) * y_stride, kPoison);
   EXPECT_TRUE(SameBits(last, run(reference, c.tokens - 1)));
@@ -266,10 +266,10 @@ INSTANTIATE_TEST_SUITE_P(
                       ComplexCase{kNeighbours, kHalves, false},
                       ComplexCase{kNeighbours, kNeighbours, true},
                       ComplexCase{kHalves, kHalves, true},
-                      // More numbers than one thread keeps for itself.
+                      // More numbers than one thread computes by itself.
                       ComplexCase{kNeighbours, kHalves, false, 50}));
 
-TEST(PackAsTheyLieTest, RefusesWhatDoesNotFit) {
+TEST(PackAsTheyLieTest, RefusesBlocksThatDoNotFit) {
   PackedMatrix shape;
   shape.k = 2;
   shape.n = 40;
@@ -284,7 +284,7 @@ TEST(PackAsTheyLieTest, RefusesWhatDoesNotFit) {
   expect({block.data(), 2, 39}, 0, "row stride 39 below n 40");
 }
 
-TEST(LiftRefusalTest, NamesWhatIsWrong) {
+TEST(LiftRefusalTest, NamesTheWrongField) {
   TestStream test;
   PackedMatrix matrix;
   matrix.k = 64;
@@ -308,7 +308,7 @@ TEST(LiftRefusalTest, NamesWhatIsWrong) {
   expect("3 query heads are no multiple of 2 KV heads");
 }
 
-TEST(ComplexLiftRefusalTest, NamesAPairThatTheHeadHasNot) {
+TEST(ComplexLiftRefusalTest, RefusesAPairThatTheHeadDoesNotHave) {
   TestStream test;
   std::vector<int32_t> pairs = {0, 7, 8};
   const std::vector<ComplexChannels> channels = {{3, pairs.data(), nullptr}};

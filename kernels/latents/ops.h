@@ -1,5 +1,5 @@
-// Ops that make, move and turn latents. The contract of every op:
-// kernels/README.md.
+// Ops that make, move and rotate latents. kernels/README.md has the contract of
+// every op.
 #pragma once
 
 #include "absl/status/status.h"
@@ -21,32 +21,33 @@ using PreparedComplexLift = Prepared<ComplexLiftParams>;
 using PreparedHadamard = Prepared<HadamardParams>;
 using PreparedKvAppend = Prepared<KvAppendParams>;
 
-// Of each query head [Hq].
+// The first column of each query head [Hq].
 struct LiftColumns {
   absl::Span<const int64_t> in;
   absl::Span<const int64_t> out;
 };
 
-// One matrix per KV head. `shape`: strides.
+// One matrix per KV head. `shape` has the strides.
 absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
                                      absl::Span<const PackedMatrix> matrices,
                                      const LiftColumns& columns);
 absl::Status Lift(Stream& stream, const PreparedLift& prepared,
                   const LiftRows& rows, Workspace& workspace);
 
-// One set of channels per KV head. `shape`: strides, pairs and pairings.
+// One set of channels per KV head. `shape` has the strides, the number of pairs
+// and the pairings.
 absl::StatusOr<PreparedComplexLift> Prepare(
     Device& device, const ComplexLiftParams& shape,
     absl::Span<const ComplexChannels> channels, const LiftColumns& columns);
 absl::Status ComplexLift(Stream& stream, const PreparedComplexLift& prepared,
                          const LiftRows& rows, Workspace& workspace);
 
-// A latent of `width` channels from `column` of a row on.
+// A latent of `width` channels that begins at `column` of a row.
 struct HadamardPlace {
   int64_t width = 0;
   int64_t column = 0;
 };
-// `shape`: strides and direction. `shared` outlives what is prepared.
+// `shape` has the strides and the direction. `shared` must outlive the result.
 absl::StatusOr<PreparedHadamard> Prepare(Device& device,
                                          const HadamardParams& shape,
                                          absl::Span<const HadamardPlace> places,
@@ -59,12 +60,12 @@ struct KvAppendShape {
   int64_t page_tokens = 0;     // P
   DType dtype = DType::kF32;   // of activations
   SlotMetadata metadata = {};  // of the layer, if it may evict
-  // Slots are bytes from the parts' arenas on instead, at each of which a page
-  // of one slot begins: rows that lie anywhere. page_tokens is 1, and there is
-  // no metadata.
+  // Slots are byte offsets from the parts' arenas instead. At each offset
+  // begins a page of one slot, so rows may be anywhere. page_tokens must be 1,
+  // and there is no metadata.
   bool slots_are_bytes = false;
 };
-// Groups, runs and units of the parts are host memory, and copied.
+// Groups, runs and units of the parts are host memory and are copied.
 absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
                                          const KvAppendShape& shape,
                                          absl::Span<const KvAppendPart> parts);

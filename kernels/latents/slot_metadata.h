@@ -1,10 +1,10 @@
-// What eviction keeps of a slot beside its latents: the attention mass that it
-// received, its position, and how badly its key and value were quantized.
-// C++17.
+// Data that eviction keeps of a slot in addition to its latents: the attention
+// mass that it received, its position, and the quantization errors of its key
+// and value. C++17.
 //
-// A unit is a set of KV heads that give up the same tokens. The planes lie in a
-// layer's pages behind the tiles, each [units][slots of the page], so that what
-// many slots have of one kind is read in one run.
+// A unit is a set of KV heads that evict the same tokens. The planes follow the
+// tiles in a layer's pages. Each is [units][slots of the page], so that one
+// kind of data of many slots is contiguous.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +14,30 @@
 
 namespace kvasir::kernels {
 
-// Sides whose errors a plane has.
+// Sides (keys, values) that may have a plane of errors.
 inline constexpr int kErrorSides = 2;
 enum ErrorSide : int { kKeyError = 0, kValueError = 1 };
 
-// Of a layer. Without units nothing else counts.
+// Metadata of a layer. If there are no units, the other members have no
+// meaning.
 template <template <typename> class Ptr>
 struct SlotMetadataIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
   int64_t page_bytes = 0;
   int64_t page_tokens = 0;  // P
   int64_t num_units = 0;    // U; 0: the layer evicts nothing
-  // Where planes begin in a page: multiples of their numbers' size.
+  // Offsets of the planes in a page. They are multiples of the size of the
+  // planes' numbers.
   int64_t scores_offset = 0;     // [U, P] float32
   int64_t positions_offset = 0;  // [U, P] uint32
-  // [U, P] bytes (EncodeError) of keys, of values; below 0: no codes, no plane.
+  // [U, P] bytes (EncodeError), for keys and for values. Below 0: the side has
+  // no codes, and so no plane.
   int64_t error_offset[kErrorSides] = {-1, -1};
 };
 using SlotMetadata = SlotMetadataIn<DevicePtr>;
 using SlotMetadataArgs = SlotMetadataIn<LaunchPtr>;
 
-// What a page's slots have of a unit [P].
+// The numbers of a page's slots for one unit [P].
 KVASIR_HOST_DEVICE inline char* PlaneOfUnit(const SlotMetadataArgs& metadata,
                                             int64_t offset,
                                             int64_t number_bytes, int64_t page,
@@ -52,7 +55,7 @@ KVASIR_HOST_DEVICE inline uint32_t* PositionsOf(
   return reinterpret_cast<uint32_t*>(PlaneOfUnit(
       metadata, metadata.positions_offset, sizeof(uint32_t), page, unit));
 }
-// Null where the side has no codes.
+// Null if the side has no codes.
 KVASIR_HOST_DEVICE inline uint8_t* ErrorsOf(const SlotMetadataArgs& metadata,
                                             int side, int64_t page,
                                             int64_t unit) {

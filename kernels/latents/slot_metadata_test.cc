@@ -18,10 +18,10 @@ constexpr int64_t kPageTokens = 32;
 constexpr int64_t kPages = 3;
 constexpr int64_t kHeads = 4;
 constexpr int64_t kUnits = 2;
-// Heads 0 and 1 in one unit, which groups of two heads do not straddle.
+// Heads 0 and 1 are one unit. No group of two heads has heads of both units.
 int32_t UnitOfHead(int64_t head) { return head < 2 ? 0 : 1; }
 
-// Planes with a gap before each and behind the last.
+// Planes with a gap before each and after the last.
 SlotMetadataArgs Planes() {
   SlotMetadataArgs metadata;
   metadata.page_tokens = kPageTokens;
@@ -91,7 +91,7 @@ absl::Status Append(TestStream& test, const Sides& sides,
                   test.workspace());
 }
 
-// The L2 norm of what a unit's latents are off by, in float64.
+// The L2 norm of the errors of a unit's latents, in float64.
 double ErrorOf(const TestPart& part, const float* row, int64_t unit,
                int64_t slot) {
   double squares = 0;
@@ -187,7 +187,7 @@ TEST(SlotMetadataTest, AppendWritesScoresPositionsAndErrorsOfEveryCodec) {
   }
 }
 
-TEST(SlotMetadataTest, NumbersHaveNoError) {
+TEST(SlotMetadataTest, PartsOfNumbersHaveNoError) {
   Sides sides({.widths = {24}}, {.widths = {24}, .bits = {8}});
   std::vector<char> memory(kPages * 1152, '\x55');
   SlotMetadataArgs metadata = Planes();
@@ -200,7 +200,7 @@ TEST(SlotMetadataTest, NumbersHaveNoError) {
 }
 
 // Keys and values are lifted from one latent.
-TEST(SlotMetadataTest, AJointPartsErrorsAreThoseOfBothSides) {
+TEST(SlotMetadataTest, ErrorsOfAJointPartCountForBothSides) {
   Sides sides({.widths = {24}, .bits = {3}}, {.widths = {24}, .bits = {8}});
   std::vector<char> memory(kPages * 1152, '\x55');
   SlotMetadataArgs metadata = Planes();
@@ -228,7 +228,7 @@ TEST(SlotMetadataTest, AJointPartsErrorsAreThoseOfBothSides) {
   }
 }
 
-TEST(SlotMetadataTest, RefusesWhatDoesNotFit) {
+TEST(SlotMetadataTest, RefusesInvalidMetadata) {
   Sides sides({.widths = {24}, .bits = {8}}, {.widths = {24}, .bits = {8}});
   std::vector<char> memory(kPages * 1152);
   const auto numbers = RandomFloats(sides.width(), 5);
@@ -255,7 +255,7 @@ TEST(SlotMetadataTest, RefusesWhatDoesNotFit) {
   SlotMetadataArgs metadata = Planes();
   metadata.arena = memory.data();
   EXPECT_THAT(Append(simd, sides, metadata, numbers, {1}, {}),
-              invalid("metadata of slots wants positions"));
+              invalid("slot metadata needs positions"));
 }
 
 }  // namespace

@@ -31,13 +31,13 @@
 // with 16 rows 1 mma, 1.5 ldmatrix and 0.75 cp.async; with all that goes with
 // them 3.3 lane instructions to a byte of W (counted in PTX).
 #include "kernels/device/gemm.h"
+#include "kernels/linear/matmul.h"
 #include "kernels/linear/tile_order.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/memory.h"
 #include "kernels/simt/mma.h"
 #include "kernels/simt/numbers.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

@@ -9,8 +9,8 @@
 // one reciprocal), gelu_tanh about 20, relu 2; at 16 bits gelu has 8 to a byte,
 // which is as many as a GPU has time for. Floor: bytes over the memory's
 // bandwidth.
+#include "kernels/rowwise/activation.h"
 #include "kernels/simd/scalar_math.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

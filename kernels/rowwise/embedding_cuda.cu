@@ -7,8 +7,8 @@
 // positions M of theirs. Operations: conversions, and M additions. Floor: bytes
 // over the memory's bandwidth; a step has few of them beside its weights, so
 // numbers are moved one at a time.
+#include "kernels/rowwise/embedding.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

@@ -13,8 +13,8 @@
 // what is longer. Operations: 2 M fused ones of kRms and 4 M of kLayer, besides
 // conversions: a row is bound by its bytes. Floor: bytes over the memory's
 // bandwidth.
+#include "kernels/rowwise/norm.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

@@ -11,9 +11,9 @@
 // bandwidth, while there are a few heads to an angle.
 #include <algorithm>
 
+#include "kernels/rowwise/rope.h"
 #include "kernels/simd/scalar_math.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

@@ -10,7 +10,7 @@
 // B; gather_rows reads and writes N B.
 // Operations: conversions and N additions (T N); none. Floor: bytes over the
 // memory's bandwidth.
-#include "kernels/simt/op_table.h"
+#include "kernels/rowwise/rows.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

@@ -8,8 +8,8 @@
 // a number. Operations: about 20 of float32 to a number of the output, one
 // exponential and one division among them; at 16 bits that is 3.3 to a byte, so
 // it is bound by its bytes. Floor: bytes over the memory's bandwidth.
+#include "kernels/rowwise/silu_mul.h"
 #include "kernels/simd/scalar_math.h"
-#include "kernels/simt/op_table.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {

@@ -8,9 +8,9 @@
 // once more from the caches. Operations: about 20 to a logit for its
 // exponential. Floor: bytes over the memory's bandwidth while there are as many
 // rows as multiprocessors; a row alone is as fast as one multiprocessor reads.
+#include "kernels/sampling/log_softmax.h"
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {

@@ -30,7 +30,6 @@
 #include "kernels/sampling/sample.h"
 #include "kernels/sampling/top_ids_cuda.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {

@@ -1,6 +1,6 @@
-// Copies from global to shared memory that run beside the thread that asked for
-// them. Until they are waited for the destination holds anything, and the
-// source must stay. C++17.
+// Asynchronous copies from global to shared memory. Until they are waited for,
+// the contents of the destination are undefined and the source must not change.
+// C++17.
 #pragma once
 
 #include "kernels/simt/grid.h"
@@ -8,8 +8,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// `bytes` of 4, 8 or 16 (which pass the first-level cache by), both sides
-// aligned to them.
+// `bytes` is 4, 8 or 16. Both addresses are aligned to it. Copies of 16 bytes
+// bypass the first-level cache.
 template <int bytes>
 KVASIR_DEVICE void CopyAsync(void* shared, const void* global,
                              Site site = Site::Here()) {
@@ -32,8 +32,8 @@ KVASIR_DEVICE void CopyAsync(void* shared, const void* global,
 #endif
 }
 
-// What this thread asked for since the last commit is one group, even if it is
-// none.
+// Makes one group of all copies that this thread started since the last commit.
+// The group may be empty.
 KVASIR_DEVICE void CommitCopies(Site site = Site::Here()) {
 #ifdef __CUDACC__
   (void)site;
@@ -43,8 +43,8 @@ KVASIR_DEVICE void CommitCopies(Site site = Site::Here()) {
 #endif
 }
 
-// Waits until at most the `pending` last groups of this thread are under way.
-// Others see what has landed behind a barrier alone.
+// Waits until at most the last `pending` groups of this thread are unfinished.
+// Other threads see the copied data only after a barrier.
 template <int pending>
 KVASIR_DEVICE void WaitCopies(Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -55,14 +55,14 @@ KVASIR_DEVICE void WaitCopies(Site site = Site::Here()) {
 #endif
 }
 
-// A barrier in shared memory (8 bytes) whose phase ends when `count` arrivals
-// and all bytes that were announced are in. Phases count from 0. Bulk copies
-// are sm_90's: a kernel for sm_80 traps in these.
+// A barrier in shared memory (8 bytes). Its phase ends when `count` threads
+// have arrived and all announced bytes have been copied. Phases count from 0.
+// Bulk copies need sm_90: a kernel compiled for sm_80 traps in these functions.
 struct alignas(8) CopyBarrier {
   uint64_t state;
 };
 
-// By one thread, before a barrier of those that use it.
+// Called by one thread. A barrier of all threads that use it must follow.
 KVASIR_DEVICE void InitCopyBarrier(CopyBarrier* barrier, uint32_t count,
                                    Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -82,8 +82,8 @@ KVASIR_DEVICE void InitCopyBarrier(CopyBarrier* barrier, uint32_t count,
 #endif
 }
 
-// One arrival, which orders what this thread did before against those that
-// wait; and `bytes` more to come by bulk copies.
+// Arrives once, and announces `bytes` more by bulk copies. Threads that wait
+// see everything that this thread did before.
 KVASIR_DEVICE void ArriveExpecting(CopyBarrier* barrier, uint32_t bytes,
                                    Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -101,7 +101,7 @@ KVASIR_DEVICE void ArriveExpecting(CopyBarrier* barrier, uint32_t bytes,
   emulation::ArriveExpecting(barrier, bytes, site);
 #endif
 }
-// Waits for the end of `phase`, by its parity.
+// Waits for the end of phase `phase`.
 KVASIR_DEVICE void WaitPhase(CopyBarrier* barrier, uint32_t phase,
                              Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -126,8 +126,9 @@ KVASIR_DEVICE void WaitPhase(CopyBarrier* barrier, uint32_t phase,
 #endif
 }
 
-// A run of `bytes` (16 at a time, both sides aligned to 16), by one thread;
-// `barrier`'s phase gets the bytes when they are there.
+// Copies `bytes` (a multiple of 16, both addresses aligned to 16). Called by
+// one thread. When the bytes have arrived, they are added to the phase of
+// `barrier`.
 KVASIR_DEVICE void CopyBulk(void* shared, const void* global, uint32_t bytes,
                             CopyBarrier* barrier, Site site = Site::Here()) {
 #ifdef __CUDACC__

@@ -1,12 +1,12 @@
-// Where a thread is, and what waits for other threads: indices, shared memory,
-// barriers, fences. C++17.
+// Indices of threads and CTAs, shared memory, barriers and fences. C++17.
 #pragma once
 
 #include "kernels/simt/target.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// Of the thread in its CTA, of the CTA in its grid, and how many there are.
+// The index of the thread in its CTA and of the CTA in its grid, and the
+// numbers of threads and CTAs.
 #ifdef __CUDACC__
 KVASIR_DEVICE uint32_t Thread() { return threadIdx.x; }
 KVASIR_DEVICE uint32_t Threads() { return blockDim.x; }
@@ -26,7 +26,7 @@ KVASIR_DEVICE uint32_t Lane() { return Thread() % kWarp; }
 KVASIR_DEVICE uint32_t Warp() { return Thread() / kWarp; }
 
 // The CTA's dynamic shared memory (KernelLaunch::shared_bytes), aligned to 128
-// bytes. All shared memory is dynamic. It starts with any content.
+// bytes. All shared memory is dynamic. Its initial contents are undefined.
 KVASIR_DEVICE char* Shared() {
 #ifdef __CUDACC__
   extern __shared__ __align__(128) char shared[];
@@ -43,8 +43,9 @@ KVASIR_DEVICE uint32_t SharedAddress(const void* pointer) {
 }
 #endif
 
-// All threads of the CTA arrive, and see what any of them did before. Every
-// thread comes to the same call; none has ended.
+// Waits for all threads of the CTA. Afterwards each sees everything that any of
+// them did before. Every thread must make the same call, and none may have
+// ended.
 KVASIR_DEVICE void SyncCta(Site site = Site::Here()) {
 #ifdef __CUDACC__
   (void)site;
@@ -54,8 +55,9 @@ KVASIR_DEVICE void SyncCta(Site site = Site::Here()) {
 #endif
 }
 
-// `threads` threads (whole warps) of the CTA arrive at barrier `id` (1 to 15),
-// from wherever they are: some wait (Sync), others only arrive.
+// Barrier `id` (1 to 15) of `threads` threads (whole warps) of the CTA, which
+// may call it from different places. SyncBarrier arrives and waits;
+// ArriveBarrier only arrives.
 KVASIR_DEVICE void SyncBarrier(uint32_t id, uint32_t threads,
                                Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -75,8 +77,8 @@ KVASIR_DEVICE void ArriveBarrier(uint32_t id, uint32_t threads,
 #endif
 }
 
-// The lanes of `mask`, the caller's among them, arrive and see what any of
-// them did before.
+// Waits for the lanes of `mask`, which includes the caller's. Afterwards each
+// sees everything that any of them did before.
 KVASIR_DEVICE void SyncWarp(uint32_t mask = kWholeWarp,
                             Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -87,9 +89,10 @@ KVASIR_DEVICE void SyncWarp(uint32_t mask = kWholeWarp,
 #endif
 }
 
-// Orders what this thread did before against its own atomics, relaxed and
-// volatile accesses after it, and those before it against what it does after,
-// for the threads in scope that fence (or acquire and release) likewise.
+// A fence of the given scope. Everything this thread did before is ordered
+// before its own later atomic, relaxed and volatile accesses; such accesses
+// before the fence are ordered before everything it does after. This holds
+// towards threads in scope that also fence, or acquire and release.
 template <Scope scope>
 KVASIR_DEVICE void Fence(Site site = Site::Here()) {
 #ifdef __CUDACC__

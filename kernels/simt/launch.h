@@ -1,4 +1,4 @@
-// Puts a kernel on a stream, for either target. C++17.
+// Enqueues a kernel on a stream, for either target. C++17.
 #pragma once
 
 #include <type_traits>
@@ -9,20 +9,20 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// What a grid has room for.
+// The most CTAs of a grid in x and in y.
 inline constexpr uint32_t kMostCtasX = 0x7fffffff;
 inline constexpr uint32_t kMostCtasY = 0xffff;
 
-// CTAs in x for `count` of which each takes `of_each`; in y where `most` is
-// kMostCtasY.
-inline uint32_t Ctas(int64_t count, int64_t of_each = 1,
+// The number of CTAs for `count` items if each takes `items_per_cta`. For y,
+// pass kMostCtasY as `most`.
+inline uint32_t Ctas(int64_t count, int64_t items_per_cta = 1,
                      uint32_t most = kMostCtasX) {
-  const int64_t ctas = (count + of_each - 1) / of_each;
+  const int64_t ctas = (count + items_per_cta - 1) / items_per_cta;
   KVASIR_CHECK(ctas >= 0 && ctas <= int64_t{most});
   return static_cast<uint32_t>(ctas);
 }
 
-// Enqueues kernel(args); nothing where the grid is empty.
+// Enqueues kernel(args). Enqueues nothing if the grid is empty.
 template <typename Args>
 void Launch(Launcher& launcher, KernelLaunch launch, void (*kernel)(Args),
             const std::common_type_t<Args>& args) {

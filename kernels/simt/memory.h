@@ -1,13 +1,14 @@
-// Loads, stores and atomics. Plain loads and stores through a pointer are fine
-// wherever nothing else is asked for; these say how, are looked at (alignment,
-// whose memory) and are counted (sectors, bank conflicts). C++17.
+// Loads, stores and atomics. Plain accesses through a pointer are allowed too.
+// These functions state how memory is accessed; the emulator checks them
+// (alignment, which memory) and counts them (sectors, bank conflicts). C++17.
 #pragma once
 
 #include "kernels/simt/target.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// T is trivially copyable, of 1, 2, 4, 8 or 16 bytes, and aligned to its size.
+// T is trivially copyable, has 1, 2, 4, 8 or 16 bytes and is aligned to its
+// size.
 template <typename T>
 KVASIR_DEVICE T LoadGlobal(const T* from, Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -47,8 +48,8 @@ KVASIR_DEVICE void StoreShared(T* to, const T& value,
   *to = value;
 }
 
-// What nobody writes while the kernel runs, and is read once: leaves the
-// caches to others. 2, 4, 8 or 16 bytes.
+// For data that is read once and that no thread writes while the kernel runs:
+// it takes no space in the first-level cache. 2, 4, 8 or 16 bytes.
 template <typename T>
 KVASIR_DEVICE T LoadOnce(const T* from, Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -78,9 +79,9 @@ KVASIR_DEVICE T LoadOnce(const T* from, Site site = Site::Here()) {
 #endif
 }
 
-// Accesses that other threads see as a whole, in the scope of the device. T is
-// of 4 or 8 bytes. Relaxed ones order nothing by themselves; a fence on either
-// side does. An acquire sees what was done before the release it reads.
+// Accesses that other threads of the device see as a whole. T has 4 or 8 bytes.
+// Relaxed accesses order nothing by themselves; a fence on either side does. An
+// acquire sees everything that was done before the release that it reads.
 enum class Order : uint8_t { kRelaxed, kAcquire, kRelease };
 
 template <Order order = Order::kRelaxed, typename T>
@@ -159,9 +160,9 @@ KVASIR_DEVICE void StoreAtomic(T* to, T value, Site site = Site::Here()) {
 #endif
 }
 
-// Relaxed, in global or shared memory; they return what was there before. In
-// scope of the CTA: all threads that touch the address belong to it. (A result
-// that nobody looks at makes nvcc issue a `red`.)
+// Relaxed, in global or shared memory. They return the previous value. With the
+// scope of a CTA, only threads of one CTA may access the address. If the result
+// is unused, nvcc issues a `red`.
 template <Scope scope = Scope::kGpu>
 KVASIR_DEVICE uint32_t AtomicAdd(uint32_t* at, uint32_t value,
                                  Site site = Site::Here()) {
@@ -212,7 +213,7 @@ KVASIR_DEVICE int32_t AtomicMax(int32_t* at, int32_t value,
                                            scope == Scope::kGpu, site));
 #endif
 }
-// Puts `value` there if `expected` is.
+// Stores `value` if the current value is `expected`.
 template <Scope scope = Scope::kGpu>
 KVASIR_DEVICE uint32_t AtomicCas(uint32_t* at, uint32_t expected,
                                  uint32_t value, Site site = Site::Here()) {

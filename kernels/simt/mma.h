@@ -1,10 +1,10 @@
-// Matrix products of a warp, and the loads that bring their operands. All 32
-// lanes take part; with g = lane / 4 and c = lane % 4, a lane holds
+// Matrix products of a warp, and the loads of their operands. All 32 lanes take
+// part. With g = lane / 4 and c = lane % 4, a lane holds
 //   a[0..3]: A[g][2c,2c+1], A[g+8][2c,2c+1], A[g][2c+8,2c+9], A[g+8][2c+8,2c+9]
 //   b[0..1]: B[2c,2c+1][g], B[2c+8,2c+9][g]
 //   d[0..3]: D[g][2c], D[g][2c+1], D[g+8][2c], D[g+8][2c+1]
-// of A [16, 16], B [16, 8] and D [16, 8]; a word has the lower index below.
-// C++17.
+// of A [16, 16], B [16, 8] and D [16, 8]. The lower index is in the lower half
+// of a word. C++17.
 #pragma once
 
 #include "kernels/device/dtype.h"
@@ -13,8 +13,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// d += a b, summed in float32. The emulator rounds each element once; a GPU
-// sums in an order of its own.
+// d += a b, summed in float32. The emulator rounds each element once. A GPU
+// adds in an order of its own.
 KVASIR_DEVICE void MmaBf16(float (&d)[4], const uint32_t (&a)[4],
                            const uint32_t (&b)[2], Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -40,7 +40,7 @@ KVASIR_DEVICE void MmaF16(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// The same by the type of A and B.
+// The type of A and B chooses the function.
 KVASIR_DEVICE void Mma(Bf16, float (&d)[4], const uint32_t (&a)[4],
                        const uint32_t (&b)[2], Site site = Site::Here()) {
   MmaBf16(d, a, b, site);
@@ -50,10 +50,10 @@ KVASIR_DEVICE void Mma(F16, float (&d)[4], const uint32_t (&a)[4],
   MmaF16(d, a, b, site);
 }
 
-// `count` (1, 2, 4) matrices of 8 x 8 numbers of 2 bytes from shared memory.
-// Lane 8m + r names row r of matrix m: 16 bytes, aligned; lanes from 8 * count
-// on name nothing. A lane gets of matrix m the word at [g][2c, 2c + 1], or with
-// `transposed` [2c, 2c + 1][g].
+// Loads `count` (1, 2 or 4) matrices of 8 x 8 numbers of 2 bytes from shared
+// memory. Lane 8m + r passes the address of row r of matrix m: 16 aligned
+// bytes. Lanes from 8 * count on pass any address. For matrix m, a lane
+// receives the word at [g][2c, 2c + 1], or if `transposed` at [2c, 2c + 1][g].
 template <int count, bool transposed = false>
 KVASIR_DEVICE void LoadMatrices(uint32_t (&words)[count], const void* row,
                                 Site site = Site::Here()) {

@@ -1,6 +1,6 @@
-// Numbers: conversions, pairs of 16-bit floats, bytes, exponentials. Each has
-// defined bits on the host; where a GPU's may differ, by how much is said.
-// C++17.
+// Conversions, pairs of 16-bit floats, bytes and exponentials. Each function
+// has defined bits on the host. If a GPU's may differ, the comment says by how
+// much. C++17.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// Exact. (A NaN stays one; from fp16 a GPU's is 0x7fffffff.)
+// Exact. A NaN stays a NaN; a GPU converts those of fp16 to 0x7fffffff.
 KVASIR_DEVICE float ToFloat(float value) { return value; }
 KVASIR_DEVICE float ToFloat(Bf16 value) {
   return BitsAs<float>(static_cast<uint32_t>(value.bits) << 16);
@@ -25,8 +25,9 @@ KVASIR_DEVICE float ToFloat(F16 value) {
 #endif
 }
 
-// Rounded to nearest, ties to even. (A NaN stays one: in 16 bits a GPU's is
-// 0x7fff, the host's has its sign and upper bits. What compares takes any.)
+// Rounds to nearest, ties to even. A NaN stays a NaN: on a GPU it becomes
+// 0x7fff in 16 bits, on the host it keeps its sign and upper bits. Comparisons
+// of the two accept any NaN.
 template <typename T>
 KVASIR_DEVICE T FromFloat(float value) {
   if constexpr (sizeof(T) == sizeof(float)) {
@@ -46,7 +47,7 @@ KVASIR_DEVICE T FromFloat(float value) {
   }
 }
 
-// A product and a sum, rounded once.
+// a * b + c, rounded once.
 KVASIR_DEVICE float Fma(float a, float b, float c) {
 #ifdef __CUDACC__
   return __fmaf_rn(a, b, c);
@@ -55,7 +56,7 @@ KVASIR_DEVICE float Fma(float a, float b, float c) {
 #endif
 }
 
-// Rounded correctly.
+// Correctly rounded.
 KVASIR_DEVICE float Sqrt(float x) {
 #ifdef __CUDACC__
   return __fsqrt_rn(x);
@@ -64,8 +65,8 @@ KVASIR_DEVICE float Sqrt(float x) {
 #endif
 }
 
-// The larger one, -0 below 0; a NaN gives way to a number. The same bits
-// whichever comes first, of two NaNs too.
+// The larger number; -0 counts as below 0, and a NaN loses to a number. The
+// bits do not depend on the order of the operands, not even for two NaNs.
 KVASIR_DEVICE float Max(float a, float b) {
 #ifdef __CUDACC__
   float most;
@@ -79,8 +80,8 @@ KVASIR_DEVICE float Max(float a, float b) {
 #endif
 }
 
-// 2^x. The host: to the nearest float; a GPU (ex2.approx.ftz): within 2 ulp.
-// Both give 0 for results below 2^-126.
+// 2^x. The host rounds to the nearest float; a GPU (ex2.approx.ftz) is within 2
+// ulp. Both return 0 for results below 2^-126.
 KVASIR_DEVICE float Exp2(float x) {
 #ifdef __CUDACC__
   float power;
@@ -93,9 +94,9 @@ KVASIR_DEVICE float Exp2(float x) {
 }
 inline constexpr float kLog2E = 1.44269504f;
 
-// Pairs of 16-bit floats in a word, the first below: a b + c, rounded once.
-// sm_80 has no other arithmetic on bf16: a sum is a times 1 plus c, which is
-// exact.
+// Arithmetic on pairs of 16-bit floats in a word, the first in the lower half.
+// FmaPair is a b + c, rounded once. sm_80 has no other arithmetic on bf16, so a
+// sum is a times 1 plus c, which has the same rounding.
 KVASIR_DEVICE uint32_t FmaPair(Bf16, uint32_t a, uint32_t b, uint32_t c) {
 #ifdef __CUDACC__
   uint32_t d;
@@ -126,12 +127,12 @@ template <typename T>
 KVASIR_DEVICE uint32_t SubPair(uint32_t a, uint32_t b) {
   return FmaPair(T{}, b, PairOfOnes<T>() ^ 0x80008000u, a);
 }
-// (A product of -0 is -0: the third operand is -0 too.)
+// The third operand is -0, so that a product of -0 stays -0.
 template <typename T>
 KVASIR_DEVICE uint32_t MulPair(uint32_t a, uint32_t b) {
   return FmaPair(T{}, a, b, 0x80008000u);
 }
-// The lesser one of each half, of float16; a NaN gives way to a number.
+// The lesser of each half, for float16. A NaN loses to a number.
 KVASIR_DEVICE uint32_t MinPair(uint32_t a, uint32_t b) {
 #ifdef __CUDACC__
   uint32_t least;
@@ -142,7 +143,7 @@ KVASIR_DEVICE uint32_t MinPair(uint32_t a, uint32_t b) {
   for (int shift = 0; shift < 32; shift += 16) {
     const auto of_a = F16{static_cast<uint16_t>(a >> shift)};
     const auto of_b = F16{static_cast<uint16_t>(b >> shift)};
-    // (That of two zeros is the negative one.)
+    // The minimum of two zeros is the negative one.
     const float min = -Max(-kernels::ToFloat(of_a), -kernels::ToFloat(of_b));
     least |= static_cast<uint32_t>(FromFloat<F16>(min).bits) << shift;
   }
@@ -153,7 +154,7 @@ KVASIR_DEVICE uint32_t MinPair(uint32_t a, uint32_t b) {
 template <typename T>
 KVASIR_DEVICE uint32_t MakePair(float first, float second) {
 #ifdef __CUDACC__
-  uint32_t pair;  // the first operand goes above
+  uint32_t pair;  // the first operand becomes the upper half
   if constexpr (DTypeOf<T>::kValue == DType::kBf16) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   } else {
@@ -166,8 +167,8 @@ KVASIR_DEVICE uint32_t MakePair(float first, float second) {
 #endif
 }
 
-// word & mask | other: one instruction, of which nvcc makes two where both are
-// constants.
+// word & mask | other in one instruction. nvcc would make two if both operands
+// are constants.
 KVASIR_DEVICE uint32_t AndOr(uint32_t word, uint32_t mask, uint32_t other) {
 #ifdef __CUDACC__
   uint32_t bits;
@@ -180,8 +181,9 @@ KVASIR_DEVICE uint32_t AndOr(uint32_t word, uint32_t mask, uint32_t other) {
 #endif
 }
 
-// Four of the eight bytes of (b, a), a's below: byte i of the result is that
-// which nibble i of `selector` names; its bit 3 spreads that byte's sign.
+// Four of the eight bytes of (b, a), where a's are the lower ones. Byte i of
+// the result is the byte whose index is in nibble i of `selector`. Bit 3 of the
+// nibble fills the byte with that byte's sign instead.
 KVASIR_DEVICE uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector) {
 #ifdef __CUDACC__
   uint32_t bytes;

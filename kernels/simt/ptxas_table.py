@@ -1,10 +1,10 @@
-"""What ptxas says of each kernel. Fails where one spills that may not, and where
-a kernel of an op needs over 5 % more than ptxas.txt beside this says, or is not in it.
+"""Prints what ptxas reports about each kernel. Fails if a kernel spills that must not, and
+if a kernel of an op needs over 5 % more than ptxas.txt in this folder says or is not in it.
 
     ptxas_table.py [--nvcc NVCC] [--without WHY] [--write] REPORT...
 
-A report is the output of nvcc -Xptxas -v; those of ops are named <op>_cuda.
-NVCC's release says whether figures can be compared. --write writes ptxas.txt.
+A report is the output of nvcc -Xptxas -v. Reports of ops are named <op>_cuda.
+Figures are compared only if NVCC has the release of ptxas.txt. --write writes ptxas.txt.
 """
 
 import argparse
@@ -15,8 +15,8 @@ import sys
 
 SKIPPED = 77
 GROWTH = 1.05
-# Its registers are sums and scores of 32 rows: what it spills is the state of an item, which is
-# read where chunks begin and not where they are multiplied.
+# Its registers hold the sums and scores of 32 rows. It spills the state of an
+# item, which is read at the start of a chunk and not in the loops of products.
 MAY_SPILL = "prefill_attention: PrefillKernel<"
 FIGURES = ("registers", "bytes spilled", "bytes of stack", "bytes of static shared memory")
 TABLE = pathlib.Path(__file__).with_name("ptxas.txt")
@@ -41,13 +41,13 @@ def readable(names):
     short = []
     for name in done.stdout.splitlines():
         name = name.replace("(anonymous namespace)::", "")
-        # A value of an enum is "(Kind)2".
+        # c++filt prints a value of an enum as "(Kind)2".
         short.append(re.sub(r"\(\w+\)(?=\d)", "", re.sub(r"\b(?:\w+::)+", "", name)))
     return short
 
 
 def figures(reports):
-    """{"norm: NormKernel<float, 4>": {"sm_80": FIGURES}}; ops and others apart."""
+    """Returns {"norm: NormKernel<float, 4>": {"sm_80": FIGURES}} for ops, then for others."""
     ops, others = {}, {}
     for report in reports:
         found = list(ENTRY.finditer(report.read_text()))
@@ -92,7 +92,7 @@ def differences(have, want):
     for name in sorted(have.keys() - want.keys()):
         yield f"{name} is not in {TABLE.name}"
     for name in sorted(want.keys() - have.keys()):
-        yield f"{name} is in {TABLE.name} and no kernel any more"
+        yield f"{name} is in {TABLE.name} but no longer a kernel"
     for name in sorted(have.keys() & want.keys()):
         if have[name].keys() != want[name].keys():
             yield f"{name}: for {sorted(have[name])}, in {TABLE.name} {sorted(want[name])}"
@@ -126,11 +126,11 @@ def main():
             differing = list(differences(ops, committed(text)))
             if differing:
                 differing.append(
-                    "if it should be so: python3 "
+                    "if this is intended, run python3 "
                     + " ".join([sys.argv[0], "--write", *map(str, args.reports)]))
             problems += differing
         else:
-            print(f"not compared: {TABLE.name} is of nvcc {of}, this is {release}")
+            print(f"not compared: {TABLE.name} was written with nvcc {of}, this is {release}")
     if problems:
         sys.exit("\n".join(problems))
 

@@ -1,5 +1,5 @@
-// Rows of activations in kernels: packs of neighbouring numbers, how a grid
-// shares rows, and sums over a CTA. C++17.
+// Rows of activations in kernels: packs of neighbouring numbers, the division
+// of rows among a grid, and sums over a CTA. C++17.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// Numbers that one access moves: as many as 16 bytes hold, or one.
+// The numbers that one access moves: those in 16 bytes, or one.
 template <typename T, int n>
 struct alignas(sizeof(T) * n) Pack {
   T number[n];
@@ -20,9 +20,9 @@ struct alignas(sizeof(T) * n) Pack {
 template <typename T>
 inline constexpr int kWidePack = 16 / static_cast<int>(sizeof(T));
 
-// Whether rows of `columns` numbers (or so far apart) can be taken in wide
-// packs: these pointers (null: not there) are aligned to 16 bytes, and so is
-// each row.
+// Whether rows of `columns` numbers (or rows that are so far apart) can be
+// accessed in wide packs: the pointers and every row must be aligned to 16
+// bytes. Null pointers are ignored.
 template <typename T, typename... Pointers>
 bool WideRows(int64_t columns, const Pointers*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ... &&
@@ -45,7 +45,7 @@ KVASIR_DEVICE float LoadNumber(const void* numbers, DType dtype, int64_t i,
   return LoadGlobal(static_cast<const float*>(numbers) + i, site);
 }
 
-// n (1, 4, 8) float32, aligned to 16 bytes where there are several.
+// Loads n (1, 4 or 8) float32. They are aligned to 16 bytes if n > 1.
 template <int n>
 KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],
                               Site site = Site::Here()) {
@@ -60,9 +60,9 @@ KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],
   }
 }
 
-// Ops on rows that know no neighbours: 2^row_threads_log2 threads of a CTA take
-// neighbouring packs of a row, the others those of further rows; CTAs in x
-// share a row, those in y go on by rows.
+// For ops whose numbers do not depend on their neighbours. 2^row_threads_log2
+// threads of a CTA take neighbouring packs of one row, and the other threads
+// take further rows. CTAs in x share a row; CTAs in y take further rows.
 inline constexpr uint32_t kRowThreads = 256;
 template <typename Args>
 struct OnRows {
@@ -70,8 +70,8 @@ struct OnRows {
   uint32_t row_threads_log2;
 };
 
-// Calls visit(row, first column) for the packs of n numbers that are the
-// thread's, of rows of `columns`.
+// Calls visit(row, first column) for this thread's packs of n numbers, in rows
+// of `columns` numbers.
 template <int n, typename Args, typename Visit>
 KVASIR_DEVICE void ForPacksOfRows(const OnRows<Args>& on, int64_t num_rows,
                                   int64_t columns, const Visit& visit) {
@@ -88,8 +88,9 @@ KVASIR_DEVICE void ForPacksOfRows(const OnRows<Args>& on, int64_t num_rows,
   }
 }
 
-// Enqueues a kernel that does: of `packs` to a row, over as many CTAs as are
-// resident together, which go on until all rows are done.
+// Enqueues a kernel that calls ForPacksOfRows with `packs` packs per row. The
+// grid has as many CTAs as are resident together; they loop until all rows are
+// done.
 template <typename Args>
 void LaunchOnRows(Launcher& launcher, const char* name, int64_t num_rows,
                   int64_t packs, void (*kernel)(OnRows<Args>),
@@ -112,14 +113,14 @@ void LaunchOnRows(Launcher& launcher, const char* name, int64_t num_rows,
   Launch(launcher, launch, kernel, on);
 }
 
-// The sum over all threads of the CTA, the same bits in each: a warp's numbers
-// as WarpSum adds them, then the warps' in order. `partial` has a number for
-// each warp, and is this call's own: no other of the kernel uses it.
+// The sum over all threads of the CTA, with the same bits in each thread: each
+// warp by WarpSum, then the warps in order. `partial` has one number per warp.
+// No other call in the kernel may use it.
 KVASIR_DEVICE float CtaSum(float value, float* partial,
                            Site site = Site::Here()) {
   value = WarpSum(value, site);
   if (Lane() == 0) StoreShared(partial + Warp(), value, site);
-  simt::SyncCta(site);  // not what the emulator has by this name
+  simt::SyncCta(site);  // the emulator has a function of this name too
   float sum = 0.0f;
   for (uint32_t warp = 0; warp < Threads() / kWarp; ++warp) {
     sum += LoadShared(partial + warp, site);

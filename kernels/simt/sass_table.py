@@ -1,12 +1,12 @@
-"""Instructions of the loops that feed tensor cores, as they are compiled. Fails
-where one has over 5 % more for each of its mma than sass.txt beside this says,
-or the loops are others, or a program lacks the PTX of compute_80.
+"""Counts the compiled instructions of the loops that feed tensor cores. Fails if a loop
+has over 5 % more per mma than sass.txt in this folder says, if there are other loops than
+in sass.txt, or if a program lacks the PTX of compute_80.
 
     sass_table.py --nvcc NVCC [--without WHY] [--write] OBJECT...
 
-Objects are <op>_cuda.o of nvcc with -lineinfo. cuobjdump and nvdisasm are looked
-for beside NVCC, then in build/cuda-toolkit (scripts/setup cuda), then on PATH; where
-there are none the test is skipped. --write writes sass.txt.
+Objects are <op>_cuda.o, which nvcc compiled with -lineinfo. cuobjdump and nvdisasm are
+searched next to NVCC, then in build/cuda-toolkit (scripts/setup cuda), then on PATH. If
+they are missing, the test is skipped. --write writes sass.txt.
 """
 
 import argparse
@@ -25,15 +25,16 @@ TABLE = pathlib.Path(__file__).with_name("sass.txt")
 OWN_TOOLKIT = ROOT / "build/cuda-toolkit/nvidia/cu13/bin"
 HEAD = """\
 # Innermost loops with mma, in the order of their code, as nvcc {release} compiles them:
-# instructions of a lane / those on integers / mma under no predicate / under one; then
-# instructions for each number of the first operand, of which an mma under no predicate
-# takes 8 from a lane, integer ones counted twice. 4-bit codes have a budget of 3.0.
+# instructions per lane / integer instructions / mma without a predicate / with one; then
+# instructions per number of the first operand, with integer instructions counted twice.
+# (An mma without a predicate takes 8 numbers from a lane.) 4-bit codes have a budget of 3.0.
 # sass_table.py compares them (test kernels_sass) and, with --write, writes them.
 """
 INSTRUCTION = re.compile(r"/\*(?P<at>[0-9a-f]{4,})\*/\s+(?:@!?(?P<guard>U?P\w+)\s+)?(?P<name>[A-Z][\w.]*)(?P<rest>[^;]*);")
 LABEL = re.compile(r"^(\.L_\w+):")
 FRAME = re.compile(r'//## File "([^"]+)", line (\d+)')
-# What runs at half the rate of floats; loads, moves, branches and barriers are no arithmetic.
+# These run at half the rate of floats. Loads, moves, branches and barriers are
+# not arithmetic.
 INTEGER = re.compile(
     r"(IADD|IMAD|LOP|SHF|SHL|SHR|PRMT|ISETP|LEA|VIADD|IMNMX|VIMNMX|VIADDMNMX|SEL|SGXT|BMSK|POPC|FLO|IABS|I2F|F2I|F2F)")
 PADDING = ("NOP", "BRA", "BSYNC", "BSSY", "WARPSYNC", "BAR", "EXIT")
@@ -49,7 +50,7 @@ def tool(name, nvcc):
 
 
 def function_at(path, line):
-    """The function of a source file that a line is in."""
+    """Returns the name of the function that contains a line of a source file."""
     try:
         lines = pathlib.Path(path).read_text().splitlines()
     except OSError:
@@ -63,7 +64,7 @@ def function_at(path, line):
 
 
 def loops(lines):
-    """The innermost loops with mma among the instructions of one function."""
+    """Yields the innermost loops with mma among the instructions of one function."""
     code, places, frames = [], {}, []
     for line in lines:
         if label := LABEL.match(line.strip()):
@@ -87,7 +88,8 @@ def loops(lines):
             continue  # not the innermost
         body = [each for each in code[begin:end] if not each[0].startswith(PADDING)]
         mma = [each for each in body if each[0].startswith("HMMA")]
-        # mma's own wrappers are the innermost frames; who calls them is of interest.
+        # The innermost frames are wrappers of mma. The functions that call them
+        # are reported.
         names = collections.Counter(
             next((of for of in (function_at(*frame) for frame in each[3])
                   if of not in ("?", "Mma", "MmaBf16", "MmaF16", "Product")), "?") for each in mma)
@@ -98,7 +100,7 @@ def loops(lines):
 
 
 def kernels(cubin, nvdisasm):
-    """{mangled name: [Loop]} of the kernels with such loops."""
+    """Returns {mangled name: [Loop]} for the kernels with such loops."""
     done = subprocess.run([nvdisasm, "-c", "-gi", cubin], capture_output=True, text=True, check=True)
     found, name, lines = {}, None, []
 
@@ -118,7 +120,7 @@ def kernels(cubin, nvdisasm):
 
 
 def measured(objects, cuobjdump, nvdisasm):
-    """{"attention: MmaKernel<Bf16> sm_80": [Loop]}, and objects without the PTX."""
+    """Returns {"attention: MmaKernel<Bf16> sm_80": [Loop]} and the objects without the PTX."""
     table, without_ptx = {}, []
     for path in objects:
         path = path.resolve()
@@ -202,11 +204,11 @@ def main():
         if of == release:
             differing = list(differences(table, committed(text)))
             if differing:
-                differing.append("if it should be so: python3 " + " ".join(
+                differing.append("if this is intended, run python3 " + " ".join(
                     [sys.argv[0], "--nvcc", args.nvcc, "--write", *map(str, args.objects)]))
             problems += differing
         else:
-            print(f"not compared: {TABLE.name} is of nvcc {of}, this is {release}")
+            print(f"not compared: {TABLE.name} was written with nvcc {of}, this is {release}")
     if problems:
         sys.exit("\n".join(problems))
 

@@ -1,8 +1,8 @@
-// One kernel source, two targets: nvcc, and the host's compiler over the SIMT
-// runtime of kernels/emulation. C++17. Every primitive of this folder is one
-// wrapper with a body for each, side by side; what both promise is said above
-// it. Kernels lie in namespace KVASIR_SIMT_TARGET, so that one program may hold
-// both forms.
+// One kernel source for two targets: nvcc, and the host's compiler with the
+// SIMT runtime of kernels/emulation. C++17. Every primitive of this folder is a
+// wrapper with one body for each target. The comment above it is the contract
+// of both. Kernels are in namespace KVASIR_SIMT_TARGET, so one program may
+// contain both forms.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,12 @@
 #define KVASIR_DEVICE __device__ __forceinline__
 // A kernel for CTAs of at most `threads`.
 #define KVASIR_KERNEL(threads) __global__ void __launch_bounds__(threads)
-// The same, of which a multiprocessor's registers have room for `ctas`.
+// The same, limited so that the registers of a multiprocessor have room for
+// `ctas` CTAs.
 #define KVASIR_KERNEL_OF(threads, ctas) \
   __global__ void __launch_bounds__(threads, ctas)
 #define KVASIR_UNROLL _Pragma("unroll")
-// A loop of unknown length, of which nvcc would write four turns.
+// A loop of unknown length, which nvcc would otherwise unroll four times.
 #define KVASIR_NO_UNROLL _Pragma("unroll 1")
 #else
 #include "kernels/emulation/primitives.h"
@@ -32,8 +33,9 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// Where a primitive is called: the name of what the emulator reports, counts
-// and leaves out. Nothing to nvcc. (Two in one line are one site.)
+// The place in the source from which a primitive is called. The emulator
+// reports, counts and leaves out operations by site. nvcc ignores it. Two calls
+// in one line are one site.
 #ifdef __CUDACC__
 struct Site {
   static KVASIR_DEVICE constexpr Site Here() { return {}; }
@@ -45,10 +47,10 @@ using Site = emulation::Site;
 inline constexpr uint32_t kWarp = 32;
 inline constexpr uint32_t kWholeWarp = 0xffffffffu;
 
-// Who sees an ordering: the threads of the CTA, or of the device.
+// The threads that see an ordering: those of the CTA, or of the device.
 enum class Scope : uint8_t { kCta, kGpu };
 
-// The same bits as another type of the same size.
+// Reinterprets the bits as another type of the same size.
 template <typename To, typename From>
 KVASIR_DEVICE To BitsAs(const From& from) {
   static_assert(sizeof(To) == sizeof(From), "sizes differ");
@@ -57,7 +59,7 @@ KVASIR_DEVICE To BitsAs(const From& from) {
   return to;
 }
 
-// 16 bytes, aligned: the widest load and store.
+// 16 aligned bytes: the widest load and store.
 struct alignas(16) Vec16 {
   uint32_t word[4];
 };

@@ -1,5 +1,5 @@
-// What lanes of a warp tell each other. None of it orders memory: that is
-// SyncWarp's (grid.h). All lanes of `mask` come to the same call. C++17.
+// Exchange between the lanes of a warp. These functions do not order memory;
+// SyncWarp (grid.h) does. All lanes of `mask` must make the same call. C++17.
 #pragma once
 
 #include "kernels/simt/numbers.h"
@@ -7,8 +7,9 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// The value of another lane; the caller's own where there is no such lane, any
-// where it is not in `mask`. T has 4 bytes.
+// The value of another lane: of lane ^ `lanes`, or of lane `lane`. The result
+// is the caller's own value if there is no such lane, and undefined if it is
+// not in `mask`. T has 4 bytes.
 template <typename T>
 KVASIR_DEVICE T ShuffleXor(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
                            Site site = Site::Here()) {
@@ -35,7 +36,7 @@ KVASIR_DEVICE T ShuffleFrom(T value, uint32_t lane, uint32_t mask = kWholeWarp,
       emulation::Shuffle(ShuffleKind::kFrom, mask, bits, lane, site));
 #endif
 }
-// Of the lane `lanes` below.
+// The value of the lane `lanes` below.
 template <typename T>
 KVASIR_DEVICE T ShuffleUp(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
                           Site site = Site::Here()) {
@@ -49,7 +50,7 @@ KVASIR_DEVICE T ShuffleUp(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
       emulation::Shuffle(ShuffleKind::kUp, mask, bits, lanes, site));
 #endif
 }
-// Of the lane `lanes` above.
+// The value of the lane `lanes` above.
 template <typename T>
 KVASIR_DEVICE T ShuffleDown(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
                             Site site = Site::Here()) {
@@ -64,7 +65,7 @@ KVASIR_DEVICE T ShuffleDown(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
 #endif
 }
 
-// The lanes of `mask` for which `yes` holds.
+// The lanes of `mask` for which `yes` is true.
 KVASIR_DEVICE uint32_t Ballot(bool yes, uint32_t mask = kWholeWarp,
                               Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -93,9 +94,9 @@ KVASIR_DEVICE bool All(bool yes, uint32_t mask = kWholeWarp,
 #endif
 }
 
-// Over all lanes of the warp, each of which gets the result: pairs of lanes 16
-// apart first, then 8, 4, 2, 1, so that all have the same bits. Maxima are
-// those of Max.
+// The sum or maximum over all lanes, returned to each of them. Lanes 16 apart
+// are combined first, then 8, 4, 2 and 1, so all lanes get the same bits. The
+// maximum is that of Max.
 KVASIR_DEVICE float WarpSum(float value, Site site = Site::Here()) {
   for (uint32_t lanes = kWarp / 2; lanes > 0; lanes /= 2) {
     value += ShuffleXor(value, lanes, kWholeWarp, site);

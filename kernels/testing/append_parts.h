@@ -1,5 +1,5 @@
-// Test support: parts of a cache whose bytes are known, and rows to append to
-// them.
+// Test support: parts of a cache in memory filled with a known byte, and rows
+// to append to them.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace kvasir::kernels {
 
 inline constexpr char kUntouched = '\x55';
 
-// What a test wants of a group: its width and, if it has codes, their runs.
+// The shape of a group: its width and, if it has codes, their runs.
 struct GroupShape {
   int64_t width = 0;
   std::vector<CodeRun> runs;
@@ -31,13 +31,13 @@ inline GroupShape Coded(
   return shape;
 }
 
-// 0: a page is a tile; slots lie one after the other.
+// 0 slots: a page is one tile. 0 granule_bytes: slots follow one another.
 struct Tiles {
   int64_t slots = 0;
   int64_t granule_bytes = 0;
 };
 
-// A part whose regions lie apart, in memory of a known byte.
+// A part whose regions are apart, in memory filled with a known byte.
 class Part {
  public:
   Part(std::vector<GroupShape> shapes, DType dtype, int64_t page_tokens,
@@ -51,7 +51,7 @@ class Part {
     view.param_dtype = dtype;
     view.num_levels = num_levels;
     for (int i = 0; i < num_levels; ++i) {
-      // In no even steps.
+      // uneven steps
       view.levels[i] = 0.3f * static_cast<float>(i) -
                        0.1f * static_cast<float>(num_levels) +
                        0.05f * static_cast<float>(i % 3);
@@ -68,7 +68,7 @@ class Part {
       static constexpr float kAny = 0.0f;
       view.static_scale = static_ranges ? &kAny : no_scale;
       const int64_t codes_bytes = CodesBytes(view, group);
-      // A stride that is just the bytes where they have no alignment.
+      // Codes need no alignment, so their stride is exactly their bytes.
       Place(codes_bytes, group.num_runs > 0 ? 0 : kGap, granule_bytes,
             &group.codes, &offset);
       offset = (offset + 3) / 4 * 4 + kGap;
@@ -92,12 +92,12 @@ class Part {
   }
   Part(const Part&) = delete;
 
-  // Arena of `pages` pages of the known byte.
+  // An arena of `pages` pages filled with the known byte.
   std::vector<char> Memory(int64_t pages) {
     return std::vector<char>(static_cast<size_t>(pages * view.page_bytes),
                              kUntouched);
   }
-  // Puts the known byte back wherever slot `slot` may have written.
+  // Writes the known byte to all bytes that slot `slot` may have written.
   void Erase(int64_t slot, std::vector<char>* memory) {
     view.arena = memory->data();
     for (const LatentGroup& group : groups_) {
@@ -112,7 +112,7 @@ class Part {
                    erase);
     }
   }
-  // What a slot has in a region, side by side.
+  // The bytes of a slot in a region, as one array.
   std::vector<char> Load(const TileRegion& region, int64_t slot,
                          int64_t count) const {
     std::vector<char> bytes(static_cast<size_t>(count));
@@ -127,7 +127,7 @@ class Part {
   LatentPartArgs view;
 
  private:
-  // `gap`: between slots that are not in granules.
+  // `gap` is the space between slots that are not in granules.
   void Place(int64_t slot_bytes, int64_t gap, int64_t g, TileRegion* region,
              int64_t* offset) const {
     region->granule_bytes = g;
@@ -144,14 +144,14 @@ class Part {
   std::vector<float> scale_;
 };
 
-// Rows of latents, row t for slots[t].
+// Rows of latents. Row t goes to slots[t].
 struct Rows {
   std::vector<float> numbers;
   int64_t stride = 0;
   std::vector<int64_t> slots;
   int64_t page_tokens = 0;
 };
-// Into three pages; one of them into none.
+// Random rows for slots in three pages; one row goes to no slot.
 inline Rows RandomRows(int64_t width, int64_t page_tokens) {
   Rows rows;
   rows.stride = width + 3;

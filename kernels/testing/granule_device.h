@@ -1,5 +1,5 @@
-// The CPU with pages in granules, as a GPU has them: the scalar reference reads
-// and writes any page. What is computed does not depend on it.
+// A CPU device whose pages are in granules, as a GPU has them. The scalar
+// reference reads and writes any page layout, and results do not depend on it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace kvasir::kernels {
 
 class GranuleDevice final : public CpuDevice {
  public:
-  // `pool` outlives the device.
+  // `pool` must outlive the device.
   GranuleDevice(base::ThreadPool* pool, int64_t granule_bytes,
                 int64_t limit_bytes = 0)
       : CpuDevice(pool, CpuBackend::kReference, limit_bytes),

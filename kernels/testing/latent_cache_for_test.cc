@@ -15,7 +15,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// Before the groups of a row in a ring.
+// Space before the groups of a row in a ring.
 constexpr int64_t kRowGap = 3;  // in multiples of PartSpec::exact_alignment
 
 }  // namespace
@@ -332,7 +332,7 @@ TestRebuild::TestRebuild(const TestPart& part, int64_t num_kv_heads,
     bias = RandomFloats(num_kv_heads * spec.dims, seed + 100, 0.3f);
     rebuild.bias = bias.data();
   }
-  // Pairs of numbers in no order: some stay as they are.
+  // Random pairs of numbers. Some numbers are in no pair.
   std::vector<int32_t> order(static_cast<size_t>(spec.dims));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937(seed + 101));
@@ -368,7 +368,8 @@ TestLift::~TestLift() = default;
 
 namespace {
 
-// Parameters of host memory as what Prepare takes, with what they point to.
+// Converts parameters in host memory, with everything they point to, to the
+// form that Prepare takes.
 class AttentionShape {
  public:
   explicit AttentionShape(const PagedAttentionArgs& args);
@@ -446,7 +447,7 @@ absl::Status AttendOnDevice(TestStream& test, const PagedAttentionArgs& args,
 LatentCache::LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
                          uint32_t seed)
     : spec_(spec), lengths_(std::move(lengths)), seed_(seed) {
-  int64_t pages = 1;  // one that belongs to nobody
+  int64_t pages = 1;  // one page belongs to no sequence
   for (const int64_t length : lengths_) pages += Pages(length);
   std::vector<int32_t> ids(static_cast<size_t>(pages));
   std::iota(ids.begin(), ids.end(), 0);
@@ -634,7 +635,8 @@ void LatentCache::MakeMetadata(int64_t pages) {
   ClearMass();
 }
 
-// Slots behind a sequence's keep what nobody may touch.
+// The slots after a sequence's last one keep contents that must not be
+// accessed.
 void LatentCache::ClearMass() {
   for (size_t i = 0; i < tables_.size(); ++i) {
     for (int64_t s = 0; s < lengths_[i]; ++s) {
@@ -699,8 +701,8 @@ int64_t LatentCache::PageOf(int64_t sequence, int64_t token) const {
                 [static_cast<size_t>(token / spec_.page_tokens)];
 }
 
-// In three segments, if there are rows enough: what is left of a page that
-// others began, pages of that arena, and longer pages of another one.
+// Makes three segments if there are enough rows: the rest of a page whose
+// beginning others use, pages of that arena, and longer pages of another arena.
 LatentCache::ExactSide LatentCache::MakeExactSide(bool is_key,
                                                   int64_t first_page) const {
   ExactSide side;
@@ -852,7 +854,7 @@ std::vector<double> LatentCache::KeyOf(size_t p, size_t rebuild_index,
   }
   for (int64_t f = 0; f < spec.num_pairs; ++f) {
     const int64_t step = (spec.steps_by_head ? kv_head * spec.num_pairs : 0);
-    // A double's angle is off by 1e-7 from 2^30 radians on.
+    // From 2^30 radians on, the error of an angle in double is 1e-7.
     const long double radians = from.radians[static_cast<size_t>(step + f)];
     const long double angle =
         radians * static_cast<long double>(PositionOf(position));
@@ -993,16 +995,16 @@ double WorstError(const PagedAttentionArgs& params,
       errors.push_back(error);
       norms.push_back(norm);
     }
-    // A sum of values of one channel may come to nothing: its terms did not,
-    // and the others of the part say what they are like. Rows of more are
-    // judged by themselves: those over many slots are smaller than those over
-    // few.
+    // The sum of one channel's values may cancel although its terms are not
+    // small. Then the error is compared with the part's average. Wider rows are
+    // compared only with themselves, because sums over many slots are smaller
+    // than those over few.
     const double usual =
         widest > 1 ? 0.0
                    : std::accumulate(norms.begin(), norms.end(), 0.0) /
                          static_cast<double>(norms.size());
     for (size_t i = 0; i < errors.size(); ++i) {
-      // Where nothing is seen, all are 0.
+      // If nothing is seen, all numbers are 0.
       if (errors[i] == 0.0) continue;
       worst = std::max(worst, std::sqrt(errors[i] / std::max(norms[i], usual)));
     }

@@ -1,5 +1,5 @@
 // A cache of latents for tests: any parts, random contents, pages in random
-// order; slots that were not written are NaN, and so are exact rows that no
+// order. Slots that were not written are NaN, and so are exact rows that no
 // query reads.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace kvasir::kernels {
 
-// Keys rebuilt, if dims > 0.
+// Keys are rebuilt if dims > 0.
 struct RebuildSpec {
   int64_t dims = 0;
   int64_t num_pairs = 0;
@@ -26,22 +26,23 @@ struct RebuildSpec {
   float attention_factor = 1.0f;
 };
 
-// One part of a side. Empty group_of_head: a group for each KV head.
+// One part of a side. If group_of_head is empty, each KV head has a group.
 struct PartSpec {
   std::vector<int64_t> widths = {32};  // group g has widths[g % size]
   std::vector<int32_t> group_of_head = {};
-  std::vector<int> bits = {};  // of the runs, in turn; none: numbers
+  std::vector<int> bits = {};  // bits of the runs, repeated in turn; empty:
+                               // numbers
   int64_t run_width = 0;       // 0: one run for all channels
   DType dtype = DType::kBf16;
   DType param_dtype = DType::kF16;
   bool fixed_ranges = false;
-  int64_t unstored = 0;  // of fixed ranges: last channels of 0 bits
+  int64_t unstored = 0;  // with fixed ranges: the last channels, of 0 bits
   bool levels = false;   // codes of a token's norm
   RebuildSpec rebuild = {};
-  int64_t lift_dims = 0;      // values lifted, if > 0
+  int64_t lift_dims = 0;      // values are lifted if > 0
   int64_t tile_slots = 0;     // 0: a page is one tile
-  int64_t granule_bytes = 0;  // 0: slot after slot
-  // Of exact rows: their type, and what they and their pages begin at.
+  int64_t granule_bytes = 0;  // 0: slots follow one another
+  // The type of exact rows, and the alignment of rows and their pages.
   DType exact_dtype = DType::kBf16;
   int64_t exact_alignment = 2;
 };
@@ -55,40 +56,43 @@ struct LatentSpec {
   int64_t page_tokens = 16;
   int64_t window = 0;
   bool causal = true;
-  int64_t first_position = 0;  // of slot 0; above 0: positions are given
-  // What the position first_position + i of slot i is in truth, if not that.
+  int64_t first_position = 0;  // position of slot 0; above 0: the launch has
+                               // positions
+  // The actual position of a slot whose nominal position is first_position + i;
+  // null: the same.
   int64_t (*position_of)(int64_t) = nullptr;
-  bool tables_only = false;  // nothing is computed: no lifts
+  bool tables_only = false;  // nothing is computed, so lifts have no numbers
   int64_t key_exact = 0;     // windows of exact rows
   int64_t value_exact = 0;
-  int64_t exact_page_rows =
-      3;                // of the first arena; the second has longer ones
-  int64_t sinks = 0;    // exact rows of both sides
-  int64_t evicted = 0;  // of every sequence; moves its exact rows
-  // Eviction units [Hkv]; none: no metadata of slots.
+  int64_t exact_page_rows = 3;  // in the first arena; the second has more
+  int64_t sinks = 0;            // exact rows of both sides
+  int64_t evicted = 0;  // number of evicted slots of every sequence, which
+                        // moves its exact rows
+  // Eviction units [Hkv]; empty: no slot metadata.
   std::vector<int32_t> unit_of_head = {};
   bool adds_mass = false;
-  int64_t kept_weights = 0;  // room, in floats
-  // Rebuilt keys turn by the positions in the metadata: those of unit u are
-  // 1000 u further on than the slots'.
+  int64_t kept_weights = 0;  // room for weights, in floats
+  // Rebuilt keys turn by the positions in the metadata. In unit u they are 1000
+  // u greater than the slots' own.
   bool stored_positions = false;
-  int64_t query_gap = 3;     // columns behind a row's, which belong to nobody
-  int64_t asked_tokens = 0;  // the last of a sequence have queries; 0: all
+  int64_t query_gap = 3;     // columns after a row that belong to no head
+  int64_t asked_tokens = 0;  // only the last tokens of a sequence have queries;
+                             // 0: all
 };
 
-// What one sequence asks of a launch: new tokens after `start` cached ones.
+// A sequence's rows in a launch: new tokens after `start` cached ones.
 struct LatentAsk {
   int64_t sequence;
   int64_t start;
   int64_t count;
-  int64_t dead_pages = 0;  // the first ones of its table
+  int64_t dead_pages = 0;  // the first pages of its table that were given up
   int64_t first_counted_row = 0;
-  // For the definition: the slots that all rows see of each unit, instead of
-  // those up to their own [U]; null: those.
+  // For Expected: the slots of each unit [U] that all rows see, instead of the
+  // slots up to the row's own. Null: the latter.
   const std::vector<std::vector<int32_t>>* slots_of_unit = nullptr;
 };
 
-// A part with the tables and memory behind it.
+// A part with its tables and memory.
 class TestPart {
  public:
   TestPart(const PartSpec& from, int64_t num_kv_heads, int64_t page_tokens,
@@ -100,19 +104,19 @@ class TestPart {
   static std::vector<float> Uniform(int64_t count, uint32_t seed, float low,
                                     float high);
 
-  // Fills a slot with what token `token` of a sequence has there: the same
-  // wherever the slot lies.
+  // Fills a slot with the contents for token `token`, which do not depend on
+  // where the slot is.
   void Write(int64_t page, int64_t slot, uint32_t token);
 
   // The numbers of a KV head's latent, in float64.
   std::vector<double> Read(int64_t kv_head, int64_t page, int64_t slot) const;
 
-  // Room for exact rows, of which none is there; of a row in a ring, and of
-  // them all.
+  // Memory for exact rows, which holds no row at first: for a row in a ring,
+  // and for all rings.
   int64_t RingRowBytes() const;
   void MakeRing(int64_t bytes);
   void MakeFresh(int64_t rows);
-  // What an exact row of a token holds: nothing like its codes.
+  // The numbers of a token's exact row, which differ from its decoded codes.
   std::vector<float> ExactNumbers(size_t group, uint32_t token) const;
   void WriteExact(const LatentPartArgs& rows, int64_t slot,
                   uint32_t token) const;
@@ -120,7 +124,7 @@ class TestPart {
   std::vector<double> ReadExact(int64_t kv_head, uint32_t token) const;
 
   int64_t WidthOf(int64_t kv_head) const;
-  // Of all pages.
+  // of all pages
   int64_t arena_bytes() const { return static_cast<int64_t>(memory_.size()); }
   int64_t ring_bytes() const {
     return static_cast<int64_t>(ring_memory_.size());
@@ -138,7 +142,7 @@ class TestPart {
  private:
   void PlaceRegion(int64_t slot_bytes, int64_t granule, TileRegion* region,
                    int64_t* offset) const;
-  // What fills up the last byte of a slot may be anything.
+  // Bits after the codes in the last byte of a slot are random.
   void WriteRandomCodes(const LatentGroup& group, uint32_t seed,
                         char* slot) const;
   void Store(const std::vector<char>& bytes, const TileRegion& region,
@@ -146,7 +150,7 @@ class TestPart {
   std::vector<char> Load(int64_t count, const TileRegion& region, int64_t page,
                          int64_t slot) const;
 
-  // Groups of so many rows from `offset` on.
+  // Makes groups of rows for `count` slots from `offset` on.
   void LayRows(int64_t count, int64_t offset, LatentPartArgs* rows,
                std::vector<LatentGroup>* groups) const;
 
@@ -164,7 +168,7 @@ class TestPart {
   std::vector<char> fresh_memory_;
 };
 
-// A KeyRebuildArgs with what it points to.
+// A KeyRebuildArgs with its tables.
 struct TestRebuild {
   KeyRebuildArgs rebuild;
   std::vector<std::vector<float>> up;
@@ -181,7 +185,7 @@ struct TestRebuild {
   TestRebuild& operator=(const TestRebuild&) = delete;
 };
 
-// A ValueLiftArgs with what it points to.
+// A ValueLiftArgs with its tables.
 struct TestLift {
   ValueLiftArgs lift;
   std::vector<std::vector<float>> up;
@@ -204,11 +208,11 @@ class LatentCache {
               uint32_t seed);
   ~LatentCache();
 
-  // Looks at what is launched.
+  // Called with the parameters of every launch.
   std::function<void(const PagedAttentionArgs&)> on_launch;
 
-  // From now on Write and Expected share their work among these, which outlive
-  // it; null: the caller's thread alone.
+  // From now on Write and Expected use these threads, which must outlive the
+  // cache. Null: only the caller's thread.
   void UseThreads(base::ThreadPool* threads) { threads_ = threads; }
 
   std::vector<int32_t>& table(int64_t sequence);
@@ -217,33 +221,34 @@ class LatentCache {
   }
 
   void Write(int64_t sequence, int64_t begin, int64_t end);
-  // Queries become numbers of this type.
+  // Rounds the queries to this type.
   void RoundQueries(DType dtype);
 
-  // Output rows of the asked tokens, one after the other. Only exact rows that
-  // they see are there.
+  // Output rows of the requested tokens, one after another. Only the exact rows
+  // that they see exist.
   std::vector<float> Attend(TestStream& test,
                             const std::vector<LatentAsk>& asks);
 
-  // The same by whatever `run` does with the launch.
+  // The same, with `run` in place of the op.
   std::vector<float> Launch(
       const std::vector<LatentAsk>& asks,
       absl::FunctionRef<void(const PagedAttentionArgs&)> run);
 
-  // All but rows and sequences.
+  // Everything but rows and sequences.
   PagedAttentionArgs Params();
 
-  // Attention mass of a sequence's slots [U, tokens]; sets it to zeros.
+  // The attention mass of a sequence's slots [U, tokens]. ClearMass sets it to
+  // zeros.
   std::vector<float> Mass(int64_t sequence, int64_t tokens) const;
   void ClearMass();
-  // What the counted rows of an ask add to it, in float64.
+  // The mass that the counted rows of a request add, in float64.
   std::vector<double> ExpectedMass(const LatentAsk& ask, int64_t tokens) const;
   int64_t num_units() const { return metadata_.num_units; }
   const SlotMetadataArgs& metadata() const { return metadata_; }
   const std::deque<TestPart>& parts() const { return parts_; }
 
-  // The definition in float64, from what the cache holds. Columns that belong
-  // to no head are NaN.
+  // The result by definition, in float64, from the contents of the cache.
+  // Columns that belong to no head are NaN.
   std::vector<double> Expected(const LatentAsk& ask) const;
 
  private:
@@ -252,21 +257,21 @@ class LatentCache {
   // Calls work(begin, end) for ranges of [0, count).
   void ForRanges(int64_t count,
                  absl::FunctionRef<void(int64_t, int64_t)> work) const;
-  // The first token of a sequence that has a query, and a token's.
+  // FirstAsked is the first token of a sequence that has a query.
   int64_t FirstAsked(int64_t sequence) const;
   const float* QueryOf(int64_t sequence, int64_t token) const;
   int64_t PositionOf(int64_t position) const;
   void MakeMetadata(int64_t pages);
   struct Weights {
-    std::vector<int64_t> slots;  // that are seen
+    std::vector<int64_t> slots;  // slots that the row sees
     std::vector<double> shares;
   };
   Weights WeightsOf(const LatentAsk& ask, int64_t row, int64_t head) const;
   int64_t Pages(int64_t tokens) const;
   int64_t PageOf(int64_t sequence, int64_t token) const;
 
-  // Of a side; a page that belongs to nobody is the first.
-  // The arenas of a side's exact rows, one behind the other.
+  // The exact rows of one side, in one arena after another. The first page of
+  // an arena belongs to no sequence.
   struct ExactSide {
     ExactSlots slots;
     std::vector<ExactSegment> segments;
@@ -282,13 +287,14 @@ class LatentCache {
 
   void WriteExact(const std::vector<LatentAsk>& asks, int64_t num_rows);
 
-  // What query `own` reads of a slot.
+  // The numbers that the query at slot `own` reads of a slot.
   std::vector<double> Read(size_t p, int64_t kv_head, int64_t sequence,
                            int64_t own, int64_t slot) const;
 
   void AddPart(const PartSpec& spec, int64_t pages, bool is_key);
 
-  // Head by head, part after part, with some columns that belong to nobody.
+  // Places columns by part, then by head, with some columns that belong to no
+  // head.
   void PlaceColumns();
 
   std::vector<double> KeyOf(size_t p, size_t rebuild_index, int64_t kv_head,
@@ -322,9 +328,9 @@ class LatentCache {
   base::ThreadPool* threads_ = nullptr;
 };
 
-// The worst error of a row's part of one head, as a share of what the
-// definition has there or, where that is less than usual, of what the part has
-// on average; endless where one of the two has a number and the other has none.
+// The worst error of one head's numbers in a row, relative to the expected
+// numbers or, if those are smaller than usual, to the part's average. Infinite
+// if only one of the two has a number.
 double WorstError(const PagedAttentionArgs& params,
                   const std::vector<double>& expected,
                   const std::vector<float>& got);

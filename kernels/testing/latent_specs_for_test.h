@@ -71,7 +71,8 @@ inline LatentSpec WithSinks(const char* name, int64_t sinks, LatentSpec spec) {
   return spec;
 }
 
-// name, Hq, Hkv, keys, values, P, window, causal, first position
+// The fields are: name, Hq, Hkv, keys, values, P, window, causal, first
+// position.
 inline std::vector<LatentSpec> StoredSpecs() {
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   return {
@@ -153,7 +154,8 @@ inline std::vector<LatentSpec> StoredSpecs() {
        2,
        {Fixed(Codes({600}, {2}))},
        {Fixed(Codes({300}, {8}))}},
-      // Of all heads and of one: registers of a slot half full, full, and two.
+      // Over all heads and over one: one register of a slot half full and full,
+      // and two registers.
       {"narrow_static_runs",
        9,
        3,
@@ -294,7 +296,7 @@ inline std::vector<LatentSpec> StoredSpecs() {
   };
 }
 
-// Values lifted: every codec, ragged dims, beside absorbed ones, exact rows.
+// Lifted values: every codec, ragged dims, next to absorbed ones, exact rows.
 inline std::vector<LatentSpec> LiftedSpecs() {
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   std::vector<LatentSpec> specs = {
@@ -374,7 +376,7 @@ inline std::vector<LatentSpec> LiftedSpecs() {
   return specs;
 }
 
-// Exact windows of 1, 7, 64 and more slots than there are, of both sides or
+// Exact windows of 1, 7, 64 and more slots than there are, on both sides or
 // one.
 inline std::vector<LatentSpec> ExactSpecs() {
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
@@ -443,8 +445,9 @@ inline std::vector<LatentSpec> ExactSpecs() {
   };
 }
 
-// Sinks alone and with windows: fewer than a block, more, and more than there
-// are slots; nearer to the window than a block, and behind a sliding one.
+// Sinks with and without windows: fewer than a block, more than a block, and
+// more than there are slots; less than a block from the window; and behind a
+// window that has slid past them.
 inline std::vector<LatentSpec> SinkSpecs() {
   std::vector<LatentSpec> specs;
   const std::vector<LatentSpec> exact = ExactSpecs();
@@ -512,8 +515,8 @@ inline std::vector<LatentSpec> Specs() {
   return specs;
 }
 
-// Codes and numbers, groups, rebuilt keys; enough heads that a whole prompt is
-// cut by head and a short one is not.
+// Codes and numbers, groups, rebuilt keys. There are enough heads that a whole
+// prompt is divided by head and a short one is not.
 inline LatentSpec Mixed() {
   LatentSpec spec;
   spec.num_heads = 16;

@@ -1,5 +1,5 @@
-// Helpers of the op tests: seeded data, poisoned outputs, the back ends and the
-// vector targets of this machine.
+// Helpers of the op tests: seeded data, poisoned outputs, and this machine's
+// back ends and vector targets.
 #pragma once
 
 #include <bit>
@@ -22,7 +22,7 @@ namespace kvasir::kernels {
 
 inline constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
-// Fresh numbers for a seed; `scale` is their standard deviation.
+// Random numbers for a seed. `scale` is their standard deviation.
 std::vector<float> RandomFloats(int64_t count, uint32_t seed,
                                 float scale = 1.0f);
 
@@ -39,7 +39,8 @@ class StoredArray {
   std::vector<char> bytes_;
 };
 
-// Memory of a test, as that of the CPU's device; parameters of it likewise.
+// Treats memory of a test as memory of the CPU device. The second form does the
+// same for parameters.
 template <typename T>
 DevicePtr<T> OnDevice(T* pointer) {
   return DevicePtr<T>(pointer);
@@ -49,19 +50,19 @@ S<DevicePtr> OnDevice(const S<LaunchPtr>& params) {
   return std::bit_cast<S<DevicePtr>>(params);
 }
 
-// A device of test memory: its stream, its threads, and memory for workspace.
+// A CPU device on test memory, with its stream, threads and workspace.
 class TestStream {
  public:
   explicit TestStream(int threads = 1, CpuBackend backend = CpuBackend::kSimd,
                       size_t workspace_bytes = size_t{16} << 20);
   ~TestStream();
-  // Of one thread, the reference, on pages in granules.
+  // A single-threaded reference device whose pages are in granules.
   static std::unique_ptr<TestStream> InGranules(int64_t granule_bytes);
 
   CpuDevice& device() { return *device_; }
   Stream& stream() { return *stream_; }
-  // For one op, which finds what it has not written yet full of NaN or, in the
-  // next call, of small numbers.
+  // A workspace for one op. Memory that the op has not written is alternately
+  // filled with NaN and with small numbers.
   Workspace& workspace();
 
  private:
@@ -77,11 +78,11 @@ class TestStream {
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
 
-// Every op runs `target` from now on; 0: the best that this machine has.
+// From now on every op uses `target`; 0: the best target of this machine.
 void UseSimdTarget(int64_t target);
 
-// Calls test() once for every vector target that this machine can run, and
-// restores automatic choice afterwards.
+// Calls test() once for every vector target that this machine can run, then
+// restores automatic choice.
 template <typename Test>
 void ForEachSimdTarget(Test&& test) {
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {

@@ -7,12 +7,13 @@
 namespace kvasir::kernels {
 namespace {
 
-// Reserved addresses.
+// Size of the reserved address range.
 constexpr size_t kReservedBytes = size_t{1} << 36;
 
 class StrictAllocator final : public DeviceAllocator {
  public:
-  // shared_ptr: device and allocator end one after the other.
+  // It is a shared_ptr because the device and the allocator are destroyed at
+  // different times.
   StrictAllocator(std::shared_ptr<GuardedMemory> memory, int64_t limit_bytes)
       : DeviceAllocator(limit_bytes), memory_(std::move(memory)) {}
 

@@ -1,4 +1,4 @@
-// Test support: a CPU device whose memory the host cannot touch.
+// Test support: a CPU device whose memory the host cannot access.
 #pragma once
 
 #include <memory>
@@ -8,12 +8,13 @@
 
 namespace kvasir::kernels {
 
-// Its memory is PROT_NONE but inside of launches, uploads, read-backs and
-// between BeginWrite and EndWrite, so that a host which reads it in between
-// ends by a signal. A launch whose parameters name other memory ends the
-// process by a message. Slower than a CpuDevice by two system calls a launch.
+// Its memory is PROT_NONE except during launches, uploads and read-backs and
+// between BeginWrite and EndWrite, so the host dies by a signal if it reads it
+// at another time. If the parameters of a launch point to other memory, the
+// process ends with a message. It costs two more system calls per launch than a
+// CpuDevice.
 //
-// `pool` outlives it.
+// `pool` must outlive it.
 std::unique_ptr<Device> MakeStrictDevice(base::ThreadPool* pool,
                                          CpuBackend backend = CpuBackend::kSimd,
                                          int64_t memory_limit_bytes = 0);

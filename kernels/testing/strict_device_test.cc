@@ -20,7 +20,7 @@ class StrictDeviceTest : public ::testing::Test {
     KVASIR_EXPECT_OK(buffer.status());
     return *std::move(buffer);
   }
-  // One row, gate and up of one number each.
+  // One row with one gate and one up number.
   absl::Status Multiply(DevicePtr<const float> gate_up, DevicePtr<float> out) {
     Workspace none(nullptr, 0);
     return SiluMul(*stream_, {gate_up, out, 1, 1}, none);
@@ -52,13 +52,13 @@ TEST_F(StrictDeviceTest, TablesAreWrittenThroughTheHostAndReadByLaunches) {
   KVASIR_EXPECT_OK(Multiply(table, out.as<float>()));
 }
 
-TEST_F(StrictDeviceDeathTest, AHostThatReadsDeviceMemoryEnds) {
+TEST_F(StrictDeviceDeathTest, AHostThatReadsDeviceMemoryDies) {
   const DeviceBuffer buffer = Numbers(1);
   const volatile float* const number = buffer.as<float>().device_address();
   EXPECT_DEATH((void)*number, "");
 }
 
-TEST_F(StrictDeviceDeathTest, AHostThatWritesDeviceMemoryEnds) {
+TEST_F(StrictDeviceDeathTest, AHostThatWritesDeviceMemoryDies) {
   const DeviceBuffer buffer = Numbers(1);
   const float number = 1.0f;
   KVASIR_ASSERT_OK(Upload(*stream_, buffer.data(), &number, sizeof(number)));
@@ -66,7 +66,7 @@ TEST_F(StrictDeviceDeathTest, AHostThatWritesDeviceMemoryEnds) {
   EXPECT_DEATH(*there = 2.0f, "");
 }
 
-TEST_F(StrictDeviceDeathTest, ALaunchOverHostMemoryEndsWithItsName) {
+TEST_F(StrictDeviceDeathTest, ALaunchOverHostMemoryDiesAndNamesTheOp) {
   const DeviceBuffer out = Numbers(1);
   std::vector<float> host(2);
   EXPECT_DEATH(
@@ -74,7 +74,7 @@ TEST_F(StrictDeviceDeathTest, ALaunchOverHostMemoryEndsWithItsName) {
       "silu_mul: .* is no memory of the device");
 }
 
-TEST_F(StrictDeviceDeathTest, ALaunchOverFreedMemoryEndsWithItsName) {
+TEST_F(StrictDeviceDeathTest, ALaunchOverFreedMemoryDiesAndNamesTheOp) {
   const DeviceBuffer out = Numbers(1);
   DevicePtr<const float> gone;
   {
@@ -85,7 +85,7 @@ TEST_F(StrictDeviceDeathTest, ALaunchOverFreedMemoryEndsWithItsName) {
                "silu_mul: .* is no memory of the device");
 }
 
-TEST_F(StrictDeviceDeathTest, ATableThatNamesHostMemoryEnds) {
+TEST_F(StrictDeviceDeathTest, ATableThatPointsToHostMemoryDies) {
   const std::vector<float> host(64);
   PackedMatrix matrix;
   matrix.k = 1;

@@ -12,7 +12,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/testing/fake_runtime.h"
 #include "kernels/emulation/emulator.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 #include "worker/load/loaded_model.h"
 #include "worker/offline/direct_runner.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 
 namespace kvasir::worker {
 namespace {

@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "kernels/device/device_observer.h"
 #include "kernels/emulation/emulated_device.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
@@ -196,7 +196,7 @@ TEST(EmulatedRankTest, AttentionThatUsesThePlainKernelIsReported) {
               ElementsAre("attention; attention_prefill of 128 rows; "));
   EXPECT_THAT(kernels_of(DType::kF32, plan::kDensePreset),
               ElementsAre("attention_plain; attention_plain; "
-                          "activations of float32"));
+                          "activations are float32"));
 }
 
 class CountedCopies final : public kernels::DeviceObserver {

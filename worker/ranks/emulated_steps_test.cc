@@ -18,7 +18,7 @@
 #include "gmock/gmock.h"
 #include "kernels/device/device_observer.h"
 #include "kernels/emulation/emulated_device.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
 #include "worker/offline/direct_runner.h"
@@ -243,9 +243,10 @@ std::map<std::string, Cost> Costs() {
 }
 
 constexpr char kHead[] =
-    R"(# What steps of a small model cost on the emulated device, by plan and kernel:
-# sectors of global memory / those of accesses side by side (numbers that several
-# lanes read are less), passes through the banks of shared memory / the least.
+    R"(# Memory accesses of the steps of a small model on the emulated device, by plan and
+# kernel: sectors of global memory / the sectors if all accesses were contiguous (fewer
+# if several lanes read the same numbers), passes through the banks of shared memory /
+# the least possible number of passes.
 # worker_emulated_steps_test compares them and, with KVASIR_WRITE_ACCESSES=FILE,
 # writes them.
 )";

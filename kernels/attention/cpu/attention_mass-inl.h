@@ -1,5 +1,6 @@
-// Attention mass of slots (paged_attention.h): weights that were kept, or that
-// keys give again when the rows' totals are known. For inclusion by *_cpu.cc.
+// Adds the attention mass of slots (paged_attention.h). The weights were kept,
+// or are computed from the keys again when the totals of the rows are known.
+// For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_ATTENTION_MASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_ATTENTION_MASS_INL_H_
 #undef KVASIR_KERNELS_ATTENTION_MASS_INL_H_
@@ -20,7 +21,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// One item on one thread: its slots' mass is its own.
+// Computes one item on one thread. No other item adds to the mass of its slots.
 class MassWorker {
  public:
   MassWorker(const AttentionGrid& grid, const MassItem& item, float* scratch,
@@ -51,7 +52,7 @@ class MassWorker {
     return grid_.mass().units[static_cast<size_t>(index)];
   }
 
-  // Slots of the split that some of these rows sees.
+  // The slots of the split that some of these rows sees.
   VisibleRange SlotsOf(int64_t query, int64_t count) const {
     const VisibleRange slots = {
         VisibleSlots(params_, sequence_, query).begin,
@@ -66,7 +67,7 @@ class MassWorker {
     const float* kept =
         grid_.mass_memory() + grid_.mass().weights + sequence_.weights_at;
     const int64_t* heads = grid_.mass().heads.data();
-    // Of all heads; the tile's memory.
+    // The factors of all heads use the memory of the tile.
     float* const factors = tile_;
     ForBlocks(SlotsOf(0, 1), [&](int64_t /*block*/, VisibleRange slots) {
       const float* from =
@@ -82,7 +83,7 @@ class MassWorker {
       }
     });
   }
-  // [Hq], of the only row.
+  // Finds factors [Hq] of the only row.
   void FindFactors(const float* block_maxima, float* factors) const {
     const float* maxima = grid_.MassMaximaOf(sequence_.first_row);
     const float* inverses = grid_.MassInversesOf(sequence_.first_row);
@@ -98,7 +99,7 @@ class MassWorker {
     }
   }
 
-  // Of queries [query, query + count).
+  // Adds the rows of queries [query, query + count).
   void AddTile(const MassUnit& unit, int64_t query, int64_t count) const {
     const VisibleRange slots = SlotsOf(query, count);
     if (slots.begin >= slots.end) return;
@@ -119,7 +120,7 @@ class MassWorker {
     });
   }
 
-  // Calls add(block of the split, slots in it).
+  // Calls add(block of the split, slots in the block).
   template <typename Add>
   static void ForBlocks(VisibleRange slots, const Add& add) {
     for (int64_t s = slots.begin; s < slots.end;) {
@@ -129,8 +130,8 @@ class MassWorker {
     }
   }
 
-  // Adds `count` rows to slots of one block, in order; row(i, factor) gives
-  // the block's weights and what they are multiplied by.
+  // Adds `count` rows to slots of one block, in order. row(i, factor) returns
+  // the weights of row i in the block and writes their factor.
   template <typename Row>
   void AddRows(const MassUnit& unit, VisibleRange slots, int64_t count,
                const Row& row) const {
@@ -154,7 +155,7 @@ class MassWorker {
   template <typename Row>
   static HWY_INLINE void AddToBlock(int64_t count, const Row& row,
                                     float* mass) {
-    // As many vectors at a time as stay in registers.
+    // Adds as many vectors at a time as stay in registers.
     constexpr int kVecs = static_cast<int>(kBlock) / kVecLanes;
     constexpr int kHeld = kVecs < 8 ? kVecs : 8;
     for (int v = 0; v < kVecs; v += kHeld) {
@@ -177,8 +178,8 @@ class MassWorker {
     }
   }
 
-  // Calls use(scores, first of them among the slots, count) for what lies side
-  // by side.
+  // Calls use(scores, index of the first among the slots, count) for each
+  // contiguous run of memory.
   template <typename Use>
   void ForMemory(const MassUnit& unit, VisibleRange slots,
                  const Use& use) const {

@@ -1,7 +1,6 @@
-// Products of few rows with codes that are taken apart in registers: the tile
-// of tile-inl.h for cached codes, each element the same FMA chain. For
-// inclusion by
-// *_cpu.cc; code_tile_cpu.cc has the code.
+// Products of few rows with codes that are extracted in registers. It is the
+// tile of tile-inl.h for cached codes: each element is the same FMA chain. For
+// inclusion by *_cpu.cc; code_tile_cpu.cc has the implementation.
 #if defined(KVASIR_KERNELS_CODE_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_CODE_TILE_INL_H_
 #undef KVASIR_KERNELS_CODE_TILE_INL_H_
@@ -22,53 +21,55 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Vectors of codes beside each other, at least.
+// The fewest vectors of codes side by side.
 inline constexpr int kCodeTileVecs = 2;
 inline constexpr int64_t kCodeTileColumns = kCodeTileVecs * kVecLanes;
 
 // Accumulators of a tile: as many as leave registers for the codes. AVX-512 and
-// NEON have 32 registers, AVX2 16. Eight chains just hide the latency of a
-// multiply-add; more also make codes, and the numbers they are multiplied with,
-// serve longer.
+// NEON have 32 registers, AVX2 has 16. Eight chains just hide the latency of a
+// multiply-add. With more chains, each extracted code and each number that it
+// is multiplied by serves more products.
 inline constexpr int kCodeTileSums = kVecLanes == 8 ? 8 : 16;
 inline constexpr int kCodeTileRows =
     KVASIR_TILE_ROWS < kCodeTileSums / kCodeTileVecs
         ? KVASIR_TILE_ROWS
         : kCodeTileSums / kCodeTileVecs;
 
-// Up to here a row's own unpacking costs less than a way through memory.
+// Up to this number of rows, extracting codes per tile costs less than writing
+// them to memory.
 inline constexpr int64_t kCodeTileMostRows = 8;
-// Pairs of bfloat16s come apart so easily that more rows gain by half the bytes
-// of a tile, if a tile has eight rows (measured with AVX-512).
+// Pairs of bfloat16s are so cheap to separate that more rows profit from half
+// the bytes of a tile, if a tile has eight rows (measured with AVX-512).
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kCodeTileRows >= 8 ? 32 : kCodeTileMostRows;
 
-// What codes of a part stand for; null: for themselves.
+// The levels of a part's codes. Null: a code is the number itself.
 inline const float* LevelsOf(const LatentPartArgs& part) {
   return part.num_levels > 0 ? part.levels : nullptr;
 }
 
-// Rows of queries times codes of 64 slots: c += a b. b is given as words of the
-// slots' bytes, slots side by side [words, 64].
+// c += a b for rows of queries and the codes of 64 slots. b is given as words
+// of the slots' bytes, with the words of neighbouring slots adjacent [words,
+// 64].
 struct KeyCodesArgs {
-  // For each plane of codes, where its bits are counted from.
+  // For each plane of codes: its words.
   const uint32_t* const* planes;
-  const CodePiece* pieces;  // one after the other; their place in the chunk
+  const CodePiece* pieces;  // one after another, with their place in the chunk
   int64_t num_pieces;
   int64_t first;        // channel of a's first column
-  const float* levels;  // that codes stand for; null: for themselves
+  const float* levels;  // null: a code is the number itself
   const float* a;       // [rows, channels]
   int64_t a_stride;
   float* c;  // [rows, 64]
   int64_t c_stride;
   bool accumulate;
-  AheadLines* ahead;  // asked meanwhile
+  AheadLines* ahead;  // prefetches meanwhile
 };
-// Whether the tile can take codes and bfloat16s.
+// Whether the tile supports codes and bfloat16s.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args);
 
-// The same of bfloat16s: two channels in each word.
+// The same for bfloat16s, two channels in each word.
 struct KeyPairsArgs {
   int64_t depth;  // channels
   const uint32_t* words;
@@ -77,24 +78,24 @@ struct KeyPairsArgs {
   float* c;  // [rows, 64]
   int64_t c_stride;
   bool accumulate;
-  AheadLines* ahead;  // asked meanwhile
+  AheadLines* ahead;  // prefetches meanwhile
 };
 void RunKeyPairs(int64_t rows, const KeyPairsArgs& args);
 
-// Rows of weights times codes of slots, where they lie: c += a b.
+// c += a b for rows of weights and the codes of slots in place.
 struct ValueCodesArgs {
   int64_t depth;             // slots
   const char* const* slots;  // [depth]: each slot's bytes
   CodePlace place;           // of the first code
-  const float* levels;       // as KeyCodesArgs
+  const float* levels;       // like KeyCodesArgs
   const float* a;            // [rows, depth], rows 64 apart
   float* c;                  // [rows, columns]
   int64_t c_stride;
   int64_t columns;
-  AheadLines* ahead;  // asked meanwhile
+  AheadLines* ahead;  // prefetches meanwhile
 };
-// Whether the tile can take codes that lie so: less than 8 bits, and vectors of
-// them are whole bytes.
+// Whether the tile supports codes in such places: below 8 bits, with vectors
+// that are whole bytes.
 inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
   return kVecLanes % 8 == 0 && place.low_bits < 8 &&
          columns % kCodeTileColumns == 0 && place.low_bit % 8 == 0 &&
@@ -102,8 +103,8 @@ inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
 }
 void RunValueCodes(int64_t rows, const ValueCodesArgs& args);
 
-// Rows of weights times codes of slots by the table of CodeLanes, whatever
-// their bits: c += a b.
+// c += a b for rows of weights and the codes of slots, which CodeLanes
+// extracts, whatever their bits.
 struct ValueLanesArgs {
   int64_t depth;             // slots
   const char* const* slots;  // [depth]: each slot's bytes
@@ -113,16 +114,16 @@ struct ValueLanesArgs {
   const float* a;     // [rows, depth], rows 64 apart
   float* c;           // [rows, columns of all lanes]
   int64_t c_stride;
-  AheadLines* ahead;  // asked meanwhile
+  AheadLines* ahead;  // prefetches meanwhile
 };
-// Whether there are instructions for it.
+// Whether the instruction set supports it.
 inline constexpr bool kTakesLanes = HWY_TARGET <= HWY_AVX3;
 void RunValueLanes(int64_t rows, const ValueLanesArgs& args);
-// The codes themselves, to rows of `to` `stride` apart; args.a and args.c are
-// not looked at.
+// Writes the codes themselves to rows of `to` that are `stride` apart. Does not
+// use args.a and args.c.
 void UnpackLanes(const ValueLanesArgs& args, int64_t stride, float* to);
 
-// Rows of weights times bfloat16s of slots, where they lie: c += a b.
+// c += a b for rows of weights and the bfloat16s of slots in place.
 struct ValuePairsArgs {
   int64_t depth;      // slots
   const char* slots;  // the first one's numbers
@@ -131,9 +132,9 @@ struct ValuePairsArgs {
   float* c;        // [rows, columns]
   int64_t c_stride;
   int64_t columns;    // a multiple of kCodeTileColumns
-  AheadLines* ahead;  // asked meanwhile
+  AheadLines* ahead;  // prefetches meanwhile
 };
-// Whether the tile takes as many rows.
+// Whether the tile supports so many rows.
 inline bool TakesValuePairs(int64_t rows) {
   return kTakesPairs && rows <= kCodeTileMostRows;
 }

@@ -20,8 +20,9 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 namespace {
 
-// How codes are taken apart: kLow lowest bits in one plane and kHigh above them
-// in another (16 and 0: bfloat16s), and whether they stand for levels.
+// How codes are stored: the kLow lowest bits in one plane and the kHigh bits
+// above them in another. Whether they stand for levels. (16 and 0: bfloat16
+// numbers.)
 template <int kLow, int kHigh, bool kByLevel = false>
 struct CodeKind {
   static constexpr int kLowBits = kLow;
@@ -30,14 +31,14 @@ struct CodeKind {
   static constexpr bool kLevels = kByLevel;
 };
 
-// What a word's lowest bits stand for, whatever lies above them: a code, or, of
-// 16 bits, a bfloat16.
+// The number for the lowest bits of a word, whatever the bits above them are: a
+// code or level, or for 16 bits a bfloat16.
 template <class Code>
 class CodeNumbers {
  public:
 #if HWY_TARGET <= HWY_AVX3
-  // A lane is looked up by the lowest four bits of its index: levels come as
-  // cheap as codes.
+  // The lookup uses only the lowest four bits of an index, so levels cost no
+  // more than codes.
   static constexpr bool kByTable = Code::kBits <= 4;
   explicit CodeNumbers(const float* levels) {
     if constexpr (kByTable) {
@@ -95,7 +96,7 @@ class CodeNumbers {
   }
 };
 
-// Bits of `low` where the mask has some, of `high` elsewhere.
+// Bits of `low` where the mask is 1, and of `high` where it is 0.
 HWY_INLINE WordVec SelectBits(WordVec mask, WordVec low, WordVec high) {
 #if HWY_TARGET <= HWY_AVX3
   return WordVec{_mm512_ternarylogic_epi32(mask.raw, low.raw, high.raw, 0xca)};
@@ -104,33 +105,36 @@ HWY_INLINE WordVec SelectBits(WordVec mask, WordVec low, WordVec high) {
 #endif
 }
 
-// The lowest kLow bits of a word, and those above them of another: what lies
-// above the code is not looked at.
+// The lowest kLow bits of `low`, and the bits above them of `high`. Bits above
+// the code are ignored.
 template <int kLow>
 HWY_INLINE WordVec WithHighBits(WordVec low, WordVec high) {
   return SelectBits(hn::Set(kWords, (1u << kLow) - 1), low, high);
 }
 
-// Vectors of codes beside each other: few rows have too few accumulators.
+// Vectors of codes side by side. With few rows there are more, because
+// otherwise there are too few accumulators.
 template <int kRows>
 inline constexpr int kVecsOf =
     2 * kCodeTileVecs* kRows <= kCodeTileSums ? 2 * kCodeTileVecs
                                               : kCodeTileVecs;
 
-// Lines to ask for meanwhile: as many as it takes to hold `bytes`.
+// The number of lines that hold `bytes`; they are prefetched meanwhile.
 constexpr int LinesOf(int64_t bytes) {
   return static_cast<int>((bytes + AheadLines::kLineBytes - 1) /
                           AheadLines::kLineBytes);
 }
 
-// Values are asked for every few slots: to ask takes a moment, too.
+// Values are prefetched once for several slots, because a prefetch takes time
+// too.
 inline constexpr int64_t kSlotsPerAsk = 4;
 
-// ----- Keys: vectors of slots, channel after channel.
+// ----- Keys: vectors of slots, channel by channel.
 
 inline constexpr int64_t kSlots = 64;
 
-// kTaken bits of each slot from `bit` of its words on, in the lowest bits.
+// Loads kTaken bits of each slot, from `bit` of its words on, into the lowest
+// bits.
 template <int kTaken, int kVecs>
 HWY_INLINE void LoadBits(const uint32_t* words, int64_t bit,
                          WordVec (&bits)[kVecs]) {
@@ -148,8 +152,8 @@ HWY_INLINE void LoadBits(const uint32_t* words, int64_t bit,
   }
 }
 
-// Codes kIndex .. kCount - 1 of those that begin in the lowest bits of `low`,
-// and, those of the code kIndex above its low ones, of `high`.
+// Adds codes kIndex .. kCount - 1 of those that begin in the lowest bits of
+// `low`. `high` has the high bits of code kIndex, above its low ones.
 template <class Code, int kCount, int kIndex, int kRows, int kVecs>
 HWY_INLINE void AddCodes(const CodeNumbers<Code>& numbers,
                          const WordVec (&low)[kVecs], WordVec (&high)[kVecs],
@@ -177,7 +181,7 @@ HWY_INLINE void AddCodes(const CodeNumbers<Code>& numbers,
   }
 }
 
-// kCount codes of a piece from its code `index` on; `a` points to their
+// Adds kCount codes of a piece, from its code `index` on. `a` points to their
 // columns.
 template <class Code, int kCount, int kRows, int kVecs>
 HWY_INLINE void TakeCodes(const KeyCodesArgs& args, const CodePlace& place,
@@ -200,8 +204,8 @@ HWY_INLINE void TakeCodes(const KeyCodesArgs& args, const CodePlace& place,
   AddCodes<Code, kCount, 0>(numbers, low, high, a, acc);
 }
 
-// Codes that are taken out of a word together: planes begin where a byte does
-// if runs are whole multiples of it.
+// Codes that are extracted from a word together. If runs are whole multiples of
+// it, they begin at whole bytes.
 template <class Code>
 inline constexpr int kCodesAtOnce = Code::kLowBits == 8 ? 4 : 8;
 
@@ -224,11 +228,11 @@ HWY_INLINE void AddPiece(const KeyCodesArgs& args, const CodePiece& piece,
   for (; i < piece.width; ++i, advance(1)) {
     TakeCodes<Code, 1>(args, piece.in_chunk, numbers, i, column, a, acc);
   }
-  // Who brought the words into cache asked for the other half of the lines.
+  // LoadPlanes prefetched the other half of the lines.
   args.ahead->Ask(LinesOf(piece.width * Code::kBits * kVecs * kVecLanes / 16));
 }
 
-// All pieces, one after the other, with sums in registers.
+// Adds all pieces, one after another, with the sums in registers.
 template <int kRows, bool kByLevel>
 void KeyTile(const KeyCodesArgs& args, int64_t column) {
   constexpr int kVecs = kVecsOf<kRows>;
@@ -265,7 +269,7 @@ void KeyTile(const KeyCodesArgs& args, int64_t column) {
 template <int kRows>
 void KeyPairsTile(const KeyPairsArgs& args, int64_t column) {
   constexpr int kVecs = kVecsOf<kRows>;
-  // Who brought the words into cache asked for the other half.
+  // LoadPlanes prefetched the other half of the lines.
   constexpr int kLinesPerWord = LinesOf(4 * kVecs * kVecLanes / 2);
   Vec acc[kRows][kVecs];
   LoadSums(args.c + column, args.c_stride, args.accumulate, acc);
@@ -288,7 +292,7 @@ void KeyPairsTile(const KeyPairsArgs& args, int64_t column) {
   StoreSums(acc, args.c + column, args.c_stride);
 }
 
-// ----- Values: vectors of channels, slot after slot.
+// ----- Values: vectors of channels, slot by slot.
 
 template <typename T>
 HWY_INLINE T ReadWord(const char* from) {
@@ -297,8 +301,8 @@ HWY_INLINE T ReadWord(const char* from) {
   return word;
 }
 
-// Codes of kVecLanes channels of a slot. Sixteen 4-bit codes stand in two
-// words: their lanes alternate between both.
+// The codes of kVecLanes channels of a slot. Sixteen 4-bit codes are in two
+// words, and the lanes alternate between them.
 template <int kBits>
 class SlotCodes {
  public:
@@ -313,12 +317,12 @@ class SlotCodes {
     shifts_ = hn::Load(kWords, shifts);
   }
 
-  // Codes in the lowest bits, whatever lies above them.
+  // The codes in the lowest bits. The bits above them are undefined.
   HWY_INLINE WordVec At(const char* from) const {
     return hn::Shr(Spread(from), shifts_);
   }
 
-  // From channel order to that of the lanes, and back.
+  // Between channel order and the order of the lanes.
   static HWY_INLINE Vec ToLanes(Vec channels) {
     if constexpr (kAlternate) {
       HWY_ALIGN static constexpr int32_t kOrder[16] = {
@@ -358,7 +362,7 @@ class SlotCodes {
   WordVec shifts_;
 };
 
-// The kHigh high bits of as many channels, above their kBits low ones and in
+// The kHigh high bits of the same channels, above their kBits low bits and in
 // the same lanes.
 template <int kBits, int kHigh>
 class SlotHighBits {
@@ -431,14 +435,14 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
 }
 
 #if HWY_TARGET <= HWY_AVX3
-// Up to kBytes bytes of a slot in registers, looked up as words of 16 bits.
-// Half a register seldom crosses a line of memory.
+// Up to kBytes bytes of a slot in registers, which are looked up as words of 16
+// bits. Half a register seldom crosses a line of memory.
 template <int kBytes>
 class SlotWindow {
  public:
   static_assert(kBytes == 32 || kBytes == 64 || kBytes == 128);
 
-  // No byte behind the slot's own is read.
+  // Reads no byte after the slot's own.
   explicit SlotWindow(int64_t slot_bytes)
       : first_(MaskOf(slot_bytes)), second_(MaskOf(slot_bytes - 64)) {}
 
@@ -473,7 +477,7 @@ class SlotWindow {
   __m512i low_;
   __m512i high_;
 };
-// Calls run(kBytes) for the smallest window that a slot fits.
+// Calls run(kBytes) for the smallest window that holds a slot.
 template <typename Run>
 HWY_INLINE void ForWindow(int64_t slot_bytes, const Run& run) {
   if (slot_bytes <= 32) return run(std::integral_constant<int, 32>());
@@ -481,7 +485,7 @@ HWY_INLINE void ForWindow(int64_t slot_bytes, const Run& run) {
   run(std::integral_constant<int, 128>());
 }
 
-// The codes of 16 channels.
+// Extracts the codes of 16 channels.
 class LaneReader {
  public:
   explicit LaneReader(const CodeLanes& lanes)
@@ -559,8 +563,8 @@ void LanesRow(int rows, const ValueLanesArgs& args) {
 }
 #endif
 
-// A pair of bfloat16s in each lane: the accumulators of even channels stand
-// beside those of odd ones.
+// Each lane has a pair of bfloat16s, so there are accumulators for even
+// channels and for odd channels.
 template <int kRows, int kVecs>
 void PairsTile(const ValuePairsArgs& args, int64_t column) {
   constexpr int kPairs = kVecs / 2;
@@ -664,7 +668,7 @@ void PairsRow(int rows, const ValuePairsArgs& args) {
   }
 }
 
-// Calls run(height, args) for tiles of rows of nearly one height.
+// Calls run(height, args) for tiles of rows of nearly equal height.
 template <typename Args, typename Run>
 HWY_INLINE void ForTiles(int64_t rows, int64_t a_stride, const Args& args,
                          const Run& run) {
@@ -680,7 +684,7 @@ HWY_INLINE void ForTiles(int64_t rows, int64_t a_stride, const Args& args,
   }
 }
 
-// Calls run(kind) for codes of these bits, by levels or not.
+// Calls run(kind) for codes of `bits` bits, with or without levels.
 template <bool kByLevel, typename Run>
 void ForKind(int bits, const Run& run) {
   switch (bits) {
@@ -700,7 +704,7 @@ void ForKind(int bits, const Run& run) {
 }
 template <typename Run>
 void ForKind(int bits, const float* levels, const Run& run) {
-#if HWY_TARGET > HWY_AVX3  // else levels are looked up as codes are
+#if HWY_TARGET > HWY_AVX3  // otherwise levels are looked up like codes
   if (levels != nullptr) return ForKind<true>(bits, run);
 #endif
   (void)levels;
@@ -711,7 +715,7 @@ void ForKind(int bits, const float* levels, const Run& run) {
 
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args) {
   ForTiles(rows, args.a_stride, args, [](int height, const auto& tile) {
-#if HWY_TARGET > HWY_AVX3  // else levels are looked up as codes are
+#if HWY_TARGET > HWY_AVX3  // otherwise levels are looked up like codes
     if (tile.levels != nullptr) {
       return KeyRow<kCodeTileRows, true>(height, tile);
     }
@@ -758,7 +762,7 @@ void RunValuePairs(int64_t rows, const ValuePairsArgs& args) {
   });
 }
 
-#else  // nobody calls them: see kTakesPairs
+#else  // never called; see kTakesPairs
 void RunKeyCodes(int64_t, const KeyCodesArgs&) {}
 void RunKeyPairs(int64_t, const KeyPairsArgs&) {}
 void RunValueLanes(int64_t, const ValueLanesArgs&) {}

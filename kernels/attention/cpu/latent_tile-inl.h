@@ -1,6 +1,6 @@
-// Brings latents of a block of 64 slots into cache: keys with slots side by
-// side, values as they lie, codes as the numbers they are (without range). For
-// inclusion by *_cpu.cc.
+// Reads the latents of a block of 64 slots into cache: keys with neighbouring
+// slots adjacent, values in their own order, codes converted to numbers (before
+// their range is applied). For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_LATENT_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_LATENT_TILE_INL_H_
 #undef KVASIR_KERNELS_LATENT_TILE_INL_H_
@@ -26,16 +26,16 @@ namespace HWY_NAMESPACE {
 
 inline constexpr int64_t kBlock = kAttentionBlockSlots;
 
-// A chunk of zeros, for slots that nobody sees.
+// A chunk of zeros, for slots that no row sees.
 alignas(64) inline constexpr char kNoSlot[kChunkChannels * 4 + 64] = {};
 
-// Where a block's slots lie. Only those in [begin, end) are needed.
+// The addresses of a block's slots. Only those in [begin, end) are needed.
 struct BlockSlots {
   int64_t begin = 0;  // relative to the block
   int64_t end = 0;
-  // All slots are needed, and each vector of them lies in one page.
+  // All slots are needed, and each vector of slots is in one page.
   bool regular = false;
-  // Bytes that may be read from the start of any slot on, at least.
+  // At least so many bytes may be read from the start of any slot.
   int64_t room = 0;
   const char* codes[kBlock];
   const char* ranges[kBlock];
@@ -44,12 +44,12 @@ struct BlockSlots {
 
 // ----- Keys: codes of one vector of slots, channel by channel.
 
-// 128 channels of 8 bits, four planes that begin and end inside a word, each
-// padded to a vector of words.
+// Words of 128 channels of 8 bits, and of four planes that begin and end inside
+// a word. Each is padded to a vector of words.
 inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
 
 #if HWY_TARGET <= HWY_AVX3
-// Eight words of each of 16 slots at most: two slots share a vector.
+// Loads at most eight words of each of 16 slots. Two slots share a vector.
 HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
                              uint32_t* words, int64_t stride) {
   const hn::Half<Words> half;
@@ -63,8 +63,8 @@ HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
   }
   TransposeBlocksOf4(lanes);
   TransposeBlocksOf4(lanes + 4);
-  // Now lanes[4 i + j] has words j and 4 + j of slots 4 i .. 4 i + 3, and then
-  // those of the slots 8 further.
+  // Now lanes[4 i + j] has words j and 4 + j of slots 4 i .. 4 i + 3, followed
+  // by those of the slots 8 further.
   for (int j = 0; j < 4; ++j) {
     const WordVec first = lanes[j];
     const WordVec second = lanes[4 + j];
@@ -76,13 +76,14 @@ HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
 }
 #endif
 
-// Words [0, num_bytes / 4) of kVecLanes slots side by side, in rows `stride`
-// apart. Asks for half as many lines as it reads: products ask for the others.
+// Loads words [0, num_bytes / 4) of kVecLanes slots, with the words of
+// neighbouring slots adjacent, into rows `stride` apart. Prefetches half as
+// many lines as it reads; the products prefetch the others.
 HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
                           int64_t num_bytes, uint32_t* words, int64_t stride,
                           AheadLines* ahead) {
   constexpr int64_t kVecBytes = kVecLanes * 4;
-  constexpr int64_t kFew = 4;  // up to here, moving words one by one is faster
+  constexpr int64_t kFew = 4;  // up to here, copying words one by one is faster
   for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
     const int64_t bytes = std::min(kVecBytes, num_bytes - first);
     uint32_t* to = words + first / 4 * stride;
@@ -110,7 +111,8 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
       room = std::min<int64_t>(room, readable[lane] - rows[lane]);
     }
     for (int lane = 0; room < loaded && lane < kVecLanes; ++lane) {
-      // Never more than a row; GCC 12 does not see it under -fsanitize.
+      // It never copies more than a row, but GCC 12 does not see this under
+      // -fsanitize.
       std::memcpy(staged[lane], rows[lane],
                   std::min(sizeof(staged[lane]), static_cast<size_t>(bytes)));
       rows[lane] = reinterpret_cast<const char*>(staged[lane]);
@@ -133,8 +135,8 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
   }
 }
 
-// Stores a channel's codes, or adds them above the lowest kAbove bits of what
-// is there.
+// Stores a channel's codes, or adds them above the lowest kAbove bits of the
+// stored numbers.
 template <int kAbove>
 HWY_INLINE void StoreCodes(WordVec codes, float* out) {
   const hn::RebindToSigned<Floats> d32;
@@ -148,7 +150,7 @@ HWY_INLINE void StoreCodes(WordVec codes, float* out) {
   }
 }
 
-// One word of whole codes, from code kIndex on.
+// Unpacks one word of whole codes, from code kIndex on.
 template <int kBits, int kAbove, int kIndex>
 HWY_INLINE void UnpackWord(WordVec word, WordVec mask, float* out) {
   if constexpr (kIndex * kBits < 32) {
@@ -160,7 +162,7 @@ HWY_INLINE void UnpackWord(WordVec word, WordVec mask, float* out) {
   }
 }
 
-// `count` codes of kBits each from `bit` on, to rows kBlock apart.
+// Unpacks `count` codes of kBits each, from `bit` on, into rows kBlock apart.
 template <int kBits, int kAbove = 0>
 void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
                     float* out) {
@@ -183,7 +185,7 @@ void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
   while (i < count) one();
 }
 
-// The same of slots that may be read a vector of words beyond their bytes.
+// The same for slots that may be read a vector of words beyond their bytes.
 HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
                                int64_t num_bytes, uint32_t* words,
                                int64_t stride, AheadLines* ahead) {
@@ -210,8 +212,8 @@ HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
   }
 }
 
-// Words of kVecLanes slots from `s` on, plane by plane; says where each plane
-// begins.
+// Loads words of kVecLanes slots from `s` on, plane by plane, and sets where
+// each plane begins.
 HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
                            int64_t s, uint32_t* words, int64_t stride,
                            uint32_t* plane_words[4], AheadLines* ahead) {
@@ -248,7 +250,7 @@ HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
   }
 }
 
-// tile [chunk.width, 64]
+// Writes tile [chunk.width, 64].
 inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
                        const CodePiece* pieces, float* tile,
                        AheadLines* ahead) {
@@ -287,11 +289,11 @@ inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
   }
 }
 
-// ----- Values: codes of one slot, channels side by side.
+// ----- Values: codes of one slot, with neighbouring channels adjacent.
 
 #if HWY_TARGET != HWY_SCALAR
-// Codes of kVecLanes channels from a slot's bytes: where the byte of each
-// lies, and how far it is shifted.
+// Extracts the codes of kVecLanes channels from a slot's bytes. It has the byte
+// and the shift of each lane.
 class LaneCodes {
  public:
   LaneCodes(int64_t bit, int bits)
@@ -313,7 +315,7 @@ class LaneCodes {
   int64_t first_byte() const { return first_byte_; }
   int64_t step_bytes() const { return step_bytes_; }
 
-  // `from`: the 16 bytes behind the first code's.
+  // `from` points to 16 bytes that begin with the first code's byte.
   HWY_INLINE WordVec At(const uint8_t* from) const {
     const auto spread =
         hn::TableLookupBytesOr0(hn::LoadDup128(kBytes, from), bytes_);
@@ -332,8 +334,8 @@ class LaneCodes {
 
 #endif
 
-// A slot's bytes from `first` on, with 16 more behind the last of `count` that
-// may be read: where they lie, or a copy of them.
+// Finds a slot's bytes from `first` on so that 16 bytes after the last of
+// `count` may be read: in place, or in a copy.
 class ReadableBytes {
  public:
   const uint8_t* Find(const char* slot, const char* readable, int64_t first,
@@ -350,8 +352,8 @@ class ReadableBytes {
   uint8_t copy_[kChunkChannels + 16 + 16] = {};
 };
 
-// Rows [slots.begin, slots.end) of tile [64, stride], columns [0, piece.width);
-// up to kVecLanes columns more are written.
+// Writes rows [slots.begin, slots.end) of tile [64, stride], columns [0,
+// piece.width). Up to kVecLanes more columns are overwritten.
 inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
                          int64_t stride, float* tile) {
   const CodePlace& place = piece.place;
@@ -370,7 +372,7 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
   }
   if (kVecLanes * place.low_bits % 8 != 0 ||
       kVecLanes * place.high_bits % 8 != 0) {
-    // Vectors that do not end with a byte.
+    // Vectors do not end at whole bytes.
     for (int64_t s = slots.begin; s < slots.end; ++s) {
       for (int64_t i = 0; i < piece.width; ++i) {
         tile[s * stride + i] = static_cast<float>(ReadCode(
@@ -410,8 +412,8 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
 #endif
 }
 
-// Rows [slots.begin, slots.end) of tile [64, stride]: numbers [first, first +
-// width) of each slot.
+// Writes numbers [first, first + width) of each slot to rows [slots.begin,
+// slots.end) of tile [64, stride].
 template <typename T>
 void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
                    int64_t stride, float* tile) {
@@ -428,7 +430,7 @@ void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
 
 // ----- Levels.
 
-// Replaces codes, of whole vectors, by the levels that they stand for.
+// Replaces whole vectors of codes by their levels.
 inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
   const LevelTable table(levels);
   const hn::RebindToSigned<Floats> d32;
@@ -440,7 +442,7 @@ inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
 
 // ----- Ranges in slots.
 
-// The two numbers of 16 bits that stand in each word.
+// Separates the two 16-bit numbers in each word.
 HWY_INLINE void SplitPairs(WordVec words, Bf16, float* low, float* high) {
   hn::StoreU(hn::BitCast(kFloats, hn::ShiftLeft<16>(words)), kFloats, low);
   hn::StoreU(hn::BitCast(kFloats, hn::And(words, hn::Set(kWords, 0xffff0000u))),
@@ -457,8 +459,8 @@ HWY_INLINE void SplitPairs(WordVec words, F16, float* low, float* high) {
   hn::StoreU(LoadFloats(halves[1]), kFloats, high);
 }
 
-// The length scale [64] of slots whose codes are levels; zeros where nobody
-// looks.
+// Loads the scales [64] of slots whose codes are levels. Slots that no row sees
+// get zeros.
 template <typename T>
 void LoadLengths(const BlockSlots& slots, float* scale) {
   std::fill_n(scale, kBlock, 0.0f);
@@ -469,7 +471,8 @@ void LoadLengths(const BlockSlots& slots, float* scale) {
   }
 }
 
-// scale [64] and minimum [64] of one run; zeros where nobody looks.
+// Loads scale [64] and minimum [64] of one run. Slots that no row sees get
+// zeros.
 template <typename T>
 void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
                 float* scale, float* minimum) {
@@ -503,7 +506,7 @@ void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
 
 // ----- What a unit reads of a block.
 
-// Threads: one.
+// Threads: used by one.
 class BlockLoader {
  public:
   BlockLoader(const AttentionGrid& grid, const AttentionSequence& sequence,
@@ -518,7 +521,8 @@ class BlockLoader {
     std::fill_n(found_.readable, kBlock, kNoSlot);
   }
 
-  // Slots `needed` (counted through the table) are those that a row sees.
+  // The slots `needed`, in the sequence's numbering, are those that some row
+  // sees.
   void StartBlock(int64_t block, VisibleRange needed) {
     block_ = block;
     found_.begin = needed.begin - block;
@@ -530,13 +534,14 @@ class BlockLoader {
   int64_t block() const { return block_; }
   const BlockSlots& slots() const { return found_; }
 
-  // What is read soon. Whoever reads memory asks for about as many lines: who
-  // transposes numbers or reads values where they lie for all, who brings words
-  // of codes into cache for half of them and who multiplies words in registers
-  // for the others. What nobody has asked for is asked for when the next group
-  // is read, and nobody can ask for more than AheadLines allows.
+  // The queue of prefetches. Each reader prefetches about as many lines as it
+  // reads: all of them if it transposes numbers or reads values in place; half
+  // of them if it loads words of codes, and the products of these words
+  // prefetch the other half. Lines that are still missing are prefetched when
+  // the next group is read. AheadLines limits how far ahead they may be.
   AheadLines* ahead() { return &ahead_; }
-  // Before a group of the block is read, maybe not for the first time.
+  // Call it before a group of the block is read. It may be called again for the
+  // same group.
   void StartGroup(const LatentPartArgs& part, const LatentGroup& group) {
     if (grid_.exact(part) != nullptr) return;
     if (started_group_ == &group && started_block_ == block_) return;
@@ -547,8 +552,8 @@ class BlockLoader {
         (found_.end - found_.begin) *
         (group.codes.stride_bytes + (ranges ? group.params.stride_bytes : 0)));
   }
-  // Adds what slots of a group will be read of, of a part of the cache: codes
-  // and ranges.
+  // Announces the memory that will be read for slots of a group in a part of
+  // the cache: codes and ranges.
   void AddAhead(const LatentPartArgs& part, const LatentGroup& group,
                 VisibleRange slots) {
     for (int64_t s = slots.begin; s < slots.end;) {
@@ -567,16 +572,16 @@ class BlockLoader {
   }
 
   float* tile() const { return tile_; }
-  // For a caller that fills it: nothing of before is left in it.
+  // For a caller that fills the tile itself. The old contents are forgotten.
   float* StartTile() {
     loaded_ = nullptr;
     return tile_;
   }
-  // Of the piece with this index in the chunk that was loaded last.
+  // The ranges of piece `piece` of the chunk that was loaded last.
   const float* scales(int64_t piece) const { return scales_ + piece * kBlock; }
   const float* minima(int64_t piece) const { return minima_ + piece * kBlock; }
 
-  // tile = [chunk.width, 64], and the ranges of its runs.
+  // Loads tile [chunk.width, 64], and the ranges of its runs.
   void LoadKeys(const LatentPartArgs& part, const LatentGroup& group,
                 const LatentChunk& chunk) {
     if (loaded_ == &chunk) return;
@@ -591,8 +596,8 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // The codes of the chunk as words of the slots' bytes, [words, 64], and the
-  // ranges of its runs; of bfloat16s, pairs of them.
+  // Loads the codes of the chunk as words of the slots' bytes, [words, 64], and
+  // the ranges of its runs. bfloat16s are loaded as pairs.
   void LoadKeyWords(const LatentPartArgs& part, const LatentGroup& group,
                     const LatentChunk& chunk) {
     loaded_ = nullptr;
@@ -607,19 +612,19 @@ class BlockLoader {
     for (uint32_t*& plane : plane_words_) plane -= kBlock - kVecLanes;
     if (chunk.num_pieces > 0) LoadChunkRanges(part, group, chunk);
   }
-  // Words that were loaded last, of each plane.
+  // The words that were loaded last, for each plane.
   const uint32_t* const* key_words() const { return plane_words_; }
-  // Pairs of bfloat16s.
+  // The pairs of bfloat16s that were loaded last.
   const uint32_t* key_pairs() const { return plane_words_[0]; }
 
-  // Where the block's slots lie.
+  // The addresses of the block's slots.
   const BlockSlots& FindSlots(const LatentPartArgs& part,
                               const LatentGroup& group) {
     Find(part, group);
     return found_;
   }
 
-  // The same without a transposition: numbers [64, stride].
+  // Like LoadKeys for numbers, but without transposition: [64, stride].
   void LoadValues(const LatentPartArgs& part, const LatentGroup& group,
                   const LatentChunk& chunk, int64_t stride) {
     loaded_ = nullptr;
@@ -735,7 +740,7 @@ class BlockLoader {
     const CodePiece* pieces = grid_.pieces(chunk);
     VisitDType(part.param_dtype, [&](auto type) {
       if (part.num_levels > 0) {
-        // One run, whose pieces have one scale and no minimum.
+        // One run, whose pieces have the same scale and no minimum.
         for (int64_t p = 0; p < chunk.num_pieces; ++p) {
           LoadLengths<decltype(type)>(found_, scales_ + p * kBlock);
           std::fill_n(minima_ + p * kBlock, kBlock, 0.0f);

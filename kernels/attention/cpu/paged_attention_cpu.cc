@@ -1,14 +1,13 @@
-// A unit of work is some query heads of some tokens of a sequence: the latents
-// that they share are brought into cache once per block of slots, keys with
-// slots side by side, and all products run on the register tile of matmul.
-// Where keys are rebuilt or values lifted, a unit is one KV head and as many
-// tokens as can be, cut into panels: each block is rebuilt once for all of
-// them.
+// A unit of work is some query heads of some tokens of a sequence. The latents
+// that its heads share are read into cache once per block of slots, keys with
+// the slots adjacent, and all products use the register tile of matmul. If keys
+// are rebuilt or values lifted, a unit is one KV head and as many tokens as
+// possible, divided into panels: each block is rebuilt once for all panels.
 #include <algorithm>
 #include <atomic>
 
 #include "kernels/attention/grid/attention_grid.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/device/stream.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -35,8 +34,8 @@ void ComputeSplit(const AttentionGrid& grid, const AttentionUnit& unit,
   worker.ComputeSplit(split, (split + 1) * kAttentionSplitSlots);
 }
 
-// Merges splits computed by others: `first` starts the unit's total, `last`
-// ends it.
+// Merges splits that other threads computed. `first` starts the unit's total,
+// and `last` ends it.
 void MergeSplit(const AttentionGrid& grid, const AttentionUnit& unit,
                 float* part, bool first, bool last,
                 const AttentionTotal& total) {
@@ -66,7 +65,7 @@ HWY_EXPORT(ComputeSplit);
 HWY_EXPORT(MergeSplit);
 HWY_EXPORT(AddMassOfItem);
 
-// Memory of a thread.
+// The memory of one thread.
 struct ThreadMemory {
   ThreadMemory(const AttentionGrid& grid, float* all, int64_t thread)
       : scratch(all + grid.scratch().floats * thread),
@@ -76,7 +75,8 @@ struct ThreadMemory {
   float* tile;
 };
 
-// The weights of a sequence are kept, and all its units are done.
+// Called when the weights of the sequence were kept and all of its units are
+// done.
 void AddKeptMass(const AttentionGrid& grid, const AttentionSequence& sequence,
                  const ThreadMemory& memory) {
   const VisibleRange slots = CountedSlots(grid.params(), sequence);
@@ -89,9 +89,9 @@ void AddKeptMass(const AttentionGrid& grid, const AttentionSequence& sequence,
   }
 }
 
-// Enough units for all threads: each is one thread's from beginning to end.
-// Mass of weights that are kept is added while they are near: by the thread
-// that computes the last unit of a sequence.
+// There are enough units for all threads, and one thread computes a whole unit.
+// The thread that computes the last unit of a sequence also adds the mass of
+// its kept weights, because they are still in its cache.
 void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   const bool adds_mass = grid.mass().any();
   const AttentionGrid::Sequences sequences = grid.sequences();
@@ -117,8 +117,8 @@ void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   });
 }
 
-// Few units over long contexts: threads take splits, as many at a time as there
-// are threads, and the caller merges them in order.
+// For few units over long contexts: threads take as many splits at a time as
+// there are threads, and the caller merges them in order.
 class SplitRunner {
  public:
   SplitRunner(const AttentionGrid& grid, float* scratch, CpuStream& stream)
@@ -168,12 +168,12 @@ class SplitRunner {
   CpuStream& stream_;
   Task wave_[kMaxWave];
   int count_ = 0;
-  // Of the unit whose splits are being merged.
+  // Softmax of the unit whose splits are being merged.
   float max_[kAttentionMaxRows];
   float sum_[kAttentionMaxRows];
 };
 
-// When all rows' totals are known.
+// Runs when the totals of all rows are known.
 void AddMass(const AttentionGrid& grid, bool skips_kept, float* scratch,
              CpuStream& stream) {
   const MassPlan& mass = grid.mass();

@@ -1,5 +1,6 @@
-// Keys rebuilt from latents (KeyRebuildArgs in paged_attention.h), a block of
-// 64 slots at a time, slots side by side. For inclusion by *_cpu.cc.
+// Rebuilds keys from latents (KeyRebuildArgs in paged_attention.h), a block of
+// 64 slots at a time, with the numbers of neighbouring slots adjacent. For
+// inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_REBUILD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_REBUILD_INL_H_
 #undef KVASIR_KERNELS_REBUILD_INL_H_
@@ -21,8 +22,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// c = a b for `rows` rows, columns in steps of a tile. The tiles of the first
-// rows ask for the memory at args.ahead, one part after the other.
+// c = a b for `rows` rows, with columns in steps of a tile. The tiles of the
+// first rows prefetch the memory at args.ahead, one part after another.
 template <typename T>
 void Multiply(TileArgs args, int64_t rows, int64_t columns) {
   const TileArgs start = args;
@@ -41,8 +42,8 @@ void Multiply(TileArgs args, int64_t rows, int64_t columns) {
   }
 }
 
-// What a run of codes adds to a row [64] of scores or of a key:
-//   to = fma(sum, minimum, fma(raw, scale, to)), `to` being 0 if it is new.
+// Adds the contribution of a run of codes to a row [64] of scores or of a key:
+//   to = fma(sum, minimum, fma(raw, scale, to)), where `to` is 0 if it is new.
 HWY_INLINE void ApplyRange(const float* raw, const float* scale,
                            const float* minimum, float sum, bool is_new,
                            float* to) {
@@ -61,7 +62,7 @@ HWY_INLINE void AddToRow(float number, float* row) {
   }
 }
 
-// Halves of 64-bit numbers.
+// The halves of 64-bit numbers.
 struct WordHalves {
   WordVec low;
   WordVec high;
@@ -91,7 +92,7 @@ HWY_INLINE WordHalves TurnsAt(uint64_t step, const WordHalves& positions) {
 #endif
 }
 
-// ReduceTurns for vectors.
+// The result of ReduceTurnsVec, which is ReduceTurns for vectors.
 struct ReducedAngles {
   WordVec quarter;
   Vec remainder;
@@ -108,7 +109,7 @@ HWY_INLINE ReducedAngles ReduceTurnsVec(const WordHalves& turns) {
                            Broadcast(trig_constants::kRadiansPerUnit))};
 }
 
-// cos and sin of a reduced angle turned by its quarter, times the factor.
+// The cosine and sine of a reduced angle in its quarter turn, times the factor.
 HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
                           float* sine) {
   namespace c = trig_constants;
@@ -123,7 +124,7 @@ HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
   const WordVec two = hn::Set(kWords, 2u);
   const auto odd =
       hn::RebindMask(kFloats, hn::Ne(hn::And(quarter, one), hn::Zero(kWords)));
-  // cos is negative in quarters 1 and 2, sin in 2 and 3.
+  // The cosine is negative in quarters 1 and 2, the sine in 2 and 3.
   const WordVec cos_sign =
       hn::ShiftLeft<30>(hn::And(hn::Add(quarter, one), two));
   const WordVec sin_sign = hn::ShiftLeft<30>(hn::And(quarter, two));
@@ -136,7 +137,7 @@ HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
              sine);
 }
 
-// Threads: one.
+// Threads: used by one.
 class KeyRebuilder {
  public:
   KeyRebuilder(const AttentionGrid& grid, const AttentionSequence& sequence,
@@ -151,7 +152,8 @@ class KeyRebuilder {
         sines_(scratch + grid.scratch().sines),
         lift_sums_(scratch + grid.scratch().lift_sums) {}
 
-  // Before the first block: sums over the lift of a KV head, if they are held.
+  // Call it before the first block. Computes the sums over the lift of a KV
+  // head, if there is room to hold them.
   void HoldSums(int64_t part_index, const HeadSpan& span) const {
     const AttentionGrid::KeyPart& part = grid_.key(part_index);
     if (part.lift_offset < 0) return;
@@ -163,10 +165,12 @@ class KeyRebuilder {
   }
 
   void StartBlock() { angles_part_ = -1; }
-  // Whether the keys of the block were all rebuilt and are only to be named.
+  // Whether all keys of the block are already rebuilt, so that Rebuild only
+  // returns them.
   void set_holds(bool holds) { holds_ = holds; }
 
-  // key_j of the block's slots, [d, 64]; stays until the part's next call.
+  // key_j of the block's slots, [d, 64]. Valid until the next call for the
+  // part.
   const float* Rebuild(int64_t part_index, const HeadSpan& span) {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     key_ = keys_ + grid_.key(part_index).tile_offset;
@@ -217,8 +221,8 @@ class KeyRebuilder {
     return sums;
   }
 
-  // sums[i] = what row i of `up` gives with the minima: its plain sum over a
-  // run, or its chain with static minima.
+  // sums[i] is the product of row i of `up` with the minima: the row's plain
+  // sum over a run, or its chain with static minima.
   void SumLift(int64_t part_index, const HeadSpan& span, int64_t run,
                float* sums) const {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
@@ -257,7 +261,7 @@ class KeyRebuilder {
     }
   }
 
-  // Product of rows of `up` (or of `a`) with the tile that was loaded last.
+  // The product of rows of `up` (or of `a`) with the tile that was loaded last.
   TileArgs ProductArgs(const float* a, int64_t a_stride, int64_t depth,
                        float* c, bool accumulate) const {
     TileArgs args = {};
@@ -292,9 +296,9 @@ class KeyRebuilder {
     int64_t column;
     int64_t width;
   };
-  static HWY_INLINE void AskForRows(const KeyRebuildArgs& rebuild,
-                                    const HeadSpan& span, const UpRows& rows,
-                                    int64_t stride) {
+  static HWY_INLINE void PrefetchRows(const KeyRebuildArgs& rebuild,
+                                      const HeadSpan& span, const UpRows& rows,
+                                      int64_t stride) {
     constexpr auto kStep =
         AheadLines::kLineBytes / static_cast<int64_t>(sizeof(float));
     const int64_t end = std::min<int64_t>(rows.row + kTileRows, rebuild.dims);
@@ -324,14 +328,14 @@ class KeyRebuilder {
             scaled[r * kChunkChannels + i] = up[i] * scale[chunk->begin + i];
           }
         }
-        // A wide group's `up` fits into no near cache: its next rows come while
-        // these are multiplied.
+        // `up` of a wide group fits into no near cache, so its next rows are
+        // prefetched during these products.
         if (row + rows < rebuild.dims) {
-          AskForRows(rebuild, span, {row + rows, chunk->begin, chunk->width},
-                     group.width);
+          PrefetchRows(rebuild, span, {row + rows, chunk->begin, chunk->width},
+                       group.width);
         } else if (chunk + 1 < chunks.end) {
-          AskForRows(rebuild, span, {0, chunk[1].begin, chunk[1].width},
-                     group.width);
+          PrefetchRows(rebuild, span, {0, chunk[1].begin, chunk[1].width},
+                       group.width);
         }
         Multiply<float>(ProductArgs(scaled, kChunkChannels, chunk->width,
                                     key_ + row * kBlock, chunk->begin > 0),
@@ -408,8 +412,8 @@ class KeyRebuilder {
     }
   }
 
-  // Turns the key by the angles of the block's positions, which are found again
-  // only if they are another head's.
+  // Rotates the key by the angles of the block's positions. The angles are
+  // computed again only if they are of another head.
   void Turn(int64_t part_index, int64_t kv_head) {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const int64_t first_step = kv_head * rebuild.head_steps_stride;
@@ -432,12 +436,13 @@ class KeyRebuilder {
     angles_unit_ = PositionUnit(kv_head);
   }
 
-  // Of the slots of the block; 0 where none is needed.
+  // The positions of the block's slots; 0 if a slot needs none.
   struct Positions {
     HWY_ALIGN uint32_t low[kBlock] = {};
     HWY_ALIGN uint32_t high[kBlock] = {};
   };
-  // Whose slots have positions of their own; 0 where all have the same.
+  // The unit whose slots have positions of their own; 0 if all units have the
+  // same.
   int64_t PositionUnit(int64_t kv_head) const {
     return params_.mass.stored_positions ? params_.unit_of_head[kv_head] : 0;
   }
@@ -461,7 +466,7 @@ class KeyRebuilder {
     }
   }
 
-  // cosines, sines [64] of one pair.
+  // Computes the cosines and sines [64] of one pair.
   void FindAngles(uint64_t step, const Positions& positions, float factor,
                   int64_t row) const {
     for (int64_t s = 0; s < kBlock; s += kVecLanes) {
@@ -494,9 +499,9 @@ class KeyRebuilder {
   float* const cosines_;
   float* const sines_;
   float* const lift_sums_;
-  float* key_ = nullptr;  // the tile at work
+  float* key_ = nullptr;  // the tile in use
   bool holds_ = false;
-  int64_t angles_part_ = -1;  // whose angles are there
+  int64_t angles_part_ = -1;  // the part whose angles are held
   int64_t angles_step_ = 0;
   int64_t angles_unit_ = 0;
 };

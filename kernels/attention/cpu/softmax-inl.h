@@ -1,5 +1,5 @@
-// The online softmax over a block of slots: scores of rows become weights. For
-// inclusion by *_cpu.cc.
+// The online softmax over a block of slots, which turns scores of rows into
+// weights. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_SOFTMAX_INL_H_
 #undef KVASIR_KERNELS_SOFTMAX_INL_H_
@@ -12,8 +12,8 @@
 #include <limits>
 
 #include "hwy/highway.h"
-#include "kernels/attention/attention_rows.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/grid/attention_rows.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/simd/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -24,15 +24,15 @@ namespace HWY_NAMESPACE {
 inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 struct SoftmaxArgs {
-  float* scores;  // [rows, 64]; weights in the end
-  // Of the blocks before, and then of this one too [rows].
+  float* scores;  // [rows, 64]; weights afterwards
+  // Before: of the previous blocks. Afterwards: including this one. [rows]
   float* max;
   float* sum;
   float scale;
   VisibleRange visible;  // slots that the rows see, relative to the block
 };
 
-// Scores of slots that a row does not see count for nothing.
+// Hides the scores of slots that a row does not see.
 HWY_INLINE Vec HideOthers(VisibleRange visible, int64_t slot, Vec scores) {
   const Vec begin = Broadcast(static_cast<float>(visible.begin));
   const Vec end = Broadcast(static_cast<float>(visible.end));
@@ -41,7 +41,8 @@ HWY_INLINE Vec HideOthers(VisibleRange visible, int64_t slot, Vec scores) {
                         scores, Broadcast(kNothing));
 }
 
-// Softmax of rows [first, first + kRows), which hide each other's latencies.
+// The softmax of rows [first, first + kRows). Several rows hide each other's
+// latencies.
 template <int kRows, typename Rescale>
 HWY_INLINE void SoftmaxTile(const SoftmaxArgs& args, int64_t first,
                             const Rescale& rescale) {
@@ -88,7 +89,7 @@ HWY_INLINE void SoftmaxTile(const SoftmaxArgs& args, int64_t first,
   float sum[kRows];
   ReduceWides(lanes, AddStep(), sum);
   for (int r = 0; r < kRows; ++r) {
-    // Most blocks bring no new maximum: what was summed stays as it is.
+    // Most blocks bring no new maximum, so the sums need no rescaling.
     const float down = row_max[r] - max[r];
     row_max[r] = max[r];
     if (down == 0.0f) {
@@ -101,8 +102,8 @@ HWY_INLINE void SoftmaxTile(const SoftmaxArgs& args, int64_t first,
   }
 }
 
-// Calls rescale(row, factor) for the rows whose maximum is a new one: what was
-// summed before is to be multiplied.
+// Calls rescale(row, factor) for the rows with a new maximum, whose earlier
+// sums must be multiplied by the factor.
 template <typename Rescale>
 void Softmax(const SoftmaxArgs& args, RowRange rows, const Rescale& rescale) {
   int64_t r = rows.begin;

@@ -1,4 +1,4 @@
-// Sums of a register tile, [rows][vectors], and what is done to all of them.
+// The sums of a register tile, [rows][vectors], and operations on all of them.
 // For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_TILE_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_TILE_SUMS_INL_H_
@@ -25,8 +25,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Sums are visited by constant indices: of an array that a loop walks over GCC
-// 12 writes every sum to memory after every step.
+// Visits sums by constant indices. If a loop indexed the array, GCC 12 would
+// write every sum to memory after every step.
 template <int kCount, typename Visit, int kIndex = 0>
 HWY_INLINE void ForEach(const Visit& visit) {
   if constexpr (kIndex < kCount) {
@@ -35,7 +35,7 @@ HWY_INLINE void ForEach(const Visit& visit) {
   }
 }
 
-// acc += numbers of each row times codes.
+// acc += the number of each row times the codes.
 template <int kRows, int kVecs>
 HWY_INLINE void AddProducts(const float* const (&a)[kRows], int64_t index,
                             const Vec (&codes)[kVecs],

@@ -1,5 +1,5 @@
-// The rows of a unit at work on one thread, panel by panel, block by block. For
-// inclusion by *_cpu.cc.
+// Computes the rows of a unit on one thread, panel by panel and block by block.
+// For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_UNIT_WORKER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_UNIT_WORKER_INL_H_
 #undef KVASIR_KERNELS_UNIT_WORKER_INL_H_
@@ -12,13 +12,13 @@
 #include <cstring>
 
 #include "hwy/highway.h"
-#include "kernels/attention/attention_rows.h"
 #include "kernels/attention/cpu/code_tile-inl.h"
 #include "kernels/attention/cpu/latent_tile-inl.h"
 #include "kernels/attention/cpu/rebuild-inl.h"
 #include "kernels/attention/cpu/softmax-inl.h"
 #include "kernels/attention/cpu/value_sums-inl.h"
 #include "kernels/attention/grid/attention_grid.h"
+#include "kernels/attention/grid/attention_rows.h"
 #include "kernels/linear/tile-inl.h"
 #include "kernels/simd/scalar_math.h"
 
@@ -27,8 +27,8 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Weights of a unit's rows over a split, on their way to the mass of slots
-// (MassTile).
+// Receives the weights of a unit's rows over a split, which are then added to
+// the mass of slots (MassTile).
 struct WeightSink {
   float* weights;       // [rows, 512]
   float* factors;       // [rows, blocks of a split]
@@ -36,8 +36,8 @@ struct WeightSink {
   int64_t num_heads;    // rows of a query
 };
 
-// What all panels of a unit share: a block's slots, and the keys and values
-// that are made of them.
+// The data that all panels of a unit share: a block's slots, and the keys and
+// values that are made from them.
 class BlockTiles {
  public:
   BlockTiles(const AttentionGrid& grid, const AttentionUnit& unit,
@@ -52,11 +52,11 @@ class BlockTiles {
   BlockLoader& loader() { return loader_; }
   KeyRebuilder& rebuilder() { return rebuilder_; }
   ValueLifter& lifter() { return lifter_; }
-  // Nothing is made or asked for of values.
+  // No values will be made or prefetched.
   void SkipValues() { keys_only_ = true; }
 
-  // Slots that are read after those of the last call. Exact rows are few, and
-  // not asked for.
+  // Announces the slots that are read after those of the last call. Exact rows
+  // are few and are not prefetched.
   void LookAhead(VisibleRange slots) {
     const VisibleRange keys =
         unit_.ReadIn(ReadAs::kStored, params_.key_exact, slots);
@@ -71,7 +71,7 @@ class BlockTiles {
     }
   }
 
-  // Before the first block.
+  // Call it before the first block.
   void Start() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       if (params_.keys[p].rebuild == nullptr) continue;
@@ -82,7 +82,7 @@ class BlockTiles {
     }
   }
 
-  // Makes the tiles of the slots that any panel needs, for all panels.
+  // Makes the tiles of the slots that any panel needs, once for all panels.
   void Hold(int64_t block, VisibleRange needed) {
     rebuilder_.set_holds(false);
     lifter_.set_holds(false);
@@ -105,7 +105,7 @@ class BlockTiles {
   }
 
  private:
-  // The groups of spans; neighbours may be of one.
+  // Adds the groups of the spans. Neighbouring spans may have the same group.
   void AddSpans(const LatentPartArgs& part, AttentionGrid::Spans spans,
                 VisibleRange slots) {
     for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
@@ -141,7 +141,7 @@ class BlockTiles {
   bool keys_only_ = false;
 };
 
-// A panel at work on one thread. `state` is where its rows are kept.
+// Computes a panel on one thread. `state` is the memory of its rows.
 class PanelWorker {
  public:
   PanelWorker(const AttentionGrid& grid, const AttentionUnit& panel,
@@ -159,7 +159,7 @@ class PanelWorker {
                   : nullptr),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
-  // Before the first block.
+  // Call it before the first block.
   void LoadQueries() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       const AttentionGrid::Spans spans = unit_.KeySpans(p);
@@ -192,7 +192,7 @@ class PanelWorker {
     if (kept_ != nullptr) KeepWeights(block);
     AddValues(block, needed);
   }
-  // The block's weights alone, when the rows' totals are known.
+  // Computes only the block's weights, after the rows' totals are known.
   void AddWeights(int64_t block, VisibleRange needed, const WeightSink& sink) {
     Weigh(block, needed);
     const float* weights = scratch_ + grid_.scratch().scores;
@@ -227,7 +227,7 @@ class PanelWorker {
     });
   }
 
-  // Adds the result of a split.
+  // Adds the result of a split to the total.
   void Merge(const AttentionTotal& total) const {
     const float* maxima = state_ + grid_.state().max;
     const float* sums = state_ + grid_.state().sum;
@@ -299,8 +299,8 @@ class PanelWorker {
            r * part.num_sums;
   }
 
-  // Numbers [first, first + width) of the rows of a span to the scratch, times
-  // the scales of static ranges.
+  // Copies numbers [first, first + width) of the rows of a span to the scratch,
+  // multiplied by the scales of static ranges.
   void CopyQueries(int64_t p, const HeadSpan& span, int64_t first,
                    int64_t width) const {
     const AttentionKeyPartArgs& part = params_.keys[p];
@@ -322,7 +322,7 @@ class PanelWorker {
     }
   }
 
-  // What a row's queries give with the minima.
+  // Computes the products of a row's queries with the minima.
   void SumQueries(int64_t p, const LatentGroup& group, int64_t r) const {
     const LatentPartArgs& part = params_.keys[p].latents;
     const float* q = unit_.QueryRow(p, r);
@@ -348,8 +348,8 @@ class PanelWorker {
 
   // ----- Scores.
 
-  // Products of the rows' queries from channel `first` on with a part of the
-  // tile; b and depth are set by the caller.
+  // The products of the rows' queries, from channel `first` on, with a part of
+  // the tile. The caller sets b and depth.
   TileArgs ScoreArgs(int64_t p, RowRange rows, int64_t first, float* to) const {
     TileArgs args = {};
     args.a = QueriesOf(p) + rows.begin * grid_.key(p).held_width + first;
@@ -381,7 +381,7 @@ class PanelWorker {
     }
   }
 
-  // Spans [begin, end) are of one group.
+  // Spans [begin, end) have the same group.
   void ScoreGroup(int64_t p, const HeadSpan* begin, const HeadSpan* end,
                   float* to) {
     const LatentPartArgs& part = params_.keys[p].latents;
@@ -438,7 +438,7 @@ class PanelWorker {
   static int64_t MostRowsInRegisters(const LatentChunk& chunk) {
     return chunk.num_pieces == 0 ? kKeyPairsMostRows : kCodeTileMostRows;
   }
-  // Whether words can be taken apart in registers.
+  // Whether the words' codes can be extracted in registers.
   bool TakesKeyWords(int64_t p, const LatentChunk& chunk) const {
     if (chunk.num_pieces == 0) {
       const LatentPartArgs& part = params_.keys[p].latents;
@@ -451,7 +451,7 @@ class PanelWorker {
     const CodePiece* begin;
     int64_t count;  // 0: bfloat16s
   };
-  // Products with words that were loaded last; args.a is that of the chunk.
+  // Products with the words that were loaded last. args.a is that of the chunk.
   void MultiplyWords(const TileArgs& args, const LatentPartArgs& part,
                      const LatentChunk& chunk, Pieces pieces, int64_t rows) {
     if (pieces.count == 0) {
@@ -466,7 +466,7 @@ class PanelWorker {
                  args.accumulate, loader_.ahead()});
   }
 
-  // One chunk of codes with ranges in slots.
+  // Scores one chunk of codes with ranges in slots.
   void ScoreCodes(int64_t p, RowRange rows, const LatentChunk& chunk,
                   int64_t first, bool in_registers, float* to) {
     float* raw = scratch_ + grid_.scratch().raw;
@@ -495,7 +495,7 @@ class PanelWorker {
 
   // ----- One block.
 
-  // Scores of slots that the keys' parts from `first` on hold.
+  // Computes the scores of slots with the key parts from `first` on.
   void ScoreSlots(int64_t block, VisibleRange slots, int64_t first, float* to) {
     loader_.StartBlock(block, slots);
     rebuilder_.StartBlock();
@@ -510,7 +510,8 @@ class PanelWorker {
     }
   }
 
-  // Through the codec, and of exact rows where a row reads those.
+  // Computes the scores through the codec, and those of exact rows if a row
+  // reads some.
   void Score(int64_t block, VisibleRange needed) {
     const ExactSlots& slots = params_.key_exact;
     const VisibleRange stored = unit_.ReadIn(ReadAs::kStored, slots, needed);
@@ -531,7 +532,7 @@ class PanelWorker {
     }
   }
 
-  // In the order of the slots.
+  // Adds the values in the order of the slots.
   void AddValues(int64_t block, VisibleRange needed) {
     for (const ReadAs read :
          {ReadAs::kSinks, ReadAs::kStored, ReadAs::kWindow}) {
@@ -551,7 +552,7 @@ class PanelWorker {
                      });
   }
 
-  // Of a sequence of one row: a row is a head.
+  // For a sequence of one row, so a row is a head.
   void KeepWeights(int64_t block) const {
     const int64_t num_heads = params_.num_heads;
     float* to = kept_ + grid_.mass().weights + unit_.sequence().weights_at +
@@ -561,7 +562,8 @@ class PanelWorker {
     const int64_t* heads = unit_.heads();
     for (int64_t r = 0; r < unit_.count(); ++r) {
       CopyRow(weights + r * kBlock, to + heads[r] * kBlock);
-      // Where the next block will be kept: stores would wait for it.
+      // Prefetches the memory for the next block's weights, because the stores
+      // would wait for it.
       const float* next = to + KeptBlockFloats(num_heads) + heads[r] * kBlock;
       for (int64_t s = 0; s < kBlock; s += 16) {
         __builtin_prefetch(next + s, 1, 2);
@@ -575,8 +577,7 @@ class PanelWorker {
     }
   }
 
-  // Scores become weights; what was summed before is brought to the new
-  // maxima.
+  // Turns scores into weights, and rescales earlier sums to the new maxima.
   void WeighScores(RowRange rows, VisibleRange visible) const {
     const PanelState& at = grid_.state();
     SoftmaxArgs args = {};
@@ -627,8 +628,8 @@ class PanelWorker {
   ValueSums values_;
 };
 
-// A unit on one thread: of each block, what is made of it is made once, and
-// panel after panel passes over it.
+// Computes a unit on one thread. The tiles of each block are made once, and
+// every panel uses them in turn.
 class UnitWorker {
  public:
   UnitWorker(const AttentionGrid& grid, const AttentionUnit& unit,
@@ -653,7 +654,7 @@ class UnitWorker {
     ForPanels([](PanelWorker& panel) { panel.Finish(panel.Total()); });
   }
 
-  // Before the first split; it begins at a slot.
+  // Call it before the first split, which begins at `slot`.
   void Start(int64_t slot) {
     tiles_.LookAhead(
         {slot, std::min((slot / kBlock + 1) * kBlock, slots_.end)});
@@ -663,8 +664,8 @@ class UnitWorker {
     ForPanels([](PanelWorker& panel) { panel.LoadQueries(); });
   }
 
-  // Leaves the result over the slots of one split in the panels' states. The
-  // worker goes on until slot `read_next`.
+  // Leaves the result over the slots of one split in the panels' states. After
+  // it, the worker will continue until slot `read_next`.
   void ComputeSplit(int64_t split, int64_t read_next) {
     ForPanels([](PanelWorker& panel) { panel.StartSplit(); });
     ForBlocks(split, read_next,
@@ -674,7 +675,7 @@ class UnitWorker {
     ForPanels([](PanelWorker& panel) { panel.EndSplit(); });
   }
 
-  // The weights of a split's slots alone.
+  // Computes only the weights of a split's slots.
   void WeighSplit(int64_t split, const WeightSink& sink) {
     if (FirstSlot(split) >= LastSlot(split)) return;
     tiles_.SkipValues();
@@ -696,7 +697,8 @@ class UnitWorker {
   int64_t LastSlot(int64_t split) const {
     return std::min(slots_.end, (split + 1) * kAttentionSplitSlots);
   }
-  // Calls add(panel, block, slots that it sees) for every block of a split.
+  // Calls add(panel, block, slots that the panel sees) for every block of a
+  // split.
   template <typename Add>
   void ForBlocks(int64_t split, int64_t read_next, const Add& add) {
     const int64_t begin = FirstSlot(split);

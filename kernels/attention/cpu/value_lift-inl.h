@@ -1,5 +1,5 @@
-// Values lifted from latents (ValueLiftArgs in paged_attention.h), a block of
-// 64 slots at a time. For inclusion by *_cpu.cc.
+// Lifts values from latents (ValueLiftArgs in paged_attention.h), a block of 64
+// slots at a time. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_VALUE_LIFT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_VALUE_LIFT_INL_H_
 #undef KVASIR_KERNELS_VALUE_LIFT_INL_H_
@@ -22,7 +22,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Threads: one.
+// Threads: used by one.
 class ValueLifter {
  public:
   ValueLifter(const AttentionGrid& grid, float* scratch, BlockLoader* loader)
@@ -33,11 +33,12 @@ class ValueLifter {
         raw_(scratch + grid.scratch().lift_raw),
         sums_(scratch + grid.scratch().column_sums) {}
 
-  // Whether the values of the block were all lifted and are only to be named.
+  // Whether all values of the block are already lifted, so that Lift only
+  // returns them.
   void set_holds(bool holds) { holds_ = holds; }
 
-  // value_j of the block's slots, [64, tile_stride of the part]; slots that
-  // nobody sees have any numbers. Stays until the part's next call.
+  // value_j of the block's slots, [64, tile_stride of the part]. Slots that no
+  // row sees have undefined numbers. Valid until the next call for the part.
   const float* Lift(int64_t part_index, const HeadSpan& span) {
     const AttentionGrid::ValuePart& part = grid_.value(part_index);
     const AttentionValuePartArgs& from = params_.values[part_index];
@@ -72,15 +73,15 @@ class ValueLifter {
     float* tile;
   };
 
-  // Numbers of slots in the loader's tile, rows `stride` apart, `depth` of each
-  // from `numbers` on.
+  // Numbers of slots in the loader's tile: rows `stride` apart, with `depth`
+  // numbers of each from `numbers` on.
   struct Factors {
     const float* numbers;
     int64_t stride;
     int64_t depth;
   };
 
-  // to [64, stride] = or += numbers * rows of `up`.
+  // to [64, stride] = numbers * rows of `up`, or += if `accumulate`.
   void Multiply64(const Task& task, const Factors& factors, const float* up,
                   float* to, bool accumulate) const {
     const BlockSlots& slots = loader_.slots();
@@ -142,7 +143,7 @@ class ValueLifter {
     }
   }
 
-  // tile = fma(sum, minimum, fma(raw, scale, tile)), `tile` being 0 if it is
+  // tile = fma(sum, minimum, fma(raw, scale, tile)), where `tile` is 0 if it is
   // new.
   void ApplyRanges(const Task& task, const float* scales, const float* minima,
                    bool is_new) const {
@@ -202,8 +203,8 @@ class ValueLifter {
     int64_t end;
   };
 
-  // sums[i] = what column i of `up` gives with the minima: its plain sum over
-  // the channels, or its chain with static minima.
+  // sums[i] is the product of column i of `up` with the minima: the column's
+  // plain sum over the channels, or its chain with static minima.
   void SumColumns(const Task& task, Channels channels,
                   const float* minima) const {
     constexpr int64_t kWide = 4 * kVecLanes;

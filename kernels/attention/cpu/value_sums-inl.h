@@ -1,5 +1,5 @@
 // The value side of a block: sums of weights times latents, for rows that share
-// what was brought into cache. For inclusion by *_cpu.cc.
+// the latents in cache. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_VALUE_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_VALUE_SUMS_INL_H_
 #undef KVASIR_KERNELS_VALUE_SUMS_INL_H_
@@ -13,12 +13,12 @@
 #include <type_traits>
 
 #include "hwy/highway.h"
-#include "kernels/attention/attention_rows.h"
 #include "kernels/attention/cpu/code_tile-inl.h"
 #include "kernels/attention/cpu/latent_tile-inl.h"
 #include "kernels/attention/cpu/rebuild-inl.h"
 #include "kernels/attention/cpu/value_lift-inl.h"
 #include "kernels/attention/grid/attention_grid.h"
+#include "kernels/attention/grid/attention_rows.h"
 #include "kernels/linear/tile-inl.h"
 #include "kernels/simd/simd-inl.h"
 
@@ -26,11 +26,11 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Up to here values are read where they lie.
+// Up to this number of rows, values are read in place.
 inline constexpr int64_t kStreamRows = 12;
 
-// Multiply for any number of columns: those of the last tile that are not
-// wanted are kept from c.
+// Multiply for any number of columns. The extra columns of the last tile are
+// not written to c.
 template <typename T>
 void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
   const int64_t whole = columns / kTileColumns * kTileColumns;
@@ -57,10 +57,10 @@ void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
   }
 }
 
-// Threads: one.
+// Threads: used by one.
 class ValueSums {
  public:
-  // `state`: the panel's.
+  // `state` is the panel's.
   ValueSums(const AttentionGrid& grid, const UnitRows& unit, float* scratch,
             float* state, BlockLoader* loader, ValueLifter* lifter)
       : params_(grid.params()),
@@ -71,8 +71,8 @@ class ValueSums {
         loader_(*loader),
         lifter_(*lifter) {}
 
-  // Adds the slots of the loader's block that are read so, with the weights
-  // that stand in scores.
+  // Adds the slots of the loader's block that are read as `read`, with the
+  // weights in scores.
   void AddBlock(ReadAs read) {
     read_ = read;
     const auto add = [&](int64_t p, const HeadSpan& span) {
@@ -91,7 +91,7 @@ class ValueSums {
     }
   }
 
-  // What ranges add when all slots of a split are summed.
+  // Applies ranges after all slots of a split are summed.
   void EndSplit() const {
     unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
       if (grid_.value(p).lifted) return;
@@ -113,7 +113,7 @@ class ValueSums {
            grid_.value(p).minima_offset;
   }
 
-  // Products of the weights of a run of slots; b is set by the caller.
+  // Products of the weights of a run of slots. The caller sets b.
   TileArgs ValueArgs(const float* weights, RowRange rows, VisibleRange slots,
                      float* to, int64_t to_stride) const {
     TileArgs args = {};
@@ -146,7 +146,7 @@ class ValueSums {
     loader_.StartGroup(part, group);
     if (span_rows.size() <= kStreamRows && group.width % kTileColumns == 0 &&
         grid_.exact(part) == nullptr) {
-      // Few rows make little of a block: it is used where it lies.
+      // With few rows, copying a block does not pay, so it is used in place.
       unit_.ForValueSlots(
           read_, span_rows, block, [&](RowRange rows, VisibleRange visible) {
             VisitDType(part.dtype, [&](auto type) {
@@ -174,13 +174,13 @@ class ValueSums {
     return (columns + kTileColumns - 1) / kTileColumns * kTileColumns;
   }
 
-  // Values of a block, [64, stride].
+  // The values of a block, [64, stride].
   struct ValueTile {
     const float* values;
     int64_t stride;
   };
 
-  // Many rows: values were brought into a tile once for all of them.
+  // For many rows: values were copied into a tile once for all of them.
   void AddTile(const float* weights, RowRange rows, VisibleRange visible,
                ValueTile tile, int64_t columns, float* to) const {
     TileArgs args = ValueArgs(weights, rows, visible, to, grid_.out_width());
@@ -189,13 +189,13 @@ class ValueSums {
     MultiplyColumns<float>(args, rows.size(), columns);
   }
 
-  // Columns of T that begin `offset_bytes` behind the start of a slot.
+  // Columns of T that begin at byte `offset_bytes` of a slot.
   struct Columns {
     int64_t offset_bytes;
     int64_t count;
   };
 
-  // Few rows: values are read where they lie.
+  // For few rows: values are read in place.
   template <typename T>
   void Stream(const LatentPartArgs& part, const LatentGroup& group,
               Columns columns, const float* weights, RowRange rows,
@@ -224,7 +224,8 @@ class ValueSums {
         args.b_stride =
             group.codes.stride_bytes / static_cast<int64_t>(sizeof(T));
         args.ahead_step = kTileBytes;
-        // Tile by tile: what all of them read is seldom ahead in one piece.
+        // Tile by tile, because the memory that the next tiles read is seldom
+        // contiguous.
         for (int64_t tile = 0; tile < columns.count / kTileColumns; ++tile) {
           args.b = from + tile * kTileBytes;
           args.c = to + tile * kTileColumns;
@@ -236,8 +237,8 @@ class ValueSums {
     }
   }
 
-  // Leaves asking for as many bytes to a tile that takes steps of so many, if
-  // it can: where the lines are. Null: they are asked for now.
+  // Lets a tile prefetch the next `bytes`, if it takes steps of at most a line:
+  // returns the address. Null: they are prefetched here.
   const char* AskAhead(int64_t bytes, int64_t step) const {
     AheadLines& ahead = *loader_.ahead();
     const char* at =
@@ -271,8 +272,8 @@ class ValueSums {
     }
   }
 
-  // Whether all pieces of the chunk are taken apart at once. One of them alone
-  // goes its own way faster.
+  // Whether all pieces of the chunk are extracted together. A single piece is
+  // faster with the method for its own kind.
   bool TakesLanes(const HeadSpan& span, const LatentChunk& chunk) const {
     if (!kTakesLanes || chunk.num_lanes == 0) return false;
     if (chunk.num_pieces > 1) return true;
@@ -316,19 +317,19 @@ class ValueSums {
                         });
   }
 
-  // Few rows, whose codes are taken apart where they lie.
+  // For few rows: codes are extracted in registers, in place.
   static bool TakesInRegisters(const CodePiece& piece, RowRange rows) {
     return rows.size() <= kCodeTileMostRows &&
            TakesValueCodes(piece.place, piece.width);
   }
 
-  // Codes are read where they lie.
+  // Codes are read in place.
   static bool Streams(const CodePiece& piece, RowRange rows) {
     return piece.place.low_bits == 8 && rows.size() <= kStreamRows &&
            piece.width % kTileColumns == 0;
   }
 
-  // scale [64]: of the piece's run; null: static.
+  // scale [64] is that of the piece's run. Null: static ranges.
   void AddPiece(int64_t p, const HeadSpan& span, const CodePiece& piece,
                 const float* scale) {
     const LatentPartArgs& part = params_.values[p].latents;
@@ -362,7 +363,7 @@ class ValueSums {
         });
   }
 
-  // Few rows: codes are taken apart where they lie.
+  // For few rows: codes are extracted in place.
   void AddCodes(const float* weights, const CodePiece& piece,
                 const float* levels, const BlockSlots& slots, RowRange rows,
                 VisibleRange visible, float* to) const {
@@ -391,7 +392,7 @@ class ValueSums {
     }
   }
 
-  // The sums of weight * minimum of the runs that begin in a chunk.
+  // Adds the sums of weight * minimum of the runs that begin in a chunk.
   void SumMinima(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
     const CodePiece* pieces = grid_.pieces(chunk);
     unit_.ForValueSlots(read_, unit_.RowsOf(span), loader_.block(),
@@ -405,7 +406,7 @@ class ValueSums {
                         });
   }
 
-  // The sums of weights alone.
+  // Adds the sums of weights, for static ranges.
   void SumWeights(int64_t p, const HeadSpan& span) {
     HWY_ALIGN float ones[kBlock];
     std::fill_n(ones, kBlock, 1.0f);
@@ -416,8 +417,8 @@ class ValueSums {
                         });
   }
 
-  // Adds the products of the rows' weights with `factors` [64]; `sums` is of
-  // the first row.
+  // Adds the products of the rows' weights with `factors` [64]. `sums` is that
+  // of the first row.
   void SumProducts(RowRange rows, VisibleRange visible, const float* factors,
                    float* sums) const {
     HWY_ALIGN float masked[kBlock];
@@ -427,7 +428,7 @@ class ValueSums {
     }
   }
 
-  // A row's weights; zeros where it reads exact rows.
+  // A row's weights, with zeros for slots that it reads as exact rows.
   const float* WeightsOf(int64_t r, VisibleRange visible, float* masked) const {
     const float* weights = Weights() + r * kBlock;
     const bool whole = visible.begin == 0 && visible.end == kBlock;
@@ -438,8 +439,8 @@ class ValueSums {
     return masked;
   }
 
-  // Static ranges beside exact rows: sums of codes become those of latents, and
-  // those of exact rows are added.
+  // Static ranges in a part that also has exact rows: applies the ranges to the
+  // sums of codes, then adds the sums of exact rows.
   void ApplyFixedRanges(int64_t p, const HeadSpan& span) const {
     const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];
@@ -456,7 +457,7 @@ class ValueSums {
     }
   }
 
-  // Sum of the products of a block's slots.
+  // The sum of the products over a block's slots.
   static float Dot(const float* a, const float* b) {
     Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });
     for (int64_t s = 0; s < kBlock; s += kLanes) {
@@ -469,7 +470,7 @@ class ValueSums {
     return SumOf(lanes);
   }
 
-  // The sums of minima come to the channels of their runs.
+  // Adds the sums of minima to the channels of their runs.
   void AddMinima(int64_t p, const HeadSpan& span) const {
     const LatentGroup& group = params_.values[p].latents.groups[span.group];
     const RowRange rows = unit_.RowsOf(span);

@@ -15,7 +15,8 @@ namespace {
 constexpr int64_t kPieceBytes = 16;
 bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
 
-// Bits of the codes of all runs; 0: there are several, or none that are served.
+// The bits of the codes of all runs. 0: runs differ, or tensor cores do not
+// support them.
 int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
   const int bits = group.runs[0].bits;
   if (bits != 4 && (bits != 8 || part.num_levels > 0)) return 0;
@@ -26,7 +27,7 @@ int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
   return bits;
 }
 
-// From piece to piece of a slot; 0: they are not aligned, or too far apart.
+// The distance of a slot's pieces. 0: they are not aligned, or too far apart.
 int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
                     int64_t slot_bytes) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -41,12 +42,12 @@ int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
   return gaps ? 0 : kPieceBytes;
 }
 
-// LatentChunkOnDevice::less_scale and most_scale.
+// Sets LatentChunkOnDevice::less_scale and most_scale.
 constexpr float kGreatestF16 = 65504.0f;
 uint32_t PairOf(F16 half) { return half.bits | uint32_t{half.bits} << 16; }
 void BoundScale(int bits, LatentChunkOnDevice* chunk) {
-  // A float16 more than its roundings below one over the greatest code, so
-  // that the bound is not above what it should be.
+  // `share` is 1 / (greatest code), reduced so far that rounding cannot raise
+  // the bound above 65504.
   const float levels = static_cast<float>((1 << bits) - 1);
   const auto share = RoundToSide<F16, false>((1.0f - 0x1p-10f) / levels);
   chunk->less_scale = PairOf(F16{static_cast<uint16_t>(share.bits | 0x8000)});
@@ -73,7 +74,7 @@ bool InBlocks(const LatentChunkOnDevice& chunk) {
                    Whole(chunk.params_offset, kPieceBytes);
 }
 
-// Whether all that a row of a ring is found by are whole pieces.
+// Whether all offsets and strides of a ring's rows are whole pieces.
 bool RowsAreAligned(const ExactSlots& slots, const LatentPartArgs& ring) {
   const auto misplaced = [](const ExactSegment& segment) {
     return !Whole(segment.arena_bytes, kPieceBytes) ||
@@ -92,7 +93,8 @@ class ChunkMaker {
   ChunkMaker(DType dtype, bool keys, const ExactSlots& exact, HostChunks* made)
       : dtype_(dtype), keys_(keys), exact_(exact), made_(made) {}
 
-  // Null, or why there are none. `rows`: if the side has exact slots.
+  // Returns null, or the reason if there are no chunks. `rows` is set if the
+  // side has exact slots.
   const char* Add(const LatentPartArgs& part, int64_t g,
                   const int64_t* head_column, const ExactRowsArgs* rows) {
     const LatentGroup& group = part.groups[g];
@@ -109,7 +111,7 @@ class ChunkMaker {
     codes_offset_ = group.codes.offset_bytes;
     if (piece_stride_ == 0 ||
         reinterpret_cast<uintptr_t>(part.arena) % kPieceBytes != 0) {
-      return "latents in no aligned pieces of 16 bytes";
+      return "latents are not in aligned pieces of 16 bytes";
     }
     if (exact_.any()) {
       if (const char* const why = PlaceExact(*rows, g)) return why;
@@ -122,13 +124,13 @@ class ChunkMaker {
   int64_t runs() const { return runs_; }
 
  private:
-  // Null, or why it has no place.
+  // Returns null, or the reason if exact rows cannot be used.
   const char* PlaceExact(const ExactRowsArgs& rows, int64_t g) {
     const LatentPartArgs& fresh = rows.fresh;
     const TileRegion& of_ring = rows.ring.groups[g].codes;
     const TileRegion& of_fresh = fresh.groups[g].codes;
     if (rows.ring.dtype != dtype_) {
-      return "exact rows of another type than activations";
+      return "exact rows differ in type from activations";
     }
     if (!RowsAreAligned(exact_, rows.ring) ||
         !Whole(of_ring.offset_bytes, kPieceBytes) ||
@@ -136,7 +138,7 @@ class ChunkMaker {
         !Whole(of_fresh.stride_bytes, kPieceBytes) ||
         of_fresh.granule_bytes != 0 ||
         reinterpret_cast<uintptr_t>(fresh.arena) % kPieceBytes != 0) {
-      return "exact rows in no aligned pieces of 16 bytes";
+      return "exact rows are not in aligned pieces of 16 bytes";
     }
     chunk_.exact_ring =
         static_cast<const char*>(rows.ring.arena) + of_ring.offset_bytes;
@@ -147,8 +149,9 @@ class ChunkMaker {
   }
 
   const char* AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
-    if (part.dtype != dtype_) return "numbers of another type than activations";
-    if (!Whole(group.width, 8)) return "numbers of no multiple of 8 channels";
+    if (part.dtype != dtype_) return "numbers differ in type from activations";
+    if (!Whole(group.width, 8))
+      return "the number of channels is not a multiple of 8";
     chunk_.kind = ChunkKind::kNumbers;
     AddPieces(0, group.width / 8, 8,
               keys_ ? kMostKeyPieces : kMostNumberPieces);
@@ -156,20 +159,20 @@ class ChunkMaker {
   }
 
   const char* AddCodes(const LatentPartArgs& part, const LatentGroup& group) {
-    if (part.static_scale != nullptr) return "codes of static ranges";
+    if (part.static_scale != nullptr) return "codes have static ranges";
     const int bits = BitsOfAll(part, group);
     if (bits == 0) {
-      return "codes of other than 8 or 4 bits, or runs of no whole pieces";
+      return "codes do not have 8 or 4 bits, or runs are not whole pieces";
     }
-    if (part.param_dtype != DType::kF16) return "ranges other than of float16";
+    if (part.param_dtype != DType::kF16) return "ranges are not float16";
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
-    // A slot's scale and minimum are one word; a scale alone has a granule of
-    // its own, so that a word is there.
+    // A slot's scale and minimum are one word. A scale by itself must have its
+    // own granule, so that it can be read as a word.
     if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
         !Whole(params.granule_bytes, 4) ||
         (levels && params.granule_bytes == 0)) {
-      return "ranges of slots that are no words";
+      return "ranges of slots are not whole words";
     }
     chunk_.kind = levels      ? ChunkKind::kLevels4
                   : bits == 8 ? ChunkKind::kCodes8
@@ -207,7 +210,7 @@ class ChunkMaker {
     return nullptr;
   }
 
-  // Of a run, or of numbers.
+  // Adds the chunks of a run, or of numbers.
   void AddPieces(int64_t channel, int64_t pieces, int64_t piece_channels,
                  int64_t most) {
     for (int64_t first = 0; first < pieces; first += most) {
@@ -228,7 +231,7 @@ class ChunkMaker {
         chunk.exact_ring += bytes;
         chunk.exact_fresh += bytes;
       }
-      // Products take 16 channels of keys at a time.
+      // Products read 16 channels of keys at a time.
       column_ += keys_ ? (chunk.channels + 15) / 16 * 16 : chunk.channels;
       made_->chunks.push_back(chunk);
     }
@@ -245,13 +248,13 @@ class ChunkMaker {
   int64_t runs_ = 0;
 };
 
-// Words of shared memory between rows of queries, beside a multiple of its 32
-// banks: what lanes that read at a time read of a row.
+// The words that lanes read at a time from a row of queries. The distance of
+// the rows is so many words more than a multiple of the 32 banks.
 int64_t BanksOfRow(ChunkKind kind) {
   return kind == ChunkKind::kNumbers ? 4 : kind == ChunkKind::kCodes8 ? 8 : 16;
 }
 
-// Empty, or why there are none.
+// Returns an empty string, or the reason if there are no chunks.
 std::string AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
                     HostChunks* made) {
   UnitChunks unit;
@@ -301,7 +304,7 @@ HostChunks MakeChunks(const PagedAttentionArgs& params,
                       const std::vector<int32_t>& heads,
                       const std::vector<HeadUnit>& units) {
   HostChunks made;
-  if (params.dtype == DType::kF32) return None("activations of float32");
+  if (params.dtype == DType::kF32) return None("activations are float32");
   const int64_t each = params.num_heads / params.num_kv_heads;
   for (const HeadUnit& unit : units) {
     const int64_t head = heads[static_cast<size_t>(unit.first_head)];
@@ -310,7 +313,8 @@ HostChunks MakeChunks(const PagedAttentionArgs& params,
   }
   const int32_t tile_slots = made.chunks.front().tile_slots;
   for (const LatentChunkOnDevice& chunk : made.chunks) {
-    if (chunk.tile_slots != tile_slots) return None("tiles of several sizes");
+    if (chunk.tile_slots != tile_slots)
+      return None("tiles have different sizes");
   }
   const int64_t tiles = params.page_tokens / tile_slots;
   if (std::max<int64_t>(tiles, tile_slots) > kMmaMostPlaces) {

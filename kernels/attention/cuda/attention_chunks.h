@@ -1,4 +1,4 @@
-// The latents of a launch as tensor cores take them (LatentChunkOnDevice).
+// Makes the chunks of latents that tensor cores read (LatentChunkOnDevice).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvasir::kernels {
 
-// `levels`: as AttentionDevice has them, host's numbers.
+// `levels` are those of AttentionDevice, in host memory.
 struct HostChunks {
   std::vector<LatentChunkOnDevice> chunks;
   std::vector<UnitChunks> units;
@@ -19,15 +19,17 @@ struct HostChunks {
     bool of_keys = false;
   };
   std::vector<Levels> levels;
-  std::string why_none;  // where there are no units
+  std::string why_none;  // the reason, if there are no units
 };
 
-// Of all units; none where a part has no chunks, because of its codec, its
-// layout or its sizes: numbers of the activations' type, in a multiple of 8
-// channels, and codes of 8 or 4 bits in runs of whole pieces with float16
-// ranges in slots or with 16 levels, in pieces of 16 aligned bytes; exact rows
-// of the activations' type, of whole such pieces.
-// `columns` of parts are the host's.
+// Makes the chunks of all units. There are none if some part cannot have
+// chunks, because of its codec, layout or sizes. A part can if it has
+//   - numbers of the activations' type, in a multiple of 8 channels; or
+//   - codes of 8 or 4 bits in runs of whole pieces, with float16 ranges in
+//   slots
+//     or with 16 levels, in pieces of 16 aligned bytes;
+// and if its exact rows have the activations' type and whole such pieces. The
+// parts' `column` lists are host memory.
 HostChunks MakeChunks(const PagedAttentionArgs& params,
                       const std::vector<int32_t>& heads,
                       const std::vector<HeadUnit>& units);

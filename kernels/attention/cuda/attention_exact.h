@@ -1,13 +1,14 @@
-// Exact rows beside latents, for the tensor cores' kernels: which blocks of a
-// split are read as what, where an exact row lies, and which weights go with
-// which of the two. C++17, device code.
+// Exact rows in the tensor cores' kernels: which blocks of a split are read
+// through the codec and which as exact rows, where an exact row is stored, and
+// which weights belong to which of the two. C++17, device code.
 //
-// A block may be read both ways: by different rows, or in different slots. Its
-// scores are found twice then, and each row keeps one of the two for each slot.
-// Values of exact rows go on with the chain of those of the codec, behind the
-// last of these in the split, with the same channels in the same lanes; weights
-// of the other way are 0. So a row's chain has the same numbers whatever other
-// rows of its item read: adding 0 changes none.
+// A block may be read in both ways: by different rows, or in different slots.
+// Then its scores are computed twice, and each row keeps one of the two for
+// each slot. The values of exact rows continue the chains of sums of the
+// codec's values, after the last of them in the split, with the same channels
+// in the same lanes. Weights of slots that are read in the other way are 0. So
+// a row's chain has the same numbers whatever other rows of its item read,
+// because adding 0 changes nothing.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -17,8 +18,9 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Blocks of a split, of a side: through the codec [codec_begin, codec_end), as
-// exact rows [first, sinks_end) and [window_begin, end). In one register.
+// The blocks of a split for one side: [codec_begin, codec_end) are read through
+// the codec, [first, sinks_end) and [window_begin, end) as exact rows. Packed
+// into one register.
 class SideBlocks {
  public:
   SideBlocks() = default;
@@ -40,7 +42,7 @@ class SideBlocks {
   KVASIR_DEVICE bool HasExact(int32_t block) const {
     return block < sinks_end() || block >= window_begin();
   }
-  // The first one from `block` on; `end`: there is none.
+  // The first exact block from `block` on; `end` if there is none.
   KVASIR_DEVICE int32_t ExactFrom(int32_t block) const {
     return block < sinks_end() || block > window_begin() ? block
                                                          : window_begin();
@@ -60,13 +62,13 @@ class SideBlocks {
   uint32_t packed_ = 0;
 };
 
-// The slot of a token of an item.
+// The own slot of a token of an item.
 KVASIR_DEVICE int64_t OwnSlot(const Item& item, int32_t token) {
   return item.sequence->first_slot + item.first_token + token;
 }
 
-// Of slots [slots.begin, slots.end), which are some, of the split from slot
-// `split` on.
+// The blocks of the slots [slots.begin, slots.end) in the split that begins at
+// slot `split`. There must be at least one slot.
 KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
                                   const SlotRange& slots, int64_t split) {
   const auto begin = static_cast<int32_t>(slots.begin - split);
@@ -75,7 +77,7 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
   const int32_t first = begin / kBlock;
   const int32_t last = (end - 1) / kBlock + 1;
   if (!exact.any()) return {first, last, first, last, first, last};
-  // Slots [sinks, window) of the split are read through the codec by some row.
+  // Some row reads slots [sinks, window) of the split through the codec.
   const auto in_split = [&](int64_t slot) {
     const int64_t at = slot - split;
     return at < begin ? begin : at > end ? end : static_cast<int32_t>(at);
@@ -96,8 +98,8 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
           sinks / kBlock, sinks < window ? (window - 1) / kBlock + 1 : 0};
 }
 
-// Slots of the split from slot `split` on that a row at slot `own` reads
-// through the codec; all others are exact rows.
+// The slots of the split beginning at `split` that a row at slot `own` reads
+// through the codec. It reads all others as exact rows.
 struct CodecSlots {
   int32_t begin, end;
 
@@ -114,8 +116,9 @@ KVASIR_DEVICE CodecSlots CodecSlotsOf(const ExactSlots& exact, int64_t own,
           exact.window > 0 ? in_split(own - exact.window + 1) : kSplit};
 }
 
-// Of a side, which is not known beforehand. (Number by number: of what is
-// chosen by its address, nvcc keeps all in local memory.)
+// The exact slots of a side that is chosen at run time. They are copied number
+// by number: if a struct were chosen by address, nvcc would keep both in local
+// memory.
 KVASIR_DEVICE ExactSlots ExactOf(const AttentionDevice& device, bool of_keys) {
   const ExactSlots& keys = device.key_exact;
   const ExactSlots& values = device.value_exact;
@@ -129,8 +132,9 @@ KVASIR_DEVICE ExactSlots ExactOf(const AttentionDevice& device, bool of_keys) {
   return slots;
 }
 
-// Where a slot's exact row is: among those of the launch's own tokens, -1 -
-// row, or so many bytes into the arena of the rings.
+// Where a slot's exact row is stored: -1 - row if it is row `row` of the
+// launch's own tokens, otherwise an offset in bytes into the arena of the
+// rings.
 KVASIR_DEVICE int64_t RowPlaceOf(const ExactSlots& exact,
                                  const AttentionSequence& sequence,
                                  int64_t slot) {
@@ -141,24 +145,26 @@ KVASIR_DEVICE int64_t RowPlaceOf(const ExactSlots& exact,
   return exact.PlaceOfRow(exact.RowOf(slot, sequence.evicted), side_pages)
       .offset_bytes;
 }
-// The first of a chunk's channels in it.
+// The address of the first of a chunk's channels in the row.
 KVASIR_DEVICE const char* RowAt(const LatentChunkOnDevice& chunk,
                                 int64_t place) {
   return place < 0 ? chunk.exact_fresh + (-1 - place) * chunk.exact_fresh_stride
                    : chunk.exact_ring + place;
 }
 
-// Of two weights whose sign says how their values are read (below 0: as exact
-// rows) those that are read so; 0 for the other.
+// Returns the weights of a pair whose values are read as `as_exact` says, and 0
+// for the others. The sign of a weight is the way: below 0 means as an exact
+// row.
 KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
   const uint32_t negative = (pair >> 15 & 0x00010001u) * 0xffffu;
   return as_exact ? pair & negative & 0x7fff7fffu : pair & ~negative;
 }
 
-// Adds the product of the values of 16 slots from `slot` of a split on with
-// weights of the 8 rows from `row` on, token by token, without the slots that
-// it does not see, or, if the block is `mixed`, does not read so: 0 times what
-// is not finite would not be 0.
+// Adds the product of the values of 16 slots, from `slot` of a split on, with
+// the weights of the 8 rows from `row` on. It does so token by token and zeroes
+// the values of slots that the token does not see or, if the block is `mixed`,
+// does not read in this way: 0 times a number that is not finite would not be
+// 0.
 template <typename T, bool mixed>
 KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
                             bool as_exact, int32_t row, int64_t split,

@@ -1,5 +1,5 @@
-// What CTAs of paged_attention on a GPU work on, and how results of splits are
-// merged. C++17, device code.
+// The items of work of paged_attention's CTAs on a GPU, and how results of
+// splits are merged. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
@@ -11,22 +11,22 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 struct AttentionKernelArgs {
   AttentionDevice device;
-  const void* q = nullptr;  // of device.dtype, as `out`
+  const void* q = nullptr;  // of device.dtype, like `out`
   void* out = nullptr;
   const AttentionSequence* sequences = nullptr;
   int32_t num_sequences = 0;
   SequenceItems* items = nullptr;  // [num_sequences + 1]
   // [most_partials, Hq, partial_floats()]
   float* partials = nullptr;
-  // Of an item of the kernel for prompts; 0: it does not run.
+  // Rows of an item of the kernel for prompts. 0: that kernel does not run.
   int32_t prompt_rows = 0;
-  // That stay and take items.
+  // The number of persistent CTAs, which take items.
   int32_t ctas = 0;
   int32_t prompt_ctas = 0;
 };
 
-// Of numbers below 2^32 (kAttentionMostSlots): a division of 64 bits is a call,
-// around which what lives is spilled.
+// Quotient and remainder of numbers below 2^32 (kAttentionMostSlots). A 64-bit
+// division is a function call, and live registers are spilled around it.
 KVASIR_DEVICE uint32_t Quotient(int64_t number, int64_t by) {
   return static_cast<uint32_t>(number) / static_cast<uint32_t>(by);
 }
@@ -39,7 +39,7 @@ struct SlotRange {
   int64_t end;
 };
 
-// VisibleSlots (paged_attention.h).
+// The slots that a row sees; see VisibleSlots (paged_attention.h).
 KVASIR_DEVICE SlotRange RowSlots(const AttentionDevice& device,
                                  const AttentionSequence& sequence,
                                  int64_t row) {
@@ -52,7 +52,7 @@ KVASIR_DEVICE SlotRange RowSlots(const AttentionDevice& device,
   }
   return range;
 }
-// Those that any of these rows sees.
+// The slots that any of `count` rows sees.
 KVASIR_DEVICE SlotRange RowsSlots(const AttentionDevice& device,
                                   const AttentionSequence& sequence,
                                   int64_t first, int64_t count) {
@@ -66,23 +66,23 @@ KVASIR_DEVICE SlotRange SplitSlots(int64_t split) {
   return {split * kAttentionSplitSlots, (split + 1) * kAttentionSplitSlots};
 }
 
-// What one CTA computes at a time: some query heads of some tokens, over all
-// their slots or over some splits of them.
+// The work that a CTA computes at a time: some query heads of some tokens, over
+// all their slots or over some splits of them.
 struct Item {
   const AttentionSequence* sequence;
   HeadUnit unit;
   int32_t unit_index;
-  int64_t first_token;  // of the sequence's rows
+  int64_t first_token;  // index among the sequence's rows
   int32_t num_tokens;
   int64_t first_split;
   int32_t num_splits;
-  // Of the first token's first split, in AttentionKernelArgs::partials, from
-  // split to split the next one, from token to token partial_stride. Below 0:
-  // the result is the row itself.
+  // The index in AttentionKernelArgs::partials of the first token's first
+  // split. The next split follows it; the next token is partial_stride further.
+  // Below 0: the result is the output row itself.
   int32_t partial;
   int32_t partial_stride;
 
-  // Row by row: the heads of a token, then those of the next.
+  // Rows are numbered by token, then by head.
   KVASIR_DEVICE int32_t rows() const { return num_tokens * unit.num_heads; }
   KVASIR_DEVICE int32_t TokenIn(int32_t row) const {
     return num_tokens == 1 ? 0 : row / unit.num_heads;
@@ -90,14 +90,14 @@ struct Item {
   KVASIR_DEVICE int64_t TokenOf(int32_t row) const {
     return first_token + TokenIn(row);
   }
-  // Of the row's head among AttentionDevice::heads.
+  // The index of the row's head in AttentionDevice::heads.
   KVASIR_DEVICE int32_t PlaceOf(int32_t row) const {
     return unit.first_head + row - TokenIn(row) * unit.num_heads;
   }
 };
 
-// Whether there may be slots in the block from slot `block` on that some rows
-// of the item see, and others not.
+// Whether the 64 slots from `block` on may include some that only part of the
+// item's rows see.
 KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
                               int64_t block) {
   if (item.num_tokens == 1) return false;
@@ -107,12 +107,12 @@ KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
   return block < last.begin || block + kAttentionBlockSlots > first.end;
 }
 
-// The last sequence whose `first` is not above `index`.
+// The last sequence whose `first` is at most `index`.
 template <int32_t SequenceItems::*first>
 KVASIR_DEVICE int32_t FindSequence(const AttentionKernelArgs& args,
                                    int32_t index) {
   int32_t low = 0;
-  int32_t high = args.num_sequences;  // its `first` is above
+  int32_t high = args.num_sequences;  // its `first` is above `index`
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
     (args.items[middle].*first <= index ? low : high) = middle;
@@ -155,7 +155,8 @@ KVASIR_DEVICE Item FindItem(const AttentionKernelArgs& args, int32_t index) {
   return item;
 }
 
-// Where a head's result of a split lies; `head`: among AttentionDevice::heads.
+// The memory of a head's result of a split. `head` is an index in
+// AttentionDevice::heads.
 KVASIR_DEVICE float* PartialOf(const AttentionKernelArgs& args, int64_t partial,
                                int64_t head) {
   return args.partials + (partial * args.device.num_heads + head) *
@@ -168,7 +169,8 @@ KVASIR_DEVICE float* PartialRow(const AttentionKernelArgs& args,
   return PartialOf(args, item.partial + token * item.partial_stride,
                    item.PlaceOf(row));
 }
-// Of the numbers of a row's head, which begin at `column`, in q or out.
+// The index in q or out of the numbers of a row's head, which begin at
+// `column`.
 KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
                                const Item& item, int32_t row,
                                const int64_t* column, int64_t row_stride) {
@@ -176,19 +178,21 @@ KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
          column[args.device.heads[item.PlaceOf(row)]];
 }
 
-// Maxima: of no slots; of slots whose scores are all -inf, at least, whose
-// weights are NaN in the end. A score of a slot that the row does not see.
+// Special maxima and scores: kNoSlot is the maximum over no slots. kLeastMax is
+// the lower bound of a maximum over some slots: if all of their scores are
+// -inf, their weights become NaN. kHidden is the score of a slot that the row
+// does not see.
 inline constexpr float kNoSlot = -3.0e38f;
 inline constexpr float kLeastMax = -2.9e38f;
 inline constexpr float kHidden = -3.3e38f;
 KVASIR_DEVICE bool SeesSlots(float max) { return max > kNoSlot; }
 
-// The softmax of a row over the splits merged so far, base 2.
+// The softmax of a row over the splits merged so far, with base 2.
 struct RowTotal {
   float max = kNoSlot;
   float sum = 0.0f;
 };
-// What sums so far, and a split's, are multiplied with.
+// The factors for the sums so far and for the sums of a split.
 struct MergeFactors {
   float total;
   float split;
@@ -206,9 +210,10 @@ KVASIR_DEVICE float MergeSum(const MergeFactors& factors, float total,
   return simt::Fma(split, factors.split, total * factors.total);
 }
 
-// What a split's softmax comes to, by one lane: a partial result, or factors in
-// shared memory, `stride` apart: of the sums so far, of the split's; the sum of
-// weights and the maximum so far, which are there if `merged`.
+// Ends a split's softmax for one row; called by one lane. It stores a partial
+// result, or factors in shared memory that are `stride` apart: for the sums so
+// far, for the split's sums, then the sum of weights and the maximum so far. If
+// `merged`, it reads the latter two there first.
 KVASIR_DEVICE void EndSoftmax(const AttentionKernelArgs& args, const Item& item,
                               int32_t row, const RowTotal& split, bool merged,
                               float* factors, int32_t stride) {

@@ -1,5 +1,5 @@
-// Latents in the cache as kernels read them: where a slot's bytes are, and the
-// numbers of any codec. C++17, device code.
+// Reads latents of any codec from the cache: the address of a slot's bytes, and
+// its numbers. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -22,7 +22,7 @@ KVASIR_DEVICE SlotPlace PlaceOf(const LatentPartArgs& part, int64_t page,
           static_cast<int32_t>(slot - tile * part.tile_slots),
           static_cast<int32_t>(part.tile_slots)};
 }
-// Byte `byte` of what it has in a region.
+// The address of the slot's byte `byte` in a region.
 KVASIR_DEVICE const char* ByteOf(const TileRegion& region,
                                  const SlotPlace& place, int64_t byte) {
   const char* const first =
@@ -33,8 +33,8 @@ KVASIR_DEVICE const char* ByteOf(const TileRegion& region,
   return first + (byte - in_granule) * place.tile_slots + in_granule;
 }
 
-// Of the exact row of a slot: among the launch's own tokens, or in the
-// sequence's side pages.
+// The place of a slot's exact row: among the rows of the launch's own tokens,
+// or in the sequence's side pages.
 KVASIR_DEVICE SlotPlace ExactPlaceOf(const ExactSlots& exact,
                                      const ExactRowsArgs& rows,
                                      const AttentionSequence& sequence,
@@ -48,7 +48,7 @@ KVASIR_DEVICE SlotPlace ExactPlaceOf(const ExactSlots& exact,
   return {static_cast<const char*>(rows.ring.arena) + place.offset_bytes, 0, 1};
 }
 
-// Number `index` of a region.
+// Number `index` of the slot in a region.
 KVASIR_DEVICE float NumberOf(DType dtype, const TileRegion& region,
                              const SlotPlace& place, int64_t index) {
   const int64_t bytes = dtype == DType::kF32 ? 4 : 2;
@@ -75,7 +75,7 @@ KVASIR_DEVICE float ExactNumber(const LatentPartArgs& rows, int64_t g,
   return NumberOf(rows.dtype, rows.groups[g].codes, place, c);
 }
 
-// What channel c of a slot's latent stands for.
+// The decoded number of channel c of a slot's latent.
 KVASIR_DEVICE float LatentNumber(const DevicePart& part, int64_t g,
                                  const SlotPlace& place, int64_t c) {
   const LatentPartArgs& latents = part.latents;

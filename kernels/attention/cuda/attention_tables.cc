@@ -13,7 +13,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// What parts of either side have in common.
+// The fields that key parts and value parts have in common.
 struct HostPart {
   const LatentPartArgs* latents;
   const int32_t* group_of_head;
@@ -59,7 +59,8 @@ int64_t MostOutWidth(const HostParts& parts, int64_t num_kv_heads) {
   return width;
 }
 
-// KV heads of the same groups, then the query heads of each such set in units.
+// Sets of KV heads with the same groups. The query heads of each set are
+// divided into units.
 struct Units {
   std::vector<int32_t> heads;
   std::vector<HeadUnit> units;
@@ -123,7 +124,7 @@ absl::Status Add(const std::vector<T>& host, DeviceTables* tables,
   return absl::OkStatus();
 }
 
-// Groups and runs of a part.
+// Adds the groups and runs of a part.
 absl::Status AddLatents(const LatentPartArgs& host, DeviceTables* tables,
                         LatentPartArgs* latents) {
   *latents = host;
@@ -195,7 +196,8 @@ MmaKind KindOfAll(const HostChunks& made) {
   }
   return MmaKind::kAny;
 }
-// Of a warp: 16 slots of any chunk of keys, or 64 of its pieces of values.
+// Bytes of a warp's stage: 16 slots of any chunk of keys, or 64 slots of its
+// pieces of a chunk of values.
 int32_t WarpStageBytes(const HostChunks& made) {
   constexpr int32_t kPiece = 16;
   constexpr auto kSlots = static_cast<int32_t>(kAttentionBlockSlots);
@@ -219,7 +221,8 @@ int32_t WarpStageBytes(const HostChunks& made) {
 bool OfNumbers(const LatentChunkOnDevice& chunk) {
   return chunk.kind == ChunkKind::kNumbers;
 }
-// Rows of items of prompts that a unit allows; 0, and `why` none.
+// The rows of an item of prompts that a unit allows. If 0, `why` has the
+// reason.
 int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
                    std::string* why) {
   const auto keys = made.chunks.begin() + unit.first;
@@ -227,7 +230,7 @@ int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
   const auto end = values + unit.values;
   if (std::any_of(values, end, OfNumbers) !=
       std::all_of(values, end, OfNumbers)) {
-    *why = "prompts: values some of which are codes";
+    *why = "prompts: only some of the values are codes";
     return 0;
   }
   int64_t slabs = 0;
@@ -235,11 +238,11 @@ int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
     slabs += (chunk.channels + 63) / 64;
   });
   if (slabs > PromptSlabs(64)) {
-    *why = absl::StrCat("prompts: values in ", slabs, " times 64 channels, ",
-                        PromptSlabs(64), " at most");
+    *why = absl::StrCat("prompts: values take ", slabs,
+                        " times 64 channels, at most ", PromptSlabs(64));
     return 0;
   }
-  // Sums of one run alone can be scaled in place.
+  // The sums can be scaled in place if there is only one run.
   const bool scales_in_place =
       std::all_of(keys, values, OfNumbers) ||
       std::all_of(keys, values, [](const LatentChunkOnDevice& chunk) {
@@ -253,15 +256,15 @@ bool AreWholePieces(const PagedAttentionArgs& params,
          std::all_of(chunk.head_column, chunk.head_column + params.num_heads,
                      [](int64_t column) { return column % 8 == 0; });
 }
-// Those that all units allow.
+// The rows that all units allow.
 int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
                         const HostChunks& made, std::string* why) {
   if (params.prompts_as_rows) {
-    *why = "prompts: as rows alone";
+    *why = "prompts: computed as single rows, as requested";
     return 0;
   }
   if (!(params.scale > 0.0f)) {
-    *why = "prompts: a scale that is not above 0";
+    *why = "prompts: the scale is not above 0";
     return 0;
   }
   int32_t most = 128;
@@ -270,7 +273,7 @@ int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
       const auto& chunk =
           made.chunks[static_cast<size_t>(int64_t{unit.first} + k)];
       if (AreWholePieces(params, chunk)) continue;
-      *why = "prompts: queries in no aligned pieces of 16 bytes";
+      *why = "prompts: queries are not in aligned pieces of 16 bytes";
       return 0;
     }
     most = std::min(most, PromptRows(made, unit, why));
@@ -278,7 +281,8 @@ int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
   return most;
 }
 
-// What tensor cores take, if all of it is such; else `why` it is not.
+// Adds the chunks for tensor cores. If some part cannot have chunks, adds none
+// and sets `why`.
 absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
                        DeviceTables* tables, AttentionDevice* device,
                        std::string* why) {
@@ -286,7 +290,7 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   *why = made.why_none;
   if (made.units.empty()) return absl::OkStatus();
   device->prompt_rows = PromptRowsOfAll(params, made, why);
-  // Columns of heads as the device has them.
+  // The columns of heads, on the device.
   std::map<const int64_t*, const int64_t*> columns;
   for (LatentChunkOnDevice& chunk : made.chunks) {
     const auto [found, added] = columns.emplace(chunk.head_column, nullptr);
@@ -317,7 +321,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   device->query_stride = made.query_stride;
   device->has_exact = params.key_exact.any() || params.value_exact.any();
   device->kind = KindOfAll(made);
-  // Plans keep exact rows in bfloat16, beside codes.
+  // Plans store exact rows in bfloat16, and only next to codes, so there are no
+  // other instances.
   if (device->has_exact &&
       (params.dtype != DType::kBf16 || device->kind == MmaKind::kNumbers)) {
     device->kind = MmaKind::kAny;
@@ -338,14 +343,15 @@ std::string TooLittleShared(absl::string_view what, int64_t bytes,
                       device.cta_shared_bytes);
 }
 
-// By the shared memory that is there; `kernels` has why there are no chunks.
+// Chooses the kernels that fit the shared memory. `kernels->why` has the reason
+// if there are no chunks.
 void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
   const int64_t room = device->cta_shared_bytes;
   device->tile_rows =
       device->chunks != nullptr && device->most_heads <= kDeviceTileRows / 2
           ? kDeviceTileRows / 2
           : kDeviceTileRows;
-  // Of 16 rows there is no instance for one kind.
+  // With 16 rows there is no instance for a single kind.
   if (device->tile_rows == kDeviceTileRows) device->kind = MmaKind::kAny;
   if (device->chunks != nullptr && MmaSharedBytes(*device) > room) {
     kernels->why =

@@ -1,44 +1,46 @@
-// Attention of an item (attention_items.h) by tensor cores, for activations of
+// Attention of an item (attention_items.h) on tensor cores, for activations of
 // 16 bits: numbers of their type, and codes of 8 or 4 bits with ranges of
 // float16 in slots or with 16 levels. C++17, device code.
 //
-// A CTA of four warps takes splits of 512 slots in three passes each: scores of
-// all slots, the softmax, all values. Latents come as chunks of pieces of 16
-// bytes (LatentChunkOnDevice), by asynchronous copies. What a warp multiplies
-// nobody else does, so each copies for itself, into a ring of stages of its own
-// that runs ahead over both passes: warps wait for each other at the softmax
-// and between splits alone. Latents are the first operand of mma.m16n8k16, in
-// registers, and rows the second, 8 at a time:
-//   scores: [16 slots][16 channels] [16 channels][8 rows], a warp to 16 of
+// A CTA of four warps computes splits of 512 slots in three passes each: scores
+// of all slots, the softmax, all values. Latents are chunks of pieces of 16
+// bytes (LatentChunkOnDevice), copied asynchronously. No two warps multiply the
+// same latents, so each warp copies its own into its own ring of stages, which
+// runs ahead over both passes. Warps wait for each other only at the softmax
+// and between splits. Latents are the first operand of mma.m16n8k16, in
+// registers; rows are the second, 8 at a time:
+//   scores: [16 slots][16 channels] [16 channels][8 rows]; a warp has 16 of
 //     each 64 slots;
-//   values: [16 channels][16 slots] [16 slots][8 rows], a warp to 16 channels
+//   values: [16 channels][16 slots] [16 slots][8 rows]; a warp has 16 channels
 //     of numbers or 8-bit codes, or 32 of 4-bit codes.
-// Codes become numbers of 16 bits on the way, exactly for keys, whose scale and
-// minimum are applied to a run's sums; values are fma(code, scale, minimum) in
-// float16, whatever the activations' type, with as much of the scale as leaves
-// the greatest code below 65504 (a run whose values are within that is as it is
-// stored). Weights are rounded to 16 bits for the product (to float16
-// where values are codes), and summed in float32 as they were. Queries of 4-bit
-// keys are staged in the order in which codes leave a word (0, 4, 1, 5, ...).
+// Codes become 16-bit numbers in registers. Keys are exact: their scale and
+// minimum are applied to a run's sums. Values are fma(code, scale, minimum) in
+// float16 for any type of activations, with the scale limited so that the
+// greatest code gives at most 65504 (a run whose values are below is
+// unchanged). Weights are rounded to 16 bits for the products (float16 if
+// values are codes), but are summed in float32. Queries of 4-bit keys are
+// staged in the order in which codes leave a word (0, 4, 1, 5, ...).
 //
-// An instance has 8 rows, for one kind of chunks or for any, or 16, for any,
-// where some unit has more than 8 heads; others are for plans with exact rows
-// (attention_exact.h, mma_exact-inl.h).
+// An instance has 8 rows, for one kind of chunks or for any, or 16 rows, for
+// any, if some unit has more than 8 heads. Plans with exact rows have instances
+// of their own (attention_exact.h, mma_exact-inl.h).
 //
-// Layout: pieces of a tile, then of 64 slots each, side by side (granules of
-// 16), so that copies are runs of 256 bytes (keys) and 1 KiB (values) a warp,
-// and stages are free of bank conflicts for ldmatrix. Slot after slot is served
-// too, in shorter runs.
-// Bytes: latents once for up to 16 rows, the ranges of values once a warp; the
-// block table, queries and results are small beside 512 slots. Floor: the
-// latents' bytes over the memory's bandwidth.
-// Instructions of a lane for a code, integer ones counted twice, without loads,
+// Layout: ideally the pieces of 64 slots are adjacent in a tile (granules of
+// 16). Then copies are runs of 256 bytes (keys) and 1 KiB (values) per warp,
+// and ldmatrix has no bank conflicts in stages. If slots follow one another,
+// runs are shorter.
+//
+// Bytes: latents once per up to 16 rows, the ranges of values once per warp.
+// The block table, queries and results are small compared with 512 slots.
+// Floor: the latents' bytes over the memory's bandwidth.
+//
+// Instructions of a lane per code, integer ones counted twice, without loads,
 // copies and products: 4-bit keys 2.25 (lop3 0.5, shifts 0.375, subtraction
-// 0.5; of float16 shifts 0.125), values 2.25 (lop3 0.5, shifts 0.125,
-// subtraction and fma 1.0); 8-bit keys of float16 1.5, of bfloat16 5, values 2.
-// With all that runs beside them a 4-bit code took 5 on an H100.
-// The products' 8 rows are padded: a group of one query head costs as much as
-// one of eight. Prompts are prefill_attention-inl.h's where that serves them.
+// 0.5; in float16 shifts 0.125), values 2.25 (lop3 0.5, shifts 0.125,
+// subtraction and fma 1.0); 8-bit keys 1.5 in float16 and 5 in bfloat16, values
+// 2. With all other instructions, a 4-bit code took 5 on an H100. Products
+// always have 8 rows: a group of one query head costs as much as one of eight.
+// Prompts use prefill_attention-inl.h if it serves them.
 #pragma once
 
 #include "base/host_device.h"
@@ -85,7 +87,7 @@ class MmaAttention : MmaRing<kind, exact> {
     FillLevelTables<T>(device_, tables_);
   }
 
-  // In shared memory, for whom it computes.
+  // In shared memory, for the caller.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
   // All threads meet in it.
@@ -102,7 +104,7 @@ class MmaAttention : MmaRing<kind, exact> {
       if (item.partial >= 0) item_.partial = item.partial + s;
       slots_ = Both(SplitSlots(item.first_split + s), seen_);
       if (slots_.end <= slots_.begin) {
-        // A result of no slots is written all the same.
+        // A partial result is written even if there are no slots.
         if (item.partial >= 0) ClearPartial();
         continue;
       }
@@ -111,7 +113,7 @@ class MmaAttention : MmaRing<kind, exact> {
       first = false;
       merged_ = item.partial < 0;
     }
-    if (first) simt::SyncCta();  // as others do
+    if (first) simt::SyncCta();  // other items meet here too
     if (item.partial < 0) Finish();
   }
 
@@ -128,16 +130,17 @@ class MmaAttention : MmaRing<kind, exact> {
       Ring::kWarpSlots;
   using typename Ring::PairParams, typename Ring::Place;
   static constexpr int32_t kWarpRows = kRows / kWarps;
-  // A row: scores, then its weights as float16 and, behind 260 words, in T.
-  // Neither the columns of a sum nor the rows of an operand meet in a bank.
+  // A row of scores, then of its weights: float16, and after 260 words T. The
+  // stride avoids bank conflicts among the columns of a sum and the rows of an
+  // operand.
   static constexpr int32_t kScoreStride = 516;
   static constexpr int32_t kOwnWeights = 260;
   static constexpr int32_t kTableWords = kLevelTableWords;
   static_assert(kScoreStride * 4 == kMmaScoreBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
 
-  // q_, and the sums of their runs: a warp to a row, whose lanes take
-  // neighbouring channels.
+  // Fills q_ and the sums of the rows' runs. A warp has one row at a time, and
+  // its lanes neighbouring channels.
   KVASIR_DEVICE void FillQueries() {
     for (int32_t k = 0; k < chunks_.keys; ++k) {
       const LatentChunkOnDevice& chunk = device_.chunks[chunks_.first + k];
@@ -252,8 +255,8 @@ class MmaAttention : MmaRing<kind, exact> {
 
   KVASIR_DEVICE void ScoreNumbers(const LatentChunkOnDevice& chunk,
                                   const char* stage) {
-    // Lane 8m + r names row r of matrix m: slots 0 to 7, 8 to 15 of the lower
-    // piece, then of the upper one.
+    // Lane 8m + r passes the address of row r of matrix m: slots 0 to 7 and 8
+    // to 15 of the lower piece, then of the upper piece.
     const int32_t m = lane_ / 8;
     const char* const from =
         stage + (m / 2 * kWarpSlots + 8 * (m % 2) + lane_ % 8) * kPiece;
@@ -335,7 +338,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // A run's scale and minimum.
+  // Applies a run's scale and minimum.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
                             const uint32_t* words) {
     const uint32_t params[2] = {simt::LoadShared(words + g_),
@@ -355,8 +358,8 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Of exact rows, for those who read them: the lane stored these slots' scores
-  // of the codec.
+  // Stores the scores of exact rows for the rows that read them. The same lane
+  // stored the codec's scores of these slots.
   KVASIR_DEVICE void ScoreExact() {
     for (int32_t block = keys_.ExactFrom(keys_.first()); block < keys_.end();
          block = keys_.ExactFrom(block + 1)) {
@@ -382,7 +385,7 @@ class MmaAttention : MmaRing<kind, exact> {
       StoreScores(block, /*as_exact=*/true);
     }
   }
-  // Behind the codec's sums of a chunk.
+  // Runs after the codec's sums of a chunk.
   KVASIR_DEVICE void SumExact(int32_t index) {
     if (!values_.any_exact()) return;
     const LatentChunkOnDevice& chunk = ChunkOf(chunks_.keys + index);
@@ -396,7 +399,7 @@ class MmaAttention : MmaRing<kind, exact> {
       int64_t place = kNoExactRow;
       KVASIR_NO_UNROLL
       for (int32_t k = 0; k < kBlock / 16; ++k) {
-        if (k % 2 == 0) {  // a lane finds one of 32
+        if (k % 2 == 0) {  // a lane finds one of 32 places
           place =
               ExactPlace(/*of_keys=*/false, block * kBlock + 16 * k + lane_);
         }
@@ -438,7 +441,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Scores to weights of 16 bits, a warp to two rows of eight.
+  // Turns scores into 16-bit weights. A warp has two of eight rows.
   KVASIR_DEVICE void Weigh() {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kWarpRows; ++i) {
@@ -457,7 +460,7 @@ class MmaAttention : MmaRing<kind, exact> {
       const auto begin = static_cast<int32_t>(visible.begin - split_);
       const auto end = static_cast<int32_t>(visible.end - split_);
       const bool all = begin == 0 && end == kSplit;
-      // Pairs of neighbours.
+      // Pairs of neighbouring slots.
       float weight[kSplit / 32];
       float max = begin < end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL
@@ -480,7 +483,7 @@ class MmaAttention : MmaRing<kind, exact> {
       float sum = 0.0f;
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 32; ++k) {
-        // (0 of what is hidden: it is far below any maximum.)
+        // Hidden scores give 0: they are far below any maximum.
         weight[k] = simt::Exp2(weight[k] - max);
         sum += weight[k];
       }
@@ -494,7 +497,7 @@ class MmaAttention : MmaRing<kind, exact> {
           if (!codec.Has(slot)) weight[k] = -weight[k];
         }
       }
-      // All lanes have read the scores that weights take the place of.
+      // All lanes have read the scores that the weights overwrite.
       simt::SyncWarp();
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 64; ++k) {
@@ -506,8 +509,8 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // As operands of values that there are. Those of exact rows' values have a
-  // sign; codes' are 0 there.
+  // Stores a pair of weights for each kind of values that exists. Weights of
+  // exact rows' values are negative, and 0 for codes.
   static constexpr bool kCodesHaveOwn =
       DTypeOf<T>::kValue != DType::kF16 || exact;
   static KVASIR_DEVICE void StoreWeights(uint32_t* word, float first,
@@ -540,12 +543,12 @@ class MmaAttention : MmaRing<kind, exact> {
         SumCodes4(chunk, block, stage);
       }
     }
-    if (exact && values_.any_exact()) return;  // they go on
+    if (exact && values_.any_exact()) return;  // exact rows continue the sums
     if (block + 1 == end_block_) EndSum(chunk);
   }
 
-  // Weights of 32 slots from 32k of a block on, of row g of tile n: operands of
-  // two products.
+  // Loads the weights of 32 slots, from 32k of a block on, for row g of tile n:
+  // operands of two products.
   template <bool of_codes>
   KVASIR_DEVICE void Weights(int32_t block, int32_t k, int32_t n,
                              uint32_t (&b)[4]) const {
@@ -583,7 +586,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Likewise, of slots that some rows see and others may not.
+  // The same, if only some rows may see the slots.
   KVASIR_DEVICE void SumApart(int32_t block, const char* from) {
     KVASIR_NO_UNROLL
     for (int32_t k = 0; k < kBlock / 16; ++k) {
@@ -622,7 +625,7 @@ class MmaAttention : MmaRing<kind, exact> {
         const PairParams pair = ParamsAt(stage, 4 * k + i);
         KVASIR_UNROLL
         for (uint32_t j = 0; j < 2; ++j) {
-          // Channel 2g, then 2g + 1.
+          // Channel 2g, then channel 2g + 1.
           const uint32_t bytes =
               simt::PickBytes(words[i], 0x64646464u, 0x4240u + 0x0101u * j);
           a[i / 2][i % 2 * 2 + j] =
@@ -713,7 +716,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Calls visit(channel of the chunk, sum) for those of the lane's row j of
+  // Calls visit(channel of the chunk, sum) for the sums of the lane's row j of
   // tile n.
   template <typename Visit>
   KVASIR_DEVICE void ForSums(const LatentChunkOnDevice& chunk, int32_t n,
@@ -774,7 +777,7 @@ class MmaAttention : MmaRing<kind, exact> {
   float* scores_;         // [rows][kScoreStride]
   const float* weights_;  // the lane's row of an operand
   uint32_t* next_item_;
-  float* factors_;     // [4][rows]: EndSoftmax's
+  float* factors_;     // [4][rows]: written by EndSoftmax
   float* query_sums_;  // [runs of keys][rows]
   uint32_t* tables_;   // [tables][kTableWords]
   uint16_t* q_;        // [rows][q_stride_]
@@ -782,9 +785,9 @@ class MmaAttention : MmaRing<kind, exact> {
   int32_t q_stride_;
   int32_t g_, c_;  // lane / 4, lane % 4
 
-  SlotRange seen_;  // by any row
+  SlotRange seen_;  // slots that some row sees
   Sums score_, run_, sum_[2];
-  bool merged_;    // a split of the item
+  bool merged_;    // a split of the item was merged
   bool one_tile_;  // the item has up to 8 rows
 };
 

@@ -1,8 +1,8 @@
-// Exact rows in mma_attention-inl.h: a warp's products of a block's exact rows.
-// There are few of them, at the ends of a context; so they are loaded straight
-// into operands, beside the rings of stages, whose copies run on meanwhile. A
-// row's numbers of a lane lie side by side, and those of four lanes (keys) or
-// eight (values) too. C++17, device code.
+// Exact rows in mma_attention-inl.h: a warp's products with a block's exact
+// rows. There are few of them, at the ends of a context, so they are loaded
+// directly into operands. They do not use the rings of stages, whose copies
+// continue meanwhile. The numbers that a lane reads of a row are adjacent, and
+// so are those of four lanes (keys) or eight (values). C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -12,7 +12,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Words of two slots' numbers: of each the lower number, or the upper one.
+// Words of two slots' numbers: the lower number of each, or the upper number of
+// each.
 KVASIR_DEVICE uint32_t LowerOf(uint32_t first, uint32_t second) {
   return simt::PickBytes(first, second, 0x5410u);
 }
@@ -24,9 +25,10 @@ KVASIR_DEVICE W WordsAt(const char* row, int32_t channel) {
   return simt::LoadGlobal(reinterpret_cast<const W*>(row + 2 * channel));
 }
 
-// The lane's numbers of the p-th 32 channels of a key (4-bit codes) or 16, as
-// queries are staged for codes of the kind: for c the lane's number in a group
-// of four, 8c to 8c + 7; 4c to 4c + 3; or 2c, 2c + 1, 2c + 8 and 2c + 9.
+// Loads the lane's numbers of the p-th group of 32 channels of a key (4-bit
+// codes) or 16 channels, in the order in which queries are staged for codes of
+// `kind`. With c = lane % 4 they are 8c to 8c + 7 (4-bit codes), 4c to 4c + 3
+// (8-bit codes), or 2c, 2c + 1, 2c + 8 and 2c + 9 (numbers).
 KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
                                         int32_t p, int32_t channels) {
   const auto c = static_cast<int32_t>(simt::Lane() % 4);
@@ -45,10 +47,10 @@ KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
   return WordsAt<simt::Vec16>(row, 32 * p + 8 * c);
 }
 
-// Adds the products of a chunk's exact keys in two slots, g and 8 further on,
-// at `rows` (null: 0) with the first `row_tiles` times 8 rows of queries. `q`:
-// the lane's row of the first, at the chunk's column; the next is `tile_stride`
-// numbers on.
+// Adds the products of a chunk's exact keys in two slots, g and g + 8, with the
+// first `row_tiles` times 8 rows of queries. `rows` are the slots' exact rows;
+// null counts as 0. `q` is the lane's row of the first tile, at the chunk's
+// column; the next tile's is `tile_stride` numbers further.
 template <typename T, int32_t tiles>
 KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
                                 const char* const (&rows)[2], const uint16_t* q,
@@ -106,9 +108,9 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
   }
 }
 
-// The lane's numbers of a value, in the order of a chunk of the kind: of the
-// warp's channels, from `first` on, 4g to 4g + 3 (4-bit codes), 2g and 2g + 1,
-// or g and g + 8 (if there are more than 8 left).
+// The lane's numbers of a value, in the order of a chunk of `kind`. They are,
+// counted from the warp's channel `first`: 4g to 4g + 3 (4-bit codes), 2g and
+// 2g + 1 (8-bit codes), or g and g + 8 (numbers, if more than 8 are left).
 struct ExactWords {
   uint32_t word[2];
 };
@@ -129,9 +131,9 @@ KVASIR_DEVICE ExactWords ExactValueWords(ChunkKind kind, const char* row,
   return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
 }
 
-// 16 slots of the warp's exact values as operands of products, one or, in the
-// order of 4-bit codes, two. `place`: of slot `lane` (no row: 0); the first is
-// lane `from`'s.
+// Loads 16 slots of the warp's exact values as operands: one, or two in the
+// order of 4-bit codes. `place` is that of slot `lane`; no row counts as 0. The
+// first slot is that of lane `from`.
 inline constexpr int64_t kNoExactRow = int64_t{1} << 62;
 KVASIR_DEVICE int64_t ShufflePlace(int64_t place, int32_t lane) {
   const auto from = static_cast<uint32_t>(lane);

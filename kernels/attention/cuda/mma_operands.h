@@ -1,4 +1,4 @@
-// Codes as operands of tensor cores. C++17, device code.
+// Converts codes to operands of tensor cores. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
@@ -9,7 +9,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Float16 numbers of a word.
+// The float16 numbers in a word.
 KVASIR_DEVICE float LowHalf(uint32_t word) {
   return simt::ToFloat(F16{static_cast<uint16_t>(word)});
 }
@@ -30,14 +30,14 @@ KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
 KVASIR_DEVICE bool HasFourBits(ChunkKind kind) {
   return kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
 }
-// Where channel i of a chunk of keys is staged.
+// The staged position of channel i of a chunk of keys.
 KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
   if (kind == ChunkKind::kNumbers || kind == ChunkKind::kCodes8) return i;
   const int32_t in_word = i % 8;
   return i - in_word + (in_word < 4 ? 2 * in_word : 2 * in_word - 7);
 }
 
-// Both of a pair.
+// Whether both numbers of a pair are finite.
 template <typename T>
 KVASIR_DEVICE bool IsFinite(uint32_t pair) {
   constexpr uint32_t kExponent =
@@ -46,17 +46,17 @@ KVASIR_DEVICE bool IsFinite(uint32_t pair) {
          (pair >> 16 & kExponent) != kExponent;
 }
 
-// Four-bit codes in bits 0 to 3 and 16 to 19, as numbers. (Behind 1024, or
-// 128 of bf16, the last bits of a number are whole.)
+// Converts the 4-bit codes in bits 0 to 3 and 16 to 19 to numbers. ORing a code
+// into the last bits of 1024 (128 in bf16) gives 1024 + code, because the last
+// bit has the value 1 there.
 template <typename Number>
 KVASIR_DEVICE uint32_t Codes4(uint32_t word) {
   constexpr bool kBf16 = DTypeOf<Number>::kValue == DType::kBf16;
-  constexpr uint32_t kBehind = kBf16 ? 0x43004300u : 0x64006400u;
-  return simt::SubPair<Number>(simt::AndOr(word, 0x000f000fu, kBehind),
-                               kBehind);
+  constexpr uint32_t kBase = kBf16 ? 0x43004300u : 0x64006400u;
+  return simt::SubPair<Number>(simt::AndOr(word, 0x000f000fu, kBase), kBase);
 }
-// Those in bits 4 to 7 and 20 to 23. (Behind 1024 they are 16 times as much:
-// times 1/16, less 64.)
+// Converts those in bits 4 to 7 and 20 to 23. ORed into 1024 they count 16
+// times as much, so the number is multiplied by 1/16 and 64 is subtracted.
 template <typename Number>
 KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
   if constexpr (DTypeOf<Number>::kValue == DType::kBf16) {
@@ -66,8 +66,9 @@ KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
                          0x2c002c00u, 0xd400d400u);
   }
 }
-// Tables of levels [tables][256], by all threads: pairs, that of an index'
-// lower four bits below.
+// Fills the tables of levels [tables][256], by all threads. Entry i is a pair:
+// the level of the lower four bits of i in the lower half, that of the upper
+// four bits in the upper half.
 inline constexpr int32_t kLevelTableWords = 256;
 template <typename T>
 KVASIR_DEVICE void FillLevelTables(const AttentionDevice& device,
@@ -86,23 +87,23 @@ KVASIR_DEVICE void FillLevelTables(const AttentionDevice& device,
     }
   }
 }
-// The level of each.
+// The levels of the codes in bits 0 to 3 and 16 to 19.
 KVASIR_DEVICE uint32_t LevelsOf(const uint32_t* table, uint32_t word) {
   const uint32_t pair = word & 0x000f000fu;
   return simt::LoadShared(table + ((pair | pair >> 12) & 0xffu));
 }
-// Bytes 2i and 2i + 1 of a word.
+// Converts the 8-bit codes in bytes 2i and 2i + 1 of a word.
 template <typename T, uint32_t i>
 KVASIR_DEVICE uint32_t Codes8(uint32_t word) {
   if constexpr (DTypeOf<T>::kValue == DType::kBf16) {
-    // Behind 2^23, a float's last byte is whole.
-    constexpr uint32_t kBehind = 0x4b000000u;
+    // ORing a code into the last byte of 2^23 gives 2^23 + code, exactly.
+    constexpr uint32_t kBase = 0x4b000000u;
     const auto number = [](uint32_t bits) {
       return simt::BitsAs<float>(bits) - 8388608.0f;
     };
     return simt::MakePair<T>(
-        number(simt::PickBytes(word, kBehind, 0x7440u + 2 * i)),
-        number(simt::PickBytes(word, kBehind, 0x7441u + 2 * i)));
+        number(simt::PickBytes(word, kBase, 0x7440u + 2 * i)),
+        number(simt::PickBytes(word, kBase, 0x7441u + 2 * i)));
   } else {
     return simt::SubPair<F16>(
         simt::PickBytes(word, 0x64646464u, 0x4140u + 0x0202u * i), 0x64006400u);

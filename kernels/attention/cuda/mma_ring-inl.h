@@ -1,11 +1,12 @@
-// The latents of mma_attention-inl.h: each warp copies what it multiplies into
-// a ring of stages of its own, which runs ahead over the keys and the values of
-// a split. C++17, device code.
+// Loads the latents for mma_attention-inl.h: each warp copies the latents that
+// it multiplies into a ring of stages of its own, which runs ahead over the
+// keys and the values of a split. C++17, device code.
 //
-// A stage has, of 16 slots of a block of keys or of 64 of a block of values, a
-// chunk's pieces of 16 bytes ([piece][slot]: the warp's one or two of values)
-// and a word of each slot, the range of codes. Blocks of whole tiles that rows
-// see all of, nearly all in a long context, are copied by one address a lane.
+// A stage has 16 slots of a block of keys, or 64 slots of a block of values. It
+// holds a chunk's pieces of 16 bytes ([piece][slot]; of values only the warp's
+// one or two pieces) and one word per slot, the range of codes. A block of
+// whole tiles whose slots are all seen, as nearly all are in a long context, is
+// copied with one address per lane.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -38,7 +39,7 @@ class MmaRing {
         warp_(thread_ / static_cast<int32_t>(simt::kWarp)),
         lane_(static_cast<int32_t>(simt::Lane())) {}
 
-  // What a chunk is: known beforehand, or not.
+  // The kind of a chunk. It is constant in an instance for one kind.
   static KVASIR_DEVICE ChunkKind KindOf(const LatentChunkOnDevice& chunk) {
     if constexpr (kind == MmaKind::kNumbers) return ChunkKind::kNumbers;
     if constexpr (kind == MmaKind::kCodes8) return ChunkKind::kCodes8;
@@ -53,11 +54,11 @@ class MmaRing {
     return device_.chunks[chunks_.first + chunk];
   }
 
-  // Where a slot of the split lies; page below 0: no row sees it.
+  // The place of a slot of the split. page < 0: no row sees the slot.
   struct alignas(8) Place {
     int32_t page;
-    uint16_t tile;  // of the page
-    uint16_t slot;  // of the tile
+    uint16_t tile;  // in the page
+    uint16_t slot;  // in the tile
   };
   static_assert(kMmaMostPlaces - 1 <= UINT16_MAX);
   KVASIR_DEVICE Place FindPlace(int32_t s) const {
@@ -79,11 +80,11 @@ class MmaRing {
     return place;
   }
 
-  // Of all slots, or, where all blocks are whole, of each block's first.
-  // Threads meet in it.
+  // Finds the places of all slots or, if all blocks are whole, of each block's
+  // first slot. Threads meet in it.
   KVASIR_DEVICE void FindPlaces() {
     constexpr auto kThreads = static_cast<int32_t>(kMmaThreads);
-    // They are on their way while others are waited for.
+    // The places are loaded before the barrier, to hide the latency.
     const bool whole = device_.in_blocks && first_whole_ == 0 &&
                        end_whole_ == kSplit / kBlock &&
                        !(exact && (keys_.any_exact() || values_.any_exact()));
@@ -96,7 +97,8 @@ class MmaRing {
         places[i] = FindPlace(thread_ + kThreads * i);
       }
     }
-    // Of what was before nobody reads queries, places and weights any more.
+    // From here on no thread reads queries, places and weights of the previous
+    // split.
     simt::SyncCta();
     if (whole) {
       if (thread_ < kSplit / kBlock) {
@@ -110,7 +112,7 @@ class MmaRing {
     }
   }
 
-  // Of the split's slots.
+  // Finds the blocks of the split's slots.
   KVASIR_DEVICE void FindBlocks() {
     first_block_ = static_cast<int32_t>(slots_.begin - split_) / kBlock;
     end_block_ = static_cast<int32_t>(slots_.end - 1 - split_) / kBlock + 1;
@@ -122,7 +124,7 @@ class MmaRing {
       values_ = BlocksOf(device_.value_exact, item_, slots_, split_);
     }
   }
-  // That are read through the codec by some row.
+  // The blocks that some row reads through the codec.
   struct Blocks {
     int32_t begin;
     int32_t end;
@@ -140,17 +142,17 @@ class MmaRing {
     *stage += device_.warp_stage_bytes;
     if (*stage == ring_ + kStages * device_.warp_stage_bytes) *stage = ring_;
   }
-  // All lanes have what came for the next stage, and have left the one before,
-  // which is asked for anew.
+  // Waits until all lanes have the data of the next stage and are done with the
+  // previous stage, which is then filled again.
   KVASIR_DEVICE void Step() {
     simt::WaitCopies<kStages - 2>();
     simt::SyncWarp();
     LoadNext();
   }
 
-  // What is loaded next of a split: for each block the chunks of keys, then for
-  // each chunk of values its blocks. Asks for the warp's share of it, if there
-  // is any left.
+  // Loads the next chunk of a split, if there is one: for each block the chunks
+  // of keys, then for each chunk of values its blocks. A warp copies its own
+  // share.
   KVASIR_DEVICE void LoadNext() {
     if (load_chunk_ < chunks_.keys) {
       LoadKeys(load_block_, to_);
@@ -180,14 +182,14 @@ class MmaRing {
     load_block_ = ValueBlocks().begin;
   }
 
-  // What loading whole blocks takes of the chunk to be loaded.
+  // Constants for loading whole blocks of the current chunk.
   struct Loading {
-    const char* codes;  // of the lane, in page 0
-    int32_t params;     // further on, of the lane
+    const char* codes;  // the lane's address in page 0
+    int32_t params;     // offset of the lane's ranges from `codes`
     int32_t page_bytes;
     int32_t tile_bytes;
     int32_t piece_stride;
-    int32_t pieces;  // of a lane's two in keys; the warp's, of values
+    int32_t pieces;  // keys: left for the lane's half; values: of the warp
     bool in_blocks;
     bool has_params;
   };
@@ -210,8 +212,8 @@ class MmaRing {
     loading_.in_blocks = chunk.in_blocks;
     loading_.has_params = !HasNumbers(chunk) && (!keys || chunk.ends_run);
   }
-  // Of a block all of whose slots lie in one tile and are read by some row:
-  // where the lane's first piece is; null: it is none.
+  // The address of the lane's first piece, if all slots of the block are in one
+  // tile and some row reads each through the codec. Otherwise null.
   KVASIR_DEVICE const char* WholeBlock(int32_t block) const {
     if (!loading_.in_blocks || block < first_whole_ || block >= end_whole_ ||
         (exact && (load_chunk_ < chunks_.keys ? keys_.HasExact(block)
@@ -226,16 +228,16 @@ class MmaRing {
     return stage + device_.warp_stage_bytes - kParamBytes;
   }
 
-  // Of a slot in the chunk's arena.
+  // The address of a slot in the chunk's arena.
   struct Address {
     const char* tile;
     int32_t slot;
-    bool there;  // a row sees it
+    bool there;  // some row reads it
   };
   KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk,
                                   int32_t s) const {
     const Place place = simt::LoadShared(places_ + s);
-    // (Where all rows read it as an exact row there may be no latent.)
+    // If all rows read the slot as an exact row, there may be no latent.
     if (place.page < 0 ||
         (exact && !ReadAsCodes(load_chunk_ < chunks_.keys, item_.num_tokens - 1)
                        .Has(s))) {
@@ -245,7 +247,7 @@ class MmaRing {
                 int64_t{place.tile} * chunk.tile_bytes,
             place.slot, true};
   }
-  // 16 bytes, of what no row sees 0.
+  // Copies 16 bytes; writes 0 if no row reads the slot.
   static KVASIR_DEVICE void CopyPiece(char* to, bool there, const char* from) {
     if (there) {
       simt::CopyAsync<kPiece>(to, from);
@@ -265,11 +267,11 @@ class MmaRing {
     }
   }
 
-  // [piece][16 slots][16 bytes] and, where a run ends, a word of each slot. The
-  // half of a last pair of pieces of numbers that is not there is 0.
+  // Loads [piece][16 slots][16 bytes] and, at the end of a run, a word of each
+  // slot. If numbers have an odd count of pieces, a piece of zeros follows.
   KVASIR_DEVICE void LoadKeys(int32_t block, char* stage) const {
     if (const char* const from = WholeBlock(block); from != nullptr) {
-      // A lane's pieces, of its slot, are two apart.
+      // A lane has every second piece of its slot.
       char* const to = stage + lane_ * kPiece;
       KVASIR_UNROLL
       for (int32_t i = 0; i < kMostKeyPieces / 2; ++i) {
@@ -307,8 +309,8 @@ class MmaRing {
   KVASIR_DEVICE int32_t FirstPiece(const LatentChunkOnDevice& chunk) const {
     return HasNumbers(chunk) ? 2 * warp_ : warp_;
   }
-  // [piece][64 slots][16 bytes] of the warp's one or two pieces, and a word of
-  // each slot.
+  // Loads [piece][64 slots][16 bytes] of the warp's one or two pieces, and a
+  // word of each slot.
   KVASIR_DEVICE void LoadValues(int32_t block, char* stage) const {
     if (loading_.pieces <= 0) return;
     if (const char* const from = WholeBlock(block); from != nullptr) {
@@ -354,12 +356,12 @@ class MmaRing {
     return reinterpret_cast<uint32_t*>(StageParams(stage));
   }
 
-  // What a token reads through the codec, of the split.
+  // The slots of the split that a token reads through the codec.
   KVASIR_DEVICE CodecSlots ReadAsCodes(bool of_keys, int32_t token) const {
     return CodecSlotsOf(ExactOf(device_, of_keys), OwnSlot(item_, token),
                         split_);
   }
-  // Of slot `s` of the split, if any row reads it as an exact row.
+  // The exact row of slot `s` of the split, if some row reads it as one.
   KVASIR_DEVICE int64_t ExactPlace(bool of_keys, int32_t s) const {
     const int64_t slot = split_ + s;
     const ExactSlots slots = ExactOf(device_, of_keys);
@@ -370,16 +372,17 @@ class MmaRing {
     return RowPlaceOf(slots, *item_.sequence, slot);
   }
 
-  // The lane's word of a piece, of its slot or of that 8 further on.
+  // The lane's word of a piece: of its slot, or of the slot `further` on.
   KVASIR_DEVICE uint32_t WordOf(const char* stage, int32_t piece,
                                 int32_t further) const {
     return simt::LoadShared(reinterpret_cast<const uint32_t*>(
         stage + (piece * kWarpSlots + lane_ / 4 + further) * kPiece +
         4 * (lane_ % 4)));
   }
-  // Scales and minima of the slots of a stage, in pairs of neighbours, take
-  // their words' place. Scales are bounded, so that no value is infinite: that
-  // of a slot which a row does not see has the weight 0.
+  // Rearranges the ranges of a stage in place: the scales of two neighbouring
+  // slots become one word, and so do their minima. Scales are limited so that
+  // no value is infinite: for a row that does not see a slot, the weight 0 must
+  // give 0.
   struct alignas(8) PairParams {
     uint32_t scale;
     uint32_t minimum;
@@ -400,22 +403,22 @@ class MmaRing {
     simt::StoreShared(words, pair);
     simt::SyncWarp();
   }
-  // Of slots 8i + {2c, 2c + 1} of a block.
+  // The ranges of slots 8i + {2c, 2c + 1} of a block.
   KVASIR_DEVICE PairParams ParamsAt(char* stage, int32_t i) const {
     return simt::LoadShared(
         reinterpret_cast<const PairParams*>(ParamsOf(stage)) + 4 * i +
         lane_ % 4);
   }
-  // Codes of 32 slots: a lane gets 2 bytes of slots 2c and 2c + 1, then of 8
-  // slots further on, four times.
+  // Loads the codes of 32 slots. A lane gets 2 bytes of slots 2c and 2c + 1,
+  // four times, with slots 8 further each time.
   KVASIR_DEVICE void LoadCodes(const char* stage, int32_t k,
                                uint32_t (&words)[4]) const {
     simt::LoadMatrices<4, /*transposed=*/true>(
         words, stage + (32 * k + lane_) * kPiece);
   }
 
-  // The lane's channel of tile t in the chunk: of its first row of a product,
-  // or of the other.
+  // The channel of the lane's sums of tile t in the chunk: of its first row of
+  // a product, or of the other row.
   KVASIR_DEVICE int32_t ChannelOf(ChunkKind what, int32_t t,
                                   int32_t other) const {
     const int32_t g = lane_ / 4;
@@ -429,7 +432,7 @@ class MmaRing {
     }
   }
 
-  // A result of no slots.
+  // Writes a partial result of no slots.
   KVASIR_DEVICE void ClearPartial() {
     const auto floats = static_cast<int32_t>(device_.partial_floats());
     for (int32_t i = thread_; i < item_.rows() * floats;
@@ -440,7 +443,7 @@ class MmaRing {
     }
   }
 
-  // Behind FindPlaces, and a barrier.
+  // Call it after FindPlaces and a barrier.
   KVASIR_DEVICE void BeginLoads() {
     load_chunk_ = 0;
     load_block_ = KeyBlocks().begin;
@@ -453,20 +456,20 @@ class MmaRing {
 
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
-  char* ring_;     // the warp's [kStages][warp_stage_bytes]
+  char* ring_;     // [kStages][warp_stage_bytes], of the warp
   Place* places_;  // [512]
   const int32_t thread_, warp_, lane_;
 
   Item item_;
   UnitChunks chunks_;
-  SlotRange slots_;  // of the split, that any row sees
-  int64_t split_;    // its first slot
+  SlotRange slots_;  // slots of the split that some row sees
+  int64_t split_;    // first slot of the split
   int32_t first_block_, end_block_;
   int32_t first_whole_, end_whole_;  // blocks whose slots are all seen
-  SideBlocks keys_, values_;         // if `exact`
-  int32_t load_chunk_, load_block_;  // of what is loaded next
+  SideBlocks keys_, values_;         // only if `exact`
+  int32_t load_chunk_, load_block_;  // the next to be loaded
   Loading loading_;
-  char* to_;  // stage, for what is loaded next
+  char* to_;  // the stage to be loaded next
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -1,56 +1,57 @@
-// paged_attention on a GPU: three launches. `attention_divide`, one warp, looks
-// at the sequences and says which items of work there are; `attention`, a grid
-// that stays, takes items as they are numbered; `attention_merge` puts the
-// splits of a row together. A step with prompts, which are sequences of more
-// than kDeviceSplitRows rows, has a fourth: `attention_prefill` computes them
-// where it serves the layer (prefill_attention-inl.h) and where bits of their
-// own are allowed.
+// paged_attention on a GPU has three launches. `attention_divide`, one warp,
+// reads the lengths of the sequences and makes the list of work items.
+// `attention`, a persistent grid, takes items in the order of their numbers.
+// `attention_merge` merges the splits of each row. A step with prompts, which
+// are sequences of more than kDeviceSplitRows rows, has a fourth:
+// `attention_prefill` computes the prompts, if it serves the layer
+// (prefill_attention-inl.h) and prompts may have bits of their own.
 //
-// The host knows how many sequences there are and nothing of their lengths, so
-// the same launches serve every step with as many. An item is the query heads
-// of one HeadUnit and of as many tokens as make up to 8 rows, or 16 where a
-// unit has more heads than that, over all slots that they see or, for sequences
-// of few rows, over some splits of kAttentionSplitSlots: as many as leave eight
-// items to each CTA, at most 8. Borders of splits lie at fixed slots. Which
-// contexts are split follows from the room for partial results: those of the
-// most splits, by powers of two, as long as all of a power fit, and of the next
-// one the first sequences.
+// The host knows how many sequences there are but not their lengths, so the
+// same launches serve every step with as many sequences. An item is the query
+// heads of one HeadUnit for as many tokens as make up to 8 rows (16 if a unit
+// has more than 8 heads). It covers all slots that these see or, for sequences
+// of few rows, some splits of kAttentionSplitSlots: as many as leave about
+// eight items for each CTA, at most 8. Splits begin at fixed slots. The longest
+// contexts are split first. They are grouped by their number of splits, in
+// powers of two; a group is split if the partial results of all its members
+// fit. In the first group that does not fit, sequences are split in order until
+// the room is used.
 //
-// The arithmetic of a row is its own: each split by itself (scores, the maximum
-// of all its slots, weights, sums over its slots in order), then merged in
-// order in float32 (attention_items.h), by the CTA that has all of them or by
-// attention_merge: the same operations on the same numbers. So a row's bits
-// depend neither on the batch nor on chunks, splits or who computes what; a
-// prompt's, where attention_prefill computes it, not on its chunks that are
-// prompts. What is not finite in a slot reaches only rows that see it. A score
-// that is NaN or +inf makes its row NaN; one of -inf weighs nothing, unless all
-// are: NaN too. The bits are not the CPU's. Which of two kernels computes items
-// is a matter of the layer's codecs and of the activations' and exact rows'
-// types, decided once: `attention` by tensor cores (mma_attention-inl.h), or
-// `attention_plain` (plain_attention.h).
+// Each row has its own arithmetic. Each split is computed by itself: scores,
+// the maximum over all its slots, weights, then sums over its slots in order.
+// The splits are merged in order in float32 (attention_items.h), either by the
+// CTA that has all of them or by attention_merge, with the same operations on
+// the same numbers. So a row's bits do not depend on the batch, on chunks, on
+// splits or on which CTA computes it. If attention_prefill computes a prompt,
+// the bits do not depend on how it is chunked, as long as the chunks are
+// prompts. A number that is not finite affects only rows that see its slot. A
+// score of NaN or +inf makes its row NaN. A score of -inf has weight 0, unless
+// all scores are -inf: then the row is NaN too. The bits differ from the CPU's.
+// The kernel for items is chosen once, from the layer's codecs and the types of
+// activations and exact rows: `attention` on tensor cores
+// (mma_attention-inl.h), or `attention_plain` (plain_attention.h).
 //
-// Bytes of a row: its latents up to its own slot, once for all rows of an item;
-// partial results are 4 (out_width + 2) bytes for 512 slots of a head, written
-// and read once (the last two once for 32 channels). Floor: the latents' bytes
-// over the memory's bandwidth.
+// Bytes of a row: its latents up to its own slot, once for all rows of an item.
+// Partial results are 4 (out_width + 2) bytes per 512 slots and head, written
+// once and read once (the last two numbers once per 32 channels). Floor: the
+// latents' bytes over the memory's bandwidth.
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_attention-inl.h"
 #include "kernels/attention/cuda/plain_attention.h"
 #include "kernels/attention/cuda/prefill_attention.h"
 #include "kernels/attention/cuda/prefill_order.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMergeThreads = 128;
-// Contexts of 2^1, 2^2, ... splits and more, as candidates for being split.
+// Groups of contexts: of at least 2^1, 2^2, ... splits.
 constexpr int kLeastSplits = 20;
-// Of an item, which stages its queries once.
+// The most splits of an item. An item stages its queries once.
 constexpr int32_t kMostItemSplits = 8;
 
-// Sum of the lanes below, and in `total` of all so far.
+// The sum of the lanes below. Adds the sum of all lanes to `total`.
 KVASIR_DEVICE int32_t SumBefore(int32_t value, int32_t* total) {
   int32_t sum = value;
   for (uint32_t lanes = 1; lanes < simt::kWarp; lanes *= 2) {
@@ -77,8 +78,8 @@ KVASIR_DEVICE SequenceItems ShapeOf(const AttentionDevice& device,
   return items;
 }
 
-// Items of a sequence of the kernel for prompts; none: the sequence is
-// another's.
+// The items of a sequence for the kernel for prompts. 0: another kernel
+// computes the sequence.
 KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
                                   const AttentionSequence& sequence) {
   if (args.prompt_rows == 0 || sequence.num_rows <= kDeviceSplitRows) return 0;
@@ -88,8 +89,8 @@ KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
       static_cast<uint32_t>(args.device.num_units));
 }
 
-// Partial results of a sequence that may be split, for all heads; at most one
-// more than there is room for.
+// The partial results, for all heads, of a sequence that may be split. At most
+// one more than there is room for.
 KVASIR_DEVICE int32_t PartialsOf(const AttentionDevice& device,
                                  const AttentionSequence& sequence,
                                  const SequenceItems& items) {
@@ -104,7 +105,8 @@ DivideKernel(AttentionKernelArgs args) {
   const AttentionDevice& device = args.device;
   const auto lane = static_cast<int32_t>(simt::Lane());
   const auto warp = static_cast<int32_t>(simt::kWarp);
-  // Of whole numbers, exact up to 2^24: more than there is room for.
+  // Sums of whole numbers, exact up to 2^24, which is more than there is room
+  // for.
   static_assert(kDevicePartialBytes / (4 * 3) < 1 << 24);
   float partials[kLeastSplits] = {};
   for (int32_t s = lane; s < args.num_sequences; s += warp) {
@@ -133,7 +135,7 @@ DivideKernel(AttentionKernelArgs args) {
   const int32_t item_splits = many < 1                 ? 1
                               : many < kMostItemSplits ? many
                                                        : kMostItemSplits;
-  int32_t asked = 0;  // by those of the next power
+  int32_t asked = 0;  // requested so far by the first group that does not fit
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {
     const int32_t s = first + lane;
@@ -183,8 +185,8 @@ PlainKernel(AttentionKernelArgs args) {
   }
 }
 
-// CTAs of `attention` on a multiprocessor, at most: what registers are for.
-// (sm_80 has shared memory for no more than three.)
+// The most CTAs of `attention` on a multiprocessor, which the registers allow.
+// (On sm_80 shared memory has room for only three.)
 constexpr int MmaCtas(int32_t tiles, MmaKind kind, bool exact) {
   if (tiles > 1) return 2;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -200,7 +202,8 @@ MmaKernel(AttentionKernelArgs args) {
   MmaAttention<T, tiles, kind, exact> attention(args);
   SequenceItems* const total = args.items + args.num_sequences;
   const auto count = static_cast<uint32_t>(total->first_item);
-  // Items differ, and multiprocessors: who is done takes the next one.
+  // Items and multiprocessors differ in speed, so a CTA takes its next item
+  // when it is done with one.
   uint32_t i = simt::CtaX();
   while (i < count) {
     const Item item = FindItem(args, static_cast<int32_t>(i));
@@ -209,13 +212,13 @@ MmaKernel(AttentionKernelArgs args) {
                         simt::AtomicAdd(&total->next_item, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // (All have met in Compute.)
+    // All threads met in Compute.
     i = simt::LoadShared(attention.next_item());
     simt::SyncCta();
   }
 }
 
-// What a split's results are multiplied with, and its sum of weights.
+// The factors of a split's results, and its sum of weights.
 struct alignas(16) SplitFactors {
   float total;
   float split;
@@ -223,9 +226,9 @@ struct alignas(16) SplitFactors {
   float unused;
 };
 
-// Factors of 32 splits, each by a lane; those beyond `count` leave all as it
-// is. `max`: of all splits so far. They are Merge's, in its order: the maximum
-// so far is one of the maxima, however it is found.
+// The factors of 32 splits, one per lane. Lanes from `count` on change nothing.
+// `max` is the maximum of all splits so far. The factors are those of Merge, in
+// its order: a running maximum does not depend on how it is computed.
 KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
                                      int64_t out_width, float* max) {
   float own = kNoSlot;
@@ -249,8 +252,8 @@ KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
   return factors;
 }
 
-// Where number `channel` of a head's sums goes, in whichever part; null: it has
-// fewer.
+// The address of number `channel` of a head's sums, in whichever part it is.
+// Null: the head has fewer numbers.
 template <typename T>
 KVASIR_DEVICE T* ResultAt(const AttentionKernelArgs& args, int64_t row,
                           int64_t head, int64_t channel) {
@@ -270,9 +273,9 @@ KVASIR_DEVICE T* ResultAt(const AttentionKernelArgs& args, int64_t row,
   return nullptr;
 }
 
-// A warp to a row, a head and 32 of its channels. Factors of 32 splits are
-// found at a time, and read by all lanes; sums are loaded 16 splits ahead of
-// the chain that adds them up in order.
+// A warp merges 32 channels of one row and head. Lanes compute the factors of
+// 32 splits at a time, which all lanes then read. Sums are loaded 16 splits
+// ahead of the chain that adds them in order.
 template <typename T>
 KVASIR_DEVICE void MergeRow(const AttentionKernelArgs& args, int32_t index,
                             int32_t place, int32_t first_channel) {
@@ -300,7 +303,7 @@ KVASIR_DEVICE void MergeRow(const AttentionKernelArgs& args, int32_t index,
     const int32_t count = items.num_splits - split;
     const SplitFactors of_lane =
         FactorsOf(here + lane * stride, lane < count, device.out_width, &max);
-    simt::SyncWarp();  // all have read those before
+    simt::SyncWarp();  // all have read the previous factors
     simt::StoreShared(factors + lane, of_lane);
     simt::SyncWarp();
     KVASIR_NO_UNROLL
@@ -335,7 +338,8 @@ MergeKernel(AttentionKernelArgs args) {
   const auto heads = static_cast<int32_t>(args.device.num_heads);
   const int32_t count = args.items[args.num_sequences].first_merge * heads;
   const auto ctas = static_cast<int32_t>(simt::CtasX());
-  // Neighbours in other CTAs: few of them use all multiprocessors.
+  // Neighbouring items are in different CTAs, so that even a few items use all
+  // multiprocessors.
   for (auto i = static_cast<int32_t>(simt::CtaX()) +
                 static_cast<int32_t>(simt::Warp()) * ctas;
        i < count; i += kMergeWarps * ctas) {
@@ -344,7 +348,7 @@ MergeKernel(AttentionKernelArgs args) {
   }
 }
 
-// The launch that computes items, whichever kernel does.
+// The launch that computes items, with either kernel.
 KernelLaunch ItemLaunch(const AttentionDevice& device,
                         const Launcher& launcher) {
   KernelLaunch launch;
@@ -365,7 +369,7 @@ KernelLaunch ItemLaunch(const AttentionDevice& device,
   return launch;
 }
 
-// Calls run(kernel) for the instance of a launch.
+// Calls run(kernel) for the launch's instance.
 template <typename T, typename Run>
 void RunMma(const AttentionDevice& device, const Run& run) {
   if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, false>);
@@ -382,7 +386,8 @@ void RunMma(const AttentionDevice& device, const Run& run) {
       return run(MmaKernel<T, 1, MmaKind::kLevels4, false>);
   }
 }
-// Likewise, beside exact rows, for the kinds that AddChunks leaves there.
+// The same for layers with exact rows. AddChunks allows only these kinds for
+// them.
 template <typename T, typename Run>
 void RunExact(const AttentionDevice& device, const Run& run) {
   if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, true>);
@@ -432,7 +437,7 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
       reinterpret_cast<float*>(args.items + launch.sequence_count + 1);
 
   KernelLaunch prompts;
-  // (It takes queries by 16 bytes.)
+  // The kernel for prompts reads queries by 16 bytes.
   if (launch.has_prompts && args.device.prompt_rows > 0 &&
       reinterpret_cast<uintptr_t>(args.q) % 16 == 0) {
     prompts = PromptLaunch(args.device, launcher);

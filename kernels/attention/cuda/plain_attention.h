@@ -1,16 +1,16 @@
 // Attention of an item (attention_items.h) with plain multiply-adds, for any
 // codec and any type of activations. C++17, device code.
 //
-// A CTA of 128 threads takes a split of 512 slots in three passes: all scores,
-// the softmax, all values. Slots come in blocks of 64, channels in chunks of
-// 64, decoded to float32 in shared memory: codes become the numbers they stand
-// for, fma(code, scale, minimum). A thread has one slot (one channel of the
-// values) and half of the rows.
+// A CTA of 128 threads computes a split of 512 slots in three passes: all
+// scores, the softmax, all values. Slots are read in blocks of 64 and channels
+// in chunks of 64. They are decoded to float32 in shared memory: a code becomes
+// fma(code, scale, minimum). A thread has one slot (one channel of the values)
+// and half of the rows.
 //
-// Bytes: a tile's latents once for up to 16 rows, by loads of one number or
-// code each. Operations: two passes through shared memory of 9 loads to 8
-// multiply-adds, and about 20 instructions to a code. This is the way of
-// float32 and of codecs that have no other; it is far from any floor.
+// Bytes: a tile's latents once per up to 16 rows, with loads of one number or
+// code each. Operations: two passes through shared memory with 9 loads per 8
+// multiply-adds, and about 20 instructions per code. This kernel serves float32
+// and the codecs that have no other kernel; it is far from any floor.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -28,7 +28,7 @@ class PlainAttention {
   static constexpr int32_t kBlock = static_cast<int32_t>(kAttentionBlockSlots);
   static constexpr int32_t kSplit = static_cast<int32_t>(kAttentionSplitSlots);
   static constexpr int32_t kChunk = 64;
-  static constexpr int32_t kTileStride = kChunk + 1;  // no bank twice
+  static constexpr int32_t kTileStride = kChunk + 1;  // no bank conflicts
 
   KVASIR_DEVICE explicit PlainAttention(const AttentionKernelArgs& args)
       : args_(args), device_(args.device) {
@@ -55,7 +55,7 @@ class PlainAttention {
       if (slots_.end <= slots_.begin) slots_ = {0, 0};
       split_ = (item.first_split + s) * kSplit;
       if (item.partial >= 0) item_.partial = item.partial + s;
-      // A result of no slots is written all the same.
+      // A partial result is written even if there are no slots.
       if (slots_.end == 0 && item.partial < 0) continue;
       Score();
       simt::SyncCta();
@@ -74,7 +74,7 @@ class PlainAttention {
                      4 * kRows + kBlock) ==
                 kPlainFixedBytes);
 
-  // Calls visit(first slot of a block) for those with slots that are seen.
+  // Calls visit(first slot of a block) for the blocks with slots that are seen.
   template <typename Visit>
   KVASIR_DEVICE void ForBlocks(const Visit& visit) const {
     for (int64_t block = slots_.begin / kBlock * kBlock; block < slots_.end;
@@ -83,8 +83,8 @@ class PlainAttention {
     }
   }
 
-  // Where the block's slots lie; below 0: not seen. Those who read this of the
-  // block before have met since.
+  // Stores the pages of the block's slots; below 0: not seen. There was a
+  // barrier since the previous block's pages were read.
   KVASIR_DEVICE void FindPages(int64_t block) {
     if (static_cast<int32_t>(simt::Thread()) >= kBlock) return;
     const int64_t slot = block + lane_;
@@ -97,26 +97,28 @@ class PlainAttention {
     simt::StoreShared(pages_ + lane_, page);
   }
 
-  // Whether any row reads a visible slot as an exact row, or through the codec.
+  // Whether some row reads a visible slot as an exact row (or through the
+  // codec).
   KVASIR_DEVICE bool Reads(const ExactSlots& exact, bool as_exact,
                            int64_t slot) const {
     const int64_t first = item_.sequence->first_slot + item_.first_token;
     return as_exact ? exact.Has(first, slot)
                     : !exact.Has(first + item_.num_tokens - 1, slot);
   }
-  // The same of the slots of a block: of any that are seen.
+  // The same for the slots of a block that are seen: whether it holds for any.
   KVASIR_DEVICE bool ReadsBlock(const ExactSlots& exact, bool as_exact,
                                 int64_t block) const {
     const SlotRange slots = Both(slots_, {block, block + kBlock});
-    // Neither kind lies in the middle alone: sinks and window are at the ends.
+    // Three slots suffice: sinks and window are at the ends of a context, so
+    // neither kind can be only in the middle of a block.
     return Reads(exact, as_exact, slots.begin) ||
            Reads(exact, as_exact, slots.end - 1) ||
            (!as_exact && slots.begin < exact.sinks && exact.sinks < slots.end &&
             Reads(exact, false, exact.sinks));
   }
 
-  // [64 slots][chunk] of a part from channel `first` on; what is not seen, or
-  // read as something else by all rows, is 0.
+  // Fills the tile [64 slots][chunk] of a part, from channel `first` on. Slots
+  // that are not seen, or that no row reads in this way, are 0.
   KVASIR_DEVICE void FillTile(const DevicePart& part, const ExactSlots& exact,
                               bool as_exact, int64_t block, int32_t first,
                               int32_t channels) {
@@ -162,7 +164,7 @@ class PlainAttention {
     }
   }
 
-  // weights_ = scores, base 2, of all slots that any row sees.
+  // weights_ = scores, base 2, of all slots that some row sees.
   KVASIR_DEVICE void Score() {
     ForBlocks([&](int64_t block) {
       FindPages(block);
@@ -184,7 +186,8 @@ class PlainAttention {
                               int64_t slot) const {
     return exact.Has(item_.sequence->first_slot + item_.TokenOf(row), slot);
   }
-  // Of one kind of rows, if any row of the item reads such in the block.
+  // Adds the scores of one way of reading, if some row of the item reads the
+  // block so.
   KVASIR_DEVICE void AddScores(int64_t block, bool as_exact,
                                float (&scores)[kHalf]) {
     if (!ReadsBlock(device_.key_exact, as_exact, block)) return;
@@ -195,7 +198,8 @@ class PlainAttention {
       for (int32_t first = 0; first < width; first += kChunk) {
         const int32_t channels =
             width - first < kChunk ? width - first : kChunk;
-        // The pages are there, the tile before is done with.
+        // The pages are stored, and all threads are done with the previous
+        // tile.
         simt::SyncCta();
         FillTile(part, device_.key_exact, as_exact, block, first, channels);
         FillQueries(part, first, channels);
@@ -214,7 +218,7 @@ class PlainAttention {
     }
   }
 
-  // Scores to weights, a warp to four rows.
+  // Turns scores into weights. A warp has four rows.
   KVASIR_DEVICE void Weigh() {
     const auto warp = static_cast<int32_t>(simt::Warp());
     const auto lane = static_cast<int32_t>(simt::Lane());
@@ -243,7 +247,7 @@ class PlainAttention {
         const float weight =
             weights[k] == kHidden ? 0.0f : simt::Exp2(weights[k] - max);
         sum += weight;
-        // Its sign says how the value is read.
+        // The sign of a weight says how the value is read.
         const bool exact =
             HasExact(device_.value_exact, row, split_ + 32 * k + lane);
         simt::StoreShared(of_row + 32 * k, exact ? -weight : weight);
@@ -256,8 +260,8 @@ class PlainAttention {
     }
   }
 
-  // Calls visit(part, first channel of a chunk, channels, where the part's sums
-  // begin among a row's).
+  // Calls visit(part, first channel of a chunk, channels, offset of the part's
+  // sums in a row).
   template <typename Visit>
   KVASIR_DEVICE void ForValueChunks(const Visit& visit) const {
     int32_t out = 0;
@@ -305,8 +309,8 @@ class PlainAttention {
                                bool as_exact, int32_t first, int32_t channels,
                                float (&sums)[kHalf]) {
     if (!ReadsBlock(device_.value_exact, as_exact, block)) return;
-    // The pages and, in the first block, the weights are there; the tile before
-    // is done with.
+    // The pages and, in the first block, the weights are stored. All threads
+    // are done with the previous tile.
     simt::SyncCta();
     FillTile(part, device_.value_exact, as_exact, block, first, channels);
     simt::SyncCta();
@@ -318,7 +322,8 @@ class PlainAttention {
         const float weight = simt::LoadShared(
             weights_ + (first_row_ + r) * kSplit + (block - split_) + s);
         const float of_kind = as_exact ? -weight : weight;
-        // (A number that is not finite is none of a row that does not see it.)
+        // A number that is not finite must not affect a row that does not see
+        // it.
         if (of_kind > 0.0f) sums[r] = simt::Fma(of_kind, number, sums[r]);
       }
     }
@@ -353,7 +358,7 @@ class PlainAttention {
   float* weights_;  // [rows][512]: scores, then weights of a split
   float* tile_;     // [64][kTileStride]
   float* q_;        // [rows][64]
-  float* factors_;  // [4][rows]: EndSoftmax's
+  float* factors_;  // [4][rows]: written by EndSoftmax
   int32_t* pages_;  // [64]
   float* sums_;     // [rows][out_width]
   int32_t lane_;    // slot of a block, or channel of a chunk
@@ -361,10 +366,10 @@ class PlainAttention {
 
   Item item_;
   int64_t kv_head_;
-  SlotRange seen_;   // by any row
-  SlotRange slots_;  // of them, in the split
-  int64_t split_;    // its first slot
-  bool merged_;      // a split of the item
+  SlotRange seen_;   // slots that some row sees
+  SlotRange slots_;  // those of them in the split
+  int64_t split_;    // first slot of the split
+  bool merged_;      // a split of the item was merged
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -1,40 +1,44 @@
-// Attention of prompts by tensor cores: of sequences of more than
-// kDeviceSplitRows rows, with the codecs and exact rows that
-// mma_attention-inl.h serves, in items of 128 or 64 rows. C++17, device code.
+// Attention of prompts on tensor cores: sequences of more than kDeviceSplitRows
+// rows, with the codecs and exact rows that mma_attention-inl.h serves, in
+// items of 128 or 64 rows. C++17, device code.
 //
-// A CTA of four warps goes through the slots of an item in blocks of 64, with
-// an online-softmax step for each (FlashAttention-2, section 3): a warp has
-// `tiles` times 16 rows, for which it keeps scores, weights, sums and maxima in
+// A CTA of four warps processes the slots of an item in blocks of 64, with an
+// online-softmax step per block (FlashAttention-2, section 3). A warp has
+// `tiles` times 16 rows, whose scores, weights, sums and maxima it keeps in
 // registers. Rows are the first operand of mma.m16n8k16 and latents the second:
 //   scores: [16 rows][16 channels] [16 channels][8 slots]
 //   values: [16 rows][16 slots] [16 slots][8 channels]
-// Chunks of a block come by asynchronous copies into stages that all warps
-// read; codes among them are made numbers of 16 bits once for all rows, in a
-// tile of shared memory, in the order in which products take them. What codes
-// stand for is found as there: keys are exact, their scale and minimum applied
-// to a run's sums, values are rounded to float16. Blocks that rows read in
-// different ways are visited once for each (prefill_order.h).
+// Chunks of a block are copied asynchronously into stages that all warps read.
+// Codes are converted once for all rows to 16-bit numbers in a tile of shared
+// memory, in the order of the products. They are decoded as in
+// mma_attention-inl.h: keys are exact, with their scale and minimum applied to
+// a run's sums; values are rounded to float16. A block that rows read in
+// different ways is visited once for each way (prefill_order.h).
 //
-// A row's arithmetic is its own: blocks lie at fixed slots, and one that it
-// does not see changes no bit, so that it has the same bits however a prompt is
-// cut into launches and items. They are not those of the decoding kernel, which
-// takes splits of 512 slots and serves prompts too where the bits should be the
-// same (PagedAttentionParamsIn::prompts_as_rows), and units that this one does
-// not: whose values are of more than 128 (or, with 64 rows, 256) channels, or
-// some codes and others not.
+// Each row has its own arithmetic: blocks begin at fixed slots, and a block
+// that the row does not see changes no bit. So it has the same bits however a
+// prompt is divided into launches and items. They differ from the bits of the
+// decoding kernel, which uses splits of 512 slots. That kernel also computes
+// prompts if the bits must be the same
+// (PagedAttentionParamsIn::prompts_as_rows), and units that this kernel does
+// not serve: those with values of more than 128 channels (256 with 64 rows), or
+// with only some values in codes.
 //
-// Layout: as there; rows of queries at whole 16 bytes. Shared memory: stages of
-// 25 KiB, codes' tile of 16, and 2 bytes of a row and channel of its queries:
-// two CTAs to a multiprocessor with heads of 128 channels.
-// Bytes: latents once for 128 (64) rows, from the second-level cache but for
-// the first time: 8K tokens of 32 heads over 8 KV heads of 128 bf16 channels
-// move 4.3 GB of them in a layer. Queries and results once. Operations: 4 of a
-// row, slot and channel, 0.55e12 in such a layer. Shared memory moves for a
-// product (16 x 8 x 16) of scores 192 bytes, of values 128, with 32 rows to a
-// warp: fewer than mma.sync takes time for; with 16 rows 320 and 256.
-// Instructions of a lane beside them, for a block of 64 slots and 256 products:
-// 80 loads of operands, 4.5 for each of 64 scores; of codes about 1.5 for each
-// of 128 numbers. Floor: operations over the tensor cores'.
+// Layout: as in mma_attention-inl.h; rows of queries are aligned to 16 bytes.
+// Shared memory: stages of 25 KiB, a tile of 16 KiB for codes, and 2 bytes per
+// row and channel of queries. A multiprocessor has room for two CTAs with heads
+// of 128 channels.
+//
+// Bytes: latents once per 128 (64) rows, from the second-level cache except for
+// the first time. 8K tokens of 32 heads over 8 KV heads of 128 bf16 channels
+// move 4.3 GB of them in a layer. Queries and results are moved once.
+// Operations: 4 per row, slot and channel, 0.55e12 in such a layer. With 32
+// rows per warp, a product (16 x 8 x 16) moves 192 bytes of shared memory for
+// scores and 128 for values, which takes less time than its mma.sync; with 16
+// rows it moves 320 and 256. Other instructions of a lane for a block of 64
+// slots and 256 products: 80 loads of operands, 4.5 for each of 64 scores, and
+// for codes about 1.5 for each of 128 numbers. Floor: operations over the rate
+// of the tensor cores.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -48,8 +52,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// `tiles` of 16 rows to a warp: 2, of keys without codes or with one run of
-// them; or 1.
+// A warp has `tiles` tiles of 16 rows: 2 if keys have no codes or one run of
+// codes, otherwise 1.
 template <typename T, int32_t tiles>
 class PrefillAttention : PrefillLoads<T, tiles> {
   using Loads = PrefillLoads<T, tiles>;
@@ -97,11 +101,11 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       Loads::kPieceBytes, Loads::kTilePieces;
   using typename Loads::Part, typename Loads::RowReads;
   static constexpr int32_t kSlotTiles = kBlock / 8;
-  // Sums of a warp: slabs of 64 channels.
+  // The sums of a warp are in slabs of 64 channels.
   static constexpr int32_t kSlabs = static_cast<int32_t>(PromptSlabs(kRows));
   static constexpr int32_t kSlabTiles = 8;
   static constexpr int32_t kValueTiles = kSlabs * kSlabTiles;
-  // Scores of several runs are summed apart from those of one.
+  // If keys may have several runs, the scores of a run are summed separately.
   static constexpr bool kRunsApart = tiles == 1;
   static constexpr float kMinusInfinity = -__builtin_inff();
 
@@ -119,7 +123,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       for (int32_t n = 0; n < kSlotTiles; ++n) Clear(scores->d[t][n]);
     }
   }
-  // Weights as first operands: of 16 slots each.
+  // Weights as first operands, of 16 slots each.
   struct Weights {
     uint32_t a[tiles][kBlock / 16][4];
   };
@@ -150,12 +154,12 @@ class PrefillAttention : PrefillLoads<T, tiles> {
                                 const char* stage) {
     Scores* const to = kRunsApart ? &run_ : &score_;
     if (kRunsApart && chunk.starts_run) Clear(to);
-    // Products of a piece, and pieces that the tile has room for.
+    // The products of a piece, and the number of pieces that fit the tile.
     const int32_t products = chunk.kind == ChunkKind::kCodes8 ? 1 : 2;
     const int32_t room = kTilePieces / (2 * products);
     KVASIR_NO_UNROLL
     for (int32_t p = 0; p < chunk.pieces; p += room) {
-      if (p > 0) simt::SyncCta();  // all have left the tile
+      if (p > 0) simt::SyncCta();  // all are done with the tile
       const int32_t left = chunk.pieces - p;
       const int32_t count = left < room ? left : room;
       MakeKeyNumbers<T>(chunk, TableOf(chunk), stage, p, count, Tile());
@@ -172,14 +176,14 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     if (chunk.ends_run) EndRun(chunk, ParamsOf(stage));
   }
 
-  // Adds the products of up to 8 pieces of 8 numbers of the slots with queries
-  // from `column` on.
+  // Adds the products of the slots' numbers, in up to 8 pieces of 8, with the
+  // queries from `column` on.
   KVASIR_DEVICE void Multiply(const char* numbers, int32_t pieces,
                               int32_t column, Scores* to) const {
     if (idle_) return;
-    // Lane 8m + r names row r of matrix m. Of queries: rows 0 to 7 and 8 to 15
-    // of channels 0 to 7, then of 8 to 15. Of slots: 0 to 7 of the lower piece,
-    // of the upper one, then 8 to 15.
+    // Lane 8m + r passes the address of row r of matrix m. Queries: rows 0 to 7
+    // and 8 to 15 of channels 0 to 7, then of channels 8 to 15. Slots: 0 to 7
+    // of the lower piece and of the upper piece, then 8 to 15.
     const int32_t m = Lane() / 8;
     const uint16_t* const queries = Queries() +
                                     (FirstRow() + Lane() % 16) * QueryStride() +
@@ -217,7 +221,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
 
-  // A run's scale and minimum.
+  // Applies a run's scale and minimum.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
                             const uint32_t* params) {
     if (idle_) return;
@@ -254,7 +258,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
 
   // ---- softmax
 
-  // Scores to weights, and sums so far to the new maximum.
+  // Turns scores into weights, and rescales the sums so far to the new maximum.
   KVASIR_DEVICE void Weigh() {
     if (idle_) return;
     if (masked_) Mask();
@@ -268,12 +272,13 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       max = simt::Max(max, simt::ShuffleXor(max, 1));
       max = simt::Max(max, simt::ShuffleXor(max, 2));
       changes = changes || max != max_[r];
-      // (1 where it stays: a block that a row does not see changes no bit.)
+      // The factor is 1 if the maximum stays, so a block that a row does not
+      // see changes no bit.
       factors[r] = simt::Exp2((max_[r] - max) * scale);
       max_[r] = max;
-      // (Finite where no score is, so that what is hidden weighs 0. A weight is
-      // above 1 by what this is rounded: of scores beyond 2^27 it may be
-      // infinite, and the row NaN.)
+      // It is finite even if there is no score, so that hidden scores give
+      // weight 0. Rounding it may make a weight exceed 1: with scores beyond
+      // 2^27 the weight may be infinite, and the row NaN.
       const float scaled = simt::Max(max * scale, kLeastMax);
       float sum = 0.0f;
       ForScores(r, [&](float& score) {
@@ -294,7 +299,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // Calls visit(score) for those of the lane's r-th row.
+  // Calls visit(score) for the scores of the lane's r-th row.
   template <typename Visitor>
   KVASIR_DEVICE void ForScores(int32_t r, const Visitor& visit) {
     KVASIR_UNROLL
@@ -305,11 +310,11 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // What a row does not read so is -inf.
+  // Sets scores of slots that a row does not read in the visit's way to -inf.
   KVASIR_DEVICE void Mask() {
     KVASIR_UNROLL
     for (int32_t r = 0; r < kLaneRows; ++r) {
-      // (One register, where nvcc would have one of each.)
+      // One register for all bits; nvcc would use one register per bit.
       const uint32_t reads = BitsOf(ReadsOfRow(RowOf(r)));
       KVASIR_UNROLL
       for (int32_t n = 0; n < kSlotTiles; ++n) {
@@ -321,7 +326,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // Of the lane's slots: those that a row reads so.
+  // A bit for each of the lane's slots that the row reads in the visit's way.
   KVASIR_DEVICE uint32_t BitsOf(const RowReads& reads) const {
     uint32_t bits = 0;
     KVASIR_NO_UNROLL
@@ -336,7 +341,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
 
   KVASIR_DEVICE void Sum() {
     const bool exact = visit_.values_exact();
-    // (All are of one kind.)
+    // All values are of one kind.
     const bool codes =
         !exact && ChunkOf(chunks_.keys).kind != ChunkKind::kNumbers;
     const Weights weights = codes ? PackedWeights<F16>() : PackedWeights<T>();
@@ -383,18 +388,18 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     return weights;
   }
 
-  // Adds the product of weights and up to 8 pieces of 8 channels of the slots
-  // to sums of a slab.
+  // Adds the product of the weights and up to 8 pieces of 8 channels of the
+  // slots to the sums of a slab.
   template <typename Number>
   KVASIR_DEVICE void AddSlab(int32_t slab, const char* numbers, int32_t pieces,
                              const Weights& weights) {
     if (idle_) return;
-    // Lane 8m + r names row r of matrix m: slots 0 to 7 and 8 to 15 of a piece,
-    // then of the next.
+    // Lane 8m + r passes the address of row r of matrix m: slots 0 to 7 and 8
+    // to 15 of a piece, then of the next piece.
     const int32_t m = Lane() / 8;
     const char* const from =
         numbers + m / 2 * kPieceBytes + (8 * (m % 2) + Lane() % 8) * kPiece;
-    // (Sums are registers, which have no addresses.)
+    // Sums are in registers and cannot be indexed at run time.
     if (slab == 0) return AddAt<Number, 0>(from, pieces, weights);
     if (slab == 1) return AddAt<Number, kSlabTiles>(from, pieces, weights);
     if constexpr (kSlabs > 2) {
@@ -408,7 +413,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   KVASIR_DEVICE void AddAt(const char* from, int32_t pieces,
                            const Weights& weights) {
     if constexpr (DTypeOf<Number>::kValue == DTypeOf<T>::kValue) {
-      // (Codes stand for finite numbers.)
+      // Decoded values are always finite, so this is for numbers only.
       if (masked_) return AddCarefully<at>(from, pieces, weights);
     }
     if (pieces == kMostPieces) return AddWhole<Number, at>(from, weights);
@@ -450,8 +455,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // Of slots that some rows read and others do not: 0 times what is not finite
-  // would not be 0, so that is added apart.
+  // For slots that only some rows read: 0 times a number that is not finite
+  // would not be 0, so such numbers are added separately.
   template <int32_t at>
   KVASIR_DEVICE void AddCarefully(const char* from, int32_t pieces,
                                   const Weights& weights) {
@@ -483,11 +488,12 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // What is not finite of slot 16k + s, to rows that read it.
+  // Adds the numbers of slot 16k + s that are not finite, for the rows that
+  // read it.
   template <int32_t at>
   KVASIR_DEVICE void AddSlotApart(int32_t k, int32_t s, const char* from,
                                   int32_t pieces, const Weights& weights) {
-    // A lane's slots of a word are 2c and 2c + 1, or 8 further on.
+    // The lane's slots in a word are 2c and 2c + 1, or 8 further.
     const uint32_t of_slot =
         s / 2 % 4 == Lane() % 4 ? 0xffffu << (16 * (s % 2)) : 0u;
     KVASIR_UNROLL
@@ -549,7 +555,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       Write<3 * kSlabTiles>(chunk, first, inverse);
     }
   }
-  // A slab's channels, those of the chunk from `first` on.
+  // Writes a slab's channels, which are those of the chunk from `first` on.
   template <int32_t at>
   KVASIR_DEVICE void Write(const LatentChunkOnDevice& chunk, int32_t first,
                            const float (&inverse)[kLaneRows]) const {
@@ -579,10 +585,11 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
 
-  // Scores, then weights; and sums of a run.
+  // score_ has scores, then weights; run_ the sums of a run.
   Scores score_, run_;
   float sum_[tiles][kValueTiles][4];
-  float max_[kLaneRows], weights_[kLaneRows];  // the lane's weights
+  // the lane's share of the sum of weights
+  float max_[kLaneRows], weights_[kLaneRows];
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -1,5 +1,6 @@
-// attention_prefill (prefill_attention-inl.h), for paged_attention_cuda.cu: in
-// a source of its own, since it takes minutes to compile. C++17, host code.
+// Launches attention_prefill (prefill_attention-inl.h) for
+// paged_attention_cuda.cu. It has a source file of its own because it takes
+// minutes to compile. C++17, host code.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -7,8 +8,9 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// CTAs that stay: as many as the shared memory of all multiprocessors has room
-// for (each CTA takes 1024 bytes more), `most` to each.
+// The number of persistent CTAs: as many as fit the shared memory of all
+// multiprocessors, but at most `most` on each. A CTA takes 1024 bytes in
+// addition to its own.
 inline uint32_t StayingCtas(const AttentionDevice& device,
                             uint32_t shared_bytes, int64_t most,
                             const Launcher& launcher) {
@@ -19,10 +21,10 @@ inline uint32_t StayingCtas(const AttentionDevice& device,
                                launcher.multiprocessors());
 }
 
-// Of a layer that has prompt_rows.
+// For a layer with prompt_rows > 0.
 KernelLaunch PromptLaunch(const AttentionDevice& device,
                           const Launcher& launcher);
-// What PromptLaunch says, behind attention_divide.
+// Enqueues the launch that PromptLaunch returned, after attention_divide.
 void LaunchPrompts(const AttentionKernelArgs& args, const KernelLaunch& launch,
                    Launcher& launcher);
 

@@ -1,15 +1,15 @@
 // attention_prefill: the launch of paged_attention (paged_attention_cuda.cu)
-// for prompts. A grid that stays takes items of prefill_attention-inl.h, whose
-// header says bytes, operations and floor.
+// for prompts. The CTAs of a persistent grid take items, which
+// prefill_attention-inl.h computes. Its header gives bytes, operations and
+// floor.
 #include "kernels/attention/cuda/prefill_attention-inl.h"
 #include "kernels/attention/cuda/prefill_attention.h"
 #include "kernels/simt/launch.h"
-#include "kernels/simt/op_table.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// (Two to a multiprocessor: what registers are for.)
+// CTAs per multiprocessor; the registers have room for two.
 constexpr int kPromptCtas = 2;
 
 template <typename T, int32_t tiles>
@@ -21,14 +21,15 @@ PrefillKernel(AttentionKernelArgs args) {
   uint32_t i = simt::CtaX();
   uint32_t* next = attention.next_item();
   while (i < count) {
-    // The last ones first: causal ones have the most slots.
+    // The last items come first: with causal attention they have the most
+    // slots.
     const Item item = FindPromptItem(args, static_cast<int32_t>(count - 1 - i));
     if (simt::Thread() == 0) {
       simt::StoreShared(next, simt::AtomicAdd(&total->next_prompt, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // (All have met in Compute. Who is slow may still read it when the next
-    // one is asked for, which is elsewhere.)
+    // All threads met in Compute. A slow thread may still read this word when
+    // the next index is written, so that goes to the other word.
     i = simt::LoadShared(next);
     next = next == attention.next_item() ? next + 1 : next - 1;
   }

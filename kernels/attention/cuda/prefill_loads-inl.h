@@ -1,9 +1,10 @@
-// What an item of prefill_attention-inl.h reads: its queries, staged in shared
-// memory, and its latents, which come chunk by chunk into stages that all warps
-// read, in the order of prefill_order.h. C++17, device code.
+// Loads what an item of prefill_attention-inl.h reads: queries, which are
+// staged in shared memory, and latents, which are copied chunk by chunk into
+// stages that all warps read, in the order of prefill_order.h. C++17, device
+// code.
 //
-// Places in shared memory are found anew, and of what is loaded next little is
-// kept: a lane's registers are sums.
+// Addresses in shared memory are recomputed and little is kept about the next
+// load, because registers are needed for sums.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -18,7 +19,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 inline constexpr uint32_t kPrefillThreads = 128;
 
-// `tiles` of 16 rows to a warp.
+// A warp has `tiles` tiles of 16 rows.
 template <typename T, int32_t tiles>
 class PrefillLoads {
  protected:
@@ -28,16 +29,15 @@ class PrefillLoads {
   static constexpr int32_t kPiece = 16;  // bytes
   static constexpr int32_t kMostPieces = 8;
   static constexpr int32_t kPieceBytes = kBlock * kPiece;  // of all slots
-  // Behind the pieces, a word of each slot.
+  // After the pieces there is a word of each slot.
   static constexpr int32_t kStageBytes = kMostPieces * kPieceBytes + kBlock * 4;
-  static constexpr int32_t kTilePieces =
-      16;  // of 8 numbers that codes are made
+  static constexpr int32_t kTilePieces = 16;  // of 8 numbers made from codes
   static constexpr int32_t kTileBytes = kTilePieces * kPieceBytes;
   static constexpr int32_t kTableWords = kLevelTableWords;
   static_assert(kStages * kStageBytes + kMmaNextBytes == kPromptFixedBytes);
   static_assert(kTileBytes == kPromptTileBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
-  // A lane's rows: g and g + 8 of each tile.
+  // The lane's rows are g and g + 8 of each tile.
   static constexpr int32_t kLaneRows = 2 * tiles;
 
   KVASIR_DEVICE explicit PrefillLoads(const AttentionKernelArgs& args)
@@ -45,7 +45,7 @@ class PrefillLoads {
     FillLevelTables<T>(device_, Tables());
   }
 
-  // In shared memory, the kernel's: two, by turns.
+  // In shared memory, for the kernel: two words, used in turns.
   KVASIR_DEVICE uint32_t* next_item() const {
     return reinterpret_cast<uint32_t*>(StageAt(kStages));
   }
@@ -58,7 +58,7 @@ class PrefillLoads {
     load_ = order_.First(device_);
     const bool sees = !order_.Done(load_);
     for (int32_t k = 0; sees && k < chunks_.keys; ++k) StageQueries(ChunkOf(k));
-    // All have left stages and sums of the item before.
+    // All threads are done with the stages and sums of the previous item.
     simt::SyncCta();
     if (sees) {
       for (int32_t k = 0; k < chunks_.keys; ++k) SumQueries(k);
@@ -71,7 +71,7 @@ class PrefillLoads {
   KVASIR_DEVICE static char* StageAt(int32_t stage) {
     return simt::Shared() + stage * kStageBytes;
   }
-  // Codes as numbers [16 pieces][64 slots][16 bytes].
+  // The tile of codes converted to numbers [16 pieces][64 slots][16 bytes].
   KVASIR_DEVICE static char* Tile() {
     return simt::Shared() + kPromptFixedBytes;
   }
@@ -104,17 +104,17 @@ class PrefillLoads {
   KVASIR_DEVICE int32_t FirstRow() const {
     return static_cast<int32_t>(simt::Warp()) * 16 * tiles;
   }
-  // The lane's r-th.
+  // The lane's r-th row.
   KVASIR_DEVICE int32_t RowOf(int32_t r) const {
     return FirstRow() + 16 * (r / 2) + 8 * (r % 2) + Lane() / 4;
   }
-  // What the item's tokens read of a side.
+  // The slots of one side that the item's tokens read.
   KVASIR_DEVICE SideReads SideOf(bool of_keys) const {
     return ReadsOf(ExactOf(device_, of_keys), order_.own);
   }
-  // From the first slot that a token of the item sees up to the last one that
-  // another does: of its first and last token what any sees, the other way
-  // around what all see.
+  // The range from the first slot that one token sees to the last slot that
+  // another sees. With the first and the last token, it is what any token sees;
+  // with the last and the first, what all of them see.
   KVASIR_DEVICE Slots SeenBy(int32_t begin_token, int32_t end_token) const {
     const int64_t begin =
         RowSlots(device_, *item_.sequence, item_.first_token + begin_token)
@@ -138,10 +138,11 @@ class PrefillLoads {
           SeenBy(item_.TokenIn(FirstRow()), item_.TokenIn(end_row - 1));
     }
   }
-  // Whether all rows read all slots of the visit so, and the warp any.
+  // Sets whether some row does not read some slot in the visit's way, and
+  // whether no row of the warp reads any.
   KVASIR_DEVICE void Look() {
     const int32_t begin = visit_.block() * kBlock;
-    // (The last block's end is no int32_t.)
+    // The last block's end may exceed an int32_t.
     masked_ = begin < seen_by_all_.begin || seen_by_all_.end - begin < kBlock;
     if (device_.has_exact && !masked_) {
       const Slots slots = {begin, begin + kBlock};
@@ -150,10 +151,11 @@ class PrefillLoads {
     }
     idle_ = begin >= warp_seen_.end || warp_seen_.begin - begin >= kBlock;
   }
-  // What a row reads of a visit, of slots from its first on.
+  // The slots that a row reads, counted from the first slot of the visit's
+  // block.
   struct RowReads {
     Slots seen;
-    Slots keys, values;  // through the codec
+    Slots keys, values;  // read through the codec
 
     KVASIR_DEVICE bool Has(const Visit& visit, int32_t s) const {
       return s >= seen.begin && s < seen.end &&
@@ -179,8 +181,9 @@ class PrefillLoads {
 
   // ---- queries
 
-  // The warp's rows, by 16 bytes: a lane takes every fourth piece of every
-  // eighth row, several at a time, so that stores meet in no bank.
+  // Stages the warp's rows, 16 bytes at a time. A lane has every fourth piece
+  // of every eighth row, and loads several before it stores them, which avoids
+  // bank conflicts.
   KVASIR_DEVICE void StageQueries(const LatentChunkOnDevice& chunk) {
     const int32_t pieces = (chunk.channels + 15) / 16 * 2;
     const int32_t first_row = FirstRow() + Lane() % 8;
@@ -222,7 +225,7 @@ class PrefillLoads {
       }
     }
   }
-  // Sums of a run of keys, a thread to a row.
+  // Sums the queries over a run of keys. A thread has one row.
   KVASIR_DEVICE void SumQueries(int32_t k) {
     const LatentChunkOnDevice& first = ChunkOf(k);
     if (first.kind == ChunkKind::kNumbers ||
@@ -255,11 +258,11 @@ class PrefillLoads {
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
     return device_.chunks[chunks_.first + chunk];
   }
-  // The page of the thread's slot of a block, that is Thread() % 64 there;
-  // below 0: no row sees it.
+  // The page of the thread's slot of a block, which is slot Thread() % 64.
+  // Below 0: no row sees it.
   KVASIR_DEVICE int32_t PageOf(int32_t block) const {
     constexpr auto kSlots = static_cast<uint32_t>(kBlock);
-    // (Behind the last block that there may be it is below 0.)
+    // After the last possible block it is below 0.
     const auto slot = static_cast<int32_t>(
         static_cast<uint32_t>(block) * kSlots + simt::Thread() % kSlots);
     if (slot < order_.seen.begin || slot >= order_.seen.end) return -1;
@@ -267,7 +270,7 @@ class PrefillLoads {
         simt::BitsAs<const int32_t*>(item_.sequence->block_table) +
         Quotient(slot, device_.page_tokens));
   }
-  // A page is asked for a block ahead.
+  // A page number is loaded one block ahead.
   KVASIR_DEVICE void BeginLoads() {
     load_at_ = {0, 0};
     stage_ = 0;
@@ -277,7 +280,7 @@ class PrefillLoads {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(i);
   }
-  // (Each of tiles and of their slots are fewer than 2^16.)
+  // A page has fewer than 2^16 tiles, and a tile fewer than 2^16 slots.
   KVASIR_DEVICE void FindSlot() {
     const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
     const uint32_t in_page = Remainder(slot, device_.page_tokens);
@@ -285,7 +288,7 @@ class PrefillLoads {
     const auto slots = static_cast<uint32_t>(device_.tile_slots);
     place_ = tile << 16 | (in_page - tile * slots);
   }
-  // Asks for a chunk, if there is one left.
+  // Starts the copies of the next chunk, if there is one.
   KVASIR_DEVICE void LoadNext(int32_t stage) {
     if (!order_.Done(load_)) {
       const bool of_keys = load_at_.chunk < chunks_.keys;
@@ -307,14 +310,14 @@ class PrefillLoads {
     next_page_ = PageOf(load_.block() + 1);
     FindSlot();
   }
-  // [piece][64 slots][16 bytes], and a word of each slot. What no row reads is
-  // 0, and so is the half of a last pair of pieces that is not there.
+  // Loads [piece][64 slots][16 bytes], and a word of each slot. Slots that no
+  // row reads are 0. If the count of pieces is odd, a piece of zeros follows.
   KVASIR_DEVICE void LoadLatents(const LatentChunkOnDevice& chunk, bool of_keys,
                                  char* stage) const {
     const int32_t s = Thread() % kBlock;
     bool reads = page_ >= 0;
     if (device_.has_exact) {
-      // (Where all rows read it as an exact row there may be no latent.)
+      // If all rows read the slot as an exact row, there may be no latent.
       const SideReads side = SideOf(of_keys);
       const int32_t slot = load_.block() * kBlock + s;
       reads = reads && slot >= side.sinks && slot < side.codec_end;
@@ -334,7 +337,7 @@ class PrefillLoads {
       simt::StoreShared(reinterpret_cast<uint32_t*>(word), 0u);
     }
   }
-  // Of exact rows, in channel order.
+  // Loads exact rows, in channel order.
   KVASIR_DEVICE void LoadExact(const LatentChunkOnDevice& chunk, bool of_keys,
                                char* stage) const {
     const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
@@ -365,26 +368,26 @@ class PrefillLoads {
       }
     }
   }
-  // What comes at a time: a chunk, or of its exact rows a part.
+  // The unit of loading: a chunk, or a part of its exact rows.
   struct Part {
     int32_t chunk;
     int32_t part;
 
-    KVASIR_DEVICE void Next(bool exact, const LatentChunkOnDevice& of) {
+    KVASIR_DEVICE void Next(bool exact, const LatentChunkOnDevice& loaded) {
       ++part;
-      if (exact && part < PartsOf(of)) return;
+      if (exact && part < PartsOf(loaded)) return;
       part = 0;
       ++chunk;
     }
   };
-  // Pieces of a part.
+  // How many pieces a part has.
   KVASIR_DEVICE static int32_t PartPieces(const LatentChunkOnDevice& chunk,
                                           int32_t part) {
     const int32_t left = chunk.channels / 8 - part * kMostPieces;
     return left < kMostPieces ? left : kMostPieces;
   }
-  // The next chunk: all have what came for it, and have left the stage before,
-  // which is asked for anew, and the tile of numbers.
+  // Waits for the next chunk. All threads are then done with the tile of
+  // numbers and with the previous stage, which is filled again.
   KVASIR_DEVICE char* Step() {
     simt::WaitCopies<kStages - 2>();
     simt::SyncCta();
@@ -407,17 +410,19 @@ class PrefillLoads {
   Item item_;
   UnitChunks chunks_;
   PromptOrder order_;
-  Slots seen_by_all_;  // rows
-  Slots warp_seen_;    // by any of the warp's
+  Slots seen_by_all_;  // slots that all rows see
+  Slots warp_seen_;    // slots that some row of the warp sees
   Visit visit_;
   bool masked_;  // some row does not read some slot of the visit
-  bool idle_;    // no row of the warp sees any
+  bool idle_;    // no row of the warp sees any slot of the block
   int32_t stage_;
-  // What is loaded next, and where the thread's slot of its block lies.
+  // The visit and part that are loaded next, and the place of the thread's slot
+  // in its block.
   Visit load_;
   Part load_at_;
-  int32_t page_, next_page_;  // below 0: no row sees it
-  uint32_t place_;            // tile of the page, and slot of the tile below
+  int32_t page_, next_page_;  // below 0: no row sees the slot
+  uint32_t place_;            // tile of the page in the upper half, slot of the
+                              // tile in the lower half
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -1,6 +1,7 @@
-// Codes of a chunk of 64 slots as the numbers that products of prompts take
-// (prefill_attention-inl.h): pieces of 16 bytes, [piece][slot], as stages have
-// them, made by all threads of a CTA. C++17, device code.
+// Converts the codes of a chunk of 64 slots to the numbers that the matrix
+// products of prompts read (prefill_attention-inl.h). They are pieces of 16
+// bytes, [piece][slot], as in the stages. All threads of a CTA take part.
+// C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
@@ -12,9 +13,10 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 inline constexpr int32_t kPromptBlock =
     static_cast<int32_t>(kAttentionBlockSlots);
 
-// Stages piece `piece` of 8 queries of a chunk of keys, where products take it,
-// whose 16 channels a lane of decoding has in pairs (mma_attention-inl.h): of
-// 16 k + 8 half + 2 c + e of the products, a word of codes has number c.
+// Stages piece `piece` of 8 queries of a chunk of keys, in the order of the
+// products. A lane of the decoding kernel holds 16 channels in pairs
+// (mma_attention-inl.h): number 16 k + 8 half + 2 c + e of the products comes
+// from word c of the codes.
 KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
                                 int32_t piece, uint16_t* row) {
   if (kind == ChunkKind::kNumbers) {
@@ -23,14 +25,14 @@ KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
   }
   const uint32_t(&words)[4] = queries.word;
   if (kind == ChunkKind::kCodes8) {
-    // Pairs of channels by turns.
+    // The pairs of channels alternate between the two halves.
     auto* const to =
         reinterpret_cast<uint64_t*>(row + piece / 2 * 16 + piece % 2 * 4);
     simt::StoreShared(to, words[0] | uint64_t{words[2]} << 32);
     simt::StoreShared(to + 2, words[1] | uint64_t{words[3]} << 32);
     return;
   }
-  // Channel i and the one four further on.
+  // Channel i is paired with channel i + 4.
   uint16_t* const to = row + piece / 4 * 32 + 2 * (piece % 4);
   KVASIR_UNROLL
   for (int32_t i = 0; i < 4; ++i) {
@@ -52,8 +54,9 @@ KVASIR_DEVICE void StorePiece(char* pieces, int32_t piece, int32_t slot,
       numbers);
 }
 
-// `count` pieces of keys from `first` on as numbers of T: of each product of
-// 16 channels the first eight of all slots, then the others.
+// Converts `count` pieces of keys, from `first` on, to numbers of T. For each
+// product of 16 channels, the first eight channels of all slots come first,
+// then the other eight.
 template <typename T>
 KVASIR_DEVICE void MakeKeyNumbers(const LatentChunkOnDevice& chunk,
                                   const uint32_t* table, const char* stage,
@@ -91,8 +94,9 @@ KVASIR_DEVICE void MakeKeyNumbers(const LatentChunkOnDevice& chunk,
   }
 }
 
-// Codes of values as float16 numbers, a word to a piece, in the order in
-// which they leave it (0, 4, 1, 5, ... of 4 bits).
+// Converts codes of values to float16, one word of codes to one piece. The
+// numbers have the order in which conversion yields them (for 4 bits 0, 4, 1,
+// 5, ...).
 KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
                                     const uint32_t* table, const char* stage,
                                     const char* params, char* to) {
@@ -102,7 +106,7 @@ KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
   const uint32_t range =
       simt::LoadShared(reinterpret_cast<const uint32_t*>(params) + slot);
   const uint32_t minimum = simt::PickBytes(range, range, 0x3232u);
-  // Bounded, so that no value is infinite (mma_attention-inl.h).
+  // The scale is limited so that no value is infinite (mma_attention-inl.h).
   const uint32_t most = levels ? chunk.most_scale
                                : simt::FmaPair(F16{}, minimum, chunk.less_scale,
                                                chunk.most_scale);
@@ -142,9 +146,9 @@ KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
   }
 }
 
-// Exact rows of keys, pieces of 8 numbers in channel order, in the order in
-// which products take a chunk of `kind` (StoreQueries); whole groups of 32 or
-// 16 channels, in place.
+// Reorders exact rows of keys in place, from pieces of 8 numbers in channel
+// order to the order of the products of a chunk of `kind` (StoreQueries). Works
+// on whole groups of 32 or 16 channels.
 KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t slot = thread % kPromptBlock;
@@ -153,7 +157,7 @@ KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
   for (int32_t p = thread / kPromptBlock * group; p < pieces;
        p += static_cast<int32_t>(simt::Threads()) / kPromptBlock * group) {
     if (kind == ChunkKind::kCodes8) {
-      // Pairs of channels by turns.
+      // The pairs of channels alternate between the two halves.
       const simt::Vec16 low = PieceOf(stage, p, slot);
       const simt::Vec16 high = PieceOf(stage, p + 1, slot);
       KVASIR_UNROLL
@@ -164,7 +168,7 @@ KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
       }
       continue;
     }
-    // Channel i of each piece and the one four further on.
+    // Channel i of each piece is paired with its channel i + 4.
     simt::Vec16 from[4];
     KVASIR_UNROLL
     for (int32_t i = 0; i < 4; ++i) from[i] = PieceOf(stage, p + i, slot);
@@ -182,7 +186,8 @@ KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
   }
 }
 
-// Likewise of values, beside 4-bit codes: 0, 4, 1, 5, ... of each piece.
+// Reorders exact rows of values in place for 4-bit codes: 0, 4, 1, 5, ... in
+// each piece.
 KVASIR_DEVICE void OrderExactValues(int32_t pieces, char* stage) {
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t slot = thread % kPromptBlock;
@@ -200,7 +205,7 @@ KVASIR_DEVICE void OrderExactValues(int32_t pieces, char* stage) {
   }
 }
 
-// Ones where a number of a pair is finite.
+// A mask of ones for each number of a pair that is finite.
 template <typename T>
 KVASIR_DEVICE uint32_t FiniteMask(uint32_t pair) {
   constexpr uint32_t kExponent =

@@ -1,16 +1,16 @@
-// In which order prefill_attention-inl.h loads and computes what an item reads.
-// C++17, device code.
+// The order in which prefill_attention-inl.h loads and computes what an item
+// reads. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Tokens of an item of prompts.
+// How many tokens an item of prompts has.
 KVASIR_DEVICE int32_t PromptTokens(const AttentionKernelArgs& args) {
   return args.prompt_rows / args.device.most_heads;
 }
-// As FindItem, of those, which are not split.
+// FindItem for items of prompts, which are not split.
 KVASIR_DEVICE Item FindPromptItem(const AttentionKernelArgs& args,
                                   int32_t index) {
   const int32_t s = FindSequence<&SequenceItems::first_prompt>(args, index);
@@ -33,15 +33,15 @@ KVASIR_DEVICE int32_t PartsOf(const LatentChunkOnDevice& chunk) {
   return (chunk.channels + kPromptPartChannels - 1) / kPromptPartChannels;
 }
 
-// Slots of a context from `begin` to `end`, below kAttentionMostSlots.
+// Slots [begin, end) of a context, below kAttentionMostSlots.
 struct Slots {
   int32_t begin;
   int32_t end;
 };
 
-// What tokens of an item read of a side: slots before `sinks`, and from
-// `exact_from` on, some as exact rows; those from `sinks` to `codec_end` some
-// through the codec.
+// How the tokens of an item read one side: some of the slots before `sinks` and
+// from `exact_from` on as exact rows, and some of those from `sinks` to
+// `codec_end` through the codec.
 struct SideReads {
   int32_t sinks;
   int32_t exact_from;
@@ -53,7 +53,7 @@ struct SideReads {
            (slots.end < codec_end ? slots.end : codec_end);
   }
 };
-// Of tokens whose slots are `own`.
+// For tokens whose own slots are `own`.
 KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
   const auto window = static_cast<int32_t>(exact.window);
   SideReads reads = {static_cast<int32_t>(exact.sinks), 0x7fffffff, 0x7fffffff};
@@ -64,9 +64,10 @@ KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
   return reads;
 }
 
-// A block of 64 slots, for those rows and slots that have their key read in one
-// way and their value in one: through the codec, or as an exact row. A block
-// that is read in several ways is visited as often. (One register.)
+// A pass over a block of 64 slots. It computes those rows and slots whose keys
+// are read in one given way and whose values in one given way: through the
+// codec, or as exact rows. A block that is read in several ways is visited
+// several times. Packed into one register.
 struct Visit {
   int32_t bits;
 
@@ -74,11 +75,11 @@ struct Visit {
   KVASIR_DEVICE bool keys_exact() const { return bits & 1; }
   KVASIR_DEVICE bool values_exact() const { return bits & 2; }
 };
-// The visits of an item, block by block; of each the chunks of keys, then those
-// of values, of exact rows in parts.
+// The visits of an item, block by block. A visit reads the chunks of keys, then
+// those of values; exact rows are read in parts.
 struct PromptOrder {
-  Slots seen;  // by any row; end <= begin: none
-  Slots own;   // the tokens'
+  Slots seen;  // slots that some row sees; end <= begin: none
+  Slots own;   // slots of the item's own tokens
 
   KVASIR_DEVICE bool Done(const Visit& at) const {
     return at.block() >= EndBlock();

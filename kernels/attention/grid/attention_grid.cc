@@ -7,9 +7,9 @@
 namespace kvasir::kernels {
 namespace {
 
-// Whole cache lines.
+// Rounds up to whole cache lines.
 int64_t PadLine(int64_t floats) { return (floats + 15) / 16 * 16; }
-// Whole register tiles.
+// Rounds up to whole register tiles.
 int64_t PadTile(int64_t columns) { return (columns + 31) / 32 * 32; }
 
 int64_t WidestGroup(const LatentPartArgs& part) {
@@ -44,8 +44,8 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
              piece.width * place.high_bits, bytes);
 }
 
-// One look at the bytes of all planes where that is no longer than one at each:
-// slots are read in pieces of this size.
+// Reads the bytes of all planes at once if that takes no more reads than each
+// plane by itself. A slot is read in pieces of kPieceBytes.
 void ReadTogether(ChunkBytes* bytes) {
   constexpr int64_t kPieceBytes = 32;
   constexpr int64_t kMostBytes = kChunkChannels;
@@ -68,7 +68,7 @@ void ReadTogether(ChunkBytes* bytes) {
   bytes->together = true;
 }
 
-// Gives numbered pieces of memory, one behind the other.
+// Allocates pieces of scratch, one after another.
 class Divider {
  public:
   int64_t Take(int64_t floats) {
@@ -95,7 +95,7 @@ AttentionGrid::AttentionGrid(const PagedAttentionArgs& params, int threads)
   DivideScratch();
   chunk_begin_.push_back(0);
   span_begin_.push_back(0);
-  // Without lists of heads it is only asked whether it fits.
+  // Fits() passes no lists of heads; it only needs to know whether a row fits.
   if (!fits() || params_.keys[0].group_of_head == nullptr) return;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
     AddChunks(params_.keys[p].latents);
@@ -129,7 +129,7 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
   const auto same_slices = [](const HeadSlice& a, const HeadSlice& b) {
     return a.num_heads == b.num_heads;
   };
-  // Behind these are those of mass, which divide nothing.
+  // The slices after these serve attention mass, which divides nothing.
   const auto end = [](const AttentionGrid& grid) {
     return grid.slices_.begin() +
            static_cast<std::ptrdiff_t>(grid.num_cluster_slices_ +
@@ -155,7 +155,7 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
 }
 
 void AttentionGrid::AddExactParts() {
-  // Parts with exact rows behind those of the cache.
+  // The parts of exact rows follow those of the cache.
   const auto extend = [](const auto* parts, int64_t count, auto* all) {
     all->assign(parts, parts + count);
     for (int64_t p = 0; p < count; ++p) {
@@ -207,9 +207,11 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
     CodeCursor cursor(group);
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const CodeRun& run = group.runs[r];
-      if (run.bits == 0) break;  // the last: nothing is read of it
+      if (run.bits == 0)
+        break;  // 0 bits are in the last run only; nothing is
+                // stored for it
       const CodePlace place = cursor.Next(run);
-      // A run with a range of its own is not cut where it fits into a chunk.
+      // A run with its own range is not divided if it fits into a chunk.
       const bool cut =
           part.static_scale == nullptr &&
           chunk.width + std::min(run.width, kChunkChannels) > kChunkChannels;
@@ -319,7 +321,8 @@ void AttentionGrid::DescribeKey(int64_t index) {
   }
   part.held_width = part.width <= kHeldQueryWidth ? part.width : kChunkChannels;
   if (index >= num_stored_keys_) {
-    // Queries are the same, unless static ranges are inside the others.
+    // Exact rows use the same queries, unless those of the stored part have
+    // static ranges applied.
     const KeyPart& stored = key(index - num_stored_keys_);
     part.shares_queries = from.rebuild != nullptr || !stored.fixed_ranges;
   }
@@ -342,7 +345,7 @@ void AttentionGrid::DescribeValue(int64_t index) {
   const ValuePart* stored =
       index < num_stored_values_ ? nullptr : &value(index - num_stored_values_);
   if (stored != nullptr && !stored->sums_weights) {
-    part.out_offset = stored->out_offset;  // the same sums go on
+    part.out_offset = stored->out_offset;  // exact rows continue the same sums
   } else {
     part.out_offset = out_width_;
     out_width_ += PadTile(part.lifted ? lift->dims : WidestGroup(from));
@@ -358,8 +361,8 @@ void AttentionGrid::DescribeValue(int64_t index) {
   values_.push_back(part);
 }
 
-// Tiles of rebuilt keys and lifted values: one for each part, or one for all of
-// a side.
+// Places the tiles of rebuilt keys and lifted values. If `own`, each part has a
+// tile of its own; otherwise the parts of a side share one.
 void AttentionGrid::PlaceTiles(bool own) {
   own_tiles_ = own;
   key_tiles_ = 0;
@@ -465,8 +468,9 @@ int64_t AttentionGrid::MostRows() const {
   return fit;
 }
 
-// Rather no tiles of their own than no angles, which decoding needs more; but
-// values are lifted for prompts.
+// Decoding needs angles for all heads more than it needs a tile per part, so it
+// gives up the tiles first. Values are lifted for prompts, so they give up the
+// angles first.
 void AttentionGrid::ChooseRows() {
   PlaceTiles(true);
   max_rows_ = MostRows();
@@ -510,7 +514,8 @@ void AttentionGrid::DivideScratch() {
   }
 }
 
-// Keys turn by angles that are held and are those of every head.
+// Whether keys turn by angles that are held and that are the same for all
+// heads.
 bool AttentionGrid::SharesAngles() const {
   bool shares = false;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
@@ -522,7 +527,7 @@ bool AttentionGrid::SharesAngles() const {
   return shares && holds_angles_;
 }
 
-// Heads that share a group in any part belong together.
+// A cluster is the heads that share a group in any part.
 std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
   const auto heads = static_cast<size_t>(params_.num_kv_heads);
   std::vector<size_t> root(heads);
@@ -578,15 +583,15 @@ std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
   return clusters;
 }
 
-// Few rows are read for longer than they are computed: a block's latents come
-// from memory much faster where many of them lie side by side (measured: runs
-// of 64 KiB take 0.8 of the time of those of 16 KiB).
-// In pages of less than a block its slots of neighbouring groups are apart.
+// With few rows, reading takes longer than computing. A block's latents come
+// from memory much faster if many of them are adjacent (measured: runs of 64
+// KiB take 0.8 of the time of runs of 16 KiB). In pages of less than a block,
+// the block's slots of neighbouring groups are not adjacent.
 void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const int64_t count = num_clusters_;
   std::vector<int64_t> set;
-  // All sizes that ClustersTogether may choose.
+  // All sizes that ClustersTogether may return.
   for (int64_t size = 2; size / 2 < count; size *= 2) {
     const size_t first_slice = slices_.size();
     const int64_t num_sets = (count + size - 1) / size;
@@ -604,15 +609,15 @@ void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   }
 }
 
-// In slots read by rows.
+// The number of slots that rows read.
 int64_t AttentionGrid::WorkOf(const AttentionSequence& sequence) const {
   const AttentionUnit rows = {&sequence, nullptr, 0, sequence.num_rows};
   const VisibleRange slots = UnitSlots(params_, rows);
   return std::max<int64_t>(slots.end - slots.begin, 0) * sequence.num_rows;
 }
 
-// A power of two, so that sequences of about one length share their sets; the
-// first that is not below the number of clusters stands for all of them.
+// A power of two, so that sequences of similar length use the same sets. The
+// first power that is not below the number of clusters stands for all clusters.
 int64_t AttentionGrid::ClustersTogether(const AttentionSequence& sequence,
                                         int64_t work_of_all) const {
   const int64_t work = WorkOf(sequence);
@@ -687,7 +692,8 @@ AttentionGrid::Cut AttentionGrid::CutOf(const AttentionSequence& sequence,
       return {slices_.data() + sets.first_slice, sets.num_slices, 1};
     }
   }
-  // Many rows pay for a tile that was made best if they are of one head.
+  // With many rows, a rebuilt tile pays best if all rows of the unit are of one
+  // KV head.
   const bool by_head =
       makes_tiles() && sequence.num_rows * widest_cluster_ > max_rows_;
   Cut cut;
@@ -702,8 +708,9 @@ AttentionGrid::Cut AttentionGrid::CutOf(const AttentionSequence& sequence,
   return cut;
 }
 
-// In how many units the panels of a sequence are divided for each slice: as few
-// as hold them and leave threads idle for a small part of the time.
+// The number of units into which the panels of a sequence are divided, for each
+// slice. It is the least number that holds all panels and leaves threads idle
+// for only a small part of the time.
 int64_t AttentionGrid::SharesOf(int64_t panels, int64_t num_slices) const {
   int64_t shares = (panels + max_panels_ - 1) / max_panels_;
   for (; shares < panels; ++shares) {

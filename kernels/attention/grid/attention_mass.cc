@@ -57,7 +57,8 @@ void AttentionGrid::PlanMass(
         AddSlices(of_unit);
         continue;
       }
-      // Tiles that are made serve many panels of one KV head.
+      // If keys are rebuilt or values lifted, a tile serves many panels of one
+      // KV head.
       for (const int64_t j : of_unit) AddSlices({j});
     }
     unit.num_slices = static_cast<int64_t>(slices_.size()) - unit.first_slice;
@@ -73,7 +74,7 @@ void AttentionGrid::PlanMass(
     mass_.units.push_back(unit);
   }
   mass_.tile.factors = tile_rows * kAttentionSplitSlots;
-  // Or factors of all query heads.
+  // Or the factors of all query heads, if weights are kept.
   const int64_t floats = std::max(
       mass_.tile.factors + tile_rows * kBlocksOfSplit, params_.num_heads);
   mass_.tile.floats = (floats + 15) / 16 * 16;

@@ -1,73 +1,74 @@
 // How a launch adds attention mass to slots: which heads belong to a unit of
-// eviction, what is kept of their weights, and how the work is cut. Host tables
-// only; knows no instruction set. C++17.
+// eviction, which of their weights are kept, and how the work is divided. Host
+// tables only, the same for every instruction set. C++17.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 
 namespace kvasir::kernels {
 
 inline constexpr int64_t kBlocksOfSplit =
     kAttentionSplitSlots / kAttentionBlockSlots;
-// Rows (query heads times queries) whose weights over a split are held before
-// they are added up: a quarter of a second-level cache with them.
+// The most rows (query heads times queries) whose weights over a split are held
+// before they are added up. Their weights take a quarter of a second-level
+// cache.
 inline constexpr int64_t kMassTileRows = 256;
 
 // A unit of eviction in a launch.
 struct MassUnit {
   int64_t unit = 0;         // in the metadata
-  int64_t first_slice = 0;  // of the grid's: together its query heads
+  int64_t first_slice = 0;  // these slices of the grid have all its query heads
   int64_t num_slices = 0;
   int64_t first_head = 0;    // in MassPlan::heads
   int64_t num_heads = 0;     // query heads
-  int64_t tile_queries = 0;  // that are scored together
+  int64_t tile_queries = 0;  // queries that are scored together
 };
 
-// Weights of a tile over a split. Offsets in floats.
+// The weights of a tile over a split. Offsets in floats.
 struct MassTile {
   int64_t weights = 0;  // [rows, 512]
-  // [rows, blocks of a split]: what brings a block's weights to shares of all;
-  // kUnseen where the row sees nothing of the block.
+  // [rows, blocks of a split]: the factors that turn a block's weights into
+  // shares of the softmax's sum; kUnseen if the row sees nothing of the block.
   int64_t factors = 0;
   int64_t floats = 0;
 };
 inline constexpr float kUnseen = -1.0f;
 
-// Of a grid; constant after load.
+// The plan of a grid. It is constant after load.
 struct MassPlan {
   std::vector<MassUnit> units;
-  std::vector<int64_t> heads;  // query heads, unit by unit, each ascending
-  std::vector<int64_t> rank;   // [Hq]: place among its unit's
+  std::vector<int64_t> heads;  // query heads by unit, ascending in each
+  std::vector<int64_t> rank;   // [Hq]: index among the heads of its unit
   MassTile tile;
-  // Of the launch's memory, in floats.
-  int64_t maxima = 0;    // [rows, Hq], of the softmax
-  int64_t inverses = 0;  // [rows, Hq]: 1 / its sum
-  int64_t weights = 0;   // those that are kept
-  // [rows] int64: units of the row's sequence that are still to be computed,
-  // if its weights are kept.
+  // Offsets in the launch's memory, in floats.
+  int64_t maxima = 0;    // [rows, Hq]: maxima of the softmax
+  int64_t inverses = 0;  // [rows, Hq]: 1 / sums of the softmax
+  int64_t weights = 0;   // weights that are kept
+  // [rows] int64: how many units of the row's sequence are still to be
+  // computed, if its weights are kept.
   int64_t pending = 0;
   int64_t tiles = 0;   // [threads] of MassTile
-  int64_t floats = 0;  // of all
+  int64_t floats = 0;  // total
 
   bool any() const { return !units.empty(); }
 };
 
-// What is kept of a block of a sequence of one row: weights [Hq, 64], then the
-// maxima that they count from [Hq].
+// The record that is kept of a block for a sequence of one row: weights [Hq,
+// 64], then the maxima that they are relative to [Hq].
 inline int64_t KeptBlockFloats(int64_t num_heads) {
   return (num_heads * (kAttentionBlockSlots + 1) + 15) / 16 * 16;
 }
-// Blocks of slots [begin, end) and those before them back to a block's start.
+// The number of blocks that hold slots [begin, end).
 inline int64_t BlocksOf(VisibleRange slots) {
   const int64_t first = slots.begin / kAttentionBlockSlots;
   return slots.end <= slots.begin
              ? 0
              : (slots.end - 1) / kAttentionBlockSlots + 1 - first;
 }
-// Where the record of the block of slot `slot` begins, behind weights_at.
+// The offset from weights_at of the record of the block that holds `slot`.
 inline int64_t KeptBlockOffset(int64_t num_heads, VisibleRange slots,
                                int64_t slot) {
   return (slot / kAttentionBlockSlots - slots.begin / kAttentionBlockSlots) *
@@ -78,7 +79,8 @@ inline bool KeepsWeights(const AttentionSequence& sequence) {
          sequence.first_counted_row == 0;
 }
 
-// A split of a sequence's slots for one unit, or for all if weights are kept.
+// One split of a sequence's slots, for one unit, or for all units if weights
+// are kept.
 struct MassItem {
   const AttentionSequence* sequence = nullptr;
   int64_t first_unit = 0;  // in MassPlan::units
@@ -86,14 +88,14 @@ struct MassItem {
   int64_t split = 0;
 };
 
-// Walks over all items of a launch, in one fixed order; maybe without those of
-// sequences whose weights are kept.
+// Iterates over all items of a launch in one fixed order. It can skip sequences
+// whose weights are kept.
 class MassCursor {
  public:
   MassCursor(const PagedAttentionArgs& params, const MassPlan& plan,
              bool skips_kept)
       : params_(params), plan_(plan), skips_kept_(skips_kept) {}
-  // Moves forward to item `index`; false when there are fewer.
+  // Moves forward to item `index`. Returns false if there are fewer.
   bool MoveTo(int64_t index, MassItem* item);
 
  private:
@@ -104,7 +106,7 @@ class MassCursor {
   int64_t first_ = 0;  // index of the sequence's first item
 };
 
-// Slots that any counted row of a sequence sees.
+// The slots that any counted row of a sequence sees.
 inline VisibleRange CountedSlots(const PagedAttentionArgs& params,
                                  const AttentionSequence& sequence) {
   if (sequence.first_counted_row >= sequence.num_rows) return {0, 0};

@@ -1,5 +1,5 @@
-// How often paged_attention reads a sequence's slots: what its keys' rebuilding
-// costs. Host arithmetic. C++17.
+// How often paged_attention reads a sequence's slots, which determines the cost
+// of rebuilding keys. Host arithmetic. C++17.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace kvasir::kernels {
 
-// Slots that a launch reads for one KV head of the sequence, those of every
-// tile of its queries together: a tile rebuilds for itself. `grid` fits; the
-// sequence's tables are not looked at.
+// The number of slots that a launch reads for one KV head of the sequence,
+// summed over the tiles of its queries, because each tile rebuilds its own
+// keys. `grid` must fit; the sequence's tables are not read.
 int64_t SlotsReadByTiles(const AttentionGrid& grid,
                          const AttentionSequence& sequence);
 
-// What a launch does to make keys or values of the sequence's slots, where a
-// slot costs head_work[j] for KV head j [Hkv]. A KV head whose query heads are
-// in several slices is made for each of them.
+// The work of making keys or values of the sequence's slots, if a slot costs
+// head_work[j] for KV head j [Hkv]. A KV head whose query heads are in several
+// slices is made for each of them.
 double WorkOnTiles(const AttentionGrid& grid, const AttentionSequence& sequence,
                    const double* head_work);
 

@@ -7,8 +7,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// Slots that the units of a launch read for the KV head of the first query
-// head.
+// The slots that a launch's units read for the KV head of the first query head.
 int64_t SlotsOfUnits(const PagedAttentionArgs& params) {
   const AttentionGrid grid(params);
   UnitCursor cursor(grid);
@@ -23,7 +22,7 @@ int64_t SlotsOfUnits(const PagedAttentionArgs& params) {
   return slots;
 }
 
-// What its units do, where a slot costs j + 1 for KV head j.
+// The work of the launch's units, if a slot costs j + 1 for KV head j.
 double WorkOfUnits(const PagedAttentionArgs& params) {
   const AttentionGrid grid(params);
   UnitCursor cursor(grid);
@@ -58,7 +57,7 @@ LatentSpec Spec(RebuildSpec rebuild, std::vector<int32_t> groups) {
   return spec;
 }
 
-TEST(AttentionTilesTest, SlotsAreThoseOfTheUnitsThatRun) {
+TEST(AttentionTilesTest, SlotsReadEqualThoseOfTheLaunchedUnits) {
   const RebuildSpec whole = {.dims = 64, .num_pairs = 32};
   for (const int64_t window : {0, 100}) {
     for (const LatentSpec& each :
@@ -117,11 +116,11 @@ TEST(AttentionGridTest, RowsAreDividedFurtherForMoreThreadsThanHeads) {
   EXPECT_EQ(fewest, units(2));
   EXPECT_EQ(fewest, units(4));
   EXPECT_LT(fewest, units(32));
-  // Enough for any number of threads, but no less than a panel each.
+  // A larger number of threads makes no more units than panels.
   EXPECT_EQ(units(1000), units(2000));
 }
 
-// What a step divides for one layer serves the others.
+// A step's division for one layer serves all layers of the same shape.
 TEST(AttentionGridTest, LayersOfOneShapeDivideAlike) {
   const LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0, 1, 1});
   LatentCache one(spec, {1}, 4);
@@ -148,7 +147,8 @@ TEST(AttentionGridTest, LayersOfOneShapeDivideAlike) {
   EXPECT_FALSE(AttentionGrid(params, 2).DividesAs(AttentionGrid(heads, 2)));
 }
 
-TEST(AttentionTilesTest, ADecodedTokenReadsItsContextOnceAndAChunkMoreOften) {
+TEST(AttentionTilesTest,
+     ADecodedTokenReadsItsContextOnceAndAChunkSeveralTimes) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 0, 0, 0}), {1}, 4);
   const PagedAttentionArgs params = cache.Params();
   const AttentionGrid grid(params);
@@ -159,7 +159,7 @@ TEST(AttentionTilesTest, ADecodedTokenReadsItsContextOnceAndAChunkMoreOften) {
   EXPECT_LT(chunk, 1000 * 1000 / 2 / 10);
 }
 
-// More query heads of a KV head than a panel has rows.
+// A KV head has more query heads than a panel has rows.
 TEST(AttentionTilesTest, AKvHeadInTwoSlicesIsMadeForEach) {
   LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0});
   spec.num_heads = 400;

@@ -1,23 +1,23 @@
-// Where the exact rows of a block's slots lie. C++17.
+// Finds the exact rows of a block's slots in memory. C++17.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "kernels/attention/grid/attention_grid.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 
 namespace kvasir::kernels {
 
-// Threads: one.
+// Threads: used by one.
 class BlockExactRows {
  public:
-  // Another block, or others of its slots.
+  // Call it before another block, or before other slots of the block.
   void Start() { found_ = nullptr; }
 
-  // Of the slots [begin, end) of a block and a group of their side: the first
-  // byte of each row, and the end of what may be read behind it. Rows in side
-  // pages are looked up once for all groups of a side.
+  // For the slots [begin, end) of a block and one group: finds the first byte
+  // of each row, and the end of the bytes that may be read after it. Rows in
+  // side pages are looked up once for all groups of a side.
   void Find(const AttentionSequence& sequence,
             const AttentionGrid::ExactPart& exact, int64_t group, int64_t block,
             int64_t begin, int64_t end, const char** rows,
@@ -37,7 +37,7 @@ class BlockExactRows {
         }
         continue;
       }
-      // Nobody reads what stands for slots between sinks and window.
+      // For slots between sinks and window this is row 0, which is never read.
       const int64_t row = std::max<int64_t>(0, block + i - sequence.first_slot);
       rows[i] = SlotAddress(*exact.fresh, exact.fresh->groups[group].codes, 0,
                             sequence.first_row + row);
@@ -63,14 +63,14 @@ class BlockExactRows {
     }
   }
 
-  // Rows of a group are as far apart as whole rows: their beginnings are asked
-  // for together, of all the block's.
+  // Rows of a group are as far apart as whole rows, so the starts of all rows
+  // of the block are prefetched together.
   static constexpr int64_t kLineBytes = 64;
   static constexpr int64_t kAheadBytes = 4 * kLineBytes;
 
   const ExactSlots* found_ = nullptr;
   bool in_ring_[kAttentionBlockSlots];
-  int64_t rows_[kAttentionBlockSlots];  // in bytes of the rings' arena
+  int64_t rows_[kAttentionBlockSlots];  // offsets in the arena of the rings
   int64_t page_ends_[kAttentionBlockSlots];
 };
 

@@ -13,8 +13,8 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// The bytes that a slot has in a region, side by side: where they lie, or
-// gathered from granules.
+// The bytes of a slot in a region as one array: in place, or gathered from
+// granules.
 class SlotBytes {
  public:
   SlotBytes(const LatentPartArgs& part, const TileRegion& region, int64_t page,
@@ -43,14 +43,15 @@ class SlotBytes {
   const char* bytes_;
 };
 
-// A slot's latent.
+// The latent of a slot.
 struct Latent {
-  Latent(const LatentPartArgs& in, const LatentGroup& of, int64_t page,
-         int64_t slot)
+  Latent(const LatentPartArgs& in, const LatentGroup& latent_group,
+         int64_t page, int64_t slot)
       : part(&in),
-        group(&of),
-        codes(in, of.codes, page, slot, CodesBytes(in, of)),
-        ranges(in, of.params, page, slot, ParamsBytes(in, of)) {}
+        group(&latent_group),
+        codes(in, latent_group.codes, page, slot, CodesBytes(in, latent_group)),
+        ranges(in, latent_group.params, page, slot,
+               ParamsBytes(in, latent_group)) {}
 
   const LatentPartArgs* part;
   const LatentGroup* group;
@@ -73,14 +74,14 @@ void ForRuns(const LatentGroup& group, const Visit& visit) {
   }
 }
 
-// What a code stands for, before its range.
+// The number of a code before its range is applied.
 float CodeOf(const Latent& latent, const CodePlace& place, int64_t index) {
   const unsigned code = ReadCode(latent.codes.as<uint8_t>(), place, index);
   return latent.part->num_levels > 0 ? latent.part->levels[code]
                                      : static_cast<float>(code);
 }
 
-// Of run r.
+// The range of run r.
 struct SlotRange {
   float scale;
   float minimum;
@@ -138,7 +139,7 @@ float Dot(const float* a, const Latent& latent) {
                                               : DotCodes(a, latent);
 }
 
-// The latent's numbers, as the codec stands for them.
+// Decodes all numbers of the latent.
 void ReadNumbers(const Latent& latent, float* numbers) {
   if (latent.group->num_runs == 0) {
     VisitDType(latent.part->dtype, [&](auto type) {
@@ -210,26 +211,27 @@ std::vector<float> LiftValue(const ValueLiftArgs& lift, int64_t kv_head,
   return value;
 }
 
-// One value part of a row: what is summed so far, not yet normalised.
+// The sums so far of one value part for one row, before normalisation.
 struct ValueSum {
   const AttentionValuePartArgs* part;
   const LatentGroup* group;
   int64_t kv_head;
-  // Static ranges beside exact rows.
+  // True for static ranges in a part that also has exact rows.
   bool sums_weights = false;
-  std::vector<float> out = {};     // [R'], or [d] where values are lifted
-  std::vector<float> minima = {};  // [runs], of ranges in slots; weights
+  std::vector<float> out = {};     // [R'], or [d] if values are lifted
+  std::vector<float> minima = {};  // [runs] if ranges are in slots; or the sum
+                                   // of weights
   std::vector<float> exact = {};   // [R'], with sums_weights
 
   void Add(float weight, const Latent& latent);
   void AddNumbers(float weight, const Latent& latent, std::vector<float>* to);
-  // Brings what is summed to another maximum.
+  // Rescales the sums to another maximum.
   void Correct(float factor) {
     for (std::vector<float>* sums : {&out, &minima, &exact}) {
       for (float& sum : *sums) sum = sum * factor;
     }
   }
-  // Of a block: lane i adds slots i, i + 16, ...
+  // Adds a block: lane i adds slots i, i + 16, ...
   void AddMinima(const float* weights, const std::vector<Latent>& latents,
                  int64_t first);
   void EndSplit();
@@ -266,7 +268,8 @@ void ValueSum::Add(float weight, const Latent& latent) {
   });
 }
 
-// `latents` are of the block's slots from `first` on; only codes count.
+// `latents` are those of the block's slots from `first` on. Only codes have
+// minima.
 void ValueSum::AddMinima(const float* weights,
                          const std::vector<Latent>& latents, int64_t first) {
   const bool in_slots = part->latents.static_scale == nullptr;
@@ -305,11 +308,11 @@ void ValueSum::EndSplit() {
   }
 }
 
-// Softmax so far: maximum, sum and unnormalised output.
+// The softmax so far: maximum, sum and unnormalised output.
 struct Partial {
   float max = kLowest;
   float sum = 0.0f;
-  std::vector<ValueSum> values;  // of each part
+  std::vector<ValueSum> values;  // one for each part
 };
 
 // One row and head, with its slots.
@@ -327,11 +330,13 @@ class Row {
         slots_(VisibleSlots(params, sequence, row)) {}
 
   void Attend();
-  // Behind it: adds the shares of the visible slots to their mass.
+  // Call it after the output is computed. Adds the visible slots' shares of the
+  // softmax to their mass.
   void AddMass() const;
 
  private:
-  // What a slot's latent is read from, with the exact slots of its side.
+  // The latent from which the row reads a slot. `exact` has the exact slots of
+  // its side.
   template <typename Part>
   Latent Find(const Part& part, const ExactSlots& exact, int64_t slot) const {
     if (!exact.Has(sequence_.first_slot + row_, slot)) {
@@ -378,7 +383,7 @@ class Row {
   float* const out_;
   const VisibleRange slots_;
 
-  // Of each visible slot; of the total.
+  // The weight of each visible slot; max_ and sum_ are those of all slots.
   struct Weight {
     float weight;
     float block_max;

@@ -10,7 +10,7 @@
 #include "kernels/cuda/testing/fake_runtime.h"
 #include "kernels/emulation/emulator.h"
 #include "kernels/emulation/testing/test_device.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 
 namespace kvasir::kernels {
 namespace {

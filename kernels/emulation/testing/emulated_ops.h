@@ -12,7 +12,7 @@
 #include "kernels/device/workspace.h"
 #include "kernels/emulation/emulated_device.h"
 #include "kernels/emulation/testing/test_device.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 #include "kernels/testing/op_test_util.h"
 
 namespace kvasir::kernels::emulation {

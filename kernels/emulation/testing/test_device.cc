@@ -6,7 +6,7 @@
 
 #include "base/machine.h"
 #include "kernels/emulation/emulated_device.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 
 namespace kvasir::kernels::emulation {
 namespace {

@@ -67,7 +67,7 @@ def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver, monke
     by = {row["plan"]: (row["attended_by"], row["why"]) for row in figures["attention"]}
     assert by["dense-bf16"] == by["rap-50"] == ("attention", "")
     # Runs of 16 codes of 4 bits.
-    assert by["rap-50-4bit"] == ("attention_plain", "keys: codes of other than 8 or 4 bits, or runs of no whole pieces")
+    assert by["rap-50-4bit"] == ("attention_plain", "keys: codes do not have 8 or 4 bits, or runs are not whole pieces")
     assert figures["machine"]["numerics"] == "emulated" == figures["decode"][0]["numerics"]
     dense, eight, four = (row["bytes"] for row in figures["attention"][:3])
     assert dense > eight > four > 0.2 * dense

@@ -69,7 +69,7 @@ def test_what_grows_more_fails_by_its_name(run, now, named):
 def test_a_kernel_that_is_not_in_the_table_or_is_no_more_fails(run):
     code, _ = run((40, 0, 8, 1024), (60, 0, 8, 1024), stem="rope_cuda")
     assert "rope: NormKernel<float, 4> is not in ptxas.txt" in code
-    assert "norm: NormKernel<float, 4> is in ptxas.txt and no kernel any more" in code
+    assert "norm: NormKernel<float, 4> is in ptxas.txt but no longer a kernel" in code
     assert "--write" in code
 
 
@@ -93,7 +93,7 @@ def test_what_is_written_passes_and_another_nvcc_is_not_compared(run):
     assert run((50, 0, 0, 0), (70, 0, 0, 16))[0] == ""
     run.nvcc.write_text("#!/bin/sh\necho 'release 13.1, V13.1.80'\n")
     code, out = run((200, 0, 0, 0), (70, 0, 0, 16))
-    assert code == "" and "not compared: ptxas.txt is of nvcc 13.0, this is 13.1" in out
+    assert code == "" and "not compared: ptxas.txt was written with nvcc 13.0, this is 13.1" in out
 
 
 def test_without_reports_the_test_is_skipped_and_says_why():

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cache/layout/layout.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "plan/resolved_plan.h"
 
 namespace kvasir::worker {

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cache/layout/layout.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/device/allocator.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"

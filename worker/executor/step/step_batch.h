@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/sampling/sample.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 #include "worker/executor/pages/sequence_table.h"

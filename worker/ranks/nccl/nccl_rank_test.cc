@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
 #include "kernels/emulation/emulated_device.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
 #include "worker/collective/in_process_group.h"

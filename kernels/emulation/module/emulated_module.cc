@@ -14,7 +14,7 @@
 #include "kernels/device/device_interface.h"
 #include "kernels/device/device_module.h"
 #include "kernels/emulation/emulated_device.h"
-#include "kernels/simt/op_table.h"
+#include "kernels/op_table/op_table.h"
 
 namespace kvasir::kernels::emulation {
 namespace {

@@ -1,5 +1,5 @@
-// The rows of a unit of attention, or of a panel of it: which token and head
-// each is, and where its numbers are. C++17.
+// The rows of a unit of attention, or of a panel of it: the token and the head
+// of each row, and the place of its numbers. C++17.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,14 @@ struct RowRange {
   int64_t size() const { return end - begin; }
 };
 
-// How slots that a row sees are read: anyhow, through the codec, or as exact
-// rows, of sinks or of the window. Which slots these are is a side's own.
+// How a row reads a slot: in any way, through the codec, or as an exact row of
+// the sinks or of the window. Keys and values may differ in which slots these
+// are.
 enum class ReadAs { kAny, kSinks, kStored, kWindow };
 
-// Rows are numbered head by head, or, where all heads share everything, query
-// by query, so that rows that see the same slots are neighbours.
+// Rows are numbered head by head. If all heads share everything they are
+// numbered query by query instead, so that rows that see the same slots are
+// neighbours.
 class UnitRows {
  public:
   UnitRows(const AttentionGrid& grid, const AttentionUnit& unit)
@@ -42,11 +44,11 @@ class UnitRows {
         query_major_ ? r % unit_.slice->num_heads : r / unit_.num_queries;
     return grid_.heads()[unit_.slice->first_head + index];
   }
-  // Of a query's rows.
+  // The heads of one query's rows.
   const int64_t* heads() const {
     return grid_.heads() + unit_.slice->first_head;
   }
-  // Of q and out.
+  // The row in q and out.
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);
   }
@@ -75,13 +77,13 @@ class UnitRows {
   void ForValueSpans(const Function& function) const {
     ForSpans({0, grid_.num_stored_values()}, function);
   }
-  // The same for the parts of exact rows.
+  // Calls function(part, span) for every value part of exact rows.
   template <typename Function>
   void ForExactValueSpans(const Function& function) const {
     ForSpans({grid_.num_stored_values(), params_.num_value_parts}, function);
   }
-  // Calls function(part, width, row) for every value part of the cache: where a
-  // row's sum is, and how many numbers it has.
+  // Calls function(part, width, row) for every row of every value part of the
+  // cache. `width` is how many numbers the row's sum has.
   template <typename Function>
   void ForValueRows(const Function& function) const {
     ForValueSpans([&](int64_t p, const HeadSpan& span) {
@@ -96,7 +98,8 @@ class UnitRows {
         .groups[value.group_of_head[HeadOf(r) / grid_.heads_per_kv()]];
   }
 
-  // Of slots that some row sees, those that some row reads so.
+  // Limits `slots`, which some row sees, to those that some row reads as
+  // `read`.
   VisibleRange ReadIn(ReadAs read, const ExactSlots& exact,
                       VisibleRange slots) const {
     const int64_t query = read == ReadAs::kStored
@@ -104,15 +107,15 @@ class UnitRows {
                               : unit_.query_begin;
     return Limit(read, exact, query, slots);
   }
-  // From the first exact row to the last; between sinks and window there may be
-  // slots that no row reads so.
+  // From the first exact row to the last. Between sinks and window there may be
+  // slots that no row reads as an exact row.
   VisibleRange ExactIn(const ExactSlots& exact, VisibleRange slots) const {
     const VisibleRange sinks = ReadIn(ReadAs::kSinks, exact, slots);
     const VisibleRange window = ReadIn(ReadAs::kWindow, exact, slots);
     if (sinks.begin >= sinks.end) return window;
     return {sinks.begin, std::max(sinks.end, window.end)};
   }
-  // Those of a block, relative to it, that a row reads so; empty if
+  // The slots of a block, relative to it, that row r reads as `read`; empty if
   // end <= begin.
   VisibleRange OfBlock(ReadAs read, const ExactSlots& exact, int64_t r,
                        int64_t block) const {
@@ -128,7 +131,7 @@ class UnitRows {
                   const Function& function) const {
     ForSlots(ReadAs::kAny, rows, block, function);
   }
-  // The same for the slots whose values are read so.
+  // The same, for the slots whose values are read as `read`.
   template <typename Function>
   void ForValueSlots(ReadAs read, RowRange rows, int64_t block,
                      const Function& function) const {
@@ -164,10 +167,11 @@ class UnitRows {
     }
   }
 
-  // Of `slots`, those that a query reads so; empty if end <= begin.
+  // Limits `slots` to those that a query reads as `read`; empty if end <=
+  // begin.
   VisibleRange Limit(ReadAs read, const ExactSlots& exact, int64_t query,
                      VisibleRange slots) const {
-    // First slot behind the sinks that is read as an exact row.
+    // The first slot after the sinks that is read as an exact row.
     const int64_t nearer =
         exact.window > 0 ? std::max(exact.sinks, unit_.sequence->first_slot +
                                                      query + 1 - exact.window)
@@ -189,7 +193,7 @@ class UnitRows {
     return Limit(read, params_.value_exact, query,
                  VisibleSlots(params_, *unit_.sequence, query));
   }
-  // The first token sees least ahead, the last one least behind.
+  // The first token's range ends first, and the last token's range begins last.
   bool AllSeeWhole(ReadAs read, int64_t block) const {
     const VisibleRange first = SlotsOf(read, unit_.query_begin);
     const VisibleRange last =

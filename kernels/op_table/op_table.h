@@ -1,8 +1,11 @@
-// The ops of a GPU's back end. C++17 and free of Abseil. An op is two lines
-// here: its function, and its entry in the table.
+// The ops of a GPU's back end. C++17 and free of Abseil. An op has two lines
+// here: the declaration of its function and its entry in the table. Rooms of
+// ops never include this header, because it includes the headers of all of
+// them. A definition in a _cuda.cu that differs from its declaration here does
+// not link.
 #pragma once
 
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/device/device_ops.h"
 #include "kernels/latents/copy_pages.h"
 #include "kernels/latents/hadamard.h"
@@ -21,7 +24,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Each in a _cuda.cu beside the op.
+// Each is defined in <op>_cuda.cu, in the room of its op.
 void ActivationCuda(const ActivationArgs& args, Launcher& launcher);
 void AddRowsCuda(const AddRowsArgs& args, Launcher& launcher);
 void ComplexLiftCuda(const ComplexLiftArgs& args, Launcher& launcher);
@@ -42,7 +45,7 @@ void SampleCuda(const SampleArgs& args, void* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
 void SumRowsCuda(const SumRowsArgs& args, Launcher& launcher);
 
-// Valid for the whole process.
+// The table is valid for the whole process.
 inline DeviceOps Ops() {
   static const DeviceOp ops[] = {
       MakeDeviceOp<ActivationParams>("activation", &ActivationCuda),
