@@ -1,5 +1,5 @@
-// `kvasir-compress apply`: writes the weights of a plan, or makes the plan on
-// the way.
+// `kvasir-compress apply`: writes the weights of a plan, which it makes first
+// if none is given.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -74,8 +74,8 @@ absl::StatusOr<KvPlan> ReadPlan(const std::string& path,
                                    ": ", valid.message()));
 }
 
-// What lies beside the plan's file, if it is of that plan; else says why it
-// stays there.
+// The prediction beside the plan's file, if it belongs to this plan. Otherwise
+// prints why it is not used.
 std::optional<std::string> ReadPredictionBeside(const std::string& path,
                                                 const KvPlan& plan,
                                                 bool quiet) {
@@ -130,7 +130,7 @@ CalibrationNeeds NeedsOfAppliers(const KvPlan& plan,
   return needs;
 }
 
-// The same inputs with what else the appliers need.
+// Adds the parts of a calibration that only the appliers need.
 absl::Status Complete(const CalibrationFlags& flags,
                       const model::Checkpoint& checkpoint,
                       const CalibrationNeeds& needs,
@@ -282,8 +282,9 @@ absl::Status RunApply(ApplyFlags& flags) {
   KVASIR_RETURN_IF_ERROR(Complete(flags.calibration, checkpoint,
                                   NeedsOfAppliers(applied.plan, decomposition),
                                   inputs));
-  // The id is that behind the plan, whose ranks say more than the factors; a
-  // plan that needed none gets the factors'.
+  // The id names the calibration that the plan was made with, because ranks
+  // depend on it more than factors. A plan that needed no calibration gets the
+  // id of the factors' calibration.
   if (inputs.calibration() != nullptr &&
       applied.plan.provenance().calibration_id().empty()) {
     applied.plan.mutable_provenance()->set_calibration_id(

@@ -34,14 +34,15 @@ using compress::CalibrationSample;
 
 constexpr int64_t kSequenceTokens = 1024;
 constexpr int64_t kTokens = 16384;
-// A matrix of each layer's keys and of its values is estimated from them.
+// A matrix for each layer's keys and values is estimated from so many tokens.
 constexpr int64_t kInformationTokens = 114688;
-// Of each domain's sequences: what quantizers are judged on.
+// The share of each domain's sequences on which quantizers are judged.
 constexpr double kHeldOutShare = 0.1;
-// The first tokens draw attention whatever they say; plans keep them exact.
+// The first tokens attract attention whatever their content; plans keep them
+// exact.
 constexpr int64_t kSinkTokens = 4;
 
-// What --text names: a file, or a domain and its file.
+// A value of --text: a file, or a domain and its file.
 struct NamedText {
   std::string name;
   std::string path;
@@ -116,7 +117,7 @@ absl::StatusOr<CalibrationSample> ReadSample(
       absl::StrCat(flags.texts[0], ": ", sample.status().message()));
 }
 
-// What it will take, before it is taken.
+// Prints the cost before the work begins.
 absl::Status SayCost(const model::Checkpoint& checkpoint,
                      const CalibrationSample& sample,
                      const CalibrateOptions& options, bool quiet) {
@@ -144,7 +145,7 @@ absl::Status SayCost(const model::Checkpoint& checkpoint,
     }
     absl::FPrintF(stderr, "\n");
   }
-  // What a GPU has, its allocator says.
+  // A GPU's allocator reports when its memory is exhausted.
   if (!options.device.is_cpu()) return absl::OkStatus();
   const int64_t available = base::ReadMachineLimits().available_bytes;
   if (available > 0 && cost.peak_bytes() > available) {
