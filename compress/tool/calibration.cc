@@ -9,10 +9,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/cli/flags.h"
 #include "base/cli/progress.h"
 #include "base/cli/units.h"
+#include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "compress/calibrate/built_in_domains.h"
@@ -82,6 +84,11 @@ absl::StatusOr<std::vector<compress::DomainText>> ReadDomains(
   return domains;
 }
 
+int64_t TokensOf(const CalibrationFlags& flags, bool information) {
+  if (flags.tokens > 0) return flags.tokens;
+  return information ? kInformationTokens : kTokens;
+}
+
 absl::StatusOr<CalibrationSample> ReadSample(
     const CalibrationFlags& flags, const model::Checkpoint& checkpoint,
     bool information) {
@@ -89,9 +96,7 @@ absl::StatusOr<CalibrationSample> ReadSample(
                           ReadDomains(flags));
   const model::DecoderSpec& spec = checkpoint.spec();
   compress::SampleOptions options;
-  options.tokens = flags.tokens > 0 ? flags.tokens
-                   : information    ? kInformationTokens
-                                    : kTokens;
+  options.tokens = TokensOf(flags, information);
   options.seed = flags.seed;
   options.sequence_tokens =
       flags.sequence_tokens > 0
@@ -209,6 +214,52 @@ void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags) {
       "Folder of finished calibrations and of the states of stopped ones; "
       "none: neither is kept");
   AddDeviceFlag(command, flags.device);
+}
+
+void RecordCalibration(const CalibrationFlags& flags,
+                       const CalibrationInputs& inputs,
+                       kvasir::v1::KvPlan* plan) {
+  if (inputs.calibration() == nullptr) return;
+  auto* provenance = plan->mutable_provenance();
+  provenance->set_calibration_id(inputs.calibration()->id);
+  auto* settings = provenance->mutable_calibration();
+  settings->mutable_texts()->Assign(flags.texts.begin(), flags.texts.end());
+  const bool information = inputs.calibration()->has_information();
+  settings->set_tokens(TokensOf(flags, information));
+  settings->set_sequence_tokens(flags.sequence_tokens);
+  settings->set_seed(flags.seed);
+  settings->set_information(information);
+  settings->set_labels_per_position(flags.labels_per_position);
+}
+
+void UseCalibrationOf(const kvasir::v1::KvPlan& plan, const CLI::App& command,
+                      CalibrationFlags* flags, CalibrationNeeds* needs) {
+  if (!plan.provenance().has_calibration()) return;
+  const auto& settings = plan.provenance().calibration();
+  const auto given = [&](const char* flag) { return command.count(flag) > 0; };
+  if (!given("--text")) {
+    flags->texts.assign(settings.texts().begin(), settings.texts().end());
+  }
+  if (!given("--calibration-tokens")) flags->tokens = settings.tokens();
+  if (!given("--sequence-tokens")) {
+    flags->sequence_tokens = settings.sequence_tokens();
+  }
+  if (!given("--seed")) flags->seed = settings.seed();
+  if (!given("--labels-per-position")) {
+    flags->labels_per_position =
+        static_cast<decltype(flags->labels_per_position)>(
+            settings.labels_per_position());
+  }
+  if (needs->statistics) needs->parts.information |= settings.information();
+  if (!flags->quiet && (needs->statistics || needs->sample)) {
+    absl::FPrintF(stderr,
+                  "calibration: with the settings of the plan's calibration "
+                  "%s, except for flags that are given (%d tokens, %s)\n",
+                  plan.provenance().calibration_id(), flags->tokens,
+                  flags->texts.empty()
+                      ? "the built-in domains"
+                      : base::Printable(absl::StrJoin(flags->texts, ", ")));
+  }
 }
 
 absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags) {

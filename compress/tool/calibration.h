@@ -12,6 +12,7 @@
 #include "compress/calibrate/calibrate.h"
 #include "compress/calibrate/calibration_sample.h"
 #include "model/checkpoint/checkpoint.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace CLI {
 class App;
@@ -67,6 +68,16 @@ struct CalibrationInputs {
 absl::StatusOr<CalibrationInputs> PrepareCalibration(
     const CalibrationFlags& flags, const model::Checkpoint& checkpoint,
     const CalibrationNeeds& needs);
+
+// Writes into the plan's provenance which calibration it was made with.
+void RecordCalibration(const CalibrationFlags& flags,
+                       const CalibrationInputs& inputs,
+                       kvasir::v1::KvPlan* plan);
+// Makes `flags` and `needs` ask for the calibration that the plan was made
+// with, except for flags that `command` was given. Prints that on standard
+// error.
+void UseCalibrationOf(const kvasir::v1::KvPlan& plan, const CLI::App& command,
+                      CalibrationFlags* flags, CalibrationNeeds* needs);
 
 // "45 s", "12 min".
 std::string HumanTime(absl::Duration time);

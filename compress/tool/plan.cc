@@ -124,9 +124,7 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
   // The seed belongs to the weights, which eviction on another plan does not
   // change.
   if (method.evict_from.empty()) provenance->set_seed(calibration.seed);
-  if (inputs.calibration() != nullptr) {
-    provenance->set_calibration_id(inputs.calibration()->id);
-  }
+  RecordCalibration(calibration, inputs, &made.plan);
   return made;
 }
 

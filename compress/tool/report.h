@@ -1,4 +1,4 @@
-// What kvasir-compress prints about a plan: its rank table and its bytes.
+// The report of a plan: its rank table and its bytes.
 #pragma once
 
 #include <cstdint>

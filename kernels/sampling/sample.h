@@ -7,19 +7,20 @@
 
 namespace kvasir::kernels {
 
-// What one row asks for. Null: not used.
+// The parameters of one row. A null pointer switches its feature off.
 template <template <typename> class Ptr>
 struct SampleRowIn {
   float temperature = 1.0f;  // 0: greedy
   int32_t top_k = 0;         // 0: off
   float top_p = 1.0f;        // 1: off
   float min_p = 0.0f;        // 0: off
-  // A logit > 0 is divided by it, one <= 0 multiplied, for ids that occur in
-  // the prompt or the output. 1: off.
+  // For ids in the prompt or the output, a logit > 0 is divided by it and a
+  // logit <= 0 is multiplied by it. 1: off.
   float repetition_penalty = 1.0f;
   float presence_penalty = 0.0f;   // subtracted once for ids in the output
   float frequency_penalty = 0.0f;  // subtracted per occurrence in the output
-  // How often each id occurs, [V]. The op adds the sampled id to the output's.
+  // How often each id occurs, [V]. The op counts the sampled id in the
+  // output's.
   Ptr<const int32_t> prompt_counts = nullptr;
   Ptr<int32_t> output_counts = nullptr;
   // biases[i] is added to the logit of bias_ids[i]; ids outside [0, V) are
@@ -36,8 +37,8 @@ struct SampleRowIn {
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint64_t position = 0;
-  // Most likely ids to report; 0: only the sampled one's log probability;
-  // -1: none at all.
+  // The number of most likely ids to report; 0: only the sampled id's log
+  // probability; -1: none.
   int32_t num_logprobs = -1;
 };
 using SampleRow = SampleRowIn<DevicePtr>;
@@ -87,24 +88,26 @@ class CpuStream;
 void SampleReference(const SampleArgs& params, void* scratch,
                      CpuStream& stream);
 void SampleSimd(const SampleArgs& params, void* scratch, CpuStream& stream);
-// Bytes of scratch for so many threads of a CPU.
+// Bytes of scratch for `threads` threads on a CPU.
 int64_t SampleScratchBytes(int64_t vocab, int64_t threads);
-// Ids of a list that a GPU needs no scratch for.
+// Lists of up to so many ids need no scratch on a GPU.
 inline constexpr int64_t kMostSharedTop = 2048;
-// Bytes of a row's scratch on a GPU: keys of a long list, adjusted logits.
+// Bytes of a row's scratch on a GPU: the keys of a long list, and adjusted
+// logits.
 inline constexpr int64_t SampleDeviceRowBytes(int64_t vocab, int64_t max_top) {
   const int64_t keys = max_top > kMostSharedTop ? 8 * max_top : 0;
   return (keys + 63) / 64 * 64 + (4 * vocab + 63) / 64 * 64;
 }
 
-// A history that fills a table of SampleRow. No ids that clear nothing:
-// padding.
+// A history of ids for a count table of SampleRow. An entry without ids and
+// without `clear` is padding.
 template <template <typename> class Ptr>
 struct TokenHistoryIn {
   Ptr<const int32_t> ids = nullptr;  // ids outside [0, V) are skipped
   int64_t num_ids = 0;
-  Ptr<int32_t> counts = nullptr;  // [V], of no other history of a launch
-  bool clear = false;             // set all counts to 0 first
+  // [V], not used by another history of the same launch
+  Ptr<int32_t> counts = nullptr;
+  bool clear = false;  // set all counts to 0 first
 };
 using TokenHistory = TokenHistoryIn<DevicePtr>;
 using TokenHistoryArgs = TokenHistoryIn<LaunchPtr>;
