@@ -54,7 +54,7 @@ inline constexpr int64_t kPrefetchBytes = 4096;
 template <typename T>
 void RunTile(int rows, const TileArgs& args);
 
-// The same for float with an a_stride of kPackedStride, which is faster.
+// Like RunTile for float, but faster, because a_stride is kPackedStride.
 inline constexpr int64_t kPackedStride = 256;
 void RunPackedTile(int rows, const TileArgs& args);
 

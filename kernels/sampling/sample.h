@@ -44,25 +44,25 @@ struct SampleRowIn {
 using SampleRow = SampleRowIn<DevicePtr>;
 using SampleRowArgs = SampleRowIn<LaunchPtr>;
 
-// Ids of rows without a token.
+// The ids of rows without a token.
 inline constexpr int32_t kNoTokenAllowed = -1;
 inline constexpr int32_t kLogitNotFinite = -2;
 
-// Order: penalties, biases, bans and mask; then temperature 0 takes the largest
-// logit, else logits / temperature -> softmax -> top-k -> top-p (the shortest
-// prefix of the descending order whose sum reaches it) -> min-p (relative to
-// the most likely) -> inverse CDF over what is left, in descending order. Equal
-// logits are ordered by id, lower first. When every id is banned, the id is
-// kNoTokenAllowed. What penalties and biases make infinite is no failure:
-// +infinity is the certain choice, and where nothing is above -infinity, the
-// lowest id that is not banned is taken.
+// The order is: penalties, biases, bans and mask; then temperature 0 takes the
+// largest logit, otherwise logits / temperature -> softmax -> top-k -> top-p
+// (the shortest prefix of the descending order whose sum reaches it) -> min-p
+// (relative to the most likely) -> inverse CDF over the remaining ids, in
+// descending order. Equal logits are ordered by id, lower first. If every id is
+// banned, the id is kNoTokenAllowed. Penalties and biases may make logits
+// infinite: +infinity is the certain choice, and if no logit is above
+// -infinity, the lowest id that is not banned is taken.
 //
-// A row of which a raw logit is not finite draws nothing: its id is
-// kLogitNotFinite, and the host learns of it where it reads the ids.
+// A row with a raw logit that is not finite draws nothing. Its id is
+// kLogitNotFinite, which the host sees when it reads the ids.
 //
 // Log probabilities are those of the model: log-softmax of the raw logits,
-// before penalties, masks and temperature. The top list is ordered the same
-// way, entries beyond num_logprobs are -1 and 0.
+// before penalties, masks and temperature. The top list has the same order;
+// entries beyond num_logprobs are -1 and 0.
 template <template <typename> class Ptr>
 struct SampleParamsIn {
   Ptr<const float> logits = nullptr;           // [B, V]
