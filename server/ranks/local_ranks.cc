@@ -116,9 +116,9 @@ LocalRanks::~LocalRanks() {
   }
 }
 
-absl::Status LocalRanks::Tell(const JoinInfo& info, OnFailure on_failure) {
+absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
   {
-    base::MutexLock telling(&telling_mutex_);
+    base::MutexLock telling(&reporting_mutex_);
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
     on_failure_ = std::move(on_failure);
@@ -153,7 +153,7 @@ void LocalRanks::Watch(size_t index) {
                 WEXITED | WNOWAIT) != 0 &&
          errno == EINTR) {
   }
-  base::MutexLock telling(&telling_mutex_);
+  base::MutexLock telling(&reporting_mutex_);
   absl::Status why;
   {
     base::MutexLock lock(&mutex_);
@@ -170,8 +170,8 @@ void LocalRanks::Watch(size_t index) {
   if (on_failure_) on_failure_(why);
 }
 
-void LocalRanks::StopTelling() {
-  base::MutexLock telling(&telling_mutex_);
+void LocalRanks::StopReporting() {
+  base::MutexLock telling(&reporting_mutex_);
   on_failure_ = nullptr;
 }
 

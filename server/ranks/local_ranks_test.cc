@@ -78,7 +78,7 @@ absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
   if (!ranks.ok()) return ranks.status();
   absl::Notification told;
   absl::Status failure;
-  const absl::Status telling = (*ranks)->Tell(
+  const absl::Status telling = (*ranks)->Send(
       {.leader = "127.0.0.1:1", .secret = "s"}, [&](const absl::Status& why) {
         if (told.HasBeenNotified()) return;
         failure = why;
@@ -86,7 +86,7 @@ absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
       });
   if (!telling.ok()) return telling;
   told.WaitForNotificationWithTimeout(absl::Seconds(20));
-  (*ranks)->StopTelling();
+  (*ranks)->StopReporting();
   return failure;
 }
 
@@ -98,10 +98,10 @@ TEST_F(LocalRanksTest, ChildrenHearWhereToGoAndWhichTheyAre) {
   }
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks, LocalRanks::Start(children));
   bool failed = false;
-  KVASIR_ASSERT_OK(ranks->Tell({.leader = "10.0.0.1:8200", .secret = "hush"},
+  KVASIR_ASSERT_OK(ranks->Send({.leader = "10.0.0.1:8200", .secret = "hush"},
                                [&](const absl::Status&) { failed = true; }));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
-  ranks->StopTelling();
+  ranks->StopReporting();
   EXPECT_FALSE(failed);
   for (int i = 1; i <= 3; ++i) {
     EXPECT_EQ(FileText(folder_.File(absl::StrCat("told", i))),
@@ -116,7 +116,7 @@ TEST_F(LocalRanksTest, AChildHasNoneOfOurVariables) {
   const std::string path = folder_.File("environment");
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto ranks, LocalRanks::Start({ChildThat({"environment", path})}));
-  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
+  KVASIR_ASSERT_OK(ranks->Send({.leader = "x:1"}, nullptr));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
   EXPECT_EQ(FileText(path), "none stay");
   unsetenv("KVASIR_READY_FILE");
@@ -127,7 +127,7 @@ TEST_F(LocalRanksTest, AChildIsShownAsTheProgram) {
   const std::string path = folder_.File("name");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"sleep", path})}));
-  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
+  KVASIR_ASSERT_OK(ranks->Send({.leader = "x:1"}, nullptr));
   EXPECT_EQ(FileText(absl::StrCat("/proc/", WaitForPid(path), "/comm")),
             "kvasir\n");
 }
@@ -137,7 +137,7 @@ TEST_F(LocalRanksTest, AFailureIsKeptForWhoAsksLater) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"exit", "3"}, 2)}));
   KVASIR_EXPECT_OK(ranks->failure());
-  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
+  KVASIR_ASSERT_OK(ranks->Send({.leader = "x:1"}, nullptr));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
   EXPECT_THAT(ranks->failure(), StatusIs(absl::StatusCode::kUnavailable,
                                          HasSubstr("exit code 3")));
@@ -148,7 +148,7 @@ TEST_F(LocalRanksTest, WhatEndsBecauseItIsEndedIsNoFailure) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"stop", path})}));
   bool failed = false;
-  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"},
+  KVASIR_ASSERT_OK(ranks->Send({.leader = "x:1"},
                                [&](const absl::Status&) { failed = true; }));
   const pid_t pid = WaitForPid(path);
   ranks->End();
@@ -175,7 +175,7 @@ TEST_F(LocalRanksTest, AChildThatFailsBeforeItIsToldIsToldThen) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"die"})}));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
-  EXPECT_THAT(ranks->Tell({.leader = "x:1"}, nullptr),
+  EXPECT_THAT(ranks->Send({.leader = "x:1"}, nullptr),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("ended with exit code 7")));
 }
@@ -185,7 +185,7 @@ TEST_F(LocalRanksTest, NoChildOutlivesTheObject) {
     const std::string path = folder_.File(what);
     KVASIR_ASSERT_OK_AND_ASSIGN(auto ranks,
                                 LocalRanks::Start({ChildThat({what, path})}));
-    KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
+    KVASIR_ASSERT_OK(ranks->Send({.leader = "x:1"}, nullptr));
     const pid_t pid = WaitForPid(path);
     ASSERT_FALSE(IsGone(pid)) << what;
     ranks = nullptr;
@@ -271,7 +271,7 @@ int RunChild(const std::string& does, const std::string& argument) {
 
 int RunParent(const std::string& does, const std::string& path) {
   const auto ranks = LocalRanks::Start({ChildThat({does, path})});
-  if (!ranks.ok() || !(*ranks)->Tell({.leader = "x:1"}, nullptr).ok()) return 1;
+  if (!ranks.ok() || !(*ranks)->Send({.leader = "x:1"}, nullptr).ok()) return 1;
   absl::SleepFor(absl::Minutes(2));
   return 0;
 }

@@ -76,7 +76,7 @@ worker::RankAgreement AgreementOf(const kvasir::v1::RankStart& start) {
 
 LeaderGroup::~LeaderGroup() {
   ending_ = true;
-  if (children_ != nullptr) children_->StopTelling();
+  if (children_ != nullptr) children_->StopReporting();
   if (leader_ != nullptr) {
     leader_->Abort(absl::CancelledError("the leader ends"));
   }
@@ -112,7 +112,7 @@ absl::Status LeaderGroup::Listen() {
                           worker::RankServer::Start(options, leader_.get()));
   const JoinInfo info{.leader = server->target(), .secret = options.secret};
   servers_.push_back(std::move(server));
-  return children_->Tell(
+  return children_->Send(
       info, [this](const absl::Status& why) { leader_->Abort(why); });
 }
 
@@ -177,7 +177,7 @@ absl::Status LeaderGroup::Drain() {
 
 FollowerGroup::~FollowerGroup() {
   ending_ = true;
-  if (children_ != nullptr) children_->StopTelling();
+  if (children_ != nullptr) children_->StopReporting();
   if (follower_ != nullptr) {
     follower_->Abort(absl::CancelledError("the rank ends"));
   }
@@ -226,7 +226,7 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
   };
   follower_ = std::make_unique<worker::RankFollower>(std::move(options));
   if (children_ != nullptr) {
-    KVASIR_RETURN_IF_ERROR(children_->Tell(
+    KVASIR_RETURN_IF_ERROR(children_->Send(
         info_, [this](const absl::Status& why) { Abort(why); }));
   }
   client_->Join(follower_.get());

@@ -149,7 +149,7 @@ std::string OperatorSurface::metrics_target() const {
 void OperatorSurface::SetServing(bool serving) {
   base::MutexLock lock(&health_mutex_);
   serving_ = serving;
-  TellHealth();
+  PublishHealth();
 }
 
 bool OperatorSurface::serving() const {
@@ -157,7 +157,7 @@ bool OperatorSurface::serving() const {
   return Serves();
 }
 
-void OperatorSurface::TellHealth() {
+void OperatorSurface::PublishHealth() {
   const bool serving = Serves();
   metrics_server_->SetReady(serving);
   if (health_server_ != nullptr) health_server_->SetServing("", serving);
@@ -176,7 +176,7 @@ void OperatorSurface::Fail(const std::string& why) {
   }
   {
     base::MutexLock lock(&health_mutex_);
-    TellHealth();
+    PublishHealth();
   }
   latch_.Request(absl::ZeroDuration());
 }
@@ -196,7 +196,7 @@ absl::Status OperatorSurface::Ready(const Node& node,
   {
     base::MutexLock lock(&health_mutex_);
     ready_ = true;
-    TellHealth();
+    PublishHealth();
   }
   HoldShutdownSignals();
   latch_.Open();
@@ -242,7 +242,7 @@ int OperatorSurface::WaitAndDrain(Node* node) {
   {
     base::MutexLock lock(&health_mutex_);
     ready_ = false;
-    TellHealth();
+    PublishHealth();
   }
   base::LogInfo("draining", {{"deadline", absl::FormatDuration(deadline)}});
   const DrainOutcome outcome = node->Drain(deadline);

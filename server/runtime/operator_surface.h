@@ -73,7 +73,7 @@ class OperatorSurface {
   bool Serves() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_) {
     return ready_ && serving_ && !failed_;
   }
-  void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
+  void PublishHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
 
   const SurfaceOptions options_;
   DrainLatch latch_;
