@@ -26,9 +26,9 @@ namespace {
 constexpr char kProgram[] = "kvasir";  // as tools show it
 // Where a child has its end of the pipe.
 constexpr int kChildFd = 3;
-// Of an address and a secret.
+// The size of an address and a secret.
 constexpr size_t kMaxJoinInfoBytes = 16 << 10;
-// A child that was told to end has ended a step by then.
+// A child that was asked to end has finished its step by then.
 constexpr absl::Duration kGrace = absl::Seconds(2);
 
 // The environment without our own variables.
@@ -215,7 +215,7 @@ void LocalRanks::Kill() {
 
 absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // Or else it is "exe", as which it was started.
+  // Otherwise the process's name would be "exe".
   prctl(PR_SET_NAME, kProgram);
   std::string text;
   char buffer[1024];
@@ -243,7 +243,7 @@ absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
                 .secret = text_of("secret"),
                 .local = {.index = number_of("local_index"),
                           .count = number_of("local_count")}};
-  // Whoever died before prctl is nobody's parent any more.
+  // If the parent ended before prctl, it is no longer this process's parent.
   if (info.leader.empty() || info.local.count < 1 ||
       text_of("parent") != absl::StrCat(getppid())) {
     return absl::UnavailableError("the process that started this rank is gone");

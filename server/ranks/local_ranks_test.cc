@@ -42,7 +42,7 @@ LocalRanks::Child ChildThat(std::vector<std::string> does, int rank = 1) {
   return {.rank = rank, .arguments = std::move(does)};
 }
 
-// A process is gone, or dead and not yet waited for by whoever has it now.
+// True if a process is gone, or dead and not yet reaped by its parent.
 bool IsGone(pid_t pid) {
   const std::string stat = FileText(absl::StrCat("/proc/", pid, "/stat"));
   return stat.empty() || absl::StrContains(stat, ") Z ");
@@ -72,7 +72,7 @@ class LocalRanksTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-// What the first child that failed is said to have done.
+// The reported failure of the first child that failed.
 absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
   auto ranks = LocalRanks::Start(children);
   if (!ranks.ok()) return ranks.status();
@@ -109,7 +109,7 @@ TEST_F(LocalRanksTest, ChildrenHearWhereToGoAndWhichTheyAre) {
   }
 }
 
-// A child took KVASIR_READY_FILE for its own and wrote over its parent's.
+// A child used its parent's KVASIR_READY_FILE and overwrote the file.
 TEST_F(LocalRanksTest, AChildHasNoneOfOurVariables) {
   setenv("KVASIR_READY_FILE", "/nowhere", 1);
   setenv("OTHERS", "stay", 1);
@@ -132,7 +132,7 @@ TEST_F(LocalRanksTest, AChildIsShownAsTheProgram) {
             "kvasir\n");
 }
 
-// A leader that drained had ranks that died meanwhile, and ended with success.
+// A leader ended with success although ranks died during its drain.
 TEST_F(LocalRanksTest, AFailureIsKeptForWhoAsksLater) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"exit", "3"}, 2)}));
@@ -170,7 +170,7 @@ TEST_F(LocalRanksTest, AChildThatFailsIsTold) {
                              HasSubstr("was killed by signal 9"))));
 }
 
-// Its parent was still loading then, and waited for it for minutes.
+// The parent was still loading then, and waited minutes for the child.
 TEST_F(LocalRanksTest, AChildThatFailsBeforeItIsToldIsToldThen) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"die"})}));
@@ -200,7 +200,7 @@ TEST_F(LocalRanksTest, AChildThatIsNeverToldEnds) {
   const absl::Time start = absl::Now();
   ranks = nullptr;
   EXPECT_EQ(FileText(path), "");
-  // It was not waited for until it was killed.
+  // The test did not wait until the child was killed.
   EXPECT_LT(absl::Now() - start, absl::Seconds(2));
 }
 
@@ -242,7 +242,7 @@ TEST_F(LocalRanksTest, WhatIsNoWordOfAParentIsRefused) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("--join-fd")));
 }
 
-// What a child does once it is told.
+// The actions of a child after it has received its data.
 int RunChild(const std::string& does, const std::string& argument) {
   if (does == "die") return 7;
   const auto info = LocalRanks::ReadJoinInfo(3);
@@ -261,7 +261,7 @@ int RunChild(const std::string& does, const std::string& argument) {
     return 0;
   }
   if (does == "ignore") signal(SIGTERM, SIG_IGN);
-  // Whole or not there.
+  // Write the file whole.
   std::ofstream(argument + ".part") << getpid();
   std::filesystem::rename(argument + ".part", argument);
   if (does == "stop") kill(getpid(), SIGSTOP);

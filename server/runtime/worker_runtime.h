@@ -38,8 +38,8 @@ struct WorkerRuntimeOptions {
   EngineFlags engine;
   // Null if one process runs the model.
   std::unique_ptr<LeaderGroup> group;
-  // Called when the model is loaded, so that a program that ends before leaves
-  // no socket folder behind.
+  // Called after the model is loaded, so that a program that ends during the
+  // load has made no socket folder.
   std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   absl::Duration drain_timeout = absl::Seconds(30);

@@ -20,8 +20,8 @@ struct RunSizes {
   bool graphs = false;
 };
 
-// The same for every rank, without the fields of the group itself. A null
-// `device` is the CPU. Errors: those of reading config.json.
+// All ranks of a group make equal identities, without the fields of the group
+// itself. A null `device` is the CPU. Errors: those of reading config.json.
 absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
     const ModelSource& source, uint64_t weights_seed,
     const kernels::Device* device, const RunSizes& sizes);
