@@ -33,7 +33,7 @@ class EvictionTrace {
     std::vector<int64_t> points;  // tokens seen at each eviction
     std::vector<Unit> units;
   };
-  // What the units of a layer kept at its last eviction, all units together.
+  // The tokens that the units of a layer kept at its last eviction, together.
   struct Summary {
     int64_t seen = 0;  // tokens seen; 0: nothing was evicted
     int64_t kept = 0;  // tokens that each unit kept
