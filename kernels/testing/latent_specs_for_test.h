@@ -57,6 +57,14 @@ inline PartSpec Lifted(PartSpec part, int64_t dims) {
   return part;
 }
 
+inline LatentSpec SpecOf(std::vector<PartSpec> keys,
+                         std::vector<PartSpec> values) {
+  LatentSpec spec;
+  spec.keys = std::move(keys);
+  spec.values = std::move(values);
+  return spec;
+}
+
 inline LatentSpec Exact(const char* name, int64_t key, int64_t value,
                         LatentSpec spec) {
   spec.name = name;
