@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "compress/calibrate/range_collector.h"
+#include "compress/apply/range_collector.h"
 
 namespace kvasir::compress {
 namespace {

@@ -9,11 +9,11 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "compress/apply/range_collector.h"
 #include "compress/calibrate/calibration.h"
 #include "compress/calibrate/calibration_sample.h"
-#include "compress/calibrate/range_collector.h"
 #include "compress/methods/method.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/checkpoint/checkpoint.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 

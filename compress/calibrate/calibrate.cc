@@ -19,10 +19,10 @@
 #include "compress/calibrate/head_loss.h"
 #include "compress/oracle/layer_forward.h"
 #include "compress/oracle/layer_program.h"
-#include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"
+#include "compress/tensors/tensor_loader.h"
 
 namespace kvasir::compress {
 namespace {

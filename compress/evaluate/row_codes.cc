@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/philox.h"
 #include "base/status_macros.h"
-#include "compress/methods/hadamard_tensor.h"
+#include "compress/tensors/hadamard_tensor.h"
 #include "plan/normal_levels.h"
 
 namespace kvasir::compress {

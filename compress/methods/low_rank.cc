@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "compress/methods/hadamard_tensor.h"
 #include "compress/runtime/torch_status.h"
+#include "compress/tensors/hadamard_tensor.h"
 
 namespace kvasir::compress {
 namespace {

@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/calibrate/calibration.h"
-#include "compress/oracle/attention_weights.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/attention_weights.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/shapes/decoder_spec.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 

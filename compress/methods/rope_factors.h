@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "compress/calibrate/calibration.h"
 #include "compress/methods/method.h"
-#include "compress/oracle/attention_weights.h"
+#include "compress/tensors/attention_weights.h"
 #include "model/shapes/decoder_spec.h"
 
 namespace kvasir::compress {

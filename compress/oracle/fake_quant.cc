@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "compress/methods/hadamard_tensor.h"
+#include "compress/tensors/hadamard_tensor.h"
 
 namespace kvasir::compress {
 

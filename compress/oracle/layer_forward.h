@@ -20,7 +20,7 @@
 #include "compress/oracle/fake_quant.h"
 #include "compress/oracle/layer_program.h"
 #include "compress/oracle/rotation.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/shapes/decoder_spec.h"
 #include "plan/plan.h"
 

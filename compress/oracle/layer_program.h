@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/oracle/fake_quant.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "model/shapes/decoder_spec.h"
 #include "plan/resolved_plan.h"

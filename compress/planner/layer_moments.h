@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "compress/calibrate/calibration.h"
-#include "compress/oracle/attention_weights.h"
 #include "compress/planner/fisher_basis.h"
+#include "compress/tensors/attention_weights.h"
 #include "model/shapes/decoder_spec.h"
 
 namespace kvasir::compress {

@@ -9,8 +9,8 @@
 
 #include "compress/calibrate/calibration.h"
 #include "compress/methods/method.h"
-#include "compress/oracle/attention_weights.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/attention_weights.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/shapes/decoder_spec.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 

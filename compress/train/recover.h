@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "compress/calibrate/token_stream.h"
 #include "compress/oracle/reference_decoder.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "compress/train/recover_adapters.h"
 #include "compress/train/recover_loss.h"
 #include "model/shapes/decoder_spec.h"

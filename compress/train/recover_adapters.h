@@ -10,7 +10,7 @@
 
 #include "compress/oracle/layer_program.h"
 #include "compress/oracle/reference_decoder.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 
 namespace kvasir::compress {
 

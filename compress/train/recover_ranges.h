@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "compress/calibrate/calibration_sample.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/checkpoint/checkpoint.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "compress/oracle/attention_weights.h"
+#include "compress/tensors/attention_weights.h"
 #include "model/checkpoint/checkpoint.h"
 
 namespace kvasir::compress {

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "compress/calibrate/calibration_sample.h"
 #include "compress/oracle/layer_forward.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/checkpoint/checkpoint.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 

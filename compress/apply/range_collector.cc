@@ -1,4 +1,4 @@
-#include "compress/calibrate/range_collector.h"
+#include "compress/apply/range_collector.h"
 
 #include <algorithm>
 #include <map>
@@ -8,12 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/oracle/layer_program.h"
-#include "compress/oracle/tensor_loader.h"
 #include "compress/planner/channel_codes.h"
 #include "compress/planner/layer_moments.h"
 #include "compress/planner/layer_spaces.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"
+#include "compress/tensors/tensor_loader.h"
 
 namespace kvasir::compress {
 namespace {

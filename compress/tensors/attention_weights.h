@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 
 namespace kvasir::compress {
 
