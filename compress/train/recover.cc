@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +16,6 @@
 #include "compress/runtime/device.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"
-#include "compress/train/adam_w.h"
 #include "compress/train/crop_sampler.h"
 
 namespace kvasir::compress {
@@ -110,7 +110,9 @@ class Recovery {
         threads_(ThreadsFor(student.device(), options.threads)),
         adapters_(student, options.adapters),
         optimizer_(adapters_.parameters(),
-                   {.weight_decay = options.weight_decay, .beta2 = 0.99}),
+                   torch::optim::AdamWOptions()
+                       .betas({0.9, 0.99})
+                       .weight_decay(options.weight_decay)),
         sampler_(static_cast<int64_t>(text.ids.size()) - 1, options.crop_tokens,
                  options.adapters.seed) {
     // Threads work on crops of their own (ForEachIndex).
@@ -137,6 +139,7 @@ class Recovery {
                             Sum& sum) const;
   absl::StatusOr<StepLoss> Step(double learning_rate);
   void Clip(std::vector<at::Tensor>& gradients) const;
+  void Update(const std::vector<at::Tensor>& gradients, double learning_rate);
 
   double Weighted(const StepLoss& loss) const {
     const double t = options_.loss.temperature;
@@ -150,7 +153,7 @@ class Recovery {
   const RecoverOptions& options_;
   const int threads_;
   AdapterSet adapters_;
-  AdamW optimizer_;
+  torch::optim::AdamW optimizer_;
   CropSampler sampler_;
   int64_t crops_taken_ = 0;
   uint64_t draws_ = 0;
@@ -255,7 +258,7 @@ absl::StatusOr<Recovery::StepLoss> Recovery::Step(double learning_rate) {
     }
   }
   Clip(total.gradients);
-  optimizer_.Step(total.gradients, learning_rate, threads_);
+  Update(total.gradients, learning_rate);
   return total.loss;
 }
 
@@ -269,6 +272,16 @@ void Recovery::Clip(std::vector<at::Tensor>& gradients) const {
   for (at::Tensor& gradient : gradients) {
     gradient.mul_(options_.clip_norm / norm);
   }
+}
+
+void Recovery::Update(const std::vector<at::Tensor>& gradients,
+                      double learning_rate) {
+  torch::optim::OptimizerParamGroup& group = optimizer_.param_groups()[0];
+  group.options().set_lr(learning_rate);
+  for (size_t p = 0; p < gradients.size(); ++p) {
+    group.params()[p].mutable_grad() = gradients[p];
+  }
+  optimizer_.step();
 }
 
 absl::StatusOr<Recovered> Recovery::Run(
