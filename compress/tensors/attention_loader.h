@@ -8,8 +8,9 @@
 
 namespace kvasir::compress {
 
-// The projections of one layer of an uncompressed checkpoint. What reading it
-// says; InvalidArgument, naming the tensor, for numbers that are not finite.
+// Loads the projections of one layer of an uncompressed checkpoint.
+// InvalidArgument, naming the tensor, for numbers that are not finite; errors
+// of reading.
 absl::StatusOr<AttentionWeights> LoadAttention(
     const model::Checkpoint& checkpoint, int64_t layer);
 
