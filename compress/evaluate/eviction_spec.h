@@ -30,7 +30,7 @@ struct EvictionSpec {
   plan::EvictionSettings settings;
   bool fewest_sinks = false;  // keep only the exact tokens as sinks, whatever
                               // `settings` say
-  std::optional<uint64_t> lot;
+  std::optional<uint64_t> random_seed;
 };
 // `settings` hold for all names, except for method and budget. INVALID_ARGUMENT
 // for an unknown name or a bad budget.

@@ -19,7 +19,7 @@ struct EvictionRule {
   plan::LayerEviction layer;
   // Seed. If set, the slots between sinks and recent tokens are kept at random:
   // a baseline that no plan has.
-  std::optional<uint64_t> lot;
+  std::optional<uint64_t> random_seed;
   // Number of first tokens of a sequence that are its prompt; 0: all.
   int64_t prompt_tokens = 0;
 };
