@@ -9,50 +9,52 @@
 #include "absl/status/statusor.h"
 #include "compress/calibrate/calibration_sample.h"
 #include "compress/oracle/layer_forward.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/checkpoint/checkpoint.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::compress {
 
-// Ranges of CHANNEL_STATIC codes, of what each channel of a latent is on the
-// calibration tokens in the compressed model: from the least number to the
-// greatest, or where the plan gives bits by runs of channels, those of the
-// least squared error behind the exact sinks
-// (compress/planner/channel_codes.h). Keys stored after their rotation are then
-// turned on to later positions as well. The layers are given in order; each
-// sees what the compressed layers before it make of the tokens, codes and all.
+// Finds the ranges of CHANNEL_STATIC codes: the values that each channel of a
+// latent takes in the compressed model on the calibration tokens. A range
+// reaches from the least to the greatest value. If the plan gives bits by runs
+// of channels, it is the range of least squared error over the tokens after the
+// exact sinks (compress/planner/channel_codes.h); keys stored after their
+// rotation are then also rotated to later positions. Layers are given in order:
+// the input of a layer is the output of the compressed layers before it,
+// including the error of their codes.
 // Owns: the hidden states of all tokens, float32.
-// Threads: one; works in as many as it is told.
+// Threads: one caller; the work uses as many threads as the options say.
 // Errors: as LayerForward; InvalidArgument for latents that are not finite.
 class RangeCollector {
  public:
   struct Options {
-    // Factors are rounded to this type first: what will be stored.
+    // Factors are first rounded to this type, in which they will be stored.
     at::ScalarType stored = at::kFloat;
     int threads = 1;
-    // Where every range is fitted, of the first sequences; more of them move
-    // no range.
+    // If every range is fitted for least error, only the first sequences with
+    // this many tokens are used. More tokens do not change the ranges.
     int64_t fitted_tokens = 16384;
   };
 
-  // Whether a plan has such codes at all.
+  // Returns whether a plan has CHANNEL_STATIC codes.
   static bool IsNeeded(const kvasir::v1::KvPlan& plan);
 
-  // Sequences that are looked at: all of them, or those of fitted_tokens, at
-  // least one of each domain.
+  // Number of sequences that are used: all of them, or those of fitted_tokens
+  // and at least one of each domain.
   static int64_t SequencesFor(const kvasir::v1::KvPlan& plan,
                               const CalibrationSample& sample,
                               const Options& options);
 
-  // All outlive the collector. The plan was accepted by plan::ValidatePlan.
+  // All arguments outlive the collector. The plan was accepted by
+  // plan::ValidatePlan.
   static absl::StatusOr<RangeCollector> Create(const model::Checkpoint& base,
                                                const kvasir::v1::KvPlan& plan,
                                                const CalibrationSample& sample,
                                                const Options& options);
 
-  // Adds the layer's ranges to its self_attn tensors, as ApplyLayerPlan makes
-  // them.
+  // Adds the layer's ranges to its self_attn tensors, which ApplyLayerPlan
+  // made.
   absl::Status Collect(int64_t layer, TensorMap& attention);
 
  private:
@@ -66,7 +68,7 @@ class RangeCollector {
   const model::Checkpoint& base_;
   const kvasir::v1::KvPlan& plan_;
   const Options options_;
-  int64_t last_layer_ = -1;  // that has ranges
+  int64_t last_layer_ = -1;  // last layer with such ranges
   Rotation rotation_;
   std::vector<at::Tensor> hidden_;  // per sequence, [1, T, M]
 };

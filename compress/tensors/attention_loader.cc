@@ -1,11 +1,11 @@
-#include "compress/oracle/attention_loader.h"
+#include "compress/tensors/attention_loader.h"
 
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "compress/oracle/tensor_loader.h"
+#include "compress/tensors/tensor_loader.h"
 
 namespace kvasir::compress {
 

@@ -1,4 +1,4 @@
-#include "compress/calibrate/range_collector.h"
+#include "compress/apply/range_collector.h"
 
 #include <algorithm>
 #include <map>
@@ -8,17 +8,18 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/oracle/layer_program.h"
-#include "compress/oracle/tensor_loader.h"
 #include "compress/planner/channel_codes.h"
 #include "compress/planner/layer_moments.h"
 #include "compress/planner/layer_spaces.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"
+#include "compress/tensors/tensor_loader.h"
 
 namespace kvasir::compress {
 namespace {
 
-// Rows that ranges are fitted on, of a layer: more of them move no range.
+// Rows of a layer that ranges are fitted on. More rows do not change the
+// ranges.
 constexpr int64_t kFittedRows = 8192;
 
 struct Range {
@@ -26,7 +27,8 @@ struct Range {
   at::Tensor high;
 };
 
-// The layer's bits are the planner's, and so are their ranges.
+// True if the planner chose the layer's bits by runs of channels: then ranges
+// are fitted for least error.
 bool IsFitted(const kvasir::v1::LayerPlan& layer) {
   const auto has_runs = [](const auto& parts) {
     return std::any_of(parts.begin(), parts.end(), [](const auto& part) {
@@ -47,7 +49,7 @@ bool HasStaticCodes(const kvasir::v1::LayerPlan& layer) {
          any(layer.joint());
 }
 
-// Keys of a layer come before its value.
+// The static parts of a layer: keys before its value.
 std::vector<const ProgramPart*> StaticParts(const LayerProgram& program) {
   std::vector<const ProgramPart*> parts;
   auto add = [&](const ProgramPart& part) {
@@ -60,11 +62,11 @@ std::vector<const ProgramPart*> StaticParts(const LayerProgram& program) {
   return parts;
 }
 
-// What of one sequence goes into the ranges.
+// Collects the latents of one sequence for the ranges.
 class LatentObserver : public LayerObserver {
  public:
-  // `rows_step`: every so manieth row is kept, from `first_row` on; 0: none,
-  // but the least and greatest numbers.
+  // Keeps every `rows_step`-th row from `first_row` on. If `rows_step` is 0, it
+  // keeps only the least and greatest numbers.
   LatentObserver(const LayerProgram& program, int64_t first_row,
                  int64_t rows_step)
       : program_(program), first_row_(first_row), rows_step_(rows_step) {}
@@ -88,7 +90,7 @@ class LatentObserver : public LayerObserver {
   const std::map<std::string, at::Tensor>& rows() const { return rows_; }
 
  private:
-  // The numbers that are coded: after HADAMARD_ONLINE.
+  // The numbers that are coded, after HADAMARD_ONLINE.
   static at::Tensor Coded(const ProgramPart& part, const at::Tensor& rows) {
     if (!part.latents[0].codec.hadamard.defined()) return rows;
     std::vector<at::Tensor> latents;
@@ -107,7 +109,7 @@ class LatentObserver : public LayerObserver {
   std::map<std::string, at::Tensor> rows_;
 };
 
-// Of each channel of a part [ΣR'], by the rows of all sequences.
+// Fits the range of each channel of a part [ΣR'] to the rows of all sequences.
 ChannelRanges FitPart(const LayerProgram& program, const ProgramPart& part,
                       const std::vector<LatentObserver>& observers) {
   std::vector<at::Tensor> of_sequences;
@@ -137,7 +139,7 @@ ChannelRanges FitPart(const LayerProgram& program, const ProgramPart& part,
   return {at::cat(minimum), at::cat(scale)};
 }
 
-// (greatest code) of each channel [ΣR'].
+// The greatest code of each channel [ΣR'].
 at::Tensor Levels(const ProgramPart& part) {
   const at::Tensor levels = at::ones({part.stored_width}, at::kFloat);
   for (const ProgramLatent& latent : part.latents) {
@@ -149,7 +151,7 @@ at::Tensor Levels(const ProgramPart& part) {
   return levels;
 }
 
-// From the least number to the greatest.
+// Ranges from the least number to the greatest.
 ChannelRanges WholePart(const ProgramPart& part,
                         const std::vector<LatentObserver>& observers) {
   Range whole = observers[0].ranges().at(part.prefix);

@@ -1,4 +1,4 @@
-#include "compress/calibrate/range_collector.h"
+#include "compress/apply/range_collector.h"
 
 #include <algorithm>
 #include <bit>
@@ -14,7 +14,7 @@
 #include "base/status_matchers.h"
 #include "compress/artifact/random_checkpoint.h"
 #include "compress/oracle/reference_decoder.h"
-#include "compress/oracle/tensor_loader.h"
+#include "compress/tensors/tensor_loader.h"
 #include "compress/testing/folder_fixture.h"
 #include "model/shapes/attention_shape.h"
 #include "plan/plan.h"

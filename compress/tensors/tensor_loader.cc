@@ -1,4 +1,4 @@
-#include "compress/oracle/tensor_loader.h"
+#include "compress/tensors/tensor_loader.h"
 
 #include <cstring>
 #include <span>

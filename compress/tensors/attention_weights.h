@@ -2,12 +2,12 @@
 
 #include <ATen/ATen.h>
 
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 
 namespace kvasir::compress {
 
 // The attention projections of one uncompressed layer, float32 on the CPU, as
-// [out, in]. Biases are undefined where the model has none.
+// [out, in]. Biases are undefined if the model has none.
 struct AttentionWeights {
   at::Tensor query;   // [Hq * D, M]
   at::Tensor key;     // [Hkv * D, M]
