@@ -36,9 +36,9 @@
 #include "cache/eviction/eviction_schedule.h"
 #include "cache/images/sequence_image.h"
 #include "cache/layout/layout.h"
-#include "cache/page_pool.h"
-#include "cache/prefix_hash.h"
-#include "cache/prefix_index.h"
+#include "cache/prefix/prefix_hash.h"
+#include "cache/prefix/prefix_index.h"
+#include "cache/tables/page_pool.h"
 #include "google/protobuf/repeated_field.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/block_table.h"
 #include "cache/eviction/eviction_schedule.h"
 #include "cache/kv_cache.h"
-#include "cache/tail_policy.h"
+#include "cache/prefix/tail_policy.h"
+#include "cache/tables/block_table.h"
 
 namespace kvasir::cache {
 

@@ -22,7 +22,7 @@
 #include "compress/methods/rap.h"
 #include "compress/methods/svdq.h"
 #include "compress/oracle/attention_loader.h"
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 #include "model/shapes/attention_shape.h"
 #include "server/model_source.h"
 
