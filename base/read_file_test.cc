@@ -35,7 +35,7 @@ TEST_F(ReadFileTest, AnErrorIsTheSystemsCause) {
   EXPECT_THAT(
       ReadFile(path_ + ".none", 10).status(),
       StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));
-  // It opens, and cannot be read.
+  // A folder can be opened but not read.
   EXPECT_THAT(
       ReadFile(folder_.path(), 10).status(),
       StatusIs(absl::StatusCode::kFailedPrecondition, "Is a directory"));

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cache/pages/page_pool.h"
 #include "cache/prefix/tail_policy.h"
-#include "cache/tables/page_pool.h"
 
 namespace kvasir::cache {
 
