@@ -10,8 +10,8 @@ namespace kvasir::base {
 // Only the first reading of the wall clock counts, because a later step of it
 // must not end a request or wake a watchdog. To bring over an absolute time
 // from elsewhere (a deadline on the wire), use the time that is left until it:
-// Now() + (t - absl::Now()). Threads: all methods may be called from any
-// thread.
+// Now() + (t - absl::Now()).
+// Threads: all methods may be called from any thread.
 class AnchoredClock final : public Clock {
  public:
   struct Sources {

@@ -63,7 +63,7 @@ TEST(HadamardTest, OtherSizesAreBlocksOfTheLargestExactOrders) {
   EXPECT_THAT(HadamardBlocks(92), ElementsAre(88, 4));
 }
 
-TEST(HadamardTest, SmallMatricesAreTheDocumentedOnes) {
+TEST(HadamardTest, SmallMatricesMatchTheDocumentation) {
   EXPECT_THAT(HadamardSigns(1), ElementsAre(1));
   EXPECT_THAT(HadamardSigns(2), ElementsAre(1, 1, 1, -1));
   EXPECT_THAT(HadamardSigns(3), ElementsAre(1, 1, 0, 1, -1, 0, 0, 0, 1));

@@ -33,7 +33,7 @@ TEST(LogTest, ALineBreakInAFieldStaysInOneLine) {
 
 // A client once sent a model name of a megabyte of control characters, which
 // caused a log line of six megabytes.
-TEST(LogTest, AClientsTextIsCutBeforeItIsEscaped) {
+TEST(LogTest, CutsAClientsTextBeforeEscapingIt) {
   const std::string name(1 << 20, '\x01');
   for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
     const std::string line = FormatLogEvent(format, "x", {{"model", name}});

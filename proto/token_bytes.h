@@ -17,7 +17,8 @@ namespace kvasir::proto {
 
 inline constexpr size_t kBytesPerTokenId = 4;
 
-// A copy shares the bytes. Threads: immutable, so any thread may use it.
+// A copy shares the bytes.
+// Threads: immutable, so any thread may use it.
 class TokenBytes {
  public:
   TokenBytes() = default;
