@@ -7,7 +7,7 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
-#include "model/checkpoint/json.h"
+#include "model/files/json.h"
 
 namespace kvasir::cli {
 namespace {

@@ -32,7 +32,7 @@
 #include "compress/tool/method.h"
 #include "compress/tool/plan.h"
 #include "compress/tool/report.h"
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 #include "model/shapes/attention_shape.h"
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"

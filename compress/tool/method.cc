@@ -23,7 +23,7 @@
 #include "compress/methods/svdq.h"
 #include "compress/tensors/attention_loader.h"
 #include "model/checkpoint/cache_type.h"
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 #include "model/shapes/attention_shape.h"
 
 namespace kvasir::cli {

@@ -13,7 +13,7 @@
 #include "base/cli/flags.h"
 #include "base/log.h"
 #include "base/status_macros.h"
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 #include "model/known_models.h"
 #include "model/tokenizer/tokenizer.h"
 #include "nlohmann/json.hpp"

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "model/checkpoint/json.h"
+#include "model/files/json.h"
 
 namespace kvasir::cli {
 namespace {

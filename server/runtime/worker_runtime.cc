@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
-#include "cache/prefix_hash.h"
+#include "cache/prefix/prefix_hash.h"
 #include "kernels/device/stream.h"
 #include "summary/plan_summary.h"
 #include "summary/rank_summary.h"

@@ -9,7 +9,7 @@
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cache/eviction/eviction_schedule.h"
-#include "cache/sequence_pages.h"
+#include "cache/layout/sequence_pages.h"
 #include "model/checkpoint/weight_tiles.h"
 #include "worker/load/device.h"
 #include "worker/load/group_identity.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "cache/layout/layout.h"
-#include "cache/page_pool.h"
+#include "cache/pages/page_pool.h"
 #include "google/protobuf/repeated_field.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 

@@ -1,4 +1,4 @@
-#include "cache/sequence_pages.h"
+#include "cache/layout/sequence_pages.h"
 
 #include <tuple>
 

@@ -1,4 +1,4 @@
-#include "cache/page_pool.h"
+#include "cache/pages/page_pool.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "cache/cache_id.h"
+#include "cache/layout/cache_id.h"
 
 #include <openssl/evp.h>
 

@@ -1,4 +1,4 @@
-#include "cache/tail_policy.h"
+#include "cache/prefix/tail_policy.h"
 
 #include "gtest/gtest.h"
 

@@ -1,4 +1,4 @@
-#include "cache/prefix_index.h"
+#include "cache/prefix/prefix_index.h"
 
 #include <memory>
 #include <string>

@@ -1,33 +1,31 @@
-// Accounting and self-checks of KvCache.
+// Figures and self-checks of SequenceTables.
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
-#include "base/status_macros.h"
-#include "cache/kv_cache.h"
-#include "cache/kv_cache_sequence.h"
+#include "cache/tables/sequence_tables.h"
 
 namespace kvasir::cache {
 
-PageGroupStats KvCache::GroupStats(size_t group) const {
+PageGroupStats SequenceTables::GroupStats(size_t group,
+                                          States sequences) const {
   const KvCacheConfig::Group& config = config_.groups[group];
-  const PagePool& pages = *pools_[group];
+  const PagePool& pages = pool(group);
   PageGroupStats stats;
   stats.num_pages = pages.num_pages();
   stats.used_pages = pages.used_pages();
   stats.free_pages = pages.available_pages();
   stats.cached_pages = pages.cached_pages();
-  // Several sequences may hold one until each has its copy.
+  // Several sequences may wait for copies of the same tail.
   absl::flat_hash_set<PageId> held_tails;
-  for (const auto& [id, of] : sequences_) {
+  for (const SequenceState* of : sequences) {
     const GroupState& state = of->groups[group];
     stats.side_pages += static_cast<int64_t>(state.side_pages.size());
     stats.physical_tokens += state.table.physical_tokens();
     for (const PagePin& page : state.tail_pages) held_tails.insert(page.page());
   }
   stats.side_pages += static_cast<int64_t>(held_tails.size());
-  stats.tail_pages = index_->tail_pages(group_id(group));
+  stats.tail_pages = cache_.index().tail_pages(GroupIdOf(group));
   const int64_t token_pages = stats.used_pages - stats.side_pages;
   stats.held_slots = token_pages * config_.page_tokens;
   stats.filled_slots = pages.total_filled_slots();
@@ -40,10 +38,6 @@ PageGroupStats KvCache::GroupStats(size_t group) const {
       token_pages * config.payload_bytes -
       stats.filled_slots * config.payload_bytes / config_.page_tokens;
   stats.side_bytes = stats.side_pages * config.page_bytes;
-  stats.host_pages = host_pools_[group]->num_pages();
-  stats.host_used_pages = host_pools_[group]->used_pages();
-  stats.host_bytes = stats.host_pages * config.page_bytes;
-  stats.host_used_bytes = stats.host_used_pages * config.page_bytes;
   if (stats.side_pages > 0) {
     stats.side_unused_bytes =
         stats.side_bytes - stats.side_pages / config.side_pages_per_sequence *
@@ -52,39 +46,15 @@ PageGroupStats KvCache::GroupStats(size_t group) const {
   return stats;
 }
 
-KvCacheStats KvCache::Stats() const {
-  KvCacheStats stats = counts_;
-  int64_t owned_references = 0;
-  stats.sequences = static_cast<int64_t>(sequences_.size());
-  stats.metadata_bytes = index_->metadata_bytes();
-  for (const auto& [id, of] : sequences_) {
-    stats.logical_tokens += of->groups[0].table.logical_tokens();
-    stats.metadata_bytes += static_cast<int64_t>(
-        sizeof(Sequence) + of->page_token_ids.capacity() * sizeof(int32_t));
-    for (const GroupState& state : of->groups) {
-      owned_references += state.num_references();
-      stats.metadata_bytes += static_cast<int64_t>(sizeof(GroupState)) +
-                              state.table.metadata_bytes();
-    }
-  }
-  stats.leaked_pages = -owned_references;
-  for (size_t g = 0; g < pools_.size(); ++g) {
-    stats.groups.push_back(GroupStats(g));
-    stats.leaked_pages += pools_[g]->total_references();
-    stats.metadata_bytes +=
-        pools_[g]->metadata_bytes() + host_pools_[g]->metadata_bytes();
-  }
-  return stats;
-}
-
-absl::Status KvCache::CheckSequence(SequenceId id, const Sequence& of) const {
+absl::Status SequenceTables::CheckSequence(SequenceId id,
+                                           const SequenceState& of) const {
   const auto broken = [id](size_t group, const auto&... what) {
     return absl::InternalError(
         absl::StrCat("sequence ", id.value(), " group ", group, ": ", what...));
   };
   const int64_t page_tokens = config_.page_tokens;
-  const int64_t logical = of.groups[0].table.logical_tokens();
-  for (size_t g = 0; g < pools_.size(); ++g) {
+  const int64_t logical = of.logical_tokens();
+  for (size_t g = 0; g < num_groups(); ++g) {
     const GroupState& state = of.groups[g];
     const BlockTable& table = state.table;
     if (table.logical_tokens() != logical) {
@@ -110,17 +80,18 @@ absl::Status KvCache::CheckSequence(SequenceId id, const Sequence& of) const {
                       state.eviction.SlotsAfter(logical));
       }
       for (int64_t i = 0; i < table.num_entries(); ++i) {
-        if (pools_[g]->references(table.page(i)) == 1) continue;
+        if (pool(g).references(table.page(i)) == 1) continue;
         return broken(g, "evicts from page ", table.page(i).value(),
-                      ", which is another's too");
+                      ", which another sequence holds as well");
       }
     }
     for (const PagePin& side : state.side_pages) {
-      if (pools_[g]->references(side.page()) == 1 &&
-          pools_[g]->tag(side.page()) < 0) {
+      if (pool(g).references(side.page()) == 1 &&
+          pool(g).tag(side.page()) < 0) {
         continue;
       }
-      return broken(g, "side page ", side.page().value(), " is another's too");
+      return broken(g, "side page ", side.page().value(),
+                    " is shared or published");
     }
     if (!state.tail_pages.empty() && !state.side_pages.empty()) {
       return broken(g, "has side pages and waits for copies of a tail");
@@ -130,10 +101,10 @@ absl::Status KvCache::CheckSequence(SequenceId id, const Sequence& of) const {
     if (entries * page_tokens < end) {
       return broken(g, entries, " entries for ", end, " slots");
     }
-    // What the next step writes is this sequence's own and not to be found.
+    // The pages that the next step writes must not be found by a prefix.
     for (int64_t i = table.next_slot() / page_tokens;
          i * page_tokens < end && !state.fork_page; ++i) {
-      if (pools_[g]->tag(table.page(i)) >= 0) {
+      if (pool(g).tag(table.page(i)) >= 0) {
         return broken(g, "writes page ", table.page(i).value(),
                       ", which the prefix index holds");
       }
@@ -142,16 +113,16 @@ absl::Status KvCache::CheckSequence(SequenceId id, const Sequence& of) const {
   return absl::OkStatus();
 }
 
-absl::Status KvCache::CheckReferences() const {
-  for (size_t g = 0; g < pools_.size(); ++g) {
-    const PagePool& pages = *pools_[g];
+absl::Status SequenceTables::CheckReferences(States sequences) const {
+  for (size_t g = 0; g < num_groups(); ++g) {
+    const PagePool& pages = pool(g);
     struct Seen {
       int64_t references = 0;
       int64_t tables = 0;  // entries of block tables
       bool written = false;
     };
     std::vector<Seen> seen(static_cast<size_t>(pages.num_pages()));
-    for (const auto& [id, of] : sequences_) {
+    for (const SequenceState* of : sequences) {
       const GroupState& state = of->groups[g];
       state.ForEachPage([&seen](PageId page) {
         ++seen[static_cast<size_t>(page.value())].references;
@@ -178,31 +149,13 @@ absl::Status KvCache::CheckReferences() const {
                                                 " tables and not full in all"));
       }
       const PrefixNodeId node(pages.tag(page));
-      if (node.valid() && index_->page(node, group_id(g)) == page &&
+      if (node.valid() && cache_.page(node, g) == page &&
           pages.filled_slots(page) != config_.page_tokens) {
         return absl::InternalError(
             absl::StrCat("group ", g, " page ", p, " can be found and holds ",
                          pages.filled_slots(page), " tokens"));
       }
     }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status KvCache::CheckInvariants() const {
-  for (size_t g = 0; g < pools_.size(); ++g) {
-    if (!pools_[g]->CountersAgree() || !host_pools_[g]->CountersAgree()) {
-      return absl::InternalError(
-          absl::StrCat("the counters of pool ", g, " contradict its pages"));
-    }
-  }
-  for (const auto& [id, of] : sequences_) {
-    KVASIR_RETURN_IF_ERROR(CheckSequence(id, *of));
-  }
-  KVASIR_RETURN_IF_ERROR(CheckReferences());
-  KVASIR_RETURN_IF_ERROR(index_->CheckInvariants());
-  if (const int64_t leaked = Stats().leaked_pages; leaked != 0) {
-    return absl::InternalError(absl::StrCat(leaked, " leaked references"));
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-#include "cache/block_table.h"
+#include "cache/tables/block_table.h"
 
 #include <utility>
 

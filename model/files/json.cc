@@ -1,4 +1,4 @@
-#include "model/checkpoint/json.h"
+#include "model/files/json.h"
 
 #include <cmath>
 #include <limits>

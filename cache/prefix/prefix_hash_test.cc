@@ -1,4 +1,4 @@
-#include "cache/prefix_hash.h"
+#include "cache/prefix/prefix_hash.h"
 
 #include <numeric>
 #include <set>

@@ -1,31 +1,34 @@
-// The state of one sequence inside KvCache; included by its sources only.
+// The pages of one sequence, by page group.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
-#include "cache/block_table.h"
 #include "cache/eviction/eviction_schedule.h"
-#include "cache/kv_cache.h"
-#include "cache/tail_policy.h"
+#include "cache/pages/kv_cache_config.h"
+#include "cache/pages/page_pool.h"
+#include "cache/tables/block_table.h"
 
 namespace kvasir::cache {
 
 // One sequence in one page group.
-struct KvCache::GroupState {
+struct GroupState {
   explicit GroupState(int64_t page_tokens) : table(page_tokens) {}
 
   BlockTable table;
   EvictionSchedule eviction;
   std::vector<PagePin> side_pages;
   bool side_pages_sent = false;
-  // Of one that has not reserved yet: what its side pages will be copies of.
+  // Until the first reservation: the pages that the side pages will be copies
+  // of.
   std::vector<PagePin> tail_pages;
-  // Of a fork that has not reserved yet: the page whose first slots it will
+  // In a fork, until its first reservation: the page whose first slots it will
   // copy. The table ends before it.
   PagePin fork_page;
 
-  // Slots go before the next token comes.
+  // True if slots must go before the next token is written.
   bool EvictionDue() const {
     return eviction.IsPoint(table.logical_tokens()) &&
            table.next_slot() > eviction.kept_slots();
@@ -43,7 +46,7 @@ struct KvCache::GroupState {
     for (const PagePin& page : tail_pages) function(page.page());
     if (fork_page) function(fork_page.page());
   }
-  // References that ForEachPage visits.
+  // The number of references that ForEachPage visits.
   int64_t num_references() const {
     return table.num_live() +
            static_cast<int64_t>(side_pages.size() + tail_pages.size()) +
@@ -51,30 +54,36 @@ struct KvCache::GroupState {
   }
 };
 
-struct KvCache::Sequence {
-  explicit Sequence(const KvCacheConfig& config) {
+struct SequenceState {
+  explicit SequenceState(const KvCacheConfig& config) {
     groups.reserve(config.groups.size());
     for (size_t g = 0; g < config.groups.size(); ++g) {
       groups.emplace_back(config.page_tokens);
     }
-    pages_to_publish.resize(config.groups.size());
+  }
+
+  int64_t logical_tokens() const { return groups[0].table.logical_tokens(); }
+  bool EvictionDue() const {
+    return std::any_of(
+        groups.begin(), groups.end(),
+        [](const GroupState& state) { return state.EvictionDue(); });
+  }
+  std::optional<int64_t> NextEviction() const {
+    std::optional<int64_t> next;
+    for (const GroupState& state : groups) {
+      const std::optional<int64_t> point =
+          state.eviction.NextPoint(state.table.logical_tokens());
+      if (point && (!next || *point < *next)) next = point;
+    }
+    return next;
   }
 
   std::vector<GroupState> groups;
   int64_t reserved_tokens = 0;
-  bool publishes = false;
-  // Of the prompt, until the first commit counts them: a start that finds no
-  // pages to reserve is undone and tried again, and is one query, not many.
-  int64_t uncounted_query_tokens = 0;
-  int64_t uncounted_hit_tokens = 0;
-  // The node of the last full page. Empty once a page could not be published.
-  PrefixRef chain;
-  TailPolicy tails;
-  // The node of its newest tail that gives way, where there still is one.
-  PrefixRef tail_that_gives_way;
-  // Tokens of the last, partly filled page; only where publishes.
-  std::vector<int32_t> page_token_ids;
-  std::vector<PageId> pages_to_publish;  // by group; reused between calls
 };
+
+// The eviction schedule of a sequence of `num_tokens` tokens in a group.
+EvictionSchedule ScheduleOf(const KvCacheConfig& config, size_t group,
+                            size_t num_tokens, const StartOptions& options);
 
 }  // namespace kvasir::cache

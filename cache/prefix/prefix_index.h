@@ -28,8 +28,8 @@
 #include "absl/types/span.h"
 #include "base/strong_id.h"
 #include "cache/layout/layout.h"
-#include "cache/page_pool.h"
-#include "cache/prefix_hash.h"
+#include "cache/pages/page_pool.h"
+#include "cache/prefix/prefix_hash.h"
 
 namespace kvasir::cache {
 

@@ -1,4 +1,4 @@
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
