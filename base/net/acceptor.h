@@ -60,7 +60,8 @@ class Acceptor {
 
   // 0 for a Unix socket.
   int port() const { return port_; }
-  // What a client dials: "127.0.0.1:9000" or "unix:/run/kvasir.sock".
+  // The address that a client dials: "127.0.0.1:9000" or
+  // "unix:/run/kvasir.sock".
   const std::string& target() const { return target_; }
 
   // Takes the connections that the system has already accepted, then closes the

@@ -19,7 +19,7 @@ namespace kvasir::router {
 
 inline constexpr char kFinalResponseParameter[] = "triton_final_response";
 
-// What an answer needs in addition to its request.
+// The data that an answer needs in addition to its request.
 struct KserveAnswerContext {
   // Null only in kTrtTokens.
   std::shared_ptr<const TextCodec> codec;

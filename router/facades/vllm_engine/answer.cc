@@ -159,7 +159,7 @@ void VllmEngineAnswer::TakeChunk(uint32_t index, GenerateStreamChunk* chunk) {
   Sample& sample = samples_[index];
   chunk->set_index(index);
   chunk->set_prompt_tokens(static_cast<uint32_t>(prompt_.size_tokens()));
-  // Of this chunk only.
+  // Only this chunk's tokens.
   chunk->set_completion_tokens(static_cast<uint32_t>(sample.new_ids.size()));
   chunk->mutable_token_ids()->Add(sample.new_ids.begin(), sample.new_ids.end());
   if (request_.sampling.has_logprobs()) {
