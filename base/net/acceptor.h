@@ -121,8 +121,8 @@ class Acceptor {
   // Used by Listen, then by the thread, then by the caller that has joined it.
   std::vector<Socket> sockets_;
   std::pair<dev_t, ino_t> unix_file_ = {};
-  size_t turned_away_ = 0;
-  absl::Time complained_at_ = absl::InfinitePast();
+  size_t num_closed_ = 0;
+  absl::Time logged_at_ = absl::InfinitePast();
 
   Mutex mutex_;
   std::unordered_map<int, ino_t> open_ ABSL_GUARDED_BY(mutex_);

@@ -44,9 +44,9 @@ void CountRefused() {
   static LogLimit* const lines = new LogLimit;
   const auto unlogged = lines->Take("header block");
   if (!unlogged.has_value()) return;
-  LogWarning("closed a connection: its header block is too long",
-             {{"limit_bytes", kMaxHeaderBlockBytes},
-              {"since_last_line", *unlogged + 1}});
+  LogWarning(
+      "closed a connection: its header block is too long",
+      {{"limit_bytes", kMaxHeaderBlockBytes}, {"since_last_line", *unlogged}});
 }
 
 // False if the connection has been shut down for what was read.
