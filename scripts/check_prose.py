@@ -46,7 +46,7 @@ PATTERNS = [
      "say 'only', or 'by itself'"),
     ("told", r"\b(is|are|was|were|be|been|being|gets|got) told\b|\bhears?\b|\bheard\b",
      "components receive, read and report; nobody talks to them"),
-    ("who", rf"\b({THINGS})s?,? (who|whom|whose)\b|\b(whom|whoever|whomever|whosoever)\b",
+    ("who", rf"\b({THINGS})s?,? (who|whom)\b|\b(whom|whoever|whomever|whosoever)\b",
      "a component is 'it'; 'that' and 'which' stand for it"),
     ("where", r"\b([Nn]ull|[Ee]mpty|[Nn]one|[Nn]othing|[Zz]ero|[Ff]alse|[Tt]rue|but|only|and|not) where\b"
               r"|\bwhere (none|nobody|nothing|there (is|are|was|were) (no|none|one|any)|(it|one|that|this|they|no \w+|a \w+|the \w+) (is|are|has|have) (not|no|none|off|on|given|set|said|absent|empty|null|there)|one is|it is not)\b",

@@ -1,4 +1,4 @@
-// The subcommands of `kvasir bench`. Each Add function declares one and sets a
+// The subcommands of kvasir-bench. Each Add function declares one and sets a
 // callback that stores the exit code.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What the ways of `kvasir bench decode` share: their flags, and decode steps
-// with what they read and where their time went.
+// The flags of `kvasir bench decode`, and measured decode steps: the bytes they
+// read and the time of each part.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct DecodeFlags {
   int64_t batch = 8;
   int64_t steps = 2;
   bool breakdown = false;
-  // Comparison with a dense cache.
+  // The plans that are compared with a dense cache.
   std::vector<std::string> plans;
   std::string baseline;
   std::string fill = "auto";
@@ -32,7 +32,7 @@ struct DecodeFlags {
   bool compares() const { return !plans.empty() || !baseline.empty(); }
 };
 
-// Some steps of one batch size.
+// The sums over some steps of one batch size.
 struct DecodeSample {
   double seconds = 0.0;
   double weight_bytes = 0.0;
@@ -44,18 +44,19 @@ struct DecodeSample {
 absl::StatusOr<DecodeSample> DecodeSteps(BenchEngine* engine, int64_t batch,
                                          int64_t steps);
 
-// Share of each part of a step: {"attention": 0.41, ...}, together 1.
+// The share of each part of a step: {"attention": 0.41, ...}; the sum is 1.
 nlohmann::ordered_json BreakdownOf(const worker::CpuStepProfile::Seconds& sum);
-// `sum` += the parts of a sample.
+// Adds the parts of a sample to `sum`.
 void AddParts(const DecodeSample& sample, worker::CpuStepProfile::Seconds* sum);
 
-// Sequences 1 .. batch of `context` tokens, as --fill says.
+// Starts sequences 1 .. batch with `context` tokens each, filled as --fill
+// says.
 absl::Status FillEngine(const DecodeFlags& flags, BenchEngine* engine);
 
-// Plans against the dense cache of the same model, in pairs.
+// Compares plans with the dense cache of the same model, in pairs.
 absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags);
 
-// Steps of tp ranks against those of one.
+// Compares steps of `tp` ranks with steps of one rank.
 absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags);
 
 }  // namespace kvasir::cli

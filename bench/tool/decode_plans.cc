@@ -25,14 +25,14 @@ using bench::Quantile;
 using bench::RatioOf;
 using kvasir::v1::KvPlan;
 
-// What is measured: a model and the plan that its cache follows.
+// A model and the plan of its cache.
 struct Candidate {
   std::string name;
   ModelOptions model;
   std::optional<KvPlan> plan;
 };
 
-// The dense one first.
+// The dense cache comes first.
 absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
   if (!flags.baseline.empty()) {
     if (flags.model.model.empty() || !flags.plans.empty()) {
@@ -78,13 +78,15 @@ absl::StatusOr<std::unique_ptr<BenchEngine>> MakeEngine(
   return engine;
 }
 
-// Over the cache, lifts of queries and of sums included.
+// The time of attention over the cache, including the lifts of queries and
+// sums.
 double AttentionSeconds(const DecodeSample& sample) {
   return worker::SecondsOf(sample.parts, worker::StepPart::kAttention) +
          worker::SecondsOf(sample.parts, worker::StepPart::kLifts);
 }
 
-// Samples of one candidate, those of the dense cache beside them.
+// The samples of one candidate, and those of the dense cache from the same
+// pairs.
 struct Samples {
   std::vector<double> seconds;
   std::vector<double> dense_seconds;
@@ -103,7 +105,7 @@ struct Samples {
   }
 };
 
-// Of scores and sums over one slot of all layers.
+// Multiply-adds of scores and sums for one slot in all layers.
 double FlopsPerSlotOf(BenchEngine* engine) {
   const plan::ResolvedPlan& plan = engine->model().rank().plan();
   double flops = 0;
@@ -116,7 +118,7 @@ double FlopsPerSlotOf(BenchEngine* engine) {
   return flops;
 }
 
-// Steps over the dense cache and steps over another.
+// Steps with the dense cache and steps with another cache.
 struct SamplePair {
   DecodeSample dense;
   DecodeSample own;
@@ -179,7 +181,7 @@ nlohmann::ordered_json RowOf(const DecodeFlags& flags, const std::string& name,
   return row;
 }
 
-// One sample for each line that is read, told on a line of its own.
+// Takes one sample for each line of standard input and prints it on one line.
 absl::Status RunPaced(const DecodeFlags& flags, BenchEngine* engine) {
   std::string line;
   std::printf("{\"ready\": true}\n");
@@ -231,7 +233,7 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
   for (size_t c = 1; c < candidates.size(); ++c) {
     KVASIR_ASSIGN_OR_RETURN(const auto engine,
                             MakeEngine(flags, candidates[c]));
-    // Every candidate meets the same lengths.
+    // All candidates are measured at the same lengths.
     KVASIR_RETURN_IF_ERROR(dense->Restart(flags.batch, flags.context));
     Samples samples;
     samples.flops_per_slot = FlopsPerSlotOf(engine.get());

@@ -1,5 +1,5 @@
-// A model with random prompts and no scheduler: what `bench decode` and `bench
-// prefill` measure.
+// A model that runs random prompts without a scheduler, for `bench decode` and
+// `bench prefill`.
 #pragma once
 
 #include <cstdint>
@@ -18,50 +18,53 @@ namespace kvasir::cli {
 
 struct BenchEngineOptions {
   ModelOptions model;
-  // In place of the model's own.
+  // Used instead of the model's own plan.
   std::optional<kvasir::v1::KvPlan> plan;
-  // Beyond the positions of a shape, too: random weights know no text anyway.
+  // May exceed the positions of a shape: random weights know no text anyway.
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;
-  // LoadRequest's.
+  // LoadRequest::group.
   Membership* group = nullptr;
-  bool quiet = false;  // no progress
+  bool quiet = false;  // shows no progress
 };
 
 // Owns: the model and the sequences.
 // Threads: one.
 class BenchEngine {
  public:
-  // Loads, with progress on standard error. As a rank of a group: on a thread
-  // of its own, while the others do, and so are all steps.
+  // Loads the model and shows progress on standard error. Each rank of a group
+  // loads and runs its steps on a thread of its own, at the same time as the
+  // others.
   static absl::StatusOr<std::unique_ptr<BenchEngine>> Create(
       const BenchEngineOptions& options);
 
   // Begins a sequence of random tokens, in chunks of a step's size. The last
-  // one samples.
+  // chunk samples.
   absl::Status Prefill(uint64_t sequence_id, int64_t num_tokens);
-  // Instead: random latents in every page, and sequences 1 .. count that begin
-  // behind `num_tokens` of them. What a step costs does not depend on them.
+  // Instead of Prefill: fills every page with random latents and starts
+  // sequences 1 .. count, as if each had `num_tokens` cached. The cost of a
+  // step does not depend on the values.
   absl::Status FillWithRandomLatents(int64_t count, int64_t num_tokens);
-  // The same sequences again, behind `num_tokens`; what is in the pages stays.
+  // Starts the sequences again after `num_tokens`; the pages keep their
+  // content.
   absl::Status Restart(int64_t count, int64_t num_tokens);
-  // One step: a random token for each of the sequences 1 .. count.
+  // Runs one step with a random token for each of the sequences 1 .. count.
   absl::Status Decode(int64_t count);
   void Release(uint64_t sequence_id) { runner_->Release(sequence_id); }
 
-  // Bytes that steps read: weights by the stream's counter; cached latents that
-  // every sequence in a decode step sees by the layout, from lengths.
+  // Bytes that the steps have read. Weights come from the stream's counter,
+  // cached latents from the layout and the lengths of the sequences.
   int64_t weight_bytes_read() const {
     return model_->rank().stream().weight_bytes_read();
   }
   int64_t kv_bytes_read() const { return kv_bytes_read_; }
-  // Of what all of Decode's steps have sampled: ranks of one group have the
-  // same.
+  // A hash of everything that Decode has sampled. All ranks of a group must
+  // have the same.
   uint64_t results_hash() const { return results_hash_; }
 
-  // Takes the time of each part of the steps. What a mark costs (a look at the
-  // clock) does not show in a step of milliseconds.
+  // Measures the time of each part of the steps. Reading the clock is too short
+  // to show in a step of milliseconds.
   worker::CpuStepProfile& profile() { return profile_; }
 
   bool quiet() const { return quiet_; }
@@ -77,7 +80,8 @@ class BenchEngine {
   std::unique_ptr<worker::DirectRunner> runner_;
   int64_t max_batched_tokens_ = 0;
   bool quiet_ = false;
-  int64_t prompt_tokens_ = 0;  // of the latest sequences
+  // the length that the latest sequences began with
+  int64_t prompt_tokens_ = 0;
   int64_t kv_bytes_read_ = 0;
   uint64_t results_hash_ = 0;
   uint64_t random_ = 1;

@@ -1,5 +1,5 @@
-// `kvasir bench load`: how soon a checkpoint is ready, and what memory the
-// process then holds.
+// `kvasir bench load`: the time until a checkpoint is ready, and the memory
+// that the process holds then.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -37,8 +37,8 @@ using bench::SecondsOf;
 struct LoadFlags {
   BenchFlags bench;
   ModelOptions model;
-  // Small: clearing a pool's pages takes the system as long as clearing the
-  // weights', and belongs to no checkpoint.
+  // A small pool: the time in which the system clears its pages is not part of
+  // loading a checkpoint.
   int64_t kv_cache_bytes = int64_t{128} << 20;
 };
 
@@ -78,12 +78,13 @@ class TemporaryCheckpoint {
   const std::string folder_;
 };
 
-// What a load is compared with: a folder's weight files read from front to
-// back with plain read(), a piece of `data` at a time.
+// The baseline of a load: the folder's weight files are read from front to back
+// with plain read(), in pieces that go to `data`.
 struct ReadTarget {
   char* data;
   size_t bytes;
-  // Each piece has a place of its own, so that in the end all is in memory.
+  // If set, each piece has its own place, so that all of them are in memory at
+  // the end.
   bool keep;
 };
 
@@ -139,8 +140,9 @@ absl::StatusOr<LoadTimes> Measure(const LoadFlags& flags) {
   for (int pair = 0; pair < BenchPairs(flags.bench); ++pair) {
     if (ShutdownRequested()) return absl::CancelledError("stopped");
     absl::StatusOr<int64_t> bytes = int64_t{0};
-    // Loading gives the file's pages back: the first read warms the cache
-    // again, the second is timed, and leaves it as warm for the others.
+    // Loading drops the file's pages from the page cache. The first read warms
+    // the cache again; the second is timed and leaves the cache warm for the
+    // other measurements.
     for (int pass = 0; pass < 2; ++pass) {
       const double seconds =
           SecondsOf([&] { bytes = ReadWeightFiles(flags.model.model, small); });
@@ -148,8 +150,8 @@ absl::StatusOr<LoadTimes> Measure(const LoadFlags& flags) {
       if (pass == 1) times.read.push_back(seconds);
     }
     times.file_bytes = *bytes;
-    // Where a hypervisor takes free memory away, giving it back takes longer
-    // than reading or loading. This pays for it, and shows it.
+    // If a hypervisor has taken free memory away, returning it takes longer
+    // than reading or loading. This step pays that time and shows it.
     {
       absl::StatusOr<kernels::DeviceBuffer> memory;
       times.keep.push_back(SecondsOf([&] {
@@ -184,7 +186,7 @@ absl::StatusOr<BenchReport> RunLoad(LoadFlags flags) {
   std::unique_ptr<TemporaryCheckpoint> temporary;
   if (flags.model.model.empty()) {
     DefaultBenchModel(flags.bench, &flags.model);
-    // A signal ends the run in good order, so that the folder goes with it.
+    // A signal ends the run in an orderly way, so that the folder is removed.
     HoldShutdownSignals();
     KVASIR_ASSIGN_OR_RETURN(temporary, TemporaryCheckpoint::Write(flags.model));
     flags.model.model = temporary->folder();

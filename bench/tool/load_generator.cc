@@ -61,7 +61,7 @@ class Collector {
  public:
   explicit Collector(const LoadOptions& options) : options_(options) {}
 
-  // `late`: how long after its time the request was sent.
+  // `late` is the time from when the request was due until it was sent.
   void Add(const TokenRequest& request, absl::Duration late,
            const absl::StatusOr<TokenResult>& result) {
     base::MutexLock lock(&mutex_);

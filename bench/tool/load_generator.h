@@ -1,5 +1,5 @@
-// Load on a server: a number of clients that each wait for their answer (closed
-// loop), or requests that arrive when they arrive (open loop).
+// Load on a server: clients that each wait for their answer (closed loop), or
+// requests that arrive at random times (open loop).
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ class LengthDistribution {
  public:
   static absl::StatusOr<LengthDistribution> Parse(const std::string& text);
   int64_t Sample(std::mt19937_64* random) const;
-  // The longest that was asked for; of a lognormal one, whose tail has no end,
-  // its median.
+  // The longest length; the median of a lognormal distribution, whose tail has
+  // no end.
   int64_t longest() const;
-  // The same with lengths that were asked for cut to `most` (at least 1).
+  // The same distribution with its lengths cut to `most` (at least 1).
   LengthDistribution CutTo(int64_t most) const;
 
  private:
@@ -35,10 +35,10 @@ class LengthDistribution {
 
 struct LoadOptions {
   std::string model;
-  std::string name = "load";  // of requests
+  std::string name = "load";  // prefix of the requests' ids
   int num_requests = 0;
   // Closed loop: requests at a time. Open loop: the most that may be in flight;
-  // later ones start late, which their latencies include.
+  // a later request starts late, and its latency includes the delay.
   int concurrency = 1;
   // Requests per second with exponential gaps (Poisson); 0: closed loop.
   double rate = 0.0;
@@ -57,13 +57,13 @@ struct Percentiles {
   double p99 = 0.0;
 };
 
-// INVALID_ARGUMENT when the model does not hold the lengths that were asked
-// for. (Only the tail of a lognormal distribution is cut to fit.)
+// INVALID_ARGUMENT if the lengths do not fit the model. Only the tail of a
+// lognormal distribution is cut to fit.
 absl::Status CheckLengths(const LengthDistribution& prompt_tokens,
                           const LengthDistribution& output_tokens,
                           int64_t max_model_len);
 
-// Latencies in milliseconds, from the time a request was due.
+// Latencies are in milliseconds, from the time a request was due.
 struct LoadResult {
   int64_t succeeded = 0;
   int64_t failed = 0;
@@ -72,7 +72,7 @@ struct LoadResult {
   int64_t prompt_tokens = 0;
   int64_t output_tokens = 0;
   Percentiles first_token_ms;
-  // Between responses, by token of the later one.
+  // The time between two responses, divided by the tokens of the second one.
   Percentiles inter_token_ms;
   Percentiles end_to_end_ms;
 };

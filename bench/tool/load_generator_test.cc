@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Answers at once; remembers what it was asked.
+// Answers immediately and records its requests.
 class FakeClient final : public TokenClient {
  public:
   absl::StatusOr<TokenResult> Generate(const TokenRequest& request) override {
@@ -85,8 +85,8 @@ TEST(LoadGeneratorTest, FailuresAreCountedAndTheFirstIsTold) {
 }
 
 TEST(LoadGeneratorTest, OpenLoopCountsFromWhenARequestWasDue) {
-  // One at a time at ten times the rate that 2 ms allow: the later ones are
-  // sent late, and their latencies say so.
+  // One request at a time, at ten times the rate that answers of 2 ms allow.
+  // Later requests are sent late, and their latencies include the delay.
   LoadOptions options = SmallLoad();
   options.concurrency = 1;
   options.rate = 5000;
@@ -127,7 +127,7 @@ TEST(LengthDistributionTest, LengthsThatTheModelDoesNotHoldAreRefused) {
   }
 }
 
-// `bench serve` met a model of 512 tokens with prompts of up to 512.
+// `bench serve` sent prompts of up to 512 tokens to a model of 512 tokens.
 TEST(LengthDistributionTest, DefaultsAreCutToAShortModel) {
   const auto prompts = *LengthDistribution::Parse("uniform:32:512");
   const auto outputs = *LengthDistribution::Parse("uniform:8:64");

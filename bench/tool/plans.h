@@ -1,4 +1,4 @@
-// Plans that benchmarks are told by --plan.
+// Plans that --plan names.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace kvasir::cli {
 
-// `name` is a file if it ends in .json, else one of plan::PlanPresets. A file's
-// plan of another shape is spread over this one (spread_plan.h). Errors
-// name it.
+// `name` is a file if it ends in .json, else one of plan::PlanPresets. If a
+// file's plan is for another shape, it is spread over this one (spread_plan.h).
+// Errors contain the name.
 absl::StatusOr<kvasir::v1::KvPlan> PlanNamed(const std::string& name,
                                              const model::DecoderSpec& spec);
 

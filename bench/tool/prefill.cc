@@ -30,7 +30,7 @@ struct PrefillFlags {
   int64_t tokens = 512;
 };
 
-// Of one layer, fused as the executor fuses them.
+// The matrix products of one layer, fused as in the executor.
 std::vector<bench::GemmShape> LayerShapes(const model::DecoderSpec& spec) {
   const int64_t q = spec.num_heads * spec.head_dim;
   const int64_t kv = spec.num_kv_heads * spec.head_dim;
@@ -46,7 +46,8 @@ void AddShareFigures(const bench::GemmShare& gemm,
   report->AddRatio("gemm_share",
                    RatioOf(gemm.baseline_seconds(), gemm.seconds()),
                    Target{0.85, true}, "matmuls over oneDNN's sgemm");
-  // What the whole prefill, attention and norms included, makes of it.
+  // The share of the baseline that a whole prefill, with attention and norms,
+  // reaches.
   std::vector<double> baseline = gemm.baseline_seconds();
   for (double& seconds : baseline) seconds *= layers;
   report->AddRatio("prefill_share", RatioOf(baseline, prefill_seconds),
@@ -87,7 +88,7 @@ absl::StatusOr<BenchReport> RunPrefill(PrefillFlags flags) {
   std::vector<double> prefill_seconds;
   Progress progress("prefill", BenchPairs(flags.bench), "pairs", true);
   for (int pair = 0; pair < BenchPairs(flags.bench); ++pair) {
-    // Who goes first alternates.
+    // The order alternates.
     for (int turn = 0; turn < 2; ++turn) {
       absl::Status status;
       if ((pair + turn) % 2 == 0) {

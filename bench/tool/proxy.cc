@@ -26,7 +26,7 @@ namespace {
 
 using bench::Quantile;
 
-constexpr char kModel[] = "bench";  // the scripted worker's
+constexpr char kModel[] = "bench";  // the name of the scripted worker's model
 
 struct ProxyBenchFlags {
   BenchFlags bench;
@@ -35,23 +35,25 @@ struct ProxyBenchFlags {
   int requests = 1500;
   int concurrency = 16;
   int latency_requests = 100;
-  // PEM: chain and key of servers and clients, and who signed it.
+  // PEM files: chain and key of servers and clients, and the authority that
+  // signed it.
   std::string certificate;
   std::string authorities;
 };
 
-// Each in a process of its own; the last ends first.
+// Each server has its own process; the last one ends first.
 struct Servers {
   std::unique_ptr<ForkedServer> worker;
   std::unique_ptr<ForkedServer> null_proxy;
   std::unique_ptr<ForkedServer> router;
-  // Where there are certificates.
-  std::unique_ptr<ForkedServer> tls_router;   // of a plain worker
-  std::unique_ptr<ForkedServer> mtls_worker;  // which all others' are
+  // Set if there are certificates.
+  std::unique_ptr<ForkedServer> tls_router;  // its worker speaks plain text
+  // all other workers speak plain text
+  std::unique_ptr<ForkedServer> mtls_worker;
   std::unique_ptr<ForkedServer> mtls_router;
 };
 
-// Whose hops are encrypted: none, the clients', or both by mutual TLS.
+// The hops that are encrypted: none, the clients' hop, or both by mutual TLS.
 enum class Hops { kPlain, kTls, kMutualTls };
 
 base::TlsOptions OfFiles(const ProxyBenchFlags& flags, bool authorities) {
@@ -61,7 +63,7 @@ base::TlsOptions OfFiles(const ProxyBenchFlags& flags, bool authorities) {
   return options;
 }
 
-// A server whose files are looked at as long as it runs.
+// A server with the watch that reloads its files.
 template <typename Server>
 struct Watched {
   std::shared_ptr<base::TlsWatch> watch;
@@ -78,7 +80,7 @@ ForkedServer::Running Running(std::shared_ptr<base::TlsWatch> watch,
 
 absl::StatusOr<std::unique_ptr<ForkedServer>> StartRouter(
     const ProxyBenchFlags& flags, const std::string& worker, Hops hops) {
-  // Connections that last as long as the measurement.
+  // Connections must last as long as the measurement.
   std::vector<std::string> arguments = {
       "router", absl::StrCat("--workers=", worker), "--drain-timeout=48h",
       "--max-connection-age=24h"};
@@ -144,25 +146,26 @@ absl::StatusOr<Servers> StartServers(const ProxyBenchFlags& flags) {
   return servers;
 }
 
-// A way to the worker, and what was measured on it.
+// A path to the worker, and its measurements.
 struct Way {
   std::string name;
-  const ForkedServer* server = nullptr;  // whose CPU time counts
+  // the process whose CPU time is measured
+  const ForkedServer* server = nullptr;
   RawLoad load;
-  RawCall call;       // of all tokens
-  RawCall one_token;  // of one
+  RawCall call;       // asks for all tokens
+  RawCall one_token;  // asks for one token
 
-  std::vector<double> seconds;      // of a round's load
-  std::vector<double> load_p50_ms;  // until an answer's end, under load
+  std::vector<double> seconds;      // of each round of load
+  std::vector<double> load_p50_ms;  // until the end of an answer, under load
   std::vector<double> load_p99_ms;
-  std::vector<double> first_ms;  // one at a time, until the first message
+  // until the first message, one request at a time
+  std::vector<double> first_ms;
   std::vector<double> first_p99_ms;
-  std::vector<double> cpu_us_per_request;  // of one token
-  std::vector<double> cpu_us_per_token;    // what another one adds
+  std::vector<double> cpu_us_per_request;  // for answers of one token
+  std::vector<double> cpu_us_per_token;    // for each further token
 };
 
-// In the order in which figures are told; the last two where there are
-// certificates.
+// In the order of the figures. The last two exist only with certificates.
 enum WayIndex : size_t {
   kDirect,
   kNullProxy,
@@ -217,7 +220,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Way>>> MakeWays(
   return ways;
 }
 
-// Opens connections, and looks whether every token comes on every way.
+// Opens connections and checks that all tokens arrive on every path.
 absl::Status WarmUp(const ProxyBenchFlags& flags, Way* way) {
   const int requests = std::min(flags.requests, 2 * flags.concurrency);
   KVASIR_ASSIGN_OR_RETURN(
@@ -257,7 +260,7 @@ absl::Status MeasureLoad(const ProxyBenchFlags& flags, Way* way) {
   return absl::OkStatus();
 }
 
-// One request at a time, each way after the other.
+// Sends one request at a time, on each path in turn.
 absl::Status MeasureLatency(const ProxyBenchFlags& flags,
                             const std::vector<std::unique_ptr<Way>>& ways) {
   std::vector<std::vector<double>> first_ms(ways.size());
@@ -287,7 +290,7 @@ void AddFigures(const ProxyBenchFlags& flags,
                 BenchReport* report) {
   const Way& direct = *ways[kDirect];
   const Way& null_proxy = *ways[kNullProxy];
-  // Targets are of the load that they were set for.
+  // The targets were set for this load.
   const bool as_set = flags.prompt_tokens >= 1000;
   const auto target = [as_set](double value, bool at_least) {
     return as_set ? std::optional(Target{value, at_least}) : std::nullopt;
@@ -354,7 +357,7 @@ absl::StatusOr<BenchReport> RunProxy(ProxyBenchFlags flags) {
   UseQuick(flags.bench, "--concurrency", 2, &flags.concurrency);
   UseQuick(flags.bench, "--latency-requests", 3, &flags.latency_requests);
   KVASIR_ASSIGN_OR_RETURN(const Servers servers, StartServers(flags));
-  // From here on this process has threads.
+  // From here on this process has threads and cannot fork.
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<Way>> ways,
                           MakeWays(flags, servers));
   for (const auto& way : ways) KVASIR_RETURN_IF_ERROR(WarmUp(flags, way.get()));

@@ -54,7 +54,7 @@ bool Decode(const grpc::ByteBuffer& buffer, Message* message) {
   return message->ParseFromString(bytes);
 }
 
-// `request` and its id, which is shorter than 128 bytes.
+// Appends the id, which is shorter than 128 bytes, to `request`.
 grpc::ByteBuffer WithId(const RawCall& call, const std::string& id) {
   constexpr int kLengthDelimited = 2;
   std::string field;
@@ -74,7 +74,7 @@ void AddInput(const char* name, const char* datatype, int64_t count,
   infer->add_raw_input_contents(std::move(raw));
 }
 
-// What the calls of a round share.
+// State that the calls of a round share.
 struct Round {
   const RawCall* call = nullptr;
   std::vector<std::unique_ptr<RawStub>>* stubs = nullptr;
@@ -92,7 +92,7 @@ struct Round {
 
 void StartNext(Round* round);
 
-// Frees itself; then another is started.
+// Deletes itself at its end and starts the next call.
 class OneCall final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -264,7 +264,7 @@ RawLoad::RawLoad(const std::string& target,
                  const std::shared_ptr<grpc::ChannelCredentials>& credentials)
     : connections_(std::make_unique<Connections>()) {
   base::KeepGrpcCallbackThreads();
-  // As many as a router has to a worker.
+  // A router also has two connections to a worker.
   for (int i = 0; i < 2; ++i) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);

@@ -1,5 +1,5 @@
-// Load whose own cost is small and the same for every protocol: requests that
-// were encoded once, answers that are counted and not read.
+// Load with a small cost of its own that is the same for every protocol:
+// requests are encoded once, and answers are counted but not decoded.
 #pragma once
 
 #include <grpcpp/security/credentials.h>
@@ -16,21 +16,20 @@
 
 namespace kvasir::cli {
 
-// A protocol's call for tokens, ready to be sent.
+// A call for tokens in one protocol, ready to be sent.
 struct RawCall {
   std::string method;
-  // A request without its id, and the id's field, which is appended: protobuf
-  // takes fields in any order.
+  // A request without its id, and the field of the id, which is appended.
+  // Protobuf accepts fields in any order.
   grpc::Slice request;
   int id_field = 0;
-  // How many tokens a message of the answer brings; -1: it is none of the
-  // protocol's, or an error.
+  // The number of tokens in a message of the answer; -1 for an error, or if it
+  // is not a message of the protocol.
   std::function<int64_t(const grpc::ByteBuffer&)> tokens_in;
 };
 
-// The same prompt and number of tokens, each as its protocol has it: a worker's
-// own, the KServe facade's, the VllmEngine facade's, the vllm.Inference
-// facade's (ids alone: no text is asked for).
+// Requests with the same prompt and number of tokens in four protocols:
+// kvasir.v1, KServe, VllmEngine, and vllm.Inference (token ids only, no text).
 RawCall WorkerRawCall(int64_t prompt_tokens, uint32_t max_tokens);
 RawCall KserveRawCall(const std::string& model, int64_t prompt_tokens,
                       uint32_t max_tokens);
@@ -39,21 +38,21 @@ RawCall VllmInferenceRawCall(int64_t prompt_tokens, uint32_t max_tokens);
 
 struct RawRound {
   absl::Duration took;
-  std::vector<double> first_ms;  // until an answer's first message
+  std::vector<double> first_ms;  // until the first message of an answer
   std::vector<double> total_ms;
-  int64_t tokens = 0;  // where they were asked for
+  int64_t tokens = 0;  // only if the tokens are counted
 };
 
 // Owns: its connections. Threads: one at a time; calls run on gRPC's.
 class RawLoad {
  public:
-  // Null credentials: plain text.
+  // Null credentials mean plain text.
   RawLoad(const std::string& target,
           const std::shared_ptr<grpc::ChannelCredentials>& credentials);
   ~RawLoad();
 
-  // `requests` in all, `concurrency` of them at a time. `read`: answers are
-  // decoded, and their tokens counted. The first error of a call.
+  // Runs `requests` calls, `concurrency` at a time. If `read`, answers are
+  // decoded and their tokens counted. Returns the first error of a call.
   absl::StatusOr<RawRound> Run(const RawCall& call, int requests,
                                int concurrency, bool read);
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kQuickPairs = 2;
 constexpr int64_t kQuickFootprintBytes = int64_t{16} << 20;
-// Where the CPU tells of no cache.
+// Used if the CPU reports no cache size.
 constexpr int64_t kLeastCacheBytes = int64_t{64} << 20;
 
 }  // namespace
@@ -158,7 +158,7 @@ std::string CellOf(const nlohmann::ordered_json& row, const std::string& key) {
   return cell->dump();
 }
 
-// A table, with the columns of all rows; numbers inside others are columns of
+// Prints a table with the columns of all rows. Nested numbers are columns of
 // their own: "e2e_ms/p50".
 void PrintRows(std::vector<nlohmann::ordered_json> rows) {
   if (rows.empty()) return;

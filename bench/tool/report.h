@@ -1,5 +1,5 @@
-// What all `kvasir bench` commands have in common: their flags, the machine's
-// ceilings measured beside the figures, and the one object that they print.
+// Shared by all `kvasir bench` commands: their flags, the machine's ceilings,
+// which are measured during the same run, and the report that they print.
 #pragma once
 
 #include <cstdint>
@@ -29,20 +29,19 @@ struct BenchFlags {
   int pairs = 9;
   bool quick = false;
   bool json = false;
-  // Of a command that asks a server: one that is not there has an exit code of
-  // its own.
+  // The command calls a server; a server that does not answer has its own exit
+  // code.
   bool calls_server = false;
 };
 void AddBenchFlags(CLI::App* command, BenchFlags* flags);
 
-// As many as asked for; with --quick, fewer where nobody asked.
+// The number of pairs in --pairs; fewer with --quick if --pairs was not given.
 int BenchPairs(const BenchFlags& flags);
 
-// Whether the command line, the environment or a file has the flag.
+// True if the command line, the environment or the config file has the flag.
 bool WasAsked(const BenchFlags& flags, const std::string& name);
 
-// With --quick, at most `small` in place of a default. What was asked for
-// stays.
+// With --quick, limits a default to `small`. A value that was given stays.
 template <typename T>
 void UseQuick(const BenchFlags& flags, const std::string& name, T small,
               T* value) {
@@ -51,31 +50,31 @@ void UseQuick(const BenchFlags& flags, const std::string& name, T small,
   }
 }
 
-// With --quick and no model named: a tiny shape; else a model of 1.1 billion
-// parameters, so that weights do not fit into any cache.
+// If no model is named: a tiny shape with --quick, else a model of 1.1 billion
+// parameters, whose weights do not fit into any CPU cache.
 void DefaultBenchModel(const BenchFlags& flags, ModelOptions* model);
 
-// Measures what the machine can do at most, again and again during a run.
+// Measures the most that the machine can do, repeatedly during a run.
 //
 // Threads: one.
 class MachineCeilings {
  public:
-  // `quick`: over a small buffer, which fits into caches. RESOURCE_EXHAUSTED
-  // when there is no memory for it.
+  // `quick` uses a small buffer that fits into the CPU's caches.
+  // RESOURCE_EXHAUSTED if there is no memory for the buffer.
   static absl::StatusOr<MachineCeilings> Create(base::ThreadPool* pool,
                                                 bool quick);
 
-  // Four times the last-level cache: what is read in turn within so much comes
-  // from memory.
+  // Four times the last-level cache. If so much data is read in turn, each byte
+  // comes from memory.
   static int64_t FootprintBytes();
 
   // One pass over a buffer of FootprintBytes.
   double MeasureBytesPerSecond();
-  // The same, and multiply-adds in registers.
+  // The same pass, and multiply-adds in registers.
   bench::Ceilings Measure();
 
-  // {cpu, threads, simd, llc_bytes, read_bandwidth_bytes_per_second,
-  // f32_flops, ...}: medians of what was measured.
+  // {cpu, threads, simd, llc_bytes, read_bandwidth_bytes_per_second, f32_flops,
+  // ...} with the medians of all measurements.
   nlohmann::ordered_json ToJson();
 
  private:
@@ -91,15 +90,15 @@ class MachineCeilings {
 
 struct Target {
   double value = 0.0;
-  bool at_least = true;  // else at most
+  bool at_least = true;  // false: the figure must be at most the limit
 };
 
-// Figures by name, in the order in which they were added.
+// Named figures in the order in which they were added.
 class BenchReport {
  public:
   explicit BenchReport(nlohmann::ordered_json machine)
       : machine_(std::move(machine)) {}
-  // For one that measures its ceilings while rows come in.
+  // For benchmarks that measure the ceilings while they add rows.
   void SetMachine(nlohmann::ordered_json machine) {
     machine_ = std::move(machine);
   }
@@ -107,14 +106,15 @@ class BenchReport {
   void AddFigure(const std::string& name, double value,
                  std::optional<Target> target = std::nullopt,
                  const std::string& note = "");
-  // A median over pairs; marks it undecided when they spread too far, or are
-  // too few.
+  // Adds a median over pairs. It is marked undecided if the pairs spread too
+  // far or are too few.
   void AddRatio(const std::string& name, const bench::PairedRatio& ratio,
                 std::optional<Target> target = std::nullopt,
                 const std::string& note = "");
-  // Says that a figure means nothing, whatever its own spread.
+  // Marks a figure undecided, whatever its spread.
   void MarkUndecided(const std::string& name);
-  // A target that this run was not made for, or a figure that is left out.
+  // Explains a target that does not apply to this run, or a figure that is
+  // missing.
   void AddNote(const std::string& note) { notes_.push_back(note); }
   void AddRow(nlohmann::ordered_json row) { rows_.push_back(std::move(row)); }
 
@@ -139,7 +139,8 @@ class BenchReport {
   bool told_too_few_pairs_ = false;
 };
 
-// Runs and prints it, or says why not. The command's callback.
+// Sets the command's callback, which runs the benchmark and prints its report
+// or its error.
 void SetBench(CLI::App* command, std::shared_ptr<const BenchFlags> flags,
               std::function<absl::StatusOr<BenchReport>()> run, int* exit_code);
 

@@ -1,4 +1,4 @@
-// `kvasir bench scheduler`: what planning a step costs.
+// `kvasir bench scheduler`: the cost of planning a step.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -20,7 +20,7 @@ struct SchedulerFlags {
   worker::SchedulerBenchOptions options;
 };
 
-// The middle half of some runs, relative to their median.
+// The median of some runs, and their middle half relative to it.
 bench::PairedRatio MedianOf(const std::vector<double>& values) {
   return bench::RatioOf(values, std::vector<double>(values.size(), 1.0));
 }

@@ -1,4 +1,5 @@
-// `kvasir bench serve`: load over gRPC, and what the router adds to a request.
+// `kvasir bench serve`: load over gRPC, and the time that the router adds to a
+// request.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -33,7 +34,7 @@ struct ServeBenchFlags {
   BenchFlags bench;
   ModelOptions model;
   std::string endpoint;
-  DialTlsFlags tls;  // of both
+  DialTlsFlags tls;  // for router and worker
   std::string worker_endpoint;
   std::string model_name;
   std::string mode = "both";
@@ -45,18 +46,19 @@ struct ServeBenchFlags {
   std::string output_tokens = kOutputTokens;
   int64_t latency_prompt_tokens = 1000;
   uint64_t seed = 1;
-  // Of a server that does not tell them.
+  // Used if the server does not report them.
   int64_t max_model_len = 1024;
   int32_t vocab_size = 256;
 };
 
-// What is loaded: a server that runs, or one of our own.
+// The server under load: one that runs already, or one that this program
+// starts.
 struct TestedServer {
   // Programs of this build, in the order in which they start.
   std::unique_ptr<ForkedServer> own_worker;
   std::unique_ptr<ForkedServer> own_router;
   std::string router_endpoint;
-  std::string worker_endpoint;  // empty: not known
+  std::string worker_endpoint;  // empty: unknown
   std::shared_ptr<grpc::ChannelCredentials> router_credentials;
   std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
   std::string model;
@@ -64,7 +66,7 @@ struct TestedServer {
   int32_t vocab_size = 0;
 };
 
-// A worker of the model that the flags name, with a router.
+// Starts a worker of the model that the flags name, and a router.
 absl::Status StartOwn(const ServeBenchFlags& flags, TestedServer* server) {
   const std::vector<std::string> ports = {"--admin-port=0", "--health-port=0",
                                           "--metrics-port=0"};
@@ -100,7 +102,7 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(server.router_credentials,
                           DialCredentials(tls, server.router_endpoint));
   if (!server.worker_endpoint.empty()) {
-    // A worker knows routers, not their clients.
+    // A worker accepts routers, not the tokens of their clients.
     DialTlsFlags to_worker = tls;
     to_worker.token_file.clear();
     KVASIR_ASSIGN_OR_RETURN(server.worker_credentials,
@@ -185,7 +187,7 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
                           LengthDistribution::Parse(flags.prompt_tokens));
   KVASIR_ASSIGN_OR_RETURN(options.output_tokens,
                           LengthDistribution::Parse(flags.output_tokens));
-  // The defaults fit whatever model it is.
+  // The defaults are cut to fit any model.
   if (!WasAsked(flags.bench, "--output-tokens")) {
     options.output_tokens =
         options.output_tokens.CutTo(server.max_model_len / 2);
@@ -214,12 +216,13 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
   if (flags.mode != "open" || rate == 0.0) {
     options.concurrency = flags.concurrency;
     KVASIR_ASSIGN_OR_RETURN(loads.closed, run("closed loop"));
-    // Half of what a few clients get: busy, not overrun.
+    // Half of the rate that a few clients reach: the server is busy but not
+    // overloaded.
     if (rate == 0.0) {
       rate = 0.5 * static_cast<double>(loads.closed->succeeded) /
              loads.closed->seconds;
     }
-    ++options.seed;  // other prompts
+    ++options.seed;  // gives other prompts
   }
   if (flags.mode != "closed" && rate > 0) {
     options.rate = rate;
@@ -229,7 +232,7 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
   return loads;
 }
 
-// By pair, in milliseconds: until the first token, and until the end.
+// The time until the first token and until the end, in milliseconds, by pair.
 struct LatencyPairs {
   std::vector<double> router;
   std::vector<double> worker;
@@ -242,9 +245,9 @@ double FirstTokenMs(const TokenResult& result) {
       result.arrivals.empty() ? result.total : result.arrivals.front().at);
 }
 
-// One token for the same prompt each time: the engine answers from its prefix
-// cache, so its own time is short and steady, and the router's stands out. Who
-// goes first alternates.
+// Asks for one token after the same prompt each time. The engine answers from
+// its prefix cache, so its time is short and steady and the router's time is
+// visible. The order alternates.
 absl::StatusOr<LatencyPairs> MeasureLatency(int pairs, int64_t prompt_tokens,
                                             const TestedServer& server,
                                             TokenClient* router,

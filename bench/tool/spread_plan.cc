@@ -18,7 +18,8 @@ using kvasir::v1::RopeLowRankSpace;
 
 constexpr int64_t kGrain = 8;  // channels
 
-// Ends of runs at the same shares of a latent that is `to` / `from` as wide.
+// Moves the ends of runs to the same shares of a latent that is `to` / `from`
+// times as wide.
 absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
   if (!codec->has_bits() || from == to) return absl::OkStatus();
   int64_t end = 0;
@@ -50,7 +51,7 @@ int64_t HeadsOf(const Groups& groups) {
   return heads;
 }
 
-// The groups for `heads` heads, by make(group of before, first head, count).
+// Makes the groups for `heads` heads by make(old group, first head, count).
 template <typename Groups, typename Make>
 absl::Status SpreadGroups(const Groups& groups, int64_t heads,
                           const Make& make) {
@@ -67,8 +68,8 @@ absl::Status SpreadGroups(const Groups& groups, int64_t heads,
   return absl::OkStatus();
 }
 
-// The channels of a group, one by one, as those of `count` heads: each pair's
-// stay as many for a head as they are.
+// The channels of a group for `count` heads: each pair keeps its number of
+// channels per head.
 RopeLowRankSpace::Group ForHeads(const RopeLowRankSpace::Group& group,
                                  int64_t count) {
   std::map<uint32_t, int64_t> ranks;
@@ -123,7 +124,7 @@ absl::Status SpreadPart(const plan::AttentionShape& shape, Part* part) {
   const auto& groups = from.rope_low_rank().groups();
   for (const RopeLowRankSpace::Group& group : groups) {
     const auto& ranks = group.rank_per_pair();
-    // As planners write them; others have ranks of their own.
+    // Planners write such groups; others have ranks of their own.
     if (group.heads_size() == 0 || group.pairs().empty() ||
         std::any_of(ranks.begin(), ranks.end(),
                     [](uint32_t rank) { return rank != 1; })) {
@@ -144,7 +145,7 @@ absl::Status SpreadPart(const plan::AttentionShape& shape, Part* part) {
                      part->mutable_codec());
 }
 
-// Whole heads do not say how many there are.
+// The number of heads; 0 for whole heads, which do not list them.
 int64_t HeadsOf(const Part& part) {
   return part.has_low_rank()        ? HeadsOf(part.low_rank().groups())
          : part.has_rope_low_rank() ? HeadsOf(part.rope_low_rank().groups())

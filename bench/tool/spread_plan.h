@@ -1,5 +1,6 @@
-// A plan that was made for one model on the shape of another: what its cache
-// would cost there. Benchmarks only; such a plan has no tensors.
+// Stretches a plan that was made for one model over the shape of another, to
+// measure what its cache would cost there. Only for benchmarks: such a plan has
+// no tensors.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -8,13 +9,14 @@
 
 namespace kvasir::cli {
 
-// Layers of `shape` get those of the plan in order, stretched over its depth;
-// groups of one head stay so, and groups of all heads become groups of all.
-// Each latent keeps its share of channels of each width, to a multiple of 8,
-// and one that commutes as many of each pair for a head. A plan of this shape
-// comes back as it is. UNIMPLEMENTED: other groups. INVALID_ARGUMENT: groups
-// without heads or rank, runs wider than they. Heads of both shapes have as
-// many dims.
+// The plan's layers are distributed over the layers of `shape` in order. Groups
+// of one head stay groups of one head, and groups of all heads become groups of
+// all heads. Each latent keeps its share of channels of each bit width, rounded
+// to a multiple of 8; a commuting latent keeps as many channels of each pair
+// per head. A plan of this shape is returned unchanged. Heads of both shapes
+// have the same number of dims. Errors: UNIMPLEMENTED for other groups;
+// INVALID_ARGUMENT for groups without heads or rank, and for runs that are
+// wider than their group.
 absl::StatusOr<kvasir::v1::KvPlan> SpreadPlan(
     const kvasir::v1::KvPlan& plan, const plan::AttentionShape& shape);
 

@@ -85,7 +85,7 @@ TEST(SpreadPlanTest, AnotherShapeHasTheSameHistogram) {
   ASSERT_EQ(own.low_rank().groups_size(), 6);
   EXPECT_EQ(own.low_rank().groups(5).heads(0), 5);
   EXPECT_EQ(own.codec().bits().runs(0).channels(), 8);
-  // Four times as many heads in all: as many bytes of each as before.
+  // With four times as many heads, each head takes as many bytes as before.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto before,
       cache::PageLayout::Create(plan, ShapeOf(2, 3), {.page_tokens = 64}));
@@ -98,7 +98,7 @@ TEST(SpreadPlanTest, AnotherShapeHasTheSameHistogram) {
   }
 }
 
-// Three channels of each pair, for three heads.
+// There are three channels of each pair for three heads.
 TEST(SpreadPlanTest, KeysOfAllHeadsThatCommuteHaveAsManyChannelsForAHead) {
   kvasir::v1::KvPlan plan = PlanWith(kAllHeads, kAllHeads);
   for (auto& layer : *plan.mutable_layers()) {
@@ -144,7 +144,7 @@ TEST(SpreadPlanTest, GroupsOfSomeHeadsAreRefused) {
                        testing::HasSubstr("of one head or of all")));
 }
 
-// A plan file is no checked plan yet.
+// The plan in a file has not been validated yet.
 TEST(SpreadPlanTest, GroupsWithoutHeadsOrRankAndRunsBeyondThemAreRefused) {
   const auto refusal = [](const std::string& groups, const std::string& runs) {
     const std::string values = ValuesOf(groups, runs);
@@ -164,7 +164,7 @@ TEST(SpreadPlanTest, GroupsWithoutHeadsOrRankAndRunsBeyondThemAreRefused) {
                                           "more in a latent of 16")));
 }
 
-// Ends of runs are products of ranks: those of 2^32 - 1 overflow.
+// Ends of runs are products of ranks, which overflow for ranks of 2^32 - 1.
 TEST(SpreadPlanTest, RanksAboveAllDimsOfTheirHeadsAreRefused) {
   const std::string values =
       ValuesOf(R"({"heads": [0, 1, 2], "rank": 4294967295})",

@@ -1,5 +1,5 @@
-// Clients that send and get token ids, for load: through a router's KServe
-// facade, or straight to a worker.
+// Clients for load that send and receive token ids: through a router's KServe
+// facade, or directly to a worker.
 #pragma once
 
 #include <grpcpp/security/credentials.h>
@@ -15,9 +15,9 @@
 
 namespace kvasir::cli {
 
-// Greedy; runs to max_tokens whatever comes.
+// Greedy sampling up to max_tokens, without end tokens.
 struct TokenRequest {
-  std::string model;  // not told to a worker
+  std::string model;  // not sent to a worker
   std::string request_id;
   std::vector<int32_t> prompt_ids;
   uint32_t max_tokens = 1;
@@ -29,17 +29,17 @@ struct TokenResult {
     absl::Duration at;
     int64_t num_tokens = 0;
   };
-  std::vector<Arrival> arrivals;  // of responses that brought tokens
+  std::vector<Arrival> arrivals;  // one for each response with tokens
   absl::Duration total;
 
   int64_t num_tokens() const;
 };
 
-// Threads: any, side by side.
+// Threads: any, at the same time.
 class TokenClient {
  public:
   virtual ~TokenClient() = default;
-  // One request to its end. The server's errors.
+  // Runs one request to its end. Returns the server's errors.
   virtual absl::StatusOr<TokenResult> Generate(const TokenRequest& request) = 0;
 };
 
@@ -53,7 +53,7 @@ std::unique_ptr<TokenClient> MakeWorkerTokenClient(
     const std::string& endpoint,
     const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
-// What a worker says of itself.
+// The worker's answer to GetInfo.
 absl::StatusOr<kvasir::v1::WorkerInfo> GetWorkerInfo(
     const std::string& endpoint,
     const std::shared_ptr<grpc::ChannelCredentials>& credentials,

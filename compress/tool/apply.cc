@@ -1,5 +1,5 @@
-// `kvasir-compress apply`: writes the weights of a plan, or makes the plan on
-// the way.
+// `kvasir-compress apply`: writes the weights of a plan, which it makes first
+// if none is given.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -74,8 +74,8 @@ absl::StatusOr<KvPlan> ReadPlan(const std::string& path,
                                    ": ", valid.message()));
 }
 
-// What lies beside the plan's file, if it is of that plan; else says why it
-// stays there.
+// The prediction beside the plan's file, if it belongs to this plan. Otherwise
+// prints why it is not used.
 std::optional<std::string> ReadPredictionBeside(const std::string& path,
                                                 const KvPlan& plan,
                                                 bool quiet) {
@@ -130,7 +130,7 @@ CalibrationNeeds NeedsOfAppliers(const KvPlan& plan,
   return needs;
 }
 
-// The same inputs with what else the appliers need.
+// Adds the parts of a calibration that only the appliers need.
 absl::Status Complete(const CalibrationFlags& flags,
                       const model::Checkpoint& checkpoint,
                       const CalibrationNeeds& needs,
@@ -237,7 +237,7 @@ absl::Status PrintResult(const ApplyFlags& flags,
   return absl::OkStatus();
 }
 
-absl::Status RunApply(ApplyFlags& flags) {
+absl::Status RunApply(const CLI::App& command, ApplyFlags& flags) {
   const absl::Time start = absl::Now();
   KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
                           OpenBase(flags.calibration));
@@ -279,15 +279,17 @@ absl::Status RunApply(ApplyFlags& flags) {
   if (flags.dry_run) return PrintResult(flags, checkpoint, applied);
   KVASIR_ASSIGN_OR_RETURN(const compress::Decomposition decomposition,
                           compress::DecompositionOf(applied.plan));
-  KVASIR_RETURN_IF_ERROR(Complete(flags.calibration, checkpoint,
-                                  NeedsOfAppliers(applied.plan, decomposition),
-                                  inputs));
-  // The id is that behind the plan, whose ranks say more than the factors; a
-  // plan that needed none gets the factors'.
-  if (inputs.calibration() != nullptr &&
-      applied.plan.provenance().calibration_id().empty()) {
-    applied.plan.mutable_provenance()->set_calibration_id(
-        inputs.calibration()->id);
+  CalibrationNeeds needs = NeedsOfAppliers(applied.plan, decomposition);
+  if (!flags.plan.empty()) {
+    UseCalibrationOf(applied.plan, command, &flags.calibration, &needs);
+  }
+  KVASIR_RETURN_IF_ERROR(
+      Complete(flags.calibration, checkpoint, needs, inputs));
+  // The id names the calibration that the plan was made with, because ranks
+  // depend on it more than factors. A plan that needed no calibration gets the
+  // id of the factors' calibration.
+  if (applied.plan.provenance().calibration_id().empty()) {
+    RecordCalibration(flags.calibration, inputs, &applied.plan);
   }
   KVASIR_RETURN_IF_ERROR(SayCost(flags, checkpoint, applied.plan, inputs));
   KVASIR_RETURN_IF_ERROR(compress::CatchTorch(
@@ -306,7 +308,8 @@ void AddApplyCommand(CLI::App* app, int* exit_code) {
   AddCalibrationFlags(command, flags->calibration);
   AddMethodFlags(command, flags->method, /*required=*/false);
   AddFlag(command, "--plan", flags->plan,
-          "File that plan has written; else the flags of plan");
+          "File that the command plan has written, applied with the "
+          "calibration that the plan names; instead of --method");
   ArtifactOptions& artifact = flags->artifact;
   AddFlag(command, "--out", artifact.out, "Folder to write");
   AddFlag(command, "--dtype", flags->dtype,
@@ -318,13 +321,13 @@ void AddApplyCommand(CLI::App* app, int* exit_code) {
             "Link what is as in the base model instead of copying it: a small "
             "folder, which needs the base's where it is");
   AddSwitch(command, "--overwrite", artifact.overwrite,
-            "Replace a checkpoint that is there");
+            "Replace an existing checkpoint");
   AddSwitch(command, "--dry-run", flags->dry_run,
             "Show the plan and write nothing");
   AddSwitch(command, "--profile", flags->profile,
-            "Also time LAPACK alone on the same matrices");
+            "Also time LAPACK by itself on the same matrices");
   AddSwitch(command, "--json", flags->json, "Print a JSON object");
-  command->callback([flags, exit_code] {
+  command->callback([command, flags, exit_code] {
     if (flags->plan.empty() == flags->method.method.empty()) {
       throw CLI::ValidationError("give one of --plan and --method");
     }
@@ -332,7 +335,7 @@ void AddApplyCommand(CLI::App* app, int* exit_code) {
       throw CLI::ValidationError("--out is required");
     }
     CheckMethodFlags(flags->method);
-    Report(RunApply(*flags), exit_code);
+    Report(RunApply(*command, *flags), exit_code);
   });
 }
 

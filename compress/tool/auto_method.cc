@@ -24,7 +24,7 @@ using compress::AutoPrediction;
 using compress::CurvePoint;
 using compress::DomainLoss;
 
-// Stars for 0 .. 1.
+// A bar of stars for a share from 0 to 1.
 std::string Bar(double share) {
   constexpr double kStars = 40;
   return std::string(static_cast<size_t>(std::lround(kStars * share)), '*');
@@ -43,7 +43,7 @@ std::string HistogramText(const AutoPrediction& prediction) {
   return text;
 }
 
-// The curve's point next to the plan.
+// The point of the curve that is nearest to the plan.
 size_t ChosenPoint(const AutoPrediction& prediction) {
   const auto distance = [&](const CurvePoint& point) {
     return std::abs(point.bytes - prediction.bytes);
@@ -88,8 +88,8 @@ std::string DomainsText(const AutoPrediction& prediction) {
   return text;
 }
 
-// A prediction that promises something is worth its measurement; that of given
-// bytes changes no plan.
+// With --max-kl the prediction decides the plan, so it is measured. With a
+// given number of bytes it does not change the plan.
 constexpr int kDefaultProbes = 5;
 
 int ProbesOf(const AutoFlags& flags, bool by_bytes,
@@ -99,7 +99,7 @@ int ProbesOf(const AutoFlags& flags, bool by_bytes,
   return !by_bytes && !flags.kappa && can ? kDefaultProbes : 0;
 }
 
-// Measures plans, once it is asked to, and shows how far it is.
+// Measures plans when it is asked to, and shows its progress.
 class Prober {
  public:
   Prober(const CalibrationFlags& machine, const model::Checkpoint& checkpoint,

@@ -1,5 +1,5 @@
-// `kvasir-compress calibrate`: what plans that weigh errors are made of, ahead
-// of them.
+// `kvasir-compress calibrate`: measures in advance what plans that weigh errors
+// need.
 #include <memory>
 #include <string>
 #include <vector>

@@ -9,10 +9,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/cli/flags.h"
 #include "base/cli/progress.h"
 #include "base/cli/units.h"
+#include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "compress/calibrate/built_in_domains.h"
@@ -34,14 +36,15 @@ using compress::CalibrationSample;
 
 constexpr int64_t kSequenceTokens = 1024;
 constexpr int64_t kTokens = 16384;
-// A matrix of each layer's keys and of its values is estimated from them.
+// A matrix for each layer's keys and values is estimated from so many tokens.
 constexpr int64_t kInformationTokens = 114688;
-// Of each domain's sequences: what quantizers are judged on.
+// The share of each domain's sequences on which quantizers are judged.
 constexpr double kHeldOutShare = 0.1;
-// The first tokens draw attention whatever they say; plans keep them exact.
+// The first tokens attract attention whatever their content; plans keep them
+// exact.
 constexpr int64_t kSinkTokens = 4;
 
-// What --text names: a file, or a domain and its file.
+// A value of --text: a file, or a domain and its file.
 struct NamedText {
   std::string name;
   std::string path;
@@ -81,6 +84,11 @@ absl::StatusOr<std::vector<compress::DomainText>> ReadDomains(
   return domains;
 }
 
+int64_t TokensOf(const CalibrationFlags& flags, bool information) {
+  if (flags.tokens > 0) return flags.tokens;
+  return information ? kInformationTokens : kTokens;
+}
+
 absl::StatusOr<CalibrationSample> ReadSample(
     const CalibrationFlags& flags, const model::Checkpoint& checkpoint,
     bool information) {
@@ -88,9 +96,7 @@ absl::StatusOr<CalibrationSample> ReadSample(
                           ReadDomains(flags));
   const model::DecoderSpec& spec = checkpoint.spec();
   compress::SampleOptions options;
-  options.tokens = flags.tokens > 0 ? flags.tokens
-                   : information    ? kInformationTokens
-                                    : kTokens;
+  options.tokens = TokensOf(flags, information);
   options.seed = flags.seed;
   options.sequence_tokens =
       flags.sequence_tokens > 0
@@ -116,7 +122,7 @@ absl::StatusOr<CalibrationSample> ReadSample(
       absl::StrCat(flags.texts[0], ": ", sample.status().message()));
 }
 
-// What it will take, before it is taken.
+// Prints the cost before the work begins.
 absl::Status SayCost(const model::Checkpoint& checkpoint,
                      const CalibrationSample& sample,
                      const CalibrateOptions& options, bool quiet) {
@@ -144,7 +150,7 @@ absl::Status SayCost(const model::Checkpoint& checkpoint,
     }
     absl::FPrintF(stderr, "\n");
   }
-  // What a GPU has, its allocator says.
+  // A GPU's allocator reports when its memory is exhausted.
   if (!options.device.is_cpu()) return absl::OkStatus();
   const int64_t available = base::ReadMachineLimits().available_bytes;
   if (available > 0 && cost.peak_bytes() > available) {
@@ -208,6 +214,52 @@ void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags) {
       "Folder of finished calibrations and of the states of stopped ones; "
       "none: neither is kept");
   AddDeviceFlag(command, flags.device);
+}
+
+void RecordCalibration(const CalibrationFlags& flags,
+                       const CalibrationInputs& inputs,
+                       kvasir::v1::KvPlan* plan) {
+  if (inputs.calibration() == nullptr) return;
+  auto* provenance = plan->mutable_provenance();
+  provenance->set_calibration_id(inputs.calibration()->id);
+  auto* settings = provenance->mutable_calibration();
+  settings->mutable_texts()->Assign(flags.texts.begin(), flags.texts.end());
+  const bool information = inputs.calibration()->has_information();
+  settings->set_tokens(TokensOf(flags, information));
+  settings->set_sequence_tokens(flags.sequence_tokens);
+  settings->set_seed(flags.seed);
+  settings->set_information(information);
+  settings->set_labels_per_position(flags.labels_per_position);
+}
+
+void UseCalibrationOf(const kvasir::v1::KvPlan& plan, const CLI::App& command,
+                      CalibrationFlags* flags, CalibrationNeeds* needs) {
+  if (!plan.provenance().has_calibration()) return;
+  const auto& settings = plan.provenance().calibration();
+  const auto given = [&](const char* flag) { return command.count(flag) > 0; };
+  if (!given("--text")) {
+    flags->texts.assign(settings.texts().begin(), settings.texts().end());
+  }
+  if (!given("--calibration-tokens")) flags->tokens = settings.tokens();
+  if (!given("--sequence-tokens")) {
+    flags->sequence_tokens = settings.sequence_tokens();
+  }
+  if (!given("--seed")) flags->seed = settings.seed();
+  if (!given("--labels-per-position")) {
+    flags->labels_per_position =
+        static_cast<decltype(flags->labels_per_position)>(
+            settings.labels_per_position());
+  }
+  if (needs->statistics) needs->parts.information |= settings.information();
+  if (!flags->quiet && (needs->statistics || needs->sample)) {
+    absl::FPrintF(stderr,
+                  "calibration: with the settings of the plan's calibration "
+                  "%s, except for flags that are given (%d tokens, %s)\n",
+                  plan.provenance().calibration_id(), flags->tokens,
+                  flags->texts.empty()
+                      ? "the built-in domains"
+                      : base::Printable(absl::StrJoin(flags->texts, ", ")));
+  }
 }
 
 absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags) {

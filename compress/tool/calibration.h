@@ -1,4 +1,4 @@
-// The model and the calibration text of kvasir-compress plan and apply.
+// The model and the calibration of the commands plan and apply.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include "compress/calibrate/calibrate.h"
 #include "compress/calibrate/calibration_sample.h"
 #include "model/checkpoint/checkpoint.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace CLI {
 class App;
@@ -21,12 +22,13 @@ namespace kvasir::cli {
 
 struct CalibrationFlags {
   std::string model;
-  std::string tokenizer;           // empty: the model's
+  std::string tokenizer;           // empty: the model's own
   std::vector<std::string> texts;  // FILE or NAME=FILE
-  int64_t tokens = 0;              // 0: 16384, with information 114688
-  int64_t sequence_tokens = 0;     // 0: 1024, or what the model takes
+  int64_t tokens = 0;  // 0: 16384 tokens; 114688 if information is measured
+  // 0: 1024, or the model's limit if that is smaller
+  int64_t sequence_tokens = 0;
   uint64_t seed = 42;
-  std::string cache;  // "none": none
+  std::string cache;  // "none": nothing is kept
   std::string device = "auto";
   int threads = 0;
   int64_t micro_batch = 0;
@@ -35,18 +37,18 @@ struct CalibrationFlags {
 };
 void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags);
 
-// The checkpoint to compress. InvalidArgument for one that is compressed;
-// FailedPrecondition for a device that is not there.
+// Opens the checkpoint to compress. InvalidArgument if it is compressed
+// already; FailedPrecondition if the device does not exist.
 absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 
-// What a method or a plan asks for.
+// The parts of a calibration that a method or a plan needs.
 struct CalibrationNeeds {
-  // Tokens alone: ranges of codes.
+  // Only tokens, for the ranges of codes.
   bool sample = false;
-  // Grams and energies; includes the sample.
+  // Gram matrices and energies; this includes the sample.
   bool statistics = false;
-  // With information the sample, alone or not, has held out sequences and
-  // counts no sinks, and the built-in domains do where no text is given.
+  // If information is needed, the sample has held-out sequences and skips sink
+  // tokens, and the built-in domains are used if no text is given.
   compress::CalibrationParts parts = {.fisher = false};
 };
 
@@ -59,12 +61,23 @@ struct CalibrationInputs {
   }
 };
 
-// Reads, samples and measures, as far as needed. Says on standard error what it
-// will take before it begins, and how it goes on.
-// Errors: InvalidArgument without a text where one is needed; as Calibrate.
+// Reads, samples and measures as much as is needed. Prints the cost on standard
+// error before it begins, and then progress.
+// Errors: InvalidArgument if a text is needed and none is given; those of
+// Calibrate.
 absl::StatusOr<CalibrationInputs> PrepareCalibration(
     const CalibrationFlags& flags, const model::Checkpoint& checkpoint,
     const CalibrationNeeds& needs);
+
+// Writes into the plan's provenance which calibration it was made with.
+void RecordCalibration(const CalibrationFlags& flags,
+                       const CalibrationInputs& inputs,
+                       kvasir::v1::KvPlan* plan);
+// Makes `flags` and `needs` ask for the calibration that the plan was made
+// with, except for flags that `command` was given. Prints that on standard
+// error.
+void UseCalibrationOf(const kvasir::v1::KvPlan& plan, const CLI::App& command,
+                      CalibrationFlags* flags, CalibrationNeeds* needs);
 
 // "45 s", "12 min".
 std::string HumanTime(absl::Duration time);

@@ -1,4 +1,5 @@
-// The commands of kvasir-compress, one file each, and what they share.
+// The commands of kvasir-compress, one file each, and the functions that they
+// share.
 #pragma once
 
 #include <string>
@@ -11,12 +12,13 @@ class App;
 
 namespace kvasir::cli {
 
-// From now on SIGINT and SIGTERM are kept for StopAsked; the second one ends
-// the process at once.
+// From now on StopAsked reports the first SIGINT or SIGTERM; a second one ends
+// the process immediately.
 void HoldStopSignals();
 bool StopAsked();
 
-// The reason on standard error and an exit code, unless all is well.
+// If `status` is an error: prints the reason on standard error and sets an exit
+// code.
 void Report(const absl::Status& status, int* exit_code);
 
 // --device, for compress::OpenDevice.

@@ -1,5 +1,5 @@
-// `kvasir-compress evaluate`: what compressed models lose against their
-// teacher, and what their caches take.
+// `kvasir-compress evaluate`: the loss of compressed models against their
+// teacher, and the bytes of their caches.
 #include "compress/evaluate/evaluate.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ using compress::EvaluationRow;
 using compress::Evaluator;
 using compress::ReferenceDecoder;
 
-// A candidate as it is, among its evictions.
+// Names the candidate without eviction in the list of evictions.
 constexpr char kNoEviction[] = "none";
 
 struct EvaluateFlags {
@@ -76,7 +76,8 @@ struct LoadedModel {
   std::unique_ptr<ReferenceDecoder> decoder;
 };
 
-// The plan in a folder, if it has one, with the name's own exact tokens.
+// The plan in a folder, if it has one, with the exact tokens that the
+// candidate's name asks for.
 absl::StatusOr<std::optional<kvasir::v1::KvPlan>> PlanOf(
     const compress::PlannedName& name, const model::Checkpoint& checkpoint) {
   std::optional<kvasir::v1::KvPlan> plan;
@@ -113,7 +114,8 @@ absl::StatusOr<LoadedModel> LoadModel(const compress::PlannedName& name,
                      std::make_unique<ReferenceDecoder>(std::move(decoder))};
 }
 
-// [B, T] for the ranges of per-channel baselines; undefined without a text.
+// [B, T] tokens for the ranges of per-channel baselines; an undefined tensor if
+// there is no text.
 absl::StatusOr<at::Tensor> CalibrationIds(const EvaluateFlags& flags,
                                           const model::Tokenizer& tokenizer,
                                           const ReferenceDecoder& teacher) {
@@ -174,7 +176,7 @@ void PrintRow(const EvaluationRow& row) {
   absl::PrintF("\n");
 }
 
-// One candidate after the other, each loaded for its turn.
+// Evaluates one candidate after the other; each is loaded for its turn.
 class EvaluateRun {
  public:
   explicit EvaluateRun(const EvaluateFlags& flags) : flags_(flags) {}
@@ -182,8 +184,7 @@ class EvaluateRun {
   absl::Status Run() {
     const absl::Status status = Measure();
     EndLine();
-    // In one piece, where lines of progress are not rewritten too; and what was
-    // measured before a later candidate failed.
+    // Prints the report in one piece, also if a later candidate has failed.
     if (!report_.has_value()) return status;
     PrintHead(*report_, flags_.repeat_test);
     for (const EvaluationRow& row : report_->rows) PrintRow(row);
@@ -228,14 +229,14 @@ class EvaluateRun {
     return absl::OkStatus();
   }
 
-  // After every candidate: whoever is stopped keeps what was measured.
+  // Called after every candidate, so that results survive an interruption.
   absl::Status WriteReport() const {
     if (flags_.json.empty()) return absl::OkStatus();
     return compress::WriteFileAtomically(
         flags_.json, compress::EvaluationToJson(*report_) + "\n");
   }
 
-  // What would only be found after the teacher's pass, which takes long.
+  // Finds errors before the teacher's pass, which takes long.
   absl::Status CheckNames() {
     if (!flags_.json.empty()) {
       KVASIR_RETURN_IF_ERROR(compress::CheckWritable(flags_.json));
@@ -291,7 +292,8 @@ class EvaluateRun {
                         absl::StrCat(name, ": ", status.message()));
   }
 
-  // They stand on the teacher, and are judged before its pass likewise.
+  // Baselines depend on the teacher; their errors are found before its pass,
+  // too.
   absl::Status MakeBaselines() {
     for (const std::string& name : flags_.candidates) {
       if (!compress::IsBaselineName(name) || baselines_.contains(name)) {

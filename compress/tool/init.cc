@@ -29,7 +29,7 @@ constexpr char kSizesGroup[] = "Sizes in place of the shape's";
 
 struct InitFlags {
   std::string shape;
-  // In place of the shape's own where they are not 0 (or "").
+  // Values that are not 0 (or "") replace those of the shape.
   model::ModelShape sizes;
   double rope_theta = 0.0;
   std::string head;
@@ -39,7 +39,7 @@ struct InitFlags {
   bool quiet = false;
 };
 
-// The sizes that a flag may replace.
+// A size that a flag may replace.
 struct SizeFlag {
   const char* flag;
   int64_t model::ModelShape::*size;
@@ -72,7 +72,7 @@ void AddShapeFlags(CLI::App* command, InitFlags& flags) {
   for (const SizeFlag& size : kSizeFlags) {
     replaces(size.flag, flags.sizes.*size.size, size.help)->check(Above(0));
   }
-  // What the server reads.
+  // The limit is the server's.
   command->get_option("--layers")->check(Between(1, 1024));
   replaces("--rope-theta", flags.rope_theta, "RoPE base")->check(Above(0));
   replaces("--output-head", flags.head, "tied or untied")
@@ -88,7 +88,7 @@ absl::StatusOr<model::ModelShape> ShapeOf(const InitFlags& flags) {
   }
   if (flags.rope_theta > 0.0) shape.rope_theta = flags.rope_theta;
   if (!flags.head.empty()) shape.tied_embedding = flags.head == "tied";
-  // Names of tokens that a smaller vocabulary does not have.
+  // A smaller vocabulary may not have these tokens.
   for (int64_t* const id : {&shape.bos_token_id, &shape.eos_token_id}) {
     if (*id >= shape.vocab_size) *id = shape.vocab_size - 1;
   }

@@ -1,4 +1,4 @@
-// kvasir-compress: what is done to checkpoints offline.
+// kvasir-compress: compresses checkpoints offline.
 #include <signal.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ namespace {
 volatile sig_atomic_t g_stop_signals = 0;
 
 void OnStopSignal(int signal_number) {
-  // Whoever asks twice does not want to wait for a state to be saved.
+  // A second signal does not wait until the state is saved.
   if (g_stop_signals > 0) _exit(128 + signal_number);
   g_stop_signals = 1;
 }

@@ -97,7 +97,7 @@ absl::StatusOr<Codec> CodecOf(const std::string& text,
   return codec;
 }
 
-// 0: all heads.
+// Returns 0 for all heads.
 absl::StatusOr<int64_t> GroupHeads(const std::string& text, int64_t automatic) {
   if (text == "auto") return automatic;
   if (text == "all") return 0;
@@ -109,7 +109,8 @@ absl::StatusOr<int64_t> GroupHeads(const std::string& text, int64_t automatic) {
 
 bool UsesHadamard(const MethodFlags& flags) {
   if (flags.hadamard != "auto") return flags.hadamard == "on";
-  // A schedule keeps channels apart that a Hadamard transform would mix.
+  // A schedule gives channels different bits; a Hadamard transform would mix
+  // them.
   auto few = [](const std::string& text) {
     const absl::StatusOr<Bits> bits = ParseBits(text);
     return bits.ok() && bits->schedule.size() == 1;
@@ -152,7 +153,7 @@ absl::StatusOr<KvPlan> Lorc(const MethodFlags& flags,
   return compress::PlanLorc(request, options);
 }
 
-// What RAP and commuting share.
+// The options that RAP and commuting share.
 absl::Status FillBudget(const MethodFlags& flags,
                         compress::BudgetOptions& budget) {
   if (!flags.search.empty()) {
@@ -215,7 +216,7 @@ absl::StatusOr<KvPlan> Channel(const MethodFlags& flags,
   return compress::PlanChannelCodes(request, options);
 }
 
-// Keys and values as they are, in these codecs.
+// Whole keys and values in these codecs.
 kvasir::v1::LayerPlan WholeLayer(const PlanRequest& request, int64_t layer,
                                  const Codec& key, const Codec& value) {
   kvasir::v1::LayerPlan whole;
@@ -226,13 +227,13 @@ kvasir::v1::LayerPlan WholeLayer(const PlanRequest& request, int64_t layer,
   return whole;
 }
 
-// A plan whose groups no planner has chosen.
+// Sets the number of ranks of a plan whose groups no planner has chosen.
 KvPlan PlannedFor(int64_t tp, KvPlan plan) {
   if (tp > 1) plan.mutable_target()->set_tp(static_cast<uint32_t>(tp));
   return plan;
 }
 
-// All is the eviction's, which comes on top of every method's plan.
+// The method only adds eviction, which any method's plan may have.
 absl::StatusOr<KvPlan> QHitter(const MethodFlags& flags,
                                const PlanRequest& request) {
   KVASIR_RETURN_IF_ERROR(compress::CheckPlanRequest(request));
@@ -278,8 +279,8 @@ absl::StatusOr<std::vector<int>> OtherLayers(const MethodFlags& flags,
   return others;
 }
 
-// LoRC's planner does so by itself, for its keep counts inside those layers. A
-// plan that is there keeps them as they are.
+// LoRC's planner does this by itself, because its --keep counts only inside
+// those layers. A plan from a file keeps its layers unchanged.
 absl::Status KeepOtherLayers(const MethodFlags& flags,
                              const PlanRequest& request, KvPlan& plan) {
   if (flags.method == "lorc" || !flags.evict_from.empty()) {
@@ -321,12 +322,13 @@ absl::Status AddExactTokens(const MethodFlags& flags, KvPlan& plan) {
 struct Method {
   const char* name;
   absl::StatusOr<KvPlan> (*plan)(const MethodFlags&, const PlanRequest&);
-  // Of ranks, as docs/quality.md measures the method. RAP and commuting share
-  // out a few pairs of each head: steps of 8 dims leave little to share.
+  // Ranks are multiples of it, as in docs/quality.md. RAP and commuting
+  // distribute a few pairs of each head, for which steps of 8 dims are too
+  // coarse.
   int64_t rank_multiple;
-  // What says the size where ranks do not go by --keep; empty: they do.
+  // The flags that set the size if --keep does not; empty: --keep does.
   const char* size_flags;
-  // Keys have a codec of the method's own making.
+  // The method makes the codec of keys itself.
   bool codes_keys = false;
 
   bool has_keep() const { return size_flags[0] == '\0'; }
@@ -350,7 +352,7 @@ const Method* FindMethod(const std::string& name) {
   return nullptr;
 }
 
-// By what docs/quality.md measured on the built-in model.
+// Follows the measurements in docs/quality.md.
 constexpr char kWhichMethod[] =
     "Which method when (bytes of a token, of 6144 in bf16, and nats added per\n"
     "token on the built-in model; docs/quality.md has all of them):\n"

@@ -1,5 +1,5 @@
-// The methods of kvasir-compress as flags: which planner, how much is kept, and
-// how latents are coded.
+// The flags that choose a method: the planner, how much it keeps, and how
+// latents are coded.
 #pragma once
 
 #include <cstdint>
@@ -32,21 +32,21 @@ struct MethodFlags {
   std::string group_heads = "auto";
   std::string hadamard = "auto";
   std::string decomposition = "whitened";
-  std::string search;  // empty: the method's own
+  std::string search;  // empty: the method's default
   std::string fisher_score = "mean-root";
-  std::optional<int64_t> rank_multiple;  // none: the method's own
+  std::optional<int64_t> rank_multiple;  // not set: the method's default
   int64_t tp = 1;
   // LoRC
   std::string ranks = "progressive";
   double log_base = 10.0;
   std::optional<double> threshold;
   int64_t skip_layers = 0;
-  // All methods: others stay as they are; empty: all.
+  // All methods: only these layers are compressed; empty: all layers.
   std::vector<int64_t> only_layers;
-  // All methods with codes: latest and first tokens that are kept exact beside
-  // them.
+  // All methods with codes: the latest and the first tokens of a sequence are
+  // also kept exact.
   uint32_t exact_window = 0;
-  std::optional<uint32_t> exact_sinks;  // none: 0, of auto 4
+  std::optional<uint32_t> exact_sinks;  // not set: 0, or 4 for method auto
   // RAP and commuting
   std::string pair_score = "fisher";
   std::string query_weights = "on";
@@ -56,31 +56,33 @@ struct MethodFlags {
   bool post_rope = false;
   double average_bits = 4.0;
   AutoFlags automatic;
-  // All methods; empty: none. Method q-hitter is this alone.
+  // All methods; empty: none. Method q-hitter consists only of this.
   EvictionFlags eviction;
-  std::string evict_from;  // q-hitter: file of a plan; empty: whole numbers
+  // q-hitter: the file of a plan; empty: whole keys and values
+  std::string evict_from;
 };
 
-// Method that puts eviction on a plan, or on whole keys and values.
+// The method that adds eviction to a plan, or to whole keys and values.
 inline constexpr char kEvictionMethod[] = "q-hitter";
 
-// `required`: a method must be given (else it may be read from a plan).
+// `required`: a method must be given. Otherwise it may be read from a plan.
 void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required);
 
-// CLI::ValidationError for flags that contradict one another: wrong usage.
+// Throws CLI::ValidationError (wrong usage) for flags that contradict each
+// other.
 void CheckMethodFlags(const MethodFlags& flags);
 
-// Puts the eviction of the flags, if any, on a plan of the model. Errors:
-// plan::ValidatePlan's.
+// Adds the eviction of the flags, if any, to a plan of the model. Errors: those
+// of plan::ValidatePlan.
 absl::Status AddEviction(const MethodFlags& flags,
                          const model::Checkpoint& checkpoint,
                          kvasir::v1::KvPlan& plan);
 
-// What the method's planner reads of a calibration.
+// The parts of a calibration that the method's planner reads.
 CalibrationNeeds NeedsOfPlanner(const MethodFlags& flags);
 
-// The plan, with its provenance but for the calibration's. `bytes_of` counts a
-// plan's bytes per token, for --kv-bytes-per-token.
+// Makes the plan and its provenance, without the calibration's part. `bytes_of`
+// counts a plan's bytes per token, for --kv-bytes-per-token.
 absl::StatusOr<kvasir::v1::KvPlan> MakePlan(
     const MethodFlags& flags, const model::Checkpoint& checkpoint,
     const compress::Calibration* calibration,

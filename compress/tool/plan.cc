@@ -41,7 +41,7 @@ struct PlanFlags {
 absl::Status RunPlan(const PlanFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
                           OpenBase(flags.calibration));
-  // Before what takes minutes.
+  // Check before the work that takes minutes.
   KVASIR_RETURN_IF_ERROR(
       plan::CheckTpSize(model::TpDealtOf(checkpoint.spec()), flags.method.tp));
   const bool writes = !flags.out.empty() && !flags.dry_run;
@@ -117,15 +117,14 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
         }));
   }
   KVASIR_RETURN_IF_ERROR(AddEviction(method, checkpoint, made.plan));
-  // What the planner foretells is the loss of a cache that keeps its tokens.
+  // The prediction is for a cache that keeps all tokens.
   if (!method.eviction.method.empty()) made.prediction.reset();
   auto* provenance = made.plan.mutable_provenance();
   provenance->set_tool_version(absl::StrCat("kvasir-compress ", kVersion));
-  // Of the weights, which another plan's eviction leaves as they are.
+  // The seed belongs to the weights, which eviction on another plan does not
+  // change.
   if (method.evict_from.empty()) provenance->set_seed(calibration.seed);
-  if (inputs.calibration() != nullptr) {
-    provenance->set_calibration_id(inputs.calibration()->id);
-  }
+  RecordCalibration(calibration, inputs, &made.plan);
   return made;
 }
 

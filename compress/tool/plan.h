@@ -13,18 +13,18 @@ namespace kvasir::cli {
 
 struct MadePlan {
   kvasir::v1::KvPlan plan;
-  // What the planner of method auto says of it.
+  // The prediction of the planner of method auto.
   std::optional<compress::AutoPrediction> prediction;
 };
 
-// MakePlan or MakeAutoPlan, and where the plan comes from written into it.
+// Calls MakePlan or MakeAutoPlan and writes the provenance into the plan.
 absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
                                             const CalibrationFlags& calibration,
                                             const model::Checkpoint& checkpoint,
                                             const CalibrationInputs& inputs);
 
-// The file of the prediction, if there is one: PredictionJson, and which plan
-// it is of (cli/prediction.h reads it).
+// The text of the prediction's file, if there is a prediction: PredictionJson
+// and the plan's hash. summary/prediction.h reads it.
 std::optional<std::string> PredictionFileText(const MadePlan& made);
 
 }  // namespace kvasir::cli

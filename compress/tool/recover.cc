@@ -1,4 +1,5 @@
-// `kvasir-compress recover`: trains away what compression cost.
+// `kvasir-compress recover`: trains a compressed model to recover the loss of
+// compression.
 #include "compress/train/recover.h"
 
 #include <algorithm>
@@ -63,7 +64,7 @@ struct RecoverFlags {
   bool quiet = false;
 };
 
-// What the command works on, opened and judged.
+// The opened and checked inputs of the command.
 struct Inputs {
   std::optional<model::Checkpoint> model;
   std::optional<kvasir::v1::KvPlan> plan;
@@ -72,7 +73,7 @@ struct Inputs {
   std::optional<compress::EvaluationText> validation;
 };
 
-// Against the teacher, on the validation text.
+// The loss compared with the teacher's, on the validation text.
 struct Comparison {
   EvaluationRow before;
   EvaluationRow after;
@@ -174,7 +175,7 @@ void PrintResult(const RecoverFlags& flags, const Recovered& recovered,
   absl::PrintF(": %s\n", base::Printable(flags.out.string()));
 }
 
-// The student with the recovered weights in place of its own.
+// The student with the recovered weights.
 absl::StatusOr<ReferenceDecoder> WithWeights(
     const ReferenceDecoder& student,
     const std::vector<compress::TensorMap>& layers) {
@@ -221,7 +222,7 @@ absl::StatusOr<Recovered> Train(const RecoverFlags& flags, const Inputs& inputs,
     compress::SampleOptions options{
         .sequence_tokens = flags.options.crop_tokens,
         .seed = flags.options.adapters.seed};
-    // A text that was enough to train on is enough for ranges.
+    // A text that is long enough for training is long enough for ranges.
     options.tokens =
         std::min(options.tokens, static_cast<int64_t>(inputs.text.ids.size()));
     KVASIR_ASSIGN_OR_RETURN(
@@ -263,7 +264,7 @@ absl::Status RunRecover(RecoverFlags& flags) {
     KVASIR_ASSIGN_OR_RETURN(const Candidate candidate,
                             compress::MakeCandidate("teacher", teacher));
     EvaluateOptions options;
-    // An interval takes two windows, of a short text shorter ones.
+    // An interval needs two windows; for a short text they are shorter.
     const auto tokens = static_cast<int64_t>(inputs.validation->ids.size());
     options.window_tokens =
         std::min({options.window_tokens, teacher.spec().max_position_embeddings,

@@ -19,20 +19,20 @@ namespace {
 
 using kvasir::v1::KvPlan;
 
-// As `kvasir inspect` takes them unless told otherwise.
+// The default of `kvasir inspect`.
 constexpr int64_t kPageTokens = 64;
 
 constexpr int64_t kRangeBytes = 8;   // minimum and scale, float32
-constexpr int64_t kFactorBytes = 2;  // a number of a basis, as stored
+constexpr int64_t kFactorBytes = 2;  // one stored number of a basis
 
 struct PlanBytes {
   double per_token = 0;       // padding included
-  double payload = 0;         // without it
-  double parameters = 0;      // of the payload: scales and minima
+  double payload = 0;         // without padding
+  double parameters = 0;      // scales and minima, a part of the payload
   int64_t per_sequence = 0;   // side pages
   int64_t static_ranges = 0;  // once for the model: CHANNEL_STATIC
   int64_t static_bases = 0;   // once for the model: BASIS_STATIC, float16
-  double kept_numbers = 0;    // share of the dense cache's
+  double kept_numbers = 0;    // share of the dense cache's numbers
 };
 void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
                int64_t dense_width, PlanBytes& bytes) {
@@ -41,7 +41,7 @@ void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
       bytes.parameters += static_cast<double>(group.params.slot_bytes);
     }
   }
-  // Channels of 0 bits are not there.
+  // Channels of 0 bits are not stored.
   if (part.range == plan::RangeKind::kChannel) {
     bytes.static_ranges += kRangeBytes * part.channels();
   }
@@ -52,7 +52,7 @@ void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
   }
 }
 
-// A plan as it would lie in pages.
+// A plan with its page layout.
 struct LaidOut {
   plan::ResolvedPlan plan;
   cache::PageLayout layout;
@@ -178,7 +178,7 @@ absl::StatusOr<nlohmann::ordered_json> PlanReportJson(
                       {"bits", side.bits},
                       {"bytes_per_token", side.bytes_per_token}});
   }
-  // As one prompt of the longest length is held.
+  // For one prompt of the longest length.
   const int64_t tokens = base.spec().max_position_embeddings;
   nlohmann::ordered_json json{
       {"method", plan.method()},

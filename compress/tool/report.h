@@ -1,4 +1,4 @@
-// What kvasir-compress says of a plan: its rank table and its bytes.
+// The report of a plan: its rank table and its bytes.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,17 @@
 
 namespace kvasir::cli {
 
-// Pages' padding included, as `kvasir inspect` counts it.
+// Includes the padding of pages, as in `kvasir inspect`.
 absl::StatusOr<double> BytesPerToken(const kvasir::v1::KvPlan& plan,
                                      const model::DecoderSpec& spec);
 
-// What each of so many ranks would hold of the cache. ResolveForRanks's errors.
+// The share of the cache that each of `tp` ranks would hold. Errors: those of
+// ResolveForRanks.
 absl::StatusOr<RankSummary> RanksOfPlan(const kvasir::v1::KvPlan& plan,
                                         const model::DecoderSpec& spec,
                                         int64_t num_ranks);
 
-// `base`: what the plan is for, and compared with.
+// `base` is the model of the plan; its dense cache is the baseline.
 absl::StatusOr<std::string> PlanReportText(const kvasir::v1::KvPlan& plan,
                                            const model::Checkpoint& base);
 absl::StatusOr<nlohmann::ordered_json> PlanReportJson(

@@ -11,12 +11,12 @@ namespace {
 constexpr OpKernels<MatmulParams, DevicePtr<float>> kKernels = {
     "matmul", &MatmulReference, &MatmulSimd};
 
-// A GPU's grid: 65535 CTAs of 32 columns in the chain of single numbers, 65535
-// times 16 of 16 rows elsewhere.
+// The limits of a GPU's grid: 65535 CTAs of 32 columns in the kernel of single
+// numbers, 65535 times 16 CTAs of 16 rows in the others.
 constexpr int64_t kMostColumns = 65535 * 32;
 constexpr int64_t kMostRows = 65535 * 16 * 16;
 
-// What a device has of layouts and types.
+// The layouts and types that a device supports.
 absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
   KVASIR_RETURN_IF_ERROR(CheckActivations(kKernels.op, device, params.dtype));
   const WeightLayout layout = params.weight.layout;
@@ -53,9 +53,9 @@ absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
   return absl::OkStatus();
 }
 
-// The library that is to multiply; null: our own kernels do. Types and strides
-// are a matrix' own from load on, and its memory begins at multiples of 16
-// bytes, so every step chooses alike.
+// The library that multiplies; null: our own kernels do. A matrix has the same
+// types, strides and alignment from load on, so every step makes the same
+// choice.
 GemmLibrary* LibraryFor(Stream& stream, const MatmulParams& params) {
   GemmLibrary* const gemms =
       static_cast<LaunchStream&>(stream).launcher().gemms();
@@ -95,7 +95,7 @@ absl::Status Matmul(Stream& stream, const MatmulParams& params,
     return Refuse(kKernels.op, "y_row_stride", n, params.y_row_stride);
   }
   Workspace::Scope scope(&workspace);
-  DevicePtr<float> scratch;  // our own kernels for a GPU have shared memory
+  DevicePtr<float> scratch;  // our own kernels for a GPU use shared memory
   if (stream.device() == DeviceKind::kCpu) {
     scratch = workspace.Take<float>(MatmulScratch(ScratchThreads(stream)));
   } else if (GemmLibrary* const gemms = LibraryFor(stream, params);

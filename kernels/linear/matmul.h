@@ -1,4 +1,4 @@
-// matmul: y = x W, one kernel for every row count, over weights that were
+// matmul: y = x W, one kernel for every number of rows, with weights that were
 // packed when they were loaded. C++17.
 #pragma once
 
@@ -45,13 +45,13 @@ struct PackedMatrixIn {
 using PackedMatrix = PackedMatrixIn<DevicePtr>;
 using PackedMatrixArgs = PackedMatrixIn<LaunchPtr>;
 
-// y[t, n] = chain(t, n) + bias[n], where chain is
-//   acc = 0; for k = 0 .. K-1: acc = fma(x[t, k], W[k, n], acc)
-// in float32: the same bits for any number of rows, threads or SIMD lanes. A
-// GPU takes that chain too, but where x and W are of one 16-bit type: there
-// acc gets 16 products at a time, in the order of k (matmul_cuda.cu), or, where
-// the launcher has a library (device/gemm.h) and rows of x, W and y begin at
-// multiples of 16 bytes, the order is the library's, and bias is rounded to
+// y[t, n] = chain(t, n) + bias[n], with the chain acc = 0; for k = 0 .. K-1:
+// acc = fma(x[t, k], W[k, n], acc) in float32. It gives the same bits for any
+// number of rows, threads or SIMD lanes.
+// A GPU computes the same chain unless x and W have one 16-bit type. Then acc
+// gets 16 products at a time in the order of k (matmul_cuda.cu). If the
+// launcher has a library (device/gemm.h) and rows of x, W and y begin at
+// multiples of 16 bytes, the order is the library's, and the bias is rounded to
 // y's type before it is added.
 template <template <typename> class Ptr>
 struct MatmulParamsIn {
@@ -63,7 +63,7 @@ struct MatmulParamsIn {
   Ptr<float> y = nullptr;           // [T, N], rows y_row_stride apart
   int64_t y_row_stride = 0;         // in elements
   DType dtype = DType::kF32;        // of x
-  DType y_dtype = DType::kF32;      // of y: float32, or that of x
+  DType y_dtype = DType::kF32;      // of y: float32, or the type of x
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -73,9 +73,9 @@ struct MatmulParamsIn {
 using MatmulParams = MatmulParamsIn<DevicePtr>;
 using MatmulArgs = MatmulParamsIn<LaunchPtr>;
 
-// A GPU's scratch: none, or that of a product by the library. From a multiple
-// of kGemmWorkspaceAlignment on it holds the bias, rounded to y's type where
-// that is another, and behind these bytes the library's workspace.
+// Scratch on a GPU: only the library needs it. From a multiple of
+// kGemmWorkspaceAlignment on it holds the bias, rounded to y's type if that
+// differs, and then the library's workspace.
 constexpr int64_t GemmBiasBytes(int64_t n, DType y_dtype) {
   return y_dtype == DType::kF32 ? 0
                                 : (n * DTypeBytes(y_dtype) + 255) / 256 * 256;
@@ -85,7 +85,8 @@ class CpuStream;
 void MatmulReference(const MatmulArgs& params, float* scratch,
                      CpuStream& stream);
 void MatmulSimd(const MatmulArgs& params, float* scratch, CpuStream& stream);
-// Floats of scratch that either takes for `threads` threads.
+// Floats of scratch for `threads` threads; the same for both back ends of the
+// CPU.
 int64_t MatmulScratch(int threads);
 
 }  // namespace kvasir::kernels

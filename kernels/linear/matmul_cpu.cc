@@ -1,7 +1,7 @@
-// Two ways through the weights, with the same chain per output element:
-//  - few rows: each thread streams its panels once, in the stored dtype;
-//  - many rows: a block of panels is turned into float32 in cache and used for
-//    all rows, the accumulators resting in y between blocks of k.
+// Two loops over the weights, with the same chain per output element:
+// - few rows: each thread streams its panels once, in the stored dtype;
+// - many rows: a block of panels is converted to float32 in cache and used for
+// all rows; y holds the accumulators between blocks of k.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -19,29 +19,31 @@
 #define KVASIR_KERNELS_MATMUL_CPU_ONCE_
 namespace kvasir::kernels {
 
-// float32 block of the many-rows way: [panels][kBlockK][32]. 512 KiB, half of a
-// small second-level cache; the panel that is in use (32 KiB) streams through
-// the first level.
+// The float32 block of the loop for many rows: [panels][kBlockK][32]. It takes
+// 512 KiB, half of a small second-level cache; the panel in use (32 KiB)
+// streams through the first level.
 inline constexpr int64_t kBlockK = 256;
 inline constexpr int64_t kBlockPanels = 16;
-// Rows of x beside it, densely: strides of a power of two would fall into few
-// cache sets.
+// Rows of x are copied densely beside the block, because strides of a power of
+// two would use few cache sets.
 inline constexpr int64_t kMaxTileRows = 12;
 inline constexpr int64_t kScratchFloats =
     kBlockK * (kBlockPanels * kPanelColumns + kMaxTileRows) +
     kMaxTileRows * kPanelColumns;
 
-// Up to here a panel is converted again for each tile of rows, which costs less
-// than waiting for a block before computing with it.
+// Up to this number of rows a panel is converted again for each tile of rows,
+// which costs less than to wait for a converted block.
 inline constexpr int64_t kFewRows = 36;
-// k of a few-rows pass when a panel is used by several tiles: 32 KiB of it.
+// The block of k of the loop for few rows if several tiles use a panel: 32 KiB
+// of it.
 inline constexpr int64_t kFewRowsBlockK = 512;
 
-// Few rows are soon done: small parts keep the last one short. With many, a
-// part's panels share one copy of the rows.
+// With few rows, small parts keep the wait for the last part short. With many
+// rows, the panels of a part share one copy of the rows.
 inline constexpr int64_t kFewRowsPartsPerThread = 16;
 inline constexpr int64_t kManyRowsPartsPerThread = 4;
-// Multiply-adds below which waking other threads takes longer (microseconds).
+// With fewer multiply-adds than this, waking other threads (microseconds) takes
+// longer.
 inline constexpr int64_t kWorthWaking = 100000;
 
 // The part of y that one thread computes at a time.
@@ -85,11 +87,11 @@ struct TilePlace {
   int64_t row;
   int rows;
   int64_t k_begin;
-  bool last;  // of the blocks of k: the bias is due
+  bool last;  // the last block of k: add the bias
 };
 
-// Runs a tile whose last panel may be narrower than 32 columns: then through a
-// dense copy of its part of y.
+// Runs a tile. If the last panel is narrower than 32 columns, a dense copy of
+// its part of y is used.
 using TileFunction = void (*)(int rows, const TileArgs& args);
 
 void RunTileInto(TileFunction tile, const MatmulArgs& params,
@@ -145,8 +147,8 @@ void FewRows(const MatmulArgs& params, const MatmulPart& part, float* edge) {
       for (int64_t tile = 0; tile < tiles.count(); ++tile) {
         const int64_t row = tiles.begin(tile);
         args.a = params.x + row * params.x_row_stride + k;
-        // Only the first tile waits for memory. A float32 line's neighbour
-        // comes along.
+        // Only the first tile waits for memory. The neighbour of a float32 line
+        // is fetched with it.
         args.ahead = tile == 0
                          ? static_cast<const char*>(args.b) + kPrefetchBytes
                          : nullptr;
@@ -167,7 +169,7 @@ void ConvertPanel(const T* from, int64_t depth, float* to) {
   }
 }
 
-// One block of panels and k, for all rows of the part.
+// Computes one block of panels and k for all rows of the part.
 template <typename T>
 void ManyRowsBlock(const MatmulArgs& params, const MatmulPart& part, int64_t k,
                    float* scratch) {
@@ -251,9 +253,9 @@ HWY_EXPORT(RunPart);
 int64_t MatmulScratch(int threads) { return kScratchFloats * threads; }
 
 void MatmulSimd(const MatmulArgs& params, float* scratch, CpuStream& stream) {
-  // Parts are ranges of panels; of rows too where there are too few panels.
-  // There are more parts than threads, and threads take the next one when they
-  // are done: a thread that was late or was interrupted holds up nobody long.
+  // Parts are ranges of panels, and also of rows if there are too few panels.
+  // There are more parts than threads, and a thread takes the next part when it
+  // has finished one, so a late thread does not delay the others for long.
   const int64_t threads = stream.pool().num_threads();
   const int64_t panels = params.weight.num_panels();
   const int64_t row_parts =

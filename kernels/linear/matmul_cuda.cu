@@ -1,35 +1,36 @@
-// matmul on a GPU: tiles of y, a CTA to each. An element of y is the same
-// operations in the same order in every tile, so rows have the same bits
-// whatever their number.
+// matmul on a GPU: one CTA per tile of y. Every tile computes an element of y
+// by the same operations in the same order, so a row has the same bits whatever
+// the number of rows.
 //
-// x and W of one 16-bit type: a chain of mma.m16n8k16, ceil(K / 16) of them in
-// the order of k, rows of x as A and rows of W as B, summed in float32. What
-// lies behind K is zero in both. K is not split. Four tiles:
-//  - up to 16 rows: 16 x 32, so that even N = 4096 is 128 CTAs which read W
-//    once between them, 256 bytes of a row at a time, three stages ahead;
-//  - up to 64: 64 x 32;
-//  - else the largest of 128 x 128, 64 x 128 and 64 x 32 that gives work to
-//    half of the multiprocessors: larger tiles read less from the second-level
-//    cache, which is what a chunk of a prompt waits for.
-// CTAs come in the order of tile_order.h.
+// If x and W have one 16-bit type: a chain of ceil(K / 16) mma.m16n8k16 in the
+// order of k, with rows of x as A and rows of W as B, summed in float32. Both
+// are padded with zeros after K. K is not split. There are four tile shapes:
+// - up to 16 rows: 16 x 32. Even N = 4096 gives 128 CTAs, which together read W
+// once, 256 bytes of a row at a time, three stages ahead;
+// - up to 64 rows: 64 x 32;
+// - more rows: the largest of 128 x 128, 64 x 128 and 64 x 32 that gives work
+// to half of the multiprocessors. Larger tiles read less from the second-level
+// cache, which bounds a chunk of a prompt.
+// CTAs run in the order of tile_order.h.
 // Other types: one chain of fused multiply-adds in the order of k over exact
-// float32 values, which is the CPU's and has its bits. It serves tests and
-// small models, and is as fast as float32's units.
-// Where the launcher has a library it multiplies what matmul.cc says, in an
-// order of its own; from here it gets the bias in y's type (BiasKernel: 4 N
-// bytes read, 2 N written).
+// float32 values, with the CPU's bits. It is for tests and small models, and as
+// fast as the float32 units.
+// If the launcher has a library, the library multiplies in the cases of
+// matmul.cc, in its own order. This file gives it the bias in y's type
+// (BiasKernel: 4 N bytes read, 2 N written).
 //
-// Layout: W in rows (WeightLayout::kRows), x in rows x_row_stride apart. Where
-// rows of both begin at multiples of 16 bytes, cp.async brings them; elsewhere
-// a thread gathers 16 bytes of single numbers. In shared memory chunks of 16
-// bytes change places within their row, so that ldmatrix meets no bank twice.
-// Bytes, B to a number: W's N K B once for every 16, 64 or 128 rows, from the
-// second-level cache but for the first time; x's M K B, which stay there, once
-// for every 32 or 128 columns; M N numbers of y. Operations: 2 M N K.
+// Layout: W in rows (WeightLayout::kRows), x in rows x_row_stride apart. If
+// rows of both begin at multiples of 16 bytes, they are copied by cp.async;
+// otherwise a thread gathers 16 bytes of single numbers. In shared memory,
+// chunks of 16 bytes are swizzled within their row so that ldmatrix has no bank
+// conflicts.
+// Bytes with B bytes per number: N K B of W for every 16, 64 or 128 rows, from
+// the second-level cache except for the first time; M K B of x, which stay
+// there, for every 32 or 128 columns; M N numbers of y. Operations: 2 M N K.
 // Floor: N K B over the memory's bandwidth for few rows; operations over the
-// tensor cores' for many. Of 8 columns and 16 k, 256 bytes of W, a warp issues
-// with 16 rows 1 mma, 1.5 ldmatrix and 0.75 cp.async; with all that goes with
-// them 3.3 lane instructions to a byte of W (counted in PTX).
+// tensor cores' rate for many. For 8 columns and 16 k (256 bytes of W) and 16
+// rows a warp issues 1 mma, 1.5 ldmatrix and 0.75 cp.async; with all other
+// instructions 3.3 lane instructions per byte of W (counted in PTX).
 #include "kernels/device/gemm.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/linear/tile_order.h"
@@ -43,13 +44,13 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// k of one mma, and numbers of a chunk of 16 bytes.
+// The k of one mma, and the numbers in a chunk of 16 bytes.
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
-// What a CTA computes [kRows, kColumns], by kWarpsDown x kWarpsAcross warps,
-// kDepth of k at a time from a ring of kStages tiles in 48 KiB of shared
-// memory: what a kernel has without being asked for more.
+// A CTA computes [kRows, kColumns] with kWarpsDown x kWarpsAcross warps, kDepth
+// of k at a time, from a ring of kStages tiles in 48 KiB of shared memory, the
+// most that a kernel has by default.
 struct FewRows {
   static constexpr const char* kName = "matmul_few_rows";
   static constexpr int32_t kRows = 16, kColumns = 32, kDepth = 128;
@@ -78,7 +79,7 @@ struct Sizes {
   static constexpr int32_t kXNumbers = Tile::kRows * Tile::kDepth;
   static constexpr int32_t kStageNumbers =
       kXNumbers + Tile::kColumns * Tile::kDepth;
-  // Of a warp, and its mma down and across.
+  // The tile of a warp, and its mma down and across.
   static constexpr int32_t kWarpRows = Tile::kRows / Tile::kWarpsDown;
   static constexpr int32_t kWarpColumns = Tile::kColumns / Tile::kWarpsAcross;
   static constexpr int32_t kDown = kWarpRows / 16;
@@ -88,8 +89,8 @@ struct Sizes {
   static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024, "of a kernel");
 };
 
-// First number of a chunk in a tile of rows of `depth` numbers. Eight rows'
-// chunks of one index lie in different banks.
+// The first number of a chunk in a tile of rows of `depth` numbers. Chunks with
+// the same index in eight rows lie in different banks.
 template <int32_t depth>
 KVASIR_DEVICE int32_t PlaceOf(int32_t row, int32_t chunk) {
   constexpr int32_t kChunks = depth / kChunk;
@@ -97,16 +98,16 @@ KVASIR_DEVICE int32_t PlaceOf(int32_t row, int32_t chunk) {
   return kChunk * (row * kChunks + (chunk ^ (row * kTurns / 8 % kTurns)));
 }
 
-// Rows of x or of W, from the first of a tile on.
+// Rows of x or of W, from the first row of a tile on.
 template <typename T>
 struct Source {
   const T* data;
   int64_t stride;
-  int64_t rows;  // that there are; what lies behind them is never looked at
+  int64_t rows;  // number of rows; nothing after them is read
   int64_t k;     // K
 };
 
-// Asks for numbers k to k + depth of a tile's rows. Zero from K on.
+// Copies numbers k to k + depth of a tile's rows; zero from K on.
 template <typename T, bool wide, int32_t tile_rows, int32_t depth,
           int32_t threads>
 KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
@@ -122,7 +123,7 @@ KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
     if (row >= source.rows) break;
     const T* const from = source.data + row * source.stride + k;
     T* const place = to + PlaceOf<depth>(row, chunk);
-    if (wide && k < source.k) {  // K is whole chunks
+    if (wide && k < source.k) {  // K is a multiple of a chunk
       simt::CopyAsync<16>(place, from);
     } else {
       simt::Pack<T, kChunk> pack;
@@ -136,12 +137,12 @@ KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
   }
 }
 
-// A warp's sums, as mma.h says a lane holds them.
+// A warp's sums, distributed over its lanes as in mma.h.
 template <typename Tile>
 using Sums = float[Sizes<Tile>::kDown][Sizes<Tile>::kAcross][4];
 
-// Adds the tile's steps of k to the warp's sums: all of them (whole), or the
-// first `steps`.
+// Adds the tile's steps of k to the warp's sums: all of them if `whole`, else
+// the first `steps`.
 template <typename T, typename Tile, bool whole>
 KVASIR_DEVICE void MultiplyTile(const T* x, const T* w, int32_t steps,
                                 Sums<Tile>& sums) {
@@ -153,7 +154,7 @@ KVASIR_DEVICE void MultiplyTile(const T* x, const T* w, int32_t steps,
   KVASIR_UNROLL
   for (int32_t step = 0; step < Tile::kDepth / kStep; step += 2) {
     if (!whole && step >= steps) break;
-    uint32_t b[S::kAcross][4];  // of two steps
+    uint32_t b[S::kAcross][4];  // for two steps
     KVASIR_UNROLL
     for (int32_t n = 0; n < S::kAcross; ++n) {
       simt::LoadMatrices<4>(
@@ -178,7 +179,8 @@ KVASIR_DEVICE void MultiplyTile(const T* x, const T* w, int32_t steps,
   }
 }
 
-// Writes two neighbouring numbers of y, or the first where it is the last.
+// Writes two neighbouring numbers of y, or only the first if it is the last of
+// the row.
 template <typename Y>
 KVASIR_DEVICE void StorePair(const MatmulArgs& args, int64_t row,
                              int64_t column, float first, float second) {
@@ -255,12 +257,13 @@ MatmulKernel(OrderedArgs ordered) {
     simt::CommitCopies();
     stage += S::kStageNumbers;
   }
-  T* used = stage;  // its turn comes next to be filled
+  T* used = stage;  // the stage that is filled next
   stage = stages;
   Sums<Tile> sums = {};
   for (int64_t k = 0; k < depth; k += Tile::kDepth) {
     simt::WaitCopies<Tile::kStages - 2>();
-    // Everyone's copies are there, and everyone is done with what is used.
+    // All threads' copies have arrived, and all threads have finished with the
+    // stage that is overwritten.
     simt::SyncCta();
     if (k + kAhead < depth) fetch(k + kAhead, used);
     simt::CommitCopies();
@@ -281,18 +284,18 @@ MatmulKernel(OrderedArgs ordered) {
   }
 }
 
-// The chain of single numbers: a warp has four rows, a lane a column.
+// The kernel of single numbers: a warp has four rows, a lane one column.
 constexpr int32_t kChainThreads = 128;
 constexpr int32_t kChainRows = 16;
 constexpr int32_t kChainColumns = 32;
 constexpr int32_t kChainDepth = 32;
 constexpr int32_t kChainWarpRows =
     kChainRows / (kChainThreads / int32_t{simt::kWarp});
-// Numbers from row to row of W's tile: lanes read its rows side by side, 16
-// bytes of each, and eight of them meet all banks.
+// The row stride of W's tile: neighbouring lanes read 16 bytes of neighbouring
+// rows, and eight lanes use all banks once.
 constexpr int32_t kChainStride = kChainDepth + 4;
 
-// Y: the type of y.
+// Y is the type of y.
 template <typename Y>
 KVASIR_KERNEL(kChainThreads)
 ChainKernel(MatmulArgs args) {
@@ -305,10 +308,10 @@ ChainKernel(MatmulArgs args) {
   const auto warp = static_cast<int32_t>(simt::Warp());
   float sums[kChainWarpRows] = {};
   for (int64_t k = 0; k < depth; k += kChainDepth) {
-    simt::SyncCta();  // everyone is done with the tile before
+    simt::SyncCta();  // all threads have finished with the previous tile
     for (auto i = static_cast<int32_t>(simt::Thread());
          i < (kChainRows + kChainColumns) * kChainDepth; i += kChainThreads) {
-      // x's rows, then W's; lanes take neighbouring k.
+      // Rows of x first, then of W; lanes take neighbouring k.
       const int32_t tile_row = i / kChainDepth;
       const int32_t at = i % kChainDepth;
       if (k + at >= depth) continue;
@@ -330,7 +333,7 @@ ChainKernel(MatmulArgs args) {
     simt::SyncCta();
     const auto count =
         static_cast<int32_t>(depth - k < kChainDepth ? depth - k : kChainDepth);
-    // Four of k at a time; what lies behind the last is not used.
+    // Four numbers of k at a time; numbers after the last are not used.
     using Four = simt::Pack<float, 4>;
     for (int32_t i = 0; i < count; i += 4) {
       const Four weights = simt::LoadShared(
@@ -419,7 +422,7 @@ void LaunchChain(const MatmulArgs& args, Launcher& launcher) {
   simt::Launch(launcher, launch, ChainKernel<Y>, args);
 }
 
-// The bias as a library wants it: in y's type.
+// Converts the bias to y's type for the library.
 constexpr int32_t kBiasThreads = 256;
 
 template <typename Y>

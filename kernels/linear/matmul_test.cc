@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Weights as a checkpoint has them, [N, K], and packed.
+// Weights as in a checkpoint, [N, K], and packed.
 struct Weights {
   Weights(int64_t k, int64_t n, DType dtype, uint32_t seed)
       : rows(RandomFloats(n * k, seed), dtype),
@@ -42,7 +42,7 @@ struct Case {
   bool bias;
 };
 
-// The definition, from the unpacked weights, by scalar std::fma.
+// The result by the definition: unpacked weights and scalar std::fma.
 std::vector<float> Expected(const Case& c, Weights& weights,
                             const std::vector<float>& x,
                             const std::vector<float>& bias) {
@@ -111,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{50, 513, 130, DType::kF16, false},
                       Case{100, 40, 544, DType::kF32, true}));
 
-// Finer than the table: rows of one product against the rows alone.
+// Compares rows of one product with the same rows computed by themselves.
 TEST(MatmulRowsTest, RowsAreTheSameAloneAndTogether) {
   const int64_t k = 270;
   const int64_t n = 75;
@@ -203,7 +203,7 @@ TEST(PackTest, TheFirstNumberThatIsNotFiniteIsFoundInEveryType) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
     VisitDType(dtype, [&](auto type) {
       using T = decltype(type);
-      // The greatest finite number has all but one of an exponent's bits.
+      // The largest finite number has all exponent bits except one.
       std::vector<T> numbers(kCount, FromFloat<T>(-65504.0f));
       EXPECT_EQ(-1, FirstNotFinite(numbers.data(), dtype, kCount));
       numbers[2499] = FromFloat<T>(std::numeric_limits<float>::quiet_NaN());
@@ -226,8 +226,8 @@ TEST(PackTest, SlicesAndConcatenationGiveTheColumnsOfTheirParts) {
   shape.n = 60;
   shape.dtype = DType::kBf16;
   std::vector<uint16_t> memory(static_cast<size_t>(shape.bytes() / 2), 0xffff);
-  // The second half of K of the first matrix, then the whole second one; the
-  // first in two blocks, out of order.
+  // Packs the second half of K of the first matrix in two blocks, out of order,
+  // and the whole second matrix.
   auto* slice = static_cast<Bf16*>(first.data()) + 50;
   KVASIR_ASSERT_OK(
       PackRows(shape, {slice + 23 * 100, 17, 100}, 23, memory.data()));
@@ -258,8 +258,8 @@ TEST(PackTest, RowsStayRowsAndWhatLiesAsUsedIsTurned) {
     shape.dtype = dtype;
     shape.layout = WeightLayout::kRows;
     EXPECT_EQ(shape.bytes(), k * n * DTypeBytes(dtype));
-    // [N, K] in rows that are longer, and [K, N] as it is used, each in blocks
-    // out of order.
+    // [N, K] in rows that are longer than K, and [K, N] as it is used, both in
+    // blocks out of order.
     const int64_t width = DTypeBytes(dtype);
     const auto numbers = RandomFloats(n * k, 13);
     std::vector<float> wide(static_cast<size_t>(n * (k + 5)), kPoison);

@@ -1,4 +1,5 @@
-// Rows become panels: a transposition of 32 columns at a time. Or they stay.
+// Packs rows into panels by transposing 32 columns at a time, or copies them
+// for layouts of rows.
 #include "kernels/linear/pack.h"
 
 #include <algorithm>
@@ -16,11 +17,11 @@
 #define KVASIR_KERNELS_PACK_ONCE_
 namespace kvasir::kernels {
 
-// Columns are packed `kBlockK` numbers deep at a time, so that the source lines
-// of all columns of a panel stay in the first-level cache until used up.
+// Columns are packed kBlockK numbers deep at a time, so that the source lines
+// of all columns of a panel stay in the first-level cache until they are used.
 inline constexpr int64_t kPackBlockK = 64;
 
-// Bits of an exponent; a number that has them all is not finite.
+// The exponent bits. A number with all of them set is not finite.
 inline uint32_t ExponentBits(DType dtype) {
   switch (dtype) {
     case DType::kF16:
@@ -50,8 +51,8 @@ void TransposeSquare(const T* from, T* to) {
   to[0] = from[0];
 }
 #else
-// Side of the squares that are transposed in registers: numbers of a vector of
-// 128 bits. Wider ones would not help; memory is slower.
+// The side of the squares that are transposed in registers: the numbers in a
+// vector of 128 bits. Wider vectors would not help, because memory is slower.
 template <typename T>
 inline constexpr int64_t kSquare = 16 / static_cast<int64_t>(sizeof(T));
 
@@ -64,7 +65,7 @@ void TransposeSquare(const T* from, T* to) {
   for (int64_t c = 0; c < kSide; ++c) {
     rows[c] = hn::LoadU(tag, from + c * kPackBlockK);
   }
-  // Each round is a perfect shuffle; log2(kSide) of them swap the two indices.
+  // Each round is a perfect shuffle; log2(kSide) rounds swap the two indices.
   for (int64_t round = 1; round < kSide; round *= 2) {
     hn::Vec<decltype(tag)> next[kSide];
     for (int64_t c = 0; c < kSide / 2; ++c) {
@@ -79,7 +80,8 @@ void TransposeSquare(const T* from, T* to) {
 }
 #endif
 
-// Line i of a panel's columns [0, count): staged[column][i], for i below depth.
+// Writes line i of a panel's columns [0, count) from staged[column][i], for i
+// below depth.
 template <typename T>
 void TransposeStaged(const T* staged, int64_t count, int64_t depth, T* to) {
   constexpr int64_t kSide = kSquare<T>;
@@ -106,8 +108,8 @@ void TransposeStaged32(const uint32_t* staged, int64_t count, int64_t depth,
   TransposeStaged(staged, count, depth, to);
 }
 
-// Whether any of `count` numbers, a multiple of those in four vectors, has all
-// of these bits.
+// True if any of `count` numbers has all of these bits. `count` is a multiple
+// of the numbers in four vectors.
 template <typename T>
 bool AnyHas(const char* numbers, int64_t count, T bits) {
   const hn::ScalableTag<T> tag;
@@ -147,7 +149,7 @@ HWY_EXPORT(TransposeStaged32);
 HWY_EXPORT(AnyHas16);
 HWY_EXPORT(AnyHas32);
 
-// Numbers that are looked at together: whole vectors of every target.
+// Numbers that are checked together: whole vectors on every target.
 constexpr int64_t kFiniteBlock = 1024;
 
 template <typename T>
@@ -191,7 +193,7 @@ void Pack(const PackedMatrix& shape, const RowBlock& block, int64_t first,
   }
 }
 
-// The column of W in `memory` is the row of the block.
+// A row of the block is a column of W in `memory`.
 void CopyRows(const PackedMatrix& shape, const RowBlock& block, int64_t first,
               char* memory) {
   const int64_t width = DTypeBytes(shape.dtype);
@@ -203,7 +205,7 @@ void CopyRows(const PackedMatrix& shape, const RowBlock& block, int64_t first,
   }
 }
 
-// to[n][first + i] = block[i][n], in squares, so that a line that is written to
+// to[n][first + i] = block[i][n], in squares, so that each written cache line
 // is soon full.
 template <typename T>
 void TransposeRows(const PackedMatrix& shape, const RowBlock& block,
@@ -246,7 +248,7 @@ absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
     CopyRows(shape, block, first_column, static_cast<char*>(memory));
     return absl::OkStatus();
   }
-  // Formats of two bytes are moved as they are.
+  // Types of two bytes are moved without conversion.
   if (DTypeBytes(shape.dtype) == 2) {
     Pack(shape, block, first_column, static_cast<uint16_t*>(memory));
   } else {

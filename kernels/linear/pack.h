@@ -1,6 +1,5 @@
-// Packing of weights into the layouts of matmul.h, by blocks of rows, so that a
-// loader packs what it has just read and keeps no second copy; and the check of
-// what it has read.
+// Packs weights into the layouts of matmul.h, one block of rows at a time, so
+// that a loader keeps no second copy; and checks that weights are finite.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,8 @@ namespace kvasir::kernels {
 struct RowBlock {
   const void* data = nullptr;  // needs no alignment
   int64_t num_rows = 0;
-  int64_t row_stride = 0;  // in elements; more than k takes a slice along K
+  // in elements; larger than k if the block is a slice along K
+  int64_t row_stride = 0;
 };
 
 // Writes W's columns [first_column, first_column + block.num_rows) into
@@ -29,17 +29,17 @@ struct RowBlock {
 absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory);
 
-// The same for a matrix that is stored as it is used: row i of `block` is W's
-// row first_row + i, of which the first n numbers count. OUT_OF_RANGE when it
-// does not fit.
+// Like PackRows, for a matrix that is stored as it is used: row i of `block` is
+// W's row first_row + i, of which the first n numbers are used. OUT_OF_RANGE if
+// it does not fit.
 absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
                            int64_t first_row, void* memory);
 
-// Zeroes the columns behind the last one of the last panel. Needed once, before
-// or after the rows. (Rows have none.)
+// Zeroes the columns after the last one in the last panel. Call it once, before
+// or after the rows are packed. A layout of rows has no such columns.
 void ZeroPadding(const PackedMatrix& shape, void* memory);
 
-// Index of the first of `count` numbers that is NaN or infinite, -1 where all
+// The index of the first of `count` numbers that is NaN or infinite; -1 if all
 // are finite. `data` needs no alignment.
 int64_t FirstNotFinite(const void* data, DType dtype, int64_t count);
 

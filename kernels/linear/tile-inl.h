@@ -20,9 +20,9 @@ namespace HWY_NAMESPACE {
 inline constexpr int kTileColumns = 32;
 inline constexpr int kTileVecs = kTileColumns / kVecLanes;
 
-// Most rows of a tile: those whose accumulators stay in registers. AVX-512 has
-// 32 (12 rows x 2 vectors, and 2 of B), NEON 32 (3 x 8), AVX2 16 (3 x 4). The
-// build may ask for fewer (KVASIR_TILE_ROWS): it compiles faster.
+// The most rows of a tile whose accumulators stay in registers. AVX-512 has 32
+// registers (12 rows x 2 vectors, and 2 for B), NEON 32 (3 x 8), AVX2 16 (3 x
+// 4). The build may set fewer (KVASIR_TILE_ROWS) to compile faster.
 inline constexpr int kRegisterRows = kTileVecs <= 2   ? 12
                                      : kTileVecs <= 8 ? 3
                                                       : 1;
@@ -39,21 +39,22 @@ struct TileArgs {
   int64_t c_stride;
   bool accumulate;    // start from c instead of 0
   const float* bias;  // [32] added at the end, or null
-  // What to ask memory for meanwhile: one line per k, ahead_step bytes apart;
-  // null: nothing.
+  // Memory to prefetch meanwhile: one line per k, ahead_step bytes apart; null:
+  // none.
   const char* ahead;
   int64_t ahead_step;
 };
 
-// How far ahead of its reads a tile that streams B asks for memory: enough to
-// cover the latency of one core (measured; flat between 2 and 8 KiB).
+// How far ahead of its reads a tile that streams B prefetches: enough to cover
+// the latency of one core (measured; no difference between 2 and 8 KiB).
 inline constexpr int64_t kPrefetchBytes = 4096;
 
-// One tile of 1 to kTileRows rows. B of T: float, F16, Bf16 or uint8_t.
+// Computes one tile of 1 to kTileRows rows. B has the type T: float, F16, Bf16
+// or uint8_t.
 template <typename T>
 void RunTile(int rows, const TileArgs& args);
 
-// The same for float and an a_stride of kPackedStride, which is faster.
+// Like RunTile for float, but faster, because a_stride is kPackedStride.
 inline constexpr int64_t kPackedStride = 256;
 void RunPackedTile(int rows, const TileArgs& args);
 

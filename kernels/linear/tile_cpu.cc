@@ -15,8 +15,9 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// kAStride: a_stride if it is known here, else 0. Rows are addressed from every
-// third one: a pointer for each would not fit into the general registers.
+// kAStride is a_stride if it is known at compile time, else 0. Rows are
+// addressed from every third row, because a pointer for each does not fit into
+// the general registers.
 template <typename T, int kRows, int64_t kAStride>
 void Tile(const TileArgs& args) {
   Vec acc[kRows][kTileVecs];
@@ -33,7 +34,7 @@ void Tile(const TileArgs& args) {
     }
   }
   const T* b = static_cast<const T*>(args.b);
-  // Asking for a line that is there costs next to nothing, a branch more.
+  // Prefetching a line that is in cache costs less than a branch.
   const char* ahead = args.ahead != nullptr
                           ? args.ahead
                           : reinterpret_cast<const char*>(args.a);
@@ -66,7 +67,7 @@ void Tile(const TileArgs& args) {
   }
 }
 
-// Calls the tile of `rows` rows, looking from kRows downwards.
+// Calls the tile function for `rows` rows, searching from kRows downwards.
 template <typename T, int64_t kAStride, int kRows>
 void Choose(int rows, const TileArgs& args) {
   if (rows == kRows) {

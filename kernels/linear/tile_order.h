@@ -7,11 +7,12 @@
 
 namespace kvasir::kernels {
 
-// CTAs start in the order of x, then y. Tiles next to each other share columns
-// of W, and CTAs that run together are to share x as well: kTogether row tiles
-// take all columns, then the next ones do. So x comes from memory once, and W
-// once for every kTogether row tiles; with all rows in one line x would come
-// anew for every few columns where it is larger than the second-level cache.
+// CTAs start in the order of x, then y. Neighbouring tiles share columns of W,
+// and CTAs that run at the same time should also share x: kTogether row tiles
+// take all columns before the next row tiles do. So x is read from memory once,
+// and W once for every kTogether row tiles. If all row tiles came first, an x
+// that is larger than the second-level cache would be read again for every few
+// columns.
 struct TileOrder {
   static constexpr int32_t kTogether = 16;
 
@@ -26,7 +27,8 @@ struct TileOrder {
     return (int64_t{row_tiles} + kTogether - 1) / kTogether;
   }
 
-  // Of CTA [x, y]; there is none where the column is not below column_tiles.
+  // The tile of CTA [x, y]. There is none if the column is not below
+  // column_tiles.
   struct Tile {
     int32_t row;
     int32_t column;

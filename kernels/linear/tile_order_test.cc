@@ -39,8 +39,8 @@ TEST(TileOrderTest, EveryTileIsComputedOnce) {
   }
 }
 
-// 8K rows in tiles of 128, by 28672 columns: 264 CTAs that run together look at
-// few rows of x, and x is done with before other rows come.
+// 8K rows in tiles of 128, and 28672 columns: 264 CTAs that run at the same
+// time read few rows of x, and finish with them before they read others.
 TEST(TileOrderTest, CtasThatRunTogetherShareRowsAndColumns) {
   const TileOrder order = {64, 224};
   const auto tiles = TilesOf(order);
@@ -51,11 +51,11 @@ TEST(TileOrderTest, CtasThatRunTogetherShareRowsAndColumns) {
       rows.insert(tiles[i].row);
       columns.insert(tiles[i].column);
     }
-    // Two groups of rows where one ends.
+    // Two groups of rows at the end of a group.
     EXPECT_LE(rows.size(), 32u);
     EXPECT_LE(columns.size(), 18u);
   }
-  // Rows of x: never again once another group has begun.
+  // Rows of x are not read again after another group has begun.
   int32_t group = 0;
   for (const TileOrder::Tile& tile : tiles) {
     EXPECT_GE(tile.row / TileOrder::kTogether, group);

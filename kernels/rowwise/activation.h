@@ -1,4 +1,5 @@
-// activation: what stands between the two matrices of a plain MLP. C++17.
+// activation: the activation function of a plain MLP, between its two matrices.
+// C++17.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,9 @@
 namespace kvasir::kernels {
 
 enum class ActivationKind {
-  kGelu,      // x times the normal distribution function at x (exact, by erf)
-  kGeluTanh,  // the same with a tanh in its place
-  kRelu,      // 0 below 0
+  kGelu,      // x times the normal distribution function of x (exact, by erf)
+  kGeluTanh,  // the approximation by tanh
+  kRelu,      // max(x, 0)
 };
 
 // out[t, i] = activation(x[t, i]), as scalar_math.h computes it.

@@ -1,14 +1,15 @@
-// activation on a GPU: a thread to a pack of the output, in row after row
+// activation on a GPU: one thread for each pack of the output
 // (simt::LaunchOnRows).
 //
-// Activations (x, out) are of args.dtype whatever their pointers say.
-// Layout: rows of N numbers without gaps; 16 bytes at a time where N and the
-// pointers allow it, one number elsewhere.
-// Bytes: each number is read and written once, 2 N B of a row with B to a
-// number. Operations of a number, of float32: gelu about 30 (one exponential,
-// one reciprocal), gelu_tanh about 20, relu 2; at 16 bits gelu has 8 to a byte,
-// which is as many as a GPU has time for. Floor: bytes over the memory's
-// bandwidth.
+// Activations (x, out) have the type args.dtype, whatever their pointers' type.
+// Layout: rows of N numbers without gaps, read 16 bytes at a time if N and the
+// pointers allow it, else one number.
+// Bytes: each number is read and written once, 2 N B for a row with B bytes per
+// number.
+// Operations per number, in float32: about 30 for gelu (one exponential, one
+// reciprocal), about 20 for gelu_tanh, 2 for relu. At 16 bits gelu has 8 per
+// byte, which is as many as a GPU has time for.
+// Floor: bytes over the memory's bandwidth.
 #include "kernels/rowwise/activation.h"
 #include "kernels/simd/scalar_math.h"
 #include "kernels/simt/rows.h"
@@ -16,7 +17,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// NormalTail, the exponential of which is the device's.
+// NormalTail with the device's exponential.
 KVASIR_DEVICE float TailOf(float a) {
   namespace c = normal_constants;
   if (a > c::kFarthest) a = c::kFarthest;

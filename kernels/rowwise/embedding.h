@@ -1,5 +1,5 @@
-// embedding: token ids to rows of the embedding table, as float32, and learned
-// positions. C++17.
+// embedding: rows of the embedding table for token ids, as float32, plus
+// learned positions. C++17.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 namespace kvasir::kernels {
 
 // out[t, :] = float32(table[ids[t] - first_id, :]). The table is either
-// row-major or, for a head tied to the embedding, the packed head itself (so
-// that one copy serves both). An id outside [first_id, first_id + vocab) gives
-// a row of zeros: of a table that is split over ranks the others' rows, which
-// are to be added to these. With learned positions: out[t, :] +=
-// float32(position_table[positions[t],
-// :]), or nothing for a position outside of it.
+// row-major or, for a head tied to the embedding, the packed head itself, so
+// that one copy serves both. An id outside [first_id, first_id + vocab) gives a
+// row of zeros: if the table is split over ranks, the sum over ranks is the
+// row. With learned positions: out[t, :] +=
+// float32(position_table[positions[t], :]); a position outside of the table
+// adds nothing.
 template <template <typename> class Ptr>
 struct EmbeddingParamsIn {
   Ptr<const int32_t> ids = nullptr;  // [T]
   int64_t num_tokens = 0;            // T
-  int64_t first_id = 0;              // of the table
-  int64_t vocab = 0;                 // V, of the table; may be 0
+  int64_t first_id = 0;              // first id of this table
+  int64_t vocab = 0;                 // V, rows of the table; may be 0
   int64_t hidden = 0;                // M
   Ptr<const void> table = nullptr;   // [V, M]; null: use `packed`
   DType table_dtype = DType::kF32;

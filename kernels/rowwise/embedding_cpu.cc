@@ -44,7 +44,7 @@ void AddRow(const T* row, int64_t hidden, float* out) {
   for (; i < hidden; ++i) out[i] = out[i] + ToFloat(row[i]);
 }
 
-// function(zero of the type), for every type that a table may have.
+// Calls function(a zero of the table's type).
 template <typename Function>
 void OfType(DType dtype, const Function& function) {
   switch (dtype) {
@@ -92,7 +92,7 @@ HWY_EXPORT(EmbedRows);
 }  // namespace
 
 void EmbeddingSimd(const EmbeddingArgs& params, CpuStream& stream) {
-  // A number of a packed table costs a cache miss.
+  // Each number of a packed table costs a cache miss.
   const int64_t cost = params.table != nullptr ? 1 : 8;
   ForRows(stream, params.num_tokens, cost * params.hidden,
           [&](int64_t begin, int64_t end, int /*thread*/) {

@@ -1,12 +1,13 @@
-// embedding on a GPU: one CTA to a token.
+// embedding on a GPU: one CTA per token.
 //
-// The output is of args.dtype whatever its pointer says; sums are float32.
-// Layout: rows of M numbers without gaps, in the table, in a tied head
+// The output has the type args.dtype, whatever its pointer's type; sums are
+// float32.
+// Layout: rows of M numbers without gaps in the table, in a tied head
 // (WeightLayout::kRows) and in learned positions.
-// Bytes of a token: M numbers of the table, M of the output, with learned
-// positions M of theirs. Operations: conversions, and M additions. Floor: bytes
-// over the memory's bandwidth; a step has few of them beside its weights, so
-// numbers are moved one at a time.
+// Bytes per token: M numbers of the table, M of the output and, with learned
+// positions, M of these. Operations: conversions and M additions.
+// Floor: bytes over the memory's bandwidth. A step has few of these bytes
+// compared with its weights, so numbers are moved one at a time.
 #include "kernels/rowwise/embedding.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/rows.h"

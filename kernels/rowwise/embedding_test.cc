@@ -62,7 +62,8 @@ TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
   const auto table = RandomFloats(kVocab * kHidden, 1);
   StoredArray positions(RandomFloats(kPositions * kHidden, 2), GetParam());
   const std::vector<int32_t> ids = {0, 4, 4, 2, 1};
-  const std::vector<int64_t> at = {0, 8, 3, 9, -1};  // the last two: no row
+  // the last two are outside of the table
+  const std::vector<int64_t> at = {0, 8, 3, 9, -1};
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
     TestStream test(2, backend);
     ForEachSimdTarget([&] {
@@ -91,8 +92,8 @@ TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
   }
 }
 
-// Tables that are split over ranks: each id is in one, and the sum of all rows
-// is that of the whole table.
+// If a table is split over ranks, each id is in one part, and the sum of all
+// rows is the row of the whole table.
 TEST_P(EmbeddingTest, ATableOfSomeIdsGivesZerosForOthers) {
   constexpr int64_t kVocab = 75;
   constexpr int64_t kHidden = 99;

@@ -9,8 +9,8 @@ namespace {
 
 constexpr OpKernels<NormParams> kKernels = {"norm", &NormReference, &NormSimd};
 
-// A GPU's order of sums depends on columns alone: rows that can be taken 16
-// bytes at a time are, and must lie so.
+// A GPU's order of sums depends only on the number of columns. So rows that can
+// be read 16 bytes at a time always are, and must be aligned.
 absl::Status CheckAlignment(const NormParams& params) {
   constexpr int64_t kAccessBytes = 16;
   if (params.columns * DTypeBytes(params.dtype) % kAccessBytes != 0) {

@@ -1,18 +1,20 @@
-// norm on a GPU: one CTA to a row.
+// norm on a GPU: one CTA per row.
 //
-// Activations (x, residual, out) are of args.dtype whatever their pointers say;
-// weight and bias are float32. Sums are float32.
-// Layout: rows of M numbers without gaps; 16 bytes at a time where that divides
-// a row (all pointers are aligned then), one number elsewhere.
+// Activations (x, residual, out) have the type args.dtype, whatever their
+// pointers' type; weight and bias are float32. Sums are float32.
+// Layout: rows of M numbers without gaps, read 16 bytes at a time if that
+// divides a row (then all pointers are aligned), else one number.
 // Order of sums (norm.h): a thread's packs in order, then simt::CtaSum.
-// Bytes of a row, B to a number: x is read (M B), with residual it is read too
-// and x written (2 M B), out is written (M B); weight and bias stay in the
-// caches (of 16-bit rows a thread takes 8 of them by two accesses, so that each
-// sector is asked for twice). Threads hold 16 KiB of a row, so that a row
-// alone, as in decode, waits for memory once; further passes find in the caches
-// what is longer. Operations: 2 M fused ones of kRms and 4 M of kLayer, besides
-// conversions: a row is bound by its bytes. Floor: bytes over the memory's
-// bandwidth.
+// Bytes of a row with B bytes per number: x is read (M B); a residual is read
+// and x is written (2 M B); out is written (M B). Weight and bias stay in the
+// caches; for 16-bit rows a thread reads 8 of them by two accesses, so each
+// sector is requested twice.
+// The threads hold 16 KiB of a row in registers, so a single row, as in decode,
+// waits for memory once. Later passes over a longer row find the rest in the
+// caches.
+// Operations: 2 M fused multiply-adds for kRms and 4 M for kLayer, and
+// conversions: a row is bound by its bytes.
+// Floor: bytes over the memory's bandwidth.
 #include "kernels/rowwise/norm.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/rows.h"
@@ -21,10 +23,11 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-// Of shared memory: each warp's part of two sums.
+// Numbers of shared memory: each warp's part of two sums.
 constexpr uint32_t kPartials = kThreads / simt::kWarp;
 
-// The packs of a row that are the thread's: the first are read once.
+// The packs of a row that belong to the thread. The first ones are kept in
+// registers and read once.
 template <typename T, int n>
 class ThreadsPacks {
  public:
@@ -35,7 +38,7 @@ class ThreadsPacks {
     Load(x, held_);
   }
 
-  // Calls visit(first column, pack) for them.
+  // Calls visit(first column, pack) for each of them.
   template <typename Visit>
   KVASIR_DEVICE void ForEach(const Visit& visit) const {
     KVASIR_UNROLL
@@ -49,7 +52,7 @@ class ThreadsPacks {
     }
   }
 
-  // Adds those of another row, and stores the sums in this one.
+  // Adds the packs of another row and stores the sums in this one.
   KVASIR_DEVICE void Add(const T* other, T* x) {
     Pack more[kHeld] = {};
     Load(other, more);
@@ -109,7 +112,7 @@ NormKernel(NormArgs args) {
   }
   if (args.out == nullptr) return;
 
-  // From here on a thread reads what it wrote itself.
+  // From here on each thread reads only what it has written itself.
   auto* const partial = reinterpret_cast<float*>(simt::Shared());
   const float count = static_cast<float>(columns);
   float mean = 0.0f;
@@ -157,7 +160,8 @@ void LaunchNorm(const NormArgs& args, Launcher& launcher) {
   launch.grid_x = simt::Ctas(args.num_rows);
   launch.threads = kThreads;
   launch.shared_bytes = 2 * kPartials * sizeof(float);
-  // By the columns alone, as sums depend on it.
+  // Chosen only by the number of columns, because the order of sums depends on
+  // it.
   simt::Launch(launcher, launch,
                simt::WideRows<T>(args.columns)
                    ? NormKernel<T, simt::kWidePack<T>>

@@ -24,7 +24,7 @@ std::vector<float> RandomRows(const Case& c, int64_t first_row, uint32_t seed) {
   return {all.begin() + first_row * c.columns, all.end()};
 }
 
-// Of the rows from `first_row` on.
+// Inputs for the rows from `first_row` on.
 struct Data {
   Data(NormKind of, const Case& c, int64_t first_row = 0)
       : kind(of),
@@ -34,7 +34,7 @@ struct Data {
         bias(RandomFloats(c.columns, 4)),
         out(x.size(), kPoison) {
     if (c.residual) residual = RandomRows(c, first_row, 2);
-    // A mean that is far from 0: squares about it must not be differences of
+    // The mean is far from 0, so the sum of squares must not be a difference of
     // large numbers.
     if (kind == NormKind::kLayer) {
       for (float& number : x) number += 30.0f;
@@ -65,7 +65,7 @@ Data Normed(TestStream& test, Data data) {
   return data;
 }
 
-// Row `t` of the definition, in float64.
+// Row `t` by the definition, in float64.
 std::vector<double> Definition(const Data& data, int64_t t) {
   const size_t columns = data.weight.size();
   const size_t first = static_cast<size_t>(t) * columns;
@@ -98,7 +98,7 @@ TEST_P(NormTest, IsTheDefinitionAndTheSameOnEveryBackEnd) {
   TestStream reference(1, CpuBackend::kReference);
   const Data given(kind, c);
   const Data truth = Normed(reference, given);
-  // Of the mean, an ulp of 30 is 2e-6.
+  // The mean is near 30, where one ulp is 2e-6.
   const double tolerance = kind == NormKind::kRms ? 1e-6 : 1e-5;
   for (int64_t t = 0; t < c.rows; ++t) {
     const std::vector<double> want = Definition(given, t);
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NormTest,
 
 class NormKindTest : public ::testing::TestWithParam<NormKind> {};
 
-// Together they are enough to wake threads.
+// Together the rows are enough to wake threads.
 TEST_P(NormKindTest, RowsAreTheSameAloneAndTogether) {
   constexpr int64_t kRows = 61;
   constexpr int64_t kColumns = 275;

@@ -32,15 +32,15 @@ absl::Status GatherRows(Stream& stream, const GatherRowsParams& params,
                         Workspace& workspace);
 
 using PreparedRope = Prepared<RopeParams>;
-// Host memory, copied.
+// Host memory; Prepare copies it.
 struct RopeTables {
-  absl::Span<const RopeHead> q_heads;  // none: heads are alike
+  absl::Span<const RopeHead> q_heads;  // empty: heads are alike
   absl::Span<const RopeHead> k_heads;
-  // [rotary_dim / 2]; not looked at where the shape has them on the device.
+  // [rotary_dim / 2]; ignored if the shape has them on the device.
   absl::Span<const uint64_t> steps;
 };
-// `shape`: all but the rows of RopeParams, and no heads. INVALID_ARGUMENT for
-// heads and pairs that do not fit.
+// `shape` has all fields of RopeParams except rows and heads. INVALID_ARGUMENT
+// for heads and pairs that do not fit.
 absl::StatusOr<PreparedRope> Prepare(Device& device, const RopeParams& shape,
                                      const RopeTables& tables);
 absl::Status Rope(Stream& stream, const PreparedRope& prepared,

@@ -20,7 +20,7 @@ absl::Status WrongPairs(const char* what, int64_t most, int64_t have) {
       kKernels.op, ": ", what, ": want 0 to ", most, ", have ", have));
 }
 
-// `known`: a list that was looked at already.
+// `known` is a list that was checked already.
 absl::Status CheckHead(const RopeHead& head, const int32_t* known,
                        const RopeTensor& tensor, int64_t angles) {
   if (head.num_pairs < 0) {
@@ -49,7 +49,7 @@ absl::Status CheckTensor(const RopeTensor& tensor,
   if (tensor.num_heads < 0) {
     return Refuse(kKernels.op, "heads", 0, tensor.num_heads);
   }
-  const int32_t* known = nullptr;  // heads that share a list follow each other
+  const int32_t* known = nullptr;  // neighbouring heads share a list
   for (size_t h = 0; h < heads.size(); ++h) {
     const bool same = h > 0 && heads[h].num_pairs <= heads[h - 1].num_pairs;
     KVASIR_RETURN_IF_ERROR(
@@ -67,11 +67,11 @@ absl::Status CheckTensor(const RopeTensor& tensor,
   return absl::OkStatus();
 }
 
-// The heads with their lists, which are laid out one behind the other.
+// Adds the heads and their lists, which are stored one after the other.
 absl::Status AddHeads(absl::Span<const RopeHead> heads, DeviceTables* tables,
                       RopeTensor* tensor) {
   if (heads.empty()) return absl::OkStatus();
-  std::map<const int32_t*, int64_t> lists;  // and their lengths
+  std::map<const int32_t*, int64_t> lists;  // list -> offset
   for (const RopeHead& head : heads) {
     if (head.pairs == nullptr) continue;
     int64_t& length = lists[head.pairs];
@@ -150,7 +150,7 @@ absl::Status Rope(Stream& stream, const PreparedRope& prepared,
   params.positions = rows.positions;
   params.num_tokens = rows.num_tokens;
   Workspace::Scope scope(&workspace);
-  DevicePtr<float> scratch;  // a GPU has shared memory
+  DevicePtr<float> scratch;  // only for a CPU; a GPU uses shared memory
   if (stream.device() == DeviceKind::kCpu) {
     scratch = workspace.Take<float>(RopeScratch(params.rotary_dim) *
                                     ScratchThreads(stream));

@@ -19,37 +19,36 @@ enum class RopePairing : uint8_t {
 // float32 angles are wrong by 0.008 rad at position 131072.
 uint64_t RopeStep(double radians_per_position);
 
-// A head that turns by chosen angles of a position: the pairs that pruning kept
-// (RAP), or complex channels of which several may belong to one pair. Its 2n
-// numbers are laid out by the pairing, as a head of n pairs is: of channels
-// that are n real parts, then n imaginary ones, kHalfSplit is the pairing.
+// A head whose pairs use chosen angles of a position: the pairs that pruning
+// kept (RAP), or complex channels, of which several may use the angle of one
+// pair. Its 2n numbers have the layout of a head of n pairs. For channels that
+// are stored as n real parts and then n imaginary parts, the pairing is
+// kHalfSplit.
 struct RopeHead {
-  int64_t begin = 0;      // where its numbers begin in a row
+  int64_t begin = 0;      // offset of its numbers in a row
   int64_t num_pairs = 0;  // n
-  // [n]: which angle each turns by, below rotary_dim / 2; null: 0 .. n - 1.
+  // [n]: the angle of each pair, below rotary_dim / 2; null: 0 .. n - 1.
   const int32_t* pairs = nullptr;
 };
 
-// One tensor to rotate: [T, heads, head_dim], or rows of heads that are not
-// alike. Numbers that belong to no pair stay.
+// One tensor to rotate: [T, heads, head_dim], or rows of unequal heads. Numbers
+// that belong to no pair are not changed.
 template <template <typename> class Ptr>
 struct RopeTensorIn {
   Ptr<float> data = nullptr;  // null: nothing to rotate
   int64_t row_stride = 0;     // elements from token to token
   int64_t num_heads = 0;
-  int64_t head_dim = 0;  // >= rotary_dim; what lies behind it stays
-  // [num_heads]; null: head h begins at h * head_dim and turns all pairs by
-  // their own angles. Heads that follow each other with the same `pairs` share
-  // the look-ups.
+  int64_t head_dim = 0;  // >= rotary_dim; later numbers are not changed
+  // [num_heads]; null: head h begins at h * head_dim and pair f uses angle f.
+  // Neighbouring heads with the same `pairs` share the look-ups.
   Ptr<const RopeHead> heads = nullptr;
 };
 
-// For each token t and pair f: angle = steps[f] * positions[t] (mod 2^64),
-//   c = factor * cos(angle), s = factor * sin(angle),
-// once for all heads of both tensors; then for each head's pair i, f = i or
-// pairs[i],
-//   (a, b) -> (a c - b s, b c + a s),
-// the first product of a sum fused, the second rounded.
+// For each token t and pair f: angle = steps[f] * positions[t] (mod 2^64), c =
+// factor * cos(angle), s = factor * sin(angle), once for all heads of both
+// tensors. Then for each head's pair i, with f = i or pairs[i]: (a, b) -> (a c
+// - b s, b c + a s). In each sum the first product is fused and the second is
+// rounded.
 template <template <typename> class Ptr>
 struct RopeParamsIn {
   RopeTensorIn<Ptr> q;
@@ -72,7 +71,7 @@ using RopeTensorArgs = RopeTensorIn<LaunchPtr>;
 using RopeParams = RopeParamsIn<DevicePtr>;
 using RopeArgs = RopeParamsIn<LaunchPtr>;
 
-// What a step gives.
+// The arguments that change from step to step.
 struct RopeRows {
   DevicePtr<float> q;
   DevicePtr<float> k;

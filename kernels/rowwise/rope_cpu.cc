@@ -28,8 +28,8 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Cosines and sines of one position; the remainders are made by integer
-// arithmetic in `cosines` first.
+// Computes cosines and sines of one position. `cosines` first holds the
+// remainders from the integer arithmetic.
 void Angles(const RopeArgs& params, int64_t position, uint32_t* quarters,
             float* cosines, float* sines) {
   const int64_t pairs = params.rotary_dim / 2;
@@ -81,9 +81,9 @@ void Angles(const RopeArgs& params, int64_t position, uint32_t* quarters,
   }
 }
 
-// What is left behind whole vectors goes through shorter ones: pruned heads
-// have any number of pairs. Targets without them have no vectors above four
-// lanes either.
+// Pairs after the last whole vector use shorter vectors, because pruned heads
+// have any number of pairs. Targets without these have at most four lanes
+// anyway.
 using EightLanes = hn::CappedTag < float, kVecLanes<8 ? kVecLanes : 8>;
 using FourLanes = hn::CappedTag < float, kVecLanes<4 ? kVecLanes : 4>;
 
@@ -116,8 +116,8 @@ HWY_INLINE void TurnNeighbours(D d, V c, V s, float* pairs) {
 #endif
 }
 
-// Turns pairs from i on, as long as they fill vectors; returns the first one
-// that is left.
+// Rotates pairs from i on as long as they fill vectors. Returns the first pair
+// that remains.
 template <bool kHalves, class D>
 HWY_INLINE int64_t TurnVectors(D d, const RopeHead* heads, int64_t num_heads,
                                const Turns& turns, int64_t i, float* row) {
@@ -148,8 +148,8 @@ HWY_INLINE int64_t TurnVectors(D d, const RopeHead* heads, int64_t num_heads,
   return i;
 }
 
-// Heads with the same list of pairs: what a vector of pairs turns by is looked
-// up once for all of them.
+// Rotates heads with the same list of pairs: the cosines and sines of a vector
+// of pairs are looked up once for all of them.
 template <bool kHalves>
 void RotateAlike(const RopeHead* heads, int64_t num_heads, const Turns& turns,
                  float* row) {

@@ -1,14 +1,14 @@
-// rope on a GPU: CTAs to a token, each of which makes the token's cosines and
-// sines once, in shared memory; then a warp to a head of either tensor. One CTA
-// has all heads where there are many tokens, eight of them where there are few.
+// rope on a GPU: each CTA computes a token's cosines and sines once, in shared
+// memory; then each warp rotates one head of either tensor. With many tokens
+// one CTA has all heads of a token; with few tokens a CTA has eight heads.
 //
-// q and k are of args.dtype whatever their pointers say; angles, products and
-// sums are those of rope.h, in float32, rounded once as they are stored.
-// Layout: rows of heads, row_stride apart; a warp's lanes take neighbouring
-// pairs, so that of kHalfSplit each access is a run of 32 numbers.
-// Bytes of a token: its rotated numbers, read and written. Operations: 6 to a
-// pair and head, about 40 to an angle. Floor: bytes over the memory's
-// bandwidth, while there are a few heads to an angle.
+// q and k have the type args.dtype, whatever their pointers' type. Angles,
+// products and sums are those of rope.h, in float32, rounded once when stored.
+// Layout: rows of heads, row_stride apart. The lanes of a warp take
+// neighbouring pairs, so with kHalfSplit each access is a run of 32 numbers.
+// Bytes of a token: its rotated numbers, read and written. Operations: 6 per
+// pair and head, about 40 per angle.
+// Floor: bytes over the memory's bandwidth, if several heads share an angle.
 #include <algorithm>
 
 #include "kernels/rowwise/rope.h"
@@ -26,7 +26,7 @@ template <typename T>
 KVASIR_DEVICE void RotateHead(RopePairing pairing, const RopeHead& head,
                               const float* cosines, const float* sines,
                               T* numbers) {
-  // Of one head: far below 2^31.
+  // The pairs of one head are far below 2^31.
   const auto pairs = static_cast<int32_t>(head.num_pairs);
   const bool half_split = pairing == RopePairing::kHalfSplit;
   const int32_t step = half_split ? 1 : 2;
@@ -46,7 +46,7 @@ KVASIR_DEVICE void RotateHead(RopePairing pairing, const RopeHead& head,
   }
 }
 
-// From a head on, every `step`-th.
+// Rotates every `step`-th head from `head` on.
 template <typename T>
 KVASIR_DEVICE void RotateHeads(const RopeTensorArgs& tensor,
                                const RopeArgs& args, const float* cosines,
@@ -89,7 +89,7 @@ RopeKernel(RopeArgs args) {
     simt::StoreShared(sines + f, sine * args.attention_factor);
   }
   simt::SyncCta();
-  // The last warps have none of q where the first ones have.
+  // The warps go through q's and k's heads in one sequence.
   const uint32_t warps = kWarps * simt::CtasY();
   const uint32_t warp = kWarps * simt::CtaY() + simt::Warp();
   RotateHeads<T>(args.q, args, cosines, sines, warp, warps);
@@ -102,7 +102,7 @@ void RopeCuda(const RopeArgs& args, float*, Launcher& launcher) {
   KernelLaunch launch;
   launch.name = "rope";
   launch.grid_x = simt::Ctas(args.num_tokens);
-  // As many as are resident together.
+  // The CTAs that are resident at the same time.
   const int64_t resident =
       launcher.multiprocessors() * int64_t{2048 / kThreads};
   launch.grid_y = std::min(

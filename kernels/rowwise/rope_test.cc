@@ -57,7 +57,7 @@ std::vector<double> Frequencies(int64_t rotary_dim) {
   return frequencies;
 }
 
-// q of 3 heads and k of 2, in rows with something behind them.
+// q with 3 heads and k with 2, in rows that are longer than their heads.
 struct Tensors {
   std::vector<float> q;
   std::vector<float> k;
@@ -118,7 +118,7 @@ TEST_P(RopeTest, IsTheDefinitionAtAnyPositionAndTheSameOnEveryBackEnd) {
       }
     }
   }
-  // Everything else is as it was.
+  // Nothing else has changed.
   EXPECT_TRUE(SameBits(expected, truth.q));
   TestStream three(3);
   ForEachSimdTarget([&] {
@@ -136,10 +136,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{33, 6, RopePairing::kInterleaved, 1.0f},
                       Case{2048, 2048, RopePairing::kHalfSplit, 1.0f}));
 
-// Rows of q heads and k heads that have their own lists of pairs, with numbers
+// Rows of q and k heads with their own lists of pairs, and other numbers
 // between the heads.
 struct ChosenHeads {
-  std::vector<std::vector<int32_t>> lists;  // of the KV heads
+  std::vector<std::vector<int32_t>> lists;  // one for each KV head
   std::vector<RopeHead> q;
   std::vector<RopeHead> k;
   int64_t q_stride = 0;
@@ -160,7 +160,7 @@ ChosenHeads MakeHeads(std::vector<std::vector<int32_t>> lists) {
       heads.q_stride += 2 * pairs + 2;
     }
   }
-  // One that takes the first angles as they are, as of a partial rotation.
+  // One head uses the first angles, as in a partial rotation.
   heads.q.push_back({heads.q_stride, 17, nullptr});
   heads.q_stride += 40;
   return heads;
@@ -172,7 +172,7 @@ struct Turned {
   RopePairing pairing;
 };
 
-// The numbers of a tensor after float64 turns of what they were.
+// Compares a tensor with a float64 rotation of `before`.
 void ExpectTurned(const std::vector<float>& before,
                   const std::vector<float>& after,
                   const std::vector<RopeHead>& heads, int64_t stride,
@@ -205,8 +205,9 @@ void ExpectTurned(const std::vector<float>& before,
   EXPECT_TRUE(SameBits(expected, after));
 }
 
-// Lists as pruning leaves them, each head its own 19 of 64 pairs; and channels
-// of commuting latents, groups of unequal size with several terms of a pair.
+// Lists after pruning, where each head has its own 19 of 64 pairs, and channels
+// of commuting latents: groups of unequal size with several channels for a
+// pair.
 std::vector<std::vector<int32_t>> KeptPairs() {
   std::vector<std::vector<int32_t>> lists(4);
   for (int32_t h = 0; h < 4; ++h) {
@@ -227,7 +228,7 @@ std::vector<std::vector<int32_t>> ComplexChannels() {
 
 struct HeadsCase {
   RopePairing pairing;
-  int repeats;  // of the positions
+  int repeats;  // of all positions
 };
 
 class RopeHeadsTest : public ::testing::TestWithParam<HeadsCase> {};
@@ -276,7 +277,7 @@ TEST_P(RopeHeadsTest, TurnByTheAnglesOfTheirOwnPairs) {
   }
 }
 
-// The last has more numbers than one thread keeps for itself.
+// The last case has more numbers than one thread takes.
 INSTANTIATE_TEST_SUITE_P(
     Pairings, RopeHeadsTest,
     ::testing::Values(HeadsCase{RopePairing::kHalfSplit, 1},
@@ -284,7 +285,8 @@ INSTANTIATE_TEST_SUITE_P(
                       HeadsCase{RopePairing::kHalfSplit, 5}));
 
 TEST(RopeStepTest, IsTheFractionOfATurn) {
-  // Multiples of pi in double are off by 2^-53 of themselves: 2^11 steps.
+  // Multiples of pi in double have a relative error of 2^-53, which is 2^11
+  // steps.
   const auto distance = [](uint64_t a, uint64_t b) {
     return std::min(a - b, b - a);
   };

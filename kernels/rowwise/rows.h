@@ -9,8 +9,8 @@
 
 namespace kvasir::kernels {
 
-// y[t, i] += x[t, i], in float32. x_row_stride 0 adds one row (a bias), which
-// is float32 whatever activations are, to all.
+// y[t, i] += x[t, i], in float32. With x_row_stride 0 one row (a bias) is added
+// to all; it is float32 whatever the type of activations.
 template <template <typename> class Ptr>
 struct AddRowsParamsIn {
   Ptr<float> y = nullptr;        // [T, N]
@@ -29,8 +29,8 @@ struct AddRowsParamsIn {
 using AddRowsParams = AddRowsParamsIn<DevicePtr>;
 using AddRowsArgs = AddRowsParamsIn<LaunchPtr>;
 
-// out[i] = x[0, i] + x[1, i] + ... in that order, in float32, rounded once. At
-// least one row.
+// out[i] = x[0, i] + x[1, i] + ... in that order, in float32, rounded once.
+// There is at least one row.
 template <template <typename> class Ptr>
 struct SumRowsParamsIn {
   Ptr<const float> x = nullptr;  // [T, N]

@@ -1,15 +1,16 @@
-// add_rows, sum_rows and gather_rows on a GPU: a thread to a pack of the
-// output, in row after row (simt::LaunchOnRows).
+// add_rows, sum_rows and gather_rows on a GPU: one thread for each pack of the
+// output (simt::LaunchOnRows).
 //
-// Activations (x, y, out) are of args.dtype whatever their pointers say, but
-// for the one row that add_rows adds to all, which is float32.
-// Layout: rows of N neighbouring numbers, strides apart; 16 bytes at a time
-// where N, strides and pointers allow it, one number elsewhere.
-// Bytes of a row, B to a number: add_rows reads 2 N B and writes N B (of one
-// row for all, that comes from the caches); sum_rows reads T N B and writes N
-// B; gather_rows reads and writes N B.
-// Operations: conversions and N additions (T N); none. Floor: bytes over the
-// memory's bandwidth.
+// Activations (x, y, out) have the type args.dtype, whatever their pointers'
+// type, except for the one row that add_rows may add to all rows: it is
+// float32.
+// Layout: rows of N neighbouring numbers, strides apart, read 16 bytes at a
+// time if N, strides and pointers allow it, else one number.
+// Bytes of a row with B bytes per number: add_rows reads 2 N B and writes N B
+// (a row that is added to all comes from the caches); sum_rows reads T N B and
+// writes N B; gather_rows reads and writes N B.
+// Operations: conversions, and N additions in add_rows, T N in sum_rows.
+// Floor: bytes over the memory's bandwidth.
 #include "kernels/rowwise/rows.h"
 #include "kernels/simt/rows.h"
 
@@ -61,7 +62,7 @@ SumRowsKernel(simt::OnRows<SumRowsArgs> on) {
   using Pack = simt::Pack<T, n>;
   const SumRowsArgs& args = on.args;
   const auto* const x = reinterpret_cast<const T*>(args.x);
-  // One row of output.
+  // There is one row of output.
   simt::ForPacksOfRows<n>(on, 1, args.columns, [&](int64_t, int64_t column) {
     float sum[n];
     KVASIR_UNROLL
@@ -88,7 +89,7 @@ void LaunchSumRows(const SumRowsArgs& args, Launcher& launcher) {
                      SumRowsKernel<T, n>, args);
 }
 
-// Of bits: Word is as wide as a number.
+// Copies bits: Word is as wide as a number.
 template <typename Word, int n>
 KVASIR_KERNEL(simt::kRowThreads)
 GatherRowsKernel(simt::OnRows<GatherRowsArgs> on) {

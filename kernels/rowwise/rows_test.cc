@@ -43,7 +43,7 @@ TEST(SumRowsTest, AddsRowsInOrderOnEveryBackEnd) {
   TestStream three(3);
   for (const int64_t rows : {1, 2, 5}) {
     for (const int64_t columns : {int64_t{0}, int64_t{37}, kStride}) {
-      // Of numbers this far apart the order of sums is seen.
+      // Numbers of such different sizes make the order of the sum visible.
       auto x = RandomFloats(rows * kStride, 4);
       for (size_t i = 0; i < x.size(); ++i) x[i] *= i % 3 == 0 ? 1e4f : 1.0f;
       std::vector<float> expected(x.begin(), x.begin() + columns);
@@ -97,7 +97,7 @@ TEST(GatherRowsTest, CopiesTheNamedRowsInOrder) {
   }
 }
 
-// Offsets beyond 2^31 elements, in an address range of which only the touched
+// Offsets exceed 2^31 elements, in an address range of which only the touched
 // pages exist.
 TEST(GatherRowsTest, IndexesPastTwoToThe31Elements) {
   constexpr int64_t kStride = int64_t{1} << 28;

@@ -1,13 +1,16 @@
-// silu_mul on a GPU: a thread to a pack of the output, in row after row
+// silu_mul on a GPU: one thread for each pack of the output
 // (simt::LaunchOnRows).
 //
-// Activations (gate_up, out) are of args.dtype whatever their pointers say.
-// Layout: rows of 2 F and F numbers without gaps; 16 bytes at a time where F
-// and the pointers allow it, one number elsewhere.
-// Bytes: gate and up are read and out is written once, 3 F B of a row with B to
-// a number. Operations: about 20 of float32 to a number of the output, one
-// exponential and one division among them; at 16 bits that is 3.3 to a byte, so
-// it is bound by its bytes. Floor: bytes over the memory's bandwidth.
+// Activations (gate_up, out) have the type args.dtype, whatever their pointers'
+// type.
+// Layout: rows of 2 F and F numbers without gaps, read 16 bytes at a time if F
+// and the pointers allow it, else one number.
+// Bytes: gate and up are read and out is written once, 3 F B for a row with B
+// bytes per number.
+// Operations: about 20 in float32 per number of the output, with one
+// exponential and one division. At 16 bits these are 3.3 per byte, so the
+// kernel is bound by its bytes.
+// Floor: bytes over the memory's bandwidth.
 #include "kernels/rowwise/silu_mul.h"
 #include "kernels/simd/scalar_math.h"
 #include "kernels/simt/rows.h"
@@ -15,7 +18,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// 0 where the exponential would end, as Silu is.
+// 0 where the exponential would overflow, as in Silu.
 KVASIR_DEVICE float SiluOf(float gate) {
   if (gate < -exp_constants::kHighest) return 0.0f;
   return gate / (1.0f + simt::Exp2(-gate * simt::kLog2E));

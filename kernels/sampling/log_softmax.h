@@ -1,5 +1,6 @@
-// log_softmax: log probability of one target id per row, with the vocabulary in
-// chunks so that the logits of a long text are never all in memory. C++17.
+// log_softmax: the log probability of one target id per row. The vocabulary
+// comes in chunks, so that the logits of a long text are never all in memory.
+// C++17.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +13,15 @@ namespace kvasir::kernels {
 struct LogSoftmaxState {
   float max;
   float sum;           // of exp(logit - max)
-  float target_logit;  // valid once the target's chunk was seen
+  float target_logit;  // valid after the target's chunk
 };
 
-// Chunks come in order; each but the last starts and ends at multiples of this,
-// so that the bits do not depend on how the vocabulary was cut.
+// Chunks come in order. Each except the last starts and ends at multiples of
+// this, so that the bits do not depend on how the vocabulary was cut.
 inline constexpr int64_t kVocabBlock = 1024;
 
-// Logits of a row that a GPU takes: a CTA has each block's maximum and sum in
-// shared memory.
+// The most logits of a row on a GPU: a CTA keeps each block's maximum and sum
+// in shared memory.
 inline constexpr int64_t kMostDeviceLogits = 1 << 20;
 
 // Adds the logits of ids [vocab_begin, vocab_begin + vocab_count) to the state
@@ -48,10 +49,10 @@ struct LogSoftmaxParamsIn {
 using LogSoftmaxParams = LogSoftmaxParamsIn<DevicePtr>;
 using LogSoftmaxArgs = LogSoftmaxParamsIn<LaunchPtr>;
 
-// Steps that back ends and the sampler share. A block is at most kVocabBlock
-// logits: 16 lanes of maxima, then of sums of exp(logit - max), merged into the
-// state. The sum gets 0 times each logit too: nothing, or NaN where the logit
-// is not finite.
+// Steps that the back ends and the sampler share. A block has at most
+// kVocabBlock logits: 16 lanes of maxima, then of sums of exp(logit - max), are
+// merged into the state. The sum also gets 0 times each logit, which is 0, or
+// NaN if the logit is not finite.
 using LogitBlockFunction = void (*)(const float* logits, int64_t count,
                                     LogSoftmaxState* state);
 void AddLogitBlock(const float* logits, int64_t count, LogSoftmaxState* state);

@@ -1,13 +1,14 @@
-// log_softmax on a GPU: one CTA to a row, with the bits of the CPU's op: blocks
-// of 1024 logits by 4 threads, in the 16 lanes and the order of log_softmax.h;
-// 128K ids are a block to every four threads.
+// log_softmax on a GPU: one CTA per row, with the bits of the CPU's op. Four
+// threads compute a block of 1024 logits in the 16 lanes and the order of
+// log_softmax.h; with 128K ids every four threads have one block.
 //
-// Layout: float32 logits, rows row_stride apart. Where rows are whole packs of
-// 16 bytes, and aligned, a warp reads eight runs of 64 bytes at a time, else
-// two by 16 threads to a block; eight reads ahead. Bytes of a row: 4 V, and
-// once more from the caches. Operations: about 20 to a logit for its
-// exponential. Floor: bytes over the memory's bandwidth while there are as many
-// rows as multiprocessors; a row alone is as fast as one multiprocessor reads.
+// Layout: float32 logits, rows row_stride apart. If rows are aligned and whole
+// packs of 16 bytes, a warp reads eight runs of 64 bytes at a time; otherwise
+// 16 threads read a block, two runs per warp. Eight reads are in flight.
+// Bytes of a row: 4 V from memory, and once more from the caches. Operations:
+// about 20 per logit for its exponential.
+// Floor: bytes over the memory's bandwidth if there are as many rows as
+// multiprocessors; a single row is as fast as one multiprocessor reads.
 #include "kernels/sampling/log_softmax.h"
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/simt/launch.h"

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// In chunks of `chunk` ids.
+// The log probabilities, computed in chunks of `chunk` ids.
 std::vector<float> Logprobs(TestStream& test, const std::vector<float>& logits,
                             const std::vector<int32_t>& targets, int64_t vocab,
                             int64_t chunk) {
@@ -98,7 +98,7 @@ TEST(LogSoftmaxEdgeTest, ALogitThatIsNotFiniteShowsInItsRowAlone) {
       logits[static_cast<size_t>(kVocab + at)] = bad;
       expect(logits);
     }
-    // A whole block, whose maximum is none.
+    // A whole block is NaN, so its maximum is no number.
     std::vector<float> logits = sound;
     std::fill_n(logits.begin() + kVocab + 1024, 1024, bad);
     expect(logits);

@@ -1,4 +1,4 @@
-// A row of logits in the hands of one CTA: what the kernels of this room share.
+// One CTA's access to a row of logits, shared by the kernels of this folder.
 // C++17, device code.
 #pragma once
 
@@ -19,28 +19,29 @@ inline constexpr uint32_t kLogitWarps = kLogitThreads / simt::kWarp;
 
 KVASIR_DEVICE float Lowest() { return simt::BitsAs<float>(0xff800000u); }
 
-// What a block of kVocabBlock logits adds to a row's state, in shared memory.
+// The contribution of a block of kVocabBlock logits to a row's state, in shared
+// memory.
 struct alignas(16) LogitBlock {
   float max;
   float sum;            // of exp(logit - max)
   float before, after;  // the state's maximum
 };
-// Bytes of them, for a vocabulary.
+// The bytes of all blocks of a vocabulary.
 inline uint32_t LogitBlocksBytes(int64_t vocab) {
   return static_cast<uint32_t>((vocab + kVocabBlock - 1) / kVocabBlock) *
          static_cast<uint32_t>(sizeof(LogitBlock));
 }
 
-// Rows are taken in packs of n logits: 4, where rows are whole packs and
-// aligned to 16 bytes, or 1. Pack i is that of thread i % kLogitThreads.
+// Rows are read in packs of n logits: 4 if rows are whole packs and aligned to
+// 16 bytes, else 1. Pack i belongs to thread i % kLogitThreads.
 template <typename Args>
 bool HasWideRows(const Args& args, int64_t columns) {
   return simt::WideRows<float>(columns, args.logits) &&
          args.row_stride % simt::kWidePack<float> == 0;
 }
 
-// Calls visit(id, logit) for the thread's logits, ids ascending. So many of
-// them are read before the first is looked at.
+// Calls visit(id, logit) for the thread's logits, ids ascending. `ahead` packs
+// are read before the first is visited.
 template <int n, int ahead, typename Visit>
 KVASIR_DEVICE void ForLogits(const float* logits, int32_t vocab,
                              const Visit& visit) {
@@ -68,8 +69,9 @@ KVASIR_DEVICE void ForLogits(const float* logits, int32_t vocab,
   }
 }
 
-// The 16 lanes of AddLogitBlock, n of them with each of 16 / n neighbouring
-// threads: join(lane i, lane i + 8), then 4, 2, 1 apart. Whole warps come here.
+// Joins the 16 lanes of AddLogitBlock, of which each of 16 / n neighbouring
+// threads has n: join(lane i, lane i + 8), then lanes 4, 2, 1 apart. All lanes
+// of a warp must call it.
 template <int n, typename Join>
 KVASIR_DEVICE float OverLanes(float (&lanes)[n], const Join& join) {
   KVASIR_UNROLL
@@ -86,15 +88,15 @@ KVASIR_DEVICE float OverLanes(float (&lanes)[n], const Join& join) {
   return lanes[0];
 }
 
-// What 16 / n threads find of `count` logits (none: nothing), in the order of
-// AddLogitBlock. Whole warps come here.
+// The block of `count` logits (possibly none) that 16 / n threads compute in
+// the order of AddLogitBlock. All lanes of a warp must call it.
 template <int n>
 KVASIR_DEVICE LogitBlock BlockOf(const float* logits, int64_t count) {
-  constexpr int kAhead = 8;  // packs that are read before one is looked at
+  constexpr int kAhead = 8;  // packs that are read before the first is used
   const auto first = static_cast<int32_t>(
       n * (simt::Lane() % static_cast<uint32_t>(kLanes / n)));
   const auto end = static_cast<int32_t>(count);
-  // Calls visit(lane, logit) for the thread's.
+  // Calls visit(lane, logit) for the thread's logits.
   const auto for_logits = [&](const auto& visit) {
     KVASIR_NO_UNROLL
     for (int32_t turn = first; turn < end; turn += kAhead * kLanes) {
@@ -127,14 +129,15 @@ KVASIR_DEVICE LogitBlock BlockOf(const float* logits, int64_t count) {
     lanes[k] = lanes[k] + simt::Fma(logit, 0.0f, Exp(logit - max));
   });
   const float sum = OverLanes(lanes, [](float a, float b) { return a + b; });
-  // All of them -infinity: no number, as from any other that is not finite.
+  // If all logits are -infinity the sum is NaN, as for any other logit that is
+  // not finite.
   return {max, max == Lowest() ? simt::BitsAs<float>(0x7fc00000u) : sum, 0.0f,
           0.0f};
 }
 
 // Adds a row's logits to thread 0's state, with the bits of AddLogitBlock and
-// MergeLogitBlock. `blocks` has LogitBlocksBytes(count), and is this call's
-// own.
+// MergeLogitBlock. `blocks` has LogitBlocksBytes(count) and is not used by any
+// other call.
 template <int n>
 KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
                              LogitBlock* blocks, LogSoftmaxState* state) {
@@ -155,8 +158,9 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
       simt::StoreShared(&blocks[block].sum, found.sum);
     }
   }
-  // The chain of states is short in each of its steps: maxima by one thread,
-  // both factors of each sum by all, and one fused multiply-add to a block.
+  // Each step of the chain of states is short: one thread computes the maxima,
+  // all threads compute both factors of each sum, and there is one fused
+  // multiply-add per block.
   simt::SyncCta();
   if (thread == 0) {
     float max = state->max;
@@ -183,8 +187,8 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
   }
 }
 
-// LogProbability's bits, as far as the logarithm of float64 has them (a GPU's:
-// within 1 ulp of float64).
+// The bits of LogProbability if the logarithm of float64 has the same bits; a
+// GPU's is within 1 ulp of float64.
 KVASIR_DEVICE float LogProbabilityOf(float logit,
                                      const LogSoftmaxState& state) {
   return static_cast<float>(

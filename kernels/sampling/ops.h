@@ -16,7 +16,7 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
 absl::Status CountTokens(Stream& stream, const CountTokensParams& params,
                          Workspace& workspace);
 
-// UNIMPLEMENTED where a row has more logits than a GPU takes.
+// UNIMPLEMENTED if a row has more logits than a GPU supports.
 absl::Status CheckDeviceLogits(const char* op, DeviceKind device,
                                int64_t count);
 

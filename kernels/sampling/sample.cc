@@ -30,7 +30,8 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
   KVASIR_RETURN_IF_ERROR(
       CheckDeviceLogits(kSample.op, stream.device(), params.vocab));
   Workspace::Scope scope(&workspace);
-  // A thread's is used row by row; a GPU has all rows at work.
+  // A CPU thread reuses its scratch for each row; a GPU computes all rows at
+  // the same time.
   const DevicePtr<char> scratch = workspace.Take<char>(
       stream.device() == DeviceKind::kCpu
           ? SampleScratchBytes(params.vocab, ScratchThreads(stream))

@@ -7,19 +7,20 @@
 
 namespace kvasir::kernels {
 
-// What one row asks for. Null: not used.
+// The parameters of one row. A null pointer switches its feature off.
 template <template <typename> class Ptr>
 struct SampleRowIn {
   float temperature = 1.0f;  // 0: greedy
   int32_t top_k = 0;         // 0: off
   float top_p = 1.0f;        // 1: off
   float min_p = 0.0f;        // 0: off
-  // A logit > 0 is divided by it, one <= 0 multiplied, for ids that occur in
-  // the prompt or the output. 1: off.
+  // For ids in the prompt or the output, a logit > 0 is divided by it and a
+  // logit <= 0 is multiplied by it. 1: off.
   float repetition_penalty = 1.0f;
   float presence_penalty = 0.0f;   // subtracted once for ids in the output
   float frequency_penalty = 0.0f;  // subtracted per occurrence in the output
-  // How often each id occurs, [V]. The op adds the sampled id to the output's.
+  // How often each id occurs, [V]. The op counts the sampled id in the
+  // output's.
   Ptr<const int32_t> prompt_counts = nullptr;
   Ptr<int32_t> output_counts = nullptr;
   // biases[i] is added to the logit of bias_ids[i]; ids outside [0, V) are
@@ -36,32 +37,32 @@ struct SampleRowIn {
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint64_t position = 0;
-  // Most likely ids to report; 0: only the sampled one's log probability;
-  // -1: none at all.
+  // The number of most likely ids to report; 0: only the sampled id's log
+  // probability; -1: none.
   int32_t num_logprobs = -1;
 };
 using SampleRow = SampleRowIn<DevicePtr>;
 using SampleRowArgs = SampleRowIn<LaunchPtr>;
 
-// Ids of rows without a token.
+// The ids of rows without a token.
 inline constexpr int32_t kNoTokenAllowed = -1;
 inline constexpr int32_t kLogitNotFinite = -2;
 
-// Order: penalties, biases, bans and mask; then temperature 0 takes the largest
-// logit, else logits / temperature -> softmax -> top-k -> top-p (the shortest
-// prefix of the descending order whose sum reaches it) -> min-p (relative to
-// the most likely) -> inverse CDF over what is left, in descending order. Equal
-// logits are ordered by id, lower first. When every id is banned, the id is
-// kNoTokenAllowed. What penalties and biases make infinite is no failure:
-// +infinity is the certain choice, and where nothing is above -infinity, the
-// lowest id that is not banned is taken.
+// The order is: penalties, biases, bans and mask; then temperature 0 takes the
+// largest logit, otherwise logits / temperature -> softmax -> top-k -> top-p
+// (the shortest prefix of the descending order whose sum reaches it) -> min-p
+// (relative to the most likely) -> inverse CDF over the remaining ids, in
+// descending order. Equal logits are ordered by id, lower first. If every id is
+// banned, the id is kNoTokenAllowed. Penalties and biases may make logits
+// infinite: +infinity is the certain choice, and if no logit is above
+// -infinity, the lowest id that is not banned is taken.
 //
-// A row of which a raw logit is not finite draws nothing: its id is
-// kLogitNotFinite, and the host learns of it where it reads the ids.
+// A row with a raw logit that is not finite draws nothing. Its id is
+// kLogitNotFinite, which the host sees when it reads the ids.
 //
 // Log probabilities are those of the model: log-softmax of the raw logits,
-// before penalties, masks and temperature. The top list is ordered the same
-// way, entries beyond num_logprobs are -1 and 0.
+// before penalties, masks and temperature. The top list has the same order;
+// entries beyond num_logprobs are -1 and 0.
 template <template <typename> class Ptr>
 struct SampleParamsIn {
   Ptr<const float> logits = nullptr;           // [B, V]
@@ -87,24 +88,26 @@ class CpuStream;
 void SampleReference(const SampleArgs& params, void* scratch,
                      CpuStream& stream);
 void SampleSimd(const SampleArgs& params, void* scratch, CpuStream& stream);
-// Bytes of scratch for so many threads of a CPU.
+// Bytes of scratch for `threads` threads on a CPU.
 int64_t SampleScratchBytes(int64_t vocab, int64_t threads);
-// Ids of a list that a GPU needs no scratch for.
+// Lists of up to so many ids need no scratch on a GPU.
 inline constexpr int64_t kMostSharedTop = 2048;
-// Bytes of a row's scratch on a GPU: keys of a long list, adjusted logits.
+// Bytes of a row's scratch on a GPU: the keys of a long list, and adjusted
+// logits.
 inline constexpr int64_t SampleDeviceRowBytes(int64_t vocab, int64_t max_top) {
   const int64_t keys = max_top > kMostSharedTop ? 8 * max_top : 0;
   return (keys + 63) / 64 * 64 + (4 * vocab + 63) / 64 * 64;
 }
 
-// A history that fills a table of SampleRow. No ids that clear nothing:
-// padding.
+// A history of ids for a count table of SampleRow. An entry without ids and
+// without `clear` is padding.
 template <template <typename> class Ptr>
 struct TokenHistoryIn {
   Ptr<const int32_t> ids = nullptr;  // ids outside [0, V) are skipped
   int64_t num_ids = 0;
-  Ptr<int32_t> counts = nullptr;  // [V], of no other history of a launch
-  bool clear = false;             // set all counts to 0 first
+  // [V], not used by another history of the same launch
+  Ptr<int32_t> counts = nullptr;
+  bool clear = false;  // set all counts to 0 first
 };
 using TokenHistory = TokenHistoryIn<DevicePtr>;
 using TokenHistoryArgs = TokenHistoryIn<LaunchPtr>;

@@ -1,31 +1,33 @@
-// sample and count_tokens on a GPU: one CTA to a row.
+// sample and count_tokens on a GPU: one CTA per row.
 //
-// A pack of ids belongs to one thread in every pass, so that penalties, biases,
-// bans and the mask need no barrier. Greedy rows end with the largest of the
-// adjusted logits. In others each filter, and then the draw, looks for the
+// A pack of ids belongs to the same thread in every pass, so penalties, biases,
+// bans and the mask need no barrier. A greedy row ends with the largest
+// adjusted logit. In other rows each filter, and then the draw, finds the
 // shortest prefix of the order that has its count or its share of the weights
-// (top_ids_cuda.h), each within what the one before left. The list of the most
-// likely ids is found in the same way.
+// (top_ids_cuda.h), within the prefix of the filter before it. The list of the
+// most likely ids is found in the same way.
 //
-// The result is the CPU's: greedy choices and ties, filters, log probabilities
-// and lists to the bit; but for this: the sum of all weights, which top-p and
-// the draw are shares of where top-k is off, and the sum of those before an id
-// that has more than 2048 before it, are added in another order, in float64. A
-// draw within 1e-13 of a border between two ids may fall to the other, and so
-// may the border of top-p. Where no weight is below 2^-12 these sums are exact,
-// and so is the result. And see LogProbabilityOf.
+// The result equals the CPU's: greedy choices, ties, filters, log probabilities
+// and lists have the same bits. Two sums are added in another order, in
+// float64: the sum of all weights, which top-p and the draw use if top-k is
+// off, and the sum of the weights before an id that has more than 2048 ids
+// before it. So a draw within 1e-13 of the border between two ids may give the
+// other id, and the border of top-p may move likewise. If no weight is below
+// 2^-12, these sums and the result are exact. See also LogProbabilityOf.
 //
-// Layout: float32 logits, rows row_stride apart, in 16-byte accesses where rows
-// are whole packs and aligned; scratch of a row: V adjusted logits, and for
-// lists of more than 2048 so many keys of 8 bytes. Bytes of a row: greedy 4 V;
-// 8 V more with penalties, biases, bans or a mask (12 V with biases or bans); 8
-// V more with a draw, 8 V with log probabilities, 8 V with a list: from the
-// second-level cache but for the first 4 V. Flat rows, of which more than 2048
-// ids are wanted, take 4 V more two to four times over, contrived ones up to
-// kMostSplits times. Operations: about 60 to a logit with a draw, and 100 to
-// one that is in an interval which is cut. Floor: what one multiprocessor reads
-// and computes; 128K ids are 0.5 MB, or 8 thousand clocks at 64 bytes; flat
-// ones with a draw some 300 thousand, by estimate.
+// Layout: float32 logits, rows row_stride apart, read 16 bytes at a time if
+// rows are aligned and whole packs. Scratch of a row: V adjusted logits, and a
+// key of 8 bytes per entry for lists of more than 2048 ids.
+// Bytes of a row: 4 V if greedy; 8 V more with penalties, biases, bans or a
+// mask (12 V with biases or bans); 8 V more with a draw, 8 V with log
+// probabilities, 8 V with a list. All except the first 4 V come from the
+// second-level cache. Flat rows, of which more than 2048 ids are needed, read 4
+// V two to four times more, and contrived rows up to kMostSplits times.
+// Operations: about 60 per logit with a draw, and 100 per logit of an interval
+// that is split.
+// Floor: the rate at which one multiprocessor reads and computes. 128K ids are
+// 0.5 MB, or 8 thousand clocks at 64 bytes; a flat row with a draw takes about
+// 300 thousand, by estimate.
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/sampling/top_ids_cuda.h"
@@ -40,18 +42,18 @@ static_assert(int64_t{kSortedIds} == kMostSharedTop, "scratch has the others");
 struct SampleCall {
   SampleArgs args;
   char* scratch;
-  // Of it: of a row, and of the adjusted logits at a row's end.
+  // Bytes of scratch per row, and of the adjusted logits at its end.
   int64_t row_bytes, logits_bytes;
 };
 
-// Filters and the draw, in their order.
+// The filters and the draw, in order.
 constexpr int kTopK = 0, kTopP = 1, kMinP = 2, kDraw = 3;
 constexpr int kStages = kDraw + 1;
 
-// The end of a Find.
+// The result of Find.
 struct Found {
   Prefix prefix;
-  int32_t last;  // its last id
+  int32_t last;  // the last id of the prefix
 };
 struct SampleShared {
   TopKey keys[kSortedIds];
@@ -64,7 +66,7 @@ struct SampleShared {
 };
 static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0, "blocks follow");
 
-// The largest of the thread's logits, the first of equals.
+// The largest of the thread's logits, the first one if several are equal.
 struct BestLogit {
   float logit = Lowest();
   int32_t id = 0;
@@ -75,7 +77,7 @@ struct BestLogit {
       id = other_id;
     }
   }
-  // kEndOfRow where none is above -infinity.
+  // kEndOfRow if no logit is above -infinity.
   KVASIR_DEVICE TopKey key() const {
     return logit > Lowest() ? KeyOf(logit, id) : kEndOfRow;
   }
@@ -92,7 +94,7 @@ KVASIR_DEVICE bool IsAllowed(const uint32_t* mask, int32_t id) {
          (simt::LoadGlobal(mask + id / 32) >> (id % 32) & 1u) != 0;
 }
 
-// Of `logits` in scratch, of the thread's ids: what must not be sampled.
+// Sets the thread's banned ids in `logits`, which is scratch, to -infinity.
 template <int n>
 KVASIR_DEVICE void ApplyBans(const SampleRowArgs& row, int64_t vocab,
                              float* logits) {
@@ -102,7 +104,7 @@ KVASIR_DEVICE void ApplyBans(const SampleRowArgs& row, int64_t vocab,
   }
 }
 
-// Of them, those that the mask leaves out become -infinity.
+// Sets the thread's ids that the mask excludes to -infinity.
 template <int n>
 KVASIR_DEVICE BestLogit BestAllowed(const SampleRowArgs& row, int32_t vocab,
                                     float* logits) {
@@ -118,7 +120,7 @@ KVASIR_DEVICE BestLogit BestAllowed(const SampleRowArgs& row, int32_t vocab,
   return best;
 }
 
-// Counts of n neighbouring ids; 0 where there is no table.
+// The counts of n neighbouring ids; 0 if there is no table.
 template <int n>
 KVASIR_DEVICE simt::Pack<int32_t, n> CountsOf(const int32_t* counts,
                                               int32_t pack) {
@@ -136,8 +138,8 @@ KVASIR_DEVICE simt::Pack<int32_t, n> CountsOf(const int32_t* counts,
   return pack_counts;
 }
 
-// Puts the row's logits into scratch, with penalties, biases, bans and the
-// mask. `rest` gets 0 times the raw ones.
+// Writes the row's logits with penalties, biases, bans and the mask to scratch.
+// `rest` gets 0 times the raw logits.
 template <int n>
 KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                int32_t vocab, float* logits, float* rest) {
@@ -151,7 +153,7 @@ KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                                output_counts != nullptr);
   const bool output =
       output_counts != nullptr && (present != 0.0f || frequent != 0.0f);
-  // Of single ids. They come before the mask.
+  // Biases and bans of single ids come before the mask.
   const bool single = row.num_biases > 0 || row.num_banned > 0;
   using Logits = simt::Pack<float, n>;
   constexpr int kAhead = 2;
@@ -230,15 +232,15 @@ KVASIR_DEVICE double Uniform(const SampleRowArgs& row) {
   return static_cast<double>(word >> 11) * 0x1p-53;
 }
 
-// What lies sorted in shared memory: the ids between these.
+// The ids that are sorted in shared memory: those between two prefixes.
 struct SortedIds {
   Prefix from;
   TopKey end;
 };
 
-// The shortest prefix, of at least one id, with which `goal` is met, as the CPU
-// adds weights; all before `to` where none is. By one thread: `sorted` are the
-// ids behind `from`, as far as `to` goes.
+// The shortest prefix of at least one id that meets `goal`, with weights added
+// in the CPU's order; all ids before `to` if none does. Runs on one thread.
+// `sorted` has the ids from `from` to `to`.
 KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
                          const TopKey* keys, const float* weights) {
   constexpr uint32_t kTogether = 8;
@@ -247,7 +249,7 @@ KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
   if (from.count > 0 && keys[0] >= goal.end) return {from, -1};
   double mass = from.mass;
   uint32_t i = 0;
-  // Many at a time, while it is not met among them.
+  // Add many ids at a time, as long as the goal is not met among them.
   KVASIR_NO_UNROLL
   for (; i + kTogether < count; i += kTogether) {
     double next = mass;
@@ -271,14 +273,14 @@ KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
   return found;
 }
 
-// The prefix of `limit` that meets the goal of a stage.
+// The prefix within `limit` that meets the goal of a stage.
 template <int n>
 KVASIR_DEVICE Found Find(const TopOrder& order, const Goal& goal,
                          const Prefix& limit, int stage, SortedIds* sorted,
                          SampleShared* shared) {
   TopInterval interval = Narrow<n>(order, goal, limit, kSortedIds,
                                    /*whole=*/false, &shared->drawn);
-  // From the top on wherever it can be: the sums are the CPU's there.
+  // Walk from the top if possible, because then the sums equal the CPU's.
   if (interval.to.count <= kSortedIds) interval.from = {order.begin(), 0.0, 0};
   if (interval.from.end < sorted->from.end || interval.to.end > sorted->end) {
     *sorted = {interval.from, interval.to.end};
@@ -304,7 +306,7 @@ KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
   Split<n>(order, {order.begin(), 0.0, 0}, CutsOfRow(order),
            &shared->drawn.split, &shared->drawn.row);
   const Prefix all = shared->drawn.row.prefix[kCuts - 1];
-  // The first that min-p leaves out.
+  // The first id that min-p excludes.
   TopKey below = kEndOfRow;
   if (const float min_p = row.min_p; min_p > 0.0f) {
     ForLogits<n, 4>(order.logits, order.vocab, [&](int32_t id, float logit) {
@@ -340,13 +342,13 @@ KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
   return found.last;
 }
 
-// All threads' result.
+// The sampled id; all threads get it.
 template <int n>
 KVASIR_DEVICE int32_t Choose(const SampleRowArgs& row, int32_t vocab,
                              TopKey best, const float* logits, float* scratch,
                              SampleShared* shared) {
   if (best == kEndOfRow) {
-    // No logit is above -infinity: all that may be sampled are equal.
+    // No logit is above -infinity, so all allowed ids are equal.
     for (auto pack = int32_t(simt::Thread()); pack < vocab / n;
          pack += kThreads) {
       simt::StoreGlobal(reinterpret_cast<simt::Pack<float, n>*>(scratch) + pack,
@@ -357,7 +359,7 @@ KVASIR_DEVICE int32_t Choose(const SampleRowArgs& row, int32_t vocab,
     return best == kEndOfRow ? kNoTokenAllowed : IdOf(best);
   }
   const float max = LogitOf(best);
-  // The difference to an infinite logit is no number.
+  // The difference from an infinite logit is NaN.
   if (row.temperature <= 0.0f || !IsFinite(max)) return IdOf(best);
   return Draw<n>(row, {logits, vocab, max, row.temperature, true}, shared);
 }
@@ -369,7 +371,7 @@ KVASIR_DEVICE void WriteLogprobs(const SampleArgs& args, int32_t token,
   const int64_t index = simt::CtaX();
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t num_logprobs = args.rows[index].num_logprobs;
-  // Of numbers that have no order there is nothing to report.
+  // Logits that are not finite have no order, so nothing is reported.
   const bool sound = token != kLogitNotFinite;
   const int64_t want = sound && num_logprobs > 0 ? num_logprobs : 0;
   for (int64_t i = want + thread; i < args.max_top; i += kThreads) {
@@ -420,7 +422,8 @@ SampleKernel(SampleCall call) {
   const SampleArgs& args = call.args;
   auto* const shared = reinterpret_cast<SampleShared*>(simt::Shared());
   const int64_t index = simt::CtaX();
-  const SampleRowArgs& row = args.rows[index];  // registers are few
+  // a reference, because registers are scarce
+  const SampleRowArgs& row = args.rows[index];
   const auto vocab = static_cast<int32_t>(args.vocab);
   const float* const raw = args.logits + index * args.row_stride;
   char* const scratch = call.scratch + index * call.row_bytes;

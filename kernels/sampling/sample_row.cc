@@ -52,11 +52,11 @@ void ApplyBans(const SampleRowArgs& row, int64_t vocab, float* logits) {
   }
 }
 
-// Hands out ids in descending order of a key, equal keys by id, doing no more
-// sorting than is asked for.
+// Returns ids in descending order of a key, equal keys by id, and sorts only as
+// many as are requested.
 class Descending {
  public:
-  // Orders the `count` ids in `ids` (which is used as the heap).
+  // Orders the `count` ids in `ids`, which becomes the heap.
   Descending(const float* keys, int32_t* ids, int64_t count)
       : keys_(keys), ids_(ids), left_(count), count_(count) {
     std::make_heap(ids_, ids_ + left_, Later{keys_});
@@ -67,7 +67,7 @@ class Descending {
     std::pop_heap(ids_, ids_ + left_, Later{keys_});
     return ids_[--left_];
   }
-  // The i-th id that Next returned.
+  // The i-th id that Next has returned.
   int32_t Taken(int64_t i) const { return ids_[count_ - 1 - i]; }
 
  private:
@@ -92,8 +92,8 @@ double Uniform(const SampleRowArgs& row) {
   return static_cast<double>(word >> 11) * 0x1p-53;
 }
 
-// Draws from the ids that can be drawn at all, `weights` being exp of the
-// scaled logits, 1 for the largest; kNoTokenAllowed when no weight is above 0.
+// Draws from the ids with a weight above 0. `weights` has exp of the scaled
+// logits, 1 for the largest. kNoTokenAllowed if no weight is above 0.
 int32_t Draw(const SampleRowArgs& row, int64_t vocab,
              const SampleScratch& scratch) {
   int64_t count = 0;
@@ -161,19 +161,19 @@ int32_t Draw(const SampleRowArgs& row, int64_t vocab,
     sum += weight_of(i);
     if (sum > target) return order.Taken(i);
   }
-  return order.Taken(limit - 1);  // the sums differ in rounding
+  return order.Taken(limit - 1);  // the two sums may differ by rounding
 }
 
 int32_t Choose(const SampleRowArgs& row, int64_t vocab,
                const SampleScratch& scratch, const SampleLoops& loops) {
   const int64_t best = loops.arg_max(scratch.logits, vocab);
   if (best < 0) {
-    // No logit is above -infinity: all that may be sampled are equal.
+    // No logit is above -infinity, so all allowed ids are equal.
     std::fill_n(scratch.weights, vocab, 0.0f);
     ApplyBans(row, vocab, scratch.weights);
     return static_cast<int32_t>(loops.arg_max(scratch.weights, vocab));
   }
-  // The difference to an infinite logit is no number.
+  // The difference from an infinite logit is NaN.
   if (row.temperature <= 0.0f || std::isinf(scratch.logits[best])) {
     return static_cast<int32_t>(best);
   }
@@ -186,7 +186,7 @@ int32_t Choose(const SampleRowArgs& row, int64_t vocab,
 void WriteLogprobs(const SampleArgs& params, int64_t index, int32_t token,
                    const SampleScratch& scratch, const SampleLoops& loops) {
   const SampleRowArgs& row = params.rows[index];
-  // Of numbers that have no order there is nothing to report.
+  // Logits that are not finite have no order, so nothing is reported.
   const bool sound = token != kLogitNotFinite;
   const int64_t want = sound ? std::max<int64_t>(row.num_logprobs, 0) : 0;
   for (int64_t i = want; i < params.max_top; ++i) {

@@ -1,5 +1,5 @@
-// The sampler of one row, shared by the CPU back ends: they differ only in the
-// loops that run over the whole vocabulary.
+// The sampler of one row, shared by the CPU's back ends, which differ only in
+// the loops over the whole vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace kvasir::kernels {
 struct SampleLoops {
   bool (*all_finite)(const float* x, int64_t count);
   LogitBlockFunction add_logit_block;
-  // Lowest index of the largest element; -1 when none is above -infinity.
+  // The lowest index of the largest element; -1 if none is above -infinity.
   int64_t (*arg_max)(const float* x, int64_t count);
   // out[i] = exp((x[i] - max) / temperature)
   void (*exp_all)(const float* x, int64_t count, float max, float temperature,
@@ -22,7 +22,7 @@ struct SampleLoops {
 // Scratch of one thread, [V] each.
 struct SampleScratch {
   float* logits;   // after penalties, biases and masks
-  float* weights;  // exp of them
+  float* weights;  // exp of the scaled logits
   int32_t* order;  // ids, partly ordered
 
   static int64_t Bytes(int64_t vocab) { return (vocab * 12 + 63) / 64 * 64; }

@@ -50,7 +50,7 @@ Sampled Draw(TestStream& test, const std::vector<float>& logits,
   return out;
 }
 
-// Ids that `row` draws from `logits` in many draws, with their counts.
+// Counts the ids of many draws by `row` from `logits`.
 std::map<int32_t, int> Histogram(const std::vector<float>& logits,
                                  SampleRowArgs row, int draws) {
   TestStream test;
@@ -69,7 +69,7 @@ std::set<int32_t> Support(const std::vector<float>& logits,
   return ids;
 }
 
-// log of 0.4, 0.3, 0.2, 0.1, in mixed order.
+// The logarithms of 0.4, 0.3, 0.2 and 0.1, in mixed order.
 const std::vector<float> kFour = {std::log(0.2f), std::log(0.4f),
                                   std::log(0.1f), std::log(0.3f)};
 
@@ -119,7 +119,7 @@ TEST(SampleTest, FiltersKeepExactlyTheirSets) {
   EXPECT_EQ((std::set<int32_t>{0, 1, 3}), Support(kFour, row));
   row.min_p = 0.51f;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
-  // top-p works on what top-k left: 0.4/0.7 alone reaches 0.55.
+  // top-p uses the ids that top-k left: 0.4 / 0.7 by itself reaches 0.55.
   row = SampleRowArgs();
   row.top_k = 2;
   row.top_p = 0.55f;
@@ -160,7 +160,7 @@ TEST(SampleTest, WhereEverythingIsBannedThereIsNoToken) {
 
 TEST(SampleTest, ALogitThatIsNotFiniteGivesNoTokenAndItsNeighboursTheirs) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  constexpr int64_t kVocab = 37;  // fills no vector evenly
+  constexpr int64_t kVocab = 37;  // no multiple of a vector
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
     TestStream test(1, backend);
     for (const float bad :
@@ -262,7 +262,8 @@ TEST(SampleTest, LogprobsAreThoseOfTheRawLogits) {
   EXPECT_EQ(0.0f, got.top_logprobs[2]);
 }
 
-// Rows that use everything, over a vocabulary that fills no vector evenly.
+// Rows that use every parameter, with a vocabulary that is no multiple of a
+// vector.
 TEST(SampleTest, BackEndsThreadsAndBatchDoNotChangeARow) {
   constexpr int64_t kVocab = 5003;
   constexpr size_t kRows = 12;

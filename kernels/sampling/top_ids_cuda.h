@@ -1,27 +1,28 @@
-// The top of a row of logits, by one CTA: prefixes of the order of sample.h
-// that hold a count of ids or a share of their weights, whatever the row looks
-// like. C++17, device code.
+// Finds the top of a row of logits with one CTA: the shortest prefix, in the
+// order of sample.h, that holds a number of ids or a share of their weights,
+// for any row. C++17, device code.
 //
-// No thread goes through a row alone, and no more than kSortedIds are sorted
-// together. One pass counts and weighs the ids down to five distances from the
-// largest logit; as long as there are too many ids between the last of those
-// that does not hold what is wanted and the first that does, a pass does the
-// same between these two: five cuts at equal distances by value, then by order
-// (bits of the logits, then ids), by turns. What is left is sorted in shared
-// memory, and one thread walks it. Each pass reads the row (4 V bytes) and
-// takes exponentials between its borders alone. A row whose 128K ids are all
-// alike takes two or three of them; ids of equal logits about ten; none more
-// than kMostSplits.
+// No thread reads a whole row by itself, and at most kSortedIds ids are sorted
+// together. A first pass counts and weighs the ids above five cuts at fixed
+// distances from the largest logit. The searched border lies between two
+// neighbouring cuts: the last whose prefix is too small, and the first whose
+// prefix is enough. As long as there are too many ids between them, another
+// pass splits this interval by five cuts, alternately at equal distances by
+// value and by order (bits of the logits, then ids). The remaining ids are
+// sorted in shared memory, and one thread walks them.
+// Each pass reads the row (4 V bytes) and computes exponentials only within its
+// interval. A typical row of 128K ids takes two or three passes, ids with equal
+// logits about ten, and no row more than kMostSplits.
 //
-// Weights are summed in float64, in an order of threads and lanes that only the
-// length of the row decides.
+// Weights are summed in float64, in an order of threads and lanes that depends
+// only on the length of the row.
 #pragma once
 
 #include "kernels/sampling/logits_cuda.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Ids that are sorted in shared memory.
+// The most ids that are sorted in shared memory.
 inline constexpr uint32_t kSortedIds = 2048;
 
 template <typename T>
@@ -33,7 +34,7 @@ KVASIR_DEVICE T ShuffleWide(T value, uint32_t lanes) {
   return simt::BitsAs<T>(high << 32 | low);
 }
 
-// Larger for larger numbers; -0 is 0. Above 0 for numbers that are none.
+// Larger for larger numbers; -0 equals 0. Above 0 for NaN.
 KVASIR_DEVICE uint32_t OrderOf(float x) {
   const auto bits = simt::BitsAs<uint32_t>(x + 0.0f);
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
@@ -45,9 +46,10 @@ KVASIR_DEVICE float OfOrder(uint32_t order) {
 
 KVASIR_DEVICE bool IsFinite(float x) { return x * 0.0f == 0.0f; }
 
-// A place in the order: ids of larger logits first, equal ones by id.
+// A place in the order: larger logits come first, equal logits are ordered by
+// id.
 using TopKey = uint64_t;
-inline constexpr TopKey kEndOfRow = ~TopKey{0};  // behind all
+inline constexpr TopKey kEndOfRow = ~TopKey{0};  // after all ids
 KVASIR_DEVICE TopKey KeyOf(float logit, int32_t id) {
   return TopKey{~OrderOf(logit)} << 32 | static_cast<uint32_t>(id);
 }
@@ -57,12 +59,12 @@ KVASIR_DEVICE float LogitOf(TopKey key) {
 KVASIR_DEVICE int32_t IdOf(TopKey key) {
   return static_cast<int32_t>(static_cast<uint32_t>(key));
 }
-// Behind all ids with such a logit or a larger one.
+// The place after all ids with this logit or a larger one.
 KVASIR_DEVICE TopKey BehindLogit(float logit) {
   return (TopKey{~OrderOf(logit)} + 1) << 32;
 }
 
-// The first of all threads' keys. `partial` is this call's own.
+// The first of all threads' keys. `partial` is not used by any other call.
 KVASIR_DEVICE TopKey FirstKey(TopKey key, TopKey* partial,
                               simt::Site site = simt::Site::Here()) {
   for (uint32_t lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) {
@@ -78,14 +80,14 @@ KVASIR_DEVICE TopKey FirstKey(TopKey key, TopKey* partial,
   return key;
 }
 
-// Puts keys in ascending order: a network whose exchanges all go upwards, so
-// that it may end anywhere.
+// Sorts keys in ascending order by a network in which every exchange goes
+// upwards, so that it works for any number of keys.
 KVASIR_DEVICE void Sort(TopKey* keys, uint32_t count) {
   uint32_t whole = 1;
   while (whole < count) whole *= 2;
   for (uint32_t size = 2; size <= whole; size *= 2) {
     for (uint32_t apart = size / 2; apart > 0; apart /= 2) {
-      // First mirror images, then neighbours.
+      // First exchange mirror images, then neighbours.
       const uint32_t flip = apart == size / 2 ? 2 * apart - 1 : apart;
       for (uint32_t i = simt::Thread(); i < whole / 2; i += kLogitThreads) {
         const uint32_t low = i / apart * 2 * apart + i % apart;
@@ -103,18 +105,18 @@ KVASIR_DEVICE void Sort(TopKey* keys, uint32_t count) {
   }
 }
 
-// The ids before a key: how many, and their weights.
+// The number of ids before a key, and the sum of their weights.
 struct Prefix {
   TopKey end;
   double mass;
   uint32_t count;
 };
 
-// When a prefix is enough: by any of these.
+// A prefix is enough if it reaches any of these.
 struct Goal {
-  uint32_t count = ~0u;  // of ids
-  double mass = 1e300;   // of weights
-  bool above = false;    // more than that
+  uint32_t count = ~0u;  // number of ids
+  double mass = 1e300;   // sum of weights
+  bool above = false;    // the sum must exceed `mass`, not only reach it
   TopKey end = kEndOfRow;
 
   KVASIR_DEVICE bool Has(const Prefix& prefix) const {
@@ -123,21 +125,21 @@ struct Goal {
   }
 };
 
-// A row, and what belongs to its order.
+// A row and the parameters of its order.
 struct TopOrder {
   const float* logits;
   int32_t vocab;
   float max;
   float temperature;
-  // Only ids whose weight, exp((logit - max) / temperature), is above 0. Else
-  // all ids, and weights are 0.
+  // If set, only ids whose weight, exp((logit - max) / temperature), is above
+  // 0. Otherwise all ids, with weights of 0.
   bool weighs;
 
   KVASIR_DEVICE float Weight(float logit) const {
     return Exp((logit - max) / temperature);
   }
   KVASIR_DEVICE TopKey begin() const { return KeyOf(max, 0); }
-  // Calls visit(key, weight) for the thread's ids of [begin, end).
+  // Calls visit(key, weight) for the thread's ids in [begin, end).
   template <int n, typename Visit>
   KVASIR_DEVICE void ForKeys(TopKey begin, TopKey end,
                              const Visit& visit) const {
@@ -150,12 +152,13 @@ struct TopOrder {
   }
 };
 
-// Cuts of an interval: ascending, the last is its end. (More would spill.)
+// The cuts of an interval, ascending; the last is its end. More cuts would
+// spill registers.
 inline constexpr int kCuts = 6;
 struct TopCuts {
   TopKey key[kCuts];
 };
-// What is found of them, in shared memory.
+// The counts and weights at the cuts, in shared memory.
 struct TopMarks {
   Prefix prefix[kCuts];
 };
@@ -165,8 +168,8 @@ struct SplitMemory {
   uint32_t count[kCuts][kLogitWarps];
 };
 
-// Distances from the largest logit, over the temperature: 1.5, 3, 5, 7.5, 10.5,
-// and where weights are 0 (88).
+// Cuts at distances of 1.5, 3, 5, 7.5 and 10.5 temperatures from the largest
+// logit, and at 88, where weights are 0.
 KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   TopCuts cuts;
   TopKey before = order.begin();
@@ -183,11 +186,11 @@ KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   }
   return cuts;
 }
-// Of the ids from one key to another, which is larger: by their logits, or by
-// their order.
+// Cuts of the interval from one key to a larger one, by the value of the logits
+// or by order.
 KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
                                   int32_t vocab) {
-  // Within one logit there are no more ids than that.
+  // One logit has at most so many ids.
   const TopKey last = (begin >> 32) << 32 | static_cast<uint32_t>(vocab);
   const TopKey near =
       begin < last && last < end && (begin >> 32) == (end - 1) >> 32 ? last
@@ -203,7 +206,7 @@ KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
   for (int i = 0; i < kCuts - 1; ++i) {
     const auto times = static_cast<TopKey>(i + 1);
     TopKey key = step > 0 ? begin + step * times : begin + times;
-    // Should all be equal.
+    // In case all logits are equal.
     if (i == 0 && BehindLogit(top) < key) key = BehindLogit(top);
     if (by_value) key = BehindLogit(top + part * static_cast<float>(i + 1));
     key = key < begin ? begin : key;
@@ -213,8 +216,8 @@ KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
   return cuts;
 }
 
-// Counts and weighs the ids from the end of `from` to each cut. All threads
-// find the marks when it returns.
+// Counts and weighs the ids from the end of `from` to each cut. All threads can
+// read the marks when it returns.
 template <int n>
 KVASIR_DEVICE void Split(const TopOrder& order, const Prefix& from,
                          const TopCuts& cuts, SplitMemory* memory,
@@ -260,16 +263,16 @@ KVASIR_DEVICE void Split(const TopOrder& order, const Prefix& from,
   simt::SyncCta();
 }
 
-// Two prefixes: the first does not have what is wanted, the second does (or
-// nothing has).
+// Two prefixes: the first is too small; the second is enough, unless no prefix
+// is.
 struct TopInterval {
   Prefix from, to;
 };
 
-// The two neighbours of `interval` and of the marks within it. There is an id
-// between them if there was one before: a mark behind which none is left is
-// where the interval ends, also where its weights, added up in another order,
-// are a last bit less than what is wanted.
+// The two neighbouring prefixes, among `interval` and the marks in it, between
+// which the border lies. An id lies between them if one did before: a mark with
+// no id after it ends the interval, even if its weights, added in another
+// order, are one bit less than the goal.
 KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
                                   TopInterval interval) {
   for (int i = 0; i < kCuts; ++i) {
@@ -285,25 +288,25 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
   return interval;
 }
 
-// Always enough, whatever the row looks like. Of an interval's n keys a cut by
-// order leaves n / 6 + 5, or n / 3 where the first cut is moved to the end of a
-// logit (CutsBetween), behind which the next one begins. So:
-//   2^64 to 2^38 keys (64 logits): 17 thirds, every other time      34
-//   to 2^35, where a sixth is hardly more than a logit: thirds       2
-//   to the 2^20 ids of a logit: sixths; a third would end at them    6
-//   to one: 8 sixths, one third, and what the fives add             11
-// which is 53. (SampleCudaTest.NoIntervalTakesMoreThanTheMostSplits.)
+// The bound holds for every row. A split by order reduces an interval of n keys
+// to n / 6 + 5, or to n / 3 if the first cut is moved to the end of a logit
+// (CutsBetween). The splits add up to 53:
+// - from 2^64 to 2^38 keys (64 logits): 17 thirds, every other split: 34;
+// - to 2^35, where a sixth is hardly more than a logit: 2 thirds;
+// - to the 2^20 ids of one logit: 6 sixths;
+// - to one id: 8 sixths, one third, and 2 for the constants: 11.
+// Tested by SampleCudaTest.NoIntervalTakesMoreThanTheMostSplits.
 inline constexpr int kMostSplits = 64;
 
 struct TopMemory {
   SplitMemory split;
   TopMarks row;     // CutsOfRow
-  TopMarks within;  // of the last Split
+  TopMarks within;  // the marks of the last Split
   uint32_t next;    // place for a key
 };
 
-// Goes on from the marks of the row until no more than `most` ids are in the
-// interval, or (`whole`) before its end.
+// Splits from the marks of the row on until at most `most` ids are in the
+// interval or, with `whole`, before its end.
 template <int n>
 KVASIR_DEVICE TopInterval Narrow(const TopOrder& order, const Goal& goal,
                                  const Prefix& limit, uint32_t most, bool whole,
@@ -324,8 +327,8 @@ KVASIR_DEVICE TopInterval Narrow(const TopOrder& order, const Goal& goal,
   return interval;
 }
 
-// Puts the keys of [begin, end) into `keys`, in order; of more than `most`
-// some. `next` is 0 before.
+// Writes the keys of [begin, end) into `keys`, sorted; if there are more than
+// `most`, only some of them. `next` must be 0 before.
 template <int n>
 KVASIR_DEVICE uint32_t TakeSorted(const TopOrder& order, TopKey begin,
                                   TopKey end, TopKey* keys, uint32_t most,

@@ -1,4 +1,4 @@
-// Memory that is needed soon, asked for a line at a time. C++17.
+// Prefetches memory that is needed soon, a line at a time. C++17.
 #pragma once
 
 #include <algorithm>
@@ -6,10 +6,10 @@
 
 namespace kvasir::kernels {
 
-// Whether lines that are asked for come into the first level. An Intel core
-// waits for few lines of that level at a time, and those that are asked for
-// would keep out those that are read meanwhile. On a Zen 5 it is the faster way
-// where data come from memory (measured; in cache it costs 1 to 2 %).
+// True if prefetches go into the first-level cache. An Intel core can wait for
+// only a few lines of that level at a time, and prefetches would delay the
+// lines that are read meanwhile. On a Zen 5 it is faster for data in memory
+// (measured; for data in cache it costs 1 to 2 %).
 #if defined(__GNUC__) && defined(__x86_64__)
 inline const bool kAsksForFirstLevel = [] {
   __builtin_cpu_init();
@@ -19,9 +19,9 @@ inline const bool kAsksForFirstLevel = [] {
 inline constexpr bool kAsksForFirstLevel = false;
 #endif
 
-// Asks for the line at an address: as far as the second level at least. Callers
-// that do nothing else are to be inlined, too: g++ takes a function that only
-// asks for one without effect, and leaves its calls out.
+// Prefetches the line at an address at least into the second-level cache.
+// Functions that only call this must be inlined, too: g++ regards a function
+// that only prefetches as one without effect, and removes its calls.
 #if defined(__GNUC__)
 __attribute__((always_inline)) inline void AskForLine(const char* address) {
   if (kAsksForFirstLevel) {
@@ -34,20 +34,20 @@ __attribute__((always_inline)) inline void AskForLine(const char* address) {
 inline void AskForLine(const char*) {}
 #endif
 
-// Pieces of memory in the order in which they are read. Who reads and computes
-// asks meanwhile for lines that lie up to kLead further on: best one now and
-// then, for many at once make the core wait for them, as if they were read
-// already.
-// Advice only: what does not fit is forgotten.
+// A queue of pieces of memory in the order in which they will be read. While
+// the reader computes, it prefetches lines up to kLead ahead: one now and then,
+// because the core waits for many at once as if they were read.
+// The queue only gives advice: pieces that do not fit are dropped.
 // Threads: one.
 class AheadLines {
  public:
   static constexpr int64_t kLineBytes = 64;
-  // Enough for the latency of memory, little enough for the first level of
-  // cache (half as many cost 4 to 12 % of decoding over dense caches).
+  // Long enough to hide the latency of memory and short enough for the
+  // first-level cache. Half of it costs 4 to 12 % of decoding over dense
+  // caches.
   static constexpr int64_t kLead = 256;
 
-  // Behind what was added before; neighbours in memory count as one piece.
+  // Appends a piece; pieces that are neighbours in memory are joined.
   void Add(const char* begin, int64_t bytes) {
     if (bytes <= 0) return;
     Piece& last = pieces_[(added_ - 1) % kMostPieces];
@@ -61,9 +61,9 @@ class AheadLines {
     }
   }
 
-  // What was added before the last call has been read; of it, what nobody has
-  // asked for is passed over. What was added since is read next. As much as was
-  // added at first may be asked for at once, up to kLead.
+  // The pieces that were added before the last call have been read; their lines
+  // that were not prefetched are skipped. The pieces that were added since are
+  // read next. The first block may be prefetched at once, up to kLead.
   void NextBlock() {
     read_ = block_end_;
     block_end_ = lines_;
@@ -71,9 +71,9 @@ class AheadLines {
     while (asked_ < read_ && FindPiece()) Pass(read_ - asked_);
     allowed_ = std::max(allowed_, asked_);
   }
-  // So many bytes are read next, and about as many asked for meanwhile: pieces
-  // that were added late do not come all at once. What should have been asked
-  // for by now is.
+  // Announces that `bytes` are read next and allows about as many bytes of
+  // prefetches, so that pieces that were added late are not prefetched all at
+  // once. Prefetches lines that are overdue.
   void Read(int64_t bytes) {
     AskFor(allowed_ - asked_);
     const int64_t lines = LinesOf(bytes);
@@ -82,10 +82,10 @@ class AheadLines {
                                             read_ + kLead, lines_}));
   }
 
-  // Asks for the next lines, as far as they are not too far ahead.
+  // Prefetches the next lines that are not too far ahead.
   void Ask(int64_t lines = 1) { AskFor(std::min(lines, allowed_ - asked_)); }
-  // Leaves it to the caller to ask for the next `bytes`, which lie behind the
-  // address. Null: they are too far ahead, or not in one place.
+  // Returns the address of the next `bytes`, which the caller prefetches
+  // itself; null if they are too far ahead or not contiguous.
   const char* Take(int64_t bytes) {
     const int64_t lines = LinesOf(bytes);
     if (lines > allowed_ - asked_ || !FindPiece() ||
@@ -107,7 +107,7 @@ class AheadLines {
   static int64_t LinesOf(int64_t bytes) {
     return (bytes + kLineBytes - 1) / kLineBytes;
   }
-  // Whether any line is left.
+  // True if any line is left.
   bool FindPiece() {
     if (next_ < end_) return true;
     if (taken_ == added_) return false;
@@ -115,7 +115,7 @@ class AheadLines {
     end_ = pieces_[taken_++ % kMostPieces].end;
     return true;
   }
-  // As many lines as the piece has, at most; returns how many.
+  // Skips at most `lines` lines of the current piece. Returns how many.
   int64_t Pass(int64_t lines) {
     lines = std::min(lines, LinesOf(end_ - next_));
     next_ += lines * kLineBytes;
@@ -133,12 +133,12 @@ class AheadLines {
 
   const char* next_ = nullptr;
   const char* end_ = nullptr;
-  // Counted in lines from the first one on.
+  // Positions in lines, counted from the first line.
   int64_t asked_ = 0;
   int64_t allowed_ = 0;
   int64_t read_ = 0;
   int64_t block_end_ = 0;
-  int64_t lines_ = 0;  // added
+  int64_t lines_ = 0;  // lines that were added
   uint32_t taken_ = 0;
   uint32_t added_ = 0;
   Piece pieces_[kMostPieces];

@@ -13,9 +13,9 @@ constexpr int64_t kLead = AheadLines::kLead;
 
 class AheadLinesTest : public ::testing::Test {
  protected:
-  // Memory of a block, by lines.
+  // The address of a line of the block's memory.
   const char* At(int64_t line) const { return memory_.data() + line * kLine; }
-  // The next line that would be asked for, counted from the start of the
+  // The next line that would be prefetched, counted from the start of the
   // memory; -1: none.
   int64_t TakeLine() {
     const char* line = lines_.Take(kLine);
@@ -54,9 +54,9 @@ TEST_F(AheadLinesTest, StopsALeadAheadOfWhatIsRead) {
 TEST_F(AheadLinesTest, AsksForWhatWasLeftOutWhenReadingGoesOn) {
   lines_.Add(At(0), 3 * kLead * kLine);
   lines_.NextBlock();
-  lines_.Read(10 * kLine);  // asks for the lead
+  lines_.Read(10 * kLine);  // prefetches the lead
   EXPECT_EQ(TakeLine(), kLead);
-  lines_.Read(20 * kLine);  // and for the rest of those ten
+  lines_.Read(20 * kLine);  // and the rest of those ten
   EXPECT_EQ(TakeLine(), kLead + 10);
 }
 
@@ -103,7 +103,7 @@ TEST_F(AheadLinesTest, TakesWhatLiesBehindOneAddressOrNothing) {
 TEST_F(AheadLinesTest, ForgetsWhatDoesNotFit) {
   const auto count = static_cast<int64_t>(memory_.size()) / kLine / 2;
   ASSERT_GT(count, 3 * kLead);
-  // Every second line: all are pieces of their own.
+  // Every second line is a piece of its own.
   for (int64_t i = 0; i < count; ++i) lines_.Add(At(2 * i), kLine);
   lines_.NextBlock();
   EXPECT_EQ(TakeLine(), 0);
@@ -139,8 +139,8 @@ TEST_F(AheadLinesTest, APieceThatWasBegunIsNotMadeLonger) {
   for (const int64_t line : {2, 3, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-// A block's piece is of 33 lines here, and steps of its reader of 8: a step
-// that meets the end of a piece gets nothing, the steps around it do.
+// A piece has 33 lines and the reader takes 8 at a time. A step that meets the
+// end of a piece gets nothing, but the steps before and after it do.
 TEST_F(AheadLinesTest, StepsAreTakenOnBothSidesOfAPiecesEnd) {
   int64_t taken = 0;
   int64_t asked = 0;

@@ -15,21 +15,21 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Of 8 bits.
+// Codes of 8 bits.
 HWY_INLINE Vec LoadFloats(const uint8_t* from) {
   const hn::Rebind<uint8_t, Floats> d8;
   const hn::RebindToSigned<Floats> d32;
   return hn::ConvertTo(kFloats, hn::PromoteTo(d32, hn::LoadU(d8, from)));
 }
 
-// Numbers that codes of up to 4 bits stand for, looked up in registers where
-// these have as many lanes.
+// The levels of codes of up to 4 bits, looked up in registers if these have
+// enough lanes.
 class LevelTable {
  public:
-  // 16 numbers.
+  // `levels` has 16 numbers.
   explicit LevelTable(const float* levels) : levels_(levels) {}
 
-  // By the lowest 4 bits.
+  // The levels of the lowest 4 bits of each word.
   HWY_INLINE Vec At(WordVec word) const {
 #if HWY_TARGET != HWY_SCALAR
     if constexpr (kVecLanes >= 8) {
@@ -38,7 +38,7 @@ class LevelTable {
           kFloats, hn::And(word, hn::Set(kWords, uint32_t{kVecLanes - 1})));
       const Vec found = hn::TableLookupLanes(LoadFloats(levels_), lane);
       if constexpr (kVecLanes > 8) return found;
-      // Bit 3 as a sign.
+      // Bit 3 becomes the sign bit.
       const Vec high = hn::TableLookupLanes(LoadFloats(levels_ + 8), lane);
       const auto sign = hn::BitCast(d32, hn::ShiftLeft<28>(word));
       return hn::IfThenElse(

@@ -68,14 +68,15 @@ KVASIR_HOST_DEVICE inline float Exp(float x) {
   return p * FloatOf(static_cast<uint32_t>(exponent) << 23);
 }
 
-// x / (1 + exp(-x)); 0 where that exponential would end.
+// x / (1 + exp(-x)); 0 where that exponential would overflow.
 inline float Silu(float x) {
   return x < -exp_constants::kHighest ? 0.0f : x / (1.0f + Exp(-x));
 }
 
-// 1 minus the normal distribution function at a >= 0, within 4e-7 of itself:
-// exp(-a^2/2) with the rounding of a^2 put right, times a degree-9 polynomial
-// in t = 1/(1 + 0.3 a), times t. Beyond kFarthest it is 0 (no subnormals).
+// 1 minus the normal distribution function at a >= 0, with a relative error of
+// 4e-7: exp(-a^2/2) with a correction for the rounding of a^2, times a degree-9
+// polynomial in t = 1/(1 + 0.3 a), times t. Beyond kFarthest it is 0 (no
+// subnormals).
 namespace normal_constants {
 inline constexpr float kFarthest = 14.0f;
 inline constexpr float kSlope = 0.3f;
@@ -112,15 +113,15 @@ inline float NormalTail(float a) {
   return power * (p * t);
 }
 
-// x times the normal distribution function at x; 0 where that is 0.
+// x times the normal distribution function of x; 0 if that is 0.
 inline float Gelu(float x) {
   if (x < -normal_constants::kFarthest) return 0.0f;
   const float tail = NormalTail(std::fabs(x));
   return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 
-// x (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is
-// x / (1 + exp(-2u)); 0 where that exponential would end.
+// x (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which equals x /
+// (1 + exp(-2u)); 0 where that exponential would overflow.
 namespace gelu_constants {
 inline constexpr float kLinear = 1.59576912f;  // 2 sqrt(2/pi)
 inline constexpr float kCubic = 0.0713548163f;
@@ -157,8 +158,8 @@ KVASIR_HOST_DEVICE inline void SinCosReduced(float r, float* sin_out,
   *cos_out = std::fma(k * z, z, std::fma(-0.5f, z, 1.0f));
 }
 
-// An angle in turns scaled by 2^64, split at quarters of a turn: the quarter
-// that is nearest, and what remains in radians, in [-pi/4, pi/4].
+// An angle in turns scaled by 2^64, reduced to the nearest quarter of a turn
+// and a remainder in radians, in [-pi/4, pi/4].
 struct ReducedAngle {
   uint32_t quarter;  // 0..3
   float remainder;
@@ -174,7 +175,7 @@ KVASIR_HOST_DEVICE inline ReducedAngle ReduceTurns(uint64_t turns) {
           static_cast<float>(top) * trig_constants::kRadiansPerUnit};
 }
 
-// cos and sin of the whole angle from those of the remainder.
+// Computes cos and sin of the whole angle from those of the remainder.
 KVASIR_HOST_DEVICE inline void RotateByQuarter(uint32_t quarter, float sin_r,
                                                float cos_r, float* sin_out,
                                                float* cos_out) {

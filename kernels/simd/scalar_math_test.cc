@@ -54,8 +54,8 @@ TEST(GeluTest, IsNearTheDefinitionRelativeToItself) {
   }
 }
 
-// exp of a rounded argument: its error grows with the argument in the left
-// tail, where the value itself is next to nothing.
+// In the left tail the error of exp of a rounded argument grows with the
+// argument, but the value itself is close to 0.
 TEST(GeluTanhTest, IsNearTheDefinition) {
   for (double x = -12.0; x < 12.0; x += 0.00037) {
     const auto argument = static_cast<float>(x);

@@ -19,13 +19,13 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most the 16 lanes of the virtual width, whatever the target has.
+// At most the 16 lanes of the virtual width, even if the target has more.
 using Floats = hn::CappedTag<float, kLanes>;
 using Vec = hn::Vec<Floats>;
 inline constexpr Floats kFloats;
 inline constexpr int kVecLanes = static_cast<int>(hn::MaxLanes(Floats()));
 inline constexpr int kVecsPerWide = kLanes / kVecLanes;
-// As many words of 32 bits.
+// Vectors with as many words of 32 bits.
 using Words = hn::RebindToUnsigned<Floats>;
 using WordVec = hn::Vec<Words>;
 inline constexpr Words kWords;
@@ -33,7 +33,7 @@ inline constexpr Words kWords;
 HWY_INLINE Vec Broadcast(float value) { return hn::Set(kFloats, value); }
 
 // a * b + c with one rounding. Targets without the instruction (the emulated
-// baseline) go lane by lane: their own MulAdd rounds twice.
+// baseline) compute lane by lane, because their MulAdd rounds twice.
 HWY_INLINE Vec Fma(Vec a, Vec b, Vec c) {
 #if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
   HWY_ALIGN float x[kVecLanes], y[kVecLanes], z[kVecLanes];
@@ -72,13 +72,13 @@ HWY_INLINE Vec LoadFloats(const F16* from) {
 template <typename V>
 HWY_INLINE V Larger(V a, V b) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
-  return hn::Max(a, b);  // the instruction does just that
+  return hn::Max(a, b);  // the instruction is defined like this
 #else
   return hn::IfThenElse(hn::Gt(a, b), a, b);
 #endif
 }
 
-// ExpVec of numbers that are not above kHighest; a NaN stays one.
+// ExpVec for numbers that are not above kHighest; NaN stays NaN.
 HWY_INLINE Vec ExpOfCapped(Vec x) {
   namespace c = exp_constants;
   const hn::RebindToUnsigned<Floats> d32;
@@ -92,8 +92,8 @@ HWY_INLINE Vec ExpOfCapped(Vec x) {
   p = Fma(p, r, Broadcast(c::kC2));
   p = Fma(p, hn::Mul(r, r), r);
   p = hn::Add(p, Broadcast(1.0f));
-  // The exponent n + 127 in the lowest bits of a float. Lanes below kLowest
-  // hold nonsense here and are replaced below.
+  // The exponent n + 127 in the lowest bits of a float. Lanes below kLowest are
+  // meaningless here and are replaced later.
   const Vec exponent = hn::Add(n, Broadcast(0x1.8p23f + 127.0f));
   const Vec scale =
       hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::BitCast(d32, exponent)));
@@ -205,8 +205,8 @@ HWY_INLINE auto ReduceToFour(const Wide& wide, const Combine& combine) {
 }
 #endif
 
-// TreeSum and TreeMax without a way through memory: halves are combined until
-// one lane is left. `combine(low, high)` is one step of the tree.
+// TreeSum and TreeMax in registers: halves are combined until one lane is left.
+// `combine(low, high)` is one step of the tree.
 template <typename Combine>
 HWY_INLINE float ReduceWide(const Wide& wide, const Combine& combine) {
 #if HWY_TARGET == HWY_SCALAR
@@ -239,7 +239,7 @@ struct LargerStep {
   }
 };
 
-// out[i] = ReduceWide(wides[i]). Four at a time share steps of the tree.
+// out[i] = ReduceWide(wides[i]). Groups of four share steps of the tree.
 template <int kCount, typename Combine>
 HWY_INLINE void ReduceWides(const Wide (&wides)[kCount], const Combine& combine,
                             float (&out)[kCount]) {

@@ -1,5 +1,5 @@
-// Cached rows of 16 bits or 32 become columns of float32: how a block of keys
-// gets its slots side by side. For inclusion by *_cpu.cc.
+// Transposes cached rows of 16 or 32 bits into columns of float32, so that the
+// slots of a block of keys are neighbours. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_TRANSPOSE_INL_H_
 #undef KVASIR_KERNELS_TRANSPOSE_INL_H_
@@ -17,7 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// rows[i] lane j <-> rows[j] lane i.
+// Exchanges rows[i] lane j and rows[j] lane i.
 #if HWY_TARGET != HWY_SCALAR
 HWY_INLINE void TransposeBlocksOf4(WordVec* rows) {
   const hn::Repartition<uint64_t, Words> d64;
@@ -70,8 +70,8 @@ HWY_INLINE void Transpose(WordVec* rows) {
 #endif
 }
 
-// out[i * out_stride + s] = row s, number `first + i`, for one vector of rows
-// and one of numbers.
+// out[i * out_stride + s] = number `first + i` of row s: one vector of rows by
+// one vector of numbers.
 template <typename T>
 HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
                                  float* out, int64_t out_stride,
@@ -88,8 +88,8 @@ HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
   }
 }
 
-// The same for twice as many bfloat16: pairs move as one word and are taken
-// apart afterwards, which halves the moves.
+// Transposes twice as many bfloat16: pairs move as one word and are split
+// afterwards, which halves the moves.
 HWY_INLINE void TransposeBf16Pairs(const char* const* rows, int64_t first,
                                    float* out, int64_t out_stride,
                                    AheadLines* ahead) {
@@ -110,8 +110,8 @@ HWY_INLINE void TransposeBf16Pairs(const char* const* rows, int64_t first,
   }
 }
 
-// out[i * num_rows + s] = row s, number i; num_rows a multiple of kVecLanes.
-// Asks for lines of `ahead` meanwhile, if it is not null: one for each vector.
+// out[i * num_rows + s] = number i of row s; num_rows is a multiple of
+// kVecLanes. Prefetches one line of `ahead` per vector if it is not null.
 template <typename T>
 void TransposeRows(const char* const* rows, int64_t num_rows, int64_t width,
                    float* out, AheadLines* ahead = nullptr) {

@@ -77,6 +77,18 @@ uint32_t FirstUint32(const std::string& raw) {
 
 }  // namespace
 
+std::optional<double> TextResult::prompt_rate() const {
+  const double seconds = absl::ToDoubleSeconds(time_to_first_token);
+  if (seconds <= 0 || prompt_tokens == 0) return std::nullopt;
+  return prompt_tokens / seconds;
+}
+
+std::optional<double> TextResult::decode_rate() const {
+  const double seconds = absl::ToDoubleSeconds(total - time_to_first_token);
+  if (seconds <= 0 || output_tokens < 2) return std::nullopt;
+  return (output_tokens - 1) / seconds;
+}
+
 TextClient::TextClient(const std::string& endpoint,
                        std::shared_ptr<grpc::ChannelCredentials> credentials)
     : channel_(base::NewGrpcChannel(endpoint, credentials)),

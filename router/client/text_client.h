@@ -41,6 +41,12 @@ struct TextResult {
   uint32_t output_tokens = 0;
   absl::Duration time_to_first_token;
   absl::Duration total;
+
+  // Tokens per second until the first output token, and from then on. The time
+  // of the prompt is no part of the second. Nothing if there was no such time
+  // or no such token.
+  std::optional<double> prompt_rate() const;
+  std::optional<double> decode_rate() const;
 };
 
 // Threads: one call at a time.

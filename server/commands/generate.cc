@@ -6,9 +6,11 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/cli/flags.h"
 #include "nlohmann/json.hpp"
 #include "router/client/text_client.h"
@@ -31,19 +33,21 @@ struct GenerateFlags {
 };
 
 void PrintResult(const TextResult& result, bool json) {
-  const double seconds = absl::ToDoubleSeconds(result.total);
-  const double rate =
-      seconds > 0 ? static_cast<double>(result.output_tokens) / seconds : 0;
+  const std::optional<double> prompt = result.prompt_rate();
+  const std::optional<double> decode = result.decode_rate();
   if (json) {
-    const nlohmann::ordered_json object{
+    nlohmann::ordered_json object{
         {"text", result.text},
         {"finish_reason", result.finish_reason},
         {"prompt_tokens", result.prompt_tokens},
         {"output_tokens", result.output_tokens},
         {"time_to_first_token_seconds",
          absl::ToDoubleSeconds(result.time_to_first_token)},
-        {"seconds", seconds},
-        {"tokens_per_second", rate}};
+        {"seconds", absl::ToDoubleSeconds(result.total)},
+        {"prompt_tokens_per_second", nullptr},
+        {"decode_tokens_per_second", nullptr}};
+    if (prompt) object["prompt_tokens_per_second"] = *prompt;
+    if (decode) object["decode_tokens_per_second"] = *decode;
     std::printf("%s\n",
                 object
                     .dump(-1, ' ', false,
@@ -53,12 +57,15 @@ void PrintResult(const TextResult& result, bool json) {
   }
   std::printf("\n");
   std::fflush(stdout);
-  std::fprintf(stderr,
-               "[%u prompt tokens, %u tokens, %s; first after %.0f ms, "
-               "%.1f tokens/s]\n",
-               result.prompt_tokens, result.output_tokens,
-               result.finish_reason.c_str(),
-               absl::ToDoubleMilliseconds(result.time_to_first_token), rate);
+  const std::string summary = absl::StrFormat(
+      "[prompt: %d tokens in %.0f ms%s; output: %d tokens%s; %s]\n",
+      result.prompt_tokens,
+      absl::ToDoubleMilliseconds(result.time_to_first_token),
+      prompt ? absl::StrFormat(", %.1f tokens/s", *prompt) : "",
+      result.output_tokens,
+      decode ? absl::StrFormat(", %.1f tokens/s", *decode) : "",
+      result.finish_reason);
+  std::fprintf(stderr, "%s", summary.c_str());
 }
 
 int Report(const absl::Status& status) {

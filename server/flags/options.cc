@@ -76,8 +76,8 @@ void AddStepFlags(CLI::App* app, EngineFlags* options) {
   AddSwitch(app, "--cuda-graphs", options->cuda_graphs,
             "with a GPU: steps that only decode are captured as CUDA graphs "
             "and replayed by one call, which takes memory beside "
-            "--gpu-memory-utilization; off by default: no GPU has run it so "
-            "far");
+            "--gpu-memory-utilization; off by default, because graphs have not "
+            "been tried on a GPU yet");
   AddBytesOrAuto(app, "--host-pool-bytes", options->host_pool_bytes,
                  "bytes of host memory where sequences wait that lost their "
                  "pages, to be copied back instead of computed again; 0: none; "

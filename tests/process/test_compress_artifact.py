@@ -174,8 +174,28 @@ def test_plan_then_apply_is_apply_in_one_go(compress, tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-# Bits are planned by what their errors are predicted to cost; to second order, and
-# as if tokens' errors were independent.
+def test_apply_uses_the_calibration_that_the_plan_was_made_with(compress, tmp_path):
+    """A plan of a calibration with other settings than the defaults was applied after a new calibration by the
+    defaults, without a word about it."""
+    plan = tmp_path / "plan.json"
+    made = compress("plan", "--model", TINY, "--method", "palu", "--cache", tmp_path / "cache", *FEW_TOKENS, "--out", plan)
+    provenance = json.loads(plan.read_text())["provenance"]
+    settings = provenance["calibration"]
+    assert (settings["tokens"], settings["sequence_tokens"]) == ("512", "256")
+    assert settings["texts"] == [str(CALIBRATION)]
+    assert provenance["calibration_id"] in made.stderr
+    applied = compress("apply", "--model", TINY, "--plan", plan, "--cache", tmp_path / "cache", "--out", tmp_path / "a")
+    assert f"calibration: {provenance['calibration_id']}, from the cache" in applied.stderr
+    # Without the cache it is made again, and its cost is printed before it begins.
+    again = compress("apply", "--model", TINY, "--plan", plan, "--cache", "none", "--out", tmp_path / "b")
+    assert "calibration: 512 tokens in 2 sequences" in again.stderr
+    assert f"calibration: {provenance['calibration_id']}, " in again.stderr
+    for name in ("model.safetensors", "kv_plan.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+# Bits are planned by the predicted cost of their errors, to second order and as if the
+# errors of different tokens were independent.
 @pytest.mark.parametrize("speed, spaces", [("storage", "joint all"), ("cpu", "rope keys")])
 def test_a_planned_cache_diverges_about_as_much_as_predicted(compress, tmp_path, speed, spaces):
     text = ["--calibration-tokens", 8192, "--sequence-tokens", 256]

@@ -33,8 +33,8 @@ struct LogitsRow {
 // Page copies and evictions -> Decoder (layers) -> StepOutput (head, sampler).
 // It enqueues only: it allocates nothing and reads nothing back. Steps of one
 // StepBucket launch the same ops at the same addresses, until a step's blob
-// outgrows its memory and moves. Two exceptions wait for the device: a logits
-// tap, and the first capture of a graph in a group of several ranks.
+// outgrows its memory and moves. Two things wait for the device: a logits tap,
+// and capturing a step in a group of several ranks.
 //
 // Owns: the workspace, and the captured graphs.
 // Threads: one at a time.

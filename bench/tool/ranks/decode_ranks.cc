@@ -1,5 +1,5 @@
-// `kvasir bench decode --tp`: decode steps of a tensor-parallel group beside
-// those of one rank on the same cores.
+// `kvasir bench decode --tp`: decode steps of a tensor-parallel group, compared
+// with steps of one rank on the same cores.
 #include <algorithm>
 #include <csignal>
 #include <latch>
@@ -30,14 +30,14 @@ absl::Status CheckFlags(const DecodeFlags& flags) {
         "--tp compares ranks with one rank of the same model: leave out "
         "--plan, --baseline and --paced");
   }
-  // Before anything is loaded.
+  // Check before anything is loaded.
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kRun));
   return plan::CheckTpSize(model::TpDealtOf(source.spec), flags.tp);
 }
 
-// Steps of all ranks: from the moment that all are there until the last one is
-// done.
+// The time of the group's steps, from when all ranks are ready until the last
+// rank has finished.
 struct GroupSample {
   double seconds = 0;
   std::vector<DecodeSample> ranks;
@@ -66,7 +66,7 @@ class RankEngines {
     return *engines_[static_cast<size_t>(rank)];
   }
 
-  // Adds to `tallies`, one for each rank. The errors of
+  // Adds to `tallies`, which has one entry per rank. Returns the errors of
   // CheckSameResults.
   absl::StatusOr<GroupSample> Decode(int64_t batch, int64_t steps,
                                      std::vector<RankTally>* tallies) {
@@ -104,11 +104,11 @@ class RankEngines {
   std::vector<std::unique_ptr<BenchEngine>> engines_;
 };
 
-// Of one batch size, by pair and by rank.
+// The times of one batch size, by pair and by rank.
 struct RankTimes {
   int64_t batch = 0;
-  std::vector<double> whole_seconds;  // of one rank
-  std::vector<double> ranks_seconds;  // of the group
+  std::vector<double> whole_seconds;  // one rank that runs the whole model
+  std::vector<double> ranks_seconds;  // the group of ranks
   worker::CpuStepProfile::Seconds whole_parts = {};
   std::vector<worker::CpuStepProfile::Seconds> parts;
   std::vector<RankTally> tallies;
@@ -194,7 +194,7 @@ void AddRows(const DecodeFlags& flags, const RankTimes& times,
   }
 }
 
-// Of the rank that holds most, of one rank's.
+// Adds the largest rank's weights and cache as a share of those of one rank.
 void AddShares(BenchEngine* whole, RankEngines* ranks, BenchReport* report) {
   int64_t weights = 0;
   int64_t cache = 0;
@@ -218,7 +218,7 @@ void AddShares(BenchEngine* whole, RankEngines* ranks, BenchReport* report) {
 
 absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags) {
   KVASIR_RETURN_IF_ERROR(CheckFlags(flags));
-  // Gloo writes to sockets that others close.
+  // Gloo may write to sockets that another rank has closed.
   std::signal(SIGPIPE, SIG_IGN);
   if (flags.fill == "auto") flags.fill = "random";
   // Warm-up pair included; each sequence takes part in both batches.

@@ -1,4 +1,4 @@
-// What `bench decode --tp` tells of a tensor-parallel rank.
+// The figures that `bench decode --tp` reports for a tensor-parallel rank.
 #pragma once
 
 #include <cstdint>
@@ -11,29 +11,29 @@
 
 namespace kvasir::cli {
 
-// Compute threads of each of `ranks` ranks that share `threads`: as many as go
-// into them, one at least.
+// The compute threads of each rank if `ranks` ranks share `threads`: the
+// quotient, at least 1.
 int ThreadsOfRank(int threads, int64_t ranks);
-// In words where all ranks together do not have as many; else empty.
+// A sentence if all ranks together do not use exactly `threads`; else empty.
 std::string ThreadsNote(int threads, int64_t ranks);
 
-// Hashes of what each rank has sampled. INTERNAL, with the first two values
-// that differ.
+// Compares the hashes of what each rank has sampled. INTERNAL with the first
+// two values that differ.
 absl::Status CheckSameResults(absl::Span<const uint64_t> hash_by_rank);
 
-// Some steps of one rank.
+// The sums over some steps of one rank.
 struct RankTally {
   int64_t steps = 0;
   double seconds = 0;
-  worker::CollectiveTotals collectives;  // of these steps alone
+  worker::CollectiveTotals collectives;  // of these steps only
 
-  // `before` and `after`: the rank's totals around `more` steps.
+  // Adds `more` steps; `before` and `after` are the rank's totals around them.
   void Add(const worker::CollectiveTotals& before,
            const worker::CollectiveTotals& after, int64_t more,
            double more_seconds);
 
-  // {collectives_per_step, sent_bytes_per_step, wait_share}. Whole numbers
-  // where all steps are alike.
+  // {collectives_per_step, sent_bytes_per_step, wait_share}. Counts are whole
+  // numbers if all steps are alike.
   nlohmann::ordered_json ToJson() const;
 };
 

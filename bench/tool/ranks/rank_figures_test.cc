@@ -44,7 +44,7 @@ TEST(RankFiguresTest, ResultsThatDifferAreToldByRankAndValue) {
                              HasSubstr("rank 0 is 7, that of rank 2 1a")));
 }
 
-// Steps that evict beside steps that do not.
+// Some of the steps evict and some do not.
 TEST(RankFiguresTest, CountsOfUnlikeStepsAreAMean) {
   RankTally tally;
   tally.Add({}, {.calls = 3, .sent_bytes = 4}, 2, 1.0);

@@ -12,7 +12,7 @@
 namespace kvasir::cli {
 namespace {
 
-// The least of each group of pages.
+// Takes the smaller count for each page group.
 void TakeLeast(const cache::PageCounts& offered, cache::PageCounts* least) {
   for (size_t group = 0; group < least->size(); ++group) {
     (*least)[group] = std::min((*least)[group], offered[group]);
@@ -66,7 +66,7 @@ absl::StatusOr<std::vector<T>> ThreadGroup::Exchange(
   (this->*shown)[static_cast<size_t>(rank)] = std::move(own);
   changed_.SignalAll();
   std::vector<T> all;
-  // A rank that shows nothing ends the group.
+  // A rank that gives nothing has ended the group.
   while (ended_.ok()) {
     all.clear();
     for (const std::optional<T>& each : this->*shown) {

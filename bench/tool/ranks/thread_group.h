@@ -1,5 +1,6 @@
-// A tensor-parallel group whose ranks are threads of this process, over Gloo on
-// loopback: the sockets of rank processes, and nobody to start or to meet.
+// A tensor-parallel group whose ranks are threads of this process. They use
+// Gloo on loopback, as rank processes do, but no process has to be started or
+// found.
 #pragma once
 
 #include <cstddef>
@@ -21,28 +22,28 @@
 
 namespace kvasir::cli {
 
-// Owns: the collectives; what uses them goes first.
-// Threads: OnRanks and totals from one, between calls of OnRanks no rank runs;
-//   member(r) on the thread of rank r.
+// Owns: the collectives. Destroy their users first.
+// Threads: OnRanks and totals from one thread; no rank runs between calls of
+// OnRanks. member(r) is used on the thread of rank r.
 class ThreadGroup {
  public:
-  // Of 2 ranks at least.
+  // `size` is at least 2.
   explicit ThreadGroup(int64_t size);
   ThreadGroup(const ThreadGroup&) = delete;
   ThreadGroup& operator=(const ThreadGroup&) = delete;
 
   int64_t size() const { return static_cast<int64_t>(members_.size()); }
-  // LoadRequest::group of a rank. The process ignores SIGPIPE.
+  // For LoadRequest::group of a rank. The process must ignore SIGPIPE.
   Membership& member(int64_t rank) {
     return members_[static_cast<size_t>(rank)];
   }
 
-  // body(rank) on a thread for each rank. All have returned when this does: no
-  // rank goes while another one is in a call. The first failure ends the group
-  // and is returned, by the rank's name, from then on from every call.
+  // Runs body(rank) on one thread per rank and returns when all have returned.
+  // The first failure ends the group; this call and all later ones return it,
+  // with the rank's number.
   absl::Status OnRanks(absl::FunctionRef<absl::Status(int64_t rank)> body);
 
-  // Of a rank that has joined.
+  // The totals of a rank that has joined.
   worker::CollectiveTotals totals(int64_t rank) const;
 
  private:
@@ -71,12 +72,12 @@ class ThreadGroup {
     GroupCollective collective_;
   };
 
-  // Shows `own` to all, and has what all have shown, by rank.
+  // Gives `own` to all ranks and returns what all ranks have given, by rank.
   template <typename T>
   absl::StatusOr<std::vector<T>> Exchange(
       int64_t rank, T own, std::vector<std::optional<T>> ThreadGroup::*shown)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // The first reason is the group's.
+  // Ends the group; only the first reason is kept.
   void End(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
   std::deque<Member> members_;

@@ -54,7 +54,7 @@ TEST_F(ThreadGroupTest, AllRanksAgreeOnTheLeastPagesAndOneId) {
   }
 }
 
-// Else the test would hang.
+// If this fails, the test hangs.
 TEST_F(ThreadGroupTest, ARankThatFailsEndsWhatTheOthersWaitFor) {
   for (const bool joins : {false, true}) {
     ThreadGroup group(2);

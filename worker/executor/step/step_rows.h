@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/params/paged_attention.h"
 #include "kernels/device/device_ptr.h"
 
 namespace kvasir::worker {

@@ -24,7 +24,7 @@ inline constexpr int64_t kMaxReadyBytes = int64_t{32} << 20;
 inline constexpr absl::Duration kDefaultHeartbeatTimeout = absl::Seconds(3);
 
 // When a rank is lost, the step's collective fails on all remaining ranks,
-// often shortly before the leader notices the loss. The leader waits this long
+// often shortly before the leader notices the loss. FailStep waits this long
 // for the real reason, so that the group does not end with a mere consequence
 // of it.
 inline constexpr absl::Duration kFirstReason = absl::Seconds(1);
