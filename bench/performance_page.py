@@ -236,7 +236,10 @@ def gpu(_) -> str:
         raise PageError(str(error)) from error
 
 
+WRITTEN = "<!-- bench/performance.sh writes this page, with the words of bench/performance_page.md -->"
+
 SECTIONS = {
+    "written": lambda _: WRITTEN,
     "gpu": gpu,
     "machine": machine, "figures": figures, "attention": attention,
     "attention_prefill": attention_prefill,

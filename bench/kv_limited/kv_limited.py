@@ -281,6 +281,7 @@ def page(report: dict, kl: dict[settings.Row, float], options) -> str:
     leaked = sum(one["leaked_pages"] for one in told.values())
     return "\n".join([
         "# A pool that is too small", "",
+        "<!-- bench/kv_limited/kv_limited.sh writes this page -->", "",
         "What compression and eviction are worth where the KV cache is what limits a server: "
         f"SmolLM2-135M from a pool of {size(report['pool_bytes'])}, in which the 8-bit cache holds "
         f"{SEQUENCES} sequences of {options.prompt_tokens} + {options.output_tokens} tokens, and "

@@ -18,7 +18,9 @@ WAYS = {"direct": "the worker itself", "null_proxy": "null proxy", "kserve": "ro
         "vllm_engine": "router, VllmEngine", "vllm_inference": "router, vllm.Inference",
         "kserve_tls": "router, KServe by TLS", "kserve_mtls": "router, KServe by mutual TLS"}
 
-PAGE = """# What the router costs
+PAGE = """# Cost of the router
+
+<!-- bench/proxy/proxy.sh writes this page -->
 
 `kvasir bench proxy` sends requests of {prompt} prompt tokens, as ids, each with a streamed answer of {output} tokens, on seven ways to a worker
 that computes nothing: to the worker itself, through a *null proxy* (gRPC's C++ callback API, the same transport and settings, bytes passed
