@@ -1,4 +1,4 @@
-#include "bench/gpu/step_timer.h"
+#include "bench/step_timer.h"
 
 #include <chrono>
 #include <cstddef>
