@@ -13,7 +13,6 @@
 #include "compress/methods/rap.h"
 #include "compress/methods/rope_factors.h"
 #include "compress/methods/rope_pairs.h"
-#include "compress/oracle/layer_forward.h"
 #include "compress/testing/planner_fixture.h"
 #include "compress/testing/tiny_attention.h"
 #include "model/shapes/attention_shape.h"
@@ -75,18 +74,12 @@ void ExpectPlanStands(const PlanRequest& request, const KvPlan& plan) {
             4.0 * static_cast<double>(Numbers(plan, request.spec)));
 }
 
-TinyAttention AttendPlanned(const TinyLayers& tiny, const KvPlan& plan,
-                            int64_t layer) {
+at::Tensor AttendPlanned(const TinyLayers& tiny, const KvPlan& plan,
+                         int64_t layer) {
   auto tensors = ApplyLayerPlan(TinyApplyRequest(tiny, plan, layer));
   KVASIR_EXPECT_OK(tensors);
   if (!tensors.ok()) return {};
-  return AttendCompressed(tiny.spec, plan.layers(static_cast<int>(layer)),
-                          *tensors, tiny.inputs);
-}
-
-TinyAttention Whole(const TinyLayers& tiny, int64_t layer) {
-  return AttendWhole(tiny.spec, tiny.weights[static_cast<size_t>(layer)],
-                     tiny.inputs);
+  return AttendCompressed(tiny, plan, *tensors, layer);
 }
 
 std::vector<int64_t> PairsOfHead(const Part& part, int head) {
@@ -129,8 +122,8 @@ TEST_P(PairsPlanTest, KeepingAllIsTheBaseModel) {
       KVASIR_ASSERT_OK(plan);
       ExpectPlanStands(request, *plan);
       for (int64_t layer = 0; layer < 2; ++layer) {
-        EXPECT_LT(RelativeError(AttendPlanned(tiny_, *plan, layer).output,
-                                Whole(tiny_, layer).output),
+        EXPECT_LT(RelativeError(AttendPlanned(tiny_, *plan, layer),
+                                AttendWhole(tiny_, layer)),
                   kTolerance);
       }
     }
@@ -556,8 +549,7 @@ TEST(CommutingTest, OneHeadPerGroupIsAChoiceOfPairs) {
     }
   }
   EXPECT_EQ(pairs, 4);
-  const TinyAttention masked =
-      AttendWhole(tiny.spec, tiny.weights[0], tiny.inputs, mask);
+  const at::Tensor masked = AttendWhole(tiny, 0, mask);
   EXPECT_LT(RelativeError(AttendPlanned(tiny, plan, 0), masked), kTolerance);
 }
 
@@ -678,41 +670,17 @@ TEST(CommutingTest, EigenvectorsHaveOnePhase) {
   EXPECT_GT(at::real(largest).min().item<double>(), 0.0);
 }
 
-// Layer 1 by the reference decoder, under the plan or as it is.
-at::Tensor AttendByReference(const TinyLayers& tiny, const KvPlan* plan) {
-  TensorMap tensors = {{"self_attn.q_proj.weight", tiny.weights[1].query},
-                       {"self_attn.k_proj.weight", tiny.weights[1].key},
-                       {"self_attn.v_proj.weight", tiny.weights[1].value},
-                       {"self_attn.o_proj.weight", tiny.weights[1].output}};
-  if (plan != nullptr) {
-    auto applied = ApplyLayerPlan(TinyApplyRequest(tiny, *plan, 1));
-    KVASIR_EXPECT_OK(applied);
-    if (!applied.ok()) return {};
-    tensors = *std::move(applied);
-  }
-  const auto program = MakeLayerProgram(
-      tiny.spec, plan == nullptr ? nullptr : &plan->layers(1), 1);
-  KVASIR_EXPECT_OK(program);
-  if (!program.ok()) return {};
-  const at::Tensor x = tiny.inputs.to(at::kFloat).unsqueeze(0);
-  auto output = AttentionForward(
-      *program, tensors, MakeRotation(tiny.spec.rope, x.size(1), at::kFloat), x,
-      {.code_latents = false});
-  KVASIR_EXPECT_OK(output);
-  return output.ok() ? *output : at::Tensor();
-}
-
 TEST(CommutingTest, LayersWithoutRopeThatKeepAllAreTheBaseModel) {
   TinyLayers tiny = MakeTinyLayers({.num_layers = 2}, 61);
   tiny.spec.layers[1].rope = false;
-  const at::Tensor whole = AttendByReference(tiny, nullptr);
+  const at::Tensor whole = AttendWhole(tiny, 1);
   PlanRequest request = TinyPlanRequest(tiny, 1.0);
   // Codes, which are left out, keep latents of full rank.
   request.key_codec = BitsCodec(8);
   for (const auto& plan : {PlanCommuting(request, {}), PlanRap(request, {})}) {
     KVASIR_ASSERT_OK(plan);
     EXPECT_TRUE(plan->layers(1).key().parts(0).has_low_rank());
-    EXPECT_LT(RelativeError(AttendByReference(tiny, &*plan), whole), 1e-4);
+    EXPECT_LT(RelativeError(AttendPlanned(tiny, *plan, 1), whole), 1e-4);
   }
 }
 
