@@ -1,6 +1,6 @@
-// Plans written by hand, one for each space and lift: what the applier makes of
-// them is the uncompressed layer where nothing is left out, and what theory
-// says where something is.
+// Plans written by hand, one for each space and lift. If nothing is left out,
+// the applied layer must equal the uncompressed one; otherwise its loss must be
+// what theory says.
 #include <cmath>
 #include <limits>
 #include <set>
@@ -117,8 +117,8 @@ KvPlan OneLayerOf(const Part& keys, Lift value_lift) {
 
 Part WholeValues() { return FullPart(kvasir::v1::NO_ROPE); }
 
-// Applies the plan, checks that it has a meaning and that the tensors are
-// those that the loader asks for, and attends with them.
+// Applies the plan, and checks that the plan is valid and that the tensors are
+// those that the loader expects. Attends with them.
 class Applied {
  public:
   Applied(const TinyLayers& tiny, const KvPlan& plan,
@@ -255,7 +255,8 @@ TEST_P(ApplyTest, FullRankIsTheBaseModelInEverySpace) {
   }
 }
 
-// Terms of a pair that come apart, as bits order them, and pairs in any order.
+// The terms of a pair are not adjacent, as in plans that order channels by
+// bits, and pairs come in any order.
 TEST_P(ApplyTest, ChannelsOfAPairNeedNotLieSideBySide) {
   Part keys;
   auto* group = keys.mutable_rope_low_rank()->add_groups();
@@ -284,7 +285,7 @@ TEST_P(ApplyTest, ChannelsOfAPairNeedNotLieSideBySide) {
 
 TEST_P(ApplyTest, ALatentOfKeyAndValueIsTheBaseModelAtFullRank) {
   for (const int64_t group : {int64_t{1}, heads()}) {
-    // As much as keys and values have, or their inputs.
+    // At most the rows of keys and values, or the inputs if they are fewer.
     const int64_t rank = std::min(2 * group * dim(), shape_.hidden_size);
     for (const Lift lift : {Lift::kAtRuntime, Lift::kFold}) {
       for (const bool mean : {false, true}) {
@@ -305,8 +306,9 @@ TEST_P(ApplyTest, ALatentOfKeyAndValueIsTheBaseModelAtFullRank) {
   }
 }
 
-// Keys and values weigh alike: what is lost of both is the singular values of
-// one matrix of all rows, and never more than apart at half of the rank each.
+// Keys and values weigh the same. Their total loss is the dropped singular
+// values of one matrix of all rows. It never exceeds the loss of two latents of
+// half the rank.
 TEST_P(ApplyTest, ALatentOfKeyAndValueLosesLeastOfBothTogether) {
   constexpr int64_t kRank = 10;
   const AttentionWeights& weights = tiny_.weights[0];
@@ -514,7 +516,7 @@ TEST_P(ApplyTest, UsesOfAPartShareItsLatent) {
   EXPECT_LT(RelativeError(applied.attention(), AttendWhole(tiny_)), kTolerance);
 }
 
-// ------------------------------------------------------ the theory of 5.4
+// --------------------------------------------- losses of commuting latents
 
 // Keys of KV heads as complex numbers, [N, Hkv] at one pair.
 at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
@@ -552,7 +554,7 @@ class CommutingKeys {
 
   const at::Tensor& latents() const { return latents_; }  // [N, C]
   const at::Tensor& lift() const { return lift_; }        // [Hkv, C]
-  // Of the heads at a pair, [Hkv].
+  // The weights of the heads at a pair, [Hkv].
   at::Tensor weights(int64_t pair) const { return weights_.select(1, pair); }
 
  private:
@@ -581,7 +583,7 @@ TEST_P(ApplyTest, TruncationLosesTheDroppedSingularValues) {
             .mm(commuting.lift().narrow(1, begin, rank).t()) *
         w;
     const double error = (want - have).norm().item<double>();
-    // diag(w) Z over all tokens has the singular values of diag(w) Z L.
+    // Over all tokens, diag(w) Z has the singular values of diag(w) Z L.
     const at::Tensor singular = at::linalg_svdvals(want.t().contiguous());
     const double dropped = singular.narrow(0, rank, singular.size(0) - rank)
                                .square()
@@ -605,8 +607,8 @@ TEST_P(ApplyTest, LatentsCommuteWithTheRotation) {
     const at::Tensor angle =
         at::arange(tiny_.inputs.size(0), at::kDouble).unsqueeze(1) *
         tiny_.spec.rope.frequencies[static_cast<size_t>(pair)];
-    // Each head's pair turned by RoPE's own real arithmetic, then projected by
-    // UH diag(w), which is the lift's columns times w squared.
+    // Rotates each head's pair by RoPE's real arithmetic, then projects it by
+    // UH diag(w): the lift's columns times w squared.
     const at::Tensor keys = ComplexKeys(tiny_, pair);
     const at::Tensor a = at::real(keys);
     const at::Tensor b = at::imag(keys);
@@ -638,7 +640,8 @@ TEST(ApplyPartialRotaryTest, PairsBesideTheRestAreTheBaseModel) {
             OneLayer({RopePairsPart(all, pairs_lift),
                       LowRankPart(2, 1, 4, kvasir::v1::NO_ROPE, rest_lift)},
                      WholeValues()));
-        // A bias of absorbed keys moves all scores of a query alike.
+        // A bias of absorbed keys changes all scores of a query by the same
+        // amount.
         EXPECT_LT(RelativeError(applied.attention(), AttendWhole(tiny)),
                   kTolerance);
       }

@@ -30,7 +30,7 @@ class PlanProbeTest : public CalibrateTest {
     return sample;
   }
 
-  // Keys and values in codes of so many bits; 16: whole numbers.
+  // Keys and values in codes of `bits`; 16: whole numbers.
   kvasir::v1::KvPlan PlanOf(uint32_t bits) const {
     kvasir::v1::KvPlan plan = FullRankPlan(
         model::AttentionShapeOf(checkpoint_->spec()), kvasir::v1::F32);

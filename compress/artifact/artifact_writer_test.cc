@@ -68,7 +68,7 @@ class ArtifactWriterTest : public FolderTest {
         on_progress);
   }
 
-  // Beside the base model: what a run left.
+  // Names beside the base model, which a run has left.
   std::vector<std::string> Left() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -80,7 +80,8 @@ class ArtifactWriterTest : public FolderTest {
     return names;
   }
 
-  // Row 1, column 2 of a tensor, or element 2 of a vector, as bf16 bits.
+  // Sets the bf16 bits of row 1, column 2 of a tensor, or of element 2 of a
+  // vector.
   void SetWeight(const std::string& tensor, uint16_t bits) const {
     const model::TensorInfo& info = *base_->tensors().Find(tensor)->info;
     ASSERT_EQ(info.type, model::TensorType::kBF16);
@@ -119,8 +120,8 @@ class ArtifactWriterTest : public FolderTest {
   ArtifactOptions options_;
 };
 
-// GPT-NeoX fuses queries, keys and values, and OPT names its tensors otherwise:
-// attention gets our names, all else stays as it is stored.
+// GPT-NeoX fuses queries, keys and values, and OPT has other tensor names.
+// Attention tensors get our names; all others stay as they are stored.
 TEST_F(ArtifactWriterTest, OtherFamiliesKeepTheirNamesOutsideAttention) {
   for (const model::Family family :
        {model::Family::kNeox, model::Family::kOpt}) {
@@ -189,8 +190,8 @@ TEST_F(ArtifactWriterTest, ShardsHoldTheSame) {
   ExpectEqualToBase(options_.out);
 }
 
-// Whole keys are the base's own: nothing is written but links. One other tensor
-// makes a file with it alone.
+// Whole keys are equal to the base's, so only links are written. Changing one
+// tensor adds a file with this tensor only.
 TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
   options_.link_base = true;
   KVASIR_ASSERT_OK(Write());
@@ -221,14 +222,14 @@ TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
   EXPECT_LT(fs::file_size(options_.out / "model.safetensors"),
             fs::file_size(folder_ / "base" / "model.safetensors"));
 
-  // Both folders in another place.
+  // Both folders move to another place.
   const fs::path moved = folder_ / "moved";
   fs::create_directory(moved);
   fs::rename(folder_ / "base", moved / "base");
   fs::rename(options_.out, moved / "out");
   KVASIR_EXPECT_OK(model::Checkpoint::Open((moved / "out").string()).status());
 
-  // The base, trained again: the same shapes, other numbers.
+  // The base changes as if it were trained again: same shapes, other numbers.
   const fs::path weights = moved / "base" / "model.safetensors";
   const auto size = static_cast<std::streamoff>(fs::file_size(weights));
   std::fstream(weights, std::ios::in | std::ios::out | std::ios::binary)
@@ -239,7 +240,8 @@ TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
                        HasSubstr("base-model.safetensors: this is not")));
 }
 
-// Whether a tensor is the base's own is not known of one that cannot be read.
+// If the base's tensor cannot be read, it is unknown whether the new tensor is
+// equal, so it is not linked.
 TEST_F(ArtifactWriterTest, ABaseThatIsCutShortMeanwhileIsNotLinked) {
   options_.link_base = true;
   const auto cut_short = [&](int64_t layer) -> absl::StatusOr<TensorMap> {
@@ -310,7 +312,7 @@ TEST_F(ArtifactWriterTest, ANumberThatItsTypeCannotHoldIsRefused) {
 }
 
 TEST_F(ArtifactWriterTest, CopiedTensorsAreAsFiniteAsAServerWantsThem) {
-  // Their bf16 bits, row 1, column 2 (a vector is one row).
+  // Sets bf16 bits at row 1, column 2 (a vector is one row).
   struct Case {
     const char* tensor;
     uint16_t bits;
@@ -335,7 +337,7 @@ TEST_F(ArtifactWriterTest, CopiedTensorsAreAsFiniteAsAServerWantsThem) {
   KVASIR_EXPECT_OK(Write());
 }
 
-// A mask is -infinity in fp16, and no decoder reads it.
+// A mask holds -infinity in fp16, and no decoder reads it.
 TEST_F(ArtifactWriterTest, WhatNobodyReadsIsCopiedWhateverItHolds) {
   constexpr char kMask[] = "model.layers.0.masked_bias";
   std::vector<TensorEntry> entries;
@@ -413,7 +415,7 @@ TEST_F(ArtifactWriterTest, TheBaseModelIsNeverReplaced) {
 }
 
 TEST_F(ArtifactWriterTest, AFolderWithAnInputInItIsNeverReplaced) {
-  // By its files it is a checkpoint.
+  // Its files make it look like a checkpoint.
   std::ofstream(folder_ / "config.json") << "{}";
   std::ofstream(folder_ / "model.safetensors") << "x";
   options_.out = folder_ / "base" / "..";

@@ -16,7 +16,7 @@ using ::kvasir::base::StatusIs;
 using ::nlohmann::json;
 using ::testing::HasSubstr;
 
-// A safetensors file taken apart by hand, without the code under test.
+// A safetensors file, parsed here without the code under test.
 struct ParsedFile {
   json header;
   std::string data;
@@ -150,15 +150,15 @@ TEST_F(CheckpointFilesTest, AWriteThatFailsSaysWhereAndWhy) {
 TEST_F(CheckpointFilesTest, Bf16RoundsToNearestEven) {
   EXPECT_EQ(ToBf16Bits(1.0F), 0x3F80);
   EXPECT_EQ(ToBf16Bits(-2.0F), 0xC000);
-  EXPECT_EQ(ToBf16Bits(1.00390625F), 0x3F80);  // half way, even below
-  EXPECT_EQ(ToBf16Bits(1.01171875F), 0x3F82);  // half way, even above
+  EXPECT_EQ(ToBf16Bits(1.00390625F), 0x3F80);  // half way, rounded down to even
+  EXPECT_EQ(ToBf16Bits(1.01171875F), 0x3F82);  // half way, rounded up to even
   EXPECT_EQ(ToBf16Bits(1.004F), 0x3F81);
 }
 
 TEST_F(CheckpointFilesTest, InitWritesEveryTensorOfTheShape) {
   KVASIR_ASSERT_OK(WriteRandomCheckpoint(SmallModel(), GoOn));
   const ParsedFile file = Parse(folder_ / "model.safetensors");
-  // Per layer 9 weights and 3 biases; embedding, final norm and head.
+  // 9 weights and 3 biases per layer; embedding, final norm and head.
   EXPECT_EQ(file.header.size(), 1U + 2 * 12 + 3);
   EXPECT_EQ(file.header["model.layers.1.self_attn.k_proj.weight"]["shape"],
             json::parse("[12,24]"));

@@ -16,13 +16,14 @@
 
 namespace {
 
-// What the calls below fail with; 0: they do what the system's do.
+// The error that the functions below return; 0: they call the system.
 int g_exchange_errno = 0;
 int g_sync_errno = 0;
 
 }  // namespace
 
-// In place of the C library's, for what a test cannot make a system do.
+// Replace the C library's functions, to produce errors that a test cannot cause
+// otherwise.
 extern "C" int renameat2(int from_folder, const char* from, int to_folder,
                          const char* to, unsigned int flags) noexcept {
   if (g_exchange_errno == 0) {
@@ -67,7 +68,8 @@ class NewFolderTest : public FolderTest {
     fs::create_directories(path.parent_path());
     std::ofstream(path) << "x";
   }
-  // What is no more than a checkpoint; `name` tells it from others.
+  // Writes the files of a checkpoint; the file `name` distinguishes it from
+  // others.
   static void PutCheckpoint(const fs::path& folder, const std::string& name) {
     for (const std::string& file :
          {std::string("config.json"), std::string("model.safetensors"), name}) {
@@ -86,7 +88,7 @@ class NewFolderTest : public FolderTest {
     std::sort(names.begin(), names.end());
     return names;
   }
-  // A whole run, with --overwrite, puts everything right.
+  // A complete run with --overwrite repairs everything.
   void ExpectReplaced() {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto folder,
                                 NewFolder::Create(out_, /*overwrite=*/true));
@@ -97,7 +99,7 @@ class NewFolderTest : public FolderTest {
     EXPECT_FALSE(fs::exists(out_ / kMarker));
   }
 
-  // A run over an old checkpoint ends with this, and leaves it as it was.
+  // A run over an old checkpoint fails with `reason` and leaves it as it was.
   void ExpectNotReplaced(const std::string& reason) {
     PutCheckpoint(out_, "old");
     KVASIR_ASSERT_OK_AND_ASSIGN(auto folder,
@@ -131,7 +133,7 @@ TEST_F(NewFolderTest, AnExchangeThatFailsLeavesTheOldFolder) {
 TEST_F(NewFolderTest, WhatIsNotOnTheDiskReplacesNothing) {
   g_sync_errno = EIO;
   ExpectNotReplaced("to the disk: ");
-  // Where there is nothing to wait for, that is no error.
+  // A file system that does not support syncing causes no error.
   g_sync_errno = EINVAL;
   ExpectReplaced();
 }
@@ -150,13 +152,13 @@ TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfOneThatLives) {
 }
 
 TEST_F(NewFolderTest, OnlyWhatLooksLikeACheckpointIsReplaced) {
-  // Others have a config.json too.
+  // Other projects have a config.json as well.
   Put(out_ / "config.json");
   Put(out_ / "index.js");
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
               StatusIs(absl::StatusCode::kAlreadyExists,
                        HasSubstr("is no checkpoint: it is not replaced")));
-  // And some have weights among them.
+  // Some even have weights.
   PutCheckpoint(out_, "old");
   Put(out_ / "src" / "main.js");
   EXPECT_THAT(
@@ -165,7 +167,7 @@ TEST_F(NewFolderTest, OnlyWhatLooksLikeACheckpointIsReplaced) {
   EXPECT_TRUE(fs::exists(out_ / "src" / "main.js"));
   fs::remove_all(out_ / "src");
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/true));
-  // A link is not a folder of ours, whatever it leads to.
+  // A link is never a folder of this program.
   fs::rename(out_, folder_ / "elsewhere");
   fs::create_directory_symlink("elsewhere", out_);
   EXPECT_THAT(
@@ -190,7 +192,7 @@ TEST_F(NewFolderTest, AnInputIsNeverReplacedNorWhatHoldsIt) {
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("holds the input")));
-  // A folder whose name only begins in the same way is another one.
+  // A folder whose name only begins like an input's is another folder.
   KVASIR_EXPECT_OK(NewFolder::Check(folder_ / "oth", true, inputs));
   PutCheckpoint(folder_ / "other", "old");
   EXPECT_THAT(

@@ -53,7 +53,7 @@ TEST_F(NewFileTest, TwoWritersDoNotShareATemporaryFile) {
                        HasSubstr("x.partial is being written by another run")));
   KVASIR_ASSERT_OK(first->Finish());
   EXPECT_EQ(ReadFile(path_), "first");
-  // The name is free, while the first writer still is there.
+  // The name is free although the first writer still exists.
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "second"));
   EXPECT_EQ(ReadFile(path_), "second");
 }
@@ -84,7 +84,7 @@ TEST_F(NewFileTest, ACheckFailsWhereNoFileCanBe) {
                        HasSubstr("none/x: No such file")));
 }
 
-// A limit on a file's size fails a write as a full disk does.
+// A limit on the file size makes a write fail like a full disk.
 TEST_F(NewFileTest, AFullDiskLeavesTheOldFileAndNoPart) {
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "old"));
   rlimit before;

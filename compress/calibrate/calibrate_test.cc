@@ -25,7 +25,7 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// sum over rows of x xT, one number at a time.
+// The sum over rows of x xT, computed number by number.
 at::Tensor NaiveGram(const at::Tensor& rows) {
   const int64_t width = rows.size(1);
   at::Tensor gram = at::zeros({width, width}, at::kDouble);
@@ -83,7 +83,7 @@ TEST(AddGramTest, BlocksOfAWideGramMeet) {
 }
 
 // Gradients of every layer's k_proj and v_proj by autograd over the whole
-// model; `shift` 1 is the true next token.
+// model. `shift` 1 means the true next token.
 struct WholeModelGradients {
   std::vector<at::Tensor> key, value;  // per layer
 };
@@ -186,7 +186,7 @@ TEST_F(CalibrateTest, LabelsAreShiftedByOneTokenAndNotByTwo) {
 }
 
 TEST(NextTokenLossTest, LossAndGradientAreThoseOfAutograd) {
-  // More rows of head than are read at a time, stored in bfloat16.
+  // More rows of the head than are read at a time, stored in bfloat16.
   const at::Tensor head = at::sin(at::arange(9000 * 8, at::kFloat))
                               .view({9000, 8})
                               .to(at::kBFloat16);
@@ -219,7 +219,7 @@ TEST_F(CalibrateTest, StreamingAndResidentModesSeeTheSame) {
 }
 
 TEST_F(CalibrateTest, ThreadsAndMicroBatchesDoNotChangeTheResult) {
-  // Products that are wide enough to be shared by threads.
+  // The products are wide enough to be shared by threads.
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   shape.hidden_size = 256;
@@ -240,7 +240,7 @@ TEST_F(CalibrateTest, ThreadsAndMicroBatchesDoNotChangeTheResult) {
   EXPECT_TRUE(one == bytes(2, 5));
 }
 
-// Then the products themselves are shared out, which may cost last bits.
+// The products themselves are then shared by threads, so last bits may differ.
 TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameButForRounding) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
@@ -317,11 +317,11 @@ TEST_F(CalibrateTest, ACachedResultIsTakenAsItIs) {
     EXPECT_TRUE(at::equal(again.calibration.layers[l].key_fisher,
                           first.calibration.layers[l].key_fisher));
   }
-  // One that has more than is asked for serves as well.
+  // A calibration with more parts serves as well.
   options.parts.fisher = false;
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun less, Run(sample, options));
   EXPECT_TRUE(less.from_cache);
-  // As if there were nothing else in the cache.
+  // The result is as if the cache held nothing else.
   EXPECT_FALSE(less.calibration.has_fisher());
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::string id, CalibrationId(*checkpoint_, sample, options.parts));
@@ -398,7 +398,7 @@ TEST_F(CalibrateTest, AStateThatIsNotSavedOnTheWayDoesNotEndTheRun) {
   options.cache = folder_ / "cache";
   options.save_interval = absl::ZeroDuration();
   const std::filesystem::path state = CachePath(sample, options, ".state");
-  // No file can be written there.
+  // The folder prevents that a file is written there.
   std::filesystem::create_directories(state.string() + ".partial");
   KVASIR_ASSERT_OK(Run(sample, options).status());
   EXPECT_THAT(messages_, HasSubstr("; calibration goes on"));
@@ -422,7 +422,7 @@ TEST_F(CalibrateTest, AResultThatIsNotSavedLeavesTheState) {
   EXPECT_TRUE(std::filesystem::exists(CachePath(sample, options, ".state")));
 }
 
-// Too many open files or a failing disk do not make a file damaged.
+// Too many open files or a failing disk do not mean that a file is damaged.
 TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsNotMadeAgain) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
@@ -430,7 +430,7 @@ TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsNotMadeAgain) {
   std::filesystem::create_directories(options.cache);
   for (const char* ending : {".state", ".safetensors"}) {
     const std::filesystem::path path = CachePath(sample, options, ending);
-    std::filesystem::create_symlink(path.filename(), path);  // leads nowhere
+    std::filesystem::create_symlink(path.filename(), path);  // points to itself
     const absl::Status status = Run(sample, options).status();
     EXPECT_FALSE(status.ok());
     EXPECT_THAT(std::string(status.message()),
@@ -441,7 +441,7 @@ TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsNotMadeAgain) {
 }
 
 TEST_F(CalibrateTest, WeightsThatAreNotFiniteAreRefusedWithTheirLayer) {
-  // What layer 2 sees is not finite.
+  // The input of layer 2 is not finite.
   PutLastNumber("model.layers.1.mlp.down_proj.weight", std::nanf(""));
   EXPECT_THAT(Run(Sample(2, 10), {.parts = {.fisher = false}}),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -466,7 +466,7 @@ int64_t StatusKilobytes(const char* field) {
   return -1;
 }
 
-// VmHWM is VmRSS again; kilobytes.
+// Resets VmHWM to VmRSS; kilobytes.
 int64_t ResetPeak() {
   std::ofstream("/proc/self/clear_refs") << "5";
   return StatusKilobytes("VmHWM:");
@@ -475,8 +475,8 @@ int64_t ResetPeak() {
 constexpr CalibrationParts kWaysBack[] = {
     {.fisher = true}, {.fisher = false, .information = true}};
 
-// Scores of many layers are what would fill memory if the layers' graphs were
-// kept.
+// If the layers' graphs were kept, the scores of many layers would fill the
+// memory.
 TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 24;
@@ -486,7 +486,7 @@ TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
   const CalibrationSample sample = Sample(2, 512);
   for (const CalibrationParts& parts : kWaysBack) {
     const CalibrateOptions options{.parts = parts, .threads = 1};
-    // What libtorch needs once is not ours.
+    // Memory that libtorch needs once does not count.
     KVASIR_ASSERT_OK(Run(Sample(1, 16), options).status());
     const int64_t before = ResetPeak();
     KVASIR_ASSERT_OK(Run(sample, options).status());
@@ -495,16 +495,16 @@ TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
         CostOfCalibration(*checkpoint_, sample, options);
     const int64_t scores = 8 * 512 * 512 * 4;  // of one layer
     EXPECT_LT(grown, 24 * scores / 2) << parts.fisher;
-    // What the tool says before it starts, and the allocator's slack: what it
-    // freed before lies in gaps that may not fit.
+    // The announced memory and the allocator's slack: freed blocks may leave
+    // gaps that later blocks do not fit in.
     EXPECT_LT(grown, cost.peak_bytes() + (int64_t{32} << 20)) << parts.fisher;
     EXPECT_GT(grown, 0) << parts.fisher;
   }
 }
 
-// Logits and a large embedding are what would fill memory. After the test of
-// layers: the allocator, once it has freed blocks as large as these, takes
-// others from where they leave gaps.
+// Here logits and a large embedding would fill the memory. This test must come
+// after the test of layers: once the allocator has freed blocks as large as
+// these, it takes later blocks from elsewhere and leaves gaps.
 TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsWhatIsTold) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 1;
@@ -515,7 +515,7 @@ TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsWhatIsTold) {
        {CalibrationParts{.fisher = false}, kWaysBack[0], kWaysBack[1]}) {
     const CalibrateOptions options{.parts = parts};
     const CalibrationSample sample = Sample(1, 40);
-    // What libtorch needs once is not ours.
+    // Memory that libtorch needs once does not count.
     KVASIR_ASSERT_OK(Run(Sample(1, 2), options).status());
     const int64_t before = ResetPeak();
     KVASIR_ASSERT_OK(Run(sample, options).status());

@@ -55,7 +55,7 @@ TEST(TokenStreamTest, AFolderIsNoText) {
                        HasSubstr("want a regular file")));
 }
 
-// What a tokenizer appends is no start token.
+// A token that the tokenizer appends is not a start token.
 TEST(TokenStreamTest, TheStartTokenStandsBeforeTheText) {
   const auto start = [](const std::string& single) {
     const base::TempFolder folder;

@@ -76,7 +76,7 @@ TEST_F(BaselinesTest, SixteenBitsChangeNothing) {
   EXPECT_EQ(Make("per-token:k16").candidate.kv_bytes_per_token, 128.0);
 }
 
-// The keys of a block share a range per channel; the tail is exact.
+// The keys of a block share a range per channel; the last tokens are exact.
 TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
   const Baseline kivi = Make("kivi:2,group=8,residual=8");
   const auto seen = kivi.transform->RotatedKey(0, key_, query_);
@@ -127,8 +127,8 @@ TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
     const at::Tensor exact = Logits(nullptr);
     EXPECT_LT(Difference(Logits(baseline.transform.get()), exact), 0.1) << name;
     EXPECT_GT(Difference(Logits(baseline.transform.get()), exact), 0.0) << name;
-    // Later layers see other keys than those of the uncompressed model, but
-    // hardly any is outside.
+    // Later layers get other keys than in the uncompressed model, but hardly
+    // any is outside its range.
     ClampCount count;
     const LayerHooks hooks = {.transform = baseline.transform.get(),
                               .clamp_count = &count};
@@ -182,7 +182,7 @@ TEST_F(BaselinesTest, LowRankKeysLoseTheLeastSingularValues) {
 }
 
 TEST_F(BaselinesTest, BytesCountParametersAndWhatASequenceKeeps) {
-  // Two layers; 2 heads of 8 channels, 16 in all, on each side.
+  // Two layers with 2 heads of 8 channels, 16 in all, on each side.
   const auto bytes = [&](const char* name) {
     return Make(name).candidate.kv_payload_bytes_per_token;
   };
@@ -190,7 +190,7 @@ TEST_F(BaselinesTest, BytesCountParametersAndWhatASequenceKeeps) {
     return Make(name).candidate.fixed_bytes_per_sequence;
   };
   EXPECT_EQ(bytes("per-token:k4,v2"), 2 * (2 * (4 + 4) + 2 * (2 + 4)));
-  // Keys: 16 codes of 2 bits, and 4 bytes per channel and 8 tokens. Values: two
+  // Keys: 16 codes of 2 bits, and 4 bytes per channel for 8 tokens. Values: two
   // runs of 8.
   EXPECT_EQ(bytes("kivi:2,group=8,residual=8"), 2 * (4 + 8 + 2 * (2 + 4)));
   EXPECT_EQ(fixed("kivi:2,group=8,residual=8"), 2 * 8 * (64 - 24));
@@ -228,7 +228,7 @@ TEST_F(BaselinesTest, SinksStayExactInEveryBaseline) {
     EXPECT_TRUE(at::equal(key->values.slice(1, 0, 3), key_.slice(1, 0, 3)));
     EXPECT_FALSE(at::equal(key->values, key_));
   }
-  // More sinks than tokens: nothing is coded.
+  // With more sinks than tokens nothing is coded.
   EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,sinks=41").transform.get()),
                        Logits(nullptr)),
             1e-5);
@@ -277,13 +277,14 @@ TEST_F(BaselinesTest, CodesOfOtherServersHaveTheBytesThatThoseHave) {
     KVASIR_EXPECT_OK(baseline);
     return baseline->candidate;
   };
-  // Two layers; 2 heads of 8 channels on each side. One float16 a head.
+  // Two layers with 2 heads of 8 channels on each side, and one float16 per
+  // head.
   EXPECT_EQ(of(decoder_, "rotated:k4,v3").kv_payload_bytes_per_token,
             2 * (2 * (4 + 2) + 2 * (3 + 2)));
   EXPECT_EQ(of(decoder_, "rotated:k4").kv_payload_bytes_per_token,
             2 * (2 * (4 + 2) + 32));
   EXPECT_EQ(of(decoder_, "fp8:e4m3").kv_payload_bytes_per_token, 2 * 32);
-  // Exact rows take the place of codes.
+  // Exact rows replace codes.
   EXPECT_EQ(
       of(decoder_, "rotated:k4,v3,sinks=4,window=6").fixed_bytes_per_sequence,
       2 * 10 * (64 - 22));

@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Make(const Bench& bench,
   return Evaluator::Create(bench.teacher, std::move(text), options);
 }
 
-// Mean loss of ids[first..] of one sequence, straight from the logits.
+// Mean loss of ids[first..] of one sequence, computed from the logits.
 double PlainLoss(const ReferenceDecoder& decoder, std::vector<int64_t> ids,
                  int64_t first) {
   const at::Tensor all = at::tensor(ids);
@@ -161,7 +161,7 @@ TEST(EvaluateTest, TheRepeatTestScoresTheSecondCopyAlone) {
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
   ids.insert(ids.end(), text.ids.begin() + 30, text.ids.begin() + 37);
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
-  // Its first token does not follow from the first copy.
+  // The first token of the copy does not follow from the first copy.
   ASSERT_TRUE(row->repeat_nats_per_token.has_value());
   EXPECT_NEAR(
       *row->repeat_nats_per_token,

@@ -39,7 +39,7 @@ at::Tensor Ids(int64_t tokens) {
   return at::randint(0, 31, {2, tokens}, at::kLong);
 }
 
-// What stays of each layer, sequence, unit and length.
+// The positions that stay, by layer, sequence, unit and length.
 class Recorder final : public LayerObserver {
  public:
   using Place = std::array<int64_t, 4>;
@@ -120,9 +120,9 @@ TEST(EvictionSpecTest, RecentAloneIsTheLatestTokens) {
   EXPECT_EQ(ran.kept.at({0, 1, 0, 10}), (std::vector<int64_t>{6, 7, 8, 9}));
 }
 
-// Of Q-Hitter without attention, the tokens stay whose codes lose least; what
-// numbers are rounded by is no loss of codes; and what the plan says is what is
-// put on top of it.
+// Q-Hitter without attention keeps the tokens whose codes lose least. The
+// rounding of plain numbers is no such loss. An eviction that the plan states
+// gives the same result as one that is added to the plan.
 TEST(EvictionSpecTest, WhatCodesLoseDecidesWhoStays) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
@@ -141,7 +141,8 @@ TEST(EvictionSpecTest, WhatCodesLoseDecidesWhoStays) {
   const EvictionSpec spec = Spec("q-hitter", "9", settings);
   const auto evicting = Evicting(*MakeCandidate("coded", coded), spec);
   KVASIR_ASSERT_OK(evicting);
-  // The prompt's end is no point that a token sees; one token more is.
+  // No token sees an eviction at the end of the prompt; with one token more
+  // there is one.
   const at::NoGradGuard no_grad;
   (*evicting->rules)[0]->prompt_tokens = 20;
   Recorder recorder;
@@ -190,7 +191,7 @@ TEST(EvictionSpecTest, WhatCodesLoseDecidesWhoStays) {
   EXPECT_EQ(by_plan.kept, Execute(on_top->candidate).kept);
 }
 
-// Whole keys and values in codes, with exact tokens beside them.
+// Whole keys and values in codes, and exact tokens.
 kvasir::v1::KvPlan CodedPlan(const plan::ExactTokens& exact) {
   kvasir::v1::KvPlan plan =
       plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::F32);
@@ -216,7 +217,8 @@ TEST(EvictionSpecTest, RecentKeepsTheSinksThatAPlanKeepsExact) {
             (std::vector<int64_t>{0, 1, 2, 7, 8, 9}));
 }
 
-// As a plan's own exact tokens do: rows of both are to be compared.
+// A baseline's exact tokens act like a plan's, so that rows of both can be
+// compared.
 TEST(EvictionSpecTest, ABaselinesExactTokensAreTheLeastThatStay) {
   const ReferenceDecoder decoder = TestDecoder();
   for (const auto& [exact, sinks, recent] :
@@ -248,7 +250,8 @@ TEST(EvictionSpecTest, ABaselinesExactTokensAreTheLeastThatStay) {
   }
 }
 
-// Side pages are pages of the layers, which eviction's planes make larger.
+// Exact rows are stored in pages of their layers, which the planes of an
+// eviction make larger.
 TEST(EvictionSpecTest, FixedBytesAreThoseOfPagesWithPlanes) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);
@@ -289,7 +292,7 @@ TEST(EvictionSpecTest, ACandidateSaysWhatItSaves) {
   EXPECT_EQ(json("random", "9")["method"], "random");
   EXPECT_EQ(json("recent", "9")["sinks"], 0);
   EXPECT_EQ(json("streaming", "9")["kept_slots"], 9);
-  // What a plan says of itself.
+  // The summary of the plan's own eviction.
   kvasir::v1::KvPlan evicts = CodedPlan({.sinks = 1});
   KVASIR_ASSERT_OK(plan::ApplyEviction(
       Spec("h2o", "9").settings, model::AttentionShapeOf(TestSpec()), &evicts));
@@ -312,7 +315,7 @@ TEST(EvictionSpecTest, BaselinesEvictToo) {
   const auto h2o = Evicting(baseline->candidate, Spec("h2o", "8"));
   KVASIR_ASSERT_OK(q_hitter);
   KVASIR_ASSERT_OK(h2o);
-  // What codes lose makes a difference.
+  // The errors of codes make a difference.
   EXPECT_NE(Execute(q_hitter->candidate).kept, Execute(h2o->candidate).kept);
 }
 

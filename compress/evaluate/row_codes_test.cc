@@ -91,8 +91,8 @@ TEST(CodeGgmlTest, Q8HasAScaleOf127thsAndRoundsHalvesAway) {
   EXPECT_EQ(coded[0][3].item<float>(), 2.0f);
 }
 
-// quantize_row_q4_0_ref: the greatest magnitude is code 0, the other end of the
-// range one step shorter.
+// quantize_row_q4_0_ref: the greatest magnitude has code 0; the range is one
+// step shorter at the other end.
 TEST(CodeGgmlTest, Q4IsExactAtTheGreatestAndCutAtTheOtherEnd) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = 8.0;
@@ -156,8 +156,8 @@ TEST(RoundToFloat8Test, ThereAreAsManyNumbersAsATypeOfEightBitsHas) {
   for (int64_t i = 0; i < flat.numel(); ++i) {
     numbers.insert(flat.data_ptr<float>()[i]);
   }
-  // Of 256: 2 NaN, two zeros that are one; some of the least are between the
-  // samples.
+  // 256 codes minus 2 NaN and one of the two zeros. Some of the smallest
+  // numbers lie between the samples.
   EXPECT_LE(numbers.size(), 253u);
   EXPECT_GE(numbers.size(), 220u);
 }

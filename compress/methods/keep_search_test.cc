@@ -10,7 +10,7 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// Bytes go up in steps of 8 from 64 on: what ranks in multiples do.
+// Bytes grow in steps of 8 from 64 on, as with ranks in multiples.
 KeepSearch Steps(double want, int* plans = nullptr) {
   KeepSearch search;
   search.want_bytes = want;

@@ -1,5 +1,5 @@
 // The planners on RoPE pairs (RAP, RoPE-commuting low rank): budgets, choices,
-// and that what they plan, applied, attends as it must.
+// and the attention of the applied plans.
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 
 constexpr double kTolerance = 1e-5;
 
-// Numbers that a token's keys or values have under the plan.
+// Numbers of a token's keys or values under the plan.
 int64_t Numbers(const KvPlan& plan, const model::DecoderSpec& spec,
                 plan::Side side) {
   int64_t numbers = 0;
@@ -61,7 +61,7 @@ int64_t DenseSide(const model::DecoderSpec& spec) {
   return spec.num_layers() * spec.num_kv_heads * spec.head_dim;
 }
 
-// The plan has a meaning, and the bytes that it states are the layout's.
+// Checks that the plan is valid and states the bytes of its layout.
 void ExpectPlanStands(const PlanRequest& request, const KvPlan& plan) {
   const plan::AttentionShape shape = model::AttentionShapeOf(request.spec);
   KVASIR_EXPECT_OK(plan::ValidatePlan(plan, shape));
@@ -69,7 +69,7 @@ void ExpectPlanStands(const PlanRequest& request, const KvPlan& plan) {
                               cache::PageLayout::Create(plan, shape, {}));
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
             layout.marginal_payload_bytes_per_token());
-  // Numbers of four bytes.
+  // Each number has four bytes.
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
             4.0 * static_cast<double>(Numbers(plan, request.spec)));
 }
@@ -135,7 +135,8 @@ void ExpectBudgetMet(const PlanRequest& request,
   KVASIR_ASSERT_OK(plan);
   ExpectPlanStands(request, *plan);
   EXPECT_LE(Numbers(*plan, request.spec), target);
-  // A step of keys and one of values, where each has a pool of its own.
+  // One step of keys and one of values, because each side has a pool of its
+  // own.
   EXPECT_GT(Numbers(*plan, request.spec),
             target - 3 * request.spec.num_kv_heads);
 }
@@ -153,7 +154,7 @@ TEST_P(PairsPlanTest, TheBudgetIsMetToAStep) {
       CommutingOptions commuting;
       commuting.budget.score = score;
       ExpectBudgetMet(request, PlanCommuting(request, commuting), target);
-      if (score == BudgetScore::kEnergy) continue;  // not of RAP
+      if (score == BudgetScore::kEnergy) continue;  // RAP does not support it
       ExpectBudgetMet(request, PlanRap(request, rap), target);
     }
   }
@@ -250,7 +251,8 @@ TEST(PairsBudgetTest, MultiplesShardsAndCodesKeepToTheBudget) {
               }
             }
           }
-          // A byte each and two halves a latent, or four bytes each.
+          // One byte per code and two float16 per latent, or four bytes per
+          // number.
           const double want =
               codes ? kept + 4.0 * static_cast<double>(latents) : 4.0 * kept;
           EXPECT_EQ(LaidOutBytes(*plan, tiny.spec), want);
@@ -264,7 +266,7 @@ TEST(PairsBudgetTest, MultiplesShardsAndCodesKeepToTheBudget) {
 
 // ------------------------------------------------------------------------ RAP
 
-// One layer, two KV heads of four pairs, Fisher information as told.
+// One layer with two KV heads of four pairs, and given Fisher information.
 class RapTest : public ::testing::Test {
  protected:
   RapTest() {
@@ -299,7 +301,8 @@ TEST_F(RapTest, HeadsKeepTheirOwnBestPairsEquallyMany) {
 }
 
 TEST_F(RapTest, SidesShareOnePoolByTheirFisherInformation) {
-  // Keys have 24, values 72 of 96: shares of 16 of 32 numbers are 4 and 12.
+  // Keys have 24, values 72 of 96, so their shares of 16 of 32 numbers are 4
+  // and 12.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.5), options_));
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kKey), 4);
@@ -417,7 +420,7 @@ TEST_F(RapTest, NaNWeightsAreRefused) {
 
 // ------------------------------------------------------------------ commuting
 
-// Whole values and so much of the keys.
+// Keeps values whole, and as much of the keys as the request says.
 CommutingOptions KeysOnly(int64_t group_heads) {
   CommutingOptions options;
   options.group_heads = group_heads;
@@ -438,7 +441,7 @@ at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
                      keys.select(2, dims.second).contiguous());
 }
 
-// Weighted energy that the keys rebuilt from the tensors lack.
+// The weighted energy that is missing in keys rebuilt from the tensors.
 double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
                    const TensorMap& tensors, const at::Tensor& weights) {
   const auto get = [&](const std::string& name) {
@@ -480,8 +483,8 @@ double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
   return loss;
 }
 
-// Energy of what the layer's keys lose, in the norm that weighs each head's
-// pairs by its queries.
+// The energy of the loss of the layer's keys, in the norm that weighs each
+// head's pairs by its queries.
 double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
   const TensorMap tensors = *ApplyLayerPlan(TinyApplyRequest(tiny, plan, 0));
   const LayerCalibration& layer = tiny.calibration.layers[0];
@@ -509,7 +512,7 @@ double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
                   .item<double>();
     }
   }
-  // The factors lose just the energies that they leave out.
+  // The factors lose exactly the energies that they leave out.
   EXPECT_NEAR(RebuiltLoss(tiny, plan, tensors, statistics.weights) / loss, 1.0,
               1e-4);
   return loss;
@@ -556,12 +559,12 @@ TEST(CommutingTest, OneHeadPerGroupIsAChoiceOfPairs) {
 TEST(CommutingTest, QueriesDecideWhichPairsAreKept) {
   TinyLayers tiny = MakeTinyLayers({}, 31);
   at::Tensor energy = at::full({4, 8}, 1e-6, at::kDouble);
-  // Both query heads of KV head 1 ask at pair 3 alone: dims 3 and 7.
+  // Both query heads of KV head 1 have energy only at pair 3: dims 3 and 7.
   for (const int64_t dim : {3, 7}) {
     energy.select(1, dim).narrow(0, 2, 2).fill_(1.0);
   }
   tiny.calibration.layers[0].query_energy = energy;
-  // Its keys are short there: nothing but the queries speaks for the pair.
+  // The keys of this head are short there, so only the queries favour the pair.
   for (const int64_t row : {8 + 3, 8 + 7}) tiny.weights[0].key[row].mul_(0.05);
   const auto kept = [&](bool query_weights) {
     CommutingOptions options = KeysOnly(1);
@@ -585,7 +588,8 @@ TEST(CommutingTest, TheFloorKeepsHeadsWhoseQueriesAreSilent) {
   at::Tensor energy = at::ones({4, 8}, at::kDouble);
   energy.narrow(0, 0, 2).zero_();
   const at::Tensor w = QueryWeights(tiny.spec, energy, 0.01);
-  // Pairs of KV head 1 have 2 query heads x 2 dims; the mean is half of it.
+  // Pairs of KV head 1 have 2 query heads with 2 dims; the mean is half of
+  // that.
   EXPECT_NEAR(w[1][0].item<double>(), 2.0, 1e-12);
   EXPECT_NEAR(w[0][0].item<double>(), std::sqrt(0.02), 1e-12);
   EXPECT_EQ(
@@ -675,7 +679,7 @@ TEST(CommutingTest, LayersWithoutRopeThatKeepAllAreTheBaseModel) {
   tiny.spec.layers[1].rope = false;
   const at::Tensor whole = AttendWhole(tiny, 1);
   PlanRequest request = TinyPlanRequest(tiny, 1.0);
-  // Codes, which are left out, keep latents of full rank.
+  // Codes keep the latents at full rank. They are not applied.
   request.key_codec = BitsCodec(8);
   for (const auto& plan : {PlanCommuting(request, {}), PlanRap(request, {})}) {
     KVASIR_ASSERT_OK(plan);

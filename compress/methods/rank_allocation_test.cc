@@ -24,8 +24,8 @@ TEST(RankAllocationTest, SharesAreProportionalToScores) {
 }
 
 TEST(RankAllocationTest, WhatRoundingLeavesGoesToTheLargestRemainder) {
-  // Shares 6.4, 12.8, 44.8 in multiples of 4: 4, 12, 44 and one step left;
-  // remainders 2.4, 0.8, 0.8.
+  // Shares 6.4, 12.8 and 44.8 in multiples of 4 give 4, 12 and 44. One step
+  // remains; the remainders are 2.4, 0.8 and 0.8.
   EXPECT_THAT(
       Allocate(
           {.units = {{1, 64}, {2, 64}, {7, 64}}, .target = 64, .multiple = 4}),
@@ -33,7 +33,8 @@ TEST(RankAllocationTest, WhatRoundingLeavesGoesToTheLargestRemainder) {
 }
 
 TEST(RankAllocationTest, WhatAFullGroupLeavesGoesToTheOthersInProportion) {
-  // Shares of 8, 8 and 80, but the last may have 48: 24 each are left.
+  // The shares are 8, 8 and 80, but the last may have only 48, so 24 remain for
+  // each of the others.
   EXPECT_THAT(Allocate({.units = {{1, 48}, {1, 48}, {10, 48}}, .target = 96}),
               ElementsAre(24, 24, 48));
 }
@@ -75,7 +76,7 @@ TEST(RankAllocationTest, EqualScoresDifferByOneStepAtMost) {
 }
 
 TEST(RankAllocationTest, CopiesGetOneRank) {
-  // Steps of 3 * 8 and 1 * 8; shares 15.75 each.
+  // Steps of 3 * 8 and 1 * 8; shares of 15.75 each.
   EXPECT_THAT(
       Allocate(
           {.units = {{1, 32, 3}, {1, 32, 1}}, .target = 63, .multiple = 8}),

@@ -45,11 +45,11 @@ TEST_F(SvdqTest, KeysAreOneCentredBasisOfAllHeadsBeforeTheirRotation) {
 }
 
 TEST_F(SvdqTest, BytesAreThoseOfTheScheduleAndNothingElse) {
-  // Keys: 3 bits on average of 64 channels; values: 64 numbers of 2 bytes.
+  // Keys: 3 bits on average for 64 channels; values: 64 numbers of 2 bytes.
   const KvPlan plan = Plan(request_, {});
   EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
   EXPECT_EQ(plan.target().kv_bytes_per_token(), 3 * (24 + 128));
-  // Values of 4 bits: per head 8 bytes of codes, 4 of scale and minimum.
+  // Values of 4 bits: 8 bytes of codes per head, 4 of scale and minimum.
   const KvPlan coded =
       Plan(request_, {.schedule = {8, 4, 2, 0, 0, 0, 0, 0}, .value_bits = 4});
   EXPECT_EQ(LaidOutBytes(coded, request_.spec), 3 * (14 + 4 * 12));
@@ -64,7 +64,7 @@ TEST_F(SvdqTest, AfterTheRotationTheBasisIsOfTheWholeKeys) {
   EXPECT_TRUE(key.mean());
   EXPECT_TRUE(key.codec().has_basis_static());
   EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
-  // A layer without positions has no such difference.
+  // In a layer without positions both are the same.
   EXPECT_TRUE(Key(plan, 2).has_low_rank());
   EXPECT_EQ(Key(plan, 2).stored(), kvasir::v1::NO_ROPE);
 }

@@ -39,8 +39,8 @@ EvictionRule Rule(std::vector<std::vector<int64_t>> units, int64_t budget,
 
 using Kept = std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>>;
 
-// Unit by unit of the first sequence, token by token, head by head, in float64;
-// slots go by the policy in plain words.
+// Computes the first sequence unit by unit, token by token and head by head, in
+// float64. The policy in plain words chooses the slots.
 at::Tensor TokenByToken(const AttentionInputs& in,
                         const EvictionInputs& eviction, Kept* kept) {
   const EvictionRule& rule = *eviction.rule;
@@ -92,7 +92,7 @@ at::Tensor TokenByToken(const AttentionInputs& in,
           out[t][q].copy_(at::mv(at::stack(values).t(), weights));
           const int64_t window = rule.layer.counts.observation_window;
           if (window > 0 && t < prompt) {
-            // The next time that slots go, or the prompt's end.
+            // The next eviction, or the end of the prompt.
             int64_t until = t + 1;
             while (until < prompt &&
                    (until <= rule.layer.counts.budget_tokens ||
@@ -146,8 +146,8 @@ TEST(EvictingAttentionTest, IsThePolicyTokenByToken) {
   }
 }
 
-// Errors 2 % apart lie in one byte: the lower slot stays, and not the one that
-// lost least.
+// Errors that differ by 2 % have the same byte, so the lower slot stays and not
+// the one of the smallest loss.
 TEST(EvictingAttentionTest, ErrorsAreWhatTheirByteHolds) {
   AttentionInputs in = Inputs(1, 12);
   EvictionRule rule = Rule({{0, 1, 2, 3}}, 4, 12);
@@ -204,7 +204,7 @@ TEST(EvictingAttentionTest, ALotIsDrawnOnceForEachToken) {
                          const std::vector<int64_t>& positions) {
     if (unit != 0) return;
     EXPECT_EQ(positions.size(), 12u);
-    // Nobody comes back.
+    // An evicted token never comes back.
     for (const int64_t position : positions) {
       if (position < length - 1 && !last.empty()) {
         EXPECT_TRUE(std::binary_search(last.begin(), last.end(), position));
@@ -213,7 +213,7 @@ TEST(EvictingAttentionTest, ALotIsDrawnOnceForEachToken) {
     last = positions;
   };
   EvictingAttention(in, eviction);
-  // Two sinks and three recent ones, and others between.
+  // Two sinks, three recent tokens, and others between them.
   ASSERT_EQ(last.size(), 12u);
   EXPECT_EQ(last[1], 1);
   EXPECT_EQ(last[9], 60);

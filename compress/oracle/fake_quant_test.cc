@@ -34,8 +34,8 @@ CodedLatent Code(const kvasir::v1::Codec& codec, int64_t rank,
   return *std::move(coded);
 }
 
-// All finite numbers of a 16-bit type, ascending, from the definition of its
-// bits.
+// All finite numbers of a 16-bit type in ascending order, from the definition
+// of its bits.
 std::vector<double> AllNumbers(int exponent_bits, int fraction_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   std::vector<double> numbers;
@@ -73,7 +73,7 @@ TEST(FakeQuantRoundingTest, GivesTheNeighboursOfEveryNumber) {
   }
 }
 
-// The rule, number by number.
+// The rule, computed number by number.
 struct PlainRow {
   std::vector<float> values;
   std::vector<int> codes;
@@ -101,7 +101,7 @@ PlainRow PlainCode(const std::vector<float>& row, int bits,
 }
 
 // Rows of every kind: random, constant, all zeros, of one sign, far from zero,
-// huge, denormal, one outlier, halves between codes.
+// huge, denormal, with one outlier, half way between codes.
 std::vector<std::vector<float>> Rows(int64_t width) {
   std::vector<std::vector<float>> rows;
   const at::Generator generator = at::detail::createCPUGenerator(7);
@@ -172,7 +172,8 @@ TEST(FakeQuantTest, SchedulesLeaveOutChannelsAndHaveARangePerEntry) {
   EXPECT_EQ(codec->runs[4].begin, 8);
   EXPECT_EQ(codec->runs[4].bits, 1);
   const at::Tensor row = at::arange(10).to(at::kFloat);
-  // Two channels are the ends of their own range: all come back.
+  // The two channels of a run are the ends of its range, so all numbers come
+  // back.
   const auto coded = CodeLatent(*codec, row, {.keep_codes = true});
   KVASIR_ASSERT_OK(coded);
   EXPECT_LT((coded->values - row).abs().max().item<double>(), 2e-3);
@@ -265,7 +266,7 @@ TEST(FakeQuantTest, LevelsAreTheNearestAndAsLongAsTheRow) {
                 .max()
                 .item<double>(),
             1e-3);
-  // A row of zeros stays one; one that is too long for a float16 is refused.
+  // A row of zeros stays zero. A row that is too long for a float16 is refused.
   EXPECT_TRUE(at::equal(Code(plan, kWidth, at::zeros({1, kWidth})).values,
                         at::zeros({1, kWidth})));
   const auto codec = MakeLatentCodec(plan, kWidth);
@@ -302,7 +303,7 @@ TEST(FakeQuantTest, WhatOverflowsOrIsNotFiniteIsRefusedByPlace) {
   refuses(PerToken({4}), -infinity, "row 1 channel 2 is -inf");
   refuses(PerToken({4}), -70000.0f, "too large");
   refuses(PerToken({1}), 70000.0f, "too large");
-  // A row may lie beyond the type as a whole, on either side.
+  // A whole row may lie beyond the type on either side.
   const auto codec = MakeLatentCodec(PerToken({4}), 4);
   KVASIR_ASSERT_OK(codec);
   for (const float number : {-70000.0f, 70000.0f, 65510.0f}) {

@@ -1,5 +1,5 @@
-// The reference decoder against the reference implementation's logits, for
-// every fixture of tests/golden (tests/golden/README.md says what each fixes).
+// Compares the reference decoder with the reference implementation's logits,
+// for every fixture of tests/golden (tests/golden/README.md describes them).
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -65,7 +65,7 @@ Expected ReadExpected(const std::string& name) {
   return expected;
 }
 
-// Of the worst logit, against the largest.
+// The largest error of a logit relative to the largest logit.
 double RelativeError(const at::Tensor& have, const at::Tensor& want) {
   return ((have - want).abs().max() / want.abs().max()).item<double>();
 }
@@ -115,7 +115,8 @@ TEST_P(ReferenceDecoderGoldenTest, AGpuGivesTheSameLogits) {
   EXPECT_LE(RelativeError((*logits)[0].cpu(), expected.logits), 1e-4);
 }
 
-// A context may be of any length; tables are of what is asked for.
+// A context may be very long; the tables cover only the positions that were
+// asked for.
 TEST(ReferenceDecoderLoadTest, RotatesAsFarAsASequenceReaches) {
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-mha"));
@@ -133,7 +134,8 @@ TEST(ReferenceDecoderLoadTest, TensorsAreThoseOfThePlan) {
   const plan::AttentionShape shape =
       model::AttentionShapeOf(checkpoint->spec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::F32);
-  // Values at run time: their bias is o_proj's, and v_proj.weight nobody's.
+  // Values are lifted at run time: their bias belongs to o_proj, and
+  // v_proj.weight is not used.
   kvasir::v1::Part* value =
       plan.mutable_layers(0)->mutable_value()->mutable_parts(0);
   auto* group = value->mutable_low_rank()->add_groups();

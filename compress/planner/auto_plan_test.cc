@@ -17,12 +17,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A model of random weights with a calibration of random inputs, so made that
-// channels differ much in what they carry and in what they matter.
+// A model of random weights with a calibration of random inputs. Its channels
+// differ much in variance and in importance.
 class AutoPlanTest : public ::testing::Test {
  protected:
   explicit AutoPlanTest(TinyModel model = {.layers = 2, .kv_heads = 2}) {
-    at::set_num_threads(1);  // threads cost more than these sizes
+    at::set_num_threads(1);  // at these sizes more threads are slower
     request_ = RequestOf(model);
     request_.spec.max_position_embeddings = 512;
     const model::DecoderSpec& spec = request_.spec;
@@ -96,7 +96,7 @@ class AutoPlanTest : public ::testing::Test {
   std::vector<AttentionWeights> weights_;
 };
 
-// 2 layers of 64 numbers: 128 numbers a token, 16 bytes a bit.
+// 2 layers of 64 numbers: 128 numbers per token, 16 bytes per bit.
 TEST_F(AutoPlanTest, PredictedBytesAreThePagesToTheByteAndWithinTheBudget) {
   for (const int64_t granule : {0, 1, 16}) {
     for (const double bytes : {40.0, 63.0, 90.0}) {
@@ -121,7 +121,7 @@ TEST_F(AutoPlanTest, RanksHaveEqualPagesAndHoldNothingTwice) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan two, Plan(options));
     ExpectEqualRanks(two.plan, request_.spec);
     EXPECT_LE(two.prediction.bytes, 60);
-    // Of two ranks for each head, as of one.
+    // Two ranks for each head are planned like one.
     request_.tp = 4;
     KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan four, Plan(options));
     EXPECT_EQ(four.plan.target().tp(), 4u);
@@ -159,13 +159,13 @@ TEST_F(AutoPlanTest, ALossTakesTheFewestBytesThatArePredictedToReachIt) {
   EXPECT_GT(fewer.prediction.kl, by_bytes.prediction.kl);
 }
 
-// A model whose plans diverge by 2.5 times what is predicted, give or take.
+// A model whose plans diverge by about 2.5 times the prediction.
 TEST_F(AutoPlanTest, ProbesFindWhatPredictionsAreToBeMultipliedBy) {
   constexpr double kTrue = 2.5;
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 50;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan untried, Plan(options));
-  // What is predicted of each is learned in a first round.
+  // A first round shows the prediction of each plan.
   options.probes = 5;
   options.measure = [](const kvasir::v1::KvPlan&) { return 1.0; };
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan first, Plan(options));
@@ -188,7 +188,7 @@ TEST_F(AutoPlanTest, ProbesFindWhatPredictionsAreToBeMultipliedBy) {
   EXPECT_NEAR(prediction.kl_high(), 1.136 * prediction.kl, 1e-9);
   EXPECT_EQ(prediction.bytes, untried.prediction.bytes);
 
-  // The plan of a divergence is that of what is found.
+  // A plan for a divergence uses the fitted kappa.
   options.kv_bytes_per_token.reset();
   options.max_kl = untried.prediction.kl;
   options.probes = 1;
@@ -200,8 +200,8 @@ TEST_F(AutoPlanTest, ProbesFindWhatPredictionsAreToBeMultipliedBy) {
   EXPECT_GT(by_loss.prediction.bytes, untried.prediction.bytes);
 }
 
-// Of sequences as short as the measured ones a window hides most of the codes:
-// what its plans diverge by says little of others.
+// In sequences as short as the measured ones a window hides most of the codes,
+// so plans with a window would say little about others.
 TEST_F(AutoPlanTest, ProbesAreMeasuredWithoutTheWindow) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
@@ -258,7 +258,7 @@ TEST_F(AutoPlanTest, MoreBytesThanAnyPlanTakesAreNoOverflow) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 1e20;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan all, Plan(options));
-  options.kv_bytes_per_token = 4096;  // 32 bytes a number
+  options.kv_bytes_per_token = 4096;  // 32 bytes per number
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan many, Plan(options));
   EXPECT_EQ(all.prediction.bytes, many.prediction.bytes);
 }
@@ -296,9 +296,10 @@ TEST_F(AutoPlanTest, ForStorageKeyAndValueMayShareALatent) {
   options = Options();
   options.kv_bytes_per_token = 40;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan cpu, Plan(options));
-  // More spaces, and no price of time.
+  // There are more spaces, and time has no price.
   EXPECT_LE(storage.prediction.kl, cpu.prediction.kl);
-  // Keys and values come from the same inputs, fewer than both have numbers.
+  // Keys and values come from the same inputs, which are fewer than the numbers
+  // of both.
   int64_t joint = 0;
   for (const auto& layer : storage.plan.layers()) joint += layer.joint_size();
   EXPECT_GT(joint, 0);
@@ -318,9 +319,11 @@ TEST_F(AutoPlanTest, ExactWindowsAreSharedOutOverTheTargetLength) {
   EXPECT_LE(prediction.bytes, 70);
 }
 
-// A window takes more of their loss than of that of codes in static ranges.
+// A window removes more of the loss of rotated codes than of codes in static
+// ranges.
 TEST_F(AutoPlanTest, BehindAWindowMorePartsAreRotated) {
-  // Of unequal lengths, for which codes of a token's length are better.
+  // Tokens of unequal lengths, which suit codes that scale with a token's
+  // length.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * RandomMatrix({rows.size(0), 1}, 77).exp();
   const auto rotated = [&](int64_t window, double kappa) {
@@ -365,8 +368,8 @@ TEST_F(AutoPlanTest, DomainsThatAgreePredictEachOther) {
   EXPECT_LT(made.prediction.held_out_loss_ratio, 1.3);
 }
 
-// Half of the text in a language of its own: keys lie elsewhere, and what was
-// fitted to the other half is wrong for them.
+// Half of the text has other statistics, so ranges fitted to the other half are
+// wrong for it.
 TEST_F(AutoPlanTest, ADomainUnlikeTheOthersIsSeenByItsRatio) {
   for (LayerCalibration& layer : calibration_.layers) {
     const at::Tensor strange = (layer.sample_domains == 1).unsqueeze(1);
@@ -379,16 +382,17 @@ TEST_F(AutoPlanTest, ADomainUnlikeTheOthersIsSeenByItsRatio) {
   EXPECT_GT(made.prediction.domains[1].ratio(), kDomainWarning);
 }
 
-// What is not measured is no loss of 0.
+// A loss that is not measured does not count as 0.
 TEST_F(AutoPlanTest, ADomainOfTooFewRowsIsNotJudged) {
   for (LayerCalibration& layer : calibration_.layers) {
     layer.sample_domains = at::zeros_like(layer.sample_domains);
     layer.sample_domains[0] = 1;
   }
-  // Of unequal lengths, for which codes of a token's length are better.
+  // Tokens of unequal lengths, which suit codes that scale with a token's
+  // length.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * (2 * RandomMatrix({rows.size(0), 1}, 77)).exp();
-  bool has_mixed = false;  // losses that need no rows, and others
+  bool has_mixed = false;  // both losses that need no rows and others
   for (const double bytes : {32, 40, 50, 60, 80, 100}) {
     AutoOptions options = Options();
     options.kv_bytes_per_token = bytes;

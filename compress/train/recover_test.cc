@@ -82,7 +82,7 @@ Methods() {
           {"pairs", PlanOf(kPairsLayer)}};
 }
 
-// Random weights: those outside attention are the same for every plan.
+// Random weights. Those outside attention are the same for every plan.
 ReferenceDecoder MakeDecoder(const std::optional<kvasir::v1::KvPlan>& plan,
                              uint64_t attention_seed = 1) {
   ReferenceDecoder::Parts parts;
@@ -155,7 +155,7 @@ ReferenceDecoder WithTensors(const ReferenceDecoder& decoder,
   return *std::move(made);
 }
 
-// Mean loss of the text's first tokens, codes and all.
+// Mean loss of the text's first tokens, with codes.
 double Loss(const ReferenceDecoder& decoder, const TokenStream& text) {
   const int64_t length = decoder.spec().max_position_embeddings;
   const std::vector<int64_t> first(text.ids.begin(),
@@ -258,7 +258,7 @@ TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheMean) {
     return (adapters.AdaptLayer(0, draw).at(name) - decoder.layer(0).at(name))
         .detach();
   };
-  // Whole columns, twice the adapter or nothing.
+  // Whole columns have twice the adapter's value or nothing.
   const at::Tensor first = added(0);
   const at::Tensor columns = first[0].gt(2.0).to(at::kFloat) * 4.0;
   EXPECT_GT(columns.sum().item<double>(), 0.0);
@@ -448,7 +448,7 @@ class RecoverWriterTest : public FolderTest {
                model::AttentionShapeOf(opened->spec()), kvasir::v1::BF16));
   }
 
-  // By name, what files of a folder hold.
+  // The content of a folder's files, by name.
   static std::map<std::string, std::string> Files(
       const std::filesystem::path& folder) {
     std::map<std::string, std::string> files;
@@ -499,7 +499,7 @@ TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDiffer) {
     EXPECT_EQ(before.equal(after), !absl::StrContains(name, ".self_attn."))
         << name;
   }
-  // What is in memory is what was written.
+  // The tensors in memory are those that were written.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const at::Tensor query,
       LoadTensor(out, "model.layers.1.self_attn.q_proj.weight"));
