@@ -257,7 +257,7 @@ TEST_P(ApplyTest, FullRankIsTheBaseModelInEverySpace) {
 
 // The terms of a pair are not adjacent, as in plans that order channels by
 // bits, and pairs come in any order.
-TEST_P(ApplyTest, ChannelsOfAPairNeedNotLieSideBySide) {
+TEST_P(ApplyTest, ChannelsOfAPairNeedNotBeAdjacent) {
   Part keys;
   auto* group = keys.mutable_rope_low_rank()->add_groups();
   for (int64_t head = 0; head < heads(); ++head) {
@@ -309,7 +309,7 @@ TEST_P(ApplyTest, ALatentOfKeyAndValueIsTheBaseModelAtFullRank) {
 // Keys and values weigh the same. Their total loss is the dropped singular
 // values of one matrix of all rows. It never exceeds the loss of two latents of
 // half the rank.
-TEST_P(ApplyTest, ALatentOfKeyAndValueLosesLeastOfBothTogether) {
+TEST_P(ApplyTest, AJointLatentHasTheLeastTotalLoss) {
   constexpr int64_t kRank = 10;
   const AttentionWeights& weights = tiny_.weights[0];
   const auto loss = [&](const at::Tensor& weight, const at::Tensor& bias,
@@ -400,7 +400,7 @@ TEST_P(ApplyTest, ACentredLatentHasABiasAndRebuildsTheSameKeys) {
   }
 }
 
-TEST_P(ApplyTest, ChannelsOfNoBitsAreLeftOut) {
+TEST_P(ApplyTest, ChannelsWithoutBitsAreLeftOut) {
   const Part short_keys = LowRankPart(heads(), heads(), 4, kvasir::v1::PRE_ROPE,
                                       Lift::kReconstruct);
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
@@ -416,7 +416,7 @@ TEST_P(ApplyTest, ChannelsOfNoBitsAreLeftOut) {
             kTolerance);
 }
 
-TEST_P(ApplyTest, WhatASequencesBasisIsFoundInIsWhole) {
+TEST_P(ApplyTest, ABasisPerSequenceKeepsAllChannels) {
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
                           Lift::kReconstruct);
   const KvPlan numbers = OneLayer({keys}, WholeValues());
@@ -442,7 +442,7 @@ TEST_P(ApplyTest, WhatASequencesBasisIsFoundInIsWhole) {
   EXPECT_EQ(RelativeError(coded.at(down), plain.at(down)), 0.0);
 }
 
-TEST_P(ApplyTest, ABasisOfALatentIsThePrincipalOneHoweverFactorsAreFound) {
+TEST_P(ApplyTest, ABasisIsThePrincipalOneWithEveryDecomposition) {
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
                           Lift::kReconstruct);
   keys.mutable_codec()->mutable_basis_static();
@@ -709,7 +709,7 @@ TEST_F(ApplyRefusalTest, WeightsOfAnotherShapeAreNamed) {
                                      HasSubstr("q_proj.bias is missing")));
 }
 
-TEST_F(ApplyRefusalTest, WhatNeedsACalibrationSaysSo) {
+TEST_F(ApplyRefusalTest, AMissingCalibrationIsRefused) {
   calibrated_ = false;
   KVASIR_EXPECT_OK(Apply(full_));
   const auto needs_one = StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -736,15 +736,15 @@ TEST_F(ApplyRefusalTest, ABasisOfRotatedKeysNeedsTheirGram) {
                        HasSubstr("Gram of rotated keys")));
 }
 
-TEST_F(ApplyRefusalTest, CommutingKeysOfABiasedModelWantALatentBias) {
+TEST_F(ApplyRefusalTest, CommutingKeysOfABiasedModelNeedALatentBias) {
   EXPECT_THAT(Apply(OneLayer({RopeLowRankPart(2, 2, {1, 1, 1, 1}, false,
                                               Lift::kAtRuntime)},
                              WholeValues())),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want latent_bias")));
+                       HasSubstr("needs latent_bias")));
 }
 
-TEST_F(ApplyRefusalTest, QueryEnergiesAndFloorsThatAreNoneAreNamed) {
+TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamed) {
   const auto refused = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };

@@ -214,7 +214,7 @@ void ExpectRange(const TensorMap& tensors, const std::string& prefix, int bits,
   }
 }
 
-TEST_F(RangeCollectorTest, RangesAreWhatTheCompressedModelsLatentsReach) {
+TEST_F(RangeCollectorTest, RangesCoverTheCompressedModelsLatents) {
   KVASIR_ASSERT_OK(Collect(attention_));
   KVASIR_ASSERT_OK_AND_ASSIGN(const PlainRanges plain,
                               RangesOf(attention_, /*code_latents=*/true));
@@ -238,7 +238,7 @@ TEST_F(RangeCollectorTest, RangesAreWhatTheCompressedModelsLatentsReach) {
   EXPECT_GT(farthest, 1e-2);
 }
 
-TEST_F(RangeCollectorTest, FittedRangesLookAtTheFirstSequencesOfEachDomain) {
+TEST_F(RangeCollectorTest, FittedRangesUseTheFirstSequencesOfEachDomain) {
   kvasir::v1::KvPlan fitted = plan_;
   const auto set_runs = [](kvasir::v1::Codec* codec) {
     codec->mutable_bits()->clear_schedule();

@@ -174,7 +174,7 @@ TEST_F(ArtifactWriterTest, AFullPlanGivesTheBaseModelBitByBit) {
   EXPECT_FALSE(fs::exists(options_.out / "kv_plan.prediction.json"));
 }
 
-TEST_F(ArtifactWriterTest, WhatIsPredictedOfThePlanIsBesideIt) {
+TEST_F(ArtifactWriterTest, ThePredictionIsWrittenBesideThePlan) {
   options_.prediction = "{\"kl\": 0.5}\n";
   KVASIR_ASSERT_OK(Write());
   EXPECT_EQ(ReadFile(options_.out / "kv_plan.prediction.json"),
@@ -192,7 +192,7 @@ TEST_F(ArtifactWriterTest, ShardsHoldTheSame) {
 
 // Whole keys are equal to the base's, so only links are written. Changing one
 // tensor adds a file with this tensor only.
-TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
+TEST_F(ArtifactWriterTest, TensorsEqualToTheBasesAreLinked) {
   options_.link_base = true;
   KVASIR_ASSERT_OK(Write());
   ExpectEqualToBase(options_.out);
@@ -242,7 +242,7 @@ TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
 
 // If the base's tensor cannot be read, it is unknown whether the new tensor is
 // equal, so it is not linked.
-TEST_F(ArtifactWriterTest, ABaseThatIsCutShortMeanwhileIsNotLinked) {
+TEST_F(ArtifactWriterTest, ABaseThatIsTruncatedDuringTheRunIsNotLinked) {
   options_.link_base = true;
   const auto cut_short = [&](int64_t layer) -> absl::StatusOr<TensorMap> {
     KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
@@ -257,7 +257,7 @@ TEST_F(ArtifactWriterTest, ABaseThatIsCutShortMeanwhileIsNotLinked) {
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, TheTypeAskedForIsThatOfTheAttentionTensors) {
+TEST_F(ArtifactWriterTest, AttentionTensorsHaveTheRequestedType) {
   options_.dtype = model::TensorType::kF32;
   KVASIR_ASSERT_OK(Write());
   auto written = model::Checkpoint::Open(options_.out.string());
@@ -285,7 +285,7 @@ TEST_F(ArtifactWriterTest, TheFolderAppearsOnlyAtTheEnd) {
   }));
 }
 
-TEST_F(ArtifactWriterTest, WhatASourceRefusesIsSaidAndLeavesNothing) {
+TEST_F(ArtifactWriterTest, AnErrorOfTheSourceIsReportedAndLeavesNothing) {
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
                   [](int64_t) -> absl::StatusOr<TensorMap> {
@@ -311,7 +311,7 @@ TEST_F(ArtifactWriterTest, ANumberThatItsTypeCannotHoldIsRefused) {
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, CopiedTensorsAreAsFiniteAsAServerWantsThem) {
+TEST_F(ArtifactWriterTest, CopiedTensorsMustBeFinite) {
   // Sets bf16 bits at row 1, column 2 (a vector is one row).
   struct Case {
     const char* tensor;
@@ -338,7 +338,7 @@ TEST_F(ArtifactWriterTest, CopiedTensorsAreAsFiniteAsAServerWantsThem) {
 }
 
 // A mask holds -infinity in fp16, and no decoder reads it.
-TEST_F(ArtifactWriterTest, WhatNobodyReadsIsCopiedWhateverItHolds) {
+TEST_F(ArtifactWriterTest, TensorsThatNoDecoderReadsMayHoldAnyNumber) {
   constexpr char kMask[] = "model.layers.0.masked_bias";
   std::vector<TensorEntry> entries;
   for (const auto& [name, entry] : base_->tensors().stored()) {
@@ -372,7 +372,7 @@ TEST_F(ArtifactWriterTest, APlanForAnotherModelIsRefused) {
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, TensorsThatDoNotFitThePlanGetNoName) {
+TEST_F(ArtifactWriterTest, AFolderWithTensorsThatDoNotFitThePlanGetsNoName) {
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
                   [&](int64_t layer) -> absl::StatusOr<TensorMap> {
@@ -442,7 +442,7 @@ TEST_F(ArtifactWriterTest, ACompressedBaseIsRefused) {
                        HasSubstr("is compressed already")));
 }
 
-TEST_F(ArtifactWriterTest, WhatAKilledRunLeftIsRemovedAndNothingElse) {
+TEST_F(ArtifactWriterTest, FilesOfAKilledRunAreRemovedAndNothingElse) {
   const fs::path partial = folder_ / "out.partial";
   fs::create_directories(partial);
   std::ofstream(partial / "thesis.tex") << "x";
@@ -454,7 +454,7 @@ TEST_F(ArtifactWriterTest, WhatAKilledRunLeftIsRemovedAndNothingElse) {
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
 }
 
-TEST_F(ArtifactWriterTest, AnOutputThatCannotBeWrittenIsSaidBeforeTheWork) {
+TEST_F(ArtifactWriterTest, AnOutputThatCannotBeWrittenIsReportedBeforeTheWork) {
   std::ofstream(folder_ / "file") << "x";
   options_.out = folder_ / "file" / "out";
   EXPECT_THAT(

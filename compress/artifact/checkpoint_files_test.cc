@@ -85,7 +85,7 @@ TEST_F(CheckpointFilesTest, WriterPlacesTensorsBackToBackAfterThePaddedHeader) {
       json::parse(R"({"dtype":"BF16","shape":[1,3],"data_offsets":[8,14]})"));
 }
 
-TEST_F(CheckpointFilesTest, UnfinishedFileIsRemoved) {
+TEST_F(CheckpointFilesTest, AnUnfinishedFileIsRemoved) {
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         SafetensorsWriter writer,
@@ -131,17 +131,17 @@ TEST_F(CheckpointFilesTest, AnOpenWriterTakesEntriesOneAtATime) {
       json::parse(R"({"dtype":"U8","shape":[3],"data_offsets":[12,15]})"));
 }
 
-TEST_F(CheckpointFilesTest, AnOpenWriterRefusesEntriesItHasNoRoomFor) {
+TEST_F(CheckpointFilesTest, AnOpenWriterRefusesMoreEntriesThanItHasRoomFor) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       SafetensorsWriter writer,
       SafetensorsWriter::CreateOpen(folder_ / "x.safetensors", 8));
   writer.Declare({"a", model::TensorType::kU8, {1}});
   KVASIR_ASSERT_OK(writer.Append(std::as_bytes(std::span("t", size_t{1}))));
   EXPECT_THAT(writer.Finish(), StatusIs(absl::StatusCode::kResourceExhausted,
-                                        HasSubstr("room was left for")));
+                                        HasSubstr("there is only room for")));
 }
 
-TEST_F(CheckpointFilesTest, AWriteThatFailsSaysWhereAndWhy) {
+TEST_F(CheckpointFilesTest, AFailedWriteReportsThePathAndTheReason) {
   EXPECT_THAT(SafetensorsWriter::Create(folder_ / "none" / "x.safetensors", {}),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("none/x.safetensors.partial: No such")));
@@ -226,7 +226,7 @@ TEST_F(CheckpointFilesTest, AStoppedInitLeavesNoCheckpoint) {
   }
 }
 
-TEST_F(CheckpointFilesTest, InitDoesNotReplaceWeightsUnasked) {
+TEST_F(CheckpointFilesTest, InitReplacesWeightsOnlyWhenAsked) {
   std::ofstream(folder_ / "model-00001-of-00002.safetensors") << "mine";
   EXPECT_THAT(WriteRandomCheckpoint(SmallModel(), GoOn),
               StatusIs(absl::StatusCode::kAlreadyExists,
@@ -234,7 +234,7 @@ TEST_F(CheckpointFilesTest, InitDoesNotReplaceWeightsUnasked) {
   EXPECT_EQ(ReadFile(folder_ / "model-00001-of-00002.safetensors"), "mine");
 }
 
-TEST_F(CheckpointFilesTest, InitWithoutATokenizerThereIsRefused) {
+TEST_F(CheckpointFilesTest, InitRefusesATokenizerFolderWithoutATokenizer) {
   RandomCheckpointOptions options = SmallModel();
   options.tokenizer = folder_ / "none";
   EXPECT_THAT(

@@ -116,7 +116,7 @@ class NewFolderTest : public FolderTest {
   fs::path out_, partial_, replaced_;
 };
 
-TEST_F(NewFolderTest, WhereNamesCannotBeExchangedTheOldOneMovesAwayFirst) {
+TEST_F(NewFolderTest, WithoutAnExchangeTheOldFolderMovesAwayFirst) {
   for (const int reason : {EINVAL, ENOSYS, ENOTSUP}) {
     g_exchange_errno = reason;
     fs::remove_all(out_);
@@ -125,12 +125,12 @@ TEST_F(NewFolderTest, WhereNamesCannotBeExchangedTheOldOneMovesAwayFirst) {
   }
 }
 
-TEST_F(NewFolderTest, AnExchangeThatFailsLeavesTheOldFolder) {
+TEST_F(NewFolderTest, AFailedExchangeLeavesTheOldFolder) {
   g_exchange_errno = EIO;
   ExpectNotReplaced("cannot rename ");
 }
 
-TEST_F(NewFolderTest, WhatIsNotOnTheDiskReplacesNothing) {
+TEST_F(NewFolderTest, AFolderThatCannotBeSyncedReplacesNothing) {
   g_sync_errno = EIO;
   ExpectNotReplaced("to the disk: ");
   // A file system that does not support syncing causes no error.
@@ -138,7 +138,7 @@ TEST_F(NewFolderTest, WhatIsNotOnTheDiskReplacesNothing) {
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfOneThatLives) {
+TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfARunningOne) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first,
                               NewFolder::Create(out_, /*overwrite=*/true));
   Put(first->path() / "weights");
@@ -151,7 +151,7 @@ TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfOneThatLives) {
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/false));
 }
 
-TEST_F(NewFolderTest, OnlyWhatLooksLikeACheckpointIsReplaced) {
+TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
   // Other projects have a config.json as well.
   Put(out_ / "config.json");
   Put(out_ / "index.js");
@@ -176,7 +176,7 @@ TEST_F(NewFolderTest, OnlyWhatLooksLikeACheckpointIsReplaced) {
   EXPECT_TRUE(fs::exists(folder_ / "elsewhere" / "old"));
 }
 
-TEST_F(NewFolderTest, WhatCameThereSinceIsNotReplacedUnasked) {
+TEST_F(NewFolderTest, AFolderThatAppearsDuringTheRunIsReplacedOnlyWhenAsked) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto folder,
                               NewFolder::Create(out_, /*overwrite=*/false));
   PutCheckpoint(out_, "old");
@@ -186,7 +186,7 @@ TEST_F(NewFolderTest, WhatCameThereSinceIsNotReplacedUnasked) {
   EXPECT_TRUE(fs::exists(out_ / "old"));
 }
 
-TEST_F(NewFolderTest, AnInputIsNeverReplacedNorWhatHoldsIt) {
+TEST_F(NewFolderTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   const std::array<fs::path, 2> inputs = {folder_ / "other",
                                           out_ / "base" / "model"};
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
@@ -200,14 +200,14 @@ TEST_F(NewFolderTest, AnInputIsNeverReplacedNorWhatHoldsIt) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is an input")));
 }
 
-TEST_F(NewFolderTest, KilledAfterTheExchangeTheOldFolderIsRemovedByTheNextRun) {
+TEST_F(NewFolderTest, AKillAfterTheExchangeLetsTheNextRunRemoveTheOldFolder) {
   PutCheckpoint(out_, "old");
   Put(out_ / kMarker);
   PutCheckpoint(partial_, "older");
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, KilledBetweenTwoNamesTheOldFolderGetsItsOwnBack) {
+TEST_F(NewFolderTest, AKillBetweenTwoRenamesLetsTheOldFolderGetItsNameBack) {
   PutCheckpoint(replaced_, "old");
   PutCheckpoint(partial_, "half");
   Put(partial_ / kMarker);
@@ -219,7 +219,7 @@ TEST_F(NewFolderTest, KilledBetweenTwoNamesTheOldFolderGetsItsOwnBack) {
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, AFolderThatNoRunLeftIsInTheWay) {
+TEST_F(NewFolderTest, ATemporaryFolderThatNoRunLeftIsRefused) {
   PutCheckpoint(out_, "old");
   PutCheckpoint(replaced_, "mine");
   EXPECT_THAT(

@@ -29,7 +29,7 @@ class NewFileTest : public FolderTest {
   fs::path path_;
 };
 
-TEST_F(NewFileTest, ReplacesAFileOnlyWhenItIsFinished) {
+TEST_F(NewFileTest, ANewFileReplacesTheOldOneOnlyWhenItIsFinished) {
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "old"));
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto file, NewFile::Create(path_));
@@ -58,7 +58,7 @@ TEST_F(NewFileTest, TwoWritersDoNotShareATemporaryFile) {
   EXPECT_EQ(ReadFile(path_), "second");
 }
 
-TEST_F(NewFileTest, WhatAKilledWriterLeftIsWrittenOver) {
+TEST_F(NewFileTest, ThePartialFileOfAKilledWriterIsOverwritten) {
   std::ofstream(folder_ / "x.partial") << "much more than comes now";
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "little"));
   EXPECT_EQ(ReadFile(path_), "little");
@@ -75,7 +75,7 @@ TEST_F(NewFileTest, ACheckDoesNotDisturbAWriter) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
 }
 
-TEST_F(NewFileTest, ACheckFailsWhereNoFileCanBe) {
+TEST_F(NewFileTest, ACheckFailsIfNoFileCanBeCreated) {
   EXPECT_THAT(CheckWritable(folder_),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("cannot write " + folder_.string() + ": ")));
@@ -85,7 +85,7 @@ TEST_F(NewFileTest, ACheckFailsWhereNoFileCanBe) {
 }
 
 // A limit on the file size makes a write fail like a full disk.
-TEST_F(NewFileTest, AFullDiskLeavesTheOldFileAndNoPart) {
+TEST_F(NewFileTest, AFullDiskLeavesTheOldFileAndNoPartialOne) {
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "old"));
   rlimit before;
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);

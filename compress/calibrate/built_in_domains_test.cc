@@ -17,7 +17,7 @@ namespace {
 // The default number of calibration tokens of kvasir-compress.
 constexpr int64_t kTokens = 114688;
 
-TEST(BuiltInDomainsTest, AreTheirFiles) {
+TEST(BuiltInDomainsTest, TextsAreThoseOfTheirFiles) {
   std::vector<std::string> names;
   size_t bytes = 0;
   for (const BuiltInDomain& domain : BuiltInDomains()) {
@@ -33,7 +33,7 @@ TEST(BuiltInDomainsTest, AreTheirFiles) {
   EXPECT_LT(bytes, size_t{1'000'000});
 }
 
-TEST(BuiltInDomainsTest, EachHasItsShareOfTheTokens) {
+TEST(BuiltInDomainsTest, EachDomainHasItsShareOfTheTokens) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::unique_ptr<model::Tokenizer> tokenizer,
       model::Tokenizer::Load(std::string(std::getenv("KVASIR_SOURCE_DIR")) +
@@ -52,7 +52,7 @@ TEST(BuiltInDomainsTest, EachHasItsShareOfTheTokens) {
 }
 
 // Plans must be judged on texts that they were not made from.
-TEST(BuiltInDomainsTest, EvaluationTextsHaveLinesOfTheirOwn) {
+TEST(BuiltInDomainsTest, EvaluationTextsHaveOtherLinesThanCalibrationTexts) {
   const std::filesystem::path folder =
       std::string(std::getenv("KVASIR_SOURCE_DIR")) +
       "/compress/calibrate/domains/evaluation";

@@ -71,7 +71,7 @@ TEST_F(CalibrateTest, GramsSumsAndEnergiesEqualANaiveFloat64Computation) {
   }
 }
 
-TEST(AddGramTest, BlocksOfAWideGramMeet) {
+TEST(AddGramTest, BlocksCoverAWideGram) {
   const at::Tensor rows =
       at::sin(at::arange(3 * 1100, at::kFloat)).view({3, -1});
   at::Tensor gram = at::zeros({1100, 1100}, at::kDouble);
@@ -241,7 +241,7 @@ TEST_F(CalibrateTest, ThreadsAndMicroBatchesDoNotChangeTheResult) {
 }
 
 // The products themselves are then shared by threads, so last bits may differ.
-TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameButForRounding) {
+TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameUpToRounding) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   shape.hidden_size = 256;
@@ -262,7 +262,7 @@ TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameButForRounding) {
   }
 }
 
-TEST_F(CalibrateTest, BlasHasItsThreadsBackAfterwards) {
+TEST_F(CalibrateTest, TheNumberOfBlasThreadsIsRestored) {
   if (BlasThreads() == 0) GTEST_SKIP() << "a BLAS that does not tell";
   const ScopedBlasThreads two(2);
   KVASIR_EXPECT_OK(Run(Sample(2, 10), {.threads = 2}).status());
@@ -290,17 +290,17 @@ TEST_F(CalibrateTest, AResumedRunEndsWithTheBytesOfAnUninterruptedOne) {
       }
       EXPECT_THAT(run.status(),
                   StatusIs(absl::StatusCode::kCancelled,
-                           HasSubstr("the same command goes on")));
+                           HasSubstr("the same command continues it")));
       ASSERT_LT(++stops, 20);
     }
     EXPECT_GE(stops, 2);
-    EXPECT_THAT(messages_, HasSubstr("going on where the last run"));
+    EXPECT_THAT(messages_, HasSubstr("resuming where the last run"));
     EXPECT_TRUE(want == CacheBytes(options.cache)) << "fisher " << fisher;
     stop_after_.reset();
   }
 }
 
-TEST_F(CalibrateTest, ACachedResultIsTakenAsItIs) {
+TEST_F(CalibrateTest, ACachedResultIsUsed) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -365,7 +365,7 @@ TEST_F(CalibrateTest, ADamagedCacheFileIsMadeAgain) {
   damage("");
 }
 
-TEST_F(CalibrateTest, ADamagedStateIsBegunAnew) {
+TEST_F(CalibrateTest, ADamagedStateStartsTheCalibrationAgain) {
   const CalibrationSample sample = Sample(4, 10);
   CalibrateOptions options;
   options.cache = folder_ / "whole";
@@ -387,12 +387,12 @@ TEST_F(CalibrateTest, ADamagedStateIsBegunAnew) {
     std::ofstream(path, std::ios::binary) << bytes;
     KVASIR_ASSERT_OK(Run(sample, options).status());
     EXPECT_THAT(messages_, HasSubstr("is damaged"));
-    EXPECT_THAT(messages_, HasSubstr("calibration begins anew"));
+    EXPECT_THAT(messages_, HasSubstr("calibration starts again"));
     EXPECT_TRUE(want == CacheBytes(options.cache));
   }
 }
 
-TEST_F(CalibrateTest, AStateThatIsNotSavedOnTheWayDoesNotEndTheRun) {
+TEST_F(CalibrateTest, AStateThatCannotBeSavedDoesNotEndTheRun) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -401,7 +401,7 @@ TEST_F(CalibrateTest, AStateThatIsNotSavedOnTheWayDoesNotEndTheRun) {
   // The folder prevents that a file is written there.
   std::filesystem::create_directories(state.string() + ".partial");
   KVASIR_ASSERT_OK(Run(sample, options).status());
-  EXPECT_THAT(messages_, HasSubstr("; calibration goes on"));
+  EXPECT_THAT(messages_, HasSubstr("; calibration continues"));
 
   std::filesystem::remove(CachePath(sample, options, ".safetensors"));
   stop_after_ = 4;
@@ -409,7 +409,7 @@ TEST_F(CalibrateTest, AStateThatIsNotSavedOnTheWayDoesNotEndTheRun) {
                                              HasSubstr(".state.partial")));
 }
 
-TEST_F(CalibrateTest, AResultThatIsNotSavedLeavesTheState) {
+TEST_F(CalibrateTest, AResultThatCannotBeSavedLeavesTheState) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -443,16 +443,19 @@ TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsNotMadeAgain) {
 TEST_F(CalibrateTest, WeightsThatAreNotFiniteAreRefusedWithTheirLayer) {
   // The input of layer 2 is not finite.
   PutLastNumber("model.layers.1.mlp.down_proj.weight", std::nanf(""));
-  EXPECT_THAT(Run(Sample(2, 10), {.parts = {.fisher = false}}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layer 2: what calibration measured")));
+  EXPECT_THAT(
+      Run(Sample(2, 10), {.parts = {.fisher = false}}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("layer 2: the calibration sums are not finite")));
 }
 
-TEST_F(CalibrateTest, SequencesLongerThanTheModelTakesAreRefused) {
+TEST_F(CalibrateTest, SequencesLongerThanTheContextAreRefused) {
   EXPECT_THAT(
       Run(Sample(1, 513), {}),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("sequences of 513 tokens, the model takes 512")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr(
+              "sequences of 513 tokens, but the model takes at most 512")));
 }
 
 int64_t StatusKilobytes(const char* field) {
@@ -505,7 +508,7 @@ TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
 // Here logits and a large embedding would fill the memory. This test must come
 // after the test of layers: once the allocator has freed blocks as large as
 // these, it takes later blocks from elsewhere and leaves gaps.
-TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsWhatIsTold) {
+TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsAsEstimated) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 1;
   shape.vocab_size = 400'000;
@@ -529,7 +532,7 @@ TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsWhatIsTold) {
   }
 }
 
-TEST_F(CalibrateTest, FisherIsMostOfTheTimeThatIsTold) {
+TEST_F(CalibrateTest, FisherIsMostOfTheEstimatedTime) {
   const CalibrationSample sample = Sample(2, 64);
   const CalibrationCost cost = CostOfCalibration(*checkpoint_, sample, {});
   const CalibrationTime time = TimeOfCalibration(cost, 1e9);

@@ -23,7 +23,7 @@ TokenStream Numbers(int64_t count) {
   return text;
 }
 
-TEST(CalibrationSampleTest, WindowsAreDifferentAndRunsOfTheText) {
+TEST(CalibrationSampleTest, WindowsAreDifferentStretchesOfTheText) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
       SampleCalibration(Numbers(1007),
@@ -55,7 +55,7 @@ TEST(CalibrationSampleTest, ALargerSampleBeginsWithTheSmallerOne) {
   }
 }
 
-TEST(CalibrationSampleTest, SeedsTakeOtherWindows) {
+TEST(CalibrationSampleTest, EachSeedTakesOtherWindows) {
   const TokenStream text = Numbers(5000);
   auto sample = [&](uint64_t seed) {
     return SampleCalibration(
@@ -66,14 +66,15 @@ TEST(CalibrationSampleTest, SeedsTakeOtherWindows) {
   EXPECT_NE(sample(1), sample(2));
 }
 
-TEST(CalibrationSampleTest, ATextOfJustTheTokensIsEnough) {
+TEST(CalibrationSampleTest, ATextOfExactlyTheTokensIsEnough) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
       SampleCalibration(Numbers(16), {.tokens = 16, .sequence_tokens = 8}, 16));
   EXPECT_EQ(sample.num_sequences(), 2);
 }
 
-TEST(CalibrationSampleTest, ATooShortTextSaysWhatItHasAndWhatIsWanted) {
+TEST(CalibrationSampleTest,
+     ATooShortTextIsRefusedWithItsLengthAndTheNeededOne) {
   EXPECT_THAT(
       SampleCalibration(Numbers(15), {.tokens = 16, .sequence_tokens = 8}, 16),
       StatusIs(absl::StatusCode::kInvalidArgument,
@@ -106,7 +107,8 @@ std::vector<DomainText> Domains(const std::vector<int64_t>& lengths) {
   return domains;
 }
 
-TEST(SampleDomainsTest, EachHasAnEqualShareAndItsLastSequencesAreHeldOut) {
+TEST(SampleDomainsTest,
+     EachDomainHasAnEqualShareAndItsLastSequencesAreHeldOut) {
   const std::vector<DomainText> domains = Domains({300, 500, 220});
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
@@ -160,7 +162,7 @@ TEST(SampleDomainsTest, DomainsOfOneNameAreRefused) {
                HasSubstr("two calibration domains are called a")));
 }
 
-TEST(SpreadRowsTest, RowsLieEvenlyBehindTheSinks) {
+TEST(SpreadRowsTest, RowsAreSpreadEvenlyAfterTheSinks) {
   CalibrationSample sample;
   sample.sequence_tokens = 12;
   sample.sequences.resize(7);

@@ -88,7 +88,7 @@ double Divergence(const at::Tensor& p_logits, const at::Tensor& q_logits) {
 // To second order, the sum over tokens t of KL(p || p with the error e at t) is
 // N eT F e / 2. Copies of one sequence as domains give independent estimates of
 // F, which show the error of their mean.
-TEST_F(InformationTest, PredictsTheDivergenceOfASmallError) {
+TEST_F(InformationTest, ItPredictsTheDivergenceOfASmallError) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   Write(shape);
@@ -154,7 +154,7 @@ TEST_F(InformationTest, PredictsTheDivergenceOfASmallError) {
   }
 }
 
-TEST_F(InformationTest, IsTheMeanOfItsDomainsByTokens) {
+TEST_F(InformationTest, ItIsTheMeanOfItsDomainsWeightedByTokens) {
   const CalibrationSample sample = DomainSample();
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run,
                               Run(sample, {.parts = kInformation}));
@@ -194,7 +194,7 @@ TEST_F(InformationTest, SumsLeaveOutSinksAndHeldOutSequences) {
   }
 }
 
-TEST_F(InformationTest, SampleRowsAreKeysBesideValuesAndTellWhereTheyAreFrom) {
+TEST_F(InformationTest, SampleRowsHoldKeysAndValuesWithTheirPlaces) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation};
   options.parts.sample_rows = 20;  // ^20 of 72
@@ -259,7 +259,7 @@ TEST_F(InformationTest, MomentsFollowFromTheGramAndTheWeights) {
 
 // Models without RoPE, models that rotate a part of a head, and models with one
 // KV head per query head.
-TEST_F(InformationTest, IsOfKeysAndValuesOfEveryFamily) {
+TEST_F(InformationTest, EveryFamilyHasInformationOfKeysAndValues) {
   for (const model::Family family :
        {model::Family::kLlama, model::Family::kNeox, model::Family::kOpt}) {
     model::ModelShape shape = SmallShape();
@@ -283,7 +283,7 @@ TEST_F(InformationTest, IsOfKeysAndValuesOfEveryFamily) {
   }
 }
 
-TEST_F(InformationTest, MoreLabelsAreOtherDrawsOfTheSame) {
+TEST_F(InformationTest, MoreLabelsLowerTheErrorOfTheSameEstimate) {
   const CalibrationSample sample = DomainSample();
   auto information = [&](int64_t labels) {
     CalibrateOptions options{.parts = kInformation};
@@ -300,7 +300,7 @@ TEST_F(InformationTest, MoreLabelsAreOtherDrawsOfTheSame) {
   EXPECT_GT(sixteen, 0.0);
 }
 
-TEST_F(InformationTest, FisherIsTheSameBesideIt) {
+TEST_F(InformationTest, FisherIsTheSameWithInformation) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun fisher, Run(sample, {}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -339,7 +339,7 @@ TEST_F(InformationTest, ThreadsAndStopsDoNotChangeTheResult) {
   stop_after_ = 4;
   int stops = 0;
   while (!Run(sample, options).ok()) {
-    EXPECT_THAT(messages_, HasSubstr(stops > 0 ? "going on where" : ""));
+    EXPECT_THAT(messages_, HasSubstr(stops > 0 ? "resuming where" : ""));
     ASSERT_LT(++stops, 20);
   }
   // Once for each sequence, and not again for sequences that are done.
@@ -347,7 +347,7 @@ TEST_F(InformationTest, ThreadsAndStopsDoNotChangeTheResult) {
   EXPECT_TRUE(want == CacheBytes(options.cache));
 }
 
-TEST_F(InformationTest, IsTakenFromTheCacheWhole) {
+TEST_F(InformationTest, TheCacheHoldsAllOfIt) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation, .cache = folder_ / "cache"};
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun made, Run(sample, options));
@@ -395,7 +395,7 @@ TEST_F(InformationTest, OneDomainIsWarnedAbout) {
   EXPECT_EQ(messages_, "");
 }
 
-TEST_F(InformationTest, ASampleThatCountsNothingIsRefused) {
+TEST_F(InformationTest, ASampleWithoutCountedTokensIsRefused) {
   CalibrationSample sample = Sample(2, 10);
   sample.sink_tokens = 10;
   EXPECT_THAT(Run(sample, {.parts = kInformation}),
@@ -405,7 +405,7 @@ TEST_F(InformationTest, ASampleThatCountsNothingIsRefused) {
   sample.held_out_sequences = 2;
   EXPECT_THAT(Run(sample, {.parts = kInformation}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("counts no token: 0 sequences")));
+                       HasSubstr("has no counted token: 0 sequences")));
 }
 
 TEST_F(InformationTest, CostCountsRowsDomainsAndLabels) {
@@ -425,7 +425,8 @@ TEST_F(InformationTest, CostCountsRowsDomainsAndLabels) {
   EXPECT_EQ(three.forward_operations, one.forward_operations);
 }
 
-TEST(SampledLabelScoresTest, LabelsCutTheChancesAndGradientsAreAutograds) {
+TEST(SampledLabelScoresTest,
+     LabelsFollowTheProbabilitiesAndGradientsEqualAutograds) {
   // More rows of the head than are read at a time.
   const at::Tensor head =
       at::sin(at::arange(9000 * 8, at::kFloat)).view({9000, 8});

@@ -42,7 +42,7 @@ class BaselinesTest : public testing::Test {
   at::Tensor query_ = at::randn({1, 20, 4, 8});
 };
 
-TEST_F(BaselinesTest, PerTokenIsThePlanThatSaysSo) {
+TEST_F(BaselinesTest, PerTokenEqualsThePlanWithItsCodes) {
   kvasir::v1::KvPlan plan =
       plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::BF16);
   for (auto& layer : *plan.mutable_layers()) {
@@ -107,7 +107,7 @@ TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
   EXPECT_TRUE(at::equal(seen->values.slice(1, 16), key_.slice(1, 16)));
 }
 
-TEST_F(BaselinesTest, KivisQueriesDoNotSeeTheBlocksOfLaterTokens) {
+TEST_F(BaselinesTest, KiviQueriesDoNotSeeBlocksWithLaterTokens) {
   const Baseline kivi = Make("kivi:1,group=8,residual=8");
   const auto whole =
       decoder_.Logits(Ids(40), {.transform = kivi.transform.get()});
@@ -146,7 +146,7 @@ TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
                        HasSubstr("calibration text")));
 }
 
-TEST_F(BaselinesTest, ThinkKeepsTheChannelsThatScoresLeanOn) {
+TEST_F(BaselinesTest, ThinkKeepsTheChannelsOfTheLargestScores) {
   const auto seen = Make("think:0.5,16").transform->RotatedKey(0, key_, query_);
   KVASIR_ASSERT_OK(seen);
   for (int64_t head = 0; head < 2; ++head) {
@@ -181,7 +181,7 @@ TEST_F(BaselinesTest, LowRankKeysLoseTheLeastSingularValues) {
   EXPECT_NEAR((have->values - key_).norm().item<double>(), lost, 1e-4 * lost);
 }
 
-TEST_F(BaselinesTest, BytesCountParametersAndWhatASequenceKeeps) {
+TEST_F(BaselinesTest, BytesCountParametersAndFixedBytesOfASequence) {
   // Two layers with 2 heads of 8 channels, 16 in all, on each side.
   const auto bytes = [&](const char* name) {
     return Make(name).candidate.kv_payload_bytes_per_token;
@@ -234,7 +234,7 @@ TEST_F(BaselinesTest, SinksStayExactInEveryBaseline) {
             1e-5);
 }
 
-TEST_F(BaselinesTest, AWindowIsSeenAsItWasAndCodesBehindIt) {
+TEST_F(BaselinesTest, TokensInTheWindowAreExactAndOlderOnesCoded) {
   const at::Tensor exact = Logits(nullptr);
   EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,window=40").transform.get()),
                        exact),
@@ -245,7 +245,7 @@ TEST_F(BaselinesTest, AWindowIsSeenAsItWasAndCodesBehindIt) {
   EXPECT_GT(Difference(windowed.slice(1, 7), exact.slice(1, 7)), 1e-2);
 }
 
-TEST_F(BaselinesTest, SkippedLayersAreThoseAtBothEnds) {
+TEST_F(BaselinesTest, SkippedLayersAreTheFirstAndTheLast) {
   model::DecoderSpec spec = TestSpec();
   spec.layers.resize(5);
   const ReferenceDecoder deep = TestDecoder(2, std::nullopt, spec);
@@ -271,7 +271,7 @@ TEST_F(BaselinesTest, KiviWithoutAWindowCodesWholeBlocksAtOnce) {
       Make("kivi:2,group=8,residual=0").candidate.fixed_bytes_per_sequence, 0);
 }
 
-TEST_F(BaselinesTest, CodesOfOtherServersHaveTheBytesThatThoseHave) {
+TEST_F(BaselinesTest, CodesOfOtherServersHaveTheirBytes) {
   const auto of = [&](const ReferenceDecoder& decoder, const char* name) {
     const auto baseline = MakeBaseline({.name = name, .decoder = &decoder});
     KVASIR_EXPECT_OK(baseline);
@@ -299,7 +299,7 @@ TEST_F(BaselinesTest, CodesOfOtherServersHaveTheBytesThatThoseHave) {
             2 * (2 * 64 + 2 * 18));
 }
 
-TEST(PlannedNameTest, AFolderMaySetTheTokensThatStayExact) {
+TEST(PlannedNameTest, AFolderMayBeFollowedByTheTokensThatStayExact) {
   const auto both = ParsePlannedName("a:b/model:window=128,sinks=4");
   KVASIR_ASSERT_OK(both);
   EXPECT_EQ(both->folder, "a:b/model");
@@ -327,7 +327,7 @@ TEST(PlannedNameTest, AFolderMaySetTheTokensThatStayExact) {
   }
 }
 
-TEST_F(BaselinesTest, NamesThatMeanNothingAreRefusedWithWhatIsWanted) {
+TEST_F(BaselinesTest, UnknownNamesAreRefusedWithTheKnownOnes) {
   for (const char* name : {"per-token:k5",
                            "per-token:4",
                            "per-token:k4,v4,x=1",

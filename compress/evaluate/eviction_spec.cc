@@ -33,8 +33,9 @@ absl::StatusOr<EvictionSpec> ParseEvictionSpec(
   const absl::StatusOr<plan::EvictionMethod> method =
       plan::ParseEvictionMethod(name);
   if (!method.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        method.status().message(), "; to be measured also recent or random"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(method.status().message(),
+                     "; an evaluation also takes recent or random"));
   }
   spec.settings.method = *method;
   return spec;
@@ -68,9 +69,9 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
     if (!plan.has_value() &&
         (eviction.sinks() < exact_sinks || eviction.recent() < exact_window)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "what a baseline keeps exact must stay: want sinks >= ", exact_sinks,
-          " and recent >= ", exact_window, ", have ", eviction.sinks(), " and ",
-          eviction.recent()));
+          "tokens that a baseline keeps exact must stay: want sinks >= ",
+          exact_sinks, " and recent >= ", exact_window, ", have ",
+          eviction.sinks(), " and ", eviction.recent()));
     }
   }
   say_exact(0, 0);

@@ -66,7 +66,7 @@ Ran Execute(const Candidate& candidate) {
   return {hidden.ok() ? *hidden : at::Tensor(), std::move(recorder.kept)};
 }
 
-TEST(EvictionSpecTest, NamesAndBudgets) {
+TEST(EvictionSpecTest, NamesAndBudgetsAreParsed) {
   EXPECT_EQ(Spec("q-hitter", "0.2").name, "q-hitter 0.2");
   EXPECT_EQ(Spec("recent", "8").settings.sinks, 0u);
   EXPECT_EQ(Spec("random", "8").random_seed, 7u);
@@ -91,7 +91,7 @@ TEST(EvictionSpecTest, ABudgetOfTheWholeWindowChangesNothing) {
             1e-4);
 }
 
-TEST(EvictionSpecTest, TokensUpToTheBudgetAreAsTheyWere) {
+TEST(EvictionSpecTest, TokensUpToTheBudgetAreUnchanged) {
   const ReferenceDecoder decoder = TestDecoder();
   const Candidate whole = *MakeCandidate("whole", decoder);
   for (const char* name :
@@ -111,7 +111,7 @@ TEST(EvictionSpecTest, TokensUpToTheBudgetAreAsTheyWere) {
   }
 }
 
-TEST(EvictionSpecTest, RecentAloneIsTheLatestTokens) {
+TEST(EvictionSpecTest, RecentKeepsOnlyTheLatestTokens) {
   const ReferenceDecoder decoder = TestDecoder();
   const auto recent =
       Evicting(*MakeCandidate("whole", decoder), Spec("recent", "4"));
@@ -123,7 +123,7 @@ TEST(EvictionSpecTest, RecentAloneIsTheLatestTokens) {
 // Q-Hitter without attention keeps the tokens whose codes lose least. The
 // rounding of plain numbers is no such loss. An eviction that the plan states
 // gives the same result as one that is added to the plan.
-TEST(EvictionSpecTest, WhatCodesLoseDecidesWhoStays) {
+TEST(EvictionSpecTest, TheErrorOfCodesDecidesWhichTokensStay) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
   for (auto& layer : *plan.mutable_layers()) {
@@ -219,7 +219,7 @@ TEST(EvictionSpecTest, RecentKeepsTheSinksThatAPlanKeepsExact) {
 
 // A baseline's exact tokens act like a plan's, so that rows of both can be
 // compared.
-TEST(EvictionSpecTest, ABaselinesExactTokensAreTheLeastThatStay) {
+TEST(EvictionSpecTest, ABaselinesExactTokensAlwaysStay) {
   const ReferenceDecoder decoder = TestDecoder();
   for (const auto& [exact, sinks, recent] :
        {std::tuple("sinks=2,window=8", 4, 64),
@@ -269,7 +269,7 @@ TEST(EvictionSpecTest, FixedBytesAreThoseOfPagesWithPlanes) {
   EXPECT_GT(planned.fixed_bytes_per_sequence, before.fixed_bytes_per_sequence);
 }
 
-TEST(EvictionSpecTest, ACandidateSaysWhatItSaves) {
+TEST(EvictionSpecTest, ACandidateReportsItsBytes) {
   plan::EvictionSettings settings = kTiny;
   settings.lambda = 0.25;
   const ReferenceDecoder decoder = TestDecoder();
@@ -303,7 +303,7 @@ TEST(EvictionSpecTest, ACandidateSaysWhatItSaves) {
   EXPECT_EQ(SlotsOfPrompt(*own.layout, 24), 9);
 }
 
-TEST(EvictionSpecTest, BaselinesEvictToo) {
+TEST(EvictionSpecTest, BaselinesCanEvict) {
   const ReferenceDecoder decoder = TestDecoder();
   const auto baseline =
       MakeBaseline({.name = "per-token:k2,v2", .decoder = &decoder});

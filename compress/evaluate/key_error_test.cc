@@ -49,7 +49,7 @@ ReferenceDecoder WithKeysTimes(double factor) {
   return MakeDecoder(std::move(parts), ExactPlan());
 }
 
-TEST(KeyErrorTest, AnExactCacheHasNone) {
+TEST(KeyErrorTest, AnExactCacheHasNoError) {
   EXPECT_EQ(Measure(WithKeysTimes(1.0)).relative, 0.0);
 }
 
@@ -81,7 +81,7 @@ TEST(KeyErrorTest, ErrorsAreRelativeToTheCentredKeysOfEveryLayer) {
   EXPECT_NEAR(Measure(WithKeysTimes(1.5)).relative, std::sqrt(expected), 1e-5);
 }
 
-TEST(KeyErrorTest, TheAnalysisSaysTwoToTheMinusBitsOfPlainChannels) {
+TEST(KeyErrorTest, TheErrorOfPlainChannelsIsTwoToTheMinusBits) {
   ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
   kvasir::v1::KvPlan plan = ExactPlan();
   for (size_t l = 0; l < 2; ++l) {
@@ -102,7 +102,7 @@ TEST(KeyErrorTest, TheAnalysisSaysTwoToTheMinusBitsOfPlainChannels) {
   EXPECT_LT(error.relative, 0.5);
 }
 
-TEST(KeyErrorTest, OtherCodesHaveNoAnalysis) {
+TEST(KeyErrorTest, OtherCodesHaveNoPrediction) {
   EXPECT_FALSE(Measure(WithKeysTimes(1.0)).predicted.has_value());
 }
 

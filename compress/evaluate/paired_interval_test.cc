@@ -7,7 +7,7 @@
 namespace kvasir::compress {
 namespace {
 
-TEST(PairedIntervalTest, QuantilesAreThoseOfTheTables) {
+TEST(PairedIntervalTest, QuantilesEqualThoseOfTables) {
   EXPECT_NEAR(TQuantile(0.975, 1), 12.7062, 1e-3);
   EXPECT_NEAR(TQuantile(0.975, 2), 4.30265, 1e-4);
   EXPECT_NEAR(TQuantile(0.975, 10), 2.22814, 1e-5);
@@ -24,7 +24,7 @@ TEST(PairedIntervalTest, MeanAndIntervalOfAFewNumbers) {
   EXPECT_NEAR(interval.high - 2.0, 2.0 - interval.low, 1e-12);
 }
 
-TEST(PairedIntervalTest, OneNumberSaysNothingOfItsError) {
+TEST(PairedIntervalTest, OneNumberHasAnInfiniteInterval) {
   EXPECT_TRUE(std::isinf(MeanWithInterval({1.0}).high));
   EXPECT_EQ(MeanWithInterval({0.5, 0.5}).high, 0.5);
 }

@@ -94,7 +94,7 @@ TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankSolved) {
   EXPECT_EQ(plan.provenance().decomposition(), "svd");
 }
 
-TEST_F(LorcTest, TheLeastRankMayBeGiven) {
+TEST_F(LorcTest, TheLeastRankCanBeGiven) {
   EXPECT_THAT(LayerRanks(Plan(request_, {.min_rank = 16})),
               ElementsAre(kWhole, 24, 16));
 }
@@ -135,7 +135,7 @@ TEST_F(LorcTest, TheUniformControlSkipsTheSameLayersAtEqualBytes) {
             LaidOutBytes(uniform, request_.spec));
 }
 
-TEST_F(LorcTest, SingleLayersAreCompressedAlone) {
+TEST_F(LorcTest, SingleLayersCanBeCompressed) {
   request_.keep = 0.5;
   EXPECT_THAT(LayerRanks(Plan(request_, {.only_layers = {0}})),
               ElementsAre(16, kWhole, kWhole));
@@ -182,7 +182,7 @@ TEST_F(LorcTest, PartlyRotaryKeysStayOneLatent) {
   EXPECT_TRUE(key.parts(0).uses(0).has_reconstruct());
 }
 
-TEST_F(LorcTest, WhatCannotBePlannedIsRefused) {
+TEST_F(LorcTest, InvalidRequestsAreRefused) {
   const auto invalid = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };

@@ -230,7 +230,7 @@ TEST_F(LowRankTest, CentringLosesLessOfOutputsAboutAMean) {
   EXPECT_LT(errors[true], errors[false]);
 }
 
-TEST_F(LowRankTest, WithoutCentringTheBiasStaysBehindTheLift) {
+TEST_F(LowRankTest, WithoutCentringTheBiasIsAddedAfterTheLift) {
   FactorRequest request = Request(Decomposition::kWhitened, 4);
   request.bias = bias_;
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors, Factorize(request));
@@ -314,7 +314,7 @@ TEST_F(LowRankTest, NumbersThatAreNotFiniteAreRefused) {
                        HasSubstr("input_sum: some numbers are not finite")));
 }
 
-TEST_F(LowRankTest, AMissingOrForeignCalibrationIsRefused) {
+TEST_F(LowRankTest, AMissingOrMismatchedCalibrationIsRefused) {
   FactorRequest request = Request(Decomposition::kWhitened, 4);
   request.moments = nullptr;
   EXPECT_THAT(Factorize(request),

@@ -141,7 +141,7 @@ void ExpectBudgetMet(const PlanRequest& request,
             target - 3 * request.spec.num_kv_heads);
 }
 
-TEST_P(PairsPlanTest, TheBudgetIsMetToAStep) {
+TEST_P(PairsPlanTest, TheBudgetIsMetWithinOneStep) {
   for (const double keep : {0.75, 0.6, 0.5}) {
     const PlanRequest request = TinyPlanRequest(tiny_, keep);
     const auto target = static_cast<int64_t>(
@@ -160,7 +160,7 @@ TEST_P(PairsPlanTest, TheBudgetIsMetToAStep) {
   }
 }
 
-TEST_P(PairsPlanTest, WholeValuesLeaveKeysTheirShareAlone) {
+TEST_P(PairsPlanTest, WholeValuesLeaveTheReductionToKeys) {
   PlanRequest request = TinyPlanRequest(tiny_, 0.9);
   RapOptions rap;
   rap.budget.keep_values = true;
@@ -185,7 +185,7 @@ TEST_P(PairsPlanTest, WholeValuesLeaveKeysTheirShareAlone) {
   }
 }
 
-TEST_P(PairsPlanTest, AShareOfKeysLeavesValuesTheRest) {
+TEST_P(PairsPlanTest, AShareOfKeysLeavesTheRestToValues) {
   const PlanRequest request = TinyPlanRequest(tiny_, 0.625);
   const int64_t side = DenseSide(tiny_.spec);
   RapOptions rap;
@@ -217,7 +217,7 @@ std::vector<int64_t> LatentWidths(const Part& part) {
 }
 
 // 4 KV heads of 24 dims in two layers.
-TEST(PairsBudgetTest, MultiplesShardsAndCodesKeepToTheBudget) {
+TEST(PairsBudgetTest, PlansWithMultiplesShardsAndCodesMeetTheBudget) {
   const TinyLayers tiny = MakeTinyLayers({.num_layers = 2,
                                           .hidden_size = 64,
                                           .num_kv_heads = 4,
@@ -318,7 +318,7 @@ TEST_F(RapTest, AUniformBudgetGivesBothSidesTheSameShare) {
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kValue), 8);
 }
 
-TEST_F(RapTest, KeptDimsAreMultiplesWhereAsked) {
+TEST_F(RapTest, KeptDimsAreMultiplesWhenAsked) {
   PlanRequest request = TinyPlanRequest(tiny_, 0.6);
   request.rank_multiple = 4;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan, PlanRap(request, options_));
@@ -355,7 +355,7 @@ TEST_F(RapTest, ValuesThatAllRemainAreWhole) {
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kKey), 8);
 }
 
-TEST_F(RapTest, WhatCannotBePlannedIsRefusedWithTheReason) {
+TEST_F(RapTest, InvalidRequestsAreRefusedWithTheReason) {
   const auto plan = [&](double keep) {
     return PlanRap(TinyPlanRequest(tiny_, keep), options_).status();
   };
@@ -366,14 +366,14 @@ TEST_F(RapTest, WhatCannotBePlannedIsRefusedWithTheReason) {
                                    HasSubstr("keys and values")));
   options_.budget.keep_values = true;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
-                                  HasSubstr("nothing to keys")));
+                                  HasSubstr("nothing for the keys")));
   options_.budget.key_keep = 0.5;
   EXPECT_THAT(plan(0.75), StatusIs(StatusCode::kInvalidArgument,
                                    HasSubstr("exclude each other")));
   options_.budget.keep_values = false;
   options_.budget.key_keep = 1.0;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
-                                  HasSubstr("nothing to values")));
+                                  HasSubstr("nothing for the values")));
   options_.budget.key_keep = 1.5;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
                                   HasSubstr("kept share of keys")));
@@ -583,7 +583,7 @@ TEST(CommutingTest, QueriesDecideWhichPairsAreKept) {
   EXPECT_THAT(kept(false), ::testing::Not(::testing::Contains(3u)));
 }
 
-TEST(CommutingTest, TheFloorKeepsHeadsWhoseQueriesAreSilent) {
+TEST(CommutingTest, TheFloorKeepsHeadsWithoutQueryEnergy) {
   TinyLayers tiny = MakeTinyLayers({}, 31);
   at::Tensor energy = at::ones({4, 8}, at::kDouble);
   energy.narrow(0, 0, 2).zero_();
@@ -614,7 +614,7 @@ TEST(CommutingTest, RanksOfTensorParallelWorkersAreAlike) {
   EXPECT_EQ(widths[0], widths[1]);
 }
 
-TEST(CommutingTest, WhatCannotBePlannedIsRefusedWithTheReason) {
+TEST(CommutingTest, InvalidRequestsAreRefusedWithTheReason) {
   const TinyLayers tiny = MakeTinyLayers({}, 41);
   PlanRequest request = TinyPlanRequest(tiny, 0.5);
   EXPECT_THAT(PlanCommuting(request, {.group_heads = 3}),
@@ -646,7 +646,7 @@ TEST(CommutingTest, WhatCannotBePlannedIsRefusedWithTheReason) {
   KVASIR_EXPECT_OK(PlanCommuting(request, plain));
 }
 
-TEST(CommutingTest, ThePlanTellsTheApplierHowHeadsWereWeighed) {
+TEST(CommutingTest, ThePlanRecordsTheWeightsOfHeads) {
   const TinyLayers tiny = MakeTinyLayers({}, 53);
   CommutingOptions options = KeysOnly(0);
   options.weights = {.query_weights = false, .query_floor = 0.25};
@@ -658,7 +658,7 @@ TEST(CommutingTest, ThePlanTellsTheApplierHowHeadsWereWeighed) {
   EXPECT_TRUE(CommutingWeightsOf(KvPlan()).query_weights);
 }
 
-TEST(CommutingTest, EigenvectorsHaveOnePhase) {
+TEST(CommutingTest, EigenvectorsHaveAFixedPhase) {
   const TinyLayers tiny = MakeTinyLayers({.num_kv_heads = 4}, 59);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const PairStatistics statistics,

@@ -105,7 +105,7 @@ TEST_F(PaluTinyTest, AJointGroupHasAllHeads) {
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(20));
 }
 
-TEST(PaluTest, PlansSayWhereTheyComeFrom) {
+TEST(PaluTest, PlansRecordTheirProvenance) {
   PlanRequest request = RequestOf({});
   const Calibration calibration = FisherCalibration(request.spec, 1);
   request.calibration = &calibration;
@@ -192,7 +192,7 @@ TEST(PaluTest, BothPartsOfPartlyRotaryKeysMustBeWholeToBeStoredAsTheyAre) {
   EXPECT_EQ(Plan(request, uniform).layers(0).key().parts_size(), 2);
 }
 
-TEST(PaluTest, OptionsReadBackAsTheSameNumbers) {
+TEST(PaluTest, RecordedOptionsReadBackAsTheSameNumbers) {
   EXPECT_EQ(NumberText(0.5), "0.5");
   for (const double number : {0.123456789012345, 1.0 / 3, 1e-300, -7.0}) {
     EXPECT_EQ(std::stod(NumberText(number)), number);
@@ -237,7 +237,7 @@ TEST(PaluTest, PartlyRotaryKeysAreTwoPartsWithRanksOfTheirOwn) {
   }
 }
 
-TEST(PaluTest, ValuesFoldWhereThatReadsFewerWeights) {
+TEST(PaluTest, ValuesFoldIfThatReadsFewerWeights) {
   // Hq R M against Hkv R D + Hq D M with M = 96 and D = 16: FOLD pays up to R =
   // 17 with 8 and 4 heads.
   PlanRequest request = RequestOf({});
@@ -340,7 +340,7 @@ TEST(PaluTest, GroupsThatDoNotDivideTheHeadsAreRefused) {
                              HasSubstr("would do: 1, 2, 4 or 8"))));
 }
 
-TEST(PaluTest, WhatCannotBePlannedIsRefused) {
+TEST(PaluTest, InvalidRequestsAreRefused) {
   PlanRequest request = RequestOf({});
   EXPECT_THAT(PlanPalu(request, {.group_heads = 2}),
               StatusIs(absl::StatusCode::kFailedPrecondition,

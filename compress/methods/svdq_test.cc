@@ -44,7 +44,7 @@ TEST_F(SvdqTest, KeysAreOneCentredBasisOfAllHeadsBeforeTheirRotation) {
   EXPECT_EQ(plan.layers(0).value().parts(0).codec().dtype(), kvasir::v1::BF16);
 }
 
-TEST_F(SvdqTest, BytesAreThoseOfTheScheduleAndNothingElse) {
+TEST_F(SvdqTest, BytesDependOnlyOnTheSchedule) {
   // Keys: 3 bits on average for 64 channels; values: 64 numbers of 2 bytes.
   const KvPlan plan = Plan(request_, {});
   EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
@@ -55,7 +55,7 @@ TEST_F(SvdqTest, BytesAreThoseOfTheScheduleAndNothingElse) {
   EXPECT_EQ(LaidOutBytes(coded, request_.spec), 3 * (14 + 4 * 12));
 }
 
-TEST_F(SvdqTest, AfterTheRotationTheBasisIsOfTheWholeKeys) {
+TEST_F(SvdqTest, AfterTheRotationTheBasisSpansTheWholeKeys) {
   request_.spec.layers[2].rope = false;
   const KvPlan plan = Plan(request_, {.post_rope = true});
   const Part& key = Key(plan, 0);
@@ -69,7 +69,7 @@ TEST_F(SvdqTest, AfterTheRotationTheBasisIsOfTheWholeKeys) {
   EXPECT_EQ(Key(plan, 2).stored(), kvasir::v1::NO_ROPE);
 }
 
-TEST_F(SvdqTest, TensorParallelRanksHaveABasisEach) {
+TEST_F(SvdqTest, EachTensorParallelRankHasItsOwnBasis) {
   request_.tp = 2;
   EXPECT_THAT(RanksOf(Key(Plan(request_, {}), 0)), ElementsAre(32, 32));
   ExpectEqualRanks(Plan(request_, {}), request_.spec);
@@ -83,7 +83,7 @@ TEST_F(SvdqTest, ABasisIsNoWiderThanTheModel) {
   EXPECT_THAT(RanksOf(Key(Plan(request, {}), 0)), ElementsAre(96));
 }
 
-TEST_F(SvdqTest, SchedulesThatAreNoneAreRefused) {
+TEST_F(SvdqTest, InvalidSchedulesAreRefused) {
   const auto invalid = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };

@@ -65,11 +65,11 @@ void ExpectPlain(const AttentionInputs& in) {
   EXPECT_LT((have - PlainAttention(in)).abs().max().item<double>(), 1e-5);
 }
 
-TEST(AttentionCoreTest, BlocksOfQueriesAreTheWhole) {
+TEST(AttentionCoreTest, BlocksOfQueriesEqualTheWhole) {
   ExpectPlain(Inputs(300));
 }
 
-TEST(AttentionCoreTest, ASlidingWindowHidesWhatIsBehindIt) {
+TEST(AttentionCoreTest, ASlidingWindowHidesOlderTokens) {
   for (const int64_t window : {1, 7, 280}) {
     AttentionInputs in = Inputs(290);
     in.sliding_window = window;

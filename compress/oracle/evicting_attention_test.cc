@@ -126,7 +126,7 @@ void ExpectTokenByToken(const AttentionInputs& in, EvictionInputs eviction) {
   EXPECT_LT((out[0] - plain[0]).abs().max().item<double>(), 1e-5);
 }
 
-TEST(EvictingAttentionTest, IsThePolicyTokenByToken) {
+TEST(EvictingAttentionTest, TheResultEqualsThePolicyTokenByToken) {
   const AttentionInputs in = Inputs(2, 90);
   at::Tensor key_error = at::rand({2, 90, kHeads});
   at::Tensor value_error = at::rand({2, 90, kHeads});
@@ -148,7 +148,7 @@ TEST(EvictingAttentionTest, IsThePolicyTokenByToken) {
 
 // Errors that differ by 2 % have the same byte, so the lower slot stays and not
 // the one of the smallest loss.
-TEST(EvictingAttentionTest, ErrorsAreWhatTheirByteHolds) {
+TEST(EvictingAttentionTest, ErrorsAreRoundedToTheirByte) {
   AttentionInputs in = Inputs(1, 12);
   EvictionRule rule = Rule({{0, 1, 2, 3}}, 4, 12);
   rule.layer.slots.sinks = 0;
@@ -180,7 +180,7 @@ TEST(EvictingAttentionTest, ExactTokensAreAmongThoseThatStay) {
   ExpectTokenByToken(in, {.rule = &rule});
 }
 
-TEST(EvictingAttentionTest, EveryTokenAndBlocksOfQueries) {
+TEST(EvictingAttentionTest, EvictingAtEveryTokenEqualsBlocksOfQueries) {
   const EvictionRule each = Rule({{0, 1, 2, 3}}, 6, 1);
   ExpectTokenByToken(Inputs(1, 25), {.rule = &each});
   const EvictionRule long_way = Rule({{0, 1, 2, 3}}, 20, 300);
@@ -194,7 +194,7 @@ TEST(EvictingAttentionTest, ABudgetOfTheWholeLengthIsNoEviction) {
   EXPECT_LT((have - CausalAttention(in)).abs().max().item<double>(), 1e-5);
 }
 
-TEST(EvictingAttentionTest, ALotIsDrawnOnceForEachToken) {
+TEST(EvictingAttentionTest, ARandomScoreIsDrawnOncePerToken) {
   const AttentionInputs in = Inputs(1, 64);
   EvictionRule rule = Rule({{0, 1}, {2, 3}}, 12, 1);
   rule.random_seed = 9;

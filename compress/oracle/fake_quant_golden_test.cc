@@ -171,7 +171,7 @@ json Case(const kvasir::v1::Codec& plan, const at::Tensor& latents,
   return result;
 }
 
-TEST(FakeQuantGoldenTest, CodesAreThoseThatTheEngineIsComparedWith) {
+TEST(FakeQuantGoldenTest, CodesEqualTheRecordedOnes) {
   const at::Tensor latents = Latents();
   const StaticRange ranges = Ranges();
   json golden;

@@ -57,7 +57,7 @@ std::vector<double> NumbersOf(kvasir::v1::DataType dtype) {
   return dtype == kvasir::v1::F16 ? AllNumbers(5, 10) : AllNumbers(8, 7);
 }
 
-TEST(FakeQuantRoundingTest, GivesTheNeighboursOfEveryNumber) {
+TEST(FakeQuantRoundingTest, RoundingGivesTheNeighboursOfEveryNumber) {
   for (const auto dtype : {kvasir::v1::F16, kvasir::v1::BF16}) {
     const std::vector<double> numbers = NumbersOf(dtype);
     for (size_t i = 1; i + 1 < numbers.size(); i += 7) {
@@ -128,7 +128,7 @@ std::vector<std::vector<float>> Rows(int64_t width) {
   return rows;
 }
 
-TEST(FakeQuantTest, PerTokenIsTheRuleNumberByNumber) {
+TEST(FakeQuantTest, PerTokenFollowsTheRuleNumberByNumber) {
   constexpr int64_t kWidth = 24;
   for (const auto dtype : {kvasir::v1::F16, kvasir::v1::BF16}) {
     const std::vector<double> numbers = NumbersOf(dtype);
@@ -213,7 +213,7 @@ TEST(FakeQuantTest, StaticRangesClampAndCount) {
                        HasSubstr("range.scale has a number below 0")));
 }
 
-TEST(FakeQuantTest, ChannelsOfNoBitsAreTheirMinimum) {
+TEST(FakeQuantTest, ChannelsWithoutBitsAreDecodedAsTheirMinimum) {
   kvasir::v1::Codec plan;
   for (const auto& [channels, bits] : {std::pair(2, 5), std::pair(3, 0)}) {
     auto* run = plan.mutable_bits()->add_runs();
@@ -237,7 +237,7 @@ TEST(FakeQuantTest, ChannelsOfNoBitsAreTheirMinimum) {
   EXPECT_EQ(coded->num_clamped, 1);
 }
 
-TEST(FakeQuantTest, LevelsAreTheNearestAndAsLongAsTheRow) {
+TEST(FakeQuantTest, LevelsAreTheNearestOnesAndKeepTheLengthOfTheRow) {
   const std::vector<double> levels = {-1.5, -0.5, 0.2, 1.25};
   kvasir::v1::Codec plan;
   plan.mutable_bits()->add_schedule(2);
@@ -287,7 +287,7 @@ TEST(FakeQuantTest, NumberTypesRound) {
                         row.to(at::kBFloat16).to(at::kFloat)));
 }
 
-TEST(FakeQuantTest, WhatOverflowsOrIsNotFiniteIsRefusedByPlace) {
+TEST(FakeQuantTest, NumbersThatOverflowOrAreNotFiniteAreRefusedWithTheirPlace) {
   const auto refuses = [](const kvasir::v1::Codec& plan, float number,
                           const char* why) {
     const auto codec = MakeLatentCodec(plan, 4);

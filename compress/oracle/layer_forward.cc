@@ -511,7 +511,7 @@ absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
                                   Keys& keys) {
   if (call.program.key[0].coded) {
     return absl::InvalidArgumentError(
-        "a cache transform stands on an uncompressed model only");
+        "a cache transform needs an uncompressed model");
   }
   KVASIR_ASSIGN_OR_RETURN(
       CacheTransform::Seen seen,

@@ -379,7 +379,7 @@ KeyAndValue AddKeyAndValue(Layer& layer, kvasir::v1::Part& part,
   return made;
 }
 
-TEST_P(IdentityTest, OneLatentIsAKeyAndAValue) {
+TEST_P(IdentityTest, OneLatentGivesKeyAndValue) {
   for (const bool scattered : {false, true}) {
     Layer full = layer_;
     Layer low = layer_;
@@ -424,7 +424,7 @@ class LatentCounter : public LayerObserver {
 // A joint latent gives the result of one latent per side, but is coded only
 // once. This holds for any codec, window and eviction; the error of its codes
 // counts for both sides.
-TEST_P(IdentityTest, OneLatentOfBothIsTwoAlikeAndCodedOnce) {
+TEST_P(IdentityTest, AJointLatentEqualsTwoEqualOnesAndIsCodedOnce) {
   for (const auto& [ranges, evicts] : std::vector<std::pair<bool, bool>>{
            {false, false}, {true, false}, {false, true}}) {
     Layer joint = layer_;
@@ -669,7 +669,8 @@ at::Tensor FoldedQueryRows(const Layer& layer, const at::Tensor& head_rows,
 // Latents that are first rotated and then lifted equal keys that are first
 // lifted and then rotated. Latents are rotated first if they are stored
 // POST_ROPE, or if they are folded and meet rotated queries.
-TEST_P(RotatingIdentityTest, CommutingLatentsAreAFullKeyWhicheverComesFirst) {
+TEST_P(RotatingIdentityTest,
+       CommutingLatentsMayBeLiftedBeforeOrAfterTheRotation) {
   if (layer_.spec.rope.rotary_dim < layer_.spec.head_dim) {
     layer_["k_proj.weight"] = layer_["k_proj.weight"].clone();
     auto heads = layer_["k_proj.weight"].view(
@@ -736,7 +737,7 @@ class KeptRecorder : public LayerObserver {
 
 // Computes token by token in float64: each token sees the tokens that its unit
 // holds. Keys and queries are rotated by their places among these tokens.
-TEST_P(RotatingIdentityTest, RollingPositionsAreThoseOfSlots) {
+TEST_P(RotatingIdentityTest, RollingPositionsAreThePositionsOfSlots) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   plan.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
   *plan.mutable_eviction() = Rolling(layer_);
@@ -793,7 +794,7 @@ TEST_P(RotatingIdentityTest, RollingPositionsAreThoseOfSlots) {
 
 // Several parts: commuting latents for dims that rotate, and a low-rank latent,
 // absorbed and perhaps folded, for the others.
-TEST_P(PartialRotaryIdentityTest, PartsOfPartialRotaryAddUp) {
+TEST_P(PartialRotaryIdentityTest, PartsOfAPartlyRotaryHeadAddUp) {
   const int64_t rest = layer_.spec.head_dim - layer_.spec.rope.rotary_dim;
   ASSERT_GT(rest, 0);
   const int64_t dim = layer_.spec.head_dim;
@@ -921,7 +922,7 @@ class CodedCache : public CacheTransform {
   int64_t window_;
 };
 
-TEST_P(IdentityTest, CodesStandBetweenTheLatentAndTheQuery) {
+TEST_P(IdentityTest, CodesAreAppliedBetweenLatentAndQuery) {
   for (const auto& [sinks, window] : std::vector<std::pair<int, int>>{
            {0, 0}, {0, 3}, {2, 0}, {2, 3}, {3, kLength - 2}}) {
     kvasir::v1::LayerPlan plan = FullPlan(layer_);
@@ -996,7 +997,7 @@ class Recorder : public LayerObserver {
   int rotated_keys = 0;
 };
 
-TEST_P(IdentityTest, AnObserverSeesEveryStage) {
+TEST_P(IdentityTest, AnObserverSeesEveryStep) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   kvasir::v1::Codec* codec =
       plan.mutable_key()->mutable_parts(0)->mutable_codec();
@@ -1029,7 +1030,7 @@ TEST_P(IdentityTest, AnObserverSeesEveryStage) {
   EXPECT_TRUE(at::equal(windowed.rotated, seen.rotated));
 }
 
-TEST_P(IdentityTest, ObservedLatentsAreThoseThatTheAttentionCodes) {
+TEST_P(IdentityTest, ObservedLatentsAreTheCodedOnes) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   Recorder attended;
   KVASIR_ASSERT_OK(Attention(layer_, &plan, {.observer = &attended}));
@@ -1093,7 +1094,7 @@ TEST(LayerForwardTest, GradientsReachEveryFactor) {
   }
 }
 
-TEST(LayerForwardTest, RefusesByNameWhatItDoesNotApply) {
+TEST(LayerForwardTest, UnsupportedFeaturesAreRefusedByName) {
   const Layer layer = MakeLayer(kShapes[0]);
   kvasir::v1::LayerPlan plan = FullPlan(layer);
   plan.mutable_selection();
@@ -1110,7 +1111,7 @@ TEST(LayerForwardTest, RefusesByNameWhatItDoesNotApply) {
                        HasSubstr("layer 0 key part 0: ")));
 }
 
-TEST(LayerForwardTest, NamesTheTensorThatIsMissingOrHasAnotherShape) {
+TEST(LayerForwardTest, AMissingTensorOrOneOfAnotherShapeIsNamed) {
   Layer layer = MakeLayer(kShapes[1]);
   const auto program = MakeLayerProgram(layer.spec, nullptr, 0);
   KVASIR_ASSERT_OK(program);

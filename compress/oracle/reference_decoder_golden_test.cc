@@ -36,7 +36,7 @@ std::vector<std::string> ModelNames() {
   return names;
 }
 
-TEST(ReferenceDecoderGoldenFixturesTest, AreAllThere) {
+TEST(ReferenceDecoderGoldenFixturesTest, AllFixturesExist) {
   EXPECT_GE(ModelNames().size(), 21u);
 }
 
@@ -73,7 +73,7 @@ double RelativeError(const at::Tensor& have, const at::Tensor& want) {
 class ReferenceDecoderGoldenTest : public testing::TestWithParam<std::string> {
 };
 
-TEST_P(ReferenceDecoderGoldenTest, LogitsAreTheReferences) {
+TEST_P(ReferenceDecoderGoldenTest, LogitsEqualTheReferenceImplementations) {
   const Expected expected = ReadExpected(GetParam());
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", GetParam()));
@@ -117,7 +117,7 @@ TEST_P(ReferenceDecoderGoldenTest, AGpuGivesTheSameLogits) {
 
 // A context may be very long; the tables cover only the positions that were
 // asked for.
-TEST(ReferenceDecoderLoadTest, RotatesAsFarAsASequenceReaches) {
+TEST(ReferenceDecoderLoadTest, TablesReachAsFarAsTheLongestSequence) {
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-mha"));
   KVASIR_ASSERT_OK(checkpoint);
@@ -127,7 +127,7 @@ TEST(ReferenceDecoderLoadTest, RotatesAsFarAsASequenceReaches) {
   EXPECT_EQ(decoder->RotationOf(7).sin.size(0), 7);
 }
 
-TEST(ReferenceDecoderLoadTest, TensorsAreThoseOfThePlan) {
+TEST(ReferenceDecoderLoadTest, TensorsMustBeThoseOfThePlan) {
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-bias"));
   KVASIR_ASSERT_OK(checkpoint);

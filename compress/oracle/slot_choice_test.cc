@@ -41,7 +41,7 @@ TEST(SlotChoiceTest, TheLowerSlotComesFirstAmongEquals) {
               ElementsAre(0, 1, 5));
 }
 
-TEST(SlotChoiceTest, FriendlinessWeighsWhatLambdaLeaves) {
+TEST(SlotChoiceTest, FriendlinessHasTheWeightThatLambdaLeaves) {
   const std::vector<float> mass = {4, 3, 2, 0, 9};
   const std::vector<float> key = {1, 0, 0.5F, 0, 7};
   const std::vector<float> value = {1, 1, 0, 1, 7};
@@ -63,7 +63,7 @@ TEST(SlotChoiceTest, FriendlinessWeighsWhatLambdaLeaves) {
 // Thousands of steps with random scores, compared with the policy in plain
 // words. There are few values, so that ties are frequent; budgets begin at one
 // slot.
-TEST(SlotChoiceTest, IsThePolicySlotBySlot) {
+TEST(SlotChoiceTest, TheChoiceEqualsThePolicySlotBySlot) {
   std::mt19937_64 random(11);
   const auto below = [&random](int64_t limit) {
     return std::uniform_int_distribution<int64_t>(0, limit - 1)(random);

@@ -191,7 +191,7 @@ TEST(AllocationTest, ChoiceOverLayersIsTheLeastOfAll) {
   }
 }
 
-TEST(AllocationTest, FewerBytesThanAnyPartWantsAreImpossible) {
+TEST(AllocationTest, FewerBytesThanAnyPartNeedsAreImpossible) {
   std::mt19937 random(10);
   const ByteChoice part =
       ByteChoice::Leaf(0, LossByBytes(RandomPart(random, {8, 8}, 1, 2)));

@@ -97,7 +97,7 @@ class AutoPlanTest : public ::testing::Test {
 };
 
 // 2 layers of 64 numbers: 128 numbers per token, 16 bytes per bit.
-TEST_F(AutoPlanTest, PredictedBytesAreThePagesToTheByteAndWithinTheBudget) {
+TEST_F(AutoPlanTest, PredictedBytesEqualThePagesAndMeetTheBudget) {
   for (const int64_t granule : {0, 1, 16}) {
     for (const double bytes : {40.0, 63.0, 90.0}) {
       AutoOptions options = Options();
@@ -113,7 +113,7 @@ TEST_F(AutoPlanTest, PredictedBytesAreThePagesToTheByteAndWithinTheBudget) {
   }
 }
 
-TEST_F(AutoPlanTest, RanksHaveEqualPagesAndHoldNothingTwice) {
+TEST_F(AutoPlanTest, TensorParallelRanksHaveEqualPagesAndHoldNothingTwice) {
   for (const PlanSpeed speed : {PlanSpeed::kCpu, PlanSpeed::kStorage}) {
     AutoOptions options = Options(speed);
     options.kv_bytes_per_token = 60;
@@ -143,7 +143,7 @@ TEST_F(AutoPlanTest, MoreBytesAreNeverPredictedToLoseMore) {
   }
 }
 
-TEST_F(AutoPlanTest, ALossTakesTheFewestBytesThatArePredictedToReachIt) {
+TEST_F(AutoPlanTest, ALossIsReachedWithTheFewestBytes) {
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 60;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan by_bytes, Plan(options));
@@ -160,7 +160,7 @@ TEST_F(AutoPlanTest, ALossTakesTheFewestBytesThatArePredictedToReachIt) {
 }
 
 // A model whose plans diverge by about 2.5 times the prediction.
-TEST_F(AutoPlanTest, ProbesFindWhatPredictionsAreToBeMultipliedBy) {
+TEST_F(AutoPlanTest, ProbesFindTheFactorOfPredictions) {
   constexpr double kTrue = 2.5;
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 50;
@@ -222,7 +222,7 @@ TEST_F(AutoPlanTest, ProbesAreMeasuredWithoutTheWindow) {
   EXPECT_EQ(tried.prediction.bytes, untried.prediction.bytes);
 }
 
-TEST_F(AutoPlanTest, ProbesAreSoManyAndTellWhatTheyFailOf) {
+TEST_F(AutoPlanTest, ProbesAreLimitedInNumberAndTheirErrorsAreReturned) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   for (const int probes : {-1, kMostProbes + 1}) {
@@ -238,11 +238,11 @@ TEST_F(AutoPlanTest, ProbesAreSoManyAndTellWhatTheyFailOf) {
   EXPECT_EQ(Plan(options).status().code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(AutoPlanTest, BelowWhatIsPossibleIsRefusedWithWhatIs) {
+TEST_F(AutoPlanTest, TooFewBytesAreRefusedWithThePossibleOnes) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 1;
   EXPECT_THAT(Plan(options).status().message(),
-              HasSubstr("1.0 bytes of a token are too few: the least"));
+              HasSubstr("1.0 bytes per token are too few: the smallest"));
   options = Options();
   options.max_kl = 1e-12;
   EXPECT_THAT(Plan(options).status().message(),
@@ -254,7 +254,7 @@ TEST_F(AutoPlanTest, BelowWhatIsPossibleIsRefusedWithWhatIs) {
   EXPECT_FALSE(Plan(options).ok());
 }
 
-TEST_F(AutoPlanTest, MoreBytesThanAnyPlanTakesAreNoOverflow) {
+TEST_F(AutoPlanTest, MoreBytesThanAnyPlanTakesCauseNoOverflow) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 1e20;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan all, Plan(options));
@@ -263,7 +263,7 @@ TEST_F(AutoPlanTest, MoreBytesThanAnyPlanTakesAreNoOverflow) {
   EXPECT_EQ(all.prediction.bytes, many.prediction.bytes);
 }
 
-TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetAreRefusedAsThat) {
+TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetLengthAreRefused) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   options.windows = {64, 128};
@@ -274,7 +274,7 @@ TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetAreRefusedAsThat) {
                                        "leave no codes in a target length")));
 }
 
-TEST_F(AutoPlanTest, FitForTheCpuRebuildsNoKeyAndIsAsFastAsADenseCache) {
+TEST_F(AutoPlanTest, ACpuPlanRebuildsNoKeyAndIsAsFastAsADenseCache) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
@@ -288,7 +288,7 @@ TEST_F(AutoPlanTest, FitForTheCpuRebuildsNoKeyAndIsAsFastAsADenseCache) {
   EXPECT_LE(made.prediction.slot_ns, made.prediction.dense_slot_ns);
 }
 
-TEST_F(AutoPlanTest, ForStorageKeyAndValueMayShareALatent) {
+TEST_F(AutoPlanTest, InAStoragePlanKeyAndValueMayShareALatent) {
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 40;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan storage, Plan(options));
@@ -321,7 +321,7 @@ TEST_F(AutoPlanTest, ExactWindowsAreSharedOutOverTheTargetLength) {
 
 // A window removes more of the loss of rotated codes than of codes in static
 // ranges.
-TEST_F(AutoPlanTest, BehindAWindowMorePartsAreRotated) {
+TEST_F(AutoPlanTest, WithAWindowMorePartsAreRotated) {
   // Tokens of unequal lengths, which suit codes that scale with a token's
   // length.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
@@ -370,7 +370,7 @@ TEST_F(AutoPlanTest, DomainsThatAgreePredictEachOther) {
 
 // Half of the text has other statistics, so ranges fitted to the other half are
 // wrong for it.
-TEST_F(AutoPlanTest, ADomainUnlikeTheOthersIsSeenByItsRatio) {
+TEST_F(AutoPlanTest, ADomainUnlikeTheOthersHasALargeRatio) {
   for (LayerCalibration& layer : calibration_.layers) {
     const at::Tensor strange = (layer.sample_domains == 1).unsqueeze(1);
     layer.sample_rows = at::where(strange, layer.sample_rows.flip(1) * 3 + 2,
@@ -413,13 +413,12 @@ TEST_F(AutoPlanTest, ADomainOfTooFewRowsIsNotJudged) {
   EXPECT_TRUE(has_mixed);
 }
 
-TEST_F(AutoPlanTest, HeadsThatTurnInPartAreRefusedByTheirDims) {
+TEST_F(AutoPlanTest, PartlyRotaryHeadsAreRefusedWithTheirDims) {
   request_.spec.rope.rotary_dim = request_.spec.head_dim / 2;
   EXPECT_THAT(
       PlanAuto(request_, {.kv_bytes_per_token = 1000}).status(),
       base::StatusIs(absl::StatusCode::kUnimplemented,
-                     ::testing::HasSubstr("plans heads that turn whole; of "
-                                          "this model's")));
+                     ::testing::HasSubstr("needs RoPE on all dims of a head")));
 }
 
 TEST_F(AutoPlanTest, WithoutInformationThereIsNoPlan) {

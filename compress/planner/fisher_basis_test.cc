@@ -30,7 +30,7 @@ double Distance(const at::Tensor& a, const at::Tensor& b) {
 
 at::Tensor One(int64_t n) { return at::eye(n, at::kDouble); }
 
-TEST(FisherBasisTest, OfNoMetricIsThePrincipalBasis) {
+TEST(FisherBasisTest, WithoutAMetricItIsThePrincipalBasis) {
   const at::Tensor moment = RandomMoment(12, 1);
   const FisherBasis basis = FindFisherBasis(moment, One(12), 5);
   const auto [values, vectors] = at::linalg_eigh(moment);
@@ -41,7 +41,7 @@ TEST(FisherBasisTest, OfNoMetricIsThePrincipalBasis) {
   EXPECT_LT(Distance(basis.encode, basis.decode.t()), 1e-9);
 }
 
-TEST(FisherBasisTest, OfFullRankGivesBackWhatItTakes) {
+TEST(FisherBasisTest, FullRankLosesNothing) {
   const FisherBasis basis =
       FindFisherBasis(RandomMoment(12, 2), RandomMoment(12, 4), 12);
   EXPECT_LT(Distance(basis.decode.mm(basis.encode), One(12)), 1e-7);
@@ -148,7 +148,7 @@ TEST(ChannelCodesTest, CodesAreRoundedToEvenAndClamped) {
   EXPECT_TRUE(at::equal(CodedRows(rows, ranges, 2), want));
 }
 
-TEST(ChannelCodesTest, ChannelsOfNoBitsStandForTheirMean) {
+TEST(ChannelCodesTest, ChannelsWithoutBitsAreDecodedAsTheirMean) {
   const at::Tensor rows = Random({50, 3}, 21).to(at::kFloat) + 4;
   const ChannelRanges ranges = FitRanges(rows, 0);
   EXPECT_LT(Distance(ranges.minimum, rows.mean(0)), 1e-5);
@@ -158,7 +158,7 @@ TEST(ChannelCodesTest, ChannelsOfNoBitsStandForTheirMean) {
             1e-4);
 }
 
-TEST(ChannelCodesTest, EveryBitLowersTheErrorOfNormalNumbersAsMaxSays) {
+TEST(ChannelCodesTest, EveryBitLowersTheErrorOfNormalNumbersAsInMaxsTable) {
   const at::Tensor rows = Random({20000, 2}, 23).to(at::kFloat) * 3 + 1;
   // Max 1960, table 2.
   const std::vector<double> want = {1.0,     0.3634,  0.1188,

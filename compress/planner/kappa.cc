@@ -56,7 +56,7 @@ double Quantile(std::vector<double> numbers, double share) {
 
 absl::StatusOr<FittedKappa> FitKappa(std::vector<PlanTrial> trials) {
   if (trials.empty()) {
-    return absl::InvalidArgumentError("kappa is fitted to one trial or more");
+    return absl::InvalidArgumentError("fitting kappa needs at least one trial");
   }
   std::vector<double> ratios;
   std::vector<double> predicted;
@@ -66,10 +66,9 @@ absl::StatusOr<FittedKappa> FitKappa(std::vector<PlanTrial> trials) {
         !std::isfinite(trial.predicted + trial.measured)) {
       return absl::InvalidArgumentError(
           absl::StrCat("a plan of ", trial.bytes,
-                       " bytes a token is predicted to diverge "
-                       "by ",
-                       trial.predicted, " nats and measured to by ",
-                       trial.measured, ": want numbers above 0"));
+                       " bytes per token is predicted to diverge by ",
+                       trial.predicted, " nats and measured to diverge by ",
+                       trial.measured, "; both must be above 0"));
     }
     ratios.push_back(trial.measured / trial.predicted);
     predicted.push_back(trial.predicted);

@@ -229,7 +229,7 @@ TEST(AdapterSetTest, NothingChangesBeforeTheFirstStep) {
   }
 }
 
-TEST(AdapterSetTest, EveryMethodHasTheSameProjectionsAdapted) {
+TEST(AdapterSetTest, EveryMethodAdaptsTheSameProjections) {
   const auto names = [](const std::optional<kvasir::v1::KvPlan>& plan) {
     return AdaptedWeights(MakeDecoder(plan).program(1));
   };
@@ -273,7 +273,7 @@ TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheMean) {
 
 // ------------------------------------------------------------------ training
 
-TEST(RecoverTest, LowersTheLossUnderEveryMethod) {
+TEST(RecoverTest, TheLossFallsWithEveryMethod) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, /*seed=*/99);
   for (const auto& [method, plan] : Methods()) {
     const ReferenceDecoder student = MakeDecoder(plan);
@@ -289,7 +289,7 @@ TEST(RecoverTest, LowersTheLossUnderEveryMethod) {
   }
 }
 
-TEST(RecoverTest, DivergenceAloneBringsTheStudentToTheTeacher) {
+TEST(RecoverTest, DivergenceByItselfBringsTheStudentToTheTeacher) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, 99);
   RecoverOptions options = FewSteps();
   options.loss.cross_entropy = 0.0;
@@ -353,7 +353,7 @@ TEST(RecoverTest, WithoutAStepTheWeightsStay) {
   }
 }
 
-TEST(RecoverTest, TrainsThroughCodes) {
+TEST(RecoverTest, TrainingThroughCodesLowersTheLoss) {
   std::string layer = kPaluLayer;
   const std::string dtype = R"("codec": {"dtype": "F32", "none": {}})";
   layer.replace(layer.find(dtype), dtype.size(),
@@ -373,7 +373,7 @@ TEST(RecoverTest, TrainsThroughCodes) {
   EXPECT_LT(last_loss(true), Loss(student, SomeText(400)));
 }
 
-TEST(RecoverTest, AStoppedRunSaysSo) {
+TEST(RecoverTest, AStoppedRunIsReported) {
   EXPECT_THAT(Recover(MakeDecoder(std::nullopt), MakeDecoder(std::nullopt, 99),
                       SomeText(400), FewSteps(),
                       [](const RecoverProgress& progress) {
@@ -391,7 +391,7 @@ TEST(RecoverTest, ADivergedRunIsAnError) {
               StatusIs(absl::StatusCode::kInternal, HasSubstr("a lower --lr")));
 }
 
-TEST(RecoverTest, RefusesWhatDoesNotFit) {
+TEST(RecoverTest, InvalidRequestsAreRefused) {
   const ReferenceDecoder decoder = MakeDecoder(std::nullopt);
   EXPECT_THAT(
       Recover(decoder, decoder, SomeText(16), FewSteps(), GoOn),
@@ -506,7 +506,7 @@ TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDiffer) {
   EXPECT_TRUE(query.equal(trained[1].at("self_attn.q_proj.weight")));
 }
 
-TEST_F(RecoverWriterTest, RefusesWhatIsThereAndLeavesNothingBehind) {
+TEST_F(RecoverWriterTest, AnExistingFolderIsRefusedAndNothingIsLeft) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
@@ -525,7 +525,7 @@ TEST_F(RecoverWriterTest, RefusesWhatIsThereAndLeavesNothingBehind) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out.partial"));
 }
 
-TEST_F(RecoverWriterTest, StaticRangesAreThoseOfTheNewWeights) {
+TEST_F(RecoverWriterTest, StaticRangesFitTheNewWeights) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
@@ -551,7 +551,7 @@ TEST_F(RecoverWriterTest, StaticRangesAreThoseOfTheNewWeights) {
   EXPECT_TRUE(at::allclose(ranges(2.0), 2.0 * scale));
 }
 
-TEST_F(RecoverWriterTest, ANumberThatTheStoredTypeDoesNotHoldIsRefused) {
+TEST_F(RecoverWriterTest, ANumberThatTheStoredTypeCannotHoldIsRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
