@@ -117,6 +117,17 @@ KvPlan OneLayerOf(const Part& keys, Lift value_lift) {
 
 Part WholeValues() { return FullPart(kvasir::v1::NO_ROPE); }
 
+// The reference decoder does not apply ANCHORED. RECONSTRUCT gives the same
+// keys from the same tensors.
+KvPlan WithoutAnchors(KvPlan plan) {
+  for (Part& part : *plan.mutable_layers(0)->mutable_key()->mutable_parts()) {
+    for (Part::Use& use : *part.mutable_uses()) {
+      if (use.has_anchored()) use.mutable_reconstruct();
+    }
+  }
+  return plan;
+}
+
 // Applies the plan, and checks that the plan is valid and that the tensors are
 // those that the loader expects. Attends with them.
 class Applied {
@@ -136,7 +147,7 @@ class Applied {
     if (!tensors.ok()) return;
     tensors_ = *std::move(tensors);
     ExpectTensorsOfTheArtifact(spec, plan);
-    attention_ = AttendCompressed(tiny, plan, tensors_);
+    attention_ = AttendCompressed(tiny, WithoutAnchors(plan), tensors_);
   }
 
   const at::Tensor& attention() const { return attention_; }
