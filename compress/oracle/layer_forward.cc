@@ -156,9 +156,8 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Returns whether one call of the codec can serve all latents: they must have
-// equal codecs with ranges that depend only on the row, and no observer may
-// want the codes of each.
+// True if one call of the codec can serve all latents: codecs are equal, ranges
+// depend only on the row, and no observer wants the codes of each latent.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -226,9 +225,8 @@ void AddClamps(const Call& call, const CacheTransform::Seen& seen) {
   call.hooks.clamp_count->clamped += seen.clamped;
 }
 
-// The lift of one rope_low_rank latent as a real matrix [heads * rotary_dim, 2
-// C]. Its rows are the dims of the heads, in the order in which the model
-// stores its pairs.
+// The lift of a rope_low_rank latent as a real matrix [heads * rotary_dim, 2
+// C], with rows in the model's order of dims.
 at::Tensor ComplexLift(const Call& call, const ProgramLatent& latent,
                        const at::Tensor& up) {
   const at::Tensor real =

@@ -52,7 +52,7 @@ LayerMoments MomentsWithout(const LayerCalibration& calibration, size_t domain,
 struct PartLoss {
   double fitted = 0;
   CodeLoss held_out;
-  // On each domain's rows: coded as planned, and as the other domains alone
+  // On each domain's rows: coded as planned, and as only the other domains
   // would have planned it.
   std::vector<double> by_domain;
   std::vector<double> left_out;
