@@ -442,8 +442,8 @@ void Calibrator::AddHeadGradients(const Resident& resident,
     const at::Tensor ids = IdsOf(Sequence(sequence))[0].to(options_.device);
     size_t way = 0;
     const auto put = [&](const at::Tensor& gradient) {
-      std::vector<at::Tensor>& of_way = batch.gradients[way++];
-      of_way[index] =
+      std::vector<at::Tensor>& pass_gradients = batch.gradients[way++];
+      pass_gradients[index] =
           torch::autograd::grad({normal}, {hidden}, {gradient.unsqueeze(0)},
                                 /*retain_graph=*/true)[0];
     };
@@ -506,16 +506,16 @@ absl::Status Calibrator::Backward(const Resident& resident, MicroBatch& batch,
                                   LayerForward(program, tensors, rotation_,
                                                hidden, {.observer = &seen}));
           for (size_t way = 0; way < batch.gradients.size(); ++way) {
-            const bool of_weights = fisher && way == 0;
+            const bool by_weights = fisher && way == 0;
             at::Tensor& gradient = batch.gradients[way][index];
             const std::vector<at::Tensor> gradients = torch::autograd::grad(
                 {out},
-                {hidden, of_weights ? key : seen.key,
-                 of_weights ? value : seen.value},
+                {hidden, by_weights ? key : seen.key,
+                 by_weights ? value : seen.value},
                 {gradient},
                 /*retain_graph=*/way + 1 < batch.gradients.size());
             gradient = gradients[0];
-            if (of_weights) {
+            if (by_weights) {
               key_gradients[index] = gradients[1];
               value_gradients[index] = gradients[2];
             } else {

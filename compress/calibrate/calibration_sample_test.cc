@@ -171,7 +171,7 @@ TEST(SpreadRowsTest, RowsAreSpreadEvenlyAfterTheSinks) {
     const std::vector<SampledRow> rows = SpreadRows(sample, limit);
     const int64_t count = std::min<int64_t>(limit, 70);
     ASSERT_EQ(static_cast<int64_t>(rows.size()), count);
-    std::vector<int64_t> of_sequence(7);
+    std::vector<int64_t> taken(7);
     int64_t last = -1;
     for (const SampledRow& row : rows) {
       EXPECT_GE(row.position, 2);
@@ -179,9 +179,9 @@ TEST(SpreadRowsTest, RowsAreSpreadEvenlyAfterTheSinks) {
       const int64_t token = row.sequence * 12 + row.position;
       EXPECT_GT(token, last);
       last = token;
-      ++of_sequence[static_cast<size_t>(row.sequence)];
+      ++taken[static_cast<size_t>(row.sequence)];
     }
-    for (const int64_t rows_of_it : of_sequence) {
+    for (const int64_t rows_of_it : taken) {
       EXPECT_LE(std::abs(7 * rows_of_it - count), 7) << limit;
     }
   }

@@ -204,7 +204,7 @@ TEST_F(InformationTest, SampleRowsHoldKeysAndValuesWithTheirPlaces) {
   for (size_t l = 0; l < 3; ++l) {
     const LayerCalibration& layer = run.calibration.layers[l];
     ASSERT_EQ(layer.sample_rows.size(0), 20);
-    std::vector<int64_t> of_domain(3);
+    std::vector<int64_t> domain_rows(3);
     int64_t held_out = 0;
     for (int64_t r = 0; r < 20; ++r) {
       const SampledRow& row = rows[static_cast<size_t>(r)];
@@ -217,11 +217,11 @@ TEST_F(InformationTest, SampleRowsHoldKeysAndValuesWithTheirPlaces) {
       EXPECT_GE(position, 2);
       const auto domain = layer.sample_domains[r].item<int64_t>();
       EXPECT_EQ(domain, row.sequence % 3);
-      ++of_domain[static_cast<size_t>(domain)];
+      ++domain_rows[static_cast<size_t>(domain)];
       EXPECT_EQ(layer.sample_held_out[r].item<bool>(), row.sequence >= 6);
       held_out += row.sequence >= 6 ? 1 : 0;
     }
-    for (const int64_t count : of_domain) {
+    for (const int64_t count : domain_rows) {
       EXPECT_NEAR(static_cast<double>(count), 20.0 / 3.0, 1.0);
     }
     EXPECT_NEAR(static_cast<double>(held_out), 20.0 / 3.0, 1.0);

@@ -51,14 +51,14 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
   // ApplyEviction chooses sinks and recent tokens by the exact tokens that the
   // plan states. Without a plan they are those of the baseline, so they are
   // added here.
-  const auto say_exact = [&](uint32_t sinks, uint32_t window) {
+  const auto set_exact = [&](uint32_t sinks, uint32_t window) {
     if (plan.has_value()) return;
     for (kvasir::v1::LayerPlan& layer : *evicts.mutable_layers()) {
       layer.set_exact_sinks(sinks);
       layer.mutable_key()->set_exact_window(window);
     }
   };
-  say_exact(exact_sinks, exact_window);
+  set_exact(exact_sinks, exact_window);
   KVASIR_RETURN_IF_ERROR(plan::ApplyEviction(spec.settings, shape, &evicts));
   for (kvasir::v1::LayerPlan& layer : *evicts.mutable_layers()) {
     if (!layer.has_eviction()) continue;
@@ -74,7 +74,7 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
           eviction.sinks(), " and ", eviction.recent()));
     }
   }
-  say_exact(0, 0);
+  set_exact(0, 0);
   KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(evicts, shape));
   return evicts;
 }

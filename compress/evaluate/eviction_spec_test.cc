@@ -279,11 +279,11 @@ TEST(EvictionSpecTest, ACandidateReportsItsBytes) {
   const auto json = [&](const char* name, const char* budget) {
     const auto evicting = Evicting(whole, Spec(name, budget, settings));
     KVASIR_EXPECT_OK(evicting);
-    const nlohmann::ordered_json told =
+    const nlohmann::ordered_json summary =
         EvictionJson(*evicting->candidate.evicts, 24);
     EXPECT_EQ(SlotsOfPrompt(*evicting->candidate.layout, 24),
-              told["kept_slots"]);
-    return told;
+              summary["kept_slots"]);
+    return summary;
   };
   EXPECT_EQ(json("q-hitter", "0.25"),
             nlohmann::ordered_json::parse(R"({"method": "q-hitter",

@@ -57,10 +57,10 @@ Turn HeadTurn(const Call& call, double scale = 1.0) {
 // The rotation of some pairs [H * n] of each head.
 Turn PairTurn(const Call& call, const at::Tensor& pairs, int64_t heads,
               model::RopePairing pairing, double scale = 1.0) {
-  const auto of_pairs = [&](const at::Tensor& table) {
+  const auto pair_table = [&](const at::Tensor& table) {
     return table.index_select(1, pairs).view({table.size(0), heads, -1});
   };
-  return {of_pairs(call.rotation.cos), of_pairs(call.rotation.sin), pairing,
+  return {pair_table(call.rotation.cos), pair_table(call.rotation.sin), pairing,
           scale};
 }
 

@@ -192,12 +192,12 @@ class Planner {
   absl::Status Measure() {
     const auto layers = static_cast<size_t>(spec_.num_layers());
     data_.resize(layers);
-    candidates_.of_layer.resize(layers);
+    candidates_.by_layer.resize(layers);
     for (size_t l = 0; l < layers; ++l) {
       for (SpaceOption& option :
            OptionsOf(spec_, static_cast<int64_t>(l), options().speed,
                      HeadShares(request_))) {
-        candidates_.of_layer[l].push_back(
+        candidates_.by_layer[l].push_back(
             static_cast<int>(candidates_.all.size()));
         candidates_.all.push_back(
             {.layer = static_cast<int64_t>(l), .option = std::move(option)});
@@ -225,7 +225,7 @@ class Planner {
 
   // A selection of rows, spread evenly, as many as codes are measured on in
   // every space.
-  static SampleRows SomeOf(const SampleRows& all) {
+  static SampleRows SampleOf(const SampleRows& all) {
     const int64_t step = (all.rows.size(0) + kTriedRows - 1) / kTriedRows;
     return {all.rows.slice(0, 0, all.rows.size(0), step),
             all.positions.slice(0, 0, all.rows.size(0), step)};
@@ -235,7 +235,7 @@ class Planner {
     const at::NoGradGuard no_grad;
     const auto index = static_cast<size_t>(layer);
     KVASIR_ASSIGN_OR_RETURN(data_[index], DataOf(layer));
-    for (const int candidate : candidates_.of_layer[index]) {
+    for (const int candidate : candidates_.by_layer[index]) {
       MeasureCandidate(candidates_.all[static_cast<size_t>(candidate)]);
     }
     const std::lock_guard lock(mutex_);
@@ -251,7 +251,7 @@ class Planner {
     } else {
       candidate.latents = TransformsOf(candidate.option, data.moments, spec_);
       candidate.channels =
-          MeasureChannels(candidate.latents, spec_, SomeOf(data.fitted));
+          MeasureChannels(candidate.latents, spec_, SampleOf(data.fitted));
       for (LatentTransform& latent : candidate.latents) {
         latent.encode = latent.decode = at::Tensor();
       }
@@ -269,7 +269,7 @@ class Planner {
 
   int64_t MostGrains() const {
     double sum = 0;
-    for (const std::vector<int>& candidates : candidates_.of_layer) {
+    for (const std::vector<int>& candidates : candidates_.by_layer) {
       double most = 0;
       for (const int index : candidates) {
         const PartChannels& part =

@@ -338,11 +338,11 @@ TEST_F(AutoPlanTest, WithAWindowMorePartsAreRotated) {
       KVASIR_EXPECT_OK(planned);
       if (!planned.ok()) continue;
       const AutoPlan& made = *planned;
-      double of_layers = 0;
+      double layers_sum = 0;
       for (const LayerChoice& layer : made.prediction.layers) {
-        of_layers += layer.loss;
+        layers_sum += layer.loss;
       }
-      EXPECT_NEAR(of_layers, made.prediction.kl, 1e-9 * made.prediction.kl);
+      EXPECT_NEAR(layers_sum, made.prediction.kl, 1e-9 * made.prediction.kl);
       for (const auto& layer : made.plan.layers()) {
         parts += layer.key().parts(0).has_full();
         parts += layer.value().parts(0).has_full();

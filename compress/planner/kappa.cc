@@ -29,16 +29,16 @@ std::vector<double> RanksOf(const std::vector<double>& numbers) {
 double SpearmanCorrelation(const std::vector<double>& a,
                            const std::vector<double>& b) {
   KVASIR_CHECK(!a.empty() && a.size() == b.size());
-  const std::vector<double> of_a = RanksOf(a);
-  const std::vector<double> of_b = RanksOf(b);
+  const std::vector<double> ranks_a = RanksOf(a);
+  const std::vector<double> ranks_b = RanksOf(b);
   const double mean = static_cast<double>(a.size() - 1) / 2;
   double both = 0;
   double squares_a = 0;
   double squares_b = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    both += (of_a[i] - mean) * (of_b[i] - mean);
-    squares_a += (of_a[i] - mean) * (of_a[i] - mean);
-    squares_b += (of_b[i] - mean) * (of_b[i] - mean);
+    both += (ranks_a[i] - mean) * (ranks_b[i] - mean);
+    squares_a += (ranks_a[i] - mean) * (ranks_a[i] - mean);
+    squares_b += (ranks_b[i] - mean) * (ranks_b[i] - mean);
   }
   const double size = std::sqrt(squares_a * squares_b);
   return size > 0 ? both / size : 0;
