@@ -398,28 +398,15 @@ TEST_F(ArtifactWriterTest, AFolderThatExistsIsReplacedOnlyWhenAsked) {
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
 }
 
-TEST_F(ArtifactWriterTest, AFolderThatIsNoCheckpointIsNeverReplaced) {
-  fs::create_directories(options_.out);
-  std::ofstream(options_.out / "thesis.tex") << "x";
-  options_.overwrite = true;
-  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kAlreadyExists,
-                                HasSubstr("is no checkpoint")));
-  EXPECT_TRUE(fs::exists(options_.out / "thesis.tex"));
-}
-
-TEST_F(ArtifactWriterTest, TheBaseModelIsNeverReplaced) {
+TEST_F(ArtifactWriterTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   options_.out = folder_ / "base";
   options_.overwrite = true;
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kInvalidArgument,
                                 HasSubstr("is an input")));
-}
-
-TEST_F(ArtifactWriterTest, AFolderWithAnInputInItIsNeverReplaced) {
   // Its files make it look like a checkpoint.
   std::ofstream(folder_ / "config.json") << "{}";
   std::ofstream(folder_ / "model.safetensors") << "x";
   options_.out = folder_ / "base" / "..";
-  options_.overwrite = true;
   EXPECT_THAT(CheckArtifactOutput(*base_, options_),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("holds the input")));
@@ -440,18 +427,6 @@ TEST_F(ArtifactWriterTest, ACompressedBaseIsRefused) {
   EXPECT_THAT(CheckArtifactOutput(*compressed, options_),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("is compressed already")));
-}
-
-TEST_F(ArtifactWriterTest, FilesOfAKilledRunAreRemovedAndNothingElse) {
-  const fs::path partial = folder_ / "out.partial";
-  fs::create_directories(partial);
-  std::ofstream(partial / "thesis.tex") << "x";
-  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kAlreadyExists,
-                                HasSubstr("is in the way")));
-  EXPECT_TRUE(fs::exists(partial / "thesis.tex"));
-  std::ofstream(partial / "kvasir-compress.unfinished") << "x";
-  KVASIR_ASSERT_OK(Write());
-  EXPECT_EQ(Left(), std::vector<std::string>{"out"});
 }
 
 TEST_F(ArtifactWriterTest, AnOutputThatCannotBeWrittenIsReportedBeforeTheWork) {

@@ -221,11 +221,14 @@ TEST_F(NewFolderTest, AKillBetweenTwoRenamesLetsTheOldFolderGetItsNameBack) {
 
 TEST_F(NewFolderTest, ATemporaryFolderThatNoRunLeftIsRefused) {
   PutCheckpoint(out_, "old");
-  PutCheckpoint(replaced_, "mine");
-  EXPECT_THAT(
-      NewFolder::Check(out_, /*overwrite=*/true),
-      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("is in the way")));
-  EXPECT_TRUE(fs::exists(replaced_ / "mine"));
+  for (const fs::path& folder : {partial_, replaced_}) {
+    PutCheckpoint(folder, "mine");
+    EXPECT_THAT(
+        NewFolder::Check(out_, /*overwrite=*/true),
+        StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("is in the way")));
+    EXPECT_TRUE(fs::exists(folder / "mine"));
+    fs::remove_all(folder);
+  }
 }
 
 }  // namespace

@@ -648,13 +648,6 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
 
 }  // namespace
 
-absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
-                                          const CalibrationSample& sample,
-                                          const CalibrationParts& parts) {
-  KVASIR_ASSIGN_OR_RETURN(const std::string weights_id, WeightsId(checkpoint));
-  return IdOf(weights_id, sample, parts);
-}
-
 absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrationSample& sample,
                                          const CalibrateOptions& options,
