@@ -15,7 +15,7 @@
 
 namespace kvasir::compress {
 
-// What is collected in addition to input Grams and query energies.
+// The parts of a calibration beside input Grams and query energies.
 struct CalibrationParts {
   bool fisher = true;
   bool rotated_keys = false;

@@ -270,10 +270,10 @@ def test_a_plan_of_a_divergence_keeps_it_on_another_text(compress, tmp_path):
 def test_what_no_plan_keeps_is_told_with_what_is_possible(compress):
     few = ["--method", "auto", "--windows", 0, *FEW_TOKENS]
     done = compress("plan", "--model", TINY, *few, "--kv-bytes-per-token", 10, ok=False)
-    refused(done, "10.0 bytes of a token are too few: the least")
+    refused(done, "10.0 bytes per token are too few: the smallest")
     done = compress("plan", "--model", TINY, *few, "--kv-bytes-per-token", 300, "--max-kl", 1e-3,
                     ok=False)
-    refused(done, "more than the 0.0010 of --max-kl; ", " bytes would do")
+    refused(done, "more than the 0.0010 of --max-kl; ", " bytes would suffice")
 
 
 def test_bytes_per_token_are_met_from_below(compress):
@@ -488,7 +488,7 @@ def test_calibrate_takes_the_built_in_domains(compress, tmp_path):
 def test_one_domain_is_warned_about(compress):
     done = compress("calibrate", "--model", TINY, "--text", CALIBRATION, "--calibration-tokens",
                     128, "--sequence-tokens", 64, "--cache", "none")
-    assert "warning: the calibration text is of one domain" in done.stderr
+    assert "warning: the calibration text has only one domain" in done.stderr
     assert "  calibration.txt: 60 tokens" in done.stdout
 
 
@@ -596,10 +596,10 @@ def test_an_interrupted_run_leaves_no_output_and_goes_on(tmp_path):
             break
     stopped.send_signal(signal.SIGINT)
     text = stopped.communicate(timeout=120)[1]
-    assert stopped.returncode == 1 and "the same command goes on" in text
+    assert stopped.returncode == 1 and "the same command continues it" in text
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
     again = run("out", "cache-b")
-    assert "going on where the last run was stopped" in again.communicate(timeout=120)[1]
+    assert "resuming where the last run stopped" in again.communicate(timeout=120)[1]
     assert again.returncode == 0
     for name in ("model.safetensors", "kv_plan.json"):
         assert ((tmp_path / "out" / name).read_bytes()

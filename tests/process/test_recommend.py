@@ -122,7 +122,7 @@ def test_a_model_is_calibrated_planned_and_ready_to_be_served(tree):
     # The calibration goes on, or was at its end.
     code, out, error = tree.recommend()
     assert code == 0, error
-    assert "going on where the last run was stopped" in error or "from the cache" in error
+    assert "resuming where the last run stopped" in error or "from the cache" in error
     folder = tree.folder()
     assert tree.left() == ["smollm2", folder.name]
     assert (folder / "tokenizer.json").is_symlink()  # not copied
