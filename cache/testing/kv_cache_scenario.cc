@@ -13,12 +13,12 @@
 
 namespace kvasir::cache {
 
-// The arguments of a command, by what they look like.
+// The arguments of a command, sorted by their form.
 struct KvCacheScenario::Words {
-  std::vector<int32_t> numbers;  // ranges written out
+  std::vector<int32_t> numbers;  // with ranges expanded
   std::vector<std::string> names;
   PageGroupId group{0};
-  int64_t keep = -1;  // slots that stay; 0: all
+  int64_t keep = -1;  // slots that stay; 0: all slots
   StartOptions options;
 
   explicit Words(absl::string_view text) {
