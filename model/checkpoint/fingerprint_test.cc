@@ -16,7 +16,7 @@
 namespace kvasir::model {
 namespace {
 
-// Three tiles by three, the last of each short.
+// Three by three tiles, of which the last row and column are short.
 constexpr int64_t kRows = 2 * kTileRows + 77;
 constexpr int64_t kColumns = (2 * kTileRowBytes + 300) / 2;
 constexpr int64_t kRowBytes = kColumns * 2;
@@ -40,7 +40,7 @@ std::vector<std::byte> Bytes() {
   return bytes;
 }
 
-// Rows [first_row, end_row) and of each the bytes [begin, end).
+// Rows [first_row, end_row), and the bytes [begin, end) of each.
 Tiles TilesOf(const std::vector<std::byte>& bytes, int64_t first_row,
               int64_t end_row, int64_t begin = 0, int64_t end = kRowBytes) {
   TileHasher hasher(static_cast<uint64_t>(end - begin));

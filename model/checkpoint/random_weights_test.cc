@@ -31,7 +31,8 @@ TEST(RandomWeightsTest, HaveTheirMeanAndDeviation) {
   const auto count = static_cast<double>(values.size());
   EXPECT_NEAR(sum / count, 0.0, 0.004);
   EXPECT_NEAR(std::sqrt(squares / count), 0.25, 0.003);
-  // 3 for a normal distribution, 1.8 for a uniform one; four uniforms: 2.7.
+  // The value is 3 for a normal distribution, 1.8 for a uniform one, and 2.7
+  // for the sum of four uniform ones.
   EXPECT_NEAR(fourths * count / (squares * squares), 2.7, 0.06);
 }
 

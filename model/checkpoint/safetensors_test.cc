@@ -80,7 +80,7 @@ TEST_F(SafetensorsTest, ReadsATensorsBytes) {
 TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
   std::string index = R"({"weight_map":{},"x":[0)";
   for (int i = 0; i < 1'000'000; ++i) index += ",0";
-  Write("model.safetensors.index.json", index);  // and it does not end
+  Write("model.safetensors.index.json", index);  // the text has no end
   EXPECT_THAT(TensorStore::Open(folder_.path()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("more than 1000000 values")));
@@ -337,7 +337,7 @@ TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
   EXPECT_THAT(open(R"({"s2.safetensors":""})"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("s2.safetensors: want the fingerprint")));
-  // The same header and size, other weights.
+  // The same header and size with other weights.
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "y");
   EXPECT_THAT(open(right),
               StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -28,11 +28,11 @@ MATCHER_P(Holds, id, "") {
   return arg.ok() && *arg == id;
 }
 
-// Two tiles by two; a vector.
+// A matrix of two by two tiles, and a vector.
 const TensorInfo kMatrix = Info(kTileRows + 1, kTileRowBytes / 2 + 1);
 const TensorInfo kVector = Info(10, 1);
 
-// Tiles of a hash that is their place's.
+// Tiles whose hash is their place.
 Tiles TilesAt(int64_t rows, int64_t columns, uint64_t first, uint64_t step) {
   Tiles tiles{.rows = rows, .columns = columns, .hashes = {}};
   for (int64_t i = 0; i < rows * columns; ++i) {
@@ -47,8 +47,8 @@ DecoderSpec Spec() {
   return spec;
 }
 
-// Rank 0 has the left column of the matrix, rank 1 the right one; both have the
-// vector.
+// Rank 0 has the left column of the matrix and rank 1 the right one. Both have
+// the vector.
 WeightsIdBuilder HalfOf(int64_t rank) {
   WeightsIdBuilder builder;
   builder.Add("matrix", kMatrix, TilesAt(2, 1, static_cast<uint64_t>(rank), 2),
@@ -111,7 +111,7 @@ TEST(WeightTilesTest, ATileOfNobodyIsNamed) {
   EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
                              HasSubstr("tensor matrix: some of 2 x 2 tiles")));
-  // As many as it has, but one of them twice.
+  // The number of hashes is right, but one tile comes twice.
   part.Add("matrix", kMatrix, TilesAt(1, 1, 0, 0), 0, 0);
   part.Add("matrix", kMatrix, TilesAt(1, 1, 1, 0), 0, 1);
   EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
@@ -166,7 +166,7 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
       base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no rank")));
 }
 
-// Sizes that no memory holds are not believed.
+// Sizes that no memory holds are refused.
 TEST(WeightTilesTest, TilesThatNobodyHasTakeNoMemory) {
   kvasir::v1::WeightTiles tiles;
   tiles.ParseFromString(TextOf(HalfOf(0)));

@@ -124,7 +124,7 @@ TEST(ConfigTest, NeoxComesDownToADescription) {
 }
 
 TEST(ConfigTest, NeoxFieldsOfOtherNamesMayNotDisagree) {
-  // As newer libraries write them.
+  // The form that newer libraries write.
   json config = SmallNeox();
   config["rope_parameters"] = {{"rope_type", "default"},
                                {"rope_theta", 16.0},
