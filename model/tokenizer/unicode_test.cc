@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
 std::string Drained(InvalidUnit unit, const std::string& bytes) {
-  // One byte at a time must give what the whole gives.
+  // Feeding single bytes must give the same as feeding the whole text.
   std::string pending;
   std::string out;
   for (const char byte : bytes) {
@@ -154,7 +154,7 @@ TEST(RegexTest, ExponentialPatternsGiveUp) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("200 bytes")));
 }
 
-// Texts where every rule of the patterns meets every other.
+// Texts in which all rules of the patterns meet each other.
 std::string RandomText(std::mt19937& random) {
   static const std::vector<std::string> parts = {"'",
                                                  "s",
