@@ -229,7 +229,7 @@ TEST(KvCacheEvictionTest, MisuseAborts) {
   scenario.Run("start A 1..20");
   EXPECT_DEATH(scenario.Do("reserve A 9"), "next");  // ends beyond the point
   scenario.Run("step A 8 -> ok");
-  EXPECT_DEATH(scenario.Do("reserve A 1"), "eviction_due");
+  EXPECT_DEATH(scenario.Do("reserve A 1"), "EvictionDue");
   KvCacheConfig published = Config({{.num_pages = 8, .eviction = kSix}});
   published.prefix_reuse = true;
   EXPECT_DEATH(KvCache cache(published), "prefix_reuse");
