@@ -243,7 +243,8 @@ TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
 }
 
 // The step that has not run yet would read or overwrite these pages.
-TEST(KvCacheImagesTest, RefusesPagesForAnImageFromElsewhereWhileCopiesAreListed) {
+TEST(KvCacheImagesTest,
+     RefusesPagesForAnImageFromElsewhereWhileCopiesAreListed) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
   const ImageShape shape = {.logical_tokens = 8, .groups = {{8, 0, 2, 0}}};
   const auto refuses = [&] {
@@ -277,32 +278,33 @@ TEST(KvCacheImagesTest, GivesPagesForAnImageFromElsewhere) {
   EXPECT_EQ(cache.ShapeOf(SequenceId(7)), shape);
   KVASIR_EXPECT_OK(cache.CheckInvariants());
 
-  const auto refused = [&](ImageShape lies, const std::string& why) {
+  const auto refused = [&](ImageShape inconsistent, const std::string& why) {
     EXPECT_THAT(
-        cache.TakeImagePages(lies, {}),
+        cache.TakeImagePages(inconsistent, {}),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  ImageShape lies = shape;
-  lies.groups.pop_back();
-  refused(lies, "1 page groups, want 2");
-  lies = shape;
-  lies.logical_tokens = -1;
-  refused(lies, "-1 tokens");
-  lies = shape;
-  lies.logical_tokens = 15;
-  refused(lies, "page group 0 with 15 tokens seen: 14 slots");
-  lies = shape;
-  lies.groups[1].first_page = 0;
-  refused(lies, "page group 1");
-  lies = shape;
-  lies.groups[0].num_side_pages = 0;
-  refused(lies, "0 side pages and a budget of 0 slots, want 14, 4, 0, 1, 0");
-  lies = shape;
-  lies.groups[1].kept_slots = 3;
-  refused(lies, "a budget of 3 slots");
-  lies = shape;
-  lies.prompt_tokens = 9;
-  refused(lies, "by a prompt of 9 tokens, want 0");
+  ImageShape inconsistent = shape;
+  inconsistent.groups.pop_back();
+  refused(inconsistent, "1 page groups, want 2");
+  inconsistent = shape;
+  inconsistent.logical_tokens = -1;
+  refused(inconsistent, "-1 tokens");
+  inconsistent = shape;
+  inconsistent.logical_tokens = 15;
+  refused(inconsistent, "page group 0 with 15 tokens seen: 14 slots");
+  inconsistent = shape;
+  inconsistent.groups[1].first_page = 0;
+  refused(inconsistent, "page group 1");
+  inconsistent = shape;
+  inconsistent.groups[0].num_side_pages = 0;
+  refused(inconsistent,
+          "0 side pages and a budget of 0 slots, want 14, 4, 0, 1, 0");
+  inconsistent = shape;
+  inconsistent.groups[1].kept_slots = 3;
+  refused(inconsistent, "a budget of 3 slots");
+  inconsistent = shape;
+  inconsistent.prompt_tokens = 9;
+  refused(inconsistent, "by a prompt of 9 tokens, want 0");
 }
 
 // The slots of a sequence that evicts depend on its prompt and budget.
@@ -331,21 +333,21 @@ TEST(KvCacheImagesTest, AnImageThatEvictsNeedsItsPromptAndBudget) {
     google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy> copies;
     cache.TakePageCopies(&copies);  // the next step has run
   }
-  const auto refused = [&](ImageShape shape, const StartOptions& of,
+  const auto refused = [&](ImageShape shape, const StartOptions& start,
                            const std::string& why) {
     EXPECT_THAT(
-        cache.TakeImagePages(shape, of),
+        cache.TakeImagePages(shape, start),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  ImageShape lies = due;
-  lies.groups[0].physical_tokens = 7;
-  refused(lies, options, "7 slots in 2 pages");
-  lies = due;
-  lies.groups[0].kept_slots = 5;
-  refused(lies, options, "a budget of 5 slots, want 8, 2, 0, 0, 6");
-  lies = due;
-  lies.prompt_tokens = 9;
-  refused(lies, options, "a prompt of 9 tokens, want 10");
+  ImageShape inconsistent = due;
+  inconsistent.groups[0].physical_tokens = 7;
+  refused(inconsistent, options, "7 slots in 2 pages");
+  inconsistent = due;
+  inconsistent.groups[0].kept_slots = 5;
+  refused(inconsistent, options, "a budget of 5 slots, want 8, 2, 0, 0, 6");
+  inconsistent = due;
+  inconsistent.prompt_tokens = 9;
+  refused(inconsistent, options, "a prompt of 9 tokens, want 10");
   const std::vector<plan::EvictionCounts> none(1);
   StartOptions whole = options;
   whole.evictions = none;

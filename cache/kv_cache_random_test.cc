@@ -266,12 +266,12 @@ class RandomRun {
   }
 
   void Evict(int64_t id) {
-    Live& of = live_[id];
+    Live& live = live_[id];
     cache_.Evict(SequenceId(id));
-    for (auto& [group, held] : of.held) {
+    for (auto& [group, held] : live.held) {
       const EvictionSchedule schedule(options_.config.groups[group].eviction,
-                                      of.prompt);
-      if (!schedule.IsPoint(of.committed)) continue;
+                                      live.prompt);
+      if (!schedule.IsPoint(live.committed)) continue;
       held = SlotModel::Kept(std::move(held),
                              static_cast<size_t>(schedule.kept_slots()));
     }
@@ -282,21 +282,21 @@ class RandomRun {
   // taken, then all write and commit.
   void Step() {
     std::map<int64_t, int64_t> batch;
-    for (auto& [id, of] : live_) {
+    for (auto& [id, live] : live_) {
       if (Below(2) == 0) continue;
-      if (of.committed == static_cast<int64_t>(of.tokens.size())) {
-        of.tokens.push_back(static_cast<int32_t>(Below(4)));
+      if (live.committed == static_cast<int64_t>(live.tokens.size())) {
+        live.tokens.push_back(static_cast<int32_t>(Below(4)));
       }
       const int64_t left =
-          static_cast<int64_t>(of.tokens.size()) - of.committed;
+          static_cast<int64_t>(live.tokens.size()) - live.committed;
       if (cache_.eviction_due(SequenceId(id))) Evict(id);
       int64_t count = 1 + Below(left);
       if (const auto next = cache_.next_eviction(SequenceId(id))) {
-        count = std::min(count, *next - of.committed);
+        count = std::min(count, *next - live.committed);
       }
       const int64_t cut = cache_.tail_cut(SequenceId(id));
-      if (cut > of.committed && Below(2) == 0) {
-        count = std::min(count, cut - of.committed);
+      if (cut > live.committed && Below(2) == 0) {
+        count = std::min(count, cut - live.committed);
       }
       if (cache_.Reserve(SequenceId(id), count)) batch[id] = count;
       Check();
@@ -343,11 +343,12 @@ class RandomRun {
     for (const auto& [id, count] : batch) Write(id, count);
     for (const auto& [id, count] : batch) ReadBack(id);
     for (const auto& [id, count] : batch) {
-      Live& of = live_[id];
-      cache_.Commit(SequenceId(id), absl::MakeConstSpan(of.tokens).subspan(
-                                        static_cast<size_t>(of.committed),
-                                        static_cast<size_t>(count)));
-      of.committed += count;
+      Live& live = live_[id];
+      cache_.Commit(SequenceId(id),
+                    absl::MakeConstSpan(live.tokens)
+                        .subspan(static_cast<size_t>(live.committed),
+                                 static_cast<size_t>(count)));
+      live.committed += count;
       // Sometimes it is evicted at once, and sometimes before its next step.
       if (cache_.eviction_due(SequenceId(id)) && Below(2) == 0) Evict(id);
       Check();
@@ -365,15 +366,15 @@ class RandomRun {
   }
 
   void Write(int64_t id, int64_t count) {
-    Live& of = live_[id];
-    const std::vector<uint64_t> values = PrefixValues(of.tokens);
+    Live& live = live_[id];
+    const std::vector<uint64_t> values = PrefixValues(live.tokens);
     for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
-      for (int64_t p = of.committed; p < of.committed + count; ++p) {
+      for (int64_t p = live.committed; p < live.committed + count; ++p) {
         const uint64_t value = values[static_cast<size_t>(p)];
         int64_t slot = p;
         if (Evicts(g)) {
-          slot = static_cast<int64_t>(of.held[g].size());
-          of.held[g].push_back(value);
+          slot = static_cast<int64_t>(live.held[g].size());
+          live.held[g].push_back(value);
         }
         model_.Write(SequenceId(id), g, slot, value);
         if (model_.RingRows(g) == 0) continue;
@@ -384,12 +385,12 @@ class RandomRun {
 
   // Before the step's writes, the rings must hold the sequence's latest slots.
   void ReadRings(int64_t id) {
-    const Live& of = live_[id];
-    const std::vector<uint64_t> values = PrefixValues(of.tokens);
+    const Live& live = live_[id];
+    const std::vector<uint64_t> values = PrefixValues(live.tokens);
     for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
       const int64_t rows = model_.RingRows(g);
-      for (int64_t p = std::max<int64_t>(0, of.committed - rows);
-           p < of.committed; ++p) {
+      for (int64_t p = std::max<int64_t>(0, live.committed - rows);
+           p < live.committed; ++p) {
         ASSERT_EQ(*model_.InRing(SequenceId(id), g, p),
                   values[static_cast<size_t>(p)])
             << "sequence " << id << " group " << g << " row " << p;
@@ -400,9 +401,9 @@ class RandomRun {
   // After all writes of the step, every slot that its first query sees must
   // still hold this sequence's own content.
   void ReadBack(int64_t id) {
-    const Live& of = live_[id];
-    const std::vector<uint64_t> values = PrefixValues(of.tokens);
-    for (const auto& [group, held] : of.held) {
+    const Live& live = live_[id];
+    const std::vector<uint64_t> values = PrefixValues(live.tokens);
+    for (const auto& [group, held] : live.held) {
       for (size_t s = 0; s < held.size(); ++s) {
         ASSERT_EQ(model_.Read(SequenceId(id), group, static_cast<int64_t>(s)),
                   held[s])
@@ -412,8 +413,8 @@ class RandomRun {
     for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
       if (Evicts(g)) continue;
       const int64_t first = FirstVisibleToken(
-          options_.config.groups[g].sliding_window, of.committed);
-      for (int64_t p = first; p < of.committed; ++p) {
+          options_.config.groups[g].sliding_window, live.committed);
+      for (int64_t p = first; p < live.committed; ++p) {
         ASSERT_EQ(model_.Read(SequenceId(id), g, p),
                   values[static_cast<size_t>(p)])
             << "sequence " << id << " group " << g << " position " << p;
@@ -482,20 +483,20 @@ class RandomRun {
   void Import() {
     if (images_.empty()) return;
     const int64_t index = Below(static_cast<int64_t>(images_.size()));
-    auto& [of, image] = images_[static_cast<size_t>(index)];
+    auto& [live, image] = images_[static_cast<size_t>(index)];
     const SequenceId id(next_id_++);
     StartOptions options;
     options.publish_prefix = Below(8) != 0;
-    options.prompt_tokens = of.prompt;
+    options.prompt_tokens = live.prompt;
     const ImageShape shape = image.shape;
     const int64_t before = FreePages();
     if (Below(8) != 0) {
-      if (!cache_.Import(id, &image, of.tokens, options)) {
+      if (!cache_.Import(id, &image, live.tokens, options)) {
         EXPECT_EQ(FreePages(), before);
         return;
       }
       EXPECT_EQ(cache_.ShapeOf(id), shape);
-      live_[id.value()] = std::move(of);
+      live_[id.value()] = std::move(live);
     }
     images_.erase(images_.begin() + index);
   }

@@ -720,7 +720,7 @@ TEST(PlanTest, RefusesCodecsThatContradictThemselves) {
        runs(R"({"channels":4,"bits":4},{"channels":4,"bits":0},
                {"channels":8,"bits":2})"),
        Shape(),
-       {"a run of 2 bits behind one of 0: want runs of 0 bits last"}},
+       {"a run of 2 bits after one of 0: want runs of 0 bits last"}},
       {"norm's type",
        codec(R"("bits":{"schedule":[2]},"per_token_norm":{})"),
        Shape(),

@@ -62,7 +62,7 @@ class Reader {
   absl::Status status() const {
     if (sound_) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("image: cut within its header, at byte ", all_.size()));
+        absl::StrCat("image: its header is cut at byte ", all_.size()));
   }
   absl::string_view left() const { return left_; }
   // The bytes that have been read.
@@ -228,7 +228,8 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   Reader reader(image);
   const absl::string_view magic = reader.Text(kMagic.size());
   KVASIR_RETURN_IF_ERROR(reader.status());
-  if (magic != kMagic) return InvalidImage("does not begin as one");
+  if (magic != kMagic)
+    return InvalidImage("its first bytes are not those of an image");
   const int64_t version = reader.Number(4);
   KVASIR_RETURN_IF_ERROR(reader.status());
   KVASIR_RETURN_IF_ERROR(CheckSame("version", version, kVersion));
@@ -267,12 +268,13 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
     }
     payload_bytes += pages * page_bytes;
   }
-  const int64_t said = reader.Number(8);
+  const int64_t stated = reader.Number(8);
   const absl::string_view header = reader.read();
   const auto checksum = static_cast<uint32_t>(reader.Number(kChecksumBytes));
   KVASIR_RETURN_IF_ERROR(reader.status());
-  if (said != payload_bytes) {
-    return InvalidImage("says ", said, " bytes of pages, its page counts ",
+  if (stated != payload_bytes) {
+    return InvalidImage("its header states ", stated,
+                        " bytes of pages, its page counts give ",
                         payload_bytes);
   }
   parsed.payload = reader.left();
@@ -283,7 +285,7 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   if (const uint32_t have = Checksum(header, parsed.payload);
       have != checksum) {
     return absl::DataLossError(absl::StrCat("image: its checksum is ", have,
-                                            ", its header says ", checksum));
+                                            ", its header states ", checksum));
   }
   return parsed;
 }

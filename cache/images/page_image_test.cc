@@ -143,7 +143,7 @@ TEST(PageImageTest, RefusesAnotherIdentityByName) {
   ExpectRefused(With(kVersion, 2, 4), absl::StatusCode::kFailedPrecondition,
                 "version is 2, want 3");
   ExpectRefused(With(0, 'x', 1), absl::StatusCode::kInvalidArgument,
-                "does not begin as one");
+                "its first bytes are not those of an image");
   ExpectRefused(With(kRank, ~0u, 4), absl::StatusCode::kFailedPrecondition,
                 "rank is 4294967295, want 1");
   ExpectRefused(With(kGroups, 1u << 31, 4),
@@ -171,9 +171,9 @@ TEST(PageImageTest, RefusesInconsistentSizesByName) {
   refused(With(kFirstGroup + 24, 1u << 29, 4),
           "group 0: 536870916 pages of 100 bytes in an image of");
   refused(With(kFirstGroup + 24, 2, 4),
-          "says 560 bytes of pages, its page counts 660");
+          "its header states 560 bytes of pages, its page counts give 660");
   refused(With(kPayloadBytes, 561, 8),
-          "says 561 bytes of pages, its page counts 560");
+          "its header states 561 bytes of pages, its page counts give 560");
 }
 
 }  // namespace

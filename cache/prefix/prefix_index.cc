@@ -245,11 +245,12 @@ absl::Status PrefixIndex::CheckTails(int64_t* tagged) const {
   }
   std::vector<int64_t> counted(pools_.size(), 0);
   for (const Tail& tail : tails_) {
-    const Node& of = node(tail.node);
-    if (!of.in_use || of.num_pages != static_cast<int32_t>(pools_.size())) {
-      return absl::InternalError(
-          absl::StrCat("node ", tail.node.value(), " has a tail and ",
-                       of.in_use ? of.num_pages : 0, " pages"));
+    const Node& node_of_tail = node(tail.node);
+    if (!node_of_tail.in_use ||
+        node_of_tail.num_pages != static_cast<int32_t>(pools_.size())) {
+      return absl::InternalError(absl::StrCat(
+          "node ", tail.node.value(), " has a tail and ",
+          node_of_tail.in_use ? node_of_tail.num_pages : 0, " pages"));
     }
     for (size_t g = 0; g < pools_.size(); ++g) {
       for (const PageId page : tail.pages[g]) {

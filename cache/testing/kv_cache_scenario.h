@@ -65,11 +65,11 @@ class KvCacheScenario {
 
   Known& Get(const std::string& name);
   std::string Start(const std::string& name, const Words& words);
-  std::string Reserve(Known& of, int64_t tokens);
-  void Commit(Known& of, int64_t tokens);
+  std::string Reserve(Known& sequence, int64_t tokens);
+  void Commit(Known& sequence, int64_t tokens);
   std::string Export(const std::string& name);
   std::string Import(const std::string& name, const Words& words);
-  std::string Delta(const Known& of);
+  std::string Delta(const Known& sequence);
   std::string Copies();
   std::string Evictions();
   std::string NameOf(SequenceId id) const;

@@ -127,11 +127,11 @@ absl::Status DetokenizerStages::CheckOrder(const Step& step,
   const bool joins = step.kind == Kind::kFuse || step.kind == Kind::kByteLevel;
   if (fused && step.kind != Kind::kFuse && step.kind != Kind::kStrip) {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
-    return name.Unsupported("Fuse and Strip behind Fuse or ByteLevel");
+    return name.Unsupported("Fuse and Strip after Fuse or ByteLevel");
   }
   if (after_bytes && !joins) {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
-    return name.Unsupported("Fuse behind ByteFallback");
+    return name.Unsupported("Fuse after ByteFallback");
   }
   return absl::OkStatus();
 }
