@@ -881,7 +881,7 @@ TEST(PlanTest, RefusesEvictionThatCannotWork) {
        eviction(R"("budget":8,"recent":6,"every_tokens":1,
                    "positions":"ORIGINAL")"),
        SlidingWindow(32),
-       {"layer 0 eviction: the layer sees a sliding window of 32 tokens"}},
+       {"layer 0 eviction: the layer has a sliding window of 32 tokens"}},
       {"units",
        eviction(R"("budget":8,"recent":6,"every_tokens":1,
                    "positions":"ORIGINAL","units":[{"heads":[0,1,2]}])"),

@@ -121,7 +121,7 @@ class CheckpointPlanTest : public ::testing::Test {
 
 TEST_F(CheckpointPlanTest, AnArtifactFitsItsPlan) { KVASIR_EXPECT_OK(Check()); }
 
-TEST_F(CheckpointPlanTest, WithoutThePlanItsTensorsAreMissed) {
+TEST_F(CheckpointPlanTest, NamesMissingTensorsWithoutThePlan) {
   std::filesystem::remove(folder_.File("kv_plan.json"));
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -130,7 +130,7 @@ TEST_F(CheckpointPlanTest, WithoutThePlanItsTensorsAreMissed) {
                                  "missing")));
 }
 
-TEST_F(CheckpointPlanTest, WhatNoPlanChangesIsCheckedAtOnce) {
+TEST_F(CheckpointPlanTest, OpenChecksTensorsThatNoPlanChanges) {
   shapes_["model.layers.1.mlp.up_proj.weight"] = {19, 24};
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -173,7 +173,7 @@ TEST_F(CheckpointPlanTest, FullWeightsUnderACompressingPlanAreRefused) {
                                       HasSubstr("[5, 24]"))));
 }
 
-TEST_F(CheckpointPlanTest, AProjectionThatThePlanHasNoUseForIsRefused) {
+TEST_F(CheckpointPlanTest, RefusesAProjectionThatThePlanDoesNotUse) {
   // A bias that the artifact has but nothing reads would change the outputs.
   for (const char* part : {"o_proj.bias", "k_proj.up.bias", "v_proj.weight"}) {
     SCOPED_TRACE(part);
@@ -193,7 +193,7 @@ TEST_F(CheckpointPlanTest, AProjectionThatThePlanHasNoUseForIsRefused) {
 }
 
 // Kept pairs of keys have the tensor names of the base model.
-TEST_F(CheckpointPlanTest, KeptPairsAreNoPlainLayer) {
+TEST_F(CheckpointPlanTest, KeptPairsAreNotAPlainLayer) {
   KvPlan plan = Plan();
   kvasir::v1::SidePlan* key = plan.mutable_layers(1)->mutable_key();
   ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
@@ -242,7 +242,7 @@ TEST_F(CheckpointPlanTest, ABiasThatAPlainModelDoesNotReadIsRefused) {
                              HasSubstr("has no bias"))));
 }
 
-TEST_F(CheckpointPlanTest, RangesMayBeLeftForLater) {
+TEST_F(CheckpointPlanTest, RangesMayBeCheckedLater) {
   shapes_.erase(Name("k_proj.range.min"));
   Write();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
@@ -254,7 +254,7 @@ TEST_F(CheckpointPlanTest, RangesMayBeLeftForLater) {
                        HasSubstr("k_proj.range.min is missing")));
 }
 
-TEST_F(CheckpointPlanTest, RangesAreF32) {
+TEST_F(CheckpointPlanTest, RangesMustBeF32) {
   Write("", "BF16");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));

@@ -125,7 +125,7 @@ TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeInPiecesOfAnySize) {
   }
 }
 
-TEST(FamilyTensorsTest, PositionsBeginBehindTheUnusedRows) {
+TEST(FamilyTensorsTest, PositionsBeginAfterTheUnusedRows) {
   auto checkpoint = Checkpoint::Open(GoldenModel("opt-tied"));
   KVASIR_ASSERT_OK(checkpoint);
   auto table = checkpoint->Tensor(kPositionsName);

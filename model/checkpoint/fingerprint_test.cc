@@ -58,7 +58,7 @@ std::string IdOf(const Tiles& tiles) {
   return builder.Finish(DecoderSpec());
 }
 
-TEST(TileHasherTest, BlocksDoNotMatter) {
+TEST(TileHasherTest, DoesNotDependOnBlocks) {
   const std::vector<std::byte> bytes = Bytes();
   const Tiles whole = TilesOf(bytes, 0, kRows);
   EXPECT_EQ(whole.rows, 3);
@@ -77,7 +77,7 @@ TEST(TileHasherTest, BlocksDoNotMatter) {
   }
 }
 
-TEST(TileHasherTest, AByteChangesItsOwnTileAlone) {
+TEST(TileHasherTest, AByteChangesOnlyItsOwnTile) {
   std::vector<std::byte> bytes = Bytes();
   const Tiles before = TilesOf(bytes, 0, kRows);
   struct Place {
@@ -118,7 +118,7 @@ TEST(WeightsIdTest, RanksThatReadRowsOrColumnsGiveTheWholeTensorsId) {
   EXPECT_EQ(by_columns.Finish(DecoderSpec()), whole);
 }
 
-TEST(WeightsIdTest, TheSameTilesOfAnotherTensorAreOtherWeights) {
+TEST(WeightsIdTest, TheSameTilesOfAnotherTensorGiveAnotherId) {
   const Tiles tiles = TilesOf(Bytes(), 0, kRows);
   const std::string id = IdOf(tiles);
   WeightsIdBuilder other_name;
@@ -131,7 +131,7 @@ TEST(WeightsIdTest, TheSameTilesOfAnotherTensorAreOtherWeights) {
   EXPECT_NE(other_type.Finish(DecoderSpec()), id);
 }
 
-TEST(WeightsIdDeathTest, AMissingTileIsNoId) {
+TEST(WeightsIdDeathTest, AMissingTileIsABug) {
   const std::vector<std::byte> bytes = Bytes();
   WeightsIdBuilder builder;
   builder.Add("t", Info(), TilesOf(bytes, 0, kTileRows));

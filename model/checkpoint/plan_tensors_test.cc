@@ -290,7 +290,7 @@ TEST(PlanTensorsTest, AnchoredKeysAreRebuiltFromTheDimsOfTheirPairs) {
   EXPECT_THAT(tensors, Contains("q_proj.weight [32, 24]"));
 }
 
-TEST(PlanTensorsTest, DimsOfPairsGoByThePairing) {
+TEST(PlanTensorsTest, DimsOfPairsFollowThePairing) {
   const std::vector<uint32_t> pairs = {1, 2};
   EXPECT_THAT(PairDims({.rotary_dim = 6}, pairs), ElementsAre(1, 2, 4, 5));
   EXPECT_THAT(
@@ -298,7 +298,7 @@ TEST(PlanTensorsTest, DimsOfPairsGoByThePairing) {
       ElementsAre(2, 3, 4, 5));
 }
 
-TEST(PlanTensorsTest, CoveredDimsAscendAndGoByUses) {
+TEST(PlanTensorsTest, CoveredDimsAscendAndFollowTheUses) {
   DecoderSpec spec = Spec();
   spec.rope.rotary_dim = 4;
   const auto covered = [&](plan::Side side, const std::string& part) {
@@ -323,7 +323,7 @@ TEST(PlanTensorsTest, CoveredDimsAscendAndGoByUses) {
   EXPECT_THAT(covered(plan::Side::kKey, two), ElementsAre(1, 3, 4, 5, 6, 7));
 }
 
-TEST(PlanTensorsTest, WhatHasNoTensorsIsSaid) {
+TEST(PlanTensorsTest, RefusesPartsWithoutTensors) {
   EXPECT_THAT(DescribeAttention(
                   Spec(), Layer(LowRank("at_runtime", "POST_ROPE"), kFull)),
               StatusIs(absl::StatusCode::kUnimplemented,
@@ -331,7 +331,7 @@ TEST(PlanTensorsTest, WhatHasNoTensorsIsSaid) {
                                  "self_attn.k_proj")));
 }
 
-TEST(PlanTensorsTest, KeyAndValueShareWhatComesBeforeTheirLifts) {
+TEST(PlanTensorsTest, KeyAndValueShareTheTensorsBeforeTheirLifts) {
   const auto listed = [](const DecoderSpec& spec, const std::string& value,
                          const std::string& rest) {
     const LayerPlan apart = Layer(LowRank("reconstruct", "PRE_ROPE", rest),
@@ -365,7 +365,7 @@ TEST(PlanTensorsTest, KeyAndValueShareWhatComesBeforeTheirLifts) {
                   "kv_proj.up_key.1.weight [8, 2]", "o_proj.weight [24, 10]"));
 }
 
-TEST(PlanTensorsTest, APlanForAnotherModelIsNoCrash) {
+TEST(PlanTensorsTest, RefusesAPlanForAnotherModelWithoutACrash) {
   DecoderSpec spec = Spec();
   spec.num_kv_heads = 4;
   EXPECT_THAT(

@@ -64,7 +64,7 @@ TEST(RandomWeightsTest, NormsAreOnes) {
 }
 
 // The keys of head h are the second block of its rows.
-TEST(RandomWeightsTest, OurTensorsAreRowsOfTheFamilysOwn) {
+TEST(RandomWeightsTest, CanonicalTensorsAreRowsOfTheFamilysTensors) {
   const ModelShape shape = {.name = "small",
                             .family = Family::kNeox,
                             .num_layers = 1,

@@ -41,7 +41,7 @@ absl::Status HeaderStatus(const std::string& header, uint64_t data_bytes) {
   return ParseSafetensorsHeader(header, data_bytes, "x.safetensors").status();
 }
 
-TEST_F(SafetensorsTest, APointerOfGitLfsIsCalledThat) {
+TEST_F(SafetensorsTest, ReportsAPointerOfGitLfs) {
   const std::string path = Write("a.safetensors",
                                  "version https://git-lfs.github.com/spec/v1\n"
                                  "oid sha256:4665\nsize 16\n");
@@ -266,7 +266,7 @@ TEST_F(SafetensorsTest, AnIndexCannotLeadOutOfTheFolder) {
   }
 }
 
-TEST_F(SafetensorsTest, AnIndexMustTellTheTruth) {
+TEST_F(SafetensorsTest, AnIndexMustMatchItsFiles) {
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   Write("model.safetensors.index.json",
         R"({"weight_map":{"b":"s1.safetensors"}})");
@@ -345,7 +345,7 @@ TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
                              HasSubstr("want fingerprint " + fingerprint))));
 }
 
-TEST_F(SafetensorsTest, AFolderWithoutTensorsSaysWhatIsWanted) {
+TEST_F(SafetensorsTest, AFolderWithoutTensorsNamesTheWantedFiles) {
   EXPECT_THAT(
       TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.safetensors")));

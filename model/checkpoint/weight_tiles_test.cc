@@ -61,7 +61,7 @@ std::string TextOf(const WeightsIdBuilder& builder) {
   return WeightTilesText(builder.tensors(), Spec());
 }
 
-TEST(WeightTilesTest, RanksTogetherHaveTheIdOfOne) {
+TEST(WeightTilesTest, AllRanksTogetherHaveTheIdOfOneRank) {
   WeightsIdBuilder one;
   one.Add("matrix", kMatrix, TilesAt(2, 2, 0, 1));
   one.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -73,7 +73,7 @@ TEST(WeightTilesTest, RanksTogetherHaveTheIdOfOne) {
               Holds(id));
 }
 
-TEST(WeightTilesTest, ABitOfOneRankIsAnotherId) {
+TEST(WeightTilesTest, ABitOfOneRankChangesTheId) {
   WeightsIdBuilder other;
   other.Add("matrix", kMatrix, TilesAt(2, 1, 1, 3), 0, 1);
   other.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -84,7 +84,7 @@ TEST(WeightTilesTest, ABitOfOneRankIsAnotherId) {
   EXPECT_NE(*id, *changed);
 }
 
-TEST(WeightTilesTest, WeightsThatAreMadeHaveTheIdThatAllRanksName) {
+TEST(WeightTilesTest, GeneratedWeightsHaveTheIdThatAllRanksName) {
   const std::string made = WeightTilesText("random");
   EXPECT_THAT(CombineWeightTiles({made, made}), Holds("random"));
   EXPECT_THAT(CombineWeightTiles({made, WeightTilesText("other")}),
@@ -104,7 +104,7 @@ TEST(WeightTilesTest, TilesThatDisagreeNameTensorAndRanks) {
                                "than rank 1 has read")));
 }
 
-TEST(WeightTilesTest, ATileOfNobodyIsNamed) {
+TEST(WeightTilesTest, NamesATileThatNoRankHas) {
   WeightsIdBuilder part;
   part.AddTensor("matrix", kMatrix);
   part.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -167,7 +167,7 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
 }
 
 // Sizes that no memory holds are refused.
-TEST(WeightTilesTest, TilesThatNobodyHasTakeNoMemory) {
+TEST(WeightTilesTest, TilesThatNoRankHasTakeNoMemory) {
   kvasir::v1::WeightTiles tiles;
   tiles.ParseFromString(TextOf(HalfOf(0)));
   for (const uint64_t size : {uint64_t{1} << 20, uint64_t{1} << 63}) {

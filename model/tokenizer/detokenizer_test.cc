@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(All, DetokenizerTest,
                            return name;
                          });
 
-TEST(DetokenizerTest, HalfACharacterWaits) {
+TEST(DetokenizerTest, HoldsBackHalfACharacter) {
   const auto tokenizer = Golden("llama2");
   const auto byte = [&](const char* token) {
     return *tokenizer->TokenToId(token);
@@ -108,7 +108,7 @@ TEST(DetokenizerTest, HalfACharacterWaits) {
   EXPECT_EQ(stream.Finish(), "\xEF\xBF\xBD");
 }
 
-TEST(DetokenizerTest, FirstWordKeepsItsSpaceBehindAPrompt) {
+TEST(DetokenizerTest, FirstWordKeepsItsSpaceAfterAPrompt) {
   const auto tokenizer = Golden("llama2");
   const int32_t word = *tokenizer->TokenToId("\xE2\x96\x81the");
   IncrementalDetokenizer fresh(*tokenizer, true);
@@ -118,7 +118,7 @@ TEST(DetokenizerTest, FirstWordKeepsItsSpaceBehindAPrompt) {
   EXPECT_EQ(primed.Push(word), " the");
 }
 
-TEST(DetokenizerTest, TrailingStripHoldsBackOnlyWhatItMayDrop) {
+TEST(DetokenizerTest, TrailingStripHoldsBackOnlyCharactersThatItMayDrop) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer, Tokenizer::FromJson(R"({
     "decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"},
       {"type": "Strip", "content": "_", "start": 1, "stop": 2}]},

@@ -260,7 +260,7 @@ std::vector<Mutation> HostilePipelines() {
   };
 }
 
-TEST(TokenizerTest, HostileFilesNameFieldAndValue) {
+TEST(TokenizerTest, ErrorsOfHostileFilesNameFieldAndValue) {
   std::vector<Mutation> mutations = HostileModels();
   for (const Mutation& m : HostilePipelines()) mutations.push_back(m);
   for (const Mutation& m : mutations) {
@@ -273,7 +273,7 @@ TEST(TokenizerTest, HostileFilesNameFieldAndValue) {
   }
 }
 
-TEST(TokenizerTest, TextThatIsNoJsonIsRefusedWithItsName) {
+TEST(TokenizerTest, RefusesTextThatIsNotJsonByItsName) {
   for (const std::string& text :
        {std::string(), std::string("{"), std::string("{\"model\": \xFF}"),
         std::string("[]"), std::string("null"), SmallFile().dump() + "x",
@@ -378,7 +378,7 @@ TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
       tokenizer->Encode(std::string(size_t{1} << 20, 'a')).status());
 }
 
-TEST(TokenizerTest, TwoFilesInPlaceOfOneAreNamed) {
+TEST(TokenizerTest, ReportsATokenizerInTwoFiles) {
   const base::TempFolder folder;
   for (const char* name : {"vocab.json", "merges.txt"}) folder.Write(name, "");
   EXPECT_THAT(
@@ -502,7 +502,7 @@ TEST(TokenizerTest, ThreadsShareOneTokenizer) {
   for (const Ids& ids : got) EXPECT_EQ(ids, want);
 }
 
-TEST(TokenizerTest, TokenBytesAreWhatATokenAdds) {
+TEST(TokenizerTest, TokenBytesAreTheBytesThatATokenAdds) {
   const auto gpt2 = Golden("gpt2");
   const auto llama2 = Golden("llama2");
   EXPECT_EQ(llama2->TokenBytes(*llama2->TokenToId("<0x0A>")), "\n");
