@@ -280,7 +280,7 @@ class KvCache {
   Sequence& AddSequence(SequenceId id);
   void SetSchedules(size_t num_tokens, const StartOptions& options,
                     Sequence* out) const;
-  void PublishPages(absl::Span<const int32_t> token_ids, Sequence* of);
+  void PublishPages(absl::Span<const int32_t> token_ids, Sequence* entry);
   std::vector<const SequenceState*> States() const;
 
   const KvCacheConfig config_;

@@ -279,7 +279,7 @@ def test_the_loss_is_the_oracles_where_other_families_evict(family, tmp_path):
     if "sliding_window" in json.loads((base / "config.json").read_text()):
         refused = run("perplexity", "--model", own[next(iter(methods))][0], "--text",
                       EVALUATION, *EVICTING, KEPT_SLOTS, check=False)
-        assert "no layer can evict: every one sees a sliding window" in refused.stderr
+        assert "no layer can evict: every layer has a sliding window" in refused.stderr
         return
     nats = evicted_loss(base, methods, own, tmp_path)
     for name, (_, tolerance) in methods.items():

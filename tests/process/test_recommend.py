@@ -102,7 +102,7 @@ def test_what_cannot_be_done_says_why_and_leaves_nothing(tree):
     assert code == 1 and "is in" not in out
     (tree.root / "scripts/build").write_text("#!/bin/sh\necho no target; exit 1\n")
     code, _, error = tree.recommend()
-    assert code == 1 and "where libtorch is missing, scripts/setup compress installs it" in error
+    assert code == 1 and "if libtorch is missing, run scripts/setup compress" in error
     shutil.rmtree(tree.models / "smollm2")
     code, _, error = tree.recommend("--folder", "smollm2")
     assert code == 1 and "run models/fetch smollm2" in error
