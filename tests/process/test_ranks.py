@@ -22,7 +22,7 @@ PROMPTS = [f"Chapter {i}. It was a bright cold morning, and she said to him" for
 # The time until streams of clients end after a rank is lost.
 SOON_SECONDS = 5
 END_SECONDS = 20
-ROUNDS = int(os.environ.get("KVASIR_RANK_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("KVASIR_RANK_ROUNDS", "1"))
 ONE_THREAD = ["--threads", "1"]
 FAKE_NCCL = os.environ.get("KVASIR_FAKE_NCCL_LIBRARY")
 
