@@ -74,7 +74,7 @@ std::vector<float> HadamardByKernel(EmulatedTest& test, const HadamardCase& c,
   return test.GetNumbers(result, c.dtype);
 }
 
-// Equal bits, or NaN on both sides where nothing is written.
+// Equal numbers; NaN, in places that no op writes, equals NaN.
 bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {

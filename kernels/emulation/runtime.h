@@ -60,7 +60,7 @@ struct BulkCopy {
   char* barrier;
 };
 
-// A value that a polling thread saw, and where.
+// An address that a thread polled, and the value that it saw.
 struct Look {
   const void* at;
   uint64_t value;

@@ -39,7 +39,7 @@ struct AccessTable {
   int count;
 };
 
-// Which thread runs next when several are ready.
+// The choice of the next thread when several are ready.
 enum class ThreadOrder : uint8_t {
   kAny,     // any of them, at random
   kByWarp,  // mostly a thread of the ready warp with the lowest rank, so that
