@@ -1,5 +1,5 @@
-// A steady clock that reads like the wall's: Clock::Real(), with its sources
-// given so that a test can step them.
+// A steady clock that starts at the wall clock's time. It is Clock::Real() with
+// its sources as parameters, so that a test can step them.
 #pragma once
 
 #include "absl/time/time.h"
@@ -7,9 +7,10 @@
 
 namespace kvasir::base {
 
-// A step of the wall clock must end no request and wake no watchdog, so only
-// its first reading counts. Instants of others (a deadline on the wire) are
-// brought over by the time left until them: Now() + (t - absl::Now()).
+// Only the first reading of the wall clock counts, because a later step of it
+// must not end a request or wake a watchdog. To bring over an absolute time
+// from elsewhere (a deadline on the wire), use the time that is left until it:
+// Now() + (t - absl::Now()).
 // Threads: all methods may be called from any thread.
 class AnchoredClock final : public Clock {
  public:
@@ -25,7 +26,7 @@ class AnchoredClock final : public Clock {
 
  private:
   absl::Duration (*const steady_)();
-  const absl::Time zero_;  // what the wall read when `steady_` was zero
+  const absl::Time zero_;  // the wall clock's time when `steady_` was zero
 };
 
 }  // namespace kvasir::base

@@ -1,5 +1,6 @@
-// Assertions for broken invariants: a failed check prints where and what, and
-// aborts. Never used on data from files, the network or peers.
+// Assertions for broken invariants. A failed check prints its place and its
+// condition, and aborts. Never use them on data from files, the network or
+// peers.
 #pragma once
 
 #include <cstdio>
@@ -23,7 +24,7 @@ namespace kvasir::base {
       ::kvasir::base::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)
 
-// On where KVASIR_CHECKS is (dev and the sanitizer presets).
+// On if KVASIR_CHECKS is (dev and the sanitizer presets).
 #if KVASIR_CHECKS
 #define KVASIR_DCHECK(condition) KVASIR_CHECK(condition)
 #else

@@ -1,4 +1,5 @@
-// Time as a dependency: logic takes a Clock, tests move a ManualClock by hand.
+// Time as a dependency: logic takes a Clock, and tests move a ManualClock by
+// hand.
 #pragma once
 
 #include "absl/base/thread_annotations.h"
@@ -13,7 +14,7 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual absl::Time Now() const = 0;
-  // Wall time when first asked, and steady from there: it never steps.
+  // Reads the wall clock once, and is steady from there: it never steps.
   static const Clock& Real();
 };
 

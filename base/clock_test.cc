@@ -9,7 +9,7 @@ namespace {
 absl::Time wall_now;
 absl::Duration steady_now;
 
-TEST(AnchoredClockTest, AStepOfTheWallClockDoesNotShow) {
+TEST(AnchoredClockTest, IgnoresAStepOfTheWallClock) {
   wall_now = absl::FromUnixSeconds(1000);
   steady_now = absl::Seconds(7);
   const AnchoredClock clock(

@@ -1,5 +1,5 @@
-// Quantization errors as they lie beside a slot: the caches of the server and
-// the oracle compare the same numbers. C++17.
+// Quantization errors in the form in which a slot's metadata stores them. The
+// caches of the server and of the oracle compare the same numbers. C++17.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,17 @@
 
 namespace kvasir::base {
 
-// An error as a byte: 0 stands for 0, code c for 2^((c - 1) / 6 - 24), from the
-// least number of float16 to 2^18.3. The nearest code in the logarithm, so an
-// error in that range comes back within a factor of 2^(1/12) (6 %); smaller
-// ones become 1, greater ones and NaN 255. Monotone, and the same on every
-// machine: comparisons alone.
+// An error as one byte. 0 stands for 0, and code c stands for 2^((c - 1) / 6 -
+// 24): from the smallest float16 number to 2^18.3. The encoder takes the code
+// that is nearest in the logarithm, so an error in that range is decoded within
+// a factor of 2^(1/12) (6 %). Smaller errors become 1; greater ones and NaN
+// become 255. The encoding is monotone and uses only comparisons, so it is the
+// same on every machine.
 inline constexpr int kErrorStepsPerOctave = 6;
 inline constexpr int kErrorLeastExponent = -24;
 
 KVASIR_HOST_DEVICE inline uint8_t EncodeError(float error) {
-  // 2^(1/12), 2^(3/12), ...: borders between the codes of an octave.
+  // 2^(1/12), 2^(3/12), ...: the borders between the codes of an octave.
   constexpr float kBorders[kErrorStepsPerOctave] = {
       1.0594631f, 1.1892071f, 1.3348398f, 1.4983071f, 1.6817929f, 1.8877486f};
   if (error == 0.0f) return 0;

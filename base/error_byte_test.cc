@@ -26,7 +26,7 @@ TEST(ErrorByteTest, IsMonotoneAndExactForZero) {
   }
 }
 
-TEST(ErrorByteTest, ComesBackToSixPercentInTheRangeOfHalves) {
+TEST(ErrorByteTest, DecodesWithinSixPercentInTheRangeOfFloat16) {
   for (float error = 0x1p-24f; error <= 65504.0f; error = error * 1.0007f) {
     const float ratio = DecodeError(EncodeError(error)) / error;
     EXPECT_LT(std::abs(std::log2(ratio)), 1.0f / 12.0f + 1e-5f) << error;

@@ -28,7 +28,8 @@ bool IsPaleyTwo(int64_t order) {
   return order % 4 == 0 && q % 4 == 1 && IsPrime(q);
 }
 
-// The smallest K of the construction; none: no exact matrix of order n.
+// The smallest K of the construction. Empty: there is no exact matrix of order
+// n.
 std::optional<int64_t> KernelOrder(int64_t n) {
   const int64_t odd =
       n >> std::countr_zero(static_cast<uint64_t>(n));  // n = odd * 2^m
@@ -118,7 +119,7 @@ std::vector<int64_t> HadamardBlocks(int64_t n) {
   std::vector<int64_t> blocks;
   while (n > 0) {
     int64_t order = n;
-    while (!KernelOrder(order).has_value()) --order;  // 1 exists
+    while (!KernelOrder(order).has_value()) --order;  // order 1 always works
     blocks.push_back(order);
     n -= order;
   }

@@ -25,20 +25,23 @@
 
 namespace kvasir::base {
 
-// Orders of the diagonal blocks, in order; their sum is n. n >= 1.
+// Orders of the diagonal blocks, from the first block on. Their sum is n >= 1.
 std::vector<int64_t> HadamardBlocks(int64_t n);
 
-// K of a block of that order (one of HadamardBlocks), [order, order] signs.
+// The matrix K of a diagonal block: [order, order] signs. `block_order` is one
+// of HadamardBlocks.
 struct HadamardKernel {
   int64_t order = 1;
   std::vector<int8_t> signs;
 };
 HadamardKernel HadamardKernelOf(int64_t block_order);
 
-// +1 and -1 inside the diagonal blocks, 0 outside; [n, n], n >= 1.
+// Entries are +1 and -1 inside the diagonal blocks and 0 outside; [n, n], n >=
+// 1.
 std::vector<int8_t> HadamardSigns(int64_t n);
 
-// Each block divided by the root of its order: orthogonal; [n, n], n >= 1.
+// HadamardSigns with each block divided by the root of its order, which makes
+// the matrix orthogonal; [n, n], n >= 1.
 std::vector<double> HadamardMatrix(int64_t n);
 
 }  // namespace kvasir::base

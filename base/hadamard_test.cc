@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// H Ht, which must be order * I inside a block and 0 outside.
+// H Ht must be order * I inside a block and 0 outside.
 void ExpectRowsOrthogonal(int64_t n) {
   const std::vector<int8_t> signs = HadamardSigns(n);
   const std::vector<int64_t> blocks = HadamardBlocks(n);
@@ -63,11 +63,11 @@ TEST(HadamardTest, OtherSizesAreBlocksOfTheLargestExactOrders) {
   EXPECT_THAT(HadamardBlocks(92), ElementsAre(88, 4));
 }
 
-TEST(HadamardTest, SmallMatricesAreTheDocumentedOnes) {
+TEST(HadamardTest, SmallMatricesMatchTheDocumentation) {
   EXPECT_THAT(HadamardSigns(1), ElementsAre(1));
   EXPECT_THAT(HadamardSigns(2), ElementsAre(1, 1, 1, -1));
   EXPECT_THAT(HadamardSigns(3), ElementsAre(1, 1, 0, 1, -1, 0, 0, 0, 1));
-  // Paley I, q = 11: squares are 1, 3, 4, 5, 9.
+  // Paley I with q = 11: the squares are 1, 3, 4, 5, 9.
   const std::vector<int8_t> twelve = HadamardSigns(12);
   EXPECT_THAT(std::vector<int8_t>(twelve.begin() + 12, twelve.begin() + 24),
               ElementsAre(-1, 1, 1, -1, 1, 1, 1, -1, -1, -1, 1, -1));

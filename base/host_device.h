@@ -1,4 +1,4 @@
-// Functions that nvcc compiles for both sides. C++17.
+// Marks functions that nvcc compiles for both host and device. C++17.
 #pragma once
 
 #ifdef __CUDACC__

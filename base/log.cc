@@ -31,7 +31,8 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-// The event itself is, as JSON, an object without its opening brace.
+// The pattern adds the opening brace of a JSON event; FormatLogEvent leaves it
+// out.
 std::string PatternOf(LogFormat format, std::optional<int> rank) {
   if (format == LogFormat::kJson) {
     return absl::StrCat(
@@ -133,7 +134,7 @@ std::string Printable(std::string_view text) {
   out.reserve(text.size());
   for (size_t i = 0; i < text.size(); ++i) {
     const auto c = static_cast<unsigned char>(text[i]);
-    // U+0080 to U+009F are controls too: 0xc2 and one byte.
+    // U+0080 to U+009F are control characters as well: 0xc2 and one byte.
     const auto next =
         i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0u;
     if (c == 0xc2 && next >= 0x80 && next <= 0x9f) {

@@ -1,5 +1,5 @@
-// Structured logs through spdlog, as text for people or JSON for machines, one
-// line an event, on standard error.
+// Structured logs through spdlog, as text for people or JSON for machines. Each
+// event is one line on standard error.
 //
 //   base::LogInfo("worker ready", {{"pages", 512}, {"model", name}});
 //
@@ -20,10 +20,11 @@ namespace kvasir::base {
 enum class LogFormat { kText, kJson };
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
-// Text of a field is cut behind so many bytes: a client chooses some of it.
+// The text of a field is cut after this many bytes, because clients choose some
+// of it.
 inline constexpr size_t kMaxLogFieldBytes = 1024;
 
-// Text that is of this process's own making and worth its length.
+// Text that is never cut, because this process has made it.
 struct LogWhole {
   std::string_view text;
 };
@@ -53,15 +54,16 @@ class LogField {
   Value value_;
 };
 
-// Threads: call once, before other threads exist; the Log functions may then
-// be called from any thread. Without it, text at info level.
+// Threads: call it once, before other threads exist. The Log functions may then
+// be called from any thread. If it is not called, the log is text at info
+// level.
 void InitLogging(LogFormat format, LogLevel level);
 
-// Every line names this rank of a tensor-parallel group from now on. As
-// InitLogging, whose formats it keeps.
+// From now on, every line names this rank of a tensor-parallel group. The
+// thread rule of InitLogging applies, and its format stays.
 void SetLogRank(int rank);
 
-// "text" / "json" and "debug" / "info" / "warning" / "error" / "off".
+// Parses "text" / "json" and "debug" / "info" / "warning" / "error" / "off".
 absl::Status ParseLogFormat(std::string_view name, LogFormat* format);
 absl::Status ParseLogLevel(std::string_view name, LogLevel* level);
 
@@ -81,12 +83,12 @@ inline void LogError(std::string_view message,
   Log(LogLevel::kError, message, fields);
 }
 
-// Text for a terminal that may hold what a file or a client wrote: control
-// characters but line breaks and tabs become "\x1b" (of one byte) or "\u009b",
-// so that no name moves the cursor or colours what follows.
+// Makes text safe for a terminal if it comes from a file or a client. Control
+// characters except line breaks and tabs become "\x1b" (one byte) or "\u009b",
+// so no name can move the cursor or colour the text after it.
 std::string Printable(std::string_view text);
 
-// The line's body as Log writes it (without time and level in text form).
+// The line's body as Log writes it; in text form without time and level.
 std::string FormatLogEvent(LogFormat format, std::string_view message,
                            std::initializer_list<LogField> fields);
 

@@ -1,5 +1,5 @@
-// Lines of the log that others cause as often as they like: one a minute of
-// each cause, which says how many there were.
+// Limits log lines that others can cause at any rate: one line a minute for
+// each cause. It also counts the lines that were left out.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,12 @@ namespace kvasir::base {
 // Threads: any.
 class LogLimit {
  public:
-  // `clock` lives as long.
+  // `clock` must outlive it.
   explicit LogLimit(const Clock& clock = Clock::Real()) : clock_(clock) {}
 
-  // nullopt: no line now. Otherwise how many of the cause had none since its
-  // last one. Causes are kept: words of ours, never of a peer's.
+  // nullopt: write no line now. Otherwise the number of lines of this cause
+  // that were left out since the last one. Causes are kept for good, so they
+  // must be fixed texts of this program and never come from a peer.
   std::optional<uint64_t> Take(std::string_view cause)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);

@@ -5,7 +5,7 @@
 namespace kvasir::base {
 namespace {
 
-TEST(LogLimitTest, ACauseHasALineAMinuteWhichSaysHowManyThereWere) {
+TEST(LogLimitTest, AllowsOneLineAMinuteForEachCauseAndCountsTheOthers) {
   ManualClock clock{absl::FromUnixSeconds(1'800'000'000)};
   LogLimit limit(clock);
   EXPECT_EQ(limit.Take("a"), 0);

@@ -31,8 +31,9 @@ TEST(LogTest, ALineBreakInAFieldStaysInOneLine) {
             "x id=\"a\\nb\"");
 }
 
-// A model name of a megabyte of control characters once wrote a line of six.
-TEST(LogTest, AClientsTextIsCutBeforeItIsEscaped) {
+// A client once sent a model name of a megabyte of control characters, which
+// caused a log line of six megabytes.
+TEST(LogTest, CutsAClientsTextBeforeEscapingIt) {
   const std::string name(1 << 20, '\x01');
   for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
     const std::string line = FormatLogEvent(format, "x", {{"model", name}});
@@ -47,7 +48,7 @@ TEST(LogTest, ControlCharactersOfNamesDoNotReachATerminal) {
   EXPECT_EQ(Printable("a\x1b[31m\rb\x7f\xc2\x9b"
                       "2J"),
             "a\\x1b[31m\\x0db\\x7f\\u009b2J");
-  // Whole words of any language, lines and columns stay.
+  // Words of any language, lines and columns stay as they are.
   EXPECT_EQ(Printable("k\u00e4se\n\t\u4e2d \xc2\xa0"),
             "k\u00e4se\n\t\u4e2d \xc2\xa0");
   EXPECT_EQ(FormatLogEvent(LogFormat::kText, "x",

@@ -38,7 +38,7 @@ std::optional<int64_t> ReadNumber(const std::string& path) {
   return value;
 }
 
-// Bytes after `name` in a file of "Name:  123 kB" lines.
+// The bytes that follow `name` in a file of "Name: 123 kB" lines.
 std::optional<int64_t> KilobyteField(const std::string& text,
                                      std::string_view name) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -53,7 +53,7 @@ std::optional<int64_t> KilobyteField(const std::string& text,
   return std::nullopt;
 }
 
-// The number after `name` in a file of "name 123" lines.
+// The number that follows `name` in a file of "name 123" lines.
 std::optional<int64_t> NumberField(const std::string& text,
                                    std::string_view name) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -84,9 +84,9 @@ void LimitMemory(std::optional<int64_t> limit, std::optional<int64_t> usage,
   }
 }
 
-// What a group uses, without file pages that nobody has read twice: the kernel
-// takes those back before it refuses anything. A checkpoint just read would
-// count as used otherwise.
+// The memory that a group uses, without file pages that were not read twice.
+// The kernel reclaims these before it refuses an allocation. Otherwise a
+// checkpoint that was just read would count as used.
 std::optional<int64_t> ReadUsage(const std::string& usage_path,
                                  const std::string& stat_path,
                                  std::string_view reclaimable) {
@@ -103,7 +103,7 @@ void LimitCpu(double quota, double period, GroupLimits* limits) {
   }
 }
 
-// cgroup v2: one folder with everything.
+// cgroup v2: one folder has all files.
 void ReadUnified(const std::string& folder, GroupLimits* limits) {
   if (const auto text = ReadSmallFile(folder + "/cpu.max")) {
     const std::vector<absl::string_view> words =
@@ -135,7 +135,8 @@ void ReadMemoryController(const std::string& folder, GroupLimits* limits) {
               limits);
 }
 
-// Calls read(folder) for the group and all above it: any of them may limit.
+// Calls read(folder) for the group and for all groups above it, because any of
+// them may set a limit.
 template <typename Read>
 void WalkUp(const std::string& mount, std::string group, const Read& read) {
   for (;;) {

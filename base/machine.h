@@ -1,5 +1,5 @@
-// What this process may use: CPUs and memory by cgroup limits and affinity,
-// not what the host has.
+// The CPUs and memory that this process may use, by cgroup limits and affinity;
+// the host may have more.
 #pragma once
 
 #include <cstdint>
@@ -8,24 +8,24 @@
 namespace kvasir::base {
 
 struct MachineLimits {
-  // Threads worth starting: the affinity mask, cut by the CPU quota (rounded
-  // down, at least 1).
+  // The number of threads worth starting: the CPUs of the affinity mask, but at
+  // most the CPU quota (rounded down, at least 1).
   int cpus = 1;
   // Bytes that the process may hold in all: the smallest memory limit of its
   // cgroups, at most the machine's RAM.
   int64_t memory_bytes = 0;
-  // Of those, what is left now: limit minus what the cgroup uses (inactive file
-  // pages do not count: the kernel reclaims them), at most what the machine has
-  // available.
+  // The part of memory_bytes that is left now: the limit minus what the cgroup
+  // uses, at most what the machine has available. Inactive file pages count as
+  // left, because the kernel reclaims them.
   int64_t available_bytes = 0;
 };
 
-// Reads the limits now; cheap enough to ask again.
+// Reads the limits now. Cheap enough to call repeatedly.
 MachineLimits ReadMachineLimits();
 
-// The same below another root, for tests: `root`/proc/self/cgroup,
-// `root`/proc/meminfo, `root`/sys/fs/cgroup; `affinity_cpus` in place of the
-// mask. What cannot be read does not limit.
+// The same below another root folder, for tests: reads `root`/proc/self/cgroup,
+// `root`/proc/meminfo and `root`/sys/fs/cgroup, and takes `affinity_cpus`
+// instead of the mask. A file that cannot be read sets no limit.
 MachineLimits ReadMachineLimitsAt(const std::string& root, int affinity_cpus);
 
 struct ResidentMemory {
@@ -34,10 +34,11 @@ struct ResidentMemory {
 };
 ResidentMemory ReadResidentMemory();
 
-// Bytes of the largest cache level that the CPU tells of; 0 if unknown.
+// Bytes of the largest cache level that the CPU reports; 0 if unknown.
 int64_t LastLevelCacheBytes();
 
-// "Intel(R) Xeon(R) Processor" as the kernel names it; "unknown".
+// The kernel's name of the CPU, such as "Intel(R) Xeon(R) Processor"; "unknown"
+// if there is none.
 std::string CpuModelName();
 
 }  // namespace kvasir::base

@@ -95,7 +95,7 @@ TEST_F(MachineTest, AQuotaAboveTheMaskDoesNotRaiseIt) {
   EXPECT_EQ(Read(2).cpus, 2);
 }
 
-TEST_F(MachineTest, GarbageDoesNotLimit) {
+TEST_F(MachineTest, FilesThatCannotBeParsedSetNoLimit) {
   Write("proc/self/cgroup", "0::/\nnonsense\n::::\n");
   Write("sys/fs/cgroup/cpu.max", "many\n");
   Write("sys/fs/cgroup/memory.max", "-1\n");

@@ -1,6 +1,6 @@
-// Mutex and condition variable with Abseil's thread annotations over the
-// standard library's, because the packaged absl::Mutex gives false reports
-// under ThreadSanitizer. Clang's -Wthread-safety still finds a missing lock.
+// A mutex and a condition variable of the standard library with Abseil's thread
+// annotations. The packaged absl::Mutex gives false reports under
+// ThreadSanitizer. Clang's -Wthread-safety still finds a missing lock.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace kvasir::base {
 
-// ThreadSanitizer, whichever compiler brings it.
+// Detects ThreadSanitizer of either compiler.
 #if defined(__SANITIZE_THREAD__)
 #define KVASIR_TSAN 1
 #elif defined(__has_feature)
@@ -48,15 +48,17 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // What timed waits are measured on: no step of the wall clock may freeze or
-  // end them. The steady-clock wait is invisible to this toolchain's
-  // ThreadSanitizer (pthread_cond_clockwait is not intercepted).
+  // The clock of timed waits. It is steady, so that no step of the wall clock
+  // freezes or ends a wait. This toolchain's ThreadSanitizer does not see a
+  // steady wait (pthread_cond_clockwait is not intercepted), so it gets the
+  // system clock.
 #if defined(KVASIR_TSAN)
   using WaitClock = std::chrono::system_clock;
 #else
   using WaitClock = std::chrono::steady_clock;
 #endif
-  // Longer waits end after this: far enough, and inside every clock's range.
+  // Waits longer than this end after this time. It keeps the sum with the
+  // current time inside every clock's range.
   static constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
 
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {

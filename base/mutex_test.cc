@@ -7,7 +7,7 @@
 namespace kvasir::base {
 namespace {
 
-TEST(CondVarTest, ATimedWaitIsBlindToStepsOfTheWallClock) {
+TEST(CondVarTest, ATimedWaitIgnoresStepsOfTheWallClock) {
 #if defined(KVASIR_TSAN)
   GTEST_SKIP() << "ThreadSanitizer does not see steady waits";
 #endif
@@ -23,7 +23,7 @@ TEST(CondVarTest, AWaitWithoutASignalTimesOut) {
   EXPECT_TRUE(changed.WaitWithTimeout(&mutex, -absl::InfiniteDuration()));
 }
 
-// Added to a clock's reading unclamped, these are in the past.
+// If they are added unclamped to a clock's reading, the sums lie in the past.
 TEST(CondVarTest, ATimeoutBeyondTheClocksRangeWaitsForTheSignal) {
   for (const absl::Duration timeout :
        {absl::InfiniteDuration(), absl::Hours(24 * 365 * 290)}) {

@@ -6,8 +6,8 @@
 namespace kvasir::base {
 
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"):
-// random numbers as a pure function of (key, counter), so that a value depends
-// on what it is for and never on how many were drawn before it.
+// random numbers as a pure function of (key, counter). A value depends only on
+// its key and counter, and never on how many values were drawn before it.
 using PhiloxCounter = std::array<uint32_t, 4>;
 using PhiloxKey = std::array<uint32_t, 2>;
 

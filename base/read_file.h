@@ -1,4 +1,4 @@
-// A small file that may change, or be made too large, by whoever may write it.
+// Reads a small file that others may change or make too large meanwhile.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace kvasir::base {
 
-// All of it. The text of an error is its cause alone, without the path:
-// NOT_FOUND and friends as the system has it, OUT_OF_RANGE for more than
-// `most_bytes`, of which no more is read than tells so.
+// The whole content. The error text states only the cause, without the path.
+// NOT_FOUND and other codes come from the system's error. OUT_OF_RANGE: the
+// file has more than `most_bytes`; at most one byte beyond them is read.
 absl::StatusOr<std::string> ReadFile(const std::string& path,
                                      size_t most_bytes);
 

@@ -16,7 +16,7 @@ class ReadFileTest : public ::testing::Test {
   const std::string path_ = folder_.File("file");
 };
 
-TEST_F(ReadFileTest, ReadsWhatIsThereUpToItsBound) {
+TEST_F(ReadFileTest, ReadsAFileUpToItsLimit) {
   for (const size_t bytes : {size_t{0}, size_t{1}, size_t{16 << 10},
                              size_t{(16 << 10) + 1}, size_t{100'000}}) {
     const std::string text(bytes, 'x');
@@ -31,11 +31,11 @@ TEST_F(ReadFileTest, ReadsWhatIsThereUpToItsBound) {
   }
 }
 
-TEST_F(ReadFileTest, AnErrorIsTheSystemsCause) {
+TEST_F(ReadFileTest, AnErrorStatesTheSystemsCause) {
   EXPECT_THAT(
       ReadFile(path_ + ".none", 10).status(),
       StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));
-  // It opens, and cannot be read.
+  // A folder can be opened but not read.
   EXPECT_THAT(
       ReadFile(folder_.path(), 10).status(),
       StatusIs(absl::StatusCode::kFailedPrecondition, "Is a directory"));

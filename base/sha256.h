@@ -1,4 +1,4 @@
-// SHA-256, for names of contents and of secrets.
+// SHA-256, for identifying contents and secrets.
 #pragma once
 
 #include <string>
@@ -6,11 +6,12 @@
 
 namespace kvasir::base {
 
-// 64 hex digits: what sha256sum says of a file with these bytes.
+// 64 hex digits, as sha256sum prints them for a file with these bytes.
 std::string Sha256Hex(std::string_view bytes);
 
-// Takes as long whatever the bytes are, for texts of one length (others are not
-// equal at once): who measures it learns nothing of a secret.
+// Compares two texts. For texts of equal length, the time does not depend on
+// their bytes, so timing reveals nothing about a secret. Texts of different
+// lengths are unequal at once.
 bool EqualInConstantTime(std::string_view a, std::string_view b);
 
 }  // namespace kvasir::base

@@ -5,8 +5,8 @@
 namespace kvasir::base {
 namespace {
 
-// The standard's examples (FIPS 180-2, appendix B), and no bytes.
-TEST(Sha256Test, IsTheStandards) {
+// The examples of the standard (FIPS 180-2, appendix B), and the empty text.
+TEST(Sha256Test, GivesTheDigestsOfTheStandard) {
   EXPECT_EQ(Sha256Hex("abc"),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   EXPECT_EQ(

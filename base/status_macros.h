@@ -1,5 +1,6 @@
-// Early return on error for functions that return absl::Status or StatusOr.
-// Named so that they can become aliases of Abseil's own once Debian has them.
+// Early return on error for functions that return absl::Status or StatusOr. The
+// names allow them to become aliases of Abseil's own macros once Debian has
+// those.
 #pragma once
 
 #include <utility>

@@ -1,4 +1,4 @@
-// gtest helpers for absl::Status: tests ask for the specific code and text.
+// gtest helpers for absl::Status: tests check the specific code and text.
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@ const absl::Status& AsStatus(const absl::StatusOr<T>& result) {
   return result.status();
 }
 
-// What KVASIR_EXPECT_OK says. No matcher: those are compiled again for every
-// type of result.
+// The check behind KVASIR_EXPECT_OK. It is not a matcher, because matchers are
+// compiled again for every type of result.
 inline ::testing::AssertionResult IsOk(const char* expression,
                                        const absl::Status& status) {
   if (status.ok()) return ::testing::AssertionSuccess();

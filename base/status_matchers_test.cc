@@ -7,7 +7,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(StatusMatchersTest, AFailureIsToldWithItsExpressionAndStatus) {
+TEST(StatusMatchersTest, AFailurePrintsItsExpressionAndStatus) {
   EXPECT_TRUE(IsOk("Load()", absl::OkStatus()));
   EXPECT_TRUE(IsOk("Load()", absl::StatusOr<int>(1)));
   const absl::StatusOr<int> missing = absl::NotFoundError("no file");

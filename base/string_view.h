@@ -1,5 +1,5 @@
-// The packaged Abseil has its own string_view type, which std::string_view does
-// not convert to: AbslView bridges it for StrCat, Status and friends.
+// The packaged Abseil has its own string_view type, and std::string_view does
+// not convert to it. AbslView converts one for StrCat, Status and others.
 #pragma once
 
 #include <string_view>

@@ -1,5 +1,5 @@
-// Integer ids that do not mix: StrongId<struct PageTag> is no StrongId of
-// another tag and no plain integer.
+// Integer ids that do not mix: StrongId<struct PageTag> converts neither to a
+// StrongId of another tag nor to a plain integer.
 #pragma once
 
 #include <compare>
@@ -27,7 +27,7 @@ class StrongId {
   }
 
  private:
-  Value value_ = Value(-1);  // -1: no such thing
+  Value value_ = Value(-1);  // -1: an invalid id
 };
 
 }  // namespace kvasir::base

@@ -1,4 +1,4 @@
-// Test support: a folder of a test's own, and its files.
+// Test support: a folder for one test, and its files.
 #pragma once
 
 #include <stdlib.h>
@@ -15,7 +15,8 @@
 
 namespace kvasir::base {
 
-// Owns: the folder, empty at first; it and all in it go with the object.
+// Owns: the folder, which is empty at first. The destructor removes it with its
+//   content.
 // Threads: any.
 class TempFolder {
  public:
@@ -23,18 +24,18 @@ class TempFolder {
     KVASIR_CHECK(mkdtemp(path_.data()) != nullptr);
   }
   ~TempFolder() {
-    std::error_code ignored;  // a file that is gone already, say
+    std::error_code ignored;  // for example, a file that is gone already
     std::filesystem::remove_all(path_, ignored);
   }
   TempFolder(const TempFolder&) = delete;
   TempFolder& operator=(const TempFolder&) = delete;
 
   const std::string& path() const { return path_; }
-  // The path of a file in it, which need not be there.
+  // The path of a file in the folder. The file need not exist.
   std::string File(absl::string_view name) const {
     return absl::StrCat(path_, "/", name);
   }
-  // Writes over what the file held.
+  // Replaces the content of the file.
   std::string Write(absl::string_view name, absl::string_view text) const {
     std::string file = File(name);
     std::ofstream out(file, std::ios::binary | std::ios::trunc);

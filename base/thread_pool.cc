@@ -8,10 +8,11 @@
 namespace kvasir::base {
 namespace {
 
-// Longer than the gaps between the launches of one step, serial parts
-// included: a thread that sleeps through them costs the launch its wake-up
-// (with 10 us of spinning, decode reached 0.78 of the read bandwidth instead of
-// 0.82: a 1.1B model, 2 cores). Still short against a step, for others' sake.
+// Longer than the gaps between the launches of one step, including serial
+// parts. A thread that sleeps through such a gap costs the next launch its
+// wake-up: with 10 us of spinning, decode reached 0.78 of the read bandwidth
+// instead of 0.82 (a 1.1B model, 2 cores). It is still short compared with a
+// step, so other processes get the cores.
 constexpr std::chrono::microseconds kSpinTime(100);
 // A pause takes 5 to 50 ns, depending on the CPU, and so does the clock.
 constexpr int kPausesPerClockReading = 32;

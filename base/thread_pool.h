@@ -1,5 +1,5 @@
-// The process's compute threads: static parallel loops with a launch cost of a
-// few microseconds while they follow each other closely.
+// The process's compute threads. They run static parallel loops; a launch costs
+// a few microseconds if launches follow each other closely.
 #pragma once
 
 #include <atomic>
@@ -14,15 +14,15 @@
 namespace kvasir::base {
 
 // Runs one function on all its threads at a time; the caller is thread 0.
-// Waiting threads spin for about 100 microseconds, then sleep, because cores
-// are shared with whatever else runs on the machine.
+// Waiting threads spin for about 100 microseconds and then sleep, because other
+// processes share the cores.
 //
 // Owns: num_threads - 1 threads, joined by the destructor.
 // Threads: Run may be called from any thread; calls are served one after the
 //   other. A function that runs on the pool must not call Run on it.
 class ThreadPool {
  public:
-  // num_threads >= 1, the caller's thread included.
+  // num_threads >= 1 and includes the caller's thread.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -35,8 +35,8 @@ class ThreadPool {
   void Run(absl::FunctionRef<void(int thread)> function);
 
   // Splits [0, count) into num_threads contiguous ranges whose lengths differ
-  // by at most one and calls function(begin, end, thread) for those not empty.
-  // Runs on the caller alone when count < 2.
+  // by at most one, and calls function(begin, end, thread) for each range that
+  // is not empty. If count < 2, only the caller's thread runs.
   void ForRanges(
       int64_t count,
       absl::FunctionRef<void(int64_t begin, int64_t end, int thread)> function);
@@ -48,11 +48,12 @@ class ThreadPool {
   const int num_threads_;
   std::vector<std::thread> threads_;
 
-  // One Run at a time.
+  // Lets one Run at a time through.
   Mutex run_mutex_;
 
-  // Own synchronization: a launch publishes function_ by bumping epoch_, the
-  // workers' last act is to decrement running_.
+  // Synchronization between Run and the workers: a launch publishes function_
+  // by incrementing epoch_, and a worker's last action is to decrement
+  // running_.
   std::atomic<uint32_t> epoch_{0};
   std::atomic<uint32_t> running_{0};
   std::atomic<bool> stopping_{false};

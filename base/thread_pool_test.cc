@@ -48,7 +48,7 @@ TEST(ThreadPoolTest, WorkIsVisibleAcrossLaunchesWithoutLocks) {
   int64_t total = 0;
   for (int round = 0; round < 1000; ++round) {
     pool.Run([&](int thread) {
-      // Reads what another thread wrote in the launch before.
+      // Reads the value that another thread wrote in the launch before.
       partial[static_cast<size_t>(thread)] = total + thread;
     });
     for (const int64_t value : partial) total += value % 5;
@@ -68,7 +68,7 @@ TEST(ThreadPoolTest, SleepingThreadsWakeUp) {
 
 TEST(ThreadPoolTest, CallersOnSeveralThreadsTakeTurns) {
   ThreadPool pool(2);
-  int64_t counter = 0;  // not atomic: launches must not overlap
+  int64_t counter = 0;  // Not atomic, because launches must not overlap.
   std::vector<std::thread> callers;
   for (int i = 0; i < 3; ++i) {
     callers.emplace_back([&] {

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
-#include "bench/gpu/step_timer.h"
+#include "bench/step_timer.h"
 #include "cache/layout/layout.h"
 #include "kernels/device/activations.h"
 #include "kernels/device/device.h"

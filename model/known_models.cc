@@ -15,7 +15,7 @@
 namespace kvasir::cli {
 namespace {
 
-// As `models/fetch --list` has them.
+// The names of `models/fetch --list`.
 constexpr const char* kKnownModels[] = {"smollm2"};
 
 bool IsKnown(std::string_view text) {
@@ -23,7 +23,7 @@ bool IsKnown(std::string_view text) {
          std::end(kKnownModels);
 }
 
-// Else the text is a path, or free text.
+// Otherwise the text is a path or free text.
 bool IsName(std::string_view text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](unsigned char c) {
@@ -51,7 +51,7 @@ std::string CacheFolder() {
 absl::StatusOr<std::string> FindModel(const std::string& text) {
   if (IsFolder(text)) return text;
   if (!IsKnown(text)) {
-    // Who opens a path says what is wrong with it.
+    // Errors of a path are found when it is opened.
     std::error_code error;
     if (!IsName(text) || std::filesystem::exists(text, error)) return text;
     return absl::NotFoundError(absl::StrCat(
@@ -75,7 +75,7 @@ absl::StatusOr<std::string> FindModel(const std::string& text) {
 CLI::Validator ModelName(const CLI::App* command, OtherNames others) {
   return CLI::Validator(
       [command, others](std::string& text) {
-        // The environment sets flags of every command.
+        // The environment also sets flags of commands that are not run.
         if (!command->parsed()) return std::string();
         if (others == OtherNames::kAllowed && !IsKnown(text)) {
           return std::string();

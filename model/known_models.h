@@ -1,5 +1,5 @@
-// Models that a command's flags take by a name: those that models/fetch gets
-// and keeps in the user's cache.
+// Models that flags accept by a name: models/fetch downloads them into the
+// user's cache.
 #pragma once
 
 #include <string>
@@ -9,25 +9,26 @@
 
 namespace kvasir::cli {
 
-// Where this user's programs keep what can be made again:
-// $XDG_CACHE_HOME/kvasir, else ~/.cache/kvasir. Empty where the environment
-// names neither.
+// The folder for this user's data that can be made again:
+// $XDG_CACHE_HOME/kvasir, else ~/.cache/kvasir. Empty if the environment names
+// neither.
 std::string CacheFolder();
 
-// The folder of the model that `text` names. A folder that is called so, a path
-// and any text that is no name are themselves; the name of a known model is its
-// folder in the cache. NOT_FOUND for a known model that is not there, and for a
-// name of neither: both say what to do and which names are known.
+// The folder of the model that `text` names. An existing folder, a path and any
+// text that cannot be a name are returned unchanged; the name of a known model
+// gives its folder in the cache. NOT_FOUND for a known model that was not
+// downloaded and for an unknown name; the error says what to do and lists the
+// known names.
 absl::StatusOr<std::string> FindModel(const std::string& text);
 
-// Turns the names of known models into their folders, for ->transform() of a
-// flag of `command`. Wrong usage where FindModel refuses; with kAllowed, names
-// of neither folder nor model are somebody else's.
+// Replaces the names of known models by their folders, for ->transform() of a
+// flag of `command`. An error of FindModel is wrong usage; with kAllowed, other
+// names are kept unchanged.
 enum class OtherNames { kRefused, kAllowed };
 CLI::Validator ModelName(const CLI::App* command,
                          OtherNames others = OtherNames::kRefused);
 
-// A flag whose value, or values, are folders of models.
+// Adds a flag whose value or values are folders of models.
 template <typename T>
 CLI::Option* AddModelFlag(CLI::App* app, const std::string& name, T& value,
                           const std::string& help) {
@@ -36,10 +37,10 @@ CLI::Option* AddModelFlag(CLI::App* app, const std::string& name, T& value,
       ->type_name("DIR");
 }
 
-// Wrong usage for names that no shape has.
+// Names of unknown shapes are wrong usage.
 CLI::Validator ShapeName();
 
-// For the help of a --model: "folder of a checkpoint" and this.
+// Follows "folder of a checkpoint" in the help of --model.
 extern const char kOrKnownModel[];
 
 }  // namespace kvasir::cli

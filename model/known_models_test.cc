@@ -24,7 +24,7 @@ std::string Found(const std::string& text) {
   return folder.ok() ? *folder : folder.status().ToString();
 }
 
-// A working directory and a cache of its own, both empty.
+// Each test has an empty working directory and an empty cache.
 class KnownModelsTest : public ::testing::Test {
  protected:
   KnownModelsTest() {
@@ -47,7 +47,7 @@ class KnownModelsTest : public ::testing::Test {
         name, old == nullptr ? std::nullopt : std::optional<std::string>(old));
     value.empty() ? unsetenv(name) : setenv(name, value.c_str(), 1);
   }
-  // The folder that a fetch leaves.
+  // Makes the folder of a downloaded model.
   std::string Fetch(const fs::path& cache) {
     const fs::path folder = cache / "kvasir/models/smollm2";
     fs::create_directories(folder);

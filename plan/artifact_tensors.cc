@@ -16,7 +16,7 @@ class Lister {
       : attention_(attention), shape_(shape) {}
 
   AttentionTensors List() {
-    // The projections of x first; q_proj's rows need the key's parts.
+    // The projections of x come first. q_proj's rows depend on the key's parts.
     Query();
     for (const ResolvedPart& part : attention_.key.parts) AddPart(part);
     for (const ResolvedPart& part : attention_.value.parts) AddPart(part);

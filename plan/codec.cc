@@ -12,12 +12,13 @@ using kvasir::v1::Part;
 
 namespace {
 
-// Of codes that stand for levels.
+// The limit for codes that stand for levels.
 constexpr uint32_t kMostLevelBits = 4;
 
 bool KnownBits(uint32_t bits) { return bits <= 6 || bits == 8; }
 
-// Bit widths in order, and the channels of each; 0: an equal share of a latent.
+// Bit widths in order, and the channels of each. 0 channels: an equal share of
+// a latent.
 struct BitRun {
   int64_t channels = 0;
   uint32_t bits = 0;
@@ -89,7 +90,7 @@ absl::Status CheckLevels(const PlanPlace& where, const Codec& codec,
   return absl::OkStatus();
 }
 
-// Whether the runs and ranges divide a latent.
+// Checks that the runs and ranges divide a latent.
 absl::Status CheckWidth(const PlanPlace& where, const Codec& codec,
                         const std::vector<BitRun>& runs,
                         const PlannedLatent& latent) {

@@ -13,12 +13,12 @@
 
 namespace kvasir::plan {
 
-// The place that an error's text starts with: "layer 3 key part 0: ".
+// The place of an error, with which its text begins: "layer 3 key part 0: ".
 struct PlanPlace {
   int64_t layer = 0;
   Side side = Side::kKey;
   int part = -1;
-  // Instead of the side's name: "joint", "eviction", "selection".
+  // Replaces the side's name: "joint", "eviction" or "selection".
   absl::string_view section = "";
 
   bool joint() const { return section == kJoint; }
@@ -39,12 +39,13 @@ struct PlannedLatent {
   int64_t width = 0;
 };
 
-// Whether numbers or codes, ranges and parameters suit latents of these widths.
+// Checks that numbers or codes, ranges and parameters suit latents of these
+// widths.
 absl::Status CheckStorage(const PlanPlace& where,
                           const kvasir::v1::Codec& codec,
                           const std::vector<PlannedLatent>& latents);
 
-// Whether the codec's transform suits the part's space and rotation.
+// Checks that the codec's transform suits the part's space and rotation.
 absl::Status CheckTransform(const PlanPlace& where,
                             const kvasir::v1::Part& part);
 

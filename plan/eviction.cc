@@ -12,7 +12,7 @@ using kvasir::v1::LayerPlan;
 
 constexpr uint32_t kSinks = 4;
 constexpr uint32_t kRecent = 64;
-constexpr uint32_t kRecentPart = 4;  // of a budget in slots
+constexpr uint32_t kRecentPart = 4;  // the part of a budget in slots
 
 uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
   if (settings.recent.has_value()) return *settings.recent;
@@ -23,8 +23,8 @@ uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
       {recent, layer.key().exact_window(), layer.value().exact_window()});
 }
 
-// Whole keys may as well be rotated when they are read; ranges that were
-// measured of rotated ones may not.
+// A full space can be rotated when it is read. Static ranges cannot: they were
+// measured on rotated keys.
 void StoreBeforeRope(LayerPlan* layer) {
   for (kvasir::v1::Part& part : *layer->mutable_key()->mutable_parts()) {
     if (part.has_full() && part.stored() == kvasir::v1::POST_ROPE &&

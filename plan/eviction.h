@@ -1,4 +1,5 @@
-// Eviction on top of any plan: what "q-hitter at 20 %" comes to in every layer.
+// Adds eviction to any plan: the fields that "q-hitter at 20 %" means in every
+// layer.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,11 @@
 
 namespace kvasir::plan {
 
-// Which slots stay beside sinks and recent ones.
+// Which slots stay in addition to sinks and recent tokens.
 enum class EvictionMethod {
   kQHitter,    // by attention received and friendliness to quantization
-  kH2o,        // by attention received alone
-  kStreaming,  // the latest ones
+  kH2o,        // only by attention received
+  kStreaming,  // the latest slots
 };
 // "q-hitter", "h2o" or "streaming"; INVALID_ARGUMENT lists them.
 absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name);
@@ -26,31 +27,34 @@ absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name);
 using proto::EvictionBudget;
 using proto::ParseEvictionBudget;
 
-// What is not said gets the default that stands behind it.
+// A field without a value gets the default that its comment names.
 struct EvictionSettings {
   EvictionMethod method = EvictionMethod::kQHitter;
   EvictionBudget budget = {.ratio = 0.2};
-  std::optional<uint32_t> sinks;   // 4; the plan's exact sinks where more
-  std::optional<uint32_t> recent;  // 64, or a quarter of a budget in slots; the
-                                   // plan's exact window where more
-  // Of q-hitter. At 1 it is H2O: on a real model no weight of friendliness was
-  // found better at 4 and 3 bits (docs/quality.md), where a slot that is coded
-  // badly still says more than one that is not there. Its paper has 0.5.
+  // Default: 4, or the plan's exact sinks if they are more.
+  std::optional<uint32_t> sinks;
+  // Default: 64, or a quarter of a budget in slots; at least the plan's exact
+  // window.
+  std::optional<uint32_t> recent;
+  // The weight of attention in q-hitter's score; at 1 it is H2O. The default is
+  // 1 and not the 0.5 of its paper, because no weight of friendliness was found
+  // to be better on a real model at 4 and 3 bits (docs/quality.md): a slot with
+  // inaccurate codes is still worth more than no slot.
   double lambda = 1;
   double decay = 1;
   uint32_t every_tokens = 128;
   uint32_t observation_window = 0;
   bool half_friendliness = false;
-  // Positions are slots: keys are rotated when they are read, and those of a
-  // whole space are stored so.
+  // Positions are slot indices. Keys are rotated when they are read, and a full
+  // space stores them before RoPE.
   bool rolling = false;
 
   bool operator==(const EvictionSettings&) const = default;
 };
 
-// Sets the eviction of every layer without a sliding window; one that was there
-// gives way. INVALID_ARGUMENT when all layers have one. The plan is not judged:
-// ValidatePlan says what of it makes no sense.
+// Sets the eviction of every layer without a sliding window and replaces any
+// that was there. INVALID_ARGUMENT if all layers have a window. The resulting
+// plan is not judged; call ValidatePlan.
 absl::Status ApplyEviction(const EvictionSettings& settings,
                            const AttentionShape& shape,
                            kvasir::v1::KvPlan* plan);

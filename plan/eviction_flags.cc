@@ -10,7 +10,7 @@
 namespace kvasir::cli {
 namespace {
 
-// The plan's own words for what was asked, and for what decides without.
+// The options in the plan's words, with the defaults that are in force.
 std::string OptionsOf(const EvictionFlags& flags,
                       const plan::EvictionSettings& settings) {
   std::string options =
@@ -123,7 +123,7 @@ absl::Status PutEviction(const EvictionFlags& flags,
         "behind which they are given up already");
   }
   KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(*plan, shape));
-  // Another eviction gives way.
+  // An earlier eviction is replaced.
   const std::string of_tokens = plan->method().substr(
       0, evicts(before) ? plan->method().rfind('+') : std::string::npos);
   const bool alone = of_tokens.empty() || of_tokens == "full" ||

@@ -1,4 +1,5 @@
-// Flags that put eviction on top of a plan, of all commands that take one.
+// The flags that add eviction to a plan, shared by all commands that use a
+// plan.
 #pragma once
 
 #include <string>
@@ -16,26 +17,28 @@ class App;
 namespace kvasir::cli {
 
 struct EvictionFlags {
-  std::string method;  // empty: the plan stays as it is
+  std::string method;  // empty: the plan is not changed
   std::string budget = "0.2";
-  plan::EvictionSettings settings;  // its method and budget are not read
+  plan::EvictionSettings settings;  // without its method and budget
 
   bool operator==(const EvictionFlags&) const = default;
 };
 
-// `of_plan`: comes on top of a plan that is there; else of one that is made.
+// `of_plan`: the eviction is added to an existing plan; otherwise to a plan
+// that the command makes.
 void AddEvictionFlags(CLI::App* command, EvictionFlags& flags, bool of_plan);
 
-// All but method and budget, for a command with words of its own for these.
+// Adds all flags except method and budget, for a command that has its own flags
+// for these.
 void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings);
 
-// INVALID_ARGUMENT for flags that nothing reads without --eviction.
+// INVALID_ARGUMENT for flags that have no effect without --eviction.
 absl::Status CheckEvictionIsUsed(const EvictionFlags& flags);
 
-// Puts the eviction of the flags, if any, on a plan of such a model, in place
-// of the plan's own, and names it in the plan. `others`: layers that stay as
-// they are. Errors: plan::ValidatePlan's, and INVALID_ARGUMENT where no layer
-// is left that can evict.
+// Replaces the eviction of a plan for a model of this shape by that of the
+// flags, if any, and names it in the plan. `others` lists layers that are not
+// changed. Errors: those of plan::ValidatePlan, and INVALID_ARGUMENT if no
+// remaining layer can evict.
 absl::Status PutEviction(const EvictionFlags& flags,
                          const plan::AttentionShape& shape,
                          kvasir::v1::KvPlan* plan,

@@ -45,7 +45,7 @@ TEST(EvictionTest, AnyPlanMayEvict) {
   KVASIR_ASSERT_OK(ApplyEviction({.lambda = 0.5}, shape, &plan));
   EXPECT_EQ(plan.layers(2).eviction().lambda(), 0.5);
 
-  // Another one takes its place.
+  // A second call replaces the eviction.
   KVASIR_ASSERT_OK(ApplyEviction({.method = EvictionMethod::kStreaming,
                                   .budget = {.tokens = 256},
                                   .every_tokens = 16},
@@ -58,8 +58,9 @@ TEST(EvictionTest, AnyPlanMayEvict) {
   EXPECT_FALSE(streaming.layer(0).eviction->scored);
 }
 
-// What a plan keeps exact lies by position, and must stay.
-TEST(EvictionTest, TokensThatAreKeptExactStay) {
+// Rows that a plan keeps exact are found by position, so their tokens must
+// stay.
+TEST(EvictionTest, KeepsTheTokensThatThePlanStoresExactly) {
   const AttentionShape shape = Shape(1);
   kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);
   auto* codec =
@@ -75,14 +76,14 @@ TEST(EvictionTest, TokensThatAreKeptExactStay) {
   EXPECT_EQ(resolved.layer(0).eviction->recent, 128);
   EXPECT_EQ(resolved.layer(0).eviction->sinks, 8);
   EXPECT_EQ(resolved.layer(0).eviction->lambda, 1.0F);
-  // Not against what was asked for.
+  // A value that was set explicitly is not changed.
   KVASIR_ASSERT_OK(ApplyEviction({.recent = 64}, shape, &plan));
   EXPECT_THAT(ValidatePlan(plan, shape),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("want recent >= 128, have 64")));
 }
 
-TEST(EvictionTest, LayersWithWindowsAloneAreRefused) {
+TEST(EvictionTest, RefusesAModelWhoseLayersAllHaveWindows) {
   AttentionShape shape = Shape(1);
   shape.layers[0].sliding_window = 32;
   kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);

@@ -8,19 +8,19 @@ namespace {
 
 constexpr double kSqrt2 = 1.4142135623730951;
 constexpr double kSqrt2Pi = 2.5066282746310002;
-// Lloyd's iteration moves the outer of 256 levels slowly.
+// Lloyd's iteration moves the outer ones of 256 levels slowly.
 constexpr int kLloydRounds = 20000;
 constexpr double kLloydTolerance = 1e-10;
 
 double Density(double x) { return std::exp(-0.5 * x * x) / kSqrt2Pi; }
-// Of a standard normal number above x.
+// The probability that a standard normal number is above x.
 double Above(double x) { return 0.5 * std::erfc(x / kSqrt2); }
 
 }  // namespace
 
 std::vector<double> LloydMaxLevels(int64_t bits) {
   const auto half = size_t{1} << (bits - 1);
-  // The positive half; the other is its mirror image.
+  // Only the positive half; the other half mirrors it.
   std::vector<double> levels(half);
   for (size_t i = 0; i < half; ++i) {
     levels[i] =

@@ -8,7 +8,7 @@ namespace {
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 
-TEST(LloydMaxTest, LevelsAreThoseOfMaxsTable) {
+TEST(LloydMaxTest, LevelsMatchMaxsTable) {
   EXPECT_THAT(LloydMaxLevels(1),
               ElementsAre(DoubleNear(-0.7979, 1e-4), DoubleNear(0.7979, 1e-4)));
   EXPECT_THAT(LloydMaxLevels(2),
@@ -18,7 +18,7 @@ TEST(LloydMaxTest, LevelsAreThoseOfMaxsTable) {
   EXPECT_THAT(LloydMaxLevels(4)[8], DoubleNear(0.1284, 1e-4));
 }
 
-TEST(LloydMaxTest, LevelsAscendAndLieAsTheirMirrorImages) {
+TEST(LloydMaxTest, LevelsAscendAndAreSymmetric) {
   for (int64_t bits = 1; bits <= 8; ++bits) {
     const std::vector<double> levels = LloydMaxLevels(bits);
     ASSERT_EQ(levels.size(), size_t{1} << bits);
@@ -29,7 +29,7 @@ TEST(LloydMaxTest, LevelsAscendAndLieAsTheirMirrorImages) {
   }
 }
 
-// The table's distortions: 0.1175, 0.03454, 0.009497.
+// The distortions in Max's table: 0.1175, 0.03454, 0.009497.
 
 }  // namespace
 }  // namespace kvasir::plan

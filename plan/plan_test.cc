@@ -19,7 +19,7 @@ using kvasir::v1::KvPlan;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// One layer of 4 KV heads of 16, all of which rotate: 8 RoPE pairs.
+// One layer of 4 KV heads of 16 dims, all of which rotate: 8 RoPE pairs.
 AttentionShape Shape() {
   AttentionShape shape;
   shape.num_kv_heads = 4;
@@ -29,7 +29,7 @@ AttentionShape Shape() {
   return shape;
 }
 
-// Half of each head rotates: 4 RoPE pairs and 8 dims without rotation.
+// Half of each head rotates: 4 RoPE pairs and 8 dims that do not rotate.
 AttentionShape PartialRotary() {
   AttentionShape shape = Shape();
   shape.rotary_dim = 8;
@@ -76,7 +76,7 @@ KvPlan PlanWith(const std::string& section) {
                             section));
 }
 
-// A low_rank part: all heads in one group, but for what `rest` says.
+// A low_rank part with all heads in one group; `rest` has its other fields.
 std::string LowRank(const std::string& rest, int rank = 8) {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":)",
                       rank, "}]},", rest, "}");
@@ -128,7 +128,7 @@ TEST(PlanTest, JsonReadsBackToAnEqualPlan) {
   EXPECT_TRUE(MessageDifferencer::Equals(plan, back));
 }
 
-TEST(PlanTest, RefusesTextThatIsNoPlanAndSaysWhere) {
+TEST(PlanTest, RefusesTextThatIsNoPlanAndNamesThePlace) {
   const auto refused = [](const std::string& text) {
     return ParsePlanJson(text, "dir/kv_plan.json");
   };
@@ -155,7 +155,7 @@ TEST(PlanTest, RefusesTextThatIsTooLong) {
                        HasSubstr("at most 16777216 bytes, have 16777217")));
 }
 
-TEST(PlanTest, DeepNestingIsAnErrorAndNoCrash) {
+TEST(PlanTest, RefusesDeepNestingWithoutACrash) {
   const std::string text(1 << 20, '[');
   EXPECT_THAT(ParsePlanJson(text, "p"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("p: ")));
@@ -279,7 +279,7 @@ TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
 }
 
 // ---------------------------------------------------------------------------
-// What has no meaning is refused, with the reason
+// Refusals of plans that have no meaning
 // ---------------------------------------------------------------------------
 
 TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
@@ -331,7 +331,7 @@ TEST(PlanTest, RefusesShapesOutOfRange) {
   });
 }
 
-TEST(PlanTest, RefusesHeadsThatAreNotPartitioned) {
+TEST(PlanTest, RefusesGroupsThatDoNotPartitionTheHeads) {
   const auto groups = [](const std::string& list) {
     return PlanOfKeys(
         absl::StrCat(R"({"low_rank":{"groups":[)", list,
@@ -399,7 +399,7 @@ TEST(PlanTest, RefusesRanksThatAreNotPossible) {
   });
 }
 
-TEST(PlanTest, RefusesRopePairsThatAreNotThere) {
+TEST(PlanTest, RefusesRopePairsThatDoNotExist) {
   const auto pairs = [](const std::string& first) {
     return PlanOfKeys(
         absl::StrCat(R"({"rope_pairs":{"per_head":[{"pair_indices":)", first,
@@ -416,7 +416,7 @@ TEST(PlanTest, RefusesRopePairsThatAreNotThere) {
   });
 }
 
-TEST(PlanTest, RefusesWhatIsCoveredTwice) {
+TEST(PlanTest, RefusesDimsThatAreCoveredTwice) {
   const std::string half = LowRank(
       R"("uses":[{"pairs":[0,1],"reconstruct":{}}],"stored":"PRE_ROPE",
       "codec":{"dtype":"BF16"})");
@@ -600,7 +600,7 @@ TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
   });
 }
 
-TEST(PlanTest, RefusesWhatIsStoredOnTheWrongSideOfTheRotation) {
+TEST(PlanTest, RefusesLatentsStoredOnTheWrongSideOfTheRotation) {
   const auto full = [](const std::string& stored) {
     return PlanOfKeys(
         absl::StrCat(R"({"full":{},)", stored, R"("codec":{"dtype":"BF16"}})"));
@@ -801,7 +801,7 @@ TEST(PlanTest, RefusesTransformsWithoutAMeaning) {
   });
 }
 
-TEST(PlanTest, ExactTokensAreSetWhereThereAreCodes) {
+TEST(PlanTest, SetsExactTokensOnSidesThatStoreCodes) {
   KvPlan plan = FullRankPlan(Shape(), BF16);
   EXPECT_FALSE(SetExactTokens({.sinks = 4, .window = 9}, &plan));
   EXPECT_TRUE(MessageDifferencer::Equals(plan, FullRankPlan(Shape(), BF16)));
@@ -815,7 +815,7 @@ TEST(PlanTest, ExactTokensAreSetWhereThereAreCodes) {
   EXPECT_EQ(plan.layers(0).key().exact_window(), 9);
   EXPECT_EQ(plan.layers(0).value().exact_window(), 0);
   EXPECT_EQ(plan.layers(1).exact_sinks(), 0);
-  // What is not said stays.
+  // A value that is not set stays as it is.
   EXPECT_TRUE(SetExactTokens({.window = 0}, &plan));
   EXPECT_EQ(plan.layers(0).exact_sinks(), 4);
   EXPECT_EQ(plan.layers(0).key().exact_window(), 0);
@@ -910,7 +910,7 @@ TEST(PlanTest, RefusesEvictionThatCannotWork) {
                   {"heads that share a latent must share a unit"}}});
 }
 
-// Exact rows lie where their positions say.
+// Exact rows are found by position.
 TEST(PlanTest, RefusesEvictionOfTokensThatAreKeptExact) {
   KvPlan exact = PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
       "bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");

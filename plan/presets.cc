@@ -44,7 +44,7 @@ Codec RotatedCodes(uint32_t bits) {
   return codec;
 }
 
-// Bits 0: numbers.
+// 0 bits stand for plain numbers.
 Codec CodecOf(uint32_t bits) { return bits == 0 ? Numbers() : Codes(bits); }
 
 Codec FusedCodec(uint32_t bits) {
@@ -61,7 +61,7 @@ Part Full(kvasir::v1::Stored stored, const Codec& codec) {
   return part;
 }
 
-// Half of the numbers of each group of `share` heads.
+// A latent of half the numbers of each group of `share` heads.
 Part HalfRank(const AttentionShape& shape, int64_t share, const Codec& codec) {
   Part part;
   for (int64_t head = 0; head < shape.num_kv_heads; head += share) {
@@ -75,8 +75,8 @@ Part HalfRank(const AttentionShape& shape, int64_t share, const Codec& codec) {
   return part;
 }
 
-// Lifted in o_proj where that reads fewer weights than a lift of its own, as
-// the planners decide it.
+// The lift is folded into o_proj if that reads fewer weights than a separate
+// lift. The planners decide in the same way.
 Part HalfRankValues(const AttentionShape& shape, int64_t share,
                     const Codec& codec) {
   Part part = HalfRank(shape, share, codec);
@@ -94,9 +94,9 @@ Part HalfRankValues(const AttentionShape& shape, int64_t share,
   return part;
 }
 
-// Codes of a few bits lose most where attention reads most (docs/quality.md):
-// in the first tokens and in the latest. Rows of 32 tokens as they are fill the
-// page of 64 tokens in 4-bit codes that keeps them.
+// Codes of a few bits lose most in the tokens that attention reads most, which
+// are the first and the latest (docs/quality.md). Exact rows of 32 tokens fill
+// one page of 64 tokens in 4-bit codes.
 constexpr uint32_t kRotatedSinks = 4;
 constexpr uint32_t kRotatedWindow = 28;
 
@@ -124,7 +124,7 @@ LayerPlan Palu(const AttentionShape& shape, int64_t share, uint32_t bits) {
   return layer;
 }
 
-// Of each two neighbouring pairs a head keeps one, each head others.
+// A head keeps one of each two neighbouring pairs; other heads keep others.
 LayerPlan Rap(const AttentionShape& shape, uint32_t bits) {
   LayerPlan layer;
   Part key;
@@ -166,7 +166,7 @@ LayerPlan Commuting(const AttentionShape& shape) {
   return layer;
 }
 
-// Keys in a basis over all heads, values in 4 bits.
+// Keys in a basis over all heads, and values in 4 bits.
 LayerPlan Svdq(const AttentionShape& shape,
                const std::vector<uint32_t>& schedule) {
   LayerPlan layer;
@@ -194,8 +194,8 @@ LayerPlan Svdq(const AttentionShape& shape,
 struct Entry {
   PlanPreset preset;
   std::function<LayerPlan(const AttentionShape&)> make;
-  int64_t share = 1;  // heads of its groups
-  // Instead of `make`: of whole keys and values.
+  int64_t share = 1;  // heads in each group
+  // Set instead of `make` if whole keys and values are stored.
   std::optional<Codec> whole = std::nullopt;
 };
 

@@ -1,7 +1,7 @@
-// Compression plans by name. Those that store whole keys and values serve any
-// checkpoint as it is; the others are what kvasir-compress' planners make of a
-// model where every layer and head is alike: for benchmarks, they need no
-// calibration and say nothing about quality.
+// Compression plans by name. Presets that store whole keys and values serve any
+// checkpoint as it is. The others are the plans that kvasir-compress' planners
+// make if all layers and heads of a model are alike. They are for benchmarks:
+// they need no calibration and say nothing about quality.
 #pragma once
 
 #include <optional>
@@ -14,34 +14,36 @@
 
 namespace kvasir::plan {
 
-// What limits attention over a cache, and how near to it we want to be.
+// What limits attention over such a cache, and how near to the limit it should
+// be.
 struct PlanPreset {
   std::string name;
-  // One line, for help texts.
+  // One line for help texts.
   std::string text;
-  // Time over the larger of the byte and FLOP floors, at most; none is asked of
-  // those that the project has no target for.
+  // The most time that attention may take, as a multiple of the larger of the
+  // byte floor and the FLOP floor. Empty if the project has no target.
   std::optional<double> floor_target;
-  // It needs no tensors but the model's own.
+  // The preset needs no tensors except the model's own.
   bool any_checkpoint = false;
 };
 
-// The dense bf16 cache comes first.
+// The first one is the dense bf16 cache.
 const std::vector<PlanPreset>& PlanPresets();
 inline constexpr char kDensePreset[] = "dense-bf16";
-// What a checkpoint can be served with that nobody calibrated: codes of 4 bits,
-// of each head's key and value behind a Hadamard matrix, by Lloyd-Max levels of
-// a normal number, and one float16 for the length (TurboQuant, Zandieh et al.
-// 2025, without random signs); the first and the latest tokens are kept exact.
+// A preset that serves a checkpoint without calibration (TurboQuant, Zandieh et
+// al. 2025, without random signs). Each head's key and value is rotated by a
+// Hadamard matrix and stored as codes of 4 bits, which stand for Lloyd-Max
+// levels of a normal number, with one float16 for the length. The first and the
+// latest tokens are also kept exact.
 inline constexpr char kRotatedPreset[] = "rotated-4bit";
 
 // NOT_FOUND lists the names.
 absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name);
 
-// One plan for all layers of the model. NOT_FOUND as above; INVALID_ARGUMENT
-// for a model whose heads the preset does not suit (head counts that its groups
-// do not divide; unless it stores whole keys, heads that RoPE turns in part or
-// not at all).
+// One plan for all layers of the model. NOT_FOUND as above. INVALID_ARGUMENT if
+// the preset does not suit the model's heads: its groups do not divide the head
+// count, or RoPE rotates heads only in part or not at all (allowed if the
+// preset stores whole keys).
 absl::StatusOr<kvasir::v1::KvPlan> MakePresetPlan(const std::string& name,
                                                   const AttentionShape& shape);
 

@@ -10,7 +10,8 @@
 namespace kvasir::plan {
 namespace {
 
-// Of one layer: keys, values, slot metadata; part; heads.
+// The fields that identify a replica in one layer, in sorting order: keys,
+// values or slot metadata; part; heads.
 enum class Kind { kKey, kValue, kMetadata };
 using Key = std::tuple<Kind, int, std::vector<int64_t>>;
 using Found = std::map<Key, Replica>;

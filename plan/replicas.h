@@ -1,5 +1,6 @@
-// What a plan stores of a token on more than one tensor-parallel rank: a latent
-// whose heads belong to several ranks is held whole by each of them.
+// The data of a token that more than one tensor-parallel rank stores. If the
+// heads of a latent belong to several ranks, each of them holds the whole
+// latent.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +13,26 @@
 
 namespace kvasir::plan {
 
-// The same heads on the same ranks, in layers that lie one behind the other.
+// The same heads on the same ranks, in consecutive layers.
 struct Replica {
   int64_t first_layer = 0;
   int64_t last_layer = 0;
-  std::optional<Side> side;    // none: slot metadata of an eviction unit
+  std::optional<Side> side;    // empty: slot metadata of an eviction unit
   bool joint = false;          // a latent of key and value; its side is the key
-  int part = 0;                // of the side's
+  int part = 0;                // index among the side's parts
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   std::vector<int64_t> ranks;  // two or more, ascending
-  int64_t bytes_per_token = 0;  // of one copy, all layers, without padding
+  // for one copy, over all layers, without padding
+  int64_t bytes_per_token = 0;
 
-  // What the copies beyond the first one take.
+  // Bytes that the copies after the first one take.
   int64_t extra_bytes_per_token() const {
     return bytes_per_token * (static_cast<int64_t>(ranks.size()) - 1);
   }
 };
 
-// `ranks`: one plan, resolved for each rank in turn (CHECK). By layer, side,
-// part and heads; metadata behind the latents.
+// `ranks` is one plan, resolved for each rank in turn (CHECK). The result is
+// sorted by layer, side, part and heads; metadata comes after the latents.
 std::vector<Replica> FindReplicas(
     std::span<const std::shared_ptr<const ResolvedPlan>> ranks);
 

@@ -20,7 +20,7 @@ constexpr char kFullKey[] =
 constexpr char kFullValue[] =
     R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
 
-// A group of these heads and rank, in bf16.
+// A low_rank part with these groups and this rank, in bf16.
 std::string LowRank(const std::vector<std::string>& groups,
                     const std::string& stored, const std::string& uses) {
   return absl::StrCat(R"({"low_rank":{"groups":[)", absl::StrJoin(groups, ","),
@@ -39,7 +39,8 @@ std::string Layer(const std::string& value, const std::string& rest = "") {
                       R"(]},"value":{"parts":[)", value, "]}", rest, "}");
 }
 
-// Of 8 query and 4 KV heads of 16, for each of `size` ranks.
+// One plan for 8 query and 4 KV heads of 16 dims, resolved for each of `size`
+// ranks.
 using Ranked = std::vector<std::shared_ptr<const ResolvedPlan>>;
 Ranked Ranks(const std::vector<std::string>& layers, int64_t size) {
   AttentionShape shape;
@@ -78,7 +79,7 @@ std::vector<std::string> Told(const Ranked& ranks) {
   return lines;
 }
 
-TEST(ReplicasTest, GroupsThatEndWhereRanksEndAreHeldOnce) {
+TEST(ReplicasTest, GroupsWithinOneRankAreHeldOnce) {
   const std::string layer = Layer(Values({Group("0,1", 8), Group("2,3", 8)}));
   EXPECT_THAT(Told(Ranks({layer, layer}, 1)), IsEmpty());
   EXPECT_THAT(Told(Ranks({layer, layer}, 2)), IsEmpty());
@@ -89,7 +90,7 @@ TEST(ReplicasTest, AGroupThatSpansRanksIsHeldByEachOfThem) {
   const std::string all = Layer(Values({Group("0,1,2,3", 12)}));
   const std::string wider = Layer(Values({Group("0,1,2,3", 20)}));
   const std::string odd = Layer(Values({Group("0,3", 6), Group("1,2", 10)}));
-  // Layers that are alike but for the rank of the group are told together.
+  // Layers that differ only in the rank of the group are one entry.
   EXPECT_THAT(Told(Ranks({all, wider, Layer(kFullValue), all, odd}, 2)),
               ElementsAre("0-1 value 0: heads 0,1,2,3 ranks 0,1 bytes 64 + 64",
                           "3-3 value 0: heads 0,1,2,3 ranks 0,1 bytes 24 + 24",
@@ -103,7 +104,7 @@ TEST(ReplicasTest, AGroupThatSpansRanksIsHeldByEachOfThem) {
       ElementsAre("0-0 value 0: heads 0,1,2,3 ranks 0,1,2,3 bytes 24 + 72"));
 }
 
-TEST(ReplicasTest, ALatentOfKeyAndValueIsToldOnce) {
+TEST(ReplicasTest, ListsALatentOfKeyAndValueOnce) {
   const std::string joint =
       absl::StrCat(R"({"joint":[)",
                    LowRank({Group("0,1,2,3", 12)}, "PRE_ROPE",
@@ -127,7 +128,7 @@ TEST(ReplicasTest, MoreRanksThanHeadsHoldEachHeadSeveralTimes) {
                           "0-0 value 0: heads 3 ranks 6,7 bytes 32 + 32"));
 }
 
-TEST(ReplicasTest, AUnitThatSpansRanksNotesItsSlotsOnEach) {
+TEST(ReplicasTest, AUnitThatSpansRanksHasMetadataOnEachRank) {
   const std::string evicting = Layer(
       kFullValue,
       R"(,"eviction":{"units":[{"heads":[0]},{"heads":[1,2]},{"heads":[3]}],)"
@@ -138,7 +139,7 @@ TEST(ReplicasTest, AUnitThatSpansRanksNotesItsSlotsOnEach) {
 }
 
 // Each rank finds a basis of its own in its own heads.
-TEST(ReplicasTest, ABasisOfTheRanksOwnHeadsIsNoReplica) {
+TEST(ReplicasTest, ABasisOfTheRanksOwnHeadsIsNotAReplica) {
   const std::string key =
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
           "channel_sequence":{},"param_dtype":"F16",
@@ -147,7 +148,7 @@ TEST(ReplicasTest, ABasisOfTheRanksOwnHeadsIsNoReplica) {
       absl::StrCat(R"({"key":{"parts":[)", key, R"(]},"value":{"parts":[)",
                    kFullValue, "]}}");
   EXPECT_THAT(Told(Ranks({of_sequence}, 2)), IsEmpty());
-  // One of the model's, which all of them read.
+  // A static basis of the model, which all ranks read.
   const std::string of_model = Layer(
       R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",
           "basis_static":{}}})");

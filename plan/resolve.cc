@@ -20,7 +20,8 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// Units finer than the layer must cost less than this share of the latents.
+// The metadata of units that are finer than the layer must cost less than this
+// share of the latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -106,12 +107,12 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// Channels of 0 bits stay, as their minima.
+// Whether channels of 0 bits stay in the latent, with their minima as values.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
 
-// One for neighbours of the same bits where the plan gives runs.
+// If the plan gives explicit runs, neighbours of the same bits become one run.
 std::vector<CodeRun> RunsOf(const Codec& codec, const ResolvedPart& part,
                             int64_t width) {
   std::vector<CodeRun> runs;
@@ -214,7 +215,7 @@ class LayerResolver {
 
   absl::Status ResolvePart(const Part& plan, ResolvedPart* part) const {
     part->space = SpaceOf(plan);
-    // Of values nothing rotates, whatever a joint part's keys do.
+    // Values never rotate, even if the keys of a joint part do.
     if (part->side == Side::kKey) part->stored = StoredOf(plan);
     part->latent_bias = plan.latent_bias();
     part->mean = plan.mean();
@@ -229,9 +230,10 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // The dims of a head that a use covers, in no order: those of its pairs; else
-  // all, or beside other uses, and of parts that do not rotate, those that do
-  // not rotate.
+  // The dims of a head that a use covers, in any order. A use with pairs covers
+  // the dims of these pairs. A use without pairs covers all dims if it is the
+  // only one and its part rotates; otherwise it covers the dims that do not
+  // rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -342,7 +344,8 @@ class LayerResolver {
     }
   }
 
-  // Every head has one latent, but in a basis of the rank's own.
+  // Every head must have exactly one latent, except in a basis of the rank's
+  // own heads.
   absl::Status CheckHeads(const ResolvedPart& part) const {
     if (part.space == Space::kFull) return absl::OkStatus();
     std::vector<int> latents_of(static_cast<size_t>(shape_.num_kv_heads), 0);
@@ -361,8 +364,9 @@ class LayerResolver {
     return absl::OkStatus();
   }
 
-  // ValidatePlan checks the model's widths; a basis of the rank's own heads is
-  // narrower, and channels that fall off the end of a schedule would be lost.
+  // ValidatePlan checks the widths of the whole model. A basis of the rank's
+  // own heads is narrower, and channels beyond the end of a schedule would be
+  // lost.
   absl::Status CheckWidthsOfRank(const ResolvedPart& part) const {
     if (part.space != Space::kFull || part.bits.empty() ||
         part.transform != Transform::kBasisSequence) {
@@ -388,7 +392,7 @@ class LayerResolver {
   const HeadRange kv_heads_;
 };
 
-// Parts that store latents.
+// Visits the parts that store latents.
 template <typename Visit>
 void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   for (const ResolvedSide* side : {&attention.key, &attention.value}) {
@@ -398,7 +402,8 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   }
 }
 
-// The finest sets of heads that no latent straddles, by their first heads.
+// The finest sets of heads for which no latent spans two sets, sorted by their
+// first heads.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));
@@ -410,7 +415,8 @@ std::vector<std::vector<int64_t>> FinestUnits(
     return head;
   };
   ForParts(attention, [&](const ResolvedPart& part) {
-    // A basis of each rank's heads would tie a unit to the TP size.
+    // A basis of each rank's own heads must not make a unit depend on the
+    // number of ranks.
     const bool own = part.transform == Transform::kBasisSequence;
     if (own && part.space == Space::kFull) {
       std::fill(root.begin(), root.end(), int64_t{0});
@@ -433,7 +439,8 @@ std::vector<std::vector<int64_t>> FinestUnits(
   return list;
 }
 
-// Half as many: each with its neighbour, an odd one at the end alone.
+// Merges each unit with its neighbour, which halves their number. An odd last
+// unit stays as it is.
 std::vector<std::vector<int64_t>> HalveUnits(
     const std::vector<std::vector<int64_t>>& units) {
   std::vector<std::vector<int64_t>> halved;
@@ -463,7 +470,7 @@ ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
   }
   if (!resolved.units.empty()) return resolved;
   resolved.units = FinestUnits(attention, num_heads);
-  int64_t slot_bytes = 0;  // of the latents of all heads
+  int64_t slot_bytes = 0;  // bytes of the latents of all heads
   ForParts(attention, [&](const ResolvedPart& part) {
     for (const ResolvedLatent& latent : part.latents) {
       const bool own = part.space == Space::kFull &&
@@ -495,7 +502,7 @@ ResolvedSelection ResolveSelection(const kvasir::v1::Selection& selection,
               landmark.CodesBytes(latent) + landmark.ParamsBytes(latent)};
 }
 
-// Layers of one key have the same attention.
+// Layers with equal keys have the same attention.
 std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   LayerPlan attention = plan;
   attention.clear_eviction();
@@ -503,8 +510,8 @@ std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   return absl::StrCat(rotates, " ", attention.SerializeAsString());
 }
 
-// Sinks and recent slots are part of a budget: they count where a share of a
-// short prompt is less.
+// Sinks and recent slots belong to the budget. They are its lower bound if a
+// share of a short prompt is less.
 EvictionCounts CountsOf(const LayerPlan& plan) {
   if (!plan.has_eviction()) return {};
   const kvasir::v1::Eviction& eviction = plan.eviction();
@@ -576,7 +583,7 @@ int64_t ResolvedPart::NumRanges(const ResolvedLatent& latent) const {
 
 int64_t ResolvedPart::ParamsBytes(const ResolvedLatent& latent) const {
   switch (range) {
-    case RangeKind::kToken:  // a scale and a minimum per range
+    case RangeKind::kToken:  // a scale and a minimum for each range
       return 2 * NumRanges(latent) * DataTypeBytes(param_dtype);
     case RangeKind::kTokenNorm:
       return DataTypeBytes(param_dtype);
@@ -623,7 +630,7 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
   const int64_t queries = shape.num_heads / shard.size;
   resolved.query_heads = {shard.rank * queries, queries};
   std::map<std::string, int> attention_of;
-  // Layers of one key hold as many tokens at any length.
+  // Layers with equal keys hold equally many tokens at any length.
   std::map<std::pair<int64_t, EvictionCounts>, int> group_of;
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& from = plan.layers(l);

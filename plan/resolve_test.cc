@@ -1,5 +1,5 @@
-// ResolvePlan: one table of cases over all methods, and what a plan's layers,
-// ranks and eviction units come to.
+// ResolvePlan: one table of cases over all methods, and the layers, ranks and
+// eviction units of resolved plans.
 #include <string>
 #include <vector>
 
@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// One layer of 8 query and 4 KV heads of 16: 8 RoPE pairs.
+// One layer of 8 query and 4 KV heads of 16 dims: 8 RoPE pairs.
 AttentionShape Shape() {
   AttentionShape shape;
   shape.num_heads = 8;
@@ -57,8 +57,8 @@ ResolvedPlan Resolve(const std::vector<std::string>& layers,
   return resolved.ok() ? *std::move(resolved) : ResolvedPlan();
 }
 
-// "kv_proj low_rank before basis: 0,1 R=20 R'=18 d=16 8x4,10x2 codes 7+8" of
-// each latent.
+// One line for each latent: "kv_proj low_rank before basis: 0,1 R=20 R'=18 d=16
+// 8x4,10x2 codes 7+8".
 std::vector<std::string> Listed(const ResolvedPart& part) {
   constexpr const char* kSpaces[] = {"full", "low_rank", "pairs", "complex"};
   constexpr const char* kStored[] = {"before", "after", "unrotated"};
@@ -83,9 +83,9 @@ struct Case {
   std::string name;
   std::string key;
   std::string value;
-  std::vector<std::string> keys;    // as Listed
-  std::vector<std::string> values;  // none: not looked at
-  bool folded = false;              // the key
+  std::vector<std::string> keys;    // in the form of Listed
+  std::vector<std::string> values;  // empty: not checked
+  bool folded = false;              // whether the key is folded
   bool rebuilt = false;
   std::vector<int64_t> dims;
 };
@@ -146,7 +146,8 @@ std::vector<Case> Cases() {
        .value = kFullValue,
        .keys = {"complex after {0,3} R=8 R'=8 d=6 [] 16+0 bytes",
                 "complex after {1,2} R=4 R'=4 d=2 [] 8+0 bytes"}},
-      // Channels in the order of their bits: a pair comes again.
+      // Channels are in the order of their bits, so a pair appears more than
+      // once.
       {.name = "CommutingFallingBits",
        .key = R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
                  "pairs":[3,0,3],"rank_per_pair":[1,1,1]}]},
@@ -164,7 +165,7 @@ std::vector<Case> Cases() {
        .value = kFullValue,
        .keys = {"full before {0,1,2,3} R=64 R'=32 d=16 "
                 "[0+8x8 8+8x4 16+8x4 24+8x2] 18+0 bytes"}},
-      // The basis of a sequence is found in all channels.
+      // The basis of a sequence is found over all channels.
       {.name = "SvdqOnline",
        .key = R"({"full":{},"stored":"PRE_ROPE","mean":true,"codec":{"bits":{
                  "schedule":[8,4,4,2,0,0,0,0]},"channel_sequence":{},
@@ -217,7 +218,7 @@ std::vector<Case> Cases() {
 
 class ResolvePlanTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(ResolvePlanTest, LatentsAreThePlans) {
+TEST_P(ResolvePlanTest, LatentsMatchThePlan) {
   const Case& each = GetParam();
   const ResolvedPlan plan = Resolve({Layer(each.key, each.value)});
   const ResolvedAttention& attention = plan.attention_of(0);
@@ -263,7 +264,7 @@ TEST(ResolvedPlanTest, AWindowIsAnotherPageGroupAndTheSameAttention) {
   EXPECT_EQ(plan.page_groups[1].sliding_window, 32);
 }
 
-TEST(ResolvedPlanTest, ALayerWithoutRopeIsNotLikeOneWithIt) {
+TEST(ResolvedPlanTest, ALayerWithoutRopeHasAttentionOfItsOwn) {
   AttentionShape shape = Shape();
   shape.layers.resize(2);
   shape.layers[1].rope = false;
@@ -300,8 +301,8 @@ TEST(ResolvedPlanTest, JointPartsServeBothSides) {
   }
 }
 
-// Numbers are exact as they are.
-TEST(ResolvedPlanTest, SinksAreOfTheSidesThatStoreCodes) {
+// Plain numbers are exact anyway.
+TEST(ResolvedPlanTest, SinksBelongToTheSidesThatStoreCodes) {
   const ResolvedPlan plan = Resolve({R"({"exact_sinks":4,
       "key":{"parts":[{"full":{},"stored":"POST_ROPE",
                        "codec":{"bits":{"schedule":[4]},"per_token":{},
@@ -312,7 +313,7 @@ TEST(ResolvedPlanTest, SinksAreOfTheSidesThatStoreCodes) {
   EXPECT_EQ(plan.attention_of(0).value.exact_sinks, 0);
 }
 
-TEST(ResolvedPlanTest, ARankHoldsGroupsThatHaveAHeadOfIts) {
+TEST(ResolvedPlanTest, ARankHoldsTheGroupsThatContainItsHeads) {
   const std::string key = R"({"low_rank":{"groups":[{"heads":[0,2],"rank":9},
       {"heads":[3,1],"rank":6}]},"uses":[{"reconstruct":{}}],
       "stored":"PRE_ROPE","codec":{"dtype":"BF16"}})";
@@ -346,24 +347,25 @@ Units UnitsOfHeads(int64_t num_heads, int64_t head_dim, TpShard shard = {}) {
   return plan.layer(0).eviction->units;
 }
 
-// A slot of H heads of d dims has 4 H d bytes, a unit of numbers 8: under 5 %
-// are less than H d / 40 units.
-TEST(ResolvedPlanTest, UnitsOfDearMetadataAreHalvedUntilTheyAreCheap) {
+// A slot of H heads of d dims has 4 H d bytes, and a unit of plain numbers has
+// 8 bytes of metadata. So fewer than H d / 40 units cost less than 5 %.
+TEST(ResolvedPlanTest, HalvesUnitsUntilTheirMetadataIsCheap) {
   for (const TpShard shard : {TpShard{0, 1}, TpShard{1, 2}}) {
     EXPECT_EQ(UnitsOfHeads(8, 42, shard),
               (Units{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}}));
-    EXPECT_EQ(UnitsOfHeads(8, 40, shard),  // 5 % are too many
+    EXPECT_EQ(UnitsOfHeads(8, 40, shard),  // exactly 5 % is too much
               (Units{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
     EXPECT_EQ(UnitsOfHeads(8, 16, shard), (Units{{0, 1, 2, 3}, {4, 5, 6, 7}}));
     EXPECT_EQ(UnitsOfHeads(8, 8, shard), (Units{{0, 1, 2, 3, 4, 5, 6, 7}}));
   }
 }
 
-TEST(ResolvedPlanTest, AnOddUnitIsHalvedWithNone) {
+TEST(ResolvedPlanTest, HalvingLeavesAnOddUnitAsItIs) {
   EXPECT_EQ(UnitsOfHeads(5, 32), (Units{{0, 1}, {2, 3}, {4}}));
   EXPECT_EQ(UnitsOfHeads(7, 32), (Units{{0, 1}, {2, 3}, {4, 5}, {6}}));
   EXPECT_EQ(UnitsOfHeads(7, 16), (Units{{0, 1, 2, 3}, {4, 5, 6}}));
-  EXPECT_EQ(UnitsOfHeads(5, 22), (Units{{0, 1, 2, 3}, {4}}));  // by way of 3
+  // through 3 units
+  EXPECT_EQ(UnitsOfHeads(5, 22), (Units{{0, 1, 2, 3}, {4}}));
   EXPECT_EQ(UnitsOfHeads(3, 8), (Units{{0, 1, 2}}));
 }
 
@@ -373,7 +375,8 @@ std::string Grouped(const char* groups, const char* stored) {
                       R"(","codec":{"dtype":"F32"}})");
 }
 
-// The finest are {0, 3, 4}, {1}, {2} and {5}; of 512 bytes, 2 are cheap.
+// The finest units are {0, 3, 4}, {1}, {2} and {5}. For 512 bytes, 2 units are
+// cheap enough.
 TEST(ResolvedPlanTest, UnitsAreHalvedInTheOrderOfTheirFirstHeads) {
   AttentionShape shape = Shape();
   shape.num_heads = shape.num_kv_heads = 6;
@@ -391,9 +394,9 @@ TEST(ResolvedPlanTest, UnitsAreHalvedInTheOrderOfTheirFirstHeads) {
   EXPECT_EQ(plan.layer(0).eviction->units, (Units{{0, 1, 3, 4}, {2, 5}}));
 }
 
-// A rank that holds heads 0 and 1 sees two groups of one head each; head 2 ties
-// them to one unit, on every rank.
-TEST(ResolvedPlanTest, EvictionUnitsAreTheWholeModelsOnEveryRank) {
+// A rank that holds heads 0 and 1 sees two groups of one head each. Head 2
+// joins them into one unit, on every rank.
+TEST(ResolvedPlanTest, EveryRankHasTheEvictionUnitsOfTheWholeModel) {
   const std::string layer =
       Layer(Grouped(R"({"heads":[0,2],"rank":30},{"heads":[1],"rank":16},
                        {"heads":[3],"rank":16})",
@@ -422,7 +425,7 @@ TEST(ResolvedPlanTest, AShareOfThePromptIsNotBelowSinksAndRecent) {
                 .budget_ratio = 0.5, .least_tokens = 20, .every_tokens = 8}));
 }
 
-TEST(ResolvedPlanTest, WhichTokensStayIsALayersOwn) {
+TEST(ResolvedPlanTest, EachLayerMayKeepDifferentTokens) {
   constexpr char kTo64[] =
       R"(,"eviction":{"budget":64,"recent":16,"positions":"ORIGINAL",
          "every_tokens":8,"lambda":0.5)";
@@ -437,7 +440,8 @@ TEST(ResolvedPlanTest, WhichTokensStayIsALayersOwn) {
                           R"(,"sinks":4,"decay":0.5,"half_friendliness":true,
                              "observation_window":8,"others":"LATEST"})"))},
       shape);
-  // As many slots at any length: one group of pages.
+  // The layers hold equally many slots at any length, so they share a page
+  // group.
   ASSERT_EQ(plan.page_groups.size(), 2u);
   EXPECT_THAT(plan.page_groups[0].layers, ElementsAre(0, 2));
   EXPECT_EQ(plan.page_groups[0].eviction.observation_window, 8);
@@ -453,7 +457,7 @@ TEST(ResolvedPlanTest, WhichTokensStayIsALayersOwn) {
   EXPECT_EQ(other.decay, 0.5F);
   EXPECT_EQ(other.friendliness, 0.5F);
   EXPECT_FALSE(other.scored);
-  // The same where a layer is looked at alone.
+  // ResolveLayerEviction gives the same for one layer.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::optional<LayerEviction> alone,
       ResolveLayerEviction(plan.source.layers(2), shape, 2));
@@ -466,7 +470,7 @@ TEST(ResolvedPlanTest, WhichTokensStayIsALayersOwn) {
   EXPECT_FALSE(none.has_value());
 }
 
-TEST(ResolvedPlanTest, WhatHasNoMeaningIsNotResolved) {
+TEST(ResolvedPlanTest, RefusesAPlanWithoutAMeaning) {
   const int64_t before = NumResolvedPlans();
   EXPECT_THAT(ResolvePlan(KvPlan(), Shape()),
               StatusIs(absl::StatusCode::kInvalidArgument,

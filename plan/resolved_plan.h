@@ -1,8 +1,8 @@
-// A compression plan, resolved once at start for one rank of one model: which
-// latents there are, of which heads, how wide, on which side of RoPE, in which
-// runs of codes, and which layers hold the same tokens. Layout, arenas, tensor
-// names, attention programs, FLOPs, random weights and the reference decoder
-// take it; only planners and those who write artifacts see the protobuf.
+// A compression plan, resolved once at start for one rank of one model. It has
+// the latents (their heads, their widths, their side of RoPE and their runs of
+// codes), and which layers hold the same tokens. Layout, arenas, tensor names,
+// attention programs, FLOPs, random weights and the reference decoder use it.
+// Only planners and writers of artifacts see the protobuf.
 #pragma once
 
 #include <compare>
@@ -23,13 +23,13 @@ namespace kvasir::plan {
 
 enum class Space { kFull, kLowRank, kRopePairs, kRopeLowRank };
 
-// What is stored of a key that rotates: as it is before, or after its rotation.
-// kNone: numbers that do not rotate.
+// Whether a stored key is taken before or after its rotation. kNone: numbers
+// that do not rotate.
 enum class RopeSide { kBefore, kAfter, kNone };
 
 enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
 
-// What codes are scaled by. kNone: numbers of a type, no codes.
+// The scale of codes. kNone: plain numbers instead of codes.
 enum class RangeKind { kNone, kToken, kTokenNorm, kChannel, kSequence };
 
 enum class Transform {
@@ -40,8 +40,8 @@ enum class Transform {
   kBasisSequence,
 };
 
-// Channels [begin, begin + width) of a latent that have one bit width; 0 bits,
-// in a last run: they are there, but nothing is stored of them.
+// Channels [begin, begin + width) of a latent that have one bit width. A last
+// run of 0 bits has channels of which nothing is stored.
 struct CodeRun {
   int64_t begin = 0;
   int64_t width = 0;
@@ -50,45 +50,45 @@ struct CodeRun {
   friend bool operator==(const CodeRun&, const CodeRun&) = default;
 };
 
-// What a group of KV heads shares: some numbers per slot.
+// The latent that a group of KV heads shares: some numbers per slot.
 struct ResolvedLatent {
   std::vector<int64_t> heads;  // KV heads of the model, ascending
-  int64_t width = 0;           // R: numbers that the plan gives it
-  // R': those that tensors and attention have. Without the ones whose bits are
-  // 0, but for a basis of the sequence, which is found in all of them, and
-  // where the plan gives runs of channels with ranges of their own.
+  int64_t width = 0;           // R: the width in the plan
+  // R': the width in tensors and attention. It leaves out channels of 0 bits,
+  // with two exceptions: a basis of the sequence, which is found over all
+  // channels, and explicit runs with ranges of their own.
   int64_t channels = 0;
-  // Dims of each of its heads that it stands for.
+  // Dims of each of its heads that the latent stands for.
   int64_t head_dims = 0;
-  // RoPE pairs: kept ones of a rope_pairs head, or those of a rope_low_rank
-  // group, ascending.
+  // RoPE pairs, ascending: those that a rope_pairs head keeps, or those of a
+  // rope_low_rank group.
   std::vector<uint32_t> pairs;
-  // rope_low_rank: the pair of each complex channel.
+  // The pair of each complex channel; only in rope_low_rank.
   std::vector<uint32_t> channel_pairs;
-  std::vector<CodeRun> runs;  // none: numbers of a type
+  std::vector<CodeRun> runs;  // empty: plain numbers
 
-  // Channels that the cache stores something of.
+  // Channels of which the cache stores something.
   int64_t stored_channels() const;
 };
 
-// How some dims of a head come from a part's latents.
+// How a part's latents give some dims of a head.
 struct ResolvedUse {
   Lift lift = Lift::kFold;
-  int64_t dims = 0;          // of a head
-  int64_t rotated_dims = 0;  // of those
-  int64_t terms = 1;         // of an ANCHORED lift: its order and one
+  int64_t dims = 0;          // dims of a head
+  int64_t rotated_dims = 0;  // how many of them rotate
+  int64_t terms = 1;         // 1 + the order of an ANCHORED lift
 };
 
-// One part of a side: a space and how its latents are stored. A joint part of
-// the plan is one of either side, with the uses of that side.
+// One part of a side: a space, and how its latents are stored. A joint part of
+// the plan becomes one part of each side, with the uses of that side.
 struct ResolvedPart {
   Side side = Side::kKey;
-  bool joint = false;  // its latents serve key and value
-  int index = 0;       // in its side's parts
-  // What its tensors' names begin with, after "model.layers.{l}.".
+  bool joint = false;  // the latents serve key and value
+  int index = 0;       // index among its side's parts
+  // The beginning of its tensors' names, after "model.layers.{l}.".
   std::string prefix;
-  // And after it and a point those of its lifts: "up"; of a joint part "up_key"
-  // or "up_value".
+  // The beginning of its lifts' names, after the prefix and a point: "up", or
+  // "up_key" or "up_value" for a joint part.
   std::string lift_prefix;
   Space space = Space::kFull;
   RopeSide stored = RopeSide::kNone;
@@ -97,25 +97,28 @@ struct ResolvedPart {
   bool latent_bias = false;
   bool mean = false;
 
-  // Number type; unspecified for codes.
+  // The type of the numbers; unspecified for codes.
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
-  // Type of parameters that lie beside codes or belong to a sequence; else
-  // unspecified.
+  // The type of parameters that are stored with codes or belong to a sequence;
+  // otherwise unspecified.
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
-  // Bit widths as the plan lists them: one, or one for each run of channels.
+  // Bit widths as the plan lists them: one for all channels, or one for each
+  // run.
   std::vector<int> bits;
-  std::vector<float> levels;   // of a token's norm
-  bool explicit_runs = false;  // the plan gives the runs' channels
-  // Channels of a token's range; 0: a run has one.
+  std::vector<float> levels;   // only for ranges of a token's norm
+  bool explicit_runs = false;  // the plan states the channels of the runs
+  // Channels that share one range of a token. 0: a range for each run.
   int64_t range_channels = 0;
 
-  std::vector<ResolvedUse> uses;  // none for a full space
-  bool folded = false;            // the lift is in q_proj or o_proj
-  bool rebuilt = false;           // keys are lifted whole
-  // Dims of a head that a low_rank part covers, ascending; else empty.
+  std::vector<ResolvedUse> uses;  // empty for a full space
+  bool folded = false;            // the lift is folded into q_proj or o_proj
+  bool rebuilt = false;           // keys are lifted as a whole
+  // The dims of a head that a low_rank part covers, ascending; empty for other
+  // spaces.
   std::vector<int64_t> dims;
-  // Of the model, in the plan's order. A full space has one per head, with a
-  // basis one of all heads, with a basis of the sequence one of the rank's.
+  // The latents of the whole model, in the plan's order. A full space has one
+  // for each head; with a static basis one for all heads; with a basis of the
+  // sequence one for the heads of this rank.
   std::vector<ResolvedLatent> latents;
 
   bool has_basis() const {
@@ -123,33 +126,37 @@ struct ResolvedPart {
            transform == Transform::kBasisSequence;
   }
   bool has_lift(Lift lift) const;
-  // False of a joint part of the values: the keys' is stored for both.
+  // False for the values' copy of a joint part: the key part stores the latents
+  // of both.
   bool stores_latents() const { return !joint || side == Side::kKey; }
-  int64_t channels() const;  // of all latents
-  // The latent of a KV head. CHECK: every head has one.
+  int64_t channels() const;  // summed over the latents
+  // The latent of a KV head. Every head must have one (CHECK).
   const ResolvedLatent& LatentOf(int64_t kv_head) const;
-  // Some head of the rank has it, or it is the rank's own.
+  // Whether the rank holds the latent: one of its heads belongs to the rank, or
+  // it is a latent of this rank only.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
-  // Bytes of a slot: whole bytes of codes (or numbers), and parameters.
+  // Bytes of a slot: codes or numbers, rounded up to whole bytes, and
+  // parameters.
   int64_t CodesBytes(const ResolvedLatent& latent) const;
   int64_t ParamsBytes(const ResolvedLatent& latent) const;
-  // Runs of codes that have a range of their own.
+  // The number of runs of codes that have a range of their own.
   int64_t NumRanges(const ResolvedLatent& latent) const;
 };
 
 struct ResolvedSide {
-  std::vector<ResolvedPart> parts;  // joint ones last
-  // Tokens nearest to the query, and first ones of the sequence, that are kept
-  // exact beside the codes.
+  std::vector<ResolvedPart> parts;  // joint parts come last
+  // Tokens that are also kept exact, in addition to their codes: the nearest to
+  // the query, and the first of the sequence.
   int64_t exact_window = 0;
   int64_t exact_sinks = 0;
 
-  // Some latent is stored in codes; those of a joint part are both sides'.
+  // Whether a latent is stored in codes. Latents of a joint part count on both
+  // sides.
   bool has_codes() const;
 };
 
-// What layers that are alike share.
+// The data that layers with equal attention share.
 struct ResolvedAttention {
   bool rotates = false;
   ResolvedSide key;
@@ -160,7 +167,7 @@ struct ResolvedAttention {
   }
 };
 
-// What an eviction unit keeps of a slot: position (4 bytes), attention mass
+// Metadata bytes of a slot in an eviction unit: position (4), attention mass
 // received (4), and a logarithmic error (1) for each side that has codes.
 inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
   return 4 + 4 + (attention.key.has_codes() ? 1 : 0) +
@@ -169,26 +176,28 @@ inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
 
 // Which slots a layer keeps.
 struct ResolvedEviction {
-  // KV heads that give up the same tokens: the plan's units, or the finest that
-  // no latent straddles, halved in number until their metadata is cheap. Of the
-  // whole model, whatever a rank holds.
+  // KV heads that give up the same tokens, of the whole model, whatever this
+  // rank holds. They are the plan's units, or else the finest sets for which no
+  // latent spans two sets, halved in number until their metadata is cheap.
   std::vector<std::vector<int64_t>> units;
   int64_t sinks = 0;
   int64_t recent = 0;
-  bool scored = true;  // others stay by score; false: the latest ones
+  bool scored = true;  // the other slots stay by score; false: the latest stay
   float lambda = 0;
-  float friendliness = 1;  // its factor: 1 or 0.5
-  float decay = 1;         // of the attention received, behind each eviction
-  bool rolling = false;    // positions are slots
+  float friendliness = 1;  // factor of friendliness: 1 or 0.5
+  // factor of the attention received, applied at each eviction
+  float decay = 1;
+  bool rolling = false;  // positions are slot indices
 };
 
-// How many slots stay of a sequence, and when the others go.
+// How many slots of a sequence stay, and when the others go.
 struct EvictionCounts {
-  int64_t budget_tokens = 0;  // slots that stay; 0: a share of the prompt
-  double budget_ratio = 0;    // that share; then `least_tokens` at least
+  int64_t budget_tokens = 0;  // slots that stay; 0: see budget_ratio
+  double budget_ratio = 0;    // share of the prompt, at least `least_tokens`
   int64_t least_tokens = 0;
   int64_t every_tokens = 0;  // 0: nothing is evicted
-  // Last queries of a stretch of the prompt whose attention counts; 0: all.
+  // Only the attention of this many last queries before a point of the prompt
+  // counts. 0: that of all queries.
   int64_t observation_window = 0;
 
   bool evicts() const { return every_tokens > 0; }
@@ -200,13 +209,13 @@ struct ResolvedSelection {
   int64_t chunk_slots = 0;
   int64_t outlier_chunks = 0;
   bool exact_outliers = false;
-  // Of a landmark of one KV head.
+  // Bytes of a landmark of one KV head.
   int64_t landmark_bytes = 0;
 };
 
 struct ResolvedLayer {
-  int attention = 0;   // in ResolvedPlan::attention
-  int page_group = 0;  // in ResolvedPlan::page_groups
+  int attention = 0;   // index into ResolvedPlan::attention
+  int page_group = 0;  // index into ResolvedPlan::page_groups
   std::optional<ResolvedEviction> eviction;
   std::optional<ResolvedSelection> selection;
 };
@@ -218,14 +227,15 @@ struct ResolvedPageGroup {
   std::vector<int64_t> layers;  // ascending
 };
 
-// Immutable once it is made.
+// Immutable after it is made.
 struct ResolvedPlan {
   kvasir::v1::KvPlan source;  // for identities, names and texts
   AttentionShape shape;
   TpShard shard;
-  HeadRange kv_heads;     // of the rank
-  HeadRange query_heads;  // of the rank; none where the shape tells of none
-  std::vector<ResolvedAttention> attention;  // without repetitions
+  HeadRange kv_heads;  // heads of this rank
+  // heads of this rank; empty if the shape has no query heads
+  HeadRange query_heads;
+  std::vector<ResolvedAttention> attention;  // each different attention once
   std::vector<ResolvedLayer> layers;         // [L]
   std::vector<ResolvedPageGroup> page_groups;
 
@@ -245,13 +255,15 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
                                          const AttentionShape& shape,
                                          TpShard shard = {});
 
-// One layer's attention, for those who make or read artifacts layer by layer.
-// The plan was judged for the model; INVALID_ARGUMENT for heads of another one.
+// The attention of one layer, for code that makes or reads artifacts layer by
+// layer. The plan must have been judged for the model. INVALID_ARGUMENT if its
+// heads are those of another model.
 absl::StatusOr<ResolvedAttention> ResolveAttention(
     const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
     int64_t layer, TpShard shard = {});
 
-// What one layer gives up; nothing: it does not evict. As above.
+// The eviction of one layer; empty if the layer does not evict. The same
+// conditions apply.
 struct LayerEviction {
   ResolvedEviction slots;
   EvictionCounts counts;
@@ -260,19 +272,20 @@ absl::StatusOr<std::optional<LayerEviction>> ResolveLayerEviction(
     const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
     int64_t layer);
 
-// How many plans this process has resolved.
+// The number of plans that this process has resolved.
 int64_t NumResolvedPlans();
 
-// A part of one latent of `width` numbers, of which no more is told than how
-// it is stored.
+// A part of one latent of `width` numbers, in which only the storage is filled
+// in.
 ResolvedPart ResolveCodec(const kvasir::v1::Codec& codec, int64_t width);
 
-// Channels of a latent of `width` numbers that its codec stores: all but those
-// whose bits are 0.
+// The channels of a latent of `width` numbers that its codec stores: all except
+// those of 0 bits.
 int64_t StoredChannels(const kvasir::v1::Codec& codec, int64_t width);
 
-// Dims of a head that RoPE turns as these pairs, in the order in which a head
-// of just these pairs would have them: rows of a rope_pairs part.
+// The dims of a head that RoPE rotates as these pairs. They are in the order in
+// which a head of only these pairs would have them, which is the order of the
+// rows of a rope_pairs part.
 std::vector<int64_t> PairDims(RopePairing pairing, int64_t rotary_dim,
                               std::span<const uint32_t> pairs);
 

@@ -15,7 +15,7 @@ namespace {
 
 using Indices = google::protobuf::RepeatedField<uint32_t>;
 
-// Strictly rising indices below `limit`.
+// Checks that the indices rise strictly and are below `limit`.
 absl::Status CheckIndices(const PlanPlace& where, absl::string_view what,
                           const Indices& indices, int64_t limit) {
   int64_t previous = -1;
@@ -73,8 +73,8 @@ absl::Status CheckAnchored(const PlanPlace& where, const Part::Use& use,
   return absl::OkStatus();
 }
 
-// A low-rank latent is lifted by a matrix that does not commute with RoPE: what
-// is stored decides where the lift can stand.
+// The matrix that lifts a low-rank latent does not commute with RoPE. So the
+// side of RoPE that is stored decides where the lift is possible.
 absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
                                  const Part::Use& use) {
   const auto lift = use.lift_case();
@@ -103,8 +103,8 @@ absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
   return absl::OkStatus();
 }
 
-// Takes the low_rank part's dims in `coverage`; returns how many dims of a head
-// it covers.
+// Marks the low_rank part's dims in `coverage` and returns how many dims of a
+// head it covers.
 absl::StatusOr<int64_t> CoverLowRank(const PlanPlace& where, const Part& part,
                                      const LayerFacts& facts,
                                      Coverage& coverage) {
@@ -112,8 +112,8 @@ absl::StatusOr<int64_t> CoverLowRank(const PlanPlace& where, const Part& part,
   for (const Part::Use& use : part.uses()) {
     for (uint32_t pair : use.pairs()) columns.push_back(pair);
     if (use.pairs_size() > 0) continue;
-    // One use without pairs is all that the part stores; beside others it is
-    // the dims that do not rotate.
+    // If there is one use without pairs, it covers all that the part stores.
+    // Beside other uses it covers the dims that do not rotate.
     if (part.uses_size() == 1 && part.stored() != kvasir::v1::NO_ROPE) {
       for (int64_t p = 0; p < facts.num_pairs; ++p) columns.push_back(p);
     } else if (facts.non_rotary_dims() == 0) {
@@ -208,7 +208,8 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopeLowRank(
                           group.pairs_size(), " pairs");
     }
     int64_t width = 0;
-    // A pair may come again: channels lie in the order of their bits.
+    // A pair may appear more than once, because channels are in the order of
+    // their bits.
     std::map<uint32_t, int64_t> rank_of_pair;
     for (int i = 0; i < group.pairs_size(); ++i) {
       if (group.pairs(i) >= facts.num_pairs) {
@@ -389,7 +390,7 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
                         facts.rotates() ? "do: want stored PRE_ROPE"
                                         : "neither: want stored NO_ROPE");
   }
-  // The part as either side would have it alone.
+  // The part as it would be if only this side had it.
   Part of_key = part;
   of_key.clear_uses();
   Part of_value = of_key;

@@ -1,5 +1,5 @@
-// The checks of ValidatePlan that concern what is stored of a key or a value,
-// and where its lift stands.
+// The checks of ValidatePlan that concern the space of a part (what is stored
+// of a key or a value) and its lifts.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace kvasir::plan {
 
-// What the checks of one layer need of the model.
+// The properties of a model that the checks of one layer need.
 struct LayerFacts {
   int64_t num_heads = 0;
   int64_t head_dim = 0;
@@ -24,7 +24,7 @@ struct LayerFacts {
   int64_t non_rotary_dims() const { return head_dim - 2 * num_pairs; }
 };
 
-// Every head in exactly one of the groups.
+// Checks that every head is in exactly one of the groups.
 template <typename Groups>
 absl::Status CheckPartition(const PlanPlace& where, const Groups& groups,
                             int64_t num_heads) {
@@ -53,8 +53,8 @@ absl::Status CheckPartition(const PlanPlace& where, const Groups& groups,
   return absl::OkStatus();
 }
 
-// Which dims of which heads the parts of a side already cover: a column per
-// pair and one for the dims that do not rotate.
+// The dims of heads that the parts of a side already cover: a column for each
+// pair, and one for the dims that do not rotate.
 class Coverage {
  public:
   explicit Coverage(const LayerFacts& facts)
@@ -74,7 +74,7 @@ class Coverage {
     return absl::OkStatus();
   }
 
-  // All dims of all heads.
+  // Covers all dims of all heads.
   absl::Status TakeWhole(const PlanPlace& where) {
     if (where.part > 0) {
       return where.Refuse(
@@ -85,7 +85,7 @@ class Coverage {
   }
 
  private:
-  // Owners from here on are joint parts.
+  // Owners from this number on are joint parts.
   static constexpr int kFirstJoint = 64;
 
   absl::Status Twice(const PlanPlace& where, int64_t head, int64_t column,
@@ -102,26 +102,26 @@ class Coverage {
   int64_t num_heads_;
   int64_t columns_;
   int whole_owner_ = -1;
-  // Part, or -1, [num_heads, columns]; empty until the first Take.
+  // The owning part or -1, [num_heads, columns]; empty until the first Take.
   std::vector<int8_t> owner_;
 };
 
-// Whether `stored` suits the side and the layer's rotation.
+// Checks that `stored` suits the side and the layer's rotation.
 absl::Status CheckStored(const PlanPlace& where, const kvasir::v1::Part& part,
                          const LayerFacts& facts);
 
-// Whether the part's lifts are possible on their side of the rotation.
+// Checks that the part's lifts are possible on their side of the rotation.
 absl::Status CheckUses(const PlanPlace& where, const kvasir::v1::Part& part,
                        const LayerFacts& facts);
 
-// Whether the space's heads, pairs and ranks are; takes its dims in `coverage`
+// Checks the heads, pairs and ranks of the space, marks its dims in `coverage`
 // and returns its latents.
 absl::StatusOr<std::vector<PlannedLatent>> CheckSpace(
     const PlanPlace& where, const kvasir::v1::Part& part,
     const LayerFacts& facts, Coverage& coverage);
 
-// The same of a part that serves key and value, its lifts and its space: takes
-// its dims of either side.
+// The same checks for the space and the lifts of a part that serves key and
+// value. It marks the dims of both sides.
 absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
     const PlanPlace& where, const kvasir::v1::Part& part,
     const LayerFacts& facts, Coverage& key, Coverage& value);

@@ -1,5 +1,6 @@
-// Which part of a layer a tensor-parallel rank holds. Layout, loader and
-// executor all take a TpShard and ask here, so that they cannot disagree.
+// The part of a layer that a tensor-parallel rank holds. Layout, loader and
+// executor all take a TpShard and call these functions, so they cannot
+// disagree.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +27,9 @@ struct HeadRange {
   friend bool operator==(const HeadRange&, const HeadRange&) = default;
 };
 
-// The KV heads of one rank. Heads are dealt out in equal runs; when there are
-// more ranks than heads, each head is held by size / num_kv_heads neighbouring
-// ranks. INVALID_ARGUMENT, with the numbers, when neither divides the other.
+// The KV heads of one rank. Heads are dealt in equal runs. If there are more
+// ranks than heads, size / num_kv_heads neighbouring ranks hold the same head.
+// INVALID_ARGUMENT, with the numbers, if neither number divides the other.
 inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
                                                int64_t num_kv_heads) {
   if (shard.size < 1 || shard.rank < 0 || shard.rank >= shard.size) {
@@ -52,7 +53,7 @@ inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
                    " tensor-parallel ranks: one number must divide the other"));
 }
 
-// The token ids whose rows of head and embedding a rank holds.
+// The token ids whose rows of the output head and the embedding a rank holds.
 struct IdRange {
   int64_t first = 0;
   int64_t count = 0;
@@ -61,11 +62,12 @@ struct IdRange {
   friend bool operator==(const IdRange&, const IdRange&) = default;
 };
 
-// What a packed head is cut at.
+// The granularity at which the packed output head is cut.
 inline constexpr int64_t kIdsPerPanel = 32;
 
-// In runs of whole panels, as equal as they go: the last rank has what the last
-// panel leaves it, and of a small vocabulary some ranks have none.
+// Ids are dealt in runs of whole panels that are as equal as possible. The last
+// rank gets what remains of the last panel, and with a small vocabulary some
+// ranks get none.
 inline IdRange IdsOfRank(TpShard shard, int64_t vocab_size) {
   const int64_t panels = (vocab_size + kIdsPerPanel - 1) / kIdsPerPanel;
   const auto first = [&](int64_t rank) {

@@ -20,7 +20,7 @@ TEST(TpShardTest, NeighboursShareAHeadWhenRanksOutnumberHeads) {
   EXPECT_EQ(*KvHeadsOfRank({2, 4}, 2), (HeadRange{1, 1}));
 }
 
-TEST(TpShardTest, RefusesWhatDoesNotDivideAndRanksOutsideTheGroup) {
+TEST(TpShardTest, RefusesUnevenHeadsAndRanksOutsideTheGroup) {
   EXPECT_THAT(KvHeadsOfRank({0, 3}, 8),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("8 KV heads cannot be dealt to 3")));
@@ -36,10 +36,10 @@ TEST(TpShardTest, DealsIdsInRunsOfWholePanels) {
   EXPECT_EQ(IdsOfRank({}, 1237), (IdRange{0, 1237}));
   EXPECT_EQ(IdsOfRank({0, 4}, 128), (IdRange{0, 32}));
   EXPECT_EQ(IdsOfRank({3, 4}, 128), (IdRange{96, 32}));
-  // 39 panels, of which the last has 21 ids.
+  // 39 panels, the last of which has 21 ids.
   EXPECT_EQ(IdsOfRank({0, 2}, 1237), (IdRange{0, 608}));
   EXPECT_EQ(IdsOfRank({1, 2}, 1237), (IdRange{608, 629}));
-  // Fewer panels than ranks.
+  // There are fewer panels than ranks.
   EXPECT_EQ(IdsOfRank({0, 4}, 40), (IdRange{0, 0}));
   EXPECT_EQ(IdsOfRank({1, 4}, 40), (IdRange{0, 32}));
   EXPECT_EQ(IdsOfRank({2, 4}, 40), (IdRange{32, 0}));

@@ -18,14 +18,14 @@ constexpr TpDealt kSmol = {
 
 TEST(TpSizeTest, SizesBeyondTheKvHeadsAreMultiplesOfThem) {
   EXPECT_THAT(FittingTpSizes(kLlama8b), ElementsAre(1, 2, 4, 8, 16, 32));
-  // 9 would share out query and KV heads, but not 1536 features.
+  // 9 ranks could share the query and KV heads, but not the 1536 features.
   EXPECT_THAT(FittingTpSizes(kSmol), ElementsAre(1, 3));
   EXPECT_THAT(
       FittingTpSizes({.num_kv_heads = 6, .num_heads = 12, .num_features = 24}),
       ElementsAre(1, 2, 3, 6, 12));
 }
 
-TEST(TpSizeTest, ARefusalHasTheNumbersAndWhatWouldDo) {
+TEST(TpSizeTest, ARefusalNamesTheNumbersAndThePossibleSizes) {
   EXPECT_THAT(CheckTpSize(kSmol, 2),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("3 KV heads, 9 query heads and 1536 MLP "

@@ -1,5 +1,5 @@
-// ValidatePlan: which plans have a meaning. What a build serves is a narrower
-// question, answered by worker::ServePlan.
+// ValidatePlan decides which plans have a meaning. worker::ServePlan decides
+// the narrower question of which plans this build serves.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -21,7 +21,7 @@ using kvasir::v1::Part;
 using kvasir::v1::Selection;
 using kvasir::v1::SidePlan;
 
-// Far above any model; keeps products of two of them inside int64.
+// Far above any model. It keeps products of two dimensions inside int64.
 constexpr int64_t kMaxDimension = 1 << 16;
 constexpr int64_t kMaxKeyDims = 1 << 24;  // KV heads times head_dim
 constexpr int kMaxPartsPerSide = 16;
@@ -57,7 +57,7 @@ absl::Status CheckShape(const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-// What holds whatever the part serves.
+// The checks that do not depend on the side that a part serves.
 absl::Status CheckPart(const PlanPlace& where, const Part& part,
                        const std::vector<PlannedLatent>& latents) {
   if (part.latent_bias() && !part.has_low_rank() && !part.has_rope_low_rank()) {
@@ -79,7 +79,8 @@ absl::Status CheckSidePart(const PlanPlace& where, const Part& part,
   const bool basis =
       part.codec().has_basis_static() || part.codec().has_basis_sequence();
   if (part.has_full() && basis) {
-    latents[0].width = facts.num_heads * facts.head_dim;  // heads concatenated
+    // the heads are concatenated
+    latents[0].width = facts.num_heads * facts.head_dim;
   }
   return CheckPart(where, part, latents);
 }
@@ -90,7 +91,7 @@ bool AnyCodes(const Parts& parts) {
                      [](const Part& part) { return part.codec().has_bits(); });
 }
 
-// Keys and values of one layer.
+// Checks the keys and values of one layer.
 class SidesChecker {
  public:
   SidesChecker(int64_t layer, const LayerPlan& plan, const LayerFacts& facts)
@@ -178,7 +179,7 @@ class SidesChecker {
   Coverage value_;
 };
 
-// A group that shares a latent must lie inside one eviction unit.
+// The heads of a group that shares a latent must be in one eviction unit.
 template <typename Groups>
 bool Straddles(const Groups& groups, const std::vector<int>& unit_of_head) {
   for (const auto& group : groups) {
@@ -213,7 +214,8 @@ absl::Status CheckUnits(const PlanPlace& where, const LayerPlan& plan,
   return absl::OkStatus();
 }
 
-// Rows that are kept exact lie by position: their tokens must all stay.
+// Rows that are kept exact are found by position, so all their tokens must
+// stay.
 absl::Status CheckExactTokensStay(const PlanPlace& where,
                                   const LayerPlan& plan) {
   const Eviction& eviction = plan.eviction();

@@ -11,7 +11,8 @@ absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text) {
     return budget;
   }
   budget.tokens = 0;
-  // No cache of one slot keeps sinks and recent tokens: 1 is the whole prompt.
+  // "1" means the whole prompt, because a cache of one slot could not keep
+  // sinks and recent tokens.
   if (absl::SimpleAtod(text, &budget.ratio) && budget.ratio > 0 &&
       budget.ratio <= 1) {
     return budget;

@@ -1,5 +1,5 @@
-// How many slots stay of a sequence that gives some up, as plans, flags and
-// requests say it.
+// How many slots stay of a sequence that gives some up, in the form that plans,
+// flags and requests use.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace kvasir::proto {
 
-// A number of slots, or a share of the prompt; one of them is 0.
+// A number of slots, or a share of the prompt. One of the two is 0.
 struct EvictionBudget {
   uint32_t tokens = 0;
   double ratio = 0;
@@ -18,11 +18,11 @@ struct EvictionBudget {
   bool operator==(const EvictionBudget&) const = default;
 };
 
-// "0.2": a fifth of the prompt; "256": slots. INVALID_ARGUMENT for what is
-// neither a share above 0 and at most 1 nor a whole number.
+// Parses "0.2" (a fifth of the prompt) or "256" (slots). INVALID_ARGUMENT if
+// the text is neither a share above 0 and at most 1 nor a whole number.
 absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text);
 
-// What is parsed to it.
+// The text that parses to this budget.
 std::string EvictionBudgetText(const EvictionBudget& budget);
 
 }  // namespace kvasir::proto

@@ -8,7 +8,7 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(EvictionBudgetTest, IsANumberOfSlotsOrAShare) {
+TEST(EvictionBudgetTest, ParsesANumberOfSlotsOrAShare) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget slots,
                               ParseEvictionBudget("256"));
   EXPECT_EQ(slots, (EvictionBudget{.tokens = 256}));
@@ -26,7 +26,7 @@ TEST(EvictionBudgetTest, IsANumberOfSlotsOrAShare) {
   }
 }
 
-TEST(EvictionBudgetTest, ItsTextIsParsedToIt) {
+TEST(EvictionBudgetTest, ItsTextParsesBackToIt) {
   for (const char* text : {"256", "0.2", "1"}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget budget,
                                 ParseEvictionBudget(text));

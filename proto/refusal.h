@@ -1,5 +1,5 @@
-// A refused request as an absl::Status: the code says what gRPC says, the
-// payload says whether another replica could take it.
+// A refused request as an absl::Status. The code is the gRPC status code, and
+// the payload says whether another replica could take the request.
 #pragma once
 
 #include <optional>
@@ -18,10 +18,10 @@ inline constexpr char kRefusalMetadataKey[] = "kvasir-refusal-bin";
 absl::Status RefusedError(kvasir::v1::Refusal::Reason reason,
                           absl::string_view detail);
 
-// The refusal that a status carries; nullopt when it is no refusal.
+// The refusal that a status carries. nullopt: the status is no refusal.
 std::optional<kvasir::v1::Refusal> RefusalOf(const absl::Status& status);
 
-// Attaches a refusal to a status that came with one; OK stays OK.
+// Attaches a refusal to a status that came with one. OK stays OK.
 void SetRefusal(const kvasir::v1::Refusal& refusal, absl::Status* status);
 
 }  // namespace kvasir::proto

@@ -1,4 +1,4 @@
-// What a request asks of the sampler where it says nothing.
+// The sampling parameters of a request that sets none.
 #pragma once
 
 #include "proto/kvasir/v1/sampling.pb.h"

@@ -1,6 +1,6 @@
 // Token ids in the form in which they travel: little-endian uint32, 4 bytes
-// each, immutable and ref-counted, so that a prompt is copied once when it
-// arrives and never again, not even when its request moves to another replica.
+// each, immutable and ref-counted. So a prompt is copied once when it arrives,
+// and never again, even if its request moves to another replica.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,18 @@ namespace kvasir::proto {
 
 inline constexpr size_t kBytesPerTokenId = 4;
 
-// Copying shares the bytes.
-// Threads: immutable; any thread.
+// A copy shares the bytes.
+// Threads: immutable, so any thread may use it.
 class TokenBytes {
  public:
   TokenBytes() = default;
 
   static TokenBytes FromIds(absl::Span<const int32_t> ids);
-  // Takes ids over that this machine keeps as they travel; else copies them.
+  // Takes over `ids` if this machine stores integers in the same form;
+  // otherwise copies them.
   static TokenBytes Adopt(std::vector<int32_t> ids);
-  // Takes the bytes over. INVALID_ARGUMENT if their number is no multiple of 4.
+  // Takes over the bytes. INVALID_ARGUMENT if their number is not a multiple of
+  // 4.
   static absl::StatusOr<TokenBytes> FromBytes(std::string bytes);
   // Views memory that `owner` keeps alive (a slice of a received message).
   static absl::StatusOr<TokenBytes> FromOwned(
@@ -38,7 +40,7 @@ class TokenBytes {
   // Precondition: index < size_tokens().
   int32_t operator[](size_t index) const;
   std::vector<int32_t> ToIds() const { return AppendTo({}); }
-  // `ids` with these behind them, in one copy.
+  // `ids` followed by these, in one copy.
   std::vector<int32_t> AppendTo(std::vector<int32_t> ids) const;
   // Keeps bytes() alive.
   const std::shared_ptr<const void>& owner() const { return owner_; }

@@ -32,7 +32,7 @@ TEST(TokenBytesTest, CopiesShareTheBytes) {
   EXPECT_EQ(b.owner().use_count(), 2);
 }
 
-TEST(TokenBytesTest, AdoptedIdsStayWhereTheyAre) {
+TEST(TokenBytesTest, AdoptingIdsCopiesNothing) {
   std::vector<int32_t> ids = {0x01020304, 7};
   const void* const where = ids.data();
   const TokenBytes tokens = TokenBytes::Adopt(std::move(ids));
@@ -40,7 +40,7 @@ TEST(TokenBytesTest, AdoptedIdsStayWhereTheyAre) {
   EXPECT_EQ(static_cast<const void*>(tokens.bytes().data()), where);
 }
 
-TEST(TokenBytesTest, IdsAreAppendedWhereThereIsRoomForThem) {
+TEST(TokenBytesTest, AppendingReusesTheRoomOfTheVector) {
   std::vector<int32_t> ids = {5};
   ids.reserve(3);
   const void* const where = ids.data();
@@ -55,7 +55,7 @@ TEST(TokenBytesTest, AnEmptyListIsEmpty) {
   EXPECT_TRUE(TokenBytes::FromIds({}).empty());
 }
 
-TEST(TokenBytesTest, AByteTooManyIsRefused) {
+TEST(TokenBytesTest, RefusesBytesThatAreNotWholeIds) {
   EXPECT_THAT(TokenBytes::FromBytes("12345"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("5 bytes, want a multiple of 4")));

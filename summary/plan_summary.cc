@@ -93,7 +93,7 @@ std::string TransformName(plan::Transform transform) {
   return "-";
 }
 
-// "8x32", "2x48,40": runs of groups of one rank.
+// "8x32", "2x48,40": runs of groups with equal ranks.
 std::string GroupsText(const std::vector<cache::GroupLayout>& groups) {
   std::vector<std::string> runs;
   for (size_t begin = 0; begin < groups.size();) {

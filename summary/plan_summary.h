@@ -15,11 +15,12 @@ struct GroupSummary {
   int part = 0;
   std::vector<int64_t> heads;
   int64_t rank = 0;    // numbers per token
-  int64_t stored = 0;  // of those, the ones that have bits and are its side's
+  int64_t stored = 0;  // those of them that have bits and belong to this side
 };
 
-// Fields of a side of several parts are joined by "+". What a joint part stores
-// is the key's, its method "joint low_rank" of both.
+// If a side has several parts, its fields are joined by "+". The storage of a
+// joint part is counted for the key; its method is "joint low_rank" on both
+// sides.
 struct LayerSideSummary {
   int64_t layer = 0;
   std::string side;    // "key" or "value"
@@ -32,16 +33,17 @@ struct LayerSideSummary {
   std::string range;   // "-", "token", "token/32", "norm", "static", "sequence"
   std::string transform;  // "-", "hadamard_fused", "basis_static", ...
   std::vector<GroupSummary> group_list;
-  double bytes_per_token = 0;        // payload, parameters included
-  double param_bytes_per_token = 0;  // of those, scales and minima
-  int64_t sliding_window = 0;        // 0: none
-  // Kept exact beside the codes: first and latest tokens of a sequence.
+  double bytes_per_token = 0;  // payload, parameters included
+  // scales and minima, a part of bytes_per_token
+  double param_bytes_per_token = 0;
+  int64_t sliding_window = 0;  // 0: none
+  // The first and latest tokens of a sequence that are also kept exact.
   int64_t exact_sinks = 0;
   int64_t exact_window = 0;
 };
 
-// What a plan is compared with: a token of whole keys and values in the model's
-// own cache type, and in bf16 beside it.
+// The baseline of a plan: the bytes of a token of whole keys and values in the
+// model's own cache type and in bf16.
 struct DenseBytes {
   kvasir::v1::DataType type = kvasir::v1::BF16;
   int64_t own = 0;

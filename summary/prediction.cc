@@ -7,7 +7,7 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
-#include "model/checkpoint/json.h"
+#include "model/files/json.h"
 
 namespace kvasir::cli {
 namespace {
@@ -18,7 +18,7 @@ using nlohmann::ordered_json;
 
 constexpr model::JsonLimits kLimits = {.max_depth = 8, .max_values = 100'000};
 constexpr size_t kMaxPoints = 4096;
-// Beyond what a plan can mean, and far from what a chart cannot draw.
+// Smaller than any plan's value, and large enough for a chart.
 constexpr double kLeastBytes = 1e-6;
 constexpr double kMostBytes = 1e15;
 constexpr double kMostNats = 1e9;
@@ -33,7 +33,7 @@ absl::StatusOr<PlanPoint> ReadPoint(const JsonFields& fields,
   return point;
 }
 
-// A list that is not there has no points.
+// A missing list has no points.
 absl::StatusOr<std::vector<PlanPoint>> ReadPoints(const JsonFields& fields,
                                                   std::string_view name,
                                                   std::string_view kl) {

@@ -1,5 +1,5 @@
-// What the planner of method auto has predicted of a plan, as
-// `kvasir-compress` writes it beside the plan. From a file we do not trust.
+// The prediction of method auto for a plan, which kvasir-compress writes beside
+// the plan. The file is not trusted.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,18 @@ inline constexpr int64_t kMaxPredictionBytes = int64_t{4} << 20;
 // "X.json" has its prediction in "X.json.prediction.json".
 std::string PredictionPathOfPlan(const std::string& plan);
 
-// A plan of so many bytes of a token, fixed ones shared out included.
+// A plan on the curve. Its bytes per token include a share of the bytes per
+// sequence.
 struct PlanPoint {
   double bytes_per_token = 0;  // above 0
-  double kl = 0;               // divergence, nats a token, 0 or more
+  double kl = 0;               // divergence in nats per token, 0 or more
 };
 
 struct Prediction {
-  std::string plan_sha256;  // of the plan's text; empty: it does not say
+  std::string plan_sha256;  // the hash of the plan's text; empty: unknown
   PlanPoint plan;
-  // Least and greatest over domains that are left out of the calibration.
+  // The least and the greatest value over domains, each left out of the
+  // calibration in turn.
   double kl_low = 0;
   double kl_high = 0;
   std::vector<PlanPoint> curve;   // predicted
@@ -36,8 +38,8 @@ struct Prediction {
   bool IsOf(std::string_view plan_text) const;
 };
 
-// Fields of no interest here are not looked at. INVALID_ARGUMENT names file,
-// field, what is wanted and what is there.
+// Ignores fields that are not needed here. INVALID_ARGUMENT names the file, the
+// field, and the wanted and the found value.
 absl::StatusOr<Prediction> ParsePrediction(std::string_view json,
                                            const std::string& where);
 

@@ -75,7 +75,7 @@ TEST(PredictionTest, WrongTypesAndValuesAreNamed) {
       {"/plan_sha256", "7"},
       {"/kl", "\"low\""},
       {"/kl", "-1"},
-      {"/kl", "null"},  // as NaN is written
+      {"/kl", "null"},  // JSON's form of NaN
       {"/kl", "1e300"},
       {"/kl_low", "0.03"},
       {"/kl_high", "0.01"},

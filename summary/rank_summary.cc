@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Lines of text; the JSON has all.
+// The most lines of the text; the JSON has all of them.
 constexpr size_t kMostLines = 12;
 
 std::string RangeText(int64_t first, int64_t last) {
@@ -54,7 +54,7 @@ std::string SideText(const plan::Replica& replica) {
   return std::string(plan::SideName(*replica.side));
 }
 
-// Of a layer's tokens, by rank.
+// Adds a layer whose bytes per token differ between ranks.
 void AddUneven(int64_t layer, const std::vector<cache::PageLayout>& layouts,
                std::vector<UnevenLayers>* uneven) {
   const auto [least, most] = std::minmax_element(
@@ -75,7 +75,7 @@ void AddUneven(int64_t layer, const std::vector<cache::PageLayout>& layouts,
   uneven->back().most_bytes += bytes(*most);
 }
 
-// Lines of a list, under one label.
+// Appends the lines of a list under one label.
 void AppendLines(const char* label, const std::vector<std::string>& lines,
                  std::string* out) {
   for (size_t i = 0; i < std::min(lines.size(), kMostLines); ++i) {

@@ -1,5 +1,5 @@
-// What each tensor-parallel rank holds of a model and its cache, for inspect
-// and planners.
+// The share of the model and the cache that each tensor-parallel rank holds,
+// for inspect and planners.
 #pragma once
 
 #include <cstdint>
@@ -20,25 +20,25 @@
 
 namespace kvasir::cli {
 
-// A plan, resolved for each rank in turn.
+// A plan, resolved for each rank.
 using RankPlans = std::vector<std::shared_ptr<const plan::ResolvedPlan>>;
 
 struct RankShare {
   plan::HeadRange kv_heads;
   plan::HeadRange query_heads;
-  int64_t first_feature = 0;  // of the MLP
+  int64_t first_feature = 0;  // first feature of the MLP
   int64_t num_features = 0;
   double kv_bytes_per_token = 0;  // padding included
   double kv_payload_bytes_per_token = 0;
   int64_t kv_fixed_bytes_per_sequence = 0;
-  std::optional<int64_t> weight_bytes;  // none: nobody has counted them
+  std::optional<int64_t> weight_bytes;  // empty: not counted
 };
 
-// Layers that lie one behind the other, whose ranks' pages are unequal.
+// A range of layers whose pages differ in size between ranks.
 struct UnevenLayers {
   int64_t first_layer = 0;
   int64_t last_layer = 0;
-  // Of a token in all these layers, on the ranks that have the fewest and the
+  // Bytes of a token in all these layers, on the ranks with the fewest and the
   // most.
   double least_bytes = 0;
   double most_bytes = 0;
@@ -46,35 +46,38 @@ struct UnevenLayers {
 
 struct RankSummary {
   std::vector<RankShare> ranks;
-  int64_t ranks_per_kv_head = 1;  // more than 1: there are fewer heads
+  // more than 1 if there are fewer KV heads than ranks
+  int64_t ranks_per_kv_head = 1;
   std::vector<plan::Replica> replicas;
   std::vector<UnevenLayers> uneven;
-  // Of one rank that holds the whole model, where weights were counted.
+  // The weights of one rank that holds the whole model, if weights were
+  // counted.
   std::optional<int64_t> whole_weight_bytes;
 
-  // Of a token, on the rank that has the most: pages have one number of tokens
-  // on all ranks, so this is what decides how many there are.
+  // Bytes of a token on the rank that has the most. Pages have the same number
+  // of tokens on all ranks, so this rank decides how many pages fit.
   double most_kv_bytes_per_token() const;
-  // Of a token, what copies beyond the first take, over all ranks.
+  // Bytes of a token in all copies except the first, summed over ranks.
   int64_t replicated_bytes_per_token() const;
-  // The same of weights; CHECK: they were counted.
+  // Bytes of weights in all copies except the first. The weights must have been
+  // counted (CHECK).
   int64_t replicated_weight_bytes() const;
 };
 
-// INVALID_ARGUMENT: the model or a basis of the plan cannot be dealt to so many
-// ranks; the text says to how many it can be.
+// INVALID_ARGUMENT if the model or a basis of the plan cannot be divided among
+// so many ranks; the text names the possible numbers.
 absl::StatusOr<RankPlans> ResolveForRanks(const kvasir::v1::KvPlan& plan,
                                           const model::DecoderSpec& spec,
                                           int64_t num_ranks);
 
-// All but weights. Errors: the layout's.
+// Summarizes everything except weights. Errors: those of the layout.
 absl::StatusOr<RankSummary> SummarizeRanks(const RankPlans& plans,
                                            const model::DecoderSpec& spec,
                                            const cache::PageFormat& format);
 
 // "layers 0-5 key, heads 0-3 on ranks 0,1: 32 bytes a token on each"
 std::string ReplicaText(const plan::Replica& replica);
-// A table and, below it, what is there more than once.
+// A table, and below it the parts that several ranks hold.
 std::string RanksText(const RankSummary& summary);
 nlohmann::ordered_json RanksJson(const RankSummary& summary);
 

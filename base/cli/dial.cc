@@ -37,7 +37,7 @@ absl::StatusOr<std::string> ReadSecretFile(const char* flag,
   const auto text = base::ReadFile(path, kMaxTokenFileBytes);
   if (!text.ok()) return wrong(text.status().message());
   std::string token(absl::StripAsciiWhitespace(*text));
-  // No value in the text: it is a secret, or was taken for one.
+  // The error does not contain the value, because it may be a secret.
   if (token.empty() || token.size() > kMaxTokenBytes ||
       std::any_of(token.begin(), token.end(), [](char c) {
         return absl::ascii_isspace(static_cast<unsigned char>(c));
@@ -83,7 +83,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
     if (flags.token_file.empty()) return tls;
     KVASIR_ASSIGN_OR_RETURN(const std::string token,
                             ReadSecretFile("--token-file", flags.token_file));
-    // gRPC, too, sends such credentials over TLS alone.
+    // gRPC also sends such credentials only over TLS.
     return grpc::CompositeChannelCredentials(
         tls, grpc::AccessTokenCredentials(token));
   }

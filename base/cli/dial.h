@@ -15,33 +15,33 @@ class App;
 
 namespace kvasir::cli {
 
-// The longest token that a server takes.
+// The longest token that a server accepts.
 inline constexpr size_t kMaxTokenBytes = 512;
 
-// FAILED_PRECONDITION where a call without TLS would leave the machine and is
-// not `insecure`; `remedy`: the flag that gives it TLS.
+// FAILED_PRECONDITION if a call without TLS would leave the machine and
+// `insecure` is false. `remedy` is the flag that switches TLS on.
 absl::Status CheckPlainCall(const std::string& target, const char* remedy,
                             bool insecure);
-// INVALID_ARGUMENT, without what is in it, for a file that holds no secret or
-// more than one.
+// Reads a file with one secret. INVALID_ARGUMENT, without the file's content,
+// if it holds none or more than one.
 absl::StatusOr<std::string> ReadSecretFile(const char* flag,
                                            const std::string& path);
 
-// TLS of a client of ours. Its flags are no server's: both may stand in one
-// pod's environment.
+// The TLS flags of a client of ours. They differ from a server's flags, because
+// both may be in the environment of one pod.
 struct DialTlsFlags {
   std::string ca;  // empty: plain text
   std::string certificate;
   std::string key;
   bool insecure = false;  // plain text may leave the machine
-  // Of a token that each call shows; empty: none.
+  // The file of a token that each call sends; empty: none.
   std::string token_file;
 };
 void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options);
-// Of a client of `target`; plain text's where no flag is set. The errors of
-// base::TlsChannelCredentials; INVALID_ARGUMENT for a file without a token;
-// FAILED_PRECONDITION where plain text would leave the machine, or a token
-// would go without TLS.
+// The credentials of a client of `target`; plain text if no flag is set.
+// Errors: those of base::TlsChannelCredentials; INVALID_ARGUMENT for a file
+// without a token; FAILED_PRECONDITION if plain text would leave the machine or
+// a token would be sent without TLS.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
     const DialTlsFlags& flags, const std::string& target);
 

@@ -1,9 +1,9 @@
-// How a command ends, for whoever called it.
+// The exit codes of commands.
 #pragma once
 
 namespace kvasir::cli {
 
-// Exit codes that scripts can trust.
+// Scripts rely on these codes.
 enum ExitCode : int {
   kExitOk = 0,
   kExitFailed = 1,       // it ran and failed, or could not start

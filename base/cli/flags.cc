@@ -20,7 +20,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The library applies a file's keys before it looks at the environment.
+// Gives the environment precedence over the file: the library itself would
+// apply the file's keys first.
 class ConfigBelowEnvironment final : public CLI::ConfigTOML {
  public:
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
@@ -36,7 +37,8 @@ class ConfigBelowEnvironment final : public CLI::ConfigTOML {
   }
 };
 
-// Numbers and truth values bare, other text in quotes that it does not hold.
+// Numbers and truth values without quotes; other text in quotes that it does
+// not contain.
 std::string TomlValue(const std::string& text) {
   double number = 0;
   if (text == "true" || text == "false" ||
@@ -54,7 +56,8 @@ std::string TomlValue(const std::vector<std::string>& values) {
   return absl::StrCat("[", absl::StrJoin(quoted, ", "), "]");
 }
 
-// "64MiB", with the largest unit that divides: what ParseBytes reads back.
+// "64MiB": with the largest unit that divides, so that ParseBytes returns the
+// same number.
 std::string ExactBytes(int64_t bytes) {
   constexpr const char* kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;
@@ -88,14 +91,14 @@ bool IsRefusedEmpty(CLI::Option* option) {
   }
 }
 
-// What the library's own words leave open.
+// Adds details that the library's own message lacks.
 std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
   constexpr char kUnknownKey[] = "INI was not able to parse ";
   const std::string text = error.what();
   if (absl::StartsWith(text, kUnknownKey)) {
     return absl::StrCat("--config: '",
                         absl::StripSuffix(text.substr(sizeof kUnknownKey - 1),
-                                          ".++"),  // a section as a whole
+                                          ".++"),  // a whole section
                         "' is no flag; keys are flag names, in a section "
                         "named after the command");
   }
@@ -131,7 +134,7 @@ std::string EffectiveConfig(const CLI::App& command) {
     } else {
       const std::string value =
           given.empty() ? option->get_default_str() : given.back();
-      // An empty list prints as "[]", which no list reads back.
+      // An empty list would be printed as "[]", which cannot be read back.
       if (value.empty() || value == "[]") {
         absl::StrAppend(&config, "# ", name, " is not set\n");
       } else {
@@ -203,7 +206,7 @@ void RefuseEmpty(CLI::App* app, CLI::Option* option) {
       const std::string variable = each->get_envname();
       const char* const value =
           variable.empty() ? nullptr : std::getenv(variable.c_str());
-      // Of a list, commas alone are no more.
+      // A list of only commas is empty, too.
       const bool empty =
           value != nullptr && std::string_view(value).find_first_not_of(',') ==
                                   std::string_view::npos;

@@ -1,5 +1,5 @@
 // Command-line flags in one style: each is also a KVASIR_* environment variable
-// and a key of the --config file, sizes and times take units.
+// and a key of the --config file, and sizes and times have units.
 #pragma once
 
 #include <cstdint>
@@ -16,23 +16,24 @@
 
 namespace kvasir::cli {
 
-// --config with the precedence flag, environment, file. A key of the file that
-// is no flag is wrong usage.
+// Adds --config. The precedence is flag, environment, file. A key of the file
+// that is no flag is wrong usage.
 void AddConfigFile(CLI::App* app);
 
-// What is in force in `command`, as a file for --config.
+// The configuration that is in force in `command`, as a file for --config.
 std::string EffectiveConfig(const CLI::App& command);
 
-// "kvasir inspect: ..." on standard error, base::Printable.
+// Prints "kvasir inspect: ..." on standard error, as base::Printable.
 void PrintError(const std::string& program, std::string_view what);
 
-// Parses, and runs the command's callback. kExitOk, kExitUsage with the reason
-// on standard error, or what the callback has put into `exit_code`.
+// Parses the arguments and runs the command's callback. Returns kExitOk,
+// kExitUsage with the reason on standard error, or the value that the callback
+// has put into `exit_code`.
 int ParseAndRun(CLI::App* app, int argc, char** argv, const int& exit_code);
 
-// Wrong usage where `check` fails for the flag's text.
+// A value is wrong usage if `check` fails for its text.
 CLI::Validator Checked(std::function<absl::Status(const std::string&)> check);
-// Wrong usage for what is no number between the two, both included.
+// A value is wrong usage if it is no number in [least, most].
 CLI::Validator Between(double least, double most);
 CLI::Validator AtLeast(double least);
 CLI::Validator Above(double limit);
@@ -49,11 +50,11 @@ CLI::Option* AddFlag(CLI::App* app, const std::string& name, T& value,
       ->capture_default_str();
 }
 
-// Wrong usage for "" as this app's flag, or as its variable, which the library
-// would take for one that is not set.
+// Makes "" wrong usage for the flag and for its variable. The library would
+// treat an empty variable as unset.
 void RefuseEmpty(CLI::App* app, CLI::Option* option);
 
-// AddFlag of what means something else, or less, where it is empty.
+// AddFlag for a text that must not be empty.
 template <typename T>
 CLI::Option* AddText(CLI::App* app, const std::string& name, T& value,
                      const std::string& help) {
@@ -62,26 +63,27 @@ CLI::Option* AddText(CLI::App* app, const std::string& name, T& value,
   return option;
 }
 
-// A switch.
+// Adds a switch.
 CLI::Option* AddSwitch(CLI::App* app, const std::string& name, bool& value,
                        const std::string& help);
 
-// Both included.
+// Both ends are included.
 struct ByteRange {
   int64_t least = 0;
   int64_t most = std::numeric_limits<int64_t>::max();
 };
 
-// Bytes as ParseBytes reads them.
+// Adds a number of bytes, as ParseBytes reads it.
 CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
                       const std::string& help, ByteRange range = {});
 
-// The same, or "auto": empty.
+// Adds a number of bytes, or "auto" for an empty value.
 CLI::Option* AddBytesOrAuto(CLI::App* app, const std::string& name,
                             std::optional<int64_t>& value,
                             const std::string& help);
 
-// A time with its unit: 500ms, 30s, 5m. Plain numbers are refused: of what?
+// Adds a time with its unit: 500ms, 30s, 5m. Numbers without a unit are
+// refused.
 CLI::Option* AddDuration(CLI::App* app, const std::string& name,
                          absl::Duration& value, const std::string& help);
 

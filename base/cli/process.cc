@@ -23,7 +23,7 @@ namespace {
 volatile sig_atomic_t g_shutdown_signals = 0;
 
 void OnShutdownSignal(int signal_number) {
-  // Whoever asks twice does not want to wait for the drain.
+  // A second signal does not wait for the drain.
   if (g_shutdown_signals > 0) _exit(128 + signal_number);
   g_shutdown_signals = 1;
 }
@@ -43,8 +43,8 @@ void PrepareProcess() {
   const rlimit none{0, 0};
   setrlimit(RLIMIT_CORE, &none);
   signal(SIGPIPE, SIG_IGN);
-  // A container's first process has no default actions: without these it could
-  // only be killed while it loads.
+  // The first process of a container has no default actions for signals.
+  // Without these handlers it could only be killed while it loads.
   if (getpid() == 1) {
     signal(SIGTERM, EndAtOnce);
     signal(SIGINT, EndAtOnce);

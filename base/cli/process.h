@@ -1,4 +1,4 @@
-// What each long-running program sets up before anything else.
+// The set-up and the signals of a program.
 #pragma once
 
 #include <string>
@@ -8,12 +8,14 @@
 
 namespace kvasir::cli {
 
-// No core dumps (they hold prompts), no SIGPIPE, as many descriptors as may be,
-// gRPC's own log lines through ours. Call before any thread.
+// Switches off core dumps, which hold prompts, and SIGPIPE; allows as many
+// descriptors as possible; sends gRPC's log lines to our log. Call it before
+// any thread starts.
 void PrepareProcess();
 
-// From now on SIGTERM and SIGINT are kept for ShutdownRequested; before, and
-// for the second one after, they end the process at once.
+// From now on ShutdownRequested reports the first SIGTERM or SIGINT. Before
+// this call, and for the second signal after it, they end the process
+// immediately.
 void HoldShutdownSignals();
 bool ShutdownRequested();
 
@@ -27,7 +29,7 @@ std::string ProgramBeside(const std::string& name);
 // TMPDIR, else /tmp.
 std::string TemporaryFolder();
 
-// What MakePrivateFolder appends to `parent`; the last letters are random.
+// MakePrivateFolder appends this to `parent`; the last letters are random.
 inline constexpr std::string_view kPrivateFolderName = "/kvasir-XXXXXX";
 
 // Creates a folder that only this user may enter (mode 0700). UNAVAILABLE with

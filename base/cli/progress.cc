@@ -52,7 +52,7 @@ void Progress::Update(int64_t done, const std::string& note) {
   time_left_.See(now, done);
   const absl::Duration every =
       terminal_ ? absl::Milliseconds(200) : absl::Seconds(5);
-  // The end is told, but once: rounding may reach it long before.
+  // The end is printed once, although rounding may reach it long before.
   const bool at_end = done == total_ && done != last_done_;
   if (now - last_print_ < every && !at_end) return;
   last_print_ = now;

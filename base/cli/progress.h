@@ -1,6 +1,6 @@
-// A progress line on standard error for long work: rewritten in place on a
-// terminal and gone at its end, one line every few seconds elsewhere, nothing
-// when it is off.
+// A progress line on standard error for long work. On a terminal it is
+// rewritten in place and removed at the end; otherwise one line is printed
+// every few seconds. It can be switched off.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@
 
 namespace kvasir::cli {
 
-// How long work takes that was seen to advance. What was done before the first
-// sight is not counted: loading and warming up are in it, or all of its time
-// was before anybody looked.
+// Estimates the remaining time from observed progress. Work before the first
+// observation does not count, because its time includes loading and warming up,
+// or is unknown.
 class TimeLeft {
  public:
   void See(absl::Time now, int64_t done);
-  // None before two seconds of sight: the first units say little.
+  // No estimate within two seconds of the first observation, because the first
+  // units say little.
   std::optional<absl::Duration> Estimate(int64_t total) const;
 
  private:
@@ -30,8 +31,8 @@ class TimeLeft {
 // Threads: one.
 class Progress {
  public:
-  // `total` in `unit`s; 0 if unknown. Quiet when `enabled` is false. `what` may
-  // be any name: it is shown as base::Printable.
+  // `total` is in `unit`s; 0 if unknown. Prints nothing if `enabled` is false.
+  // `what` may be any name; it is printed as base::Printable.
   Progress(std::string what, int64_t total, std::string unit, bool enabled);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -39,7 +40,8 @@ class Progress {
 
   // `note` is appended ("loss 3.21").
   void Update(int64_t done, const std::string& note = "");
-  // Takes the line off a terminal: what is printed next begins on a clean one.
+  // Removes the line from a terminal, so that the next output begins on an
+  // empty line.
   void Finish();
 
  private:

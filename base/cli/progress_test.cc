@@ -27,14 +27,14 @@ int64_t LinesOf(const std::function<void(Progress*)>& use, int64_t total) {
   return std::count(text.begin(), text.end(), '\n');
 }
 
-// A root without /dev/pts has none.
+// A root file system without /dev/pts has no terminals.
 bool HasTerminals() {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
   if (terminal >= 0) close(terminal);
   return terminal >= 0;
 }
 
-// What `use` writes to standard error where that is a terminal.
+// The output of `use` on standard error if that is a terminal.
 std::string OnATerminal(const std::function<void()>& use) {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
   EXPECT_GE(terminal, 0);
@@ -71,7 +71,7 @@ TEST(ProgressTest, ALineThatStaysOnATerminalWouldCutATable) {
     }
     std::fputs("row 2\n", stderr);
   });
-  // The terminal makes "\r\n" of "\n"; "\x1b[K" clears the line to its end.
+  // The terminal turns "\n" into "\r\n"; "\x1b[K" clears the line to its end.
   EXPECT_EQ(text,
             "row 1\r\n"
             "\r\x1b[Kwork: 1/2 MB\r\x1b[Kwork: 2/2 MB\r\x1b[K"
@@ -81,7 +81,7 @@ TEST(ProgressTest, ALineThatStaysOnATerminalWouldCutATable) {
 TEST(ProgressTest, AFirstUnitOfUnknownTimeIsNoEstimate) {
   const absl::Time start = absl::FromUnixSeconds(1000);
   TimeLeft time_left;
-  // The first unit took long, and nobody had looked before it was done.
+  // The first unit took long and was not observed before its end.
   time_left.See(start, 1);
   EXPECT_EQ(time_left.Estimate(20), std::nullopt);
   time_left.See(start + absl::Milliseconds(100), 2);
@@ -102,7 +102,7 @@ TEST(ProgressTest, WorkOfUnknownLengthHasNoEstimate) {
 }
 
 TEST(ProgressTest, ManyUpdatesAtOnceAreAFewLines) {
-  // One at once, one at the end.
+  // One line at the beginning, one at the end.
   EXPECT_EQ(LinesOf(
                 [](Progress* progress) {
                   for (int i = 0; i <= 50; ++i) progress->Update(i);

@@ -8,8 +8,9 @@
 
 namespace kvasir::cli {
 
-// Bytes with an optional binary unit: 1048576, 512MiB, 2G. INVALID_ARGUMENT for
-// other text, and for sizes that an int64_t does not hold.
+// Parses bytes with an optional binary unit: 1048576, 512MiB, 2G.
+// INVALID_ARGUMENT for other text, and for sizes that do not fit into an
+// int64_t.
 absl::Status ParseBytes(const std::string& text, int64_t* bytes);
 
 // "1.5 GiB".

@@ -29,7 +29,7 @@ constexpr int kBacklog = 1024;
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 // Time for the acceptor to receive its own connection.
 constexpr absl::Duration kProbePatience = absl::Seconds(1);
-constexpr absl::Duration kBetweenComplaints = absl::Seconds(10);
+constexpr absl::Duration kBetweenLogLines = absl::Seconds(10);
 
 absl::Status BindError(const ListenAddress& listen, absl::string_view where,
                        absl::string_view cause) {
@@ -110,7 +110,7 @@ bool OutOfDescriptors(int error) {
 }
 
 // Errors of one connection before it was accepted, not of the listening socket.
-bool OfOneConnection(int error) {
+bool IsOneConnectionsError(int error) {
   switch (error) {
     case EINTR:
     case ECONNABORTED:
@@ -289,7 +289,7 @@ void Acceptor::Loop() {
       } else if (somebody) {
         enough &= AcceptAll(&socket);
       } else if (socket.probe >= 0) {
-        Reopen(&socket, "it does not hear itself");
+        Reopen(&socket, "its own connection does not arrive");
       } else {
         Probe(&socket);
       }
@@ -319,12 +319,12 @@ bool Acceptor::AcceptAll(Socket* socket) {
       continue;
     }
     if (errno == EAGAIN) return true;
-    if (OfOneConnection(errno)) continue;
+    if (IsOneConnectionsError(errno)) continue;
     if (OutOfDescriptors(errno)) {
       const absl::Time now = Clock::Real().Now();
-      if (now - complained_at_ >= kBetweenComplaints) {
-        complained_at_ = now;
-        LogWarning("connections have to wait",
+      if (now - logged_at_ >= kBetweenLogLines) {
+        logged_at_ = now;
+        LogWarning("connections wait for free descriptors",
                    {{"listen", target_}, {"cause", std::strerror(errno)}});
       }
       return false;
@@ -351,13 +351,13 @@ void Acceptor::Take(int connection) {
     return;
   }
   ::close(connection);
-  ++turned_away_;
+  ++num_closed_;
   const absl::Time now = Clock::Real().Now();
-  if (now - complained_at_ < kBetweenComplaints) return;
-  complained_at_ = now;
+  if (now - logged_at_ < kBetweenLogLines) return;
+  logged_at_ = now;
   LogWarning("too many connections", {{"listen", target_},
                                       {"limit", options_.max_connections},
-                                      {"turned_away", turned_away_}});
+                                      {"closed", num_closed_}});
 }
 
 void Acceptor::Probe(Socket* socket) {
@@ -405,13 +405,13 @@ void Acceptor::Reopen(Socket* socket, const std::string& why) {
   if (socket->listening < 0 && now - socket->opened_at < kProbePatience) return;
   socket->opened_at = now;
   if (!why.empty()) {
-    LogWarning("listening anew", {{"listen", target_}, {"cause", why}});
+    LogWarning("listening again", {{"listen", target_}, {"cause", why}});
   }
   if (socket->listening >= 0) ::close(socket->listening);
   socket->listening = -1;
   const absl::Status status = OpenAgain(socket);
   if (status.ok()) return;
-  LogError("not listening", {{"cause", std::string(status.message())}});
+  LogError("cannot listen again", {{"cause", std::string(status.message())}});
 }
 
 absl::Status Acceptor::OpenAgain(Socket* socket) {

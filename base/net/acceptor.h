@@ -60,7 +60,8 @@ class Acceptor {
 
   // 0 for a Unix socket.
   int port() const { return port_; }
-  // What a client dials: "127.0.0.1:9000" or "unix:/run/kvasir.sock".
+  // The address that a client dials: "127.0.0.1:9000" or
+  // "unix:/run/kvasir.sock".
   const std::string& target() const { return target_; }
 
   // Takes the connections that the system has already accepted, then closes the
@@ -120,8 +121,8 @@ class Acceptor {
   // Used by Listen, then by the thread, then by the caller that has joined it.
   std::vector<Socket> sockets_;
   std::pair<dev_t, ino_t> unix_file_ = {};
-  size_t turned_away_ = 0;
-  absl::Time complained_at_ = absl::InfinitePast();
+  size_t num_closed_ = 0;
+  absl::Time logged_at_ = absl::InfinitePast();
 
   Mutex mutex_;
   std::unordered_map<int, ino_t> open_ ABSL_GUARDED_BY(mutex_);

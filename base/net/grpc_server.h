@@ -88,7 +88,8 @@ class GrpcServer {
 
   // 0 for a Unix socket.
   int port() const { return acceptor_->port(); }
-  // What a client dials: "127.0.0.1:9000" or "unix:/run/kvasir.sock".
+  // The address that a client dials: "127.0.0.1:9000" or
+  // "unix:/run/kvasir.sock".
   const std::string& target() const { return acceptor_->target(); }
 
   // Sets a service's state in grpc.health.v1, or the server's as a whole ("").

@@ -21,7 +21,7 @@ constexpr uint8_t kHeaders = 1;
 constexpr uint8_t kContinuation = 9;
 constexpr uint8_t kEndHeaders = 4;
 
-// What is known of the connection at one descriptor, which has one reader at a
+// The state of the connection at one descriptor, which has one reader at a
 // time. It stays until the number is given to another connection.
 struct Watched {
   std::atomic<bool> on = false;
@@ -44,9 +44,9 @@ void CountRefused() {
   static LogLimit* const lines = new LogLimit;
   const auto unlogged = lines->Take("header block");
   if (!unlogged.has_value()) return;
-  LogWarning("closed a connection: its header block is too long",
-             {{"limit_bytes", kMaxHeaderBlockBytes},
-              {"since_last_line", *unlogged + 1}});
+  LogWarning(
+      "closed a connection: its header block is too long",
+      {{"limit_bytes", kMaxHeaderBlockBytes}, {"since_last_line", *unlogged}});
 }
 
 // False if the connection has been shut down for what was read.
@@ -158,7 +158,7 @@ std::vector<prometheus::MetricFamily> HeaderBlockMetrics::Collect() const {
 
 }  // namespace kvasir::base
 
-// The functions that gRPC calls. Everything else goes to the libraries'.
+// gRPC calls these two. For everything else they only forward the call.
 extern "C" ssize_t recvmsg(int descriptor, msghdr* message, int flags) {
   using kvasir::base::LibraryFunction;
   static auto* const real = LibraryFunction<decltype(recvmsg)>("recvmsg");
@@ -180,7 +180,7 @@ extern "C" int SSL_read(SSL* ssl, void* bytes, int size) {
           ssl, {static_cast<const char*>(bytes), static_cast<size_t>(read)})) {
     return read;
   }
-  // What SSL_get_error reports then ends the connection.
+  // SSL_get_error reports this error, which ends the connection.
   ERR_raise(ERR_LIB_SSL, SSL_R_EXCESSIVE_MESSAGE_SIZE);
   return -1;
 }

@@ -29,7 +29,7 @@ constexpr char kData = 0, kHeaders = 1, kSettings = 4, kContinuation = 9;
 constexpr char kEndHeaders = 4;
 constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-// Of the connection, or of its first stream.
+// A frame of the connection (SETTINGS), or of its first stream.
 std::string Frame(char type, char flags, const std::string& payload) {
   const size_t size = payload.size();
   return std::string({static_cast<char>(size >> 16),

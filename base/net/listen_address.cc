@@ -70,19 +70,19 @@ ListenTrouble ProbeListen(const std::string& host, int port) {
 
 int CountAddresses(const addrinfo* found) {
   std::map<int, int> of_family;
-  int most = 0;
+  int largest = 0;
   for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    most = std::max(most, ++of_family[at->ai_family]);
+    largest = std::max(largest, ++of_family[at->ai_family]);
   }
-  return most;
+  return largest;
 }
 
 int CountAddresses(const std::string& host) {
   addrinfo* found = nullptr;
   if (Resolve(host, 0, &found) != 0) return 0;
-  const int most = CountAddresses(found);
+  const int largest = CountAddresses(found);
   ::freeaddrinfo(found);
-  return most;
+  return largest;
 }
 
 }  // namespace kvasir::base

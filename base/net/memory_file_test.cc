@@ -28,9 +28,9 @@ std::string Read(const std::string& path) {
 }
 
 std::time_t Changed(const std::string& path) {
-  struct stat told = {};
-  EXPECT_EQ(stat(path.c_str(), &told), 0);
-  return told.st_mtime;
+  struct stat file_stat = {};
+  EXPECT_EQ(stat(path.c_str(), &file_stat), 0);
+  return file_stat.st_mtime;
 }
 
 TEST(MemoryFileTest, OpeningThePathReadsTheLatestText) {
@@ -54,10 +54,10 @@ TEST(MemoryFileTest, OpeningThePathReadsTheLatestText) {
 TEST(MemoryFileTest, NoOtherUserMayReadOrRunIt) {
   const auto file = MemoryFile::Create("a key");
   KVASIR_ASSERT_OK(file.status());
-  struct stat told = {};
-  ASSERT_EQ(stat((*file)->path().c_str(), &told), 0);
-  EXPECT_EQ(told.st_mode & 0777, 0600u);
-  EXPECT_EQ(told.st_nlink, 0u) << "no folder has it";
+  struct stat file_stat = {};
+  ASSERT_EQ(stat((*file)->path().c_str(), &file_stat), 0);
+  EXPECT_EQ(file_stat.st_mode & 0777, 0600u);
+  EXPECT_EQ(file_stat.st_nlink, 0u) << "it is in no folder";
 }
 
 // gRPC decides by the seconds of their times whether two files have changed.

@@ -56,7 +56,7 @@ class MetricsServer {
   // `source` is asked at every scrape while the server lives.
   void Add(const std::shared_ptr<prometheus::Collectable>& source)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // What /healthz reports; at first: not ready.
+  // Sets the state that /healthz reports; at first: not ready.
   void SetReady(bool ready) { ready_ = ready; }
   int port() const { return acceptor_->port(); }
 

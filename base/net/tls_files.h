@@ -41,7 +41,8 @@ struct TlsMaterial {
   std::string chain;
   std::string key;
   std::string authorities;
-  // Of the certificate in the chain, or of the authority, that expires first.
+  // The dates of the certificate in the chain, or of the authority, that
+  // expires first.
   struct Dates {
     absl::Time from = absl::InfinitePast();
     absl::Time until = absl::InfiniteFuture();

@@ -275,12 +275,12 @@ TEST_F(TlsTest, ChangedFilesAreUsedWithoutARestart) {
   Put("server", {.names = {"DNS:second.kvasir"}});
   watch_.Look();
   // gRPC looks at the files in use once a second.
-  std::string heard = "not asked";
-  for (int i = 0; i < 100 && !heard.empty(); ++i) {
+  std::string error = "not asked";
+  for (int i = 0; i < 100 && !error.empty(); ++i) {
     absl::SleepFor(absl::Milliseconds(100));
-    heard = Reach(*server, second);
+    error = Reach(*server, second);
   }
-  EXPECT_EQ(heard, "");
+  EXPECT_EQ(error, "");
   EXPECT_THAT(Reach(*server, first), HasSubstr("second.kvasir"));
   EXPECT_EQ(Numbers()["kvasir_tls_reloads_total listener ok"], 1);
 }

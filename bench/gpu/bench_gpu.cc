@@ -38,7 +38,7 @@
 #include "bench/cache_reads.h"
 #include "bench/gpu/all_reduce.h"
 #include "bench/gpu/gpu_device.h"
-#include "bench/gpu/step_timer.h"
+#include "bench/step_timer.h"
 #include "bench/paired.h"
 #include "bench/random_latents.h"
 #include "model/shapes/shape_config.h"

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "bench/gpu/gpu_options.h"
-#include "bench/gpu/step_timer.h"
+#include "bench/step_timer.h"
 #include "kernels/device/device.h"
 
 namespace kvasir::bench {

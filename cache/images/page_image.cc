@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "cache/cache_id.h"
+#include "cache/layout/cache_id.h"
 
 namespace kvasir::cache {
 namespace {

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/page_pool.h"
-#include "cache/tail_policy.h"
+#include "cache/pages/page_pool.h"
+#include "cache/prefix/tail_policy.h"
 
 namespace kvasir::cache {
 

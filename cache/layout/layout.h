@@ -28,7 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/strong_id.h"
-#include "cache/sequence_pages.h"
+#include "cache/layout/sequence_pages.h"
 #include "plan/plan.h"
 #include "plan/resolved_plan.h"
 #include "plan/tp_shard.h"

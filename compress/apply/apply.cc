@@ -1,4 +1,5 @@
-// ApplyLayerPlan: part by part, then what the parts do to queries and outputs.
+// ApplyLayerPlan: applies the parts one by one, then changes queries and
+// outputs as the parts require.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -20,7 +21,7 @@ using kvasir::v1::Part;
 using kvasir::v1::SidePlan;
 using plan::Side;
 
-// A projection of the request, and what it must look like.
+// A projection of the request and its expected shape.
 struct WantedTensor {
   const char* name;
   const at::Tensor& tensor;
@@ -94,7 +95,7 @@ void NameTensors(const plan::ResolvedPart& shape, AppliedPart& part,
   part.tensors.clear();
 }
 
-// The parts of a side that are its own.
+// Applies the parts that belong to one side only.
 absl::StatusOr<std::vector<AppliedPart>> ApplySide(
     const ApplyRequest& request, const std::vector<plan::ResolvedPart>& shapes,
     Side side, InputMoments* moments, const LayerMoments* fisher,
@@ -113,7 +114,7 @@ absl::StatusOr<std::vector<AppliedPart>> ApplySide(
   return parts;
 }
 
-// The joint parts, behind those of either side.
+// Applies the joint parts, whose results come after the parts of either side.
 absl::Status ApplyJoint(const ApplyRequest& request,
                         const plan::ResolvedAttention& shapes,
                         InputMoments* moments, const LayerMoments* fisher,
@@ -176,13 +177,13 @@ void AddQueries(const ApplyRequest& request,
   }
 }
 
-// Columns of W_o of one query head, [M, D] float64.
+// The columns of W_o for one query head, [M, D] float64.
 at::Tensor OutputOfHead(const ApplyRequest& request, int64_t head) {
   const int64_t dim = request.spec->head_dim;
   return request.weights.output.narrow(1, head * dim, dim).to(at::kDouble);
 }
 
-// What a constant value of every KV head comes to after W_o, [M].
+// The output after W_o, [M], of a constant value of every KV head.
 at::Tensor ConstantOutput(const ApplyRequest& request,
                           const at::Tensor& constant) {
   const model::DecoderSpec& spec = *request.spec;
@@ -223,7 +224,7 @@ void AddOutputs(const ApplyRequest& request,
   }
 }
 
-// UNIMPLEMENTED for what no weights are made of.
+// UNIMPLEMENTED for plans whose tensors are not made from weights.
 absl::StatusOr<plan::ResolvedAttention> ResolveForWeights(
     const kvasir::v1::LayerPlan& plan, const model::DecoderSpec& spec,
     int64_t layer) {

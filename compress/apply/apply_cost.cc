@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "compress/calibrate/range_collector.h"
+#include "compress/apply/range_collector.h"
 
 namespace kvasir::compress {
 namespace {
 
-// Of float32 products: how fast float64 decompositions run. Measured with
+// Speed of float64 decompositions relative to float32 products. Measured with
 // LAPACK's gesdd and Cholesky at 1024 to 4096 rows.
 constexpr double kDecompositionSpeed = 0.15;
 constexpr double kFileBytesPerSecond = 5e8;
@@ -51,7 +51,8 @@ ApplyCost CostOfApply(const model::Checkpoint& base,
   ApplyCost cost;
   constexpr int64_t kDoubleBytes = 8;
   constexpr int64_t kFloatBytes = 4;
-  // The Gram, its root and their copies; the projections in float32 and 64.
+  // The Gram, its root and their copies; the projections in float32 and
+  // float64.
   cost.layer_bytes =
       6 * m * m * kDoubleBytes +
       m * (2 * q + 2 * kv) * (2 * kFloatBytes + 2 * kDoubleBytes);

@@ -1,4 +1,4 @@
-// What applying a plan will take, told before it begins.
+// Memory and time that applying a plan takes, estimated before the work begins.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace kvasir::compress {
 struct ApplyCost {
   int64_t calibration_bytes = 0;  // of all layers
   int64_t layer_bytes = 0;        // one layer's factors and their workspace
-  int64_t hidden_bytes = 0;       // of the range pass; 0: none
-  double factor_operations = 0;   // float64
-  double range_operations = 0;    // float32
+  int64_t hidden_bytes = 0;      // of the pass that finds ranges; 0 without one
+  double factor_operations = 0;  // float64
+  double range_operations = 0;   // float32
   int64_t copied_bytes = 0;
 
   int64_t peak_bytes() const {
@@ -30,7 +30,7 @@ ApplyCost CostOfApply(const model::Checkpoint& base,
                       const Calibration* calibration,
                       const CalibrationSample* sample);
 
-// `operations_per_second` as MeasureOperationsPerSecond finds it.
+// `operations_per_second` comes from MeasureOperationsPerSecond.
 absl::Duration TimeOfApply(const ApplyCost& cost, double operations_per_second);
 
 }  // namespace kvasir::compress

@@ -1,5 +1,5 @@
-// low_rank: one latent per group of heads, lifted by a real matrix. Of a joint
-// part the group's rows of keys and values are factored together.
+// low_rank: one latent per group of heads, lifted by a real matrix. In a joint
+// part, the group's rows of keys and values are factored together.
 #include <algorithm>
 #include <vector>
 
@@ -17,7 +17,7 @@ struct GroupFactors {
   at::Tensor up;         // [heads * d, R']
   at::Tensor up_bias;    // [heads * d]; undefined: none
 
-  // The lift of `count` of the rows.
+  // The lift of rows [first, first + count).
   GroupFactors LiftOf(int64_t first, int64_t count) const {
     GroupFactors of_rows = *this;
     of_rows.up = up.narrow(0, first, count);
@@ -26,10 +26,10 @@ struct GroupFactors {
   }
 };
 
-// What a part comes to on each side that it serves.
+// The expected shapes of a part, for each side that it serves.
 using Shapes = std::vector<const plan::ResolvedPart*>;
 
-// As the planner found them: of the request's weight and bias.
+// The factors of the planner, for the request's weight and bias.
 GroupFactors FisherFactors(const PartInput& input, const Shapes& sides,
                            const std::vector<int64_t>& heads, int64_t rank,
                            const FactorRequest& rows) {
@@ -50,7 +50,7 @@ GroupFactors FisherFactors(const PartInput& input, const Shapes& sides,
   return group;
 }
 
-// Rows of all sides, one below the other.
+// Factors the rows of all sides, one below the other.
 absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
                                          const Shapes& sides,
                                          const std::vector<int64_t>& heads,
@@ -74,7 +74,7 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
   factor.moments = input.moments;
   factor.rank = rank;
   factor.split_singular_values = input.request->split_singular_values;
-  // A basis is the principal one, whatever finds other factors.
+  // A basis is the principal one, however the other factors are found.
   factor.decomposition = input.part->codec().has_basis_static()
                              ? Decomposition::kWhitened
                              : input.request->decomposition;
@@ -100,13 +100,13 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
     group.down_bias = latent_bias;
     return group;
   }
-  // The same keys from a latent without a bias.
+  // Moves the latent's bias into the lift: the keys stay the same.
   const at::Tensor lifted = group.up.mv(latent_bias);
   group.up_bias = group.up_bias.defined() ? group.up_bias + lifted : lifted;
   return group;
 }
 
-// Gathers the groups of a part, with the lifts of one side.
+// Gathers the groups of a part with the lifts of one side.
 class Collector {
  public:
   Collector(const PartInput& input, const plan::ResolvedPart& shape)
@@ -173,7 +173,7 @@ class Collector {
   AppliedPart applied_;
 };
 
-// The part as each side has it.
+// The part as each of its sides sees it.
 absl::StatusOr<std::vector<AppliedPart>> ApplySides(const PartInput& input,
                                                     const Shapes& sides) {
   std::vector<Collector> collectors;

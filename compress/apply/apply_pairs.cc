@@ -30,7 +30,8 @@ at::Tensor RealThenImaginary(const at::Tensor& values, int64_t dim) {
   return at::cat({at::real(values), at::imag(values)}, dim);
 }
 
-// A head's key from its latent, [D, 2C]: pair (a, b) of k = sum of u z.
+// The lift of a head's key from its latent, [D, 2C]: pair (a, b) of k = sum of
+// u z.
 at::Tensor RealLift(const model::DecoderSpec& spec, const CommutingGroup& group,
                     const at::Tensor& up) {
   const int64_t channels = up.size(0);
@@ -57,8 +58,8 @@ std::span<const uint32_t> SpanOf(
   return {values.data(), static_cast<size_t>(values.size())};
 }
 
-// As the planner found them: of each pair its channels by falling variance,
-// wherever the plan lists them.
+// The factors of the planner. The channels of each pair come by falling
+// variance, in whatever order the plan lists the pairs.
 absl::StatusOr<CommutingFactors> FisherFactors(const PartInput& input,
                                                const CommutingGroup& group) {
   const RopeBasis found =

@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "compress/oracle/attention_loader.h"
-#include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/cpu_setup.h"
+#include "compress/tensors/attention_loader.h"
+#include "compress/tensors/tensor_loader.h"
 
 namespace kvasir::compress {
 namespace {
 
-// Below it, threads inside one product wait for each other more than they do.
+// For smaller widths, threads inside one product mostly wait for each other.
 constexpr int64_t kManyThreadsWidth = 1024;
 
 }  // namespace
@@ -44,7 +44,7 @@ absl::StatusOr<LayerApplier> LayerApplier::Create(
 }
 
 absl::StatusOr<TensorMap> LayerApplier::Apply(int64_t layer) {
-  // Sequences use a thread each; large factors all of them.
+  // Sequences use one thread each; large factors use all threads.
   SetBlasThreads(base_.spec().hidden_size >= kManyThreadsWidth
                      ? options_.ranges.threads
                      : 1);

@@ -1,5 +1,5 @@
-// The tensors of a plan, layer by layer, ranges of codes included: what an
-// artifact is written from, and what a plan is tried with in memory.
+// Makes the tensors of a plan layer by layer, including the ranges of codes.
+// Artifacts are written from them, and plans are tried with them in memory.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,40 +9,40 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "compress/apply/range_collector.h"
 #include "compress/calibrate/calibration.h"
 #include "compress/calibrate/calibration_sample.h"
-#include "compress/calibrate/range_collector.h"
 #include "compress/methods/method.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/checkpoint/checkpoint.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::compress {
 
-// How the plan's factors are found: what its provenance says.
+// How the plan's factors are found, as its provenance says.
 absl::StatusOr<Decomposition> DecompositionOf(const kvasir::v1::KvPlan& plan);
 
 // The type of the model's k_proj.
 absl::StatusOr<at::ScalarType> StoredTypeOf(const model::Checkpoint& base);
 
-// Threads: one; works in as many as it is told.
+// Threads: one caller; the work uses as many threads as the options say.
 // Errors: as ApplyLayerPlan and RangeCollector.
 class LayerApplier {
  public:
   struct Options {
-    RangeCollector::Options ranges;    // threads are those of factors, too
+    RangeCollector::Options ranges;    // its `threads` also holds for factors
     FactorProfile* profile = nullptr;  // may be null
   };
 
-  // All outlive the applier. The calibration may be null where the plan needs
-  // none, the sample where it has no CHANNEL_STATIC codes.
+  // All arguments outlive the applier. The calibration may be null if the plan
+  // needs none. The sample may be null if the plan has no CHANNEL_STATIC codes.
   static absl::StatusOr<LayerApplier> Create(const model::Checkpoint& base,
                                              const kvasir::v1::KvPlan& plan,
                                              const Calibration* calibration,
                                              const CalibrationSample* sample,
                                              const Options& options);
 
-  // As LayerTensorSource: layers in order.
+  // As LayerTensorSource: layers must come in order.
   absl::StatusOr<TensorMap> Apply(int64_t layer);
 
  private:

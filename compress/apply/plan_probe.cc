@@ -6,21 +6,21 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/apply/layer_applier.h"
-#include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/torch_status.h"
+#include "compress/tensors/tensor_loader.h"
 
 namespace kvasir::compress {
 namespace {
 
-// Held-out tokens that a plan is measured on, and those that its ranges are
+// Held-out tokens that a plan is measured on, and tokens that its ranges are
 // fitted on.
 constexpr int64_t kMeasuredTokens = 4096;
 constexpr int64_t kRangeTokens = 8192;
-// Fewer sequences have no mean.
+// A mean needs at least this many sequences.
 constexpr int64_t kFewestSequences = 2;
 
-// The text of sequences that are spread evenly over those held out.
+// A text made of sequences that are spread evenly over the held-out ones.
 EvaluationText HeldOutText(const CalibrationSample& sample) {
   EvaluationText text;
   text.name = "held-out sequences";
@@ -32,7 +32,7 @@ EvaluationText HeldOutText(const CalibrationSample& sample) {
         sample.sequences[static_cast<size_t>(sequence)];
     text.ids.insert(text.ids.end(), ids.begin(), ids.end());
   }
-  text.bytes.assign(text.ids.size(), 1);  // nobody asks for losses of bytes
+  text.bytes.assign(text.ids.size(), 1);  // losses per byte are not used
   return text;
 }
 
@@ -136,7 +136,8 @@ absl::Duration PlanProbe::TimeOf(const model::DecoderSpec& spec,
   const auto measured =
       static_cast<double>(WindowsOf(sample) * sample.sequence_tokens);
   const double head = 2 * hidden * static_cast<double>(spec.vocab_size);
-  // Attention, codes and factors take about as long as the products.
+  // Attention, codes and factors take about as long as the products, hence
+  // twice the operations.
   const double tokens =
       static_cast<double>(plans) * (measured + kRangeTokens) + measured;
   const double operations =

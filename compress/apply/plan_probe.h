@@ -1,5 +1,5 @@
-// What a plan costs in truth: applied in memory, and set against the
-// uncompressed model on sequences that its calibration has held out.
+// Measures what a plan really costs: the plan is applied in memory and compared
+// with the uncompressed model on the sequences that its calibration held out.
 #pragma once
 
 #include <cstdint>
@@ -17,35 +17,40 @@
 
 namespace kvasir::compress {
 
-// Owns: the model in float32, and what a plan makes of its attention.
-// Threads: one; works in as many as it is told.
+// Owns: the model in float32, and the attention tensors of the plan that is
+//   measured.
+// Threads: one caller; the work uses as many threads as the options say.
 // Errors: FailedPrecondition for a sample with fewer than two sequences held
 //   out; Cancelled; as LayerApplier and Evaluator.
 class PlanProbe {
  public:
   struct Options {
     int threads = 1;
-    // Returning false ends with Cancelled.
+    // The measurement ends with Cancelled if this returns false.
     std::function<bool()> progress;
   };
 
-  // All outlive the probe.
+  // All arguments outlive the probe.
   static absl::StatusOr<std::unique_ptr<PlanProbe>> Create(
       const model::Checkpoint& base, const Calibration& calibration,
       const CalibrationSample& sample, const Options& options);
 
-  // KL(model || plan), nats a token.
+  // KL(model
+  //
+  // plan) in nats per token.
   absl::StatusOr<double> Measure(const kvasir::v1::KvPlan& plan) const;
 
-  // Sequences that plans are measured on. Options::progress is called for each
-  // of them by Create, and for each and every layer by Measure.
+  // Number of sequences that plans are measured on. Create calls
+  // Options::progress once per sequence; Measure calls it once per sequence and
+  // layer.
   static int64_t WindowsOf(const CalibrationSample& sample);
 
-  // Memory, at most: the model's float32 tensors and the attention's again.
+  // An upper bound of the memory: the model's float32 tensors, and the
+  // attention tensors a second time.
   static int64_t BytesOf(const model::Checkpoint& base);
 
-  // Of so many plans, Create included; `operations_per_second` as
-  // MeasureOperationsPerSecond finds it.
+  // Time for `plans` measurements, including Create. `operations_per_second`
+  // comes from MeasureOperationsPerSecond.
   static absl::Duration TimeOf(const model::DecoderSpec& spec,
                                const CalibrationSample& sample, int64_t plans,
                                double operations_per_second);

@@ -18,8 +18,8 @@
 #include "base/status_macros.h"
 #include "compress/artifact/checkpoint_folder.h"
 #include "compress/artifact/new_file.h"
-#include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/torch_status.h"
+#include "compress/tensors/tensor_loader.h"
 #include "model/checkpoint/family_tensors.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "model/shapes/attention_shape.h"
@@ -36,7 +36,7 @@ constexpr char kIndexFile[] = "model.safetensors.index.json";
 constexpr std::string_view kLayers = "model.layers.";
 constexpr size_t kCopyBytes = size_t{8} << 20;
 
-// Tensors that the artifact has its own of.
+// True for tensors that the artifact replaces.
 bool IsReplaced(std::string_view name) {
   if (!name.starts_with(kLayers)) return false;
   for (const std::string_view part :
@@ -52,12 +52,12 @@ bool IsRange(std::string_view name) {
 }
 
 // The tensors of the base that are copied as they are stored, in file order:
-// those outside the layers, then layer by layer.
+// first those outside the layers, then layer by layer.
 struct CopyList {
   std::vector<const model::TensorStore::Entry*> outer;
   std::vector<std::vector<const model::TensorStore::Entry*>> layers;
-  // Of these, what a decoder reads. Others hold what they like: a fused mask of
-  // GPT-NeoX is -infinity in fp16.
+  // The tensors among them that a decoder reads. Others may hold any number: a
+  // fused mask of GPT-NeoX holds -infinity in fp16.
   std::set<const model::TensorStore::Entry*> read;
   int64_t bytes = 0;
 };
@@ -74,7 +74,7 @@ CopyList ListCopies(const model::Checkpoint& base) {
     layer_of[model::LayerTensorName(static_cast<int64_t>(l), "")] = l;
   }
   for (const auto& [stored_name, entry] : base.tensors().stored()) {
-    // One of several, where they are fused: all of attention, then.
+    // A fused tensor has several names. If one belongs to attention, all do.
     const std::string name =
         model::OurNamesOf(base.spec(), stored_name).front();
     if (IsReplaced(name) || !model::IsWeightType(entry.info->type)) continue;
@@ -103,7 +103,7 @@ int64_t CountGroups(const kvasir::v1::Part& part) {
   return part.low_rank().groups_size() + part.rope_low_rank().groups_size();
 }
 
-// At most what the header of one file with everything in it takes.
+// An upper bound of the header's size if one file holds everything.
 int64_t HeaderRoom(const model::Checkpoint& base,
                    const kvasir::v1::KvPlan& plan) {
   int64_t bytes = 0;
@@ -127,7 +127,8 @@ int64_t HeaderRoom(const model::Checkpoint& base,
   return bytes;
 }
 
-// Files of tensors that arrive one at a time, a new one where the last is full.
+// Files of tensors that arrive one at a time. A new file begins when the last
+// one is full.
 class ShardSequence {
  public:
   ShardSequence(fs::path folder, int64_t max_bytes, int64_t header_bytes)
@@ -158,7 +159,7 @@ class ShardSequence {
     return writer_->Append(bytes);
   }
 
-  // The tensor stays where it is, behind a link of this folder.
+  // Leaves the tensor in the base's file, and links that file from this folder.
   absl::Status Link(const model::TensorStore::Entry& entry) {
     const fs::path file = entry.file->path();
     const std::string link = absl::StrCat("base-", file.filename().string());
@@ -169,7 +170,7 @@ class ShardSequence {
     return absl::OkStatus();
   }
 
-  // Gives the files their names, and writes the index of several.
+  // Gives the files their names, and writes the index if there are several.
   absl::Status Finish() {
     KVASIR_RETURN_IF_ERROR(FinishShard());
     std::error_code error;
@@ -205,7 +206,7 @@ class ShardSequence {
   }
 
   absl::Status FinishShard() {
-    // Nothing but links.
+    // There are only links.
     if (!writer_) return absl::OkStatus();
     KVASIR_RETURN_IF_ERROR(writer_->Finish());
     writer_.reset();
@@ -217,14 +218,15 @@ class ShardSequence {
   const int64_t max_bytes_;
   const int64_t header_bytes_;
   std::unique_ptr<SafetensorsWriter> writer_;
-  int shards_ = 0;  // finished
+  int shards_ = 0;  // finished ones
   int64_t total_bytes_ = 0;
   std::map<std::string, int> shard_of_;
-  std::map<std::string, std::string> linked_;  // file by tensor
+  std::map<std::string, std::string> linked_;  // file by tensor name
   std::map<std::string, const model::SafetensorsFile*> linked_files_;
 };
 
-// The numbers of a tensor from byte `at` on: a server would refuse others.
+// Checks the numbers of a tensor from byte `at` on. A server refuses numbers
+// that are not finite.
 absl::Status CheckFinite(const model::TensorInfo& info, uint64_t at,
                          std::span<std::byte> piece) {
   const at::ScalarType type = ScalarTypeOf(info.type);
@@ -242,7 +244,7 @@ absl::Status CheckFinite(const model::TensorInfo& info, uint64_t at,
                    numbers[found].item<double>()));
 }
 
-// Reads a tensor in pieces of the buffer and gives them to `append`.
+// Reads a tensor in pieces of the buffer's size and passes them to `append`.
 absl::Status ForPieces(
     const model::TensorStore::Entry& entry, std::vector<std::byte>& buffer,
     bool must_be_finite,
@@ -261,7 +263,8 @@ absl::Status ForPieces(
   return absl::OkStatus();
 }
 
-// Where the base model stores just these numbers under this name, or nullptr.
+// The entry of the base model with this name and exactly these numbers, or
+// nullptr.
 absl::StatusOr<const model::TensorStore::Entry*> FindEqual(
     const model::Checkpoint& base, const std::string& name,
     model::TensorType dtype, const at::Tensor& values) {
@@ -352,7 +355,7 @@ absl::Status WriteWeights(
   return shards.Finish();
 }
 
-// Folders that are read.
+// Folders that the writer reads.
 std::vector<fs::path> InputsOf(const model::Checkpoint& base,
                                const ArtifactOptions& options) {
   std::vector<fs::path> inputs = {base.folder()};
@@ -370,7 +373,7 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
         ": it is compressed already; give the checkpoint it was made of"));
   }
   const fs::path& out = options.out;
-  // Whether the folder can be made is found out by making it.
+  // Creating the folder is the only way to find out whether it can be created.
   KVASIR_ASSIGN_OR_RETURN(
       const std::unique_ptr<NewFolder> trial,
       NewFolder::Create(out, options.overwrite, InputsOf(base, options)));

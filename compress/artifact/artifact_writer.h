@@ -1,5 +1,5 @@
-// Writes a compressed checkpoint (docs/artifact.md) beside its base: a folder
-// that appears when it is complete, and not before.
+// Writes a compressed checkpoint (docs/artifact.md) as a new folder. The folder
+// appears under its name only when it is complete.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/artifact/safetensors_writer.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/checkpoint/checkpoint.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
@@ -19,21 +19,22 @@ namespace kvasir::compress {
 
 struct ArtifactOptions {
   std::filesystem::path out;
-  // Without it a folder that exists is refused; with it a checkpoint is
-  // replaced, and nothing else.
+  // If false, an existing folder is refused. If true, it is replaced if it is a
+  // checkpoint.
   bool overwrite = false;
-  // Of the attention tensors; none: that of the base model's k_proj. Ranges of
-  // codes are float32 always. All else is copied bit by bit.
+  // Type of the attention tensors; by default that of the base model's k_proj.
+  // Ranges of codes are always float32. All other tensors are copied bit by
+  // bit.
   std::optional<model::TensorType> dtype;
-  // Instead of copies of tensors that are as in the base model, and of
-  // tokenizer files: links to them. The folder then needs the base where it
-  // was, as it was: the index has fingerprints of the linked files.
+  // Links tensors that are the same as in the base model, and tokenizer files,
+  // instead of copying them. The base folder must then stay where it is and
+  // unchanged: the index holds fingerprints of the linked files.
   bool link_base = false;
-  // Weights above this go into several files with an index.
+  // Weights larger than this are split into several files with an index.
   int64_t max_shard_bytes = int64_t{4} << 30;
-  // Folder whose tokenizer files are copied; none: the base model's, if any.
+  // Folder whose tokenizer files are copied; by default the base model's.
   std::optional<std::filesystem::path> tokenizer;
-  // Text of kv_plan.prediction.json, which nobody needs to run the model.
+  // Text of kv_plan.prediction.json. It is not needed to run the model.
   std::optional<std::string> prediction;
 };
 
@@ -42,25 +43,25 @@ struct ArtifactProgress {
   int64_t total_layers = 0;
 };
 
-// Everything that makes WriteArtifact fail and is known before the long work:
-// an output that exists or cannot be written, a base that is compressed
-// already, too little space for what is copied.
+// Reports every error of WriteArtifact that can be known before the long work:
+// an output that exists or cannot be written, a base that is already
+// compressed, and too little space for the copies.
 absl::Status CheckArtifactOutput(const model::Checkpoint& base,
                                  const ArtifactOptions& options);
 
-// All self_attn tensors of a layer in float32, by their names after
-// "model.layers.{l}."; asked for once per layer, in order.
+// Returns all self_attn tensors of a layer in float32, by their names after
+// "model.layers.{l}.". Called once per layer, in order.
 using LayerTensorSource =
     std::function<absl::StatusOr<TensorMap>(int64_t layer)>;
 
-// Memory: one layer's attention tensors and a copy buffer. Tensors of the base
-// that are no weights by their type (integers) are left out: no decoder reads
-// them. The result is opened, and its tensors checked against the plan, before
-// it gets its name.
+// The writer leaves out tensors of the base whose type is not a weight type
+// (integers), because no decoder reads them. Before the result gets its name,
+// it is opened and its tensors are checked against the plan.
+// Memory: one layer's attention tensors and a copy buffer.
 // Errors: Cancelled when `on_progress` returns false; Unavailable with the
-//   path; InvalidArgument for a tensor that is not finite in its stored type,
-//   copied and linked ones included, and for a plan of another model; what the
-//   source says. None leaves a trace of the output.
+//   path; InvalidArgument for a plan of another model, and for a tensor that is
+//   not finite in its stored type, including copied and linked tensors; errors
+//   of the source. An error leaves no trace of the output.
 absl::Status WriteArtifact(
     const model::Checkpoint& base, const kvasir::v1::KvPlan& plan,
     const ArtifactOptions& options, const LayerTensorSource& source,

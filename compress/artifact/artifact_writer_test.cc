@@ -10,7 +10,7 @@
 #include "base/status_matchers.h"
 #include "compress/artifact/random_checkpoint.h"
 #include "compress/artifact/safetensors_writer.h"
-#include "compress/oracle/tensor_loader.h"
+#include "compress/tensors/tensor_loader.h"
 #include "compress/testing/folder_fixture.h"
 #include "model/shapes/attention_shape.h"
 #include "plan/plan.h"

@@ -20,9 +20,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// In a folder under a temporary name: it is ours and may be removed. In one
-// under its own name: it is complete, and what it has replaced is to be
-// removed. Locked for as long as the run that made it lives.
+// Marks a folder of this program. A marked folder with a temporary name may be
+// removed. A marked folder with its final name is complete, but the folder that
+// it replaced must still be removed. The marker is locked as long as the run
+// that made it lives.
 constexpr char kMarkerFile[] = "kvasir-compress.unfinished";
 constexpr char kMarkerText[] =
     "kvasir-compress writes this folder, or was killed while it did.\n";
@@ -44,7 +45,8 @@ fs::path WithoutTrailingSlash(const fs::path& path) {
 
 fs::path PartialPath(const fs::path& out) { return out.string() + ".partial"; }
 
-// Of what is replaced, where two names cannot be exchanged at once.
+// Name for the folder that is replaced, if the file system cannot exchange two
+// names at once.
 fs::path ReplacedPath(const fs::path& out) {
   return PartialPath(out).string() + ".replaced";
 }
@@ -54,8 +56,8 @@ bool Exists(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
-// A folder of the files that a checkpoint is, without folders of its own; no
-// project that happens to have a config.json.
+// True for a folder that holds the files of a checkpoint and no folders. A
+// project that happens to have a config.json does not count.
 bool IsCheckpoint(const fs::path& path) {
   std::error_code error;
   bool config = false;
@@ -71,7 +73,7 @@ bool IsCheckpoint(const fs::path& path) {
   return !error && config && weights;
 }
 
-// What --overwrite may remove.
+// True if --overwrite may remove the folder.
 bool IsReplaceable(const fs::path& path) {
   std::error_code error;
   return fs::is_directory(fs::symlink_status(path, error)) &&
@@ -89,7 +91,7 @@ absl::Status CheckName(const fs::path& out, bool overwrite) {
       out.string(), " exists and is no checkpoint: it is not replaced"));
 }
 
-// Whether `folder` is `path`, or above it.
+// Returns whether `folder` is `path` or contains it.
 bool Holds(const fs::path& folder, const fs::path& path) {
   std::error_code error;
   const fs::path whole = fs::weakly_canonical(path, error);
@@ -121,7 +123,8 @@ bool IsMarked(const fs::path& folder) {
          Exists(folder / kMarkerFile);
 }
 
-// The marker last: a run that is killed in here leaves a folder of ours.
+// Removes the marker last, so that a run that is killed in here leaves a marked
+// folder.
 void RemoveMarked(const fs::path& folder) {
   std::error_code ignored;
   for (fs::directory_iterator it(folder, ignored), end; !ignored && it != end;
@@ -144,7 +147,7 @@ absl::Status RenameError(const fs::path& from, const fs::path& to,
                                              error.message()));
 }
 
-// Markers of folders, locked until this goes.
+// Markers of folders, locked until the object is destroyed.
 class MarkerLocks {
  public:
   MarkerLocks() = default;
@@ -154,7 +157,8 @@ class MarkerLocks {
   MarkerLocks(const MarkerLocks&) = delete;
   MarkerLocks& operator=(const MarkerLocks&) = delete;
 
-  // Makes the marker where there is none. Unavailable while another run has it.
+  // Locks the folder's marker, and makes it if there is none. Unavailable while
+  // another run has locked it.
   absl::Status Add(const fs::path& folder) {
     KVASIR_ASSIGN_OR_RETURN(const int lock, OpenLocked(folder / kMarkerFile));
     locks_.push_back(lock);
@@ -165,7 +169,7 @@ class MarkerLocks {
   std::vector<int> locks_;
 };
 
-// Puts right what a run that was killed has left of `out` and beside it.
+// Repairs what a killed run has left at `out` and beside it.
 absl::Status CleanUp(const fs::path& out) {
   const fs::path partial = PartialPath(out);
   const fs::path replaced = ReplacedPath(out);
@@ -174,7 +178,7 @@ absl::Status CleanUp(const fs::path& out) {
     if (IsMarked(folder)) KVASIR_RETURN_IF_ERROR(locks.Add(folder));
   }
   std::error_code error;
-  // Killed between two names: the old folder gets its own back.
+  // A run was killed between two renames: give the old folder its name back.
   if (!Exists(out) && IsReplaceable(replaced)) {
     fs::rename(replaced, out, error);
     if (error) return RenameError(replaced, out, error);
@@ -192,7 +196,8 @@ absl::Status CleanUp(const fs::path& out) {
   return absl::OkStatus();
 }
 
-// Gives `path` the name `out`; the result is where the folder is that had it.
+// Gives `path` the name `out`, and returns the new path of the folder that had
+// this name.
 absl::StatusOr<fs::path> Replace(const fs::path& path, const fs::path& out) {
   std::error_code error;
   if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, out.c_str(),
@@ -203,8 +208,8 @@ absl::StatusOr<fs::path> Replace(const fs::path& path, const fs::path& out) {
   if (reason != EINVAL && reason != ENOSYS && reason != ENOTSUP) {
     return RenameError(path, out, {reason, std::generic_category()});
   }
-  // A file system that cannot exchange: what is killed in between is put right
-  // by the next run.
+  // The file system cannot exchange names. If the run is killed between the
+  // renames, the next run repairs it.
   const fs::path old = ReplacedPath(out);
   fs::rename(out, old, error);
   if (error) return RenameError(out, old, error);
@@ -217,7 +222,7 @@ absl::StatusOr<fs::path> Replace(const fs::path& path, const fs::path& out) {
   return old;
 }
 
-// All files, whoever wrote them, and their names.
+// Syncs all files of the folder, even those written by others, and their names.
 absl::Status SyncFolder(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end;
@@ -268,7 +273,7 @@ absl::StatusOr<std::unique_ptr<NewFolder>> NewFolder::Create(
     return absl::UnavailableError(
         absl::StrCat("cannot create ", path.string(), ": ", error.message()));
   }
-  // Another run has made it just now.
+  // Another run created it in the meantime.
   if (!made) return InTheWay(path);
   const absl::StatusOr<int> lock = OpenLocked(path / kMarkerFile);
   if (!lock.ok()) {
@@ -287,7 +292,7 @@ absl::StatusOr<std::unique_ptr<NewFolder>> NewFolder::Create(
 
 absl::Status NewFolder::Check(const fs::path& out, bool overwrite,
                               std::span<const fs::path> inputs) {
-  // Whether a folder can be made is found out by making it.
+  // Creating the folder is the only way to find out whether it can be created.
   return Create(out, overwrite, inputs).status();
 }
 
@@ -297,7 +302,8 @@ NewFolder::~NewFolder() {
 }
 
 absl::Status NewFolder::Keep() {
-  // What has come there since is no more to be replaced than before.
+  // A folder that appeared there in the meantime needs the same permission to
+  // be replaced.
   KVASIR_RETURN_IF_ERROR(CheckName(out_, overwrite_));
   KVASIR_RETURN_IF_ERROR(SyncFolder(path_));
   fs::path old;
@@ -310,7 +316,7 @@ absl::Status NewFolder::Keep() {
   }
   kept_ = true;
   KVASIR_RETURN_IF_ERROR(SyncToDisk(ParentOf(out_)));
-  // From here on nothing is lost: the next run removes what is left.
+  // From here on nothing can be lost: the next run removes what remains.
   if (!old.empty()) {
     MarkerLocks locks;
     KVASIR_RETURN_IF_ERROR(locks.Add(old));

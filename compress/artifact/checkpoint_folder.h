@@ -1,4 +1,4 @@
-// Folders of checkpoints that are made from another one.
+// Folders of checkpoints that are made from another checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -15,34 +15,35 @@ inline constexpr char kConfigFile[] = "config.json";
 inline constexpr char kPlanFile[] = "kv_plan.json";
 inline constexpr char kPredictionFile[] = "kv_plan.prediction.json";
 
-// A folder that appears under its name when it is complete and on the disk, and
-// not before: until Keep it has a temporary name beside it.
-// Owns: the temporary folder, locked against other runs; one that is not kept
-//   is removed. What a killed run has left, at any point, is recognized and put
-//   right by the next.
+// A folder that appears under its name only when it is complete and on the
+// disk. Until Keep is called, it has a temporary name beside the final one.
+// Owns: the temporary folder, locked against other runs and removed unless it
+//   is kept. If a run is killed at any point, the next run recognizes and
+//   repairs what it left.
 // Threads: one.
-// Errors: AlreadyExists for what is not to be replaced; InvalidArgument for an
-//   output that is an input; Unavailable with the path, also while another run
-//   writes the same folder.
+// Errors: AlreadyExists for a folder that may not be replaced; InvalidArgument
+//   for an output that is an input; Unavailable with the path, also while
+//   another run writes the same folder.
 class NewFolder {
  public:
-  // Without `overwrite` a folder that exists is refused; with it a checkpoint
-  // is replaced, and nothing else: no link, no folder with folders in it, and
-  // none that is one of `inputs` or holds one.
+  // Without `overwrite` an existing folder is refused. With it, only a
+  // checkpoint is replaced: no link, no folder that contains folders, and none
+  // of `inputs` or a folder that holds one of them.
   static absl::StatusOr<std::unique_ptr<NewFolder>> Create(
       const std::filesystem::path& out, bool overwrite,
       std::span<const std::filesystem::path> inputs = {});
-  // Whether Create would work, for before long work.
+  // Returns whether Create would succeed, to be checked before long work.
   static absl::Status Check(const std::filesystem::path& out, bool overwrite,
                             std::span<const std::filesystem::path> inputs = {});
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
 
-  // Where to write.
+  // Where the files are to be written.
   const std::filesystem::path& path() const { return path_; }
-  // Gives the folder its name, in place of what has it now. An error leaves
-  // that as it was, or says what could not be cleaned up.
+  // Gives the folder its name, in place of a folder that has it now. After an
+  // error the old folder is as it was, or the error says what could not be
+  // cleaned up.
   absl::Status Keep();
 
  private:
@@ -60,8 +61,8 @@ class NewFolder {
   bool kept_ = false;
 };
 
-// What a checkpoint's folder has beside weights and plan, as far as it is
-// there: config.json and generation_config.json; files of the tokenizer.
+// Copies or links the files that are there beside weights and plan: config.json
+// and generation_config.json, and the tokenizer's files.
 absl::Status CopyConfigFiles(const std::filesystem::path& from,
                              const std::filesystem::path& to);
 absl::Status CopyTokenizerFiles(const std::filesystem::path& from,
@@ -69,8 +70,8 @@ absl::Status CopyTokenizerFiles(const std::filesystem::path& from,
 absl::Status LinkTokenizerFiles(const std::filesystem::path& from,
                                 const std::filesystem::path& to);
 
-// Makes `folder`/`name` a link to a file, or leaves the one that is there.
-// Relative, so that both folders may be moved together.
+// Makes `folder`/`name` a link to a file, unless the name exists. The link is
+// relative, so both folders may be moved together.
 absl::Status LinkFile(const std::filesystem::path& file,
                       const std::filesystem::path& folder,
                       const std::string& name);

@@ -28,7 +28,7 @@ absl::Status Busy(const fs::path& path) {
       absl::StrCat(path.string(), " is being written by another run"));
 }
 
-// Pipes and some file systems have nothing to wait for.
+// Pipes and some file systems do not support waiting.
 absl::Status Sync(int descriptor, const fs::path& path) {
   if (::fsync(descriptor) == 0 || errno == EINVAL || errno == EROFS ||
       errno == ENOTSUP) {
@@ -37,7 +37,7 @@ absl::Status Sync(int descriptor, const fs::path& path) {
   return SystemError("write " + path.string() + " to the disk", errno);
 }
 
-// Whether the open file still has this name.
+// Returns whether the open file still has this name.
 bool HasName(int descriptor, const fs::path& path) {
   struct stat open_file;
   struct stat named;
@@ -60,7 +60,7 @@ absl::StatusOr<int> OpenLocked(const fs::path& path) {
       status = SystemError("lock " + path.string(), errno);
     }
   } else if (!HasName(descriptor, path)) {
-    // Its owner has just renamed or removed it.
+    // Its owner has just renamed or removed the file.
     status = Busy(path);
   }
   if (status.ok()) return descriptor;
@@ -81,7 +81,7 @@ absl::StatusOr<std::unique_ptr<NewFile>> NewFile::Create(fs::path path) {
   KVASIR_ASSIGN_OR_RETURN(const int descriptor, OpenLocked(partial));
   std::unique_ptr<NewFile> file(
       new NewFile(std::move(path), std::move(partial), descriptor));
-  // What a killed run left of it.
+  // Remove what a killed run left in the file.
   if (::ftruncate(descriptor, 0) != 0) {
     return SystemError("write " + file->partial_path_.string(), errno);
   }
@@ -89,7 +89,8 @@ absl::StatusOr<std::unique_ptr<NewFile>> NewFile::Create(fs::path path) {
 }
 
 NewFile::~NewFile() {
-  // While the lock is held: afterwards the name may be another's.
+  // Unlink while the lock is held: afterwards the name may belong to another
+  // run.
   if (!finished_) ::unlink(partial_path_.c_str());
   ::close(descriptor_);
 }

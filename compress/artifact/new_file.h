@@ -12,11 +12,11 @@
 
 namespace kvasir::compress {
 
-// A file that appears under its name when it is complete and on the disk, in
-// place of what has the name, and not before: neither a crash of the program
-// nor one of the machine leaves a part of it there.
-// Owns: `path`.partial, locked against other processes and writers; one that is
-//   not finished is removed.
+// A file that appears under its name only when it is complete and on the disk;
+// it then replaces an old file of that name. Neither a crash of the program nor
+// one of the machine leaves a partial file under the name.
+// Owns: `path`.partial, locked against other processes and writers, and removed
+//   unless the file is finished.
 // Threads: one.
 // Errors: Unavailable with the path and the system's reason.
 class NewFile {
@@ -28,7 +28,7 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
 
   absl::Status Append(std::span<const std::byte> bytes);
-  // Writes over what was appended.
+  // Overwrites bytes that were appended before.
   absl::Status Rewrite(int64_t offset_bytes, std::span<const std::byte> bytes);
   absl::Status Finish();
 
@@ -49,17 +49,19 @@ class NewFile {
   bool finished_ = false;
 };
 
-// Writes a small file in this way.
+// Writes a small file as a NewFile.
 absl::Status WriteFileAtomically(const std::filesystem::path& path,
                                  const std::string& content);
 
-// Whether such a file can be made there, for before long work. What is tried
-// has a name of its own: a writer of the same file is not disturbed.
+// Returns whether such a file can be created at `path`, to be checked before
+// long work. The check uses a name of its own and does not disturb a writer of
+// the same file.
 absl::Status CheckWritable(const std::filesystem::path& path);
 
-// Opens the file, which is made where there is none, and takes its lock; the
-// result is to be closed, which gives the lock up. Unavailable where another
-// process or descriptor has the lock. A file system without locks gives none.
+// Opens the file, creates it if it does not exist, and locks it. The caller
+// closes the result, which releases the lock. Unavailable if another process or
+// descriptor holds the lock. On a file system without locks the file is not
+// locked.
 absl::StatusOr<int> OpenLocked(const std::filesystem::path& path);
 
 // Waits until a file's content, or the names in a folder, are on the disk.

@@ -23,7 +23,7 @@ namespace {
 constexpr char kSingleFile[] = "model.safetensors";
 constexpr char kIndexFile[] = "model.safetensors.index.json";
 
-// Elements one thread makes at a time: small enough for its cache.
+// Elements that a thread makes at a time; small enough for its cache.
 constexpr int64_t kChunkElements = int64_t{1} << 16;
 constexpr int64_t kChunksPerThread = 8;
 
@@ -34,7 +34,7 @@ struct Shard {
   int64_t bytes = 0;
 };
 
-// Fills shards in file order; a tensor is never split.
+// Assigns tensors to shards in file order; a tensor is never split.
 std::vector<Shard> MakeShards(const RandomCheckpointOptions& options) {
   std::vector<Shard> shards(1);
   for (model::RandomTensor& tensor : model::RandomTensorsOf(options.shape)) {
@@ -100,7 +100,7 @@ void StoreChunk(std::span<const float> values, model::TensorType dtype,
   }
 }
 
-// Writes one tensor after the other, a few chunks per thread at a time.
+// Writes the tensors one after the other, a few chunks per thread at a time.
 class TensorStreamer {
  public:
   TensorStreamer(
@@ -174,7 +174,7 @@ absl::Status WriteIndex(const RandomCheckpointOptions& options,
 absl::Status WriteRandomCheckpoint(
     const RandomCheckpointOptions& options,
     const std::function<bool(const RandomCheckpointProgress&)>& on_progress) {
-  // The dtypes are stored as the machine holds them.
+  // The file stores numbers in the machine's own byte order.
   static_assert(std::endian::native == std::endian::little);
   KVASIR_RETURN_IF_ERROR(model::SpecOfShape(options.shape).status());
   KVASIR_RETURN_IF_ERROR(ClearFolder(options));

@@ -16,12 +16,13 @@ struct RandomCheckpointOptions {
   uint64_t seed = 1;
   model::TensorType dtype = model::TensorType::kBF16;
   std::filesystem::path out;
-  // Folder whose tokenizer files are copied; none: the checkpoint has none.
+  // Folder whose tokenizer files are copied; by default the checkpoint has no
+  // tokenizer.
   std::optional<std::filesystem::path> tokenizer;
-  // Weights above this go into several files with an index.
+  // Weights larger than this are split into several files with an index.
   int64_t max_shard_bytes = int64_t{4} << 30;
   int threads = 1;
-  // Without it a folder that holds weights is refused.
+  // If false, a folder that holds weights is refused.
   bool overwrite = false;
 };
 
@@ -30,11 +31,11 @@ struct RandomCheckpointProgress {
   int64_t total_bytes = 0;
 };
 
-// Writes a checkpoint of random weights, streaming: memory stays at a few MB
-// whatever the model. The weights are a function of shape and seed alone, the
-// same that model/checkpoint/random_weights.h makes in memory. The file that
-// makes the folder a checkpoint (model.safetensors, or the index) appears last.
-// `on_progress` stops the writing by returning false.
+// Writes a checkpoint of random weights as a stream: it takes a few MB of
+// memory for a model of any size. The weights depend only on shape and seed;
+// model/checkpoint/random_weights.h makes the same ones in memory. The file
+// that makes the folder a checkpoint (model.safetensors, or the index) appears
+// last. `on_progress` stops the writing by returning false.
 // Errors: InvalidArgument for the shape; AlreadyExists; NotFound without a
 //   tokenizer.json; Cancelled when stopped; Unavailable with the path.
 absl::Status WriteRandomCheckpoint(

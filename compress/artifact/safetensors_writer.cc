@@ -25,12 +25,12 @@ std::string HeaderText(const std::vector<TensorEntry>& entries) {
   return header.dump();
 }
 
-// The format asks for data that begins at a multiple of 8 bytes.
+// The format requires that the data begin at a multiple of 8 bytes.
 void PadHeader(std::string& text) {
   text.append((8 - text.size() % 8) % 8, ' ');
 }
 
-// The length of the header and the header.
+// The header with its length in front.
 std::string WithLength(const std::string& text) {
   const auto length = static_cast<uint64_t>(text.size());
   std::string bytes;
@@ -78,7 +78,7 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::CreateOpen(
 }
 
 int64_t SafetensorsWriter::HeaderBytes(const TensorEntry& entry) {
-  // Type, braces and keys; up to 20 digits and a comma for each number.
+  // Type, braces and keys, and up to 20 digits and a comma for each number.
   constexpr size_t kFields = 64;
   constexpr size_t kNumber = 21;
   return static_cast<int64_t>(nlohmann::json(entry.name).dump().size() +

@@ -23,33 +23,33 @@ struct TensorEntry {
 
 int64_t TensorBytes(const TensorEntry& entry);
 
-// One safetensors file, written front to back: the entries are declared first,
-// all at once or one at a time, and their bytes appended in that order, in
-// pieces of any size.
+// One safetensors file, written from front to back. The entries are declared
+// first, all at once or one at a time. Their bytes are appended in that order,
+// in pieces of any size.
 // Owns: a NewFile.
-// Errors: Status with the path; nothing is ever visible under `path` that is
-// not complete.
+// Errors: Status with the path; only a complete file is ever visible under
+//   `path`.
 class SafetensorsWriter {
  public:
   static absl::StatusOr<SafetensorsWriter> Create(
       std::filesystem::path path, const std::vector<TensorEntry>& entries);
-  // For entries that are not known yet: leaves room for a header of
-  // `header_bytes` (HeaderBytes of what will come, or more), which Finish fills
-  // in and pads.
+  // For entries that are not known yet: reserves `header_bytes` for the header,
+  // which Finish fills in and pads. `header_bytes` is at least the sum of
+  // HeaderBytes over the entries.
   static absl::StatusOr<SafetensorsWriter> CreateOpen(
       std::filesystem::path path, int64_t header_bytes);
-  // At most what the entry takes in a header, whatever its place.
+  // An upper bound of the entry's size in a header, wherever its data lie.
   static int64_t HeaderBytes(const TensorEntry& entry);
   SafetensorsWriter(SafetensorsWriter&& other) noexcept = default;
   SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
 
-  // The next entry of a writer made by CreateOpen, once the bytes of those
-  // before it are there.
+  // Declares the next entry of a writer made by CreateOpen. The bytes of all
+  // entries before it must have been appended.
   void Declare(TensorEntry entry);
   absl::Status Append(std::span<const std::byte> bytes);
   int64_t appended_bytes() const { return appended_bytes_; }
-  // FailedPrecondition when fewer bytes were appended than declared;
-  // ResourceExhausted when the entries need more than the room left for them.
+  // FailedPrecondition if fewer bytes were appended than declared;
+  // ResourceExhausted if the entries need more space than the header has.
   absl::Status Finish();
 
  private:
@@ -60,12 +60,13 @@ class SafetensorsWriter {
   std::unique_ptr<NewFile> file_;
   int64_t declared_bytes_ = 0;
   int64_t appended_bytes_ = 0;
-  // Of CreateOpen; 0 otherwise.
+  // Set by CreateOpen; otherwise 0.
   int64_t header_room_bytes_ = 0;
   std::vector<TensorEntry> entries_;
 };
 
-// Nearest bfloat16, ties to even, as stored bits. Not for NaN.
+// Rounds to the nearest bfloat16, ties to even, and returns its bits. Not for
+// NaN.
 uint16_t ToBf16Bits(float value);
 
 }  // namespace kvasir::compress

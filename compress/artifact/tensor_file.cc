@@ -23,7 +23,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Neither is a name of ours: they begin with a dot.
+// The dot keeps them apart from the tensors' names.
 constexpr char kTextName[] = ".text";
 constexpr char kHashName[] = ".hash";
 constexpr size_t kHashBytes = 16;
@@ -128,7 +128,8 @@ absl::Status WriteTensorFile(const std::filesystem::path& path,
     tensors.push_back(tensor.contiguous());
     entries.push_back({name, DtypeOf(tensor), tensor.sizes().vec()});
   };
-  // A safetensors file may hold empty tensors, but not every reader knows.
+  // A safetensors file may hold empty tensors, but not every reader supports
+  // that.
   const std::string text = file.text.empty() ? " " : file.text;
   for (const auto& [name, tensor] : file.tensors) add(name, tensor);
   add(kTextName, at::from_blob(const_cast<char*>(text.data()),
@@ -152,7 +153,7 @@ absl::Status WriteTensorFile(const std::filesystem::path& path,
 absl::StatusOr<TensorFile> ReadTensorFile(const std::filesystem::path& path) {
   absl::StatusOr<TensorFile> file = ReadChecked(path);
   const absl::Status& status = file.status();
-  // What its bytes say, and not what the system says on the way to them.
+  // Only errors in the content mean damage; errors of the system do not.
   if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status) ||
       absl::IsOutOfRange(status)) {
     return absl::DataLossError(

@@ -1,5 +1,5 @@
-// A file of tensors and a text that can tell whether it is whole: what long
-// calculations keep on disk.
+// A file of tensors and a text with a checksum. Long calculations keep their
+// results and states in such files.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,29 +9,29 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 
 namespace kvasir::compress {
 
 struct TensorFile {
-  // What the tensors are and how they were made; any UTF-8 text.
+  // Describes the tensors and how they were made; any UTF-8 text.
   std::string text;
   // Float64, float32 or bytes.
   TensorMap tensors;
 };
 
-// Writes a safetensors file which ends in a hash of all that is before it. It
-// appears under `path` when it is complete. Unavailable with the path, also
-// while another process writes the same file.
+// Writes a safetensors file that ends in a hash of everything before it. The
+// file appears under `path` when it is complete. Unavailable with the path,
+// also while another process writes the same file.
 absl::Status WriteTensorFile(const std::filesystem::path& path,
                              const TensorFile& file);
 
-// NotFound when there is none; DataLoss, with the path, for a file that is not
-// what WriteTensorFile wrote; what the system says of one that it does not open
+// NotFound if there is no file; DataLoss, with the path, if the content is not
+// as WriteTensorFile wrote it; the system's error if the file cannot be opened
 // or read.
 absl::StatusOr<TensorFile> ReadTensorFile(const std::filesystem::path& path);
 
-// 32 hexadecimal digits that change when any bit of the text does.
+// A hash of the text as 32 hexadecimal digits.
 std::string TextHash(const std::string& text);
 
 }  // namespace kvasir::compress

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-// The assembler reads the file: no compiler takes a literal of this size
-// gladly.
+// The assembler includes the file, because compilers are slow with literals of
+// this size.
 #define KVASIR_DOMAIN(name)                           \
   extern "C" const char kvasir_domain_##name[];       \
   extern "C" const char kvasir_domain_##name##_end[]; \

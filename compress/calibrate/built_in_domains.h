@@ -1,5 +1,6 @@
-// Texts to calibrate on where nobody gives any: part of the program, so that it
-// has them wherever it runs. Sources and licences: domains/README.md.
+// Texts for a calibration when the user gives none. They are part of the
+// program, so they are there wherever it runs. Sources and licences:
+// domains/README.md.
 #pragma once
 
 #include <string_view>
@@ -9,7 +10,7 @@ namespace kvasir::compress {
 
 struct BuiltInDomain {
   const char* name;
-  std::string_view text;  // lives as long as the program
+  std::string_view text;  // valid as long as the program runs
 };
 
 // Books, encyclopedia, code and dialogue, in English.

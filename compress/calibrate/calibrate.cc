@@ -19,17 +19,17 @@
 #include "compress/calibrate/head_loss.h"
 #include "compress/oracle/layer_forward.h"
 #include "compress/oracle/layer_program.h"
-#include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"
+#include "compress/tensors/tensor_loader.h"
 
 namespace kvasir::compress {
 namespace {
 
 constexpr char kKeyWeight[] = "self_attn.k_proj.weight";
 constexpr char kValueWeight[] = "self_attn.v_proj.weight";
-// Of the labels that the model draws: another key than that of any seed.
+// Key for drawing labels; it differs from the key of any seed.
 constexpr uint64_t kLabelSeed = 0x6c6162656c730000;
 
 at::Tensor IdsOf(const std::vector<int32_t>& sequence) {
@@ -39,7 +39,7 @@ at::Tensor IdsOf(const std::vector<int32_t>& sequence) {
       .to(at::kLong);
 }
 
-// In [0, 1), of what it is for alone.
+// A number in [0, 1) that depends only on sequence, position and draw.
 double LabelUniform(int64_t sequence, int64_t position, int64_t draw) {
   const base::PhiloxCounter bits = base::Philox4x32(
       base::PhiloxKeyFromSeed(kLabelSeed),
@@ -50,7 +50,7 @@ double LabelUniform(int64_t sequence, int64_t position, int64_t draw) {
   return static_cast<double>(wide >> 11) * 0x1p-53;
 }
 
-// Sees what is added up of one sequence in one layer.
+// Records what one sequence adds to the sums of one layer.
 class SequenceObserver : public LayerObserver {
  public:
   void OnAttentionInput(int64_t, const at::Tensor& x) override {
@@ -69,7 +69,7 @@ class SequenceObserver : public LayerObserver {
     value_ = value.detach().flatten(0, 1).flatten(1);
   }
 
-  // Tokens behind the first `sinks`.
+  // Adds the tokens after the first `sinks`.
   void AddTo(LayerSums& sums, int64_t sinks, int threads) const {
     const at::NoGradGuard no_grad;
     const at::Tensor input = input_.slice(0, sinks);
@@ -84,7 +84,7 @@ class SequenceObserver : public LayerObserver {
     }
   }
 
-  // Keys beside values at `positions` [n], to rows [n, 2 * Hkv * D].
+  // Writes keys, then values, at `positions` [n] to `rows` [n, 2 * Hkv * D].
   void PutRows(const at::Tensor& positions, at::Tensor rows) const {
     const at::NoGradGuard no_grad;
     const at::Tensor index = positions.to(key_.device());
@@ -100,7 +100,8 @@ class SequenceObserver : public LayerObserver {
   at::Tensor value_;        // [T, Hkv * D]
 };
 
-// Keys and values as the layer goes on with them: its way back passes them.
+// Keys and values of the autograd graph, so that the backward pass goes through
+// them.
 struct KeyValueObserver : public LayerObserver {
   void OnKey(int64_t, const at::Tensor& seen) override { key = seen; }
   void OnValue(int64_t, const at::Tensor& seen) override { value = seen; }
@@ -108,7 +109,7 @@ struct KeyValueObserver : public LayerObserver {
   at::Tensor value;  // [1, T, Hkv, D]
 };
 
-// Saves, counts and asks whether to go on.
+// Counts progress, saves states and decides whether to go on.
 class Pace {
  public:
   Pace(const CalibrateOptions& options, const CalibrateEvents& events,
@@ -122,7 +123,7 @@ class Pace {
 
   void SetDone(int64_t done) { progress_.done = done; }
 
-  // Between units that a state can stand between.
+  // Called between units of work, where a state can be saved.
   absl::Status After(int64_t passes, const CalibrationState& state) {
     const bool go_on = Count(passes);
     const bool due = absl::Now() - last_save_ >= options_.save_interval;
@@ -133,7 +134,7 @@ class Pace {
           WriteTensorFile(state_path_, StateToFile(state, id_));
       if (!saved.ok() && stops) return saved;
       if (!saved.ok()) {
-        // Hours of work are worth more than a state of theirs.
+        // A state that cannot be saved must not end hours of work.
         events_.on_message(absl::StrCat("warning: ", saved.message(),
                                         "; calibration goes on"));
       }
@@ -146,7 +147,7 @@ class Pace {
                            state_path_.string()));
   }
 
-  // In the middle of a unit: a stop takes effect at its end.
+  // Called within a unit of work; a stop takes effect at its end.
   bool Count(int64_t passes) {
     progress_.done += passes;
     stopped_ = !events_.on_progress(progress_) || stopped_;
@@ -186,23 +187,24 @@ class Calibrator {
                : state.layer * sample_.num_sequences() + state.sequence;
   }
 
-  // Layer by layer, all sequences.
+  // Goes through the layers one by one, with all sequences.
   absl::Status Stream(CalibrationState& state, Pace& pace) const;
-  // Sequence by sequence, all layers, there and back; those that are held out
-  // only there.
+  // Takes each sequence forward and back through all layers. Held-out sequences
+  // only go forward.
   absl::Status RunWithGradients(CalibrationState& state, Pace& pace,
                                 absl::Duration& way_back) const;
 
  private:
-  // Of a few sequences that go through the layers together.
+  // A few sequences that go through the layers together.
   struct MicroBatch {
     int64_t first = 0;
     int64_t count = 0;
     bool goes_back = true;
     // Inputs of the layers [L + 1][count], each [1, T, M].
     std::vector<std::vector<at::Tensor>> hidden;
-    // By the layer's output, per way back [count]: of the mean loss where
-    // Fisher is asked for, then of each draw's log chances.
+    // Gradients with respect to the layer's output, per backward pass [count]:
+    // of the mean loss if Fisher is asked for, then of each draw's log
+    // probabilities.
     std::vector<std::vector<at::Tensor>> gradients;
     std::vector<double> loss;
   };
@@ -219,16 +221,17 @@ class Calibrator {
   absl::Status Backward(const Resident& resident, MicroBatch& batch,
                         CalibrationState& state, Pace& pace) const;
 
-  // Runs one layer over sequences from `first` on, and adds what it saw in
-  // their order.
+  // Runs one layer over sequences from `first` on, and adds the observed values
+  // in the order of the sequences.
   absl::Status RunLayer(const LayerProgram& program, const TensorMap& tensors,
                         int64_t first, const std::vector<at::Tensor>& inputs,
                         std::vector<at::Tensor>& outputs,
                         LayerSums& sums) const;
-  // Keys and values of the sequence that are sample rows.
+  // Copies the keys and values of the sequence that are sample rows.
   void TakeRows(int64_t sequence, const SequenceObserver& observer,
                 LayerSums& sums) const;
-  // Passes of the first sequences, with gradients; each through one layer.
+  // Number of passes of the first `sequences` through one layer each, with
+  // gradients.
   int64_t PassesThrough(int64_t sequences) const {
     const int64_t back = options_.parts.has_gradients()
                              ? std::min(sequences, sample_.counted_sequences())
@@ -256,7 +259,8 @@ class Calibrator {
   std::vector<SampledRow> rows_;
 };
 
-// Runs `work(i)` for i < count in threads; the first error by index.
+// Runs `work(i)` for i < count on several threads. Returns the first error by
+// index.
 absl::Status ForEachStatus(int64_t count, int threads,
                            const std::function<absl::Status(int64_t)>& work) {
   std::vector<absl::Status> results(static_cast<size_t>(count));
@@ -268,7 +272,7 @@ absl::Status ForEachStatus(int64_t count, int threads,
   return absl::OkStatus();
 }
 
-// Float32, for the products; shared where it is that already.
+// Float32 copies for the products. Tensors that are float32 already are shared.
 TensorMap Widened(const TensorMap& stored) {
   TensorMap wide;
   for (const auto& [name, tensor] : stored) {
@@ -348,7 +352,7 @@ absl::Status Calibrator::Stream(CalibrationState& state, Pace& pace) const {
     while (state.sequence < sequences) {
       const int64_t count =
           std::min(options_.sequences_at_a_time(), sequences - state.sequence);
-      // Of all tokens they stay on the CPU.
+      // Hidden states of all tokens stay on the CPU.
       std::vector<at::Tensor> rows;
       std::vector<at::Tensor> inputs;
       for (int64_t i = 0; i < count; ++i) {
@@ -391,7 +395,7 @@ absl::StatusOr<Calibrator::Resident> Calibrator::LoadResident() const {
                              &outer.final_norm, &outer.final_norm_bias}) {
     if (tensor->defined()) *tensor = tensor->to(options_.device);
   }
-  outer.head = outer.embedding;  // one copy, wherever it is
+  outer.head = outer.embedding;  // a single copy on any device
   if (!spec_.tied_head) {
     KVASIR_ASSIGN_OR_RETURN(outer.head,
                             LoadStored(checkpoint_, model::kHeadName));
@@ -460,7 +464,7 @@ void Calibrator::AddHeadGradients(const Resident& resident,
   batch.hidden.back().clear();
 }
 
-// g gT of the tokens behind the sinks [kv, kv], added to `sum`.
+// Adds g gT of the tokens after the sinks to `sum` [kv, kv].
 void Calibrator::AddOuterProducts(const at::Tensor& gradient,
                                   at::Tensor& sum) const {
   const at::NoGradGuard no_grad;
@@ -482,7 +486,7 @@ absl::Status Calibrator::Backward(const Resident& resident, MicroBatch& batch,
     at::Tensor& key = tensors[kKeyWeight];
     at::Tensor& value = tensors[kValueWeight];
     if (fisher) {
-      // Leaves of their own: the stored tensors stay without gradients.
+      // Separate leaves keep the stored tensors free of gradients.
       key = key.detach().requires_grad_(true);
       value = value.detach().requires_grad_(true);
     }
@@ -564,7 +568,7 @@ absl::Status Calibrator::RunWithGradients(CalibrationState& state, Pace& pace,
   return absl::OkStatus();
 }
 
-// An empty path, with a message, where the folder cannot be used.
+// Returns an empty path, with a message, if the folder cannot be used.
 std::filesystem::path UsableCache(const std::filesystem::path& cache,
                                   const CalibrateEvents& events) {
   if (cache.empty()) return cache;
@@ -608,7 +612,8 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
         state, FindState(checkpoint.spec(), sample, id, options, events));
   }
   MoveSums(options.device, state);
-  // Threads work on sequences of their own; a single one gets all threads.
+  // Each thread works on sequences of its own. A single sequence gets all
+  // threads.
   const ScopedBlasThreads blas_threads(
       options.sequences_at_a_time() == 1 ? options.threads : 1);
   const Calibrator calibrator(checkpoint, sample, options);
@@ -629,7 +634,7 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
     const absl::Status saved = WriteTensorFile(
         CalibrationPath(options.cache, id), CalibrationToFile(run.calibration));
     if (!saved.ok()) {
-      // The last state is still good for most of the work.
+      // The last saved state still covers most of the work.
       events.on_message(absl::StrCat("warning: ", saved.message()));
     } else {
       std::error_code ignored;

@@ -1,10 +1,11 @@
-// Measures what planners and appliers need of a model on a text.
-//
+// Measures, on a text, the statistics of a model that planners and appliers
+// need.
 // Without gradients the model is read layer by layer and the hidden states of
-// all tokens are kept: any size of model. With Fisher or information it is in
-// memory, as stored, and each sequence goes through all layers and back: the
-// forward pass keeps the layers' inputs alone, the backward pass computes each
-// layer again, once for all ways back.
+// all tokens are kept, so models of any size fit. With Fisher scores or
+// information the whole model is in memory in its stored type. Each sequence
+// then goes through all layers and back: the forward pass keeps only the
+// layers' inputs, and the backward pass computes each layer again, once for all
+// backward passes.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +25,16 @@ namespace kvasir::compress {
 
 struct CalibrateOptions {
   CalibrationParts parts;
-  // Where layers and sums lie while it runs; the result is on the CPU.
+  // Where layers and sums are kept during the run. The result is on the CPU.
   at::Device device = at::kCPU;
   int threads = 1;
-  // Sequences worked on at a time; 0: one per thread. The result does not
-  // depend on it.
+  // Number of sequences that are processed together; 0 means one per thread.
+  // The result does not depend on it.
   int64_t micro_batch = 0;
-  // Where finished calibrations and the states of stopped ones are kept;
-  // empty: nowhere.
+  // Folder of finished calibrations and of the states of stopped ones. If it is
+  // empty, nothing is kept.
   std::filesystem::path cache;
-  // Between two states saved on the way.
+  // Time between two saved states.
   absl::Duration save_interval = absl::Minutes(2);
 
   int64_t sequences_at_a_time() const {
@@ -48,24 +49,26 @@ struct CalibrateProgress {
 };
 
 struct CalibrateEvents {
-  // Called before the work if there is any (nothing is in the cache); an error
-  // ends it. May be empty.
+  // Called before the work, unless the result is in the cache. An error ends
+  // the run. May be empty.
   std::function<absl::Status()> on_start;
-  // Called often; false stops after the micro-batch and keeps the state in the
-  // cache.
+  // Called often. If it returns false, the run stops after the micro-batch and
+  // keeps its state in the cache.
   std::function<bool(const CalibrateProgress&)> on_progress;
-  // Something a person should know: a damaged cache file, a state resumed.
+  // Receives messages for the user, such as a damaged cache file or a resumed
+  // state.
   std::function<void(const std::string&)> on_message;
 };
 
 struct CalibrationRun {
   Calibration calibration;
   bool from_cache = false;
-  // Mean loss of the sequences' next tokens, nats; with gradients only, and not
-  // from the cache.
+  // Mean loss of the sequences' next tokens in nats. Set only with gradients,
+  // and not if the result is from the cache.
   double loss = 0.0;
   absl::Duration elapsed;
-  absl::Duration way_back;  // of elapsed: the head and the way back
+  absl::Duration way_back;  // Part of `elapsed`: the head and the backward
+                            // pass.
 };
 
 // Hash of the model's weights, the sample and the parts. Reads all weights.
@@ -73,18 +76,19 @@ absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
                                           const CalibrationSample& sample,
                                           const CalibrationParts& parts);
 
-// Takes the result from the cache if it is there, or what is asked for of one
-// with more parts; else goes on with a state kept there, or begins. The same
-// tokens give the same numbers and id whatever the threads (up to the BLAS's
-// rounding where a micro-batch has fewer sequences than there are threads, and
-// a GPU's own), however often it was stopped, and whatever the cache holds.
-// The labels of information are drawn by counters of sequence, position and
-// draw. With information of one domain it says so.
+// Takes the result from the cache if it is there, also from a calibration with
+// more parts. Otherwise it resumes from a state in the cache, or begins. The
+// same tokens give the same numbers and id with any number of threads, after
+// any number of stops and with any cache content. There are two exceptions: the
+// BLAS may round differently if a micro-batch has fewer sequences than there
+// are threads, and a GPU rounds differently. Labels for information are drawn
+// by counters of sequence, position and draw. If information is asked for and
+// there is only one domain, a message says so.
 // Errors: Cancelled when stopped; InvalidArgument for a sample without counted
 //   tokens, and for weights that give numbers that are not finite, naming the
-//   layer; what reading the model says, or a file of the cache that is there
-//   and cannot be read; a state that cannot be saved when stopped (on the way
-//   that is a message).
+//   layer; errors of reading the model or an existing file of the cache; an
+//   error of saving the state when the run was stopped (during the run that is
+//   only a message).
 absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrationSample& sample,
                                          const CalibrateOptions& options,

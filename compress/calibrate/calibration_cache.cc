@@ -15,14 +15,14 @@ namespace {
 
 constexpr size_t kFingerprintBuffer = size_t{8} << 20;
 
-// Neither one that is not there nor a damaged one ends a calibration, but one
-// that cannot be read: it may be hours of work.
+// A missing or damaged file can be made again. A file that cannot be read ends
+// the calibration, because it may hold hours of work.
 bool CanBeMadeAnew(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsDataLoss(status);
 }
 
-// Leaves out what was not asked for: the result does not depend on what else
-// the cache had.
+// Removes parts that were not asked for, so that the result does not depend on
+// the cache's content.
 Calibration WithParts(Calibration calibration, const CalibrationParts& parts,
                       const std::string& id) {
   calibration.id = id;
@@ -50,7 +50,8 @@ Calibration WithParts(Calibration calibration, const CalibrationParts& parts,
   return calibration;
 }
 
-// What a sample has beside its tokens; nothing where it has no more.
+// Describes what a sample has in addition to its tokens; empty if there is
+// nothing.
 std::string BesideTokens(const CalibrationSample& sample) {
   std::string text;
   if (!sample.domains.empty()) {
@@ -92,7 +93,7 @@ std::string IdOf(const std::string& weights_id, const CalibrationSample& sample,
     tokens.append(reinterpret_cast<const char*>(sequence.data()),
                   sequence.size() * sizeof(int32_t));
   }
-  // Goes up when the same inputs would give other numbers.
+  // Must be raised when the same inputs would give other numbers.
   constexpr int kVersion = 2;
   return TextHash(absl::StrCat(
       "calibration ", kVersion, " weights ", weights_id, " tokens ",

@@ -1,4 +1,4 @@
-// Finished calibrations and the states of stopped ones, in a folder.
+// A folder of finished calibrations and of the states of stopped ones.
 #pragma once
 
 #include <filesystem>
@@ -11,9 +11,9 @@
 
 namespace kvasir::compress {
 
-// Hash of all weights, which are read.
+// Hash of all weights. Reads them.
 absl::StatusOr<std::string> WeightsId(const model::Checkpoint& checkpoint);
-// Hash of what a calibration is made of.
+// Hash of everything that determines a calibration.
 std::string IdOf(const std::string& weights_id, const CalibrationSample& sample,
                  const CalibrationParts& parts);
 
@@ -22,8 +22,9 @@ std::filesystem::path CalibrationPath(const std::filesystem::path& cache,
 std::filesystem::path StatePath(const std::filesystem::path& cache,
                                 const std::string& id);
 
-// What is asked for, of a finished calibration with these parts or more. A
-// damaged file is a message; one that cannot be read is an error.
+// The requested parts of a finished calibration that has these parts or more. A
+// damaged file is reported as a message; a file that cannot be read is an
+// error.
 absl::StatusOr<std::optional<Calibration>> FindCached(
     const std::string& weights_id, const CalibrationSample& sample,
     const CalibrateOptions& options, const CalibrateEvents& events);
@@ -31,7 +32,7 @@ absl::StatusOr<std::optional<Calibration>> FindCached(
 CalibrationState StartState(const model::DecoderSpec& spec,
                             const CalibrationSample& sample,
                             const CalibrationParts& parts);
-// The kept state of this id; where there is none, a new one.
+// The saved state of this id, or a new state if there is none.
 absl::StatusOr<CalibrationState> FindState(const model::DecoderSpec& spec,
                                            const CalibrationSample& sample,
                                            const std::string& id,

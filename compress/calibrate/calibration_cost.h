@@ -1,4 +1,4 @@
-// What a calibration will take, told before it begins.
+// Memory and time that a calibration takes, estimated before it begins.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace kvasir::compress {
 
-// At most, but for small change.
+// Upper bounds, apart from small amounts.
 struct CalibrationCost {
-  int64_t model_bytes = 0;        // weights that are held: all, or one layer
-  int64_t workspace_bytes = 0;    // one layer, for all sequences of a batch,
-                                  // or the head, where that takes more; and
-                                  // what the allocator keeps of it
-  int64_t micro_batch_bytes = 0;  // layer inputs of a batch; without a way
-                                  // back, hidden states of all tokens
+  int64_t model_bytes = 0;  // weights in memory: all, or one layer
+  // one layer for all sequences of a batch, or the head if it takes more; and
+  // what the allocator keeps of it
+  int64_t workspace_bytes = 0;
+  int64_t micro_batch_bytes = 0;  // layer inputs of a batch; without a backward
+                                  // pass, hidden states of all tokens
   int64_t sum_bytes = 0;          // Grams and squares of all layers
   double forward_operations = 0;  // multiplications and additions, float32
-  double back_operations = 0;     // the head and the way back
+  double back_operations = 0;     // the head and the backward pass
   double gram_operations = 0;     // float64
 
   int64_t peak_bytes() const {
@@ -32,8 +32,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
                                   const CalibrationSample& sample,
                                   const CalibrateOptions& options);
 
-// Float32 products per second over `threads` threads, by doing some: a tenth
-// of a second.
+// Float32 products per second with `threads` threads. Measures for a tenth of a
+// second.
 double MeasureOperationsPerSecond(int threads, at::Device device = at::kCPU);
 
 struct CalibrationTime {

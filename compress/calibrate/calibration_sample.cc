@@ -11,8 +11,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Draw `index` in [0, limit). The multiply-shift bias is below 2^-20 for any
-// text of under 2^43 tokens.
+// Draws number `index` in [0, limit). The bias of multiply and shift is below
+// 2^-20 for any text of fewer than 2^43 tokens.
 int64_t Draw(uint64_t seed, int64_t index, int64_t limit) {
   const base::PhiloxCounter bits =
       base::Philox4x32(base::PhiloxKeyFromSeed(seed),
@@ -127,7 +127,8 @@ std::vector<SampledRow> SpreadRows(const CalibrationSample& sample,
   const int64_t count = std::min(limit, all);
   std::vector<SampledRow> rows;
   for (int64_t i = 0; i < count; ++i) {
-    // Middles of equal stretches: below 2^63 for 2^31 rows of 2^31 tokens.
+    // The middles of equal stretches. The product is below 2^63 for 2^31 rows
+    // of 2^31 tokens.
     const int64_t token = (2 * i + 1) * all / (2 * count);
     rows.push_back({token / each, sample.sink_tokens + token % each});
   }

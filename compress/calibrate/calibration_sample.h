@@ -1,4 +1,4 @@
-// Which tokens of a calibration text are looked at.
+// Selects the tokens of a calibration text that are used.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace kvasir::compress {
 
 struct SampleOptions {
   int64_t tokens = 16384;
-  // Of one sequence; all are of this length.
+  // Length of every sequence.
   int64_t sequence_tokens = 1024;
   uint64_t seed = 42;
 };
@@ -21,13 +21,15 @@ struct SampleOptions {
 struct CalibrationSample {
   int64_t sequence_tokens = 0;
   std::vector<std::vector<int32_t>> sequences;
-  // Names of what the sequences are taken from; empty: one, without a name.
+  // Names of the domains that the sequences come from. Empty: one domain
+  // without a name.
   std::vector<std::string> domains;
-  // Index in `domains` of each sequence; empty: all 0.
+  // Index in `domains` of each sequence. Empty: all sequences are of domain 0.
   std::vector<int64_t> sequence_domains;
-  // What sums do not count: so many sequences at the end, and so many tokens at
-  // the begin of each sequence (attention sinks, unlike all others). A model
-  // sees them, and predictions behind sinks count.
+  // Sums leave out the last `held_out_sequences` sequences, and the first
+  // `sink_tokens` of each sequence, which are attention sinks and unlike all
+  // other tokens. The model still sees these tokens, and its predictions after
+  // the sinks count.
   int64_t held_out_sequences = 0;
   int64_t sink_tokens = 0;
 
@@ -41,7 +43,7 @@ struct CalibrationSample {
   int64_t counted_sequences() const {
     return num_sequences() - held_out_sequences;
   }
-  // Of one sequence, and of all.
+  // Counted tokens of one sequence, and of all.
   int64_t counted_tokens_each() const { return sequence_tokens - sink_tokens; }
   int64_t counted_tokens() const {
     return counted_sequences() * counted_tokens_each();
@@ -53,10 +55,10 @@ struct CalibrationSample {
   }
 };
 
-// `tokens / sequence_tokens` different windows of the text, which lie on a grid
-// with a random start. A larger sample under the same seed begins with the
-// smaller one. InvalidArgument with what the text has and what is wanted, and
-// for ids outside [0, vocab_size).
+// Takes `tokens / sequence_tokens` different windows of the text, on a grid
+// with a random start. A larger sample with the same seed begins with the
+// smaller one. InvalidArgument for a text that is too short, with the size it
+// has and the size it needs, and for ids outside [0, vocab_size).
 absl::StatusOr<CalibrationSample> SampleCalibration(
     const TokenStream& text, const SampleOptions& options, int64_t vocab_size);
 
@@ -66,20 +68,21 @@ struct DomainText {
   TokenStream text;
 };
 
-// An equal share of the tokens from each domain, sequences in turn; the last
-// `held_out_share` of a domain's sequences, at least one of two or more, stand
-// held out at the end. InvalidArgument as above, naming the domain; for no
-// domain, and for two of one name.
+// Takes an equal share of the tokens from each domain, with the domains'
+// sequences in turn. The last `held_out_share` of a domain's sequences are held
+// out and placed at the end; if a domain has two or more sequences, at least
+// one is held out. InvalidArgument as above, naming the domain; also for no
+// domain, and for two domains of one name.
 absl::StatusOr<CalibrationSample> SampleDomains(
     const std::vector<DomainText>& domains, const SampleOptions& options,
     double held_out_share, int64_t vocab_size);
 
-// A token of a sample.
+// The place of a token in a sample.
 struct SampledRow {
   int64_t sequence = 0;
   int64_t position = 0;
 };
-// At most `limit` tokens behind the sinks, spread evenly over sequences and
+// At most `limit` tokens after the sinks, spread evenly over sequences and
 // positions, in order.
 std::vector<SampledRow> SpreadRows(const CalibrationSample& sample,
                                    int64_t limit);

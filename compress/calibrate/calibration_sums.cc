@@ -14,8 +14,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Rows and columns of a block of a Gram matrix: large enough for a fast
-// product, small enough to leave out most of the lower half.
+// Rows and columns of a block of a Gram matrix. It is large enough for a fast
+// product and small enough to leave out most of the lower half.
 constexpr int64_t kGramBlock = 512;
 
 constexpr char kStateKind[] = "calibration state";
@@ -25,12 +25,12 @@ at::Tensor Zeros(at::IntArrayRef shape, at::ScalarType type) {
   return at::zeros(shape, at::TensorOptions().dtype(type));
 }
 
-// The lower blocks from the upper ones.
+// Copies the upper blocks to the lower ones.
 at::Tensor Mirrored(const at::Tensor& gram) {
   return at::triu(gram) + at::triu(gram, 1).t();
 }
 
-// Of LayerSums, const or not.
+// For LayerSums, const or not.
 template <typename Visit>
 void VisitTensors(auto& layer, const Visit& visit) requires requires {
   layer.key_squares;
@@ -50,7 +50,7 @@ void VisitTensors(auto& layer, const Visit& visit) requires requires {
   visit("sample_rows", layer.sample_rows);
 }
 
-// Of LayerCalibration, const or not.
+// For LayerCalibration, const or not.
 template <typename Visit>
 void VisitTensors(auto& layer, const Visit& visit) requires requires {
   layer.key_fisher;
@@ -100,7 +100,7 @@ void TakeLayers(const TensorFile& file, Layers& layers) {
   }
 }
 
-// The file's text, if it is of this kind and id.
+// The file's text as JSON, if it is of this kind and id.
 std::optional<nlohmann::json> TextOf(const TensorFile& file,
                                      std::string_view kind,
                                      const std::string& id) {
@@ -139,7 +139,7 @@ std::vector<int64_t> DomainTokens(const CalibrationSample& sample) {
   return tokens;
 }
 
-// What the sample tells of domains and rows.
+// Adds what the sample says about domains and rows.
 void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
               Calibration& calibration) {
   const std::vector<int64_t> tokens = DomainTokens(sample);
@@ -154,7 +154,7 @@ void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
     held_out[static_cast<int64_t>(r)] =
         rows[r].sequence >= sample.counted_sequences();
   }
-  // One copy for all layers.
+  // All layers share one copy.
   const at::Tensor position = at::tensor(positions);
   const at::Tensor domain_of = at::tensor(domains);
   for (LayerCalibration& layer : calibration.layers) {
@@ -169,7 +169,7 @@ void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
   }
 }
 
-// Sums of information become means.
+// Turns the sums of information into means.
 void FinishInformation(const CalibrationSample& sample,
                        const CalibrationParts& parts, LayerSums& sums,
                        LayerCalibration& layer) {
@@ -251,7 +251,7 @@ void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram) {
       upper.push_back({row * kGramBlock, column * kGramBlock});
     }
   }
-  // The blocks are what threads share.
+  // Threads share the blocks.
   const ScopedBlasThreads blas_threads(1);
   ForEachIndex(static_cast<int64_t>(upper.size()), threads, [&](int64_t i) {
     const at::NoGradGuard no_grad_here;
@@ -291,7 +291,7 @@ TensorFile StateToFile(const CalibrationState& state, const std::string& id) {
                   .dump();
   PutLayers(state.layers, file);
   if (state.hidden.defined()) file.tensors["hidden"] = state.hidden;
-  // As a tensor, which keeps every bit.
+  // A tensor keeps every bit of the number.
   file.tensors["loss_sum"] = at::full({1}, state.loss_sum, at::kDouble);
   return file;
 }
@@ -355,7 +355,7 @@ absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
       layer.rotated_key_sum = sums.rotated_key_sum;
     }
     if (parts.information) FinishInformation(sample, parts, sums, layer);
-    sums = LayerSums();  // one Gram less in memory
+    sums = LayerSums();  // frees one Gram
     bool finite = true;
     VisitTensors(layer, [&](const std::string&, const at::Tensor& tensor) {
       if (tensor.defined()) {

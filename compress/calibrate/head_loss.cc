@@ -6,7 +6,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Logits that are held at a time, and rows of the head.
+// Numbers of logits, and rows of the head, that are in memory at a time.
 constexpr int64_t kLogits = int64_t{1} << 25;
 constexpr int64_t kHeadRows = 8192;
 constexpr int64_t kLeastRows = 64;
@@ -15,7 +15,7 @@ int64_t RowsAtATime(int64_t vocab) {
   return std::max(kLogits / vocab, kLeastRows);
 }
 
-// rows [n, M] times the head: [n, V].
+// The product of rows [n, M] with the head: [n, V].
 at::Tensor Logits(const at::Tensor& rows, const at::Tensor& head) {
   const int64_t vocab = head.size(0);
   at::Tensor logits = at::empty({rows.size(0), vocab}, rows.options());
@@ -27,7 +27,7 @@ at::Tensor Logits(const at::Tensor& rows, const at::Tensor& head) {
   return logits;
 }
 
-// gradient [n, M] += slope [n, V] times the head.
+// Adds slope [n, V] times the head to gradient [n, M].
 void AddHeadProduct(const at::Tensor& slope, const at::Tensor& head,
                     at::Tensor& gradient) {
   for (int64_t v = 0; v < head.size(0); v += kHeadRows) {
@@ -36,8 +36,8 @@ void AddHeadProduct(const at::Tensor& slope, const at::Tensor& head,
   }
 }
 
-// Chances are not exactly normal: what is left at the end is the last label's
-// that has any.
+// Probabilities do not sum to exactly 1. If the sum stays below `uniform`, the
+// last label with a probability above 0 is drawn.
 int64_t DrawnLabel(const float* chance, int64_t count, double uniform) {
   double sum = 0.0;
   int64_t last = 0;
@@ -89,7 +89,7 @@ LabelScores SampledLabelScores(
   std::vector<std::vector<int64_t>> labels(static_cast<size_t>(draws));
   for (int64_t begin = 0; begin < tokens; begin += rows_at_a_time) {
     const int64_t end = std::min(begin + rows_at_a_time, tokens);
-    // In place: each is most of the memory.
+    // In place, because each of these tensors is most of the memory.
     at::Tensor chance = Logits(normal.slice(0, begin, end), head);
     chance.sub_(chance.amax(1, /*keepdim=*/true));
     const int64_t predictions = std::min(end, tokens - 1) - begin;
@@ -127,8 +127,9 @@ int64_t HeadLossBytes(int64_t tokens, int64_t vocab, int64_t width,
                       int64_t draws) {
   const int64_t rows = std::min(RowsAtATime(vocab), tokens);
   const int64_t head_rows = std::min(kHeadRows, vocab);
-  // Logits and their softmax; a block of the head, of the logits, and copies of
-  // both for the product; the gradient and what is added to it.
+  // The logits and their softmax; a block of the head and of the logits, and
+  // copies of both for the product; the gradient and the term that is added to
+  // it.
   const int64_t numbers = 2 * rows * vocab + 2 * head_rows * (width + rows) +
                           (2 + draws) * tokens * width;
   return numbers * static_cast<int64_t>(sizeof(float));

@@ -10,31 +10,33 @@ namespace kvasir::compress {
 
 struct HeadLoss {
   double loss = 0.0;    // mean over the predictions, nats
-  at::Tensor gradient;  // of the mean loss, as `normal`
+  at::Tensor gradient;  // of the mean loss with respect to `normal`
 };
 
-// Cross entropy of the next token and its gradient: normal [T, M], what the
-// head is multiplied with; head [V, M] of any floating type; ids [T] int64.
-// Row t predicts ids[t + 1]; the last row predicts nothing. T >= 2.
+// Cross entropy of the next token and its gradient. normal [T, M] is the input
+// of the head; head [V, M] has any floating type; ids [T] is int64. Row t
+// predicts ids[t + 1]; the last row predicts nothing. T >= 2.
 // Memory: the logits of some rows and a few rows of the head in float32, never
-// the whole head.
+//   the whole head.
 HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
                        const at::Tensor& ids);
 
 struct LabelScores {
-  double loss = 0.0;  // as NextTokenLoss has it
-  // Per draw, of the sum over all T rows of log p(label), as `normal`.
+  double loss = 0.0;  // as in NextTokenLoss
+  // Per draw, the gradient with respect to `normal` of the sum over all T rows
+  // of log p(label).
   std::vector<at::Tensor> gradients;
 };
 
-// Labels that the model itself draws: at row t and draw d the first one whose
-// cumulated chance is above uniform(t, d) in [0, 1). Other arguments and memory
-// as NextTokenLoss.
+// As NextTokenLoss, but with labels that the model itself draws: the label of
+// row t and draw d is the first token whose cumulative probability is above
+// uniform(t, d) in [0, 1).
 LabelScores SampledLabelScores(
     const at::Tensor& normal, const at::Tensor& head, const at::Tensor& ids,
     int64_t draws, const std::function<double(int64_t, int64_t)>& uniform);
 
-// At most what either takes beside its arguments, for T tokens.
+// An upper bound of the memory that either function takes beside its arguments,
+// for T tokens.
 int64_t HeadLossBytes(int64_t tokens, int64_t vocab, int64_t width,
                       int64_t draws = 0);
 

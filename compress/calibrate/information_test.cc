@@ -11,8 +11,8 @@
 #include "compress/calibrate/calibrate.h"
 #include "compress/calibrate/calibration_cost.h"
 #include "compress/calibrate/head_loss.h"
-#include "compress/oracle/attention_loader.h"
 #include "compress/oracle/reference_decoder.h"
+#include "compress/tensors/attention_loader.h"
 #include "compress/testing/calibrate_fixture.h"
 
 namespace kvasir::compress {

@@ -11,21 +11,20 @@
 
 namespace kvasir::compress {
 
-// A text as token ids, with the length of the text they came from.
+// A text as token ids, with the length of the text in bytes.
 struct TokenStream {
   std::vector<int32_t> ids;
   int64_t text_bytes = 0;
 };
 
-// Reads and encodes a text of any length, on up to `threads` threads. No
-// special tokens are added, and none are read from the text.
-// NotFound with the path; InvalidArgument for what is no regular file; what
-// Tokenizer::Encode refuses.
+// Reads and encodes a text of any length, on up to `threads` threads. Special
+// tokens are neither added nor recognized in the text. NotFound with the path;
+// InvalidArgument if the path is no regular file; errors of Tokenizer::Encode.
 absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
                                        const model::Tokenizer& tokenizer,
                                        int threads);
 
-// The same of a text in memory.
+// The same for a text in memory.
 absl::StatusOr<TokenStream> EncodeText(std::string_view text,
                                        const model::Tokenizer& tokenizer,
                                        int threads);
@@ -34,9 +33,9 @@ absl::StatusOr<TokenStream> EncodeText(std::string_view text,
 absl::StatusOr<std::optional<int32_t>> StartToken(
     const model::Tokenizer& tokenizer);
 
-// Where a text may be cut without changing its tokens: begins of lines that do
-// not begin with white space, about `piece_bytes` apart, the first 0. (Every
-// split pattern in use ends a word at a line end.)
+// Offsets where a text may be cut without changing its tokens: 0, and
+// beginnings of lines that do not begin with white space, about `piece_bytes`
+// apart. Every split pattern in use ends a word at a line end.
 std::vector<size_t> CutPoints(std::string_view text, size_t piece_bytes);
 
 }  // namespace kvasir::compress

@@ -25,7 +25,7 @@ constexpr double kNormBytes = 2.0;          // float16
 constexpr double kFewestKeep = 1.0 / 1024.0;
 constexpr int64_t kMostExactRows = 1 << 20;
 
-// Bytes of one head's `channels` at `bits` per token.
+// Bytes of `channels` numbers of one head in `bits`, per token.
 double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
   const auto count = static_cast<double>(channels);
   if (bits == kExactBits) return count * kNumberBytes;
@@ -34,14 +34,14 @@ double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
          runs * kParamsBytes;
 }
 
-// A name's parts: "kivi" of "2", "group=32", "residual=128".
+// The parts of a name: "kivi" with "2", "group=32" and "residual=128".
 struct Name {
   std::string text;
   const char* kind = "baseline";
   std::string method;
-  std::vector<std::string> words;               // without "="
-  std::map<std::string, std::string> settings;  // with "="
-  bool repeats = false;                         // a setting stands twice
+  std::vector<std::string> words;               // those without "="
+  std::map<std::string, std::string> settings;  // those with "="
+  bool repeats = false;                         // a setting occurs twice
 
   absl::Status Refuse(absl::string_view want) const {
     return absl::InvalidArgumentError(
@@ -77,8 +77,9 @@ std::optional<int64_t> ParseBits(absl::string_view text, bool may_be_exact) {
   return std::nullopt;
 }
 
-// Bits of each of `sides`, letters that the words from `first` on begin with;
-// exact where a side has no word. Nothing for any other word, or a second one.
+// The bits of each of `sides`. Words from `first` on begin with a side's
+// letter; a side without a word is exact. Empty if there is another word or a
+// side occurs twice.
 std::optional<std::map<char, int64_t>> SideBits(const Name& name, size_t first,
                                                 absl::string_view sides) {
   std::map<char, int64_t> bits;
@@ -94,7 +95,7 @@ std::optional<std::map<char, int64_t>> SideBits(const Name& name, size_t first,
   return bits;
 }
 
-// What a baseline's bytes are counted from.
+// The numbers from which a baseline's bytes are computed.
 struct Cost {
   double keep = 1.0;
   double key_bytes = 0.0;    // per layer and token
@@ -115,7 +116,7 @@ struct Maker {
   double SideBytes(int64_t bits, int64_t group = 0) const {
     return heads() * RowBytes(spec.head_dim, bits, group);
   }
-  // Exact rows take the place of codes.
+  // Rows that are kept exact have no codes.
   Baseline Finish(std::unique_ptr<CacheTransform> transform,
                   const Cost& cost) const {
     const double exact_bytes = 2.0 * width() * kNumberBytes;
@@ -144,7 +145,7 @@ struct Maker {
   }
 };
 
-// Whole rows of both sides, by the words k4 and v4.
+// Codes of whole rows of both sides, from the words k4 and v4.
 using MakeRowCode = RowCode (*)(int64_t bits);
 absl::StatusOr<Baseline> MakeByBits(const Maker& m, absl::string_view want,
                                     MakeRowCode code, double params_bytes) {
@@ -262,7 +263,8 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
       (residual != 0 && residual < group) || m.exact.window != 0) {
     return m.name.Refuse(kWant);
   }
-  // A key's share of its blocks' parameters; values have their own.
+  // A key's codes, and its share of the parameters of its block. Values have
+  // their own parameters.
   const double key_bytes =
       m.width() * (static_cast<double>(*bits) / 8.0 +
                    kParamsBytes / static_cast<double>(group));
@@ -286,7 +288,7 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
   const std::string word = m.name.words.empty() ? "" : m.name.words[0];
   absl::string_view bits_text = word;
   const bool before = absl::ConsumeSuffix(&bits_text, ".pre");
-  // What is coded before the rotation is not there to be seen after it.
+  // Keys that are coded before the rotation are no longer exact after it.
   if (before && m.exact.window != 0) {
     return m.name.Refuse("no window=: keys are coded before their rotation");
   }
@@ -334,7 +336,7 @@ absl::StatusOr<Baseline> MakeThink(const Maker& m) {
                   {.keep = 0.5 * (1.0 + static_cast<double>(kept) / dim),
                    .key_bytes = m.heads() * RowBytes(kept, *bits),
                    .value_bytes = m.SideBytes(value_bits),
-                   .fixed_bytes = m.width() / 8.0});  // which channels
+                   .fixed_bytes = m.width() / 8.0});  // which channels are kept
 }
 
 absl::StatusOr<Baseline> MakeLowRank(const Maker& m) {
@@ -377,7 +379,7 @@ const std::map<std::string, MakeFunction>& Methods() {
   return *methods;
 }
 
-// Takes a number out of the settings; none if it is not there.
+// Removes a number from the settings and returns it; empty if it is not there.
 absl::StatusOr<std::optional<int64_t>> TakeNumber(Name& name, const char* key) {
   const auto found = name.settings.find(key);
   if (found == name.settings.end()) return std::nullopt;
@@ -391,7 +393,7 @@ absl::StatusOr<std::optional<int64_t>> TakeNumber(Name& name, const char* key) {
   return number;
 }
 
-// Takes what every baseline may say out of its settings.
+// Removes the settings that every baseline may have, and returns them.
 absl::StatusOr<ExactRows> TakeExactRows(Name& name, int64_t num_layers) {
   ExactRows exact;
   for (const auto& [key, setting] :

@@ -52,7 +52,8 @@ class Kivi : public CacheTransform {
                                   const at::Tensor&) const override {
     const int64_t whole = key.size(1) / group_ * group_;
     if (whole == 0) return Seen{key, residual_};
-    // [B, blocks, H, D, group]: a channel's numbers in a block are a row.
+    // [B, blocks, H, D, group]: each row holds a channel's numbers in one
+    // block.
     const at::Tensor blocks = key.slice(1, 0, whole)
                                   .reshape({key.size(0), whole / group_, group_,
                                             key.size(2), key.size(3)})
@@ -194,8 +195,8 @@ class LowRankKeys : public CacheTransform {
  public:
   explicit LowRankKeys(int64_t rank) : rank_(rank) {}
 
-  // The best approximation of each sequence's keys [T, Hkv * D]: onto the
-  // leading eigenvectors of their Gram matrix.
+  // The best approximation of each sequence's keys [T, Hkv * D]: their
+  // projection onto the leading eigenvectors of their Gram matrix.
   absl::StatusOr<Seen> Key(int64_t, const at::Tensor& key) const override {
     const at::Tensor rows =
         key.reshape({key.size(0), key.size(1), -1}).to(at::kDouble);

@@ -20,17 +20,17 @@
 namespace kvasir::compress {
 namespace {
 
-// Fewer have no interval.
+// Fewer windows give no interval.
 constexpr int64_t kFewestWindows = 2;
 
-// Logits that a thread holds at a time, per model.
+// Bytes of logits that a thread holds at a time, per model.
 constexpr int64_t kLogitsBlockBytes = 16 << 20;
 
 at::Tensor IdTensor(const std::vector<int32_t>& ids) {
   return at::tensor(ids, at::kInt).to(at::kLong);
 }
 
-// Share of a full cache's numbers that a model stores.
+// Stored numbers of a model as a share of a full cache's.
 double KeptShare(const ReferenceDecoder& decoder) {
   const model::DecoderSpec& spec = decoder.spec();
   int64_t stored = 0;
@@ -154,7 +154,7 @@ absl::Status Evaluator::CheckText() const {
 absl::Status Evaluator::ChooseRepeat() {
   RepeatOptions& repeat = options_.repeat;
   if (repeat.tests == 0) return absl::OkStatus();
-  // One place is the start token's.
+  // One position belongs to the start token.
   const int64_t context = teacher_.decoder->spec().max_position_embeddings - 1;
   const auto tokens = static_cast<int64_t>(text_.ids.size());
   constexpr int64_t kPassage = 128;
@@ -189,7 +189,8 @@ Evaluator::Window Evaluator::MakeWindow(int64_t index) const {
   return {all.slice(0, 0, -1).unsqueeze(0), all.slice(0, 1), 0};
 }
 
-// Passages lie evenly over the first half of the text, fillers over the second.
+// Passages are spread evenly over the first half of the text, fillers over the
+// second half.
 Evaluator::Window Evaluator::MakeRepeat(int64_t index) const {
   const RepeatOptions& repeat = options_.repeat;
   const auto half = static_cast<int64_t>(text_.ids.size()) / 2;
@@ -204,7 +205,7 @@ Evaluator::Window Evaluator::MakeRepeat(int64_t index) const {
   ids.insert(ids.end(), filler, filler + repeat.filler_tokens);
   ids.insert(ids.end(), passage, passage + repeat.passage_tokens);
   const at::Tensor all = IdTensor(ids);
-  // The copy's first token does not follow from what was before.
+  // The first token of the copy does not follow from the text before it.
   const int64_t first =
       static_cast<int64_t>(ids.size()) - repeat.passage_tokens;
   return {all.slice(0, 0, -1).unsqueeze(0), all.slice(0, 1), first};
@@ -483,7 +484,7 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
       {"window_tokens", evaluation.window_tokens},
       {"windows", evaluation.windows},
       {"rows", std::move(rows)}};
-  // A name may hold any bytes. What is infinite becomes null.
+  // A name may hold any bytes. Infinite numbers become null.
   return json.dump(indent, ' ', /*ensure_ascii=*/false,
                    Json::error_handler_t::replace);
 }

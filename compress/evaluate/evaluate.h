@@ -1,5 +1,5 @@
-// What compression costs: models against their uncompressed teacher, window by
-// window of one text, and at equal true bytes.
+// Measures what compression costs: compares models with their uncompressed
+// teacher, window by window of one text, with their true bytes.
 #pragma once
 
 #include <atomic>
@@ -25,20 +25,20 @@ namespace kvasir::compress {
 struct EvaluationText {
   std::string name;  // for reports
   std::vector<int32_t> ids;
-  std::vector<int32_t> bytes;  // of the text, by token
-  // Put before every window, where the tokenizer begins texts with one.
+  std::vector<int32_t> bytes;  // bytes of the text, by token
+  // Token before every window; set if the tokenizer begins texts with one.
   std::optional<int32_t> bos;
 };
 
-// NotFound with the path; what Tokenizer::Encode refuses.
+// NotFound with the path; errors of Tokenizer::Encode.
 absl::StatusOr<EvaluationText> ReadEvaluationText(
     const std::filesystem::path& path, const model::Tokenizer& tokenizer,
     int threads);
 
-// A passage, filler, the passage again, in one context: the loss on the second
-// copy says whether the cache still knows the first.
+// One context holds a passage, filler text and the passage again. The loss on
+// the second copy shows whether the cache still holds the first copy.
 struct RepeatOptions {
-  int64_t tests = 16;  // 0: not done
+  int64_t tests = 16;  // 0: no test
   // 0: chosen to fit the model's context (see Evaluator::repeat()).
   int64_t passage_tokens = 0;
   int64_t filler_tokens = 0;
@@ -48,19 +48,22 @@ struct EvaluateOptions {
   // Tokens of a window, the start token included; windows do not overlap.
   int64_t window_tokens = 512;
   int64_t min_windows = 100;
-  int64_t max_windows = 0;  // 0: all that the text has
+  int64_t max_windows = 0;  // 0: as many as the text has
   RepeatOptions repeat;
-  // Windows whose keys are compared with the teacher's (KeyErrorMeter).
+  // Number of windows whose keys are compared with the teacher's
+  // (KeyErrorMeter).
   int64_t key_error_windows = 0;
-  // Windows are spread over threads, whose products are best done by one BLAS
-  // thread each (compress/runtime/cpu_setup.h). Results do not depend on it.
+  // Windows are spread over threads. Each thread's products should use one BLAS
+  // thread (compress/runtime/cpu_setup.h). Results do not depend on the number
+  // of threads.
   int threads = 1;
-  // After every window of one candidate (of the teacher, at first); returning
-  // false ends with Cancelled. Called by one thread at a time.
+  // Called after every window of one candidate (at first, of the teacher), by
+  // one thread at a time. If it returns false, the evaluation ends with
+  // Cancelled.
   std::function<bool(int64_t done, int64_t total)> progress;
 };
 
-// What is compared. The decoder (and transform, and rules) outlive the call.
+// A model to be compared. Its decoder, transform and rules outlive the call.
 struct Candidate {
   std::string model;
   std::string method;
@@ -68,19 +71,19 @@ struct Candidate {
   const CacheTransform* transform = nullptr;
   const EvictionRules* eviction = nullptr;  // null: as the plan says
   double keep = 1.0;  // share of the numbers that a full cache holds
-  // Tokens that stay exact beside codes, the most of any layer: first and
-  // latest ones of a sequence.
+  // Tokens that are kept exact beside codes: the first and latest ones of a
+  // sequence, the most that any layer keeps.
   int64_t exact_sinks = 0;
   int64_t exact_window = 0;
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
-  // Says which tokens are held; null: as many as of the teacher.
+  // Says which tokens are held. Null: as many as the teacher holds.
   std::shared_ptr<const cache::PageLayout> layout;
   std::optional<EvictionSummary> evicts;
 };
 
-// A model on its own, with bytes by cache::PageLayout. An uncompressed one is a
+// A model with its bytes by cache::PageLayout. An uncompressed model has a
 // cache of whole bf16 keys and values.
 absl::StatusOr<Candidate> MakeCandidate(std::string model,
                                         const ReferenceDecoder& decoder);
@@ -94,22 +97,22 @@ struct EvaluationRow {
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
-  // Of a window that was read as one prompt: of the slots that stay.
+  // Bytes after a window was read as one prompt: those of the slots that stay.
   double kv_bytes_per_sequence = 0.0;
   std::optional<EvictionSummary> evicts;
   double nats_per_token = 0.0;
   double nats_per_byte = 0.0;
   double perplexity = 0.0;
-  // Against the teacher, paired by window; 95 % interval.
+  // Difference from the teacher, paired by window; with a 95 % interval.
   double added_nats_per_token = 0.0;
   double added_low = 0.0;
   double added_high = 0.0;
   double top1_agreement = 0.0;
   double kl_nats = 0.0;  // KL(teacher || model), per token
-  // Mean loss on second copies; nothing when the test is not done.
+  // Mean loss on second copies; empty if the test is not done.
   std::optional<double> repeat_nats_per_token;
   double clamp_rate = 0.0;  // of codes in static ranges
-  // Nothing when it was not asked for, or cannot be seen.
+  // Empty if it was not asked for or cannot be measured.
   std::optional<KeyError> key_error;
   std::vector<double> window_nats;  // per token
   std::vector<double> window_kl;    // KL(teacher || model), per token
@@ -134,16 +137,16 @@ struct Evaluation {
 // One JSON object, indented by `indent` (-1: in one line).
 std::string EvaluationToJson(const Evaluation& evaluation, int indent = 1);
 
-// Holds the teacher's answers to a text, and sets candidates against them, one
-// after the other.
+// Holds the teacher's predictions for a text and compares candidates with them,
+// one after the other.
 // Owns: the last hidden states of the teacher, windows * window_tokens * hidden
-//   numbers; beside them every thread works on one window and
-//   on blocks of at most 16 MiB of logits.
+//   numbers. In addition, every thread holds one window and blocks of at most
+//   16 MiB of logits.
 // Threads: one caller.
-// Errors: InvalidArgument for a text too short (how many tokens it has, how
-//   many are wanted), fewer than two windows (no interval), windows beyond a
-//   model's context, another vocabulary; Cancelled; Internal for a loss that is
-//   not finite, naming the model.
+// Errors: InvalidArgument for a text that is too short (with the tokens it has
+//   and needs), fewer than two windows (which give no interval), windows beyond
+//   a model's context, and another vocabulary; Cancelled; Internal for a loss
+//   that is not finite, naming the model.
 class Evaluator {
  public:
   // The teacher (an uncompressed candidate) outlives the evaluator.
@@ -154,9 +157,9 @@ class Evaluator {
   absl::StatusOr<EvaluationRow> Evaluate(const Candidate& candidate) const;
 
   const Evaluation::Teacher& teacher() const { return summary_; }
-  // All but the rows.
+  // The report without its rows.
   Evaluation report() const;
-  // As done: with the sizes chosen.
+  // The repeat test with the sizes that were chosen.
   const RepeatOptions& repeat() const { return options_.repeat; }
 
  private:
@@ -180,7 +183,7 @@ class Evaluator {
   double NatsPerByte(double nats_per_token) const;
   Window MakeWindow(int64_t index) const;
   Window MakeRepeat(int64_t index) const;
-  // `teacher_hidden` undefined: no comparison.
+  // `teacher_hidden` may be undefined: then nothing is compared.
   absl::StatusOr<Score> ScoreWindow(const Candidate& candidate,
                                     const Window& window,
                                     const at::Tensor& teacher_hidden,

@@ -27,7 +27,7 @@ absl::StatusOr<EvictionSpec> ParseEvictionSpec(
   }
   if (name == "random") {
     spec.settings.method = plan::EvictionMethod::kH2o;
-    spec.lot = seed;
+    spec.random_seed = seed;
     return spec;
   }
   const absl::StatusOr<plan::EvictionMethod> method =
@@ -47,8 +47,9 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
       plan.has_value() ? *plan : plan::FullRankPlan(shape, kvasir::v1::BF16);
   const uint32_t exact_sinks = exact.sinks.value_or(0);
   const uint32_t exact_window = exact.window.value_or(0);
-  // ApplyEviction chooses sinks and recent tokens by what is exact. No plan
-  // without codes says so, and a baseline's are not in the plan.
+  // ApplyEviction chooses sinks and recent tokens by the exact tokens that the
+  // plan states. Without a plan they are those of the baseline, so they are
+  // added here.
   const auto say_exact = [&](uint32_t sinks, uint32_t window) {
     if (plan.has_value()) return;
     for (kvasir::v1::LayerPlan& layer : *evicts.mutable_layers()) {
@@ -97,7 +98,8 @@ absl::StatusOr<EvictingCandidate> Evicting(const Candidate& candidate,
     std::optional<EvictionRule>& rule = evicting.rules->emplace_back();
     if (!layer.has_value()) continue;
     rule = EvictionRule{.layer = *std::move(layer)};
-    if (spec.lot.has_value()) rule->lot = *spec.lot + static_cast<uint64_t>(l);
+    if (spec.random_seed.has_value())
+      rule->random_seed = *spec.random_seed + static_cast<uint64_t>(l);
   }
   Candidate& out = evicting.candidate;
   out.eviction = evicting.rules.get();

@@ -1,11 +1,12 @@
-// Evictions to be measured on any candidate, by name:
+// Evictions that can be measured on any candidate, by name:
 //
-//   q-hitter, h2o, streaming   as plan::ParseEvictionMethod has them
-//   recent                     the latest tokens alone: streaming without
-//                              sinks, but for those that a plan keeps exact
-//   random                     others than sinks and recent tokens by lot
+//   q-hitter, h2o, streaming   as in plan::ParseEvictionMethod
+//   recent                     only the latest tokens: streaming without sinks,
+//                              except those that a plan keeps exact
+//   random                     tokens other than sinks and recent ones are kept
+//                              at random
 //
-// with one budget each. A window of the text is one prompt.
+// Each has one budget. A window of the text is one prompt.
 #pragma once
 
 #include <cstdint>
@@ -24,34 +25,34 @@
 namespace kvasir::compress {
 
 struct EvictionSpec {
-  std::string name;  // "q-hitter 0.2", for reports
+  std::string name;  // such as "q-hitter 0.2", for reports
   std::string method;
   plan::EvictionSettings settings;
-  bool fewest_sinks = false;  // those that are exact, whatever `settings` say
-  std::optional<uint64_t> lot;
+  bool fewest_sinks = false;  // keep only the exact tokens as sinks, whatever
+                              // `settings` say
+  std::optional<uint64_t> random_seed;
 };
-// `settings` are those of all names but for method and budget. INVALID_ARGUMENT
-// for a name or a budget that is none.
+// `settings` hold for all names, except for method and budget. INVALID_ARGUMENT
+// for an unknown name or a bad budget.
 absl::StatusOr<EvictionSpec> ParseEvictionSpec(
     const std::string& name, const std::string& budget,
     const plan::EvictionSettings& settings, uint64_t seed);
 
-// The eviction on top of a plan, or of whole keys and values of which a
-// baseline keeps `exact` tokens. Errors: plan::ApplyEviction's and
-// ValidatePlan's; INVALID_ARGUMENT where tokens that a baseline keeps exact
-// would go.
+// Adds the eviction to a plan, or to whole keys and values of which a baseline
+// keeps `exact` tokens. Errors: those of plan::ApplyEviction and ValidatePlan;
+// INVALID_ARGUMENT if tokens that a baseline keeps exact would be evicted.
 absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
     const EvictionSpec& spec, const std::optional<kvasir::v1::KvPlan>& plan,
     const plan::ExactTokens& exact, const plan::AttentionShape& shape);
 
-// Owns: the rules. `candidate.eviction` points to them.
+// Owns: the rules, to which `candidate.eviction` points.
 struct EvictingCandidate {
   std::unique_ptr<EvictionRules> rules;
   Candidate candidate;
 };
-// `candidate` with the eviction on top of its plan, or of whole keys and
-// values. Bytes per token are those of a slot; a plan's with its scores.
-// Errors: EvictingPlan's.
+// `candidate` with the eviction in addition to its plan, or to whole keys and
+// values. Bytes per token are those of a slot, including a plan's scores.
+// Errors: those of EvictingPlan.
 absl::StatusOr<EvictingCandidate> Evicting(const Candidate& candidate,
                                            const EvictionSpec& spec);
 

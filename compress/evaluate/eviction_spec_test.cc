@@ -69,7 +69,7 @@ Ran Execute(const Candidate& candidate) {
 TEST(EvictionSpecTest, NamesAndBudgets) {
   EXPECT_EQ(Spec("q-hitter", "0.2").name, "q-hitter 0.2");
   EXPECT_EQ(Spec("recent", "8").settings.sinks, 0u);
-  EXPECT_EQ(Spec("random", "8").lot, 7u);
+  EXPECT_EQ(Spec("random", "8").random_seed, 7u);
   EXPECT_THAT(ParseEvictionSpec("lru", "8", kTiny, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("want q-hitter, h2o or streaming; to be "

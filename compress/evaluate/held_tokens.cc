@@ -17,7 +17,8 @@ int64_t SlotsOf(const cache::PageGroupLayout& group, int64_t prompt_tokens) {
       .SlotsAfter(prompt_tokens);
 }
 
-// The plan's name ends with it ("lorc+h2o"), if it was not written by hand.
+// The plan's method ends with the eviction's ("lorc+h2o"), unless the plan was
+// written by hand.
 std::string MethodOf(const kvasir::v1::KvPlan& plan,
                      const kvasir::v1::Eviction& eviction) {
   const std::string last = plan.method().substr(plan.method().rfind('+') + 1);

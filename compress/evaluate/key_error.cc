@@ -12,7 +12,7 @@ namespace {
 using kvasir::v1::Codec;
 using kvasir::v1::Part;
 
-// Keeps what the layers see and make of it.
+// Records the inputs of the layers and their keys.
 class Recorder : public LayerObserver {
  public:
   void OnAttentionInput(int64_t /*layer*/, const at::Tensor& x) override {
@@ -30,7 +30,7 @@ class Recorder : public LayerObserver {
   at::Tensor rotated_key;
 };
 
-// Sums over tokens of the keys of all heads side by side.
+// Sums over tokens of the keys, with all heads side by side.
 struct Moments {
   at::Tensor gram;  // [W, W]
   at::Tensor sum;   // [W]
@@ -54,8 +54,8 @@ at::Tensor FallingVariances(const Moments& moments) {
   return at::linalg_eigvalsh(moments.Covariance(), "L").flip(0).clamp_min(0);
 }
 
-// Share of the energy that codes of these bits lose, channels by falling
-// variance; all alike for one width.
+// Share of the energy that is lost with these bits, for channels by falling
+// variance. With one width all channels lose the same share.
 double LostShare(const at::Tensor& variances, const Codec& codec) {
   const auto& schedule = codec.bits().schedule();
   const int64_t run = variances.size(0) / schedule.size();
@@ -67,8 +67,8 @@ double LostShare(const at::Tensor& variances, const Codec& codec) {
   return lost / variances.sum().item<double>();
 }
 
-// Whether the error analysis is about this part: channels of all heads in one
-// basis, or channels as they are, in static ranges.
+// Returns whether the error analysis covers this part: channels of all heads in
+// one basis, or uncombined channels in static ranges.
 bool IsAnalysed(const Part& part) {
   const Codec& codec = part.codec();
   if (!codec.has_bits() || !codec.has_channel_static()) return false;

@@ -7,8 +7,8 @@
 namespace kvasir::compress {
 namespace {
 
-// With x = sqrt(v) tan(a) the density of t is cos(a)^(v - 1) up to a constant:
-// its integral from 0 to `angle`, by Simpson's rule.
+// With x = sqrt(v) tan(a) the density of t is cos(a)^(v - 1) up to a constant.
+// This is its integral from 0 to `angle`, by Simpson's rule.
 double CosinePowerIntegral(double angle, double exponent) {
   constexpr int kSteps = 4000;  // even
   const double width = angle / kSteps;

@@ -1,4 +1,5 @@
-// Whether two sets of numbers measured in pairs differ, and by how much.
+// Tells whether two sets of numbers that were measured in pairs differ, and by
+// how much.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +7,13 @@
 
 namespace kvasir::compress {
 
-// The t with probability `p` (0.5 < p < 1) below it, for a t distribution of
-// `degrees` >= 1.
+// The value t such that a t distribution of `degrees` >= 1 is below t with
+// probability `p` (0.5 < p < 1).
 double TQuantile(double p, int64_t degrees);
 
 struct PairedInterval {
   double mean = 0.0;
-  // 95 % interval of the mean; infinite from fewer than two numbers.
+  // 95 % interval of the mean; infinite for fewer than two numbers.
   double low = 0.0;
   double high = 0.0;
 };

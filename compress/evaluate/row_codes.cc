@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/philox.h"
 #include "base/status_macros.h"
-#include "compress/methods/hadamard_tensor.h"
+#include "compress/tensors/hadamard_tensor.h"
 #include "plan/normal_levels.h"
 
 namespace kvasir::compress {
@@ -23,7 +23,7 @@ absl::StatusOr<at::Tensor> ToFloat16(const at::Tensor& scales) {
   return stored;
 }
 
-// Signs that depend on the width alone, so that every run has the same.
+// The signs depend only on the width, so that every run has the same ones.
 at::Tensor RotationOf(int64_t width) {
   at::Tensor matrix = HadamardTensor(width);
   const base::PhiloxKey key = base::PhiloxKeyFromSeed(0x6b76617369722d72);
@@ -53,7 +53,7 @@ absl::StatusOr<at::Tensor> CodeRotated(const at::Tensor& rows, int64_t bits) {
   const at::Tensor coded =
       levels.index_select(0, at::bucketize(unit.contiguous(), edges).flatten())
           .view_as(unit);
-  // No level is 0: a coded row has a length.
+  // No level is 0, so a coded row has a length above 0.
   KVASIR_ASSIGN_OR_RETURN(
       const at::Tensor scale,
       ToFloat16(norm / coded.norm(2, -1, /*keepdim=*/true)));
@@ -77,7 +77,7 @@ absl::StatusOr<at::Tensor> CodeGgml(const at::Tensor& rows, Ggml type,
   KVASIR_ASSIGN_OR_RETURN(
       const at::Tensor stored,
       ToFloat16(q8 ? greatest.abs() / 127.0 : greatest / -8.0));
-  // ggml codes by the scale before it is stored.
+  // ggml codes with the scale before it is rounded for storage.
   const at::Tensor scale = q8 ? greatest.abs() / 127.0 : greatest / -8.0;
   const at::Tensor steps =
       at::where(scale == 0, at::zeros_like(blocks), blocks / scale);

@@ -65,7 +65,7 @@ absl::StatusOr<LayerEnergies> MeasureLayer(const PlanRequest& request,
   return energies;
 }
 
-// Of all channels of a layer.
+// The sum over all channels of a layer.
 double Sum(const LayerEnergies& energies) {
   double sum = 0;
   for (const PairEnergies& group : energies) {
@@ -76,7 +76,7 @@ double Sum(const LayerEnergies& energies) {
   return sum;
 }
 
-// The layer's rotating part: `channels` of each group on average.
+// The layer's rotating part, with `channels` per group on average.
 Part CommutingPart(const PlanRequest& request,
                    const std::vector<HeadGroup>& groups,
                    const LayerEnergies& energies, int64_t channels) {
@@ -119,8 +119,8 @@ void PlanLayer(const PlanRequest& request, const std::vector<HeadGroup>& groups,
       ValuePart(request, layer, budget.value_rank);
 }
 
-// Energy of each layer's keys; layers that do not rotate count as the mean of
-// those that do.
+// Energy of each layer's keys. Layers that do not rotate get the mean of those
+// that do.
 std::vector<double> KeyEnergies(const std::vector<LayerEnergies>& layers) {
   std::vector<double> sums;
   double total = 0;

@@ -1,6 +1,6 @@
-// RoPE-commuting low rank: keys of a group as complex latents at each RoPE pair
-// (compress/methods/rope_factors.h), which need no rebuilding. RAP's keys are
-// the case of one head per group.
+// RoPE-commuting low rank: the keys of a group become complex latents at each
+// RoPE pair (compress/methods/rope_factors.h), so attention need not rebuild
+// them. RAP's keys are the special case of one head per group.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,24 @@
 namespace kvasir::compress {
 
 struct CommutingOptions {
-  // KV heads that share a latent; 0: all of a tensor-parallel rank.
+  // KV heads that share a latent; 0: all heads of a tensor-parallel rank.
   int64_t group_heads = 0;
   // The plan carries them to the applier.
   CommutingWeights weights;
-  // Layers share alike unless told otherwise. kEnergy: by the weighted energy
-  // of their keys.
+  // By default all layers get the same share. kEnergy shares by the weighted
+  // energy of their keys.
   BudgetOptions budget = {.score = BudgetScore::kUniform};
-  // kSvd: of the weights alone; else whitened.
+  // kSvd uses only the weights; other values whiten.
   Decomposition decomposition = Decomposition::kWhitened;
 };
 
-// A layer keeps the complex channels of most energy out of one pool of its
-// groups and pairs (with tp > 1 every group equally many). Dims that do not
-// rotate, and values, become low-rank latents, absorbed; the former keep the
-// share of the pairs unless scored by Fisher information. Method "commuting".
-// Errors: as ShareBudget, INVALID_ARGUMENT for groups that do not divide the
-// heads and for weights that are not finite.
+// A layer keeps the complex channels of most energy from one pool of its groups
+// and pairs. With tp > 1 every group keeps equally many. Dims that do not
+// rotate, and values, become absorbed low-rank latents. Dims that do not rotate
+// keep the same share as the pairs, unless Fisher information scores them.
+// Method "commuting".
+// Errors: those of ShareBudget; INVALID_ARGUMENT for groups that do not divide
+//   the heads and for weights that are not finite.
 absl::StatusOr<kvasir::v1::KvPlan> PlanCommuting(
     const PlanRequest& request, const CommutingOptions& options);
 

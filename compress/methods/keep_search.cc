@@ -12,9 +12,10 @@ namespace {
 
 constexpr double kLeastKeep = 1e-3;
 constexpr double kTolerance = 1e-3;
-// Near enough to what is wanted.
+// A plan with this share of the wanted bytes is close enough.
 constexpr double kCloseShare = 0.998;
-// Of the interval: how far from its ends a guess stays, so that it shrinks.
+// A guess stays this share of the interval away from its ends, so that the
+// interval shrinks.
 constexpr double kMargin = 0.1;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Finds how much to keep for a number of bytes per token. No libtorch.
+// Finds the kept share that gives a number of bytes per token. Without
+// libtorch.
 #pragma once
 
 #include <functional>
@@ -10,8 +11,8 @@ namespace kvasir::compress {
 
 struct KeepSearch {
   double want_bytes = 0;
-  // A plan that keeps this share of the numbers. INVALID_ARGUMENT: too little
-  // for its method.
+  // Makes a plan that keeps this share of the numbers. It returns
+  // INVALID_ARGUMENT if the share is too small for its method.
   std::function<absl::StatusOr<kvasir::v1::KvPlan>(double keep)> plan;
   std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)> bytes;
 };
@@ -22,9 +23,9 @@ struct FoundPlan {
   double bytes = 0;  // at most want_bytes
 };
 
-// The plan of most bytes that are not above what is wanted, to one part in a
-// thousand of `keep`; bytes grow with it. INVALID_ARGUMENT when even the least
-// plan takes more, with its bytes.
+// Finds the plan of most bytes that does not exceed `want_bytes`, to a
+// thousandth of `keep`. Bytes must grow with `keep`. INVALID_ARGUMENT, with its
+// bytes, if even the smallest plan takes more.
 absl::StatusOr<FoundPlan> PlanForBytes(const KeepSearch& search);
 
 }  // namespace kvasir::compress

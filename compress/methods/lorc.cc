@@ -67,7 +67,7 @@ absl::Status CheckOptions(const PlanRequest& request,
   return absl::OkStatus();
 }
 
-// Layers by falling sensitivity, earlier ones first among equals.
+// Layers by falling sensitivity; earlier layers come first among equals.
 std::vector<int64_t> BySensitivity(
     const std::vector<LayerSensitivity>& layers) {
   std::vector<int64_t> order(layers.size());
@@ -97,7 +97,8 @@ std::vector<bool> CompressedLayers(const std::vector<LayerSensitivity>& layers,
   return compressed;
 }
 
-// Equation 13, as the share of d_max - d_min that a layer has above d_min.
+// Equation 13 as a share: how much of d_max - d_min a layer's rank is above
+// d_min.
 std::vector<double> ShareAboveLeast(
     const std::vector<LayerSensitivity>& layers) {
   double most = layers.front().cumulative_log;
@@ -114,10 +115,10 @@ std::vector<double> ShareAboveLeast(
   return shares;
 }
 
-// The ranks of the compressed layers: one unit each in `pool`.
+// Finds the ranks of the compressed layers. Each is a unit of `pool`.
 class RankSolver {
  public:
-  // `shares` of the compressed layers, as ShareAboveLeast.
+  // `shares` of the compressed layers, from ShareAboveLeast.
   RankSolver(RankPool pool, std::vector<double> shares)
       : pool_(std::move(pool)), shares_(std::move(shares)) {}
 
@@ -154,7 +155,7 @@ class RankSolver {
     }
     double high = static_cast<double>(pool_.units.front().max_rank);
     if (Total(high) <= target) return high;
-    // Halves until no double is between.
+    // Bisects until there is no double between the bounds.
     for (double middle = high / 2; low < middle && middle < high;
          middle = low + (high - low) / 2) {
       (Total(middle) <= target ? low : high) = middle;
@@ -171,7 +172,7 @@ class RankSolver {
   std::vector<double> shares_;
 };
 
-// Ranks of one head group, of the compressed layers in order.
+// Ranks of one head group for the compressed layers, in order.
 absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     const PlanRequest& request, const LorcOptions& options,
     const std::vector<LayerSensitivity>& layers,
@@ -187,11 +188,11 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
   for (size_t l = 0; l < layers.size(); ++l) {
     if (!compressed[l]) continue;
     shares.push_back(progressive ? all_shares[l] : 0);
-    // Key and value.
+    // One copy for keys and one for values.
     pool.units.push_back({.max_rank = MaxRank(spec, groups.front(), section),
                           .copies = 2 * static_cast<int64_t>(groups.size())});
   }
-  if (shares.empty()) {  // only a threshold comes to that
+  if (shares.empty()) {  // only a threshold can leave out all layers
     return absl::InvalidArgumentError(
         absl::StrCat("the threshold ", options.threshold.value_or(0),
                      " leaves out every layer: the least sensitive one is at ",

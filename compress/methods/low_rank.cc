@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "compress/methods/hadamard_tensor.h"
 #include "compress/runtime/torch_status.h"
+#include "compress/tensors/hadamard_tensor.h"
 
 namespace kvasir::compress {
 namespace {
@@ -35,7 +35,7 @@ std::string ShapeText(const at::Tensor& tensor) {
   return text + "]";
 }
 
-// Defined, of this shape and finite.
+// Checks that the tensor is defined, of this shape and finite.
 absl::Status CheckTensor(absl::string_view what, const at::Tensor& tensor,
                          at::IntArrayRef shape) {
   if (!tensor.defined() || tensor.sizes() != shape) {
@@ -62,16 +62,16 @@ absl::Status CheckWeight(const at::Tensor& weight) {
   return CheckTensor("projection weight", weight, weight.sizes());
 }
 
-// Columns of one sign: the largest entry of each is positive, so that a
-// checkpoint does not depend on the library that found them.
+// Fixes the signs of columns: the largest entry of each becomes positive, so
+// that a checkpoint does not depend on the library that found them.
 at::Tensor FixSigns(const at::Tensor& columns) {
   const at::Tensor largest = columns.abs().argmax(0, /*keepdim=*/true);
   const at::Tensor sign = columns.gather(0, largest).sign();
   return columns * at::where(sign == 0, at::ones_like(sign), sign);
 }
 
-// A wide matrix's triangular factor: the same left vectors and singular values
-// at a fraction of the work.
+// The triangular factor of a wide matrix. It has the same left vectors and
+// singular values, but is cheaper to decompose.
 at::Tensor Core(const at::Tensor& matrix) {
   if (matrix.size(1) <= matrix.size(0)) return matrix;
   return std::get<1>(at::linalg_qr(matrix.t(), "r")).t();
@@ -133,7 +133,7 @@ absl::Status CheckRank(int64_t rank, int64_t most, absl::string_view why) {
       absl::StrCat("rank must be 1..", most, " (", why, "), have ", rank));
 }
 
-// The principal basis about the mean, or the leading left vectors.
+// Takes the principal basis about the mean, or the leading left vectors.
 absl::StatusOr<Factors> FactorizeByOutput(const FactorRequest& request,
                                           const at::Tensor& weight) {
   at::Tensor target = weight;

@@ -1,25 +1,27 @@
-// Low-rank factors of projections: W ~ up down. Three ways to find them, one
-// form of the result: what is cached, the latent h = down x + down_bias,
-// carries the singular values, and the lift up has orthonormal columns. So an
-// error in a latent is the same error in a key, and all that the methods differ
-// in is which orthonormal columns U they take; down = Ut W follows. Nothing is
-// divided by a singular value nor by a Cholesky factor (Ut W = S Vt L^-1
-// without the inverse), so that ill-conditioned calibrations cost no accuracy:
+// Low-rank factors of projections: W ~ up down. There are three ways to find
+// them, which give results of one form. The cache holds the latent
+// h = down x + down_bias, which carries the singular values, and the columns of
+// the lift `up` are orthonormal. So an error in a latent is the same error in a
+// key. The methods differ only in the orthonormal columns U; down = Ut W
+// follows. Nothing is divided by a singular value or a Cholesky factor (Ut W is
+// S Vt L^-1 without the inverse), so ill-conditioned calibrations cost no
+// accuracy:
+//
 //   kSvd       U of W = U S Vt: least |W - Wr|.
-//   kWhitened  U of W L, input second moment E[x xt] = L Lt: least E|Wx - Wr
-//   x|^2,
-//              which is the sum of the dropped singular values' squares. The
-//              same U are the eigenvectors of E[k kt].
-//   kEspace    Palu's appendix K: P, the leading eigenvectors of E[x xt], of
-//   the
-//              input and not of W. down = Pt, up = W P: the one whose lift is
-//              not orthonormal, and which even at rank = rows loses what W does
-//              with the other directions of the input.
-// All tensors are float64 on the CPU: round once, when a checkpoint is written.
+//   kWhitened  U of W L, with the input's second moment E[x xt] = L Lt: least
+//              E|Wx - Wr x|^2, the sum of the squares of the dropped singular
+//              values. The same U are the eigenvectors of E[k kt].
+//   kEspace    Palu's appendix K: P are the leading eigenvectors of E[x xt],
+//              thus of the input and not of W. down = Pt, up = W P. This is the
+//              only lift that is not orthonormal. Even with rank = rows it
+//              loses what W does with the other directions of the input.
+//
+// All tensors are float64 on the CPU. They are rounded once, when a checkpoint
+// is written.
 //
 // Errors: INVALID_ARGUMENT for ranks that the shape does not allow, for shapes
-// that do not fit and for numbers that are not finite; FAILED_PRECONDITION
-// where a calibration is needed and missing.
+//   that do not fit and for numbers that are not finite; FAILED_PRECONDITION if
+//   a calibration is needed and missing.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -32,26 +34,27 @@
 
 namespace kvasir::compress {
 
-// What factors cost. Threads: one.
+// Cost of finding factors. Threads: one.
 struct FactorProfile {
   int64_t num_svds = 0;
   double svd_seconds = 0;
-  // Runs LAPACK's plain gesdd (reduced form) on every matrix again and adds its
-  // time, to compare.
+  // Also runs LAPACK's plain gesdd (reduced form) on every matrix and adds its
+  // time, for comparison.
   bool measure_lapack = false;
   double lapack_seconds = 0;
 };
 
-// The moments of a layer's inputs, decomposed when first asked for: all groups
-// of a layer share one. Damping is relative: kRelativeDamping * trace / M on
-// the diagonal, raised tenfold until the Cholesky factor exists (fewer tokens
-// than channels). Owns: up to three matrices [M, M]. Threads: one.
+// The moments of a layer's inputs, decomposed when first asked for. All groups
+// of a layer share one object. Damping is relative: kRelativeDamping * trace /
+// M is added to the diagonal, and raised tenfold until the Cholesky factor
+// exists (it may not if there are fewer tokens than channels).
+// Owns: up to three matrices [M, M].
+// Threads: one.
 class InputMoments {
  public:
   static constexpr double kRelativeDamping = 1e-8;
 
-  // Takes references to the calibration's tensors; input_gram [M, M], input_sum
-  // [M].
+  // Refers to the calibration's tensors; input_gram is [M, M], input_sum [M].
   static absl::StatusOr<InputMoments> Create(
       const LayerCalibration& calibration, int64_t num_tokens);
 
@@ -59,9 +62,10 @@ class InputMoments {
   const at::Tensor& mean() const { return mean_; }      // E[x]
   // Lower L [M, M] with L Lt = E[x xt], damped.
   absl::StatusOr<at::Tensor> Root();
-  // The same of E[(x - E[x]) (x - E[x])t].
+  // The same for E[(x - E[x]) (x - E[x])t].
   absl::StatusOr<at::Tensor> CentredRoot();
-  // Of E[x xt], falling eigenvalues [M] and eigenvectors as columns [M, M].
+  // The decomposition of E[x xt]: falling eigenvalues [M], and eigenvectors as
+  // columns [M, M].
   struct Eigen {
     at::Tensor values;
     at::Tensor vectors;
@@ -74,25 +78,26 @@ class InputMoments {
   at::Tensor gram_;
   double num_tokens_ = 0;
   at::Tensor mean_;
-  at::Tensor root_;  // undefined until asked for, as the next two
+  at::Tensor root_;  // undefined until asked for, as are the next two
   at::Tensor centred_root_;
   Eigen eigen_;
 };
 
 struct FactorRequest {
-  at::Tensor weight;  // [n, M]: rows of the group's heads, the dims covered
+  at::Tensor weight;  // [n, M]: rows of the group's heads at the covered dims
   at::Tensor bias;    // [n], or undefined
-  // Null does for kSvd without `centred`.
+  // May be null for kSvd without `centred`.
   InputMoments* moments = nullptr;
   int64_t rank = 0;  // 1 .. min(n, M)
   Decomposition decomposition = Decomposition::kWhitened;
-  // BASIS_STATIC with a mean: the principal basis of W x + bias about its mean
-  // over the calibration, whatever the decomposition.
+  // BASIS_STATIC with a mean: uses the principal basis of W x + bias about its
+  // mean over the calibration, for any decomposition.
   bool centred = false;
   // Rotates the latent by the Hadamard matrix of its rank (HADAMARD_FUSED).
   bool hadamard = false;
-  // Half of the singular values (their roots) goes to the lift, as in Palu's
-  // code: latent errors are then no key errors. To be measured, not served.
+  // Puts the roots of the singular values into the lift, as Palu's code does.
+  // An error in a latent is then not the same error in a key. For measurements,
+  // not for serving.
   bool split_singular_values = false;
   FactorProfile* profile = nullptr;  // may be null
 };
@@ -103,13 +108,13 @@ struct Factors {
   at::Tensor down_bias;  // [R] if centred, else undefined
   at::Tensor up;         // [n, R]
   at::Tensor up_bias;    // [n]: the bias; if centred, the mean (bias included)
-  // All of them, falling [min(n, M)]; kEspace: of the input, [M]. The scale is
-  // that of one token.
+  // All singular values, falling [min(n, M)]; for kEspace those of the input,
+  // [M]. The scale is that of one token.
   at::Tensor singular_values;
 };
 absl::StatusOr<Factors> Factorize(const FactorRequest& request);
 
-// A principal basis from second moments alone, for keys after their rotation.
+// A principal basis from second moments, for keys after their rotation.
 struct BasisRequest {
   at::Tensor gram;  // [n, n], sum of k kt
   at::Tensor sum;   // [n]
@@ -128,10 +133,10 @@ absl::StatusOr<PrincipalBasis> FindPrincipalBasis(const BasisRequest& request);
 absl::StatusOr<at::Tensor> SingularValues(const at::Tensor& weight,
                                           FactorProfile* profile);
 
-// Largest over smallest singular value; the smallest counts as at least
-// largest * max(n, M) * the rounding unit of float64, below which it cannot be
-// told from 0, so that a singular matrix has the greatest number and not none.
-// 1 for a matrix of zeros: it amplifies nothing.
+// Largest over smallest singular value. The smallest counts as at least largest
+// * max(n, M) * the rounding unit of float64, because smaller values cannot be
+// distinguished from 0. So a singular matrix has the greatest possible number.
+// A matrix of zeros has 1: it amplifies nothing.
 absl::StatusOr<double> ConditionNumber(const at::Tensor& weight,
                                        FactorProfile* profile);
 

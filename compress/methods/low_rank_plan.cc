@@ -27,7 +27,8 @@ bool Rotates(const model::DecoderSpec& spec, int64_t layer) {
          spec.layers[static_cast<size_t>(layer)].rope;
 }
 
-// All low_rank, in plain numbers, with every group whole.
+// True if all parts are low_rank, stored as plain numbers, with full rank in
+// every group.
 bool KeepsAll(const model::DecoderSpec& spec,
               const kvasir::v1::SidePlan& side) {
   int64_t ranks = 0;
@@ -39,7 +40,8 @@ bool KeepsAll(const model::DecoderSpec& spec,
     if (!part.has_low_rank() || !plain) return false;
     for (const auto& group : part.low_rank().groups()) ranks += group.rank();
   }
-  // No group has more than its rows.
+  // No group's rank can exceed its rows, so an equal sum means that all are
+  // full.
   return ranks == spec.num_kv_heads * spec.head_dim;
 }
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/status_matchers.h"
-#include "compress/methods/hadamard_tensor.h"
+#include "compress/tensors/hadamard_tensor.h"
 
 namespace kvasir::compress {
 namespace {

@@ -16,7 +16,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// One low_rank part of the plan to be, and its units in the pool.
+// A low_rank part of the plan, and its units in the pool.
 struct PlannedPart {
   int64_t layer = 0;
   Section section;
@@ -52,7 +52,7 @@ class RowScores {
   int64_t head_dim_ = 0;
 };
 
-// Scores of the part's groups; their sizes for the uniform search.
+// Scores of the part's groups; for the uniform search, their sizes.
 absl::StatusOr<std::vector<double>> GroupScores(
     const PlanRequest& request, const PaluOptions& options,
     const std::vector<HeadGroup>& groups, const PlannedPart& part) {
@@ -71,8 +71,8 @@ absl::StatusOr<std::vector<double>> GroupScores(
   return scores;
 }
 
-// Adds the part's units to the pool. Groups that are to have one rank are one
-// unit: all of a part (kModule), or those at the same place of every
+// Adds the part's units to the pool. Groups that must have the same rank are
+// one unit: all groups of a part (kModule), or those at the same place of every
 // tensor-parallel rank.
 absl::Status AddUnits(const PlanRequest& request, const PaluOptions& options,
                       const std::vector<HeadGroup>& groups, PlannedPart& part,

@@ -11,7 +11,7 @@
 namespace kvasir::compress {
 namespace {
 
-// What doubles lose on the way to a share that is a whole rank.
+// Tolerance for the rounding of doubles in a share that is a whole rank.
 constexpr double kRoundingSlack = 1e-6;
 
 absl::Status CheckPool(const RankPool& pool) {
@@ -44,7 +44,7 @@ absl::Status CheckPool(const RankPool& pool) {
   return absl::OkStatus();
 }
 
-// The greatest rank that the unit may have at no more than `share`.
+// The greatest rank of the unit that does not exceed `share`.
 int64_t FloorRank(const RankPool& pool, const RankUnit& unit, double share) {
   if (share + kRoundingSlack >= static_cast<double>(unit.max_rank)) {
     return unit.max_rank;
@@ -59,7 +59,7 @@ double ClampShare(const RankPool& pool, const RankUnit& unit, double share) {
                     static_cast<double>(unit.max_rank));
 }
 
-// Sum of the clamped proportional shares; rises with `factor`.
+// Sum of the clamped proportional shares; grows with `factor`.
 double TotalShare(const RankPool& pool, double factor) {
   double total = 0;
   for (const RankUnit& unit : pool.units) {
@@ -92,6 +92,7 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
   }
   std::vector<int64_t> ranks;
   std::vector<int64_t> remainders;  // in units of the slack, so that ties are
+                                    // exact
   for (size_t i = 0; i < shares.size(); ++i) {
     const double share = ClampShare(pool, pool.units[i], shares[i]);
     ranks.push_back(FloorRank(pool, pool.units[i], share));
@@ -124,8 +125,8 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
 
 absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool) {
   KVASIR_RETURN_IF_ERROR(CheckPool(pool));
-  double least_score = 0;  // of those that are not 0
-  int64_t most = 0;        // of all maxima
+  double least_score = 0;  // least score above 0
+  int64_t most = 0;        // greatest max_rank
   int64_t greatest = 0;
   for (const RankUnit& unit : pool.units) {
     if (unit.score > 0 && (least_score == 0 || unit.score < least_score)) {
@@ -139,10 +140,10 @@ absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool) {
   }
   const auto target = static_cast<double>(std::min(pool.target, most));
   double low = 0;
-  // All at their maximum.
+  // With this factor all units have their maximum.
   double high = std::min(static_cast<double>(greatest) / least_score,
                          std::numeric_limits<double>::max());
-  // Halves until no double is between.
+  // Bisects until there is no double between the bounds.
   for (double middle = high / 2; low < middle && middle < high;
        middle = low + (high - low) / 2) {
     (TotalShare(pool, middle) < target ? low : high) = middle;

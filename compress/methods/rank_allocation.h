@@ -1,5 +1,6 @@
-// Shares a budget of ranks out to groups: in proportion to their scores, in
-// multiples, and with the budget met after the rounding. No libtorch.
+// Distributes a budget of ranks over groups in proportion to their scores.
+// Ranks are multiples of a number, and the budget holds after the rounding.
+// Without libtorch.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace kvasir::compress {
 
-// One rank to decide. It goes to `copies` groups alike: those of a module, or
+// One rank to decide. All `copies` groups get it: the groups of a module, or
 // the same group on every tensor-parallel rank.
 struct RankUnit {
   double score = 0;  // of one copy; finite, >= 0
@@ -20,27 +21,29 @@ struct RankUnit {
 // A unit's rank is a multiple of `multiple` or its max_rank, and never 0.
 struct RankPool {
   std::vector<RankUnit> units;
-  int64_t target = 0;  // of copies * rank, summed over units
+  int64_t target = 0;  // limit of copies * rank, summed over units
   int64_t multiple = 1;
 };
 
-// Ranks of the units. Shares are proportional to the scores but for those that
-// reach their least or greatest rank (what they leave goes to the others, in
-// proportion again). Shares are rounded down; what is left over goes out in
-// steps of one multiple, largest remainder first, as long as a step fits. So
-// the sum is never above the target, and no unit below its maximum could still
-// take its next step. Ties go to the earlier unit. Equal scores and maxima: at
-// most one step apart. Errors: INVALID_ARGUMENT for scores that are no scores
-// or all zero, and for a target below the least ranks.
+// Returns the ranks of the units. Shares are proportional to the scores, except
+// for units that reach their least or greatest rank; the rest is distributed to
+// the others, again in proportion. Shares are rounded down. The remainder is
+// given out in steps of one multiple, to the largest fraction first, as long as
+// a step fits. So the sum never exceeds the target, and no unit below its
+// maximum could still take its next step. Ties go to the earlier unit. Units of
+// equal scores and maxima differ by at most one step.
+// Errors: INVALID_ARGUMENT for scores that are negative, not finite or all
+//   zero, and for a target below the least ranks.
 absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool);
 
-// The rounding alone, for shares found elsewhere (scores are not read). Shares
-// are clamped to the units' least and greatest ranks, the sum of the clamped
-// ones must not be above the target by more than the rounding of a double.
+// Only the rounding, for shares that were found elsewhere (scores are not
+// read). Shares are clamped to the units' least and greatest ranks. The sum of
+// the clamped shares must not exceed the target by more than the rounding of a
+// double.
 absl::StatusOr<std::vector<int64_t>> RoundRanks(
     const RankPool& pool, const std::vector<double>& shares);
 
-// copies * rank, summed.
+// The sum of copies * rank.
 int64_t TotalRank(const RankPool& pool, const std::vector<int64_t>& ranks);
 
 // The least rank of a unit: one multiple, or its maximum if that is less.

@@ -1,4 +1,5 @@
-// RAP: keys that keep whole RoPE pairs of their heads, values of low rank.
+// RAP: keys keep whole RoPE pairs of their heads; values become low-rank
+// latents.
 #pragma once
 
 #include <string>
@@ -10,7 +11,7 @@
 
 namespace kvasir::compress {
 
-// What a pair of a head is kept for.
+// How the pairs of a head are ranked.
 enum class PairScore {
   kFisher,     // Fisher information of its two rows
   kMagnitude,  // mean over tokens of its squared length
@@ -21,14 +22,15 @@ std::string PairScoreName(PairScore score);
 struct RapOptions {
   PairScore pair_score = PairScore::kFisher;
   BudgetOptions budget;
-  // Of the values, and of keys that do not rotate.
+  // For the values, and for keys that do not rotate.
   Decomposition decomposition = Decomposition::kWhitened;
 };
 
-// Heads of a layer keep equally many pairs, each its own best ones; its query
-// heads take the same (FOLD). Dims that do not rotate, and values, become
-// low-rank latents per head, absorbed. Method "rap".
-// Errors: as ShareBudget, and INVALID_ARGUMENT for weights that are not finite.
+// All heads of a layer keep equally many pairs; each keeps its own best ones,
+// and its query heads take the same (FOLD). Dims that do not rotate, and
+// values, become absorbed low-rank latents per head. Method "rap".
+// Errors: those of ShareBudget; INVALID_ARGUMENT for weights that are not
+//   finite.
 absl::StatusOr<kvasir::v1::KvPlan> PlanRap(const PlanRequest& request,
                                            const RapOptions& options);
 

@@ -58,7 +58,7 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   return budgets;
 }
 
-// Units of one pool, and where their ranks go.
+// Units of one pool, and the variables that receive their ranks.
 class Pool {
  public:
   explicit Pool(int64_t multiple) { pool_.multiple = multiple; }
@@ -111,7 +111,7 @@ LayerUnits UnitsOfLayer(const PlanRequest& request,
   return units;
 }
 
-// Every unit the same share, keys `key_energy` times it.
+// Gives every unit the same share, and keys `key_energy` times that.
 void ScoreUniformly(double key_energy, LayerUnits& units) {
   units.pairs.score = key_energy * static_cast<double>(units.pairs.max_rank);
   units.rest.score = key_energy * static_cast<double>(units.rest.max_rank);
@@ -236,7 +236,8 @@ kvasir::v1::Part ValuePart(const PlanRequest& request, int64_t layer,
                            int64_t rank) {
   const model::DecoderSpec& spec = request.spec;
   const kvasir::v1::Codec& codec = request.value_codec;
-  // What only a principal latent can have is not lost where it is whole.
+  // Whole values are stored as they are, unless the codec needs a principal
+  // latent.
   const bool wants_latent =
       codec.has_hadamard_fused() || codec.bits().schedule_size() > 1;
   if (rank == spec.head_dim && !wants_latent) {

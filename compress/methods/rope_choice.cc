@@ -8,7 +8,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Energies of a group in falling order; equal ones by pair, then by term.
+// A term of a group. Terms are sorted by falling energy, then by pair, then by
+// term.
 struct Term {
   double energy = 0;
   size_t pair = 0;

@@ -1,5 +1,5 @@
-// Which pairs of a head and which complex channels of a group are kept, when it
-// is known how many. Pure arithmetic, no libtorch.
+// Chooses which pairs of a head and which complex channels of a group are kept
+// when their number is known. Pure arithmetic without libtorch.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,22 @@
 
 namespace kvasir::compress {
 
-// The `count` best of `scores`, as rising indices. Equal scores: lower first.
+// The indices of the `count` greatest of `scores`, ascending. Of equal scores
+// the lower index is preferred.
 std::vector<int64_t> BestIndices(const std::vector<double>& scores,
                                  int64_t count);
 
 // Energies of a group's complex channels: [pair][term], falling inside a pair.
 using PairEnergies = std::vector<std::vector<double>>;
 
-// Terms that a group keeps at each pair, 0 for none: the `count` largest.
+// Number of terms that a group keeps at each pair, when it keeps its `count`
+// largest ones.
 std::vector<int64_t> BestTerms(const PairEnergies& energies, int64_t count);
 
-// How many channels each group gets of `total`, in blocks of `step` (a group's
-// last block may be smaller): the blocks of most energy per channel, at least
-// one block for each group. CHECK: total pays for those.
+// Number of channels of each group when all get `total` channels, in blocks of
+// `step` (the last block of a group may be smaller). The blocks of most energy
+// per channel are taken, and at least one block of each group. CHECK: `total`
+// suffices for that.
 std::vector<int64_t> ShareChannels(const std::vector<PairEnergies>& groups,
                                    int64_t step, int64_t total);
 

@@ -11,7 +11,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Rows of a pair in a [Hkv * D, ...] tensor, one per head of the group.
+// Rows of a pair in a [Hkv * D, ...] tensor: one per head of the group.
 struct PairRows {
   at::Tensor first;   // [s], indices
   at::Tensor second;  // [s]
@@ -57,7 +57,8 @@ absl::Status CheckQueryEnergy(const model::DecoderSpec& spec,
       "(not finite, or below 0)");
 }
 
-// Columns of one phase: the largest entry of each is real and positive.
+// Fixes the phases of columns: the largest entry of each becomes real and
+// positive.
 at::Tensor FixPhases(const at::Tensor& columns) {
   const at::Tensor sizes = columns.abs();
   const at::Tensor index = sizes.argmax(0, /*keepdim=*/true);
@@ -181,7 +182,7 @@ CommutingFactors FactorsOfGroup(const model::DecoderSpec& spec,
   std::vector<at::Tensor> down;
   std::vector<at::Tensor> down_bias;
   std::vector<at::Tensor> up;
-  std::map<int64_t, int64_t> taken;  // of a pair that comes again
+  std::map<int64_t, int64_t> taken;  // number of times that a pair has occurred
   for (size_t i = 0; i < group.pairs.size(); ++i) {
     const int64_t pair = group.pairs[i];
     const at::Tensor vectors =

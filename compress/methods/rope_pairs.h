@@ -6,13 +6,13 @@
 
 namespace kvasir::compress {
 
-// Pairs of a head that the layer rotates.
+// Number of RoPE pairs of a head in this layer.
 inline int64_t NumRopePairs(const model::DecoderSpec& spec, int64_t layer) {
   const bool rotates = spec.layers[static_cast<size_t>(layer)].rope;
   return rotates ? spec.rope.rotary_dim / 2 : 0;
 }
 
-// The two dims of a head that RoPE turns together.
+// The two dims of a head that RoPE rotates together.
 struct PairDims {
   int64_t first = 0;
   int64_t second = 0;

@@ -68,7 +68,7 @@ std::string ValueBitsText(uint32_t bits) {
   return bits == 0 ? "" : absl::StrCat(" --value-bits ", bits);
 }
 
-// Bits of each layer's key channels.
+// The bits of each layer's key channels.
 absl::StatusOr<std::vector<uint32_t>> LayerBits(double average,
                                                 int64_t num_layers) {
   if (!(average >= kWidths.front() && average <= kWidths.back())) {

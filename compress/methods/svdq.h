@@ -1,6 +1,6 @@
-// SVDq with a calibrated basis: keys in a principal basis of all KV heads,
-// their channels coded with bits that fall with the singular value. The basis
-// and the channels' ranges are the calibration's, for all sequences.
+// SVDq with a calibrated basis: keys in a principal basis of all KV heads, with
+// channels coded in fewer bits the smaller their singular values. The basis and
+// the channels' ranges come from the calibration and hold for all sequences.
 #pragma once
 
 #include <cstdint>
@@ -13,35 +13,37 @@
 namespace kvasir::compress {
 
 struct SvdqOptions {
-  // Bits of eight equal groups of channels, by falling singular value; each 0
+  // Bits of eight equal groups of channels by falling singular value; each is 0
   // (not stored), 1, 2, 3, 4 or 8.
   std::vector<uint32_t> schedule = {8, 4, 4, 4, 2, 2, 0, 0};
-  // Keys rotated before they are projected, for comparison: the basis then has
-  // to hold every position of every pair.
+  // For comparison: keys are rotated before they are projected. The basis must
+  // then span every position of every pair.
   bool post_rope = false;
-  // Values as codes of so many bits with a range per token; 0: as the request's
-  // value_codec has them.
+  // Bits of values, with a range per token; 0: the request's value_codec.
   uint32_t value_bits = 0;
 };
 
-// Keys before their rotation: low_rank over all heads (of a tensor-parallel
-// rank), centred, rebuilt; after it: the full space in a basis. The request's
-// keep, rank_multiple and key_codec are not read: the schedule decides.
-// Errors: INVALID_ARGUMENT for a schedule that is none, a width that 8 does not
-// divide, or post_rope with tp > 1 (its one basis spans the ranks).
+// Keys before their rotation are low_rank over all heads (of a tensor-parallel
+// rank), centred and rebuilt. Keys after it are the full space in a basis. The
+// request's keep, rank_multiple and key_codec are not read, because the
+// schedule decides.
+// Errors: INVALID_ARGUMENT for an invalid schedule, for a width that is no
+//   multiple of 8, and for post_rope with tp > 1 (its one basis would span the
+//   ranks).
 absl::StatusOr<kvasir::v1::KvPlan> PlanSvdq(const PlanRequest& request,
                                             const SvdqOptions& options);
 
-// What SVDq is compared with: the channels of keys coded as they are, with a
-// range each.
+// The comparison for SVDq: the channels of keys are coded as they are, with a
+// range for each.
 struct ChannelCodesOptions {
-  // Bits over all key channels of all layers on average. Every layer has one
-  // bit width; where the average lies between two, the first layers have the
-  // upper one. Met exactly where a whole number of layers comes to it (in steps
-  // of 1 / L up to 4 bits, of 4 / L above), from below elsewhere.
+  // Average bits over all key channels of all layers. Every layer has one bit
+  // width; if the average lies between two widths, the first layers get the
+  // larger one. The average is met exactly if a whole number of layers gives it
+  // (in steps of 1 / L up to 4 bits, of 4 / L above); otherwise the plan stays
+  // below it.
   double average_bits = 4;
   bool post_rope = false;
-  uint32_t value_bits = 0;  // as SvdqOptions
+  uint32_t value_bits = 0;  // as in SvdqOptions
 };
 absl::StatusOr<kvasir::v1::KvPlan> PlanChannelCodes(
     const PlanRequest& request, const ChannelCodesOptions& options);

@@ -23,11 +23,12 @@ struct Block {
   int64_t keys() const { return end - first; }
 };
 
-// 0 where a query sees a key, else -infinity.
+// 0 if a query sees a key, otherwise -infinity.
 at::Tensor Mask(const Block& block, int64_t window,
                 const at::TensorOptions& options) {
   constexpr float kHidden = -std::numeric_limits<float>::infinity();
-  const int64_t own = block.begin - block.first;  // the first query's own key
+  // index of the first query's own key
+  const int64_t own = block.begin - block.first;
   at::Tensor mask = at::full({block.queries(), block.keys()}, kHidden, options)
                         .triu_(own + 1);
   if (window > 0) {
@@ -37,7 +38,7 @@ at::Tensor Mask(const Block& block, int64_t window,
   return mask;
 }
 
-// True where the key is one of the query's `tokens` nearest.
+// True if the key is one of the query's `tokens` nearest.
 at::Tensor Near(const Block& block, int64_t tokens, at::Device device) {
   const at::Tensor all =
       at::ones({block.queries(), block.keys()},
@@ -61,8 +62,8 @@ at::Tensor CausalAttention(const AttentionInputs& inputs) {
   const int64_t kv_heads = inputs.key.size(2);
   const int64_t share = inputs.query.size(2) / kv_heads;
   const int64_t value_width = inputs.value.size(3);
-  // [B * Hkv, share, T, W]: the query heads of a KV head are rows of one
-  // product, so keys are never repeated.
+  // [B * Hkv, share, T, W]. The query heads of a KV head are rows of one
+  // product, so that keys are never repeated.
   const at::Tensor query =
       inputs.query.view({batch, length, kv_heads, share, width})
           .permute({0, 2, 3, 1, 4})

@@ -1,4 +1,4 @@
-// What codes lose of each token, for those who evict by it.
+// Sums up the error of codes per token. Evictions use it.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,14 +15,14 @@ class CodeErrors {
  public:
   explicit CodeErrors(int64_t num_kv_heads) : num_kv_heads_(num_kv_heads) {}
 
-  // What is lost of the latents of a part, side by side [B, T, sum of R'].
+  // Adds the errors of the latents of a part, side by side [B, T, sum of R'].
   void AddLatents(plan::Side side, const ProgramPart& part,
                   const at::Tensor& lost);
-  // The same of heads [B, T, Hkv, d].
+  // Adds the errors of heads [B, T, Hkv, d].
   void AddHeads(plan::Side side, const at::Tensor& lost);
 
-  // Sums of squares [B, T, Hkv], a latent's at the first of its heads;
-  // undefined: nothing is coded.
+  // Sums of squares [B, T, Hkv]. The error of a latent counts for the first of
+  // its heads. Undefined if nothing is coded.
   const at::Tensor& key() const { return key_; }
   const at::Tensor& value() const { return value_; }
 

@@ -14,13 +14,13 @@
 namespace kvasir::compress {
 namespace {
 
-// A unit's heads of one sequence.
+// The heads of a unit in one sequence.
 struct UnitHeads {
   at::Tensor query;       // [Hu, share, T, W]
   at::Tensor key;         // [Hu, T, W]
   at::Tensor value;       // [Hu, T, Wv]
   at::Tensor near_key;    // undefined without a window
-  at::Tensor near_value;  // likewise
+  at::Tensor near_value;  // undefined without a window
 };
 
 std::vector<float> Floats(const at::Tensor& tensor) {
@@ -33,7 +33,7 @@ at::Tensor Positions(const std::vector<int64_t>& positions, at::Device device) {
   return at::tensor(positions, at::kLong).to(device);
 }
 
-// One unit of one sequence, from its first token to its last.
+// Processes one unit of one sequence, from its first token to its last.
 class UnitRun {
  public:
   UnitRun(const AttentionInputs& inputs, const EvictionInputs& eviction,
@@ -93,7 +93,7 @@ class UnitRun {
     return heads;
   }
 
-  // [T], as a cache holds them; empty: nothing is coded.
+  // Errors [T] as a cache holds them; empty if nothing is coded.
   std::vector<float> ErrorsOf(const at::Tensor& squares) const {
     if (!squares.defined()) return {};
     const at::Tensor index =
@@ -106,8 +106,8 @@ class UnitRun {
     return errors;
   }
 
-  // Queries [first, end) see the slots that stayed and the tokens from `begin`
-  // on, up to their own.
+  // Attention of queries [first, end). They see the slots that were kept, and
+  // the tokens from `begin` to their own.
   at::Tensor Block(int64_t begin, int64_t first, int64_t end) {
     std::vector<int64_t> seen = positions_;
     for (int64_t p = begin; p < end; ++p) seen.push_back(p);
@@ -119,7 +119,7 @@ class UnitRun {
     const int64_t share = heads_.query.size(1);
     const std::vector<int64_t> by_query = {kv_heads, share, rows,
                                            slots.size(0)};
-    // Own tokens lie behind those that stayed.
+    // Tokens since `begin` come after the slots that were kept.
     const int64_t behind = static_cast<int64_t>(positions_.size()) - begin;
     const at::Tensor query =
         Moved(heads_.query.slice(2, first, end), own.squeeze(1),
@@ -159,7 +159,8 @@ class UnitRun {
     return mixed.view({kv_heads, share, rows, -1});
   }
 
-  // Where rolling positions say so; `heads` as EvictionInputs::move has them.
+  // Moves heads to the positions of their slots if positions roll. `heads` is
+  // as in EvictionInputs::move.
   at::Tensor Moved(const at::Tensor& heads, const at::Tensor& from,
                    const at::Tensor& to) const {
     if (!rule_.rolling) return heads;
@@ -185,10 +186,11 @@ class UnitRun {
       const auto position = static_cast<size_t>(positions_[i]);
       if (!key_error_.empty()) key_error.push_back(key_error_[position]);
       if (!value_error_.empty()) value_error.push_back(value_error_[position]);
-      if (eviction_.rule->lot.has_value()) mass[i] = Lot(position);
+      if (eviction_.rule->random_seed.has_value())
+        mass[i] = RandomScore(position);
     }
     plan::ResolvedEviction rule = rule_;
-    if (eviction_.rule->lot.has_value()) rule.lambda = 1;
+    if (eviction_.rule->random_seed.has_value()) rule.lambda = 1;
     const std::vector<int64_t> kept = ChooseSlots(
         rule,
         {.mass = mass, .key_error = key_error, .value_error = value_error},
@@ -205,10 +207,11 @@ class UnitRun {
     }
   }
 
-  // Drawn once for each token: who stays at a point was among those before.
-  float Lot(uint64_t position) const {
+  // The score is drawn once per token, so the tokens that stay at one point are
+  // among those that stayed before.
+  float RandomScore(uint64_t position) const {
     const base::PhiloxCounter drawn = base::Philox4x32(
-        base::PhiloxKeyFromSeed(*eviction_.rule->lot),
+        base::PhiloxKeyFromSeed(*eviction_.rule->random_seed),
         base::PhiloxCounterOf(position, static_cast<uint64_t>(unit_)));
     return static_cast<float>(drawn[0] >> 8);
   }
@@ -223,9 +226,10 @@ class UnitRun {
   const cache::EvictionSchedule schedule_;
   const UnitHeads heads_;
   const std::vector<float> key_error_;    // [T]
-  const std::vector<float> value_error_;  // likewise
-  std::vector<int64_t> positions_;        // of the slots that are held
-  std::vector<float> mass_;               // S, of them and of the stretch's
+  const std::vector<float> value_error_;  // [T]
+  std::vector<int64_t> positions_;        // positions of the held slots
+  std::vector<float> mass_;  // S of the held slots and of the tokens since the
+                             // last eviction
 };
 
 }  // namespace
@@ -237,7 +241,7 @@ at::Tensor EvictingAttention(const AttentionInputs& inputs,
   const int64_t batch = inputs.query.size(0);
   const int64_t length = inputs.query.size(1);
   const auto& units = eviction.rule->layer.slots.units;
-  // Heads in the order in which units list them, and where each lies in it.
+  // The index of each head in the order in which units list them.
   std::vector<int64_t> place(static_cast<size_t>(inputs.key.size(2)));
   int64_t next = 0;
   for (const std::vector<int64_t>& unit : units) {

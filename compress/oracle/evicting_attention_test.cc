@@ -197,7 +197,7 @@ TEST(EvictingAttentionTest, ABudgetOfTheWholeLengthIsNoEviction) {
 TEST(EvictingAttentionTest, ALotIsDrawnOnceForEachToken) {
   const AttentionInputs in = Inputs(1, 64);
   EvictionRule rule = Rule({{0, 1}, {2, 3}}, 12, 1);
-  rule.lot = 9;
+  rule.random_seed = 9;
   std::vector<int64_t> last;
   EvictionInputs eviction{.rule = &rule};
   eviction.on_kept = [&](int64_t, int64_t unit, int64_t length,

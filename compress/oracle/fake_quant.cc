@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "compress/methods/hadamard_tensor.h"
+#include "compress/tensors/hadamard_tensor.h"
 
 namespace kvasir::compress {
 
@@ -17,7 +17,7 @@ using kvasir::v1::DataType;
 
 namespace {
 
-// Nearest, ties to even.
+// Rounds to the nearest number of the type, ties to even.
 float RoundToType(float x, DataType dtype) {
   switch (dtype) {
     case kvasir::v1::F16:
@@ -29,8 +29,8 @@ float RoundToType(float x, DataType dtype) {
   }
 }
 
-// The neighbour of a finite number of the type, by its bits: magnitudes of a
-// sign count up.
+// The next number of the type above or below a finite number. Within a sign,
+// bits count magnitudes upwards.
 template <typename Number>
 float Neighbour(float x, bool up) {
   uint16_t bits = Number(x).x;
@@ -54,7 +54,7 @@ float Step(float nearest, DataType dtype, bool up) {
                                   : Neighbour<c10::BFloat16>(nearest, up);
 }
 
-// Ties to even, for 0 <= x < 2^22: where float32 has no fraction bits left.
+// Ties to even, for 0 <= x < 2^22. Adding 2^23 leaves float32 no fraction bits.
 float RoundHalfEven(float x) {
   constexpr float kNoFraction = 8388608.0f;  // 2^23
   return (x + kNoFraction) - kNoFraction;
@@ -63,7 +63,7 @@ float RoundHalfEven(float x) {
 struct RowView {
   const float* in = nullptr;
   float* out = nullptr;
-  uint8_t* codes = nullptr;  // null: not wanted
+  uint8_t* codes = nullptr;  // null if codes are not wanted
   float* minimum = nullptr;
   float* scale = nullptr;
 };
@@ -74,7 +74,7 @@ absl::Status NotFinite(int64_t row, int64_t channel, float value) {
 }
 
 absl::Status CheckFinite(const float* in, int64_t width, int64_t row) {
-  // A product with 0 is 0 for every finite number, and NaN for the others.
+  // The product with 0 is 0 for every finite number, and NaN for all others.
   float sum = 0.0f;
   for (int64_t c = 0; c < width; ++c) sum += in[c] * 0.0f;
   if (sum == 0.0f) return absl::OkStatus();
@@ -84,7 +84,7 @@ absl::Status CheckFinite(const float* in, int64_t width, int64_t row) {
   return absl::OkStatus();
 }
 
-// One run of one row, PER_TOKEN.
+// Codes one run of one row, PER_TOKEN.
 absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
                      const RowView& view) {
   const LatentCodec::Run& run = codec.runs[run_index];
@@ -92,11 +92,12 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   float* out = view.out + run.begin;
   const auto [low, high] = std::minmax_element(in, in + run.width);
   const float levels = static_cast<float>((1 << run.bits) - 1);
-  // From the stored minimum on, so that the highest code reaches the maximum.
+  // The range begins at the stored minimum, so that the highest code reaches
+  // the maximum.
   const float minimum = RoundDown(*low, codec.param_dtype);
   const float range = *high - minimum;
   const float scale = RoundUp(range / levels, codec.param_dtype);
-  // Beyond the greatest number of the type, above as below.
+  // Refuses ranges beyond the greatest number of the type, in both directions.
   if (!std::isfinite(minimum) || !std::isfinite(scale) ||
       !std::isfinite(RoundUp(*low, codec.param_dtype))) {
     return absl::InvalidArgumentError(
@@ -122,7 +123,8 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   return absl::OkStatus();
 }
 
-// Sum of get(c)^2, float32 in 16 lanes, as the engine adds them.
+// The sum of get(c)^2 in float32, in 16 lanes, in the engine's order of
+// additions.
 template <typename Get>
 float SquareSum(int64_t width, const Get& get) {
   float lanes[16] = {};
@@ -135,7 +137,7 @@ float SquareSum(int64_t width, const Get& get) {
   return lanes[0];
 }
 
-// One row, PER_TOKEN_NORM.
+// Codes one row, PER_TOKEN_NORM.
 absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
                          const RowView& view) {
   const int64_t width = codec.stored_width;
@@ -169,7 +171,7 @@ absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
   return absl::OkStatus();
 }
 
-// One row, CHANNEL_STATIC; the number of clamped codes.
+// Codes one row, CHANNEL_STATIC. Returns the number of clamped codes.
 int64_t CodeStaticRow(const LatentCodec& codec, const float* minimum,
                       const float* scale, const RowView& view) {
   int64_t clamped = 0;
@@ -180,7 +182,8 @@ int64_t CodeStaticRow(const LatentCodec& codec, const float* minimum,
       if (run.bits > 0 && scale[c] > 0.0f) {
         const float exact = (view.in[c] - minimum[c]) / scale[c];
         code = RoundHalfEven(std::clamp(exact, 0.0f, levels));
-        // Less than half a step beyond an end still rounds to it.
+        // Numbers less than half a step outside the range still round to its
+        // end.
         clamped += exact < -0.5f || exact >= levels + 0.5f ? 1 : 0;
       }
       view.out[c] = code * scale[c] + minimum[c];

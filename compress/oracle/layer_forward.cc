@@ -15,13 +15,13 @@ namespace kvasir::compress {
 
 namespace {
 
-// What one call works on.
+// The data of one call.
 struct Call {
   const LayerProgram& program;
   const TensorMap& tensors;
-  Rotation rotation;  // of the call's positions
+  Rotation rotation;  // for the positions of this call
   LayerHooks hooks;
-  CodeErrors* errors = nullptr;  // null: nobody asks
+  CodeErrors* errors = nullptr;  // null if errors are not needed
 
   const model::DecoderSpec& spec() const { return program.spec; }
 
@@ -33,7 +33,7 @@ struct Call {
     }
     return it->second;
   }
-  // Undefined where there is none.
+  // The tensor, or an undefined one if it does not exist.
   at::Tensor Find(const std::string& name) const {
     const auto it = tensors.find(name);
     return it == tensors.end() ? at::Tensor() : it->second;
@@ -48,13 +48,13 @@ struct Call {
   }
 };
 
-// Of whole heads.
+// The rotation of whole heads.
 Turn HeadTurn(const Call& call, double scale = 1.0) {
   return {call.rotation.cos.unsqueeze(1), call.rotation.sin.unsqueeze(1),
           call.spec().rope.pairing, scale};
 }
 
-// Of some pairs [H * n] of each head.
+// The rotation of some pairs [H * n] of each head.
 Turn PairTurn(const Call& call, const at::Tensor& pairs, int64_t heads,
               model::RopePairing pairing, double scale = 1.0) {
   const auto of_pairs = [&](const at::Tensor& table) {
@@ -64,12 +64,12 @@ Turn PairTurn(const Call& call, const at::Tensor& pairs, int64_t heads,
           scale};
 }
 
-// x [..., C] with a channel of zeros behind, of which `index` takes its pick.
+// Appends a channel of zeros to x [..., C] and selects channels by `index`.
 at::Tensor SelectOrZero(const at::Tensor& x, const at::Tensor& index) {
   return at::constant_pad_nd(x, {0, 1}).index_select(-1, index);
 }
 
-// The complex channels of a rope_low_rank part, turned.
+// Rotates the complex channels of a rope_low_rank part.
 at::Tensor RotateComplex(const Call& call, const ProgramPart& part,
                          const at::Tensor& latent) {
   const at::Tensor heads =
@@ -79,7 +79,7 @@ at::Tensor RotateComplex(const Call& call, const ProgramPart& part,
   return Rotate(heads, turn).squeeze(2).index_select(-1, part.complex_join);
 }
 
-// All latents of a part [B, T, sum of R'], as they are coded.
+// All latents of a part [B, T, sum of R'], in the form in which they are coded.
 absl::StatusOr<at::Tensor> PartLatents(const Call& call,
                                        const ProgramPart& part,
                                        const at::Tensor& x) {
@@ -123,8 +123,8 @@ absl::Status Place(const Call& call, plan::Side side, const ProgramPart& part,
                    " part ", part.index, ": ", status.message()));
 }
 
-// One latent of a part (or all heads of a full space at once, which are coded
-// alike) [..., R'].
+// Codes one latent of a part [..., R']. In a full space, all heads are one
+// latent, because they are coded alike.
 absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
                                    const ProgramPart& part, int64_t index,
                                    const at::Tensor& latent) {
@@ -156,8 +156,9 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Whether one call of the codec serves all latents: equal, with ranges of the
-// row alone, and nobody asks for the codes of each.
+// Returns whether one call of the codec can serve all latents: they must have
+// equal codecs with ranges that depend only on the row, and no observer may
+// want the codes of each.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -197,8 +198,8 @@ absl::StatusOr<at::Tensor> CodeLatents(const Call& call, plan::Side side,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Latents as exact rows hold them: as the codec takes them,
-// behind an online Hadamard transform. Gradients pass as through a codec.
+// Latents as exact rows store them: in the codec's input form, after an online
+// Hadamard transform. Gradients pass as through a codec.
 at::Tensor RoundExact(const Call& call, const ProgramPart& part,
                       const at::Tensor& latent) {
   if (!call.hooks.code_latents) return latent;
@@ -225,8 +226,9 @@ void AddClamps(const Call& call, const CacheTransform::Seen& seen) {
   call.hooks.clamp_count->clamped += seen.clamped;
 }
 
-// The lift of one rope_low_rank latent as a real matrix [heads * rotary_dim,
-// 2 C]: row by row the dims of a head, as the model lays its pairs out.
+// The lift of one rope_low_rank latent as a real matrix [heads * rotary_dim, 2
+// C]. Its rows are the dims of the heads, in the order in which the model
+// stores its pairs.
 at::Tensor ComplexLift(const Call& call, const ProgramLatent& latent,
                        const at::Tensor& up) {
   const at::Tensor real =
@@ -260,8 +262,8 @@ absl::StatusOr<at::Tensor> LiftGroups(const Call& call, const ProgramPart& part,
   return lifted.size() == 1 ? lifted[0] : at::cat(lifted, -1);
 }
 
-// Decoded latents [B, T, sum of R'] to the dims that the part covers
-// [B, T, Hkv, d], heads ascending.
+// Lifts decoded latents [B, T, sum of R'] to the dims that the part covers, [B,
+// T, Hkv, d], with heads ascending.
 absl::StatusOr<at::Tensor> Lift(const Call& call, const ProgramPart& part,
                                 const at::Tensor& latent) {
   at::Tensor flat = latent;
@@ -292,8 +294,8 @@ absl::StatusOr<at::Tensor> Lift(const Call& call, const ProgramPart& part,
   return heads;
 }
 
-// `sum` (or nothing) with the dims of one more part [B, T, Hkv, d]: parts cover
-// dims of their own.
+// Adds the dims of a part [B, T, Hkv, d] to `sum`, which may be undefined. No
+// two parts cover the same dims.
 at::Tensor AddDims(const Call& call, const ProgramPart& part,
                    const at::Tensor& sum, const at::Tensor& dims) {
   at::Tensor whole = dims;
@@ -306,20 +308,20 @@ at::Tensor AddDims(const Call& call, const ProgramPart& part,
   return sum.defined() ? sum + whole : whole;
 }
 
-// Latents of a part [B, T, sum of R'] as they are read.
+// Latents of a part [B, T, sum of R'] after they were read from the cache.
 struct ReadLatents {
   at::Tensor coded;
-  at::Tensor exact;  // defined with a window
+  at::Tensor exact;  // defined if there is a window
 };
 
 struct Keys {
   at::Tensor seen;  // [B, T, Hkv, W]
   int64_t exact_window = 0;
-  at::Tensor exact;         // defined with exact tokens
+  at::Tensor exact;         // defined if there are exact tokens
   ReadLatents last_latent;  // of the last part
 };
 
-// A folded part's latents for every KV head, turned as its queries are.
+// A folded part's latents for every KV head, rotated like its queries.
 at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
                      const at::Tensor& latent) {
   const at::Tensor turned = part.space == plan::Space::kRopeLowRank &&
@@ -330,13 +332,13 @@ at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
       .view({latent.size(0), latent.size(1), call.spec().num_kv_heads, -1});
 }
 
-// Latents of all parts to the keys that queries meet: the dims of a head, then
-// the latents of parts that fold.
+// Makes the keys that queries are multiplied by from the latents of all parts:
+// the dims of a head, then the latents of parts that fold.
 absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
                                        const std::vector<at::Tensor>& latents) {
   const LayerProgram& program = call.program;
   LayerObserver* observer = call.hooks.observer;
-  at::Tensor before;  // its rotation
+  at::Tensor before;  // before its rotation
   at::Tensor after;
   std::vector<at::Tensor> pieces;
   for (size_t p = 0; p < program.key.size(); ++p) {
@@ -406,7 +408,7 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
   KVASIR_ASSIGN_OR_RETURN(keys.seen, AssembleKey(call, coded));
   keys.exact_window = program.key_exact.window;
   if (program.key_exact.any()) {
-    // Observers have seen the keys: of what is stored for all tokens.
+    // Observers have already seen the keys that are stored for all tokens.
     Call unseen = call;
     unseen.hooks.observer = nullptr;
     unseen.errors = nullptr;
@@ -464,7 +466,7 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
   return values;
 }
 
-// Rotated queries [B, T, Hq, W] for what AssembleKey gives, times `scale`.
+// Rotated queries [B, T, Hq, W] for the keys of AssembleKey, times `scale`.
 absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
                                        double scale) {
   const LayerProgram& program = call.program;
@@ -504,7 +506,7 @@ absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// A cache that no plan expresses, between the keys and the queries.
+// Applies a cache that no plan expresses to the keys.
 absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
                                   Keys& keys) {
   if (call.program.key[0].coded) {
@@ -524,7 +526,7 @@ absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
   return absl::OkStatus();
 }
 
-// Nothing: all tokens stay.
+// Empty if all tokens stay.
 std::optional<EvictionRule> EvictionOf(const Call& call) {
   const LayerProgram& program = call.program;
   if (call.hooks.eviction != nullptr) {
@@ -616,7 +618,7 @@ absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
   return call.Project("mlp.down_proj", inner, bias);
 }
 
-// The spec's norm over the last dim, in float32. `bias` of a LayerNorm.
+// The spec's norm over the last dim, in float32. `bias` is that of a LayerNorm.
 at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& hidden,
                      const at::Tensor& weight, const at::Tensor& bias) {
   const at::Tensor wide = hidden.to(at::kFloat);

@@ -22,12 +22,12 @@ namespace {
 
 using Indices = std::vector<int64_t>;
 
-// What the compilation of one side needs.
+// The context for compiling one side.
 struct SideContext {
   const model::DecoderSpec* spec = nullptr;
   int64_t layer = 0;
   plan::Side side = plan::Side::kKey;
-  bool rotates = false;  // this side of this layer
+  bool rotates = false;  // this side rotates in this layer
   at::Device device = at::kCPU;
 
   int64_t num_pairs() const { return rotates ? spec->rope.rotary_dim / 2 : 0; }
@@ -186,8 +186,8 @@ absl::Status CompileRopeLowRank(const SideContext& c, const ResolvedPart& from,
   return absl::OkStatus();
 }
 
-// Where channel `channel` of `latent` lies among the `widest` of a head; -1 for
-// the filling.
+// The channel of `latent` at `place` among the widest_latent places of a head;
+// -1 for padding.
 int64_t ChannelAt(const ProgramPart& part, const ProgramLatent& latent,
                   int64_t place) {
   if (part.space != Space::kRopeLowRank) {
@@ -223,7 +223,7 @@ void MakeFoldedIndices(const SideContext& c, ProgramPart& part) {
       if (part.space != Space::kRopeLowRank || place >= part.widest_complex()) {
         continue;
       }
-      // Filling is 0 however it turns.
+      // Padding is 0 after any rotation.
       pairs.push_back(
           channel < 0 ? 0
                       : latent->channel_pairs[static_cast<size_t>(channel)]);
@@ -284,13 +284,13 @@ absl::StatusOr<ProgramPart> CompilePart(const SideContext& c,
   return part;
 }
 
-// Where q_proj's rows go when some key part folds: head after head, part after
-// part.
+// Maps q_proj's rows if a key part folds: head by head, and part by part within
+// a head.
 void MapFoldedQuery(const SideContext& c, LayerProgram& program) {
   const int64_t heads = c.spec->num_heads;
   const int64_t share = heads / c.spec->num_kv_heads;
   const int64_t dim = c.spec->head_dim;
-  // -1: a zero row.
+  // -1 stands for a zero row.
   Indices plain(static_cast<size_t>(heads * dim), -1);
   std::vector<Indices> folded(program.key.size());
   int64_t row = 0;
@@ -341,7 +341,7 @@ void MapFoldedOutput(const SideContext& c, LayerProgram& program) {
   }
 }
 
-// Whole keys and values, nothing coded.
+// The plan of whole keys and values without codes.
 LayerPlan UncompressedPlan(bool rotates) {
   LayerPlan plan;
   for (kvasir::v1::SidePlan* side :

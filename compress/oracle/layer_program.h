@@ -1,5 +1,5 @@
-// A layer's plan, worked out: which tensors there are, and how their rows map
-// to heads, RoPE pairs and channels. Follows docs/artifact.md and nothing else.
+// A layer's plan in executable form: the tensors of the layer, and how their
+// rows map to heads, RoPE pairs and channels. Follows docs/artifact.md only.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/oracle/fake_quant.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "model/shapes/decoder_spec.h"
 #include "plan/resolved_plan.h"
@@ -20,14 +20,15 @@
 
 namespace kvasir::compress {
 
-// One latent of a part: what `heads` share.
+// One latent of a part, which `heads` share.
 struct ProgramLatent {
   std::vector<int64_t> heads;  // KV heads, ascending
-  int64_t offset = 0;          // in the part's stored channels
+  int64_t offset = 0;          // within the part's stored channels
   LatentCodec codec;
-  // rope_low_rank: the pair of each complex channel [C].
+  // For rope_low_rank: the RoPE pair of each complex channel [C].
   std::vector<int64_t> channel_pairs;
-  at::Tensor pair_selector;  // rope_low_rank: [rotary pairs, C], 1 where equal
+  at::Tensor pair_selector;  // for rope_low_rank: [rotary pairs, C], 1 where
+                             // pair and channel belong together
 
   int64_t width() const { return codec.stored_width; }  // R'
 };
@@ -38,39 +39,44 @@ struct ProgramPart {
   int index = 0;            // in plan::ResolvedSide::parts
   std::string prefix;       // "self_attn.k_proj" or "self_attn.k_proj.part{p}"
   std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
-  bool coded = true;        // false: the uncompressed model
+  bool coded = true;        // false for the uncompressed model
   bool post_rope = false;
-  // The lift stands in q_proj or o_proj, and latents themselves are attended
-  // to. Never set for rope_pairs, whose FOLD only leaves rows out.
+  // True if the lift is part of q_proj or o_proj, so that attention runs over
+  // the latents themselves. Never set for rope_pairs, whose FOLD only leaves
+  // out rows.
   bool folds = false;
-  bool has_bias = false;     // of the projection
-  bool has_up_bias = false;  // of the lift
+  bool has_bias = false;     // the projection has a bias
+  bool has_up_bias = false;  // the lift has a bias
   bool basis = false;
   bool mean = false;
   std::vector<ProgramLatent> latents;
   int64_t stored_width = 0;   // sum of R'
-  int64_t widest_latent = 0;  // greatest R'
-  // Dims of each KV head that the part's lift gives, ascending (RoPE's pairs
-  // come first): [Hkv][d]. rope_low_rank gives all rotary dims, and zeros in
-  // pairs it does not hold.
+  int64_t widest_latent = 0;  // the greatest R'
+  // Ascending dims of each KV head that the part's lift gives, [Hkv][d]. (The
+  // dims of RoPE pairs come first.) rope_low_rank gives all rotary dims, with
+  // zeros in pairs that it does not hold.
   std::vector<std::vector<int64_t>> lifted_dims;
-  // Dims that it holds, for the rows of a folded q_proj: [Hkv][...].
+  // Dims that the part holds, [Hkv][...]. A folded q_proj has rows for them.
   std::vector<std::vector<int64_t>> held_dims;
-  at::Tensor lifted_index;  // [Hkv, d]; undefined if all D
-  at::Tensor head_order;    // lifted heads to ascending; undefined if they are
-  at::Tensor folded_channels;  // folds: [Hkv * widest] (stored_width: a zero)
-  at::Tensor kept_pairs;       // rope_pairs: [Hkv * n]
-  // rope_low_rank: stored channels of all real parts, then all imaginary ones,
-  // the way back, and the pair of each complex channel.
+  at::Tensor lifted_index;  // [Hkv, d]; undefined if the part lifts all D dims
+  at::Tensor head_order;  // Brings lifted heads into ascending order; undefined
+                          // if they are in order.
+  at::Tensor folded_channels;  // If the part folds: [Hkv * widest_latent],
+                               // where stored_width stands for zero.
+  at::Tensor kept_pairs;       // for rope_pairs: [Hkv * n]
+  // For rope_low_rank: indices that put all stored real parts before all
+  // imaginary ones, indices that undo it, and the RoPE pair of each complex
+  // channel.
   at::Tensor complex_split;  // [2 sum of C]
   at::Tensor complex_join;   // [2 sum of C]
   at::Tensor channel_pairs;  // [sum of C]
-  // rope_low_rank that folds: the pair of each channel of a head, [Hkv * C].
+  // For rope_low_rank that folds: the RoPE pair of each channel of a head, [Hkv
+  // * C].
   at::Tensor head_channel_pairs;
 
-  // Complex channels of the widest latent of a rope_low_rank part.
+  // Number of complex channels of the widest latent of a rope_low_rank part.
   int64_t widest_complex() const { return widest_latent / 2; }
-  // Codes, and not numbers of a type.
+  // True if the part is stored as codes and not as numbers of a type.
   bool holds_codes() const {
     return coded &&
            latents.front().codec.dtype == kvasir::v1::DATA_TYPE_UNSPECIFIED;
@@ -85,8 +91,8 @@ struct LayerProgram {
   int64_t sliding_window = 0;  // 0: all keys before the query
   std::vector<ProgramPart> key;
   ProgramPart value;
-  bool joint = false;  // the values' latents are those of the last key part
-  // What a side keeps exact.
+  bool joint = false;  // the values share the latents of the last key part
+  // The tokens that a side keeps exact.
   struct ExactTokens {
     int64_t sinks = 0;   // first tokens of a sequence; 0: none
     int64_t window = 0;  // nearest to the query; 0: none
@@ -96,15 +102,17 @@ struct LayerProgram {
   ExactTokens value_exact;
   std::optional<plan::LayerEviction> eviction;
 
-  // q_proj's rows are not those of the base model: some key part folds.
+  // True if q_proj's rows are not those of the base model, because a key part
+  // folds.
   bool query_is_folded = false;
-  // Some key part is attended to in the dims of a head.
+  // True if a key part is attended to in the dims of a head.
   bool has_plain_key = true;
-  // With a folded q_proj: its rows for the plain dims [Hq * D], and per key
-  // part that folds [Hq * widest]. One past its rows stands for a zero.
+  // If q_proj is folded: its rows for the plain dims, [Hq * D], and for each
+  // key part that folds, [Hq * widest_latent]. The number of its rows stands
+  // for a zero row.
   at::Tensor plain_query_rows;
   std::vector<at::Tensor> folded_query_rows;  // by key part
-  // Values that fold: which of [Hq * widest] o_proj takes.
+  // If values fold: the columns of [Hq * widest_latent] that o_proj takes.
   at::Tensor output_columns;
 
   bool has_o_bias = false;
@@ -112,23 +120,28 @@ struct LayerProgram {
   std::vector<plan::RequiredTensor> attention_tensors;
 };
 
-// The program of one layer. `plan` null: the uncompressed layer, nothing coded.
-// The plan was accepted by plan::ValidatePlan.
-// Errors: Unimplemented for what the reference decoder does not apply
-//   (ANCHORED, selection, sequence ranges), naming layer and side;
+// The program of one layer. If `plan` is null, it is the uncompressed layer,
+// without codes. The plan must have been accepted by plan::ValidatePlan.
+// Errors: Unimplemented, naming layer and side, for features that the reference
+//   decoder does not apply (ANCHORED, selection, ranges per sequence);
 //   InvalidArgument for a space that has no tensors (low rank POST_ROPE).
 absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
                                               const kvasir::v1::LayerPlan* plan,
                                               int64_t layer,
                                               at::Device device = at::kCPU);
 
-// Tensors that the layer needs under this program, by names after
+// The tensors that the layer needs under this program, by names after
 // "model.layers.{l}.".
-enum class Ranges { kRequired, kNotYet };  // of CHANNEL_STATIC codecs
+enum class Ranges {
+  kRequired,
+  kNotYet
+};  // whether ranges of CHANNEL_STATIC
+    // codecs must be there
 std::vector<model::RequiredTensor> LayerTensors(
     const LayerProgram& program, Ranges ranges = Ranges::kRequired);
 
-// InvalidArgument naming layer and tensor, want and have.
+// InvalidArgument, naming layer and tensor, with the shape that is needed and
+// the one that is there.
 absl::Status CheckLayerTensors(const LayerProgram& program,
                                const TensorMap& tensors,
                                Ranges ranges = Ranges::kRequired);

@@ -4,7 +4,8 @@
 
 namespace kvasir::compress {
 
-// Rotations add up: by a position less, by another more.
+// Rotations add up, so a head is rotated back by one position and forward by
+// the other.
 at::Tensor MoveHeads(const LayerProgram& program, const Rotation& rotation,
                      const at::Tensor& heads, const std::vector<int64_t>& unit,
                      const at::Tensor& from, const at::Tensor& to) {
@@ -12,7 +13,7 @@ at::Tensor MoveHeads(const LayerProgram& program, const Rotation& rotation,
   const auto [cos_from, sin_from, cos_to, sin_to] = std::array<at::Tensor, 4>{
       rotation.cos.index_select(0, from), rotation.sin.index_select(0, from),
       rotation.cos.index_select(0, to), rotation.sin.index_select(0, to)};
-  // The tables' factor (YaRN) is in heads already.
+  // The heads already have YaRN's factor, which is part of the tables.
   const at::Tensor factor = cos_from.square() + sin_from.square();
   const at::Tensor cos = (cos_to * cos_from + sin_to * sin_from) / factor;
   const at::Tensor sin = (sin_to * cos_from - cos_to * sin_from) / factor;

@@ -1,4 +1,4 @@
-// Keys and queries at other positions than those they were rotated for.
+// Moves keys and queries to other positions than those they were rotated for.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -11,9 +11,9 @@
 
 namespace kvasir::compress {
 
-// As EvictionInputs::move: of what queries meet of the layer's keys, the dims
-// of a head and behind them the latents of parts that fold. `rotation` has all
-// of the positions, from 0 on.
+// Implements EvictionInputs::move. The heads are what queries and keys of the
+// layer are multiplied by: the dims of a head, then the latents of parts that
+// fold. `rotation` has all of the positions from 0 on.
 at::Tensor MoveHeads(const LayerProgram& program, const Rotation& rotation,
                      const at::Tensor& heads, const std::vector<int64_t>& unit,
                      const at::Tensor& from, const at::Tensor& to);

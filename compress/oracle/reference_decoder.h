@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "compress/oracle/layer_forward.h"
 #include "compress/oracle/layer_program.h"
-#include "compress/oracle/tensor_loader.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_loader.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/shapes/decoder_spec.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
@@ -21,20 +21,21 @@ namespace kvasir::compress {
 
 struct DecoderOptions {
   at::Device device = at::kCPU;
-  // Tensors may lack the ranges of CHANNEL_STATIC codecs, which are then only
-  // to be run with LayerHooks::code_latents off (as to find those ranges).
+  // If true, tensors may lack the ranges of CHANNEL_STATIC codecs. The decoder
+  // may then only run with LayerHooks::code_latents off, for example to find
+  // these ranges.
   bool without_ranges = false;
 };
 
 // A whole model in memory under its plan: the oracle of what is served. All of
 // its tensors and products are float32.
 // Owns: its tensors (shared with those it was made from).
-// Threads: const methods from any thread, hooks allowing.
-// Errors: as Status; what libtorch throws is Internal.
+// Threads: const methods from any thread, if the hooks allow it.
+// Errors: as Status; what libtorch throws becomes Internal.
 class ReferenceDecoder {
  public:
-  // Without a plan: the uncompressed model, nothing coded. With one: judged by
-  // plan::ValidatePlan, tensors checked against it, and none beside them.
+  // Without a plan the model is uncompressed, without codes. A plan must pass
+  // plan::ValidatePlan; the tensors must be exactly those that it needs.
   static absl::StatusOr<ReferenceDecoder> Load(
       const model::Checkpoint& checkpoint,
       const std::optional<kvasir::v1::KvPlan>& plan,
@@ -49,13 +50,14 @@ class ReferenceDecoder {
   static absl::StatusOr<ReferenceDecoder> FromTensors(
       Parts parts, const DecoderOptions& options = {});
 
-  // ids int64 [B, T], T <= max_position_embeddings, to float32 [B, T, V] on the
-  // decoder's device. Gradients are recorded as the caller's mode says.
+  // Takes ids int64 [B, T], T <= max_position_embeddings, and returns float32
+  // [B, T, V] on the decoder's device. Gradients are recorded if the caller's
+  // mode says so.
   absl::StatusOr<at::Tensor> Logits(const at::Tensor& ids,
                                     const LayerHooks& hooks = {}) const;
 
-  // The same in two steps: what the last layer gives [B, T, M], and the logits
-  // of any of its rows [..., V] (float32).
+  // The same in two steps: the output of the last layer [B, T, M], and the
+  // logits of any of its rows [..., V] (float32).
   absl::StatusOr<at::Tensor> LastHidden(const at::Tensor& ids,
                                         const LayerHooks& hooks = {}) const;
   absl::StatusOr<at::Tensor> HeadLogits(const at::Tensor& hidden) const;
@@ -70,7 +72,7 @@ class ReferenceDecoder {
   const LayerProgram& program(int64_t index) const {
     return programs_[static_cast<size_t>(index)];
   }
-  // Of at least the first `num_positions` positions.
+  // A rotation with at least the first `num_positions` positions.
   Rotation RotationOf(int64_t num_positions) const;
 
  private:
@@ -82,7 +84,8 @@ class ReferenceDecoder {
   OuterTensors outer_;
   std::vector<TensorMap> layers_;
   std::vector<LayerProgram> programs_;
-  // Of the longest sequence so far: a context may be far longer than any.
+  // The rotation of the longest sequence so far. (A model's context may be far
+  // longer than any sequence.)
   struct Turned {
     std::mutex mutex;
     Rotation rotation;

@@ -13,8 +13,8 @@
 #include "compress/runtime/device.h"
 #include "gmock/gmock.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/checkpoint/file.h"
-#include "model/checkpoint/json.h"
+#include "model/files/file.h"
+#include "model/files/json.h"
 #include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 

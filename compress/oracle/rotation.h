@@ -9,8 +9,8 @@
 
 namespace kvasir::compress {
 
-// cos and sin of every pair at positions first .. first + T - 1, YaRN's
-// attention factor included. Angles are float64.
+// cos and sin of every pair at positions first .. first + T - 1, including
+// YaRN's attention factor. Angles are float64.
 struct Rotation {
   at::Tensor cos;  // [T, rotary_dim / 2]
   at::Tensor sin;
@@ -23,8 +23,8 @@ Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
                       const at::TensorOptions& options,
                       int64_t first_position = 0);
 
-// Turns the first pairs of heads [B, T, H, W] by cos and sin [T, 1 or H, n],
-// and scales all of it; dims behind the pairs do not turn.
+// Rotates the first pairs of heads [B, T, H, W] by cos and sin [T, 1 or H, n],
+// and scales all numbers. Dims after the pairs do not rotate.
 struct Turn {
   at::Tensor cos;
   at::Tensor sin;

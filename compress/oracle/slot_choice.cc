@@ -10,7 +10,7 @@ namespace {
 
 class Norm {
  public:
-  // Over the candidates, which may be none.
+  // The range of the candidates, of which there may be none.
   explicit Norm(std::span<const float> candidates) {
     if (candidates.empty()) return;
     const auto [least, greatest] =

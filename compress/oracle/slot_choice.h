@@ -1,5 +1,5 @@
-// Which slots of a unit stay at an eviction: the rule that every engine
-// follows.
+// Chooses which slots of a unit stay at an eviction. Every engine follows this
+// rule.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,23 @@
 
 namespace kvasir::compress {
 
-// What is known of n slots of one unit, in their order. Errors may be empty:
-// they are all the same.
+// The scores of n slots of one unit, in their order. A list of errors may be
+// empty, which means that all errors are equal.
 struct SlotScores {
   std::span<const float> mass;  // S
   std::span<const float> key_error;
   std::span<const float> value_error;
 };
 
-// `kept` of the n slots, ascending: the first `sinks`, the last `recent`, and
-// of those between, the candidates, the ones with the greatest
+// Returns `kept` of the n slots, ascending: the first `sinks`, the last
+// `recent`, and the best of those between, the candidates. The score of a
+// candidate is
 //   lambda * norm(S) + (1 - lambda) * f * ((1 - norm(Ek)) + (1 - norm(Ev)))
-// with f the factor of friendliness and norm(x) = (x - least) / (greatest -
-// least) over the candidates, 0 where all are the same. The lower slot comes
-// first among equals. Float32, as written. Where others stay as the latest, the
-// first `sinks` and the last ones. sinks + recent <= kept <= n (CHECK).
+// Here f is the friendliness factor, and norm(x) = (x - least) / (greatest -
+// least) over the candidates, or 0 if all are equal. Equal scores prefer the
+// lower slot. All arithmetic is float32, as written. If the rule has no scores
+// (streaming), the first `sinks` and the latest slots stay. sinks + recent <=
+// kept <= n (CHECK).
 std::vector<int64_t> ChooseSlots(const plan::ResolvedEviction& rule,
                                  const SlotScores& scores, int64_t kept);
 

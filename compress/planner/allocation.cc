@@ -9,8 +9,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Of one latent: loss by units of its codes, a unit being what one bit of the
-// narrowest step takes.
+// Loss of one latent by units of its codes. A unit is the space that one bit of
+// the narrowest group takes.
 class WidthTable {
  public:
   explicit WidthTable(const PartChannels& part) : part_(part) {
@@ -24,14 +24,15 @@ class WidthTable {
     Fill();
   }
 
-  // Units that fit into so many grains of all latents; below 0: none.
+  // Units that fit into `grains` of all latents; below 0 if not even the
+  // parameters fit.
   int64_t UnitsIn(int64_t grains) const {
     const int64_t bytes =
         grains / part_.latents * part_.grain_bytes - ParamGrainBytes();
     if (bytes < 0) return -1;
     return std::min(bytes * 8 / unit_bits_, num_units_ - 1);
   }
-  // Where every channel has all its bits.
+  // Grains with which every channel has all bits.
   int64_t MostGrains() const {
     const int64_t codes = (channels_ * kCodeWidths[0] + 7) / 8;
     return part_.latents *
@@ -71,14 +72,14 @@ class WidthTable {
   int64_t Units(size_t group, size_t width) const {
     return part_.groups[group].channels / unit_bits_ * kCodeWidths[width];
   }
-  // Parameters lie in a region of their own.
+  // Parameters have a region of their own.
   int64_t ParamGrainBytes() const {
     return (part_.param_bytes + part_.grain_bytes - 1) / part_.grain_bytes *
            part_.grain_bytes;
   }
 
-  // loss_[w][i][u]: the first i groups in at most u units, none of them
-  // narrower than width w.
+  // loss_[w][i][u]: loss of the first i groups in at most u units, when none of
+  // them is narrower than width w.
   void Fill() {
     loss_.assign(
         kCodeWidths.size() * (Groups() + 1) * static_cast<size_t>(num_units_),
@@ -94,7 +95,7 @@ class WidthTable {
                            (stored ? part_.loss_per_channel *
                                          static_cast<double>(group.channels)
                                    : 0.0);
-        // Something is stored: the first group has bits.
+        // The first group must have bits, so that something is stored.
         const bool may = stored || i > 1;
         for (int64_t u = 0; u < num_units_; ++u) {
           const double wider =
@@ -150,7 +151,7 @@ struct ByteChoice::Node {
   Kind kind = Kind::kLeaf;
   int leaf = 0;
   std::vector<double> loss;
-  // kEither: which option; kTogether: grains of the first of two.
+  // kEither: the option; kTogether: the grains of the first of two.
   std::vector<int32_t> from;
   std::vector<ByteChoice> below;
 };

@@ -28,14 +28,15 @@ using kvasir::v1::LayerPlan;
 using kvasir::v1::Part;
 
 constexpr int64_t kPageTokens = 64;
-// Regions of a tile begin at multiples of 128 bytes: of a slot, of 2.
+// Regions of a tile begin at multiples of 128 bytes, which is 2 bytes per slot.
 constexpr int64_t kLeastGrain = cache::kRegionAlignmentBytes / kPageTokens;
 
-// Rows that every space of every layer is tried on; what is chosen is judged on
-// all of them.
+// Rows on which every space of every layer is measured. The chosen spaces are
+// judged on all rows.
 constexpr int64_t kTriedRows = 1024;
 
-// Groups of 1 .. all heads of a share, each size that divides them.
+// Groups of each size from 1 to all heads of a share that divides the number of
+// heads.
 std::vector<std::vector<std::vector<int64_t>>> Groupings(
     const model::DecoderSpec& spec, int64_t shares) {
   const int64_t heads = spec.num_kv_heads;
@@ -52,7 +53,8 @@ std::vector<std::vector<std::vector<int64_t>>> Groupings(
   return groupings;
 }
 
-// Exact ones that the engine has: Sylvester's, and Paley's of 32s.
+// Returns whether the engine has an exact Hadamard matrix of this width:
+// Sylvester's, or Paley's for multiples of 32.
 bool HasHadamard(int64_t width) {
   return width % 32 == 0 ? width <= 1024 : (width & (width - 1)) == 0;
 }
@@ -144,7 +146,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // One thread at a time.
+  // Calls `progress`, one thread at a time.
   void Advance(double layers) {
     done_ += layers;
     if (options().progress == nullptr || cancelled_) return;
@@ -170,7 +172,7 @@ class Planner {
     KVASIR_ASSIGN_OR_RETURN(data.moments,
                             MomentsOfLayer(spec_, weights, calibration,
                                            request_.calibration->num_tokens));
-    // What stays exact needs no codes.
+    // Tokens that stay exact need no codes.
     const at::Tensor coded =
         calibration.sample_positions >= options().exact_sinks;
     const at::Tensor held_out = calibration.sample_held_out;
@@ -219,7 +221,8 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Evenly, as many as codes are tried on in every space.
+  // A selection of rows, spread evenly, as many as codes are measured on in
+  // every space.
   static SampleRows SomeOf(const SampleRows& all) {
     const int64_t step = (all.rows.size(0) + kTriedRows - 1) / kTriedRows;
     return {all.rows.slice(0, 0, all.rows.size(0), step),
@@ -256,7 +259,7 @@ class Planner {
     candidate.channels.grain_bytes = grain_bytes_;
     const TimeModel* time = TimeOf(options().speed);
     if (time == nullptr) return;
-    // Each query head of a group meets each of its channels.
+    // Each query head of a group uses all channels of the group.
     candidate.ns_per_channel =
         static_cast<double>(candidate.option.groups.size()) * time->number_ns +
         2 * static_cast<double>(spec_.num_heads) * time->flop_ns;
@@ -278,14 +281,14 @@ class Planner {
     return static_cast<int64_t>(sum);
   }
 
-  // Grains that the curve is drawn over.
+  // Number of grains that the curve covers.
   int64_t GrainsInSight() const {
     if (!options().kv_bytes_per_token) return MostGrains();
-    // A little more, to say what more bytes would give.
+    // A little more, to show the effect of more bytes.
     return GrainsOf(1.5 * *options().kv_bytes_per_token);
   }
 
-  // As many as these bytes hold, or as can be spent.
+  // Grains that fit into these bytes, or that can be spent at all.
   int64_t GrainsOf(double bytes) const {
     return static_cast<int64_t>(
         std::min(bytes / static_cast<double>(grain_bytes_),
@@ -343,10 +346,11 @@ class Planner {
         " --exact-sinks ", o.exact_sinks, " --tp ", request_.tp);
   }
 
-  // Bytes of a plan by the calculator of pages.
+  // The bytes of a plan as the page layout counts them.
   struct Counted {
     double marginal = 0;
-    double tiles = 0;  // of it: without what fills up pages for exact rows
+    double tiles = 0;  // Part of `marginal`: without padding that fills pages
+                       // with exact rows.
     double fixed = 0;
   };
   absl::StatusOr<Counted> Count(const KvPlan& plan) const {
@@ -369,7 +373,7 @@ class Planner {
     return counted;
   }
 
-  // A finished plan of a window.
+  // A complete plan for one window.
   struct Finished {
     AutoPlan plan;
     SpentBytes spent;
@@ -404,8 +408,8 @@ class Planner {
     return spent.grains * grain_bytes_;
   }
 
-  // As many bytes as `window` leaves of the budget, which the spending has in
-  // sight.
+  // The plan for the bytes that `window` leaves of the budget. The budget must
+  // be within the grains that `spending` covers.
   absl::StatusOr<std::optional<Finished>> WithinBytes(const Spending& spending,
                                                       int64_t window,
                                                       double budget) const {
@@ -424,7 +428,7 @@ class Planner {
     return std::nullopt;
   }
 
-  // The fewest bytes of that loss.
+  // The plan of fewest bytes that reaches the wanted loss.
   absl::StatusOr<std::optional<Finished>> WithinLoss(
       const Spending& spending) const {
     const auto predicted = [&](int64_t grains) {
@@ -446,8 +450,8 @@ class Planner {
     return finished;
   }
 
-  // The best plan of all windows at this price of time, and what it was chosen
-  // from; none fits: nothing.
+  // The best plan over all windows at this price of time, and the spending it
+  // was chosen from. Empty if none fits.
   absl::StatusOr<std::optional<Finished>> BestOf(double price) {
     const int64_t sight = GrainsInSight();
     const bool by_bytes = options().kv_bytes_per_token.has_value();
@@ -477,7 +481,8 @@ class Planner {
     double price = 0;
     KVASIR_ASSIGN_OR_RETURN(std::optional<Finished> best, BestOf(price));
     if (!best) return Impossible();
-    // Time is bought with loss until a slot takes no longer than a dense one.
+    // Gives up loss for time until a slot takes no longer than in a dense
+    // cache.
     const double limit = dense_slot_ns_;
     if (limit > 0 && best->spent.ns > limit) {
       double low = 0;
@@ -498,7 +503,7 @@ class Planner {
         }
         if (fast && high - low < 0.05 * high) break;
       }
-      // The curve is drawn at the price of what is chosen.
+      // The curve is drawn at the price of the chosen plan.
       KVASIR_ASSIGN_OR_RETURN(best, BestOf(fast ? high : 0.0));
     }
     best_ = std::move(best->plan);
@@ -506,9 +511,10 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Measures plans of fewer and of more bytes, and chooses by what they say.
-  // They have no window: that of the plan is for long sequences, and hides most
-  // of the codes of those that are measured here.
+  // Measures plans of fewer and of more bytes, and chooses again with the
+  // fitted kappa. These plans have no window: the chosen window is for long
+  // sequences and would hide most of the codes in the short sequences that are
+  // measured here.
   absl::Status Probe() {
     constexpr double kLeastShare = 0.6;
     constexpr double kMostShare = 1.4;
@@ -538,7 +544,7 @@ class Planner {
     const double before = kappa_.median;
     KVASIR_ASSIGN_OR_RETURN(kappa_, FitKappa(std::move(trials)));
     if (!options().kv_bytes_per_token) return Choose();
-    // As good as before, and told otherwise.
+    // The plan is as good as before; only its prediction changes.
     best_.prediction.kl *= kappa_.median / before;
     best_.prediction.kappa = kappa_;
     return absl::OkStatus();
@@ -556,13 +562,14 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // "5120 bytes would do", as far as they were looked at.
+  // Text such as "5120 bytes would do", for bytes within the range that was
+  // searched.
   std::string BytesForLoss(double max_kl) const {
     const Spending wide(candidates_, best_.prediction.exact_window, 0.0,
                         MostGrains());
     const std::vector<double>& loss = wide.all().loss();
     for (size_t i = 0; i < loss.size(); ++i) {
-      // Impossible is more than any loss.
+      // kImpossible is greater than any loss.
       if (loss[i] * kappa_.median > max_kl) continue;
       return absl::StrFormat(
           "%.1f bytes would do",
@@ -574,7 +581,7 @@ class Planner {
 
   absl::Status Impossible() const {
     if (!options().kv_bytes_per_token) {
-      int64_t window = 0;  // the longest that was tried
+      int64_t window = 0;  // the longest window that was tried
       for (const int64_t each : options().windows) {
         if (each < options().target_length) window = std::max(window, each);
       }
@@ -612,14 +619,14 @@ class Planner {
     return Cancelled();
   }
 
-  // The curve at the chosen window and price of time.
+  // Computes the curve at the chosen window and price of time.
   void Draw() {
     constexpr int64_t kPoints = 24;
     AutoPrediction& prediction = best_.prediction;
     const std::vector<double>& loss = spending_->all().loss();
     const int64_t first = spending_->all().least_grains();
     auto last = static_cast<int64_t>(loss.size()) - 1;
-    // What can no longer fall is no part of a curve.
+    // Points after the last decrease are left out.
     while (last > first && loss[static_cast<size_t>(last - 1)] ==
                                loss[static_cast<size_t>(last)]) {
       --last;
@@ -638,15 +645,15 @@ class Planner {
   const model::DecoderSpec& spec_;
   AutoOptions options_;
   int64_t grain_bytes_ = 0;
-  double dense_slot_ns_ = 0;  // of all layers
+  double dense_slot_ns_ = 0;  // over all layers
   PlanCandidates candidates_;
   FittedKappa kappa_;
   int64_t span_ = 0;
   std::vector<PlannedLayer> data_;
-  std::mutex mutex_;  // of weights and progress while layers are measured
-  double done_ = 0;   // layers
+  std::mutex mutex_;  // guards weights and progress while layers are measured
+  double done_ = 0;   // in layers
   bool cancelled_ = false;
-  std::unique_ptr<Spending> spending_;  // of the chosen price and window
+  std::unique_ptr<Spending> spending_;  // for the chosen price and window
   SpentBytes spent_;
   AutoPlan best_;
 };

@@ -6,19 +6,20 @@
 namespace kvasir::compress {
 namespace {
 
-// Steps of the best even codes of a normal variable of variance 1, by bits
-// (Max 1960, "Quantizing for minimum distortion", table 2; 8 bits: the same
-// minimum found numerically).
+// Steps of the best uniform codes of a normal variable of variance 1, by bits
+// (Max 1960, "Quantizing for minimum distortion", table 2; the step for 8 bits
+// is the same minimum, found numerically).
 constexpr std::array<double, 9> kNormalSteps = {
     0.0, 1.5958, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308};
 
-// Of them: narrower for flat channels, wider for those with tails.
+// Factors of these steps: narrower for flat channels, wider for channels with
+// tails.
 constexpr std::array<double, 9> kClipFactors = {0.6,  0.75, 0.9, 1.0, 1.15,
                                                 1.35, 1.6,  2.0, 2.6};
 
 double Levels(int bits) { return static_cast<double>((1 << bits) - 1); }
 
-// Where a scale is 0, all lies at the minimum.
+// A scale of 0 means that all numbers are at the minimum.
 at::Tensor Places(const at::Tensor& rows, const ChannelRanges& ranges) {
   const at::Tensor some = ranges.scale > 0;
   return at::where(
@@ -61,7 +62,7 @@ ChannelRanges FitRanges(const at::Tensor& rows, int bits) {
   if (bits == 0) return {mean.to(at::kFloat), at::zeros_like(mean, at::kFloat)};
   const at::Tensor centred = rows - mean.to(at::kFloat);
   const at::Tensor deviation = centred.square().mean(0).sqrt();
-  // Channels of variance 1: one step for all.
+  // With channels of variance 1 one step serves all.
   const at::Tensor normal =
       centred / at::where(deviation > 0, deviation, at::ones_like(deviation));
   at::Tensor least;

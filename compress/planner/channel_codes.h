@@ -1,11 +1,10 @@
-// Codes in static ranges: of each channel a minimum and a scale, the same for
-// all tokens. As the engine codes: round-half-even(clamp((x - minimum) / scale,
-// 0, 2^bits - 1)), and a code stands for code * scale + minimum. A channel of 0
-// bits stands for its minimum.
-//
-// The scale is the one of a handful of clip factors with the least measured
-// squared error: real channels have tails that no formula for a normal
-// distribution knows.
+// Codes in static ranges: each channel has a minimum and a scale that are the
+// same for all tokens. A number is coded as in the engine,
+// round-half-even(clamp((x - minimum) / scale, 0, 2^bits - 1)), and decoded as
+// code * scale + minimum. A channel of 0 bits is decoded as its minimum.
+// The scale comes from the clip factor of least measured squared error among a
+// handful. Real channels have tails that the formulas for a normal distribution
+// do not cover.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,7 +14,7 @@
 
 namespace kvasir::compress {
 
-// Of R channels, float32 [R].
+// Ranges of R channels, float32 [R].
 struct ChannelRanges {
   at::Tensor minimum;
   at::Tensor scale;
@@ -23,10 +22,10 @@ struct ChannelRanges {
 
 // rows [N, R], N > 0; every channel has `bits`.
 ChannelRanges FitRanges(const at::Tensor& rows, int bits);
-// Channel c has bits[c].
+// Channel c has bits[c] bits.
 ChannelRanges FitRanges(const at::Tensor& rows, const std::vector<int>& bits);
 
-// What codes of `bits` make of rows [N, R]; float32.
+// Codes rows [N, R] in `bits` and decodes them; float32.
 at::Tensor CodedRows(const at::Tensor& rows, const ChannelRanges& ranges,
                      int bits);
 
@@ -34,8 +33,8 @@ at::Tensor CodedRows(const at::Tensor& rows, const ChannelRanges& ranges,
 at::Tensor CodeErrors(const at::Tensor& rows, const ChannelRanges& ranges,
                       int bits);
 
-// Share of the numbers that lie outside of their range by more than half a
-// step. [R] float64; 0 for 0 bits, which have no codes.
+// Share of the numbers that are outside their range by more than half a step,
+// [R] float64. 0 for 0 bits, which have no codes.
 at::Tensor ClampRates(const at::Tensor& rows, const ChannelRanges& ranges,
                       int bits);
 

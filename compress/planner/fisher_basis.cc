@@ -7,7 +7,8 @@
 namespace kvasir::compress {
 namespace {
 
-// What is not there is no direction to divide by.
+// Smaller eigenvalues are raised to this share of the largest, because the
+// inverse divides by them.
 constexpr double kLeastEigenvalue = 1e-12;
 
 struct Roots {
@@ -15,7 +16,7 @@ struct Roots {
   at::Tensor inverse;  // F^-1/2
 };
 
-// Hermitian, positive up to rounding.
+// The matrix must be Hermitian, and positive up to rounding.
 Roots RootsOf(const at::Tensor& matrix) {
   auto [values, vectors] = at::linalg_eigh(matrix);
   const double most = values.max().item<double>();
@@ -25,7 +26,7 @@ Roots RootsOf(const at::Tensor& matrix) {
   return {at::mm(vectors * roots, back), at::mm(vectors / roots, back)};
 }
 
-// Columns by falling eigenvalue; the largest entry of each is real and
+// Columns by falling eigenvalue. The largest entry of each is real and
 // positive, so that equal matrices give equal bases.
 struct Falling {
   at::Tensor values;
@@ -45,7 +46,7 @@ at::Tensor Symmetric(const at::Tensor& matrix) {
   return (matrix + matrix.conj().transpose(0, 1)) / 2;
 }
 
-// E[z zH] / 2 of a pair's complex numbers, over all rotations.
+// E[z zH] / 2 of a pair's complex numbers, averaged over all rotations.
 at::Tensor OverRotations(const at::Tensor& matrix, const PairOfGroup& pair) {
   const at::Tensor first = at::tensor(pair.first, at::kLong);
   const at::Tensor second = at::tensor(pair.second, at::kLong);
@@ -60,7 +61,7 @@ at::Tensor OverRotations(const at::Tensor& matrix, const PairOfGroup& pair) {
           2);
 }
 
-// maps [C, s] complex as [2C, n] of real and imaginary parts.
+// The complex maps [C, s] as a matrix [2C, n] of real and imaginary parts.
 at::Tensor RealMatrix(const at::Tensor& maps,
                       const std::vector<int64_t>& channel_pairs,
                       const std::vector<PairOfGroup>& pairs, int64_t n) {
@@ -142,7 +143,8 @@ at::Tensor RealEncoder(const CommutingBasis& basis,
 
 at::Tensor RealDecoder(const CommutingBasis& basis,
                        const std::vector<PairOfGroup>& pairs, int64_t n) {
-  // A decoder's real matrix is the encoder's of its conjugate, transposed.
+  // A decoder's real matrix is the transposed real encoder matrix of its
+  // conjugate.
   return RealMatrix(basis.decode.conj().transpose(0, 1), basis.pairs, pairs, n)
       .t()
       .contiguous();

@@ -1,11 +1,10 @@
 // Transforms after which the loss of a cache is the sum of its channels'
 // squared errors: the Karhunen-Loeve transform under Fisher's metric.
-//
-// With x a key, a value or both, F its information and S its second moment,
-// an error e costs tr(F E[e et]) / 2 nats a token. z = Ut F^1/2 x has the error
-// U F^1/2 e, of the same cost: the half of its square. U are the eigenvectors
-// of F^1/2 S F^1/2, which put most variance into the fewest channels.
-// All tensors are float64 on the CPU. Functions throw c10::Error.
+// x is a key, a value or both, F its information and S its second moment. An
+// error e costs tr(F E[e et]) / 2 nats per token. z = Ut F^1/2 x has the error
+// Ut F^1/2 e, which costs the same: half of its square. U holds the
+// eigenvectors of F^1/2 S F^1/2, which put the most variance into the fewest
+// channels. All tensors are float64 on the CPU. Functions throw c10::Error.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,36 +18,36 @@ namespace kvasir::compress {
 struct FisherBasis {
   at::Tensor encode;     // [R, n]
   at::Tensor decode;     // [n, R]
-  at::Tensor variances;  // [R], falling: of the channels of z
+  at::Tensor variances;  // [R], falling, of the channels of z
 };
-// moment, information [n, n]; 1 <= rank <= n.
+// `moment` and `information` are [n, n]; 1 <= rank <= n.
 FisherBasis FindFisherBasis(const at::Tensor& moment,
                             const at::Tensor& information, int64_t rank);
 
-// Rows of a RoPE pair in the vector of a group's heads: of head j the numbers
-// first[j] and second[j] turn together.
+// Rows of a RoPE pair in the vector of a group's heads: the numbers first[j]
+// and second[j] of head j rotate together.
 struct PairOfGroup {
   std::vector<int64_t> first;
   std::vector<int64_t> second;
 };
 
-// The same for keys that rotate, by maps that commute with it: complex numbers
-// across the heads of a group, at one pair. Moment and information are averaged
-// over rotations.
+// The same for keys that rotate, by maps that commute with the rotation:
+// complex numbers across the heads of a group, at one pair. Moment and
+// information are averaged over rotations.
 struct CommutingBasis {
-  // Of complex channel c: its pair (in the given order), and the maps between
-  // it and the heads' numbers at that pair.
+  // For complex channel c: the index of its pair, and the maps between the
+  // channel and the heads' numbers at that pair.
   std::vector<int64_t> pairs;  // [C]
   at::Tensor encode;           // [C, s] complex
   at::Tensor decode;           // [s, C] complex
-  at::Tensor variances;        // [C], falling; of its real part, on average
+  at::Tensor variances;  // [C], falling; average variance of the real part
 };
 CommutingBasis FindCommutingBasis(const at::Tensor& moment,
                                   const at::Tensor& information,
                                   const std::vector<PairOfGroup>& pairs);
 
-// The maps as real matrices, [2C, n] and [n, 2C]: all real parts, then all
-// imaginary ones; n numbers of the group's heads.
+// The maps as real matrices, [2C, n] and [n, 2C], for the n numbers of the
+// group's heads. All real parts come before all imaginary ones.
 at::Tensor RealEncoder(const CommutingBasis& basis,
                        const std::vector<PairOfGroup>& pairs, int64_t n);
 at::Tensor RealDecoder(const CommutingBasis& basis,

@@ -1,5 +1,5 @@
-// What predicted divergences are to be multiplied by: fitted to plans that were
-// measured.
+// Fits kappa, the factor between predicted and measured divergence, to plans
+// that were measured.
 #pragma once
 
 #include <optional>
@@ -9,31 +9,31 @@
 
 namespace kvasir::compress {
 
-// A plan that was tried.
+// A plan that was measured.
 struct PlanTrial {
-  double bytes = 0;      // of a token
-  double predicted = 0;  // nats a token, without kappa
+  double bytes = 0;      // per token
+  double predicted = 0;  // nats per token, without kappa
   double measured = 0;
 };
 
 struct FittedKappa {
-  double median = 1;  // of measured over predicted
-  double low = 1;     // 16 % of the trials are below, and above
+  double median = 1;  // median of measured / predicted
+  double low = 1;     // 16th percentile of the ratios; `high` is the 84th
   double high = 1;
-  // Rank correlation of measured and predicted; of five trials or more.
+  // Rank correlation of measured and predicted; only for five or more trials.
   std::optional<double> spearman;
   std::vector<PlanTrial> trials;
 };
 
-// INVALID_ARGUMENT for no trial, and for divergences that are not positive.
+// INVALID_ARGUMENT if there is no trial, or if a divergence is not positive.
 absl::StatusOr<FittedKappa> FitKappa(std::vector<PlanTrial> trials);
 
-// Ties have their mean rank; 0 where either side is constant. Equally many, at
-// least one.
+// Ties get their mean rank. The result is 0 if either side is constant. Both
+// sides have the same number of entries, at least one.
 double SpearmanCorrelation(const std::vector<double>& a,
                            const std::vector<double>& b);
 
-// The number that a share of the sorted ones lies below, interpolated.
+// The `share` quantile of the numbers, interpolated between neighbours.
 double Quantile(std::vector<double> numbers, double share);
 
 }  // namespace kvasir::compress

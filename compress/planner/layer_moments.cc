@@ -38,8 +38,8 @@ at::Tensor Block(const at::Tensor& matrix,
   return matrix.index_select(0, index).index_select(1, index);
 }
 
-// How much of a pair's mean does not turn away: |mean of e^(i angle n)|^2 over
-// the positions that ranges are to hold for.
+// The share of a pair's mean that remains under rotation: |mean of e^(i angle
+// n)|^2 over the positions that ranges must cover.
 std::vector<double> SteadyShares(const model::DecoderSpec& spec) {
   const int64_t positions =
       std::min<int64_t>(kRangePositions, spec.max_position_embeddings);
@@ -112,7 +112,7 @@ RopeBasis RopeLowRankBasis(const LayerMoments& moments,
   const std::vector<double> steady = SteadyShares(spec);
   const int64_t dim = spec.head_dim;
   const auto width = static_cast<int64_t>(heads.size()) * dim;
-  // What of the mean goes round is spread like variance.
+  // The share of the mean that rotates away acts like variance.
   std::vector<double> turning(static_cast<size_t>(width), 0.0);
   std::vector<PairOfGroup> pairs(steady.size());
   for (size_t p = 0; p < steady.size(); ++p) {

@@ -9,10 +9,11 @@
 namespace kvasir::compress {
 namespace {
 
-// Channels of one width: what planes of codes and their readers like.
+// Channels that share a width; a size that suits planes of codes and the
+// kernels that read them.
 constexpr int64_t kGroupChannels = 8;
 
-// Of a latent: width of each channel.
+// The width of each channel of a latent.
 std::vector<int> BitsOf(const LatentTransform& transform,
                         const std::vector<int>& widths) {
   std::vector<int> bits(static_cast<size_t>(transform.rank));
@@ -57,7 +58,7 @@ std::string SpaceOption::Name(int64_t num_kv_heads) const {
 }
 
 at::Tensor SpreadPositions(int64_t count, int64_t span) {
-  // Multiples of the golden ratio are spread evenly however many there are.
+  // Multiples of the golden ratio are spread evenly for any count.
   constexpr double kGoldenShare = 0.6180339887498949;
   const at::Tensor turns = at::arange(count, at::kDouble) * kGoldenShare;
   return ((turns - turns.floor()) * static_cast<double>(span))
@@ -105,7 +106,7 @@ at::Tensor LatentRows(const LatentTransform& transform,
 std::vector<std::vector<int64_t>> WidthGroups(
     const LatentTransform& transform) {
   const int64_t width = transform.rank;
-  // Runs of real and of imaginary parts lie apart and are as long.
+  // Real and imaginary parts form separate runs of equal length.
   const int64_t half = transform.pairs.empty() ? 0 : width / 2;
   const int64_t end = half == 0 ? width : half;
   std::vector<std::vector<int64_t>> groups;
@@ -220,7 +221,8 @@ CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
     const at::Tensor index = at::tensor(transform.columns, at::kLong);
     const at::Tensor metric =
         information.index_select(0, index).index_select(1, index);
-    // Of all rows at once: the errors' second moment under the latent's metric.
+    // For all rows at once: the errors' second moment under the latent's
+    // metric.
     const at::Tensor moment =
         error.t().mm(error).to(at::kDouble) / error.size(0);
     const at::Tensor of_latent =

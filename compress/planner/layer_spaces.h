@@ -1,5 +1,6 @@
-// The spaces that a layer's keys and values may be stored in, and what codes
-// of each width lose there: measured on sample rows, not taken from a formula.
+// The spaces in which a layer's keys and values may be stored, and the loss of
+// codes of each width there. The loss is measured on sample rows, not taken
+// from a formula.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,16 +18,17 @@ namespace kvasir::compress {
 
 enum class SpaceKind {
   kJoint,    // low_rank, key and value: keys rebuilt, values lifted at run time
-  kKey,      // low_rank before the rotation, rebuilt; absorbed without rotation
+  kKey,      // low_rank before the rotation and rebuilt; absorbed if nothing
+             // rotates.
   kRopeKey,  // rope_low_rank after the rotation, absorbed
   kValue,    // low_rank, absorbed
-  // Whole heads behind a Hadamard matrix, in levels of a normal number: nothing
-  // in them is calibrated.
+  // Whole heads after a Hadamard matrix, coded in the levels of a normal
+  // distribution. Nothing in them is calibrated.
   kRotatedKey,
   kRotatedValue,
 };
 
-// One way to store keys, values or both of a layer.
+// One way to store a layer's keys, values or both.
 struct SpaceOption {
   SpaceKind kind = SpaceKind::kJoint;
   std::vector<std::vector<int64_t>> groups;  // KV heads that share a latent
@@ -39,77 +41,79 @@ struct SpaceOption {
            kind == SpaceKind::kRotatedValue;
   }
   bool keys() const { return kind == SpaceKind::kJoint || !values(); }
-  // "joint all", "rope keys 1", "values 3": with the heads of a group.
+  // Such as "joint all", "rope keys 1" or "values 3", with the heads of a
+  // group.
   std::string Name(int64_t num_kv_heads) const;
 };
 
-// Rows of sample tokens: keys before their rotation beside values.
+// Rows of sample tokens: keys before their rotation, then values.
 struct SampleRows {
   at::Tensor rows;       // [N, 2n] float32
-  at::Tensor positions;  // [N] at which rotated codes are tried
+  at::Tensor positions;  // [N], at which codes of rotated keys are measured
 };
 
-// Positions spread evenly over [0, span), the same ones each time.
+// Positions spread evenly over [0, span), the same in every run.
 at::Tensor SpreadPositions(int64_t count, int64_t span);
 
 // The transform of one group's latent.
 struct LatentTransform {
-  std::vector<int64_t> columns;  // of a row
+  std::vector<int64_t> columns;  // columns of a row
   int64_t rank = 0;              // R
   at::Tensor encode;             // [R, n'] float64
   at::Tensor decode;             // [n', R]
-  // RoPE pair of each complex channel [R / 2]; empty: nothing turns.
+  // RoPE pair of each complex channel [R / 2]; empty if nothing rotates.
   std::vector<int64_t> pairs;
 };
 std::vector<LatentTransform> TransformsOf(const SpaceOption& option,
                                           const LayerMoments& moments,
                                           const model::DecoderSpec& spec);
 
-// Latents [N, R] float32 of the rows.
+// The latents [N, R] float32 of the rows.
 at::Tensor LatentRows(const LatentTransform& transform,
                       const model::DecoderSpec& spec, const SampleRows& sample);
 
-// The channels of each group of an option's latents, in order: those of one
-// width. Of complex ones, real and imaginary parts have the same.
+// Groups of channels of an option's latents that share a width, in order. The
+// real and imaginary parts of a complex channel are in the same group.
 std::vector<std::vector<int64_t>> WidthGroups(const LatentTransform& transform);
 
-// Groups and measured losses; latents, grain and times are the caller's. What
-// turns has some bits: it has no mean to stand for, and exact rows are to hold
-// it.
+// The groups and their measured losses. The caller sets latents, grain and
+// times. Channels that rotate never get 0 bits, because they have no mean that
+// could stand for them, and exact rows must hold them.
 PartChannels MeasureChannels(const std::vector<LatentTransform>& transforms,
                              const model::DecoderSpec& spec,
                              const SampleRows& sample);
 
-// One latent's codes after they are chosen: ranges fitted on some rows.
+// The codes of one latent: its bits, and the ranges fitted to sample rows.
 struct LatentCodes {
   LatentTransform transform;
   std::vector<int> bits;  // [R]
   at::Tensor minimum;     // [R]
   at::Tensor scale;
 };
-// `widths`: one for each of WidthGroups.
+// `widths` has an entry for each of WidthGroups.
 std::vector<LatentCodes> CodeLatents(std::vector<LatentTransform> transforms,
                                      const model::DecoderSpec& spec,
                                      const SampleRows& sample,
                                      const std::vector<int>& widths);
 
-// What the codes do to other rows.
+// The loss of codes on other rows.
 struct CodeLoss {
-  double loss = 0;     // tr(F E[e et]) / 2 over all latents, nats a token
-  double clamped = 0;  // numbers of codes outside of their range
-  double codes = 0;    // numbers of codes, per token
+  double loss = 0;     // tr(F E[e et]) / 2 over all latents, nats per token
+  double clamped = 0;  // codes outside their range, per token
+  double codes = 0;    // number of codes per token
 };
 CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
                      const at::Tensor& information,
                      const model::DecoderSpec& spec, const SampleRows& sample);
 
-// As MeasureChannels, of whole heads in levels: by the levels' distortion of a
-// normal number (Max 1960, table 1), which a Hadamard matrix makes of any.
+// As MeasureChannels, for whole heads in levels. The loss follows from the
+// distortion of a normal distribution (Max 1960, table 1), because a Hadamard
+// matrix makes any numbers nearly normal.
 PartChannels RotatedChannels(const SpaceOption& option,
                              const LayerMoments& moments,
                              const model::DecoderSpec& spec);
 
-// Runs of a part's codec.
+// Sets the runs of a part's codec.
 void SetRuns(const LatentTransform& transform, const std::vector<int>& widths,
              kvasir::v1::Codec& codec);
 

@@ -13,7 +13,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Of these domains together, shrunk; key and value apart, [2n, 2n].
+// Information of these domains together, shrunk; key and value in separate
+// blocks, [2n, 2n].
 at::Tensor InformationOf(const LayerCalibration& calibration,
                          const std::set<size_t>& domains) {
   at::Tensor key;
@@ -47,12 +48,12 @@ LayerMoments MomentsWithout(const LayerCalibration& calibration, size_t domain,
   return moments;
 }
 
-// What one part's codes lose, without kappa and window.
+// The loss of one part's codes, without kappa and window.
 struct PartLoss {
   double fitted = 0;
   CodeLoss held_out;
-  // On each domain's rows: coded as planned, and as the other domains would
-  // have had it.
+  // On each domain's rows: coded as planned, and as the other domains alone
+  // would have planned it.
   std::vector<double> by_domain;
   std::vector<double> left_out;
 };
@@ -92,8 +93,9 @@ PartLoss JudgePart(const JudgeRequest& request, const TakenPart& taken,
   const model::DecoderSpec& spec = *request.spec;
   const SpaceOption& option = taken.candidate->option;
   PartLoss loss;
-  // Rotated codes have no text behind them: they are worth the same on any.
-  // Others are not measured yet, and a domain of too few rows never.
+  // Codes of rotated heads do not depend on a text, so they have the same loss
+  // on any domain. For other codes NaN means not measured, which remains for
+  // domains with too few rows.
   const double own = option.rotated()
                          ? OwnLoss(taken)
                          : std::numeric_limits<double>::quiet_NaN();
@@ -120,7 +122,7 @@ double ScaleOf(const JudgeRequest& request, const TakenPart& taken) {
          WindowFactor(taken.candidate->option, request.exact_window);
 }
 
-// What is known of a part before it is judged.
+// Adds what is known of a part before it is judged.
 void AddChoice(const JudgeRequest& request, const TakenPart& taken,
                AutoPrediction& prediction) {
   const PlanCandidate& candidate = *taken.candidate;
@@ -187,7 +189,7 @@ void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
     prediction.held_out_loss_ratio = held_out / fitted;
     prediction.clamp_rate = clamped / codes;
   }
-  // Those of too few rows, or alone: nothing is known of them.
+  // Domains with too few rows, or a single domain, give no prediction.
   std::erase_if(prediction.domains, [](const DomainLoss& domain) {
     return !(domain.predicted > 0) || !(domain.left_out > 0);
   });

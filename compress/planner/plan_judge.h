@@ -1,4 +1,4 @@
-// What a plan is worth on rows that it was not made with.
+// Judges a plan on sample rows that it was not made with.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace kvasir::compress {
 
-// What is measured of one layer.
+// The measurements of one layer.
 struct PlannedLayer {
   LayerMoments moments;
   SampleRows fitted;
-  SampleRows held_out;  // no rows: the calibration has none
+  SampleRows held_out;  // no rows if the calibration held none out
 };
 
-// Sample rows of the calibration that are `wanted` [N_s], tried at positions
-// over [0, span).
+// The sample rows of the calibration for which `wanted` [N_s] is true, with
+// positions over [0, span).
 SampleRows RowsWhere(const LayerCalibration& calibration,
                      const at::Tensor& wanted, int64_t span);
 
@@ -32,13 +32,13 @@ struct JudgeRequest {
   double kappa = 1;
   int64_t exact_window = 0;
   int threads = 1;
-  // After each part, by one thread at a time.
+  // Called after each part, by one thread at a time.
   std::function<void()> on_part;
 };
 
-// Fills in what the prediction says of layers, bits, held-out rows and domains:
-// coded as planned, and by transforms and ranges of the other domains.
-// Throws c10::Error.
+// Fills in what the prediction says of layers, bits, held-out rows and domains.
+// Domains are coded as planned, and by transforms and ranges of the other
+// domains. Throws c10::Error.
 void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
                AutoPrediction& prediction);
 

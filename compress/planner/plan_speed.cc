@@ -6,11 +6,11 @@
 namespace kvasir::compress {
 namespace {
 
-// docs/performance.md, decode rows of dense-8bit, rap-50-4bit and dense-bf16 of
-// the three shapes, to which they fit within a fifth; to plans with narrow runs
-// within a quarter.
+// Fitted to the decode rows of dense-8bit, rap-50-4bit and dense-bf16 in
+// docs/performance.md, for the three shapes, within a fifth; within a quarter
+// for plans with narrow runs.
 constexpr TimeModel kCpuTime = {0.028, 0.025, 0.0047};
-// An H100's data sheet at half of its rates.
+// Half of the rates in an H100's data sheet.
 constexpr TimeModel kGpuTime = {0.0006, 0.0001, 0.0000021};
 
 }  // namespace

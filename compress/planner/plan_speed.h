@@ -1,4 +1,4 @@
-// What a plan is to suit, and what its attention takes there.
+// The machine that a plan should suit, and the time of its attention there.
 #pragma once
 
 #include <string>
@@ -8,7 +8,8 @@
 namespace kvasir::compress {
 
 enum class PlanSpeed {
-  kStorage,  // fewest bytes: keys may be rebuilt, key and value share latents
+  kStorage,  // Fewest bytes: keys may be rebuilt, and key and value may share
+             // latents.
   kCpu,      // absorbed forms, as fast as a dense cache by the model of time
   kGpu,
 };
@@ -16,13 +17,13 @@ absl::StatusOr<PlanSpeed> ParsePlanSpeed(const std::string& name);
 std::string PlanSpeedName(PlanSpeed speed);
 
 // Nanoseconds of attention over one slot of one layer. Only ratios to a dense
-// cache are looked at.
+// cache are used.
 struct TimeModel {
   double byte_ns = 0;    // of a dense cache
-  double number_ns = 0;  // a number taken out of its code
+  double number_ns = 0;  // for decoding one number
   double flop_ns = 0;
 };
-// Null where time does not matter.
+// Null if time does not matter.
 const TimeModel* TimeOf(PlanSpeed speed);
 
 }  // namespace kvasir::compress

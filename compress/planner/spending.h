@@ -1,5 +1,5 @@
-// What the planner chooses from and how it spends bytes: spaces of layers with
-// what their codes lose, and the choices of all layers together.
+// How the planner spends bytes: the spaces of layers with the loss of their
+// codes, and the choice over all layers.
 #pragma once
 
 #include <cstdint>
@@ -11,56 +11,58 @@
 
 namespace kvasir::compress {
 
-// A space of a layer with what its codes cost.
+// A space of a layer with the loss of its codes.
 struct PlanCandidate {
   int64_t layer = 0;
   SpaceOption option;
   PartChannels channels;
-  // Without their matrices; none of whole heads.
+  // Without their matrices; empty for whole heads.
   std::vector<LatentTransform> latents;
-  double ns_per_channel = 0;  // of each latent, all latents together
+  double ns_per_channel = 0;  // per channel of each latent, all latents
+                              // together
 };
 
-// All of them; keys and values of a layer apart, or a joint one.
+// All candidates. A layer stores keys and values in a part each, or in a joint
+// part.
 struct PlanCandidates {
   std::vector<PlanCandidate> all;
-  std::vector<std::vector<int>> of_layer;  // in `all`
+  std::vector<std::vector<int>> of_layer;  // indices in `all`
 };
 
-// A candidate with the widths of its groups of channels.
+// A candidate with the widths of its channel groups.
 struct TakenPart {
   const PlanCandidate* candidate = nullptr;
   std::vector<int> widths;
 };
 
-// One way to spend so many bytes.
+// One way to spend a number of bytes.
 struct SpentBytes {
   std::vector<TakenPart> parts;  // by layer, keys before values
   int64_t grains = 0;
   double ns = 0;
 };
 
-// Predicted loss of an option's codes behind an exact window over that without
-// one: next to the query most of it arises, of rotated levels more than of
-// codes that are shaped by what all queries see.
+// Predicted loss of an option's codes with an exact window, divided by the loss
+// without one. Most loss arises next to the query, more so for rotated levels
+// than for codes that are shaped by what all queries see.
 double WindowFactor(const SpaceOption& option, int64_t window);
 
-// What a part's codes lose, without kappa and window.
+// The loss of a part's codes, without kappa and window.
 double OwnLoss(const TakenPart& taken);
-// The same of all parts behind an exact window.
+// The loss of all parts with an exact window.
 double LossOf(const SpentBytes& spent, int64_t window);
 
-// The choices of all layers behind an exact window, when a nanosecond of a slot
-// is worth so many nats without one. The candidates outlive it.
+// The choices of all layers with an exact window, if a nanosecond per slot is
+// worth `nats_per_ns` without a window. The candidates outlive the object.
 class Spending {
  public:
   Spending(const PlanCandidates& candidates, int64_t window, double nats_per_ns,
            int64_t max_grains);
 
   int64_t window() const { return window_; }
-  // Its losses have the window's factors, not kappa.
+  // The losses include the window's factors, but not kappa.
   const ByteChoice& all() const { return all_[0]; }
-  // The best of so many grains at most; CHECK that there is one.
+  // The best way to spend at most `grains`; CHECK that there is one.
   SpentBytes Spend(int64_t grains) const;
 
  private:
@@ -70,10 +72,10 @@ class Spending {
   const PlanCandidates& candidates_;
   int64_t window_ = 0;
   std::vector<PartChannels> parts_;
-  std::vector<ByteChoice> all_;  // one
+  std::vector<ByteChoice> all_;  // exactly one element
 };
 
-// The part of a plan that it comes to.
+// The plan's part for a taken part.
 kvasir::v1::Part PartOf(const TakenPart& taken, const model::DecoderSpec& spec,
                         bool rotates);
 

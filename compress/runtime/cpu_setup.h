@@ -2,18 +2,19 @@
 
 namespace kvasir::compress {
 
-// OpenBLAS picks its kernels when it is loaded and takes its slowest ones (a
-// fifth of the speed) for CPUs newer than itself. Names the right ones by
-// OPENBLAS_CORETYPE, from what the CPU can do, and starts the program again.
-// Does nothing when the user has set the variable. Call first in main.
+// OpenBLAS chooses its kernels when it is loaded. For CPUs newer than itself it
+// takes its slowest ones (a fifth of the speed). This function sets
+// OPENBLAS_CORETYPE by what the CPU can do and starts the program again. It
+// does nothing if the user has set the variable. Call it first in main.
 void UseBestBlasKernels(char** argv);
 
-// Threads inside one product. Work that is parallel over crops or sequences
-// wants 1.
+// Sets the number of threads inside one product. Work that is parallel over
+// crops or sequences should set 1.
 void SetBlasThreads(int threads);
 
-// The same until this goes, which gives back what was set before. One at a time
-// or nested: the number is the process's.
+// Sets the number of threads inside one product until the object is destroyed,
+// which restores the number before. Objects may be nested, but must not overlap
+// otherwise: the number belongs to the process.
 class ScopedBlasThreads {
  public:
   explicit ScopedBlasThreads(int threads);
@@ -22,14 +23,15 @@ class ScopedBlasThreads {
   ScopedBlasThreads& operator=(const ScopedBlasThreads&) = delete;
 
  private:
-  const int before_;  // 0: not known, left alone
+  const int before_;  // 0: unknown, so nothing is restored
 };
 
-// 0 where the BLAS does not tell.
+// 0 if the BLAS does not report it.
 int BlasThreads();
 
-// Keeps freed memory in the process: training frees and takes the same large
-// blocks in every step, and giving them back costs a page fault per 4 KiB.
+// Keeps freed memory in the process. Training frees and allocates the same
+// large blocks in every step, and giving them back would cost a page fault per
+// 4 KiB.
 void KeepFreedMemory();
 
 }  // namespace kvasir::compress

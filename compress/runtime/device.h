@@ -1,5 +1,5 @@
-// Where libtorch works: on the CPU, or on a GPU if the libtorch that was found
-// has CUDA.
+// The device of libtorch's work: the CPU, or a GPU if the libtorch in use
+// supports CUDA.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,15 +11,17 @@
 
 namespace kvasir::compress {
 
-// FAILED_PRECONDITION when `name` (auto, cpu or cuda) is not there,
-// INVALID_ARGUMENT for another name.
+// FAILED_PRECONDITION if the device `name` (auto, cpu or cuda) is not
+// available, INVALID_ARGUMENT for another name.
 absl::Status CheckDevice(const std::string& name);
 
-// The device of that name; auto: a GPU if there is one. Products of float32 are
-// then done in float32 there too, in the whole process. Errors as CheckDevice.
+// Returns the device of that name; auto is a GPU if there is one. On a GPU,
+// float32 products are then computed in float32 in the whole process. Errors:
+// as CheckDevice.
 absl::StatusOr<c10::Device> OpenDevice(const std::string& name);
 
-// How many of `threads` give a device work: one keeps a GPU busy.
+// The number of `threads` that should give work to the device: one keeps a GPU
+// busy.
 int ThreadsFor(const c10::Device& device, int threads);
 
 }  // namespace kvasir::compress

@@ -8,8 +8,8 @@
 
 namespace kvasir::compress {
 
-// Runs `work`, which returns a Status or StatusOr, and turns what libtorch
-// throws (c10::Error, out of memory) into Internal.
+// Runs `work`, which returns a Status or StatusOr. Exceptions of libtorch
+// (c10::Error, out of memory) become Internal.
 template <typename Work>
 auto CatchTorch(Work&& work) -> decltype(work()) {
   try {

@@ -1,5 +1,5 @@
-// Test support: a small random model, calibrations of it, and what an observer
-// sees of it.
+// Test support: a small random model, calibrations of it, and an observer that
+// records its layers.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -105,7 +105,7 @@ class CalibrateTest : public FolderTest {
     Open();
   }
 
-  // Where the cache has a state of this calibration, or its result.
+  // Path in the cache of this calibration's state or result.
   std::filesystem::path CachePath(const CalibrationSample& sample,
                                   const CalibrateOptions& options,
                                   const char* ending) const {
@@ -115,7 +115,7 @@ class CalibrateTest : public FolderTest {
     return options.cache / absl::StrCat("calibration-", *id, ending);
   }
 
-  // The bytes of the one file in the cache.
+  // The bytes of the only file in the cache.
   std::string CacheBytes(const std::filesystem::path& cache) const {
     std::string bytes;
     int files = 0;
@@ -138,7 +138,7 @@ inline at::Tensor Ids(const std::vector<int32_t>& sequence) {
   return at::tensor(wide).unsqueeze(0);
 }
 
-// Keeps what each layer sees, as float64.
+// Records the tensors of each layer as float64.
 class Recorder : public LayerObserver {
  public:
   void OnAttentionInput(int64_t layer, const at::Tensor& x) override {

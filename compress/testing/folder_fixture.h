@@ -1,4 +1,4 @@
-// Test support: a folder of the test's own, and what its files hold.
+// Test support: a temporary folder of the test, and the content of its files.
 #pragma once
 
 #include <filesystem>

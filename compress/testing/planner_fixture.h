@@ -72,8 +72,8 @@ inline at::Tensor RandomMatrix(at::IntArrayRef shape, uint64_t seed) {
                    at::kFloat);
 }
 
-// Fisher information per row that differs by orders of magnitude between
-// layers, sides and heads.
+// Fisher information per row. It differs by orders of magnitude between layers,
+// sides and heads.
 inline Calibration FisherCalibration(const model::DecoderSpec& spec,
                                      uint64_t seed) {
   Calibration calibration;
@@ -99,7 +99,7 @@ inline Calibration FisherCalibration(const model::DecoderSpec& spec,
   return calibration;
 }
 
-// Numbers kept for a token, over all layers and both sides.
+// Numbers that are kept for a token, over all layers and both sides.
 inline int64_t KeptBy(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec) {
   int64_t kept = 0;
@@ -124,7 +124,7 @@ inline std::vector<int64_t> RanksOf(const kvasir::v1::Part& part) {
   return ranks;
 }
 
-// Payload bytes of a token, summed over the layout's regions of all ranks.
+// Payload bytes of a token, summed over the regions of all ranks' layouts.
 inline double LaidOutBytes(const kvasir::v1::KvPlan& plan,
                            const model::DecoderSpec& spec) {
   double bytes = 0;
@@ -142,8 +142,8 @@ inline double LaidOutBytes(const kvasir::v1::KvPlan& plan,
   return bytes;
 }
 
-// The ranks that the plan was made for have pages of equal bytes in every
-// layer, and nothing is on two of them.
+// Expects that all tensor-parallel ranks of the plan have pages of equal bytes
+// in every layer, and that nothing is stored on two of them.
 inline void ExpectEqualRanks(const kvasir::v1::KvPlan& plan,
                              const model::DecoderSpec& spec) {
   const int64_t size = plan.target().tp();

@@ -28,7 +28,7 @@ inline model::DecoderSpec TestSpec() {
   return spec;
 }
 
-// Weights are a function of the seed.
+// The weights depend only on the seed.
 inline ReferenceDecoder::Parts TestParts(const model::DecoderSpec& spec,
                                          uint64_t seed) {
   const at::Generator generator = at::detail::createCPUGenerator(seed);

@@ -18,7 +18,7 @@ constexpr int64_t kTokens = 150;
 
 // ------------------------------------------------------------------- rotation
 
-// Angles [T, n] of some pairs, token t at position t.
+// Angles [T, n] of some pairs for tokens at positions 0 .. T - 1.
 at::Tensor Angles(const model::RopeSpec& rope,
                   const std::vector<int64_t>& pairs, int64_t tokens) {
   std::vector<double> steps;
@@ -55,7 +55,7 @@ at::Tensor RotatePairs(const model::RopeSpec& rope, const at::Tensor& x,
   return out;
 }
 
-// A whole head [T, D].
+// Rotates a whole head [T, D].
 at::Tensor RotateHead(const model::DecoderSpec& spec, const at::Tensor& x) {
   std::vector<PairDims> dims;
   for (const int64_t pair : AllPairs(spec)) {
@@ -64,7 +64,7 @@ at::Tensor RotateHead(const model::DecoderSpec& spec, const at::Tensor& x) {
   return RotatePairs(spec.rope, x, AllPairs(spec), dims);
 }
 
-// Dims of some pairs in the order in which a head of just them has them.
+// The dims of some pairs, in the order of a head that has only these pairs.
 std::vector<int64_t> DimsOfPairs(const model::RopeSpec& rope,
                                  const std::vector<int64_t>& pairs) {
   std::vector<int64_t> dims;
@@ -76,7 +76,7 @@ std::vector<int64_t> DimsOfPairs(const model::RopeSpec& rope,
   return dims;
 }
 
-// A head of only these pairs [T, 2n], laid out as the artifact says.
+// Rotates a head of only these pairs [T, 2n], in the artifact's layout.
 at::Tensor RotateKept(const model::DecoderSpec& spec, const at::Tensor& x,
                       const std::vector<int64_t>& pairs) {
   std::vector<PairDims> dims;
@@ -90,7 +90,7 @@ at::Tensor RotateKept(const model::DecoderSpec& spec, const at::Tensor& x,
   return RotatePairs(spec.rope, x, pairs, dims);
 }
 
-// Complex channels z [T, C], channel c turned by the angle of pairs[c].
+// Rotates complex channels z [T, C]; channel c by the angle of pairs[c].
 at::Tensor RotateComplex(const model::DecoderSpec& spec, const at::Tensor& z,
                          const std::vector<int64_t>& pairs) {
   const at::Tensor angles = Angles(spec.rope, pairs, z.size(0));
@@ -124,7 +124,7 @@ at::Tensor Softmax(const at::Tensor& scores, int64_t head_dim) {
 
 // --------------------------------------------------------- a compressed side
 
-// A part's tensors and what indexes them.
+// The tensors of a part, and the data needed to index them.
 struct PartView {
   const model::DecoderSpec& spec;
   const Part& part;
@@ -155,14 +155,15 @@ int64_t StoredWidth(const Part& part, int64_t rank) {
                        [](uint32_t bits) { return bits > 0; });
 }
 
-// Where a head's latent lies in a low-rank part, and its rows of the lift.
+// The place of a head's latent in a low-rank part, and of its rows in the lift.
 struct HeadPlace {
   int group = 0;
-  int64_t index = 0;                   // of the head in its group
+  int64_t index = 0;                   // index of the head in its group
   int64_t begin = 0;                   // first channel
   int64_t width = 0;                   // channels, 2C for rope_low_rank
-  std::vector<int64_t> channel_pairs;  // rope_low_rank: pair of each [C]
-  std::vector<int64_t> pairs;          // rope_low_rank: of the group
+  std::vector<int64_t> channel_pairs;  // for rope_low_rank: the pair of each
+                                       // channel [C]
+  std::vector<int64_t> pairs;  // for rope_low_rank: the pairs of the group
 };
 
 HeadPlace PlaceOfHead(const Part& part, int64_t head) {
@@ -183,7 +184,7 @@ HeadPlace PlaceOfHead(const Part& part, int64_t head) {
           place.channel_pairs.push_back(group.pairs(i));
         }
       }
-      // Queries give each pair once, however often it comes.
+      // Queries hold each pair once, even if it has several channels.
       std::sort(place.pairs.begin(), place.pairs.end());
       place.pairs.erase(std::unique(place.pairs.begin(), place.pairs.end()),
                         place.pairs.end());
@@ -202,7 +203,7 @@ HeadPlace PlaceOfHead(const Part& part, int64_t head) {
   return place;
 }
 
-// Dims of a head that a low_rank part covers, rising.
+// Ascending dims of a head that a low_rank part covers.
 std::vector<int64_t> DimsOfLowRank(const PartView& view, bool key) {
   const int64_t pairs = key ? view.spec.rope.rotary_dim / 2 : 0;
   const bool no_rope = view.part.stored() == kvasir::v1::NO_ROPE;
@@ -221,7 +222,7 @@ std::vector<int64_t> DimsOfLowRank(const PartView& view, bool key) {
   return dims;
 }
 
-// A head's numbers, placed at `dims` of a head of zeros: [T, D].
+// Places a head's numbers at `dims` of a head of zeros: [T, D].
 at::Tensor PlaceDims(const at::Tensor& x, const std::vector<int64_t>& dims,
                      int64_t head_dim) {
   at::Tensor out = at::zeros({x.size(0), head_dim}, at::kDouble);
@@ -233,7 +234,7 @@ at::Tensor PickDims(const at::Tensor& x, const std::vector<int64_t>& dims) {
   return x.index_select(1, at::tensor(dims, at::kLong));
 }
 
-// The latent of a low-rank part, all groups.
+// The latents of a low-rank part, for all groups.
 at::Tensor Latent(const PartView& view, const at::Tensor& inputs) {
   return Project(inputs, view.Get("down.weight"), view.Get("down.bias"));
 }
@@ -246,14 +247,14 @@ at::Tensor LiftOfHead(const PartView& view, const HeadPlace& place,
       .narrow(0, place.index * dims, dims);
 }
 
-// What a part adds to the scores of one query head: `query` is the head's rows
-// of q_proj for this part, [T, n]; if `whole`, all D dims of it.
+// The contribution of a part to the scores of one query head. `query` holds the
+// head's rows of q_proj for this part, [T, n]; if `whole`, for all D dims.
 class KeyPart {
  public:
   KeyPart(const PartView& view, const at::Tensor& inputs, int64_t kv_head)
       : view_(view), inputs_(inputs), head_(kv_head) {}
 
-  // Rows that the part has in a q_proj where something folds.
+  // Number of the part's rows in q_proj, if something folds.
   int64_t QueryRows() const {
     const int64_t dims = static_cast<int64_t>(CoveredDims().size());
     if (!view_.folds()) return dims;
@@ -405,7 +406,7 @@ class KeyPart {
   int64_t head_;
 };
 
-// The part as one side has it.
+// The part with only the uses of one side.
 Part OfSide(Part part, kvasir::v1::Serves serves) {
   auto* uses = part.mutable_uses();
   uses->erase(std::remove_if(uses->begin(), uses->end(),
@@ -429,7 +430,7 @@ std::vector<PartView> Views(const model::DecoderSpec& spec,
   return views;
 }
 
-// What a query head attends to, [T, n], before o_proj.
+// The values that a query head attends to, [T, n], before o_proj.
 at::Tensor ValuesOfHead(const PartView& view, const at::Tensor& inputs,
                         int64_t kv_head) {
   const int64_t dim = view.spec.head_dim;
@@ -504,7 +505,7 @@ LayerCalibration Calibrate(const model::DecoderSpec& spec,
 }  // namespace
 
 TinyLayers MakeTinyLayers(const TinyShape& shape, uint64_t seed) {
-  at::set_num_threads(1);  // threads cost more than these sizes
+  at::set_num_threads(1);  // at these sizes more threads are slower
   at::manual_seed(seed);
   TinyLayers tiny;
   model::DecoderSpec& spec = tiny.spec;

@@ -1,6 +1,6 @@
 // One attention layer in plain float64, for tests: the uncompressed layer, and
-// the layer that a plan and its tensors make of it, by the rules of
-// docs/artifact.md and numbers that are stored as they are.
+// the layer that a plan and its tensors make of it by the rules of
+// docs/artifact.md, for numbers that are stored uncoded.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,8 +9,8 @@
 
 #include "compress/calibrate/calibration.h"
 #include "compress/methods/method.h"
-#include "compress/oracle/attention_weights.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/attention_weights.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/shapes/decoder_spec.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
@@ -27,17 +27,16 @@ struct TinyShape {
   bool qkv_bias = false;
 };
 
-// Random layers, and what a calibration over random inputs of unequal energy
-// says of them.
+// Random layers, and their calibration over random inputs of unequal energy.
 struct TinyLayers {
   model::DecoderSpec spec;
   std::vector<AttentionWeights> weights;  // [L]
-  at::Tensor inputs;                      // [N, M], the same at each layer
+  at::Tensor inputs;                      // [N, M], the same for each layer
   Calibration calibration;
 };
 TinyLayers MakeTinyLayers(const TinyShape& shape, uint64_t seed);
 
-// A request that plans for it; shares and codecs as told.
+// A request that plans for `tiny`.
 PlanRequest TinyPlanRequest(const TinyLayers& tiny, double keep);
 ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
                               const kvasir::v1::KvPlan& plan, int64_t layer);
@@ -59,7 +58,7 @@ TinyAttention AttendCompressed(const model::DecoderSpec& spec,
 
 // |have - want| / |want|.
 double RelativeError(const at::Tensor& have, const at::Tensor& want);
-// The same of softmax-free scores and of outputs, the greater.
+// The greater of the errors of scores (before the softmax) and of outputs.
 double RelativeError(const TinyAttention& have, const TinyAttention& want);
 
 }  // namespace kvasir::compress

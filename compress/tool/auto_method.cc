@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "compress/apply/plan_probe.h"
 #include "compress/calibrate/calibration_cost.h"
-#include "compress/oracle/attention_loader.h"
+#include "compress/tensors/attention_loader.h"
 #include "compress/tool/commands.h"
 #include "nlohmann/json.hpp"
 

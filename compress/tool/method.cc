@@ -21,9 +21,9 @@
 #include "compress/methods/palu.h"
 #include "compress/methods/rap.h"
 #include "compress/methods/svdq.h"
-#include "compress/oracle/attention_loader.h"
+#include "compress/tensors/attention_loader.h"
 #include "model/checkpoint/cache_type.h"
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 #include "model/shapes/attention_shape.h"
 
 namespace kvasir::cli {

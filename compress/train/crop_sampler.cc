@@ -9,7 +9,8 @@
 namespace kvasir::compress {
 namespace {
 
-// The multiply-shift bias is below 2^-20 for any stream of under 2^43 tokens.
+// The bias of multiply and shift is below 2^-20 for any stream of fewer than
+// 2^43 tokens.
 int64_t Below(int64_t limit, base::PhiloxCounter bits) {
   const uint64_t wide = (uint64_t{bits[1]} << 32) | bits[0];
   return static_cast<int64_t>(static_cast<uint64_t>(
@@ -30,7 +31,7 @@ void CropSampler::StartEpoch(int64_t epoch) {
   epoch_ = epoch;
   const base::PhiloxKey key = base::PhiloxKeyFromSeed(seed_);
   auto draw = [&](int64_t index, int64_t limit) {
-    // Crops of another length are another stream.
+    // Crops of another length use another random stream.
     const uint64_t high = (static_cast<uint64_t>(epoch) << 24) |
                           static_cast<uint64_t>(crop_tokens_);
     return Below(

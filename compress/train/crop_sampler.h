@@ -5,9 +5,9 @@
 
 namespace kvasir::compress {
 
-// Random crops of a token stream without repeating a token before all were
-// seen: each epoch cuts the stream into windows from a random start and visits
-// them in random order. Crop n is a function of (seed, length, n).
+// Random crops of a token stream; no token repeats before all have been seen.
+// Each epoch cuts the stream into windows from a random start and visits them
+// in random order. Crop n depends only on seed, length and n.
 // Threads: one caller.
 class CropSampler {
  public:

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +16,6 @@
 #include "compress/runtime/device.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"
-#include "compress/train/adam_w.h"
 #include "compress/train/crop_sampler.h"
 
 namespace kvasir::compress {
@@ -23,8 +23,8 @@ namespace {
 
 using LayerTensors = std::function<TensorMap(int64_t layer)>;
 
-// States behind the final norm [N, M], all tokens in one row; `layer_tensors`
-// (if any) stands in for the decoder's own.
+// States after the final norm [N, M], with all tokens in one dimension.
+// `layer_tensors`, if given, replaces the decoder's tensors.
 absl::StatusOr<at::Tensor> FinalStates(const ReferenceDecoder& decoder,
                                        const at::Tensor& ids,
                                        const LayerHooks& hooks,
@@ -71,7 +71,7 @@ absl::Status CheckOptions(const RecoverOptions& options,
         absl::StrCat("a batch of ", options.batch_tokens,
                      " tokens holds no crop of ", crop));
   }
-  // A crop's targets end one token behind it.
+  // The targets of a crop reach one token beyond it.
   if (static_cast<int64_t>(text.ids.size()) < crop + 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the text has ", text.ids.size(), " tokens, want at least ", crop + 1,
@@ -96,7 +96,7 @@ absl::Status CheckOptions(const RecoverOptions& options,
 struct Batch {
   at::Tensor inputs;   // [B, T]
   at::Tensor targets;  // [B * T]
-  uint64_t draw = 0;   // of its dropout
+  uint64_t draw = 0;   // selects the dropout
 };
 
 class Recovery {
@@ -110,10 +110,12 @@ class Recovery {
         threads_(ThreadsFor(student.device(), options.threads)),
         adapters_(student, options.adapters),
         optimizer_(adapters_.parameters(),
-                   {.weight_decay = options.weight_decay, .beta2 = 0.99}),
+                   torch::optim::AdamWOptions()
+                       .betas({0.9, 0.99})
+                       .weight_decay(options.weight_decay)),
         sampler_(static_cast<int64_t>(text.ids.size()) - 1, options.crop_tokens,
                  options.adapters.seed) {
-    // Threads work on crops of their own (ForEachIndex).
+    // Each thread works on crops of its own (ForEachIndex).
     at::set_num_threads(1);
   }
 
@@ -125,7 +127,7 @@ class Recovery {
     double cross_entropy = 0.0;
     double divergence = 0.0;
   };
-  // What a thread adds up over its micro-batches.
+  // Sums of one thread over its micro-batches.
   struct Sum {
     StepLoss loss;
     std::vector<at::Tensor> gradients;
@@ -137,6 +139,7 @@ class Recovery {
                             Sum& sum) const;
   absl::StatusOr<StepLoss> Step(double learning_rate);
   void Clip(std::vector<at::Tensor>& gradients) const;
+  void Update(const std::vector<at::Tensor>& gradients, double learning_rate);
 
   double Weighted(const StepLoss& loss) const {
     const double t = options_.loss.temperature;
@@ -150,7 +153,7 @@ class Recovery {
   const RecoverOptions& options_;
   const int threads_;
   AdapterSet adapters_;
-  AdamW optimizer_;
+  torch::optim::AdamW optimizer_;
   CropSampler sampler_;
   int64_t crops_taken_ = 0;
   uint64_t draws_ = 0;
@@ -183,7 +186,7 @@ std::vector<Batch> Recovery::NextBatches() {
       const at::Tensor ids =
           IdTensor(text_, sampler_.CropBegin(crop), length + 1);
       inputs.push_back(ids.slice(0, 0, length).clone());
-      // Every second crop begins as a prompt does.
+      // Every second crop begins with the start token, as a prompt does.
       if (options_.start_token.has_value() && crop % 2 == 0) {
         inputs.back()[0].fill_(*options_.start_token);
       }
@@ -231,8 +234,8 @@ absl::StatusOr<Recovery::StepLoss> Recovery::Step(double learning_rate) {
   const std::vector<Batch> batches = NextBatches();
   int64_t tokens = 0;
   for (const Batch& batch : batches) tokens += batch.targets.numel();
-  // One sum per thread, added in thread order: the same result in every run
-  // with this number of threads.
+  // One sum per thread, added in thread order. So every run with this number of
+  // threads gives the same result.
   const auto count = static_cast<int64_t>(batches.size());
   std::vector<Sum> sums(
       static_cast<size_t>(std::min<int64_t>(threads_, count)));
@@ -255,7 +258,7 @@ absl::StatusOr<Recovery::StepLoss> Recovery::Step(double learning_rate) {
     }
   }
   Clip(total.gradients);
-  optimizer_.Step(total.gradients, learning_rate, threads_);
+  Update(total.gradients, learning_rate);
   return total.loss;
 }
 
@@ -269,6 +272,16 @@ void Recovery::Clip(std::vector<at::Tensor>& gradients) const {
   for (at::Tensor& gradient : gradients) {
     gradient.mul_(options_.clip_norm / norm);
   }
+}
+
+void Recovery::Update(const std::vector<at::Tensor>& gradients,
+                      double learning_rate) {
+  torch::optim::OptimizerParamGroup& group = optimizer_.param_groups()[0];
+  group.options().set_lr(learning_rate);
+  for (size_t p = 0; p < gradients.size(); ++p) {
+    group.params()[p].mutable_grad() = gradients[p];
+  }
+  optimizer_.step();
 }
 
 absl::StatusOr<Recovered> Recovery::Run(
@@ -367,20 +380,20 @@ RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
       model::MlpMatrices(spec.mlp) * width * spec.intermediate_size;
   const int64_t model = spec.num_layers() * (attention + mlp) +
                         (spec.tied_head ? 1 : 2) * spec.vocab_size * width;
-  // What the graph of one token keeps in one layer: norms and sums, rotated
-  // and gathered heads, attention weights, and the MLP's factors.
+  // Numbers that the graph keeps for one token in one layer: norms and sums,
+  // rotated and gathered heads, attention weights, and the MLP's factors.
   const int64_t per_token = 6 * width + 5 * (queries + keys) +
                             spec.num_heads * options.crop_tokens +
                             4 * spec.intermediate_size;
   const int64_t micro = std::max(
       options.micro_batch_tokens / options.crop_tokens * options.crop_tokens,
       options.crop_tokens);
-  // Merged weights of the micro-batch and their gradients.
+  // The merged weights of the micro-batch and their gradients.
   const int64_t merged = 2 * spec.num_layers() * attention;
   const int64_t logits = kRecoverLossBuffers * spec.vocab_size *
                          std::min(RecoverLossRows(spec.vocab_size), micro);
-  // As much again is freed and kept between threads that take and free blocks
-  // of many sizes (measured).
+  // Threads allocate and free blocks of many sizes, which keeps about as much
+  // memory again (measured).
   constexpr int64_t kKept = 2;
   return {2 * model * kFloatBytes,
           kKept * std::max(options.threads, 1) * kFloatBytes *

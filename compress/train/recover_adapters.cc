@@ -10,10 +10,10 @@
 namespace kvasir::compress {
 namespace {
 
-// What the random numbers are for: words above those of draws.
+// The draw number for initial values; other draws are counted from 0.
 constexpr uint64_t kInitialDraw = ~uint64_t{0};
 
-// `count` numbers in [0, 1), a function of seed, draw and stream.
+// `count` numbers in [0, 1) that depend only on seed, draw and stream.
 at::Tensor Uniform(int64_t count, uint64_t seed, uint64_t draw,
                    uint64_t stream) {
   const base::PhiloxKey key = base::PhiloxKeyFromSeed(seed);
@@ -61,7 +61,7 @@ AdapterSet::AdapterSet(const ReferenceDecoder& decoder,
       adapter.weight = decoder.layer(l).at(name);
       const int64_t outputs = adapter.weight.size(0);
       const int64_t inputs = adapter.weight.size(1);
-      // More would have no meaning.
+      // A larger rank than the matrix's has no effect.
       const int64_t rank = std::min({options.rank, outputs, inputs});
       adapter.scale = options.alpha / static_cast<double>(options.rank);
       adapter.index = index++;

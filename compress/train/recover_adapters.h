@@ -1,5 +1,5 @@
 // LoRA adapters on a decoder's attention projections, and their merge into the
-// weights they stand on.
+// projections' weights.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,40 +10,40 @@
 
 #include "compress/oracle/layer_program.h"
 #include "compress/oracle/reference_decoder.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 
 namespace kvasir::compress {
 
 struct AdapterOptions {
   int64_t rank = 16;
   double alpha = 32.0;    // an adapter adds alpha / rank * B A
-  double dropout = 0.05;  // of the inputs of A
+  double dropout = 0.05;  // of A's inputs
   uint64_t seed = 1;
 };
 
-// The weights that get an adapter: what makes queries, keys and values (for a
-// compressed side what makes its latents) and what takes attention's output.
-// The same ones whatever the method, so that methods can be compared: lifts
-// and bases, which a full-rank model does not have, stay as they are.
+// The weights that get an adapter: those that make queries, keys and values
+// (for a compressed side, those that make its latents) and the one that takes
+// attention's output. They are the same for every method, so that methods can
+// be compared. Lifts and bases, which a full-rank model does not have, stay as
+// they are.
 std::vector<std::string> AdaptedWeights(const LayerProgram& program);
 
-// Owns: A and B (float32, requiring gradients). Weights belong to the decoder,
-//   which must outlive the set.
+// Owns: A and B (float32, requiring gradients). The weights belong to the
+//   decoder, which must outlive the set.
 // Threads: const methods from any thread.
 // Errors: throws c10::Error.
 class AdapterSet {
  public:
-  // A at random, B zero: nothing changes before the first step.
+  // A is random and B is zero, so nothing changes before the first step.
   AdapterSet(const ReferenceDecoder& decoder, const AdapterOptions& options);
 
-  // All of a layer's tensors, the adapted ones with their adapters added, as
-  // part of the autograd graph. With dropout, which inputs of A are dropped is
-  // a function of (seed, `draw`, adapter); they are dropped for all tokens of
-  // one call alike.
+  // All of a layer's tensors as part of the autograd graph, with adapters added
+  // to the adapted ones. With dropout, the dropped inputs of A depend only on
+  // seed, `draw` and adapter; they are dropped for all tokens of one call.
   TensorMap AdaptLayer(int64_t layer, uint64_t draw) const;
 
-  // Of a layer, the adapted weights alone, with the adapters in them. Same
-  // names and shapes, no part of a graph.
+  // The adapted weights of a layer with their adapters merged, in the same
+  // names and shapes. They are not part of a graph.
   TensorMap MergeLayer(int64_t layer) const;
 
   // A and B of every adapter, in a fixed order.

@@ -5,8 +5,8 @@
 namespace kvasir::compress {
 namespace {
 
-// A block of logits stays in a core's cache where the vocabulary allows it; a
-// product with fewer rows would be bound by reading the head.
+// A block of logits stays in a core's cache if the vocabulary allows it. A
+// product with fewer rows would be limited by reading the head.
 constexpr int64_t kBlockNumbers = int64_t{1} << 19;
 constexpr int64_t kLeastRows = 64;
 constexpr int64_t kMostRows = 1024;

@@ -1,4 +1,4 @@
-// What recovery minimizes: cross entropy of the text's next token, and the
+// The loss of a recovery: cross entropy of the text's next token, and the
 // divergence of the student's predictions from the teacher's.
 #pragma once
 
@@ -10,12 +10,12 @@ namespace kvasir::compress {
 
 struct RecoverLossWeights {
   double cross_entropy = 1.0;
-  // Times temperature^2, which keeps its gradient of one size.
+  // Multiplied by temperature^2, which keeps the size of its gradient.
   double divergence = 1.0;
   double temperature = 2.0;
 };
 
-// A decoder's states behind its final norm [N, M], and its head [V, M].
+// A decoder's states after its final norm [N, M], and its head [V, M].
 struct Prediction {
   at::Tensor normal;
   at::Tensor head;
@@ -25,24 +25,23 @@ struct RecoverLoss {
   // Sums over the N positions, nats.
   double cross_entropy = 0.0;
   double divergence = 0.0;  // KL(teacher || student) at the temperature
-  // Of the weighted sum of both, by the student's normal [N, M]; undefined
-  // when nothing has a weight.
+  // Gradient of the weighted sum of both with respect to the student's normal
+  // [N, M]; undefined if neither has a weight.
   at::Tensor gradient;
 };
 
-// targets [N] int64. The teacher is not read (its tensors may be undefined)
-// when the divergence has no weight.
-// Memory: logits of some rows at a time, never of all. Records no graph.
-// Throws c10::Error.
+// targets is [N] int64. If the divergence has no weight, the teacher is not
+// read and its tensors may be undefined. Records no graph. Throws c10::Error.
+// Memory: the logits of some rows at a time, never of all.
 RecoverLoss ComputeRecoverLoss(const Prediction& student,
                                const Prediction& teacher,
                                const at::Tensor& targets,
                                const RecoverLossWeights& weights);
 
-// Rows of logits that are held at a time for a vocabulary of this size.
+// Rows of logits that are in memory at a time for a vocabulary of this size.
 int64_t RecoverLossRows(int64_t vocab_size);
 
-// Logits-sized buffers that ComputeRecoverLoss holds at its peak.
+// Number of logits-sized buffers at the peak of ComputeRecoverLoss.
 inline constexpr int64_t kRecoverLossBuffers = 6;
 
 }  // namespace kvasir::compress

@@ -5,8 +5,8 @@
 
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
-#include "compress/calibrate/range_collector.h"
-#include "compress/oracle/tensor_loader.h"
+#include "compress/apply/range_collector.h"
+#include "compress/tensors/tensor_loader.h"
 
 namespace kvasir::compress {
 namespace {

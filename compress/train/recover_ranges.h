@@ -5,15 +5,16 @@
 
 #include "absl/status/status.h"
 #include "compress/calibrate/calibration_sample.h"
-#include "compress/oracle/tensor_map.h"
+#include "compress/tensors/tensor_map.h"
 #include "model/checkpoint/checkpoint.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::compress {
 
-// Adds to `layers`, which were rounded, the ranges of CHANNEL_STATIC codes
-// anew: the old ones hold for the latents of the old weights. Nothing to do for
-// a plan without such codes. Errors as RangeCollector's.
+// Collects the ranges of CHANNEL_STATIC codes again and adds them to `layers`,
+// whose weights must have been rounded: the old ranges fit the latents of the
+// old weights. Does nothing for a plan without such codes. Errors: those of
+// RangeCollector.
 absl::Status RenewRanges(const model::Checkpoint& source,
                          const kvasir::v1::KvPlan& plan,
                          const CalibrationSample& sample, int threads,

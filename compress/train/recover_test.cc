@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "compress/artifact/random_checkpoint.h"
-#include "compress/oracle/tensor_loader.h"
+#include "compress/tensors/tensor_loader.h"
 #include "compress/testing/folder_fixture.h"
 #include "compress/train/recover_ranges.h"
 #include "compress/train/recover_writer.h"

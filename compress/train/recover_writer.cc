@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/artifact/checkpoint_folder.h"
-#include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/torch_status.h"
+#include "compress/tensors/tensor_loader.h"
 
 namespace kvasir::compress {
 namespace {
@@ -27,7 +27,7 @@ absl::Status CopyFile(const fs::path& from, const fs::path& folder) {
   std::error_code error;
   const fs::path to = folder / from.filename();
   fs::copy_file(from, to, error);
-  // The copy of a file that nobody may write is written to, too.
+  // The copy must be writable even if the original is not.
   if (!error) {
     fs::permissions(to, fs::perms::owner_write, fs::perm_options::add, error);
   }
@@ -47,7 +47,8 @@ absl::Status ReplaceTensor(const model::TensorStore::Entry& entry,
   }
   const fs::path path = folder / fs::path(entry.file->path()).filename();
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  // A safetensors file: the length of its header, the header, the data.
+  // The parts of a safetensors file: the length of its header, the header, the
+  // data.
   uint64_t header_bytes = 0;
   file.read(reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
   const at::Tensor stored =

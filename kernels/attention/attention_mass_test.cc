@@ -7,25 +7,12 @@
 #include <vector>
 
 #include "kernels/attention/grid/attention_grid.h"
+#include "kernels/testing/attention_checks.h"
 #include "kernels/testing/latent_cache_for_test.h"
 #include "kernels/testing/latent_specs_for_test.h"
 
 namespace kvasir::kernels {
 namespace {
-
-using ::testing::HasSubstr;
-
-struct Streams {
-  TestStream reference{1, CpuBackend::kReference, size_t{4} << 20};
-  TestStream one{1, CpuBackend::kSimd, size_t{4} << 20};
-  TestStream three{3, CpuBackend::kSimd, size_t{8} << 20};
-  // There are more threads than units, so threads take splits of long contexts.
-  TestStream many{16, CpuBackend::kSimd, size_t{32} << 20};
-};
-Streams& SharedStreams() {
-  static Streams streams;
-  return streams;
-}
 
 // One unit for all heads, and units of alternating heads.
 std::vector<std::vector<int32_t>> UnitsOf(int64_t num_kv_heads) {
@@ -75,38 +62,22 @@ TEST_P(AttentionMassTest, EqualsTheSumOfWeightsOnAllBackEnds) {
     spec.unit_of_head = unit_of_head;
     spec.stored_positions = true;
     LatentCache cache(spec, {1, 65, longest + 1}, 1);
+    WriteAll(cache, asks);
+    AttentionStreams& streams = SharedStreams();
+    const std::vector<float> out = CheckedReference(cache, asks, 5e-5);
+    std::vector<std::vector<float>> truth;
     for (const LatentAsk& ask : asks) {
-      cache.Write(ask.sequence, 0, ask.start + ask.count);
+      const int64_t tokens = ask.start + ask.count;
+      truth.push_back(cache.Mass(ask.sequence, tokens));
+      EXPECT_LT(WorstOf(cache.ExpectedMass(ask, tokens), truth.back()), 5e-5)
+          << ask.sequence;
     }
-    const auto masses = [&] {
-      std::vector<std::vector<float>> all;
-      for (const LatentAsk& ask : asks) {
-        all.push_back(cache.Mass(ask.sequence, ask.start + ask.count));
-      }
-      return all;
-    };
-    Streams& streams = SharedStreams();
-    const std::vector<float> out = cache.Attend(streams.reference, asks);
-    const std::vector<std::vector<float>> truth = masses();
-    std::vector<double> expected;
-    for (size_t i = 0; i < asks.size(); ++i) {
-      EXPECT_LT(
-          WorstOf(cache.ExpectedMass(asks[i], asks[i].start + asks[i].count),
-                  truth[i]),
-          5e-5)
-          << i;
-      const std::vector<double> rows = cache.Expected(asks[i]);
-      expected.insert(expected.end(), rows.begin(), rows.end());
-    }
-    EXPECT_LT(WorstError(cache.Params(), expected, out), 5e-5);
     // Keeping weights and scoring keys twice give the same bits.
     for (const int64_t room : {0, 1 << 17}) {
       LatentSpec like = spec;
       like.kept_weights = room;
       LatentCache other(like, {1, 65, longest + 1}, 1);
-      for (const LatentAsk& ask : asks) {
-        other.Write(ask.sequence, 0, ask.start + ask.count);
-      }
+      WriteAll(other, asks);
       const auto expect_same = [&](TestStream& stream) {
         other.ClearMass();
         EXPECT_TRUE(SameBits(out, other.Attend(stream, asks)));
@@ -146,7 +117,7 @@ TEST_P(AttentionMassChunkingTest, ChunksDoNotChangeABit) {
   spec.kept_weights = 1 << 16;
   LatentCache whole(spec, {kTokens, 40}, 2);
   whole.Write(0, 0, kTokens);
-  Streams& streams = SharedStreams();
+  AttentionStreams& streams = SharedStreams();
   whole.Attend(streams.one, {{.sequence = 0,
                               .start = 0,
                               .count = kTokens,
@@ -245,35 +216,31 @@ TEST(AttentionMassRulesTest, RefusesMassWithoutMetadataOrRoom) {
   spec.adds_mass = true;
   LatentCache cache(spec, {50}, 2);
   cache.Write(0, 0, 50);
-  TestStream test;
   std::vector<float> q(50 * 4096);
   std::vector<float> out(50 * 4096);
   AttentionSequence sequence = {.num_rows = 3, .first_slot = 5};
-  const auto refusal = [&](auto change) {
+  const auto refuses = [&](auto change, const char* text) {
     PagedAttentionArgs params = cache.Params();
     params.q = q.data();
     params.out = out.data();
     params.sequences = &sequence;
     params.num_sequences = 1;
     change(params);
-    return AttendOnDevice(test, params, test.workspace());
-  };
-  const auto invalid = [](const char* text) {
-    return base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+    ExpectRefusal(params, text);
   };
   const std::vector<int32_t> beyond = {0, 0, 1, 2};
-  EXPECT_THAT(refusal([&](auto& p) { p.unit_of_head = beyond.data(); }),
-              invalid("unit of a head: want 0 to 1, have 2"));
-  EXPECT_THAT(refusal([](auto& p) { p.unit_of_head = nullptr; }),
-              invalid("unit of a head: want 0 to 1, have -1"));
-  EXPECT_THAT(refusal([](auto& p) { p.metadata.num_units = 0; }),
-              invalid("units of metadata: want at least 1, have 0"));
-  EXPECT_THAT(refusal([](auto& p) { p.mass.most_rows = 2; }),
-              invalid("rows with mass: want 0 to 2, have 3"));
+  refuses([&](auto& p) { p.unit_of_head = beyond.data(); },
+          "unit of a head: want 0 to 1, have 2");
+  refuses([](auto& p) { p.unit_of_head = nullptr; },
+          "unit of a head: want 0 to 1, have -1");
+  refuses([](auto& p) { p.metadata.num_units = 0; },
+          "units of metadata: want at least 1, have 0");
+  refuses([](auto& p) { p.mass.most_rows = 2; },
+          "rows with mass: want 0 to 2, have 3");
   sequence.num_rows = 1;
   sequence.weights_at = 16;
-  EXPECT_THAT(refusal([](auto& p) { p.mass.most_weights = 1000; }),
-              invalid("room for weights: want 0 to 1000, have 1056"));
+  refuses([](auto& p) { p.mass.most_weights = 1000; },
+          "room for weights: want 0 to 1000, have 1056");
 }
 
 }  // namespace

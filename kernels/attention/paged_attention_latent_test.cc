@@ -9,27 +9,12 @@
 #include <vector>
 
 #include "kernels/attention/grid/attention_grid.h"
+#include "kernels/testing/attention_checks.h"
 #include "kernels/testing/latent_cache_for_test.h"
 #include "kernels/testing/latent_specs_for_test.h"
 
 namespace kvasir::kernels {
 namespace {
-
-using ::testing::HasSubstr;
-
-// All cases share these streams, because allocating their memory takes longer
-// than most cases.
-struct Streams {
-  TestStream reference{1, CpuBackend::kReference, size_t{2} << 20};
-  TestStream one{1, CpuBackend::kSimd, size_t{2} << 20};
-  TestStream three{3, CpuBackend::kSimd, size_t{6} << 20};
-  // There are more threads than units, so threads take splits of long contexts.
-  TestStream many{16, CpuBackend::kSimd, size_t{24} << 20};
-};
-Streams& SharedStreams() {
-  static Streams streams;
-  return streams;
-}
 
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
@@ -45,24 +30,12 @@ TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
   const int64_t longest = rebuilds ? 520 : 1000;
   LatentCache cache(GetParam(), {1, 65, longest + 1}, 1);
   const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, longest, 1}};
-  for (const LatentAsk& ask : asks) {
-    cache.Write(ask.sequence, 0, ask.start + ask.count);
-  }
-  Streams& streams = SharedStreams();
-  const std::vector<float> truth = cache.Attend(streams.reference, asks);
-  std::vector<double> expected;
-  for (const LatentAsk& ask : asks) {
-    const std::vector<double> rows = cache.Expected(ask);
-    expected.insert(expected.end(), rows.begin(), rows.end());
-  }
+  WriteAll(cache, asks);
+  AttentionStreams& streams = SharedStreams();
   // float32 chains of some hundred products. Scales and minima of opposite sign
   // cancel nine tenths of them. Angles are exact to 1e-7.
-  EXPECT_LT(WorstError(cache.Params(), expected, truth), 5e-5);
-  ForEachSimdTarget([&] {
-    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.one, asks)));
-    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.three, asks)));
-    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.many, asks)));
-  });
+  const std::vector<float> truth = CheckedReference(cache, asks, 5e-5);
+  ExpectBits(cache, asks, truth, {&streams.one, &streams.three, &streams.many});
   const bool sees_all = GetParam().window == 0;
   cache.on_launch = [&](const PagedAttentionArgs& params) {
     const auto takes_splits = [&](int threads) {
@@ -94,7 +67,7 @@ TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
   constexpr int64_t kTokens = 140;
   LatentCache whole(spec, {kTokens, 40}, 2);
   whole.Write(0, 0, kTokens);
-  Streams& streams = SharedStreams();
+  AttentionStreams& streams = SharedStreams();
   const std::vector<float> expected =
       whole.Attend(streams.one, {{0, 0, kTokens}});
   LatentCache chunked(spec, {kTokens, 40}, 2);
@@ -119,6 +92,8 @@ TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
 std::vector<Chunks> ChunksOf(const LatentSpec& spec) {
   return {{spec, 1}, {spec, 7}, {spec, 64}, {spec, 139}};
 }
+INSTANTIATE_TEST_SUITE_P(Dense, LatentChunkingTest,
+                         ::testing::ValuesIn(ChunksOf(LatentSpec())));
 INSTANTIATE_TEST_SUITE_P(Stored, LatentChunkingTest,
                          ::testing::ValuesIn(ChunksOf(Mixed())));
 INSTANTIATE_TEST_SUITE_P(Exact, LatentChunkingTest,
@@ -129,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(
     Sinks, LatentChunkingTest,
     ::testing::ValuesIn(ChunksOf(WithSinks("", 9, MixedExact(30, 0)))));
 INSTANTIATE_TEST_SUITE_P(
-    SinksAlone, LatentChunkingTest,
+    SinksOnly, LatentChunkingTest,
     ::testing::ValuesIn(ChunksOf(WithSinks("", 66, MixedExact(0, 0)))));
 
 // Heads whose latents are read together.
@@ -169,7 +144,7 @@ TEST_P(LatentSetsTest, ManySequencesAreReadBySetsWithTheSameBits) {
     cache.Write(sequence, 0, contexts[s]);
     asks.push_back({sequence, contexts[s] - 1, 1});
   }
-  Streams& streams = SharedStreams();
+  AttentionStreams& streams = SharedStreams();
   std::vector<float> together;
   const std::vector<int64_t> units =
       UnitsOf(cache, streams.one, asks, 1, &together);
@@ -196,11 +171,9 @@ TEST_P(LatentSetsTest, ManySequencesAreReadBySetsWithTheSameBits) {
 
 LatentSpec OfHeads(int64_t kv_heads, int64_t each, PartSpec key,
                    PartSpec value) {
-  LatentSpec spec;
+  LatentSpec spec = SpecOf({std::move(key)}, {std::move(value)});
   spec.num_heads = kv_heads * each;
   spec.num_kv_heads = kv_heads;
-  spec.keys = {std::move(key)};
-  spec.values = {std::move(value)};
   spec.page_tokens = 64;
   return spec;
 }
@@ -234,10 +207,8 @@ TEST(LatentSetsOfSequencesTest, RowsOfAllKindsInOneLaunchKeepTheirBits) {
     const std::vector<LatentAsk> asks = {{0, 199, 1}, {1, 100, 200},
                                          {2, 126, 4}, {3, 88, 2},
                                          {4, 63, 1},  {5, 120, 9}};
-    for (const LatentAsk& ask : asks) {
-      cache.Write(ask.sequence, 0, ask.start + ask.count);
-    }
-    Streams& streams = SharedStreams();
+    WriteAll(cache, asks);
+    AttentionStreams& streams = SharedStreams();
     std::set<int64_t> slices;
     cache.on_launch = [&](const PagedAttentionArgs& params) {
       const AttentionGrid grid(params, 1);
@@ -314,21 +285,23 @@ TEST(LatentSetsOfSequencesTest,
   EXPECT_EQ(AttentionGrid(params, 8).CutOf(sequences[0]).units(), 6);
 }
 
+// The output of the last 8 of `tokens` tokens.
+std::vector<float> AttendLast(const LatentSpec& spec, int64_t tokens,
+                              TestStream& test) {
+  LatentCache cache(spec, {tokens}, 3);
+  cache.Write(0, 0, tokens);
+  return cache.Attend(test, {{0, tokens - 8, 8}});
+}
+
 class LatentPagesTest : public ::testing::TestWithParam<LatentSpec> {};
 
 TEST_P(LatentPagesTest, PageSizeDoesNotChangeBits) {
-  std::vector<float> first;
-  for (const int64_t page_tokens : {5, 16, 32, 64}) {
+  ExpectSameBitsFor({5, 16, 32, 64}, [](int64_t page_tokens) {
     LatentSpec spec = GetParam();
     spec.page_tokens = page_tokens;
     spec.exact_page_rows = 3 * page_tokens - 8;
-    LatentCache cache(spec, {1100}, 3);
-    cache.Write(0, 0, 1100);
-    TestStream test(2);
-    const auto out = cache.Attend(test, {{0, 1092, 8}});
-    if (first.empty()) first = out;
-    EXPECT_TRUE(SameBits(first, out)) << page_tokens;
-  }
+    return AttendLast(spec, 1100, SharedStreams().three);
+  });
 }
 
 // Exact rows are found by the original slots of tokens, the codes by their
@@ -344,7 +317,7 @@ TEST(LatentExactRowsTest, AreFoundAfterEvictedSlots) {
     cache.Write(0, 0, 700);
     cache.Write(1, 0, 90);
     const std::vector<LatentAsk> asks = {{0, 690, 10}, {1, 89, 1}};
-    Streams& streams = SharedStreams();
+    AttentionStreams& streams = SharedStreams();
     for (TestStream* const stream : {&streams.reference, &streams.three}) {
       const std::vector<float> out = cache.Attend(*stream, asks);
       if (first.empty()) first = out;
@@ -364,38 +337,26 @@ LatentSpec InTiles(LatentSpec spec, int64_t slots, int64_t granule_bytes) {
 }
 
 TEST_P(LatentPagesTest, TilesDoNotChangeBits) {
-  std::vector<float> first;
-  for (const int64_t tile_slots : {128, 64, 16, 4}) {
+  ExpectSameBitsFor({128, 64, 16, 4}, [](int64_t tile_slots) {
     LatentSpec spec = InTiles(GetParam(), tile_slots, 0);
     spec.page_tokens = 128;
     spec.exact_page_rows = 100;
-    LatentCache cache(spec, {1100}, 3);
-    cache.Write(0, 0, 1100);
-    TestStream test(2);
-    const auto out = cache.Attend(test, {{0, 1092, 8}});
-    if (first.empty()) first = out;
-    EXPECT_TRUE(SameBits(first, out)) << tile_slots;
-  }
+    return AttendLast(spec, 1100, SharedStreams().three);
+  });
 }
 
 TEST_P(LatentPagesTest, GranulesDoNotChangeBitsOfTheReference) {
-  std::vector<float> first;
-  for (const int64_t granule_bytes : {0, 4, 16}) {
-    LatentSpec spec = InTiles(GetParam(), 8, granule_bytes);
-    LatentCache cache(spec, {100}, 3);
-    cache.Write(0, 0, 100);
-    const auto test = TestStream::InGranules(granule_bytes);
-    const auto out = cache.Attend(*test, {{0, 92, 8}});
-    if (first.empty()) first = out;
-    EXPECT_TRUE(SameBits(first, out)) << granule_bytes;
-  }
+  ExpectSameBitsFor({0, 4, 16}, [](int64_t granule_bytes) {
+    return AttendLast(InTiles(GetParam(), 8, granule_bytes), 100,
+                      *TestStream::InGranules(granule_bytes));
+  });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LatentPagesTest,
-                         ::testing::Values(Mixed(), MixedExact(64, 100),
-                                           WithSinks("", 4, MixedExact(0, 0)),
-                                           WithSinks("", 70,
-                                                     MixedExact(9, 64))));
+INSTANTIATE_TEST_SUITE_P(
+    All, LatentPagesTest,
+    ::testing::Values(LatentSpec(), Mixed(), MixedExact(64, 100),
+                      WithSinks("", 4, MixedExact(0, 0)),
+                      WithSinks("", 70, MixedExact(9, 64))));
 
 TEST(LatentPositionsTest, PositionsEqualToTheSlotsGiveTheSameBits) {
   LatentSpec spec;
@@ -476,24 +437,12 @@ TEST(LatentWorkspaceTest, IsBoundedForEveryShapeAndContext) {
   }
 }
 
-class LatentRefusalTest : public ::testing::Test {
- protected:
-  absl::Status Try(const PagedAttentionArgs& params) {
-    TestStream test;
-    return AttendOnDevice(test, params, test.workspace());
-  }
-  void ExpectRefusal(const PagedAttentionArgs& params, const char* text) {
-    EXPECT_THAT(Try(params), base::StatusIs(absl::StatusCode::kInvalidArgument,
-                                            HasSubstr(text)));
-  }
-};
-
-TEST_F(LatentRefusalTest, NamesTheWrongField) {
+TEST(LatentRefusalTest, NamesTheWrongField) {
   LatentSpec spec;
   spec.keys = {Rebuilt(Codes({24}, {4}), {16, 8})};
   LatentCache cache(spec, {16}, 6);
   const PagedAttentionArgs good = cache.Params();
-  KVASIR_EXPECT_OK(Try(good));
+  KVASIR_EXPECT_OK(Attend(good));
 
   PagedAttentionArgs params = good;
   params.num_heads = 3;
@@ -539,12 +488,12 @@ TEST_F(LatentRefusalTest, NamesTheWrongField) {
   ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
 }
 
-TEST_F(LatentRefusalTest, NamesTheWrongFieldOfALift) {
+TEST(LatentRefusalTest, NamesTheWrongFieldOfALift) {
   LatentSpec spec;
   spec.values = {Lifted(Codes({24}, {4}), 16)};
   LatentCache cache(spec, {16}, 6);
   PagedAttentionArgs params = cache.Params();
-  KVASIR_EXPECT_OK(Try(params));
+  KVASIR_EXPECT_OK(Attend(params));
   AttentionValuePartArgs value = params.values[0];
   params.values = &value;
   ValueLiftArgs lift = *value.lift;
@@ -558,16 +507,15 @@ TEST_F(LatentRefusalTest, NamesTheWrongFieldOfALift) {
   ExpectRefusal(params, "lifts of a part of lifted values: want at least 1");
 }
 
-TEST_F(LatentRefusalTest, NamesTheWrongFieldOfAWindow) {
+TEST(LatentRefusalTest, NamesTheWrongFieldOfAWindow) {
   LatentSpec spec;
   spec.key_exact = 8;
   spec.value_exact = 8;
   LatentCache cache(spec, {16}, 6);
   cache.Write(0, 0, 16);
-  TestStream test;
-  cache.Attend(test, {{0, 15, 1}});
+  cache.Attend(SharedStreams().one, {{0, 15, 1}});
   const PagedAttentionArgs good = cache.Params();
-  KVASIR_EXPECT_OK(Try(good));
+  KVASIR_EXPECT_OK(Attend(good));
 
   PagedAttentionArgs params = good;
   params.key_exact.window = -1;
@@ -644,7 +592,7 @@ TEST_F(LatentRefusalTest, NamesTheWrongFieldOfAWindow) {
   ExpectRefusal(params, "width of exact rows: want 32 to 32, have 31");
 }
 
-TEST_F(LatentRefusalTest, RefusesPartsThatAreTooWideTogether) {
+TEST(LatentRefusalTest, RefusesPartsThatAreTooWideTogether) {
   LatentSpec spec;
   spec.num_heads = 1;
   spec.num_kv_heads = 1;

@@ -16,7 +16,9 @@
 #include "kernels/attention/grid/attention_grid.h"
 #include "kernels/latents/ops.h"
 #include "kernels/rowwise/ops.h"
+#include "kernels/testing/attention_checks.h"
 #include "kernels/testing/latent_cache_for_test.h"
+#include "kernels/testing/latent_specs_for_test.h"
 
 namespace kvasir::kernels {
 namespace {
@@ -39,73 +41,18 @@ uint32_t Seed() {
   return seed;
 }
 
-PartSpec Part(std::vector<int64_t> widths, std::vector<int> bits = {},
-              int64_t run_width = 0) {
-  PartSpec part;
-  part.widths = std::move(widths);
-  part.bits = std::move(bits);
-  part.run_width = run_width;
-  return part;
-}
-PartSpec Typed(PartSpec part, DType dtype) {
-  part.dtype = dtype;
-  return part;
-}
-PartSpec Static(PartSpec part) {
-  part.fixed_ranges = true;
-  return part;
-}
-PartSpec Unstored(PartSpec part, int64_t channels) {
-  part.unstored = channels;
-  return Static(std::move(part));
-}
-PartSpec Levels(PartSpec part) {
-  part.levels = true;
-  return part;
-}
 PartSpec OneGroup(PartSpec part) {
   part.group_of_head = {0, 0};
   return part;
 }
-PartSpec Rebuilt(PartSpec part, RebuildSpec rebuild) {
-  part.rebuild = rebuild;
-  return part;
-}
-PartSpec Lifted(PartSpec part, int64_t dims) {
-  part.lift_dims = dims;
-  return part;
-}
-
-LatentSpec Spec(std::vector<PartSpec> keys, std::vector<PartSpec> values) {
-  LatentSpec spec;
-  spec.keys = std::move(keys);
-  spec.values = std::move(values);
-  return spec;
-}
-
-struct Streams {
-  TestStream reference{1, CpuBackend::kReference};
-  TestStream one{1};
-  TestStream many{16, CpuBackend::kSimd, size_t{24} << 20};
-};
 
 // The reference equals the definition. Every target and any number of threads
 // have its bits.
-void ExpectDefinition(Streams& streams, LatentCache& cache,
-                      const std::vector<LatentAsk>& asks) {
-  std::vector<double> expected;
-  for (const LatentAsk& ask : asks) {
-    const std::vector<double> rows = cache.Expected(ask);
-    expected.insert(expected.end(), rows.begin(), rows.end());
-  }
-  const std::vector<float> truth = cache.Attend(streams.reference, asks);
+void ExpectDefinition(LatentCache& cache, const std::vector<LatentAsk>& asks) {
   // Chains of up to 160 float32 products of numbers up to 12, each of which may
   // lose 12 * 2^-24. The worst error that a seed has shown is 6.4e-5.
-  EXPECT_LT(WorstError(cache.Params(), expected, truth), 1e-4);
-  ForEachSimdTarget([&] {
-    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.one, asks)));
-    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.many, asks)));
-  });
+  const std::vector<float> truth = CheckedReference(cache, asks, 1e-4);
+  ExpectBits(cache, asks, truth, {&SharedStreams().one, &SharedStreams().many});
 }
 
 // ----- Every codec, rank and way to read keys and values.
@@ -113,23 +60,23 @@ void ExpectDefinition(Streams& streams, LatentCache& cache,
 enum class Reads { kAbsorbed, kRebuilt, kAsStored, kLifted };
 
 std::vector<std::pair<const char*, PartSpec>> Codecs(int64_t rank) {
-  return {{"f32", Typed(Part({rank}), DType::kF32)},
-          {"f16", Typed(Part({rank}), DType::kF16)},
-          {"bf16", Part({rank})},
-          {"1 bit", Part({rank}, {1})},
-          {"2 bits", Part({rank}, {2})},
-          {"3 bits", Part({rank}, {3})},
-          {"4 bits", Part({rank}, {4})},
-          {"5 bits", Part({rank}, {5})},
-          {"6 bits", Part({rank}, {6})},
-          {"8 bits", Part({rank}, {8})},
-          {"a schedule", Part({rank}, {8, 4, 3, 2, 1}, rank / 4)},
-          {"static 4 bits", Static(Part({rank}, {4}))},
+  return {{"f32", Numbers({rank}, DType::kF32)},
+          {"f16", Numbers({rank}, DType::kF16)},
+          {"bf16", Numbers({rank})},
+          {"1 bit", Codes({rank}, {1})},
+          {"2 bits", Codes({rank}, {2})},
+          {"3 bits", Codes({rank}, {3})},
+          {"4 bits", Codes({rank}, {4})},
+          {"5 bits", Codes({rank}, {5})},
+          {"6 bits", Codes({rank}, {6})},
+          {"8 bits", Codes({rank}, {8})},
+          {"a schedule", Codes({rank}, {8, 4, 3, 2, 1}, rank / 4)},
+          {"static 4 bits", Fixed(Codes({rank}, {4}))},
           {"static runs, some unstored",
-           Unstored(Part({rank}, {6, 5, 3, 2}, std::max<int64_t>(rank / 8, 1)),
+           Unstored(Codes({rank}, {6, 5, 3, 2}, std::max<int64_t>(rank / 8, 1)),
                     rank / 4)},
-          {"levels", Levels(Part({rank}, {4}))},
-          {"levels of 3 bits", Levels(Part({rank}, {3}))}};
+          {"levels", Levels(Codes({rank}, {4}))},
+          {"levels of 3 bits", Levels(Codes({rank}, {3}))}};
 }
 
 // Keys of the codec, read in the given way.
@@ -145,7 +92,6 @@ PartSpec KeysOf(PartSpec codec, Reads reads) {
 class CodecSweepTest : public ::testing::TestWithParam<Reads> {};
 
 TEST_P(CodecSweepTest, EveryCodecGivesTheDefinitionAtEveryRank) {
-  Streams streams;
   uint32_t seed = Seed();
   const int64_t page_tokens[] = {16, 32, 64};
   for (const int64_t rank : {8, 24, 96, 160}) {
@@ -155,12 +101,12 @@ TEST_P(CodecSweepTest, EveryCodecGivesTheDefinitionAtEveryRank) {
       if (GetParam() == Reads::kLifted) {
         values.lift_dims = seed % 2 == 0 ? 32 : 1 + seed % 41;
       }
-      LatentSpec spec = Spec({KeysOf(codec, GetParam())}, {values});
+      LatentSpec spec = SpecOf({KeysOf(codec, GetParam())}, {values});
       if (GetParam() == Reads::kLifted) spec.value_exact = seed % 5 * 9;
       spec.page_tokens = page_tokens[seed % 3];
       LatentCache cache(spec, {70}, seed++);
       cache.Write(0, 0, 70);
-      ExpectDefinition(streams, cache, {{0, 68, 2}});
+      ExpectDefinition(cache, {{0, 68, 2}});
     }
   }
 }
@@ -171,14 +117,13 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
 
 // With this seed, one row has a value whose terms cancel almost completely.
 TEST(WorstErrorTest, ASingleNumberThatCancelsIsComparedWithTheAverage) {
-  Streams streams;
-  PartSpec values = Lifted(Part({96}, {8}), 1);
-  LatentSpec spec = Spec({Part({96}, {8})}, {values});
+  PartSpec values = Lifted(Codes({96}, {8}), 1);
+  LatentSpec spec = SpecOf({Codes({96}, {8})}, {values});
   spec.value_exact = 18;
   spec.page_tokens = 64;
   LatentCache cache(spec, {70}, 360402587);
   cache.Write(0, 0, 70);
-  ExpectDefinition(streams, cache, {{0, 68, 2}});
+  ExpectDefinition(cache, {{0, 68, 2}});
 }
 
 struct Heads {
@@ -194,9 +139,8 @@ TEST_P(ContextSweepTest, EveryShapeOfHeadsGivesTheDefinition) {
   const Reads reads = std::get<0>(GetParam());
   const int64_t context = std::get<1>(GetParam());
   const Heads shapes[] = {{4, {0, 0}}, {8, {0}}, {3, {0, 1, 0}}};
-  const PartSpec codecs[] = {Part({24}), Part({24}, {4}, 8),
-                             Part({24}, {8, 4, 3, 2, 1}, 6)};
-  Streams streams;
+  const PartSpec codecs[] = {Numbers({24}), Codes({24}, {4}, 8),
+                             Codes({24}, {8, 4, 3, 2, 1}, 6)};
   uint32_t seed = Seed();
   // Every context combines other codecs and shapes.
   auto codec = static_cast<size_t>(context);
@@ -205,13 +149,13 @@ TEST_P(ContextSweepTest, EveryShapeOfHeadsGivesTheDefinition) {
     part.group_of_head = heads.group_of_head;
     PartSpec values = part;
     if (reads == Reads::kLifted) values.lift_dims = 20;
-    LatentSpec spec = Spec({KeysOf(part, reads)}, {values});
+    LatentSpec spec = SpecOf({KeysOf(part, reads)}, {values});
     spec.num_heads = heads.queries;
     spec.num_kv_heads = static_cast<int64_t>(heads.group_of_head.size());
     SCOPED_TRACE(heads.queries);
     LatentCache cache(spec, {context + 1}, seed++);
     cache.Write(0, 0, context + 1);
-    ExpectDefinition(streams, cache, {{0, context, 1}});
+    ExpectDefinition(cache, {{0, context, 1}});
   }
 }
 
@@ -237,17 +181,16 @@ TEST_P(VisibilityTest, OnlyVisibleSlotsAreRead) {
   const View& view = GetParam();
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   const std::vector<LatentSpec> specs = {
-      Spec({Rebuilt(OneGroup(Part({24}, {4}, 8)), {16, 8, true})},
-           {Part({24}, {3})}),
-      Spec({Rebuilt(Static(Part({40}, schedule, 8)), {16, 8})},
-           {Static(Part({24}, {2}))}),
-      Spec({Static(Part({24}, {8}))}, {OneGroup(Part({40}, schedule, 8))}),
-      Spec({Rebuilt(Part({16}, {4}), {16, 4, true, true})}, {Part({33})}),
-      Spec({Part({24}), Rebuilt(Part({40}, {8}), {16, 8})},
-           {Typed(Part({24}), DType::kF32), Part({40}, {1}, 20)}),
-      Spec({OneGroup(Part({24}))},
-           {Lifted(OneGroup(Part({40}, schedule, 8)), 20)})};
-  Streams streams;
+      SpecOf({Rebuilt(OneGroup(Codes({24}, {4}, 8)), {16, 8, true})},
+             {Codes({24}, {3})}),
+      SpecOf({Rebuilt(Fixed(Codes({40}, schedule, 8)), {16, 8})},
+             {Fixed(Codes({24}, {2}))}),
+      SpecOf({Fixed(Codes({24}, {8}))}, {OneGroup(Codes({40}, schedule, 8))}),
+      SpecOf({Rebuilt(Codes({16}, {4}), {16, 4, true, true})}, {Numbers({33})}),
+      SpecOf({Numbers({24}), Rebuilt(Codes({40}, {8}), {16, 8})},
+             {Numbers({24}, DType::kF32), Codes({40}, {1}, 20)}),
+      SpecOf({OneGroup(Numbers({24}))},
+             {Lifted(OneGroup(Codes({40}, schedule, 8)), 20)})};
   uint32_t seed = Seed();
   for (LatentSpec spec : specs) {
     SCOPED_TRACE(seed);
@@ -259,7 +202,7 @@ TEST_P(VisibilityTest, OnlyVisibleSlotsAreRead) {
     for (int64_t i = 0; i < view.dead_pages; ++i) {
       cache.table(0)[static_cast<size_t>(i)] = kNoPage;
     }
-    ExpectDefinition(streams, cache,
+    ExpectDefinition(cache,
                      {{0, view.length - 2, 2, view.dead_pages}, {1, 37, 3}});
   }
 }
@@ -273,20 +216,19 @@ INSTANTIATE_TEST_SUITE_P(
                       View{1300, 600, true, 40}));
 
 TEST(GonePagesTest, RowsThatSeeNoOtherPagesAreZero) {
-  Streams streams;
   const LatentSpec spec =
-      Spec({Rebuilt(Part({24}, {4}), {16, 8})}, {Static(Part({24}, {4}))});
+      SpecOf({Rebuilt(Codes({24}, {4}), {16, 8})}, {Fixed(Codes({24}, {4}))});
   LatentCache cache(spec, {40}, 40);
   cache.Write(0, 0, 40);
   cache.table(0)[0] = kNoPage;
   cache.table(0)[1] = kNoPage;
-  ExpectDefinition(streams, cache, {{0, 10, 1, 2}, {0, 30, 4, 2}});
+  ExpectDefinition(cache, {{0, 10, 1, 2}, {0, 30, 4, 2}});
 }
 
 TEST(EmptySequenceTest, DoesNotAffectOtherSequences) {
   LatentCache cache(
-      Spec({Rebuilt(Part({24}, {4}), {16, 8})}, {Part({24}, {4})}), {70, 20},
-      41);
+      SpecOf({Rebuilt(Codes({24}, {4}), {16, 8})}, {Codes({24}, {4})}),
+      {70, 20}, 41);
   cache.Write(0, 0, 70);
   const std::vector<LatentAsk> alone = {{0, 60, 3}};
   const std::vector<LatentAsk> beside = {{1, 0, 0}, {0, 60, 3}, {1, 5, 0}};
@@ -309,17 +251,16 @@ struct Positions {
 class PositionsTest : public ::testing::TestWithParam<Positions> {};
 
 TEST_P(PositionsTest, EveryKeyRotatesByItsSlotsPosition) {
-  Streams streams;
   const std::vector<LatentSpec> specs = {
-      Spec({Rebuilt(Part({24}, {4}, 8), {32, 16, true})}, {Part({24})}),
-      Spec({Rebuilt(Part({40}), {40, 12, false, true, true, 1.25f})},
-           {Part({24})})};
+      SpecOf({Rebuilt(Codes({24}, {4}, 8), {32, 16, true})}, {Numbers({24})}),
+      SpecOf({Rebuilt(Numbers({40}), {40, 12, false, true, true, 1.25f})},
+             {Numbers({24})})};
   uint32_t seed = Seed();
   for (LatentSpec spec : specs) {
     spec.position_of = GetParam().of;
     LatentCache cache(spec, {150}, seed++);
     cache.Write(0, 0, 150);
-    ExpectDefinition(streams, cache, {{0, 50, 1}, {0, 147, 3}});
+    ExpectDefinition(cache, {{0, 50, 1}, {0, 147, 3}});
   }
 }
 
@@ -344,17 +285,20 @@ TEST(PromptTest, RowsHaveTheBitsOfTheReference) {
   constexpr int64_t kRows = 140;
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   const std::vector<LatentSpec> specs = {
-      Spec({Rebuilt(OneGroup(Part({24})), {16, 8, true})},
-           {OneGroup(Part({24}))}),
-      Spec({Rebuilt(OneGroup(Part({40}, {4, 3}, 20)), {16, 8})},
-           {OneGroup(Part({24}, {4}, 8))}),
-      Spec({Rebuilt(OneGroup(Static(Part({24}, schedule, 5))), {16, 4, true})},
-           {OneGroup(Static(Part({24}, {4})))}),
-      Spec({Rebuilt(OneGroup(Part({16}, {8}, 8)), {16, 8, true, true, true})},
-           {OneGroup(Part({24}, {1}))}),
-      Spec({OneGroup(Part({24}, {4}, 8))}, {Lifted(OneGroup(Part({24})), 16)}),
-      Spec({Rebuilt(OneGroup(Part({24}, {4})), {16, 8}), Part({8}, {2})},
-           {Lifted(OneGroup(Part({40}, {4, 3}, 20)), 19), Part({8}, {3})})};
+      SpecOf({Rebuilt(OneGroup(Numbers({24})), {16, 8, true})},
+             {OneGroup(Numbers({24}))}),
+      SpecOf({Rebuilt(OneGroup(Codes({40}, {4, 3}, 20)), {16, 8})},
+             {OneGroup(Codes({24}, {4}, 8))}),
+      SpecOf(
+          {Rebuilt(OneGroup(Fixed(Codes({24}, schedule, 5))), {16, 4, true})},
+          {OneGroup(Fixed(Codes({24}, {4})))}),
+      SpecOf(
+          {Rebuilt(OneGroup(Codes({16}, {8}, 8)), {16, 8, true, true, true})},
+          {OneGroup(Codes({24}, {1}))}),
+      SpecOf({OneGroup(Codes({24}, {4}, 8))},
+             {Lifted(OneGroup(Numbers({24})), 16)}),
+      SpecOf({Rebuilt(OneGroup(Codes({24}, {4})), {16, 8}), Codes({8}, {2})},
+             {Lifted(OneGroup(Codes({40}, {4, 3}, 20)), 19), Codes({8}, {3})})};
   uint32_t seed = Seed();
   for (LatentSpec spec : specs) {
     SCOPED_TRACE(seed);
@@ -380,29 +324,24 @@ TEST(PromptTest, RowsHaveTheBitsOfTheReference) {
     sequence.num_rows = 1;
     EXPECT_EQ(1, grid.CutOf(sequence).num_slices);
     const std::vector<LatentAsk> asks = {{0, 0, kRows}, {1, 29, 1}};
-    TestStream reference(1, CpuBackend::kReference);
-    const std::vector<float> truth = cache.Attend(reference, asks);
-    TestStream one(1);
-    TestStream three(3);
-    ForEachSimdTarget([&] {
-      EXPECT_TRUE(SameBits(truth, cache.Attend(one, asks)));
-      EXPECT_TRUE(SameBits(truth, cache.Attend(three, asks)));
-    });
+    AttentionStreams& streams = SharedStreams();
+    ExpectBits(cache, asks, cache.Attend(streams.reference, asks),
+               {&streams.one, &streams.three});
   }
 }
 
 // Several panels over several splits give the bits of a single row.
 TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
   constexpr int64_t kRows = 700;
-  LatentSpec spec = Spec({Rebuilt(OneGroup(Part({24}, {4}, 8)), {16, 8})},
-                         {Lifted(OneGroup(Part({24}, {8, 3}, 12)), 16)});
+  LatentSpec spec = SpecOf({Rebuilt(OneGroup(Codes({24}, {4}, 8)), {16, 8})},
+                           {Lifted(OneGroup(Codes({24}, {8, 3}, 12)), 16)});
   spec.value_exact = 30;
   spec.sinks = 5;
   LatentCache cache(spec, {kRows}, Seed());
   cache.Write(0, 0, kRows);
-  TestStream one(1);
-  TestStream three(3);
-  const std::vector<float> whole = cache.Attend(one, {{0, 0, kRows}});
+  TestStream& three = SharedStreams().three;
+  const std::vector<float> whole =
+      cache.Attend(SharedStreams().one, {{0, 0, kRows}});
   EXPECT_TRUE(SameBits(whole, cache.Attend(three, {{0, 0, kRows}})));
   const auto columns = static_cast<int64_t>(whole.size()) / kRows;
   const auto part = [&](int64_t begin, int64_t count) {
@@ -415,8 +354,8 @@ TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
         SameBits(part(ask.start, ask.count), cache.Attend(three, {ask})))
         << ask.start;
   }
-  TestStream reference(1, CpuBackend::kReference);
-  EXPECT_TRUE(SameBits(part(690, 2), cache.Attend(reference, {{0, 690, 2}})));
+  EXPECT_TRUE(SameBits(part(690, 2),
+                       cache.Attend(SharedStreams().reference, {{0, 690, 2}})));
 }
 
 // ----- Workspace.
@@ -444,10 +383,10 @@ absl::Status AttendOver(LatentCache& cache, int64_t context, TestStream& test,
 
 TEST(WorkspaceRunTest, CountedBytesSufficeForAnyContextAndThreads) {
   for (const LatentSpec& spec :
-       {Spec({Rebuilt(OneGroup(Part({24}, {4}, 8)), {16, 8})},
-             {OneGroup(Part({24}, {4}))}),
-        Spec({Part({24}, {3})}, {Part({24}, {8})}),
-        Spec({Part({32})}, {Part({32})})}) {
+       {SpecOf({Rebuilt(OneGroup(Codes({24}, {4}, 8)), {16, 8})},
+               {OneGroup(Codes({24}, {4}))}),
+        SpecOf({Codes({24}, {3})}, {Codes({24}, {8})}),
+        SpecOf({Numbers({32})}, {Numbers({32})})}) {
     LatentCache cache(spec, {64}, 70);
     cache.Write(0, 0, 64);
     for (const int threads : {1, 3}) {
@@ -752,7 +691,7 @@ INSTANTIATE_TEST_SUITE_P(
 class RefusalTest : public ::testing::Test {
  protected:
   RefusalTest()
-      : cache_(Spec({Part({24}, {4})}, {Part({24})}), {32}, 95),
+      : cache_(SpecOf({Codes({24}, {4})}, {Numbers({24})}), {32}, 95),
         params_(cache_.Params()),
         key_(params_.keys[0]),
         value_(params_.values[0]),
@@ -764,12 +703,7 @@ class RefusalTest : public ::testing::Test {
     params_.values = &value_;
   }
 
-  void Expect(const char* text) {
-    TestStream test;
-    EXPECT_THAT(
-        AttendOnDevice(test, params_, test.workspace()),
-        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
-  }
+  void Expect(const char* text) { ExpectRefusal(params_, text); }
 
   LatentCache cache_;
   PagedAttentionArgs params_;

@@ -1,5 +1,6 @@
-// Memory of activations. Ops take it as `float*` whatever a device stores: what
-// sizes and moves it counts in numbers of the device's type.
+// Memory of activations. Ops take it as `float*` even if the device stores
+// another type; these helpers size and offset it in numbers of the device's
+// type.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +17,11 @@ struct Activations {
   DType dtype = DType::kF32;
 
   int64_t Bytes(int64_t numbers) const { return numbers * DTypeBytes(dtype); }
-  // Workspace::Take's.
+  // Takes memory from the workspace, as Workspace::Take.
   DevicePtr<float> Take(Workspace& workspace, int64_t numbers) const {
     return workspace.Take<std::byte>(Bytes(numbers)).as<float>();
   }
-  // `numbers` further on.
+  // The pointer, moved by `numbers`.
   template <typename T>
   DevicePtr<T> At(DevicePtr<T> begin, int64_t numbers) const {
     static_assert(sizeof(T) == sizeof(float));

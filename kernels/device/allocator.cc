@@ -18,12 +18,12 @@
 namespace kvasir::kernels {
 namespace {
 
-// From here on memory is mapped: it goes back to the system when freed, and
-// transparent huge pages cut the TLB misses of streaming reads.
+// Blocks of this size are mapped: they return to the system when freed, and
+// transparent huge pages reduce the TLB misses of streaming reads.
 constexpr size_t kMapFromBytes = size_t{1} << 20;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t kSmallPageBytes = 4096;
-// Less is not worth a thread.
+// Less memory is not worth a thread.
 constexpr size_t kTouchPerThread = size_t{1} << 20;
 
 size_t AlignUp(size_t bytes, size_t alignment) {
@@ -31,14 +31,14 @@ size_t AlignUp(size_t bytes, size_t alignment) {
 }
 
 void* Map(size_t bytes) {
-  // One huge page more than asked for, so that the block can start on a huge
-  // page; both ends are unmapped again.
+  // Map one huge page more than requested, so that the block can start on a
+  // huge page; the rest at both ends is unmapped again.
   if (bytes > std::numeric_limits<size_t>::max() - 2 * kHugePageBytes) {
     return nullptr;
   }
   const size_t wanted = AlignUp(bytes, kSmallPageBytes);
   const size_t mapped = wanted + kHugePageBytes;
-  // Reserved, so that a system which counts what it promises can refuse.
+  // The mapping is reserved, so that a system without overcommit can refuse it.
   void* raw = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
@@ -54,8 +54,9 @@ void* Map(size_t bytes) {
   return data;
 }
 
-// Makes the system provide every page of fresh mapped memory, on all cores: it
-// clears each page first, which takes longer than anything else here.
+// Makes the system provide every page of newly mapped memory, using all cores,
+// because the system clears each page, which takes longer than anything else
+// here.
 void Touch(char* data, size_t bytes) {
   const auto cores = static_cast<size_t>(base::ReadMachineLimits().cpus);
   const size_t threads = std::clamp(bytes / kTouchPerThread, size_t{1}, cores);

@@ -1,5 +1,4 @@
-// Device memory with exact counters: the source of every byte figure that the
-// process reports.
+// Device memory with exact counters, from which all reported byte figures come.
 #pragma once
 
 #include <array>
@@ -16,8 +15,8 @@
 
 namespace kvasir::kernels {
 
-// What memory is for. The host pool is the host's memory, where the device's
-// ops reach it (the CPU's is no other; a GPU's is pinned).
+// The purpose of memory. The host pool is host memory that the device's ops can
+// access: ordinary memory for a CPU, pinned memory for a GPU.
 enum class MemoryTag : uint8_t {
   kWeights,
   kKvCache,
@@ -30,7 +29,7 @@ const char* MemoryTagName(MemoryTag tag);
 
 class DeviceAllocator;
 
-// Owns one allocation and gives it back. Must not outlive its allocator.
+// Owns one allocation and frees it. Must not outlive its allocator.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -61,8 +60,8 @@ class DeviceBuffer {
 
 struct AllocationOptions {
   size_t alignment_bytes = 64;  // a power of two
-  // Touch every page now, so that the memory is really there (the host's: and
-  // zero) and the first request does not pay for it.
+  // Touch every page now, so that the memory exists (host memory is also zero)
+  // and the first request does not pay for it.
   bool prefault = false;
 };
 
@@ -71,17 +70,17 @@ struct MemoryUse {
   int64_t peak_bytes = 0;
 };
 
-// Where the host pool lies: in the device's memory like all else, or in the
-// host's, which has a limit of its own.
+// The place of the host pool: in the device's memory like everything else, or
+// in host memory with its own limit.
 enum class HostPool : uint8_t { kOnDevice, kOnHost };
 
-// Counts the bytes asked for (rounding to pages is not in the figures).
+// Counts the requested bytes, without the rounding to pages.
 //
 // Threads: all methods may be called from any thread.
 class DeviceAllocator {
  public:
-  // limit_bytes: what all allocations in the device's memory may hold together;
-  // 0: no limit.
+  // limit_bytes is the limit of all allocations in the device's memory
+  // together; 0: no limit.
   explicit DeviceAllocator(int64_t limit_bytes,
                            HostPool host_pool = HostPool::kOnDevice,
                            int64_t host_limit_bytes = 0)
@@ -92,36 +91,36 @@ class DeviceAllocator {
   DeviceAllocator(const DeviceAllocator&) = delete;
   DeviceAllocator& operator=(const DeviceAllocator&) = delete;
 
-  // RESOURCE_EXHAUSTED (want, held, limit, and what to change) when there is
-  // not enough; other codes where the device does not work. 0 bytes is an empty
-  // buffer.
+  // RESOURCE_EXHAUSTED (wanted, held, limit, and what to change) if there is
+  // not enough memory; other codes if the device does not work. 0 bytes give an
+  // empty buffer.
   absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, MemoryTag tag,
                                         const AllocationOptions& options = {});
 
   MemoryUse use(MemoryTag tag) const;
   MemoryUse total_use() const;
-  // Held of the device's memory: without a host pool that lies on the host.
+  // Bytes held in the device's memory, without a host pool in host memory.
   int64_t device_bytes() const;
   int64_t limit_bytes() const { return limit_bytes_; }
-  // Where the host pool lies on the host: its limit. 0: none.
+  // The limit of a host pool in host memory; 0: none.
   HostPool host_pool() const { return host_pool_; }
   int64_t host_limit_bytes() const { return host_limit_bytes_; }
 
  protected:
-  // Memory for `bytes` > 0, null where there is too little; alignment_bytes is
-  // at least 64. Errors are of a device that does not work.
+  // Allocates `bytes` > 0; null if there is too little memory. alignment_bytes
+  // is at least 64. Errors mean that the device does not work.
   virtual absl::StatusOr<void*> Acquire(size_t bytes,
                                         const AllocationOptions& options) = 0;
   virtual void Release(void* data, size_t bytes) = 0;
-  // The same of a host pool that lies on the host.
+  // Allocates from a host pool in host memory, with the contract of Acquire.
   virtual absl::StatusOr<void*> AcquireOnHost(
       size_t bytes, const AllocationOptions& options) {
     return Acquire(bytes, options);
   }
   virtual void ReleaseOnHost(void* data, size_t bytes) { Release(data, bytes); }
-  // What a caller reads of an Acquire that gave null.
+  // The error text if Acquire returned null.
   virtual std::string Refusal(size_t bytes, MemoryTag tag) const;
-  // "; lower --flag", or nothing: how an answer for want of memory ends.
+  // The end of that text: "; lower --flag", or nothing.
   virtual std::string Advice(MemoryTag) const { return ""; }
 
  private:
@@ -142,8 +141,8 @@ class DeviceAllocator {
   int64_t device_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// The host's memory. Blocks of 1 MiB and more come from the operating system
-// and go back to it when freed; their content starts as zero.
+// Host memory. Blocks of 1 MiB and more come from the operating system and
+// return to it when freed; they are zero at first.
 class CpuAllocator final : public DeviceAllocator {
  public:
   explicit CpuAllocator(int64_t limit_bytes = 0)

@@ -14,7 +14,7 @@ absl::StatusOr<DeviceMemory> Device::memory() const {
   memory.total_bytes = limits.memory_bytes;
   memory.allocated_bytes =
       std::min(allocator().device_bytes(), memory.total_bytes);
-  // What is allocated and not touched yet is free to the system.
+  // The system counts allocated memory as free until it is touched.
   memory.free_bytes = std::min(limits.available_bytes,
                                memory.total_bytes - memory.allocated_bytes);
   memory.other_bytes =

@@ -1,4 +1,4 @@
-// A device: what makes streams and memory, and how data lies there.
+// A device makes streams and memory, and defines the layout of data.
 #pragma once
 
 #include <cstddef>
@@ -18,16 +18,16 @@
 
 namespace kvasir::kernels {
 
-// All of a device's memory now: a GPU's as the driver tells, the host's as the
-// cgroup allows and the system tells.
+// The current memory of a device: a GPU's as reported by the driver, the host's
+// by the cgroup's limit and the system.
 struct DeviceMemory {
   int64_t total_bytes = 0;
-  // Neither taken by anybody nor promised to the allocator's buffers.
+  // Not used by any process and not reserved for the allocator's buffers.
   int64_t free_bytes = 0;
-  // Held by the allocator, as asked for.
+  // Requested from the allocator and held.
   int64_t allocated_bytes = 0;
-  // All else: CUDA's context and the kernels' code, what allocations are
-  // rounded up by, and other processes.
+  // Everything else: CUDA's context, the kernels' code, the rounding of
+  // allocations, and other processes.
   int64_t other_bytes = 0;
 };
 
@@ -44,48 +44,51 @@ class Device {
 
   // The device outlives its streams.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
-  // "cpu", "emulated", "cuda": for logs and metrics.
+  // "cpu", "emulated" or "cuda", for logs and metrics.
   virtual std::string name() const = 0;
-  // Names its arithmetic, beside the type of activations: devices of one name
-  // give the same bits. Part of an id that has room for 32 characters.
+  // The name of the device's arithmetic, without the type of activations:
+  // devices with equal names give the same bits. It is part of an id of at most
+  // 32 characters.
   virtual std::string numerics() const { return name(); }
-  // Whether a row's bits are its own, whatever is computed beside it.
+  // True if the bits of a row do not depend on the other rows of a batch.
   virtual bool rows_are_invariant() const { return true; }
-  // The type of activations, one for all ops (activations.h).
+  // The type of activations, the same for all ops (activations.h).
   virtual DType activations() const = 0;
-  // Threads that an op's scratch must serve.
+  // The number of threads that an op needs scratch for.
   virtual int num_threads() const = 0;
   virtual WeightLayout weight_layout() const = 0;
-  // Bytes of a slot that lie side by side in a tile (TileRegion). 0: all.
+  // The bytes of a slot that are contiguous in a tile (TileRegion). 0: all of
+  // them.
   virtual int64_t page_granule_bytes() const = 0;
-  // Shared memory that a CTA of a GPU's kernel may have at most. 0: no GPU.
+  // The most shared memory of a CTA on a GPU. 0: not a GPU.
   virtual int64_t cta_shared_bytes() const { return 0; }
 
-  // Of the host, where the device has no memory of its own.
+  // The memory of the device, or of the host if the device has none of its own.
   virtual absl::StatusOr<DeviceMemory> memory() const;
   virtual bool has_own_memory() const { return false; }
-  // Of the host, which copies go through; what BeginWrite gave included.
+  // Bytes of host memory that copies use, including buffers of BeginWrite.
   virtual int64_t staging_bytes() const { return 0; }
 
-  // From here on calls of other libraries by this thread are for this device.
+  // Makes calls of other libraries on this thread use this device from now on.
   virtual absl::Status UseOnThisThread() const { return absl::OkStatus(); }
 
-  // Host memory to fill a part of an allocation with, from any thread: until
-  // EndWrite what is written there is the device's in the end, and nothing
-  // else may touch that part. It starts with any content, so all of it is
-  // written. Memory of the host itself is given as it is: no second copy.
+  // Returns host memory in which any thread can write the content of a part of
+  // an allocation. EndWrite moves the content to the device; until then nothing
+  // else may touch that part. All of it must be written, because its content is
+  // undefined at first. For memory of the host itself, the memory itself is
+  // returned, without a copy.
   virtual absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
                                            size_t bytes) = 0;
   virtual absl::Status EndWrite(DevicePtr<void> memory, void* host,
                                 size_t bytes) = 0;
-  // Whether BeginWrite gives memory beside the device's own.
+  // True if BeginWrite returns separate memory.
   virtual bool stages_writes() const { return kind_ != DeviceKind::kCpu; }
-  // Gives back what the device keeps for writes, until the next one.
+  // Frees the buffers that the device keeps for writes.
   virtual void FreeWriteBuffers() {}
-  // The same of bytes that are there.
+  // Writes bytes that exist already.
   absl::Status Write(DevicePtr<void> memory, const void* host, size_t bytes);
 
-  // What a launch does to its pointers, for those that a table holds.
+  // Checks a pointer in a table as a launch checks its pointers.
   virtual void CheckMemory(const char*, DevicePtr<const void>) const {}
 
  protected:
@@ -97,10 +100,10 @@ class Device {
   const std::unique_ptr<DeviceAllocator> allocator_;
 };
 
-// The host's cores and memory.
+// The CPU: the host's cores and memory.
 class CpuDevice : public Device {
  public:
-  // `pool` outlives the device; limit_bytes as CpuAllocator's.
+  // `pool` outlives the device; limit_bytes as for CpuAllocator.
   explicit CpuDevice(base::ThreadPool* pool,
                      CpuBackend backend = CpuBackend::kSimd,
                      int64_t limit_bytes = 0)

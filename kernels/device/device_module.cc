@@ -21,15 +21,15 @@ absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
   if (::access(path.c_str(), F_OK) != 0) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));
   }
-  // A name without a folder would be looked for elsewhere.
+  // The loader would search a name without a folder in other places.
   const std::string file =
       path.find('/') == std::string::npos ? absl::StrCat("./", path) : path;
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return is_none(::dlerror());
   const auto function = reinterpret_cast<DeviceModuleFunction>(
       ::dlsym(library, kDeviceModuleFunction));
-  // From here on it stays loaded: libraries that it has brought along may not
-  // like to go.
+  // From here on the module stays loaded, because the libraries that it has
+  // loaded may not support unloading.
   if (function == nullptr) {
     return is_none("it has no function ", kDeviceModuleFunction);
   }

@@ -1,5 +1,5 @@
-// Devices that are shared libraries of their own, which a program loads when it
-// is asked for one: what it is started without is not linked into it.
+// Devices in shared libraries, which a program loads only on request, so that
+// the program does not link them.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,30 @@
 namespace kvasir::kernels {
 
 struct DeviceRequest {
-  std::string settings;            // the module's own, of one device
+  std::string settings;            // settings of the module, for one device
   int64_t memory_limit_bytes = 0;  // 0: no limit
 };
 
-// What a module's one function gives, for as long as it is loaded.
+// The result of the module's only function, valid while the module is loaded.
 struct DeviceModule {
-  // DeviceInterface() of the module. First in every version of this struct:
-  // nothing else is looked at where it is another than the program's.
+  // DeviceInterface() of the module. It is the first member in every version of
+  // this struct; if it differs from the program's, nothing else is read.
   const char* interface;
   absl::StatusOr<std::unique_ptr<Device>> (*make)(const DeviceRequest& request);
 };
 
-// The function: extern "C" const DeviceModule* KvasirDeviceModule().
+// The name of the function: extern "C" const DeviceModule*
+// KvasirDeviceModule().
 inline constexpr char kDeviceModuleFunction[] = "KvasirDeviceModule";
 using DeviceModuleFunction = const DeviceModule* (*)();
 
-// Names everything that program and module must agree on: the headers that
-// both are compiled from, and with what.
+// A fingerprint of everything that program and module must agree on: their
+// common headers and the build's settings.
 const char* DeviceInterface();
 
-// Makes the device of the module in this file, which stays loaded. NOT_FOUND
-// where there is no such file; FAILED_PRECONDITION where it is no module, or
-// one of another interface; the module's own errors. All name the file.
+// Makes the device of the module in this file, which stays loaded. Errors:
+// NOT_FOUND if there is no such file; FAILED_PRECONDITION if it is no module or
+// has another interface; those of the module. All name the file.
 absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
     const std::string& path, const DeviceRequest& request);
 

@@ -33,7 +33,7 @@ TEST(DeviceModuleTest, WhatIsNoLibraryIsRefused) {
 }
 
 TEST(DeviceModuleTest, ALibraryOfAnotherKindIsRefused) {
-  // The C library.
+  // The file is the C library.
   Dl_info info;
   ASSERT_NE(::dladdr(reinterpret_cast<void*>(&::gnu_get_libc_version), &info),
             0);

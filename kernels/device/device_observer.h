@@ -1,4 +1,4 @@
-// Who hears what a thread asks of a device: tests that count copies and
+// Lets tests observe a thread's calls to a device: they count copies and
 // allocations and compare lists of launches.
 #pragma once
 
@@ -8,9 +8,9 @@
 
 namespace kvasir::kernels {
 
-// One launch, without its data: which op, over how many rows, the width of what
-// it makes of each (0 where an op has none), and its addresses in the device's
-// memory, scratch last, never to be dereferenced.
+// One launch without its data: the op, the number of rows, the width of each
+// result (0 if the op has none), and its addresses in the device's memory, with
+// scratch last. They must never be dereferenced.
 struct OpLaunch {
   const char* op = "";
   int64_t rows = 0;
@@ -18,7 +18,7 @@ struct OpLaunch {
   std::array<const void*, 12> addresses = {};
 };
 
-// Threads: the thread that observes.
+// Threads: only the observed thread calls it.
 class DeviceObserver {
  public:
   virtual ~DeviceObserver() = default;
@@ -27,11 +27,11 @@ class DeviceObserver {
   virtual void OnLaunch(const OpLaunch& launch) = 0;
   virtual void OnAllocate(size_t bytes) = 0;
 
-  // That of the calling thread, or null.
+  // The observer of the calling thread, or null.
   static DeviceObserver* Current();
 };
 
-// `observer` hears what this thread does while the scope lives. Scopes do not
+// `observer` receives this thread's calls while the scope lives. Scopes do not
 // nest.
 class ObserveDevice {
  public:
@@ -41,7 +41,7 @@ class ObserveDevice {
   ObserveDevice& operator=(const ObserveDevice&) = delete;
 };
 
-// The launch of an op with these parameters.
+// Describes the launch of an op with these parameters.
 template <typename Params>
 OpLaunch DescribeLaunch(const char* op, const Params& params) {
   OpLaunch launch = {.op = op};

@@ -1,6 +1,6 @@
-// The functions by which a GPU's back end runs ops, found by the op's name: a
-// stream brings its table, so that the code of an op links no back end. C++17
-// and free of Abseil: op_table/op_table.h includes this.
+// The functions of a GPU's back end, found by the op's name. The stream has the
+// table, so the code of an op links no back end. C++17 without Abseil, because
+// op_table/op_table.h includes this.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,21 @@
 
 namespace kvasir::kernels {
 
-// Enqueues the kernels of one op over its checked parameters. What a back end
-// cannot do is refused before, with the other checks.
+// Enqueues the kernels of one op with checked parameters. Unsupported
+// parameters are refused earlier, with the other checks.
 template <typename... Params>
 using DeviceFunction = void (*)(typename InLaunch<Params>::argument...,
                                 Launcher& launcher);
 
-// A function without its type, and the type's name to look at before a call.
+// A function pointer without its type, and the type's name, which is checked
+// before a call.
 struct DeviceOp {
   const char* op;
   const char* type;
   void (*function)();
 };
 
-// Params are those of the op's OpKernels.
+// Params are the parameters of the op's OpKernels.
 template <typename... Params>
 DeviceOp MakeDeviceOp(const char* op, DeviceFunction<Params...> function) {
   return {op, typeid(DeviceFunction<Params...>).name(),
@@ -36,7 +37,7 @@ struct DeviceOps {
   const DeviceOp* ops = nullptr;
   size_t count = 0;
 
-  // Null where there is none.
+  // Null if the table has no such op.
   const DeviceOp* Find(const char* op) const {
     for (size_t i = 0; i < count; ++i) {
       if (std::strcmp(ops[i].op, op) == 0) return &ops[i];

@@ -1,5 +1,5 @@
-// Memory space in the type: a pointer into device memory, which the host cannot
-// look behind, and what becomes of it inside a launch. C++17.
+// The memory space as a part of the type: a pointer into device memory, which
+// host code cannot dereference, and its form inside a launch. C++17.
 #pragma once
 
 #include <cstddef>
@@ -8,19 +8,21 @@
 
 namespace kvasir::kernels {
 
-// An address of device memory, of `T` in elements. There is no operator* and no
-// operator[]: only code that a launch runs may read or write there. Null stays
-// null when it is moved, so that sizes can be counted without memory.
+// An address in device memory, counted in elements of `T`. It has no operator*
+// and no operator[], because only code that a launch runs may access the
+// memory. A null pointer stays null when it is offset, so that sizes can be
+// counted without memory.
 template <typename T>
 class DevicePtr {
  public:
   constexpr DevicePtr() = default;
-  constexpr DevicePtr(std::nullptr_t) {}  // NOLINT: as null pointers are
+  // NOLINT: implicit, as for null pointers
+  constexpr DevicePtr(std::nullptr_t) {}
   explicit constexpr DevicePtr(T* address) : address_(address) {}
-  // To const, and to void.
+  // Converts to const and to void.
   template <typename U,
             typename = std::enable_if_t<std::is_convertible_v<U*, T*>>>
-  constexpr DevicePtr(DevicePtr<U> other)  // NOLINT: as pointers convert
+  constexpr DevicePtr(DevicePtr<U> other)  // NOLINT: implicit, as for pointers
       : address_(other.device_address()) {}
 
   // For launches and copies; never to be dereferenced elsewhere.
@@ -49,7 +51,7 @@ class DevicePtr {
   T* address_ = nullptr;
 };
 
-// What lies `bytes` further on.
+// The pointer, moved by `bytes`.
 inline DevicePtr<const void> OffsetBytes(DevicePtr<const void> pointer,
                                          int64_t bytes) {
   return pointer.as<const char>() + bytes;
@@ -58,13 +60,13 @@ inline const void* OffsetBytes(const void* pointer, int64_t bytes) {
   return static_cast<const char*>(pointer) + bytes;
 }
 
-// An op's parameters are a template of the kind of their device pointers:
-// `DevicePtr` where the host makes them, `LaunchPtr` (plain) in the code of a
-// back end. Both look the same in memory; a launch makes one of the other.
+// The parameters of an op are a template over the kind of their device
+// pointers: `DevicePtr` on the host, `LaunchPtr` (a plain pointer) in the code
+// of a back end. Both have the same layout; a launch converts them.
 template <typename T>
 using LaunchPtr = T*;
 
-// S<DevicePtr> as S<LaunchPtr>, DevicePtr<T> as T*.
+// Converts S<DevicePtr> to S<LaunchPtr>, and DevicePtr<T> to T*.
 template <typename T>
 struct InLaunch;
 template <template <template <typename> class> class S>

@@ -1,4 +1,4 @@
-// Tables of an op that are constant after load, on the device.
+// An op's tables on the device, which are constant after load.
 #pragma once
 
 #include <utility>
@@ -12,13 +12,13 @@
 
 namespace kvasir::kernels {
 
-// Owns: the memory of what was added, under the tag "other". Plain pointers
-// inside of a table's elements are addresses of tables added before.
+// Owns: the memory of the tables, under the tag "other". Plain pointers in a
+// table's elements are addresses of tables that were added before.
 class DeviceTables {
  public:
   explicit DeviceTables(Device* device) : device_(device) {}
 
-  // A copy of `host`; null for none.
+  // Copies `host` to the device; null if it is empty.
   template <typename T>
   absl::StatusOr<DevicePtr<const T>> Add(absl::Span<const T> host) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -35,12 +35,12 @@ class DeviceTables {
   std::vector<DeviceBuffer> buffers_;
 };
 
-// What is constant after load of an op: its Prepare checks the host's tables
-// and copies them, once; running it takes what a step gives. Movable.
+// The part of an op that is constant after load. Prepare checks the host's
+// tables and copies them once; Run takes only the data of a step. Movable.
 template <typename Params>
 struct Prepared {
   explicit Prepared(Device* device) : tables(device) {}
-  Params params;  // all but what a step gives
+  Params params;  // everything except the data of a step
   DeviceTables tables;
 };
 

@@ -1,6 +1,6 @@
-// How an op gets from its checked parameters to the code of a device. The CPU's
-// functions are named here; a GPU's come with its stream (device_ops.h), and
-// an op that is not among them is refused by name.
+// Calls the code of a device with an op's checked parameters. The CPU's
+// functions are named by the op; a GPU's are in its stream's table
+// (device_ops.h), and an op that is not there is refused by name.
 #pragma once
 
 #include <bit>
@@ -19,10 +19,10 @@
 
 namespace kvasir::kernels {
 
-// The implementations of one op: functions of its checked parameters and of
-// scratch that it took from the workspace, in the form that launches see them.
-// The CPU's get the stream for its threads and are done when they return. The
-// third, a GPU's, is found in the stream's table by the op's name.
+// The implementations of one op. They take its checked parameters and its
+// scratch in the form of launches. The CPU's two functions use the stream's
+// threads and have finished when they return. A GPU's function is found in the
+// stream's table by the op's name.
 template <typename... Params>
 struct OpKernels {
   using CpuFunction = void (*)(typename InLaunch<Params>::argument...,
@@ -31,7 +31,7 @@ struct OpKernels {
   CpuFunction reference;
   CpuFunction simd;
 
-  // Null where the stream's back end has none.
+  // Null if the stream's back end does not have the op.
   DeviceFunction<Params...> Find(const LaunchStream& stream) const {
     const DeviceOp* const found = stream.ops().Find(op);
     if (found == nullptr) return nullptr;
@@ -41,7 +41,7 @@ struct OpKernels {
   }
 };
 
-// The same bits in the form that launches see.
+// Converts parameters to the form of launches; the bits stay the same.
 template <typename Params>
 typename InLaunch<Params>::type ForLaunch(const Params& params) {
   return std::bit_cast<typename InLaunch<Params>::type>(params);
@@ -51,7 +51,7 @@ T* ForLaunch(const DevicePtr<T>& pointer) {
   return pointer.device_address();
 }
 
-// Every device pointer of an op's parameters.
+// Visits every device pointer of an op's parameters.
 template <typename Params, typename Visit>
 void ForAddresses(const Params& params, const Visit& visit) {
   params.ForPointers([&](const auto&... pointers) {
@@ -81,9 +81,9 @@ inline absl::Status NoKernel(const char* op) {
       absl::StrCat(op, ": the device has no kernel for it"));
 }
 
-// What an op answers in place of a launch while its workspace counts: whoever
-// counts a list of ops before the first of them runs hears of one that the
-// device does not have.
+// Called instead of a launch while the workspace counts: a caller that counts a
+// list of ops before the first one runs gets an error for an op that the device
+// does not have.
 template <typename... Params>
 absl::Status CheckServed(const OpKernels<Params...>& kernels,
                          const Stream& stream) {
@@ -93,7 +93,7 @@ absl::Status CheckServed(const OpKernels<Params...>& kernels,
              : absl::OkStatus();
 }
 
-// One launch is one op.
+// Launches one op.
 template <typename... Params>
 absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
                     const std::type_identity_t<Params>&... params) {
@@ -126,14 +126,14 @@ absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
   return cuda.TakeLaunchError();
 }
 
-// Threads that an op's scratch must serve.
+// The number of threads that an op needs scratch for.
 inline int ScratchThreads(const Stream& stream) {
   return stream.device() == DeviceKind::kCpu
              ? static_cast<const CpuStream&>(stream).pool().num_threads()
              : 1;
 }
 
-// A device's back end has one type of activations, the CPU's float32.
+// Each back end has one type of activations; the CPU's is float32.
 inline absl::Status CheckActivations(const char* op, DeviceKind device,
                                      DType dtype) {
   if (device != DeviceKind::kCpu || dtype == DType::kF32) {

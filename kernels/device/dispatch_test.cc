@@ -78,7 +78,7 @@ TEST(DispatchTest, ADeviceWithoutABackEndIsRefusedByTheOpsName) {
                              HasSubstr("silu_mul: ")));
 }
 
-// A list of ops is counted before it runs: there the missing one is told.
+// A list of ops is counted before it runs, so a missing op is reported then.
 TEST(DispatchTest, AnOpWithoutAKernelIsRefusedWhereItIsCounted) {
   FakeCudaStream stream;
   Workspace counter = Workspace::Counting();

@@ -1,5 +1,6 @@
-// Number formats of stored tensors and their exact scalar conversions, to the
-// bits of NaN too (a GPU's own: simt/numbers.h). C++17: device code has this.
+// Number formats of stored tensors and their exact scalar conversions,
+// including the bits of NaN. A GPU has its own in simt/numbers.h. C++17,
+// because device code includes this.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ constexpr const char* DTypeName(DType dtype) {
   return dtype == DType::kF32 ? "F32" : dtype == DType::kF16 ? "F16" : "BF16";
 }
 
-// A stored number that is not a C++ arithmetic type: the bits of it.
+// The bits of a stored number whose format is no C++ arithmetic type.
 struct Bf16 {
   uint16_t bits;
 };
@@ -72,7 +73,7 @@ KVASIR_HOST_DEVICE inline float ToFloat(F16 value) {
   return FloatOf(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
 
-// Round to nearest, ties to even; NaN stays NaN (quiet).
+// Rounds to nearest, ties to even; NaN becomes a quiet NaN.
 KVASIR_HOST_DEVICE inline Bf16 ToBf16(float value) {
   const uint32_t bits = BitsOf(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) {
@@ -82,20 +83,20 @@ KVASIR_HOST_DEVICE inline Bf16 ToBf16(float value) {
       static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-// Round to nearest, ties to even; too large becomes infinity.
+// Rounds to nearest, ties to even; numbers that are too large become infinity.
 KVASIR_HOST_DEVICE inline F16 ToF16(float value) {
   const uint32_t bits = BitsOf(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
   uint32_t half;
-  if (magnitude > 0x7f800000u) {  // NaN: quiet, payload's top kept
+  if (magnitude > 0x7f800000u) {  // NaN: quiet, with the top of its payload
     half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
   } else if (magnitude >= 0x477ff000u) {  // rounds to 65536 or more
     half = 0x7c00u;
   } else if (magnitude >= 0x38800000u) {  // normal
     const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     half = (rounded - 0x38000000u) >> 13;
-  } else {  // subnormal: adding 0.5 leaves value * 2^24, rounded, in the bits
+  } else {  // subnormal: after adding 0.5 the bits are value * 2^24, rounded
     half = BitsOf(FloatOf(magnitude) + 0.5f) - 0x3f000000u;
   }
   return F16{static_cast<uint16_t>(sign | half)};

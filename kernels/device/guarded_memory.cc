@@ -30,7 +30,7 @@ char* Reserve(size_t bytes) {
   return static_cast<char*>(base);
 }
 
-// The whole pages that hold a range.
+// The pages that contain a range.
 std::pair<char*, size_t> PagesOf(const char* data, size_t bytes) {
   const size_t before = reinterpret_cast<uintptr_t>(data) % kPageBytes;
   return {const_cast<char*>(data) - before,
@@ -60,7 +60,7 @@ GuardedMemory::~GuardedMemory() { ::munmap(base_, reserved_bytes_); }
 
 void* GuardedMemory::Acquire(size_t bytes, size_t alignment) {
   base::MutexLock lock(&mutex_);
-  // A page between two allocations belongs to nobody.
+  // A free page lies between two allocations.
   const size_t begin =
       AlignUp(used_ + kPageBytes, std::max(alignment, kPageBytes));
   if (begin > reserved_bytes_ - kPageBytes ||

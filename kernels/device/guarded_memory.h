@@ -1,5 +1,5 @@
-// Memory for a device of tests or emulation that the host cannot touch: the
-// addresses, what is allocated of them, and whether they may be touched.
+// Device memory for tests and emulation that the host cannot access: a range of
+// addresses, its allocations, and whether they are accessible now.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@
 
 namespace kvasir::kernels {
 
-// PROT_NONE but between Open and Close. Allocations follow each other and
-// their addresses never come back, so that a freed one is known as such.
+// The memory is PROT_NONE except between Open and Close. Addresses are never
+// used twice, so that uses of freed memory are found.
 //
 // Threads: all methods may be called from any thread.
 class GuardedMemory final : public MemoryGuard {
  public:
-  // What lies between two allocations, while memory is open.
+  // The gaps between allocations while memory is open.
   enum class Gaps {
-    kOpen,    // can be touched: Open and Close are one system call each
+    kOpen,    // gaps are accessible: Open and Close are one system call each
     kClosed,  // cannot: they are one for each allocation, whose end is the
               // page's (but for what its alignment leaves)
   };
@@ -30,29 +30,30 @@ class GuardedMemory final : public MemoryGuard {
     const char* end;
   };
 
-  // FAILED_PRECONDITION where the system does not give that many addresses
+  // FAILED_PRECONDITION if the system does not provide so many addresses
   // (ulimit -v, vm.overcommit_memory=2).
   static absl::Status CheckReservable(size_t bytes);
 
-  // Of addresses that the system gives (CHECK); memory comes as it is touched.
+  // Reserves addresses, which the system must provide (CHECK); memory is
+  // provided when it is touched.
   GuardedMemory(size_t reserved_bytes, Gaps gaps);
   ~GuardedMemory() override;
   GuardedMemory(const GuardedMemory&) = delete;
   GuardedMemory& operator=(const GuardedMemory&) = delete;
 
-  // Null where addresses have run out. `alignment` is a power of two.
+  // Null if no addresses are left. `alignment` is a power of two.
   void* Acquire(size_t bytes, size_t alignment);
   void Release(void* data);
 
   void Check(const char* op, const void* address) const override {
     CheckRange(op, address, 1);
   }
-  // Ends the process too where the last of `bytes` is not the allocation's.
+  // Also ends the process if the range exceeds the allocation.
   void CheckRange(const char* op, const void* address, size_t bytes) const;
   void Open() override;
   void Close() override;
 
-  // What is allocated, ascending.
+  // The live allocations, ascending.
   std::vector<Range> Live() const;
 
  private:

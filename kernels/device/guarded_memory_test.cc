@@ -23,7 +23,7 @@ TEST(GuardedMemoryTest, IsThereBetweenTheFirstOpenAndTheLastClose) {
     memory.Open();
     memory.Close();
     Set(data, 0);
-    // Also what is allocated in between.
+    // Also memory that is allocated meanwhile.
     void* const more = memory.Acquire(5000, 64);
     Set(more, 4999);
     memory.Close();

@@ -1,26 +1,26 @@
-// What a strict device does around each look at its memory.
+// The checks of a strict device around each access to its memory.
 #pragma once
 
 namespace kvasir::kernels {
 
-// Device memory is there for an op, an upload or a read-back alone, and what
-// they are given is looked at first. Tests have one; else there is none, and a
-// launch costs a look at a null pointer more.
+// Device memory is accessible only to ops, uploads and read-backs, and their
+// addresses are checked first. Only tests have a guard; without one a launch
+// checks a null pointer.
 //
 // Threads: all methods may be called from any thread.
 class MemoryGuard {
  public:
   virtual ~MemoryGuard() = default;
-  // Ends the process when `address` is in no live allocation of the device.
-  // Null is nowhere.
+  // Ends the process if `address` is in no live allocation of the device. Null
+  // is allowed.
   virtual void Check(const char* op, const void* address) const = 0;
-  // Each Open is followed by one Close; memory is there between the first and
-  // the last.
+  // Each Open is followed by one Close; memory is accessible between the first
+  // Open and the last Close.
   virtual void Open() = 0;
   virtual void Close() = 0;
 };
 
-// Open while it lives. `guard` may be null.
+// Keeps memory accessible while it lives. `guard` may be null.
 class OpenMemory {
  public:
   explicit OpenMemory(MemoryGuard* guard) : guard_(guard) {

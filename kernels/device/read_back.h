@@ -1,5 +1,5 @@
-// The two ways between host and device memory. Nothing else lets the host see
-// what an op computed.
+// The two copies between host and device memory. The host sees the results of
+// ops only through them.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace kvasir::kernels {
 
-// Waits for what was enqueued before, then copies `bytes` from the device.
-// Returns what any of those ops failed with.
+// Waits for earlier work and copies `bytes` from the device. Returns the error
+// of any of that work.
 inline absl::Status ReadBack(Stream& stream, void* host,
                              DevicePtr<const void> device, size_t bytes) {
   KVASIR_RETURN_IF_ERROR(stream.Synchronize());
@@ -23,7 +23,7 @@ inline absl::Status ReadBack(Stream& stream, void* host,
   return bytes > 0 ? stream.CopyToHost(host, device, bytes) : absl::OkStatus();
 }
 
-// Enqueues a copy to the device; `host` may be reused when the call returns.
+// Enqueues a copy to the device; `host` may be reused after the call.
 inline absl::Status Upload(Stream& stream, DevicePtr<void> device,
                            const void* host, size_t bytes) {
   if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {

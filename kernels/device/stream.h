@@ -1,4 +1,4 @@
-// Where ops are enqueued: an in-order queue of one device.
+// An in-order queue of ops on one device.
 #pragma once
 
 #include <atomic>
@@ -19,17 +19,17 @@ namespace kvasir::kernels {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
-// Which implementation a CPU stream runs. All give the same bits.
+// The implementation that a CPU stream runs. All give the same bits.
 enum class CpuBackend : uint8_t {
-  kReference,  // scalar, one thread: the truth for tests
+  kReference,  // scalar, one thread: the reference for tests
   kSimd,       // the best instruction set of this machine, all threads
 };
 
 // Ops run in the order in which they were enqueued; the host may run ahead.
 //
 // Threads: one thread at a time.
-// Errors: an op refuses bad parameters when it is enqueued; what fails later
-//   is returned by Synchronize and by ReadBack.
+// Errors: an op refuses bad parameters when it is enqueued; later failures are
+// returned by Synchronize and ReadBack.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -38,24 +38,24 @@ class Stream {
 
   DeviceKind device() const { return device_; }
 
-  // Returns when all enqueued work is done.
+  // Waits until all enqueued work is done.
   virtual absl::Status Synchronize() = 0;
-  // What `Upload` and `ReadBack` (read_back.h) do.
+  // Implement `Upload` and `ReadBack` (read_back.h).
   virtual absl::Status CopyToDevice(DevicePtr<void> device, const void* host,
                                     size_t bytes) = 0;
   virtual absl::Status CopyToHost(void* host, DevicePtr<const void> device,
                                   size_t bytes) = 0;
-  // Takes now what copies of up to `bytes` will need of the host, so that they
-  // allocate nothing.
+  // Allocates the host memory that copies of up to `bytes` need, so that they
+  // allocate nothing later.
   virtual absl::Status ReserveCopies(size_t) { return absl::OkStatus(); }
 
-  // Bytes of packed weights (the padding of the last panel included) that
-  // matmuls have asked memory for so far: counted, not measured. The SIMD
-  // matmul adds the weight's bytes once for each part that it cuts the rows
-  // into (one, unless there are fewer panels than threads): inside a part every
-  // panel block comes from memory once and serves all rows from cache. The
-  // reference adds them once a row. Biases and activations are not in it. May
-  // be read from any thread.
+  // The bytes of packed weights, including the padding of the last panel, that
+  // matmuls have read from memory so far: counted, not measured. The SIMD
+  // matmul counts the weight's bytes once for each part of the rows (one part,
+  // unless there are fewer panels than threads), because every panel block is
+  // read from memory once and serves all rows of a part from cache. The
+  // reference counts them once per row. Biases and activations are not counted.
+  // May be read from any thread.
   int64_t weight_bytes_read() const {
     return weight_bytes_read_.load(std::memory_order_relaxed);
   }
@@ -71,9 +71,9 @@ class Stream {
   std::atomic<int64_t> weight_bytes_read_{0};
 };
 
-// Executes each op within its enqueueing call, on a thread pool that several
-// streams may share. Code of the CPU's back end and of its tests names it;
-// others ask a Device for a stream.
+// Runs each op within the call that enqueues it, on a thread pool that several
+// streams may share. Only the CPU's back end and its tests use this class by
+// name; others get a stream from a Device.
 class CpuStream final : public Stream {
  public:
   // `pool` and `guard` (or null) outlive the stream.
@@ -101,64 +101,65 @@ class CpuStream final : public Stream {
   MemoryGuard* const guard_;
 };
 
-// A place in a stream's work. May outlive its stream and device.
+// A position in a stream's work. May outlive its stream and device.
 //
-// Threads: passed from any thread.
+// Threads: `passed` from any thread.
 class StreamMark {
  public:
   virtual ~StreamMark() = default;
-  // Whether the stream has come by the last Record. An error is that of work
-  // before it.
+  // True if the stream has executed everything before the last Record. Returns
+  // the error of that work.
   virtual absl::StatusOr<bool> passed() const = 0;
 };
 
-// What a stream enqueued while it captured, to be enqueued again as a whole
+// The work that a stream captured, to be enqueued again as a whole
 // (LaunchStream::Replay).
 //
-// Threads: as its stream. May outlive stream and device; what is under way of
-//   it is waited for when it is destroyed, by a thread that captures nothing.
+// Threads: as its stream. May outlive stream and device. Its destructor waits
+// for running replays; the thread must not be capturing.
 class CapturedWork {
  public:
   virtual ~CapturedWork() = default;
 };
 
-// A GPU's stream, or that of a device which stands for one.
+// A stream of a GPU or of a device that emulates one.
 //
-// A stream that captures keeps what is enqueued, launches with the parameters
-// that they have then and calls of libraries, and runs none of it. It is not
-// waited for meanwhile, nothing is copied or recorded on it
-// (FAILED_PRECONDITION), and the thread neither allocates nor frees memory of
-// the device; another thread that frees some waits for the end. What a GPU
-// refuses all the same is an error of that call or of EndCapture.
+// While a stream captures, it keeps enqueued launches, with their current
+// parameters, and calls of libraries, and runs none of them. Meanwhile nothing
+// may wait for it, copy or record on it (FAILED_PRECONDITION), and the thread
+// must not allocate or free memory of the device; another thread that frees
+// memory waits for the end of the capture. If a GPU refuses something else,
+// that call or EndCapture returns the error.
 class LaunchStream : public Stream {
  public:
   const DeviceOps& ops() const { return ops_; }
   virtual Launcher& launcher() = 0;
-  // What libraries enqueue on: a cudaStream_t, or a HostWork (host_work.h) on a
-  // device that stands for a GPU. Names the device for the calling thread.
+  // The handle on which libraries enqueue: a cudaStream_t, or a HostWork
+  // (host_work.h) on an emulated device. Also makes the device current for the
+  // calling thread.
   virtual absl::StatusOr<void*> LibraryHandle() = 0;
   virtual absl::StatusOr<std::unique_ptr<StreamMark>> MakeMark() = 0;
-  // `mark` was made by a stream of this device.
+  // `mark` must come from a stream of this device.
   virtual absl::Status Record(StreamMark* mark) = 0;
-  // Captures what this thread enqueues from here on, up to EndCapture.
-  // UNIMPLEMENTED for a device that cannot.
+  // Captures everything that this thread enqueues until EndCapture.
+  // UNIMPLEMENTED if the device cannot capture.
   virtual absl::Status BeginCapture() {
     return absl::UnimplementedError("the device captures no work");
   }
-  // By the thread that began. The stream captures no more, whatever is
-  // returned.
+  // Called by the thread that called BeginCapture. The capture has ended even
+  // if an error is returned.
   virtual absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() {
     return absl::FailedPreconditionError("the stream captures nothing");
   }
   virtual bool capturing() const { return false; }
-  // Enqueues all of it. `work` was captured by this stream.
+  // Enqueues all of the captured work, which this stream has captured.
   virtual absl::Status Replay(CapturedWork&) {
     return absl::UnimplementedError("the device captures no work");
   }
-  // What launching itself failed with since the last call.
+  // Returns and clears the error of launches since the last call.
   virtual absl::Status TakeLaunchError() { return absl::OkStatus(); }
-  // A device that can tells addresses which are not its own, by a message and
-  // the end of the process.
+  // If the device can recognize foreign addresses, one ends the process with a
+  // message.
   virtual void CheckMemory(const char*, const void*) const {}
 
  protected:
@@ -169,8 +170,8 @@ class LaunchStream : public Stream {
   const DeviceOps ops_;
 };
 
-// Name of the instruction set that CpuBackend::kSimd runs on this machine
-// ("AVX3_DL", "AVX2", "NEON", ...); for logs and build info.
+// The name of the instruction set that CpuBackend::kSimd uses on this machine
+// ("AVX3_DL", "AVX2", "NEON", ...), for logs and build info.
 std::string CpuTargetName();
 
 }  // namespace kvasir::kernels

@@ -1,4 +1,4 @@
-// How the weights of products lie. C++17.
+// The memory layout of weights. C++17.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 namespace kvasir::kernels {
 
 enum class WeightLayout : uint8_t {
-  kPanels32,  // panels of 32 columns (matmul.h): the CPU's
-  kRows,      // Hugging Face's rows [N, K]: a GPU's
+  kPanels32,  // panels of 32 columns (matmul.h), for the CPU
+  kRows,      // Hugging Face's rows [N, K], for GPUs
 };
 
 }  // namespace kvasir::kernels

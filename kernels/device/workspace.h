@@ -1,5 +1,5 @@
-// Scratch memory of ops and of the executor on the device: a bump allocator
-// whose counting mode runs the same code to find out how much it needs.
+// Scratch memory of ops and of the executor on the device: a bump allocator. In
+// counting mode the same code computes how much memory it needs.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ class Workspace {
   Workspace(DevicePtr<void> memory, size_t bytes);
   static Workspace Counting() { return Workspace(); }
 
-  // `count` uninitialised numbers, 64-byte aligned.
+  // Takes `count` uninitialised numbers, aligned to 64 bytes.
   template <typename T>
   DevicePtr<T> Take(int64_t count) {
     return DevicePtr<T>(static_cast<T*>(TakeBytes(count, sizeof(T))));

@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Takes as an op with a helper op would.
+// Takes memory like an op that calls a helper op.
 void Use(Workspace& workspace) {
   Workspace::Scope scope(&workspace);
   workspace.Take<float>(100);

@@ -57,6 +57,14 @@ inline PartSpec Lifted(PartSpec part, int64_t dims) {
   return part;
 }
 
+inline LatentSpec SpecOf(std::vector<PartSpec> keys,
+                         std::vector<PartSpec> values) {
+  LatentSpec spec;
+  spec.keys = std::move(keys);
+  spec.values = std::move(values);
+  return spec;
+}
+
 inline LatentSpec Exact(const char* name, int64_t key, int64_t value,
                         LatentSpec spec) {
   spec.name = name;
@@ -446,8 +454,8 @@ inline std::vector<LatentSpec> ExactSpecs() {
 }
 
 // Sinks with and without windows: fewer than a block, more than a block, and
-// more than there are slots; less than a block from the window; and behind a
-// window that has slid past them.
+// more than there are slots; less than a block from the window; and
+// in front of a sliding window.
 inline std::vector<LatentSpec> SinkSpecs() {
   std::vector<LatentSpec> specs;
   const std::vector<LatentSpec> exact = ExactSpecs();

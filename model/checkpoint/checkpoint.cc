@@ -14,7 +14,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "model/checkpoint/family_tensors.h"
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 
 namespace kvasir::model {
 namespace {

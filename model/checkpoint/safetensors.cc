@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "model/checkpoint/json.h"
+#include "model/files/json.h"
 
 namespace kvasir::model {
 namespace {

@@ -14,7 +14,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 
 namespace kvasir::model {
 

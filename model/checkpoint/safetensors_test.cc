@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_matchers.h"
 #include "base/temp_folder.h"
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 
 namespace kvasir::model {
 namespace {

@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "model/checkpoint/file.h"
-#include "model/checkpoint/json.h"
+#include "model/files/file.h"
+#include "model/files/json.h"
 #include "model/shapes/family.h"
 #include "model/shapes/rope_config.h"
 

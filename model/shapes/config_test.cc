@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "model/checkpoint/file.h"
-#include "model/checkpoint/json.h"
+#include "model/files/file.h"
+#include "model/files/json.h"
 
 namespace kvasir::model {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "model/checkpoint/json.h"
+#include "model/files/json.h"
 #include "model/shapes/decoder_spec.h"
 
 namespace kvasir::model {

@@ -8,7 +8,7 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 #include "model/tokenizer/added_tokens.h"
 #include "model/tokenizer/bpe.h"
 #include "model/tokenizer/detokenizer_stages.h"

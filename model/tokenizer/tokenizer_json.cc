@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
-#include "model/checkpoint/json.h"
+#include "model/files/json.h"
 #include "model/tokenizer/utf8.h"
 
 namespace kvasir::model {

@@ -20,7 +20,7 @@ absl::StatusOr<std::shared_ptr<ByteShare>> ByteBudget::Take(
                                     : kvasir::v1::Refusal::RETRY_ELSEWHERE;
   return proto::RefusedError(
       reason, absl::StrCat(words_.whose, " hold ", before, " bytes of ", limit,
-                           " (", words_.setting, "), this one wants ", bytes));
+                           " (", words_.setting, "), this one needs ", bytes));
 }
 
 }  // namespace kvasir::router

@@ -19,7 +19,7 @@ class ByteShare;
 // Threads: any thread.
 class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
  public:
-  // Words of a refusal: whose requests, and the setting that limits them.
+  // Words of a refusal: the requests that are limited, and the setting.
   struct Words {
     std::string whose = "requests";
     std::string setting = "--request-bytes";

@@ -18,7 +18,7 @@ TEST(ByteBudgetTest, RefusesARequestOverTheLimitUntilOthersEnd) {
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
                                 AllOf(HasSubstr("60 bytes of 100"),
                                       HasSubstr("--request-bytes"),
-                                      HasSubstr("wants 41"))));
+                                      HasSubstr("needs 41"))));
   EXPECT_EQ(proto::RefusalOf(refused)->reason(), Refusal::RETRY_ELSEWHERE);
   EXPECT_EQ(budget->used_bytes(), 60u);
   first.reset();

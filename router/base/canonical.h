@@ -32,7 +32,7 @@ struct CanonicalRequest {
   // makes the id that is used inside Kvasir (handle->id()).
   std::string client_request_id;
   std::string tenant;
-  // Which of the tenant's callers, for the access log.
+  // The tenant's caller (one of several), for the access log.
   std::string caller;
   // Separates prefix caches. Empty: the cache is shared on purpose.
   std::string cache_salt;
@@ -136,7 +136,7 @@ struct ModelLoad {
   uint64_t running = 0;
   uint64_t waiting = 0;
   uint64_t max_num_seqs = 0;
-  // Of the cache, in whole pages.
+  // In the cache, in whole pages.
   uint64_t used_tokens = 0;
   uint64_t total_tokens = 0;
 };

@@ -97,7 +97,7 @@ TextClient::TextClient(const std::string& endpoint,
 
 absl::Status TextClient::Explained(const grpc::Status& status,
                                    const grpc::ClientContext& context) const {
-  // What a server answers leaves the channel as it is.
+  // An answer of the server itself does not change the state of the channel.
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
       channel_->GetState(/*try_to_connect=*/false) ==
           GRPC_CHANNEL_TRANSIENT_FAILURE) {
@@ -105,7 +105,7 @@ absl::Status TextClient::Explained(const grpc::Status& status,
         endpoint_, ": no server answers there; scripts/serve starts one (",
         status.error_message(), ")"));
   }
-  // The transport's own texts ("Broken pipe") do not say what broke.
+  // The transport's own texts ("Broken pipe") do not name the cause.
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return absl::UnavailableError(absl::StrCat(
         endpoint_, ": the call ended before its answer was complete: ",
@@ -213,7 +213,7 @@ absl::StatusOr<TextResult> TextClient::Generate(
       } else if (name == "num_input_tokens") {
         result.prompt_tokens = FirstUint32(raw);
       } else if (name == "num_output_tokens") {
-        // Counts what this response brought.
+        // The number of tokens in this response.
         result.output_tokens += FirstUint32(raw);
       }
     }

@@ -1,5 +1,5 @@
-// A client of our own KServe facade: one completion over ModelStreamInfer, as
-// any Triton client would ask for it.
+// A client of the KServe facade: one completion over ModelStreamInfer, with the
+// requests of any Triton client.
 #pragma once
 
 #include <grpcpp/security/credentials.h>
@@ -19,7 +19,7 @@
 namespace kvasir::cli {
 
 struct TextRequest {
-  std::string model;  // empty: the first model that the server has
+  std::string model;  // empty: the server's first model
   std::string prompt;
   int64_t max_tokens = 128;
   double temperature = 1.0;
@@ -31,7 +31,7 @@ struct TextRequest {
   bool has_seed = false;
   bool ignore_eos = false;
   std::vector<std::string> stop;
-  std::string eviction_budget;  // empty: what the served plan keeps
+  std::string eviction_budget;  // empty: the served plan's budget
 };
 
 struct TextResult {
@@ -52,29 +52,30 @@ struct TextResult {
 // Threads: one call at a time.
 class TextClient {
  public:
-  // Null credentials: plain text.
+  // Null credentials mean plain text.
   explicit TextClient(
       const std::string& endpoint,
       std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr);
 
-  // Names of the models that take requests now. UNAVAILABLE within `timeout`
-  // when nothing answers there.
+  // The names of the models that accept requests now. UNAVAILABLE if nothing
+  // answers within `timeout`.
   absl::StatusOr<std::vector<std::string>> ReadyModels(absl::Duration timeout);
 
-  // Tokens of a prompt and its output together, as the model's config tells
-  // them. nullopt from a server without that call, or whose config has no
-  // `max_model_len`; INVALID_ARGUMENT for one that is no length.
+  // The most tokens of prompt and output together, from the model's config.
+  // nullopt if the server has no such call or its config has no
+  // `max_model_len`; INVALID_ARGUMENT if the value is not a length.
   absl::StatusOr<std::optional<int64_t>> MaxModelLen(const std::string& model,
                                                      absl::Duration timeout);
 
-  // Streams one completion; `on_text` gets each delta as it comes. Errors are
-  // the server's.
+  // Streams one completion and calls `on_text` for each delta. Returns the
+  // server's errors.
   absl::StatusOr<TextResult> Generate(
       const TextRequest& request,
       const std::function<void(std::string_view)>& on_text);
 
  private:
-  // gRPC says nothing at all when a server lacks a whole service.
+  // Adds an explanation where gRPC's own text says nothing, for example if the
+  // server lacks the whole service.
   absl::Status Explained(const grpc::Status& status,
                          const grpc::ClientContext& context) const;
 

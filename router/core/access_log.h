@@ -18,7 +18,7 @@ struct AccessRecord {
   std::string facade;
   std::string peer;
   std::string tenant;
-  // Which of the tenant's callers: a token's label, or a certificate's name.
+  // The tenant's caller: a token's label, or a certificate's name.
   std::string caller;
   std::string model;
   // The last attempt's replica; empty if there was no attempt.

@@ -123,8 +123,8 @@ TEST(AdmissionTest, TheLimitOfNIsTheWorkersIfItReportsOne) {
                        HasSubstr("n is 17, want 1 to 16")));
   KVASIR_EXPECT_OK(Admission::OfRequest(request, Info(0), 128, kNow));
   request.sampling.set_n(200);
-  for (const uint32_t told : {0u, 500u}) {
-    EXPECT_THAT(Admission::OfRequest(request, Info(told), 128, kNow),
+  for (const uint32_t reported : {0u, 500u}) {
+    EXPECT_THAT(Admission::OfRequest(request, Info(reported), 128, kNow),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr("n is 200, want 1 to 128")));
   }

@@ -36,42 +36,43 @@ RouterMetrics::RouterMetrics(const std::string& version)
     : registry_(std::make_shared<prometheus::Registry>()),
       requests_(prometheus::BuildCounter()
                     .Name("kvasir_router_requests_total")
-                    .Help("Requests that ended, by facade and how")
+                    .Help("Requests that ended, by facade and finish reason")
                     .Register(*registry_)),
       refused_(prometheus::BuildCounter()
                    .Name("kvasir_router_requests_refused_total")
-                   .Help("Requests not taken, by status")
+                   .Help("Refused requests, by status code")
                    .Register(*registry_)),
       retries_(prometheus::BuildCounter()
                    .Name("kvasir_router_retries_total")
-                   .Help("Requests tried at another replica, before their "
-                         "client heard a token, by the status that caused it")
+                   .Help("Requests sent to another replica after a failed "
+                         "attempt, by the failure's status code")
                    .Register(*registry_)),
       output_tokens_(prometheus::BuildCounter()
                          .Name("kvasir_router_output_tokens_total")
-                         .Help("Tokens of requests that ended")
+                         .Help("Output tokens of requests that ended")
                          .Register(*registry_)
                          .Add({})),
       in_flight_(AddGauge("kvasir_router_inflight_requests",
-                          "Requests taken and not ended")),
+                          "Accepted requests that have not ended")),
       queued_(AddGauge("kvasir_router_queued_requests",
-                       "Of those, requests that wait for a replica")),
+                       "Accepted requests that wait in the router")),
       replicas_(prometheus::BuildGauge()
                     .Name("kvasir_router_replicas")
                     .Help("Replicas by state")
                     .Register(*registry_)),
-      dispatch_(AddHistogram("kvasir_router_dispatch_seconds",
-                             "Taking a request to opening its stream",
-                             base::FineBuckets())),
+      dispatch_(
+          AddHistogram("kvasir_router_dispatch_seconds",
+                       "Time from accepting a request to opening its stream",
+                       base::FineBuckets())),
       time_to_first_token_(
           AddHistogram("kvasir_router_time_to_first_token_seconds",
-                       "Taking a request to its first token",
+                       "Time from accepting a request to its first token",
                        base::TimeToFirstTokenBuckets())),
       inter_token_(AddHistogram("kvasir_router_inter_token_latency_seconds",
-                                "Between two tokens of a sample",
+                                "Time between two tokens of a sample",
                                 base::InterTokenBuckets())),
       duration_(AddHistogram("kvasir_router_request_seconds",
-                             "Taking a request to its end",
+                             "Time from accepting a request to its end",
                              base::RequestPhaseBuckets())) {
   prometheus::BuildGauge()
       .Name("kvasir_router_build_info")

@@ -42,7 +42,7 @@ class RequestFlow {
   // Replicas that have been asked. None is asked twice.
   const std::vector<std::string>& tried() const { return tried_; }
 
-  // What an event means for the client.
+  // The effect of an event on the client.
   struct Delivery {
     bool deliver = false;
     // The worker broke the contract; its stream must be reset.
@@ -58,7 +58,8 @@ class RequestFlow {
   // otherwise the request's end.
   std::optional<absl::Status> OnAttemptDone(const absl::Status& status,
                                             absl::Time now);
-  // What is left of the request's own queue timeout; nothing if it has none.
+  // Returns the rest of the request's own queue timeout; nothing if it has
+  // none.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
   // No other replica can be asked. Returns the last replica's error, or
   // `otherwise`.

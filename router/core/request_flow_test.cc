@@ -118,7 +118,7 @@ TEST(RequestFlowTest, ALostWorkerIsReplacedBeforeTheFirstToken) {
       flow.OnAttemptDone(absl::UnavailableError("gone"), At(3)).has_value());
   flow.OnAttempt("b", At(4));
   EXPECT_FALSE(flow.OnEvent(Accepted(), At(5)).deliver)
-      << "the client hears it once";
+      << "the client receives it once";
 }
 
 // A client that receives only the whole answer does not notice that a worker

@@ -528,7 +528,7 @@ TEST_F(RequestRouterTest, ARequestThatCannotBeServedIsRefusedBeforeItStarts) {
     const auto sink = std::make_shared<RecordingSink>();
     const absl::Status status =
         router_->Submit(std::move(request), sink).status();
-    EXPECT_FALSE(sink->done()) << "a refused sink hears nothing";
+    EXPECT_FALSE(sink->done()) << "a refused sink receives nothing";
     return status;
   };
   CanonicalRequest request = NewRequest();

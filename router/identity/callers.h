@@ -1,5 +1,5 @@
-// Which callers this router accepts: the current file of --identities, and what
-// its tenants use.
+// The callers that this router accepts: the current file of --identities, and
+// what its tenants use.
 //
 //   KVASIR_ASSIGN_OR_RETURN(auto callers, Callers::Open(options, &metrics));
 //   KVASIR_ASSIGN_OR_RETURN(Caller caller, callers->Identify(shown, CLIENT));
@@ -49,8 +49,8 @@ struct Caller {
   // Null: there are no quotas.
   std::shared_ptr<TenantQuota> quota;
 
-  // The tenant whose cached prefixes it shares; empty: those of all tenants
-  // that share.
+  // The tenant with which it shares cached prefixes; empty: those of all
+  // tenants that share.
   std::string cache_tenant() const { return shared_prefix_cache ? "" : tenant; }
 };
 

@@ -58,7 +58,7 @@ absl::Status CheckTenantName(absl::string_view name);
 // characters.
 absl::Status CheckTokenLabel(absl::string_view label);
 
-// What the listeners know about their callers.
+// How the listeners can identify callers.
 struct ListenerProof {
   bool tls = false;
   // The clients' port, and the admin port, ask for certificates and verify
@@ -138,7 +138,7 @@ class Identities {
   std::string Wanted() const;
 
   kvasir::v1::Identities file_;
-  // Of the tokens, parallel to their owners.
+  // The tokens' hashes, parallel to their owners.
   std::vector<std::string> hashes_;
   std::vector<TokenOwner> owners_;
   std::map<std::string, int> by_certificate_;

@@ -81,8 +81,10 @@ TEST_P(WrongFileTest, IsRefusedByFileEntryAndField) {
 INSTANTIATE_TEST_SUITE_P(
     Identities, WrongFileTest,
     ::testing::Values(
-        WrongFile{"", "no Identities"}, WrongFile{"[]", "no Identities"},
-        WrongFile{"{\"schema_version\": 1", "no Identities"},
+        WrongFile{"", "is not a valid Identities message"},
+        WrongFile{"[]", "is not a valid Identities message"},
+        WrongFile{"{\"schema_version\": 1",
+                  "is not a valid Identities message"},
         WrongFile{R"({"tenants": [{"name": "a"}]})",
                   "schema_version: want 1, have 0"},
         WrongFile{R"({"schema_version": 2})", "schema_version: want 1, have 2"},
@@ -90,8 +92,9 @@ INSTANTIATE_TEST_SUITE_P(
         // The parser's own message would quote the line.
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one" "x": 1}]}]})",
-                  "no Identities"},
-        WrongFile{R"({"schema_version": "#one"})", "no Identities"},
+                  "is not a valid Identities message"},
+        WrongFile{R"({"schema_version": "#one"})",
+                  "is not a valid Identities message"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": ""}]})",
                   "tenants[0].name: want 1 to 128 letters, digits and "
                   "-_.:@/, have 0 bytes"},
@@ -109,17 +112,17 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one"},
                               {"label": "a", "sha256": "#two"}]}]})",
-                  "tenants[0] ('red').tokens[1].label: 'a' is another"},
+                  "tenants[0] ('red').tokens[1].label: 'a' is also another token's"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one"}]},
                    {"name": "blue",
                    "tokens": [{"label": "b", "sha256": "#one"}]}]})",
                   "tenants[1] ('blue').tokens[0].sha256: is token 'a' of "
-                  "tenants[0], too"},
+                  "tenants[0] as well"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one",
                    "not_after": "soon"}]}]})",
-                  "no Identities"},
+                  "is not a valid Identities message"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "certificates": ["x"]},
                    {"name": "blue", "certificates": ["y", "x"]}]})",
@@ -133,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "certificates[0]: want the DNS or URI name"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "roles": ["KING"]}]})",
-                  "no Identities"},
+                  "is not a valid Identities message"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "roles": [0]}]})",
                   "tenants[0] ('red').roles: want CLIENT and ADMIN, have 0"},

@@ -6,18 +6,17 @@ CallerMetrics::CallerMetrics()
     : registry_(std::make_shared<prometheus::Registry>()),
       refused_(prometheus::BuildCounter()
                    .Name("kvasir_router_callers_refused_total")
-                   .Help("Calls refused for who makes them or for a quota, by "
+                   .Help("Calls refused because of their caller or a quota, by "
                          "reason (--identities)")
                    .Register(*registry_)),
       reads_(prometheus::BuildCounter()
                  .Name("kvasir_router_identities_reads_total")
-                 .Help("Changes of --identities that were taken or not, by "
-                       "result")
+                 .Help("Changes of the --identities file, by result")
                  .Register(*registry_)),
       file_refused_(prometheus::BuildGauge()
                         .Name("kvasir_router_identities_refused")
-                        .Help("1 while the file of --identities was refused, "
-                              "and those from before stay")
+                        .Help("1 while the changed --identities file is "
+                              "refused and the previous one stays in use")
                         .Register(*registry_)
                         .Add({})) {
   // Create the series at the start, so that rates have a first point.

@@ -1,4 +1,4 @@
-// What the router knows about one replica: its state, its last report, and the
+// One replica as the router knows it: its state, its last report, and the
 // requests it has been sent since.
 #pragma once
 

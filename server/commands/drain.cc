@@ -23,7 +23,7 @@ struct DrainFlags {
   bool json = false;
 };
 
-// 0 means "the server's own": anything else is at least 1.
+// 0 means the server's own deadline, so any other value is at least 1.
 uint32_t DeadlineMilliseconds(absl::Duration deadline) {
   if (deadline <= absl::ZeroDuration()) return 0;
   const int64_t milliseconds =
@@ -42,7 +42,8 @@ int Drain(const DrainFlags& flags) {
       base::NewGrpcChannel(flags.endpoint, *credentials));
   grpc::ClientContext context;
   if (flags.deadline > absl::ZeroDuration()) {
-    // The server aborts what is left at the deadline; allow it to say so.
+    // The server aborts the remaining requests at the deadline. Leave it time
+    // to answer.
     context.set_deadline(
         absl::ToChronoTime(absl::Now() + flags.deadline + absl::Seconds(10)));
   }
@@ -51,7 +52,7 @@ int Drain(const DrainFlags& flags) {
   kvasir::v1::AdminDrainResponse response;
   const grpc::Status status = stub->Drain(&context, request, &response);
   if (!status.ok()) {
-    // gRPC says nothing at all when a server lacks a whole service.
+    // gRPC gives no text if a server lacks a whole service.
     const bool no_admin =
         status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
         status.error_message().empty();

@@ -1,5 +1,5 @@
-// `kvasir generate`: one completion, streamed, from a running server or from a
-// model that is served for just this call.
+// `kvasir generate`: streams one completion from a running server, or from a
+// model that is served only for this call.
 #include <unistd.h>
 
 #include <cstdio>
@@ -118,7 +118,7 @@ int Generate(GenerateFlags flags) {
     credentials = *std::move(made);
   }
   TextClient client(flags.endpoint, std::move(credentials));
-  // The prompt is repeated once there is something that continues it.
+  // The prompt is printed before the first text that continues it.
   bool begun = false;
   const auto result =
       client.Generate(flags.request, [&](std::string_view delta) {

@@ -1,5 +1,6 @@
-// `kvasir inspect`: what a folder's cache costs, without reading its weights;
-// with --trace, which tokens of a text it keeps, and for that they are read.
+// `kvasir inspect`: the cost of a folder's cache, without reading its weights.
+// With --trace it reads them, runs a text, and shows which tokens the cache
+// keeps.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -12,7 +13,7 @@
 #include "base/cli/flags.h"
 #include "base/log.h"
 #include "base/status_macros.h"
-#include "model/checkpoint/file.h"
+#include "model/files/file.h"
 #include "model/known_models.h"
 #include "model/tokenizer/tokenizer.h"
 #include "nlohmann/json.hpp"
@@ -32,19 +33,19 @@
 namespace kvasir::cli {
 namespace {
 
-// The page holds a number for each token, layer and unit.
+// The HTML page holds a number for each token, layer and unit.
 constexpr int64_t kMaxTraceTokens = 16384;
 constexpr int64_t kMaxTraceBytes = int64_t{1} << 20;
 
 struct InspectFlags {
   ModelOptions model;
   int64_t max_batched_tokens = 512;
-  std::vector<int64_t> lengths;  // empty: the model's and quarters of it
+  std::vector<int64_t> lengths;  // empty: the model's length and quarters of it
   std::string html;
   std::vector<std::string> evaluations;
   std::string trace;
   int64_t trace_tokens = 32;
-  int64_t tp = 0;  // 0: nothing is told of ranks
+  int64_t tp = 0;  // 0: no table of ranks
   bool json = false;
 };
 
@@ -70,7 +71,7 @@ absl::StatusOr<std::vector<Evaluation>> ReadEvaluations(
   return evaluations;
 }
 
-// Where the plan is, if that is a file.
+// Adds the prediction beside the plan's file, if there is one.
 absl::Status AddPrediction(const ModelOptions& options,
                            const ModelSource& source, InspectReport* report) {
   const bool own = options.kv_plan.empty();

@@ -1,5 +1,5 @@
 // `kvasir perplexity`: how well a model predicts a text, through the paged
-// cache as a request would use it.
+// cache that requests use.
 #include "worker/offline/perplexity.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-// Before anything large is read.
+// Check before anything large is read.
 absl::Status CheckWindow(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kRun));
@@ -65,8 +65,7 @@ absl::StatusOr<TextTokens> EncodeText(const PerplexityFlags& flags) {
   return encoded;
 }
 
-// A stream is told pass by pass, or in tenths of its one pass, as a text is
-// behind windows that overlap.
+// A stream is reported by passes, or in tenths of its only pass.
 int64_t PartsOf(const PerplexityFlags& flags) {
   if (flags.stride > 0) return 10;
   if (!flags.stream) return 1;

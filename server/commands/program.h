@@ -1,4 +1,4 @@
-// What the commands serve, router, worker and rank share: from their flags to a
+// Shared by the commands serve, router, worker and rank: from their flags to a
 // node that runs until it is drained.
 #pragma once
 
@@ -39,7 +39,7 @@ base::ListenAddress ClientAddress(const ListenFlags& flags);
 // Shows the progress of loading large models on standard error.
 std::function<void(int64_t done, int64_t total)> LoadProgress();
 
-// What a rank's group needs; `operators` outlives it.
+// The settings of a rank's group; `operators` outlives the group.
 RankGroupSettings GroupSettings(const ModelProgramConfig& config,
                                 const std::shared_ptr<base::TlsWatch>& tls,
                                 OperatorSurface* operators);

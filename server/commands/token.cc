@@ -1,4 +1,5 @@
-// `kvasir token`: a token for a client, and what --identities holds of it.
+// `kvasir token`: makes a token for a client, and its entry for the file of
+// --identities.
 #include <sys/random.h>
 
 #include <array>
@@ -28,12 +29,12 @@ struct TokenFlags {
   bool json = false;
 };
 
-// A date has four digits of a year.
+// Years in dates have four digits.
 constexpr absl::Duration kMaxValidFor = absl::Hours(24 * 365 * 100);
 
 absl::Status CheckValidFor(const std::string& text) {
   absl::Duration valid_for;
-  // What is no duration is told by the flag itself.
+  // The flag itself reports a text that is no duration.
   if (!absl::ParseDuration(text, &valid_for) || valid_for <= kMaxValidFor) {
     return absl::OkStatus();
   }
@@ -42,7 +43,7 @@ absl::Status CheckValidFor(const std::string& text) {
                    " (100 years), or 0: without an end; have '", text, "'"));
 }
 
-// 256 bits that nobody guesses, as letters, digits, - and _.
+// 256 random bits as letters, digits, - and _.
 std::string NewToken() {
   std::array<char, 32> bytes;
   KVASIR_CHECK(getrandom(bytes.data(), bytes.size(), 0) ==

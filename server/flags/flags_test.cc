@@ -76,7 +76,7 @@ TEST(FlagsTest, NumbersOutOfRangeAndNoNumbersAreRefused) {
   EXPECT_THAT(Between(0, 1)(std::string("1.5")), HasSubstr("from 0 to 1"));
 }
 
-// What --print-config prints is what --config reads.
+// Reads the output of --print-config by --config.
 struct ConfiguredProgram {
   ConfiguredProgram() {
     AddConfigFile(&app);
@@ -90,7 +90,7 @@ struct ConfiguredProgram {
     return ParseAndRun(&app, static_cast<int>(arguments.size()),
                        const_cast<char**>(arguments.data()), kExitOk);
   }
-  // The same flags in a file, read by a program of its own.
+  // Reads the same flags from a file with a new program.
   int ParseFile(const std::string& text) {
     const base::TempFolder folder;
     const std::string path = folder.Write("flags.toml", text);
@@ -377,7 +377,7 @@ TEST(TlsFlagsTest, ATokenIsNeitherSentNorLookedForWithoutTls) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("--token-file " + path),
                              HasSubstr("give --ca"))));
-  // With --tls-cert alone an admin port stays as it is, on this machine.
+  // --tls-cert by itself does not change an admin port on this machine.
   base::TlsWatch watch;
   ListenFlags listen;
   listen.tls.certificate = "none.pem";
@@ -394,7 +394,8 @@ TEST(TlsFlagsTest, ATokenIsNeitherSentNorLookedForWithoutTls) {
                        HasSubstr("--admin-client-ca")));
 }
 
-// --insecure opened it too: whoever reached the port could end the program.
+// --insecure also opened the admin port, so that anybody who reached the port
+// could end the program.
 TEST(TlsFlagsTest, InsecureDoesNotOpenTheAdminPort) {
   base::TlsWatch watch;
   ListenFlags listen;
@@ -412,7 +413,8 @@ TEST(TlsFlagsTest, InsecureDoesNotOpenTheAdminPort) {
   }
 }
 
-// Encrypted is not known: every program that reached the port was a router.
+// TLS without client certificates accepted every program that reached the port
+// as a router.
 TEST(TlsFlagsTest, AWorkerAsksItsCallersForACertificateOrIsToldNotTo) {
   base::TlsWatch watch;
   ListenFlags listen;
@@ -423,7 +425,7 @@ TEST(TlsFlagsTest, AWorkerAsksItsCallersForACertificateOrIsToldNotTo) {
           absl::StatusCode::kFailedPrecondition,
           AllOf(HasSubstr("--listen 0.0.0.0"), HasSubstr("--tls-client-ca"),
                 HasSubstr("--tls-any-client"), HasSubstr("127.0.0.1"))));
-  // Plain text is another matter.
+  // Plain text is decided by --insecure.
   listen.insecure = true;
   EXPECT_THAT(WorkerListenCredentials(listen, Everywhere(), &watch).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -474,7 +476,7 @@ TEST(TlsFlagsTest, AFlagThatNeedsAnotherIsNotTakenForNothing) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs --cert")));
 }
 
-// "" was taken for a flag that is not given: certificates were not asked for.
+// "" was treated as a missing flag, so certificates were not required.
 TEST(TlsFlagsTest, EmptyFlagsAndVariablesAreWrongUsage) {
   struct Servers {
     Servers() {
@@ -512,14 +514,14 @@ TEST(TlsFlagsTest, EmptyFlagsAndVariablesAreWrongUsage) {
     setenv(variable.c_str(), "", 1);
     EXPECT_THAT(Servers().Parse({"router", "--workers", "unix:/x"}),
                 is_wrong(variable));
-    // Of another command's no notice is taken.
+    // Variables of another command are ignored.
     EXPECT_EQ(Servers().Parse({"drain"}).first, kExitOk);
     unsetenv(variable.c_str());
   }
   for (const char* flag : {"--ca", "--cert", "--key"}) {
     EXPECT_THAT(Servers().Parse({"drain", flag, ""}), is_wrong(flag));
   }
-  // Names of nobody are no names.
+  // An empty list of names is refused.
   EXPECT_EQ(
       Servers()
           .Parse({"router", "--workers", "unix:/x", "--tls-client-names", ","})

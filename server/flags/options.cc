@@ -19,11 +19,11 @@ namespace {
 
 static_assert(kMaxTokenBytes == router::kMaxBearerTokenBytes);
 
-// Below it one write under way would make a slow reader of a client that keeps
-// up; above it one stream could take the router's memory.
+// With a smaller buffer, one pending write would make a client look slow that
+// keeps up. With a larger one, a single stream could take the router's memory.
 constexpr int64_t kMinStreamBufferBytes = 64 << 10;
 constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
-// Below it a prompt of a usual length would not be taken even alone.
+// With less, a single prompt of a usual length would be refused.
 constexpr int64_t kMinRequestBytes = 1 << 20;
 constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
 
@@ -193,8 +193,8 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers) {
 constexpr absl::Duration kLeastConnectionAge = absl::Seconds(1);
 
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
-  // To gRPC 0 is an age, and no connection would live. A drain that has no time
-  // loses calls anyway.
+  // gRPC treats 0 as an age, with which no connection would live. A drain
+  // without time loses calls anyway.
   if (flags.max_connection_age == absl::ZeroDuration()) {
     return std::max(flags.drain_timeout / 3, kLeastConnectionAge);
   }

@@ -22,35 +22,36 @@ class App;
 namespace kvasir::cli {
 
 struct EngineFlags {
-  int64_t max_model_len = 0;  // 0: the model's own
+  int64_t max_model_len = 0;  // 0: the model's limit
   int64_t max_num_seqs = 64;
   int64_t max_batched_tokens = 512;
-  int64_t kv_cache_bytes = 0;  // 0: a share of the memory that is left
+  int64_t kv_cache_bytes = 0;  // 0: a share of the remaining memory
   double gpu_memory_utilization = 0.9;
   bool gpu_memory_given = false;
   bool cuda_graphs = false;
-  // Empty: a share of the pool's; 0: no host pool.
+  // Empty: a share of the pool's size; 0: no host pool.
   std::optional<int64_t> host_pool_bytes;
   int64_t max_queue = 1024;
   absl::Duration queue_timeout = absl::Minutes(5);
   int64_t default_max_tokens = 256;
-  // The least that a request may ask for; "plan": what the plan keeps.
+  // The smallest budget that a request may ask for; "plan": the plan's budget.
   std::string eviction_min_budget = "plan";
   bool prefix_caching = true;
   absl::Duration watchdog = absl::Minutes(2);
 };
-// Of them, what a step and its memory take: the same on all ranks.
+// Adds the flags that decide a step and its memory; they are the same on all
+// ranks.
 void AddStepFlags(CLI::App* app, EngineFlags* options);
 void AddEngineFlags(CLI::App* app, EngineFlags* options);
 
-// TLS of a listener. Without a certificate it speaks plain text, which is for
-// loopback, Unix sockets, and --insecure.
+// The TLS flags of a listener. Without a certificate it uses plain text, which
+// is allowed on loopback, on Unix sockets, and with --insecure.
 struct ListenTlsFlags {
   std::string certificate;
   std::string key;
-  std::string client_ca;  // not empty: clients show a certificate, too
+  std::string client_ca;  // not empty: clients must show a certificate, too
   std::vector<std::string> client_names;
-  // Of a worker: without client_ca, another machine may call.
+  // For a worker: other machines may call although there is no client_ca.
   bool any_client = false;
 };
 
@@ -60,52 +61,57 @@ struct ListenFlags {
   int metrics_port = 8002;
   std::string metrics_host;  // empty: `host`
   int admin_port = 8003;
-  // Not `host`: whoever reaches it can end the program. Or "unix:/path".
+  // Not `host` by default, because this port can end the program. May be
+  // "unix:/path".
   std::string admin_host = "127.0.0.1";
-  // Of clients' port, or of a worker's; its certificate is the admin port's.
+  // For the port of clients or routers. The admin port uses the same
+  // certificate.
   ListenTlsFlags tls;
-  // Not empty: operators show a certificate of these authorities.
+  // Not empty: operators must show a certificate of these authorities.
   std::string admin_client_ca;
   std::vector<std::string> admin_client_names;
-  // Plain text may leave the machine.
+  // If set, plain text may leave the machine.
   bool insecure = false;
   int health_port = 8004;
   std::string health_host;  // empty: `host`
   std::string ready_file;
   absl::Duration drain_timeout = absl::Seconds(30);
-  // Of clients' connections.
+  // Limits of clients' connections.
   int64_t max_connections = 0;  // 0: half of the descriptors
-  absl::Duration max_connection_age = absl::ZeroDuration();  // 0: by the drain
+  // 0: a third of drain_timeout
+  absl::Duration max_connection_age = absl::ZeroDuration();
 };
-// How old a client's connection gets: a third of the drain's time where it is
-// not said, so that a drain has time for what runs behind that.
-// INVALID_ARGUMENT when it is no less than the drain may take.
+// The age at which a client's connection is closed: by default a third of the
+// drain's time, so that calls can finish after it. INVALID_ARGUMENT if it is
+// not less than the drain's time.
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
-// "unix:/path" or "host:port" of that flag.
+// Parses "unix:/path" or "host:port", the value of `flag`.
 absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
                                                 const std::string& flag);
-// Of the admin port.
+// The address of the admin port.
 base::ListenAddress AdminAddress(const ListenFlags& flags);
-// Null: plain text. The errors of base::TlsWatch::Server, and
-// FAILED_PRECONDITION where plain text would leave the machine.
+// Credentials of a listener; null means plain text. Errors: those of
+// base::TlsWatch::Server, and FAILED_PRECONDITION if plain text would leave the
+// machine.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch);
-// The same; FAILED_PRECONDITION where other machines are let in without a
-// certificate and nobody said that they may.
+// Credentials of a worker's listener. Also FAILED_PRECONDITION if other
+// machines could call without a certificate and no flag allows it.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
 WorkerListenCredentials(const ListenFlags& flags,
                         const base::ListenAddress& listen,
                         base::TlsWatch* watch);
-// FAILED_PRECONDITION where other machines would be let in without a
-// certificate: `insecure` is not enough for a port that ends the program.
-// `by_token`: operators may show a token in its place.
+// Credentials of the admin port. FAILED_PRECONDITION if other machines could
+// call without a certificate: `insecure` is not enough for a port that can end
+// the program. With `by_token`, operators may show a token instead of a
+// certificate.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch, bool by_token = false);
 
-// Who calls, beside operators: a worker has --listen in place of --grpc-port, a
-// rank neither.
+// The callers of a program besides operators. A worker has --listen instead of
+// --grpc-port, a rank has neither.
 enum class CalledBy { kClients, kRouters, kOperators };
 void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers);
 
@@ -123,17 +129,19 @@ struct RouterFlags {
   int64_t max_queue = 1024;
   int64_t stream_buffer_bytes = 16 << 20;
   int64_t request_bytes = 256 << 20;
-  // Gateways may fetch the tokenizer's files: auto (a loopback listener's), on,
-  // off.
+  // Whether gateways may download the tokenizer's files: auto (only from a
+  // loopback listener), on, off.
   std::string share_tokenizer = "auto";
-  // Server reflection on the clients' port: the same words; auto is off where
-  // callers are asked who they are.
+  // Server reflection on the clients' port, with the same values; auto is off
+  // if callers need credentials.
   std::string reflection = "auto";
-  // File of who may call; empty: whoever reaches the port.
+  // The file of identities that may call; empty: everybody who reaches the
+  // port.
   std::string identities;
 };
-// The same of a router's workers, by the errors of base::TlsWatch::Channel;
-// FAILED_PRECONDITION where plain text would leave the machine.
+// Credentials for calls of a router to its workers. Errors: those of
+// base::TlsWatch::Channel, and FAILED_PRECONDITION if plain text would leave
+// the machine.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
     const RouterFlags& flags, bool insecure, base::TlsWatch* watch);
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers);
@@ -143,10 +151,10 @@ struct CommonFlags {
   std::string log_level = "info";
   std::string metrics_compat = "none";  // or vllm
   bool print_config = false;
-  bool json = false;  // the ready line
+  bool json = false;  // print the ready line as JSON
 };
 void AddCommonFlags(CLI::App* app, CommonFlags* options);
-// Sets up logging; INVALID_ARGUMENT for unknown names.
+// Sets up logging. INVALID_ARGUMENT for unknown names.
 absl::Status ApplyCommonFlags(const CommonFlags& options);
 
 }  // namespace kvasir::cli

@@ -7,13 +7,13 @@
 namespace kvasir::cli {
 namespace {
 
-// One page of a group of layers: bytes of a slot, and of the page.
+// One page of a group of layers: bytes per slot, and bytes per page.
 struct PageParts {
-  int64_t key_codes = 0;    // of a slot
-  int64_t value_codes = 0;  // of a slot
-  int64_t parameters = 0;   // of a slot
-  int64_t annotations = 0;  // of the page
-  int64_t padding = 0;      // of the page
+  int64_t key_codes = 0;    // per slot
+  int64_t value_codes = 0;  // per slot
+  int64_t parameters = 0;   // per slot
+  int64_t annotations = 0;  // per page
+  int64_t padding = 0;      // per page
 };
 
 int64_t SlotBytes(const cache::Region& region) {

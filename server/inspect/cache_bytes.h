@@ -1,4 +1,4 @@
-// What the bytes of a cache are made of.
+// The parts of a cache's bytes.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,15 @@
 
 namespace kvasir::cli {
 
-// T: int64_t at a length, double per token.
+// T is int64_t for bytes at a length, double for bytes per token.
 template <typename T>
 struct CacheBytes {
-  T key_codes = 0;  // those of key and value among them
+  T key_codes = 0;  // includes codes that key and value share
   T value_codes = 0;
   T parameters = 0;    // scales and minima
   T annotations = 0;   // landmarks of a selection, slot metadata of eviction
-  T padding = 0;       // of regions to their alignment
-  T unfilled = 0;      // slots of the last page that hold no token yet
+  T padding = 0;       // padding of regions to their alignment
+  T unfilled = 0;      // slots of the last page without a token
   T per_sequence = 0;  // side pages: basis, mean, exact rows
 
   T total() const {
@@ -24,10 +24,10 @@ struct CacheBytes {
   }
 };
 
-// Of one more token; the total is layout.marginal_bytes_per_token().
+// The bytes of one more token. The total is layout.marginal_bytes_per_token().
 CacheBytes<double> BytesOfToken(const cache::PageLayout& layout);
 
-// Of a sequence of this length; the total is layout.BytesAtLength.
+// The bytes of a sequence of this length. The total is layout.BytesAtLength.
 CacheBytes<int64_t> BytesOfSequence(const cache::PageLayout& layout,
                                     int64_t length_tokens,
                                     int64_t chunk_tokens);

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "model/checkpoint/json.h"
+#include "model/files/json.h"
 
 namespace kvasir::cli {
 namespace {
@@ -42,14 +42,14 @@ absl::StatusOr<const nlohmann::json*> Child(const JsonFields& fields,
   return child;
 }
 
-// A number with a least value; the most is what a double holds.
+// Reads a number of at least `least`; the largest is that of a double.
 absl::Status Read(const JsonFields& fields, std::string_view name, double least,
                   double* out) {
   KVASIR_ASSIGN_OR_RETURN(*out, fields.NumberIn(name, least, kNoLimit));
   return absl::OkStatus();
 }
 
-// The same, or null for what was infinite.
+// Reads a number, or null for an infinite one.
 absl::Status ReadOrInfinite(const JsonFields& fields, std::string_view name,
                             double least, double* out) {
   if (!fields.IsNull(name)) return Read(fields, name, least, out);
@@ -74,7 +74,7 @@ absl::Status ReadInterval(const JsonFields& fields, EvaluationRow* row) {
   return absl::OkStatus();
 }
 
-// Files of before it was told have no evictions.
+// Older files have no field for it, and no evictions.
 absl::Status ReadHeld(const JsonFields& fields, int64_t window_tokens,
                       EvaluationRow* row) {
   const auto tokens = static_cast<double>(window_tokens);
@@ -117,7 +117,7 @@ absl::StatusOr<EvaluationRow> ReadRow(const JsonFields& fields,
       ReadOrInfinite(fields, "perplexity", 0, &row.perplexity));
   KVASIR_RETURN_IF_ERROR(
       ReadOrInfinite(fields, "kl_nats", -kNoLimit, &row.kl_nats));
-  // Only where a second run was made.
+  // Present only if there was a second run.
   KVASIR_ASSIGN_OR_RETURN(row.repeat_nats_per_token,
                           fields.NumberIn("repeat_nats_per_token", 0, kNoLimit,
                                           row.nats_per_token));

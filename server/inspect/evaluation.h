@@ -1,5 +1,6 @@
-// What `kvasir-compress evaluate --json` writes: the quality of compressed
-// checkpoints against the bytes of their caches. From a file we do not trust.
+// Reads the output of `kvasir-compress evaluate --json`: the quality of
+// compressed checkpoints and the bytes of their caches. The file is not
+// trusted.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace kvasir::cli {
 
-// The uncompressed model that all rows are compared with.
+// The uncompressed model, the baseline of all rows.
 struct EvaluationTeacher {
   std::string model;
   double nats_per_token = 0;
@@ -22,23 +23,23 @@ struct EvaluationTeacher {
 struct EvaluationRow {
   std::string model;
   std::string method;
-  double keep = 0;  // share of the numbers that is kept, 0 .. 1
+  double keep = 0;  // kept share of the numbers, 0 .. 1
   double kv_bytes_per_token = 0;
   double kv_payload_bytes_per_token = 0;
   double fixed_bytes_per_sequence = 0;
-  // What is held of a window that was read, over its tokens: what makes rows
-  // comparable that give tokens up, or keep some exact.
+  // The bytes that are held after a window, divided by its tokens. It makes
+  // rows comparable that evict tokens or keep some exact.
   double kv_bytes_per_seen_token = 0;
-  std::string eviction;  // its method; empty: all tokens stay
+  std::string eviction;  // method of eviction; empty: all tokens stay
   double nats_per_token = 0;
   double nats_per_byte = 0;
-  double perplexity = 0;  // infinite where the file has null
+  double perplexity = 0;  // infinite if the file has null
   double added_nats_per_token = 0;
-  // 95 % interval of added_nats_per_token.
+  // The 95 % interval of added_nats_per_token.
   double added_low = 0;
   double added_high = 0;
   double top1_agreement = 0;
-  double kl_nats = 0;  // likewise
+  double kl_nats = 0;  // infinite if the file has null
   double repeat_nats_per_token = 0;
 };
 
@@ -52,7 +53,8 @@ struct Evaluation {
 
 inline constexpr int64_t kMaxEvaluationBytes = int64_t{16} << 20;
 
-// INVALID_ARGUMENT names file, row, field, what is wanted and what is there.
+// INVALID_ARGUMENT names the file, the row, the field, and the wanted and the
+// found value.
 absl::StatusOr<Evaluation> ParseEvaluation(std::string_view json,
                                            const std::string& where);
 

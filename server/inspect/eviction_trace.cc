@@ -14,11 +14,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Marks what a unit no longer has.
+// Marks the tokens that a unit has evicted.
 absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
                       EvictionTrace::Unit* unit) {
   unit->gone_at.resize(static_cast<size_t>(seen));
-  int64_t next = 0;  // below it all is known
+  int64_t next = 0;  // all tokens below it are done
   for (const uint32_t position : kept) {
     const auto token = static_cast<int64_t>(position);
     if (token < next || token >= seen ||
@@ -33,7 +33,7 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
     }
     ++next;
   }
-  // Recent tokens are always kept, the last one among them.
+  // Recent tokens, including the last one, are always kept.
   if (next != seen) {
     return absl::InternalError(
         absl::StrCat("tokens from ", next, " on are not kept, of ", seen));

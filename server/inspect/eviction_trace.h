@@ -1,6 +1,5 @@
-// Which tokens of one text each layer's units kept, and until when: what
-// `kvasir inspect --trace` tells. The record of a run that is made elsewhere
-// (follow_evictions.h).
+// The record of `kvasir inspect --trace`: which tokens of a text each layer's
+// units kept, and until when. follow_evictions.h makes the run.
 #pragma once
 
 #include <cstdint>
@@ -17,41 +16,41 @@ namespace kvasir::cli {
 
 class EvictionTrace {
  public:
-  // KV heads of a layer that give up the same tokens. A token that went never
-  // comes back, so that one number says all of it.
+  // KV heads of a layer that evict the same tokens. An evicted token never
+  // returns, so one number per token is enough.
   struct Unit {
     std::vector<int64_t> heads;
-    // By token: how many had been seen when it went; 0: it is there.
+    // For each token, the number of tokens seen when it was evicted; 0: it is
+    // still there.
     std::vector<int64_t> gone_at;
   };
   struct Layer {
     int64_t layer = 0;
     int64_t sinks = 0;
     int64_t recent = 0;
-    bool scored = true;           // else all but the sinks are recent
-    int64_t kept = 0;             // slots of a unit behind an eviction
+    bool scored = true;           // false: all tokens except sinks are recent
+    int64_t kept = 0;             // slots of a unit after an eviction
     std::vector<int64_t> points;  // tokens seen at each eviction
     std::vector<Unit> units;
   };
-  // Of what a layer's units kept at its last eviction, all units together.
+  // The tokens that the units of a layer kept at its last eviction, together.
   struct Summary {
-    int64_t seen = 0;  // tokens; 0: nothing was evicted
-    int64_t kept = 0;  // of these, by each unit
+    int64_t seen = 0;  // tokens seen; 0: nothing was evicted
+    int64_t kept = 0;  // tokens that each unit kept
     int64_t sinks = 0;
-    int64_t heavy = 0;  // neither sinks nor recent
+    int64_t heavy = 0;  // kept tokens that are neither sinks nor recent
     int64_t recent = 0;
     std::optional<int64_t> oldest_heavy;
   };
 
-  // Of the layers that evict.
+  // A trace of the layers that evict.
   explicit EvictionTrace(const plan::ResolvedPlan& plan);
 
-  // The tokens that are run, in their order; the first are the prompt.
+  // Sets the tokens of the run, in order, beginning with the prompt.
   void SetText(std::vector<std::string> tokens, int64_t prompt_tokens);
-  // Layer `index` of layers() evicted when `seen` tokens were there; each unit
-  // kept so many slots of these positions, ascending: [U, kept]. INTERNAL, with
-  // the place, for what is no eviction: a token that went before, or has not
-  // come.
+  // Records that layer `index` of layers() evicted after `seen` tokens. Each
+  // unit kept these positions, ascending: [U, kept]. INTERNAL, with the place,
+  // if a position was evicted before or has not been seen.
   absl::Status Add(size_t index, int64_t seen,
                    absl::Span<const uint32_t> positions);
 
@@ -59,7 +58,7 @@ class EvictionTrace {
   Summary SummaryOf(const Layer& layer) const;
 
   nlohmann::ordered_json ToJson() const;
-  // A line for each layer.
+  // One line per layer.
   std::string ToText() const;
 
  private:

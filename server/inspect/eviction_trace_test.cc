@@ -78,7 +78,7 @@ TEST(EvictionTraceTest, WithoutScoresAllButSinksAreRecent) {
 }
 
 TEST(EvictionTraceTest, TheJsonHasAllOfIt) {
-  // Bytes of a character that is not whole are for whoever writes it down.
+  // Incomplete characters are repaired when the trace is printed.
   const auto json = nlohmann::json::parse(Traced().ToJson().dump(
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   EXPECT_EQ(json["prompt_tokens"], 12);

@@ -1,5 +1,5 @@
-// Runs one text through the engine and reads back, behind every eviction, which
-// tokens' slots are still there.
+// Runs one text through the engine and reads after every eviction which tokens
+// still have a slot.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,17 @@
 namespace kvasir::cli {
 
 struct TraceOptions {
-  // Greedy ones behind the prompt. The prompt's end is a point, and what goes
-  // there goes before the first of them.
+  // Greedy tokens after the prompt. The end of the prompt is an eviction point;
+  // tokens evicted there go before the first output token.
   int64_t output_tokens = 0;
   int64_t chunk_tokens = 512;
-  // What a token adds to the text; not necessarily whole characters.
+  // The text of a token; possibly incomplete characters.
   std::function<std::string(int32_t id)> text_of;
 };
 
-// The prompt's tokens, then the output's. The rank has not run anything yet.
-// INVALID_ARGUMENT for no prompt; the executor's errors, EvictionTrace's.
+// The trace has the prompt's tokens, then the output's. The rank must not have
+// run anything yet. Errors: INVALID_ARGUMENT without a prompt; those of the
+// executor and of EvictionTrace.
 absl::StatusOr<EvictionTrace> FollowEvictions(worker::Rank* rank,
                                               absl::Span<const int32_t> prompt,
                                               const TraceOptions& options);

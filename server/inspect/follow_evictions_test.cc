@@ -47,7 +47,7 @@ EvictionTrace Follow(worker::Rank& rank, int64_t chunk = 64) {
   return *std::move(trace);
 }
 
-// Tokens that a unit has behind the eviction at `seen` tokens.
+// The tokens that a unit has after the eviction at `seen` tokens.
 std::vector<int64_t> KeptAt(const EvictionTrace::Unit& unit, int64_t seen) {
   std::vector<int64_t> kept;
   for (int64_t token = 0; token < seen; ++token) {

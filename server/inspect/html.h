@@ -1,5 +1,5 @@
-// The page of `kvasir inspect --html`: cli/inspect/page.html with the report's
-// figures in it. One file that needs nothing else, in light and dark.
+// The page of `kvasir inspect --html`: server/inspect/page.html with the
+// report's figures. It is one self-contained file with light and dark colours.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 namespace kvasir::cli {
 
 // The page draws itself from one JSON object in a script element; without
-// scripts it shows ReportToText. Names and texts stay inside of either.
+// scripts it shows ReportToText. Names and texts are escaped for both.
 std::string ReportToHtml(const InspectReport& report,
                          const std::vector<Evaluation>& evaluations);
 

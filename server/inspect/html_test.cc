@@ -38,7 +38,7 @@ Evaluation SomeEvaluation(const std::string& method) {
   return evaluation;
 }
 
-// What the page's script is given, and the page without it.
+// The data of the page's script, and the page without them.
 struct Page {
   nlohmann::json data;
   std::string frame;

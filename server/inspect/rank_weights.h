@@ -10,10 +10,10 @@
 
 namespace kvasir::cli {
 
-// Bytes of weights that the rank of the plan would hold in memory, as the
-// loader counts them. Tensors that a checkpoint has not, because the plan is
-// still to be applied to it, count in the type of its embedding; those of a
-// shape are bf16. Errors: worker::CountWeightBytes's.
+// The bytes of weights that the rank of the plan would hold in memory, as the
+// loader counts them. If the plan has not been applied to the checkpoint yet,
+// missing tensors count in the type of its embedding; tensors of a shape are
+// bf16. Errors: those of worker::CountWeightBytes.
 absl::StatusOr<int64_t> CountResidentBytes(
     const ModelSource& source, std::shared_ptr<const worker::ServedPlan> plan,
     const worker::MatrixFormat& format);

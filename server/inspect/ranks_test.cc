@@ -1,4 +1,4 @@
-// What inspect tells of tensor-parallel ranks.
+// Tests of inspect's table of tensor-parallel ranks.
 #include <string>
 #include <vector>
 

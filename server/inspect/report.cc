@@ -42,8 +42,8 @@ int64_t AllTokens(int64_t tokens, int64_t bytes_per_token) {
              : bytes;
 }
 
-// Of the plan, and of one that is the same but keeps every slot, where there
-// is one.
+// The layout of the plan and, if the plan evicts, of the same plan without
+// eviction.
 struct Layouts {
   cache::PageLayout own;
   std::optional<cache::PageLayout> keeps_all;
@@ -202,8 +202,8 @@ ordered_json ToJson(const ReportSide& side) {
           {"exact_window", summary.exact_window}};
 }
 
-// Of what the whole model lifts on one rank.
-void TellPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
+// For the whole model on one rank.
+void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
                      InspectReport* report) {
   std::vector<int64_t> lifted_from[2];  // keys, values; by layer
   bool lifts = false;
@@ -456,7 +456,7 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
     report.sides.push_back({std::move(summary), flops});
   }
   if (served.ok())
-    TellPromptLifts(**served, options.rows_are_invariant, &report);
+    ReportPromptLifts(**served, options.rows_are_invariant, &report);
   report.dense_side_flops = worker::DenseFlopsPerSlot(source.plan->shape);
   const int64_t most =
       std::min(report.max_positions, cache::kMaxSequenceTokens);

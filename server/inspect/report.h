@@ -1,5 +1,5 @@
-// Everything `kvasir inspect` tells of a model and its plan, gathered once for
-// its text, its JSON and its page.
+// The report of `kvasir inspect` about a model and its plan, made once for its
+// text, its JSON and its page.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,12 @@ struct ReportOptions {
   int64_t page_tokens = 64;
   int64_t max_batched_tokens = 512;  // for layers with a sliding window
   bool deterministic = false;
-  bool rows_are_invariant = true;  // on the device, of prompts too
-  int64_t granule_bytes = 0;       // of pages: the device's
-  worker::MatrixFormat matrices;   // likewise
-  int64_t tp = 0;                  // tensor-parallel ranks to tell; 0: none
-  // Of a sequence, to tell; empty: the model's, and quarters of it.
+  // true if the device keeps rows of prompts invariant, too
+  bool rows_are_invariant = true;
+  int64_t granule_bytes = 0;      // granule of the device's pages
+  worker::MatrixFormat matrices;  // format of the device's matrices
+  int64_t tp = 0;                 // tensor-parallel ranks to report; 0: none
+  // Sequence lengths to report; empty: the model's length and quarters of it.
   std::vector<int64_t> lengths;
 };
 
@@ -37,19 +38,20 @@ struct ReportOptions {
 struct ReportSide {
   LayerSideSummary summary;
   worker::SideFlops flops;
-  // Prompts lift it: it pays where so many tokens see a slot; 0: they do not.
+  // Prompts lift this side if at least so many tokens see a slot; 0: never.
   int64_t lifted_from_tokens = 0;
 };
 
 struct ReportLength {
   int64_t tokens = 0;
   CacheBytes<int64_t> cache;
-  int64_t dense_bytes = 0;  // of whole keys and values in the model's own type
+  // bytes of whole keys and values in the model's own type
+  int64_t dense_bytes = 0;
   int64_t dense_bf16_bytes = 0;
-  int64_t not_evicted_bytes = 0;  // if all slots stayed; 0: they do
+  int64_t not_evicted_bytes = 0;  // bytes if no slot were evicted; 0: none is
 };
 
-// What layers give up that evict alike.
+// The eviction of layers that evict alike.
 struct ReportEviction {
   std::vector<int64_t> layers;
   plan::EvictionCounts counts;
@@ -58,8 +60,8 @@ struct ReportEviction {
   int64_t recent = 0;
   float lambda = 0;
   float decay = 0;
-  // Sets of KV heads that give up the same tokens, and what all of them note
-  // down of a slot; of one layer.
+  // In one layer: the sets of KV heads that evict the same tokens, and the
+  // bytes of metadata per slot for all of them.
   int64_t units = 0;
   double metadata_bytes_per_slot = 0;
 };
@@ -73,26 +75,27 @@ struct InspectReport {
   int64_t head_dim = 0;
   int64_t max_positions = 0;
   std::string method;
-  std::string base_model;  // of the plan
+  std::string base_model;  // the plan's base model
   kvasir::v1::KvPlan::Target target;
   kvasir::v1::KvPlan::Provenance provenance;
-  // The folder has other weights: a plan that is still to be applied.
+  // False if the plan still has to be applied to the folder's weights.
   bool weights_fit = true;
-  // What the plan asks for that this build does not serve; empty: it does.
+  // The part of the plan that this build does not serve; empty: it serves the
+  // plan.
   std::string not_served;
-  // worker::InvarianceName; empty where it is not served.
+  // worker::InvarianceName; empty if the plan is not served.
   std::string invariance;
 
   int64_t page_tokens = 0;
-  double bytes_per_token = 0;  // padded
+  double bytes_per_token = 0;  // with padding
   double payload_bytes_per_token = 0;
   CacheBytes<double> token;
   int64_t fixed_bytes_per_sequence = 0;          // side pages
-  int64_t fixed_payload_bytes_per_sequence = 0;  // of those: what is used
-  DenseBytes dense;                              // of a token
+  int64_t fixed_payload_bytes_per_sequence = 0;  // the used part of these
+  DenseBytes dense;                              // bytes of a token
 
   WeightSizes weights;  // 0: the artifact has no tensors for the plan
-  // Of the same model, uncompressed, in the type of `dense`.
+  // The weights of the same model, uncompressed, in the type of `dense`.
   WeightSizes dense_weights;
 
   std::vector<ReportSide> sides;          // key and value of each layer in turn
@@ -101,21 +104,21 @@ struct InspectReport {
   std::vector<ReportLength> at_length;
   std::vector<ReportLength> curve;  // from 0 to max_positions
 
-  // What its planner has predicted, where that is beside the plan.
+  // The planner's prediction, if it is beside the plan.
   std::optional<Prediction> prediction;
-  // It is there, and of another plan.
+  // A prediction is there but belongs to another plan.
   bool foreign_prediction = false;
-  // What each tensor-parallel rank holds, where that was asked for.
+  // The share of each tensor-parallel rank, if requested.
   std::optional<RankSummary> ranks;
-  // Of a text that was run, where that was asked for.
+  // The evictions of a text, if requested.
   std::optional<EvictionTrace> trace;
 
-  // Over all layers.
+  // The sum over all layers.
   worker::SideFlops flops() const;
 };
 
-// Errors: of the layout, of ResolveForRanks, and of worker::ServePlan, but for
-//   UNIMPLEMENTED, which is told as `not_served`.
+// Errors: those of the layout, of ResolveForRanks, and of worker::ServePlan,
+// except for UNIMPLEMENTED, which becomes `not_served`.
 absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options);
 

@@ -1,4 +1,4 @@
-// Test support: the built-in shape under plans of every kind.
+// Test support: the built-in shape with plans of every kind.
 #pragma once
 
 #include <string>
@@ -30,7 +30,7 @@ inline ModelSource SmallSource() {
   return source;
 }
 
-// Every layer with these parts, and what `rest` says of a layer.
+// Every layer has these parts, and the fields in `rest`.
 inline ModelSource SourceWith(const std::string& key, const std::string& value,
                               const std::string& rest = "") {
   ModelSource source = SmallSource();
@@ -53,7 +53,7 @@ inline constexpr char kFullKey[] =
 inline constexpr char kFullValue[] =
     R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
 
-// Two groups of two heads, of ranks 6 and 5, in 4 bits.
+// Two groups of two heads, with ranks 6 and 5 and 4 bits.
 inline std::string LowRankPart(const std::string& lift,
                                const std::string& stored) {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[0,1],"rank":6},)",

@@ -11,8 +11,8 @@
 namespace kvasir::cli {
 namespace {
 
-// Of the process that says it alone: its ports, files and output, and how ranks
-// of other hosts reach it. What a child shows comes over its pipe.
+// Flags that are not passed on: the process's own ports, files and output, and
+// how ranks of other hosts reach it. A child's secret comes by its pipe.
 const std::set<std::string>& OwnFlags() {
   static const auto* const flags =
       new std::set<std::string>{"admin-client-ca",
@@ -45,12 +45,13 @@ std::vector<std::string> ChildArguments(const CLI::App& command,
                                         const ListenFlags& listen, int index) {
   std::vector<std::string> arguments = {
       "rank", absl::StrCat("--rank=", flags.rank + index), "--local-ranks=1",
-      // A process on free ports has its ranks there, too.
+      // If a process uses free ports, its ranks do, too.
       absl::StrCat("--metrics-port=",
                    flags.metrics_port == 0 || listen.metrics_port == 0
                        ? 0
                        : flags.metrics_port + index)};
-  // A leader's children call it over loopback, others the leader's own port.
+  // The children of a leader call it over loopback; other ranks call the
+  // leader's port.
   const bool over_loopback = flags.leader.empty();
   for (const CLI::Option* option : command.get_options()) {
     if (option->get_lnames().empty() || option->results().empty()) continue;
@@ -60,7 +61,7 @@ std::vector<std::string> ChildArguments(const CLI::App& command,
         (over_loopback && absl::StartsWith(name, "rank-tls-"))) {
       continue;
     }
-    // Of a flag that takes one value the last counts.
+    // If a flag takes one value, its last value counts.
     const std::vector<std::string>& values = option->results();
     const bool list = option->get_expected_max() > 1;
     for (size_t i = list ? 0 : values.size() - 1; i < values.size(); ++i) {

@@ -11,14 +11,15 @@
 
 namespace kvasir::cli {
 
-// Null where `command` (serve, worker or rank) is the only rank of this host.
-// `rank`: the subcommand that the others run; they are given what was said of
-// its flags, but for those of this process's own ports and files.
+// Starts the other ranks of this host; null if `command` (serve, worker or
+// rank) is the only one. `rank` is the subcommand that they run. They get the
+// flags of `command` that `rank` also has, except for this process's own ports
+// and files.
 absl::StatusOr<std::unique_ptr<LocalRanks>> StartLocalRanks(
     const CLI::App& command, const CLI::App& rank, const RankFlags& flags,
     const ListenFlags& listen);
 
-// For tests: the arguments of the i-th behind the first.
+// For tests: the arguments of the i-th rank after this one.
 std::vector<std::string> ChildArguments(const CLI::App& command,
                                         const CLI::App& rank,
                                         const RankFlags& flags,

@@ -26,9 +26,9 @@ namespace {
 constexpr char kProgram[] = "kvasir";  // as tools show it
 // Where a child has its end of the pipe.
 constexpr int kChildFd = 3;
-// Of an address and a secret.
+// The size of an address and a secret.
 constexpr size_t kMaxJoinInfoBytes = 16 << 10;
-// A child that was told to end has ended a step by then.
+// A child that was asked to end has finished its step by then.
 constexpr absl::Duration kGrace = absl::Seconds(2);
 
 // The environment without our own variables.
@@ -116,9 +116,9 @@ LocalRanks::~LocalRanks() {
   }
 }
 
-absl::Status LocalRanks::Tell(const JoinInfo& info, OnFailure on_failure) {
+absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
   {
-    base::MutexLock telling(&telling_mutex_);
+    base::MutexLock telling(&reporting_mutex_);
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
     on_failure_ = std::move(on_failure);
@@ -153,7 +153,7 @@ void LocalRanks::Watch(size_t index) {
                 WEXITED | WNOWAIT) != 0 &&
          errno == EINTR) {
   }
-  base::MutexLock telling(&telling_mutex_);
+  base::MutexLock telling(&reporting_mutex_);
   absl::Status why;
   {
     base::MutexLock lock(&mutex_);
@@ -170,8 +170,8 @@ void LocalRanks::Watch(size_t index) {
   if (on_failure_) on_failure_(why);
 }
 
-void LocalRanks::StopTelling() {
-  base::MutexLock telling(&telling_mutex_);
+void LocalRanks::StopReporting() {
+  base::MutexLock telling(&reporting_mutex_);
   on_failure_ = nullptr;
 }
 
@@ -215,7 +215,7 @@ void LocalRanks::Kill() {
 
 absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // Or else it is "exe", as which it was started.
+  // Otherwise the process's name would be "exe".
   prctl(PR_SET_NAME, kProgram);
   std::string text;
   char buffer[1024];
@@ -243,7 +243,7 @@ absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
                 .secret = text_of("secret"),
                 .local = {.index = number_of("local_index"),
                           .count = number_of("local_count")}};
-  // Whoever died before prctl is nobody's parent any more.
+  // If the parent ended before prctl, it is no longer this process's parent.
   if (info.leader.empty() || info.local.count < 1 ||
       text_of("parent") != absl::StrCat(getppid())) {
     return absl::UnavailableError("the process that started this rank is gone");

@@ -1,4 +1,4 @@
-// Ranks of a group that are processes of this host, started by this one.
+// The ranks of a group that this process starts on its host.
 #pragma once
 
 #include <sys/types.h>
@@ -18,53 +18,56 @@
 
 namespace kvasir::cli {
 
-// What a rank hears from the process that started it, over a pipe: flags are
-// for everybody on the machine to read.
+// The data that a rank receives by a pipe from the process that started it,
+// because every user of the machine can read its flags.
 struct JoinInfo {
   std::string leader;
   std::string secret;
   LocalShare local;
 };
 
-// Owns: the children, and a thread for each. No child outlives this object or,
-//   by the kernel's doing, the thread that started it.
-// Threads: Start, Tell, End and the destructor from one; the rest from any.
+// Owns: the child processes, and a thread for each. No child outlives this
+// object; the kernel ends it if the thread that started it ends.
+// Threads: Start, Send, End and the destructor from one thread; the rest from
+// any.
 class LocalRanks {
  public:
   struct Child {
     int rank = 0;
-    std::vector<std::string> arguments;  // of this program: "rank", ...
+    // arguments of this program: "rank", ...
+    std::vector<std::string> arguments;
   };
-  // Called from a thread of its own for each child that ends of anything but
-  // exit code 0: "rank 1 (pid 17) was killed by signal 9".
+  // Called from a separate thread for each child that does not end with exit
+  // code 0: "rank 1 (pid 17) was killed by signal 9".
   using OnFailure = std::function<void(const absl::Status& why)>;
 
-  // Starts this program once for each child, without variables KVASIR_*, whose
-  // values are in the arguments; --join-fd is added. UNAVAILABLE with the
-  // system's reason.
+  // Starts this program once for each child, with --join-fd added to its
+  // arguments. The variables KVASIR_* are removed, because their values are in
+  // the arguments. UNAVAILABLE with the system's reason.
   static absl::StatusOr<std::unique_ptr<LocalRanks>> Start(
       const std::vector<Child>& children);
-  // Ends them.
+  // Ends the children.
   ~LocalRanks();
 
-  // Once, and soon: children wait for it. Each hears its own place on the host,
-  // behind this process.
-  absl::Status Tell(const JoinInfo& info, OnFailure on_failure)
-      ABSL_LOCKS_EXCLUDED(telling_mutex_, mutex_);
+  // Sends `info` to the children, with each child's own place on the host. Call
+  // it once and soon, because the children wait for it.
+  absl::Status Send(const JoinInfo& info, OnFailure on_failure)
+      ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
-  // Nobody hears of failures from now on; returns when nobody is being told.
-  void StopTelling() ABSL_LOCKS_EXCLUDED(telling_mutex_, mutex_);
+  // From now on on_failure is not called; returns after a running call has
+  // ended.
+  void StopReporting() ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
-  // Whether all ended within that time.
+  // Waits for all children to end; false after `timeout`.
   bool WaitEnded(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Of the child that failed last, before End. OK: of none.
+  // The failure of the child that failed last before End; OK if none failed.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Those that are still there have a moment to end, then are killed; no
-  // failure is told any more.
+  // Gives the remaining children a moment to end, then kills them. Failures are
+  // not reported any more.
   void End() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Of a child: what it hears. Names this process, and makes the kernel kill it
-  // with its parent's thread, too. UNAVAILABLE where the parent is gone.
+  // For a child: receives its data, sets the process's name, and makes the
+  // kernel kill it with its parent's thread. UNAVAILABLE if the parent is gone.
   static absl::StatusOr<JoinInfo> ReadJoinInfo(int join_fd);
 
  private:
@@ -77,11 +80,11 @@ class LocalRanks {
   };
 
   LocalRanks() = default;
-  void Watch(size_t index) ABSL_LOCKS_EXCLUDED(telling_mutex_, mutex_);
+  void Watch(size_t index) ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
   void Kill() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  base::Mutex telling_mutex_;  // taken before mutex_
-  OnFailure on_failure_ ABSL_GUARDED_BY(telling_mutex_);
+  base::Mutex reporting_mutex_;  // taken before mutex_
+  OnFailure on_failure_ ABSL_GUARDED_BY(reporting_mutex_);
   mutable base::Mutex mutex_;
   base::CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -42,7 +42,7 @@ LocalRanks::Child ChildThat(std::vector<std::string> does, int rank = 1) {
   return {.rank = rank, .arguments = std::move(does)};
 }
 
-// A process is gone, or dead and not yet waited for by whoever has it now.
+// True if a process is gone, or dead and not yet reaped by its parent.
 bool IsGone(pid_t pid) {
   const std::string stat = FileText(absl::StrCat("/proc/", pid, "/stat"));
   return stat.empty() || absl::StrContains(stat, ") Z ");
@@ -72,13 +72,13 @@ class LocalRanksTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-// What the first child that failed is said to have done.
+// The reported failure of the first child that failed.
 absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
   auto ranks = LocalRanks::Start(children);
   if (!ranks.ok()) return ranks.status();
   absl::Notification told;
   absl::Status failure;
-  const absl::Status telling = (*ranks)->Tell(
+  const absl::Status telling = (*ranks)->Send(
       {.leader = "127.0.0.1:1", .secret = "s"}, [&](const absl::Status& why) {
         if (told.HasBeenNotified()) return;
         failure = why;
@@ -86,7 +86,7 @@ absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
       });
   if (!telling.ok()) return telling;
   told.WaitForNotificationWithTimeout(absl::Seconds(20));
-  (*ranks)->StopTelling();
+  (*ranks)->StopReporting();
   return failure;
 }
 
@@ -98,10 +98,10 @@ TEST_F(LocalRanksTest, ChildrenHearWhereToGoAndWhichTheyAre) {
   }
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks, LocalRanks::Start(children));
   bool failed = false;
-  KVASIR_ASSERT_OK(ranks->Tell({.leader = "10.0.0.1:8200", .secret = "hush"},
+  KVASIR_ASSERT_OK(ranks->Send({.leader = "10.0.0.1:8200", .secret = "hush"},
                                [&](const absl::Status&) { failed = true; }));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
-  ranks->StopTelling();
+  ranks->StopReporting();
   EXPECT_FALSE(failed);
   for (int i = 1; i <= 3; ++i) {
     EXPECT_EQ(FileText(folder_.File(absl::StrCat("told", i))),
@@ -109,14 +109,14 @@ TEST_F(LocalRanksTest, ChildrenHearWhereToGoAndWhichTheyAre) {
   }
 }
 
-// A child took KVASIR_READY_FILE for its own and wrote over its parent's.
+// A child used its parent's KVASIR_READY_FILE and overwrote the file.
 TEST_F(LocalRanksTest, AChildHasNoneOfOurVariables) {
   setenv("KVASIR_READY_FILE", "/nowhere", 1);
   setenv("OTHERS", "stay", 1);
   const std::string path = folder_.File("environment");
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto ranks, LocalRanks::Start({ChildThat({"environment", path})}));
-  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
+  KVASIR_ASSERT_OK(ranks->Send({.leader = "x:1"}, nullptr));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
   EXPECT_EQ(FileText(path), "none stay");
   unsetenv("KVASIR_READY_FILE");
@@ -127,17 +127,17 @@ TEST_F(LocalRanksTest, AChildIsShownAsTheProgram) {
   const std::string path = folder_.File("name");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"sleep", path})}));
-  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
+  KVASIR_ASSERT_OK(ranks->Send({.leader = "x:1"}, nullptr));
   EXPECT_EQ(FileText(absl::StrCat("/proc/", WaitForPid(path), "/comm")),
             "kvasir\n");
 }
 
-// A leader that drained had ranks that died meanwhile, and ended with success.
+// A leader ended with success although ranks died during its drain.
 TEST_F(LocalRanksTest, AFailureIsKeptForWhoAsksLater) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"exit", "3"}, 2)}));
   KVASIR_EXPECT_OK(ranks->failure());
-  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
+  KVASIR_ASSERT_OK(ranks->Send({.leader = "x:1"}, nullptr));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
   EXPECT_THAT(ranks->failure(), StatusIs(absl::StatusCode::kUnavailable,
                                          HasSubstr("exit code 3")));
@@ -148,7 +148,7 @@ TEST_F(LocalRanksTest, WhatEndsBecauseItIsEndedIsNoFailure) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"stop", path})}));
   bool failed = false;
-  KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"},
+  KVASIR_ASSERT_OK(ranks->Send({.leader = "x:1"},
                                [&](const absl::Status&) { failed = true; }));
   const pid_t pid = WaitForPid(path);
   ranks->End();
@@ -170,12 +170,12 @@ TEST_F(LocalRanksTest, AChildThatFailsIsTold) {
                              HasSubstr("was killed by signal 9"))));
 }
 
-// Its parent was still loading then, and waited for it for minutes.
+// The parent was still loading then, and waited minutes for the child.
 TEST_F(LocalRanksTest, AChildThatFailsBeforeItIsToldIsToldThen) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"die"})}));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
-  EXPECT_THAT(ranks->Tell({.leader = "x:1"}, nullptr),
+  EXPECT_THAT(ranks->Send({.leader = "x:1"}, nullptr),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("ended with exit code 7")));
 }
@@ -185,7 +185,7 @@ TEST_F(LocalRanksTest, NoChildOutlivesTheObject) {
     const std::string path = folder_.File(what);
     KVASIR_ASSERT_OK_AND_ASSIGN(auto ranks,
                                 LocalRanks::Start({ChildThat({what, path})}));
-    KVASIR_ASSERT_OK(ranks->Tell({.leader = "x:1"}, nullptr));
+    KVASIR_ASSERT_OK(ranks->Send({.leader = "x:1"}, nullptr));
     const pid_t pid = WaitForPid(path);
     ASSERT_FALSE(IsGone(pid)) << what;
     ranks = nullptr;
@@ -200,7 +200,7 @@ TEST_F(LocalRanksTest, AChildThatIsNeverToldEnds) {
   const absl::Time start = absl::Now();
   ranks = nullptr;
   EXPECT_EQ(FileText(path), "");
-  // It was not waited for until it was killed.
+  // The test did not wait until the child was killed.
   EXPECT_LT(absl::Now() - start, absl::Seconds(2));
 }
 
@@ -242,7 +242,7 @@ TEST_F(LocalRanksTest, WhatIsNoWordOfAParentIsRefused) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("--join-fd")));
 }
 
-// What a child does once it is told.
+// The actions of a child after it has received its data.
 int RunChild(const std::string& does, const std::string& argument) {
   if (does == "die") return 7;
   const auto info = LocalRanks::ReadJoinInfo(3);
@@ -261,7 +261,7 @@ int RunChild(const std::string& does, const std::string& argument) {
     return 0;
   }
   if (does == "ignore") signal(SIGTERM, SIG_IGN);
-  // Whole or not there.
+  // Write the file whole.
   std::ofstream(argument + ".part") << getpid();
   std::filesystem::rename(argument + ".part", argument);
   if (does == "stop") kill(getpid(), SIGSTOP);
@@ -271,7 +271,7 @@ int RunChild(const std::string& does, const std::string& argument) {
 
 int RunParent(const std::string& does, const std::string& path) {
   const auto ranks = LocalRanks::Start({ChildThat({does, path})});
-  if (!ranks.ok() || !(*ranks)->Tell({.leader = "x:1"}, nullptr).ok()) return 1;
+  if (!ranks.ok() || !(*ranks)->Send({.leader = "x:1"}, nullptr).ok()) return 1;
   absl::SleepFor(absl::Minutes(2));
   return 0;
 }

@@ -21,7 +21,7 @@ constexpr int kMaxTp = static_cast<int>(worker::kMaxTpSize);
 
 constexpr char kGroup[] = "Tensor parallel";
 
-// Of leader and followers.
+// Adds the flags that leader and followers share.
 void AddGroupFlags(CLI::App* app, RankFlags* flags) {
   AddFlag(app, "--collective", flags->collective,
           "what ranks exchange activations over; auto: nccl on GPUs, else gloo")
@@ -117,7 +117,7 @@ absl::Status CheckCommon(const RankFlags& flags) {
   return absl::OkStatus();
 }
 
-// What a leader would not read: the first flag of ranks that are not there.
+// Finds flags that have no effect because the group has one rank.
 absl::Status CheckRead(const RankFlags& flags) {
   if (flags.listen.empty() &&
       (GivesTls(flags.tls) || !flags.secret_file.empty())) {
@@ -167,7 +167,7 @@ void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
         return ParseListen(text, "--leader").status();
       }))
       ->type_name("HOST:PORT");
-  // Neither has a default.
+  // --rank and --tp have no default.
   AddFlag(app, "--rank", flags->rank, "which rank this is, from 1 on")
       ->check(CLI::Range(1, kMaxTp - 1))
       ->default_str("");
@@ -180,7 +180,7 @@ void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
           "included: each has its share of the cores, or a GPU of its own")
       ->check(CLI::Range(1, kMaxTp))
       ->group(kGroup);
-  // Of a rank that another command started.
+  // Only for a rank that another command started.
   app->add_option("--join-fd", flags->join_fd)->group("")->configurable(false);
   AddGroupFlags(app, flags);
 }

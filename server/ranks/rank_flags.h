@@ -1,5 +1,5 @@
-// The flags of a tensor-parallel group: how many ranks, where they meet, what
-// they exchange activations over.
+// The flags of a tensor-parallel group: the number of ranks, where they join,
+// and how they exchange activations.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace kvasir::cli {
 
-// Of the listener on which ranks join, and of those that dial it: both show a
-// certificate of `ca`.
+// TLS of the listener on which ranks join, and of the ranks that call it. Both
+// show a certificate of `ca`.
 struct RankTlsFlags {
   std::string certificate;
   std::string key;
@@ -25,52 +25,55 @@ struct RankTlsFlags {
 };
 
 struct RankFlags {
-  int tp = 1;  // ranks of the group
-  // Of them, those that one command starts on its host; 0: all.
+  int tp = 1;  // number of ranks in the group
+  // The number of ranks that one command starts on its host; 0: all.
   int local_ranks = 0;
   std::string collective = "auto";
   std::string nccl_library;
-  // Of the exchange of activations; empty: loopback where all ranks are here.
+  // The network interface for activations; empty: loopback if all ranks are on
+  // this host.
   std::string interface;
-  // Where ranks of other hosts join; empty: there are none.
+  // The address where ranks of other hosts join; empty if there are none.
   std::string listen;
   std::string secret_file;
   RankTlsFlags tls;
-  // Of local ranks behind the first: the i-th has port + i; 0: free ones.
+  // The i-th local rank after this process has port + i; 0: free ports.
   int metrics_port = 8010;
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration heartbeat_timeout = absl::Seconds(3);
-  // Of `kvasir rank`.
+  // Only for `kvasir rank`.
   std::string leader;
   int rank = 0;
-  // Of one that another command started: what it says comes here.
+  // The pipe from the command that started this rank; -1: a user started it.
   int join_fd = -1;
 
   int num_local() const { return local_ranks > 0 ? local_ranks : tp; }
 };
 
-// Of serve and worker, whose process is rank 0.
+// Adds the flags of serve and worker, whose process is rank 0.
 void AddLeaderFlags(CLI::App* app, RankFlags* flags);
-// Of rank.
+// Adds the flags of rank.
 void AddFollowerFlags(CLI::App* app, RankFlags* flags);
 
-// INVALID_ARGUMENT for flags that contradict each other, or that nothing reads
+// INVALID_ARGUMENT for flags that contradict each other, or that have no effect
 // in a group of one.
 absl::Status CheckLeaderFlags(const RankFlags& flags);
 absl::Status CheckFollowerFlags(const RankFlags& flags);
 
-// "gloo" or "nccl": what the flag says, or the device wants.
+// "gloo" or "nccl": by the flag, or by the device.
 std::string CollectiveOf(const RankFlags& flags, const DeviceFlags& device);
-// INVALID_ARGUMENT where a group's device does not have it, or is not known.
+// INVALID_ARGUMENT if the device of a group does not support the collective or
+// is unknown.
 absl::Status CheckCollective(const RankFlags& flags, const DeviceFlags& device);
 
-// What ranks of other hosts show. Empty: nothing but a certificate.
-// INVALID_ARGUMENT for a file that holds no secret.
+// The secret that ranks of other hosts show; empty if they show only a
+// certificate. INVALID_ARGUMENT for a file without a secret.
 absl::StatusOr<std::string> ReadSecret(const std::string& path);
-// One that nobody guesses.
+// Makes a random secret.
 std::string NewSecret();
 
-// Null: plain text. FAILED_PRECONDITION where that would leave the machine.
+// Null means plain text. FAILED_PRECONDITION if plain text would leave the
+// machine.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> RankListenCredentials(
     const RankFlags& flags, const base::ListenAddress& listen, bool insecure,
     base::TlsWatch* watch);

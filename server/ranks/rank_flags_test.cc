@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The commands that take the flags, as `kvasir` has them.
+// The commands with these flags, as in `kvasir`.
 struct Commands {
   Commands() {
     for (CLI::App* command : {serve, rank}) {
@@ -107,7 +107,7 @@ TEST(RankFlagsTest, WhatNothingWouldReadIsRefused) {
               Refuses("--collective is for several ranks"));
 }
 
-// --print-config told rank=0 and tp=1, which --config refused.
+// --print-config printed rank=0 and tp=1, which --config refused.
 TEST(RankFlagsTest, AFollowersRankAndSizeHaveNoDefault) {
   Commands commands;
   EXPECT_THAT(
@@ -117,7 +117,7 @@ TEST(RankFlagsTest, AFollowersRankAndSizeHaveNoDefault) {
 
 TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
   EXPECT_THAT(Follower("--rank 1 --tp 2"), Refuses("--leader HOST:PORT"));
-  // Nobody answered there until --rank-join-timeout was over.
+  // The rank waited for an answer until --rank-join-timeout.
   EXPECT_THROW((void)Follower("--leader a --rank 1 --tp 2"),
                CLI::ValidationError);
   EXPECT_THAT(Follower("--leader a:1 --rank 1"), Refuses("give --tp"));
@@ -200,13 +200,13 @@ TEST(ChildArgumentsTest, AChildIsTheSameModelOnPortsOfItsOwn) {
             Contains("--kv-cache-bytes=1MiB"), Contains("--log-format=json"),
             Contains("--metrics-port=9102"),
             Contains("--rank-heartbeat-timeout=1s"),
-            // It gave up steps that its leader waited for.
+            // A shorter watchdog aborted steps that the leader waited for.
             Contains("--watchdog=9m"),
             Not(Contains(StartsWith("--ready-file"))),
             Not(Contains(StartsWith("--admin-port"))),
             Not(Contains(StartsWith("--json"))),
             Not(Contains(StartsWith("--max-queue")))));
-  // They are read back as they are.
+  // The arguments are parsed back unchanged.
   Commands child;
   std::string line;
   for (const std::string& argument :

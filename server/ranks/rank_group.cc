@@ -15,14 +15,14 @@
 namespace kvasir::cli {
 namespace {
 
-// All ranks are there when they connect.
+// Ranks connect after all of them have joined.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
-// What collectives take; without a watchdog, which has steps take what they do.
+// The limit of a collective call if there is no watchdog.
 constexpr absl::Duration kLongestCall = absl::Hours(24);
-// Ranks of this host end within moments of the leader's word.
+// The ranks of this host end within moments of the leader's request.
 constexpr absl::Duration kEndTimeout = absl::Seconds(10);
-// Of a collective that nobody calls any more. NCCL's, unless it is aborted,
-// waits for the others' to be destroyed, too.
+// The reason to abort a collective that is no longer used. Without an abort,
+// NCCL waits until the other ranks destroy theirs, too.
 constexpr char kDone[] = "it is done";
 
 kvasir::v1::RankIdentity IdentityOfGroup(const GroupTerms& terms,
@@ -76,11 +76,11 @@ worker::RankAgreement AgreementOf(const kvasir::v1::RankStart& start) {
 
 LeaderGroup::~LeaderGroup() {
   ending_ = true;
-  if (children_ != nullptr) children_->StopTelling();
+  if (children_ != nullptr) children_->StopReporting();
   if (leader_ != nullptr) {
     leader_->Abort(absl::CancelledError("the leader ends"));
   }
-  // Nobody calls the leader once its servers are gone, but for the collective.
+  // After its servers are gone, only the collective calls the leader.
   servers_.clear();
   if (children_ != nullptr) children_->End();
   collective_.Abort(absl::CancelledError(kDone));
@@ -106,13 +106,13 @@ absl::Status LeaderGroup::Listen() {
   }
   if (children_ == nullptr) return absl::OkStatus();
   worker::RankServerOptions options;
-  options.listen.port = 0;  // of loopback
+  options.listen.port = 0;  // a free loopback port
   options.secret = NewSecret();
   KVASIR_ASSIGN_OR_RETURN(auto server,
                           worker::RankServer::Start(options, leader_.get()));
   const JoinInfo info{.leader = server->target(), .secret = options.secret};
   servers_.push_back(std::move(server));
-  return children_->Tell(
+  return children_->Send(
       info, [this](const absl::Status& why) { leader_->Abort(why); });
 }
 
@@ -161,7 +161,7 @@ void LeaderGroup::EndLocalRanksOfDead() {
 }
 
 absl::Status LeaderGroup::Drain() {
-  // Ranks of a group that has failed end by themselves, or are ended.
+  // The ranks of a failed group end by themselves or are killed.
   KVASIR_RETURN_IF_ERROR(leader_->status());
   KVASIR_RETURN_IF_ERROR(leader_->Drain());
   KVASIR_RETURN_IF_ERROR(leader_->status());
@@ -177,7 +177,7 @@ absl::Status LeaderGroup::Drain() {
 
 FollowerGroup::~FollowerGroup() {
   ending_ = true;
-  if (children_ != nullptr) children_->StopTelling();
+  if (children_ != nullptr) children_->StopReporting();
   if (follower_ != nullptr) {
     follower_->Abort(absl::CancelledError("the rank ends"));
   }
@@ -202,7 +202,8 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
       auto joining,
       BeginCollective(settings_, shard(), terms,
                       [this](const absl::Status& why) { Abort(why); }));
-  // Ranks that a command starts are as many lines as they are.
+  // Only ranks that a user started log this; a command would log it for each of
+  // its ranks.
   if (!flags.leader.empty()) {
     base::LogInfo("joining the group",
                   {{"leader", info_.leader},
@@ -226,7 +227,7 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
   };
   follower_ = std::make_unique<worker::RankFollower>(std::move(options));
   if (children_ != nullptr) {
-    KVASIR_RETURN_IF_ERROR(children_->Tell(
+    KVASIR_RETURN_IF_ERROR(children_->Send(
         info_, [this](const absl::Status& why) { Abort(why); }));
   }
   client_->Join(follower_.get());

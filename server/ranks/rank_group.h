@@ -1,5 +1,5 @@
-// A tensor-parallel group from either side: who it is, that it connects, what
-// it ends of.
+// A tensor-parallel group on the leader's and on the other ranks' side:
+// joining, connecting, and ending.
 #pragma once
 
 #include <atomic>
@@ -27,24 +27,24 @@ namespace kvasir::cli {
 
 struct RankGroupSettings {
   RankFlags flags;
-  bool insecure = false;   // plain text may leave the machine
+  bool insecure = false;   // if set, plain text may leave the machine
   std::string collective;  // CollectiveOf
   bool deterministic = false;
-  std::string metrics;                  // where this rank's are asked for
+  std::string metrics;                  // the address of this rank's metrics
   std::shared_ptr<base::TlsWatch> tls;  // outlives the group
   absl::Duration step_timeout = absl::Seconds(60);
-  // Called once, from any thread, when the group ends of anything but a drain:
-  // the process should exit with a failure.
+  // Called once, from any thread, if the group ends for another reason than a
+  // drain. The process should exit with a failure.
   std::function<void(const std::string& why)> on_fatal;
-  // A rank was asked to go: the leader should drain.
+  // Called on the leader if a rank was asked to end: the leader should drain.
   std::function<void()> on_drain_asked;
 };
 
-// Rank 0.
-// Threads: Membership's; the rest from the main thread.
+// The group as rank 0 sees it.
+// Threads: those of Membership; the rest from the main thread.
 class LeaderGroup final : public Membership {
  public:
-  // `children` (or null) outlive it; they wait to be told.
+  // `children` (or null) outlive this object and wait for its data.
   LeaderGroup(RankGroupSettings settings, LocalRanks* children)
       : settings_(std::move(settings)), children_(children) {}
   ~LeaderGroup() override;
@@ -59,17 +59,18 @@ class LeaderGroup final : public Membership {
   absl::StatusOr<worker::RankAgreement> Agree(
       const worker::RankOffer& offer) override;
 
-  // The executor of all ranks; `own` outlives it. After Agree.
+  // The executor of all ranks; `own` outlives it. Call it after Agree.
   std::unique_ptr<worker::Executor> MakeExecutor(worker::Executor* own);
   const worker::Collective& collective() const { return *collective_.get(); }
   const std::string& collective_name() const { return settings_.collective; }
   std::vector<worker::RankMember> members() const { return leader_->members(); }
 
-  // Where the group has failed its ranks of this host end, or are killed: what
-  // a step of a dead collective hangs in may wait for one that stands still.
+  // If the group has failed, ends or kills the ranks of this host, because a
+  // step in a dead collective may wait for a rank that does not move.
   void EndLocalRanksOfDead();
-  // No step follows: the ranks end with exit code 0, and those of this host
-  // are waited for. Errors: what the group has ended of, or one of these.
+  // Call it after the last step. The ranks end with exit code 0, and this waits
+  // for those of this host. Errors: the reason why the group or one of these
+  // ranks has ended.
   absl::Status Drain();
 
  private:
@@ -77,19 +78,19 @@ class LeaderGroup final : public Membership {
 
   const RankGroupSettings settings_;
   LocalRanks* const children_;
-  std::atomic<bool> ending_{false};  // nobody wants to hear why
+  std::atomic<bool> ending_{false};  // the reason is not reported any more
   GroupCollective collective_;
   std::unique_ptr<worker::RankLeader> leader_;
-  // Of this host's ranks, and of others'.
+  // One for this host's ranks, and one for other hosts'.
   std::vector<std::unique_ptr<worker::RankServer>> servers_;
 };
 
-// Any other rank.
+// The group as any other rank sees it.
 // Threads: as LeaderGroup.
 class FollowerGroup final : public Membership {
  public:
-  // `info`: the leader's address, and what it wants to be shown. `children`: as
-  // LeaderGroup's.
+  // `info` has the leader's address and its secret. `children` as for
+  // LeaderGroup.
   FollowerGroup(RankGroupSettings settings, JoinInfo info, LocalRanks* children)
       : settings_(std::move(settings)),
         info_(std::move(info)),
@@ -104,14 +105,15 @@ class FollowerGroup final : public Membership {
   absl::StatusOr<worker::RankAgreement> Agree(
       const worker::RankOffer& offer) override;
 
-  // Steps, until the group ends. After Agree; on a thread of its own.
+  // Runs steps until the group ends. Call it after Agree, on a thread of its
+  // own.
   absl::Status Run(worker::Executor* executor) {
     return worker::RunSteps(follower_.get(), executor);
   }
-  // The leader is asked to drain. Any thread, after Join.
+  // Asks the leader to drain. Any thread, after Join.
   void AskDrain() { follower_->AskDrain(); }
   void Abort(const absl::Status& why) { follower_->Abort(why); }
-  // Why the group ended; OK: it lives, or was drained.
+  // The reason why the group ended; OK if it runs or was drained.
   absl::Status status() const { return follower_->status(); }
   const worker::Collective& collective() const { return *collective_.get(); }
   const std::string& collective_name() const { return settings_.collective; }

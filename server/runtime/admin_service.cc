@@ -72,7 +72,7 @@ absl::Status AdminService::Admit(const grpc::ServerContext& context,
   if (!caller.ok()) {
     const std::string reason = router::RefusalReasonOf(caller.status());
     std::optional<uint64_t> unlogged = 0;
-    // Who is known has a label; anonymous, who is anybody, has a tenant alone.
+    // Known callers have a label; anonymous callers have only a tenant.
     if (refused.label.empty()) unlogged = strangers_.Take(reason);
     if (unlogged.has_value()) {
       base::LogWarning(
@@ -100,8 +100,8 @@ grpc::Status AdminService::Drain(grpc::ServerContext* context,
   if (const absl::Status status = Admit(*context, "Drain"); !status.ok()) {
     return base::ToGrpcStatus(status);
   }
-  // A load cannot be broken off from here, and whoever waited for its end would
-  // wait in vain.
+  // Loading cannot be interrupted from here, so waiting for its end would be in
+  // vain.
   if (!latch_->open()) {
     return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                         "nothing is served yet: SIGTERM ends the process");
@@ -110,7 +110,7 @@ grpc::Status AdminService::Drain(grpc::ServerContext* context,
                       ? default_deadline_
                       : absl::Milliseconds(request->deadline_ms()));
   DrainOutcome outcome;
-  // The drain goes on when the one who asked is gone.
+  // The drain continues if the caller has gone.
   if (!latch_->WaitComplete([context] { return context->IsCancelled(); },
                             &outcome)) {
     return grpc::Status(grpc::StatusCode::CANCELLED,

@@ -1,4 +1,4 @@
-// kvasir.v1.Admin: what an operator asks of a running process.
+// kvasir.v1.Admin: an operator's calls to a running process.
 #pragma once
 
 #include <functional>
@@ -20,22 +20,22 @@ struct DrainOutcome {
   uint32_t aborted = 0;
 };
 
-// A drain that several sources may start (Admin.Drain, SIGTERM): it runs once,
-// on the main thread; everyone gets its outcome.
+// A drain that several callers may request (Admin.Drain, SIGTERM). It runs
+// once, on the main thread, and all callers get its outcome.
 //
 // Threads: all methods from any thread.
 class DrainLatch {
  public:
-  // The main thread will wait for requests from now on.
+  // The main thread calls it before it waits for requests.
   void Open();
   bool open() const;
-  // Asks for a drain. Only the first call's deadline counts.
+  // Requests a drain. Only the first call's deadline counts.
   void Request(absl::Duration deadline);
-  // Main thread: true when a drain was asked for; waits at most `timeout`.
+  // Main thread: waits at most `timeout`; true if a drain was requested.
   bool WaitRequested(absl::Duration timeout, absl::Duration* deadline);
   // Main thread: the drain is over.
   void Complete(DrainOutcome outcome);
-  // Waits for Complete; false when `cancelled` says so first.
+  // Waits for Complete; false if `cancelled` returns true first.
   bool WaitComplete(const std::function<bool()>& cancelled,
                     DrainOutcome* outcome);
 
@@ -49,14 +49,14 @@ class DrainLatch {
   DrainOutcome outcome_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A synchronous service: calls are rare and may block.
+// A synchronous service, because calls are rare and may block.
 class AdminService final : public kvasir::v1::Admin::Service {
  public:
   AdminService(std::string program, std::string config_toml,
                absl::Duration default_deadline, DrainLatch* latch);
 
-  // From now on callers must be ADMIN of these (null: nobody is asked). Before
-  // it is served.
+  // Requires callers with the role ADMIN among these; null: no credentials are
+  // needed. Call it before the service is registered.
   void Ask(std::shared_ptr<const router::Callers> callers) {
     callers_ = std::move(callers);
   }
@@ -69,8 +69,8 @@ class AdminService final : public kvasir::v1::Admin::Service {
                          kvasir::v1::GetConfigResponse* response) override;
 
  private:
-  // Whether the call may be made; logs who makes it, or would: whom nobody
-  // knows, once a minute for each reason.
+  // Checks whether the caller may make the call, and logs the caller. Unknown
+  // callers are logged once a minute for each reason.
   absl::Status Admit(const grpc::ServerContext& context, const char* call);
 
   const std::string program_;

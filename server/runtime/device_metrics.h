@@ -1,4 +1,5 @@
-// The memory of a worker's device, read at every scrape (docs/metrics.md).
+// Metrics of the memory of a worker's device, read at every scrape
+// (docs/metrics.md).
 #pragma once
 
 #include <vector>
@@ -11,14 +12,14 @@
 
 namespace kvasir::cli {
 
-// Threads: any. Families that cannot be read are left out.
+// Threads: any. Families that cannot be read are omitted.
 class DeviceMetrics final : public prometheus::Collectable {
  public:
-  // `share` of the memory may be taken in all.
+  // `share` is the part of the memory that may be used.
   DeviceMetrics(const kernels::Device* device, double share)
       : share_(share), device_(device) {}
 
-  // Before the device goes: nothing is told from then on.
+  // Call it before the device is destroyed. Afterwards nothing is reported.
   void Stop();
   std::vector<prometheus::MetricFamily> Collect() const override;
 

@@ -17,7 +17,7 @@ using kernels::MemoryTag;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-// By name, or by kind.
+// Values by name, or by the label `kind`.
 std::map<std::string, double> Values(const DeviceMetrics& metrics) {
   std::map<std::string, double> values;
   for (const prometheus::MetricFamily& family : metrics.Collect()) {
@@ -38,7 +38,7 @@ TEST(DeviceMetricsTest, AGpusMemoryIsAllTold) {
                               allocator.Allocate(1000, MemoryTag::kWeights));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto pages,
                               allocator.Allocate(3 << 20, MemoryTag::kKvCache));
-  // Of the host.
+  // Memory of the host.
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto pool,
                               allocator.Allocate(5000, MemoryTag::kHostPool));
   const double mib = 1 << 20;
@@ -47,7 +47,7 @@ TEST(DeviceMetricsTest, AGpusMemoryIsAllTold) {
               UnorderedElementsAre(
                   Pair("weights", 1000), Pair("kv_cache", 3 * mib),
                   Pair("workspace", 0), Pair("host_pool", 0), Pair("other", 0),
-                  // The context, and what two allocations are rounded by.
+                  // The context, and the rounding of two allocations.
                   Pair("outside", 100 * mib + 2 * mib - 1000 + mib),
                   Pair("free", 918 * mib),
                   Pair("kvasir_device_memory_limit_bytes", 512 * mib),

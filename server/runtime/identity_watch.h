@@ -1,5 +1,4 @@
-// The file of --identities while a program runs: read at its start, and again
-// when it changes.
+// The file of --identities: read at the start, and again when it changes.
 #pragma once
 
 #include <memory>
@@ -13,20 +12,20 @@
 
 namespace kvasir::cli {
 
-// Outlives all that ask its callers.
-// Owns: a thread that looks at the file every few seconds, where there is one.
+// Must outlive all users of callers().
+// Owns: a thread that checks the file every few seconds, if there is a file.
 // Threads: Start and the destructor from one.
 class IdentityWatch {
  public:
-  // The errors of router::Callers::Open for a file that is wrong, or that a
-  // listener with these flags cannot go by.
+  // Errors: those of router::Callers::Open for a wrong file, or for one that a
+  // listener with these flags cannot apply.
   static absl::StatusOr<std::unique_ptr<IdentityWatch>> Start(
       const RouterFlags& router, const ListenFlags& listen);
   ~IdentityWatch();
 
-  // Null: nobody is asked who he is.
+  // Null: callers need no credentials.
   std::shared_ptr<const router::Callers> callers() const { return callers_; }
-  // Zeros where there is no file.
+  // All values are 0 if there is no file.
   std::shared_ptr<prometheus::Collectable> metrics() const {
     return metrics_.registry();
   }

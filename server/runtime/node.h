@@ -1,4 +1,4 @@
-// What the commands serve, router, worker and rank run.
+// The contract of the nodes that serve, router, worker and rank run.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace kvasir::cli {
 
-// What a node says of itself when it is ready.
+// The addresses and names of a node that is ready.
 struct NodeReport {
   std::string grpc;    // the address that clients, or routers, call
   std::string leader;  // of a rank, which nobody calls: instead of `grpc`

@@ -24,16 +24,17 @@
 namespace kvasir::cli {
 namespace {
 
-// Of operators and probes.
+// The most connections of operators and probes.
 constexpr size_t kFewConnections = 64;
-// So soon those go who ask nothing: no room is theirs for minutes that a probe
-// wants. A channel that is told to go connects anew with its next call.
+// Idle connections are closed soon, so that they do not take the place of a
+// probe. A closed channel reconnects with its next call.
 constexpr absl::Duration kIdle = absl::Seconds(5);
 
-// Of a program that has failed.
+// The time in which a program that has failed must end.
 constexpr absl::Duration kMostToEnd = absl::Seconds(20);
 
-// Whole or not at all: whoever waits for the file may read it at once.
+// Writes the file whole or not at all, because a waiting process may read it
+// immediately.
 absl::Status WriteWhole(const std::string& path, const std::string& text) {
   const std::string part = path + ".part";
   {
@@ -51,8 +52,8 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-// Flags for a shell: a question in a chat's markup where the model was taught
-// that one.
+// Flags for a shell, with a question in chat markup if the model knows this
+// markup.
 const char* ExampleRequest(const model::Tokenizer& tokenizer) {
   if (!absl::StrContains(tokenizer.chat_template(), "<|im_start|>")) {
     return R"(--prompt "It was a dark night")";
@@ -100,7 +101,7 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
                           base::MetricsServer::Start(
                               surface->metrics_host(), listen.metrics_port,
                               own_metrics_host ? "--metrics-host" : "--host"));
-  // Told while a model is loaded, too.
+  // Reported also while a model is loading.
   surface->metrics_server_->Add(std::make_shared<base::ProcessMetrics>());
   surface->metrics_server_->Add(surface->options_.tls);
   surface->metrics_server_->Add(base::TlsRefusals::OfProcess());
@@ -126,7 +127,7 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
       admin.credentials,
       AdminCredentials(listen, admin.listen, surface->options_.tls.get(),
                        callers != nullptr));
-  // Plain text is of this machine, whose operator is whoever reaches it.
+  // Plain text is only for this machine, whose users are trusted as operators.
   if (admin.credentials != nullptr) surface->admin_.Ask(callers);
   admin.health_service = false;
   admin.max_connections = kFewConnections;
@@ -149,7 +150,7 @@ std::string OperatorSurface::metrics_target() const {
 void OperatorSurface::SetServing(bool serving) {
   base::MutexLock lock(&health_mutex_);
   serving_ = serving;
-  TellHealth();
+  PublishHealth();
 }
 
 bool OperatorSurface::serving() const {
@@ -157,17 +158,17 @@ bool OperatorSurface::serving() const {
   return Serves();
 }
 
-void OperatorSurface::TellHealth() {
+void OperatorSurface::PublishHealth() {
   const bool serving = Serves();
   metrics_server_->SetReady(serving);
   if (health_server_ != nullptr) health_server_->SetServing("", serving);
 }
 
 void OperatorSurface::Fail(const std::string& why) {
-  // What fails first has others fail behind it.
+  // The first failure causes others.
   if (!failed_.exchange(true)) {
     base::LogError("exiting", {{"why", why}});
-    // A library that waits for a rank which is gone is not waited for.
+    // Do not wait for a library that waits for a lost rank.
     std::thread([] {
       absl::SleepFor(kMostToEnd);
       base::LogError("ended by force");
@@ -176,7 +177,7 @@ void OperatorSurface::Fail(const std::string& why) {
   }
   {
     base::MutexLock lock(&health_mutex_);
-    TellHealth();
+    PublishHealth();
   }
   latch_.Request(absl::ZeroDuration());
 }
@@ -196,7 +197,7 @@ absl::Status OperatorSurface::Ready(const Node& node,
   {
     base::MutexLock lock(&health_mutex_);
     ready_ = true;
-    TellHealth();
+    PublishHealth();
   }
   HoldShutdownSignals();
   latch_.Open();
@@ -242,14 +243,14 @@ int OperatorSurface::WaitAndDrain(Node* node) {
   {
     base::MutexLock lock(&health_mutex_);
     ready_ = false;
-    TellHealth();
+    PublishHealth();
   }
   base::LogInfo("draining", {{"deadline", absl::FormatDuration(deadline)}});
   const DrainOutcome outcome = node->Drain(deadline);
   base::LogInfo("drained",
                 {{"finished", outcome.finished}, {"aborted", outcome.aborted}});
   latch_.Complete(outcome);
-  // The Drain call that asked gets its answer.
+  // The Drain call that requested it gets its answer.
   if (admin_server_ != nullptr) {
     admin_server_->Shutdown(absl::Now() + absl::Seconds(1));
   }

@@ -1,5 +1,5 @@
-// What every long-running program has beside its work: metrics, health and
-// admin ports, the ready line and file, and the wait for its end.
+// The parts that every long-running program has besides its node: the metrics,
+// health and admin ports, the ready line and file, and the wait for its end.
 #pragma once
 
 #include <functional>
@@ -27,35 +27,36 @@ struct SurfaceOptions {
   std::string config_toml;
   ListenFlags listen;
   CommonFlags common;
-  // Null: whoever reaches the admin port may use it.
+  // Null: everybody who reaches the admin port may use it.
   std::shared_ptr<const router::Callers> callers;
-  // Of this program's ports and channels.
+  // TLS of this program's ports and channels.
   std::shared_ptr<base::TlsWatch> tls;
-  // Neither admin nor health, nor is it told that it is ready: another program
-  // drains this one and tells of it.
+  // No admin and health port and no ready line, because another program drains
+  // and reports this one.
   bool metrics_only = false;
 };
 
-// Threads: all from the main thread but Fail, RequestDrain and SetServing,
-// which any may call.
+// Threads: the main thread, except for Fail, RequestDrain and SetServing, which
+// any thread may call.
 class OperatorSurface {
  public:
-  // Takes the ports before anything slow begins: not serving until Ready.
+  // Opens the ports before anything slow begins. NOT_SERVING until Ready.
   static absl::StatusOr<std::unique_ptr<OperatorSurface>> Start(
       SurfaceOptions options);
 
-  // Asks the program to end with a failure. It does not serve from then on.
+  // Makes the program end with a failure. It does not serve from then on.
   void Fail(const std::string& why);
-  // Asks it to drain and to end. Any thread.
+  // Makes it drain and end. Any thread.
   void RequestDrain() { latch_.Request(options_.listen.drain_timeout); }
 
-  // Where Prometheus asks: HOST:PORT.
+  // The address of the metrics port: HOST:PORT.
   std::string metrics_target() const;
 
-  // What health port and metrics' /readyz say. Any thread.
+  // The state that the health port and /readyz of the metrics port report. Any
+  // thread.
   bool serving() const ABSL_LOCKS_EXCLUDED(health_mutex_);
-  // Whether the health port says SERVING, from Ready until the program's end.
-  // Any thread.
+  // Sets whether the health port reports SERVING, between Ready and the
+  // program's end. Any thread.
   void SetServing(bool serving) ABSL_LOCKS_EXCLUDED(health_mutex_);
 
   // Serves the node's metrics and `more` (also under vLLM's names if the flags
@@ -73,7 +74,7 @@ class OperatorSurface {
   bool Serves() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_) {
     return ready_ && serving_ && !failed_;
   }
-  void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
+  void PublishHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
 
   const SurfaceOptions options_;
   DrainLatch latch_;

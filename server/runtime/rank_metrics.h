@@ -1,4 +1,4 @@
-// What a rank tells of its part in a tensor-parallel group (docs/metrics.md).
+// Metrics of a rank's part in a tensor-parallel group (docs/metrics.md).
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct RankConstants {
   std::string collective;
   std::string device;
   int64_t weight_bytes = 0;
-  int64_t weight_read_bytes = 0;  // of the checkpoint
+  int64_t weight_read_bytes = 0;  // read from the checkpoint
   int64_t kv_pool_bytes = 0;
 };
 
@@ -30,7 +30,7 @@ class RankMetrics final : public prometheus::Collectable {
   RankMetrics(RankConstants constants, const worker::Collective* collective)
       : constants_(std::move(constants)), collective_(collective) {}
 
-  // Before the collective goes: nothing is told from then on.
+  // Call it before the collective is destroyed. Afterwards nothing is reported.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<prometheus::MetricFamily> Collect() const override;
 
@@ -40,7 +40,8 @@ class RankMetrics final : public prometheus::Collectable {
   const worker::Collective* collective_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Another's families, with the label `rank` more on each of their series.
+// The families of another source, with an additional label `rank` on each
+// series.
 class OfRank final : public prometheus::Collectable {
  public:
   OfRank(int64_t rank, std::shared_ptr<prometheus::Collectable> source)

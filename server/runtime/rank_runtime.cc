@@ -14,9 +14,10 @@
 namespace kvasir::cli {
 namespace {
 
-// A step that still runs then hangs, and nothing that waits for it may run.
+// A step that still runs after this time hangs, and no destructor may wait for
+// it.
 constexpr absl::Duration kHangs = absl::Seconds(2);
-// A leader that drains takes as long as it has, and then ends what still runs.
+// A draining leader uses its whole time and then aborts what still runs.
 constexpr absl::Duration kLeaderEnds = absl::Seconds(10);
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
 
@@ -61,7 +62,7 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
           owner->result_ = status;
           owner->changed_.SignalAll();
         }
-        // Of anything else the group tells.
+        // The group reports every other end itself.
         if (status.ok() && on_drained) on_drained();
       });
   return runtime;
@@ -104,7 +105,7 @@ absl::Status RankRuntime::DrainGroup(absl::Duration deadline) {
   group_->AskDrain();
   const absl::Time end = absl::Now() + deadline + kLeaderEnds;
   while (!WaitEnded(kPoll)) {
-    // A step may hang in what is dead.
+    // A step may hang in a collective that has failed.
     KVASIR_RETURN_IF_ERROR(group_->status());
     if (absl::Now() > end) {
       return absl::DeadlineExceededError(

@@ -1,4 +1,4 @@
-// A rank behind the first, as `kvasir rank` runs it: loaded model, the group's
+// A rank other than 0, as `kvasir rank` runs it: loaded model, the group's
 // steps, metrics.
 #pragma once
 
@@ -28,14 +28,14 @@ struct RankRuntimeOptions {
   EngineFlags engine;
   RankGroupSettings group;
   JoinInfo join;
-  LocalRanks* children = nullptr;  // FollowerGroup's
-  // From a thread of the runtime's: the leader has drained the group.
+  LocalRanks* children = nullptr;  // for FollowerGroup
+  // Called from a thread of the runtime when the leader has drained the group.
   std::function<void()> on_drained;
 };
 
 class RankRuntime final : public Node {
  public:
-  // Joins, loads, and runs steps from then on.
+  // Joins the group, loads the model, and runs steps from then on.
   static absl::StatusOr<std::unique_ptr<RankRuntime>> Create(
       RankRuntimeOptions options);
   ~RankRuntime() override;
@@ -59,14 +59,15 @@ class RankRuntime final : public Node {
   std::function<void(const std::string& why)> on_fatal_;
   std::unique_ptr<FollowerGroup> group_;
   std::unique_ptr<LoadedModel> model_;
-  // Scraped for longer than model and group are there.
+  // Collected for longer than model and group live.
   std::shared_ptr<DeviceMetrics> device_metrics_;
   std::shared_ptr<RankMetrics> rank_metrics_;
   std::thread steps_;
   base::Mutex mutex_;
   base::CondVar changed_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status result_ ABSL_GUARDED_BY(mutex_);  // of steps_, which has ended
+  // the result of steps_ after it has ended
+  absl::Status result_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::cli

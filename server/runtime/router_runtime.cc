@@ -25,7 +25,7 @@
 
 namespace kvasir::cli {
 
-// Shared with a thread that nobody joins.
+// Shared with a detached thread.
 struct NameCheck {
   base::Mutex mutex;
   bool stopped ABSL_GUARDED_BY(mutex) = false;
@@ -36,20 +36,21 @@ namespace {
 // A client may still begin calls on a connection for as long after gRPC has
 // sent GOAWAY on it.
 constexpr absl::Duration kGoAwayDelay = absl::Milliseconds(500);
-// Clients that neither wait for an answer nor have asked for so long are not
-// waited for.
+// The drain does not wait for clients that have no call and have made none for
+// this time.
 constexpr absl::Duration kSilence = absl::Milliseconds(200);
 // Workers refuse requests of more samples.
 constexpr uint32_t kMaxSamples = worker::RequestLimits{}.max_n;
 
-// Large texts and prompts come and go. glibc's own threshold, but fixed: it
-// would learn from the first ones to keep such memory, and half of a storm of
-// them would stay resident.
+// Fixes glibc's threshold for mmap at its default. Otherwise glibc raises it
+// after the first large prompts and keeps such memory; half of the memory of
+// many large prompts would stay resident.
 void ReturnFreedMemory() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
-// A name of several pods is one worker here, and which of them is the
-// transport's choice: their load would be taken for one's. The resolver may
-// take its time, which nobody waits for: neither a start nor an end.
+// Warns of names with several addresses. Such a name is treated as one worker,
+// and the transport chooses an address, so the load reports of several workers
+// would be mixed. The resolver may be slow, so neither the start nor the end
+// waits for it.
 void WarnOfNamesOfMany(std::vector<std::string> workers,
                        std::shared_ptr<NameCheck> check) {
   std::thread([workers = std::move(workers), check = std::move(check)] {
@@ -57,7 +58,7 @@ void WarnOfNamesOfMany(std::vector<std::string> workers,
       if (absl::StartsWith(worker, "unix:")) continue;
       const std::string host = worker.substr(0, worker.rfind(':'));
       const int addresses = base::CountAddresses(host);
-      // Held through the line: behind Stop there is none, and what a line needs
+      // Held while logging: after Stop nothing may be logged, because the log
       // may be gone.
       base::MutexLock lock(&check->mutex);
       if (check->stopped) return;
@@ -70,7 +71,7 @@ void WarnOfNamesOfMany(std::vector<std::string> workers,
   }).detach();
 }
 
-// "auto": where only this machine's programs ask.
+// "auto" is on if only programs of this machine can connect.
 bool IsOn(const std::string& flag, const base::ListenAddress& listen) {
   return flag == "on" || (flag == "auto" && base::IsLocal(listen));
 }
@@ -208,8 +209,7 @@ absl::Status RouterRuntime::Listen(const RouterRuntimeOptions& options,
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);
   server.max_connection_age = options.max_connection_age;
-  // Reflection asks no caller for credentials, so that "auto" is off where
-  // every other call does.
+  // Reflection checks no credentials, so "auto" is off if all other calls do.
   server.reflection = options.callers == nullptr
                           ? IsOn(options.router.reflection, options.listen)
                           : options.router.reflection == "on";
@@ -261,10 +261,9 @@ std::vector<std::string> RouterRuntime::model_names() const {
   return names;
 }
 
-// gRPC tells a connection to go (GOAWAY) at its age, give or take a tenth, and
-// clients go without losing a call, in flight or new. Until then they are
-// served: to refuse them would lose them calls that they have no reason to try
-// elsewhere.
+// gRPC sends GOAWAY on a connection at its age, within a tenth of it, and
+// clients leave without losing a call. Until then they are served, because they
+// have no reason to retry a refused call elsewhere.
 void RouterRuntime::WaitForClientsToLeave(absl::Duration patience) {
   const base::Clock& clock = base::Clock::Real();
   const absl::Time start = clock.Now();
@@ -293,13 +292,13 @@ DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
     core_->CancelAll(router::CancelReason::kShutdown);
     core_->WaitIdle(clock.Now() + absl::Seconds(5));
   }
-  // Answers are still on their way, and refusals of who came late.
+  // Answers, and refusals of late calls, are still being sent.
   const absl::Time read = std::max(end, clock.Now() + absl::Seconds(1));
   while (calls_->open() > 0 && clock.Now() < read) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   server_->Shutdown(absl::Now() + absl::Seconds(1), /*hang_up=*/true);
-  // Whatever becomes of the workers now is no loss.
+  // From here on the state of the workers does not matter.
   registry_->Stop();
   const uint64_t ended = core_->ended() - ended_before;
   return {.finished =

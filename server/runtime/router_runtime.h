@@ -1,5 +1,5 @@
-// A router as `kvasir router` and `kvasir serve` run it: replicas, the router
-// proper, the facades and their listener, metrics.
+// A router as `kvasir router` and `kvasir serve` run it: replicas, request
+// routing, the facades and their listener, metrics.
 #pragma once
 
 #include <functional>
@@ -28,27 +28,27 @@ namespace kvasir::cli {
 struct RouterRuntimeOptions {
   RouterFlags router;
   base::ListenAddress listen;
-  // Null: plain text.
+  // Null means plain text.
   std::shared_ptr<grpc::ServerCredentials> credentials;
-  // Null: nobody is asked who he is.
+  // Null: callers need no credentials.
   std::shared_ptr<const router::Callers> callers;
   std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
   // The workers run in this process: their connections are not pinged.
   bool workers_in_process = false;
   int64_t max_connections = 0;  // 0: half of the descriptors
-  // A drain waits so long for clients to leave.
+  // A drain waits about as long for clients to leave.
   absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration queue_timeout = absl::Seconds(30);
   int64_t default_max_tokens = 256;
-  // Workers must answer so soon at start, or it fails naming those that did
-  // not.
+  // At start, workers must answer within this time; otherwise Create fails and
+  // names those that did not.
   absl::Duration start_timeout = absl::Seconds(30);
-  // Null: token ids only.
+  // Null: requests have token ids only.
   std::shared_ptr<const model::Tokenizer> tokenizer;
-  // Whether requests can be served, each time that changes; from any thread.
-  // Never once the runtime is gone. May be empty.
+  // Called from any thread when the runtime begins or ceases to be able to
+  // serve requests. Not called after the runtime is destroyed. May be empty.
   std::function<void(bool serving)> on_health;
-  // The folder it came from.
+  // The tokenizer's folder.
   std::string tokenizer_folder;
 };
 
@@ -61,7 +61,7 @@ class RouterRuntime final : public Node {
   ~RouterRuntime() override;
 
   const std::string& target() const { return server_->target(); }
-  // Names that clients may ask for.
+  // The model names that clients may ask for.
   std::vector<std::string> model_names() const;
   NodeReport Report() const override {
     return {
@@ -71,14 +71,15 @@ class RouterRuntime final : public Node {
   MetricsSources Metrics() const override { return {metrics_->registry()}; }
   bool ready() const { return core_->Health().ready; }
 
-  // NOT_SERVING, and nobody is let in any more; who is in is served until its
-  // connection has been told to go, then refused; waits for running requests,
-  // cancels the rest; ends when no call is left.
+  // Reports NOT_SERVING and accepts no more connections. Connected clients are
+  // served until gRPC has closed their connection by its age; later calls are
+  // refused. Waits for running requests, cancels the rest, and returns when no
+  // call is left.
   DrainOutcome Drain(absl::Duration deadline) override;
 
  private:
   RouterRuntime();
-  // The steps of Create, in this order.
+  // The steps of Create, in this order:
   absl::Status ConnectReplicas(const RouterRuntimeOptions& options);
   absl::Status MakeCore(const RouterRuntimeOptions& options);
   // The largest context of the models that have been reached, in tokens.
@@ -91,10 +92,11 @@ class RouterRuntime final : public Node {
 
   // Health follows the replicas until a drain begins.
   void UpdateHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
-  // From now on the listener says so whatever the replicas do.
+  // From now on the listener reports NOT_SERVING, whatever the state of the
+  // replicas.
   void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
   void SetServing(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
-  // Clients have left, or are silent, or had their time.
+  // Returns when clients have left, make no more calls, or had their time.
   void WaitForClientsToLeave(absl::Duration patience);
 
   std::shared_ptr<const model::Tokenizer> tokenizer_;
@@ -115,7 +117,7 @@ class RouterRuntime final : public Node {
   bool health_follows_ ABSL_GUARDED_BY(health_mutex_) = false;
 };
 
-// The tokenizer of a model folder; null where the folder has none.
+// The tokenizer of a model folder; null if the folder has none.
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
     const std::string& folder);
 

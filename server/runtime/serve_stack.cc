@@ -24,7 +24,7 @@ namespace {
 constexpr absl::string_view kWorkerSocket = "/worker.sock";
 constexpr absl::string_view kRouterSocket = "/router.sock";
 
-// Elsewhere where the temporary folder's own path leaves none for a socket's.
+// Uses /tmp if the path of the temporary folder is too long for a socket.
 absl::StatusOr<std::string> MakeFolderOfSockets() {
   const std::string parent = TemporaryFolder();
   const size_t longest = parent.size() + kPrivateFolderName.size() +
@@ -79,8 +79,8 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   if (options.listens_privately) {
     router.listen.unix_path =
         absl::StrCat(stack->socket_folder_, kRouterSocket);
-    // Its one client has no other server to go to, and gRPC (1.51) may break
-    // an answer off that ends on an aged connection (worker/service/server.cc).
+    // Its only client has no other server, and gRPC (1.51) may cut off an
+    // answer that ends on an aged connection (worker/service/server.cc).
     router.max_connection_age = absl::InfiniteDuration();
   }
   router.on_health = std::move(options.on_health);
@@ -113,7 +113,8 @@ Node::MetricsSources ServeStack::Metrics() const {
 
 DrainOutcome ServeStack::Drain(absl::Duration deadline) {
   const DrainOutcome outcome = router_->Drain(deadline);
-  // Every request came through the router: nothing runs there any more.
+  // Every request came through the router, so nothing runs in the worker any
+  // more.
   worker_->Drain(absl::Seconds(5));
   return outcome;
 }
@@ -140,13 +141,13 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                           options.tokenizer->Encode(prompt));
   options.engine.max_num_seqs = 1;
-  // A prompt that is too long is refused with the model's own length.
+  // A prompt that is too long is refused with the model's length in the error.
   options.engine.max_model_len = std::min(
       endless ? kEndlessTokens : spec.max_position_embeddings,
       std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));
   auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
   options.listens_privately = true;
-  // The command's own call fails then.
+  // Then the command's own call fails.
   options.on_fatal = [](const std::string&) {};
   KVASIR_ASSIGN_OR_RETURN(server->stack_,
                           ServeStack::Create(std::move(options)));

@@ -1,5 +1,5 @@
-// Router and worker in one process, talking real gRPC over a Unix socket: what
-// `kvasir serve` is, and what a command starts for one call.
+// Router and worker in one process, connected by gRPC over a Unix socket, for
+// `kvasir serve` and for commands that need a server for one call.
 #pragma once
 
 #include <functional>
@@ -16,17 +16,19 @@ namespace kvasir::cli {
 
 struct ServeStackOptions {
   ModelOptions model;
-  // Null: the model's own is read, if there is one.
+  // Null: the model's own tokenizer is read, if it has one.
   std::shared_ptr<const model::Tokenizer> tokenizer;
   EngineFlags engine;
-  std::unique_ptr<LeaderGroup> group;  // WorkerRuntimeOptions'
+  std::unique_ptr<LeaderGroup> group;  // WorkerRuntimeOptions::group
   RouterFlags router;                  // `workers` is set by the stack
   base::ListenAddress listen;
-  // In place of that: on a Unix socket that only this user can reach.
+  // Instead of `listen`: a Unix socket that only this user can reach.
   bool listens_privately = false;
-  std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
-  std::shared_ptr<const router::Callers> callers;  // RouterRuntimeOptions'
-  int64_t max_connections = 0;                     // RouterRuntimeOptions'
+  // null means plain text
+  std::shared_ptr<grpc::ServerCredentials> credentials;
+  // RouterRuntimeOptions::callers
+  std::shared_ptr<const router::Callers> callers;
+  int64_t max_connections = 0;  // RouterRuntimeOptions'
   absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration drain_timeout = absl::Seconds(30);
   std::function<void(const std::string& why)> on_fatal;
@@ -56,17 +58,16 @@ class ServeStack final : public Node {
   std::unique_ptr<RouterRuntime> router_;
 };
 
-// Of a text that goes on until somebody stops it: a year at four tokens a
+// The length of a text that runs until it is stopped: a year at four tokens per
 // second.
 inline constexpr int64_t kEndlessTokens = int64_t{1} << 27;
 
-// A server for one request of text, on a Unix socket of its own. Quiet but for
-// warnings.
+// A server for one text request, on its own Unix socket. It logs only warnings.
 class EphemeralServer {
  public:
-  // The page pool holds the prompt and `max_tokens` more, not the model's whole
-  // length; where they are `endless`, what of them stays, which is then to be
-  // less. NOT_FOUND for a model without tokenizer.
+  // The page pool holds the prompt and `max_tokens` more tokens, not the
+  // model's whole length; for an `endless` text, the tokens that eviction
+  // keeps. NOT_FOUND for a model without a tokenizer.
   static absl::StatusOr<std::unique_ptr<EphemeralServer>> Start(
       const ModelOptions& model, const std::string& prompt, int64_t max_tokens,
       bool endless);

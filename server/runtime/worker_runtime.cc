@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
-#include "cache/prefix_hash.h"
+#include "cache/prefix/prefix_hash.h"
 #include "kernels/device/stream.h"
 #include "summary/plan_summary.h"
 #include "summary/rank_summary.h"
@@ -23,7 +23,7 @@ namespace {
 
 constexpr absl::Duration kStallGrace = absl::Seconds(3);
 
-// `before`: what was done to warm up, which is nobody's.
+// `before` has the counts of the warm-up, which are subtracted.
 worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
                              const worker::ExecutorTotals& totals,
                              const WarmUp& before) {
@@ -70,8 +70,8 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
   return sample;
 }
 
-// What a GPU attends by. Without tensor cores it is many times slower, and
-// nothing else says so.
+// Logs the attention kernels of a GPU. Kernels without tensor cores are many
+// times slower, and nothing else shows it.
 void LogAttentionKernels(const worker::ModelExecutor& executor) {
   for (const auto& [kernels, layers] : executor.attention_kernels()) {
     base::Log(
@@ -84,8 +84,8 @@ void LogAttentionKernels(const worker::ModelExecutor& executor) {
   }
 }
 
-// What ranks hold more than once is paid for in pages, and nothing else says
-// so.
+// Logs latents that several ranks hold. They cost pages, and nothing else shows
+// it.
 absl::Status LogReplicas(const ModelSource& source, int64_t num_ranks) {
   constexpr size_t kMostLines = 8;
   KVASIR_ASSIGN_OR_RETURN(
@@ -171,8 +171,8 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
                    {{"stalled", absl::FormatDuration(report.stalled)},
                     {"plan", base::LogWhole{report.plan}}});
     fatal("the engine stalled");
-    // The engine's thread hangs, so nothing that joins it may run. Routers and
-    // clients hear of the end meanwhile.
+    // The engine's thread hangs, so nothing that joins it may run. The pause
+    // lets routers and clients see the end.
     absl::SleepFor(kStallGrace);
     std::_Exit(kExitFailed);
   };
@@ -229,7 +229,7 @@ RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
           .kv_pool_bytes = model.kv_pool_bytes()};
 }
 
-// Sums over ranks have other roundings than one rank's.
+// Sums over ranks are rounded differently from those of one rank.
 std::string WorkerRuntime::NumericsId() const {
   const std::string own = model_->rank().executor().numerics_id();
   return group_ == nullptr ? own
@@ -326,7 +326,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
       runtime->engine_,
       worker::Engine::Create(std::move(engine), &model.cache(), executor));
   KVASIR_RETURN_IF_ERROR(runtime->engine_->Start());
-  // Nothing is sampled before the metrics hear of the load.
+  // Set before the metrics can be collected.
   runtime->warm_up_ = {.executor = model.rank().executor().totals(),
                        .cache = model.cache().Stats()};
   runtime->engine_->SubscribeLoad(runtime->metrics_);
@@ -372,7 +372,7 @@ DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
       server_->Drain(base::Clock::Real().Now() + deadline);
   if (group_ != nullptr) {
     group_->EndLocalRanksOfDead();
-    // No step follows.
+    // No step follows any more.
     engine_->Stop();
     if (const absl::Status status = group_->Drain(); !status.ok()) {
       on_fatal_(absl::StrCat("the group was not drained: ", status.ToString()));

@@ -28,7 +28,7 @@ namespace kvasir::cli {
 // INVALID_ARGUMENT for flags that contradict each other.
 absl::Status CheckStepFlags(const EngineFlags& flags,
                             const ModelOptions& model);
-// Of a worker, or of a rank behind the first: the whole model.
+// The request for a worker or another rank, without its group.
 LoadRequest LoadRequestOf(const ModelOptions& model, const EngineFlags& flags);
 RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
                               const std::string& collective);
@@ -36,22 +36,22 @@ RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
 struct WorkerRuntimeOptions {
   ModelOptions model;
   EngineFlags engine;
-  // Null: one process runs the model.
+  // Null if one process runs the model.
   std::unique_ptr<LeaderGroup> group;
-  // Asked where when the model is loaded: what is made for it then is not left
-  // behind by a program that is ended meanwhile.
+  // Called after the model is loaded, so that a program that ends during the
+  // load has made no socket folder.
   std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string tokenizer_hash;  // empty: the model has no tokenizer
-  // Called from an engine thread when the engine is broken for good, and by
-  // Drain where the group could not be drained: the process should exit with a
+  // Called from an engine thread if the engine has failed for good, and by
+  // Drain if the group could not be drained. The process should exit with a
   // failure.
   std::function<void(const std::string& why)> on_fatal;
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
-// What executor and cache had done before the worker served.
+// The counts of executor and cache before the worker served requests.
 struct WarmUp {
   worker::ExecutorTotals executor;
   cache::KvCacheStats cache;
@@ -59,7 +59,7 @@ struct WarmUp {
 
 class WorkerRuntime final : public Node {
  public:
-  // Loads, warms up, listens and is ready.
+  // Loads the model, warms up and listens.
   static absl::StatusOr<std::unique_ptr<WorkerRuntime>> Create(
       WorkerRuntimeOptions options);
   ~WorkerRuntime() override;
@@ -68,7 +68,7 @@ class WorkerRuntime final : public Node {
   const LoadedModel& model() const { return *model_; }
   NodeReport Report() const override;
   std::string model_name() const override { return model_->source().name; }
-  // The device's and, in a group, the rank's are among them.
+  // Includes the metrics of the device and, in a group, of the rank.
   MetricsSources Metrics() const override;
   DrainOutcome Drain(absl::Duration deadline) override;
 
@@ -83,10 +83,11 @@ class WorkerRuntime final : public Node {
   std::unique_ptr<LeaderGroup> group_;
   std::unique_ptr<LoadedModel> model_;
   std::shared_ptr<worker::WorkerMetrics> metrics_;
-  // Scraped for longer than the model is there.
+  // Collected for longer than the model lives.
   std::shared_ptr<DeviceMetrics> device_metrics_;
-  std::shared_ptr<RankMetrics> rank_metrics_;   // null: no group
-  std::unique_ptr<worker::Executor> executor_;  // of the group; null: none
+  std::shared_ptr<RankMetrics> rank_metrics_;  // null: no group
+  // the group's executor; null if there is no group
+  std::unique_ptr<worker::Executor> executor_;
   std::unique_ptr<worker::Engine> engine_;
   std::unique_ptr<worker::WorkerServer> server_;
 };

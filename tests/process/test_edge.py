@@ -6,6 +6,7 @@ import pathlib
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -407,3 +408,50 @@ def test_a_request_of_priority_overtakes_and_one_whose_time_to_wait_is_over_is_r
             for thread in threads:
                 thread.join()
             assert order == [1, 3]
+
+
+def frame(kind, flags, stream, payload):
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def endless_header_block(target, most):
+    """HEADERS without END_HEADERS, then CONTINUATION frames, until the server closes. Returns the bytes sent."""
+    host, port = target.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 0, 1, b""))
+        # Each header is small and has a value that gRPC keeps with the memory that it was read into.
+        headers = (b"\x00\x01a\x64" + b"v" * 100) * 100
+        batch = frame(9, 0, 1, headers) * 16
+        sent = 0
+        try:
+            while sent < most:
+                client.sendall(batch)
+                sent += len(batch)
+        except OSError:
+            pass
+        return sent
+
+
+# 200 MB took several hundred megabytes, and up to gigabytes in small packets, before any credential.
+def test_a_header_block_without_end_takes_no_memory_and_closes_only_its_connection():
+    most = 200 << 20
+    with KvasirProcess("serve") as server, grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.ModelInfer(request(server.ready["model"]), timeout=30)
+        before = server.resident_bytes()
+        targets = (server.grpc, server.health, server.admin)
+        for target in targets:
+            assert endless_header_block(target, most) < most, target
+        assert server.resident_bytes() < before + (32 << 20)
+        assert server.metric("kvasir_header_blocks_refused_total") == len(targets)
+        assert "its header block is too long" in server.log()
+        stub.ModelInfer(request(server.ready["model"]), timeout=30)
+
+
+def test_half_sent_requests_keep_no_scrape_waiting():
+    with KvasirProcess("serve") as server, contextlib.ExitStack() as stack:
+        host, port = server.ready["metrics"].rsplit(":", 1)
+        for _ in range(200):
+            client = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+        assert server.metric("exposer_scrapes_total") >= 0

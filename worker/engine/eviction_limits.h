@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "cache/sequence_pages.h"
+#include "cache/layout/sequence_pages.h"
 #include "plan/resolved_plan.h"
 #include "proto/eviction_budget.h"
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kLoopback[] = "127.0.0.1";
 
-// GlooGroup or NcclGroup.
+// `Group` is GlooGroup or NcclGroup.
 template <typename Group>
 class GroupOf final : public CollectiveGroup {
  public:

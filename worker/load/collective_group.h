@@ -1,4 +1,4 @@
-// One rank's end of a collective, by its name, on its way into the group.
+// One rank's end of a collective while the group connects, for Gloo or NCCL.
 #pragma once
 
 #include <functional>
@@ -19,31 +19,32 @@ struct CollectiveOptions {
   std::string kind;  // "gloo" or "nccl"
   // Empty: all ranks are on this host.
   std::string interface;
-  std::string nccl_library;  // empty: the system's
+  std::string nccl_library;  // empty: the system's library
   bool deterministic = false;
   absl::Duration connect_timeout = absl::Seconds(60);
   absl::Duration call_timeout = absl::Seconds(30);
-  // worker::NcclOptions'. Gloo's calls fail themselves.
+  // NcclOptions::use_device and on_failure. Gloo's calls return their failures.
   std::function<absl::Status()> use_device;
   std::function<void(const absl::Status&)> on_failure;
 };
 
-// Owns: what listens, until it is connected.
+// Owns: the listening socket, until it is connected.
 // Threads: one; Abort from any.
 class CollectiveGroup {
  public:
   virtual ~CollectiveGroup() = default;
 
-  // The errors of GlooGroup and NcclGroup.
+  // Errors: those of GlooGroup and NcclGroup.
   static absl::StatusOr<std::unique_ptr<CollectiveGroup>> Begin(
       const CollectiveOptions& options);
 
-  // Who knows those of all ranks passes for one.
+  // This rank's address. A process that knows the addresses of all ranks could
+  // join as one, so they are secrets.
   virtual const std::string& address() const = 0;
-  // Once; of all ranks, in their order.
+  // Called once with the addresses of all ranks, in their order.
   virtual absl::StatusOr<std::unique_ptr<worker::Collective>> Connect(
       absl::Span<const std::string> addresses) = 0;
-  // Connect ends with this; over NCCL it waits out its time.
+  // Makes Connect return `reason`; over NCCL only after its timeout.
   virtual void Abort(const absl::Status& reason) = 0;
 };
 

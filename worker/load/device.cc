@@ -17,12 +17,12 @@ namespace kvasir::cli {
 namespace {
 
 constexpr char kAuto[] = "auto";
-// Not auto: the kernel for prompts has not been measured on a GPU
-// (docs/performance.md).
+// The default is not auto, because the kernel for prompts has not been measured
+// on a GPU since it was rewritten (docs/performance.md).
 constexpr char kDefault[] = "cpu";
 constexpr absl::string_view kModule = "kvasir-emulated.so";
 
-// "emulated:f32" as "emulated" and "f32".
+// Splits "emulated:f32" into "emulated" and "f32".
 std::pair<absl::string_view, absl::string_view> Split(
     absl::string_view device) {
   const size_t colon = device.find(':');
@@ -41,7 +41,7 @@ std::optional<int> OrdinalOf(absl::string_view settings) {
   return ordinal;
 }
 
-// Beside this program.
+// The module beside this program.
 std::string OwnModule() {
   std::error_code error;
   const std::filesystem::path program =

@@ -1,4 +1,4 @@
-// --device: what a model runs on.
+// --device: the device that a model runs on.
 #pragma once
 
 #include <cstdint>
@@ -15,35 +15,36 @@
 
 namespace kvasir::cli {
 
-// --device and --device-module.
+// Adds --device and --device-module.
 void AddDeviceFlags(CLI::App* app, DeviceFlags* options);
 
-// INVALID_ARGUMENT for what is no device's name: auto, cpu, cuda[:N],
+// INVALID_ARGUMENT for a name that is not auto, cpu, cuda[:N] or
 // emulated[:SETTINGS].
 absl::Status CheckDeviceName(const std::string& device);
 
-// INVALID_ARGUMENT for flags that say anything where the server at `endpoint`
-// is asked: it runs on what it was started with.
+// INVALID_ARGUMENT if a device flag is given for a command that calls the
+// server at `endpoint`, which has its own device.
 absl::Status CheckDeviceIsUsed(const DeviceFlags& flags,
                                const std::string& endpoint);
 
-// What a device is opened for.
+// The needs of the model for which a device is opened.
 struct DeviceWish {
-  // Of the host's memory: the emulated device's all, a GPU's host pool. 0: no
-  // limit.
+  // The limit of host memory: all memory of the emulated device, the host pool
+  // of a GPU. 0: no limit.
   int64_t host_limit_bytes = 0;
   kernels::DType gpu_activations = kernels::DType::kBf16;
   bool deterministic = false;  // CudaDeviceOptions::deterministic
-  // Which GPU from the named one on: each rank of a host has its own.
+  // The GPU, counted from the named one: each rank of a host has its own.
   int next_gpu = 0;
 };
 using OpenCuda = std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>(
     const kernels::CudaDeviceOptions& options)>;
 
-// Null for the CPU, whose device its rank makes with its threads. auto is the
-// first GPU where one can be used, else the CPU, and the log says which and
-// why. For cuda: MakeCudaDevice's errors, and --device cpu as the way out; for
-// emulated LoadDevice's, with what its module comes from.
+// Opens the device. Returns null for the CPU, whose device is made by the rank
+// with its threads. auto is the first usable GPU, else the CPU; the log says
+// which and why. Errors: for cuda those of MakeCudaDevice, with --device cpu as
+// an alternative; for emulated those of LoadDevice, with the target that builds
+// the module.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(
     const DeviceFlags& flags, const DeviceWish& wish,
     const OpenCuda& open_cuda = &kernels::MakeCudaDevice);

@@ -51,7 +51,7 @@ TEST(DeviceTest, AServersDeviceIsNotAClientsToChoose) {
                HasSubstr("--device-module m.so")));
 }
 
-// A host with GPUs, as CUDA's runtime would tell of it.
+// A host with GPUs, as CUDA's runtime would report it.
 class CudaHostTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<kernels::Device>> Open(
@@ -66,7 +66,8 @@ class CudaHostTest : public ::testing::Test {
                         return made;
                       });
   }
-  // What --device cuda is refused with, and auto goes on without.
+  // Checks that --device cuda fails with this error and that auto uses the CPU
+  // instead.
   template <typename Matcher>
   void ExpectUnusable(absl::StatusCode code, const Matcher& why,
                       const std::string& device = "cuda") {
@@ -134,7 +135,7 @@ TEST_F(CudaHostTest, WithAGpuOfAnOldArchitecture) {
 }
 
 TEST_F(CudaHostTest, WithAGpuThatSomebodyElseHolds) {
-  // Once for each of the two.
+  // Fail once for cuda and once for auto.
   runtime_.FailNext("MemoryInfo", static_cast<kernels::cuda::Result>(46));
   EXPECT_THAT(Open("cuda"),
               StatusIs(absl::StatusCode::kInternal,
@@ -152,7 +153,7 @@ TEST_F(CudaHostTest, AnOrdinalThatIsNotThereIsToldTheCount) {
                              HasSubstr("there are 2, cuda:0 to cuda:1"))));
 }
 
-// The program's own back end, which may be none.
+// The program's own CUDA back end, if it has one.
 TEST(DeviceTest, AutoNeverFailsForWantOfAGpu) {
   KVASIR_EXPECT_OK(OpenDevice({.device = "auto"}, {}));
 }
@@ -164,7 +165,8 @@ TEST(DeviceTest, AModuleThatIsNotThereIsNamedWithWhatMakesIt) {
                AllOf(HasSubstr("--device emulated:f32: /nowhere/m.so: no such "
                                "file"),
                      HasSubstr("KVASIR_EMULATION=ON"))));
-  // Beside this program, which is not where the server's is.
+  // The module is searched beside this program, which is not the server's
+  // folder.
   EXPECT_THAT(
       OpenDevice({.device = "emulated"}, {}),
       StatusIs(absl::StatusCode::kNotFound,

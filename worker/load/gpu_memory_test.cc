@@ -1,5 +1,5 @@
-// A model on a GPU, its memory above all: CUDA's runtime is one of tests, which
-// has the emulator run the kernels.
+// The memory of a model on a GPU. The tests' CUDA runtime runs the kernels on
+// the emulator.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -67,7 +67,7 @@ class GpuMemoryTest : public ::testing::Test {
 TEST_F(GpuMemoryTest, ThePoolIsWhatAStepLeavesOfTheShare) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto model, LoadedModel::Load(request_));
   const double total = static_cast<double>(MemoryOf(*model).total_bytes);
-  // As many full sequences as may run.
+  // The pool holds as many full sequences as may run.
   const int64_t all = model->kv_pool_bytes();
   const int64_t one = all / request_.max_num_seqs;
   EXPECT_EQ(one, model->layout().BytesAtLength(1024, 4));
@@ -75,18 +75,18 @@ TEST_F(GpuMemoryTest, ThePoolIsWhatAStepLeavesOfTheShare) {
   EXPECT_GT(beside, 110 << 20);  // the context and the code
   model = nullptr;
 
-  // Half of them.
+  // Now half of them.
   request_.gpu_memory_utilization =
       static_cast<double>(beside + all / 2) / total;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));
   const auto most =
       static_cast<int64_t>(request_.gpu_memory_utilization * total);
   EXPECT_LE(TakenBy(*model), most);
-  // To what CUDA rounds allocations to, a few of them.
+  // Within the rounding of CUDA's allocations.
   EXPECT_GE(TakenBy(*model), most - (8 << 20));
   EXPECT_LT(model->kv_pool_bytes(), all);
   EXPECT_GE(model->kv_pool_bytes(), one);
-  // It serves.
+  // The model runs.
   worker::DirectRunner runner(&model->rank().executor(), &model->layout(),
                               model->pages());
   const std::vector<int32_t> prompt = {5, 1, 4};
@@ -95,12 +95,12 @@ TEST_F(GpuMemoryTest, ThePoolIsWhatAStepLeavesOfTheShare) {
                                 .sample = worker::GreedySample()}}));
   model = nullptr;
 
-  // A pool that is asked for is a part of the same share.
+  // A pool of a given size is a part of the same share.
   request_.kv_cache_bytes = 2 * one;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));
   EXPECT_EQ(model->kv_pool_bytes(), 2 * one);
   model = nullptr;
-  // What a step shows is told by then.
+  // The memory of a step is known by then.
   request_.kv_cache_bytes = all;
   EXPECT_THAT(
       LoadedModel::Load(request_),
@@ -123,7 +123,7 @@ TEST_F(GpuMemoryTest, WhatIsLeftForLessThanASequenceIsRefusedWithTheNumbers) {
   const double total = static_cast<double>(MemoryOf(*model).total_bytes);
   const int64_t beside = TakenBy(*model) - model->kv_pool_bytes();
   model = nullptr;
-  // Seen only after a step: CUDA's code is not there before.
+  // This is found only after a step, because CUDA loads its code then.
   request_.gpu_memory_utilization =
       static_cast<double>(beside - (4 << 20)) / total;
   EXPECT_THAT(
@@ -132,7 +132,7 @@ TEST_F(GpuMemoryTest, WhatIsLeftForLessThanASequenceIsRefusedWithTheNumbers) {
                      AllOf(HasSubstr("for the KV cache 0 bytes are left"),
                            HasSubstr("one sequence of 1024 tokens takes"),
                            HasSubstr("raise --gpu-memory-utilization"))));
-  // Seen before a weight is read.
+  // This is found before any weight is read.
   request_.gpu_memory_utilization = 0.101;
   bool packed = false;
   request_.progress = [&packed](int64_t, int64_t) { packed = true; };
@@ -143,14 +143,14 @@ TEST_F(GpuMemoryTest, WhatIsLeftForLessThanASequenceIsRefusedWithTheNumbers) {
   EXPECT_FALSE(packed);
 }
 
-// Half of a host's memory says nothing about a GPU, nor the other way round.
+// The host's memory and the GPU's memory are checked separately.
 TEST_F(GpuMemoryTest, AHostPoolIsJudgedByTheHostsMemory) {
   request_.host_pool_bytes = int64_t{1} << 60;
   EXPECT_THAT(LoadedModel::Load(request_),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              AllOf(HasSubstr("the host has"),
                                    HasSubstr("--host-pool-bytes"))));
-  // More than the GPU has.
+  // More memory than the GPU has.
   runtime_.total_bytes = size_t{500} << 20;
   request_.host_pool_bytes = int64_t{501} << 20;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto model, LoadedModel::Load(request_));

@@ -18,7 +18,7 @@ absl::Status GroupCollective::Connect(absl::Span<const std::string> addresses) {
     if (!ended_.ok()) return ended_;
     joining = joining_.get();
   }
-  // Aborted meanwhile, if need be: only this thread takes it away.
+  // Abort may interrupt this call; only this thread resets `joining_`.
   auto collective = joining->Connect(addresses);
   base::MutexLock lock(&mutex_);
   joining_ = nullptr;
@@ -47,7 +47,8 @@ void GroupCollective::Reset() {
     base::MutexLock lock(&mutex_);
     collective = std::move(collective_);
   }
-  // Without the lock: a thread that it waits for may be about to abort it.
+  // The collective is destroyed without the lock, because its destructor may
+  // wait for a thread that is about to call Abort.
 }
 
 }  // namespace kvasir::cli

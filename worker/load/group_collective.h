@@ -13,18 +13,19 @@
 
 namespace kvasir::cli {
 
-// The collective of a group whose end may come first.
+// The collective of a group that may end before it has connected.
 // Threads: any.
 class GroupCollective {
  public:
-  // Once, before Connect.
+  // Call it once, before Connect.
   void Begin(std::unique_ptr<CollectiveGroup> joining)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // What ended the group, where it has: the collective is dead then, too.
+  // Returns the reason if the group has ended; then the collective is unusable,
+  // too.
   absl::Status Connect(absl::Span<const std::string> addresses)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Null before Connect, and after Reset.
+  // Null before Connect and after Reset.
   worker::Collective* get() const ABSL_LOCKS_EXCLUDED(mutex_);
   void Reset() ABSL_LOCKS_EXCLUDED(mutex_);
 

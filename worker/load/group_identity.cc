@@ -16,8 +16,8 @@ namespace {
 
 constexpr int64_t kMaxConfigBytes = 16 << 20;
 
-// Names, types and shapes of all tensors, and the config: weights differ unseen
-// until their fingerprints meet.
+// A hash of the config and of the names, types and shapes of all tensors.
+// Different weights are found later, when fingerprints are compared.
 absl::StatusOr<std::string> CheckpointId(const ModelSource& source,
                                          uint64_t weights_seed) {
   if (!source.checkpoint.has_value()) {

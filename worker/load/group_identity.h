@@ -1,4 +1,5 @@
-// What a rank tells of the model that it is about to load.
+// The identity of the model that a rank is about to load. All ranks of a group
+// compare theirs.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ struct RunSizes {
   bool graphs = false;
 };
 
-// Of any rank, the same; what is the group's own is left out. `device` null:
-// the CPU. The errors of reading config.json.
+// All ranks of a group make equal identities, without the fields of the group
+// itself. A null `device` is the CPU. Errors: those of reading config.json.
 absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
     const ModelSource& source, uint64_t weights_seed,
     const kernels::Device* device, const RunSizes& sizes);

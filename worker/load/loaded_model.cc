@@ -9,7 +9,7 @@
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cache/eviction/eviction_schedule.h"
-#include "cache/sequence_pages.h"
+#include "cache/layout/sequence_pages.h"
 #include "model/checkpoint/weight_tiles.h"
 #include "worker/load/device.h"
 #include "worker/load/group_identity.h"
@@ -18,7 +18,7 @@
 namespace kvasir::cli {
 namespace {
 
-// `source` outlives it.
+// `source` outlives the result.
 absl::StatusOr<std::unique_ptr<worker::WeightSource>> OpenWeights(
     const ModelSource& source, uint64_t seed) {
   if (source.checkpoint.has_value()) {
@@ -37,7 +37,7 @@ LocalShare LocalShareOf(const LoadRequest& request) {
 absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
   const int64_t own = source_.spec.max_position_embeddings;
   if (max_model_len > own) {
-    // An endless text is one where few of its tokens stay.
+    // An endless text is possible only if few of its tokens stay.
     int64_t held = 0;
     for (const plan::ResolvedPageGroup& group : source_.plan->page_groups) {
       held =
@@ -87,11 +87,11 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
     const cache::PageLayout& layout, int64_t weight_bytes) const {
   const int64_t available = room.available_bytes;
   const int64_t left = std::max(int64_t{0}, available - weight_bytes);
-  // Of a GPU the rest is measured; a host has other things to hold.
+  // A GPU's rest is measured; a host needs memory for other things, too.
   const int64_t share = room.host_available_bytes.has_value() ? left : left / 2;
   const int64_t one =
       layout.BytesAtLength(max_model_len_, request.max_batched_tokens);
-  // Compared by division: the product may not fit into 64 bits.
+  // Compare by division, because the product may not fit into 64 bits.
   const auto holds_all = [&](int64_t bytes) {
     return bytes / request.max_num_seqs >= one;
   };
@@ -105,7 +105,7 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
          .max_model_len = max_model_len_,
          .max_chunk_tokens = request.max_batched_tokens});
   };
-  // A pool beyond what is left is refused whatever is kept beside it.
+  // A pool larger than the rest is refused, however little is kept beside it.
   const int64_t kept = worker::KeptWeightBytes(
       *source_.plan,
       worker::LimitsInPool({.max_batched_tokens = request.max_batched_tokens,
@@ -211,7 +211,7 @@ absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
                   .max_batched_tokens = request.max_batched_tokens,
                   .deterministic = request.model.deterministic,
                   .graphs = request.graphs}));
-  // The same on all ranks: each makes its cache_id of them.
+  // All ranks combine the same tiles, so all have the same cache_id.
   terms.combine = [](absl::Span<const std::string> tiles_by_rank)
       -> absl::StatusOr<worker::CombinedIds> {
     KVASIR_ASSIGN_OR_RETURN(std::string weights_id,

@@ -1,5 +1,5 @@
-// A model ready to run steps on this machine: weights, cache arenas, executor.
-// What serve, worker, perplexity and the benchmarks have in common.
+// A model that is ready to run steps on this machine: weights, cache arenas,
+// executor. Serve, worker, perplexity and the benchmarks use it.
 #pragma once
 
 #include <cstdint>
@@ -25,38 +25,38 @@ struct LoadRequest {
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;
-  // 0: what max_num_seqs sequences of max_model_len need, at most half of the
-  // memory that is left after the weights; on a GPU at most what is left of
-  // gpu_memory_utilization once it is measured.
+  // 0: as much as max_num_seqs sequences of max_model_len need, but at most
+  // half of the memory that the weights leave; on a GPU, at most the measured
+  // rest of gpu_memory_utilization.
   int64_t kv_cache_bytes = 0;
-  // The share of a GPU's memory that may be taken in all, by whomever.
+  // The share of a GPU's memory that all processes together may use.
   double gpu_memory_utilization = 0.9;
-  // Empty: a quarter of the pool, at most half of what it leaves; none where
-  // max_num_seqs sequences of max_model_len fit the pool, for then none is ever
-  // preempted for its pages.
+  // Empty: a quarter of the pool, but at most half of the memory that the pool
+  // leaves. No host pool if max_num_seqs sequences of max_model_len fit into
+  // the pool, because then no sequence is ever preempted for its pages.
   std::optional<int64_t> host_pool_bytes = 0;
   bool graphs = false;  // ModelExecutorOptions'
   bool prefix_reuse = true;
-  // In place of the options' plan: a benchmark's own.
+  // Used instead of the options' plan, by benchmarks.
   std::optional<kvasir::v1::KvPlan> plan;
-  // With random weights: raise the shape's positions to max_model_len, but for
-  // learned ones.
+  // With random weights: raises the shape's number of positions to
+  // max_model_len, unless positions are learned.
   bool stretch_positions = false;
   // ModelExecutorOptions'.
   worker::StepProfile* profile = nullptr;
-  // Null: the whole model. Outlives it.
+  // Null: the whole model. Outlives the loaded model.
   Membership* group = nullptr;
-  // Hears of what is going to be run before a weight is read, and may refuse
-  // it.
+  // Called with the opened model before any weight is read; an error ends the
+  // load.
   std::function<absl::Status(const ModelSource& source)> check;
-  // Bytes of weights packed so far and in all.
+  // Called with the bytes of weights packed so far and the total.
   std::function<void(int64_t done, int64_t total)> progress;
   OpenCuda open_cuda = &kernels::MakeCudaDevice;
 };
 
 // Owns: everything that a step needs.
 // Threads: creation and execution by one thread at a time.
-// Errors: those of each part, with the flag to change where one would help.
+// Errors: those of each part, with the flag to change if a flag would help.
 class LoadedModel {
  public:
   static absl::StatusOr<std::unique_ptr<LoadedModel>> Load(
@@ -71,7 +71,8 @@ class LoadedModel {
   int num_threads() const { return num_threads_; }
   cache::KvCache& cache() { return *cache_; }
 
-  // Of the arenas, and a dense bf16 cache's bytes over it.
+  // The arenas' bytes per token; kv_compression_ratio is a dense bf16 cache's
+  // bytes over them.
   double kv_bytes_per_token() const {
     return rank_->executor().kv_bytes_per_token();
   }
@@ -90,13 +91,13 @@ class LoadedModel {
   // Null: the CPU.
   absl::Status LoadOn(std::unique_ptr<kernels::Device> device,
                       const LoadRequest& request);
-  // Until all ranks have come.
+  // Waits until all ranks have joined.
   absl::StatusOr<worker::Collective*> JoinGroup(
       const LoadRequest& request, const kernels::Device* device) const;
-  // For weights and pools, before either is there.
+  // The memory for weights and pools, before either is allocated.
   struct Room {
     int64_t available_bytes = 0;
-    // Of a host pool, where it lies elsewhere.
+    // The memory for a host pool if the device has its own memory.
     std::optional<int64_t> host_available_bytes;
   };
   static absl::StatusOr<Room> RoomOn(const kernels::Device* device,
@@ -105,7 +106,7 @@ class LoadedModel {
     int64_t pool = 0;
     int64_t host_pool = 0;
   };
-  // `weight_bytes`: that will be held.
+  // `weight_bytes` is the memory that the weights will take.
   absl::StatusOr<PoolBytes> ChoosePoolBytes(const LoadRequest& request,
                                             const Room& room,
                                             const cache::PageLayout& layout,

@@ -17,8 +17,8 @@ LoadRequest TinyRequest() {
   return request;
 }
 
-// Flags to executor: pool size, weights and pages take what was resolved when
-// the model was opened.
+// From flags to executor: pool size, weights and pages use the plan that was
+// resolved when the model was opened.
 TEST(LoadedModelTest, AStartResolvesThePlanAndMakesEachProgramOnce) {
   const LoadRequest request = TinyRequest();
   const int64_t resolved = plan::NumResolvedPlans();
@@ -29,7 +29,7 @@ TEST(LoadedModelTest, AStartResolvesThePlanAndMakesEachProgramOnce) {
   EXPECT_EQ(&model->rank().plan(), model->source().plan.get());
 }
 
-// Its weights and its cache would fit into no machine of ours.
+// Weights and cache of this model fit into no machine of ours.
 TEST(LoadedModelTest, WhatIsRefusedIsRefusedBeforeAWeightIsRead) {
   LoadRequest request = TinyRequest();
   request.model.shape = "llama-3-70b";
@@ -44,8 +44,8 @@ TEST(LoadedModelTest, WhatIsRefusedIsRefusedBeforeAWeightIsRead) {
   EXPECT_FALSE(packed);
 }
 
-// A start that was let through had no memory for the attention that its decode
-// keeps, a 32nd of the pool.
+// A start succeeded although there was no memory for the attention weights that
+// decode keeps, a 32nd of the pool.
 TEST(LoadedModelTest, WhatDecodeKeepsForEvictionsMustFitBesideThePool) {
   LoadRequest request = TinyRequest();
   request.kv_cache_bytes = int64_t{1} << 60;

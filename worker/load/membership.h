@@ -1,4 +1,4 @@
-// What a model that is loaded as one rank of a group needs of the group.
+// The group of a model that is loaded as one of its ranks.
 #pragma once
 
 #include <functional>
@@ -15,36 +15,37 @@
 
 namespace kvasir::cli {
 
-// Ranks of one host share its cores and memory, and each takes a GPU.
+// The ranks of one host share its cores and memory, and each has a GPU.
 struct LocalShare {
   int index = 0;
   int count = 1;
 };
 
-// What a rank tells before it reads a weight.
+// A rank's terms of joining, before it reads any weight.
 struct GroupTerms {
-  // But for what is the group's own: its size, collective and timeouts.
+  // Without the fields of the group: its size, collective and timeouts.
   kvasir::v1::RankIdentity identity;
-  // worker::RankGroupOptions'.
+  // RankGroupOptions::combine.
   std::function<absl::StatusOr<worker::CombinedIds>(
       absl::Span<const std::string> tiles_by_rank)>
       combine;
-  // worker::NcclOptions', while the rank's device lives; null: it is the CPU.
+  // NcclOptions::use_device, valid while the rank's device lives; null for the
+  // CPU.
   std::function<absl::Status()> use_device;
 };
 
 // Threads: one.
-// Errors: what the group ended of.
+// Errors: the reason why the group ended.
 class Membership {
  public:
   virtual ~Membership() = default;
 
   virtual plan::TpShard shard() const = 0;
   virtual LocalShare local() const = 0;
-  // Until all ranks have come, and are connected. The collective lives as long
-  // as this.
+  // Waits until all ranks have joined and are connected. The collective lives
+  // as long as this object.
   virtual absl::StatusOr<worker::Collective*> Join(const GroupTerms& terms) = 0;
-  // Until all ranks have loaded.
+  // Waits until all ranks have loaded the model.
   virtual absl::StatusOr<worker::RankAgreement> Agree(
       const worker::RankOffer& offer) = 0;
 };

@@ -26,7 +26,7 @@
 namespace kvasir::cli {
 namespace {
 
-// Of what has no type of its own yet.
+// The type of tensors that the checkpoint does not have yet.
 kvasir::v1::DataType NumberType(const ModelSource& source) {
   if (!source.checkpoint.has_value()) return kvasir::v1::BF16;
   return model::TensorDataType(*source.checkpoint, model::kEmbeddingName)

@@ -1,5 +1,5 @@
-// Where a command's model comes from: a checkpoint folder or a shape with
-// random weights, and the compression plan that its cache follows.
+// The source of a command's model: a checkpoint folder, or a shape with random
+// weights, and the plan of its cache.
 #pragma once
 
 #include <cstdint>
@@ -24,43 +24,42 @@
 namespace kvasir::cli {
 
 struct ModelSource {
-  // One of the two is set.
+  // Exactly one of the two is set.
   std::optional<model::Checkpoint> checkpoint;
   std::optional<model::ModelShape> shape;
   std::string name;
   model::DecoderSpec spec;
-  // Which rank's part; the whole where nobody says.
+  // The part of a rank; by default the whole model.
   plan::TpShard shard;
-  // Resolved once, for that rank: everything that follows takes it. Exact
-  // windows end at the model's length.
+  // Resolved once for that rank and used by everything later. Exact windows are
+  // cut to the model's length.
   std::shared_ptr<const plan::ResolvedPlan> plan;
-  // What the rank runs on a CPU; null where the plan is only looked at.
+  // The programs that the rank runs on a CPU; null if the plan is only shown.
   std::shared_ptr<const worker::ServedPlan> served;
-  // The weights are the plan's: not so for a --kv-plan that is looked at before
-  // it is applied.
+  // True if the weights fit the plan. False for a --kv-plan that is shown
+  // before it is applied.
   bool weights_fit = true;
 
-  // Resolves it for `spec`: ResolvePlan's errors.
+  // Resolves the plan for `spec`. Errors: those of ResolvePlan.
   absl::Status SetPlan(const kvasir::v1::KvPlan& source);
 };
 
-// Prompts lift latents where no bit may depend on it, and kernels can
-// (worker::PromptsMayLift). Null: the CPU.
+// Prompts lift latents if worker::PromptsMayLift allows it. A null device is
+// the CPU.
 worker::ServeOptions ServeOptionsOf(const ModelOptions& options,
                                     const kernels::Device* device);
-// For OpenDevice: the host's limit, and float16 on a GPU where the checkpoint
-// is stored so.
+// The arguments for OpenDevice: the host's limit, and float16 activations on a
+// GPU if the checkpoint is stored in float16.
 DeviceWish DeviceWishOf(const ModelSource& source, const ModelOptions& options);
 
 enum class PlanUse {
-  kRun,   // refused unless this build serves the plan and the weights fit it
-  kLook,  // any plan that has a meaning
+  kRun,   // an error unless this build serves the plan and the weights fit it
+  kLook,  // any valid plan
 };
 
-// Opens what the flags name; reads headers, no weights. The plan is --kv-plan,
-// else the folder's kv_plan.json, else the full-rank plan in --kv-dtype.
-// `plan` is used in place of any of these. The flags' eviction, if any, comes
-// on top.
+// Opens the model that the flags name. Reads headers, no weights. The plan is
+// `plan` if given, else --kv-plan, else the folder's kv_plan.json, else the
+// full-rank plan in --kv-dtype. The flags' eviction, if any, is added.
 absl::StatusOr<ModelSource> OpenModelSource(
     const ModelOptions& options, PlanUse use,
     std::optional<kvasir::v1::KvPlan> plan = std::nullopt,
@@ -70,9 +69,9 @@ absl::StatusOr<ModelSource> OpenModelSource(
 kvasir::v1::DataType OwnCacheType(const ModelSource& source);
 
 // Bytes of the model's weights in a file, and those of attention among them
-// (worker::CountWeightBytes counts what memory holds): as the checkpoint stores
-// them; else what the plan's would take, as bf16 or in the type of the
-// embedding of the checkpoint that is to be compressed.
+// (worker::CountWeightBytes counts bytes in memory). They are the checkpoint's
+// bytes if it has the plan's tensors; otherwise estimates in bf16, or in the
+// type of the embedding of the checkpoint that is to be compressed.
 struct WeightSizes {
   int64_t bytes = 0;
   int64_t attention_bytes = 0;
@@ -81,7 +80,8 @@ struct WeightSizes {
 };
 WeightSizes WeightBytes(const ModelSource& source);
 
-// The whole file; NOT_FOUND names it. Refuses more than `limit_bytes`.
+// Reads the whole file. NOT_FOUND names it; a file of more than `limit_bytes`
+// is an error.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path,
                                          int64_t limit_bytes);
 

@@ -1,4 +1,4 @@
-// A text file as a model reads it, for the commands that score one.
+// The tokens of a text file, for commands that score a text.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@ namespace kvasir::cli {
 
 struct TextTokens {
   std::vector<int32_t> ids;    // without special tokens
-  std::vector<int32_t> bytes;  // of the text that each stands for
-  // What the tokenizer puts before a text.
+  std::vector<int32_t> bytes;  // bytes of text of each token
+  // The token that the tokenizer puts before a text.
   std::optional<int32_t> bos;
 
-  // The same text so many times over.
+  // Repeats the text `passes` times.
   void Repeat(int64_t passes);
 };
 
-// Of the tokenizer in a model's folder. INVALID_ARGUMENT for a file of more
-// than 64 MiB; the tokenizer's errors.
+// Reads a text with the tokenizer in a model's folder. INVALID_ARGUMENT for a
+// file of more than 64 MiB; errors of the tokenizer.
 absl::StatusOr<TextTokens> ReadTextTokens(const std::string& model,
                                           const std::string& path);
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "cache/cache_id.h"
+#include "cache/layout/cache_id.h"
 #include "model/checkpoint/weight_tiles.h"
 #include "worker/offline/direct_runner.h"
 

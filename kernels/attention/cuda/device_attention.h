@@ -65,8 +65,8 @@ struct LatentChunkOnDevice {
   // The place of the run's scale and minimum, or of the scale of levels.
   int32_t params_offset = 0;
   int32_t params_stride = 0;
-  // Tiles have 64 slots. Pieces and ranges of the slots are adjacent and
-  // aligned to pieces. Numbers have an even count of pieces.
+  // True if tiles have 64 slots, the pieces and ranges of the slots are
+  // adjacent and aligned to pieces, and numbers have an even count of pieces.
   bool in_blocks = false;
   ChunkKind kind = ChunkKind::kNumbers;
   // For keys of codes: the sums of a run begin with this chunk; they are scaled

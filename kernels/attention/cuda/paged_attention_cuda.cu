@@ -51,7 +51,8 @@ constexpr int kLeastSplits = 20;
 // The most splits of an item. An item stages its queries once.
 constexpr int32_t kMostItemSplits = 8;
 
-// The sum of the lanes below. Adds the sum of all lanes to `total`.
+// Returns `total` plus the sum of the lanes below. Then adds the sum of all
+// lanes to `total`.
 KVASIR_DEVICE int32_t SumBefore(int32_t value, int32_t* total) {
   int32_t sum = value;
   for (uint32_t lanes = 1; lanes < simt::kWarp; lanes *= 2) {

@@ -1,4 +1,4 @@
-// A module of another build: nobody may call what it makes.
+// A module of another build; its functions must not be called.
 #include <cstdlib>
 
 #include "kernels/device/device_module.h"

@@ -1,4 +1,4 @@
-// What all calls of a facade share, and the limits of each call.
+// State that all calls of a facade share, and the limits of each call.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ struct FacadeLimits {
   size_t max_response_bytes = (4 << 20) - (64 << 10);
   // Requests that one stream of a client may have running.
   size_t max_requests_per_stream = 1024;
-  // Requests whose text waits for a tokenizer thread.
+  // Requests that wait for a tokenizer thread.
   size_t max_tokenizer_queue = 4096;
   int num_tokenizer_threads = 2;
   // Threads that turn events into responses.
@@ -56,7 +56,7 @@ struct FacadeBackend {
   std::string facade;
   Codecs codecs;
   FacadeLimits limits;
-  // What the protocol reports as the server's version.
+  // The server's version, as the protocol reports it.
   std::string server_version;
   const base::Clock* clock = &base::Clock::Real();
   std::shared_ptr<TaskRunner> tokenizer;

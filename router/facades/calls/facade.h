@@ -25,7 +25,7 @@ struct FacadeOptions {
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
   // Requests take their bytes from it; null: memory has no limit.
   std::shared_ptr<ByteBudget> budget;
-  // What the protocol reports as the server's version.
+  // The server's version, as the protocol reports it.
   std::string server_version;
   // The folder of the tokenizer's files; empty: there is no tokenizer.
   std::string tokenizer_folder;

@@ -246,7 +246,7 @@ class SingleCall final
   }
   void Changed() {
     pump_.PumpSoon();
-    // What waits of a single answer becomes one response.
+    // All waiting output of a single answer becomes one response.
     const size_t waiting = CountWaiting();
     pump_.CheckWaiting(waiting, parts_.backend->limits.max_response_bytes);
     pump_.CheckWaiting(waiting,

@@ -1,4 +1,4 @@
-// What all calls of the KServe facade share.
+// State that all calls of the KServe facade share.
 #pragma once
 
 #include <map>

@@ -444,7 +444,7 @@ absl::Status ParseTrtOutputs(KserveTensors* tensors, KserveRequest* out) {
   return absl::OkStatus();
 }
 
-// What both TensorRT-LLM schemas have in common.
+// The tensors that both TensorRT-LLM schemas have.
 absl::Status ParseTrtCommon(const inference::ModelInferRequest& request,
                             const TrtNames& names, bool unary,
                             KserveTensors* tensors, KserveRequest* out) {

@@ -77,28 +77,15 @@ std::string LogprobJson(int32_t id, const kvasir::v1::TokenLogprob& logprob,
 }  // namespace
 
 KserveAnswer::KserveAnswer(KserveRequest request, KserveAnswerContext context)
-    : request_(std::move(request)), context_(std::move(context)) {
-  const auto& stops = request_.sampling.stop_token_ids();
-  ending_ids_.assign(stops.begin(), stops.end());
-  if (!request_.sampling.ignore_eos()) {
-    ending_ids_.insert(ending_ids_.end(), context_.eos_ids.begin(),
-                       context_.eos_ids.end());
-  }
+    : request_(std::move(request)),
+      context_(std::move(context)),
+      ending_ids_(request_.sampling, context_.eos_ids) {
   samples_.resize(std::max<uint32_t>(1, request_.sampling.n()));
-  const std::vector<int32_t> prompt_ids =
-      request_.schema == KserveSchema::kTrtTokens ? std::vector<int32_t>()
-                                                  : context_.prompt.ToIds();
+  if (request_.schema == KserveSchema::kTrtTokens) return;
+  const std::vector<int32_t> prompt_ids = context_.prompt.ToIds();
   for (Sample& sample : samples_) {
-    if (request_.schema != KserveSchema::kTrtTokens) {
-      TextStreamOptions options;
-      options.stop_strings = request_.stop_strings;
-      options.include_stop_string = request_.include_stop_string;
-      options.min_tokens = request_.sampling.min_tokens();
-      sample.text = std::make_unique<TextStream>(
-          context_.codec->NewDetokenizer(prompt_ids,
-                                         request_.skip_special_tokens),
-          std::move(options));
-    }
+    sample.text = NewTextStream(*context_.codec, prompt_ids, request_,
+                                request_.include_stop_string);
   }
 }
 
@@ -115,8 +102,7 @@ void KserveAnswer::OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) {
     const int32_t id = tokens.token_ids(i);
     const kvasir::v1::TokenLogprob* logprob =
         i < tokens.logprobs_size() ? &tokens.logprobs(i) : nullptr;
-    if (std::find(ending_ids_.begin(), ending_ids_.end(), id) !=
-        ending_ids_.end()) {
+    if (ending_ids_.Contain(id)) {
       sample.maybe_last_id = id;
       sample.maybe_last_logprob =
           logprob != nullptr ? *logprob : kvasir::v1::TokenLogprob();

@@ -11,6 +11,7 @@
 
 #include "proto/inference/grpc_service.pb.h"
 #include "proto/kvasir/v1/worker.pb.h"
+#include "router/facades/calls/answer_samples.h"
 #include "router/facades/kserve/request.h"
 #include "router/facades/text/text_codec.h"
 #include "router/facades/text/text_stream.h"
@@ -19,7 +20,7 @@ namespace kvasir::router {
 
 inline constexpr char kFinalResponseParameter[] = "triton_final_response";
 
-// What an answer needs in addition to its request.
+// The data that an answer needs in addition to its request.
 struct KserveAnswerContext {
   // Null only in kTrtTokens.
   std::shared_ptr<const TextCodec> codec;
@@ -97,7 +98,7 @@ class KserveAnswer {
 
   const KserveRequest request_;
   const KserveAnswerContext context_;
-  std::vector<int32_t> ending_ids_;
+  const EndingIds ending_ids_;
   std::vector<Sample> samples_;
   bool complete_ = false;
 };

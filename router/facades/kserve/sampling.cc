@@ -268,7 +268,7 @@ absl::Status SetEvictionBudget(const std::string& name, const Json& value,
   const auto budget = proto::ParseEvictionBudget(text);
   if (!budget.ok()) {
     return ValueError(name,
-                      "slots that stay (256), a share of the prompt above 0 "
+                      "slots to keep (256), a share of the prompt above 0 "
                       "(0.2), or none to evict nothing",
                       value);
   }

@@ -429,7 +429,7 @@ void KserveStream::Changed(Requests::iterator it) {
     ready_.erase(it->first);
   }
   pump_.PumpSoon();
-  // What waits of one streamed answer becomes one response.
+  // All waiting output of one streamed answer becomes one response.
   pump_.CheckWaiting(waiting, backend_->limits.max_response_bytes);
   CheckWaitingBytes();
 }

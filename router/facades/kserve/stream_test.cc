@@ -761,7 +761,7 @@ TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesFurtherOnes) {
   Engine(1)->Emit("x");
   Engine(1)->Finish();
   Run();
-  EXPECT_EQ(Running(), 0) << "before its client hears the last of it";
+  EXPECT_EQ(Running(), 0) << "before its client receives the last of it";
   Engine(1)->Done();
   RunWrites();
   EXPECT_EQ(Running(), 0);

@@ -26,17 +26,13 @@ VllmEngineAnswer::VllmEngineAnswer(VllmEngineRequest request,
     : request_(std::move(request)),
       prompt_(std::move(prompt)),
       codec_(std::move(codec)),
-      samples_(std::max<uint32_t>(1, request_.sampling.n())),
+      samples_(request_.sampling.n(), request_.streaming),
       owes_prompt_logprobs_(request_.sampling.has_prompt_logprobs()) {
   if (request_.stop_strings.empty()) return;
   const std::vector<int32_t> prompt_ids = prompt_.ToIds();
   for (Sample& sample : samples_) {
-    TextStreamOptions options;
-    options.stop_strings = request_.stop_strings;
-    options.min_tokens = request_.sampling.min_tokens();
-    sample.text = std::make_unique<TextStream>(
-        codec_->NewDetokenizer(prompt_ids, request_.skip_special_tokens),
-        std::move(options));
+    sample.text = NewTextStream(*codec_, prompt_ids, request_,
+                                /*include_stop_string=*/false);
   }
 }
 
@@ -48,7 +44,7 @@ void VllmEngineAnswer::OnTokens(
   }
   Sample& sample = samples_[tokens.index()];
   for (int i = 0; i < tokens.token_ids_size(); ++i) {
-    if (!sample.finish_reason.empty()) return;
+    if (sample.ended()) return;
     const int32_t id = tokens.token_ids(i);
     ++sample.num_tokens;
     sample.new_ids.push_back(id);
@@ -86,58 +82,33 @@ void VllmEngineAnswer::OnFinish(
   if (finish.index() >= samples_.size()) return;
   Sample& sample = samples_[finish.index()];
   sample.cached_tokens = finish.cached_tokens();
-  if (!sample.finish_reason.empty()) return;
+  if (sample.ended()) return;
   if (sample.text != nullptr) {
     sample.text->Finish();
     EndAtStopString(&sample);
-    if (!sample.finish_reason.empty()) return;
+    if (sample.ended()) return;
   }
   sample.finish_reason = FinishReasonText(finish.reason());
   // The model's own end token is not one that the client requested.
-  if (finish.has_matched_token_id() && IsStopId(finish.matched_token_id())) {
+  if (finish.has_matched_token_id() &&
+      IsStopId(request_.sampling, finish.matched_token_id())) {
     sample.matched_id = finish.matched_token_id();
   }
 }
 
-bool VllmEngineAnswer::IsStopId(int32_t id) const {
-  const auto& ids = request_.sampling.stop_token_ids();
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
-
 void VllmEngineAnswer::Stop() {
   for (Sample& sample : samples_) {
-    if (sample.finish_reason.empty()) sample.finish_reason = "abort";
+    if (!sample.ended()) sample.finish_reason = "abort";
   }
 }
 
-bool VllmEngineAnswer::finished() const {
-  return std::all_of(
-      samples_.begin(), samples_.end(),
-      [](const Sample& sample) { return !sample.finish_reason.empty(); });
-}
-
-bool VllmEngineAnswer::HasResponse(const Sample& sample) const {
-  return !sample.completed &&
-         (!sample.new_ids.empty() || !sample.finish_reason.empty());
-}
-
-bool VllmEngineAnswer::HasResponse() const {
-  if (!request_.streaming) return finished() && !complete();
-  return std::any_of(
-      samples_.begin(), samples_.end(),
-      [this](const Sample& sample) { return HasResponse(sample); });
-}
-
 VllmEngineAnswer::Response VllmEngineAnswer::Take() {
-  const auto count = static_cast<uint32_t>(samples_.size());
-  do {
-    last_served_ = (last_served_ + 1) % count;
-  } while (!HasResponse(samples_[last_served_]));
+  const uint32_t index = samples_.Next();
   Response response;
-  if (request_.streaming && !samples_[last_served_].new_ids.empty()) {
-    TakeChunk(last_served_, response.mutable_chunk());
+  if (request_.streaming && samples_[index].has_output()) {
+    TakeChunk(index, response.mutable_chunk());
   } else {
-    TakeComplete(last_served_, response.mutable_complete());
+    TakeComplete(index, response.mutable_complete());
   }
   return response;
 }
@@ -159,7 +130,7 @@ void VllmEngineAnswer::TakeChunk(uint32_t index, GenerateStreamChunk* chunk) {
   Sample& sample = samples_[index];
   chunk->set_index(index);
   chunk->set_prompt_tokens(static_cast<uint32_t>(prompt_.size_tokens()));
-  // Of this chunk only.
+  // Only this chunk's tokens.
   chunk->set_completion_tokens(static_cast<uint32_t>(sample.new_ids.size()));
   chunk->mutable_token_ids()->Add(sample.new_ids.begin(), sample.new_ids.end());
   if (request_.sampling.has_logprobs()) {
@@ -195,8 +166,7 @@ void VllmEngineAnswer::TakeComplete(uint32_t index,
     *complete->mutable_input_logprobs() = PromptLogprobs();
   }
   sample.new_ids.clear();
-  sample.completed = true;
-  ++num_completed_;
+  samples_.Complete(index);
 }
 
 size_t VllmEngineAnswer::waiting_bytes() const {

@@ -11,6 +11,7 @@
 #include "proto/kvasir/v1/worker.pb.h"
 #include "proto/token_bytes.h"
 #include "proto/vllm/engine.pb.h"
+#include "router/facades/calls/answer_samples.h"
 #include "router/facades/text/text_codec.h"
 #include "router/facades/text/text_stream.h"
 #include "router/facades/vllm_engine/request.h"
@@ -40,16 +41,19 @@ class VllmEngineAnswer {
   // Ends every running sample with reason "abort".
   void Stop();
 
-  bool finished() const;
-  bool HasResponse() const;
+  bool finished() const { return samples_.ended(); }
+  bool HasResponse() const { return samples_.HasResponse(); }
   // Serves samples in turn. Precondition: HasResponse().
   Response Take();
-  bool complete() const { return num_completed_ == samples_.size(); }
+  bool complete() const { return samples_.complete(); }
   // Only for streamed answers; otherwise 0.
   size_t waiting_bytes() const;
 
  private:
   struct Sample {
+    bool ended() const { return !finish_reason.empty(); }
+    bool has_output() const { return !new_ids.empty(); }
+
     // Null if there are no stop strings.
     std::unique_ptr<TextStream> text;
     // Empty while the sample runs.
@@ -61,14 +65,11 @@ class VllmEngineAnswer {
     // Since the last response.
     std::vector<int32_t> new_ids;
     vllm::grpc::engine::OutputLogProbs new_logprobs;
-    bool completed = false;
   };
 
   void AddLogprob(int32_t id, const kvasir::v1::TokenLogprob& logprob,
                   Sample* sample) const;
   void EndAtStopString(Sample* sample) const;
-  bool HasResponse(const Sample& sample) const;
-  bool IsStopId(int32_t id) const;
   vllm::grpc::engine::InputLogProbs PromptLogprobs() const;
   void TakeChunk(uint32_t index,
                  vllm::grpc::engine::GenerateStreamChunk* chunk);
@@ -78,12 +79,10 @@ class VllmEngineAnswer {
   const VllmEngineRequest request_;
   const proto::TokenBytes prompt_;
   const std::shared_ptr<const TextCodec> codec_;
-  std::vector<Sample> samples_;
+  AnswerSamples<Sample> samples_;
   // Sent with the first response of sample 0.
   std::vector<float> prompt_logprobs_;
   bool owes_prompt_logprobs_ = false;
-  size_t num_completed_ = 0;
-  uint32_t last_served_ = 0;
 };
 
 // The size of one token in a response: its id and log probabilities.

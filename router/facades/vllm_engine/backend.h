@@ -1,4 +1,4 @@
-// What all calls of the VllmEngine facade share.
+// State that all calls of the VllmEngine facade share.
 #pragma once
 
 #include <atomic>

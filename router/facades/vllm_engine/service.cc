@@ -110,14 +110,14 @@ VllmEngineService::GetTokenizer(grpc::CallbackServerContext* context,
   const auto caller = AskCaller(*context, *backend_);
   if (!caller.ok()) return new Ended(caller.status());
   if (backend_->bundle == nullptr) {
-    return new Ended(absl::NotFoundError(
-        "there is no tokenizer here (--model of a folder that has one gives "
-        "it)"));
+    return new Ended(
+        absl::NotFoundError("this server has no tokenizer (give it a --model "
+                            "folder that has one)"));
   }
   if (!backend_->serves_tokenizer()) {
     return new Ended(absl::PermissionDeniedError(
-        "the tokenizer's files are given on loopback listeners only "
-        "(--share-tokenizer on gives them to whoever connects)"));
+        "the tokenizer's files are served only on loopback listeners "
+        "(--share-tokenizer on serves them to every client)"));
   }
   return new VllmTokenizerReactor(backend_);
 }

@@ -27,10 +27,6 @@ FinishInfo::FinishReason ReasonOf(kvasir::v1::FinishReason reason) {
   }
 }
 
-bool Holds(const std::vector<int32_t>& ids, int32_t id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
-
 }  // namespace
 
 VllmInferenceAnswer::VllmInferenceAnswer(VllmInferenceRequest request,
@@ -40,22 +36,13 @@ VllmInferenceAnswer::VllmInferenceAnswer(VllmInferenceRequest request,
     : request_(std::move(request)),
       prompt_(std::move(prompt)),
       codec_(std::move(codec)),
-      samples_(std::max<uint32_t>(1, request_.sampling.n())) {
-  const auto& stops = request_.sampling.stop_token_ids();
-  ending_ids_.assign(stops.begin(), stops.end());
-  if (!request_.sampling.ignore_eos()) {
-    ending_ids_.insert(ending_ids_.end(), eos_ids.begin(), eos_ids.end());
-  }
+      ending_ids_(request_.sampling, eos_ids),
+      samples_(request_.sampling.n(), request_.streaming) {
   if (codec_ == nullptr) return;
   const std::vector<int32_t> prompt_ids = prompt_.ToIds();
   for (Sample& sample : samples_) {
-    TextStreamOptions options;
-    options.stop_strings = request_.stop_strings;
-    options.include_stop_string = request_.include_stop_string;
-    options.min_tokens = request_.sampling.min_tokens();
-    sample.text = std::make_unique<TextStream>(
-        codec_->NewDetokenizer(prompt_ids, request_.skip_special_tokens),
-        std::move(options));
+    sample.text = NewTextStream(*codec_, prompt_ids, request_,
+                                request_.include_stop_string);
   }
 }
 
@@ -78,7 +65,7 @@ void VllmInferenceAnswer::OnTokens(
     if (request_.wants_logprobs && i < tokens.logprobs_size()) {
       AddLogprob(id, tokens.logprobs(i), &sample.fresh);
     }
-    if (Holds(ending_ids_, id)) {
+    if (ending_ids_.Contain(id)) {
       sample.maybe_last_id = id;
     } else {
       PushText(id, &sample);
@@ -152,8 +139,7 @@ void VllmInferenceAnswer::OnFinish(
   End(ReasonOf(finish.reason()), &sample);
   if (!finish.has_matched_token_id()) return;
   const int32_t matched = finish.matched_token_id();
-  const auto& stops = request_.sampling.stop_token_ids();
-  if (std::find(stops.begin(), stops.end(), matched) != stops.end()) {
+  if (IsStopId(request_.sampling, matched)) {
     sample.finish->set_stop_token_id(static_cast<uint32_t>(matched));
   } else {
     sample.finish->set_eos_token_id(static_cast<uint32_t>(matched));
@@ -166,30 +152,9 @@ void VllmInferenceAnswer::Stop() {
   }
 }
 
-bool VllmInferenceAnswer::finished() const {
-  return std::all_of(
-      samples_.begin(), samples_.end(),
-      [](const Sample& sample) { return sample.finish.has_value(); });
-}
-
-bool VllmInferenceAnswer::HasResponse(const Sample& sample) const {
-  return !sample.completed &&
-         (sample.fresh.num_tokens() > 0 || sample.finish.has_value());
-}
-
-bool VllmInferenceAnswer::HasResponse() const {
-  if (!request_.streaming) return finished() && !complete();
-  return std::any_of(
-      samples_.begin(), samples_.end(),
-      [this](const Sample& sample) { return HasResponse(sample); });
-}
-
 VllmInferenceAnswer::Response VllmInferenceAnswer::Take() {
-  const auto count = static_cast<uint32_t>(samples_.size());
-  do {
-    last_served_ = (last_served_ + 1) % count;
-  } while (!HasResponse(samples_[last_served_]));
-  Sample& sample = samples_[last_served_];
+  const uint32_t index = samples_.Next();
+  Sample& sample = samples_[index];
   Response response;
   if (std::exchange(owes_prompt_info_, false)) {
     vllm::PromptInfo* info = response.mutable_prompt_info();
@@ -202,11 +167,10 @@ VllmInferenceAnswer::Response VllmInferenceAnswer::Take() {
   vllm::SequenceOutput* outputs = response.mutable_outputs();
   outputs->Swap(&sample.fresh);
   sample.fresh.Clear();
-  outputs->set_index(last_served_);
+  outputs->set_index(index);
   if (sample.finish) {
     *outputs->mutable_finish_info() = *sample.finish;
-    sample.completed = true;
-    ++num_completed_;
+    samples_.Complete(index);
   }
   return response;
 }

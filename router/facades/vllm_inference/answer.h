@@ -11,6 +11,7 @@
 #include "proto/kvasir/v1/worker.pb.h"
 #include "proto/token_bytes.h"
 #include "proto/vllm/inference.pb.h"
+#include "router/facades/calls/answer_samples.h"
 #include "router/facades/text/text_codec.h"
 #include "router/facades/text/text_stream.h"
 #include "router/facades/vllm_inference/request.h"
@@ -41,16 +42,19 @@ class VllmInferenceAnswer {
   // Ends every running sample as aborted.
   void Stop();
 
-  bool finished() const;
-  bool HasResponse() const;
+  bool finished() const { return samples_.ended(); }
+  bool HasResponse() const { return samples_.HasResponse(); }
   // Serves samples in turn. Precondition: HasResponse().
   Response Take();
-  bool complete() const { return num_completed_ == samples_.size(); }
+  bool complete() const { return samples_.complete(); }
   // Only for streamed answers; otherwise 0.
   size_t waiting_bytes() const;
 
  private:
   struct Sample {
+    bool ended() const { return finish.has_value(); }
+    bool has_output() const { return fresh.num_tokens() > 0; }
+
     // Null if there is no text.
     std::unique_ptr<TextStream> text;
     // A token whose text waits, because it may end the sample.
@@ -60,7 +64,6 @@ class VllmInferenceAnswer {
     std::optional<vllm::FinishInfo> finish;
     // Since the last response.
     vllm::SequenceOutput fresh;
-    bool completed = false;
   };
 
   void AddLogprob(int32_t id, const kvasir::v1::TokenLogprob& logprob,
@@ -68,17 +71,14 @@ class VllmInferenceAnswer {
   void PushText(int32_t id, Sample* sample) const;
   void EndAtStopString(Sample* sample) const;
   void End(vllm::FinishInfo::FinishReason reason, Sample* sample) const;
-  bool HasResponse(const Sample& sample) const;
 
   const VllmInferenceRequest request_;
   const proto::TokenBytes prompt_;
   const std::shared_ptr<const TextCodec> codec_;
   // Tokens that may end a sample.
-  std::vector<int32_t> ending_ids_;
-  std::vector<Sample> samples_;
+  const EndingIds ending_ids_;
+  AnswerSamples<Sample> samples_;
   bool owes_prompt_info_ = true;
-  size_t num_completed_ = 0;
-  uint32_t last_served_ = 0;
 };
 
 // The size that one token may take in a response, its text estimated.

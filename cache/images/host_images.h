@@ -1,0 +1,69 @@
+// Moves sequences between the device pools and the host pool.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cache/images/sequence_image.h"
+#include "cache/pages/kv_cache_config.h"
+#include "cache/pages/kv_cache_stats.h"
+#include "cache/pages/page_copies.h"
+#include "cache/prefix/prefix_cache.h"
+#include "cache/tables/sequence_state.h"
+#include "cache/tables/sequence_tables.h"
+
+namespace kvasir::cache {
+
+// KvCache's header documents the operations; here they act on the state that
+// the caller owns. `cache`, `copies` and `counts` outlive it.
+// Owns: the host pools.
+// Threads: scheduler thread only.
+// Errors: "no pages" is an empty optional or a ReserveResult; misuse is a
+// CHECK.
+class HostImages {
+ public:
+  HostImages(const KvCacheConfig& config, PrefixCache* cache,
+             PageCopies* copies, KvCacheStats* counts);
+
+  ImageShape ShapeOf(const SequenceState& of) const;
+  int64_t Bytes(const ImageShape& shape) const;
+  // Takes host pages and lists copies into them. Empty, and nothing changed, if
+  // too few host pages are free.
+  std::optional<SequenceImage> Export(const SequenceState& of,
+                                      const TailPolicy& tails);
+  // Whether the device pools have room for an Import. `found` are the nodes of
+  // its full pages, `num_tokens` counts the tokens that it will run with.
+  ReserveResult CheckRoom(const SequenceImage& image,
+                          const std::vector<PrefixNodeId>& found,
+                          size_t num_tokens, const StartOptions& options) const;
+  // Fills a new sequence: shares the pages of `found`, allocates the others and
+  // lists copies into them. CheckRoom has agreed.
+  void Import(const SequenceImage& image,
+              const std::vector<PrefixNodeId>& found, SequenceState* out);
+  absl::StatusOr<SequenceImage> TakePages(const ImageShape& shape,
+                                          const StartOptions& options);
+
+  const PagePool& host_pool(size_t group) const { return *host_pools_[group]; }
+  // Fills in the figures of the host pool.
+  void AddStats(size_t group, PageGroupStats* stats) const;
+
+ private:
+  bool AllocateHostPages(SequenceImage* image);
+  void ImportPages(size_t group, const SequenceImage& image,
+                   const std::vector<PrefixNodeId>& found, GroupState* out);
+  absl::Status CheckShape(const ImageShape& shape,
+                          const StartOptions& options) const;
+
+  const KvCacheConfig& config_;
+  PrefixCache& cache_;
+  PageCopies& copies_;
+  KvCacheStats& counts_;
+  std::vector<std::unique_ptr<PagePool>> host_pools_;  // by PageGroupId
+};
+
+}  // namespace kvasir::cache

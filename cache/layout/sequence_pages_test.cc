@@ -1,0 +1,100 @@
+#include "cache/layout/sequence_pages.h"
+
+#include <tuple>
+
+#include "cache/kv_cache.h"
+#include "gtest/gtest.h"
+
+namespace kvasir::cache {
+namespace {
+
+constexpr PageGroupId kGroup(0);
+
+// A layout's group and the cache that is made from it.
+struct BothAnswers {
+  int64_t layout = 0;
+  int64_t cache = 0;
+};
+
+BothAnswers Held(const PageGroupLayout& group, int64_t length, int64_t chunk) {
+  KvCacheConfig config;
+  config.page_tokens = 16;
+  config.prefix_reuse = !group.eviction.evicts();
+  config.groups.push_back(
+      {.num_pages = 1,
+       .sliding_window = group.sliding_window,
+       .side_pages_per_sequence = group.side_pages_per_sequence,
+       .eviction = group.eviction});
+  const KvCache cache(config);
+  return {group.sequence_pages(16).Held(length, chunk),
+          cache.sequence_pages(kGroup).Held(length, chunk)};
+}
+
+TEST(SequencePagesTest, AWindowBoundsThePages) {
+  // Window 5, pages of 4: the query at position n sees n-4 .. n.
+  EXPECT_EQ(FirstVisibleToken(5, 4), 0);
+  EXPECT_EQ(FirstVisibleToken(5, 5), 1);
+  EXPECT_EQ(FirstVisibleToken(0, 100), 0);
+  const SequencePages all = {.page_tokens = 4};
+  EXPECT_EQ(all.Held(17, 1), 5);
+  // 5 tokens touch at most 2 pages of 4; with chunks of 4, 8 touch at most 3.
+  const SequencePages windowed = {.page_tokens = 4, .sliding_window = 5};
+  EXPECT_EQ(windowed.Held(17, 1), 2);
+  EXPECT_EQ(windowed.Held(17, 4), 3);
+  EXPECT_EQ(windowed.Held(3, 4), 1);
+}
+
+TEST(SequencePagesTest, SidePagesCountFromTheFirstToken) {
+  const SequencePages pages = {.page_tokens = 4, .side_pages = 3};
+  EXPECT_EQ(pages.Held(0, 1), 3);
+  EXPECT_EQ(pages.Held(1, 1), 4);
+  EXPECT_EQ(pages.Held(17, 4), 8);
+}
+
+// The cache counted 65,536 pages for it, the layout 13.
+TEST(SequencePagesTest, LayoutAndCacheCountEvictionAlike) {
+  PageGroupLayout evicting;
+  evicting.eviction = {.budget_tokens = 128, .every_tokens = 16};
+  for (const auto& [length, chunk, want] :
+       {std::tuple{100, 64, 7}, std::tuple{144, 64, 9},
+        std::tuple{1 << 20, 64, 9}, std::tuple{1 << 20, 1, 9}}) {
+    const BothAnswers have = Held(evicting, length, chunk);
+    EXPECT_EQ(have.layout, want) << length << " " << chunk;
+    EXPECT_EQ(have.cache, want) << length << " " << chunk;
+  }
+}
+
+TEST(SequencePagesTest, AShareOfThePromptGrowsWithTheLength) {
+  const SequencePages pages = {
+      .page_tokens = 16,
+      .eviction = {
+          .budget_ratio = 0.25, .least_tokens = 36, .every_tokens = 32}};
+  EXPECT_EQ(pages.Held(64, 64), 4);
+  EXPECT_EQ(pages.Held(128, 64), 5);    // 36 and 32
+  EXPECT_EQ(pages.Held(4096, 64), 66);  // 1024 and 32
+}
+
+TEST(SequencePagesTest, LayoutAndCacheCountWindowsAndSidePagesAlike) {
+  PageGroupLayout windowed;
+  windowed.sliding_window = 33;
+  windowed.side_pages_per_sequence = 2;
+  const BothAnswers have = Held(windowed, 128, 1);
+  EXPECT_EQ(have.layout, 2 + 3);
+  EXPECT_EQ(have.cache, 2 + 3);
+}
+
+// The scheduler took a prefix's pages off without asking what a window had left
+// of them: 40 tokens found, and nothing seemed to be missing.
+TEST(SequencePagesTest, APrefixCountsByWhatTheWindowHasLeftOfIt) {
+  const SequencePages windowed = {.page_tokens = 4, .sliding_window = 5};
+  EXPECT_EQ(windowed.Held(45, 8), 4);
+  // Query 40 sees from 36 on: page 9 of 0 .. 9.
+  EXPECT_EQ(windowed.Missing(45, 8, 40), 3);
+  EXPECT_EQ(windowed.Missing(45, 8, 0), 4);
+  const SequencePages all = {.page_tokens = 4, .side_pages = 1};
+  EXPECT_EQ(all.Missing(45, 8, 40), 1 + 12 - 10);
+  EXPECT_EQ(all.Missing(8, 8, 40), 0);
+}
+
+}  // namespace
+}  // namespace kvasir::cache

@@ -1,0 +1,76 @@
+// The figures that the cache reports: gauges of its pages and counts of what it
+// did.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kvasir::cache {
+
+// num_pages == used_pages + free_pages.
+struct PageGroupStats {
+  int64_t num_pages = 0;
+  int64_t used_pages = 0;    // referenced by a sequence
+  int64_t free_pages = 0;    // available at once, cached pages included
+  int64_t cached_pages = 0;  // free, but a prefix still finds them
+  int64_t side_pages = 0;    // used pages that hold no tokens
+  int64_t tail_pages = 0;    // copies of side pages that a prefix finds
+  // Slots of used token pages, and how many of these slots hold a token.
+  int64_t held_slots = 0;
+  int64_t filled_slots = 0;
+  // Slots that sequences hold. A shared slot counts once for each sequence.
+  int64_t physical_tokens = 0;
+  // num_pages, used_pages and cached_pages in bytes.
+  int64_t pool_bytes = 0;
+  int64_t used_bytes = 0;
+  int64_t cached_bytes = 0;
+  // Bytes of used token pages that hold nothing: padding of regions, and slots
+  // without a token.
+  int64_t padding_bytes = 0;
+  int64_t unfilled_bytes = 0;
+  // side_pages in bytes, and how many of them the layout leaves unused.
+  int64_t side_bytes = 0;
+  int64_t side_unused_bytes = 0;
+  // The host pool, and the part of it that images hold.
+  int64_t host_pages = 0;
+  int64_t host_used_pages = 0;
+  int64_t host_bytes = 0;
+  int64_t host_used_bytes = 0;
+};
+
+// Counts since construction, except for the fields marked as gauges.
+struct KvCacheStats {
+  std::vector<PageGroupStats> groups;  // gauges
+  int64_t sequences = 0;               // gauge
+  int64_t logical_tokens = 0;          // gauge: seen by the live sequences
+  // Gauge: references to pages that no live sequence accounts for. Anything
+  // but 0 is a bug.
+  int64_t leaked_pages = 0;
+  int64_t metadata_bytes = 0;  // gauge: host memory of pools, tables and index
+  // Tokens of prompts that asked for reuse and ran, and how many were found.
+  int64_t query_tokens = 0;
+  int64_t hit_tokens = 0;
+  int64_t pages_allocated = 0;
+  // Cached pages that were forgotten because their memory or their node in the
+  // index was needed.
+  int64_t pages_evicted = 0;
+  int64_t pages_copied = 0;  // copy-on-write, and side pages
+  int64_t pages_published = 0;
+  int64_t pages_unpublished = 0;  // full pages for which the index had no room
+  int64_t tails_published = 0;
+  int64_t pages_window_released = 0;
+  // Evictions of slots, counted once per sequence and group.
+  int64_t evictions = 0;
+  int64_t slots_evicted = 0;
+  int64_t pages_reclaimed = 0;  // by evictions
+  int64_t page_hashes = 0;
+  int64_t table_entries_sent = 0;
+  int64_t forks = 0;
+  int64_t preemptions = 0;
+  int64_t exports = 0;  // counted among the preemptions as well
+  int64_t imports = 0;
+  int64_t bytes_exported = 0;
+  int64_t bytes_imported = 0;
+};
+
+}  // namespace kvasir::cache

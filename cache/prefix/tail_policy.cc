@@ -1,0 +1,36 @@
+#include "cache/prefix/tail_policy.h"
+
+#include <algorithm>
+
+namespace kvasir::cache {
+namespace {
+
+// A tail is worth its pages once in a text, tokens are worth theirs in every
+// page: the greater part of a pool is theirs.
+constexpr int64_t kPagesPerTailPage = 4;
+
+}  // namespace
+
+TailPolicy::TailPolicy(const TailLookup& lookup)
+    : page_tokens_(lookup.page_tokens), num_tokens_(lookup.num_tokens) {
+  const int64_t last = num_tokens_ - num_tokens_ % page_tokens_;
+  if (lookup.paged_tokens > lookup.found_tokens) {
+    cut_tokens_ = lookup.paged_tokens;
+  } else if (last > lookup.found_tokens) {
+    cut_tokens_ = last;
+  }
+}
+
+TailKind TailPolicy::At(int64_t tokens) const {
+  if (page_tokens_ == 0 || tokens % page_tokens_ != 0) return TailKind::kNone;
+  if (tokens > num_tokens_) return TailKind::kGivesWay;
+  // A step that ends at the last boundary anyway has its tail for nothing.
+  const bool is_last = tokens + page_tokens_ > num_tokens_;
+  return tokens == cut_tokens_ || is_last ? TailKind::kStays : TailKind::kNone;
+}
+
+int64_t MaxTailPages(int64_t num_pages, int64_t pages_per_tail) {
+  return std::max(num_pages / kPagesPerTailPage, pages_per_tail);
+}
+
+}  // namespace kvasir::cache

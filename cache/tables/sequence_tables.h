@@ -1,0 +1,102 @@
+// Block tables and side pages of sequences: how they grow, fork, shrink and are
+// sent to the executor. PrefixCache gives the pages, PageCopies lists the
+// copies.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "cache/pages/kv_cache_config.h"
+#include "cache/pages/kv_cache_stats.h"
+#include "cache/pages/page_copies.h"
+#include "cache/prefix/prefix_cache.h"
+#include "cache/tables/sequence_state.h"
+#include "google/protobuf/repeated_field.h"
+#include "proto/kvasir/v1/step_plan.pb.h"
+
+namespace kvasir::cache {
+
+// An expected refusal is a value: the scheduler preempts a sequence or waits.
+struct ReserveResult {
+  bool ok = false;
+  // The first group that has too few pages. `free_pages` includes cached pages.
+  PageGroupId group;
+  int64_t want_pages = 0;
+  int64_t free_pages = 0;
+  // Set by a refused reservation: for how many tokens the group has pages.
+  // Below 1: for none.
+  int64_t fits_tokens = 0;
+
+  explicit operator bool() const { return ok; }
+};
+
+// KvCache's header documents the operations; here they act on the state that
+// the caller owns. `cache`, `copies` and `counts` outlive it.
+// Owns: the list of slot evictions of the next step.
+// Threads: scheduler thread only.
+// Errors: "no pages" is a ReserveResult; misuse is a CHECK.
+class SequenceTables {
+ public:
+  SequenceTables(const KvCacheConfig& config, PrefixCache* cache,
+                 PageCopies* copies, KvCacheStats* counts);
+
+  // Puts the pages of a hit, and references to its tail, into a new sequence.
+  void TakePrefix(const PrefixHit& hit, SequenceState* out);
+  ReserveResult Reserve(int64_t new_tokens, SequenceState* of);
+  // `num_tokens` of the reserved slots have been written.
+  void Commit(int64_t num_tokens, SequenceState* of);
+  // Lists copies of the sequence's side pages into a tail's pages.
+  void CopySidePages(const SequenceState& of, const TailPages& to);
+  void ReleaseOutsideWindows(SequenceState* of);
+  void Evict(SequenceId id, SequenceState* of);
+
+  bool CanFork(const SequenceState& parent) const;
+  void Fork(const SequenceState& parent, SequenceState* child);
+
+  void TakeDeltas(SequenceState* of, kvasir::v1::SequenceStep* out,
+                  int64_t written_before);
+  void TakeEvictions(
+      google::protobuf::RepeatedPtrField<kvasir::v1::SlotEviction>* out);
+
+  // Pages of the group that the sequence can get, including those of a tail
+  // that only this sequence holds.
+  int64_t AvailablePages(const SequenceState& of, size_t group) const;
+  int64_t PagesFreedByRelease(const SequenceState& of) const;
+  int64_t SharedTokens(const SequenceState& of) const;
+
+  // These walk all live sequences.
+  using States = absl::Span<const SequenceState* const>;
+  // Everything except the figures of the host pool.
+  PageGroupStats GroupStats(size_t group, States sequences) const;
+  // INTERNAL with the first contradiction between tables, pools and index.
+  absl::Status CheckSequence(SequenceId id, const SequenceState& of) const;
+  absl::Status CheckReferences(States sequences) const;
+
+ private:
+  PagePool& pool(size_t group) const { return cache_.pool(group); }
+  size_t num_groups() const { return config_.groups.size(); }
+  int64_t MissingPages(const SequenceState& of, size_t group,
+                       int64_t new_tokens) const;
+  void AllocateMissing(SequenceState* of, size_t group, int64_t new_tokens);
+  void TakeOverForkPage(GroupState* state, size_t group);
+  void CopyPage(size_t group, PageId from, PageId to);
+  void HoldTail(PrefixNodeId node, SequenceState* out);
+  // True if the sequence waits for copies of a tail that nothing else holds.
+  bool HoldsUnsharedTail(const SequenceState& of) const;
+  void TakeOverTail(SequenceState* of);
+  void AllocateSidePages(GroupState* state, size_t group);
+  void ForkPages(const GroupState& from, size_t group, GroupState* to);
+  void CopyPages(const GroupState& from, size_t group, GroupState* to);
+  void ForkSidePages(const SequenceState& parent, SequenceState* child);
+
+  const KvCacheConfig& config_;
+  const bool observes_;  // a group has an observation window
+  PrefixCache& cache_;
+  PageCopies& copies_;
+  KvCacheStats& counts_;
+  std::vector<kvasir::v1::SlotEviction> evictions_;
+};
+
+}  // namespace kvasir::cache

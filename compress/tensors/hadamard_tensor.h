@@ -1,0 +1,16 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "base/hadamard.h"
+
+namespace kvasir::compress {
+
+// base::HadamardMatrix(n) as a tensor [n, n], float64 on the CPU. The rotated
+// form of a latent h is H h.
+inline at::Tensor HadamardTensor(int64_t n) {
+  std::vector<double> matrix = base::HadamardMatrix(n);
+  return at::from_blob(matrix.data(), {n, n}, at::kDouble).clone();
+}
+
+}  // namespace kvasir::compress
