@@ -65,7 +65,7 @@ def test_the_page_about_the_router_is_made_of_a_run(tmp_path):
 
 def test_quick_figures_do_not_reach_the_documents(tmp_path):
     quick = {"scheduler": {"run": {"argv": ["bench", "scheduler", "--quick"]}}}
-    with pytest.raises(page.PageError, match="scheduler is of a run with --quick"):
+    with pytest.raises(page.PageError, match="scheduler comes from a run with --quick"):
         page.check_sources(quick, False)
     page.check_sources(quick, True)
     done = subprocess.run([sys.executable, ROOT / "bench/performance.py", "--quick", "--results",
@@ -88,12 +88,12 @@ def attention_row(**others):
             "bytes_ratio": 1.0, "footprint_bytes": 3e9} | others
 
 
-def test_a_machine_that_tells_of_no_cache_has_a_page():
+def test_a_machine_that_reports_no_cache_size_has_a_page():
     with_one = page.attention({"attention": {"rows": [
         attention_row(footprint_over_llc=4.5), attention_row(footprint_over_llc=9.0)]}})
     assert with_one.endswith("together are 4.5 times the last-level cache or more.")
     none = page.attention({"attention": {"rows": [attention_row()]}})
-    assert none.endswith("tells of no cache; every method's arenas together are 3 GB or more.")
+    assert none.endswith("reports no cache size; every method's arenas together are 3 GB or more.")
 
 
 def figures_of(value, undecided=(), at_least=True):
