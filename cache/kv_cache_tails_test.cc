@@ -42,7 +42,7 @@ TEST(KvCacheTailsTest, APrefixIsFoundUpToItsLastTail) {
     release a
     pool               -> used 0 free 12 cached 4
     probe 1..10        -> cached 8
-    probe 1..8         -> cached 0    # the tail lies behind the last token
+    probe 1..8         -> cached 0    # the tail is after the last token
     start b 1..10      -> cached 8
     cut b              -> 0
     pages b            -> 2 3
@@ -116,7 +116,7 @@ TEST(KvCacheTailsTest, AForkPointGetsATailFromTheSecondText) {
     step a 8           -> ok
     cut a              -> 20
     step a 4           -> ok
-    probe 1..30        -> cached 0    # nothing ends where texts part
+    probe 1..30        -> cached 0    # no tail where the texts part
     start b 1..10 40..49 -> cached 0
     cut b              -> 8
     step b 8           -> ok

@@ -356,7 +356,7 @@ TEST(KvCacheTest, AForkOutlivesItsParentAndCopiesLater) {
     step a 6           -> ok          # 0 1
     fork a b
     append a 7 8
-    step a 2           -> ok          # fills page 1 behind the fork's slots
+    step a 2           -> ok          # fills page 1 after the fork's slots
     release a
     append b 9
     pool               -> used 2 free 2 cached 0
