@@ -10,14 +10,9 @@
 namespace kvasir::cache {
 namespace {
 
-// Pages have 4 tokens.
 KvCacheConfig Config(int64_t num_pages, int64_t side_pages) {
-  KvCacheConfig config;
-  config.page_tokens = 4;
-  config.groups = {
-      {.num_pages = num_pages, .side_pages_per_sequence = side_pages}};
-  config.cache_id = "test";
-  return config;
+  return ConfigOfFours(
+      {{.num_pages = num_pages, .side_pages_per_sequence = side_pages}});
 }
 
 void RunScript(int64_t num_pages, int64_t side_pages,
@@ -42,7 +37,7 @@ TEST(KvCacheTailsTest, APrefixIsFoundUpToItsLastTail) {
     release a
     pool               -> used 0 free 12 cached 4
     probe 1..10        -> cached 8
-    probe 1..8         -> cached 0    # the tail lies behind the last token
+    probe 1..8         -> cached 0    # the tail is after the last token
     start b 1..10      -> cached 8
     cut b              -> 0
     pages b            -> 2 3
@@ -116,7 +111,7 @@ TEST(KvCacheTailsTest, AForkPointGetsATailFromTheSecondText) {
     step a 8           -> ok
     cut a              -> 20
     step a 4           -> ok
-    probe 1..30        -> cached 0    # nothing ends where texts part
+    probe 1..30        -> cached 0    # no tail where the texts part
     start b 1..10 40..49 -> cached 0
     cut b              -> 8
     step b 8           -> ok
@@ -163,16 +158,6 @@ TEST(KvCacheTailsTest, OtherSaltsMiss) {
     cut b              -> 8           # the prompt's own, no fork point
   )");
 }
-
-// Gives every prefix the same name.
-class OneHash final : public PrefixHasher {
- public:
-  PrefixHash Root(absl::string_view) const override { return {}; }
-  PrefixHash Extend(const PrefixHash&,
-                    absl::Span<const int32_t>) const override {
-    return {};
-  }
-};
 
 TEST(KvCacheTailsTest, AHashCollisionIsAMiss) {
   KvCacheScenario s(Config(16, 1), std::make_unique<OneHash>());

@@ -964,7 +964,7 @@ TEST(PageLayoutTest, ExactRowsOfUnequalJointPartsWasteATenth) {
 }
 
 // A greedy filling once failed with 60 pages and succeeded with 46. Bisection
-// alone took the first number above the ones that failed.
+// without further tries took the first number above the ones that failed.
 TEST(ExactRowsTest, FindsFewerPagesThanBisectionWould) {
   struct Rows {
     int64_t tokens;

@@ -12,11 +12,13 @@ namespace kvasir::cache {
 // Keeps every product of the calculators inside int64.
 inline constexpr int64_t kMaxSequenceTokens = int64_t{1} << 30;
 
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // The first token that the query at position `logical_tokens` still sees; all
 // tokens before it may be given up. 0 without a window.
 int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens);
 
-// What a page group needs for each of its sequences. Pure arithmetic.
+// The needs of each sequence in a page group. Pure arithmetic.
 struct SequencePages {
   int64_t page_tokens = 0;  // P
   // Pages that a sequence owns in addition to its token pages, for basis, mean

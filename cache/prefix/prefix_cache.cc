@@ -145,7 +145,7 @@ void PrefixCache::PublishPage(int64_t index, PrefixChain* sequence) {
         .hash = hasher_->Extend(index_->hash(parent), sequence->page_token_ids),
         .token_ids = sequence->page_token_ids,
         .pages = pages_to_publish_};
-    // The root and the nodes of the sequence's own pages stay. If they alone
+    // The root and the nodes of the sequence's own pages stay. If only they
     // fill the index, an eviction gains nothing.
     const bool can_gain = index + 2 <= index_->max_nodes();
     while (can_gain && index_->LacksRoomFor(page) && EvictForIndex()) {

@@ -13,7 +13,7 @@
 
 namespace kvasir::cache {
 
-// What a start found of a sequence's tokens.
+// How much of a sequence's tokens a start found.
 struct TailLookup {
   int64_t page_tokens = 0;  // P
   int64_t num_tokens = 0;   // of the prompt, including what was emitted before

@@ -13,7 +13,7 @@
 namespace kvasir::model {
 namespace {
 
-// Which rows of the stored tensor are the canonical one's.
+// Selects the rows of the stored tensor that belong to the canonical one.
 enum class Pick { kAll, kQuery, kKey, kValue, kBehindTwo };
 
 // A module; "weight" or "bias" follows its name. It belongs to a layer if it

@@ -115,7 +115,7 @@ absl::Status BpeModel::AddMerge(const std::string& path, std::string_view left,
                                  : "the result",
                      " is not in the vocabulary"));
   }
-  // Of two equal merges, the later one is used.
+  // If two merges are equal, the later one is used.
   merges_[PairKey(*left_id, *right_id)] = {rank, *merged};
   return absl::OkStatus();
 }

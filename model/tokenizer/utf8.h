@@ -35,7 +35,7 @@ bool IsValidUtf8(std::string_view text);
 // Each maximal invalid subsequence becomes one U+FFFD.
 std::string ReplaceInvalidUtf8(std::string_view text);
 
-// What one U+FFFD replaces in an invalid subsequence.
+// The part of an invalid subsequence that becomes one U+FFFD.
 enum class InvalidUnit { kSubsequence, kByte };
 
 // Moves everything that is certain from the front of `pending` to `out` as

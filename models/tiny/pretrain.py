@@ -419,7 +419,7 @@ def run(args: argparse.Namespace) -> None:
     check(args)
     use_gpu = args.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if use_gpu else "cpu")
-    torch.set_float32_matmul_precision("high")  # TF32, where a GPU has it
+    torch.set_float32_matmul_precision("high")  # TF32, if the GPU has it
     tokenizer = tokenizers.Tokenizer.from_file(
         str(args.tokenizer / TOKENIZER_FILES[0]))
     bos = token_id(args.tokenizer, tokenizer, "bos_token")
