@@ -1,5 +1,5 @@
-// The bytes of an image are untrusted. Whatever they are, the result is a shape
-// that fits its payload, or an error.
+// The bytes of an image are untrusted. Any bytes must give a shape that fits
+// its payload, or an error.
 #include <cstddef>
 #include <cstdint>
 #include <string>

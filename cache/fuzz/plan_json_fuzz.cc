@@ -1,5 +1,5 @@
-// The text of a plan is untrusted. Whatever its bytes are, the result is a
-// plan, a layout or an error.
+// The text of a plan is untrusted. Any bytes must give a plan, a layout or
+// an error.
 #include <cstddef>
 #include <cstdint>
 

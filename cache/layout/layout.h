@@ -243,8 +243,8 @@ class PageLayout {
   // because a page's bytes need not divide by its tokens.
   double marginal_bytes_per_token() const;
   double marginal_payload_bytes_per_token() const;
-  // Bytes of a token in one layer's side (payload and parameters). Those of a
-  // joint part count as the keys'.
+  // Bytes of a token in one layer's side (payload and parameters). The
+  // bytes of a joint part count as the keys'.
   double PayloadBytesPerToken(int64_t layer, plan::Side side) const;
 
   // Bytes of the side pages of one sequence, and how many of them are used.

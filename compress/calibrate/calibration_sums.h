@@ -73,8 +73,8 @@ int64_t SumBytes(const model::DecoderSpec& spec,
 // float64 and the same for any number of threads.
 void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram);
 
-// g gT of one sequence's tokens, over all draws, for one layer: [Hkv * D,
-// Hkv * D] float64.
+// One sequence's sum of g gT for one layer, over its tokens and all draws:
+// [Hkv * D, Hkv * D] float64.
 struct SequenceInformation {
   at::Tensor key;
   at::Tensor value;

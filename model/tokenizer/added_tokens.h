@@ -36,8 +36,8 @@ struct TextSegment {
 // Threads: immutable.
 class TokenTrie {
  public:
-  // `index` identifies the content in matches. Of two equal contents, the first
-  // one's index is used.
+  // `index` identifies the content in matches. If two contents are equal, the
+  // first one's index is used.
   void Add(std::string_view content, int32_t index);
   bool empty() const { return children_.empty(); }
 

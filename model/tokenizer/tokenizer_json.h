@@ -51,7 +51,8 @@ class JsonRef {
 
   // "path is VALUE, want ..." for values that are wrong.
   absl::Status Invalid(std::string_view want) const;
-  // The same for values that are right but not supported.
+  // "path is VALUE, supported: ..." for values that are valid but not
+  // supported.
   absl::Status Unsupported(std::string_view have_only) const;
 
  private:
