@@ -73,7 +73,7 @@ int64_t SumBytes(const model::DecoderSpec& spec,
 // float64 and the same for any number of threads.
 void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram);
 
-// One sequence's sum of g gT for one layer, over its tokens and all draws:
+// The sums of g gT over the tokens and draws of one sequence in one layer, each
 // [Hkv * D, Hkv * D] float64.
 struct SequenceInformation {
   at::Tensor key;

@@ -45,7 +45,7 @@ ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
 // [Hkv, D], if defined, multiplies the keys.
 at::Tensor AttendWhole(const TinyLayers& tiny, int64_t layer = 0,
                        const at::Tensor& key_mask = {});
-// The same by the plan and the layer's tensors, without codes.
+// As AttendWhole, but by the plan and the layer's tensors, without codes.
 at::Tensor AttendCompressed(const TinyLayers& tiny,
                             const kvasir::v1::KvPlan& plan,
                             const TensorMap& tensors, int64_t layer = 0);
