@@ -10,7 +10,9 @@ namespace {
 constexpr plan::EvictionCounts kSix = {.budget_tokens = 6, .every_tokens = 4};
 
 KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
-  KvCacheConfig config = ConfigOfFours(std::move(groups));
+  KvCacheConfig config;
+  config.page_tokens = 4;
+  config.groups = std::move(groups);
   config.prefix_reuse = false;
   return config;
 }

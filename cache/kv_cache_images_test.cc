@@ -13,7 +13,9 @@ namespace {
 using ::testing::HasSubstr;
 
 KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
-  KvCacheConfig config = ConfigOfFours(std::move(groups));
+  KvCacheConfig config;
+  config.page_tokens = 4;
+  config.groups = std::move(groups);
   for (KvCacheConfig::Group& group : config.groups) group.page_bytes = 100;
   return config;
 }

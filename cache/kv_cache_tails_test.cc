@@ -10,9 +10,14 @@
 namespace kvasir::cache {
 namespace {
 
+// Pages have 4 tokens.
 KvCacheConfig Config(int64_t num_pages, int64_t side_pages) {
-  return ConfigOfFours(
-      {{.num_pages = num_pages, .side_pages_per_sequence = side_pages}});
+  KvCacheConfig config;
+  config.page_tokens = 4;
+  config.groups = {
+      {.num_pages = num_pages, .side_pages_per_sequence = side_pages}};
+  config.cache_id = "test";
+  return config;
 }
 
 void RunScript(int64_t num_pages, int64_t side_pages,
@@ -158,6 +163,16 @@ TEST(KvCacheTailsTest, OtherSaltsMiss) {
     cut b              -> 8           # the prompt's own, no fork point
   )");
 }
+
+// Gives every prefix the same name.
+class OneHash final : public PrefixHasher {
+ public:
+  PrefixHash Root(absl::string_view) const override { return {}; }
+  PrefixHash Extend(const PrefixHash&,
+                    absl::Span<const int32_t>) const override {
+    return {};
+  }
+};
 
 TEST(KvCacheTailsTest, AHashCollisionIsAMiss) {
   KvCacheScenario s(Config(16, 1), std::make_unique<OneHash>());

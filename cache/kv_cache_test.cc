@@ -22,8 +22,17 @@ KvCacheConfig::Group Pages(int64_t num_pages, int64_t sliding_window = 0) {
           .payload_bytes = kPayloadBytes};
 }
 
+// Pages have 4 tokens.
+KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
+  KvCacheConfig config;
+  config.page_tokens = 4;
+  config.groups = std::move(groups);
+  config.cache_id = "test";
+  return config;
+}
+
 TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsThemOnce) {
-  KvCacheScenario s(ConfigOfFours({Pages(6)}));
+  KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..9       -> cached 0
     reserve a 5        -> ok
@@ -46,7 +55,7 @@ TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsThemOnce) {
 }
 
 TEST(KvCacheTest, RefusalNamesNumbersAndChangesNothing) {
-  KvCacheScenario s(ConfigOfFours({Pages(3)}));
+  KvCacheScenario s(Config({Pages(3)}));
   s.Run(R"(
     start a 1..8
     reserve a 8        -> ok
@@ -60,7 +69,7 @@ TEST(KvCacheTest, RefusalNamesNumbersAndChangesNothing) {
 }
 
 TEST(KvCacheTest, AnUncommittedReservationIsReplaced) {
-  KvCacheScenario s(ConfigOfFours({Pages(4)}));
+  KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..8
     reserve a 8        -> ok
@@ -73,7 +82,7 @@ TEST(KvCacheTest, AnUncommittedReservationIsReplaced) {
 }
 
 TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
-  KvCacheConfig config = ConfigOfFours({Pages(4)});
+  KvCacheConfig config = Config({Pages(4)});
   config.groups[0].eviction = {
       .budget_tokens = 6, .every_tokens = 8, .observation_window = 2};
   config.prefix_reuse = false;
@@ -111,7 +120,7 @@ TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
 }
 
 TEST(KvCacheTest, FindsFullPagesOfAFinishedSequence) {
-  KvCacheScenario s(ConfigOfFours({Pages(6)}));
+  KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..10
     step a 10          -> ok
@@ -127,7 +136,7 @@ TEST(KvCacheTest, FindsFullPagesOfAFinishedSequence) {
 }
 
 TEST(KvCacheTest, SharesPagesOfARunningSequence) {
-  KvCacheScenario s(ConfigOfFours({Pages(4)}));
+  KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok
@@ -143,7 +152,7 @@ TEST(KvCacheTest, SharesPagesOfARunningSequence) {
 }
 
 TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
-  KvCacheScenario s(ConfigOfFours({Pages(6)}));
+  KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..8
     step a 8           -> ok
@@ -160,7 +169,7 @@ TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
 }
 
 TEST(KvCacheTest, OtherTokensOrdersAndSaltsMiss) {
-  KvCacheScenario s(ConfigOfFours({Pages(6)}));
+  KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..8 salt=x
     step a 8           -> ok
@@ -174,7 +183,7 @@ TEST(KvCacheTest, OtherTokensOrdersAndSaltsMiss) {
 }
 
 TEST(KvCacheTest, UnpublishedPagesAreNotFound) {
-  KvCacheScenario s(ConfigOfFours({Pages(6)}));
+  KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..8 nopublish
     step a 8           -> ok
@@ -185,7 +194,7 @@ TEST(KvCacheTest, UnpublishedPagesAreNotFound) {
 }
 
 TEST(KvCacheTest, WithoutPrefixReuseNoPageIsCached) {
-  KvCacheConfig config = ConfigOfFours({Pages(6)});
+  KvCacheConfig config = Config({Pages(6)});
   config.prefix_reuse = false;
   KvCacheScenario s(config);
   s.Run(R"(
@@ -199,7 +208,7 @@ TEST(KvCacheTest, WithoutPrefixReuseNoPageIsCached) {
 }
 
 TEST(KvCacheTest, EvictsTheEndOfTheColdestChainFirst) {
-  KvCacheScenario s(ConfigOfFours({Pages(6)}));
+  KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..12
     step a 12          -> ok          # pages 0 1 2
@@ -225,7 +234,7 @@ TEST(KvCacheTest, EvictsTheEndOfTheColdestChainFirst) {
 }
 
 TEST(KvCacheTest, AHitMakesAChainWarmAgain) {
-  KvCacheScenario s(ConfigOfFours({Pages(4)}));
+  KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..8
     step a 8           -> ok          # pages 0 1
@@ -244,7 +253,7 @@ TEST(KvCacheTest, AHitMakesAChainWarmAgain) {
 }
 
 TEST(KvCacheTest, PinnedPagesAreNotEvicted) {
-  KvCacheScenario s(ConfigOfFours({Pages(3)}));
+  KvCacheScenario s(Config({Pages(3)}));
   s.Run(R"(
     start a 1..8
     step a 8           -> ok
@@ -258,7 +267,7 @@ TEST(KvCacheTest, PinnedPagesAreNotEvicted) {
 }
 
 TEST(KvCacheTest, TwoSequencesThatComputeTheSamePageKeepTheirOwn) {
-  KvCacheScenario s(ConfigOfFours({Pages(6)}));
+  KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..9
     start b 1..9
@@ -274,7 +283,7 @@ TEST(KvCacheTest, TwoSequencesThatComputeTheSamePageKeepTheirOwn) {
 }
 
 TEST(KvCacheTest, AChainThatLostAPageIsRepaired) {
-  KvCacheScenario s(ConfigOfFours({Pages(5)}));
+  KvCacheScenario s(Config({Pages(5)}));
   s.Run(R"(
     start a 1..4
     start b 1..9
@@ -294,7 +303,7 @@ TEST(KvCacheTest, AChainThatLostAPageIsRepaired) {
 }
 
 TEST(KvCacheTest, ForkSharesFullPagesAndCopiesTheLast) {
-  KvCacheScenario s(ConfigOfFours({Pages(8)}));
+  KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok          # 0 1
@@ -328,7 +337,7 @@ TEST(KvCacheTest, ForkSharesFullPagesAndCopiesTheLast) {
 }
 
 TEST(KvCacheTest, AForkAtAPageBorderCopiesNothing) {
-  KvCacheScenario s(ConfigOfFours({Pages(8)}));
+  KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..8
     step a 8           -> ok
@@ -341,7 +350,7 @@ TEST(KvCacheTest, AForkAtAPageBorderCopiesNothing) {
 }
 
 TEST(KvCacheTest, AForkOutlivesItsParentAndCopiesLater) {
-  KvCacheScenario s(ConfigOfFours({Pages(4)}));
+  KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok          # 0 1
@@ -359,7 +368,7 @@ TEST(KvCacheTest, AForkOutlivesItsParentAndCopiesLater) {
 }
 
 TEST(KvCacheTest, AForkOfAForkCopiesFromTheSamePage) {
-  KvCacheScenario s(ConfigOfFours({Pages(8)}));
+  KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok
@@ -375,7 +384,7 @@ TEST(KvCacheTest, AForkOfAForkCopiesFromTheSamePage) {
 }
 
 TEST(KvCacheTest, AForkTakesOverAnUnsharedPageInAFullPool) {
-  KvCacheScenario s(ConfigOfFours({Pages(2)}));
+  KvCacheScenario s(Config({Pages(2)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok
@@ -394,7 +403,7 @@ TEST(KvCacheTest, AForkTakesOverAnUnsharedPageInAFullPool) {
 
 // The copy is done before a new holder of the page writes.
 TEST(KvCacheTest, ACopyForASequenceThatEndedStaysListed) {
-  KvCacheScenario s(ConfigOfFours({Pages(8)}));
+  KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok
@@ -411,7 +420,7 @@ TEST(KvCacheTest, ACopyForASequenceThatEndedStaysListed) {
 }
 
 TEST(KvCacheTest, APreemptedSequenceFindsItsPagesAgain) {
-  KvCacheScenario s(ConfigOfFours({Pages(6)}));
+  KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..9
     step a 9           -> ok
@@ -426,7 +435,7 @@ TEST(KvCacheTest, APreemptedSequenceFindsItsPagesAgain) {
 
 TEST(KvCacheTest, AWindowGivesUpPagesAtTheFront) {
   // A query sees itself and the four tokens before it.
-  KvCacheScenario s(ConfigOfFours({Pages(8), Pages(4, 5)}));
+  KvCacheScenario s(Config({Pages(8), Pages(4, 5)}));
   s.Run(R"(
     start a 1..20
     reserve a 8        -> ok
@@ -448,7 +457,7 @@ TEST(KvCacheTest, AWindowGivesUpPagesAtTheFront) {
 }
 
 TEST(KvCacheTest, AHitNeedsOnlyThePagesStillInsideTheWindow) {
-  KvCacheScenario s(ConfigOfFours({Pages(8), Pages(5, 5)}));
+  KvCacheScenario s(Config({Pages(8), Pages(5, 5)}));
   s.Run(R"(
     start a 1..16 30
     step a 16          -> ok
@@ -461,7 +470,7 @@ TEST(KvCacheTest, AHitNeedsOnlyThePagesStillInsideTheWindow) {
 }
 
 TEST(KvCacheTest, AMissingWindowPageShortensTheHit) {
-  KvCacheScenario s(ConfigOfFours({Pages(12), Pages(4, 5)}));
+  KvCacheScenario s(Config({Pages(12), Pages(4, 5)}));
   s.Run(R"(
     start a 1..16
     step a 8           -> ok          # gives up page 0
@@ -478,7 +487,7 @@ TEST(KvCacheTest, AMissingWindowPageShortensTheHit) {
 // The last page of a long sequence with a window keeps the nodes of all pages
 // before it. 4 pages make room for 2 * 4 + 64 nodes: the root and 71 pages.
 TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
-  KvCacheScenario s(ConfigOfFours({Pages(4, 5)}));
+  KvCacheScenario s(Config({Pages(4, 5)}));
   s.Run("start a 1..284 -> cached 0");
   for (int page = 0; page < 71; ++page) {
     ASSERT_EQ(s.Do("step a 4"), "ok") << page;
@@ -504,7 +513,7 @@ TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
 
 // One sequence is longer than the index, and its own nodes fill it.
 TEST(KvCacheTest, ASequenceThatFillsTheIndexItselfTakesNoCachedPageForIt) {
-  KvCacheScenario s(ConfigOfFours({Pages(4, 5)}));
+  KvCacheScenario s(Config({Pages(4, 5)}));
   s.Run("start a 1..288 -> cached 0");
   for (int page = 0; page < 72; ++page) {
     ASSERT_EQ(s.Do("step a 4"), "ok") << page;
@@ -517,7 +526,7 @@ TEST(KvCacheTest, ASequenceThatFillsTheIndexItselfTakesNoCachedPageForIt) {
 }
 
 TEST(KvCacheTest, SidePagesComeWithTheFirstReservation) {
-  KvCacheConfig config = ConfigOfFours({Pages(6)});
+  KvCacheConfig config = Config({Pages(6)});
   config.groups[0].side_pages_per_sequence = 2;
   KvCacheScenario s(config);
   s.Run(R"(
@@ -538,7 +547,7 @@ TEST(KvCacheTest, SidePagesComeWithTheFirstReservation) {
 }
 
 TEST(KvCacheTest, SidePagesAreCountedSeparatelyFromTokenPages) {
-  KvCacheConfig config = ConfigOfFours({Pages(8)});
+  KvCacheConfig config = Config({Pages(8)});
   config.groups[0].side_pages_per_sequence = 2;
   config.groups[0].side_payload_bytes = kPageBytes + 10;
   KvCacheScenario s(config);
@@ -557,7 +566,7 @@ TEST(KvCacheTest, SidePagesAreCountedSeparatelyFromTokenPages) {
 }
 
 TEST(KvCacheTest, AbortInEveryStateFreesEverything) {
-  KvCacheScenario s(ConfigOfFours({Pages(8), Pages(8, 5)}));
+  KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
   s.Run(R"(
     start a 1..9                      # started
     release a
@@ -585,8 +594,18 @@ TEST(KvCacheTest, AbortInEveryStateFreesEverything) {
   )");
 }
 
+// Gives every prefix the same name.
+class OneHash final : public PrefixHasher {
+ public:
+  PrefixHash Root(absl::string_view) const override { return {}; }
+  PrefixHash Extend(const PrefixHash&,
+                    absl::Span<const int32_t>) const override {
+    return {};
+  }
+};
+
 TEST(KvCacheTest, AHashCollisionIsAMiss) {
-  KvCacheScenario s(ConfigOfFours({Pages(8)}), std::make_unique<OneHash>());
+  KvCacheScenario s(Config({Pages(8)}), std::make_unique<OneHash>());
   s.Run(R"(
     start a 1..8 salt=x
     step a 8           -> ok          # the second page collides with the first
@@ -603,7 +622,7 @@ TEST(KvCacheTest, AHashCollisionIsAMiss) {
 }
 
 TEST(KvCacheTest, ARefusedStartIsNotCountedAsAQuery) {
-  KvCacheScenario s(ConfigOfFours({Pages(4)}));
+  KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..9
     step a 9           -> ok
@@ -626,7 +645,7 @@ TEST(KvCacheTest, ARefusedStartIsNotCountedAsAQuery) {
 }
 
 TEST(KvCacheTest, CountsTokensBytesAndWaste) {
-  KvCacheScenario s(ConfigOfFours({Pages(8), Pages(8, 5)}));
+  KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
   s.Run(R"(
     start a 1..10
     step a 10          -> ok
@@ -719,7 +738,7 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
 }
 
 TEST(KvCacheDeathTest, CommitBeyondTheReservationIsABug) {
-  KvCache cache(ConfigOfFours({Pages(4)}));
+  KvCache cache(Config({Pages(4)}));
   cache.StartSequence(SequenceId(1), {1, 2, 3}, {});
   ASSERT_TRUE(cache.Reserve(SequenceId(1), 2));
   EXPECT_DEATH(cache.Commit(SequenceId(1), {1, 2, 3}), "reserved_tokens");

@@ -8,6 +8,12 @@
 #include "base/status_macros.h"
 
 namespace kvasir::cache {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
 HostImages::HostImages(const KvCacheConfig& config, PrefixCache* cache,
                        PageCopies* copies, KvCacheStats* counts)
     : config_(config), cache_(*cache), copies_(*copies), counts_(*counts) {

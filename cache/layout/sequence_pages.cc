@@ -6,6 +6,12 @@
 #include "cache/eviction/eviction_schedule.h"
 
 namespace kvasir::cache {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
 int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens) {
   if (sliding_window == 0 || logical_tokens < sliding_window) return 0;
   return logical_tokens - sliding_window + 1;

@@ -12,8 +12,6 @@ namespace kvasir::cache {
 // Keeps every product of the calculators inside int64.
 inline constexpr int64_t kMaxSequenceTokens = int64_t{1} << 30;
 
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // The first token that the query at position `logical_tokens` still sees; all
 // tokens before it may be given up. 0 without a window.
 int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens);

@@ -265,7 +265,8 @@ bool SequenceTables::CanFork(const SequenceState& parent) const {
     const GroupState& state = parent.groups[g];
     int64_t copies = static_cast<int64_t>(state.side_pages.size());
     if (config_.groups[g].eviction.evicts()) {
-      copies += CeilDiv(state.table.next_slot(), config_.page_tokens);
+      copies += (state.table.next_slot() + config_.page_tokens - 1) /
+                config_.page_tokens;
     }
     if (copies > pool(g).available_pages()) return false;
   }

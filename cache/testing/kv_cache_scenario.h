@@ -43,25 +43,6 @@
 
 namespace kvasir::cache {
 
-// Gives every prefix the same name.
-class OneHash final : public PrefixHasher {
- public:
-  PrefixHash Root(absl::string_view) const override { return {}; }
-  PrefixHash Extend(const PrefixHash&,
-                    absl::Span<const int32_t>) const override {
-    return {};
-  }
-};
-
-// Pages have 4 tokens.
-inline KvCacheConfig ConfigOfFours(std::vector<KvCacheConfig::Group> groups) {
-  KvCacheConfig config;
-  config.page_tokens = 4;
-  config.groups = std::move(groups);
-  config.cache_id = "test";
-  return config;
-}
-
 class KvCacheScenario {
  public:
   explicit KvCacheScenario(KvCacheConfig config,
