@@ -82,34 +82,34 @@ def artifact(tmp_path):
 
 
 def test_inspect_reports_ranks_bytes_and_weights(artifact):
-    told = json.loads(run("inspect", artifact, "--json").stdout)
-    values = [side for side in told["layers"] if side["side"] == "value"]
-    assert [side["rank"] for side in values] == [2 * RANK] * told["num_layers"]
+    report = json.loads(run("inspect", artifact, "--json").stdout)
+    values = [side for side in report["layers"] if side["side"] == "value"]
+    assert [side["rank"] for side in values] == [2 * RANK] * report["num_layers"]
     # Each of two groups has 24 codes of 4 bits and a scale and a minimum of 16 bits.
-    assert [side["bytes_per_token"] for side in values] == [2 * (12 + 4)] * told["num_layers"]
+    assert [side["bytes_per_token"] for side in values] == [2 * (12 + 4)] * report["num_layers"]
     stored = sum(len(t[2]) for t in read_tensors(artifact / "model.safetensors").values())
-    assert told["weight_bytes"] == stored
+    assert report["weight_bytes"] == stored
     text = run("inspect", artifact).stdout
     assert "2x24" in text and "at_runtime" in text
 
 
 def test_inspect_reports_what_each_rank_holds(artifact):
-    told = json.loads(run("inspect", artifact, "--tp", 2, "--json").stdout)
-    ranks = told["tensor_parallel"]
+    report = json.loads(run("inspect", artifact, "--tp", 2, "--json").stdout)
+    ranks = report["tensor_parallel"]
     heads = [(rank["first_kv_head"], rank["num_kv_heads"]) for rank in ranks["ranks"]]
-    half = told["num_kv_heads"] // 2
+    half = report["num_kv_heads"] // 2
     assert heads == [(0, half), (half, half)]
     # Each of the two groups has half of the heads and belongs to one rank.
     assert ranks["replicas"] == [] and ranks["uneven_layers"] == []
-    assert 2 * ranks["most_kv_bytes_per_token"] == told["kv_bytes_per_token"]
+    assert 2 * ranks["most_kv_bytes_per_token"] == report["kv_bytes_per_token"]
     weights = [rank["weight_bytes"] for rank in ranks["ranks"]]
     assert sum(weights) == ranks["one_rank_weight_bytes"] + ranks["replicated_weight_bytes"]
     # With more ranks than groups, each group spans several ranks in every layer.
     spread = json.loads(run("inspect", artifact, "--tp", 4, "--json").stdout)["tensor_parallel"]
     of_values = [r for r in spread["replicas"] if r["side"] == "value"]
     assert [r["ranks"] for r in of_values] == [[0, 1], [2, 3]]
-    assert [r["last_layer"] for r in of_values] == [told["num_layers"] - 1] * 2
-    assert [r["bytes_per_token"] for r in of_values] == [told["num_layers"] * (12 + 4)] * 2
+    assert [r["last_layer"] for r in of_values] == [report["num_layers"] - 1] * 2
+    assert [r["bytes_per_token"] for r in of_values] == [report["num_layers"] * (12 + 4)] * 2
     text = run("inspect", artifact, "--tp", 4).stdout
     assert "on several ranks" in text and "tensor parallel       4 ranks" in text
     refused = run("inspect", artifact, "--tp", 3, check=False)
@@ -195,9 +195,9 @@ def test_the_page_draws_which_tokens_of_a_text_stayed(drawn, tmp_path):
     text.write_text("<b>" + (TINY / "evaluation.txt").read_text()[:1500])
     run("inspect", TINY, "--trace", text, "--html", page, "--eviction", "streaming",
         "--eviction-budget", "96")
-    told = json.loads(script_of(page)[0])["report"]["trace"]
-    assert told["layers"][0]["last"]["kept_slots"] == 96
-    assert drawn(page).count('class="slot"') == len(told["tokens"])
+    report = json.loads(script_of(page)[0])["report"]["trace"]
+    assert report["layers"][0]["last"]["kept_slots"] == 96
+    assert drawn(page).count('class="slot"') == len(report["tokens"])
 
 
 def test_another_layer_is_drawn_when_it_is_chosen(tmp_path):
@@ -259,7 +259,7 @@ def test_the_page_draws_evictions_at_the_bytes_that_stay(artifact, evaluation, t
 @pytest.fixture
 def prediction(artifact):
     """The prediction that a planner writes next to the plan."""
-    told = {
+    content = {
         "plan_sha256": hashlib.sha256((artifact / "kv_plan.json").read_bytes()).hexdigest(),
         "kl": 0.0123, "kl_low": 0.009, "kl_high": 0.03, "bytes_per_token": 800,
         "kappa": {"probes": [{"bytes_per_token": 640, "predicted": 0.02, "measured": 0.04}]},
@@ -267,8 +267,8 @@ def prediction(artifact):
                   {"bytes_per_token": 3000, "kl": 0}],
     }
     path = artifact / "kv_plan.prediction.json"
-    path.write_text(json.dumps(told))
-    return path, told
+    path.write_text(json.dumps(content))
+    return path, content
 
 
 def test_the_page_draws_the_predicted_curve_and_marks_the_plan(
@@ -311,8 +311,8 @@ def test_the_page_draws_memory_with_and_without_eviction(artifact, drawn, tmp_pa
     {"curve": []}, {"curve": [], "kl": 0, "kl_low": 0}, {"curve": [], "kl": 5e-324, "kl_low": 5e-324},
 ])
 def test_a_curve_without_points_is_accepted(artifact, prediction, tmp_path, values):
-    path, told = prediction
-    path.write_text(json.dumps(told | values | {"kappa": {}}))
+    path, content = prediction
+    path.write_text(json.dumps(content | values | {"kappa": {}}))
     page = tmp_path / "page.html"
     run("inspect", artifact, "--html", page)
     html = draw_by_script(page)
@@ -325,16 +325,16 @@ def test_a_curve_without_points_is_accepted(artifact, prediction, tmp_path, valu
     ("curve", "<script>", "curve: want a list"), ("curve", [7] * 5000, "have 5000"),
     ("curve", [{"bytes_per_token": -1, "kl": 1}], "curve[0]: bytes_per_token")])
 def test_an_invalid_prediction_is_refused_by_name(artifact, prediction, field, value, named):
-    path, told = prediction
-    path.write_text(json.dumps(told | {field: value}))
+    path, content = prediction
+    path.write_text(json.dumps(content | {field: value}))
     refused = run("inspect", artifact, check=False)
     assert refused.returncode == 1
     assert "kv_plan.prediction.json" in refused.stderr and named in refused.stderr
 
 
 def test_a_prediction_of_another_plan_is_not_shown(artifact, prediction):
-    path, told = prediction
-    path.write_text(json.dumps(told | {"plan_sha256": 64 * "0"}))
+    path, content = prediction
+    path.write_text(json.dumps(content | {"plan_sha256": 64 * "0"}))
     assert "not known: that of another plan" in run("inspect", artifact).stdout
     assert json.loads(run("inspect", artifact, "--json").stdout)["prediction"] is None
 
@@ -353,12 +353,12 @@ def test_a_scale_around_0_has_ticks_beside_0_with_room_between_them(
 
 
 def test_a_compressed_checkpoint_runs(artifact):
-    told = json.loads(
+    report = json.loads(
         run("perplexity", "--model", artifact, "--text", TINY / "evaluation.txt", "--window", "32",
             "--max-windows", "1", "--json").stdout
     )
     inspected = json.loads(run("inspect", artifact, "--json").stdout)
-    assert told["kv_bytes_per_token"] == inspected["kv_bytes_per_token"]
+    assert report["kv_bytes_per_token"] == inspected["kv_bytes_per_token"]
 
 
 @pytest.mark.parametrize(
@@ -385,11 +385,11 @@ def test_a_full_plan_with_full_weights_is_served(tmp_path):
     layer = {"key": side("POST_ROPE"), "value": side("NO_ROPE")}
     plan = {"schema_version": 1, "layers": [layer] * config["num_hidden_layers"]}
     (folder / "kv_plan.json").write_text(json.dumps(plan))
-    told = json.loads(
+    report = json.loads(
         run("perplexity", "--model", folder, "--text", TINY / "evaluation.txt", "--window", "32",
             "--max-windows", "1", "--json").stdout
     )
-    assert told["tokens"] > 0
+    assert report["tokens"] > 0
 
 
 def test_weights_of_another_plan_are_refused(artifact):
@@ -404,14 +404,14 @@ def test_weights_of_another_plan_are_refused(artifact):
 
 
 def test_a_plan_can_be_inspected_before_it_is_applied(artifact):
-    told = json.loads(
+    report = json.loads(
         run("inspect", TINY, "--kv-plan", artifact / "kv_plan.json", "--json").stdout
     )
-    assert not told["weights_fit"]
+    assert not report["weights_fit"]
     applied = json.loads(run("inspect", artifact, "--json").stdout)
     assert applied["weights_fit"]
-    assert told["kv_bytes_per_token"] == applied["kv_bytes_per_token"]
-    assert told["weight_bytes"] == applied["weight_bytes"]
+    assert report["kv_bytes_per_token"] == applied["kv_bytes_per_token"]
+    assert report["weight_bytes"] == applied["weight_bytes"]
 
 
 @pytest.mark.parametrize("name", ["model.layers.2.self_attn.v_proj.up.1.weight",

@@ -215,20 +215,20 @@ def fetched():
 
 
 def test_the_real_model_knows_the_capital_of_france(fetched, tmp_path):
-    told = run("generate", "--model", "smollm2", "--prompt", "The capital of France is",
+    text = run("generate", "--model", "smollm2", "--prompt", "The capital of France is",
                "--temperature", 0, "--max-tokens", 2, env=fetched, cwd=tmp_path).stdout
-    assert told == "The capital of France is Paris.\n"
+    assert text == "The capital of France is Paris.\n"
 
 
 def test_the_real_model_predicts_as_its_source_file(fetched, tmp_path):
     """The answer is Paris even if rows of queries and keys are in the file's order, but this loss is then 1.387. An
     implementation that computes in float32 from the GGUF file itself has a perplexity of 51.81 for these tokens
     (0.9139 nats per byte)."""
-    told = json.loads(run("perplexity", "--model", "smollm2", "--text", TINY / "evaluation.txt",
+    report = json.loads(run("perplexity", "--model", "smollm2", "--text", TINY / "evaluation.txt",
                           "--window", 256, "--max-windows", 2, "--json", env=fetched,
                           cwd=tmp_path).stdout)
-    assert told["tokens"] == 510 and told["bytes"] == 2203
-    assert told["nats_per_byte"] == pytest.approx(0.9139, abs=0.002)
+    assert report["tokens"] == 510 and report["bytes"] == 2203
+    assert report["nats_per_byte"] == pytest.approx(0.9139, abs=0.002)
 
 
 def test_serve_fetches_the_model_and_prints_a_question_that_it_answers(fetched, tmp_path):

@@ -83,8 +83,8 @@ def test_a_bundle_has_every_library_that_a_system_may_lack(gpu):
 @needs_nvcc
 def test_the_list_of_programs_has_every_stage():
     stages = {line.split()[0] for line in (BUILD / "gpu_programs.txt").read_text().splitlines()}
-    told = subprocess.run([ROOT / "scripts/gpu_check", "--help"], capture_output=True, text=True, check=True).stdout
-    assert stages == set(re.search(r"--stage \{([a-z,]+)\}", told)[1].split(","))
+    usage = subprocess.run([ROOT / "scripts/gpu_check", "--help"], capture_output=True, text=True, check=True).stdout
+    assert stages == set(re.search(r"--stage \{([a-z,]+)\}", usage)[1].split(","))
 
 
 @needs_nvcc

@@ -57,10 +57,10 @@ def test_a_missing_device_is_refused_with_its_requirements(tmp_path):
 
 
 def test_inspect_reports_pages_in_the_layout_of_the_device():
-    def told(*flags):
+    def pages(*flags):
         return json.loads(run("inspect", TINY, "--json", "--kv-plan", "rotated-4bit", *flags).stdout)
 
-    here, there = told(), told("--device", "emulated")
+    here, there = pages(), pages("--device", "emulated")
     assert here["kv_payload_bytes_per_token"] == there["kv_payload_bytes_per_token"]
     assert here["kv_bytes_per_token"] <= there["kv_bytes_per_token"]
 

@@ -57,8 +57,8 @@ def best_two(server, prompt, tokens):
             result, error = stream.results.get(timeout=600)
             assert error is None, error
             for entry in json.loads(result.as_numpy("logprobs")[0]):
-                found.append(sorted(((told["rank"], int(number), told["logprob"])
-                                     for number, told in entry.items())))
+                found.append(sorted(((candidate["rank"], int(number), candidate["logprob"])
+                                     for number, candidate in entry.items())))
             if triton.final(result):
                 return [[(number, logprob) for _, number, logprob in entry] for entry in found]
     finally:

@@ -326,8 +326,8 @@ def test_the_check_understands_a_real_gtest_program(bundle):
 
 
 def test_the_usage_lists_every_stage():
-    told = subprocess.run([ROOT / "scripts/gpu_check", "--help"], capture_output=True, text=True, check=True).stdout
+    usage = subprocess.run([ROOT / "scripts/gpu_check", "--help"], capture_output=True, text=True, check=True).stdout
     for stage in "primitives", "ops", "attention", "engine", "serve", "bench":
-        assert f"\n  {stage}  " in told
+        assert f"\n  {stage}  " in usage
     done = subprocess.run([ROOT / "scripts/gpu_check", "--stage", "all"], capture_output=True, text=True)
     assert done.returncode == 2 and "invalid choice: 'all'" in done.stderr
