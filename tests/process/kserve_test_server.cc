@@ -1,6 +1,6 @@
-// The KServe facade over an engine that is known to the byte, for tests with
-// real clients: token ids are bytes, a request's tokens are its prompt's, over
-// and over, one each --token-delay-ms.
+// The KServe facade over an engine with known answers, for tests with real
+// clients. Token ids are bytes. A request's output repeats its prompt, one
+// token each --token-delay-ms.
 //
 //   kserve_test_server --ready-file PATH [--token-delay-ms MS]
 #include <atomic>
@@ -28,7 +28,7 @@ constexpr uint32_t kMaxModelLen = 1024;
 constexpr uint32_t kDefaultMaxTokens = 16;
 constexpr char kModel[] = "tiny";
 
-// Owns: one engine thread, on which all sinks are called.
+// Owns one engine thread, which calls all sinks.
 class EchoRouter final : public router::RequestRouter {
  public:
   explicit EchoRouter(absl::Duration token_delay)
@@ -95,7 +95,8 @@ class EchoRouter final : public router::RequestRouter {
     uint32_t num_tokens_ = 0;
   };
 
-  // One token of every sample; false when the request has ended.
+  // Generates one token of every sample. Returns false when the request has
+  // ended.
   static bool Step(Handle& handle) {
     if (handle.cancelled_) {
       handle.sink_->OnDone(absl::CancelledError("cancelled"));
@@ -157,7 +158,8 @@ int Main(int argc, char** argv) {
   app.add_option("--token-delay-ms", token_delay_ms)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
 
-  // Taken by sigwait below, in all threads that follow.
+  // These signals are blocked in all threads, so that sigwait below receives
+  // them.
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);

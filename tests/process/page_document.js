@@ -1,4 +1,4 @@
-// As much of a browser's document as the page of `kvasir inspect` uses: its
+// The part of a browser's document that the page of `kvasir inspect` uses. Its
 // script runs against this and leaves a tree that is written out as HTML.
 "use strict";
 
@@ -10,12 +10,12 @@ class Element {
     this.name = name;
     this.attributes = "";
     this.children = [];
-    this.heard = {};
+    this.listeners = {};
   }
-  addEventListener(event, hears) {
-    this.heard[event] = hears;
+  addEventListener(event, listener) {
+    this.listeners[event] = listener;
   }
-  // All of its elements of a name.
+  // All elements below this one that have this name.
   find(name) {
     return this.children.filter(child => child instanceof Element)
         .flatMap(child => [...child.name === name ? [child] : [],

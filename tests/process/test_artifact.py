@@ -1,4 +1,4 @@
-"""A compressed checkpoint: inspected, checked against its plan, run, or refused by name."""
+"""A compressed checkpoint is inspected, checked against its plan, and run, or it is refused by name."""
 
 import hashlib
 import json
@@ -81,35 +81,35 @@ def artifact(tmp_path):
     return folder
 
 
-def test_inspect_tells_ranks_bytes_and_weights(artifact):
-    told = json.loads(run("inspect", artifact, "--json").stdout)
-    values = [side for side in told["layers"] if side["side"] == "value"]
-    assert [side["rank"] for side in values] == [2 * RANK] * told["num_layers"]
-    # 24 codes of 4 bits, scale and minimum of 16 bits, twice.
-    assert [side["bytes_per_token"] for side in values] == [2 * (12 + 4)] * told["num_layers"]
+def test_inspect_reports_ranks_bytes_and_weights(artifact):
+    report = json.loads(run("inspect", artifact, "--json").stdout)
+    values = [side for side in report["layers"] if side["side"] == "value"]
+    assert [side["rank"] for side in values] == [2 * RANK] * report["num_layers"]
+    # Each of two groups has 24 codes of 4 bits and a scale and a minimum of 16 bits.
+    assert [side["bytes_per_token"] for side in values] == [2 * (12 + 4)] * report["num_layers"]
     stored = sum(len(t[2]) for t in read_tensors(artifact / "model.safetensors").values())
-    assert told["weight_bytes"] == stored
+    assert report["weight_bytes"] == stored
     text = run("inspect", artifact).stdout
     assert "2x24" in text and "at_runtime" in text
 
 
-def test_inspect_tells_what_each_rank_holds(artifact):
-    told = json.loads(run("inspect", artifact, "--tp", 2, "--json").stdout)
-    ranks = told["tensor_parallel"]
+def test_inspect_reports_what_each_rank_holds(artifact):
+    report = json.loads(run("inspect", artifact, "--tp", 2, "--json").stdout)
+    ranks = report["tensor_parallel"]
     heads = [(rank["first_kv_head"], rank["num_kv_heads"]) for rank in ranks["ranks"]]
-    half = told["num_kv_heads"] // 2
+    half = report["num_kv_heads"] // 2
     assert heads == [(0, half), (half, half)]
-    # Two groups of half the heads: each is a rank's own.
+    # Each of the two groups has half of the heads and belongs to one rank.
     assert ranks["replicas"] == [] and ranks["uneven_layers"] == []
-    assert 2 * ranks["most_kv_bytes_per_token"] == told["kv_bytes_per_token"]
+    assert 2 * ranks["most_kv_bytes_per_token"] == report["kv_bytes_per_token"]
     weights = [rank["weight_bytes"] for rank in ranks["ranks"]]
     assert sum(weights) == ranks["one_rank_weight_bytes"] + ranks["replicated_weight_bytes"]
-    # Dealt to more ranks than there are groups, a group spans them, in every layer.
+    # With more ranks than groups, each group spans several ranks in every layer.
     spread = json.loads(run("inspect", artifact, "--tp", 4, "--json").stdout)["tensor_parallel"]
     of_values = [r for r in spread["replicas"] if r["side"] == "value"]
     assert [r["ranks"] for r in of_values] == [[0, 1], [2, 3]]
-    assert [r["last_layer"] for r in of_values] == [told["num_layers"] - 1] * 2
-    assert [r["bytes_per_token"] for r in of_values] == [told["num_layers"] * (12 + 4)] * 2
+    assert [r["last_layer"] for r in of_values] == [report["num_layers"] - 1] * 2
+    assert [r["bytes_per_token"] for r in of_values] == [report["num_layers"] * (12 + 4)] * 2
     text = run("inspect", artifact, "--tp", 4).stdout
     assert "on several ranks" in text and "tensor parallel       4 ranks" in text
     refused = run("inspect", artifact, "--tp", 3, check=False)
@@ -120,7 +120,7 @@ def test_inspect_tells_what_each_rank_holds(artifact):
 
 @pytest.fixture
 def evaluation(tmp_path):
-    """A file as kvasir-compress evaluate --json writes it, and what is in it."""
+    """A file in the format of kvasir-compress evaluate --json, and its content."""
     row = {
         "model": "m", "method": "palu <4>", "keep": 0.5, "kv_bytes_per_token": 100,
         "kv_payload_bytes_per_token": 100, "fixed_bytes_per_sequence": 0, "nats_per_token": 3,
@@ -153,13 +153,13 @@ def test_the_page_has_the_figures_and_refuses_a_file_without_an_interval(
 
 
 def script_of(page):
-    """The data of a page and its script."""
+    """Returns the data of a page and its script."""
     return re.search('<script type="application/json" id="data">(.*?)</script>\n'
                      "<script>(.*?)</script>", page.read_text(), re.DOTALL).groups()
 
 
 def run_script(page):
-    """The page's script, run outside of a browser."""
+    """Runs the page's script outside of a browser."""
     data, script = script_of(page)
     context = quickjs.Context()
     context.set("pageData", data)
@@ -173,7 +173,7 @@ def draw_by_script(page):
 
 @pytest.fixture(scope="module", params=["script", "browser"])
 def drawn(request, tmp_path_factory):
-    """The elements of a page once its script has run."""
+    """A function that draws a page: its elements after its script has run."""
     if request.param == "script":
         return draw_by_script
     browser = shutil.which("chromium") or shutil.which("google-chrome")
@@ -190,14 +190,14 @@ def drawn(request, tmp_path_factory):
     return draw
 
 
-def test_the_page_draws_who_stayed_of_a_text(drawn, tmp_path):
+def test_the_page_draws_which_tokens_of_a_text_stayed(drawn, tmp_path):
     text, page = tmp_path / "text.txt", tmp_path / "page.html"
     text.write_text("<b>" + (TINY / "evaluation.txt").read_text()[:1500])
     run("inspect", TINY, "--trace", text, "--html", page, "--eviction", "streaming",
         "--eviction-budget", "96")
-    told = json.loads(script_of(page)[0])["report"]["trace"]
-    assert told["layers"][0]["last"]["kept_slots"] == 96
-    assert drawn(page).count('class="slot"') == len(told["tokens"])
+    report = json.loads(script_of(page)[0])["report"]["trace"]
+    assert report["layers"][0]["last"]["kept_slots"] == 96
+    assert drawn(page).count('class="slot"') == len(report["tokens"])
 
 
 def test_another_layer_is_drawn_when_it_is_chosen(tmp_path):
@@ -211,14 +211,14 @@ def test_another_layer_is_drawn_when_it_is_chosen(tmp_path):
     gone = "main.outerHTML.split('went when').length - 1"
     for choice, unit in enumerate(unit for layer in layers for unit in layer["units"]):
         context.eval(f"main.find('select')[0].value = '{choice}';"
-                     "main.find('select')[0].heard.change()")
+                     "main.find('select')[0].listeners.change()")
         assert context.eval(gone) == sum(at is not None for at in unit["gone_at"])
 
 
 def test_the_page_draws_every_layer_and_ticks_beside_0(artifact, evaluation, drawn, tmp_path):
     path, content = evaluation
     inspected = json.loads(run("inspect", artifact, "--json").stdout)
-    # Two widths of one method, one of them the plan looked at; a narrow range.
+    # There are two widths of one method, one of which belongs to the inspected plan, within a narrow range.
     own, other = content["rows"][0], dict(content["rows"][0], model="other")
     own |= {"model": inspected["model"], "kv_bytes_per_token": inspected["kv_bytes_per_token"],
             "kv_payload_bytes_per_token": 64, "added_nats_per_token": 0.0037,
@@ -234,9 +234,9 @@ def test_the_page_draws_every_layer_and_ticks_beside_0(artifact, evaluation, dra
         assert f"<title>layer {layer} value: low_rank, 48 numbers" in html
     assert "palu &lt;4&gt;, 50.0 % of the numbers kept" in html
     quality = html[html.index("<h2>Quality against bytes"):html.index("<h2>Bytes by component")]
-    assert len(re.findall(r">0\.00\d+</text>", quality)) >= 3  # ticks
+    assert len(re.findall(r">0\.00\d+</text>", quality)) >= 3  # at least three ticks
     assert quality.count(">this plan</text>") == 1
-    # No line joins points of different widths: two points and the teacher's are alone.
+    # No line joins points of different widths. Only the two points and the teacher's have lines of their own.
     assert len(re.findall(r'class="line" d="M[\d.]+ [\d.]+" stroke', quality)) == 3
 
 
@@ -252,14 +252,14 @@ def test_the_page_draws_evictions_at_the_bytes_that_stay(artifact, evaluation, t
     html = draw_by_script(page)
     assert "100 KV bytes per token, 100 of a window" in html
     assert "104 KV bytes per token, 26 of a window" in html
-    # Methods of their own, so that no line joins them.
+    # They are drawn as different methods, so that no line joins them.
     assert "palu &lt;4&gt;, " in html and "palu &lt;4&gt; + h2o, " in html
 
 
 @pytest.fixture
 def prediction(artifact):
-    """What a planner has written beside the plan."""
-    told = {
+    """The prediction that a planner writes next to the plan."""
+    content = {
         "plan_sha256": hashlib.sha256((artifact / "kv_plan.json").read_bytes()).hexdigest(),
         "kl": 0.0123, "kl_low": 0.009, "kl_high": 0.03, "bytes_per_token": 800,
         "kappa": {"probes": [{"bytes_per_token": 640, "predicted": 0.02, "measured": 0.04}]},
@@ -267,8 +267,8 @@ def prediction(artifact):
                   {"bytes_per_token": 3000, "kl": 0}],
     }
     path = artifact / "kv_plan.prediction.json"
-    path.write_text(json.dumps(told))
-    return path, told
+    path.write_text(json.dumps(content))
+    return path, content
 
 
 def test_the_page_draws_the_predicted_curve_and_marks_the_plan(
@@ -281,7 +281,7 @@ def test_the_page_draws_the_predicted_curve_and_marks_the_plan(
     assert "<title>predicted: 300 bytes per token, 0.5 nats</title>" in curve
     assert "<title>measured: 640 bytes per token, 0.04 nats</title>" in curve
     assert curve.count(">this plan</text>") == 1
-    # No logarithm of 0, one line, and ticks of both axes.
+    # There is no logarithm of 0, one line, and there are ticks on both axes.
     assert "NaN" not in curve and "Infinity" not in curve and "3000 bytes" not in curve
     [line] = re.findall(r'class="line" d="(M[\d.L ]+)" stroke', curve)
     assert line.count("L") == 1
@@ -302,7 +302,7 @@ def test_the_page_draws_memory_with_and_without_eviction(artifact, drawn, tmp_pa
     own, whole = re.findall(r'class="line" d="(M[\d.L ]+)" stroke', chart)
     own, whole = ([float(point.split()[1]) for point in re.split("[ML]", line) if point]
                   for line in (own, whole))
-    # Downwards on the page: from some length on the plan is level, without eviction it goes on.
+    # y grows downwards. From some length on, the curve of the plan is level; without eviction it rises further.
     assert own[-1] == own[len(own) // 2] and whole[-1] < whole[len(whole) // 2] < own[-1]
     assert ">q-hitter</td>" in chart and ">128</td>" in chart
 
@@ -310,9 +310,9 @@ def test_the_page_draws_memory_with_and_without_eviction(artifact, drawn, tmp_pa
 @pytest.mark.parametrize("values", [
     {"curve": []}, {"curve": [], "kl": 0, "kl_low": 0}, {"curve": [], "kl": 5e-324, "kl_low": 5e-324},
 ])
-def test_a_curve_without_points_is_no_trouble(artifact, prediction, tmp_path, values):
-    path, told = prediction
-    path.write_text(json.dumps(told | values | {"kappa": {}}))
+def test_a_curve_without_points_is_accepted(artifact, prediction, tmp_path, values):
+    path, content = prediction
+    path.write_text(json.dumps(content | values | {"kappa": {}}))
     page = tmp_path / "page.html"
     run("inspect", artifact, "--html", page)
     html = draw_by_script(page)
@@ -324,24 +324,24 @@ def test_a_curve_without_points_is_no_trouble(artifact, prediction, tmp_path, va
     ("kl", float("nan"), "not JSON"), ("kl", None, "kl: is missing"),
     ("curve", "<script>", "curve: want a list"), ("curve", [7] * 5000, "have 5000"),
     ("curve", [{"bytes_per_token": -1, "kl": 1}], "curve[0]: bytes_per_token")])
-def test_a_prediction_that_is_none_is_refused_by_name(artifact, prediction, field, value, named):
-    path, told = prediction
-    path.write_text(json.dumps(told | {field: value}))
+def test_an_invalid_prediction_is_refused_by_name(artifact, prediction, field, value, named):
+    path, content = prediction
+    path.write_text(json.dumps(content | {field: value}))
     refused = run("inspect", artifact, check=False)
     assert refused.returncode == 1
     assert "kv_plan.prediction.json" in refused.stderr and named in refused.stderr
 
 
 def test_a_prediction_of_another_plan_is_not_shown(artifact, prediction):
-    path, told = prediction
-    path.write_text(json.dumps(told | {"plan_sha256": 64 * "0"}))
+    path, content = prediction
+    path.write_text(json.dumps(content | {"plan_sha256": 64 * "0"}))
     assert "not known: that of another plan" in run("inspect", artifact).stdout
     assert json.loads(run("inspect", artifact, "--json").stdout)["prediction"] is None
 
 
 @pytest.mark.parametrize("low, high, scale", [
     (-0.0003, 0.0078, 0.0009), (0, 0.0095, 0.001), (-0.02, 5.5, 0.0004), (0, 0.9, 0.1)])
-def test_an_axis_of_two_kinds_has_ticks_beside_0_and_room_between_them(
+def test_a_scale_around_0_has_ticks_beside_0_with_room_between_them(
         artifact, tmp_path, low, high, scale):
     page = tmp_path / "page.html"
     run("inspect", artifact, "--html", page)
@@ -352,19 +352,19 @@ def test_an_axis_of_two_kinds_has_ticks_beside_0_and_room_between_them(
     assert all(above - below >= 24 for (_, above), (_, below) in zip(ticks, ticks[1:]))
 
 
-def test_it_runs(artifact):
-    told = json.loads(
+def test_a_compressed_checkpoint_runs(artifact):
+    report = json.loads(
         run("perplexity", "--model", artifact, "--text", TINY / "evaluation.txt", "--window", "32",
             "--max-windows", "1", "--json").stdout
     )
     inspected = json.loads(run("inspect", artifact, "--json").stdout)
-    assert told["kv_bytes_per_token"] == inspected["kv_bytes_per_token"]
+    assert report["kv_bytes_per_token"] == inspected["kv_bytes_per_token"]
 
 
 @pytest.mark.parametrize(
     "command", [("serve",), ("generate", "--prompt", "x"), ("perplexity", "--text", "x")]
 )
-def test_what_is_not_served_is_named_with_its_layer(artifact, command):
+def test_a_plan_that_is_not_served_is_named_with_its_layer(artifact, command):
     plan = json.loads((artifact / "kv_plan.json").read_text())
     plan["layers"][2] = json.loads(json.dumps(plan["layers"][2]))
     plan["layers"][2]["selection"] = {
@@ -377,7 +377,7 @@ def test_what_is_not_served_is_named_with_its_layer(artifact, command):
     assert "UNIMPLEMENTED: layer 2: the plan asks for selection" in refused.stderr
 
 
-def test_a_full_plan_beside_full_weights_is_served(tmp_path):
+def test_a_full_plan_with_full_weights_is_served(tmp_path):
     folder = tmp_path / "full"
     shutil.copytree(TINY, folder)
     config = json.loads((TINY / "config.json").read_text())
@@ -385,11 +385,11 @@ def test_a_full_plan_beside_full_weights_is_served(tmp_path):
     layer = {"key": side("POST_ROPE"), "value": side("NO_ROPE")}
     plan = {"schema_version": 1, "layers": [layer] * config["num_hidden_layers"]}
     (folder / "kv_plan.json").write_text(json.dumps(plan))
-    told = json.loads(
+    report = json.loads(
         run("perplexity", "--model", folder, "--text", TINY / "evaluation.txt", "--window", "32",
             "--max-windows", "1", "--json").stdout
     )
-    assert told["tokens"] > 0
+    assert report["tokens"] > 0
 
 
 def test_weights_of_another_plan_are_refused(artifact):
@@ -403,20 +403,20 @@ def test_weights_of_another_plan_are_refused(artifact):
     assert "want shape [40, 256], have [48, 256]" in refused.stderr
 
 
-def test_a_plan_can_be_looked_at_before_it_is_applied(artifact):
-    told = json.loads(
+def test_a_plan_can_be_inspected_before_it_is_applied(artifact):
+    report = json.loads(
         run("inspect", TINY, "--kv-plan", artifact / "kv_plan.json", "--json").stdout
     )
-    assert not told["weights_fit"]
+    assert not report["weights_fit"]
     applied = json.loads(run("inspect", artifact, "--json").stdout)
     assert applied["weights_fit"]
-    assert told["kv_bytes_per_token"] == applied["kv_bytes_per_token"]
-    assert told["weight_bytes"] == applied["weight_bytes"]
+    assert report["kv_bytes_per_token"] == applied["kv_bytes_per_token"]
+    assert report["weight_bytes"] == applied["weight_bytes"]
 
 
 @pytest.mark.parametrize("name", ["model.layers.2.self_attn.v_proj.up.1.weight",
                                   "model.layers.5.mlp.up_proj.weight"])
-def test_weights_that_are_not_finite_are_refused_by_their_place(artifact, name):
+def test_weights_that_are_not_finite_are_refused_with_their_place(artifact, name):
     tensors = read_tensors(artifact / "model.safetensors")
     dtype, shape, content = tensors[name]
     row, column = shape[0] - 1, 7
@@ -431,8 +431,8 @@ def test_weights_that_are_not_finite_are_refused_by_their_place(artifact, name):
                 in refused.stderr)
 
 
-def test_logits_that_overflow_fail_and_give_no_text(tmp_path):
-    """Finite weights whose products are not."""
+def test_logits_that_overflow_fail_without_text(tmp_path):
+    """The weights are finite, but their products are not."""
     folder = tmp_path / "overflow"
     shutil.copytree(TINY, folder)
     tensors = read_tensors(folder / "model.safetensors")
@@ -447,7 +447,7 @@ def test_logits_that_overflow_fail_and_give_no_text(tmp_path):
         assert "INTERNAL" in failed.stderr and "a logit that is not a finite number" in failed.stderr
 
 
-def test_names_of_a_plan_reach_the_terminal_without_control_characters(artifact):
+def test_names_in_a_plan_are_printed_without_control_characters(artifact):
     plan = json.loads((artifact / "kv_plan.json").read_text())
     plan["method"] = "red \x1b[31m\x07 and \x9b2J"
     (artifact / "kv_plan.json").write_text(json.dumps(plan))
@@ -459,7 +459,7 @@ def test_names_of_a_plan_reach_the_terminal_without_control_characters(artifact)
     assert refused.returncode == 1 and "\x1b" not in refused.stderr
 
 
-def test_generate_without_a_tokenizer_says_so(tmp_path):
+def test_generate_reports_a_missing_tokenizer(tmp_path):
     folder = tmp_path / "bare"
     shutil.copytree(TINY, folder)
     (folder / "tokenizer.json").unlink()
@@ -468,8 +468,8 @@ def test_generate_without_a_tokenizer_says_so(tmp_path):
     assert "has no tokenizer.json" in refused.stderr and "takes token ids" in refused.stderr
 
 
-def test_generate_takes_a_pool_for_its_own_tokens(tmp_path):
-    """Not for the whole context: 2^20 positions of this model are gigabytes."""
+def test_generate_allocates_a_pool_only_for_its_own_tokens(tmp_path):
+    """A pool for the whole context of 2^20 positions would take gigabytes."""
     folder = tmp_path / "long"
     shutil.copytree(TINY, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -483,4 +483,4 @@ def test_generate_takes_a_pool_for_its_own_tokens(tmp_path):
     child.returncode = os.waitstatus_to_exitcode(status)
     assert child.returncode == 0
     assert text == run(*command, "--model", TINY).stdout
-    assert usage.ru_maxrss < 1 << 20  # KiB
+    assert usage.ru_maxrss < 1 << 20  # in KiB

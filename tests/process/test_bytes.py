@@ -2,7 +2,7 @@
 
 import json
 
-from kvasir_process import ROOT, TINY, KvasirProcess, run
+from kvasir_process import TINY, KvasirProcess, run
 
 POOL_TOKENS = 65536
 PAGE_TOKENS = 64

@@ -1,4 +1,4 @@
-"""What is written from the metrics catalogue is as it would be written now, and covers it."""
+"""The files generated from the catalogue of metrics are up to date, and they cover the catalogue."""
 
 import json
 import re
@@ -17,7 +17,7 @@ FAMILIES = catalogue.load()
 GRAFANA = ROOT / "deploy/grafana"
 
 
-def test_the_page_the_dashboards_and_the_rules_of_the_operator_are_fresh():
+def test_the_generated_page_dashboards_and_rules_are_up_to_date():
     done = subprocess.run(
         [ROOT / "deploy/metrics/write", "--check"], capture_output=True, text=True, timeout=60
     )
@@ -31,7 +31,7 @@ def panels():
                 yield path.stem, panel
 
 
-def test_every_family_is_on_a_dashboard_and_every_panel_names_families_of_the_catalogue():
+def test_every_family_is_on_a_dashboard_and_every_panel_has_families_of_the_catalogue():
     shown = set()
     for _, panel in panels():
         families = FAMILIES.families_in(" ".join(target["expr"] for target in panel["targets"]))
@@ -40,7 +40,7 @@ def test_every_family_is_on_a_dashboard_and_every_panel_names_families_of_the_ca
     assert shown == set(FAMILIES.families) | set(FAMILIES.dcgm)
 
 
-def test_what_is_of_nvidias_exporter_is_named_so_and_in_a_row_of_its_own():
+def test_families_of_nvidias_exporter_are_marked_and_have_their_own_row():
     for path in sorted(GRAFANA.glob("*.json")):
         row = None
         for panel in json.loads(path.read_text())["panels"]:
@@ -51,7 +51,7 @@ def test_what_is_of_nvidias_exporter_is_named_so_and_in_a_row_of_its_own():
             theirs = families & set(FAMILIES.dcgm)
             assert theirs in (set(), families), panel["title"]
             assert bool(theirs) == panel["title"].startswith("DCGM: ") == row.startswith("NVIDIA's DCGM exporter")
-    # No process of ours is said to export them.
+    # The catalogue says of no process of ours that it exports them.
     for process in ("worker", "router", "rank"):
         assert not set(FAMILIES.dcgm) & FAMILIES.exported(process)
 
@@ -64,14 +64,14 @@ def test_the_page_names_every_family_and_no_other():
     assert dict(re.findall(r"^\| `(\w+)` \| `(vllm:\w+)` \|", page, re.MULTILINE)) == FAMILIES.vllm
 
 
-def test_series_of_a_rank_have_its_label_where_there_are_several():
+def test_series_of_a_rank_have_its_label_if_there_are_several_ranks():
     ranked = {name for name, family in FAMILIES.families.items() if family["ranked"]}
     assert ranked < FAMILIES.exported("rank") and ranked > FAMILIES.exported("rank") - FAMILIES.exported("worker")
     for name in FAMILIES.families:
         assert FAMILIES.labels(name, several_ranks=True) - FAMILIES.labels(name) == ({"rank"} if name in ranked else set())
 
 
-def test_panels_of_a_dashboard_do_not_overlap_and_have_ids_of_their_own():
+def test_panels_of_a_dashboard_have_unique_ids_and_do_not_overlap():
     for path in GRAFANA.glob("*.json"):
         dashboard = json.loads(path.read_text())
         ids = [panel["id"] for panel in dashboard["panels"]]
@@ -103,7 +103,7 @@ DCGM_FI_DEV_POWER = { unit = "watt", meaning = "power" }
 """
 
 
-def test_titles_name_one_panel_of_a_dashboard():
+def test_titles_are_unique_within_a_dashboard():
     for dashboard in dashboards.load():
         titles = [panel["title"] for row in dashboard["row"] for panel in row["panels"]]
         assert len(set(titles)) == len(titles), dashboard["name"]
@@ -123,7 +123,7 @@ def test_a_query_of_an_unknown_series_is_refused_by_name():
         small.families_in("DCGM_FI_DEV_GONE > 0")
 
 
-def test_a_panel_of_several_units_must_say_which():
+def test_a_panel_with_several_units_must_name_one():
     small = catalogue.Catalogue(SMALL)
     assert dashboards.unit_of(small, {"title": "P"}, [("", "kvasir_pool_bytes")]) == "bytes"
     assert dashboards.unit_of(small, {"title": "P"}, [("", "DCGM_FI_DEV_POWER")]) == "watt"

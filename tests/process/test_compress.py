@@ -1,4 +1,4 @@
-"""kvasir-compress refuses what cannot work before it reads or writes."""
+"""kvasir-compress refuses impossible commands before it reads or writes."""
 
 import subprocess
 
@@ -41,11 +41,11 @@ def test_wrong_usage_has_its_own_exit_code_and_writes_nothing(arguments, named, 
         ["evaluate", "--teacher", TINY, "--text", "/no/such/text", "per-token:k4"],
     ],
 )
-def test_cuda_that_is_not_there_is_said_before_the_text_is_read(arguments, tmp_path):
+def test_missing_cuda_is_reported_before_the_text_is_read(arguments, tmp_path):
     out = "--json" if arguments[0] == "evaluate" else "--out"
     done = compress(*arguments, "--device", "cuda", out, tmp_path / "out")
     assert done.returncode == 1
-    # On a machine with a GPU, what is missing is the text.
+    # On a machine with a GPU, only the text is missing.
     assert "--device cuda" in done.stderr or "/no/such/text" in done.stderr
     assert done.stderr.count("\n") == 1
 

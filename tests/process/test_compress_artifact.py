@@ -43,7 +43,7 @@ def refused(done, *parts, code=1):
 
 
 def inspected(*args):
-    """What `kvasir inspect --json` prints: the server's own reader finds the tensors that the plan wants."""
+    """The report of `kvasir inspect --json`. It fails unless the server finds the tensors that the plan needs."""
     return json.loads(run("inspect", *args, "--json").stdout)
 
 

@@ -1,5 +1,6 @@
-"""Manifests are rendered by a current kustomize, judged by Kubernetes' schemas and compared with the program: its flags,
-ports, health services and libraries. No image is built and no cluster is asked: there is none here."""
+"""Manifests are rendered by a current kustomize, checked against Kubernetes' schemas, and compared with the program:
+its flags, ports, health services and libraries. No image is built and no cluster is used, because neither is
+available here."""
 
 import concurrent.futures
 import json
@@ -32,10 +33,10 @@ from test_edge import Clients  # noqa: E402
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
-# Probes by gRPC are stable since the first, the second is the newest that is known.
+# gRPC probes are stable since the first version; the second is the newest that the validator knows.
 KUBERNETES = ["1.27", "1.37"]
 USER = 65532
-# These components have no folder among the overlays: an installation puts them into its own.
+# No overlay folder uses these components: each installation adds them to its own.
 AUTOSCALED = "cpu and autoscaling"
 WITH_TLS = "cpu and tls"
 WITH_IDENTITIES = "cpu, tls and identities"
@@ -50,14 +51,14 @@ OWN = {
 ENCRYPTED = [WITH_TLS, WITH_IDENTITIES, NODES_WITH_TLS]
 ON_GPUS = ["overlays/single-gpu", "overlays/multi-gpu", GPU_BEHIND_SMG, GPUS_OF_NODES]
 BEHIND_SMG = ["overlays/smg", GPU_BEHIND_SMG]
-# Of replicas that are a LeaderWorkerSet's groups, each of a leader's pod and of ranks'.
+# In these overlays, a replica is a group of a LeaderWorkerSet: one leader pod and the pods of ranks.
 GROUPED = ["overlays/multi-node", GPUS_OF_NODES, NODES_WITH_TLS]
 OVERLAYS = ["overlays/cpu", "overlays/smg", "overlays/single-gpu", "overlays/multi-gpu", "overlays/multi-node", *OWN]
-# Of a LeaderWorkerSet's pods, set by its controller.
+# Labels that its controller sets on the pods of a LeaderWorkerSet.
 SET = "leaderworkerset.sigs.k8s.io/name"
 GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
-# Those that Linux picks (net.ipv4.ip_local_port_range), for collectives.
+# The ports that Linux chooses by itself (net.ipv4.ip_local_port_range). Collectives use them.
 PICKED_PORTS = (32768, 60999)
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
@@ -72,7 +73,7 @@ def kustomize():
 
 @pytest.fixture(scope="session")
 def rendered(kustomize, tmp_path_factory):
-    """{overlay: its resources}."""
+    """The resources of every overlay: {overlay: [resource]}."""
     tree = tmp_path_factory.mktemp("tree") / "deploy"
     shutil.copytree(DEPLOY, tree)
     out = {}
@@ -92,7 +93,7 @@ def rendered(kustomize, tmp_path_factory):
 
 
 def find(resources, kind, name):
-    """A resource by its name, or by what a generator put a hash behind."""
+    """The resource with this name. A generator may have added a hash to it."""
     found = [
         each for each in resources
         if each["kind"] == kind and re.fullmatch(rf"{name}(-[a-z0-9]{{10}})?", each["metadata"]["name"])
@@ -102,7 +103,7 @@ def find(resources, kind, name):
 
 
 def templates(resources):
-    """{name of its kind of pods: template}, of a group its leader's and its ranks'."""
+    """The templates of pods: {name: template}. A group has one for its leader and one for its ranks."""
     found = {}
     for each in resources:
         if each["kind"] in ("Deployment", "StatefulSet"):
@@ -123,13 +124,13 @@ def container(pod, name="kvasir"):
 
 
 def settings(resources, name):
-    """The environment that a workload's kvasir gets, of a group's rank what the first has behind the leader."""
+    """The environment of a workload's kvasir. For a group's rank, it is that of the first rank after the leader."""
     own = container(pods(resources)[name])
     wanted = {}
     for source in own["envFrom"]:
         wanted |= find(resources, "ConfigMap", re.sub(r"-[a-z0-9]{10}$", "", source["configMapRef"]["name"]))["data"]
     for each in own.get("env", []):
-        # As the controller and the kubelet do of the first group.
+        # The controller and the kubelet set these values for the first group.
         if "value" in each:
             value = each["value"].replace("$(LWS_LEADER_ADDRESS)", "kvasir-worker-0.kvasir-worker.kvasir")
         else:
@@ -147,7 +148,7 @@ def ranks_of_a_pod(resources, name):
     return int(wanted.get("KVASIR_LOCAL_RANKS", wanted.get("KVASIR_TP", 1)))
 
 
-# What a LeaderWorkerSet may have of its own (leaderworkerset.x-k8s.io/v1, 0.6 and later); no package of schemas has it.
+# The fields that a LeaderWorkerSet may have (leaderworkerset.x-k8s.io/v1, 0.6 and later). No package has its schema.
 GROUP_FIELDS = {
     "": {"apiVersion", "kind", "metadata", "spec"},
     "spec": {"replicas", "startupPolicy", "rolloutStrategy", "networkConfig", "leaderWorkerTemplate"},
@@ -163,7 +164,7 @@ GROUP_VALUES = {
 
 
 def judge_group(resource):
-    """A LeaderWorkerSet by its fields above and, of its pods, by Kubernetes' schemas."""
+    """Checks a LeaderWorkerSet against the fields above, and its pods against Kubernetes' schemas."""
     import kubernetes_validate
 
     def at(path):
@@ -207,7 +208,7 @@ def test_kubernetes_schemas_accept_every_resource(rendered, overlay):
     assert judged > 12
 
 
-def test_a_misspelt_field_would_be_refused(rendered):
+def test_a_misspelt_field_is_refused(rendered):
     import kubernetes_validate
 
     resource = find(rendered["overlays/cpu"], "Deployment", "kvasir-router")
@@ -227,12 +228,12 @@ def test_a_misspelt_field_would_be_refused(rendered):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_settings_are_flags_of_the_program_with_values_that_it_takes(rendered, overlay, tmp_path):
+def test_settings_are_flags_of_the_program_with_valid_values(rendered, overlay, tmp_path):
     for name, pod in pods(rendered[overlay]).items():
         (command,) = container(pod)["args"]
         wanted = settings(rendered[overlay], name)
         known = set(re.findall(r"\(Env:(KVASIR_\w+)\)", run(command, "--help").stdout))
-        # What a rank has from the leader's map, and the leader alone reads.
+        # A rank shares the leader's map, which has settings that only the leader reads.
         leaders = {"KVASIR_LISTEN", "KVASIR_RANK_LISTEN", "KVASIR_TLS_CLIENT_CA", "KVASIR_TLS_CLIENT_NAMES"}
         assert set(wanted) - known <= (leaders if name == "kvasir-rank" else set())
         printed = run(command, "--print-config", env={**os.environ, **wanted}).stdout
@@ -242,12 +243,12 @@ def test_settings_are_flags_of_the_program_with_values_that_it_takes(rendered, o
             (line,) = re.findall(rf"^{flag}=(.*)$", printed, re.MULTILINE)
             listed = re.findall(r'"([^"]*)"', line) or [line]
             assert listed == value.split(","), line
-        # A Service called kvasir... would set variables of the same beginning.
+        # A Service called kvasir... would set variables with the same prefix.
         assert pod["enableServiceLinks"] is False
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ports_are_those_of_the_program_and_what_names_them_finds_them(rendered, overlay):
+def test_ports_match_the_program_and_every_reference_to_a_port_exists(rendered, overlay):
     resources = rendered[overlay]
     ports = {
         name: {port["name"]: port["containerPort"] for each in pod["containers"] for port in each["ports"]}
@@ -258,7 +259,7 @@ def test_ports_are_those_of_the_program_and_what_names_them_finds_them(rendered,
         text = run(name.removeprefix("kvasir-"), "--help").stdout
         for port, flag in {**flags, **({"grpc": "--grpc-port"} if name == "kvasir-router" else {})}.items():
             assert f"{flag} INT:INT in [0 - 65535]={ports[name][port]} " in text, (name, port)
-        # Of ranks that the pod's own process starts.
+        # These are the ports of ranks that the pod's own process starts.
         for rank in range(1, ranks_of_a_pod(resources, name)):
             assert re.search(rf"--rank-metrics-port INT:INT in \[0 - \d+\]={ports[name][f'metrics-{rank}'] - rank} ", text)
     wanted = settings(resources, "kvasir-worker")
@@ -284,7 +285,7 @@ def test_ports_are_those_of_the_program_and_what_names_them_finds_them(rendered,
             continue
         labels, named = selecting[resource["kind"]]
         if SET in labels(resource["spec"]):
-            # Of leaders and ranks alike.
+            # These resources select leaders and ranks.
             assert overlay in GROUPED and labels(resource["spec"])[SET] == "kvasir-worker"
             assert resource["kind"] == "PodDisruptionBudget" or resource["metadata"]["name"].startswith("kvasir-group-")
             name = "kvasir-worker"
@@ -292,13 +293,13 @@ def test_ports_are_those_of_the_program_and_what_names_them_finds_them(rendered,
             name = by_label[labels(resource["spec"])["app.kubernetes.io/name"]]
             assert set(named(resource["spec"])) <= ports[name].keys(), resource["metadata"]
         seen.add((resource["kind"], name))
-    # Routers alone call workers; ranks have neither a Service nor a budget apart from their leaders'.
+    # Only routers call workers. Ranks have neither a Service nor a budget besides their leader's.
     assert seen == {(kind, name) for kind in selecting for name in ports if name != "kvasir-rank"} | {
         (kind, "kvasir-rank") for kind in ("PodMonitor", "NetworkPolicy") if overlay in GROUPED}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_rank_is_scraped_and_says_of_which_replica_it_is(rendered, overlay):
+def test_every_rank_is_scraped_with_the_name_of_its_replica(rendered, overlay):
     resources = rendered[overlay]
     policies = {each["metadata"]["name"]: each["spec"] for each in resources if each["kind"] == "NetworkPolicy"}
     for name in pods(resources).keys() - {"kvasir-router"}:
@@ -310,26 +311,26 @@ def test_every_rank_is_scraped_and_says_of_which_replica_it_is(rendered, overlay
         for each in scraped:
             (rule,) = each["relabelings"]
             assert rule["targetLabel"] == "replica"
-            # Which is in either case the name of the first rank's pod.
+            # In both cases the replica is the name of the first rank's pod.
             of_pods = [f"__meta_kubernetes_pod_label_{re.sub('[^a-z0-9]', '_', label)}" for label in (SET, GROUP_INDEX)]
             assert (rule["sourceLabels"], rule.get("separator")) == (
                 (of_pods, "-") if name == "kvasir-rank" else (["__meta_kubernetes_pod_name"], None))
 
 
 @pytest.mark.parametrize("overlay", GROUPED)
-def test_a_group_is_as_large_as_its_ranks_are_many_and_ends_as_one(rendered, overlay):
+def test_a_group_has_one_pod_per_rank_and_ends_as_a_whole(rendered, overlay):
     resources = rendered[overlay]
     group = find(resources, "LeaderWorkerSet", "kvasir-worker")["spec"]
     size = group["leaderWorkerTemplate"]["size"]
     leader, rank = settings(resources, "kvasir-worker"), settings(resources, "kvasir-rank")
-    # The index of a pod is its rank: each has one.
+    # The index of a pod is its rank, because each pod has one rank.
     assert (leader["KVASIR_TP"], leader["KVASIR_LOCAL_RANKS"]) == (str(size), "1")
     assert set(rank) - set(leader) == {"KVASIR_LEADER", "KVASIR_RANK"}
     assert {name: rank[name] for name in leader} == leader
-    # Ready is who has all ranks.
+    # A pod is ready when it has all ranks.
     assert group["startupPolicy"] == "LeaderCreated"
     assert group["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
-    # The name that its StatefulSet of leaders, and the Service of base/worker.yaml, make.
+    # The StatefulSet of leaders and the Service of base/worker.yaml make this name.
     port = leader["KVASIR_RANK_LISTEN"].rsplit(":", 1)[1]
     assert rank["KVASIR_LEADER"] == f"kvasir-worker-0.kvasir-worker.kvasir:{port}"
     budget = find(resources, "PodDisruptionBudget", "kvasir-worker")["spec"]
@@ -338,7 +339,7 @@ def test_a_group_is_as_large_as_its_ranks_are_many_and_ends_as_one(rendered, ove
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ports_of_ranks_are_open_within_their_group_alone(rendered, overlay):
+def test_ports_of_ranks_are_open_only_within_their_group(rendered, overlay):
     resources = rendered[overlay]
     policies = [each["spec"] for each in resources if each["kind"] == "NetworkPolicy"]
     opened = [{"port": 8200, "protocol": "TCP"},
@@ -352,7 +353,7 @@ def test_ports_of_ranks_are_open_within_their_group_alone(rendered, overlay):
         assert each["policyTypes"] == ["Ingress", "Egress"]
         assert each["ingress"] == [{"from": own, "ports": opened}]
         assert each["egress"] == [{"to": own, "ports": opened}]
-    # By a name or number, of any other.
+    # No other policy opens them, by name or by number.
     for each in policies:
         for rule in [*each["ingress"], *each["egress"]]:
             ports = rule["ports"]
@@ -360,7 +361,7 @@ def test_ports_of_ranks_are_open_within_their_group_alone(rendered, overlay):
                 port for port in ports if port["port"] in ("ranks", 8200) or "endPort" in port]
 
 
-def test_ranks_of_one_pod_have_a_gpu_each_and_shared_memory_to_meet_in(rendered):
+def test_ranks_of_one_pod_have_one_gpu_each_and_shared_memory(rendered):
     resources = rendered["overlays/multi-gpu"]
     pod = pods(resources)["kvasir-worker"]
     ranks = ranks_of_a_pod(resources, "kvasir-worker")
@@ -369,15 +370,15 @@ def test_ranks_of_one_pod_have_a_gpu_each_and_shared_memory_to_meet_in(rendered)
     (memory,) = [each["emptyDir"] for each in pod["volumes"] if each["name"] == "shm"]
     assert memory["medium"] == "Memory" and memory["sizeLimit"] == "2Gi"
     assert {"name": "shm", "mountPath": "/dev/shm"} in container(pod)["volumeMounts"]
-    # NCCL's own choice is not loopback.
+    # By itself, NCCL would not choose loopback.
     assert settings(resources, "kvasir-worker")["KVASIR_RANK_INTERFACE"] == "lo"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_admin_stays_within_the_pod_and_workers_are_open_to_routers_alone(rendered, overlay):
+def test_admin_ports_stay_within_the_pod_and_workers_admit_only_routers(rendered, overlay):
     policies = {each["metadata"]["name"]: each["spec"] for each in rendered[overlay] if each["kind"] == "NetworkPolicy"}
     for name in pods(rendered[overlay]):
-        assert "KVASIR_ADMIN_HOST" not in settings(rendered[overlay], name)  # loopback, by default
+        assert "KVASIR_ADMIN_HOST" not in settings(rendered[overlay], name)  # the default is loopback
     (rule,) = [r for r in policies["kvasir-worker"]["ingress"] if {"port": "worker"} in r["ports"]]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "kvasir-router"}}}]
     clients = policies["kvasir-router"]["ingress"][0]
@@ -398,7 +399,7 @@ def test_a_pod_lives_until_its_drain_is_over(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_routers_name_every_worker_that_there_may_be(rendered, overlay):
+def test_routers_name_every_worker_that_may_exist(rendered, overlay):
     resources = rendered[overlay]
     kind = "LeaderWorkerSet" if overlay in GROUPED else "StatefulSet"
     workers = find(resources, kind, "kvasir-worker")["spec"]
@@ -406,13 +407,13 @@ def test_routers_name_every_worker_that_there_may_be(rendered, overlay):
         scaler = find(resources, "HorizontalPodAutoscaler", "kvasir-worker")["spec"]
         fixed = find(rendered["overlays/cpu"], "StatefulSet", "kvasir-worker")["spec"]
         assert scaler["minReplicas"] == fixed["replicas"]
-        # Every `kubectl apply` would undo what the scaler has set.
+        # Otherwise every `kubectl apply` would undo the scaler's number.
         assert "replicas" not in workers
         count = scaler["maxReplicas"]
     else:
         count = workers["replicas"]
     names = settings(resources, "kvasir-router")["KVASIR_WORKERS"].split(",")
-    # A group's leader is named as by a Service of the set's own name, unless networkConfig says otherwise.
+    # A group's leader has the name that a Service of the set's own name gives it, unless networkConfig changes that.
     assert "networkConfig" not in workers
     service = workers.get("serviceName", "kvasir-worker")
     assert names == [f"kvasir-worker-{i}.{service}:8100" for i in range(count)]
@@ -420,17 +421,17 @@ def test_routers_name_every_worker_that_there_may_be(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_no_container_is_root_or_writes_its_root(rendered, overlay):
+def test_no_container_runs_as_root_or_writes_its_root_file_system(rendered, overlay):
     assert find(rendered[overlay], "Namespace", "kvasir")["metadata"]["labels"][
         "pod-security.kubernetes.io/enforce"] == "restricted"
     for name, pod in pods(rendered[overlay]).items():
         assert pod["automountServiceAccountToken"] is False
-        # A secret's files are root's, and that group's.
+        # The files of a secret belong to root and to this group.
         secrets = [each for each in pod["volumes"] if "secret" in each]
         group = {"fsGroup": USER} if secrets else {}
         assert pod["securityContext"] == {
             "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}, **group}
-        # NVIDIA's hooks write to the root of what has a GPU, and may come when it is read-only already.
+        # NVIDIA's hooks write to the root file system of containers with a GPU, possibly after it has become read-only.
         hooked = overlay in ON_GPUS and name != "kvasir-router"
         for each in pod["containers"]:
             assert each["securityContext"] == {
@@ -440,7 +441,7 @@ def test_no_container_is_root_or_writes_its_root(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_plain_text_is_asked_for_by_name_and_tls_has_its_files(rendered, overlay):
+def test_plain_text_is_an_explicit_setting_and_tls_has_its_files(rendered, overlay):
     resources = rendered[overlay]
     for name, pod in pods(resources).items():
         wanted = settings(resources, name)
@@ -467,7 +468,7 @@ def test_plain_text_is_asked_for_by_name_and_tls_has_its_files(rendered, overlay
             assert wanted["KVASIR_IDENTITIES"] == f"{mount}/identities.json"
 
 
-def test_the_example_of_identities_is_a_file_that_a_router_takes(tmp_path):
+def test_the_example_of_identities_is_accepted_by_a_router(tmp_path):
     authority = Authority(tmp_path)
     pair = authority.sign("router", "IP:127.0.0.1")
     authority.sign("chat", "DNS:chat.kvasir")
@@ -479,9 +480,9 @@ def test_the_example_of_identities_is_a_file_that_a_router_takes(tmp_path):
             channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
 
 
-# components/tls left h2c on the ports: a gateway spoke plain text to them.
+# components/tls used to leave h2c on the ports, and a gateway sent plain text to them.
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_services_say_plain_http2_where_it_is_plain_and_nothing_where_it_is_tls(rendered, overlay):
+def test_services_declare_plain_http2_only_without_tls(rendered, overlay):
     spoken = {
         each["metadata"]["name"]: port.get("appProtocol")
         for each in rendered[overlay] if each["kind"] == "Service"
@@ -491,8 +492,8 @@ def test_services_say_plain_http2_where_it_is_plain_and_nothing_where_it_is_tls(
     assert spoken == dict.fromkeys(["kvasir", "kvasir-routers", "kvasir-worker"], want)
 
 
-# The names that each asks of the other, by the manifests' own settings.
-def test_the_tls_component_lets_a_router_and_a_worker_find_each_other(rendered, tmp_path):
+# The router and the worker require each other's names, as the settings of the manifests say.
+def test_a_router_and_a_worker_with_the_tls_component_accept_each_other(rendered, tmp_path):
     authority = Authority(tmp_path, "ca")
     resources = rendered[WITH_TLS]
     router_names = settings(resources, "kvasir-worker")["KVASIR_TLS_CLIENT_NAMES"]
@@ -515,25 +516,25 @@ def test_the_tls_component_lets_a_router_and_a_worker_find_each_other(rendered, 
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_workers_pools_fit_its_memory(rendered, overlay):
+def test_the_pools_of_a_worker_fit_into_its_memory(rendered, overlay):
     size = lambda text: int(re.fullmatch(r"(\d+)(?:GiB|Gi)", text)[1])
     for name in pods(rendered[overlay]).keys() - {"kvasir-router"}:
         wanted = settings(rendered[overlay], name)
         limit = container(pods(rendered[overlay])[name])["resources"]["limits"]["memory"]
-        # A GPU's pool lies in its own memory and is what weights and scratch leave of it.
+        # The pool of a GPU is in its own memory, after weights and scratch.
         assert ("KVASIR_KV_CACHE_BYTES" in wanted) == (overlay not in ON_GPUS)
         pools = sum(size(wanted[pool]) for pool in ("KVASIR_KV_CACHE_BYTES", "KVASIR_HOST_POOL_BYTES") if pool in wanted)
-        # Each rank has its own.
+        # Each rank has pools of its own.
         assert pools * ranks_of_a_pod(rendered[overlay], name) <= size(limit) / 2, "weights and work need room, too"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ranks_alone_have_a_gpu_each_and_only_where_the_overlay_says_so(rendered, overlay):
+def test_only_ranks_of_gpu_overlays_have_a_gpu(rendered, overlay):
     for name, pod in pods(rendered[overlay]).items():
         gpu = overlay in ON_GPUS and name != "kvasir-router"
         count = str(ranks_of_a_pod(rendered[overlay], name))
         for each in pod["containers"]:
-            # A whole one, and as much asked for as allowed: Kubernetes takes nothing else.
+            # Kubernetes accepts only whole GPUs, and requests that equal limits.
             for side in ("requests", "limits"):
                 assert each["resources"][side].get("nvidia.com/gpu") == (count if gpu else None), (name, side)
         image = container(pod)["image"].rsplit("/", 1)[-1].split(":")[0]
@@ -543,13 +544,13 @@ def test_ranks_alone_have_a_gpu_each_and_only_where_the_overlay_says_so(rendered
         assert pod.get("tolerations") == tolerated, name
         wanted = "nvidia" if gpu and "nvidia-runtime" in OWN.get(overlay, []) else None
         assert pod.get("runtimeClassName") == wanted, name
-        # By name: `auto` may be the CPU where no GPU can be used.
+        # The device is named, because `auto` may choose the CPU if no GPU works.
         assert settings(rendered[overlay], name).get("KVASIR_DEVICE") == ("cuda" if gpu else None), name
 
 
-# A surge would ask for a GPU that only the old pod's end sets free, and wait for it for ever.
+# A surge would wait for ever for a GPU that only the end of the old pod frees.
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_rollout_ends_a_worker_before_it_makes_the_next(rendered, overlay):
+def test_a_rollout_ends_a_worker_before_it_starts_the_next(rendered, overlay):
     if overlay in GROUPED:
         strategy = find(rendered[overlay], "LeaderWorkerSet", "kvasir-worker")["spec"]["rolloutStrategy"]
         assert strategy["rollingUpdateConfiguration"] == {"maxUnavailable": 1, "maxSurge": 0}
@@ -559,15 +560,15 @@ def test_a_rollout_ends_a_worker_before_it_makes_the_next(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_start_has_the_time_that_weights_take(rendered, overlay):
+def test_a_start_has_enough_time_to_load_weights(rendered, overlay):
     for name in pods(rendered[overlay]).keys() - {"kvasir-router"}:
         probe = container(pods(rendered[overlay])[name])["startupProbe"]
-        # Behind those for the last pod of a group.
+        # This adds the time until the last pod of a group joins.
         (waits,) = re.findall(r"^(\d+)m$", settings(rendered[overlay], name).get("KVASIR_RANK_JOIN_TIMEOUT", "0m"))
         assert probe["periodSeconds"] * probe["failureThreshold"] >= (45 + int(waits)) * 60
 
 
-def test_the_scaler_asks_for_metrics_that_the_adapter_gives_and_workers_export(rendered):
+def test_the_scaler_uses_metrics_that_the_adapter_has_and_workers_export(rendered):
     (rule,) = yaml.safe_load((DEPLOY / "prometheus/adapter.yml").read_text())["rules"]
     (given,) = re.findall(r'__name__=~"([^"]*)"', rule["seriesQuery"])
     scaler = find(rendered[AUTOSCALED], "HorizontalPodAutoscaler", "kvasir-worker")["spec"]
@@ -576,7 +577,7 @@ def test_the_scaler_asks_for_metrics_that_the_adapter_gives_and_workers_export(r
     assert asked <= catalogue.load().exported("worker")
 
 
-def test_dashboards_are_all_in_the_config_map_that_grafana_loads(rendered):
+def test_all_dashboards_are_in_the_config_map_that_grafana_loads(rendered):
     config = find(rendered["overlays/cpu"], "ConfigMap", "kvasir-dashboards")
     assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert config["data"] == {path.name: path.read_text() for path in (DEPLOY / "grafana").glob("*.json")}
@@ -584,17 +585,17 @@ def test_dashboards_are_all_in_the_config_map_that_grafana_loads(rendered):
 
 
 def stage(name):
-    """The lines of a stage of the container file, continued ones joined."""
+    """The lines of one stage of the container file, with continued lines joined."""
     stages = re.split(r"^FROM ", CONTAINERFILE.replace("\\\n", " "), flags=re.MULTILINE)[1:]
     return next(text for text in stages if text.splitlines()[0].endswith(f" AS {name}"))
 
 
-def test_the_image_installs_the_libraries_that_the_program_links_and_no_more():
+def test_the_image_installs_exactly_the_libraries_that_the_program_links():
     needed = re.findall(r"NEEDED\)\s+Shared library: \[(.*)\]",
                         subprocess.run(["readelf", "-d", BINARY], capture_output=True, text=True, check=True).stdout)
     paths = dict(re.findall(r"^\s*(\S+) => (\S+) \(", subprocess.run(
         ["ldd", BINARY], capture_output=True, text=True, check=True).stdout, re.MULTILINE))
-    # Files of the merged /usr are known by either name; the loader itself is of libc6.
+    # With a merged /usr, a package may list its files under either path. The loader itself belongs to libc6.
     names = {}
     for library in needed:
         path = pathlib.Path(paths.get(library, f"/lib64/{library}"))
@@ -609,15 +610,15 @@ def test_the_image_installs_the_libraries_that_the_program_links_and_no_more():
         assert len(found) == 1, f"{library}: of the packages {found}"
         packages |= found
     (installed,) = re.findall(r"--no-install-recommends\s+(.*?)\s+&&", stage("runtime"))
-    # Debian's images have libc6.
+    # Debian's images have libc6 already.
     assert set(installed.split()) == packages - {"libc6"}
 
 
-def test_the_security_page_is_about_the_library_that_is_linked():
+def test_the_security_page_names_the_linked_version_of_grpc():
     linked = subprocess.run(["ldd", BINARY], capture_output=True, text=True, check=True).stdout
     version = re.search(r"libgrpc\+\+\.so\.([\d.]+) =>", linked)[1]
-    (told,) = re.findall(r"packages gRPC (\S+) without", (ROOT / "SECURITY.md").read_text())
-    assert told.startswith(version + ".")
+    (named,) = re.findall(r"packages gRPC (\S+) without", (ROOT / "SECURITY.md").read_text())
+    assert named.startswith(version + ".")
 
 
 def test_the_images_are_built_by_the_projects_own_scripts_and_run_as_the_pods_user():
@@ -634,11 +635,11 @@ def test_the_images_are_built_by_the_projects_own_scripts_and_run_as_the_pods_us
     assert 'ENTRYPOINT ["kvasir"]' in stage("runtime")
     exposed = re.findall(r"^EXPOSE (.*)$", stage("runtime"), re.MULTILINE)[0].split()
     assert exposed == ["8001", "8002", "8004", "8100"]
-    # Without a target, the one for CPUs.
+    # Without a target, the image for CPUs is built.
     assert re.findall(r"^FROM .* AS (\S+)$", CONTAINERFILE, re.MULTILINE)[-1] == "kvasir"
 
 
-def test_the_image_for_gpus_has_the_toolkit_that_kernels_are_made_by_and_fails_without_nvcc():
+def test_the_image_for_gpus_builds_with_the_toolkit_and_fails_without_nvcc():
     (version,) = re.findall(r"^docker\.io/nvidia/cuda:(\d+\.\d+)\.\d+-devel-", stage("toolkit"), re.MULTILINE)
     assert version == "13.0"
     copied = f"/usr/local/cuda-{version}"
@@ -650,11 +651,11 @@ def test_the_image_for_gpus_has_the_toolkit_that_kernels_are_made_by_and_fails_w
     assert f"COPY --from=toolkit /{library} /usr/local/lib/{library}\n" in stage("cuda")
     assert "RUN cp --dereference /usr/lib/x86_64-linux-gnu/libnccl.so.2 /libnccl.so.2\n" in stage("toolkit")
     assert "COPY --from=toolkit /libnccl.so.2 /usr/local/lib/libnccl.so.2\nRUN ldconfig\n" in stage("cuda")
-    # All GPUs of the host would be any container's of this image that asks for none.
+    # Otherwise every container of this image would get all GPUs of the host, even if it asks for none.
     assert "NVIDIA_VISIBLE_DEVICES" not in CONTAINERFILE
 
 
-def test_the_images_health_is_readiness():
+def test_the_health_check_of_the_image_is_readiness():
     (command,) = re.findall(r"^HEALTHCHECK .*? CMD (\[.*\])$", stage("runtime"), re.MULTILINE)
 
     def healthy(address):
@@ -669,7 +670,7 @@ def test_the_images_health_is_readiness():
         assert not healthy(worker.ready["metrics"])
 
 
-def test_tags_are_the_versions_of_the_program_and_of_the_gateway(rendered):
+def test_tags_equal_the_versions_of_the_program_and_the_gateway(rendered):
     version = run("--version").stdout.split()[-1]
     for pod in pods(rendered[GPU_BEHIND_SMG]).values():
         assert re.search(rf"/kvasir(-cuda)?:{re.escape(version)}$", container(pod)["image"])
@@ -682,20 +683,20 @@ def test_tags_are_the_versions_of_the_program_and_of_the_gateway(rendered):
 
 @pytest.fixture(scope="session")
 def smg():
-    """The gateway, in the environment that scripts/setup_venv makes for it."""
+    """The gateway's program in the environment that scripts/setup_venv makes."""
     program = pathlib.Path(f"{sys.prefix}-smg/bin/smg")
     if not program.exists():
         pytest.skip(f"no gateway: {program} is not there")
     return program
 
 
-def test_the_gateway_takes_its_flags_and_answers_its_probes(rendered, smg, tmp_path):
+def test_the_gateway_accepts_its_flags_and_answers_its_probes(rendered, smg, tmp_path):
     gateway = container(pods(rendered["overlays/smg"])["kvasir-router"], "gateway")
     (port,) = (each["containerPort"] for each in gateway["ports"])
     free = str(free_port())
     args = [free if each == str(port) else each for each in gateway["args"]]
     assert free in args
-    # Nobody is at the router's port here: it lives, and is not ready.
+    # Nothing listens at the router's port, so the gateway is alive but not ready.
     args = [each.replace(":8001", f":{free_port()}") for each in args]
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen([smg, *args], stdout=log, stderr=log, cwd=tmp_path)
@@ -711,8 +712,8 @@ def test_the_gateway_takes_its_flags_and_answers_its_probes(rendered, smg, tmp_p
         process.wait()
 
 
-# As a pod's container: a root of the program, of the libraries that it links and of nothing else, read-only, nobody's user.
-# It may write to this process's own folder, as to a volume.
+# Runs a command as a pod's container: the root file system has only the program and its libraries and is read-only, and
+# the user has no privileges. The process may write to its own folder, as to a volume.
 CONTAINED = """
 root=$1; shift
 mount --make-rprivate /
@@ -731,12 +732,13 @@ exec chroot "$root" /usr/bin/setpriv --reuid {user} --regid {user} --clear-group
 
 
 def libraries(program):
-    told = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    return re.findall(r"(/\S+) \(", told)
+    output = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"(/\S+) \(", output)
 
 
 def contained(root, folders, *command):
-    """`command` in that empty folder, which gets `folders` and the program."""
+    """The command line that runs `command` with `root` as its root file system, which gets `folders` and the
+    program."""
     programs = [str(BINARY), "/usr/bin/setpriv", "/usr/bin/env"]
     files = sorted(set(programs).union(*(libraries(program) for program in programs)))
     return ["unshare", "--mount", "bash", "-euc", CONTAINED.format(user=USER), "contained", str(root),
@@ -759,7 +761,7 @@ def contained_runs(root):
 
 
 def passes(probe, served):
-    """Whether a probe of the kubelet does, where `served` has the address of its port."""
+    """True if a probe of the kubelet passes. `served` has the address of each port."""
     if "httpGet" in probe:
         return status_of(f"http://{served[probe['httpGet']['port']]}{probe['httpGet']['path']}") == 200
     with grpc.insecure_channel(served[probe["grpc"]["port"]]) as channel:
@@ -782,9 +784,9 @@ def status_of(url):
 def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(rendered, tmp_path):
     ok, why = contained_runs(tmp_path / "root")
     if not ok:
-        pytest.skip(f"no read-only root or other user to be had here: {why}")
+        pytest.skip(f"no read-only root or other user available here: {why}")
     resources = rendered["overlays/cpu"]
-    # Where a test's own differ from a pod's: the model, addresses, and room.
+    # These settings of the test differ from a pod's: the model, addresses and memory.
     own = {
         "KVASIR_MODEL": TINY, "KVASIR_HOST": "127.0.0.1", "KVASIR_METRICS_PORT": 0,
         "KVASIR_ADMIN_PORT": 0, "KVASIR_HEALTH_PORT": 0, "KVASIR_KV_CACHE_BYTES": "64MiB", "KVASIR_HOST_POOL_BYTES": 0,
@@ -807,7 +809,7 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
             for name, pod in pods(resources).items():
                 for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                     assert passes(container(pod)[probe], served[name]), (name, probe)
-            # preStop, its sleep left out.
+            # preStop runs without its sleep.
             for process, name in ((worker, "kvasir-worker"), (router, "kvasir-router")):
                 command = container(pods(resources)[name])["lifecycle"]["preStop"]["exec"]["command"]
                 drain = shlex.split(command[-1].split("; exec ")[-1]) if command[0] == "/bin/sh" else command
@@ -824,18 +826,18 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
                     assert process.process.wait(timeout=30) == 0
 
 
-# The pods of a group, but for networks: of one host, over its loopback.
+# The pods of a group run on one host, over its loopback.
 @pytest.mark.parametrize("overlay", ["overlays/multi-node", NODES_WITH_TLS])
-def test_a_leader_and_its_rank_run_as_in_their_pods_and_end_as_one(rendered, overlay, tmp_path):
+def test_a_leader_and_its_rank_run_as_in_their_pods_and_end_together(rendered, overlay, tmp_path):
     ok, why = contained_runs(tmp_path / "root")
     if not ok:
-        pytest.skip(f"no read-only root or other user to be had here: {why}")
+        pytest.skip(f"no read-only root or other user available here: {why}")
     resources = rendered[overlay]
     secrets = tmp_path / "secrets"
     secrets.mkdir()
     (secrets / "secret").write_text("of this group alone\n".replace(" ", "-"))
     authority = Authority(secrets, "ca")
-    # Leader and ranks show one certificate; the name that they ask of each other is in it.
+    # Leader and ranks show the same certificate. It has the name that each requires of the other.
     pair = authority.sign("worker", f"DNS:{settings(rendered[NODES_WITH_TLS], 'kvasir-rank')['KVASIR_RANK_TLS_NAMES']}")
     for folder, mode in ((tmp_path, 0o755), (secrets, 0o755), *((each, 0o644) for each in secrets.iterdir())):
         folder.chmod(mode)
@@ -856,16 +858,16 @@ def test_a_leader_and_its_rank_run_as_in_their_pods_and_end_as_one(rendered, ove
     leader = started("kvasir-worker", tmp_path / "leader")
     rank = started("kvasir-rank", tmp_path / "rank", KVASIR_LEADER=listen)
     try:
-        # Either is ready when both are there.
+        # Each becomes ready only when both run.
         with concurrent.futures.ThreadPoolExecutor() as pool:
             list(pool.map(Contained.start, (leader, rank)))
         for process, name in ((leader, "kvasir-worker"), (rank, "kvasir-rank")):
             served = {8004: process.ready["health"], "metrics": process.ready["metrics"]}
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                 assert passes(container(pods(resources)[name])[probe], served), (name, probe)
-        told = [(each["rank"], each["metrics"]) for each in leader.ready["ranks"]]
-        assert told == [(0, leader.ready["metrics"]), (1, rank.ready["metrics"])]
-        # A rank's preStop.
+        ranks = [(each["rank"], each["metrics"]) for each in leader.ready["ranks"]]
+        assert ranks == [(0, leader.ready["metrics"]), (1, rank.ready["metrics"])]
+        # This is the preStop hook of a rank.
         command = container(pods(resources)["kvasir-rank"])["lifecycle"]["preStop"]["exec"]["command"]
         assert command[0] == "kvasir"
         run(*command[1:], "--endpoint", rank.admin)
@@ -876,8 +878,8 @@ def test_a_leader_and_its_rank_run_as_in_their_pods_and_end_as_one(rendered, ove
 
 
 class Service:
-    """One address for several, as kube-proxy has it: a new connection goes to the next of those that are not forgotten;
-    old ones stay where they are."""
+    """One address for several targets, as kube-proxy has it. A new connection goes to the next target that is not
+    forgotten; old connections stay."""
 
     def __init__(self, *targets):
         self.targets = list(targets)
@@ -911,13 +913,13 @@ class Service:
         self.targets.remove(target)
 
     def close(self):
-        # A thread that is in accept() keeps a closed socket alive.
+        # A closed socket stays alive while a thread is in accept() on it.
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
 
 
 class Streams:
-    """Threads that stream one answer after the other, each over a connection of its own."""
+    """Threads that stream one answer after the other, each on a connection of its own."""
 
     def __init__(self, target, model, count=4):
         self.whole, self.failed = 0, []
@@ -930,7 +932,7 @@ class Streams:
                 _, reason, tokens = triton.generate(target, model, "Once", max_tokens=40, ignore_eos=True)
                 assert (reason, tokens) == ("length", 40)
                 self.whole += 1
-            except Exception as error:  # whatever it is, a client has heard of it
+            except Exception as error:  # any failure is one that a client saw
                 self.failed.append(error)
 
     def __enter__(self):
@@ -946,9 +948,9 @@ class Streams:
 
 
 def ends_with_its_pod(process, pod, forgotten=lambda: None):
-    """What a kubelet does: preStop, while the Service forgets the pod, then SIGTERM to what still runs."""
+    """Does what a kubelet does: preStop while the Service forgets the pod, then SIGTERM if the process still runs."""
     command = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
-    # Shorter, for a Service that forgets faster.
+    # The sleep is shorter, because this Service forgets faster.
     shell = re.sub(r"sleep \d+", "sleep 2", shlex.join(command) if command[0] != "/bin/sh" else command[-1])
     assert re.search(r"\bkvasir drain$", shell), shell
     hook = subprocess.Popen(
@@ -962,8 +964,8 @@ def ends_with_its_pod(process, pod, forgotten=lambda: None):
     assert "aborted=0" in process.log()
 
 
-# Rolling an installation over: who goes loses no request of anybody, streams included.
-def test_no_request_fails_while_a_router_and_a_worker_go_as_their_pods_do(rendered):
+# This is a rolling update: no client loses a request, not even a stream.
+def test_no_request_fails_while_a_router_and_a_worker_end_as_their_pods_do(rendered):
     ends = pods(rendered["overlays/cpu"])
     flags = ["--drain-timeout", "15s", "--max-connection-age", "2s"]
     with tempfile.TemporaryDirectory() as folder:

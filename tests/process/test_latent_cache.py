@@ -285,9 +285,9 @@ def test_the_loss_with_evictions_equals_the_oracles_in_other_families(family, tm
 
 
 def generated(model):
-    told = run("generate", "--model", model, "--prompt", PROMPT, "--max-tokens", 8,
+    done = run("generate", "--model", model, "--prompt", PROMPT, "--max-tokens", 8,
                "--temperature", 0, "--ignore-eos", "--json")
-    return json.loads(told.stdout)["text"]
+    return json.loads(done.stdout)["text"]
 
 
 def test_only_groups_of_heads_make_prompts_lift(artifacts):
@@ -357,18 +357,18 @@ def test_the_next_turn_of_a_chat_continues_from_its_exact_window(artifacts):
     turns = []
     for flag in ("--prefix-caching", "--no-prefix-caching"):
         with KvasirProcess("serve", "--deterministic", flag, model=folder) as server:
-            text, told = EVALUATION.read_text()[:700], [(0, 0)]
+            text, counts = EVALUATION.read_text()[:700], [(0, 0)]
             for tokens in (100, 20):
                 answer, _, _ = triton.generate(
                     server.grpc, server.ready["model"], text, max_tokens=tokens,
                     temperature=0, ignore_eos=True)
                 text += answer + " So"
                 wait_until(
-                    lambda: server.metric("kvasir_prompt_tokens_total") > told[-1][0],
+                    lambda: server.metric("kvasir_prompt_tokens_total") > counts[-1][0],
                     "the request has ended")
-                told.append((server.metric("kvasir_prompt_tokens_total"),
+                counts.append((server.metric("kvasir_prompt_tokens_total"),
                              server.metric("kvasir_prompt_tokens_cached_total")))
-            turns.append((text, told))
+            turns.append((text, counts))
     (found, [_, (first, none), (both, cached)]), (alone, [_, _, (_, without)]) = turns
     assert found == alone
     assert none == without == 0
@@ -388,10 +388,10 @@ SAMPLED = {
 def sample(server):
     """The gauges of the cache at one moment."""
     metrics = server.metrics()
-    told = {key: metrics[(name, frozenset())] for key, name in SAMPLED.items()}
+    gauges = {key: metrics[(name, frozenset())] for key, name in SAMPLED.items()}
     for kind in ("padding", "unfilled", "side"):
-        told[kind] = metrics[("kvasir_kv_cache_waste_bytes", frozenset({("kind", kind)}))]
-    return told
+        gauges[kind] = metrics[("kvasir_kv_cache_waste_bytes", frozenset({("kind", kind)}))]
+    return gauges
 
 
 def while_it_runs(server):
@@ -405,10 +405,10 @@ def while_it_runs(server):
     client.start()
     samples, last = [], None
     while client.is_alive():
-        told = sample(server)
-        if told == last and told["tokens"] > 0 and told not in samples:
-            samples.append(told)
-        last = told
+        gauges = sample(server)
+        if gauges == last and gauges["tokens"] > 0 and gauges not in samples:
+            samples.append(gauges)
+        last = gauges
     client.join()
     return samples
 
@@ -460,10 +460,10 @@ def test_inspect_perplexity_metrics_and_allocator_report_the_same_bytes(artifact
 
         samples = while_it_runs(server)
         assert samples
-        for told in samples:
-            row = at_length[int(told["tokens"])]
+        for gauges in samples:
+            row = at_length[int(gauges["tokens"])]
             assert row["components"]["per_sequence"] == fixed
-            assert told == {
+            assert gauges == {
                 "tokens": row["tokens"], "bytes": row["kv_bytes"], "side_pages": fixed,
                 "side": unused, "leaked": 0,
                 **{kind: row["components"][kind] for kind in ("padding", "unfilled")},
@@ -515,11 +515,11 @@ def peak_of(*args, **options):
 
 def peak_and_pool(model, window):
     """Peak resident bytes of a run over one window, and the bytes of its pool."""
-    peak, told = peak_of("perplexity", "--model", model, "--text", EVALUATION, "--window",
+    peak, output = peak_of("perplexity", "--model", model, "--text", EVALUATION, "--window",
                          window, "--max-windows", 1, "--json")
-    told = json.loads(told)
-    assert told["kv_held_tokens"] == window - 1
-    return peak, told["kv_pool_bytes"]
+    report = json.loads(output)
+    assert report["kv_held_tokens"] == window - 1
+    return peak, report["kv_pool_bytes"]
 
 
 @pytest.mark.parametrize("name", ["palu-3", "rap-4"])
@@ -541,11 +541,11 @@ SEQUENCES = 2
 def peak_of_a_step(folder, context):
     """Peak resident bytes of one decode step. The model has the built-in shape and random weights, the plan is in
     `folder`, and the pool just holds the sequences."""
-    peak, told = peak_of(
+    peak, output = peak_of(
         "bench", "decode", "--quick", "--paced", "--random-weights", "--shape", "kvasir-tiny",
         "--plan", folder / "kv_plan.json", "--batch", SEQUENCES, "--context", context,
         "--steps", 1, "--fill", "random", input="\n")
-    assert "seconds_per_step" in told
+    assert "seconds_per_step" in output
     return peak
 
 

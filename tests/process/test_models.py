@@ -18,17 +18,17 @@ def page():
     return {name: (int(size), float(nats)) for name, size, nats in rows}
 
 
-def perplexity(told):
-    folder, *flags = told.split()
+def perplexity(arguments):
+    folder, *flags = arguments.split()
     return json.loads(run("perplexity", "--model", TINY.with_name(folder), *flags, "--text", TINY / "evaluation.txt",
                           "--max-windows", 3, "--json").stdout)
 
 
 def test_the_compressed_model_is_served_and_fits_its_base():
-    told = json.loads(run("inspect", "--model", PALU, "--json").stdout)
-    assert told["served"], told["not_served"]
-    assert told["weights_fit"]
-    assert (told["method"], told["base_model"]) == ("palu", "tiny")
+    report = json.loads(run("inspect", "--model", PALU, "--json").stdout)
+    assert report["served"], report["not_served"]
+    assert report["weights_fit"]
+    assert (report["method"], report["base_model"]) == ("palu", "tiny")
 
 
 def test_both_models_have_the_bytes_and_the_loss_of_their_page():

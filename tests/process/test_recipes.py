@@ -1,5 +1,5 @@
-"""The recipes of CONTRIBUTING.md, each carried out in a copy of the tree: a new op, policy, facade, method or preset
-of codes touches one room and one table, and what it adds builds and passes its test."""
+"""The recipes of CONTRIBUTING.md, each of which is carried out in a copy of the tree. A new op, policy, facade,
+method or preset of codes touches one room and one table, builds and passes its test."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ RECIPES = ROOT / "tests" / "recipes"
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of all files that git knows, in which each recipe is carried out and taken back."""
+    """A copy of all files that git knows. Each recipe is carried out in it and then undone."""
     copy = tmp_path_factory.mktemp("recipes") / "tree"
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for name in filter(None, names.split("\0")):
@@ -29,7 +29,7 @@ def tree(tmp_path_factory):
 
 
 def carry_out(recipe, folder, tree):
-    """Adds the recipe's files and makes its edits. Returns the paths added and the paths edited."""
+    """Adds the recipe's files and makes its edits. Returns the added and the edited paths."""
     added, edited = set(), {}
     for toy in folder.rglob("*.toy"):
         name = toy.relative_to(folder).with_suffix("")
@@ -63,7 +63,7 @@ def test_a_new_part_touches_one_room_and_one_table_and_works(kind, tree):
         table = pathlib.Path(recipe.get("table", recipe["room"]))
         for name in added:
             assert room in name.parents, f"{name} is outside of {room}"
-        # Beside the table: the list of files that CMake reads in the folder of the room or of the table.
+        # Besides the table, the list of source files for CMake may change, in the folder of the room or of the table.
         lists = {room / "CMakeLists.txt", table.parent / "CMakeLists.txt"}
         for name in edited:
             assert room in name.parents or name == table or name in lists, f"{name} is touched, too"

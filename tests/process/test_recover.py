@@ -1,4 +1,4 @@
-"""kvasir-compress recover: what it writes, and what it leaves alone."""
+"""kvasir-compress recover: the files that it writes, and those that it must not change."""
 
 import json
 import signal
@@ -30,8 +30,8 @@ def test_a_dense_model_is_trained_and_only_its_weights_change(tmp_path):
     assert "of memory" in done.stderr
     result = json.loads(done.stdout)
     assert result["steps"] == 3 and result["tokens"] == 3 * 128
-    assert result["before"]["added_nats_per_token"] == 0.0  # one and the same model
-    assert result["after"]["added_nats_per_token"] < 0.0  # on the text it was trained on
+    assert result["before"]["added_nats_per_token"] == 0.0  # the model is its own teacher
+    assert result["after"]["added_nats_per_token"] < 0.0  # this is the training text
     for name in ["config.json", "generation_config.json", "tokenizer.json",
                  "tokenizer_config.json"]:
         assert (out / name).read_bytes() == (TINY / name).read_bytes()
@@ -78,14 +78,14 @@ def test_a_stopped_run_leaves_nothing(tmp_path):
          "has a weight"),
     ],
 )
-def test_what_cannot_work_is_said_and_nothing_is_written(arguments, named, tmp_path):
+def test_bad_input_is_reported_and_nothing_is_written(arguments, named, tmp_path):
     done = recover(*arguments, "--out", tmp_path / "out", "--quiet")
     assert done.returncode == 1, done
     assert named in done.stderr and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_is_not_replaced_unasked(tmp_path):
+def test_an_existing_output_is_not_replaced_without_overwrite(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     done = recover("--teacher", TINY, "--text", TEXT, "--out", tmp_path)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""What the scripts promise, where that can be tried without building."""
+"""The promises of the scripts that can be tested without a build."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ import pytest
 from kvasir_process import ROOT, wait_until
 
 WITHIN = ROOT / "scripts/within"
-# Leaves a grandchild, and says who it is.
+# Leaves a grandchild and prints its process id.
 LEAVES_A_CHILD = "(trap '' TERM; exec sleep 300) & echo $!; wait"
 
 
@@ -28,14 +28,14 @@ def start(seconds, command):
         [WITHIN, str(seconds), "bash", "-c", command], stdout=subprocess.PIPE, text=True)
 
 
-def test_a_command_over_its_budget_ends_with_all_that_it_started():
+def test_a_command_over_its_budget_ends_with_all_its_children():
     process = start(1, LEAVES_A_CHILD)
     child = int(process.stdout.readline())
     assert process.wait(timeout=60) == 124
     wait_until(lambda: not is_running(child), "the end of the grandchild")
 
 
-def test_ctrl_c_ends_all_that_a_command_started():
+def test_ctrl_c_ends_a_command_and_all_its_children():
     process = start(300, LEAVES_A_CHILD)
     child = int(process.stdout.readline())
     process.send_signal(signal.SIGINT)
@@ -45,11 +45,11 @@ def test_ctrl_c_ends_all_that_a_command_started():
 
 def test_a_command_within_its_budget_keeps_its_exit_code_and_its_signals():
     assert start(60, "exit 7").wait(timeout=60) == 7
-    # What it starts can be interrupted.
+    # The command can be interrupted.
     assert start(60, "kill -INT $$; exit 7").wait(timeout=60) == 130
 
 
-def test_serve_tells_how_it_is_used():
+def test_serve_prints_its_usage():
     done = subprocess.run([ROOT / "scripts/serve", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--demo" in done.stdout
 
@@ -58,13 +58,13 @@ def test_serve_tells_how_it_is_used():
     ("60", "storms", "no part 'storms'"), ("60", "st.rm", "no part 'st.rm'"), ("60", "", "no part ''"),
     ("soon", "storm", "want a whole number above 0, have 'soon'"),
 ])
-def test_soak_refuses_what_it_does_not_know_before_it_builds(seconds, part, named):
+def test_soak_refuses_unknown_arguments_before_it_builds(seconds, part, named):
     done = subprocess.run([ROOT / "scripts/soak", part], capture_output=True, text=True,
                           env={**os.environ, "KVASIR_SOAK_SECONDS": seconds})
     assert done.returncode == 2 and named in done.stderr
 
 
-def test_tests_that_want_a_gpu_are_counted_apart_and_who_skips_itself_says_why(tmp_path):
+def test_tests_without_a_gpu_are_counted_separately_and_other_skips_have_a_reason(tmp_path):
     stage = tmp_path / "dev"
     (stage / "gtest").mkdir(parents=True)
     why = "gpu_main.cc:18&#x0A;needs a GPU: no NVIDIA driver&#x0A;"
@@ -86,7 +86,7 @@ def test_tests_that_want_a_gpu_are_counted_apart_and_who_skips_itself_says_why(t
         "1 passed, 0 failed, 4 skipped"]
 
 
-# Says how it was called; setup and build find nothing to do.
+# The stub prints its arguments; setup and build have nothing to do.
 STUBS = {
     "scripts/setup": "#!/bin/sh\n",
     "scripts/build": "#!/bin/sh\n",
@@ -98,7 +98,7 @@ STUBS = {
 
 @pytest.fixture
 def serve(tmp_path):
-    """scripts/serve of a tree without a build: the arguments that the server gets."""
+    """scripts/serve in a tree without a build. The fixture returns the arguments that the server gets."""
     for name, text in STUBS.items():
         stub = tmp_path / name
         stub.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def serve(tmp_path):
     return arguments
 
 
-def test_serve_serves_the_compressed_model_unless_told_which(serve):
+def test_serve_uses_the_compressed_model_unless_flags_name_another(serve):
     model = ["--model", "models/tiny"]
     default = [*model, "--kv-plan", "rotated-4bit"]
     assert (ROOT / model[1] / "config.json").is_file()
@@ -125,21 +125,21 @@ def test_serve_serves_the_compressed_model_unless_told_which(serve):
     assert serve("--grpc-port", "0") == ["serve", *default, "--grpc-port", "0"]
     for flags in ["--model", "DIR"], ["--model=DIR"], ["--random-weights"], ["--config=FILE"]:
         assert serve(*flags) == ["serve", *flags]
-    # Another cache is another plan.
+    # A flag for the cache replaces the default plan.
     for flags in ["--kv-plan", "dense-bf16"], ["--kv-dtype=f32"]:
         assert serve(*flags) == ["serve", *model, *flags]
     assert serve(KVASIR_KV_PLAN="dense-8bit") == ["serve", *model]
     assert serve(KVASIR_MODEL="DIR") == serve(KVASIR_RANDOM_WEIGHTS="1") == ["serve"]
 
 
-def test_serve_has_a_known_model_compressed_as_recommended(serve, tmp_path):
+def test_serve_compresses_a_known_model_as_recommended(serve, tmp_path):
     name, folder = ["--served-model-name", "known"], "known-recommended"
     for flags in ["--plan", "recommended", "--model", "known"], ["--model=known", "--plan=recommended"]:
         model = ["--model", folder] if "--model" in flags else [f"--model={folder}"]
         assert serve(*flags, "--threads", "2") == [
             "recommend known", "serve", *model, "--threads", "2", *name]
     assert serve("--plan", "recommended", KVASIR_MODEL="known") == ["recommend known", "serve", *name]
-    # Who asks for help waits for nothing.
+    # With --help, nothing is fetched or compressed.
     assert serve("--plan", "recommended", *(asks := ["--model", "known", "--help"])) == ["serve", *asks]
     mine = ["--served-model-name=mine"]
     assert serve("--plan=recommended", *mine, KVASIR_MODEL="known")[1:] == ["serve", *mine]
@@ -156,7 +156,7 @@ def test_serve_has_a_known_model_compressed_as_recommended(serve, tmp_path):
         assert refused.value.stdout == ""
 
 
-def test_serve_refuses_a_gateways_port_that_is_none(serve):
+def test_serve_refuses_an_invalid_port_for_the_gateway(serve):
     for port in "0", "65535", "x", "":
         with pytest.raises(subprocess.CalledProcessError) as refused:
             serve("--openai", f"--openai-port={port}")
@@ -166,15 +166,15 @@ def test_serve_refuses_a_gateways_port_that_is_none(serve):
 
 
 def test_serve_fetches_a_known_model_first(serve, tmp_path):
-    codes = ["--kv-plan", "rotated-4bit"]  # that a model as it is can be served with
+    codes = ["--kv-plan", "rotated-4bit"]  # a plan that fits every model
     for flags in ["--model", "known"], ["--threads", "2", "--model=known"]:
         assert serve(*flags) == ["fetch known", "serve", *codes, *flags]
     assert serve(KVASIR_MODEL="known") == ["fetch known", "serve", *codes]
-    # Unless the cache is told of.
+    # Flags for the cache replace that plan.
     for flags in ["--kv-plan", "FILE"], ["--kv-plan=FILE"], ["--kv-dtype", "bf16"], ["--config=F"]:
         assert serve("--model=known", *flags) == ["fetch known", "serve", "--model=known", *flags]
     assert serve(KVASIR_MODEL="known", KVASIR_KV_PLAN="FILE") == ["fetch known", "serve"]
-    # The flag is above the environment, and a folder above a known name.
+    # The flag has priority over the environment, and a folder over a known name.
     assert serve("--model", "DIR", KVASIR_MODEL="known") == ["serve", "--model", "DIR"]
     (tmp_path / "known").mkdir()
     assert serve("--model", "known", cwd=tmp_path) == ["serve", "--model", "known"]

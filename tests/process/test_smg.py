@@ -19,7 +19,7 @@ import time
 import pytest
 from google.protobuf import descriptor_pb2
 
-from gateway import ROOT, VENV, HttpGateway, environment_of, free_port, idle, text_of
+from gateway import HttpGateway, ROOT, VENV, environment_of, free_port, idle, statuses_of_a_full_server, text_of
 from kvasir_process import BINARY, OPERATOR_PORTS, TINY, KvasirProcess, wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -205,13 +205,13 @@ def test_a_lost_worker_ends_only_its_stream_and_nothing_is_generated_twice():
         assert len(errors) == 1 and "lost" in errors[0], errors or rest[-500:]
         wait_until(lambda: len(lines()) > before, "the loss is logged")
         # An answer that is not streamed has sent no token, so another worker continues it.
-        told = []
-        asks = threading.Thread(target=lambda: told.append(gateway.chat("Once", **long)))
+        answers = []
+        asks = threading.Thread(target=lambda: answers.append(gateway.chat("Once", **long)))
         tokens = behind.router.metric("kvasir_router_output_tokens_total")
         asks.start()
         behind.lose_the_busy_one()
         asks.join()
-        ((status, body),) = told
+        ((status, body),) = answers
         assert status == 200 and body["choices"][0]["message"]["content"] == whole
         wait_until(lambda: len(lines()) == before + 2, "both are logged")
         lost, moved = lines()[before:]
@@ -225,18 +225,8 @@ def test_a_full_server_answers_too_many_requests():
                        "--max-queue", "0", "--max-inflight", "1") as server:
         # smg would retry five times, longer than the running request lasts.
         with Gateway(server, "--disable-retries") as gateway:
-            told = []
-            while 429 not in told and len(told) < 10:
-                runs = threading.Thread(
-                    target=gateway.chat, args=("Once",),
-                    kwargs={"max_tokens": 480, "ignore_eos": True})
-                runs.start()
-                for _ in range(20):
-                    told.append(gateway.chat("Once", max_tokens=1)[0])
-                    if told[-1] == 429 or not runs.is_alive():
-                        break
-                runs.join()
-            assert 429 in told and set(told) <= {200, 429}, told
+            statuses = statuses_of_a_full_server(gateway)
+            assert 429 in statuses and set(statuses) <= {200, 429}, statuses
 
 
 def test_our_protos_agree_with_the_gateways(tmp_path):
@@ -312,8 +302,8 @@ def test_the_printed_openai_example_works_and_server_and_gateway_stop(tmp_path):
             assert line, process.stderr.read()
             printed += line
         (curl,) = re.findall(r"^curl .*$", printed, re.MULTILINE)
-        told = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60, check=True)
-        (choice,) = json.loads(told.stdout)["choices"]
+        answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60, check=True)
+        (choice,) = json.loads(answer.stdout)["choices"]
         snippet = printed[printed.index("from openai import"):]
         done = subprocess.run([SMG / "python", "-c", snippet], capture_output=True, text=True,
                               timeout=60, check=True)

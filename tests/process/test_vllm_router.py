@@ -6,13 +6,12 @@ vllm-router has an environment of its own (scripts/setup_venv). Without it the t
 
 import concurrent.futures
 import subprocess
-import threading
 
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from gateway import ROOT, HttpGateway, environment_of, idle, text_of
+from gateway import HttpGateway, ROOT, environment_of, idle, statuses_of_a_full_server, text_of
 from kvasir_process import TINY, KvasirProcess, wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -128,18 +127,8 @@ def test_a_full_server_answers_too_many_requests():
     with KvasirProcess("serve", "--max-model-len", "512", "--max-num-seqs", "1",
                        "--max-queue", "0", "--max-inflight", "1", *NO_AGEING) as server:
         with Gateway(server, "--disable-retries") as gateway:
-            told = []
-            while 429 not in told and len(told) < 10:
-                runs = threading.Thread(
-                    target=gateway.chat, args=("Once",),
-                    kwargs={"max_tokens": 480, "ignore_eos": True})
-                runs.start()
-                for _ in range(20):
-                    told.append(gateway.chat("Once", max_tokens=1)[0])
-                    if told[-1] == 429 or not runs.is_alive():
-                        break
-                runs.join()
-            assert 429 in told and set(told) <= {200, 429}, told
+            statuses = statuses_of_a_full_server(gateway)
+            assert 429 in statuses and set(statuses) <= {200, 429}, statuses
 
 
 def our_messages(tmp_path):

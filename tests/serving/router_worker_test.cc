@@ -1,5 +1,5 @@
-// Router and workers over real gRPC on Unix sockets; only the engines behind
-// the workers are scripted.
+// Router and workers over real gRPC on Unix sockets. Only the engines of the
+// workers are scripted.
 #include <dirent.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -59,7 +59,7 @@ std::string NewSocketPath() {
                       "_", ++count);
 }
 
-// A worker process, but for its engine.
+// The parts of a worker process except its engine.
 struct TestWorker {
   TestWorker() {
     options.listen.unix_path = NewSocketPath();
@@ -203,8 +203,8 @@ TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestEverywhere) {
   EXPECT_TRUE(Eventually([&] { return Live() == 0; }));
 }
 
-// gRPC would end its callback threads with the last channel, here on one of
-// them (a double free).
+// gRPC ends its callback threads with the last channel. Here that would happen
+// on one of these threads, which is a double free.
 TEST(GrpcWorkerClientTest, TheLastChannelMayEndOnACallbackThread) {
   for (int round = 0; round < 20; ++round) {
     TestWorker worker;
@@ -221,7 +221,7 @@ TEST(GrpcWorkerClientTest, TheLastChannelMayEndOnACallbackThread) {
   }
 }
 
-TEST_F(RouterWorkerTest, AFullWorkerIsLeftForAnother) {
+TEST_F(RouterWorkerTest, ARequestRefusedByAFullWorkerGoesToAnother) {
   router_options_.policy = router::PolicyKind::kRoundRobin;
   KVASIR_ASSERT_OK(Start(2));
   workers_[0]->engine.RefuseWith({absl::ResourceExhaustedError("queue full"),
@@ -234,7 +234,7 @@ TEST_F(RouterWorkerTest, AFullWorkerIsLeftForAnother) {
   EXPECT_EQ(workers_[1]->engine.submitted(), 4u);
 }
 
-TEST_F(RouterWorkerTest, WhatNeverFitsIsSaidSoAndNotTriedElsewhere) {
+TEST_F(RouterWorkerTest, ARequestThatNeverFitsIsRefusedWithoutARetry) {
   KVASIR_ASSERT_OK(Start(2));
   for (const auto& worker : workers_) {
     worker->engine.RefuseWith({absl::InvalidArgumentError("900 pages of 64"),
@@ -248,7 +248,7 @@ TEST_F(RouterWorkerTest, WhatNeverFitsIsSaidSoAndNotTriedElsewhere) {
   EXPECT_EQ(proto::RefusalOf(status)->reason(), v1::Refusal::NEVER_FITS);
 }
 
-TEST_F(RouterWorkerTest, AWorkerThatDiesMidStreamIsUnavailableThenComesBack) {
+TEST_F(RouterWorkerTest, AWorkerThatDiesMidStreamIsUnavailableUntilItRestarts) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink, NewRequest(1000000));
@@ -268,8 +268,10 @@ TEST_F(RouterWorkerTest, AWorkerThatDiesMidStreamIsUnavailableThenComesBack) {
   KVASIR_EXPECT_OK(again->Wait());
 }
 
-// Its client sees the answer at its end alone: nothing is lost with a worker.
-TEST_F(RouterWorkerTest, AFoldedAnswerGoesOnAtAnotherWorkerWithNoTokenTwice) {
+// The client receives a folded answer only when it is complete, so the loss of
+// a worker loses no output.
+TEST_F(RouterWorkerTest,
+       AFoldedAnswerContinuesAtAnotherWorkerWithoutRepeatedTokens) {
   KVASIR_ASSERT_OK(Start(2));
   const auto sink = std::make_shared<RecordingSink>();
   CanonicalRequest request = NewRequest(2000);
@@ -290,7 +292,7 @@ TEST_F(RouterWorkerTest, AFoldedAnswerGoesOnAtAnotherWorkerWithNoTokenTwice) {
   }
 }
 
-TEST_F(RouterWorkerTest, ADrainingWorkerFinishesItsStreamsAndGetsNoMore) {
+TEST_F(RouterWorkerTest, ADrainingWorkerFinishesItsStreamsAndGetsNoNewOnes) {
   KVASIR_ASSERT_OK(Start(2));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink, NewRequest(300));
@@ -339,20 +341,21 @@ TEST_F(RouterWorkerTest, AWorkerOfAnotherVersionFailsTheStart) {
 }
 
 TEST_F(RouterWorkerTest, PingsOnASilentConnectionDoNotEndIt) {
-  // The shipped values, 5 s against 4 s, scaled down; the transport itself
-  // pings no more often than once a second, and forgives two.
+  // The default values, 5 s and 4 s, are scaled down. The transport itself
+  // pings at most once a second, and it tolerates two pings that come too
+  // early.
   client_options_.keepalive_time = absl::Seconds(1);
   client_options_.keepalive_timeout = absl::Seconds(2);
   workers_.push_back(std::make_unique<TestWorker>());
   workers_[0]->options.min_ping_interval = absl::Milliseconds(800);
   KVASIR_ASSERT_OK(Start(1));
   workers_[0]->engine.Hold(true);
-  // Two: one on each connection.
+  // Two requests, one on each connection.
   const auto first = std::make_shared<RecordingSink>();
   const auto second = std::make_shared<RecordingSink>();
   Submit(first, NewRequest(1));
   Submit(second, NewRequest(1));
-  absl::SleepFor(absl::Seconds(7));
+  absl::SleepFor(absl::Seconds(5));
   EXPECT_FALSE(first->done());
   EXPECT_FALSE(second->done());
   workers_[0]->engine.Hold(false);
@@ -360,7 +363,7 @@ TEST_F(RouterWorkerTest, PingsOnASilentConnectionDoNotEndIt) {
   KVASIR_EXPECT_OK(second->Wait());
 }
 
-// Opens HTTP/2 and then answers nothing, pings included, like a process that
+// Opens HTTP/2 and then answers nothing, not even pings, like a process that
 // gets no CPU time.
 class MutePeer {
  public:
@@ -386,7 +389,8 @@ class MutePeer {
     return listening;
   }
   void Serve() {
-    // Length (24 bits), type, flags, stream: SETTINGS, and its acknowledgement.
+    // Two frames of length (24 bits), type, flags and stream: SETTINGS and its
+    // acknowledgement.
     constexpr char kOpening[] = "\0\0\0\4\0\0\0\0\0\0\0\0\4\1\0\0\0\0";
     std::vector<int> connections;
     for (int next = 0; (next = accept(listening_, nullptr, nullptr)) >= 0;) {
@@ -411,7 +415,7 @@ struct WatchEnd final : router::LoadSink {
   absl::Notification ended;
 };
 
-TEST(GrpcWorkerClientTest, OnlyAClientThatPingsGivesAMutePeerUp) {
+TEST(GrpcWorkerClientTest, OnlyAClientThatPingsGivesUpAMutePeer) {
   MutePeer peer;
   router::GrpcWorkerClientOptions options;
   options.keepalive_time = absl::Seconds(1);
@@ -447,7 +451,7 @@ TEST_F(RouterWorkerTest, LeastLoadedSpreadsABurst) {
   for (const auto& sink : sinks) KVASIR_EXPECT_OK(sink->Wait());
 }
 
-TEST_F(RouterWorkerTest, TwoHundredStreamsWithCancelsLeaveNothingBehind) {
+TEST_F(RouterWorkerTest, TwoHundredStreamsWithCancelsLeaveNothing) {
   constexpr uint32_t kStreams = 200;
   KVASIR_ASSERT_OK(Start(2));
   std::atomic<int> complete{0};
@@ -486,7 +490,8 @@ TEST_F(RouterWorkerTest, TwoHundredStreamsWithCancelsLeaveNothingBehind) {
   const size_t descriptors = CountEntries("/proc/self/fd");
   for (uint32_t seed = 2; seed < 6; ++seed) storm(seed);
   EXPECT_GT(complete.load(), 100);
-  // gRPC's executor grows by one thread at a time, to twice the cores.
+  // gRPC's executor grows by one thread at a time, up to twice the number of
+  // cores.
   EXPECT_TRUE(Eventually([&] {
     return CountEntries("/proc/self/task") <=
            threads + 2 * std::thread::hardware_concurrency();

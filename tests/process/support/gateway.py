@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
 
@@ -143,3 +144,17 @@ def text_of(events, index=0):
         for choice in event["choices"]
         if choice["index"] == index
     )
+
+
+def statuses_of_a_full_server(gateway):
+    """The status codes of short chats while a long one takes the server's only place, up to the first 429."""
+    statuses = []
+    while 429 not in statuses and len(statuses) < 10:
+        runs = threading.Thread(target=gateway.chat, args=("Once",), kwargs={"max_tokens": 480, "ignore_eos": True})
+        runs.start()
+        for _ in range(20):
+            statuses.append(gateway.chat("Once", max_tokens=1)[0])
+            if statuses[-1] == 429 or not runs.is_alive():
+                break
+        runs.join()
+    return statuses
