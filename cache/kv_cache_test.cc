@@ -22,17 +22,8 @@ KvCacheConfig::Group Pages(int64_t num_pages, int64_t sliding_window = 0) {
           .payload_bytes = kPayloadBytes};
 }
 
-// Pages of 4 tokens.
-KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
-  KvCacheConfig config;
-  config.page_tokens = 4;
-  config.groups = std::move(groups);
-  config.cache_id = "test";
-  return config;
-}
-
-TEST(KvCacheTest, TakesPagesAsTokensComeAndSendsThemOnce) {
-  KvCacheScenario s(Config({Pages(6)}));
+TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsThemOnce) {
+  KvCacheScenario s(ConfigOfFours({Pages(6)}));
   s.Run(R"(
     start a 1..9       -> cached 0
     reserve a 5        -> ok
@@ -55,7 +46,7 @@ TEST(KvCacheTest, TakesPagesAsTokensComeAndSendsThemOnce) {
 }
 
 TEST(KvCacheTest, RefusalNamesNumbersAndChangesNothing) {
-  KvCacheScenario s(Config({Pages(3)}));
+  KvCacheScenario s(ConfigOfFours({Pages(3)}));
   s.Run(R"(
     start a 1..8
     reserve a 8        -> ok
@@ -69,7 +60,7 @@ TEST(KvCacheTest, RefusalNamesNumbersAndChangesNothing) {
 }
 
 TEST(KvCacheTest, AnUncommittedReservationIsReplaced) {
-  KvCacheScenario s(Config({Pages(4)}));
+  KvCacheScenario s(ConfigOfFours({Pages(4)}));
   s.Run(R"(
     start a 1..8
     reserve a 8        -> ok
@@ -81,8 +72,8 @@ TEST(KvCacheTest, AnUncommittedReservationIsReplaced) {
   )");
 }
 
-TEST(KvCacheTest, TheNextStepIsToldBeforeThisOneIsCommitted) {
-  KvCacheConfig config = Config({Pages(4)});
+TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
+  KvCacheConfig config = ConfigOfFours({Pages(4)});
   config.groups[0].eviction = {
       .budget_tokens = 6, .every_tokens = 8, .observation_window = 2};
   config.prefix_reuse = false;
@@ -95,7 +86,7 @@ TEST(KvCacheTest, TheNextStepIsToldBeforeThisOneIsCommitted) {
   kvasir::v1::SequenceStep first;
   cache.TakeDeltas(a, &first);
   EXPECT_EQ(first.physical_starts(0), 0u);
-  EXPECT_EQ(first.first_counted(0), 3u);  // the window is tokens 3 and 4
+  EXPECT_EQ(first.first_counted(0), 3u);  // only tokens 3 and 4 count
   ASSERT_TRUE(cache.Reserve(a, 5));
   kvasir::v1::SequenceStep next;
   cache.TakeDeltas(a, &next, /*written_before=*/3);
@@ -110,7 +101,7 @@ TEST(KvCacheTest, TheNextStepIsToldBeforeThisOneIsCommitted) {
   EXPECT_EQ(cache.reserved_tokens(a), 0);
   EXPECT_EQ(cache.logical_tokens(a), 5);
 
-  // Of output every token counts.
+  // Every output token counts.
   ASSERT_TRUE(cache.Reserve(a, 1));
   ASSERT_TRUE(cache.Reserve(a, 2));
   kvasir::v1::SequenceStep output;
@@ -120,7 +111,7 @@ TEST(KvCacheTest, TheNextStepIsToldBeforeThisOneIsCommitted) {
 }
 
 TEST(KvCacheTest, FindsFullPagesOfAFinishedSequence) {
-  KvCacheScenario s(Config({Pages(6)}));
+  KvCacheScenario s(ConfigOfFours({Pages(6)}));
   s.Run(R"(
     start a 1..10
     step a 10          -> ok
@@ -136,7 +127,7 @@ TEST(KvCacheTest, FindsFullPagesOfAFinishedSequence) {
 }
 
 TEST(KvCacheTest, SharesPagesOfARunningSequence) {
-  KvCacheScenario s(Config({Pages(4)}));
+  KvCacheScenario s(ConfigOfFours({Pages(4)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok
@@ -152,7 +143,7 @@ TEST(KvCacheTest, SharesPagesOfARunningSequence) {
 }
 
 TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
-  KvCacheScenario s(Config({Pages(6)}));
+  KvCacheScenario s(ConfigOfFours({Pages(6)}));
   s.Run(R"(
     start a 1..8
     step a 8           -> ok
@@ -168,8 +159,8 @@ TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
   )");
 }
 
-TEST(KvCacheTest, OtherTokensOtherOrderAndOtherSaltMiss) {
-  KvCacheScenario s(Config({Pages(6)}));
+TEST(KvCacheTest, OtherTokensOrdersAndSaltsMiss) {
+  KvCacheScenario s(ConfigOfFours({Pages(6)}));
   s.Run(R"(
     start a 1..8 salt=x
     step a 8           -> ok
@@ -183,7 +174,7 @@ TEST(KvCacheTest, OtherTokensOtherOrderAndOtherSaltMiss) {
 }
 
 TEST(KvCacheTest, UnpublishedPagesAreNotFound) {
-  KvCacheScenario s(Config({Pages(6)}));
+  KvCacheScenario s(ConfigOfFours({Pages(6)}));
   s.Run(R"(
     start a 1..8 nopublish
     step a 8           -> ok
@@ -193,8 +184,8 @@ TEST(KvCacheTest, UnpublishedPagesAreNotFound) {
   )");
 }
 
-TEST(KvCacheTest, WithoutPrefixReuseNothingIsKept) {
-  KvCacheConfig config = Config({Pages(6)});
+TEST(KvCacheTest, WithoutPrefixReuseNoPageIsCached) {
+  KvCacheConfig config = ConfigOfFours({Pages(6)});
   config.prefix_reuse = false;
   KvCacheScenario s(config);
   s.Run(R"(
@@ -208,7 +199,7 @@ TEST(KvCacheTest, WithoutPrefixReuseNothingIsKept) {
 }
 
 TEST(KvCacheTest, EvictsTheEndOfTheColdestChainFirst) {
-  KvCacheScenario s(Config({Pages(6)}));
+  KvCacheScenario s(ConfigOfFours({Pages(6)}));
   s.Run(R"(
     start a 1..12
     step a 12          -> ok          # pages 0 1 2
@@ -234,7 +225,7 @@ TEST(KvCacheTest, EvictsTheEndOfTheColdestChainFirst) {
 }
 
 TEST(KvCacheTest, AHitMakesAChainWarmAgain) {
-  KvCacheScenario s(Config({Pages(4)}));
+  KvCacheScenario s(ConfigOfFours({Pages(4)}));
   s.Run(R"(
     start a 1..8
     step a 8           -> ok          # pages 0 1
@@ -253,7 +244,7 @@ TEST(KvCacheTest, AHitMakesAChainWarmAgain) {
 }
 
 TEST(KvCacheTest, PinnedPagesAreNotEvicted) {
-  KvCacheScenario s(Config({Pages(3)}));
+  KvCacheScenario s(ConfigOfFours({Pages(3)}));
   s.Run(R"(
     start a 1..8
     step a 8           -> ok
@@ -267,7 +258,7 @@ TEST(KvCacheTest, PinnedPagesAreNotEvicted) {
 }
 
 TEST(KvCacheTest, TwoSequencesThatComputeTheSamePageKeepTheirOwn) {
-  KvCacheScenario s(Config({Pages(6)}));
+  KvCacheScenario s(ConfigOfFours({Pages(6)}));
   s.Run(R"(
     start a 1..9
     start b 1..9
@@ -282,8 +273,8 @@ TEST(KvCacheTest, TwoSequencesThatComputeTheSamePageKeepTheirOwn) {
   )");
 }
 
-TEST(KvCacheTest, AChainThatLostAPageIsJoinedAgain) {
-  KvCacheScenario s(Config({Pages(5)}));
+TEST(KvCacheTest, AChainThatLostAPageIsRepaired) {
+  KvCacheScenario s(ConfigOfFours({Pages(5)}));
   s.Run(R"(
     start a 1..4
     start b 1..9
@@ -303,7 +294,7 @@ TEST(KvCacheTest, AChainThatLostAPageIsJoinedAgain) {
 }
 
 TEST(KvCacheTest, ForkSharesFullPagesAndCopiesTheLast) {
-  KvCacheScenario s(Config({Pages(8)}));
+  KvCacheScenario s(ConfigOfFours({Pages(8)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok          # 0 1
@@ -337,7 +328,7 @@ TEST(KvCacheTest, ForkSharesFullPagesAndCopiesTheLast) {
 }
 
 TEST(KvCacheTest, AForkAtAPageBorderCopiesNothing) {
-  KvCacheScenario s(Config({Pages(8)}));
+  KvCacheScenario s(ConfigOfFours({Pages(8)}));
   s.Run(R"(
     start a 1..8
     step a 8           -> ok
@@ -350,13 +341,13 @@ TEST(KvCacheTest, AForkAtAPageBorderCopiesNothing) {
 }
 
 TEST(KvCacheTest, AForkOutlivesItsParentAndCopiesLater) {
-  KvCacheScenario s(Config({Pages(4)}));
+  KvCacheScenario s(ConfigOfFours({Pages(4)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok          # 0 1
     fork a b
     append a 7 8
-    step a 2           -> ok          # fills page 1 behind the fork's slots
+    step a 2           -> ok          # fills page 1 after the fork's slots
     release a
     append b 9
     pool               -> used 2 free 2 cached 0
@@ -368,7 +359,7 @@ TEST(KvCacheTest, AForkOutlivesItsParentAndCopiesLater) {
 }
 
 TEST(KvCacheTest, AForkOfAForkCopiesFromTheSamePage) {
-  KvCacheScenario s(Config({Pages(8)}));
+  KvCacheScenario s(ConfigOfFours({Pages(8)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok
@@ -383,8 +374,8 @@ TEST(KvCacheTest, AForkOfAForkCopiesFromTheSamePage) {
   )");
 }
 
-TEST(KvCacheTest, AForkAloneInAFullPoolTakesThePageOver) {
-  KvCacheScenario s(Config({Pages(2)}));
+TEST(KvCacheTest, AForkTakesOverAnUnsharedPageInAFullPool) {
+  KvCacheScenario s(ConfigOfFours({Pages(2)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok
@@ -401,9 +392,9 @@ TEST(KvCacheTest, AForkAloneInAFullPoolTakesThePageOver) {
   )");
 }
 
-// It is done before whoever has the page by then writes.
+// The copy is done before a new holder of the page writes.
 TEST(KvCacheTest, ACopyForASequenceThatEndedStaysListed) {
-  KvCacheScenario s(Config({Pages(8)}));
+  KvCacheScenario s(ConfigOfFours({Pages(8)}));
   s.Run(R"(
     start a 1..6
     step a 6           -> ok
@@ -420,7 +411,7 @@ TEST(KvCacheTest, ACopyForASequenceThatEndedStaysListed) {
 }
 
 TEST(KvCacheTest, APreemptedSequenceFindsItsPagesAgain) {
-  KvCacheScenario s(Config({Pages(6)}));
+  KvCacheScenario s(ConfigOfFours({Pages(6)}));
   s.Run(R"(
     start a 1..9
     step a 9           -> ok
@@ -434,8 +425,8 @@ TEST(KvCacheTest, APreemptedSequenceFindsItsPagesAgain) {
 }
 
 TEST(KvCacheTest, AWindowGivesUpPagesAtTheFront) {
-  // A query sees itself and four tokens before it.
-  KvCacheScenario s(Config({Pages(8), Pages(4, 5)}));
+  // A query sees itself and the four tokens before it.
+  KvCacheScenario s(ConfigOfFours({Pages(8), Pages(4, 5)}));
   s.Run(R"(
     start a 1..20
     reserve a 8        -> ok
@@ -457,7 +448,7 @@ TEST(KvCacheTest, AWindowGivesUpPagesAtTheFront) {
 }
 
 TEST(KvCacheTest, AHitNeedsOnlyThePagesStillInsideTheWindow) {
-  KvCacheScenario s(Config({Pages(8), Pages(5, 5)}));
+  KvCacheScenario s(ConfigOfFours({Pages(8), Pages(5, 5)}));
   s.Run(R"(
     start a 1..16 30
     step a 16          -> ok
@@ -469,8 +460,8 @@ TEST(KvCacheTest, AHitNeedsOnlyThePagesStillInsideTheWindow) {
   )");
 }
 
-TEST(KvCacheTest, AWindowPageThatIsGoneShortensTheHit) {
-  KvCacheScenario s(Config({Pages(12), Pages(4, 5)}));
+TEST(KvCacheTest, AMissingWindowPageShortensTheHit) {
+  KvCacheScenario s(ConfigOfFours({Pages(12), Pages(4, 5)}));
   s.Run(R"(
     start a 1..16
     step a 8           -> ok          # gives up page 0
@@ -484,10 +475,10 @@ TEST(KvCacheTest, AWindowPageThatIsGoneShortensTheHit) {
   )");
 }
 
-// The last page of a long sequence behind a window holds the nodes of all pages
-// before it: 4 pages make room for 2 * 4 + 64 nodes, the root and 71 pages.
+// The last page of a long sequence with a window keeps the nodes of all pages
+// before it. 4 pages make room for 2 * 4 + 64 nodes: the root and 71 pages.
 TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
-  KvCacheScenario s(Config({Pages(4, 5)}));
+  KvCacheScenario s(ConfigOfFours({Pages(4, 5)}));
   s.Run("start a 1..284 -> cached 0");
   for (int page = 0; page < 71; ++page) {
     ASSERT_EQ(s.Do("step a 4"), "ok") << page;
@@ -511,9 +502,9 @@ TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
   EXPECT_EQ(s.cache().Stats().pages_unpublished, 0);
 }
 
-// One sequence longer than the index: its own nodes fill it.
+// One sequence is longer than the index, and its own nodes fill it.
 TEST(KvCacheTest, ASequenceThatFillsTheIndexItselfTakesNoCachedPageForIt) {
-  KvCacheScenario s(Config({Pages(4, 5)}));
+  KvCacheScenario s(ConfigOfFours({Pages(4, 5)}));
   s.Run("start a 1..288 -> cached 0");
   for (int page = 0; page < 72; ++page) {
     ASSERT_EQ(s.Do("step a 4"), "ok") << page;
@@ -526,7 +517,7 @@ TEST(KvCacheTest, ASequenceThatFillsTheIndexItselfTakesNoCachedPageForIt) {
 }
 
 TEST(KvCacheTest, SidePagesComeWithTheFirstReservation) {
-  KvCacheConfig config = Config({Pages(6)});
+  KvCacheConfig config = ConfigOfFours({Pages(6)});
   config.groups[0].side_pages_per_sequence = 2;
   KvCacheScenario s(config);
   s.Run(R"(
@@ -546,8 +537,8 @@ TEST(KvCacheTest, SidePagesComeWithTheFirstReservation) {
   )");
 }
 
-TEST(KvCacheTest, SidePagesAreCountedApartFromThoseOfTokens) {
-  KvCacheConfig config = Config({Pages(8)});
+TEST(KvCacheTest, SidePagesAreCountedSeparatelyFromTokenPages) {
+  KvCacheConfig config = ConfigOfFours({Pages(8)});
   config.groups[0].side_pages_per_sequence = 2;
   config.groups[0].side_payload_bytes = kPageBytes + 10;
   KvCacheScenario s(config);
@@ -566,7 +557,7 @@ TEST(KvCacheTest, SidePagesAreCountedApartFromThoseOfTokens) {
 }
 
 TEST(KvCacheTest, AbortInEveryStateFreesEverything) {
-  KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
+  KvCacheScenario s(ConfigOfFours({Pages(8), Pages(8, 5)}));
   s.Run(R"(
     start a 1..9                      # started
     release a
@@ -594,18 +585,8 @@ TEST(KvCacheTest, AbortInEveryStateFreesEverything) {
   )");
 }
 
-// Every prefix has the same name.
-class OneHash final : public PrefixHasher {
- public:
-  PrefixHash Root(absl::string_view) const override { return {}; }
-  PrefixHash Extend(const PrefixHash&,
-                    absl::Span<const int32_t>) const override {
-    return {};
-  }
-};
-
 TEST(KvCacheTest, AHashCollisionIsAMiss) {
-  KvCacheScenario s(Config({Pages(8)}), std::make_unique<OneHash>());
+  KvCacheScenario s(ConfigOfFours({Pages(8)}), std::make_unique<OneHash>());
   s.Run(R"(
     start a 1..8 salt=x
     step a 8           -> ok          # the second page collides with the first
@@ -621,8 +602,8 @@ TEST(KvCacheTest, AHashCollisionIsAMiss) {
   EXPECT_EQ(s.cache().Stats().pages_unpublished, 3);
 }
 
-TEST(KvCacheTest, AStartThatIsRefusedIsNoQueryOfThePrefixCache) {
-  KvCacheScenario s(Config({Pages(4)}));
+TEST(KvCacheTest, ARefusedStartIsNotCountedAsAQuery) {
+  KvCacheScenario s(ConfigOfFours({Pages(4)}));
   s.Run(R"(
     start a 1..9
     step a 9           -> ok
@@ -645,7 +626,7 @@ TEST(KvCacheTest, AStartThatIsRefusedIsNoQueryOfThePrefixCache) {
 }
 
 TEST(KvCacheTest, CountsTokensBytesAndWaste) {
-  KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
+  KvCacheScenario s(ConfigOfFours({Pages(8), Pages(8, 5)}));
   s.Run(R"(
     start a 1..10
     step a 10          -> ok
@@ -658,7 +639,7 @@ TEST(KvCacheTest, CountsTokensBytesAndWaste) {
   EXPECT_EQ(stats.query_tokens, 20);
   EXPECT_EQ(stats.hit_tokens, 8);
   const PageGroupStats& all = stats.groups[0];
-  EXPECT_EQ(all.used_pages, 4);  // two shared, one each
+  EXPECT_EQ(all.used_pages, 4);  // two shared, and one for each sequence
   EXPECT_EQ(all.held_slots, 16);
   EXPECT_EQ(all.filled_slots, 8 + 2 + 1);
   EXPECT_EQ(all.physical_tokens, 19);
@@ -667,14 +648,15 @@ TEST(KvCacheTest, CountsTokensBytesAndWaste) {
   EXPECT_EQ(all.padding_bytes, 4 * (kPageBytes - kPayloadBytes));
   EXPECT_EQ(all.unfilled_bytes, 4 * kPayloadBytes - 11 * kPayloadBytes / 4);
   const PageGroupStats& windowed = stats.groups[1];
-  EXPECT_EQ(windowed.used_pages, 3);  // page 1 shared, one each
+  // page 1 is shared, and one for each sequence
+  EXPECT_EQ(windowed.used_pages, 3);
   EXPECT_EQ(windowed.cached_pages, 1);
   EXPECT_EQ(windowed.physical_tokens, 6 + 5);
 }
 
 TEST(KvCacheTest, MetadataIsUnderTwoPercentOfATinyModelsPool) {
-  // 6 layers of 8 heads of 32 in bf16, the default page; every page published
-  // under a root of its own, the worst case for the index.
+  // 6 layers of 8 heads of 32 dims in bf16 with the default page. Every page is
+  // published under a root of its own, which is the worst case for the index.
   KvCacheConfig config;
   config.page_tokens = 64;
   config.groups.push_back({.num_pages = 512,
@@ -690,11 +672,12 @@ TEST(KvCacheTest, MetadataIsUnderTwoPercentOfATinyModelsPool) {
   }
   const KvCacheStats stats = cache.Stats();
   EXPECT_EQ(stats.pages_published, 512);
-  EXPECT_GT(stats.metadata_bytes, 512 * 64 * 4);  // the token ids at least
+  EXPECT_GT(stats.metadata_bytes, 512 * 64 * 4);  // at least the token ids
   EXPECT_LT(stats.metadata_bytes * 50, stats.groups[0].pool_bytes);
 }
 
-// What a step does must depend on its own tokens, not on the context's length.
+// The work of a step must depend only on its own tokens, and not on the length
+// of the context.
 TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
   constexpr int64_t kSequences = 256;
   constexpr int64_t kContext = 4096;
@@ -707,7 +690,7 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
   for (int64_t i = 0; i < kSequences; ++i) {
     std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(i));
     const SequenceId id(i);
-    // Lengths that reach a page's end at different steps.
+    // The lengths reach the end of a page at different steps.
     const int64_t length = kContext - i % 64;
     cache.StartSequence(id, tokens, {});
     ASSERT_TRUE(cache.Reserve(id, length));
@@ -727,7 +710,7 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
     cache.Commit(id, {7});
   }
   const KvCacheStats after = cache.Stats();
-  // Four of 256 begin a page, four others fill one.
+  // Four of 256 sequences begin a page, and four others fill one.
   EXPECT_EQ(steps.block_tables_size(), 4);
   EXPECT_EQ(after.pages_allocated - before.pages_allocated, 4);
   EXPECT_EQ(after.table_entries_sent - before.table_entries_sent, 4);
@@ -736,7 +719,7 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
 }
 
 TEST(KvCacheDeathTest, CommitBeyondTheReservationIsABug) {
-  KvCache cache(Config({Pages(4)}));
+  KvCache cache(ConfigOfFours({Pages(4)}));
   cache.StartSequence(SequenceId(1), {1, 2, 3}, {});
   ASSERT_TRUE(cache.Reserve(SequenceId(1), 2));
   EXPECT_DEATH(cache.Commit(SequenceId(1), {1, 2, 3}), "reserved_tokens");

@@ -38,7 +38,7 @@ SMALL = dict(
     eos_token_id=2,
 )
 
-# Heads of 8: a quarter of one is a single pair.
+# Heads of 8 numbers: a quarter of a head is one pair.
 LAYER_NORM = dict(
     vocab_size=41,
     hidden_size=24,
@@ -59,9 +59,8 @@ FAMILIES = {
     "opt": (OPTConfig, OPTForCausalLM, OPT),
 }
 
-# Positions 32..47 lie past the original context in every scaled case. With
-# head_dim 16 the three ranges of the llama3 rule (kept, blended, divided) each
-# hold at least one pair.
+# Positions 32..47 are past the original context in every scaled case. With head_dim 16, each of the three ranges of the
+# llama3 rule (kept, blended, divided) has at least one pair.
 LLAMA3 = dict(
     rope_type="llama3",
     factor=8.0,
@@ -73,7 +72,7 @@ YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=24)
 
 
 def model_cases():
-    """name -> (family, config overrides, stored dtype, options)."""
+    """Returns {name: (family, config overrides, stored dtype, options)}."""
     return {
         "llama-mha": ("llama", dict(vocab_size=131, num_key_value_heads=4), "float32", {}),
         "llama-gqa-tied": (
@@ -258,8 +257,8 @@ def normal(shape, std, *seed):
 
 
 def weight_for(case, name, shape, hidden):
-    """Sizes chosen so that attention is far from uniform, every bias matters
-    and logits spread with a standard deviation of about 2."""
+    """Returns a random weight. Its scale makes attention far from uniform, makes every bias matter and gives logits a
+    standard deviation of about 2."""
     if name.endswith("norm.weight"):
         return 1.0 + normal(shape, 0.2, case, name)
     if name.endswith("bias"):
@@ -318,7 +317,7 @@ def write_model(folder, name, case):
         tensors = {k.removeprefix("model."): v for k, v in load_file(file).items()}
         save_file(tensors, file, metadata={"format": "pt"})
     if options.get("inv_freq"):
-        # Early Llama 2 checkpoints carry this buffer; readers skip it.
+        # Early Llama 2 checkpoints have this buffer; readers skip it.
         file = folder / "model.safetensors"
         tensors = load_file(file)
         head_dim = config.hidden_size // config.num_attention_heads
@@ -328,8 +327,8 @@ def write_model(folder, name, case):
         save_file(tensors, file, metadata={"format": "pt"})
     edit_config(folder / "config.json", options)
 
-    # .float() would also have rounded the rotary buffer above: build the
-    # float32 model afresh from what was stored.
+    # .float() would also round the rotary buffer above. The float32 model is built anew from the stored weights
+    # instead.
     reference = model_class(config).eval()
     reference.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
     words = np.random.Generator(np.random.PCG64(seed_of(name, "ids")))
@@ -369,7 +368,7 @@ BASE = dict(
 
 
 def refused_cases():
-    """name -> (config.json, word the error must contain)."""
+    """Returns {name: (config.json, word that the error must contain)}."""
     llama = BASE | dict(architectures=["LlamaForCausalLM"], model_type="llama")
     qwen2 = BASE | dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2")
     neox = LAYER_NORM | dict(

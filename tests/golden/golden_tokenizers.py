@@ -105,7 +105,7 @@ TEXTS = [
     "plain <plain> text<plain>", "PLAIN <Plain>", "e\u0301tude \u00e9tude",
 ]
 
-# Texts that only the pipeline variants need: short, every boundary kind.
+# Texts that only the pipeline variants need. They are short and have every kind of boundary.
 PIPELINE_TEXTS = [
     "",
     "the river, the boats",
@@ -181,7 +181,7 @@ def gpt2_prefix_space():
 
 
 def llama3():
-    """Split regex, ignore_merges, specials behind the vocabulary, bos."""
+    """Split regex, ignore_merges, special tokens after the vocabulary, bos."""
     pre = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated", invert=False),
@@ -190,7 +190,7 @@ def llama3():
     )
     tok = trained_byte_level(500, pre, [])
     form = json.loads(tok.to_str())
-    # A word that no merges reach: only ignore_merges can produce it.
+    # No merges lead to this word, so only ignore_merges can produce it.
     form["model"]["vocab"]["nowhereland"] = len(form["model"]["vocab"])
     form["model"]["ignore_merges"] = True
     tok = Tokenizer.from_str(json.dumps(form))
@@ -224,7 +224,7 @@ def qwen2():
     tok.add_special_tokens(
         rank_specials(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     )
-    # Written decomposed: it is found only after both sides were normalized.
+    # It is written decomposed, so it is found only after both sides are normalized.
     tok.add_tokens([AddedToken("e\u0301tude", normalized=True)])
     tok.post_processor = processors.ByteLevel(trim_offsets=False)
     tok.decoder = decoders.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -245,7 +245,7 @@ def sentencepiece_model(size):
     trained = json.loads(tok.to_str())["model"]
     first = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
     pieces = sorted(trained["vocab"], key=trained["vocab"].get)
-    # As converted SentencePiece models have it: merges first, characters last.
+    # The order is that of converted SentencePiece models: merges first, characters last.
     pieces.sort(key=lambda p: len(p) == 1)
     return {
         "type": "BPE",
@@ -411,7 +411,7 @@ TOKENIZERS = {
 
 
 def encode_case(tok, text):
-    """Fields equal to an earlier one are left out, see README.md."""
+    """One case of encoding. A field that equals an earlier one is left out (see README.md)."""
     ids = tok.encode(text, add_special_tokens=True).ids
     bare = tok.encode(text, add_special_tokens=False).ids
     tok.encode_special_tokens = True
@@ -437,9 +437,8 @@ def decode_case(tok, ids, text):
 
 
 def random_ids(tok, name):
-    """Id runs no text has. Byte tokens of a byte-fallback vocabulary come only
-    as whole characters or as runs with no valid character at all: README.md
-    says how mixed runs are decoded."""
+    """Runs of ids that no text has. Byte tokens of a vocabulary with byte fallback come only as whole characters, or
+    as runs without any valid character. README.md describes how mixed runs are decoded."""
     rng = random.Random(name)
     pieces = tok.get_vocab(with_added_tokens=True)
     bytes_of = {p: i for p, i in pieces.items() if len(p) == 6 and p.startswith("<0x")}
@@ -456,7 +455,7 @@ def random_ids(tok, name):
         for run in (good, good[:2], b"\xff", b"\xe6\xb2", b"\x80\x80\xc3", b"\n"):
             yield byte_run(run)
             yield [word] + byte_run(run) + [word]
-        # A word on both sides of </s>: left out, it must not join the runs.
+        # There is a word on both sides of </s>. If </s> is left out, it must not join them.
         broken = byte_run(b"\xf0\x9f\x99")
         yield [1] + byte_run(good) + [word, 2] + broken + [word]
 
@@ -479,8 +478,8 @@ def write_json(path, value):
 
 
 def pipeline_base():
-    """A BPE whose merges cross spaces, digits and punctuation, so that only
-    the pre-tokenizer under test keeps words apart."""
+    """A BPE with merges across spaces, digits and punctuation, so that only the pre-tokenizer under test separates
+    words."""
     tok = Tokenizer(models.BPE(unk_token="?"))
     corpus = [t for t in PIPELINE_TEXTS if t] * 2 + ["the river 12", ", the ", "!!345"]
     alphabet = sorted({c for t in corpus for c in t if c < "\u0250"})
@@ -510,7 +509,7 @@ BEHAVIORS = (
 
 
 def pipeline_variants():
-    """(normalizer, pre_tokenizer) pairs over the one base model."""
+    """Pairs of (normalizer, pre_tokenizer) for the one base model."""
 
     def split(pattern, behavior, invert=False):
         return {

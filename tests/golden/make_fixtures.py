@@ -29,15 +29,14 @@ def all_files(root):
 
 
 def write_models(root):
-    # Imported where needed: torch takes seconds and a large download.
+    # The import is here because torch is a large download and takes seconds to load.
     import golden_models
 
     golden_models.write(root)
 
 
 def write_tokenizers(root):
-    # The built-in model's tokenizer is read from the source tree, its cases go
-    # under `root`.
+    # The tokenizer of the built-in model is read from the source tree. Its cases are written to `root`.
     golden_tokenizers.write(root, HERE.parent.parent / "models" / "tiny")
 
 

@@ -1,4 +1,4 @@
-"""A kvasir process under test: started on free ports, always stopped."""
+"""A kvasir process under test. It starts on free ports, and it is always stopped."""
 
 import json
 import os
@@ -24,7 +24,7 @@ STOP_TIMEOUT_SECONDS = 60
 
 
 class KvasirProcess:
-    """`kvasir COMMAND ...` with --ready-file; use as a context manager."""
+    """`kvasir COMMAND ...` with --ready-file, as a context manager."""
 
     def __init__(self, command="serve", *flags, model=TINY, ports=True):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-test-"))
@@ -40,7 +40,7 @@ class KvasirProcess:
         self.ready = None
 
     def start(self):
-        # What a process that is killed leaves behind goes with the folder.
+        # A process that is killed may leave files; they go with the folder.
         environment = os.environ | {"TMPDIR": str(self.dir)}
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
@@ -86,7 +86,7 @@ class KvasirProcess:
         return self.log_path.read_text(errors="replace")
 
     def stop(self, sig=signal.SIGTERM):
-        """Asks it to stop and returns its exit code."""
+        """Asks the process to stop and returns its exit code."""
         self.process.send_signal(sig)
         return self.process.wait(timeout=STOP_TIMEOUT_SECONDS)
 
@@ -102,7 +102,7 @@ class KvasirProcess:
             return response.read().decode()
 
     def metrics(self):
-        """{(name, frozenset of labels): value} of every sample."""
+        """The value of every sample: {(name, frozenset of labels): value}."""
         from prometheus_client.parser import text_string_to_metric_families
 
         return {
@@ -124,12 +124,12 @@ class KvasirProcess:
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
     def own_threads(self):
-        """Threads that kvasir started itself: libraries name theirs."""
+        """The number of threads that kvasir started itself. Libraries give theirs other names."""
         names = []
         for task in os.listdir(f"/proc/{self.pid}/task"):
             try:
                 names.append(pathlib.Path(f"/proc/{self.pid}/task/{task}/comm").read_text().strip())
-            except FileNotFoundError:  # it has just ended
+            except FileNotFoundError:  # the thread has just ended
                 pass
         return names.count("kvasir")
 
@@ -138,8 +138,8 @@ class KvasirProcess:
 
 
 def run(*args, check=True, timeout=300, **options):
-    """Runs `kvasir ARGS...` to its end; stdout and stderr as text."""
-    # What it leaves behind where it ends at once goes with the folder.
+    """Runs `kvasir ARGS...` to its end and returns it with stdout and stderr as text."""
+    # A process that ends at once may leave files; they go with the folder.
     with tempfile.TemporaryDirectory(prefix="kvasir-run-") as folder:
         options["env"] = {**(options.get("env") or os.environ), "TMPDIR": folder}
         done = subprocess.run(
@@ -155,13 +155,13 @@ def run(*args, check=True, timeout=300, **options):
 
 
 class CuttableProxy:
-    """A TCP hop to `target` that can be cut as a dead client's machine would."""
+    """A TCP hop to `target` that can be cut, as when a client's machine dies."""
 
     def __init__(self, target):
         host, port = target.rsplit(":", 1)
         self.target = (host, int(port))
         self.lock = threading.Lock()
-        self.sockets = []  # None once cut
+        self.sockets = []  # None after the cut
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -191,13 +191,13 @@ class CuttableProxy:
             pass
 
     def cut(self):
-        """Resets every connection: no half-close, no RST_STREAM, nothing."""
+        """Resets every connection, without a half-close or RST_STREAM."""
         self.listener.close()
         with self.lock:
             sockets, self.sockets = self.sockets, None
         for each in sockets:
             each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            # A thread that is in recv() keeps a closed socket alive.
+            # A closed socket stays alive while a thread is in recv() on it.
             try:
                 each.shutdown(socket.SHUT_RDWR)
             except OSError:

@@ -1,5 +1,5 @@
-"""Every `kvasir bench` prints one JSON object of the same form. No time is
-asserted: --quick figures mean nothing."""
+"""Every `kvasir bench` command prints one JSON object of the same form. No time is asserted, because figures of
+--quick mean nothing."""
 
 import concurrent.futures
 import contextlib
@@ -41,7 +41,7 @@ FIGURES = {
 
 def bench(command, *flags):
     done = run("bench", command, "--quick", "--json", *flags)
-    report = json.loads(done.stdout)  # exactly one object, nothing beside it
+    report = json.loads(done.stdout)  # exactly one object and nothing else
     for key, kind in MACHINE.items():
         assert isinstance(report["machine"][key], kind), key
     assert report["machine"]["read_bandwidth_bytes_per_second"] > 0
@@ -49,17 +49,17 @@ def bench(command, *flags):
         assert isinstance(value, numbers.Real), name
     for part in ("undecided", "spread", "targets"):
         assert set(report[part]) <= set(report["figures"]), part
-    # --quick measures two pairs: too few for any ratio.
+    # --quick measures two pairs, which is too few for any ratio.
     assert set(report["spread"]) <= set(report["undecided"])
     assert not report["spread"] or any("fewer than 7" in note for note in report["notes"])
     return report
 
 
 @pytest.mark.parametrize("command", FIGURES)
-def test_prints_one_object_of_figures_by_name(command):
+def test_each_benchmark_prints_one_object_of_figures_by_name(command):
     report = bench(command)
-    # The few tokens of a quick request may all come in one message; what another
-    # one costs is a difference of two noisy times.
+    # The few tokens of a quick request may all come in one message, and the cost of one more message is a difference of
+    # two noisy times.
     may_be_zero = {"router_added_ms_p50", "open_itl_ms_p99"}
     for name in FIGURES[command]:
         assert name.endswith("_cpu_us_per_token") or name in may_be_zero or report["figures"][name] > 0, name
@@ -87,13 +87,13 @@ def test_a_server_without_benchmarks_names_the_program_that_has_them(tmp_path):
 
 def test_decode_reads_each_weight_once_per_step_and_says_when_caches_hold_them():
     report = bench("decode")
-    # The tiny model's step is far below the last-level cache.
+    # The tiny model's weights fit into the last-level cache.
     assert "read_bandwidth_share" in report["undecided"]
     read, weights = (report["figures"][name] for name in ("bytes_read_per_step", "weight_bytes"))
-    assert weights * 0.9 < read < weights * 1.2  # and the cache of one sequence
+    assert weights * 0.9 < read < weights * 1.2  # the rest is the KV cache of one sequence
     assert [row["batch"] for row in report["rows"]] == [1, 8]
     assert report["rows"][0]["bytes_per_step"] == read
-    assert read < report["rows"][1]["bytes_per_step"] < 2 * read  # the caches of eight
+    assert read < report["rows"][1]["bytes_per_step"] < 2 * read  # the KV caches of eight sequences
     assert all(row["tokens_per_second"] > 0 for row in report["rows"])
 
 
@@ -113,9 +113,9 @@ def test_attention_has_a_row_for_each_method_and_context():
             assert isinstance(row[name], kind), (row["method"], name)
         assert row["us_per_token"] > 0 and row["floor_ratio"] > 0
         assert row["undecided"] and not row.get("met")  # two pairs
-        assert row["arenas"] >= 2  # the next launch finds nothing of the last in a cache
+        assert row["arenas"] >= 2  # so that the next launch finds nothing of the last one in a cache
     methods = {row["method"] for row in rows}
-    assert len(rows) == 2 * len(methods)  # contexts of 96 and 256
+    assert len(rows) == 2 * len(methods)  # one row for each context, 96 and 256
     assert {"dense-bf16", "dense-8bit", "rap-50", "commuting-50", "palu-50-g1", "palu-50-g2",
             "palu-50-g4", "palu-50-g1-4bit", "palu-50-g4-4bit", "palu-50-g4-3bit", "palu-50-g4-2bit",
             "svdq-84442200"} <= methods
@@ -123,23 +123,23 @@ def test_attention_has_a_row_for_each_method_and_context():
 
 def test_attention_counts_the_bytes_of_the_slots_that_it_reads():
     by = {(row["method"], row["context"]): row for row in bench("attention")["rows"]}
-    # kvasir-tiny: 8 KV heads of 32 dims, keys and values, bf16.
+    # kvasir-tiny has 8 KV heads of 32 dimensions, keys and values, in bf16.
     assert by["dense-bf16", 96]["bytes_per_token"] == 96 * 2 * 8 * 32 * 2
     for context in (96, 256):
         for half in ("rap-50", "commuting-50", "palu-50-g1", "palu-50-g4"):
             assert by[half, context]["bytes_ratio"] == 2.0, half
         dense = by["dense-bf16", context]
         assert dense["bytes_ratio"] == 1.0 and dense["speedup_over_dense"] == 1.0
-        # Scores and sums of 16 query heads: two multiply-adds for each dim.
+        # 16 query heads take two multiply-adds for each dimension, for the score and for the sum.
         assert dense["flops_per_token"] == context * 16 * 32 * 2 * 2
-        # Rebuilding every key of a group of four from half of its numbers.
+        # This counts rebuilding every key of a group of four heads from half of its numbers.
         assert (by["palu-50-g4", context]["flops_per_token"]
                 > dense["flops_per_token"] + context * 8 * 2 * 32 * 64)
-    # 64 numbers of a group in 4 bits, and a scale and a minimum of 16.
+    # A group has 64 numbers of 4 bits, and a scale and a minimum of 16 bits.
     assert by["palu-50-g4-4bit", 96]["bytes_per_token"] == 96 * 2 * 2 * (32 + 4)
 
 
-def test_attention_measures_what_was_asked_for():
+def test_attention_measures_the_settings_of_its_flags():
     report = bench("attention", "--method", "palu-50-g2", "--context", "70", "--batch", "3",
                    "--page-tokens", "16", "--threads", "1")
     (row,) = report["rows"]
@@ -147,16 +147,16 @@ def test_attention_measures_what_was_asked_for():
     assert report["machine"]["threads"] == 1
 
 
-def test_attention_of_a_chunk_is_compared_whole_layer_by_whole_layer():
+def test_attention_of_a_chunk_is_compared_by_whole_layers():
     rows = bench("attention", "--prefill", "--context", "100", "--chunk", "30",
                  "--method", "dense-bf16,rap-50")["rows"]
     assert [(row["method"], row["chunk"]) for row in rows] == [("dense-bf16", 30), ("rap-50", 30)]
     assert rows[0]["over_dense"] == 1.0
-    assert "target" not in rows[0] and "met" not in rows[0]  # against itself
+    assert "target" not in rows[0] and "met" not in rows[0]  # the dense cache would be compared with itself
     assert rows[1]["target"] == 1.1 and all(row["us_per_token"] > 0 for row in rows)
 
 
-def test_a_method_that_is_none_is_refused_with_the_list():
+def test_an_unknown_method_is_refused_with_the_list():
     done = run("bench", "attention", "--quick", "--method", "magic", check=False)
     assert done.returncode == 1 and "magic" in done.stderr and "palu-50-g4-3bit" in done.stderr
 
@@ -165,14 +165,14 @@ PARTS = {"rest", "projections", "rotation", "append", "lifts", "attention", "evi
          "norms", "sum", "head", "sampling"}
 
 
-def test_the_breakdown_of_a_step_is_whole():
+def test_the_breakdown_of_a_step_adds_up_to_the_step():
     row = bench("decode", "--breakdown")["rows"][1]
     assert set(row["breakdown"]) == PARTS
     assert abs(sum(row["breakdown"].values()) - 1) < 1e-9
     assert all(row["breakdown"][part] > 0 for part in PARTS - {"lifts", "sum", "eviction"})
 
 
-def test_decode_reads_and_evicts_what_is_left():
+def test_decode_with_evictions_reads_only_the_slots_that_stay():
     def row(*flags):
         return bench("decode", "--breakdown", "--context", "256", "--steps", "16", *flags)["rows"][1]
 
@@ -180,7 +180,7 @@ def test_decode_reads_and_evicts_what_is_left():
     evicting = row("--eviction", "streaming", "--eviction-budget", "32", "--eviction-every", "8")
     assert whole["breakdown"]["eviction"] == 0 < evicting["breakdown"]["eviction"]
     weights = bench("decode")["figures"]["weight_bytes"]
-    # 32 to 40 slots of 256 and more, with some bytes noted down of each.
+    # 32 to 40 slots stay, of at least 256. Each has a few bytes of metadata.
     assert 0.1 < (evicting["bytes_per_step"] - weights) / (whole["bytes_per_step"] - weights) < 0.25
 
 
@@ -188,12 +188,12 @@ def test_decode_compares_plans_with_the_dense_cache():
     report = bench("decode", "--plan", "palu-50-g4-4bit,rap-50", "--breakdown", "--batch", "3")
     dense, palu, rap = report["rows"]
     assert [row["plan"] for row in report["rows"]] == ["dense-bf16", "palu-50-g4-4bit", "rap-50"]
-    # Three sequences of 64 tokens, each a few longer by the last sample.
+    # There are three sequences of 64 tokens, which grow by a few until the last sample.
     layers_of_tiny = 6
     slot_bytes = 2 * 8 * 32 * 2 * layers_of_tiny
     assert 64 < dense["cache_bytes_per_step"] / 3 / slot_bytes < 64 + 16
     assert abs(dense["cache_bytes_per_step"] / rap["cache_bytes_per_step"] - 2) < 1e-6
-    # A group of four heads: 128 numbers are 64, of 4 bits, and two of 16.
+    # A group of four heads stores 64 numbers of 4 bits and two of 16 in place of 128.
     assert abs(dense["cache_bytes_per_step"] / palu["cache_bytes_per_step"] - 256 / 36) < 1e-6
     assert dense["speedup_over_dense"] == 1.0 and dense["bytes_ratio"] == 1.0
     for row in report["rows"]:
@@ -205,46 +205,47 @@ def test_decode_compares_plans_with_the_dense_cache():
 
 
 def rows_of_ranks(tp, *flags):
-    """Rows of one rank, and of each of `tp`, by batch."""
+    """The rows of one rank and those of each of `tp` ranks, by batch."""
     report = bench("decode", "--tp", tp, "--threads", 2, *flags)
     assert set(report["spread"]) == {f"tp{tp}_batch1_speedup", f"tp{tp}_batch8_speedup"}
     rows = {batch: [row for row in report["rows"] if row["batch"] == batch] for batch in (1, 8)}
     for of_batch in rows.values():
         assert [(row["tp"], row["rank"]) for row in of_batch] == [(1, 0), *((tp, r) for r in range(tp))]
-        assert len({row["step_ms"] for row in of_batch[1:]}) == 1  # the group's
+        assert len({row["step_ms"] for row in of_batch[1:]}) == 1  # the step time is the group's
         for row in of_batch[1:]:
             assert 0 < row["wait_share"] < 1
     return report, rows
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_ranks_are_counted_beside_one_rank(tp):
+def test_ranks_are_compared_with_one_rank(tp):
     report, rows = rows_of_ranks(tp)
     layers, hidden, vocab = 6, 256, 4096  # kvasir-tiny
     sent = {}
     for batch, (whole, *ranks) in rows.items():
         assert whole["threads"] == 2 and all(row["threads"] == 2 // tp or 1 for row in ranks)
         assert "collectives_per_step" not in whole
-        # Embedding, two a layer, rows that are not finite, logits.
+        # One collective is for the embedding, two for each layer, one for rows that are not finite and one for the
+        # logits.
         assert {row["collectives_per_step"] for row in ranks} == {1 + 2 * layers + 1 + 1}
         (sent[batch],) = {row["sent_bytes_per_step"] for row in ranks}
-        # A page holds 1 / tp of each page of one rank, weights but for norms.
+        # A rank holds 1 / tp of each page and of all weights except norms.
         assert {row["cache_bytes"] * tp for row in ranks} == {whole["cache_bytes"]}
         norms = (2 * layers + 1) * hidden * 4
         for row in ranks:
             assert row["weight_bytes"] - norms == (whole["weight_bytes"] - norms) / tp
-    # Each rank sends its float32 numbers to all others: of a token a row for each
-    # sum, one number, and its part of the logits.
+    # Each rank sends its float32 numbers to all others: for each token one row per sum, one number, and the rank's part
+    # of the logits.
     token = 4 * ((1 + 2 * layers) * hidden + 1 + vocab // tp)
     assert sent[8] - sent[1] == 7 * token * (tp - 1)
-    # The rest is what each message of Gloo has around it.
+    # The rest is Gloo's overhead for each message.
     around = (sent[1] - token * (tp - 1)) / (15 * (tp - 1))
     assert around == int(around) and 0 < around < 256
     assert report["figures"]["rank_cache_share"] == 1 / tp
     assert any("4 in all" in note for note in report["notes"]) == (tp == 4)
 
 
-def test_ranks_that_evict_and_prefill_go_in_lockstep():
+def test_ranks_that_evict_and_prefill_stay_in_lockstep():
     report, rows = rows_of_ranks(2, "--fill", "prefill", "--breakdown", "--steps", 16, "--eviction", "h2o",
                                  "--eviction-budget", 32, "--eviction-recent", 8, "--eviction-every", 8)
     for of_batch in rows.values():
@@ -261,14 +262,14 @@ def test_ranks_that_evict_and_prefill_go_in_lockstep():
     (["--tp", 0], 2, "--tp"),
     (["--tp", 2, "--device", "cuda"], 2, "--device"),
 ])
-def test_ranks_that_cannot_be_are_refused(flags, code, said):
+def test_an_impossible_number_of_ranks_is_refused(flags, code, said):
     done = run("bench", "decode", "--quick", *flags, check=False)
     assert done.returncode == code and said in done.stderr
     assert "loading weights" not in done.stderr
 
 
 def test_random_latents_of_a_layer_spare_the_exact_rows_of_others(tmp_path):
-    """Layers of few bits keep theirs in the arena of one of many."""
+    """Layers of few bits keep their random latents in the arena of a layer of many bits."""
     def side(stored, bits):
         codec = {"bits": {"schedule": [bits]}, "per_token": {}, "param_dtype": "F16", "none": {}}
         return {"exact_window": 120, "parts": [{"full": {}, "stored": stored, "codec": codec}]}
@@ -282,7 +283,7 @@ def test_random_latents_of_a_layer_spare_the_exact_rows_of_others(tmp_path):
 
 
 @pytest.mark.parametrize("plans", [[], ["--plan", "rap-50,palu-50-g4"]])
-def test_a_paced_decode_wants_one_plan(plans):
+def test_a_paced_decode_requires_one_plan(plans):
     done = run("bench", "decode", "--quick", "--paced", *plans, check=False)
     assert done.returncode != 0
     assert f"want one --plan, have {2 if plans else 0}" in done.stderr
@@ -298,20 +299,20 @@ def test_a_paced_decode_takes_one_sample_for_each_line():
     first, second = (json.loads(line) for line in lines[1:3])
     assert second["seconds_per_step"] > 0
     assert second["weight_bytes_per_step"] == first["weight_bytes_per_step"] > 0
-    assert second["cache_bytes_per_step"] > first["cache_bytes_per_step"]  # a token longer
+    assert second["cache_bytes_per_step"] > first["cache_bytes_per_step"]  # the context is one token longer
 
 
-def test_plans_are_compared_with_random_weights_or_a_baseline():
+def test_plans_need_random_weights_or_a_baseline():
     done = run("bench", "decode", "--quick", "--plan", "rap-50", "--model", "/no/such", check=False)
     assert done.returncode == 1 and "--baseline DIR" in done.stderr
 
 
-def test_quick_keeps_what_was_asked_for():
+def test_quick_keeps_explicit_settings():
     report = bench("decode", "--context", "200", "--batch", "2")
     assert report["figures"]["context_tokens"] == 200
 
 
-def test_prefill_compares_each_shape_with_onednn_where_the_build_has_it():
+def test_prefill_compares_each_shape_with_onednn_if_the_build_has_it():
     report = bench("prefill")
     if "gemm_share" in report["figures"]:
         assert [row["shape"] for row in report["rows"]] == ["qkv", "o", "gate_up", "down"]
@@ -328,10 +329,10 @@ def test_serve_loads_a_running_server():
     for row in report["rows"]:
         assert (row["requests"], row["failed"]) == (4, 0)
         assert row["ttft_ms"]["p50"] <= row["e2e_ms"]["p99"]
-    assert "router_added_ms_p50" not in report["figures"]  # nobody named its worker
+    assert "router_added_ms_p50" not in report["figures"]  # no flag named the worker
 
 
-def test_serves_default_lengths_fit_a_short_model():
+def test_the_default_lengths_of_serve_fit_a_short_model():
     with KvasirProcess("serve") as server:
         report = bench("serve", "--endpoint", server.grpc, "--max-model-len", "16",
                        "--mode", "closed")
@@ -351,7 +352,7 @@ def test_serve_asks_the_server_for_its_length():
 
 @contextlib.contextmanager
 def server_of_others(config):
-    """Has a model `m`, and a ModelConfig if `config` is one; serves no request."""
+    """A server of another kind. It has a model `m`, and a ModelConfig if `config` is set, and serves no requests."""
 
     class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         def RepositoryIndex(self, request, context):
@@ -376,50 +377,50 @@ def server_of_others(config):
         server.stop(None)
 
 
-def test_a_server_without_a_model_config_has_the_flags_length():
+def test_without_a_model_config_the_length_of_the_flag_counts():
     with server_of_others(None) as endpoint:
         done = run("bench", "serve", "--quick", "--endpoint", endpoint, check=False)
-    # It got as far as its requests.
+    # The command reached its requests.
     assert done.returncode == 1 and "all 4 requests failed" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("length", ["soon", "1", "-5", ""])
-def test_a_length_that_is_none_is_refused_by_name(length):
+def test_an_invalid_length_is_refused_by_name(length):
     with server_of_others(length) as endpoint:
         done = run("bench", "serve", "--quick", "--endpoint", endpoint, check=False)
     assert done.returncode == 1 and not done.stdout
     assert f'max_model_len of m: want an integer of at least 2, have "{length}"' in done.stderr
 
 
-def test_a_server_that_is_not_there_has_its_own_exit_code():
+def test_a_missing_server_has_its_own_exit_code():
     done = run("bench", "serve", "--quick", "--endpoint", "127.0.0.1:1", check=False)
     assert done.returncode == 3 and not done.stdout, done.stderr
 
 
-def test_a_distribution_of_lengths_that_is_none_is_wrong_usage():
+def test_an_unknown_distribution_of_lengths_is_wrong_usage():
     done = run("bench", "serve", "--quick", "--prompt-tokens", "some", check=False)
     assert done.returncode == 2 and "uniform:LOW:HIGH" in done.stderr
 
 
-def test_lengths_over_the_models_are_refused_not_cut():
+def test_lengths_over_the_models_limit_are_refused():
     done = run("bench", "serve", "--quick", "--prompt-tokens", "fixed:99999999", check=False)
     assert done.returncode == 1 and not done.stdout
     assert "--prompt-tokens of 99999999" in done.stderr and "limit of 1024" in done.stderr
 
 
-def test_a_load_of_which_every_request_fails_is_a_failure():
+def test_a_load_fails_if_every_request_fails():
     with KvasirProcess("serve") as server:
         to = ("bench", "serve", "--quick", "--endpoint", server.grpc)
         done = run(*to, "--max-model-len", "9999", "--prompt-tokens", "fixed:5000", check=False)
         assert done.returncode == 1 and not done.stdout
         assert "all 4 requests failed" in done.stderr and "1024" in done.stderr
-        # Nothing is sent to a model that is not there.
+        # No request is sent to a model that is missing.
         done = run(*to, "--model-name", "nosuch", check=False)
     assert done.returncode == 1 and not done.stdout
     assert "requests failed" not in done.stderr and "nosuch" in done.stderr
 
 
-def test_a_checkpoint_that_is_not_there_is_no_missing_server():
+def test_a_missing_checkpoint_is_not_reported_as_a_missing_server():
     done = run("bench", "load", "--quick", "--model", "/no/such/folder", check=False)
     assert done.returncode == 1 and "--model /no/such/folder" in done.stderr
 
@@ -435,7 +436,7 @@ def test_an_interrupted_load_leaves_no_checkpoint_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_capacity_takes_each_shape_with_each_plan():
+def test_capacity_has_each_shape_with_each_plan():
     report = bench("capacity", "--shape", "kvasir-tiny,tinyllama-1.1b",
                    "--plan", "dense-8bit,rap-50")
     assert [(row["model"], row["plan"]) for row in report["rows"]] == [
@@ -447,12 +448,12 @@ def test_capacity_takes_each_shape_with_each_plan():
 
 
 @pytest.mark.parametrize("model", [[], ["--model", TINY]])
-def test_capacity_refuses_plans_that_no_shape_takes(model):
+def test_capacity_refuses_plans_that_fit_no_shape(model):
     done = run("bench", "capacity", "--quick", "--plan", "rap-50", *model, check=False)
     assert done.returncode != 0 and not done.stdout
     assert "--plan requires --shape" in done.stderr
 
 
-def test_a_certificate_without_its_authority_measures_nothing(tmp_path):
+def test_a_certificate_without_its_authority_is_refused(tmp_path):
     done = run("bench", "proxy", "--quick", "--tls-cert", tmp_path / "own.pem", check=False)
     assert done.returncode != 0 and "--tls-cert and --tls-ca are given together" in done.stderr

@@ -1,4 +1,4 @@
-"""One layer's plan changes: every figure of bytes moves by the same amount."""
+"""When the plan of one layer changes, every figure of bytes changes by the same amount."""
 
 import json
 
@@ -9,7 +9,7 @@ PAGE_TOKENS = 64
 
 
 def plan_with(dtypes):
-    """The full-rank plan of the built-in model with one dtype per layer."""
+    """The full-rank plan of the built-in model, with one dtype for each layer."""
     side = lambda dtype, stored: {
         "parts": [{"full": {}, "stored": stored, "codec": {"dtype": dtype}}]
     }
@@ -23,7 +23,7 @@ def plan_with(dtypes):
 
 
 def measure(path):
-    """Bytes per token as each source tells them, and bytes of the pool."""
+    """Bytes per token as each source reports them, and bytes of the pool."""
     inspect = json.loads(run("inspect", TINY, "--kv-plan", path, "--json").stdout)
     text = TINY / "evaluation.txt"
     perplexity = json.loads(
@@ -33,7 +33,7 @@ def measure(path):
     pool = int(inspect["kv_bytes_per_token"] * POOL_TOKENS)
     with KvasirProcess("serve", "--kv-plan", path, "--kv-cache-bytes", pool) as server:
         metric = server.metric("kvasir_kv_cache_bytes_per_token")
-        # What the allocator has handed out, and how many pages it holds.
+        # The bytes that the allocator has given out, divided by the number of its pages.
         allocated = server.metric("kvasir_kv_cache_pool_bytes")
         pages = server.metric("kvasir_kv_cache_free_pages") + server.metric(
             "kvasir_kv_cache_cached_pages") + server.metric("kvasir_kv_cache_used_pages")
@@ -48,7 +48,7 @@ def measure(path):
     }
 
 
-def test_one_layer_at_f32_moves_every_figure_by_its_bytes(tmp_path):
+def test_one_layer_at_f32_changes_every_figure_by_its_bytes(tmp_path):
     config = json.loads((TINY / "config.json").read_text())
     layers = config["num_hidden_layers"]
     numbers = 2 * config["num_key_value_heads"] * config["head_dim"]
@@ -61,8 +61,8 @@ def test_one_layer_at_f32_moves_every_figure_by_its_bytes(tmp_path):
         assert base[source] == layers * numbers * 2, source
         assert more[source] - base[source] == numbers * 2, source
     assert base["pages"] == more["pages"] == POOL_TOKENS // PAGE_TOKENS
-    # As many tokens in both pools: the difference is the layer's alone.
+    # Both pools hold the same number of tokens, so only the layer makes the difference.
     assert more["allocated"] - base["allocated"] == numbers * 2 * POOL_TOKENS
-    # Memory really there, within what the rest of a process varies by.
+    # The resident memory grows by it as well, within the variation of the rest of a process.
     difference = more["resident"] - base["resident"]
     assert abs(difference - numbers * 2 * POOL_TOKENS) < 6 << 20

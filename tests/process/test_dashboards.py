@@ -1,4 +1,4 @@
-"""Dashboards, rules and alerts are asked of a real Prometheus that scrapes a server under load."""
+"""Queries of dashboards, rules and alerts run on a real Prometheus that scrapes a server under load."""
 
 import json
 import math
@@ -23,17 +23,17 @@ import catalogue  # noqa: E402
 
 FAMILIES = catalogue.load()
 RULES = ROOT / "deploy/prometheus/rules.yml"
-WINDOW = "4s"  # of rates: several scrapes
-# As the operator's monitors label what they scrape.
+WINDOW = "4s"  # the window of rates: several scrapes
+# The labels that the operator's monitors add to what they scrape.
 POD = {"namespace": "kvasir", "pod": "kvasir-worker-0"}
 REPLICA = {"replica": POD["pod"]}
 
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
-    """Of a server of two ranks that answers requests until the tests are over."""
+    """A Prometheus that scrapes a server of two ranks. The server answers requests until the tests end."""
     authority = Authority(tmp_path_factory.mktemp("certificates"))
-    # Of less than a week, an alert would fire.
+    # An alert fires if less than a week is left.
     own = authority.sign("server", "IP:127.0.0.1", days=30)
     with KvasirProcess("serve", "--tp", "2", "--tls-cert", own, "--tls-key", own) as server:
         stop = threading.Event()
@@ -42,7 +42,7 @@ def prometheus(tmp_path_factory):
             number = 0
             while not stop.is_set():
                 number += 1
-                # A prefix of several pages, so that it is found again.
+                # The prompts share a prefix of several pages, so that the prefix cache finds it again.
                 prompt = "It was a dark night in November. " * 40 + str(number)
                 triton.generate(server.grpc, server.ready["model"], prompt, tls=authority.clients(), max_tokens=8,
                                 ignore_eos=True)
@@ -92,7 +92,7 @@ def test_every_query_of_every_panel_returns_data(prometheus):
         pytest.fail(f"no data: {list(waiting)}")
 
 
-def test_what_must_happen_under_load_is_seen_on_the_panels(prometheus):
+def test_panels_show_values_above_zero_under_load(prometheus):
     moving = {
         "overview: Tokens a second", "overview: Time to first token", "overview: Processor cores",
         "cache: Prefix hits of tokens looked up", "requests: Steps a second", "router: Dispatch",
@@ -134,11 +134,12 @@ def test_the_series_of_every_alert_exist_and_none_fires_on_a_healthy_server(prom
     wait_until(
         lambda: all(rule["health"] == "ok" for rule in groups(prometheus)), "every rule was evaluated"
     )
-    # What is on its way to firing at once has no `for`, or a server under a minute of load is not healthy.
+    # A pending alert becomes firing at once only if it has no `for`, or if a server under a minute of load is not
+    # healthy.
     assert [alert["name"] for alert in groups(prometheus) if alert.get("state") == "firing"] == []
 
 
-def test_the_adapters_rules_find_their_series_and_ask_for_one_number_a_pod(prometheus):
+def test_the_rule_of_the_adapter_finds_its_series_and_gives_one_number_per_pod(prometheus):
     (rule,) = yaml.safe_load((ROOT / "deploy/prometheus/adapter.yml").read_text())["rules"]
     assert rule["resources"]["overrides"].keys() == POD.keys()
     found = {series["__name__"] for series in prometheus.get("series", **{"match[]": rule["seriesQuery"]})}

@@ -1,4 +1,4 @@
-"""The router's edge: ends that lose nothing, connections without number, ports."""
+"""The router's edge: shutdowns that lose no request, many connections, and the ports."""
 
 import collections
 import contextlib
@@ -50,7 +50,7 @@ def streamed(model, max_tokens, **parameters):
 
 
 class Clients:
-    """Threads that ask again as soon as they are answered, each over a channel of its own."""
+    """Threads that send the next request as soon as the last is answered. Each has a channel of its own."""
 
     def __init__(self, targets, model, credentials=None):
         self.codes = collections.Counter()
@@ -63,8 +63,8 @@ class Clients:
 
     def _ask(self, targets, model):
         target = "ipv4:" + ",".join(targets)
-        # No retry policy. What a GOAWAY crosses on its way no server has seen, and gRPC
-        # sends it again by itself, unless that is switched off.
+        # No retry policy is set. Calls that cross a GOAWAY were seen by no server, so gRPC sends them again by itself
+        # unless that is disabled.
         options = [("grpc.lb_policy_name", "round_robin"),
                    ("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(target, options) if self.credentials is None else \
@@ -101,7 +101,7 @@ def worker():
             yield path
 
 
-def test_a_router_that_ends_loses_no_call_of_clients_that_know_another():
+def test_a_router_that_ends_loses_no_call_of_clients_that_know_another_router():
     flags = ["--drain-timeout", "9s", "--max-connection-age", "2s"]
     with worker() as path, KvasirProcess("router", "--workers", path, *flags) as ends, \
             KvasirProcess("router", "--workers", path, *flags) as stays:
@@ -113,8 +113,8 @@ def test_a_router_that_ends_loses_no_call_of_clients_that_know_another():
         assert "aborted=0" in ends.log()
 
 
-# gRPC (1.51) turns a call that comes in while its server is shut down into CANCELLED.
-def test_nobody_hears_of_a_cancel_that_was_not_theirs():
+# gRPC (1.51) turns a call that arrives while its server shuts down into CANCELLED.
+def test_clients_of_a_draining_server_never_receive_cancelled():
     flags = ["--drain-timeout", "3s", "--max-connection-age", "1s"]
     with KvasirProcess("serve", *flags) as server:
         with Clients([server.grpc], server.ready["model"]) as clients:
@@ -123,10 +123,10 @@ def test_nobody_hears_of_a_cancel_that_was_not_theirs():
         assert names == {"OK", "UNAVAILABLE"}, clients.codes
 
 
-# What ends is the request, not what its client still has to read.
-def test_a_drain_waits_for_a_reader_that_is_slow():
+# A request may have ended while its client still has to read the output.
+def test_a_drain_waits_for_a_slow_reader():
     with KvasirProcess("serve", "--drain-timeout", "60s", "--max-connection-age", "2s") as server:
-        # A window of five bytes: what is not read is not taken either.
+        # With a window of five bytes, the client accepts no more data than it reads.
         options = [("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0)]
         with grpc.insecure_channel(server.grpc, options) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -134,7 +134,7 @@ def test_a_drain_waits_for_a_reader_that_is_slow():
             first = next(answers)
             wait_until(lambda: server.metric("kvasir_router_inflight_requests") == 0, "its end")
             server.process.send_signal(signal.SIGTERM)
-            # Clients had 2.7 s to go; without a reader the process would end then.
+            # Clients have 1.6 s to go. If the server did not wait for the reader, it would end then.
             time.sleep(4)
             assert server.process.poll() is None
             rest = list(answers)
@@ -143,7 +143,7 @@ def test_a_drain_waits_for_a_reader_that_is_slow():
             assert server.process.wait(timeout=60) == 0
 
 
-def test_an_idle_client_does_not_keep_a_router_from_its_end():
+def test_an_idle_client_does_not_delay_the_end_of_a_router():
     with KvasirProcess("serve", "--drain-timeout", "60s") as server:
         with grpc.insecure_channel(server.grpc) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -164,8 +164,8 @@ def infers(server):
         stub.ModelInfer(request(server.ready["model"]), timeout=30, wait_for_ready=True)
 
 
-# gRPC's own listener (1.51, CVE-2023-4785) never accepted again.
-def test_connections_beyond_the_descriptors_leave_a_server_that_accepts():
+# gRPC's own listener (1.51, CVE-2023-4785) never accepted a connection again.
+def test_a_server_that_ran_out_of_descriptors_accepts_connections_again():
     with KvasirProcess("serve") as server:
         in_use = server.descriptors()
         before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
@@ -177,7 +177,7 @@ def test_connections_beyond_the_descriptors_leave_a_server_that_accepts():
         infers(server)
 
 
-def test_connections_over_the_limit_are_hung_up_on():
+def test_connections_over_the_limit_are_closed():
     with KvasirProcess("serve", "--max-connections", "20") as server:
         idle = [connect(server.grpc) for _ in range(30)]
         ended = [each.recv(1) for each in idle[20:]]
@@ -202,7 +202,7 @@ def healthz(server):
         return error.code
 
 
-def test_health_has_a_port_without_anything_else_and_follows_the_replicas():
+def test_the_health_port_has_only_health_and_follows_the_replicas():
     with tempfile.TemporaryDirectory() as folder:
         path = f"unix:{pathlib.Path(folder) / 'worker.sock'}"
         lost = KvasirProcess("worker", "--listen", path, *OPERATOR_PORTS, ports=False)
@@ -217,8 +217,8 @@ def test_health_has_a_port_without_anything_else_and_follows_the_replicas():
             wait_until(lambda: f"replica worker={path} state=lost" in router.log(), "the line")
 
 
-# Sixty-four of them kept every probe out for five minutes.
-def test_idle_connections_do_not_keep_probes_from_the_health_port():
+# Sixty-four idle connections used to block every probe for five minutes.
+def test_idle_connections_do_not_block_probes_of_the_health_port():
     with KvasirProcess("serve") as server:
         silent = [connect(server.health) for _ in range(32)]
         idle = [grpc.insecure_channel(server.health, [("grpc.use_local_subchannel_pool", 1)])
@@ -239,7 +239,8 @@ def test_idle_connections_do_not_keep_probes_from_the_health_port():
 
 
 def with_files(files):
-    """The command that runs what is behind it with other files at these paths: {path: file}; skips where none can."""
+    """A command prefix. The command after it sees other files at these paths ({path: file}). Skips if this machine
+    cannot do that."""
     mounts = "; ".join(f'mount --bind "{file}" {path}' for path, file in files.items())
     command = ["unshare", "--mount", "sh", "-euc", f'mount --make-rprivate /; {mounts}; exec "$@"', "sh"]
     seen = subprocess.run([*command, "cat", *files], capture_output=True, text=True, timeout=60)
@@ -248,8 +249,8 @@ def with_files(files):
     return command
 
 
-# Discovery is not built: such a name is one worker, on whichever of its pods the transport chooses.
-def test_a_workers_name_of_several_addresses_is_warned_of(tmp_path):
+# Discovery is not implemented: such a name counts as one worker, and the transport chooses one of its addresses.
+def test_a_worker_name_with_several_addresses_causes_a_warning(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost one\n127.0.0.1 pods\n127.0.0.2 pods\n")
     command = [BINARY, "router", "--workers", "pods:9,one:9", "--insecure", "--start-timeout", "2s", "--grpc-port", "0",
@@ -260,8 +261,8 @@ def test_a_workers_name_of_several_addresses_is_warned_of(tmp_path):
     assert "worker=pods:9 addresses=2" in line
 
 
-# The system's resolver would have it wait for two minutes.
-def test_an_end_waits_for_no_resolver(tmp_path):
+# The system's resolver would make the router wait for two minutes.
+def test_a_router_that_ends_does_not_wait_for_a_resolver(tmp_path):
     resolver = tmp_path / "resolv.conf"
     resolver.write_text("nameserver 127.0.0.77\noptions timeout:30 attempts:5\n")
     sources = tmp_path / "nsswitch.conf"
@@ -276,13 +277,13 @@ def test_an_end_waits_for_no_resolver(tmp_path):
                    "--grpc-port", "0", *OPERATOR_PORTS]
         done = subprocess.run([*files, *command], capture_output=True, text=True, timeout=90)
         assert done.returncode == 1 and "no worker answered" in done.stderr, done.stderr
-        # It was asked: by the system's resolver or by gRPC's own, which asks the same. That the first one is waited
-        # for is what the test is about, and would show as a timeout.
+        # The name server was asked, by the system's resolver or by gRPC's own; both ask the same. If the router waited
+        # for the system's resolver, the command above would time out.
         deaf.settimeout(1)
         assert b"pods" in deaf.recv(512)
 
 
-def test_the_admin_port_is_not_for_whom_the_others_are():
+def test_the_admin_port_stays_on_loopback_when_the_other_ports_are_open():
     with tempfile.TemporaryDirectory() as folder:
         admin = f"unix:{folder}/admin.sock"
         with KvasirProcess("serve", "--host", "0.0.0.0", "--insecure") as everywhere, \
@@ -295,14 +296,14 @@ def test_the_admin_port_is_not_for_whom_the_others_are():
             assert run("drain", "--endpoint", admin).returncode == 0
 
 
-def test_a_connection_age_that_no_drain_outlives_is_refused():
+def test_a_connection_age_as_long_as_the_drain_timeout_is_refused():
     text = run("serve", "--model", TINY, "--drain-timeout", "5s", "--max-connection-age", "5s",
                "--grpc-port", "0", *OPERATOR_PORTS, check=False).stderr
     assert "--max-connection-age 5s" in text and "--drain-timeout 5s" in text
 
 
-# Sixty thousand names in a megabyte kept every other client waiting for ten seconds.
-def test_a_request_of_many_tensors_keeps_nobody_waiting():
+# Sixty thousand names in a megabyte used to block every other client for ten seconds.
+def test_a_request_with_many_tensors_delays_no_other_client():
     with KvasirProcess("serve") as server:
         many = service_pb2.ModelInferRequest(model_name=server.ready["model"])
         for i in range(30000):
@@ -316,8 +317,8 @@ def test_a_request_of_many_tensors_keeps_nobody_waiting():
                 assert "inputs: want at most 64, have 30000" in each.exception().details()
 
 
-# Six hundred prompts of a megabyte at once took 1.3 GB, and half of it stayed.
-def test_requests_share_a_budget_of_bytes():
+# Six hundred prompts of a megabyte at once used to take 1.3 GB, and half of it stayed.
+def test_all_requests_share_one_budget_of_bytes():
     flags = ["--max-model-len", "1024", "--request-bytes", "1MiB", "--drain-timeout", "9s"]
     with KvasirProcess("serve", *flags) as server:
         large = request(server.ready["model"], text="a " * 100_000)
@@ -326,13 +327,13 @@ def test_requests_share_a_budget_of_bytes():
             calls = [stub.ModelInfer.future(large, timeout=60) for _ in range(64)]
             codes = collections.Counter(each.exception().code().name for each in calls)
             reasons = {each.exception().details() for each in calls}
-            # Some are read, and refused for their length.
+            # Some requests are read, and refused because of their length.
             assert set(codes) == {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}, codes
             assert any("--request-bytes" in reason for reason in reasons), reasons
             wait_until(lambda: stub.ModelInfer(request(server.ready["model"]), timeout=30), "room")
 
 
-def test_without_time_to_drain_connections_live_all_the_same():
+def test_a_server_without_drain_time_still_answers():
     with KvasirProcess("serve", "--drain-timeout", "0s") as server:
         triton.generate(server.grpc, server.ready["model"], "A ship", max_tokens=6)
     text = run("serve", "--model", TINY, "--max-connection-age", "10ms", "--grpc-port", "0",
@@ -347,7 +348,7 @@ SERVICES = {
 
 
 def reflection(channel):
-    """What grpcurl asks a server for."""
+    """The reflection database that grpcurl asks for."""
     name = "grpc_reflection.v1alpha.proto_reflection_descriptor_database"
     return pytest.importorskip(name).ProtoReflectionDescriptorDatabase(channel)
 
@@ -361,21 +362,21 @@ def test_reflection_lists_the_services_and_describes_their_messages():
         assert service.methods_by_name["GenerateStream"].server_streaming
         request = service.methods_by_name["GenerateStream"].input_type
         assert request.fields_by_name["token_ids"].number == 4
-        # What has been asked does not hold up the end.
+        # The reflection calls above do not delay the end.
         assert server.stop() == 0
 
 
-def told(target):
+def services_of(target):
     with grpc.insecure_channel(target) as channel:
         return set(reflection(channel).get_services())
 
 
 @pytest.mark.parametrize("flags", [["--reflection", "off"], ["--host", "0.0.0.0", "--insecure"]])
-def test_reflection_is_off_where_it_was_not_asked_for(flags):
+def test_reflection_is_off_if_it_is_disabled_or_the_host_is_not_loopback(flags):
     with KvasirProcess("serve", *flags) as server:
         for target in (server.grpc, server.admin, server.health):
             with pytest.raises(grpc.RpcError) as caught:
-                told(target)
+                services_of(target)
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED, target
 
 
@@ -383,7 +384,7 @@ ENDLESS = ["--max-num-seqs", "1", "--kv-plan", "dense-8bit", "--eviction", "h2o"
            "256", "--eviction-rolling", "--max-model-len", str(1 << 24)]
 
 
-def test_a_request_of_priority_overtakes_and_one_whose_time_to_wait_is_over_is_refused():
+def test_a_request_of_higher_priority_overtakes_and_one_that_waited_too_long_is_refused():
     with KvasirProcess("serve", *ENDLESS) as server:
         model = server.ready["model"]
         with grpc.insecure_channel(server.grpc) as channel:
@@ -415,11 +416,12 @@ def frame(kind, flags, stream, payload):
 
 
 def endless_header_block(target, most):
-    """HEADERS without END_HEADERS, then CONTINUATION frames, until the server closes. Returns the bytes sent."""
+    """Sends HEADERS without END_HEADERS, then CONTINUATION frames, until the server closes. Returns the number of
+    bytes sent."""
     host, port = target.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=20) as client:
         client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 0, 1, b""))
-        # Each header is small and has a value that gRPC keeps with the memory that it was read into.
+        # Each header is small, but gRPC keeps its value together with the memory that it was read into.
         headers = (b"\x00\x01a\x64" + b"v" * 100) * 100
         batch = frame(9, 0, 1, headers) * 16
         sent = 0
@@ -432,8 +434,9 @@ def endless_header_block(target, most):
         return sent
 
 
-# 200 MB took several hundred megabytes, and up to gigabytes in small packets, before any credential.
-def test_a_header_block_without_end_takes_no_memory_and_closes_only_its_connection():
+# 200 MB of headers used to take several hundred megabytes, or gigabytes in small packets, before any credential was
+# checked.
+def test_an_endless_header_block_takes_no_memory_and_closes_only_its_connection():
     most = 200 << 20
     with KvasirProcess("serve") as server, grpc.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -448,7 +451,7 @@ def test_a_header_block_without_end_takes_no_memory_and_closes_only_its_connecti
         stub.ModelInfer(request(server.ready["model"]), timeout=30)
 
 
-def test_half_sent_requests_keep_no_scrape_waiting():
+def test_half_sent_requests_delay_no_scrape():
     with KvasirProcess("serve") as server, contextlib.ExitStack() as stack:
         host, port = server.ready["metrics"].rsplit(":", 1)
         for _ in range(200):

@@ -1,4 +1,4 @@
-"""Sequences that give up slots: what stays, what it costs in pages, and who may ask for what."""
+"""Sequences that give up slots: which slots stay, how many pages they take, and which requests may set a budget."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 import triton
 from kvasir_process import BINARY, TINY, KvasirProcess, run, wait_until
 
-# More than 600 tokens of tiny's, from the place that it names on.
+# LONG has more than 600 tokens of the tiny model.
 TEXT = (TINY / "evaluation.txt").read_text()
 LONG = TEXT[2000:4200]
 SHORT = "It was a bright cold morning, and she said to him"
@@ -46,7 +46,7 @@ def whole():
         yield server
 
 
-def test_slots_go_and_metrics_tell(evicting):
+def test_evicted_slots_and_freed_pages_are_counted_in_the_metrics(evicting):
     before = {name: evicting.metric(f"kvasir_{name}_total")
               for name in ("evictions", "evicted_slots", "eviction_pages_reclaimed", "eviction_seconds")}
     scored = {how: evicting.metric("kvasir_eviction_scored_tokens_total", how=how)
@@ -54,21 +54,21 @@ def test_slots_go_and_metrics_tell(evicting):
     answer(evicting)
     wait_until(lambda: evicting.metric("kvasir_evictions_total") > before["evictions"], "evictions")
     wait_until(lambda: evicting.metric("kvasir_kv_cache_used_pages") == 0, "an empty cache")
-    # The prompt's, but for those that stay, at least.
+    # At least the slots of the prompt are evicted, except those that stay.
     assert evicting.metric("kvasir_evicted_slots_total") - before["evicted_slots"] > 400
     assert (evicting.metric("kvasir_eviction_pages_reclaimed_total")
             > before["eviction_pages_reclaimed"])
     assert evicting.metric("kvasir_eviction_seconds_total") > before["eviction_seconds"]
     more = {how: evicting.metric("kvasir_eviction_scored_tokens_total", how=how) - scored[how]
             for how in scored}
-    # Decode keeps its weights: all output but the last token, which no step runs. And so may the
-    # prompt's last token.
+    # Decode keeps the attention weights of all output tokens except the last, which no step runs. It may also keep
+    # those of the prompt's last token.
     assert 39 <= more["kept"] < 39 + 20 and more["again"] > 500
     assert more["no_room"] == 0
     assert evicting.metric("kvasir_cache_leaked_pages") == 0
 
 
-def test_a_drain_ends_behind_the_evictions_of_what_runs():
+def test_a_drain_finishes_requests_that_evict():
     with serve(*EVICTS) as server:
         want = answer(server, max_tokens=300)
         evictions = server.metric("kvasir_evictions_total")
@@ -80,8 +80,8 @@ def test_a_drain_ends_behind_the_evictions_of_what_runs():
         assert server.process.wait(timeout=60) == 0
 
 
-def test_where_nothing_goes_answers_are_those_without_eviction(evicting, whole):
-    # 128 slots hold all of it.
+def test_answers_are_unchanged_if_the_budget_holds_everything(evicting, whole):
+    # 128 slots hold the whole sequence.
     assert answer(evicting, SHORT) == answer(whole, SHORT)
     want = answer(whole)
     assert answer(evicting) != want
@@ -89,7 +89,7 @@ def test_where_nothing_goes_answers_are_those_without_eviction(evicting, whole):
         assert answer(evicting, eviction_budget=none) == want, none
 
 
-def test_a_request_has_the_budget_that_it_asks_for(evicting):
+def test_a_request_gets_the_budget_that_it_asks_for(evicting):
     own = answer(evicting)
     assert answer(evicting, eviction_budget=128) == own
     assert answer(evicting, eviction_budget="400") != own
@@ -102,13 +102,13 @@ def test_a_request_has_the_budget_that_it_asks_for(evicting):
     refused(evicting, "'eviction_budget': want slots", eviction_budget="half")
 
 
-def test_a_plan_that_evicts_nothing_takes_no_budget(whole):
+def test_a_budget_is_refused_if_the_plan_evicts_nothing(whole):
     for budget in ("0.5", "none"):
         refused(whole, "but the served plan evicts nothing", eviction_budget=budget)
 
 
-def test_a_prompt_of_three_times_the_pool_is_served_and_no_budget_may_outgrow_it():
-    # 128 that stay and 64 more are 3 pages of 64: all that there are. The prompt takes 10.
+def test_a_prompt_of_three_times_the_pool_is_served_and_a_budget_over_the_pool_is_refused():
+    # The 128 slots that stay and 64 more take 3 pages of 64, which is the whole pool. The prompt takes 10.
     with serve(*EVICTS, "--kv-cache-bytes", "1200KiB", "--host-pool-bytes", 0) as server:
         assert sum(server.metric(f"kvasir_kv_cache_{kind}_pages") for kind in ("free", "used")) == 3
         with serve(*EVICTS) as roomy:
@@ -122,8 +122,8 @@ def test_a_prompt_of_three_times_the_pool_is_served_and_no_budget_may_outgrow_it
     ("2500KiB", ["--kv-plan", "rotated-4bit", "--eviction", "q-hitter", "--eviction-budget", "0.2"]),
     ("5MiB", ["--eviction", "streaming", "--eviction-budget", "0.3"]),
 ], ids=["h2o", "rotated-q-hitter", "streaming"])
-def test_many_in_a_small_pool_are_answered_as_alone(pool, flags):
-    # Some have budgets of their own.
+def test_requests_that_share_a_small_pool_get_the_answers_of_single_requests(pool, flags):
+    # Some requests have budgets of their own.
     budgets = [None, 160, "0.5", None, "0.4", 192]
 
     def one(server, i):
@@ -168,7 +168,7 @@ def test_commands_that_run_a_model_evict(evicting):
     (["--eviction-budget", 128], "how --eviction evicts"),
     (["--eviction-min-budget", "0.1"], "but the served plan evicts nothing"),
 ])
-def test_settings_without_a_meaning_are_refused_at_start(flags, named):
+def test_contradictory_settings_are_refused_at_start(flags, named):
     done = run("serve", "--model", TINY, "--grpc-port", "0", "--metrics-port", "0",
                "--admin-port", "0", "--health-port", "0", *map(str, flags), check=False)
     assert done.returncode in (1, 2)
@@ -178,7 +178,7 @@ def test_settings_without_a_meaning_are_refused_at_start(flags, named):
 STREAMS = ["--kv-plan", "dense-8bit", "--eviction-budget", 256, "--eviction-rolling"]
 
 
-def test_a_text_thirty_times_over_takes_the_cache_of_two_and_loses_no_more(tmp_path):
+def test_a_text_repeated_thirty_times_takes_no_more_cache_and_keeps_its_loss(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:3500])
     told = json.loads(run("perplexity", "--model", TINY, "--text", text, "--stream", "--passes",
@@ -186,14 +186,14 @@ def test_a_text_thirty_times_over_takes_the_cache_of_two_and_loses_no_more(tmp_p
     passes = told["parts"]
     assert len(passes) == 30 and sum(part["tokens"] for part in passes) >= 29000
     assert {part["allocated_bytes"] for part in passes} == {passes[0]["allocated_bytes"]}
-    # 256 slots that stay and 128 until the next eviction, in pages of 64.
+    # 256 slots stay and 128 are added until the next eviction, in pages of 64.
     most = (256 + 128) * told["kv_bytes_per_token"]
     assert max(part["kv_held_bytes"] for part in passes) <= most * 1.01
     for part in passes[2:]:
         assert part["nats_per_token"] == pytest.approx(passes[1]["nats_per_token"], rel=0.01)
 
 
-def test_a_stream_is_told_in_tenths(tmp_path):
+def test_the_table_of_a_stream_has_ten_rows(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:5000])
     table = run("perplexity", "--model", TINY, "--text", text, "--stream", "--eviction",
@@ -201,13 +201,13 @@ def test_a_stream_is_told_in_tenths(tmp_path):
     assert "tenth" in table and table.count(" MiB") + table.count(" KiB") == 20
 
 
-def test_generation_goes_on_beyond_the_models_length_until_it_is_stopped(tmp_path):
+def test_generation_continues_beyond_the_length_of_the_model_until_it_is_stopped(tmp_path):
     stream = subprocess.Popen(
         [str(BINARY), "generate", "--model", str(TINY), "--prompt", "Once", "--stream-forever",
          "--temperature", "0.9", "--seed", "3", "--eviction", "streaming", *map(str, STREAMS)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
-        # Tokens have fewer than 8 bytes on average, and the model knows 1024 positions.
+        # Tokens have fewer than 8 bytes on average, and the model has 1024 positions.
         assert len(stream.stdout.read(12000)) == 12000
         assert stream.poll() is None
     finally:
@@ -221,7 +221,7 @@ def test_generation_goes_on_beyond_the_models_length_until_it_is_stopped(tmp_pat
     (["--eviction", "h2o", "--eviction-budget", "256", "--kv-plan", "rotated-4bit",
       "--eviction-rolling"], "HADAMARD_ONLINE mixes channels after the rotation"),
 ])
-def test_a_stream_that_memory_would_not_hold_is_refused(flags, named):
+def test_an_endless_stream_without_bounded_memory_is_refused(flags, named):
     done = run("generate", "--model", TINY, "--prompt", "Once", "--stream-forever", *flags,
                check=False)
     assert done.returncode == 1 and named in done.stderr
@@ -236,14 +236,14 @@ def kept_at(unit, seen):
             if gone is None or gone > seen]
 
 
-def test_inspect_traces_who_stays_of_a_text(tmp_path):
+def test_inspect_traces_which_tokens_of_a_text_stay(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(LONG)
     told = trace("--trace", text, "--trace-tokens", 70, *EVICTS)
     prompt, tokens = told["prompt_tokens"], len(told["tokens"])
     assert tokens == prompt + 70 > 600 and "".join(told["tokens"][1:prompt]).strip() == LONG.strip()
-    # Every 64th token beyond the 128 that stay, and the prompt's end; at the last token nobody
-    # comes any more for whom slots would go.
+    # Evictions come at every 64th token after the 128 that stay, and at the end of the prompt. After the last token
+    # there is none, because no token follows that would need slots.
     points = sorted({*range(192, tokens, 64), prompt})
     for layer in told["layers"]:
         assert layer["evicted_at"] == points and layer["kept_slots"] == 128
@@ -278,7 +278,7 @@ def test_a_trace_of_a_text_that_fits_has_no_evictions(tmp_path):
     (["--trace-tokens", 16000, *EVICTS], "want 16384 at most"),
     (["--eviction", "h2o", "--eviction-budget", "0.9"], "slots that stay"),
 ])
-def test_a_trace_that_cannot_be_is_refused(tmp_path, flags, named):
+def test_a_trace_that_is_impossible_is_refused(tmp_path, flags, named):
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:9000])
     done = run("inspect", TINY, "--trace", text, *map(str, flags), check=False)

@@ -1,5 +1,5 @@
-"""What the three facades have alike on their one port: health, refusals that are logged and counted once, what a peer may
-send without harm."""
+"""Behaviour that the three facades share on their one port: health, refusals that are logged and counted once, and
+limits on what a peer may send."""
 
 import signal
 import threading
@@ -37,7 +37,7 @@ def channel(server):
 
 @pytest.fixture(scope="module")
 def message(channel):
-    """Message classes by their full names, as the server describes them."""
+    """Message classes by full name, as the server's reflection describes them."""
     pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
     return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
@@ -81,7 +81,7 @@ class VllmEngine:
     def id(self, request, value):
         request.request_id = value
 
-    model = None  # its requests name none
+    model = None  # its requests name no model
 
     def wrong(self, request):
         request.sampling_params.top_p = 7
@@ -118,7 +118,7 @@ facades = pytest.mark.parametrize("facade", FACADES, ids=[each.log for each in F
 
 
 def call(channel, facade, data):
-    """The status of a call with these bytes, and what it says."""
+    """Sends these bytes and returns the status code and the details."""
     made = channel.unary_stream(facade.method)(data, timeout=60)
     try:
         list(made)
@@ -132,14 +132,14 @@ def call(channel, facade, data):
 
 @pytest.mark.parametrize("port", ["grpc", "health"])
 def test_health_of_each_service_and_of_none_by_the_standard_client(server, port):
-    """grpc_health_probe dials, asks once for -service, and goes by the code and the status."""
+    """grpc_health_probe dials, calls Check once for -service, and reads the code and the status."""
     with grpc.insecure_channel(getattr(server, port)) as dialled:
         grpc.channel_ready_future(dialled).result(timeout=10)
         stub = health_pb2_grpc.HealthStub(dialled)
         for service in SERVICES if port == "grpc" else [""]:
             request = health_pb2.HealthCheckRequest(service=service)
             assert stub.Check(request, timeout=10).status == health_pb2.HealthCheckResponse.SERVING, service
-            # One-shot: who watches is told at once.
+            # A watch reports the current status at once.
             watch = stub.Watch(request, timeout=10)
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
             watch.cancel()
@@ -147,25 +147,25 @@ def test_health_of_each_service_and_of_none_by_the_standard_client(server, port)
         with pytest.raises(grpc.RpcError) as caught:
             stub.Check(unknown, timeout=10)
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-        # The protocol's own word for a watch of what is not known.
+        # The health protocol has its own status for a watch of an unknown service.
         assert next(stub.Watch(unknown, timeout=10)).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-def test_who_watches_health_hears_of_the_drain():
+def test_a_health_watch_reports_the_drain():
     with KvasirProcess("serve", "--drain-timeout", "9s") as server, grpc.insecure_channel(server.grpc) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watches = [stub.Watch(health_pb2.HealthCheckRequest(service=service)) for service in SERVICES]
         assert [next(each).status for each in watches] == [health_pb2.HealthCheckResponse.SERVING] * len(SERVICES)
         server.process.send_signal(signal.SIGTERM)
-        told = [next(each).status for each in watches]
-        assert told == [health_pb2.HealthCheckResponse.NOT_SERVING] * len(SERVICES)
+        statuses = [next(each).status for each in watches]
+        assert statuses == [health_pb2.HealthCheckResponse.NOT_SERVING] * len(SERVICES)
         for each in watches:
             each.cancel()
         assert server.process.wait(timeout=60) == 0
 
 
-def test_no_other_engines_protocol_is_on_the_port(channel):
-    """A gateway that finds several takes the first that it knows."""
+def test_the_port_serves_no_protocol_of_another_engine(channel):
+    """A gateway that finds several protocols uses the first that it knows."""
     served = set(ProtoReflectionDescriptorDatabase(channel).get_services())
     helpers = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     assert served - helpers == set(SERVICES) - {""}
@@ -175,7 +175,7 @@ def test_no_other_engines_protocol_is_on_the_port(channel):
 
 
 class Counts:
-    """Lines of the access log and the counters of what was not answered, from here on."""
+    """The lines of the access log, and the count of refused requests, since this object was made."""
 
     def __init__(self, server, facade):
         self.server, self.facade = server, facade
@@ -185,7 +185,7 @@ class Counts:
         return [line for line in self.server.log().splitlines() if f" facade={self.facade.log} " in line]
 
     def _counted(self):
-        """Refused by the router, or by its worker."""
+        """The number of requests refused by the router or by its worker."""
         return sum(
             value for (name, labels), value in self.server.metrics().items()
             if name == "kvasir_router_requests_refused_total"
@@ -199,11 +199,11 @@ class Counts:
 
 
 def bad_requests(facade, message, server):
-    """{what: (the bytes of a request, the code, a part of its text)}."""
+    """Returns {what: (the bytes of a request, the code, a part of its text)}."""
     wrong, not_built, unknown = (facade.request(message, server) for _ in range(3))
     facade.wrong(wrong)
     facade.not_built(not_built)
-    # Field 900, a number: of a version that is not known here.
+    # Field 900 is a number of a later version, which this server does not know.
     future = unknown.SerializeToString() + b"\xa0\x38\x01"
     long = facade.request(message, server, ids=[5] * (MAX_MODEL_LEN + 1))
     cases = {
@@ -224,14 +224,14 @@ def bad_requests(facade, message, server):
 @facades
 @pytest.mark.parametrize(
     "what", ["wrong value", "not built", "too long", "no message", "unknown field", "unknown model"])
-def test_every_refusal_has_its_code_one_line_in_the_log_and_one_count(server, channel, message, facade, what):
+def test_every_refusal_has_its_code_and_is_logged_and_counted_once(server, channel, message, facade, what):
     cases = bad_requests(facade, message, server)
     if what not in cases:
         pytest.skip(f"{facade.log}: has none")
     data, code, text = cases[what]
     counts = Counts(server, facade)
-    told = call(channel, facade, data)
-    assert told[0] == code and text in told[1], told
+    code_and_details = call(channel, facade, data)
+    assert code_and_details[0] == code and text in code_and_details[1], code_and_details
     wait_until(lambda: counts.new_lines(), "a line in the log")
     (line,) = counts.new_lines()
     assert f" status={code} " in line, line
@@ -247,9 +247,9 @@ def test_a_message_over_the_limit_is_refused_unread(server, channel, message, fa
     assert code == "RESOURCE_EXHAUSTED" and str(limit) in text, (code, text)
 
 
-# A model's name of a megabyte of control characters was a line of six megabytes.
+# A model name of a megabyte of control characters used to write a log line of six megabytes.
 @facades
-def test_names_of_a_megabyte_cost_a_short_line_and_a_short_answer(server, channel, message, facade):
+def test_a_name_of_a_megabyte_gets_a_short_log_line_and_a_short_answer(server, channel, message, facade):
     huge = "\x01" * (MIB - 4096)
     for change in (facade.model, facade.id):
         if change is None:
@@ -268,8 +268,8 @@ def test_names_of_a_megabyte_cost_a_short_line_and_a_short_answer(server, channe
 # --- what it costs --------------------------------------------------------------
 
 
-# Memory grew from 70 MB to 1.3 GB, and half of it stayed.
-def test_memory_of_six_hundred_prompts_of_a_megabyte_comes_back():
+# Memory used to grow from 70 MB to 1.3 GB, and half of it stayed.
+def test_the_memory_of_six_hundred_prompts_of_a_megabyte_is_freed():
     flags = ["--max-model-len", "200000", "--kv-plan", "dense-8bit", "--eviction", "streaming", "--eviction-budget", "256"]
     with KvasirProcess("serve", *flags, "--request-bytes", "64MiB") as server:
         model = server.ready["model"]
@@ -297,7 +297,7 @@ def test_memory_of_six_hundred_prompts_of_a_megabyte_comes_back():
         stopped.set()
         watcher.join()
         assert codes <= {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}, codes
-        # The budget, what the transport may hold, and what is being parsed.
+        # The bound is the budget, what the transport may hold, and the requests that are being parsed.
         assert max(most) - before < 512 * MIB, max(most) - before
-        wait_until(lambda: server.resident_bytes() - before < 96 * MIB, "its memory comes back")
+        wait_until(lambda: server.resident_bytes() - before < 96 * MIB, "its memory is freed")
         triton.generate(server.grpc, model, "Once", max_tokens=2)

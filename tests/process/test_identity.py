@@ -1,4 +1,4 @@
-"""Who may call: tokens, certificates, tenants, roles and quotas of --identities, by real clients over TLS."""
+"""Access control by --identities: tokens, certificates, tenants, roles and quotas, by real clients over TLS."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(180)
 REFUSED = "kvasir_router_callers_refused_total"
 READS = "kvasir_router_identities_reads_total"
 STRANGER = "unknown caller refused"
-# More than a client on a busy machine lets pass before it looks again.
+# More tokens than a server generates before a client on a busy machine looks again.
 LONG = 8000
 
 
@@ -33,7 +33,7 @@ def token_of(name):
 
 
 def entry(name, **fields):
-    """A tenant whose token is token_of its name."""
+    """A tenant whose token is token_of(name)."""
     digest = hashlib.sha256(token_of(name).encode()).hexdigest()
     return {"name": name, "tokens": [{"label": f"{name}-laptop", "sha256": digest}], **fields}
 
@@ -54,19 +54,19 @@ TENANTS = [
 
 
 def without_certificates(tenants):
-    """For a listener that asks for none."""
+    """The tenants for a listener that asks for no certificates."""
     return [{key: value for key, value in each.items() if key != "certificates"} for each in tenants]
 
 
 def write(path, tenants, **fields):
-    """Whole at any moment, as Kubernetes changes a mounted secret."""
+    """Replaces the file, so that it is complete at every moment, as when Kubernetes changes a mounted secret."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps({"schema_version": 1, "tenants": tenants, **fields}))
     os.replace(part, path)
 
 
 class Served:
-    """A server over TLS, and what it logged and counted of a call."""
+    """A server over TLS, and access to what it logged and counted."""
 
     def __init__(self, server, authority, identities):
         self.server, self.authority, self.identities = server, authority, identities
@@ -86,7 +86,7 @@ class Served:
         return [line for line in self.lines() if line["reason"]]
 
     def who_asked(self, answer):
-        """Tenant and caller, as the log has them, of what was answered."""
+        """The tenant and the caller that the log has for this answer."""
         line = access_log.line_of(self.server, answer.id)
         return line["tenant"], line["caller"]
 
@@ -94,23 +94,24 @@ class Served:
         return self.server.metric(REFUSED, reason=reason)
 
     @contextlib.contextmanager
-    def refusal(self, code, reason, text, who=None):
-        """Of what is called within: its code, one line of the log, one count, and no secret in either. `who`: tenant
-        and caller of that line; None: nobody knows him, and the lines of such are one a minute for each reason."""
+    def refusal(self, code, reason, text, caller=None):
+        """Asserts that the call within is refused: its code, one line in the log, one count, and no secret in either.
+        `caller`: the tenant and caller in that line. None: the caller is unknown, and each reason writes at most one
+        line a minute."""
         lines, strangers, count = self.refused(), self.lines(STRANGER), self.count(reason)
         with pytest.raises(grpc.RpcError) as error:
             yield
         assert error.value.code().name == code, error.value.details()
         assert re.search(text, error.value.details()), error.value.details()
         assert self.count(reason) == count + 1
-        if who:
+        if caller:
             wait_until(lambda: len(self.refused()) > len(lines), "the line of the refusal")
         else:
             wait_until(lambda: any(line["reason"] == reason for line in self.lines(STRANGER)), "a line of the reason")
         assert [(line["status"], line["reason"], line["tenant"], line["caller"])
-                for line in self.refused()[len(lines):]] == ([(code, reason, *who)] if who else [])
+                for line in self.refused()[len(lines):]] == ([(code, reason, *caller)] if caller else [])
         new = self.lines(STRANGER)[len(strangers):]
-        assert len(new) <= (0 if who else 1)
+        assert len(new) <= (0 if caller else 1)
         for line in new:
             assert (line["status"], line["reason"]) == (code, reason)
             assert not {"client_request_id", "traceparent", "model", "tenant"} & set(line)
@@ -147,7 +148,7 @@ def served(tmp_path_factory):
     with serving(folder, without_certificates(TENANTS), model=model) as server:
         yield server
         log = server.server.log()
-        # Of all calls of all tests.
+        # This covers all calls of all tests.
         assert "token-of" not in log
         assert not any(token["sha256"] in log for each in TENANTS for token in each["tokens"])
 
@@ -172,31 +173,31 @@ def test_a_triton_client_with_a_token_is_served_and_named_in_the_log(served):
 
 @pytest.mark.parametrize("metadata, reason, text", [
     ((), "no_credentials", "authorization: Bearer TOKEN"),
-    ((("authorization", "Bearer token-of-nobody"),), "unknown", "is not known"),
-    ((("authorization", "Bearer old"),), "expired", "good until 2026-01-01T00:00:00Z"),
+    ((("authorization", "Bearer token-of-nobody"),), "unknown", "is unknown"),
+    ((("authorization", "Bearer old"),), "expired", "expired at 2026-01-01T00:00:00Z"),
     ((("authorization", "Basic token-of-red"),), "malformed", "'Bearer TOKEN'"),
     ((("authorization", "token-of-red"),), "malformed", "'Bearer TOKEN'"),
     ((("authorization", "Bearer token-of-red"), ("authorization", "Bearer token-of-blue")), "malformed", "one value"),
     ((("authorization", "Bearer " + "x" * 15_000),), "malformed", "1 to 512"),
 ])
-def test_who_is_not_known_is_unauthenticated(served, metadata, reason, text):
+def test_an_unknown_caller_is_unauthenticated(served, metadata, reason, text):
     with served.channel() as channel:
-        who = ("old", "old") if reason == "expired" else None
-        with served.refusal("UNAUTHENTICATED", reason, text, who):
+        caller = ("old", "old") if reason == "expired" else None
+        with served.refusal("UNAUTHENTICATED", reason, text, caller):
             infer(channel, served.model, metadata)
-        # Whatever is called, and without a message.
-        with served.refusal("UNAUTHENTICATED", reason, text, who):
+        # Every other method refuses in the same way, even without a message.
+        with served.refusal("UNAUTHENTICATED", reason, text, caller):
             channel.unary_unary("/vllm.Control/Abort")(b"", timeout=20, metadata=metadata)
-        # With bytes that are none, of which the first twenty wrote twenty lines.
-        with served.refusal("UNAUTHENTICATED", reason, text, who):
+        # So do bytes that are no message. They used to write a line each.
+        with served.refusal("UNAUTHENTICATED", reason, text, caller):
             channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
                 b"\xff" * 100, timeout=20, metadata=metadata)
-        # Probes show nothing.
+        # Probes need no credentials.
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20) == b"\x08\x01"
 
 
-# gRPC (1.51) takes it for an error of the connection.
-def test_metadata_beyond_what_any_call_may_have_ends_its_connection_and_no_other(served):
+# gRPC (1.51) treats it as an error of the connection.
+def test_metadata_over_the_limit_ends_its_connection_and_no_other(served):
     red = (("authorization", f"Bearer {token_of('red')}"),)
 
     def start(channel, metadata=(), max_tokens=LONG):
@@ -218,13 +219,13 @@ def test_metadata_beyond_what_any_call_may_have_ends_its_connection_and_no_other
         infer(channel, served.model, red)
 
 
-def test_a_stream_of_nobodys_ends_at_once(served):
+def test_a_stream_without_credentials_ends_at_once(served):
     with served.channel() as channel, served.refusal("UNAUTHENTICATED", "no_credentials", "no credentials"):
         list(service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
             iter([streamed(served.model, 4)]), timeout=20))
 
 
-def test_bytes_that_are_no_message_are_told_to_him_alone_who_is_known(served):
+def test_only_known_callers_get_the_reason_why_bytes_are_no_message(served):
     def refused():
         return [line for line in served.lines() if line["status"] == "INVALID_ARGUMENT" and line["caller"] == "blue-laptop"]
 
@@ -239,16 +240,16 @@ def test_bytes_that_are_no_message_are_told_to_him_alone_who_is_known(served):
     assert [line["tenant"] for line in refused()] == ["blue"] * 3
 
 
-def test_an_operator_is_no_client(served):
+def test_an_operator_may_not_send_requests(served):
     with served.channel(token_of("operator")) as channel, served.refusal(
             "PERMISSION_DENIED", "role", "role CLIENT", ("operator", "operator-laptop")):
         infer(channel, served.model)
 
 
-def test_a_tenant_header_counts_from_a_gateway_that_may_set_it_alone(served):
+def test_only_a_gateway_with_permission_may_set_the_tenant_header(served):
     with served.channel(token_of("gate")) as channel:
         assert served.who_asked(infer(channel, served.model, (("x-tenant-id", "somebody"),))) == ("somebody", "gate-laptop")
-        # A listed one brings its own quota.
+        # A tenant that is listed has its own quota.
         for _ in range(2):
             infer(channel, served.model, (("x-tenant-id", "few"),))
         with served.refusal("RESOURCE_EXHAUSTED", "rate", "tenant 'few'.*requests_per_second.*try again in",
@@ -256,7 +257,7 @@ def test_a_tenant_header_counts_from_a_gateway_that_may_set_it_alone(served):
             infer(channel, served.model, (("x-tenant-id", "few"),))
         with served.refusal("INVALID_ARGUMENT", "tenant", "x-tenant-id", ("gate", "gate-laptop")):
             infer(channel, served.model, (("x-tenant-id", "a b"),))
-        # It makes nobody a client who is none.
+        # The header gives no tenant the role CLIENT.
         with served.refusal("PERMISSION_DENIED", "role", "'operator' does not have the role CLIENT", ("gate", "gate-laptop")):
             infer(channel, served.model, (("x-tenant-id", "operator"),))
     with served.channel(token_of("red")) as channel:
@@ -265,14 +266,14 @@ def test_a_tenant_header_counts_from_a_gateway_that_may_set_it_alone(served):
             infer(channel, served.model, (("x-tenant-id", "blue"),))
 
 
-def test_requests_at_a_time_and_their_bytes_are_bounded(served):
+def test_concurrent_requests_and_their_bytes_are_limited(served):
     with served.channel(token_of("one")) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         running = stub.ModelStreamInfer(iter([streamed(served.model, LONG)]), timeout=120)
         next(running)
         with served.refusal("RESOURCE_EXHAUSTED", "concurrency", "concurrent_requests is 1", ("one", "one-laptop")):
             infer(channel, served.model)
-        # Not requests: he sees what there is, and others go on.
+        # Calls that are no requests still work, and so do other tenants.
         channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
         with served.channel(token_of("red")) as other:
             infer(other, served.model)
@@ -287,7 +288,7 @@ def test_requests_at_a_time_and_their_bytes_are_bounded(served):
                 return False
 
         wait_until(again, "the place of the request that was cancelled")
-        # One after the other is never two at a time.
+        # Requests in sequence never count as two.
         for _ in range(30):
             infer(channel, served.model)
     with served.channel(token_of("small")) as channel:
@@ -297,7 +298,7 @@ def test_requests_at_a_time_and_their_bytes_are_bounded(served):
             infer(channel, served.model, text="x" * 4000)
 
 
-def test_a_stop_finds_requests_of_its_own_tenant_alone(served):
+def test_a_stop_finds_only_requests_of_its_own_tenant(served):
     def stop(channel, request_id):
         message = request(served.model)
         del message.inputs[:]
@@ -312,12 +313,12 @@ def test_a_stop_finds_requests_of_its_own_tenant_alone(served):
         running = service_pb2_grpc.GRPCInferenceServiceStub(red).ModelStreamInfer(iter([message]), timeout=120)
         next(running)
         stop(blue, "same")
-        # What was written before is no proof: the engine goes on with it.
+        # Output from before the stop proves nothing: the engine must go on generating.
         started = served.server.metric("kvasir_generation_tokens_total")
         for _ in range(5):
             last = next(running)
             assert not last.infer_response.parameters["triton_final_response"].bool_param
-        wait_until(lambda: served.server.metric("kvasir_generation_tokens_total") > started + 50, "the other's to go on")
+        wait_until(lambda: served.server.metric("kvasir_generation_tokens_total") > started + 50, "the other tenant's request goes on")
         stop(red, "same")
         responses = list(running)
         assert responses[-1].infer_response.parameters["triton_final_response"].bool_param
@@ -330,7 +331,7 @@ def test_a_stop_finds_requests_of_its_own_tenant_alone(served):
         assert of_same() == [("red", "cancelled")]
 
 
-def test_prefixes_are_shared_within_a_tenant_and_by_those_who_share_on_purpose(served):
+def test_prefixes_are_shared_within_a_tenant_and_between_tenants_that_opted_in(served):
     prompt = "The same long beginning of a story that more than one of them tells, again and again. " * 4
 
     def hits(name):
@@ -341,12 +342,12 @@ def test_prefixes_are_shared_within_a_tenant_and_by_those_who_share_on_purpose(s
 
     assert hits("red") == 0
     assert hits("red") > 0
-    assert hits("blue") == 0, "another tenant's"
+    assert hits("blue") == 0, "the prefix is another tenant's"
     assert hits("both-1") == 0
-    assert hits("both-2") > 0, "shared on purpose"
+    assert hits("both-2") > 0, "both tenants opted in"
 
 
-def test_certificates_tell_tenants_too_and_must_agree_with_tokens(tmp_path):
+def test_certificates_name_tenants_and_must_agree_with_tokens(tmp_path):
     with serving(tmp_path, TENANTS, "--tls-client-ca", tmp_path / "ca.pem", anonymous={}) as server:
         with server.channel(certificate="gate") as channel:
             assert server.who_asked(infer(channel, server.model, (("x-tenant-id", "acme"),))) == ("acme", "gate.example")
@@ -360,7 +361,7 @@ def test_certificates_tell_tenants_too_and_must_agree_with_tokens(tmp_path):
             infer(channel, server.model)
 
 
-def test_no_token_is_taken_without_tls(tmp_path):
+def test_no_token_is_accepted_without_tls(tmp_path):
     identities = tmp_path / "who.json"
     write(identities, TENANTS)
     flags = ["--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS]
@@ -384,7 +385,7 @@ def test_no_token_is_taken_without_tls(tmp_path):
                 infer(channel, server.model, (("x-tenant-id", "listed"),))
 
 
-def test_the_file_changes_under_load_without_a_failure_and_who_is_taken_out_is_refused(tmp_path):
+def test_a_change_of_the_file_fails_no_request_and_a_removed_tenant_is_refused(tmp_path):
     tenants = without_certificates(TENANTS)
     with serving(tmp_path, tenants) as server:
         def reads(result):
@@ -398,11 +399,11 @@ def test_the_file_changes_under_load_without_a_failure_and_who_is_taken_out_is_r
             wait_until(lambda: reads("ok") == 1, "the new file")
             with server.channel(token_of("new")) as channel:
                 infer(channel, server.model)
-            # One that is wrong changes nothing, and is told once.
+            # A file with an error changes nothing and is logged once.
             server.identities.write_text('{"schema_version": 1, "tenants": [{"name": "red", "color": 1}]}')
             wait_until(lambda: reads("failed") == 1, "the wrong file")
             after = clients.codes["OK"]
-            wait_until(lambda: clients.codes["OK"] > after + 50, "answers by what was there")
+            wait_until(lambda: clients.codes["OK"] > after + 50, "answers by the previous file")
         assert set(clients.codes) == {"OK"}, clients.codes
         (line,) = server.lines("identities cannot be read: the previous ones stay in use")
         assert str(server.identities) in line["why"] and "color" in line["why"]
@@ -414,12 +415,12 @@ def test_the_file_changes_under_load_without_a_failure_and_who_is_taken_out_is_r
             write(server.identities, [each for each in tenants if each["name"] != "red"])
             wait_until(lambda: reads("ok") == 2, "the file without red")
             assert server.server.metric("kvasir_router_identities_refused") == 0
-            with server.refusal("UNAUTHENTICATED", "unknown", "is not known"):
+            with server.refusal("UNAUTHENTICATED", "unknown", "is unknown"):
                 infer(channel, server.model)
 
 
 @pytest.mark.parametrize("anonymous", [False, True])
-def test_operators_show_a_token_of_their_role_at_an_admin_port_that_others_reach(tmp_path, anonymous):
+def test_an_open_admin_port_wants_a_token_with_the_role_admin(tmp_path, anonymous):
     fields = {"anonymous": {}} if anonymous else {}
     with serving(tmp_path, without_certificates(TENANTS), "--admin-host", "0.0.0.0", **fields) as server:
         endpoint = "127.0.0.1:" + server.server.admin.rsplit(":", 1)[1]
@@ -432,7 +433,7 @@ def test_operators_show_a_token_of_their_role_at_an_admin_port_that_others_reach
             assert ("'anonymous' does not have the role ADMIN" if anonymous else "no credentials") in done.stderr
         done = run(*drain, "--token-file", tmp_path / "red", check=False)
         assert done.returncode != 0 and "does not have the role ADMIN" in done.stderr
-        # Of strangers, one line a minute for each reason.
+        # Unknown callers write one line a minute for each reason.
         assert [(line["call"], line["status"], line["reason"], line["tenant"], line["caller"])
                 for line in server.lines("admin call refused")] == [
             ("Drain", "PERMISSION_DENIED", "role", "anonymous", "") if anonymous else
@@ -452,16 +453,16 @@ def test_the_example_of_the_operations_page_works_as_printed(tmp_path):
     (token,) = re.findall(r"^\$ kvasir token --label laptop\n(\S+)$", section, re.MULTILINE)
     (file,) = re.findall(r"^```json\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert hashlib.sha256(token.encode()).hexdigest() in file
-    # What is printed is what the program prints.
-    told = run("token", "--label", "laptop").stdout.splitlines()
-    assert "\n".join(told[1:-1]) in section
+    # The page shows what the program prints.
+    printed = run("token", "--label", "laptop").stdout.splitlines()
+    assert "\n".join(printed[1:-1]) in section
     (made,) = re.findall(r"^kvasir serve (.*)$", section, re.MULTILINE)
     assert "--identities who.json" in made
     with serving(tmp_path, json.loads(file)["tenants"]) as server, server.channel(token) as channel:
         assert server.who_asked(infer(channel, server.model)) == ("research", "laptop")
 
 
-def test_a_token_that_the_program_makes_opens_what_its_entry_says(tmp_path):
+def test_a_token_that_the_program_makes_grants_what_its_entry_says(tmp_path):
     made = json.loads(run("token", "--label", "laptop", "--valid-for", "1h", "--json").stdout)
     token, of_token = made["token"], made["entry"]
     assert re.fullmatch(r"[A-Za-z0-9_-]{43}", token)
@@ -473,7 +474,7 @@ def test_a_token_that_the_program_makes_opens_what_its_entry_says(tmp_path):
         hashlib.sha256(shown.splitlines()[0].encode()).hexdigest()
     done = run("token", "--label", "a b", check=False)
     assert done.returncode == 2 and "want 1 to 64 letters" in done.stderr
-    # A date has four digits of a year.
+    # A date has a year of four digits.
     for too_long in ("inf", "876001h"):
         done = run("token", "--valid-for", too_long, check=False)
         assert done.returncode == 2 and "want at most 876000h" in done.stderr, done.stderr

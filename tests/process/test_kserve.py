@@ -1,9 +1,8 @@
-"""The KServe facade as its real clients use it: tritonclient, over gRPC.
+"""The KServe facade as its real client uses it: tritonclient, over gRPC.
 
-Every test runs against three servers: `protocol` is the facade over an engine
-that echoes its prompt byte by byte, so that answers are known exactly; `model`
-is `kvasir serve` with the built-in model, where answers are checked against
-each other; `mutual TLS` is the same, and each side shows a certificate.
+Every test runs against three servers. `protocol` is the facade over an engine that echoes its prompt byte by byte, so
+that the answers are known exactly. `model` is `kvasir serve` with the built-in model, whose answers are compared with
+each other. `mutual TLS` is the same server, and each side shows a certificate.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ WAIT_SECONDS = 60
 
 
 class Server(KvasirProcess):
-    tls = {}  # of tritonclient
+    tls = {}  # the TLS options of tritonclient
 
     def channel(self):
         if not self.tls:
@@ -107,7 +106,7 @@ def tensor(name, value, datatype, shape=(1,)):
 
 
 def vllm(prompt, stream=True, flags=(), **sampling):
-    """The vLLM backend's schema; numbers as strings, as its sample client does."""
+    """A request in the vLLM backend's schema. Numbers are strings, as in that backend's sample client."""
     sampling = {key: str(v) if isinstance(v, (int, float)) else v for key, v in sampling.items()}
     return [
         tensor("text_input", prompt, "BYTES"),
@@ -137,7 +136,7 @@ def trt_tokens(ids, max_tokens, streaming=True, **extra):
 
 
 def stop_request():
-    """What LlamaIndex and TensorRT-LLM's sample clients send."""
+    """The stop request of LlamaIndex and of TensorRT-LLM's sample clients."""
     return [
         tensor("input_ids", 0, "INT32", (1, 1)),
         tensor("input_lengths", 0, "INT32", (1, 1)),
@@ -174,12 +173,12 @@ class Stream:
         return self.results.get(timeout=WAIT_SECONDS)
 
     def stop(self, cancel=False):
-        """Half-closes (or resets) and returns when the server has ended the call."""
+        """Half-closes (or resets) the call and returns when the server has ended it."""
         self.open = False
         self.client.stop_stream(cancel_requests=cancel)
 
     def answers(self, count=1):
-        """Responses until `count` requests have had their last one."""
+        """Returns the responses until `count` requests have had their last one."""
         responses = []
         while count > 0:
             result, error = self.next()
@@ -195,7 +194,7 @@ class Stream:
 
 
 def final(result):
-    """The flag, which every streamed response must carry as a bool."""
+    """The final flag. Every streamed response must have it as a bool."""
     parameter = result.get_response().parameters["triton_final_response"]
     assert parameter.WhichOneof("parameter_choice") == "bool_param"
     return parameter.bool_param
@@ -256,7 +255,7 @@ def test_unknown_model_is_not_found_everywhere(server, client):
         assert caught.value.status() == "StatusCode.NOT_FOUND"
 
 
-def test_what_is_not_built_says_its_name(client):
+def test_a_method_that_is_not_built_is_refused_by_name(client):
     for name, call in {
         "RepositoryModelLoad": lambda: client.load_model("tiny"),
         "SystemSharedMemoryStatus": lambda: client.get_system_shared_memory_status(),
@@ -271,7 +270,7 @@ def test_what_is_not_built_says_its_name(client):
 
 
 def test_standard_health_service_answers(server):
-    # The two messages are one string and one enum: no package needed.
+    # The two messages are one string and one enum, so that no package is needed.
     with server.channel() as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         serving = bytes([0x08, 1])
@@ -293,7 +292,7 @@ def test_statistics_count_requests(server, client):
     before = count()
     client.infer(model, vllm("ab", stream=False, **greedy(max_tokens=2)))
     assert count() == before + 1
-    # perf_analyzer ends where these differ.
+    # perf_analyzer fails if these counts differ.
     stats = client.get_inference_statistics(model).model_stats[0].inference_stats
     parts = [stats.compute_input, stats.compute_infer, stats.compute_output]
     assert {part.count for part in parts} == {stats.success.count}
@@ -323,7 +322,7 @@ def test_unary_returns_prompt_and_text(server, client):
     assert "Once upon" + without.as_numpy("text_output")[0].decode() == output
 
 
-def test_unary_folds_a_streaming_request(server, client):
+def test_a_unary_call_joins_the_output_of_a_streaming_request(server, client):
     model = server.ready["model"]
     plain = client.infer(
         model, vllm("The sea", False, ["exclude_input_in_output"], **greedy(max_tokens=8))
@@ -438,16 +437,16 @@ def test_many_requests_share_one_stream(server):
             assert text(mine) == echo(f"Story {i}:", 6 + i)
 
 
-def test_half_close_is_not_cancel(server):
+def test_a_half_close_does_not_cancel_requests(server):
     with Stream(server) as stream:
         stream.send(vllm("abc", flags=["return_num_output_tokens"], **greedy(max_tokens=100)))
-        stream.stop()  # at once; returns when the server has answered everything
+        stream.stop()  # returns when the server has answered everything
         responses = stream.answers()
     assert sum(int(r.as_numpy("num_output_tokens")[0]) for r in responses) == 100
     assert final(responses[-1])
 
 
-def test_half_close_without_requests_ends_the_call(server):
+def test_a_half_close_without_requests_ends_the_call(server):
     with Stream(server) as stream:
         stream.stop()
 
@@ -460,12 +459,12 @@ def test_cancelling_the_stream_ends_it_before_the_request_does(server):
         errors = []
         while not stream.results.empty():
             errors.append(stream.results.get_nowait()[1])
-        # All but the error are answers of one token or more.
+        # All except the error are answers of at least one token.
         assert len(errors) < 900
         assert any(e is not None and e.status() == "StatusCode.CANCELLED" for e in errors)
 
 
-def test_stop_request_ends_the_request_of_its_id(server):
+def test_a_stop_request_ends_the_request_with_its_id(server):
     with Stream(server) as stream:
         stream.send(vllm("abc", flags=["return_finish_reason"], **greedy(max_tokens=900)), "long")
         stream.send(vllm("xyz", **greedy(max_tokens=4)), "other")
@@ -482,12 +481,12 @@ def test_stop_request_ends_the_request_of_its_id(server):
             finals[name] = finals.get(name, 0) + final(result)
             if result.as_numpy("finish_reason") is not None:
                 last[name] = result.as_numpy("finish_reason")[0]
-    # One last response for the request and one for the stop.
+    # The request has one last response and the stop has one.
     assert finals == {"long": 2, "other": 1}
     assert last["long"] == b"abort"
 
 
-def test_stop_request_for_nothing_is_answered(server):
+def test_a_stop_request_without_a_running_request_is_answered(server):
     with Stream(server) as stream:
         stream.send(vllm("abc", **greedy(max_tokens=2)), "a")
         stream.answers()
@@ -498,8 +497,7 @@ def test_stop_request_for_nothing_is_answered(server):
 
 
 def test_deadline_ends_stream_and_unary_call(server, client):
-    # Seconds of work, so that the deadline comes while it runs: not before the
-    # request is sent, not after its end.
+    # The request takes seconds, so that the deadline comes while it runs.
     deadline, work = 0.3, greedy(max_tokens=900, n=16)
     with pytest.raises(InferenceServerException) as caught:
         client.infer(
@@ -515,18 +513,18 @@ def test_deadline_ends_stream_and_unary_call(server, client):
             if error is not None:
                 break
     assert error.status() == "StatusCode.DEADLINE_EXCEEDED"
-    # What the deadline cut off is gone: the server answers others.
+    # The request has ended, and the server answers others.
     assert client.is_server_ready()
 
 
-def test_empty_final_only_when_asked(server):
+def test_an_empty_final_response_is_sent_only_to_clients_that_enable_it(server):
     for wanted in (False, True):
         with Stream(server) as stream:
             stream.send(vllm("abc", **greedy(max_tokens=3)), enable_empty_final_response=wanted)
             responses = stream.answers()
         assert all(final(r) is False for r in responses[:-1])
         assert all(len(r.get_response().outputs) > 0 for r in responses[:-1])
-        # Outputs are missing only where the client said it can take that.
+        # Outputs are missing only if the client enabled it.
         assert wanted or len(responses[-1].get_response().outputs) > 0
         for result in responses:
             answer = result.get_response()
@@ -555,7 +553,7 @@ def test_stop_strings_span_tokens_and_end_the_text(server, client):
         assert responses[-1].as_numpy("finish_reason")[0] == b"stop"
 
 
-def test_samples_of_one_request(server, client):
+def test_one_request_returns_several_samples(server, client):
     result = client.infer(
         server.ready["model"],
         vllm("ab", False, ["exclude_input_in_output", "return_finish_reason"], max_tokens=5, n=3, seed=1),
@@ -564,7 +562,7 @@ def test_samples_of_one_request(server, client):
     assert result.as_numpy("finish_reason").shape == (3,)
 
 
-def test_logprobs(server, client):
+def test_log_probabilities_are_returned_for_every_token(server, client):
     result = client.infer(
         server.ready["model"],
         vllm(
@@ -597,7 +595,7 @@ def test_duplicate_ids_are_refused_while_the_first_runs(server):
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_trt_text_in_every_scalar_shape(server, shape):
+def test_trt_text_is_accepted_in_every_scalar_shape(server, shape):
     """LlamaIndex sends 0-d scalars, openai_trtllm [1, 1]."""
     with Stream(server) as stream:
         stream.send(
@@ -627,7 +625,7 @@ def test_trt_text_in_every_scalar_shape(server, shape):
         assert text(responses) == echo("Tell me", 7)
 
 
-def test_trt_text_unary_and_extras(server, client):
+def test_trt_text_works_unary_and_with_extra_outputs(server, client):
     result = client.infer(
         server.ready["model"],
         trt_text(
@@ -650,7 +648,7 @@ def test_trt_text_unary_and_extras(server, client):
         assert result.as_numpy("text_output")[0] == echo("Tell me", 6).encode()
 
 
-def test_trt_tokens_streamed_and_folded(server, client):
+def test_trt_tokens_are_equal_streamed_and_unary(server, client):
     prompt = [70, 71, 72, 73]
     with Stream(server) as stream:
         stream.send(trt_tokens(prompt, 9, end_id=(-1, "INT32")))
@@ -676,7 +674,7 @@ def test_trt_tokens_streamed_and_folded(server, client):
         assert streamed == [prompt[i % 4] for i in range(9)]
 
 
-def test_outputs_that_are_listed_are_given_and_no_others(server, client):
+def test_only_the_requested_outputs_are_returned(server, client):
     def infer(*names):
         return client.infer(
             server.ready["model"], vllm("ab", stream=False, **greedy(max_tokens=3)),
@@ -692,7 +690,7 @@ def test_outputs_that_are_listed_are_given_and_no_others(server, client):
         infer("text_output", "output_ids")
 
 
-# --- what is wrong is refused ---------------------------------------------------
+# --- refusals --------------------------------------------------------------------
 
 
 def wrong_requests(server):
@@ -756,7 +754,7 @@ def test_wrong_requests_are_refused_by_name(server, client, case):
         stream.send(inputs)
         error = stream.error()
         assert code in error and name in error
-        # The stream goes on.
+        # The stream continues.
         stream.send(vllm("ab", **greedy(max_tokens=2)), "next")
         assert stream.answers()[-1].get_response().id == "next"
         stream.stop()
@@ -768,7 +766,7 @@ def raw_request(server):
     return request
 
 
-def test_raw_bytes_that_do_not_fit_are_refused(server):
+def test_raw_bytes_of_a_wrong_size_are_refused(server):
     with server.channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = raw_request(server)
@@ -779,7 +777,7 @@ def test_raw_bytes_that_do_not_fit_are_refused(server):
         assert "text_input" in caught.value.details()
 
 
-def test_typed_contents_are_taken(server):
+def test_typed_contents_are_accepted(server):
     with server.channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = raw_request(server)
@@ -789,7 +787,7 @@ def test_typed_contents_are_taken(server):
         assert response.raw_output_contents[0][4:].startswith(b"ab")
 
 
-def test_errors_end_the_stream_where_the_client_asks_for_that(server):
+def test_errors_end_the_stream_if_the_client_asks_for_that(server):
     with Stream(server, headers={"triton_grpc_error": "true"}) as stream:
         stream.send([tensor("max_tokens", 1, "INT32")])
         result, error = stream.next()
@@ -819,8 +817,8 @@ def enums(file):
     return found
 
 
-def test_protos_agree_with_the_client(tmp_path):
-    """Each field of ours is one of the client's, with its number and type."""
+def test_our_protos_agree_with_the_clients(tmp_path):
+    """Each of our fields is a field of the client with the same number and type."""
     out = tmp_path / "descriptors"
     subprocess.run(
         ["protoc", "-I", str(ROOT), f"--descriptor_set_out={out}", "--include_imports",

@@ -1,6 +1,5 @@
-"""Compressed checkpoints through the server's own programs: the loss of every
-method is the oracle's, whatever the family, the chunks, the pages and the threads, and
-all of them generate."""
+"""Compressed checkpoints through the server's own programs. The loss of every method equals the oracle's for every
+family, chunk, page size and number of threads, and every method generates."""
 
 import functools
 import json
@@ -21,12 +20,12 @@ COMPRESS = BINARY.with_name("kvasir-compress")
 EVALUATION = TINY / "evaluation.txt"
 PROMPT = "Once upon a time"
 WINDOWS, WINDOW_TOKENS = 3, 192
-# Of the loss, relative: rounding of sums; one code more or less.
+# Relative tolerances of the loss: for the rounding of sums, and for codes that differ by one.
 NUMBERS, CODES = 0.0005, 0.005
 
 
 def joint(keep, group_heads, codec, window=0):
-    """A plan of one latent of key and value for so many heads (or all of them)."""
+    """A plan with one latent of key and value for each group of so many heads (or for all heads)."""
     def plan(base):
         config = json.loads((base / "config.json").read_text())
         heads = config.get("num_key_value_heads", config["num_attention_heads"])
@@ -94,8 +93,8 @@ METHODS = {
 }
 
 
-# A quarter of each head turns; positions are learned; biases and grouped heads; a window
-# shorter than the texts. All small and random, with biases that are not 0.
+# In turn: a quarter of each head turns; positions are learned; there are biases and grouped heads; the window is
+# shorter than the texts. All are small and random, with biases other than 0.
 FAMILIES = {
     "pythia-160m": ("palu", "rap-exact", "commuting", "svdq-rotated", "channel", "joint-exact"),
     "opt-125m": ("palu", "palu-4", "svdq", "joint-4"),
@@ -110,7 +109,7 @@ FAMILY_METHODS = {
     "palu": (UNIFORM_PALU + [2], NUMBERS),
     "palu-4": (UNIFORM_PALU + [1, "--key-bits", 4, "--value-bits", 4], CODES),
 }
-# Their numbers are float32 throughout, and there are few of them.
+# They are float32 throughout and small, so the tolerances are tight.
 FAMILY_TOLERANCE = {NUMBERS: 2e-5, CODES: 1e-3}
 
 
@@ -123,14 +122,14 @@ def compress(*args):
 
 @pytest.fixture(scope="module")
 def calibrations(tmp_path_factory):
-    """kvasir-compress keeps its measurements in a folder of this module."""
+    """Makes kvasir-compress keep its measurements in a folder of this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
 def made(base, methods, folder):
-    """A checkpoint of every method, and the oracle's loss and bytes of it."""
+    """Makes a checkpoint of every method and returns it with the oracle's loss and bytes."""
     for name, (method, _) in methods.items():
         if callable(method):
             plan = folder / f"{name}.json"
@@ -158,8 +157,7 @@ def artifacts(calibrations, tmp_path_factory):
 
 
 def amplify_attention(path):
-    """Attention of small random weights is faint: what it did wrong would not be heard in
-    the loss."""
+    """Attention with small random weights changes the loss too little for a test to see its errors."""
     data = bytearray(path.read_bytes())
     (length,) = struct.unpack("<Q", data[:8])
     for name, tensor in json.loads(data[8:8 + length]).items():
@@ -181,7 +179,7 @@ def family(request, calibrations, tmp_path_factory):
              "--dtype", "f32", "--out", base, "--quiet")
     amplify_attention(base / "model.safetensors")
     config = json.loads((base / "config.json").read_text())
-    # The family's own ids may lie beyond this vocabulary.
+    # The family's own ids may be outside of this vocabulary.
     config.update(bos_token_id=0, eos_token_id=1)
     (base / "generation_config.json").unlink(missing_ok=True)
     if "sliding_window" in config:
@@ -199,7 +197,7 @@ def perplexity(model, *flags):
     )
 
 
-# Chunks, pages and threads change no bit.
+# Chunks, pages and threads must not change a bit.
 WAYS = (
     ["--page-tokens", 16, "--chunk", 7, "--threads", 1],
     ["--page-tokens", 32, "--chunk", 64, "--threads", 3],
@@ -226,24 +224,24 @@ def check_loss(artifact, tolerance, ways=WAYS):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_loss_is_the_oracles(artifacts, name):
+def test_the_loss_equals_the_oracles(artifacts, name):
     check_loss(artifacts[name], METHODS[name][1])
 
 
-def test_the_loss_is_the_oracles_in_other_families(family):
+def test_the_loss_equals_the_oracles_in_other_families(family):
     _, methods, own = family
     for name, (_, tolerance) in methods.items():
         check_loss(own[name], FAMILY_TOLERANCE[tolerance], WAYS[:1])
 
 
-# A third of a window stays: sinks, what some plans keep exact, and a few hitters.
+# A third of a window stays: sinks, the tokens that some plans keep exact, and a few heavy hitters.
 EVICTING = ["--eviction", "q-hitter", "--eviction-lambda", 0.5, "--eviction-sinks", 9,
             "--eviction-recent", 48, "--eviction-every", 24, "--eviction-budget"]
 KEPT_SLOTS = 64
 
 
 def evicted_loss(base, methods, own, folder):
-    """The oracle's loss of every method when slots go."""
+    """The oracle's loss of every method with evictions."""
     table = folder / "evicting.json"
     compress("evaluate", "--teacher", base, *[own[name][0] for name in methods], "--text",
              EVALUATION, "--windows", WINDOWS, "--window-tokens", WINDOW_TOKENS, "--quiet",
@@ -264,22 +262,22 @@ def check_evicted_loss(folder, nats, tolerance):
     assert math.log(found["perplexity"]) == pytest.approx(nats, rel=tolerance)
     assert found["perplexity"] != perplexity(folder)["perplexity"]
     assert perplexity(folder, *evicting, *WAYS[0])["perplexity"] == found["perplexity"]
-    # A budget that no window reaches is none.
+    # A budget as large as the window evicts nothing.
     whole = perplexity(folder, *EVICTING, WINDOW_TOKENS)
     assert whole["perplexity"] == perplexity(folder)["perplexity"]
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_loss_is_the_oracles_where_slots_are_evicted(artifacts, evicted, name):
+def test_the_loss_with_evictions_equals_the_oracles(artifacts, evicted, name):
     check_evicted_loss(artifacts[name][0], evicted[name], METHODS[name][1])
 
 
-def test_the_loss_is_the_oracles_where_other_families_evict(family, tmp_path):
+def test_the_loss_with_evictions_equals_the_oracles_in_other_families(family, tmp_path):
     base, methods, own = family
     if "sliding_window" in json.loads((base / "config.json").read_text()):
         refused = run("perplexity", "--model", own[next(iter(methods))][0], "--text",
                       EVALUATION, *EVICTING, KEPT_SLOTS, check=False)
-        assert "no layer can evict: every one sees a sliding window" in refused.stderr
+        assert "no layer can evict: every layer has a sliding window" in refused.stderr
         return
     nats = evicted_loss(base, methods, own, tmp_path)
     for name, (_, tolerance) in methods.items():
@@ -292,13 +290,13 @@ def generated(model):
     return json.loads(told.stdout)["text"]
 
 
-def test_groups_alone_make_prompts_lift(artifacts):
+def test_only_groups_of_heads_make_prompts_lift(artifacts):
     lifting = {name for name in METHODS if invariance(artifacts[name][0]) == LIFTS}
     assert {"palu-joint", "palu-groups", "joint", "joint-exact"} <= lifting
     assert not lifting & {"palu-each", "rap", "rap-4", "channel"}
 
 
-def test_a_server_says_whether_prompts_lift_and_counts_it(artifacts):
+def test_a_server_reports_whether_prompts_lift_and_counts_it(artifacts):
     folder = artifacts["palu-joint"][0]
     text = EVALUATION.read_text()[:1500]
     flops = []
@@ -314,7 +312,7 @@ def test_a_server_says_whether_prompts_lift_and_counts_it(artifacts):
     assert 0 < flops[0] < flops[1]
 
 
-def test_an_exact_window_costs_bytes_and_gives_quality(artifacts):
+def test_an_exact_window_costs_bytes_and_lowers_the_loss(artifacts):
     plain, exact = (artifacts[name] for name in ("palu-2", "palu-2-exact"))
     assert exact[1] < plain[1]
     assert exact[2] == plain[2]
@@ -323,8 +321,8 @@ def test_an_exact_window_costs_bytes_and_gives_quality(artifacts):
     assert fixed[0] == 0 and fixed[1] > 0
 
 
-def test_evaluate_sets_what_stays_exact_of_an_artifact(artifacts, tmp_path):
-    """The row of a plan with sinks and a window, of the same codes without."""
+def test_evaluate_adds_exact_tokens_to_a_checkpoint(artifacts, tmp_path):
+    """Codes without exact tokens, evaluated with sinks and a window, have the row of a plan that has both."""
     plain, exact = (artifacts[name] for name in ("palu-2", "palu-2-sinks-exact"))
     compress("evaluate", "--teacher", TINY, f"{plain[0]}:sinks=4,window=48", plain[0], "--text",
              EVALUATION, "--windows", WINDOWS, "--window-tokens", WINDOW_TOKENS, "--quiet",
@@ -341,11 +339,11 @@ def test_evaluate_sets_what_stays_exact_of_an_artifact(artifacts, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["joint-4", "palu-3", "rap-4", "commuting", "svdq", "palu-2-exact"])
-def test_it_generates(artifacts, name):
+def test_a_compressed_model_generates(artifacts, name):
     assert generated(artifacts[name][0]).strip()
 
 
-def test_a_server_gives_what_generate_does(artifacts):
+def test_a_server_answers_as_generate_does(artifacts):
     folder = artifacts["palu-4"][0]
     with KvasirProcess("serve", "--threads", 2, model=folder) as server:
         text, reason, tokens = triton.generate(
@@ -354,7 +352,7 @@ def test_a_server_gives_what_generate_does(artifacts):
     assert (text, reason, tokens) == (generated(folder), "length", 8)
 
 
-def test_the_next_turn_of_a_chat_goes_on_from_its_exact_window(artifacts):
+def test_the_next_turn_of_a_chat_continues_from_its_exact_window(artifacts):
     folder = artifacts["palu-2-exact"][0]
     turns = []
     for flag in ("--prefix-caching", "--no-prefix-caching"):
@@ -374,7 +372,7 @@ def test_the_next_turn_of_a_chat_goes_on_from_its_exact_window(artifacts):
     (found, [_, (first, none), (both, cached)]), (alone, [_, _, (_, without)]) = turns
     assert found == alone
     assert none == without == 0
-    # Whole pages of its prompt, but for what the answer's text is as other tokens.
+    # The prefix cache has the whole pages of the prompt, except where the text of the answer is tokenized differently.
     assert both - first - 2 * PAGE_TOKENS <= cached < both - first
 
 
@@ -388,7 +386,7 @@ SAMPLED = {
 
 
 def sample(server):
-    """The cache at one moment, as the engine last told it."""
+    """The gauges of the cache at one moment."""
     metrics = server.metrics()
     told = {key: metrics[(name, frozenset())] for key, name in SAMPLED.items()}
     for kind in ("padding", "unfilled", "side"):
@@ -397,8 +395,8 @@ def sample(server):
 
 
 def while_it_runs(server):
-    """Samples of one long answer, which nobody stops: of moments that two scrapes in
-    a row tell alike, for one scrape may come while gauges are being set."""
+    """Samples taken during one long answer. A scrape may come while gauges are being set, so only samples that two
+    scrapes in a row agree on count."""
     model = server.ready["model"]
     client = threading.Thread(
         target=triton.generate, args=(server.grpc, model, "Once upon a time"),
@@ -419,13 +417,13 @@ BYTES_OF = [
     "dense", "palu-4", "rap", "svdq", "lorc", "palu-2-exact", "rap-exact", "palu-2-sinks-exact",
     "joint-4", "joint-exact",
 ]
-# Whose keys are read as they are stored.
+# In these plans, keys are read as they are stored.
 NOTHING_REBUILT = ("dense", "rap", "rap-exact")
 
 
 @pytest.mark.parametrize("name", BYTES_OF)
-def test_all_four_tell_the_same_bytes(artifacts, name):
-    """inspect, perplexity, the metrics and the allocator, to the byte."""
+def test_inspect_perplexity_metrics_and_allocator_report_the_same_bytes(artifacts, name):
+    """The figures are equal to the byte."""
     folder = TINY if name == "dense" else artifacts[name][0]
     lengths = ",".join(map(str, range(1, LONGEST + 1)))
     inspect = json.loads(run("inspect", folder, "--json", "--lengths", lengths).stdout)
@@ -489,12 +487,12 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
 
 
 SHORT, LONG, LONGER = 1024, 5120, 65536
-# Whole keys of one layer in float32 are 5 MiB at LONG, those of one head 8 at LONGER.
+# For comparison: in float32, all keys of one layer take 5 MiB at LONG, and the keys of one head take 8 MiB at LONGER.
 UNEXPLAINED_BYTES = 3 << 20
 
 
-# A child's peak counts what its parent held when it was forked, and this process
-# holds more than the program does: a small one stands between.
+# The peak of a child counts what its parent held at the fork. This process holds more than the program does, so a small
+# process starts it.
 PEAK_OF = """
 import os, sys
 pid = os.fork()
@@ -507,7 +505,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def peak_of(*args, **options):
-    """Peak resident bytes of `kvasir ARGS...`, and what it told."""
+    """Peak resident bytes of `kvasir ARGS...`, and its output."""
     done = subprocess.run(
         [sys.executable, "-S", "-c", PEAK_OF, BINARY, *map(str, args)], capture_output=True,
         text=True, timeout=300, **options)
@@ -516,7 +514,7 @@ def peak_of(*args, **options):
 
 
 def peak_and_pool(model, window):
-    """Peak resident bytes of a run over one window, and those of its pool."""
+    """Peak resident bytes of a run over one window, and the bytes of its pool."""
     peak, told = peak_of("perplexity", "--model", model, "--text", EVALUATION, "--window",
                          window, "--max-windows", 1, "--json")
     told = json.loads(told)
@@ -525,7 +523,7 @@ def peak_and_pool(model, window):
 
 
 @pytest.mark.parametrize("name", ["palu-3", "rap-4"])
-def test_peak_memory_grows_by_the_pool_alone(artifacts, tmp_path, name):
+def test_peak_memory_grows_only_by_the_pool(artifacts, tmp_path, name):
     folder = tmp_path / name
     shutil.copytree(artifacts[name][0], folder)
     config = json.loads((folder / "config.json").read_text())
@@ -541,8 +539,8 @@ SEQUENCES = 2
 
 
 def peak_of_a_step(folder, context):
-    """Of one decode step by a random model of the built-in shape, with the plan in
-    `folder` and a pool that just holds its sequences."""
+    """Peak resident bytes of one decode step. The model has the built-in shape and random weights, the plan is in
+    `folder`, and the pool just holds the sequences."""
     peak, told = peak_of(
         "bench", "decode", "--quick", "--paced", "--random-weights", "--shape", "kvasir-tiny",
         "--plan", folder / "kv_plan.json", "--batch", SEQUENCES, "--context", context,
@@ -552,7 +550,7 @@ def peak_of_a_step(folder, context):
 
 
 @pytest.mark.parametrize("name", ["palu-3", "svdq-exact"])
-def test_peak_memory_of_decoding_grows_by_the_cache_alone(artifacts, name):
+def test_peak_memory_of_decoding_grows_only_by_the_cache(artifacts, name):
     folder = artifacts[name][0]
     inspect = json.loads(
         run("inspect", folder, "--json", "--lengths", f"{SHORT + 1},{LONGER + 1}").stdout)

@@ -1,4 +1,4 @@
-"""Real Prometheus scrapes real processes; the catalogue of metrics, and with it the page, tells the truth."""
+"""A real Prometheus scrapes real processes, and what they export matches the catalogue of metrics."""
 
 import pathlib
 import re
@@ -25,7 +25,7 @@ def authority(tmp_path_factory):
     return made
 
 
-# By TLS, so that there are certificates to export.
+# The server uses TLS, so that it has certificates to export.
 @pytest.fixture(scope="module")
 def server(authority):
     own = authority.folder / "server.pem"
@@ -37,7 +37,7 @@ def server(authority):
         yield process
 
 
-# The same of two ranks.
+# The same server with two ranks.
 @pytest.fixture(scope="module")
 def group(authority):
     own = authority.folder / "server.pem"
@@ -61,7 +61,7 @@ def text_of(address):
 
 
 def judge(text, names, several_ranks=False):
-    """Types and labels of just these families of the catalogue are in the text, as it has them."""
+    """Asserts that the text has the series of exactly these families, with the types and labels of the catalogue."""
     types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
     assert {name: types[name] for name in names} == {name: FAMILIES.families[name]["type"] for name in names}
     labels = {}
@@ -71,7 +71,7 @@ def judge(text, names, several_ranks=False):
     assert labels == {name: {frozenset(FAMILIES.labels(name, several_ranks))} for name in names}
 
 
-def test_every_exported_family_is_in_the_catalogue_and_every_other_way_round(server):
+def test_the_server_exports_exactly_the_families_of_the_catalogue(server):
     families = exported(server.metrics_text())
     wanted = FAMILIES.exported("worker", vllm=True) | FAMILIES.exported("router")
     assert not wanted & RANKS
@@ -83,23 +83,23 @@ def test_families_have_the_types_and_labels_of_the_catalogue(server):
     judge(server.metrics_text(), FAMILIES.families.keys() - RANKS)
 
 
-def test_a_leader_exports_what_the_catalogue_says_of_workers_routers_and_ranks(group):
+def test_a_leader_exports_the_families_of_workers_routers_and_ranks(group):
     text = group.metrics_text()
     assert exported(text) == FAMILIES.exported("worker", vllm=True) | FAMILIES.families.keys()
     judge(text, FAMILIES.families.keys(), several_ranks=True)
 
 
-def test_a_rank_exports_what_the_catalogue_says_of_ranks(group):
+def test_a_rank_exports_the_families_of_ranks(group):
     leader, other = group.ready["ranks"]
     assert (leader["rank"], leader["metrics"], leader["pid"]) == (0, group.ready["metrics"], group.pid)
     text = text_of(other["metrics"])
     assert exported(text) == FAMILIES.exported("rank")
-    # It listens for nobody, and calls its leader over loopback.
+    # A rank does not listen, and it calls its leader over loopback: it has no TLS series with a role.
     judge(text, {name for name in FAMILIES.exported("rank") if not name.startswith("kvasir_tls_") or "role" not in
                  FAMILIES.labels(name)}, several_ranks=True)
 
 
-def test_ranks_say_which_they_are_and_that_they_work(group):
+def test_ranks_export_their_number_and_their_work(group):
     def value(text, name, rank):
         (found,) = re.findall(rf'^{name}{{[^}}]*rank="{rank}"[^}}]*}} (\S+)$', text, re.MULTILINE)
         return float(found)
@@ -113,7 +113,7 @@ def test_ranks_say_which_they_are_and_that_they_work(group):
         for name in RANKS:
             if name != "kvasir_rank_info":
                 assert value(text, name, rank) > 0, name
-    # All ranks make the same calls, and hold the same pages.
+    # All ranks make the same calls and hold the same pages.
     for name in ("kvasir_collective_calls_total", "kvasir_rank_kv_cache_pool_bytes"):
         assert value(texts[0], name, 0) == value(texts[1], name, 1)
     assert value(texts[0], "kvasir_rank_weight_bytes", 0) == group.metric("kvasir_weight_bytes")
@@ -158,7 +158,7 @@ def test_a_real_prometheus_scrapes_router_and_worker():
                 )
 
                 wait_until(lambda: prometheus.ups() == 2, "both targets up in Prometheus", seconds=60)
-                # Each half exports what the catalogue says of it.
+                # Each of the two exports its families of the catalogue.
                 assert exported(worker.metrics_text()) == FAMILIES.exported("worker")
                 assert exported(router.metrics_text()) == FAMILIES.exported("router")
                 wait_until(

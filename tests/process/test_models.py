@@ -1,5 +1,4 @@
-"""What the repository says of its own models: models/tiny, and its compressed
-form, models/tiny-palu."""
+"""The figures that the repository has for its own models: models/tiny, and its compressed form, models/tiny-palu."""
 
 import json
 import re
@@ -39,14 +38,13 @@ def test_both_models_have_the_bytes_and_the_loss_of_their_page():
     measured = {name: perplexity(name) for name in said}
     for name, (size, _) in said.items():
         assert measured[name]["kv_bytes_per_token"] == size
-    # The page has the loss of the whole text. Three windows give nearly the same
-    # differences between the caches.
+    # The page has the loss of the whole text. Three windows give nearly the same differences between the caches.
     for name in served, "tiny-palu":
         apart = measured[name]["nats_per_byte"] - measured["tiny"]["nats_per_byte"]
         assert apart == pytest.approx(said[name][1] - said["tiny"][1], abs=0.02)
 
 
-def test_the_compressed_model_is_refused_over_other_weights(tmp_path):
+def test_the_compressed_model_is_refused_with_other_weights(tmp_path):
     for folder in (TINY, PALU):
         shutil.copytree(folder, tmp_path / folder.name, symlinks=True)
     run("inspect", "--model", tmp_path / PALU.name)

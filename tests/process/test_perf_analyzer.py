@@ -1,5 +1,5 @@
-"""Triton's perf_analyzer, unmodified, against `kvasir serve`. It ends with an error where counts of the server's statistics
-do not agree, and so did every run before they did."""
+"""Triton's perf_analyzer, unmodified, against `kvasir serve`. It fails if the counts of the server's statistics
+disagree."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ TOKENS = 8
 def perf_analyzer():
     done = subprocess.run([ROOT / "scripts/setup_perf_analyzer"], capture_output=True, text=True, timeout=180)
     if done.returncode != 0:
-        pytest.skip(f"perf_analyzer is not run: it is not to be had here: {done.stderr.strip()[-300:]}")
+        pytest.skip(f"perf_analyzer is not run: it cannot be installed here: {done.stderr.strip()[-300:]}")
     return done.stdout.strip()
 
 
@@ -30,7 +30,7 @@ def server():
 
 
 def load(tmp_path, stream):
-    """A file of --input-data: one request, sent again and again."""
+    """Writes a file for --input-data: one request, which is sent again and again."""
     sampling = json.dumps({"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True})
     one = {
         name: {"content": [value], "shape": [1]}
@@ -41,29 +41,29 @@ def load(tmp_path, stream):
     return path
 
 
-def test_a_streamed_run_ends_with_a_full_table_and_its_requests_are_counted_here(perf_analyzer, server, tmp_path):
+def test_a_streamed_run_fills_its_table_and_the_server_counts_its_requests(perf_analyzer, server, tmp_path):
     table = tmp_path / "table.csv"
     done = subprocess.run(
         [perf_analyzer, "-m", server.ready["model"], "--service-kind", "triton", "-i", "grpc", "-u", server.grpc,
          "--streaming", "--async", "--input-data", load(tmp_path, True),
-         # Windows of so many requests, and the first three are stable enough.
+         # A window has so many requests, and the first three windows count as stable.
          "--measurement-mode", "count_windows", "--measurement-request-count", str(REQUESTS), "-s", "999",
          "--concurrency-range", f"{CONCURRENCIES[0]}:{CONCURRENCIES[-1]}:{CONCURRENCIES[-1] - CONCURRENCIES[0]}",
          "-f", table, "--verbose-csv"],
         capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    told = done.stdout + done.stderr
-    assert done.returncode == 0, told
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
     for concurrency in CONCURRENCIES:
-        assert f"\nConcurrency: {concurrency}, throughput: " in told, told
+        assert f"\nConcurrency: {concurrency}, throughput: " in output, output
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    # (Its rows come in the order of their throughput.)
+    # Rows are sorted by throughput.
     assert sorted(int(row["Concurrency"]) for row in rows) == CONCURRENCIES
     for row in rows:
         assert all(value not in (None, "") for value in row.values()), row
         assert float(row["Inferences/Second"]) > 0
-        # What it reads out of the server's statistics.
+        # perf_analyzer takes this value from the server's statistics.
         assert float(row["Server Compute Infer"]) > 0, row
-    print(told)
+    print(output)
     wanted = len(CONCURRENCIES) * REQUESTS
 
     def ended():

@@ -1,4 +1,4 @@
-"""Sequences that lose their pages: copied to the host pool or computed again, the answers are the same."""
+"""Sequences that lose their pages are copied to the host pool or computed again, and their answers stay the same."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +12,7 @@ PROMPTS = [f"Chapter {i}. It was a bright cold morning, and she said to him" for
 
 
 def answers(server):
-    """All at once, long enough to run out of pages together."""
+    """The answers of requests that run at once and are long enough to exhaust the pages."""
     def answer(prompt):
         return triton.generate(
             server.grpc, server.ready["model"], prompt, max_tokens=300, temperature=0.0,

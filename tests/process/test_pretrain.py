@@ -1,6 +1,5 @@
-"""models/tiny/pretrain.py: what it refuses, and that what it writes is the
-model that it trained. Needs PyTorch (models/tiny/requirements.txt); without it
-the cases that train are skipped."""
+"""models/tiny/pretrain.py refuses bad input, and the model that it writes is the one that it trained. Training needs
+PyTorch (models/tiny/requirements.txt); without it those cases are skipped."""
 
 import importlib.util
 import json
@@ -41,7 +40,7 @@ def test_wrong_usage_is_named(arguments, named, tmp_path):
 
 
 @pytest.mark.skipif(not NEEDED, reason="everything is installed")
-def test_what_is_missing_is_named_with_its_remedy(tmp_path):
+def test_a_missing_file_or_package_is_named_with_its_remedy(tmp_path):
     done = pretrain("--text", "x", "--tokenizer", TINY, "--out", tmp_path, "--steps", 1)
     assert done.returncode == 1
     assert "requirements.txt" in done.stderr and done.stderr.count("\n") == 1
@@ -58,7 +57,7 @@ def test_what_is_missing_is_named_with_its_remedy(tmp_path):
         (["--lr", "1e30"], "a lower --lr may help"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_no_checkpoint(arguments, named, tmp_path):
+def test_bad_input_gives_one_line_and_no_checkpoint(arguments, named, tmp_path):
     text = tmp_path / "text"
     text.write_bytes((TINY / "calibration.txt").read_bytes()[:4000])
     done = pretrain("--text", text, "--tokenizer", TINY, "--out", tmp_path / "out", "--steps", 4,
@@ -69,7 +68,7 @@ def test_what_cannot_work_is_one_line_and_no_checkpoint(arguments, named, tmp_pa
 
 
 @trains
-def test_the_engine_measures_what_was_trained(tmp_path):
+def test_the_engine_measures_the_loss_of_the_training(tmp_path):
     valid = tmp_path / "valid"
     valid.write_bytes((TINY / "evaluation.txt").read_bytes()[:1200])
     out = tmp_path / "out"
@@ -85,6 +84,6 @@ def test_the_engine_measures_what_was_trained(tmp_path):
         [BINARY, "perplexity", "--model", out, "--text", valid, "--window", "512", "--json"],
         capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(served.stdout)["nats_per_byte"] == pytest.approx(measured, rel=1e-3)
-    # The same fields as the built-in model's.
+    # The fields are those of the built-in model.
     config = json.loads((out / "config.json").read_text())
     assert list(config) == list(json.loads((TINY / "config.json").read_text()))

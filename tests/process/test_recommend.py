@@ -1,4 +1,4 @@
-"""models/recommend: what it leaves beside the model, whatever happens on the way."""
+"""models/recommend: the folders that it leaves, whatever happens while it runs."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from kvasir_process import BINARY, ROOT, TINY, run
 
-# In place of kvasir-compress.
+# This stands in for kvasir-compress.
 COMPRESS = """#!/usr/bin/env python3
 import os, pathlib, sys
 assert not [name for name in os.environ if name.startswith("KVASIR_")]
@@ -22,7 +22,7 @@ folder.mkdir()
 
 
 class Tree:
-    """models/recommend of a tree and a cache of its own, whose smollm2 is another model."""
+    """models/recommend in a tree with a cache of its own, in which smollm2 is a copy of the tiny model."""
 
     def __init__(self, root):
         self.root = root
@@ -68,24 +68,24 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-def test_it_is_made_once_and_told_before(tree):
+def test_a_recommended_model_is_made_once_and_announced(tree):
     folder = tree.folder()
     code, out, error = tree.recommend()
     assert code == 0, error
-    for told in ("fetch smollm2", "minutes on two free cores", "GB of memory",
+    for part in ("fetch smollm2", "minutes on two free cores", "GB of memory",
                  "scripts/setup compress installs it", str(folder)):
-        assert told in out
+        assert part in out
     assert tree.left() == ["smollm2", folder.name]
     assert " --kv-bytes-per-token " in (folder / "arguments").read_text()
 
-    # Again: there is nothing to do.
+    # A second run has nothing to do.
     tree.compress.unlink()
     code, out, _ = tree.recommend()
     assert code == 0 and out.splitlines()[1:] == [
         f"models/recommend: smollm2 with its recommended plan is in {folder}"]
 
 
-def test_other_options_and_another_model_are_another_folder(tree):
+def test_other_options_or_another_model_give_another_folder(tree):
     folders = {tree.folder()}
     tree.recommended("--method palu --keep 0.5")
     folders.add(tree.folder())
@@ -94,7 +94,7 @@ def test_other_options_and_another_model_are_another_folder(tree):
     assert len(folders) == 3
 
 
-def test_what_cannot_be_done_says_why_and_leaves_nothing(tree):
+def test_a_failed_run_reports_the_reason_and_leaves_nothing(tree):
     code, _, error = tree.recommend("tiny")
     assert code == 2 and "nothing is recommended for 'tiny'" in error
     tree.compress.write_text("#!/bin/sh\nexit 1\n")
@@ -102,13 +102,13 @@ def test_what_cannot_be_done_says_why_and_leaves_nothing(tree):
     assert code == 1 and "is in" not in out
     (tree.root / "scripts/build").write_text("#!/bin/sh\necho no target; exit 1\n")
     code, _, error = tree.recommend()
-    assert code == 1 and "where libtorch is missing, scripts/setup compress installs it" in error
+    assert code == 1 and "if libtorch is missing, run scripts/setup compress" in error
     shutil.rmtree(tree.models / "smollm2")
     code, _, error = tree.recommend("--folder", "smollm2")
     assert code == 1 and "run models/fetch smollm2" in error
 
 
-def test_a_model_is_calibrated_planned_and_ready_to_be_served(tree):
+def test_a_model_is_calibrated_planned_and_can_be_served(tree):
     shutil.copy(BINARY.with_name("kvasir-compress"), tree.compress)
     tree.recommended("--method auto --kv-bytes-per-token 900 --windows 0 "
                      "--calibration-tokens 2048 --sequence-tokens 64")
@@ -119,12 +119,12 @@ def test_a_model_is_calibrated_planned_and_ready_to_be_served(tree):
     process.communicate(timeout=300)
     assert process.returncode != 0 and tree.left() == ["smollm2"]
 
-    # The calibration goes on, or was at its end.
+    # The second run continues the calibration, or the first had already finished it.
     code, out, error = tree.recommend()
     assert code == 0, error
-    assert "going on where the last run was stopped" in error or "from the cache" in error
+    assert "resuming where the last run stopped" in error or "from the cache" in error
     folder = tree.folder()
     assert tree.left() == ["smollm2", folder.name]
     assert (folder / "tokenizer.json").is_symlink()  # not copied
-    told = json.loads(run("inspect", folder, "--json").stdout)
-    assert told["kv_bytes_per_token"] <= 900
+    report = json.loads(run("inspect", folder, "--json").stdout)
+    assert report["kv_bytes_per_token"] <= 900

@@ -1,8 +1,7 @@
-"""The VllmEngine facade as the gateway smg uses it, unmodified: HTTP to smg,
-gRPC from it to `kvasir serve`, the tokenizer fetched over the wire.
+"""The VllmEngine facade as the gateway smg uses it, unmodified: HTTP to smg, gRPC from smg to `kvasir serve`. smg
+fetches the tokenizer over gRPC.
 
-smg has an environment of its own (scripts/setup_venv); without it the tests
-are skipped.
+smg has an environment of its own (scripts/setup_venv). Without it the tests are skipped.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ SMG = environment_of("smg", "smg")
 
 
 class Gateway(HttpGateway):
-    """`smg launch` over one server, with no model folder of its own."""
+    """`smg launch` over one server. It has no model folder of its own."""
 
     facade = "vllm"
 
@@ -55,7 +54,7 @@ def gateway(server):
         yield process
 
 
-def test_chat_streamed_is_chat_whole(gateway):
+def test_a_streamed_chat_equals_the_whole_answer(gateway):
     status, whole = gateway.chat("Once upon a time", max_tokens=12, ignore_eos=True)
     assert status == 200, whole
     assert whole["choices"][0]["finish_reason"] == "length"
@@ -67,7 +66,7 @@ def test_chat_streamed_is_chat_whole(gateway):
     assert events[-1]["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
 
 
-def test_completions(gateway):
+def test_completions_return_text_and_counts(gateway):
     status, answer = gateway.post("/v1/completions", prompt="Once upon a time", max_tokens=5,
                                   temperature=0, ignore_eos=True)
     assert status == 200, answer
@@ -75,7 +74,7 @@ def test_completions(gateway):
     assert answer["choices"][0]["text"]
 
 
-def test_samples(gateway):
+def test_one_request_returns_several_samples(gateway):
     status, answer = gateway.chat("Once", n=2, max_tokens=6, ignore_eos=True)
     assert status == 200, answer
     assert {choice["index"] for choice in answer["choices"]} == {0, 1}
@@ -85,7 +84,7 @@ def test_samples(gateway):
         assert text_of(events, choice["index"]) == choice["message"]["content"]
 
 
-def test_logprobs(gateway):
+def test_log_probabilities_are_returned_for_every_token(gateway):
     for stream in (False, True):
         if stream:
             events = gateway.stream("Once", max_tokens=4, ignore_eos=True, logprobs=True,
@@ -104,11 +103,11 @@ def test_logprobs(gateway):
         assert len(content) == 4
         for entry in content:
             assert entry["logprob"] <= 0
-            # Greedy: the token that was chosen is the likeliest.
+            # With greedy sampling, the chosen token is the likeliest.
             assert entry["top_logprobs"][0]["logprob"] == pytest.approx(entry["logprob"])
 
 
-def test_a_stop_string_ends_text_and_engine(gateway, server):
+def test_a_stop_string_ends_the_text_and_the_generation(gateway, server):
     _, whole = gateway.chat("Once upon a time", max_tokens=40, ignore_eos=True)
     text = whole["choices"][0]["message"]["content"]
     stop = text[len(text) // 3 : len(text) // 3 + 3]
@@ -129,7 +128,7 @@ def test_a_client_that_leaves_ends_its_request_and_frees_its_pages(gateway, serv
     wait_until(lambda: idle(server), "its pages are free")
 
 
-def test_a_bad_request_is_the_clients_and_is_not_tried_again(gateway, server):
+def test_a_bad_request_is_reported_to_the_client_and_not_retried(gateway, server):
     before = len(gateway.answers(server))
     status, answer = gateway.chat("Once", repetition_penalty=0.001)
     assert status == 400, answer
@@ -139,13 +138,13 @@ def test_a_bad_request_is_the_clients_and_is_not_tried_again(gateway, server):
     assert len(gateway.answers(server)) == before + 1
 
 
-def test_what_is_not_built_is_named(gateway):
+def test_a_feature_that_is_not_built_is_named(gateway):
     status, answer = gateway.chat("Once", response_format={"type": "json_object"})
     assert status == 501, answer
     assert "is not built" in json.dumps(answer)
 
 
-def test_every_request_generates_once(gateway, server):
+def test_every_request_is_generated_once(gateway, server):
     before = server.metric("kvasir_router_output_tokens_total")
     for _ in range(3):
         assert gateway.chat("Once", max_tokens=3, ignore_eos=True)[0] == 200
@@ -157,7 +156,7 @@ def test_every_request_generates_once(gateway, server):
 
 
 class Workers:
-    """Three workers behind a router, of which some will be lost."""
+    """Three workers behind a router. Tests kill some of them."""
 
     def __enter__(self):
         with contextlib.ExitStack() as running:
@@ -182,7 +181,7 @@ class Workers:
         self.workers.remove(lost)
 
 
-def test_a_worker_lost_in_a_stream_is_one_error_and_else_no_loss_and_nothing_is_generated_twice():
+def test_a_lost_worker_ends_only_its_stream_and_nothing_is_generated_twice():
     with Workers() as behind, Gateway(behind.router) as gateway:
         long = {"max_tokens": 900, "ignore_eos": True}
         whole = gateway.chat("Once", **long)[1]["choices"][0]["message"]["content"]
@@ -205,7 +204,7 @@ def test_a_worker_lost_in_a_stream_is_one_error_and_else_no_loss_and_nothing_is_
         errors = [event for event in events if "error" in json.loads(event)]
         assert len(errors) == 1 and "lost" in errors[0], errors or rest[-500:]
         wait_until(lambda: len(lines()) > before, "the loss is logged")
-        # Not streamed, nobody has seen a token: another worker goes on with it.
+        # An answer that is not streamed has sent no token, so another worker continues it.
         told = []
         asks = threading.Thread(target=lambda: told.append(gateway.chat("Once", **long)))
         tokens = behind.router.metric("kvasir_router_output_tokens_total")
@@ -221,10 +220,10 @@ def test_a_worker_lost_in_a_stream_is_one_error_and_else_no_loss_and_nothing_is_
         assert behind.router.metric("kvasir_router_output_tokens_total") == tokens + 900
 
 
-def test_a_full_server_is_too_many_requests():
+def test_a_full_server_answers_too_many_requests():
     with KvasirProcess("serve", "--max-model-len", "512", "--max-num-seqs", "1",
                        "--max-queue", "0", "--max-inflight", "1") as server:
-        # It would try five times, and outlast the one that runs.
+        # smg would retry five times, longer than the running request lasts.
         with Gateway(server, "--disable-retries") as gateway:
             told = []
             while 429 not in told and len(told) < 10:
@@ -240,8 +239,8 @@ def test_a_full_server_is_too_many_requests():
             assert 429 in told and set(told) <= {200, 429}, told
 
 
-def test_the_wire_contract_is_the_gateways(tmp_path):
-    """Each field and RPC of ours is one of smg's, with its number and type."""
+def test_our_protos_agree_with_the_gateways(tmp_path):
+    """Each of our fields and RPCs is one of smg's with the same number and type."""
     theirs = {}
     script = (
         "import sys;"
@@ -281,7 +280,7 @@ def test_the_wire_contract_is_the_gateways(tmp_path):
                 for m in file.service[0].method}
 
     assert methods(ours.file[-1]) == methods(theirs["vllm.grpc.engine"])
-    # What a request can hold is known whole: nothing of it is ignored unseen.
+    # Every field that a request can have is known here, so none is ignored silently.
     for name in ("GenerateRequest", "SamplingParams", "TokenizedInput"):
         have = {f.name for m in ours.file[-1].message_type if m.name == name for f in m.field}
         want = {f.name for m in theirs["vllm.grpc.engine"].message_type if m.name == name
@@ -289,7 +288,7 @@ def test_the_wire_contract_is_the_gateways(tmp_path):
         assert have == want, name
 
 
-def test_what_serve_prints_for_openais_api_works_as_printed_and_both_stop(tmp_path):
+def test_the_printed_openai_example_works_and_server_and_gateway_stop(tmp_path):
     for name, text in {"scripts/setup": "#!/bin/sh\n", "scripts/build": "#!/bin/sh\n",
                        "scripts/setup_venv": "#!/bin/sh\n",
                        "models/fetch": "#!/bin/sh\necho 'known  a model'\n"}.items():

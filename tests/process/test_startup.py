@@ -1,4 +1,4 @@
-"""What cannot work is refused at start, with the numbers and the flag."""
+"""Settings that cannot work are refused at start, with the numbers and the flag."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def built_with_cuda():
 @pytest.mark.parametrize("command", [["serve", "--grpc-port", "0"], ["worker", "--listen", "127.0.0.1:0"],
                                      ["generate", "--prompt", "a"], ["perplexity", "--text", TINY / "README.md"],
                                      ["inspect"]], ids=lambda command: command[0])
-def test_a_gpu_that_cannot_be_had_is_told_as_such(command):
+def test_a_missing_gpu_is_refused_with_the_reason(command):
     if pathlib.Path("/dev/nvidiactl").exists():
         pytest.skip("this host has an NVIDIA GPU")
     ports = OPERATOR_PORTS if command[0] in ("serve", "worker") else []
@@ -46,7 +46,7 @@ def test_a_gpu_that_cannot_be_had_is_told_as_such(command):
         assert "UNIMPLEMENTED" in text and "built without CUDA" in text and "nvcc" in text
 
 
-def test_a_program_with_cuda_starts_and_serves_without_it():
+def test_a_program_with_cuda_serves_on_a_host_without_cuda():
     if not built_with_cuda():
         pytest.skip("this program was built without CUDA")
     needed = subprocess.run(["ldd", BINARY], check=True, capture_output=True, text=True).stdout
@@ -57,7 +57,7 @@ def test_a_program_with_cuda_starts_and_serves_without_it():
         assert text and tokens == 2
 
 
-def test_auto_goes_on_without_a_gpu_and_says_why():
+def test_device_auto_uses_the_cpu_without_a_gpu_and_logs_why():
     if pathlib.Path("/dev/nvidiactl").exists():
         pytest.skip("this host has an NVIDIA GPU")
     with KvasirProcess("serve", "--device", "auto") as server:
@@ -66,7 +66,7 @@ def test_auto_goes_on_without_a_gpu_and_says_why():
         assert "why_not_cuda" in log and ("no NVIDIA driver" in log or "built without CUDA" in log), log
 
 
-def test_a_servers_device_is_not_a_clients_to_choose():
+def test_a_client_cannot_choose_the_device_of_its_server():
     for flags in (["--device", "cuda:0"], ["--device", "auto"], ["--device", "cpu"], ["--device-module", "m.so"]):
         for endpoint in ([], ["--endpoint", "127.0.0.1:1"]):
             text = refused("generate", "--prompt", "a", *endpoint, *flags)
@@ -74,7 +74,7 @@ def test_a_servers_device_is_not_a_clients_to_choose():
 
 
 @pytest.mark.parametrize("share", ["0", "1.01", "-1", "x"])
-def test_a_share_of_a_gpus_memory_is_more_than_none_and_at_most_all(share):
+def test_a_share_of_a_gpus_memory_is_above_0_and_at_most_1(share):
     assert "--gpu-memory-utilization" in refused("serve", "--model", TINY, "--gpu-memory-utilization", share)
 
 
@@ -87,7 +87,7 @@ def test_a_pool_too_small_for_one_sequence_names_bytes_and_flag():
     text = refused("serve", "--model", TINY, "--kv-cache-bytes", "64KiB", "--grpc-port", "0",
                    *OPERATOR_PORTS)
     assert "--kv-cache-bytes" in text and "--max-model-len" in text
-    assert "16 pages" in text  # of 64 slots, for the model's 1024 tokens
+    assert "16 pages" in text  # each of 64 slots, for the model's 1024 tokens
     assert "64.00 KiB" in text
 
 
@@ -101,10 +101,10 @@ def test_a_taken_port_is_named_with_its_flag(flag):
                  "--metrics-port": "0", flag: port}
         text = refused("serve", "--model", TINY, *[x for pair in ports.items() for x in pair])
     assert port in text and flag in text
-    assert len(text.splitlines()) == 1  # found before gRPC tried, which logs more
+    assert len(text.splitlines()) == 1  # it is found before gRPC tries, which would log more
 
 
-def test_a_taken_port_is_found_before_workers_are_waited_for():
+def test_a_taken_port_is_reported_before_the_router_waits_for_workers():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
@@ -114,7 +114,7 @@ def test_a_taken_port_is_found_before_workers_are_waited_for():
     assert port in text and "--grpc-port" in text and "--workers" not in text
 
 
-def test_a_router_without_a_tokenizer_does_not_tell_people_to_send_text():
+def test_a_router_without_a_tokenizer_suggests_token_ids():
     with tempfile.TemporaryDirectory() as folder:
         listen = f"unix:{folder}/w"
         ports = ["--grpc-port", "0", *OPERATOR_PORTS]
@@ -128,7 +128,7 @@ def test_a_router_without_a_tokenizer_does_not_tell_people_to_send_text():
     ("<|im_start|>{{ message['role'] }}", r"--prompt $'<|im_start|>user\n"),
     ("{{ message['content'] }}", '--prompt "It was'),
 ])
-def test_a_chat_model_is_shown_with_a_question_in_its_markup(tmp_path, template, hint):
+def test_the_example_for_a_chat_model_has_a_question_in_its_markup(tmp_path, template, hint):
     for file in TINY.iterdir():
         if file.name != "tokenizer_config.json":
             (tmp_path / file.name).symlink_to(file)
@@ -142,7 +142,7 @@ def test_generate_asks_a_server_or_runs_a_model_but_not_both():
     assert "--endpoint 127.0.0.1:1" in text and "--model" in text
 
 
-def test_a_plan_that_is_none_is_named_with_its_flag():
+def test_an_unknown_plan_is_named_with_its_flag():
     text = refused("serve", "--model", TINY, "--kv-plan", "palu-50-g1")
     assert "--kv-plan palu-50-g1 wants tensors" in text and "rotated-4bit" in text
     text = refused("serve", "--model", TINY, "--kv-plan", "palu-5")
@@ -151,19 +151,19 @@ def test_a_plan_that_is_none_is_named_with_its_flag():
     assert "--kv-plan" in text and "README.md" in text
 
 
-def test_a_model_that_is_a_file_is_called_one():
+def test_a_model_path_that_is_a_file_is_refused():
     assert "is no folder" in refused("serve", "--model", TINY / "README.md")
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "inspect", "generate", "perplexity"])
-def test_no_such_model_names_the_folder_and_the_flag(command):
+def test_a_missing_model_is_named_with_its_folder_and_flag(command):
     needed = {"generate": ["--prompt", "x"], "perplexity": ["--text", TINY / "evaluation.txt"]}
     text = refused(command, "--model", "/no/such/folder", *needed.get(command, []))
     assert "--model" in text and "/no/such/folder" in text
 
 
-def test_inspect_says_what_every_other_command_refuses(tmp_path):
-    """A plan with a meaning, and a value latent of one run more than the kernels take."""
+def test_inspect_reports_why_every_other_command_refuses_a_plan(tmp_path):
+    """The plan is valid, but its value latent has one run more than the kernels accept."""
     def part(stored, rest):
         return {"parts": [{**rest, "stored": stored}]}
 
@@ -176,14 +176,14 @@ def test_inspect_says_what_every_other_command_refuses(tmp_path):
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps({"schema_version": 1, "layers": [layer] * 32}))
     shape = ["--random-weights", "--shape", "llama-2-7b", "--kv-plan", plan]
-    told = json.loads(run("inspect", *shape, "--json").stdout)
-    assert told["served"] is False
-    assert told["not_served"] == (
+    report = json.loads(run("inspect", *shape, "--json").stdout)
+    assert report["served"] is False
+    assert report["not_served"] == (
         "layer 0 value part 0: runs of codes in a latent: this build serves at most 256, have 257")
     for command in (["serve", *shape], ["bench", "decode", *shape],
                     ["bench", "capacity", "--shape", "llama-2-7b", "--plan", plan]):
         done = run(*command, check=False)
-        assert done.returncode == 1 and told["not_served"] in done.stderr, done.stderr
+        assert done.returncode == 1 and report["not_served"] in done.stderr, done.stderr
 
 
 def test_a_model_length_over_the_models_own_names_both():
@@ -195,11 +195,11 @@ def test_unknown_flags_and_values_are_usage_errors():
     assert run("serve", "--no-such-flag", check=False).returncode == 2
     assert run("serve", "--model", TINY, "--page-tokens", "63", check=False).returncode == 2
     assert run("serve", check=False).returncode == 2
-    # A worker's address is --listen: no flag is taken and ignored.
+    # A worker's address is --listen. It accepts no flag only to ignore it.
     assert run("worker", "--model", TINY, "--grpc-port", "1", check=False).returncode == 2
 
 
-def test_a_router_without_a_worker_says_which_one_does_not_answer():
+def test_a_router_names_the_worker_that_does_not_answer():
     with tempfile.TemporaryDirectory() as folder:
         text = refused("router", "--workers", f"unix:{folder}/none.sock", "--model", TINY,
                        "--start-timeout", "2s", "--grpc-port", "0", *OPERATOR_PORTS)
@@ -231,7 +231,7 @@ def test_a_config_file_is_read_and_flags_win(tmp_path):
         ("router", ["--workers", "127.0.0.1:1,127.0.0.1:2", "--served-model-name", "a,b"]),
     ],
 )
-def test_what_print_config_prints_is_a_config_file(command, flags, tmp_path):
+def test_the_output_of_print_config_is_a_config_file(command, flags, tmp_path):
     printed = run(command, *flags, "--print-config").stdout
     assert printed.startswith(f"[{command}]\n")
     (tmp_path / "kvasir.toml").write_text(printed)
@@ -239,7 +239,7 @@ def test_what_print_config_prints_is_a_config_file(command, flags, tmp_path):
     assert again == printed
 
 
-def test_a_config_file_with_a_key_that_is_no_flag_is_refused(tmp_path):
+def test_a_config_file_with_an_unknown_key_is_refused(tmp_path):
     config = tmp_path / "kvasir.toml"
     config.write_text("[serve]\nmax-que = 7\n")
     done = run("--config", config, "serve", "--model", TINY, "--print-config", check=False)
@@ -276,7 +276,7 @@ def test_every_command_has_help(command):
     assert "--" in text and len(text) > 200
 
 
-def test_a_call_to_the_wrong_port_says_which_one_it_probably_is():
+def test_a_call_to_the_wrong_port_names_the_port_and_the_right_flag():
     with KvasirProcess("serve") as server:
         text = refused("generate", "--endpoint", server.admin, "--prompt", "A secret prompt")
         assert server.admin in text and "admin port" in text and "--grpc-port" in text
@@ -284,18 +284,18 @@ def test_a_call_to_the_wrong_port_says_which_one_it_probably_is():
         assert server.grpc in text and "--admin-port" in text
 
 
-def test_without_a_server_the_hint_is_how_to_start_one():
+def test_a_missing_server_is_reported_with_the_command_that_starts_one():
     done = run("generate", "--endpoint", "127.0.0.1:1", "--prompt", "x", check=False)
     assert done.returncode == 3
     assert "127.0.0.1:1: no server answers there; scripts/serve starts one" in done.stderr
 
 
-def test_a_shape_without_random_weights_is_not_ignored():
+def test_a_shape_without_random_weights_is_refused():
     done = run("generate", "--shape", "kvasir-tiny", "--prompt", "x", check=False)
     assert done.returncode == 1 and "--shape kvasir-tiny is read with" in done.stderr
 
 
-def test_generate_repeats_the_prompt_only_before_an_answer():
+def test_generate_prints_no_prompt_if_there_is_no_answer():
     done = run("generate", "--endpoint", "127.0.0.1:1", "--prompt", "A secret prompt", check=False)
     assert done.returncode == 3 and done.stdout == ""
 
@@ -308,7 +308,7 @@ def test_perplexity_names_its_own_flags():
     assert "--window 100000" in text and "1024" in text and "--max-model-len" not in text
 
 
-def test_sigterm_finishes_what_runs_and_exits_0():
+def test_sigterm_finishes_running_requests_and_exits_0():
     with KvasirProcess("serve") as server:
         stream = triton.Stream(server.grpc)
         stream.send(server.ready["model"], triton.text_inputs(
@@ -328,7 +328,7 @@ def test_sigterm_finishes_what_runs_and_exits_0():
 
 
 def test_a_stalled_engine_ends_the_process_with_a_failure_and_its_plan():
-    # No step is as fast as that: the warm-up stalls.
+    # No step is that fast, so the warm-up stalls.
     done = run("serve", "--model", TINY, "--watchdog", "1us", "--grpc-port", "0",
                *OPERATOR_PORTS, check=False, timeout=60)
     assert done.returncode == 1
@@ -343,7 +343,7 @@ def test_a_second_signal_ends_a_drain_at_once():
             "The captain", max_tokens=900, n=8, ignore_eos=True), "a")
         stream.results.get(timeout=60)
         server.process.send_signal(signal.SIGTERM)
-        # Not a while later: a small model is done by then, and the process gone.
+        # The second signal follows at once, because a small model finishes its requests quickly.
         wait_until(lambda: "draining" in server.log(), "the drain")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=10) == 128 + signal.SIGTERM
@@ -354,10 +354,10 @@ def test_a_tool_can_be_interrupted():
     tool = subprocess.Popen(
         [str(BINARY), "perplexity", "--model", str(TINY), "--text", str(TINY / "evaluation.txt"),
          "--window", "1024"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        # A shell's background jobs ignore it, and so do the tests then.
+        # A shell's background jobs ignore SIGINT, and so would these tests.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     while (line := tool.stderr.readline()) and "tokens" not in line:
-        pass  # until it says how far it is
+        pass  # until it reports its progress
     tool.send_signal(signal.SIGINT)
     tool.communicate(timeout=10)
     assert line and tool.returncode == -signal.SIGINT
@@ -387,7 +387,7 @@ def test_the_access_log_has_one_line_per_request_and_no_prompt():
 
 
 def test_a_worker_of_another_version_is_refused_with_both_versions_and_the_flag():
-    # A WorkerInfo with only its first field, api_version.
+    # This WorkerInfo has only its first field, api_version.
     version = b"kvasir.v99"
     info = bytes([0x0A, len(version)]) + version
     handler = grpc.method_handlers_generic_handler(
@@ -406,12 +406,12 @@ def test_a_worker_of_another_version_is_refused_with_both_versions_and_the_flag(
 
 
 def loading():
-    """A router that waits for a worker: nothing is served yet."""
+    """The arguments of a router that waits for a worker and serves nothing yet."""
     return ["router", "--workers", "127.0.0.1:1", "--start-timeout", "60s", "--grpc-port", "0"]
 
 
-def test_a_drain_of_what_has_not_begun_to_serve_is_refused_and_sigterm_ends_it(tmp_path):
-    # preStop would wait for a drain that begins once everything is loaded.
+def test_a_drain_before_serving_is_refused_and_sigterm_ends_the_process(tmp_path):
+    # Otherwise preStop would wait for a drain that begins only after everything is loaded.
     admin = f"unix:{tmp_path}/admin"
     process = subprocess.Popen(
         [BINARY, *loading(), "--metrics-port", "0", "--health-port", "0", "--admin-host", admin],
@@ -427,7 +427,7 @@ def test_a_drain_of_what_has_not_begun_to_serve_is_refused_and_sigterm_ends_it(t
         process.wait()
 
 
-def test_whoever_ends_serve_while_it_loads_finds_nothing_left_in_tmpdir(tmp_path):
+def test_a_server_that_ends_while_it_loads_leaves_nothing_in_tmpdir(tmp_path):
     admin, temporary = tmp_path / "admin", tmp_path / "tmp"
     temporary.mkdir()
     process = subprocess.Popen(
@@ -445,7 +445,7 @@ def test_whoever_ends_serve_while_it_loads_finds_nothing_left_in_tmpdir(tmp_path
         process.wait()
 
 
-def test_a_tmpdir_too_long_for_a_sockets_path_is_not_taken(tmp_path):
+def test_a_tmpdir_too_long_for_the_path_of_a_socket_is_not_used(tmp_path):
     temporary = tmp_path / ("long" * 25)
     temporary.mkdir()
     done = subprocess.run([BINARY, "generate", "--model", TINY, "--prompt", "Once", "--max-tokens", "2"],
@@ -453,8 +453,8 @@ def test_a_tmpdir_too_long_for_a_sockets_path_is_not_taken(tmp_path):
     assert done.returncode == 0 and done.stdout, done.stderr
 
 
-def test_a_containers_first_process_ends_by_sigterm_before_it_serves(tmp_path):
-    # To process 1 a signal without a handler is none.
+def test_sigterm_ends_process_1_of_a_container_before_it_serves(tmp_path):
+    # Process 1 ignores signals for which it has no handler.
     admin = tmp_path / "admin"
     command = ["unshare", "--pid", "--fork", "--kill-child", str(BINARY), *loading(),
                "--metrics-port", "0", "--health-port", "0", "--admin-host", f"unix:{admin}"]

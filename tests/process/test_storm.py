@@ -1,4 +1,4 @@
-"""Hundreds of requests that are cancelled and cut off in every state leave nothing."""
+"""Hundreds of requests are cancelled and cut off in every state. They leave no resources in use."""
 
 import collections
 import os
@@ -20,16 +20,16 @@ DEADLINE_SECONDS = 0.05
 
 
 def one_request(server, randomness, index, most_words=400, most_tokens=60, endless=900):
-    """Sends a request and lets it end in a random way, which it returns."""
+    """Sends a request and ends it in a random way, which it returns."""
     kind = randomness.choice(KINDS)
     proxy = CuttableProxy(server.grpc) if kind == "disconnect" else None
     timeout = {"stream_timeout": DEADLINE_SECONDS} if kind == "deadline" else {}
     stream = triton.Stream(proxy.address if proxy else server.grpc, **timeout)
     try:
-        # Its first page is its own: a shared prefix would take no pages.
+        # Its first page is its own, because a shared prefix would take no pages.
         words = randomness.randint(1, most_words)
         tokens = randomness.randint(1, most_tokens)
-        if kind == "deadline":  # longer than its time
+        if kind == "deadline":  # takes longer than the deadline
             words, tokens = 1, endless
         prompt = f"{index} of {server.pid}: " + "word " * words
         inputs = triton.text_inputs(
@@ -42,7 +42,7 @@ def one_request(server, randomness, index, most_words=400, most_tokens=60, endle
         try:
             stream.send(server.ready["model"], inputs, f"r{index}")
         except InferenceServerException:
-            if kind != "deadline":  # which may come before the request
+            if kind != "deadline":  # the deadline may come before the request starts
                 raise
         if kind == "finish":
             while True:
@@ -55,7 +55,7 @@ def one_request(server, randomness, index, most_words=400, most_tokens=60, endle
             while error is None:
                 result, error = stream.results.get(timeout=120)
                 assert error is not None or not triton.final(result), "faster than its deadline"
-            # A response says so if the server notices before the client does.
+            # If the server notices the deadline first, a response reports it.
             noticed = error.status() is None and "deadline" in error.message().lower()
             assert noticed or error.status() == "StatusCode.DEADLINE_EXCEEDED", error.message()
         elif kind in ("cancel", "disconnect"):
@@ -69,7 +69,7 @@ def one_request(server, randomness, index, most_words=400, most_tokens=60, endle
     finally:
         if proxy:
             proxy.cut()
-        # Otherwise a half-close, which waits for the rest.
+        # Other kinds half-close, which waits for the remaining responses.
         stream.close(cancel=kind in ("cancel", "disconnect", "deadline"))
     if kind in ("half_close", "stop"):
         finals = 0
@@ -78,7 +78,7 @@ def one_request(server, randomness, index, most_words=400, most_tokens=60, endle
             assert error is None, error
             last = triton.final(result)
             finals += last
-        # The request's last response and, after a stop, the answer to that.
+        # The last response of the request and, after a stop, the answer to the stop.
         assert last and finals == (2 if kind == "stop" else 1), finals
     return kind
 
@@ -101,7 +101,7 @@ def stop_inputs():
 
 
 def storm(server, requests, seed, **sizes):
-    """How many requests ended in each way, and what went wrong. `sizes`: one_request's."""
+    """Returns how many requests ended in each way, and the errors. `sizes` are arguments of one_request."""
     ended = collections.Counter()
     errors = []
 
@@ -110,7 +110,7 @@ def storm(server, requests, seed, **sizes):
         for index in range(worker, requests, THREADS):
             try:
                 ended[one_request(server, randomness, index, **sizes)] += 1
-            except Exception as error:  # collected: a thread cannot fail a test
+            except Exception as error:  # a failure in a thread does not fail the test
                 errors.append(f"r{index}: {error!r} {error}")
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
@@ -122,7 +122,8 @@ def storm(server, requests, seed, **sizes):
 
 
 def is_empty(server):
-    """At one moment: what a client gave up at once may reach the server later than its next."""
+    """True if the server holds nothing at this moment. A cancelled request may reach the server later than the
+    client's next one."""
     samples = server.metrics()
 
     def value(name):
@@ -141,14 +142,14 @@ def is_empty(server):
     )
 
 
-# 18 pages, and up to 8 pages a sequence: preemption happens too.
+# The pool has 18 pages and a sequence takes up to 8, so that sequences are preempted as well.
 @pytest.mark.parametrize("model, pool, requests", [
     (TINY, "7MiB", REQUESTS), (COMPRESSED, "1MiB", REQUESTS // 2),
 ], ids=["dense", "compressed"])
 def test_nothing_is_left_after_a_storm(model, pool, requests):
     with KvasirProcess("serve", "--kv-cache-bytes", pool, "--max-num-seqs", "8",
                        "--log-level", "warning", model=model) as server:
-        # Connections and threads settle.
+        # The first storm warms up: connections and threads reach their usual numbers.
         assert storm(server, THREADS * 8, seed=1)[1] == []
         wait_until(lambda: is_empty(server), "an empty server after the warm-up", 60)
         own, threads, descriptors = server.own_threads(), server.threads(), server.descriptors()
@@ -160,10 +161,10 @@ def test_nothing_is_left_after_a_storm(model, pool, requests):
             lambda: server.descriptors() <= descriptors,
             f"descriptors back to {descriptors}", 60)
         assert server.own_threads() == own
-        # gRPC's executor grows by one thread at a time, to twice the cores.
+        # gRPC's executor grows by one thread at a time, up to twice the number of cores.
         assert server.threads() <= threads + 2 * (os.cpu_count() or 1)
         assert server.metric("kvasir_num_preemptions_total") > 0
-        # It still serves.
+        # The server still answers.
         text, reason, tokens = triton.generate(
             server.grpc, server.ready["model"], "After the storm", max_tokens=4, ignore_eos=True)
         assert (reason, tokens) == ("length", 4) and text

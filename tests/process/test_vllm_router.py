@@ -1,8 +1,7 @@
-"""The vllm.Inference facade as vllm-router uses it, unmodified: HTTP to
-vllm-router, gRPC from it to `kvasir serve`; it has the tokenizer itself.
+"""The vllm.Inference facade as vllm-router uses it, unmodified: HTTP to vllm-router, gRPC from it to `kvasir serve`.
+vllm-router tokenizes by itself.
 
-vllm-router has an environment of its own (scripts/setup_venv); without it the
-tests are skipped.
+vllm-router has an environment of its own (scripts/setup_venv). Without it the tests are skipped.
 """
 
 import concurrent.futures
@@ -23,7 +22,7 @@ STREAM = "/vllm.Inference/GenerateStream"
 
 
 class Gateway(HttpGateway):
-    """`vllm-router` over one server, with that server's model folder."""
+    """`vllm-router` over one server. It reads that server's model folder."""
 
     facade = "vllm_inference"
 
@@ -35,9 +34,8 @@ class Gateway(HttpGateway):
             {"VLLM_ROUTER_TOKENIZER": str(TINY)})
 
 
-# A request that it sends as its connection is told to go is lost now and then:
-# its HTTP library says "operation was canceled", and it tries again elsewhere
-# only where retries are on.
+# vllm-router sometimes loses a request that it sends while its connection is being closed: its HTTP library reports
+# "operation was canceled". It tries again elsewhere only if retries are enabled.
 NO_AGEING = ["--max-connection-age", "250s", "--drain-timeout", "300s"]
 
 
@@ -54,7 +52,7 @@ def gateway(server):
         yield process
 
 
-def test_chat_streamed_is_chat_whole(gateway):
+def test_a_streamed_chat_equals_the_whole_answer(gateway):
     status, whole = gateway.chat("Once upon a time", max_tokens=12, ignore_eos=True)
     assert status == 200, whole
     assert whole["choices"][0]["finish_reason"] == "length"
@@ -65,7 +63,7 @@ def test_chat_streamed_is_chat_whole(gateway):
     assert events[-1]["usage"] == whole["usage"]
 
 
-def test_completions_of_token_ids(gateway):
+def test_completions_accept_token_ids(gateway):
     status, answer = gateway.post("/v1/completions", prompt=[5, 6, 7], max_tokens=5,
                                   temperature=0, ignore_eos=True)
     assert status == 200, answer
@@ -73,13 +71,13 @@ def test_completions_of_token_ids(gateway):
     assert answer["usage"]["completion_tokens"] == 5
 
 
-def test_without_a_length_an_answer_goes_on_to_its_own_end(gateway):
+def test_an_answer_without_a_length_limit_ends_by_itself(gateway):
     status, answer = gateway.chat("Once", temperature=1, ignore_eos=True)
     assert status == 200, answer
     assert answer["usage"]["total_tokens"] == 512
 
 
-def test_a_stop_string_ends_text_and_engine(gateway, server):
+def test_a_stop_string_ends_the_text_and_the_generation(gateway, server):
     _, whole = gateway.chat("Once upon a time", max_tokens=40, ignore_eos=True)
     text = whole["choices"][0]["message"]["content"]
     stop = text[len(text) // 3 : len(text) // 3 + 3]
@@ -100,7 +98,7 @@ def test_a_client_that_leaves_ends_its_request_and_frees_its_pages(gateway, serv
     wait_until(lambda: idle(server), "its pages are free")
 
 
-def test_a_bad_request_is_the_clients(gateway, server):
+def test_a_bad_request_is_reported_to_the_client(gateway, server):
     wait_until(lambda: idle(server), "what came before has ended")
     before = len(gateway.answers(server))
     status, answer = gateway.chat("Once", repetition_penalty=0.001)
@@ -109,7 +107,7 @@ def test_a_bad_request_is_the_clients(gateway, server):
     wait_until(lambda: len(gateway.answers(server)) == before + 1, "it was refused once")
 
 
-def test_what_is_not_built_is_named(gateway):
+def test_a_feature_that_is_not_built_is_named(gateway):
     status, answer = gateway.chat("Once", response_format={"type": "json_object"})
     assert status >= 400, answer
     assert "decoding.json_object is not built" in str(answer)
@@ -126,7 +124,7 @@ def test_a_cache_salt_separates_prompts_in_the_prefix_cache(gateway, server):
     assert hits(cache_salt="b") == 0
 
 
-def test_a_full_server_is_too_many_requests():
+def test_a_full_server_answers_too_many_requests():
     with KvasirProcess("serve", "--max-model-len", "512", "--max-num-seqs", "1",
                        "--max-queue", "0", "--max-inflight", "1", *NO_AGEING) as server:
         with Gateway(server, "--disable-retries") as gateway:
@@ -159,7 +157,7 @@ def our_messages(tmp_path):
 
 
 class Recorder(grpc.GenericRpcHandler):
-    """A worker that keeps what it is sent, and answers in our messages."""
+    """A worker that records requests and answers in our messages."""
 
     def __init__(self, message):
         self.message = message
@@ -187,7 +185,7 @@ class Recorder(grpc.GenericRpcHandler):
 
 
 def unknown_fields(message):
-    """Numbers that our .proto has no name for, in the message and its parts."""
+    """The numbers of fields that our .proto does not have, in the message and its parts."""
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     found = [(message.DESCRIPTOR.name, field.field_number) for field in UnknownFieldSet(message)]
@@ -197,9 +195,9 @@ def unknown_fields(message):
     return found
 
 
-def test_the_wire_contract_is_the_gateways(tmp_path):
-    """vllm-router ships no .proto: what it sends is read, and what it makes of
-    an answer is looked at, with every field that its HTTP side can set."""
+def test_our_protos_agree_with_the_gateways(tmp_path):
+    """vllm-router has no .proto files. The test reads the requests that it sends and checks its answers, with every
+    field that its HTTP API can set."""
     message = our_messages(tmp_path)
     recorder = Recorder(message)
     try:
@@ -226,7 +224,7 @@ def test_the_wire_contract_is_the_gateways(tmp_path):
                   "logit_bias": {5: 1.0}},
         stopping={"max_new_tokens": 12, "min_new_tokens": 2, "stop_token_ids": [9],
                   "stop_strings": ["zz"], "ignore_eos": True},
-        # It makes text of ids itself, but where a string may stop.
+        # It decodes ids by itself, except when a string may stop the answer.
         response={"output_text": True, "output_token_ids": True, "skip_special_tokens": True},
         kv={"cache_salt": "pepper"})
     assert request == want

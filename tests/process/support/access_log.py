@@ -1,4 +1,4 @@
-"""Lines of a server's log (--log-format json). A line may come a moment after the answer that it is of."""
+"""Reads lines of a server's log (--log-format json). A line may be written a moment after its answer is sent."""
 
 import json
 
@@ -6,14 +6,14 @@ from kvasir_process import wait_until
 
 
 def lines(server, message="request"):
-    """All of them so far that are whole."""
+    """The complete lines that the log has so far, decoded."""
     whole, _, _ = server.log().rpartition("\n")
     every = [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
     return [line for line in every if line["message"] == message]
 
 
 def line_of(server, request_id):
-    """The line of the request with this id of its client's, when it is there."""
+    """Waits for the line of the request that has this client's id, and returns it."""
     def found():
         return [line for line in lines(server) if line["client_request_id"] == request_id]
 

@@ -1,4 +1,4 @@
-"""Certificates that tests make for themselves, by openssl: no key is in the repository."""
+"""Certificates that tests make with openssl, so that no key is in the repository."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ def _openssl(*args, **options):
 
 
 class Authority:
-    """Signs; its own certificate and all that it signed lie in `folder`."""
+    """An authority. Its own certificate and all that it signs are in `folder`."""
 
     def __init__(self, folder, name="ca"):
         self.folder = pathlib.Path(folder)
@@ -21,12 +21,13 @@ class Authority:
                  "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.ca)
 
     def clients(self, name=None):
-        """What tritonclient wants of TLS, with `name`'s certificate if a client shows one."""
+        """The TLS options of tritonclient, with `name`'s certificate if the client shows one."""
         own = str(self.folder / f"{name}.pem") if name else None
         return {"ssl": True, "root_certificates": str(self.ca), "private_key": own, "certificate_chain": own}
 
     def sign(self, name, *names, days=1):
-        """`folder/name.pem`, key and certificate: one file, so that what replaces it is whole at any moment."""
+        """Writes `folder/name.pem`, which has a key and its certificate. It is one file, so that a replacement is
+        complete at every moment."""
         work = self.folder / f"{name}.part"
         work.mkdir()
         (work / "names").write_text("subjectAltName=" + ",".join(names))

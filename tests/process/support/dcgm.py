@@ -1,5 +1,5 @@
-"""What NVIDIA's DCGM exporter says of one GPU that is well and that a worker's pod has: the families of the catalogue, with
-the labels of the exporter. There is no GPU here to ask the real one."""
+"""NVIDIA's DCGM exporter, imitated. It reports one healthy GPU that a worker's pod uses: the families of the
+catalogue, with the labels of the exporter. No GPU is available here to ask the real one."""
 
 import http.server
 import threading
@@ -8,13 +8,13 @@ LABELS = {
     "gpu": "0", "UUID": "GPU-1", "device": "nvidia0", "modelName": "NVIDIA H100 80GB HBM3", "Hostname": "node-1",
     "container": "kvasir", "namespace": "kvasir", "pod": "kvasir-worker-0",
 }
-# As the exporter's own pod is labelled by whoever scrapes it.
+# The labels that a scrape adds for the exporter's own pod.
 SCRAPED = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-1", "container": "nvidia-dcgm-exporter"}
 ERRORS = ("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_FAILURE")
 
 
 class DcgmExporter:
-    """Serves `families`; use as a context manager."""
+    """Serves `families`; use it as a context manager."""
 
     def __init__(self, families):
         labels = ",".join(f'{name}="{value}"' for name, value in LABELS.items())

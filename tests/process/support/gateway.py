@@ -1,6 +1,6 @@
-"""A gateway from PyPI in front of `kvasir serve`: HTTP to it, gRPC from it.
+"""A gateway from PyPI in front of `kvasir serve`: HTTP to the gateway, gRPC from it to the server.
 
-Each has an environment of its own (scripts/setup_venv).
+Each gateway has an environment of its own (scripts/setup_venv).
 """
 
 import http.client
@@ -23,7 +23,7 @@ VENV = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
 
 
 def environment_of(name, program):
-    """The programs of build/venv-NAME; skips the module where they are not."""
+    """The programs of build/venv-NAME. Skips the module if they are not installed."""
     programs = VENV.with_name(f"{VENV.name}-{name}") / "bin"
     if not (programs / program).exists():
         pytest.skip(f"no {program} in {programs}: run scripts/setup_venv",
@@ -37,13 +37,13 @@ def free_port():
 
 
 class HttpGateway:
-    """A gateway's process, ready once it answers a chat; a context manager."""
+    """The process of a gateway, as a context manager. It is ready when it answers a chat."""
 
     facade = None  # as the access log names it
 
     def __init__(self, server, command, environment=None):
         self.port = free_port()
-        self.last = None  # answer to a first request
+        self.last = None  # the answer to the first request
         self.log = tempfile.TemporaryFile()
         self.model = server.ready["model"]
         self.process = subprocess.Popen(
@@ -82,7 +82,7 @@ class HttpGateway:
         return self.log.read().decode(errors="replace")
 
     def post(self, path, **body):
-        """(status, decoded JSON or text)."""
+        """Returns (status, decoded JSON or text)."""
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             client.request("POST", path, json.dumps({"model": self.model, **body}),
@@ -102,7 +102,7 @@ class HttpGateway:
                          messages=[{"role": "user", "content": text}], **body)
 
     def stream(self, text, **body):
-        """The events of a streamed chat, without the last [DONE]."""
+        """Returns the events of a streamed chat, without the last [DONE]."""
         status, answer = self.chat(text, stream=True, **body)
         assert status == 200, answer
         events = re.findall(r"^data: (.*)$", answer, re.MULTILINE)
@@ -110,7 +110,7 @@ class HttpGateway:
         return [json.loads(event) for event in events[:-1]]
 
     def leave_in_the_middle(self, **body):
-        """A client that goes away after the first event of a long answer."""
+        """Plays a client that goes away after the first event of a long answer."""
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         client.request("POST", "/v1/chat/completions", json.dumps({
             "model": self.model, "messages": [{"role": "user", "content": "Once"}],
@@ -122,12 +122,12 @@ class HttpGateway:
         client.close()
 
     def answers(self, server):
-        """The server's access log, a line a request of this gateway's."""
+        """The lines of the server's access log, one for each request of this gateway."""
         return [line for line in server.log().splitlines() if f"facade={self.facade} " in line]
 
 
 def idle(server):
-    """Nothing runs, and every page is free or of the prefix cache."""
+    """True if nothing runs and every page is free or in the prefix cache."""
     return (
         server.metric("kvasir_num_requests_running") == 0
         and server.metric("kvasir_router_inflight_requests") == 0

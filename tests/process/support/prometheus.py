@@ -1,4 +1,4 @@
-"""A real Prometheus (Debian's) under test: started on a free port, always stopped."""
+"""A real Prometheus (Debian's). It starts on a free port, and it is always stopped."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ def free_port():
 
 
 class Prometheus:
-    """Scrapes `targets`, and `others` ({job: (targets, labels)}); use as a context manager."""
+    """Scrapes `targets`, and `others` ({job: (targets, labels)}). Use it as a context manager."""
 
     def __init__(self, targets, rules=None, interval="1s", job="kvasir", labels=None, others=None):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-prometheus-"))
@@ -31,7 +31,7 @@ class Prometheus:
                 for name, (scraped, given) in {job: (targets, labels), **(others or {})}.items()
             ],
         }
-        (self.dir / "prometheus.yml").write_text(json.dumps(config))  # which is YAML
+        (self.dir / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
         self.url = f"http://127.0.0.1:{free_port()}"
         self.process = None
 
@@ -54,7 +54,7 @@ class Prometheus:
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def get(self, path, **parameters):
-        """The data of an answer of the HTTP API."""
+        """Returns the data of an answer of the HTTP API."""
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=10) as response:
             return json.loads(response.read())["data"]
@@ -63,7 +63,7 @@ class Prometheus:
         return self.get("query", query=promql)["result"]
 
     def ups(self):
-        """Targets that answer; 0 while Prometheus itself does not."""
+        """Returns the number of targets that answer, or 0 while Prometheus itself does not."""
         try:
             return sum(float(row["value"][1]) for row in self.query("up"))
         except OSError:

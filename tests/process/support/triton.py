@@ -1,4 +1,4 @@
-"""Small helpers around the real tritonclient."""
+"""Small helpers for the real tritonclient."""
 
 import json
 import queue
@@ -8,7 +8,7 @@ import tritonclient.grpc as grpcclient
 
 
 def text_inputs(text, stream=True, **sampling):
-    """Inputs of the vLLM text schema."""
+    """The inputs of the vLLM text schema."""
     inputs = []
 
     def add(name, datatype, value):
@@ -33,7 +33,7 @@ class Stream:
     """One ModelStreamInfer call; results arrive in a queue as (result, error)."""
 
     def __init__(self, url, tls=None, **start):
-        """`tls`: what tritonclient wants of it, none for plain text."""
+        """`tls`: the TLS options of tritonclient; none for plain text."""
         self.client = grpcclient.InferenceServerClient(url, **(tls or {}))
         self.results = queue.Queue()
         self.client.start_stream(
@@ -55,7 +55,7 @@ def final(result):
 
 
 def generate(url, model, text, timeout=60, tls=None, **sampling):
-    """One streamed completion: (text, finish reason, tokens)."""
+    """Runs one streamed completion and returns (text, finish reason, tokens)."""
     stream = Stream(url, tls)
     try:
         stream.send(model, text_inputs(text, **sampling), "1")
