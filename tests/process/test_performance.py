@@ -158,9 +158,11 @@ def test_options_say_what_a_result_depends_on(tmp_path):
     source = versus.source_of(versus.parse(asked))
     assert source == versus.source_of(versus.parse(asked[:2]))
     assert source != versus.source_of(versus.parse([*asked, "--pairs", "2"]))
-    versus.provenance.binary_hash.cache_clear()
-    binary.write_bytes(b"2")
-    assert source["binary"] != versus.source_of(versus.parse(asked))["binary"]
+    for changed in (binary, tmp_path / "kvasir-bench"):
+        before = versus.source_of(versus.parse(asked))
+        versus.provenance.binary_hash.cache_clear()
+        changed.write_bytes(b"2")
+        assert before["binary"] != versus.source_of(versus.parse(asked))["binary"]
 
 
 @pytest.mark.parametrize("code", [0, 3])
