@@ -35,7 +35,7 @@ TEST_F(CacheReadsTest, EveryTokenOfEveryLayerIsRead) {
   EXPECT_DOUBLE_EQ(Read(1000), 1000 * 2 * 2 * 256);
 }
 
-TEST_F(CacheReadsTest, WhatASlidingWindowHidesIsNot) {
+TEST_F(CacheReadsTest, TokensThatASlidingWindowHidesAreNotCounted) {
   shape_.layers[1].sliding_window = 128;
   EXPECT_DOUBLE_EQ(Read(100), 100 * 2 * 2 * 256);
   EXPECT_DOUBLE_EQ(Read(1000), (1000 + 128) * 2 * 256);

@@ -58,7 +58,7 @@ class CapacityTest : public ::testing::TestWithParam<PlanCase> {
   const kvasir::v1::KvPlan plan_;
 };
 
-TEST_P(CapacityTest, TheSchedulerReachesWhatTheLayoutPredicts) {
+TEST_P(CapacityTest, TheSchedulerReachesThePredictionOfTheLayout) {
   for (int64_t pages = 1; pages <= 12; ++pages) {
     for (const int64_t tokens : {31, 32, 33}) ExpectReached(pages, tokens);
   }

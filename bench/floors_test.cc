@@ -32,14 +32,14 @@ TEST(FloorsTest, TheRatioIsTimeOverTheFloorOfTheSamePair) {
   EXPECT_FALSE(ratio.undecided());
 }
 
-TEST(FloorsTest, BandwidthCountsBytesAlone) {
+TEST(FloorsTest, BandwidthCountsOnlyBytes) {
   const LaunchCost cost = {.bytes = 20, .flops = 1000};
   EXPECT_DOUBLE_EQ(BandwidthShare(Pairs(7, 8.0, 8.0), cost).median, 0.25);
   EXPECT_TRUE(IsComputeBound(Pairs(7, 8.0, 8.0), cost));
   EXPECT_FALSE(IsComputeBound(Pairs(7, 8.0, 8.0), {.bytes = 20, .flops = 1}));
 }
 
-TEST(FloorsTest, WhatSpreadsTooFarIsUndecided) {
+TEST(FloorsTest, AWideSpreadIsUndecided) {
   FloorSamples samples = Pairs(9, 4.0, 8.0);
   for (size_t i = 0; i < 9; i += 2) samples.seconds[i] = 5.0;
   EXPECT_TRUE(FloorRatio(samples, {.bytes = 20, .flops = 1}).undecided());

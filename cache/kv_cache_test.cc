@@ -697,7 +697,7 @@ TEST(KvCacheTest, MetadataIsUnderTwoPercentOfATinyModelsPool) {
 
 // The work of a step must depend only on its own tokens, and not on the length
 // of the context.
-TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
+TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyChangedEntries) {
   constexpr int64_t kSequences = 256;
   constexpr int64_t kContext = 4096;
   KvCacheConfig config;

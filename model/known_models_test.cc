@@ -99,7 +99,7 @@ TEST_F(KnownModelsTest, AModelThatWasNotFetchedSaysHowToGetIt) {
                            HasSubstr("known models: smollm2"))));
 }
 
-TEST_F(KnownModelsTest, AnUnknownNameIsToldTheKnownOnes) {
+TEST_F(KnownModelsTest, AnUnknownNameIsRefusedWithTheKnownNames) {
   EXPECT_THAT(FindModel("smolm2"),
               base::StatusIs(
                   absl::StatusCode::kNotFound,

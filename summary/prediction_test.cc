@@ -25,7 +25,7 @@ json Good() {
               {"bytes_per_token": 1000, "kl": 0.01}]})");
 }
 
-TEST(PredictionTest, ReadsWhatIsDrawn) {
+TEST(PredictionTest, ReadsTheCurve) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Prediction prediction,
                               ParsePrediction(Good().dump(), "p.json"));
   EXPECT_EQ(prediction.plan.kl, 0.02);
@@ -116,7 +116,7 @@ TEST(PredictionTest, ListsHaveAnEnd) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("more than")));
 }
 
-TEST(PredictionTest, WhatIsNoObjectIsNoCrash) {
+TEST(PredictionTest, AValueThatIsNoObjectIsAnError) {
   for (const char* text : {"", "{", "[]", "null", "7", "NaN", R"({"kl": NaN})",
                            R"({"kl": 1e999, "bytes_per_token": 1})",
                            R"({"kl": 1, "kl": 1, "bytes_per_token": 1})"}) {

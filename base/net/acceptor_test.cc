@@ -116,7 +116,7 @@ TEST_F(AcceptorTest, TakesConnectionsAndCountsThemWhileOpen) {
   EXPECT_EQ(acceptor->connections(), 0u);
 }
 
-TEST_F(AcceptorTest, LeavesAnotherFileWithAClosedConnectionsNumberAlone) {
+TEST_F(AcceptorTest, DoesNotCloseAnotherFileThatReusesADescriptor) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   const Caller caller(*acceptor);

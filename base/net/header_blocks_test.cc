@@ -77,7 +77,7 @@ TEST(HeaderBlockScannerTest, ABlockThatHasEndedCountsNoMore) {
   }
 }
 
-TEST(HeaderBlockScannerTest, DataOfAnySizeIsSkippedWhateverItLooksLike) {
+TEST(HeaderBlockScannerTest, DataOfAnySizeAndContentIsSkipped) {
   HeaderBlockScanner scanner;
   EXPECT_TRUE(
       scanner.Scan(absl::StrCat(kPreface, Frame(kHeaders, kEndHeaders, "x"))));
@@ -88,7 +88,7 @@ TEST(HeaderBlockScannerTest, DataOfAnySizeIsSkippedWhateverItLooksLike) {
   }
 }
 
-TEST(HeaderBlockScannerTest, FindsFramesWhereverReadsEnd) {
+TEST(HeaderBlockScannerTest, FindsFramesAcrossReads) {
   const std::string bytes = absl::StrCat(
       kPreface, Frame(kSettings, 0, "123456"), Frame(kHeaders, 0, "ab"),
       Frame(kData, 0, "abc"), Continuations(kMaxHeaderBlockBytes));

@@ -179,7 +179,7 @@ TEST(MetricsServerTest, ARequestMayComeInPiecesAndAnswersAreWhole) {
   EXPECT_THAT(answer, HasSubstr("exposer_scrapes_total 0"));
 }
 
-TEST(MetricsServerTest, HealthzReportsWhatWasSet) {
+TEST(MetricsServerTest, HealthzReportsTheStateThatWasSet) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
   EXPECT_EQ(StatusOf(server->port(), "/healthz"), "503");

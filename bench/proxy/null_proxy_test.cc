@@ -44,7 +44,7 @@ Answer Ask(const std::string& target, uint32_t max_tokens) {
   return answer;
 }
 
-TEST(NullProxyTest, PassesOnWhatTheWorkerSays) {
+TEST(NullProxyTest, ForwardsTheWorkersAnswers) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto worker, StartScriptedWorker({}));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto proxy,
                               StartNullProxy({}, worker->target()));

@@ -68,13 +68,13 @@ TEST(LoadGeneratorTest, ClosedLoopSendsEachRequestOnceAndFewAtATime) {
   EXPECT_DOUBLE_EQ(result.end_to_end_ms.p99, 5.0);
 }
 
-TEST(LoadGeneratorTest, LengthsAreCutToWhatTheModelHolds) {
+TEST(LoadGeneratorTest, LengthsAreCutToTheModelsLength) {
   FakeClient client;
   RunLoad(SmallLoad(), &client);
   for (const auto& [id, length] : client.lengths) EXPECT_LE(length, 64u) << id;
 }
 
-TEST(LoadGeneratorTest, FailuresAreCountedAndTheFirstIsTold) {
+TEST(LoadGeneratorTest, FailuresAreCountedAndTheFirstIsReported) {
   FakeClient client;
   client.fail_at = 5;
   const LoadResult result = RunLoad(SmallLoad(), &client);

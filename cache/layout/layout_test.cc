@@ -779,7 +779,7 @@ TEST(PageLayoutTest, ExactRowsOfLayersOfFewBitsLieInOthersArenas) {
 }
 
 // The same with as many rows as eight pages of both arenas hold.
-TEST(PageLayoutTest, ARingFillsWhatIsLeftOfTwoArenas) {
+TEST(PageLayoutTest, ARingFillsTheRestOfTwoArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
       LayOut(PlanOfWidths({1, 8}, 36), shape, PageTokens(16));

@@ -185,7 +185,7 @@ TEST_F(CalibrateTest, LabelsAreShiftedByOneTokenAndNotByTwo) {
   }
 }
 
-TEST(NextTokenLossTest, LossAndGradientAreThoseOfAutograd) {
+TEST(NextTokenLossTest, LossAndGradientEqualAutograd) {
   // More rows of the head than are read at a time, stored in bfloat16.
   const at::Tensor head = at::sin(at::arange(9000 * 8, at::kFloat))
                               .view({9000, 8})

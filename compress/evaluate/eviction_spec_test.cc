@@ -252,7 +252,7 @@ TEST(EvictionSpecTest, ABaselinesExactTokensAlwaysStay) {
 
 // Exact rows are stored in pages of their layers, which the planes of an
 // eviction make larger.
-TEST(EvictionSpecTest, FixedBytesAreThoseOfPagesWithPlanes) {
+TEST(EvictionSpecTest, FixedBytesEqualThoseOfPagesWithPlanes) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);
   KVASIR_ASSERT_OK(plan::ApplyEviction(Spec("h2o", "0.5").settings,

@@ -171,7 +171,7 @@ TEST_F(CublasGemmsTest, AnswersThatAreKeptAreBounded) {
   runtime_.Free(memory);
 }
 
-TEST_F(CublasGemmsTest, WhatTheLibraryDoesNotServeIsRefusedByItsSizes) {
+TEST_F(CublasGemmsTest, SizesThatTheLibraryDoesNotServeAreRefused) {
   Make();
   library_.FailNext("Choose", kNotSupported);
   EXPECT_THAT(
@@ -198,7 +198,7 @@ TEST_F(CublasGemmsTest, AProductThatFailsIsTheStreamsError) {
   KVASIR_EXPECT_OK(Multiply(Product(2)));
 }
 
-TEST_F(CublasGemmsTest, ALibraryThatDoesNotStartIsTold) {
+TEST_F(CublasGemmsTest, ALibraryThatDoesNotStartIsReported) {
   library_.FailNext("MakeHandle", static_cast<CublasResult>(1));
   EXPECT_THAT(
       MakeDevice().status(),
@@ -228,7 +228,7 @@ TEST_F(CublasGemmsTest, ALibraryThatIsNotThereIsAnErrorOfTheDevice) {
               base::StatusIs(absl::StatusCode::kNotFound, "tried nowhere"));
 }
 
-TEST_F(CublasGemmsTest, WhatMultipliesIsInTheNameOfTheNumerics) {
+TEST_F(CublasGemmsTest, TheNumericsNameTheMatmulLibrary) {
   Make();
   EXPECT_EQ(device_->numerics(), "cuda-sm90-lt130101");
   EXPECT_FALSE(device_->rows_are_invariant());

@@ -183,7 +183,7 @@ TEST_F(CublasMatmulTest, IsTheProductOfEveryTypeItServes) {
   EXPECT_THAT(runtime_.launches(), SizeIs(8));
 }
 
-TEST_F(CublasMatmulTest, WhatItDoesNotServeOurKernelsMultiply) {
+TEST_F(CublasMatmulTest, OurKernelsMultiplyWhatTheLibraryDoesNotServe) {
   const DType bf16 = DType::kBf16, f32 = DType::kF32;
   const std::pair<Case, const char*> cases[] = {
       {{bf16, bf16, bf16, 3, 12, 8, true}, "matmul_few_rows"},       // K

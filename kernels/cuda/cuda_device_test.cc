@@ -105,7 +105,7 @@ TEST_F(CudaDeviceTest, AMarkIsPassedWhenItsStreamHasComeBy) {
   EXPECT_TRUE(Passed(*mark));
 }
 
-TEST_F(CudaDeviceTest, AMarkThatCannotBeMadeRecordedOrAskedForIsTold) {
+TEST_F(CudaDeviceTest, AFailedEventIsReported) {
   Make();
   const auto told = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,
@@ -158,14 +158,14 @@ TEST_F(CudaDeviceTest, IsAGpuToOps) {
       base::StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("silu_mul")));
 }
 
-TEST_F(CudaDeviceTest, AHostWithoutADriverHearsWhatItNeeds) {
+TEST_F(CudaDeviceTest, WithoutADriverTheErrorNamesTheNeed) {
   runtime_.driver_version = 0;
   EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
                                        AllOf(HasSubstr("no NVIDIA driver"),
                                              HasSubstr("CUDA 13.0 or later"))));
 }
 
-TEST_F(CudaDeviceTest, AnOldDriverIsNamedBesideWhatIsWanted) {
+TEST_F(CudaDeviceTest, AnOldDriverIsNamedWithTheNeededVersion) {
   runtime_.driver_version = 12040;
   EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
                                        AllOf(HasSubstr("is for CUDA 12.4"),
@@ -175,7 +175,7 @@ TEST_F(CudaDeviceTest, AnOldDriverIsNamedBesideWhatIsWanted) {
   KVASIR_EXPECT_OK(WhyNot());
 }
 
-TEST_F(CudaDeviceTest, AnOrdinalThatIsNotThereIsToldHowManyThereAre) {
+TEST_F(CudaDeviceTest, AMissingOrdinalIsRefusedWithTheNumberOfGpus) {
   runtime_.device_count = 2;
   for (const int ordinal : {2, -1}) {
     EXPECT_THAT(
@@ -445,7 +445,7 @@ TEST_F(CudaDeviceTest, ADeviceThatCannotBeNamedFailsTheCall) {
 }
 
 // No caller receives the error of freeing memory, so the next call returns it.
-TEST_F(CudaDeviceTest, WhatFailsUnheardIsToldByEveryLaterCall) {
+TEST_F(CudaDeviceTest, AnUnreportedFailureIsReturnedByEveryLaterCall) {
   for (const std::string call : {"Use", "SynchronizeDevice", "Free"}) {
     FakeRuntime runtime;
     runtime.AllowLeaks();
@@ -517,7 +517,7 @@ TEST_F(CudaDeviceTest, AllMemoryIsAccountedFor) {
               HasSubstr("cudaErrorFake (700)"));
 }
 
-TEST_F(CudaDeviceTest, ALaunchIsWhatItsKernelAskedFor) {
+TEST_F(CudaDeviceTest, ALaunchHasTheSizesThatTheKernelRequested) {
   Make();
   int64_t args = 42;
   KVASIR_ASSERT_OK(Launch({.name = "gelu",
@@ -577,7 +577,7 @@ TEST_F(CudaDeviceTest, ALaunchThatIsRefusedNamesItsKernel) {
               HasSubstr("kernel wide"));
 }
 
-TEST_F(CudaDeviceTest, AnOpsFirstErrorIsTheOneThatIsTold) {
+TEST_F(CudaDeviceTest, TheFirstErrorOfAnOpIsReported) {
   Make();
   runtime_.FailNext("Launch", static_cast<Result>(9));
   static const int kernel = 0;
@@ -587,7 +587,7 @@ TEST_F(CudaDeviceTest, AnOpsFirstErrorIsTheOneThatIsTold) {
   EXPECT_THAT(runtime_.launches(), SizeIs(0));
 }
 
-TEST_F(CudaDeviceTest, WhatFailsWhileItRunsIsFoundByWhoeverWaits) {
+TEST_F(CudaDeviceTest, AFailureOfARunningKernelIsReportedToTheWaitingCall) {
   Make();
   KVASIR_ASSERT_OK(Launch({.name = "gelu"}));
   runtime_.FailNext("SynchronizeStream", static_cast<Result>(700));
@@ -623,7 +623,7 @@ TEST_F(CudaDeviceTest, AKernelThatFailedIsNamedByTheCopyThatFindsIt) {
                                    Not(HasSubstr("norm")))));
 }
 
-TEST_F(CudaDeviceTest, WhatCopiesTakeOfTheHostIsCountedAndReserved) {
+TEST_F(CudaDeviceTest, HostMemoryOfCopiesIsCountedAndReserved) {
   Make();
   const DeviceBuffer memory = Memory(1 << 20);
   KVASIR_ASSERT_OK(stream_->ReserveCopies(300000));
@@ -685,7 +685,7 @@ TEST_F(CudaDeviceTest, EveryThreadComesToTheDevicesOwnGpu) {
   std::thread([&] { stream_.reset(); }).join();
 }
 
-TEST_F(CudaDeviceTest, WhatAStreamCapturesRunsWhenItIsReplayed) {
+TEST_F(CudaDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
   Make();
   std::vector<int> order;
   runtime_.OnRun([&](const KernelLaunch& launch) {
@@ -771,7 +771,7 @@ TEST_F(CudaDeviceTest, AStreamThatCapturesIsNotWaitedForCopiedToOrMarked) {
   KVASIR_EXPECT_OK(stream_->Synchronize());
 }
 
-TEST_F(CudaDeviceTest, ACaptureThatFailsIsToldAndTheStreamGoesOn) {
+TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   Make();
   const auto told = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,
@@ -848,7 +848,7 @@ TEST_F(CudaDeviceTest, MemoryThatAnotherThreadFreesWaitsForTheCapture) {
 }
 
 // Calls that invalidate a capture in CUDA also invalidate it in the fake.
-TEST(FakeRuntimeTest, WhatACaptureCannotHaveSpoilsIt) {
+TEST(FakeRuntimeTest, AForbiddenCallInvalidatesACapture) {
   FakeRuntime runtime;
   cuda::StreamHandle stream = nullptr;
   cuda::EventHandle event = nullptr;

@@ -78,7 +78,7 @@ class Changed final : public Launcher {
   void (*const change_)(KernelLaunch*);
 };
 
-TEST_F(GpuDeviceTest, KnowsWhatItIs) {
+TEST_F(GpuDeviceTest, ReportsNameAndArchitecture) {
   const cuda::DeviceProperties& properties = gpu().properties();
   EXPECT_GE(properties.major, 8);
   EXPECT_GT(properties.multiprocessors, 0);

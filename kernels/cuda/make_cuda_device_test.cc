@@ -19,7 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(MakeCudaDeviceTest, AHostWithoutADriverHearsWhatItNeeds) {
+TEST(MakeCudaDeviceTest, WithoutADriverTheErrorNamesTheNeed) {
   int driver = 0;
   ASSERT_EQ(cuda::RealRuntime().DriverVersion(&driver), cuda::Result::kOk);
   if (driver != 0) GTEST_SKIP() << "this host has an NVIDIA driver";

@@ -33,7 +33,7 @@ TEST(DeviceAllocatorTest, CountsBytesNowAndPeakByTag) {
   EXPECT_EQ(3001001, allocator.total_use().peak_bytes);
 }
 
-TEST(DeviceAllocatorTest, RefusesWhatExceedsItsLimitWithTheNumbers) {
+TEST(DeviceAllocatorTest, RefusesAnAllocationAboveTheLimitWithTheNumbers) {
   CpuAllocator allocator(5000);
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first,
                               allocator.Allocate(4000, MemoryTag::kWorkspace));

@@ -24,7 +24,7 @@ TEST(DeviceModuleTest, AFileThatIsNotThereIsNamed) {
                        "/nowhere/module.so: no such file"));
 }
 
-TEST(DeviceModuleTest, WhatIsNoLibraryIsRefused) {
+TEST(DeviceModuleTest, AFileThatIsNoLibraryIsRefused) {
   const std::string file = absl::StrCat(std::getenv("KVASIR_SOURCE_DIR"),
                                         "/kernels/device/device_module.h");
   EXPECT_THAT(LoadDevice(file, {}),

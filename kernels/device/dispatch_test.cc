@@ -79,7 +79,7 @@ TEST(DispatchTest, ADeviceWithoutABackEndIsRefusedByTheOpsName) {
 }
 
 // A list of ops is counted before it runs, so a missing op is reported then.
-TEST(DispatchTest, AnOpWithoutAKernelIsRefusedWhereItIsCounted) {
+TEST(DispatchTest, AnOpWithoutAKernelIsRefusedAndCounted) {
   FakeCudaStream stream;
   Workspace counter = Workspace::Counting();
   const auto expect_refused = [](const absl::Status& status, const char* op) {

@@ -53,7 +53,7 @@ TEST(GuardedMemoryTest, AddressesThatTheSystemDoesNotGiveAreAnError) {
                              ::testing::HasSubstr("ulimit -v")));
 }
 
-TEST(GuardedMemoryTest, KnowsWhatIsItsOwn) {
+TEST(GuardedMemoryTest, RecognizesItsOwnMemory) {
   GuardedMemory memory(kReserved, Gaps::kClosed);
   void* const data = memory.Acquire(100, 64);
   auto* const bytes = static_cast<char*>(data);

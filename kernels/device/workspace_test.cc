@@ -21,7 +21,7 @@ void Use(Workspace& workspace) {
   }
 }
 
-TEST(WorkspaceTest, CountsWhatTheSameCodeTakes) {
+TEST(WorkspaceTest, CountsTheBytesThatTheSameCodeTakes) {
   Workspace counter = Workspace::Counting();
   Use(counter);
   EXPECT_EQ(448u + 1024u, counter.peak_bytes());

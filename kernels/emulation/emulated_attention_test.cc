@@ -758,7 +758,7 @@ void SpoilRow(LatentCache& cache, size_t p, const PagedAttentionArgs& args,
 // A non-finite number in an exact row or in a latent affects only rows that
 // read it: not those that read the other of the two, and not those that see
 // neither.
-TEST(ExactAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatReadIt) {
+TEST(ExactAttentionTest, NonFiniteNumbersReachOnlyRowsThatReadThem) {
   constexpr uint16_t kInf = 0x7f80;
   constexpr int64_t kWindow = 6;
   struct Case {
@@ -1007,7 +1007,7 @@ TEST(PromptAttentionTest, PagesTilesAndGranulesDoNotChangeBits) {
 }
 
 // An infinite value of a token in the prompt does not affect earlier tokens.
-TEST(PromptAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
+TEST(PromptAttentionTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
   LatentCache cache(kPromptNumbers, {528}, 8);
   cache.Write(0, 0, 528);
   cache.RoundQueries(DType::kBf16);
@@ -1054,7 +1054,7 @@ TEST(PromptAttentionTest, RowsThatSeeNothingAreZero) {
   EXPECT_GT(outcome.prompt_items, 0);
 }
 
-TEST(PromptAttentionTest, AreDecodedWhereSharedMemoryHasNoRoom) {
+TEST(PromptAttentionTest, AreDecodedIfSharedMemoryHasNoRoom) {
   LatentCache cache(kFour, {40}, 2);
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
@@ -1074,7 +1074,7 @@ TEST(PromptAttentionTest, AreDecodedWhereSharedMemoryHasNoRoom) {
   }
 }
 
-TEST(PromptAttentionTest, AreDecodedWhereQueriesAreNoWholePieces) {
+TEST(PromptAttentionTest, AreDecodedIfQueriesAreNotWholePieces) {
   LatentCache cache(kFour, {40}, 2);
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
@@ -1551,7 +1551,7 @@ Spoilt AttendSpoilt(LatentCache& cache, DType dtype,
   return rows;
 }
 
-TEST(AttentionCudaTest, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
+TEST(AttentionCudaTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
   for (const int64_t window : {0, 2}) {
     for (const DType dtype : kDTypes) {
       LatentSpec spec = OfHeads(8, 2, Numbers({40}), Numbers({72}));
@@ -1688,7 +1688,7 @@ TEST(PromptAttentionTest, ScalesOfAnySizeAreServed) {
 }
 
 // A code's value may be just below the largest float16.
-TEST(AttentionCudaTest, ValuesUpToTheGreatestFloat16AreWhatTheyStandFor) {
+TEST(AttentionCudaTest, ValuesUpToTheGreatestFloat16AreExact) {
   for (const int bits : {4, 8}) {
     LatentSpec spec = OfHeads(4, 2, Numbers({40}), Codes({64}, {bits}));
     spec.keys[0].dtype = DType::kF16;
@@ -1999,7 +1999,7 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
 // Tensor cores serve if the CTA has enough shared memory for them. With less,
 // the plain kernel serves; with too little for both, the error names both
 // numbers.
-TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
+TEST(AttentionCudaTest, SharedMemoryDecidesWhichKernelServes) {
   if (OnGpu()) SkipWithoutEmulator();  // a GPU's shared memory is fixed
   const auto attend = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {20}, 3);
@@ -2058,7 +2058,7 @@ TEST(AttentionCudaTest, SharedMemoryHasRoomForTheRunsThatThereAre) {
   }
 }
 
-TEST(AttentionCudaTest, WhichKernelsServeIsToldAndWhyNoOthers) {
+TEST(AttentionCudaTest, ReportsTheServingKernelsAndWhyOthersDoNot) {
   const auto kernels = [](LatentSpec spec, DType dtype, int64_t shared_bytes) {
     LatentCache cache(spec, {1}, 1);
     EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
@@ -2151,7 +2151,7 @@ TEST(AttentionCudaTest, WhichKernelsServeIsToldAndWhyNoOthers) {
                "pages of 1 tiles of 65537 slots, at most 65536 of either");
 }
 
-TEST(AttentionCudaTest, WhatTheKernelsDoNotServeIsRefusedByName) {
+TEST(AttentionCudaTest, UnsupportedCasesAreRefusedByName) {
   const auto refusal = [](const LatentSpec& spec, int64_t most_rows) {
     LatentCache cache(spec, {1}, 1);
     EmulatedTest test;

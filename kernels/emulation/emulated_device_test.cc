@@ -71,7 +71,7 @@ TEST(EmulatedDeviceTest, MarksArePassedAndLibrariesRunInTheStreamsOrder) {
   EXPECT_TRUE(*mark->passed());
 }
 
-TEST(EmulatedDeviceTest, WhatAStreamCapturesRunsWhenItIsReplayed) {
+TEST(EmulatedDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
   EmulatedTest test;
   auto& stream = static_cast<LaunchStream&>(test.stream());
   const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
@@ -107,7 +107,7 @@ TEST(EmulatedDeviceTest, WhatAStreamCapturesRunsWhenItIsReplayed) {
   }
 }
 
-TEST(EmulatedDeviceTest, WhatIsEnqueuedRunsBeforeItsMemoryGoes) {
+TEST(EmulatedDeviceTest, EnqueuedWorkRunsBeforeItsMemoryIsFreed) {
   EmulatedTest test;
   const DeviceBuffer out = test.Put(std::vector<float>{0.0f});
   {

@@ -445,7 +445,7 @@ TEST(KvAppendCudaTest, SlotsThatAreBytesGoAnywhere) {
   }
 }
 
-TEST(KvAppendCudaTest, PartsCountWhatStaticRangesClampTogether) {
+TEST(KvAppendCudaTest, PartsCountClampedNumbersTogether) {
   Append append = AppendOf({{{Coded({{64, 4}})}, DType::kF16, true},
                             {{Coded({{31, 2}, {40, 8}})}, DType::kF16, true}});
   for (float& number : append.rows.numbers) number *= 3.0f;
@@ -560,7 +560,7 @@ TEST(KvAppendCudaTest, EachSiteIsMissed) {
   }
 }
 
-TEST(KvAppendCudaTest, WordsAreWrittenWhereSlotsAllow) {
+TEST(KvAppendCudaTest, WordsAreWrittenIfSlotsAllow) {
   // 128 channels of 4 bits in granules: 64 bytes, written as words in whole
   // sectors.
   Append append = AppendOf({{{Coded({{128, 4}})},

@@ -252,7 +252,7 @@ std::vector<float> RowsByKernel(Case c, const Data& data, int64_t first,
   return ByKernel(test, c, part);
 }
 
-TEST(MatmulCudaTest, RowsAreTheSameBitsAloneAndInAnyNumber) {
+TEST(MatmulCudaTest, RowsHaveTheSameBitsInAnyBatch) {
   constexpr int64_t kRows = 70;
   for (const Case& c : std::vector<Case>{
            Alike(DType::kBf16, kRows, 88, 40),
@@ -278,7 +278,7 @@ TEST(MatmulCudaTest, RowsAreTheSameBitsAloneAndInAnyNumber) {
   }
 }
 
-TEST(MatmulCudaTest, ARowThatIsNotFiniteIsAloneWithIt) {
+TEST(MatmulCudaTest, ANonFiniteRowChangesNoOtherRow) {
   for (const int64_t rows : {9, 40, 100}) {
     const Case c = Alike(DType::kBf16, rows, 80, 24);
     Data data(c);
@@ -372,7 +372,7 @@ TEST(MatmulCudaTest, NoBankIsMetTwiceAndSectorsAreWhole) {
   }
 }
 
-TEST(MatmulCudaTest, WhatTheDeviceHasNotIsRefused) {
+TEST(MatmulCudaTest, MissingFeaturesOfTheDeviceAreRefused) {
   EmulatedTest test;
   Workspace none(nullptr, 0);
   MatmulParams params;

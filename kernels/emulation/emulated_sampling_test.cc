@@ -353,7 +353,7 @@ TEST(SampleCudaTest, EveryKindOfRowHasTheResultOfTheCpu) {
 
 // Many draws with each filter, from peaked logits and from flat ones, of which
 // more ids are kept than shared memory can hold.
-TEST(SampleCudaTest, DrawsAreThoseOfTheCpu) {
+TEST(SampleCudaTest, DrawsEqualTheCpus) {
   struct Shape {
     float scale;
     int64_t vocab;
@@ -398,7 +398,7 @@ TEST(SampleCudaTest, TiesGoToTheLowerId) {
   ExpectSame({{0.0f, -0.0f, 0.0f}, {Greedy()}, 3, 0});
 }
 
-TEST(SampleCudaTest, WhereEverythingIsBannedThereIsNoToken) {
+TEST(SampleCudaTest, ThereIsNoTokenIfAllAreBanned) {
   Batch c = {RandomFloats(70, 6), {Row(), Greedy(), Greedy()}, 70, 1, true};
   for (Row& row : c.rows) row.mask.assign(3, 0);
   c.rows[1].row.num_logprobs = 1;
@@ -426,7 +426,7 @@ TEST(SampleCudaTest, ALogitThatIsNotFiniteGivesNoTokenAndItsNeighboursTheirs) {
   }
 }
 
-TEST(SampleCudaTest, WhatPenaltiesAndBiasesMakeInfiniteStillGivesAToken) {
+TEST(SampleCudaTest, InfinitePenaltiesAndBiasesStillGiveAToken) {
   Batch c = {{3.0f, 100.0f, 1.0f, -2.0f}, {}, 4, 0, true};
   for (const float temperature : {0.0f, 1.0f, 1e-38f}) {
     for (const std::vector<float>& biases :
@@ -484,7 +484,7 @@ std::vector<Row> RowsOfManyIds() {
 }
 
 // Weights are at least 2^-12, so sums in float64 are exact in any order.
-TEST(SampleCudaTest, FlatRowsAreThoseOfTheCpuWhateverIsKept) {
+TEST(SampleCudaTest, FlatRowsEqualTheCpusUnderEveryLimit) {
   for (const int64_t vocab : {20000, 6003}) {
     Batch c = {RandomFloats(vocab, 11, 0.05f), RowsOfManyIds(), vocab, 3, true};
     c.rows[2].row.num_logprobs = 3;
@@ -500,7 +500,7 @@ TEST(SampleCudaTest, FlatRowsAreThoseOfTheCpuWhateverIsKept) {
   }
 }
 
-TEST(SampleCudaTest, FlatRowsOf128KAreThoseOfTheCpu) {
+TEST(SampleCudaTest, FlatRowsOf128KEqualTheCpus) {
   constexpr int64_t kVocab = 131072;
   Batch c = {RandomFloats(kVocab, 12, 0.02f), {}, kVocab, 2, true};
   c.rows.resize(3);
@@ -515,7 +515,7 @@ TEST(SampleCudaTest, FlatRowsOf128KAreThoseOfTheCpu) {
 // Weights go down to the smallest. If more than 2048 ids precede the drawn one,
 // the last bits of a sum could decide between it and the next; no draw here is
 // that close.
-TEST(SampleCudaTest, LongTailsAreThoseOfTheCpu) {
+TEST(SampleCudaTest, LongTailsEqualTheCpus) {
   constexpr int64_t kVocab = 20000;
   Batch c = {RandomFloats(kVocab, 13, 1.0f), RowsOfManyIds(), kVocab, 0, true};
   for (float& logit : c.logits) logit = -30.0f + 25.0f * logit;
@@ -698,7 +698,7 @@ KVASIR_KERNEL(emulated::kLogitThreads) TakeKernel(TakeArgs args) {
                                                  args.keys, args.most, next);
   if (simt::Thread() == 0) *args.count = count;
 }
-TEST(SampleCudaTest, KeysThatFindNoPlaceAreNotWrittenBehindTheArray) {
+TEST(SampleCudaTest, KeysWithoutRoomAreNotWrittenPastTheArray) {
   constexpr uint32_t kMost = emulated::kSortedIds;
   constexpr uint64_t kUntouched = 0x1234567812345678;
   for (const uint32_t vocab : {100u, kMost, kMost + 1, 9000u}) {

@@ -63,7 +63,7 @@ Verdict Found(Planted planted) {
   return Verdict::kRight;
 }
 
-TEST(EmulatorTest, WhatIsMissingShowsInTheNumbersOrAsARace) {
+TEST(EmulatorTest, AMissingBarrierShowsInTheNumbersOrAsARace) {
   for (const Planted planted :
        {Planted::kMissingBarrier, Planted::kMissingWarpBarrier}) {
     EXPECT_EQ(Found(planted),
@@ -75,7 +75,7 @@ TEST(EmulatorTest, WhatIsMissingShowsInTheNumbersOrAsARace) {
 }
 
 // Only an even seed lets one warp run far enough ahead.
-TEST(EmulatorTest, AWarpThatWritesWhatAnotherHasStillToReadIsFound) {
+TEST(EmulatorTest, AWarpThatOverwritesUnreadDataIsFound) {
   EXPECT_EQ(Found(Planted::kReusedPartial),
             kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
 }
@@ -148,7 +148,7 @@ TEST_F(EmulatorDeathTest, ACopyThatIsNeverWaitedForIsReported) {
   }
 }
 
-TEST_F(EmulatorDeathTest, ALoadOnceOfWhatTheLaunchStoredIsReported) {
+TEST_F(EmulatorDeathTest, ALoadOnceOfDataThatTheLaunchStoredIsReported) {
   ExpectDeath(Planted::kLoadOnceOfStored,
               "LoadOnce at faulty_kernels.cu.* was stored to by this launch");
 }
@@ -265,7 +265,7 @@ TEST(EmulatorTest, CountsSectorsAndPassesThroughBanks) {
 // 32 lanes read 16 distinct words with a stride of 4 words: they lie in 8
 // banks, 2 in each, and in 8 sectors, while 4 sectors could hold the bytes of
 // 32 lanes.
-TEST(EmulatorTest, CountsWhatStridesCost) {
+TEST(EmulatorTest, CountsTheCostOfStrides) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   EXPECT_FALSE(Arrives(test, Planted::kStrided));
   const std::vector<AccessCount> counts = test.emulator().Accesses("faulty");

@@ -596,7 +596,7 @@ struct GridSum {
   }
 };
 
-TEST(PrimitivesTest, AGridAddsUpWhatItsCtasCopied) {
+TEST(PrimitivesTest, AGridAddsTheCopiesOfItsCtas) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
     EXPECT_TRUE(GridSum()(test)) << seed;

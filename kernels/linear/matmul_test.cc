@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{100, 40, 544, DType::kF32, true}));
 
 // Compares rows of one product with the same rows computed by themselves.
-TEST(MatmulRowsTest, RowsAreTheSameAloneAndTogether) {
+TEST(MatmulRowsTest, RowsAreTheSameInAnyBatch) {
   const int64_t k = 270;
   const int64_t n = 75;
   Weights weights(k, n, DType::kBf16, 4);
@@ -167,7 +167,7 @@ TEST(MatmulCounterTest, SixteenRowsReadEachWeightOnce) {
   EXPECT_EQ(128 * 96 * 2, test.stream().weight_bytes_read());
 }
 
-TEST(MatmulRefusalTest, NamesWhatIsWrong) {
+TEST(MatmulRefusalTest, NamesTheWrongArgument) {
   Weights weights(8, 8, DType::kF32, 10);
   MatmulArgs params;
   params.weight = weights.view;
@@ -248,7 +248,7 @@ TEST(PackTest, SlicesAndConcatenationGiveTheColumnsOfTheirParts) {
                              HasSubstr("rows [41, 61) of 60")));
 }
 
-TEST(PackTest, RowsStayRowsAndWhatLiesAsUsedIsTurned) {
+TEST(PackTest, RowsStayRowsAndColumnsAreTransposed) {
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     const int64_t k = 70;
     const int64_t n = 150;

@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NormTest,
 class NormKindTest : public ::testing::TestWithParam<NormKind> {};
 
 // Together the rows are enough to wake threads.
-TEST_P(NormKindTest, RowsAreTheSameAloneAndTogether) {
+TEST_P(NormKindTest, RowsAreTheSameInAnyBatch) {
   constexpr int64_t kRows = 61;
   constexpr int64_t kColumns = 275;
   TestStream test(3);
@@ -166,7 +166,7 @@ TEST_P(NormKindTest, OutMayBeTheInput) {
 INSTANTIATE_TEST_SUITE_P(Kinds, NormKindTest,
                          Values(NormKind::kRms, NormKind::kLayer));
 
-TEST(NormOnlyTest, TheAdditionAloneNeedsNoWeight) {
+TEST(NormOnlyTest, AnAdditionWithoutANormNeedsNoWeight) {
   std::vector<float> x = {1.0f, 2.0f};
   const std::vector<float> residual = {0.5f, -2.0f};
   NormArgs params;

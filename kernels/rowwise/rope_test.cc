@@ -300,7 +300,7 @@ TEST(RopeStepTest, IsTheFractionOfATurn) {
               1e-16);
 }
 
-TEST(RopeRefusalTest, NamesWhatIsWrong) {
+TEST(RopeRefusalTest, NamesTheWrongArgument) {
   TestStream test;
   const uint64_t steps[4] = {};
   RopeArgs params;

@@ -73,7 +73,7 @@ TEST(LogSoftmaxEdgeTest, TargetsOutsideTheVocabularyAreImpossible) {
   EXPECT_TRUE(std::isinf(out[1]) && out[1] < 0);
 }
 
-TEST(LogSoftmaxEdgeTest, ALogitThatIsNotFiniteShowsInItsRowAlone) {
+TEST(LogSoftmaxEdgeTest, ANonFiniteLogitShowsOnlyInItsRow) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr int64_t kVocab = 3100;
   const auto sound = RandomFloats(3 * kVocab, 1, 5.0f);

@@ -147,7 +147,7 @@ TEST(SampleTest, BiasesBansAndMasksShapeTheSet) {
   EXPECT_EQ((std::set<int32_t>{2}), Support(kFour, row));
 }
 
-TEST(SampleTest, WhereEverythingIsBannedThereIsNoToken) {
+TEST(SampleTest, ThereIsNoTokenIfAllAreBanned) {
   SampleRowArgs row;
   const uint32_t mask = 0;
   row.allow_mask = &mask;
@@ -181,7 +181,7 @@ TEST(SampleTest, ALogitThatIsNotFiniteGivesNoTokenAndItsNeighboursTheirs) {
   }
 }
 
-TEST(SampleTest, WhatBiasesMakeInfiniteStillGivesAnAllowedToken) {
+TEST(SampleTest, InfiniteBiasesStillGiveAnAllowedToken) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   struct Case {
     std::vector<float> biases;
@@ -245,7 +245,7 @@ TEST(SampleTest, PenaltiesActOnPromptAndOutputAsDocumented) {
   EXPECT_EQ(2, Draw(test, {3.0f, 1.0f, 4.0f}, {row}).ids[0]);
 }
 
-TEST(SampleTest, LogprobsAreThoseOfTheRawLogits) {
+TEST(SampleTest, LogprobsComeFromTheRawLogits) {
   TestStream test;
   SampleRowArgs row;
   row.temperature = 0.0f;

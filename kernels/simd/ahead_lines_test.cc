@@ -39,7 +39,7 @@ TEST_F(AheadLinesTest, GivesLinesInTheOrderInWhichTheyWereAdded) {
   for (const int64_t line : {40, 41, 7, 100, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, StopsALeadAheadOfWhatIsRead) {
+TEST_F(AheadLinesTest, StopsAtTheDistanceAheadOfReads) {
   lines_.Add(At(0), 2 * kLead * kLine);
   lines_.NextBlock();
   EXPECT_EQ(CountRest(), kLead);
@@ -51,7 +51,7 @@ TEST_F(AheadLinesTest, StopsALeadAheadOfWhatIsRead) {
   EXPECT_EQ(CountRest(), kLead - 3);
 }
 
-TEST_F(AheadLinesTest, AsksForWhatWasLeftOutWhenReadingGoesOn) {
+TEST_F(AheadLinesTest, PrefetchesSkippedLinesWhenReadingContinues) {
   lines_.Add(At(0), 3 * kLead * kLine);
   lines_.NextBlock();
   lines_.Read(10 * kLine);  // prefetches the lead
@@ -60,7 +60,7 @@ TEST_F(AheadLinesTest, AsksForWhatWasLeftOutWhenReadingGoesOn) {
   EXPECT_EQ(TakeLine(), kLead + 10);
 }
 
-TEST_F(AheadLinesTest, WhatCameLateIsAskedForAsReadingGoesOn) {
+TEST_F(AheadLinesTest, LateLinesArePrefetchedAsReadingContinues) {
   lines_.Add(At(0), kLead / 2 * kLine);
   lines_.NextBlock();
   EXPECT_EQ(CountRest(), kLead / 2);
@@ -71,7 +71,7 @@ TEST_F(AheadLinesTest, WhatCameLateIsAskedForAsReadingGoesOn) {
   EXPECT_EQ(CountRest(), 40 + 40 / 8 - 1);
 }
 
-TEST_F(AheadLinesTest, WhatHasBeenReadIsNotAskedFor) {
+TEST_F(AheadLinesTest, LinesThatWereReadAreNotPrefetched) {
   lines_.Add(At(0), 2 * kLead * kLine);
   lines_.NextBlock();
   lines_.Add(At(3 * kLead), kLead * kLine);
@@ -88,7 +88,7 @@ TEST_F(AheadLinesTest, NeighboursShareALine) {
   for (const int64_t line : {5, 9, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, TakesWhatLiesBehindOneAddressOrNothing) {
+TEST_F(AheadLinesTest, TakesOneContiguousRangeOrNothing) {
   lines_.Add(At(3), 2 * kLine);
   lines_.Add(At(20), (kLead + 2) * kLine);
   lines_.NextBlock();
@@ -100,7 +100,7 @@ TEST_F(AheadLinesTest, TakesWhatLiesBehindOneAddressOrNothing) {
   EXPECT_EQ(lines_.Take((kLead - 5) * kLine), At(23));
 }
 
-TEST_F(AheadLinesTest, ForgetsWhatDoesNotFit) {
+TEST_F(AheadLinesTest, DropsLinesThatDoNotFit) {
   const auto count = static_cast<int64_t>(memory_.size()) / kLine / 2;
   ASSERT_GT(count, 3 * kLead);
   // Every second line is a piece of its own.
@@ -116,7 +116,7 @@ TEST_F(AheadLinesTest, ForgetsWhatDoesNotFit) {
   EXPECT_EQ(TakeLine(), 1);
 }
 
-TEST_F(AheadLinesTest, NothingIsAskedForWhereNothingIs) {
+TEST_F(AheadLinesTest, AnEmptyRangePrefetchesNothing) {
   lines_.NextBlock();
   lines_.Ask();
   lines_.Read(kLine);

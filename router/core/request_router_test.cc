@@ -511,7 +511,7 @@ TEST_F(RequestRouterTest, ATimeoutBelowAMillisecondIsNotTheWorkersDefault) {
   EXPECT_EQ(WaitForAttempt(0)->call().head.queue_timeout_ms(), 1u);
 }
 
-TEST_F(RequestRouterTest, ALaterAttemptGetsWhatIsLeftOfTheTimeout) {
+TEST_F(RequestRouterTest, ALaterAttemptGetsTheRestOfTheTimeout) {
   KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
   CanonicalRequest request = NewRequest();
   request.queue_timeout = absl::Seconds(60);

@@ -74,7 +74,7 @@ class CallersTest : public ::testing::Test {
   std::shared_ptr<Callers> callers_;
 };
 
-TEST_F(CallersTest, TheTenantIsTheIdentitysWhateverTheHeaderSays) {
+TEST_F(CallersTest, TheIdentityDecidesTheTenantNotTheHeader) {
   Open(File(Of("red")));
   const auto caller = Ask("red");
   KVASIR_ASSERT_OK(caller.status());

@@ -230,8 +230,7 @@ TEST_F(IdentitiesFindTest, FindsCallersByTokenByCertificateOrByBoth) {
   EXPECT_EQ(TenantOf(both), "red/laptop");
 }
 
-TEST_F(IdentitiesFindTest,
-       AnUnknownCallersErrorSaysWhatIsWantedWithoutAnyValue) {
+TEST_F(IdentitiesFindTest, AnUnknownCallersErrorNamesTheNeedWithoutSecrets) {
   EXPECT_EQ(TenantOf({.encrypted = true}),
             "no credentials: want metadata 'authorization: Bearer TOKEN', or a "
             "certificate that is known here");
@@ -252,7 +251,7 @@ TEST_F(IdentitiesFindTest,
               StatusIs(absl::StatusCode::kUnauthenticated, ::testing::_));
 }
 
-TEST_F(IdentitiesFindTest, AWrongTokenIsRefusedWhateverTheCertificate) {
+TEST_F(IdentitiesFindTest, AWrongTokenIsRefusedWithAnyCertificate) {
   Credentials both = WithToken("three");
   both.certificate_names = {"red.example"};
   TenantOf(both);

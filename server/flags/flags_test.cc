@@ -47,7 +47,7 @@ TEST(FlagsTest, BytesTakeBinaryUnits) {
   EXPECT_EQ(bytes, int64_t{2} << 30);
 }
 
-TEST(FlagsTest, ASizeThatNoIntegerHoldsIsRefusedNotCut) {
+TEST(FlagsTest, ASizeBeyondAnIntegerIsRefused) {
   int64_t bytes = 7;
   for (const char* text : {"99999999999999999999", "9000000T", "8E"}) {
     EXPECT_THAT(ParseBytes(text, &bytes),
@@ -66,7 +66,7 @@ TEST(FlagsTest, ASizeThatNoIntegerHoldsIsRefusedNotCut) {
   EXPECT_EQ(bytes, int64_t{7} << 60);
 }
 
-TEST(FlagsTest, NumbersOutOfRangeAndNoNumbersAreRefused) {
+TEST(FlagsTest, WrongNumbersAreRefused) {
   for (const char* text : {"nan", "inf", "-1", "x", "1e400"}) {
     EXPECT_NE(AtLeast(0)(std::string(text)), "") << text;
   }
@@ -103,7 +103,7 @@ struct ConfiguredProgram {
   RouterFlags router;
 };
 
-TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
+TEST(ConfigTest, APrintedConfigurationCanBeReadAgain) {
   ConfiguredProgram first;
   ASSERT_EQ(first.Parse({"serve",
                          "--no-prefix-caching",
@@ -147,7 +147,7 @@ TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
   EXPECT_EQ(EffectiveConfig(*second.command), printed);
 }
 
-TEST(EvictionFlagsTest, WhatNothingReadsIsRefused) {
+TEST(EvictionFlagsTest, UnusedFlagsAreRefused) {
   for (const std::vector<const char*>& flag :
        {std::vector<const char*>{"--eviction-budget", "256"},
         {"--eviction-recent", "32"},
@@ -172,7 +172,7 @@ TEST(EvictionFlagsTest, WhatNothingReadsIsRefused) {
                        HasSubstr("evicts as it was started")));
 }
 
-TEST(EvictionFlagsTest, NamesAndSizesOfNoEvictionAreWrongUsage) {
+TEST(EvictionFlagsTest, UnknownEvictionNamesAndSizesAreWrongUsage) {
   for (const std::vector<const char*>& flag :
        {std::vector<const char*>{"--eviction", "lru"},
         {"--eviction-budget", "1.5"},
@@ -185,7 +185,7 @@ TEST(EvictionFlagsTest, NamesAndSizesOfNoEvictionAreWrongUsage) {
   }
 }
 
-TEST(ConfigTest, DefaultsArePrintedAsTheyAre) {
+TEST(ConfigTest, DefaultsArePrinted) {
   ConfiguredProgram program;
   ASSERT_EQ(program.Parse({"serve"}), kExitOk);
   const std::string printed = EffectiveConfig(*program.command);
@@ -199,7 +199,7 @@ TEST(ConfigTest, DefaultsArePrintedAsTheyAre) {
   EXPECT_THAT(printed, HasSubstr("# served-model-name is not set\n"));
 }
 
-TEST(ConfigTest, AKeyThatIsNoFlagIsWrongUsage) {
+TEST(ConfigTest, AnUnknownKeyIsWrongUsage) {
   for (const char* text : {"[serve]\nmax-que = 9\n", "max-queue = 9\n",
                            "[serv]\nmax-queue = 9\n"}) {
     ConfiguredProgram program;
@@ -207,7 +207,7 @@ TEST(ConfigTest, AKeyThatIsNoFlagIsWrongUsage) {
   }
 }
 
-TEST(ConfigTest, TheEnvironmentWinsOverTheFile) {
+TEST(ConfigTest, TheEnvironmentOverridesTheFile) {
   setenv("KVASIR_MAX_QUEUE", "17", 1);
   ConfiguredProgram program;
   EXPECT_EQ(program.ParseFile("[serve]\nmax-queue = 9\nmax-num-seqs = 3\n"),
@@ -217,7 +217,7 @@ TEST(ConfigTest, TheEnvironmentWinsOverTheFile) {
   unsetenv("KVASIR_MAX_QUEUE");
 }
 
-TEST(FlagsTest, AStreamBufferHasBoundsSoThatNoClientIsSlowByIt) {
+TEST(FlagsTest, TheStreamBufferHasALowestAndAGreatestSize) {
   Program program;
   RouterFlags flags;
   AddRouterFlags(&program.app, &flags, /*with_workers=*/false);
@@ -229,7 +229,7 @@ TEST(FlagsTest, AStreamBufferHasBoundsSoThatNoClientIsSlowByIt) {
   EXPECT_EQ(program.Parse("--stream-buffer-bytes 2GiB"), kExitUsage);
 }
 
-TEST(FlagsTest, BytesThatMayBeChosenAreEmptyUntilTheyAreSaid) {
+TEST(FlagsTest, OptionalBytesAreEmptyByDefault) {
   Program program;
   std::optional<int64_t> bytes;
   AddBytesOrAuto(&program.app, "--pool", bytes, "");
@@ -254,7 +254,7 @@ TEST(FlagsTest, DurationsNeedAUnitAndAreNotNegative) {
   EXPECT_EQ(program.Parse("--wait -1s"), kExitUsage);
 }
 
-TEST(FlagsTest, TheEnvironmentSetsWhatTheCommandLineDoesNot) {
+TEST(FlagsTest, TheEnvironmentSetsFlagsThatTheCommandLineOmits) {
   setenv("KVASIR_MAX_QUEUE", "17", 1);
   Program program;
   EngineFlags flags;
@@ -285,7 +285,7 @@ TEST(FlagsTest, ValuesOutOfRangeAreRefused) {
   EXPECT_EQ(program.Parse("--max-num-seqs x"), kExitUsage);
 }
 
-TEST(OptionsTest, AModelComesFromAFolderOrFromAShapeNotBoth) {
+TEST(OptionsTest, AModelIsAFolderOrAShapeNotBoth) {
   EXPECT_THAT(
       CheckModelOptions({}),
       base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--model")));
@@ -350,7 +350,7 @@ TEST(TlsFlagsTest,
   KVASIR_EXPECT_OK(DialCredentials(dial, "router:8001").status());
 }
 
-TEST(TlsFlagsTest, AClientsLogCallsItsTlsThatOfTheServer) {
+TEST(TlsFlagsTest, AClientsErrorsNameTheServersTls) {
   const base::TempFolder folder;
   const base::TestCertificate over =
       base::MakeAuthorityWith({.common_name = "old",
@@ -368,7 +368,7 @@ TEST(TlsFlagsTest, AClientsLogCallsItsTlsThatOfTheServer) {
                     HasSubstr("role=server"), HasSubstr("--ca " + dial.ca)));
 }
 
-TEST(TlsFlagsTest, ATokenIsNeitherSentNorLookedForWithoutTls) {
+TEST(TlsFlagsTest, TokensNeedTls) {
   const base::TempFolder folder;
   const std::string path = folder.File("token");
   DialTlsFlags dial;
@@ -415,7 +415,7 @@ TEST(TlsFlagsTest, InsecureDoesNotOpenTheAdminPort) {
 
 // TLS without client certificates accepted every program that reached the port
 // as a router.
-TEST(TlsFlagsTest, AWorkerAsksItsCallersForACertificateOrIsToldNotTo) {
+TEST(TlsFlagsTest, AWorkerRequiresCertificatesUnlessAFlagSaysOtherwise) {
   base::TlsWatch watch;
   ListenFlags listen;
   listen.tls.certificate = listen.tls.key = "/nowhere.pem";
@@ -446,7 +446,7 @@ TEST(TlsFlagsTest, AWorkerAsksItsCallersForACertificateOrIsToldNotTo) {
               reads_files);
 }
 
-TEST(TlsFlagsTest, AFlagThatNeedsAnotherIsNotTakenForNothing) {
+TEST(TlsFlagsTest, AFlagWithoutTheFlagThatItNeedsIsRefused) {
   base::TlsWatch watch;
   ListenFlags any;
   any.tls.any_client = true;

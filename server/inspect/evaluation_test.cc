@@ -29,7 +29,7 @@ json Good() {
       "repeat_nats_per_token": 3.31}]})");
 }
 
-TEST(EvaluationTest, ReadsWhatEvaluateWrites) {
+TEST(EvaluationTest, ReadsTheOutputOfEvaluate) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Evaluation evaluation,
                               ParseEvaluation(Good().dump(), "results.json"));
   EXPECT_EQ(evaluation.teacher.model, "tiny");
@@ -71,7 +71,7 @@ TEST(EvaluationTest, OnlyTheRepetitionMayBeMissing) {
   }
 }
 
-TEST(EvaluationTest, BytesOfARowThatEvictsAreThoseOfTheSlotsThatStay) {
+TEST(EvaluationTest, ARowThatEvictsCountsTheBytesOfRemainingSlots) {
   json evicts = Good();
   json& row = evicts["rows"][0];
   KVASIR_ASSERT_OK_AND_ASSIGN(const Evaluation before,
@@ -92,7 +92,7 @@ TEST(EvaluationTest, BytesOfARowThatEvictsAreThoseOfTheSlotsThatStay) {
   }
 }
 
-TEST(EvaluationTest, WhatWasInfiniteIsNull) {
+TEST(EvaluationTest, InfiniteNumbersAreNull) {
   json infinite = Good();
   infinite["rows"][0]["perplexity"] = nullptr;
   infinite["rows"][0]["kl_nats"] = nullptr;
@@ -133,7 +133,7 @@ TEST(EvaluationTest, WrongTypesAndValuesAreNamed) {
   }
 }
 
-TEST(EvaluationTest, WhatIsNoJsonIsNoCrash) {
+TEST(EvaluationTest, InvalidJsonIsAnError) {
   for (const char* text : {"", "{", "[]", "null", "7", "{\"rows\":[1e999]}"}) {
     EXPECT_THAT(
         ParseEvaluation(text, "r.json"),

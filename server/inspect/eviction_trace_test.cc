@@ -37,7 +37,7 @@ EvictionTrace Traced() {
   return trace;
 }
 
-TEST(EvictionTraceTest, ATokenIsThereUntilAUnitKeepsItNoLonger) {
+TEST(EvictionTraceTest, ATokenIsKeptUntilAUnitEvictsIt) {
   const EvictionTrace trace = Traced();
   ASSERT_EQ(trace.layers().size(), 2u);
   const EvictionTrace::Layer& layer = trace.layers()[0];
@@ -50,7 +50,7 @@ TEST(EvictionTraceTest, ATokenIsThereUntilAUnitKeepsItNoLonger) {
             (std::vector<int64_t>{0, 12, 8, 0, 8, 8, 12, 12, 0, 12, 0, 0, 0}));
 }
 
-TEST(EvictionTraceTest, TheLastEvictionIsToldOfAllUnits) {
+TEST(EvictionTraceTest, TheLastEvictionIsReportedForAllUnits) {
   const EvictionTrace trace = Traced();
   const auto summary = trace.SummaryOf(trace.layers()[0]);
   EXPECT_EQ(summary.seen, 12);
@@ -77,7 +77,7 @@ TEST(EvictionTraceTest, WithoutScoresAllButSinksAreRecent) {
   EXPECT_FALSE(summary.oldest_heavy.has_value());
 }
 
-TEST(EvictionTraceTest, TheJsonHasAllOfIt) {
+TEST(EvictionTraceTest, TheJsonHasTheWholeTrace) {
   // Incomplete characters are repaired when the trace is printed.
   const auto json = nlohmann::json::parse(Traced().ToJson().dump(
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
@@ -90,7 +90,7 @@ TEST(EvictionTraceTest, TheJsonHasAllOfIt) {
   EXPECT_TRUE(json["layers"][1]["last"].is_null());
 }
 
-TEST(EvictionTraceTest, WhatIsNoEvictionIsRefusedWithItsPlace) {
+TEST(EvictionTraceTest, ImpossibleEvictionsAreRefusedWithTheirPlace) {
   for (const auto& [kept, named] :
        std::vector<std::pair<Positions, const char*>>{
            {{0, 1, 9, 10, 11}, "kept token 1: want one from 1 on that was"},

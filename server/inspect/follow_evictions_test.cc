@@ -80,7 +80,7 @@ TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatest) {
   }
 }
 
-TEST(FollowEvictionsTest, ByScoreSinksAndRecentStayAmongThem) {
+TEST(FollowEvictionsTest, SinksAndRecentTokensStayWithTheBestScores) {
   const std::string units =
       R"(,"positions":"ORIGINAL","units":[{"heads":[0]},{"heads":[1,2,3]}])";
   const EvictionTrace trace = Follow(*RankThatEvicts(units));
@@ -101,13 +101,13 @@ TEST(FollowEvictionsTest, ByScoreSinksAndRecentStayAmongThem) {
   EXPECT_TRUE(differ);
 }
 
-TEST(FollowEvictionsTest, ChunksChangeNothing) {
+TEST(FollowEvictionsTest, ChunksDoNotChangeTheTrace) {
   const std::string rest = R"(,"positions":"ORIGINAL")";
   EXPECT_EQ(Follow(*RankThatEvicts(rest), 5).ToJson(),
             Follow(*RankThatEvicts(rest), 64).ToJson());
 }
 
-TEST(FollowEvictionsTest, WhatIsNotTracedIsRefused) {
+TEST(FollowEvictionsTest, PlansWithoutEvictionAreRefused) {
   const auto rank = RankThatEvicts(R"(,"positions":"ORIGINAL")");
   EXPECT_THAT(FollowEvictions(rank.get(), {}, {}),
               StatusIs(absl::StatusCode::kInvalidArgument,

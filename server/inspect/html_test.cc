@@ -59,7 +59,7 @@ Page PageOf(const InspectReport& report,
           html.substr(0, from) + html.substr(to)};
 }
 
-TEST(InspectHtmlTest, ThePageNeedsNothingElse) {
+TEST(InspectHtmlTest, ThePageNeedsNoOtherFile) {
   const std::string page =
       ReportToHtml(ReportOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                                        LowRankPart("fold", "NO_ROPE"))),
@@ -71,7 +71,7 @@ TEST(InspectHtmlTest, ThePageNeedsNothingElse) {
   EXPECT_THAT(page, Not(HasSubstr("{{")));
 }
 
-TEST(InspectHtmlTest, ThePagesDataAreTheReports) {
+TEST(InspectHtmlTest, ThePageHasTheDataOfTheReport) {
   const InspectReport report = ReportOf(SourceWith(
       LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE")));
   const Page page = PageOf(report, {SomeEvaluation("rap")});
@@ -86,7 +86,7 @@ TEST(InspectHtmlTest, ThePagesDataAreTheReports) {
   EXPECT_EQ(evaluation["rows"][1]["added_ci95"][0], -0.001);
 }
 
-TEST(InspectHtmlTest, NamesStayInsideOfTheirElements) {
+TEST(InspectHtmlTest, NamesAreEscaped) {
   ModelSource source = SourceWith(kFullKey, kFullValue);
   const std::string evil = "</script><!--<script>{{data}}</title></pre>\xff";
   source.name = evil;
@@ -110,7 +110,7 @@ TEST(InspectHtmlTest, NamesStayInsideOfTheirElements) {
   EXPECT_THAT(page.frame, HasSubstr("<title>&lt;/script&gt;&lt;!--"));
 }
 
-TEST(InspectHtmlTest, WithoutScriptsTheTextIsThere) {
+TEST(InspectHtmlTest, WithoutScriptsThePageShowsTheText) {
   const InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
   EXPECT_THAT(PageOf(report, {}).frame, HasSubstr(ReportToText(report)));
 }
@@ -128,7 +128,7 @@ TEST(InspectHtmlTest, ThePageHasTheCurveOfAPrediction) {
   EXPECT_EQ(told["probes"][0]["kl"], 0.07);
 }
 
-TEST(InspectHtmlTest, WhatIsInfiniteIsNull) {
+TEST(InspectHtmlTest, InfiniteFiguresAreNull) {
   Evaluation evaluation = SomeEvaluation("rap");
   evaluation.rows[0].perplexity = std::numeric_limits<double>::infinity();
   const Page page =

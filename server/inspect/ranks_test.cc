@@ -37,7 +37,7 @@ ModelSource Spanning() {
           "codec":{"dtype":"BF16"}})");
 }
 
-TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDealtOut) {
+TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDivided) {
   const ModelSource source = Whole();
   const RankSummary alone = RanksOf(source, 1);
   const RankSummary two = RanksOf(source, 2);
@@ -58,7 +58,7 @@ TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDealtOut) {
   EXPECT_FALSE(Told(source, 0)->ranks.has_value());
 }
 
-TEST(InspectRanksTest, WeightsAreTheLoadersAndWhatIsWholeCountsOnEachRank) {
+TEST(InspectRanksTest, WeightsEqualTheLoadersAndWholeTensorsCountOnEachRank) {
   const ModelSource source = Whole();
   const RankSummary alone = RanksOf(source, 1);
   const RankSummary two = RanksOf(source, 2);
@@ -130,7 +130,7 @@ TEST(InspectRanksTest, MoreRanksThanKvHeads) {
   EXPECT_THAT(RanksText(ranks), HasSubstr("each KV head is on 2 ranks"));
 }
 
-TEST(InspectRanksTest, SizesThatDoNotDivideAreRefusedWithThoseThatDo) {
+TEST(InspectRanksTest, SizesThatDoNotDivideAreRefusedWithThePossibleOnes) {
   EXPECT_THAT(Told(Whole(), 3),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "

@@ -62,7 +62,7 @@ TEST(InspectReportTest, ComponentsAddUpToTheLayoutsBytes) {
   }
 }
 
-TEST(InspectReportTest, ComponentsAreWhatTheyAreCalled) {
+TEST(InspectReportTest, EachComponentHasItsOwnBytes) {
   const cache::PageLayout layout =
       LayoutOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
   // Two layers; 6 and 5 codes of 4 bits in whole bytes, fp16 scale and minimum.
@@ -173,7 +173,7 @@ TEST(InspectReportTest, ALayerWithoutRopeRotatesNothing) {
   EXPECT_EQ(flops(1, "PRE_ROPE").reconstruction, 0);
 }
 
-TEST(InspectReportTest, JsonFiguresAreTheLayouts) {
+TEST(InspectReportTest, JsonFiguresEqualTheLayouts) {
   const ModelSource sources[] = {
       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue),
       WithEverything()};
@@ -205,7 +205,7 @@ TEST(InspectReportTest, JsonFiguresAreTheLayouts) {
 }
 
 // Rows of 131,072 tokens told nothing of a model of 1,024.
-TEST(InspectReportTest, LengthsAreTheModelsUnlessAskedFor) {
+TEST(InspectReportTest, DefaultLengthsComeFromTheModel) {
   auto report =
       MakeInspectReport(SourceWith(kFullKey, kFullValue), {.page_tokens = 16});
   KVASIR_ASSERT_OK(report);
@@ -231,7 +231,7 @@ TEST(InspectReportTest, ThePlanIsComparedWithTheModelsOwnType) {
   EXPECT_EQ(bf16.RatioText(layout.marginal_bytes_per_token()), "0.500");
 }
 
-TEST(InspectReportTest, MemoryIsToldWithAndWithoutEviction) {
+TEST(InspectReportTest, MemoryIsReportedWithAndWithoutEviction) {
   const ModelSource evicting = SourceWith(
       kFullKey, kFullValue,
       R"(,"eviction":{"budget_ratio":0.25,"sinks":4,"recent":32,"lambda":1,
@@ -272,7 +272,7 @@ TEST(InspectReportTest, MemoryIsToldWithAndWithoutEviction) {
   EXPECT_THAT(ReportToText(whole), Not(HasSubstr("evict")));
 }
 
-TEST(InspectReportTest, SlotsThatWentAreNotCountedAsCodes) {
+TEST(InspectReportTest, EvictedSlotsAreNotCountedAsCodes) {
   const cache::PageLayout layout = LayoutOf(WithEverything());
   const CacheBytes<double> token = BytesOfToken(layout);
   // 128 that stay and 16 more: 9 whole pages.
@@ -281,7 +281,7 @@ TEST(InspectReportTest, SlotsThatWentAreNotCountedAsCodes) {
   EXPECT_EQ(bytes.unfilled, 0);
 }
 
-TEST(InspectReportTest, SaysWhatIsNotServed) {
+TEST(InspectReportTest, NamesThePartThatIsNotServed) {
   const InspectReport served =
       ReportOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
   EXPECT_EQ(served.not_served, "");
@@ -294,7 +294,7 @@ TEST(InspectReportTest, SaysWhatIsNotServed) {
 }
 
 // Found by the server's own check, whatever the plan itself may say.
-TEST(InspectReportTest, SaysWhatTheKernelsDoNotServe) {
+TEST(InspectReportTest, NamesThePartThatTheKernelsDoNotServe) {
   ModelSource source =
       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue);
   EXPECT_EQ(ReportOf(source).not_served, "");
@@ -311,7 +311,7 @@ TEST(InspectReportTest, SaysWhatTheKernelsDoNotServe) {
   EXPECT_EQ(report.invariance, "");
 }
 
-TEST(InspectReportTest, SaysWhatPromptsLiftAndHowInvariantThatIs) {
+TEST(InspectReportTest, ReportsLiftedSidesAndTheirInvariance) {
   const char* const joint =
       R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":16}]},"uses":[
           {"at_runtime":{}}],"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
@@ -336,7 +336,7 @@ TEST(InspectReportTest, SaysWhatPromptsLiftAndHowInvariantThatIs) {
   EXPECT_EQ(ReportOf(WithEverything()).invariance, "");
 }
 
-TEST(InspectReportTest, ToldIsWhatIsPredictedOfThisPlan) {
+TEST(InspectReportTest, ReportsOnlyThePredictionOfThisPlan) {
   InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
   EXPECT_THAT(ReportToText(report), Not(HasSubstr("predicted divergence")));
   EXPECT_TRUE(ReportToJson(report)["prediction"].is_null());
@@ -355,7 +355,7 @@ TEST(InspectReportTest, ToldIsWhatIsPredictedOfThisPlan) {
               HasSubstr("predicted divergence  not known"));
 }
 
-TEST(InspectReportTest, WeightsThatAreNotKnownAreNull) {
+TEST(InspectReportTest, UnknownWeightsAreNull) {
   InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
   EXPECT_TRUE(
       ReportToJson(report)["at_length"][0]["weights_and_kv_bytes"].is_number());
@@ -364,7 +364,7 @@ TEST(InspectReportTest, WeightsThatAreNotKnownAreNull) {
       ReportToJson(report)["at_length"][0]["weights_and_kv_bytes"].is_null());
 }
 
-TEST(InspectReportTest, TheRankTableTellsWhatIsKeptExact) {
+TEST(InspectReportTest, TheRankTableHasTheExactTokens) {
   ModelSource source = SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                                   kFullValue, R"(,"exact_sinks":4)");
   kvasir::v1::KvPlan plan = source.plan->source;
@@ -384,7 +384,7 @@ TEST(InspectReportTest, TheRankTableTellsWhatIsKeptExact) {
                     HasSubstr("-  4+24\n"), HasSubstr("-  -\n")));
 }
 
-TEST(InspectReportTest, TheRankTableTellsGroupsBitsLiftAndRange) {
+TEST(InspectReportTest, TheRankTableHasGroupsBitsLiftAndRange) {
   const InspectReport report = ReportOf(SourceWith(
       LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE")));
   const LayerSideSummary& key = report.sides[0].summary;
@@ -411,7 +411,7 @@ TEST(InspectReportTest, TheRankTableTellsGroupsBitsLiftAndRange) {
 }
 
 // The bytes of a latent of both stand in the key's row, and nowhere twice.
-TEST(InspectReportTest, ALatentOfKeyAndValueIsToldOnce) {
+TEST(InspectReportTest, AJointLatentIsReportedOnce) {
   ModelSource source = SourceWith(kFullKey, kFullValue);
   kvasir::v1::KvPlan plan = source.plan->source;
   const ModelSource apart = SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
@@ -450,7 +450,7 @@ TEST(InspectReportTest, ALatentOfKeyAndValueIsToldOnce) {
   }
 }
 
-TEST(InspectReportTest, WeightsOfAPlanAreItsTensors) {
+TEST(InspectReportTest, WeightsOfAPlanEqualItsTensors) {
   const WeightSizes dense = WeightBytes(SourceWith(kFullKey, kFullValue));
   EXPECT_EQ(dense.bytes, 2 * model::CountParameters(*SmallSource().shape));
   EXPECT_EQ(dense.attention_bytes, 2 * 2 * (64 * 32 * 2 + 32 * 32 * 2));
@@ -464,7 +464,7 @@ TEST(InspectReportTest, WeightsOfAPlanAreItsTensors) {
             sizes.bytes - sizes.attention_bytes);
 }
 
-TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
+TEST(OpenModelSourceTest, InspectionAcceptsPlansThatAreNotServed) {
   auto shape = model::FindShape("kvasir-tiny");
   KVASIR_ASSERT_OK(shape);
   auto spec = model::SpecOfShape(*shape);
@@ -498,7 +498,7 @@ TEST(OpenModelSourceTest,
                        HasSubstr("would do: 1, 2, 4, 8 or 16")));
 }
 
-TEST(OpenModelSourceTest, FlagsPutEvictionOnAnyPlan) {
+TEST(OpenModelSourceTest, FlagsAddEvictionToAnyPlan) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
@@ -535,7 +535,7 @@ TEST(OpenModelSourceTest, EvictionOfFlagsReplacesThePlansOwn) {
   EXPECT_EQ(second.plan->page_groups[0].eviction.budget_ratio, 0.25);
 }
 
-TEST(OpenModelSourceTest, EvictionWithoutAMeaningIsRefusedWithTheReason) {
+TEST(OpenModelSourceTest, ImpossibleEvictionIsRefusedWithTheReason) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";

@@ -90,7 +90,7 @@ absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
   return failure;
 }
 
-TEST_F(LocalRanksTest, ChildrenHearWhereToGoAndWhichTheyAre) {
+TEST_F(LocalRanksTest, ChildrenReceiveTheAddressAndTheirRank) {
   std::vector<LocalRanks::Child> children;
   for (int i = 1; i <= 3; ++i) {
     children.push_back(
@@ -110,7 +110,7 @@ TEST_F(LocalRanksTest, ChildrenHearWhereToGoAndWhichTheyAre) {
 }
 
 // A child used its parent's KVASIR_READY_FILE and overwrote the file.
-TEST_F(LocalRanksTest, AChildHasNoneOfOurVariables) {
+TEST_F(LocalRanksTest, AChildInheritsNoKvasirVariables) {
   setenv("KVASIR_READY_FILE", "/nowhere", 1);
   setenv("OTHERS", "stay", 1);
   const std::string path = folder_.File("environment");
@@ -123,7 +123,7 @@ TEST_F(LocalRanksTest, AChildHasNoneOfOurVariables) {
 }
 
 // pgrep and top showed "exe".
-TEST_F(LocalRanksTest, AChildIsShownAsTheProgram) {
+TEST_F(LocalRanksTest, AChildHasTheNameOfTheProgram) {
   const std::string path = folder_.File("name");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"sleep", path})}));
@@ -133,7 +133,7 @@ TEST_F(LocalRanksTest, AChildIsShownAsTheProgram) {
 }
 
 // A leader ended with success although ranks died during its drain.
-TEST_F(LocalRanksTest, AFailureIsKeptForWhoAsksLater) {
+TEST_F(LocalRanksTest, AFailureIsKeptForALaterCall) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"exit", "3"}, 2)}));
   KVASIR_EXPECT_OK(ranks->failure());
@@ -143,7 +143,7 @@ TEST_F(LocalRanksTest, AFailureIsKeptForWhoAsksLater) {
                                          HasSubstr("exit code 3")));
 }
 
-TEST_F(LocalRanksTest, WhatEndsBecauseItIsEndedIsNoFailure) {
+TEST_F(LocalRanksTest, AnEndAfterEndIsNoFailure) {
   const std::string path = folder_.File("ended");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"stop", path})}));
@@ -158,7 +158,7 @@ TEST_F(LocalRanksTest, WhatEndsBecauseItIsEndedIsNoFailure) {
   EXPECT_FALSE(failed);
 }
 
-TEST_F(LocalRanksTest, AChildThatFailsIsTold) {
+TEST_F(LocalRanksTest, AChildsFailureIsReported) {
   EXPECT_THAT(FailureOf({ChildThat({"exit", "3"}, 2)}),
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr("rank 2 (pid "),
@@ -171,7 +171,7 @@ TEST_F(LocalRanksTest, AChildThatFailsIsTold) {
 }
 
 // The parent was still loading then, and waited minutes for the child.
-TEST_F(LocalRanksTest, AChildThatFailsBeforeItIsToldIsToldThen) {
+TEST_F(LocalRanksTest, AChildThatFailsBeforeSendIsReportedAtSend) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"die"})}));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
@@ -193,7 +193,7 @@ TEST_F(LocalRanksTest, NoChildOutlivesTheObject) {
   }
 }
 
-TEST_F(LocalRanksTest, AChildThatIsNeverToldEnds) {
+TEST_F(LocalRanksTest, AChildEndsIfItsParentSendsNothing) {
   const std::string path = folder_.File("untold");
   KVASIR_ASSERT_OK_AND_ASSIGN(auto ranks,
                               LocalRanks::Start({ChildThat({"sleep", path})}));
@@ -204,7 +204,7 @@ TEST_F(LocalRanksTest, AChildThatIsNeverToldEnds) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(2));
 }
 
-TEST_F(LocalRanksTest, AChildGoesWithAParentThatIsKilled) {
+TEST_F(LocalRanksTest, AChildEndsIfItsParentIsKilled) {
   for (const char* what : {"sleep", "stop", "ignore"}) {
     const std::string path = folder_.File(absl::StrCat("orphan_", what));
     std::string self = "/proc/self/exe";
@@ -224,7 +224,7 @@ TEST_F(LocalRanksTest, AChildGoesWithAParentThatIsKilled) {
   }
 }
 
-TEST_F(LocalRanksTest, WhatIsNoWordOfAParentIsRefused) {
+TEST_F(LocalRanksTest, DataThatNoParentSentIsRefused) {
   for (const char* text :
        {"", "{", "[]", R"({"leader":"x:1"})", R"({"parent":1,"leader":1})",
         R"({"parent":"1","leader":"x:1","secret":"","local_count":2})"}) {

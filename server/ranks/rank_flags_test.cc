@@ -70,7 +70,7 @@ TEST(RankFlagsTest, ALeaderOfOneHostNeedsOnlyTheNumber) {
   KVASIR_EXPECT_OK(Leader("--tp 4 --local-ranks 4"));
 }
 
-TEST(RankFlagsTest, ALeaderOfSeveralHostsSaysWhereAndWhoMayCome) {
+TEST(RankFlagsTest, ALeaderOfSeveralHostsNeedsAnAddressAndASecret) {
   const std::string several = "--tp 4 --local-ranks 2 ";
   EXPECT_THAT(Leader(several), Refuses("--rank-listen HOST:PORT"));
   EXPECT_THAT(Leader(several + "--rank-listen 0.0.0.0:8200"),
@@ -87,7 +87,7 @@ TEST(RankFlagsTest, ALeaderOfSeveralHostsSaysWhereAndWhoMayCome) {
               Refuses("--local-ranks 3 are more than --tp 2"));
 }
 
-TEST(RankFlagsTest, WhatNothingWouldReadIsRefused) {
+TEST(RankFlagsTest, UnusedRankFlagsAreRefused) {
   EXPECT_THAT(Leader("--tp 2 --nccl-library x"),
               Refuses("--nccl-library x is read with --collective nccl"));
   EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c"), Refuses("go together"));
@@ -108,7 +108,7 @@ TEST(RankFlagsTest, WhatNothingWouldReadIsRefused) {
 }
 
 // --print-config printed rank=0 and tp=1, which --config refused.
-TEST(RankFlagsTest, AFollowersRankAndSizeHaveNoDefault) {
+TEST(RankFlagsTest, AFollowersRankAndGroupSizeHaveNoDefault) {
   Commands commands;
   EXPECT_THAT(
       EffectiveConfig(*commands.rank),
@@ -133,7 +133,7 @@ TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
                "eth0"));
 }
 
-TEST(RankFlagsTest, TheCollectiveIsTheDevices) {
+TEST(RankFlagsTest, TheDeviceDecidesTheCollective) {
   EXPECT_EQ(CollectiveOf({}, {.device = "cpu"}), "gloo");
   EXPECT_EQ(CollectiveOf({}, {.device = "cuda:2"}), "nccl");
   RankFlags flags;
@@ -150,7 +150,7 @@ TEST(RankFlagsTest, TheCollectiveIsTheDevices) {
   KVASIR_EXPECT_OK(CheckCollective({}, {.device = "auto"}));
 }
 
-TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessSomebodySaysSo) {
+TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessAFlagAllowsIt) {
   base::TlsWatch watch;
   base::ListenAddress everywhere;
   everywhere.host = "0.0.0.0";
@@ -168,7 +168,7 @@ TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessSomebodySaysSo) {
   KVASIR_EXPECT_OK(RankDialCredentials({}, "leader:1", true, &watch).status());
 }
 
-TEST(RankFlagsTest, ASecretIsOneWordOfAFile) {
+TEST(RankFlagsTest, ASecretIsOneWordInAFile) {
   const base::TempFolder folder;
   const std::string path = folder.Write("secret", "  hush\n");
   const auto secret = ReadSecret(path);
@@ -183,7 +183,7 @@ TEST(RankFlagsTest, ASecretIsOneWordOfAFile) {
   EXPECT_NE(NewSecret(), NewSecret());
 }
 
-TEST(ChildArgumentsTest, AChildIsTheSameModelOnPortsOfItsOwn) {
+TEST(ChildArgumentsTest, AChildGetsTheModelsFlagsAndItsOwnPorts) {
   Commands commands;
   commands.Parse(
       "serve --model /m --tp 3 --threads 2 --deterministic --cuda-graphs "
@@ -221,7 +221,7 @@ TEST(ChildArgumentsTest, AChildIsTheSameModelOnPortsOfItsOwn) {
   EXPECT_TRUE(child.model.deterministic);
 }
 
-TEST(ChildArgumentsTest, FreePortsAreForAll) {
+TEST(ChildArgumentsTest, FreePortsStayFreePorts) {
   Commands commands;
   commands.Parse("serve --model /m --tp 2 --metrics-port 0");
   EXPECT_THAT(ChildArguments(*commands.serve, *commands.rank, commands.leader,
@@ -229,7 +229,7 @@ TEST(ChildArgumentsTest, FreePortsAreForAll) {
               Contains("--metrics-port=0"));
 }
 
-TEST(ChildArgumentsTest, ARankOfAnotherHostPassesOnHowTheLeaderIsReached) {
+TEST(ChildArgumentsTest, ARankOfAnotherHostPassesOnTheLeadersAddress) {
   Commands commands;
   commands.Parse(
       "rank --model /m --tp 4 --rank 2 --local-ranks 2 --leader a:1 "

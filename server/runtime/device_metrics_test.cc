@@ -29,7 +29,7 @@ std::map<std::string, double> Values(const DeviceMetrics& metrics) {
   return values;
 }
 
-TEST(DeviceMetricsTest, AGpusMemoryIsAllTold) {
+TEST(DeviceMetricsTest, AllMemoryOfAGpuIsReported) {
   kernels::cuda::FakeRuntime runtime;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto device,
                               kernels::CudaDevice::Make({}, &runtime, {}));
@@ -59,7 +59,7 @@ TEST(DeviceMetricsTest, AGpusMemoryIsAllTold) {
   EXPECT_TRUE(metrics.Collect().empty());
 }
 
-TEST(DeviceMetricsTest, KindsOfACpusMemoryAreTheMachines) {
+TEST(DeviceMetricsTest, MemoryOfACpuIsTheMachines) {
   base::ThreadPool threads(1);
   kernels::CpuDevice device(&threads);
   KVASIR_ASSERT_OK_AND_ASSIGN(

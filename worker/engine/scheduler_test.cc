@@ -437,7 +437,7 @@ TEST(SchedulerHostPoolTest, ImagesAreFreedAfterAFailedStep) {
   )");
 }
 
-TEST(SchedulerHostPoolTest, QueuedTokensAreThoseLeftToRun) {
+TEST(SchedulerHostPoolTest, QueuedTokensAreTheTokensLeftToRun) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   EXPECT_EQ(scenario.scheduler().Load().queued_tokens, 1u);

@@ -55,7 +55,7 @@ TEST_P(ExecutorTotalsTest, ReconstructionIsCountedForEverySlotThatAStepReads) {
             static_cast<double>(per_slot * (10 + 20 + 30 + 40 + 41 + 42)));
 }
 
-TEST_P(ExecutorTotalsTest, CodesOfStaticRangesAreCountedWhateverTheChunks) {
+TEST_P(ExecutorTotalsTest, CodesOfStaticRangesAreCountedWithAnyChunks) {
   ExecutorTotals totals[2];
   int64_t per_token = 0;
   for (const int64_t chunk : {1, 20}) {

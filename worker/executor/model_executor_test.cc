@@ -260,7 +260,7 @@ TEST(ModelExecutorTest, PenaltyCountsContinueAsIfSentAnew) {
             std::vector<int32_t>(tokens.begin() + 2, tokens.end()));
 }
 
-TEST(ModelExecutorTest, MasksBansAndBiasesDecideWhatMayBeSampled) {
+TEST(ModelExecutorTest, MasksBansAndBiasesLimitTheSampledTokens) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 10);
@@ -534,7 +534,7 @@ TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheNumbers) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("128")));
 }
 
-TEST(RankMemoryTest, APoolAboveWhatTheWeightsLeaveIsRefusedWithFlagAndNumbers) {
+TEST(RankMemoryTest, APoolAboveTheRemainingMemoryIsRefusedWithFlagAndNumbers) {
   KVASIR_EXPECT_OK(CheckPoolFitsMemory(
       {.pool_bytes = 700, .weight_bytes = 300, .available_bytes = 1000}));
   EXPECT_THAT(
@@ -1011,7 +1011,7 @@ TEST(DirectRunnerTest, ARewoundSequenceContinuesInItsPages) {
 
 // When a call evicted and then refused a step, the executor was not told of the
 // eviction.
-TEST(DirectRunnerTest, WhatIsRefusedChangesNothing) {
+TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   const auto part = [&](size_t first, size_t count) {
     return absl::MakeConstSpan(ids).subspan(first, count);

@@ -18,7 +18,7 @@ using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(DeviceTest, NamesAreCheckedWhereTheyAreGiven) {
+TEST(DeviceTest, NamesAreCheckedAtOnce) {
   for (const std::string name : {"auto", "cpu", "cuda", "cuda:0", "cuda:11",
                                  "emulated", "emulated:f32,seed=2"}) {
     KVASIR_EXPECT_OK(CheckDeviceName(name));
@@ -145,7 +145,7 @@ TEST_F(CudaHostTest, WithAGpuThatSomebodyElseHolds) {
   EXPECT_EQ(instead, nullptr);
 }
 
-TEST_F(CudaHostTest, AnOrdinalThatIsNotThereIsToldTheCount) {
+TEST_F(CudaHostTest, AMissingOrdinalIsRefusedWithTheCount) {
   runtime_.device_count = 2;
   EXPECT_THAT(Open("cuda:2"),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -158,7 +158,7 @@ TEST(DeviceTest, AutoNeverFailsForWantOfAGpu) {
   KVASIR_EXPECT_OK(OpenDevice({.device = "auto"}, {}));
 }
 
-TEST(DeviceTest, AModuleThatIsNotThereIsNamedWithWhatMakesIt) {
+TEST(DeviceTest, AMissingModuleIsNamedWithItsBuildTarget) {
   EXPECT_THAT(
       OpenDevice({.device = "emulated:f32", .module = "/nowhere/m.so"}, {}),
       StatusIs(absl::StatusCode::kNotFound,
@@ -173,7 +173,7 @@ TEST(DeviceTest, AModuleThatIsNotThereIsNamedWithWhatMakesIt) {
                HasSubstr("/cli/device/kvasir-emulated.so: no such file")));
 }
 
-TEST(DeviceTest, AModuleIsReadWithTheEmulatedDeviceAlone) {
+TEST(DeviceTest, OnlyTheEmulatedDeviceReadsAModule) {
   EXPECT_THAT(OpenDevice({.device = "cpu", .module = "m.so"}, {}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("--device-module m.so is read with --device "

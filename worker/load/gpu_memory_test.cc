@@ -64,7 +64,7 @@ class GpuMemoryTest : public ::testing::Test {
   LoadRequest request_;
 };
 
-TEST_F(GpuMemoryTest, ThePoolIsWhatAStepLeavesOfTheShare) {
+TEST_F(GpuMemoryTest, ThePoolIsTheShareMinusAStepsMemory) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto model, LoadedModel::Load(request_));
   const double total = static_cast<double>(MemoryOf(*model).total_bytes);
   // The pool holds as many full sequences as may run.
@@ -118,7 +118,7 @@ TEST_F(GpuMemoryTest, ThePoolIsWhatAStepLeavesOfTheShare) {
   EXPECT_FALSE(packed);
 }
 
-TEST_F(GpuMemoryTest, WhatIsLeftForLessThanASequenceIsRefusedWithTheNumbers) {
+TEST_F(GpuMemoryTest, TooLittleMemoryForOneSequenceIsRefusedWithTheNumbers) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto model, LoadedModel::Load(request_));
   const double total = static_cast<double>(MemoryOf(*model).total_bytes);
   const int64_t beside = TakenBy(*model) - model->kv_pool_bytes();

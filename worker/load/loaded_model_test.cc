@@ -30,7 +30,7 @@ TEST(LoadedModelTest, AStartResolvesThePlanAndMakesEachProgramOnce) {
 }
 
 // Weights and cache of this model fit into no machine of ours.
-TEST(LoadedModelTest, WhatIsRefusedIsRefusedBeforeAWeightIsRead) {
+TEST(LoadedModelTest, RefusalsComeBeforeWeightsAreRead) {
   LoadRequest request = TinyRequest();
   request.model.shape = "llama-3-70b";
   request.check = [](const ModelSource& source) {
@@ -46,7 +46,7 @@ TEST(LoadedModelTest, WhatIsRefusedIsRefusedBeforeAWeightIsRead) {
 
 // A start succeeded although there was no memory for the attention weights that
 // decode keeps, a 32nd of the pool.
-TEST(LoadedModelTest, WhatDecodeKeepsForEvictionsMustFitBesideThePool) {
+TEST(LoadedModelTest, EvictionMemoryOfDecodeMustFitBesideThePool) {
   LoadRequest request = TinyRequest();
   request.kv_cache_bytes = int64_t{1} << 60;
   request.model.eviction.method = "h2o";

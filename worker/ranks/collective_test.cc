@@ -193,7 +193,7 @@ TEST_P(CollectiveTest, EveryRankGetsTheSumInRankOrder) {
   for (const auto& of_rank : sums) EXPECT_EQ(of_rank, sums[0]);
 }
 
-TEST_P(CollectiveTest, SignsOfZeroAndInfinitiesAreThoseOfTheSum) {
+TEST_P(CollectiveTest, SignsOfZeroAndInfinitiesEqualTheSums) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   ExpectAllOk(Run([&](HostRank& own, int64_t r) {
     std::vector<float> data = {-0.0f, r == 0 ? -0.0f : 0.0f,

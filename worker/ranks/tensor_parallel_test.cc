@@ -248,12 +248,12 @@ class TensorParallelTest : public ::testing::Test {
   std::map<std::pair<Over, int64_t>, Group> groups_;
 };
 
-TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
+TEST_F(TensorParallelTest, RanksComputeTheOutputOfOne) {
   ExpectSameAsOne(TinyShape(), {2, 4, 8});
 }
 
 // One rank has no id of head and embedding, and one has part of a panel.
-TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesWithFewIds) {
+TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneWithFewIds) {
   model::ModelShape shape = TinyShape();
   shape.vocab_size = 40;
   ExpectSameAsOne(shape, {2, 4, 8});
@@ -410,12 +410,12 @@ TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneRankKeeps) {
 }
 
 // Two sums per layer into one stream, each with a bias that rank 0 adds.
-TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesInLayerNormFamilies) {
+TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneInLayerNormFamilies) {
   ExpectSameAsOne(TinyNeoxShape(), {2, 4});
   ExpectSameAsOne(TinyOptShape(), {2, 4});
 }
 
-TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesUnderEveryPlan) {
+TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneUnderEveryPlan) {
   int64_t clear_rows = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     SCOPED_TRACE(plan_case.name);
@@ -424,7 +424,7 @@ TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesUnderEveryPlan) {
   EXPECT_GT(clear_rows, 100);
 }
 
-TEST_F(TensorParallelTest, RanksTogetherDoWhatOneDoesInOtherFamilies) {
+TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneInOtherFamilies) {
   constexpr int64_t kWindow = 7;
   int64_t clear_rows = 0;
   for (const FamilyCase& each : FamilyCases(kWindow)) {

@@ -501,7 +501,7 @@ void Caller(v1::Worker::Stub* stub, uint32_t seed, int rounds,
   }
 }
 
-TEST_F(WorkerServiceTest, AStormOfCancelsLeavesNothingBehind) {
+TEST_F(WorkerServiceTest, AStormOfCancelsLeavesNoRequest) {
   constexpr int kCallers = 200;
   constexpr int kRounds = 3;
   std::atomic<int> completed{0};

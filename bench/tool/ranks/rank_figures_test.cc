@@ -16,7 +16,7 @@ TEST(RankFiguresTest, RanksShareTheThreadsAndHaveOneAtLeast) {
   EXPECT_EQ(ThreadsOfRank(2, 4), 1);
 }
 
-TEST(RankFiguresTest, ThreadsThatAreNotAsManyAreTold) {
+TEST(RankFiguresTest, AMissingThreadIsReported) {
   EXPECT_EQ(ThreadsNote(8, 2), "");
   EXPECT_EQ(ThreadsNote(2, 2), "");
   EXPECT_THAT(ThreadsNote(2, 4), HasSubstr("TP=1 has 2 threads, 4 ranks have 1 "
@@ -37,7 +37,7 @@ TEST(RankFiguresTest, CountsThatAllStepsShareAreWholeNumbers) {
             R"("wait_share":0.25})");
 }
 
-TEST(RankFiguresTest, ResultsThatDifferAreToldByRankAndValue) {
+TEST(RankFiguresTest, DifferentResultsAreReportedWithRankAndValue) {
   KVASIR_EXPECT_OK(CheckSameResults({7, 7, 7}));
   EXPECT_THAT(CheckSameResults({7, 7, 26}),
               base::StatusIs(absl::StatusCode::kInternal,

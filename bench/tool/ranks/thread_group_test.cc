@@ -55,7 +55,7 @@ TEST_F(ThreadGroupTest, AllRanksAgreeOnTheLeastPagesAndOneId) {
 }
 
 // If this fails, the test hangs.
-TEST_F(ThreadGroupTest, ARankThatFailsEndsWhatTheOthersWaitFor) {
+TEST_F(ThreadGroupTest, ARankThatFailsEndsTheWaitOfTheOthers) {
   for (const bool joins : {false, true}) {
     ThreadGroup group(2);
     const absl::Status why = group.OnRanks([&](int64_t rank) -> absl::Status {

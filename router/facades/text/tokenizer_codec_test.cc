@@ -27,7 +27,7 @@ class TokenizerCodecTest : public ::testing::TestWithParam<const char*> {};
 
 // With a stop string set, the text of a continuation, token by token, equals
 // the tokenizer's text of prompt and continuation together.
-TEST_P(TokenizerCodecTest, AContinuationBeginsWhereThePromptEnds) {
+TEST_P(TokenizerCodecTest, AContinuationBeginsAfterThePrompt) {
   const auto tokenizer = Load(GetParam());
   const TokenizerCodec codec(tokenizer);
   const std::string prompt = "The quick brown";

@@ -395,7 +395,7 @@ TEST_F(VllmEngineQuotaTest, AnAnswerLeavesItsPlaceBeforeItsLastResponse) {
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-TEST_F(VllmEngineQuotaTest, ARequestCountsOnceWhateverItsN) {
+TEST_F(VllmEngineQuotaTest, ARequestCountsOnceForAnyN) {
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->set_n(2);
   Send(message);

@@ -341,7 +341,7 @@ ModelStatus Served(const std::string& name) {
   return model;
 }
 
-TEST(VllmInferenceModelsTest, DescribesWhatClientsRequire) {
+TEST(VllmInferenceModelsTest, DescribesTheFieldsThatClientsRequire) {
   const auto info = ControlServerInfoOf(Served("a"), "1.2.3");
   KVASIR_ASSERT_OK(info);
   EXPECT_EQ(info->api_version(), "vllm");
