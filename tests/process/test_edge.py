@@ -125,7 +125,7 @@ def test_clients_of_a_draining_server_never_receive_cancelled():
 
 # A request may have ended while its client still has to read the output.
 def test_a_drain_waits_for_a_slow_reader():
-    with KvasirProcess("serve", "--drain-timeout", "60s", "--max-connection-age", "2s") as server:
+    with KvasirProcess("serve", "--drain-timeout", "60s", "--max-connection-age", "1s") as server:
         # With a window of five bytes, the client accepts no more data than it reads.
         options = [("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0)]
         with grpc.insecure_channel(server.grpc, options) as channel:
@@ -135,7 +135,7 @@ def test_a_drain_waits_for_a_slow_reader():
             wait_until(lambda: server.metric("kvasir_router_inflight_requests") == 0, "its end")
             server.process.send_signal(signal.SIGTERM)
             # Clients have 1.6 s to go. If the server did not wait for the reader, it would end then.
-            time.sleep(4)
+            time.sleep(2.5)
             assert server.process.poll() is None
             rest = list(answers)
             assert not first.error_message
@@ -253,7 +253,7 @@ def with_files(files):
 def test_a_worker_name_with_several_addresses_causes_a_warning(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost one\n127.0.0.1 pods\n127.0.0.2 pods\n")
-    command = [BINARY, "router", "--workers", "pods:9,one:9", "--insecure", "--start-timeout", "2s", "--grpc-port", "0",
+    command = [BINARY, "router", "--workers", "pods:9,one:9", "--insecure", "--start-timeout", "1s", "--grpc-port", "0",
                *OPERATOR_PORTS]
     done = subprocess.run([*with_files({"/etc/hosts": hosts}), *command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "kvasir router:" in done.stderr, done.stderr

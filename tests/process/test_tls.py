@@ -1,6 +1,7 @@
 """TLS between clients, routers, workers and operators: who is let in, and certificates that change under load."""
 
 import contextlib
+import itertools
 import os
 import socket
 import ssl
@@ -201,8 +202,7 @@ class Files:
         folder.mkdir()
         self.certificate, self.key = folder / "tls.crt", folder / "tls.key"
         self.pair = self.certificate, self.key
-        for _ in self.swap():
-            pass
+        self.swap()
         for each in self.pair:
             each.symlink_to(f"..data/{each.name}")
 
@@ -212,7 +212,7 @@ class Files:
         at = both.index("-----BEGIN CERTIFICATE")
         return both[:at], both[at:]
 
-    # Each way to write new files yields the cause for which a process refuses the files as they are at that moment.
+    # Each way to replace the files yields a cause whenever a process must refuse the files as they are at that moment.
 
     def swap(self):
         """Replaces both at one moment, by a link to another folder."""
@@ -243,7 +243,7 @@ class Files:
         self.key.write_text(key)
         yield f"--tls-key {self.key}: is not the key of --tls-cert"
         self.certificate.write_text("")
-        yield f"--tls-cert {self.certificate}: "
+        yield f"--tls-cert {self.certificate}: has no certificate in PEM"
         self.certificate.write_text(certificate)
 
 
@@ -256,7 +256,7 @@ def test_certificates_that_are_replaced_under_load_lose_no_call(authority, tmp_p
         targets = [router.grpc, worker.grpc]
         with Clients([router.grpc], router.ready["model"], credentials(authority, "client")) as clients:
             before = [shown(target) for target in targets]
-            for causes in zip(getattr(of_router, way)(), getattr(of_worker, way)()):
+            for causes in itertools.zip_longest(getattr(of_router, way)(), getattr(of_worker, way)()):
                 for process, cause in zip((router, worker), causes):
                     wait_until(lambda: cause in process.log(), cause)
             wait_until(lambda: all(shown(t) != b for t, b in zip(targets, before)), "new certificates", 60)
