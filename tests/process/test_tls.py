@@ -120,7 +120,7 @@ def test_every_hop_accepts_only_the_names_that_it_lists(authority, tmp_path_fact
         assert "UNAVAILABLE" in error.value.status(), error.value
         refuses(router, None, "no_tls")
         refuses(router, credentials(authority), "no_certificate")
-        theirs = of(stranger, "client").read_bytes()
+        theirs = pair_of(stranger, "client").read_bytes()
         refuses(router, grpc.ssl_channel_credentials(authority.ca.read_bytes(), theirs, theirs), "certificate")
         code, why = live(router.grpc, credentials(stranger, "client"))  # does not trust the router
         assert code == grpc.StatusCode.UNAVAILABLE and "CERTIFICATE_VERIFY_FAILED" in why
