@@ -1,23 +1,24 @@
-// Normalised Hadamard matrices of any size: orthogonal, with entries of one
-// magnitude inside a block, so that an outlier channel is spread over its block
-// (a trailing block of order 1 leaves its channel alone).
+// Normalised Hadamard matrices of any size. They are orthogonal, and their
+// entries have one magnitude inside a block, so an outlier channel is spread
+// over its block. A trailing block of order 1 leaves its channel unchanged.
 //
-// The matrix of size n is block-diagonal; its blocks follow from n alone:
+// The matrix of size n is block-diagonal. Its blocks depend only on n:
 //   - n itself, if an exact Hadamard matrix of that order can be built;
 //   - else the largest order that can be built, and then the same for the rest.
-// An exact matrix of order n is K (x) H, where H is Sylvester's of order n / K,
-// H[i][j] = (-1)^popcount(i & j), and K the smallest order (n / K a power of
-// two) among:
+// An exact matrix of order n is K (x) H. H is Sylvester's matrix of order n /
+// K, H[i][j] = (-1)^popcount(i & j). K is the matrix of the smallest order (n /
+// K a power of two) among:
 //   - 1: the matrix [1];
 //   - Paley I, order q + 1, q = 3 mod 4 prime: I + [[0, 1], [-1, Q]];
 //   - Paley II, order 2 (q + 1), q = 1 mod 4 prime (Paley I goes first):
-//     C (x) [[1, 1], [1, -1]] + I (x) [[1, -1], [-1, -1]], C = [[0, 1], [1,
-//     Q]];
-// with Q[i][j] = 1 if j - i is a non-zero square mod q, -1 if it is none, 0 on
-// the diagonal. This is exact for every multiple of 32 up to 1024.
+//     C (x) [[1, 1], [1, -1]] + I (x) [[1, -1], [-1, -1]],
+//     C = [[0, 1], [1, Q]];
+// Q[i][j] is 1 if j - i is a non-zero square mod q, -1 if it is not a square,
+// and 0 on the diagonal. There is an exact matrix for every multiple of 32 up
+// to 1024.
 //
-// Do not change: checkpoints carry weights that are fused with these matrices,
-// and engines build them anew.
+// Do not change the matrices: checkpoints have weights that are fused with
+// them, and engines build them again.
 #pragma once
 
 #include <cstdint>

@@ -33,14 +33,14 @@ class LogLimit {
     if (found == causes_.end()) {
       found = causes_.emplace(std::string(cause), Cause()).first;
     }
-    Cause& of = found->second;
+    Cause& known = found->second;
     const absl::Time now = clock_.Now();
-    if (now - of.logged_at < kSilence) {
-      ++of.unlogged;
+    if (now - known.logged_at < kSilence) {
+      ++known.unlogged;
       return std::nullopt;
     }
-    of.logged_at = now;
-    return std::exchange(of.unlogged, 0);
+    known.logged_at = now;
+    return std::exchange(known.unlogged, 0);
   }
 
  private:

@@ -18,7 +18,7 @@ const absl::Status& AsStatus(const absl::StatusOr<T>& result) {
   return result.status();
 }
 
-// The check behind KVASIR_EXPECT_OK. It is not a matcher, because matchers are
+// Checks for KVASIR_EXPECT_OK. It is not a matcher, because matchers are
 // compiled again for every type of result.
 inline ::testing::AssertionResult IsOk(const char* expression,
                                        const absl::Status& status) {

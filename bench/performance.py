@@ -20,7 +20,7 @@ class Run:
     name: str
     command: tuple
     pairs: int = 9
-    quick: tuple = ()  # in place of sizes that no test has the time for
+    quick: tuple = ()  # replaces `command` with --quick, if that needs smaller sizes
 
 
 PLANS = ("dense-8bit,rap-50,rap-50-4bit,"
@@ -35,7 +35,7 @@ RUNS = [
         "tinyllama-1.1b,llama-2-7b,llama-3-8b", "--plan", PLANS)),
     Run("attention", ("attention",), 7),
     Run("attention_prefill", ("attention", "--prefill"), 7),
-    # What has no latents of several heads, and so needs no lift to be fast.
+    # Plans without latents of several heads, which are fast without a lift.
     Run("attention_prefill_deterministic",
         ("attention", "--prefill", "--deterministic", "--method",
          "dense-bf16,rap-50,rap-50-4bit,palu-50-g1"), 7),
@@ -64,7 +64,7 @@ def llama_cpp(binary: Path, file: Path) -> None:
 
 
 def is_there(file: Path, source: dict) -> bool:
-    """A result of just this binary, host and arguments."""
+    """Whether the file has a result of exactly this binary, host and arguments."""
     return file.exists() and json.loads(file.read_text()).get("run") == source
 
 
@@ -95,9 +95,9 @@ def main() -> None:
     names = [run.name for run in RUNS]
     parser = argparse.ArgumentParser(prog="bench/performance.sh")
     parser.add_argument("--only", default=[], type=lambda text: text.split(","),
-                        help=f"of {', '.join(names)}: measure these again")
-    parser.add_argument("--fresh", action="store_true", help="measure all again")
-    parser.add_argument("--llama-cpp", action="store_true", help="with bench/vs_llama_cpp.sh")
+                        help=f"measure these again: {', '.join(names)}")
+    parser.add_argument("--fresh", action="store_true", help="measure everything again")
+    parser.add_argument("--llama-cpp", action="store_true", help="also run bench/vs_llama_cpp.sh")
     parser.add_argument("--write", action="store_true", help="only write the page")
     parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
     parser.add_argument("--results", type=Path, default=ROOT / "build/performance")
@@ -112,7 +112,7 @@ def main() -> None:
                              f"{getattr(options, name)}; give --{name}")
     for name in options.only:
         if name not in names:
-            parser.error(f"--only: {name} is none of {', '.join(names)}")
+            parser.error(f"--only {name}: want one of {', '.join(names)}")
     try:
         if not options.write:
             measure(options)

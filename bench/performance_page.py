@@ -1,5 +1,5 @@
-"""Markdown of docs/performance.md from the benchmarks' JSON: every figure on the
-page comes from here, none is copied by hand."""
+"""Makes the Markdown of docs/performance.md from the benchmarks' JSON. No figure on the
+page is copied by hand."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ import gpu_page  # noqa: E402
 
 
 class PageError(Exception):
-    """A result that the page's text asks for is not there."""
+    """The page needs a result that is missing, or results that do not belong together."""
 
 
 def table(head, rows) -> str:
@@ -20,7 +20,7 @@ def table(head, rows) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that count; whole from 1000 on."""
+    """Three significant digits; whole numbers from 1000 on."""
     if value == 0:
         return "0"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -42,19 +42,19 @@ def verdict(row) -> str:
 # -------------------------------------------------------------------- sections
 
 def check_sources(results, quick: bool) -> None:
-    """PageError where the results are not all of one binary on one host, or are
-    of a smoke test."""
+    """Raises PageError unless all results come from one binary on one host, and none from
+    a smoke test."""
     found = {}
     for name, report in results.items():
         run = report.get("run", {})
         if "--quick" in run.get("argv", []) and not quick:
-            raise PageError(f"{name} is of a run with --quick, whose figures mean nothing")
+            raise PageError(f"{name} comes from a run with --quick, whose figures mean nothing")
         source = f"{run.get('binary', 'unknown')[:12]} on {run.get('host', 'unknown')}"
         found.setdefault(source, []).append(name)
     if len(found) > 1:
-        told = "; ".join(f"{source}: {', '.join(names)}" for source, names in found.items())
-        raise PageError(f"results of several binaries or hosts, which no page may mix: {told}; "
-                        "measure again what is old, or remove its file")
+        listed = "; ".join(f"{source}: {', '.join(names)}" for source, names in found.items())
+        raise PageError(f"results of several binaries or hosts, which a page may not mix: {listed}; "
+                        "measure the old ones again, or remove their files")
 
 
 def machine(results) -> str:
@@ -65,9 +65,9 @@ def machine(results) -> str:
                           if "time" in report["machine"])
             span = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
             cache = (f"last-level cache {m['llc_bytes'] / 2**20:.0f} MiB" if m["llc_bytes"]
-                     else "no cache size told")
+                     else "no cache size reported")
             return (f"{span}: {m['cpu']}, {m['threads']} threads, {m['simd']}, {cache}, memory "
-                    f"{size(m['memory_bytes'])}. Measured beside `bench {name}`: "
+                    f"{size(m['memory_bytes'])}. Measured with `bench {name}`: "
                     f"{m['read_bandwidth_bytes_per_second'] / 1e9:.3g} GB/s read bandwidth over "
                     f"{size(m['read_bandwidth_footprint_bytes'])}, "
                     f"{m['f32_flops'] / 1e9:.0f} GFLOP/s float32. Release build, all results of "
@@ -94,18 +94,18 @@ def figure_rows(name, report):
 
 def figures(results) -> str:
     rows = []
-    told = []
+    lines = []
     for name in ("decode", "prefill", "scheduler", "serve", "load", "capacity"):
         if name in results:
             rows += figure_rows(name, results[name])
         if name in results and name != "capacity":  # has a section
-            told += [f"- {name}: {note}" for note in results[name].get("notes", [])]
+            lines += [f"- {name}: {note}" for note in results[name].get("notes", [])]
     return "\n".join([table(["bench", "figure", "target", "measured", "spread", ""], rows),
-                      *([""] if told else []), *told])
+                      *([""] if lines else []), *lines])
 
 
 def summary(rows, value, name, form=".2f") -> str:
-    """What meets its target and what does not, in words."""
+    """Says in words which rows meet their targets."""
     asked = [row for row in rows if "target" in row]
     met = [row for row in asked if row.get("met")]
     text = [f"{len(met)} of {len(asked)} rows meet their targets."]
@@ -146,8 +146,8 @@ def attention(results) -> str:
     parts.append(
         f"Every method's arenas together are {min(shares):.1f} times the last-level cache or more."
         if shares else
-        f"This machine tells of no cache; every method's arenas together are {size(least)} or "
-        "more.")
+        f"This machine reports no cache size; every method's arenas together are {size(least)} "
+        "or more.")
     return "\n".join(parts + notes(results["attention"]))
 
 
@@ -229,7 +229,7 @@ def capacity(results) -> str:
 
 
 def gpu(_) -> str:
-    """Of other machines than the rest of the page."""
+    """This section was measured on other machines than the rest of the page."""
     try:
         return gpu_page.marked(gpu_page.section())
     except gpu_page.ResultError as error:
@@ -250,7 +250,7 @@ SECTIONS = {
 
 
 def fill(text: str, results) -> str:
-    """`text` with {{section}} replaced; PageError for what has no result."""
+    """Returns `text` with each {{section}} replaced. Raises PageError if a result is missing."""
     def section(found):
         name = found.group(1)
         if name not in SECTIONS:

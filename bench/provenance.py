@@ -1,4 +1,4 @@
-"""Which binary a result is of, measured where and with what arguments."""
+"""Records which programs gave a result, on which host and with what arguments."""
 
 import functools
 import hashlib
@@ -8,7 +8,12 @@ from pathlib import Path
 
 @functools.cache
 def binary_hash(binary: Path) -> str:
-    return hashlib.sha256(binary.read_bytes()).hexdigest()
+    """Covers the program and kvasir-bench beside it, which `kvasir bench` runs."""
+    digest = hashlib.sha256(binary.read_bytes())
+    bench = binary.with_name("kvasir-bench")
+    if bench.exists():
+        digest.update(bench.read_bytes())
+    return digest.hexdigest()
 
 
 def of(binary: Path, arguments) -> dict:

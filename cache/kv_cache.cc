@@ -90,32 +90,33 @@ int64_t KvCache::CachedPrefixTokens(absl::Span<const int32_t> token_ids,
   return static_cast<int64_t>(hit.nodes.size()) * config_.page_tokens;
 }
 
-void KvCache::PublishPages(absl::Span<const int32_t> token_ids, Sequence* of) {
+void KvCache::PublishPages(absl::Span<const int32_t> token_ids,
+                           Sequence* entry) {
   const int64_t first_page =
-      (of->state.logical_tokens() - static_cast<int64_t>(token_ids.size())) /
+      (entry->state.logical_tokens() - static_cast<int64_t>(token_ids.size())) /
       config_.page_tokens;
   cache_.Publish(
       token_ids, first_page,
       [&](size_t group, int64_t index) {
-        return of->state.groups[group].table.page(index);
+        return entry->state.groups[group].table.page(index);
       },
-      &of->prefix);
+      &entry->prefix);
 }
 
 void KvCache::Commit(SequenceId id, absl::Span<const int32_t> token_ids) {
-  Sequence& of = sequence(id);
-  tables_.Commit(static_cast<int64_t>(token_ids.size()), &of.state);
-  counts_.query_tokens += std::exchange(of.uncounted_query_tokens, 0);
-  counts_.hit_tokens += std::exchange(of.uncounted_hit_tokens, 0);
-  PublishPages(token_ids, &of);
+  Sequence& entry = sequence(id);
+  tables_.Commit(static_cast<int64_t>(token_ids.size()), &entry.state);
+  counts_.query_tokens += std::exchange(entry.uncounted_query_tokens, 0);
+  counts_.hit_tokens += std::exchange(entry.uncounted_hit_tokens, 0);
+  PublishPages(token_ids, &entry);
   // An empty step changes no side page, and before the first step there is
   // none.
   if (!token_ids.empty()) {
     const TailPages* tail =
-        cache_.PublishTail(of.state.logical_tokens(), &of.prefix);
-    if (tail != nullptr) tables_.CopySidePages(of.state, *tail);
+        cache_.PublishTail(entry.state.logical_tokens(), &entry.prefix);
+    if (tail != nullptr) tables_.CopySidePages(entry.state, *tail);
   }
-  tables_.ReleaseOutsideWindows(&of.state);
+  tables_.ReleaseOutsideWindows(&entry.state);
 }
 
 void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
@@ -143,9 +144,9 @@ void KvCache::Preempt(SequenceId id) {
 }
 
 std::optional<SequenceImage> KvCache::Export(SequenceId id) {
-  const Sequence& of = sequence(id);
+  const Sequence& entry = sequence(id);
   std::optional<SequenceImage> image =
-      images_.Export(of.state, of.prefix.tails);
+      images_.Export(entry.state, entry.prefix.tails);
   if (image) Preempt(id);
   return image;
 }
@@ -207,7 +208,7 @@ SequencePages KvCache::sequence_pages(PageGroupId group) const {
 std::vector<const SequenceState*> KvCache::States() const {
   std::vector<const SequenceState*> states;
   states.reserve(sequences_.size());
-  for (const auto& [id, of] : sequences_) states.push_back(&of->state);
+  for (const auto& [id, entry] : sequences_) states.push_back(&entry->state);
   return states;
 }
 
@@ -216,12 +217,12 @@ KvCacheStats KvCache::Stats() const {
   int64_t owned_references = 0;
   stats.sequences = static_cast<int64_t>(sequences_.size());
   stats.metadata_bytes = cache_.index().metadata_bytes();
-  for (const auto& [id, of] : sequences_) {
-    stats.logical_tokens += of->state.logical_tokens();
+  for (const auto& [id, entry] : sequences_) {
+    stats.logical_tokens += entry->state.logical_tokens();
     stats.metadata_bytes += static_cast<int64_t>(
         sizeof(Sequence) +
-        of->prefix.page_token_ids.capacity() * sizeof(int32_t));
-    for (const GroupState& state : of->state.groups) {
+        entry->prefix.page_token_ids.capacity() * sizeof(int32_t));
+    for (const GroupState& state : entry->state.groups) {
       owned_references += state.num_references();
       stats.metadata_bytes += static_cast<int64_t>(sizeof(GroupState)) +
                               state.table.metadata_bytes();
@@ -248,8 +249,8 @@ absl::Status KvCache::CheckInvariants() const {
           absl::StrCat("the counters of pool ", g, " contradict its pages"));
     }
   }
-  for (const auto& [id, of] : sequences_) {
-    KVASIR_RETURN_IF_ERROR(tables_.CheckSequence(id, of->state));
+  for (const auto& [id, entry] : sequences_) {
+    KVASIR_RETURN_IF_ERROR(tables_.CheckSequence(id, entry->state));
   }
   KVASIR_RETURN_IF_ERROR(tables_.CheckReferences(States()));
   KVASIR_RETURN_IF_ERROR(cache_.index().CheckInvariants());

@@ -237,8 +237,8 @@ class KvCache {
   int64_t available_pages(PageGroupId group) const {
     return pool(group).available_pages();
   }
-  // The same for one sequence, including the pages of a tail that only this
-  // sequence holds.
+  // Pages that one sequence can get now, including the pages of a tail that
+  // only this sequence holds.
   int64_t available_pages(SequenceId id, PageGroupId group) const {
     return tables_.AvailablePages(sequence(id).state,
                                   static_cast<size_t>(group.value()));
@@ -280,7 +280,7 @@ class KvCache {
   Sequence& AddSequence(SequenceId id);
   void SetSchedules(size_t num_tokens, const StartOptions& options,
                     Sequence* out) const;
-  void PublishPages(absl::Span<const int32_t> token_ids, Sequence* of);
+  void PublishPages(absl::Span<const int32_t> token_ids, Sequence* entry);
   std::vector<const SequenceState*> States() const;
 
   const KvCacheConfig config_;

@@ -1,11 +1,12 @@
-// KvCache with groups that evict, as scenarios: pages of 4 slots, exact ids.
+// KvCache with groups that evict. The scenarios use pages of 4 slots and exact
+// page ids.
 #include "base/status_matchers.h"
 #include "cache/testing/kv_cache_scenario.h"
 
 namespace kvasir::cache {
 namespace {
 
-// 6 slots stay, evictions come at multiples of 4.
+// 6 slots stay, and evictions happen at multiples of 4.
 constexpr plan::EvictionCounts kSix = {.budget_tokens = 6, .every_tokens = 4};
 
 KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
@@ -16,7 +17,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheEvictionTest, ASequenceHoldsWhatStays) {
+TEST(KvCacheEvictionTest, ASequenceHoldsTheKeptSlots) {
   KvCacheScenario scenario(Config({{.num_pages = 8, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..10        -> cached 0
@@ -72,7 +73,7 @@ TEST(KvCacheEvictionTest, APromptOfFourTimesThePoolFits) {
   )");
 }
 
-TEST(KvCacheEvictionTest, ASequenceMayHaveCountsOfItsOwn) {
+TEST(KvCacheEvictionTest, ASequenceMayHaveItsOwnEvictionCounts) {
   KvCacheScenario scenario(
       Config({{.num_pages = 9, .eviction = kSix}, {.num_pages = 9}}));
   scenario.Run(R"(
@@ -99,7 +100,7 @@ TEST(KvCacheEvictionTest, ASequenceMayHaveCountsOfItsOwn) {
   EXPECT_EQ(scenario.cache().Stats().evictions, 1);
 }
 
-// Scores lie in pages and change with every query.
+// Pages hold scores, which change with every query.
 TEST(KvCacheEvictionTest, AForkCopiesAllPagesOfGroupsThatEvict) {
   KvCacheScenario scenario(
       Config({{.num_pages = 6, .eviction = kSix}, {.num_pages = 6}}));
@@ -126,7 +127,7 @@ TEST(KvCacheEvictionTest, AForkCopiesAllPagesOfGroupsThatEvict) {
   )");
 }
 
-TEST(KvCacheEvictionTest, AForkComesBehindTheEvictionThatItCopies) {
+TEST(KvCacheEvictionTest, AForkCopiesAfterThePendingEviction) {
   KvCacheScenario scenario(Config({{.num_pages = 6, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..8         -> cached 0
@@ -155,7 +156,8 @@ TEST(KvCacheEvictionTest, WithoutPagesForItsCopiesThereIsNoFork) {
   EXPECT_TRUE(scenario.cache().can_fork(SequenceId(1)));
 }
 
-// What was emitted before a preemption is no prompt: the points are the same.
+// Tokens that were emitted before a preemption do not belong to the prompt, so
+// the points are the same.
 TEST(KvCacheEvictionTest, ARestartPassesTheSamePoints) {
   KvCacheScenario scenario(Config({{.num_pages = 8, .eviction = kSix}}));
   scenario.Run(R"(
@@ -170,8 +172,9 @@ TEST(KvCacheEvictionTest, ARestartPassesTheSamePoints) {
   )");
 }
 
-// It asked for a page behind slots that go before anything is written.
-TEST(KvCacheEvictionTest, AnImageWithAnEvictionDueFitsWhereItCameFrom) {
+// The import once asked for a page after slots that are evicted before anything
+// is written.
+TEST(KvCacheEvictionTest, AnImageWithAnEvictionDueFitsIntoItsOldPool) {
   KvCacheScenario test(
       Config({{.num_pages = 3,
                .eviction = {.budget_tokens = 8, .every_tokens = 4},
@@ -224,9 +227,9 @@ TEST(KvCacheEvictionTest, ARefusalChangesNothing) {
 TEST(KvCacheEvictionTest, MisuseAborts) {
   KvCacheScenario scenario(Config({{.num_pages = 8, .eviction = kSix}}));
   scenario.Run("start A 1..20");
-  EXPECT_DEATH(scenario.Do("reserve A 9"), "next");  // beyond the point
+  EXPECT_DEATH(scenario.Do("reserve A 9"), "next");  // ends beyond the point
   scenario.Run("step A 8 -> ok");
-  EXPECT_DEATH(scenario.Do("reserve A 1"), "eviction_due");
+  EXPECT_DEATH(scenario.Do("reserve A 1"), "EvictionDue");
   KvCacheConfig published = Config({{.num_pages = 8, .eviction = kSix}});
   published.prefix_reuse = true;
   EXPECT_DEATH(KvCache cache(published), "prefix_reuse");

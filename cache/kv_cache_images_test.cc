@@ -1,4 +1,4 @@
-// Sequences that go to the host pool and come back: exact page ids.
+// Sequences that move to the host pool and back, with exact page ids.
 #include <string>
 #include <utility>
 
@@ -20,7 +20,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheImagesTest, PagesGoOutAndComeBackUnderOtherIds) {
+TEST(KvCacheImagesTest, PagesComeBackUnderOtherIds) {
   KvCacheScenario test(Config({{.num_pages = 6, .num_host_pages = 4}}));
   test.Run(R"(
     start a 1..10 nopublish -> cached 0
@@ -100,8 +100,9 @@ TEST(KvCacheImagesTest, AnImportThatFindsNoPagesChangesNothing) {
   )");
 }
 
-// Between copies within the pool: a page may be read, written and read again.
-TEST(KvCacheImagesTest, CopiesAreListedInTheOrderOfWhatTheyDo) {
+// Copies within the pool come in between: a page may be read, written and read
+// again.
+TEST(KvCacheImagesTest, ListsCopiesInTheOrderOfTheirEffects) {
   KvCacheScenario test(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 8}}));
   test.Run(R"(
@@ -125,7 +126,7 @@ TEST(KvCacheImagesTest, CopiesAreListedInTheOrderOfWhatTheyDo) {
   )");
 }
 
-TEST(KvCacheImagesTest, BehindAWindowOnlyWhatIsHeldGoesOut) {
+TEST(KvCacheImagesTest, ExportsOnlyThePagesInsideAWindow) {
   KvCacheScenario test(
       Config({{.num_pages = 8, .num_host_pages = 8},
               {.num_pages = 8, .sliding_window = 5, .num_host_pages = 8}}));
@@ -149,7 +150,7 @@ TEST(KvCacheImagesTest, BehindAWindowOnlyWhatIsHeldGoesOut) {
   )");
 }
 
-TEST(KvCacheImagesTest, WhatComesBackIsFoundByItsPrefix) {
+TEST(KvCacheImagesTest, AnImportedSequenceIsFoundByItsPrefix) {
   KvCacheScenario test(Config({{.num_pages = 5, .num_host_pages = 4}}));
   test.Run(R"(
     start a 1..9
@@ -165,9 +166,9 @@ TEST(KvCacheImagesTest, WhatComesBackIsFoundByItsPrefix) {
   )");
 }
 
-// Others' pages may have gone meanwhile, so they go out too; where they have
-// not, the sequence holds them as before.
-TEST(KvCacheImagesTest, SharedPagesGoOutAndAreSharedAgain) {
+// Other holders may give up shared pages meanwhile, so they are copied out as
+// well. If the pages are still there, the sequence shares them again.
+TEST(KvCacheImagesTest, SharedPagesAreExportedAndSharedAgain) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 8}}));
   test.Run(R"(
     start a 1..9
@@ -192,7 +193,7 @@ TEST(KvCacheImagesTest, SharedPagesGoOutAndAreSharedAgain) {
   )");
 }
 
-TEST(KvCacheImagesTest, CachedPagesAreTakenForThePrefixBeforeForCopies) {
+TEST(KvCacheImagesTest, SharesCachedPagesBeforeItAllocatesCopies) {
   KvCacheScenario test(Config({{.num_pages = 4, .num_host_pages = 4}}));
   test.Run(R"(
     start a 1..14
@@ -210,7 +211,7 @@ TEST(KvCacheImagesTest, CachedPagesAreTakenForThePrefixBeforeForCopies) {
   )");
 }
 
-TEST(KvCacheImagesTest, ComesBackOnlyWithRoomForOneMoreToken) {
+TEST(KvCacheImagesTest, ImportsOnlyWithRoomForOneMoreToken) {
   KvCacheScenario test(Config({{.num_pages = 3, .num_host_pages = 3}}));
   test.Run(R"(
     start a 1..8 nopublish
@@ -227,7 +228,7 @@ TEST(KvCacheImagesTest, ComesBackOnlyWithRoomForOneMoreToken) {
   )");
 }
 
-TEST(KvCacheImagesTest, OneThatHasNotRunHasAnEmptyImage) {
+TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
   KvCacheScenario test(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 2, .num_host_pages = 1}}));
   test.Run(R"(
@@ -241,8 +242,9 @@ TEST(KvCacheImagesTest, OneThatHasNotRunHasAnEmptyImage) {
   )");
 }
 
-// They would be read, or written over, by the step that has not run yet.
-TEST(KvCacheImagesTest, NoPagesForAnImageFromElsewhereWhileCopiesAreListed) {
+// The step that has not run yet would read or overwrite these pages.
+TEST(KvCacheImagesTest,
+     RefusesPagesForAnImageFromElsewhereWhileCopiesAreListed) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
   const ImageShape shape = {.logical_tokens = 8, .groups = {{8, 0, 2, 0}}};
   const auto refuses = [&] {
@@ -259,7 +261,7 @@ TEST(KvCacheImagesTest, NoPagesForAnImageFromElsewhereWhileCopiesAreListed) {
   test.Run("release b");
 }
 
-TEST(KvCacheImagesTest, PagesForAnImageFromElsewhere) {
+TEST(KvCacheImagesTest, GivesPagesForAnImageFromElsewhere) {
   KvCache cache(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 5},
        {.num_pages = 8, .sliding_window = 5, .num_host_pages = 4}}));
@@ -276,36 +278,37 @@ TEST(KvCacheImagesTest, PagesForAnImageFromElsewhere) {
   EXPECT_EQ(cache.ShapeOf(SequenceId(7)), shape);
   KVASIR_EXPECT_OK(cache.CheckInvariants());
 
-  const auto refused = [&](ImageShape lies, const std::string& why) {
+  const auto refused = [&](ImageShape inconsistent, const std::string& why) {
     EXPECT_THAT(
-        cache.TakeImagePages(lies, {}),
+        cache.TakeImagePages(inconsistent, {}),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  ImageShape lies = shape;
-  lies.groups.pop_back();
-  refused(lies, "1 page groups, want 2");
-  lies = shape;
-  lies.logical_tokens = -1;
-  refused(lies, "-1 tokens");
-  lies = shape;
-  lies.logical_tokens = 15;
-  refused(lies, "page group 0 with 15 tokens seen: 14 slots");
-  lies = shape;
-  lies.groups[1].first_page = 0;
-  refused(lies, "page group 1");
-  lies = shape;
-  lies.groups[0].num_side_pages = 0;
-  refused(lies, "0 side pages and a budget of 0 slots, want 14, 4, 0, 1, 0");
-  lies = shape;
-  lies.groups[1].kept_slots = 3;
-  refused(lies, "a budget of 3 slots");
-  lies = shape;
-  lies.prompt_tokens = 9;
-  refused(lies, "by a prompt of 9 tokens, want 0");
+  ImageShape inconsistent = shape;
+  inconsistent.groups.pop_back();
+  refused(inconsistent, "1 page groups, want 2");
+  inconsistent = shape;
+  inconsistent.logical_tokens = -1;
+  refused(inconsistent, "-1 tokens");
+  inconsistent = shape;
+  inconsistent.logical_tokens = 15;
+  refused(inconsistent, "page group 0 with 15 tokens seen: 14 slots");
+  inconsistent = shape;
+  inconsistent.groups[1].first_page = 0;
+  refused(inconsistent, "page group 1");
+  inconsistent = shape;
+  inconsistent.groups[0].num_side_pages = 0;
+  refused(inconsistent,
+          "0 side pages and a budget of 0 slots, want 14, 4, 0, 1, 0");
+  inconsistent = shape;
+  inconsistent.groups[1].kept_slots = 3;
+  refused(inconsistent, "a budget of 3 slots");
+  inconsistent = shape;
+  inconsistent.prompt_tokens = 9;
+  refused(inconsistent, "by a prompt of 9 tokens, want 0");
 }
 
-// What a sequence holds that gives up slots depends on its prompt and budget.
-TEST(KvCacheImagesTest, AnImageThatEvictsIsOfItsPromptAndBudget) {
+// The slots of a sequence that evicts depend on its prompt and budget.
+TEST(KvCacheImagesTest, AnImageThatEvictsNeedsItsPromptAndBudget) {
   KvCacheConfig config =
       Config({{.num_pages = 8,
                .eviction = {.budget_tokens = 6, .every_tokens = 4},
@@ -313,7 +316,7 @@ TEST(KvCacheImagesTest, AnImageThatEvictsIsOfItsPromptAndBudget) {
   config.prefix_reuse = false;
   KvCache cache(config);
   const StartOptions options = {.publish_prefix = false, .prompt_tokens = 10};
-  // 6 slots stay at 8 tokens, two came since; the prompt's end is a point.
+  // 6 slots stay at 8 tokens, and two came since. The prompt's end is a point.
   const ImageShape due = {
       .logical_tokens = 10, .prompt_tokens = 10, .groups = {{8, 0, 2, 0, 6}}};
   ImageShape done = due;
@@ -330,21 +333,21 @@ TEST(KvCacheImagesTest, AnImageThatEvictsIsOfItsPromptAndBudget) {
     google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy> copies;
     cache.TakePageCopies(&copies);  // the next step has run
   }
-  const auto refused = [&](ImageShape shape, const StartOptions& of,
+  const auto refused = [&](ImageShape shape, const StartOptions& start,
                            const std::string& why) {
     EXPECT_THAT(
-        cache.TakeImagePages(shape, of),
+        cache.TakeImagePages(shape, start),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  ImageShape lies = due;
-  lies.groups[0].physical_tokens = 7;
-  refused(lies, options, "7 slots in 2 pages");
-  lies = due;
-  lies.groups[0].kept_slots = 5;
-  refused(lies, options, "a budget of 5 slots, want 8, 2, 0, 0, 6");
-  lies = due;
-  lies.prompt_tokens = 9;
-  refused(lies, options, "a prompt of 9 tokens, want 10");
+  ImageShape inconsistent = due;
+  inconsistent.groups[0].physical_tokens = 7;
+  refused(inconsistent, options, "7 slots in 2 pages");
+  inconsistent = due;
+  inconsistent.groups[0].kept_slots = 5;
+  refused(inconsistent, options, "a budget of 5 slots, want 8, 2, 0, 0, 6");
+  inconsistent = due;
+  inconsistent.prompt_tokens = 9;
+  refused(inconsistent, options, "a prompt of 9 tokens, want 10");
   const std::vector<plan::EvictionCounts> none(1);
   StartOptions whole = options;
   whole.evictions = none;

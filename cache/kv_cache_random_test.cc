@@ -1,6 +1,6 @@
-// Random operations on KvCache, with invariants checked after each and a model
-// of the executor that really writes slots: what a sequence reads must be what
-// its own tokens put there.
+// Random operations on KvCache. Invariants are checked after each one. A model
+// of the executor really writes slots: a sequence must read what its own tokens
+// wrote.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kPageTokens = 4;
 constexpr size_t kMostLive = 32;
 
-// Names everything by two bits: collisions all the time.
+// Hashes have only two bits, so collisions are frequent.
 class WeakHasher final : public PrefixHasher {
  public:
   PrefixHash Root(absl::string_view salt) const override {
@@ -43,11 +43,11 @@ class WeakHasher final : public PrefixHasher {
   }
 };
 
-// Applies deltas and copies as an executor does. A slot's content is the hash
-// of all tokens up to it. Side pages are a ring of as many of the latest slots
-// as they hold: copied a step too early or too late, one differs. Which slots
-// an eviction leaves is drawn from what they hold, so that whoever evicts
-// something else, or in another order, is left with others.
+// Applies deltas and copies like an executor. The content of a slot is the hash
+// of all tokens up to it. Side pages are a ring of the latest slots, as many as
+// they hold; a copy that is a step too early or too late has another content.
+// The slots that an eviction keeps are drawn from their contents. So evicting
+// other slots, or in another order, keeps other slots.
 class SlotModel {
  public:
   explicit SlotModel(const KvCacheConfig& config) : config_(config) {
@@ -87,7 +87,7 @@ class SlotModel {
                                static_cast<size_t>(kPageTokens));
   }
 
-  // In their order, without those of the least contents.
+  // The contents in their order, without the smallest ones.
   static std::vector<uint64_t> Kept(std::vector<uint64_t> held, size_t kept) {
     while (held.size() > kept) {
       held.erase(std::min_element(held.begin(), held.end()));
@@ -198,7 +198,7 @@ class RandomRun {
     std::vector<int32_t> tokens;
     int64_t committed = 0;
     int64_t prompt = 0;
-    // By group that evicts: what the slots must hold.
+    // For each group that evicts: the contents that the slots must have.
     std::map<uint32_t, std::vector<uint64_t>> held;
   };
 
@@ -212,7 +212,7 @@ class RandomRun {
   }
 
   void Operation() {
-    // In a long run as many end as start.
+    // Over a long run, as many sequences end as start.
     if (live_.size() > kMostLive) End(live_.begin()->first, &KvCache::Release);
     const int64_t choice = Below(100);
     if (live_.empty() || choice < 15) {
@@ -233,7 +233,7 @@ class RandomRun {
   }
 
   void Start() {
-    // Few different prompts, so that they share prefixes.
+    // There are few different prompts, so that they share prefixes.
     std::vector<int32_t> tokens(static_cast<size_t>(1 + Below(30)));
     const auto kind = static_cast<int32_t>(Below(3));
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -266,49 +266,51 @@ class RandomRun {
   }
 
   void Evict(int64_t id) {
-    Live& of = live_[id];
+    Live& live = live_[id];
     cache_.Evict(SequenceId(id));
-    for (auto& [group, held] : of.held) {
+    for (auto& [group, held] : live.held) {
       const EvictionSchedule schedule(options_.config.groups[group].eviction,
-                                      of.prompt);
-      if (!schedule.IsPoint(of.committed)) continue;
+                                      live.prompt);
+      if (!schedule.IsPoint(live.committed)) continue;
       held = SlotModel::Kept(std::move(held),
                              static_cast<size_t>(schedule.kept_slots()));
     }
     Check();
   }
 
-  // A step of a random batch: all reserve, then all deltas and copies are
+  // One step of a random batch: all reserve, then all deltas and copies are
   // taken, then all write and commit.
   void Step() {
     std::map<int64_t, int64_t> batch;
-    for (auto& [id, of] : live_) {
+    for (auto& [id, live] : live_) {
       if (Below(2) == 0) continue;
-      if (of.committed == static_cast<int64_t>(of.tokens.size())) {
-        of.tokens.push_back(static_cast<int32_t>(Below(4)));
+      if (live.committed == static_cast<int64_t>(live.tokens.size())) {
+        live.tokens.push_back(static_cast<int32_t>(Below(4)));
       }
       const int64_t left =
-          static_cast<int64_t>(of.tokens.size()) - of.committed;
+          static_cast<int64_t>(live.tokens.size()) - live.committed;
       if (cache_.eviction_due(SequenceId(id))) Evict(id);
       int64_t count = 1 + Below(left);
       if (const auto next = cache_.next_eviction(SequenceId(id))) {
-        count = std::min(count, *next - of.committed);
+        count = std::min(count, *next - live.committed);
       }
       const int64_t cut = cache_.tail_cut(SequenceId(id));
-      if (cut > of.committed && Below(2) == 0) {
-        count = std::min(count, cut - of.committed);
+      if (cut > live.committed && Below(2) == 0) {
+        count = std::min(count, cut - live.committed);
       }
       if (cache_.Reserve(SequenceId(id), count)) batch[id] = count;
       Check();
     }
-    // Some that have reserved do not run after all: given up, or put off.
+    // Some sequences that have reserved do not run: they are ended or
+    // postponed.
     if (!batch.empty() && Below(4) == 0) {
       const int64_t victim = batch.begin()->first;
       batch.erase(victim);
       if (Below(2) == 0) End(victim, &KvCache::Preempt);
       Check();
     }
-    // Others go out and come in before the step's copies are taken.
+    // Other sequences are exported and imported before the step's copies are
+    // taken.
     for (int64_t n = Below(3); n > 0 && HasHostPool() && !live_.empty(); --n) {
       const int64_t id = AnyLive();
       if (!batch.contains(id)) Export(id);
@@ -341,12 +343,13 @@ class RandomRun {
     for (const auto& [id, count] : batch) Write(id, count);
     for (const auto& [id, count] : batch) ReadBack(id);
     for (const auto& [id, count] : batch) {
-      Live& of = live_[id];
-      cache_.Commit(SequenceId(id), absl::MakeConstSpan(of.tokens).subspan(
-                                        static_cast<size_t>(of.committed),
-                                        static_cast<size_t>(count)));
-      of.committed += count;
-      // At times at once, at times before its next step.
+      Live& live = live_[id];
+      cache_.Commit(SequenceId(id),
+                    absl::MakeConstSpan(live.tokens)
+                        .subspan(static_cast<size_t>(live.committed),
+                                 static_cast<size_t>(count)));
+      live.committed += count;
+      // Sometimes it is evicted at once, and sometimes before its next step.
       if (cache_.eviction_due(SequenceId(id)) && Below(2) == 0) Evict(id);
       Check();
     }
@@ -363,15 +366,15 @@ class RandomRun {
   }
 
   void Write(int64_t id, int64_t count) {
-    Live& of = live_[id];
-    const std::vector<uint64_t> values = PrefixValues(of.tokens);
+    Live& live = live_[id];
+    const std::vector<uint64_t> values = PrefixValues(live.tokens);
     for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
-      for (int64_t p = of.committed; p < of.committed + count; ++p) {
+      for (int64_t p = live.committed; p < live.committed + count; ++p) {
         const uint64_t value = values[static_cast<size_t>(p)];
         int64_t slot = p;
         if (Evicts(g)) {
-          slot = static_cast<int64_t>(of.held[g].size());
-          of.held[g].push_back(value);
+          slot = static_cast<int64_t>(live.held[g].size());
+          live.held[g].push_back(value);
         }
         model_.Write(SequenceId(id), g, slot, value);
         if (model_.RingRows(g) == 0) continue;
@@ -380,14 +383,14 @@ class RandomRun {
     }
   }
 
-  // Before the step's writes: the rings hold the sequence's latest slots.
+  // Before the step's writes, the rings must hold the sequence's latest slots.
   void ReadRings(int64_t id) {
-    const Live& of = live_[id];
-    const std::vector<uint64_t> values = PrefixValues(of.tokens);
+    const Live& live = live_[id];
+    const std::vector<uint64_t> values = PrefixValues(live.tokens);
     for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
       const int64_t rows = model_.RingRows(g);
-      for (int64_t p = std::max<int64_t>(0, of.committed - rows);
-           p < of.committed; ++p) {
+      for (int64_t p = std::max<int64_t>(0, live.committed - rows);
+           p < live.committed; ++p) {
         ASSERT_EQ(*model_.InRing(SequenceId(id), g, p),
                   values[static_cast<size_t>(p)])
             << "sequence " << id << " group " << g << " row " << p;
@@ -395,12 +398,12 @@ class RandomRun {
     }
   }
 
-  // After all of the step's writes: every slot that the step's first query sees
-  // still holds this sequence's own.
+  // After all writes of the step, every slot that its first query sees must
+  // still hold this sequence's own content.
   void ReadBack(int64_t id) {
-    const Live& of = live_[id];
-    const std::vector<uint64_t> values = PrefixValues(of.tokens);
-    for (const auto& [group, held] : of.held) {
+    const Live& live = live_[id];
+    const std::vector<uint64_t> values = PrefixValues(live.tokens);
+    for (const auto& [group, held] : live.held) {
       for (size_t s = 0; s < held.size(); ++s) {
         ASSERT_EQ(model_.Read(SequenceId(id), group, static_cast<int64_t>(s)),
                   held[s])
@@ -410,8 +413,8 @@ class RandomRun {
     for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
       if (Evicts(g)) continue;
       const int64_t first = FirstVisibleToken(
-          options_.config.groups[g].sliding_window, of.committed);
-      for (int64_t p = first; p < of.committed; ++p) {
+          options_.config.groups[g].sliding_window, live.committed);
+      for (int64_t p = first; p < live.committed; ++p) {
         ASSERT_EQ(model_.Read(SequenceId(id), g, p),
                   values[static_cast<size_t>(p)])
             << "sequence " << id << " group " << g << " position " << p;
@@ -419,14 +422,14 @@ class RandomRun {
     }
   }
 
-  // At times a fork is forked before it runs, and goes before its own child.
+  // Sometimes a fork is forked before it runs, and ends before its own child.
   void Fork() {
     const int64_t child = ForkOf(AnyLive());
     if (child < 0 || Below(2) == 0) return;
     if (ForkOf(child) >= 0 && Below(2) == 0) End(child, &KvCache::Release);
   }
 
-  // The child; -1: none now.
+  // Returns the child, or -1 if no fork is possible now.
   int64_t ForkOf(int64_t parent) {
     if (cache_.reserved_tokens(SequenceId(parent)) != 0 ||
         !cache_.can_fork(SequenceId(parent))) {
@@ -476,24 +479,24 @@ class RandomRun {
     live_.erase(id);
   }
 
-  // Any image, or it is dropped.
+  // Imports any image, or drops it.
   void Import() {
     if (images_.empty()) return;
     const int64_t index = Below(static_cast<int64_t>(images_.size()));
-    auto& [of, image] = images_[static_cast<size_t>(index)];
+    auto& [live, image] = images_[static_cast<size_t>(index)];
     const SequenceId id(next_id_++);
     StartOptions options;
     options.publish_prefix = Below(8) != 0;
-    options.prompt_tokens = of.prompt;
+    options.prompt_tokens = live.prompt;
     const ImageShape shape = image.shape;
     const int64_t before = FreePages();
     if (Below(8) != 0) {
-      if (!cache_.Import(id, &image, of.tokens, options)) {
+      if (!cache_.Import(id, &image, live.tokens, options)) {
         EXPECT_EQ(FreePages(), before);
         return;
       }
       EXPECT_EQ(cache_.ShapeOf(id), shape);
-      live_[id.value()] = std::move(of);
+      live_[id.value()] = std::move(live);
     }
     images_.erase(images_.begin() + index);
   }
@@ -530,7 +533,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
 constexpr int kSeeds = 40;
 constexpr int kOperations = 150;
 
-// The sum over the seeds of what a run must have met to mean something.
+// Events that the runs of all seeds together must have had to be meaningful.
 struct Met {
   int64_t evicted = 0;
   int64_t copied = 0;
@@ -574,7 +577,7 @@ TEST(KvCacheRandomTest, OneGroup) {
   EXPECT_EQ(met.unpublished, 0);
 }
 
-TEST(KvCacheRandomTest, ATinyPoolRefusesAllTheTime) {
+TEST(KvCacheRandomTest, ATinyPoolRefusesOften) {
   const Met met = RunSeeds({.config = Config({{.num_pages = 9}})});
   EXPECT_GT(met.evicted, 0);
 }
@@ -597,7 +600,7 @@ TEST(KvCacheRandomTest, OnlyWindows) {
   EXPECT_GT(met.hits, 0);
 }
 
-TEST(KvCacheRandomTest, AWeakHashCostsHitsAndNothingElse) {
+TEST(KvCacheRandomTest, AWeakHashOnlyCostsHits) {
   const Met met =
       RunSeeds({.weak_hash = true,
                 .config = Config({{.num_pages = 24},
@@ -662,7 +665,8 @@ TEST(KvCacheRandomTest, SidePagesAndWindowsGoToATinyHostPool) {
   EXPECT_GT(met.tails, 0);
 }
 
-// Of each kind of group; scores in its pages, it is never found or shared.
+// One group of each kind. A group that evicts holds scores in its pages, and is
+// never found or shared.
 KvCacheConfig EvictingConfig(int64_t num_pages, int64_t num_host_pages = 0) {
   KvCacheConfig config = Config(
       {{.num_pages = num_pages,

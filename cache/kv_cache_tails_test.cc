@@ -1,4 +1,4 @@
-// Sequences with side pages: a prefix is found as far as a tail goes.
+// Sequences with side pages: a prefix is found up to its last tail.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace kvasir::cache {
 namespace {
 
-// Pages of 4 tokens.
+// Pages have 4 tokens.
 KvCacheConfig Config(int64_t num_pages, int64_t side_pages) {
   KvCacheConfig config;
   config.page_tokens = 4;
@@ -25,7 +25,7 @@ void RunScript(int64_t num_pages, int64_t side_pages,
   KvCacheScenario(Config(num_pages, side_pages)).Run(script);
 }
 
-TEST(KvCacheTailsTest, APrefixIsFoundAsFarAsATailGoes) {
+TEST(KvCacheTailsTest, APrefixIsFoundUpToItsLastTail) {
   KvCacheScenario s(Config(12, 2));
   s.Run(R"(
     start a 1..10      -> cached 0
@@ -42,7 +42,7 @@ TEST(KvCacheTailsTest, APrefixIsFoundAsFarAsATailGoes) {
     release a
     pool               -> used 0 free 12 cached 4
     probe 1..10        -> cached 8
-    probe 1..8         -> cached 0    # the tail lies behind the last token
+    probe 1..8         -> cached 0    # the tail is after the last token
     start b 1..10      -> cached 8
     cut b              -> 0
     pages b            -> 2 3
@@ -93,7 +93,7 @@ TEST(KvCacheTailsTest, OutputKeepsItsNewestTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, ATailThatAnotherFoundGivesWayNoLonger) {
+TEST(KvCacheTailsTest, ATailThatAnotherSequenceFoundStays) {
   RunScript(16, 1, R"(
     start a 1..3
     append a 4..12
@@ -116,7 +116,7 @@ TEST(KvCacheTailsTest, AForkPointGetsATailFromTheSecondText) {
     step a 8           -> ok
     cut a              -> 20
     step a 4           -> ok
-    probe 1..30        -> cached 0    # nothing ends where texts part
+    probe 1..30        -> cached 0    # no tail where the texts part
     start b 1..10 40..49 -> cached 0
     cut b              -> 8
     step b 8           -> ok
@@ -142,7 +142,7 @@ TEST(KvCacheTailsTest, APreemptedSequenceComesBackThroughItsTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, NothingIsLeftOfOneThatDoesNotPublish) {
+TEST(KvCacheTailsTest, ASequenceThatDoesNotPublishLeavesNoTail) {
   RunScript(16, 1, R"(
     start a 1..10 nopublish
     cut a              -> 0
@@ -164,7 +164,7 @@ TEST(KvCacheTailsTest, OtherSaltsMiss) {
   )");
 }
 
-// Every prefix has the same name.
+// Gives every prefix the same name.
 class OneHash final : public PrefixHasher {
  public:
   PrefixHash Root(absl::string_view) const override { return {}; }
@@ -188,7 +188,7 @@ TEST(KvCacheTailsTest, AHashCollisionIsAMiss) {
   )");
 }
 
-TEST(KvCacheTailsTest, APageThatGoesTakesItsTailAlong) {
+TEST(KvCacheTailsTest, ForgettingAPageDropsItsTail) {
   RunScript(8, 2, R"(
     start a 1..8
     step a 8           -> ok
@@ -205,8 +205,8 @@ TEST(KvCacheTailsTest, APageThatGoesTakesItsTailAlong) {
   )");
 }
 
-// Released with a chain, tails lie behind its pages.
-TEST(KvCacheTailsTest, PagesBeyondATailGoBeforeIt) {
+// When a chain is released, its tails are placed after its pages in the list.
+TEST(KvCacheTailsTest, EvictsPagesBeyondATailBeforeTheTail) {
   RunScript(10, 1, R"(
     start a 1..6
     append a 7..19
@@ -221,7 +221,7 @@ TEST(KvCacheTailsTest, PagesBeyondATailGoBeforeIt) {
   )");
 }
 
-TEST(KvCacheTailsTest, TailsMakeRoomForRequests) {
+TEST(KvCacheTailsTest, EvictsTailsForRequests) {
   RunScript(8, 1, R"(
     start a 1..8
     step a 8           -> ok
@@ -240,7 +240,7 @@ TEST(KvCacheTailsTest, TailsMakeRoomForRequests) {
   )");
 }
 
-TEST(KvCacheTailsTest, TailsTakeAQuarterOfThePool) {
+TEST(KvCacheTailsTest, TailsTakeAtMostAQuarterOfThePool) {
   RunScript(16, 2, R"(
     start a 1..4
     step a 4           -> ok
@@ -257,7 +257,7 @@ TEST(KvCacheTailsTest, TailsTakeAQuarterOfThePool) {
   )");
 }
 
-TEST(KvCacheTailsTest, InAFullPoolTheLastHolderTakesTheTailOver) {
+TEST(KvCacheTailsTest, TheLastHolderTakesATailOverInAFullPool) {
   RunScript(6, 2, R"(
     start a 1..8
     step a 4           -> ok
@@ -277,7 +277,7 @@ TEST(KvCacheTailsTest, InAFullPoolTheLastHolderTakesTheTailOver) {
   )");
 }
 
-TEST(KvCacheTailsTest, ATailIsFilledThoughItsLastHolderIsGone) {
+TEST(KvCacheTailsTest, CopiesATailWhoseLastHolderHasEnded) {
   RunScript(5, 1, R"(
     start a 1..5
     step a 4           -> ok
@@ -291,7 +291,7 @@ TEST(KvCacheTailsTest, ATailIsFilledThoughItsLastHolderIsGone) {
   )");
 }
 
-TEST(KvCacheTailsTest, ATailThatTwoHoldIsNotTakenOver) {
+TEST(KvCacheTailsTest, ASharedTailIsNotTakenOver) {
   RunScript(6, 2, R"(
     start a 1..8
     step a 8           -> ok
@@ -304,8 +304,8 @@ TEST(KvCacheTailsTest, ATailThatTwoHoldIsNotTakenOver) {
   )");
 }
 
-// The pages of a tail that one sequence alone holds are there for it.
-TEST(KvCacheTailsTest, AvailablePagesOfASequenceCountItsTail) {
+// A sequence can use the pages of a tail that only it holds.
+TEST(KvCacheTailsTest, AvailablePagesOfASequenceIncludeItsTail) {
   KvCacheScenario s(Config(6, 2));
   s.Run(R"(
     start a 1..8
@@ -317,9 +317,9 @@ TEST(KvCacheTailsTest, AvailablePagesOfASequenceCountItsTail) {
   EXPECT_EQ(s.cache().available_pages(SequenceId(1), PageGroupId(0)), 4);
 }
 
-// What a step reads was there when the copy was listed, whoever has the page
+// A step reads what was there when the copy was listed, whatever holds the page
 // by then.
-TEST(KvCacheTailsTest, PagesThatComeFreeAreCopiedBeforeTheyAreTaken) {
+TEST(KvCacheTailsTest, CopiesFreedPagesBeforeTheyAreReused) {
   RunScript(6, 1, R"(
     start a 1..4
     step a 4           -> ok
@@ -350,7 +350,7 @@ TEST(KvCacheTailsTest, AForkCopiesSidePagesAtOnce) {
   )");
 }
 
-TEST(KvCacheTailsTest, AForkOfAForkReadsRowsOfOneThatIsGone) {
+TEST(KvCacheTailsTest, AForkOfAForkReadsRowsOfAnEndedSequence) {
   RunScript(12, 1, R"(
     start a 1..6 nopublish
     step a 5           -> ok

@@ -22,7 +22,7 @@ KvCacheConfig::Group Pages(int64_t num_pages, int64_t sliding_window = 0) {
           .payload_bytes = kPayloadBytes};
 }
 
-// Pages of 4 tokens.
+// Pages have 4 tokens.
 KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   KvCacheConfig config;
   config.page_tokens = 4;
@@ -31,7 +31,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheTest, TakesPagesAsTokensComeAndSendsThemOnce) {
+TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsThemOnce) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..9       -> cached 0
@@ -81,7 +81,7 @@ TEST(KvCacheTest, AnUncommittedReservationIsReplaced) {
   )");
 }
 
-TEST(KvCacheTest, TheNextStepIsToldBeforeThisOneIsCommitted) {
+TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
   KvCacheConfig config = Config({Pages(4)});
   config.groups[0].eviction = {
       .budget_tokens = 6, .every_tokens = 8, .observation_window = 2};
@@ -95,7 +95,7 @@ TEST(KvCacheTest, TheNextStepIsToldBeforeThisOneIsCommitted) {
   kvasir::v1::SequenceStep first;
   cache.TakeDeltas(a, &first);
   EXPECT_EQ(first.physical_starts(0), 0u);
-  EXPECT_EQ(first.first_counted(0), 3u);  // the window is tokens 3 and 4
+  EXPECT_EQ(first.first_counted(0), 3u);  // only tokens 3 and 4 count
   ASSERT_TRUE(cache.Reserve(a, 5));
   kvasir::v1::SequenceStep next;
   cache.TakeDeltas(a, &next, /*written_before=*/3);
@@ -110,7 +110,7 @@ TEST(KvCacheTest, TheNextStepIsToldBeforeThisOneIsCommitted) {
   EXPECT_EQ(cache.reserved_tokens(a), 0);
   EXPECT_EQ(cache.logical_tokens(a), 5);
 
-  // Of output every token counts.
+  // Every output token counts.
   ASSERT_TRUE(cache.Reserve(a, 1));
   ASSERT_TRUE(cache.Reserve(a, 2));
   kvasir::v1::SequenceStep output;
@@ -168,7 +168,7 @@ TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
   )");
 }
 
-TEST(KvCacheTest, OtherTokensOtherOrderAndOtherSaltMiss) {
+TEST(KvCacheTest, OtherTokensOrdersAndSaltsMiss) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..8 salt=x
@@ -193,7 +193,7 @@ TEST(KvCacheTest, UnpublishedPagesAreNotFound) {
   )");
 }
 
-TEST(KvCacheTest, WithoutPrefixReuseNothingIsKept) {
+TEST(KvCacheTest, WithoutPrefixReuseNoPageIsCached) {
   KvCacheConfig config = Config({Pages(6)});
   config.prefix_reuse = false;
   KvCacheScenario s(config);
@@ -282,7 +282,7 @@ TEST(KvCacheTest, TwoSequencesThatComputeTheSamePageKeepTheirOwn) {
   )");
 }
 
-TEST(KvCacheTest, AChainThatLostAPageIsJoinedAgain) {
+TEST(KvCacheTest, AChainThatLostAPageIsRepaired) {
   KvCacheScenario s(Config({Pages(5)}));
   s.Run(R"(
     start a 1..4
@@ -356,7 +356,7 @@ TEST(KvCacheTest, AForkOutlivesItsParentAndCopiesLater) {
     step a 6           -> ok          # 0 1
     fork a b
     append a 7 8
-    step a 2           -> ok          # fills page 1 behind the fork's slots
+    step a 2           -> ok          # fills page 1 after the fork's slots
     release a
     append b 9
     pool               -> used 2 free 2 cached 0
@@ -383,7 +383,7 @@ TEST(KvCacheTest, AForkOfAForkCopiesFromTheSamePage) {
   )");
 }
 
-TEST(KvCacheTest, AForkAloneInAFullPoolTakesThePageOver) {
+TEST(KvCacheTest, AForkTakesOverAnUnsharedPageInAFullPool) {
   KvCacheScenario s(Config({Pages(2)}));
   s.Run(R"(
     start a 1..6
@@ -401,7 +401,7 @@ TEST(KvCacheTest, AForkAloneInAFullPoolTakesThePageOver) {
   )");
 }
 
-// It is done before whoever has the page by then writes.
+// The copy is done before a new holder of the page writes.
 TEST(KvCacheTest, ACopyForASequenceThatEndedStaysListed) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
@@ -434,7 +434,7 @@ TEST(KvCacheTest, APreemptedSequenceFindsItsPagesAgain) {
 }
 
 TEST(KvCacheTest, AWindowGivesUpPagesAtTheFront) {
-  // A query sees itself and four tokens before it.
+  // A query sees itself and the four tokens before it.
   KvCacheScenario s(Config({Pages(8), Pages(4, 5)}));
   s.Run(R"(
     start a 1..20
@@ -469,7 +469,7 @@ TEST(KvCacheTest, AHitNeedsOnlyThePagesStillInsideTheWindow) {
   )");
 }
 
-TEST(KvCacheTest, AWindowPageThatIsGoneShortensTheHit) {
+TEST(KvCacheTest, AMissingWindowPageShortensTheHit) {
   KvCacheScenario s(Config({Pages(12), Pages(4, 5)}));
   s.Run(R"(
     start a 1..16
@@ -484,8 +484,8 @@ TEST(KvCacheTest, AWindowPageThatIsGoneShortensTheHit) {
   )");
 }
 
-// The last page of a long sequence behind a window holds the nodes of all pages
-// before it: 4 pages make room for 2 * 4 + 64 nodes, the root and 71 pages.
+// The last page of a long sequence with a window keeps the nodes of all pages
+// before it. 4 pages make room for 2 * 4 + 64 nodes: the root and 71 pages.
 TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
   KvCacheScenario s(Config({Pages(4, 5)}));
   s.Run("start a 1..284 -> cached 0");
@@ -511,7 +511,7 @@ TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
   EXPECT_EQ(s.cache().Stats().pages_unpublished, 0);
 }
 
-// One sequence longer than the index: its own nodes fill it.
+// One sequence is longer than the index, and its own nodes fill it.
 TEST(KvCacheTest, ASequenceThatFillsTheIndexItselfTakesNoCachedPageForIt) {
   KvCacheScenario s(Config({Pages(4, 5)}));
   s.Run("start a 1..288 -> cached 0");
@@ -546,7 +546,7 @@ TEST(KvCacheTest, SidePagesComeWithTheFirstReservation) {
   )");
 }
 
-TEST(KvCacheTest, SidePagesAreCountedApartFromThoseOfTokens) {
+TEST(KvCacheTest, SidePagesAreCountedSeparatelyFromTokenPages) {
   KvCacheConfig config = Config({Pages(8)});
   config.groups[0].side_pages_per_sequence = 2;
   config.groups[0].side_payload_bytes = kPageBytes + 10;
@@ -594,7 +594,7 @@ TEST(KvCacheTest, AbortInEveryStateFreesEverything) {
   )");
 }
 
-// Every prefix has the same name.
+// Gives every prefix the same name.
 class OneHash final : public PrefixHasher {
  public:
   PrefixHash Root(absl::string_view) const override { return {}; }
@@ -621,7 +621,7 @@ TEST(KvCacheTest, AHashCollisionIsAMiss) {
   EXPECT_EQ(s.cache().Stats().pages_unpublished, 3);
 }
 
-TEST(KvCacheTest, AStartThatIsRefusedIsNoQueryOfThePrefixCache) {
+TEST(KvCacheTest, ARefusedStartIsNotCountedAsAQuery) {
   KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..9
@@ -658,7 +658,7 @@ TEST(KvCacheTest, CountsTokensBytesAndWaste) {
   EXPECT_EQ(stats.query_tokens, 20);
   EXPECT_EQ(stats.hit_tokens, 8);
   const PageGroupStats& all = stats.groups[0];
-  EXPECT_EQ(all.used_pages, 4);  // two shared, one each
+  EXPECT_EQ(all.used_pages, 4);  // two shared, and one for each sequence
   EXPECT_EQ(all.held_slots, 16);
   EXPECT_EQ(all.filled_slots, 8 + 2 + 1);
   EXPECT_EQ(all.physical_tokens, 19);
@@ -667,14 +667,15 @@ TEST(KvCacheTest, CountsTokensBytesAndWaste) {
   EXPECT_EQ(all.padding_bytes, 4 * (kPageBytes - kPayloadBytes));
   EXPECT_EQ(all.unfilled_bytes, 4 * kPayloadBytes - 11 * kPayloadBytes / 4);
   const PageGroupStats& windowed = stats.groups[1];
-  EXPECT_EQ(windowed.used_pages, 3);  // page 1 shared, one each
+  // page 1 is shared, and one for each sequence
+  EXPECT_EQ(windowed.used_pages, 3);
   EXPECT_EQ(windowed.cached_pages, 1);
   EXPECT_EQ(windowed.physical_tokens, 6 + 5);
 }
 
 TEST(KvCacheTest, MetadataIsUnderTwoPercentOfATinyModelsPool) {
-  // 6 layers of 8 heads of 32 in bf16, the default page; every page published
-  // under a root of its own, the worst case for the index.
+  // 6 layers of 8 heads of 32 dims in bf16 with the default page. Every page is
+  // published under a root of its own, which is the worst case for the index.
   KvCacheConfig config;
   config.page_tokens = 64;
   config.groups.push_back({.num_pages = 512,
@@ -690,11 +691,12 @@ TEST(KvCacheTest, MetadataIsUnderTwoPercentOfATinyModelsPool) {
   }
   const KvCacheStats stats = cache.Stats();
   EXPECT_EQ(stats.pages_published, 512);
-  EXPECT_GT(stats.metadata_bytes, 512 * 64 * 4);  // the token ids at least
+  EXPECT_GT(stats.metadata_bytes, 512 * 64 * 4);  // at least the token ids
   EXPECT_LT(stats.metadata_bytes * 50, stats.groups[0].pool_bytes);
 }
 
-// What a step does must depend on its own tokens, not on the context's length.
+// The work of a step must depend only on its own tokens, and not on the length
+// of the context.
 TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
   constexpr int64_t kSequences = 256;
   constexpr int64_t kContext = 4096;
@@ -707,7 +709,7 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
   for (int64_t i = 0; i < kSequences; ++i) {
     std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(i));
     const SequenceId id(i);
-    // Lengths that reach a page's end at different steps.
+    // The lengths reach the end of a page at different steps.
     const int64_t length = kContext - i % 64;
     cache.StartSequence(id, tokens, {});
     ASSERT_TRUE(cache.Reserve(id, length));
@@ -727,7 +729,7 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
     cache.Commit(id, {7});
   }
   const KvCacheStats after = cache.Stats();
-  // Four of 256 begin a page, four others fill one.
+  // Four of 256 sequences begin a page, and four others fill one.
   EXPECT_EQ(steps.block_tables_size(), 4);
   EXPECT_EQ(after.pages_allocated - before.pages_allocated, 4);
   EXPECT_EQ(after.table_entries_sent - before.table_entries_sent, 4);

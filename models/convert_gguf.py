@@ -5,7 +5,7 @@
     ./convert_gguf.py model.gguf FOLDER
 
 config.json, generation_config.json, model.safetensors, tokenizer.json and
-tokenizer_config.json with the chat template, all from what the file says.
+tokenizer_config.json with the chat template, all from the fields of the file.
 models/fetch runs it.
 """
 
@@ -18,7 +18,7 @@ import sys
 import gguf
 import numpy as np
 
-# {GGUF's name of a split: the pre-tokenizers in front of the byte level}
+# {GGUF's name of a split: the pre-tokenizers that come before the byte level}
 SPLITS = {"smollm": [{"type": "Digits", "individual_digits": True}]}
 CONTROL = 3  # GGUF's type of a token that is no text
 
@@ -51,8 +51,8 @@ def stored_name(name):
 
 
 def halves(rows, heads):
-    """Rows of q and k in Hugging Face's order. GGUF has the two rows that RoPE
-    turns together side by side; here they are half a head apart."""
+    """Puts the rows of q and k into Hugging Face's order. In GGUF, two rows that
+    RoPE rotates together are neighbours; here they are half a head apart."""
     pairs = rows.reshape(heads, -1, 2, rows.shape[-1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
@@ -108,7 +108,7 @@ def config(source):
         "num_attention_heads": source.heads,
         "num_hidden_layers": source.field("llama.block_count"),
         "num_key_value_heads": source.kv_heads,
-        # The decimal that the file's float32 stands for: 1e-05.
+        # The shortest decimal that rounds to the file's float32: 1e-05.
         "rms_norm_eps": float(str(np.float32(
             source.field("llama.attention.layer_norm_rms_epsilon")))),
         "rope_scaling": None,

@@ -162,8 +162,8 @@ absl::StatusOr<AttentionTensors> TensorsOf(const ResolvedAttention& attention,
     }
     return absl::UnimplementedError(absl::StrCat(
         "layer ", layer, ": ", part.prefix,
-        ": a low_rank space of keys stored POST_ROPE has no tensors; a full "
-        "space with basis_static says the same"));
+        ": a low_rank space of keys stored POST_ROPE has no tensors: use a "
+        "full space with basis_static instead"));
   }
   return Lister(attention, shape).List();
 }

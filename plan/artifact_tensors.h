@@ -54,7 +54,7 @@ absl::StatusOr<AttentionTensors> TensorsOf(const ResolvedAttention& attention,
                                            const AttentionShape& shape,
                                            int64_t layer);
 
-// The same for a layer that no plan changes.
+// The attention tensors of a layer that no plan changes.
 std::vector<RequiredTensor> PlainAttentionTensors(const AttentionShape& shape);
 
 }  // namespace kvasir::plan

@@ -55,7 +55,7 @@ absl::Status CheckBitRuns(const PlanPlace& where, const Codec::Bits& bits,
   for (const Codec::Bits::Run& run : bits.runs()) {
     if (none && run.bits() > 0) {
       return where.Refuse("a run of ", run.bits(),
-                          " bits behind one of 0: want runs of 0 bits last");
+                          " bits after one of 0: want runs of 0 bits last");
     }
     none = none || run.bits() == 0;
   }

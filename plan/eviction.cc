@@ -77,8 +77,8 @@ absl::Status ApplyEviction(const EvictionSettings& settings,
   }
   if (any) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "no layer can evict: every one sees a sliding window of tokens, behind "
-      "which they are given up already");
+      "no layer can evict: every layer has a sliding window, which already "
+      "gives up the tokens outside it");
 }
 
 }  // namespace kvasir::plan

@@ -15,7 +15,7 @@
 
 namespace kvasir::plan {
 
-// Which slots stay in addition to sinks and recent tokens.
+// The rule for the slots that stay in addition to sinks and recent tokens.
 enum class EvictionMethod {
   kQHitter,    // by attention received and friendliness to quantization
   kH2o,        // only by attention received

@@ -86,7 +86,7 @@ absl::StatusOr<KvPlan> ParsePlanJson(absl::string_view text,
       google::protobuf::StringPiece(text.data(), text.size()), &plan, options);
   if (!parsed.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, ": no KvPlan: ", parsed.ToString()));
+        absl::StrCat(name, ": not a KvPlan: ", parsed.ToString()));
   }
   if (plan.schema_version() != kPlanSchemaVersion) {
     return absl::InvalidArgumentError(

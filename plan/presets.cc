@@ -312,15 +312,15 @@ absl::StatusOr<KvPlan> MakePresetPlan(const std::string& name,
   if (shape.num_kv_heads % entry->share != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("plan ", name, ": ", shape.num_kv_heads,
-                     " KV heads are no groups of ", entry->share));
+                     " KV heads do not divide into groups of ", entry->share));
   }
   if (!entry->whole.has_value() &&
       (shape.rotary_dim != shape.head_dim || shape.head_dim % 4 != 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("plan ", name,
-                     ": want heads that RoPE turns wholly, of a multiple of "
-                     "4 dims, have ",
-                     shape.rotary_dim, " of ", shape.head_dim));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "plan ", name,
+        ": want heads that RoPE rotates completely, of a multiple of "
+        "4 dims, have ",
+        shape.rotary_dim, " of ", shape.head_dim));
   }
   KvPlan plan;
   plan.set_schema_version(kPlanSchemaVersion);

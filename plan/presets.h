@@ -14,7 +14,7 @@
 
 namespace kvasir::plan {
 
-// What limits attention over such a cache, and how near to the limit it should
+// The limit of attention over such a cache, and how near to it attention should
 // be.
 struct PlanPreset {
   std::string name;

@@ -57,8 +57,9 @@ void AddUnits(const ResolvedPlan& plan, int64_t layer, Found& of_layer) {
 }
 
 bool GoesOn(const Replica& before, const Replica& next) {
-  const auto what = [](const Replica& of) {
-    return std::tie(of.side, of.joint, of.part, of.heads, of.ranks);
+  const auto what = [](const Replica& replica) {
+    return std::tie(replica.side, replica.joint, replica.part, replica.heads,
+                    replica.ranks);
   };
   return before.last_layer + 1 == next.first_layer &&
          what(before) == what(next);

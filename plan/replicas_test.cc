@@ -66,24 +66,25 @@ Ranked Ranks(const std::vector<std::string>& layers, int64_t size) {
 }
 
 // "0-1 value 0: heads 0,1 ranks 0,1 bytes 24 + 24"
-std::vector<std::string> Told(const Ranked& ranks) {
+std::vector<std::string> Listed(const Ranked& ranks) {
   std::vector<std::string> lines;
-  for (const Replica& of : FindReplicas(ranks)) {
+  for (const Replica& replica : FindReplicas(ranks)) {
     lines.push_back(absl::StrCat(
-        of.first_layer, "-", of.last_layer, " ", of.joint ? "joint " : "",
-        of.side.has_value() ? SideName(*of.side) : "metadata", " ", of.part,
-        ": heads ", absl::StrJoin(of.heads, ","), " ranks ",
-        absl::StrJoin(of.ranks, ","), " bytes ", of.bytes_per_token, " + ",
-        of.extra_bytes_per_token()));
+        replica.first_layer, "-", replica.last_layer, " ",
+        replica.joint ? "joint " : "",
+        replica.side.has_value() ? SideName(*replica.side) : "metadata", " ",
+        replica.part, ": heads ", absl::StrJoin(replica.heads, ","), " ranks ",
+        absl::StrJoin(replica.ranks, ","), " bytes ", replica.bytes_per_token,
+        " + ", replica.extra_bytes_per_token()));
   }
   return lines;
 }
 
 TEST(ReplicasTest, GroupsWithinOneRankAreHeldOnce) {
   const std::string layer = Layer(Values({Group("0,1", 8), Group("2,3", 8)}));
-  EXPECT_THAT(Told(Ranks({layer, layer}, 1)), IsEmpty());
-  EXPECT_THAT(Told(Ranks({layer, layer}, 2)), IsEmpty());
-  EXPECT_THAT(Told(Ranks({Layer(kFullValue)}, 4)), IsEmpty());
+  EXPECT_THAT(Listed(Ranks({layer, layer}, 1)), IsEmpty());
+  EXPECT_THAT(Listed(Ranks({layer, layer}, 2)), IsEmpty());
+  EXPECT_THAT(Listed(Ranks({Layer(kFullValue)}, 4)), IsEmpty());
 }
 
 TEST(ReplicasTest, AGroupThatSpansRanksIsHeldByEachOfThem) {
@@ -91,16 +92,16 @@ TEST(ReplicasTest, AGroupThatSpansRanksIsHeldByEachOfThem) {
   const std::string wider = Layer(Values({Group("0,1,2,3", 20)}));
   const std::string odd = Layer(Values({Group("0,3", 6), Group("1,2", 10)}));
   // Layers that differ only in the rank of the group are one entry.
-  EXPECT_THAT(Told(Ranks({all, wider, Layer(kFullValue), all, odd}, 2)),
+  EXPECT_THAT(Listed(Ranks({all, wider, Layer(kFullValue), all, odd}, 2)),
               ElementsAre("0-1 value 0: heads 0,1,2,3 ranks 0,1 bytes 64 + 64",
                           "3-3 value 0: heads 0,1,2,3 ranks 0,1 bytes 24 + 24",
                           "4-4 value 0: heads 0,3 ranks 0,1 bytes 12 + 12",
                           "4-4 value 0: heads 1,2 ranks 0,1 bytes 20 + 20"));
-  EXPECT_THAT(Told(Ranks({odd}, 4)),
+  EXPECT_THAT(Listed(Ranks({odd}, 4)),
               ElementsAre("0-0 value 0: heads 0,3 ranks 0,3 bytes 12 + 12",
                           "0-0 value 0: heads 1,2 ranks 1,2 bytes 20 + 20"));
   EXPECT_THAT(
-      Told(Ranks({all}, 4)),
+      Listed(Ranks({all}, 4)),
       ElementsAre("0-0 value 0: heads 0,1,2,3 ranks 0,1,2,3 bytes 24 + 72"));
 }
 
@@ -111,13 +112,13 @@ TEST(ReplicasTest, ListsALatentOfKeyAndValueOnce) {
                            R"({"reconstruct":{},"serves":"SERVES_KEY"},)"
                            R"({"at_runtime":{},"serves":"SERVES_VALUE"})"),
                    "]}");
-  EXPECT_THAT(Told(Ranks({joint}, 2)),
+  EXPECT_THAT(Listed(Ranks({joint}, 2)),
               ElementsAre("0-0 joint key 0: heads 0,1,2,3 ranks 0,1 bytes 24 "
                           "+ 24"));
 }
 
 TEST(ReplicasTest, MoreRanksThanHeadsHoldEachHeadSeveralTimes) {
-  EXPECT_THAT(Told(Ranks({Layer(kFullValue)}, 8)),
+  EXPECT_THAT(Listed(Ranks({Layer(kFullValue)}, 8)),
               ElementsAre("0-0 key 0: heads 0 ranks 0,1 bytes 32 + 32",
                           "0-0 key 0: heads 1 ranks 2,3 bytes 32 + 32",
                           "0-0 key 0: heads 2 ranks 4,5 bytes 32 + 32",
@@ -134,7 +135,7 @@ TEST(ReplicasTest, AUnitThatSpansRanksHasMetadataOnEachRank) {
       R"(,"eviction":{"units":[{"heads":[0]},{"heads":[1,2]},{"heads":[3]}],)"
       R"("budget":128,"sinks":4,"recent":32,"lambda":1,"decay":1,)"
       R"("positions":"ORIGINAL","every_tokens":16})");
-  EXPECT_THAT(Told(Ranks({evicting}, 2)),
+  EXPECT_THAT(Listed(Ranks({evicting}, 2)),
               ElementsAre("0-0 metadata 0: heads 1,2 ranks 0,1 bytes 8 + 8"));
 }
 
@@ -147,12 +148,12 @@ TEST(ReplicasTest, ABasisOfTheRanksOwnHeadsIsNotAReplica) {
   const std::string of_sequence =
       absl::StrCat(R"({"key":{"parts":[)", key, R"(]},"value":{"parts":[)",
                    kFullValue, "]}}");
-  EXPECT_THAT(Told(Ranks({of_sequence}, 2)), IsEmpty());
+  EXPECT_THAT(Listed(Ranks({of_sequence}, 2)), IsEmpty());
   // A static basis of the model, which all ranks read.
   const std::string of_model = Layer(
       R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",
           "basis_static":{}}})");
-  EXPECT_THAT(Told(Ranks({of_model}, 2)),
+  EXPECT_THAT(Listed(Ranks({of_model}, 2)),
               ElementsAre("0-0 value 0: heads 0,1,2,3 ranks 0,1 bytes 128 + "
                           "128"));
 }

@@ -20,8 +20,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// The metadata of units that are finer than the layer must cost less than this
-// share of the latents.
+// Finer units than the layer must cost less than this share of the latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -112,7 +111,7 @@ bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
 
-// If the plan gives explicit runs, neighbours of the same bits become one run.
+// Neighbours of the same bits become one run if the plan gives explicit runs.
 std::vector<CodeRun> RunsOf(const Codec& codec, const ResolvedPart& part,
                             int64_t width) {
   std::vector<CodeRun> runs;
@@ -230,10 +229,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // The dims of a head that a use covers, in any order. A use with pairs covers
-  // the dims of these pairs. A use without pairs covers all dims if it is the
-  // only one and its part rotates; otherwise it covers the dims that do not
-  // rotate.
+  // The dims of a head that a use covers, in any order: those of its pairs.
+  // Without pairs, they are all dims if the use is the only one and its part
+  // rotates; otherwise they are the dims that do not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -344,8 +342,7 @@ class LayerResolver {
     }
   }
 
-  // Every head must have exactly one latent, except in a basis of the rank's
-  // own heads.
+  // Every head must have one latent, except in a basis of the rank's own heads.
   absl::Status CheckHeads(const ResolvedPart& part) const {
     if (part.space == Space::kFull) return absl::OkStatus();
     std::vector<int> latents_of(static_cast<size_t>(shape_.num_kv_heads), 0);
@@ -402,8 +399,7 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   }
 }
 
-// The finest sets of heads for which no latent spans two sets, sorted by their
-// first heads.
+// The finest head sets that no latent crosses, sorted by their first heads.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));
@@ -415,8 +411,7 @@ std::vector<std::vector<int64_t>> FinestUnits(
     return head;
   };
   ForParts(attention, [&](const ResolvedPart& part) {
-    // A basis of each rank's own heads must not make a unit depend on the
-    // number of ranks.
+    // A basis of the rank's own heads must not tie units to the TP size.
     const bool own = part.transform == Transform::kBasisSequence;
     if (own && part.space == Space::kFull) {
       std::fill(root.begin(), root.end(), int64_t{0});
@@ -439,8 +434,7 @@ std::vector<std::vector<int64_t>> FinestUnits(
   return list;
 }
 
-// Merges each unit with its neighbour, which halves their number. An odd last
-// unit stays as it is.
+// Merges each unit with its neighbour; an odd last unit stays as it is.
 std::vector<std::vector<int64_t>> HalveUnits(
     const std::vector<std::vector<int64_t>>& units) {
   std::vector<std::vector<int64_t>> halved;

@@ -174,7 +174,7 @@ inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
          (attention.value.has_codes() ? 1 : 0);
 }
 
-// Which slots a layer keeps.
+// The rule for the slots that a layer keeps.
 struct ResolvedEviction {
   // KV heads that give up the same tokens, of the whole model, whatever this
   // rank holds. They are the plan's units, or else the finest sets for which no

@@ -404,7 +404,8 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
         *of_value.add_uses() = use;
         break;
       default:
-        return where.Refuse("a use says not whether it serves key or value");
+        return where.Refuse(
+            "a use does not state whether it serves key or value");
     }
   }
   if (of_key.uses().empty() || of_value.uses().empty()) {

@@ -238,9 +238,9 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
                            const LayerFacts& facts, int64_t sliding_window) {
   const Eviction& eviction = plan.eviction();
   if (sliding_window > 0) {
-    return where.Refuse("the layer sees a sliding window of ", sliding_window,
-                        " tokens: what lies behind it is given up already, and "
-                        "what eviction kept of it would not be seen");
+    return where.Refuse("the layer has a sliding window of ", sliding_window,
+                        " tokens: it already gives up the tokens outside it, "
+                        "and slots that eviction keeps would not be seen");
   }
   if (eviction.recent() < 1) {
     return where.Refuse("a recent window is mandatory, have recent 0");

@@ -28,7 +28,7 @@ THINGS = (
     "sample|scheduler|sequence|server|service|slot|socket|step|stream|tensor|thread|"
     "token|value|warp|worker|writer"
 )
-# What something may really stand behind: a thing that has a back.
+# Things that something may really stand behind.
 BACKED = (
     "gateway|proxy|proxies|balancer|interface|contract|listener|router|routers|facade|"
     "flag|server|service|Service|firewall|gateways|frontend|frontends|smg|API"
@@ -179,7 +179,7 @@ def tracked(paths):
 
 
 def sample(files, seed):
-    """What a reader rates: each with its place, and for a comment the code below it."""
+    """Prints sentences for a reader to rate: each with its place, a comment with its code."""
     comments, errors, tests = [], [], []
     for path in files:
         if path.suffix not in CPP_SUFFIXES:

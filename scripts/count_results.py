@@ -3,8 +3,8 @@
 Each stage has a folder: gtest/*.xml (one per program, one case each),
 pytest*.xml, ctest.xml (JUnit; a program that left no XML of its own counts as
 one case) and `failed` when the stage as a whole failed. Exits 1 unless
-everything passed and something ran. Skipped tests that want a GPU are counted
-apart, and a program that skipped itself says why.
+everything passed and something ran. Tests that were skipped because they need a
+GPU are counted separately, and a program that skipped itself says why.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ def wants_gpu(case):
 
 
 def why_skipped(case):
-    """What a program said that skipped itself: lines of its output."""
+    """The lines in which a program says why it skipped itself."""
     said = case.findtext("system-out") or ""
     return [line for line in said.splitlines() if line.startswith("SKIPPED: ")]
 
@@ -44,7 +44,8 @@ def count_cases(path):
 
 
 def count_gpu(folder):
-    """How many tests of a stage were skipped for want of a GPU, and what programs say."""
+    """How many tests of a stage were skipped because there is no GPU, and why programs say
+    that they skipped themselves."""
     cases = [case for path in sorted(folder.glob("gtest/*.xml"))
              for case in ElementTree.parse(path).getroot().iter("testcase")]
     ctest = folder / "ctest.xml"
@@ -68,7 +69,7 @@ def count_stage(folder):
             name = case.get("name")
             bad = case.find("failure") is not None or case.get("status") == "fail"
             if name in own:
-                # A crash after the last case leaves a clean XML behind.
+                # After a crash at the end of the program its XML still shows no failure.
                 if bad and own[name][1] == 0:
                     total[1] += 1
                     failures.append(name)

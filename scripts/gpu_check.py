@@ -1,9 +1,9 @@
-"""Runs a stage of what needs a GPU, reports as it goes and writes what came of it as JSON.
+"""Runs one stage of the tests that need a GPU, with progress, and writes the results as JSON.
 
-What it runs comes from a bundle of scripts/bundle, unpacked, in which this file
-lies; or, in a checkout, is built first, which needs nvcc and all that the build needs.
-Exits with 0 when all passed, 1 when something failed, 2 for a wrong call, 3 where there
-is no GPU, 4 where there is nothing to run.
+This file either lies in an unpacked bundle of scripts/bundle and runs its programs, or
+lies in a checkout and builds the programs first, which needs nvcc. The exit code is 0 if
+all tests passed, 1 if something failed, 2 for a wrong call, 3 if there is no GPU, and 4 if
+there is nothing to run.
 """
 
 import argparse
@@ -34,7 +34,7 @@ STAGES = {
 FAILED, NO_GPU, NOTHING_TO_RUN = 1, 3, 4
 GIB = 1 << 30
 LOG_CHARACTERS = 4000
-WRITE_SECONDS, TELL_SECONDS = 1, 10  # how often a program that runs on has results written, and is told of
+WRITE_SECONDS, TELL_SECONDS = 1, 10  # seconds between writes of the results, and between lines of progress
 
 
 class Refused(Exception):
@@ -48,7 +48,7 @@ def say(text):
 
 
 def find_gpu(driver):
-    """The first GPU, asked of the driver itself: nothing has to be built for it."""
+    """The first GPU, as the driver describes it. This needs no program of ours."""
     try:
         cuda = ctypes.CDLL(driver)
     except OSError:
@@ -84,7 +84,7 @@ def find_gpu(driver):
 
 
 def build(stage):
-    """The manifest of a checkout, where the stage's programs are built."""
+    """Builds the stage's programs in a checkout and returns their manifest."""
     root = HERE.parent
     folder = root / "build/gpu-programs" / stage
     done = subprocess.run([root / "scripts/bundle", "gpu", "--stage", stage, "--unpacked", folder])
@@ -110,7 +110,7 @@ def sanitized(tool):
         return []
     if shutil.which("compute-sanitizer") is None:
         raise Refused(NOTHING_TO_RUN, "--sanitizer: compute-sanitizer is not on PATH")
-    # Calls that CUDA refuses are asked for by tests, which look at the errors.
+    # Some tests make calls that CUDA refuses, and check the errors themselves.
     of_tool = ["--report-api-errors", "no"] if tool == "memcheck" else []
     return ["compute-sanitizer", "--tool", tool, *of_tool, "--error-exitcode", "1"]
 
@@ -118,8 +118,8 @@ def sanitized(tool):
 # ----------------------------------------------------------------- processes
 
 class Process:
-    """A program in a session of its own, which ends with it: a tool around it would
-    leave it behind on the GPU otherwise. Owns: the file of what it says."""
+    """A program in its own session, all of which is ended with it. Otherwise a tool that
+    wraps the program could leave it running on the GPU. Owns the file of its output."""
 
     def __init__(self, command, environment):
         self.log = tempfile.NamedTemporaryFile("r", errors="replace", prefix="gpu_check_")
@@ -146,46 +146,46 @@ class Process:
         return self.log.read()
 
     def ended(self):
-        """How it ended, in words; empty where it ended well."""
+        """How the program ended, in words; empty if it succeeded."""
         code = self.child.returncode
         if code < 0:
             return f"ended by {signal.Signals(-code).name}"
         return f"exit code {code}" if code else ""
 
 
-# A line of gtest as a test begins or ends.
+# A line that gtest prints as a test begins or ends.
 EVENT = re.compile(r"^\[ +(RUN|OK|FAILED|SKIPPED) +\] (\S+?)(?:,| \(|$)", re.MULTILINE)
 KINDS = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}
 
 
 def follow(text):
-    """What a test program's log tells: the ends of tests [(name, status, its lines)], and
-    the test that has begun and not ended, with its lines."""
+    """Reads the log of a test program. Returns the tests that have ended as
+    [(name, status, its lines)], then the test that is running, then its lines."""
     done, running, begin = [], None, 0
     for event in EVENT.finditer(text):
         kind, name = event[1], event[2]
         if kind == "RUN":
             running, begin = name, event.end()
-        elif name == running:  # gtest names what failed again, at its end
+        elif name == running:  # at its end gtest lists the failed tests again
             done.append((name, KINDS[kind], text[begin:event.start()].strip()))
             running = None
     return done, running, text[begin:].strip()
 
 
 class Tests:
-    """The tests of one program, run in as few processes as it takes: behind one that ends
-    its process, or hangs, a new one goes on."""
+    """The tests of one program, run in as few processes as possible. After a test that ends
+    its process or hangs, a new process runs the rest."""
 
     def __init__(self, program, folder, prefix, limits):
         self.path = folder / "bin" / program
         self.prefix, self.limits = prefix, limits
         self.environment = environment_of(folder)
-        if prefix:  # a tool around it takes many times as long
+        if prefix:  # under a tool the tests take many times as long
             self.environment["KVASIR_GPU_SMALL"] = "1"
         self.result = {"program": program, "seconds": 0.0, "processes": 0, "tests": []}
 
     def run(self):
-        """Gives the result again and again, as tests end."""
+        """Yields the result each time that tests have ended."""
         self.begin = time.monotonic()
         try:
             left = self.listed()
@@ -193,7 +193,7 @@ class Tests:
             self.end("no list of its tests", str(refused))
             yield self.result
             return
-        if not left:  # --tests names none of this program's
+        if not left:  # --tests selects no test of this program
             self.result["left_out"] = True
             yield self.result
             return
@@ -232,12 +232,12 @@ class Tests:
             {"name": name, "status": status, **({"text": text[-LOG_CHARACTERS:]} if status != "passed" and text else {})})
 
     def run_process(self, names, all_of_them):
-        """Runs them and returns those that are left; gives the result meanwhile."""
+        """Runs these tests and returns those that did not run; yields the result meanwhile."""
         self.result["processes"] += 1
         before = len(self.result["tests"])
         with tempfile.NamedTemporaryFile("w", suffix=".flags") as flags:
             command = [*self.prefix, self.path]
-            if not all_of_them:  # in a file: no argument is that long
+            if not all_of_them:  # in a file, because an argument cannot be that long
                 flags.write("--gtest_filter=" + ":".join(names) + "\n")
                 flags.flush()
                 command.append(f"--gtest_flagfile={flags.name}")
@@ -253,26 +253,27 @@ class Tests:
         if running is not None:
             left.remove(running)
             if done and not hung:
-                # It may have died of what those before it left: once more, as the first.
+                # An earlier test may have caused the crash, so this one runs again, as the first.
                 return [running, *left]
             self.add(running, "failed", f"{ended}\n{words}")
         elif left and not done:
             self.end(ended or "ran no test", text)
             return []
         elif not left and ended and all(status != "failed" for _, status, _ in done):
-            self.end(ended, text)  # a sanitizer's, or of what came behind the last test
+            self.end(ended, text)  # a report of a sanitizer, or a crash after the last test
         return left
 
     def end(self, how, text):
         self.result["ended"], self.result["log"] = how, text[-LOG_CHARACTERS:]
 
     def take(self, done, before):
-        """Those of this process that have ended and are not in the result yet."""
+        """Adds the tests of this process that have ended and are not in the result yet."""
         for name, status, lines in done[len(self.result["tests"]) - before:]:
             self.add(name, status, lines)
 
     def watch(self, process, before):
-        """Waits for its end; where a test takes too long, or all, it is ended: returns that."""
+        """Waits for the process. Ends it if a test, or the whole run, takes too long, and then
+        returns the reason."""
         running, since = None, time.monotonic()
         written = told = since
         while True:
@@ -318,13 +319,13 @@ def environment_of(folder):
     environment = {**os.environ, "KVASIR_REQUIRE_GPU": "1", "KVASIR_SOURCE_DIR": str(folder)}
     environment["LD_LIBRARY_PATH"] = ":".join(
         filter(None, [str(folder / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
-    environment.pop("GTEST_OUTPUT", None)  # whoever counts other tests
+    environment.pop("GTEST_OUTPUT", None)  # the output of the caller's own tests
     return environment
 
 
 class Script:
-    """A stage of a script, which writes tests, and figures where it measures, as JSON:
-    again and again, as it comes by them."""
+    """A stage that a script runs. The script writes its tests and measured figures as JSON,
+    again whenever it has new ones."""
 
     def __init__(self, program, folder, flags, limits):
         self.command = [sys.executable, folder / "bin" / program, "--programs", folder, *flags]
@@ -351,7 +352,7 @@ class Script:
                     self.result["seconds"] = round(self.limits.taken(), 2)
                     if process.child.returncode is not None or now != written:
                         written = now
-                        if now is not None:  # written whole, by a rename
+                        if now is not None:  # a rename replaces the whole file
                             self.result.update(json.loads(report.read_text()))
                         if process.child.returncode is None:
                             yield self.result
@@ -373,7 +374,7 @@ def count(result, status):
 
 
 def is_right(result):
-    """A program that ran no test, or skipped all, has shown nothing."""
+    """True if something passed and nothing failed: a program that ran no test proves nothing."""
     return "ended" not in result and count(result, "passed") > 0 and count(result, "failed") == 0
 
 
@@ -389,7 +390,7 @@ def tell(result):
 
 
 def write(path, report):
-    """Whole, whatever ends this program: what is there stays readable."""
+    """Replaces the file by a rename, so that it is readable even if this program is killed."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(report, indent=1) + "\n")
     part.rename(path)
@@ -443,7 +444,7 @@ def main():
         "commit": manifest["commit"], "sanitizer": arguments.sanitizer, "quick": arguments.quick, "programs": results,
     }
     programs = manifest["stages"][arguments.stage]
-    # Where a script runs programs, the others are its own.
+    # If a stage has a script, the script runs the other programs.
     scripts = [program for program in programs if program.endswith(".py")]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(FAILED))
     for program in scripts or programs:

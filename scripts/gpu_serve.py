@@ -23,7 +23,7 @@ class Failure(Exception):
 
 
 class Server:
-    """`kvasir serve` on ports of its own, always stopped."""
+    """`kvasir serve` on free ports; it is always stopped at the end."""
 
     def __init__(self, kvasir, model, flags, seconds):
         self.folder = tempfile.TemporaryDirectory(prefix="gpu-serve-")
@@ -85,7 +85,7 @@ def check(is_so, text):
 
 
 def serve(arguments, plan, deadline):
-    """Figures of one server."""
+    """Starts one server, checks it and returns its figures."""
     kvasir = arguments.programs / "bin/kvasir"
     flags = ["--device", arguments.device, "--kv-plan", plan, *(SMALL if arguments.quick else [])]
     tokens, requests = (4, 2) if arguments.quick else (128, 16)
@@ -100,7 +100,7 @@ def serve(arguments, plan, deadline):
         with ThreadPoolExecutor(requests) as threads:
             others = list(threads.map(lambda _: server.generate(tokens), range(requests)))
         seconds = time.monotonic() - begin
-        # What shares a step changes nothing.
+        # Requests that share a step do not change each other's output.
         check(all(other["text"] == first["text"] for other in others), "the same request got two answers")
         check(server.metric("kvasir_cache_leaked_pages") == 0, "pages leaked")
         code = server.stop()

@@ -36,11 +36,11 @@ struct GrpcServerOptions {
   // `max_ping_strikes` such pings; 0 strikes: never (for trusted peers only).
   absl::Duration min_ping_interval = absl::Seconds(10);
   int max_ping_strikes = 2;
-  // A connection older than this is told to go (GOAWAY), so that clients spread
-  // over replaced and added servers; calls that run on it end in their own
-  // time. Infinite: connections live as long as their clients like.
+  // The server sends GOAWAY on a connection older than this, so that clients
+  // spread over replaced and added servers. Calls that run on it may finish.
+  // Infinite: the server never closes a connection because of its age.
   absl::Duration max_connection_age = absl::Hours(1);
-  // A connection without calls is told to go after this time.
+  // The server sends GOAWAY on a connection without calls after this time.
   absl::Duration max_connection_idle = absl::Minutes(5);
   // Further connections are closed; 0: half of the descriptors that the process
   // may have.

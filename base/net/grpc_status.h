@@ -54,9 +54,9 @@ inline absl::Status FromGrpcStatus(const grpc::Status& status) {
       status.error_message());
 }
 
-// How a client's call has ended. gRPC 1.51 reports a deadline that passes while
-// the connection is told to go as UNAVAILABLE ("Stream removed (GOAWAY
-// received)"): it is DEADLINE_EXCEEDED here.
+// The status of a client's call that has ended. If a deadline passes while the
+// server is closing the connection, gRPC 1.51 reports UNAVAILABLE ("Stream
+// removed (GOAWAY received)"). This function returns DEADLINE_EXCEEDED then.
 inline absl::Status StatusOfCall(const grpc::Status& status,
                                  const grpc::ClientContext& context) {
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&

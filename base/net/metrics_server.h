@@ -35,9 +35,9 @@ const std::vector<double>& FineBuckets();
 // Serves GET /metrics, and GET /healthz for probes that do not speak gRPC: 200
 // if the process is ready, else 503. Every connection is one request.
 //
-// A client may take 2 s to send its request and 10 s to read the answer. Of
-// more than 64 connections the oldest is closed, so that clients which keep
-// connections open cannot keep out a scrape.
+// A client may take 2 s to send its request and 10 s to read the answer. The
+// 65th connection closes the oldest one, so that clients which keep
+// connections open cannot block a scrape.
 //
 // Owns: its listener, its connections and its thread, on which sources are
 // asked.

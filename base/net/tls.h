@@ -109,7 +109,7 @@ class TlsWatch final : public prometheus::Collectable {
 // Returns whether only programs of this machine can reach a listener: a Unix
 // socket, or a loopback address.
 bool IsLocal(const ListenAddress& listen);
-// The same for a target that a client dials: "127.0.0.1:8100", "unix:/path".
+// Returns the same for the target of a client: "127.0.0.1:8100", "unix:/path".
 bool IsLocalTarget(const std::string& target);
 
 // FAILED_PRECONDITION if other machines can reach a listener that does not

@@ -1,6 +1,6 @@
-"""The section on GPUs of docs/performance.md, from the results of scripts/gpu_check that
-are committed in bench/gpu/results (gpu-STAGE.json, as it wrote them). bench/performance.sh
-writes it with the rest of the page; alone:
+"""Writes the section on GPUs of docs/performance.md, from the results of scripts/gpu_check
+that are committed in bench/gpu/results (gpu-STAGE.json). bench/performance.sh writes it with
+the rest of the page. To write only this section:
 
   python3 bench/gpu/gpu_page.py docs/performance.md docs/performance-avx2.md
 """
@@ -37,9 +37,9 @@ def read(folder):
             continue
         report = json.loads(path.read_text())
         if report["quick"]:
-            raise ResultError(f"{path.name} is of a run with --quick, whose figures mean nothing")
+            raise ResultError(f"{path.name} comes from a run with --quick, whose figures mean nothing")
         if report["stage"] != stage or not report["finished"]:
-            raise ResultError(f"{path.name}: want a run of stage {stage} that came to its end")
+            raise ResultError(f"{path.name}: want a finished run of stage {stage}")
         results[stage] = report
     return results
 
@@ -57,7 +57,7 @@ def stage_row(stage, results):
 
 
 def ratio(row, name):
-    """A ratio, what it should be, and whether it is."""
+    """A ratio, its target, and the verdict."""
     cells = [f"{row[name]:.2f}", "", ""]
     if f"{name}_target" in row:
         cells[1] = f"≥ {row[f'{name}_target']:g}"
@@ -69,7 +69,7 @@ def ratio(row, name):
 def attention(figures):
     return table(
         ["shape", "cache", "batch", "context", "µs", "share of the copy", "target", "", "× the best dense", "target", "",
-         "that is"],
+         "best dense"],
         [[row["shape"], row["plan"], str(row["batch"]), str(row["context"]), f"{row['us']:.4g}", *ratio(row, "share"),
           *ratio(row, "speedup"), f"{row['best_baseline']}, {row['baselines_us'][row['best_baseline']]:.4g} µs"]
          for row in figures["attention"]])
@@ -78,7 +78,7 @@ def attention(figures):
 def prefill(figures):
     return table(
         ["shape", "cache", "tokens", "µs", "share of mma.sync", "target", "", "mma.sync, TFLOP/s", "× the best dense",
-         "that is"],
+         "best dense"],
         [[row["shape"], row["plan"], str(row["tokens"]), f"{row['us']:.4g}", *ratio(row, "share"),
           f"{row['mma_operations_per_second'] * 1e-12:.4g}", f"{row['speedup']:.2f}",
           f"{row['best_baseline']}, {row['baselines_us'][row['best_baseline']]:.4g} µs"]
@@ -86,8 +86,8 @@ def prefill(figures):
 
 
 def decode(figures):
-    return table(["shape", "cache", "batch", "context", "ms a step", "tokens/s", "share of the floor", "target", "",
-                  "as a CUDA graph", "× Hugging Face", "that is"],
+    return table(["shape", "cache", "batch", "context", "ms/step", "tokens/s", "share of the floor", "target", "",
+                  "as a CUDA graph", "× Hugging Face", "Hugging Face"],
                  [[row["shape"], row["plan"], str(row["batch"]), str(row["context"]), f"{row['ms']:.4g}",
                    f"{row['tokens_per_second']:.4g}", *ratio(row, "share"), by_graph(row), *hugging_face(row)]
                   for row in figures["decode"]])
@@ -120,7 +120,7 @@ def never_measured():
         rows.append([f"attention over `{plan}`", ", ".join(asked), NEVER])
     rows += [[f"decode of {gpu_bench.DECODE_SHAPE}, `{plan}`, batch {batch} × {context}",
               "" if target is None else f"≥ {target:g} of the floor", NEVER] for plan in gpu_bench.DECODE_PLANS for batch, context, target in gpu_bench.DECODE_ROWS]
-    rows += [["decode beside Hugging Face transformers with a static cache", "", NEVER]]
+    rows += [["decode against Hugging Face transformers with a static cache", "", NEVER]]
     rows += [["all-reduce between GPUs", "", NEVER]]
     rows += [[f"prefill of {gpu_bench.PREFILL_TOKENS} tokens, `{plan}`", f"≥ {share:g} of what mma.sync reaches", NEVER]
              for plan, share in gpu_bench.PREFILL_SHARES.items()]
@@ -129,7 +129,7 @@ def never_measured():
 
 def section(folder=RESULTS):
     results = read(folder)
-    parts = [table(["stage", "what", "last run", "on", "came to"], [stage_row(stage, results) for stage in STAGES]), ""]
+    parts = [table(["stage", "tests", "last run", "machine", "result"], [stage_row(stage, results) for stage in STAGES]), ""]
     if "bench" not in results:
         return "\n".join([*parts, never_measured()])
     for program in results["bench"]["programs"]:
@@ -150,7 +150,7 @@ def marked(text):
 
 
 def rewritten(page, folder=RESULTS):
-    """The page with the section between its marks written anew."""
+    """Returns the page with the section between its marks written anew."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Serves SmolLM2 from pools of one size, which the 8-bit cache fills with four
-sequences, and loads each server with far more: how many run, how fast, and what that
-costs in divergence. Writes docs/kv-limited.md. Called by bench/kv_limited/kv_limited.sh.
+"""Serves SmolLM2 with several caches from pools of one size, in which the 8-bit cache
+holds four sequences, and loads each server with far more. Measures how many run, how
+fast, and how far the outputs diverge, and writes docs/kv-limited.md. Called by
+bench/kv_limited/kv_limited.sh.
 
-All servers are up the whole time and take turns; a burst is one closed loop of
-`kvasir bench serve`. Divergences are those of the study of eviction, whose rows are
-measured where they are missing (bench/quality/eviction.py)."""
+All servers run the whole time and take turns; a burst is one closed loop of
+`kvasir bench serve`. Divergences come from the study of eviction, which measures
+missing rows (bench/quality/eviction.py)."""
 
 import argparse
 import datetime
@@ -53,7 +54,7 @@ class Cache:
 
 
 def evicting(plan: str, cache: settings.Cache, share: float, targets: bool = False) -> Cache:
-    """By H2O: what is served where no weight is asked for (Q-Hitter, λ = 1)."""
+    """A cache that evicts by H2O, which is Q-Hitter with λ = 1."""
     return Cache(plan, settings.Row(cache, "h2o", share),
                  ("--eviction", "h2o", "--eviction-budget", f"{share:g}"), targets)
 
@@ -68,13 +69,13 @@ CACHES = [
     evicting("rotated-4bit", settings.SERVED, 0.2),
     evicting("rotated-3bit", SERVED_3, 0.5, targets=True),
 ]
-# Whose KL the target is stated in: rotated 4 bits without exact tokens.
+# The KL target refers to this row: rotated 4 bits without exact tokens.
 ANCHOR = settings.Row(settings.CODES[4], "none")
 
 
 @dataclass
-class Told:
-    """Of a server's bursts, in their order."""
+class Bursts:
+    """Measurements of a server's bursts, in order."""
     tokens_per_second: list = field(default_factory=list)
     running: list = field(default_factory=list)   # mean while requests waited
     peak: list = field(default_factory=list)
@@ -84,7 +85,7 @@ class Told:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """Series without labels."""
+    """Returns the values of series without labels."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, value in
@@ -102,19 +103,19 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(POLL_SECONDS):
-            told = metrics(self.url)
-            self.samples.append((told["kvasir_num_requests_running"],
-                                 told["kvasir_num_requests_waiting"]))
+            gauges = metrics(self.url)
+            self.samples.append((gauges["kvasir_num_requests_running"],
+                                 gauges["kvasir_num_requests_waiting"]))
 
     def limited(self) -> list[float]:
-        """Running while others waited: what the pool holds, not what was asked for."""
+        """Running requests while others waited: as many as the pool holds."""
         return [running for running, waiting in self.samples if waiting > 0 and running > 0]
 
 
 class Server:
     def __init__(self, cache: Cache, options, pool_bytes: int, folder: Path):
         self.cache = cache
-        self.told = Told()
+        self.bursts = Bursts()
         self.options = options
         ready = folder / "ready.json"
         folder.mkdir()
@@ -135,8 +136,8 @@ class Server:
                 sys.exit(f"kv_limited: {cache.name} does not start:\n"
                          f"{(folder / 'log').read_text(errors='replace')}")
             time.sleep(0.05)
-        told = json.loads(ready.read_text())
-        self.grpc, self.metrics = told["grpc"], f"http://{told['metrics']}/metrics"
+        addresses = json.loads(ready.read_text())
+        self.grpc, self.metrics = addresses["grpc"], f"http://{addresses['metrics']}/metrics"
 
     def stop(self) -> None:
         self.process.kill()
@@ -169,13 +170,13 @@ class Server:
         if not limited:
             sys.exit(f"kv_limited: {self.cache.name}: no request waited; more --concurrency")
         after = metrics(self.metrics)
-        self.told.tokens_per_second.append(row["output_tokens_per_second"])
-        self.told.running.append(statistics.fmean(limited))
-        self.told.peak.append(max(limited))
-        self.told.preemptions.append(after["kvasir_num_preemptions_total"] -
+        self.bursts.tokens_per_second.append(row["output_tokens_per_second"])
+        self.bursts.running.append(statistics.fmean(limited))
+        self.bursts.peak.append(max(limited))
+        self.bursts.preemptions.append(after["kvasir_num_preemptions_total"] -
                                      before["kvasir_num_preemptions_total"])
-        self.told.itl_ms_p95.append(row["itl_ms"]["p95"])
-        self.told.ttft_ms_p50.append(row["ttft_ms"]["p50"])
+        self.bursts.itl_ms_p95.append(row["itl_ms"]["p95"])
+        self.bursts.ttft_ms_p50.append(row["ttft_ms"]["p50"])
 
 
 def inspected(options, cache: Cache) -> dict:
@@ -207,13 +208,13 @@ def measure(options) -> dict[str, dict]:
             for server in servers:
                 server.stop()
     return {"pool_bytes": pool, "caches": {
-        server.cache.name: vars(server.told) | {
+        server.cache.name: vars(server.bursts) | {
             "leaked_pages": held[server.cache.name]["kvasir_cache_leaked_pages"]}
         for server in servers}}
 
 
 def divergences(options) -> dict[settings.Row, float]:
-    """KL of each cache's row, at its windows of the study of eviction."""
+    """Returns the KL of each cache's row in the study of eviction."""
     study = eviction.Study(argparse.Namespace(
         tool=options.tool, engine=options.kvasir, model=options.model_folder,
         domains=ROOT / "compress/calibrate/domains", novels=ROOT / "models/tiny/evaluation.txt",
@@ -226,15 +227,15 @@ def divergences(options) -> dict[settings.Row, float]:
 
 # -------------------------------------------------------------------------- page
 
-# Reads the table; look at it again when the figures change.
-NOTE = """More sequences at a time bring no more tokens a second here: from four on, two cores
-are bound by the arithmetic of a step, not by reading weights once for all. What runs at a time waits
-for the prompts of the others between its tokens, so ITL grows. Half of the slots cannot give four
-times the sequences with 4 bits (8.5 bits over 4.5, twice, is 3.8), and at this length the exact
-tokens of a sequence and the slots between two evictions take a good part of what is left."""
+# Explains the committed table; check it again when the figures change.
+NOTE = """More sequences at once give no more tokens a second here, because from four on the arithmetic of
+a step limits two cores, and not the reading of weights. Between their tokens, running sequences wait
+for the prompts of others, so ITL grows. With 4 bits, half of the slots cannot give four times the
+sequences (8.5 bits over 4.5, twice, is 3.8). At this length a sequence's exact tokens and the slots
+between two evictions take a large part of the rest."""
 
 def ratio(values: list[float], base: list[float]) -> tuple[float, float]:
-    """Median of the rounds' ratios, and the middle half of them relative to it."""
+    """Returns the median of the rounds' ratios, and their middle half relative to it."""
     pairs = sorted(a / b for a, b in zip(values, base))
     low, middle, high = statistics.quantiles(pairs, n=4)
     return middle, (high - low) / middle
@@ -251,10 +252,10 @@ def verdict(met: bool, undecided: bool = False) -> str:
 
 
 def page(report: dict, kl: dict[settings.Row, float], options) -> str:
-    told, eight = report["caches"], report["caches"][EIGHT.name]
+    caches, eight = report["caches"], report["caches"][EIGHT.name]
     rows, judged = [], []
     for cache in CACHES:
-        one = told[cache.name]
+        one = caches[cache.name]
         own = kl[cache.quality] if cache.quality else None
         costs = inspected(options, cache)
         rows.append([
@@ -276,33 +277,31 @@ def page(report: dict, kl: dict[settings.Row, float], options) -> str:
                 f"{running[0]:.2f} {verdict(running[0] >= 4, few or running[1] > SPREAD_LIMIT)}",
                 f"{speed[0]:.2f} {verdict(speed[0] >= 1.5, few or speed[1] > SPREAD_LIMIT)}",
                 f"{own / kl[ANCHOR]:.2f} {verdict(own <= 2 * kl[ANCHOR])}"])
-    head = ["cache", "KL", "bytes/slot", "fixed", "running", "at most", "× 8-bit", "tokens/s", "× 8-bit", "preemptions",
+    head = ["cache", "KL", "bytes/slot", "fixed", "running", "peak", "× 8-bit", "tokens/s", "× 8-bit", "preemptions",
             "TTFT p50, ms", "ITL p95, ms"]
-    leaked = sum(one["leaked_pages"] for one in told.values())
+    leaked = sum(one["leaked_pages"] for one in caches.values())
     return "\n".join([
         "# A pool that is too small", "",
         "<!-- bench/kv_limited/kv_limited.sh writes this page -->", "",
-        "What compression and eviction are worth where the KV cache is what limits a server: "
-        f"SmolLM2-135M from a pool of {size(report['pool_bytes'])}, in which the 8-bit cache holds "
+        "This page shows the gain of compression and eviction if the KV cache limits a server: "
+        f"SmolLM2-135M with a pool of {size(report['pool_bytes'])}, in which the 8-bit cache holds "
         f"{SEQUENCES} sequences of {options.prompt_tokens} + {options.output_tokens} tokens, and "
-        f"{options.concurrency} clients that always have one more. Written by "
-        "`bench/kv_limited/kv_limited.sh`.", "",
-        f"- {options.rounds} rounds; in each, every server gets {options.requests} requests, one "
-        "server after the other, all others idle. Ratios are medians of the rounds' ratios; over "
-        "a spread of 15 % they are *undecided*.",
-        "- *Running*: the mean of `kvasir_num_requests_running` while others waited; *at most*: the "
+        f"{options.concurrency} clients that each send the next request at once.", "",
+        f"- {options.rounds} rounds. In each, one server after the other gets {options.requests} "
+        "requests, while all others are idle. Ratios are medians of the rounds' ratios; above a "
+        "spread of 15 % they are *undecided*.",
+        "- *Running*: the mean of `kvasir_num_requests_running` while others waited. *Peak*: the "
         "most that was seen. *Preemptions*: in a round.",
-        "- *Bytes/slot* with scores and padding, *fixed*: what a sequence's exact tokens take beside; "
-        "pages hold "
-        f"{options.page_tokens} slots. Behind an eviction up to 128 slots come before the next.",
-        "- *KL*: from the dense bf16 cache, of prompts of "
+        "- *Bytes/slot* include scores and padding. *Fixed*: the exact tokens of a sequence. Pages "
+        f"hold {options.page_tokens} slots. After an eviction up to 128 slots come before the next.",
+        "- *KL*: the divergence from the dense bf16 cache for prompts of "
         f"{settings.TOKENS} tokens, from the rows of [quality.md](quality.md#eviction-on-smollm2-"
         "135m-instruct); the prompts of this load are random.",
         f"- {report['date']}: {report['machine']}, {os.cpu_count()} CPUs; binary "
         f"`{report['run']['binary'][:12]}`. Pages leaked over all servers: {leaked:g}.", "",
         table(head, rows), "", NOTE, "",
         "Targets of a plan that evicts half of each prompt, against the 8-bit cache: 4 × as many "
-        "running, 1.5 × the tokens/s, at most twice the KL of rotated 4 bits without exact tokens "
+        "running, 1.5 × the tokens/s, and at most twice the KL of rotated 4 bits without exact tokens "
         f"({kl[ANCHOR]:.4f}).", "",
         table(["cache", "running (≥ 4)", "tokens/s (≥ 1.5)", "KL over rotated 4 bits' (≤ 2)"],
               judged), ""])
@@ -312,14 +311,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench/kv_limited/kv_limited.sh",
                                      description=__doc__.split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
-    parser.add_argument("--requests", type=int, default=24, help="of a burst")
+    parser.add_argument("--requests", type=int, default=24, help="requests of a burst")
     parser.add_argument("--concurrency", type=int, default=24)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--page-tokens", type=int, default=64, help="of the servers")
-    parser.add_argument("--vocab-size", type=int, default=49000, help="prompts are of ids below")
+    parser.add_argument("--page-tokens", type=int, default=64, help="page size of the servers")
+    parser.add_argument("--vocab-size", type=int, default=49000, help="prompts have ids below this")
     parser.add_argument("--budget", choices=settings.BUDGETS, default="quick",
-                        help="of the study whose divergences are told")
+                        help="budget of the study that the divergences come from")
     parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
     parser.add_argument("--tool", type=Path, default=ROOT / "build/release/kvasir-compress")
     parser.add_argument("--work", type=Path, default=ROOT / "build/eviction")

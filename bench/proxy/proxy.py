@@ -22,12 +22,12 @@ PAGE = """# Cost of the router
 
 <!-- bench/proxy/proxy.sh writes this page -->
 
-`kvasir bench proxy` sends requests of {prompt} prompt tokens, as ids, each with a streamed answer of {output} tokens, on seven ways to a worker
-that computes nothing: to the worker itself, through a *null proxy* (gRPC's C++ callback API, the same transport and settings, bytes passed
-on unread), and through the router by each facade, and by TLS. Workers, null proxy and routers are processes of their own on loopback; the load comes from one more, whose
-requests are encoded once and whose answers are counted and not read, alike on every way. A round is, on each way in turn, {requests} requests
-for one token, as many for {output}, {concurrency} at a time, and then {latency} requests one at a time, way by way. Ratios are medians over {pairs} rounds; *spread*
-is the middle half relative to it, and over 15 % a figure is *undecided*. `bench/proxy/proxy.sh` writes this page; no figure is copied by hand.
+`kvasir bench proxy` sends requests of {prompt} prompt token ids, each with a streamed answer of {output} tokens, to a worker that computes nothing. There
+are seven ways: directly to the worker; through a *null proxy* (gRPC's C++ callback API with the same transport and settings, which passes bytes on
+unread); and through the router, by each facade and with TLS. Workers, null proxy, routers and the load generator are separate processes on loopback.
+On every way requests are encoded once, and answers are counted and not parsed. A round has, on each way in turn, {requests} requests for one token and
+as many for {output}, {concurrency} at a time, and then {latency} requests one at a time. Ratios are medians over {pairs} rounds. *Spread* is the middle half
+relative to the median; above 15 % a figure is *undecided*. No figure is copied by hand.
 
 {machine}
 
@@ -35,24 +35,24 @@ is the middle half relative to it, and over 15 % a figure is *undecided*. `bench
 
 {figures}
 
-By way, medians over rounds. CPU time is that of the process that stands there: worker, null proxy or router.
+Medians over rounds, by way. CPU time is that of the worker, the null proxy or the router.
 
 {ways}
 
 - **rate over null proxy**: requests a second under load.
-- **added ms**: time to an answer's first message, one request at a time, less the worker's own in the same round: median of differences.
-- **p99 over null proxy**: the same time's 99th percentile in a round, over the null proxy's.
-- **CPU us**: of an answer of one token, and what each further token adds; a router writes tokens that came meanwhile in one message.
-- The router logs a line for each request, as it does when it serves (to /dev/null) and has no tokenizer. All speak plain text but the last two ways:
-  *by TLS* the clients' hop is encrypted, *by mutual TLS* the hop to a worker of its own as well, and each side shows a certificate (keys of P-256). Connections are
-  there before a round begins: no handshake is in it.
+- **added ms**: the time to an answer's first message, one request at a time, minus the worker's own in the same round: the median of differences.
+- **p99 over null proxy**: the 99th percentile of that time in a round, over the null proxy's.
+- **CPU us**: for an answer of one token, and for each further token. A router writes tokens that arrive together in one message.
+- The router has no tokenizer and logs a line for each request (to /dev/null). All ways use plain text except the last two: *by TLS* encrypts the
+  connection of clients, and *by mutual TLS* also the one to a separate worker, with certificates on both sides (keys of P-256). Connections exist
+  before a round begins, so it has no handshake.
 - **rate over plain**: requests a second under load, over those of the same router without TLS in the same round.
-- The first message is the worker's `Accepted` on the first two ways; facades hold it back and send none before the first token, so theirs is the later one.
+- On the first two ways the first message is the worker's `Accepted`. Facades send nothing before the first token, so theirs comes later.
 """
 
 
 def certificates(folder: Path) -> list:
-    """Flags of a key with its certificate, and of who signed it: made anew, and gone with the folder."""
+    """Makes an authority, a key and its certificate in the folder. Returns their flags."""
     def openssl(*arguments):
         subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
@@ -68,7 +68,7 @@ def certificates(folder: Path) -> list:
 
 
 def ways(rows) -> str:
-    head = ["way", "requests/s", "ms p50 / p99 under load", "first message ms p50 / p99, alone",
+    head = ["way", "requests/s", "ms p50 / p99 under load", "first message ms p50 / p99, one at a time",
             "CPU us a request", "CPU us a token", "bytes of a request"]
     number = page.number
     return page.table(head, [
@@ -80,17 +80,17 @@ def ways(rows) -> str:
 
 
 def verdicts(report) -> str:
-    """Which targets are met, in words."""
-    told = {"met": [], "missed": [], "undecided": []}
+    """Says in words which targets are met."""
+    found = {"met": [], "missed": [], "undecided": []}
     for name, target in report["targets"].items():
         (kind, limit), = target.items()
         value = report["figures"][name]
         met = value >= limit if kind == "at_least" else value <= limit
         sign = "at least" if kind == "at_least" else "at most"
         key = "undecided" if name in report["undecided"] else "met" if met else "missed"
-        told[key].append(f"`{name}` is {page.number(value)} (target: {sign} {limit:g})")
+        found[key].append(f"`{name}` is {page.number(value)} (target: {sign} {limit:g})")
     return "\n\n".join(f"**{key.capitalize()}**: {'; '.join(names)}."
-                       for key, names in told.items() if names)
+                       for key, names in found.items() if names)
 
 
 def text_of(report, options, flags) -> str:
@@ -112,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench/proxy/proxy.sh")
     parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/router-performance.md")
-    parser.add_argument("flags", nargs="*", help="of `kvasir bench proxy`, behind --")
+    parser.add_argument("flags", nargs="*", help="flags of `kvasir bench proxy`, after --")
     options = parser.parse_args()
     if "--quick" in options.flags and options.out.resolve() == parser.get_default("out").resolve():
         parser.error("--quick: its figures mean nothing and may not be on the page; give --out")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures on SmolLM2 what it costs to give up tokens, by method, budget and bits,
-and writes its part of docs/quality.md. Called by bench/quality/quality.sh.
+"""Measures the cost of evicting tokens on SmolLM2, by method, budget and bits, and writes
+its part of docs/quality.md. Called by bench/quality/quality.sh.
 
-What was measured is kept in measured/eviction.jsonl, a line for each row and text,
-named by the model, the text and the row: an interrupted run goes on, and a later one
-measures what is not there."""
+Results are kept in measured/eviction.jsonl, one line for each row and text, under a key of
+model, text and row. So an interrupted run continues, and a later run measures only what
+is missing."""
 
 import argparse
 import datetime
@@ -25,15 +25,15 @@ from quality_store import ROOT, Pending, Store, digest, file_digest, write
 
 
 def commands(rows: list[Row]) -> list[list[Row]]:
-    """Rows that one call of `evaluate` gives, in its order: those of each have the
-    same options, and are some caches by some methods by some budgets."""
+    """Groups rows into calls of `evaluate`, in its order. The rows of a call have the same
+    options and combine some caches, methods and budgets."""
     found: dict[tuple, list[Row]] = {}
     by_cache: dict[tuple, dict[tuple, list[Row]]] = {}
     for row in rows:
         by_cache.setdefault((row.options, row.cache), {}).setdefault(
             (row.method,), []).append(row)
     for (options, _), methods in by_cache.items():
-        # Methods of one cache that have the same budgets.
+        # Methods of one cache with the same budgets.
         alike: dict[tuple, list[Row]] = {}
         for (method,), own in methods.items():
             budgets = tuple(row.budget for row in own)
@@ -61,17 +61,17 @@ class Study:
         self.identity = file_digest(self.model / "model.safetensors")
         self.tool_digest = file_digest(self.tool)
         self.recheck = args.recheck
-        self.used: list[str] = []  # keys that the page stands on
+        self.used: list[str] = []  # keys of the rows on the page
 
     def passage(self, name: str, windows: int, tokens: int, repeats: int = 0
                 ) -> Passage:
-        """The beginnings of the held-out texts, one after the other: so much that
-        each has as many windows."""
+        """Joins the beginnings of the held-out texts, long enough that each gives the same
+        number of windows."""
         texts = len(settings.DOMAINS)
         per_text = (settings.BYTES_PER_WINDOW * max(windows, texts) * tokens //
                     settings.TOKENS // texts)
         if repeats:
-            per_text = 1 << 30  # passages and fillers from all there is
+            per_text = 1 << 30  # passages and fillers come from the whole text
         pieces = [(self.domains / "evaluation" / f"{domain}.txt").read_bytes()
                   [:per_text] for domain in settings.DOMAINS]
         path = self.work / f"{name}.txt"
@@ -86,7 +86,7 @@ class Study:
         return path
 
     def beginnings(self) -> list[pathlib.Path]:
-        """Of each held-out text."""
+        """Writes the beginning of each held-out text to a file."""
         paths = []
         for domain in settings.DOMAINS:
             text = (self.domains / "evaluation" / f"{domain}.txt").read_bytes()
@@ -102,7 +102,7 @@ class Study:
                              f"{' '.join(map(str, command))}")
 
     def artifact(self, cache: settings.Cache) -> pathlib.Path:
-        """Made once, by the plan as it is."""
+        """Applies the cache's plan once."""
         plan = json.dumps(cache.plan())
         folder = self.work / "artifacts" / digest(self.identity, self.tool_digest,
                                                  plan)
@@ -172,14 +172,14 @@ class Study:
                  f"{len(todo) * speed / 60:.0f} minutes")
         found: page.Found = {}
         for row in rows:
-            told = self.store.get(keys[row])
-            if told is None:
+            stored = self.store.get(keys[row])
+            if stored is None:
                 continue
             self.used.append(keys[row])
             found[row] = page.Measured(
-                told["row"]["window_kl"], told["row"]["window_nats"],
-                told["teacher"]["window_nats"], told["row"]["repeat_nats"],
-                told["row"]["kv_bytes_per_token"], told["row"]["top1_agreement"])
+                stored["row"]["window_kl"], stored["row"]["window_nats"],
+                stored["teacher"]["window_nats"], stored["row"]["repeat_nats"],
+                stored["row"]["kv_bytes_per_token"], stored["row"]["top1_agreement"])
         return found
 
 
@@ -189,11 +189,11 @@ def main() -> None:
                         default=ROOT / "build" / "release" / "kvasir-compress")
     parser.add_argument("--engine", type=pathlib.Path,
                         default=ROOT / "build" / "release" / "kvasir",
-                        help="the server's program, for streams")
+                        help="the server, for streams")
     parser.add_argument("--model", type=pathlib.Path, default=default_model())
     parser.add_argument("--domains", type=pathlib.Path,
                         default=ROOT / "compress" / "calibrate" / "domains",
-                        help="the folder whose evaluation/ has the held-out texts")
+                        help="the folder with the held-out texts in evaluation/")
     parser.add_argument("--novels", type=pathlib.Path,
                         default=ROOT / "models" / "tiny" / "evaluation.txt",
                         help="the held-out text that is read as a stream")
@@ -203,7 +203,7 @@ def main() -> None:
                         help="full: every row, some hours on 2 cores; quick: fewer "
                         "rows and windows, about 40 minutes")
     add_store_options(parser, MEASURED / "eviction.jsonl")
-    parser.add_argument("--threads", type=int, help="of evaluate (default: all)")
+    parser.add_argument("--threads", type=int, help="threads of evaluate (default: all)")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
     args = parser.parse_args()
     for path in (args.tool, args.engine, args.novels, args.domains,

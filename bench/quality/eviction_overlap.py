@@ -1,5 +1,5 @@
-"""Which tokens a layer calls heavy with codes and without: Q-Hitter's figure 2, on the
-server's own program."""
+"""Compares which tokens are heavy in a layer with codes and without: Q-Hitter's figure 2,
+with the server's own program."""
 
 import json
 import pathlib
@@ -11,12 +11,12 @@ import quality_chart
 from frontier import tell
 from quality_store import Store, digest, file_digest, write
 
-# By cache, the share of a layer's heavy tokens that the cache of numbers has, too.
+# For each cache, the share of each layer's heavy tokens in common with the cache of numbers.
 Found = dict[settings.Cache, list[float]]
 
 
 def heavy(layer: dict, prompt: int) -> set[int]:
-    """What is left of a prompt by score alone, of a layer that evicts as one."""
+    """The prompt's tokens that stay only by their score, in a layer that evicts as one."""
     unit, = layer["units"]
     return {token for token, gone in enumerate(unit["gone_at"][:prompt])
             if gone is None and layer["sinks"] <= token < prompt - layer["recent"]}
@@ -28,7 +28,7 @@ def shares(coded: list[set[int]], whole: list[set[int]]) -> list[float]:
 
 def traced(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
            plan: pathlib.Path) -> tuple[list[set[int]], int]:
-    """Heavy tokens of each layer, and how many tokens they were chosen from."""
+    """Returns the heavy tokens of each layer, and how many tokens they were chosen from."""
     command = [str(engine), "inspect", "--model", str(model), "--kv-plan", str(plan),
                "--trace", str(text), "--trace-tokens", "0", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -43,12 +43,12 @@ def traced(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
 def measure(engine: pathlib.Path, model: pathlib.Path, texts: list[pathlib.Path],
             work: pathlib.Path, store: Store, used: list[str], only_known: bool
             ) -> tuple[Found, float]:
-    """Means over texts; and what a choice by lot would share."""
+    """Returns means over texts, and the share that a random choice would have in common."""
     plans = {}
     for cache in (settings.DENSE, *settings.CODES.values()):
         plans[cache] = work / f"overlap-{cache.key_bits}.json"
         write(plans[cache], json.dumps(settings.overlap_plan(cache)))
-    told: dict[settings.Cache, list[dict]] = {}
+    by_cache: dict[settings.Cache, list[dict]] = {}
     for text in texts:
         keys = {cache: digest("overlap", file_digest(model / "model.safetensors"),
                               settings.overlap_plan(cache), file_digest(text))
@@ -65,10 +65,10 @@ def measure(engine: pathlib.Path, model: pathlib.Path, texts: list[pathlib.Path]
                 "shares": shares(own, whole), "by_lot": len(whole[0]) / candidates})
         used += keys.values()
         for cache, key in keys.items():
-            told.setdefault(cache, []).append(store.get(key))
+            by_cache.setdefault(cache, []).append(store.get(key))
     return ({cache: [statistics.mean(layer) for layer in zip(
-        *(one["shares"] for one in own), strict=True)] for cache, own in told.items()},
-        statistics.mean(one["by_lot"] for own in told.values() for one in own))
+        *(one["shares"] for one in own), strict=True)] for cache, own in by_cache.items()},
+        statistics.mean(one["by_lot"] for own in by_cache.values() for one in own))
 
 
 def chart(found: Found, lot: float) -> str:

@@ -1,4 +1,4 @@
-"""The part of docs/quality.md about eviction, from what eviction.py has measured."""
+"""Writes the part of docs/quality.md about eviction, from the results of eviction.py."""
 
 import math
 import os
@@ -43,7 +43,7 @@ class Run:
     long: Found
     streams: streams.Found
     overlaps: overlap.Found
-    by_lot: float  # what tokens drawn by lot would share
+    by_lot: float  # the share of tokens that are chosen at random
     version: str
     date: str
 
@@ -67,7 +67,7 @@ class Judgement:
 
 
 def judge(found: Found) -> list[Judgement]:
-    """Claims whose rows were measured; a family is corrected for those alone."""
+    """Judges the claims that have both rows; a family is corrected for only those."""
     judged = []
     for family in dict.fromkeys(claim.family for claim in settings.CLAIMS):
         claims = [claim for claim in settings.CLAIMS if claim.family == family
@@ -103,8 +103,8 @@ def claim_lines(judged: list[Judgement]) -> list[str]:
 
 
 def row_lines(found: Found, rows: list[Row]) -> list[str]:
-    """Each beside H2O at the same bits and budget, window by window."""
-    lines = ["| cache | stays | others go by | bytes/slot | KL | over H2O's "
+    """Compares each row with H2O at the same bits and budget, window by window."""
+    lines = ["| cache | stays | others stay by | bytes/slot | KL | over H2O's "
              "| added nats/token | top-1 |", "|---|--:|---|--:|--:|--:|--:|--:|"]
     for row in rows:
         one = found.get(row)
@@ -123,7 +123,7 @@ def row_lines(found: Found, rows: list[Row]) -> list[str]:
 
 
 def far_lines(found: Found, rows: list[Row]) -> list[str]:
-    lines = ["| cache | stays | others go by | loss on the second copy | over H2O's |",
+    lines = ["| cache | stays | others stay by | loss on the second copy | over H2O's |",
              "|---|--:|---|--:|--:|"]
     for row in rows:
         one = found.get(row)
@@ -147,7 +147,7 @@ def far_lines(found: Found, rows: list[Row]) -> list[str]:
 
 
 def section(title: str, text: list[str], lines: list[str]) -> list[str]:
-    """Nothing where nothing was measured: a table of its head alone."""
+    """Returns nothing if the table has only its head, because nothing was measured."""
     if len(lines) <= 2:
         return []
     return [f"### {title}", "", *text, *lines, ""]
@@ -163,28 +163,29 @@ def part(run: Run) -> str:
     have = len(run.windows) + len(run.far) + len(run.long) + len(run.streams)
     lines = [
         "## Eviction on SmolLM2-135M-Instruct", "",
-        "What it costs to give up tokens, from `kvasir-compress evaluate --eviction`:"
-        " the oracle that applies a plan's eviction slot by slot. Rows and claims are "
-        "in `bench/quality/eviction_settings.py`, committed before the run.", "",
-        f"- {len(first.window_kl)} windows of {settings.TOKENS} tokens, from the "
-        "beginnings of the four held-out texts, one after the other; loss of the "
-        f"dense cache {teacher.mean:.4f} nats per token. A window is one prompt: "
-        "slots go at every 128th token, and the share that stays is of the whole "
-        "window, so that tokens up to it lose nothing.",
+        "The cost of evicting tokens, measured with `kvasir-compress evaluate "
+        "--eviction`: the oracle applies a plan's eviction slot by slot. Rows and "
+        "claims are in `bench/quality/eviction_settings.py`, which was committed "
+        "before the run.", "",
+        f"- {len(first.window_kl)} windows of {settings.TOKENS} tokens, from the joined "
+        "beginnings of the four held-out texts; the loss of the dense cache is "
+        f"{teacher.mean:.4f} nats per token. A window is one prompt. Slots are freed at "
+        "every 128th token. The share that stays is of the whole window, so the "
+        "first tokens up to that number lose nothing.",
         "- *KL*: the divergence of the next token's distribution from the dense "
-        "cache's. Intervals: 95 %, paired over windows, which are counted as "
-        "independent; ratios are geometric means.",
-        "- 4 first and 64 latest tokens always stay, if a row does not say otherwise; "
-        "*recent only* has no first ones. *Random*: the others by lot, seed "
-        f"{settings.SEED}.",
-        "- 4 and 3 bits: codes as `--kv-plan rotated-4bit` has them, without its "
-        "exact tokens; 8: `dense-8bit`; 16: numbers. Units are those of the plan: a "
-        "layer evicts as one where it has codes, head by head where it has none "
-        "(there is nothing that codes lose, and Q-Hitter is H2O). *Bytes/slot* are "
-        "with scores, positions and errors, padding included.",
+        "cache's. Intervals have 95 % and are paired over windows, which count as "
+        "independent. Ratios are geometric means.",
+        "- The first 4 and the latest 64 tokens always stay, unless a row says otherwise; "
+        "*recent only* keeps no first ones. *Random*: the others are chosen at "
+        f"random, seed {settings.SEED}.",
+        "- 4 and 3 bits: the codes of `--kv-plan rotated-4bit`, without its exact "
+        "tokens; 8: `dense-8bit`; 16: numbers. Units are those of the plan: a layer "
+        "with codes evicts as one, a layer without codes head by head (no code loses "
+        "anything there, so Q-Hitter is H2O). *Bytes/slot* include scores, positions, "
+        "errors and padding.",
         "- Claims compare two rows by the ratio of their KL, window by window; "
         "p-values are two-sided and adjusted for the number of comparisons of a "
-        f"family (Holm); at most {settings.ERROR_RATE} decides.",
+        f"family (Holm). A claim is decided at {settings.ERROR_RATE} or less.",
         f"- Measured {run.date} by kvasir-compress {run.version}, "
         f"{platform.machine()}, {os.cpu_count()} CPUs, libtorch on the CPU in "
         f"float32; budget `{run.budget.name}`" +
@@ -206,27 +207,28 @@ def part(run: Run) -> str:
         f"{round(0.2 * (settings.TOKENS - 1))} slots stay; 64 are recent elsewhere.",
         ""], row_lines(run.windows, settings.SPLIT))
     lines += section("A passage that comes again", [
-        f"{settings.PASSAGE_TOKENS} tokens, {settings.FILLER_TOKENS} of another text, "
-        "the same passage again: the loss on its second copy, over "
-        f"{run.budget.copies} of them.", ""], far_lines(run.far, settings.FAR))
+        f"A passage of {settings.PASSAGE_TOKENS} tokens, {settings.FILLER_TOKENS} tokens of "
+        "another text, and the passage again: the loss on the second copy, over "
+        f"{run.budget.copies} copies.", ""], far_lines(run.far, settings.FAR))
     lines += section(f"At {settings.LONG} tokens", [
         f"{run.budget.long_windows} windows.", ""],
         row_lines(run.long, settings.LONG_ROWS))
     lines += section("Heavy tokens, with codes and without", [
         "![Share of heavy tokens by layer](heavy-overlap.svg)", "",
-        f"The first {settings.OVERLAP_BYTES} bytes of each held-out text as a prompt of the "
-        f"server, of which {100 * settings.OVERLAP_SHARE:g} % stay by the attention that "
-        "they receive, a layer as one: which tokens of the cache of numbers stay under "
-        "codes, too (its figure 2; here each cache goes by its own evictions, so that "
-        "what differs adds up). Means over texts.", ""],
+        f"The first {settings.OVERLAP_BYTES} bytes of each held-out text are a prompt of the "
+        f"server, and {100 * settings.OVERLAP_SHARE:g} % of its tokens stay, by the "
+        "attention that they received in a layer. The table shows which share of the "
+        "tokens that stay in the cache of numbers also stay with codes (Q-Hitter's "
+        "figure 2; here each cache has its own evictions, so differences add up). "
+        "Means over texts.", ""],
         overlap.lines(run.overlaps, run.by_lot))
     lines += section("A book as a stream", [
-        "The beginning of the held-out novels as one sequence of the server, "
+        "The beginning of the held-out novels is one sequence of the server, with "
         f"{sum(next(iter(run.streams.values())).tokens) if run.streams else 0} tokens in a "
-        "16-bit cache of "
-        f"{settings.STREAM_SLOTS} slots at most: {settings.STREAM_SLOTS - settings.STREAM_EVERY} "
-        f"stay at every {settings.STREAM_EVERY}th token. Beside it the dense cache "
-        f"of as many tokens, run anew for every {settings.STREAM_STRIDE}. Loss of the whole, "
-        "and of each tenth, over that of the windows; original positions pass the "
-        f"model's own {settings.LONG} on the way.", ""], streams.lines(run.streams))
+        "16-bit cache of at most "
+        f"{settings.STREAM_SLOTS} slots: {settings.STREAM_SLOTS - settings.STREAM_EVERY} "
+        f"stay at every {settings.STREAM_EVERY}th token. The baseline is a dense cache "
+        f"of as many tokens, computed again every {settings.STREAM_STRIDE} tokens. The table "
+        "has the loss of the whole text, and of each tenth, over that of these windows. "
+        f"Original positions exceed the model's own {settings.LONG} on the way.", ""], streams.lines(run.streams))
     return "\n".join(lines)

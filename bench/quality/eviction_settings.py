@@ -1,8 +1,8 @@
-"""What bench/quality/eviction.py measures and expects of eviction on SmolLM2. Rows,
-claims and budgets are fixed before a run, as those of frontier_settings.py are.
+"""The rows, claims and budgets of bench/quality/eviction.py, for eviction on SmolLM2. They
+are fixed before a run, like those of frontier_settings.py.
 
-A row is a cache, what evicts from it, and how many of a prompt's slots stay; a
-window of the text is one prompt."""
+A row is a cache, the method that evicts from it, and the share of a prompt's slots that
+stays. A window of the text is one prompt."""
 
 import functools
 import statistics
@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 MODEL = "smollm2"
 LAYERS, KV_HEADS = 30, 3
 DOMAINS = ("books", "encyclopedia", "code", "dialogue")
-SEED = 42  # of the lots of `random`
+SEED = 42  # of the method `random`
 ERROR_RATE = 0.05  # of a family of claims (Holm's procedure)
 
 TOKENS, LONG = 2048, 8192  # of a window
-# Of every held-out text, for each window of TOKENS tokens that is taken of it; more
-# than that in all.
+# Bytes of a held-out text for each window of TOKENS tokens; they give more tokens than
+# that.
 BYTES_PER_WINDOW = 8500
-# A passage, another text, the passage again.
+# A passage, another text, and the passage again.
 PASSAGE_TOKENS, FILLER_TOKENS = 600, 800
-# Windows that `evaluate` wants all the same.
+# `evaluate` needs windows in any case.
 SHORT_TOKENS, SHORT_WINDOWS = 128, 2
 
 
 @functools.cache
 def normal_levels(bits: int) -> list[float]:
-    """As plan::LloydMaxLevels: what a standard normal number is rounded to with the
-    least mean square error."""
+    """The same levels as plan::LloydMaxLevels: a standard normal number is rounded to them
+    with the least mean square error."""
     normal = statistics.NormalDist()
     levels = [normal.inv_cdf((i + 0.5) / 2**bits) for i in range(2**bits)]
     for _ in range(2000):
@@ -43,11 +43,11 @@ def normal_levels(bits: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Cache:
-    """Whole keys and values: 4 and 3 bits as `--kv-plan rotated-4bit` has them,
-    without its exact tokens, 8 as `dense-8bit`; 16: numbers."""
+    """Whole keys and values: 4 and 3 bits as in `--kv-plan rotated-4bit`, without its
+    exact tokens; 8 as in `dense-8bit`; 16: numbers."""
     key_bits: int
     value_bits: int
-    exact: str = ""  # tokens kept exact all the same: "sinks=4,window=28"
+    exact: str = ""  # exact tokens: "sinks=4,window=28"
 
     @property
     def name(self) -> str:
@@ -82,12 +82,12 @@ class Row:
     budget: float = 0.0  # share of the window that stays; 0: all
     weight: float = 0.5  # lambda of q-hitter
     recent: int = 64
-    # Measured under the small budget, too.
+    # Also measured with the small budget.
     quick: bool = field(default=False, compare=False)
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Of the whole command."""
+        """Options that hold for the whole command."""
         return ("--eviction-lambda", f"{self.weight:g}",
                 "--eviction-recent", str(self.recent))
 
@@ -119,16 +119,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class StreamRow:
-    """A text through a cache of STREAM_SLOTS slots at most."""
-    method: str  # of the server's --eviction; "window": dense, run anew
+    """A text through a cache of at most STREAM_SLOTS slots."""
+    method: str  # of the server's --eviction; "window": dense, computed again
     heavy: float = 0.0  # share of the slots that stay by score, sinks among them
-    rolling: bool = True  # positions count slots; else tokens seen
-    # Measured under the small budget, too.
+    rolling: bool = True  # positions count slots, otherwise tokens seen
+    # Also measured with the small budget.
     quick: bool = field(default=False, compare=False)
 
     @property
     def flags(self) -> list[str]:
-        """Of `kvasir perplexity`."""
+        """Flags of `kvasir perplexity`."""
         if self.method == "window":
             return ["--window", str(STREAM_SLOTS), "--stride", str(STREAM_STRIDE)]
         kept = STREAM_SLOTS - STREAM_EVERY  # others come until slots go again
@@ -150,7 +150,7 @@ class StreamRow:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much of it is measured."""
+    """How much is measured."""
     name: str
     windows: int  # of TOKENS tokens, as many of each text
     copies: int  # of far passages
@@ -169,14 +169,14 @@ BUDGETS = {budget.name: budget for budget in (FULL, QUICK)}
 DENSE = Cache(16, 16)
 CODES = {bits: Cache(bits, bits) for bits in (8, 4, 3)}
 SERVED = Cache(4, 4, "sinks=4,window=28")
-KEYS, VALUES = Cache(4, 16), Cache(16, 4)  # codes of one side alone
+KEYS, VALUES = Cache(4, 16), Cache(16, 4)  # codes on only one side
 METHODS = ("h2o", "q-hitter", "streaming", "recent", "random")
 SHARES = (0.5, 0.2, 0.1)
 
 
 def matrix() -> list[Row]:
-    """Caches by methods by budgets; codes alone, too. Without codes Q-Hitter is
-    H2O."""
+    """Combines caches, methods and budgets, and adds codes without eviction. Without codes
+    Q-Hitter is H2O."""
     rows = []
     for cache in (CODES[4], CODES[3], DENSE, CODES[8]):
         quick_codes = cache in (CODES[4], CODES[3])
@@ -222,7 +222,7 @@ LONG_ROWS = [Row(CODES[4], "none"), *(
 
 # A byte is about a quarter of a token: the text passes the model's own LONG.
 STREAM_SLOTS, STREAM_STRIDE, STREAM_EVERY, STREAM_SINKS = 1024, 256, 128, 4
-STREAM_TARGET = 1.03  # loss over that of windows run anew
+STREAM_TARGET = 1.03  # loss over that of windows that are computed again
 STREAM_WINDOW = StreamRow("window", quick=True)
 STREAM_CLAIM = StreamRow("h2o", 1 / 16, quick=True)
 STREAMS = [STREAM_WINDOW, STREAM_CLAIM, StreamRow("streaming", quick=True),
@@ -230,7 +230,7 @@ STREAMS = [STREAM_WINDOW, STREAM_CLAIM, StreamRow("streaming", quick=True),
            StreamRow("h2o", 1 / 16, rolling=False, quick=True),
            StreamRow("streaming", rolling=False)]
 
-# Which tokens are heavy: each cache evicts by attention received, a layer as one.
+# To find heavy tokens, each cache evicts by attention received, and a layer as one.
 OVERLAP_SINKS, OVERLAP_RECENT, OVERLAP_SHARE, OVERLAP_BYTES = 4, 64, 0.2, 6000
 
 

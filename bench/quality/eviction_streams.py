@@ -1,5 +1,5 @@
-"""One text as a stream through an evicting cache of the server's own program, beside
-windows of the dense cache that are run anew: the loss of each tenth."""
+"""Streams one text through an evicting cache of the server's own program, and compares the
+loss of each tenth with windows of the dense cache that are computed again."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ from quality_store import Store, digest, file_digest
 class Stream:
     parts: list[float]  # nats per token of each tenth
     tokens: list[int]
-    held_bytes: int     # of pages, at most
+    held_bytes: int     # the most bytes of pages
 
     @property
     def nats(self) -> float:
@@ -30,7 +30,7 @@ Found = dict[StreamRow, Stream]
 def measure(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
             store: Store, used: list[str], rows: list[StreamRow], only_known: bool,
             threads: int | None = None) -> Found:
-    """What is there is not measured again; `used` gets the keys of what is shown."""
+    """Measures the rows that the store lacks. `used` gets the keys of all rows."""
     identity = digest(*map(file_digest, (model / "model.safetensors", text)))
     found: Found = {}
     for row in rows:
@@ -46,19 +46,19 @@ def measure(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
             if done.returncode != 0:
                 raise SystemExit(f"failed: {' '.join(command)}")
-            told = json.loads(done.stdout)
+            report = json.loads(done.stdout)
             store.put(key, f"stream: {row.shown}", {
-                "parts": told["parts"], "kv_held_bytes": told["kv_held_bytes"]})
-        told = store.get(key)
+                "parts": report["parts"], "kv_held_bytes": report["kv_held_bytes"]})
+        report = store.get(key)
         used.append(key)
-        found[row] = Stream([part["nats_per_token"] for part in told["parts"]],
-                            [part["tokens"] for part in told["parts"]],
-                            told["kv_held_bytes"])
+        found[row] = Stream([part["nats_per_token"] for part in report["parts"]],
+                            [part["tokens"] for part in report["parts"]],
+                            report["kv_held_bytes"])
     return found
 
 
 def lines(found: Found) -> list[str]:
-    """Each tenth's loss over that of windows run anew."""
+    """Divides each tenth's loss by that of windows that are computed again."""
     window = found.get(settings.STREAM_WINDOW)
     if window is None or len(found) == 1:
         return []

@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
-"""Measures on SmolLM2 what a token's bytes cost in divergence, and writes its part
-of docs/quality.md with its charts. Called by
-bench/quality/quality.sh.
+"""Measures divergence against bytes per token on SmolLM2, and writes its part of
+docs/quality.md with its charts. Called by bench/quality/quality.sh.
 
-Every row of frontier_settings.py is evaluated on the same windows. What was
-measured is kept in measured/smollm2.jsonl, a line for each row and text, named by
-the model, the texts and the row: an interrupted run goes on, and a later one
-measures what is not there.
+Every row of frontier_settings.py is evaluated on the same windows. Results are kept in
+measured/smollm2.jsonl, one line for each row and text, under a key of model, texts and
+row. So an interrupted run continues, and a later run measures only what is missing.
 """
 
 import argparse
@@ -32,7 +30,7 @@ MEASURED = ROOT / "bench" / "quality" / "measured"
 
 @dataclass(frozen=True)
 class Passage:
-    """A text, and what is taken of it."""
+    """A text, and the windows and repeats that are taken from it."""
     name: str
     path: pathlib.Path
     tokens: int  # of a window
@@ -40,14 +38,14 @@ class Passage:
     repeats: int
 
     def work(self) -> int:
-        """Tokens that a row reads, those of long windows counted double for their
-        attention."""
+        """Tokens that a row reads. Long windows count double, because their attention takes
+        longer."""
         read = self.windows * self.tokens * (2 if self.tokens > SHORT else 1)
         return read + 768 * self.repeats
 
 
 def exact_tokens(plan: dict) -> tuple[int, int]:
-    """Sinks and window of a kv_plan.json, the most of any layer."""
+    """The most sinks and the longest window of any layer of a kv_plan.json."""
     sinks = window = 0
     stack = [plan.get("layers", [])]
     while stack:
@@ -62,7 +60,8 @@ def exact_tokens(plan: dict) -> tuple[int, int]:
 
 
 def asked_tokens(exact: str, own: tuple[int, int]) -> tuple[int, int]:
-    """What "sinks=4,window=128" makes of a plan's own; either may be left out."""
+    """Replaces a plan's own numbers by those of "sinks=4,window=128"; either may be
+    absent."""
     asked = dict(word.split("=") for word in exact.split(",") if word)
     return (int(asked.get("sinks", own[0])), int(asked.get("window", own[1])))
 
@@ -85,7 +84,7 @@ class Study:
             self.model / "model.safetensors", *texts)))
         self.tool_digest = file_digest(self.tool)
         self.recheck = args.recheck
-        self.used: list[str] = []  # keys that the page stands on
+        self.used: list[str] = []  # keys of the rows on the page
 
     # ------------------------------------------------------------------ texts
 
@@ -102,7 +101,7 @@ class Study:
                         self.budget.repeats_per_text) for name, path in texts]
 
     def long_passages(self) -> list[Passage]:
-        """The beginnings of the held-out texts, one after the other."""
+        """Joins the beginnings of the held-out texts."""
         path = self.work / "held-out.txt"
         pieces = [self.held_out(name).read_bytes()[:settings.LONG_BYTES_PER_TEXT]
                   for name in settings.DOMAINS]
@@ -113,7 +112,7 @@ class Study:
     # -------------------------------------------------------------- artifacts
 
     def run(self, *command) -> None:
-        """Its progress and its refusals are to be seen; its tables are not."""
+        """Shows the tool's progress and errors, but not its tables."""
         done = subprocess.run(
             [str(self.tool), *map(str, command)], stdout=subprocess.DEVNULL,
             env={**os.environ, "XDG_CACHE_HOME": str(self.work / "calibration")})
@@ -126,7 +125,7 @@ class Study:
                       not artifact.built_in_texts and settings.CALIBRATION_TOKENS)
 
     def artifact(self, artifact: Artifact) -> pathlib.Path:
-        """Made once by a program; the store remembers what the page needs of it."""
+        """Makes the artifact once for each program. The store keeps what the page needs."""
         calibration = ["--seed", settings.SEED]
         if not artifact.built_in_texts:
             calibration += ["--calibration-tokens", settings.CALIBRATION_TOKENS]
@@ -148,8 +147,8 @@ class Study:
             part.rename(folder)
         key = self.artifact_key(artifact)
         if key not in self.store:
-            told = folder.with_name(folder.name + ".json.prediction.json")
-            predicted = json.loads(told.read_text()) if told.exists() else None
+            path = folder.with_name(folder.name + ".json.prediction.json")
+            predicted = json.loads(path.read_text()) if path.exists() else None
             self.store.put(key, f"artifact: {' '.join(map(str, artifact.method))}", {
                 "exact": exact_tokens(json.loads((folder / "kv_plan.json").read_text())),
                 "predicted": predicted and {
@@ -168,14 +167,14 @@ class Study:
     # ----------------------------------------------------------- measurements
 
     def exact(self, row: Row) -> str:
-        """What its plan says already is not said."""
+        """The row's exact tokens, or nothing if its plan already has them."""
         if row.artifact is None:
             return row.exact
         own = tuple(self.remembered(row.artifact)["exact"])
         return "" if asked_tokens(row.exact, own) == own else row.exact
 
     def candidate(self, row: Row) -> str:
-        """As `evaluate` is told it."""
+        """The row as an argument of `evaluate`."""
         if row.artifact is None:
             return row.candidate(None)
         folder, exact = self.artifact(row.artifact), self.exact(row)
@@ -213,7 +212,7 @@ class Study:
 
     def measure(self, rows: list[Row], passages: list[Passage], only_known: bool
                 ) -> dict[str, page.Measured]:
-        """What is not in the store yet, text by text."""
+        """Measures what the store lacks, text by text."""
         if only_known:
             rows = [row for row in rows if self.is_known(row, passages)]
         for index, row in enumerate(rows):
@@ -324,7 +323,7 @@ def main() -> None:
     budget = study.budget
     short = study.measure(budget.rows(), study.short_passages(), args.known)
     if not short:
-        parser.error("--known: no row is there whole; measure first")
+        parser.error("--known: no row has all its measurements; measure first")
     long = study.measure(budget.long_rows(), study.long_passages(), args.known)
     compared = study.compare(budget.rows(), args.known) if budget.engine else []
     run = page.Run(

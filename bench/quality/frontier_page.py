@@ -1,4 +1,4 @@
-"""The part of docs/quality.md about SmolLM2, from what frontier.py has measured."""
+"""Writes the part of docs/quality.md about SmolLM2, from the results of frontier.py."""
 
 import collections
 import math
@@ -17,9 +17,9 @@ from frontier_settings import LONG, SHORT, Budget, Claim, Row
 
 @dataclass(frozen=True)
 class Measured:
-    """A row over its texts; windows in the texts' order."""
-    bytes_per_token: float   # that a further token takes
-    fixed_bytes: float       # of a sequence, whatever its length
+    """A row over its texts, with windows in the texts' order."""
+    bytes_per_token: float   # of one more token
+    fixed_bytes: float       # of a sequence of any length
     window_tokens: int
     window_kl: list[float]
     window_nats: list[float]
@@ -31,8 +31,8 @@ class Measured:
 
     @classmethod
     def merge(cls, texts: dict[str, dict], window_tokens: int) -> "Measured":
-        """texts: name -> {"teacher": ..., "row": ...} of evaluate; all have as many
-        windows."""
+        """texts: name -> {"teacher": ..., "row": ...} of evaluate; all have the same
+        number of windows."""
         rows = {name: text["row"] for name, text in texts.items()}
         first = next(iter(rows.values()))
 
@@ -54,7 +54,7 @@ class Measured:
 
     @property
     def bytes(self) -> float:
-        """Of a token of a sequence as long as a window, exact tokens included."""
+        """Bytes of a token in a sequence as long as a window, exact tokens included."""
         return self.bytes_per_token + self.fixed_bytes / self.window_tokens
 
     @property
@@ -97,7 +97,7 @@ class Judgement:
 
     @property
     def too_large(self) -> str:
-        """What the left row takes, if that is more than the claim allows."""
+        """The size of the left row if the claim allows less, else empty."""
         claim = self.claim
         if claim.share is not None and self.share > claim.share:
             return f"{self.share:.3f} of its bytes"
@@ -116,14 +116,14 @@ class Judgement:
 
 
 def log_ratios(left: list[float], right: list[float]) -> list[float]:
-    """Window by window: where a text is hard, both diverge more."""
-    least = 1e-12  # of rows that lose nothing
+    """Compares window by window, because both rows diverge more on a hard text."""
+    least = 1e-12  # for rows that lose nothing
     return [math.log(max(a, least) / max(b, least))
             for a, b in zip(left, right, strict=True)]
 
 
 def judge(run: Run) -> list[Judgement]:
-    """Claims whose rows were measured; a family is corrected for those alone."""
+    """Judges the claims that have both rows; a family is corrected for only those."""
     found = []
     for family in dict.fromkeys(claim.family for claim in settings.CLAIMS):
         pairs = [(claim, left, right) for claim in settings.CLAIMS
@@ -154,8 +154,8 @@ def claim_lines(judged: list[Judgement]) -> list[str]:
         if one.claim.name in notes:
             lines += ["", f"*{one.claim.text}:* {notes[one.claim.name]}"]
         elif one.verdict not in ("holds", "undecided"):
-            print(f"quality_notes.md says nothing of {one.claim.name}, which does "
-                  "not hold", file=sys.stderr)
+            print(f"quality_notes.md has no paragraph about {one.claim.name}, which "
+                  "does not hold", file=sys.stderr)
     return lines
 
 
@@ -210,13 +210,13 @@ def prediction_lines(run: Run) -> list[str]:
         return []
     lines = ["| plan | tokens | predicted KL | over domains | measured | measured "
              "over predicted |", "|---|--:|--:|--:|--:|--:|"]
-    for row, tokens, told, one in rows:
+    for row, tokens, predicted, one in rows:
         lines.append(
-            f"| {row.name} | {tokens} | {told['kl']:.4f} | {told['kl_low']:.4f} to "
-            f"{told['kl_high']:.4f} | {one.kl.mean:.4f} "
-            f"| {one.kl.mean / told['kl']:.2f} |")
+            f"| {row.name} | {tokens} | {predicted['kl']:.4f} | {predicted['kl_low']:.4f} to "
+            f"{predicted['kl_high']:.4f} | {one.kl.mean:.4f} "
+            f"| {one.kl.mean / predicted['kl']:.2f} |")
     if len(rows) > 2:
-        agree = stats.ranks_agree([told["kl"] for _, _, told, _ in rows],
+        agree = stats.ranks_agree([predicted["kl"] for _, _, predicted, _ in rows],
                                   [one.kl.mean for _, _, _, one in rows])
         lines += ["", f"Spearman's correlation of the {len(rows)}: {agree:.3f}."]
     return lines
@@ -225,12 +225,11 @@ def prediction_lines(run: Run) -> list[str]:
 def engine_lines(run: Run) -> list[str]:
     if not run.compared:
         return []
-    lines = ["The loss that the server's own program gives of every artifact, against "
-             "the oracle's, over the windows of the first held-out text, in chunks "
-             f"of {quality_engine.CHUNK_TOKENS} tokens and a token at a time. Allowed "
-             f"are {100 * quality_engine.LIMITS['numbers']:.2f} % where numbers are "
-             f"cached and {100 * quality_engine.LIMITS['codes']:.1f} % where codes "
-             "are.", "", "| artifact | cached as | difference | |",
+    lines = ["The server's loss with every artifact, against the oracle's, over the "
+             "windows of the first held-out text, in chunks of "
+             f"{quality_engine.CHUNK_TOKENS} tokens and one token at a time. Allowed "
+             f"are {100 * quality_engine.LIMITS['numbers']:.2f} % for numbers and "
+             f"{100 * quality_engine.LIMITS['codes']:.1f} % for codes.", "", "| artifact | cached as | difference | |",
              "|---|---|--:|---|"]
     for one in run.compared:
         lines.append(f"| {one.name} | {one.kind} | {100 * one.relative:.4f} % "
@@ -243,7 +242,7 @@ def engine_lines(run: Run) -> list[str]:
 
 def chart(run: Run, groups: dict[str, dict[str, list[Row]]], tokens: int,
           title: str) -> str:
-    # Of both pictures, so that a group looks the same in each.
+    # All groups of both pictures, so that a group looks the same in each.
     found: dict[str, dict[str, list[quality_chart.Point]]] = {
         group: {} for group in settings.CHART}
     for group, series in groups.items():
@@ -262,7 +261,7 @@ def chart(run: Run, groups: dict[str, dict[str, list[Row]]], tokens: int,
 
 
 def charts(run: Run) -> dict[str, str]:
-    """Files of the docs folder."""
+    """Returns the pictures by their names in docs/."""
     name = "SmolLM2-135M: what fewer bytes of KV cache cost"
     return {
         "frontier.svg": chart(run, settings.CHART, SHORT, name),
@@ -289,39 +288,40 @@ def part(run: Run) -> str:
     asked = len(run.budget.rows()) + len(run.budget.long_rows())
     have = len(run.short) + len(run.long)
     repeat = [] if first.repeat is None else [
-        "- *Repeat* is the loss on the second copy of a passage, which is cheap "
-        "where the cache still tells its tokens apart; "
+        "- *Repeat* is the loss on the second copy of a passage, which is low if the "
+        "cache still distinguishes its tokens; "
         f"{passages} passage{'s' * (passages > 1)} of each text."]
     lines = [
         "## SmolLM2-135M-Instruct", "",
         "A trained model of 30 layers with 9 query and 3 KV heads of 64, as "
-        "`models/fetch smollm2` leaves it. Rows, claims and budgets are in "
-        "`bench/quality/frontier_settings.py`, committed before the run.", "",
+        "`models/fetch smollm2` makes it. Rows, claims and budgets are in "
+        "`bench/quality/frontier_settings.py`, which was committed before the run.", "",
         "![Divergence against bytes](frontier.svg)", "",
         f"- Loss of the dense bf16 cache, {settings.DENSE_BYTES} bytes a token: "
         f"{teacher.mean:.4f} nats per token.",
-        f"- Texts: {texts}, none of them calibrated on: {windows_of(run.short)} "
-        f"windows of {SHORT} tokens in all, the first of each text (books and novels "
-        "are different passages of one author); and "
-        f"{windows_of(run.long)} of {LONG} tokens from the beginnings of the first "
-        "four, one after the other.",
-        "- A row is judged by *KL*, the divergence of the next token's distribution "
-        "from the dense cache's; the loss stands beside it. Intervals: 95 %, paired "
-        "over windows, given one calibration. Neighbouring windows of one text are "
-        "counted as independent.",
-        "- *Bytes/token*: what a further token takes in pages, scales, norms and "
-        "padding included, and what exact tokens of a sequence take beside, shared "
-        "out over a window. Those of baselines are without the padding of pages. "
-        f"*Bits a number* is all of that over {settings.NUMBERS_PER_TOKEN} numbers.",
-        "- *Exact*: so many first and latest tokens as bf16. A planned row keeps the "
-        "first 4 and a window of the planner's choice, if it does not say otherwise.",
-        "- The planner calibrates on the four built-in domains; methods of papers on "
-        f"{settings.CALIBRATION_TOKENS} tokens of the same texts; seed "
+        f"- Texts: {texts}; none of them was used for calibration. "
+        f"{windows_of(run.short)} windows of {SHORT} tokens in all, the first of each "
+        "text (books and novels are different passages of one author), and "
+        f"{windows_of(run.long)} of {LONG} tokens, from the joined beginnings of the "
+        "first four.",
+        "- Rows are judged by *KL*, the divergence of the next token's distribution "
+        "from the dense cache's; the loss is shown as well. Intervals have 95 %, are "
+        "paired over windows, and hold for one calibration. Neighbouring windows of "
+        "one text count as independent.",
+        "- *Bytes/token*: the bytes of one more token in pages, with scales, norms and "
+        "padding, plus the exact tokens of a sequence, divided by the tokens of a "
+        "window. Baselines are counted without the padding of pages. *Bits a "
+        f"number* is the sum over {settings.NUMBERS_PER_TOKEN} numbers.",
+        "- *Exact*: this many first and latest tokens stay in bf16. A planned row keeps "
+        "the first 4 and a window that the planner chooses, unless its name says "
+        "otherwise.",
+        "- The planner calibrates on the four built-in domains, and the papers' methods "
+        f"on {settings.CALIBRATION_TOKENS} tokens of the same texts; seed "
         f"{settings.SEED}.",
         "- Claims compare two rows by the ratio of their KL, window by window (its "
         "geometric mean with a 95 % interval). p-values are two-sided and adjusted "
-        f"for the number of comparisons of a family (Holm): {families}; at most "
-        f"{settings.ERROR_RATE} decides.",
+        f"for the number of comparisons of a family (Holm): {families}. A claim is "
+        f"decided at {settings.ERROR_RATE} or less.",
         f"- Measured {run.date} by kvasir-compress {run.version}, "
         f"{platform.machine()}, {os.cpu_count()} CPUs, libtorch on the CPU in "
         f"float32; budget `{run.budget.name}`" +
@@ -330,8 +330,8 @@ def part(run: Run) -> str:
         "### Claims", "", *claim_lines(judged), "",
         f"### At {SHORT} tokens", "",
         *row_lines(run, settings.OURS, SHORT), "",
-        "What papers propose:", "", *row_lines(run, settings.PAPERS, SHORT), "",
-        "What others serve:", "", *row_lines(run, settings.BASELINES, SHORT), "",
+        "Methods of the papers:", "", *row_lines(run, settings.PAPERS, SHORT), "",
+        "Caches that other servers use:", "", *row_lines(run, settings.BASELINES, SHORT), "",
         "By text:", "",
         *text_lines(run, settings.PLANNED + [
             settings.SVDQ[2], settings.ROTATED_SINKS[4], settings.KIVI[4, 0]]), "",

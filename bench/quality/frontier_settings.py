@@ -1,10 +1,10 @@
-"""What bench/quality/frontier.py measures and claims on SmolLM2. Rows, claims and
-budgets are fixed before a run, as those of quality_settings.py are.
+"""The rows, claims and budgets of bench/quality/frontier.py on SmolLM2. They are fixed
+before a run, like those of quality_settings.py.
 
-A row is a cache: an artifact of `kvasir-compress`, or a baseline of `evaluate`. A
-claim says that its left row diverges no more than its right one, by the ratio of
-their KL over the same windows, at a share of its bytes: all that a sequence of a
-window's length takes, exact tokens included."""
+A row is a cache: an artifact of `kvasir-compress`, or a baseline of `evaluate`. A claim
+says that its left row diverges no more than its right one, by the ratio of their KL over
+the same windows, at a share of its bytes. The bytes are those of a sequence as long as a
+window, exact tokens included."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ DENSE_BYTES = 2 * NUMBERS_PER_TOKEN
 
 SEED = 42
 DOMAINS = ("books", "encyclopedia", "code", "dialogue")
-# Of the methods that weigh nothing by information; auto has its own.
+# For methods that do not weigh by information; auto has its own number.
 CALIBRATION_TOKENS = 32768
 
 SHORT, LONG = 1024, 8192  # tokens of a window
-# Of every held-out text, for the windows of LONG tokens; more than that in all.
+# Bytes of every held-out text for the windows of LONG tokens; they give more tokens.
 LONG_BYTES_PER_TEXT = 34000
 
-# Of a family of claims (Holm's procedure).
+# The error rate of a family of claims (Holm's procedure).
 ERROR_RATE = 0.05
 
 
@@ -39,10 +39,10 @@ class Row:
     baseline: str | None = None
     # Other exact tokens than those of the artifact's plan: "sinks=4,window=128".
     exact: str = ""
-    quick: bool = False  # measured under the small budget, too
+    quick: bool = False  # also measured with the small budget
 
     def candidate(self, folder) -> str:
-        """As `evaluate` is told it."""
+        """The row as an argument of `evaluate`."""
         if self.baseline is not None:
             return self.baseline
         return f"{folder}:{self.exact}" if self.exact else str(folder)
@@ -50,8 +50,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """KL(left) <= KL(right), where left takes at most `share` of right's bytes, or
-    `bits` a number of the model's."""
+    """KL(left) <= KL(right), if left takes at most `share` of right's bytes, or at most
+    `bits` for each of the model's numbers."""
     name: str
     family: str  # of claims that are corrected together
     left: Row
@@ -255,7 +255,7 @@ LONG_CHART = {
 # ----------------------------------------------------------------------- claims
 
 CLAIMS = [
-    # What the planner is for.
+    # The planner's purpose.
     Claim("storage_rotated_4", "targets", STORAGE[2.25], ROTATED_SINKS[4], SHORT,
           share=0.55),
     Claim("cpu_rotated_4", "targets", CPU, ROTATED_SINKS[4], SHORT, share=0.80),
@@ -264,12 +264,12 @@ CLAIMS = [
     Claim("storage_kivi_4", "targets", STORAGE[3], KIVI[4, 0], SHORT, bits=3.0),
     Claim("storage_kivi_4_recent", "targets", PLANNED_RECENT[STORAGE[3]],
           KIVI[4, 128], SHORT, share=0.80),
-    # What needs no calibration, as it is served.
+    # Against plans that need no calibration, as they are served.
     Claim("storage_shipped", "targets", STORAGE[3], ROTATED_SHIPPED[4], SHORT,
           share=0.65),
     Claim("cpu_shipped", "targets", LONG_CPU, ROTATED_SHIPPED[4], LONG, share=0.80),
-    # Papers' methods are in the planner's space: none is better at its bytes; and
-    # what others serve.
+    # The planner's space contains the papers' methods, so none is better at its bytes.
+    # The rest are caches that other servers use.
     *(Claim(name, "order", left, right, tokens, share=1.0)
       for name, left, right, tokens in (
           ("palu", STORAGE[3], PALU, SHORT),

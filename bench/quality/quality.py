@@ -5,14 +5,14 @@ docs/quality.md.
 The tables of the papers, as far as they go on one model. Called by
 bench/quality/quality.sh.
 
-Every table is a list of configurations: a `kvasir-compress apply` command, made
-into an artifact once for each calibration seed, evaluated on the same windows
-of a text that neither training nor calibration has seen, and removed. What was
-evaluated is kept in the work folder by its command and the program's hash, so
-an interrupted run goes on.
+Every table is a list of configurations. Each is a `kvasir-compress apply` command,
+which makes an artifact for each calibration seed. The artifact is evaluated on
+windows of a text that neither training nor calibration has seen, and removed.
+Results stay in the work folder under their command and the program's hash, so an
+interrupted run continues.
 
-Which claims are checked, and every setting, is in quality_settings.py: fixed
-before the run. What a contradiction means is in quality_notes.md.
+quality_settings.py has the claims and settings, which are fixed before the run.
+quality_notes.md explains contradictions.
 """
 
 import argparse
@@ -84,7 +84,7 @@ class Study:
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def oracle_options(self) -> list:
-        """What is evaluated beside the loss."""
+        """The options for what is evaluated besides the loss."""
         if self.engine_only:
             return []
         return ["--repeat-test", "--repeats", settings.REPEATS,
@@ -109,7 +109,7 @@ class Study:
             shutil.rmtree(plain)
 
     def artifact(self, config: settings.Config, seed: int) -> pathlib.Path:
-        """Stays in the work folder: another engine may be compared with it."""
+        """Returns an artifact that stays in the work folder, to compare another engine."""
         folder = self.work / "artifacts" / self.key(config, seed)
         if not folder.exists():
             folder.parent.mkdir(exist_ok=True)
@@ -119,7 +119,7 @@ class Study:
         return folder
 
     def measure(self, configs: list[settings.Config]) -> None:
-        """Evaluates what is not in the work folder yet, a few at a time."""
+        """Evaluates a few at a time of those that are not in the work folder."""
         todo = []
         for config in configs:
             for seed in self.seeds_of(config):
@@ -159,7 +159,7 @@ class Study:
 
     def compare(self, table: settings.Table
                 ) -> list[quality_engine.Comparison]:
-        """The engine beside the oracle, on every artifact of one seed."""
+        """Compares the engine with the oracle, on every artifact of one seed."""
         found = []
         todo = quality_engine.served(table)
         for config in todo:
@@ -204,12 +204,12 @@ class Study:
             for seed in seeds or self.seeds_of(config)])
 
     def added(self, config: settings.Config) -> stats.Interval:
-        """Nats per token more than the teacher."""
+        """The nats per token above the teacher's."""
         return stats.combine([(1, self.losses(config)),
                               (-1, self.teacher["window_nats"])])
 
     def spread(self, config: settings.Config) -> str:
-        """Largest less smallest mean loss over calibration seeds."""
+        """The largest minus the smallest mean loss over calibration seeds."""
         values = [self.rows[config.name, seed]["nats_per_token"]
                   for seed in self.seeds_of(config)]
         return f"{max(values) - min(values):.4f}" if len(values) > 1 else "–"
@@ -243,8 +243,8 @@ def table_lines(study: Study, table: settings.Table) -> list[str]:
 
 
 def check_bytes(study: Study, table: settings.Table) -> None:
-    """Rows that are to be compared at equal bytes have them, within 1 %, in
-    what is stored and in what pages take."""
+    """Checks that rows to be compared at equal bytes have them within 1 %, in the
+    payload and in pages."""
     for group in table.equal_bytes:
         for what in ("kv_payload_bytes_per_token", "kv_bytes_per_token"):
             sizes = [study.row(config, what) for config in group]
@@ -298,7 +298,7 @@ def claim_lines(study: Study, claims: list[settings.Claim]) -> list[str]:
         if claim.name in texts:
             paragraphs += ["", f"*{claim.text}:* {texts[claim.name]}"]
         elif found.verdict == "contradicted":
-            print(f"quality_notes.md says nothing of {claim.name}, which is "
+            print(f"quality_notes.md has no paragraph about {claim.name}, which is "
                   "contradicted", file=sys.stderr)
     return lines + paragraphs
 
@@ -323,38 +323,38 @@ def document(study: Study, tables: list[settings.Table],
     lines = [
         "## The built-in model",
         "",
-        "What the parts of each method are worth, by the tables of the papers. Every "
-        "row and claim is in `bench/quality/quality_settings.py`, committed before "
-        "the run. " + quality_page.notes()["run"],
+        "This part shows the value of each part of a method, by the tables of the papers. "
+        "Every row and claim is in `bench/quality/quality_settings.py`, which was "
+        "committed before the run. " + quality_page.notes()["run"],
         "",
         f"- Model `models/{study.model.name}`: "
         f"{teacher['nats_per_token']:.4f} nats per token, "
         f"{teacher['nats_per_byte']:.4f} per byte; a dense bf16 cache takes "
         f"{teacher['kv_bytes_per_token']:.0f} bytes per token.",
-        f"- Text `models/tiny/{study.text.name}`, seen neither in training nor "
-        f"in calibration: {study.windows} windows of {study.window_tokens} "
+        f"- Text `models/tiny/{study.text.name}`, which was used neither for training nor "
+        f"for calibration: {study.windows} windows of {study.window_tokens} "
         "tokens, the same for every row.",
         f"- Calibration: {settings.CALIBRATION_TOKENS} tokens of "
         f"`models/tiny/{study.calibration.name}`, seeds "
         f"{', '.join(map(str, study.seeds))}; rows are means over "
-        "seeds. LoRC and quantization alone have none. Seeds choose windows of this "
+        "seeds. LoRC and pure quantization have none. Seeds choose windows of this "
         "one text, so their spread may be less than that over other texts.",
-        "- Intervals: 95 %, paired over windows, given these calibrations; "
-        "*by seed* are the differences of the single ones, and what one of them "
-        "contradicts is undecided. *Over seeds* is the largest less the "
-        "smallest loss.",
-        "- *Bytes/token* is what pages of the default size take; in parentheses what a "
-        "sequence takes whatever its length, shared out over the "
-        f"{study.window_tokens} tokens of a window. *Payload* has scales, minima "
-        "and the padding of codes to whole bytes, but not of regions of a page "
-        "to 128 bytes.",
+        "- Intervals have 95 %, are paired over windows, and hold for these calibrations. "
+        "*By seed* has the differences of the single ones; a claim that one of them "
+        "contradicts is undecided. *Over seeds* is the largest loss minus the "
+        "smallest.",
+        "- *Bytes/token* is for pages of the default size. The number in parentheses is "
+        "the fixed size of a sequence, divided by the "
+        f"{study.window_tokens} tokens of a window. *Payload* includes scales, minima "
+        "and the padding of codes to whole bytes, but not the padding of a page's "
+        "regions to 128 bytes.",
         "- *Repeat* is the loss on the second copy of a passage, over "
-        f"{settings.REPEATS} of them. With {exact.name}, which loses next to "
-        f"nothing, it is {study.row(exact, 'repeat_nats_per_token'):.3f}: as far "
-        "as that is not below the loss on new text, the model does not copy, "
-        "and the column says only what a cache destroys.",
-        "- The identities that these methods rest on are tests "
-        "(`compress/*_test.cc`).",
+        f"{settings.REPEATS} of them. With {exact.name}, which loses almost "
+        f"nothing, it is {study.row(exact, 'repeat_nats_per_token'):.3f}. This is "
+        "not below the loss on new text, so the model does not copy, and the column "
+        "only shows what a cache destroys.",
+        "- Tests check the identities that these methods rely on "
+        "(`compress/*/*_test.cc`).",
         "- Measured until "
         f"{datetime.date.fromtimestamp(study.last_measured).isoformat()} by "
         f"kvasir-compress {study.version}, {platform.machine()}, "
@@ -392,11 +392,11 @@ def main() -> None:
                         default=settings.WINDOW_TOKENS)
     parser.add_argument("--seeds", default=settings.SEEDS)
     parser.add_argument("--only", nargs="*", default=[],
-                        help="tables by name; docs are then not written")
+                        help="tables by name; the page is not written then")
     parser.add_argument("--engine-only", action="store_true",
-                        help="artifacts of the last seed, and only the engine's "
-                        "loss beside the oracle's; that section of the page "
-                        "alone is written anew")
+                        help="makes the artifacts of the last seed, compares only the "
+                        "engine's loss with the oracle's, and writes only that "
+                        "section of the page")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
     args = parser.parse_args()
     study = Study(args)

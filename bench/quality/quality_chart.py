@@ -106,8 +106,8 @@ class Point(NamedTuple):
     name: str
 
 
-# Of the groups of a frontier, in turn: colours that stand out from a white and from
-# a dark ground, and the shape of a point around (0, 0).
+# For each group of a frontier: a colour that is visible on white and on dark ground, and
+# the shape of a point around (0, 0).
 FRONTIER_COLOURS = (
     ("#2563eb", "#8b5cf6", "#0891b2", "#3b82f6"),
     ("#dc2626", "#d97706", "#db2777", "#ea580c", "#b45309"),

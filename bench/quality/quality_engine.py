@@ -1,5 +1,5 @@
-"""The loss that the server's own program gives of an artifact, beside the
-oracle's: the same windows, through the paged cache."""
+"""Compares the server's loss of an artifact with the oracle's, over the same windows and
+through the paged cache."""
 
 import json
 import math
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 import quality_page
 
-# Tokens of a step; the bits are the same for any (tests).
+# Tokens of a step; tests show that the bits are the same for any.
 CHUNK_TOKENS = 64
-# Windows that run a token at a time, too.
+# Windows that also run one token at a time.
 DECODED_WINDOWS = 2
-# Of the loss, relative: rounding of sums; one code more or less.
+# Relative differences of the loss: for rounding of sums, and for one code more or less.
 LIMITS = {"numbers": 0.0005, "codes": 0.005}
 
 
 @dataclass(frozen=True)
 class Comparison:
     name: str
-    kind: str          # of LIMITS
+    kind: str          # a key of LIMITS
     relative: float    # |engine - oracle| / oracle
     same_bytes: bool
 
@@ -30,7 +30,7 @@ class Comparison:
 
 
 def served(table) -> list:
-    """Rows that are artifacts, which the server loads."""
+    """The rows that are artifacts, which the server can load."""
     return [config for config in table.configs if config.baseline is None]
 
 
@@ -45,7 +45,7 @@ def kind_of(plan: str) -> str:
 
 def measure(engine: pathlib.Path, artifact: pathlib.Path, text: pathlib.Path,
             windows: int, window_tokens: int) -> dict:
-    """As a prompt in chunks, and the first windows as if they were decoded."""
+    """Measures a prompt in chunks, and the first windows as if they were decoded."""
     def run(windows: int, *options) -> dict:
         done = subprocess.run(
             [str(engine), "perplexity", "--model", str(artifact), "--text",
@@ -78,14 +78,14 @@ def compare(name: str, engine: dict, oracle: dict) -> Comparison:
                      rel_tol=1e-9))
 
 
-def said_of_bytes(tables: dict[str, list[Comparison]]) -> str:
+def bytes_verdict(tables: dict[str, list[Comparison]]) -> str:
     other = [row.name for found in tables.values() for row in found
              if not row.same_bytes]
     if not other:
-        return ("Bytes per token that the arenas took are those that the plan "
-                "promised, in every row.")
-    return (f"**Bytes per token that the arenas took differ from the plan's in "
-            f"{len(other)} rows:** {', '.join(other)}.")
+        return ("In every row the arenas took exactly the plan's bytes per "
+                "token.")
+    return (f"**In {len(other)} rows the arenas took other bytes per token than the "
+            f"plan's:** {', '.join(other)}.")
 
 
 def mark_of(worst: Comparison) -> str:
@@ -98,25 +98,25 @@ HEADING = "### The engine"
 
 
 def replace(page: pathlib.Path, section: str) -> None:
-    """Of a part that has been written before; the section is its last."""
+    """Replaces the last section of a part that has been written before."""
     text = quality_page.read_part(page, "tiny").partition(HEADING)[0]
     quality_page.write_part(page, "tiny", f"{text.rstrip()}\n\n{section}")
 
 
 def lines(tables: dict[str, list[Comparison]], *, seed: int, windows: int,
           window_tokens: int, version: str, date: str) -> list[str]:
-    """A row per table: how many, and the one that is farthest off."""
+    """Makes a row for each table, with the number of artifacts and the largest difference."""
     text = [HEADING, "",
-            "The loss of every artifact of these tables, made with calibration "
-            f"seed {seed}, by `kvasir perplexity`, through the paged cache in "
-            f"chunks of {CHUNK_TOKENS} tokens, against the oracle's over the "
-            f"same {windows} windows of {window_tokens} tokens, and over the first "
-            f"{min(windows, DECODED_WINDOWS)} of them a token at a time: largest "
-            f"relative difference of a table (version {version}, {date}). "
+            "`kvasir perplexity` computes the loss of every artifact of these tables, made "
+            f"with calibration seed {seed}, through the paged cache: in chunks of "
+            f"{CHUNK_TOKENS} tokens over the same {windows} windows of "
+            f"{window_tokens} tokens, and one token at a time over the first "
+            f"{min(windows, DECODED_WINDOWS)} of them. The table has the largest "
+            f"relative difference from the oracle (version {version}, {date}). "
             "Allowed are "
-            f"{100 * LIMITS['numbers']:.2f} % where numbers are cached and "
-            f"{100 * LIMITS['codes']:.1f} % where codes are. "
-            + said_of_bytes(tables), "",
+            f"{100 * LIMITS['numbers']:.2f} % for numbers and "
+            f"{100 * LIMITS['codes']:.1f} % for codes. "
+            + bytes_verdict(tables), "",
             "| table | cached as | artifacts | largest difference | of | |",
             "|---|---|--:|--:|---|---|"]
     for title, found in tables.items():

@@ -1,5 +1,5 @@
-"""docs/quality.md as a whole: a part for each model, each written by itself, and the
-paragraphs that stand below tables."""
+"""Reads and writes the parts of docs/quality.md, one for each study, and reads the
+paragraphs below tables."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ BEGIN, END = "<!-- quality.sh {} writes this -->", "<!-- to here -->"
 
 
 def split(page: pathlib.Path, name: str) -> tuple[str, str, str]:
-    """What stands before a part's text, the text, and what stands after it."""
+    """Splits the page into the text before a part, the part, and the text after it."""
     begin = BEGIN.format(name)
     before, mark, rest = page.read_text(encoding="utf-8").partition(begin)
     if not mark or END not in rest:
@@ -22,14 +22,14 @@ def read_part(page: pathlib.Path, name: str) -> str:
 
 
 def write_part(page: pathlib.Path, name: str, text: str) -> None:
-    """Between its marks; the rest of the page stays."""
+    """Replaces the text between a part's marks."""
     before, _, after = split(page, name)
     page.write_text(f"{before}\n\n{text.strip()}\n\n{after}", encoding="utf-8")
 
 
 def notes() -> dict[str, str]:
-    """Paragraphs of quality_notes.md by the id of their claim; "run" is of the
-    run as a whole."""
+    """Returns the paragraphs of quality_notes.md by the name of their claim; "run" is about
+    the whole run."""
     found: dict[str, str] = {}
     name = None
     for line in NOTES.read_text(encoding="utf-8").splitlines():

@@ -1,6 +1,6 @@
-"""What bench/quality/quality.py measures and claims on the built-in model: what the
-papers claim of their parts. Rows and claims are fixed before a run: a result counts
-against a paper's order only if its settings were."""
+"""The rows and claims of bench/quality/quality.py on the built-in model: what the papers
+claim about parts of their methods. They are fixed before a run, because only then does a
+result count against a paper's order."""
 
 from dataclasses import dataclass, field, replace
 from typing import Callable
@@ -221,11 +221,11 @@ RECOVERED = [*((RAP[key], found) for key, found in RAP_RECOVERED.items()),
 
 
 def recovery_gains(study) -> str:
-    """Before and after, and what the dense control leaves of it."""
+    """Compares before and after, without the gain of the dense control."""
     control = study.losses(DENSE_RECOVERED)
     teacher = study.teacher["window_nats"]
-    lines = ["Before and after; *net* is without what the dense row gains by the "
-             "same training.", "",
+    lines = ["Before and after; *net* excludes the gain of the dense row by the same "
+             "training.", "",
              "| configuration | added before | after | net change | KL before | "
              "after |", "|---|--:|--:|--:|--:|--:|"]
     for before, after in RECOVERED:
@@ -241,7 +241,7 @@ def recovery_gains(study) -> str:
 
 
 def pair_claims(rows, name, after=""):
-    """RAP figure 13's order of pairs."""
+    """The order of pairs in RAP's figure 13."""
     return [at_most(f"{name}_fisher_{ratio}", f"Fisher ≤ magnitude at "
                     f"{percent(ratio)}, fisher-root{after}", "RAP figure 13",
                     rows[ratio, "fisher", "fisher-root"],
@@ -250,7 +250,7 @@ def pair_claims(rows, name, after=""):
 
 
 def budget_claims():
-    """And of budgets."""
+    """The order of budgets in RAP's figure 13."""
     return [at_most(f"rap_fisher_root_{ratio}", f"fisher-root ≤ uniform at "
                     f"{percent(ratio)}, Fisher", "RAP figure 13",
                     RAP[ratio, "fisher", "fisher-root"],
@@ -260,11 +260,10 @@ def budget_claims():
 RAP_TABLES = [
     Table(
         "rap", "RAP: which pairs, which budgets",
-        "Keys lose RoPE pairs, values take per-head whitened factors. What a "
-        "layer's keys and values keep goes by the square roots of their Fisher "
-        "scores (*fisher-root*) or is the same everywhere (*uniform*; paper: "
-        "figure 13 and appendix D.9). Ranks are multiples of 2 "
-        "(`--rank-multiple 2`), as commuting's are; those of the other methods are "
+        "Keys lose RoPE pairs; values get whitened factors per head. Layers keep shares "
+        "by the square roots of their Fisher scores (*fisher-root*), or equal ones "
+        "(*uniform*; paper: figure 13 and appendix D.9). Ranks are multiples of 2 "
+        "(`--rank-multiple 2`), as for commuting; for the other methods they are "
         "multiples of 8.",
         list(RAP.values()),
         pair_claims(RAP, "rap") + budget_claims(),
@@ -276,7 +275,7 @@ RAP_TABLES = [
         RAP_LAYER),
     Table(
         "rap_bits", "RAP with 4 bits",
-        "Both sides at 4 bits per token on top (paper: figure 12).",
+        "The same with both sides in 4 bits per token (paper: figure 12).",
         [*RAP_BEST.values(), *RAP_4BIT.values()],
         [Claim(f"rap_4bit_{ratio}", f"4 bits add at most 0.03 nats at "
                f"{percent(ratio)}", "RAP figure 12",
@@ -285,9 +284,9 @@ RAP_TABLES = [
     Table(
         "recovery", "Recovery",
         "Adapters on the attention projections, distilled from the "
-        "uncompressed model on the calibration text: the same for every row, "
-        "the dense model too. What the dense row gains is what this training "
-        "gives without any compression to recover from.",
+        "uncompressed model on the calibration text, in the same way for every row and "
+        "for the dense model. The gain of the dense row is what this training gives "
+        "without any compression to recover from.",
         [*(RAP[key] for key in RAP_RECOVERED), *RAP_RECOVERED.values(),
          DENSE_RECOVERED, PALU_50, PALU_RECOVERED, COMMUTING_50,
          COMMUTING_RECOVERED],
@@ -322,7 +321,7 @@ for _ratio in KEY_RATIOS:
 COMMUTING_TABLES = [
     Table(
         "commuting", "RoPE-commuting keys against RAP",
-        "Keys only, values untouched. RAP as frozen above.",
+        "Only keys are compressed. RAP is the one of the table above.",
         list(PAIRS.values()),
         [at_most(f"commuting_{ratio}", f"commuting (s = all) ≤ RAP at "
                  f"{percent(ratio, 1)}", "ours", PAIRS[ratio, "all"],
@@ -335,11 +334,11 @@ COMMUTING_TABLES = [
 
 
 def key_errors(study) -> str:
-    """Measured errors of keys, and what the paper's analysis makes of them."""
+    """Compares measured errors of keys with the paper's analysis."""
     lines = [f"*Error of keys*: root of the mean over layers of |k' - k|² / |k - "
              f"mean|², over {KEY_ERROR_WINDOWS} windows. The analysis (SVDq "
-             "section 4.3, lemma 4.1) has a channel of variance v err by v / 4^bits: "
-             "distributions are uniform, and ranges fit.", "",
+             "section 4.3, lemma 4.1) expects an error of v / 4^bits in a channel of variance "
+             "v, if distributions are uniform and ranges fit.", "",
              "| bits | keys | error of keys, SVDq | direct | ratio | ratio by "
              "the analysis |", "|--:|---|--:|--:|--:|--:|"]
     for bits in SCHEDULES:
@@ -380,11 +379,10 @@ for _bits, _schedule in SCHEDULES.items():
 SVDQ_TABLES = [
     Table(
         "svdq", "SVDq against direct quantization per channel",
-        "Keys by schedule over principal channels of the calibration's keys, "
-        "static ranges; against keys quantized channel by channel at the same "
-        "mean bits or the next that six layers allow. The paper sets 3 and 2 bits "
-        "against direct 3 bits (table 2), and has lower widths with sparsity alone "
-        "(table 3).",
+        "Keys with a schedule over principal channels of the calibration's keys and "
+        "static ranges, against keys quantized channel by channel at the same mean bits "
+        "or the next that six layers allow. The paper compares 3 and 2 bits with direct "
+        "3 bits (table 2), and has lower widths only with sparsity (table 3).",
         list(SVDQ.values()),
         [at_most(f"svdq_{bits}", f"SVDq ≤ direct at {bits} bits, pre-RoPE",
                  "SVDq table 2" if bits == "3" else "SVDq section 4.3",
@@ -409,10 +407,10 @@ BASELINES = [
 ]
 
 BASELINE_TABLES = [
-    Table("baselines", "Quantization alone",
-          "What the oracle makes of caches without factors, at their true "
-          "bytes: a scale and a minimum for each head of 32 numbers make of 4 bits "
-          "per token 5.0 bits a number.", BASELINES),
+    Table("baselines", "Pure quantization",
+          "The oracle's results for caches without factors, at their true bytes: with a "
+          "scale and a minimum for each head of 32 numbers, 4 bits per token are 5.0 bits "
+          "a number.", BASELINES),
 ]
 
 TABLES = (PALU_TABLES + LORC_TABLES + RAP_TABLES + COMMUTING_TABLES +

@@ -1,7 +1,7 @@
 """Paired statistics over evaluation windows, for bench/quality/.
 
-Apart on purpose from what `kvasir-compress evaluate` computes for one candidate
-(compress/evaluate/paired_interval.h): a test compares the two."""
+This is deliberately independent of `kvasir-compress evaluate`, which computes the same for
+one candidate (compress/evaluate/paired_interval.h). A test compares the two."""
 
 import math
 import statistics
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 
 def t_quantile(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t: the normal one, corrected by the
-    first four terms in 1/degrees."""
+    """The 97.5 % quantile of Student's t: the normal quantile with the first four
+    corrections in 1/degrees."""
     z = statistics.NormalDist().inv_cdf(0.975)
     n = degrees
     terms = (
@@ -61,8 +61,8 @@ def combine(terms: list[tuple[float, list[float]]], constant: float = 0.0
 
 
 def verdict(difference: Interval, by_seed: list[Interval]) -> str:
-    """What the data say of "difference <= 0": of the mean over calibration
-    seeds, unless a single one says the opposite."""
+    """Judges "difference <= 0" by the mean over calibration seeds, unless a single seed
+    says the opposite."""
     if difference.high <= 0:
         return ("seeds disagree" if any(one.low > 0 for one in by_seed)
                 else "confirmed")
@@ -73,7 +73,7 @@ def verdict(difference: Interval, by_seed: list[Interval]) -> str:
 
 
 def mean_of_seeds(runs: list[list[float]]) -> list[float]:
-    """Per window, the mean over calibration seeds."""
+    """The mean over calibration seeds for each window."""
     return [statistics.fmean(values) for values in zip(*runs, strict=True)]
 
 
@@ -102,8 +102,8 @@ def t_tails(t: float, degrees: int) -> float:
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """Adjusted for being so many (Holm's procedure): where one is at most 0.05, the
-    chance that any is there by accident is."""
+    """Adjusts p-values for their number (Holm's procedure). If those of at most 0.05 are
+    accepted, the chance that any of them is accidental is at most 0.05."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):
@@ -113,8 +113,8 @@ def holm(p_values: list[float]) -> list[float]:
 
 
 def ranks_agree(first: list[float], second: list[float]) -> float:
-    """Spearman's correlation; equal numbers share their mean rank. Nothing agrees
-    with numbers that are all equal: nan."""
+    """Spearman's correlation; equal numbers share their mean rank. It is nan if all numbers
+    are equal."""
     def ranks(values: list[float]) -> list[float]:
         return [sum(other < value for other in values) +
                 (sum(other == value for other in values) - 1) / 2

@@ -1,5 +1,5 @@
-"""What was measured, kept in the repository: the pages can be judged and drawn anew
-from it, and a run measures what is not there."""
+"""Keeps measurements in the repository. The pages can be written anew from them, and a run
+measures only what is missing."""
 
 import hashlib
 import json
@@ -8,8 +8,8 @@ import random
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Of the loss or divergence of a window that is measured again, relative: sums in
-# another order, on another machine.
+# The largest relative difference of a loss or divergence that is measured again: another
+# machine adds in another order.
 RECHECK_LIMIT = 0.02
 DIGITS = 7
 
@@ -25,14 +25,14 @@ def file_digest(path: pathlib.Path) -> str:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Whole or not at all."""
+    """Writes the file completely or not at all."""
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 
 def commit() -> str:
-    """Of the tree that the programs are built from; "+" where it was changed."""
+    """The commit of the tree, with "+" if it was changed since."""
     def git(*command):
         return subprocess.run(["git", "-C", str(ROOT), *command], text=True,
                               capture_output=True, check=True).stdout.strip()
@@ -52,11 +52,11 @@ def rounded(value):
 
 
 class Store:
-    """A line of JSON for each measurement: `key` names model, texts, settings and row;
-    `about` says it in words; `commit` and `date` say by which programs and when."""
+    """One line of JSON for each measurement. `key` identifies model, texts, settings and row;
+    `about` describes them; `commit` and `date` say by which programs and when."""
 
     def __init__(self, path: pathlib.Path, date: str, again: bool = False):
-        """again: what other commits measured is not looked at."""
+        """again: ignores measurements of other commits."""
         self.path, self.date, self.commit = path, date, commit()
         self.lines: dict[str, dict] = {}
         self.old: dict[str, dict] = {}  # measured again in this run
@@ -66,7 +66,7 @@ class Store:
                 entry = json.loads(line)
                 self.lines[entry["key"]] = entry
             except (ValueError, KeyError, TypeError):
-                raise SystemExit(f"{path}:{number}: no measurement") from None
+                raise SystemExit(f"{path}:{number}: not a measurement") from None
         if again:
             self.lines = {key: entry for key, entry in self.lines.items()
                           if entry["commit"] == self.commit}
@@ -89,7 +89,7 @@ class Store:
                                 key=lambda one: (one["about"], one["key"]))))
 
     def span(self, keys: list[str]) -> str:
-        """When and by which commits."""
+        """Returns when and by which commits the keys were measured."""
         entries = [self.lines[key] for key in keys]
         dates = sorted({entry["date"] for entry in entries})
         commits = list(dict.fromkeys(entry["commit"] for entry in sorted(
@@ -100,15 +100,15 @@ class Store:
     # --------------------------------------------------------------- rechecks
 
     def set_aside(self, count: int, keys: list[str], seed: int | None = None) -> None:
-        """So many of `keys`, drawn by lot, are measured again."""
+        """Chooses `count` of `keys` at random, to be measured again."""
         known = sorted(key for key in keys if key in self.lines)
         for key in random.Random(seed).sample(known, min(count, len(known))):
             self.old[key] = self.lines.pop(key)
 
     def compare(self) -> list[str]:
-        """A line for each row that was measured again; SystemExit if one is not what
-        it was."""
-        told, wrong = [], []
+        """Returns a line for each row that was measured again. Raises SystemExit if one
+        differs too much."""
+        lines, wrong = [], []
         for key, before in self.old.items():
             if key not in self.lines:
                 continue
@@ -117,19 +117,19 @@ class Store:
                                      self.lines[key]["found"]["row"].get(values) or [],
                                      strict=True)]
             worst = max(abs(a - b) / max(abs(a), abs(b), 1e-5) for a, b in pairs)
-            told.append(f"{before['about']}: within {100 * worst:.3f} % of commit "
-                        f"{before['commit']}")
+            lines.append(f"{before['about']}: within {100 * worst:.3f} % of commit "
+                         f"{before['commit']}")
             if worst > RECHECK_LIMIT:
-                wrong.append(told[-1])
+                wrong.append(lines[-1])
         if wrong:
-            raise SystemExit("not what was measured before (--again measures all): " +
+            raise SystemExit("rows differ from earlier measurements (--again measures all): " +
                              "; ".join(wrong))
-        return told
+        return lines
 
 
 class Pending:
-    """Rows that a run of `evaluate` is at: it writes its report after each of them,
-    and what it has written is kept, however it or this program ends."""
+    """The rows of a running `evaluate`. It writes its report after each row, and finished
+    rows are kept, however it or this program ends."""
 
     def __init__(self, work: pathlib.Path, store: Store):
         self.report = work / "evaluation.json"
@@ -137,7 +137,7 @@ class Pending:
         self.store = store
 
     def begin(self, rows: list[tuple[str, str]]) -> None:
-        """(key, about) of each, in the order of the report."""
+        """rows: (key, about) of each, in the order of the report."""
         self.report.unlink(missing_ok=True)
         write(self.list, json.dumps(rows))
 
@@ -147,7 +147,7 @@ class Pending:
             for (key, about), row in zip(json.loads(self.list.read_text()),
                                          report["rows"]):
                 if "window_kl" not in row:
-                    raise SystemExit("evaluate tells no window_kl: build "
+                    raise SystemExit("evaluate reports no window_kl: build "
                                      "kvasir-compress from this tree")
                 teacher = {"window_nats": report["teacher"]["window_nats"]}
                 self.store.put(key, about, {"teacher": teacher, "row": {
@@ -156,7 +156,7 @@ class Pending:
         self.report.unlink(missing_ok=True)
 
 
-# What the pages read of a row of evaluate's report.
+# The fields of evaluate's report that the pages use.
 ROW_FIELDS = ("kv_bytes_per_token", "fixed_bytes_per_sequence", "window_kl",
               "window_nats", "top1_agreement", "repeat_nats_per_token", "repeat_nats",
               "clamp_rate", "kl_nats", "nats_per_token")

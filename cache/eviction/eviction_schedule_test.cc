@@ -30,7 +30,7 @@ TEST(EvictionScheduleTest, PointsAreMultiplesAndThePromptsEnd) {
   for (int64_t length = 0; length < 30; ++length) {
     if (schedule.IsPoint(length)) points.push_back(length);
   }
-  // 8 tokens are no more than stay.
+  // All of the first 8 tokens stay.
   EXPECT_EQ(points, (std::vector<int64_t>{12, 16, 18, 20, 24, 28}));
   EXPECT_THAT(schedule.NextPoint(0), Optional(12));
   EXPECT_THAT(schedule.NextPoint(12), Optional(16));
@@ -42,7 +42,7 @@ TEST(EvictionScheduleTest, PointsAreMultiplesAndThePromptsEnd) {
   EXPECT_EQ(schedule.SlotsBefore(24), 12);
 }
 
-TEST(EvictionScheduleTest, AShortPromptIsKeptWhole) {
+TEST(EvictionScheduleTest, AShortPromptStaysWhole) {
   const EvictionSchedule schedule(kEight, 5);
   EXPECT_THAT(schedule.NextPoint(0), Optional(12));
   EXPECT_EQ(schedule.SlotsAfter(11), 11);
@@ -56,23 +56,24 @@ TEST(EvictionScheduleTest, ABudgetOfTheWholeLengthEvictsNothing) {
     ASSERT_FALSE(schedule.IsPoint(length)) << length;
   }
   EXPECT_THAT(schedule.NextPoint(400), Optional(528));
-  // Nor does the whole prompt, before there is output.
+  // A share of 1 evicts nothing from the prompt before there is output.
   const EvictionSchedule all({.budget_ratio = 1, .every_tokens = 16}, 400);
   EXPECT_EQ(all.SlotsAfter(400), 400);
   EXPECT_THAT(all.NextPoint(0), Optional(416));
 }
 
-TEST(EvictionScheduleTest, AShareIsOfThePromptAndNotBelowSinksAndRecent) {
+TEST(EvictionScheduleTest, AShareCountsThePromptAndIsAtLeastSinksAndRecent) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(KeptSlots(fifth, 1000), 200);
   EXPECT_EQ(KeptSlots(fifth, 100), 36);
-  EXPECT_EQ(EvictionSchedule(fifth, 1000).SlotsAfter(5000), 208);  // 8 more
+  // 8 tokens since the last point
+  EXPECT_EQ(EvictionSchedule(fifth, 1000).SlotsAfter(5000), 208);
   EXPECT_EQ(KeptSlots({.budget_ratio = 0.29, .every_tokens = 1}, 100), 29);
   EXPECT_EQ(KeptSlots({.budget_ratio = 0.001, .every_tokens = 1}, 10), 1);
 }
 
-// Room was reckoned as if the output were prompt.
+// Pages were once computed as if the output belonged to the prompt.
 TEST(EvictionScheduleTest, AShareOfAKnownPromptDoesNotGrowWithItsOutput) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
@@ -93,21 +94,21 @@ TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAPointCount) {
     counts.observation_window = window;
     return EvictionSchedule(counts, prompt_tokens);
   };
-  // Points 12, 16, 18.
+  // The points are 12, 16 and 18.
   EXPECT_EQ(with_window(0).FirstCounted(0, 12), 0);
   EXPECT_EQ(with_window(3).FirstCounted(0, 12), 9);
-  EXPECT_EQ(with_window(3).FirstCounted(0, 7), 7);  // none
+  EXPECT_EQ(with_window(3).FirstCounted(0, 7), 7);  // no query counts
   EXPECT_EQ(with_window(3).FirstCounted(7, 12), 9);
   EXPECT_EQ(with_window(9).FirstCounted(12, 16), 12);
   EXPECT_EQ(with_window(1).FirstCounted(16, 18), 17);
-  EXPECT_EQ(with_window(1).FirstCounted(18, 20), 18);  // output
-  // The end of a prompt that nothing is evicted of.
+  EXPECT_EQ(with_window(1).FirstCounted(18, 20), 18);  // output counts
+  // The end of a prompt from which nothing is evicted.
   EXPECT_EQ(with_window(2, 6).FirstCounted(0, 6), 4);
 }
 
-// Tokens come one by one, and whoever has more than stay at a multiple of E or
-// at the prompt's end has as many behind it.
-TEST(EvictionScheduleTest, IsWhatCountingTokensGives) {
+// Compares with a simulation of single tokens: at a multiple of E and at the
+// prompt's end, a sequence with more than K slots drops to K.
+TEST(EvictionScheduleTest, MatchesASimulationOfSingleTokens) {
   std::mt19937_64 random(7);
   const auto below = [&random](int64_t limit) {
     return std::uniform_int_distribution<int64_t>(0, limit - 1)(random);

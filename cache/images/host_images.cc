@@ -22,10 +22,10 @@ HostImages::HostImages(const KvCacheConfig& config, PrefixCache* cache,
   }
 }
 
-ImageShape HostImages::ShapeOf(const SequenceState& of) const {
+ImageShape HostImages::ShapeOf(const SequenceState& sequence) const {
   ImageShape shape;
-  shape.logical_tokens = of.logical_tokens();
-  for (const GroupState& state : of.groups) {
+  shape.logical_tokens = sequence.logical_tokens();
+  for (const GroupState& state : sequence.groups) {
     const BlockTable& table = state.table;
     const size_t side = state.side_pages.size() + state.tail_pages.size();
     shape.groups.push_back(
@@ -71,14 +71,14 @@ bool HostImages::AllocateHostPages(SequenceImage* image) {
   return true;
 }
 
-std::optional<SequenceImage> HostImages::Export(const SequenceState& of,
+std::optional<SequenceImage> HostImages::Export(const SequenceState& sequence,
                                                 const TailPolicy& tails) {
   SequenceImage image;
-  image.shape = ShapeOf(of);
+  image.shape = ShapeOf(sequence);
   image.tails = tails;
   if (!AllocateHostPages(&image)) return std::nullopt;
   for (size_t g = 0; g < host_pools_.size(); ++g) {
-    const GroupState& state = of.groups[g];
+    const GroupState& state = sequence.groups[g];
     const ImageGroupShape& shape = image.shape.groups[g];
     auto to = image.pages[g].begin();
     for (int64_t i = 0; i < shape.num_pages; ++i) {

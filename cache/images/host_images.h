@@ -30,11 +30,11 @@ class HostImages {
   HostImages(const KvCacheConfig& config, PrefixCache* cache,
              PageCopies* copies, KvCacheStats* counts);
 
-  ImageShape ShapeOf(const SequenceState& of) const;
+  ImageShape ShapeOf(const SequenceState& sequence) const;
   int64_t Bytes(const ImageShape& shape) const;
   // Takes host pages and lists copies into them. Empty, and nothing changed, if
   // too few host pages are free.
-  std::optional<SequenceImage> Export(const SequenceState& of,
+  std::optional<SequenceImage> Export(const SequenceState& sequence,
                                       const TailPolicy& tails);
   // Whether the device pools have room for an Import. `found` are the nodes of
   // its full pages, `num_tokens` counts the tokens that it will run with.

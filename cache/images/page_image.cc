@@ -15,8 +15,8 @@
 namespace kvasir::cache {
 namespace {
 
-// Numbers are little-endian, whatever the machine. On-disk and on-wire: a field
-// that comes or goes is a new version.
+// Numbers are little-endian on every machine. The format is stored and sent, so
+// a field that is added or removed needs a new version.
 constexpr absl::string_view kMagic = "KVASIRPG";
 constexpr int64_t kVersion = 3;
 constexpr size_t kIdBytes = 32;
@@ -37,8 +37,8 @@ class Writer {
   std::string out_;
 };
 
-// Takes fields off the front. After the first that is not there all are 0, and
-// `status` says so.
+// Reads fields from the front. After the first missing field, all fields are 0
+// and `status` is an error.
 class Reader {
  public:
   explicit Reader(absl::string_view bytes) : all_(bytes), left_(bytes) {}
@@ -49,7 +49,8 @@ class Reader {
     left_.remove_prefix(bytes);
     return text;
   }
-  // Of 8 bytes, numbers beyond int64 read as below 0, which no field allows.
+  // If `bytes` is 8, numbers beyond int64 become negative, and no field allows
+  // these.
   int64_t Number(size_t bytes) {
     uint64_t number = 0;
     const absl::string_view text = Text(bytes);
@@ -61,10 +62,10 @@ class Reader {
   absl::Status status() const {
     if (sound_) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("image: cut within its header, at byte ", all_.size()));
+        absl::StrCat("image: its header is cut at byte ", all_.size()));
   }
   absl::string_view left() const { return left_; }
-  // What was read so far.
+  // The bytes that have been read.
   absl::string_view read() const {
     return all_.substr(0, all_.size() - left_.size());
   }
@@ -90,11 +91,11 @@ uint32_t Checksum(absl::string_view header, absl::string_view payload) {
 }
 
 template <typename... What>
-absl::Status Lies(const What&... what) {
+absl::Status InvalidImage(const What&... what) {
   return absl::InvalidArgumentError(absl::StrCat("image: ", what...));
 }
 
-// Of another process than ours.
+// FAILED_PRECONDITION if the image comes from a process with another value.
 absl::Status CheckSame(absl::string_view field, int64_t have, int64_t want) {
   if (have == want) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -108,7 +109,7 @@ absl::Status CheckSame(absl::string_view field, absl::string_view have,
                    absl::CHexEscape(want)));
 }
 
-// An id of at most kIdBytes, with zeros behind it.
+// An id of at most kIdBytes bytes, padded with zeros.
 std::string Padded(std::string id) {
   id.resize(kIdBytes);
   return id;
@@ -126,7 +127,8 @@ absl::Status CheckIdentity(const ImageFormat& format, Reader* reader) {
   const int64_t page_tokens = reader->Number(4);
   const int64_t num_groups = reader->Number(4);
   KVASIR_RETURN_IF_ERROR(reader->status());
-  // The rank first: another one's pages have another format.
+  // The rank is compared first, because the pages of other ranks also have
+  // another format.
   KVASIR_RETURN_IF_ERROR(CheckSame("number of ranks", size, format.shard.size));
   KVASIR_RETURN_IF_ERROR(CheckSame("rank", rank, format.shard.rank));
   KVASIR_RETURN_IF_ERROR(CheckSame("cache_id", cache_id, format.cache_id));
@@ -140,13 +142,14 @@ absl::Status CheckIdentity(const ImageFormat& format, Reader* reader) {
                    static_cast<int64_t>(format.page_bytes.size()));
 }
 
-// Leaves every number of tokens and pages within kMaxSequenceTokens.
+// Checks the numbers of one group. Tokens and pages are then at most
+// kMaxSequenceTokens.
 absl::Status CheckGroup(size_t index, int64_t logical_tokens,
                         int64_t page_tokens, const ImageGroupShape& group) {
   const auto check = [&](absl::string_view field, int64_t value, int64_t most) {
     if (value >= 0 && value <= most) return absl::OkStatus();
-    return Lies("group ", index, ": ", field, " is ", value, ", want 0 to ",
-                most);
+    return InvalidImage("group ", index, ": ", field, " is ", value,
+                        ", want 0 to ", most);
   };
   KVASIR_RETURN_IF_ERROR(
       check("physical tokens", group.physical_tokens, logical_tokens));
@@ -159,8 +162,8 @@ absl::Status CheckGroup(size_t index, int64_t logical_tokens,
                                std::numeric_limits<int64_t>::max()));
   const int64_t pages = (group.physical_tokens + page_tokens - 1) / page_tokens;
   if (group.num_pages == pages) return absl::OkStatus();
-  return Lies("group ", index, ": ", group.num_pages, " pages for ",
-              group.physical_tokens, " slots, want ", pages);
+  return InvalidImage("group ", index, ": ", group.num_pages, " pages for ",
+                      group.physical_tokens, " slots, want ", pages);
 }
 
 }  // namespace
@@ -225,7 +228,8 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   Reader reader(image);
   const absl::string_view magic = reader.Text(kMagic.size());
   KVASIR_RETURN_IF_ERROR(reader.status());
-  if (magic != kMagic) return Lies("does not begin as one");
+  if (magic != kMagic)
+    return InvalidImage("its first bytes are not those of an image");
   const int64_t version = reader.Number(4);
   KVASIR_RETURN_IF_ERROR(reader.status());
   KVASIR_RETURN_IF_ERROR(CheckSame("version", version, kVersion));
@@ -238,7 +242,8 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
        {std::pair("logical tokens", parsed.shape.logical_tokens),
         std::pair("tokens of the prompt", parsed.shape.prompt_tokens)}) {
     if (tokens >= 0 && tokens <= kMaxSequenceTokens) continue;
-    return Lies(field, " are ", tokens, ", want 0 to ", kMaxSequenceTokens);
+    return InvalidImage(field, " are ", tokens, ", want 0 to ",
+                        kMaxSequenceTokens);
   }
   int64_t payload_bytes = 0;
   const auto most = static_cast<int64_t>(image.size());
@@ -255,30 +260,32 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
                                      page_bytes, format.page_bytes[g]));
     KVASIR_RETURN_IF_ERROR(
         CheckGroup(g, parsed.shape.logical_tokens, format.page_tokens, group));
-    // By division: the product may not fit into 64 bits.
+    // Compares by division, because the product may not fit into 64 bits.
     const int64_t pages = group.num_pages + group.num_side_pages;
     if (pages > (most - payload_bytes) / page_bytes) {
-      return Lies("group ", g, ": ", pages, " pages of ", page_bytes,
-                  " bytes in an image of ", most);
+      return InvalidImage("group ", g, ": ", pages, " pages of ", page_bytes,
+                          " bytes in an image of ", most);
     }
     payload_bytes += pages * page_bytes;
   }
-  const int64_t said = reader.Number(8);
+  const int64_t stated = reader.Number(8);
   const absl::string_view header = reader.read();
   const auto checksum = static_cast<uint32_t>(reader.Number(kChecksumBytes));
   KVASIR_RETURN_IF_ERROR(reader.status());
-  if (said != payload_bytes) {
-    return Lies("says ", said, " bytes of pages, its page counts ",
-                payload_bytes);
+  if (stated != payload_bytes) {
+    return InvalidImage("its header states ", stated,
+                        " bytes of pages, its page counts give ",
+                        payload_bytes);
   }
   parsed.payload = reader.left();
   if (static_cast<int64_t>(parsed.payload.size()) != payload_bytes) {
-    return Lies(parsed.payload.size(), " bytes of pages, want ", payload_bytes);
+    return InvalidImage(parsed.payload.size(), " bytes of pages, want ",
+                        payload_bytes);
   }
   if (const uint32_t have = Checksum(header, parsed.payload);
       have != checksum) {
     return absl::DataLossError(absl::StrCat("image: its checksum is ", have,
-                                            ", its header says ", checksum));
+                                            ", its header states ", checksum));
   }
   return parsed;
 }

@@ -39,7 +39,7 @@ std::string Image(const ImageFormat& format = Format(),
   return ImageHeader(format, shape, payload) + payload;
 }
 
-// Fields by their places in the header.
+// The places of fields in the header.
 constexpr size_t kVersion = 8;
 constexpr size_t kRank = 108;
 constexpr size_t kGroups = 120;
@@ -49,7 +49,7 @@ constexpr size_t kFirstGroup = 140;  // 36 bytes each
 constexpr size_t kPayloadBytes = kFirstGroup + 2 * 36;
 constexpr size_t kChecksum = kPayloadBytes + 8;
 
-// The image with a number in another field, and a checksum that fits.
+// The image with a changed number and a checksum that fits.
 std::string With(size_t offset, uint64_t value, size_t bytes) {
   std::string image = Image();
   std::memcpy(image.data() + offset, &value, bytes);
@@ -66,7 +66,7 @@ void ExpectRefused(const std::string& image, absl::StatusCode code,
   EXPECT_THAT(ParseImage(image, Format()), StatusIs(code, HasSubstr(why)));
 }
 
-TEST(PageImageTest, WhatWasWrittenIsRead) {
+TEST(PageImageTest, ReadsBackTheImageThatWasWritten) {
   const std::string image = Image();
   KVASIR_ASSERT_OK_AND_ASSIGN(const ParsedImage parsed,
                               ParseImage(image, Format()));
@@ -75,7 +75,7 @@ TEST(PageImageTest, WhatWasWrittenIsRead) {
   EXPECT_EQ(parsed.payload, absl::string_view(image).substr(kChecksum + 4));
 }
 
-TEST(PageImageTest, OneWithoutTokensHasNoPages) {
+TEST(PageImageTest, AnImageWithoutTokensHasNoPages) {
   const ImageShape empty = {.groups = {{}, {}}};
   const std::string image = Image(Format(), empty);
   KVASIR_ASSERT_OK_AND_ASSIGN(const ParsedImage parsed,
@@ -84,7 +84,7 @@ TEST(PageImageTest, OneWithoutTokensHasNoPages) {
   EXPECT_TRUE(parsed.payload.empty());
 }
 
-TEST(PageImageTest, OneThatIsCutAnywhereIsRefused) {
+TEST(PageImageTest, RefusesAnImageThatIsCutAnywhere) {
   const std::string image = Image();
   for (size_t bytes = 0; bytes < image.size(); ++bytes) {
     EXPECT_THAT(
@@ -96,7 +96,7 @@ TEST(PageImageTest, OneThatIsCutAnywhereIsRefused) {
                 "561 bytes of pages, want 560");
 }
 
-TEST(PageImageTest, AnyOtherBitIsRefused) {
+TEST(PageImageTest, RefusesAChangeOfAnyBit) {
   const std::string image = Image();
   for (size_t at = 0; at < image.size(); ++at) {
     for (const int bit : {1, 64}) {
@@ -110,7 +110,7 @@ TEST(PageImageTest, AnyOtherBitIsRefused) {
   ExpectRefused(other, absl::StatusCode::kDataLoss, "checksum");
 }
 
-TEST(PageImageTest, OneOfAnotherIdentityIsRefusedByName) {
+TEST(PageImageTest, RefusesAnotherIdentityByName) {
   const auto refused = [](const ImageFormat& format, const std::string& why) {
     ImageShape shape = Shape();
     shape.groups.resize(format.page_bytes.size());
@@ -143,7 +143,7 @@ TEST(PageImageTest, OneOfAnotherIdentityIsRefusedByName) {
   ExpectRefused(With(kVersion, 2, 4), absl::StatusCode::kFailedPrecondition,
                 "version is 2, want 3");
   ExpectRefused(With(0, 'x', 1), absl::StatusCode::kInvalidArgument,
-                "does not begin as one");
+                "its first bytes are not those of an image");
   ExpectRefused(With(kRank, ~0u, 4), absl::StatusCode::kFailedPrecondition,
                 "rank is 4294967295, want 1");
   ExpectRefused(With(kGroups, 1u << 31, 4),
@@ -151,7 +151,7 @@ TEST(PageImageTest, OneOfAnotherIdentityIsRefusedByName) {
                 "number of page groups is 2147483648");
 }
 
-TEST(PageImageTest, SizesThatLieAreRefusedByName) {
+TEST(PageImageTest, RefusesInconsistentSizesByName) {
   const auto refused = [](const std::string& image, const std::string& why) {
     ExpectRefused(image, absl::StatusCode::kInvalidArgument, why);
   };
@@ -171,9 +171,9 @@ TEST(PageImageTest, SizesThatLieAreRefusedByName) {
   refused(With(kFirstGroup + 24, 1u << 29, 4),
           "group 0: 536870916 pages of 100 bytes in an image of");
   refused(With(kFirstGroup + 24, 2, 4),
-          "says 560 bytes of pages, its page counts 660");
+          "its header states 560 bytes of pages, its page counts give 660");
   refused(With(kPayloadBytes, 561, 8),
-          "says 561 bytes of pages, its page counts 560");
+          "its header states 561 bytes of pages, its page counts give 560");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What a sequence's cache is made of while it is an image: lengths, and the
-// pages of the host pool that hold a copy of its own.
+// A sequence that waits in the host pool: its lengths, and the host pages that
+// hold a copy of its pages.
 //
 //   entries:  | given up |   pages of the image   |
 //             0      first_page           first_page + num_pages
@@ -14,13 +14,13 @@
 
 namespace kvasir::cache {
 
-// In one page group.
+// The image in one page group.
 struct ImageGroupShape {
   int64_t physical_tokens = 0;  // slots held
-  int64_t first_page = 0;       // of the block table, that holds them
-  int64_t num_pages = 0;        // of tokens
+  int64_t first_page = 0;  // the first entry of the block table that has a page
+  int64_t num_pages = 0;   // pages of tokens
   int64_t num_side_pages = 0;
-  // EvictionSchedule::kept_slots; 0: the sequence gives up none here.
+  // EvictionSchedule::kept_slots. 0: the sequence gives up no slots here.
   int64_t kept_slots = 0;
 
   friend bool operator==(const ImageGroupShape&,
@@ -28,19 +28,20 @@ struct ImageGroupShape {
 };
 
 struct ImageShape {
-  int64_t logical_tokens = 0;  // seen
-  // Of a sequence that gives up slots, whose points depend on it; else 0.
+  int64_t logical_tokens = 0;  // tokens seen
+  // The prompt's length if the sequence gives up slots, because their times
+  // depend on it; otherwise 0.
   int64_t prompt_tokens = 0;
   std::vector<ImageGroupShape> groups;  // by PageGroupId
 
   friend bool operator==(const ImageShape&, const ImageShape&) = default;
 };
 
-// Owns: a reference to each of its host pages. KvCache makes it and takes it
-// back, and outlives it; when it goes, its pages are free.
+// Owns: a reference to each of its host pages; they become free when the image
+//   is destroyed. KvCache makes it and takes it back, and must outlive it.
 struct SequenceImage {
   ImageShape shape;
-  // By group: the pages of tokens, then the side pages.
+  // By group: first the pages of tokens, then the side pages.
   std::vector<std::vector<PagePin>> pages;
   TailPolicy tails;
 };

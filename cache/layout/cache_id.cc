@@ -13,14 +13,14 @@
 namespace kvasir::cache {
 namespace {
 
-// First of what is hashed: goes up when the list of fields changes.
+// The first field of the hash. Increase it when the list of fields changes.
 constexpr int64_t kCacheIdVersion = 1;
 constexpr size_t kCacheIdBytes = 16;
-// Goes up with the arrangement of a page.
+// Increase it when the arrangement of a page changes.
 constexpr int64_t kPageFormatVersion = 2;
 
-// Hashes fields so that no two lists of fields read the same: numbers are
-// 8 bytes, texts carry their length.
+// Hashes fields so that different lists of fields give different bytes: numbers
+// have 8 bytes, and texts begin with their length.
 class FieldHasher {
  public:
   FieldHasher() : context_(EVP_MD_CTX_new()) {
@@ -51,7 +51,7 @@ class FieldHasher {
   };
 
   void AddBits(uint64_t bits) {
-    uint8_t bytes[8];  // little-endian, whatever the machine
+    uint8_t bytes[8];  // little-endian on every machine
     for (int i = 0; i < 8; ++i) {
       bytes[i] = static_cast<uint8_t>(bits >> (8 * i));
     }

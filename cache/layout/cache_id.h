@@ -1,5 +1,6 @@
-// Names what cached latents mean: two processes with one cache_id put the same
-// numbers (up to the engine's arithmetic) into the pages of the same tokens.
+// Identifies the meaning of cached latents. Two processes with the same
+// cache_id store the same numbers (up to the engine's arithmetic) in the pages
+// of the same tokens.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +14,11 @@
 
 namespace kvasir::cache {
 
-// How positions enter keys.
+// How positions change keys.
 struct RopeIdentity {
   // Pair f is (2f, 2f + 1) instead of (f, f + rotary_dim / 2).
   bool interleaved = false;
-  // Radians per position of each pair, scaling applied.
+  // Radians per position for each pair, with scaling applied.
   std::vector<double> frequencies;
   double attention_factor = 1.0;
 };
@@ -26,20 +27,20 @@ struct CacheIdentity {
   plan::AttentionShape shape;
   int64_t page_tokens = 0;
   RopeIdentity rope;
-  // Of every tensor that shapes the cache, by the loader.
+  // The loader's fingerprint of every tensor that shapes the cache.
   std::string tensor_fingerprint;
 };
 
-// 32 hexadecimal digits over the plan's key and value sides (spaces, lifts,
-// codecs) and the identity. Eviction and selection do not enter, for a request
-// may override them; nor do page layout and tensor-parallel split, which do not
-// change what a token's latents are.
+// 32 hex digits over the plan's key and value sides (spaces, lifts, codecs) and
+// the identity. Eviction and selection are left out, because a request may
+// override them. Page layout and tensor-parallel split are left out, because
+// they do not change a token's latents.
 std::string CacheId(const kvasir::v1::KvPlan& plan,
                     const CacheIdentity& identity);
 
-// For the header of page images: pages of the same id have every byte in the
-// same place, and belong to the same rank of the same number of ranks. What the
-// bytes mean is the cache_id's to say. 32 hex digits.
+// 32 hex digits for the header of page images. Pages of equal id have every
+// byte in the same place, and belong to the same rank of the same number of
+// ranks. The cache_id covers the meaning of the bytes.
 std::string PageFormatId(const PageLayout& layout);
 
 }  // namespace kvasir::cache

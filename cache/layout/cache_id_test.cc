@@ -73,7 +73,7 @@ TEST(CacheIdTest, EverythingThatShapesALatentChangesIt) {
   EXPECT_EQ(ids.size(), changes.size());
 }
 
-TEST(CacheIdTest, WhatARequestMayOverrideDoesNot) {
+TEST(CacheIdTest, SettingsThatARequestMayOverrideDoNotChangeIt) {
   const std::string base = IdAfter([](Case&) {});
   EXPECT_EQ(base, IdAfter([](Case& c) {
               c.plan.mutable_layers(0)->mutable_eviction()->set_budget(128);
@@ -114,11 +114,11 @@ std::string FormatIdOfKeyCodes(uint32_t bits, bool per_token,
   });
 }
 
-TEST(PageFormatIdTest, IsTheSameInEveryBuild) {
+TEST(PageFormatIdTest, HasARecordedValue) {
   EXPECT_EQ(FormatIdOf({}), "14b308bcc3cfd85e0148469cc64ee784");
 }
 
-TEST(PageFormatIdTest, WhatMovesAByteChangesIt) {
+TEST(PageFormatIdTest, AChangedLayoutChangesIt) {
   const std::set<std::string> ids = {
       FormatIdOf({}),
       FormatIdOf({.page_tokens = 32}),

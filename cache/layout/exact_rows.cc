@@ -9,29 +9,31 @@
 namespace kvasir::cache {
 namespace {
 
-// A side's rows begin at a cache line, so that rows of whole lines have them.
+// A side's rows begin at a cache line. Rows whose size is a multiple of it then
+// all do.
 constexpr int64_t kRowAlignmentBytes = 64;
-constexpr int64_t kMostArenas = 4;  // of a side
+constexpr int64_t kMostArenas = 4;  // arenas for one side
 static_assert(2 * kMostArenas == kMostExactSegments);
-// More free rows are not told apart: far beyond all rows of a group.
+// Larger numbers of free rows count as this one, which is far above the rows of
+// any group.
 constexpr int64_t kManyRows = int64_t{1} << 48;
-// Of a search for fewer side pages: sides times arenas, of all tries together.
-// 140 tries of 30 layers.
+// Limits the search for fewer side pages. The effort is sides times arenas,
+// summed over all tries: about 140 tries for 30 layers.
 constexpr int64_t kMostEffort = int64_t{1} << 18;
 constexpr int64_t kLeastEffortOfTry = 64;
 
 // A layer's arena, filled from the front by rows of any size.
 class Arena {
  public:
-  // Its first `taken` side pages are something else's.
+  // The first `taken` side pages are in use for other data.
   Arena(int64_t layer, int64_t page_bytes, int64_t taken)
       : layer_(layer), page_bytes_(page_bytes), page_(taken) {}
 
   int64_t layer() const { return layer_; }
-  // Pages that hold something.
+  // Pages that hold data.
   int64_t pages() const { return page_ + (used_bytes_ > 0 ? 1 : 0); }
 
-  // How many more rows fit into `side_pages` pages.
+  // The number of rows that still fit if `side_pages` pages may be used.
   int64_t Room(int64_t side_pages, int64_t row_bytes) const {
     const int64_t per_page = page_bytes_ / row_bytes;
     const int64_t whole_pages = side_pages - pages();
@@ -41,21 +43,21 @@ class Arena {
                                         : whole_pages * per_page);
   }
 
-  // How many pages hold something once the side's rows lie whole in pages of
-  // their own; none: no page holds a row.
+  // Pages that hold data after the side's rows are placed in whole pages of
+  // their own. Empty: no page holds a row.
   std::optional<int64_t> PagesWith(const ExactRing& ring) const {
     const int64_t per_page = page_bytes_ / ring.row_bytes;
     if (per_page == 0) return std::nullopt;
     return pages() + CeilDiv(ring.tokens(), per_page);
   }
 
-  // What is taken next begins a page.
+  // The next rows begin a new page.
   void BeginPage() {
     page_ = pages();
     used_bytes_ = 0;
   }
 
-  // Adds segments of `count` rows to the side's.
+  // Appends segments of `count` rows to the side.
   void Take(int64_t count, ExactRing* ring) {
     int64_t first_row = 0;
     if (!ring->segments.empty()) {
@@ -85,7 +87,7 @@ class Arena {
   }
 
  private:
-  // Of the page that holds something.
+  // Rows that fit into the partly filled page.
   int64_t RowsInPage(int64_t row_bytes) const {
     return used_bytes_ > 0 ? (page_bytes_ - used_bytes_) / row_bytes : 0;
   }
@@ -97,20 +99,20 @@ class Arena {
 
   int64_t layer_;
   int64_t page_bytes_;
-  int64_t page_;            // the first one with room
-  int64_t used_bytes_ = 0;  // of it
+  int64_t page_;            // the first page with room
+  int64_t used_bytes_ = 0;  // used bytes of this page
 };
 
-// A side whose exact rows look for a place.
-struct HomelessRows {
-  size_t home;  // arena
+// A side whose exact rows have no place yet.
+struct UnplacedRows {
+  size_t home;  // index of its layer's arena
   ExactRing* ring;
 };
 
 // A way to fill the group's arenas.
 struct Filling {
   std::vector<Arena> arenas;
-  std::vector<ExactRing> rings;  // as HomelessRows
+  std::vector<ExactRing> rings;  // in the order of RowPlacer's rows
 
   int64_t side_pages() const {
     int64_t most = 0;
@@ -122,15 +124,17 @@ struct Filling {
 // Places the rows of a page group.
 class RowPlacer {
  public:
-  RowPlacer(std::vector<Arena> arenas, std::vector<HomelessRows> rows)
+  RowPlacer(std::vector<Arena> arenas, std::vector<UnplacedRows> rows)
       : arenas_(std::move(arenas)), rows_(std::move(rows)) {}
 
-  // Into few side pages, `least` or more. Some page holds the widest row.
+  // Uses few side pages, but at least `least`. Some page must hold the widest
+  // row.
   Filling Place(int64_t least) const {
     Filling best = Bisect(least);
     Filling whole = FillWithWholeSides();
     if (whole.side_pages() < best.side_pages()) best = std::move(whole);
-    // Filling is greedy: it may find room in few pages and none in more.
+    // Filling is greedy. It may succeed with few pages and fail with more, so
+    // smaller numbers are tried as well.
     const int64_t effort = std::max(
         kLeastEffortOfTry, static_cast<int64_t>(rows_.size() * arenas_.size()));
     for (int64_t tried =
@@ -143,7 +147,8 @@ class RowPlacer {
   }
 
  private:
-  // What would be the fewest side pages if more of them always did.
+  // Finds the fewest side pages under the assumption that more pages never
+  // fail.
   Filling Bisect(int64_t least) const {
     int64_t most = least;
     std::optional<Filling> best = Fill(most);
@@ -165,8 +170,8 @@ class RowPlacer {
     return *std::move(best);
   }
 
-  // The largest side first, each in pages of its own of the arena that ends
-  // first with it.
+  // Places whole sides, the largest first. Each goes into pages of its own, in
+  // the arena that then has the fewest used pages.
   Filling FillWithWholeSides() const {
     Filling filling = Empty();
     std::vector<ExactRing*> sides;
@@ -191,7 +196,8 @@ class RowPlacer {
     return filling;
   }
 
-  // Into as many side pages; with few arenas to a side if that is enough.
+  // Fills at most `side_pages` pages of each arena. It splits a side over as
+  // few arenas as possible.
   std::optional<Filling> Fill(int64_t side_pages) const {
     for (int64_t most = 1; most <= kMostArenas; ++most) {
       std::optional<Filling> filling = FillWith(side_pages, most);
@@ -202,12 +208,13 @@ class RowPlacer {
 
   Filling Empty() const {
     Filling filling{arenas_, {}};
-    for (const HomelessRows& rows : rows_) filling.rings.push_back(*rows.ring);
+    for (const UnplacedRows& rows : rows_) filling.rings.push_back(*rows.ring);
     return filling;
   }
 
-  // Rows of a size together, the widest first, for fewest arenas have room for
-  // them. At home first, where whole sides fit; the others fill the gaps.
+  // Places rows of one size together, the widest first, because the fewest
+  // arenas have room for them. A side goes into its own layer's arena if it
+  // fits there whole; the other sides fill the gaps.
   std::optional<Filling> FillWith(int64_t side_pages,
                                   int64_t most_arenas) const {
     Filling filling = Empty();
@@ -235,19 +242,22 @@ class RowPlacer {
     return filling;
   }
 
-  // The smallest gaps first that leave no more than the others have room for.
+  // Splits a side over arenas. It takes the smallest gaps first, as long as the
+  // remaining arenas have room for the remaining rows.
   static bool Split(int64_t side_pages, int64_t most_arenas, ExactRing* ring,
                     std::vector<Arena>* arenas) {
     int64_t left = ring->tokens();
     for (int64_t others = most_arenas - 1; left > 0; --others) {
       if (others < 0) return false;
-      std::vector<std::pair<int64_t, size_t>> rooms;  // and whose
+      // rows, and the index of the arena
+      std::vector<std::pair<int64_t, size_t>> rooms;
       for (size_t a = 0; a < arenas->size(); ++a) {
         const int64_t room = (*arenas)[a].Room(side_pages, ring->row_bytes);
         if (room > 0) rooms.emplace_back(room, a);
       }
       std::sort(rooms.begin(), rooms.end());
-      // Of the largest `others`, each of which stands for one that is chosen.
+      // The room in the largest `others` arenas. If one of these is chosen, the
+      // next smaller arena replaces it.
       const size_t first_other =
           rooms.size() - std::min(rooms.size(), static_cast<size_t>(others));
       int64_t in_others = 0;
@@ -271,12 +281,12 @@ class RowPlacer {
   }
 
   const std::vector<Arena> arenas_;
-  const std::vector<HomelessRows> rows_;
+  const std::vector<UnplacedRows> rows_;
 };
 
 void FillUpForRows(const std::vector<int64_t>& group,
                    std::vector<LayerLayout>& layers) {
-  int64_t page_bytes = 0;  // the most
+  int64_t page_bytes = 0;  // the largest page
   int64_t row_bytes = 0;
   LayerLayout* widest = nullptr;
   for (const int64_t l : group) {
@@ -309,7 +319,7 @@ void PlaceExactRows(const std::vector<int64_t>& group,
                     std::vector<LayerLayout>& layers) {
   FillUpForRows(group, layers);
   std::vector<Arena> arenas;
-  std::vector<HomelessRows> rows;
+  std::vector<UnplacedRows> rows;
   int64_t page_id_bytes = 0;
   int64_t row_bytes = 0;
   int64_t least = 0;
@@ -329,10 +339,11 @@ void PlaceExactRows(const std::vector<int64_t>& group,
   }
   if (rows.empty()) return;
   std::stable_sort(rows.begin(), rows.end(),
-                   [](const HomelessRows& a, const HomelessRows& b) {
+                   [](const UnplacedRows& a, const UnplacedRows& b) {
                      return a.ring->row_bytes > b.ring->row_bytes;
                    });
-  // All rows fit into one page that holds the widest, taken often enough.
+  // Place ends, because enough pages of the size that holds the widest row hold
+  // all rows.
   const Filling placed =
       RowPlacer(std::move(arenas), rows)
           .Place(std::max(least, CeilDiv(row_bytes, page_id_bytes)));

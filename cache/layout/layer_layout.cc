@@ -11,7 +11,7 @@
 namespace kvasir::cache {
 namespace {
 
-// A sum of products that remembers an overflow instead of wrapping.
+// A sum of products that records an overflow instead of wrapping.
 class Bytes {
  public:
   void Add(int64_t a, int64_t b = 1, int64_t c = 1) {
@@ -20,7 +20,7 @@ class Bytes {
                 __builtin_mul_overflow(product, c, &product) ||
                 __builtin_add_overflow(value_, product, &value_);
   }
-  // kMaxPageIdBytes + 1 after an overflow: over every limit.
+  // After an overflow it is kMaxPageIdBytes + 1, which is above every limit.
   int64_t value() const {
     return overflow_ ? kMaxPageIdBytes + 1
                      : std::min(value_, kMaxPageIdBytes + 1);
@@ -31,10 +31,10 @@ class Bytes {
   bool overflow_ = false;
 };
 
-// Hands out regions of a tile or page, front to back.
+// Assigns the regions of a tile or page from front to back.
 class RegionCursor {
  public:
-  // Of `slot_bytes`, `stored_bytes` with their padding.
+  // A slot uses `slot_bytes`, and takes `stored_bytes` including padding.
   Region Take(int64_t num_slots, int64_t slot_bytes, int64_t stored_bytes) {
     if (slot_bytes == 0 || num_slots == 0) return Region{};
     Region region{offset_.value(), slot_bytes, stored_bytes, num_slots};
@@ -59,11 +59,11 @@ class RegionCursor {
   Bytes payload_;
 };
 
-// What the layout of one layer needs.
+// The inputs for the layout of one layer.
 struct LayerContext {
   PageFormat format;
   int64_t tile_slots = 0;
-  plan::HeadRange kv_heads;  // of the rank
+  plan::HeadRange kv_heads;  // heads of the rank
   int64_t head_dim = 0;
 };
 
@@ -71,7 +71,7 @@ int64_t Granules(int64_t bytes, int64_t granule) {
   return granule == 0 ? bytes : (bytes + granule - 1) / granule * granule;
 }
 
-// `basis_bytes` are those of the sequence's own basis, mean and ranges.
+// Adds the bytes of a sequence's own basis, mean and ranges to `basis_bytes`.
 PartLayout LayOutPart(const plan::ResolvedPart& part, const LayerContext& c,
                       RegionCursor& cursor, Bytes& basis_bytes) {
   PartLayout layout;
@@ -124,8 +124,8 @@ SideLayout LayOutSide(const plan::ResolvedSide& side, const LayerContext& c,
   return layout;
 }
 
-// Values that are lifted from the keys' latents: a joint part is their only
-// one, and the keys' last.
+// If the values are lifted from the keys' latents, copies the layout of that
+// joint part. It is the only part of the values and the last one of the keys.
 void ShareJointPart(const plan::ResolvedAttention& attention,
                     LayerLayout& layer) {
   const plan::ResolvedPart& value = attention.value.parts[0];
@@ -136,7 +136,7 @@ void ShareJointPart(const plan::ResolvedAttention& attention,
   layer.value.exact = layer.key.exact;
 }
 
-// Eviction units that have a head on the rank.
+// The number of eviction units with a head on the rank.
 int64_t UnitsOfRank(const plan::ResolvedEviction& eviction,
                     plan::HeadRange heads) {
   return std::count_if(eviction.units.begin(), eviction.units.end(),
@@ -196,7 +196,7 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   LayerLayout layer;
   layer.page_group = PageGroupId(resolved.page_group);
   RegionCursor tile;
-  Bytes other_bytes;  // per sequence, but for exact rows
+  Bytes other_bytes;  // bytes of a sequence except exact rows
   layer.key = LayOutSide(attention.key, context, tile, other_bytes);
   layer.value = LayOutSide(attention.value, context, tile, other_bytes);
   layer.tile_bytes = tile.bytes();

@@ -1,4 +1,4 @@
-// Lays out the pages of layers; the arithmetic below PageLayout.
+// Lays out the pages of layers, for PageLayout.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace kvasir::cache {
 // The next multiple of kRegionAlignmentBytes.
 int64_t AlignRegion(int64_t bytes);
 
-// All layers on the rank that has these of the model's heads, exact rows of a
-// page group shared out over its layers' arenas. INVALID_ARGUMENT names the
-// layer when a size exceeds kMaxPageIdBytes or a selection's chunk does not
-// divide the page.
+// The layouts of all layers on the rank that holds `kv_heads`. The exact rows
+// of a page group are distributed over its layers' arenas. INVALID_ARGUMENT
+// names the layer if a size exceeds kMaxPageIdBytes, or if a selection's chunk
+// does not divide the page.
 absl::StatusOr<std::vector<LayerLayout>> LayOutLayers(
     const plan::ResolvedPlan& plan, const PageFormat& format,
     plan::HeadRange kv_heads);

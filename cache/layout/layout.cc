@@ -11,7 +11,8 @@ namespace kvasir::cache {
 
 namespace {
 
-// Cached latents mean the same to every sequence with the same tokens.
+// Whether cached latents have the same meaning in all sequences with the same
+// tokens.
 bool Reusable(const plan::ResolvedSide& side) {
   return std::none_of(
       side.parts.begin(), side.parts.end(), [](const plan::ResolvedPart& part) {
@@ -26,7 +27,8 @@ bool Reusable(const plan::ResolvedPlan& plan, int64_t layer) {
          Reusable(attention.value);
 }
 
-// Side pages of each page group: the most that any arena of any rank takes.
+// Side pages of each page group: the largest number that any arena of any rank
+// takes.
 absl::StatusOr<std::vector<int64_t>> SidePagesOfAnyRank(
     const plan::ResolvedPlan& plan, const PageFormat& format) {
   std::vector<int64_t> most(plan.page_groups.size());
@@ -235,7 +237,7 @@ PageCounts PageLayout::PagesForBudget(const BudgetRequest& request) const {
   for (size_t g = 0; g < pages.size(); ++g) {
     give(g, MulDiv(need[g], rest, need_bytes));
   }
-  // What rounding left over.
+  // Distributes the pages that rounding left over.
   for (size_t g = 0; g < pages.size(); ++g) give(g, kMaxPagesPerGroup);
   return pages;
 }

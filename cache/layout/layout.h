@@ -1,22 +1,24 @@
-// What a page looks like, in bytes: the one calculator behind the pool, the
-// planner, `inspect` and the metrics. Pure arithmetic over a plan.
+// The bytes of a page. The pool, the planner, `inspect` and the metrics all use
+// this calculator. It is pure arithmetic over a plan.
 //
 //   page of one layer: | tile 0 | tile 1 ... | landmarks | slot metadata |
 //   tile of 64 slots:  | key part 0: group 0 codes, params; group 1 ...
 //                      | value parts ... |
 //   slot metadata:     | scores | positions | key errors | value errors |
-// A joint part's latents lie among the keys' and serve the values as well.
+// The latents of a joint part are stored among the keys' and serve the values
+// as well.
 //
-// What a layer reads of 64 slots lies in one run. Every region starts at a
-// multiple of kRegionAlignmentBytes; what lies between a region's end and the
-// next start is padding and counted as waste. How a slot's bytes lie in their
-// region is the device's own (granules): kernels::TileRegion has the addresses.
+// All that a layer reads of 64 slots is one run of bytes. Every region starts
+// at a multiple of kRegionAlignmentBytes. Bytes between a region's end and the
+// next start are padding and counted as waste. The device decides how a slot's
+// bytes lie in their region (granules); kernels::TileRegion has the addresses.
 //
-// Exact rows: a sequence owns side pages beside those of its tokens. They hold
-// the latents of its first tokens (sinks) and rings of those of its latest ones
-// (exact windows) in 16-bit numbers. An id is a page in every layer's arena and
-// layers are unequal, so a side's rows lie where there is room: in a few
-// segments, each in the side pages of one arena of the page group.
+// Exact rows: in addition to its token pages, a sequence owns side pages. They
+// hold the latents of its first tokens (sinks) and rings with those of its
+// latest tokens (exact windows), as 16-bit numbers. A page id names a page in
+// every layer's arena, and layers differ in size. So the rows of a side are
+// placed where there is room: in a few segments, each in the side pages of one
+// arena of the page group.
 //   side page in an arena: | rows of a side | rows of another ... |
 //   row: | part 0: group 0, group 1 ... | part 1 ... |
 #pragma once
@@ -36,75 +38,76 @@
 
 namespace kvasir::cache {
 
-// Layers of one page group hold the same tokens, so one block table serves
-// them all and a page id names the same page in each layer's arena.
+// Layers of one page group hold the same tokens. So one block table serves all
+// of them, and a page id names the same page in each layer's arena.
 using PageGroupId = base::StrongId<struct PageGroupTag, int32_t>;
 
-// Slots of a tile. Smaller pages, which tests like, are one smaller tile.
+// Slots of a tile. A smaller page, as in tests, is one smaller tile.
 inline constexpr int64_t kTileSlots = 64;
 
-// A cache line pair, and what vector and bulk copies like best.
+// Two cache lines, which suits vector loads and bulk copies.
 inline constexpr int64_t kRegionAlignmentBytes = 128;
 
-// What slots have of one kind: of a tile, or of a page for what is not in
+// One kind of data for all slots of a tile, or of a page for data outside the
 // tiles.
 struct Region {
-  int64_t offset_bytes = 0;  // from the start of the tile, or page
-  int64_t slot_bytes = 0;    // that are used
-  int64_t stored_bytes = 0;  // of a slot: whole granules
-  int64_t num_slots = 0;     // of a tile or page, or its chunks for landmarks
+  int64_t offset_bytes = 0;  // from the start of the tile or page
+  int64_t slot_bytes = 0;    // used bytes of a slot
+  int64_t stored_bytes = 0;  // bytes of a slot in whole granules
+  int64_t num_slots = 0;     // slots of a tile or page; for landmarks, chunks
   int64_t size_bytes() const { return num_slots * stored_bytes; }
 
   friend bool operator==(const Region&, const Region&) = default;
 };
 
-// One latent of a layer's side: what `heads` share.
+// One latent of a layer's side, which `heads` share.
 struct GroupLayout {
-  int64_t latent = 0;  // in plan::ResolvedPart::latents
-  // KV heads of the model, ascending. A group with a head on this rank is held
-  // whole, so some of them may belong to other ranks.
+  int64_t latent = 0;  // index into plan::ResolvedPart::latents
+  // KV heads of the model, ascending. A rank that has one of these heads holds
+  // the whole group, so the others may belong to other ranks.
   std::vector<int64_t> heads;
   int64_t width = 0;  // numbers per slot, R
-  // Of a tile: numbers (dtype codec) or packed codes (bits codec).
+  // Numbers (dtype codec) or packed codes (bits codec) of a tile.
   Region codes;
-  // Of a tile: scale and minimum per slot; no slots where the codec has none.
+  // Scale and minimum for each slot of a tile. No slots if the codec has none.
   Region params;
-  // Where its numbers begin in an exact row of the side.
+  // The place of the latent's numbers in an exact row of the side.
   int64_t exact_offset_bytes = 0;
-  int64_t stored_width = 0;  // numbers of a row: channels that have bits
+  int64_t stored_width = 0;  // numbers in a row: channels with bits
 };
 
 struct PartLayout {
-  int part_index = 0;  // in plan::ResolvedSide::parts
-  // The latents of a joint part among the keys, which store them: its regions
-  // are theirs, and so is the ring.
+  int part_index = 0;  // index into plan::ResolvedSide::parts
+  // True on the value side for a joint part. The key side stores its latents,
+  // so its regions and ring are those of the keys.
   bool of_keys = false;
-  // Number type of the codes region; unspecified for a bits codec.
+  // The number type of the codes region; unspecified for a bits codec.
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   std::vector<GroupLayout> groups;
 };
 
-// Exact rows of a side that lie one behind the other in one arena.
+// Consecutive exact rows of a side in one arena.
 struct ExactSegment {
-  int64_t layer = 0;  // in whose arena
+  int64_t layer = 0;  // the layer whose arena has them
   int64_t first_row = 0;
   int64_t num_rows = 0;
-  int64_t first_page = 0;  // among the sequence's side pages
-  // Of the first row in a page: not 0 only where there is one page, which
-  // others have begun.
+  int64_t first_page = 0;  // index among the sequence's side pages
+  // The place of the first row in a page. It is not 0 only if the segment has a
+  // single page, which other rows have begun.
   int64_t offset_bytes = 0;
   int64_t rows_per_page = 0;
 
   friend bool operator==(const ExactSegment&, const ExactSegment&) = default;
 };
 
-// The exact rows of a side: those of the sinks, then a ring. Which one a token
-// has follows from its logical position alone, as kernels::ExactSlots says.
+// The exact rows of a side: first those of the sinks, then a ring. The row of a
+// token depends only on its logical position (kernels::ExactSlots).
 struct ExactRing {
   int64_t sink_tokens = 0;    // 0: the side has none
   int64_t window_tokens = 0;  // 0: the side has none
   int64_t row_bytes = 0;
-  // By first_row, of tokens() rows together: at most kMostExactSegments.
+  // Sorted by first_row. They have tokens() rows together; at most
+  // kMostExactSegments.
   std::vector<ExactSegment> segments;
 
   bool any() const { return tokens() > 0; }
@@ -112,7 +115,8 @@ struct ExactRing {
 
   friend bool operator==(const ExactRing&, const ExactRing&) = default;
 };
-// In four arenas, and two in each: the first page may be one that others began.
+// Four arenas, with two segments in each, because the first page may be one
+// that other rows have begun.
 inline constexpr int64_t kMostExactSegments = 8;
 
 struct SideLayout {
@@ -120,18 +124,18 @@ struct SideLayout {
   ExactRing exact;
 };
 
-// What eviction keeps of a page's slots: planes [units][slots of the page].
-// kernels::SlotMetadata has the addresses.
+// The metadata that eviction needs for a page's slots: planes [units][slots of
+// the page]. kernels::SlotMetadata has the addresses.
 struct SlotMetadataLayout {
-  int64_t num_units = 0;  // that have a head on the rank; 0: nothing is evicted
+  int64_t num_units = 0;  // units with a head on the rank; 0: no eviction
   Region scores;          // attention mass, float32
   Region positions;       // uint32
-  // Quantization errors, a logarithmic byte each (base::EncodeError); no slots
-  // where the side has no codes.
+  // Quantization errors as logarithmic bytes (base::EncodeError). No slots if
+  // the side has no codes.
   Region key_errors;
   Region value_errors;
 
-  // Without padding.
+  // Bytes without padding.
   int64_t size_bytes() const {
     return scores.size_bytes() + positions.size_bytes() +
            key_errors.size_bytes() + value_errors.size_bytes();
@@ -142,14 +146,16 @@ struct LayerLayout {
   PageGroupId page_group;
   SideLayout key;
   SideLayout value;
-  Region landmarks;  // one slot per chunk of the selection; else no slots
+  Region landmarks;  // a slot for each chunk of the selection; or none
   SlotMetadataLayout slot_metadata;
   int64_t tile_bytes = 0;     // with padding; a multiple of the alignment
-  int64_t page_bytes = 0;     // likewise
+  int64_t page_bytes = 0;     // with padding
   int64_t payload_bytes = 0;  // without padding
-  // Beside the pages of tokens, per sequence: basis, mean, exact rows.
+  // Bytes of one sequence in addition to its token pages: basis, mean, exact
+  // rows.
   int64_t sequence_bytes = 0;
-  // That are begun in its arena, by this layer or by others of its group.
+  // Side pages that are used in its arena, by this layer or others of its
+  // group.
   int64_t side_pages = 0;
 
   const SideLayout& side(plan::Side which) const {
@@ -159,16 +165,17 @@ struct LayerLayout {
 
 struct PageGroupLayout {
   PageGroupId id;
-  // Keys that a query sees at most, itself included; 0: all before it.
+  // The most keys that a query sees, itself included. 0: all keys before it.
   int64_t sliding_window = 0;
   plan::EvictionCounts eviction;
   std::vector<int64_t> layers;  // ascending
-  int64_t page_bytes = 0;       // of one page id, over all the group's layers
+  int64_t page_bytes = 0;  // bytes of one page id over all layers of the group
   int64_t payload_bytes = 0;
-  // Pages a sequence owns for what it holds beside its tokens: the most that
-  // are taken in any arena of any rank, because all have the same page ids.
+  // Pages that a sequence owns in addition to its token pages. It is the
+  // largest number that any arena of any rank needs, because all have the same
+  // page ids.
   int64_t side_pages_per_sequence = 0;
-  // Of them, what this rank's layers use: the rest of their bytes is waste.
+  // The bytes of these pages that this rank's layers use. The rest is waste.
   int64_t side_payload_bytes = 0;
 
   SequencePages sequence_pages(int64_t page_tokens) const {
@@ -181,17 +188,19 @@ struct PageGroupLayout {
 
 inline constexpr int64_t kMaxPageTokens = 4096;
 inline constexpr int64_t kMaxGranuleBytes = kRegionAlignmentBytes;
-// kernels::kMostParamGranuleBytes.
+// Equal to kernels::kMostParamGranuleBytes.
 inline constexpr int64_t kMostParamGranuleBytes = 4;
 
-// What pages are cut by.
+// The granularity of pages.
 struct PageFormat {
   // P: 1 .. kTileSlots, or a multiple of kTileSlots up to kMaxPageTokens.
   int64_t page_tokens = kTileSlots;
-  // The device's (kernels::Device::page_granule_bytes); 0: slot after slot.
+  // The device's granule (kernels::Device::page_granule_bytes). 0: the slots
+  // follow each other.
   int64_t granule_bytes = 0;
 
-  // Of ranges, of which a slot has few: a scale and a minimum.
+  // The granule of ranges. It is small because a slot has few of them: a scale
+  // and a minimum.
   int64_t param_granule_bytes() const {
     return std::min(granule_bytes, kMostParamGranuleBytes);
   }
@@ -207,13 +216,12 @@ using PageCounts = std::vector<int64_t>;
 // Units: all sizes are bytes of one rank.
 class PageLayout {
  public:
-  // INVALID_ARGUMENT for a format out of range, pages that are no multiple of
-  // the selection's chunk, or a size
-  // that overflows int64.
+  // INVALID_ARGUMENT for a format out of range, pages that are not a multiple
+  // of the selection's chunk, or a size that overflows int64.
   static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
                                            const PageFormat& format);
-  // Resolves the plan first, with ResolvePlan's errors: for planners, which
-  // make many.
+  // Resolves the plan first and returns ResolvePlan's errors. For planners,
+  // which make many layouts.
   static absl::StatusOr<PageLayout> Create(const kvasir::v1::KvPlan& plan,
                                            const plan::AttentionShape& shape,
                                            const PageFormat& format,
@@ -230,38 +238,38 @@ class PageLayout {
   const std::vector<PageGroupLayout>& page_groups() const { return groups_; }
   const PageGroupLayout& page_group(PageGroupId id) const;
 
-  // Bytes that one more token costs while nothing is given up (no window
-  // exceeded), pages' padding included, and without it. A fraction of a byte
-  // where a page's bytes do not divide by its tokens.
+  // Bytes that one more token costs while nothing is given up (no window is
+  // exceeded), with and without the padding of pages. It may be a fraction,
+  // because a page's bytes need not divide by its tokens.
   double marginal_bytes_per_token() const;
   double marginal_payload_bytes_per_token() const;
-  // Bytes of a token of one layer's side (payload, parameters included). Those
-  // of a joint part are the keys'.
+  // Bytes of a token in one layer's side (payload and parameters). The
+  // bytes of a joint part count as the keys'.
   double PayloadBytesPerToken(int64_t layer, plan::Side side) const;
 
-  // Bytes of the side pages of one sequence, and what of them is used.
+  // Bytes of the side pages of one sequence, and how many of them are used.
   int64_t fixed_bytes_per_sequence() const;
   int64_t fixed_payload_bytes_per_sequence() const;
 
-  // Pages of a group that a sequence of `length_tokens` holds at most, side
-  // pages included, when it is written in steps of at most `chunk_tokens`.
-  // Without a sliding window or eviction the chunk makes no difference.
+  // The most pages of a group that a sequence of `length_tokens` holds, side
+  // pages included, if it is written in steps of at most `chunk_tokens`. The
+  // chunk matters only with a sliding window or eviction.
   int64_t PagesHeld(PageGroupId group, int64_t length_tokens,
                     int64_t chunk_tokens) const;
   // The same in bytes, over all groups. length_tokens is
   // 0 .. kMaxSequenceTokens (CHECK).
   int64_t BytesAtLength(int64_t length_tokens, int64_t chunk_tokens) const;
 
-  // A token's bytes in a cache of whole bf16 keys and values of this rank.
+  // Bytes of a token if whole bf16 keys and values of this rank were cached.
   int64_t dense_bf16_bytes_per_token() const { return dense_bf16_bytes_; }
   // dense_bf16_bytes_per_token / marginal_bytes_per_token.
   double compression_ratio() const;
 
-  // Pages of each group that `budget_bytes` pays for. First every group gets
-  // what one sequence of `max_model_len` holds (as far as the money goes); the
-  // rest is shared out in the same proportion. Never spends more than the
-  // budget. Lengths over kMaxSequenceTokens count as that (OneSequenceFits
-  // refuses them).
+  // The pages of each group that `budget_bytes` pays for. First every group
+  // gets the pages that one sequence of `max_model_len` holds, as far as the
+  // budget allows. The rest is distributed in the same proportion. The budget
+  // is never exceeded. Lengths above kMaxSequenceTokens count as
+  // kMaxSequenceTokens (OneSequenceFits refuses them).
   struct BudgetRequest {
     int64_t budget_bytes = 0;
     int64_t max_model_len = 0;
@@ -269,14 +277,13 @@ class PageLayout {
   };
   PageCounts PagesForBudget(const BudgetRequest& request) const;
 
-  // FAILED_PRECONDITION, with the numbers and what to change, when one
-  // sequence of `max_model_len` does not fit into `pages`.
+  // FAILED_PRECONDITION, with the numbers and what to change, if one sequence
+  // of `max_model_len` does not fit into `pages`.
   absl::Status OneSequenceFits(const PageCounts& pages, int64_t max_model_len,
                                int64_t max_chunk_tokens) const;
 
-  // Cached pages may be shared between sequences: no layer evicts or has a
-  // basis of its own per sequence. Exact rows are found with tails
-  // (KvCache).
+  // Whether sequences may share cached pages: no layer evicts or has a basis
+  // for each sequence. Exact rows are found with tails (KvCache).
   bool prefix_reusable() const { return prefix_reusable_; }
 
  private:

@@ -49,7 +49,8 @@ PageFormat PageTokens(int64_t page_tokens) {
   return {.page_tokens = page_tokens};
 }
 
-// Gives a side another space and codec; the plan's text form keeps it short.
+// Replaces the space and codec of a side. The plan's text form keeps this
+// short.
 KvPlan PlanWithKey(const plan::AttentionShape& shape,
                    const std::string& part_json) {
   std::string layers;
@@ -65,7 +66,7 @@ KvPlan PlanWithKey(const plan::AttentionShape& shape,
   return *std::move(plan);
 }
 
-TEST(PageLayoutTest, ATileOfALayerIsOneRunOfBytes) {
+TEST(PageLayoutTest, ALayersTileIsOneRunOfBytes) {
   const plan::AttentionShape shape = Shape(2, 2, 24);
   const KvPlan plan = plan::FullRankPlan(shape, BF16);
   const PageLayout one = LayOut(plan, shape, PageTokens(64));
@@ -90,9 +91,9 @@ TEST(PageLayoutTest, ATileOfALayerIsOneRunOfBytes) {
   }
 }
 
-// 20 codes of 4 bits and 20 of 2 are 15 bytes a slot, in one stream that
-// granules of 16 cut, and only its end is padded. Ranges, of 8 bytes, have
-// granules of 4.
+// 20 codes of 4 bits and 20 codes of 2 bits are 15 bytes of a slot. They are
+// one stream that is cut into granules of 16 bytes, so only its end is padded.
+// Ranges have 8 bytes, and granules of 4 bytes.
 TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = PlanWithKey(
@@ -113,8 +114,8 @@ TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
   EXPECT_EQ(granules.layer(0).payload_bytes, plain.layer(0).payload_bytes);
 }
 
-// Codes of 4 bits with ranges of 16: 16 and 4 bytes of a slot.
-TEST(PageLayoutTest, ARangeOfASlotTakesNoGranuleOfTheDevice) {
+// Codes of 4 bits with ranges of 16 channels: 16 and 4 bytes of a slot.
+TEST(PageLayoutTest, RangesUseSmallGranules) {
   const plan::AttentionShape shape = Shape(1, 1, 32);
   const KvPlan plan = PlanWithKey(
       shape, R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"runs":[)"
@@ -174,7 +175,7 @@ TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsWaste) {
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   const std::vector<GroupLayout>& heads = layout.layer(0).key.parts[0].groups;
   EXPECT_EQ(heads[0].codes.slot_bytes, 20);
-  EXPECT_EQ(heads[1].codes.offset_bytes, 384);  // 320 rounded up
+  EXPECT_EQ(heads[1].codes.offset_bytes, 384);  // 320 is rounded up
   for (const SideLayout* side :
        {&layout.layer(0).key, &layout.layer(0).value}) {
     for (const GroupLayout& group : side->parts[0].groups) {
@@ -278,7 +279,8 @@ TEST(PageLayoutTest, ThreeBitsTakeThreeAndASlotIsWholeBytes) {
   EXPECT_EQ(part.groups[0].params.slot_bytes, 4);
   EXPECT_THAT(layout.PayloadBytesPerToken(0, plan::Side::kKey),
               DoubleEq(12 + 15 + 8));
-  // Codes 192 -> 256, params 64 -> 128, codes 240 -> 256, params 64 -> 128.
+  // Codes take 192 -> 256, params 64 -> 128, codes 240 -> 256, params 64 ->
+  // 128.
   EXPECT_EQ(part.groups[1].codes.offset_bytes, 384);
   EXPECT_EQ(layout.layer(0).page_bytes, 768 + 2 * 2048);
 }
@@ -295,7 +297,8 @@ TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
   EXPECT_EQ(group.width, 128);
   EXPECT_EQ(group.codes.slot_bytes, 16 * (8 + 4 + 4 + 2) / 8);
   EXPECT_EQ(group.params.num_slots, 0);
-  // Basis of the 64 stored channels, the mean, a range per stored channel.
+  // The basis of the 64 stored channels, the mean, and a range for each stored
+  // channel.
   EXPECT_EQ(layout.layer(0).sequence_bytes, 2 * (64 * 128 + 128 + 2 * 64));
   const int64_t side_pages =
       (layout.layer(0).sequence_bytes + layout.layer(0).page_bytes - 1) /
@@ -393,13 +396,14 @@ TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
   EXPECT_EQ(layer.sequence_bytes, 32 * 2 * 64 * 2);
   EXPECT_EQ(layer.landmarks.num_slots, 2);
   EXPECT_EQ(layer.landmarks.slot_bytes, 2 * 64 * 2);
-  // Two units of 9 bytes are over 5 % of 2 * (32 + 4) + 256: the layer is one.
+  // Two units of 9 bytes would be over 5 % of 2 * (32 + 4) + 256, so the layer
+  // has one unit.
   EXPECT_EQ(layer.slot_metadata.num_units, 1);
   EXPECT_EQ(layer.slot_metadata.size_bytes(), 16 * (4 + 4 + 1));
   EXPECT_FALSE(layout.prefix_reusable());
 }
 
-TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesBehindTheTiles) {
+TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesAfterTheTiles) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"POST_ROPE",
@@ -424,14 +428,14 @@ TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesBehindTheTiles) {
     EXPECT_EQ(slots.positions, (Region{tiles + words, 4, 4, 3 * page_tokens}));
     EXPECT_EQ(slots.key_errors,
               (Region{tiles + 2 * words, 1, 1, 3 * page_tokens}));
-    EXPECT_EQ(slots.value_errors, Region());  // values are numbers
+    EXPECT_EQ(slots.value_errors, Region());  // values are plain numbers
     EXPECT_EQ(layer.page_bytes,
               tiles + 2 * words + AlignRegion(3 * page_tokens));
-    // Keys of 32 + 4 bytes and values of 128, and 9 bytes of each unit.
+    // Keys have 32 + 4 bytes, values 128, and each unit 9.
     EXPECT_EQ(layer.payload_bytes,
               page_tokens * (4 * (36 + 128) + 3 * (4 + 4 + 1)));
   }
-  // A unit of heads 2 and 3 is whole on the second rank.
+  // The second rank holds the whole unit of heads 2 and 3.
   const LayerLayout rank =
       LayOut(plan, shape, PageTokens(64), {.rank = 1, .size = 2}).layer(0);
   EXPECT_EQ(rank.slot_metadata.num_units, 1);
@@ -441,8 +445,9 @@ TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesBehindTheTiles) {
   EXPECT_EQ(without.page_bytes, without.tile_bytes);
 }
 
-// A side of numbers has no errors: a unit is as cheap as it lies in the arena.
-TEST(PageLayoutTest, SlotMetadataTakesWhatThePlanCountsOfAUnit) {
+// A side of plain numbers has no errors, so its units have fewer bytes. The
+// plan must count them as the arena stores them.
+TEST(PageLayoutTest, SlotMetadataTakesTheBytesThatThePlanCounts) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   const std::string codes =
       R"("codec":{"bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"})";
@@ -480,10 +485,10 @@ bool IsOfKeys(const SideLayout& side) {
   return !side.parts.empty() && side.parts.front().of_keys;
 }
 
-// As kernels::ExactSlots finds a row.
+// The place of a row, computed like kernels::ExactSlots.
 struct RowPlace {
-  int64_t layer = 0;  // in whose arena
-  int64_t page = 0;   // among the sequence's side pages
+  int64_t layer = 0;  // the layer whose arena has it
+  int64_t page = 0;   // index among the sequence's side pages
   int64_t offset_bytes = 0;
 };
 RowPlace PlaceOfRow(const ExactRing& ring, int64_t row) {
@@ -500,7 +505,8 @@ RowPlace PlaceOfToken(const ExactRing& ring, int64_t position) {
                              : sinks + (position - sinks) % ring.window_tokens);
 }
 
-// Every exact row has bytes of its own, in side pages of its page group.
+// Checks that every exact row has bytes of its own, in side pages of its page
+// group.
 void ExpectRowsHavePlaces(const std::vector<LayerLayout>& layers) {
   struct Bytes {
     int64_t begin;
@@ -574,7 +580,7 @@ TEST(PageLayoutTest, RowsOfExactWindowsLieInSidePages) {
       const LayerLayout& layer = layout.layer(0);
       ExpectRowsHavePlaces(layout);
       if (key_window > 0) {
-        // Of what has bits: half of the channels.
+        // Only channels with bits count: half of them.
         EXPECT_EQ(layer.key.parts[0].groups[0].stored_width, 24);
         EXPECT_EQ(layer.key.parts[0].groups[1].stored_width, 8);
       }
@@ -603,16 +609,17 @@ TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
   layer->mutable_key()->set_exact_window(20);
   const PageLayout layout = LayOut(plan, shape, PageTokens(16));
   const LayerLayout& laid = layout.layer(0);
-  // Of each side, 16 tokens: two heads of 64 codes of 4 bits, and 4 bytes of
+  // Each side of 16 tokens has two heads of 64 codes of 4 bits and 4 bytes of
   // range: 2 * (512 + 128) bytes with padding.
   EXPECT_EQ(laid.page_bytes, 2 * 2 * 640);
-  // A row of 256 bytes: ten to a page.
+  // A row has 256 bytes, so ten fit into a page.
   EXPECT_EQ(laid.key.exact,
             (ExactRing{.sink_tokens = 4,
                        .window_tokens = 20,
                        .row_bytes = 256,
                        .segments = {{.num_rows = 24, .rows_per_page = 10}}}));
-  // Sinks alone, in the page that the keys' rows have begun.
+  // The sinks of the values are placed in the page that the keys' rows have
+  // begun.
   EXPECT_EQ(laid.value.exact, (ExactRing{.sink_tokens = 4,
                                          .window_tokens = 0,
                                          .row_bytes = 256,
@@ -636,7 +643,7 @@ TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
   EXPECT_EQ(place(laid.key.exact, 3), At(0, 3));
   EXPECT_EQ(place(laid.key.exact, 4), At(0, 4));
   EXPECT_EQ(place(laid.key.exact, 23), At(2, 3));
-  EXPECT_EQ(place(laid.key.exact, 24), At(0, 4));  // the sinks stay
+  EXPECT_EQ(place(laid.key.exact, 24), At(0, 4));  // the rows of the sinks stay
   EXPECT_EQ(place(laid.key.exact, 4 + 20 * 1000 + 7), At(1, 1));
   EXPECT_EQ(place(laid.value.exact, 3), At(2, 7));
 }
@@ -674,7 +681,7 @@ TEST(PageLayoutTest, ALatentOfKeyAndValueIsStoredOnce) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   const PageLayout layout = LayOut(PlanOfKeyAndValue(0), shape, PageTokens(64));
   const LayerLayout& layer = layout.layer(0);
-  // 6 channels of 8, 12 of 4 and 6 of 2 bits, four ranges; and a third of it.
+  // 6 channels of 8 bits, 12 of 4 and 6 of 2 in four ranges, and a third of it.
   EXPECT_EQ(layer.payload_bytes, 64 * (14 + 16 + 5 + 16));
   EXPECT_EQ(layout.PayloadBytesPerToken(0, plan::Side::kKey), 51);
   EXPECT_EQ(layout.PayloadBytesPerToken(0, plan::Side::kValue), 0);
@@ -749,7 +756,7 @@ TEST(PageLayoutTest, ExactRowsOfLayersOfFewBitsLieInOthersArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
       LayOut(PlanOfWidths({1, 8}, 32), shape, PageTokens(16));
-  // Pages of 512 and 4096 bytes; rows of 256: 2 to a page, or 16.
+  // Pages have 512 and 4096 bytes, and rows 256: 2 or 16 rows in a page.
   EXPECT_EQ(layout.layer(0).page_bytes, 2 * 256);
   EXPECT_EQ(layout.layer(1).page_bytes, 2 * 2048);
   ExpectRowsHavePlaces(layout);
@@ -760,9 +767,9 @@ TEST(PageLayoutTest, ExactRowsOfLayersOfFewBitsLieInOthersArenas) {
     }
   }
   EXPECT_EQ(layout.layer(0).side_pages, 0);
-  // 16 pages for each side in an arena of its own layer's pages.
+  // Each side would take 16 pages in the arena of its own layer.
   EXPECT_EQ(layout.page_groups()[0].side_pages_per_sequence, 8);
-  // A page would be enlarged for a wide row, were it alone.
+  // If the layer were the only one, its page would be enlarged for a wide row.
   const plan::AttentionShape wide = Shape(2, 1, 512);
   const PageLayout shared =
       LayOut(PlanOfWidths({1, 8}, 4), wide, PageTokens(1));
@@ -771,7 +778,7 @@ TEST(PageLayoutTest, ExactRowsOfLayersOfFewBitsLieInOthersArenas) {
   ExpectRowsHavePlaces(shared);
 }
 
-// The same, with as many rows as eight pages of both arenas hold.
+// The same with as many rows as eight pages of both arenas hold.
 TEST(PageLayoutTest, ARingFillsWhatIsLeftOfTwoArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
@@ -795,7 +802,8 @@ TEST(PageLayoutTest, ARingFillsWhatIsLeftOfTwoArenas) {
                                      .rows_per_page = 16}}}));
 }
 
-// Side pages where every ring is a run of whole pages of one arena.
+// The number of side pages if every ring were a run of whole pages of one
+// arena.
 int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   std::vector<const SideLayout*> sides;
   for (const LayerLayout& layer : layers) {
@@ -827,8 +835,8 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Beside a last page id, side pages waste a tenth of the rows' bytes at most;
-// an eighth where pages of 16 slots hold few rows.
+// Except for the last page id, side pages may waste a tenth of the rows' bytes;
+// an eighth if pages of 16 slots hold few rows.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];
@@ -840,11 +848,11 @@ void ExpectLittleWaste(const PageLayout& layout) {
             SidePagesOfWholeRings(layout.layers()));
 }
 
-// Channels and their bits.
+// Numbers of channels and their bits.
 using Runs = std::vector<std::pair<int, int>>;
 
-// As unequal as a planner makes the sides of 3 heads of 64: from 3 bytes to 192
-// a token, channels without bits among them.
+// Sides of 3 heads of 64 dims that are as unequal as a planner makes them: 3 to
+// 192 bytes of a token, with some channels of 0 bits.
 Runs RandomRuns(std::mt19937_64* random) {
   static const std::vector<Runs> kRuns = {
       {{192, 1}},
@@ -927,7 +935,8 @@ TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteATenth) {
   }
 }
 
-// Of each rank by itself; the most of them is what all grant.
+// Each rank is laid out by itself. All ranks grant the largest number of side
+// pages.
 TEST(PageLayoutTest, ExactRowsOfRanksWasteATenth) {
   const KvPlan plan = PlanOfWidths({1, 8, 2, 4, 1, 1, 3, 2, 2, 8}, 128);
   std::vector<int64_t> granted;
@@ -954,15 +963,15 @@ TEST(PageLayoutTest, ExactRowsOfUnequalJointPartsWasteATenth) {
   }
 }
 
-// One greedy filling found no room in 60 pages and some in 46: bisection alone
-// took the first number above which it had not failed.
-TEST(ExactRowsTest, MorePagesDoNotHideThatFewerWouldDo) {
+// A greedy filling once failed with 60 pages and succeeded with 46. Bisection
+// without further tries took the first number above the ones that failed.
+TEST(ExactRowsTest, FindsFewerPagesThanBisectionWould) {
   struct Rows {
     int64_t tokens;
     int64_t row_bytes;
   };
   struct Case {
-    std::vector<int64_t> page_bytes;  // by layer
+    std::vector<int64_t> page_bytes;  // indexed by layer
     std::vector<Rows> keys;
     std::vector<Rows> values;
     int64_t side_pages;
@@ -993,7 +1002,7 @@ TEST(ExactRowsTest, MorePagesDoNotHideThatFewerWouldDo) {
   }
 }
 
-TEST(PageLayoutTest, APageOfFewBitsIsFilledUpUntilAnExactRowFits) {
+TEST(PageLayoutTest, EnlargesAPageUntilAnExactRowFits) {
   const plan::AttentionShape shape = Shape(1, 1, 128);
   KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"POST_ROPE",
@@ -1005,7 +1014,7 @@ TEST(PageLayoutTest, APageOfFewBitsIsFilledUpUntilAnExactRowFits) {
   const LayerLayout fits = LayOut(plan, shape, PageTokens(16)).layer(0);
   EXPECT_EQ(fits.page_bytes, 2 * 256);
   EXPECT_EQ(fits.value.exact.segments[0].rows_per_page, 2);
-  // A row of 1024 bytes, and codes of 64 bytes a side, each in 128.
+  // A row has 1024 bytes. The codes of each side have 64 bytes, padded to 128.
   const plan::AttentionShape wide = Shape(1, 1, 512);
   const PageLayout of_wide = LayOut(plan, wide, PageTokens(1));
   const LayerLayout& filled = of_wide.layer(0);
@@ -1074,20 +1083,20 @@ TEST(PageLayoutTest, BudgetBuysWholePagesAndNeverMore) {
       ElementsAre(0));
 }
 
-TEST(PageLayoutTest, BudgetIsSharedByWhatSequencesHold) {
+TEST(PageLayoutTest, DividesTheBudgetByThePagesThatSequencesHold) {
   plan::AttentionShape shape = Shape(2, 1, 64);
   shape.layers[1].sliding_window = 33;
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   const int64_t page = layout.page_groups()[0].page_bytes;
-  // A sequence of 128 holds 8 pages and, behind the window, 3.
+  // A sequence of 128 tokens holds 8 pages without the window and 3 with it.
   EXPECT_EQ(layout.PagesHeld(PageGroupId(0), 128, 1), 8);
   EXPECT_EQ(layout.PagesHeld(PageGroupId(1), 128, 1), 3);
   EXPECT_THAT(layout.PagesForBudget({.budget_bytes = 110 * page,
                                      .max_model_len = 128,
                                      .max_chunk_tokens = 1}),
               ElementsAre(80, 30));
-  // Sequences of 16 tokens hold one page of each.
+  // Sequences of 16 tokens hold one page of each group.
   EXPECT_THAT(layout.PagesForBudget({.budget_bytes = 111 * page,
                                      .max_model_len = 16,
                                      .max_chunk_tokens = 1}),
@@ -1095,7 +1104,7 @@ TEST(PageLayoutTest, BudgetIsSharedByWhatSequencesHold) {
   EXPECT_EQ(layout.BytesAtLength(128, 1), 11 * page);
 }
 
-TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorSaysWhatToChange) {
+TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorNamesTheRemedy) {
   const plan::AttentionShape shape = Shape(1, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
@@ -1107,12 +1116,12 @@ TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorSaysWhatToChange) {
                              HasSubstr("--kv-cache-bytes to at least 16384 "
                                        "bytes or lower"),
                              HasSubstr("--max-model-len to at most 48"))));
-  // Mebibytes are told where there are any.
+  // The text gives mebibytes if there is at least one.
   EXPECT_THAT(layout.OneSequenceFits({3}, 8192, 64).message(),
               HasSubstr("2097152 bytes (2 MiB) or lower"));
 }
 
-TEST(PageLayoutTest, ALengthBeyondEveryLimitIsRefusedNotChecked) {
+TEST(PageLayoutTest, RefusesALengthBeyondEveryLimit) {
   const plan::AttentionShape shape = Shape(1, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(1));

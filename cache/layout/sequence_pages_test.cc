@@ -10,7 +10,7 @@ namespace {
 
 constexpr PageGroupId kGroup(0);
 
-// A layout's group and the cache that is made from it.
+// The answers of a layout's group and of a cache made from it.
 struct BothAnswers {
   int64_t layout = 0;
   int64_t cache = 0;
@@ -31,13 +31,14 @@ BothAnswers Held(const PageGroupLayout& group, int64_t length, int64_t chunk) {
 }
 
 TEST(SequencePagesTest, AWindowBoundsThePages) {
-  // Window 5, pages of 4: the query at position n sees n-4 .. n.
+  // With a window of 5, the query at position n sees n-4 .. n.
   EXPECT_EQ(FirstVisibleToken(5, 4), 0);
   EXPECT_EQ(FirstVisibleToken(5, 5), 1);
   EXPECT_EQ(FirstVisibleToken(0, 100), 0);
   const SequencePages all = {.page_tokens = 4};
   EXPECT_EQ(all.Held(17, 1), 5);
-  // 5 tokens touch at most 2 pages of 4; with chunks of 4, 8 touch at most 3.
+  // 5 tokens touch at most 2 pages of 4 slots. With chunks of 4, 8 tokens touch
+  // at most 3.
   const SequencePages windowed = {.page_tokens = 4, .sliding_window = 5};
   EXPECT_EQ(windowed.Held(17, 1), 2);
   EXPECT_EQ(windowed.Held(17, 4), 3);
@@ -51,7 +52,7 @@ TEST(SequencePagesTest, SidePagesCountFromTheFirstToken) {
   EXPECT_EQ(pages.Held(17, 4), 8);
 }
 
-// The cache counted 65,536 pages for it, the layout 13.
+// The cache once counted 65,536 pages for this, and the layout 13.
 TEST(SequencePagesTest, LayoutAndCacheCountEvictionAlike) {
   PageGroupLayout evicting;
   evicting.eviction = {.budget_tokens = 128, .every_tokens = 16};
@@ -70,8 +71,8 @@ TEST(SequencePagesTest, AShareOfThePromptGrowsWithTheLength) {
       .eviction = {
           .budget_ratio = 0.25, .least_tokens = 36, .every_tokens = 32}};
   EXPECT_EQ(pages.Held(64, 64), 4);
-  EXPECT_EQ(pages.Held(128, 64), 5);    // 36 and 32
-  EXPECT_EQ(pages.Held(4096, 64), 66);  // 1024 and 32
+  EXPECT_EQ(pages.Held(128, 64), 5);    // 36 slots, and 32 more
+  EXPECT_EQ(pages.Held(4096, 64), 66);  // 1024 slots, and 32 more
 }
 
 TEST(SequencePagesTest, LayoutAndCacheCountWindowsAndSidePagesAlike) {
@@ -83,12 +84,12 @@ TEST(SequencePagesTest, LayoutAndCacheCountWindowsAndSidePagesAlike) {
   EXPECT_EQ(have.cache, 2 + 3);
 }
 
-// The scheduler took a prefix's pages off without asking what a window had left
-// of them: 40 tokens found, and nothing seemed to be missing.
-TEST(SequencePagesTest, APrefixCountsByWhatTheWindowHasLeftOfIt) {
+// The scheduler once subtracted all pages of a prefix, although a window had
+// given up some: after 40 found tokens, no page seemed to be missing.
+TEST(SequencePagesTest, APrefixCountsOnlyPagesInsideTheWindow) {
   const SequencePages windowed = {.page_tokens = 4, .sliding_window = 5};
   EXPECT_EQ(windowed.Held(45, 8), 4);
-  // Query 40 sees from 36 on: page 9 of 0 .. 9.
+  // Query 40 sees tokens from 36 on: only page 9 of 0 .. 9.
   EXPECT_EQ(windowed.Missing(45, 8, 40), 3);
   EXPECT_EQ(windowed.Missing(45, 8, 0), 4);
   const SequencePages all = {.page_tokens = 4, .side_pages = 1};

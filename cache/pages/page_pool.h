@@ -1,11 +1,11 @@
-// The pages of one page group: who references which, which are free, and which
-// of the free ones may still be found by a prefix.
+// The pages of one page group: how often each is referenced, which are free,
+// and which free pages a prefix may still find.
 //
 // A page is in one of three states:
 //   used    references >= 1
-//   cached  no references, but tagged: on the list of cached pages, oldest
-//           first; taken back by Share or made free by Untag
-//   free    no references, no tag
+//   cached  no references, but tagged. Cached pages are in a list, the oldest
+//           first. Share makes one used again, ClearTag makes it free.
+//   free    no references and no tag
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ using PageId = base::StrongId<struct PageTag, int32_t>;
 
 class PagePool;
 
-// One reference to a page, given back when the pin goes. Movable, not copyable:
-// a second reference is a PagePool::Share. The pool outlives its pins.
+// One reference to a page. The destructor gives it back. Movable, not copyable:
+// PagePool::Share makes a second reference. The pool must outlive its pins.
 class PagePin {
  public:
   PagePin() = default;
@@ -61,30 +61,31 @@ class PagePool {
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // A free page with one reference. Ids come in rising order at first, then the
-  // one that became free last. Empty when no page is free: cached pages
-  // are not taken here, untag oldest_cached() first.
+  // A free page with one reference. At first ids come in rising order, later
+  // the page that became free last comes first. Empty if no page is free:
+  // cached pages are not taken here, so clear the tag of oldest_cached() first.
   std::optional<PagePin> Allocate();
 
   // One more reference to a used or cached page.
   PagePin Share(PageId page);
 
-  // The tag outlives the references and makes the page cached instead of free
-  // when they go; whoever sets it (the prefix index) finds the page by it.
-  // tag >= 0; the page must be used and untagged.
+  // A tagged page becomes cached instead of free when its last reference goes.
+  // The prefix index sets tags and finds its pages by them. tag >= 0; the page
+  // must be used and untagged.
   void SetTag(PageId page, int32_t tag);
   // The page must be tagged. A cached page becomes free.
   void ClearTag(PageId page);
   // -1: none.
   int32_t tag(PageId page) const { return state(page).tag; }
 
-  // The cached page whose last reference went first; invalid when none.
+  // The cached page whose last reference went first. Invalid if there is none.
   PageId oldest_cached() const { return PageId(cached_head_); }
   PageId next_cached(PageId page) const { return PageId(state(page).next); }
 
   int32_t references(PageId page) const { return state(page).references; }
 
-  // Tokens that the page holds: bookkeeping for waste. Counts while used.
+  // The number of tokens that the page holds, for figures of waste. It counts
+  // only while the page is used.
   void SetFilledSlots(PageId page, int32_t slots);
   int32_t filled_slots(PageId page) const { return state(page).filled_slots; }
 
@@ -92,16 +93,16 @@ class PagePool {
   int64_t free_pages() const { return num_free_; }
   int64_t cached_pages() const { return num_cached_; }
   int64_t used_pages() const { return num_pages() - num_free_ - num_cached_; }
-  // What an allocation can get, cached pages included.
+  // The pages that allocations can get, cached pages included.
   int64_t available_pages() const { return num_free_ + num_cached_; }
   int64_t total_references() const { return total_references_; }
-  // Over used pages.
+  // Summed over used pages.
   int64_t total_filled_slots() const { return total_filled_slots_; }
   int64_t metadata_bytes() const {
     return static_cast<int64_t>(pages_.capacity() * sizeof(PageState));
   }
 
-  // False when the lists and the counters contradict each other. O(N).
+  // False if the lists and the counters contradict each other. O(N).
   bool CountersAgree() const;
 
  private:
@@ -117,7 +118,7 @@ class PagePool {
 
   PageState& state(PageId page);
   const PageState& state(PageId page) const;
-  // The one place where a page stops being used.
+  // The only function that ends the use of a page.
   void Unreference(PageId page);
   void PushFree(PageId page);
   void AppendCached(PageId page);

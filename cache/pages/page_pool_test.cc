@@ -64,7 +64,7 @@ TEST(PagePoolTest, AMovedPinIsOneReference) {
   EXPECT_EQ(pool.total_references(), 1);
 }
 
-TEST(PagePoolTest, TaggedPagesAreCachedInTheOrderTheyWereGivenUp) {
+TEST(PagePoolTest, CachesTaggedPagesInTheOrderOfTheirRelease) {
   PagePool pool(4);
   std::vector<PagePin> pins;
   for (int i = 0; i < 3; ++i) {
@@ -82,7 +82,7 @@ TEST(PagePoolTest, TaggedPagesAreCachedInTheOrderTheyWereGivenUp) {
   EXPECT_TRUE(pool.CountersAgree());
 }
 
-TEST(PagePoolTest, ACachedPageIsSharedOutOfTheMiddleOfTheList) {
+TEST(PagePoolTest, SharesACachedPageFromTheMiddleOfTheList) {
   PagePool pool(3);
   std::vector<PagePin> pins;
   for (int i = 0; i < 3; ++i) {
@@ -122,7 +122,8 @@ TEST(PagePoolTest, FilledSlotsCountWhileThePageIsUsed) {
   pool.SetFilledSlots(a.page(), 3);
   pool.SetFilledSlots(a.page(), 4);
   PagePin shared = pool.Share(a.page());
-  EXPECT_EQ(pool.total_filled_slots(), 4);  // once, however many hold it
+  // once, although several pins hold it
+  EXPECT_EQ(pool.total_filled_slots(), 4);
   pool.SetTag(a.page(), 0);
   a.Reset();
   shared.Reset();
@@ -135,10 +136,11 @@ TEST(PagePoolTest, FilledSlotsCountWhileThePageIsUsed) {
 TEST(PagePoolDeathTest, MisuseAborts) {
   PagePool pool(2);
   PagePin a = *pool.Allocate();
-  EXPECT_DEATH(pool.Share(PageId(1)), "tag");        // free: holds nothing
-  EXPECT_DEATH(pool.SetTag(PageId(1), 0), "tag");    // free
-  EXPECT_DEATH(pool.ClearTag(a.page()), "tag");      // not tagged
-  EXPECT_DEATH(pool.Share(PageId(2)), "num_pages");  // outside of the pool
+  EXPECT_DEATH(pool.Share(PageId(1)), "tag");      // a free page holds nothing
+  EXPECT_DEATH(pool.SetTag(PageId(1), 0), "tag");  // the page is free
+  EXPECT_DEATH(pool.ClearTag(a.page()), "tag");    // the page has no tag
+  // the page is outside the pool
+  EXPECT_DEATH(pool.Share(PageId(2)), "num_pages");
   EXPECT_DEATH(PagePool(-1), "num_pages");
 }
 

@@ -136,24 +136,24 @@ PrefixChain PrefixCache::Fork(const PrefixChain& parent) {
   return child;
 }
 
-void PrefixCache::PublishPage(int64_t index, PrefixChain* of) {
-  if (of->chain) {
-    const PrefixNodeId parent = of->chain.node();
+void PrefixCache::PublishPage(int64_t index, PrefixChain* sequence) {
+  if (sequence->chain) {
+    const PrefixNodeId parent = sequence->chain.node();
     ++counts_.page_hashes;
     const PrefixIndex::NewPage page = {
         .parent = parent,
-        .hash = hasher_->Extend(index_->hash(parent), of->page_token_ids),
-        .token_ids = of->page_token_ids,
+        .hash = hasher_->Extend(index_->hash(parent), sequence->page_token_ids),
+        .token_ids = sequence->page_token_ids,
         .pages = pages_to_publish_};
-    // The root and the nodes of the sequence's own pages stay. If they alone
+    // The root and the nodes of the sequence's own pages stay. If only they
     // fill the index, an eviction gains nothing.
     const bool can_gain = index + 2 <= index_->max_nodes();
     while (can_gain && index_->LacksRoomFor(page) && EvictForIndex()) {
     }
-    of->chain = index_->Publish(page);
+    sequence->chain = index_->Publish(page);
   }
   // A page whose parent is not in the index cannot be found.
-  ++(of->chain ? counts_.pages_published : counts_.pages_unpublished);
+  ++(sequence->chain ? counts_.pages_published : counts_.pages_unpublished);
 }
 
 // Makes room for another node by forgetting the oldest page of each group: the
@@ -178,15 +178,15 @@ bool PrefixCache::EvictForIndex() {
 // copies of the next step come before its writes. So the copies read exactly
 // the rows of this boundary.
 const TailPages* PrefixCache::PublishTail(int64_t logical_tokens,
-                                          PrefixChain* of) {
-  if (!has_side_pages_ || !of->chain) return nullptr;
-  const TailKind kind = of->tails.At(logical_tokens);
+                                          PrefixChain* sequence) {
+  if (!has_side_pages_ || !sequence->chain) return nullptr;
+  const TailKind kind = sequence->tails.At(logical_tokens);
   if (kind == TailKind::kNone) return nullptr;
-  const PrefixNodeId node = of->chain.node();
+  const PrefixNodeId node = sequence->chain.node();
   const bool gives_way = kind == TailKind::kGivesWay;
   const TailPages* published = nullptr;
   if (!index_->has_tail(node)) {
-    if (!MakeRoomForTail(of)) return nullptr;
+    if (!MakeRoomForTail(sequence)) return nullptr;
     const std::vector<std::vector<PagePin>> pins = AllocateTail();
     // The allocation may have evicted a page of the node itself.
     for (size_t g = 0; g < pools_.size(); ++g) {
@@ -202,27 +202,27 @@ const TailPages* PrefixCache::PublishTail(int64_t logical_tokens,
   } else {
     // Another sequence has published this tail already.
     if (!gives_way) index_->KeepTail(node);
-    if (of->tail_that_gives_way) {
-      index_->DropTailThatGivesWay(of->tail_that_gives_way.node());
+    if (sequence->tail_that_gives_way) {
+      index_->DropTailThatGivesWay(sequence->tail_that_gives_way.node());
     }
   }
-  of->tail_that_gives_way = gives_way ? index_->Ref(node) : PrefixRef();
+  sequence->tail_that_gives_way = gives_way ? index_->Ref(node) : PrefixRef();
   return published;
 }
 
 // Returns false if the pools have too few pages. Drops the sequence's last tail
 // that gives way, and then the oldest tails until the new one is within the
 // limit.
-bool PrefixCache::MakeRoomForTail(PrefixChain* of) {
+bool PrefixCache::MakeRoomForTail(PrefixChain* sequence) {
   for (size_t g = 0; g < pools_.size(); ++g) {
     if (config_.groups[g].side_pages_per_sequence >
         pools_[g]->available_pages()) {
       return false;
     }
   }
-  if (of->tail_that_gives_way) {
-    index_->DropTailThatGivesWay(of->tail_that_gives_way.node());
-    of->tail_that_gives_way.Reset();
+  if (sequence->tail_that_gives_way) {
+    index_->DropTailThatGivesWay(sequence->tail_that_gives_way.node());
+    sequence->tail_that_gives_way.Reset();
   }
   for (size_t g = 0; g < pools_.size(); ++g) {
     const int64_t more = config_.groups[g].side_pages_per_sequence;

@@ -96,26 +96,26 @@ class PrefixCache {
   // that is now being filled.
   template <typename PageOf>
   void Publish(absl::Span<const int32_t> token_ids, int64_t first_page,
-               PageOf&& page_of, PrefixChain* of) {
-    if (!of->publishes) return;
+               PageOf&& page_of, PrefixChain* sequence) {
+    if (!sequence->publishes) return;
     for (const int32_t token : token_ids) {
-      of->page_token_ids.push_back(token);
-      if (static_cast<int64_t>(of->page_token_ids.size()) <
+      sequence->page_token_ids.push_back(token);
+      if (static_cast<int64_t>(sequence->page_token_ids.size()) <
           config_.page_tokens) {
         continue;
       }
       for (size_t g = 0; g < pools_.size(); ++g) {
         pages_to_publish_[g] = page_of(g, first_page);
       }
-      PublishPage(first_page++, of);
-      of->page_token_ids.clear();
+      PublishPage(first_page++, sequence);
+      sequence->page_token_ids.clear();
     }
   }
 
   // Pages for a tail at the end of the chain, if the policy wants one after
   // `logical_tokens` and pages can be had; else null. The caller lists copies
   // of the sequence's side pages into them before anything else changes.
-  const TailPages* PublishTail(int64_t logical_tokens, PrefixChain* of);
+  const TailPages* PublishTail(int64_t logical_tokens, PrefixChain* sequence);
   const TailPages& tail(PrefixNodeId node) const { return index_->tail(node); }
   void KeepTail(PrefixNodeId node) { index_->KeepTail(node); }
   // Forgets the tail that a page belongs to, if any.
@@ -126,8 +126,8 @@ class PrefixCache {
 
  private:
   bool EvictForIndex();
-  void PublishPage(int64_t index, PrefixChain* of);
-  bool MakeRoomForTail(PrefixChain* of);
+  void PublishPage(int64_t index, PrefixChain* sequence);
+  bool MakeRoomForTail(PrefixChain* sequence);
   std::vector<std::vector<PagePin>> AllocateTail();
 
   const KvCacheConfig& config_;

@@ -11,7 +11,7 @@
 namespace kvasir::cache {
 namespace {
 
-// First byte of what is hashed, so that a salt never reads as a page.
+// The first hashed byte. It keeps salts and pages apart.
 constexpr uint8_t kRootDomain = 0;
 constexpr uint8_t kPageDomain = 1;
 
@@ -23,7 +23,7 @@ struct FreeMacContext {
 };
 using MacContext = std::unique_ptr<EVP_MAC_CTX, FreeMacContext>;
 
-// The MAC takes keys of at most 64 bytes, cache ids have any length.
+// The MAC takes keys of at most 64 bytes, but cache ids may have any length.
 std::vector<uint8_t> KeyOf(absl::string_view cache_id) {
   std::vector<uint8_t> key(64);
   unsigned int size = 0;
@@ -60,7 +60,7 @@ class Blake2Hasher final : public PrefixHasher {
                     absl::Span<const int32_t> token_ids) const override {
     const MacContext context = Start(kPageDomain);
     Update(context, parent.bytes.data(), parent.bytes.size());
-    // Little-endian, whatever the machine.
+    // Little-endian on every machine.
     std::array<uint8_t, 256> buffer;
     size_t used = 0;
     for (int32_t id : token_ids) {

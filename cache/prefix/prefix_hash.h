@@ -1,7 +1,7 @@
-// Names prefixes of token sequences: a keyed 128-bit hash over (cache_id, salt,
-// parent, token ids), page by page. Routers use the same names to send a prompt
-// where its pages are; pages themselves are only reused after the tokens have
-// been compared.
+// Names prefixes of token sequences by a keyed 128-bit hash over (cache_id,
+// salt, parent, token ids), page by page. Routers use the same names to send a
+// prompt to the replica that has its pages. Pages are reused only after their
+// tokens have been compared.
 //
 //   root = Root(salt);  h0 = Extend(root, page 0);  h1 = Extend(h0, page 1) ...
 #pragma once
@@ -17,7 +17,8 @@
 
 namespace kvasir::cache {
 
-// Goes up when equal inputs get other hashes; routers and workers compare it.
+// It increases when equal inputs get other hashes. Routers and workers compare
+// it.
 inline constexpr uint32_t kPrefixHashVersion = 1;
 
 struct PrefixHash {
@@ -37,12 +38,12 @@ class PrefixHasher {
 
   // The name of the empty prefix under a tenant's salt.
   virtual PrefixHash Root(absl::string_view salt) const = 0;
-  // The name of `parent`'s tokens followed by `token_ids` (a full page).
+  // The name of the tokens of `parent` followed by `token_ids` (a full page).
   virtual PrefixHash Extend(const PrefixHash& parent,
                             absl::Span<const int32_t> token_ids) const = 0;
 };
 
-// BLAKE2b keyed by cache_id, 128 bits. Equal on every machine.
+// BLAKE2b keyed by cache_id, 128 bits. The result is equal on every machine.
 std::unique_ptr<PrefixHasher> MakePrefixHasher(absl::string_view cache_id);
 
 }  // namespace kvasir::cache

@@ -17,20 +17,21 @@ std::string Hex(const PrefixHash& hash) {
 }
 
 TEST(PrefixHashTest, NamesAreTheSameOnEveryMachine) {
-  // Made with Python's hashlib: blake2b(key=blake2b(b"cache-1").digest(),
-  // digest_size=16) over 00 "tenant", then over 01, the parent and the ids.
+  // The expected values come from Python's hashlib:
+  // blake2b(key=blake2b(b"cache-1").digest(), digest_size=16) over 00 "tenant",
+  // then over 01, the parent and the ids.
   const auto hasher = MakePrefixHasher("cache-1");
   const PrefixHash root = hasher->Root("tenant");
   EXPECT_EQ(Hex(root), "cb4289c2622e3dc4e928fe0ba5bfbe0d");
   EXPECT_EQ(Hex(hasher->Extend(root, {1, 2, 3, -1})),
             "3ceaa5a46625f6a1c80d8e6319efc59b");
-  // Over several of the hasher's buffers.
+  // Longer than one buffer of the hasher.
   std::vector<int32_t> ids(150);
   std::iota(ids.begin(), ids.end(), 1000);
   EXPECT_EQ(Hex(hasher->Extend(root, ids)), "b8f6e05733e6a6c05c0708c7b43ee78b");
 }
 
-TEST(PrefixHashTest, EveryInputCounts) {
+TEST(PrefixHashTest, EveryInputChangesTheHash) {
   const auto hasher = MakePrefixHasher("a");
   const PrefixHash root = hasher->Root("");
   const PrefixHash page = hasher->Extend(root, {1, 2});
@@ -43,7 +44,7 @@ TEST(PrefixHashTest, EveryInputCounts) {
       Hex(hasher->Extend(root, {2, 1})),
       Hex(hasher->Extend(root, {1, 2, 0})),
       Hex(MakePrefixHasher("b")->Root("")),
-      // A page's bytes are no salt's.
+      // A salt with the bytes of a page has another name.
       Hex(hasher->Root(std::string(root.bytes.begin(), root.bytes.end()))),
       Hex(hasher->Extend(root, {})),
   };

@@ -99,7 +99,7 @@ int64_t PrefixIndex::Forget(PageGroupId group, PageId page) {
   KVASIR_CHECK(id.valid());
   int64_t forgotten = DropTail(id);
   if (page_slot(id, group) != page) {
-    KVASIR_CHECK(forgotten > 0);  // it was the tail's
+    KVASIR_CHECK(forgotten > 0);  // it was a page of the tail
     return forgotten;
   }
   page_slot(id, group) = PageId();
@@ -137,7 +137,7 @@ void PrefixIndex::WarmTails(PrefixNodeId id) {
 void PrefixIndex::MakeNewest(TailList::iterator tail) {
   tails_.splice(tails_.end(), tails_, tail);
   for (size_t g = 0; g < pools_.size(); ++g) {
-    // A reference that comes and goes is what makes a cached page the newest.
+    // Taking and dropping a reference makes a cached page the newest.
     for (const PageId page : tail->pages[g]) pools_[g]->Share(page);
   }
 }
@@ -148,7 +148,8 @@ int64_t PrefixIndex::DropTail(PrefixNodeId id) {
   int64_t dropped = 0;
   for (size_t g = 0; g < pools_.size(); ++g) {
     const std::vector<PageId>& pages = found->second->pages[g];
-    // The last one first: free pages are taken in the order of the tail.
+    // The last page is freed first, so that free pages are taken in the order
+    // of the tail.
     for (size_t i = pages.size(); i-- > 0;) pools_[g]->ClearTag(pages[i]);
     tail_pages_[g] -= static_cast<int64_t>(pages.size());
     dropped += static_cast<int64_t>(pages.size());
@@ -218,7 +219,7 @@ void PrefixIndex::Prune(PrefixNodeId id) {
 }
 
 int64_t PrefixIndex::metadata_bytes() const {
-  // A slot of a flat_hash_map is its value and one control byte.
+  // A flat_hash_map stores a value and one control byte for each slot.
   const size_t bytes =
       nodes_.capacity() * sizeof(Node) + pages_.capacity() * sizeof(PageId) +
       unused_.capacity() * sizeof(PrefixNodeId) +
@@ -244,11 +245,12 @@ absl::Status PrefixIndex::CheckTails(int64_t* tagged) const {
   }
   std::vector<int64_t> counted(pools_.size(), 0);
   for (const Tail& tail : tails_) {
-    const Node& of = node(tail.node);
-    if (!of.in_use || of.num_pages != static_cast<int32_t>(pools_.size())) {
-      return absl::InternalError(
-          absl::StrCat("node ", tail.node.value(), " has a tail and ",
-                       of.in_use ? of.num_pages : 0, " pages"));
+    const Node& node_of_tail = node(tail.node);
+    if (!node_of_tail.in_use ||
+        node_of_tail.num_pages != static_cast<int32_t>(pools_.size())) {
+      return absl::InternalError(absl::StrCat(
+          "node ", tail.node.value(), " has a tail and ",
+          node_of_tail.in_use ? node_of_tail.num_pages : 0, " pages"));
     }
     for (size_t g = 0; g < pools_.size(); ++g) {
       for (const PageId page : tail.pages[g]) {

@@ -1,18 +1,17 @@
-// Finds pages by the tokens they hold and all tokens before them: a tree whose
-// nodes are full pages of tokens, one root per salt.
+// Finds pages by the tokens that they hold and all tokens before them. The
+// index is a tree with one root for each salt. A node is a full page of tokens:
+// its token ids, and its page in each group (or none).
 //
-//   root("tenant a") -- [17 4 9 2] -- [8 8 1 5]      node: token ids, and a
-//   page
-//                          `--------- [3 0 6 6]       of each group, or none
+//   root("tenant a") -- [17 4 9 2] -- [8 8 1 5]
+//                          `--------- [3 0 6 6]
 //
-// A node is looked up by hash and believed only when its parent and its token
-// ids are the ones asked for: a hash collision is a miss. A node outlives its
-// pages while something hangs on it (children, or a sequence that publishes
-// below it).
+// A node is looked up by hash, and used only if its parent and its token ids
+// are equal to those asked for. So a hash collision is a miss. A node outlives
+// its pages while it has children or a sequence publishes below it.
 //
-// A node may have a tail: pages with what a sequence held beside its tokens
-// when exactly the node's tokens were committed (its side pages). A tail goes
-// with any of its pages, and with any page of its node.
+// A node may have a tail: copies of the side pages of a sequence that had
+// committed exactly the node's tokens. A tail is dropped with any of its pages,
+// and with any page of its node.
 #pragma once
 
 #include <cstdint>
@@ -37,10 +36,10 @@ using PrefixNodeId = base::StrongId<struct PrefixNodeTag, int32_t>;
 
 class PrefixIndex;
 
-// Of a tail, by page group; empty for a group without side pages.
+// The pages of a tail, by page group; empty for a group without side pages.
 using TailPages = std::vector<std::vector<PageId>>;
 
-// Keeps a node alive. Movable, not copyable; the index outlives it.
+// Keeps a node alive. Movable, not copyable. The index must outlive it.
 class PrefixRef {
  public:
   PrefixRef() = default;
@@ -69,34 +68,35 @@ class PrefixRef {
 
 struct PrefixIndexOptions {
   int64_t page_tokens = 0;
-  // Nodes, roots included, that may exist at once: bounds the memory.
+  // The most nodes, roots included, that may exist at once. This limits the
+  // memory.
   int64_t max_nodes = 0;
 };
 
-// Owns: nodes and the tags of the pools' pages. Pages are the pools'.
+// Owns: nodes and the tags of the pools' pages. The pools own the pages.
 // Threads: scheduler thread only.
-// Errors: not found and "no room" are invalid ids; misuse is a CHECK.
+// Errors: "not found" and "no room" are invalid ids; misuse is a CHECK.
 class PrefixIndex {
  public:
-  // `pools` by PageGroupId; they outlive the index.
+  // `pools` is indexed by PageGroupId. The pools must outlive the index.
   PrefixIndex(const PrefixIndexOptions& options, std::vector<PagePool*> pools);
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
-  // The root of a salt. Find: invalid when there is none yet. Take: makes it;
-  // an empty reference when there is no room.
+  // The root of a salt. FindRoot is invalid if there is none yet. TakeRoot
+  // makes it, and returns an empty reference if there is no room.
   PrefixNodeId FindRoot(absl::string_view salt) const;
   PrefixRef TakeRoot(absl::string_view salt, const PrefixHash& hash);
 
-  // The child of `parent` with these token ids; invalid when there is none,
-  // also when another node has the hash.
+  // The child of `parent` with these token ids. Invalid if there is none, or if
+  // another node has the hash.
   PrefixNodeId FindChild(PrefixNodeId parent, const PrefixHash& hash,
                          absl::Span<const int32_t> token_ids) const;
 
-  // Adds the child of `parent` with these token ids, or takes the one there is,
-  // and gives it the pages (by group) that it lacks. A page that it has already
-  // stays; the other one remains its sequence's own. Empty when another node
-  // has the hash, or when there is no room.
+  // Finds or adds the child of `parent` with these token ids, and gives it the
+  // pages (by group) that it lacks. If it has a page already, that one stays
+  // and the new one remains private to its sequence. Empty if another node has
+  // the hash, or if there is no room.
   struct NewPage {
     PrefixNodeId parent;
     PrefixHash hash;
@@ -104,38 +104,39 @@ class PrefixIndex {
     absl::Span<const PageId> pages;
   };
   PrefixRef Publish(const NewPage& page);
-  // Publish would fail, and only for want of a node.
+  // True if Publish would fail only because there is no room for a node.
   bool LacksRoomFor(const NewPage& page) const {
     return num_nodes_ == options_.max_nodes && !by_hash_.contains(page.hash);
   }
 
   PrefixRef Ref(PrefixNodeId node);
 
-  // Invalid when the node has none in the group.
+  // Invalid if the node has no page in the group.
   PageId page(PrefixNodeId node, PageGroupId group) const;
   const PrefixHash& hash(PrefixNodeId node) const;
 
-  // Forgets the group's oldest cached page, which becomes free. Returns how
-  // many pages were forgotten, as Forget does; 0 when none is cached.
+  // Forgets the group's oldest cached page, which becomes free. Returns the
+  // number of pages forgotten, as Forget does; 0 if none is cached.
   int64_t EvictOldest(PageGroupId group);
-  // Forgets a tagged page, and the tail that goes with it. Returns how many
-  // pages were forgotten.
+  // Forgets a tagged page and the tail that depends on it. Returns the number
+  // of pages forgotten.
   int64_t Forget(PageGroupId group, PageId page);
 
-  // Gives the node a tail in these pages, which are used and untagged. It must
-  // have its own pages in all groups, and no tail.
+  // Gives the node a tail in these pages, which are used and untagged. The node
+  // must have a page in every group, and no tail.
   void PublishTail(PrefixNodeId node, TailPages pages, bool gives_way);
   bool has_tail(PrefixNodeId node) const { return tail_of_.contains(node); }
   const TailPages& tail(PrefixNodeId node) const {
     return tail_of_.at(node)->pages;
   }
-  // Somebody goes on from the tail: it gives way no longer, and is the newest.
+  // A sequence continues from the tail. So the tail no longer gives way, and
+  // becomes the newest one.
   void KeepTail(PrefixNodeId node);
-  // The node's tail and those of its ancestors become the newest: what is
-  // cached of them lies behind all cached pages, and so goes with its node's
-  // pages and not before them.
+  // Makes the tails of the node and of its ancestors the newest ones. Their
+  // cached pages move to the end of the lists, so they are evicted together
+  // with the pages of their nodes and not before.
   void WarmTails(PrefixNodeId node);
-  // Each returns how many pages were forgotten.
+  // Each of these returns the number of pages forgotten.
   int64_t DropTail(PrefixNodeId node);
   int64_t DropTailThatGivesWay(PrefixNodeId node);
   int64_t DropOldestTail();
@@ -146,7 +147,7 @@ class PrefixIndex {
   int64_t num_nodes() const { return num_nodes_; }
   int64_t max_nodes() const { return options_.max_nodes; }
   int64_t metadata_bytes() const;
-  // INTERNAL when nodes and tags contradict each other. Walks everything.
+  // INTERNAL if nodes and tags contradict each other. Walks everything.
   absl::Status CheckInvariants() const;
 
  private:
@@ -156,7 +157,7 @@ class PrefixIndex {
     PrefixHash hash;
     int32_t parent = -1;     // -1: a root
     int32_t references = 0;  // children and PrefixRefs
-    int32_t num_pages = 0;   // over the groups
+    int32_t num_pages = 0;   // summed over the groups
     bool in_use = false;
   };
   struct Tail {
@@ -165,7 +166,7 @@ class PrefixIndex {
     bool gives_way = false;
   };
   using TailList = std::list<Tail>;
-  // Token ids lie in blocks of this many nodes, so that they never move.
+  // Token ids are stored in blocks of this many nodes, so they never move.
   static constexpr int64_t kNodesPerBlock = 64;
 
   Node& node(PrefixNodeId id) {
@@ -181,10 +182,10 @@ class PrefixIndex {
   int32_t* tokens(PrefixNodeId id) const;
   PrefixNodeId NewNode(PrefixNodeId parent, const PrefixHash& hash);
   void Unreference(PrefixNodeId id);
-  // Removes the node, and then its ancestors, as far as nothing needs them.
+  // Removes the node and then its ancestors while nothing needs them.
   void Prune(PrefixNodeId id);
   void MakeNewest(TailList::iterator tail);
-  // Adds the tails' pages to `tagged`.
+  // Checks the tails and adds their pages to `tagged`.
   absl::Status CheckTails(int64_t* tagged) const;
 
   const PrefixIndexOptions options_;
@@ -199,7 +200,7 @@ class PrefixIndex {
   absl::flat_hash_map<PrefixNodeId, std::string> salts_;  // of roots
   TailList tails_;                                        // oldest first
   absl::flat_hash_map<PrefixNodeId, TailList::iterator> tail_of_;
-  std::vector<int64_t> tail_pages_;  // by group: in all tails
+  std::vector<int64_t> tail_pages_;  // pages in all tails, by group
 };
 
 }  // namespace kvasir::cache

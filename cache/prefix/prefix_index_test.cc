@@ -13,7 +13,8 @@ constexpr PageGroupId kGroup(0);
 
 class PrefixIndexTest : public ::testing::Test {
  protected:
-  // A child with a page of its own; the page's pin goes, so that it is cached.
+  // Publishes a child with a page of its own. The pin is dropped, so the page
+  // is cached.
   PrefixRef Publish(PrefixNodeId parent, const std::vector<int32_t>& ids) {
     PagePin page = *pool_.Allocate();
     const std::vector<PageId> pages = {page.page()};
@@ -59,19 +60,19 @@ TEST_F(PrefixIndexTest, SaltsHaveRootsOfTheirOwn) {
   EXPECT_FALSE(index_.FindRoot("z").valid());
 }
 
-TEST_F(PrefixIndexTest, ANodeWithoutPagesLivesAsLongAsSomethingHangsOnIt) {
+TEST_F(PrefixIndexTest, ANodeWithoutPagesLivesWhileItIsReferenced) {
   PrefixRef root = Root("");
   PrefixRef a = Publish(root.node(), {1, 2});
   PrefixRef b = Publish(a.node(), {3, 4});
   root.Reset();
-  EXPECT_TRUE(index_.EvictOldest(kGroup));  // a's page
+  EXPECT_TRUE(index_.EvictOldest(kGroup));  // the page of a
   a.Reset();
   EXPECT_FALSE(index_.page(b.node(), kGroup) == PageId());
   EXPECT_EQ(index_.num_nodes(), 3);
   KVASIR_EXPECT_OK(index_.CheckInvariants());
-  EXPECT_TRUE(index_.EvictOldest(kGroup));  // b's page
+  EXPECT_TRUE(index_.EvictOldest(kGroup));  // the page of b
   EXPECT_EQ(index_.num_nodes(), 3);         // b is still referenced
-  b.Reset();                                // and takes its ancestors along
+  b.Reset();                                // this also removes its ancestors
   EXPECT_EQ(index_.num_nodes(), 0);
   EXPECT_FALSE(index_.EvictOldest(kGroup));
   KVASIR_EXPECT_OK(index_.CheckInvariants());
@@ -87,7 +88,7 @@ TEST_F(PrefixIndexTest, PublishingAgainKeepsTheFirstPage) {
   EXPECT_EQ(pool_.cached_pages(), 1);
 }
 
-TEST_F(PrefixIndexTest, PublishingGivesANodeThePageThatItLost) {
+TEST_F(PrefixIndexTest, PublishingReplacesALostPage) {
   PrefixRef root = Root("");
   PrefixRef a = Publish(root.node(), {1, 2});
   index_.EvictOldest(kGroup);

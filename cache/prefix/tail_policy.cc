@@ -5,8 +5,8 @@
 namespace kvasir::cache {
 namespace {
 
-// A tail is worth its pages once in a text, tokens are worth theirs in every
-// page: the greater part of a pool is theirs.
+// A tail helps at one boundary of a text, and token pages help everywhere. So
+// most of a pool belongs to tokens.
 constexpr int64_t kPagesPerTailPage = 4;
 
 }  // namespace
@@ -24,7 +24,8 @@ TailPolicy::TailPolicy(const TailLookup& lookup)
 TailKind TailPolicy::At(int64_t tokens) const {
   if (page_tokens_ == 0 || tokens % page_tokens_ != 0) return TailKind::kNone;
   if (tokens > num_tokens_) return TailKind::kGivesWay;
-  // A step that ends at the last boundary anyway has its tail for nothing.
+  // A step that ends at the last boundary anyway costs nothing extra for its
+  // tail.
   const bool is_last = tokens + page_tokens_ > num_tokens_;
   return tokens == cut_tokens_ || is_last ? TailKind::kStays : TailKind::kNone;
 }

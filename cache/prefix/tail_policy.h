@@ -1,31 +1,32 @@
-// Which boundaries keep a tail. A boundary is a number of tokens that fills
-// whole pages; its tail is a copy of the sequence's side pages, taken when
-// exactly these tokens were committed: what a later sequence needs beside the
-// pages of tokens to go on from there.
+// Decides which boundaries get a tail. A boundary is a number of tokens that
+// fills whole pages. Its tail is a copy of the sequence's side pages, taken
+// when exactly these tokens were committed. A later sequence needs it, in
+// addition to the token pages, to continue from there.
 //
 //   prompt:  |  found  |        to compute        |   output
 //                      ^ fork point  ^ last boundary  ^ ^ ^ newest only
 //
-// Pure: the one place that decides.
+// Pure.
 #pragma once
 
 #include <cstdint>
 
 namespace kvasir::cache {
 
-// What a start found of a sequence's tokens.
+// How much of a sequence's tokens a start found.
 struct TailLookup {
   int64_t page_tokens = 0;  // P
-  int64_t num_tokens = 0;   // of the prompt; what was emitted before included
-  // What the index has in whole pages, and what of it a tail ends: found.
+  int64_t num_tokens = 0;   // of the prompt, including what was emitted before
+  // Tokens whose whole pages the index has, and tokens up to the last boundary
+  // with a tail. The latter are the hit.
   int64_t paged_tokens = 0;
   int64_t found_tokens = 0;
 };
 
 enum class TailKind {
   kNone,
-  kStays,     // until it is the oldest
-  kGivesWay,  // to the same sequence's next one, unless another found it
+  kStays,     // until it is the oldest tail
+  kGivesWay,  // until the sequence's next one, unless it was found
 };
 
 class TailPolicy {
@@ -33,13 +34,13 @@ class TailPolicy {
   TailPolicy() = default;  // no tails
   explicit TailPolicy(const TailLookup& lookup);
 
-  // Where a step of the prompt should end, should it reach that far; 0: where
-  // it likes. One boundary at most, so that it costs one step: the fork point,
-  // where the text leaves one that the index has without a tail; else the last
-  // boundary of the prompt.
+  // The boundary at which a step of the prompt should end if it reaches that
+  // far; 0: none. There is at most one, so it costs one step. It is the fork
+  // point: the last boundary of which the index has the pages but no tail.
+  // Without a fork point it is the last boundary of the prompt.
   int64_t cut_tokens() const { return cut_tokens_; }
 
-  // Of what is committed when a step ends at `tokens`.
+  // The tail of the tokens that are committed when a step ends at `tokens`.
   TailKind At(int64_t tokens) const;
 
  private:
@@ -48,7 +49,7 @@ class TailPolicy {
   int64_t cut_tokens_ = 0;
 };
 
-// Pages that tails may take of a group's: a quarter, or one tail.
+// The most pages of a group that tails may take: a quarter, or one tail.
 int64_t MaxTailPages(int64_t num_pages, int64_t pages_per_tail);
 
 }  // namespace kvasir::cache

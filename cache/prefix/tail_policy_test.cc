@@ -20,7 +20,7 @@ TEST(TailPolicyTest, CutsAtTheLastBoundaryOfThePrompt) {
   EXPECT_EQ(Policy(4).cut_tokens(), 4);
   EXPECT_EQ(Policy(11).cut_tokens(), 8);
   EXPECT_EQ(Policy(11, 4, 4).cut_tokens(), 8);
-  EXPECT_EQ(Policy(11, 8, 8).cut_tokens(), 0);  // found: nothing to add
+  EXPECT_EQ(Policy(11, 8, 8).cut_tokens(), 0);  // all is found: no new tail
 }
 
 TEST(TailPolicyTest, CutsAtAForkPointInstead) {
@@ -28,7 +28,7 @@ TEST(TailPolicyTest, CutsAtAForkPointInstead) {
   EXPECT_EQ(Policy(23, 16, 8).cut_tokens(), 16);
 }
 
-TEST(TailPolicyTest, KeepsThePromptsAndGivesWayInTheOutput) {
+TEST(TailPolicyTest, TailsOfThePromptStayAndThoseOfTheOutputGiveWay) {
   const TailPolicy prompt = Policy(11);
   EXPECT_EQ(prompt.At(4), TailKind::kNone);
   EXPECT_EQ(prompt.At(8), TailKind::kStays);
@@ -44,7 +44,7 @@ TEST(TailPolicyTest, AForkPointAndTheLastBoundaryBothStay) {
   EXPECT_EQ(prompt.At(4), TailKind::kNone);
   EXPECT_EQ(prompt.At(8), TailKind::kStays);
   EXPECT_EQ(prompt.At(12), TailKind::kNone);
-  EXPECT_EQ(prompt.At(20), TailKind::kStays);  // where no cut was asked for
+  EXPECT_EQ(prompt.At(20), TailKind::kStays);  // a boundary without a cut
 }
 
 TEST(TailPolicyTest, APromptOfWholePagesEndsAtItsLastBoundary) {
@@ -53,12 +53,12 @@ TEST(TailPolicyTest, APromptOfWholePagesEndsAtItsLastBoundary) {
   EXPECT_EQ(Policy(8).At(12), TailKind::kGivesWay);
 }
 
-TEST(TailPolicyTest, WithoutALookupThereIsNone) {
+TEST(TailPolicyTest, WithoutALookupThereIsNoTail) {
   EXPECT_EQ(TailPolicy().cut_tokens(), 0);
   EXPECT_EQ(TailPolicy().At(4), TailKind::kNone);
 }
 
-TEST(TailPolicyTest, TailsHaveAQuarterOfAPoolOrOne) {
+TEST(TailPolicyTest, TailsMayTakeAQuarterOfAPoolOrOneTail) {
   EXPECT_EQ(MaxTailPages(400, 3), 100);
   EXPECT_EQ(MaxTailPages(9, 3), 3);
 }

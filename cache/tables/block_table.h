@@ -1,13 +1,14 @@
-// Which page holds which slots of one sequence in one page group, and how many
-// tokens it has seen and holds.
+// The block table of one sequence in one page group: which page holds which
+// slots, how many tokens the sequence has seen and how many slots it holds.
 //
 //   entries:  | released (no page) |   live pages   |
 //             0                first_live       num_entries
 //   slots:    0       first_live * P   next_slot     num_entries * P
 //
-// next_slot is where the next token goes. Logical length counts tokens seen and
-// only grows; the physical length, next_slot - first_live * P, counts slots
-// held. Where slots are evicted, next_slot falls behind the logical length.
+// The next token goes to next_slot. The logical length counts the tokens seen
+// and only grows. The physical length, next_slot - first_live * P, counts the
+// slots held. After an eviction of slots, next_slot is less than the logical
+// length.
 #pragma once
 
 #include <cstdint>
@@ -26,34 +27,37 @@ namespace kvasir::cache {
 class BlockTable {
  public:
   explicit BlockTable(int64_t page_tokens) : page_tokens_(page_tokens) {}
-  // Moved from: an empty table. Destroyed: pages go, the last one first, so
-  // that a chain of cached pages is evicted from its end.
+  // A table that was moved from is empty. The destructor gives the pages back
+  // from the last one on, so that a chain of cached pages is evicted from its
+  // end.
   BlockTable(BlockTable&&) = default;
   BlockTable& operator=(BlockTable&&) = delete;
   ~BlockTable() { Clear(); }
 
-  // An entry that names no page, before anything else: what a prefix hit leaves
-  // behind the window.
+  // Appends entries that name no page, before any other entry. A prefix hit has
+  // them for pages outside the window.
   void AppendReleased(int64_t count);
   void Append(PagePin page);
 
-  // Tokens found by a prefix: seen and held, as far as entries are live. All
-  // entries are full.
+  // Sets the lengths after a prefix hit of so many tokens. All entries are
+  // full.
   void SetFound(int64_t tokens);
-  // Tokens written into the slots from next_slot on, which entries hold.
+  // Tokens were written into the slots from next_slot on. Entries for these
+  // slots must exist.
   void Advance(int64_t tokens);
-  // Copies of lengths, for a fork and for an image: `next_slot` need not have
-  // an entry yet.
+  // Set the lengths for a fork or an image. `next_slot` need not have an entry
+  // yet.
   void SetLengthsOf(const BlockTable& other);
   void SetLengths(int64_t logical_tokens, int64_t next_slot);
 
-  // Of the slots, the first `kept` hold all that stays (1 .. next_slot): the
-  // next token goes behind them, and entries behind them go. No entry may have
-  // been given up at the front. Returns how many pages went.
+  // The first `kept` slots (1 .. next_slot) now hold everything that stays. The
+  // next token goes after them, and the entries after them are given up. No
+  // entry may have been given up at the front. Returns the number of pages
+  // given up.
   int64_t Compact(int64_t kept);
 
-  // Gives up pages below `first_live` (no more than num_entries); those at or
-  // above stay. Returns how many pages went.
+  // Gives up the pages below entry `first_live` (at most num_entries). Returns
+  // the number of pages given up.
   int64_t ReleaseFront(int64_t first_live);
   void Clear();
 
@@ -69,11 +73,12 @@ class BlockTable {
   PageId page(int64_t index) const {
     return entries_[static_cast<size_t>(index)].page();
   }
-  // Entries to append before `tokens` more slots are there.
+  // The number of entries to append before there is room for `tokens` more
+  // slots.
   int64_t MissingEntries(int64_t tokens) const;
 
-  // Appends the change since the last call, if any; the first one is a reset.
-  // Returns the number of entries that it carries.
+  // Appends the change since the last call, if there is any. The first change
+  // is a reset. Returns the number of entries that it carries.
   int64_t TakeDelta(
       PageGroupId group,
       google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta>* out);
@@ -88,7 +93,7 @@ class BlockTable {
   int64_t first_live_ = 0;
   int64_t next_slot_ = 0;
   int64_t logical_tokens_ = 0;
-  // What the executor knows.
+  // The state that the executor knows.
   bool announced_ = false;
   int64_t sent_entries_ = 0;
   int64_t sent_first_live_ = 0;

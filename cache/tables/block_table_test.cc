@@ -46,14 +46,14 @@ TEST_F(BlockTableTest, LogicalLengthStaysWhenSlotsAreGivenUp) {
   EXPECT_EQ(table_.num_live(), 1);
   EXPECT_FALSE(table_.page(1).valid());
   EXPECT_EQ(pool_.used_pages(), 1);
-  EXPECT_EQ(table_.ReleaseFront(1), 0);  // never back
+  EXPECT_EQ(table_.ReleaseFront(1), 0);  // an entry never comes back
   Append(1);
   table_.Advance(3);
   EXPECT_EQ(table_.first_live(), 2);
   EXPECT_EQ(table_.physical_tokens(), 5);
 }
 
-TEST_F(BlockTableTest, SendsAResetThenOnlyWhatIsNew) {
+TEST_F(BlockTableTest, SendsAResetAndThenOnlyChanges) {
   Append(2);
   kvasir::v1::BlockTableDelta delta = Delta();
   EXPECT_TRUE(delta.reset());
@@ -74,12 +74,12 @@ TEST_F(BlockTableTest, SendsAResetThenOnlyWhatIsNew) {
   EXPECT_EQ(delta.appended_pages_size(), 0);
 }
 
-TEST_F(BlockTableTest, AnEmptyNewTableIsAnnouncedToo) {
+TEST_F(BlockTableTest, SendsAResetForAnEmptyTable) {
   EXPECT_TRUE(Delta().reset());
   EXPECT_FALSE(Delta().reset());
 }
 
-// Slots were evicted: what was seen stays seen.
+// After an eviction of slots, the logical length stays.
 TEST_F(BlockTableTest, GrowingATableNeverUndoesACompaction) {
   Append(3);
   table_.Advance(10);
@@ -94,7 +94,7 @@ TEST_F(BlockTableTest, GrowingATableNeverUndoesACompaction) {
   table_.Advance(4);
   EXPECT_EQ(table_.logical_tokens(), 14);
   EXPECT_EQ(table_.next_slot(), 9);
-  // The executor dropped the entry with the eviction itself.
+  // The executor has dropped the entry when it did the eviction.
   const kvasir::v1::BlockTableDelta delta = Delta();
   EXPECT_FALSE(delta.reset());
   EXPECT_EQ(delta.appended_pages_size(), 1);
@@ -102,7 +102,7 @@ TEST_F(BlockTableTest, GrowingATableNeverUndoesACompaction) {
   EXPECT_EQ(table_.Compact(8), 0);
 }
 
-TEST_F(BlockTableTest, GivesPagesUpFromTheTail) {
+TEST_F(BlockTableTest, GivesPagesBackFromTheLastOneOn) {
   Append(3);
   for (int32_t p = 0; p < 3; ++p) pool_.SetTag(PageId(p), p);
   table_.Clear();
@@ -110,7 +110,7 @@ TEST_F(BlockTableTest, GivesPagesUpFromTheTail) {
   EXPECT_EQ(pool_.next_cached(PageId(2)), PageId(1));
 }
 
-TEST_F(BlockTableTest, FoundTokensMayLieBehindTheWindow) {
+TEST_F(BlockTableTest, FoundTokensMayBeOutsideTheWindow) {
   table_.AppendReleased(2);
   Append(1);
   table_.SetFound(12);
@@ -126,7 +126,8 @@ TEST_F(BlockTableTest, FoundTokensMayLieBehindTheWindow) {
 TEST_F(BlockTableTest, MisuseAborts) {
   Append(1);
   EXPECT_DEATH(table_.Advance(5), "MissingEntries");
-  EXPECT_DEATH(table_.ReleaseFront(1), "first_live");  // slots not yet seen
+  // these slots are not written yet
+  EXPECT_DEATH(table_.ReleaseFront(1), "first_live");
   EXPECT_DEATH(table_.AppendReleased(1), "empty");
 }
 

@@ -18,8 +18,8 @@ PageGroupStats SequenceTables::GroupStats(size_t group,
   stats.cached_pages = pages.cached_pages();
   // Several sequences may wait for copies of the same tail.
   absl::flat_hash_set<PageId> held_tails;
-  for (const SequenceState* of : sequences) {
-    const GroupState& state = of->groups[group];
+  for (const SequenceState* sequence : sequences) {
+    const GroupState& state = sequence->groups[group];
     stats.side_pages += static_cast<int64_t>(state.side_pages.size());
     stats.physical_tokens += state.table.physical_tokens();
     for (const PagePin& page : state.tail_pages) held_tails.insert(page.page());
@@ -46,16 +46,16 @@ PageGroupStats SequenceTables::GroupStats(size_t group,
   return stats;
 }
 
-absl::Status SequenceTables::CheckSequence(SequenceId id,
-                                           const SequenceState& of) const {
+absl::Status SequenceTables::CheckSequence(
+    SequenceId id, const SequenceState& sequence) const {
   const auto broken = [id](size_t group, const auto&... what) {
     return absl::InternalError(
         absl::StrCat("sequence ", id.value(), " group ", group, ": ", what...));
   };
   const int64_t page_tokens = config_.page_tokens;
-  const int64_t logical = of.logical_tokens();
+  const int64_t logical = sequence.logical_tokens();
   for (size_t g = 0; g < num_groups(); ++g) {
-    const GroupState& state = of.groups[g];
+    const GroupState& state = sequence.groups[g];
     const BlockTable& table = state.table;
     if (table.logical_tokens() != logical) {
       return broken(g, table.logical_tokens(), " logical tokens, group 0 has ",
@@ -96,7 +96,7 @@ absl::Status SequenceTables::CheckSequence(SequenceId id,
     if (!state.tail_pages.empty() && !state.side_pages.empty()) {
       return broken(g, "has side pages and waits for copies of a tail");
     }
-    const int64_t end = table.next_slot() + of.reserved_tokens;
+    const int64_t end = table.next_slot() + sequence.reserved_tokens;
     const int64_t entries = table.num_entries() + (state.fork_page ? 1 : 0);
     if (entries * page_tokens < end) {
       return broken(g, entries, " entries for ", end, " slots");
@@ -122,8 +122,8 @@ absl::Status SequenceTables::CheckReferences(States sequences) const {
       bool written = false;
     };
     std::vector<Seen> seen(static_cast<size_t>(pages.num_pages()));
-    for (const SequenceState* of : sequences) {
-      const GroupState& state = of->groups[g];
+    for (const SequenceState* sequence : sequences) {
+      const GroupState& state = sequence->groups[g];
       state.ForEachPage([&seen](PageId page) {
         ++seen[static_cast<size_t>(page.value())].references;
       });

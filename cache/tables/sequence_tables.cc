@@ -76,23 +76,24 @@ void SequenceTables::HoldTail(PrefixNodeId node, SequenceState* out) {
   cache_.KeepTail(node);
 }
 
-int64_t SequenceTables::MissingPages(const SequenceState& of, size_t group,
-                                     int64_t new_tokens) const {
-  const GroupState& state = of.groups[group];
+int64_t SequenceTables::MissingPages(const SequenceState& sequence,
+                                     size_t group, int64_t new_tokens) const {
+  const GroupState& state = sequence.groups[group];
   const int64_t side_pages = config_.groups[group].side_pages_per_sequence -
                              static_cast<int64_t>(state.side_pages.size());
   return state.table.MissingEntries(new_tokens) + side_pages;
 }
 
-ReserveResult SequenceTables::Reserve(int64_t new_tokens, SequenceState* of) {
-  KVASIR_CHECK(new_tokens >= 1 && !of->EvictionDue());
-  const std::optional<int64_t> next = of->NextEviction();
-  KVASIR_CHECK(!next || of->logical_tokens() + new_tokens <= *next);
-  const bool unshared_tail = HoldsUnsharedTail(*of);
+ReserveResult SequenceTables::Reserve(int64_t new_tokens,
+                                      SequenceState* sequence) {
+  KVASIR_CHECK(new_tokens >= 1 && !sequence->EvictionDue());
+  const std::optional<int64_t> next = sequence->NextEviction();
+  KVASIR_CHECK(!next || sequence->logical_tokens() + new_tokens <= *next);
+  const bool unshared_tail = HoldsUnsharedTail(*sequence);
   bool takes_tail = false;
   for (size_t g = 0; g < num_groups(); ++g) {
-    const GroupState& state = of->groups[g];
-    const int64_t want = MissingPages(*of, g, new_tokens);
+    const GroupState& state = sequence->groups[g];
+    const int64_t want = MissingPages(*sequence, g, new_tokens);
     const int64_t have = pool(g).available_pages();
     if (want <= have) continue;
     if (want == have + 1 && state.CanTakeOver(pool(g))) continue;
@@ -110,16 +111,18 @@ ReserveResult SequenceTables::Reserve(int64_t new_tokens, SequenceState* of) {
             .free_pages = have,
             .fits_tokens = entries * config_.page_tokens - table.next_slot()};
   }
-  if (takes_tail) TakeOverTail(of);
-  for (size_t g = 0; g < num_groups(); ++g) AllocateMissing(of, g, new_tokens);
-  of->reserved_tokens = new_tokens;
+  if (takes_tail) TakeOverTail(sequence);
+  for (size_t g = 0; g < num_groups(); ++g)
+    AllocateMissing(sequence, g, new_tokens);
+  sequence->reserved_tokens = new_tokens;
   return {.ok = true};
 }
 
-void SequenceTables::AllocateMissing(SequenceState* of, size_t group,
+void SequenceTables::AllocateMissing(SequenceState* sequence, size_t group,
                                      int64_t new_tokens) {
-  GroupState& state = of->groups[group];
-  if (MissingPages(*of, group, new_tokens) > pool(group).available_pages()) {
+  GroupState& state = sequence->groups[group];
+  if (MissingPages(*sequence, group, new_tokens) >
+      pool(group).available_pages()) {
     TakeOverForkPage(&state, group);
   }
   AllocateSidePages(&state, group);
@@ -148,10 +151,10 @@ void SequenceTables::TakeOverForkPage(GroupState* state, size_t group) {
   state->table.Append(std::move(state->fork_page));
 }
 
-bool SequenceTables::HoldsUnsharedTail(const SequenceState& of) const {
+bool SequenceTables::HoldsUnsharedTail(const SequenceState& sequence) const {
   bool any = false;
   for (size_t g = 0; g < num_groups(); ++g) {
-    for (const PagePin& page : of.groups[g].tail_pages) {
+    for (const PagePin& page : sequence.groups[g].tail_pages) {
       if (pool(g).references(page.page()) > 1) return false;
       any = true;
     }
@@ -161,9 +164,9 @@ bool SequenceTables::HoldsUnsharedTail(const SequenceState& of) const {
 
 // Without free pages to copy the tail into, the sequence takes the tail's own
 // pages, which nothing else holds.
-void SequenceTables::TakeOverTail(SequenceState* of) {
+void SequenceTables::TakeOverTail(SequenceState* sequence) {
   for (size_t g = 0; g < num_groups(); ++g) {
-    GroupState& state = of->groups[g];
+    GroupState& state = sequence->groups[g];
     for (const PagePin& page : state.tail_pages) {
       cache_.ForgetTailOf(g, page.page());
     }
@@ -189,12 +192,12 @@ void SequenceTables::AllocateSidePages(GroupState* state, size_t group) {
 // Committing and giving up slots
 // ---------------------------------------------------------------------------
 
-void SequenceTables::Commit(int64_t num_tokens, SequenceState* of) {
-  KVASIR_CHECK(num_tokens <= of->reserved_tokens);
-  of->reserved_tokens -= num_tokens;
+void SequenceTables::Commit(int64_t num_tokens, SequenceState* sequence) {
+  KVASIR_CHECK(num_tokens <= sequence->reserved_tokens);
+  sequence->reserved_tokens -= num_tokens;
   const int64_t page_tokens = config_.page_tokens;
   for (size_t g = 0; g < num_groups() && num_tokens > 0; ++g) {
-    BlockTable& table = of->groups[g].table;
+    BlockTable& table = sequence->groups[g].table;
     const int64_t end = table.next_slot() + num_tokens;
     for (int64_t i = table.next_slot() / page_tokens; i * page_tokens < end;
          ++i) {
@@ -205,31 +208,31 @@ void SequenceTables::Commit(int64_t num_tokens, SequenceState* of) {
   }
 }
 
-void SequenceTables::CopySidePages(const SequenceState& of,
+void SequenceTables::CopySidePages(const SequenceState& sequence,
                                    const TailPages& to) {
   for (size_t g = 0; g < num_groups(); ++g) {
     for (size_t i = 0; i < to[g].size(); ++i) {
-      CopyPage(g, of.groups[g].side_pages[i].page(), to[g][i]);
+      CopyPage(g, sequence.groups[g].side_pages[i].page(), to[g][i]);
     }
   }
 }
 
-void SequenceTables::ReleaseOutsideWindows(SequenceState* of) {
+void SequenceTables::ReleaseOutsideWindows(SequenceState* sequence) {
   for (size_t g = 0; g < num_groups(); ++g) {
     const int64_t window = config_.groups[g].sliding_window;
     if (window == 0) continue;
-    BlockTable& table = of->groups[g].table;
+    BlockTable& table = sequence->groups[g].table;
     counts_.pages_window_released +=
         table.ReleaseFront(FirstVisibleToken(window, table.logical_tokens()) /
                            config_.page_tokens);
   }
 }
 
-void SequenceTables::Evict(SequenceId id, SequenceState* of) {
-  KVASIR_CHECK(of->reserved_tokens == 0);
+void SequenceTables::Evict(SequenceId id, SequenceState* sequence) {
+  KVASIR_CHECK(sequence->reserved_tokens == 0);
   const int64_t page_tokens = config_.page_tokens;
   for (size_t g = 0; g < num_groups(); ++g) {
-    GroupState& state = of->groups[g];
+    GroupState& state = sequence->groups[g];
     if (!state.EvictionDue()) continue;
     const int64_t slots = state.table.next_slot();
     const int64_t kept = state.eviction.kept_slots();
@@ -329,13 +332,14 @@ void SequenceTables::ForkSidePages(const SequenceState& parent,
 // For the executor
 // ---------------------------------------------------------------------------
 
-void SequenceTables::TakeDeltas(SequenceState* of,
+void SequenceTables::TakeDeltas(SequenceState* sequence,
                                 kvasir::v1::SequenceStep* out,
                                 int64_t written_before) {
-  KVASIR_CHECK(written_before == 0 || (!config_.has_side_pages() &&
-                                       written_before < of->reserved_tokens));
+  KVASIR_CHECK(written_before == 0 ||
+               (!config_.has_side_pages() &&
+                written_before < sequence->reserved_tokens));
   for (size_t g = 0; g < num_groups(); ++g) {
-    GroupState& state = of->groups[g];
+    GroupState& state = sequence->groups[g];
     counts_.table_entries_sent +=
         state.table.TakeDelta(GroupIdOf(g), out->mutable_block_tables());
     out->add_physical_starts(
@@ -343,7 +347,7 @@ void SequenceTables::TakeDeltas(SequenceState* of,
     if (observes_) {
       const int64_t begin = state.table.logical_tokens();
       out->add_first_counted(static_cast<uint64_t>(state.eviction.FirstCounted(
-          begin + written_before, begin + of->reserved_tokens)));
+          begin + written_before, begin + sequence->reserved_tokens)));
     }
     if (state.side_pages.empty() || state.side_pages_sent) continue;
     // Side pages come with the first reservation, so the table is new as well
@@ -365,26 +369,27 @@ void SequenceTables::TakeEvictions(
   evictions_.clear();
 }
 
-int64_t SequenceTables::AvailablePages(const SequenceState& of,
+int64_t SequenceTables::AvailablePages(const SequenceState& sequence,
                                        size_t group) const {
   const int64_t own =
-      HoldsUnsharedTail(of)
-          ? static_cast<int64_t>(of.groups[group].tail_pages.size())
+      HoldsUnsharedTail(sequence)
+          ? static_cast<int64_t>(sequence.groups[group].tail_pages.size())
           : 0;
   return pool(group).available_pages() + own;
 }
 
-int64_t SequenceTables::PagesFreedByRelease(const SequenceState& of) const {
+int64_t SequenceTables::PagesFreedByRelease(
+    const SequenceState& sequence) const {
   int64_t freed = 0;
   for (size_t g = 0; g < num_groups(); ++g) {
-    of.groups[g].ForEachPage(
+    sequence.groups[g].ForEachPage(
         [&](PageId page) { freed += pool(g).references(page) == 1 ? 1 : 0; });
   }
   return freed;
 }
 
-int64_t SequenceTables::SharedTokens(const SequenceState& of) const {
-  const BlockTable& table = of.groups[0].table;
+int64_t SequenceTables::SharedTokens(const SequenceState& sequence) const {
+  const BlockTable& table = sequence.groups[0].table;
   const int64_t full = table.next_slot() / config_.page_tokens;
   int64_t pages = 0;
   for (int64_t i = table.first_live(); i < full; ++i) {

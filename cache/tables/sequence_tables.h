@@ -44,48 +44,50 @@ class SequenceTables {
 
   // Puts the pages of a hit, and references to its tail, into a new sequence.
   void TakePrefix(const PrefixHit& hit, SequenceState* out);
-  ReserveResult Reserve(int64_t new_tokens, SequenceState* of);
+  ReserveResult Reserve(int64_t new_tokens, SequenceState* sequence);
   // `num_tokens` of the reserved slots have been written.
-  void Commit(int64_t num_tokens, SequenceState* of);
+  void Commit(int64_t num_tokens, SequenceState* sequence);
   // Lists copies of the sequence's side pages into a tail's pages.
-  void CopySidePages(const SequenceState& of, const TailPages& to);
-  void ReleaseOutsideWindows(SequenceState* of);
-  void Evict(SequenceId id, SequenceState* of);
+  void CopySidePages(const SequenceState& sequence, const TailPages& to);
+  void ReleaseOutsideWindows(SequenceState* sequence);
+  void Evict(SequenceId id, SequenceState* sequence);
 
   bool CanFork(const SequenceState& parent) const;
   void Fork(const SequenceState& parent, SequenceState* child);
 
-  void TakeDeltas(SequenceState* of, kvasir::v1::SequenceStep* out,
+  void TakeDeltas(SequenceState* sequence, kvasir::v1::SequenceStep* out,
                   int64_t written_before);
   void TakeEvictions(
       google::protobuf::RepeatedPtrField<kvasir::v1::SlotEviction>* out);
 
   // Pages of the group that the sequence can get, including those of a tail
   // that only this sequence holds.
-  int64_t AvailablePages(const SequenceState& of, size_t group) const;
-  int64_t PagesFreedByRelease(const SequenceState& of) const;
-  int64_t SharedTokens(const SequenceState& of) const;
+  int64_t AvailablePages(const SequenceState& sequence, size_t group) const;
+  int64_t PagesFreedByRelease(const SequenceState& sequence) const;
+  int64_t SharedTokens(const SequenceState& sequence) const;
 
   // These walk all live sequences.
   using States = absl::Span<const SequenceState* const>;
   // Everything except the figures of the host pool.
   PageGroupStats GroupStats(size_t group, States sequences) const;
   // INTERNAL with the first contradiction between tables, pools and index.
-  absl::Status CheckSequence(SequenceId id, const SequenceState& of) const;
+  absl::Status CheckSequence(SequenceId id,
+                             const SequenceState& sequence) const;
   absl::Status CheckReferences(States sequences) const;
 
  private:
   PagePool& pool(size_t group) const { return cache_.pool(group); }
   size_t num_groups() const { return config_.groups.size(); }
-  int64_t MissingPages(const SequenceState& of, size_t group,
+  int64_t MissingPages(const SequenceState& sequence, size_t group,
                        int64_t new_tokens) const;
-  void AllocateMissing(SequenceState* of, size_t group, int64_t new_tokens);
+  void AllocateMissing(SequenceState* sequence, size_t group,
+                       int64_t new_tokens);
   void TakeOverForkPage(GroupState* state, size_t group);
   void CopyPage(size_t group, PageId from, PageId to);
   void HoldTail(PrefixNodeId node, SequenceState* out);
   // True if the sequence waits for copies of a tail that nothing else holds.
-  bool HoldsUnsharedTail(const SequenceState& of) const;
-  void TakeOverTail(SequenceState* of);
+  bool HoldsUnsharedTail(const SequenceState& sequence) const;
+  void TakeOverTail(SequenceState* sequence);
   void AllocateSidePages(GroupState* state, size_t group);
   void ForkPages(const GroupState& from, size_t group, GroupState* to);
   void CopyPages(const GroupState& from, size_t group, GroupState* to);

@@ -1,5 +1,5 @@
-// The policy of eviction in the plainest words, slot by slot: what devices and
-// the oracle are compared with.
+// The eviction policy in its simplest form, slot by slot. Devices and the
+// oracle are compared with it.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvasir::cache {
 
-// What one unit of a layer holds of a sequence.
+// The slots that one unit of a layer holds of a sequence.
 class EvictionReference {
  public:
   struct Slot {
@@ -22,8 +22,8 @@ class EvictionReference {
   EvictionReference(const plan::ResolvedEviction& rule,
                     const plan::EvictionCounts& counts, int64_t prompt_tokens);
 
-  // The next token comes. Slots go before it does, where it is time: returns
-  // those that stayed, ascending, as they were; empty: nothing went.
+  // Adds the next token. If an eviction is due before it, returns the indices
+  // of the slots that stayed, ascending; otherwise returns nothing.
   std::vector<int32_t> Append(float key_error, float value_error);
 
   std::vector<Slot>& slots() { return slots_; }

@@ -13,12 +13,12 @@
 
 namespace kvasir::cache {
 
-// The arguments of a command, by what they look like.
+// The arguments of a command, sorted by their form.
 struct KvCacheScenario::Words {
-  std::vector<int32_t> numbers;  // ranges written out
+  std::vector<int32_t> numbers;  // with ranges expanded
   std::vector<std::string> names;
   PageGroupId group{0};
-  int64_t keep = -1;  // slots that stay; 0: all
+  int64_t keep = -1;  // slots that stay; 0: all slots
   StartOptions options;
 
   explicit Words(absl::string_view text) {
@@ -141,50 +141,52 @@ std::string KvCacheScenario::Do(absl::string_view command) {
     KVASIR_CHECK(images_.erase(name) == 1);
     return "";
   }
-  Known& of = Get(name);
+  Known& sequence = Get(name);
   if (verb == "append") {
-    of.tokens.insert(of.tokens.end(), words.numbers.begin(),
-                     words.numbers.end());
+    sequence.tokens.insert(sequence.tokens.end(), words.numbers.begin(),
+                           words.numbers.end());
     return "";
   }
-  if (verb == "reserve") return Reserve(of, words.number());
+  if (verb == "reserve") return Reserve(sequence, words.number());
   if (verb == "commit") {
-    Commit(of, words.number());
+    Commit(sequence, words.number());
     return "";
   }
   if (verb == "step") {
-    const std::string answer = Reserve(of, words.number());
-    if (answer == "ok") Commit(of, words.number());
+    const std::string answer = Reserve(sequence, words.number());
+    if (answer == "ok") Commit(sequence, words.number());
     return answer;
   }
   if (verb == "fork") {
-    Known child = of;
+    Known child = sequence;
     child.id = SequenceId(next_id_++);
-    cache_.Fork(of.id, child.id);
+    cache_.Fork(sequence.id, child.id);
     known_[words.name(1)] = std::move(child);
     return "";
   }
   if (verb == "release" || verb == "preempt") {
-    verb == "release" ? cache_.Release(of.id) : cache_.Preempt(of.id);
+    verb == "release" ? cache_.Release(sequence.id)
+                      : cache_.Preempt(sequence.id);
     known_.erase(name);
     return "";
   }
-  if (verb == "pages") return Ids(cache_.Pages(of.id, words.group));
-  if (verb == "side") return Ids(cache_.SidePages(of.id, words.group));
-  if (verb == "cut") return absl::StrCat(cache_.tail_cut(of.id));
+  if (verb == "pages") return Ids(cache_.Pages(sequence.id, words.group));
+  if (verb == "side") return Ids(cache_.SidePages(sequence.id, words.group));
+  if (verb == "cut") return absl::StrCat(cache_.tail_cut(sequence.id));
   if (verb == "next") {
-    const std::optional<int64_t> next = cache_.next_eviction(of.id);
+    const std::optional<int64_t> next = cache_.next_eviction(sequence.id);
     return next ? absl::StrCat(*next) : "never";
   }
-  if (verb == "due") return cache_.eviction_due(of.id) ? "yes" : "no";
+  if (verb == "due") return cache_.eviction_due(sequence.id) ? "yes" : "no";
   if (verb == "evict") {
-    cache_.Evict(of.id);
+    cache_.Evict(sequence.id);
     return "";
   }
-  if (verb == "delta") return Delta(of);
+  if (verb == "delta") return Delta(sequence);
   if (verb == "lengths") {
-    return absl::StrCat("logical ", cache_.logical_tokens(of.id), " physical ",
-                        cache_.physical_tokens(of.id, words.group));
+    return absl::StrCat("logical ", cache_.logical_tokens(sequence.id),
+                        " physical ",
+                        cache_.physical_tokens(sequence.id, words.group));
   }
   ADD_FAILURE() << "unknown command: " << command;
   return "";
@@ -213,8 +215,8 @@ std::string KvCacheScenario::Start(const std::string& name,
   return absl::StrCat("cached ", added.committed);
 }
 
-std::string KvCacheScenario::Reserve(Known& of, int64_t tokens) {
-  return Answer(cache_.Reserve(of.id, tokens));
+std::string KvCacheScenario::Reserve(Known& sequence, int64_t tokens) {
+  return Answer(cache_.Reserve(sequence.id, tokens));
 }
 
 std::string KvCacheScenario::Export(const std::string& name) {
@@ -227,30 +229,31 @@ std::string KvCacheScenario::Export(const std::string& name) {
 
 std::string KvCacheScenario::Import(const std::string& name,
                                     const Words& words) {
-  auto& [of, image] = images_.at(name);
+  auto& [sequence, image] = images_.at(name);
   const SequenceId id(next_id_++);
   const std::string answer =
-      Answer(cache_.Import(id, &image, of.tokens, words.options));
+      Answer(cache_.Import(id, &image, sequence.tokens, words.options));
   if (answer == "ok") {
-    of.id = id;
-    known_[name] = of;
+    sequence.id = id;
+    known_[name] = sequence;
     images_.erase(name);
   }
   return answer;
 }
 
-void KvCacheScenario::Commit(Known& of, int64_t tokens) {
-  const int64_t end = of.committed + tokens;
-  KVASIR_CHECK(end <= static_cast<int64_t>(of.tokens.size()));
-  cache_.Commit(of.id, absl::MakeConstSpan(of.tokens).subspan(
-                           static_cast<size_t>(of.committed),
-                           static_cast<size_t>(tokens)));
-  of.committed = end;
+void KvCacheScenario::Commit(Known& sequence, int64_t tokens) {
+  const int64_t end = sequence.committed + tokens;
+  KVASIR_CHECK(end <= static_cast<int64_t>(sequence.tokens.size()));
+  cache_.Commit(sequence.id,
+                absl::MakeConstSpan(sequence.tokens)
+                    .subspan(static_cast<size_t>(sequence.committed),
+                             static_cast<size_t>(tokens)));
+  sequence.committed = end;
 }
 
-std::string KvCacheScenario::Delta(const Known& of) {
+std::string KvCacheScenario::Delta(const Known& sequence) {
   kvasir::v1::SequenceStep step;
-  cache_.TakeDeltas(of.id, &step);
+  cache_.TakeDeltas(sequence.id, &step);
   return absl::StrJoin(
       step.block_tables(), "; ",
       [](std::string* out, const kvasir::v1::BlockTableDelta& delta) {

@@ -1,16 +1,17 @@
-// A small language for tests of KvCache: one command a line, what it must
-// answer behind "->", a comment behind "#". Invariants are checked after each.
+// A small language for tests of KvCache: one command a line, the expected
+// answer after "->", a comment after "#". Invariants are checked after each
+// command.
 //
 //   start NAME TOKENS [salt=X] [noreuse] [nopublish] [prompt=N]
 //         [keep=N|all]           -> cached N      (slots that stay)
 //   probe TOKENS [salt=X]        -> cached N      (changes nothing)
-//   append NAME TOKENS           (tokens that were sampled: to be run later)
+//   append NAME TOKENS           (sampled tokens, which run later)
 //   reserve NAME N               -> ok  |  no gG want N free N
 //   commit NAME N                (the next N tokens of the sequence)
-//   step NAME N                  reserve and commit; answers as reserve
+//   step NAME N                  reserve and commit; answers like reserve
 //   fork PARENT CHILD | release NAME | preempt NAME | drop
 //   export NAME                  -> ok  |  no     (to the host pool)
-//   import NAME                  -> ok  |  as reserve's refusal
+//   import NAME                  -> ok  |  a refusal like reserve's
 //   forget NAME                  (an image)
 //   host [gG]                    -> used N free N (of the host pool)
 //   pages NAME [gG]              -> ids from the first live entry on
@@ -47,9 +48,9 @@ class KvCacheScenario {
   explicit KvCacheScenario(KvCacheConfig config,
                            std::unique_ptr<PrefixHasher> hasher = nullptr);
 
-  // Runs a script; every difference is a test failure that shows its line.
+  // Runs a script. Every difference is a test failure that shows its line.
   void Run(absl::string_view script);
-  // Runs one command and answers as the comment above says.
+  // Runs one command and returns its answer in the form described above.
   std::string Do(absl::string_view command);
 
   KvCache& cache() { return cache_; }
@@ -64,11 +65,11 @@ class KvCacheScenario {
 
   Known& Get(const std::string& name);
   std::string Start(const std::string& name, const Words& words);
-  std::string Reserve(Known& of, int64_t tokens);
-  void Commit(Known& of, int64_t tokens);
+  std::string Reserve(Known& sequence, int64_t tokens);
+  void Commit(Known& sequence, int64_t tokens);
   std::string Export(const std::string& name);
   std::string Import(const std::string& name, const Words& words);
-  std::string Delta(const Known& of);
+  std::string Delta(const Known& sequence);
   std::string Copies();
   std::string Evictions();
   std::string NameOf(SequenceId id) const;

@@ -159,15 +159,15 @@ void AddQueries(const ApplyRequest& request,
   std::vector<at::Tensor> rows;
   std::vector<at::Tensor> bias;
   for (int64_t head = 0; head < spec.num_heads; ++head) {
-    const auto of_head = [&](const at::Tensor& tensor) {
+    const auto query_rows = [&](const at::Tensor& tensor) {
       return tensor.narrow(0, head * spec.head_dim, spec.head_dim)
           .to(at::kDouble);
     };
     for (const AppliedPart& part : parts) {
       const at::Tensor& map = part.head_maps[KvHeadOf(spec, head)];
-      rows.push_back(map.t().mm(of_head(weights.query)).to(at::kFloat));
+      rows.push_back(map.t().mm(query_rows(weights.query)).to(at::kFloat));
       if (weights.query_bias.defined()) {
-        bias.push_back(map.t().mv(of_head(weights.query_bias)));
+        bias.push_back(map.t().mv(query_rows(weights.query_bias)));
       }
     }
   }
@@ -187,12 +187,12 @@ at::Tensor OutputOfHead(const ApplyRequest& request, int64_t head) {
 at::Tensor ConstantOutput(const ApplyRequest& request,
                           const at::Tensor& constant) {
   const model::DecoderSpec& spec = *request.spec;
-  const at::Tensor of_heads =
+  const at::Tensor head_values =
       constant.view({spec.num_kv_heads, 1, spec.head_dim})
           .expand({spec.num_kv_heads, spec.num_heads / spec.num_kv_heads,
                    spec.head_dim})
           .reshape({-1});
-  return request.weights.output.to(at::kDouble).mv(of_heads);
+  return request.weights.output.to(at::kDouble).mv(head_values);
 }
 
 void AddOutputs(const ApplyRequest& request,

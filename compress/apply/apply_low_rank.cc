@@ -19,10 +19,10 @@ struct GroupFactors {
 
   // The lift of rows [first, first + count).
   GroupFactors LiftOf(int64_t first, int64_t count) const {
-    GroupFactors of_rows = *this;
-    of_rows.up = up.narrow(0, first, count);
-    if (up_bias.defined()) of_rows.up_bias = up_bias.narrow(0, first, count);
-    return of_rows;
+    GroupFactors part = *this;
+    part.up = up.narrow(0, first, count);
+    if (up_bias.defined()) part.up_bias = up_bias.narrow(0, first, count);
+    return part;
   }
 };
 

@@ -108,7 +108,8 @@ absl::StatusOr<CommutingFactors> FisherFactors(const PartInput& input,
 absl::Status CheckRopeLowRank(const PartInput& input) {
   if (input.bias().defined() && !input.part->latent_bias()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        input.Place(), "the model has key biases: want latent_bias"));
+        input.Place(),
+        "the model has key biases, so the part needs latent_bias"));
   }
   return absl::OkStatus();
 }

@@ -8,13 +8,14 @@ namespace kvasir::compress {
 
 using kvasir::v1::Codec;
 
-const at::Tensor& PartInput::weight(plan::Side of) const {
-  return of == plan::Side::kKey ? request->weights.key : request->weights.value;
+const at::Tensor& PartInput::weight(plan::Side side_wanted) const {
+  return side_wanted == plan::Side::kKey ? request->weights.key
+                                         : request->weights.value;
 }
 
-const at::Tensor& PartInput::bias(plan::Side of) const {
-  return of == plan::Side::kKey ? request->weights.key_bias
-                                : request->weights.value_bias;
+const at::Tensor& PartInput::bias(plan::Side side_wanted) const {
+  return side_wanted == plan::Side::kKey ? request->weights.key_bias
+                                         : request->weights.value_bias;
 }
 
 std::string PartInput::Place() const {

@@ -34,8 +34,8 @@ struct PartInput {
   // The side's projection. The bias is undefined if the model has none.
   const at::Tensor& weight() const { return weight(side); }
   const at::Tensor& bias() const { return bias(side); }
-  const at::Tensor& weight(plan::Side of) const;
-  const at::Tensor& bias(plan::Side of) const;
+  const at::Tensor& weight(plan::Side side_wanted) const;
+  const at::Tensor& bias(plan::Side side_wanted) const;
   // The part's place for error texts, such as "layer 3 key part 0: ".
   std::string Place() const;
 };

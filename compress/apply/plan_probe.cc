@@ -44,8 +44,8 @@ absl::StatusOr<std::unique_ptr<PlanProbe>> PlanProbe::Create(
   if (sample.held_out_sequences < kFewestSequences) {
     return absl::FailedPreconditionError(absl::StrCat(
         "plans are measured on held-out sequences, and the calibration has ",
-        sample.held_out_sequences, ", want ", kFewestSequences,
-        " or more: more tokens, or shorter sequences"));
+        sample.held_out_sequences, "; at least ", kFewestSequences,
+        " are needed: give more tokens or shorter sequences"));
   }
   std::unique_ptr<PlanProbe> probe(
       new PlanProbe(base, calibration, sample, options));

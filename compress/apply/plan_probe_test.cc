@@ -30,7 +30,7 @@ class PlanProbeTest : public CalibrateTest {
     return sample;
   }
 
-  // Keys and values in codes of so many bits; 16: whole numbers.
+  // Keys and values in codes of `bits`; 16: whole numbers.
   kvasir::v1::KvPlan PlanOf(uint32_t bits) const {
     kvasir::v1::KvPlan plan = FullRankPlan(
         model::AttentionShapeOf(checkpoint_->spec()), kvasir::v1::F32);
@@ -50,7 +50,7 @@ class PlanProbeTest : public CalibrateTest {
   Calibration calibration_;
 };
 
-TEST_F(PlanProbeTest, FewerBitsDivergeMoreAndWholeNumbersDoNot) {
+TEST_F(PlanProbeTest, FewerBitsDivergeMoreAndWholeNumbersDoNotDiverge) {
   const CalibrationSample sample = HeldOut(3);
   int64_t steps = 0;
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -79,7 +79,7 @@ TEST_F(PlanProbeTest, WithoutHeldOutSequencesNothingIsMeasured) {
                testing::HasSubstr("the calibration has 1, want 2 or more")));
 }
 
-TEST_F(PlanProbeTest, AStopEndsIt) {
+TEST_F(PlanProbeTest, AStopEndsTheMeasurement) {
   const CalibrationSample sample = HeldOut(2);
   EXPECT_EQ(PlanProbe::Create(*checkpoint_, calibration_, sample,
                               {.progress = [] { return false; }})

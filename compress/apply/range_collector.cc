@@ -112,11 +112,11 @@ class LatentObserver : public LayerObserver {
 // Fits the range of each channel of a part [ΣR'] to the rows of all sequences.
 ChannelRanges FitPart(const LayerProgram& program, const ProgramPart& part,
                       const std::vector<LatentObserver>& observers) {
-  std::vector<at::Tensor> of_sequences;
+  std::vector<at::Tensor> sequence_rows;
   for (const LatentObserver& observer : observers) {
-    of_sequences.push_back(observer.rows().at(part.prefix));
+    sequence_rows.push_back(observer.rows().at(part.prefix));
   }
-  const at::Tensor rows = at::cat(of_sequences, 0);
+  const at::Tensor rows = at::cat(sequence_rows, 0);
   const int64_t span =
       std::min<int64_t>(kRangePositions, program.spec.max_position_embeddings);
   std::vector<at::Tensor> minimum;

@@ -25,7 +25,8 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// Few bits in the first layer: what the second sees depends on its codes.
+// The first layer has few bits, so the second layer's inputs depend on its
+// codes.
 constexpr char kPlan[] = R"({"schemaVersion": 1, "method": "test", "layers": [
   {"key": {"parts": [{"full": {}, "stored": "PRE_ROPE",
      "codec": {"bits": {"schedule": [2]}, "channelStatic": {}, "none": {}}}]},
@@ -41,7 +42,8 @@ constexpr char kPlan[] = R"({"schemaVersion": 1, "method": "test", "layers": [
                "hadamardOnline": {}}}]}}]})";
 constexpr int kKeyBits[] = {2, 3};
 constexpr int kValueBits[] = {1, 4};
-// Of the latents that HADAMARD_ONLINE rotates, the second layer's values.
+// Widths of the latents that HADAMARD_ONLINE rotates: the second layer's
+// values.
 constexpr int64_t kRotatedWidths[] = {4, 8};
 
 struct Range {
@@ -81,8 +83,8 @@ class PlainRanges : public LayerObserver {
     return static_cast<size_t>(2 * layer + (side == plan::Side::kKey ? 0 : 1));
   }
 
-  // Each latent by the Hadamard matrix whose entry (i, j) is negative where i
-  // and j have an odd number of bits in common.
+  // Multiplies each latent by the Hadamard matrix, whose entry (i, j) is
+  // negative if i and j have an odd number of bits in common.
   static std::vector<double> Rotated(const std::vector<double>& numbers) {
     std::vector<double> rotated;
     size_t begin = 0;
@@ -158,7 +160,7 @@ class RangeCollectorTest : public FolderTest {
     return absl::OkStatus();
   }
 
-  // What the finished model's latents reach, with codes or without.
+  // The ranges that the finished model's latents reach, with codes or without.
   absl::StatusOr<PlainRanges> RangesOf(const std::vector<TensorMap>& attention,
                                        bool code_latents) const {
     ReferenceDecoder::Parts parts;
@@ -212,7 +214,7 @@ void ExpectRange(const TensorMap& tensors, const std::string& prefix, int bits,
   }
 }
 
-TEST_F(RangeCollectorTest, RangesAreWhatTheCompressedModelsLatentsReach) {
+TEST_F(RangeCollectorTest, RangesCoverTheCompressedModelsLatents) {
   KVASIR_ASSERT_OK(Collect(attention_));
   KVASIR_ASSERT_OK_AND_ASSIGN(const PlainRanges plain,
                               RangesOf(attention_, /*code_latents=*/true));
@@ -223,8 +225,8 @@ TEST_F(RangeCollectorTest, RangesAreWhatTheCompressedModelsLatentsReach) {
     ExpectRange(attention_[l], programs_[l].value.prefix, kValueBits[l],
                 plain.Of(layer, plan::Side::kValue));
   }
-  // Codes of the first layer are in the second one's ranges: without them
-  // these would be others.
+  // The ranges of the second layer depend on the codes of the first: without
+  // codes they differ.
   KVASIR_ASSERT_OK_AND_ASSIGN(const PlainRanges exact,
                               RangesOf(attention_, /*code_latents=*/false));
   const std::vector<double>& coded = plain.Of(1, plan::Side::kKey).low;
@@ -236,7 +238,7 @@ TEST_F(RangeCollectorTest, RangesAreWhatTheCompressedModelsLatentsReach) {
   EXPECT_GT(farthest, 1e-2);
 }
 
-TEST_F(RangeCollectorTest, FittedRangesLookAtTheFirstSequencesOfEachDomain) {
+TEST_F(RangeCollectorTest, FittedRangesUseTheFirstSequencesOfEachDomain) {
   kvasir::v1::KvPlan fitted = plan_;
   const auto set_runs = [](kvasir::v1::Codec* codec) {
     codec->mutable_bits()->clear_schedule();
@@ -251,7 +253,8 @@ TEST_F(RangeCollectorTest, FittedRangesLookAtTheFirstSequencesOfEachDomain) {
                ->mutable_key()
                ->mutable_parts(0)
                ->mutable_codec());
-  // The least and the greatest number of the other layer want all.
+  // Ranges from the least to the greatest number, as in the other layer, need
+  // all sequences.
   EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample, {}), 40);
   set_runs(fitted.mutable_layers(1)
                ->mutable_key()

@@ -368,9 +368,10 @@ std::vector<fs::path> InputsOf(const model::Checkpoint& base,
 absl::Status CheckArtifactOutput(const model::Checkpoint& base,
                                  const ArtifactOptions& options) {
   if (base.kv_plan_json().has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        base.folder(), " has a ", kPlanFile,
-        ": it is compressed already; give the checkpoint it was made of"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(base.folder(), " has a ", kPlanFile,
+                     ": it is compressed already; give the checkpoint that it "
+                     "was made from"));
   }
   const fs::path& out = options.out;
   // Creating the folder is the only way to find out whether it can be created.
@@ -420,7 +421,7 @@ absl::Status WriteArtifact(
       written.ok() ? written->CheckTensors(resolved) : written.status();
   if (!sound.ok()) {
     return absl::InternalError(absl::StrCat(
-        "what was written is no checkpoint of its plan: ", sound.message()));
+        "the written checkpoint does not match its plan: ", sound.message()));
   }
   return partial->Keep();
 }

@@ -68,7 +68,7 @@ class ArtifactWriterTest : public FolderTest {
         on_progress);
   }
 
-  // Beside the base model: what a run left.
+  // Names beside the base model, which a run has left.
   std::vector<std::string> Left() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -80,7 +80,8 @@ class ArtifactWriterTest : public FolderTest {
     return names;
   }
 
-  // Row 1, column 2 of a tensor, or element 2 of a vector, as bf16 bits.
+  // Sets the bf16 bits of row 1, column 2 of a tensor, or of element 2 of a
+  // vector.
   void SetWeight(const std::string& tensor, uint16_t bits) const {
     const model::TensorInfo& info = *base_->tensors().Find(tensor)->info;
     ASSERT_EQ(info.type, model::TensorType::kBF16);
@@ -119,8 +120,8 @@ class ArtifactWriterTest : public FolderTest {
   ArtifactOptions options_;
 };
 
-// GPT-NeoX fuses queries, keys and values, and OPT names its tensors otherwise:
-// attention gets our names, all else stays as it is stored.
+// GPT-NeoX fuses queries, keys and values, and OPT has other tensor names.
+// Attention tensors get our names; all others stay as they are stored.
 TEST_F(ArtifactWriterTest, OtherFamiliesKeepTheirNamesOutsideAttention) {
   for (const model::Family family :
        {model::Family::kNeox, model::Family::kOpt}) {
@@ -173,7 +174,7 @@ TEST_F(ArtifactWriterTest, AFullPlanGivesTheBaseModelBitByBit) {
   EXPECT_FALSE(fs::exists(options_.out / "kv_plan.prediction.json"));
 }
 
-TEST_F(ArtifactWriterTest, WhatIsPredictedOfThePlanIsBesideIt) {
+TEST_F(ArtifactWriterTest, ThePredictionIsWrittenBesideThePlan) {
   options_.prediction = "{\"kl\": 0.5}\n";
   KVASIR_ASSERT_OK(Write());
   EXPECT_EQ(ReadFile(options_.out / "kv_plan.prediction.json"),
@@ -189,9 +190,9 @@ TEST_F(ArtifactWriterTest, ShardsHoldTheSame) {
   ExpectEqualToBase(options_.out);
 }
 
-// Whole keys are the base's own: nothing is written but links. One other tensor
-// makes a file with it alone.
-TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
+// Whole keys are equal to the base's, so only links are written. Changing one
+// tensor adds a file with this tensor only.
+TEST_F(ArtifactWriterTest, TensorsEqualToTheBasesAreLinked) {
   options_.link_base = true;
   KVASIR_ASSERT_OK(Write());
   ExpectEqualToBase(options_.out);
@@ -221,14 +222,14 @@ TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
   EXPECT_LT(fs::file_size(options_.out / "model.safetensors"),
             fs::file_size(folder_ / "base" / "model.safetensors"));
 
-  // Both folders in another place.
+  // Both folders move to another place.
   const fs::path moved = folder_ / "moved";
   fs::create_directory(moved);
   fs::rename(folder_ / "base", moved / "base");
   fs::rename(options_.out, moved / "out");
   KVASIR_EXPECT_OK(model::Checkpoint::Open((moved / "out").string()).status());
 
-  // The base, trained again: the same shapes, other numbers.
+  // The base changes as if it were trained again: same shapes, other numbers.
   const fs::path weights = moved / "base" / "model.safetensors";
   const auto size = static_cast<std::streamoff>(fs::file_size(weights));
   std::fstream(weights, std::ios::in | std::ios::out | std::ios::binary)
@@ -239,8 +240,9 @@ TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
                        HasSubstr("base-model.safetensors: this is not")));
 }
 
-// Whether a tensor is the base's own is not known of one that cannot be read.
-TEST_F(ArtifactWriterTest, ABaseThatIsCutShortMeanwhileIsNotLinked) {
+// If the base's tensor cannot be read, it is unknown whether the new tensor is
+// equal, so it is not linked.
+TEST_F(ArtifactWriterTest, ABaseThatIsTruncatedDuringTheRunIsNotLinked) {
   options_.link_base = true;
   const auto cut_short = [&](int64_t layer) -> absl::StatusOr<TensorMap> {
     KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
@@ -255,7 +257,7 @@ TEST_F(ArtifactWriterTest, ABaseThatIsCutShortMeanwhileIsNotLinked) {
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, TheTypeAskedForIsThatOfTheAttentionTensors) {
+TEST_F(ArtifactWriterTest, AttentionTensorsHaveTheRequestedType) {
   options_.dtype = model::TensorType::kF32;
   KVASIR_ASSERT_OK(Write());
   auto written = model::Checkpoint::Open(options_.out.string());
@@ -283,7 +285,7 @@ TEST_F(ArtifactWriterTest, TheFolderAppearsOnlyAtTheEnd) {
   }));
 }
 
-TEST_F(ArtifactWriterTest, WhatASourceRefusesIsSaidAndLeavesNothing) {
+TEST_F(ArtifactWriterTest, AnErrorOfTheSourceIsReportedAndLeavesNothing) {
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
                   [](int64_t) -> absl::StatusOr<TensorMap> {
@@ -309,8 +311,8 @@ TEST_F(ArtifactWriterTest, ANumberThatItsTypeCannotHoldIsRefused) {
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, CopiedTensorsAreAsFiniteAsAServerWantsThem) {
-  // Their bf16 bits, row 1, column 2 (a vector is one row).
+TEST_F(ArtifactWriterTest, CopiedTensorsMustBeFinite) {
+  // Sets bf16 bits at row 1, column 2 (a vector is one row).
   struct Case {
     const char* tensor;
     uint16_t bits;
@@ -335,8 +337,8 @@ TEST_F(ArtifactWriterTest, CopiedTensorsAreAsFiniteAsAServerWantsThem) {
   KVASIR_EXPECT_OK(Write());
 }
 
-// A mask is -infinity in fp16, and no decoder reads it.
-TEST_F(ArtifactWriterTest, WhatNobodyReadsIsCopiedWhateverItHolds) {
+// A mask holds -infinity in fp16, and no decoder reads it.
+TEST_F(ArtifactWriterTest, TensorsThatNoDecoderReadsMayHoldAnyNumber) {
   constexpr char kMask[] = "model.layers.0.masked_bias";
   std::vector<TensorEntry> entries;
   for (const auto& [name, entry] : base_->tensors().stored()) {
@@ -370,7 +372,7 @@ TEST_F(ArtifactWriterTest, APlanForAnotherModelIsRefused) {
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, TensorsThatDoNotFitThePlanGetNoName) {
+TEST_F(ArtifactWriterTest, AFolderWithTensorsThatDoNotFitThePlanGetsNoName) {
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
                   [&](int64_t layer) -> absl::StatusOr<TensorMap> {
@@ -396,28 +398,15 @@ TEST_F(ArtifactWriterTest, AFolderThatExistsIsReplacedOnlyWhenAsked) {
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
 }
 
-TEST_F(ArtifactWriterTest, AFolderThatIsNoCheckpointIsNeverReplaced) {
-  fs::create_directories(options_.out);
-  std::ofstream(options_.out / "thesis.tex") << "x";
-  options_.overwrite = true;
-  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kAlreadyExists,
-                                HasSubstr("is no checkpoint")));
-  EXPECT_TRUE(fs::exists(options_.out / "thesis.tex"));
-}
-
-TEST_F(ArtifactWriterTest, TheBaseModelIsNeverReplaced) {
+TEST_F(ArtifactWriterTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   options_.out = folder_ / "base";
   options_.overwrite = true;
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kInvalidArgument,
                                 HasSubstr("is an input")));
-}
-
-TEST_F(ArtifactWriterTest, AFolderWithAnInputInItIsNeverReplaced) {
-  // By its files it is a checkpoint.
+  // Its files make it look like a checkpoint.
   std::ofstream(folder_ / "config.json") << "{}";
   std::ofstream(folder_ / "model.safetensors") << "x";
   options_.out = folder_ / "base" / "..";
-  options_.overwrite = true;
   EXPECT_THAT(CheckArtifactOutput(*base_, options_),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("holds the input")));
@@ -440,19 +429,7 @@ TEST_F(ArtifactWriterTest, ACompressedBaseIsRefused) {
                        HasSubstr("is compressed already")));
 }
 
-TEST_F(ArtifactWriterTest, WhatAKilledRunLeftIsRemovedAndNothingElse) {
-  const fs::path partial = folder_ / "out.partial";
-  fs::create_directories(partial);
-  std::ofstream(partial / "thesis.tex") << "x";
-  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kAlreadyExists,
-                                HasSubstr("is in the way")));
-  EXPECT_TRUE(fs::exists(partial / "thesis.tex"));
-  std::ofstream(partial / "kvasir-compress.unfinished") << "x";
-  KVASIR_ASSERT_OK(Write());
-  EXPECT_EQ(Left(), std::vector<std::string>{"out"});
-}
-
-TEST_F(ArtifactWriterTest, AnOutputThatCannotBeWrittenIsSaidBeforeTheWork) {
+TEST_F(ArtifactWriterTest, AnOutputThatCannotBeWrittenIsReportedBeforeTheWork) {
   std::ofstream(folder_ / "file") << "x";
   options_.out = folder_ / "file" / "out";
   EXPECT_THAT(

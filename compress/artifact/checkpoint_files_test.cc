@@ -16,7 +16,7 @@ using ::kvasir::base::StatusIs;
 using ::nlohmann::json;
 using ::testing::HasSubstr;
 
-// A safetensors file taken apart by hand, without the code under test.
+// A safetensors file, parsed here without the code under test.
 struct ParsedFile {
   json header;
   std::string data;
@@ -85,7 +85,7 @@ TEST_F(CheckpointFilesTest, WriterPlacesTensorsBackToBackAfterThePaddedHeader) {
       json::parse(R"({"dtype":"BF16","shape":[1,3],"data_offsets":[8,14]})"));
 }
 
-TEST_F(CheckpointFilesTest, UnfinishedFileIsRemoved) {
+TEST_F(CheckpointFilesTest, AnUnfinishedFileIsRemoved) {
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         SafetensorsWriter writer,
@@ -131,17 +131,17 @@ TEST_F(CheckpointFilesTest, AnOpenWriterTakesEntriesOneAtATime) {
       json::parse(R"({"dtype":"U8","shape":[3],"data_offsets":[12,15]})"));
 }
 
-TEST_F(CheckpointFilesTest, AnOpenWriterRefusesEntriesItHasNoRoomFor) {
+TEST_F(CheckpointFilesTest, AnOpenWriterRefusesMoreEntriesThanItHasRoomFor) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       SafetensorsWriter writer,
       SafetensorsWriter::CreateOpen(folder_ / "x.safetensors", 8));
   writer.Declare({"a", model::TensorType::kU8, {1}});
   KVASIR_ASSERT_OK(writer.Append(std::as_bytes(std::span("t", size_t{1}))));
   EXPECT_THAT(writer.Finish(), StatusIs(absl::StatusCode::kResourceExhausted,
-                                        HasSubstr("room was left for")));
+                                        HasSubstr("there is only room for")));
 }
 
-TEST_F(CheckpointFilesTest, AWriteThatFailsSaysWhereAndWhy) {
+TEST_F(CheckpointFilesTest, AFailedWriteReportsThePathAndTheReason) {
   EXPECT_THAT(SafetensorsWriter::Create(folder_ / "none" / "x.safetensors", {}),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("none/x.safetensors.partial: No such")));
@@ -150,15 +150,15 @@ TEST_F(CheckpointFilesTest, AWriteThatFailsSaysWhereAndWhy) {
 TEST_F(CheckpointFilesTest, Bf16RoundsToNearestEven) {
   EXPECT_EQ(ToBf16Bits(1.0F), 0x3F80);
   EXPECT_EQ(ToBf16Bits(-2.0F), 0xC000);
-  EXPECT_EQ(ToBf16Bits(1.00390625F), 0x3F80);  // half way, even below
-  EXPECT_EQ(ToBf16Bits(1.01171875F), 0x3F82);  // half way, even above
+  EXPECT_EQ(ToBf16Bits(1.00390625F), 0x3F80);  // half way, rounded down to even
+  EXPECT_EQ(ToBf16Bits(1.01171875F), 0x3F82);  // half way, rounded up to even
   EXPECT_EQ(ToBf16Bits(1.004F), 0x3F81);
 }
 
 TEST_F(CheckpointFilesTest, InitWritesEveryTensorOfTheShape) {
   KVASIR_ASSERT_OK(WriteRandomCheckpoint(SmallModel(), GoOn));
   const ParsedFile file = Parse(folder_ / "model.safetensors");
-  // Per layer 9 weights and 3 biases; embedding, final norm and head.
+  // 9 weights and 3 biases per layer; embedding, final norm and head.
   EXPECT_EQ(file.header.size(), 1U + 2 * 12 + 3);
   EXPECT_EQ(file.header["model.layers.1.self_attn.k_proj.weight"]["shape"],
             json::parse("[12,24]"));
@@ -226,7 +226,7 @@ TEST_F(CheckpointFilesTest, AStoppedInitLeavesNoCheckpoint) {
   }
 }
 
-TEST_F(CheckpointFilesTest, InitDoesNotReplaceWeightsUnasked) {
+TEST_F(CheckpointFilesTest, InitReplacesWeightsOnlyWhenAsked) {
   std::ofstream(folder_ / "model-00001-of-00002.safetensors") << "mine";
   EXPECT_THAT(WriteRandomCheckpoint(SmallModel(), GoOn),
               StatusIs(absl::StatusCode::kAlreadyExists,
@@ -234,7 +234,7 @@ TEST_F(CheckpointFilesTest, InitDoesNotReplaceWeightsUnasked) {
   EXPECT_EQ(ReadFile(folder_ / "model-00001-of-00002.safetensors"), "mine");
 }
 
-TEST_F(CheckpointFilesTest, InitWithoutATokenizerThereIsRefused) {
+TEST_F(CheckpointFilesTest, InitRefusesATokenizerFolderWithoutATokenizer) {
   RandomCheckpointOptions options = SmallModel();
   options.tokenizer = folder_ / "none";
   EXPECT_THAT(

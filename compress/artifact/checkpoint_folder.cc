@@ -137,7 +137,8 @@ void RemoveMarked(const fs::path& folder) {
 
 absl::Status InTheWay(const fs::path& path) {
   return absl::AlreadyExistsError(absl::StrCat(
-      path.string(), " is in the way, and not of an interrupted run"));
+      path.string(),
+      " is in the way, and no interrupted run left it: rename or remove it"));
 }
 
 absl::Status RenameError(const fs::path& from, const fs::path& to,

@@ -16,13 +16,14 @@
 
 namespace {
 
-// What the calls below fail with; 0: they do what the system's do.
+// The error that the functions below return; 0: they call the system.
 int g_exchange_errno = 0;
 int g_sync_errno = 0;
 
 }  // namespace
 
-// In place of the C library's, for what a test cannot make a system do.
+// Replace the C library's functions, to produce errors that a test cannot cause
+// otherwise.
 extern "C" int renameat2(int from_folder, const char* from, int to_folder,
                          const char* to, unsigned int flags) noexcept {
   if (g_exchange_errno == 0) {
@@ -67,7 +68,8 @@ class NewFolderTest : public FolderTest {
     fs::create_directories(path.parent_path());
     std::ofstream(path) << "x";
   }
-  // What is no more than a checkpoint; `name` tells it from others.
+  // Writes the files of a checkpoint; the file `name` distinguishes it from
+  // others.
   static void PutCheckpoint(const fs::path& folder, const std::string& name) {
     for (const std::string& file :
          {std::string("config.json"), std::string("model.safetensors"), name}) {
@@ -86,7 +88,7 @@ class NewFolderTest : public FolderTest {
     std::sort(names.begin(), names.end());
     return names;
   }
-  // A whole run, with --overwrite, puts everything right.
+  // A complete run with --overwrite repairs everything.
   void ExpectReplaced() {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto folder,
                                 NewFolder::Create(out_, /*overwrite=*/true));
@@ -97,7 +99,7 @@ class NewFolderTest : public FolderTest {
     EXPECT_FALSE(fs::exists(out_ / kMarker));
   }
 
-  // A run over an old checkpoint ends with this, and leaves it as it was.
+  // A run over an old checkpoint fails with `reason` and leaves it as it was.
   void ExpectNotReplaced(const std::string& reason) {
     PutCheckpoint(out_, "old");
     KVASIR_ASSERT_OK_AND_ASSIGN(auto folder,
@@ -114,7 +116,7 @@ class NewFolderTest : public FolderTest {
   fs::path out_, partial_, replaced_;
 };
 
-TEST_F(NewFolderTest, WhereNamesCannotBeExchangedTheOldOneMovesAwayFirst) {
+TEST_F(NewFolderTest, WithoutAnExchangeTheOldFolderMovesAwayFirst) {
   for (const int reason : {EINVAL, ENOSYS, ENOTSUP}) {
     g_exchange_errno = reason;
     fs::remove_all(out_);
@@ -123,20 +125,20 @@ TEST_F(NewFolderTest, WhereNamesCannotBeExchangedTheOldOneMovesAwayFirst) {
   }
 }
 
-TEST_F(NewFolderTest, AnExchangeThatFailsLeavesTheOldFolder) {
+TEST_F(NewFolderTest, AFailedExchangeLeavesTheOldFolder) {
   g_exchange_errno = EIO;
   ExpectNotReplaced("cannot rename ");
 }
 
-TEST_F(NewFolderTest, WhatIsNotOnTheDiskReplacesNothing) {
+TEST_F(NewFolderTest, AFolderThatCannotBeSyncedReplacesNothing) {
   g_sync_errno = EIO;
   ExpectNotReplaced("to the disk: ");
-  // Where there is nothing to wait for, that is no error.
+  // A file system that does not support syncing causes no error.
   g_sync_errno = EINVAL;
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfOneThatLives) {
+TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfARunningOne) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first,
                               NewFolder::Create(out_, /*overwrite=*/true));
   Put(first->path() / "weights");
@@ -149,14 +151,14 @@ TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfOneThatLives) {
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/false));
 }
 
-TEST_F(NewFolderTest, OnlyWhatLooksLikeACheckpointIsReplaced) {
-  // Others have a config.json too.
+TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
+  // Other projects have a config.json as well.
   Put(out_ / "config.json");
   Put(out_ / "index.js");
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
               StatusIs(absl::StatusCode::kAlreadyExists,
                        HasSubstr("is no checkpoint: it is not replaced")));
-  // And some have weights among them.
+  // Some even have weights.
   PutCheckpoint(out_, "old");
   Put(out_ / "src" / "main.js");
   EXPECT_THAT(
@@ -165,7 +167,7 @@ TEST_F(NewFolderTest, OnlyWhatLooksLikeACheckpointIsReplaced) {
   EXPECT_TRUE(fs::exists(out_ / "src" / "main.js"));
   fs::remove_all(out_ / "src");
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/true));
-  // A link is not a folder of ours, whatever it leads to.
+  // A link is never a folder of this program.
   fs::rename(out_, folder_ / "elsewhere");
   fs::create_directory_symlink("elsewhere", out_);
   EXPECT_THAT(
@@ -174,7 +176,7 @@ TEST_F(NewFolderTest, OnlyWhatLooksLikeACheckpointIsReplaced) {
   EXPECT_TRUE(fs::exists(folder_ / "elsewhere" / "old"));
 }
 
-TEST_F(NewFolderTest, WhatCameThereSinceIsNotReplacedUnasked) {
+TEST_F(NewFolderTest, AFolderThatAppearsDuringTheRunIsReplacedOnlyWhenAsked) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto folder,
                               NewFolder::Create(out_, /*overwrite=*/false));
   PutCheckpoint(out_, "old");
@@ -184,13 +186,13 @@ TEST_F(NewFolderTest, WhatCameThereSinceIsNotReplacedUnasked) {
   EXPECT_TRUE(fs::exists(out_ / "old"));
 }
 
-TEST_F(NewFolderTest, AnInputIsNeverReplacedNorWhatHoldsIt) {
+TEST_F(NewFolderTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   const std::array<fs::path, 2> inputs = {folder_ / "other",
                                           out_ / "base" / "model"};
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("holds the input")));
-  // A folder whose name only begins in the same way is another one.
+  // A folder whose name only begins like an input's is another folder.
   KVASIR_EXPECT_OK(NewFolder::Check(folder_ / "oth", true, inputs));
   PutCheckpoint(folder_ / "other", "old");
   EXPECT_THAT(
@@ -198,14 +200,14 @@ TEST_F(NewFolderTest, AnInputIsNeverReplacedNorWhatHoldsIt) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is an input")));
 }
 
-TEST_F(NewFolderTest, KilledAfterTheExchangeTheOldFolderIsRemovedByTheNextRun) {
+TEST_F(NewFolderTest, AKillAfterTheExchangeLetsTheNextRunRemoveTheOldFolder) {
   PutCheckpoint(out_, "old");
   Put(out_ / kMarker);
   PutCheckpoint(partial_, "older");
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, KilledBetweenTwoNamesTheOldFolderGetsItsOwnBack) {
+TEST_F(NewFolderTest, AKillBetweenTwoRenamesLetsTheOldFolderGetItsNameBack) {
   PutCheckpoint(replaced_, "old");
   PutCheckpoint(partial_, "half");
   Put(partial_ / kMarker);
@@ -217,13 +219,16 @@ TEST_F(NewFolderTest, KilledBetweenTwoNamesTheOldFolderGetsItsOwnBack) {
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, AFolderThatNoRunLeftIsInTheWay) {
+TEST_F(NewFolderTest, ATemporaryFolderThatNoRunLeftIsRefused) {
   PutCheckpoint(out_, "old");
-  PutCheckpoint(replaced_, "mine");
-  EXPECT_THAT(
-      NewFolder::Check(out_, /*overwrite=*/true),
-      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("is in the way")));
-  EXPECT_TRUE(fs::exists(replaced_ / "mine"));
+  for (const fs::path& folder : {partial_, replaced_}) {
+    PutCheckpoint(folder, "mine");
+    EXPECT_THAT(
+        NewFolder::Check(out_, /*overwrite=*/true),
+        StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("is in the way")));
+    EXPECT_TRUE(fs::exists(folder / "mine"));
+    fs::remove_all(folder);
+  }
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ class NewFileTest : public FolderTest {
   fs::path path_;
 };
 
-TEST_F(NewFileTest, ReplacesAFileOnlyWhenItIsFinished) {
+TEST_F(NewFileTest, ANewFileReplacesTheOldOneOnlyWhenItIsFinished) {
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "old"));
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto file, NewFile::Create(path_));
@@ -53,12 +53,12 @@ TEST_F(NewFileTest, TwoWritersDoNotShareATemporaryFile) {
                        HasSubstr("x.partial is being written by another run")));
   KVASIR_ASSERT_OK(first->Finish());
   EXPECT_EQ(ReadFile(path_), "first");
-  // The name is free, while the first writer still is there.
+  // The name is free although the first writer still exists.
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "second"));
   EXPECT_EQ(ReadFile(path_), "second");
 }
 
-TEST_F(NewFileTest, WhatAKilledWriterLeftIsWrittenOver) {
+TEST_F(NewFileTest, ThePartialFileOfAKilledWriterIsOverwritten) {
   std::ofstream(folder_ / "x.partial") << "much more than comes now";
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "little"));
   EXPECT_EQ(ReadFile(path_), "little");
@@ -75,7 +75,7 @@ TEST_F(NewFileTest, ACheckDoesNotDisturbAWriter) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
 }
 
-TEST_F(NewFileTest, ACheckFailsWhereNoFileCanBe) {
+TEST_F(NewFileTest, ACheckFailsIfNoFileCanBeCreated) {
   EXPECT_THAT(CheckWritable(folder_),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("cannot write " + folder_.string() + ": ")));
@@ -84,8 +84,8 @@ TEST_F(NewFileTest, ACheckFailsWhereNoFileCanBe) {
                        HasSubstr("none/x: No such file")));
 }
 
-// A limit on a file's size fails a write as a full disk does.
-TEST_F(NewFileTest, AFullDiskLeavesTheOldFileAndNoPart) {
+// A limit on the file size makes a write fail like a full disk.
+TEST_F(NewFileTest, AFullDiskLeavesTheOldFileAndNoPartialOne) {
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "old"));
   rlimit before;
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);

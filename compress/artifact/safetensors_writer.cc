@@ -106,9 +106,9 @@ absl::Status SafetensorsWriter::Finish() {
   if (header_room_bytes_ > 0) {
     std::string text = HeaderText(entries_);
     if (static_cast<int64_t>(text.size()) > header_room_bytes_) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(path_.string(), ": a header of ", text.size(),
-                       " bytes, room was left for ", header_room_bytes_));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          path_.string(), ": a header of ", text.size(),
+          " bytes, but there is only room for ", header_room_bytes_));
     }
     text.resize(static_cast<size_t>(header_room_bytes_), ' ');
     KVASIR_RETURN_IF_ERROR(file_->Rewrite(0, BytesOf(WithLength(text))));

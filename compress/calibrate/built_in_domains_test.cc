@@ -14,10 +14,10 @@
 namespace kvasir::compress {
 namespace {
 
-// What kvasir-compress takes of them where nothing else is said.
+// The default number of calibration tokens of kvasir-compress.
 constexpr int64_t kTokens = 114688;
 
-TEST(BuiltInDomainsTest, AreTheirFiles) {
+TEST(BuiltInDomainsTest, TextsAreThoseOfTheirFiles) {
   std::vector<std::string> names;
   size_t bytes = 0;
   for (const BuiltInDomain& domain : BuiltInDomains()) {
@@ -25,7 +25,7 @@ TEST(BuiltInDomainsTest, AreTheirFiles) {
     bytes += domain.text.size();
     EXPECT_EQ(domain.text.back(), '\n') << domain.name;
     EXPECT_EQ(domain.text.find('\0'), std::string_view::npos) << domain.name;
-    // No carriage returns, no blanks of another width: plain text.
+    // Plain text without carriage returns.
     EXPECT_EQ(domain.text.find('\r'), std::string_view::npos) << domain.name;
   }
   EXPECT_THAT(
@@ -33,7 +33,7 @@ TEST(BuiltInDomainsTest, AreTheirFiles) {
   EXPECT_LT(bytes, size_t{1'000'000});
 }
 
-TEST(BuiltInDomainsTest, EachHasItsShareOfTheTokens) {
+TEST(BuiltInDomainsTest, EachDomainHasItsShareOfTheTokens) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::unique_ptr<model::Tokenizer> tokenizer,
       model::Tokenizer::Load(std::string(std::getenv("KVASIR_SOURCE_DIR")) +
@@ -51,8 +51,8 @@ TEST(BuiltInDomainsTest, EachHasItsShareOfTheTokens) {
   EXPECT_EQ(sample.num_tokens(), kTokens);
 }
 
-// Where a plan is judged it must not have been made.
-TEST(BuiltInDomainsTest, EvaluationTextsHaveLinesOfTheirOwn) {
+// Plans must be judged on texts that they were not made from.
+TEST(BuiltInDomainsTest, EvaluationTextsHaveOtherLinesThanCalibrationTexts) {
   const std::filesystem::path folder =
       std::string(std::getenv("KVASIR_SOURCE_DIR")) +
       "/compress/calibrate/domains/evaluation";
@@ -66,7 +66,7 @@ TEST(BuiltInDomainsTest, EvaluationTextsHaveLinesOfTheirOwn) {
       ++lines;
       shared += domain.text.find(line) == std::string_view::npos ? 0 : 1;
     }
-    // Licences of code and questions of dialogues are alike everywhere.
+    // Licences in code and questions in dialogues are the same everywhere.
     EXPECT_LE(shared, lines / 5) << domain.name;
     EXPECT_GT(lines, 5) << domain.name;
   }

@@ -136,15 +136,16 @@ class Pace {
       if (!saved.ok()) {
         // A state that cannot be saved must not end hours of work.
         events_.on_message(absl::StrCat("warning: ", saved.message(),
-                                        "; calibration goes on"));
+                                        "; calibration continues"));
       }
     }
     if (!stops) return absl::OkStatus();
     return absl::CancelledError(
         state_path_.empty()
             ? "calibration stopped; without a cache nothing is kept"
-            : absl::StrCat("calibration stopped; the same command goes on: ",
-                           state_path_.string()));
+            : absl::StrCat(
+                  "calibration stopped; the same command continues it from ",
+                  state_path_.string()));
   }
 
   // Called within a unit of work; a stop takes effect at its end.
@@ -441,8 +442,8 @@ void Calibrator::AddHeadGradients(const Resident& resident,
     const at::Tensor ids = IdsOf(Sequence(sequence))[0].to(options_.device);
     size_t way = 0;
     const auto put = [&](const at::Tensor& gradient) {
-      std::vector<at::Tensor>& of_way = batch.gradients[way++];
-      of_way[index] =
+      std::vector<at::Tensor>& pass_gradients = batch.gradients[way++];
+      pass_gradients[index] =
           torch::autograd::grad({normal}, {hidden}, {gradient.unsqueeze(0)},
                                 /*retain_graph=*/true)[0];
     };
@@ -505,16 +506,16 @@ absl::Status Calibrator::Backward(const Resident& resident, MicroBatch& batch,
                                   LayerForward(program, tensors, rotation_,
                                                hidden, {.observer = &seen}));
           for (size_t way = 0; way < batch.gradients.size(); ++way) {
-            const bool of_weights = fisher && way == 0;
+            const bool by_weights = fisher && way == 0;
             at::Tensor& gradient = batch.gradients[way][index];
             const std::vector<at::Tensor> gradients = torch::autograd::grad(
                 {out},
-                {hidden, of_weights ? key : seen.key,
-                 of_weights ? value : seen.value},
+                {hidden, by_weights ? key : seen.key,
+                 by_weights ? value : seen.value},
                 {gradient},
                 /*retain_graph=*/way + 1 < batch.gradients.size());
             gradient = gradients[0];
-            if (of_weights) {
+            if (by_weights) {
               key_gradients[index] = gradients[1];
               value_gradients[index] = gradients[2];
             } else {
@@ -590,8 +591,8 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
   const bool cached = !options.cache.empty();
   if (options.parts.information && sample.num_domains() < 2) {
     events.on_message(
-        "warning: the calibration text is of one domain: whether a plan holds "
-        "on others cannot be told (each domain left out in turn)");
+        "warning: the calibration text has only one domain, so plans cannot be "
+        "judged on a domain that is left out");
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string weights_id, WeightsId(checkpoint));
   const std::string id = IdOf(weights_id, sample, options.parts);
@@ -647,27 +648,21 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
 
 }  // namespace
 
-absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
-                                          const CalibrationSample& sample,
-                                          const CalibrationParts& parts) {
-  KVASIR_ASSIGN_OR_RETURN(const std::string weights_id, WeightsId(checkpoint));
-  return IdOf(weights_id, sample, parts);
-}
-
 absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrationSample& sample,
                                          const CalibrateOptions& options,
                                          const CalibrateEvents& events) {
   if (sample.sequence_tokens > checkpoint.spec().max_position_embeddings) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "sequences of ", sample.sequence_tokens, " tokens, the model takes ",
-        checkpoint.spec().max_position_embeddings));
+    return absl::InvalidArgumentError(
+        absl::StrCat("sequences of ", sample.sequence_tokens,
+                     " tokens, but the model takes at most ",
+                     checkpoint.spec().max_position_embeddings));
   }
   if (sample.counted_sequences() < 1 || sample.counted_tokens_each() < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the sample counts no token: ", sample.counted_sequences(),
-                     " sequences of ", sample.sequence_tokens, ", of which ",
-                     sample.sink_tokens, " are sinks"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the sample has no counted token: ", sample.counted_sequences(),
+        " sequences of ", sample.sequence_tokens, ", of which ",
+        sample.sink_tokens, " are sinks"));
   }
   if (options.parts.information && options.parts.labels_per_position < 1) {
     return absl::InvalidArgumentError(

@@ -71,11 +71,6 @@ struct CalibrationRun {
                             // pass.
 };
 
-// Hash of the model's weights, the sample and the parts. Reads all weights.
-absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
-                                          const CalibrationSample& sample,
-                                          const CalibrationParts& parts);
-
 // Takes the result from the cache if it is there, also from a calibration with
 // more parts. Otherwise it resumes from a state in the cache, or begins. The
 // same tokens give the same numbers and id with any number of threads, after

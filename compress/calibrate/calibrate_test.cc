@@ -25,7 +25,7 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// sum over rows of x xT, one number at a time.
+// The sum over rows of x xT, computed number by number.
 at::Tensor NaiveGram(const at::Tensor& rows) {
   const int64_t width = rows.size(1);
   at::Tensor gram = at::zeros({width, width}, at::kDouble);
@@ -71,7 +71,7 @@ TEST_F(CalibrateTest, GramsSumsAndEnergiesEqualANaiveFloat64Computation) {
   }
 }
 
-TEST(AddGramTest, BlocksOfAWideGramMeet) {
+TEST(AddGramTest, BlocksCoverAWideGram) {
   const at::Tensor rows =
       at::sin(at::arange(3 * 1100, at::kFloat)).view({3, -1});
   at::Tensor gram = at::zeros({1100, 1100}, at::kDouble);
@@ -83,7 +83,7 @@ TEST(AddGramTest, BlocksOfAWideGramMeet) {
 }
 
 // Gradients of every layer's k_proj and v_proj by autograd over the whole
-// model; `shift` 1 is the true next token.
+// model. `shift` 1 means the true next token.
 struct WholeModelGradients {
   std::vector<at::Tensor> key, value;  // per layer
 };
@@ -186,7 +186,7 @@ TEST_F(CalibrateTest, LabelsAreShiftedByOneTokenAndNotByTwo) {
 }
 
 TEST(NextTokenLossTest, LossAndGradientAreThoseOfAutograd) {
-  // More rows of head than are read at a time, stored in bfloat16.
+  // More rows of the head than are read at a time, stored in bfloat16.
   const at::Tensor head = at::sin(at::arange(9000 * 8, at::kFloat))
                               .view({9000, 8})
                               .to(at::kBFloat16);
@@ -219,7 +219,7 @@ TEST_F(CalibrateTest, StreamingAndResidentModesSeeTheSame) {
 }
 
 TEST_F(CalibrateTest, ThreadsAndMicroBatchesDoNotChangeTheResult) {
-  // Products that are wide enough to be shared by threads.
+  // The products are wide enough to be shared by threads.
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   shape.hidden_size = 256;
@@ -240,8 +240,8 @@ TEST_F(CalibrateTest, ThreadsAndMicroBatchesDoNotChangeTheResult) {
   EXPECT_TRUE(one == bytes(2, 5));
 }
 
-// Then the products themselves are shared out, which may cost last bits.
-TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameButForRounding) {
+// The products themselves are then shared by threads, so last bits may differ.
+TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameUpToRounding) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   shape.hidden_size = 256;
@@ -262,8 +262,9 @@ TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameButForRounding) {
   }
 }
 
-TEST_F(CalibrateTest, BlasHasItsThreadsBackAfterwards) {
-  if (BlasThreads() == 0) GTEST_SKIP() << "a BLAS that does not tell";
+TEST_F(CalibrateTest, TheNumberOfBlasThreadsIsRestored) {
+  if (BlasThreads() == 0)
+    GTEST_SKIP() << "this BLAS does not report its threads";
   const ScopedBlasThreads two(2);
   KVASIR_EXPECT_OK(Run(Sample(2, 10), {.threads = 2}).status());
   EXPECT_EQ(BlasThreads(), 2);
@@ -290,17 +291,17 @@ TEST_F(CalibrateTest, AResumedRunEndsWithTheBytesOfAnUninterruptedOne) {
       }
       EXPECT_THAT(run.status(),
                   StatusIs(absl::StatusCode::kCancelled,
-                           HasSubstr("the same command goes on")));
+                           HasSubstr("the same command continues it")));
       ASSERT_LT(++stops, 20);
     }
     EXPECT_GE(stops, 2);
-    EXPECT_THAT(messages_, HasSubstr("going on where the last run"));
+    EXPECT_THAT(messages_, HasSubstr("resuming where the last run"));
     EXPECT_TRUE(want == CacheBytes(options.cache)) << "fisher " << fisher;
     stop_after_.reset();
   }
 }
 
-TEST_F(CalibrateTest, ACachedResultIsTakenAsItIs) {
+TEST_F(CalibrateTest, ACachedResultIsUsed) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -317,15 +318,13 @@ TEST_F(CalibrateTest, ACachedResultIsTakenAsItIs) {
     EXPECT_TRUE(at::equal(again.calibration.layers[l].key_fisher,
                           first.calibration.layers[l].key_fisher));
   }
-  // One that has more than is asked for serves as well.
+  // A calibration with more parts serves as well.
   options.parts.fisher = false;
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun less, Run(sample, options));
   EXPECT_TRUE(less.from_cache);
-  // As if there were nothing else in the cache.
+  // The result is as if the cache held nothing else.
   EXPECT_FALSE(less.calibration.has_fisher());
-  KVASIR_ASSERT_OK_AND_ASSIGN(
-      const std::string id, CalibrationId(*checkpoint_, sample, options.parts));
-  EXPECT_EQ(less.calibration.id, id);
+  EXPECT_EQ(less.calibration.id, Id(sample, options.parts));
   EXPECT_NE(less.calibration.id, first.calibration.id);
 }
 
@@ -365,7 +364,7 @@ TEST_F(CalibrateTest, ADamagedCacheFileIsMadeAgain) {
   damage("");
 }
 
-TEST_F(CalibrateTest, ADamagedStateIsBegunAnew) {
+TEST_F(CalibrateTest, ADamagedStateStartsTheCalibrationAgain) {
   const CalibrationSample sample = Sample(4, 10);
   CalibrateOptions options;
   options.cache = folder_ / "whole";
@@ -387,21 +386,21 @@ TEST_F(CalibrateTest, ADamagedStateIsBegunAnew) {
     std::ofstream(path, std::ios::binary) << bytes;
     KVASIR_ASSERT_OK(Run(sample, options).status());
     EXPECT_THAT(messages_, HasSubstr("is damaged"));
-    EXPECT_THAT(messages_, HasSubstr("calibration begins anew"));
+    EXPECT_THAT(messages_, HasSubstr("calibration starts again"));
     EXPECT_TRUE(want == CacheBytes(options.cache));
   }
 }
 
-TEST_F(CalibrateTest, AStateThatIsNotSavedOnTheWayDoesNotEndTheRun) {
+TEST_F(CalibrateTest, AStateThatCannotBeSavedDoesNotEndTheRun) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
   options.save_interval = absl::ZeroDuration();
   const std::filesystem::path state = CachePath(sample, options, ".state");
-  // No file can be written there.
+  // The folder prevents that a file is written there.
   std::filesystem::create_directories(state.string() + ".partial");
   KVASIR_ASSERT_OK(Run(sample, options).status());
-  EXPECT_THAT(messages_, HasSubstr("; calibration goes on"));
+  EXPECT_THAT(messages_, HasSubstr("; calibration continues"));
 
   std::filesystem::remove(CachePath(sample, options, ".safetensors"));
   stop_after_ = 4;
@@ -409,7 +408,7 @@ TEST_F(CalibrateTest, AStateThatIsNotSavedOnTheWayDoesNotEndTheRun) {
                                              HasSubstr(".state.partial")));
 }
 
-TEST_F(CalibrateTest, AResultThatIsNotSavedLeavesTheState) {
+TEST_F(CalibrateTest, AResultThatCannotBeSavedLeavesTheState) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -422,7 +421,7 @@ TEST_F(CalibrateTest, AResultThatIsNotSavedLeavesTheState) {
   EXPECT_TRUE(std::filesystem::exists(CachePath(sample, options, ".state")));
 }
 
-// Too many open files or a failing disk do not make a file damaged.
+// Too many open files or a failing disk do not mean that a file is damaged.
 TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsNotMadeAgain) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
@@ -430,7 +429,7 @@ TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsNotMadeAgain) {
   std::filesystem::create_directories(options.cache);
   for (const char* ending : {".state", ".safetensors"}) {
     const std::filesystem::path path = CachePath(sample, options, ending);
-    std::filesystem::create_symlink(path.filename(), path);  // leads nowhere
+    std::filesystem::create_symlink(path.filename(), path);  // points to itself
     const absl::Status status = Run(sample, options).status();
     EXPECT_FALSE(status.ok());
     EXPECT_THAT(std::string(status.message()),
@@ -441,18 +440,21 @@ TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsNotMadeAgain) {
 }
 
 TEST_F(CalibrateTest, WeightsThatAreNotFiniteAreRefusedWithTheirLayer) {
-  // What layer 2 sees is not finite.
+  // The input of layer 2 is not finite.
   PutLastNumber("model.layers.1.mlp.down_proj.weight", std::nanf(""));
-  EXPECT_THAT(Run(Sample(2, 10), {.parts = {.fisher = false}}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layer 2: what calibration measured")));
+  EXPECT_THAT(
+      Run(Sample(2, 10), {.parts = {.fisher = false}}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("layer 2: the calibration sums are not finite")));
 }
 
-TEST_F(CalibrateTest, SequencesLongerThanTheModelTakesAreRefused) {
+TEST_F(CalibrateTest, SequencesLongerThanTheContextAreRefused) {
   EXPECT_THAT(
       Run(Sample(1, 513), {}),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("sequences of 513 tokens, the model takes 512")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr(
+              "sequences of 513 tokens, but the model takes at most 512")));
 }
 
 int64_t StatusKilobytes(const char* field) {
@@ -466,7 +468,7 @@ int64_t StatusKilobytes(const char* field) {
   return -1;
 }
 
-// VmHWM is VmRSS again; kilobytes.
+// Resets VmHWM to VmRSS; kilobytes.
 int64_t ResetPeak() {
   std::ofstream("/proc/self/clear_refs") << "5";
   return StatusKilobytes("VmHWM:");
@@ -475,8 +477,8 @@ int64_t ResetPeak() {
 constexpr CalibrationParts kWaysBack[] = {
     {.fisher = true}, {.fisher = false, .information = true}};
 
-// Scores of many layers are what would fill memory if the layers' graphs were
-// kept.
+// If the layers' graphs were kept, the scores of many layers would fill the
+// memory.
 TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 24;
@@ -486,7 +488,7 @@ TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
   const CalibrationSample sample = Sample(2, 512);
   for (const CalibrationParts& parts : kWaysBack) {
     const CalibrateOptions options{.parts = parts, .threads = 1};
-    // What libtorch needs once is not ours.
+    // Memory that libtorch needs once does not count.
     KVASIR_ASSERT_OK(Run(Sample(1, 16), options).status());
     const int64_t before = ResetPeak();
     KVASIR_ASSERT_OK(Run(sample, options).status());
@@ -495,17 +497,17 @@ TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
         CostOfCalibration(*checkpoint_, sample, options);
     const int64_t scores = 8 * 512 * 512 * 4;  // of one layer
     EXPECT_LT(grown, 24 * scores / 2) << parts.fisher;
-    // What the tool says before it starts, and the allocator's slack: what it
-    // freed before lies in gaps that may not fit.
+    // The announced memory and the allocator's slack: freed blocks may leave
+    // gaps that later blocks do not fit in.
     EXPECT_LT(grown, cost.peak_bytes() + (int64_t{32} << 20)) << parts.fisher;
     EXPECT_GT(grown, 0) << parts.fisher;
   }
 }
 
-// Logits and a large embedding are what would fill memory. After the test of
-// layers: the allocator, once it has freed blocks as large as these, takes
-// others from where they leave gaps.
-TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsWhatIsTold) {
+// Here logits and a large embedding would fill the memory. This test must come
+// after the test of layers: once the allocator has freed blocks as large as
+// these, it takes later blocks from elsewhere and leaves gaps.
+TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsAsEstimated) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 1;
   shape.vocab_size = 400'000;
@@ -515,7 +517,7 @@ TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsWhatIsTold) {
        {CalibrationParts{.fisher = false}, kWaysBack[0], kWaysBack[1]}) {
     const CalibrateOptions options{.parts = parts};
     const CalibrationSample sample = Sample(1, 40);
-    // What libtorch needs once is not ours.
+    // Memory that libtorch needs once does not count.
     KVASIR_ASSERT_OK(Run(Sample(1, 2), options).status());
     const int64_t before = ResetPeak();
     KVASIR_ASSERT_OK(Run(sample, options).status());
@@ -529,7 +531,7 @@ TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsWhatIsTold) {
   }
 }
 
-TEST_F(CalibrateTest, FisherIsMostOfTheTimeThatIsTold) {
+TEST_F(CalibrateTest, FisherIsMostOfTheEstimatedTime) {
   const CalibrationSample sample = Sample(2, 64);
   const CalibrationCost cost = CostOfCalibration(*checkpoint_, sample, {});
   const CalibrationTime time = TimeOfCalibration(cost, 1e9);

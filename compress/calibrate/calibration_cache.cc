@@ -141,8 +141,8 @@ absl::StatusOr<std::optional<Calibration>> FindCached(
     }
     if (!CanBeMadeAnew(status)) return status;
     if (!absl::IsNotFound(status)) {
-      events.on_message(
-          absl::StrCat("warning: ", status.message(), "; it is made again"));
+      events.on_message(absl::StrCat("warning: ", status.message(),
+                                     "; the calibration is made again"));
     }
   }
   return std::nullopt;
@@ -170,7 +170,7 @@ absl::StatusOr<CalibrationState> FindState(const model::DecoderSpec& spec,
     absl::StatusOr<CalibrationState> state =
         StateFromFile(*file, id, spec, sample, options.parts);
     if (state.ok()) {
-      events.on_message("going on where the last run was stopped");
+      events.on_message("resuming where the last run stopped");
       return *std::move(state);
     }
     status = state.status();
@@ -178,7 +178,7 @@ absl::StatusOr<CalibrationState> FindState(const model::DecoderSpec& spec,
   if (!CanBeMadeAnew(status)) return status;
   if (!absl::IsNotFound(status)) {
     events.on_message(absl::StrCat("warning: ", status.message(),
-                                   "; calibration begins anew"));
+                                   "; calibration starts again"));
   }
   return StartState(spec, sample, options.parts);
 }

@@ -51,7 +51,7 @@ absl::StatusOr<CalibrationSample> SampleCalibration(
     if (id < 0 || id >= vocab_size) {
       return absl::InvalidArgumentError(absl::StrCat(
           "calibration token ", i, " is ", id, ", the model's vocabulary has ",
-          vocab_size, ": is the tokenizer another model's?"));
+          vocab_size, "; does the tokenizer belong to another model?"));
     }
   }
 

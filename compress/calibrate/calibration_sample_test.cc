@@ -15,7 +15,7 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// Token i is i.
+// A text whose token i is i.
 TokenStream Numbers(int64_t count) {
   TokenStream text;
   text.ids.resize(static_cast<size_t>(count));
@@ -23,7 +23,7 @@ TokenStream Numbers(int64_t count) {
   return text;
 }
 
-TEST(CalibrationSampleTest, WindowsAreDifferentAndRunsOfTheText) {
+TEST(CalibrationSampleTest, WindowsAreDifferentStretchesOfTheText) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
       SampleCalibration(Numbers(1007),
@@ -55,7 +55,7 @@ TEST(CalibrationSampleTest, ALargerSampleBeginsWithTheSmallerOne) {
   }
 }
 
-TEST(CalibrationSampleTest, SeedsTakeOtherWindows) {
+TEST(CalibrationSampleTest, EachSeedTakesOtherWindows) {
   const TokenStream text = Numbers(5000);
   auto sample = [&](uint64_t seed) {
     return SampleCalibration(
@@ -66,14 +66,15 @@ TEST(CalibrationSampleTest, SeedsTakeOtherWindows) {
   EXPECT_NE(sample(1), sample(2));
 }
 
-TEST(CalibrationSampleTest, ATextOfJustTheTokensIsEnough) {
+TEST(CalibrationSampleTest, ATextOfExactlyTheTokensIsEnough) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
       SampleCalibration(Numbers(16), {.tokens = 16, .sequence_tokens = 8}, 16));
   EXPECT_EQ(sample.num_sequences(), 2);
 }
 
-TEST(CalibrationSampleTest, ATooShortTextSaysWhatItHasAndWhatIsWanted) {
+TEST(CalibrationSampleTest,
+     ATooShortTextIsRefusedWithItsLengthAndTheNeededOne) {
   EXPECT_THAT(
       SampleCalibration(Numbers(15), {.tokens = 16, .sequence_tokens = 8}, 16),
       StatusIs(absl::StatusCode::kInvalidArgument,
@@ -94,7 +95,7 @@ TEST(CalibrationSampleTest, IdsOutsideTheVocabularyAreRefused) {
                HasSubstr("token 19 is 19, the model's vocabulary has 19")));
 }
 
-// Token i of domain d is 1000 d + i.
+// Texts whose token i of domain d is 1000 d + i.
 std::vector<DomainText> Domains(const std::vector<int64_t>& lengths) {
   std::vector<DomainText> domains;
   for (const int64_t length : lengths) {
@@ -106,7 +107,8 @@ std::vector<DomainText> Domains(const std::vector<int64_t>& lengths) {
   return domains;
 }
 
-TEST(SampleDomainsTest, EachHasAnEqualShareAndItsLastSequencesAreHeldOut) {
+TEST(SampleDomainsTest,
+     EachDomainHasAnEqualShareAndItsLastSequencesAreHeldOut) {
   const std::vector<DomainText> domains = Domains({300, 500, 220});
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
@@ -121,7 +123,7 @@ TEST(SampleDomainsTest, EachHasAnEqualShareAndItsLastSequencesAreHeldOut) {
     EXPECT_EQ(domain, i % 3);
     EXPECT_EQ(sample.DomainOf(i), domain);
   }
-  // Those that it would take alone.
+  // The same windows as if the domain were sampled by itself.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample alone,
       SampleCalibration(domains[1].text, {.tokens = 200, .sequence_tokens = 10},
@@ -160,7 +162,7 @@ TEST(SampleDomainsTest, DomainsOfOneNameAreRefused) {
                HasSubstr("two calibration domains are called a")));
 }
 
-TEST(SpreadRowsTest, RowsLieEvenlyBehindTheSinks) {
+TEST(SpreadRowsTest, RowsAreSpreadEvenlyAfterTheSinks) {
   CalibrationSample sample;
   sample.sequence_tokens = 12;
   sample.sequences.resize(7);
@@ -169,7 +171,7 @@ TEST(SpreadRowsTest, RowsLieEvenlyBehindTheSinks) {
     const std::vector<SampledRow> rows = SpreadRows(sample, limit);
     const int64_t count = std::min<int64_t>(limit, 70);
     ASSERT_EQ(static_cast<int64_t>(rows.size()), count);
-    std::vector<int64_t> of_sequence(7);
+    std::vector<int64_t> taken(7);
     int64_t last = -1;
     for (const SampledRow& row : rows) {
       EXPECT_GE(row.position, 2);
@@ -177,9 +179,9 @@ TEST(SpreadRowsTest, RowsLieEvenlyBehindTheSinks) {
       const int64_t token = row.sequence * 12 + row.position;
       EXPECT_GT(token, last);
       last = token;
-      ++of_sequence[static_cast<size_t>(row.sequence)];
+      ++taken[static_cast<size_t>(row.sequence)];
     }
-    for (const int64_t rows_of_it : of_sequence) {
+    for (const int64_t rows_of_it : taken) {
       EXPECT_LE(std::abs(7 * rows_of_it - count), 7) << limit;
     }
   }

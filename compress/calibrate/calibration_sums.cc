@@ -304,7 +304,7 @@ absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
   const std::optional<nlohmann::json> text = TextOf(file, kStateKind, id);
   const auto loss = file.tensors.find("loss_sum");
   if (!text || loss == file.tensors.end() || loss->second.numel() != 1) {
-    return absl::DataLossError("it is no state of this calibration");
+    return absl::DataLossError("it is not the state of this calibration");
   }
   CalibrationState state;
   state.layer = text->value("layer", int64_t{0});
@@ -364,7 +364,7 @@ absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
     });
     if (!finite) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", l, ": what calibration measured there is not finite: ",
+          "layer ", l, ": the calibration sums are not finite: ",
           "weights of this layer, or of one before it, are NaN or too large"));
     }
     result.layers.push_back(std::move(layer));
@@ -390,7 +390,7 @@ absl::StatusOr<Calibration> CalibrationFromFile(const TensorFile& file,
                                                 const CalibrationSample& sample,
                                                 const CalibrationParts& parts) {
   const std::optional<nlohmann::json> text = TextOf(file, kCalibrationKind, id);
-  if (!text) return absl::DataLossError("it is no calibration of this id");
+  if (!text) return absl::DataLossError("it is not the calibration of this id");
   Calibration calibration;
   calibration.id = id;
   calibration.num_tokens = text->value("num_tokens", int64_t{0});

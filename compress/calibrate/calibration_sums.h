@@ -15,7 +15,7 @@
 
 namespace kvasir::compress {
 
-// What is collected in addition to input Grams and query energies.
+// The parts of a calibration beside input Grams and query energies.
 struct CalibrationParts {
   bool fisher = true;
   bool rotated_keys = false;
@@ -73,8 +73,8 @@ int64_t SumBytes(const model::DecoderSpec& spec,
 // float64 and the same for any number of threads.
 void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram);
 
-// g gT of one sequence's tokens, over all draws, for one layer: [Hkv * D,
-// Hkv * D] float64.
+// The sums of g gT over the tokens and draws of one sequence in one layer, each
+// [Hkv * D, Hkv * D] float64.
 struct SequenceInformation {
   at::Tensor key;
   at::Tensor value;

@@ -103,8 +103,8 @@ LabelScores SampledLabelScores(
                        .sum(at::kDouble)
                        .item<double>();
     chance.div_(total);
-    at::Tensor of_rows = mean.slice(0, begin, end);
-    AddHeadProduct(chance, head, of_rows);
+    at::Tensor rows_mean = mean.slice(0, begin, end);
+    AddHeadProduct(chance, head, rows_mean);
     const at::Tensor here = chance.cpu().contiguous();
     for (int64_t t = begin; t < end; ++t) {
       const float* row = here.data_ptr<float>() + (t - begin) * vocab;

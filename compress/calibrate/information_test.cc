@@ -24,12 +24,13 @@ using ::testing::HasSubstr;
 constexpr CalibrationParts kInformation = {.fisher = false,
                                            .information = true};
 
-// Keys of 2 heads of 6.
+// Keys of 2 heads with 6 dims.
 constexpr int64_t kWidth = 12;
 
 class InformationTest : public CalibrateTest {
  protected:
-  // Domains in turn, each with one held out sequence, and two sinks.
+  // Sequences of three domains in turn, each with one held-out sequence, and
+  // two sink tokens.
   CalibrationSample DomainSample() const {
     CalibrationSample sample = Sample(9, 10);
     sample.domains = {"a", "b", "c"};
@@ -84,10 +85,10 @@ double Divergence(const at::Tensor& p_logits, const at::Tensor& q_logits) {
   return (p.exp() * (p - q)).sum().item<double>();
 }
 
-// sum over tokens t of KL(p || p with the error e at t alone) is to second
-// order N eT F e / 2. Copies of one sequence as domains give estimates of F
-// that are independent, and so what the mean of them may be off by.
-TEST_F(InformationTest, PredictsTheDivergenceOfASmallError) {
+// To second order, the sum over tokens t of KL(p || p with the error e at t) is
+// N eT F e / 2. Copies of one sequence as domains give independent estimates of
+// F, which show the error of their mean.
+TEST_F(InformationTest, ItPredictsTheDivergenceOfASmallError) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   Write(shape);
@@ -114,7 +115,7 @@ TEST_F(InformationTest, PredictsTheDivergenceOfASmallError) {
       one.of_key = of_key;
       const LayerCalibration& measured =
           run.calibration.layers[static_cast<size_t>(layer)];
-      // Not along an axis of anything.
+      // A direction that is not along any axis.
       at::Tensor direction =
           at::sin(at::arange(kWidth, at::kDouble) * 1.7 + 0.3 + of_key);
       const auto energy = [&](const at::Tensor& information) {
@@ -133,7 +134,7 @@ TEST_F(InformationTest, PredictsTheDivergenceOfASmallError) {
       }
       const double deviation = std::sqrt(variance / kCopies);
       EXPECT_LT(deviation, 0.1 * mean) << "more draws";
-      // Large against rounding, small against the curve's third order.
+      // Large compared with rounding, small compared with the third order.
       const double scale = std::sqrt(2e-5 / mean);
       double divergence = 0.0;
       for (const double sign : {1.0, -1.0}) {
@@ -153,7 +154,7 @@ TEST_F(InformationTest, PredictsTheDivergenceOfASmallError) {
   }
 }
 
-TEST_F(InformationTest, IsTheMeanOfItsDomainsByTokens) {
+TEST_F(InformationTest, ItIsTheMeanOfItsDomainsWeightedByTokens) {
   const CalibrationSample sample = DomainSample();
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run,
                               Run(sample, {.parts = kInformation}));
@@ -193,17 +194,17 @@ TEST_F(InformationTest, SumsLeaveOutSinksAndHeldOutSequences) {
   }
 }
 
-TEST_F(InformationTest, SampleRowsAreKeysBesideValuesAndTellWhereTheyAreFrom) {
+TEST_F(InformationTest, SampleRowsHoldKeysAndValuesWithTheirPlaces) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation};
-  options.parts.sample_rows = 20;  // of 72
+  options.parts.sample_rows = 20;  // ^20 of 72
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run, Run(sample, options));
   const Recorder seen = Record(sample);
   const std::vector<SampledRow> rows = SpreadRows(sample, 20);
   for (size_t l = 0; l < 3; ++l) {
     const LayerCalibration& layer = run.calibration.layers[l];
     ASSERT_EQ(layer.sample_rows.size(0), 20);
-    std::vector<int64_t> of_domain(3);
+    std::vector<int64_t> domain_rows(3);
     int64_t held_out = 0;
     for (int64_t r = 0; r < 20; ++r) {
       const SampledRow& row = rows[static_cast<size_t>(r)];
@@ -216,18 +217,18 @@ TEST_F(InformationTest, SampleRowsAreKeysBesideValuesAndTellWhereTheyAreFrom) {
       EXPECT_GE(position, 2);
       const auto domain = layer.sample_domains[r].item<int64_t>();
       EXPECT_EQ(domain, row.sequence % 3);
-      ++of_domain[static_cast<size_t>(domain)];
+      ++domain_rows[static_cast<size_t>(domain)];
       EXPECT_EQ(layer.sample_held_out[r].item<bool>(), row.sequence >= 6);
       held_out += row.sequence >= 6 ? 1 : 0;
     }
-    for (const int64_t count : of_domain) {
+    for (const int64_t count : domain_rows) {
       EXPECT_NEAR(static_cast<double>(count), 20.0 / 3.0, 1.0);
     }
     EXPECT_NEAR(static_cast<double>(held_out), 20.0 / 3.0, 1.0);
   }
 }
 
-// What calibration.h says of them, biases included.
+// The formulas of calibration.h, including biases.
 TEST_F(InformationTest, MomentsFollowFromTheGramAndTheWeights) {
   CalibrationSample sample = DomainSample();
   sample.held_out_sequences = 0;
@@ -242,7 +243,7 @@ TEST_F(InformationTest, MomentsFollowFromTheGramAndTheWeights) {
     const at::Tensor w = weights.key.to(at::kDouble);
     const at::Tensor mean = layer.input_sum / tokens;
     const at::Tensor c = layer.input_gram / tokens - at::outer(mean, mean);
-    // All tokens that count.
+    // All counted tokens.
     const at::Tensor keys =
         layer.sample_rows.slice(1, 0, kWidth).to(at::kDouble);
     ASSERT_EQ(keys.size(0), 72);
@@ -256,9 +257,9 @@ TEST_F(InformationTest, MomentsFollowFromTheGramAndTheWeights) {
   }
 }
 
-// Where keys do not turn, where a part of them does, and where heads share
-// none.
-TEST_F(InformationTest, IsOfKeysAndValuesOfEveryFamily) {
+// Models without RoPE, models that rotate a part of a head, and models with one
+// KV head per query head.
+TEST_F(InformationTest, EveryFamilyHasInformationOfKeysAndValues) {
   for (const model::Family family :
        {model::Family::kLlama, model::Family::kNeox, model::Family::kOpt}) {
     model::ModelShape shape = SmallShape();
@@ -282,7 +283,7 @@ TEST_F(InformationTest, IsOfKeysAndValuesOfEveryFamily) {
   }
 }
 
-TEST_F(InformationTest, MoreLabelsAreOtherDrawsOfTheSame) {
+TEST_F(InformationTest, MoreLabelsLowerTheErrorOfTheSameEstimate) {
   const CalibrationSample sample = DomainSample();
   auto information = [&](int64_t labels) {
     CalibrateOptions options{.parts = kInformation};
@@ -294,12 +295,12 @@ TEST_F(InformationTest, MoreLabelsAreOtherDrawsOfTheSame) {
   const at::Tensor many = information(160);
   const double one = RelativeError(information(1), many);
   const double sixteen = RelativeError(information(16), many);
-  // A quarter of the error, were each label independent of the others.
+  // If labels were independent, it would be a quarter of the error.
   EXPECT_LT(sixteen, 0.5 * one);
   EXPECT_GT(sixteen, 0.0);
 }
 
-TEST_F(InformationTest, FisherIsTheSameBesideIt) {
+TEST_F(InformationTest, FisherIsTheSameWithInformation) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun fisher, Run(sample, {}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -338,15 +339,15 @@ TEST_F(InformationTest, ThreadsAndStopsDoNotChangeTheResult) {
   stop_after_ = 4;
   int stops = 0;
   while (!Run(sample, options).ok()) {
-    EXPECT_THAT(messages_, HasSubstr(stops > 0 ? "going on where" : ""));
+    EXPECT_THAT(messages_, HasSubstr(stops > 0 ? "resuming where" : ""));
     ASSERT_LT(++stops, 20);
   }
-  // Once for each sequence, and not again for one that is done.
+  // Once for each sequence, and not again for sequences that are done.
   EXPECT_EQ(stops, 9);
   EXPECT_TRUE(want == CacheBytes(options.cache));
 }
 
-TEST_F(InformationTest, IsTakenFromTheCacheWhole) {
+TEST_F(InformationTest, TheCacheHoldsAllOfIt) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation, .cache = folder_ / "cache"};
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun made, Run(sample, options));
@@ -367,14 +368,14 @@ TEST_F(InformationTest, IsTakenFromTheCacheWhole) {
     EXPECT_TRUE(at::equal(a.domains[2].value_information,
                           b.domains[2].value_information));
   }
-  // Less is in it as well.
+  // Results with fewer parts come from it as well.
   options.parts = {.fisher = false};
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun less, Run(sample, options));
   EXPECT_TRUE(less.from_cache);
   EXPECT_FALSE(less.calibration.has_information());
   EXPECT_TRUE(less.calibration.layers[0].domains.empty());
   EXPECT_FALSE(less.calibration.layers[0].sample_rows.defined());
-  // Other draws, rows or held out sequences are not.
+  // Results with other draws, rows or held-out sequences do not.
   options.parts = kInformation;
   options.parts.labels_per_position = 2;
   EXPECT_FALSE(Run(sample, options)->from_cache);
@@ -394,7 +395,7 @@ TEST_F(InformationTest, OneDomainIsWarnedAbout) {
   EXPECT_EQ(messages_, "");
 }
 
-TEST_F(InformationTest, ASampleThatCountsNothingIsRefused) {
+TEST_F(InformationTest, ASampleWithoutCountedTokensIsRefused) {
   CalibrationSample sample = Sample(2, 10);
   sample.sink_tokens = 10;
   EXPECT_THAT(Run(sample, {.parts = kInformation}),
@@ -404,15 +405,15 @@ TEST_F(InformationTest, ASampleThatCountsNothingIsRefused) {
   sample.held_out_sequences = 2;
   EXPECT_THAT(Run(sample, {.parts = kInformation}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("counts no token: 0 sequences")));
+                       HasSubstr("has no counted token: 0 sequences")));
 }
 
 TEST_F(InformationTest, CostCountsRowsDomainsAndLabels) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation};
   const CalibrationCost one = CostOfCalibration(*checkpoint_, sample, options);
-  // Three layers: two matrices in float64 and of each domain in float32, and a
-  // row for each token that may be one.
+  // Three layers: two matrices in float64 and for each domain in float32, and a
+  // row for each token that can be sampled.
   const int64_t gram = 8 * (24 * 24 + 24 + 4 * 6);
   const int64_t matrices = 2 * kWidth * kWidth * (8 + 3 * 4);
   EXPECT_EQ(one.sum_bytes, 3 * (gram + matrices + 72 * 2 * kWidth * 4));
@@ -424,8 +425,9 @@ TEST_F(InformationTest, CostCountsRowsDomainsAndLabels) {
   EXPECT_EQ(three.forward_operations, one.forward_operations);
 }
 
-TEST(SampledLabelScoresTest, LabelsCutTheChancesAndGradientsAreAutograds) {
-  // More rows of head than are read at a time.
+TEST(SampledLabelScoresTest,
+     LabelsFollowTheProbabilitiesAndGradientsEqualAutograds) {
+  // More rows of the head than are read at a time.
   const at::Tensor head =
       at::sin(at::arange(9000 * 8, at::kFloat)).view({9000, 8});
   const at::Tensor ids = at::tensor(std::vector<int64_t>{5, 8999, 17, 8500});

@@ -7,11 +7,12 @@ namespace {
 
 at::Tensor Ramp() { return at::arange(1, 4, at::kDouble); }
 
-TEST(ShrunkTest, AddsAShareOfTheMeanEigenvalueToEach) {
+TEST(ShrunkTest, AShareOfTheMeanEigenvalueIsAddedToEach) {
   const at::Tensor information = at::diag(Ramp());  // trace 6
   const at::Tensor want = at::diag(Ramp() + 0.5 * 2.0);
   EXPECT_TRUE(at::allclose(Shrunk(information, 0.5), want));
-  EXPECT_TRUE(at::equal(information, at::diag(Ramp())));  // left as it was
+  // the input is unchanged
+  EXPECT_TRUE(at::equal(information, at::diag(Ramp())));
 }
 
 TEST(ShrunkTest, ARankOneInformationGetsAnInverse) {

@@ -61,7 +61,7 @@ std::vector<size_t> CutPoints(std::string_view text, size_t piece_bytes) {
 
 absl::StatusOr<std::optional<int32_t>> StartToken(
     const model::Tokenizer& tokenizer) {
-  // With an empty text, tokens before it cannot be told from tokens after it.
+  // With an empty text, tokens before and after it could not be distinguished.
   constexpr std::string_view kLetter = "a";
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<int32_t> whole,

@@ -24,7 +24,7 @@ absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
                                        const model::Tokenizer& tokenizer,
                                        int threads);
 
-// The same for a text in memory.
+// Encodes a text in memory. Errors of Tokenizer::Encode.
 absl::StatusOr<TokenStream> EncodeText(std::string_view text,
                                        const model::Tokenizer& tokenizer,
                                        int threads);

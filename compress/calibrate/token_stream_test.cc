@@ -13,14 +13,14 @@ using ::kvasir::base::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(TokenStreamTest, CutsOnlyBeforeLinesThatBeginWithText) {
+TEST(TokenStreamTest, TextsAreCutOnlyBeforeLinesThatBeginWithText) {
   EXPECT_THAT(CutPoints("", 4), ElementsAre(0));
   EXPECT_THAT(CutPoints("one line without end", 4), ElementsAre(0));
   EXPECT_THAT(CutPoints("aaaa\nbbbb\ncccc\n", 3), ElementsAre(0, 5, 10));
   EXPECT_THAT(CutPoints("aaaa\n bbb\n\ncc\ndd", 3), ElementsAre(0, 11));
 }
 
-TEST(TokenStreamTest, PiecesEncodeAsTheWholeDoes) {
+TEST(TokenStreamTest, PiecesEncodeLikeTheWholeText) {
   const std::string folder =
       std::string(std::getenv("KVASIR_SOURCE_DIR")) + "/models/tiny";
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
@@ -45,7 +45,7 @@ TEST(TokenStreamTest, PiecesEncodeAsTheWholeDoes) {
   for (const int32_t id : stream.ids) ASSERT_FALSE(tokenizer->IsSpecial(id));
 }
 
-TEST(TokenStreamTest, AFolderIsNoText) {
+TEST(TokenStreamTest, AFolderIsRefused) {
   const std::string folder =
       std::string(std::getenv("KVASIR_SOURCE_DIR")) + "/models/tiny";
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
@@ -55,8 +55,8 @@ TEST(TokenStreamTest, AFolderIsNoText) {
                        HasSubstr("want a regular file")));
 }
 
-// What a tokenizer appends is no start token.
-TEST(TokenStreamTest, TheStartTokenStandsBeforeTheText) {
+// A token that the tokenizer appends is not a start token.
+TEST(TokenStreamTest, TheStartTokenComesBeforeTheText) {
   const auto start = [](const std::string& single) {
     const base::TempFolder folder;
     folder.Write(

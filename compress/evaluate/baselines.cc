@@ -340,7 +340,7 @@ absl::StatusOr<Baseline> MakeThink(const Maker& m) {
 }
 
 absl::StatusOr<Baseline> MakeLowRank(const Maker& m) {
-  constexpr char kWant[] = "low-rank:RANK/WIDTH, as 160/1024";
+  constexpr char kWant[] = "low-rank:RANK/WIDTH, such as 160/1024";
   std::vector<std::string> numbers;
   if (m.name.words.size() == 1) numbers = absl::StrSplit(m.name.words[0], '/');
   int64_t rank = 0;
@@ -449,7 +449,7 @@ absl::StatusOr<PlannedName> ParsePlannedName(const std::string& text) {
     if (number.has_value()) *tokens = static_cast<uint32_t>(*number);
   }
   if (!name.words.empty() || !name.settings.empty() || name.repeats) {
-    return name.Refuse("sinks= and window= behind its folder, each once");
+    return name.Refuse("sinks= and window= after its folder, each once");
   }
   return planned;
 }
@@ -463,7 +463,7 @@ absl::StatusOr<Baseline> MakeBaseline(const BaselineRequest& request) {
   if (name.repeats) return name.Refuse("each setting once");
   if (request.decoder->plan().has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "baseline \"", name.text, "\" stands on an uncompressed model only"));
+        "baseline \"", name.text, "\" needs an uncompressed model"));
   }
   const model::DecoderSpec& spec = request.decoder->spec();
   KVASIR_ASSIGN_OR_RETURN(const ExactRows exact,

@@ -42,7 +42,7 @@ class BaselinesTest : public testing::Test {
   at::Tensor query_ = at::randn({1, 20, 4, 8});
 };
 
-TEST_F(BaselinesTest, PerTokenIsThePlanThatSaysSo) {
+TEST_F(BaselinesTest, PerTokenEqualsThePlanWithItsCodes) {
   kvasir::v1::KvPlan plan =
       plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::BF16);
   for (auto& layer : *plan.mutable_layers()) {
@@ -76,7 +76,7 @@ TEST_F(BaselinesTest, SixteenBitsChangeNothing) {
   EXPECT_EQ(Make("per-token:k16").candidate.kv_bytes_per_token, 128.0);
 }
 
-// The keys of a block share a range per channel; the tail is exact.
+// The keys of a block share a range per channel; the last tokens are exact.
 TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
   const Baseline kivi = Make("kivi:2,group=8,residual=8");
   const auto seen = kivi.transform->RotatedKey(0, key_, query_);
@@ -107,7 +107,7 @@ TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
   EXPECT_TRUE(at::equal(seen->values.slice(1, 16), key_.slice(1, 16)));
 }
 
-TEST_F(BaselinesTest, KivisQueriesDoNotSeeTheBlocksOfLaterTokens) {
+TEST_F(BaselinesTest, KiviQueriesDoNotSeeBlocksWithLaterTokens) {
   const Baseline kivi = Make("kivi:1,group=8,residual=8");
   const auto whole =
       decoder_.Logits(Ids(40), {.transform = kivi.transform.get()});
@@ -127,8 +127,8 @@ TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
     const at::Tensor exact = Logits(nullptr);
     EXPECT_LT(Difference(Logits(baseline.transform.get()), exact), 0.1) << name;
     EXPECT_GT(Difference(Logits(baseline.transform.get()), exact), 0.0) << name;
-    // Later layers see other keys than those of the uncompressed model, but
-    // hardly any is outside.
+    // Later layers get other keys than in the uncompressed model, but hardly
+    // any is outside its range.
     ClampCount count;
     const LayerHooks hooks = {.transform = baseline.transform.get(),
                               .clamp_count = &count};
@@ -146,7 +146,7 @@ TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
                        HasSubstr("calibration text")));
 }
 
-TEST_F(BaselinesTest, ThinkKeepsTheChannelsThatScoresLeanOn) {
+TEST_F(BaselinesTest, ThinkKeepsTheChannelsOfTheLargestScores) {
   const auto seen = Make("think:0.5,16").transform->RotatedKey(0, key_, query_);
   KVASIR_ASSERT_OK(seen);
   for (int64_t head = 0; head < 2; ++head) {
@@ -181,8 +181,8 @@ TEST_F(BaselinesTest, LowRankKeysLoseTheLeastSingularValues) {
   EXPECT_NEAR((have->values - key_).norm().item<double>(), lost, 1e-4 * lost);
 }
 
-TEST_F(BaselinesTest, BytesCountParametersAndWhatASequenceKeeps) {
-  // Two layers; 2 heads of 8 channels, 16 in all, on each side.
+TEST_F(BaselinesTest, BytesCountParametersAndFixedBytesOfASequence) {
+  // Two layers with 2 heads of 8 channels, 16 in all, on each side.
   const auto bytes = [&](const char* name) {
     return Make(name).candidate.kv_payload_bytes_per_token;
   };
@@ -190,7 +190,7 @@ TEST_F(BaselinesTest, BytesCountParametersAndWhatASequenceKeeps) {
     return Make(name).candidate.fixed_bytes_per_sequence;
   };
   EXPECT_EQ(bytes("per-token:k4,v2"), 2 * (2 * (4 + 4) + 2 * (2 + 4)));
-  // Keys: 16 codes of 2 bits, and 4 bytes per channel and 8 tokens. Values: two
+  // Keys: 16 codes of 2 bits, and 4 bytes per channel for 8 tokens. Values: two
   // runs of 8.
   EXPECT_EQ(bytes("kivi:2,group=8,residual=8"), 2 * (4 + 8 + 2 * (2 + 4)));
   EXPECT_EQ(fixed("kivi:2,group=8,residual=8"), 2 * 8 * (64 - 24));
@@ -228,13 +228,13 @@ TEST_F(BaselinesTest, SinksStayExactInEveryBaseline) {
     EXPECT_TRUE(at::equal(key->values.slice(1, 0, 3), key_.slice(1, 0, 3)));
     EXPECT_FALSE(at::equal(key->values, key_));
   }
-  // More sinks than tokens: nothing is coded.
+  // With more sinks than tokens nothing is coded.
   EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,sinks=41").transform.get()),
                        Logits(nullptr)),
             1e-5);
 }
 
-TEST_F(BaselinesTest, AWindowIsSeenAsItWasAndCodesBehindIt) {
+TEST_F(BaselinesTest, TokensInTheWindowAreExactAndOlderOnesCoded) {
   const at::Tensor exact = Logits(nullptr);
   EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,window=40").transform.get()),
                        exact),
@@ -245,7 +245,7 @@ TEST_F(BaselinesTest, AWindowIsSeenAsItWasAndCodesBehindIt) {
   EXPECT_GT(Difference(windowed.slice(1, 7), exact.slice(1, 7)), 1e-2);
 }
 
-TEST_F(BaselinesTest, SkippedLayersAreThoseAtBothEnds) {
+TEST_F(BaselinesTest, SkippedLayersAreTheFirstAndTheLast) {
   model::DecoderSpec spec = TestSpec();
   spec.layers.resize(5);
   const ReferenceDecoder deep = TestDecoder(2, std::nullopt, spec);
@@ -271,19 +271,20 @@ TEST_F(BaselinesTest, KiviWithoutAWindowCodesWholeBlocksAtOnce) {
       Make("kivi:2,group=8,residual=0").candidate.fixed_bytes_per_sequence, 0);
 }
 
-TEST_F(BaselinesTest, CodesOfOtherServersHaveTheBytesThatThoseHave) {
+TEST_F(BaselinesTest, CodesOfOtherServersHaveTheirBytes) {
   const auto of = [&](const ReferenceDecoder& decoder, const char* name) {
     const auto baseline = MakeBaseline({.name = name, .decoder = &decoder});
     KVASIR_EXPECT_OK(baseline);
     return baseline->candidate;
   };
-  // Two layers; 2 heads of 8 channels on each side. One float16 a head.
+  // Two layers with 2 heads of 8 channels on each side, and one float16 per
+  // head.
   EXPECT_EQ(of(decoder_, "rotated:k4,v3").kv_payload_bytes_per_token,
             2 * (2 * (4 + 2) + 2 * (3 + 2)));
   EXPECT_EQ(of(decoder_, "rotated:k4").kv_payload_bytes_per_token,
             2 * (2 * (4 + 2) + 32));
   EXPECT_EQ(of(decoder_, "fp8:e4m3").kv_payload_bytes_per_token, 2 * 32);
-  // Exact rows take the place of codes.
+  // Exact rows replace codes.
   EXPECT_EQ(
       of(decoder_, "rotated:k4,v3,sinks=4,window=6").fixed_bytes_per_sequence,
       2 * 10 * (64 - 22));
@@ -298,7 +299,7 @@ TEST_F(BaselinesTest, CodesOfOtherServersHaveTheBytesThatThoseHave) {
             2 * (2 * 64 + 2 * 18));
 }
 
-TEST(PlannedNameTest, AFolderMaySetTheTokensThatStayExact) {
+TEST(PlannedNameTest, AFolderMayBeFollowedByTheTokensThatStayExact) {
   const auto both = ParsePlannedName("a:b/model:window=128,sinks=4");
   KVASIR_ASSERT_OK(both);
   EXPECT_EQ(both->folder, "a:b/model");
@@ -326,7 +327,7 @@ TEST(PlannedNameTest, AFolderMaySetTheTokensThatStayExact) {
   }
 }
 
-TEST_F(BaselinesTest, NamesThatMeanNothingAreRefusedWithWhatIsWanted) {
+TEST_F(BaselinesTest, UnknownNamesAreRefusedWithTheKnownOnes) {
   for (const char* name : {"per-token:k5",
                            "per-token:4",
                            "per-token:k4,v4,x=1",

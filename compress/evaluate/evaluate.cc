@@ -120,9 +120,9 @@ absl::Status Evaluator::CheckText() const {
   }
   const int64_t windows = std::max(options_.min_windows, kFewestWindows);
   if (options_.max_windows > 0 && options_.max_windows < windows) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "at most ", options_.max_windows,
-        " windows are asked for, and at least ", windows, " wanted"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the largest number of windows is ", options_.max_windows,
+                     ", but the smallest is ", windows));
   }
   const auto have = static_cast<int64_t>(text_.ids.size());
   if (have < windows * text_per_window_) {
@@ -316,7 +316,7 @@ absl::Status Evaluator::RunTeacher() {
   }
   if (scored_bytes_ == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(text_.name, ": its tokens stand for no bytes"));
+        absl::StrCat(text_.name, ": its tokens have no bytes of text"));
   }
   summary_.model = teacher_.model;
   summary_.nats_per_token = MeanWithInterval(teacher_nats_).mean;

@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Make(const Bench& bench,
   return Evaluator::Create(bench.teacher, std::move(text), options);
 }
 
-// Mean loss of ids[first..] of one sequence, straight from the logits.
+// Mean loss of ids[first..] of one sequence, computed from the logits.
 double PlainLoss(const ReferenceDecoder& decoder, std::vector<int64_t> ids,
                  int64_t first) {
   const at::Tensor all = at::tensor(ids);
@@ -61,7 +61,7 @@ double PlainLoss(const ReferenceDecoder& decoder, std::vector<int64_t> ids,
   return nats / static_cast<double>(all.size(0) - first);
 }
 
-TEST(EvaluateTest, WindowsScoreTheirOwnTokensBehindTheStartToken) {
+TEST(EvaluateTest, WindowsScoreTheirOwnTokensAfterTheStartToken) {
   const Bench bench;
   const EvaluationText text = Text(60);
   const auto evaluator = Make(bench, text, Options());
@@ -103,7 +103,7 @@ TEST(EvaluateTest, TheTeacherAddsNothingToItself) {
   EXPECT_EQ(row->kv_payload_bytes_per_token, 128.0);
 }
 
-TEST(EvaluateTest, ACoarseCacheCostsWhatTheWindowsSay) {
+TEST(EvaluateTest, TheCostOfACoarseCacheIsThatOfItsWindows) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(200), Options());
   KVASIR_ASSERT_OK(evaluator);
@@ -148,7 +148,7 @@ TEST(EvaluateTest, ThreadsChangeNothing) {
   EXPECT_EQ(rows[0].repeat_nats_per_token, rows[1].repeat_nats_per_token);
 }
 
-TEST(EvaluateTest, TheRepeatTestScoresTheSecondCopyAlone) {
+TEST(EvaluateTest, TheRepeatTestScoresOnlyTheSecondCopy) {
   const Bench bench;
   const EvaluationText text = Text(60);
   EvaluateOptions options = Options();
@@ -161,7 +161,7 @@ TEST(EvaluateTest, TheRepeatTestScoresTheSecondCopyAlone) {
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
   ids.insert(ids.end(), text.ids.begin() + 30, text.ids.begin() + 37);
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
-  // Its first token does not follow from the first copy.
+  // The first token of the copy does not follow from the first copy.
   ASSERT_TRUE(row->repeat_nats_per_token.has_value());
   EXPECT_NEAR(
       *row->repeat_nats_per_token,
@@ -199,7 +199,7 @@ TEST(EvaluateTest, WithoutAStartTokenTheFirstTokenIsNotScored) {
               1e-5);
 }
 
-TEST(EvaluateTest, SaysWhatIsWrongWithTheInput) {
+TEST(EvaluateTest, InvalidInputIsRefusedWithTheReason) {
   const Bench bench;
   EXPECT_THAT(Make(bench, Text(54), Options()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -236,7 +236,7 @@ TEST(EvaluateTest, OneWindowHasNoInterval) {
                        HasSubstr("want 22: 2 windows of 11")));
 }
 
-TEST(EvaluateTest, AStartTokenIsOneOfTheVocabulary) {
+TEST(EvaluateTest, AStartTokenOutsideTheVocabularyIsRefused) {
   const Bench bench;
   EvaluationText text = Text(60);
   text.bos = 31;
@@ -245,7 +245,7 @@ TEST(EvaluateTest, AStartTokenIsOneOfTheVocabulary) {
                        HasSubstr("the start token is 31")));
 }
 
-TEST(EvaluateTest, ClampsAreCountedAnewForEveryRow) {
+TEST(EvaluateTest, ClampsAreCountedForEachRowSeparately) {
   const Bench bench;
   const auto baseline =
       MakeBaseline({.name = "per-channel:k2.pre",
@@ -265,7 +265,7 @@ TEST(EvaluateTest, ClampsAreCountedAnewForEveryRow) {
   EXPECT_EQ(rate(60), first);
 }
 
-TEST(EvaluateTest, NamesOfAnyBytesAreWritten) {
+TEST(EvaluateTest, NamesMayHoldAnyBytes) {
   Evaluation report;
   report.text = "caf\xe9.txt";
   report.rows.emplace_back().perplexity = HUGE_VAL;
@@ -274,7 +274,7 @@ TEST(EvaluateTest, NamesOfAnyBytesAreWritten) {
   EXPECT_TRUE(json["rows"][0]["perplexity"].is_null());
 }
 
-TEST(EvaluateTest, WeightsThatAreNotFiniteAreAnErrorThatNamesTheModel) {
+TEST(EvaluateTest, WeightsThatAreNotFiniteAreRefusedWithTheModel) {
   const Bench bench;
   ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
   parts.layers[1]["mlp.down_proj.weight"][0][0].fill_(std::nan(""));
@@ -305,7 +305,7 @@ TEST(EvaluateTest, ProgressCountsWindowsAndStops) {
   EXPECT_EQ(seen.size(), 7u);
 }
 
-TEST(EvaluateTest, APlanCountsWhatItStores) {
+TEST(EvaluateTest, ThePlanDeterminesTheBytes) {
   kvasir::v1::KvPlan plan =
       plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::F16);
   kvasir::v1::Part* part =
@@ -332,7 +332,7 @@ TEST(EvaluateTest, APlanCountsWhatItStores) {
   EXPECT_EQ(candidate->exact_window, 8);
 }
 
-TEST(EvaluateTest, TheReportHasTheAgreedFields) {
+TEST(EvaluateTest, TheReportHasAllFields) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(60), Options());
   KVASIR_ASSERT_OK(evaluator);

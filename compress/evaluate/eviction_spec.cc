@@ -33,8 +33,9 @@ absl::StatusOr<EvictionSpec> ParseEvictionSpec(
   const absl::StatusOr<plan::EvictionMethod> method =
       plan::ParseEvictionMethod(name);
   if (!method.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        method.status().message(), "; to be measured also recent or random"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(method.status().message(),
+                     "; an evaluation also takes recent or random"));
   }
   spec.settings.method = *method;
   return spec;
@@ -50,14 +51,14 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
   // ApplyEviction chooses sinks and recent tokens by the exact tokens that the
   // plan states. Without a plan they are those of the baseline, so they are
   // added here.
-  const auto say_exact = [&](uint32_t sinks, uint32_t window) {
+  const auto set_exact = [&](uint32_t sinks, uint32_t window) {
     if (plan.has_value()) return;
     for (kvasir::v1::LayerPlan& layer : *evicts.mutable_layers()) {
       layer.set_exact_sinks(sinks);
       layer.mutable_key()->set_exact_window(window);
     }
   };
-  say_exact(exact_sinks, exact_window);
+  set_exact(exact_sinks, exact_window);
   KVASIR_RETURN_IF_ERROR(plan::ApplyEviction(spec.settings, shape, &evicts));
   for (kvasir::v1::LayerPlan& layer : *evicts.mutable_layers()) {
     if (!layer.has_eviction()) continue;
@@ -68,12 +69,12 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
     if (!plan.has_value() &&
         (eviction.sinks() < exact_sinks || eviction.recent() < exact_window)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "what a baseline keeps exact must stay: want sinks >= ", exact_sinks,
-          " and recent >= ", exact_window, ", have ", eviction.sinks(), " and ",
-          eviction.recent()));
+          "tokens that a baseline keeps exact must stay: want sinks >= ",
+          exact_sinks, " and recent >= ", exact_window, ", have ",
+          eviction.sinks(), " and ", eviction.recent()));
     }
   }
-  say_exact(0, 0);
+  set_exact(0, 0);
   KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(evicts, shape));
   return evicts;
 }

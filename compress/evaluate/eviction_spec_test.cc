@@ -39,7 +39,7 @@ at::Tensor Ids(int64_t tokens) {
   return at::randint(0, 31, {2, tokens}, at::kLong);
 }
 
-// What stays of each layer, sequence, unit and length.
+// The positions that stay, by layer, sequence, unit and length.
 class Recorder final : public LayerObserver {
  public:
   using Place = std::array<int64_t, 4>;
@@ -66,7 +66,7 @@ Ran Execute(const Candidate& candidate) {
   return {hidden.ok() ? *hidden : at::Tensor(), std::move(recorder.kept)};
 }
 
-TEST(EvictionSpecTest, NamesAndBudgets) {
+TEST(EvictionSpecTest, NamesAndBudgetsAreParsed) {
   EXPECT_EQ(Spec("q-hitter", "0.2").name, "q-hitter 0.2");
   EXPECT_EQ(Spec("recent", "8").settings.sinks, 0u);
   EXPECT_EQ(Spec("random", "8").random_seed, 7u);
@@ -91,7 +91,7 @@ TEST(EvictionSpecTest, ABudgetOfTheWholeWindowChangesNothing) {
             1e-4);
 }
 
-TEST(EvictionSpecTest, TokensUpToTheBudgetAreAsTheyWere) {
+TEST(EvictionSpecTest, TokensUpToTheBudgetAreUnchanged) {
   const ReferenceDecoder decoder = TestDecoder();
   const Candidate whole = *MakeCandidate("whole", decoder);
   for (const char* name :
@@ -111,7 +111,7 @@ TEST(EvictionSpecTest, TokensUpToTheBudgetAreAsTheyWere) {
   }
 }
 
-TEST(EvictionSpecTest, RecentAloneIsTheLatestTokens) {
+TEST(EvictionSpecTest, RecentKeepsOnlyTheLatestTokens) {
   const ReferenceDecoder decoder = TestDecoder();
   const auto recent =
       Evicting(*MakeCandidate("whole", decoder), Spec("recent", "4"));
@@ -120,10 +120,10 @@ TEST(EvictionSpecTest, RecentAloneIsTheLatestTokens) {
   EXPECT_EQ(ran.kept.at({0, 1, 0, 10}), (std::vector<int64_t>{6, 7, 8, 9}));
 }
 
-// Of Q-Hitter without attention, the tokens stay whose codes lose least; what
-// numbers are rounded by is no loss of codes; and what the plan says is what is
-// put on top of it.
-TEST(EvictionSpecTest, WhatCodesLoseDecidesWhoStays) {
+// Q-Hitter without attention keeps the tokens whose codes lose least. The
+// rounding of plain numbers is no such loss. An eviction that the plan states
+// gives the same result as one that is added to the plan.
+TEST(EvictionSpecTest, TheErrorOfCodesDecidesWhichTokensStay) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
   for (auto& layer : *plan.mutable_layers()) {
@@ -141,7 +141,8 @@ TEST(EvictionSpecTest, WhatCodesLoseDecidesWhoStays) {
   const EvictionSpec spec = Spec("q-hitter", "9", settings);
   const auto evicting = Evicting(*MakeCandidate("coded", coded), spec);
   KVASIR_ASSERT_OK(evicting);
-  // The prompt's end is no point that a token sees; one token more is.
+  // No token sees an eviction at the end of the prompt; with one token more
+  // there is one.
   const at::NoGradGuard no_grad;
   (*evicting->rules)[0]->prompt_tokens = 20;
   Recorder recorder;
@@ -190,7 +191,7 @@ TEST(EvictionSpecTest, WhatCodesLoseDecidesWhoStays) {
   EXPECT_EQ(by_plan.kept, Execute(on_top->candidate).kept);
 }
 
-// Whole keys and values in codes, with exact tokens beside them.
+// Whole keys and values in codes, and exact tokens.
 kvasir::v1::KvPlan CodedPlan(const plan::ExactTokens& exact) {
   kvasir::v1::KvPlan plan =
       plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::F32);
@@ -216,8 +217,9 @@ TEST(EvictionSpecTest, RecentKeepsTheSinksThatAPlanKeepsExact) {
             (std::vector<int64_t>{0, 1, 2, 7, 8, 9}));
 }
 
-// As a plan's own exact tokens do: rows of both are to be compared.
-TEST(EvictionSpecTest, ABaselinesExactTokensAreTheLeastThatStay) {
+// A baseline's exact tokens act like a plan's, so that rows of both can be
+// compared.
+TEST(EvictionSpecTest, ABaselinesExactTokensAlwaysStay) {
   const ReferenceDecoder decoder = TestDecoder();
   for (const auto& [exact, sinks, recent] :
        {std::tuple("sinks=2,window=8", 4, 64),
@@ -248,7 +250,8 @@ TEST(EvictionSpecTest, ABaselinesExactTokensAreTheLeastThatStay) {
   }
 }
 
-// Side pages are pages of the layers, which eviction's planes make larger.
+// Exact rows are stored in pages of their layers, which the planes of an
+// eviction make larger.
 TEST(EvictionSpecTest, FixedBytesAreThoseOfPagesWithPlanes) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);
@@ -266,7 +269,7 @@ TEST(EvictionSpecTest, FixedBytesAreThoseOfPagesWithPlanes) {
   EXPECT_GT(planned.fixed_bytes_per_sequence, before.fixed_bytes_per_sequence);
 }
 
-TEST(EvictionSpecTest, ACandidateSaysWhatItSaves) {
+TEST(EvictionSpecTest, ACandidateReportsItsBytes) {
   plan::EvictionSettings settings = kTiny;
   settings.lambda = 0.25;
   const ReferenceDecoder decoder = TestDecoder();
@@ -276,11 +279,11 @@ TEST(EvictionSpecTest, ACandidateSaysWhatItSaves) {
   const auto json = [&](const char* name, const char* budget) {
     const auto evicting = Evicting(whole, Spec(name, budget, settings));
     KVASIR_EXPECT_OK(evicting);
-    const nlohmann::ordered_json told =
+    const nlohmann::ordered_json summary =
         EvictionJson(*evicting->candidate.evicts, 24);
     EXPECT_EQ(SlotsOfPrompt(*evicting->candidate.layout, 24),
-              told["kept_slots"]);
-    return told;
+              summary["kept_slots"]);
+    return summary;
   };
   EXPECT_EQ(json("q-hitter", "0.25"),
             nlohmann::ordered_json::parse(R"({"method": "q-hitter",
@@ -289,7 +292,7 @@ TEST(EvictionSpecTest, ACandidateSaysWhatItSaves) {
   EXPECT_EQ(json("random", "9")["method"], "random");
   EXPECT_EQ(json("recent", "9")["sinks"], 0);
   EXPECT_EQ(json("streaming", "9")["kept_slots"], 9);
-  // What a plan says of itself.
+  // The summary of the plan's own eviction.
   kvasir::v1::KvPlan evicts = CodedPlan({.sinks = 1});
   KVASIR_ASSERT_OK(plan::ApplyEviction(
       Spec("h2o", "9").settings, model::AttentionShapeOf(TestSpec()), &evicts));
@@ -300,7 +303,7 @@ TEST(EvictionSpecTest, ACandidateSaysWhatItSaves) {
   EXPECT_EQ(SlotsOfPrompt(*own.layout, 24), 9);
 }
 
-TEST(EvictionSpecTest, BaselinesEvictToo) {
+TEST(EvictionSpecTest, BaselinesCanEvict) {
   const ReferenceDecoder decoder = TestDecoder();
   const auto baseline =
       MakeBaseline({.name = "per-token:k2,v2", .decoder = &decoder});
@@ -312,7 +315,7 @@ TEST(EvictionSpecTest, BaselinesEvictToo) {
   const auto h2o = Evicting(baseline->candidate, Spec("h2o", "8"));
   KVASIR_ASSERT_OK(q_hitter);
   KVASIR_ASSERT_OK(h2o);
-  // What codes lose makes a difference.
+  // The errors of codes make a difference.
   EXPECT_NE(Execute(q_hitter->candidate).kept, Execute(h2o->candidate).kept);
 }
 

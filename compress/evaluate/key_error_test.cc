@@ -49,14 +49,15 @@ ReferenceDecoder WithKeysTimes(double factor) {
   return MakeDecoder(std::move(parts), ExactPlan());
 }
 
-TEST(KeyErrorTest, AnExactCacheHasNone) {
+TEST(KeyErrorTest, AnExactCacheHasNoError) {
   EXPECT_EQ(Measure(WithKeysTimes(1.0)).relative, 0.0);
 }
 
-// Layers see the teacher's inputs, so that errors of one do not reach the next.
+// Each layer gets the teacher's inputs, so errors of one layer do not reach the
+// next.
 TEST(KeyErrorTest, ErrorsAreRelativeToTheCentredKeysOfEveryLayer) {
   const ReferenceDecoder teacher = TestDecoder();
-  // What centring takes away, by layer, straight from the inputs.
+  // The inputs of each layer, to compute what centring removes.
   class Inputs : public LayerObserver {
    public:
     void OnAttentionInput(int64_t layer, const at::Tensor& x) override {
@@ -80,7 +81,7 @@ TEST(KeyErrorTest, ErrorsAreRelativeToTheCentredKeysOfEveryLayer) {
   EXPECT_NEAR(Measure(WithKeysTimes(1.5)).relative, std::sqrt(expected), 1e-5);
 }
 
-TEST(KeyErrorTest, TheAnalysisSaysTwoToTheMinusBitsOfPlainChannels) {
+TEST(KeyErrorTest, TheErrorOfPlainChannelsIsTwoToTheMinusBits) {
   ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
   kvasir::v1::KvPlan plan = ExactPlan();
   for (size_t l = 0; l < 2; ++l) {
@@ -96,12 +97,12 @@ TEST(KeyErrorTest, TheAnalysisSaysTwoToTheMinusBitsOfPlainChannels) {
   const KeyError error = Measure(MakeDecoder(std::move(parts), plan));
   ASSERT_TRUE(error.predicted.has_value());
   EXPECT_NEAR(*error.predicted, 1.0 / 16, 1e-12);
-  // Steps of 0.27 on keys of deviation near 0.45.
+  // Steps of 0.27, for keys with a deviation near 0.45.
   EXPECT_GT(error.relative, 0.05);
   EXPECT_LT(error.relative, 0.5);
 }
 
-TEST(KeyErrorTest, OtherCodesHaveNoAnalysis) {
+TEST(KeyErrorTest, OtherCodesHaveNoPrediction) {
   EXPECT_FALSE(Measure(WithKeysTimes(1.0)).predicted.has_value());
 }
 

@@ -7,7 +7,7 @@
 namespace kvasir::compress {
 namespace {
 
-TEST(PairedIntervalTest, QuantilesAreThoseOfTheTables) {
+TEST(PairedIntervalTest, QuantilesEqualThoseOfTables) {
   EXPECT_NEAR(TQuantile(0.975, 1), 12.7062, 1e-3);
   EXPECT_NEAR(TQuantile(0.975, 2), 4.30265, 1e-4);
   EXPECT_NEAR(TQuantile(0.975, 10), 2.22814, 1e-5);
@@ -19,12 +19,12 @@ TEST(PairedIntervalTest, QuantilesAreThoseOfTheTables) {
 TEST(PairedIntervalTest, MeanAndIntervalOfAFewNumbers) {
   const PairedInterval interval = MeanWithInterval({1.0, 2.0, 3.0});
   EXPECT_DOUBLE_EQ(interval.mean, 2.0);
-  // The deviation is 1, its error 1 / sqrt 3.
+  // The standard deviation is 1, the standard error 1 / sqrt 3.
   EXPECT_NEAR(interval.high - 2.0, 4.30265 / std::sqrt(3.0), 1e-4);
   EXPECT_NEAR(interval.high - 2.0, 2.0 - interval.low, 1e-12);
 }
 
-TEST(PairedIntervalTest, OneNumberSaysNothingOfItsError) {
+TEST(PairedIntervalTest, OneNumberHasAnInfiniteInterval) {
   EXPECT_TRUE(std::isinf(MeanWithInterval({1.0}).high));
   EXPECT_EQ(MeanWithInterval({0.5, 0.5}).high, 0.5);
 }

@@ -18,7 +18,7 @@ absl::StatusOr<at::Tensor> ToFloat16(const at::Tensor& scales) {
   if (!at::isfinite(stored).all().item<bool>()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a row has the scale ", scales.abs().max().item<double>(),
-                     ", beyond a float16's 65504"));
+                     ", above the greatest float16, 65504"));
   }
   return stored;
 }

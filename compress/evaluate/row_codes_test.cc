@@ -25,7 +25,7 @@ at::Tensor Coded(const absl::StatusOr<at::Tensor>& rows) {
 }
 
 // Max 1960, table I.
-TEST(CodeRotatedTest, ErrorIsMaxsAndOutliersDoNotRaiseIt) {
+TEST(CodeRotatedTest, TheErrorIsThatOfMaxAndOutliersDoNotRaiseIt) {
   at::manual_seed(7);
   const at::Tensor normal = at::randn({500, 3, 64});
   at::Tensor outliers = normal.clone();
@@ -41,7 +41,7 @@ TEST(CodeRotatedTest, ErrorIsMaxsAndOutliersDoNotRaiseIt) {
   }
 }
 
-TEST(CodeRotatedTest, RowsKeepTheirLengthsToAFloat16) {
+TEST(CodeRotatedTest, RowsKeepTheirLengthsUpToAFloat16) {
   at::manual_seed(8);
   for (const int64_t width : {1, 2, 24, 64, 80, 128}) {
     const at::Tensor rows = at::randn({40, width}) * 3;
@@ -51,7 +51,7 @@ TEST(CodeRotatedTest, RowsKeepTheirLengthsToAFloat16) {
   }
 }
 
-TEST(CodeRotatedTest, ARowDependsOnItselfAlone) {
+TEST(CodeRotatedTest, ARowDependsOnlyOnItself) {
   at::manual_seed(9);
   const at::Tensor rows = at::randn({2, 9, 3, 64});
   const at::Tensor all = Coded(CodeRotated(rows, 3));
@@ -62,7 +62,7 @@ TEST(CodeRotatedTest, ARowDependsOnItselfAlone) {
             1e-5);
 }
 
-TEST(CodeRotatedTest, RowsOfZerosStayZerosAndNoRowsNone) {
+TEST(CodeRotatedTest, RowsOfZerosStayZerosAndNoRowsGiveNoRows) {
   EXPECT_TRUE(
       Coded(CodeRotated(at::zeros({2, 64}), 4)).eq(0).all().item<bool>());
   EXPECT_EQ(Coded(CodeRotated(at::zeros({0, 64}), 4)).numel(), 0);
@@ -91,9 +91,9 @@ TEST(CodeGgmlTest, Q8HasAScaleOf127thsAndRoundsHalvesAway) {
   EXPECT_EQ(coded[0][3].item<float>(), 2.0f);
 }
 
-// quantize_row_q4_0_ref: the greatest magnitude is code 0, the other end of the
-// range one step shorter.
-TEST(CodeGgmlTest, Q4IsExactAtTheGreatestAndCutAtTheOtherEnd) {
+// quantize_row_q4_0_ref: the greatest magnitude has code 0; the range is one
+// step shorter at the other end.
+TEST(CodeGgmlTest, Q4IsExactAtTheGreatestMagnitudeAndClampsAtTheOtherEnd) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = 8.0;
   row[0][1] = -8.0;
@@ -135,7 +135,7 @@ TEST(CodeGgmlTest, ZerosStayZeros) {
   }
 }
 
-TEST(RoundToFloat8Test, NumbersOfTheTypesAreThemselvesAndOthersGoToTheNearest) {
+TEST(RoundToFloat8Test, NumbersRoundToTheNearestOfTheType) {
   const at::Tensor numbers =
       at::tensor({0.0f, 1.0f, -448.0f, 0.0625f, 0x1p-9f, 1.0625f, 1.1875f,
                   500.0f, 0x1p-10f, 0x1.8p-9f});
@@ -148,7 +148,7 @@ TEST(RoundToFloat8Test, NumbersOfTheTypesAreThemselvesAndOthersGoToTheNearest) {
       at::tensor({57344.0f, 57344.0f, 0x1p-16f, 1.0f, 1.5f})));
 }
 
-TEST(RoundToFloat8Test, ThereAreAsManyNumbersAsATypeOfEightBitsHas) {
+TEST(RoundToFloat8Test, TheTypeHasTheNumbersOfEightBits) {
   const at::Tensor all =
       RoundToFloat8(at::linspace(-460, 460, 2000001), Float8::kE4M3);
   std::set<float> numbers;
@@ -156,8 +156,8 @@ TEST(RoundToFloat8Test, ThereAreAsManyNumbersAsATypeOfEightBitsHas) {
   for (int64_t i = 0; i < flat.numel(); ++i) {
     numbers.insert(flat.data_ptr<float>()[i]);
   }
-  // Of 256: 2 NaN, two zeros that are one; some of the least are between the
-  // samples.
+  // 256 codes minus 2 NaN and one of the two zeros. Some of the smallest
+  // numbers lie between the samples.
   EXPECT_LE(numbers.size(), 253u);
   EXPECT_GE(numbers.size(), 220u);
 }

@@ -157,9 +157,9 @@ absl::StatusOr<KvPlan> Plan(const PlanRequest& request,
                           HeadGroups(request, options.group_heads));
   std::vector<LayerEnergies> energies;
   for (int64_t layer = 0; layer < request.spec.num_layers(); ++layer) {
-    KVASIR_ASSIGN_OR_RETURN(LayerEnergies of_layer,
+    KVASIR_ASSIGN_OR_RETURN(LayerEnergies layer_energies,
                             MeasureLayer(request, options, groups, layer));
-    energies.push_back(std::move(of_layer));
+    energies.push_back(std::move(layer_energies));
   }
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<LayerBudget> budgets,

@@ -10,7 +10,7 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// Bytes go up in steps of 8 from 64 on: what ranks in multiples do.
+// Bytes grow in steps of 8 from 64 on, as with ranks in multiples.
 KeepSearch Steps(double want, int* plans = nullptr) {
   KeepSearch search;
   search.want_bytes = want;
@@ -28,7 +28,7 @@ KeepSearch Steps(double want, int* plans = nullptr) {
   return search;
 }
 
-TEST(KeepSearchTest, TakesThePlanOfMostBytesThatAreNotTooMany) {
+TEST(KeepSearchTest, TheLargestPlanWithinTheBytesIsFound) {
   for (const double want : {120.0, 127.0, 300.0, 501.5, 863.0}) {
     int plans = 0;
     KVASIR_ASSERT_OK_AND_ASSIGN(const FoundPlan found,
@@ -40,14 +40,14 @@ TEST(KeepSearchTest, TakesThePlanOfMostBytesThatAreNotTooMany) {
   }
 }
 
-TEST(KeepSearchTest, MoreBytesThanThereAreKeepEverything) {
+TEST(KeepSearchTest, MoreBytesThanEverythingTakesKeepEverything) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const FoundPlan found,
                               PlanForBytes(Steps(5000.0)));
   EXPECT_EQ(found.keep, 1.0);
   EXPECT_EQ(found.bytes, 864.0);
 }
 
-TEST(KeepSearchTest, BytesBelowTheLeastPlanAreRefusedWithIts) {
+TEST(KeepSearchTest, BytesBelowTheSmallestPlanAreRefusedWithItsBytes) {
   EXPECT_THAT(
       PlanForBytes(Steps(100.0)),
       StatusIs(absl::StatusCode::kInvalidArgument,
@@ -55,7 +55,7 @@ TEST(KeepSearchTest, BytesBelowTheLeastPlanAreRefusedWithIts) {
                          "plan found takes 104 (below the least ranks)")));
 }
 
-TEST(KeepSearchTest, OtherFailuresOfAPlannerAreItsOwn) {
+TEST(KeepSearchTest, OtherErrorsOfThePlannerAreReturned) {
   KeepSearch search = Steps(300.0);
   search.plan = [](double) -> absl::StatusOr<kvasir::v1::KvPlan> {
     return absl::FailedPreconditionError("no calibration");

@@ -19,7 +19,8 @@ KvPlan Plan(const PlanRequest& request, const LorcOptions& options) {
   return plan.ok() ? *plan : KvPlan{};
 }
 
-// The rank of a layer that is stored as it is: left out, or all of it kept.
+// The rank of a layer that is stored as it is, because it is left out or kept
+// whole.
 constexpr int64_t kWhole = 0;
 
 // One rank per layer.
@@ -34,7 +35,7 @@ std::vector<int64_t> LayerRanks(const KvPlan& plan) {
   return ranks;
 }
 
-// Singular values 1, and 1 / condition once.
+// A matrix of singular values 1, except one that is 1 / condition.
 at::Tensor WithCondition(int64_t rows, int64_t columns, double condition) {
   at::Tensor weight = at::eye(rows, columns);
   weight[rows / 2][rows / 2] = 1 / condition;
@@ -46,8 +47,9 @@ class LorcTest : public ::testing::Test {
   // Keys and values of 32 numbers in 3 layers; 192 in all.
   PlanRequest request_ = RequestOf(
       {.layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16, .hidden = 64});
-  // Key and value condition numbers. Logarithms of the cumulative products:
-  // 4, 3 and 2, so equation 13 gives 32, 16 + d_min / 2 and d_min.
+  // Key and value condition numbers. The logarithms of the cumulative products
+  // are 4, 3 and 2, so equation 13 gives the ranks 32, 16 + d_min / 2 and
+  // d_min.
   std::vector<std::pair<double, double>> conditions_ = {
       {10, 1}, {5, 2}, {4, 25}};
 
@@ -92,7 +94,7 @@ TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankSolved) {
   EXPECT_EQ(plan.provenance().decomposition(), "svd");
 }
 
-TEST_F(LorcTest, TheLeastRankMayBeGiven) {
+TEST_F(LorcTest, TheLeastRankCanBeGiven) {
   EXPECT_THAT(LayerRanks(Plan(request_, {.min_rank = 16})),
               ElementsAre(kWhole, 24, 16));
 }
@@ -111,7 +113,7 @@ TEST_F(LorcTest, LayersAboveTheThresholdStayAsTheyAre) {
   EXPECT_EQ(plan.layers(0).key().parts(0).stored(), kvasir::v1::POST_ROPE);
   EXPECT_THAT(LayerRanks(Plan(request_, {.threshold = 2.5})),
               ElementsAre(kWhole, kWhole, 8));
-  // The same layer by another base: 3 and 4 are 9.97 and 13.3.
+  // The same layer with another base: 3 and 4 become 9.97 and 13.3.
   EXPECT_THAT(LayerRanks(Plan(request_, {.log_base = 2, .threshold = 12})),
               ElementsAre(kWhole, 24, 16));
 }
@@ -133,7 +135,7 @@ TEST_F(LorcTest, TheUniformControlSkipsTheSameLayersAtEqualBytes) {
             LaidOutBytes(uniform, request_.spec));
 }
 
-TEST_F(LorcTest, SingleLayersAreCompressedAlone) {
+TEST_F(LorcTest, SingleLayersCanBeCompressed) {
   request_.keep = 0.5;
   EXPECT_THAT(LayerRanks(Plan(request_, {.only_layers = {0}})),
               ElementsAre(16, kWhole, kWhole));
@@ -180,7 +182,7 @@ TEST_F(LorcTest, PartlyRotaryKeysStayOneLatent) {
   EXPECT_TRUE(key.parts(0).uses(0).has_reconstruct());
 }
 
-TEST_F(LorcTest, WhatCannotBePlannedIsRefused) {
+TEST_F(LorcTest, InvalidRequestsAreRefused) {
   const auto invalid = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
@@ -203,7 +205,7 @@ TEST_F(LorcTest, WhatCannotBePlannedIsRefused) {
     EXPECT_THAT(PlanLorc(request_, {.threshold = threshold}),
                 invalid("threshold must be finite"));
   }
-  // Two of three layers left out take more than half.
+  // Two of three layers that are left out already take more than half.
   request_.keep = 0.5;
   EXPECT_THAT(PlanLorc(request_, {.threshold = 2.5}), invalid("skip fewer"));
   request_.keep = 0.75;

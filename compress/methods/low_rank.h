@@ -62,7 +62,7 @@ class InputMoments {
   const at::Tensor& mean() const { return mean_; }      // E[x]
   // Lower L [M, M] with L Lt = E[x xt], damped.
   absl::StatusOr<at::Tensor> Root();
-  // The same for E[(x - E[x]) (x - E[x])t].
+  // Lower L with L Lt = E[(x - E[x]) (x - E[x])t], damped.
   absl::StatusOr<at::Tensor> CentredRoot();
   // The decomposition of E[x xt]: falling eigenvalues [M], and eigenvectors as
   // columns [M, M].

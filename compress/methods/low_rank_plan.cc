@@ -113,7 +113,7 @@ absl::StatusOr<std::vector<HeadGroup>> HeadGroups(const PlanRequest& request,
   const int64_t rank_heads = heads / HeadShares(request);
   const int64_t size = group_heads == 0 ? rank_heads : group_heads;
   if (size < 1 || rank_heads % size != 0) {
-    const std::string of_rank =
+    const std::string per_rank =
         request.tp == 1
             ? ""
             : absl::StrCat(", of which each of ", request.tp,
@@ -124,7 +124,7 @@ absl::StatusOr<std::vector<HeadGroup>> HeadGroups(const PlanRequest& request,
     }
     return absl::InvalidArgumentError(
         absl::StrCat("groups of ", size, " heads do not divide the ", heads,
-                     " KV heads", of_rank, "; ", plan::WouldDo(sizes)));
+                     " KV heads", per_rank, "; ", plan::WouldDo(sizes)));
   }
   std::vector<HeadGroup> groups;
   for (int64_t head = 0; head < heads; ++head) {

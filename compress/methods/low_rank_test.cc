@@ -14,8 +14,8 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// Inputs [T, M] whose channels differ in size and lean on each other, about a
-// mean far from zero.
+// Inputs [T, M] whose channels differ in size and are correlated, with a mean
+// far from zero.
 at::Tensor Inputs(int64_t tokens, int64_t channels, double offset) {
   const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7);
   const at::Tensor noise =
@@ -73,7 +73,7 @@ class LowRankTest : public ::testing::Test {
             .rank = rank,
             .decomposition = decomposition};
   }
-  // Root mean square of what the factors miss of W x, over the inputs.
+  // Root mean square of W x minus the factors' product, over the inputs.
   double OutputError(const Factors& factors) {
     const at::Tensor missed = weight_.to(at::kDouble) - Product(factors);
     return Norm(at::matmul(inputs_, missed.t())) /
@@ -104,7 +104,7 @@ TEST_F(LowRankTest, WhitenedErrorIsTheRootOfTheDroppedSquaredSingularValues) {
   const at::Tensor missed = weight_.to(at::kDouble) - Product(factors);
   const double dropped = RootOfDropped(factors, 5);
   EXPECT_NEAR(Norm(at::matmul(missed, root)), dropped, 1e-10 * dropped);
-  // And so it is of the outputs themselves, up to the damping.
+  // The same holds for the outputs themselves, up to the damping.
   EXPECT_NEAR(OutputError(factors), dropped, 1e-5 * dropped);
 }
 
@@ -188,7 +188,8 @@ TEST_F(LowRankTest, EspaceProjectsTheInputOnItsLeadingDirections) {
       at::matmul(at::matmul(inputs_, factors.down.t()), factors.down);
   EXPECT_NEAR(Norm(inputs_ - projected) / std::sqrt(400.0),
               RootOfDropped(factors, 4), 1e-9);
-  // Two projections of one layer have the same down: it is the input's.
+  // Two projections of one layer have the same `down`, because it depends only
+  // on the input.
   request.weight = Random({kRows, kInputs}, 3);
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors other, Factorize(request));
   EXPECT_EQ(Distance(other.down, factors.down), 0);
@@ -229,7 +230,7 @@ TEST_F(LowRankTest, CentringLosesLessOfOutputsAboutAMean) {
   EXPECT_LT(errors[true], errors[false]);
 }
 
-TEST_F(LowRankTest, WithoutCentringTheBiasStaysBehindTheLift) {
+TEST_F(LowRankTest, WithoutCentringTheBiasIsAddedAfterTheLift) {
   FactorRequest request = Request(Decomposition::kWhitened, 4);
   request.bias = bias_;
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors, Factorize(request));
@@ -257,7 +258,7 @@ TEST_F(LowRankTest, FewerTokensThanChannelsStillFactorize) {
     request.moments = &moments;
     request.centred = centred;
     KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors, Factorize(request));
-    // Six inputs span six directions of the output: nothing of them is lost.
+    // Six inputs span six directions of the output, so nothing of them is lost.
     at::Tensor rebuilt = at::matmul(few, Product(factors).t());
     if (centred) {
       rebuilt =
@@ -313,7 +314,7 @@ TEST_F(LowRankTest, NumbersThatAreNotFiniteAreRefused) {
                        HasSubstr("input_sum: some numbers are not finite")));
 }
 
-TEST_F(LowRankTest, AMissingOrForeignCalibrationIsRefused) {
+TEST_F(LowRankTest, AMissingOrMismatchedCalibrationIsRefused) {
   FactorRequest request = Request(Decomposition::kWhitened, 4);
   request.moments = nullptr;
   EXPECT_THAT(Factorize(request),
@@ -360,7 +361,8 @@ TEST_F(LowRankTest, SingularMatricesHaveTheGreatestConditionNumber) {
                               ConditionNumber(diagonal, nullptr));
   const double greatest = 1 / (4 * std::numeric_limits<double>::epsilon());
   EXPECT_EQ(number, greatest);
-  // Closer to singular is never less, below the rounding of float32 too.
+  // A matrix closer to singular never has a smaller number, even below the
+  // rounding of float32.
   double before = 1;
   for (const float smallest : {1e-2f, 1e-5f, 1e-7f, 1e-9f, 1e-30f}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(

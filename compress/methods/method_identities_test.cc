@@ -1,6 +1,6 @@
-// From checkpoint to logits, for every method: calibrate, plan, apply, and run
-// the result in the reference decoder. What keeps everything is the
-// uncompressed model; what leaves something out is the model without it.
+// Every method from checkpoint to logits: calibrate, plan, apply, and run the
+// result in the reference decoder. A plan that keeps everything must give the
+// logits of the uncompressed model, the teacher.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ double RelativeError(const at::Tensor& have, const at::Tensor& want) {
   return ((have - want).norm() / want.norm()).item<double>();
 }
 
-// A method at keep 1.0, or as told, of a request.
+// Plans with one method.
 using Planner = std::function<absl::StatusOr<KvPlan>(PlanRequest request)>;
 
 // A small checkpoint with its calibration.
@@ -82,7 +82,7 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
     return request;
   }
 
-  // Of the uncompressed layer.
+  // The projections of the uncompressed layer.
   AttentionWeights Attention(int64_t layer) const {
     const TensorMap& tensors = layers_[static_cast<size_t>(layer)];
     const auto get = [&](const std::string& name) {
@@ -97,7 +97,8 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
   // The attention tensors of a layer under the plan.
   absl::StatusOr<TensorMap> AppliedLayer(
       const KvPlan& plan, int64_t l,
-      Decomposition decomposition = Decomposition::kWhitened) const {
+      Decomposition decomposition = Decomposition::kWhitened,
+      bool split_singular_values = false) const {
     const auto layer = static_cast<size_t>(l);
     ApplyRequest request;
     request.spec = &spec();
@@ -107,18 +108,20 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
     request.calibration = &calibration_.layers[layer];
     request.num_tokens = calibration_.num_tokens;
     request.decomposition = decomposition;
+    request.split_singular_values = split_singular_values;
     request.commuting = CommutingWeightsOf(plan);
     return ApplyLayerPlan(request);
   }
 
-  // The plan's weights, and the logits they give.
-  at::Tensor LogitsUnder(
-      const KvPlan& plan,
-      Decomposition decomposition = Decomposition::kWhitened) const {
+  // The logits of the model with the plan's weights.
+  at::Tensor LogitsUnder(const KvPlan& plan,
+                         Decomposition decomposition = Decomposition::kWhitened,
+                         bool split_singular_values = false) const {
     std::vector<TensorMap> layers = layers_;
     for (int64_t l = 0; l < spec().num_layers(); ++l) {
       const auto layer = static_cast<size_t>(l);
-      auto tensors = AppliedLayer(plan, l, decomposition);
+      auto tensors =
+          AppliedLayer(plan, l, decomposition, split_singular_values);
       KVASIR_EXPECT_OK(tensors);
       if (!tensors.ok()) return at::zeros_like(teacher_);
       for (auto it = layers[layer].begin(); it != layers[layer].end();) {
@@ -136,13 +139,13 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
         {spec(), plan, outer_, std::move(layers)}, {.without_ranges = true});
     KVASIR_EXPECT_OK(decoder);
     if (!decoder.ok()) return at::zeros_like(ids_);
-    // Codes of few bits are not what is asked here.
+    // Codes of few bits would hide the identities.
     const auto logits = decoder->Logits(ids_, {.code_latents = false});
     KVASIR_EXPECT_OK(logits);
     return logits.ok() ? *logits : at::zeros_like(ids_);
   }
 
-  std::vector<TensorMap> layers_;  // of the uncompressed model
+  std::vector<TensorMap> layers_;  // uncompressed
 
  private:
   at::Tensor RandomIds(int64_t sequences) const {
@@ -174,7 +177,7 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
   at::Tensor teacher_;
 };
 
-// Heads that turn as a whole.
+// For models that rotate whole heads.
 class PrunedPairsTest : public MethodIdentitiesTest {};
 
 std::string TestName(const ::testing::TestParamInfo<const char*>& test) {
@@ -191,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(Models, PrunedPairsTest,
                          ::testing::ValuesIn(kRotaryModels), TestName);
 INSTANTIATE_TEST_SUITE_P(Models, MethodIdentitiesTest,
                          ::testing::ValuesIn(kRotaryModels), TestName);
-// A part of each head that turns, and none.
+// Models that rotate a part of each head, and one without RoPE.
 INSTANTIATE_TEST_SUITE_P(LayerNormModels, MethodIdentitiesTest,
                          ::testing::Values("neox-parallel-quarter",
                                            "neox-serial-half", "opt-tied"),
@@ -202,10 +205,11 @@ struct NamedPlanner {
   Planner plan;
 };
 
-// Every method, where it has such a choice in its extreme groups.
-std::vector<NamedPlanner> Methods() {
+// Every method, with each group size that the heads allow.
+std::vector<NamedPlanner> Methods(const model::DecoderSpec& spec) {
   std::vector<NamedPlanner> methods;
-  for (const int64_t group_heads : {1, 0}) {
+  for (const int64_t group_heads : {1, 2, 0}) {
+    if (group_heads > 0 && spec.num_kv_heads % group_heads != 0) continue;
     for (const bool hadamard : {false, true}) {
       methods.push_back({absl::StrCat("palu, groups of ", group_heads,
                                       hadamard ? ", Hadamard" : ""),
@@ -231,13 +235,13 @@ std::vector<NamedPlanner> Methods() {
 
 TEST_P(MethodIdentitiesTest, KeepingAllGivesTheTeachersLogits) {
   PlanRequest request = Request(1.0);
-  // Latents of full rank are kept for codes alone, which are left out here.
+  // Only latents with codes are kept at full rank. The codes are not applied.
   for (Codec* codec : {&request.key_codec, &request.value_codec}) {
     codec->mutable_bits()->add_schedule(8);
     codec->mutable_per_token();
     codec->set_param_dtype(kvasir::v1::F16);
   }
-  for (const NamedPlanner& method : Methods()) {
+  for (const NamedPlanner& method : Methods(spec())) {
     const auto plan = method.plan(request);
     KVASIR_ASSERT_OK(plan);
     EXPECT_LE(RelativeError(LogitsUnder(*plan), teacher()), kTolerance)
@@ -258,6 +262,39 @@ TEST_P(MethodIdentitiesTest, AWholeBasisGivesTheTeachersLogits) {
     EXPECT_LE(RelativeError(LogitsUnder(*plan), teacher()), kTolerance)
         << "post_rope " << post_rope;
   }
+}
+
+TEST_P(MethodIdentitiesTest, ChannelCodesGiveTheTeachersLogits) {
+  for (const bool post_rope : {false, true}) {
+    const auto plan = PlanChannelCodes(
+        Request(1.0), {.post_rope = post_rope, .value_bits = 4});
+    KVASIR_ASSERT_OK(plan);
+    EXPECT_LE(RelativeError(LogitsUnder(*plan), teacher()), kTolerance)
+        << "post_rope " << post_rope;
+  }
+}
+
+TEST_P(MethodIdentitiesTest, EveryDecompositionAppliesAtHalf) {
+  for (const Decomposition decomposition :
+       {Decomposition::kSvd, Decomposition::kWhitened,
+        Decomposition::kEspace}) {
+    const auto plan = PlanPalu(
+        Request(0.5), {.group_heads = 0, .decomposition = decomposition});
+    KVASIR_ASSERT_OK(plan);
+    const double error =
+        RelativeError(LogitsUnder(*plan, decomposition), teacher());
+    EXPECT_GT(error, 10 * kTolerance);
+    EXPECT_LT(error, 1.0);
+  }
+}
+
+TEST_P(MethodIdentitiesTest, SplittingTheSingularValuesChangesNothing) {
+  const auto plan = PlanPalu(Request(0.5), {.group_heads = 0});
+  KVASIR_ASSERT_OK(plan);
+  EXPECT_LE(RelativeError(LogitsUnder(*plan, Decomposition::kWhitened,
+                                      /*split_singular_values=*/true),
+                          LogitsUnder(*plan)),
+            kTolerance);
 }
 
 TEST_P(PrunedPairsTest, AreMaskedInTheModel) {
@@ -289,7 +326,7 @@ TEST_P(PrunedPairsTest, AreMaskedInTheModel) {
   EXPECT_GE(RelativeError(want, teacher()), 10 * kTolerance);
 }
 
-// Moves every lift that may stand on either side of the product.
+// Changes every lift that may be folded or applied at run time.
 KvPlan WithLifts(KvPlan plan, bool fold) {
   for (auto& layer : *plan.mutable_layers()) {
     for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {
@@ -305,7 +342,7 @@ KvPlan WithLifts(KvPlan plan, bool fold) {
 }
 
 TEST_P(MethodIdentitiesTest, FoldedAndRuntimeLiftsAgree) {
-  for (const NamedPlanner& method : Methods()) {
+  for (const NamedPlanner& method : Methods(spec())) {
     const auto plan = method.plan(Request(0.6));
     KVASIR_ASSERT_OK(plan);
     const at::Tensor folded = LogitsUnder(WithLifts(*plan, true));

@@ -1,5 +1,5 @@
 // The planners on RoPE pairs (RAP, RoPE-commuting low rank): budgets, choices,
-// and that what they plan, applied, attends as it must.
+// and the attention of the applied plans.
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -13,7 +13,6 @@
 #include "compress/methods/rap.h"
 #include "compress/methods/rope_factors.h"
 #include "compress/methods/rope_pairs.h"
-#include "compress/oracle/layer_forward.h"
 #include "compress/testing/planner_fixture.h"
 #include "compress/testing/tiny_attention.h"
 #include "model/shapes/attention_shape.h"
@@ -30,7 +29,7 @@ using ::testing::HasSubstr;
 
 constexpr double kTolerance = 1e-5;
 
-// Numbers that a token's keys or values have under the plan.
+// Numbers of a token's keys or values under the plan.
 int64_t Numbers(const KvPlan& plan, const model::DecoderSpec& spec,
                 plan::Side side) {
   int64_t numbers = 0;
@@ -62,7 +61,7 @@ int64_t DenseSide(const model::DecoderSpec& spec) {
   return spec.num_layers() * spec.num_kv_heads * spec.head_dim;
 }
 
-// The plan has a meaning, and the bytes that it states are the layout's.
+// Checks that the plan is valid and states the bytes of its layout.
 void ExpectPlanStands(const PlanRequest& request, const KvPlan& plan) {
   const plan::AttentionShape shape = model::AttentionShapeOf(request.spec);
   KVASIR_EXPECT_OK(plan::ValidatePlan(plan, shape));
@@ -70,23 +69,17 @@ void ExpectPlanStands(const PlanRequest& request, const KvPlan& plan) {
                               cache::PageLayout::Create(plan, shape, {}));
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
             layout.marginal_payload_bytes_per_token());
-  // Numbers of four bytes.
+  // Each number has four bytes.
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
             4.0 * static_cast<double>(Numbers(plan, request.spec)));
 }
 
-TinyAttention AttendPlanned(const TinyLayers& tiny, const KvPlan& plan,
-                            int64_t layer) {
+at::Tensor AttendPlanned(const TinyLayers& tiny, const KvPlan& plan,
+                         int64_t layer) {
   auto tensors = ApplyLayerPlan(TinyApplyRequest(tiny, plan, layer));
   KVASIR_EXPECT_OK(tensors);
   if (!tensors.ok()) return {};
-  return AttendCompressed(tiny.spec, plan.layers(static_cast<int>(layer)),
-                          *tensors, tiny.inputs);
-}
-
-TinyAttention Whole(const TinyLayers& tiny, int64_t layer) {
-  return AttendWhole(tiny.spec, tiny.weights[static_cast<size_t>(layer)],
-                     tiny.inputs);
+  return AttendCompressed(tiny, plan, *tensors, layer);
 }
 
 std::vector<int64_t> PairsOfHead(const Part& part, int head) {
@@ -129,8 +122,8 @@ TEST_P(PairsPlanTest, KeepingAllIsTheBaseModel) {
       KVASIR_ASSERT_OK(plan);
       ExpectPlanStands(request, *plan);
       for (int64_t layer = 0; layer < 2; ++layer) {
-        EXPECT_LT(RelativeError(AttendPlanned(tiny_, *plan, layer).output,
-                                Whole(tiny_, layer).output),
+        EXPECT_LT(RelativeError(AttendPlanned(tiny_, *plan, layer),
+                                AttendWhole(tiny_, layer)),
                   kTolerance);
       }
     }
@@ -142,12 +135,13 @@ void ExpectBudgetMet(const PlanRequest& request,
   KVASIR_ASSERT_OK(plan);
   ExpectPlanStands(request, *plan);
   EXPECT_LE(Numbers(*plan, request.spec), target);
-  // A step of keys and one of values, where each has a pool of its own.
+  // One step of keys and one of values, because each side has a pool of its
+  // own.
   EXPECT_GT(Numbers(*plan, request.spec),
             target - 3 * request.spec.num_kv_heads);
 }
 
-TEST_P(PairsPlanTest, TheBudgetIsMetToAStep) {
+TEST_P(PairsPlanTest, TheBudgetIsMetWithinOneStep) {
   for (const double keep : {0.75, 0.6, 0.5}) {
     const PlanRequest request = TinyPlanRequest(tiny_, keep);
     const auto target = static_cast<int64_t>(
@@ -160,13 +154,13 @@ TEST_P(PairsPlanTest, TheBudgetIsMetToAStep) {
       CommutingOptions commuting;
       commuting.budget.score = score;
       ExpectBudgetMet(request, PlanCommuting(request, commuting), target);
-      if (score == BudgetScore::kEnergy) continue;  // not of RAP
+      if (score == BudgetScore::kEnergy) continue;  // RAP does not support it
       ExpectBudgetMet(request, PlanRap(request, rap), target);
     }
   }
 }
 
-TEST_P(PairsPlanTest, WholeValuesLeaveKeysTheirShareAlone) {
+TEST_P(PairsPlanTest, WholeValuesLeaveTheReductionToKeys) {
   PlanRequest request = TinyPlanRequest(tiny_, 0.9);
   RapOptions rap;
   rap.budget.keep_values = true;
@@ -191,7 +185,7 @@ TEST_P(PairsPlanTest, WholeValuesLeaveKeysTheirShareAlone) {
   }
 }
 
-TEST_P(PairsPlanTest, AShareOfKeysLeavesValuesTheRest) {
+TEST_P(PairsPlanTest, AShareOfKeysLeavesTheRestToValues) {
   const PlanRequest request = TinyPlanRequest(tiny_, 0.625);
   const int64_t side = DenseSide(tiny_.spec);
   RapOptions rap;
@@ -223,7 +217,7 @@ std::vector<int64_t> LatentWidths(const Part& part) {
 }
 
 // 4 KV heads of 24 dims in two layers.
-TEST(PairsBudgetTest, MultiplesShardsAndCodesKeepToTheBudget) {
+TEST(PairsBudgetTest, PlansWithMultiplesShardsAndCodesMeetTheBudget) {
   const TinyLayers tiny = MakeTinyLayers({.num_layers = 2,
                                           .hidden_size = 64,
                                           .num_kv_heads = 4,
@@ -257,7 +251,8 @@ TEST(PairsBudgetTest, MultiplesShardsAndCodesKeepToTheBudget) {
               }
             }
           }
-          // A byte each and two halves a latent, or four bytes each.
+          // One byte per code and two float16 per latent, or four bytes per
+          // number.
           const double want =
               codes ? kept + 4.0 * static_cast<double>(latents) : 4.0 * kept;
           EXPECT_EQ(LaidOutBytes(*plan, tiny.spec), want);
@@ -271,7 +266,7 @@ TEST(PairsBudgetTest, MultiplesShardsAndCodesKeepToTheBudget) {
 
 // ------------------------------------------------------------------------ RAP
 
-// One layer, two KV heads of four pairs, Fisher information as told.
+// One layer with two KV heads of four pairs, and given Fisher information.
 class RapTest : public ::testing::Test {
  protected:
   RapTest() {
@@ -306,7 +301,8 @@ TEST_F(RapTest, HeadsKeepTheirOwnBestPairsEquallyMany) {
 }
 
 TEST_F(RapTest, SidesShareOnePoolByTheirFisherInformation) {
-  // Keys have 24, values 72 of 96: shares of 16 of 32 numbers are 4 and 12.
+  // Keys have 24, values 72 of 96, so their shares of 16 of 32 numbers are 4
+  // and 12.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.5), options_));
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kKey), 4);
@@ -322,7 +318,7 @@ TEST_F(RapTest, AUniformBudgetGivesBothSidesTheSameShare) {
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kValue), 8);
 }
 
-TEST_F(RapTest, KeptDimsAreMultiplesWhereAsked) {
+TEST_F(RapTest, KeptDimsAreMultiplesWhenAsked) {
   PlanRequest request = TinyPlanRequest(tiny_, 0.6);
   request.rank_multiple = 4;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan, PlanRap(request, options_));
@@ -359,7 +355,7 @@ TEST_F(RapTest, ValuesThatAllRemainAreWhole) {
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kKey), 8);
 }
 
-TEST_F(RapTest, WhatCannotBePlannedIsRefusedWithTheReason) {
+TEST_F(RapTest, InvalidRequestsAreRefusedWithTheReason) {
   const auto plan = [&](double keep) {
     return PlanRap(TinyPlanRequest(tiny_, keep), options_).status();
   };
@@ -370,14 +366,14 @@ TEST_F(RapTest, WhatCannotBePlannedIsRefusedWithTheReason) {
                                    HasSubstr("keys and values")));
   options_.budget.keep_values = true;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
-                                  HasSubstr("nothing to keys")));
+                                  HasSubstr("nothing for the keys")));
   options_.budget.key_keep = 0.5;
   EXPECT_THAT(plan(0.75), StatusIs(StatusCode::kInvalidArgument,
                                    HasSubstr("exclude each other")));
   options_.budget.keep_values = false;
   options_.budget.key_keep = 1.0;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
-                                  HasSubstr("nothing to values")));
+                                  HasSubstr("nothing for the values")));
   options_.budget.key_keep = 1.5;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
                                   HasSubstr("kept share of keys")));
@@ -424,7 +420,7 @@ TEST_F(RapTest, NaNWeightsAreRefused) {
 
 // ------------------------------------------------------------------ commuting
 
-// Whole values and so much of the keys.
+// Keeps values whole, and as much of the keys as the request says.
 CommutingOptions KeysOnly(int64_t group_heads) {
   CommutingOptions options;
   options.group_heads = group_heads;
@@ -445,7 +441,7 @@ at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
                      keys.select(2, dims.second).contiguous());
 }
 
-// Weighted energy that the keys rebuilt from the tensors lack.
+// The weighted energy that is missing in keys rebuilt from the tensors.
 double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
                    const TensorMap& tensors, const at::Tensor& weights) {
   const auto get = [&](const std::string& name) {
@@ -487,8 +483,8 @@ double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
   return loss;
 }
 
-// Energy of what the layer's keys lose, in the norm that weighs each head's
-// pairs by its queries.
+// The energy of the loss of the layer's keys, in the norm that weighs each
+// head's pairs by its queries.
 double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
   const TensorMap tensors = *ApplyLayerPlan(TinyApplyRequest(tiny, plan, 0));
   const LayerCalibration& layer = tiny.calibration.layers[0];
@@ -516,7 +512,7 @@ double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
                   .item<double>();
     }
   }
-  // The factors lose just the energies that they leave out.
+  // The factors lose exactly the energies that they leave out.
   EXPECT_NEAR(RebuiltLoss(tiny, plan, tensors, statistics.weights) / loss, 1.0,
               1e-4);
   return loss;
@@ -556,20 +552,19 @@ TEST(CommutingTest, OneHeadPerGroupIsAChoiceOfPairs) {
     }
   }
   EXPECT_EQ(pairs, 4);
-  const TinyAttention masked =
-      AttendWhole(tiny.spec, tiny.weights[0], tiny.inputs, mask);
+  const at::Tensor masked = AttendWhole(tiny, 0, mask);
   EXPECT_LT(RelativeError(AttendPlanned(tiny, plan, 0), masked), kTolerance);
 }
 
 TEST(CommutingTest, QueriesDecideWhichPairsAreKept) {
   TinyLayers tiny = MakeTinyLayers({}, 31);
   at::Tensor energy = at::full({4, 8}, 1e-6, at::kDouble);
-  // Both query heads of KV head 1 ask at pair 3 alone: dims 3 and 7.
+  // Both query heads of KV head 1 have energy only at pair 3: dims 3 and 7.
   for (const int64_t dim : {3, 7}) {
     energy.select(1, dim).narrow(0, 2, 2).fill_(1.0);
   }
   tiny.calibration.layers[0].query_energy = energy;
-  // Its keys are short there: nothing but the queries speaks for the pair.
+  // The keys of this head are short there, so only the queries favour the pair.
   for (const int64_t row : {8 + 3, 8 + 7}) tiny.weights[0].key[row].mul_(0.05);
   const auto kept = [&](bool query_weights) {
     CommutingOptions options = KeysOnly(1);
@@ -588,12 +583,13 @@ TEST(CommutingTest, QueriesDecideWhichPairsAreKept) {
   EXPECT_THAT(kept(false), ::testing::Not(::testing::Contains(3u)));
 }
 
-TEST(CommutingTest, TheFloorKeepsHeadsWhoseQueriesAreSilent) {
+TEST(CommutingTest, TheFloorKeepsHeadsWithoutQueryEnergy) {
   TinyLayers tiny = MakeTinyLayers({}, 31);
   at::Tensor energy = at::ones({4, 8}, at::kDouble);
   energy.narrow(0, 0, 2).zero_();
   const at::Tensor w = QueryWeights(tiny.spec, energy, 0.01);
-  // Pairs of KV head 1 have 2 query heads x 2 dims; the mean is half of it.
+  // Pairs of KV head 1 have 2 query heads with 2 dims; the mean is half of
+  // that.
   EXPECT_NEAR(w[1][0].item<double>(), 2.0, 1e-12);
   EXPECT_NEAR(w[0][0].item<double>(), std::sqrt(0.02), 1e-12);
   EXPECT_EQ(
@@ -618,7 +614,7 @@ TEST(CommutingTest, RanksOfTensorParallelWorkersAreAlike) {
   EXPECT_EQ(widths[0], widths[1]);
 }
 
-TEST(CommutingTest, WhatCannotBePlannedIsRefusedWithTheReason) {
+TEST(CommutingTest, InvalidRequestsAreRefusedWithTheReason) {
   const TinyLayers tiny = MakeTinyLayers({}, 41);
   PlanRequest request = TinyPlanRequest(tiny, 0.5);
   EXPECT_THAT(PlanCommuting(request, {.group_heads = 3}),
@@ -650,7 +646,7 @@ TEST(CommutingTest, WhatCannotBePlannedIsRefusedWithTheReason) {
   KVASIR_EXPECT_OK(PlanCommuting(request, plain));
 }
 
-TEST(CommutingTest, ThePlanTellsTheApplierHowHeadsWereWeighed) {
+TEST(CommutingTest, ThePlanRecordsTheWeightsOfHeads) {
   const TinyLayers tiny = MakeTinyLayers({}, 53);
   CommutingOptions options = KeysOnly(0);
   options.weights = {.query_weights = false, .query_floor = 0.25};
@@ -662,7 +658,7 @@ TEST(CommutingTest, ThePlanTellsTheApplierHowHeadsWereWeighed) {
   EXPECT_TRUE(CommutingWeightsOf(KvPlan()).query_weights);
 }
 
-TEST(CommutingTest, EigenvectorsHaveOnePhase) {
+TEST(CommutingTest, EigenvectorsHaveAFixedPhase) {
   const TinyLayers tiny = MakeTinyLayers({.num_kv_heads = 4}, 59);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const PairStatistics statistics,
@@ -678,41 +674,17 @@ TEST(CommutingTest, EigenvectorsHaveOnePhase) {
   EXPECT_GT(at::real(largest).min().item<double>(), 0.0);
 }
 
-// Layer 1 by the reference decoder, under the plan or as it is.
-at::Tensor AttendByReference(const TinyLayers& tiny, const KvPlan* plan) {
-  TensorMap tensors = {{"self_attn.q_proj.weight", tiny.weights[1].query},
-                       {"self_attn.k_proj.weight", tiny.weights[1].key},
-                       {"self_attn.v_proj.weight", tiny.weights[1].value},
-                       {"self_attn.o_proj.weight", tiny.weights[1].output}};
-  if (plan != nullptr) {
-    auto applied = ApplyLayerPlan(TinyApplyRequest(tiny, *plan, 1));
-    KVASIR_EXPECT_OK(applied);
-    if (!applied.ok()) return {};
-    tensors = *std::move(applied);
-  }
-  const auto program = MakeLayerProgram(
-      tiny.spec, plan == nullptr ? nullptr : &plan->layers(1), 1);
-  KVASIR_EXPECT_OK(program);
-  if (!program.ok()) return {};
-  const at::Tensor x = tiny.inputs.to(at::kFloat).unsqueeze(0);
-  auto output = AttentionForward(
-      *program, tensors, MakeRotation(tiny.spec.rope, x.size(1), at::kFloat), x,
-      {.code_latents = false});
-  KVASIR_EXPECT_OK(output);
-  return output.ok() ? *output : at::Tensor();
-}
-
 TEST(CommutingTest, LayersWithoutRopeThatKeepAllAreTheBaseModel) {
   TinyLayers tiny = MakeTinyLayers({.num_layers = 2}, 61);
   tiny.spec.layers[1].rope = false;
-  const at::Tensor whole = AttendByReference(tiny, nullptr);
+  const at::Tensor whole = AttendWhole(tiny, 1);
   PlanRequest request = TinyPlanRequest(tiny, 1.0);
-  // Codes, which are left out, keep latents of full rank.
+  // Codes keep the latents at full rank. They are not applied.
   request.key_codec = BitsCodec(8);
   for (const auto& plan : {PlanCommuting(request, {}), PlanRap(request, {})}) {
     KVASIR_ASSERT_OK(plan);
     EXPECT_TRUE(plan->layers(1).key().parts(0).has_low_rank());
-    EXPECT_LT(RelativeError(AttendByReference(tiny, &*plan), whole), 1e-4);
+    EXPECT_LT(RelativeError(AttendPlanned(tiny, *plan, 1), whole), 1e-4);
   }
 }
 

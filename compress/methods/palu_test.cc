@@ -31,7 +31,8 @@ const Part& Value(const KvPlan& plan, int layer) {
   return plan.layers(layer).value().parts(0);
 }
 
-// One layer of two KV heads of 16 with given scores: key heads, value heads.
+// One layer with two KV heads of 16 dims and the given scores: key heads, then
+// value heads.
 Calibration Scores(std::vector<double> scores) {
   Calibration calibration;
   calibration.layers.resize(1);
@@ -49,7 +50,7 @@ Calibration Scores(std::vector<double> scores) {
 
 class PaluTinyTest : public ::testing::Test {
  protected:
-  // Half of 64 numbers.
+  // The budget is half of 64 numbers.
   PlanRequest request_ = RequestOf(
       {.layers = 1, .heads = 4, .kv_heads = 2, .head_dim = 16, .hidden = 64});
   Calibration calibration_ = Scores({1, 2, 1, 4, 1, 1, 5, 1});
@@ -68,7 +69,7 @@ TEST_F(PaluTinyTest, FisherPoolsAllGroupsOfKeysAndValues) {
 TEST_F(PaluTinyTest, ScoresAreRootsOrSums) {
   const KvPlan plan =
       Plan(request_, {.group_heads = 1, .score = FisherScore::kSum});
-  // 1 : 1 : 5 : 1, and the largest is full at 16.
+  // Scores 1 : 1 : 5 : 1. The largest group is full at 16.
   EXPECT_THAT(RanksOf(Key(plan, 0)), ElementsAre(8, 4));
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(16, 4));
 }
@@ -104,7 +105,7 @@ TEST_F(PaluTinyTest, AJointGroupHasAllHeads) {
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(20));
 }
 
-TEST(PaluTest, PlansSayWhereTheyComeFrom) {
+TEST(PaluTest, PlansRecordTheirProvenance) {
   PlanRequest request = RequestOf({});
   const Calibration calibration = FisherCalibration(request.spec, 1);
   request.calibration = &calibration;
@@ -118,7 +119,7 @@ TEST(PaluTest, PlansSayWhereTheyComeFrom) {
                     HasSubstr("--search fisher")));
 }
 
-// Achieved numbers and bytes of every search, group size, keep and tp.
+// Numbers and bytes for every search, group size, keep and tp.
 TEST(PaluTest, BudgetsAreMetWithinOneMultiple) {
   for (const TinyModel& model :
        {TinyModel{}, TinyModel{.heads = 4}, TinyModel{.rotary_dim = 8},
@@ -138,7 +139,7 @@ TEST(PaluTest, BudgetsAreMetWithinOneMultiple) {
             request.rank_multiple = 2;
             const KvPlan plan =
                 Plan(request, {.group_heads = group_heads, .search = search});
-            // A step is one multiple for all the groups that share a rank.
+            // A step is one multiple for all groups that share a rank.
             const int64_t groups =
                 group_heads == 0 ? tp : model.kv_heads / group_heads;
             const int64_t step =
@@ -168,7 +169,7 @@ TEST(PaluTest, EverythingKeptIsStoredAsItIs) {
     EXPECT_EQ(Key(plan, layer).stored(), kvasir::v1::POST_ROPE);
     EXPECT_TRUE(Value(plan, layer).has_full());
   }
-  // Rotated or coded latents are whole groups.
+  // Rotated or coded latents stay latents even if their groups are whole.
   const KvPlan rotated = Plan(request, {.group_heads = 2, .hadamard = true});
   request.key_codec = request.value_codec = BitsCodec(4);
   const KvPlan coded = Plan(request, {.group_heads = 2});
@@ -191,7 +192,7 @@ TEST(PaluTest, BothPartsOfPartlyRotaryKeysMustBeWholeToBeStoredAsTheyAre) {
   EXPECT_EQ(Plan(request, uniform).layers(0).key().parts_size(), 2);
 }
 
-TEST(PaluTest, OptionsReadBackAsTheSameNumbers) {
+TEST(PaluTest, RecordedOptionsReadBackAsTheSameNumbers) {
   EXPECT_EQ(NumberText(0.5), "0.5");
   for (const double number : {0.123456789012345, 1.0 / 3, 1e-300, -7.0}) {
     EXPECT_EQ(std::stod(NumberText(number)), number);
@@ -220,7 +221,7 @@ TEST(PaluTest, PartlyRotaryKeysAreTwoPartsWithRanksOfTheirOwn) {
   PlanRequest request = RequestOf({.rotary_dim = 4});
   Calibration calibration = FisherCalibration(request.spec, 3);
   for (LayerCalibration& layer : calibration.layers) {
-    // All that counts is in the dims that rotate.
+    // Only dims that rotate have a score that counts.
     layer.key_fisher_root.view({4, 16}).narrow(1, 4, 12).fill_(1e-9);
   }
   request.calibration = &calibration;
@@ -236,9 +237,9 @@ TEST(PaluTest, PartlyRotaryKeysAreTwoPartsWithRanksOfTheirOwn) {
   }
 }
 
-TEST(PaluTest, ValuesFoldWhereThatReadsFewerWeights) {
-  // Hq R M against Hkv R D + Hq D M, M = 96, D = 16: R of 17 at the most with
-  // 8 and 4 heads.
+TEST(PaluTest, ValuesFoldIfThatReadsFewerWeights) {
+  // Hq R M against Hkv R D + Hq D M with M = 96 and D = 16: FOLD pays up to R =
+  // 17 with 8 and 4 heads.
   PlanRequest request = RequestOf({});
   const auto value_of = [&](double keep, int64_t group_heads,
                             bool hadamard = false) {
@@ -264,7 +265,7 @@ TEST(PaluTest, HadamardIsFusedIntoEveryPart) {
   EXPECT_TRUE(Key(plan, 2).codec().has_hadamard_fused());
   EXPECT_TRUE(Value(plan, 2).codec().has_hadamard_fused());
   EXPECT_EQ(Key(plan, 2).codec().bits().schedule(0), 3u);
-  // 2 groups of 16 codes a side: 6 and 4 bytes, and 4 for scale and minimum.
+  // 2 groups of 16 codes per side: 6 and 4 bytes, and 4 for scale and minimum.
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
             3 * (2 * (6 + 4) + 2 * (4 + 4)));
 }
@@ -339,7 +340,7 @@ TEST(PaluTest, GroupsThatDoNotDivideTheHeadsAreRefused) {
                              HasSubstr("would do: 1, 2, 4 or 8"))));
 }
 
-TEST(PaluTest, WhatCannotBePlannedIsRefused) {
+TEST(PaluTest, InvalidRequestsAreRefused) {
   PlanRequest request = RequestOf({});
   EXPECT_THAT(PlanPalu(request, {.group_heads = 2}),
               StatusIs(absl::StatusCode::kFailedPrecondition,

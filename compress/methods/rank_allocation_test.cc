@@ -23,17 +23,18 @@ TEST(RankAllocationTest, SharesAreProportionalToScores) {
               ElementsAre(8, 16, 40));
 }
 
-TEST(RankAllocationTest, WhatRoundingLeavesGoesToTheLargestRemainder) {
-  // Shares 6.4, 12.8, 44.8 in multiples of 4: 4, 12, 44 and one step left;
-  // remainders 2.4, 0.8, 0.8.
+TEST(RankAllocationTest, TheRestOfRoundingGoesToTheLargestRemainder) {
+  // Shares 6.4, 12.8 and 44.8 in multiples of 4 give 4, 12 and 44. One step
+  // remains; the remainders are 2.4, 0.8 and 0.8.
   EXPECT_THAT(
       Allocate(
           {.units = {{1, 64}, {2, 64}, {7, 64}}, .target = 64, .multiple = 4}),
       ElementsAre(8, 12, 44));
 }
 
-TEST(RankAllocationTest, WhatAFullGroupLeavesGoesToTheOthersInProportion) {
-  // Shares of 8, 8 and 80, but the last may have 48: 24 each are left.
+TEST(RankAllocationTest, TheRestOfAFullGroupGoesToTheOthersInProportion) {
+  // The shares are 8, 8 and 80, but the last may have only 48, so 24 remain for
+  // each of the others.
   EXPECT_THAT(Allocate({.units = {{1, 48}, {1, 48}, {10, 48}}, .target = 96}),
               ElementsAre(24, 24, 48));
 }
@@ -45,7 +46,7 @@ TEST(RankAllocationTest, EveryGroupKeepsAMultiple) {
               ElementsAre(8, 8, 32));
 }
 
-TEST(RankAllocationTest, GroupsWithoutAScoreTakeWhatTheOthersCannot) {
+TEST(RankAllocationTest, GroupsWithoutAScoreTakeTheRest) {
   EXPECT_THAT(
       Allocate(
           {.units = {{0, 16}, {1, 16}, {0, 16}}, .target = 40, .multiple = 8}),
@@ -75,7 +76,7 @@ TEST(RankAllocationTest, EqualScoresDifferByOneStepAtMost) {
 }
 
 TEST(RankAllocationTest, CopiesGetOneRank) {
-  // Steps of 3 * 8 and 1 * 8; shares 15.75 each.
+  // Steps of 3 * 8 and 1 * 8; shares of 15.75 each.
   EXPECT_THAT(
       Allocate(
           {.units = {{1, 32, 3}, {1, 32, 1}}, .target = 63, .multiple = 8}),
@@ -86,7 +87,7 @@ TEST(RankAllocationTest, CopiesGetOneRank) {
       ElementsAre(16, 16));
 }
 
-TEST(RankAllocationTest, AWholeBudgetIsWholeGroups) {
+TEST(RankAllocationTest, AWholeBudgetKeepsGroupsWhole) {
   EXPECT_THAT(
       Allocate({.units = {{1, 24}, {9, 40}}, .target = 64, .multiple = 16}),
       ElementsAre(24, 40));
@@ -95,7 +96,7 @@ TEST(RankAllocationTest, AWholeBudgetIsWholeGroups) {
       ElementsAre(24, 40));
 }
 
-TEST(RankAllocationTest, SharesFoundElsewhereAreRoundedAlike) {
+TEST(RankAllocationTest, GivenSharesAreRoundedInTheSameWay) {
   const RankPool pool{
       .units = {{0, 64}, {0, 64}, {0, 64}}, .target = 64, .multiple = 8};
   const auto ranks = RoundRanks(pool, {11.0, 22.5, 30.5});
@@ -139,14 +140,14 @@ TEST(RankAllocationTest, RandomPoolsMeetTheirBudgetInOrder) {
   }
 }
 
-TEST(RankAllocationTest, ScoresOverTheWholeRangeOfDoublesAreShared) {
+TEST(RankAllocationTest, ScoresMaySpanTheWholeRangeOfDoubles) {
   EXPECT_THAT(Allocate({.units = {{5e-324, 64}, {1e-300, 64}, {1e300, 64}},
                         .target = 96,
                         .multiple = 8}),
               ElementsAre(8, 24, 64));
 }
 
-TEST(RankAllocationTest, WhatIsNoPoolIsRefused) {
+TEST(RankAllocationTest, InvalidPoolsAreRefused) {
   const auto invalid = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };

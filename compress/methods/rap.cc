@@ -47,10 +47,10 @@ absl::StatusOr<HeadScores> ScorePairs(const PlanRequest& request,
   const double* by_row = rows.data_ptr<double>();
   HeadScores scores(static_cast<size_t>(spec.num_kv_heads));
   for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
-    const double* of_head = by_row + head * spec.head_dim;
+    const double* head_scores = by_row + head * spec.head_dim;
     for (int64_t pair = 0; pair < NumRopePairs(spec, layer); ++pair) {
       const PairDims dims = DimsOfPair(spec.rope, pair);
-      const double sum = of_head[dims.first] + of_head[dims.second];
+      const double sum = head_scores[dims.first] + head_scores[dims.second];
       if (!std::isfinite(sum) || sum < 0) {
         return absl::InvalidArgumentError(
             absl::StrCat("layer ", layer, " key head ", head, " pair ", pair,
@@ -66,9 +66,9 @@ absl::StatusOr<HeadScores> ScorePairs(const PlanRequest& request,
 Part PairsPart(const PlanRequest& request, const HeadScores& scores,
                int64_t count) {
   Part part;
-  for (const std::vector<double>& of_head : scores) {
+  for (const std::vector<double>& head_scores : scores) {
     auto* head = part.mutable_rope_pairs()->add_per_head();
-    for (const int64_t pair : BestIndices(of_head, count)) {
+    for (const int64_t pair : BestIndices(head_scores, count)) {
       head->add_pair_indices(static_cast<uint32_t>(pair));
     }
   }

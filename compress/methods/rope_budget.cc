@@ -25,9 +25,9 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   if (options.keep_values && options.key_keep.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "whole values and a kept share of keys of ", *options.key_keep,
-        " exclude each other: beside whole values the kept share of both "
-        "sides, here ",
-        request.keep, ", says what keys keep"));
+        " exclude each other: with whole values, the kept share of both "
+        "sides, ",
+        request.keep, ", determines how much of the keys is kept"));
   }
   const int64_t dense = DenseNumbers(request.spec);
   const int64_t side = dense / 2;
@@ -46,14 +46,15 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   if (options.keep_values && budgets.keys <= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("a kept share of ", request.keep,
-                     " beside whole values leaves nothing to keys: want more "
-                     "than 0.5"));
+                     " with whole values leaves nothing for the keys: want "
+                     "more than 0.5"));
   }
   budgets.values = std::min(kept - budgets.keys, side);
   if (!options.keep_values && budgets.values <= 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "a kept share of ", request.keep, " beside keys of share ",
-        options.key_keep.value_or(request.keep), " leaves nothing to values"));
+        "a kept share of ", request.keep, " with a share of the keys of ",
+        options.key_keep.value_or(request.keep),
+        " leaves nothing for the values"));
   }
   return budgets;
 }
@@ -192,7 +193,7 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
   if (options.score == BudgetScore::kEnergy &&
       static_cast<int64_t>(key_energy.size()) != request.spec.num_layers()) {
     return absl::InvalidArgumentError(
-        "the budget \"energy\" goes by the energies that the commuting method "
+        "the budget \"energy\" needs energies, which only the commuting method "
         "measures: want uniform, fisher or fisher-root");
   }
   KVASIR_ASSIGN_OR_RETURN(const SideBudgets budgets,

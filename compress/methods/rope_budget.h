@@ -13,7 +13,7 @@
 
 namespace kvasir::compress {
 
-// What determines the kept share of a layer's side.
+// The score that determines the kept share of a layer's side.
 enum class BudgetScore {
   kUniform,     // the same share everywhere
   kFisher,      // Fisher information, summed over its weights

@@ -7,8 +7,8 @@
 
 namespace kvasir::compress {
 
-// The indices of the `count` greatest of `scores`, ascending. Of equal scores
-// the lower index is preferred.
+// The indices of the `count` greatest of `scores`, ascending. The lower index
+// is preferred among equal scores.
 std::vector<int64_t> BestIndices(const std::vector<double>& scores,
                                  int64_t count);
 

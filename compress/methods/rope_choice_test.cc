@@ -13,7 +13,7 @@ TEST(RopeChoiceTest, TheBestScoresAreKeptInRisingOrder) {
   EXPECT_THAT(BestIndices({0.5, 3.0, 1.0, 2.0}, 4), ElementsAre(0, 1, 2, 3));
 }
 
-TEST(RopeChoiceTest, OfEqualScoresTheLowerIsKept) {
+TEST(RopeChoiceTest, OfEqualScoresTheLowerIndexIsKept) {
   EXPECT_THAT(BestIndices({1.0, 2.0, 1.0, 1.0}, 2), ElementsAre(0, 1));
 }
 
@@ -34,7 +34,7 @@ TEST(RopeChoiceTest, ChannelsGoToTheGroupOfMoreEnergy) {
   EXPECT_THAT(ShareChannels(groups, 1, 6), ElementsAre(3, 3));
 }
 
-TEST(RopeChoiceTest, ChannelsGoInBlocksAndTheLastMayBeSmaller) {
+TEST(RopeChoiceTest, ChannelsAreSharedInBlocksAndTheLastMayBeSmaller) {
   // Blocks of two: {8 7} {6} against {5 4} {3}.
   const std::vector<PairEnergies> groups = {{{8.0}, {7.0}, {6.0}},
                                             {{5.0}, {4.0}, {3.0}}};

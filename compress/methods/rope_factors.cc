@@ -53,8 +53,8 @@ absl::Status CheckQueryEnergy(const model::DecoderSpec& spec,
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      "the calibration's query_energy holds a number that is no energy "
-      "(not finite, or below 0)");
+      "the calibration's query_energy holds a number that is "
+      "not finite or below 0");
 }
 
 // Fixes the phases of columns: the largest entry of each becomes real and

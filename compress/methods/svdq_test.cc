@@ -44,18 +44,18 @@ TEST_F(SvdqTest, KeysAreOneCentredBasisOfAllHeadsBeforeTheirRotation) {
   EXPECT_EQ(plan.layers(0).value().parts(0).codec().dtype(), kvasir::v1::BF16);
 }
 
-TEST_F(SvdqTest, BytesAreThoseOfTheScheduleAndNothingElse) {
-  // Keys: 3 bits on average of 64 channels; values: 64 numbers of 2 bytes.
+TEST_F(SvdqTest, BytesDependOnlyOnTheSchedule) {
+  // Keys: 3 bits on average for 64 channels; values: 64 numbers of 2 bytes.
   const KvPlan plan = Plan(request_, {});
   EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
   EXPECT_EQ(plan.target().kv_bytes_per_token(), 3 * (24 + 128));
-  // Values of 4 bits: per head 8 bytes of codes, 4 of scale and minimum.
+  // Values of 4 bits: 8 bytes of codes per head, 4 of scale and minimum.
   const KvPlan coded =
       Plan(request_, {.schedule = {8, 4, 2, 0, 0, 0, 0, 0}, .value_bits = 4});
   EXPECT_EQ(LaidOutBytes(coded, request_.spec), 3 * (14 + 4 * 12));
 }
 
-TEST_F(SvdqTest, AfterTheRotationTheBasisIsOfTheWholeKeys) {
+TEST_F(SvdqTest, AfterTheRotationTheBasisSpansTheWholeKeys) {
   request_.spec.layers[2].rope = false;
   const KvPlan plan = Plan(request_, {.post_rope = true});
   const Part& key = Key(plan, 0);
@@ -64,12 +64,12 @@ TEST_F(SvdqTest, AfterTheRotationTheBasisIsOfTheWholeKeys) {
   EXPECT_TRUE(key.mean());
   EXPECT_TRUE(key.codec().has_basis_static());
   EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
-  // A layer without positions has no such difference.
+  // In a layer without positions both are the same.
   EXPECT_TRUE(Key(plan, 2).has_low_rank());
   EXPECT_EQ(Key(plan, 2).stored(), kvasir::v1::NO_ROPE);
 }
 
-TEST_F(SvdqTest, TensorParallelRanksHaveABasisEach) {
+TEST_F(SvdqTest, EachTensorParallelRankHasItsOwnBasis) {
   request_.tp = 2;
   EXPECT_THAT(RanksOf(Key(Plan(request_, {}), 0)), ElementsAre(32, 32));
   ExpectEqualRanks(Plan(request_, {}), request_.spec);
@@ -83,7 +83,7 @@ TEST_F(SvdqTest, ABasisIsNoWiderThanTheModel) {
   EXPECT_THAT(RanksOf(Key(Plan(request, {}), 0)), ElementsAre(96));
 }
 
-TEST_F(SvdqTest, SchedulesThatAreNoneAreRefused) {
+TEST_F(SvdqTest, InvalidSchedulesAreRefused) {
   const auto invalid = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };

@@ -16,7 +16,7 @@ struct AttentionInputs {
   at::Tensor query;  // [B, T, Hq, W], the softmax scale inside
   at::Tensor key;    // [B, T, Hkv, W]
   at::Tensor value;  // [B, T, Hkv, Wv]
-  // What replaces keys and values of the tokens nearest to the query, including
+  // These replace keys and values of the tokens nearest to the query, including
   // its own. Defined if the window below is not 0.
   at::Tensor near_key;
   at::Tensor near_value;

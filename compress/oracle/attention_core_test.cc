@@ -8,7 +8,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Query by query, head by head, in float64.
+// Attention query by query and head by head, in float64.
 at::Tensor PlainAttention(const AttentionInputs& in) {
   const int64_t share = in.query.size(2) / in.key.size(2);
   const auto wide = [](const at::Tensor& t) {
@@ -65,11 +65,11 @@ void ExpectPlain(const AttentionInputs& in) {
   EXPECT_LT((have - PlainAttention(in)).abs().max().item<double>(), 1e-5);
 }
 
-TEST(AttentionCoreTest, BlocksOfQueriesAreTheWhole) {
+TEST(AttentionCoreTest, BlocksOfQueriesEqualTheWhole) {
   ExpectPlain(Inputs(300));
 }
 
-TEST(AttentionCoreTest, ASlidingWindowHidesWhatIsBehindIt) {
+TEST(AttentionCoreTest, ASlidingWindowHidesOlderTokens) {
   for (const int64_t window : {1, 7, 280}) {
     AttentionInputs in = Inputs(290);
     in.sliding_window = window;

@@ -73,7 +73,7 @@ class UnitRun {
     const std::vector<int64_t>& list = rule_.units[static_cast<size_t>(unit_)];
     const at::Tensor index = Positions(list, inputs_.query.device());
     const int64_t kv_heads = inputs_.key.size(2);
-    const auto of_cache = [&](const at::Tensor& heads) {
+    const auto unit_heads = [&](const at::Tensor& heads) {
       return heads.defined()
                  ? heads[batch_].index_select(1, index).permute({1, 0, 2})
                  : at::Tensor();
@@ -83,12 +83,12 @@ class UnitRun {
                       .view({length_, kv_heads, -1, inputs_.query.size(3)})
                       .index_select(1, index)
                       .permute({1, 2, 0, 3});
-    heads.key = of_cache(inputs_.key);
-    heads.value = of_cache(inputs_.value);
+    heads.key = unit_heads(inputs_.key);
+    heads.value = unit_heads(inputs_.value);
     if (inputs_.near_key_tokens > 0)
-      heads.near_key = of_cache(inputs_.near_key);
+      heads.near_key = unit_heads(inputs_.near_key);
     if (inputs_.near_value_tokens > 0) {
-      heads.near_value = of_cache(inputs_.near_value);
+      heads.near_value = unit_heads(inputs_.near_value);
     }
     return heads;
   }

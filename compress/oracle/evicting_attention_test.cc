@@ -39,8 +39,8 @@ EvictionRule Rule(std::vector<std::vector<int64_t>> units, int64_t budget,
 
 using Kept = std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>>;
 
-// Unit by unit of the first sequence, token by token, head by head, in float64;
-// slots go by the policy in plain words.
+// Computes the first sequence unit by unit, token by token and head by head, in
+// float64. The policy in plain words chooses the slots.
 at::Tensor TokenByToken(const AttentionInputs& in,
                         const EvictionInputs& eviction, Kept* kept) {
   const EvictionRule& rule = *eviction.rule;
@@ -92,7 +92,7 @@ at::Tensor TokenByToken(const AttentionInputs& in,
           out[t][q].copy_(at::mv(at::stack(values).t(), weights));
           const int64_t window = rule.layer.counts.observation_window;
           if (window > 0 && t < prompt) {
-            // The next time that slots go, or the prompt's end.
+            // The next eviction, or the end of the prompt.
             int64_t until = t + 1;
             while (until < prompt &&
                    (until <= rule.layer.counts.budget_tokens ||
@@ -126,7 +126,7 @@ void ExpectTokenByToken(const AttentionInputs& in, EvictionInputs eviction) {
   EXPECT_LT((out[0] - plain[0]).abs().max().item<double>(), 1e-5);
 }
 
-TEST(EvictingAttentionTest, IsThePolicyTokenByToken) {
+TEST(EvictingAttentionTest, TheResultEqualsThePolicyTokenByToken) {
   const AttentionInputs in = Inputs(2, 90);
   at::Tensor key_error = at::rand({2, 90, kHeads});
   at::Tensor value_error = at::rand({2, 90, kHeads});
@@ -146,9 +146,9 @@ TEST(EvictingAttentionTest, IsThePolicyTokenByToken) {
   }
 }
 
-// Errors 2 % apart lie in one byte: the lower slot stays, and not the one that
-// lost least.
-TEST(EvictingAttentionTest, ErrorsAreWhatTheirByteHolds) {
+// Errors that differ by 2 % have the same byte, so the lower slot stays and not
+// the one of the smallest loss.
+TEST(EvictingAttentionTest, ErrorsAreRoundedToTheirByte) {
   AttentionInputs in = Inputs(1, 12);
   EvictionRule rule = Rule({{0, 1, 2, 3}}, 4, 12);
   rule.layer.slots.sinks = 0;
@@ -180,7 +180,7 @@ TEST(EvictingAttentionTest, ExactTokensAreAmongThoseThatStay) {
   ExpectTokenByToken(in, {.rule = &rule});
 }
 
-TEST(EvictingAttentionTest, EveryTokenAndBlocksOfQueries) {
+TEST(EvictingAttentionTest, EvictingAtEveryTokenEqualsBlocksOfQueries) {
   const EvictionRule each = Rule({{0, 1, 2, 3}}, 6, 1);
   ExpectTokenByToken(Inputs(1, 25), {.rule = &each});
   const EvictionRule long_way = Rule({{0, 1, 2, 3}}, 20, 300);
@@ -194,7 +194,7 @@ TEST(EvictingAttentionTest, ABudgetOfTheWholeLengthIsNoEviction) {
   EXPECT_LT((have - CausalAttention(in)).abs().max().item<double>(), 1e-5);
 }
 
-TEST(EvictingAttentionTest, ALotIsDrawnOnceForEachToken) {
+TEST(EvictingAttentionTest, ARandomScoreIsDrawnOncePerToken) {
   const AttentionInputs in = Inputs(1, 64);
   EvictionRule rule = Rule({{0, 1}, {2, 3}}, 12, 1);
   rule.random_seed = 9;
@@ -204,7 +204,7 @@ TEST(EvictingAttentionTest, ALotIsDrawnOnceForEachToken) {
                          const std::vector<int64_t>& positions) {
     if (unit != 0) return;
     EXPECT_EQ(positions.size(), 12u);
-    // Nobody comes back.
+    // An evicted token never comes back.
     for (const int64_t position : positions) {
       if (position < length - 1 && !last.empty()) {
         EXPECT_TRUE(std::binary_search(last.begin(), last.end(), position));
@@ -213,7 +213,7 @@ TEST(EvictingAttentionTest, ALotIsDrawnOnceForEachToken) {
     last = positions;
   };
   EvictingAttention(in, eviction);
-  // Two sinks and three recent ones, and others between.
+  // Two sinks, three recent tokens, and others between them.
   ASSERT_EQ(last.size(), 12u);
   EXPECT_EQ(last[1], 1);
   EXPECT_EQ(last[9], 60);

@@ -41,7 +41,7 @@ struct LatentCodec {
 // BASIS_SEQUENCE).
 absl::StatusOr<LatentCodec> MakeLatentCodec(const plan::ResolvedPart& part,
                                             const plan::ResolvedLatent& latent);
-// The same for `rank` channels under a codec that plan::ValidatePlan accepted.
+// The codec of `rank` channels; plan::ValidatePlan must have accepted it.
 absl::StatusOr<LatentCodec> MakeLatentCodec(const kvasir::v1::Codec& codec,
                                             int64_t rank);
 

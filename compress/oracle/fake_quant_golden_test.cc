@@ -1,5 +1,5 @@
-// The codes in tests/golden/codes are the oracle's: the engine's tests compare
-// with them, and this one sees to it that the oracle still writes them.
+// The codes in tests/golden/codes come from the oracle, and the engine's tests
+// compare with them. This test checks that the oracle still produces them.
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -19,7 +19,7 @@ using nlohmann::json;
 constexpr int64_t kRows = 12;
 constexpr int64_t kRank = 48;
 
-// Bytes of numbers as they lie in memory, one string for a row.
+// The bytes of numbers as they are in memory, one string per row.
 template <typename Number>
 json HexRows(const Number* numbers, int64_t rows, int64_t width) {
   json result = json::array();
@@ -42,7 +42,7 @@ json HexRows(const at::Tensor& floats) {
                  rows.size(-1));
 }
 
-// In [-1, 1), of 24 bits: the same on every machine.
+// A number in [-1, 1) of 24 bits, the same on every machine.
 float Uniform(uint32_t row, uint32_t channel) {
   const uint32_t bits = base::Philox4x32({42, 0}, {row, channel, 0, 0})[0];
   return static_cast<float>(bits >> 8) * 0x1p-23f - 1.0f;
@@ -65,16 +65,16 @@ at::Tensor Latents() {
         case 6:  // far from zero
           *to = 500.0f + x;
           break;
-        case 7:  // subnormal as halves
+        case 7:  // subnormal as float16
           *to = x * 1e-7f;
           break;
-        case 8:  // subnormal as floats
+        case 8:  // subnormal as float32
           *to = x * 1e-41f;
           break;
-        case 9:  // halves between codes
+        case 9:  // half way between codes
           *to = static_cast<float>(c) * 0.5f;
           break;
-        case 10:  // a range near what halves can hold
+        case 10:  // a range near the limit of float16
           *to = x * 32000.0f;
           break;
         case 11:  // one outlier
@@ -164,14 +164,14 @@ json Case(const kvasir::v1::Codec& plan, const at::Tensor& latents,
     result["clamped"] = coded->num_clamped;
   } else {
     result["param_dtype"] = kvasir::v1::DataType_Name(codec->param_dtype);
-    // 0 is stored as +0.
+    // 0 is recorded as +0.
     result["minimum"] = HexRows(coded->minimum + 0.0f);
     result["scale"] = HexRows(coded->scale + 0.0f);
   }
   return result;
 }
 
-TEST(FakeQuantGoldenTest, CodesAreThoseThatTheEngineIsComparedWith) {
+TEST(FakeQuantGoldenTest, CodesEqualTheRecordedOnes) {
   const at::Tensor latents = Latents();
   const StaticRange ranges = Ranges();
   json golden;

@@ -34,8 +34,8 @@ CodedLatent Code(const kvasir::v1::Codec& codec, int64_t rank,
   return *std::move(coded);
 }
 
-// All finite numbers of a 16-bit type, ascending, from the definition of its
-// bits.
+// All finite numbers of a 16-bit type in ascending order, from the definition
+// of its bits.
 std::vector<double> AllNumbers(int exponent_bits, int fraction_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   std::vector<double> numbers;
@@ -57,7 +57,7 @@ std::vector<double> NumbersOf(kvasir::v1::DataType dtype) {
   return dtype == kvasir::v1::F16 ? AllNumbers(5, 10) : AllNumbers(8, 7);
 }
 
-TEST(FakeQuantRoundingTest, GivesTheNeighboursOfEveryNumber) {
+TEST(FakeQuantRoundingTest, RoundingGivesTheNeighboursOfEveryNumber) {
   for (const auto dtype : {kvasir::v1::F16, kvasir::v1::BF16}) {
     const std::vector<double> numbers = NumbersOf(dtype);
     for (size_t i = 1; i + 1 < numbers.size(); i += 7) {
@@ -73,7 +73,7 @@ TEST(FakeQuantRoundingTest, GivesTheNeighboursOfEveryNumber) {
   }
 }
 
-// The rule, number by number.
+// The rule, computed number by number.
 struct PlainRow {
   std::vector<float> values;
   std::vector<int> codes;
@@ -101,7 +101,7 @@ PlainRow PlainCode(const std::vector<float>& row, int bits,
 }
 
 // Rows of every kind: random, constant, all zeros, of one sign, far from zero,
-// huge, denormal, one outlier, halves between codes.
+// huge, denormal, with one outlier, half way between codes.
 std::vector<std::vector<float>> Rows(int64_t width) {
   std::vector<std::vector<float>> rows;
   const at::Generator generator = at::detail::createCPUGenerator(7);
@@ -128,7 +128,7 @@ std::vector<std::vector<float>> Rows(int64_t width) {
   return rows;
 }
 
-TEST(FakeQuantTest, PerTokenIsTheRuleNumberByNumber) {
+TEST(FakeQuantTest, PerTokenFollowsTheRuleNumberByNumber) {
   constexpr int64_t kWidth = 24;
   for (const auto dtype : {kvasir::v1::F16, kvasir::v1::BF16}) {
     const std::vector<double> numbers = NumbersOf(dtype);
@@ -172,7 +172,8 @@ TEST(FakeQuantTest, SchedulesLeaveOutChannelsAndHaveARangePerEntry) {
   EXPECT_EQ(codec->runs[4].begin, 8);
   EXPECT_EQ(codec->runs[4].bits, 1);
   const at::Tensor row = at::arange(10).to(at::kFloat);
-  // Two channels are the ends of their own range: all come back.
+  // The two channels of a run are the ends of its range, so all numbers come
+  // back.
   const auto coded = CodeLatent(*codec, row, {.keep_codes = true});
   KVASIR_ASSERT_OK(coded);
   EXPECT_LT((coded->values - row).abs().max().item<double>(), 2e-3);
@@ -212,7 +213,7 @@ TEST(FakeQuantTest, StaticRangesClampAndCount) {
                        HasSubstr("range.scale has a number below 0")));
 }
 
-TEST(FakeQuantTest, ChannelsOfNoBitsAreTheirMinimum) {
+TEST(FakeQuantTest, ChannelsWithoutBitsAreDecodedAsTheirMinimum) {
   kvasir::v1::Codec plan;
   for (const auto& [channels, bits] : {std::pair(2, 5), std::pair(3, 0)}) {
     auto* run = plan.mutable_bits()->add_runs();
@@ -236,7 +237,7 @@ TEST(FakeQuantTest, ChannelsOfNoBitsAreTheirMinimum) {
   EXPECT_EQ(coded->num_clamped, 1);
 }
 
-TEST(FakeQuantTest, LevelsAreTheNearestAndAsLongAsTheRow) {
+TEST(FakeQuantTest, LevelsAreTheNearestOnesAndKeepTheLengthOfTheRow) {
   const std::vector<double> levels = {-1.5, -0.5, 0.2, 1.25};
   kvasir::v1::Codec plan;
   plan.mutable_bits()->add_schedule(2);
@@ -265,7 +266,7 @@ TEST(FakeQuantTest, LevelsAreTheNearestAndAsLongAsTheRow) {
                 .max()
                 .item<double>(),
             1e-3);
-  // A row of zeros stays one; one that is too long for a float16 is refused.
+  // A row of zeros stays zero. A row that is too long for a float16 is refused.
   EXPECT_TRUE(at::equal(Code(plan, kWidth, at::zeros({1, kWidth})).values,
                         at::zeros({1, kWidth})));
   const auto codec = MakeLatentCodec(plan, kWidth);
@@ -286,7 +287,7 @@ TEST(FakeQuantTest, NumberTypesRound) {
                         row.to(at::kBFloat16).to(at::kFloat)));
 }
 
-TEST(FakeQuantTest, WhatOverflowsOrIsNotFiniteIsRefusedByPlace) {
+TEST(FakeQuantTest, NumbersThatOverflowOrAreNotFiniteAreRefusedWithTheirPlace) {
   const auto refuses = [](const kvasir::v1::Codec& plan, float number,
                           const char* why) {
     const auto codec = MakeLatentCodec(plan, 4);
@@ -302,7 +303,7 @@ TEST(FakeQuantTest, WhatOverflowsOrIsNotFiniteIsRefusedByPlace) {
   refuses(PerToken({4}), -infinity, "row 1 channel 2 is -inf");
   refuses(PerToken({4}), -70000.0f, "too large");
   refuses(PerToken({1}), 70000.0f, "too large");
-  // A row may lie beyond the type as a whole, on either side.
+  // A whole row may lie beyond the type on either side.
   const auto codec = MakeLatentCodec(PerToken({4}), 4);
   KVASIR_ASSERT_OK(codec);
   for (const float number : {-70000.0f, 70000.0f, 65510.0f}) {

@@ -57,10 +57,10 @@ Turn HeadTurn(const Call& call, double scale = 1.0) {
 // The rotation of some pairs [H * n] of each head.
 Turn PairTurn(const Call& call, const at::Tensor& pairs, int64_t heads,
               model::RopePairing pairing, double scale = 1.0) {
-  const auto of_pairs = [&](const at::Tensor& table) {
+  const auto pair_table = [&](const at::Tensor& table) {
     return table.index_select(1, pairs).view({table.size(0), heads, -1});
   };
-  return {of_pairs(call.rotation.cos), of_pairs(call.rotation.sin), pairing,
+  return {pair_table(call.rotation.cos), pair_table(call.rotation.sin), pairing,
           scale};
 }
 
@@ -156,9 +156,8 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Returns whether one call of the codec can serve all latents: they must have
-// equal codecs with ranges that depend only on the row, and no observer may
-// want the codes of each.
+// True if one call of the codec can serve all latents: codecs are equal, ranges
+// depend only on the row, and no observer wants the codes of each latent.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -226,9 +225,8 @@ void AddClamps(const Call& call, const CacheTransform::Seen& seen) {
   call.hooks.clamp_count->clamped += seen.clamped;
 }
 
-// The lift of one rope_low_rank latent as a real matrix [heads * rotary_dim, 2
-// C]. Its rows are the dims of the heads, in the order in which the model
-// stores its pairs.
+// The lift of a rope_low_rank latent as a real matrix [heads * rotary_dim, 2
+// C], with rows in the model's order of dims.
 at::Tensor ComplexLift(const Call& call, const ProgramLatent& latent,
                        const at::Tensor& up) {
   const at::Tensor real =
@@ -511,7 +509,7 @@ absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
                                   Keys& keys) {
   if (call.program.key[0].coded) {
     return absl::InvalidArgumentError(
-        "a cache transform stands on an uncompressed model only");
+        "a cache transform needs an uncompressed model");
   }
   KVASIR_ASSIGN_OR_RETURN(
       CacheTransform::Seen seen,

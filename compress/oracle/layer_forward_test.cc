@@ -1,6 +1,6 @@
-// Identities of every space: what a plan's tensors compute equals a full layer
-// whose projections say the same. Tensors are made here from the rules of
-// docs/artifact.md, of random factors.
+// Identities of every space: a plan's tensors must compute the same as a full
+// layer with equivalent projections. The tensors are made here from random
+// factors by the rules of docs/artifact.md.
 #include "compress/oracle/layer_forward.h"
 
 #include <algorithm>
@@ -75,10 +75,10 @@ model::DecoderSpec SpecOf(const Shape& shape) {
 
 at::Tensor Random(Indices sizes) { return at::randn(sizes) * 0.4; }
 
-// One layer's model and an input, and what its plan's tensors are made from.
+// One layer of a model with an input, and the factors of its plan's tensors.
 struct Layer {
   model::DecoderSpec spec;
-  TensorMap tensors;  // of the uncompressed layer
+  TensorMap tensors;  // uncompressed
   at::Tensor x = at::randn({2, kLength, kModelDim});
 
   int64_t query_dims() const { return spec.num_heads * spec.head_dim; }
@@ -127,7 +127,7 @@ kvasir::v1::LayerPlan FullPlan(const Layer& layer) {
   return plan;
 }
 
-// A token at every step, positions those of slots; heads by themselves or all
+// An eviction at every token with positions of slots, with heads separate or
 // together.
 kvasir::v1::Eviction Rolling(const Layer& layer, bool together = false) {
   kvasir::v1::Eviction eviction;
@@ -170,7 +170,7 @@ absl::StatusOr<at::Tensor> Attention(const Layer& layer,
   return AttentionForward(*program, layer.tensors, rotation, layer.x, hooks);
 }
 
-// Both layers give the same.
+// Expects that both layers give the same output.
 void ExpectSame(const absl::StatusOr<at::Tensor>& have,
                 const absl::StatusOr<at::Tensor>& want,
                 double tolerance = 2e-5) {
@@ -180,7 +180,7 @@ void ExpectSame(const absl::StatusOr<at::Tensor>& have,
   EXPECT_LT((*have - *want).abs().max().item<double>() / scale, tolerance);
 }
 
-// Two groups whose heads are not side by side, or one head each.
+// Two groups of heads that are not adjacent, or one group of all heads.
 std::vector<Indices> Groups(const Layer& layer, bool scattered) {
   std::vector<Indices> groups(scattered ? 2 : 1);
   for (int64_t h = 0; h < layer.spec.num_kv_heads; ++h) {
@@ -189,8 +189,8 @@ std::vector<Indices> Groups(const Layer& layer, bool scattered) {
   return groups;
 }
 
-// A low-rank part of heads of `d` dims: random factors into `layer` under
-// `prefix`. Returns what it stands for: rows [Hkv * d, M] and their bias.
+// Adds a low-rank part of heads of `d` dims: puts random factors into `layer`
+// under `prefix`. Returns the equivalent rows [Hkv * d, M] and their bias.
 struct LowRank {
   at::Tensor rows;
   at::Tensor bias;
@@ -253,7 +253,7 @@ class IdentityTest : public testing::TestWithParam<Shape> {
  protected:
   Layer layer_ = MakeLayer(GetParam());
 };
-// Identities of layers that rotate, and of those that rotate parts of heads.
+// Identities of layers with RoPE, and of layers that rotate parts of heads.
 class RotatingIdentityTest : public IdentityTest {};
 class PartialRotaryIdentityTest : public IdentityTest {};
 
@@ -290,7 +290,7 @@ TEST_P(IdentityTest, RebuiltLowRankKeysAreAFullKeyOfTheProduct) {
   }
 }
 
-// W_v = up down, with a constant that is moved into o_proj's bias.
+// W_v = up down, with a constant that goes to o_proj's bias.
 TEST_P(IdentityTest, LowRankValuesAreTheProductAtRunTimeAndFolded) {
   for (const bool scattered : {false, true}) {
     for (const bool fold : {false, true}) {
@@ -333,8 +333,8 @@ TEST_P(IdentityTest, LowRankValuesAreTheProductAtRunTimeAndFolded) {
   }
 }
 
-// A part of key and value, of random factors: what it stands for as a key and
-// as a value, the latter's bias without the constant.
+// A part of key and value with random factors: the equivalent key and value.
+// The value's bias has no constant.
 struct KeyAndValue {
   LowRank key;
   LowRank value;
@@ -379,7 +379,7 @@ KeyAndValue AddKeyAndValue(Layer& layer, kvasir::v1::Part& part,
   return made;
 }
 
-TEST_P(IdentityTest, OneLatentIsAKeyAndAValue) {
+TEST_P(IdentityTest, OneLatentGivesKeyAndValue) {
   for (const bool scattered : {false, true}) {
     Layer full = layer_;
     Layer low = layer_;
@@ -406,7 +406,7 @@ TEST_P(IdentityTest, OneLatentIsAKeyAndAValue) {
   }
 }
 
-// Counts the calls of a layer that latents and codes are told by.
+// Counts how often latents and codes of a layer are reported.
 class LatentCounter : public LayerObserver {
  public:
   void OnLatent(int64_t, plan::Side, int, const at::Tensor&) override {
@@ -421,10 +421,10 @@ class LatentCounter : public LayerObserver {
   int codes = 0;
 };
 
-// Whatever the codec, the window and what evicts (what its codes lose counts
-// for both sides), it is read as one latent of each side would be, and coded
-// once.
-TEST_P(IdentityTest, OneLatentOfBothIsTwoAlikeAndCodedOnce) {
+// A joint latent gives the result of one latent per side, but is coded only
+// once. This holds for any codec, window and eviction; the error of its codes
+// counts for both sides.
+TEST_P(IdentityTest, AJointLatentEqualsTwoEqualOnesAndIsCodedOnce) {
   for (const auto& [ranges, evicts] : std::vector<std::pair<bool, bool>>{
            {false, false}, {true, false}, {false, true}}) {
     Layer joint = layer_;
@@ -491,14 +491,14 @@ TEST_P(IdentityTest, OneLatentOfBothIsTwoAlikeAndCodedOnce) {
     const auto want = Attention(apart, &two, {.clamp_count = &two_clamps});
     ExpectSame(have, want, 1e-7);
     EXPECT_EQ(counter.latents, 1);
-    EXPECT_EQ(counter.codes, 2);  // groups
+    EXPECT_EQ(counter.codes, 2);  // one per group
     EXPECT_EQ(2 * joint_clamps.codes.load(), two_clamps.codes.load());
     EXPECT_EQ(2 * joint_clamps.clamped.load(), two_clamps.clamped.load());
     EXPECT_EQ(joint_clamps.clamped.load() > 0, ranges);
   }
 }
 
-// Keeps pairs of each head in its own way; heads differ.
+// Keeps other pairs in each head.
 Indices KeptPairs(const Layer& layer, int64_t head) {
   Indices kept;
   for (int64_t f = 0; f < layer.pairs(); ++f) {
@@ -507,8 +507,8 @@ Indices KeptPairs(const Layer& layer, int64_t head) {
   return kept;
 }
 
-// Rows of a tensor over heads' dims that belong to some pairs, as a head of
-// just these pairs lies.
+// Rows of some pairs from a tensor over heads' dims, in the order of a head
+// that has only these pairs.
 Indices RowsOfPairs(const Layer& layer, const Indices& pairs) {
   Indices first;
   Indices second;
@@ -578,7 +578,7 @@ TEST_P(RotatingIdentityTest, KeptPairsAreAFullKeyWithTheOthersMasked) {
   }
 }
 
-// A rope_low_rank part of random factors, and the key rows it stands for.
+// A rope_low_rank part with random factors, and the equivalent key rows.
 struct Commuting {
   std::vector<Indices> groups;
   std::vector<Indices> channel_pairs;
@@ -598,7 +598,7 @@ Commuting AddCommuting(Layer& layer, Layer& full, kvasir::v1::Part& part,
   for (size_t g = 0; g < made.groups.size(); ++g) {
     auto* group = part.mutable_rope_low_rank()->add_groups();
     Indices channel_pairs;
-    // The second group leaves its first pair out, and ranks differ.
+    // The second group leaves out its first pair, and ranks differ.
     for (int64_t f = static_cast<int64_t>(g); f < layer.pairs(); ++f) {
       const int64_t rank = 1 + (f + static_cast<int64_t>(g)) % 2;
       group->add_pairs(static_cast<uint32_t>(f));
@@ -666,9 +666,11 @@ at::Tensor FoldedQueryRows(const Layer& layer, const at::Tensor& head_rows,
   return at::stack(real);
 }
 
-// Latents that are rotated and then lifted (POST_ROPE, and folded ones, which
-// meet rotated latents) equal keys that are lifted and then rotated.
-TEST_P(RotatingIdentityTest, CommutingLatentsAreAFullKeyWhicheverComesFirst) {
+// Latents that are first rotated and then lifted equal keys that are first
+// lifted and then rotated. Latents are rotated first if they are stored
+// POST_ROPE, or if they are folded and meet rotated queries.
+TEST_P(RotatingIdentityTest,
+       CommutingLatentsMayBeLiftedBeforeOrAfterTheRotation) {
   if (layer_.spec.rope.rotary_dim < layer_.spec.head_dim) {
     layer_["k_proj.weight"] = layer_["k_proj.weight"].clone();
     auto heads = layer_["k_proj.weight"].view(
@@ -716,7 +718,7 @@ TEST_P(RotatingIdentityTest, CommutingLatentsAreAFullKeyWhicheverComesFirst) {
   }
 }
 
-// What stays of a unit at each length.
+// Records the positions that a unit keeps at each length.
 class KeptRecorder : public LayerObserver {
  public:
   void OnQuery(int64_t, const at::Tensor& x) override { query = x; }
@@ -733,9 +735,9 @@ class KeptRecorder : public LayerObserver {
   std::map<std::array<int64_t, 3>, Indices> kept;
 };
 
-// Token by token in float64: of all tokens those that a unit holds are looked
-// at, a key and its query turned by the places that they have among them.
-TEST_P(RotatingIdentityTest, RollingPositionsAreThoseOfSlots) {
+// Computes token by token in float64: each token sees the tokens that its unit
+// holds. Keys and queries are rotated by their places among these tokens.
+TEST_P(RotatingIdentityTest, RollingPositionsAreThePositionsOfSlots) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   plan.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
   *plan.mutable_eviction() = Rolling(layer_);
@@ -759,7 +761,7 @@ TEST_P(RotatingIdentityTest, RollingPositionsAreThoseOfSlots) {
     for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
       Indices held;
       for (int64_t t = 0; t < kLength; ++t) {
-        // Heads are units of their own.
+        // Each head is a unit.
         const auto stayed = seen.kept.find({b, head, t});
         if (stayed != seen.kept.end()) held = stayed->second;
         held.push_back(t);
@@ -790,9 +792,9 @@ TEST_P(RotatingIdentityTest, RollingPositionsAreThoseOfSlots) {
   ExpectSame(have->to(at::kDouble), want);
 }
 
-// Several parts: commuting latents for what rotates, a low-rank latent that is
-// absorbed (folded or not) for what does not.
-TEST_P(PartialRotaryIdentityTest, PartsOfPartialRotaryAddUp) {
+// Several parts: commuting latents for dims that rotate, and a low-rank latent,
+// absorbed and perhaps folded, for the others.
+TEST_P(PartialRotaryIdentityTest, PartsOfAPartlyRotaryHeadAddUp) {
   const int64_t rest = layer_.spec.head_dim - layer_.spec.rope.rotary_dim;
   ASSERT_GT(rest, 0);
   const int64_t dim = layer_.spec.head_dim;
@@ -851,8 +853,8 @@ TEST_P(PartialRotaryIdentityTest, PartsOfPartialRotaryAddUp) {
   }
 }
 
-// An orthonormal basis of all channels changes nothing; one with channels left
-// out is the projection.
+// An orthonormal basis of all channels changes nothing. A basis with fewer
+// channels is a projection.
 TEST_P(IdentityTest, AStaticBasisIsItsProjection) {
   at::Tensor basis = std::get<0>(
       at::linalg_qr(at::randn({layer_.kv_dims(), layer_.kv_dims()})));
@@ -870,8 +872,9 @@ TEST_P(IdentityTest, AStaticBasisIsItsProjection) {
     low["k_proj.basis.mean"] = Random({layer_.kv_dims()});
     ExpectSame(Attention(low, &plan), Attention(full, nullptr));
     if (!cut || post) continue;
-    // A quarter left out; 8 bits of a narrow range are nearly exact, and
-    // code_latents off is the projection itself.
+    // A quarter of the channels is left out. 8 bits of a narrow range are
+    // nearly exact, and with code_latents off the result is the projection
+    // itself.
     auto* bits = part->mutable_codec()->mutable_bits();
     for (const uint32_t b : {8, 8, 8, 8, 8, 8, 0, 0}) bits->add_schedule(b);
     part->mutable_codec()->mutable_per_token();
@@ -895,7 +898,7 @@ TEST_P(IdentityTest, AStaticBasisIsItsProjection) {
   }
 }
 
-// Codes its keys and values by hand, where a plan of POST_ROPE codes them.
+// Codes its keys and values as a plan with POST_ROPE does.
 class CodedCache : public CacheTransform {
  public:
   CodedCache(const LatentCodec& codec, int64_t sinks, int64_t window)
@@ -919,7 +922,7 @@ class CodedCache : public CacheTransform {
   int64_t window_;
 };
 
-TEST_P(IdentityTest, CodesStandBetweenTheLatentAndTheQuery) {
+TEST_P(IdentityTest, CodesAreAppliedBetweenLatentAndQuery) {
   for (const auto& [sinks, window] : std::vector<std::pair<int, int>>{
            {0, 0}, {0, 3}, {2, 0}, {2, 3}, {3, kLength - 2}}) {
     kvasir::v1::LayerPlan plan = FullPlan(layer_);
@@ -936,18 +939,18 @@ TEST_P(IdentityTest, CodesStandBetweenTheLatentAndTheQuery) {
     KVASIR_ASSERT_OK(codec);
     const CodedCache cache(*codec, sinks, window);
     const auto have = Attention(layer_, &plan);
-    // The transform's exact rows are not rounded.
+    // The transform does not round exact rows.
     ExpectSame(have, Attention(layer_, nullptr, {.transform = &cache}),
                sinks + window == 0 ? 2e-5 : 1e-2);
-    // And they do change it, where there are any.
+    // The codes do change the result if there are any.
     if (sinks + window >= kLength) continue;
     const auto exact = Attention(layer_, nullptr);
     EXPECT_GT((*have - *exact).abs().max().item<double>(), 1e-3);
   }
 }
 
-// A window over all tokens, or sinks over them, leave nothing of the codes, but
-// for their own type and what stands before the codec.
+// A window or sinks over all tokens leave nothing of the codes, except their
+// number type and the transform before the codec.
 TEST_P(IdentityTest, ExactRowsAreBf16) {
   for (const auto& [sinks, hadamard] : std::vector<std::pair<uint32_t, bool>>{
            {0u, false}, {0u, true}, {kLength, false}, {kLength + 9u, true}}) {
@@ -971,7 +974,7 @@ TEST_P(IdentityTest, ExactRowsAreBf16) {
   }
 }
 
-// The order and shapes that an observer sees, and codes of every latent.
+// Records the tensors that an observer sees, their order and all codes.
 class Recorder : public LayerObserver {
  public:
   void OnAttentionInput(int64_t, const at::Tensor& x) override { input = x; }
@@ -994,7 +997,7 @@ class Recorder : public LayerObserver {
   int rotated_keys = 0;
 };
 
-TEST_P(IdentityTest, AnObserverSeesEveryStage) {
+TEST_P(IdentityTest, AnObserverSeesEveryStep) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   kvasir::v1::Codec* codec =
       plan.mutable_key()->mutable_parts(0)->mutable_codec();
@@ -1012,12 +1015,13 @@ TEST_P(IdentityTest, AnObserverSeesEveryStage) {
   EXPECT_EQ(seen.codes.sizes(),
             c10::IntArrayRef({2, kLength, layer_.spec.head_dim}));
   EXPECT_GT(seen.codes.max().item<int>(), 8);
-  // The cache holds keys after their rotation: nothing to see before it.
+  // The cache holds keys after their rotation, so keys before it are not
+  // reported.
   EXPECT_EQ(seen.key.defined(), layer_.pairs() == 0);
   EXPECT_LT((seen.rotated.flatten(2) - seen.latent).abs().max().item<double>(),
             0.4);
   EXPECT_TRUE(seen.value.defined());
-  // Once, and as stored, whatever is exact beside it.
+  // Keys are reported once, as they are stored, even if some are kept exact.
   plan.mutable_key()->set_exact_window(3);
   plan.set_exact_sinks(2);
   Recorder windowed;
@@ -1026,7 +1030,7 @@ TEST_P(IdentityTest, AnObserverSeesEveryStage) {
   EXPECT_TRUE(at::equal(windowed.rotated, seen.rotated));
 }
 
-TEST_P(IdentityTest, ObservedLatentsAreThoseThatTheAttentionCodes) {
+TEST_P(IdentityTest, ObservedLatentsAreTheCodedOnes) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   Recorder attended;
   KVASIR_ASSERT_OK(Attention(layer_, &plan, {.observer = &attended}));
@@ -1090,7 +1094,7 @@ TEST(LayerForwardTest, GradientsReachEveryFactor) {
   }
 }
 
-TEST(LayerForwardTest, RefusesByNameWhatItDoesNotApply) {
+TEST(LayerForwardTest, UnsupportedFeaturesAreRefusedByName) {
   const Layer layer = MakeLayer(kShapes[0]);
   kvasir::v1::LayerPlan plan = FullPlan(layer);
   plan.mutable_selection();
@@ -1107,7 +1111,7 @@ TEST(LayerForwardTest, RefusesByNameWhatItDoesNotApply) {
                        HasSubstr("layer 0 key part 0: ")));
 }
 
-TEST(LayerForwardTest, NamesTheTensorThatIsMissingOrHasAnotherShape) {
+TEST(LayerForwardTest, AMissingTensorOrOneOfAnotherShapeIsNamed) {
   Layer layer = MakeLayer(kShapes[1]);
   const auto program = MakeLayerProgram(layer.spec, nullptr, 0);
   KVASIR_ASSERT_OK(program);

@@ -86,7 +86,7 @@ absl::Status CompileFull(const SideContext& c, const ResolvedPart& from,
   part.mean = from.mean;
   if (part.mean && !part.basis) {
     return c.Refuse(absl::StatusCode::kInvalidArgument, part.index,
-                    "a mean of a full space belongs to a basis");
+                    "a full space has a mean, but no basis");
   }
   part.lifted_dims.assign(static_cast<size_t>(heads), Iota(c.spec->head_dim));
   for (const ResolvedLatent& latent : from.latents) {
@@ -387,7 +387,7 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   SideContext value{&spec, layer, plan::Side::kValue, false, device};
   if (attention.value.parts.size() != 1) {
     return value.Refuse(absl::StatusCode::kInvalidArgument, 0,
-                        "want one part of values");
+                        "values must have exactly one part");
   }
   KVASIR_ASSIGN_OR_RETURN(program.value,
                           CompilePart(value, attention.value.parts[0]));

@@ -34,13 +34,13 @@ at::Tensor MoveHeads(const LayerProgram& program, const Rotation& rotation,
     const at::Tensor pairs =
         part.head_channel_pairs.view({program.spec.num_kv_heads, -1})
             .index_select(0, at::tensor(unit, at::kLong).to(from.device()));
-    const auto of_heads = [&](const at::Tensor& table) {
+    const auto selected = [&](const at::Tensor& table) {
       at::Tensor by_head = table.index_select(1, pairs.flatten())
                                .view({table.size(0), pairs.size(0), -1})
                                .permute({1, 0, 2});
       return heads.dim() == 4 ? by_head.unsqueeze(1) : by_head;
     };
-    pieces.back() = Rotate(pieces.back(), {of_heads(cos), of_heads(sin),
+    pieces.back() = Rotate(pieces.back(), {selected(cos), selected(sin),
                                            model::RopePairing::kHalfSplit});
   }
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);

@@ -56,7 +56,7 @@ class ReferenceDecoder {
   absl::StatusOr<at::Tensor> Logits(const at::Tensor& ids,
                                     const LayerHooks& hooks = {}) const;
 
-  // The same in two steps: the output of the last layer [B, T, M], and the
+  // Logits in two steps: the output of the last layer [B, T, M], and the
   // logits of any of its rows [..., V] (float32).
   absl::StatusOr<at::Tensor> LastHidden(const at::Tensor& ids,
                                         const LayerHooks& hooks = {}) const;

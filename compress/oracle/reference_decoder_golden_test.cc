@@ -1,5 +1,5 @@
-// The reference decoder against the reference implementation's logits, for
-// every fixture of tests/golden (tests/golden/README.md says what each fixes).
+// Compares the reference decoder with the reference implementation's logits,
+// for every fixture of tests/golden (tests/golden/README.md describes them).
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -36,7 +36,7 @@ std::vector<std::string> ModelNames() {
   return names;
 }
 
-TEST(ReferenceDecoderGoldenFixturesTest, AreAllThere) {
+TEST(ReferenceDecoderGoldenFixturesTest, AllFixturesExist) {
   EXPECT_GE(ModelNames().size(), 21u);
 }
 
@@ -65,7 +65,7 @@ Expected ReadExpected(const std::string& name) {
   return expected;
 }
 
-// Of the worst logit, against the largest.
+// The largest error of a logit relative to the largest logit.
 double RelativeError(const at::Tensor& have, const at::Tensor& want) {
   return ((have - want).abs().max() / want.abs().max()).item<double>();
 }
@@ -73,7 +73,7 @@ double RelativeError(const at::Tensor& have, const at::Tensor& want) {
 class ReferenceDecoderGoldenTest : public testing::TestWithParam<std::string> {
 };
 
-TEST_P(ReferenceDecoderGoldenTest, LogitsAreTheReferences) {
+TEST_P(ReferenceDecoderGoldenTest, LogitsEqualTheReferenceImplementations) {
   const Expected expected = ReadExpected(GetParam());
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", GetParam()));
@@ -115,8 +115,9 @@ TEST_P(ReferenceDecoderGoldenTest, AGpuGivesTheSameLogits) {
   EXPECT_LE(RelativeError((*logits)[0].cpu(), expected.logits), 1e-4);
 }
 
-// A context may be of any length; tables are of what is asked for.
-TEST(ReferenceDecoderLoadTest, RotatesAsFarAsASequenceReaches) {
+// A context may be very long; the tables cover only the positions that were
+// asked for.
+TEST(ReferenceDecoderLoadTest, TablesReachAsFarAsTheLongestSequence) {
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-mha"));
   KVASIR_ASSERT_OK(checkpoint);
@@ -126,14 +127,15 @@ TEST(ReferenceDecoderLoadTest, RotatesAsFarAsASequenceReaches) {
   EXPECT_EQ(decoder->RotationOf(7).sin.size(0), 7);
 }
 
-TEST(ReferenceDecoderLoadTest, TensorsAreThoseOfThePlan) {
+TEST(ReferenceDecoderLoadTest, TensorsMustBeThoseOfThePlan) {
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-bias"));
   KVASIR_ASSERT_OK(checkpoint);
   const plan::AttentionShape shape =
       model::AttentionShapeOf(checkpoint->spec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::F32);
-  // Values at run time: their bias is o_proj's, and v_proj.weight nobody's.
+  // Values are lifted at run time: their bias belongs to o_proj, and
+  // v_proj.weight is not used.
   kvasir::v1::Part* value =
       plan.mutable_layers(0)->mutable_value()->mutable_parts(0);
   auto* group = value->mutable_low_rank()->add_groups();

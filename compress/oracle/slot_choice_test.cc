@@ -41,28 +41,29 @@ TEST(SlotChoiceTest, TheLowerSlotComesFirstAmongEquals) {
               ElementsAre(0, 1, 5));
 }
 
-TEST(SlotChoiceTest, FriendlinessWeighsWhatLambdaLeaves) {
+TEST(SlotChoiceTest, FriendlinessHasTheWeightThatLambdaLeaves) {
   const std::vector<float> mass = {4, 3, 2, 0, 9};
   const std::vector<float> key = {1, 0, 0.5F, 0, 7};
   const std::vector<float> value = {1, 1, 0, 1, 7};
   const SlotScores scores = {mass, key, value};
-  // 4 candidates; the masses' norms are 1, 3/4, 1/2, 0.
+  // 4 candidates; the normalized masses are 1, 3/4, 1/2 and 0.
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 1), scores, 3), ElementsAre(0, 1, 4));
-  // (1 - Ek) + (1 - Ev): 0, 1, 1.5, 1.
+  // (1 - Ek) + (1 - Ev) is 0, 1, 1.5 and 1.
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 0), scores, 2), ElementsAre(2, 4));
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 0.5F), scores, 3), ElementsAre(1, 2, 4));
-  // Half as much: 0.75, 0.725 and 0.6 behind a lambda of 0.6.
+  // Half of that: 0.75, 0.725 and 0.6 with a lambda of 0.6.
   plan::ResolvedEviction half = Rule(0, 1, 0.75F);
   half.friendliness = 0.5F;
   EXPECT_THAT(ChooseSlots(half, scores, 2), ElementsAre(0, 4));
-  // Without codes nothing but mass tells slots apart.
+  // Without codes, slots differ only in mass.
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 0.1F), {.mass = mass}, 2),
               ElementsAre(0, 4));
 }
 
-// Thousands of steps of random scores against the policy in plain words: few
-// values, so that ties are met all the time; budgets from one slot on.
-TEST(SlotChoiceTest, IsThePolicySlotBySlot) {
+// Thousands of steps with random scores, compared with the policy in plain
+// words. There are few values, so that ties are frequent; budgets begin at one
+// slot.
+TEST(SlotChoiceTest, TheChoiceEqualsThePolicySlotBySlot) {
   std::mt19937_64 random(11);
   const auto below = [&random](int64_t limit) {
     return std::uniform_int_distribution<int64_t>(0, limit - 1)(random);

@@ -11,7 +11,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Losses that fall with the bits, not by a rule.
+// Random losses that fall with the bits.
 PartChannels RandomPart(std::mt19937& random, std::vector<int64_t> channels,
                         int64_t latents, int64_t grain) {
   std::uniform_real_distribution<double> draw(0.0, 1.0);
@@ -66,7 +66,7 @@ double LossOf(const PartChannels& part, const std::vector<size_t>& widths) {
   return loss;
 }
 
-// As LossByBytes, by looking at everything.
+// The result of LossByBytes by exhaustive search.
 std::vector<double> SearchedLoss(const PartChannels& part) {
   std::vector<double> least(LossByBytes(part).size(), kImpossible);
   ForFallingWidths(part.groups.size(), [&](const std::vector<size_t>& widths) {
@@ -123,7 +123,7 @@ TEST(AllocationTest, WidthsTakeTheBytesAndHaveTheLossOfTheirEntry) {
   }
 }
 
-// Two layers, each of key and value apart or of one part for both.
+// Two layers, each with a part for key and value, or one part for both.
 TEST(AllocationTest, ChoiceOverLayersIsTheLeastOfAll) {
   std::mt19937 random(9);
   for (int repeat = 0; repeat < 20; ++repeat) {
@@ -146,7 +146,7 @@ TEST(AllocationTest, ChoiceOverLayersIsTheLeastOfAll) {
                           kMost)}));
     }
     const ByteChoice all = ByteChoice::Together(layers, kMost);
-    // Every set of leaves that makes a layer.
+    // Every set of leaves that makes up a layer.
     const std::vector<std::vector<size_t>> ways = {{0}, {1, 3}, {2, 3}};
     std::vector<double> want(kMost + 1, kImpossible);
     const std::function<void(const std::vector<size_t>&, size_t, size_t,
@@ -191,7 +191,7 @@ TEST(AllocationTest, ChoiceOverLayersIsTheLeastOfAll) {
   }
 }
 
-TEST(AllocationTest, FewerBytesThanAnyPartWantsAreImpossible) {
+TEST(AllocationTest, FewerBytesThanAnyPartNeedsAreImpossible) {
   std::mt19937 random(10);
   const ByteChoice part =
       ByteChoice::Leaf(0, LossByBytes(RandomPart(random, {8, 8}, 1, 2)));

@@ -108,18 +108,20 @@ class Planner {
 
   absl::Status Check() const {
     KVASIR_RETURN_IF_ERROR(CheckPlanRequest(request_));
-    KVASIR_RETURN_IF_ERROR(NeedCalibration(request_, "the method auto"));
-    KVASIR_RETURN_IF_ERROR(NeedWeights(request_, "the method auto"));
+    KVASIR_RETURN_IF_ERROR(NeedCalibration(request_, "method auto"));
+    KVASIR_RETURN_IF_ERROR(NeedWeights(request_, "method auto"));
     if (!options().kv_bytes_per_token && !options().max_kl) {
       return absl::InvalidArgumentError(
-          "the method auto wants bytes of a token, or the most divergence");
+          "method auto needs a number of bytes per token, or a largest "
+          "divergence");
     }
     if (options().probes < 0 || options().probes > kMostProbes) {
       return absl::InvalidArgumentError(
           absl::StrCat(options().probes, " probes, want 0 to ", kMostProbes));
     }
     if (options().windows.empty()) {
-      return absl::InvalidArgumentError("the method auto wants a window, or 0");
+      return absl::InvalidArgumentError(
+          "method auto needs a window length; 0 means none");
     }
     const int64_t least =
         *std::min_element(options().windows.begin(), options().windows.end());
@@ -132,16 +134,16 @@ class Planner {
     }
     if (!request_.calibration->has_information()) {
       return absl::FailedPreconditionError(
-          "the method auto needs Fisher information of keys and values, which "
-          "the calibration has not");
+          "method auto needs Fisher information of keys and values, which the "
+          "calibration does not have");
     }
     const bool rotates =
         std::any_of(spec_.layers.begin(), spec_.layers.end(),
                     [](const auto& layer) { return layer.rope; });
     if (rotates && spec_.rope.rotary_dim != spec_.head_dim) {
       return absl::UnimplementedError(absl::StrCat(
-          "the method auto plans heads that turn whole; of this model's ",
-          spec_.head_dim, " dims ", spec_.rope.rotary_dim, " do"));
+          "method auto needs RoPE on all dims of a head; this model rotates ",
+          spec_.rope.rotary_dim, " of ", spec_.head_dim));
     }
     return absl::OkStatus();
   }
@@ -182,7 +184,7 @@ class Planner {
     if (data.fitted.rows.size(0) < 2) {
       return absl::InvalidArgumentError(absl::StrCat(
           "layer ", layer, ": the calibration has ", data.fitted.rows.size(0),
-          " sample rows behind the exact sinks, want 2 or more"));
+          " sample rows after the exact sinks, want at least 2"));
     }
     return data;
   }
@@ -190,12 +192,12 @@ class Planner {
   absl::Status Measure() {
     const auto layers = static_cast<size_t>(spec_.num_layers());
     data_.resize(layers);
-    candidates_.of_layer.resize(layers);
+    candidates_.by_layer.resize(layers);
     for (size_t l = 0; l < layers; ++l) {
       for (SpaceOption& option :
            OptionsOf(spec_, static_cast<int64_t>(l), options().speed,
                      HeadShares(request_))) {
-        candidates_.of_layer[l].push_back(
+        candidates_.by_layer[l].push_back(
             static_cast<int>(candidates_.all.size()));
         candidates_.all.push_back(
             {.layer = static_cast<int64_t>(l), .option = std::move(option)});
@@ -223,7 +225,7 @@ class Planner {
 
   // A selection of rows, spread evenly, as many as codes are measured on in
   // every space.
-  static SampleRows SomeOf(const SampleRows& all) {
+  static SampleRows SampleOf(const SampleRows& all) {
     const int64_t step = (all.rows.size(0) + kTriedRows - 1) / kTriedRows;
     return {all.rows.slice(0, 0, all.rows.size(0), step),
             all.positions.slice(0, 0, all.rows.size(0), step)};
@@ -233,7 +235,7 @@ class Planner {
     const at::NoGradGuard no_grad;
     const auto index = static_cast<size_t>(layer);
     KVASIR_ASSIGN_OR_RETURN(data_[index], DataOf(layer));
-    for (const int candidate : candidates_.of_layer[index]) {
+    for (const int candidate : candidates_.by_layer[index]) {
       MeasureCandidate(candidates_.all[static_cast<size_t>(candidate)]);
     }
     const std::lock_guard lock(mutex_);
@@ -249,7 +251,7 @@ class Planner {
     } else {
       candidate.latents = TransformsOf(candidate.option, data.moments, spec_);
       candidate.channels =
-          MeasureChannels(candidate.latents, spec_, SomeOf(data.fitted));
+          MeasureChannels(candidate.latents, spec_, SampleOf(data.fitted));
       for (LatentTransform& latent : candidate.latents) {
         latent.encode = latent.decode = at::Tensor();
       }
@@ -267,7 +269,7 @@ class Planner {
 
   int64_t MostGrains() const {
     double sum = 0;
-    for (const std::vector<int>& candidates : candidates_.of_layer) {
+    for (const std::vector<int>& candidates : candidates_.by_layer) {
       double most = 0;
       for (const int index : candidates) {
         const PartChannels& part =
@@ -397,7 +399,7 @@ class Planner {
     const auto want = static_cast<double>(GrainBytesOf(spent));
     if (counted.tiles != want) {
       return absl::InternalError(absl::StrFormat(
-          "the planner counts %.1f bytes of a token, pages %.1f", want,
+          "the planner counts %.1f bytes per token, the page layout %.1f", want,
           counted.tiles));
     }
     finished.spent = std::move(spent);
@@ -553,17 +555,18 @@ class Planner {
   absl::Status CheckLoss() const {
     const AutoPrediction& prediction = best_.prediction;
     if (options().max_kl && prediction.kl > *options().max_kl) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "%.1f bytes of a token are predicted to diverge by %.4f nats, more "
-          "than the %.4f of --max-kl; %s",
-          prediction.bytes, prediction.kl, *options().max_kl,
-          BytesForLoss(*options().max_kl)));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("a plan of %.1f bytes per token is predicted to "
+                          "diverge by %.4f nats, "
+                          "more than the %.4f of --max-kl; %s",
+                          prediction.bytes, prediction.kl, *options().max_kl,
+                          BytesForLoss(*options().max_kl)));
     }
     return absl::OkStatus();
   }
 
-  // Text such as "5120 bytes would do", for bytes within the range that was
-  // searched.
+  // Text such as "5120 bytes would suffice", for bytes within the range that
+  // was searched.
   std::string BytesForLoss(double max_kl) const {
     const Spending wide(candidates_, best_.prediction.exact_window, 0.0,
                         MostGrains());
@@ -572,11 +575,11 @@ class Planner {
       // kImpossible is greater than any loss.
       if (loss[i] * kappa_.median > max_kl) continue;
       return absl::StrFormat(
-          "%.1f bytes would do",
+          "%.1f bytes would suffice",
           static_cast<double>(i) * static_cast<double>(grain_bytes_) +
               best_.prediction.bytes - best_.prediction.marginal_bytes);
     }
-    return "no number of bytes does in these spaces";
+    return "no number of bytes suffices in these spaces";
   }
 
   absl::Status Impossible() const {
@@ -587,17 +590,16 @@ class Planner {
       }
       const Spending all(candidates_, window, 0.0, MostGrains());
       return absl::InvalidArgumentError(absl::StrFormat(
-          "no plan is predicted to diverge by %.3g nats or less: with 8 bits "
-          "of every number and a window of %d exact tokens it is %.3g",
+          "no plan is predicted to diverge by %.3g nats or less: even 8 bits "
+          "per number and a window of %d exact tokens give %.3g",
           *options().max_kl, window, all.all().loss().back() * kappa_.median));
     }
     const Spending all(candidates_, 0, 0.0, MostGrains());
     const double grain = static_cast<double>(grain_bytes_);
     const int64_t least = all.all().least_grains();
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%.1f bytes of a token are too few: the least that every layer can "
-        "be stored in takes %.1f, beside what sinks and windows take, and is "
-        "predicted to diverge by %.3g nats",
+        "%.1f bytes per token are too few: the smallest plan takes %.1f, not "
+        "counting sinks and windows, and is predicted to diverge by %.3g nats",
         *options().kv_bytes_per_token, static_cast<double>(least) * grain,
         Predicted(all.Spend(least), 0)));
   }

@@ -17,12 +17,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A model of random weights with a calibration of random inputs, so made that
-// channels differ much in what they carry and in what they matter.
+// A model of random weights with a calibration of random inputs. Its channels
+// differ much in variance and in importance.
 class AutoPlanTest : public ::testing::Test {
  protected:
   explicit AutoPlanTest(TinyModel model = {.layers = 2, .kv_heads = 2}) {
-    at::set_num_threads(1);  // threads cost more than these sizes
+    at::set_num_threads(1);  // at these sizes more threads are slower
     request_ = RequestOf(model);
     request_.spec.max_position_embeddings = 512;
     const model::DecoderSpec& spec = request_.spec;
@@ -96,8 +96,8 @@ class AutoPlanTest : public ::testing::Test {
   std::vector<AttentionWeights> weights_;
 };
 
-// 2 layers of 64 numbers: 128 numbers a token, 16 bytes a bit.
-TEST_F(AutoPlanTest, PredictedBytesAreThePagesToTheByteAndWithinTheBudget) {
+// 2 layers of 64 numbers: 128 numbers per token, 16 bytes per bit.
+TEST_F(AutoPlanTest, PredictedBytesEqualThePagesAndMeetTheBudget) {
   for (const int64_t granule : {0, 1, 16}) {
     for (const double bytes : {40.0, 63.0, 90.0}) {
       AutoOptions options = Options();
@@ -113,7 +113,7 @@ TEST_F(AutoPlanTest, PredictedBytesAreThePagesToTheByteAndWithinTheBudget) {
   }
 }
 
-TEST_F(AutoPlanTest, RanksHaveEqualPagesAndHoldNothingTwice) {
+TEST_F(AutoPlanTest, TensorParallelRanksHaveEqualPagesAndHoldNothingTwice) {
   for (const PlanSpeed speed : {PlanSpeed::kCpu, PlanSpeed::kStorage}) {
     AutoOptions options = Options(speed);
     options.kv_bytes_per_token = 60;
@@ -121,7 +121,7 @@ TEST_F(AutoPlanTest, RanksHaveEqualPagesAndHoldNothingTwice) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan two, Plan(options));
     ExpectEqualRanks(two.plan, request_.spec);
     EXPECT_LE(two.prediction.bytes, 60);
-    // Of two ranks for each head, as of one.
+    // Two ranks for each head are planned like one.
     request_.tp = 4;
     KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan four, Plan(options));
     EXPECT_EQ(four.plan.target().tp(), 4u);
@@ -143,7 +143,7 @@ TEST_F(AutoPlanTest, MoreBytesAreNeverPredictedToLoseMore) {
   }
 }
 
-TEST_F(AutoPlanTest, ALossTakesTheFewestBytesThatArePredictedToReachIt) {
+TEST_F(AutoPlanTest, ALossIsReachedWithTheFewestBytes) {
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 60;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan by_bytes, Plan(options));
@@ -159,13 +159,13 @@ TEST_F(AutoPlanTest, ALossTakesTheFewestBytesThatArePredictedToReachIt) {
   EXPECT_GT(fewer.prediction.kl, by_bytes.prediction.kl);
 }
 
-// A model whose plans diverge by 2.5 times what is predicted, give or take.
-TEST_F(AutoPlanTest, ProbesFindWhatPredictionsAreToBeMultipliedBy) {
+// A model whose plans diverge by about 2.5 times the prediction.
+TEST_F(AutoPlanTest, ProbesFindTheFactorOfPredictions) {
   constexpr double kTrue = 2.5;
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 50;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan untried, Plan(options));
-  // What is predicted of each is learned in a first round.
+  // A first round shows the prediction of each plan.
   options.probes = 5;
   options.measure = [](const kvasir::v1::KvPlan&) { return 1.0; };
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan first, Plan(options));
@@ -188,7 +188,7 @@ TEST_F(AutoPlanTest, ProbesFindWhatPredictionsAreToBeMultipliedBy) {
   EXPECT_NEAR(prediction.kl_high(), 1.136 * prediction.kl, 1e-9);
   EXPECT_EQ(prediction.bytes, untried.prediction.bytes);
 
-  // The plan of a divergence is that of what is found.
+  // A plan for a divergence uses the fitted kappa.
   options.kv_bytes_per_token.reset();
   options.max_kl = untried.prediction.kl;
   options.probes = 1;
@@ -200,8 +200,8 @@ TEST_F(AutoPlanTest, ProbesFindWhatPredictionsAreToBeMultipliedBy) {
   EXPECT_GT(by_loss.prediction.bytes, untried.prediction.bytes);
 }
 
-// Of sequences as short as the measured ones a window hides most of the codes:
-// what its plans diverge by says little of others.
+// In sequences as short as the measured ones a window hides most of the codes,
+// so plans with a window would say little about others.
 TEST_F(AutoPlanTest, ProbesAreMeasuredWithoutTheWindow) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
@@ -222,7 +222,7 @@ TEST_F(AutoPlanTest, ProbesAreMeasuredWithoutTheWindow) {
   EXPECT_EQ(tried.prediction.bytes, untried.prediction.bytes);
 }
 
-TEST_F(AutoPlanTest, ProbesAreSoManyAndTellWhatTheyFailOf) {
+TEST_F(AutoPlanTest, ProbesAreLimitedInNumberAndTheirErrorsAreReturned) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   for (const int probes : {-1, kMostProbes + 1}) {
@@ -238,11 +238,11 @@ TEST_F(AutoPlanTest, ProbesAreSoManyAndTellWhatTheyFailOf) {
   EXPECT_EQ(Plan(options).status().code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(AutoPlanTest, BelowWhatIsPossibleIsRefusedWithWhatIs) {
+TEST_F(AutoPlanTest, TooFewBytesAreRefusedWithThePossibleOnes) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 1;
   EXPECT_THAT(Plan(options).status().message(),
-              HasSubstr("1.0 bytes of a token are too few: the least"));
+              HasSubstr("1.0 bytes per token are too few: the smallest"));
   options = Options();
   options.max_kl = 1e-12;
   EXPECT_THAT(Plan(options).status().message(),
@@ -254,16 +254,16 @@ TEST_F(AutoPlanTest, BelowWhatIsPossibleIsRefusedWithWhatIs) {
   EXPECT_FALSE(Plan(options).ok());
 }
 
-TEST_F(AutoPlanTest, MoreBytesThanAnyPlanTakesAreNoOverflow) {
+TEST_F(AutoPlanTest, MoreBytesThanAnyPlanTakesCauseNoOverflow) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 1e20;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan all, Plan(options));
-  options.kv_bytes_per_token = 4096;  // 32 bytes a number
+  options.kv_bytes_per_token = 4096;  // 32 bytes per number
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan many, Plan(options));
   EXPECT_EQ(all.prediction.bytes, many.prediction.bytes);
 }
 
-TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetAreRefusedAsThat) {
+TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetLengthAreRefused) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   options.windows = {64, 128};
@@ -274,7 +274,7 @@ TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetAreRefusedAsThat) {
                                        "leave no codes in a target length")));
 }
 
-TEST_F(AutoPlanTest, FitForTheCpuRebuildsNoKeyAndIsAsFastAsADenseCache) {
+TEST_F(AutoPlanTest, ACpuPlanRebuildsNoKeyAndIsAsFastAsADenseCache) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
@@ -288,7 +288,7 @@ TEST_F(AutoPlanTest, FitForTheCpuRebuildsNoKeyAndIsAsFastAsADenseCache) {
   EXPECT_LE(made.prediction.slot_ns, made.prediction.dense_slot_ns);
 }
 
-TEST_F(AutoPlanTest, ForStorageKeyAndValueMayShareALatent) {
+TEST_F(AutoPlanTest, InAStoragePlanKeyAndValueMayShareALatent) {
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 40;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan storage, Plan(options));
@@ -296,9 +296,10 @@ TEST_F(AutoPlanTest, ForStorageKeyAndValueMayShareALatent) {
   options = Options();
   options.kv_bytes_per_token = 40;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan cpu, Plan(options));
-  // More spaces, and no price of time.
+  // There are more spaces, and time has no price.
   EXPECT_LE(storage.prediction.kl, cpu.prediction.kl);
-  // Keys and values come from the same inputs, fewer than both have numbers.
+  // Keys and values come from the same inputs, which are fewer than the numbers
+  // of both.
   int64_t joint = 0;
   for (const auto& layer : storage.plan.layers()) joint += layer.joint_size();
   EXPECT_GT(joint, 0);
@@ -318,9 +319,11 @@ TEST_F(AutoPlanTest, ExactWindowsAreSharedOutOverTheTargetLength) {
   EXPECT_LE(prediction.bytes, 70);
 }
 
-// A window takes more of their loss than of that of codes in static ranges.
-TEST_F(AutoPlanTest, BehindAWindowMorePartsAreRotated) {
-  // Of unequal lengths, for which codes of a token's length are better.
+// A window removes more of the loss of rotated codes than of codes in static
+// ranges.
+TEST_F(AutoPlanTest, WithAWindowMorePartsAreRotated) {
+  // Tokens of unequal lengths, which suit codes that scale with a token's
+  // length.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * RandomMatrix({rows.size(0), 1}, 77).exp();
   const auto rotated = [&](int64_t window, double kappa) {
@@ -335,11 +338,11 @@ TEST_F(AutoPlanTest, BehindAWindowMorePartsAreRotated) {
       KVASIR_EXPECT_OK(planned);
       if (!planned.ok()) continue;
       const AutoPlan& made = *planned;
-      double of_layers = 0;
+      double layers_sum = 0;
       for (const LayerChoice& layer : made.prediction.layers) {
-        of_layers += layer.loss;
+        layers_sum += layer.loss;
       }
-      EXPECT_NEAR(of_layers, made.prediction.kl, 1e-9 * made.prediction.kl);
+      EXPECT_NEAR(layers_sum, made.prediction.kl, 1e-9 * made.prediction.kl);
       for (const auto& layer : made.plan.layers()) {
         parts += layer.key().parts(0).has_full();
         parts += layer.value().parts(0).has_full();
@@ -365,9 +368,9 @@ TEST_F(AutoPlanTest, DomainsThatAgreePredictEachOther) {
   EXPECT_LT(made.prediction.held_out_loss_ratio, 1.3);
 }
 
-// Half of the text in a language of its own: keys lie elsewhere, and what was
-// fitted to the other half is wrong for them.
-TEST_F(AutoPlanTest, ADomainUnlikeTheOthersIsSeenByItsRatio) {
+// Half of the text has other statistics, so ranges fitted to the other half are
+// wrong for it.
+TEST_F(AutoPlanTest, ADomainUnlikeTheOthersHasALargeRatio) {
   for (LayerCalibration& layer : calibration_.layers) {
     const at::Tensor strange = (layer.sample_domains == 1).unsqueeze(1);
     layer.sample_rows = at::where(strange, layer.sample_rows.flip(1) * 3 + 2,
@@ -379,16 +382,17 @@ TEST_F(AutoPlanTest, ADomainUnlikeTheOthersIsSeenByItsRatio) {
   EXPECT_GT(made.prediction.domains[1].ratio(), kDomainWarning);
 }
 
-// What is not measured is no loss of 0.
+// A loss that is not measured does not count as 0.
 TEST_F(AutoPlanTest, ADomainOfTooFewRowsIsNotJudged) {
   for (LayerCalibration& layer : calibration_.layers) {
     layer.sample_domains = at::zeros_like(layer.sample_domains);
     layer.sample_domains[0] = 1;
   }
-  // Of unequal lengths, for which codes of a token's length are better.
+  // Tokens of unequal lengths, which suit codes that scale with a token's
+  // length.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * (2 * RandomMatrix({rows.size(0), 1}, 77)).exp();
-  bool has_mixed = false;  // losses that need no rows, and others
+  bool has_mixed = false;  // both losses that need no rows and others
   for (const double bytes : {32, 40, 50, 60, 80, 100}) {
     AutoOptions options = Options();
     options.kv_bytes_per_token = bytes;
@@ -409,13 +413,12 @@ TEST_F(AutoPlanTest, ADomainOfTooFewRowsIsNotJudged) {
   EXPECT_TRUE(has_mixed);
 }
 
-TEST_F(AutoPlanTest, HeadsThatTurnInPartAreRefusedByTheirDims) {
+TEST_F(AutoPlanTest, PartlyRotaryHeadsAreRefusedWithTheirDims) {
   request_.spec.rope.rotary_dim = request_.spec.head_dim / 2;
   EXPECT_THAT(
       PlanAuto(request_, {.kv_bytes_per_token = 1000}).status(),
       base::StatusIs(absl::StatusCode::kUnimplemented,
-                     ::testing::HasSubstr("plans heads that turn whole; of "
-                                          "this model's")));
+                     ::testing::HasSubstr("needs RoPE on all dims of a head")));
 }
 
 TEST_F(AutoPlanTest, WithoutInformationThereIsNoPlan) {

@@ -20,7 +20,7 @@ struct Roots {
 Roots RootsOf(const at::Tensor& matrix) {
   auto [values, vectors] = at::linalg_eigh(matrix);
   const double most = values.max().item<double>();
-  TORCH_CHECK(most > 0, "information of nothing: no channel matters");
+  TORCH_CHECK(most > 0, "the information is all zero: no channel matters");
   const at::Tensor roots = values.clamp_min(kLeastEigenvalue * most).sqrt();
   const at::Tensor back = vectors.conj().transpose(0, 1);
   return {at::mm(vectors * roots, back), at::mm(vectors / roots, back)};

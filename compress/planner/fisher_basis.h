@@ -31,7 +31,7 @@ struct PairOfGroup {
   std::vector<int64_t> second;
 };
 
-// The same for keys that rotate, by maps that commute with the rotation:
+// The basis for keys that rotate. Its maps commute with the rotation: they are
 // complex numbers across the heads of a group, at one pair. Moment and
 // information are averaged over rotations.
 struct CommutingBasis {

@@ -18,7 +18,7 @@ at::Tensor Random(at::IntArrayRef shape, uint64_t seed) {
                    at::kDouble);
 }
 
-// Positive definite, of unlike directions.
+// A positive definite matrix with eigenvalues of different sizes.
 at::Tensor RandomMoment(int64_t n, uint64_t seed) {
   const at::Tensor root = Random({n, n}, seed) * Random({n}, seed + 1).exp();
   return root.mm(root.t());
@@ -30,7 +30,7 @@ double Distance(const at::Tensor& a, const at::Tensor& b) {
 
 at::Tensor One(int64_t n) { return at::eye(n, at::kDouble); }
 
-TEST(FisherBasisTest, OfNoMetricIsThePrincipalBasis) {
+TEST(FisherBasisTest, WithoutAMetricItIsThePrincipalBasis) {
   const at::Tensor moment = RandomMoment(12, 1);
   const FisherBasis basis = FindFisherBasis(moment, One(12), 5);
   const auto [values, vectors] = at::linalg_eigh(moment);
@@ -41,7 +41,7 @@ TEST(FisherBasisTest, OfNoMetricIsThePrincipalBasis) {
   EXPECT_LT(Distance(basis.encode, basis.decode.t()), 1e-9);
 }
 
-TEST(FisherBasisTest, OfFullRankGivesBackWhatItTakes) {
+TEST(FisherBasisTest, FullRankLosesNothing) {
   const FisherBasis basis =
       FindFisherBasis(RandomMoment(12, 2), RandomMoment(12, 4), 12);
   EXPECT_LT(Distance(basis.decode.mm(basis.encode), One(12)), 1e-7);
@@ -71,7 +71,7 @@ std::vector<PairOfGroup> Pairs() {
   return pairs;
 }
 
-// Keys [N, 24] turned by their pairs' angles.
+// Keys [N, 24], rotated by their pairs' angles.
 at::Tensor Turned(const at::Tensor& keys, const std::vector<double>& angles) {
   at::Tensor turned = keys.clone();
   const std::vector<PairOfGroup> pairs = Pairs();
@@ -118,14 +118,14 @@ TEST(FisherBasisTest, CommutingChannelsFallAndTheirErrorsAreTheLoss) {
                 .min()
                 .item<double>(),
             0.0);
-  // Over many rotations |z|^2 is what kt F k is on average.
+  // Averaged over many rotations, |z|^2 equals kt F k.
   const at::Tensor encode = RealEncoder(basis, Pairs(), 24);
   const at::Tensor key = Random({1, 24}, 19);
   const double want = key.mm(encode.t()).square().sum().item<double>();
   double sum = 0;
   constexpr int kTurns = 12;
-  // Each pair by each twelfth of a turn at its own speed: means of products of
-  // unlike pairs vanish, as they do over long positions.
+  // Each pair rotates in twelfths at its own speed. Products of different pairs
+  // then vanish on average, as they do over long positions.
   for (int a = 0; a < kTurns; ++a) {
     for (int b = 0; b < kTurns; ++b) {
       for (int c = 0; c < kTurns; ++c) {
@@ -148,7 +148,7 @@ TEST(ChannelCodesTest, CodesAreRoundedToEvenAndClamped) {
   EXPECT_TRUE(at::equal(CodedRows(rows, ranges, 2), want));
 }
 
-TEST(ChannelCodesTest, ChannelsOfNoBitsStandForTheirMean) {
+TEST(ChannelCodesTest, ChannelsWithoutBitsAreDecodedAsTheirMean) {
   const at::Tensor rows = Random({50, 3}, 21).to(at::kFloat) + 4;
   const ChannelRanges ranges = FitRanges(rows, 0);
   EXPECT_LT(Distance(ranges.minimum, rows.mean(0)), 1e-5);
@@ -158,7 +158,7 @@ TEST(ChannelCodesTest, ChannelsOfNoBitsStandForTheirMean) {
             1e-4);
 }
 
-TEST(ChannelCodesTest, EveryBitLowersTheErrorOfNormalNumbersAsMaxSays) {
+TEST(ChannelCodesTest, EveryBitLowersTheErrorOfNormalNumbersAsInMaxsTable) {
   const at::Tensor rows = Random({20000, 2}, 23).to(at::kFloat) * 3 + 1;
   // Max 1960, table 2.
   const std::vector<double> want = {1.0,     0.3634,  0.1188,

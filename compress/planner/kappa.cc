@@ -29,16 +29,16 @@ std::vector<double> RanksOf(const std::vector<double>& numbers) {
 double SpearmanCorrelation(const std::vector<double>& a,
                            const std::vector<double>& b) {
   KVASIR_CHECK(!a.empty() && a.size() == b.size());
-  const std::vector<double> of_a = RanksOf(a);
-  const std::vector<double> of_b = RanksOf(b);
+  const std::vector<double> ranks_a = RanksOf(a);
+  const std::vector<double> ranks_b = RanksOf(b);
   const double mean = static_cast<double>(a.size() - 1) / 2;
   double both = 0;
   double squares_a = 0;
   double squares_b = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    both += (of_a[i] - mean) * (of_b[i] - mean);
-    squares_a += (of_a[i] - mean) * (of_a[i] - mean);
-    squares_b += (of_b[i] - mean) * (of_b[i] - mean);
+    both += (ranks_a[i] - mean) * (ranks_b[i] - mean);
+    squares_a += (ranks_a[i] - mean) * (ranks_a[i] - mean);
+    squares_b += (ranks_b[i] - mean) * (ranks_b[i] - mean);
   }
   const double size = std::sqrt(squares_a * squares_b);
   return size > 0 ? both / size : 0;
@@ -56,7 +56,7 @@ double Quantile(std::vector<double> numbers, double share) {
 
 absl::StatusOr<FittedKappa> FitKappa(std::vector<PlanTrial> trials) {
   if (trials.empty()) {
-    return absl::InvalidArgumentError("kappa is fitted to one trial or more");
+    return absl::InvalidArgumentError("fitting kappa needs at least one trial");
   }
   std::vector<double> ratios;
   std::vector<double> predicted;
@@ -66,10 +66,9 @@ absl::StatusOr<FittedKappa> FitKappa(std::vector<PlanTrial> trials) {
         !std::isfinite(trial.predicted + trial.measured)) {
       return absl::InvalidArgumentError(
           absl::StrCat("a plan of ", trial.bytes,
-                       " bytes a token is predicted to diverge "
-                       "by ",
-                       trial.predicted, " nats and measured to by ",
-                       trial.measured, ": want numbers above 0"));
+                       " bytes per token is predicted to diverge by ",
+                       trial.predicted, " nats and measured to diverge by ",
+                       trial.measured, "; both must be above 0"));
     }
     ratios.push_back(trial.measured / trial.predicted);
     predicted.push_back(trial.predicted);

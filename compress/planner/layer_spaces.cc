@@ -152,7 +152,7 @@ PartChannels RotatedChannels(const SpaceOption& option,
                              const model::DecoderSpec& spec) {
   struct Distortion {
     int bits;
-    double of_normal;
+    double normal_error;
   };
   constexpr Distortion kDistortions[] = {
       {2, 0.1175}, {3, 0.03454}, {4, 0.009497}};
@@ -175,7 +175,7 @@ PartChannels RotatedChannels(const SpaceOption& option,
     const auto* const width =
         std::find(kCodeWidths.begin(), kCodeWidths.end(), distortion.bits);
     group.loss[static_cast<size_t>(width - kCodeWidths.begin())] =
-        loss * distortion.of_normal;
+        loss * distortion.normal_error;
   }
   return part;
 }
@@ -225,9 +225,9 @@ CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
     // metric.
     const at::Tensor moment =
         error.t().mm(error).to(at::kDouble) / error.size(0);
-    const at::Tensor of_latent =
+    const at::Tensor latent_metric =
         transform.decode.t().mm(metric).mm(transform.decode);
-    total.loss += moment.mul(of_latent).sum().item<double>() / 2;
+    total.loss += moment.mul(latent_metric).sum().item<double>() / 2;
   }
   return total;
 }

@@ -23,11 +23,11 @@ at::Tensor InformationOf(const LayerCalibration& calibration,
   for (const size_t d : domains) {
     const DomainInformation& domain = calibration.domains[d];
     const auto weight = static_cast<double>(domain.tokens);
-    const at::Tensor of_key = domain.key_information.to(at::kDouble) * weight;
-    const at::Tensor of_value =
+    const at::Tensor key_sum = domain.key_information.to(at::kDouble) * weight;
+    const at::Tensor value_sum =
         domain.value_information.to(at::kDouble) * weight;
-    key = key.defined() ? key + of_key : of_key;
-    value = value.defined() ? value + of_value : of_value;
+    key = key.defined() ? key + key_sum : key_sum;
+    value = value.defined() ? value + value_sum : value_sum;
     tokens += weight;
   }
   return at::block_diag({Shrunk(key / tokens), Shrunk(value / tokens)});
@@ -52,7 +52,7 @@ LayerMoments MomentsWithout(const LayerCalibration& calibration, size_t domain,
 struct PartLoss {
   double fitted = 0;
   CodeLoss held_out;
-  // On each domain's rows: coded as planned, and as the other domains alone
+  // On each domain's rows: coded as planned, and as only the other domains
   // would have planned it.
   std::vector<double> by_domain;
   std::vector<double> left_out;

@@ -65,8 +65,8 @@ Spending::Spending(const PlanCandidates& candidates, int64_t window,
         nats_per_ns * StaticFactor(window) * candidate.ns_per_channel;
   }
   std::vector<ByteChoice> layers;
-  for (const std::vector<int>& of_layer : candidates.of_layer) {
-    layers.push_back(OfLayer(of_layer, max_grains));
+  for (const std::vector<int>& indices : candidates.by_layer) {
+    layers.push_back(OfLayer(indices, max_grains));
   }
   all_.push_back(ByteChoice::Together(layers, max_grains));
 }

@@ -26,7 +26,7 @@ struct PlanCandidate {
 // part.
 struct PlanCandidates {
   std::vector<PlanCandidate> all;
-  std::vector<std::vector<int>> of_layer;  // indices in `all`
+  std::vector<std::vector<int>> by_layer;  // indices in `all`
 };
 
 // A candidate with the widths of its channel groups.

@@ -17,6 +17,7 @@
 #include "base/status_matchers.h"
 #include "compress/artifact/random_checkpoint.h"
 #include "compress/calibrate/calibrate.h"
+#include "compress/calibrate/calibration_cache.h"
 #include "compress/oracle/layer_forward.h"
 #include "compress/testing/folder_fixture.h"
 
@@ -105,14 +106,19 @@ class CalibrateTest : public FolderTest {
     Open();
   }
 
+  std::string Id(const CalibrationSample& sample,
+                 const CalibrationParts& parts) const {
+    const absl::StatusOr<std::string> weights_id = WeightsId(*checkpoint_);
+    KVASIR_EXPECT_OK(weights_id.status());
+    return IdOf(*weights_id, sample, parts);
+  }
+
   // Path in the cache of this calibration's state or result.
   std::filesystem::path CachePath(const CalibrationSample& sample,
                                   const CalibrateOptions& options,
                                   const char* ending) const {
-    const absl::StatusOr<std::string> id =
-        CalibrationId(*checkpoint_, sample, options.parts);
-    KVASIR_EXPECT_OK(id.status());
-    return options.cache / absl::StrCat("calibration-", *id, ending);
+    return options.cache /
+           absl::StrCat("calibration-", Id(sample, options.parts), ending);
   }
 
   // The bytes of the only file in the cache.

@@ -157,11 +157,11 @@ inline void ExpectEqualRanks(const kvasir::v1::KvPlan& plan,
     KVASIR_ASSERT_OK(layout);
     ranks.push_back(
         std::make_shared<const plan::ResolvedPlan>(*std::move(resolved)));
-    auto& of_rank = page_bytes.emplace_back();
+    auto& rank_bytes = page_bytes.emplace_back();
     for (const cache::LayerLayout& layer : layout->layers()) {
-      of_rank.push_back(layer.page_bytes);
+      rank_bytes.push_back(layer.page_bytes);
     }
-    EXPECT_EQ(of_rank, page_bytes[0]) << "rank " << rank << " of " << size;
+    EXPECT_EQ(rank_bytes, page_bytes[0]) << "rank " << rank << " of " << size;
   }
   EXPECT_GT(size, 1);
   EXPECT_TRUE(plan::FindReplicas(ranks).empty());

@@ -1,6 +1,6 @@
-// One attention layer in plain float64, for tests: the uncompressed layer, and
-// the layer that a plan and its tensors make of it by the rules of
-// docs/artifact.md, for numbers that are stored uncoded.
+// Test support: small attention layers with random weights and their
+// calibration. The reference decoder computes their attention in float64,
+// uncompressed or by a plan and its tensors.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -41,24 +41,16 @@ PlanRequest TinyPlanRequest(const TinyLayers& tiny, double keep);
 ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
                               const kvasir::v1::KvPlan& plan, int64_t layer);
 
-struct TinyAttention {
-  at::Tensor scores;  // [Hq, T, T], all query and key positions
-  at::Tensor output;  // [T, M], causal
-};
-
-// `key_mask` [Hkv, D] multiplies the keys, if defined.
-TinyAttention AttendWhole(const model::DecoderSpec& spec,
-                          const AttentionWeights& weights,
-                          const at::Tensor& inputs,
-                          const at::Tensor& key_mask = {});
-TinyAttention AttendCompressed(const model::DecoderSpec& spec,
-                               const kvasir::v1::LayerPlan& plan,
-                               const TensorMap& tensors,
-                               const at::Tensor& inputs);
+// Output [N, M] of a layer's attention over the inputs, float64. `key_mask`
+// [Hkv, D], if defined, multiplies the keys.
+at::Tensor AttendWhole(const TinyLayers& tiny, int64_t layer = 0,
+                       const at::Tensor& key_mask = {});
+// As AttendWhole, but by the plan and the layer's tensors, without codes.
+at::Tensor AttendCompressed(const TinyLayers& tiny,
+                            const kvasir::v1::KvPlan& plan,
+                            const TensorMap& tensors, int64_t layer = 0);
 
 // |have - want| / |want|.
 double RelativeError(const at::Tensor& have, const at::Tensor& want);
-// The greater of the errors of scores (before the softmax) and of outputs.
-double RelativeError(const TinyAttention& have, const TinyAttention& want);
 
 }  // namespace kvasir::compress

@@ -34,7 +34,7 @@ TEST(CropSamplerTest, EpochsAndSeedsDifferInOrder) {
   EXPECT_LT(same_epoch, 20);
 }
 
-TEST(CropSamplerTest, ACropDependsOnItsIndexAlone) {
+TEST(CropSamplerTest, ACropDependsOnlyOnItsIndex) {
   CropSampler in_order(500, 7, 1);
   for (int64_t i = 0; i < 300; ++i) {
     EXPECT_EQ(CropSampler(500, 7, 1).CropBegin(i), in_order.CropBegin(i));

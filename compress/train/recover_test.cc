@@ -82,7 +82,7 @@ Methods() {
           {"pairs", PlanOf(kPairsLayer)}};
 }
 
-// Random weights: those outside attention are the same for every plan.
+// Random weights. Those outside attention are the same for every plan.
 ReferenceDecoder MakeDecoder(const std::optional<kvasir::v1::KvPlan>& plan,
                              uint64_t attention_seed = 1) {
   ReferenceDecoder::Parts parts;
@@ -155,7 +155,7 @@ ReferenceDecoder WithTensors(const ReferenceDecoder& decoder,
   return *std::move(made);
 }
 
-// Mean loss of the text's first tokens, codes and all.
+// Mean loss of the text's first tokens, with codes.
 double Loss(const ReferenceDecoder& decoder, const TokenStream& text) {
   const int64_t length = decoder.spec().max_position_embeddings;
   const std::vector<int64_t> first(text.ids.begin(),
@@ -229,7 +229,7 @@ TEST(AdapterSetTest, NothingChangesBeforeTheFirstStep) {
   }
 }
 
-TEST(AdapterSetTest, EveryMethodHasTheSameProjectionsAdapted) {
+TEST(AdapterSetTest, EveryMethodAdaptsTheSameProjections) {
   const auto names = [](const std::optional<kvasir::v1::KvPlan>& plan) {
     return AdaptedWeights(MakeDecoder(plan).program(1));
   };
@@ -258,7 +258,7 @@ TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheMean) {
     return (adapters.AdaptLayer(0, draw).at(name) - decoder.layer(0).at(name))
         .detach();
   };
-  // Whole columns, twice the adapter or nothing.
+  // Whole columns have twice the adapter's value or nothing.
   const at::Tensor first = added(0);
   const at::Tensor columns = first[0].gt(2.0).to(at::kFloat) * 4.0;
   EXPECT_GT(columns.sum().item<double>(), 0.0);
@@ -273,7 +273,7 @@ TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheMean) {
 
 // ------------------------------------------------------------------ training
 
-TEST(RecoverTest, LowersTheLossUnderEveryMethod) {
+TEST(RecoverTest, TheLossFallsWithEveryMethod) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, /*seed=*/99);
   for (const auto& [method, plan] : Methods()) {
     const ReferenceDecoder student = MakeDecoder(plan);
@@ -289,7 +289,7 @@ TEST(RecoverTest, LowersTheLossUnderEveryMethod) {
   }
 }
 
-TEST(RecoverTest, DivergenceAloneBringsTheStudentToTheTeacher) {
+TEST(RecoverTest, DivergenceByItselfBringsTheStudentToTheTeacher) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, 99);
   RecoverOptions options = FewSteps();
   options.loss.cross_entropy = 0.0;
@@ -353,7 +353,7 @@ TEST(RecoverTest, WithoutAStepTheWeightsStay) {
   }
 }
 
-TEST(RecoverTest, TrainsThroughCodes) {
+TEST(RecoverTest, TrainingThroughCodesLowersTheLoss) {
   std::string layer = kPaluLayer;
   const std::string dtype = R"("codec": {"dtype": "F32", "none": {}})";
   layer.replace(layer.find(dtype), dtype.size(),
@@ -373,7 +373,7 @@ TEST(RecoverTest, TrainsThroughCodes) {
   EXPECT_LT(last_loss(true), Loss(student, SomeText(400)));
 }
 
-TEST(RecoverTest, AStoppedRunSaysSo) {
+TEST(RecoverTest, AStoppedRunIsReported) {
   EXPECT_THAT(Recover(MakeDecoder(std::nullopt), MakeDecoder(std::nullopt, 99),
                       SomeText(400), FewSteps(),
                       [](const RecoverProgress& progress) {
@@ -391,7 +391,7 @@ TEST(RecoverTest, ADivergedRunIsAnError) {
               StatusIs(absl::StatusCode::kInternal, HasSubstr("a lower --lr")));
 }
 
-TEST(RecoverTest, RefusesWhatDoesNotFit) {
+TEST(RecoverTest, InvalidRequestsAreRefused) {
   const ReferenceDecoder decoder = MakeDecoder(std::nullopt);
   EXPECT_THAT(
       Recover(decoder, decoder, SomeText(16), FewSteps(), GoOn),
@@ -448,7 +448,7 @@ class RecoverWriterTest : public FolderTest {
                model::AttentionShapeOf(opened->spec()), kvasir::v1::BF16));
   }
 
-  // By name, what files of a folder hold.
+  // The content of a folder's files, by name.
   static std::map<std::string, std::string> Files(
       const std::filesystem::path& folder) {
     std::map<std::string, std::string> files;
@@ -499,14 +499,14 @@ TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDiffer) {
     EXPECT_EQ(before.equal(after), !absl::StrContains(name, ".self_attn."))
         << name;
   }
-  // What is in memory is what was written.
+  // The tensors in memory are those that were written.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const at::Tensor query,
       LoadTensor(out, "model.layers.1.self_attn.q_proj.weight"));
   EXPECT_TRUE(query.equal(trained[1].at("self_attn.q_proj.weight")));
 }
 
-TEST_F(RecoverWriterTest, RefusesWhatIsThereAndLeavesNothingBehind) {
+TEST_F(RecoverWriterTest, AnExistingFolderIsRefusedAndNothingIsLeft) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
@@ -525,7 +525,7 @@ TEST_F(RecoverWriterTest, RefusesWhatIsThereAndLeavesNothingBehind) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out.partial"));
 }
 
-TEST_F(RecoverWriterTest, StaticRangesAreThoseOfTheNewWeights) {
+TEST_F(RecoverWriterTest, StaticRangesFitTheNewWeights) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
@@ -551,7 +551,7 @@ TEST_F(RecoverWriterTest, StaticRangesAreThoseOfTheNewWeights) {
   EXPECT_TRUE(at::allclose(ranges(2.0), 2.0 * scale));
 }
 
-TEST_F(RecoverWriterTest, ANumberThatTheStoredTypeDoesNotHoldIsRefused) {
+TEST_F(RecoverWriterTest, ANumberThatTheStoredTypeCannotHoldIsRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));

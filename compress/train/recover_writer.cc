@@ -41,9 +41,10 @@ absl::Status CopyFile(const fs::path& from, const fs::path& folder) {
 absl::Status ReplaceTensor(const model::TensorStore::Entry& entry,
                            const at::Tensor& values, const fs::path& folder) {
   if (!entry.info->rows.all()) {
-    return absl::UnimplementedError(absl::StrCat(
-        entry.file->path(), ": tensor ", entry.info->name,
-        ": a trained tensor is only a choice of its rows: not written"));
+    return absl::UnimplementedError(
+        absl::StrCat(entry.file->path(), ": tensor ", entry.info->name,
+                     ": it holds other rows beside a trained tensor, which "
+                     "cannot be written"));
   }
   const fs::path path = folder / fs::path(entry.file->path()).filename();
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -142,7 +143,7 @@ absl::Status WriteRecovered(const model::Checkpoint& source,
       model::Checkpoint::Open(folder->path().string());
   if (!written.ok()) {
     return absl::InternalError(
-        absl::StrCat("what was written does not open as a checkpoint: ",
+        absl::StrCat("the written checkpoint cannot be opened: ",
                      written.status().message()));
   }
   return folder->Keep();

@@ -69,7 +69,7 @@ absl::StatusOr<GemmAlgorithm> CublasGemms::AlgorithmFor(
                   result);
   }
   KVASIR_CHECK(algorithm.workspace_bytes <= workspace_bytes_);
-  // All at once: those in use are asked for again with the next steps.
+  // Forget all; the shapes in use are chosen again in the next steps.
   if (algorithms_.size() == kMostShapes) algorithms_.clear();
   algorithms_[shape] = algorithm;
   return algorithm;

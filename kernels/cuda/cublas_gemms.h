@@ -1,4 +1,4 @@
-// Products of one GPU by cuBLASLt.
+// Matrix products on one GPU by cuBLASLt.
 #pragma once
 
 #include <cstddef>
@@ -15,31 +15,28 @@
 
 namespace kvasir::kernels::cuda {
 
-// Asks the library once for each shape and keeps its answer: a look-up takes
-// tens of microseconds, and the same shapes come with every step.
-//
-// Owns: a handle, and the answers of at most kMostShapes shapes.
-// Threads: all methods may be called from any thread that uses the device.
+// Asks the library for an algorithm once for each shape and keeps the answer:
+// the choice takes tens of microseconds, and every step has the same shapes.
 class CublasGemms {
  public:
-  // Steps of a model are some five shapes for each number of rows.
+  // A model's step has about five shapes for each number of rows.
   static constexpr size_t kMostShapes = 4096;
 
-  // `library` outlives it. The device is the one that the calling thread uses,
-  // `major` that of its compute capability. INTERNAL where the library does not
+  // `library` outlives it. The device is the one that the calling thread uses;
+  // `major` belongs to its compute capability. INTERNAL if the library does not
   // start.
   static absl::StatusOr<std::unique_ptr<CublasGemms>> Make(CublasLt* library,
                                                            int major);
-  // The calling thread uses the device.
+  // The calling thread must use the device.
   ~CublasGemms();
 
-  // What NVIDIA names for its libraries: 32 MiB on sm_90 and newer, 8 before.
+  // NVIDIA's recommended size: 32 MiB from sm_90 on, 8 MiB before.
   size_t workspace_bytes() const { return workspace_bytes_; }
-  // "lt130101": another version may multiply in other orders.
+  // For example "lt130101"; another version may add in other orders.
   std::string name() const;
 
-  // UNIMPLEMENTED where the library has no algorithm for the product, INTERNAL
-  // with its own words where it fails.
+  // UNIMPLEMENTED if the library has no algorithm for the product; INTERNAL
+  // with the library's own words if it fails.
   absl::Status Enqueue(const Gemm& gemm, StreamHandle stream);
 
   size_t known_shapes() const;

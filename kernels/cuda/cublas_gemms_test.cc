@@ -1,4 +1,4 @@
-// What is made of cuBLASLt's calls, over a library without a GPU.
+// Tests how products use cuBLASLt, over a library without a GPU.
 #include "kernels/cuda/cublas_gemms.h"
 
 #include <gmock/gmock.h>
@@ -40,14 +40,14 @@ class CublasGemmsTest : public ::testing::Test {
                                                 MemoryTag::kOther);
     KVASIR_ASSERT_OK(memory.status());
     memory_ = *std::move(memory);
-    // Ones of bfloat16 wherever numbers are read.
+    // All numbers in memory are ones in bfloat16.
     const std::vector<uint16_t> ones(kMatrices / 2, 0x3f80);
     KVASIR_ASSERT_OK(device_->Write(memory_.data(), ones.data(), kMatrices));
   }
   LaunchStream& launches() { return static_cast<LaunchStream&>(*stream_); }
   GemmLibrary* gemms() { return launches().launcher().gemms(); }
 
-  // x, W, bias, y and the workspace, side by side.
+  // x, W, bias, y and the workspace, one after the other.
   static constexpr size_t kMatrices = 64 << 10;
   Gemm Product(int64_t rows, int64_t n = 8, int64_t k = 16) {
     auto* const begin = static_cast<char*>(memory_.data().device_address());
@@ -94,7 +94,7 @@ TEST_F(CublasGemmsTest, TheSameShapeIsChosenForOnce) {
   Make();
   for (int i = 0; i < 3; ++i) KVASIR_ASSERT_OK(Multiply(Product(2)));
   EXPECT_EQ(library_.calls("Choose"), 1);
-  // Each of these is another shape; an algorithm for the wrong one fails.
+  // Each of these is another shape; using an algorithm of another shape fails.
   Gemm gemm = Product(2);
   gemm.bias = nullptr;
   KVASIR_ASSERT_OK(Multiply(gemm));
@@ -116,7 +116,8 @@ TEST_F(CublasGemmsTest, TheSameShapeIsChosenForOnce) {
 
 TEST_F(CublasGemmsTest, ThreadsShareAnswers) {
   Make();
-  // Answers alone: what a product writes is its stream's own.
+  // Only the answers are shared: each product writes to its own stream's
+  // memory.
   const auto workspace_bytes = static_cast<size_t>(gemms()->workspace_bytes());
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -180,7 +181,7 @@ TEST_F(CublasGemmsTest, WhatTheLibraryDoesNotServeIsRefusedByItsSizes) {
                            HasSubstr("2 rows, n 8, k 16, BF16 to BF16 with "
                                      "bias (--deterministic"),
                            HasSubstr("CUBLAS_STATUS_FAKE (15)"))));
-  // It is not remembered as an answer.
+  // The failure is not remembered as an answer.
   KVASIR_EXPECT_OK(Multiply(Product(2)));
 }
 
@@ -188,7 +189,7 @@ TEST_F(CublasGemmsTest, AProductThatFailsIsTheStreamsError) {
   Make();
   library_.FailNext("Multiply", static_cast<CublasResult>(13));
   gemms()->Enqueue(Product(2));
-  gemms()->Enqueue(Product(3));  // not after the first one's
+  gemms()->Enqueue(Product(3));  // not run after the first error
   EXPECT_EQ(library_.calls("Multiply"), 1);
   EXPECT_THAT(launches().TakeLaunchError(),
               base::StatusIs(absl::StatusCode::kInternal,

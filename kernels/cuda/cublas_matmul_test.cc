@@ -1,5 +1,5 @@
-// matmul on a GPU that has cuBLASLt: on the host over a library without a GPU,
-// which looks at its calls; on a GPU over NVIDIA's.
+// Tests matmul with cuBLASLt: on the host over a library without a GPU, which
+// checks its arguments; on a GPU over NVIDIA's library.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Case {
   bool bias = false;
   int64_t x_gap = 0;
   int64_t y_gap = 0;
-  int64_t x_offset = 0;  // numbers from the memory's begin
+  int64_t x_offset = 0;  // numbers before x in its memory
 };
 
 class CublasMatmulTest : public ::testing::Test {
@@ -71,7 +71,7 @@ class CublasMatmulTest : public ::testing::Test {
     });
   }
 
-  // y with its gaps.
+  // Returns y with its gaps.
   std::vector<float> Multiply(const Case& c) {
     std::vector<float> x(
         static_cast<size_t>(c.x_offset + c.rows * (c.k + c.x_gap)), kPoison);
@@ -103,7 +103,7 @@ class CublasMatmulTest : public ::testing::Test {
     auto scratch = device_->allocator().Allocate(
         scratch_bytes_ + Workspace::kAlignmentBytes, MemoryTag::kOther);
     KVASIR_EXPECT_OK(scratch.status());
-    // Off a multiple of 256 bytes, as it may be after other ops' memory.
+    // Not at a multiple of 256 bytes, as after memory of other ops.
     Workspace workspace(scratch->data().as<char>() + 64, scratch_bytes_);
     KVASIR_EXPECT_OK(Matmul(*stream_, params, workspace));
     VisitDType(c.y, [&](auto type) {
@@ -115,7 +115,7 @@ class CublasMatmulTest : public ::testing::Test {
     return y;
   }
 
-  // By float64, every row within its tolerance.
+  // Compares with float64, with a tolerance for every row.
   void ExpectProduct(const Case& c) {
     SCOPED_TRACE(testing::Message()
                  << c.rows << " x " << c.k << " x " << c.n << ", "
@@ -146,7 +146,7 @@ class CublasMatmulTest : public ::testing::Test {
     }
   }
 
-  // Of ours, by name.
+  // Number of calls of our kernel with this name.
   int KernelsCalled(const std::string& name) const {
     int count = 0;
     for (const cuda::FakeLaunch& launch : runtime_.launches()) {
@@ -178,7 +178,7 @@ TEST_F(CublasMatmulTest, IsTheProductOfEveryTypeItServes) {
   }
   if (emulation::OnGpu()) return;
   EXPECT_THAT(library_.multiplied(), SizeIs(products));
-  // A bias of float32 is the library's as it is.
+  // The library takes a float32 bias directly.
   EXPECT_EQ(KernelsCalled("matmul_bias"), 8);
   EXPECT_THAT(runtime_.launches(), SizeIs(8));
 }
@@ -209,9 +209,9 @@ TEST_F(CublasMatmulTest, WhatItDoesNotServeOurKernelsMultiply) {
 TEST_F(CublasMatmulTest, ItsWorkspaceIsTheOps) {
   ExpectProduct({.rows = 3, .n = 136, .bias = true});
   if (emulation::OnGpu()) return;
-  // 136 numbers of bias take 272 bytes, which are 512.
+  // 136 numbers of bias take 272 bytes, which are rounded up to 512.
   EXPECT_EQ(scratch_bytes_, 256u + 512u + (32u << 20));
-  library_.NeedWorkspace(32 << 20);  // all of it
+  library_.NeedWorkspace(32 << 20);  // the whole workspace
   ExpectProduct({.rows = 4, .n = 136, .bias = true});
 }
 

@@ -1,5 +1,5 @@
-// The calls of cuBLASLt that the back end makes, behind an interface: what is
-// made of them runs in tests where there is no GPU, over a library of theirs.
+// The calls of cuBLASLt that the back end makes, behind an interface, so that
+// tests without a GPU can use a library of their own.
 #pragma once
 
 #include <compare>
@@ -13,13 +13,13 @@
 
 namespace kvasir::kernels::cuda {
 
-// A cublasStatus_t by its number.
+// A cublasStatus_t as a number.
 enum class CublasResult : int { kOk = 0 };
 
 using CublasHandle = struct CublasHandleTag*;
 
-// All that a choice of algorithm depends on, beside the device: gemm.h's
-// products by sizes and types. Memory is aligned as gemm.h says.
+// All that the choice of an algorithm depends on, except the device: sizes and
+// types of a product of gemm.h. Memory is aligned as gemm.h requires.
 struct GemmShape {
   int64_t rows = 0;
   int64_t n = 0;
@@ -33,30 +33,31 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;
 };
 
-// A cublasLtMatmulAlgo_t, and what it needs.
+// A cublasLtMatmulAlgo_t, and the workspace that it needs.
 struct GemmAlgorithm {
   uint64_t data[8] = {};
   size_t workspace_bytes = 0;
 };
 
-// Threads: all methods may be called from any thread, for one handle too. They
-//   are for the device that the calling thread uses (Runtime::Use).
+// Threads: all methods may be called from any thread, also for one handle. They
+//   apply to the device that the calling thread uses (Runtime::Use).
 class CublasLt {
  public:
   virtual ~CublasLt() = default;
 
-  // "CUBLAS_STATUS_NOT_SUPPORTED (15)"
+  // For example "CUBLAS_STATUS_NOT_SUPPORTED (15)".
   virtual std::string Describe(CublasResult result) = 0;
   // 10000 * major + 100 * minor + patch.
   virtual int64_t Version() = 0;
   virtual CublasResult MakeHandle(CublasHandle* handle) = 0;
   virtual CublasResult DestroyHandle(CublasHandle handle) = 0;
-  // The algorithm that the library takes for the best of those that sum in
-  // float32, are the same bits whenever they run, and need no more workspace.
+  // The algorithm that the library considers best among those that add in
+  // float32, give the same bits on every run, and need at most this workspace.
   virtual CublasResult Choose(CublasHandle handle, const GemmShape& shape,
                               size_t most_workspace_bytes,
                               GemmAlgorithm* algorithm) = 0;
-  // `shape` is that of `gemm`, `algorithm` was chosen for it on this device.
+  // `shape` is the shape of `gemm`; `algorithm` was chosen for it on this
+  // device.
   virtual CublasResult Multiply(CublasHandle handle, const GemmShape& shape,
                                 const Gemm& gemm,
                                 const GemmAlgorithm& algorithm,

@@ -25,10 +25,10 @@ using cuda::CudaError;
 using cuda::Result;
 using cuda::StreamHandle;
 
-// What cudaMalloc and cudaMallocHost promise.
+// Alignment that cudaMalloc and cudaMallocHost guarantee.
 constexpr size_t kAlignment = 256;
-// What nvcc compiles for: sm_80, sm_90a, and PTX that drivers translate for
-// newer ones.
+// nvcc compiles for sm_80, sm_90a, and to PTX that drivers translate for newer
+// GPUs.
 constexpr int kLeastMajor = 8;
 constexpr char kCodeOf[] = "sm_80, sm_90a and PTX of compute_80";
 
@@ -37,7 +37,7 @@ std::string Version(int version) {
 }
 
 absl::Status CheckDriver(cuda::Runtime& runtime) {
-  // Drivers serve runtimes of their own major version, older and newer.
+  // A driver serves all runtimes of its major version, older and newer.
   const int want = runtime.RuntimeVersion() / 1000 * 1000;
   int have = 0;
   const Result result = runtime.DriverVersion(&have);
@@ -82,14 +82,14 @@ absl::Status CheckArchitecture(const cuda::DeviceProperties& properties,
       ": want compute capability ", kLeastMajor, ".0 or later"));
 }
 
-// Errors that a launch can only find: those of kernels while they run.
+// Errors of earlier asynchronous kernels that a launch merely reports.
 bool IsOfARunningKernel(Result result) {
   switch (static_cast<int>(result)) {
     case 214:  // an ECC error
     case 700:  // illegal address
     case 702:  // a kernel that took too long
     case 710:  // assert
-    case 714:  // of the hardware's stack
+    case 714:  // in the hardware stack
     case 715:  // illegal instruction
     case 716:  // misaligned address
     case 717:  // an address of another space
@@ -103,18 +103,18 @@ bool IsOfARunningKernel(Result result) {
 
 }  // namespace
 
-// What device, allocator and streams share.
+// State that the device, its allocator and its streams share.
 class CudaDevice::State {
  public:
   State(cuda::Runtime* runtime, int device, cuda::DeviceProperties what)
       : ordinal(device), properties(std::move(what)), runtime_(runtime) {}
   ~State() {
-    if (gemms != nullptr) (void)runtime();  // its handle is the device's
+    if (gemms != nullptr) (void)runtime();  // the handle belongs to the device
   }
 
-  // For calls of this thread from here on. An error where the device cannot be
-  // named: such a call would go to the GPU that the thread named last, or the
-  // first there is.
+  // Returns the runtime, with the device selected for the calling thread. If
+  // selecting fails it returns an error: otherwise the call would go to the
+  // thread's previous GPU, or to the first one.
   absl::StatusOr<cuda::Runtime*> runtime() const {
     if (failed_.load()) {
       base::MutexLock lock(&mutex_);
@@ -124,7 +124,7 @@ class CudaDevice::State {
     if (result != Result::kOk) return Failed("naming the device", result);
     return runtime_;
   }
-  // Of calls that go to no device.
+  // For calls that do not depend on the device.
   cuda::Runtime& any() const { return *runtime_; }
 
   absl::Status Failed(const absl::string_view what, Result result) const {
@@ -134,7 +134,7 @@ class CudaDevice::State {
   absl::Status OkOr(const absl::string_view what, Result result) const {
     return result == Result::kOk ? absl::OkStatus() : Failed(what, result);
   }
-  // What failed where nobody can be told is the answer to every later call.
+  // Keeps an error that no caller received. Every later call returns it.
   void Keep(const absl::Status& status) {
     if (status.ok()) return;
     base::MutexLock lock(&mutex_);
@@ -142,7 +142,7 @@ class CudaDevice::State {
     failed_ = true;
   }
 
-  // Once for each kernel that wants more shared memory than kernels have.
+  // Asks CUDA once for each kernel that needs more than kPlainSharedBytes.
   Result AllowShared(cuda::Runtime& runtime, const KernelLaunch& launch) {
     base::MutexLock lock(&mutex_);
     uint32_t& allowed = allowed_[launch.function];
@@ -153,8 +153,9 @@ class CudaDevice::State {
     return result;
   }
 
-  // The device is not waited for while a stream of it captures: CUDA fails
-  // both. So who waits lets captures of other threads end, and they him.
+  // Waiting for the device while one of its streams captures fails both calls.
+  // So a wait lets captures of other threads end first, and a capture lets
+  // waits end first.
   void StartCapture() {
     base::MutexLock lock(&captures_mutex_);
     while (device_waits_ > 0) captures_change_.Wait(&captures_mutex_);
@@ -185,9 +186,9 @@ class CudaDevice::State {
 
   const int ordinal;
   const cuda::DeviceProperties properties;
-  // Of the host, by all streams, and by writes.
+  // Staging memory on the host, of all streams and of writes.
   std::atomic<int64_t> staging_bytes = 0;
-  // Null where our own kernels multiply; set before anyone else sees it.
+  // Null if our own kernels multiply. Set before other threads see the device.
   std::unique_ptr<cuda::CublasGemms> gemms;
 
  private:
@@ -266,14 +267,14 @@ class CudaDevice::Allocator final : public DeviceAllocator {
     return "; take a smaller model, or another --device";
   }
 
-  // Null for want of memory, which Allocate tells of.
+  // Returns null if memory is missing; Allocate reports that.
   absl::StatusOr<void*> Given(void* memory, Result result) const {
     if (result == Result::kOk) return memory;
     if (result == Result::kOutOfMemory) return nullptr;
     return state_->Failed("its memory", result);
   }
-  // What is enqueued may still want it: the device is waited for. Where it
-  // cannot be named, memory stays where it is.
+  // Waits for the device, because enqueued work may still use the memory. If
+  // the device cannot be selected, the memory is not freed.
   absl::Status ReleaseBy(Result (cuda::Runtime::*free)(void*),
                          void* data) const {
     const Result named = state_->any().Use(state_->ordinal);
@@ -301,7 +302,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
   ~CudaStream() override {
     if (stream_ == nullptr) return;
     if (capturing()) (void)EndCapture();
-    // These go to the stream's own device whatever the thread's is.
+    // These calls go to the stream's own device, whichever the thread uses.
     const Result waited = state_->any().SynchronizeStream(stream_);
     state_->Keep(state_->OkOr(Work(), waited));
     staging_.reset();
@@ -346,7 +347,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
     return std::make_unique<Mark>(state_, event);
   }
   absl::Status Record(StreamMark* mark) override {
-    // An event of a graph is not one that can be asked for.
+    // CUDA does not allow queries of an event in a graph.
     KVASIR_RETURN_IF_ERROR(Usable("marked"));
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     return state_->OkOr(
@@ -367,7 +368,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
   }
   absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() override {
     if (!capturing()) return LaunchStream::EndCapture();
-    // Also of a device that has failed meanwhile.
+    // Also end the capture if the device has failed meanwhile.
     const Result named = state_->any().Use(state_->ordinal);
     cuda::GraphHandle graph = nullptr;
     const Result ended = state_->any().EndCapture(stream_, &graph);
@@ -380,7 +381,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
     }
     std::unique_ptr<CapturedWork> work;
     if (exec != nullptr) work = std::make_unique<Captured>(state_, exec);
-    // A launch that was refused is not in it.
+    // A refused launch is missing in the graph.
     KVASIR_RETURN_IF_ERROR(TakeLaunchError());
     KVASIR_RETURN_IF_ERROR(state_->OkOr("naming the device", named));
     KVASIR_RETURN_IF_ERROR(state_->OkOr("end of a capture", ended));
@@ -402,7 +403,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
   }
 
   void Enqueue(const KernelLaunch& launch) override {
-    // One op may launch several: its first error is the one to tell.
+    // An op may launch several kernels; its first error is reported.
     if (!broken_.ok() || !launch_error_.ok()) return;
     launch_error_ = TryLaunch(launch);
     last_kernel_ = launch.name;
@@ -425,7 +426,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
   }
 
  private:
-  // Its event is of the device alone: the runtime outlives it, no stream must.
+  // The event belongs only to the device: the runtime must outlive it, but the
+  // stream need not.
   class Mark final : public StreamMark {
    public:
     Mark(std::shared_ptr<State> state, cuda::EventHandle event)
@@ -449,8 +451,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
     Captured(std::shared_ptr<State> state, cuda::ExecHandle exec)
         : state_(std::move(state)), exec_(exec) {}
     ~Captured() override {
-      // Also of a device that has failed: a library that has work in it waits
-      // for it to go.
+      // Also on a failed device: a library with work in the graph waits for its
+      // destruction.
       const Result named = state_->any().Use(state_->ordinal);
       state_->Keep(state_->OkOr("naming the device", named));
       state_->Keep(
@@ -473,19 +475,20 @@ class CudaDevice::CudaStream final : public LaunchStream,
     return absl::OkStatus();
   }
 
-  // "cuda:0: a stream that captures cannot be waited for"
+  // The error is like "cuda:0: a stream that captures cannot be waited for".
   absl::Status Usable(absl::string_view as) const {
     KVASIR_RETURN_IF_ERROR(broken_);
     if (!capturing()) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
         "cuda:", state_->ordinal, ": a stream that captures cannot be ", as));
   }
-  // Asynchronous work that failed is anybody's up to the last launch.
+  // The error of asynchronous work may come from any kernel up to the last
+  // launch.
   std::string Work() const {
     return absl::StrCat("work on a stream, up to the kernel ", last_kernel_,
                         " (CUDA_LAUNCH_BLOCKING=1 names the one that fails)");
   }
-  // A copy finds what kernels before it failed with.
+  // A copy may report the errors of earlier kernels.
   absl::Status OfCopy(const absl::Status& status) const {
     if (status.ok()) return status;
     return absl::Status(
@@ -526,14 +529,14 @@ class CudaDevice::CudaStream final : public LaunchStream,
 
   const std::shared_ptr<State> state_;
   StreamHandle stream_ = nullptr;
-  absl::Status broken_;  // the stream could not be made
+  absl::Status broken_;  // the error if the stream could not be made
   absl::Status launch_error_;
-  std::optional<std::thread::id> capturing_;  // the thread that does
+  std::optional<std::thread::id> capturing_;  // the thread that captures
   const char* last_kernel_ = "(none)";
   std::optional<cuda::Staging> staging_;
 };
 
-// A stream for what the host writes between steps.
+// A stream for writes of the host between steps.
 class CudaDevice::Writes {
  public:
   explicit Writes(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -553,7 +556,8 @@ class CudaDevice::Writes {
           sent.code(),
           absl::StrCat("cuda:", state_->ordinal, ": write: ", sent.message()));
     }
-    // Streams do not wait for each other: after this all of them see it.
+    // Streams do not wait for each other. After this wait all of them see the
+    // write.
     return state_->OkOr("write", runtime->SynchronizeStream(stream_));
   }
   void Free() {
@@ -586,7 +590,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(
                      result);
   }
   KVASIR_RETURN_IF_ERROR(CheckArchitecture(properties, options.ordinal));
-  // Here CUDA makes its context, which takes memory of its own.
+  // CUDA creates its context here, which takes some memory.
   result = runtime->Use(options.ordinal);
   size_t free = 0, total = 0;
   if (result == Result::kOk) result = runtime->MemoryInfo(&free, &total);

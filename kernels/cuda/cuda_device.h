@@ -17,37 +17,26 @@
 namespace kvasir::kernels {
 
 struct CudaDeviceOptions {
-  int ordinal = 0;  // as CUDA counts those that CUDA_VISIBLE_DEVICES leaves
+  int ordinal = 0;  // among those that CUDA_VISIBLE_DEVICES leaves
   int64_t memory_limit_bytes = 0;  // of the GPU's memory; 0: no limit
-  // Of the host's, where the host pool lies; 0: no limit.
+  // Limit of the host pool, which lies in the host's memory; 0: no limit.
   int64_t host_limit_bytes = 0;
   DType activations = DType::kBf16;
-  // Products by our own kernels, whose rows have the same bits in any number,
-  // in place of cuBLASLt.
+  // Multiplies with our own kernels instead of cuBLASLt. Then a row's bits do
+  // not depend on the number of rows.
   bool deterministic = false;
 };
 
-// Kernels run on streams of their own, in order, while the host goes on. The
-// host pool is pinned memory of the host, which kernels reach; it has a limit
-// of its own. What is uploaded, read back or written by
-// BeginWrite goes through pinned blocks (Staging), so a caller's memory is its
-// own again at once. Before memory is freed the device is waited for.
+// Kernels run in order on the device's own streams, while the host goes on. The
+// host pool is pinned host memory with its own limit, and kernels can access
+// it. Uploads, read-backs and writes (BeginWrite) go through pinned blocks
+// (Staging), so the caller may reuse its memory at once. Freeing memory first
+// waits for the device.
 //
 // Owns: the allocator, and a stream for writes.
-// Threads: as Device. Writes go one at a time.
-// Errors: RESOURCE_EXHAUSTED with the GPU's numbers and the flag to change;
-//   INTERNAL with CUDA's words for all else. A kernel that fails while it runs
-//   is found by whoever waits next, and every call from then on fails: CUDA has
-//   no way back but another process. So it is after a failure that nobody could
-//   be told of (memory that could not be given back).
 class CudaDevice final : public Device {
  public:
-  // `runtime` outlives the device; `ops` are for the whole process.
-  // FAILED_PRECONDITION without a driver, with one that is too old, without a
-  // GPU or with one that this build has no code for; INVALID_ARGUMENT for an
-  // ordinal that is not there.
-  // `open_cublas` finds cuBLASLt, which outlives the device, where products are
-  // not to be deterministic; without it our own kernels multiply all the same.
+  // `runtime` outlives the device; `ops` are valid for the whole process.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Make(
       const CudaDeviceOptions& options, cuda::Runtime* runtime,
       const DeviceOps& ops,
@@ -56,13 +45,14 @@ class CudaDevice final : public Device {
   ~CudaDevice() override;
 
   const cuda::DeviceProperties& properties() const;
-  // Of a stream of such a device: for measurements by CUDA's own events.
+  // The stream of such a device in CUDA's terms, for measurements with CUDA
+  // events.
   static cuda::StreamHandle HandleOf(const Stream& stream);
 
   std::unique_ptr<Stream> MakeStream() override;
   std::string name() const override { return "cuda"; }
-  // "cuda-sm90": tensor cores of other architectures sum in other orders; with
-  // cuBLASLt "cuda-sm90-lt130101", by its version.
+  // For example "cuda-sm90", because tensor cores of other architectures add in
+  // other orders. With cuBLASLt its version follows: "cuda-sm90-lt130101".
   std::string numerics() const override;
   bool rows_are_invariant() const override;
   DType activations() const override { return activations_; }
@@ -76,7 +66,7 @@ class CudaDevice final : public Device {
   int64_t cta_shared_bytes() const override {
     return properties().shared_bytes;
   }
-  // Any memory of the host, which EndWrite copies and frees.
+  // Returns ordinary host memory, which EndWrite copies and frees.
   absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
                                    size_t bytes) override;
   absl::Status EndWrite(DevicePtr<void> memory, void* host,
@@ -98,9 +88,9 @@ class CudaDevice final : public Device {
   const std::unique_ptr<Writes> writes_;
 };
 
-// The GPU by CUDA's own runtime, with all kernels of this build: in
-// kernels_cuda, which only a build with nvcc has. kernels_no_cuda is in its
-// place elsewhere: UNIMPLEMENTED, and what a build with it would need.
+// Makes the GPU over CUDA's own runtime, with all kernels of this build. It is
+// in kernels_cuda, which only a build with nvcc has. Other builds link
+// kernels_no_cuda, which returns UNIMPLEMENTED and says what the build lacks.
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
     const CudaDeviceOptions& options);
 

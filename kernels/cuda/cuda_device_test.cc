@@ -1,4 +1,4 @@
-// The back end's logic over a runtime without a GPU.
+// Tests the back end's logic over a runtime without a GPU.
 #include "kernels/cuda/cuda_device.h"
 
 #include <gmock/gmock.h>
@@ -51,7 +51,7 @@ bool Passed(const StreamMark& mark) {
 
 class CudaDeviceTest : public ::testing::Test {
  protected:
-  // Of a test without errors; `device_` and `stream_` from then on.
+  // Makes `device_` and `stream_`, without errors.
   void Make(const CudaDeviceOptions& options = {}) {
     auto device = CudaDevice::Make(options, &runtime_, {});
     KVASIR_ASSERT_OK(device.status());
@@ -99,7 +99,7 @@ TEST_F(CudaDeviceTest, AMarkIsPassedWhenItsStreamHasComeBy) {
   KVASIR_ASSERT_OK(launches().Record(mark.get()));
   KVASIR_ASSERT_OK(stream_->Synchronize());
   EXPECT_TRUE(Passed(*mark));
-  // It outlives its stream and device.
+  // A mark may outlive its stream and device.
   stream_ = nullptr;
   device_ = nullptr;
   EXPECT_TRUE(Passed(*mark));
@@ -170,7 +170,7 @@ TEST_F(CudaDeviceTest, AnOldDriverIsNamedBesideWhatIsWanted) {
   EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
                                        AllOf(HasSubstr("is for CUDA 12.4"),
                                              HasSubstr("want 13.0 or later"))));
-  // A newer one serves.
+  // A newer driver serves.
   runtime_.driver_version = 14010;
   KVASIR_EXPECT_OK(WhyNot());
 }
@@ -212,7 +212,7 @@ TEST_F(CudaDeviceTest, AGpuThatCannotBeUsedSaysWhy) {
                                              HasSubstr("cudaErrorFake (46)"))));
 }
 
-// What a kernel finds in device memory when the stream comes by.
+// Records what a kernel finds in device memory when the stream runs it.
 TEST_F(CudaDeviceTest, AnUploadsMemoryIsTheCallersAgainAtOnce) {
   Make();
   const DeviceBuffer memory = Memory(100);
@@ -271,7 +271,7 @@ TEST_F(CudaDeviceTest, PinnedBlocksAreAsLongAsTheirLongestCopy) {
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes + (512 << 10));
-  // From then on no memory is asked for.
+  // No more memory is pinned from then on.
   for (size_t i = 0; i < 2 * Staging::kBlocks; ++i) {
     KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   }
@@ -282,7 +282,7 @@ TEST_F(CudaDeviceTest, PinnedBlocksAreAsLongAsTheirLongestCopy) {
   EXPECT_EQ(runtime_.calls("AllocateHost"), calls);
 }
 
-// Without its event nobody knows when a block is at rest.
+// Without its event, nothing reports when a block is free.
 TEST_F(CudaDeviceTest, AnUploadWithoutItsEventIsWaitedFor) {
   Make();
   const DeviceBuffer memory = Memory(100);
@@ -338,7 +338,7 @@ TEST_F(CudaDeviceTest, WritesAreThereForEveryStream) {
   EXPECT_EQ(std::memcmp(table.device_address(), numbers.data(), 12), 0);
 }
 
-// The fake fails the test where memory goes that a copy still wants.
+// The fake fails the test if memory is freed that a copy still needs.
 TEST_F(CudaDeviceTest, MemoryGoesWhenNothingWantsItAnyMore) {
   Make();
   const Bytes blob(100, 'a');
@@ -348,7 +348,7 @@ TEST_F(CudaDeviceTest, MemoryGoesWhenNothingWantsItAnyMore) {
     EXPECT_EQ(runtime_.waiting(), 2u);
   }
   EXPECT_EQ(runtime_.waiting(), 0u);
-  // A stream that ends is done first, too.
+  // A stream that is destroyed finishes its work first.
   const DeviceBuffer memory = Memory(100);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
   stream_.reset();
@@ -374,7 +374,7 @@ TEST_F(CudaDeviceTest, OutOfMemoryNamesTheGpusNumbersAndTheFlag) {
                              HasSubstr("take a smaller model")));
 }
 
-// It would send somebody to lower a flag.
+// The advice to lower a flag would mislead.
 TEST_F(CudaDeviceTest, ABrokenDeviceIsNotOneWithoutMemory) {
   Make();
   const auto broken = [](const char* tag) {
@@ -383,7 +383,7 @@ TEST_F(CudaDeviceTest, ABrokenDeviceIsNotOneWithoutMemory) {
         AllOf(HasSubstr(absl::StrCat("want 8 bytes for ", tag, ": cuda:0: ")),
               HasSubstr("cudaErrorFake (700)"), Not(HasSubstr("lower"))));
   };
-  // Once, with a device that answers all else.
+  // The call fails once, while the device answers all others.
   runtime_.FailNext("Allocate", static_cast<Result>(700));
   EXPECT_THAT(Refused(8, MemoryTag::kKvCache), broken("kv_cache"));
   runtime_.FailNext("AllocateHost", static_cast<Result>(700));
@@ -395,8 +395,8 @@ TEST_F(CudaDeviceTest, ABrokenDeviceIsNotOneWithoutMemory) {
   EXPECT_EQ(device_->allocator().total_use().bytes, 0);
 }
 
-// A call after it would go to the GPU that the thread named before, or to the
-// first one.
+// Otherwise the call would go to the thread's previous GPU, or to the first
+// one.
 TEST_F(CudaDeviceTest, ADeviceThatCannotBeNamedFailsTheCall) {
   runtime_.device_count = 2;
   Make({.ordinal = 1});
@@ -416,7 +416,8 @@ TEST_F(CudaDeviceTest, ADeviceThatCannotBeNamedFailsTheCall) {
     }
     return sum;
   };
-  // A thread of its own has no device yet. Nothing is done there.
+  // A new thread has not selected a device yet. No other call may be made
+  // there.
   const auto once = [&](const std::function<absl::Status()>& call) {
     const int64_t before = calls();
     absl::Status status;
@@ -443,7 +444,7 @@ TEST_F(CudaDeviceTest, ADeviceThatCannotBeNamedFailsTheCall) {
   KVASIR_EXPECT_OK(stream_->Synchronize());
 }
 
-// Nobody hears what giving memory back fails with: the next who asks does.
+// No caller receives the error of freeing memory, so the next call returns it.
 TEST_F(CudaDeviceTest, WhatFailsUnheardIsToldByEveryLaterCall) {
   for (const std::string call : {"Use", "SynchronizeDevice", "Free"}) {
     FakeRuntime runtime;
@@ -490,7 +491,7 @@ TEST_F(CudaDeviceTest, ALimitIsKeptAndTheHostPoolIsApart) {
   EXPECT_EQ(device_->allocator().total_use().bytes, 8000);
   EXPECT_EQ(device_->allocator().device_bytes(), 5000);
   EXPECT_EQ(device_->allocator().use(MemoryTag::kHostPool).bytes, 3000);
-  // The system would end the process.
+  // Without the limit, the system would kill the process.
   EXPECT_EQ(Refused(501, MemoryTag::kHostPool).message(),
             "the host's memory: want 501 bytes for host_pool, held 3000 of "
             "3500; lower --host-pool-bytes");
@@ -507,7 +508,7 @@ TEST_F(CudaDeviceTest, AllMemoryIsAccountedFor) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory memory, device_->memory());
   EXPECT_EQ(memory.total_bytes, 1 << 30);
   EXPECT_EQ(memory.allocated_bytes, 1000 + (3 << 20));
-  // The context, and what two allocations are rounded by.
+  // The context, and the rounding of two allocations.
   EXPECT_EQ(memory.other_bytes, (100 << 20) + (2 << 20) - 1000 + (1 << 20));
   EXPECT_EQ(memory.free_bytes + memory.allocated_bytes + memory.other_bytes,
             memory.total_bytes);
@@ -527,7 +528,7 @@ TEST_F(CudaDeviceTest, ALaunchIsWhatItsKernelAskedFor) {
                            .ctas_together = true,
                            .args = &args,
                            .args_bytes = sizeof(args)}));
-  args = 0;  // copied
+  args = 0;  // the arguments were copied
   const std::vector<FakeLaunch> launches = runtime_.launches();
   ASSERT_THAT(launches, SizeIs(1));
   const KernelLaunch& launch = launches[0].launch;
@@ -566,7 +567,7 @@ TEST_F(CudaDeviceTest, ALaunchThatIsRefusedNamesItsKernel) {
               base::StatusIs(absl::StatusCode::kInternal,
                              AllOf(HasSubstr("kernel gelu (5 x 1 CTAs of 2048"),
                                    HasSubstr("cudaErrorFake (9)"))));
-  // Taken: the next is not blamed.
+  // The error was taken; the next launch is not blamed.
   KVASIR_EXPECT_OK(Launch({.name = "norm"}));
   runtime_.FailNext("Launch", Result::kNoImage);
   EXPECT_THAT(Launch({.name = "gelu"}).message(),
@@ -596,7 +597,7 @@ TEST_F(CudaDeviceTest, WhatFailsWhileItRunsIsFoundByWhoeverWaits) {
                                    HasSubstr("cudaErrorFake (700)"))));
 }
 
-// A step ends in ReadBack, so that is where a kernel's fault shows.
+// A step ends with ReadBack, so a kernel's fault is found there.
 TEST_F(CudaDeviceTest, AKernelThatFailedIsNamedByTheCopyThatFindsIt) {
   Make();
   const DeviceBuffer memory = Memory(100);
@@ -614,7 +615,7 @@ TEST_F(CudaDeviceTest, AKernelThatFailedIsNamedByTheCopyThatFindsIt) {
     EXPECT_THAT(Upload(*stream_, memory.data(), blob.data(), 100), told)
         << call;
   }
-  // So does a launch, and its own kernel is not blamed.
+  // A launch finds it, too, and does not blame its own kernel.
   runtime_.FailNext("Launch", static_cast<Result>(700));
   EXPECT_THAT(Launch({.name = "norm"}),
               base::StatusIs(absl::StatusCode::kInternal,
@@ -667,7 +668,7 @@ TEST_F(CudaDeviceTest, AStreamThatCouldNotBeMadeFailsEachCall) {
   }
 }
 
-// Each thread has a current device of its own, 0 at first.
+// Each thread has its own current device, 0 at first.
 TEST_F(CudaDeviceTest, EveryThreadComesToTheDevicesOwnGpu) {
   runtime_.device_count = 2;
   Make({.ordinal = 1});
@@ -722,7 +723,7 @@ TEST_F(CudaDeviceTest, WhatAStreamCapturesRunsWhenItIsReplayed) {
   KVASIR_ASSERT_OK(stream_->Synchronize());
   EXPECT_EQ(order, (std::vector<int>{1, 4, 2, 3, 5, 2, 3}));
   EXPECT_EQ(released, 0);
-  // What is under way is waited for.
+  // Destroying captured work waits for its replay.
   KVASIR_ASSERT_OK(launches().Replay(*captured));
   captured = nullptr;
   EXPECT_EQ(order.size(), 9u);
@@ -734,7 +735,7 @@ TEST_F(CudaDeviceTest, CapturedWorkMayOutliveItsStreamAndDevice) {
   KVASIR_ASSERT_OK(launches().BeginCapture());
   KVASIR_ASSERT_OK(Launch({.name = "look"}));
   KVASIR_ASSERT_OK_AND_ASSIGN(auto captured, launches().EndCapture());
-  // A stream that ends while it captures leaves nothing behind.
+  // A stream that is destroyed while it captures leaves nothing.
   KVASIR_ASSERT_OK(launches().BeginCapture());
   stream_ = nullptr;
   device_ = nullptr;
@@ -762,7 +763,7 @@ TEST_F(CudaDeviceTest, AStreamThatCapturesIsNotWaitedForCopiedToOrMarked) {
   EXPECT_THAT(launches().Record(mark.get()), cannot_be("marked"));
   EXPECT_THAT(launches().BeginCapture(), cannot_be("captured again"));
   EXPECT_THAT(launches().Replay(*nothing), cannot_be("replayed to"));
-  // None of it has reached CUDA.
+  // No such call has reached CUDA.
   KVASIR_EXPECT_OK(launches().EndCapture());
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -795,7 +796,7 @@ TEST_F(CudaDeviceTest, ACaptureThatFailsIsToldAndTheStreamGoesOn) {
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("a graph of a capture")));
-  // A launch that nobody asked after is not in the graph.
+  // A launch whose error nobody took is missing in the graph.
   KVASIR_ASSERT_OK(launches().BeginCapture());
   runtime_.FailNext("Launch", kError);
   launches().launcher().Enqueue({.name = "lost", .function = &runtime_});
@@ -805,14 +806,14 @@ TEST_F(CudaDeviceTest, ACaptureThatFailsIsToldAndTheStreamGoesOn) {
   runtime_.FailNext("LaunchGraph", kError);
   EXPECT_THAT(launches().Replay(*captured), told("up to the kernel"));
   KVASIR_EXPECT_OK(launches().Replay(*captured));
-  // A device that breaks meanwhile.
+  // The device breaks during the capture.
   KVASIR_ASSERT_OK(launches().BeginCapture());
   runtime_.Break(static_cast<Result>(700));
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("Fake (700)")));
 }
 
-// As CUDA has it: the thread's own memory is not for now.
+// As in CUDA, the capturing thread cannot allocate memory.
 TEST_F(CudaDeviceTest, MemoryIsNotAllocatedByTheThreadThatCaptures) {
   Make();
   KVASIR_ASSERT_OK(launches().BeginCapture());
@@ -827,7 +828,8 @@ TEST_F(CudaDeviceTest, MemoryIsNotAllocatedByTheThreadThatCaptures) {
   KVASIR_EXPECT_OK(Launch({.name = "again"}));
 }
 
-// Freeing waits for the device, which would spoil the capture and fail itself.
+// Freeing waits for the device, which would invalidate the capture and fail
+// itself.
 TEST_F(CudaDeviceTest, MemoryThatAnotherThreadFreesWaitsForTheCapture) {
   Make();
   KVASIR_ASSERT_OK(launches().BeginCapture());
@@ -845,7 +847,7 @@ TEST_F(CudaDeviceTest, MemoryThatAnotherThreadFreesWaitsForTheCapture) {
   KVASIR_EXPECT_OK(stream_->Synchronize());
 }
 
-// The fake's captures are spoiled by what CUDA says spoils them.
+// Calls that invalidate a capture in CUDA also invalidate it in the fake.
 TEST(FakeRuntimeTest, WhatACaptureCannotHaveSpoilsIt) {
   FakeRuntime runtime;
   cuda::StreamHandle stream = nullptr;
@@ -897,11 +899,11 @@ TEST(FakeRuntimeTest, WhatACaptureCannotHaveSpoilsIt) {
               Result::kCaptureInvalidated);
     EXPECT_EQ(runtime.EndCapture(stream, &graph), Result::kCaptureInvalidated);
     EXPECT_EQ(graph, nullptr);
-    // It goes on as if nothing had been.
+    // Afterwards the stream works as before.
     EXPECT_EQ(runtime.RecordEvent(event, stream), Result::kOk);
     EXPECT_EQ(runtime.SynchronizeStream(stream), Result::kOk);
   }
-  // Pinned memory is none of it, and other threads' calls are theirs.
+  // Pinned memory and calls of other threads do not affect the capture.
   ASSERT_EQ(runtime.BeginCapture(stream), Result::kOk);
   EXPECT_EQ(runtime.CopyAsync(memory, pinned, 64, stream), Result::kOk);
   std::thread([&] {

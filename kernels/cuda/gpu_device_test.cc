@@ -1,5 +1,5 @@
-// What only a real GPU can say of CudaDevice: its logic is
-// cuda_device_test.cc's.
+// Tests of CudaDevice that need a real GPU; cuda_device_test.cc tests its
+// logic.
 #include <gmock/gmock.h>
 
 #include <thread>
@@ -18,7 +18,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Words = std::vector<uint32_t>;
 
-constexpr size_t kWords = 224;  // LaunchCopies': out = in
+constexpr size_t kWords = 224;  // LaunchCopies: out = in
 
 class GpuDeviceTest : public ::testing::Test {
  protected:
@@ -41,7 +41,7 @@ class GpuDeviceTest : public ::testing::Test {
         ReadBack(*stream_, words.data(), memory.data(), memory.bytes()));
     return words;
   }
-  // out = in.
+  // Copies `in` to `out`.
   absl::Status Copy(const DeviceBuffer& in, const DeviceBuffer& out,
                     Launcher& launcher) {
     PrimitiveArgs args;
@@ -61,7 +61,7 @@ Words Pattern(uint32_t seed) {
   return words;
 }
 
-// Launches as its kernels ask, but for what a test changes.
+// Launches kernels with one change to the launch.
 class Changed final : public Launcher {
  public:
   Changed(Launcher* launcher, void (*change)(KernelLaunch*))
@@ -192,7 +192,7 @@ TEST_F(GpuDeviceTest, ALaunchThatIsRefusedNamesItsKernelAndLeavesNoTrace) {
                [](KernelLaunch* launch) { launch->threads = 2048; });
   EXPECT_THAT(Copy(in, out, many).message(),
               AllOf(HasSubstr("kernel copies"), HasSubstr("cudaError")));
-  // More than can be resident.
+  // More CTAs than can be resident.
   Changed together(&launches().launcher(), [](KernelLaunch* launch) {
     launch->ctas_together = true;
     launch->grid_x = 1 << 20;

@@ -1,4 +1,4 @@
-// The ops that nvcc compiled. C++17 and free of Abseil.
+// The ops that nvcc compiled. C++17, without Abseil.
 #pragma once
 
 #include "kernels/device/device_ops.h"

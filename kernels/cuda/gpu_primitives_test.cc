@@ -1,6 +1,6 @@
-// Every primitive: what the GPU makes of it is what the emulator does. (That
-// this is right: primitives_test.cc, which this program runs on the GPU too.)
-// Without a GPU the emulator stands in for it, in kernels_cuda_emulated_test.
+// Compares every primitive on the GPU with the emulator. primitives_test.cc,
+// which also runs on the GPU, shows that both are right. Without a GPU,
+// kernels_cuda_emulated_test runs this on the emulator.
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What a build with nvcc can be asked where there is no GPU.
+// Tests of a build with nvcc that need no GPU.
 #include <gmock/gmock.h>
 
 #include <string>
@@ -49,7 +49,8 @@ TEST(RealCublasLtTest, EveryPlaceThatWasTriedIsNamed) {
                 HasSubstr("LD_LIBRARY_PATH"), HasSubstr("--deterministic"))));
 }
 
-// Types and sizes of its attributes are right: it answers without a GPU.
+// The types and sizes of the attributes are right: the library checks them
+// without a GPU.
 TEST(RealCublasLtTest, TakesEveryAttributeOfAProduct) {
   const auto library = cuda::RealCublasLt();
   if (!library.ok()) GTEST_SKIP() << library.status();
@@ -76,7 +77,7 @@ TEST(RealCublasLtTest, WithoutADriverItSaysThatItDoesNotStart) {
                                        "CUBLAS_STATUS_NOT_INITIALIZED (1)")));
 }
 
-// Names and types come from two compilers; ops find their functions by both.
+// Ops find their functions by names and types, which come from two compilers.
 TEST(GpuOpsTest, AreTheEmulatedDevicesOps) {
   const DeviceOps gpu = GpuOps(), emulated = emulated::Ops();
   ASSERT_EQ(gpu.count, emulated.count);
@@ -88,7 +89,7 @@ TEST(GpuOpsTest, AreTheEmulatedDevicesOps) {
   }
 }
 
-// The kernel's function is nvcc's, which only CUDA's runtime can call.
+// nvcc compiled the kernel's function; only CUDA's runtime can call it.
 TEST(GpuOpsTest, AnOpEnqueuesItsKernelForTheGpu) {
   cuda::FakeRuntime runtime;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto device,

@@ -1,4 +1,4 @@
-// In place of make_cuda_device.cc where there is no nvcc.
+// Replaces make_cuda_device.cc in builds without nvcc.
 #include "kernels/cuda/cuda_device.h"
 
 namespace kvasir::kernels {

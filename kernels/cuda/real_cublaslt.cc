@@ -37,9 +37,10 @@ static_assert(sizeof(CublasHandle) == sizeof(cublasLtHandle_t));
 static_assert(sizeof(GemmAlgorithm::data) == sizeof(cublasLtMatmulAlgo_t));
 static_assert(static_cast<int>(CublasResult::kOk) == CUBLAS_STATUS_SUCCESS);
 
-constexpr int kMajor = CUDART_VERSION / 1000;  // the library's too
+constexpr int kMajor = CUDART_VERSION / 1000;  // the major version of the
+                                               // library as well
 
-// The functions that are called, with the header's own types.
+// The functions that are used, with the types of cuBLASLt's header.
 #define KVASIR_CUBLASLT_FUNCTIONS(Each)                                        \
   Each(cublasLtGetVersion) Each(cublasLtGetStatusName) Each(cublasLtCreate)    \
       Each(cublasLtDestroy) Each(cublasLtMatmulDescCreate)                     \
@@ -57,7 +58,7 @@ struct Functions {
   KVASIR_CUBLASLT_FUNCTIONS(KVASIR_DECLARE)
 #undef KVASIR_DECLARE
 
-  // The name of one that the library does not have, or null.
+  // Returns the name of a function that the library lacks, or null.
   const char* Find(void* library) {
 #define KVASIR_FIND(function)                                                 \
   function = reinterpret_cast<decltype(function)>(dlsym(library, #function)); \
@@ -80,8 +81,8 @@ cudaDataType_t TypeOf(DType dtype) {
   return CUDA_R_32F;
 }
 
-// A product in the library's terms, whose matrices lie by columns: y' [n, rows]
-// is W [n, k], which lies as its transpose, times x' [k, rows].
+// A product in the library's terms, with matrices in column order: y' [n, rows]
+// = W [n, k] * x' [k, rows], with W stored transposed.
 class Description {
  public:
   Description(const Functions& functions, const GemmShape& shape,
@@ -117,7 +118,7 @@ class Description {
     if (product_ != nullptr) functions_.cublasLtMatmulDescDestroy(product_);
   }
 
-  // The first error of all that was made.
+  // The first error of all calls.
   cublasStatus_t status() const { return status_; }
   cublasLtMatmulDesc_t product() const { return product_; }
   cublasLtMatrixLayout_t weight() const { return weight_; }
@@ -143,7 +144,7 @@ class Description {
   cublasLtMatrixLayout_t y_ = nullptr;
 };
 
-// What algorithms may take.
+// Conditions on the algorithms to choose from.
 class Preference {
  public:
   Preference(const Functions& functions, size_t most_workspace_bytes)
@@ -151,8 +152,8 @@ class Preference {
         status_(functions.cublasLtMatmulPreferenceCreate(&preference_)) {
     Set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
         static_cast<uint64_t>(most_workspace_bytes));
-    // Parts of k are added in float32 and in one order: not in y's type, and
-    // not as they come.
+    // Partial sums over k are added in float32 and in a fixed order: not in the
+    // type of y, and not in order of arrival.
     Set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     for (const auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -236,7 +237,7 @@ class OpenedCublasLt final : public CublasLt {
     cublasLtMatmulAlgo_t algo;
     std::memcpy(&algo, algorithm.data, sizeof(algo));
     const float one = 1.0f, zero = 0.0f;
-    // With a factor of zero y is written and not read.
+    // With beta = 0, y is only written.
     return Of(functions_.cublasLtMatmul(
         Handle(handle), description.product(), &one, gemm.weight,
         description.weight(), gemm.x, description.x(), &zero, gemm.y,

@@ -1,5 +1,5 @@
-// NVIDIA's cuBLASLt, opened when it is asked for: nothing links it, so that one
-// program starts on hosts with and without it.
+// NVIDIA's cuBLASLt, opened at run time. It is not linked, so the same program
+// starts on hosts with and without it.
 #pragma once
 
 #include <memory>
@@ -12,18 +12,18 @@
 
 namespace kvasir::kernels::cuda {
 
-// For the whole process, UNIMPLEMENTED from a build that had no header of it;
-// opened by the first call that finds it. NOT_FOUND
-// names every place that was tried and what to do: the loader's own
+// Valid for the whole process; the first successful call opens the library.
+// UNIMPLEMENTED if the build had no header of cuBLASLt. NOT_FOUND names every
+// place that was tried and what to do. The places are those of the loader
 // (LD_LIBRARY_PATH, ldconfig), then the toolkit's folder.
 absl::StatusOr<CublasLt*> RealCublasLt();
 
-// The same from the first of these files that the loader takes and that has
-// every function; for tests. It stays loaded.
+// Opens the first of these files that the loader accepts and that has every
+// function; for tests. The library stays loaded.
 absl::StatusOr<std::unique_ptr<CublasLt>> OpenCublasLt(
     const std::vector<std::string>& files);
 
-// Whether the library takes every attribute of its descriptions of a product of
+// OK if the library accepts every attribute in its descriptions of a product of
 // this shape, which needs no GPU; for tests.
 absl::Status DescribesForTesting(CublasLt& real, const GemmShape& shape);
 

@@ -7,7 +7,7 @@
 namespace kvasir::kernels::cuda {
 namespace {
 
-// Those that are named are CUDA's.
+// The named errors have CUDA's numbers.
 static_assert(static_cast<int>(Result::kOutOfMemory) ==
               cudaErrorMemoryAllocation);
 static_assert(static_cast<int>(Result::kOldDriver) ==
@@ -26,8 +26,8 @@ static_assert(static_cast<int>(Result::kCaptureWrongThread) ==
               cudaErrorStreamCaptureWrongThread);
 static_assert(sizeof(StreamHandle) == sizeof(cudaStream_t));
 
-// An error that a call returns is not to be found again by the next: what is
-// kept per thread goes. (Errors of a broken device stay all the same.)
+// Clears the thread's last error, so that the next call does not report it
+// again. Errors of a broken device stay.
 Result Of(cudaError_t error) {
   if (error != cudaSuccess) (void)cudaGetLastError();
   return static_cast<Result>(error);
@@ -124,12 +124,13 @@ class CudartRuntime final : public Runtime {
 
   Result CopyAsync(void* to, const void* from, size_t bytes,
                    StreamHandle stream) override {
-    // Addresses say which side is where: the host pool is the host's.
+    // The addresses give the direction: the host pool is host memory.
     return Of(
         cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Stream(stream)));
   }
   Result BeginCapture(StreamHandle stream) override {
-    // What other threads do, the one that watches NCCL say, is theirs.
+    // Thread-local mode: calls of other threads, such as NCCL's watchdog, do
+    // not affect the capture.
     return Of(cudaStreamBeginCapture(Stream(stream),
                                      cudaStreamCaptureModeThreadLocal));
   }

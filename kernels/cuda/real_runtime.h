@@ -5,8 +5,9 @@
 
 namespace kvasir::kernels::cuda {
 
-// For the whole process. It is linked in and opens the driver by itself at the
-// first call, so that a program with it starts where there is none.
+// Valid for the whole process. The runtime is linked statically and opens the
+// driver at the first call, so the program also starts on hosts without a
+// driver.
 Runtime& RealRuntime();
 
 }  // namespace kvasir::kernels::cuda

@@ -1,5 +1,5 @@
-// The calls of CUDA's runtime that the back end makes, behind an interface: its
-// logic runs in tests where there is no GPU, over a runtime of theirs.
+// The calls of CUDA's runtime that the back end makes, behind an interface, so
+// that tests without a GPU can use a runtime of their own.
 #pragma once
 
 #include <cstddef>
@@ -10,32 +10,34 @@
 
 namespace kvasir::kernels::cuda {
 
-// A cudaError_t by its number. Those that somebody asks for have names.
+// A cudaError_t as a number. The errors that our code checks for have names.
 enum class Result : int {
   kOk = 0,
   kOutOfMemory = 2,
   kOldDriver = 35,
   kNoDevice = 100,
-  kNoImage = 209,  // no code for this device in the program
+  kNoImage = 209,  // the program has no code for this device
   kIllegalState = 401,
-  kCaptureUnsupported = 900,  // not while a stream captures, which it spoils
-  kCaptureInvalidated = 901,  // by such a call
+  kCaptureUnsupported = 900,  // not allowed while a stream captures; ends the
+                              // capture
+  kCaptureInvalidated = 901,  // such a call invalidated the capture
   kCapturedEvent = 907,
   kCaptureWrongThread = 908,
 };
 
 struct DeviceProperties {
-  std::string name;  // "NVIDIA H100 80GB HBM3"
+  std::string name;  // for example "NVIDIA H100 80GB HBM3"
   int major = 0;     // of the compute capability
   int minor = 0;
   int multiprocessors = 0;
   int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
-  // Of one CTA, for kernels that were allowed more than kPlainSharedBytes.
+  // The most that one CTA may have, after AllowSharedBytes if it is more than
+  // kPlainSharedBytes.
   int64_t shared_bytes = 0;
 };
 
-// Dynamic shared memory that a kernel has without asking.
+// Dynamic shared memory that every kernel may have.
 inline constexpr uint32_t kPlainSharedBytes = 48 * 1024;
 
 using StreamHandle = struct StreamTag*;
@@ -43,17 +45,16 @@ using EventHandle = struct EventTag*;
 using GraphHandle = struct GraphTag*;
 using ExecHandle = struct ExecTag*;
 
-// Threads: all methods may be called from any thread. What follows Use is done
-//   on the device that the calling thread named there last.
-// Errors: a call may return what asynchronous work before it failed with.
+// Threads: all methods may be called from any thread. They apply to the device
+//   that the calling thread passed to Use last.
 class Runtime {
  public:
   virtual ~Runtime() = default;
 
-  // "cudaErrorMemoryAllocation (2): out of memory"
+  // For example "cudaErrorMemoryAllocation (2): out of memory".
   virtual std::string Describe(Result result) = 0;
-  // 1000 * major + 10 * minor of CUDA: what the driver serves (0: there is no
-  // driver), and what this runtime is.
+  // CUDA versions as 1000 * major + 10 * minor: the newest that the driver
+  // serves (0 without a driver), and that of this runtime.
   virtual Result DriverVersion(int* version) = 0;
   virtual int RuntimeVersion() = 0;
   virtual Result DeviceCount(int* count) = 0;
@@ -62,52 +63,53 @@ class Runtime {
   virtual Result Use(int device) = 0;
 
   virtual Result MemoryInfo(size_t* free_bytes, size_t* total_bytes) = 0;
-  // Device memory, aligned to 256 bytes.
+  // Allocates device memory, aligned to 256 bytes.
   virtual Result Allocate(void** memory, size_t bytes) = 0;
   virtual Result Free(void* memory) = 0;
-  // The host's memory, pinned: copies from and to it are asynchronous, and
-  // kernels reach it by the same address.
+  // Allocates pinned host memory: copies from and to it are asynchronous, and
+  // kernels can access it by the same address.
   virtual Result AllocateHost(void** memory, size_t bytes) = 0;
   virtual Result FreeHost(void* memory) = 0;
 
-  // A stream that waits for no other.
+  // Makes a stream that does not synchronize with the default stream.
   virtual Result MakeStream(StreamHandle* stream) = 0;
   virtual Result DestroyStream(StreamHandle stream) = 0;
   virtual Result SynchronizeStream(StreamHandle stream) = 0;
   virtual Result SynchronizeDevice() = 0;
 
-  // An event is over when what its stream had before the last Record is done.
+  // An event is over once the stream has done all work that preceded the last
+  // RecordEvent.
   virtual Result MakeEvent(EventHandle* event) = 0;
   virtual Result DestroyEvent(EventHandle event) = 0;
   virtual Result RecordEvent(EventHandle event, StreamHandle stream) = 0;
   virtual Result WaitForEvent(EventHandle event) = 0;
-  // Whether it is over. Of any device.
+  // Sets `over` if the event is over. Works for events of any device.
   virtual Result QueryEvent(EventHandle event, bool* over) = 0;
 
-  // Between device memory and pinned memory, either way. Both stay until the
-  // stream has come by.
+  // Copies between device memory and pinned memory, in either direction. Both
+  // must stay until the stream has run the copy.
   virtual Result CopyAsync(void* to, const void* from, size_t bytes,
                            StreamHandle stream) = 0;
-  // What goes to the stream from now on becomes a graph and does not run. Calls
-  // that CUDA cannot have in between, as waiting for the stream or, by this
-  // thread, allocating memory, are refused, and so is the capture then.
+  // From now on, work that is enqueued on the stream becomes part of a graph
+  // and does not run. CUDA refuses calls that a capture cannot contain, such as
+  // waiting for the stream or allocating memory from this thread, and such a
+  // call also invalidates the capture.
   virtual Result BeginCapture(StreamHandle stream) = 0;
-  // By the same thread. The capture is over whatever is returned; without a
-  // graph where it failed.
+  // Call it from the same thread. The capture ends in any case; if it failed,
+  // there is no graph.
   virtual Result EndCapture(StreamHandle stream, GraphHandle* graph) = 0;
   virtual Result DestroyGraph(GraphHandle graph) = 0;
-  // What can be launched; the graph may go. It has its memory of the device, by
-  // work of the stream, and a launch takes no more.
+  // Makes an executable graph; `graph` may then be destroyed. It allocates
+  // device memory, in the order of the stream; a launch allocates no more.
   virtual Result InstantiateGraph(GraphHandle graph, StreamHandle stream,
                                   ExecHandle* exec) = 0;
-  // Nothing of it is under way.
+  // The graph must not be running.
   virtual Result DestroyExec(ExecHandle exec) = 0;
   virtual Result LaunchGraph(ExecHandle exec, StreamHandle stream) = 0;
-  // From now on `function` may be launched with that much dynamic shared
-  // memory.
+  // Allows `function` to be launched with this much dynamic shared memory.
   virtual Result AllowSharedBytes(const void* function, uint32_t bytes) = 0;
-  // With ctas_together it is refused where they cannot all be resident. A
-  // refused launch leaves no error behind.
+  // With ctas_together, the launch is refused if not all CTAs can be resident.
+  // A refused launch leaves no error for later calls.
   virtual Result Launch(const KernelLaunch& launch, StreamHandle stream) = 0;
 };
 

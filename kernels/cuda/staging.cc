@@ -86,7 +86,8 @@ absl::Status Staging::Copy(Block* block, void* to, const void* from,
   if (result != Result::kOk) return Failed("copy", result);
   result = runtime_->RecordEvent(block->event, stream_);
   if (result != Result::kOk) {
-    // Nothing tells when the block is at rest: wait for all.
+    // Without the event nothing reports when the block is free, so wait for the
+    // stream.
     runtime_->SynchronizeStream(stream_);
     return Failed("event of a copy", result);
   }
@@ -110,7 +111,7 @@ absl::Status Staging::Upload(void* device, const void* host, size_t bytes) {
 }
 
 absl::Status Staging::ReadBack(void* host, const void* device, size_t bytes) {
-  // A piece is taken out of its block while the next is on its way.
+  // While one piece is copied out of its block, the next is on its way.
   struct Piece {
     Block* block = nullptr;
     char* to = nullptr;

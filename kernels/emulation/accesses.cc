@@ -1,5 +1,5 @@
-// Whose memory an access touches, and what it costs: sectors of global memory,
-// passes through the banks of shared memory.
+// Checks which allocation an access belongs to, and counts its cost: sectors of
+// global memory, passes through the banks of shared memory.
 #include <cstdio>
 
 #include "kernels/emulation/runtime.h"
@@ -11,7 +11,7 @@ constexpr uint64_t kSectorBytes = 32;
 constexpr uint64_t kBankBytes = 4;
 constexpr uint32_t kBanks = 32;
 
-// How many different ones of `values` there are.
+// Returns the number of distinct values; reorders `values`.
 uint32_t CountDifferent(uint64_t* values, uint32_t count) {
   uint32_t different = 0;
   for (uint32_t i = 0; i < count; ++i) {
@@ -29,7 +29,7 @@ void CountGlobal(const Request& request, AccessTable::Entry& entry) {
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     if ((request.mask >> lane & 1) == 0) continue;
     bytes += request.bytes;
-    // Aligned to their size, at most 16 bytes: in one sector.
+    // An access is aligned and has at most 16 bytes, so it lies in one sector.
     sectors[count++] = request.addresses[lane] / kSectorBytes;
   }
   entry.sectors += CountDifferent(sectors, count);
@@ -37,8 +37,8 @@ void CountGlobal(const Request& request, AccessTable::Entry& entry) {
       static_cast<int64_t>((bytes + kSectorBytes - 1) / kSectorBytes);
 }
 
-// 32 lanes of up to 4 bytes, 16 of 8 or 8 of 16 go through the banks at a
-// time; lanes that want the same word of a bank share it.
+// At a time, 32 lanes of up to 4 bytes, 16 of 8 or 8 of 16 access the banks.
+// Lanes that access the same word of a bank share one pass.
 void CountShared(const Request& request, AccessTable::Entry& entry) {
   const uint32_t words = request.bytes <= 4 ? 1 : request.bytes / 4;
   const uint32_t together = kLanes / words;
@@ -131,7 +131,8 @@ void FaultOutOfShared(const void* address) {
 size_t FindRange(const void* address, size_t bytes) {
   const Launch& launch = *current_launch;
   const auto* const begin = static_cast<const char*>(address);
-  size_t low = 0, high = launch.num_ranges;  // the first that begins behind it
+  size_t low = 0, high = launch.num_ranges;  // the first range that begins
+                                             // after `begin`
   while (low < high) {
     const size_t middle = (low + high) / 2;
     if (launch.ranges[middle].begin <= begin) {
@@ -155,7 +156,7 @@ size_t FindRange(const void* address, size_t bytes) {
 
 namespace {
 
-// The entry of a block, or a free one where it would be.
+// Returns the entry of a block, or the free entry to use for it.
 StoredBlock& StoredAt(RawArray<StoredBlock>& table, uint32_t launch,
                       uint64_t block) {
   const size_t mask = table.size() - 1;

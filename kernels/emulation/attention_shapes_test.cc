@@ -1,5 +1,6 @@
-// Attention on the shapes of models: the kernels beside the CPU's own. On a GPU
-// contexts are long; the emulated device takes a few splits of them.
+// Attention with the shapes of real models: the kernels compared with the CPU.
+// On a GPU contexts are long; the emulated device takes only a few splits of
+// them.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -15,11 +16,11 @@
 namespace kvasir::kernels::emulation {
 namespace {
 
-// One launch over what a cache holds, in a device's memory.
+// One launch over a cache's contents, in a device's memory.
 class ShapesLaunch {
  public:
-  // `cache` holds the latents as the device lays them out; rows and sequences
-  // are those of `args`, the host's.
+  // `cache` holds the latents in the device's layout; `args` has the host's
+  // rows and sequences.
   ShapesLaunch(EmulatedTest& test, LatentCache& cache,
                const PagedAttentionArgs& args, DType dtype)
       : test_(test), dtype_(dtype), host_(cache.Params()) {
@@ -106,12 +107,12 @@ struct ShapeCase {
   int64_t kv_heads = 0;
   PartSpec key;
   PartSpec value;
-  // Cached tokens of the sequences on a GPU; each is asked for its last rows.
+  // Cached tokens of each sequence on a GPU; the queries are its last rows.
   std::vector<int64_t> contexts;
   int64_t rows = 1;
 };
 
-// The emulator's share of a case: a few heads, one split and a border.
+// Reduces a case to the emulator's share: a few heads, one split and a border.
 ShapeCase ForEmulator(ShapeCase test) {
   const int64_t group = test.heads / test.kv_heads;
   test.kv_heads = std::min<int64_t>(test.kv_heads, 2);
@@ -142,11 +143,11 @@ TEST_P(AttentionShapesTest, AreTheCpusWithinTheTypesTolerance) {
       TakesWholeSizes() ? GetParam() : ForEmulator(GetParam());
   const DType dtype = DType::kBf16;
   EmulatedTest gpu(3);
-  // The same latents, as each device has them.
+  // The same latents, in the layout of each device.
   LatentCache cpu_cache(SpecOf(test, 0), test.contexts, 5);
   LatentCache gpu_cache(SpecOf(test, gpu.device().page_granule_bytes()),
                         test.contexts, 5);
-  // Nearly all of a test's time.
+  // Filling the caches takes most of a test's time.
   cpu_cache.UseThreads(HostThreads());
   gpu_cache.UseThreads(HostThreads());
   std::vector<LatentAsk> asks;
@@ -173,14 +174,14 @@ TEST_P(AttentionShapesTest, AreTheCpusWithinTheTypesTolerance) {
     double error = 0.0;
     double norm = 0.0;
     for (size_t i = 0; i < want.size(); ++i) {
-      if (std::isnan(want[i])) continue;  // no head's
+      if (std::isnan(want[i])) continue;  // no head uses it
       const double difference = static_cast<double>(rows[i]) - want[i];
       error += difference * difference;
       norm += static_cast<double>(want[i]) * want[i];
     }
     EXPECT_LE(std::sqrt(error / norm), ToleranceOf(dtype));
   }
-  // A row's bits do not depend on what is split.
+  // A row's bits do not depend on the splits.
   EXPECT_TRUE(SameBits(got[0], got[1]));
 }
 

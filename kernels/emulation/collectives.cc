@@ -1,5 +1,5 @@
-// What the lanes of a warp do together: the last one to come computes it for
-// all, from what each has given.
+// Collective operations of a warp's lanes. The last lane to arrive computes the
+// result for all, from the operands that each has stored.
 #include <cmath>
 
 #include "kernels/emulation/runtime.h"
@@ -9,7 +9,7 @@ namespace {
 
 Fiber& LaneFiber(uint32_t lane) { return current_fiber->warp->lanes[lane]; }
 
-// Where these lanes meet.
+// Returns the meeting point of the lanes in `mask`.
 Meet& MeetOf(uint32_t mask) {
   Fiber& self = *current_fiber;
   if ((mask >> self.lane & 1) == 0) {
@@ -50,11 +50,11 @@ double Half(MmaKind kind, uint32_t pair, int high) {
                                                     : ToFloat(F16{bits}));
 }
 
-// d += a b. Each product is exact, and each sum rounded in the order of k, so
-// that any instructions give the same bits.
+// d += a b. Each product is exact, and sums are rounded in the order of k, so
+// any instruction set gives the same bits.
 struct Product {
   using Part = double __attribute__((vector_size(4 * sizeof(double))));
-  static constexpr int kParts = 2;  // of a row
+  static constexpr int kParts = 2;  // vectors in a row
   double a[16][16];
   Part b[16][kParts], d[16][kParts];
 };
@@ -75,7 +75,7 @@ __attribute__((target("avx2"))) void MultiplyByAvx2(Product& product) {
 }
 void MultiplyByAny(Product& product) { MultiplyAs(product); }
 
-// See simt/mma.h for what a lane holds.
+// simt/mma.h documents which elements each lane holds.
 void Multiply(MmaKind kind) {
   Product product;
   auto* const b = reinterpret_cast<double*>(product.b);  // [16][8]
@@ -116,7 +116,7 @@ struct Matrices {
   bool transposed;
 };
 
-// Every lane has given the four words of the row that it names.
+// Each lane has given the four words of the row whose address it passed.
 void Distribute(const Matrices& matrices) {
   const auto half = [](uint32_t matrix, uint32_t row, uint32_t column) {
     const uint32_t word = LaneFiber(8 * matrix + row).given[column / 2];
@@ -168,7 +168,7 @@ uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
       from = operand % kLanes;
       break;
     case ShuffleKind::kUp:
-      from = lane - operand;  // wraps to far above
+      from = lane - operand;  // a negative lane wraps to a number above 31
       break;
     case ShuffleKind::kDown:
       from = lane + operand;
@@ -262,8 +262,8 @@ uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector) {
 
 namespace {
 
-// The nearer neighbours of a sum that is not one of them, the one with an odd
-// last bit: to round that is to round the sum.
+// The sum rounded to odd: if it is not exact, the neighbour whose last bit is
+// 1. Rounding that to a narrower type equals rounding the exact sum.
 double OddSum(double a, double b) {
   const double sum = a + b;
   const double of_b = sum - a;
@@ -290,7 +290,7 @@ uint32_t FmaOf(uint32_t a, uint32_t b, uint32_t c) {
       const T number = {static_cast<uint16_t>(pair >> (16 * i))};
       return static_cast<double>(ToFloat(number));
     };
-    // The product of two is exact in float64.
+    // The product is exact in float64.
     const double sum = OddSum(part(a) * part(b), part(c));
     result |= static_cast<uint32_t>(FromFloat<T>(OddFloat(sum)).bits)
               << (16 * i);

@@ -1,12 +1,12 @@
-// Asynchronous copies. From the moment that a copy is asked for its destination
-// is poisoned, and both sides count as touched; what was asked for lands when
-// it is waited for, bulk copies at any moment before.
+// Asynchronous copies. When a copy is requested, its destination is poisoned
+// and both sides count as accessed. The data arrives when the thread waits for
+// it; that of bulk copies arrives at a random moment before.
 #include "kernels/emulation/runtime.h"
 
 namespace kvasir::kernels::emulation {
 namespace {
 
-// The 8 bytes of a CopyBarrier.
+// The state in the 8 bytes of a CopyBarrier.
 struct BarrierState {
   int32_t bytes_to_come;
   uint16_t arrivals_to_come;
@@ -101,7 +101,7 @@ void WaitPhase(void* barrier, uint32_t phase, Site site) {
   if (LeftOut()) return;
   BarrierState& state = StateOf(barrier);
   tsan::Read(barrier, sizeof(state));
-  // The phase has ended when the other parity is under way.
+  // The phase has ended once the barrier is in the other parity.
   while (static_cast<const volatile BarrierState&>(state).parity == phase % 2) {
     Poll(barrier, state.parity);
   }
@@ -118,7 +118,7 @@ void CopyBulk(void* shared, const void* global, uint32_t bytes, void* barrier,
   auto* const to = static_cast<char*>(shared);
   const auto* const from = static_cast<const char*>(global);
   BeginCopy(to, from, bytes, 16);
-  // Whoever waits for the phase comes after the copy.
+  // A thread that waits for the phase is ordered after this copy.
   tsan::Read(barrier, sizeof(state));
   tsan::Release(&LocationOf(barrier).phases[state.parity]);
   current_launch->bulk.Push({to, from, bytes, static_cast<char*>(barrier)});

@@ -1,5 +1,5 @@
-// Attention over latents: the kernels against its definition in float64, on
-// seeds, codecs, layouts and odd shapes.
+// Tests attention over latents: the kernels against its definition in float64,
+// on several seeds, codecs, layouts and odd shapes.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -32,11 +32,11 @@ using ::testing::HasSubstr;
 constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
 const uint64_t kSeeds = Seeds();
 
-// What a launch on a cache is, in memory of the emulated device.
+// The arguments of a launch over a cache, in memory of the emulated device.
 class DeviceLaunch {
  public:
-  // `args` and `cache` are the host's. Before the cache's slots come
-  // `slots_before` more, of whole pages that were given up.
+  // `args` and `cache` belong to the host. `slots_before` more slots, in whole
+  // pages that were released, precede the cache's slots.
   DeviceLaunch(EmulatedTest& test, const LatentCache& cache,
                const PagedAttentionArgs& args,
                const std::vector<LatentAsk>& asks, DType dtype,
@@ -89,7 +89,7 @@ class DeviceLaunch {
 
   PagedAttentionParams& shape() { return shape_; }
 
-  // Queries begin behind as many numbers that are no query's.
+  // Puts `numbers` poisoned numbers before the queries.
   void MoveQueries(int64_t numbers) {
     std::vector<float> q = test_.GetNumbers(q_, dtype_);
     q.insert(q.begin(), static_cast<size_t>(numbers), kPoison);
@@ -118,9 +118,9 @@ class DeviceLaunch {
     return test_.GetNumbers(out_, dtype_);
   }
 
-  // Which kernels served it.
+  // The kernels that served the launch.
   const AttentionKernels& kernels() const { return kernels_; }
-  // How the kernels divided it.
+  // The kernels' division of the work into items.
   std::vector<SequenceItems> Items() {
     const size_t bytes = (sequences_.size() + 1) * sizeof(SequenceItems);
     std::vector<SequenceItems> items(sequences_.size() + 1);
@@ -144,7 +144,7 @@ class DeviceLaunch {
     return part;
   }
 
-  // None are there where no slot is exact.
+  // Has no rows if no slot is exact.
   const ExactRows* Exact(const TestPart& from) {
     ExactRows& rows = exact_.emplace_back(OnDevice(from.exact));
     rows.ring.arena = Bytes(from.exact.ring.arena, from.ring_bytes());
@@ -172,10 +172,10 @@ class DeviceLaunch {
   AttentionKernels kernels_;
 };
 
-// The emulated device's pages have this granule; so does what holds the cache.
+// Page granule of the emulated device, and of the cache's layout here.
 constexpr int64_t kGranule = 16;
 
-// |got - want| / |want| of the numbers that are some head's.
+// |got - want| / |want| over the numbers that belong to a head.
 double NormError(const std::vector<double>& want,
                  const std::vector<float>& got) {
   double error = 0.0;
@@ -191,12 +191,13 @@ double NormError(const std::vector<double>& want,
 
 struct Outcome {
   std::vector<float> got;
-  // Against float64: of all, and of the worst row of a head.
+  // Relative error against float64, over everything and in the worst row of a
+  // head.
   double error = 0.0;
   double row_error = 0.0;
   std::vector<SequenceItems> items;
   bool tensor_cores = false;
-  int64_t prompt_items = 0;  // of the kernel for prompts
+  int64_t prompt_items = 0;  // items of the prefill kernel
 };
 
 struct Ask {
@@ -204,11 +205,11 @@ struct Ask {
   std::vector<LatentAsk> asks;
   DType dtype = DType::kF32;
   int64_t most_partials = 64;
-  bool judged = true;  // else only the numbers are wanted
-  // Changes exact rows, which are written for each launch.
+  bool judged = true;  // false: only returns the numbers, without a comparison
+  // Overwrites exact rows, which are written anew for each launch.
   std::function<void(const PagedAttentionArgs&)> spoil = nullptr;
   bool prompts_as_rows = false;
-  int64_t slots_before = 0;  // DeviceLaunch's
+  int64_t slots_before = 0;  // see DeviceLaunch
 };
 
 Outcome Attend(EmulatedTest& test, const Ask& ask) {
@@ -240,8 +241,8 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
   return outcome;
 }
 
-// A row whose values nearly cancel has less than the others, but not less of
-// what they are rounded by.
+// A row whose values nearly cancel has a smaller norm but the same rounding
+// errors, so a row gets twice the tolerance.
 bool IsRight(const Outcome& outcome, DType dtype) {
   return outcome.error <= ToleranceOf(dtype) &&
          outcome.row_error <= 2.0 * ToleranceOf(dtype);
@@ -270,7 +271,7 @@ LatentSpec OfHeads(int64_t heads, int64_t kv_heads, PartSpec key,
   spec.keys = {std::move(key)};
   spec.values = {std::move(value)};
   spec.page_tokens = 64;
-  spec.query_gap = 8;  // the kernel for prompts takes queries by 16 bytes
+  spec.query_gap = 8;  // the prefill kernel loads queries by 16 bytes
   return InTiles(spec, 0);
 }
 
@@ -292,7 +293,7 @@ TEST_P(EmulatedAttentionTest, IsTheDefinitionWithinTheTypesTolerance) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     LatentSpec spec = GetParam();
-    // Slot after slot, and in granules.
+    // Alternates between slot after slot, and granules.
     if (++seed % 2 == 0) spec = InTiles(spec, 8);
     LatentCache cache(spec, {1, 65, 600}, 1);
     const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, 599, 1}};
@@ -314,7 +315,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, EmulatedAttentionTest,
                            return std::string(spec.param.name);
                          });
 
-// What tensor cores take; numbers are of the activations' type.
+// Specs that tensor cores serve; numbers have the activations' type.
 std::vector<LatentSpec> TensorCoreSpecs() {
   const auto named = [](const char* name, LatentSpec spec) {
     spec.name = name;
@@ -327,7 +328,7 @@ std::vector<LatentSpec> TensorCoreSpecs() {
   parts.values.push_back(Levels(Codes({32}, {4})));
   LatentSpec groups = OfHeads(8, 4, Groups(Numbers({96, 24}), {0, 0, 1, 1}),
                               Groups(Codes({64, 32}, {4}, 32), {0, 1, 1, 0}));
-  // Of four heads and of two.
+  // One unit of four heads and one of two.
   LatentSpec unlike = OfHeads(6, 3, Groups(Codes({64}, {8}, 16), {0, 0, 1}),
                               Groups(Numbers({24, 136}), {1, 1, 0}));
   LatentSpec window = OfHeads(4, 2, Codes({64}, {4}), Codes({64}, {8}));
@@ -391,7 +392,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, TensorCoreAttentionTest,
                            return std::string(spec.param.name);
                          });
 
-// Of the activations' type: the plain kernel's, and tensor cores'.
+// The activations' types that select the plain kernel and tensor cores.
 constexpr DType kBothKernels[] = {DType::kF32, DType::kBf16};
 void ExpectRightByEither(const Outcome& outcome, DType dtype) {
   EXPECT_EQ(outcome.tensor_cores, dtype != DType::kF32);
@@ -414,8 +415,8 @@ TEST(AttentionCudaTest, ServesOneToSixteenHeadsOfAGroupAndMore) {
   }
 }
 
-// A row's bits alone, in a batch, in a prompt and in its chunks, whatever is
-// split.
+// A row has the same bits by itself, in a batch, in a prompt and in its chunks,
+// with any split.
 TEST(AttentionCudaTest, ARowsBitsAreItsOwn) {
   LatentSpec sliding = kDense;
   sliding.window = 70;
@@ -485,20 +486,21 @@ EmulatorOptions WithShared(uint64_t seed, int64_t kib) {
   options.shared_bytes = kib << 10;
   return options;
 }
-// An H100's, and an A100's.
+// KiB of shared memory of an H100's and of an A100's CTA.
 constexpr int64_t kMuchRoom = 227;
 constexpr int64_t kLessRoom = 163;
 
 class PromptAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-// Whether they have a kernel of their own.
+// True if the prefill kernel serves the spec.
 bool ServesPrompts(const LatentSpec& spec) {
   const std::string name = spec.name;
   return name != "codes_4_wide" && name != "parts";
 }
 
-// However they are cut into prompts; and if they are to be, those of their rows
-// alone. On both sides of a split's border.
+// A prompt has the same bits however it is cut into chunks that the prefill
+// kernel takes. The same holds if its rows are decoded instead, which
+// `prompts_as_rows` requests. The rows lie on both sides of a split's border.
 TEST_P(PromptAttentionTest, AreRightAndOfTheSameBits) {
   uint64_t seed = 0;
   for (const auto& [dtype, room] : {std::pair(DType::kBf16, kMuchRoom),
@@ -506,7 +508,7 @@ TEST_P(PromptAttentionTest, AreRightAndOfTheSameBits) {
     const LatentSpec spec = OfType(GetParam(), dtype);
     constexpr int64_t kFirst = 503;
     constexpr int64_t kTokens = 543;
-    // What came before is given up, for the emulator's sake.
+    // Earlier pages are released to save the emulator time.
     const int64_t dead_pages = 384 / spec.page_tokens;
     LatentCache cache(spec, {kTokens}, 1);
     cache.Write(0, 0, kTokens);
@@ -522,9 +524,9 @@ TEST_P(PromptAttentionTest, AreRightAndOfTheSameBits) {
                                           nullptr, /*prompts_as_rows=*/true});
     ExpectRight(rows, dtype);
     EXPECT_EQ(rows.prompt_items, 0);
-    // Where all rows see all slots, chunks are another question.
+    // Without a causal mask, chunks see other slots than the whole prompt.
     if (!spec.causal) continue;
-    // (clang 14 captures no bindings by reference.)
+    // clang 14 cannot capture bindings by reference.
     const auto in_chunks = [&, dtype = dtype, room = room](int64_t tokens) {
       std::vector<LatentAsk> chunks;
       for (int64_t t = kFirst; t < kTokens; t += tokens) {
@@ -544,7 +546,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, PromptAttentionTest,
                            return std::string(spec.param.name);
                          });
 
-// ---- exact rows beside what tensor cores take
+// ---- exact rows next to codes that tensor cores read
 
 LatentSpec WithExact(const char* name, int64_t sinks, int64_t key,
                      int64_t value, LatentSpec spec) {
@@ -553,7 +555,7 @@ LatentSpec WithExact(const char* name, int64_t sinks, int64_t key,
   }
   return WithSinks(name, sinks, Exact(name, key, value, std::move(spec)));
 }
-// Of the activations' type, as numbers are.
+// The spec with numbers and exact rows of the activations' type.
 LatentSpec ExactOfType(LatentSpec spec, DType dtype) {
   spec = OfType(std::move(spec), dtype);
   for (auto* side : {&spec.keys, &spec.values}) {
@@ -609,7 +611,7 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
 
 class ExactAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-// As PromptAttentionTest.
+// Checks the same as PromptAttentionTest.
 TEST_P(ExactAttentionTest, PromptsAreRightAndOfTheSameBits) {
   uint64_t seed = 0;
   for (const auto& [dtype, room] : {std::pair(DType::kBf16, kMuchRoom),
@@ -618,7 +620,7 @@ TEST_P(ExactAttentionTest, PromptsAreRightAndOfTheSameBits) {
     constexpr int64_t kFirst = 503;
     constexpr int64_t kTokens = 543;
     LatentCache cache(spec, {kTokens}, 1);
-    // Codes that nobody reads are not there.
+    // Codes of slots that only exact rows serve are not written.
     cache.Write(0, spec.sinks,
                 kTokens - std::min(spec.key_exact, spec.value_exact));
     cache.RoundQueries(dtype);
@@ -633,7 +635,7 @@ TEST_P(ExactAttentionTest, PromptsAreRightAndOfTheSameBits) {
         {cache, {whole}, dtype, 64, true, nullptr, /*prompts_as_rows=*/true});
     ExpectRight(rows, dtype);
     EXPECT_EQ(rows.prompt_items, 0);
-    // Where all rows see all slots, chunks are another question.
+    // Without a causal mask, chunks see other slots than the whole prompt.
     if (!spec.causal) {
       EmulatedTest other(WithShared(++seed, room));
       const Outcome decoded = Attend(other, {cache, {{0, kFirst, 10}}, dtype});
@@ -668,7 +670,7 @@ const LatentSpec kExact =
     WithExact("", 4, 28, 30, OfHeads(6, 2, kLevels, kLevels));
 
 TEST(ExactAttentionTest, SequencesOfAnyLengthsShareALaunch) {
-  // (Each has rings of its own.)
+  // Each sequence has its own rings.
   LatentCache cache(kExact, {40, 70, 22, 3, 600, 518, 1100}, 2);
   const std::vector<LatentAsk> asks = {{0, 0, 40},  {1, 69, 1},  {2, 5, 17},
                                        {3, 0, 3},   {4, 599, 1}, {5, 500, 18},
@@ -717,8 +719,8 @@ TEST(ExactAttentionTest, IsTheSameBitsOnEverySeed) {
   }
 }
 
-// Rows of another type than the activations', or that no pieces of 16 bytes
-// begin at, are the plain kernel's.
+// The plain kernel serves exact rows whose type is not the activations', or
+// that do not begin at a multiple of 16 bytes.
 TEST(ExactAttentionTest, RowsOfAnotherTypeOrPlaceAreThePlainKernels) {
   LatentSpec elsewhere = kExact;
   for (auto* side : {&elsewhere.keys, &elsewhere.values}) {
@@ -738,7 +740,7 @@ TEST(ExactAttentionTest, RowsOfAnotherTypeOrPlaceAreThePlainKernels) {
   }
 }
 
-// Writes over the first number of part p's exact row of a slot.
+// Overwrites the first number of part p's exact row of a slot.
 void SpoilRow(LatentCache& cache, size_t p, const PagedAttentionArgs& args,
               const ExactSlots& exact, int64_t slot, uint16_t with) {
   const TestPart& part = cache.parts()[p];
@@ -753,14 +755,15 @@ void SpoilRow(LatentCache& cache, size_t p, const PagedAttentionArgs& args,
   std::memcpy(at, &with, sizeof(with));
 }
 
-// A number that is not finite in an exact row, or in a latent, is nothing to
-// rows that read the other one, or see neither.
+// A non-finite number in an exact row or in a latent affects only rows that
+// read it: not those that read the other of the two, and not those that see
+// neither.
 TEST(ExactAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatReadIt) {
   constexpr uint16_t kInf = 0x7f80;
   constexpr int64_t kWindow = 6;
   struct Case {
     LatentSpec spec;
-    bool latent;  // spoils it, not the exact row
+    bool latent;  // spoils the latent, not the exact row
   };
   const PartSpec numbers = Numbers({40});
   for (const auto& [spec, latent] : std::vector<Case>{
@@ -805,7 +808,7 @@ TEST(ExactAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatReadIt) {
             const auto at = static_cast<size_t>(c);
             others += SameBits({rows[0][at]}, {rows[1][at]}) ? 0 : 1;
           }
-          // The heads of the first group see one such number each.
+          // Each head of the first group reads one such number.
           EXPECT_EQ(others, reads ? 3 : 0) << slot << " " << own;
         }
       }
@@ -813,7 +816,7 @@ TEST(ExactAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatReadIt) {
   }
 }
 
-// What a key that is not finite makes NaN are rows that read it.
+// A key that is not finite makes exactly those rows NaN that read it.
 TEST(ExactAttentionTest, KeysThatAreNotNumbersReachOnlyRowsThatReadThem) {
   constexpr int64_t kWindow = 6;
   constexpr int64_t kFirst = 506;
@@ -841,7 +844,7 @@ TEST(ExactAttentionTest, KeysThatAreNotNumbersReachOnlyRowsThatReadThem) {
           row, row + width, [](float number) { return std::isnan(number); });
       const int64_t own = kFirst + r;
       const bool reads = kSlot <= own && kSlot > own - kWindow;
-      // Of three heads, beside what belongs to none.
+      // Three heads, and the columns that belong to no head.
       EXPECT_EQ(nans, width - 6 * 64 + (reads ? 3 * 64 : 0)) << own;
     }
   }
@@ -861,7 +864,7 @@ TEST(ExactAttentionTest, EachSiteOfPromptsIsMissed) {
       });
   EXPECT_EQ(mutants.size(), 8u);
   for (const Mutant& mutant : mutants) {
-    // Shuffles keep the lanes of a warp together where it is left out.
+    // Without the barrier, shuffles still keep the lanes of a warp together.
     if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
     EXPECT_NE(mutant.verdict, Verdict::kRight)
         << mutant.site.kind << " at " << mutant.site.file << ":"
@@ -869,7 +872,8 @@ TEST(ExactAttentionTest, EachSiteOfPromptsIsMissed) {
   }
 }
 
-// Once for the rows of an item; tiles of operands have no bank conflicts.
+// An item's rows read each latent once; tiles of operands have no bank
+// conflicts.
 TEST(ExactAttentionTest, RowsAreReadOnce) {
   for (const PartSpec& part : {Levels(Codes({128}, {4})), Codes({64}, {8})}) {
     LatentCache cache(WithExact("", 4, 28, 28, OfHeads(8, 1, part, part)),
@@ -901,8 +905,8 @@ TEST(ExactAttentionTest, RowsAreReadOnce) {
         EXPECT_EQ(decoded, 2 * (4 + 28) * row_bytes);
         continue;
       }
-      // Two items, of 16 tokens and of one: codes of slots 4 to 483 and 484 (64
-      // bytes), and exact rows of 4 + 43 and 4 + 28.
+      // Two items, of 16 tokens and of one: the codes of slots 4 to 482 and 4
+      // to 483, 64 bytes each, and 4 + 43 and 4 + 28 exact rows.
       EXPECT_THAT(loaded, Contains(2 * ((479 + 480) * 64 + 79 * row_bytes)));
     }
   }
@@ -913,7 +917,7 @@ TEST(ExactAttentionTest, RowsAreReadOnce) {
 const LatentSpec kPromptNumbers =
     OfType(OfHeads(6, 2, Numbers({40}), Numbers({72})), DType::kBf16);
 
-// Prompts of any length beside sequences that decode, and none of either.
+// Prompts of any length together with sequences that decode, and empty ones.
 TEST(PromptAttentionTest, SequencesOfAnyLengthsShareALaunch) {
   for (const LatentSpec& spec : {kPromptNumbers, kFour}) {
     LatentCache cache(spec, {40, 70, 22, 3, 600}, 2);
@@ -927,7 +931,7 @@ TEST(PromptAttentionTest, SequencesOfAnyLengthsShareALaunch) {
     EmulatedTest test(1);
     const Outcome all = Attend(test, {cache, asks, DType::kBf16});
     ExpectRight(all, DType::kBf16);
-    // Of 128 rows: of 42 or 32 tokens, for two units.
+    // Items of 128 rows, which are 42 or 32 tokens; two units.
     EXPECT_EQ(all.prompt_items,
               2 * (spec.num_heads == 6 ? 1 + 1 + 1 : 2 + 1 + 1));
     std::vector<float> alone;
@@ -949,7 +953,7 @@ TEST(PromptAttentionTest, PagesThatWereGivenUpAreNotRead) {
   cache.Write(0, 0, 600);
   cache.RoundQueries(DType::kBf16);
   LatentAsk ask = {0, 580, 20};
-  ask.dead_pages = 35;  // 560 slots: the first row would see 561 to 580
+  ask.dead_pages = 35;  // 560 slots; the first row would see slots 561 to 580
   std::fill_n(cache.table(0).begin(), 35, 1 << 30);
   EmulatedTest test(1);
   const Outcome outcome = Attend(test, {cache, {ask}, DType::kBf16});
@@ -967,7 +971,7 @@ TEST(PromptAttentionTest, ServesOneToSixteenHeadsOfAGroupAndMore) {
     SCOPED_TRACE(heads);
     const Outcome outcome = Attend(test, {cache, {{0, 52, 18}}, DType::kBf16});
     ExpectRight(outcome, DType::kBf16);
-    // Of both KV heads, 128 rows in units of up to 16 heads.
+    // Two KV heads; an item has 128 rows, in units of at most 16 heads.
     const int64_t units = (heads + 15) / 16;
     const int64_t tokens = 128 / std::min<int64_t>(heads, 16);
     EXPECT_EQ(outcome.prompt_items, 2 * units * ((18 + tokens - 1) / tokens));
@@ -1002,7 +1006,7 @@ TEST(PromptAttentionTest, PagesTilesAndGranulesDoNotChangeBits) {
   }
 }
 
-// An infinite value of a token of the prompt is nothing to those before it.
+// An infinite value of a token in the prompt does not affect earlier tokens.
 TEST(PromptAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
   LatentCache cache(kPromptNumbers, {528}, 8);
   cache.Write(0, 0, 528);
@@ -1025,7 +1029,8 @@ TEST(PromptAttentionTest, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
   const auto seen = static_cast<int64_t>(rows[0].size()) / 28 * 16;
   EXPECT_TRUE(SameBits({rows[0].begin(), rows[0].begin() + seen},
                        {rows[1].begin(), rows[1].begin() + seen}));
-  // The three heads of the first group see one such number each, in 12 tokens.
+  // Each of the three heads of the first group sees one such number, in 12
+  // tokens.
   int64_t others = 0;
   for (size_t i = 0; i < rows[0].size(); ++i) {
     others += std::isfinite(rows[0][i]) && !std::isfinite(rows[1][i]);
@@ -1039,8 +1044,8 @@ TEST(PromptAttentionTest, RowsThatSeeNothingAreZero) {
   LatentCache cache(InTiles(spec, 16), {1040}, 5);
   cache.Write(0, 0, 1040);
   cache.RoundQueries(DType::kBf16);
-  // All pages are given up before the last row; two splits, of which the first
-  // is seen by none.
+  // All pages before the last row are released. No row sees the first of the
+  // two splits.
   LatentAsk ask = {0, 1020, 20};
   ask.dead_pages = 65;
   EmulatedTest test(1);
@@ -1054,8 +1059,8 @@ TEST(PromptAttentionTest, AreDecodedWhereSharedMemoryHasNoRoom) {
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
   std::vector<float> first;
-  // Of 32, 16 and no tokens an item, two units: 25360 + 16384 + rows * (4 +
-  // 2 * 72).
+  // Items of 32 tokens, of 16 and none at all, two units: 25360 + 16384 + rows
+  // * (4 + 2 * 72) bytes.
   for (const auto& [bytes, items] :
        {std::pair(60688, 4), std::pair(60687, 6), std::pair(51216, 6),
         std::pair(51215, 0)}) {
@@ -1111,7 +1116,7 @@ TEST(PromptAttentionTest, IsTheSameBitsOnEverySeed) {
   }
 }
 
-// Keys of two tiles of numbers in a chunk; more items than CTAs.
+// Keys of two tiles of numbers in a chunk, and more items than CTAs.
 TEST(PromptAttentionTest, EachSiteIsMissed) {
   LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
@@ -1124,7 +1129,7 @@ TEST(PromptAttentionTest, EachSiteIsMissed) {
       });
   EXPECT_EQ(mutants.size(), 7u);
   for (const Mutant& mutant : mutants) {
-    // Shuffles keep the lanes of a warp together where it is left out.
+    // Without the barrier, shuffles still keep the lanes of a warp together.
     if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
     EXPECT_NE(mutant.verdict, Verdict::kRight)
         << mutant.site.kind << " at " << mutant.site.file << ":"
@@ -1132,7 +1137,7 @@ TEST(PromptAttentionTest, EachSiteIsMissed) {
   }
 }
 
-// Once for an item; tiles of operands have no bank conflicts.
+// An item reads each latent once; tiles of operands have no bank conflicts.
 TEST(PromptAttentionTest, LatentsAreReadOnceWithoutBankConflicts) {
   for (const auto& [spec, slot_bytes] :
        std::vector<std::pair<LatentSpec, int64_t>>{
@@ -1151,21 +1156,23 @@ TEST(PromptAttentionTest, LatentsAreReadOnceWithoutBankConflicts) {
         Attend(test, {cache, {{0, 495, 17}}, DType::kBf16, 64, false});
     const std::vector<AccessCount> counts =
         test.emulator().Accesses("attention_prefill");
-    EXPECT_EQ(outcome.prompt_items, 2);  // of 16 tokens
+    EXPECT_EQ(outcome.prompt_items, 2);  // of 16 tokens each
     std::vector<int64_t> loaded;
     for (const AccessCount& count : counts) {
       if (count.kind == "global load") loaded.push_back(count.bytes);
-      if (count.requests < 200) continue;  // of one row, in several lines
+      if (count.requests < 200)
+        continue;  // the accesses of one row, in
+                   // several lines
       if (count.kind.find("shared") == std::string::npos) continue;
       EXPECT_EQ(count.passes, count.least_passes)
           << count.kind << " at " << count.file << ":" << count.line;
     }
-    // By the line that copies pieces of keys and values.
+    // The line that copies pieces of keys and values.
     EXPECT_THAT(loaded, Contains((511 + 512) * slot_bytes));
   }
 }
 
-// ---- shapes at random, for what no list of cases thinks of
+// ---- random shapes, for cases that no list has
 
 class RandomShape {
  public:
@@ -1194,7 +1201,7 @@ class RandomShape {
   LatentSpec spec;
   DType dtype;
   int64_t tokens;
-  int64_t rows;  // the last of them
+  int64_t rows;  // the last of the tokens
 
  private:
   int64_t UpTo(int64_t most) {
@@ -1244,7 +1251,8 @@ TEST(AttentionCudaTest, RowsOfShapesAtRandomAreRightAndTheirOwn) {
                         dtype,
                         splits ? 64 : 0,
                         !splits});
-      // (Of very many rows a few have values that cancel.)
+      // Among very many rows, the values of some cancel, so only the whole is
+      // compared.
       if (!splits) {
         EXPECT_LE(outcome.error, ToleranceOf(dtype));
       }
@@ -1265,7 +1273,7 @@ TEST(AttentionCudaTest, RowsOfShapesAtRandomAreRightAndTheirOwn) {
   }
 }
 
-// Cut anywhere into chunks that are prompts.
+// Cuts a prompt anywhere into chunks that the prefill kernel takes.
 TEST(PromptAttentionTest, PromptsOfShapesAtRandomAreRightAndOfTheSameBits) {
   for (uint64_t seed = 1; seed <= (kSeeds + 1) / 2; ++seed) {
     SCOPED_TRACE(seed);
@@ -1285,7 +1293,7 @@ TEST(PromptAttentionTest, PromptsOfShapesAtRandomAreRightAndOfTheSameBits) {
     EmulatedTest test(WithShared(seed, kMuchRoom));
     const Outcome whole = Attend(test, {cache, {{0, first, rows}}, dtype});
     EXPECT_LE(whole.error, ToleranceOf(dtype));
-    // Where all rows see all slots, chunks are another question.
+    // Without a causal mask, chunks see other slots than the whole prompt.
     if (!shape.spec.causal || whole.prompt_items == 0) continue;
     std::vector<float> in_chunks;
     for (int64_t t = first; t < tokens;) {
@@ -1304,14 +1312,14 @@ TEST(PromptAttentionTest, PromptsOfShapesAtRandomAreRightAndOfTheSameBits) {
 
 // ----
 
-// Longer contexts are split first where there is not room for all.
+// If there is no room for all partial results, longer contexts are split first.
 TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
   LatentCache cache(spec, {600, 2100, 5}, 4);
   for (const int64_t s : {0, 1, 2})
     cache.Write(s, 0, s == 0 ? 600 : s == 1 ? 2100 : 5);
   std::vector<float> first;
-  // Of 2 and 5 splits.
+  // The contexts have 2 and 5 splits.
   for (const auto& [room, split] :
        std::vector<std::pair<int64_t, std::pair<bool, bool>>>{
            {0, {false, false}},
@@ -1332,7 +1340,7 @@ TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
   }
 }
 
-// And the first of those that are equally long.
+// If contexts are equally long, the first ones are split.
 TEST(AttentionCudaTest, OfEqualContextsAsManyAreSplitAsFit) {
   constexpr int64_t kEqual = 17;
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
@@ -1346,7 +1354,7 @@ TEST(AttentionCudaTest, OfEqualContextsAsManyAreSplitAsFit) {
     asks.push_back({s, length - 1, 1});
   }
   std::vector<float> first;
-  // Two splits each, five of the longest.
+  // Two splits each; the longest has five.
   for (const int64_t room : {4, 5, 20, 38, 39}) {
     EmulatedTest test(static_cast<uint64_t>(room));
     const Outcome outcome =
@@ -1395,7 +1403,8 @@ TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
   }
 }
 
-// Tensor cores have 16 bits for a slot's tile and for its place there.
+// The tensor-core kernel keeps a slot's tile and its place in the tile in 16
+// bits each.
 TEST(AttentionCudaTest, SlotsOfPagesBeyond16BitsAreFound) {
   constexpr int64_t kPage = 65600;
   LatentSpec spec = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
@@ -1416,14 +1425,14 @@ TEST(AttentionCudaTest, SlotsOfPagesBeyond16BitsAreFound) {
   }
 }
 
-// Contexts that end with the last slot there may be: places in 32 bits.
+// Contexts that end with the last possible slot, so places need 32 bits.
 TEST(AttentionCudaTest, SlotsUpToTheLastOneAreFound) {
   constexpr int64_t kTokens = 1023;
   constexpr int64_t kBefore = kAttentionMostSlots - kTokens;
   static_assert(kBefore % kAttentionSplitSlots == 0);
   LatentSpec sliding = kDense;
   sliding.window = 70;
-  // (Rings of 128 and 64 rows, of which whole ones come before.)
+  // Rings of 128 and 64 rows; a whole number of them precedes the context.
   const LatentSpec exact = WithExact("", 0, 129, 65, kFour);
   for (const LatentSpec& from : {kDense, sliding, exact}) {
     for (const DType dtype : kBothKernels) {
@@ -1449,7 +1458,7 @@ TEST(AttentionCudaTest, PagesThatWereGivenUpAreNotRead) {
   spec.page_tokens = 16;
   spec.window = 20;
   LatentAsk ask = {0, 595, 5};
-  ask.dead_pages = 36;  // 576 slots: the first row would see 576 to 595
+  ask.dead_pages = 36;  // 576 slots; the first row would see slots 576 to 595
   for (const DType dtype : kBothKernels) {
     LatentCache cache(InTiles(spec, 16), {600}, 5);
     cache.Write(0, 0, 600);
@@ -1463,8 +1472,8 @@ TEST(AttentionCudaTest, PagesThatWereGivenUpAreNotRead) {
 TEST(AttentionCudaTest, RowsThatSeeNothingAreZero) {
   LatentSpec spec = kDense;
   spec.page_tokens = 16;
-  // All pages are given up before the last row; two splits, of which the first
-  // is seen by none.
+  // All pages before the last row are released. No row sees the first of the
+  // two splits.
   LatentAsk ask = {0, 1030, 10};
   ask.dead_pages = 65;
   for (const DType dtype : kBothKernels) {
@@ -1498,7 +1507,7 @@ TEST(AttentionCudaTest, IsTheSameBitsOnEverySeed) {
   }
 }
 
-// Writes over what part `p` has first of a slot of sequence 0.
+// Overwrites the first bytes of part `p` in a slot of sequence 0.
 template <typename T>
 void Spoil(LatentCache& cache, size_t p, int64_t slot, bool params, T with) {
   const LatentPartArgs& part = cache.parts()[p].part;
@@ -1517,9 +1526,9 @@ void SpoilNumber(LatentCache& cache, size_t p, int64_t slot, float with) {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Rows of five tokens, the third of which has the spoilt slot.
+// Rows of five tokens; the spoilt slot is that of the third.
 struct Spoilt {
-  std::vector<float> before[2];  // rows that do not see it: as it was, spoilt
+  std::vector<float> before[2];  // rows that do not see it: unspoilt, spoilt
   std::vector<float> after[2];
 };
 template <typename SpoilSlot>
@@ -1553,8 +1562,8 @@ TEST(AttentionCudaTest, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
         SpoilNumber(cache, 1, slot, kInfinity);
       });
       EXPECT_TRUE(SameBits(rows.before[0], rows.before[1]));
-      // Four heads of the first group see one such number each, in two tokens
-      // or in three.
+      // Each of four heads of the first group sees one such number, in two
+      // tokens or in three.
       int64_t others = 0;
       for (size_t i = 0; i < rows.after[0].size(); ++i) {
         others += SameBits({rows.after[0][i]}, {rows.after[1][i]}) ? 0 : 1;
@@ -1574,13 +1583,14 @@ TEST(AttentionCudaTest, NoScaleMakesValuesOfCodesInfinite) {
       LatentCache cache(spec, {515}, 8);
       for (const uint32_t minimum : {0x7bffu, 0xfbffu}) {
         const Spoilt rows = AttendSpoilt(cache, dtype, [&](int64_t slot) {
-          // Scale and minimum: the greatest float16 and one of both.
+          // The scale is the largest float16; the minimum is the largest or the
+          // smallest.
           Spoil(cache, 1, slot, /*params=*/true, minimum << 16 | 0x7bffu);
         });
         EXPECT_TRUE(SameBits(rows.before[0], rows.before[1]));
         EXPECT_FALSE(SameBits(rows.after[0], rows.after[1]));
         for (size_t i = 0; i < rows.after[0].size(); ++i) {
-          // (What belongs to no head stays NaN.)
+          // Columns that belong to no head stay NaN.
           EXPECT_EQ(std::isfinite(rows.after[1][i]),
                     std::isfinite(rows.after[0][i]));
         }
@@ -1612,7 +1622,7 @@ TEST(PromptAttentionTest, BoundsScalesAsTheDecodingKernelDoes) {
   }
 }
 
-// Of a slot that rows before its own do not see.
+// Spoils the key of a slot that earlier rows do not see.
 TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
   constexpr int64_t kFirst = 500;
   constexpr int64_t kCount = 28;
@@ -1635,12 +1645,12 @@ TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
       const size_t seen = rows[0].size() / kCount * (kSlot - kFirst);
       int64_t nans = 0;
       for (size_t i = 0; i < rows[0].size(); ++i) {
-        // (What belongs to no head is NaN before.)
+        // Columns that belong to no head are NaN from the start.
         const bool spoilt = !std::isnan(rows[0][i]) && std::isnan(rows[1][i]);
         nans += spoilt;
         EXPECT_TRUE(i >= seen || SameBits({rows[0][i]}, {rows[1][i]})) << i;
       }
-      // An infinite key weighs nothing where a row's query makes it -inf.
+      // An infinite key has no weight if a row's query makes its score -inf.
       const int64_t all = (kCount - (kSlot - kFirst)) * 16 * value.widths[0];
       EXPECT_EQ(nans == all, std::isnan(key));
       EXPECT_GT(nans, 0);
@@ -1649,7 +1659,7 @@ TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
   }
 }
 
-// Scores far apart or nearly alike are weighed as the definition has it.
+// Scores that differ widely or hardly at all get the weights of the definition.
 TEST(PromptAttentionTest, ScalesOfAnySizeAreServed) {
   for (const float scale : {1e-38f, 1e-6f, 30.0f, 1e5f}) {
     LatentCache cache(kPromptNumbers, {80}, 3);
@@ -1677,7 +1687,7 @@ TEST(PromptAttentionTest, ScalesOfAnySizeAreServed) {
   }
 }
 
-// Where a code's value is near what float16 ends with, it is what is stored.
+// A code's value may be just below the largest float16.
 TEST(AttentionCudaTest, ValuesUpToTheGreatestFloat16AreWhatTheyStandFor) {
   for (const int bits : {4, 8}) {
     LatentSpec spec = OfHeads(4, 2, Numbers({40}), Codes({64}, {bits}));
@@ -1685,7 +1695,8 @@ TEST(AttentionCudaTest, ValuesUpToTheGreatestFloat16AreWhatTheyStandFor) {
     LatentCache cache(spec, {1}, 8);
     cache.Write(0, 0, 1);
     cache.RoundQueries(DType::kF16);
-    // To 15 * 4364 + 0 = 65460 or 255 * 256.5 = 65407.5, one slot alone.
+    // The largest values are 15 * 4364 + 0 = 65460 and 255 * 256.5 = 65407.5,
+    // in the only slot.
     Spoil(cache, 1, 0, /*params=*/true,
           uint32_t{ToF16(bits == 4 ? 4364.0f : 256.5f).bits});
     Spoil(cache, 1, 0, /*params=*/false, uint32_t{0xffffffff});
@@ -1709,21 +1720,21 @@ TEST(AttentionCudaTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
       EmulatedTest test(1);
       return Attend(test, {cache, {{0, length - 1, 1}}, dtype, 64, false}).got;
     };
-    // Of the heads' numbers; what belongs to none stays NaN.
+    // Counts NaN in the heads' columns; the other columns stay NaN.
     const auto nans = [](const std::vector<float>& row) {
       return std::count_if(row.begin(), row.end(),
                            [](float x) { return std::isnan(x); }) -
              (static_cast<int64_t>(row.size()) - 16 * 24);
     };
     EXPECT_EQ(nans(attend(600, kNaN, 1.0f)), 16 * 24);
-    // +inf or -inf, as the head's query has it; what weighs nothing may be any
-    // number.
+    // The score is +inf or -inf, by the sign of the head's query. A value
+    // without weight may be any number.
     const std::vector<float> rows = attend(600, kInfinity, 1.0f);
     EXPECT_GT(nans(rows), 0);
     EXPECT_LT(nans(rows), 16 * 24);
     EXPECT_EQ(nans(rows) % 24, 0);
     EXPECT_TRUE(SameBits(rows, attend(600, kInfinity, 7.0f)));
-    // All that there are.
+    // It is the only slot.
     EXPECT_EQ(nans(attend(1, kInfinity, 1.0f)), 16 * 24);
   }
 }
@@ -1734,7 +1745,7 @@ TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     const LatentSpec spec =
         OfType(OfHeads(16, 1, Numbers({40}), Numbers({24})), dtype);
-    // Slot 0 is spoiled, which all rows see.
+    // All rows see slot 0, which is spoiled.
     const auto attend = [&](int64_t first, float key, float value) {
       LatentCache cache(spec, {first + kRows}, 9);
       cache.Write(0, 0, first + kRows);
@@ -1747,7 +1758,7 @@ TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
       EXPECT_GT(outcome.prompt_items, 0);
       return outcome.got;
     };
-    // Of the heads' numbers; what belongs to none stays NaN.
+    // Counts NaN in the heads' columns; the other columns stay NaN.
     const auto nans = [](const std::vector<float>& rows, int64_t count) {
       const auto width = static_cast<int64_t>(rows.size()) / kRows;
       return std::count_if(rows.begin(), rows.begin() + count * width,
@@ -1755,19 +1766,19 @@ TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
              count * (width - kNumbers);
     };
     EXPECT_EQ(nans(attend(100, kNaN, 1.0f), kRows), kRows * kNumbers);
-    // +inf or -inf, as the head's query has it.
+    // The score is +inf or -inf, by the sign of the head's query.
     const std::vector<float> rows = attend(100, kInfinity, 1.0f);
     EXPECT_GT(nans(rows, kRows), 0);
     EXPECT_LT(nans(rows, kRows), kRows * kNumbers);
     EXPECT_EQ(nans(rows, kRows) % 24, 0);
     EXPECT_TRUE(SameBits(rows, attend(100, kInfinity, 7.0f)));
-    // All that the first row sees.
+    // It is the only slot that the first row sees.
     EXPECT_EQ(nans(attend(0, kInfinity, 1.0f), 1), kNumbers);
   }
 }
 
-// Rows of one head: an item is 128 tokens, whose warps see other blocks, and a
-// window leaves rows of one warp with none in common.
+// One head, so an item is 128 tokens. Its warps see different blocks, and with
+// a small window some rows of a warp have none in common.
 TEST(PromptAttentionTest, ItemsOfManyTokensAreRightHoweverTheyAreCut) {
   for (const int64_t window : {0, 1, 20, 64, 70}) {
     LatentSpec spec =
@@ -1790,7 +1801,7 @@ TEST(PromptAttentionTest, ItemsOfManyTokensAreRightHoweverTheyAreCut) {
   }
 }
 
-// More splits than a warp has lanes, and the parts of a head.
+// More splits than a warp has lanes, and than parts of a head.
 TEST(AttentionCudaTest, AnyNumberOfSplitsIsMergedAsOneCtaDoes) {
   constexpr int64_t kTokens = 33 * kAttentionSplitSlots + 3;
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
@@ -1818,9 +1829,9 @@ TEST(AttentionCudaTest, AnyNumberOfSplitsIsMergedAsOneCtaDoes) {
   }
 }
 
-// Items take several splits where there are many beside few CTAs: each has a
-// partial result, also where none of an item's rows sees it, and the last item
-// has fewer.
+// With many splits and few CTAs, an item takes several splits. Each split has
+// its own partial result, even if no row of the item sees it. The last item has
+// fewer splits.
 TEST(AttentionCudaTest, SplitsThatShareAnItemAreEachByThemselves) {
   constexpr int64_t kSplits = 10;
   constexpr int64_t kTokens = kSplits * kAttentionSplitSlots + 3;
@@ -1880,13 +1891,13 @@ TEST(AttentionCudaTest, AMergeReadsMaximaOnceForAllLanes) {
       requests += count.requests;
     }
   }
-  // Two times 32 channels: the sums of each split; the maxima, the sums of
-  // weights, the results.
+  // For each of two blocks of 32 channels: the sums of every split, the maxima,
+  // the sums of weights, and the results.
   EXPECT_EQ(requests, 2 * (kSplits + 3));
 }
 
-// Two splits, by one CTA, and more sequences than there are CTAs; some of them
-// see nothing.
+// Two splits in one CTA, and more sequences than CTAs; some sequences see
+// nothing.
 bool IsRightInTwoSplits(LatentCache& cache, EmulatedTest& test, DType dtype) {
   std::vector<LatentAsk> asks = {{0, 520, 3}};
   for (int64_t first = 20; first < 40; ++first) {
@@ -1905,7 +1916,7 @@ void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
   });
   EXPECT_EQ(mutants.size(), sites);
   for (const Mutant& mutant : mutants) {
-    // Shuffles keep the lanes of a warp together where it is left out.
+    // Without the barrier, shuffles still keep the lanes of a warp together.
     if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
     EXPECT_NE(mutant.verdict, Verdict::kRight)
         << mutant.site.kind << " at " << mutant.site.file << ":"
@@ -1916,7 +1927,7 @@ TEST(AttentionCudaTest, EachSiteIsMissed) {
   ExpectEachSiteIsMissed("attention", DType::kBf16, 10);
 }
 TEST(AttentionCudaTest, EachSiteOfTheMergeIsMissed) {
-  // Of which a warp merges several: 48 rows of heads, 5 times 32 channels.
+  // One warp merges several of these: 48 rows of heads, 5 times 32 channels.
   constexpr int64_t kTokens = kAttentionSplitSlots + 3;
   LatentCache cache(OfHeads(16, 1, Numbers({8}), Numbers({136})), {kTokens}, 6);
   cache.Write(0, 0, kTokens);
@@ -1930,7 +1941,7 @@ TEST(AttentionCudaTest, EachSiteOfTheMergeIsMissed) {
   EXPECT_EQ(mutants.size(), 2u);
   for (const Mutant& mutant : mutants) {
     EXPECT_EQ(mutant.site.kind, "SyncWarp");
-    // Shuffles keep the lanes of a warp together where it is left out.
+    // Without the barrier, shuffles still keep the lanes of a warp together.
     EXPECT_TRUE(!kThreadSanitizer || mutant.verdict != Verdict::kRight)
         << mutant.site.line;
   }
@@ -1939,12 +1950,12 @@ TEST(AttentionCudaTest, EachSiteOfThePlainKernelIsMissed) {
   ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
 }
 
-// Of a cache in granules: what is loaded are whole sectors, ranges of slots
-// too; shared memory has no bank conflicts.
+// In pages of granules, loads are whole sectors, also of ranges in slots, and
+// shared memory has no bank conflicts.
 TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
   struct Case {
     LatentSpec spec;
-    int64_t latent_bytes;  // of a slot, of both sides
+    int64_t latent_bytes;  // of a slot, keys and values
     bool codes;
     bool levels;
   };
@@ -1954,7 +1965,7 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
   for (const auto& [spec, latent_bytes, codes, levels] : std::vector<Case>{
            // Four warps read the ranges of values.
            {both(Codes({128}, {4})), 2 * 64 + 5 * 4, true, false},
-           // Of two chunks.
+           // Two chunks.
            {both(Codes({128}, {8})), 2 * 128 + 9 * 4, true, false},
            {both(Levels(Codes({128}, {4}))), 2 * 64 + 5 * 4, true, true},
            {both(Numbers({128})), 2 * 256, false, false}}) {
@@ -1965,30 +1976,31 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
     Attend(test, {cache, {{0, 511, 1}}, DType::kBf16});
     int64_t loaded = 0;
     for (const AccessCount& count : test.emulator().Accesses("attention")) {
-      // Levels are looked up by what the codes are. What is done once for an
-      // item has some conflicts.
+      // Levels are looked up at addresses that depend on the codes, and work
+      // that is done once for an item has some conflicts.
       const bool shared = count.kind.find("shared") != std::string::npos;
       if (count.requests >= 64 && shared && !levels) {
         EXPECT_EQ(count.passes, count.least_passes)
             << count.kind << " at " << count.line;
       }
-      // Stored are sums of channels that lie apart.
+      // Only loads are checked: the channels whose sums are stored lie apart.
       if (count.kind == "global load") {
         EXPECT_LE(count.sectors, count.least_sectors) << " at " << count.line;
         loaded += count.bytes;
       }
     }
-    // Beside them the block table, for each page, and 8 rows of queries, which
-    // runs of codes are summed up of.
+    // Also loaded: a block table entry for each page, and 8 rows of queries,
+    // which are read once more to sum them over runs of codes.
     EXPECT_EQ(loaded,
               512 * latent_bytes + 8 * 4 + (codes ? 2 : 1) * 8 * 128 * 2);
   }
 }
 
-// Tensor cores where a CTA has the shared memory that they take, the plain
-// kernel where it has less, and a refusal with both numbers below that.
+// Tensor cores serve if the CTA has enough shared memory for them. With less,
+// the plain kernel serves; with too little for both, the error names both
+// numbers.
 TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
-  if (OnGpu()) SkipWithoutEmulator();  // a GPU has what it has
+  if (OnGpu()) SkipWithoutEmulator();  // a GPU's shared memory is fixed
   const auto attend = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {20}, 3);
     cache.Write(0, 0, 20);
@@ -1998,7 +2010,8 @@ TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
     ExpectRight(outcome, DType::kBf16);
     return outcome.tensor_cores;
   };
-  // Stages of 4 * 4 * 1280, 4112 + 8 * (2064 + 2 * 96 + 16 + 4 + 4 * 64).
+  // Tensor cores need stages of 4 * 4 * 1280, and 4112 + 8 * (2064 + 2 * 96 +
+  // 16 + 4 + 4 * 64).
   EXPECT_TRUE(attend(kFour, 44848));
   const auto prepare = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {1}, 1);
@@ -2013,21 +2026,22 @@ TEST(AttentionCudaTest, WhatSharedMemoryIsThereSaysWhichKernelServes) {
           HasSubstr("paged_attention: a GPU's kernels do not serve values of "
                     "64 numbers a head: want 58112 bytes of shared memory, a "
                     "CTA of device emulated has at most 44847")));
-  // 16 rows of long keys take more than the plain kernel: 4 * 4 * 2048 + 4112 +
+  // 16 rows of long keys need more than the plain kernel: 4 * 4 * 2048 + 4112 +
   // 16 * (2064 + 2 * 1032 + 16 + 4 * 64), and 54016 + 64 * 64.
   const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
   EXPECT_TRUE(attend(long_keys, 107280));
   EXPECT_FALSE(attend(long_keys, 107279));
   EXPECT_FALSE(attend(long_keys, 58112));
-  // The largest that are served, on sm_80 too.
+  // The largest heads that are served, also on sm_80.
   const LatentSpec largest = OfHeads(2, 1, Numbers({1024}), Numbers({1024}));
   EXPECT_TRUE(attend(largest, 163 << 10));
 }
 
-// Not for as many as there may be: of a unit's keys.
+// Memory is reserved for the runs that a unit's keys have, not for the largest
+// possible number.
 TEST(AttentionCudaTest, SharedMemoryHasRoomForTheRunsThatThereAre) {
-  // Ten of keys: 4 * 4 * 1280 + 4112 + 16 * (2064 + 2 * 208 + 16 + 4 * 10 +
-  // 4 * 160).
+  // Ten runs of keys: 4 * 4 * 1280 + 4112 + 16 * (2064 + 2 * 208 + 16 + 4 * 10
+  // + 4 * 160).
   const LatentSpec runs =
       OfHeads(16, 1, Codes({160}, {8}, 16), Codes({160}, {8}, 80));
   LatentCache cache(runs, {600}, 3);
@@ -2048,7 +2062,7 @@ TEST(AttentionCudaTest, WhichKernelsServeIsToldAndWhyNoOthers) {
   const auto kernels = [](LatentSpec spec, DType dtype, int64_t shared_bytes) {
     LatentCache cache(spec, {1}, 1);
     EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
-    (void)test.emulator();  // a GPU has its own shared memory
+    (void)test.emulator();  // a GPU's shared memory is fixed
     DeviceLaunch launch(test, cache, cache.Params(), {}, dtype);
     auto prepared = Prepare(test.device(), launch.shape());
     KVASIR_EXPECT_OK(prepared.status());

@@ -18,12 +18,12 @@
 namespace kvasir::kernels::emulation {
 namespace {
 
-// As cudaMalloc has it.
+// The alignment that cudaMalloc guarantees.
 constexpr size_t kAlignment = 256;
 
 }  // namespace
 
-// What device, allocator and streams share.
+// State that the device, its allocator and its streams share.
 class EmulatedDevice::State {
  public:
   explicit State(const EmulatorOptions& options)
@@ -38,11 +38,12 @@ class EmulatedDevice::State {
     base::MutexLock lock(&mutex_);
     std::erase(streams_, stream);
   }
-  // Before memory goes: what is enqueued may still want it.
+  // Runs all enqueued work, which may use the memory that is about to be freed.
   void SynchronizeAll();
 
-  // Takes `host`, of malloc. Its bytes arrive before anything runs: to open
-  // and close all memory for each matrix takes longer than to copy it.
+  // Takes ownership of `host`, from malloc. Its bytes arrive before anything
+  // else runs. Writes are batched, because opening and closing all memory for
+  // each matrix takes longer than the copy.
   void Write(void* to, void* host, size_t bytes) {
     base::MutexLock lock(&writes_mutex_);
     writes_.push_back({to, {static_cast<char*>(host), &std::free}, bytes});
@@ -91,7 +92,7 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
                                 const AllocationOptions& options) override {
     void* const data = state_->memory.Acquire(
         bytes, std::max(options.alignment_bytes, kAlignment));
-    if (data != nullptr) {  // which a GPU does not clear
+    if (data != nullptr) {  // like a GPU, which does not clear memory
       const OpenMemory open(&state_->memory);
       std::memset(data, 0xff, bytes);
     }
@@ -206,7 +207,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
 
  private:
-  // A copy to the device, a launch and its parameters, or the host's.
+  // One of: a copy to the device, a launch with its parameters, a host
+  // function.
   struct Work {
     std::vector<char> bytes;
     void* upload_to = nullptr;
@@ -218,7 +220,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   };
   struct Mark final : StreamMark {
     absl::StatusOr<bool> passed() const override { return ahead->load() == 0; }
-    // Records that the streams have not come by yet, which may outlive it.
+    // Number of records that the streams have not reached yet. Records may
+    // outlive the mark.
     const std::shared_ptr<std::atomic<int64_t>> ahead =
         std::make_shared<std::atomic<int64_t>>(0);
   };
@@ -245,10 +248,10 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
 
   const std::shared_ptr<State> state_;
-  // The device synchronizes streams of others.
+  // Other threads drain this stream when the device frees memory.
   base::Mutex mutex_;
   std::deque<Work> work_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<Captured> captured_;  // while it captures
+  std::unique_ptr<Captured> captured_;  // only while capturing
 };
 
 void EmulatedDevice::State::SynchronizeAll() {

@@ -1,5 +1,5 @@
-// A device that runs a GPU's kernels on the host, for tests and for
-// development without a GPU.
+// A device that runs a GPU's kernels on the host, for tests and for development
+// without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -15,25 +15,25 @@ namespace kvasir::kernels::emulation {
 
 struct EmulatedDeviceOptions {
   EmulatorOptions emulator;
-  int64_t memory_limit_bytes = 0;  // 0: as far as addresses reach
+  int64_t memory_limit_bytes = 0;  // 0: no limit but the reserved addresses
   DType activations = DType::kBf16;
 };
 
-// To ops it is a GPU (DeviceKind::kCuda): weights in rows, pages in granules of
-// 16 bytes. Its memory starts as 0xff, is PROT_NONE but while something runs on
-// it, and has a page that cannot be touched behind each allocation. What is
-// enqueued runs when a stream is synchronized or ends, or before memory is
-// freed, in the stream's order and not before. A host buffer that BeginWrite
-// gives is never the device's own memory. Streams capture (LaunchStream).
+// Ops see it as a GPU (DeviceKind::kCuda): weights in rows, pages in granules
+// of 16 bytes. Its memory starts as 0xff, is PROT_NONE except while work runs
+// on the device, and has a guard page after each allocation. Enqueued work runs
+// in the stream's order, and only when a stream is synchronized or destroyed or
+// memory is freed. The host buffer that BeginWrite returns is never the
+// device's own memory. Streams can capture (LaunchStream).
 //
 // Threads: as Device. Kernels run one at a time, each on the thread that
-//   waits for it.
-// Errors: those of a kernel end the process (Emulator).
+//   synchronizes.
 class EmulatedDevice final : public Device {
  public:
-  // Of addresses (GuardedMemory::CheckReservable).
+  // Address space that the device reserves (GuardedMemory::CheckReservable).
   static constexpr size_t kReservedBytes = size_t{1} << 36;
-  // `ops`: of the device; emulated::Ops() (op_table/op_table.h) are all there are.
+  // `ops` are the ops that the device has; emulated::Ops()
+  // (op_table/op_table.h) are all of them.
   EmulatedDevice(const EmulatedDeviceOptions& options, const DeviceOps& ops);
   ~EmulatedDevice() override;
 

@@ -42,7 +42,7 @@ TEST(EmulatedDeviceTest, AStreamRunsInItsOrderWhenItIsSynchronized) {
   std::vector<float> host = {100.0f, 5.0f};
   KVASIR_ASSERT_OK(Upload(test.stream(), in.data(), host.data(), 8));
   KVASIR_ASSERT_OK(Multiply(test.stream(), in, out));
-  host = {100.0f, 7.0f};  // may be reused at once
+  host = {100.0f, 7.0f};  // the host may reuse the buffer at once
   KVASIR_ASSERT_OK(Upload(test.stream(), in.data(), host.data(), 8));
   EXPECT_EQ(test.emulator().launches(), 0);
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{500.0f});
@@ -60,7 +60,7 @@ TEST(EmulatedDeviceTest, MarksArePassedAndLibrariesRunInTheStreamsOrder) {
   KVASIR_ASSERT_OK(stream.Record(mark.get()));
   KVASIR_ASSERT_OK_AND_ASSIGN(void* const handle, stream.LibraryHandle());
   auto* const work = static_cast<HostWork*>(handle);
-  // Device memory is there.
+  // Device memory is accessible while work runs.
   work->enqueue(
       work, [](void* to) { static_cast<float*>(to)[1] += 1.0f; },
       in.data().device_address(), nullptr);
@@ -76,7 +76,7 @@ TEST(EmulatedDeviceTest, WhatAStreamCapturesRunsWhenItIsReplayed) {
   auto& stream = static_cast<LaunchStream&>(test.stream());
   const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
   const DeviceBuffer out = test.Put(std::vector<float>{0.0f});
-  // Loaded before it is captured.
+  // The kernel is loaded before the capture begins.
   KVASIR_ASSERT_OK(Multiply(stream, in, out));
   KVASIR_ASSERT_OK(stream.Synchronize());
   KVASIR_ASSERT_OK(test.device().Write(out.data(), "\0\0\0\0", 4));
@@ -98,7 +98,7 @@ TEST(EmulatedDeviceTest, WhatAStreamCapturesRunsWhenItIsReplayed) {
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
                              HasSubstr("captures nothing")));
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{0.0f});
-  // It reads what is there then.
+  // A replay reads what the memory holds then.
   for (const float factor : {7.0f, 9.0f}) {
     host[1] = factor;
     KVASIR_ASSERT_OK(Upload(stream, in.data(), host, 8));
@@ -181,7 +181,7 @@ TEST(EmulatedDeviceDeathTest, AHostThatTouchesDeviceMemoryEnds) {
   volatile float* const number = memory.as<float>().device_address();
   EXPECT_DEATH((void)*number, "");
   EXPECT_DEATH(*number = 2.0f, "");
-  // Also when kernels have run.
+  // Memory is closed again after kernels have run.
   const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
   KVASIR_ASSERT_OK(Multiply(test.stream(), in, memory));
   KVASIR_ASSERT_OK(test.stream().Synchronize());

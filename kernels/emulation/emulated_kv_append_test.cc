@@ -1,4 +1,4 @@
-// kv_append: the kernel against op_ref, byte by byte.
+// Tests kv_append: the kernel must write the bytes of op_ref.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -22,9 +22,9 @@ using ::testing::HasSubstr;
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
 const uint64_t kSeeds = Seeds();
-constexpr int64_t kGranule = 16;  // of the device
+constexpr int64_t kGranule = 16;  // the device's page granule
 
-// Some parts, their memory and what else an append writes.
+// Everything that an append writes.
 struct Memory {
   std::vector<std::vector<char>> pages;  // of each part
   std::vector<int64_t> clamped;          // of each part
@@ -40,16 +40,17 @@ struct Append {
   int64_t pages = 3;
   bool without_slots = false;
   bool slots_are_bytes = false;
-  bool tells = true;  // of clamped codes, and tokens that are not finite
+  bool tells = true;  // reports clamped codes, and tokens with numbers that are
+                      // not finite
   DType dtype = DType::kF32;  // of activations
-  // Units of each part's groups, where there is metadata; none: of none.
+  // Units of each part's groups if there is metadata; otherwise empty.
   std::vector<std::vector<int32_t>> units;
   SlotMetadataArgs metadata;
   std::vector<int64_t> positions;
 
   int64_t num_tokens() const { return static_cast<int64_t>(rows.slots.size()); }
 
-  // All but where things lie.
+  // The shape, without the addresses.
   KvAppendShape Shape() const {
     KvAppendShape shape;
     shape.row_stride = rows.stride;
@@ -161,7 +162,7 @@ Memory AppendByKernel(EmulatedTest& test, const Append& append) {
   return memory;
 }
 
-// A part's groups, the type of its numbers or ranges, and how it is laid out.
+// A part's groups, the type of its numbers or ranges, and its layout.
 struct PartShape {
   std::vector<GroupShape> groups;
   DType dtype = DType::kF16;
@@ -170,7 +171,7 @@ struct PartShape {
   Tiles tiles = {};
 };
 
-// The parts' latents one behind the other in random rows.
+// Makes parts whose latents lie one after the other in random rows.
 Append AppendOf(const std::vector<PartShape>& shapes,
                 int64_t page_tokens = 16) {
   Append append;
@@ -186,8 +187,8 @@ Append AppendOf(const std::vector<PartShape>& shapes,
   return append;
 }
 
-// visit(address, bytes, slot, group, the first byte's index, params) for all
-// that the slots of a part have side by side in `memory`.
+// Calls visit(address, bytes, slot, group, index of the first byte, params) for
+// every contiguous piece of a part's slots in `memory`.
 template <typename Visit>
 void ForAllSlots(const Append& append, size_t p, std::vector<char>* memory,
                  const Visit& visit) {
@@ -210,7 +211,8 @@ void ForAllSlots(const Append& append, size_t p, std::vector<char>* memory,
   }
 }
 
-// Of numbers that are no codes: which NaN is the device's (kv_append.h).
+// Makes all NaN alike in numbers without codes: kv_append.h leaves the bits of
+// a NaN to the device.
 void MakeNansAlike(const Append& append, Memory* memory) {
   for (size_t p = 0; p < append.parts.size(); ++p) {
     const LatentPartArgs& part = append.parts[p].view;
@@ -229,7 +231,7 @@ void MakeNansAlike(const Append& append, Memory* memory) {
   }
 }
 
-// Where the first byte that differs lies, and what both have there.
+// Describes the first byte that differs, with both values.
 std::string FirstDifference(const Append& append, size_t p,
                             std::vector<char> want, std::vector<char> got) {
   const int64_t at =
@@ -291,7 +293,7 @@ void ExpectTheReferencesBytes(const Append& append) {
   EXPECT_TRUE(want.planes == got.planes);
 }
 
-// Slot after slot, and in granules of the device, in pages of four tiles.
+// Slot after slot, and pages of four tiles in the device's granules.
 const Tiles kTiles[] = {{}, {.slots = 4, .granule_bytes = kGranule}};
 
 TEST(KvAppendCudaTest, NumbersOfEveryTypeAreTheReferencesBytes) {
@@ -302,7 +304,7 @@ TEST(KvAppendCudaTest, NumbersOfEveryTypeAreTheReferencesBytes) {
             AppendOf({{{{37, {}}, {64, {}}, {1, {}}}, dtype, false, 0, tiles}});
         append.dtype = activations;
         append.rows.numbers[5] = std::numeric_limits<float>::quiet_NaN();
-        append.rows.numbers[6] = 1e-7f;  // subnormal as a half
+        append.rows.numbers[6] = 1e-7f;  // subnormal in float16
         append.rows.numbers[7] = -3e38f;
         ExpectTheReferencesBytes(append);
       }
@@ -352,7 +354,7 @@ TEST(KvAppendCudaTest, ChannelsOfNoBitsTakeNoBytes) {
                  true}}));
 }
 
-// Rows of zeros, and of a length that a type has not.
+// Includes rows of zeros, and rows whose norm the type cannot hold.
 TEST(KvAppendCudaTest, LevelsAreTheReferencesBytes) {
   for (const int bits : {1, 2, 3, 4}) {
     for (const DType dtype : kDTypes) {
@@ -384,13 +386,14 @@ TEST(KvAppendCudaTest, NumbersThatAreNoneSpoilTheirOwnTokens) {
       {-0.0f, 0.0f},        {0.0f, -0.0f}};
   for (const DType dtype : kDTypes) {
     for (const std::vector<float>& kind : kinds) {
-      // Not coded, in ranges in slots, in static ones, by levels.
+      // Numbers without codes, codes with ranges in slots, with static ranges,
+      // and levels.
       Append append = AppendOf({{{{5, {}}}, dtype},
                                 {{Coded({{21, 4}, {20, 3}})}, dtype},
                                 {{Coded({{21, 4}, {20, 0}})}, dtype, true},
                                 {{Coded({{41, 3}})}, dtype, false, 8}});
       for (size_t token = 0; token < 4; ++token) {
-        // Token t in part t: each tells of itself.
+        // Spoils token t in part t; each token must be reported by itself.
         const size_t begin = token * static_cast<size_t>(append.rows.stride) +
                              static_cast<size_t>(append.columns[token]);
         const auto width = RowWidth(append.parts[token].view);
@@ -429,7 +432,8 @@ TEST(KvAppendCudaTest, WithoutSlotsTokensFollowEachOther) {
   ExpectTheReferencesBytes(append);
 }
 
-// Rows of numbers that begin at every byte: words, halves, bytes.
+// Rows of numbers begin at every byte, so they are stored as words, halves or
+// bytes.
 TEST(KvAppendCudaTest, SlotsThatAreBytesGoAnywhere) {
   for (const DType dtype : kDTypes) {
     Append append = AppendOf({{{{6, {}}, {5, {}}}, dtype}}, 1);
@@ -483,7 +487,7 @@ TEST(KvAppendCudaTest, PartsCountWhatStaticRangesClampTogether) {
             5 + want.clamped[0] - 7 + want.clamped[1] - 7);
 }
 
-// Parts of every codec with errors of two units, and planes beside them.
+// Parts of every codec with errors in two units, and the metadata planes.
 Append WithMetadata(int64_t groups, Tiles tiles) {
   const auto of = [&](const GroupShape& shape) {
     return std::vector<GroupShape>(static_cast<size_t>(groups), shape);
@@ -534,8 +538,8 @@ TEST(KvAppendCudaTest, IsTheSameBytesOnEverySeed) {
 }
 
 TEST(KvAppendCudaTest, EachSiteIsMissed) {
-  // More groups than a CTA has warps; with errors, and without: where nothing
-  // is told of a latent, its lanes do not meet before the next one.
+  // More groups than a CTA has warps, with and without error reports: without
+  // reports, the lanes of a latent do not meet before the next one.
   const Append with = WithMetadata(9, {});
   Append without = WithMetadata(9, {});
   without.tells = false;
@@ -557,7 +561,8 @@ TEST(KvAppendCudaTest, EachSiteIsMissed) {
 }
 
 TEST(KvAppendCudaTest, WordsAreWrittenWhereSlotsAllow) {
-  // 128 channels of 4 bits in granules: 64 bytes, in words of whole sectors.
+  // 128 channels of 4 bits in granules: 64 bytes, written as words in whole
+  // sectors.
   Append append = AppendOf({{{Coded({{128, 4}})},
                              DType::kF16,
                              true,

@@ -1,4 +1,5 @@
-// Ops that turn, lift and move latents: the kernels against op_ref, bit by bit.
+// Tests ops that rotate, lift and move latents: the kernels must give the bits
+// of op_ref.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -73,7 +74,7 @@ std::vector<float> HadamardByKernel(EmulatedTest& test, const HadamardCase& c,
   return test.GetNumbers(result, c.dtype);
 }
 
-// NaN where nothing is written.
+// Equal numbers; NaN, in places that no op writes, equals NaN.
 bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -84,15 +85,15 @@ bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   return true;
 }
 
-// Powers of two, Paley I and II with long and short Sylvester factors, widths
-// of several blocks, and blocks that take a whole CTA.
+// Covers powers of two, Paley I and II with long and short Sylvester factors,
+// widths of several blocks, and blocks that take a whole CTA.
 TEST(HadamardCudaTest, IsTheReferencesBits) {
   uint64_t seed = 0;
   for (const int64_t width :
        {1, 2, 7, 24, 50, 72, 128, 300, 512, 1024, 1152, 2080}) {
     for (const DType dtype : kDTypes) {
       for (const bool transposed : {false, true}) {
-        // The emulator takes its time.
+        // The emulator is slow, so larger cases run in one type only.
         const bool small = width <= 300 && !transposed;
         if (!small && dtype != DType::kF32) continue;
         HadamardCase c = {{{width, 1}, {24, width + 3}},
@@ -124,7 +125,8 @@ TEST(HadamardCudaTest, WithoutRowsOrLatentsNothingIsWritten) {
 }
 
 TEST(HadamardCudaTest, EachSiteIsMissed) {
-  // Widths of several blocks: a warp's, and a CTA's.
+  // Widths of several blocks: one kind is computed by a warp, the other by a
+  // CTA.
   const HadamardCase warp = {{{50, 0}}, 50};
   const HadamardCase cta = {{{1300, 0}}, 1300, DType::kF32, false, false, 1};
   ASSERT_GT(base::HadamardBlocks(50).size(), 1u);
@@ -167,17 +169,17 @@ struct LiftCase {
   int64_t rows;
   int64_t queries;  // query heads of a KV head
   DType matrix;
-  std::vector<std::pair<int64_t, int64_t>> in_out;  // of each KV head
+  std::vector<std::pair<int64_t, int64_t>> in_out;  // widths of each KV head
   DType dtype = DType::kF32;
   int64_t first_row = 0;
   int64_t gap = 1;  // numbers between heads of x
 };
 
-// Random matrices and rows, and where heads lie in them.
+// Random matrices and rows, and the columns where heads begin.
 struct LiftData {
   explicit LiftData(const LiftCase& c) {
     for (const auto& [in, out] : c.in_out) {
-      // Row n has column n of the matrix.
+      // Row n holds column n of the matrix.
       matrices.push_back(Rounded(
           RandomFloats(in * out, static_cast<uint32_t>(matrices.size())),
           c.matrix));
@@ -280,7 +282,8 @@ TEST(LiftCudaTest, IsTheReferencesBits) {
   }
 }
 
-// Which kernel lifts: by tensor cores, of many rows or few, else neither.
+// Returns the kernel that ran: tensor cores for many rows or for few, or the
+// plain kernel.
 std::string KernelOf(EmulatedTest& test) {
   for (const char* name : {"lift", "lift_few_rows", "lift_many_rows"}) {
     if (!test.emulator().SyncSites(name).empty()) return name;
@@ -288,8 +291,8 @@ std::string KernelOf(EmulatedTest& test) {
   return "none";
 }
 
-// Depths and columns that are no whole tiles, chunks or pairs, heads that begin
-// anywhere, matrices of unlike sizes.
+// Covers depths and columns that are no whole tiles, chunks or pairs, heads
+// that begin at any column, and matrices of different sizes.
 TEST(LiftCudaTest, OfOneTypeIsTheDefinitionByTensorCores) {
   uint64_t seed = 0;
   const DType f16 = DType::kF16, bf16 = DType::kBf16;
@@ -310,7 +313,7 @@ TEST(LiftCudaTest, OfOneTypeIsTheDefinitionByTensorCores) {
   }
 }
 
-// Whichever kernel lifts it, and whatever rows are lifted with it.
+// A row's bits depend neither on the kernel nor on the other rows.
 TEST(LiftCudaTest, ARowsBitsAreItsOwn) {
   LiftCase c = {40, 4, DType::kBf16, {{72, 70}, {48, 24}}, DType::kBf16};
   EmulatedTest one(1, /*multiprocessors=*/1);
@@ -343,8 +346,8 @@ TEST(LiftCudaTest, TensorCoresReadWithoutBankConflicts) {
   }
 }
 
-// Rows and columns for whole tiles of either kernel, stages that are filled
-// again, and copies of 16 bytes.
+// A shape with whole tiles of either kernel, stages that are filled again, and
+// copies of 16 bytes.
 LiftCase InStages(const std::string& kernel) {
   LiftCase c = {2, 2, DType::kF16, {{648, 40}}, DType::kF16};
   if (kernel == "lift_many_rows") {
@@ -403,7 +406,7 @@ TEST(ComplexLiftCudaTest, IsTheReferencesBits) {
   constexpr int64_t kPairs = 32;
   constexpr int64_t kRows = 4;
   uint64_t seed = 0;
-  // Channels of two KV heads of two query heads each.
+  // Channels of two KV heads with two query heads each.
   const std::vector<int64_t> counts = {37, 70};
   std::vector<std::vector<int32_t>> pairs(2);
   std::vector<int64_t> columns_in, columns_out;
@@ -507,8 +510,8 @@ std::vector<char> CopiedPages(std::vector<char> from,
   return result;
 }
 
-// By 16 bytes, by 4, by one; less than a CTA copies at a time, and more;
-// padding; within an arena, and to another one.
+// Covers copies by 16 bytes, by 4 and by 1; less and more than a CTA copies at
+// a time; padding; copies within an arena and to another one.
 TEST(CopyPagesCudaTest, CopiesWholePagesAndNothingElse) {
   constexpr int32_t kFar = 1 << 30;
   const std::vector<PagePair> pairs = {{0, 3}, {-1, kFar}, {4, 1}, {-kFar, 0}};

@@ -1,4 +1,4 @@
-// Products with weights: the kernels against float64, on seeds and odd shapes.
+// Tests matrix products against float64, on several seeds and odd shapes.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -29,11 +29,11 @@ struct Case {
   int64_t k;
   int64_t n;
   bool bias = true;
-  int64_t x_gap = 0;  // numbers between rows, NaN
+  int64_t x_gap = 0;  // numbers between rows; they are NaN
   int64_t y_gap = 0;
 };
 
-// Both of one type, y too.
+// All three of one type.
 Case Alike(DType dtype, int64_t rows, int64_t k, int64_t n) {
   return {dtype, dtype, dtype, rows, k, n};
 }
@@ -52,7 +52,7 @@ struct Data {
   std::vector<float> x, w, bias;  // w: [N, K]
 };
 
-// [T, N], with what lies between rows of y.
+// Returns y [T, N] with the gaps between its rows.
 std::vector<float> ByKernel(EmulatedTest& test, const Case& c,
                             const Data& data) {
   PackedMatrix weight = {nullptr, c.k, c.n, c.w, WeightLayout::kRows};
@@ -98,7 +98,7 @@ std::vector<double> RowOf(const Case& c, const Data& data, int64_t row) {
   return y;
 }
 
-// Half of what lies between a stored number and the next larger one.
+// Half the distance from a stored number to the next larger one.
 double HalfUnit(DType dtype, float stored) {
   const int digits = dtype == DType::kF32 ? 24 : dtype == DType::kF16 ? 11 : 8;
   const int least = dtype == DType::kF16 ? -14 : -126;
@@ -106,8 +106,8 @@ double HalfUnit(DType dtype, float stored) {
   return std::ldexp(1.0, std::max(exponent, least) - digits);
 }
 
-// |got - want| / |want|, and the same of the sums that `got` are rounded from:
-// what rounding to y alone cannot have done.
+// Relative error of `got`, and of the sums that `got` was rounded from: the
+// part that rounding to the type of y cannot explain.
 struct RowError {
   double of_numbers;
   double of_sums;
@@ -126,11 +126,12 @@ RowError ErrorOf(const std::vector<double>& want, const float* got,
   return {std::sqrt(numbers / norm), std::sqrt(sums / norm)};
 }
 
-// Of a row's sums, of any type. The emulator rounds 16 products and what they
-// are added to once, to float32. A tensor core of Hopper cuts those 17 terms
-// off 25 bits below the largest one, and their sum at float32's last bit,
-// always towards 0: of 1000 products that is 1.3e-6 of a row on an H100. A
-// number of 16 bits shows it only where a sum is that near the middle of two.
+// Tolerance of a row's sums, for any type. The emulator rounds the sum of 16
+// products and the accumulator once, to float32. A Hopper tensor core truncates
+// those 17 terms 25 bits below the largest one, and their sum at float32's last
+// bit, always towards 0. Over 1000 products that is 1.3e-6 of a row on an H100.
+// A 16-bit result shows it only if a sum lies that near the middle of two
+// numbers.
 double SumTolerance() { return OnGpu() ? 4e-6 : 1e-6; }
 
 void ExpectProduct(const Case& c, uint64_t seed, int multiprocessors = 4) {
@@ -168,14 +169,14 @@ TEST(MatmulCudaTest, IsTheProductOfEveryTypeWithinItsTolerance) {
   }
 }
 
-// Rings that go round, tails of k of either kind, edges of tiles, strides at
-// and off multiples of 16 bytes, in each of the tiles.
+// Covers ring buffers that wrap around, both kinds of tails of k, edges of
+// tiles, and strides at and off multiples of 16 bytes, for each tile.
 TEST(MatmulCudaTest, IsTheProductInEveryTile) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {
     for (const DType y : {dtype, DType::kF32}) {
-      // From 65 rows on one multiprocessor takes large tiles, and four take
-      // those of 64 x 128.
+      // From 65 rows on, one multiprocessor takes large tiles, and four take
+      // tiles of 64 x 128.
       for (const auto& [rows, many] : std::vector<std::pair<int64_t, int>>{
                {3, 1}, {61, 1}, {130, 1}, {70, 4}}) {
         ExpectProduct({dtype, dtype, y, rows, 1000, 40}, ++seed, many);
@@ -189,7 +190,7 @@ TEST(MatmulCudaTest, IsTheProductInEveryTile) {
   }
 }
 
-// More row tiles than go together, in each of the tiles that several have.
+// More row tiles than are processed together, for each tile that has several.
 TEST(MatmulCudaTest, IsTheProductOfManyRowTiles) {
   for (const auto& [multiprocessors, n, kernel] :
        std::vector<std::tuple<int, int64_t, std::string>>{
@@ -240,7 +241,7 @@ TEST(MatmulCudaTest, FloatsHaveTheBitsOfTheCpu) {
   }
 }
 
-// The first rows of `data`, or one of them.
+// Multiplies `rows` rows of `data` from `first` on.
 std::vector<float> RowsByKernel(Case c, const Data& data, int64_t first,
                                 int64_t rows, int multiprocessors) {
   Data part = data;
@@ -258,8 +259,8 @@ TEST(MatmulCudaTest, RowsAreTheSameBitsAloneAndInAnyNumber) {
            Alike(DType::kF16, kRows, 49, 10),
            {DType::kF32, DType::kBf16, DType::kF32, kRows, 40, 33}}) {
     const Data data(c);
-    // One multiprocessor takes large tiles, four those of 64 x 128, and a
-    // hundred those of 64 x 32.
+    // One multiprocessor takes large tiles, four take those of 64 x 128, and a
+    // hundred take those of 64 x 32.
     const auto all = RowsByKernel(c, data, 0, kRows, 1);
     EXPECT_TRUE(SameBits(all, RowsByKernel(c, data, 0, kRows, 100)))
         << DTypeName(c.x);
@@ -296,7 +297,7 @@ TEST(MatmulCudaTest, ARowThatIsNotFiniteIsAloneWithIt) {
   }
 }
 
-// A product by each kernel, on four multiprocessors.
+// A product for each kernel, on four multiprocessors.
 struct KernelCase {
   const char* kernel;
   Case c;
@@ -365,7 +366,7 @@ TEST(MatmulCudaTest, NoBankIsMetTwiceAndSectorsAreWhole) {
     }
     EXPECT_GT(shared, 0) << k.kernel;
     if (std::string(k.kernel) == "matmul_few_rows") {
-      // W once, x for every 32 columns.
+      // W is loaded once, and x for every 32 columns.
       EXPECT_EQ(loads, (64 + 64 / 32 * 16) * 640 * 2);
     }
   }

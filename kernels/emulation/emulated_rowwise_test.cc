@@ -1,4 +1,5 @@
-// Ops on rows: the kernels against op_ref, on seeds and odd shapes.
+// Tests ops on rows: the kernels against op_ref, on several seeds and odd
+// shapes.
 #include <gmock/gmock.h>
 
 #include <vector>
@@ -147,7 +148,7 @@ TEST(NormCudaTest, EachSiteIsMissed) {
   }
 }
 
-// An order of sums that followed from addresses would give other bits.
+// If the order of sums depended on addresses, the bits would differ.
 TEST(NormCudaTest, RowsThatCouldBeTakenWideMustLieSo) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(256);
@@ -185,7 +186,7 @@ TEST(NormCudaTest, RowsThatCouldBeTakenWideMustLieSo) {
   wrong = params;
   wrong.out = (half + 1).as<float>();
   EXPECT_THAT(Norm(test.stream(), wrong, none), refused("out"));
-  // Rows of 14 bytes lie anywhere.
+  // Rows of 14 bytes may lie anywhere.
   wrong.columns = 7;
   KVASIR_EXPECT_OK(Norm(test.stream(), wrong, none));
 }
@@ -197,7 +198,7 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
   const int64_t numbers = c.rows * c.columns;
   int64_t loaded = 0, stored = 0, weights = 0;
   for (const AccessCount& count : test.emulator().Accesses("norm")) {
-    // Eight float32 to a thread, in two accesses.
+    // Each thread loads eight float32 in two accesses.
     const bool of_weights =
         count.kind == "global load" && count.bytes == 4 * numbers;
     EXPECT_EQ(count.sectors, (of_weights ? 2 : 1) * count.least_sectors)
@@ -217,15 +218,15 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
   EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out
 }
 
-// `ahead` poisoned numbers before `numbers`, so that these begin where a wide
-// access may not.
+// Puts `ahead` poisoned numbers before `numbers`, so that these begin at an
+// address that wide accesses cannot use.
 std::vector<float> Behind(int64_t ahead, const std::vector<float>& numbers) {
   if (numbers.empty()) return {};
   std::vector<float> all(static_cast<size_t>(ahead), kPoison);
   all.insert(all.end(), numbers.begin(), numbers.end());
   return all;
 }
-// One type stands for all.
+// One type is enough for the unaligned case.
 std::vector<int64_t> AheadOf(DType dtype) {
   return dtype == DType::kBf16 ? std::vector<int64_t>{0, 1}
                                : std::vector<int64_t>{0};
@@ -240,7 +241,7 @@ DevicePtr<T> Number(const DeviceBuffer& buffer, DType dtype, int64_t index) {
   return (buffer.as<char>() + index * DTypeBytes(dtype)).template as<T>();
 }
 
-// `ahead`: numbers that lie before those of input and output.
+// `ahead`: poisoned numbers that lie before those of input and output.
 std::vector<float> GateByKernel(EmulatedTest& test, DType dtype, int64_t rows,
                                 int64_t features,
                                 const std::vector<float>& gate_up,
@@ -269,7 +270,7 @@ std::vector<float> GateByReference(int64_t rows, int64_t features,
   return out;
 }
 
-// The last of them: more rows than CTAs that are resident together.
+// The last shape has more rows than CTAs that are resident together.
 constexpr std::pair<int64_t, int64_t> kShapes[] = {
     {0, 3}, {1, 1}, {1, 256}, {5, 77}, {3, 2056}, {18, 1000}};
 
@@ -394,7 +395,7 @@ struct RowsCase {
   int64_t ahead = 0;
 };
 
-// Sums have one rounding: they are exact.
+// Each sum is rounded once, so results are exact.
 void ExpectAddedRows(EmulatedTest& test, const RowsCase& c) {
   SCOPED_TRACE(testing::Message()
                << c.rows << " rows of " << c.columns << " "
@@ -562,7 +563,7 @@ TEST(GatherRowsCudaTest, CopiesTheNamedRowsAndNothingElse) {
   }
 }
 
-// Ids and counts travel as rows of one number, whatever their bits mean.
+// Ids and counts are gathered as rows of one number, whatever their bits mean.
 TEST(GatherRowsCudaTest, BitsOfOtherTypesArriveAsTheyAre) {
   const std::vector<int32_t> ids = {0x7f800001, -1, 0, 1, -0x7fffffff};
   EmulatedTest test;
@@ -577,7 +578,7 @@ TEST(GatherRowsCudaTest, BitsOfOtherTypesArriveAsTheyAre) {
 
 struct EmbeddingCase {
   DType dtype;        // of activations
-  DType table_dtype;  // and of positions
+  DType table_dtype;  // of the table and the positions
   std::vector<int32_t> ids;
   int64_t hidden;
   bool positions = false;
@@ -649,7 +650,8 @@ void ExpectEmbedding(EmulatedTest& test, const EmbeddingCase& c) {
   KVASIR_EXPECT_OK(
       Embedding(reference.stream(), OnDevice(args), reference.workspace()));
   const auto got = EmbedByKernel(test, c, args, table, places, positions);
-  // What is not summed is exact, but for the type that it is stored in.
+  // Without positions nothing is summed: the result is exact up to the stored
+  // type.
   EXPECT_LE(WorstError(Rounded(want, c.dtype), got, c.hidden),
             c.positions ? ToleranceOf(c.dtype) : 0.0)
       << DTypeName(c.dtype) << " of " << DTypeName(c.table_dtype);
@@ -686,7 +688,7 @@ TEST(EmbeddingCudaTest, ATableInPanelsIsRefused) {
                      testing::HasSubstr("its layout is another device's")));
 }
 
-// q of heads that are alike, k of heads with lists of their own.
+// All heads of q are alike; each head of k has its own list.
 struct RopeCase {
   DType dtype;
   RopePairing pairing;
@@ -778,7 +780,7 @@ TEST(RopeCudaTest, IsTheReferencesWithinTheTypesTolerance) {
   }
 }
 
-// Every CTA reads the angles' steps: 35 of 8 bytes.
+// Every CTA reads the table of angle steps: 35 entries of 8 bytes.
 TEST(RopeCudaTest, AFewTokensAreSharedByCtasAndManyAreNot) {
   for (const int64_t tokens : {1, 20}) {
     const RopeCase c = {

@@ -1,5 +1,5 @@
-// Ops on logits: the kernels against op_ref, whose bits they have, on seeds and
-// odd shapes.
+// Tests ops on logits: the kernels must give the bits of op_ref, on several
+// seeds and odd shapes.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -117,7 +117,7 @@ TEST(LogSoftmaxCudaTest, ALogitThatIsNotFiniteLeavesItsRowWithoutANumber) {
     EXPECT_FALSE(std::isfinite(got[0])) << bad << " at " << at;
     EXPECT_EQ(got[1], want[1]);
   }
-  // A block that has nothing but -infinity.
+  // A block with nothing but -infinity.
   c = {std::vector<float>(kVocab, -kInf), {2400}, kVocab, kVocab};
   c.logits[2400] = 1.0f;
   EmulatedTest test;
@@ -147,7 +147,7 @@ TEST(LogSoftmaxCudaTest, LogitsAreReadInWholeSectors) {
     EXPECT_EQ(count.sectors, count.least_sectors) << count.line;
     bytes += count.bytes;
   }
-  EXPECT_EQ(bytes, 2 * 2 * 4096 * 4);  // twice
+  EXPECT_EQ(bytes, 2 * 2 * 4096 * 4);  // every logit is read twice
 }
 
 // A row's tables on the host.
@@ -243,7 +243,7 @@ Sampled ByKernel(EmulatedTest& test, const Batch& c) {
     SampleRow row = OnDevice(from.row);
     row.prompt_counts = put(from.prompt);
     if (rows.size() % 2 == 1 && row.prompt_counts) {
-      // A table that no wide access may take.
+      // A table at an address that wide accesses cannot use.
       std::vector<int32_t> behind = {9};
       behind.insert(behind.end(), from.prompt.begin(), from.prompt.end());
       row.prompt_counts = put(behind) + 1;
@@ -304,7 +304,7 @@ void ExpectSame(const Batch& c, uint64_t seed = 1) {
   EXPECT_EQ(want.outputs, got.outputs);
 }
 
-// Rows that use everything, by turns.
+// Rows that use every setting in turn.
 std::vector<Row> AllKinds(int64_t vocab, size_t count) {
   std::vector<Row> rows(count);
   for (size_t i = 0; i < count; ++i) {
@@ -351,8 +351,8 @@ TEST(SampleCudaTest, EveryKindOfRowHasTheResultOfTheCpu) {
   ExpectSame({{}, {}, 3, 0});
 }
 
-// Many draws of each filter, from peaked logits and from flat ones, of which
-// more are kept than shared memory has room for.
+// Many draws with each filter, from peaked logits and from flat ones, of which
+// more ids are kept than shared memory can hold.
 TEST(SampleCudaTest, DrawsAreThoseOfTheCpu) {
   struct Shape {
     float scale;
@@ -448,8 +448,8 @@ TEST(SampleCudaTest, WhatPenaltiesAndBiasesMakeInfiniteStillGivesAToken) {
   ExpectSame(c);
 }
 
-// A position at which the row's uniform number is above `least`: a draw without
-// filters goes through all of a flat row's ids but a few.
+// Returns a position at which the row's uniform number is above `least`, so
+// that a draw without filters passes nearly all ids of a flat row.
 uint64_t PositionNearOne(uint64_t seed, double least) {
   uint64_t position = 0;
   for (;; ++position) {
@@ -461,7 +461,7 @@ uint64_t PositionNearOne(uint64_t seed, double least) {
   }
 }
 
-// Filters that keep many ids of a flat row, and few.
+// Filters that keep many ids of a flat row, and filters that keep few.
 std::vector<Row> RowsOfManyIds() {
   std::vector<Row> rows(10);
   for (uint64_t i = 0; i < rows.size(); ++i) {
@@ -483,7 +483,7 @@ std::vector<Row> RowsOfManyIds() {
   return rows;
 }
 
-// Weights are 2^-12 and more: sums in float64 are exact, whatever their order.
+// Weights are at least 2^-12, so sums in float64 are exact in any order.
 TEST(SampleCudaTest, FlatRowsAreThoseOfTheCpuWhateverIsKept) {
   for (const int64_t vocab : {20000, 6003}) {
     Batch c = {RandomFloats(vocab, 11, 0.05f), RowsOfManyIds(), vocab, 3, true};
@@ -492,7 +492,7 @@ TEST(SampleCudaTest, FlatRowsAreThoseOfTheCpuWhateverIsKept) {
     // Far from 0, and spread.
     for (float& logit : c.logits) logit = 40.0f * logit - 300.0f;
     ExpectSame(c, 3);
-    // Five numbers, of thousands of ids each.
+    // Five distinct values, each with thousands of ids.
     for (size_t i = 0; i < c.logits.size(); ++i) {
       c.logits[i] = static_cast<float>(i * i % 5) - 2.0f;
     }
@@ -512,8 +512,9 @@ TEST(SampleCudaTest, FlatRowsOf128KAreThoseOfTheCpu) {
   ExpectSame(c);
 }
 
-// Weights down to where they end: an id that has more than 2048 before it may
-// be the next one where a sum's last bits decide, which none here does.
+// Weights go down to the smallest. If more than 2048 ids precede the drawn one,
+// the last bits of a sum could decide between it and the next; no draw here is
+// that close.
 TEST(SampleCudaTest, LongTailsAreThoseOfTheCpu) {
   constexpr int64_t kVocab = 20000;
   Batch c = {RandomFloats(kVocab, 13, 1.0f), RowsOfManyIds(), kVocab, 0, true};
@@ -527,8 +528,8 @@ TEST(SampleCudaTest, LongTailsAreThoseOfTheCpu) {
   ExpectSame(c, 2);
 }
 
-// A row whose uniform number is the largest of all, 1 - 2^-53: by Philox
-// backwards.
+// A row whose uniform number is the largest possible, 1 - 2^-53, found by
+// inverting Philox.
 Row AtTheLargestNumber() {
   Row row;
   row.row.seed = 7;
@@ -578,9 +579,9 @@ TEST(SampleCudaTest, AFlatRowGivesAnIdAtTheLargestNumberBelowOne) {
   }
 }
 
-// Weights of 2^-31 and less beside 1 make sums that differ by the order in
-// which they are added up: that of a part of a row may be less than what is
-// wanted of it, though no id is behind it.
+// Next to a weight of 1, weights of 2^-31 and less make sums depend on the
+// order of addition. The sum of the part of a row may then be smaller than the
+// number to reach in it, although no id follows.
 TEST(SampleCudaTest, SumsThatAreRoundedLeaveNoRowWithoutAnId) {
   uint64_t seed = 0;
   for (const int64_t vocab : {2051, 5003, 9001, 20001}) {
@@ -588,10 +589,10 @@ TEST(SampleCudaTest, SumsThatAreRoundedLeaveNoRowWithoutAnId) {
       SCOPED_TRACE(absl::StrCat(vocab, " ", distance));
       Batch c = {std::vector<float>(static_cast<size_t>(vocab), -distance),
                  RowsAtTheLargestNumber(vocab), vocab, 0, true};
-      // A peak in front of a flat row.
+      // A peak before a flat row.
       c.logits[static_cast<size_t>(vocab / 3)] = 0.0f;
       ExpectIdsOfTheCpu(c, ++seed);
-      // Of weights that are not alike, the least of them last.
+      // Weights that differ, with the smallest last.
       for (int64_t id = 0; id < vocab; ++id) {
         if (id != vocab / 3) {
           c.logits[static_cast<size_t>(id)] -=
@@ -603,7 +604,8 @@ TEST(SampleCudaTest, SumsThatAreRoundedLeaveNoRowWithoutAnId) {
   }
 }
 
-// Nearly all ids are alike by their values, whose order is 2^31 wide.
+// Nearly all ids have nearly equal weights, but the keys that order their
+// logits span 2^31 values.
 TEST(SampleCudaTest, NumbersFarApartAreInTheOrderOfTheCpu) {
   constexpr int64_t kVocab = 5003;
   std::vector<float> logits(kVocab);
@@ -624,15 +626,16 @@ TEST(SampleCudaTest, NumbersFarApartAreInTheOrderOfTheCpu) {
   ExpectSame(c);
 }
 
-// Whoever leaves of each interval the worst part: the one with the most keys,
-// or any that ids may be in.
+// An adversary keeps one part of each split: the one with the most keys, or any
+// part that ids may be in.
 TEST(SampleCudaTest, NoIntervalTakesMoreThanTheMostSplits) {
   using emulated::TopKey;
   const TopKey end_of_row = emulated::BehindLogit(-kInf);
   std::mt19937 engine(3);
   int most = 0;
   for (const int32_t vocab : {3, 5003, 131072, 1 << 20}) {
-    // How many ids may be before a key: none is at -0, which is 0.
+    // The number of ids that may precede a key. None is at -0, which counts as
+    // 0.
     const auto ids_before = [&](TopKey key) {
       key = std::min(key, end_of_row);
       constexpr TopKey kMinusZero = TopKey{0x80000000} << 32;
@@ -677,7 +680,7 @@ TEST(SampleCudaTest, NoIntervalTakesMoreThanTheMostSplits) {
   EXPECT_GT(most, 25);
 }
 
-// One CTA takes all ids of a row, which are more than the array has room for.
+// One CTA takes all ids of a row, more than the array can hold.
 struct TakeArgs {
   const float* logits;
   int32_t vocab;
@@ -700,7 +703,7 @@ TEST(SampleCudaTest, KeysThatFindNoPlaceAreNotWrittenBehindTheArray) {
   constexpr uint64_t kUntouched = 0x1234567812345678;
   for (const uint32_t vocab : {100u, kMost, kMost + 1, 9000u}) {
     EmulatedTest test(vocab);
-    (void)test.emulator();  // the kernel is the emulator's
+    (void)test.emulator();  // the kernel exists only for the emulator
     const DeviceBuffer logits = test.Put(std::vector<float>(vocab, 0.0f));
     const DeviceBuffer keys =
         test.Put(std::vector<uint64_t>(2 * kMost, kUntouched));
@@ -726,7 +729,7 @@ TEST(SampleCudaTest, KeysThatFindNoPlaceAreNotWrittenBehindTheArray) {
   }
 }
 
-// Loads from the row, in bytes, and whether they are in whole sectors.
+// Bytes loaded from the row; checks that loads are whole sectors.
 int64_t LoadedBytes(const Batch& c) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   (void)ByKernel(test, c);
@@ -734,7 +737,7 @@ int64_t LoadedBytes(const Batch& c) {
   for (const AccessCount& count : test.emulator().Accesses("sample")) {
     if (count.kind != "global load" || count.requests < 10) continue;
     EXPECT_EQ(count.sectors, count.least_sectors) << count.line;
-    // Of 16 bytes for each lane.
+    // Each lane loads 16 bytes.
     EXPECT_EQ(count.bytes, count.requests * 512) << count.line;
     bytes += count.bytes;
   }
@@ -754,7 +757,7 @@ TEST(SampleCudaTest, ReadsAGreedyRowOnceAndOthersAFewTimes) {
   EXPECT_EQ(LoadedBytes(c), 3 * 4 * kVocab);
   c.rows[0].row.min_p = 0.05f;
   EXPECT_EQ(LoadedBytes(c), 4 * 4 * kVocab);
-  // A flat row without filters: two intervals more. Equal ids: some more.
+  // A flat row without filters takes two more intervals, equal ids some more.
   c.rows = {Row()};
   c.rows[0].row.position = PositionNearOne(0, 0.999);
   c.logits = RandomFloats(kVocab, 15, 0.05f);
@@ -780,22 +783,23 @@ TEST(SampleCudaTest, IsTheSameOnEverySeed) {
 }
 
 TEST(SampleCudaTest, EachSiteIsMissed) {
-  // Draws, one with a list, one with a filter, one that takes more than are
-  // sorted together, and a row in which all that is left is equal. Two warps
-  // have blocks of logits.
+  // The rows: plain draws, one with a list, one with a filter, one that keeps
+  // more ids than are sorted together, and one whose remaining ids are all
+  // equal. Two warps have blocks of logits.
   constexpr int32_t kVocab = 9000;
   Batch c = {RandomFloats(kVocab, 10, 2.0f), {}, kVocab, 5, true};
   c.rows.resize(4);
   for (uint64_t i = 0; i < 3; ++i) c.rows[i].row.position = i;
   c.rows[0].row.num_logprobs = 5;
-  // The last that is kept is drawn: one more would be another.
+  // The last id that is kept is drawn, so keeping one more would change the
+  // result.
   for (uint64_t i = 0; i < 3; ++i) c.rows[i].row.min_p = i < 2 ? 0.2f : 0.9f;
   c.rows[1].row.position = PositionNearOne(0, 0.999);
   c.rows[2].row.temperature = 20.0f;
   c.rows[2].row.top_p = 0.9f;
   c.rows[3].biases.assign(kVocab, -kInf);
   for (int32_t id = 0; id < kVocab; ++id) c.rows[3].bias_ids.push_back(id);
-  // What is left begins with another warp's.
+  // The remaining ids begin in another warp's block.
   for (int32_t id = 0; id < 300; ++id) c.rows[3].banned.push_back(id);
   const Sampled want = ByReference(c);
   const auto mutants = LeaveOutEach("sample", kSeeds, [&](EmulatedTest& test) {

@@ -11,7 +11,8 @@ std::string FileName(const char* path) {
   return whole.substr(whole.rfind('/') + 1);
 }
 
-// Neighbouring seeds and launches are far apart (splitmix64); never 0.
+// Maps neighbouring seeds and launches to distant numbers (splitmix64); never
+// 0.
 uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -15,58 +15,56 @@
 namespace kvasir::kernels::emulation {
 
 struct EmulatorOptions {
-  // Another seed is another order of threads and of what lands when. By odd
-  // ones any thread goes on, by even ones mostly those of one warp, which runs
-  // far ahead of the others.
+  // The seed decides the order of threads and of copies that land. With an odd
+  // seed any ready thread runs next. With an even seed it is mostly a thread of
+  // one warp, which runs far ahead of the others.
   uint64_t seed = 1;
-  // CTAs that are resident at a time, one on each.
+  // Number of CTAs that are resident at a time.
   int multiprocessors = 4;
-  // Adds what accesses cost (AccessCount); several times slower.
+  // Also counts the cost of accesses (AccessCount); several times slower.
   bool count_accesses = false;
-  // Shared memory that a CTA may have: sm_80's (sm_90 has 227 KiB).
+  // The most shared memory of a CTA. The default is that of sm_80 (sm_90 has
+  // 227 KiB).
   int64_t shared_bytes = 163 << 10;
 };
 
-// A line that synchronizes: a barrier, fence, commit, wait, or an atomic that
-// acquires or releases.
+// A source line that synchronizes: a barrier, fence, commit, wait, or an atomic
+// that acquires or releases.
 struct SyncSite {
-  std::string file;  // without its folders
+  std::string file;  // without folders
   int line = 0;
   std::string kind;    // "SyncCta"
-  int64_t passes = 0;  // by threads, or left out
+  int64_t passes = 0;  // by threads, also while it is left out
 };
 
-// What a line cost that loads or stores through a primitive. Accesses of a warp
-// belong together when they are its lanes' n-th at the line since the last
-// barrier.
+// Cost of a source line that loads or stores through a primitive. The n-th
+// accesses of a warp's lanes at the line since the last barrier form one
+// request.
 struct AccessCount {
   std::string file;
   int line = 0;
-  std::string kind;           // "global load"
-  int64_t requests = 0;       // by warps
-  int64_t bytes = 0;          // that lanes asked for
-  int64_t sectors = 0;        // global: of 32 bytes, over all requests
-  int64_t least_sectors = 0;  // if they lay side by side
-  int64_t passes = 0;         // shared: through the 32 banks
-  int64_t least_passes = 0;   // without conflicts
+  std::string kind;      // "global load"
+  int64_t requests = 0;  // counted per warp
+  int64_t bytes = 0;     // that the lanes asked for
+  int64_t sectors = 0;   // global memory: 32-byte sectors, over all requests
+  int64_t least_sectors = 0;  // the same if the lanes' bytes were adjacent
+  int64_t passes = 0;         // shared memory: passes through the 32 banks
+  int64_t least_passes = 0;   // without bank conflicts
 };
 
-// Stacks stay for the next emulator of the process when one ends; this frees
-// them. To ThreadSanitizer their threads are threads, and it judges nothing in
-// the child of a process that has several: a test does this before it forks.
+// When an emulator ends, its stacks stay for the next one of the process; this
+// frees them. ThreadSanitizer counts the fibers on them as threads, and reports
+// nothing in the child of a process with several threads. A test calls this
+// before it forks.
 void FreeIdleStacks();
 
 class FiberPool;
 
 // Owns: the stacks of threads.
-// Threads: all methods may be called from any thread; launches run one after
-//   the other, each on the thread that asks for it.
-// Errors: a kernel that breaks a rule (out of bounds, misaligned, divergent,
-//   a deadlock) ends the process by a message on stderr.
 class Emulator {
  public:
-  // `memory` (or null: any address is a kernel's) is where global accesses
-  // through primitives must lie; it outlives the emulator.
+  // Global accesses through primitives must lie in `memory`, which outlives the
+  // emulator; if null, any address is allowed.
   explicit Emulator(const EmulatorOptions& options,
                     const GuardedMemory* memory = nullptr);
   ~Emulator();
@@ -78,13 +76,14 @@ class Emulator {
 
   const EmulatorOptions& options() const { return options_; }
 
-  // Those that have run so far, by name.
+  // Names of the kernels that have run so far.
   std::vector<std::string> Kernels() const;
-  // Of the launches of a kernel so far, in the order of their first passes.
+  // Sites and costs over all launches of a kernel so far, in the order of their
+  // first passes.
   std::vector<SyncSite> SyncSites(const std::string& kernel) const;
   std::vector<AccessCount> Accesses(const std::string& kernel) const;
-  // From now on this site of the kernel does nothing. It must not have been
-  // passed by this emulator: before its first launch.
+  // From now on this site of the kernel does nothing. Call it before the
+  // kernel's first launch by this emulator.
   void LeaveOut(const std::string& kernel, const SyncSite& site);
   int64_t launches() const;
 

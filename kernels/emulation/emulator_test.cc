@@ -1,4 +1,4 @@
-// That planted faults are found, and that what is right is not reported.
+// The emulator finds planted faults, and does not report correct kernels.
 #include "kernels/emulation/emulator.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ using emulated::Planted;
 
 constexpr uint64_t kSeeds = 8;
 
-// Runs a kernel over 64 words; whether they arrived.
+// Runs a kernel over 64 words; true if they arrived.
 bool Arrives(EmulatedTest& test, Planted planted,
              void (*launch)(const FaultyArgs&,
                             Launcher&) = &emulated::LaunchFaulty) {
@@ -51,7 +51,7 @@ TEST(EmulatorTest, AKernelThatIsRightIsNotReported) {
             Verdict::kRight);
 }
 
-// The first verdict of some seeds that is not "right".
+// The first verdict over some seeds that is not kRight.
 Verdict Found(Planted planted) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     const Verdict verdict = Judge([&] {
@@ -69,17 +69,19 @@ TEST(EmulatorTest, WhatIsMissingShowsInTheNumbersOrAsARace) {
     EXPECT_EQ(Found(planted),
               kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
   }
-  // A thread's own copy: no race, but what lies there until it lands.
+  // A thread's own copy is no race; it reads the poison that lies there until
+  // the copy lands.
   EXPECT_EQ(Found(Planted::kLateWait), Verdict::kWrong);
 }
 
-// Where all threads are as likely to go on no warp comes far enough ahead.
+// Only an even seed lets one warp run far enough ahead.
 TEST(EmulatorTest, AWarpThatWritesWhatAnotherHasStillToReadIsFound) {
   EXPECT_EQ(Found(Planted::kReusedPartial),
             kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
 }
 
-// 6000 looks of each thread, and nobody does anything else.
+// Each thread polls 6000 times while nothing changes, but at changing
+// addresses.
 TEST(EmulatorTest, LooksThatDoNotRepeatAreNoDeadlock) {
   for (uint64_t seed = 1; seed <= 2; ++seed) {
     EmulatedTest test(seed);
@@ -92,7 +94,8 @@ TEST(EmulatorTest, ALoadOnceIsOfItsOwnBytes) {
   EXPECT_FALSE(Arrives(test, Planted::kLoadOnceBesideStored));
 }
 
-// Nobody else sees them: accesses come in the order in which they are written.
+// Only ThreadSanitizer sees these faults, because the emulator makes accesses
+// in program order.
 TEST(EmulatorTest, FencesThatDoNotOrderAreRaces) {
   const Verdict expected = kThreadSanitizer ? Verdict::kRace : Verdict::kRight;
   for (const Planted planted :
@@ -246,11 +249,11 @@ TEST(EmulatorTest, CountsSectorsAndPassesThroughBanks) {
   for (const AccessCount& count : test.emulator().Accesses("faulty")) {
     if (count.kind == "shared load") {
       ++shared_loads;
-      EXPECT_EQ(count.requests, 2);  // warps
+      EXPECT_EQ(count.requests, 2);  // one by each warp
       EXPECT_EQ(count.bytes, 256);
       EXPECT_EQ(count.passes, 2);
       EXPECT_EQ(count.least_passes, 2);
-    } else if (count.kind == "global load") {  // of the copy
+    } else if (count.kind == "global load") {  // by the copy
       EXPECT_EQ(count.requests, 2);
       EXPECT_EQ(count.sectors, 8);
       EXPECT_EQ(count.least_sectors, 8);
@@ -259,8 +262,9 @@ TEST(EmulatorTest, CountsSectorsAndPassesThroughBanks) {
   EXPECT_EQ(shared_loads, 3);
 }
 
-// 32 lanes want 16 different words that lie 4 apart: in 8 banks, 2 to each; in
-// 8 sectors, where 4 would hold as many bytes as 32 lanes ask for.
+// 32 lanes read 16 distinct words with a stride of 4 words: they lie in 8
+// banks, 2 in each, and in 8 sectors, while 4 sectors could hold the bytes of
+// 32 lanes.
 TEST(EmulatorTest, CountsWhatStridesCost) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   EXPECT_FALSE(Arrives(test, Planted::kStrided));

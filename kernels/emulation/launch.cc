@@ -1,4 +1,4 @@
-// One launch from its first CTA to its last.
+// Runs one launch, from its first CTA to its last.
 #include <signal.h>
 
 #include <atomic>
@@ -21,7 +21,8 @@ size_t AlignUp(size_t bytes, size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-// Seen by ThreadSanitizer, which forgets what it knew of these addresses.
+// Maps pages with an mmap that ThreadSanitizer sees, so it forgets earlier
+// accesses to these addresses.
 char* Map(void* at, size_t bytes, int protection) {
   void* const data = ::mmap(
       at, bytes, protection,
@@ -33,8 +34,9 @@ char* Map(void* at, size_t bytes, int protection) {
   return static_cast<char*>(data);
 }
 
-// Stacks lie at the same place of their pages. What is hot of them would share
-// a few lines of the cache: each begins a little deeper than the one before.
+// All stacks have the same offset in their pages, so their hot parts would
+// share a few cache lines. Therefore each begins a little deeper than the one
+// before.
 constexpr size_t kStackShift = 320;
 constexpr size_t kMostStackShift = 4096;
 
@@ -51,12 +53,13 @@ void FreeFiber(Fiber& fiber) {
   fiber.read.Free();
 }
 
-// A wrong address ends the process with the kernel's place.
+// Reports an access to a wrong address with the kernel and the thread's place.
 struct sigaction previous_action;
 
 void OnBadAddress(int, siginfo_t* info, void*) {
   if (current_launch == nullptr) {
-    // Not ours: the access is tried again, and meets who was there before.
+    // The fault is not in a kernel: the access is retried under the previous
+    // handler.
     ::sigaction(SIGSEGV, &previous_action, nullptr);
     return;
   }
@@ -74,8 +77,8 @@ void CatchBadAddresses() {
   (void)once;
 }
 
-// Dynamic shared memory ends (but for its alignment) where a page does that
-// cannot be touched.
+// Dynamic shared memory ends at a guard page, except for the padding that
+// aligns it.
 void MapShared(Cta& cta, uint32_t bytes) {
   const size_t data = AlignUp(bytes, kPageBytes);
   if (cta.shared_map_bytes != data + 2 * kPageBytes) {
@@ -97,7 +100,8 @@ void PoisonShared(Cta& cta) {
   char* const begin = cta.shared_map + kPageBytes;
   char* const end = cta.shared_map + cta.shared_map_bytes - kPageBytes;
   if (begin == end) return;
-  // New pages: an earlier CTA's accesses are none to this one.
+  // Fresh pages: to ThreadSanitizer, an earlier CTA's accesses do not concern
+  // this one.
   if (tsan::kOn) {
     Map(begin, static_cast<size_t>(end - begin), PROT_READ | PROT_WRITE);
   }
@@ -156,7 +160,7 @@ void StartCta(Launch& launch, Cta& cta) {
 }
 
 void EndCta(Launch& launch, Cta& cta) {
-  current_fiber = &cta.fibers[0];  // for reports
+  current_fiber = &cta.fibers[0];  // reports name this thread
   for (uint32_t w = 0; w < cta.threads / kLanes; ++w) FlushRequests(cta, w);
   CheckCanaries(cta, cta.shared_map + kPageBytes, cta.shared);
   CheckCanaries(cta, cta.shared + cta.shared_bytes,
@@ -244,7 +248,7 @@ void FreeFiberPool(FiberPool* pool) {
   UnmapPages(pool, sizeof(FiberPool));
 }
 
-// Given back, and not taken.
+// The pool that was given back last, if nobody has taken it.
 constinit std::atomic<FiberPool*> idle_pool = nullptr;
 
 template <typename T>

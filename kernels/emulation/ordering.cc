@@ -1,12 +1,12 @@
-// Atomics, fences, and which of them order what.
+// Atomics and fences, and which of them order which accesses.
 //
-// ThreadSanitizer knows no fences, and its atomics take no scope: to it all
-// atomics here are relaxed. What orders is said to it by clocks. A fence (or a
-// release) keeps what its thread has done under a fresh clock; the thread's
-// atomics write the clock to the address beside the value; who reads the
-// address takes the clock over at its own next fence (or acquire), where the
-// scopes of both reach the other. So a fence orders its own thread's atomics
-// and nothing else, as PTX has it.
+// ThreadSanitizer knows neither fences nor the scopes of atomics, so all
+// atomics here are relaxed to it. Clocks report the order instead. A fence (or
+// a release) stores what its thread has done under a fresh clock. The thread's
+// later atomics write that clock to the address, next to the value. A thread
+// that reads the address acquires the clock at its own next fence (or acquire),
+// if the scopes of both reach the other thread. So a fence orders only its own
+// thread's atomics, as in PTX.
 #include "kernels/emulation/runtime.h"
 
 namespace kvasir::kernels::emulation {
@@ -32,7 +32,7 @@ bool Reaches(const Tag& tag, bool gpu) {
   return (tag.gpu && gpu) || tag.cta == current_fiber->cta->index;
 }
 
-// One clock of each thread: its later ones hold the earlier.
+// Keeps one clock of each thread and scope: a later one includes the earlier.
 void AddTag(RawArray<Tag>& tags, const Tag& tag) {
   for (size_t i = 0; i < tags.size(); ++i) {
     if (tags[i].by == tag.by && tags[i].gpu == tag.gpu) {
@@ -43,7 +43,7 @@ void AddTag(RawArray<Tag>& tags, const Tag& tag) {
   tags.Push(tag);
 }
 
-// None without ThreadSanitizer: tags are there for it alone.
+// Empty without ThreadSanitizer, because only it uses tags.
 Tag NewTag(bool gpu) {
   if (!tsan::kOn) return {};
   const Tag tag = {FreshClock(), gpu, current_fiber->cta->index, current_fiber};
@@ -51,7 +51,7 @@ Tag NewTag(bool gpu) {
   return tag;
 }
 
-// A read of `location` by the current thread.
+// The current thread reads `location`.
 void ReadTags(Location& location, bool acquires) {
   for (size_t i = 0; i < location.tags.size(); ++i) {
     const Tag& tag = location.tags[i];
@@ -63,15 +63,15 @@ void ReadTags(Location& location, bool acquires) {
   }
 }
 
-// A store, or the write of a read-modify-write, which goes on from what was
-// released there before.
+// The current thread writes `location`. A read-modify-write (`goes_on`) keeps
+// the tags that were released there before; a plain store replaces them.
 void WriteTags(Location& location, const Tag& released, bool goes_on) {
   NoteStore(location.address, location.bytes);
   if (!goes_on) location.tags.Clear();
   if (released.clock != nullptr) AddTag(location.tags, released);
 }
 
-// In scope of the CTA all who touch an address belong to it.
+// All threads that access an address in the CTA's scope must belong to one CTA.
 void CheckScope(Location& location, bool gpu) {
   const uint64_t cta = current_fiber->cta->index;
   if (location.cta == kNobody) location.cta = cta;
@@ -90,7 +90,7 @@ void SomeYield() {
 
 void* FreshClock() {
   Launch& launch = *current_launch;
-  // Beyond as many they are used again, which hides a race at worst.
+  // Clocks are reused after kMostClocks, which can only hide a race.
   return launch.pool->clocks + 8 * (launch.num_clocks++ % Launch::kMostClocks);
 }
 
@@ -112,7 +112,7 @@ Location& LocationOf(const void* address) {
   }
   const uint64_t cta = current_fiber->cta->index;
   if (found != nullptr) {
-    // Shared memory of a CTA that has ended.
+    // The CTA that owned this shared memory has ended.
     if (InShared(address) && found->cta != cta) {
       found->cta = cta;
       found->cta_scoped = false;
@@ -266,7 +266,7 @@ uint32_t Atomic(AtomicKind kind, void* at, uint32_t value, uint32_t expected,
     Progress();
   } else if (kind == AtomicKind::kCas ||
              (kind == AtomicKind::kAdd && value == 0)) {
-    Poll(at, old);  // as in a loop that waits for a lock
+    Poll(at, old);  // a loop that waits for a lock polls like this
   }
   return old;
 }

@@ -1,9 +1,7 @@
-// What the primitives of kernels/simt do on the host: calls into the runtime
-// that runs the kernel. What each means is said in kernels/simt. C++17.
+// The host's implementation of the primitives of kernels/simt: calls into the
+// runtime that runs the kernel. kernels/simt documents each primitive. C++17.
 //
 // Threads: only code that a launch runs may call these.
-// Errors: a kernel that breaks a rule ends the process by a message that names
-//   kernel, CTA, thread and site.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +11,12 @@
 
 namespace kvasir::kernels::emulation {
 
-// A line of source that calls a primitive.
+// A source line that calls a primitive.
 struct Site {
   const char* file;
   int line;
-  // The compiler puts in the outermost call's place.
+  // As default arguments of a primitive, these are the file and line of its
+  // caller.
   static constexpr Site Here(const char* file = __builtin_FILE(),
                              int line = __builtin_LINE()) {
     return {file, line};
@@ -30,9 +29,10 @@ struct Place {
   uint32_t ctas_x, ctas_y;
   char* shared;
 };
-// In a module that is loaded, too, an access is an instruction and no call.
+// initial-exec: even in a module that is loaded at run time, an access is one
+// instruction and no call.
 #define KVASIR_EMULATION_TLS __thread __attribute__((tls_model("initial-exec")))
-// That of the thread that runs.
+// The place of the CUDA thread that runs.
 extern KVASIR_EMULATION_TLS const Place* current_place;
 inline const Place& Here() { return *current_place; }
 inline char* SharedMemory() { return current_place->shared; }
@@ -63,14 +63,15 @@ void Mma(MmaKind kind, float (&d)[4], const uint32_t (&a)[4],
 void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,
                   Site site);
 
-// Looks at an access that the caller is about to do, and counts it.
+// Checks bounds and alignment of an access that the caller is about to make,
+// and counts it.
 void CheckGlobal(const void* address, size_t bytes, bool stores, Site site);
 void CheckShared(const void* address, size_t bytes, bool stores, Site site);
-// A load of what the launch does not store to.
+// The same check for LoadOnce: the launch must not have stored to these bytes.
 void CheckOnce(const void* address, size_t bytes, Site site);
 
-// Atomic accesses, of 32 or 64 bits. Those that acquire or release can be left
-// out: they are relaxed then.
+// Atomic accesses, of 32 or 64 bits. Those that acquire or release are sites
+// that can be left out; they are relaxed then.
 uint32_t LoadAtomic32(const void* from, bool acquires, Site site);
 uint64_t LoadAtomic64(const void* from, bool acquires, Site site);
 void StoreAtomic32(void* to, uint32_t value, bool releases, Site site);

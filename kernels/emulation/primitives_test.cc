@@ -1,4 +1,4 @@
-// What each primitive does on the host, against plain code.
+// Compares each primitive on the device with plain code.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ Words RandomWords(size_t count, uint32_t seed) {
 uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
 float Number(uint32_t bits) { return std::bit_cast<float>(bits); }
 
-// A kernel's words, in -> out and more.
+// A kernel's buffers: in, out and more.
 struct Kernel {
   Kernel(EmulatedTest& test, const Words& in, size_t out_words,
          size_t more_words = 1)
@@ -79,7 +79,7 @@ TEST(PrimitivesTest, LanesOfAWarpGetEachOthersValues) {
     most = std::max(most, Number(in[lane]));
   }
   ASSERT_EQ(odd, 8u);
-  // Pairs 16 apart first.
+  // Sums the lanes as a butterfly does, first those 16 apart.
   std::vector<float> sums(32);
   for (size_t i = 0; i < 32; ++i) sums[i] = Number(in[i]);
   for (size_t lanes = 16; lanes > 0; lanes /= 2) {
@@ -106,7 +106,7 @@ TEST(PrimitivesTest, LanesOfAWarpGetEachOthersValues) {
   }
 }
 
-// Lanes that compare zeros of both signs, or NaN, in another order.
+// Lanes compare zeros of both signs, or NaN, in different orders.
 TEST(PrimitivesTest, MaximaHaveTheSameBitsInEveryLane) {
   constexpr uint32_t kMinusZero = 0x80000000u, kNan = 0x7fc12345u;
   constexpr uint32_t kMinusNan = 0xffc00001u;
@@ -168,7 +168,7 @@ TEST(PrimitivesTest, BulkCopiesArriveWithTheirBarriersPhase) {
   }
 }
 
-// Each element: its product in float64 and one, to the nearest float.
+// Each element is its product in float64 plus one, rounded to float.
 template <typename T>
 void ExpectProduct(bool bf16) {
   const std::vector<float> numbers = RandomFloats(16 * 16 + 8 * 16, 3);
@@ -189,7 +189,7 @@ void ExpectProduct(bool bf16) {
       for (size_t k = 0; k < 16; ++k) {
         want += stored[m * 16 + k] * stored[256 + n * 16 + k];
       }
-      // A GPU sums in an order of its own.
+      // A GPU sums in its own order.
       EXPECT_NEAR(Number(out[m * 8 + n]), static_cast<float>(want),
                   OnGpu() ? 1e-4f : 0.0f);
     }
@@ -220,16 +220,16 @@ TEST(PrimitivesTest, TheCeilingOfMmaIsAllOfItsProducts) {
   ASSERT_EQ(one.size(), three.size());
   std::set<float> seen;
   for (size_t i = 0; i < one.size(); ++i) {
-    // Of sixteenths, and so exact.
+    // The numbers are multiples of 1/16, so sums are exact.
     EXPECT_EQ(three[i], 3 * one[i]);
     seen.insert(one[i]);
   }
   EXPECT_GT(seen.size(), 16u);
 }
 
-// Products that are 0 because one side is must not move a sum. Rows of a prompt
-// meet slots that they do not see, by a weight of 0, where decoding has zeros
-// or no product at all, and their bits are to be the same
+// A product with a zero factor must not change a sum. In prefill, rows multiply
+// slots that they cannot see by a weight of 0; in decoding there are zeros or
+// no product at all. Both must give the same bits
 // (attention/cuda/prefill_attention-inl.h).
 constexpr size_t kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;
 template <typename T>
@@ -243,12 +243,12 @@ class MmaOfZerosTest : public ::testing::Test {
   using Chain = std::vector<Operands>;
 
   T Random() {
-    // Sizes far apart: of what is added up something is always lost.
+    // Magnitudes differ widely, so that each sum loses bits.
     std::normal_distribution<float> normal;
     std::uniform_int_distribution<int> exponent(-5, 5);
     return FromFloat<T>(std::ldexp(normal(engine_), exponent(engine_)));
   }
-  // The greatest and the least there are among them.
+  // Includes the largest and the smallest finite numbers.
   T AnyFinite() {
     constexpr auto kMost = static_cast<uint16_t>(
         DTypeOf<T>::kValue == DType::kBf16 ? 0x7f7f : 0x7bff);
@@ -273,7 +273,7 @@ class MmaOfZerosTest : public ::testing::Test {
     return chain;
   }
 
-  // Bits of the sums, [16, 8].
+  // Returns the bits of the sums, [16, 8].
   static Words Run(const Chain& chain) {
     Words in;
     for (const Operands& operands : chain) {
@@ -307,7 +307,7 @@ TYPED_TEST(MmaOfZerosTest, AWholeProductOfZerosLeavesTheSums) {
   const auto chain = this->RandomChain(6);
   const Words want = this->Run(chain);
   for (int turn = 0; turn < 12; ++turn) {
-    typename TestFixture::Operands zeros;  // by A, by B, by both
+    typename TestFixture::Operands zeros;  // zeros in A, in B, in both
     for (TypeParam& number : zeros.a) {
       if (turn % 3 == 1) number = this->AnyFinite();
     }
@@ -322,7 +322,7 @@ TYPED_TEST(MmaOfZerosTest, AWholeProductOfZerosLeavesTheSums) {
   }
 }
 
-// Each column has zeros in places of its own; one has nothing else.
+// Each column has zeros at its own places; one column has only zeros.
 TYPED_TEST(MmaOfZerosTest, WhateverStandsBesideAZeroLeavesTheSums) {
   for (int turn = 0; turn < 4; ++turn) {
     auto chain = this->RandomChain(5);
@@ -340,7 +340,7 @@ TYPED_TEST(MmaOfZerosTest, WhateverStandsBesideAZeroLeavesTheSums) {
       }
     }
     for (size_t column = 0; column < kMmaColumns; ++column) {
-      // What stands beside this column's zeros: zeros, or anything.
+      // The factors opposite this column's zeros are zeros, or any numbers.
       const auto beside = [&](bool zeros) {
         auto other = chain;
         for (size_t i = 0; i < other.size(); ++i) {
@@ -383,7 +383,8 @@ TYPED_TEST(MmaOfZerosTest, AProductAmongZerosIsTheSameInEveryPlace) {
   }
 }
 
-// A prompt's row lies elsewhere in its tile when the prompt is cut elsewhere.
+// A row of a prompt lies elsewhere in its tile if the prompt is cut into other
+// chunks.
 TYPED_TEST(MmaOfZerosTest, ARowHasTheSameSumsWhereverItLies) {
   const auto chain = this->RandomChain(4);
   const Words want = this->Run(chain);
@@ -402,7 +403,7 @@ TYPED_TEST(MmaOfZerosTest, ARowHasTheSameSumsWhereverItLies) {
   }
 }
 
-// What lanes get of four matrices: one, two and all of them, then transposed.
+// The expected words of lanes for one, two and four matrices, then transposed.
 Words Fragments(const Words& matrices) {
   const auto at = [&](uint32_t matrix, uint32_t row, uint32_t column) {
     const uint32_t word = matrices[matrix * 32 + row * 4 + column / 2];
@@ -463,8 +464,8 @@ template <typename T>
 T Part(uint32_t pair, int i) {
   return {static_cast<uint16_t>(pair >> (16 * i))};
 }
-// The neighbour of the exact a b + c that is nearest, ties to even, found by
-// looking at all that are near.
+// True if `got` is the nearest number to the exact a b + c, ties to even.
+// Searches all numbers nearby.
 template <typename T>
 bool IsNearest(T got, double a, double b, double c) {
   const auto distance = [&](T number) {
@@ -481,8 +482,8 @@ bool IsNearest(T got, double a, double b, double c) {
   return true;
 }
 
-// Pairs whose parts are finite and near each other, so that sums are no mere
-// copies, every third with a small third operand.
+// Pairs of finite numbers of similar size, so that sums do not merely copy an
+// operand; every third has a small third operand.
 template <typename T>
 void ExpectPairs(int at) {
   constexpr uint32_t kCount = 300;
@@ -522,7 +523,7 @@ TEST(PrimitivesTest, ArithmeticOnPairsRoundsOnce) {
 }
 
 TEST(PrimitivesTest, TheLesserOfAPairIsANumberIfOneIs) {
-  // 1 and NaN, both ways; infinities; zeros.
+  // 1 and NaN in both orders; infinities; zeros.
   const Words triples = {0x7e003c00u, 0x3c007e00u, 0u,
                          0xfc007c00u, 0x7bff7bffu, 0u,
                          0x80000000u, 0x00008000u, 0u};
@@ -538,9 +539,9 @@ TEST(PrimitivesTest, TheLesserOfAPairIsANumberIfOneIs) {
 
 TEST(PrimitivesTest, NumbersAndBytesAreTheirDefinitions) {
   const Words triples = {
-      Bits(1.5f),    Bits(2.0f),  0x3210u,  // a's bytes
-      Bits(-3.3f),   Bits(1e-5f), 0x7654u,  // b's
-      Bits(0.0f),    Bits(1.0f),  0xfedcu,  // signs of b's
+      Bits(1.5f),    Bits(2.0f),  0x3210u,  // the bytes of a
+      Bits(-3.3f),   Bits(1e-5f), 0x7654u,  // the bytes of b
+      Bits(0.0f),    Bits(1.0f),  0xfedcu,  // the signs of b's bytes
       Bits(10.7f),   Bits(0.1f),  0x0624u,  //
       Bits(-127.0f), Bits(3.0f),  0x8888u,  // below the smallest normal
   };
@@ -567,7 +568,7 @@ TEST(PrimitivesTest, NumbersAndBytesAreTheirDefinitions) {
     EXPECT_EQ(Number(got[9]), ToFloat(ToBf16(x)));
     EXPECT_EQ(Number(got[10]), ToFloat(ToF16(x)));
     const float power = x < -126.0f ? 0.0f : std::exp2(x);
-    // Half a unit in the last place, and two of a GPU.
+    // Half a unit in the last place here, two on a GPU.
     EXPECT_NEAR(Number(got[11]), power, (OnGpu() ? 2.4e-7f : 1.3e-7f) * power);
     if (x >= 0.0f) {
       EXPECT_EQ(Number(got[12]), std::sqrt(x));
@@ -586,7 +587,7 @@ struct GridSum {
     for (size_t i = 0; i < in.size(); ++i) {
       in[i] = Bits(static_cast<float>(i % 101) - 40.0f);
     }
-    float want = 0.0f;  // whole numbers: exact in any order
+    float want = 0.0f;  // whole numbers, so exact in any order
     for (const uint32_t word : in) want += Number(word);
     Kernel run(test, in, 1, 1 + kCtas);
     run.args.count = kCount;
@@ -602,8 +603,8 @@ TEST(PrimitivesTest, AGridAddsUpWhatItsCtasCopied) {
   }
 }
 
-// A fence orders memory and nothing else: without ThreadSanitizer all accesses
-// come in the order in which they are written.
+// True for sites that only order memory. Only ThreadSanitizer misses them,
+// because accesses are made in program order.
 bool OnlyOrders(const SyncSite& site) {
   return site.kind == "Fence<kGpu>" || site.kind == "StoreAtomic<kRelease>" ||
          site.kind == "LoadAtomic<kAcquire>";
@@ -625,7 +626,8 @@ TEST(LeaveOutTest, EachSiteOfAPipelineIsMissed) {
   ExpectEachSiteIsMissed("grid_sum", 9, GridSum());
 }
 
-// Of a kernel that gives its input back, or `want`.
+// Leaves out each site of a kernel whose output should equal its input, or
+// `want`.
 void ExpectEchoMissesEachSite(const std::string& kernel, size_t sites,
                               void (*launch)(const PrimitiveArgs&, Launcher&),
                               const Words& in, const Words& want) {

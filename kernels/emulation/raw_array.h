@@ -1,6 +1,6 @@
-// An array for code that runs inside of a launch. ThreadSanitizer takes every
-// call of an allocator or of memcpy there for the kernel's own; this asks the
-// system itself, and grows without copying.
+// An array for code that runs inside a launch. ThreadSanitizer would take a
+// call of an allocator or of memcpy there for the kernel's own access. This
+// array asks the system for pages and grows without copying.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,7 +13,8 @@
 
 namespace kvasir::kernels::emulation {
 
-// Zeroed pages; not to be seen by interceptors.
+// Returns zeroed pages. The direct system call hides them from
+// ThreadSanitizer's interceptors.
 inline void* MapPages(size_t bytes) {
   const long at = ::syscall(SYS_mmap, nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -24,7 +25,7 @@ inline void UnmapPages(void* data, size_t bytes) {
   if (data != nullptr) ::syscall(SYS_munmap, data, bytes);
 }
 
-// Elements start as zero bytes. Not to be copied.
+// Elements of fresh memory are zero bytes. Not copyable.
 template <typename T>
 class RawArray {
   static_assert(std::is_trivially_destructible_v<T>);
@@ -42,7 +43,7 @@ class RawArray {
     data_[size_ - 1] = value;
   }
   T Pop() { return data_[--size_]; }
-  // Takes element i out; the last one gets its place.
+  // Removes element i and moves the last element to its place.
   T Take(size_t i) {
     const T taken = data_[i];
     data_[i] = data_[--size_];
@@ -60,13 +61,15 @@ class RawArray {
     other.size_ = size;
     other.bytes_ = bytes;
   }
-  // What is new has any content but where it never was: zero.
+  // New elements are zero if the memory was never used before; otherwise their
+  // content is arbitrary.
   void Resize(size_t size) {
     const size_t least = size * sizeof(T);  // NOLINT: T may be a pointer
     if (least > bytes_) Grow(least);
     size_ = size;
   }
-  // Its memory: there is no destructor, so that structs of arrays are plain.
+  // Frees the memory. There is no destructor, so that structs of arrays stay
+  // trivial.
   void Free() {
     UnmapPages(data_, bytes_);
     data_ = nullptr;

@@ -1,6 +1,7 @@
-// The state of a launch, and what its parts call of each other. Only the files
-// that are compiled without instrumentation include this: nothing here may use
-// an allocator, memcpy or a container while a kernel runs (raw_array.h).
+// The state of a launch, and the functions that the runtime's files call of
+// each other. Only files that are compiled without instrumentation include this
+// header. While a kernel runs, nothing here may use an allocator, memcpy or a
+// container (raw_array.h).
 #pragma once
 
 #include <cstddef>
@@ -26,21 +27,21 @@ struct Fiber;
 struct Meet;
 struct Warp;
 
-// What a thread had done when it fenced, released or arrived: a clock that
-// ThreadSanitizer keeps under an address.
+// A snapshot of everything that a thread had done when it fenced, released or
+// arrived: a clock that ThreadSanitizer keeps under an address.
 struct Tag {
-  void* clock;  // null: none
-  bool gpu;     // for all CTAs, or the fiber's own
+  void* clock;  // null: no snapshot
+  bool gpu;     // scope: all CTAs, or only `cta`
   uint64_t cta;
   const Fiber* by;
 };
 
-// An atomic's address: which clocks those who read it may take over.
+// An address that atomics access, with the clocks that its readers may acquire.
 struct Location {
   void* address;
-  size_t bytes;     // of its last access
-  uint64_t cta;     // shared memory: whose; global: that of the first access
-  bool cta_scoped;  // touched in that scope
+  size_t bytes;  // of its last access
+  uint64_t cta;  // shared memory: its owner; global: the first that accessed it
+  bool cta_scoped;  // an atomic in the CTA's scope accessed it
   RawArray<Tag> tags;
   uint64_t phases[2];  // of a copy barrier: addresses of clocks
 };
@@ -59,72 +60,73 @@ struct BulkCopy {
   char* barrier;
 };
 
-// What a thread found where it looked for a change.
+// An address that a thread polled, and the value that it saw.
 struct Look {
   const void* at;
   uint64_t value;
 };
 
-// A CUDA thread. What a switch needs comes first: one or two cache lines.
+// A CUDA thread. The members that a switch uses come first, in one or two cache
+// lines.
 struct alignas(64) Fiber {
   void* stack_pointer;
   Warp* warp;
   Cta* cta;
   const Meet* waits_for;  // null: it is ready, runs or has ended
-  const char* doing;      // the primitive, and where it was called
+  const char* doing;      // the current primitive; `site` is its call
   Site site;
   uint32_t lane;
   bool ended;
   Place place;
-  uint32_t given[8];  // to a collective
+  uint32_t given[8];  // operands of a collective
   uint32_t got[4];
   static constexpr uint32_t kLooks = 4;
-  Look looks[kLooks];  // the last that were not alike
+  Look looks[kLooks];  // the last distinct ones
   uint32_t num_looks;
-  char* stack;  // lowest address, above a page that cannot be touched
+  char* stack;  // lowest address, just above a guard page
   void* tsan;
-  RawArray<PendingCopy> copies;  // in the order in which they were asked for
-  size_t landed;                 // of them
-  int groups;                    // committed
-  Tag released;                  // by its last fence
+  RawArray<PendingCopy> copies;  // in the order of their calls
+  size_t landed;                 // number of copies that have landed
+  int groups;                    // number of committed groups
+  Tag released;                  // snapshot of its last fence
   RawArray<Tag> read;            // by atomics since its last fence
 };
 
-// Threads that wait for each other.
+// A meeting point of threads that wait for each other.
 struct Meet {
-  uint32_t mask;   // of lanes; of a CTA's barriers: unused
-  uint32_t lanes;  // of those
+  uint32_t mask;   // lanes of a warp; unused by a CTA's barriers
+  uint32_t lanes;  // number of lanes in the mask
   uint32_t arrived;
   uint32_t expected;
   uint32_t generation;
-  uint32_t waiting;  // lanes of a warp
+  uint32_t waiting;  // lanes of a warp that wait
   const char* doing;
   Site site;
-  uint64_t clocks[2];  // addresses of clocks, by generation
+  uint64_t clocks[2];  // addresses of clocks, by generation % 2
 };
-// Of a CTA.
+// A barrier of a CTA.
 struct CtaBarrier {
   Meet meet;
-  // Lanes of each warp.
+  // Masks of lanes, for each warp.
   uint32_t waiting[kMaxWarps];
-  uint32_t came[kMaxWarps];  // named barriers
+  uint32_t came[kMaxWarps];  // only named barriers
 };
 
-// Lanes' accesses that are one request.
+// Accesses of a warp's lanes that form one request.
 struct Request {
   uint32_t mask;
-  uint32_t bytes;  // of a lane
+  uint32_t bytes;  // of each lane
   uint64_t addresses[kLanes];
 };
 struct OpenRequests {
-  RawArray<Request> requests;  // the n-th is that of each lane's n-th access
+  RawArray<Request> requests;  // the n-th has every lane's n-th access
   uint32_t count[kLanes];
 };
 
 struct Warp {
   Fiber* lanes;
-  uint32_t ready;  // lanes that could go on
-  uint32_t rank;   // in the launch; 0 goes first
+  uint32_t ready;  // mask of lanes that can run
+  uint32_t rank;   // in the launch; 0 runs first
   static constexpr int kMasks = 8;
   Meet meets[kMasks];
   RawArray<OpenRequests> open;  // by access site
@@ -136,23 +138,24 @@ struct Cta {
   uint32_t live;
   Fiber* fibers;
   Warp* warps;
-  CtaBarrier barriers[16];  // the first is SyncCta's
-  char* shared;             // the first of shared_bytes
-  char* shared_map;  // with pages before and behind that cannot be touched
+  CtaBarrier barriers[16];  // barrier 0 is SyncCta's
+  char* shared;             // shared_bytes of it
+  char* shared_map;         // includes a guard page on each side
   size_t shared_map_bytes;
   uint32_t shared_bytes;
-  uint64_t start_clock;  // its address
+  uint64_t start_clock;  // its address identifies a clock
 };
 
-// Bytes of global memory that a launch has stored to through primitives.
+// A 16-byte block of global memory, with the bytes that a launch stored to
+// through primitives.
 struct StoredBlock {
   static constexpr uint64_t kBytes = 16;
   uint64_t block;   // its address / kBytes
-  uint32_t launch;  // that of FiberPool::launches; another: the entry is free
+  uint32_t launch;  // the entry is free unless this is FiberPool::launches
   uint32_t stored;  // a bit for each byte
 };
 
-// What launches leave to the next one.
+// Memory that is reused from launch to launch.
 class FiberPool {
  public:
   RawArray<Fiber> fibers;
@@ -161,11 +164,11 @@ class FiberPool {
   char* signal_stack;
   char* clocks;  // addresses for fresh clocks
   RawArray<Location*> location_chunks;
-  RawArray<Location*> locations;  // a hash table of them, half empty
-  RawArray<StoredBlock> stored;   // likewise
+  RawArray<Location*> locations;  // hash table, at most half full
+  RawArray<StoredBlock> stored;   // hash table, at most half full
   size_t num_stored;              // by this launch
   uint32_t launches;
-  // Memory for the launch's arrays of these names.
+  // Memory for the arrays of the same names in Launch.
   RawArray<Fiber*> ready;
   RawArray<Warp*> by_rank;
   RawArray<uint64_t> ready_ranks;
@@ -176,11 +179,11 @@ struct Launch {
   FiberPool* pool;
   const KernelLaunch* kernel;
   SiteTable* sites;
-  AccessTable* accesses;  // null: not counted
+  AccessTable* accesses;  // null: do not count
   const GuardedMemory::Range* ranges;
   size_t num_ranges;
   bool any_memory;
-  // Where lines (by their number) found their memory last.
+  // Caches, by line number: the range and the site that a line used last.
   static constexpr size_t kLines = 64;
   size_t range_of_line[kLines];
   int site_of_line[kLines];
@@ -190,24 +193,25 @@ struct Launch {
   void* main_stack_pointer;
   void* main_tsan;
   Cta* ctas;
-  uint32_t num_ctas;   // resident
-  uint32_t num_warps;  // of those
+  uint32_t num_ctas;   // resident at a time
+  uint32_t num_warps;  // of the resident CTAs
   uint64_t next_cta, all_ctas;
   Cta* ended_cta;
-  // Threads that could go on, of kAny.
+  // ThreadOrder::kAny: the threads that can run.
   RawArray<Fiber*> ready;
-  // Else: warps by rank, and a bit for each rank whose warp has any.
+  // ThreadOrder::kByWarp: the warps by rank, and a bit for each rank whose warp
+  // has lanes that can run.
   RawArray<Warp*> by_rank;
   RawArray<uint64_t> ready_ranks;
   RawArray<BulkCopy> bulk;
-  int64_t polls;  // since something else happened
+  int64_t polls;  // since the last change
   static constexpr size_t kLocationChunk = 512;
   size_t num_locations;
   static constexpr size_t kMostClocks = size_t{1} << 20;
   size_t num_clocks;
 };
 
-// The launch and the thread that run on this thread of the host.
+// The launch and the CUDA thread that run on this host thread.
 extern KVASIR_EMULATION_TLS Launch* current_launch;
 extern KVASIR_EMULATION_TLS Fiber* current_fiber;
 
@@ -223,43 +227,46 @@ inline uint32_t RandomBelow(size_t count) {
   return static_cast<uint32_t>(
       (Random() & 0xffffffffu) * static_cast<uint32_t>(count) >> 32);
 }
-// Says what the current thread is about to do.
+// Records the primitive that the current thread is about to run, for reports.
 inline void Enter(const char* doing, Site site) {
   current_fiber->doing = doing;
   current_fiber->site = site;
 }
-// Lets another thread go on, any; and this one later.
+// Lets any thread run next; the current one stays ready.
 void Yield();
-// The same, of a thread that finds `value` where it looks for a change. When
-// all that is found is what was found there before the launch ends by a report.
+// Yields after the current thread has read `value` at `at`, where it waits for
+// a change. If all threads only repeat what they have read before, the launch
+// ends with a report of a deadlock.
 void Poll(const void* at, uint64_t value);
-// Something changed.
+// Records that something changed, so the launch is not stuck.
 inline void Progress() { current_launch->polls = 0; }
-// Ends the process; `what` as printf's.
+// Reports an error at the current thread's primitive and ends the process. The
+// arguments are those of printf.
 [[noreturn]] void Fault(const char* what, ...)
     __attribute__((format(printf, 1, 2)));
-// Whether the site of the current thread's primitive is left out.
+// True if the site of the current thread's primitive is left out.
 bool LeftOut();
-// Comes to `meet` for `expected` threads; the last one calls finish(context).
+// One thread's arrival at a Meet. The last of `expected` threads calls
+// finish(context), and the waiting ones are made ready.
 struct Arrival {
   uint32_t expected;
   bool waits;
-  bool orders;          // memory
-  bool same_site;       // all come to the same call
-  CtaBarrier* barrier;  // whose `meet` is; null: lanes of one warp meet
+  bool orders;          // memory, like a barrier
+  bool same_site;       // all threads must arrive by the same call
+  CtaBarrier* barrier;  // that `meet` belongs to; null: lanes of one warp meet
   void (*finish)(void* context);
   void* context;
 };
 void Arrive(Meet& meet, const Arrival& arrival);
 void LandBulk();
-// A CTA's threads are there, its warps' places among the others are not yet
-// chosen.
+// Gives the warps of a fresh CTA random ranks. Its threads exist but are not
+// ready yet.
 void PlaceWarps(Cta& cta);
-// Lanes of the warp that are not ready become so.
+// Makes `lanes` of the warp ready.
 void MakeReady(Warp& warp, uint32_t lanes);
-// Prepares a fiber to begin the kernel.
+// Prepares a fiber to run the kernel from its beginning.
 void StartFiber(Fiber& fiber, size_t stack_bytes);
-// By the launch's own thread.
+// Runs on the launch's own host thread until a CTA ends (Launch::ended_cta).
 void RunUntilACtaEnds();
 const char* BaseName(const char* path);
 
@@ -269,13 +276,14 @@ Location& LocationOf(const void* address);
 bool InShared(const void* address);
 
 // --- accesses.cc
-// Counts the requests of a warp that are open.
+// Counts the open requests of a warp.
 void FlushRequests(Cta& cta, uint32_t warp);
-// Finds whose address it is, for reports of signals.
+// Describes what lies at an address that raised a signal.
 const char* DescribeAddress(const void* address, char* text, size_t bytes);
 [[noreturn]] void FaultMisaligned(const void* address, size_t bytes);
 [[noreturn]] void FaultOutOfShared(const void* address);
-// The index of the range that holds the bytes, or a Fault.
+// Returns the index of the allocation that holds the bytes; reports a fault if
+// there is none.
 size_t FindRange(const void* address, size_t bytes);
 void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
              bool stores);
@@ -313,17 +321,18 @@ inline void CountAccess(const void* address, size_t bytes, bool shared,
   AccessTable* const table = current_launch->accesses;
   if (table != nullptr) CountIn(*table, address, bytes, shared, stores);
 }
-// Remembers a store for LoadOnce; at most 16 bytes, aligned to their number.
+// Records a store, for the check of LoadOnce. At most 16 bytes, aligned to
+// their number.
 void NoteStore(const void* address, size_t bytes);
 
-// Without calls that ThreadSanitizer hears.
+// Copies without calls that ThreadSanitizer would intercept.
 inline void CopyBytes(char* to, const char* from, size_t bytes) {
   asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
 }
 inline void FillBytes(char* to, char value, size_t bytes) {
   asm volatile("rep stosb" : "+D"(to), "+c"(bytes) : "a"(value) : "memory");
 }
-// Copies of 4, 8 and 16 bytes are pieces: many, and small.
+// Faster for copies of 4, 8 and 16 bytes, which are frequent.
 inline void PoisonBytes(char* to, size_t bytes) {
   constexpr uint32_t kPoison = 0xffffffffu;
   if (bytes > 16 || bytes % 4 != 0) return FillBytes(to, '\xff', bytes);

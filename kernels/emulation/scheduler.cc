@@ -1,4 +1,4 @@
-// Fibers, the choice of who goes on, meeting points, and reports.
+// Fibers, the choice of the next thread, meeting points, and reports.
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -9,9 +9,9 @@
 #error "the emulator's context switch is written for x86-64"
 #endif
 
-// Saves the stack pointer and goes on from another; what a callee keeps of
-// registers (System V) is on the stacks. A new stack has six zeros and an
-// entry.
+// Saves the stack pointer and continues on another stack. The registers that a
+// callee must preserve (System V) are on the stacks. A new stack holds six
+// zeros and an entry address.
 extern "C" void kvasir_emulation_switch(void** save, void* load);
 asm(R"(
 .text
@@ -44,12 +44,12 @@ KVASIR_EMULATION_TLS const Place* current_place = nullptr;
 
 namespace {
 
-// Polls without a change, for each thread that could go on, before the launch
-// counts as stuck: any of those came up thousands of times.
+// After this many polls without a change for each thread that can run, the
+// launch is stuck: each such thread has run thousands of times.
 constexpr int64_t kMostPolls = 4096;
 constexpr int kReportedGroups = 16;
 
-// Threads that wait in the same place, for a report.
+// Threads at the same place, for a report.
 struct Group {
   const Cta* cta;
   const char* doing;
@@ -114,7 +114,7 @@ void ReportThreads() {
 
 constexpr char kAllWait[] = "deadlock: all threads wait, or have ended";
 
-constexpr uint32_t kRanks = 64;  // to a word of ready_ranks
+constexpr uint32_t kRanks = 64;  // ranks in a word of ready_ranks
 
 void SetRankReady(Launch& launch, const Warp& warp) {
   launch.ready_ranks[warp.rank / kRanks] |= uint64_t{1} << warp.rank % kRanks;
@@ -146,7 +146,7 @@ Warp& FirstReadyWarp(Launch& launch) {
   return *launch.by_rank[word * kRanks + bit];
 }
 
-// The first lane from `first` on, around, that could go on.
+// Takes the first ready lane at or after `first`, wrapping around.
 Fiber* TakeLane(Launch& launch, Warp& warp, uint32_t first) {
   const uint32_t turned =
       warp.ready >> first | warp.ready << ((kLanes - first) % kLanes);
@@ -197,7 +197,7 @@ void SwitchTo(Fiber* next) {
       next != nullptr ? next->stack_pointer : launch.main_stack_pointer);
 }
 
-// Lets others go on until somebody makes the current thread ready.
+// Runs other threads until one of them makes the current thread ready.
 void Suspend() {
   Fiber* const next = TakeReady();
   if (next != current_fiber) SwitchTo(next);
@@ -317,7 +317,7 @@ void Poll(const void* at, uint64_t value) {
       launch.polls > kMostPolls * static_cast<int64_t>(CountReady() + 1)) {
     Stuck("deadlock: threads look for what nobody will do any more");
   }
-  // Others first: what it waits for is theirs to do.
+  // Prefer other threads, because this one waits for something that they do.
   if (launch.order != ThreadOrder::kAny) {
     SwapRanks(launch, *self.warp,
               *launch.by_rank[RandomBelow(launch.num_warps)]);
@@ -397,7 +397,7 @@ void SyncCta(Site site) {
                                 &cta});
 }
 
-// PTX counts a whole warp where any thread of it comes.
+// As in PTX, barriers count whole warps.
 void Barrier(uint32_t id, uint32_t threads, bool waits, Site site) {
   Enter(waits ? "SyncBarrier" : "ArriveBarrier", site);
   const Fiber& self = *current_fiber;
@@ -434,14 +434,15 @@ void Barrier(uint32_t id, uint32_t threads, bool waits, Site site) {
 
 namespace {
 
-// What a fiber runs: from here on it is the kernel's thread until it ends.
+// The entry of a fiber; runs one thread of the kernel from start to end.
 void FiberMain() {
   Launch& launch = *current_launch;
   Fiber& self = *current_fiber;
   Cta& cta = *self.cta;
   tsan::Acquire(&cta.start_clock);
   launch.kernel->call(launch.kernel->function, launch.kernel->args);
-  tsan::Release(&launch.ended_cta);  // the launch's end, for the host
+  tsan::Release(&launch.ended_cta);  // synchronizes with the host at the end of
+                                     // the launch
   if (self.landed < self.copies.size()) {
     const Site& site = self.copies[self.landed].site;
     Fault(
@@ -457,14 +458,14 @@ void FiberMain() {
   } else {
     SwitchTo(TakeReady());
   }
-  __builtin_trap();  // nobody goes on here
+  __builtin_trap();  // a fiber that has ended is never resumed
 }
 
 }  // namespace
 
 void StartFiber(Fiber& fiber, size_t stack_bytes) {
-  // The entry finds the stack as a call would leave it: 8 past a multiple
-  // of 16.
+  // The ABI wants the stack pointer at an entry 8 bytes past a multiple of 16,
+  // as after a call.
   auto* top = reinterpret_cast<void**>(fiber.stack + stack_bytes);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&FiberMain);

@@ -1,5 +1,5 @@
-// What launches leave behind about the lines of a kernel, and how one is asked
-// for: between emulator.cc and the runtime.
+// Tables of a kernel's source lines that launches fill in, and the request for
+// one launch: the interface between emulator.cc and the runtime.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace kvasir::kernels::emulation {
 
-// Lines of one kernel, as they come.
+// Synchronizing lines of one kernel, in the order of their first passes.
 struct SiteTable {
   static constexpr int kMost = 256;
   struct Entry {
@@ -21,8 +21,8 @@ struct SiteTable {
   };
   Entry entries[kMost];
   int count;
-  // What is left out: a file's name without folders, and its index once it has
-  // been come by. Null, -1: nothing.
+  // The site that is left out: its file's name without folders, and its index
+  // once a thread has passed it. Null and -1: no site is left out.
   const char* out_file;
   int out_line;
   const char* out_kind;
@@ -39,34 +39,35 @@ struct AccessTable {
   int count;
 };
 
-// Who goes on where several threads could.
+// The choice of the next thread when several are ready.
 enum class ThreadOrder : uint8_t {
-  kAny,     // any of them
-  kByWarp,  // those of the warp whose random rank is the highest, now and then
-            // any: one warp runs far ahead of the others
+  kAny,     // any of them, at random
+  kByWarp,  // mostly a thread of the ready warp with the lowest rank, so that
+            // one warp runs far ahead
 };
 
 struct LaunchRequest {
   const KernelLaunch* kernel;
   SiteTable* sites;
   AccessTable* accesses;  // null: not counted
-  // Device memory, ascending.
+  // Allocations of device memory, by ascending address.
   const GuardedMemory::Range* ranges;
   size_t num_ranges;
-  bool any_memory;  // all addresses are a kernel's
+  bool any_memory;  // kernels may access any address
   ThreadOrder order;
   uint64_t random;
   uint32_t multiprocessors;
-  uint32_t shared_bytes;  // at most, of a CTA
+  uint32_t shared_bytes;  // the most that a CTA may have
 };
 
-// Stacks and fibers, for one launch after the other. One that was given back
-// (or null) serves the next who takes one.
+// Stacks and fibers, reused from launch to launch. GiveFiberPool keeps one pool
+// for the next TakeFiberPool and frees the one that it kept before; null only
+// frees.
 class FiberPool;
 FiberPool* TakeFiberPool();
 void GiveFiberPool(FiberPool* pool);
 
-// On the calling thread; returns when all CTAs have ended.
+// Runs on the calling thread; returns when all CTAs have ended.
 void RunLaunch(FiberPool& pool, const LaunchRequest& request);
 
 }  // namespace kvasir::kernels::emulation

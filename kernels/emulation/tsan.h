@@ -1,6 +1,7 @@
 // ThreadSanitizer's view of a launch: each CUDA thread is a fiber of its own,
-// and switching orders nothing. Without -fsanitize=thread all of it is empty.
-// The runtime itself is not instrumented, and shows what kernels do by these.
+// and switching fibers orders nothing. Without -fsanitize=thread these
+// functions do nothing but the plain access. The runtime is not instrumented;
+// it reports the kernels' accesses through these functions.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +42,7 @@ inline void Read(const void* at, size_t bytes) {
   __tsan_read_range(const_cast<void*>(at), bytes);
 }
 inline void Write(void* at, size_t bytes) { __tsan_write_range(at, bytes); }
-// All relaxed (0).
+// All atomics are relaxed (order 0).
 inline uint32_t Load32(const void* at) {
   return __tsan_atomic32_load(static_cast<const volatile uint32_t*>(at), 0);
 }

@@ -31,8 +31,8 @@ struct Eviction {
 // For every eviction and unit: the candidates are the slots from `sinks` to n -
 // recent. The k - sinks - recent candidates with the greatest
 //   lambda * norm(S) + (1 - lambda) * f,  f = (1 - norm(Ek)) + (1 - norm(Ev))
-// are kept (f is halved if halves_friendliness). Of equal candidates the lower
-// slot is kept. norm(x) = (x - least) / (greatest - least) over the unit's
+// are kept (f is halved if halves_friendliness). The lower slot
+// wins among equals. norm(x) = (x - least) / (greatest - least) over the unit's
 // candidates, or 0 if all are equal. A side without errors counts as all equal;
 // so without codes lambda has no effect, and at lambda 1 errors have none. An S
 // that is not finite counts as 0. All in float32, in the order that is written.

@@ -454,8 +454,8 @@ inline std::vector<LatentSpec> ExactSpecs() {
 }
 
 // Sinks with and without windows: fewer than a block, more than a block, and
-// more than there are slots; less than a block from the window; and behind a
-// window that has slid past them.
+// more than there are slots; less than a block from the window; and
+// in front of a sliding window.
 inline std::vector<LatentSpec> SinkSpecs() {
   std::vector<LatentSpec> specs;
   const std::vector<LatentSpec> exact = ExactSpecs();

@@ -21,10 +21,10 @@ namespace {
 
 constexpr uint64_t kMaxPlanBytes = 64 << 20;
 
-// Blocks begin at multiples of it, where the buffer allows.
+// Blocks begin at multiples of it if the buffer is large enough.
 constexpr int64_t kRowMultiple = 32;
 
-// Tensors that say the model computes more than its config told us.
+// Tensors that show that the model computes more than its config states.
 constexpr std::string_view kTellingParts[] = {
     ".q_norm.",
     ".k_norm.",
@@ -34,13 +34,14 @@ constexpr std::string_view kTellingParts[] = {
     ".post_feedforward_layernorm.",
 };
 
-// Whole keys or values in a number type: the tensors of the base model.
+// True for whole keys or values in a number type. Their tensors are those of
+// the base model.
 bool IsPlain(const plan::ResolvedSide& side) {
   return side.parts.size() == 1 && side.parts[0].space == plan::Space::kFull &&
          side.parts[0].bits.empty() && !side.parts[0].has_basis();
 }
 
-// Layer of an attention projection's tensor.
+// The layer of a tensor of an attention projection.
 std::optional<int64_t> AttentionLayer(absl::string_view name) {
   if (!absl::ConsumePrefix(&name, "model.layers.")) return std::nullopt;
   const size_t point = name.find('.');
@@ -90,7 +91,8 @@ bool TensorStream::whole_rows() const {
 int64_t TensorStream::RowsOfBlock(int64_t first_row) const {
   if (range_.row_bytes == 0) return 0;
   int64_t rows = static_cast<int64_t>(buffer_.size()) / range_.row_bytes;
-  // Whole panels where the buffer holds one: packing them is fastest.
+  // Takes whole panels if the buffer holds one, because packing them is
+  // fastest.
   if (rows > kRowMultiple) rows -= rows % kRowMultiple;
   return std::min(rows, range_.num_rows - first_row);
 }
@@ -121,7 +123,7 @@ absl::Status TensorStream::Read(int64_t first_row, std::span<std::byte> out) {
     tensor_.file->Release(info(), begin, out.size());
     return absl::OkStatus();
   }
-  // The pages are let go of with the file: other ranks want what else is in
+  // The pages are released with the file, because other ranks need the rest of
   // them.
   const auto part_bytes = static_cast<size_t>(range_.row_bytes);
   for (size_t row = 0; row < out.size() / part_bytes; ++row) {

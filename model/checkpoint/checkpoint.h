@@ -1,5 +1,5 @@
-// A checkpoint folder, opened: what the model is, and that all tensors it needs
-// are there in the right shape before any byte of them is read.
+// An opened checkpoint folder. It describes the model, and guarantees that all
+// needed tensors exist in the right shape before any byte of them is read.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 
 namespace kvasir::model {
 
-// Rows of a tensor, and of each of them so many bytes.
+// Rows of a tensor, and a range of bytes in each of them.
 struct TensorRange {
   int64_t first_row = 0;
   int64_t num_rows = 0;
@@ -30,20 +30,20 @@ struct TensorRange {
   static TensorRange All(const TensorInfo& tensor);
 };
 
-// Reads one tensor, or a range of it and nothing else, from front to back in
-// blocks of whole rows, hashes its tiles on the way, reads ahead, and lets go
-// of the pages behind.
-// Owns: nothing; checkpoint and buffer must outlive it.
-// Threads: one; any number of streams may run over one checkpoint.
+// Reads one tensor, or only a range of it, from front to back in blocks of
+// whole rows. It hashes the tiles, reads ahead, and releases the cached pages
+// that it has read.
+// Owns: nothing. Checkpoint and buffer must outlive it.
+// Threads: one. Any number of streams may read from one checkpoint.
 class TensorStream {
  public:
   struct Block {
     int64_t first_row = 0;
-    int64_t num_rows = 0;  // 0: the end
+    int64_t num_rows = 0;  // 0: the end of the range
     std::span<const std::byte> bytes;
   };
 
-  // `buffer` must hold one row; RESOURCE_EXHAUSTED otherwise from Next(). A
+  // `buffer` must hold one row; otherwise Next() is RESOURCE_EXHAUSTED. The
   // range lies inside the tensor (CHECK).
   TensorStream(const TensorStore::Entry& tensor, std::span<std::byte> buffer);
   TensorStream(const TensorStore::Entry& tensor, const TensorRange& range,
@@ -51,15 +51,15 @@ class TensorStream {
 
   const TensorInfo& info() const { return *tensor_.info; }
   absl::StatusOr<Block> Next();
-  // Of the range, as if the tensor began and ended with it; valid after its end
+  // The tiles of the range, as if it were the whole tensor. Valid after its end
   // was reached.
   Tiles tiles() const { return hasher_.tiles(); }
-  // Asked of the file so far.
+  // Bytes that were requested from the file so far.
   int64_t read_bytes() const { return read_bytes_; }
 
  private:
   bool whole_rows() const;
-  // Counted from the range's first row, both.
+  // Both count from the range's first row.
   int64_t RowsOfBlock(int64_t first_row) const;
   void WillNeed(int64_t first_row, int64_t num_rows) const;
   absl::Status Read(int64_t first_row, std::span<std::byte> out);
@@ -67,7 +67,7 @@ class TensorStream {
   TensorStore::Entry tensor_;
   TensorRange range_;
   std::span<std::byte> buffer_;
-  int64_t next_row_ = 0;  // of the range
+  int64_t next_row_ = 0;  // relative to the range
   int64_t read_bytes_ = 0;
   TileHasher hasher_;
 };
@@ -75,35 +75,37 @@ class TensorStream {
 // Owns: the open files.
 // Threads: const methods from any thread.
 // Errors: NOT_FOUND for a missing tensor, INVALID_ARGUMENT for a wrong shape or
-// type, each with file, tensor, want and have; UNIMPLEMENTED for models not
-// served.
+//   type, each with file, tensor, wanted and found value. UNIMPLEMENTED for
+//   models that are not served.
 class Checkpoint {
  public:
-  // Checks all that no plan changes, and of a folder without a kv_plan.json the
-  // attention tensors too. With one, whoever has read and judged the plan goes
-  // on with CheckTensors.
+  // Checks everything that no plan changes. In a folder without a kv_plan.json,
+  // it also checks the attention tensors. With a plan, the caller reads and
+  // judges the plan and then calls CheckTensors.
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
 
-  // Whether the tensors are those of this plan, which was resolved for the
-  // model: every one there in its shape, and in layers whose
-  // attention is not the plain one no projection beside them. RequiredTensors'
-  // errors too. Without `with_ranges`, those of codes may still be missing.
+  // Checks that the tensors are those of this plan, which was resolved for the
+  // model. Every tensor must exist in its shape. Layers whose attention is not
+  // the plain one must have no other projection. Also returns the errors of
+  // RequiredTensors. Without `with_ranges`, the ranges of codes may still be
+  // missing.
   absl::Status CheckTensors(const plan::ResolvedPlan& plan,
                             bool with_ranges = true) const;
 
   const std::string& folder() const { return folder_; }
-  // The folder's own name.
+  // The name of the folder without its path.
   std::string name() const;
   const DecoderSpec& spec() const { return spec_; }
-  // Text of kv_plan.json, if there is one.
+  // The text of kv_plan.json, if there is one.
   const std::optional<std::string>& kv_plan_json() const {
     return kv_plan_json_;
   }
 
-  // A tensor of a weight type by our name (family_tensors.h); NOT_FOUND, or
-  // INVALID_ARGUMENT for another type.
+  // A tensor of a weight type by its canonical name (family_tensors.h).
+  // NOT_FOUND, or INVALID_ARGUMENT for another type.
   absl::StatusOr<TensorStore::Entry> Tensor(std::string_view name) const;
-  // By our names, what no decoder reads by its own.
+  // All tensors by their canonical names. Tensors that no decoder reads keep
+  // their own names.
   const TensorStore& tensors() const { return store_; }
 
  private:
@@ -114,7 +116,8 @@ class Checkpoint {
 
   absl::Status CheckTensor(const RequiredTensor& want) const;
   absl::Status CheckPlainTensors(bool attention) const;
-  // Of the projections of attention. `compressed`: by layer.
+  // Checks that compressed layers have no other projections of attention.
+  // `compressed` is indexed by layer.
   absl::Status CheckNoOthers(const std::vector<RequiredTensor>& wanted,
                              const std::vector<bool>& compressed) const;
 

@@ -1,4 +1,4 @@
-// Checkpoints with a kv_plan.json: small folders, written here.
+// Checkpoints with a kv_plan.json: small folders that this test writes.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -22,7 +22,7 @@ using kvasir::v1::KvPlan;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Two layers, M = 24, 4 query and 2 KV heads of 6.
+// Two layers: M = 24, 4 query heads and 2 KV heads of 6 dims.
 constexpr char kConfig[] =
     R"({"architectures":["LlamaForCausalLM"],"model_type":"llama",
         "hidden_size":24,"intermediate_size":20,"num_attention_heads":4,
@@ -30,8 +30,8 @@ constexpr char kConfig[] =
         "max_position_embeddings":64,"rms_norm_eps":1e-6,"hidden_act":"silu",
         "rope_theta":10000.0,"tie_word_embeddings":true})";
 
-// Layer 0 plain; layer 1: rebuilt low-rank keys with static ranges, folded
-// values.
+// Layer 0 is plain. Layer 1 has rebuilt low-rank keys with static ranges, and
+// folded values.
 constexpr char kPlan[] =
     R"({"schema_version":1,"layers":[
   {"key":{"parts":[{"full":{},"stored":"POST_ROPE","codec":{"dtype":"F32"}}]},
@@ -48,7 +48,7 @@ KvPlan Plan() {
   return plan;
 }
 
-// The plan of that config, as a start has it.
+// The plan for that config, resolved as at a start.
 plan::ResolvedPlan Resolved(const KvPlan& plan, const DecoderSpec& spec) {
   auto resolved = plan::ResolvePlan(plan, AttentionShapeOf(spec));
   EXPECT_TRUE(resolved.ok()) << resolved.status();
@@ -69,7 +69,7 @@ class CheckpointPlanTest : public ::testing::Test {
     }
   }
 
-  // Zeros, but for the first byte of the tensor `spoiled`.
+  // All bytes are zero, except for the first byte of the tensor `spoiled`.
   void Write(const std::string& spoiled = "",
              const std::string& dtype = "F32") {
     const int64_t number_bytes = dtype == "F32" ? 4 : 2;
@@ -121,7 +121,7 @@ class CheckpointPlanTest : public ::testing::Test {
 
 TEST_F(CheckpointPlanTest, AnArtifactFitsItsPlan) { KVASIR_EXPECT_OK(Check()); }
 
-TEST_F(CheckpointPlanTest, WithoutThePlanItsTensorsAreMissed) {
+TEST_F(CheckpointPlanTest, NamesMissingTensorsWithoutThePlan) {
   std::filesystem::remove(folder_.File("kv_plan.json"));
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -130,7 +130,7 @@ TEST_F(CheckpointPlanTest, WithoutThePlanItsTensorsAreMissed) {
                                  "missing")));
 }
 
-TEST_F(CheckpointPlanTest, WhatNoPlanChangesIsCheckedAtOnce) {
+TEST_F(CheckpointPlanTest, OpenChecksTensorsThatNoPlanChanges) {
   shapes_["model.layers.1.mlp.up_proj.weight"] = {19, 24};
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -158,7 +158,7 @@ TEST_F(CheckpointPlanTest, EveryAttentionTensorIsCheckedByNameAndShape) {
                                         HasSubstr("want shape ["),
                                         HasSubstr("have ["))));
   }
-  // q, k down and its bias, up, both ranges, v down, o.
+  // q, down of k and its bias, up of k, both ranges, down of v, and o.
   EXPECT_EQ(changed, 8);
 }
 
@@ -173,8 +173,8 @@ TEST_F(CheckpointPlanTest, FullWeightsUnderACompressingPlanAreRefused) {
                                       HasSubstr("[5, 24]"))));
 }
 
-TEST_F(CheckpointPlanTest, AProjectionThatThePlanHasNoUseForIsRefused) {
-  // An applied bias that is read by nobody would change the outputs.
+TEST_F(CheckpointPlanTest, RefusesAProjectionThatThePlanDoesNotUse) {
+  // A bias that the artifact has but nothing reads would change the outputs.
   for (const char* part : {"o_proj.bias", "k_proj.up.bias", "v_proj.weight"}) {
     SCOPED_TRACE(part);
     shapes_[Name(part)] = {24};
@@ -183,7 +183,7 @@ TEST_F(CheckpointPlanTest, AProjectionThatThePlanHasNoUseForIsRefused) {
                                         HasSubstr("no use for it"))));
     shapes_.erase(Name(part));
   }
-  shapes_[Name("rotary_emb.inv_freq")] = {3};  // says nothing about the plan
+  shapes_[Name("rotary_emb.inv_freq")] = {3};  // unrelated to the plan
   KVASIR_EXPECT_OK(Check());
   const std::string bias = "model.layers.0.self_attn.o_proj.bias";
   shapes_[bias] = {24};  // a plain layer
@@ -192,8 +192,8 @@ TEST_F(CheckpointPlanTest, AProjectionThatThePlanHasNoUseForIsRefused) {
                                       HasSubstr("has no bias"))));
 }
 
-// Kept pairs of keys have the base model's names.
-TEST_F(CheckpointPlanTest, KeptPairsAreNoPlainLayer) {
+// Kept pairs of keys have the tensor names of the base model.
+TEST_F(CheckpointPlanTest, KeptPairsAreNotAPlainLayer) {
   KvPlan plan = Plan();
   kvasir::v1::SidePlan* key = plan.mutable_layers(1)->mutable_key();
   ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
@@ -242,7 +242,7 @@ TEST_F(CheckpointPlanTest, ABiasThatAPlainModelDoesNotReadIsRefused) {
                              HasSubstr("has no bias"))));
 }
 
-TEST_F(CheckpointPlanTest, RangesMayBeLeftForLater) {
+TEST_F(CheckpointPlanTest, RangesMayBeCheckedLater) {
   shapes_.erase(Name("k_proj.range.min"));
   Write();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
@@ -254,7 +254,7 @@ TEST_F(CheckpointPlanTest, RangesMayBeLeftForLater) {
                        HasSubstr("k_proj.range.min is missing")));
 }
 
-TEST_F(CheckpointPlanTest, RangesAreF32) {
+TEST_F(CheckpointPlanTest, RangesMustBeF32) {
   Write("", "BF16");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));

@@ -26,7 +26,7 @@ std::string GoldenModel(const std::string& name) {
                       name);
 }
 
-// A copy of a golden model whose files a test may spoil.
+// A copy of a golden model. A test may damage its files.
 class CheckpointTest : public ::testing::Test {
  protected:
   CheckpointTest() {
@@ -88,7 +88,7 @@ TEST_F(CheckpointTest, AMissingTensorIsNamed) {
                                  "missing")));
 }
 
-TEST_F(CheckpointTest, AnUnknownExtraTensorIsIgnoredAndATellingOneRefused) {
+TEST_F(CheckpointTest, IgnoresUnknownTensorsExceptThoseOfOtherModels) {
   std::ifstream in(folder_.File("model.safetensors"), std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(in)),
                     std::istreambuf_iterator<char>());
@@ -117,7 +117,7 @@ TEST_F(CheckpointTest, AnUnknownExtraTensorIsIgnoredAndATellingOneRefused) {
   }
 }
 
-TEST_F(CheckpointTest, AWrongShapeSaysWantAndHave) {
+TEST_F(CheckpointTest, AWrongShapeErrorNamesBothShapes) {
   const std::string path = folder_.File("config.json");
   std::ifstream in(path);
   std::string config((std::istreambuf_iterator<char>(in)),
@@ -141,7 +141,7 @@ TEST_F(CheckpointTest, AWeightOfAnotherTypeIsRefused) {
                        HasSubstr("want F32, F16 or BF16, have I32")));
 }
 
-TEST_F(CheckpointTest, APlanIsHandedOn) {
+TEST_F(CheckpointTest, KeepsTheTextOfThePlan) {
   folder_.Write("kv_plan.json", "{\"schema_version\":1}");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
@@ -170,7 +170,7 @@ TEST_F(CheckpointTest, WeightsIdDependsOnEveryBitAndNotOnBlocks) {
   EXPECT_NE(id, other);
 }
 
-TEST_F(CheckpointTest, AStreamSaysWhenItsBufferIsTooSmall) {
+TEST_F(CheckpointTest, AStreamReportsABufferThatIsTooSmall) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
   EXPECT_THAT(WeightsId(checkpoint, 4),

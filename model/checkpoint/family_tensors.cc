@@ -13,11 +13,12 @@
 namespace kvasir::model {
 namespace {
 
-// What of the stored rows ours are.
+// Selects the rows of the stored tensor that belong to the canonical one.
 enum class Pick { kAll, kQuery, kKey, kValue, kBehindTwo };
 
-// A module: its "weight" and "bias" follow. Of a layer if it begins with the
-// family's `layers`, which is followed by the layer's number and a point.
+// A module; "weight" or "bias" follows its name. It belongs to a layer if it
+// begins with the family's `layers`, and then the layer's number and a point
+// follow.
 struct NameRow {
   std::string_view stored;
   std::string_view ours;
@@ -27,7 +28,7 @@ struct NameRow {
 struct FamilyNames {
   std::string_view model_type;
   std::string_view layers;        // as stored
-  std::string_view short_layers;  // the same of older files, or nothing
+  std::string_view short_layers;  // the form of older files, or nothing
   std::span<const NameRow> in_layer;
   std::span<const NameRow> outer;
 };
@@ -60,7 +61,8 @@ constexpr std::array<NameRow, 8> kOptLayer = {{
     {"fc1.", "mlp.up_proj."},
     {"fc2.", "mlp.down_proj."},
 }};
-// Files written from the model without its head lack the first "model.".
+// Files that were written from the model without its head lack the first
+// "model.".
 constexpr std::array<NameRow, 6> kOptOuter = {{
     {"model.decoder.embed_tokens.", "model.embed_tokens."},
     {"model.decoder.embed_positions.", "model.embed_positions.",
@@ -83,7 +85,7 @@ const FamilyNames* NamesOf(const DecoderSpec& spec) {
   return nullptr;
 }
 
-// "17." and what follows it, behind `prefix`.
+// A name in a layer: "17." and the rest, which follow `prefix`.
 struct InLayer {
   std::string_view number;  // with its point
   std::string_view rest;
@@ -99,7 +101,7 @@ std::optional<InLayer> SplitLayer(std::string_view prefix,
   return InLayer{name.substr(0, digits + 1), name.substr(digits + 1)};
 }
 
-// "weight" or "bias", if that is all that `name` has behind `module`.
+// "weight" or "bias", if that is all that follows `module` in `name`.
 std::optional<std::string_view> LeafOf(std::string_view module,
                                        std::string_view name) {
   if (!name.starts_with(module)) return std::nullopt;
@@ -140,8 +142,8 @@ struct Renamed {
   Pick pick = Pick::kAll;
 };
 
-// Our names of a stored tensor; several of a fused one, none of one that the
-// family does not have.
+// The canonical names of a stored tensor: several for a fused one, and none for
+// a tensor that is not in the family's table.
 std::vector<Renamed> Rename(const FamilyNames& names, std::string_view stored) {
   std::vector<Renamed> ours;
   auto layer = SplitLayer(names.layers, stored);

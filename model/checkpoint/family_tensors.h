@@ -1,6 +1,7 @@
-// How families name and fuse their tensors. Everything above the files knows
-// one set of names, Llama's (plan_tensors.h); a family of other names has its
-// rows here, and nothing else in the engine or the compressor knows them.
+// Maps the tensor names of families, and their fused tensors, to canonical
+// ones. All code above the files uses one set of names, Llama's
+// (plan_tensors.h). A family with other names has its table here; no other code
+// of engine or compressor knows them.
 #pragma once
 
 #include <string>
@@ -13,27 +14,28 @@
 
 namespace kvasir::model {
 
-// What one of our tensors is in a file of the family's own.
+// The place of a canonical tensor in a file of the family.
 struct StoredTensor {
   std::string name;
   RowBlocks rows;
-  int64_t num_rows = 0;  // of ours, where they are not all
+  int64_t num_rows = 0;  // rows of the canonical tensor, if it has not all
 };
 
-// GPT-NeoX's fused query_key_value has the rows of head after head, queries,
-// keys and values of each; OPT's table of positions begins with two rows that
-// no position uses. Names of no row of the family are their own: so are the
-// attention tensors of an artifact, which have our names in every family.
+// The stored tensor for a canonical name. GPT-NeoX's fused query_key_value has
+// queries, keys and values of one head after the other. OPT's table of
+// positions begins with two rows that no position uses. A name that is not in
+// the family's table stands for itself; so do the attention tensors of an
+// artifact, which have canonical names in every family.
 StoredTensor StoredTensorOf(const DecoderSpec& spec, std::string_view name);
 
-// Our names of a stored tensor: several of a fused one, its own where the
-// family has no other.
+// The canonical names of a stored tensor: several for a fused one, and its own
+// name if the family's table does not have it.
 std::vector<std::string> OurNamesOf(const DecoderSpec& spec,
                                     std::string_view stored);
 
-// Gives the tensors of a folder our names. INVALID_ARGUMENT, with file, tensor,
-// want and have, for a fused one of other rows than the model's, and where a
-// folder has one tensor twice.
+// Gives the tensors of a folder their canonical names. INVALID_ARGUMENT, with
+// file, tensor, wanted and found value, if a fused tensor has other rows than
+// the model's, or if a folder has a tensor twice.
 absl::Status UseOurNames(const DecoderSpec& spec, TensorStore* store);
 
 }  // namespace kvasir::model

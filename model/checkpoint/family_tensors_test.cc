@@ -56,7 +56,7 @@ TEST(FamilyTensorsTest, EveryNameHasItsPlaceInTheFamilysFiles) {
             "model.decoder.layers.0.final_layer_norm.weight");
   EXPECT_EQ(stored("opt", "lm_head.weight"), "lm_head.weight");
   EXPECT_EQ(stored("llama", "model.norm.weight"), "model.norm.weight");
-  // The tensors of an artifact have our names in every family.
+  // The tensors of an artifact have canonical names in every family.
   for (const char* name : {"model.layers.0.self_attn.k_proj.down.weight",
                            "model.layers.0.self_attn.k_proj.part1.weight"}) {
     EXPECT_EQ(stored("gpt_neox", name), name);
@@ -101,7 +101,7 @@ TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeInPiecesOfAnySize) {
                          fused.data() + static_cast<size_t>(stored) * row, row))
             << name << " row " << i;
       }
-      // Across the borders of blocks.
+      // These ranges cross the borders of blocks.
       for (size_t begin = 0; begin + 3 < own.size(); begin += 17) {
         std::vector<std::byte> piece(
             std::min(own.size() - begin, size_t{5} * row + 3));
@@ -125,7 +125,7 @@ TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeInPiecesOfAnySize) {
   }
 }
 
-TEST(FamilyTensorsTest, PositionsBeginBehindTheUnusedRows) {
+TEST(FamilyTensorsTest, PositionsBeginAfterTheUnusedRows) {
   auto checkpoint = Checkpoint::Open(GoldenModel("opt-tied"));
   KVASIR_ASSERT_OK(checkpoint);
   auto table = checkpoint->Tensor(kPositionsName);
@@ -145,7 +145,8 @@ TEST(FamilyTensorsTest, OptOfOlderFilesHasNoPrefix) {
   KVASIR_EXPECT_OK(Checkpoint::Open(GoldenModel("opt-untied-no-bias")));
 }
 
-// A copy of a golden model, with text of its header replaced by as much text.
+// Opens a copy of a golden model. Text of its header is replaced by text of the
+// same length.
 absl::Status OpenWith(const std::string& model, const std::string& from,
                       const std::string& to) {
   EXPECT_EQ(from.size(), to.size());

@@ -1,6 +1,6 @@
-// Names a checkpoint's weights by their bytes: fixed tiles of each tensor are
-// hashed apart and put together, so that the name depends neither on files nor
-// on blocks nor on who has read which tile.
+// Identifies a checkpoint's weights by their bytes. Fixed tiles of each tensor
+// are hashed separately and then combined. So the id depends neither on files
+// nor on blocks, nor on which rank has read which tile.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace kvasir::model {
 
-// 128 bits that change when any bit of the data does. Fast, not secret.
+// 128 bits that change if any bit of the data changes. Fast, but not secure.
 struct Fingerprint {
   uint64_t high = 0;
   uint64_t low = 0;
@@ -25,9 +25,9 @@ struct Fingerprint {
 };
 std::string FingerprintText(const Fingerprint& fingerprint);
 
-// A tile is so many rows by so many bytes of each; less at a tensor's ends. A
-// rank that reads rows or columns of a tensor reads whole tiles of it, but for
-// those at its borders.
+// The rows of a tile, and the bytes of each row. Tiles at a tensor's ends are
+// smaller. A rank that reads some rows or columns of a tensor reads whole
+// tiles, except at its borders.
 inline constexpr int64_t kTileRows = 128;
 inline constexpr int64_t kTileRowBytes = 1024;
 
@@ -46,9 +46,9 @@ class TileHasher {
   explicit TileHasher(uint64_t row_bytes);
   ~TileHasher();
 
-  // Whole rows: a multiple of row_bytes (CHECK).
+  // `rows` must be whole rows: a multiple of row_bytes (CHECK).
   void Add(std::span<const std::byte> rows);
-  // Of the rows so far; a last tile may be short.
+  // The tiles of the rows so far. The last tiles may be short.
   Tiles tiles() const;
 
  private:
@@ -61,38 +61,39 @@ class TileHasher {
   std::vector<Fingerprint> done_;
 };
 
-// Of one tensor of a checkpoint: which of its tiles are known.
+// The tiles of one tensor of a checkpoint, as far as they are known.
 struct TensorTiles {
-  // No tile known.
+  // Without any known tile.
   static TensorTiles Of(const TensorInfo& info);
 
   std::string type_and_shape;
-  int64_t rows = 0;  // of tiles
+  int64_t rows = 0;  // numbers of tiles
   int64_t columns = 0;
   std::vector<Fingerprint> hashes;  // [rows, columns]
-  std::vector<bool> known;          // the same
+  std::vector<bool> known;          // [rows, columns]
 };
-// By name, as Checkpoint::Tensor finds it.
+// By the name that Checkpoint::Tensor uses.
 using TilesByName = std::map<std::string, TensorTiles, std::less<>>;
 
-// The part of a spec that changes the outputs.
+// A text of the fields of a spec that change the outputs.
 std::string OutputsText(const DecoderSpec& spec);
-// Of tensors of which every tile is known, and OutputsText.
+// The id of tensors all of whose tiles are known, and of OutputsText.
 std::string WeightsIdOf(const TilesByName& tensors, std::string_view outputs);
 
-// Gathers the tiles of a checkpoint's tensors into its weights_id. The order of
-// the calls does not matter. Threads: one.
+// Collects the tiles of a checkpoint's tensors and computes its weights_id. The
+// order of the calls does not matter.
+// Threads: one.
 class WeightsIdBuilder {
  public:
-  // That there is this tensor, even if none of its tiles is ever added.
+  // Registers the tensor, even if none of its tiles is ever added.
   void AddTensor(std::string_view name, const TensorInfo& info);
-  // The first of the tiles is at this place of the tensor's. CHECKs that they
-  // lie inside it, and that a tile that comes twice is the same.
+  // Adds tiles; the first is at this place in the tensor. CHECKs that they lie
+  // inside the tensor, and that a tile that is added twice is the same.
   void Add(std::string_view name, const TensorInfo& info, const Tiles& tiles,
            int64_t first_row = 0, int64_t first_column = 0);
   const TilesByName& tensors() const { return tensors_; }
-  // Also depends on the fields of the spec that change the outputs. CHECKs that
-  // no tile of a tensor is missing.
+  // The id also depends on the fields of the spec that change the outputs.
+  // CHECKs that no tile of any tensor is missing.
   std::string Finish(const DecoderSpec& spec) const;
 
  private:

@@ -16,7 +16,7 @@
 namespace kvasir::model {
 namespace {
 
-// Three tiles by three, the last of each short.
+// Three by three tiles, of which the last row and column are short.
 constexpr int64_t kRows = 2 * kTileRows + 77;
 constexpr int64_t kColumns = (2 * kTileRowBytes + 300) / 2;
 constexpr int64_t kRowBytes = kColumns * 2;
@@ -40,7 +40,7 @@ std::vector<std::byte> Bytes() {
   return bytes;
 }
 
-// Rows [first_row, end_row) and of each the bytes [begin, end).
+// Rows [first_row, end_row), and the bytes [begin, end) of each.
 Tiles TilesOf(const std::vector<std::byte>& bytes, int64_t first_row,
               int64_t end_row, int64_t begin = 0, int64_t end = kRowBytes) {
   TileHasher hasher(static_cast<uint64_t>(end - begin));
@@ -58,7 +58,7 @@ std::string IdOf(const Tiles& tiles) {
   return builder.Finish(DecoderSpec());
 }
 
-TEST(TileHasherTest, BlocksDoNotMatter) {
+TEST(TileHasherTest, DoesNotDependOnBlocks) {
   const std::vector<std::byte> bytes = Bytes();
   const Tiles whole = TilesOf(bytes, 0, kRows);
   EXPECT_EQ(whole.rows, 3);
@@ -77,7 +77,7 @@ TEST(TileHasherTest, BlocksDoNotMatter) {
   }
 }
 
-TEST(TileHasherTest, AByteChangesItsOwnTileAlone) {
+TEST(TileHasherTest, AByteChangesOnlyItsOwnTile) {
   std::vector<std::byte> bytes = Bytes();
   const Tiles before = TilesOf(bytes, 0, kRows);
   struct Place {
@@ -118,7 +118,7 @@ TEST(WeightsIdTest, RanksThatReadRowsOrColumnsGiveTheWholeTensorsId) {
   EXPECT_EQ(by_columns.Finish(DecoderSpec()), whole);
 }
 
-TEST(WeightsIdTest, TheSameTilesOfAnotherTensorAreOtherWeights) {
+TEST(WeightsIdTest, TheSameTilesOfAnotherTensorGiveAnotherId) {
   const Tiles tiles = TilesOf(Bytes(), 0, kRows);
   const std::string id = IdOf(tiles);
   WeightsIdBuilder other_name;
@@ -131,7 +131,7 @@ TEST(WeightsIdTest, TheSameTilesOfAnotherTensorAreOtherWeights) {
   EXPECT_NE(other_type.Finish(DecoderSpec()), id);
 }
 
-TEST(WeightsIdDeathTest, AMissingTileIsNoId) {
+TEST(WeightsIdDeathTest, AMissingTileIsABug) {
   const std::vector<std::byte> bytes = Bytes();
   WeightsIdBuilder builder;
   builder.Add("t", Info(), TilesOf(bytes, 0, kTileRows));

@@ -8,7 +8,7 @@
 namespace kvasir::model {
 namespace {
 
-// `attention` gives the attention tensors of a layer.
+// `attention` returns the attention tensors of a layer.
 template <typename Attention>
 std::vector<RequiredTensor> ModelTensors(const DecoderSpec& spec,
                                          const Attention& attention) {

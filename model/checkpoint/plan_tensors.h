@@ -1,5 +1,5 @@
-// Every tensor that a decoder needs: attention's under a compression plan
-// (plan/artifact_tensors.h), and all that no plan changes.
+// Every tensor that a decoder needs: attention's tensors under a compression
+// plan (plan/artifact_tensors.h), and all tensors that no plan changes.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,17 @@ using plan::RequiredTensor;
 // Every tensor of a full-rank model.
 std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec);
 
-// The same under a plan; only attention tensors differ.
-// Errors: INVALID_ARGUMENT for a plan of another number of layers,
+// The same under a plan. Only attention tensors differ.
+// Errors: INVALID_ARGUMENT for a plan with another number of layers,
 //   UNIMPLEMENTED for a part that the artifact has no tensors for.
 absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
     const DecoderSpec& spec, const plan::ResolvedPlan& plan);
 
-// What a layer has beside attention, by names after "model.layers.{l}.".
+// The tensors of a layer outside attention, with names after
+// "model.layers.{l}.".
 std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec);
 
-// Names, in one place for loader and writers.
+// Names that loader and writers share.
 inline constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
 // Learned positions [max_position_embeddings, M].
 inline constexpr std::string_view kPositionsName =
@@ -40,7 +41,7 @@ inline constexpr std::string_view kFinalNormName = "model.norm.weight";
 inline constexpr std::string_view kFinalNormBiasName = "model.norm.bias";
 inline constexpr std::string_view kHeadName = "lm_head.weight";
 
-// plan::PairDims of a model's RoPE.
+// plan::PairDims for a model's RoPE.
 inline std::vector<int64_t> PairDims(const RopeSpec& rope,
                                      std::span<const uint32_t> pairs) {
   return plan::PairDims(rope.pairing, rope.rotary_dim, pairs);

@@ -18,7 +18,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// One layer: M = 24, 4 query and 2 KV heads of 8, all dims rotate (4 pairs).
+// One layer: M = 24, 4 query heads and 2 KV heads of 8 dims, all of which
+// rotate (4 pairs).
 DecoderSpec Spec() {
   DecoderSpec spec;
   spec.hidden_size = 24;
@@ -58,7 +59,7 @@ absl::StatusOr<plan::AttentionTensors> DescribeAttention(
   return plan::TensorsOf(*attention, shape, 0);
 }
 
-// "k_proj.down.weight [5, 24]", F32 where only that will do.
+// "k_proj.down.weight [5, 24]", followed by F32 if only that type is allowed.
 std::vector<std::string> Listed(const plan::AttentionTensors& attention) {
   std::vector<std::string> lines;
   for (const RequiredTensor& tensor : attention.tensors) {
@@ -79,7 +80,7 @@ std::vector<std::string> Listed(const DecoderSpec& spec,
   return attention.ok() ? Listed(*attention) : std::vector<std::string>();
 }
 
-// A low_rank part of a group per head, with ranks 3 and 2.
+// A low_rank part with one group for each head, of ranks 3 and 2.
 std::string LowRank(const std::string& lift, const std::string& stored,
                     const std::string& rest = R"("codec":{"dtype":"BF16"})") {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[1],"rank":3},)",
@@ -113,7 +114,7 @@ TEST(PlanTensorsTest, LowRankKeysThatAreRebuiltAndFoldedValues) {
       ElementsAre("q_proj.weight [32, 24]", "k_proj.down.weight [5, 24]",
                   "k_proj.up.0.weight [8, 3]", "k_proj.up.1.weight [8, 2]",
                   "v_proj.down.weight [5, 24]",
-                  // Query heads 0 and 1 read KV head 0 of rank 2.
+                  // Query heads 0 and 1 read KV head 0, which has rank 2.
                   "o_proj.weight [24, 10]"));
 }
 
@@ -223,7 +224,7 @@ TEST(PlanTensorsTest, RopeLowRankHoldsComplexChannels) {
 
 TEST(PlanTensorsTest, PartsOfASideAreNumbered) {
   DecoderSpec spec = Spec();
-  spec.rope.rotary_dim = 4;  // 2 pairs and 4 dims without rotation
+  spec.rope.rotary_dim = 4;  // 2 pairs, and 4 dims that do not rotate
   const std::string pairs =
       R"({"rope_pairs":{"per_head":[{"pair_indices":[1]},
           {"pair_indices":[0]}]},"stored":"PRE_ROPE","uses":[{"fold":{}}],
@@ -236,7 +237,7 @@ TEST(PlanTensorsTest, PartsOfASideAreNumbered) {
                   "k_proj.part0.range.scale [4] F32",
                   "k_proj.part1.down.weight [5, 24]", "v_proj.weight [16, 24]",
                   "o_proj.weight [24, 32]"));
-  // The part that does not fold brings the plain rows of its 4 dims.
+  // The part that does not fold adds the plain rows of its 4 dims.
   EXPECT_THAT(
       Listed(spec, absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")),
              kFull),
@@ -267,7 +268,7 @@ TEST(PlanTensorsTest, ZeroBitsShortenALowRankLatent) {
   const auto fixed = Listed(Spec(), part("basis_static"), kFull);
   EXPECT_THAT(fixed, Contains("k_proj.down.weight [5, 24]"));
   EXPECT_THAT(fixed, Contains("k_proj.up.0.weight [16, 5]"));
-  // The basis of a sequence is found in the whole latent.
+  // The basis of a sequence is found over the whole latent.
   EXPECT_THAT(Listed(Spec(), part("basis_sequence"), kFull),
               Contains("k_proj.down.weight [8, 24]"));
 }
@@ -289,7 +290,7 @@ TEST(PlanTensorsTest, AnchoredKeysAreRebuiltFromTheDimsOfTheirPairs) {
   EXPECT_THAT(tensors, Contains("q_proj.weight [32, 24]"));
 }
 
-TEST(PlanTensorsTest, DimsOfPairsGoByThePairing) {
+TEST(PlanTensorsTest, DimsOfPairsFollowThePairing) {
   const std::vector<uint32_t> pairs = {1, 2};
   EXPECT_THAT(PairDims({.rotary_dim = 6}, pairs), ElementsAre(1, 2, 4, 5));
   EXPECT_THAT(
@@ -297,7 +298,7 @@ TEST(PlanTensorsTest, DimsOfPairsGoByThePairing) {
       ElementsAre(2, 3, 4, 5));
 }
 
-TEST(PlanTensorsTest, CoveredDimsAscendAndGoByUses) {
+TEST(PlanTensorsTest, CoveredDimsAscendAndFollowTheUses) {
   DecoderSpec spec = Spec();
   spec.rope.rotary_dim = 4;
   const auto covered = [&](plan::Side side, const std::string& part) {
@@ -322,7 +323,7 @@ TEST(PlanTensorsTest, CoveredDimsAscendAndGoByUses) {
   EXPECT_THAT(covered(plan::Side::kKey, two), ElementsAre(1, 3, 4, 5, 6, 7));
 }
 
-TEST(PlanTensorsTest, WhatHasNoTensorsIsSaid) {
+TEST(PlanTensorsTest, RefusesPartsWithoutTensors) {
   EXPECT_THAT(DescribeAttention(
                   Spec(), Layer(LowRank("at_runtime", "POST_ROPE"), kFull)),
               StatusIs(absl::StatusCode::kUnimplemented,
@@ -330,7 +331,7 @@ TEST(PlanTensorsTest, WhatHasNoTensorsIsSaid) {
                                  "self_attn.k_proj")));
 }
 
-TEST(PlanTensorsTest, KeyAndValueShareWhatComesBeforeTheirLifts) {
+TEST(PlanTensorsTest, KeyAndValueShareTheTensorsBeforeTheirLifts) {
   const auto listed = [](const DecoderSpec& spec, const std::string& value,
                          const std::string& rest) {
     const LayerPlan apart = Layer(LowRank("reconstruct", "PRE_ROPE", rest),
@@ -364,7 +365,7 @@ TEST(PlanTensorsTest, KeyAndValueShareWhatComesBeforeTheirLifts) {
                   "kv_proj.up_key.1.weight [8, 2]", "o_proj.weight [24, 10]"));
 }
 
-TEST(PlanTensorsTest, APlanForAnotherModelIsNoCrash) {
+TEST(PlanTensorsTest, RefusesAPlanForAnotherModelWithoutACrash) {
   DecoderSpec spec = Spec();
   spec.num_kv_heads = 4;
   EXPECT_THAT(

@@ -15,8 +15,8 @@
 namespace kvasir::model {
 namespace {
 
-// Sum of the four 16-bit numbers in two words, about its mean: deviation
-// sqrt(4 * (2^32 - 1) / 12).
+// The sum of the four 16-bit numbers in two words, relative to its mean. Its
+// deviation is sqrt(4 * (2^32 - 1) / 12).
 float CentredSum(uint32_t a, uint32_t b) {
   const uint32_t sum = (a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16);
   return static_cast<float>(static_cast<int32_t>(sum) - 2 * 0xFFFF);
@@ -25,15 +25,16 @@ float CentredSum(uint32_t a, uint32_t b) {
 constexpr double kCentredSumDeviation = 37837.2;
 constexpr double kBiasDeviation = 0.1;
 
-// What adds to the residual stream, 2 L times in all.
+// The scale of matrices that add to the residual stream, which happens 2 L
+// times.
 double ResidualScale(const ModelShape& shape) {
   return 1.0 / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
 }
 
-// Static ranges hold latents of deviation 1 up to here.
+// Static ranges cover latents of deviation 1 up to this many deviations.
 constexpr double kRangeDeviations = 3.0;
 
-// By the name of a range tensor: the width of a step.
+// The width of a step, by the name of the range tensor.
 using RangeSteps = std::map<std::string, double>;
 
 void AddRangeSteps(int64_t layer, const plan::ResolvedSide& side,
@@ -67,7 +68,8 @@ RandomTensor PlannedTensor(const ModelShape& shape, const RangeSteps& steps,
   } else if (wanted.shape.size() == 1) {
     tensor.deviation = kBiasDeviation;
   } else if (wanted.shape.size() == 3) {
-    // A complex lift: a term or two for a pair, however many channels.
+    // In a complex lift, one or two terms contribute to a pair, whatever the
+    // number of channels.
     tensor.deviation = std::sqrt(0.5);
   } else {
     tensor.deviation = 1.0 / std::sqrt(columns);
@@ -81,8 +83,8 @@ RandomTensor PlannedTensor(const ModelShape& shape, const RangeSteps& steps,
 // Lists tensors in file order.
 struct TensorLister {
   std::vector<RandomTensor> tensors;
-  std::string prefix;  // of the next names
-  bool bias = false;   // of projections
+  std::string prefix;  // the beginning of the next names
+  bool bias = false;   // whether projections have biases
   bool layer_norm = false;
 
   void Table(const char* module, int64_t rows, int64_t columns,
@@ -96,7 +98,7 @@ struct TensorLister {
   void Bias(const char* module, int64_t size) {
     Add(module, ".bias", {size}, RandomKind::kNormal, kBiasDeviation);
   }
-  // With its bias, where the model has such.
+  // Also adds the bias if the model has such biases.
   void Projection(const char* module, int64_t rows, int64_t columns,
                   double scale) {
     Matrix(module, rows, columns, scale);
@@ -192,7 +194,7 @@ void ListOpt(const ModelShape& shape, double residual, double embedding,
   }
 }
 
-// Numbers of stored elements from `begin` on.
+// The numbers of stored elements from `begin` on.
 void FillStored(const RandomTensor& tensor, uint64_t seed, int64_t begin,
                 std::span<float> out) {
   const base::PhiloxKey key = base::PhiloxKeyFromSeed(seed);
@@ -200,7 +202,7 @@ void FillStored(const RandomTensor& tensor, uint64_t seed, int64_t begin,
       HashName(tensor.stored_name.empty() ? tensor.name : tensor.stored_name);
   const auto scale =
       static_cast<float>(tensor.deviation / kCentredSumDeviation);
-  // A Philox block makes two elements, 2 * block and 2 * block + 1.
+  // A Philox block gives two elements, 2 * block and 2 * block + 1.
   const auto first = static_cast<uint64_t>(begin);
   auto value = [&](uint64_t element) {
     const base::PhiloxCounter bits =
@@ -237,7 +239,7 @@ int64_t RandomTensor::num_elements() const {
 
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape) {
   const double residual = ResidualScale(shape);
-  // Logits of deviation 2: a sampler has something to choose from.
+  // Logits have deviation 2, so that a sampler has a choice.
   const double embedding =
       2.0 / std::sqrt(static_cast<double>(shape.hidden_size));
   TensorLister list;

@@ -24,10 +24,10 @@ struct RandomTensor {
   std::string name;
   std::vector<int64_t> shape;  // [rows, columns], or [length]
   RandomKind kind = RandomKind::kNormal;
-  double deviation = 0.0;  // of kNormal
-  double value = 0.0;      // of kConstant
-  // What its numbers come from: some rows of a tensor of this name (or of its
-  // own, where this is empty).
+  double deviation = 0.0;  // only for kNormal
+  double value = 0.0;      // only for kConstant
+  // The numbers are some rows of the stored tensor of this name. Empty: the
+  // tensor's own name.
   std::string stored_name;
   RowBlocks rows;
 
@@ -35,31 +35,31 @@ struct RandomTensor {
 };
 
 // Every tensor of the shape's checkpoint under the family's names, in file
-// order. The deviations keep
-// activations near 1 through any depth, attention scores and logits spread: a
-// model that runs like a trained one, though it knows nothing.
+// order. The deviations keep activations near 1 at any depth, and attention
+// scores and logits spread. So the model behaves numerically like a trained
+// one.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape);
 
-// Weights of the shape, biases and norms included.
+// The number of weights of the shape, biases and norms included.
 int64_t CountParameters(const ModelShape& shape);
 
-// The same numbers by our names (family_tensors.h): of the tensors that `spec`
-// asks for, those that the shape has.
+// The same numbers under canonical names (family_tensors.h): those tensors of
+// the shape that `spec` asks for.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,
                                           const DecoderSpec& spec);
 
-// The same under a plan that was resolved for the shape's spec: attention has
-// the plan's tensors, of a scale that keeps latents and what is lifted from
-// them near 1. Tensors that the plan does not change have the same numbers.
-// RequiredTensors' errors.
+// The same under a plan that was resolved for the shape's spec. Attention has
+// the plan's tensors, on a scale that keeps latents and lifted vectors near 1.
+// Tensors that the plan does not change have the same numbers. Returns the
+// errors of RequiredTensors.
 absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
     const ModelShape& shape, const DecoderSpec& spec,
     const plan::ResolvedPlan& plan);
 
 // Elements [begin, begin + out.size()) of the tensor under `seed`, row-major.
-// A pure function of (seed, tensor name, element), exact on every machine: the
-// normal distribution is the sum of four uniform 16-bit numbers, cut at 3.46
-// deviations, so no rounding of a math library is in it.
+// They are a pure function of (seed, tensor name, element) and exact on every
+// machine. The normal distribution is the sum of four uniform 16-bit numbers,
+// cut at 3.46 deviations, so no rounding of a math library changes it.
 void FillRandom(const RandomTensor& tensor, uint64_t seed, int64_t begin,
                 std::span<float> out);
 

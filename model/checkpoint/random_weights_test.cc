@@ -31,7 +31,8 @@ TEST(RandomWeightsTest, HaveTheirMeanAndDeviation) {
   const auto count = static_cast<double>(values.size());
   EXPECT_NEAR(sum / count, 0.0, 0.004);
   EXPECT_NEAR(std::sqrt(squares / count), 0.25, 0.003);
-  // 3 for a normal distribution, 1.8 for a uniform one; four uniforms: 2.7.
+  // The value is 3 for a normal distribution, 1.8 for a uniform one, and 2.7
+  // for the sum of four uniform ones.
   EXPECT_NEAR(fourths * count / (squares * squares), 2.7, 0.06);
 }
 
@@ -63,7 +64,7 @@ TEST(RandomWeightsTest, NormsAreOnes) {
 }
 
 // The keys of head h are the second block of its rows.
-TEST(RandomWeightsTest, OurTensorsAreRowsOfTheFamilysOwn) {
+TEST(RandomWeightsTest, CanonicalTensorsAreRowsOfTheFamilysTensors) {
   const ModelShape shape = {.name = "small",
                             .family = Family::kNeox,
                             .num_layers = 1,

@@ -17,10 +17,10 @@ namespace {
 
 // The format's own limit.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-// Names of every tensor of the largest models fit many times over.
+// Many times the names of every tensor of the largest models.
 constexpr uint64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kLengthBytes = 8;
-// Of a fingerprint.
+// The number of pieces of a fingerprint.
 constexpr uint64_t kPieces = 256;
 constexpr uint64_t kPieceBytes = 64 << 10;
 
@@ -32,7 +32,8 @@ uint64_t LittleEndian64(const std::array<std::byte, kLengthBytes>& bytes) {
   return value;
 }
 
-// A shard is a plain name beside its index: no way out of the folder.
+// A shard must be a plain file name, so that an index cannot lead out of its
+// folder.
 bool IsPlainShardName(std::string_view name) {
   return name.ends_with(".safetensors") && name.find('/') == name.npos &&
          name.find('\\') == name.npos && name.find('\0') == name.npos;
@@ -128,7 +129,7 @@ void SafetensorsFile::WillNeed(const TensorInfo& tensor, uint64_t offset_bytes,
                  file_.WillNeed(place, size);
                  return absl::OkStatus();
                })
-      .IgnoreError();  // advice only
+      .IgnoreError();  // only a hint
 }
 
 void SafetensorsFile::Release(const TensorInfo& tensor, uint64_t offset_bytes,
@@ -138,7 +139,7 @@ void SafetensorsFile::Release(const TensorInfo& tensor, uint64_t offset_bytes,
                  file_.Release(place, size);
                  return absl::OkStatus();
                })
-      .IgnoreError();  // advice only
+      .IgnoreError();  // only a hint
 }
 
 absl::StatusOr<std::string> SafetensorsFile::Fingerprint() const {
@@ -148,11 +149,11 @@ absl::StatusOr<std::string> SafetensorsFile::Fingerprint() const {
   XXH3_128bits_reset(state.get());
   XXH3_128bits_update(state.get(), &size, sizeof(size));
   std::vector<std::byte> buffer(kPieceBytes);
-  // Where the last piece begins: it ends with the file.
+  // The last piece begins here and ends with the file.
   const uint64_t last = size - std::min(size, kPieceBytes);
   uint64_t end = 0;
   for (uint64_t i = 0; i < kPieces && end < size; ++i) {
-    // No byte twice, and none left out where pieces touch.
+    // If pieces touch, no byte is read twice and none is left out.
     const uint64_t begin = std::max(last * i / (kPieces - 1), end);
     end = std::min(begin + kPieceBytes, size);
     const std::span<std::byte> piece = std::span(buffer).first(end - begin);
@@ -170,8 +171,8 @@ const TensorStore::Entry* TensorStore::Find(std::string_view name) const {
 
 namespace {
 
-// Of an artifact beside its base model: metadata.linked_files has the
-// fingerprint of each file that belongs to the base.
+// For an artifact that uses files of its base model: metadata.linked_files has
+// the fingerprint of each such file.
 absl::Status CheckLinkedFiles(
     const JsonFields& index,
     const std::vector<std::unique_ptr<SafetensorsFile>>& files) {

@@ -1,5 +1,5 @@
-// Reader of safetensors files: one file, or a folder of shards with an index.
-// Nothing in a file is believed before it is checked.
+// Reads safetensors files: one file, or a folder of shards with an index.
+// Everything in a file is checked before it is used.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@
 
 namespace kvasir::model {
 
-// Every type the format knows. Weights are F32, F16 or BF16; the others are
-// read as headers only.
+// Every type of the format. Weights are F32, F16 or BF16. Tensors of other
+// types are read only as headers.
 enum class TensorType {
   kF32,
   kF16,
@@ -48,8 +48,8 @@ int64_t TensorTypeBits(TensorType type);
 bool IsWeightType(TensorType type);
 std::string ShapeText(std::span<const int64_t> shape);
 
-// A choice of a tensor's rows: blocks of `block_rows`, the first from row
-// `first` on, each `stride` rows behind the one before. block_rows 0: all rows.
+// A choice of a tensor's rows: blocks of `block_rows` rows, which begin at row
+// `first` and then every `stride` rows. block_rows 0: all rows.
 struct RowBlocks {
   int64_t first = 0;
   int64_t block_rows = 0;
@@ -63,27 +63,29 @@ struct TensorInfo {
   std::string name;  // as stored
   TensorType type = TensorType::kF32;
   std::vector<int64_t> shape;  // outermost first
-  // From the start of the file's data section.
+  // Relative to the start of the file's data section.
   uint64_t begin_bytes = 0;
   uint64_t size_bytes = 0;
-  // Not all: this is a choice of the rows that lie from begin_bytes on. Shape
-  // and size are those of the choice, and it is read as if it lay in one piece.
+  // If it is not all rows, this is a choice of the rows that begin at
+  // begin_bytes. Shape and size are those of the choice, and it is read as if
+  // it were one piece.
   RowBlocks rows;
 
-  // Product of the shape but its first entry, in bytes; the unit of reading.
-  // Only for weight types.
+  // The product of the shape without its first entry, in bytes. This is the
+  // unit of reading. Only for weight types.
   uint64_t row_bytes() const;
-  // The first entry of the shape; 1 for a scalar.
+  // The first entry of the shape. 1 for a scalar.
   int64_t num_rows() const { return shape.empty() ? 1 : shape[0]; }
 };
 
-// A header as text, checked against the bytes that follow it: types known,
-// offsets in order, without overlap or hole, each size the product of its
-// shape. `where` names the file in errors. Sorted by offset.
+// Parses a header and checks it against the bytes that follow it: types must be
+// known, offsets in order without overlap or hole, and each size the product of
+// its shape. `where` names the file in errors. The result is sorted by offset.
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(
     std::string_view json, uint64_t data_bytes, std::string_view where);
 
-// One file. Threads: const methods from any thread.
+// One file.
+// Threads: const methods from any thread.
 class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
@@ -91,14 +93,15 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
 
-  // Tells another file of the same name from this one: 128 bits of its size and
-  // of pieces spread evenly over it, as hex. All bytes of a file below 16 MiB,
-  // 16 MiB of a larger one: a model that was trained on differs in every piece,
-  // a change of a single tensor may stay unseen.
+  // Distinguishes this file from another one of the same name: 128 bits, as
+  // hex, of its size and of pieces spread evenly over it. A file below 16 MiB
+  // is read completely, and 16 MiB of a larger one. A model that was trained
+  // further differs in every piece. A change of a single tensor may stay
+  // unnoticed.
   absl::StatusOr<std::string> Fingerprint() const;
 
-  // Bytes of a tensor of this file, or of a choice of its rows, `offset_bytes`
-  // from its start.
+  // Reads bytes of a tensor of this file, or of a choice of its rows, from
+  // `offset_bytes` on.
   absl::Status Read(const TensorInfo& tensor, uint64_t offset_bytes,
                     std::span<std::byte> out) const;
   void WillNeed(const TensorInfo& tensor, uint64_t offset_bytes,
@@ -114,7 +117,7 @@ class SafetensorsFile {
         tensors_(std::move(tensors)) {}
 
   // Calls piece(place in the file, bytes, offset in the tensor's own bytes) for
-  // what lies in one piece, in order.
+  // each contiguous piece, in order.
   absl::Status ForEachPiece(
       const TensorInfo& tensor, uint64_t offset_bytes, uint64_t size_bytes,
       absl::FunctionRef<absl::Status(uint64_t, uint64_t, uint64_t)> piece)
@@ -125,18 +128,18 @@ class SafetensorsFile {
   std::vector<TensorInfo> tensors_;
 };
 
-// A name under which the rows of a stored tensor are found.
+// The name of some rows of a stored tensor.
 struct TensorView {
   std::string name;
   RowBlocks rows;
-  int64_t num_rows = 0;  // of the choice; not used for all rows
+  int64_t num_rows = 0;  // in the choice; unused for all rows
 };
 
-// The tensors of a checkpoint folder, by name, wherever they lie:
-// model.safetensors, or what model.safetensors.index.json lists of its shards.
+// The tensors of a checkpoint folder, by name, in whatever file they are:
+// model.safetensors, or the shards that model.safetensors.index.json lists.
 // Threads: const methods from any thread.
-// Errors: NOT_FOUND for a folder without either file, FAILED_PRECONDITION for a
-// shard whose fingerprint the index names otherwise (docs/artifact.md).
+// Errors: NOT_FOUND for a folder without either file. FAILED_PRECONDITION if a
+//   shard has another fingerprint than the index states (docs/artifact.md).
 class TensorStore {
  public:
   struct Entry {
@@ -149,15 +152,15 @@ class TensorStore {
   static absl::StatusOr<TensorStore> Open(const std::string& folder);
 
   // Gives the tensors the names of their views, and choices of rows names of
-  // their own. INVALID_ARGUMENT for two of one name.
+  // their own. INVALID_ARGUMENT if two have the same name.
   absl::Status Rename(
       absl::FunctionRef<absl::StatusOr<std::vector<TensorView>>(const Entry&)>
           views_of);
 
-  // nullptr when there is none. Valid as long as the store.
+  // nullptr if there is none. Valid as long as the store.
   const Entry* Find(std::string_view name) const;
   const Entries& entries() const { return entries_; }
-  // By the names and in the shapes that the files have.
+  // The tensors with the names and shapes of the files.
   const Entries& stored() const { return stored_; }
 
  private:

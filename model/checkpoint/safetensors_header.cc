@@ -1,5 +1,5 @@
-// The header's parser: SAX, because a hostile header of 100 MB must not become
-// a tree ten times that size.
+// The parser of headers. It uses SAX events, because a hostile header of 100 MB
+// must not become a tree of ten times that size.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -45,7 +45,7 @@ const TypeRow& RowOf(TensorType type) {
 
 constexpr size_t kMaxDims = 16;
 
-// Where in the header the parser stands.
+// The parser's place in the header.
 enum class State {
   kStart,
   kTensors,   // inside the outer object
@@ -225,11 +225,12 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
   std::vector<TensorInfo> tensors_;
 };
 
-// Bytes that the shape wants; nullopt when the count overflows or bits do not
-// fill whole bytes.
+// The bytes that the shape requires. nullopt if the product overflows, or if
+// bits do not fill whole bytes.
 std::optional<uint64_t> BytesOfShape(const TensorInfo& tensor) {
   uint64_t bits = static_cast<uint64_t>(TensorTypeBits(tensor.type));
-  // A zero anywhere makes the tensor empty, whatever the rest multiplies to.
+  // A zero makes the tensor empty, whatever the product of the other entries
+  // is.
   if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) !=
       tensor.shape.end()) {
     return 0;
@@ -318,7 +319,8 @@ absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(
         absl::StrFormat("%s: header: %s", where, error.what()));
   }
   std::vector<TensorInfo> tensors = handler.TakeTensors();
-  // Empty tensors share their offset with a neighbour: they go first.
+  // Empty tensors share their offset with a neighbour, so they are sorted
+  // first.
   std::sort(tensors.begin(), tensors.end(),
             [](const TensorInfo& a, const TensorInfo& b) {
               return std::pair(a.begin_bytes, a.size_bytes) <

@@ -41,7 +41,7 @@ absl::Status HeaderStatus(const std::string& header, uint64_t data_bytes) {
   return ParseSafetensorsHeader(header, data_bytes, "x.safetensors").status();
 }
 
-TEST_F(SafetensorsTest, APointerOfGitLfsIsCalledThat) {
+TEST_F(SafetensorsTest, ReportsAPointerOfGitLfs) {
   const std::string path = Write("a.safetensors",
                                  "version https://git-lfs.github.com/spec/v1\n"
                                  "oid sha256:4665\nsize 16\n");
@@ -80,7 +80,7 @@ TEST_F(SafetensorsTest, ReadsATensorsBytes) {
 TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
   std::string index = R"({"weight_map":{},"x":[0)";
   for (int i = 0; i < 1'000'000; ++i) index += ",0";
-  Write("model.safetensors.index.json", index);  // and it does not end
+  Write("model.safetensors.index.json", index);  // the text has no end
   EXPECT_THAT(TensorStore::Open(folder_.path()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("more than 1000000 values")));
@@ -266,7 +266,7 @@ TEST_F(SafetensorsTest, AnIndexCannotLeadOutOfTheFolder) {
   }
 }
 
-TEST_F(SafetensorsTest, AnIndexMustTellTheTruth) {
+TEST_F(SafetensorsTest, AnIndexMustMatchItsFiles) {
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   Write("model.safetensors.index.json",
         R"({"weight_map":{"b":"s1.safetensors"}})");
@@ -337,7 +337,7 @@ TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
   EXPECT_THAT(open(R"({"s2.safetensors":""})"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("s2.safetensors: want the fingerprint")));
-  // The same header and size, other weights.
+  // The same header and size with other weights.
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "y");
   EXPECT_THAT(open(right),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -345,7 +345,7 @@ TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
                              HasSubstr("want fingerprint " + fingerprint))));
 }
 
-TEST_F(SafetensorsTest, AFolderWithoutTensorsSaysWhatIsWanted) {
+TEST_F(SafetensorsTest, AFolderWithoutTensorsNamesTheWantedFiles) {
   EXPECT_THAT(
       TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.safetensors")));

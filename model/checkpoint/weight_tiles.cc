@@ -59,7 +59,7 @@ absl::StatusOr<WeightTiles> Parse(size_t rank, const std::string& text) {
   return parsed;
 }
 
-// What every rank has to say the same of.
+// Checks the fields that must be equal on all ranks.
 absl::Status CheckAlike(const WeightTiles& first, size_t rank,
                         const WeightTiles& other) {
   if (other.id() != first.id() || other.model() != first.model()) {
@@ -91,13 +91,13 @@ absl::Status CheckAlike(const WeightTiles& first, size_t rank,
       more ? "not on rank 0" : "missing, which rank 0 has"));
 }
 
-// The tiles of one tensor, of all ranks.
+// Combines the tiles that all ranks have of one tensor.
 class Combiner {
  public:
   explicit Combiner(const WeightTiles::Tensor& tensor) : tensor_(tensor) {}
 
-  // That `num_hashes` of all ranks may be all of its tiles: no memory is taken
-  // for tiles that nobody has.
+  // Checks that `num_hashes` of all ranks can cover all of its tiles. So no
+  // memory is taken for tiles that no rank has.
   absl::Status Begin(uint64_t num_hashes) {
     const uint64_t rows = tensor_.rows();
     const uint64_t columns = tensor_.columns();
@@ -158,7 +158,7 @@ class Combiner {
 
   const WeightTiles::Tensor& tensor_;
   TensorTiles tiles_;
-  std::vector<uint32_t> from_;  // the rank that a tile is of
+  std::vector<uint32_t> from_;  // the rank that sent a tile
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The tiles of weights as ranks tell each other of them, each of the part that
-// it has read, and the weights_id that all parts together have.
+// The tiles of weights in the form in which ranks exchange them. Each rank has
+// tiles of the part that it has read; all parts together give the weights_id.
 #pragma once
 
 #include <string>
@@ -12,20 +12,21 @@
 
 namespace kvasir::model {
 
-// kvasir.v1.WeightTiles, about 16 bytes for each 128 KiB that were read, and a
-// name for each tensor. `tensors` names all of the weights'.
+// A kvasir.v1.WeightTiles with about 16 bytes for each 128 KiB that were read,
+// and a name for each tensor. `tensors` names all tensors of the weights.
 std::string WeightTilesText(const TilesByName& tensors,
                             const DecoderSpec& spec);
-// Of weights that are not read from anywhere: their id.
+// For weights that are generated instead of read: only their id.
 std::string WeightTilesText(std::string_view id);
 
-// `ranks` has the text of each rank, in their order, none of which is believed
-// before it is checked: memory grows with the texts alone. Of one rank that has
-// read everything it is WeightsIdBuilder's id, and of ranks that have read it
-// together the same.
-//   INVALID_ARGUMENT for a text that is malformed; FAILED_PRECONDITION where
-//   ranks have tensors of different names or shapes, where a tile is not the
-//   same on two ranks, or is on none: with the tensor, and with the rank.
+// `ranks` has the text of each rank, in rank order. The texts are checked
+// before they are used, and memory grows only with their length. The result is
+// the id of WeightsIdBuilder, whether one rank has read everything or several
+// ranks have read it together.
+//   INVALID_ARGUMENT     a text is malformed
+//   FAILED_PRECONDITION  ranks have tensors of different names or shapes, or a
+//                        tile differs between two ranks, or no rank has it; the
+//                        error names the tensor and the rank
 absl::StatusOr<std::string> CombineWeightTiles(
     absl::Span<const std::string> ranks);
 

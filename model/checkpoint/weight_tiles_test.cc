@@ -28,11 +28,11 @@ MATCHER_P(Holds, id, "") {
   return arg.ok() && *arg == id;
 }
 
-// Two tiles by two; a vector.
+// A matrix of two by two tiles, and a vector.
 const TensorInfo kMatrix = Info(kTileRows + 1, kTileRowBytes / 2 + 1);
 const TensorInfo kVector = Info(10, 1);
 
-// Tiles of a hash that is their place's.
+// Tiles whose hash is their place.
 Tiles TilesAt(int64_t rows, int64_t columns, uint64_t first, uint64_t step) {
   Tiles tiles{.rows = rows, .columns = columns, .hashes = {}};
   for (int64_t i = 0; i < rows * columns; ++i) {
@@ -47,8 +47,8 @@ DecoderSpec Spec() {
   return spec;
 }
 
-// Rank 0 has the left column of the matrix, rank 1 the right one; both have the
-// vector.
+// Rank 0 has the left column of the matrix and rank 1 the right one. Both have
+// the vector.
 WeightsIdBuilder HalfOf(int64_t rank) {
   WeightsIdBuilder builder;
   builder.Add("matrix", kMatrix, TilesAt(2, 1, static_cast<uint64_t>(rank), 2),
@@ -61,7 +61,7 @@ std::string TextOf(const WeightsIdBuilder& builder) {
   return WeightTilesText(builder.tensors(), Spec());
 }
 
-TEST(WeightTilesTest, RanksTogetherHaveTheIdOfOne) {
+TEST(WeightTilesTest, AllRanksTogetherHaveTheIdOfOneRank) {
   WeightsIdBuilder one;
   one.Add("matrix", kMatrix, TilesAt(2, 2, 0, 1));
   one.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -73,7 +73,7 @@ TEST(WeightTilesTest, RanksTogetherHaveTheIdOfOne) {
               Holds(id));
 }
 
-TEST(WeightTilesTest, ABitOfOneRankIsAnotherId) {
+TEST(WeightTilesTest, ABitOfOneRankChangesTheId) {
   WeightsIdBuilder other;
   other.Add("matrix", kMatrix, TilesAt(2, 1, 1, 3), 0, 1);
   other.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -84,7 +84,7 @@ TEST(WeightTilesTest, ABitOfOneRankIsAnotherId) {
   EXPECT_NE(*id, *changed);
 }
 
-TEST(WeightTilesTest, WeightsThatAreMadeHaveTheIdThatAllRanksName) {
+TEST(WeightTilesTest, GeneratedWeightsHaveTheIdThatAllRanksName) {
   const std::string made = WeightTilesText("random");
   EXPECT_THAT(CombineWeightTiles({made, made}), Holds("random"));
   EXPECT_THAT(CombineWeightTiles({made, WeightTilesText("other")}),
@@ -104,14 +104,14 @@ TEST(WeightTilesTest, TilesThatDisagreeNameTensorAndRanks) {
                                "than rank 1 has read")));
 }
 
-TEST(WeightTilesTest, ATileOfNobodyIsNamed) {
+TEST(WeightTilesTest, NamesATileThatNoRankHas) {
   WeightsIdBuilder part;
   part.AddTensor("matrix", kMatrix);
   part.Add("vector", kVector, TilesAt(1, 1, 9, 0));
   EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
                              HasSubstr("tensor matrix: some of 2 x 2 tiles")));
-  // As many as it has, but one of them twice.
+  // The number of hashes is right, but one tile comes twice.
   part.Add("matrix", kMatrix, TilesAt(1, 1, 0, 0), 0, 0);
   part.Add("matrix", kMatrix, TilesAt(1, 1, 1, 0), 0, 1);
   EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
@@ -166,8 +166,8 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
       base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no rank")));
 }
 
-// Sizes that no memory holds are not believed.
-TEST(WeightTilesTest, TilesThatNobodyHasTakeNoMemory) {
+// Sizes that no memory holds are refused.
+TEST(WeightTilesTest, TilesThatNoRankHasTakeNoMemory) {
   kvasir::v1::WeightTiles tiles;
   tiles.ParseFromString(TextOf(HalfOf(0)));
   for (const uint64_t size : {uint64_t{1} << 20, uint64_t{1} << 63}) {

@@ -14,14 +14,14 @@
 namespace kvasir::model {
 namespace {
 
-// One pread at most; Linux itself stops at 2 GiB.
+// The most bytes of one pread. Linux itself stops at 2 GiB.
 constexpr size_t kMaxReadBytes = size_t{8} << 20;
 
 }  // namespace
 
 absl::StatusOr<RandomAccessFile> RandomAccessFile::Open(
     const std::string& path) {
-  // O_NONBLOCK: opening a FIFO must not wait for a writer.
+  // O_NONBLOCK, because opening a FIFO must not wait for a writer.
   const int descriptor =
       ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) {

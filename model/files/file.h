@@ -1,6 +1,6 @@
-// Plain file access for checkpoints: positioned reads into the caller's memory,
-// never a mapping, so that a file truncated under us is an error and not a
-// SIGBUS, and so that no page of it counts as ours.
+// Plain file access for checkpoints. Files are read by position into the
+// caller's memory and never mapped. So a file that is truncated meanwhile is an
+// error and not a SIGBUS, and its pages do not count as this process's memory.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace kvasir::model {
 
 // Owns: the descriptor.
 // Threads: const methods from any thread.
-// Errors: NOT_FOUND / PERMISSION_DENIED from opening, DATA_LOSS for a file that
-// ends before the wanted range, with path, want and have.
+// Errors: NOT_FOUND or PERMISSION_DENIED from opening. DATA_LOSS, with path,
+//   wanted and found size, if a file ends before the wanted range.
 class RandomAccessFile {
  public:
   static absl::StatusOr<RandomAccessFile> Open(const std::string& path);
@@ -26,7 +26,7 @@ class RandomAccessFile {
   RandomAccessFile& operator=(RandomAccessFile&& other) noexcept;
   RandomAccessFile(const RandomAccessFile&) = delete;
   RandomAccessFile& operator=(const RandomAccessFile&) = delete;
-  // Releases the whole file's cached pages.
+  // Releases the cached pages of the whole file.
   ~RandomAccessFile();
 
   const std::string& path() const { return path_; }
@@ -35,7 +35,7 @@ class RandomAccessFile {
   // Fills `out` from `offset_bytes`.
   absl::Status Read(uint64_t offset_bytes, std::span<std::byte> out) const;
 
-  // Hints to the kernel; never fail.
+  // Hints to the kernel. They never fail.
   void WillNeed(uint64_t offset_bytes, uint64_t size_bytes) const;
   void Release(uint64_t offset_bytes, uint64_t size_bytes) const;
 
@@ -52,12 +52,12 @@ class RandomAccessFile {
 
 bool FileExists(const std::string& path);
 
-// FAILED_PRECONDITION that says what to do where a file that begins with `text`
-// is only the pointer that Git LFS leaves in its place.
+// FAILED_PRECONDITION, with the remedy, if a file that begins with `text` is
+// only the pointer that Git LFS leaves in place of a file.
 absl::Status CheckNoLfsPointer(std::string_view text, const std::string& path);
 
-// The whole of a small text file; RESOURCE_EXHAUSTED above `max_bytes`,
-// CheckNoLfsPointer's.
+// The content of a small text file. RESOURCE_EXHAUSTED above `max_bytes`, and
+// the errors of CheckNoLfsPointer.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                                           uint64_t max_bytes);
 

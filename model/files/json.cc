@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// Watches the parser's events for keys that come twice.
+// Finds duplicate keys in the parser's events.
 class DuplicateKeys {
  public:
   void Add(int depth, json::parse_event_t event, const json& parsed) {
@@ -36,7 +36,7 @@ class DuplicateKeys {
   const std::string& error() const { return error_; }
 
  private:
-  std::vector<std::unordered_set<std::string>> keys_;  // per depth
+  std::vector<std::unordered_set<std::string>> keys_;  // one set per depth
   std::string error_;
 };
 

@@ -1,6 +1,6 @@
-// JSON from files we do not trust: nlohmann's parser behind a boundary that
-// throws nothing and refuses duplicate keys and deep nesting. Typed field
-// access with errors that name the place, what is wanted and what is there.
+// Reads JSON from untrusted files with nlohmann's parser, without exceptions.
+// Duplicate keys and deep nesting are refused. Typed access to fields gives
+// errors that name the place, the value wanted and the value found.
 #pragma once
 
 #include <cstdint>
@@ -16,54 +16,53 @@ namespace kvasir::model {
 
 struct JsonLimits {
   int max_depth = 32;
-  // A value of the tree takes about a hundred bytes, whatever the text takes.
+  // A value in the tree takes about a hundred bytes, however short its text is.
   int64_t max_values = 1'000'000;
 };
 
-// Depth and number of values from the punctuation alone, in one pass that
-// allocates nothing: a parser then builds a tree of known size.
+// Checks depth and number of values by the punctuation only, in one pass that
+// allocates nothing. So a parser then builds a tree of limited size.
 // INVALID_ARGUMENT names the limit and the place.
 absl::Status CheckJsonShape(std::string_view text, std::string_view where,
                             const JsonLimits& limits);
 
-// `where` names the text in errors. INVALID_ARGUMENT for text that is no JSON,
-// nests deeper or has more values than the limits allow, or has a key twice in
-// one object.
+// `where` names the text in errors. INVALID_ARGUMENT for text that is not JSON,
+// exceeds the limits of depth or of values, or has a key twice in one object.
 absl::StatusOr<nlohmann::json> ParseJson(std::string_view text,
                                          std::string_view where,
                                          const JsonLimits& limits = {});
 
-// The fields of one object. A missing or null field gives nullopt; a field of
-// another type INVALID_ARGUMENT.
+// The fields of one object. A missing or null field is nullopt; a field of
+// another type is INVALID_ARGUMENT.
 class JsonFields {
  public:
-  // `object` must outlive this; INVALID_ARGUMENT from every getter when it is
-  // no object.
+  // `object` must outlive this. If it is not an object, every getter is
+  // INVALID_ARGUMENT.
   JsonFields(const nlohmann::json& object, std::string where)
       : object_(object), where_(std::move(where)) {}
 
   const std::string& where() const { return where_; }
-  // nullptr when missing or null.
+  // nullptr if the field is missing or null.
   const nlohmann::json* Find(std::string_view name) const;
-  // There, and null.
+  // True if the field is present and null.
   bool IsNull(std::string_view name) const;
 
   absl::StatusOr<std::optional<int64_t>> Int(std::string_view name) const;
-  // Takes integers too; refuses what is not finite.
+  // Accepts integers as well; refuses numbers that are not finite.
   absl::StatusOr<std::optional<double>> Number(std::string_view name) const;
   absl::StatusOr<std::optional<bool>> Bool(std::string_view name) const;
   absl::StatusOr<std::optional<std::string>> String(
       std::string_view name) const;
 
-  // As Int and Number, with inclusive limits. Missing: `fallback`, or an error
-  // that says so when there is none.
+  // Like Int and Number, with inclusive limits. A missing field gives
+  // `fallback`, or an error if there is no fallback.
   absl::StatusOr<int64_t> IntIn(std::string_view name, int64_t low,
                                 int64_t high,
                                 std::optional<int64_t> fallback = {}) const;
   absl::StatusOr<double> NumberIn(std::string_view name, double low,
                                   double high,
                                   std::optional<double> fallback = {}) const;
-  // As Int and Number, within the limits where it is there.
+  // Like Int and Number; a field that is present must be within the limits.
   absl::StatusOr<std::optional<int64_t>> IntWithin(std::string_view name,
                                                    int64_t low,
                                                    int64_t high) const;
@@ -74,7 +73,8 @@ class JsonFields {
 
   // "config.json: hidden_size: want ..., have ..."
   absl::Status Error(std::string_view name, std::string_view what) const;
-  // The same as UNIMPLEMENTED: it has a meaning, and nobody serves it.
+  // The same as UNIMPLEMENTED, for a value that has a meaning but is not
+  // served.
   absl::Status Unserved(std::string_view name, std::string_view what) const;
 
  private:
@@ -85,7 +85,7 @@ class JsonFields {
   std::string where_;
 };
 
-// Short text of a value for error messages.
+// A short text of a value, for error messages.
 std::string JsonExcerpt(const nlohmann::json& value);
 
 }  // namespace kvasir::model

@@ -10,7 +10,7 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(JsonTest, RefusesWhatIsNotJson) {
+TEST(JsonTest, RefusesTextThatIsNotJson) {
   EXPECT_THAT(ParseJson("{\"a\":", "f.json"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("f.json: not JSON")));
@@ -51,7 +51,7 @@ TEST(JsonTest, RefusesMoreValuesThanTheLimitBeforeItParses) {
                        HasSubstr("more than 5 values")));
 }
 
-TEST(JsonTest, FieldsNameWhatIsWantedAndThere) {
+TEST(JsonTest, FieldErrorsNameTheWantedAndTheFoundValue) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const nlohmann::json root,
       ParseJson(R"({"a":"x","b":7,"c":null,"d":18446744073709551615})",

@@ -5,7 +5,7 @@
 
 namespace kvasir::model {
 
-// What a compression plan must know of the model.
+// The properties of a model that a compression plan needs.
 inline plan::AttentionShape AttentionShapeOf(const DecoderSpec& spec) {
   plan::AttentionShape shape;
   shape.num_kv_heads = spec.num_kv_heads;

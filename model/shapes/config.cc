@@ -20,8 +20,8 @@ using nlohmann::json;
 
 constexpr uint64_t kMaxConfigBytes = 4 << 20;
 
-// Upper limits: several times the largest published models, and small enough
-// that no product of three of them overflows 64 bits.
+// Upper limits. They are several times the largest published models, and small
+// enough that no product of three of them overflows 64 bits.
 constexpr int64_t kMaxHidden = int64_t{1} << 17;
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 1024;
@@ -29,7 +29,7 @@ constexpr int64_t kMaxIntermediate = int64_t{1} << 20;
 constexpr int64_t kMaxVocab = int64_t{1} << 23;
 constexpr int64_t kMaxLayers = 1024;
 
-// Families that look alike and are not: the reason is worth a line.
+// Families that look like a served one but differ from it. Each has its reason.
 struct RefusedRow {
   std::string_view architecture_prefix;
   std::string_view reason;
@@ -84,8 +84,8 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
                    "OPTForCausalLM"));
 }
 
-// Fields that change the mathematics in a way the decoder description cannot
-// say: refused rather than ignored.
+// Refuses fields that change the mathematics in a way that the decoder
+// description cannot express.
 absl::Status RefuseWhatChangesTheModel(const JsonFields& fields) {
   if (const json* quantization = fields.Find("quantization_config");
       quantization != nullptr) {
@@ -214,7 +214,7 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     return absl::OkStatus();
   }
   if (HasLayerNorm(family)) {
-    // OPT has one switch for all; GPT-NeoX's MLP always has biases.
+    // OPT has one switch for all biases. GPT-NeoX's MLP always has biases.
     KVASIR_ASSIGN_OR_RETURN(
         spec->qkv_bias,
         fields.BoolOr(family == Family::kOpt ? "enable_bias" : "attention_bias",
@@ -224,7 +224,7 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     return absl::OkStatus();
   }
   spec->qkv_bias = family == Family::kQwen2;
-  // A Mistral or Qwen2 file that says otherwise is not the model it names.
+  // A Mistral or Qwen2 file with other values is not the model that it names.
   for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
     const bool expected = name == "attention_bias" && spec->qkv_bias;
@@ -236,7 +236,7 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
   return absl::OkStatus();
 }
 
-// Llama, Mistral and Qwen2: RMSNorm and whole heads that turn.
+// Llama, Mistral and Qwen2: RMSNorm, and heads that rotate as a whole.
 absl::Status ParseRotaryFamily(const JsonFields& fields, DecoderSpec* spec) {
   KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
                           fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
@@ -251,8 +251,9 @@ absl::Status ParseRotaryFamily(const JsonFields& fields, DecoderSpec* spec) {
   return absl::OkStatus();
 }
 
-// GPT-NeoX and OPT have a KV head for every query head, and heads of
-// hidden_size over their number: their own code reads neither field.
+// GPT-NeoX and OPT have a KV head for every query head, and head_dim is
+// hidden_size divided by their number. Their own code reads neither field, so
+// other values are refused.
 absl::Status RefuseGroupedHeads(const JsonFields& fields,
                                 const DecoderSpec& spec) {
   if (spec.num_kv_heads != spec.num_heads) {
@@ -291,7 +292,7 @@ absl::Status ParseNeox(const JsonFields& fields, DecoderSpec* spec) {
   return absl::OkStatus();
 }
 
-// A switch of OPT that has to stand as in its large models.
+// A switch of OPT that must have the value of its large models.
 struct OptSwitch {
   std::string_view name;
   bool want;
@@ -327,7 +328,7 @@ absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
                         spec->hidden_size, projected));
   }
   spec->norm = NormKind::kLayerNorm;
-  spec->norm_eps = 1e-5;  // no field says it
+  spec->norm_eps = 1e-5;  // no field states it
   spec->learned_positions = true;
   for (LayerSpec& layer : spec->layers) layer.rope = false;
   KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
@@ -335,14 +336,14 @@ absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
   return absl::OkStatus();
 }
 
-// Which layers see a window, and how wide it is.
+// Reads which layers have a sliding window, and its width.
 absl::Status ParseWindows(const JsonFields& fields, Family family,
                           DecoderSpec* spec) {
   std::optional<int64_t> window;
   int64_t first_windowed = 0;
   constexpr int64_t kDefaultWindow = 4096;
   if (family == Family::kMistral) {
-    // Absent means the family's default; null means none.
+    // A missing field means the family's default, and null means no window.
     const bool is_null = fields.IsNull("sliding_window");
     if (!is_null) {
       KVASIR_ASSIGN_OR_RETURN(
@@ -406,7 +407,7 @@ absl::Status CheckTokenId(const JsonFields& fields, std::string_view name,
       name, absl::StrFormat("want 0 to %d, have %d", vocab_size - 1, id));
 }
 
-// An id or a list of ids; empty when missing.
+// Reads an id or a list of ids. Empty if the field is missing.
 absl::StatusOr<std::vector<int32_t>> TokenIds(const JsonFields& fields,
                                               std::string_view name,
                                               int64_t vocab_size) {
@@ -481,7 +482,7 @@ absl::Status ParseGenerationConfig(std::string_view text,
   KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> eos,
                           TokenIds(fields, "eos_token_id", spec->vocab_size));
   if (!eos.empty()) spec->eos_token_ids = std::move(eos);
-  // As requests may have them.
+  // The limits of requests.
   constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
   constexpr float kMaxFloat = std::numeric_limits<float>::max();
   KVASIR_RETURN_IF_ERROR(fields.Bool("do_sample").status());

@@ -62,7 +62,7 @@ void ExpectFrequencies(const RopeSpec& rope, const std::vector<double>& want,
   EXPECT_NEAR(rope.attention_factor, attention_factor, 1e-7);
 }
 
-TEST(ConfigTest, LlamaComesDownToADescription) {
+TEST(ConfigTest, ReadsALlamaConfig) {
   const DecoderSpec spec = MustParse(SmallLlama());
   EXPECT_EQ(spec.head_dim, 16);
   EXPECT_EQ(spec.num_kv_heads, 2);
@@ -97,7 +97,7 @@ json SmallOpt() {
           {"max_position_embeddings", 256}};
 }
 
-TEST(ConfigTest, NeoxComesDownToADescription) {
+TEST(ConfigTest, ReadsANeoxConfig) {
   DecoderSpec spec = MustParse(SmallNeox());
   EXPECT_EQ(spec.norm, NormKind::kLayerNorm);
   EXPECT_EQ(spec.norm_eps, 1e-5);
@@ -123,8 +123,8 @@ TEST(ConfigTest, NeoxComesDownToADescription) {
   ExpectFrequencies(spec.rope, {1.0, 0.5, 0.25, 0.125}, 1.0);
 }
 
-TEST(ConfigTest, NeoxFieldsOfOtherNamesMayNotDisagree) {
-  // As newer libraries write them.
+TEST(ConfigTest, RefusesNeoxFieldsThatDisagree) {
+  // The form that newer libraries write.
   json config = SmallNeox();
   config["rope_parameters"] = {{"rope_type", "default"},
                                {"rope_theta", 16.0},
@@ -142,7 +142,7 @@ TEST(ConfigTest, NeoxFieldsOfOtherNamesMayNotDisagree) {
                              HasSubstr("rotary_emb_base 10000"))));
 }
 
-TEST(ConfigTest, NeoxScalesWhatTurns) {
+TEST(ConfigTest, NeoxScalesOnlyTheRotatedDims) {
   json config = With(SmallNeox(), "rotary_pct", 0.5);
   config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
   config["rotary_emb_base"] = 16;
@@ -150,7 +150,7 @@ TEST(ConfigTest, NeoxScalesWhatTurns) {
                     1.0);
 }
 
-TEST(ConfigTest, OptComesDownToADescription) {
+TEST(ConfigTest, ReadsAnOptConfig) {
   DecoderSpec spec = MustParse(SmallOpt());
   EXPECT_EQ(spec.norm, NormKind::kLayerNorm);
   EXPECT_EQ(spec.mlp, MlpKind::kRelu);
@@ -167,7 +167,7 @@ TEST(ConfigTest, OptComesDownToADescription) {
             MlpKind::kGelu);
 }
 
-TEST(ConfigTest, LayerNormFamiliesHaveNoGroupedHeads) {
+TEST(ConfigTest, RefusesGroupedHeadsInLayerNormFamilies) {
   for (const json& config : {SmallNeox(), SmallOpt()}) {
     EXPECT_THAT(Parse(With(config, "num_key_value_heads", 2)),
                 StatusIs(absl::StatusCode::kUnimplemented,
@@ -187,7 +187,7 @@ TEST(ConfigTest, HeadDimMayDifferFromHiddenSizeOverHeads) {
   EXPECT_EQ(MustParse(With(SmallLlama(), "head_dim", nullptr)).head_dim, 16);
 }
 
-TEST(ConfigTest, LlamaAttentionBiasCoversTheOutputProjectionToo) {
+TEST(ConfigTest, LlamaAttentionBiasCoversTheOutputProjection) {
   const DecoderSpec spec =
       MustParse(With(SmallLlama(), "attention_bias", true));
   EXPECT_TRUE(spec.qkv_bias);
@@ -231,7 +231,7 @@ TEST(ConfigTest, LinearScalingDividesFrequencies) {
                     1.0);
 }
 
-TEST(ConfigTest, Llama3ScalingIsTheReferences) {
+TEST(ConfigTest, Llama3ScalingMatchesTheReference) {
   const json scaling = {{"rope_type", "llama3"},
                         {"factor", 8.0},
                         {"low_freq_factor", 1.0},
@@ -254,7 +254,7 @@ TEST(ConfigTest, Llama3ScalingIsTheReferences) {
   ExpectFrequencies(MustParse(newer).rope, want, 1.0);
 }
 
-TEST(ConfigTest, YarnScalingIsTheReferences) {
+TEST(ConfigTest, YarnScalingMatchesTheReference) {
   json config = SmallLlama();
   config["rope_scaling"] = {{"rope_type", "yarn"},
                             {"factor", 4.0},
@@ -453,7 +453,7 @@ TEST(ConfigTest, EveryGoldenModelIsServed) {
   EXPECT_GE(num_models, 16);
 }
 
-TEST(ConfigTest, EveryGoldenRefusalIsRefusedByItsWord) {
+TEST(ConfigTest, EveryGoldenRefusalNamesItsReason) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::string text,
       ReadSmallFile(GoldenFolder() + "/refused/refused.json", 1 << 16));

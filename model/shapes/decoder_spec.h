@@ -1,5 +1,5 @@
-// What a checkpoint's config.json comes down to: one description that the
-// executor can run for every supported family.
+// The content of a checkpoint's config.json as one description. The executor
+// can run it for every supported family.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ enum class NormKind {
 enum class MlpKind {
   kGatedSilu,  // down(silu(gate(x)) * up(x))
   kGelu,       // down(gelu(up(x))), exact
-  kGeluTanh,   // the same by its tanh form
+  kGeluTanh,   // the same with the tanh approximation
   kRelu,
 };
 inline bool IsGated(MlpKind kind) { return kind == MlpKind::kGatedSilu; }
@@ -26,23 +26,23 @@ inline int64_t MlpMatrices(MlpKind kind) { return IsGated(kind) ? 3 : 2; }
 
 using plan::RopePairing;
 
-// Rows of OPT's table of learned positions before that of position 0.
+// Unused rows at the beginning of OPT's table of learned positions.
 inline constexpr int64_t kUnusedOptPositions = 2;
 
 struct RopeSpec {
-  int64_t rotary_dim = 0;  // <= head_dim, even; 0: no layer rotates
+  int64_t rotary_dim = 0;  // even and <= head_dim; 0: no layer rotates
   RopePairing pairing = RopePairing::kHalfSplit;
-  // Radians per position of each pair [rotary_dim / 2], scaling (llama3, YaRN,
-  // linear) already applied, in double precision.
+  // Radians per position for each pair [rotary_dim / 2], with scaling (llama3,
+  // YaRN, linear) applied, in double precision.
   std::vector<double> frequencies;
-  // Multiplies cos and sin (YaRN's attention factor; 1 otherwise).
+  // The factor of cos and sin (YaRN's attention factor; otherwise 1).
   double attention_factor = 1.0;
 };
 
 struct LayerSpec {
-  // Keys that a query sees at most, itself included; 0: all before it.
+  // The most keys that a query sees, itself included. 0: all keys before it.
   int64_t sliding_window = 0;
-  // Queries and keys are rotated (false: NoPE layers).
+  // Whether queries and keys are rotated. False for NoPE layers.
   bool rope = true;
 };
 
@@ -59,10 +59,10 @@ struct DecoderSpec {
   NormKind norm = NormKind::kRmsNorm;
   double norm_eps = 1e-5;
   MlpKind mlp = MlpKind::kGatedSilu;
-  // Attention and MLP see the same stream: x + attention(norm1(x)) +
-  // mlp(norm2(x)). Else the MLP sees what attention has added to.
+  // True: attention and MLP read the same stream, x + attention(norm1(x)) +
+  // mlp(norm2(x)). False: the MLP reads the stream after attention was added.
   bool parallel_residual = false;
-  // A learned vector of the position is added to each token's embedding
+  // True: a learned vector for the position is added to each token's embedding
   // [max_position_embeddings, M].
   bool learned_positions = false;
   RopeSpec rope;

@@ -1,4 +1,4 @@
-// The families of decoders that are served, by their names in config.json.
+// The decoder families that are served, with their names in config.json.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ struct FamilyNames {
   std::string_view model_type;
 };
 
-// By Family's values.
+// Indexed by Family.
 inline constexpr std::array<FamilyNames, 5> kFamilies = {{
     {"LlamaForCausalLM", "llama"},
     {"MistralForCausalLM", "mistral"},
@@ -22,7 +22,8 @@ inline constexpr std::array<FamilyNames, 5> kFamilies = {{
     {"OPTForCausalLM", "opt"},
 }};
 
-// GPT-NeoX and OPT: LayerNorm, a plain MLP, biases, a KV head per query head.
+// True for GPT-NeoX and OPT: LayerNorm, a plain MLP, biases, and a KV head for
+// each query head.
 constexpr bool HasLayerNorm(Family family) {
   return family == Family::kNeox || family == Family::kOpt;
 }

@@ -22,7 +22,7 @@ constexpr double kMinTheta = 1.0001;
 constexpr double kMaxTheta = 1e15;
 constexpr double kMaxFactor = 1e6;
 
-// base^(-2f/dim): radians per position of pair f.
+// base^(-2f/dim): the radians per position of pair f.
 std::vector<double> DefaultFrequencies(double theta, int64_t dim) {
   std::vector<double> frequencies;
   for (int64_t f = 0; f < dim / 2; ++f) {
@@ -32,8 +32,8 @@ std::vector<double> DefaultFrequencies(double theta, int64_t dim) {
   return frequencies;
 }
 
-// Long wavelengths are stretched by `factor`, short ones kept, and between the
-// two the frequency goes over linearly in old context / wavelength.
+// Long wavelengths are stretched by `factor` and short ones are kept. Between
+// the two, the frequency is interpolated linearly in old context / wavelength.
 absl::Status ApplyLlama3(const JsonFields& fields, RopeConfig* config) {
   KVASIR_ASSIGN_OR_RETURN(const double factor,
                           fields.NumberIn("factor", 1.0, kMaxFactor));
@@ -68,11 +68,11 @@ double YarnMscale(double scale, double weight) {
 }
 
 struct YarnRange {
-  double low = 0;   // pair index up to which frequencies are kept
-  double high = 0;  // and from which they are divided by the factor
+  double low = 0;   // up to this pair index, frequencies are kept
+  double high = 0;  // from here on they are divided by the factor
 };
 
-// The pair indices at which a pair turns `beta` times in the old context.
+// The pair indices at which a pair makes `beta` full turns in the old context.
 absl::StatusOr<YarnRange> CorrectionRange(const JsonFields& fields,
                                           double theta, int64_t dim,
                                           double old_context) {
@@ -81,7 +81,7 @@ absl::StatusOr<YarnRange> CorrectionRange(const JsonFields& fields,
   KVASIR_ASSIGN_OR_RETURN(double slow,
                           fields.NumberIn("beta_slow", 0, kMaxFactor, 1.0));
   KVASIR_ASSIGN_OR_RETURN(const bool truncate, fields.BoolOr("truncate", true));
-  // Zero means the default, as for every reader of this field.
+  // Zero means the default, as in all other readers of this field.
   if (fast == 0) fast = 32;
   if (slow == 0) slow = 1;
   const auto pair_of = [&](double turns) {
@@ -146,7 +146,7 @@ absl::Status ApplyYarn(const JsonFields& fields, double theta,
       const YarnRange range,
       CorrectionRange(fields, theta, config->rope.rotary_dim,
                       static_cast<double>(old_context)));
-  // A zero width would divide by zero.
+  // A width of zero would divide by zero.
   const double width = range.high == range.low ? 0.001 : range.high - range.low;
   for (size_t f = 0; f < config->rope.frequencies.size(); ++f) {
     const double stretched =
@@ -169,7 +169,7 @@ absl::Status RefusePartialRotary(const JsonFields& fields) {
   return absl::OkStatus();
 }
 
-// A number that may stand under several names, of which none may disagree.
+// A number that may have several names. They must not disagree.
 struct Named {
   const JsonFields& fields;
   std::string_view name;
@@ -192,7 +192,7 @@ absl::StatusOr<double> OneOf(std::initializer_list<Named> places,
   return found.value_or(fallback);
 }
 
-// How many dims of a head turn (GPT-NeoX).
+// The number of dims of a head that rotate (GPT-NeoX).
 absl::StatusOr<int64_t> NeoxRotaryDim(const JsonFields& root,
                                       const JsonFields& rope,
                                       int64_t head_dim) {
@@ -238,7 +238,7 @@ absl::StatusOr<double> ThetaOf(const JsonFields& root, const JsonFields& rope,
   return rope.NumberIn("rope_theta", kMinTheta, kMaxTheta, theta);
 }
 
-// The scaling's name; "rope_type", or "type" in older files.
+// The name of the scaling: "rope_type", or "type" in older files.
 absl::StatusOr<std::string> ScalingType(const JsonFields& fields) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> type,
                           fields.String("type"));

@@ -1,5 +1,5 @@
-// RoPE frequencies from config.json: the default, linear, llama3 and YaRN
-// scalings, in the older form (rope_theta + rope_scaling) and the newer one
+// Reads RoPE frequencies from config.json: the default, linear, llama3 and YaRN
+// scalings, in the older form (rope_theta + rope_scaling) and in the newer one
 // (rope_parameters).
 #pragma once
 
@@ -11,26 +11,27 @@
 
 namespace kvasir::model {
 
-// Of any length in positions that a configuration names.
+// The limit for every number of positions in a configuration.
 inline constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 struct RopeContext {
   int64_t head_dim = 0;
   int64_t max_position_embeddings = 0;
-  // GPT-NeoX: a part of each head turns, and its fields have older names.
+  // True for GPT-NeoX: only a part of each head rotates, and the fields have
+  // older names.
   bool neox = false;
 };
 
 struct RopeConfig {
   RopeSpec rope;
-  // Positions the scaling was made for: YaRN's old context times its factor,
-  // where that is more than max_position_embeddings.
+  // The positions that the scaling was made for: YaRN's old context times its
+  // factor, if that is more than max_position_embeddings.
   int64_t max_positions = 0;
 };
 
 // `root` is the whole config. UNIMPLEMENTED for scalings that depend on the
-// length seen ("dynamic", "longrope"), and for a part of a head that turns in
-// another family than GPT-NeoX.
+// length seen ("dynamic", "longrope"), and for heads that rotate partly in a
+// family other than GPT-NeoX.
 absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
                                      const RopeContext& context);
 

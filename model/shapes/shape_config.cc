@@ -17,7 +17,7 @@ Json RopeScalingJson(const ModelShape& shape) {
           {"original_max_position_embeddings", 8192}};
 }
 
-// GPT-NeoX's or OPT's fields, in their own words.
+// Adds the fields of GPT-NeoX or OPT under their own names.
 void AddLayerNormFields(const ModelShape& shape, std::string_view torch_dtype,
                         Json& config) {
   config["bos_token_id"] = shape.bos_token_id;
@@ -30,7 +30,8 @@ void AddLayerNormFields(const ModelShape& shape, std::string_view torch_dtype,
   config["torch_dtype"] = torch_dtype;
   config["use_cache"] = true;
   config["vocab_size"] = shape.vocab_size;
-  // Heads that these families cannot have are said, so that they are refused.
+  // Head counts that these families cannot have are written anyway, so that the
+  // parser refuses them.
   if (shape.num_kv_heads != shape.num_query_heads) {
     config["num_key_value_heads"] = shape.num_kv_heads;
   }
@@ -68,8 +69,8 @@ std::string ConfigJsonOfShape(const ModelShape& shape,
     AddLayerNormFields(shape, torch_dtype, config);
     return config.dump(2) + "\n";
   }
-  // Llama's switches; in the other families the biases are given by the
-  // architecture.
+  // Llama has switches for biases. In the other families the architecture
+  // decides.
   const bool is_llama = shape.family == Family::kLlama;
   if (is_llama) config["attention_bias"] = shape.qkv_bias;
   config["attention_dropout"] = 0.0;

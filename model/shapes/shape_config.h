@@ -1,4 +1,4 @@
-// The config.json of a shape: one description serves checkpoints on disk and
+// The config.json of a shape. So one description serves checkpoints on disk and
 // models made in memory.
 #pragma once
 
@@ -15,8 +15,8 @@ namespace kvasir::model {
 std::string ConfigJsonOfShape(const ModelShape& shape,
                               std::string_view torch_dtype);
 
-// What ParseConfig makes of that text, and its errors for sizes that do not fit
-// one another.
+// The result of ParseConfig for that text, with its errors for sizes that do
+// not fit each other.
 absl::StatusOr<DecoderSpec> SpecOfShape(const ModelShape& shape);
 
 }  // namespace kvasir::model

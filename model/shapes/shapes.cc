@@ -6,7 +6,7 @@
 namespace kvasir::model {
 namespace {
 
-// What the sizes of one lineage have in common.
+// The common sizes of one lineage.
 ModelShape Llama2() { return {}; }
 ModelShape Llama3() {
   return {
@@ -48,7 +48,7 @@ ModelShape Opt() {
           .bos_token_id = 2,
           .eos_token_id = 2};
 }
-// The built-in model, models/tiny.
+// The built-in model in models/tiny.
 ModelShape KvasirTiny() { return {.bos_token_id = 0, .eos_token_id = 1}; }
 
 enum class Head { kUntied, kTied };

@@ -10,7 +10,7 @@
 
 namespace kvasir::model {
 
-// The sizes of a public model, without any weights: what is needed to write a
+// The sizes of a public model, without any weights. They are enough to write a
 // random-weight checkpoint or to build such a model in memory.
 struct ModelShape {
   std::string name;
@@ -24,14 +24,14 @@ struct ModelShape {
   int64_t vocab_size = 0;
   int64_t max_position = 0;
   double rope_theta = 10000.0;
-  // Of Llama 3.1's scaling of long wavelengths; 0: none.
+  // The factor of Llama 3.1's scaling of long wavelengths. 0: no scaling.
   double llama3_rope_factor = 0.0;
-  // Of a head, turned by RoPE: 1 but in GPT-NeoX, 0 in OPT.
+  // The part of a head that RoPE rotates: 1, except in GPT-NeoX, and 0 in OPT.
   double rotary_part = 1.0;
   double norm_eps = 1e-5;
   bool tied_embedding = false;
-  // Biases of q_proj, k_proj and v_proj (Qwen2), of all projections in families
-  // of LayerNorm.
+  // Whether q_proj, k_proj and v_proj have biases (Qwen2). In families with
+  // LayerNorm: whether all projections have them.
   bool qkv_bias = false;
   // 0: attention over the whole context.
   int64_t sliding_window = 0;
@@ -39,7 +39,7 @@ struct ModelShape {
   int64_t eos_token_id = 2;
 };
 
-// NotFound listing the known names.
+// NOT_FOUND lists the known names.
 absl::StatusOr<ModelShape> FindShape(std::string_view name);
 
 std::vector<std::string> KnownShapeNames();

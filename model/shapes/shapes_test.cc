@@ -9,7 +9,7 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(ShapesTest, AreFoundByName) {
+TEST(ShapesTest, FindsShapesByName) {
   for (const std::string& name : KnownShapeNames()) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const ModelShape shape, FindShape(name));
     EXPECT_EQ(shape.name, name);

@@ -5,7 +5,7 @@
 
 namespace kvasir::model {
 
-// What tensor-parallel ranks share out of the model.
+// The sizes of the model that are dealt to tensor-parallel ranks.
 inline plan::TpDealt TpDealtOf(const DecoderSpec& spec) {
   return {.num_kv_heads = spec.num_kv_heads,
           .num_heads = spec.num_heads,

@@ -11,7 +11,7 @@
 namespace kvasir::model {
 namespace {
 
-// Bounds the work per character of text.
+// Limits the work for each character of text.
 constexpr size_t kMaxContentBytes = 1024;
 constexpr size_t kMaxTokens = 1 << 17;
 constexpr size_t kMaxTrieBytes = size_t{8} << 20;
@@ -146,8 +146,8 @@ void AddedTokens::Split(bool normalized, bool parse_special,
   const TokenTrie& trie = normalized ? normalized_ : raw_;
   segments->clear();
   size_t done = 0;
-  // A stripping token may take whitespace along that belongs to a later match:
-  // the search itself goes on behind the match proper.
+  // A token that strips may include whitespace that belongs to a later match.
+  // The search itself continues after the match without its whitespace.
   size_t at = trie.empty() ? text.size() : 0;
   while (at < text.size()) {
     size_t size = 0;
@@ -166,10 +166,10 @@ void AddedTokens::Split(bool normalized, bool parse_special,
       continue;
     }
     if (token.left_strip) begin = SpaceBegin(text, begin, done);
-    // What the token before took along is not searched again: a text of
-    // nothing but stripping spaces would take quadratic time.
+    // Whitespace that the previous token included is not scanned again.
+    // Otherwise a text of only stripping spaces would take quadratic time.
     if (token.right_strip) end = SpaceEnd(text, std::max(end, done));
-    // Inside the whitespace that the token before took along.
+    // The match is inside the whitespace that the previous token included.
     if (end <= done) continue;
     if (done < begin) segments->push_back({-1, done, begin});
     segments->push_back({token.id, begin, end});

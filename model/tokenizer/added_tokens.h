@@ -1,5 +1,5 @@
-// Tokens that are found in the text as they are written, before the model
-// sees it: control tokens and words added after training.
+// Tokens that are found in the text itself, before the model sees it: control
+// tokens, and words that were added after training.
 #pragma once
 
 #include <array>
@@ -19,28 +19,30 @@ struct AddedToken {
   int32_t id = 0;
   std::string content;
   bool special = false;
-  bool normalized = false;   // looked for in normalized text
-  bool single_word = false;  // only where no word character touches it
-  bool left_strip = false;   // takes the whitespace before it along
-  bool right_strip = false;  // and after it
+  bool normalized = false;   // searched in normalized text
+  bool single_word = false;  // only if no word character is next to it
+  bool left_strip = false;   // includes the whitespace before it
+  bool right_strip = false;  // includes the whitespace after it
 };
 
-// A part of a text: an added token, or text in between (id -1).
+// A part of a text: an added token, or the text between two of them (id -1).
 struct TextSegment {
   int32_t id = -1;
   size_t begin = 0;
   size_t end = 0;
 };
 
-// Longest-match search for many contents at once. Threads: immutable.
+// Longest-match search for many contents at once.
+// Threads: immutable.
 class TokenTrie {
  public:
-  // `index` names the content in matches; of two equal ones the first does.
+  // `index` identifies the content in matches. If two contents are equal, the
+  // first one's index is used.
   void Add(std::string_view content, int32_t index);
   bool empty() const { return children_.empty(); }
 
-  // The longest content that `text` has at `at`: its index, or -1. `size` is
-  // its length.
+  // The index of the longest content that begins at `at` in `text`, or -1.
+  // `size` is its length.
   int32_t LongestAt(std::string_view text, size_t at, size_t* size) const;
 
  private:
@@ -60,8 +62,8 @@ class AddedTokens {
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
-  // Cuts a text at the tokens that are looked for in raw or in normalized
-  // text. `parse_special` false passes special tokens over. O(text).
+  // Splits a text at the tokens that are searched in raw or in normalized text.
+  // If `parse_special` is false, special tokens are ignored. O(text).
   void Split(bool normalized, bool parse_special, std::string_view text,
              std::vector<TextSegment>* segments) const;
 

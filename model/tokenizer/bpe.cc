@@ -19,7 +19,7 @@ uint64_t PairKey(int32_t left, int32_t right) {
          static_cast<uint32_t>(right);
 }
 
-// Up to this many symbols a scan for the best pair is faster than a heap.
+// Up to this many symbols, scanning for the best pair is faster than a heap.
 constexpr size_t kFewSymbols = 16;
 
 }  // namespace
@@ -115,7 +115,7 @@ absl::Status BpeModel::AddMerge(const std::string& path, std::string_view left,
                                  : "the result",
                      " is not in the vocabulary"));
   }
-  // The later of two equal merges holds.
+  // If two merges are equal, the later one is used.
   merges_[PairKey(*left_id, *right_id)] = {rank, *merged};
   return absl::OkStatus();
 }
@@ -256,7 +256,7 @@ void BpeModel::AppendRawBytes(std::string_view piece,
 }
 
 void BpeModel::MergeFew(std::vector<int32_t>* ids) const {
-  // ranks[i] is that of the pair (i, i + 1).
+  // ranks[i] belongs to the pair (i, i + 1).
   std::array<Merge, kFewSymbols> pairs;
   constexpr int32_t kNone = INT32_MAX;
   const auto look_up = [&](size_t i) {
@@ -292,7 +292,8 @@ void BpeModel::MergeAll(Scratch* scratch) const {
                        .previous = i - 1,
                        .next = i + 1 < size ? i + 1 : -1});
   }
-  // Lowest rank first, then leftmost: std's heaps keep the greatest in front.
+  // Lowest rank first, then leftmost. The standard heaps have the greatest
+  // element in front.
   const auto later = [](const Scratch::Candidate& a,
                         const Scratch::Candidate& b) {
     return a.rank != b.rank ? a.rank > b.rank : a.position > b.position;

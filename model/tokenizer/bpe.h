@@ -1,4 +1,4 @@
-// The byte-pair model: one pre-tokenized piece to ids.
+// The byte-pair model: turns one pre-tokenized piece into ids.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ class BpeModel {
     };
     struct Candidate {
       int32_t rank = 0;
-      int32_t position = 0;  // of the left symbol
+      int32_t position = 0;  // position of the left symbol
       int32_t merged = 0;
     };
     std::vector<Symbol> symbols;
@@ -40,8 +40,8 @@ class BpeModel {
     std::string mapped;
   };
 
-  // `ref` is the file's "model". `byte_level`: pieces come as raw bytes.
-  // `num_added` bounds the ids together with the vocabulary's size.
+  // `ref` is the file's "model". `byte_level`: pieces are raw bytes. The ids
+  // are limited by the vocabulary's size plus `num_added`.
   static absl::StatusOr<std::unique_ptr<BpeModel>> FromJson(const JsonRef& ref,
                                                             bool byte_level,
                                                             size_t num_added);
@@ -53,7 +53,7 @@ class BpeModel {
   void Encode(std::string_view piece, Scratch* scratch,
               std::vector<int32_t>* ids) const;
 
-  // [id], empty where no token has the id.
+  // [id]; empty if no token has the id.
   const std::vector<std::string>& tokens() const { return tokens_; }
   std::optional<int32_t> Find(std::string_view token) const;
 
@@ -62,8 +62,8 @@ class BpeModel {
     int32_t rank = 0;
     int32_t merged = 0;
   };
-  // Whether a piece equal to a token is that token, which merges need not
-  // agree with. Found out at the first such piece.
+  // Whether a piece that equals a token becomes that token. The merges may give
+  // something else. This is determined at the first such piece.
   enum WholeWord : uint8_t { kUntried, kIsToken, kIsMerged };
 
   BpeModel() = default;
@@ -85,8 +85,8 @@ class BpeModel {
   bool ignore_merges_ = false;
   bool fuse_unknown_ = false;
   std::optional<int32_t> unknown_;
-  // Ids of <0x00> ... <0xFF>; empty where the file does not fall back to them
-  // or any is missing.
+  // Ids of <0x00> ... <0xFF>. Empty if the file does not use them as fallback,
+  // or if one is missing.
   std::vector<int32_t> fallback_;
 
   std::vector<std::string> tokens_;
@@ -94,11 +94,11 @@ class BpeModel {
   absl::flat_hash_map<absl::string_view, int32_t> ids_;
   absl::flat_hash_map<uint64_t, Merge> merges_;
 
-  // byte_level_: the id of each byte's character, -1 where it has none, and
-  // whether all have one.
+  // If byte_level_: the id of each byte's character or -1, and whether all
+  // bytes have one.
   std::array<int32_t, 256> byte_ids_{};
   bool all_bytes_ = false;
-  // Tokens by what a piece looks like: raw bytes where byte_level_.
+  // The tokens in the form of pieces, which is raw bytes if byte_level_.
   std::vector<std::string> word_texts_;
   absl::flat_hash_map<absl::string_view, int32_t> words_;
   mutable std::vector<std::atomic<uint8_t>> whole_words_;  // [id]

@@ -8,8 +8,8 @@
 namespace kvasir::model {
 namespace {
 
-// Enough to be inside a text and to complete a character that the context
-// left open; older tokens cannot matter.
+// Enough tokens to be inside a text, and to complete a character that the
+// context left open. Older tokens have no effect.
 constexpr size_t kContextTokens = 8;
 
 }  // namespace

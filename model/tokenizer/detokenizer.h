@@ -1,4 +1,4 @@
-// Token ids to text as they arrive, one at a time.
+// Turns token ids into text, one at a time as they arrive.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,11 @@ namespace kvasir::model {
 
 struct DetokenizerState;
 
-// Turns a growing list of ids into text deltas.
-//
-// The deltas and Finish() concatenated are what Tokenizer::Decode gives for
-// all ids; every delta is valid UTF-8. Bytes that may still become a character
-// wait; they become U+FFFD only when it is certain that they will not.
-// Pushing a token costs O(its length), amortized.
-//
+// Turns a growing list of ids into text deltas. All deltas followed by Finish()
+// equal Tokenizer::Decode of all ids, and every delta is valid UTF-8. Bytes
+// that may still become a character are held back. They become U+FFFD only when
+// it is certain that they will not. Pushing a token costs O(its length),
+// amortized.
 // Threads: one at a time. The tokenizer must outlive it.
 class IncrementalDetokenizer {
  public:
@@ -27,17 +25,18 @@ class IncrementalDetokenizer {
   IncrementalDetokenizer(IncrementalDetokenizer&&) noexcept;
   IncrementalDetokenizer& operator=(IncrementalDetokenizer&&) noexcept;
 
-  // Call before the first Push: the text goes on after `context` (the prompt),
-  // so that a first word keeps its space. Its own text is not repeated.
+  // Call it before the first Push. The text then continues after `context` (the
+  // prompt), so that a first word keeps its space. The text of the context is
+  // not returned.
   void Prime(std::span<const int32_t> context);
 
-  // The text that became certain with `id`, often one word, maybe nothing.
+  // The text that became certain with `id`: often one word, sometimes nothing.
   std::string Push(int32_t id);
 
-  // What was still waiting. Nothing may be pushed after it.
+  // The text that was held back. Nothing may be pushed after it.
   std::string Finish();
 
-  // Bytes that wait: not in any delta yet.
+  // Bytes that are held back and are in no delta yet.
   size_t pending_bytes() const;
 
  private:

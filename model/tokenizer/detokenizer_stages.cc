@@ -13,7 +13,8 @@ namespace {
 constexpr std::string_view kDecoders =
     "Sequence, ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip";
 
-// A token grows at most to this; what would be longer is left as it is.
+// The longest text of a token. A replacement that would make it longer is not
+// done.
 constexpr size_t kMaxTokenTextBytes = size_t{1} << 20;
 constexpr int64_t kMaxStripped = 1024;
 
@@ -36,7 +37,7 @@ std::optional<uint8_t> ByteOfToken(std::string_view token) {
 }
 
 std::string ByteLevelBytes(std::string_view token) {
-  // A token outside the alphabet (an added one) stands for itself.
+  // An added token, which is outside the alphabet, stands for itself.
   return BytesOfByteLevel(token).value_or(std::string(token));
 }
 
@@ -126,11 +127,11 @@ absl::Status DetokenizerStages::CheckOrder(const Step& step,
   const bool joins = step.kind == Kind::kFuse || step.kind == Kind::kByteLevel;
   if (fused && step.kind != Kind::kFuse && step.kind != Kind::kStrip) {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
-    return name.Unsupported("Fuse and Strip behind Fuse or ByteLevel");
+    return name.Unsupported("Fuse and Strip after Fuse or ByteLevel");
   }
   if (after_bytes && !joins) {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
-    return name.Unsupported("Fuse behind ByteFallback");
+    return name.Unsupported("Fuse after ByteFallback");
   }
   return absl::OkStatus();
 }
@@ -157,7 +158,8 @@ absl::StatusOr<DetokenizerStages> DetokenizerStages::FromJson(
 
 DetokenizerState DetokenizerStages::NewState() const {
   DetokenizerState state;
-  // One more than the steps: the last counts tokens for joining by spaces.
+  // One state more than steps. The last one counts tokens, which are joined by
+  // spaces.
   state.stages.resize(steps_.size() + 1);
   return state;
 }
@@ -204,7 +206,7 @@ void DetokenizerStages::FeedStripFused(size_t index, std::string_view text,
   }
   if (text.empty()) return;
   if (step.stop == 0) return Feed(index + 1, text, state, out);
-  // The last `stop` such characters may be the end: they wait.
+  // The last `stop` such characters may be at the end, so they are held back.
   std::string all = std::exchange(stage.pending, std::string());
   all.append(text);
   std::string_view certain = all;
@@ -272,7 +274,7 @@ void DetokenizerStages::Finish(DetokenizerState* state,
     } else if (steps_[i].kind == Kind::kByteFallback) {
       FinishUtf8(InvalidUnit::kByte, &pending, &certain);
     } else if (steps_[i].kind == Kind::kStripFused) {
-      pending.clear();  // it was the end
+      pending.clear();  // they were at the end
     }
     if (!certain.empty()) Feed(i + 1, certain, state, out);
   }

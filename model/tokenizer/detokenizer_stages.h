@@ -1,4 +1,4 @@
-// The "decoder" of a tokenizer file: tokens to text, as a stream.
+// The "decoder" of a tokenizer file: turns tokens into text, as a stream.
 #pragma once
 
 #include <cstdint>
@@ -13,40 +13,40 @@
 
 namespace kvasir::model {
 
-// Where one decoding stands; belongs to one text.
+// The state of decoding one text.
 struct DetokenizerState {
   struct Stage {
-    int64_t num_tokens = 0;    // seen by this stage
-    int64_t num_stripped = 0;  // characters taken off the front
-    bool front_done = false;   // something else than those came by
-    std::string pending;       // bytes or characters that wait
+    int64_t num_tokens = 0;    // tokens that this stage has seen
+    int64_t num_stripped = 0;  // characters removed at the front
+    bool front_done = false;   // another character has come since
+    std::string pending;       // bytes or characters that are held back
   };
   std::vector<Stage> stages;
 };
 
-// A chain of stages. Up to the first that joins (ByteLevel, Fuse) a stage sees
-// whole tokens, behind it fragments of one text.
-//
-// Where a run of byte tokens mixes characters with bytes that form none, the
-// characters stay and each other byte becomes U+FFFD: a character is certain
-// as soon as it is complete, whatever follows.
-//
+// A chain of stages. Up to the first stage that joins tokens (ByteLevel, Fuse),
+// a stage sees whole tokens. Later stages see fragments of one text. If a run
+// of byte tokens mixes characters with invalid bytes, the characters stay and
+// each invalid byte becomes U+FFFD. A character is certain as soon as it is
+// complete, whatever follows.
 // Threads: immutable; a DetokenizerState belongs to one thread.
 class DetokenizerStages {
  public:
-  // The file names none: tokens are joined by spaces.
+  // For a file without a decoder: tokens are joined by spaces.
   DetokenizerStages() = default;
-  // Unimplemented names a component, or an order of them, we do not have.
+  // UNIMPLEMENTED names a component, or an order of components, that is not
+  // supported.
   static absl::StatusOr<DetokenizerStages> FromJson(const JsonRef& ref);
 
   DetokenizerState NewState() const;
-  // Appends what became certain with `token`.
+  // Appends the text that became certain with `token`.
   void Push(std::string_view token, DetokenizerState* state,
             std::string* out) const;
-  // Appends what was waiting; the state is spent.
+  // Appends the text that was held back. The state must not be used again.
   void Finish(DetokenizerState* state, std::string* out) const;
 
-  // One token's own bytes, without what stages do at the ends of a text.
+  // The bytes of one token, without the effects that stages have at the ends of
+  // a text.
   std::string BytesOf(std::string_view token) const;
 
  private:
@@ -56,15 +56,15 @@ class DetokenizerStages {
     kReplace,
     kByteFallback,
     kFuse,
-    kStrip,       // each token
-    kStripFused,  // the text
+    kStrip,       // strips each token
+    kStripFused,  // strips the whole text
   };
   struct Step {
     Kind kind = Kind::kFuse;
-    std::vector<TextPattern> pattern;  // kReplace: one
-    std::string content;               // kReplace; kStrip*, kMetaspace: a char
-    bool drop_first = false;           // kMetaspace
-    int64_t start = 0;                 // kStrip*: characters
+    std::vector<TextPattern> pattern;  // kReplace: one pattern
+    std::string content;      // kReplace; kStrip*, kMetaspace: one character
+    bool drop_first = false;  // kMetaspace
+    int64_t start = 0;        // kStrip*: numbers of characters
     int64_t stop = 0;
   };
 
@@ -72,7 +72,7 @@ class DetokenizerStages {
                                        const JsonRef& ref);
   absl::Status CheckOrder(const Step& step, const JsonRef& ref) const;
 
-  // Passes `text` through stage `index` and those behind it.
+  // Passes `text` through stage `index` and all later ones.
   void Feed(size_t index, std::string_view text, DetokenizerState* state,
             std::string* out) const;
   void FeedStripFused(size_t index, std::string_view text,

@@ -28,8 +28,8 @@ Ids RandomIds(const Tokenizer& tokenizer, std::mt19937& random) {
   const size_t count = random() % 40;
   const auto range = static_cast<uint32_t>(tokenizer.vocab_size()) + 8;
   for (size_t i = 0; i < count; ++i) {
-    // Half of them from the front, where byte tokens are, so that runs of
-    // bytes form characters now and then.
+    // Half of the ids come from the front, which has the byte tokens, so that
+    // runs of bytes sometimes form characters.
     const uint32_t bound = random() % 2 == 0 ? range : 259;
     ids.push_back(static_cast<int32_t>(random() % bound) - 4);
   }
@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(All, DetokenizerTest,
                            return name;
                          });
 
-TEST(DetokenizerTest, HalfACharacterWaits) {
+TEST(DetokenizerTest, HoldsBackHalfACharacter) {
   const auto tokenizer = Golden("llama2");
   const auto byte = [&](const char* token) {
     return *tokenizer->TokenToId(token);
@@ -99,7 +99,7 @@ TEST(DetokenizerTest, HalfACharacterWaits) {
   EXPECT_EQ(stream.Push(byte("<0x99>")), "");
   EXPECT_EQ(stream.pending_bytes(), 3u);
   EXPECT_EQ(stream.Push(byte("<0x82>")), "\xF0\x9F\x99\x82");
-  // A character that a plain token interrupts is given up, byte by byte.
+  // A character that a plain token interrupts is replaced byte by byte.
   EXPECT_EQ(stream.Push(byte("<0xE6>")), "");
   EXPECT_EQ(stream.Push(*tokenizer->TokenToId("e")),
             "\xEF\xBF\xBD"
@@ -108,7 +108,7 @@ TEST(DetokenizerTest, HalfACharacterWaits) {
   EXPECT_EQ(stream.Finish(), "\xEF\xBF\xBD");
 }
 
-TEST(DetokenizerTest, FirstWordKeepsItsSpaceBehindAPrompt) {
+TEST(DetokenizerTest, FirstWordKeepsItsSpaceAfterAPrompt) {
   const auto tokenizer = Golden("llama2");
   const int32_t word = *tokenizer->TokenToId("\xE2\x96\x81the");
   IncrementalDetokenizer fresh(*tokenizer, true);
@@ -118,13 +118,14 @@ TEST(DetokenizerTest, FirstWordKeepsItsSpaceBehindAPrompt) {
   EXPECT_EQ(primed.Push(word), " the");
 }
 
-TEST(DetokenizerTest, TrailingStripHoldsBackOnlyWhatItMayDrop) {
+TEST(DetokenizerTest, TrailingStripHoldsBackOnlyCharactersThatItMayDrop) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer, Tokenizer::FromJson(R"({
     "decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"},
       {"type": "Strip", "content": "_", "start": 1, "stop": 2}]},
     "model": {"vocab": {"_": 0, "a": 1, "__": 2}, "merges": [["_", "_"]]}})"));
   IncrementalDetokenizer stream(*tokenizer, true);
-  EXPECT_EQ(stream.Push(2), "");  // one dropped in front, one may be the end
+  // one is dropped in front, and one may be at the end
+  EXPECT_EQ(stream.Push(2), "");
   EXPECT_EQ(stream.Push(1), "_a");
   EXPECT_EQ(stream.Push(2), "");
   EXPECT_EQ(stream.Push(0), "_");

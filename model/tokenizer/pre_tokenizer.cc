@@ -15,7 +15,7 @@ constexpr std::string_view kPreTokenizers =
     "Sequence, ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, "
     "WhitespaceSplit";
 
-// Puts a piece's new text beside the list.
+// Stores a piece's new text in the list.
 absl::Status Replace(std::string text, TextBudget* budget, PieceList* list,
                      TextPiece* piece) {
   KVASIR_RETURN_IF_ERROR(budget->Spend(sizeof(text) + text.size()));
@@ -69,7 +69,7 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadMetaspace(
   if (scheme) {
     KVASIR_ASSIGN_OR_RETURN(name, scheme->String());
   } else {
-    // Older files say only whether there is a prefix.
+    // Older files state only whether there is a prefix.
     KVASIR_ASSIGN_OR_RETURN(const bool prefix,
                             ref.GetBool("add_prefix_space", true));
     name = prefix ? "always" : "never";
@@ -125,7 +125,7 @@ absl::StatusOr<PreTokenizer> PreTokenizer::FromJson(const JsonRef& ref) {
         result.steps_.push_back(std::move(step));
         return absl::OkStatus();
       }));
-  // The last mapping is left to the model, which looks whole words up first.
+  // The last mapping is left to the model, which looks up whole words first.
   if (!result.steps_.empty() && result.steps_.back().map_bytes) {
     result.steps_.back().map_bytes = false;
     result.byte_level_ = true;
@@ -248,7 +248,7 @@ absl::Status PreTokenizer::Split(const Step& step, TextBudget* budget,
                                  PieceList* list) {
   std::vector<TextPiece> pieces;
   pieces.reserve(list->pieces.size());
-  size_t given_up = list->pieces.size();  // old ones, and those removed
+  size_t given_up = list->pieces.size();  // old pieces and removed ones
   std::optional<PatternFinder> finder;
   if (step.pattern) finder.emplace(*step.pattern);
   std::vector<TextRange> found;
@@ -295,7 +295,7 @@ absl::Status PreTokenizer::Apply(std::string_view text, bool at_start,
   for (const Step& step : steps_) {
     KVASIR_RETURN_IF_ERROR(ApplyStep(step, budget, list));
   }
-  // There is one list at a time; what its pieces become adds up.
+  // Only one list exists at a time, but the texts of its pieces add up.
   budget->Return(list->pieces.size() * sizeof(TextPiece));
   return absl::OkStatus();
 }

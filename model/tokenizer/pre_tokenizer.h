@@ -1,4 +1,4 @@
-// The "pre_tokenizer" of a tokenizer file: one text to the pieces that are
+// The "pre_tokenizer" of a tokenizer file: cuts a text into pieces that are
 // tokenized independently.
 #pragma once
 
@@ -17,11 +17,11 @@ namespace kvasir::model {
 
 struct TextPiece {
   std::string_view text;
-  // Starts where the whole encoded text starts.
+  // The piece begins at the start of the whole encoded text.
   bool at_start = false;
 };
 
-// Pieces and the memory of those that are no part of the input.
+// Pieces, and the memory of those that are not part of the input.
 struct PieceList {
   std::vector<TextPiece> pieces;
   std::deque<std::string> owned;
@@ -30,17 +30,19 @@ struct PieceList {
 // Threads: immutable.
 class PreTokenizer {
  public:
-  // No pre-tokenizer: the text is one piece.
+  // For a file without a pre-tokenizer: the text is one piece.
   PreTokenizer() = default;
-  // Unimplemented names a component we do not have.
+  // UNIMPLEMENTED names a component that is not supported.
   static absl::StatusOr<PreTokenizer> FromJson(const JsonRef& ref);
 
-  // Pieces are raw bytes which the model looks up in the byte-level alphabet.
+  // True if pieces are raw bytes, which the model looks up in the byte-level
+  // alphabet.
   bool byte_level() const { return byte_level_; }
 
   // Replaces `list` by the pieces of `text`, which must be valid UTF-8 and
-  // outlive it. Spends the bytes of texts that it makes. InvalidArgument where
-  // the budget does not hold them and the pieces, or a pattern gives up.
+  // outlive it. Spends the bytes of the texts that it makes. INVALID_ARGUMENT
+  // if the budget is too small for them and the pieces, or if a pattern exceeds
+  // its step limit.
   absl::Status Apply(std::string_view text, bool at_start, TextBudget* budget,
                      PieceList* list) const;
 
@@ -52,11 +54,11 @@ class PreTokenizer {
     kMergedWithNext,
     kContiguous,
   };
-  // Characters that a step matches one by one, where it has no pattern.
+  // Characters that a step matches one by one if it has no pattern.
   enum class CharClass { kNone, kWhiteSpace, kPunctuation, kNumeric, kLiteral };
 
   struct Step {
-    // Split: matches of `pattern`, else of `chars` (else of words).
+    // Split: the matches of `pattern`, or of `chars`, or words.
     bool splits = false;
     std::optional<TextPattern> pattern;
     CharClass chars = CharClass::kNone;
@@ -64,12 +66,12 @@ class PreTokenizer {
     bool words = false;    // runs of \w and runs of neither \w nor space
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;
-    // Before splitting: spaces become `replacement` ...
+    // Before splitting, spaces become `replacement` ...
     std::string replacement;
-    // ... and this comes in front of a piece that does not start with it.
+    // ... and this is put before a piece that does not start with it.
     std::string prefix;
     bool prefix_only_at_start = false;
-    // After splitting: bytes are written in the byte-level alphabet.
+    // After splitting, bytes are written in the byte-level alphabet.
     bool map_bytes = false;
   };
   struct Match {

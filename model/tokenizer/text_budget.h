@@ -1,5 +1,5 @@
-// What all steps of a tokenizer file may make of one text: a file may chain
-// many of them, and each may double what the last one made.
+// Limits the text that all steps of a tokenizer file make of one input. A file
+// may chain many steps, and each may double the result of the one before.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,15 @@
 
 namespace kvasir::model {
 
-// Counts bytes of texts and pieces, over all steps and segments of one text.
+// Counts the bytes of texts and pieces, over all steps and segments of one
+// text.
 // Threads: one at a time.
 class TextBudget {
  public:
   explicit TextBudget(size_t text_bytes)
       : text_bytes_(text_bytes), limit_(kBytes + kBytesPerByte * text_bytes) {}
 
-  // InvalidArgument with the numbers where it is more than is left.
+  // INVALID_ARGUMENT, with the numbers, if it is more than what is left.
   absl::Status Spend(size_t bytes) {
     if (bytes <= left()) {
       used_ += bytes;
@@ -26,14 +27,14 @@ class TextBudget {
         absl::StrCat("the tokenizer's steps make ", used_ + bytes,
                      " bytes of a text of ", text_bytes_, ", limit ", limit_));
   }
-  // Of what was spent: its memory is free again.
+  // Returns bytes that were spent and whose memory is free again.
   void Return(size_t bytes) { used_ -= bytes; }
 
   size_t left() const { return limit_ - used_; }
 
  private:
-  // Of sound files, the hungriest cut a text into single bytes a few times; a
-  // piece takes 24.
+  // Valid files need far less. The most demanding ones cut a text into single
+  // bytes a few times, and a piece takes 24 bytes.
   static constexpr size_t kBytes = size_t{16} << 20;
   static constexpr size_t kBytesPerByte = 128;
 

@@ -1,4 +1,4 @@
-// The "normalizer" of a tokenizer file: text to text, before any splitting.
+// The "normalizer" of a tokenizer file: changes the text before it is split.
 #pragma once
 
 #include <optional>
@@ -16,23 +16,23 @@ namespace kvasir::model {
 
 struct NormalizedText {
   std::string text;
-  // Whitespace was stripped from the front: the text no longer starts where
-  // the original did.
+  // True if whitespace was stripped from the front, so that the text no longer
+  // starts where the original did.
   bool front_stripped = false;
 };
 
 // Threads: immutable.
 class TextNormalizer {
  public:
-  // No normalizer: every text stays as it is.
+  // For a file without a normalizer: every text stays as it is.
   TextNormalizer() = default;
-  // Unimplemented names a component we do not have.
+  // UNIMPLEMENTED names a component that is not supported.
   static absl::StatusOr<TextNormalizer> FromJson(const JsonRef& ref);
 
   bool empty() const { return steps_.empty(); }
 
-  // Spends the bytes of the result. InvalidArgument where the budget does not
-  // hold what a step makes, or a pattern gives up.
+  // Spends the bytes of the result. INVALID_ARGUMENT if the budget is too small
+  // for the result of a step, or if a pattern exceeds its step limit.
   absl::StatusOr<NormalizedText> Apply(std::string_view text,
                                        TextBudget* budget) const;
 

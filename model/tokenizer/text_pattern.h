@@ -1,4 +1,5 @@
-// What tokenizer files search texts for: a literal or a regular expression.
+// A pattern that a tokenizer file searches in texts: a literal or a regular
+// expression.
 #pragma once
 
 #include <memory>
@@ -15,7 +16,8 @@
 
 namespace kvasir::model {
 
-// {"String": ...} or {"Regex": ...}. Threads: immutable.
+// {"String": ...} or {"Regex": ...}.
+// Threads: immutable.
 class TextPattern {
  public:
   static absl::StatusOr<TextPattern> FromJson(const JsonRef& ref);
@@ -27,13 +29,14 @@ class TextPattern {
  private:
   friend class PatternFinder;
 
-  // One of the three.
+  // Exactly one of the three is used.
   std::string literal_;
   std::optional<WordScanner> scanner_;
   std::unique_ptr<Regex> regex_;
 };
 
-// Searches many texts for one pattern. Threads: one at a time.
+// Searches many texts for one pattern.
+// Threads: one at a time.
 class PatternFinder {
  public:
   explicit PatternFinder(const TextPattern& pattern);
@@ -46,8 +49,8 @@ class PatternFinder {
   std::unique_ptr<RegexMatcher> matcher_;
 };
 
-// `text` with every match replaced by `content`. InvalidArgument where the
-// result would be longer than `max_bytes`.
+// `text` with every match replaced by `content`. INVALID_ARGUMENT if the result
+// would be longer than `max_bytes`.
 absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
                                        std::string_view content,
                                        std::string_view text, size_t max_bytes);

@@ -22,9 +22,10 @@ namespace kvasir::model {
 
 using base::AbslView;
 
-// Everything read from the files; constant after construction.
+// All data from the files. Constant after construction.
 struct TokenizerParts {
-  // One post-processor template: ids around (or between) the text's own.
+  // One item of a post-processor template: ids before, after or between the
+  // texts.
   struct TemplateItem {
     bool is_text = false;
     std::vector<int32_t> ids;
@@ -59,7 +60,8 @@ namespace {
 constexpr size_t kMaxConfigBytes = size_t{8} << 20;
 constexpr size_t kMaxTemplateItems = 64;
 
-// Puts the added tokens beside the vocabulary and fills the tables by id.
+// Adds the added tokens to the vocabulary and fills the tables that are indexed
+// by id.
 absl::Status PlaceTokens(const JsonRef& list,
                          const std::vector<AddedToken>& added,
                          TokenizerParts* parts) {
@@ -148,7 +150,7 @@ absl::Status ReadPostProcessor(const JsonRef& ref, TokenizerParts* parts) {
   return VisitComponents(
       ref, "processors",
       [&](const std::string& type, const JsonRef& item) -> absl::Status {
-        // ByteLevel only trims offsets, which nobody asks for here.
+        // ByteLevel only changes offsets, which are not used here.
         if (type == "ByteLevel") return absl::OkStatus();
         if (type == "TemplateProcessing") {
           KVASIR_ASSIGN_OR_RETURN(auto read, ReadTemplate(item, *parts));
@@ -192,8 +194,8 @@ absl::Status ReadPipeline(const JsonRef& root, TokenizerParts* parts) {
   return absl::OkStatus();
 }
 
-// "</s>" or {"content": "</s>", ...}; nothing where it is absent, or names no
-// token: such a configuration belongs to a larger vocabulary.
+// "</s>" or {"content": "</s>", ...}. Empty if it is absent or names no token:
+// such a configuration belongs to a larger vocabulary.
 absl::StatusOr<std::optional<int32_t>> ReadNamedToken(
     const JsonRef& config, const char* key, const TokenizerParts& parts) {
   KVASIR_ASSIGN_OR_RETURN(const auto found, config.Find(key));
@@ -206,7 +208,7 @@ absl::StatusOr<std::optional<int32_t>> ReadNamedToken(
   return parts.Find(token);
 }
 
-// A string, or a list of {"name", "template"} of which "default" is ours.
+// A string, or a list of {"name", "template"} whose "default" is used.
 absl::StatusOr<std::string> ReadChatTemplate(const JsonRef& config) {
   KVASIR_ASSIGN_OR_RETURN(const auto found, config.Find("chat_template"));
   if (!found) return std::string();
@@ -229,7 +231,7 @@ absl::Status ReadConfig(const JsonRef& config, TokenizerParts* parts) {
   return absl::OkStatus();
 }
 
-// Cuts and encodes one text, appending to `ids`.
+// Splits and encodes one text, appending to `ids`.
 class Encoder {
  public:
   Encoder(const TokenizerParts& parts, std::string_view text,
@@ -300,9 +302,9 @@ std::vector<int32_t> ApplyTemplate(const TokenizerParts::Template& items,
   return ids;
 }
 
-// NOT_FOUND, and whoever goes on without is right to; not so where there is a
-// tokenizer in a form that is not read: older repositories hold a byte-level
-// BPE (GPT-2's, OPT's) as two files.
+// NOT_FOUND, after which a caller may go on without a tokenizer. If the folder
+// has a tokenizer in an unsupported form, it is another error: older
+// repositories have a byte-level BPE (GPT-2's, OPT's) in two files.
 absl::Status NoTokenizer(const std::filesystem::path& file) {
   std::error_code error;
   const std::string text =

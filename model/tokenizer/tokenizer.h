@@ -1,5 +1,6 @@
-// Text to token ids and back, read from a Hugging Face `tokenizer.json`: BPE,
-// byte-level or SentencePiece-style with byte fallback.
+// Converts text to token ids and back. The tokenizer is read from a Hugging
+// Face `tokenizer.json`: BPE, byte-level or SentencePiece-style with byte
+// fallback.
 #pragma once
 
 #include <cstdint>
@@ -18,37 +19,39 @@ class DetokenizerStages;
 struct TokenizerParts;
 
 struct EncodeOptions {
-  // Adds what the post-processor's template adds (usually a leading bos).
+  // Adds the tokens of the post-processor's template (usually a leading bos).
   bool add_special_tokens = true;
-  // Special tokens written in the text become their ids. False takes them as
-  // plain text; added tokens that are not special are found either way. User
-  // text that must not forge chat markers is encoded with false.
+  // True: special tokens in the text become their ids. False: they are plain
+  // text. Added tokens that are not special are found in both cases. Encode
+  // user text with false, so that it cannot forge chat markers.
   bool parse_special = true;
 };
 
 // One immutable tokenizer.
 //
 // Threads: every const method may be called from any number of threads.
-// Errors: Load refuses with InvalidArgument (broken or hostile file) or
-//   Unimplemented (a component or setting we do not have), naming file, field
-//   and value; NotFound where there is no tokenizer.json. Encode refuses a
-//   text above kMaxTextBytes, and a text on which a pattern of the file takes
-//   too many steps, with InvalidArgument.
-// Text: input that is not UTF-8 is read as Unicode recommends, each maximal
-//   invalid subsequence as one U+FFFD, which is what a decoder with
-//   replacement would hand to the reference implementation.
+// Errors: Load is INVALID_ARGUMENT for a broken or hostile file and
+//   UNIMPLEMENTED for an unsupported component or setting; the text names file,
+//   field and value. It is NOT_FOUND if there is no tokenizer.json. Encode is
+//   INVALID_ARGUMENT for a text above kMaxTextBytes, and for a text on which a
+//   pattern of the file takes too many steps.
+//
+// Input that is not UTF-8 is read as Unicode recommends: each maximal invalid
+// subsequence becomes one U+FFFD. A decoder with replacement would give the
+// same text to the reference implementation.
 class Tokenizer {
  public:
   static constexpr size_t kMaxFileBytes = size_t{128} << 20;
   static constexpr size_t kMaxTextBytes = size_t{64} << 20;
 
-  // `path` is a checkpoint folder or a tokenizer.json. A tokenizer_config.json
-  // and chat_template.jinja beside it are read too, where present.
+  // `path` is a checkpoint folder or a tokenizer.json. If there is a
+  // tokenizer_config.json or a chat_template.jinja beside it, it is read as
+  // well.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(
       const std::string& path);
 
-  // The same from the texts of the files; `config_json` may be empty.
-  // `file_name` stands in errors.
+  // The same from the texts of the files. `config_json` may be empty. Errors
+  // name `file_name`.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
       std::string_view tokenizer_json, std::string_view config_json = {},
       const std::string& file_name = "tokenizer.json");
@@ -60,33 +63,34 @@ class Tokenizer {
   absl::StatusOr<std::vector<int32_t>> Encode(
       std::string_view text, const EncodeOptions& options = {}) const;
 
-  // Valid UTF-8 always. Ids that name no token are left out, and with
-  // `skip_special` special tokens too.
+  // The result is always valid UTF-8. Ids that name no token are left out, and
+  // so are special tokens if `skip_special` is true.
   std::string Decode(std::span<const int32_t> ids, bool skip_special) const;
 
-  // One above the largest id: ids are in [0, vocab_size). A model's logits may
-  // be wider than this.
+  // One more than the largest id: ids are in [0, vocab_size). A model's logits
+  // may be wider.
   int32_t vocab_size() const;
-  // The token as the file writes it ("Ġhello", "▁hello", "<0x0A>"); empty
-  // where `id` names none.
+  // The token as the file writes it ("Ġhello", "▁hello", "<0x0A>"); empty if
+  // `id` names none.
   std::string_view IdToToken(int32_t id) const;
   std::optional<int32_t> TokenToId(std::string_view token) const;
   bool IsSpecial(int32_t id) const;
-  // What one token contributes to the text, not necessarily whole characters;
-  // empty where `id` names none. (A detokenizer may still strip a leading
-  // space.)
+  // The bytes that one token adds to the text, which need not be whole
+  // characters. Empty if `id` names none. A detokenizer may still strip a
+  // leading space.
   std::string TokenBytes(int32_t id) const;
 
-  // As tokenizer_config.json tells; generation_config.json may know more ends.
+  // From tokenizer_config.json. generation_config.json may add more ids that
+  // end the output.
   std::optional<int32_t> bos_id() const;
   const std::vector<int32_t>& eos_ids() const;
-  // Empty where the checkpoint has none.
+  // Empty if the checkpoint has none.
   const std::string& chat_template() const;
-  // SHA-256 of tokenizer.json in hexadecimal: equal where text and ids mean
-  // the same.
+  // SHA-256 of tokenizer.json in hex. If it is equal, text and ids have the
+  // same meaning.
   const std::string& hash() const;
 
-  // For IncrementalDetokenizer.
+  // The stages that IncrementalDetokenizer uses.
   const DetokenizerStages& detokenizer() const;
 
  private:

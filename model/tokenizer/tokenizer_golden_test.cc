@@ -1,4 +1,4 @@
-// The ids and texts that the reference implementation gives, from
+// Compares with the ids and texts of the reference implementation, which are in
 // tests/golden/tokenizers (see the README there).
 #include <cstdlib>
 #include <filesystem>

@@ -14,7 +14,8 @@ namespace {
 using base::AbslView;
 
 constexpr int kMaxDepth = 64;
-// A vocabulary of 262,144 tokens with its merges as pairs needs 1.8 million.
+// A vocabulary of 262,144 tokens with its merges as pairs has 1.8 million
+// values.
 constexpr int64_t kMaxValues = 8'000'000;
 constexpr size_t kMaxElementsOfSmallList = 1 << 20;
 

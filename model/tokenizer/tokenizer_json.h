@@ -1,5 +1,5 @@
-// Reading tokenizer.json without trusting it: every access checks the kind and
-// every error says which file, which member and what was found.
+// Reads tokenizer.json as an untrusted file: every access checks the type, and
+// every error names the file, the member and the value found.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@
 
 namespace kvasir::model {
 
-// Ids may have gaps (padding, tokens held in reserve), but a wild id must not
-// size the tables: this many may stand for nothing.
+// Ids may have gaps (padding, reserved tokens), but a wild id must not
+// determine the size of the tables. This many ids may be unused.
 inline constexpr size_t kMaxUnusedIds = size_t{1} << 16;
 
-// Parses `text`. InvalidArgument where it is not JSON, nests deeper or holds
-// more values than any tokenizer needs; `file_name` stands in errors.
+// Parses `text`. INVALID_ARGUMENT if it is not JSON, or if it nests deeper or
+// holds more values than any tokenizer needs. Errors name `file_name`.
 absl::StatusOr<nlohmann::json> ParseUntrustedJson(std::string_view text,
                                                   const std::string& file_name);
 
-// A value inside a parsed file together with the path that led to it. Copying
-// is cheap; the parsed file must outlive it.
+// A value in a parsed file, with the path that leads to it. Copying is cheap;
+// the parsed file must outlive it.
 class JsonRef {
  public:
   JsonRef(const nlohmann::json& value, std::string path)
@@ -33,10 +33,10 @@ class JsonRef {
   const nlohmann::json& value() const { return *value_; }
   const std::string& path() const { return path_; }
 
-  // The member, or nothing where it is absent or null. InvalidArgument where
-  // this is no object.
+  // The member, or nothing if it is absent or null. INVALID_ARGUMENT if this is
+  // not an object.
   absl::StatusOr<std::optional<JsonRef>> Find(const char* key) const;
-  // The member; InvalidArgument where it is absent or null.
+  // The member. INVALID_ARGUMENT if it is absent or null.
   absl::StatusOr<JsonRef> Get(const char* key) const;
   absl::StatusOr<std::vector<JsonRef>> Elements() const;
 
@@ -46,12 +46,13 @@ class JsonRef {
   absl::StatusOr<std::string> GetString(const char* key) const;
   absl::StatusOr<bool> GetBool(const char* key, bool fallback) const;
   absl::StatusOr<int64_t> GetInt(const char* key, int64_t fallback) const;
-  // One character.
+  // A text of exactly one character.
   absl::StatusOr<char32_t> GetChar(const char* key) const;
 
-  // "path is VALUE, want ..." for values that cannot be right.
+  // "path is VALUE, want ..." for values that are wrong.
   absl::Status Invalid(std::string_view want) const;
-  // The same for values that are right but that we do not have.
+  // "path is VALUE, supported: ..." for values that are valid but not
+  // supported.
   absl::Status Unsupported(std::string_view have_only) const;
 
  private:
@@ -61,9 +62,9 @@ class JsonRef {
   std::string path_;
 };
 
-// Calls `visit` for the component `ref`, or for each in turn where it is a
-// "Sequence" holding them under `list_key`, sequences in sequences included.
-// InvalidArgument above 64 components.
+// Calls `visit` for the component `ref`. If it is a "Sequence", calls it for
+// each component under `list_key` in turn, including nested sequences.
+// INVALID_ARGUMENT for more than 64 components.
 template <typename Visit>
 absl::Status VisitComponents(const JsonRef& ref, const char* list_key,
                              Visit&& visit);

@@ -38,7 +38,7 @@ std::unique_ptr<Tokenizer> Golden(const std::string& name) {
   return *std::move(tokenizer);
 }
 
-// A small file that loads.
+// A small valid file.
 json SmallFile() {
   return json::parse(R"({
     "added_tokens": [{"id": 5, "content": "<s>", "special": true}],
@@ -72,7 +72,8 @@ TEST(TokenizerTest, SmallFileEncodes) {
   EXPECT_EQ(tokenizer->Decode(Ids{5, 3, -7, 99, 4, 3}, true), "ab ab");
 }
 
-// Searched anew for each match, the rest of the text would take hours.
+// If the rest of the text were searched again for each match, this would take
+// hours.
 TEST(TokenizerTest, AMegabyteOfRightStrippingSpacesIsOneMatch) {
   json file = SmallFile();
   file["added_tokens"][0] = {{"id", 5},          {"content", " "},
@@ -91,7 +92,7 @@ struct Mutation {
   const char* name;
   std::function<void(json&)> apply;
   Code code;
-  const char* words;  // in the error
+  const char* words;  // expected in the error
 };
 
 std::vector<Mutation> HostileModels() {
@@ -259,7 +260,7 @@ std::vector<Mutation> HostilePipelines() {
   };
 }
 
-TEST(TokenizerTest, HostileFilesNameFieldAndValue) {
+TEST(TokenizerTest, ErrorsOfHostileFilesNameFieldAndValue) {
   std::vector<Mutation> mutations = HostileModels();
   for (const Mutation& m : HostilePipelines()) mutations.push_back(m);
   for (const Mutation& m : mutations) {
@@ -272,7 +273,7 @@ TEST(TokenizerTest, HostileFilesNameFieldAndValue) {
   }
 }
 
-TEST(TokenizerTest, TextThatIsNoJsonIsRefusedWithItsName) {
+TEST(TokenizerTest, RefusesTextThatIsNotJsonByItsName) {
   for (const std::string& text :
        {std::string(), std::string("{"), std::string("{\"model\": \xFF}"),
         std::string("[]"), std::string("null"), SmallFile().dump() + "x",
@@ -308,7 +309,7 @@ json ListOf(size_t count, const json& step, const char* key) {
   return {{"type", "Sequence"}, {key, json(std::vector<json>(count, step))}};
 }
 
-// Each doubles what the last one made, and cuts it into more pieces.
+// Each step doubles the result of the one before, and cuts it into more pieces.
 TEST(TokenizerTest, ChainedByteLevelStepsAreBoundedTogether) {
   const json step = {{"type", "ByteLevel"}};
   std::string text;
@@ -337,7 +338,8 @@ TEST(TokenizerTest, ChainedReplaceStepsAreBoundedTogether) {
       base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
 }
 
-// What one segment's steps make is bounded, and what those of all make.
+// The steps of one segment are limited, and so are those of all segments
+// together.
 TEST(TokenizerTest, SegmentsShareOneBound) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "Replace"},
@@ -353,7 +355,7 @@ TEST(TokenizerTest, SegmentsShareOneBound) {
       base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
 }
 
-// The hungriest of sound files: single bytes, cut and written over twice.
+// The most demanding valid file: single bytes that are cut and rewritten twice.
 TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
   json file = SmallFile();
   file["pre_tokenizer"] = {
@@ -376,7 +378,7 @@ TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
       tokenizer->Encode(std::string(size_t{1} << 20, 'a')).status());
 }
 
-TEST(TokenizerTest, TwoFilesInPlaceOfOneAreNamed) {
+TEST(TokenizerTest, ReportsATokenizerInTwoFiles) {
   const base::TempFolder folder;
   for (const char* name : {"vocab.json", "merges.txt"}) folder.Write(name, "");
   EXPECT_THAT(
@@ -409,7 +411,8 @@ TEST(TokenizerTest, InvalidUtf8IsReadAsReplacementCharacters) {
   }
 }
 
-// Lowest rank first, leftmost first, over and over: the definition.
+// The definition: repeatedly apply the merge with the lowest rank, leftmost
+// first.
 Ids MergedByDefinition(const json& model, const std::string& word) {
   std::vector<std::string> parts;
   for (const char c : word) parts.emplace_back(1, c);
@@ -447,7 +450,7 @@ TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
     if (both.size() > 9) continue;
     const bool known =
         std::find(tokens.begin(), tokens.end(), both) != tokens.end();
-    // Some tokens are reached by two merges.
+    // Some tokens are the result of two merges.
     if (known && random() % 4 != 0) continue;
     bool repeated = false;
     for (const json& merge : model["merges"]) {
@@ -464,7 +467,8 @@ TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
     std::string word;
     const size_t length = 1 + random() % (i % 10 == 0 ? 200 : 24);
     for (size_t k = 0; k < length; ++k) word.push_back("abc"[random() % 3]);
-    // Twice: the second time a whole word may be answered from memory.
+    // Encodes twice, because the second time a whole word may come from the
+    // cache.
     for (int repeat = 0; repeat < 2; ++repeat) {
       KVASIR_ASSERT_OK_AND_ASSIGN(const Ids got, tokenizer->Encode(word));
       ASSERT_EQ(got, MergedByDefinition(model, word)) << word;
@@ -473,7 +477,7 @@ TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
 }
 
 TEST(TokenizerTest, VeryLongWordStaysNearLinear) {
-  // Quadratic work on a million letters would not end within the timeout.
+  // Quadratic work on a million letters would exceed the timeout.
   for (const char* name : {"gpt2", "llama2", "llama3"}) {
     const auto tokenizer = Golden(name);
     const std::string word(1'000'000, 'e');
@@ -498,14 +502,14 @@ TEST(TokenizerTest, ThreadsShareOneTokenizer) {
   for (const Ids& ids : got) EXPECT_EQ(ids, want);
 }
 
-TEST(TokenizerTest, TokenBytesAreWhatATokenAdds) {
+TEST(TokenizerTest, TokenBytesAreTheBytesThatATokenAdds) {
   const auto gpt2 = Golden("gpt2");
   const auto llama2 = Golden("llama2");
   EXPECT_EQ(llama2->TokenBytes(*llama2->TokenToId("<0x0A>")), "\n");
   EXPECT_EQ(llama2->TokenBytes(*llama2->TokenToId("<0xE6>")), "\xE6");
   EXPECT_EQ(llama2->TokenBytes(*llama2->TokenToId("<s>")), "<s>");
   EXPECT_EQ(gpt2->TokenBytes(-1), "");
-  // Without special tokens the bytes of all tokens are the text.
+  // Without special tokens, the bytes of all tokens together are the text.
   const std::string text = "x 12 \xE6\xB2\xB3\xF0\x9F\x99\x82\n the boats";
   for (const auto& tokenizer : {gpt2.get(), llama2.get()}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -79,7 +79,7 @@ bool IsWordChar(char32_t c) {
 }
 
 void AppendLower(char32_t c, std::string* out) {
-  // The only character whose context-free lower case is two characters.
+  // The only character whose lower case without context has two characters.
   if (c == 0x130) {
     out->append("i\xCC\x87");
     return;
@@ -106,8 +106,8 @@ struct Regex::Impl {
 
 namespace {
 
-// Rewrites a pattern from the file's dialect (Oniguruma, Ruby syntax) into
-// ICU's, and refuses what would compile but mean something else.
+// Translates a pattern from the file's dialect (Oniguruma, Ruby syntax) into
+// ICU's. Refuses patterns that would compile but have another meaning.
 class PatternTranslator {
  public:
   explicit PatternTranslator(std::string_view pattern) : in_(pattern) {}
@@ -122,7 +122,7 @@ class PatternTranslator {
           KVASIR_RETURN_IF_ERROR(Group());
           break;
         case '}':
-          // x{1,3}+ is possessive in ICU, a repeated repeat in Ruby syntax.
+          // x{1,3}+ is possessive in ICU but a repeated repeat in Ruby syntax.
           if (in_.substr(at_, 2) == "}+") return Unsupported("}+");
           Copy(1);
           break;
@@ -157,14 +157,14 @@ class PatternTranslator {
     }
     const char c = in_[at_ + 1];
     switch (c) {
-      // ICU's \s lacks U+000B and U+0085.
+      // ICU's \s does not include U+000B and U+0085.
       case 's':
         Replace(2, "\\p{White_Space}");
         return absl::OkStatus();
       case 'S':
         Replace(2, "\\P{White_Space}");
         return absl::OkStatus();
-      case 'v':  // one character here, a class in ICU
+      case 'v':  // one character in the file's dialect, a class in ICU
         Replace(2, "\\x0b");
         return absl::OkStatus();
       case 'p':
@@ -188,7 +188,7 @@ class PatternTranslator {
     return absl::OkStatus();
   }
 
-  // \p{...} and \x{...}: this brace closes no repeat.
+  // \p{...} and \x{...}: their brace does not close a repeat.
   absl::Status Braced() {
     const size_t end = in_.find('}', at_);
     if (in_.substr(at_ + 2, 1) != "{" || end == std::string_view::npos) {
@@ -236,7 +236,7 @@ absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(
                           PatternTranslator(pattern).Run());
   UErrorCode code = U_ZERO_ERROR;
   UParseError where{};
-  // Ruby's ^ and $ hold at every line.
+  // In Ruby syntax, ^ and $ match at every line.
   auto impl = std::make_unique<Impl>();
   impl->pattern.reset(icu::RegexPattern::compile(
       icu::UnicodeString::fromUTF8(Piece(translated)), UREGEX_MULTILINE, where,
@@ -251,19 +251,19 @@ absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(
 
 namespace {
 
-// ICU calls back once per about 10,000 steps of one match.
+// ICU calls back about every 10,000 steps of one match.
 struct StepBudget {
   int64_t ticks_left = 0;
 };
 
 UBool SpendTick(const void* context, int32_t /*steps*/) {
-  // ICU hands the context back const; it is ours.
+  // ICU passes the context as const, but it is our own object.
   auto* budget = static_cast<StepBudget*>(const_cast<void*>(context));
   return --budget->ticks_left >= 0;
 }
 
-// Steps grow linearly with the text for any pattern worth having; the
-// constant leaves room for short texts.
+// The steps of any reasonable pattern grow linearly with the text. The constant
+// leaves room for short texts.
 constexpr int64_t kBaseTicks = 20;
 constexpr int64_t kCharsPerTick = 64;
 
@@ -295,7 +295,8 @@ absl::Status RegexMatcher::FindAll(std::string_view text,
   impl_->budget.ticks_left = kBaseTicks + impl_->text.length() / kCharsPerTick;
   icu::RegexMatcher& matcher = *impl_->matcher;
   matcher.reset(impl_->text);
-  // Walks both encodings together to turn UTF-16 offsets into byte offsets.
+  // Walks through both encodings together to convert UTF-16 offsets into byte
+  // offsets.
   size_t byte = 0;
   int32_t unit = 0;
   const auto bytes_at = [&](int32_t target) {

@@ -1,4 +1,5 @@
-// Character classes, normal forms and regular expressions over UTF-8, by ICU.
+// Character classes, normal forms and regular expressions over UTF-8, using
+// ICU.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ bool IsNumeric(char32_t c);      // general category N
 bool IsWordChar(char32_t c);
 bool IsLetter(char32_t c);  // general category L
 
-// Lower case without context: Σ is σ everywhere.
+// Lower case without context: Σ always becomes σ.
 void AppendLower(char32_t c, std::string* out);
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
@@ -33,13 +34,12 @@ struct TextRange {
   size_t end = 0;
 };
 
-// A compiled pattern, written in the dialect tokenizer files use.
-//
-// Threads: immutable, shared freely; a RegexMatcher belongs to one thread.
+// A compiled pattern in the dialect of tokenizer files.
+// Threads: immutable and shared; a RegexMatcher belongs to one thread.
 class Regex {
  public:
-  // InvalidArgument: ICU rejects it. Unimplemented: an escape or group whose
-  // meaning differs between the file's dialect and ICU's.
+  // INVALID_ARGUMENT: ICU rejects the pattern. UNIMPLEMENTED: it has an escape
+  // or group whose meaning differs between the file's dialect and ICU's.
   static absl::StatusOr<std::unique_ptr<Regex>> Compile(
       const std::string& pattern);
   ~Regex();
@@ -57,7 +57,7 @@ class Regex {
   std::unique_ptr<Impl> impl_;
 };
 
-// Finds a pattern in many texts, keeping its buffers between them.
+// Finds a pattern in many texts and keeps its buffers between them.
 class RegexMatcher {
  public:
   explicit RegexMatcher(const Regex& regex);
@@ -65,9 +65,9 @@ class RegexMatcher {
   RegexMatcher(const RegexMatcher&) = delete;
   RegexMatcher& operator=(const RegexMatcher&) = delete;
 
-  // Appends the non-overlapping matches from left to right, empty ones too.
-  // InvalidArgument where the search takes more steps or stack than a sane
-  // pattern needs. `text` must be valid UTF-8.
+  // Appends the non-overlapping matches from left to right, including empty
+  // ones. INVALID_ARGUMENT if the search takes more steps or stack than a
+  // reasonable pattern needs. `text` must be valid UTF-8.
   absl::Status FindAll(std::string_view text, std::vector<TextRange>* matches);
 
  private:

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
 std::string Drained(InvalidUnit unit, const std::string& bytes) {
-  // One byte at a time must give what the whole gives.
+  // Feeding single bytes must give the same as feeding the whole text.
   std::string pending;
   std::string out;
   for (const char byte : bytes) {
@@ -61,7 +61,7 @@ TEST(Utf8Test, MaximalInvalidSubsequencesBecomeOneReplacementEach) {
   }
 }
 
-TEST(Utf8Test, EveryInvalidByteCountsWhereAsked) {
+TEST(Utf8Test, CountsEveryInvalidByteIfAsked) {
   const std::string r(kReplacement);
   EXPECT_EQ(Drained(InvalidUnit::kByte, "\xF0\x9F\x99"), r + r + r);
   EXPECT_EQ(Drained(InvalidUnit::kByte, "\xE6\xB2\xE6\xB2\xB3"),
@@ -130,7 +130,7 @@ TEST(RegexTest, WhiteSpaceIncludesVerticalTabAndNextLine) {
               ElementsAre("b"));
 }
 
-TEST(RegexTest, ForeignMeaningsAreRefusedByName) {
+TEST(RegexTest, RefusesSyntaxWithAnotherMeaningByName) {
   for (const char* pattern : {"\\h", "\\p{N}{1,3}+", "(?m)a", "(?s:.)", "\\K",
                               "(?<name>a)", "\\G", "\\pL"}) {
     EXPECT_THAT(Regex::Compile(pattern),
@@ -146,7 +146,7 @@ TEST(RegexTest, ForeignMeaningsAreRefusedByName) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("10000")));
 }
 
-TEST(RegexTest, ExponentialPatternsGiveUp) {
+TEST(RegexTest, StopsExponentialPatterns) {
   auto regex = Regex::Compile("(?:a|aa)+(?:a|aa)+(?:a|aa)+b");
   KVASIR_ASSERT_OK(regex);
   std::vector<TextRange> ranges;
@@ -154,7 +154,7 @@ TEST(RegexTest, ExponentialPatternsGiveUp) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("200 bytes")));
 }
 
-// Texts where every rule of the patterns meets every other.
+// Texts in which all rules of the patterns meet each other.
 std::string RandomText(std::mt19937& random) {
   static const std::vector<std::string> parts = {"'",
                                                  "s",

@@ -10,7 +10,7 @@ uint8_t ByteAt(std::string_view text, size_t i) {
 struct LeadByte {
   size_t size = 0;  // 0: no character starts with this byte
   char32_t bits = 0;
-  // Bounds of the second byte: narrower than 80..BF where that excludes
+  // Limits of the second byte. They are narrower than 80..BF if that excludes
   // overlong forms, surrogates and values above U+10FFFF.
   uint8_t low = 0x80;
   uint8_t high = 0xBF;
@@ -46,7 +46,7 @@ std::array<char32_t, 256> MakeByteAlphabet() {
   return alphabet;
 }
 
-// Last character of the alphabet: U+0100 + 68 - 1.
+// The last character of the alphabet: U+0100 + 68 - 1.
 constexpr char32_t kAlphabetEnd = 0x144;
 
 std::array<int16_t, kAlphabetEnd> MakeByteOfChar() {

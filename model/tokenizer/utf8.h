@@ -1,5 +1,5 @@
 // UTF-8 one character at a time, whole or arriving in parts, and the alphabet
-// that byte-level tokenizers write bytes in.
+// in which byte-level tokenizers write bytes.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 enum class Utf8Kind {
   kValid,
   kInvalid,     // `size` bytes form a maximal invalid subsequence
-  kIncomplete,  // all of the input may be the start of a character
+  kIncomplete,  // the whole input may be the start of a character
 };
 
 struct Utf8Char {
@@ -35,22 +35,22 @@ bool IsValidUtf8(std::string_view text);
 // Each maximal invalid subsequence becomes one U+FFFD.
 std::string ReplaceInvalidUtf8(std::string_view text);
 
-// How many U+FFFD stand for an invalid subsequence.
+// The part of an invalid subsequence that becomes one U+FFFD.
 enum class InvalidUnit { kSubsequence, kByte };
 
-// Moves what is certain from the front of `pending` to `out` as valid UTF-8;
-// at most three bytes stay, which may still become a character.
+// Moves everything that is certain from the front of `pending` to `out` as
+// valid UTF-8. At most three bytes stay, which may still become a character.
 void DrainUtf8(InvalidUnit unit, std::string* pending, std::string* out);
-// The same for the end of the input: nothing stays.
+// The same at the end of the input: nothing stays.
 void FinishUtf8(InvalidUnit unit, std::string* pending, std::string* out);
 
-// The byte-level alphabet: printable Latin-1 bytes stand for themselves, the
-// other 68 for U+0100 upwards in order.
+// The byte-level alphabet. Printable Latin-1 bytes stand for themselves; the
+// other 68 bytes map to U+0100 and the following code points in order.
 const std::array<char32_t, 256>& ByteAlphabet();
 std::optional<uint8_t> ByteOfAlphabetChar(char32_t value);
 
-// Bytes written in the alphabet, and back (nothing if a character of `text`
-// is not in it).
+// Writes bytes in the alphabet, and reads them back. Empty if a character of
+// `text` is not in it.
 void AppendByteLevel(std::string_view bytes, std::string* out);
 std::optional<std::string> BytesOfByteLevel(std::string_view text);
 

@@ -35,7 +35,7 @@ std::array<Class, 128> MakeAsciiClasses() {
 
 struct ClassedChar {
   Class kind = Class::kOther;
-  size_t size = 0;  // 0: the text ends here
+  size_t size = 0;  // 0: end of the text
 };
 
 ClassedChar At(std::string_view text, size_t at) {
@@ -60,12 +60,12 @@ size_t RunEnd(std::string_view text, size_t at, Class kind) {
   }
 }
 
-// Whitespace from `begin`, newlines included: leaves its last character to the
-// word behind it, unless it is the only one or the text ends.
+// A run of whitespace from `begin` on, including newlines. Its last character
+// is left to the next word, unless it is the only one or the text ends.
 struct SpaceRun {
-  size_t end = 0;          // behind the run
-  size_t last = 0;         // where its last character starts
-  size_t newline_end = 0;  // behind its last newline, 0 without one
+  size_t end = 0;          // end of the run
+  size_t last = 0;         // start of its last character
+  size_t newline_end = 0;  // end of its last newline, or 0
 };
 
 SpaceRun ScanSpaces(std::string_view text, size_t begin) {
@@ -124,7 +124,7 @@ size_t WordScanner::ContractionEnd(std::string_view text, size_t begin) const {
     default:
       break;
   }
-  // The long s is an s in any case.
+  // If case is ignored, the long s counts as an s.
   if (any_case && text.substr(begin + 1, 2) == "\xC5\xBF") return begin + 3;
   return begin;
 }

@@ -1,4 +1,4 @@
-// Cuts text into words as the common pre-tokenizer patterns do, without a
+// Cuts text into words like the common pre-tokenizer patterns, without a
 // regular expression engine.
 #pragma once
 
@@ -10,12 +10,12 @@
 
 namespace kvasir::model {
 
-// The patterns of GPT-2, Llama 3 and Qwen 2 differ in little: known by their
-// exact text, each is a few rules on character classes. Every other pattern is
-// matched by Regex; a test compares both on the same texts.
+// The patterns of GPT-2, Llama 3 and Qwen 2 differ little. They are recognised
+// by their exact text, and each becomes a few rules on character classes. Regex
+// matches every other pattern. A test compares both on the same texts.
 class WordScanner {
  public:
-  // Nothing for a pattern that is not one of the known ones.
+  // Empty if the pattern is not one of the known ones.
   static std::optional<WordScanner> ForPattern(std::string_view pattern);
 
   // Appends the matches from left to right. They cover `text`, which must be
@@ -24,8 +24,9 @@ class WordScanner {
 
  private:
   enum class Family {
-    kGpt2,    // a space may lead letters, digits and signs
-    kLlama3,  // any sign may lead letters; newlines end signs and spaces
+    kGpt2,  // a space may precede letters, digits and signs
+    // Any sign may precede letters; newlines end runs of signs and spaces.
+    kLlama3,
   };
 
   size_t WordEnd(std::string_view text, size_t begin) const;
@@ -37,7 +38,7 @@ class WordScanner {
   int max_digits_ = 0;  // kLlama3
 };
 
-// The pattern of ByteLevel's own splitting.
+// The pattern that ByteLevel splits by.
 extern const std::string_view kGpt2Pattern;
 
 }  // namespace kvasir::model

@@ -5,7 +5,7 @@ texts, in whole chapters.
     ./make_texts.py --train train.txt --valid valid.txt --out .
 
 The calibration text takes chapters from all over the training text (one place
-in every twelfth of it), so that all its authors are heard. The evaluation text
+in every twelfth of it), so that it has all authors. The evaluation text
 is the beginning of the validation text, which the model has never seen.
 """
 
@@ -23,8 +23,8 @@ HEADING = re.compile(
 def chapters(path: pathlib.Path) -> list[str]:
     parts = [""]
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        # A table of contents is many headings in a row; a heading that stands
-        # alone is a short line.
+        # Many headings in a row are a table of contents. A heading on its own
+        # is a short line.
         if HEADING.match(line) and len(line) < 100:
             parts.append("")
         parts[-1] += line
@@ -42,8 +42,8 @@ def calibration(path: pathlib.Path) -> str:
     taken: list[str] = []
     passed = 0
     for part in parts:
-        # The first chapter of each twelfth that fits a place's share and is
-        # no mere heading.
+        # The first chapter of each twelfth that fits its share and is more than
+        # a heading.
         if (passed >= len(taken) * total // PLACES
                 and share * 3 // 5 <= size(part) <= share):
             taken.append(part)

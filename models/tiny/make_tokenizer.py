@@ -17,9 +17,9 @@ from tokenizers import processors, trainers
 
 BOS = "<|begin_of_text|>"
 EOS = "<|end_of_text|>"
-# Words with their leading space, numbers in threes, runs of punctuation, line
-# ends, other whitespace: the split that Llama 3 uses, so that this small model
-# goes through the same code as the large ones.
+# The split of Llama 3: words with their leading space, numbers in threes, runs
+# of punctuation, line ends, other whitespace. So this small model uses the same
+# code as the large ones.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+"

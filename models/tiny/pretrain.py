@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a small Llama model on a text, from nothing.
+"""Trains a small Llama model on a text, from random weights.
 
     pip install -r requirements.txt
     ./pretrain.py --text train.txt --valid valid.txt --tokenizer . --out DIR \\
@@ -38,7 +38,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json",
 
 
 class UsageError(Exception):
-    """What the user can mend; the message says how."""
+    """An error that the user can fix; the message says how."""
 
 
 def crop_ramp(text: str) -> list[tuple[float, int]]:
@@ -119,7 +119,7 @@ def check(args: argparse.Namespace) -> None:
 
 def token_id(folder: pathlib.Path, tokenizer: tokenizers.Tokenizer,
              name: str) -> int:
-    """Of "bos_token" or "eos_token" in tokenizer_config.json."""
+    """The id of "bos_token" or "eos_token" in tokenizer_config.json."""
     path = folder / TOKENIZER_FILES[1]
     token = json.loads(path.read_text(encoding="utf-8")).get(name)
     if isinstance(token, dict):
@@ -131,7 +131,8 @@ def token_id(folder: pathlib.Path, tokenizer: tokenizers.Tokenizer,
 
 
 def encode(tokenizer: tokenizers.Tokenizer, path: pathlib.Path) -> torch.Tensor:
-    # Line by line: paragraphs are lines, and no token goes across them.
+    # The text is read line by line: lines are paragraphs, and no token crosses
+    # them.
     with path.open(encoding="utf-8", newline="\n") as lines:
         encoded = tokenizer.encode_batch_fast(list(lines),
                                               add_special_tokens=False)
@@ -139,9 +140,9 @@ def encode(tokenizer: tokenizers.Tokenizer, path: pathlib.Path) -> torch.Tensor:
 
 
 def new_weights(args: argparse.Namespace, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Under the names of a checkpoint; a third of the variance that keeps
-    activations level, and what adds to the residual stream scaled down by its
-    depth."""
+    """Random weights under the names of a checkpoint. They have a third of the
+    variance that keeps activations level. Matrices that add to the residual
+    stream are scaled down by its depth."""
     weights: dict[str, torch.Tensor] = {}
     generator = torch.Generator().manual_seed(args.seed)
 
@@ -218,8 +219,8 @@ def logits(args: argparse.Namespace, weights: dict[str, torch.Tensor],
 
 
 class Crops:
-    """Random crops of a text, no token twice before all were seen. Every second
-    one begins with the start token, as prompts do."""
+    """Random crops of a text. No token comes twice before all have come once.
+    Every second crop begins with the start token, like a prompt."""
 
     def __init__(self, ids: torch.Tensor, bos: int, seed: int) -> None:
         self.ids = ids
@@ -247,7 +248,7 @@ class Crops:
         return torch.stack(inputs), torch.stack(targets)
 
     def new_epoch(self) -> list[int]:
-        room = len(self.ids) - 1  # a crop's last target is behind it
+        room = len(self.ids) - 1  # a crop's last target comes after it
         windows = max(room // self.length - 1, 1)
         slack = room - windows * self.length
         start = int(torch.randint(slack + 1, (), generator=self.generator))
@@ -256,7 +257,7 @@ class Crops:
 
 
 def rate(args: argparse.Namespace, step: int) -> float:
-    """Learning rate of a step, as a part of the peak."""
+    """The learning rate of a step, as a part of the peak."""
     part = (step + 0.5) / args.steps
     if part < args.warmup:
         return part / args.warmup
@@ -265,13 +266,14 @@ def rate(args: argparse.Namespace, step: int) -> float:
 
 
 class Muon:
-    """For the matrices inside the layers: momentum whose update is made
-    orthogonal, roughly, and scaled to AdamW's usual root mean square, so that
-    one learning rate does for both. (torch.optim.Muon multiplies in bf16, which
+    """The optimizer of the matrices inside the layers. Its momentum update is made
+    roughly orthogonal, and scaled to AdamW's usual root mean square, so that one
+    learning rate suits both. (torch.optim.Muon multiplies in bf16, which
     most CPUs do slowly.)"""
 
     MOMENTUM = 0.95
-    # Of the published quintic iteration, chosen for a steep slope at 0.
+    # Coefficients of the published quintic iteration, chosen for a steep slope
+    # at 0.
     A, B, C = 3.4445, -4.7750, 2.0315
 
     def __init__(self, matrices: list[torch.Tensor], weight_decay: float) -> None:
@@ -351,7 +353,7 @@ def train(args: argparse.Namespace, weights: dict[str, torch.Tensor],
 
 def nats_per_token(args: argparse.Namespace, weights: dict[str, torch.Tensor],
                    turn: torch.Tensor, ids: torch.Tensor, bos: int) -> float:
-    """Over all of a text, in windows that each begin with the start token."""
+    """The loss over a whole text, in windows that begin with the start token."""
     total = 0.0
     for targets in ids.split(min(VALIDATION_TOKENS, args.context)):
         inputs = torch.cat((torch.tensor([bos]), targets[:-1]))
@@ -362,7 +364,7 @@ def nats_per_token(args: argparse.Namespace, weights: dict[str, torch.Tensor],
 
 
 def replace(path: pathlib.Path, write) -> None:
-    """A file appears when it is complete."""
+    """Writes a file that appears only when it is complete."""
     partial = path.with_name(path.name + ".partial")
     write(partial)
     os.replace(partial, path)
@@ -417,7 +419,7 @@ def run(args: argparse.Namespace) -> None:
     check(args)
     use_gpu = args.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if use_gpu else "cpu")
-    torch.set_float32_matmul_precision("high")  # TF32, where a GPU has it
+    torch.set_float32_matmul_precision("high")  # TF32, if the GPU has it
     tokenizer = tokenizers.Tokenizer.from_file(
         str(args.tokenizer / TOKENIZER_FILES[0]))
     bos = token_id(args.tokenizer, tokenizer, "bos_token")
@@ -437,7 +439,7 @@ def run(args: argparse.Namespace) -> None:
     turn = rotation(args, device)
     loss = train(args, weights, turn, Crops(ids, bos, args.seed))
     with torch.no_grad():
-        # What is measured is what is written.
+        # The loss is measured with the weights that are written.
         weights = {name: weight.bfloat16().float()
                    for name, weight in weights.items()}
         write_checkpoint(args, weights, vocab_size, bos, eos)

@@ -30,10 +30,10 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
       : words_(std::move(words)), limit_bytes_(limit_bytes) {}
 
   // Takes bytes for a request that has arrived. If that exceeds the limit,
-  // refuses with the numbers and the setting: NEVER_FITS if the request alone
-  // exceeds it, else RETRY_ELSEWHERE. `outer` may be null; otherwise it is a
-  // share of as many bytes in another budget, and grows, shrinks and ends with
-  // this one.
+  // refuses with the numbers and the setting: NEVER_FITS if the request by
+  // itself exceeds it, else RETRY_ELSEWHERE. `outer` may be null; otherwise it
+  // is a share of as many bytes in another budget, and grows, shrinks and ends
+  // with this one.
   absl::StatusOr<std::shared_ptr<ByteShare>> Take(
       size_t bytes, std::shared_ptr<ByteShare> outer = nullptr);
 

@@ -87,7 +87,7 @@ TEST(StrandTest, DropsItsTasksWhenThePoolHasEnded) {
   EXPECT_TRUE(weak.expired());
 }
 
-// The same for tasks that wait for a running one when the pool ends.
+// The tasks wait for a running one when the pool ends.
 TEST(StrandTest, DropsTasksThatWaitWhenThePoolEnds) {
   std::weak_ptr<Strand> weak;
   auto pool = std::make_unique<TaskPool>(1);

@@ -169,9 +169,9 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
   } else if (absl::IsCancelled(end) ||
              (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value())) {
     // The call carries the deadline, so the transport may have ended it for
-    // that: with CANCELLED, or with UNAVAILABLE if the connection was told to
-    // go. Otherwise the worker reset the call, or is lost; the registry logs
-    // the transport's own text with the worker.
+    // that: with CANCELLED, or with UNAVAILABLE if the worker was closing
+    // the connection. Otherwise the worker reset the call, or is lost; the
+    // registry logs the transport's own text with the worker.
     end = request_.deadline <= now
               ? absl::DeadlineExceededError("the deadline passed")
               : absl::UnavailableError(absl::StrCat(

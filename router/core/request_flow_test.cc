@@ -189,8 +189,8 @@ TEST(RequestFlowTest, NothingIsTriedPastTheDeadline) {
   EXPECT_TRUE(flow.OnAttemptDone(Full(), At(10000)).has_value());
 }
 
-// The transport reports UNAVAILABLE if the connection was told to go (GOAWAY)
-// as the deadline passed.
+// The transport reports UNAVAILABLE if the deadline passed while the worker was
+// closing the connection (GOAWAY).
 TEST(RequestFlowTest, ACallThatTheDeadlineEndedIsNoLossOfTheWorker) {
   for (const absl::Status& status :
        {absl::CancelledError(""),

@@ -668,7 +668,7 @@ TEST_F(RequestRouterTest, AnAnswerBeforeTheStartWaitsForItCounts) {
   workers_[1]->SetReachable(false);
   workers_[1]->OnInfoAsked([this] {
     ASSERT_TRUE(Eventually([&] { return changes_ == 1; }));
-    // Whatever follows the change on its thread has happened as well.
+    // Later work on the thread of the change has happened as well.
     std::promise<void> done;
     transport_.At(absl::InfinitePast(), [&done] { done.set_value(); });
     done.get_future().wait();

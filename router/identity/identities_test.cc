@@ -109,10 +109,11 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "one"}]}]})",
                   "tenants[0] ('red').tokens[0].sha256: want 64 hex digits"},
-        WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
+        WrongFile{
+            R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one"},
                               {"label": "a", "sha256": "#two"}]}]})",
-                  "tenants[0] ('red').tokens[1].label: 'a' is also another token's"},
+            "tenants[0] ('red').tokens[1].label: 'a' is also another token's"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one"}]},
                    {"name": "blue",

@@ -204,7 +204,7 @@ ordered_json ToJson(const ReportSide& side) {
 
 // For the whole model on one rank.
 void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
-                     InspectReport* report) {
+                       InspectReport* report) {
   std::vector<int64_t> lifted_from[2];  // keys, values; by layer
   bool lifts = false;
   for (int64_t layer = 0; layer < plan.resolved->num_layers(); ++layer) {

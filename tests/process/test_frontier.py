@@ -193,7 +193,7 @@ def test_the_page_tells_rows_families_and_negatives(capsys):
               for name in ("targets", "order")]
     assert f"{counts[0]} of targets, {counts[1]} of order" in text
     assert "**does not hold**" in text or "**not at these bytes**" in text
-    assert "says nothing of storage_rotated_4," in capsys.readouterr().err
+    assert "has no paragraph about storage_rotated_4," in capsys.readouterr().err
     assert "Spearman's correlation of the 4: " in text
     assert "| an artifact | codes | 0.0100 % | holds |" in text
     assert "nan" not in text

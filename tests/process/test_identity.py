@@ -173,8 +173,8 @@ def test_a_triton_client_with_a_token_is_served_and_named_in_the_log(served):
 
 @pytest.mark.parametrize("metadata, reason, text", [
     ((), "no_credentials", "authorization: Bearer TOKEN"),
-    ((("authorization", "Bearer token-of-nobody"),), "unknown", "is not known"),
-    ((("authorization", "Bearer old"),), "expired", "good until 2026-01-01T00:00:00Z"),
+    ((("authorization", "Bearer token-of-nobody"),), "unknown", "is unknown"),
+    ((("authorization", "Bearer old"),), "expired", "expired at 2026-01-01T00:00:00Z"),
     ((("authorization", "Basic token-of-red"),), "malformed", "'Bearer TOKEN'"),
     ((("authorization", "token-of-red"),), "malformed", "'Bearer TOKEN'"),
     ((("authorization", "Bearer token-of-red"), ("authorization", "Bearer token-of-blue")), "malformed", "one value"),
@@ -415,7 +415,7 @@ def test_a_change_of_the_file_fails_no_request_and_a_removed_tenant_is_refused(t
             write(server.identities, [each for each in tenants if each["name"] != "red"])
             wait_until(lambda: reads("ok") == 2, "the file without red")
             assert server.server.metric("kvasir_router_identities_refused") == 0
-            with server.refusal("UNAUTHENTICATED", "unknown", "is not known"):
+            with server.refusal("UNAUTHENTICATED", "unknown", "is unknown"):
                 infer(channel, server.model)
 
 

@@ -65,7 +65,7 @@ def test_the_page_about_the_router_is_made_of_a_run(tmp_path):
 
 def test_quick_figures_do_not_reach_the_documents(tmp_path):
     quick = {"scheduler": {"run": {"argv": ["bench", "scheduler", "--quick"]}}}
-    with pytest.raises(page.PageError, match="scheduler is of a run with --quick"):
+    with pytest.raises(page.PageError, match="scheduler comes from a run with --quick"):
         page.check_sources(quick, False)
     page.check_sources(quick, True)
     done = subprocess.run([sys.executable, ROOT / "bench/performance.py", "--quick", "--results",
@@ -88,12 +88,12 @@ def attention_row(**others):
             "bytes_ratio": 1.0, "footprint_bytes": 3e9} | others
 
 
-def test_a_machine_that_tells_of_no_cache_has_a_page():
+def test_a_machine_that_reports_no_cache_size_has_a_page():
     with_one = page.attention({"attention": {"rows": [
         attention_row(footprint_over_llc=4.5), attention_row(footprint_over_llc=9.0)]}})
     assert with_one.endswith("together are 4.5 times the last-level cache or more.")
     none = page.attention({"attention": {"rows": [attention_row()]}})
-    assert none.endswith("tells of no cache; every method's arenas together are 3 GB or more.")
+    assert none.endswith("reports no cache size; every method's arenas together are 3 GB or more.")
 
 
 def figures_of(value, undecided=(), at_least=True):
@@ -158,9 +158,11 @@ def test_options_say_what_a_result_depends_on(tmp_path):
     source = versus.source_of(versus.parse(asked))
     assert source == versus.source_of(versus.parse(asked[:2]))
     assert source != versus.source_of(versus.parse([*asked, "--pairs", "2"]))
-    versus.provenance.binary_hash.cache_clear()
-    binary.write_bytes(b"2")
-    assert source["binary"] != versus.source_of(versus.parse(asked))["binary"]
+    for changed in (binary, tmp_path / "kvasir-bench"):
+        before = versus.source_of(versus.parse(asked))
+        versus.provenance.binary_hash.cache_clear()
+        changed.write_bytes(b"2")
+        assert before["binary"] != versus.source_of(versus.parse(asked))["binary"]
 
 
 @pytest.mark.parametrize("code", [0, 3])

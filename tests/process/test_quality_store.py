@@ -53,7 +53,7 @@ def test_a_line_that_is_no_measurement_is_named(store, line):
     first = store()
     first.put("k1", "a row", row(0.5))
     first.path.write_text(first.path.read_text() + line + "\n")
-    with pytest.raises(SystemExit, match="measured.jsonl:2: no measurement"):
+    with pytest.raises(SystemExit, match="measured.jsonl:2: not a measurement"):
         store()
 
 
@@ -70,7 +70,7 @@ def test_rows_that_are_measured_again_must_be_what_they_were(store):
     assert all(key in store() for key in keys)
     assert found.compare() == [f"row {aside[0]}: within 0.398 % of commit aaaaaaa"]
     found.put(aside[1], f"row {aside[1]}", row(0.5, 0.30))
-    with pytest.raises(SystemExit, match=f"not what was measured before.*row {aside[1]}"):
+    with pytest.raises(SystemExit, match=f"rows differ from earlier measurements.*row {aside[1]}"):
         found.compare()
 
 

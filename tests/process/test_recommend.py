@@ -102,7 +102,7 @@ def test_a_failed_run_reports_the_reason_and_leaves_nothing(tree):
     assert code == 1 and "is in" not in out
     (tree.root / "scripts/build").write_text("#!/bin/sh\necho no target; exit 1\n")
     code, _, error = tree.recommend()
-    assert code == 1 and "where libtorch is missing, scripts/setup compress installs it" in error
+    assert code == 1 and "if libtorch is missing, run scripts/setup compress" in error
     shutil.rmtree(tree.models / "smollm2")
     code, _, error = tree.recommend("--folder", "smollm2")
     assert code == 1 and "run models/fetch smollm2" in error
@@ -122,7 +122,7 @@ def test_a_model_is_calibrated_planned_and_can_be_served(tree):
     # The second run continues the calibration, or the first had already finished it.
     code, out, error = tree.recommend()
     assert code == 0, error
-    assert "going on where the last run was stopped" in error or "from the cache" in error
+    assert "resuming where the last run stopped" in error or "from the cache" in error
     folder = tree.folder()
     assert tree.left() == ["smollm2", folder.name]
     assert (folder / "tokenizer.json").is_symlink()  # not copied

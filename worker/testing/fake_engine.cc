@@ -142,7 +142,7 @@ FakeEngine::Outcome FakeEngine::StepOne(Running* running) {
     outcome.failed = *failure_;
   } else if (request.deadline <= absl::Now()) {
     outcome.failed = Refusal{absl::DeadlineExceededError("past its deadline"),
-                          kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
+                             kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   } else if (!running->aborted && !held_) {
     const uint32_t left = request.sampling.max_tokens() - running->produced;
     for (uint32_t i = 0; i < std::min(left, tokens_per_step_); ++i) {
@@ -154,7 +154,7 @@ FakeEngine::Outcome FakeEngine::StepOne(Running* running) {
   if (!outcome.failed.has_value() && (running->aborted || complete)) {
     outcome.finish.emplace();
     outcome.finish->set_reason(running->aborted ? kvasir::v1::FINISH_ABORT
-                                             : kvasir::v1::FINISH_LENGTH);
+                                                : kvasir::v1::FINISH_LENGTH);
     outcome.finish->set_prompt_tokens(prompt);
     outcome.finish->set_output_tokens(running->produced);
   }
@@ -184,10 +184,12 @@ void FakeEngine::Report(const Outcome& outcome) {
   if (outcome.accepted.has_value()) outcome.sink->OnAccepted(*outcome.accepted);
   if (!outcome.tokens.empty()) {
     kvasir::v1::GenerateEvent::Tokens tokens;
-    tokens.mutable_token_ids()->Add(outcome.tokens.begin(), outcome.tokens.end());
+    tokens.mutable_token_ids()->Add(outcome.tokens.begin(),
+                                    outcome.tokens.end());
     outcome.sink->OnTokens(tokens);
   }
-  if (outcome.finish.has_value()) outcome.sink->OnFinished(*outcome.finish, true);
+  if (outcome.finish.has_value())
+    outcome.sink->OnFinished(*outcome.finish, true);
   if (outcome.failed.has_value()) outcome.sink->OnFailed(*outcome.failed);
 }
 

@@ -1,5 +1,5 @@
-// Runs a program's tests on a CudaDevice whose runtime has the emulator for a
-// GPU: the kernels' results through the back end's memory, copies and launches.
+// Runs a program's tests on a CudaDevice whose runtime uses the emulator as its
+// GPU, so kernels go through the back end's memory, copies and launches.
 #include <gmock/gmock.h>
 
 #include <memory>
@@ -16,7 +16,7 @@ namespace kvasir::kernels {
 namespace {
 
 std::unique_ptr<Device> Make() {
-  // For the whole program: a device ends before its runtime.
+  // For the whole program: a device must not outlive its runtime.
   static auto* const emulator = new emulation::Emulator({});
   static auto* const runtime = [] {
     auto* const made = new cuda::FakeRuntime;
@@ -32,7 +32,7 @@ std::unique_ptr<Device> Make() {
 }  // namespace kvasir::kernels
 
 int main(int argc, char** argv) {
-  // Those that need the emulator itself run elsewhere.
+  // Tests that need the emulator itself run in other programs.
   GTEST_FLAG_SET(filter, "-*EachSite*:*Sectors*");
   ::testing::InitGoogleMock(&argc, argv);
   kvasir::kernels::emulation::RunTestsOn(

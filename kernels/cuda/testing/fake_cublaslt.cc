@@ -36,7 +36,7 @@ void ExpectSense(const GemmShape& shape) {
 void Product(const Gemm& gemm) {
   for (int64_t t = 0; t < gemm.rows; ++t) {
     for (int64_t n = 0; n < gemm.n; ++n) {
-      // Backwards, as no kernel of ours does.
+      // Adds in reverse order, which none of our kernels does.
       float sum = 0.0f;
       for (int64_t k = gemm.k - 1; k >= 0; --k) {
         sum += NumberAt(gemm.x, gemm.dtype, t * gemm.x_row_stride + k) *
@@ -166,7 +166,7 @@ CublasResult FakeCublasLt::Multiply(CublasHandle handle, const GemmShape& shape,
   gemms_.push_back(gemm);
   if (!there) return result;
   runtime_->Enqueue(stream, [gemm, bytes = algorithm.workspace_bytes] {
-    // Whoever keeps anything there loses it.
+    // Overwrites the workspace, so that no caller can rely on its contents.
     std::memset(gemm.workspace, 0xff, bytes);
     Product(gemm);
   });

@@ -1,5 +1,5 @@
-// cuBLASLt without a GPU, over the runtime without one: it looks at what it is
-// asked, and multiplies when the stream comes by.
+// cuBLASLt without a GPU, over the fake runtime: it checks its arguments, and
+// multiplies when the stream runs.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +17,22 @@
 
 namespace kvasir::kernels::cuda {
 
-// Failures of the test: sizes, strides or types that make no sense; matrices
-// and workspace that are misaligned or not all in device memory; an algorithm
-// that was chosen for another product; a handle that is none, or left.
+// The test fails on: sizes, strides or types that make no sense; matrices or
+// workspace that are misaligned or not in device memory; an algorithm that was
+// chosen for another product; an invalid handle, or one that is never
+// destroyed.
 class FakeCublasLt final : public CublasLt {
  public:
   explicit FakeCublasLt(FakeRuntime* runtime) : runtime_(runtime) {}
   ~FakeCublasLt() override;
 
-  // Of algorithms that are chosen from now on.
+  // Workspace of the algorithms that are chosen from now on.
   void NeedWorkspace(size_t bytes);
-  // The next call of this name fails, once: "Choose".
+  // The next call of this name, such as "Choose", fails once.
   void FailNext(const std::string& call, CublasResult result);
   int64_t calls(const std::string& call) const;
-  std::vector<GemmShape> multiplied() const;  // in the order of their calls
-  std::vector<Gemm> gemms() const;            // the same with their addresses
+  std::vector<GemmShape> multiplied() const;  // in the order of the calls
+  std::vector<Gemm> gemms() const;  // the same products with their addresses
 
   std::string Describe(CublasResult result) override;
   int64_t Version() override { return 130101; }
@@ -55,7 +56,7 @@ class FakeCublasLt final : public CublasLt {
   std::map<std::string, int64_t> calls_ ABSL_GUARDED_BY(mutex_);
   std::set<CublasHandle> handles_ ABSL_GUARDED_BY(mutex_);
   std::deque<char> made_ ABSL_GUARDED_BY(mutex_);  // handles are addresses
-  // By the first word of an algorithm.
+  // Indexed by the first word of an algorithm.
   std::vector<GemmShape> chosen_ ABSL_GUARDED_BY(mutex_);
   std::vector<GemmShape> multiplied_ ABSL_GUARDED_BY(mutex_);
   std::vector<Gemm> gemms_ ABSL_GUARDED_BY(mutex_);

@@ -197,8 +197,8 @@ Result FakeRuntime::Properties(int, DeviceProperties* found) {
 }
 Result FakeRuntime::Use(int device) {
   base::MutexLock lock(&mutex_);
-  // Of a call that fails the thread's device is what it was.
-  // Naming one that is broken still names it.
+  // A call that fails does not change the thread's device. A broken device can
+  // still be selected.
   ++calls_["Use"];
   const auto found = failures_.find("Use");
   if (found != failures_.end()) {
@@ -320,7 +320,8 @@ Result FakeRuntime::SynchronizeDevice() {
   if (const Result refused = RefuseCaptures(true); refused != Result::kOk) {
     return refused;
   }
-  // One may be destroyed while we run another, or wait for who runs it.
+  // Copies of the pointers: other threads may destroy a stream while this one
+  // runs another, or waits for the thread that runs it.
   std::vector<std::shared_ptr<Stream>> streams;
   for (const auto& [handle, stream] : streams_) {
     if (stream->device == used_device) streams.push_back(stream);
@@ -351,7 +352,7 @@ Result FakeRuntime::RecordEvent(EventHandle event, StreamHandle stream) {
   const bool captured = found->capture.has_value();
   if (captured && found->capture->spoiled) return Result::kCaptureInvalidated;
   events_[event] = {stream, captured ? found : nullptr};
-  // In a graph it is an order between streams, and no event any more.
+  // In a graph an event only orders streams; it cannot be queried.
   if (!captured) found->work.push_back({.event = event});
   return Result::kOk;
 }
@@ -440,7 +441,7 @@ Result FakeRuntime::InstantiateGraph(GraphHandle graph, StreamHandle stream,
   base::MutexLock lock(&mutex_);
   EXPECT_NE(Find(stream, true), nullptr);
   Result result = Begin("InstantiateGraph");
-  // It takes memory of the device.
+  // Instantiating a graph allocates device memory.
   if (result == Result::kOk) result = RefuseCaptures(false);
   if (result != Result::kOk) return result;
   *exec = NewHandle<ExecHandle>();

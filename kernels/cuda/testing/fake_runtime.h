@@ -1,5 +1,5 @@
-// A runtime without a GPU: what is enqueued waits until somebody waits for it,
-// so that whoever reuses memory too early reads or writes the wrong bytes.
+// A runtime without a GPU. Enqueued work runs only when a caller waits for it,
+// so code that reuses memory too early reads or writes wrong bytes.
 #pragma once
 
 #include <cstdint>
@@ -24,17 +24,17 @@ struct FakeLaunch {
   std::vector<char> args;  // as they were when it was enqueued
 };
 
-// An H100 as far as anybody asks; its memory is the test's, rounded as
-// cudaMalloc rounds. Copies whose host side is not pinned, work for another
-// device's stream or memory and memory that goes while a copy wants it are
-// failures of the test. Captures are refused what CUDA refuses them, and are
-// spoiled by it: nothing of that is a failure of the test by itself. A graph's
-// launches are not told again by launches().
+// Poses as an H100. Its memory is the test's, rounded up as cudaMalloc does.
+// The test fails if a copy's host side is not pinned, if work uses a stream or
+// memory of another device, or if memory is freed that a copy still needs. It
+// refuses calls during a capture, and invalidates the capture, as CUDA does;
+// that does not fail the test. launches() does not list a graph's launches
+// again.
 class FakeRuntime final : public Runtime {
  public:
   ~FakeRuntime() override;
 
-  // To be set before the device is made.
+  // Set these before the device is made.
   int driver_version = 13000;
   int device_count = 1;
   DeviceProperties properties = {.name = "Fake GPU",
@@ -46,31 +46,32 @@ class FakeRuntime final : public Runtime {
                                  .shared_bytes = 227 << 10};
   size_t total_bytes = size_t{1} << 30;
   size_t context_bytes = size_t{100} << 20;
-  // Taken with the first launch, as CUDA loads code and makes room for stacks.
+  // Taken by the first launch, because CUDA then loads code and allocates
+  // stacks.
   size_t code_bytes = 0;
   static constexpr size_t kRoundedTo = size_t{2} << 20;
 
-  // The next call of this name fails, once: "CopyAsync".
+  // The next call of this name, such as "CopyAsync", fails once.
   void FailNext(const std::string& call, Result result);
-  // As after a kernel that failed: every call that can tell of it does, from
-  // now on. Nothing that is enqueued runs any more.
+  // Simulates a kernel that failed: from now on, every call that can report it
+  // returns `result`, and no enqueued work runs.
   void Break(Result result);
-  // Memory that is left at the end is no failure of the test.
+  // Memory that is still allocated at the end does not fail the test.
   void AllowLeaks();
-  // What a launch does when the stream comes by.
+  // Sets the function that a launch calls when the stream runs it.
   void OnRun(std::function<void(const KernelLaunch&)> run);
 
-  // Work on a stream that is no kernel's, as libraries enqueue it.
+  // Enqueues work that is not a kernel, as libraries do.
   void Enqueue(StreamHandle stream, std::function<void()> run);
-  // Whether [at, at + bytes) is within one allocation of device memory.
+  // True if [at, at + bytes) is within one allocation of device memory.
   bool IsDeviceMemory(const void* at, size_t bytes) const;
 
-  std::vector<FakeLaunch> launches() const;  // in the order of their calls
+  std::vector<FakeLaunch> launches() const;  // in the order of the calls
   int64_t calls(const std::string& call) const;
   size_t pinned_bytes() const;
-  // Of the calling thread.
+  // The device that the calling thread uses.
   int device_in_use() const;
-  // Of all streams, not yet run.
+  // Number of pieces of work on all streams that have not run yet.
   size_t waiting() const;
 
   std::string Describe(Result result) override;
@@ -109,10 +110,10 @@ class FakeRuntime final : public Runtime {
   struct Work {
     std::function<void()> run;
     EventHandle event = nullptr;
-    // What must not go before.
+    // Addresses that must stay allocated until the work has run.
     const void* to = nullptr;
     const void* from = nullptr;
-    ExecHandle exec = nullptr;  // of which it is a part
+    ExecHandle exec = nullptr;  // the graph that it is part of
   };
   using Graph = std::shared_ptr<const std::vector<Work>>;
   struct Capture {
@@ -120,17 +121,17 @@ class FakeRuntime final : public Runtime {
     std::vector<Work> work;
     bool spoiled = false;
   };
-  // Its handle is the HostWork.
+  // The stream's handle is its HostWork.
   struct Stream : HostWork {
     FakeRuntime* runtime = nullptr;
     int device = 0;
-    // What runs is the first, until it is done.
+    // The first one is running, until it is done.
     std::deque<Work> work;
     bool running = false;
     std::optional<Capture> capture;
   };
   struct Event {
-    StreamHandle stream = nullptr;  // where it was recorded last
+    StreamHandle stream = nullptr;  // of the last record
     Stream* captured_by = nullptr;
   };
   struct GiveBack {
@@ -143,31 +144,32 @@ class FakeRuntime final : public Runtime {
   };
   using Memory = std::map<const char*, Block>;
 
-  // Counts the call; what FailNext asked for it.
+  // Counts the call; returns the error that FailNext set for it.
   Result Begin(const std::string& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <typename Handle>
   Handle NewHandle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return reinterpret_cast<Handle>(&handles_.emplace_back());
   }
-  // Of the stream, or of what it captures.
+  // Adds work to the stream, or to its capture.
   Result Add(StreamHandle stream, Work work)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Refuses what a capture of this thread, or any (`of_any_thread`), cannot
-  // have.
+  // Returns an error and invalidates the capture if a capture of this thread,
+  // or of any thread, does not allow the call.
   Result RefuseCaptures(bool of_any_thread)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static Result Spoil(Stream* stream);
   static bool Waits(EventHandle event, const Stream& stream);
-  // Up to the event's last record, or all. Without the lock while work runs:
-  // it may wait for other threads, which ask for events.
+  // Runs the stream's work up to the event's last record, or all of it.
+  // Releases the lock while work runs, because the work may wait for other
+  // threads that query events.
   void RunUpTo(EventHandle event, Stream* stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `own`: of the device that the thread uses.
+  // `own`: the stream must belong to the device that the thread uses.
   Stream* Find(StreamHandle stream, bool own = true)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void* Take(Memory* from, size_t bytes);
   static bool Holds(const Memory& memory, const void* at, size_t bytes);
-  // The same, of the device that the thread uses.
+  // Holds, for memory of the device that the thread uses.
   bool HoldsHere(const void* at, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   size_t Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -183,11 +185,12 @@ class FakeRuntime final : public Runtime {
   Memory pinned_ ABSL_GUARDED_BY(mutex_);
   std::map<StreamHandle, std::shared_ptr<Stream>> streams_
       ABSL_GUARDED_BY(mutex_);
-  base::CondVar idle_;  // a stream
+  base::CondVar idle_;  // signals that a stream is idle
   std::map<EventHandle, Event> events_ ABSL_GUARDED_BY(mutex_);
   std::map<GraphHandle, Graph> graphs_ ABSL_GUARDED_BY(mutex_);
   std::map<ExecHandle, Graph> execs_ ABSL_GUARDED_BY(mutex_);
-  std::deque<char> handles_ ABSL_GUARDED_BY(mutex_);  // their addresses
+  // their addresses are the handles
+  std::deque<char> handles_ ABSL_GUARDED_BY(mutex_);
   std::vector<FakeLaunch> launches_ ABSL_GUARDED_BY(mutex_);
   std::function<void(const KernelLaunch&)> run_ ABSL_GUARDED_BY(mutex_);
 };

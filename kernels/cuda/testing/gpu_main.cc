@@ -1,5 +1,5 @@
-// Runs a program's tests on the first GPU. Where there is none each of them is
-// skipped and says why; with KVASIR_REQUIRE_GPU in the environment that fails.
+// Runs a program's tests on the first GPU. Without a GPU each test is skipped
+// with the reason, or fails if KVASIR_REQUIRE_GPU is in the environment.
 #include <gmock/gmock.h>
 
 #include <cstdio>
@@ -24,7 +24,7 @@ constexpr CudaDeviceOptions kOptions = {.deterministic =
 class SkipAll final : public ::testing::EmptyTestEventListener {
  public:
   explicit SkipAll(std::string why) : why_(std::move(why)) {}
-  // gtest runs no body of a test that is skipped by now.
+  // gtest does not run the body of a test that is already skipped.
   void OnTestStart(const ::testing::TestInfo&) override {
     GTEST_SKIP() << "needs a GPU: " << why_;
   }
@@ -49,7 +49,8 @@ int Run() {
         static_cast<const CudaDevice&>(**first).properties();
     std::printf("on %s, sm_%d%d\n", properties.name.c_str(), properties.major,
                 properties.minor);
-    // Code of sm_90a: what is newer runs that of sm_80.
+    // Only code for sm_90a has bulk copies; newer GPUs run the code of
+    // compute_80.
     emulation::RunTestsOn({&MakeOrEnd, properties.major == 9});
   } else {
     const std::string why(first.status().message());

@@ -20,7 +20,7 @@ Words RandomWords(size_t count, uint32_t seed) {
   for (uint32_t& word : words) word = static_cast<uint32_t>(engine());
   return words;
 }
-// Pairs of fp16 that are finite whichever type they are taken for.
+// Pairs of fp16 that are also finite if read as bf16.
 Words RandomPairs(size_t count, uint32_t seed) {
   std::mt19937 engine(seed);
   std::normal_distribution<float> normal;
@@ -54,8 +54,8 @@ class Runner {
   explicit Runner(Device* device)
       : device_(device), stream_(device->MakeStream()) {}
 
-  // launch(args, launcher) writes `out_words`, and `more_words` that are told
-  // too.
+  // launch(args, launcher) writes `out_words`, and `more_words`, which are
+  // returned as well.
   template <typename Launch>
   Words Run(const Words& in, size_t out_words, size_t more_words,
             uint32_t count, const Launch& launch) {
@@ -121,8 +121,8 @@ std::vector<PrimitiveRun> RunPrimitives(Device& device, bool bulk_copies) {
                    [bf16](const PrimitiveArgs& args, Launcher& launcher) {
                      LaunchMma(args, bf16, launcher);
                    }),
-        // A GPU cuts terms off at the largest one's last bits, the emulator
-        // rounds once.
+        // A GPU truncates terms at the last bits of the largest one; the
+        // emulator rounds once.
         1e-4f);
   }
   add("matrices", runner.Run(RandomWords(128, 6), size_t{2} * 7 * 32, 0, 0,
@@ -136,7 +136,7 @@ std::vector<PrimitiveRun> RunPrimitives(Device& device, bool bulk_copies) {
 
   constexpr uint32_t kTriples = 300;
   Words triples = RandomPairs(size_t{3} * kTriples, 8);
-  // Square roots are of these: not negative.
+  // Not negative, because their square roots are taken.
   for (size_t i = 0; i < triples.size(); i += 3) triples[i] &= 0x7fffffffu;
   const Words numbers = runner.Run(triples, size_t{kTriples} * kNumberWords, 0,
                                    kTriples, LaunchNumbers);

@@ -1,5 +1,5 @@
-// Every primitive's kernel once, on one of two targets: what a GPU makes of it
-// beside what the emulator does.
+// Runs every primitive's kernel once on one of two targets, so that a test can
+// compare the GPU with the emulator.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,13 @@ namespace kvasir::kernels {
 
 struct PrimitiveRun {
   std::string name;
-  std::vector<uint32_t> words;  // that the kernel wrote
-  // Of floats: how far both may be apart over 1 + their size. 0: the same bits.
+  std::vector<uint32_t> words;  // output of the kernel
+  // For floats: the largest allowed difference, relative to 1 + their size. 0:
+  // the bits must be equal.
   float tolerance = 0.0f;
 };
 
-// The same inputs and the same order for both. Bulk copies are sm_90's.
+// Inputs and order are the same for both targets. Bulk copies need sm_90.
 namespace emulated {
 std::vector<PrimitiveRun> RunPrimitives(Device& device, bool bulk_copies);
 }

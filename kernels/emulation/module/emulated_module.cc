@@ -1,6 +1,6 @@
-// The emulated device as a module (kernels/device/device_module.h), kept out of
-// what serves. Settings, separated by commas: the activations' type (f32, f16,
-// bf16) and seed=N.
+// The emulated device as a module (kernels/device/device_module.h), so that no
+// serving program links it. Settings, separated by commas: the type of
+// activations (f32, f16, bf16) and seed=N.
 #include <cstdint>
 #include <memory>
 

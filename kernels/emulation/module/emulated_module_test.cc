@@ -1,4 +1,4 @@
-// The emulated device as programs get it: from its module, not linked.
+// The emulated device as programs use it: loaded as a module, not linked.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,5 @@
-// Test support: memory of the device of a test by its numbers.
+// Test support: a test's device, with helpers that copy numbers to and from its
+// memory.
 #pragma once
 
 #include <cmath>
@@ -34,7 +35,7 @@ class EmulatedTest {
       : device_(MakeTestDevice(options)), stream_(device_->MakeStream()) {}
 
   Device& device() { return *device_; }
-  // On a GPU the test is skipped from here on.
+  // Skips the rest of the test on a GPU.
   Emulator& emulator() {
     if (OnGpu()) SkipWithoutEmulator();
     return static_cast<EmulatedDevice&>(*device_).emulator();
@@ -67,7 +68,7 @@ class EmulatedTest {
     return host;
   }
 
-  // Numbers as activations of `dtype`, and back.
+  // Copies numbers to the device as activations of `dtype`, and back.
   DeviceBuffer PutNumbers(const std::vector<float>& numbers, DType dtype) {
     return VisitDType(dtype, [&](auto type) {
       std::vector<decltype(type)> stored;
@@ -93,7 +94,7 @@ class EmulatedTest {
   std::unique_ptr<Stream> stream_;
 };
 
-// What is stored of `numbers`.
+// Rounds `numbers` to `dtype` and back.
 inline std::vector<float> Rounded(std::vector<float> numbers, DType dtype) {
   VisitDType(dtype, [&](auto type) {
     for (float& number : numbers) {
@@ -103,7 +104,7 @@ inline std::vector<float> Rounded(std::vector<float> numbers, DType dtype) {
   return numbers;
 }
 
-// |got - want| / |want|; 0 where there is nothing.
+// |got - want| / |want|; 0 if they are equal.
 inline double RelativeNorm(const std::vector<float>& want,
                            const std::vector<float>& got) {
   if (want.size() != got.size()) return INFINITY;
@@ -117,9 +118,9 @@ inline double RelativeNorm(const std::vector<float>& want,
   return error == 0.0 ? 0.0 : std::sqrt(error / norm);
 }
 
-// The worst of the rows of `columns` numbers: the larger one of its relative
-// norm and of the error of a number over its own size and the row's root mean
-// square together.
+// The worst error over rows of `columns` numbers. A row's error is the larger
+// of its relative norm and its largest |got - want| / (|want| + root mean
+// square of the row).
 inline double WorstError(const std::vector<float>& want,
                          const std::vector<float>& got, int64_t columns) {
   if (want.size() != got.size()) return INFINITY;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kThreads = 64;
 
-// A store, and a load of what another warp stored.
+// Stores a word and loads one that another warp stored.
 void Exchange(const FaultyArgs& args) {
   auto* const words = reinterpret_cast<uint32_t*>(simt::Shared());
   const uint32_t thread = simt::Thread();
@@ -28,7 +28,7 @@ void ExchangeInWarp(const FaultyArgs& args) {
   args.out[thread ^ 1] = simt::LoadShared(words + (thread ^ 1));
 }
 
-// Three sums over the CTA: of 1, 2 and 3 by each thread.
+// Three sums over the CTA: each thread gives 1, then 2, then 3.
 void Sums(const FaultyArgs& args) {
   auto* const partial = reinterpret_cast<float*>(simt::Shared());
   const uint32_t warps = simt::Threads() / simt::kWarp;
@@ -54,7 +54,8 @@ void Copy(const FaultyArgs& args) {
   if (late) simt::WaitCopies<0>();
 }
 
-// CTA 0 writes out and raises the flag; CTA 1 looks at it.
+// CTA 0 writes `out` and raises the flag; CTA 1 waits for the flag and reads
+// `out`.
 void HandOver(const FaultyArgs& args) {
   const Planted planted = args.planted;
   const uint32_t thread = simt::Thread();
@@ -85,7 +86,7 @@ void HandOver(const FaultyArgs& args) {
   }
 }
 
-// Deeper than a stack holds; nothing of it may be optimised away.
+// Recurses deeper than a stack holds. The compiler must not remove any of it.
 __attribute__((noinline)) uint32_t Deep(uint32_t depth) {
   volatile char bytes[1024];
   bytes[depth % 1024] = 1;
@@ -144,14 +145,14 @@ void Others(const FaultyArgs& args) {
       args.out[thread] = simt::LoadOnce(args.out + thread);
       break;
     case Planted::kLoadOnceBesideStored:
-      // In one block of 16 bytes.
+      // Loads and stores use different bytes of one block of 16.
       if (thread < 16) {
         simt::StoreGlobal(args.out + 4 * thread, thread);
         args.out[4 * thread + 1] = simt::LoadOnce(args.out + 4 * thread + 3);
       }
       break;
     case Planted::kManyLooks: {
-      // As many as would be a deadlock if one looked for a change.
+      // As many polls as a deadlock takes, if the values were waited for.
       uint32_t seen = 0;
       for (uint32_t i = 0; i < 3000; ++i) {
         seen |= simt::LoadAtomic(args.in + (thread + i) % 64);
@@ -233,7 +234,7 @@ void FaultyKernel(FaultyArgs args) {
   }
 }
 
-// Of which nothing is wrong.
+// The kernel without a fault.
 void FencedKernel(FaultyArgs args) { HandOver(args); }
 
 bool BetweenCtas(Planted planted) {

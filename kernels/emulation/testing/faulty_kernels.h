@@ -1,5 +1,5 @@
-// Kernels with one fault each, that the emulated device has to find. For the
-// host alone.
+// Kernels with one planted fault each, which the emulated device has to find.
+// Only compiled for the host.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@ namespace kvasir::kernels::emulated {
 enum class Planted : uint32_t {
   kNone,
   kMissingBarrier,      // between a store and another warp's load
-  kMissingWarpBarrier,  // the same between lanes
-  kReusedPartial,       // a warp writes what another has still to read
-  kLateWait,            // for a copy, when it was read
+  kMissingWarpBarrier,  // between two lanes of a warp
+  kReusedPartial,       // a warp overwrites what another has yet to read
+  kLateWait,            // the wait for a copy comes after the read
   kMissingWait,
   kMissingCommit,
-  kMissingFence,         // between CTAs, by the one that writes
-  kMissingReaderFence,   // by the one that reads
-  kFenceOfCta,           // too narrow
-  kFenceBeforeTheWrite,  // orders what is not there yet
+  kMissingFence,         // between CTAs, in the one that writes
+  kMissingReaderFence,   // in the one that reads
+  kFenceOfCta,           // its scope is too narrow
+  kFenceBeforeTheWrite,  // precedes the write that it should order
   kDivergentBarrier,     // two calls for one barrier
-  kEndedThread,          // before a barrier of all
-  kHalfWarps,            // that make up the number of a barrier
-  kTwiceAtABarrier,      // before the others come
+  kEndedThread,          // ends before a barrier of all threads
+  kHalfWarps,            // two half warps add up to the barrier's count
+  kTwiceAtABarrier,      // a thread arrives again before the others do
   kDivergentShuffle,
-  kStrangeMask,  // without the lane that gives it
+  kStrangeMask,  // lacks the calling lane
   kShuffleTooFar,
   kStuckPoll,
   kStuckPolls,             // at several addresses
@@ -40,11 +40,11 @@ enum class Planted : uint32_t {
   kMisalignedCopy,
   kScopeTooNarrow,
   kDeepStack,
-  // Nothing wrong.
+  // Without a fault.
   kOwnPartials,
   kManyLooks,
   kLoadOnceBesideStored,
-  kStrided,  // but for what it costs
+  kStrided,  // correct, but costly
 };
 
 struct FaultyArgs {
@@ -54,10 +54,11 @@ struct FaultyArgs {
   Planted planted = Planted::kNone;
 };
 
-// One CTA of 64 threads, or two for those between CTAs: out = in, of another
-// warp's (lane's, CTA's) reading.
+// Launches one CTA of 64 threads, or two for faults between CTAs. A correct
+// kernel copies `in` to `out`; each thread copies a word that another warp
+// (lane, CTA) wrote.
 void LaunchFaulty(const FaultyArgs& args, Launcher& launcher);
-// Two CTAs, with all fences where they belong.
+// Launches two CTAs with all fences in place.
 void LaunchFenced(const FaultyArgs& args, Launcher& launcher);
 
 }  // namespace kvasir::kernels::emulated

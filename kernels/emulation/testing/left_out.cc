@@ -13,13 +13,13 @@
 
 namespace {
 
-// How a child exits: with what nothing else does.
+// Exit codes of a child that nothing else uses.
 constexpr int kRight = 40, kWrong = 41, kRace = 42;
 bool judging = false;
 
 }  // namespace
 
-// ThreadSanitizer calls this with each report: the name is its own.
+// ThreadSanitizer calls this for each report, by this name.
 extern "C" void __tsan_on_report(void*);   // NOLINT
 extern "C" void __tsan_on_report(void*) {  // NOLINT
   if (judging) _exit(kRace);
@@ -54,7 +54,7 @@ uint64_t Seeds() {
 Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds) {
   if (kThreadSanitizer) FreeIdleStacks();
   std::fflush(nullptr);
-  // What is found is expected, and not shown.
+  // The child's reports are expected, so they are not shown.
   std::FILE* const said = std::tmpfile();
   KVASIR_CHECK(said != nullptr);
   const pid_t child = ::fork();
@@ -62,7 +62,8 @@ Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds) {
   if (child == 0) {
     judging = true;
     ::dup2(::fileno(said), STDERR_FILENO);
-    // Of its own time: a busy machine is no fault of the kernel.
+    // A limit of the child's own processor time: a busy machine is not the
+    // kernel's fault.
     const itimerval limit = {{0, 0}, {most_seconds, 0}};
     KVASIR_CHECK(::setitimer(ITIMER_PROF, &limit, nullptr) == 0);
     _exit(is_right() ? kRight : kWrong);
@@ -90,7 +91,7 @@ Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds) {
     return Verdict::kEndless;
   }
   const bool aborted = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
-  // What was poisoned may be no bool.
+  // "runtime error": poisoned memory may not be a valid bool.
   if ((aborted && says("emulated kernel ")) || says("runtime error: ")) {
     return Verdict::kStopped;
   }

@@ -1,5 +1,5 @@
-// Test support: what becomes of a kernel when something is wrong in it, each
-// time in a process of its own, because what is found ends one.
+// Test support: the outcome of a faulty kernel. Each run has a process of its
+// own, because a fault that is found ends the process.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +12,32 @@
 namespace kvasir::kernels::emulation {
 
 enum class Verdict {
-  kRight,    // and ThreadSanitizer had nothing to say
-  kWrong,    // numbers
-  kRace,     // ThreadSanitizer reported one
+  kRight,    // and ThreadSanitizer reported nothing
+  kWrong,    // wrong numbers
+  kRace,     // ThreadSanitizer reported a race
   kStopped,  // by the emulator or UndefinedBehaviorSanitizer
-  kEndless   // it took more time of a processor than it may
+  kEndless   // it used more processor time than allowed
 };
 const char* VerdictName(Verdict verdict);
 
-// Seeds of a test that runs a kernel on several: 8, or KVASIR_EMULATION_SEEDS
-// (scripts/soak).
+// Number of seeds for a test that runs a kernel on several: 8, or
+// KVASIR_EMULATION_SEEDS (scripts/soak).
 uint64_t Seeds();
 
-// `is_right` runs in a child process, on one thread, for at most `most_seconds`
-// of a processor's time. One that ends by anything else is a failure of the
-// test, and right: nothing was found.
+// Runs `is_right` in a child process, on one thread, for at most `most_seconds`
+// of processor time. If the child ends in any other way than by a verdict, the
+// test fails and kRight is returned.
 Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds = 60);
 
 struct Mutant {
   SyncSite site;
-  Verdict verdict = Verdict::kRight;  // the first that is not, over the seeds
+  Verdict verdict = Verdict::kRight;  // the first over the seeds that is not
+                                      // kRight
 };
 
-// Runs a kernel as it is on `seeds` seeds, on which it has to be right, and
-// then with each of its sites left out in turn, on as many until it is noticed.
-// `is_right` launches it on a fresh device and compares.
+// Runs a kernel unchanged on `seeds` seeds; it must be right on all of them.
+// Then leaves out each of its sites in turn, on as many seeds until a verdict
+// is not kRight. `is_right` launches the kernel on a fresh device and compares.
 std::vector<Mutant> LeaveOutEach(
     const std::string& kernel, uint64_t seeds,
     absl::FunctionRef<bool(EmulatedTest&)> is_right);

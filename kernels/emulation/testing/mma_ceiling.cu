@@ -8,13 +8,14 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kCtas = kMmaCeilingThreads / kThreads;
-// Eight products, each with sums of its own: a warp waits for none of them.
+// Eight products with separate sums, so that a warp never waits for one of
+// them.
 constexpr uint32_t kDown = 2;
 constexpr uint32_t kAcross = 4;
 constexpr double kOperations = 2.0 * 16 * 8 * 16;
 
-// Two numbers of 1, 1.25, 1.5 or 1.75 with either sign: sums stay finite, and
-// bits change as they do in products of a model (power limits clocks).
+// Two numbers out of 1, 1.25, 1.5 and 1.75 with either sign. Sums stay finite,
+// and bits change as often as in a model's products (power limits clocks).
 KVASIR_DEVICE uint32_t Numbers(uint32_t index) {
   uint32_t bits = (index * simt::kWarp + simt::Lane() + 1) * 2654435761u;
   bits ^= bits >> 15;

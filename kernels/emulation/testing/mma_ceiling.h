@@ -1,5 +1,5 @@
-// What a GPU's tensor cores reach by mma.sync when nothing else is to be done:
-// a ceiling for kernels that multiply by it. C++17 and free of Abseil.
+// The rate that a GPU's tensor cores reach with mma.sync when they do nothing
+// else: a ceiling for kernels that use it. C++17, without Abseil.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace kvasir::kernels {
 
-// Threads that a multiprocessor has of it: 16 warps.
+// Threads per multiprocessor: 16 warps.
 inline constexpr uint32_t kMmaCeilingThreads = 512;
 
 struct MmaCeilingArgs {
@@ -16,9 +16,9 @@ struct MmaCeilingArgs {
   uint32_t steps = 0;    // of each warp
 };
 
-// Enqueues products of 16 x 16 by 16 x 8 bf16 numbers that stay in registers,
-// eight independent ones a step; out is what a thread has of their sums.
-// Returns the operations: two to each number that is multiplied.
+// Enqueues products of 16 x 16 by 16 x 8 bf16 matrices that stay in registers,
+// eight independent ones a step. `out` receives each thread's sums. Returns the
+// number of operations: a multiplication and an addition count as two.
 namespace emulated {
 double LaunchMmaCeiling(const MmaCeilingArgs& args, Launcher& launcher);
 }

@@ -65,7 +65,7 @@ KVASIR_KERNEL(32) MaximaKernel(PrimitiveArgs args) {
 KVASIR_KERNEL(64) BarriersKernel(PrimitiveArgs args) {
   auto* const words = reinterpret_cast<uint32_t*>(simt::Shared());
   const uint32_t lane = simt::Lane();
-  // Warp 0 fills, warp 1 takes; then the other way.
+  // Warp 0 writes and warp 1 reads; then the other way round.
   if (simt::Warp() == 0) {
     simt::StoreShared(words + lane, args.in[lane]);
     simt::ArriveBarrier(1, 64);
@@ -83,7 +83,7 @@ KVASIR_KERNEL(32) CopiesKernel(PrimitiveArgs args) {
   char* const shared = simt::Shared();
   const auto* const in = reinterpret_cast<const char*>(args.in);
   const uint32_t lane = simt::Lane();
-  // A part of each width.
+  // One part with each width.
   simt::CopyAsync<16>(shared + 16 * lane, in + 16 * lane);
   simt::CommitCopies();
   simt::CopyAsync<8>(shared + 512 + 8 * lane, in + 512 + 8 * lane);
@@ -91,7 +91,7 @@ KVASIR_KERNEL(32) CopiesKernel(PrimitiveArgs args) {
   simt::CopyAsync<4>(shared + 768 + 4 * lane, in + 768 + 4 * lane);
   simt::CommitCopies();
   simt::WaitCopies<2>();
-  // A thread sees its own without a barrier.
+  // A thread sees its own copies without a barrier.
   const auto first =
       simt::LoadShared(reinterpret_cast<const simt::Vec16*>(shared) + lane);
   simt::StoreGlobal(reinterpret_cast<simt::Vec16*>(args.out) + lane, first);
@@ -132,7 +132,7 @@ KVASIR_KERNEL(64) BulkCopiesKernel(PrimitiveArgs args) {
   }
 }
 
-// d += A B, which lie at `in`.
+// d += A B, with A and B at `in`.
 template <bool bf16>
 KVASIR_DEVICE void AddProduct(const uint32_t* in, float (&d)[4]) {
   const uint32_t g = simt::Lane() / 4;
@@ -268,7 +268,7 @@ KVASIR_KERNEL(128) NumbersKernel(PrimitiveArgs args) {
 }
 
 KVASIR_KERNEL(64) GridSumKernel(PrimitiveArgs args) {
-  constexpr uint32_t kTile = 64;  // numbers, one to a thread
+  constexpr uint32_t kTile = 64;  // one number per thread
   auto* const tiles = reinterpret_cast<float*>(simt::Shared());
   float* const partial = tiles + kStages * kTile;
   const uint32_t thread = simt::Thread();
@@ -287,9 +287,9 @@ KVASIR_KERNEL(64) GridSumKernel(PrimitiveArgs args) {
     copy(tile + 1);
     simt::WaitCopies<1>();
     simt::SyncCta();
-    // Another thread's number.
+    // Reads the number of another thread.
     sum += simt::LoadShared(tiles + tile % kStages * kTile + (thread ^ 33));
-    // Before the stage is filled anew.
+    // Keeps the stage until all threads have read it.
     simt::SyncCta();
   }
   sum = simt::CtaSum(sum, partial);

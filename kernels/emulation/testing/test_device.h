@@ -1,4 +1,4 @@
-// The device that tests of kernels run on: the emulated one, or a GPU in the
+// The device that tests of kernels run on: the emulated one, or a GPU in
 // programs that are linked with one (kernels/cuda/testing/gpu_main.cc).
 #pragma once
 
@@ -12,27 +12,26 @@ namespace kvasir::kernels::emulation {
 
 struct TestGpu {
   std::unique_ptr<Device> (*make)() = nullptr;
-  bool has_bulk_copies = false;  // of sm_90
+  bool has_bulk_copies = false;  // sm_90 has them
 };
 
-// From now on tests run on such devices. Before the first test.
+// Selects the device for tests from now on. Call it before the first test.
 void RunTestsOn(const TestGpu& gpu);
 bool OnGpu();
-// On a GPU, and no tool makes it slow (KVASIR_GPU_SMALL in the environment):
-// sizes of models are no trouble.
+// True on a GPU that no tool slows down (KVASIR_GPU_SMALL is not set): tests
+// may use the sizes of real models.
 bool TakesWholeSizes();
 bool HasBulkCopies();
 
-// Ends a test, skipped, that asks a GPU for more than results: for sites,
-// counters or reports. (gtest takes an AssertionException for what it was
-// told.)
+// Skips the rest of a test that needs sites, counters or reports, which a GPU
+// does not have. It throws an AssertionException, which gtest understands.
 [[noreturn]] void SkipWithoutEmulator();
 
-// For what the host computes beside a GPU. Null with the emulated device, whose
-// tests fork.
+// Threads for computations of the host next to a GPU. Null with the emulated
+// device, because its tests fork.
 base::ThreadPool* HostThreads();
 
-// A fresh device; a GPU has no use for the options.
+// Makes a fresh device. A GPU ignores the options.
 std::unique_ptr<Device> MakeTestDevice(const EmulatorOptions& options);
 
 }  // namespace kvasir::kernels::emulation

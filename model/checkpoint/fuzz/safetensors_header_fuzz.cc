@@ -1,4 +1,4 @@
-// libFuzzer: any bytes as a whole safetensors file: length, header, data.
+// libFuzzer: any bytes as a safetensors file: length, header and data.
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -11,7 +11,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < sizeof(header_bytes)) return 0;
   std::memcpy(&header_bytes, data, sizeof(header_bytes));
   const size_t rest = size - sizeof(header_bytes);
-  // Past the end of the file: SafetensorsFile::Open refuses it unread.
+  // The header would exceed the file. SafetensorsFile::Open refuses it without
+  // reading it.
   if (header_bytes > rest) return 0;
   const std::string_view header(
       reinterpret_cast<const char*>(data) + sizeof(header_bytes), header_bytes);

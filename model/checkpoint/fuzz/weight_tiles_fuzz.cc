@@ -1,5 +1,4 @@
-// libFuzzer: any bytes as the tiles of a second rank, beside those of a first
-// that are any bytes too.
+// libFuzzer: any bytes as the tiles of two ranks.
 #include <cstdint>
 #include <string>
 
@@ -11,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t first = data[0] % size;
   const std::string ranks[] = {text.substr(0, first), text.substr(first)};
   kvasir::model::CombineWeightTiles(ranks).IgnoreError();
-  // A rank that agrees with itself.
+  // Two ranks with the same text agree.
   const std::string twice[] = {text, text};
   kvasir::model::CombineWeightTiles(twice).IgnoreError();
   return 0;

@@ -1,5 +1,5 @@
-// libFuzzer: any bytes as tokenizer.json and tokenizer_config.json; what loads
-// must encode and decode without harm.
+// libFuzzer: any bytes as tokenizer.json and tokenizer_config.json. A file that
+// loads must encode and decode without harm.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     KVASIR_CHECK(!tokenizer.status().message().empty());
     return 0;
   }
-  // The file's own text holds its added tokens, special or not.
+  // The file's own text contains its added tokens, special or not.
   const std::string_view text = file.substr(0, 512);
   const auto ids = (*tokenizer)->Encode(text);
   if (!ids.ok()) return 0;

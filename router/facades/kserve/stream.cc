@@ -133,8 +133,8 @@ CanonicalRequest KserveStream::Describe(const Caller& caller,
 }
 
 // A stop finds requests of the same tenant and the same address, which a proxy
-// may share among tenants. The port does not matter: a client whose connection
-// was told to go calls from another one.
+// may share among tenants. The port does not matter: after the
+// server has closed a connection, its client calls from another port.
 std::string KserveStream::StopScope(const Caller& caller) const {
   return absl::StrCat(caller.tenant, " ",
                       call_.peer.substr(0, call_.peer.rfind(':')));

@@ -379,8 +379,7 @@ TEST_F(KserveStreamTest, AStopDuringTokenizingPreventsTheRequest) {
   EXPECT_THAT(Written(), ElementsAre("a:$", "a:$"));
 }
 
-// Connections are told to go at their age, so the next call comes on another
-// one.
+// The server closes old connections, so the next call comes on another one.
 TEST_F(KserveStreamTest, AStopFindsARequestOfAnotherCallFromTheSameAddress) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";

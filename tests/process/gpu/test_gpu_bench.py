@@ -429,8 +429,8 @@ def test_stages_that_ran_are_reported_with_date_gpu_and_verdict(tmp_path):
     assert "| `engine` | logits and losses against the CPU engine | never run |" in text
 
 
-@pytest.mark.parametrize("others, why", [({"quick": True}, "figures mean nothing"), ({"finished": False}, "came to its end"),
-                                         ({"stage": "ops"}, "want a run of stage bench")])
+@pytest.mark.parametrize("others, why", [({"quick": True}, "figures mean nothing"), ({"finished": False}, "finished run"),
+                                         ({"stage": "ops"}, "want a finished run of stage bench")])
 def test_incomplete_results_are_refused(tmp_path, others, why):
     (tmp_path / "gpu-bench.json").write_text(json.dumps(report_of("bench") | others))
     with pytest.raises(gpu_page.ResultError, match=why):
