@@ -180,7 +180,7 @@ def test_a_router_names_the_worker_that_is_not_allowed_and_the_names_that_it_has
                 return error.value.message()
 
             wait_until(lambda: "no replica is ready" in refusal(), "no replica")
-            wait_until(lambda: "is allowed by --worker-tls-names: spiffe://kvasir/other" in refusal(), "its names", 60)
+            wait_until(lambda: "is allowed by --worker-tls-names: spiffe://kvasir/other" in refusal(), "the names of the other worker", 60)
 
 
 def shown(target):
@@ -263,7 +263,7 @@ def test_certificates_that_are_replaced_under_load_lose_no_call(authority, tmp_p
             # Connections of the old certificates are asked to go within 1.1 s.
             time.sleep(1.5)
             after = clients.codes["OK"]
-            wait_until(lambda: clients.codes["OK"] > after + 50, "answers by the new ones")
+            wait_until(lambda: clients.codes["OK"] > after + 50, "answers with the new certificates")
         assert set(clients.codes) == {"OK"}, clients.codes
         for process in (router, worker):
             assert process.metric("kvasir_tls_reloads_total", role="listener", result="ok") == 1
