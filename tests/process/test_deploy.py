@@ -686,7 +686,7 @@ def smg():
     """The gateway's program in the environment that scripts/setup_venv makes."""
     program = pathlib.Path(f"{sys.prefix}-smg/bin/smg")
     if not program.exists():
-        pytest.skip(f"no gateway: {program} is not there")
+        pytest.skip(f"no gateway: {program} is missing")
     return program
 
 

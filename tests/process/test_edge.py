@@ -108,7 +108,7 @@ def test_a_router_that_ends_loses_no_call_of_clients_that_know_another_router():
         with Clients([ends.grpc, stays.grpc], ends.ready["model"]) as clients:
             assert ends.stop() == 0
             at_end = clients.codes["OK"]
-            wait_until(lambda: clients.codes["OK"] > at_end + NUM_CLIENTS, "answers of the other")
+            wait_until(lambda: clients.codes["OK"] > at_end + NUM_CLIENTS, "answers of the other router")
         assert set(clients.codes) == {"OK"}, clients.codes
         assert "aborted=0" in ends.log()
 
@@ -125,17 +125,17 @@ def test_clients_of_a_draining_server_never_receive_cancelled():
 
 # A request may have ended while its client still has to read the output.
 def test_a_drain_waits_for_a_slow_reader():
-    with KvasirProcess("serve", "--drain-timeout", "60s", "--max-connection-age", "2s") as server:
+    with KvasirProcess("serve", "--drain-timeout", "60s", "--max-connection-age", "1s") as server:
         # With a window of five bytes, the client accepts no more data than it reads.
         options = [("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0)]
         with grpc.insecure_channel(server.grpc, options) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             answers = stub.ModelStreamInfer(iter([streamed(server.ready["model"], 200)]))
             first = next(answers)
-            wait_until(lambda: server.metric("kvasir_router_inflight_requests") == 0, "its end")
+            wait_until(lambda: server.metric("kvasir_router_inflight_requests") == 0, "the end of the request")
             server.process.send_signal(signal.SIGTERM)
             # Clients have 1.6 s to go. If the server did not wait for the reader, it would end then.
-            time.sleep(4)
+            time.sleep(2.5)
             assert server.process.poll() is None
             rest = list(answers)
             assert not first.error_message
@@ -171,7 +171,7 @@ def test_a_server_that_ran_out_of_descriptors_accepts_connections_again():
         before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (in_use + 20, before[1]))
         idle = [connect(server.grpc) for _ in range(60)]
-        wait_until(lambda: "Too many open files" in server.log(), "the shortage")
+        wait_until(lambda: "Too many open files" in server.log(), "the log line about descriptors")
         for each in idle:
             each.close()
         infers(server)
@@ -182,7 +182,7 @@ def test_connections_over_the_limit_are_closed():
         idle = [connect(server.grpc) for _ in range(30)]
         ended = [each.recv(1) for each in idle[20:]]
         assert ended == [b""] * 10
-        wait_until(lambda: "too many connections" in server.log(), "the line")
+        wait_until(lambda: "too many connections" in server.log(), "the log line")
         for each in idle:
             each.close()
         infers(server)
@@ -214,7 +214,7 @@ def test_the_health_port_has_only_health_and_follows_the_replicas():
             lost.kill()
             wait_until(lambda: health(router.health) == "NOT_SERVING", "no replica")
             assert healthz(router) == 503
-            wait_until(lambda: f"replica worker={path} state=lost" in router.log(), "the line")
+            wait_until(lambda: f"replica worker={path} state=lost" in router.log(), "the log line")
 
 
 # Sixty-four idle connections used to block every probe for five minutes.
@@ -245,7 +245,7 @@ def with_files(files):
     command = ["unshare", "--mount", "sh", "-euc", f'mount --make-rprivate /; {mounts}; exec "$@"', "sh"]
     seen = subprocess.run([*command, "cat", *files], capture_output=True, text=True, timeout=60)
     if seen.stdout != "".join(file.read_text() for file in files.values()):
-        pytest.skip(f"no other {', '.join(files)} to be had here: {seen.stderr.strip()}")
+        pytest.skip(f"{', '.join(files)} cannot be replaced here: {seen.stderr.strip()}")
     return command
 
 
@@ -253,7 +253,7 @@ def with_files(files):
 def test_a_worker_name_with_several_addresses_causes_a_warning(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost one\n127.0.0.1 pods\n127.0.0.2 pods\n")
-    command = [BINARY, "router", "--workers", "pods:9,one:9", "--insecure", "--start-timeout", "2s", "--grpc-port", "0",
+    command = [BINARY, "router", "--workers", "pods:9,one:9", "--insecure", "--start-timeout", "1s", "--grpc-port", "0",
                *OPERATOR_PORTS]
     done = subprocess.run([*with_files({"/etc/hosts": hosts}), *command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "kvasir router:" in done.stderr, done.stderr
@@ -272,7 +272,7 @@ def test_a_router_that_ends_does_not_wait_for_a_resolver(tmp_path):
         try:
             deaf.bind(("127.0.0.77", 53))
         except OSError as error:
-            pytest.skip(f"no resolver of our own to be had here: {error}")
+            pytest.skip(f"no name server can listen on this machine: {error}")
         command = [BINARY, "router", "--workers", "pods.example:9", "--insecure", "--start-timeout", "1s",
                    "--grpc-port", "0", *OPERATOR_PORTS]
         done = subprocess.run([*files, *command], capture_output=True, text=True, timeout=90)
@@ -330,7 +330,7 @@ def test_all_requests_share_one_budget_of_bytes():
             # Some requests are read, and refused because of their length.
             assert set(codes) == {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}, codes
             assert any("--request-bytes" in reason for reason in reasons), reasons
-            wait_until(lambda: stub.ModelInfer(request(server.ready["model"]), timeout=30), "room")
+            wait_until(lambda: stub.ModelInfer(request(server.ready["model"]), timeout=30), "room for a request in the budget")
 
 
 def test_a_server_without_drain_time_still_answers():
@@ -404,7 +404,7 @@ def test_a_request_of_higher_priority_overtakes_and_one_that_waited_too_long_is_
             for waiting, priority in enumerate((3, 1), start=1):
                 threads.append(threading.Thread(target=ask, args=(priority,)))
                 threads[-1].start()
-                wait_until(lambda: server.metric("kvasir_num_requests_waiting") == waiting, "a wait")
+                wait_until(lambda: server.metric("kvasir_num_requests_waiting") == waiting, "a request that waits")
             runs.cancel()
             for thread in threads:
                 thread.join()

@@ -178,13 +178,13 @@ def test_contradictory_settings_are_refused_at_start(flags, named):
 STREAMS = ["--kv-plan", "dense-8bit", "--eviction-budget", 256, "--eviction-rolling"]
 
 
-def test_a_text_repeated_thirty_times_takes_no_more_cache_and_keeps_its_loss(tmp_path):
+def test_a_text_repeated_ten_times_takes_no_more_cache_and_keeps_its_loss(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:3500])
     report = json.loads(run("perplexity", "--model", TINY, "--text", text, "--stream", "--passes",
-                          30, "--json", "--eviction", "h2o", *STREAMS).stdout)
+                          10, "--json", "--eviction", "h2o", *STREAMS).stdout)
     passes = report["parts"]
-    assert len(passes) == 30 and sum(part["tokens"] for part in passes) >= 29000
+    assert len(passes) == 10 and sum(part["tokens"] for part in passes) >= 9600
     assert {part["allocated_bytes"] for part in passes} == {passes[0]["allocated_bytes"]}
     # 256 slots stay and 128 are added until the next eviction, in pages of 64.
     most = (256 + 128) * report["kv_bytes_per_token"]
@@ -208,7 +208,7 @@ def test_generation_continues_beyond_the_length_of_the_model_until_it_is_stopped
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
         # Tokens have fewer than 8 bytes on average, and the model has 1024 positions.
-        assert len(stream.stdout.read(12000)) == 12000
+        assert len(stream.stdout.read(8 * 1024)) == 8 * 1024
         assert stream.poll() is None
     finally:
         stream.send_signal(signal.SIGTERM)

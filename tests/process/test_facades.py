@@ -227,7 +227,7 @@ def bad_requests(facade, message, server):
 def test_every_refusal_has_its_code_and_is_logged_and_counted_once(server, channel, message, facade, what):
     cases = bad_requests(facade, message, server)
     if what not in cases:
-        pytest.skip(f"{facade.log}: has none")
+        pytest.skip(f"{facade.log} has no such case")
     data, code, text = cases[what]
     counts = Counts(server, facade)
     code_and_details = call(channel, facade, data)
@@ -265,7 +265,7 @@ def test_a_name_of_a_megabyte_gets_a_short_log_line_and_a_short_answer(server, c
         assert len(text) < 4096
 
 
-# --- what it costs --------------------------------------------------------------
+# --- costs ----------------------------------------------------------------------
 
 
 # Memory used to grow from 70 MB to 1.3 GB, and half of it stayed.

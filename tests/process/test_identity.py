@@ -105,9 +105,9 @@ class Served:
         assert re.search(text, error.value.details()), error.value.details()
         assert self.count(reason) == count + 1
         if caller:
-            wait_until(lambda: len(self.refused()) > len(lines), "the line of the refusal")
+            wait_until(lambda: len(self.refused()) > len(lines), "the log line of the refusal")
         else:
-            wait_until(lambda: any(line["reason"] == reason for line in self.lines(STRANGER)), "a line of the reason")
+            wait_until(lambda: any(line["reason"] == reason for line in self.lines(STRANGER)), "a log line with the reason")
         assert [(line["status"], line["reason"], line["tenant"], line["caller"])
                 for line in self.refused()[len(lines):]] == ([(code, reason, *caller)] if caller else [])
         new = self.lines(STRANGER)[len(strangers):]
@@ -236,7 +236,7 @@ def test_only_known_callers_get_the_reason_why_bytes_are_no_message(served):
                 channel.unary_unary(f"/{method}")(b"\xff" * 100, timeout=20)
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert error.value.details() == f"want a message of /{method}, have bytes that are not one"
-            wait_until(lambda: facade in [line["facade"] for line in refused()], "the line of it")
+            wait_until(lambda: facade in [line["facade"] for line in refused()], "the log line of the call")
     assert [line["tenant"] for line in refused()] == ["blue"] * 3
 
 
@@ -287,7 +287,7 @@ def test_concurrent_requests_and_their_bytes_are_limited(served):
                 assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
                 return False
 
-        wait_until(again, "the place of the request that was cancelled")
+        wait_until(again, "the cancelled request no longer counts")
         # Requests in sequence never count as two.
         for _ in range(30):
             infer(channel, served.model)
@@ -327,7 +327,7 @@ def test_a_stop_finds_only_requests_of_its_own_tenant(served):
             return [(line["tenant"], line["finish_reason"]) for line in served.lines()
                     if line["client_request_id"] == "same" and line["samples"] > 0]
 
-        wait_until(of_same, "the line of the request")
+        wait_until(of_same, "the log line of the request")
         assert of_same() == [("red", "cancelled")]
 
 
@@ -486,7 +486,7 @@ def test_a_token_that_the_program_makes_grants_what_its_entry_says(tmp_path):
         generate = ["generate", "--endpoint", server.server.grpc, "--prompt", "Once", "--max-tokens", "4"]
         tls = ["--ca", server.authority.ca]
         assert run(*generate, *tls, "--token-file", file).stdout.startswith("Once")
-        wait_until(server.lines, "the line of the request")
+        wait_until(server.lines, "the log line of the request")
         assert [(line["tenant"], line["caller"]) for line in server.lines()] == [("red", "laptop")]
         done = run(*generate, *tls, check=False)
         assert done.returncode != 0 and "UNAUTHENTICATED" in done.stderr

@@ -222,7 +222,7 @@ def greedy(**more):
     return dict(temperature=0, ignore_eos=True, **more)
 
 
-# --- what the server says about itself ------------------------------------------
+# --- metadata --------------------------------------------------------------------
 
 
 def test_server_and_model_describe_themselves(server, client):

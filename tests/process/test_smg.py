@@ -133,7 +133,7 @@ def test_a_bad_request_is_reported_to_the_client_and_not_retried(gateway, server
     status, answer = gateway.chat("Once", repetition_penalty=0.001)
     assert status == 400, answer
     assert "repetition_penalty is 0.001, want 0.01 to 100" in json.dumps(answer)
-    wait_until(lambda: len(gateway.answers(server)) == before + 1, "it was refused once")
+    wait_until(lambda: len(gateway.answers(server)) == before + 1, "the request is refused once")
     time.sleep(0.5)
     assert len(gateway.answers(server)) == before + 1
 

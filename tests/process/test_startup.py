@@ -14,6 +14,7 @@ from concurrent import futures
 import grpc
 import pytest
 
+import access_log
 import triton
 from kvasir_process import BINARY, OPERATOR_PORTS, TINY, KvasirProcess, run, wait_until
 
@@ -202,7 +203,7 @@ def test_unknown_flags_and_values_are_usage_errors():
 def test_a_router_names_the_worker_that_does_not_answer():
     with tempfile.TemporaryDirectory() as folder:
         text = refused("router", "--workers", f"unix:{folder}/none.sock", "--model", TINY,
-                       "--start-timeout", "2s", "--grpc-port", "0", *OPERATOR_PORTS)
+                       "--start-timeout", "1s", "--grpc-port", "0", *OPERATOR_PORTS)
     assert "none.sock" in text
 
 
@@ -276,12 +277,17 @@ def test_every_command_has_help(command):
     assert "--" in text and len(text) > 200
 
 
-def test_a_call_to_the_wrong_port_names_the_port_and_the_right_flag():
-    with KvasirProcess("serve") as server:
-        text = refused("generate", "--endpoint", server.admin, "--prompt", "A secret prompt")
-        assert server.admin in text and "admin port" in text and "--grpc-port" in text
-        text = refused("drain", "--endpoint", server.grpc)
-        assert server.grpc in text and "--admin-port" in text
+@pytest.fixture(scope="module")
+def server():
+    with KvasirProcess("serve") as process:
+        yield process
+
+
+def test_a_call_to_the_wrong_port_names_the_port_and_the_right_flag(server):
+    text = refused("generate", "--endpoint", server.admin, "--prompt", "A secret prompt")
+    assert server.admin in text and "admin port" in text and "--grpc-port" in text
+    text = refused("drain", "--endpoint", server.grpc)
+    assert server.grpc in text and "--admin-port" in text
 
 
 def test_a_missing_server_is_reported_with_the_command_that_starts_one():
@@ -363,10 +369,9 @@ def test_a_tool_can_be_interrupted():
     assert line and tool.returncode == -signal.SIGINT
 
 
-def test_core_dumps_are_off():
-    with KvasirProcess("serve") as server:
-        with open(f"/proc/{server.pid}/limits") as limits:
-            line = next(line for line in limits if line.startswith("Max core file size"))
+def test_core_dumps_are_off(server):
+    with open(f"/proc/{server.pid}/limits") as limits:
+        line = next(line for line in limits if line.startswith("Max core file size"))
     assert line.split()[4:6] == ["0", "0"]
 
 
@@ -375,11 +380,7 @@ def test_the_access_log_has_one_line_per_request_and_no_prompt():
     with KvasirProcess("serve", "--log-format", "json") as server:
         triton.generate(server.grpc, server.ready["model"], prompt, max_tokens=4)
         assert server.stop() == 0
-        import json
-
-        log = server.log()
-    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    requests = [line for line in lines if line["message"] == "request"]
+        requests, log = access_log.lines(server), server.log()
     assert len(requests) == 1
     assert requests[0]["finish_reason"] in ("length", "stop")
     assert requests[0]["output_tokens"] == 4

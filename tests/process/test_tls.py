@@ -1,6 +1,7 @@
 """TLS between clients, routers, workers and operators: who is let in, and certificates that change under load."""
 
 import contextlib
+import itertools
 import os
 import socket
 import ssl
@@ -119,7 +120,7 @@ def test_every_hop_accepts_only_the_names_that_it_lists(authority, tmp_path_fact
         assert "UNAVAILABLE" in error.value.status(), error.value
         refuses(router, None, "no_tls")
         refuses(router, credentials(authority), "no_certificate")
-        theirs = of(stranger, "client").read_bytes()
+        theirs = pair_of(stranger, "client").read_bytes()
         refuses(router, grpc.ssl_channel_credentials(authority.ca.read_bytes(), theirs, theirs), "certificate")
         code, why = live(router.grpc, credentials(stranger, "client"))  # does not trust the router
         assert code == grpc.StatusCode.UNAVAILABLE and "CERTIFICATE_VERIFY_FAILED" in why
@@ -179,7 +180,7 @@ def test_a_router_names_the_worker_that_is_not_allowed_and_the_names_that_it_has
                 return error.value.message()
 
             wait_until(lambda: "no replica is ready" in refusal(), "no replica")
-            wait_until(lambda: "is allowed by --worker-tls-names: spiffe://kvasir/other" in refusal(), "its names", 60)
+            wait_until(lambda: "is allowed by --worker-tls-names: spiffe://kvasir/other" in refusal(), "the names of the other worker", 60)
 
 
 def shown(target):
@@ -201,8 +202,7 @@ class Files:
         folder.mkdir()
         self.certificate, self.key = folder / "tls.crt", folder / "tls.key"
         self.pair = self.certificate, self.key
-        for _ in self.swap():
-            pass
+        self.swap()
         for each in self.pair:
             each.symlink_to(f"..data/{each.name}")
 
@@ -212,7 +212,7 @@ class Files:
         at = both.index("-----BEGIN CERTIFICATE")
         return both[:at], both[at:]
 
-    # Each way to write new files yields the cause for which a process refuses the files as they are at that moment.
+    # Each way to replace the files yields a cause whenever a process must refuse the files as they are at that moment.
 
     def swap(self):
         """Replaces both at one moment, by a link to another folder."""
@@ -243,7 +243,7 @@ class Files:
         self.key.write_text(key)
         yield f"--tls-key {self.key}: is not the key of --tls-cert"
         self.certificate.write_text("")
-        yield f"--tls-cert {self.certificate}: "
+        yield f"--tls-cert {self.certificate}: has no certificate in PEM"
         self.certificate.write_text(certificate)
 
 
@@ -256,14 +256,14 @@ def test_certificates_that_are_replaced_under_load_lose_no_call(authority, tmp_p
         targets = [router.grpc, worker.grpc]
         with Clients([router.grpc], router.ready["model"], credentials(authority, "client")) as clients:
             before = [shown(target) for target in targets]
-            for causes in zip(getattr(of_router, way)(), getattr(of_worker, way)()):
+            for causes in itertools.zip_longest(getattr(of_router, way)(), getattr(of_worker, way)()):
                 for process, cause in zip((router, worker), causes):
                     wait_until(lambda: cause in process.log(), cause)
             wait_until(lambda: all(shown(t) != b for t, b in zip(targets, before)), "new certificates", 60)
             # Connections of the old certificates are asked to go within 1.1 s.
             time.sleep(1.5)
             after = clients.codes["OK"]
-            wait_until(lambda: clients.codes["OK"] > after + 50, "answers by the new ones")
+            wait_until(lambda: clients.codes["OK"] > after + 50, "answers with the new certificates")
         assert set(clients.codes) == {"OK"}, clients.codes
         for process in (router, worker):
             assert process.metric("kvasir_tls_reloads_total", role="listener", result="ok") == 1

@@ -89,7 +89,7 @@ def test_a_stop_string_ends_the_text_and_the_generation(gateway, server):
 
 
 def test_a_client_that_leaves_ends_its_request_and_frees_its_pages(gateway, server):
-    wait_until(lambda: idle(server), "what came before has ended")
+    wait_until(lambda: idle(server), "earlier requests have ended")
     before = len(gateway.answers(server))
     gateway.leave_in_the_middle()
     wait_until(lambda: len(gateway.answers(server)) == before + 1, "the request has ended")
@@ -98,12 +98,12 @@ def test_a_client_that_leaves_ends_its_request_and_frees_its_pages(gateway, serv
 
 
 def test_a_bad_request_is_reported_to_the_client(gateway, server):
-    wait_until(lambda: idle(server), "what came before has ended")
+    wait_until(lambda: idle(server), "earlier requests have ended")
     before = len(gateway.answers(server))
     status, answer = gateway.chat("Once", repetition_penalty=0.001)
     assert status == 400, answer
     assert "repetition_penalty is 0.001, want 0.01 to 100" in str(answer)
-    wait_until(lambda: len(gateway.answers(server)) == before + 1, "it was refused once")
+    wait_until(lambda: len(gateway.answers(server)) == before + 1, "the request is refused once")
 
 
 def test_a_feature_that_is_not_built_is_named(gateway):

@@ -119,7 +119,7 @@ def test_a_server_that_does_not_start_fails_with_its_error(programs):
     assert all("at start" in test["text"] and "f64" in test["text"] for test in json.loads(report.read_text())["tests"])
 
 
-# ---------------------------------------------------- time, and what is not served
+# ---------------------------------------------------- time and unserved cases
 
 def test_an_all_reduce_needs_two_gpus(tmp_path):
     stand_in = StandIn(0)
