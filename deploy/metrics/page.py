@@ -1,4 +1,4 @@
-"""docs/metrics.md, from the catalogue."""
+"""Makes docs/metrics.md from the catalogue."""
 
 OPENING = """\
 # Metrics
@@ -6,17 +6,17 @@ OPENING = """\
 <!-- deploy/metrics/write writes this page, from deploy/metrics/catalogue.toml -->
 
 Each process serves `GET /metrics` on its own port (`--metrics-port`, 8002 by default) in Prometheus text format, and
-`GET /healthz`: 200 where the process is ready, else 503. Base units are in the names. Families are one aggregate series per process unless a label is listed. A test compares this page with what real processes export;
-[operations.md](operations.md) says which of them to watch, [deploy/README.md](../deploy/README.md) has dashboards and alerts.
+`GET /healthz`: 200 if the process is ready, otherwise 503. Base units are in the names. A family is one aggregate series per process unless labels are listed. A test
+compares this page with what real processes export. [operations.md](operations.md) says which of them to watch, [deploy/README.md](../deploy/README.md) has dashboards and alerts.
 
 `--metrics-compat=vllm` adds the families of the last section under vLLM's names, so that dashboards, autoscalers and endpoint pickers made
-for vLLM work unchanged. They are made of a worker's families: a router alone has none of them.
+for vLLM work unchanged. Only workers export them.
 """
 
 DCGM = """
-## Of NVIDIA's DCGM exporter
+## Series of NVIDIA's DCGM exporter
 
-Not Kvasir's: what the dashboard `gpu` and some alerts show beside it where [that exporter](https://github.com/NVIDIA/dcgm-exporter) is installed, of GPUs that workers' pods have.
+Kvasir does not export these. The dashboard `gpu` and some alerts use them if [the exporter](https://github.com/NVIDIA/dcgm-exporter) is installed, for the GPUs of workers' pods.
 
 | family | meaning |
 |---|---|
