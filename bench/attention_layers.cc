@@ -18,7 +18,7 @@
 namespace kvasir::bench {
 namespace {
 
-// Everything beside attention as small as it gets.
+// Everything except attention is as small as possible.
 model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
   shape.num_layers = num_layers;
   shape.intermediate_size = 32;
@@ -31,12 +31,13 @@ model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
 absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServePreset(
     const std::string& name, const model::DecoderSpec& spec,
     const worker::ServeOptions& options) {
-  // What public engines store, and no preset does: 8 bits' codec, in 4.
+  // Public engines store this, but no preset does: the codec of 8 bits with 4.
   const bool dense_4bit = name == "dense-4bit";
   KVASIR_ASSIGN_OR_RETURN(kvasir::v1::KvPlan plan,
                           plan::MakePresetPlan(dense_4bit ? "dense-8bit" : name,
                                                model::AttentionShapeOf(spec)));
-  // Of the cache alone: exact tokens are a sequence's, however long it is.
+  // Measure only the cache: the number of exact tokens of a sequence does not
+  // depend on its length.
   for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
     layer.clear_exact_sinks();
     layer.mutable_key()->clear_exact_window();

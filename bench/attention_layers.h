@@ -1,6 +1,6 @@
-// One layer's attention over many arenas: what the engine runs for a layer
-// (projections, rotation, append, attention, lifts, output), with random
-// weights and a cache full of random latents, and nothing around it.
+// The attention of one layer over many arenas: the ops that the engine runs for
+// a layer (projections, rotation, append, attention, lifts, output), with
+// random weights and a cache full of random latents.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@
 
 namespace kvasir::bench {
 
-// Sequences of one launch: each has `context` slots in the end, the last
-// `new_tokens` of them written by the launch.
+// The sequences of one launch. Each has `context` slots in the end; the launch
+// writes the last `new_tokens` of them.
 struct LaunchShape {
   int64_t batch = 1;
   int64_t context = 0;
@@ -39,54 +39,55 @@ struct LaunchShape {
 
 struct LaunchTime {
   double layer_seconds = 0.0;      // all of the layer's attention
-  double attention_seconds = 0.0;  // over the cache, lifts included
-  double kernel_seconds = 0.0;     // paged_attention alone
+  double attention_seconds = 0.0;  // over the cache, including lifts
+  double kernel_seconds = 0.0;     // only paged_attention
 };
 
-// Owns: weights of one layer (or shares them), arenas of `num_arenas` layers,
+// Owns: the weights of one layer (or shares them), arenas of `num_arenas`
+// layers,
 //   and their tables. Pages of a sequence lie in random order.
-// Threads: one at a time.
 class AttentionLayers {
  public:
   struct Options {
-    model::ModelShape
-        shape;         // its attention; layers, MLP and head do not count
-    std::string plan;  // a preset's name
+    model::ModelShape shape;  // only its attention is used
+    std::string plan;         // a preset's name
     int64_t page_tokens = 64;
-    // Slots of an arena: as many sequences as are launched must fit.
+    // Slots of an arena, enough for all sequences of a launch.
     int64_t slots = 0;
     int64_t num_arenas = 1;
-    bool lift_prompts = false;  // worker::ServeOptions'
+    bool lift_prompts = false;  // as in worker::ServeOptions
     uint64_t seed = 1;
-    // Those of another of the same shape, plan, lifts, seed and device, which
-    // take long to make; null: its own.
+    // Weights of another object with the same shape, plan, lifts, seed and
+    // device, because they take long to make. Null: makes its own.
     std::shared_ptr<const worker::ModelWeights> weights;
-    // Where it runs; null: the CPU, on the pool. Outlives it.
+    // The device, which outlives this object. Null: the CPU, with the pool's
+    // threads.
     kernels::Device* device = nullptr;
-    // How time is taken there; null: by the CPU's clock. Outlives it.
+    // Measures time on the device; outlives this object. Null: the CPU's clock.
     StepTimer* timer = nullptr;
   };
 
-  // A preset's name, or dense-4bit: whole keys and values in codes of 4 bits.
-  // `pool` outlives it. Errors of the plan, the weights and the allocator.
+  // The plan is a preset's name, or dense-4bit: whole keys and values in codes
+  // of 4 bits. `pool` outlives the object. Returns errors of the plan, the
+  // weights and the allocator.
   static absl::StatusOr<std::unique_ptr<AttentionLayers>> Create(
       const Options& options, base::ThreadPool* pool);
 
-  // One launch over the next arena. The first one of a shape also counts its
+  // One launch over the next arena. The first launch of a shape also counts its
   // workspace.
   absl::StatusOr<LaunchTime> Run(const LaunchShape& launch);
 
   const model::DecoderSpec& spec() const { return spec_; }
   const plan::ResolvedPlan& plan() const { return *plan_; }
   const cache::PageLayout& layout() const { return *layout_; }
-  // Of its prompts' latents some are lifted.
+  // True if some latents of prompts are lifted.
   bool lifts_prompts() const {
     return worker::LiftsPrompts(*weights_->layers.front().attention);
   }
   std::shared_ptr<const worker::ModelWeights> weights() const {
     return weights_;
   }
-  // Of a GPU.
+  // Only for a GPU.
   const kernels::AttentionKernels& kernels() const {
     return attention_.front().kernels();
   }
@@ -94,7 +95,7 @@ class AttentionLayers {
   // Payload of a slot in one layer's page.
   double bytes_per_slot() const;
 
-  // The same without making anything: for a choice of num_arenas.
+  // bytes_per_slot() without making anything, to choose num_arenas.
   static absl::StatusOr<double> BytesPerSlot(const model::ModelShape& shape,
                                              const std::string& plan,
                                              int64_t page_tokens);
@@ -108,7 +109,7 @@ class AttentionLayers {
 
   AttentionLayers(const Options& options, base::ThreadPool* pool);
   absl::Status DivideSteps();
-  // Memory of the device with these bytes.
+  // Allocates device memory and fills it with these numbers.
   template <typename T>
   absl::Status Put(const std::vector<T>& host, kernels::DeviceBuffer* buffer);
 
@@ -130,13 +131,13 @@ class AttentionLayers {
   kernels::DeviceBuffer fresh_;
   std::vector<worker::LayerAttention> attention_;  // by arena
 
-  // Of the last launch.
+  // The last launch.
   LaunchShape launch_;
   std::vector<int32_t> block_tables_;  // all pages of an arena, shuffled
   std::vector<kernels::AttentionSequence> sequences_;
   std::vector<worker::SequenceRows> rows_;
   std::vector<kernels::AttentionStep> steps_;
-  // The device's.
+  // In the device's memory.
   kernels::DeviceBuffer tables_on_device_;
   kernels::DeviceBuffer sequences_on_device_;
   kernels::DeviceBuffer slots_;

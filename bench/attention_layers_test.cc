@@ -83,7 +83,7 @@ TEST_F(AttentionLayersTest, WeightsThatAreThereAreNotMadeAnew) {
 TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
   const auto layers = AttentionLayers::Create(OptionsOf("dense-bf16"), &pool_);
   KVASIR_ASSERT_OK(layers);
-  // 13 pages of 16; four sequences of 50 take 16.
+  // There are 13 pages of 16 slots; four sequences of 50 tokens take 16 pages.
   EXPECT_THAT((*layers)->Run({.batch = 4, .context = 50, .new_tokens = 1}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        ::testing::HasSubstr("over 13 pages")));

@@ -1,8 +1,8 @@
-// The matmul op against its ceilings, each pair in one run:
-//  - decode: bytes of weights per second of 1 row against the machine's read
+// Measures the matmul op against its ceilings, each pair in one run:
+//  - decode: bytes of weights per second with 1 row, against the machine's read
 //    bandwidth; 8 rows against 1;
 //  - prefill: 512 rows against oneDNN's float32 GEMM on the same shapes.
-// The shapes are those of a 1.1 billion parameter Llama.
+// The shapes are those of a Llama with 1.1 billion parameters.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -85,7 +85,7 @@ class MatmulBench {
     return *std::move(buffer);
   }
 
-  // Numbers near one: no subnormals, no overflow.
+  // Numbers near one, without subnormals or overflow.
   DeviceBuffer Numbers(int64_t count) {
     DeviceBuffer buffer = Memory(count * 4);
     float* const out = buffer.as<float>().device_address();
@@ -128,7 +128,7 @@ class MatmulBench {
   void Decode(nlohmann::json* result) {
     std::vector<double> one, eight, read;
     for (int i = 0; i < kPairs; ++i) {
-      // Seconds per byte, all three.
+      // Seconds per byte for all three.
       read.push_back(1.0 / probe_->BytesPerSecond());
       one.push_back(SecondsOf([&] {
                       for (const auto& weight : weights_) Multiply(weight, 1);

@@ -18,7 +18,7 @@
 namespace kvasir::worker {
 namespace {
 
-// Of all sequences together: a step holds the prompts of them all.
+// For all sequences together, because one step holds all prompts.
 constexpr int64_t kMaxTokens = int64_t{1} << 28;
 
 class NullSink final : public EngineSink {
@@ -39,11 +39,11 @@ int64_t Predict(const cache::PageLayout& layout, const cache::PageCounts& pages,
   return least;
 }
 
-// Sequences of `tokens` tokens, one more than are thought to fit, on a
-// scheduler of their own.
+// Fills a pool with sequences of `tokens` tokens, one more than should fit,
+// with its own scheduler.
 class Filler {
  public:
-  // The pool holds at least one sequence.
+  // The pool must hold at least one sequence.
   static absl::StatusOr<std::unique_ptr<Filler>> Create(
       const cache::PageLayout& layout, const cache::PageCounts& pages,
       int64_t tokens, int64_t num_sequences) {
@@ -69,7 +69,8 @@ class Filler {
     return filler;
   }
 
-  // Returns how many hold all their tokens at once; their pages stay taken.
+  // Returns the number of sequences that hold all their tokens at the same
+  // time. Their pages stay allocated.
   absl::StatusOr<int64_t> Fill() {
     const kvasir::v1::StepPlan* plan = scheduler_->Schedule();
     if (plan == nullptr) return 0;

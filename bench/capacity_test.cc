@@ -13,14 +13,14 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// Pools of a few pages of 16 slots.
+// Pools of a few pages with 16 slots.
 class CapacityTest : public ::testing::TestWithParam<PlanCase> {
  protected:
   CapacityTest()
       : spec_(model::SpecOfShape(TinyShape()).value()),
         plan_(PlanOf(GetParam(), spec_)) {}
 
-  // In a pool of `pages` page ids and some bytes more.
+  // The pool has room for `pages` pages and some more bytes.
   void ExpectReached(int64_t pages, int64_t tokens) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const cache::PageLayout layout,
@@ -41,7 +41,7 @@ class CapacityTest : public ::testing::TestWithParam<PlanCase> {
                          .page_tokens = 16}));
     EXPECT_EQ(capacity.predicted, sequences) << pages << " " << tokens;
     EXPECT_EQ(capacity.reached, sequences) << pages << " " << tokens;
-    // One that was admitted may lack the page of its last token.
+    // An admitted sequence may lack the page of its last token.
     const int64_t complete = sequences * capacity.bytes_per_sequence;
     if (tokens % 16 == 1) {
       EXPECT_GE(capacity.held_bytes, complete);
@@ -65,7 +65,7 @@ TEST_P(CapacityTest, TheSchedulerReachesThePredictionOfTheLayout) {
 }
 
 TEST_P(CapacityTest, HoldsForLayersWithAWindowToo) {
-  // Its groups would hold unlike numbers of pages.
+  // Its page groups would hold different numbers of pages.
   if (GetParam().first_whole) return;
   spec_.layers[1].sliding_window = 20;
   ExpectReached(8, 32);

@@ -21,7 +21,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Sum of all, so that the reads are needed.
+// The sum makes the reads necessary.
 float SumAll(const float* from, int64_t count) {
   constexpr int kChains = 8;
   constexpr int kPrefetchFloats = 1024;
@@ -30,7 +30,8 @@ float SumAll(const float* from, int64_t count) {
   const int64_t step = kChains * kVecLanes;
   for (int64_t i = 0; i + step <= count; i += step) {
     for (int c = 0; c < kChains; ++c) {
-      // 3 to 7 % more than the hardware's own prefetching (measured).
+      // Reads 3 to 7 % more than with only the hardware's prefetching
+      // (measured).
       hwy::Prefetch(from + i + c * kVecLanes + kPrefetchFloats);
       sums[c] = hn::Add(sums[c], hn::LoadU(kFloats, from + i + c * kVecLanes));
     }
@@ -40,9 +41,9 @@ float SumAll(const float* from, int64_t count) {
   return hn::GetLane(total);
 }
 
-// Independent chains of multiply-adds; returns operations done.
+// Runs independent chains of multiply-adds; returns the number of operations.
 double SpinFlops(int64_t rounds, float* sink) {
-  constexpr int kChains = 12;  // latency 4 x 2 units, and some
+  constexpr int kChains = 12;  // at least latency 4 x 2 units
   Vec chains[kChains];
   for (int c = 0; c < kChains; ++c) {
     chains[c] = Broadcast(static_cast<float>(c));
@@ -93,14 +94,14 @@ absl::StatusOr<std::unique_ptr<ReadBandwidthProbe>> ReadBandwidthProbe::Create(
     return absl::ResourceExhaustedError(absl::StrCat(
         "the system refused ", bytes, " bytes for the bandwidth probe"));
   }
-  (void)::madvise(memory, bytes, MADV_HUGEPAGE);  // advice only
-  // Numbers, not zeros: pages of zeros can be merged, or compressed on the way.
+  (void)::madvise(memory, bytes, MADV_HUGEPAGE);  // only advice
+  // Not zeros: pages of zeros can be merged or compressed.
   auto* const words = static_cast<uint32_t*>(memory);
   pool->ForRanges(footprint_bytes / 4, [&](int64_t begin, int64_t end, int) {
     uint64_t state = static_cast<uint64_t>(begin) + 1;
     for (int64_t i = begin; i < end; ++i) {
       state = state * 6364136223846793005u + 1442695040888963407u;
-      // A float in [1, 2): a sum of them stays finite.
+      // A float in [1, 2), so sums stay finite.
       words[i] = 0x3f800000u | static_cast<uint32_t>(state >> 41);
     }
   });
@@ -124,7 +125,7 @@ double ReadBandwidthProbe::BytesPerSecond() const {
   const double seconds = SecondsSince(start);
   float sum = 0.0f;
   for (const float value : sinks) sum += value;
-  KVASIR_CHECK(sum >= 0.0f);  // uses it
+  KVASIR_CHECK(sum >= 0.0f);  // uses the sum
   return static_cast<double>(footprint_bytes_) / seconds;
 }
 

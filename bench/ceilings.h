@@ -1,5 +1,5 @@
-// What this machine can do at most: the denominators of benchmark figures,
-// measured in the same run as what they are compared with.
+// The most that this machine can do: the denominators of benchmark figures,
+// measured in the same run.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 namespace kvasir::kernels {
 
-// Reads a large buffer with all threads, each a contiguous part, sequentially.
-// Create once (the buffer is touched then), measure next to every sample.
+// Reads a large buffer with all threads; each reads a contiguous part
+// sequentially. Create it once, which also touches the buffer, and measure next
+// to every sample.
 class ReadBandwidthProbe {
  public:
-  // footprint_bytes: at least four times the last-level cache, so that nothing
-  // of the last pass is left in it. RESOURCE_EXHAUSTED when the system refuses
-  // the memory. `pool` outlives the probe.
+  // footprint_bytes must be at least four times the last-level cache, so that
+  // no cache keeps data of the previous pass. RESOURCE_EXHAUSTED if the system
+  // refuses the memory. `pool` outlives the probe.
   static absl::StatusOr<std::unique_ptr<ReadBandwidthProbe>> Create(
       base::ThreadPool* pool, int64_t footprint_bytes);
   ~ReadBandwidthProbe();
@@ -25,7 +26,7 @@ class ReadBandwidthProbe {
 
   int64_t footprint_bytes() const { return footprint_bytes_; }
 
-  // One pass over the buffer.
+  // Measures one pass over the buffer.
   double BytesPerSecond() const;
 
  private:
@@ -38,8 +39,8 @@ class ReadBandwidthProbe {
   void* const memory_;
 };
 
-// float32 multiply-adds of all threads on data in registers, as operations per
-// second (a multiply-add is two). Takes about `milliseconds`.
+// Measures float32 multiply-adds of all threads on data in registers, in
+// operations per second (a multiply-add is two). Takes about `milliseconds`.
 double MeasureFlops(base::ThreadPool* pool, int milliseconds = 50);
 
 }  // namespace kvasir::kernels

@@ -9,8 +9,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Bounds that any machine keeps, however busy: a figure outside them is a
-// mistake of the measurement (a loop optimized away, a unit mixed up).
+// Any machine keeps these bounds, even a busy one. A figure outside them is a
+// mistake of the measurement, such as a loop that was optimized away or a wrong
+// unit.
 TEST(CeilingsTest, FiguresArePossible) {
   base::ThreadPool pool(2);
   KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -1,5 +1,4 @@
-// How near a launch comes to what the machine can do at most, and to what it
-// is compared with.
+// Compares the time of a launch with the machine's limits and with a baseline.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +8,13 @@
 
 namespace kvasir::bench {
 
-// What the machine did at most, just before or after a launch.
+// The machine's limits, measured just before or after a launch.
 struct Ceilings {
   double bytes_per_second = 0.0;
   double flops = 0.0;  // floating-point operations per second
 };
 
-// What a launch cannot do without.
+// The least work that a launch must do.
 struct LaunchCost {
   double bytes = 0.0;
   double flops = 0.0;
@@ -29,13 +28,13 @@ inline double FlopFloorSeconds(const LaunchCost& cost,
                                const Ceilings& ceilings) {
   return cost.flops / ceilings.flops;
 }
-// No launch of this cost takes less.
+// The least time for a launch of this cost.
 inline double FloorSeconds(const LaunchCost& cost, const Ceilings& ceilings) {
   return std::max(ByteFloorSeconds(cost, ceilings),
                   FlopFloorSeconds(cost, ceilings));
 }
 
-// Launches in turn with the baseline and the ceilings, pair by pair.
+// Times of launches, measured in turn with the baseline and the ceilings.
 struct FloorSamples {
   std::vector<double> seconds;
   std::vector<double> baseline_seconds;
@@ -48,7 +47,7 @@ struct FloorSamples {
   }
 };
 
-// Time over the floor of the same pair.
+// Time divided by the floor of the same pair.
 inline PairedRatio FloorRatio(const FloorSamples& samples,
                               const LaunchCost& cost) {
   std::vector<double> floors;
@@ -58,7 +57,7 @@ inline PairedRatio FloorRatio(const FloorSamples& samples,
   return RatioOf(samples.seconds, floors);
 }
 
-// Share of the read bandwidth of the same pair.
+// Share of the read bandwidth measured in the same pair.
 inline PairedRatio BandwidthShare(const FloorSamples& samples,
                                   const LaunchCost& cost) {
   std::vector<double> floors;
@@ -68,7 +67,7 @@ inline PairedRatio BandwidthShare(const FloorSamples& samples,
   return RatioOf(floors, samples.seconds);
 }
 
-// The FLOP floor is the larger one in most pairs.
+// True if the FLOP floor is the larger one in most pairs.
 inline bool IsComputeBound(const FloorSamples& samples,
                            const LaunchCost& cost) {
   size_t bound = 0;

@@ -21,7 +21,7 @@ TEST(FloorsTest, TheFloorIsTheLargerOfTheTwo) {
 TEST(FloorsTest, TheRatioIsTimeOverTheFloorOfTheSamePair) {
   FloorSamples samples = Pairs(7, 4.0, 8.0);
   EXPECT_DOUBLE_EQ(FloorRatio(samples, {.bytes = 20, .flops = 1}).median, 2.0);
-  // A machine of half the speed at twice the time is no worse.
+  // A machine with half the speed that takes twice the time is equally good.
   for (size_t i = 0; i < 7; ++i) {
     samples.seconds[i] *= static_cast<double>(i + 1);
     samples.ceilings[i].bytes_per_second /= static_cast<double>(i + 1);

@@ -1,5 +1,5 @@
-// The float32 GEMM that ours is compared with: oneDNN's, where the build has
-// it. Nothing but benchmarks uses it.
+// The float32 GEMM that ours is compared with: oneDNN's, if the build has it.
+// Only benchmarks use it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace kvasir::bench {
 
 bool HasGemmBaseline();
 
-// c [m, n] = a [m, k] times b [k, n], row-major, dense, on `threads` threads.
+// c [m, n] = a [m, k] * b [k, n], row-major and dense, on `threads` threads.
 // UNIMPLEMENTED without oneDNN.
 struct GemmOperands {
   int64_t m = 0;

@@ -7,8 +7,8 @@
 namespace kvasir::bench {
 namespace {
 
-// oneDNN of Debian runs on OpenMP's threads and has no setting of its own for
-// their number. Looked up, so that no compiler needs OpenMP to build this.
+// Debian's oneDNN runs on OpenMP's threads and cannot set their number itself.
+// The function is looked up at run time, so the build does not need OpenMP.
 void SetThreads(int threads) {
   static void* const function = ::dlsym(RTLD_DEFAULT, "omp_set_num_threads");
   if (function != nullptr) reinterpret_cast<void (*)(int)>(function)(threads);

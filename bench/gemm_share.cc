@@ -16,7 +16,7 @@ using kernels::MatmulParams;
 using kernels::MemoryTag;
 using kernels::PackedMatrix;
 
-// Uniform in [-1, 1), the same in every run.
+// Uniform in [-1, 1), the same numbers in every run.
 class Numbers {
  public:
   float Next() {
@@ -126,8 +126,8 @@ absl::Status GemmShare::MeasurePair() {
   double ours = 0.0;
   double baseline = 0.0;
   for (Case& one : cases_) {
-    // Who goes first alternates: the second finds inputs in the caches, and
-    // what the first has done to the clock.
+    // The order alternates, because the second GEMM finds inputs in the caches
+    // and a clock that the first one has changed.
     for (size_t turn = 0; turn < 2; ++turn) {
       const bool is_ours = (seconds_.size() + turn) % 2 == 0;
       absl::Status status;

@@ -1,5 +1,5 @@
-// Our matmul against the best float32 GEMM at hand, shape by shape, the two in
-// turn.
+// Compares our matmul with the best available float32 GEMM, shape by shape,
+// measured in turn.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct GemmShareOptions {
   kernels::DType dtype = kernels::DType::kBf16;  // of our weights
 };
 
-// Of one shape, a median over the pairs; rates in operations per second.
+// Results of one shape: medians over the pairs; rates in operations per second.
 struct GemmShareRow {
   GemmShape shape;
   double flops = 0.0;
@@ -37,21 +37,19 @@ struct GemmShareRow {
 };
 
 // Owns: weights in both forms, inputs and outputs.
-// Threads: one.
 class GemmShare {
  public:
   // Fills everything with random numbers. `pool` outlives it.
-  // RESOURCE_EXHAUSTED when memory does not suffice.
+  // RESOURCE_EXHAUSTED if memory is short.
   static absl::StatusOr<GemmShare> Create(std::vector<GemmShape> shapes,
                                           const GemmShareOptions& options,
                                           base::ThreadPool* pool);
 
-  // One multiplication of each shape by either, who goes first in turn.
-  // UNIMPLEMENTED where the build
-  // has no baseline.
+  // Multiplies each shape once with either GEMM; the order alternates.
+  // UNIMPLEMENTED if the build has no baseline.
   absl::Status MeasurePair();
 
-  // Over all pairs so far. Seconds are those of one multiplication of each
+  // Results over all pairs so far. Seconds are for one multiplication of each
   // shape, by pair.
   std::vector<GemmShareRow> Rows() const;
   const std::vector<double>& seconds() const { return seconds_; }
@@ -81,7 +79,7 @@ class GemmShare {
 
   GemmShareOptions options_;
   base::ThreadPool* pool_;
-  // It moves, and buffers do not outlive it.
+  // On the heap, because GemmShare moves and buffers refer to the device.
   std::unique_ptr<kernels::CpuDevice> device_;
   std::unique_ptr<kernels::Stream> stream_;
   std::vector<Case> cases_;

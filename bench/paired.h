@@ -1,4 +1,4 @@
-// Two things measured in turn, so that what else the machine does meets both.
+// Measures two things in turn, so that other load on the machine affects both.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,16 @@
 
 namespace kvasir::bench {
 
-// Ratio of two times over pairs: the median, and how far the middle half of
-// the pairs lies apart, relative to it.
+// The ratio of two times over pairs: the median, and the range of the middle
+// half of the pairs relative to it.
 struct PairedRatio {
   double median = 0.0;
   double spread = 0.0;
   size_t pairs = 0;
-  // From fewer pairs neither median nor spread means much.
+  // With fewer pairs, neither median nor spread is meaningful.
   static constexpr size_t kFewestPairs = 7;
   bool too_few_pairs() const { return pairs < kFewestPairs; }
-  // Beyond this the machine was too busy to say anything.
+  // With a larger spread, the machine was too busy for a conclusion.
   bool undecided() const { return spread > 0.15 || too_few_pairs(); }
 };
 
@@ -51,9 +51,9 @@ inline PairedRatio RatioOf(const std::vector<double>& numerators,
   return result;
 }
 
-// The median of the pairs' differences. A difference is small against what it
-// is taken from, so single ones lie far apart: the spread is that of seven
-// medians, each over the pairs of one seventh of the run.
+// The median of the pairs' differences. Differences are small compared with the
+// times, so single ones vary widely. The spread is therefore that of seven
+// medians, each over one seventh of the run's pairs.
 inline PairedRatio DifferenceOf(const std::vector<double>& a,
                                 const std::vector<double>& b) {
   std::vector<double> differences;

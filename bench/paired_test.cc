@@ -22,7 +22,7 @@ TEST(PairedTest, FewerThanSevenPairsDecideNothingHoweverAlikeTheyAre) {
 }
 
 TEST(PairedTest, ADifferenceIsDecidedByHowFarItsOwnMediansLieApart) {
-  // The pairs' ratios are all about 1; their differences vary by half, and the
+  // All ratios of pairs are about 1. Their differences vary by half, but the
   // medians of each seventh are alike.
   std::vector<double> a;
   std::vector<double> b;
@@ -33,7 +33,7 @@ TEST(PairedTest, ADifferenceIsDecidedByHowFarItsOwnMediansLieApart) {
   EXPECT_DOUBLE_EQ(DifferenceOf(a, b).median, 1.0);
   EXPECT_DOUBLE_EQ(DifferenceOf(a, b).spread, 0.0);
   EXPECT_FALSE(DifferenceOf(a, b).undecided());
-  // The second half of the run took three times as long: no figure.
+  // The second half of the run took three times as long, so there is no result.
   for (size_t i = 105; i < a.size(); ++i) a[i] += 2.0;
   EXPECT_FALSE(RatioOf(a, b).undecided());
   EXPECT_TRUE(DifferenceOf(a, b).undecided());

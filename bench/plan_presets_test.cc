@@ -32,7 +32,7 @@ TEST(PlanPresetsTest, EveryPresetIsServedForEveryShapeThatIsMeasured) {
       KVASIR_EXPECT_OK(
           worker::ServePlan(*plan, model::AttentionShapeOf(*spec), {}))
           << name << " " << preset.name;
-      // Codes of a few bits stand behind exact first and latest tokens.
+      // Codes of few bits come with exact first and latest tokens.
       const bool rotated = preset.name.starts_with("rotated-");
       for (const kvasir::v1::LayerPlan& layer : plan->layers()) {
         EXPECT_EQ(layer.exact_sinks(), rotated ? 4u : 0u) << preset.name;
@@ -56,22 +56,23 @@ TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
        {"rap-50", "commuting-50", "palu-50-g1", "palu-50-g2", "palu-50-g4"}) {
     EXPECT_EQ(bytes(half), dense / 2) << half;
   }
-  // Two groups of 256 numbers on each side; a scale and a minimum of each.
+  // Two groups of 256 numbers on each side, each with a scale and a minimum.
   EXPECT_EQ(bytes("palu-50-g1-4bit"), 2 * 8 * (32 + 4));
   EXPECT_EQ(bytes("palu-50-g4-4bit"), 2 * 2 * (128 + 4));
   EXPECT_EQ(bytes("palu-50-g4-3bit"), 2 * 2 * (96 + 4));
   EXPECT_EQ(bytes("palu-50-g4-2bit"), 2 * 2 * (64 + 4));
   EXPECT_EQ(bytes("rap-50-4bit"), 2 * 8 * (32 + 4));
   EXPECT_EQ(bytes("dense-8bit"), 2 * 8 * (128 + 4));
-  // A length beside the codes of each head.
+  // Each head has a length in addition to its codes.
   EXPECT_EQ(bytes("rotated-4bit"), 2 * 8 * (64 + 2));
   EXPECT_EQ(bytes("rotated-3bit"), 2 * 8 * (48 + 2));
-  // 1024 key channels of 3 bits on average; values of 4 with their ranges.
+  // 1024 key channels of 3 bits on average, and values of 4 bits with their
+  // ranges.
   EXPECT_EQ(bytes("svdq-84442200"), 1024 * 3 / 8 + 8 * (64 + 4));
 }
 
-// Heads that RoPE turns in part, learned positions, and heads that are no power
-// of two.
+// Heads that RoPE rotates in part, learned positions, and heads that are no
+// power of two.
 TEST(PlanPresetsTest, WholeKeysAndValuesServeAnyCheckpoint) {
   for (const char* name :
        {"pythia-160m", "opt-125m", "qwen2.5-0.5b", "smollm2-135m"}) {

@@ -16,13 +16,13 @@
 namespace kvasir::bench {
 namespace {
 
-// Rows of a launch. The next launch begins elsewhere in the same numbers, so
-// that no two pages are alike.
+// Rows of a launch. The next launch begins at another place in the same
+// numbers, so no two pages are alike.
 constexpr int64_t kRows = 256;
 constexpr int64_t kShiftNumbers = 4093;
 constexpr float kSpan = 6.0f;  // from -3 to 3 deviations
 
-// Ranges of channels whose codes have none in their slots.
+// Static ranges of channels, whose codes have no ranges in their slots.
 struct StaticRanges {
   std::vector<float> scale;
   std::vector<float> minimum;
@@ -44,7 +44,7 @@ StaticRanges RangesOf(const kernels::LatentPart& part) {
   return ranges;
 }
 
-// `shape` without what the latents tell.
+// `shape` has all that `latents` does not say.
 absl::Status FillPart(const kernels::LatentPart& latents,
                       kernels::KvAppendShape shape,
                       const std::vector<int64_t>& all_slots, uint64_t seed,
@@ -101,7 +101,7 @@ absl::Status FillPart(const kernels::LatentPart& latents,
   return absl::OkStatus();
 }
 
-// Where a segment has rows, whichever of a pool's pages are side pages.
+// The places of a segment's rows, whichever pages of the pool are side pages.
 std::vector<int64_t> RowsOfSegment(const kernels::ExactSegment& segment,
                                    int64_t row_bytes, int64_t num_pages) {
   std::vector<int64_t> rows;
@@ -155,8 +155,8 @@ absl::Status FillWithRandomExactRows(const worker::KvArenas& arenas,
     const worker::KvArenas::Ring& ring =
         arenas.rings()[static_cast<size_t>(index)];
     for (const worker::KvArenas::Part& part : keys ? layer.key : layer.value) {
-      // Rows of two segments may overlap in a page that is a side page of both:
-      // one launch for each.
+      // Rows of two segments may overlap in a page that is a side page of both,
+      // so each segment has its own launch.
       for (const kernels::ExactSegment& segment : ring.segments) {
         KVASIR_RETURN_IF_ERROR(FillPart(
             part.exact, {.page_tokens = 1, .slots_are_bytes = true},

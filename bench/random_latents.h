@@ -1,5 +1,5 @@
-// Fills pages with random latents, for measurements of a cache whose content
-// does not matter as long as it is not all alike.
+// Fills pages with random latents, for measurements that need a cache with
+// varied but arbitrary content.
 #pragma once
 
 #include <cstddef>
@@ -15,21 +15,21 @@
 
 namespace kvasir::bench {
 
-// The stored form of numbers, as a device's activations lie.
+// Converts numbers to the form in which a device stores activations.
 std::vector<std::byte> StoredNumbers(absl::Span<const float> numbers,
                                      kernels::DType dtype);
 
-// Every slot of the first `num_pages` pages of a layer gets numbers of a normal
-// distribution, as kv_append writes them: numbers, or codes with their ranges
-// (channels' own ranges are taken to span three deviations). kv_append's
-// errors.
+// Fills every slot of the first `num_pages` pages of a layer with normally
+// distributed numbers, in the form that kv_append writes: numbers, or codes
+// with their ranges. Static ranges of channels are taken to span three
+// deviations. Returns kv_append's errors.
 absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
                                    int64_t num_pages, int64_t page_tokens,
                                    uint64_t seed, kernels::Device& device);
 
-// The same for its exact rows, in every page: which of them will be side pages
-// is not known yet. Codes that lie there become other codes, but a side page
-// full of random codes would be read as numbers that are not finite.
+// Fills exact rows in every page, because it is not known yet which of them
+// will be side pages. Codes that lie there become other codes, but random codes
+// in a side page would be read as numbers that are not finite.
 absl::Status FillWithRandomExactRows(const worker::KvArenas& arenas,
                                      const worker::KvArenas::Layer& layer,
                                      uint64_t seed, kernels::Device& device);

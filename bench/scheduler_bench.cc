@@ -24,7 +24,7 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
-// Samples token 1 wherever one is wanted.
+// Samples token 1 wherever the plan asks for a token.
 void FillResult(const kvasir::v1::StepPlan& plan,
                 kvasir::v1::StepResult* result) {
   result->set_step_id(plan.step_id());
@@ -113,7 +113,7 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
     const auto executed = std::chrono::steady_clock::now();
     KVASIR_RETURN_IF_ERROR(scheduler->Apply(step_result));
     const auto applied = std::chrono::steady_clock::now();
-    // Only steps in which every sequence decodes count.
+    // Count only steps in which every sequence decodes.
     if (scheduler->last_step().decode_sequences < options.num_sequences) {
       continue;
     }

@@ -1,4 +1,4 @@
-// Measures what the scheduler itself costs: plan and result handling of a full
+// Measures the scheduler's own time: planning and result handling of a full
 // batch of long sequences, with an executor that does nothing.
 #pragma once
 
@@ -12,9 +12,9 @@ struct SchedulerBenchOptions {
   uint32_t num_sequences = 256;
   uint32_t context_tokens = 4096;
   uint32_t page_tokens = 64;
-  uint32_t steps = 2000;  // timed, after as many tenths to warm up
-  // Of the model whose pool it would be, for the share of metadata: by default
-  // 22 layers, 4 KV heads of 64, bf16.
+  uint32_t steps = 2000;  // timed; a tenth as many run before, to warm up
+  // Bytes per token of the model whose pool is simulated, for the share of
+  // metadata. The default is 22 layers with 4 KV heads of 64, in bf16.
   int64_t kv_bytes_per_token = 22 * 2 * 4 * 64 * 2;
 };
 
@@ -23,15 +23,15 @@ struct SchedulerBenchResult {
   double step_p99_us = 0.0;
   double schedule_us = 0.0;  // medians of the parts
   double apply_us = 0.0;
-  // Median of ScheduleAhead, in as many steps that are each planned while the
-  // one before them runs.
+  // Median of ScheduleAhead, over as many steps, each of which is planned while
+  // the previous one runs.
   double ahead_us = 0.0;
   int64_t pool_bytes = 0;
   int64_t metadata_bytes = 0;
   double metadata_share = 0.0;  // metadata_bytes / pool_bytes
 };
 
-// INVALID_ARGUMENT for sizes that make no batch.
+// INVALID_ARGUMENT for sizes without a batch.
 absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
     const SchedulerBenchOptions& options);
 

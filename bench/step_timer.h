@@ -1,5 +1,5 @@
-// Times of the parts of a step on any device: the CPU's by its clock, others'
-// by marks in their stream.
+// Times of the parts of a step on any device: by the CPU's clock, or by marks
+// in the device's stream.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,11 @@ namespace kvasir::bench {
 class StepTimer : public worker::StepProfile {
  public:
   using Seconds = worker::CpuStepProfile::Seconds;
-  // Forgets what was measured. Until the first mark time is the rest's.
+  // Forgets earlier measurements. Time before the first mark counts as the
+  // rest.
   virtual absl::Status Start(kernels::Stream& stream) = 0;
-  // Of each part since Start; waits for what is enqueued. Its errors.
+  // Returns the time of each part since Start. Waits for enqueued work and
+  // returns its errors.
   virtual absl::StatusOr<Seconds> Stop(kernels::Stream& stream) = 0;
 };
 
@@ -44,33 +46,36 @@ class CpuStepTimer final : public StepTimer {
   worker::CpuStepProfile profile_;
 };
 
-// Moments of a device's stream.
+// Marks moments in a device's stream.
 class DeviceClock {
  public:
   virtual ~DeviceClock() = default;
   virtual absl::Status Mark(kernels::Stream& stream) = 0;
-  // Seconds from each mark to the next one since the last call; waits for them.
+  // Returns the seconds between consecutive marks since the last call; waits
+  // for them.
   virtual absl::StatusOr<std::vector<double>> Take(kernels::Stream& stream) = 0;
-  // Enqueues a copy of the device's own, the fastest that it has.
+  // Enqueues the device's own fastest copy.
   virtual absl::Status Copy(kernels::Stream& stream,
                             kernels::DevicePtr<void> to,
                             kernels::DevicePtr<const void> from,
                             size_t bytes) = 0;
-  // Enqueues products of bf16 matrices in registers, the fastest that mma.sync
-  // makes, `steps` of each warp; their operations. `out`: MultipliedBytes.
+  // Enqueues products of bf16 matrices in registers at the highest rate of
+  // mma.sync, `steps` for each warp. Returns the number of operations. `out`
+  // has MultipliedBytes.
   virtual absl::StatusOr<double> Multiply(kernels::Stream& stream,
                                           kernels::DevicePtr<float> out,
                                           uint32_t steps) = 0;
   virtual size_t MultipliedBytes(kernels::Stream& stream) const = 0;
 };
-// Of any device, by the host's clock: waits at every mark, copies through the
-// host, and multiplies there. Shows that all of it runs; its times mean little.
+// A clock for any device, by the host's clock. It waits at every mark, and
+// copies and multiplies on the host. It shows that everything runs; its times
+// mean little.
 std::unique_ptr<DeviceClock> MakeHostClock();
-// Of a CUDA device by its events, made on the calling thread's device (cuda.cc,
-// which only a build with nvcc has).
+// A clock for CUDA devices, by events of the calling thread's device (cuda.cc,
+// only in builds with nvcc).
 std::unique_ptr<DeviceClock> MakeCudaClock();
 
-// Keeps errors of marks for Stop.
+// Stop returns the errors of marks.
 class DeviceStepTimer final : public StepTimer {
  public:
   // `clock` outlives it.
@@ -84,8 +89,8 @@ class DeviceStepTimer final : public StepTimer {
  private:
   DeviceClock* const clock_;
   absl::Status status_;
-  // From each mark on; marks outside of Start and Stop (a launch that only
-  // counts) are forgotten.
+  // The part that follows each mark. Marks outside of Start and Stop (launches
+  // that only count workspace) are forgotten.
   std::vector<worker::StepPart> parts_ = {worker::StepPart::kRest};
 };
 

@@ -13,7 +13,7 @@
 namespace kvasir::bench {
 namespace {
 
-// One rank's part.
+// Runs one rank.
 absl::StatusOr<std::vector<double>> TimeRank(
     const AllReduceOptions& options, kernels::Device& device,
     kernels::LaunchStream& stream, std::unique_ptr<worker::NcclGroup> group,

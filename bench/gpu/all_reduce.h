@@ -1,4 +1,4 @@
-// All-reduces between GPUs, as steps of tensor parallel ask for them.
+// All-reduces between GPUs, as in steps with tensor parallelism.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace kvasir::bench {
 
 struct AllReduceOptions {
   int64_t bytes = 0;   // of bf16
-  int64_t calls = 1;   // of a round, enqueued one behind the other
-  int64_t rounds = 1;  // behind one that warms up
-  // NcclOptions::libraries.
+  int64_t calls = 1;   // in a round, enqueued one after the other
+  int64_t rounds = 1;  // after one round that warms up
+  // See NcclOptions::libraries.
   std::vector<std::string> libraries;
 };
 
-// Seconds of a call, of each round: a thread to a device, which is a rank. The
-// first error of a rank.
+// Returns the seconds per call in each round. Each device is a rank with its
+// own thread. Returns the first error of a rank.
 absl::StatusOr<std::vector<double>> TimeAllReduces(
     const AllReduceOptions& options,
     absl::Span<const std::unique_ptr<kernels::Device>> devices);

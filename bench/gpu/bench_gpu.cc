@@ -1,24 +1,24 @@
-// Measures on a GPU what another program asks for, a request and an answer a
-// line of JSON (gpu_bench.py, which measures its baselines in between):
-// attention over caches of models' shapes, decode steps, and the device's own
-// copy and products. Links no gRPC.
+// Measures on a GPU for another program (gpu_bench.py, which measures its
+// baselines in between). Each line of input is a request in JSON, and each line
+// of output its answer. It measures attention over caches with models' shapes,
+// decode steps, and the device's own copy and products. It does not link gRPC.
 //
-//   {"do": "open", "device": "cuda:0" | "emulated", "module": FILE}
+// {"do": "open", "device": "cuda:0" | "emulated", "module": FILE}
 //   {"do": "bytes", "shape": S, "plan": P}
 //   {"do": "make", "name": N, "shape": S, "plan": P, "slots": n, "arenas": n}
-//   {"do": "run", "name": N, "batch": b, "context": c, "new_tokens": n}: of
-//   each sequence, 1 unless told
+//   {"do": "run", "name": N, "batch": b, "context": c, "new_tokens": n}:
+//   new_tokens of each sequence, 1 by default
 //   {"do": "drop", "name": N}
 //   {"do": "copy", "bytes": n}
-//   {"do": "multiply", "steps": n}: mma.sync alone
+//   {"do": "multiply", "steps": n}: only mma.sync
 //   {"do": "decode_make", "shape": S, "plan": P, "batch": b, "context": c,
-//    "graphs": bool}: one whose steps are captured and replayed, beside one
-//    whose are not
+//    "graphs": bool}: with graphs, steps are captured and replayed; both kinds
+//    can exist at the same time
 //   {"do": "decode_run", "batch": b, "context": c, "steps": n, "graphs": bool}:
-//   no more than made
-//   {"do": "decode_drop"}: both
+//   no more than were made
+//   {"do": "decode_drop"}: drops both
 //   {"do": "all_reduce", "gpus": n, "bytes": b, "calls": c, "rounds": r,
-//    "libraries": [FILE]}: between cuda:0 to cuda:n-1, or so many emulated ones
+//    "libraries": [FILE]}: between cuda:0 and cuda:n-1, or n emulated devices
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -54,8 +54,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kPageTokens = 64;
 
-// A model with random weights, and sequences behind random latents.
-// Owns: all of it. Threads: one.
+// A model with random weights, and sequences whose cache holds random latents.
 class DecodeSteps {
  public:
   struct Options {
@@ -66,14 +65,14 @@ class DecodeSteps {
     bool graphs = false;
   };
 
-  // `device` is opened anew by the rank, which owns it.
+  // The rank opens and owns a device of its own.
   static absl::StatusOr<std::unique_ptr<DecodeSteps>> Create(
       const Options& options,
       const std::function<std::unique_ptr<kernels::Device>()>& device) {
     auto steps = std::unique_ptr<DecodeSteps>(new DecodeSteps());
     steps->most_ = {options.batch, options.context};
     KVASIR_ASSIGN_OR_RETURN(steps->spec_, model::SpecOfShape(options.shape));
-    // Random weights know no text: any length is as good.
+    // Random weights work with any length.
     const int64_t longest = options.context + kSteps;
     steps->spec_.max_position_embeddings =
         std::max(steps->spec_.max_position_embeddings, longest);
@@ -108,8 +107,8 @@ class DecodeSteps {
     return steps;
   }
 
-  // The next steps are of so many sequences, behind so many tokens each; at
-  // most kSteps until it is called again.
+  // The next steps have `batch` sequences with `context` tokens each. At most
+  // kSteps steps may follow before the next call.
   absl::Status Start(int64_t batch, int64_t context) {
     if (batch < 1 || batch > most_.batch || context < 1 ||
         context > most_.context) {
@@ -127,7 +126,7 @@ class DecodeSteps {
     return absl::OkStatus();
   }
 
-  // A step: a random token for each sequence.
+  // Runs a step with a random token for each sequence.
   absl::Status Run() {
     std::vector<int32_t> ids(static_cast<size_t>(batch_));
     std::vector<worker::DirectStep> steps;
@@ -143,8 +142,8 @@ class DecodeSteps {
     return runner_->Run(steps).status();
   }
 
-  // Read by one step: each weight once but the embedding's other rows, and what
-  // the sequences see of the cache.
+  // Weights that one step reads: each weight once, except the embedding's other
+  // rows.
   double weight_bytes() const {
     const double all = static_cast<double>(
         rank_->allocator().use(kernels::MemoryTag::kWeights).bytes);
@@ -157,9 +156,9 @@ class DecodeSteps {
            CacheBytesRead(rank_->layout(), context + 1);
   }
 
-  // Steps that were replayed so far.
+  // Number of steps replayed so far.
   int64_t replayed() const { return rank_->executor().totals().replayed_steps; }
-  // Of the device that they run on.
+  // The numerics of the steps' device.
   std::string numerics() const { return rank_->device().numerics(); }
 
   static constexpr int64_t kSteps = 256;
@@ -237,7 +236,8 @@ class Bench {
   absl::StatusOr<Json> Open(const Json& asked) {
     name_ = asked.at("device");
     module_ = asked.value("module", "");
-    // Attention multiplies by its own kernels; steps open a device of theirs.
+    // Attention needs no library of products; decode steps open their own
+    // device.
     KVASIR_ASSIGN_OR_RETURN(device_, OpenGpu(name_, module_, Products::kOwn));
     KVASIR_ASSIGN_OR_RETURN(clock_, ClockOf(*device_));
     timer_ = std::make_unique<DeviceStepTimer>(clock_.get());
@@ -354,7 +354,7 @@ class Bench {
     KVASIR_ASSIGN_OR_RETURN(
         const model::ModelShape shape,
         model::FindShape(asked.at("shape").get<std::string>()));
-    // What a rank cannot be told of its device is found here.
+    // Finds errors of the device that the rank could not report.
     KVASIR_RETURN_IF_ERROR(
         OpenGpu(name_, module_, Products::kLibrary).status());
     KVASIR_ASSIGN_OR_RETURN(
@@ -420,18 +420,18 @@ class Bench {
   std::unique_ptr<DeviceStepTimer> timer_;
   std::unique_ptr<kernels::Stream> stream_;
   kernels::DeviceBuffer copy_;
-  // By plan, of the shape that was made last.
+  // By plan, for the shape that was made last.
   std::map<std::string, std::shared_ptr<const worker::ModelWeights>> weights_;
   std::string shape_of_weights_;
   std::map<std::string, std::unique_ptr<AttentionLayers>> layers_;
-  std::array<std::unique_ptr<DecodeSteps>, 2> decodes_;  // with graphs: [1]
+  std::array<std::unique_ptr<DecodeSteps>, 2> decodes_;  // [1] uses graphs
 };
 
 int Main() {
   Bench bench;
   for (std::string line; std::getline(std::cin, line);) {
     Json answer;
-    // Whoever asks is told what is wrong with a request, and goes on.
+    // An invalid request gets an error as its answer; the program continues.
     try {
       const absl::StatusOr<Json> done = bench.Do(Json::parse(line));
       answer =

@@ -1,4 +1,4 @@
-// A build with nvcc.
+// Only in builds with nvcc.
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -24,7 +24,7 @@ cudaStream_t HandleOf(const kernels::Stream& stream) {
   return reinterpret_cast<cudaStream_t>(kernels::CudaDevice::HandleOf(stream));
 }
 
-// Owns: events, which stay for the next marks.
+// Owns: events, which are reused for later marks.
 class CudaClock final : public DeviceClock {
  public:
   ~CudaClock() override {
@@ -81,7 +81,7 @@ class CudaClock final : public DeviceClock {
   size_t used_ = 0;
 };
 
-// Null for another kind of device.
+// Null if the device is of another kind.
 const kernels::CudaDevice* CudaOf(const kernels::Device& device) {
   return dynamic_cast<const kernels::CudaDevice*>(&device);
 }

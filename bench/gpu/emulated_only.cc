@@ -1,4 +1,4 @@
-// A build without nvcc.
+// Only in builds without nvcc.
 #include "absl/strings/str_cat.h"
 #include "bench/gpu/gpu_device.h"
 #include "kernels/device/device_module.h"

@@ -1,4 +1,4 @@
-// The device of a benchmark for GPUs, and how time is taken there.
+// The device of GPU benchmarks, and its clock.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,17 @@
 
 namespace kvasir::bench {
 
-// "cuda:N", where the build has it, or "emulated", from the module in a file.
-// INVALID_ARGUMENT for another name; UNIMPLEMENTED without nvcc;
-// MakeCudaDevice's and LoadDevice's. The emulated device has its own products.
+// Opens "cuda:N" if the build has it, or "emulated", from the module in a file.
+// INVALID_ARGUMENT for another name; UNIMPLEMENTED without nvcc; errors of
+// MakeCudaDevice and LoadDevice. The emulated device always uses its own
+// products.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
     const std::string& name, const std::string& module, Products products);
 
 absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(
     const kernels::Device& device);
 
-// There are as many as are opened; so many are enough.
+// Any number of emulated devices can be opened; this many are enough.
 inline constexpr int kEmulatedGpus = 2;
 
 struct GpuFacts {
@@ -30,7 +31,7 @@ struct GpuFacts {
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
   int64_t free_bytes = 0;
-  int gpus = 0;  // that ranks may have
+  int gpus = 0;  // that ranks can use
   std::string timed_by;
 };
 absl::StatusOr<GpuFacts> FactsOf(const kernels::Device& device);

@@ -1,4 +1,4 @@
-// Which GPU is measured, and by whose products.
+// Options of the measured GPU, and of the library that multiplies.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 namespace kvasir::bench {
 
 enum class Products : uint8_t {
-  kOwn,      // our kernels: what measures attention alone needs no library
-  kLibrary,  // cuBLASLt's, as steps are served
+  kOwn,      // our kernels; measurements of attention need no library
+  kLibrary,  // cuBLASLt, as in serving
 };
 
-// Of "cuda" or "cuda:N"; INVALID_ARGUMENT for another name.
+// Parses "cuda" or "cuda:N"; INVALID_ARGUMENT for another name.
 absl::StatusOr<kernels::CudaDeviceOptions> GpuOptions(const std::string& name,
                                                       Products products);
 

@@ -5,10 +5,10 @@ import re
 import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Series that a histogram or summary has beside its own name.
+# Suffixes of the series that a histogram or summary adds.
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
 NAME = re.compile(r"\b(?:(?:kvasir|process|exposer)_|DCGM_FI_)\w+")
-# By the last word of a name without _total; what has none is a plain number.
+# Units by the last word of a name without _total; other families are plain numbers.
 UNITS = {"seconds": "s", "bytes": "bytes", "ratio": "percentunit"}
 
 
@@ -29,7 +29,7 @@ class Catalogue:
             raise ValueError(f"catalogue: [vllm] has {name}, no section has")
 
     def family_of(self, series):
-        """The family that a series' name belongs to, or a KeyError that names it."""
+        """The family that a series belongs to; otherwise a KeyError with the series' name."""
         if series in self.families or series in self.dcgm:
             return series
         for type_, suffixes in SUFFIXES.items():
@@ -40,7 +40,7 @@ class Catalogue:
         raise KeyError(f"{series}: no family of catalogue.toml")
 
     def families_in(self, promql):
-        """Families that an expression names, each once, in its order."""
+        """The families that an expression names, each once, in the expression's order."""
         return list(dict.fromkeys(self.family_of(name) for name in NAME.findall(promql)))
 
     def meaning(self, family):
@@ -55,7 +55,7 @@ class Catalogue:
         return UNITS.get(word, "short")
 
     def labels(self, name, several_ranks=False):
-        """Of each of a family's series; several_ranks: in a replica that has them."""
+        """The labels of a family's series; several_ranks: in a replica with several ranks."""
         family = self.families[name]
         return {*family.get("labels", []), *(["rank"] if several_ranks and family["ranked"] else [])}
 

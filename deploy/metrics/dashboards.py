@@ -13,7 +13,7 @@ WIDTH = 24  # of Grafana's grid
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 # width, height
 SIZES = {"graph": (8, 8), "heatmap": (8, 8), "table": (12, 5), "stat": (3, 4)}
-# The exporter's labels give way to those of its own pod where a scrape does not honour them.
+# If a scrape does not honour labels, the exporter's own pod replaces its labels, which become exported_*.
 ON_OUR_GPUS = ('exported_pod=~"kvasir-worker-.*"', 'pod=~"kvasir-worker-.*"')
 TYPES = {"graph": "timeseries", "heatmap": "heatmap", "table": "table", "stat": "stat"}
 
@@ -47,7 +47,7 @@ def queries_of(panel):
 
 def description(catalogue, queries):
     families = catalogue.families_in(" ".join(promql for _, promql in queries))
-    # Links are relative to docs/: their words are enough here.
+    # Links are relative to docs/, so only their words are kept.
     return "\n\n".join(
         f"`{name}`: " + re.sub(r"\s*\(?\[([^]]*)\]\([^)]*\)\)?", "", catalogue.meaning(name))
         for name in families
