@@ -28,7 +28,7 @@ THINGS = (
     "sample|scheduler|sequence|server|service|slot|socket|step|stream|tensor|thread|"
     "token|value|warp|worker|writer"
 )
-# Things that something may really stand behind.
+# Things with a back: something can really be behind them.
 BACKED = (
     "gateway|proxy|proxies|balancer|interface|contract|listener|router|routers|facade|"
     "flag|server|service|Service|firewall|gateways|frontend|frontends|smg|API"
