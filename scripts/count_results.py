@@ -18,7 +18,7 @@ def wants_gpu(case):
 
 
 def why_skipped(case):
-    """What a program said that skipped itself: lines of its output."""
+    """The output lines in which a program says why it skipped itself."""
     said = case.findtext("system-out") or ""
     return [line for line in said.splitlines() if line.startswith("SKIPPED: ")]
 
@@ -44,7 +44,7 @@ def count_cases(path):
 
 
 def count_gpu(folder):
-    """How many tests of a stage were skipped for want of a GPU, and what programs say."""
+    """The number of a stage's tests that need a GPU and were skipped, and the reasons that programs gave."""
     cases = [case for path in sorted(folder.glob("gtest/*.xml"))
              for case in ElementTree.parse(path).getroot().iter("testcase")]
     ctest = folder / "ctest.xml"
@@ -68,7 +68,7 @@ def count_stage(folder):
             name = case.get("name")
             bad = case.find("failure") is not None or case.get("status") == "fail"
             if name in own:
-                # A crash after the last case leaves a clean XML behind.
+                # A crash after the last case leaves an XML without failures.
                 if bad and own[name][1] == 0:
                     total[1] += 1
                     failures.append(name)
