@@ -5,8 +5,8 @@
     check_prose.py --sample SEED    60 comments, 20 error texts and 20 test names,
                                     drawn at random, for a reader to rate
 
-Each pattern below has the reason why it is refused. A finding is mended by
-rewriting the sentence; there is no list of exceptions.
+Each pattern below has the reason why it is refused. To fix a finding, rewrite
+the sentence; there is no list of exceptions.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def paragraphs(lines):
     current, begin, last = [], 0, -2
     for number, text, after_code in lines:
         text = text.strip()
-        # A table, a picture or a command is no prose.
+        # Tables, pictures and commands are not prose.
         ends = not text or re.match(r"[-*|+>=]|\d+\.\s|.*[|].*[|]", text)
         if ends or after_code or number != last + 1:
             if current:

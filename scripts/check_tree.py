@@ -35,7 +35,7 @@ KERNEL_LINES = 800
 MARKDOWN_WORDS = 45000
 MARKDOWN_LINES = {"README.md": 150, "ARCHITECTURE.md": 130}
 FOLDER_README_LINES = 150
-# The first lines of a page that a program writes say so in these words.
+# A generated page says so in its first lines, in these words.
 WRITTEN_BY_A_PROGRAM = re.compile(r"<!-- .*(writes|wrote|written by)")
 
 
@@ -70,8 +70,8 @@ def registered(test):
     return False
 
 
-# Hundredths of the font size that DejaVu Sans has for ' ' to '~': the widest of
-# the fonts that a reader may see.
+# Widths of ' ' to '~' in DejaVu Sans, in hundredths of the font size. It is the widest font that
+# a reader may see.
 GLYPH_WIDTHS = [int(width) for width in """
     32 40 46 84 64 95 78 27 39 39 50 84 32 36 32 34 64 64 64 64 64 64 64 64 64 64 34 34 84 84 84 53
     100 68 69 70 77 63 58 77 75 29 29 66 56 86 75 79 60 79 69 63 61 73 68 99 69 61 69 39 34 39 84 50

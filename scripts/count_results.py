@@ -18,7 +18,7 @@ def wants_gpu(case):
 
 
 def why_skipped(case):
-    """The lines in which a program says why it skipped itself."""
+    """The output lines in which a program says why it skipped itself."""
     said = case.findtext("system-out") or ""
     return [line for line in said.splitlines() if line.startswith("SKIPPED: ")]
 
@@ -44,8 +44,7 @@ def count_cases(path):
 
 
 def count_gpu(folder):
-    """How many tests of a stage were skipped because there is no GPU, and why programs say
-    that they skipped themselves."""
+    """The number of a stage's tests that need a GPU and were skipped, and the reasons that programs gave."""
     cases = [case for path in sorted(folder.glob("gtest/*.xml"))
              for case in ElementTree.parse(path).getroot().iter("testcase")]
     ctest = folder / "ctest.xml"
@@ -69,7 +68,7 @@ def count_stage(folder):
             name = case.get("name")
             bad = case.find("failure") is not None or case.get("status") == "fail"
             if name in own:
-                # After a crash at the end of the program its XML still shows no failure.
+                # A crash after the last case leaves an XML without failures.
                 if bad and own[name][1] == 0:
                     total[1] += 1
                     failures.append(name)

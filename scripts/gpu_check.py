@@ -1,9 +1,9 @@
-"""Runs one stage of the tests that need a GPU, with progress, and writes the results as JSON.
+"""Runs a stage of the tests that need a GPU, reports progress and writes results as JSON.
 
-This file either lies in an unpacked bundle of scripts/bundle and runs its programs, or
-lies in a checkout and builds the programs first, which needs nvcc. The exit code is 0 if
-all tests passed, 1 if something failed, 2 for a wrong call, 3 if there is no GPU, and 4 if
-there is nothing to run.
+The programs come from an unpacked bundle of scripts/bundle that contains this file. In a
+checkout they are built first, which needs nvcc and everything else that the build needs.
+The exit code is 0 if all passed, 1 if something failed, 2 for a wrong call, 3 without a
+GPU, 4 if there is nothing to run.
 """
 
 import argparse
@@ -28,13 +28,13 @@ STAGES = {
     "ops": "each op's kernel against the op's reference",
     "attention": "attention on the shapes of models, against the CPU",
     "engine": "whole models: logits and losses against the CPU engine",
-    "serve": "`kvasir serve` on the GPU, asked over the network",
-    "bench": "attention and decode steps, beside PyTorch's",
+    "serve": "`kvasir serve` on the GPU, called over the network",
+    "bench": "attention and decode steps, compared with PyTorch",
 }
 FAILED, NO_GPU, NOTHING_TO_RUN = 1, 3, 4
 GIB = 1 << 30
 LOG_CHARACTERS = 4000
-WRITE_SECONDS, TELL_SECONDS = 1, 10  # seconds between writes of the results, and between lines of progress
+WRITE_SECONDS, TELL_SECONDS = 1, 10  # how often results of a running program are written, and progress is printed
 
 
 class Refused(Exception):
@@ -48,7 +48,7 @@ def say(text):
 
 
 def find_gpu(driver):
-    """The first GPU, as the driver describes it. This needs no program of ours."""
+    """Facts about the first GPU, from the driver itself, so that nothing has to be built."""
     try:
         cuda = ctypes.CDLL(driver)
     except OSError:
@@ -84,7 +84,7 @@ def find_gpu(driver):
 
 
 def build(stage):
-    """Builds the stage's programs in a checkout and returns their manifest."""
+    """Builds the stage's programs in a checkout. Returns their folder, which has a manifest."""
     root = HERE.parent
     folder = root / "build/gpu-programs" / stage
     done = subprocess.run([root / "scripts/bundle", "gpu", "--stage", stage, "--unpacked", folder])
@@ -110,7 +110,7 @@ def sanitized(tool):
         return []
     if shutil.which("compute-sanitizer") is None:
         raise Refused(NOTHING_TO_RUN, "--sanitizer: compute-sanitizer is not on PATH")
-    # Some tests make calls that CUDA refuses, and check the errors themselves.
+    # Tests make calls that CUDA refuses, and check the errors.
     of_tool = ["--report-api-errors", "no"] if tool == "memcheck" else []
     return ["compute-sanitizer", "--tool", tool, *of_tool, "--error-exitcode", "1"]
 
@@ -118,8 +118,8 @@ def sanitized(tool):
 # ----------------------------------------------------------------- processes
 
 class Process:
-    """A program in its own session, all of which is ended with it. Otherwise a tool that
-    wraps the program could leave it running on the GPU. Owns the file of its output."""
+    """A program in its own session, which is killed as a whole: otherwise a tool that started
+    the program could leave it running on the GPU. Owns: the file with its output."""
 
     def __init__(self, command, environment):
         self.log = tempfile.NamedTemporaryFile("r", errors="replace", prefix="gpu_check_")
@@ -146,54 +146,54 @@ class Process:
         return self.log.read()
 
     def ended(self):
-        """How the program ended, in words; empty if it succeeded."""
+        """How the program ended, in words; empty if it ended well."""
         code = self.child.returncode
         if code < 0:
             return f"ended by {signal.Signals(-code).name}"
         return f"exit code {code}" if code else ""
 
 
-# A line that gtest prints as a test begins or ends.
+# The line that gtest prints when a test begins or ends.
 EVENT = re.compile(r"^\[ +(RUN|OK|FAILED|SKIPPED) +\] (\S+?)(?:,| \(|$)", re.MULTILINE)
 KINDS = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}
 
 
 def follow(text):
-    """Reads the log of a test program. Returns the tests that have ended as
-    [(name, status, its lines)], then the test that is running, then its lines."""
+    """Parses a test program's log. Returns the tests that have ended [(name, status, its lines)],
+    and the test that is running, with its lines."""
     done, running, begin = [], None, 0
     for event in EVENT.finditer(text):
         kind, name = event[1], event[2]
         if kind == "RUN":
             running, begin = name, event.end()
-        elif name == running:  # at its end gtest lists the failed tests again
+        elif name == running:  # at its end gtest names failed tests again
             done.append((name, KINDS[kind], text[begin:event.start()].strip()))
             running = None
     return done, running, text[begin:].strip()
 
 
 class Tests:
-    """The tests of one program, run in as few processes as possible. After a test that ends
-    its process or hangs, a new process runs the rest."""
+    """The tests of one program, run in as few processes as possible: after a test that crashes
+    or hangs, a new process continues with the next test."""
 
     def __init__(self, program, folder, prefix, limits):
         self.path = folder / "bin" / program
         self.prefix, self.limits = prefix, limits
         self.environment = environment_of(folder)
-        if prefix:  # under a tool the tests take many times as long
+        if prefix:  # a tool makes the program many times slower
             self.environment["KVASIR_GPU_SMALL"] = "1"
         self.result = {"program": program, "seconds": 0.0, "processes": 0, "tests": []}
 
     def run(self):
-        """Yields the result each time that tests have ended."""
+        """Yields the result whenever tests have ended."""
         self.begin = time.monotonic()
         try:
             left = self.listed()
         except Refused as refused:
-            self.end("no list of its tests", str(refused))
+            self.end("its tests could not be listed", str(refused))
             yield self.result
             return
-        if not left:  # --tests selects no test of this program
+        if not left:  # --tests matches none of this program's tests
             self.result["left_out"] = True
             yield self.result
             return
@@ -232,12 +232,12 @@ class Tests:
             {"name": name, "status": status, **({"text": text[-LOG_CHARACTERS:]} if status != "passed" and text else {})})
 
     def run_process(self, names, all_of_them):
-        """Runs these tests and returns those that did not run; yields the result meanwhile."""
+        """Runs the named tests in one process; yields the result meanwhile. Returns the tests that are left."""
         self.result["processes"] += 1
         before = len(self.result["tests"])
         with tempfile.NamedTemporaryFile("w", suffix=".flags") as flags:
             command = [*self.prefix, self.path]
-            if not all_of_them:  # in a file, because an argument cannot be that long
+            if not all_of_them:  # in a file, because the list is too long for an argument
                 flags.write("--gtest_filter=" + ":".join(names) + "\n")
                 flags.flush()
                 command.append(f"--gtest_flagfile={flags.name}")
@@ -253,27 +253,26 @@ class Tests:
         if running is not None:
             left.remove(running)
             if done and not hung:
-                # An earlier test may have caused the crash, so this one runs again, as the first.
+                # An earlier test may have caused this: run the test once more, as the first one.
                 return [running, *left]
             self.add(running, "failed", f"{ended}\n{words}")
         elif left and not done:
             self.end(ended or "ran no test", text)
             return []
         elif not left and ended and all(status != "failed" for _, status, _ in done):
-            self.end(ended, text)  # a report of a sanitizer, or a crash after the last test
+            self.end(ended, text)  # from a sanitizer, or after the last test
         return left
 
     def end(self, how, text):
         self.result["ended"], self.result["log"] = how, text[-LOG_CHARACTERS:]
 
     def take(self, done, before):
-        """Adds the tests of this process that have ended and are not in the result yet."""
+        """Adds tests of this process that have ended and are not in the result yet."""
         for name, status, lines in done[len(self.result["tests"]) - before:]:
             self.add(name, status, lines)
 
     def watch(self, process, before):
-        """Waits for the process. Ends it if a test, or the whole run, takes too long, and then
-        returns the reason."""
+        """Waits for the process. If a test or the stage takes too long, kills it and returns the reason."""
         running, since = None, time.monotonic()
         written = told = since
         while True:
@@ -319,13 +318,13 @@ def environment_of(folder):
     environment = {**os.environ, "KVASIR_REQUIRE_GPU": "1", "KVASIR_SOURCE_DIR": str(folder)}
     environment["LD_LIBRARY_PATH"] = ":".join(
         filter(None, [str(folder / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
-    environment.pop("GTEST_OUTPUT", None)  # the output of the caller's own tests
+    environment.pop("GTEST_OUTPUT", None)  # a caller may use it to count its own tests
     return environment
 
 
 class Script:
-    """A stage that a script runs. The script writes its tests and measured figures as JSON,
-    again whenever it has new ones."""
+    """A stage that a script runs. The script writes its tests and figures as JSON, repeatedly
+    while it runs."""
 
     def __init__(self, program, folder, flags, limits):
         self.command = [sys.executable, folder / "bin" / program, "--programs", folder, *flags]
@@ -352,7 +351,7 @@ class Script:
                     self.result["seconds"] = round(self.limits.taken(), 2)
                     if process.child.returncode is not None or now != written:
                         written = now
-                        if now is not None:  # a rename replaces the whole file
+                        if now is not None:  # complete, because it was renamed into place
                             self.result.update(json.loads(report.read_text()))
                         if process.child.returncode is None:
                             yield self.result
@@ -374,7 +373,7 @@ def count(result, status):
 
 
 def is_right(result):
-    """True if something passed and nothing failed: a program that ran no test proves nothing."""
+    """True if all passed. A program that ran no test, or skipped all, does not count."""
     return "ended" not in result and count(result, "passed") > 0 and count(result, "failed") == 0
 
 
@@ -386,11 +385,11 @@ def tell(result):
         if test["status"] == "failed":
             say(f"  failed: {test['name']}: {test.get('text', '')}")
     if "ended" in result:
-        say(f"  {result['ended']}; its last words:\n{result.get('log', '')}")
+        say(f"  {result['ended']}; its last output:\n{result.get('log', '')}")
 
 
 def write(path, report):
-    """Replaces the file by a rename, so that it is readable even if this program is killed."""
+    """Replaces the file in one step, so that it is complete even if this program is killed."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(report, indent=1) + "\n")
     part.rename(path)
@@ -402,18 +401,18 @@ def main():
         epilog="stages:\n" + "".join(f"  {name:12}{what}\n" for name, what in STAGES.items()))
     parser.add_argument("--stage", required=True, choices=STAGES)
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
-                        help="results, written anew after each program (default: gpu-STAGE.json here)")
+                        help="the file of results, rewritten after each program (default: gpu-STAGE.json here)")
     parser.add_argument("--seconds", type=float, default=480, help="the stage's time (default: %(default)s)")
     parser.add_argument("--test-seconds", type=float, default=120, metavar="SECONDS",
-                        help="a test that takes longer is ended, and the next one begins (default: %(default)s)")
+                        help="a test that takes longer is stopped, and the next one begins (default: %(default)s)")
     parser.add_argument("--tests", action="append", metavar="PATTERN",
-                        help="of programs of tests only those whose names match (`*Exact*`), again for more")
+                        help="run only tests whose names match (such as `*Exact*`); can be repeated")
     parser.add_argument("--sanitizer", choices=["memcheck", "racecheck", "synccheck", "initcheck"],
-                        help="runs each program of tests in this tool of compute-sanitizer")
+                        help="run each test program in this tool of compute-sanitizer")
     parser.add_argument("--models", type=pathlib.Path, action="append", default=[], metavar="FOLDER",
-                        help="engine: a model beside those of the bundle")
-    parser.add_argument("--quick", action="store_true", help="serve, bench: small sizes, whose figures mean nothing")
-    parser.add_argument("--device", default="cuda:0", help="serve: of `kvasir serve` (default: %(default)s)")
+                        help="engine: a model in addition to those of the bundle")
+    parser.add_argument("--quick", action="store_true", help="serve, bench: small sizes; the figures mean nothing")
+    parser.add_argument("--device", default="cuda:0", help="serve, bench: the device (default: %(default)s)")
     parser.add_argument("--driver", default="libcuda.so.1", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     limits = Limits(arguments.seconds, arguments.test_seconds, arguments.tests or ["*"])
@@ -429,7 +428,7 @@ def main():
                           f"only of {', '.join(manifest['stages'])}")
         if not in_bundle and limits.left() <= 0:
             raise Refused(NOTHING_TO_RUN, f"nothing was run: the build took {limits.taken():.0f} s of the stage's "
-                          f"{limits.seconds:.0f}; what is built stays: once more")
+                          f"{limits.seconds:.0f}; the built programs stay, so run it again")
     except Refused as refused:
         say(f"gpu_check: {refused}")
         sys.exit(refused.code)
@@ -444,7 +443,7 @@ def main():
         "commit": manifest["commit"], "sanitizer": arguments.sanitizer, "quick": arguments.quick, "programs": results,
     }
     programs = manifest["stages"][arguments.stage]
-    # If a stage has a script, the script runs the other programs.
+    # If the stage has a script, the script runs the other programs.
     scripts = [program for program in programs if program.endswith(".py")]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(FAILED))
     for program in scripts or programs:

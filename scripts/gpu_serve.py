@@ -1,6 +1,6 @@
-"""Stage `serve` of gpu_check: `kvasir serve` on a GPU, of the built-in model, over a dense
-and a compressed cache: asked by `kvasir generate` over the network and by HTTP for its
-metrics, stopped by a signal. Needs nothing but Python and the bundle."""
+"""Stage `serve` of gpu_check: `kvasir serve` on a GPU with the built-in model, with a dense
+and a compressed cache. `kvasir generate` is its client; its metrics are read over HTTP, and
+a signal stops it. Needs only Python and the bundle."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ class Failure(Exception):
 
 
 class Server:
-    """`kvasir serve` on free ports; it is always stopped at the end."""
+    """A process of `kvasir serve` on free ports. It is always stopped."""
 
     def __init__(self, kvasir, model, flags, seconds):
         self.folder = tempfile.TemporaryDirectory(prefix="gpu-serve-")
@@ -85,7 +85,7 @@ def check(is_so, text):
 
 
 def serve(arguments, plan, deadline):
-    """Starts one server, checks it and returns its figures."""
+    """Runs one server and returns its figures."""
     kvasir = arguments.programs / "bin/kvasir"
     flags = ["--device", arguments.device, "--kv-plan", plan, *(SMALL if arguments.quick else [])]
     tokens, requests = (4, 2) if arguments.quick else (128, 16)
@@ -100,7 +100,7 @@ def serve(arguments, plan, deadline):
         with ThreadPoolExecutor(requests) as threads:
             others = list(threads.map(lambda _: server.generate(tokens), range(requests)))
         seconds = time.monotonic() - begin
-        # Requests that share a step do not change each other's output.
+        # Requests that share steps get the same answer.
         check(all(other["text"] == first["text"] for other in others), "the same request got two answers")
         check(server.metric("kvasir_cache_leaked_pages") == 0, "pages leaked")
         code = server.stop()

@@ -1,4 +1,4 @@
-"""Waits until a gateway of OpenAI's API answers, and prints how to ask it: run by
+"""Waits until a gateway of OpenAI's API answers, and prints an example request. Run by
 scripts/serve --openai.
 
     openai_ready.py PID PORT MODEL"""

@@ -3,7 +3,7 @@
 // of output its answer. It measures attention over caches with models' shapes,
 // decode steps, and the device's own copy and products. It does not link gRPC.
 //
-// {"do": "open", "device": "cuda:0" | "emulated", "module": FILE}
+//   {"do": "open", "device": "cuda:0" | "emulated", "module": FILE}
 //   {"do": "bytes", "shape": S, "plan": P}
 //   {"do": "make", "name": N, "shape": S, "plan": P, "slots": n, "arenas": n}
 //   {"do": "run", "name": N, "batch": b, "context": c, "new_tokens": n}:

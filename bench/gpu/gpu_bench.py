@@ -1,10 +1,11 @@
-"""Stage `bench` of gpu_check: attention over caches of models' shapes, of decoding and of a
-prompt, and decode steps on a GPU, beside the device's own copy or its own products and, where
-PyTorch or FlashInfer is there, theirs over a dense bf16 cache: all in turn, row by row, in one
-run. Figures as JSON, of which bench/gpu/gpu_page.py writes a section of docs/performance.md.
+"""Stage `bench` of gpu_check. It measures attention with models' shapes, for decoding and for a
+prompt, and decode steps on a GPU. It compares them with the device's own copy or products, and
+with PyTorch and FlashInfer, if installed, over a dense bf16 cache. All are measured in turn,
+row by row, in one run. bench/gpu/gpu_page.py writes a section of docs/performance.md from the
+figures, which are JSON.
 
-Every figure is a median over pairs; what spreads over 15 %, or has fewer than seven pairs,
-is undecided.
+Every figure is a median over pairs. It is undecided if it spreads over 15 %, or has fewer
+than seven pairs.
 """
 
 import argparse
@@ -20,36 +21,36 @@ import sys
 import time
 import warnings
 
-BEGIN = time.monotonic()  # importing PyTorch takes of the time that there is
-# Of --seconds, what ending takes: whoever gave them ends what goes on.
+BEGIN = time.monotonic()  # importing PyTorch counts as time of the stage
+# The part of --seconds that is kept for ending, because the caller then kills this process.
 RESERVE_SECONDS = 5.0
 PLANS = ["dense-bf16", "dense-8bit", "dense-4bit", "rotated-4bit", "rap-50", "rap-50-4bit"]
 SHAPES = {  # query heads, KV heads, numbers of a head
     "llama-3-8b": (32, 8, 128), "llama-2-7b": (32, 32, 128), "kvasir-tiny": (16, 8, 32),
 }
-# What tells most comes first: the time may be up before the last.
+# The most important rows come first, because time may be up before the last.
 ROWS = [(16, 32768), (1, 32768), (64, 4096), (1, 4096), (16, 4096), (64, 32768), (1, 131072), (16, 131072), (64, 131072)]
-# Share of the copy's bandwidth, where so many tokens are read.
+# Targets, as a share of the copy's bandwidth, for rows that read at least this many tokens.
 FEWEST_TOKENS = 32768
 SHARES = {"dense-bf16": 0.85, "dense-8bit": 0.75, "dense-4bit": 0.65, "rotated-4bit": 0.65}
-# Over the fastest dense bf16 attention there is.
+# Targets, as a speedup over the fastest dense bf16 attention.
 SPEEDUPS = {"dense-4bit": 2.6, "rotated-4bit": 2.6, "rap-50": 1.7, "rap-50-4bit": 4.5}
-# Attention of a whole prompt, as a share of what mma.sync reaches.
+# Attention of a whole prompt, with targets as a share of the rate of mma.sync.
 PREFILL_SHAPE, PREFILL_TOKENS = "llama-3-8b", 8192
 PREFILL_SHARES = {"dense-bf16": 0.6, "dense-8bit": 0.6, "rotated-4bit": 0.6}
-MULTIPLY_STEPS = 40000  # milliseconds
-# Of models with random weights: plan, and (batch, context, share of the floor). A dense
-# cache of 32 x 16K has no room in 80 GiB beside the weights; half of it has, to compare.
+MULTIPLY_STEPS = 40000  # takes milliseconds
+# Decode steps of models with random weights: plans, and (batch, context, share of the floor).
+# A dense cache of 32 x 16K does not fit into 80 GiB with the weights, but half of it does.
 DECODE_SHAPE, DECODE_LAYERS, DECODE_WEIGHTS = "llama-3-8b", 32, 16.1e9
 DECODE_PLANS = ["dense-bf16", "rotated-4bit", "rap-50-4bit"]
 DECODE_ROWS = [(1, 4096, 0.75), (16, 16384, None), (32, 16384, 0.6)]
-# What Hugging Face's decoder of a shape has beside its heads.
+# Further sizes of Hugging Face's decoder of a shape.
 DECODERS = {
     "llama-3-8b": {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
                    "num_hidden_layers": DECODE_LAYERS, "max_position_embeddings": 1 << 17},
     "kvasir-tiny": {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 6},
 }
-# Of a decode step's sums, of a long prompt's, and what shows the links' bandwidth.
+# Sizes of a decode step's all-reduces, of a long prompt's, and one that shows the links' bandwidth.
 ALL_REDUCE_BYTES = [16 << 10, 1 << 20, 256 << 20]
 PAIRS, FEWEST_PAIRS, MOST_SPREAD = 9, 7, 0.15
 PAGE = 64
@@ -57,7 +58,7 @@ COPY_BYTES = 1 << 30
 
 
 class Unserved(Exception):
-    """The GPU has no kernel for it."""
+    """The GPU has no kernel for the request."""
 
 
 class Failure(Exception):
@@ -65,11 +66,11 @@ class Failure(Exception):
 
 
 class TimeUp(Exception):
-    """There is no time left; what was under way is given up."""
+    """There is no time left; the current measurement is dropped."""
 
 
 class Bench:
-    """A process of bench_gpu, which is ended when the time is up."""
+    """A process of bench_gpu, which is killed when the time is up."""
 
     def __init__(self, arguments):
         self.deadline = BEGIN + arguments.seconds - RESERVE_SECONDS
@@ -85,7 +86,7 @@ class Bench:
             print(json.dumps(request), file=self.process.stdin, flush=True)
         except OSError:
             raise self.ended(request) from None
-        # An answer is one line, so that nothing of it is read before.
+        # An answer is one line, so nothing of it has been buffered yet.
         if not select.select([self.process.stdout], [], [], max(0.0, self.seconds_left()))[0]:
             self.process.kill()
             raise TimeUp
@@ -107,14 +108,14 @@ class Bench:
         return self.seconds_left() <= 0
 
     def close(self):
-        """Its exit code; 0 where the time was up, which has ended it."""
+        """Returns the exit code of the process; 0 if it was killed because the time is up."""
         if self.is_over():
             self.process.kill()
             self.process.wait()
             return 0
         try:
             self.process.stdin.close()
-        except OSError:  # of what it was asked behind its end
+        except OSError:  # from a request after the process ended
             pass
         return self.process.wait()
 
@@ -122,9 +123,9 @@ class Bench:
 # ------------------------------------------------------------------ baselines
 
 class Torch:
-    """PyTorch's attention of one new token a sequence, or of whole prompts, over a dense bf16
-    cache, by each of its back ends; FlashInfer's of one token where it is there. Every sample
-    reads another cache."""
+    """PyTorch's attention over a dense bf16 cache with each of its back ends. The queries are one
+    new token of each sequence, or whole prompts. With one token also FlashInfer's attention, if it
+    is installed. Every sample reads another cache."""
 
     def __init__(self):
         import torch
@@ -168,8 +169,8 @@ class Torch:
         return list(self.calls)
 
     def refusal(self, call):
-        """Warms it up; why it does not serve, or nothing. PyTorch says then of each of its
-        back ends why it is not used, in warnings: those are not told."""
+        """Warms the call up. Returns why it does not serve, or an empty text. In that case PyTorch
+        also warns about each of its back ends; these warnings are dropped."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
@@ -199,7 +200,7 @@ class Torch:
                      heads, kv_heads, dim, PAGE, data_type=torch.bfloat16)
 
         def call(key, value):
-            # The same bytes, seen as pages.
+            # The same bytes, viewed as pages.
             shape = (batch * pages, kv_heads, PAGE, dim)
             return wrapper.run(self.query[:, :, 0], (key.view(shape), value.view(shape)))
         return call
@@ -234,9 +235,9 @@ class NoTorch:
 
 
 class Transformers:
-    """Hugging Face's Llama of a shape with random bf16 weights behind a static cache full of
-    random numbers, with PyTorch's attention, as it is: nothing is compiled, which would take much
-    of a stage's time. It picks the likeliest token of each sequence and goes on with it."""
+    """Hugging Face's Llama of a shape, with random bf16 weights, a static cache full of random
+    numbers, and PyTorch's attention. It is not compiled, which would take much of the stage's
+    time. Each step picks the likeliest token of each sequence and continues with it."""
 
     def __init__(self, torch, device="cuda"):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched
@@ -256,7 +257,7 @@ class Transformers:
                 config, dtype=self.torch.bfloat16, attn_implementation="sdpa").eval()
 
     def make(self, batch, context, steps):
-        """The cache of a row: samples of it take so many steps behind `context` tokens."""
+        """Makes the cache of a row. Each sample runs `steps` steps after `context` tokens."""
         torch, config = self.torch, self.model.config
         cache = self.transformers.StaticCache(config=config, max_cache_len=context + steps)
         cache.early_initialization(batch, config.num_key_value_heads, config.head_dim, torch.bfloat16, self.device)
@@ -271,7 +272,7 @@ class Transformers:
         return (batch, context) in self.rows
 
     def sample(self, batch, context):
-        """Seconds of a step."""
+        """Returns the seconds of a step."""
         row = self.rows[batch, context]
         for layer in row["cache"].layers:
             layer.cumulative_length.fill_(context)
@@ -283,7 +284,7 @@ class Transformers:
         return seconds() / row["steps"]
 
     def clock(self):
-        """What tells the seconds since, by the GPU's events."""
+        """Starts a clock by the GPU's events. Returns a function that returns the seconds since."""
         begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
 
@@ -308,12 +309,12 @@ class Transformers:
 
 
 def decoder_baseline(others):
-    """Transformers, or why there is none."""
+    """Returns (Transformers or None, its version or why there is none)."""
     if isinstance(others, NoTorch):
         return None, others.version
     try:
         baseline = Transformers(others.torch)
-    except Exception as error:  # whatever a package fails with fails no row of ours
+    except Exception as error:  # an error of a package must not fail our rows
         return None, f"none: {first_line(error)}"
     return baseline, baseline.version
 
@@ -334,7 +335,7 @@ def baselines(device):
 # ---------------------------------------------------------------------- rows
 
 def middle(values):
-    """{median, spread}: the middle half of the values, relative to the median."""
+    """Returns {median, spread}. The spread is the range of the middle half, relative to the median."""
     ordered = sorted(values)
 
     def quantile(share):
@@ -349,7 +350,7 @@ def undecided(*ratios, pairs):
 
 
 def judged(row, name, value, target, pairs):
-    """Puts a ratio, its spread and what it should be into the row."""
+    """Puts a ratio, its spread and its target into the row."""
     row[name], row[f"{name}_spread"] = value["median"], value["spread"]
     if target is None:
         return
@@ -360,11 +361,11 @@ def judged(row, name, value, target, pairs):
 
 class Run:
     def __init__(self, arguments, bench, others, decoder=(None, "none")):
-        """`decoder`: decoder_baseline's."""
+        """`decoder` is the result of decoder_baseline."""
         self.arguments, self.bench, self.others = arguments, bench, others
         self.decoder, decoder_version = decoder
-        self.decoder_keeps = 0.0  # bytes, of its weights and rows beside ours
-        self.alone = {}  # (batch, context) -> seconds, of what had no room beside ours
+        self.decoder_keeps = 0.0  # bytes of its weights and rows that stay next to ours
+        self.alone = {}  # (batch, context) -> seconds, for rows without room next to ours
         self.out_of_time, self.whole_shapes = [], []
         self.pairs = 2 if arguments.quick else PAIRS
         self.copy_bytes = 1 << 16 if arguments.quick else COPY_BYTES
@@ -389,7 +390,7 @@ class Run:
         self.write()
 
     def attempt(self, name, measure, left=None):
-        """A row, or why there is none. `left` names those of several that are not measured."""
+        """Measures a row, or notes why there is none. `left` names the rows that are not measured yet."""
         try:
             measure()
             self.test(name, "passed")
@@ -404,7 +405,7 @@ class Run:
             self.test(name, "failed", str(error))
 
     def all_of(self, name, measure):
-        """Several rows, and what comes before them. Whether it got to their end."""
+        """Measures several rows and prepares them. Returns True if it reached their end."""
         try:
             measure()
             return True
@@ -420,7 +421,7 @@ class Run:
         self.leave_out(name, "not run: the time is up")
 
     def end(self):
-        """Rows without time fail nothing where there are all of one shape."""
+        """Ends the run. Rows without time fail it only if no shape has all of its rows."""
         if self.out_of_time and not self.whole_shapes:
             self.test("bench.time", "failed", f"{len(self.out_of_time)} rows were not run, and of no shape all "
                       "of attention were: more --seconds")
@@ -435,7 +436,7 @@ class Run:
         return self.bench.ask(do="multiply", steps=2 if self.arguments.quick else MULTIPLY_STEPS)["operations_per_second"]
 
     def free_bytes(self):
-        """What caches may take: nothing is known of an emulated device, whose rows are small."""
+        """Bytes that caches may take; unlimited on an emulated device, whose rows are small."""
         free = self.bench.facts["free_bytes"]
         return 0.9 * free - 2 * self.copy_bytes if free else math.inf
 
@@ -451,13 +452,13 @@ class Run:
         self.all_of(f"prefill.{shape}.c{tokens}", lambda: self.case(shape, 1, tokens, new_tokens=tokens))
 
     def case(self, shape, batch, context, new_tokens=1):
-        """A row for each plan, over the same dense caches: of decoding, or of a prompt."""
+        """Measures a row for each plan, over the same dense caches, for decoding or for a prompt."""
         free = self.free_bytes()
         slots = batch * math.ceil(context / PAGE) * PAGE
         plans, kind, size = (PLANS, "attention", f"b{batch}.c{context}") if new_tokens == 1 else (
             PREFILL_SHARES, "prefill", f"c{context}")
         bytes_of = {plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"] for plan in plans}
-        # Four times the second-level cache, before one is read again; a prompt reads what it has just written.
+        # Arenas of four times the L2 cache are read in turn. A prompt reads what it has just written.
         arenas = {plan: max(1, math.ceil(4 * self.bench.facts["l2_bytes"] / (slots * each))) if new_tokens == 1 else 1
                   for plan, each in bytes_of.items()}
         dense = slots * bytes_of["dense-bf16"] * arenas["dense-bf16"]
@@ -491,8 +492,8 @@ class Run:
         return None
 
     def samples(self, own, launch, others, ceiling):
-        """{name: of each pair}, and what attended: `ceiling`(), the dense cache's and `own`
-        attention, its kernel alone, and the others'."""
+        """Returns {name: a value for each pair}, and the kernels that ran. The names are the ceiling,
+        attention over the dense cache, our own attention, only its kernel, and the others."""
         name_of_own = "dense" if own["plan"] == "dense-bf16" else "own"
         if name_of_own == "own":
             self.bench.ask(do="make", name="own", **own)
@@ -516,7 +517,7 @@ class Run:
         return samples, by
 
     def beside(self, row, samples, others, target):
-        """Puts the baselines and what we are to the fastest of them into the row."""
+        """Puts the baselines, and our speedup over the fastest of them, into the row."""
         row["baselines_us"] = {name: middle(samples[name])["median"] * 1e6 for name in ("dense", *others)}
         best = min(row["baselines_us"], key=row["baselines_us"].get)
         row["best_baseline"] = best
@@ -543,7 +544,7 @@ class Run:
         samples, by = self.samples(own, launch, others, self.products)
         shape, plan, tokens = own["shape"], own["plan"], launch["context"]
         heads, _, dim = SHAPES[shape]
-        # Two products over what a row sees: of it and before it.
+        # Two products over the tokens that a row sees: itself and the earlier ones.
         operations = 4 * heads * dim * tokens * (tokens + 1) / 2
         row = {"shape": shape, "plan": plan, "tokens": tokens, "operations": operations,
                "us": middle(samples["own"])["median"] * 1e6,
@@ -558,7 +559,7 @@ class Run:
               f"{row['best_baseline']}{', ' if by['why'] else ''}{by['why']}", flush=True)
 
     def all_reduce(self, sizes, calls):
-        """Between GPUs over NCCL, in nccl-tests' terms."""
+        """Measures all-reduces between GPUs over NCCL, in the terms of nccl-tests."""
         gpus = self.bench.facts["gpus"]
         if gpus < 2:
             return self.leave_out("all_reduce", f"never run: needs 2 GPUs, there is {gpus}")
@@ -573,7 +574,7 @@ class Run:
         seconds = self.bench.ask(do="all_reduce", gpus=ranks, bytes=size, calls=calls, rounds=self.pairs,
                                  libraries=[library] if library else [])["seconds"]
         took = middle(seconds)
-        # nccl-tests' bus bandwidth: what each link carries, whatever the number of ranks.
+        # The bus bandwidth of nccl-tests: the traffic of each link, for any number of ranks.
         row = {"gpus": ranks, "bytes": size, "us": took["median"] * 1e6, "spread": took["spread"],
                "bus_bytes_per_second": 2 * (ranks - 1) / ranks * size / took["median"]}
         self.report["figures"]["all_reduce"].append(row)
@@ -582,11 +583,11 @@ class Run:
 
     @staticmethod
     def decoder_bytes(batch, context, bytes_per_slot):
-        """Of a model and its cache, as if every layer had its own; a page more for each sequence."""
+        """Bytes of a model and its cache, as if every layer had its own, with spare pages for each sequence."""
         return DECODE_WEIGHTS + batch * (context + 5 * PAGE) * DECODE_LAYERS * bytes_per_slot
 
     def decoders(self, shape, plans, rows, steps):
-        """Decode steps over each plan's caches, and of Hugging Face's decoder."""
+        """Measures decode steps over each plan's caches, and of Hugging Face's decoder."""
         self.all_of(f"transformers.{shape}", lambda: self.make_decoder(shape, rows, steps, {
             plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"] for plan in {"dense-bf16", *plans}}))
         for plan in plans:
@@ -595,8 +596,8 @@ class Run:
             self.try_baseline(f"transformers.{shape}", self.decoder.close)
 
     def make_decoder(self, shape, rows, steps, bytes_of):
-        """Hugging Face's: a row that has room beside the largest of ours stays, to be measured in
-        turn with it; others are measured now, and what they took is free again."""
+        """Makes Hugging Face's decoder. A row that fits next to our largest one stays, to be measured
+        in turn with ours. Other rows are measured now, and their memory is freed."""
         if self.decoder is None:
             return self.leave_out(f"transformers.{shape}", self.report["figures"]["decoder"])
         free = self.free_bytes()
@@ -609,7 +610,7 @@ class Run:
         if not self.try_baseline(f"transformers.{shape}", lambda: self.decoder.load(shape)):
             return self.try_baseline(f"transformers.{shape}", self.decoder.close)
         stays = False
-        # The largest first, which are gone again before smaller ones are made.
+        # The largest rows come first: they are freed before smaller ones are made.
         for batch, context, _ in sorted(rows, key=lambda row: -row[0] * row[1]):
             name = f"transformers.{shape}.b{batch}.c{context}"
             needs = self.decoder_bytes(batch, context, bytes_of["dense-bf16"])
@@ -630,12 +631,12 @@ class Run:
             self.try_baseline(name, lambda: self.decoder.drop(batch, context))
         if stays:
             self.decoder_keeps += DECODE_WEIGHTS
-        else:  # its weights need not either
+        else:  # then its weights are not needed either
             self.try_baseline(f"transformers.{shape}", self.decoder.close)
         return None
 
     def try_baseline(self, name, do):
-        """Whether it went well; what does not is named, and fails nothing."""
+        """Returns True if `do` succeeds. A failure is noted, but does not fail the stage."""
         try:
             do()
             return True
@@ -644,7 +645,7 @@ class Run:
         return False
 
     def decode(self, shape, plan, rows, steps):
-        """All rows over one model: making its weights takes longest."""
+        """Measures all rows with one model, because making its weights takes longest."""
         left = list(rows)
 
         def name(batch, context, _):
@@ -665,10 +666,10 @@ class Run:
         self.attempt(f"decode.{shape}.{plan}", measure, lambda: [name(*row) for row in left])
 
     def decode_rows(self, shape, plan, left, steps, each):
-        """Takes from `left` what it has measured."""
+        """Removes from `left` each row that it has measured."""
         size = {"batch": max(row[0] for row in left), "context": max(row[1] for row in left)}
         made = self.bench.ask(do="decode_make", shape=shape, plan=plan, **size)
-        # The same steps captured and replayed, by a model of their own.
+        # A second model captures and replays the same steps.
         needs = 2 * self.decoder_bytes(*size.values(), each) + self.decoder_keeps
         graphs = needs <= self.free_bytes()
         if graphs:

@@ -1,6 +1,6 @@
-"""Writes the section on GPUs of docs/performance.md, from the results of scripts/gpu_check
-that are committed in bench/gpu/results (gpu-STAGE.json). bench/performance.sh writes it with
-the rest of the page. To write only this section:
+"""Writes the section on GPUs of docs/performance.md from the results of scripts/gpu_check,
+which are committed in bench/gpu/results (gpu-STAGE.json). bench/performance.sh writes it with
+the rest of the page. This writes only the section:
 
   python3 bench/gpu/gpu_page.py docs/performance.md docs/performance-avx2.md
 """
@@ -57,7 +57,7 @@ def stage_row(stage, results):
 
 
 def ratio(row, name):
-    """A ratio, its target, and the verdict."""
+    """Three cells: a ratio, its target, and whether it is met."""
     cells = [f"{row[name]:.2f}", "", ""]
     if f"{name}_target" in row:
         cells[1] = f"≥ {row[f'{name}_target']:g}"
@@ -150,7 +150,7 @@ def marked(text):
 
 
 def rewritten(page, folder=RESULTS):
-    """Returns the page with the section between its marks written anew."""
+    """Returns the page with a new section between its marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -125,9 +125,9 @@ def test_a_folder_of_another_origin_is_refused_and_unchanged(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter").write_text("dear")
     (tmp_path / "file").write_text("")
-    # A relative path is relative to the caller's folder. The error comes before anything has to be built.
-    for folder, why in [("mine", "is not empty, and no bundle"), (".", "is not empty, and no bundle"),
-                        (tmp_path / "mine", "is not empty"), ("file", "is no folder")]:
+    # A relative path is the caller's; the error comes before anything is built.
+    for folder, why in [("mine", "is neither empty nor a bundle"), (".", "is neither empty nor a bundle"),
+                        (tmp_path / "mine", "is neither empty"), ("file", "is not a folder")]:
         done = bundle("serve", "--unpacked", str(folder), "--build-dir", "none-such", cwd=tmp_path)
         assert done.returncode == 2 and why in done.stderr, done
         assert str(tmp_path) in done.stderr
@@ -149,8 +149,8 @@ def test_wrong_arguments_are_refused_with_the_allowed_ones(tmp_path):
     for flags, why in [((), "want gpu or serve, have ''"), (("all",), "want gpu or serve, have 'all'"),
                        (("gpu", "--piece-mib", "0"), "want a whole number above 0, have '0'"),
                        (("gpu", "--pieces"), "unknown argument '--pieces'"),
-                       (("gpu", "--out"), "--out nothing"),
-                       (("serve", "--stage", "ops"), "--stage is read with gpu alone"),
+                       (("gpu", "--out"), "--out needs a value"),
+                       (("serve", "--stage", "ops"), "--stage applies only to gpu"),
                        (("gpu", "--model", tmp_path / "empty"), "no config.json there"),
                        (("gpu", "--build-dir", tmp_path / "empty"), "has no programs for a GPU"),
                        (("serve", "--build-dir", tmp_path / "empty"), "empty/kvasir is not built")]:

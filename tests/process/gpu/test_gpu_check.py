@@ -197,11 +197,11 @@ def test_a_program_that_dies_before_its_tests_is_reported_with_its_last_output(b
     path.chmod(0o755)
     bundle.manifest("2.17", ["rows"])
     code, said, _ = bundle.check("--test-seconds", "1")
-    assert code == 1 and "no list of its tests; its last words:\nstopped after 1 s" in said
+    assert code == 1 and "its tests could not be listed; its last output:\nstopped after 1 s" in said
     path.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
     code, said, report = bundle.check()
-    assert code == 1 and "no list of its tests; its last words:\nexit code 3: no room" in said
-    assert report["programs"][0]["ended"] == "no list of its tests"
+    assert code == 1 and "its tests could not be listed; its last output:\nexit code 3: no room" in said
+    assert report["programs"][0]["ended"] == "its tests could not be listed"
 
 
 def test_an_exit_code_fails_the_stage_even_if_every_test_passed(bundle):
