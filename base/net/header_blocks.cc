@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "base/log_limit.h"
+#include "base/mutex.h"
 
 namespace kvasir::base {
 namespace {
@@ -24,9 +25,11 @@ constexpr uint8_t kEndHeaders = 4;
 // The state of the connection at one descriptor, which has one reader at a
 // time. It stays until the number is given to another connection.
 struct Watched {
-  std::atomic<bool> on = false;
-  ino_t inode = 0;
-  HeaderBlockScanner scanner;
+  // The acceptor reuses the entry while an earlier reader may still hold it.
+  Mutex mutex;
+  bool on ABSL_GUARDED_BY(mutex) = false;
+  ino_t inode ABSL_GUARDED_BY(mutex) = 0;
+  HeaderBlockScanner scanner ABSL_GUARDED_BY(mutex);
 };
 
 // Zero pages, which take no memory until they are used.
@@ -55,7 +58,9 @@ bool ScanRead(int descriptor, const msghdr& message, size_t read_bytes) {
     return true;
   }
   Watched* const watched = watched_at[static_cast<size_t>(descriptor)];
-  if (watched == nullptr || !watched->on) return true;
+  if (watched == nullptr) return true;
+  MutexLock lock(&watched->mutex);
+  if (!watched->on) return true;
   // The peer has ended the connection.
   if (read_bytes == 0) watched->on = false;
   for (size_t i = 0; i < message.msg_iovlen && read_bytes > 0; ++i) {
@@ -138,6 +143,7 @@ void LimitHeaderBlocks(int connection) {
   std::atomic<Watched*>& at = watched_at[static_cast<size_t>(connection)];
   if (at == nullptr) at = new Watched;
   Watched* const watched = at;
+  MutexLock lock(&watched->mutex);
   watched->scanner = {};
   watched->inode = InodeAt(connection);
   watched->on = true;

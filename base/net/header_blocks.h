@@ -19,7 +19,7 @@ namespace kvasir::base {
 // applies first to peers that end their blocks.
 inline constexpr uint32_t kMaxHeaderBlockBytes = 64 << 10;
 
-// Higher descriptors are not scanned. RaiseDescriptorLimit allows no more.
+// Higher descriptors are not scanned.
 inline constexpr size_t kMaxDescriptors = 1 << 20;
 
 // Follows the frames of one connection's client, which begin with the preface

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -118,13 +119,18 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
         taken ? absl::StatusCode::kUnavailable : acceptor.status().code(),
         absl::StrCat("metrics: ", acceptor.status().message()));
   }
+  const int wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake < 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("metrics: eventfd: ", std::strerror(errno)));
+  }
   return std::unique_ptr<MetricsServer>(
-      new MetricsServer(*std::move(acceptor)));
+      new MetricsServer(*std::move(acceptor), wake));
 }
 
-MetricsServer::MetricsServer(std::unique_ptr<Acceptor> acceptor)
+MetricsServer::MetricsServer(std::unique_ptr<Acceptor> acceptor, int wake)
     : acceptor_(std::move(acceptor)),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      wake_(wake),
       own_(std::make_unique<OwnMetrics>()) {
   Add(own_->registry);
   thread_ = std::thread([this] { Loop(); });
@@ -175,20 +181,26 @@ void MetricsServer::Loop() {
                          : static_cast<int>(std::max<int64_t>(
                                0, absl::ToInt64Milliseconds(absl::Ceil(
                                       next - before, absl::Milliseconds(1)))));
-    if (::poll(waits.data(), waits.size(), wait) < 0 && errno != EINTR) return;
+    if (::poll(waits.data(), waits.size(), wait) < 0) {
+      // EINTR, or memory that the kernel lacks at the moment.
+      ::poll(nullptr, 0, /*timeout=*/10);
+      continue;
+    }
     const absl::Time now = Clock::Real().Now();
     std::vector<Connection> open;
     for (size_t i = 0; i < connections_.size(); ++i) {
       Connection& at = connections_[i];
       const bool ready = waits[i + 1].revents != 0;
-      if (at.end > now && (!ready || Advance(&at))) {
+      // A request that arrived in time counts, even if a slow scrape delayed
+      // this round; Advance then extends the time.
+      if ((!ready || Advance(&at)) && at.end > now) {
         open.push_back(std::move(at));
       } else {
         ::close(at.socket);
       }
     }
     connections_.swap(open);
-    if (waits[0].revents != 0) TakeAccepted(now);
+    if (waits[0].revents != 0) TakeAccepted(Clock::Real().Now());
   }
 }
 

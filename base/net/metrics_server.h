@@ -72,7 +72,7 @@ class MetricsServer {
     size_t sent = 0;
   };
 
-  explicit MetricsServer(std::unique_ptr<Acceptor> acceptor);
+  MetricsServer(std::unique_ptr<Acceptor> acceptor, int wake);
   void Wake();
   void Loop() ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeAccepted(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);

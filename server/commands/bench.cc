@@ -40,7 +40,9 @@ int Forward(const std::vector<std::string>& arguments) {
 void AddBenchCommand(CLI::App* app, int* exit_code) {
   CLI::App* command = app->add_subcommand(
       "bench", "benchmarks of this machine and this build (kvasir-bench)");
-  // All that follows is for kvasir-bench, --help included.
+  // All that follows is for kvasir-bench, --help included. With fallthrough,
+  // kvasir itself would parse these arguments.
+  command->fallthrough(false);
   command->prefix_command();
   command->set_help_flag();
   command->callback(
