@@ -14,7 +14,8 @@
 namespace kvasir::kernels {
 namespace {
 
-// One unit for all heads, and units of alternating heads.
+// The sets of units that are tested: one unit for all heads, and units of
+// alternating heads.
 std::vector<std::vector<int32_t>> UnitsOf(int64_t num_kv_heads) {
   const auto count = static_cast<size_t>(num_kv_heads);
   std::vector<std::vector<int32_t>> units = {std::vector<int32_t>(count, 0)};
@@ -39,7 +40,7 @@ double WorstOf(const std::vector<double>& expected,
 
 class AttentionMassTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(AttentionMassTest, EqualsTheSumOfWeightsOnAllBackEnds) {
+TEST_P(AttentionMassTest, MassEqualsTheSumOfWeightsOnAllBackEnds) {
   LatentSpec spec = GetParam();
   spec.adds_mass = true;
   bool rebuilds = false;
@@ -72,7 +73,7 @@ TEST_P(AttentionMassTest, EqualsTheSumOfWeightsOnAllBackEnds) {
       EXPECT_LT(WorstOf(cache.ExpectedMass(ask, tokens), truth.back()), 5e-5)
           << ask.sequence;
     }
-    // Keeping weights and scoring keys twice give the same bits.
+    // Keeping weights gives the same bits as scoring keys twice.
     for (const int64_t room : {0, 1 << 17}) {
       LatentSpec like = spec;
       like.kept_weights = room;
@@ -192,7 +193,7 @@ TEST(AttentionMassRulesTest, ARowAddsOnePerQueryHead) {
   EXPECT_NEAR(sum, 10 * 16, 1e-3);
 }
 
-TEST(AttentionMassRulesTest, PlacesWeightsAsLongAsThereIsRoom) {
+TEST(AttentionMassRulesTest, WeightsArePlacedAsLongAsThereIsRoom) {
   const auto one = [](int64_t slots) {
     return AttentionSequence{.num_rows = 1, .first_slot = slots - 1};
   };

@@ -1,4 +1,4 @@
-// Tests how products use cuBLASLt, over a library without a GPU.
+// Tests how products use cuBLASLt, with a fake library and without a GPU.
 #include "kernels/cuda/cublas_gemms.h"
 
 #include <gmock/gmock.h>
@@ -77,7 +77,7 @@ class CublasGemmsTest : public ::testing::Test {
   DeviceBuffer memory_;
 };
 
-TEST_F(CublasGemmsTest, AProductRunsWhenTheStreamComesBy) {
+TEST_F(CublasGemmsTest, AProductRunsInTheStreamsOrder) {
   Make();
   KVASIR_ASSERT_OK(Multiply(Product(2)));
   EXPECT_EQ(runtime_.waiting(), 1u);
@@ -86,11 +86,11 @@ TEST_F(CublasGemmsTest, AProductRunsWhenTheStreamComesBy) {
                             memory_.data().as<char>() + (48 << 10),
                             y.size() * 2));
   for (const uint16_t bits : y) {
-    EXPECT_EQ(ToFloat(Bf16{bits}), 17.0f);  // 16 of k, and the bias
+    EXPECT_EQ(ToFloat(Bf16{bits}), 17.0f);  // 16 products of ones, and the bias
   }
 }
 
-TEST_F(CublasGemmsTest, TheSameShapeIsChosenForOnce) {
+TEST_F(CublasGemmsTest, AnAlgorithmIsChosenOncePerShape) {
   Make();
   for (int i = 0; i < 3; ++i) KVASIR_ASSERT_OK(Multiply(Product(2)));
   EXPECT_EQ(library_.calls("Choose"), 1);
@@ -114,10 +114,10 @@ TEST_F(CublasGemmsTest, TheSameShapeIsChosenForOnce) {
   EXPECT_EQ(library_.calls("Choose"), 9);
 }
 
-TEST_F(CublasGemmsTest, ThreadsShareAnswers) {
+TEST_F(CublasGemmsTest, ThreadsShareTheChosenAlgorithms) {
   Make();
-  // Only the answers are shared: each product writes to its own stream's
-  // memory.
+  // Threads share only the chosen algorithms: each product writes to memory of
+  // its own stream.
   const auto workspace_bytes = static_cast<size_t>(gemms()->workspace_bytes());
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -142,7 +142,7 @@ TEST_F(CublasGemmsTest, ThreadsShareAnswers) {
   EXPECT_EQ(library_.calls("Multiply"), 32);
 }
 
-TEST_F(CublasGemmsTest, AnswersThatAreKeptAreBounded) {
+TEST_F(CublasGemmsTest, TheNumberOfKeptAlgorithmsIsLimited) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto gemms,
                               CublasGemms::Make(&library_, 9));
   library_.NeedWorkspace(0);
@@ -171,7 +171,7 @@ TEST_F(CublasGemmsTest, AnswersThatAreKeptAreBounded) {
   runtime_.Free(memory);
 }
 
-TEST_F(CublasGemmsTest, SizesThatTheLibraryDoesNotServeAreRefused) {
+TEST_F(CublasGemmsTest, AProductWithoutAnAlgorithmIsRefused) {
   Make();
   library_.FailNext("Choose", kNotSupported);
   EXPECT_THAT(
@@ -181,11 +181,11 @@ TEST_F(CublasGemmsTest, SizesThatTheLibraryDoesNotServeAreRefused) {
                            HasSubstr("2 rows, n 8, k 16, BF16 to BF16 with "
                                      "bias (--deterministic"),
                            HasSubstr("CUBLAS_STATUS_FAKE (15)"))));
-  // The failure is not remembered as an answer.
+  // The failure is not kept as the algorithm of this shape.
   KVASIR_EXPECT_OK(Multiply(Product(2)));
 }
 
-TEST_F(CublasGemmsTest, AProductThatFailsIsTheStreamsError) {
+TEST_F(CublasGemmsTest, AFailedProductIsReportedAsTheStreamsError) {
   Make();
   library_.FailNext("Multiply", static_cast<CublasResult>(13));
   gemms()->Enqueue(Product(2));
@@ -198,7 +198,7 @@ TEST_F(CublasGemmsTest, AProductThatFailsIsTheStreamsError) {
   KVASIR_EXPECT_OK(Multiply(Product(2)));
 }
 
-TEST_F(CublasGemmsTest, ALibraryThatDoesNotStartIsReported) {
+TEST_F(CublasGemmsTest, AFailureToStartTheLibraryIsReported) {
   library_.FailNext("MakeHandle", static_cast<CublasResult>(1));
   EXPECT_THAT(
       MakeDevice().status(),
@@ -207,7 +207,7 @@ TEST_F(CublasGemmsTest, ALibraryThatDoesNotStartIsReported) {
           HasSubstr("cuBLASLt 130101 does not start: CUBLAS_STATUS_FAKE (1)")));
 }
 
-TEST_F(CublasGemmsTest, ADeterministicDeviceDoesNotLookForIt) {
+TEST_F(CublasGemmsTest, ADeterministicDeviceDoesNotOpenTheLibrary) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto device,
                               MakeDevice({.deterministic = true}));
   EXPECT_EQ(opened_, 0);
@@ -218,7 +218,7 @@ TEST_F(CublasGemmsTest, ADeterministicDeviceDoesNotLookForIt) {
   EXPECT_TRUE(device->rows_are_invariant());
 }
 
-TEST_F(CublasGemmsTest, ALibraryThatIsNotThereIsAnErrorOfTheDevice) {
+TEST_F(CublasGemmsTest, MakingADeviceFailsIfTheLibraryIsMissing) {
   EXPECT_THAT(CudaDevice::Make({}, &runtime_, {},
                                [] {
                                  return absl::StatusOr<CublasLt*>(

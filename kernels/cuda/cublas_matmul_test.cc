@@ -1,5 +1,5 @@
-// Tests matmul with cuBLASLt: on the host over a library without a GPU, which
-// checks its arguments; on a GPU over NVIDIA's library.
+// Tests matmul with cuBLASLt: on the host with a fake library that checks its
+// arguments, on a GPU with NVIDIA's library.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -71,7 +71,7 @@ class CublasMatmulTest : public ::testing::Test {
     });
   }
 
-  // Returns y with its gaps.
+  // Returns y with the gaps between its rows.
   std::vector<float> Multiply(const Case& c) {
     std::vector<float> x(
         static_cast<size_t>(c.x_offset + c.rows * (c.k + c.x_gap)), kPoison);
@@ -103,7 +103,8 @@ class CublasMatmulTest : public ::testing::Test {
     auto scratch = device_->allocator().Allocate(
         scratch_bytes_ + Workspace::kAlignmentBytes, MemoryTag::kOther);
     KVASIR_EXPECT_OK(scratch.status());
-    // Not at a multiple of 256 bytes, as after memory of other ops.
+    // The workspace does not begin at a multiple of 256 bytes, as after memory
+    // of other ops.
     Workspace workspace(scratch->data().as<char>() + 64, scratch_bytes_);
     KVASIR_EXPECT_OK(Matmul(*stream_, params, workspace));
     VisitDType(c.y, [&](auto type) {
@@ -163,7 +164,7 @@ class CublasMatmulTest : public ::testing::Test {
   size_t scratch_bytes_ = 0;
 };
 
-TEST_F(CublasMatmulTest, IsTheProductOfEveryTypeItServes) {
+TEST_F(CublasMatmulTest, EqualsTheProductForEverySupportedType) {
   size_t products = 0;
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const DType y : {dtype, DType::kF32}) {
@@ -183,7 +184,8 @@ TEST_F(CublasMatmulTest, IsTheProductOfEveryTypeItServes) {
   EXPECT_THAT(runtime_.launches(), SizeIs(8));
 }
 
-TEST_F(CublasMatmulTest, OurKernelsMultiplyWhatTheLibraryDoesNotServe) {
+TEST_F(CublasMatmulTest,
+       OurKernelsComputeProductsThatTheLibraryDoesNotSupport) {
   const DType bf16 = DType::kBf16, f32 = DType::kF32;
   const std::pair<Case, const char*> cases[] = {
       {{bf16, bf16, bf16, 3, 12, 8, true}, "matmul_few_rows"},       // K
@@ -206,7 +208,7 @@ TEST_F(CublasMatmulTest, OurKernelsMultiplyWhatTheLibraryDoesNotServe) {
   EXPECT_THAT(library_.multiplied(), IsEmpty());
 }
 
-TEST_F(CublasMatmulTest, ItsWorkspaceIsTheOps) {
+TEST_F(CublasMatmulTest, TheLibrarysWorkspaceIsPartOfTheOpsScratch) {
   ExpectProduct({.rows = 3, .n = 136, .bias = true});
   if (emulation::OnGpu()) return;
   // 136 numbers of bias take 272 bytes, which are rounded up to 512.
@@ -215,13 +217,13 @@ TEST_F(CublasMatmulTest, ItsWorkspaceIsTheOps) {
   ExpectProduct({.rows = 4, .n = 136, .bias = true});
 }
 
-TEST_F(CublasMatmulTest, NoRowsAskForNothing) {
+TEST_F(CublasMatmulTest, AProductWithoutRowsDoesNotCallTheLibrary) {
   (void)Multiply({.rows = 0});
   if (emulation::OnGpu()) return;
   EXPECT_EQ(library_.calls("Choose"), 0);
 }
 
-TEST_F(CublasMatmulTest, ADeterministicDeviceRunsOurs) {
+TEST_F(CublasMatmulTest, ADeterministicDeviceUsesOurKernels) {
   if (emulation::OnGpu()) GTEST_SKIP() << "the device is the program's";
   stream_.reset();
   device_ = OverFakes({.deterministic = true});

@@ -1,6 +1,6 @@
 // Compares every primitive on the GPU with the emulator. primitives_test.cc,
-// which also runs on the GPU, shows that both are right. Without a GPU,
-// kernels_cuda_emulated_test runs this on the emulator.
+// which also runs on the GPU, shows that both give the right results. Without a
+// GPU, kernels_cuda_emulated_test runs this on the emulator.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ void ExpectAlike(const PrimitiveRun& want, const PrimitiveRun& got) {
   }
 }
 
-TEST(GpuPrimitivesTest, EachEqualsItsEmulation) {
+TEST(GpuPrimitivesTest, EachPrimitiveGivesTheSameResultAsTheEmulator) {
   const bool bulk_copies = emulation::HasBulkCopies();
   EmulatedDevice emulator({}, emulated::Ops());
   const auto want = emulated::RunPrimitives(emulator, bulk_copies);

@@ -74,7 +74,8 @@ std::vector<float> HadamardByKernel(EmulatedTest& test, const HadamardCase& c,
   return test.GetNumbers(result, c.dtype);
 }
 
-// Equal numbers; NaN, in places that no op writes, equals NaN.
+// True if the numbers are equal. NaN, which is in places that no op writes,
+// equals NaN.
 bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -87,7 +88,7 @@ bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
 
 // Covers powers of two, Paley I and II with long and short Sylvester factors,
 // widths of several blocks, and blocks that take a whole CTA.
-TEST(HadamardCudaTest, IsTheReferencesBits) {
+TEST(HadamardCudaTest, GivesTheReferencesBits) {
   uint64_t seed = 0;
   for (const int64_t width :
        {1, 2, 7, 24, 50, 72, 128, 300, 512, 1024, 1152, 2080}) {
@@ -124,7 +125,7 @@ TEST(HadamardCudaTest, WithoutRowsOrLatentsNothingIsWritten) {
   }
 }
 
-TEST(HadamardCudaTest, EachSiteIsMissed) {
+TEST(HadamardCudaTest, LeavingOutEachSiteIsDetected) {
   // Widths of several blocks: one kind is computed by a warp, the other by a
   // CTA.
   const HadamardCase warp = {{{50, 0}}, 50};
@@ -147,7 +148,7 @@ TEST(HadamardCudaTest, EachSiteIsMissed) {
   }
 }
 
-TEST(HadamardCudaTest, RefusesABlockThatSharedMemoryHasNoRoomFor) {
+TEST(HadamardCudaTest, RefusesABlockThatDoesNotFitInSharedMemory) {
   EmulatedTest test;
   HadamardTables tables(&test.device());
   HadamardParams shape;
@@ -264,7 +265,7 @@ std::vector<float> LiftByKernel(EmulatedTest& test, const LiftCase& c) {
   return test.GetNumbers(y, c.dtype);
 }
 
-TEST(LiftCudaTest, IsTheReferencesBits) {
+TEST(LiftCudaTest, GivesTheReferencesBits) {
   uint64_t seed = 0;
   const DType f32 = DType::kF32, f16 = DType::kF16, bf16 = DType::kBf16;
   for (const LiftCase& c :
@@ -293,7 +294,7 @@ std::string KernelOf(EmulatedTest& test) {
 
 // Covers depths and columns that are no whole tiles, chunks or pairs, heads
 // that begin at any column, and matrices of different sizes.
-TEST(LiftCudaTest, OfOneTypeIsTheDefinitionByTensorCores) {
+TEST(LiftCudaTest, TensorCoresComputeLiftsOfOneTypeAsDefined) {
   uint64_t seed = 0;
   const DType f16 = DType::kF16, bf16 = DType::kBf16;
   for (const auto& [c, kernel] : std::vector<std::pair<LiftCase, const char*>>{
@@ -314,7 +315,7 @@ TEST(LiftCudaTest, OfOneTypeIsTheDefinitionByTensorCores) {
 }
 
 // A row's bits depend neither on the kernel nor on the other rows.
-TEST(LiftCudaTest, ARowsBitsAreItsOwn) {
+TEST(LiftCudaTest, ARowsBitsDoNotDependOnOtherRows) {
   LiftCase c = {40, 4, DType::kBf16, {{72, 70}, {48, 24}}, DType::kBf16};
   EmulatedTest one(1, /*multiprocessors=*/1);
   const std::vector<float> all = LiftByKernel(one, c);
@@ -346,8 +347,8 @@ TEST(LiftCudaTest, TensorCoresReadWithoutBankConflicts) {
   }
 }
 
-// A shape with whole tiles of either kernel, stages that are filled again, and
-// copies of 16 bytes.
+// Returns a case for the named kernel, with whole tiles, pipeline stages that
+// are filled more than once, and copies of 16 bytes.
 LiftCase InStages(const std::string& kernel) {
   LiftCase c = {2, 2, DType::kF16, {{648, 40}}, DType::kF16};
   if (kernel == "lift_many_rows") {
@@ -357,7 +358,7 @@ LiftCase InStages(const std::string& kernel) {
   return c;
 }
 
-TEST(LiftCudaTest, EachSiteOfTensorCoresIsMissed) {
+TEST(LiftCudaTest, LeavingOutEachSiteOfTheTensorCoreKernelsIsDetected) {
   for (const std::string kernel : {"lift_few_rows", "lift_many_rows"}) {
     const LiftCase c = InStages(kernel);
     EmulatedTest whole(1);
@@ -374,7 +375,7 @@ TEST(LiftCudaTest, EachSiteOfTensorCoresIsMissed) {
   }
 }
 
-TEST(LiftCudaTest, EachSiteIsMissed) {
+TEST(LiftCudaTest, LeavingOutEachSiteIsDetected) {
   const LiftCase c = {17, 1, DType::kF32, {{70, 140}}};
   const std::vector<float> want = LiftByReference(c);
   const auto mutants = LeaveOutEach("lift", kSeeds, [&](EmulatedTest& test) {
@@ -402,11 +403,11 @@ TEST(LiftCudaTest, RefusesAMatrixInPanels) {
                                "another device's")));
 }
 
-TEST(ComplexLiftCudaTest, IsTheReferencesBits) {
+TEST(ComplexLiftCudaTest, GivesTheReferencesBits) {
   constexpr int64_t kPairs = 32;
   constexpr int64_t kRows = 4;
   uint64_t seed = 0;
-  // Channels of two KV heads with two query heads each.
+  // Numbers of channels of two KV heads, which have two query heads each.
   const std::vector<int64_t> counts = {37, 70};
   std::vector<std::vector<int32_t>> pairs(2);
   std::vector<int64_t> columns_in, columns_out;
@@ -512,7 +513,7 @@ std::vector<char> CopiedPages(std::vector<char> from,
 
 // Covers copies by 16 bytes, by 4 and by 1; less and more than a CTA copies at
 // a time; padding; copies within an arena and to another one.
-TEST(CopyPagesCudaTest, CopiesWholePagesAndNothingElse) {
+TEST(CopyPagesCudaTest, CopiesWholePagesAndWritesNothingElse) {
   constexpr int32_t kFar = 1 << 30;
   const std::vector<PagePair> pairs = {{0, 3}, {-1, kFar}, {4, 1}, {-kFar, 0}};
   uint64_t seed = 0;
@@ -540,7 +541,7 @@ TEST(CopyPagesCudaTest, CopiesWholePagesAndNothingElse) {
   }
 }
 
-TEST(CopyPagesCudaTest, ACacheIsCopiedBySectors) {
+TEST(CopyPagesCudaTest, ACacheIsCopiedInWholeSectors) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   const DeviceBuffer arena = test.Put(RandomBytes(2 * 4096, 1));
   const DeviceBuffer list = test.Put(std::vector<PagePair>{{1, 0}});

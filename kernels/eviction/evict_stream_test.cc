@@ -1,5 +1,5 @@
-// An endless text through append, attention and eviction, in the pages of a few
-// hundred slots.
+// An endless text passes through append, attention and eviction, in the pages
+// of a few hundred slots.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -34,7 +34,7 @@ struct Run {
   int threads = 1;
   CpuBackend backend = CpuBackend::kSimd;
   bool keeps_weights = false;
-  int64_t most_tokens = 1;  // of a step
+  int64_t most_tokens = 1;  // of one step
 };
 
 class EndlessText {
@@ -254,7 +254,7 @@ TEST(EvictStreamTest, TheReferenceKeepsTheSameTokens) {
   EXPECT_TRUE(SameBits(reference.State(), simd.State()));
 }
 
-TEST(EvictStreamTest, SinksAndTheLatestTokensStayAndOrderIsKept) {
+TEST(EvictStreamTest, SinksAndTheLatestTokensAreKeptInOrder) {
   EndlessText stream({.most_tokens = 7});
   for (int64_t tokens = 4 * kEvery; tokens < 1500; tokens += kEvery) {
     stream.RunTo(tokens);

@@ -19,7 +19,7 @@ struct EvictPart {
   const int32_t* unit_of_group = nullptr;
 };
 
-// Both ops of a layer, prepared.
+// The two eviction ops of a layer, prepared.
 struct PreparedEviction {
   explicit PreparedEviction(Device* device) : tables(device) {}
   SlotMetadata metadata;
@@ -36,23 +36,23 @@ absl::StatusOr<PreparedEviction> Prepare(Device& device,
 // The size of a step's evictions of a page group. All layers of the group share
 // it.
 struct EvictionStep {
-  int64_t most_slots = 0;  // of an eviction
+  int64_t most_slots = 0;  // slots of the largest eviction, before it
   // The length of the list of kept slots for `num_units` units.
   int64_t kept_slots = 0;
 };
-// Reads only counts. INVALID_ARGUMENT names the eviction, the value and the
-// limit.
+// Checks the counts of a step's evictions and reads nothing else.
+// INVALID_ARGUMENT names the eviction, the value and the limit.
 absl::StatusOr<EvictionStep> CheckEvictions(
     int64_t num_units, absl::Span<const Eviction> evictions);
 
-// The arguments of a step.
+// The arguments that change with every step.
 struct EvictionRows {
   DevicePtr<const Eviction> evictions;
   int64_t num_evictions = 0;
   DevicePtr<int32_t> kept_slots;
 };
-// `step` must be of these evictions. The workspace takes 8 bytes per slot and
-// thread.
+// `step` must be the result of CheckEvictions for these evictions. The
+// workspace takes 8 bytes per slot and thread.
 absl::Status EvictSelect(Stream& stream, const PreparedEviction& prepared,
                          const EvictionRows& rows, const EvictionStep& step,
                          Workspace& workspace);

@@ -24,7 +24,7 @@ TEST(CopyPagesTest, CopiesWholePagesAndNothingElse) {
   EXPECT_EQ("aaeeccaaee", arena);
 }
 
-TEST(CopyPagesTest, CopiesToAnotherArenaUnderTheSameIdToo) {
+TEST(CopyPagesTest, CopiesBetweenArenasEvenIfThePageIdsAreEqual) {
   const std::string from = "aabbcc";
   std::string to = "........";
   const PagePair pairs[] = {{1, 1}, {0, 3}};
@@ -35,8 +35,8 @@ TEST(CopyPagesTest, CopiesToAnotherArenaUnderTheSameIdToo) {
   EXPECT_EQ("..bb..aa", to);
 }
 
-// Pairs of padding must not be read. Here their pages are far outside of the
-// arena.
+// The pages of padding pairs must not be read. Here their pages are far outside
+// of the arena.
 TEST(CopyPagesTest, APaddingPairCopiesNothing) {
   std::string arena = "aabb";
   constexpr int32_t kFar = 1 << 30;

@@ -93,14 +93,14 @@ TEST_P(HadamardTest, EqualsTheMatrixProductWithTheSameBitsOnAllBackEnds) {
   }
 }
 
-// Powers of two from one lane on, Paley I and II with long and short Sylvester
-// factors, and widths of several blocks.
+// Widths: powers of two from one lane on, orders of Paley I and II times long
+// and short Sylvester factors, and widths of several blocks.
 INSTANTIATE_TEST_SUITE_P(Widths, HadamardTest,
                          ::testing::Values(1, 2, 7, 8, 16, 24, 64, 72, 96, 128,
                                            160, 288, 300, 512, 50, 52));
 
-TEST(HadamardRowsTest, ThreadsGiveTheSameBits) {
-  // More numbers than one thread computes by itself.
+TEST(HadamardRowsTest, AnyNumberOfThreadsGivesTheSameBits) {
+  // There are more numbers than one thread computes by itself.
   constexpr int64_t kRows = 61;
   const Case run = {{{512, 0}, {96, 512}}, 608, false, false, kRows};
   const std::vector<float> x = RandomFloats(kRows * run.stride, 9);
@@ -123,7 +123,7 @@ TEST(HadamardInverseTest, TheTransposeRestoresLatents) {
   }
 }
 
-TEST(HadamardRefusalTest, NamesTheWrongField) {
+TEST(HadamardRefusalTest, TheErrorNamesTheWrongField) {
   TestStream test;
   HadamardTables tables(&test.device());
   HadamardParams shape;

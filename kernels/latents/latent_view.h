@@ -1,4 +1,4 @@
-// The layout of the cache's pages as kernels see it, for one part of one side
+// How kernels see the cache's pages. A view describes one part of one side
 // (keys or values) of one layer. C++17.
 //
 // The cache holds one latent for each token and group of KV heads: a vector of
@@ -99,7 +99,7 @@ struct LatentPartIn {
 using LatentPart = LatentPartIn<DevicePtr>;
 using LatentPartArgs = LatentPartIn<LaunchPtr>;
 
-// The first byte of a slot of a page in a region.
+// The address of the first byte that a slot of a page has in a region.
 KVASIR_HOST_DEVICE inline char* SlotAddress(const LatentPartArgs& part,
                                             const TileRegion& region,
                                             int64_t page, int64_t slot) {
@@ -154,21 +154,21 @@ KVASIR_HOST_DEVICE inline CodePlanes PlanesOf(const LatentGroup& group) {
   }
   return planes;
 }
-// How many channels of a group of codes are stored in a slot.
+// How many channels of a group have a code that is stored in a slot.
 KVASIR_HOST_DEVICE inline int64_t CodedWidth(const LatentGroup& group) {
   const bool rest =
       group.num_runs > 0 && group.runs[group.num_runs - 1].bits == 0;
   return group.width - (rest ? group.runs[group.num_runs - 1].width : 0);
 }
 
-// The bytes of a slot's codes or numbers.
+// How many bytes a slot's codes or numbers take.
 template <template <typename> class Ptr>
 KVASIR_HOST_DEVICE int64_t CodesBytes(const LatentPartIn<Ptr>& part,
                                       const LatentGroup& group) {
   return group.num_runs == 0 ? group.width * DTypeBytes(part.dtype)
                              : (PlanesOf(group).total_bits + 7) / 8;
 }
-// The bytes of a slot's ranges.
+// How many bytes a slot's ranges take.
 template <template <typename> class Ptr>
 KVASIR_HOST_DEVICE int64_t ParamsBytes(const LatentPartIn<Ptr>& part,
                                        const LatentGroup& group) {

@@ -21,7 +21,7 @@ using PreparedComplexLift = Prepared<ComplexLiftParams>;
 using PreparedHadamard = Prepared<HadamardParams>;
 using PreparedKvAppend = Prepared<KvAppendParams>;
 
-// The first column of each query head [Hq].
+// The first input column and the first output column of each query head [Hq].
 struct LiftColumns {
   absl::Span<const int64_t> in;
   absl::Span<const int64_t> out;
@@ -58,7 +58,7 @@ absl::Status Hadamard(Stream& stream, const PreparedHadamard& prepared,
 struct KvAppendShape {
   int64_t row_stride = 0;      // in elements
   int64_t page_tokens = 0;     // P
-  DType dtype = DType::kF32;   // of activations
+  DType dtype = DType::kF32;   // type of activations
   SlotMetadata metadata = {};  // of the layer, if it may evict
   // Slots are byte offsets from the parts' arenas instead. At each offset
   // begins a page of one slot, so rows may be anywhere. page_tokens must be 1,

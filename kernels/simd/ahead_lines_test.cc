@@ -39,14 +39,15 @@ TEST_F(AheadLinesTest, GivesLinesInTheOrderInWhichTheyWereAdded) {
   for (const int64_t line : {40, 41, 7, 100, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, StopsAtTheDistanceAheadOfReads) {
+TEST_F(AheadLinesTest, PrefetchesAtMostTheLeadAheadOfReads) {
   lines_.Add(At(0), 2 * kLead * kLine);
   lines_.NextBlock();
   EXPECT_EQ(CountRest(), kLead);
   lines_.Read(3 * kLine);
   EXPECT_EQ(TakeLine(), kLead);
   EXPECT_EQ(CountRest(), 2);
-  // Only what was added can be read.
+  // If a reader reads more lines than were added, only those that were added
+  // count.
   lines_.Read(9 * kLead * kLine);
   EXPECT_EQ(CountRest(), kLead - 3);
 }
@@ -80,8 +81,8 @@ TEST_F(AheadLinesTest, LinesThatWereReadAreNotPrefetched) {
   EXPECT_EQ(TakeLine(), 3 * kLead);
 }
 
-TEST_F(AheadLinesTest, NeighboursShareALine) {
-  // Three pieces of a third of a line each, and then one elsewhere.
+TEST_F(AheadLinesTest, NeighbouringPiecesShareALine) {
+  // Adds three pieces of a third of a line each, and then one elsewhere.
   for (int i = 0; i < 3; ++i) lines_.Add(At(5) + i * 20, 20);
   lines_.Add(At(9), 20);
   lines_.NextBlock();
@@ -109,7 +110,7 @@ TEST_F(AheadLinesTest, DropsLinesThatDoNotFit) {
   EXPECT_EQ(TakeLine(), 0);
   lines_.Read(count * kLine);
   EXPECT_EQ(TakeLine(), -1);
-  // There is room again.
+  // The queue has room again.
   lines_.Add(At(1), kLine);
   lines_.NextBlock();
   lines_.Read(kLine);
@@ -141,7 +142,7 @@ TEST_F(AheadLinesTest, APieceThatWasBegunIsNotMadeLonger) {
 
 // A piece has 33 lines and the reader takes 8 at a time. A step that meets the
 // end of a piece gets nothing, but the steps before and after it do.
-TEST_F(AheadLinesTest, StepsAreTakenOnBothSidesOfAPiecesEnd) {
+TEST_F(AheadLinesTest, OnlyTheStepAtTheEndOfAPieceGetsNothing) {
   int64_t taken = 0;
   int64_t asked = 0;
   int64_t next = 0;

@@ -42,9 +42,9 @@ struct TextResult {
   absl::Duration time_to_first_token;
   absl::Duration total;
 
-  // Tokens per second until the first output token, and from then on. The time
-  // of the prompt is no part of the second. Nothing if there was no such time
-  // or no such token.
+  // Prompt tokens per second until the first output token, and output tokens
+  // per second after it. nullopt if there were no such tokens or no time was
+  // measured.
   std::optional<double> prompt_rate() const;
   std::optional<double> decode_rate() const;
 };
@@ -74,8 +74,8 @@ class TextClient {
       const std::function<void(std::string_view)>& on_text);
 
  private:
-  // Adds an explanation where gRPC's own text says nothing, for example if the
-  // server lacks the whole service.
+  // Adds an explanation if gRPC's own text has none, for example if the server
+  // lacks the whole service.
   absl::Status Explained(const grpc::Status& status,
                          const grpc::ClientContext& context) const;
 

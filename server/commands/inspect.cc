@@ -40,7 +40,7 @@ constexpr int64_t kMaxTraceBytes = int64_t{1} << 20;
 struct InspectFlags {
   ModelOptions model;
   int64_t max_batched_tokens = 512;
-  std::vector<int64_t> lengths;  // empty: the model's length and quarters of it
+  std::vector<int64_t> lengths;  // empty: those of ReportOptions
   std::string html;
   std::vector<std::string> evaluations;
   std::string trace;

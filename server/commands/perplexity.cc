@@ -37,7 +37,7 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-// Check before anything large is read.
+// Runs before anything large is read.
 absl::Status CheckWindow(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kRun));

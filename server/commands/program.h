@@ -54,7 +54,7 @@ std::unique_ptr<LeaderGroup> MakeLeader(
 // Flags that contradict each other are wrong usage (CLI::ValidationError),
 // which has an exit code of its own.
 void RequireUsable(const absl::Status& flags);
-// RequireModel, and the collective fits the device.
+// RequireModel, and the same for a collective that does not fit the device.
 void RequireUsableModel(const ModelProgramConfig& config);
 
 // Starts the other ranks of this host, before this process has threads,
@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> StartOtherRanks(
 absl::StatusOr<int> RunNode(OperatorSurface* operators, Node* node,
                             const Node::MetricsSources& more = {});
 
-// Prints the error of a command that failed; the exit code.
+// Returns the exit code. Prints the error if the command failed.
 int FinishProgram(const CLI::App& command, const absl::StatusOr<int>& code);
 
 // `Config` has the flags `listen` and `common`, CheckUsage(), and

@@ -17,7 +17,7 @@ using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Parses "--x ..." as the arguments of a fresh program.
+// Parses the arguments of a new program.
 struct Program {
   CLI::App app;
   int Parse(const std::string& arguments) {
@@ -377,7 +377,7 @@ TEST(TlsFlagsTest, TokensNeedTls) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("--token-file " + path),
                              HasSubstr("give --ca"))));
-  // --tls-cert by itself does not change an admin port on this machine.
+  // An admin port on this machine stays plain text with --tls-cert only.
   base::TlsWatch watch;
   ListenFlags listen;
   listen.tls.certificate = "none.pem";

@@ -67,11 +67,11 @@ std::string ReportToHtml(const InspectReport& report,
   for (const Evaluation& evaluation : evaluations) {
     data["evaluations"].push_back(EvaluationJson(evaluation));
   }
-  // No '<' may stand in it: a name could end the script or begin a comment.
+  // Without '<', no name can end the script element or begin a comment.
   const std::string json = absl::StrReplaceAll(
       data.dump(-1, ' ', false, ordered_json::error_handler_t::replace),
       {{"<", "\\u003c"}});
-  // In one pass, so that nothing is looked for in what was put in.
+  // One pass, so that inserted text is not searched for placeholders.
   return absl::StrReplaceAll(
       kInspectPage, {{"{{title}}", EscapeText(absl::StrCat(report.name, ": ",
                                                            report.method))},

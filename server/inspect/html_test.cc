@@ -38,7 +38,7 @@ Evaluation SomeEvaluation(const std::string& method) {
   return evaluation;
 }
 
-// The data of the page's script, and the page without them.
+// The data in the page's script element, and the page without the data.
 struct Page {
   nlohmann::json data;
   std::string frame;
@@ -50,7 +50,7 @@ Page PageOf(const InspectReport& report,
   const std::string begin = R"(<script type="application/json" id="data">)";
   const size_t from = html.find(begin);
   EXPECT_NE(from, html.npos);
-  // As a browser ends it.
+  // A browser ends the script element here, even inside a string.
   const size_t to = html.find("</script", from);
   EXPECT_NE(to, html.npos);
   if (from == html.npos || to == html.npos) return {};

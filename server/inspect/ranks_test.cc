@@ -67,7 +67,7 @@ TEST(InspectRanksTest, WeightsEqualTheLoadersAndWholeTensorsCountOnEachRank) {
   EXPECT_EQ(alone.replicated_weight_bytes(), 0);
   EXPECT_EQ(two.whole_weight_bytes, alone.whole_weight_bytes);
   EXPECT_LT(*two.ranks[0].weight_bytes, *two.whole_weight_bytes);
-  // Norms at least, of 32 numbers in float32.
+  // Each rank has all norms: 2 per layer and the last, 32 numbers in float32.
   EXPECT_GE(two.replicated_weight_bytes(), (2 * 2 + 1) * 32 * 4);
   EXPECT_EQ(two.replicated_weight_bytes(), *two.ranks[0].weight_bytes +
                                                *two.ranks[1].weight_bytes -
@@ -101,7 +101,7 @@ TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
 }
 
 TEST(InspectRanksTest, UnequalRanksAreNamedAndTheLargestCounts) {
-  // A group for each of two ranks.
+  // Each of two ranks has one group.
   const ModelSource source =
       SourceWith(kFullKey,
                  R"({"low_rank":{"groups":[{"heads":[0,1],"rank":16},
@@ -113,7 +113,7 @@ TEST(InspectRanksTest, UnequalRanksAreNamedAndTheLargestCounts) {
   EXPECT_THAT(ranks.replicas, IsEmpty());
   ASSERT_EQ(ranks.uneven.size(), 1u);
   EXPECT_EQ(ranks.uneven[0].last_layer, 1);
-  // Keys of two heads, and the group.
+  // The keys of two heads, and one value group.
   EXPECT_EQ(ranks.uneven[0].least_bytes, 2 * (32 + 16));
   EXPECT_EQ(ranks.uneven[0].most_bytes, 2 * (32 + 32));
   EXPECT_EQ(ranks.most_kv_bytes_per_token(), 2 * (32 + 32));
@@ -136,8 +136,8 @@ TEST(InspectRanksTest, SizesThatDoNotDivideAreRefusedWithThePossibleOnes) {
                        AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
                                        "features cannot be dealt to 3"),
                              HasSubstr("would do: 1, 2, 4 or 8"))));
-  // A basis of each rank's heads, whose 32 channels have ranges of 16 of one
-  // width each: not so the 8 of a quarter.
+  // Each rank has a basis over its own heads, and ranges cover 16 channels. Two
+  // ranks have 16 channels each; four have 8, too few for a range.
   const ModelSource basis = SourceWith(
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
           "per_token":{"group":16},"param_dtype":"F16",

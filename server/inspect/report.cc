@@ -80,7 +80,7 @@ ReportLength AtLength(const Layouts& layouts, const DenseBytes& dense,
   return at;
 }
 
-// A model's length, a quarter of it, and so on.
+// A 64th, a 16th and a 4th of the model's length, and the whole length.
 std::vector<int64_t> DefaultLengths(int64_t most) {
   std::vector<int64_t> lengths;
   for (const int64_t part : {64, 16, 4, 1}) {
@@ -89,7 +89,7 @@ std::vector<int64_t> DefaultLengths(int64_t most) {
   return lengths;
 }
 
-// From 0 to `most` tokens.
+// Lengths from 0 to `most` tokens in equal steps.
 std::vector<ReportLength> Curve(const Layouts& layouts, const DenseBytes& dense,
                                 const ReportOptions& options, int64_t most) {
   std::vector<ReportLength> curve;
@@ -202,7 +202,8 @@ ordered_json ToJson(const ReportSide& side) {
           {"exact_window", summary.exact_window}};
 }
 
-// For the whole model on one rank.
+// Sets from how many tokens on prompts lift each side, and the invariance. The
+// plan is that of the whole model on one rank.
 void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
                        InspectReport* report) {
   std::vector<int64_t> lifted_from[2];  // keys, values; by layer
@@ -229,7 +230,7 @@ void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
   report->invariance = worker::InvarianceName(lifts, rows_are_invariant);
 }
 
-// `served`: by one rank.
+// `served` is the plan as a single rank would serve it.
 absl::StatusOr<RankSummary> Ranks(
     const ModelSource& source, const ReportOptions& options,
     const absl::StatusOr<std::shared_ptr<const worker::ServedPlan>>& served) {
@@ -357,7 +358,7 @@ void AppendEvictions(const InspectReport& report, std::string* out) {
   }
 }
 
-// First and latest tokens.
+// "4+32": the first and the latest tokens that are also kept exact.
 std::string ExactText(const LayerSideSummary& row) {
   return row.exact_sinks + row.exact_window == 0
              ? "-"

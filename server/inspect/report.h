@@ -30,7 +30,8 @@ struct ReportOptions {
   int64_t granule_bytes = 0;      // granule of the device's pages
   worker::MatrixFormat matrices;  // format of the device's matrices
   int64_t tp = 0;                 // tensor-parallel ranks to report; 0: none
-  // Sequence lengths to report; empty: the model's length and quarters of it.
+  // Sequence lengths to report; empty: the model's length, and a 4th, a 16th
+  // and a 64th of it.
   std::vector<int64_t> lengths;
 };
 

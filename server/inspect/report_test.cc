@@ -89,7 +89,7 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
       {"low rank",
        SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                   LowRankPart("at_runtime", "NO_ROPE")),
-       // 11 channels to 2 heads of 8; 4 heads of 8 rotated.
+       // Lifts 11 channels to 2 heads of 8, and rotates 4 heads of 8.
        {dense, 2 * 11 * 2 * 8 + 3 * 32},
        // 4 query heads over 6 channels, 4 over 5.
        {int64_t{2} * (4 * 6 + 4 * 5), 0}},
@@ -204,7 +204,7 @@ TEST(InspectReportTest, JsonFiguresEqualTheLayouts) {
   }
 }
 
-// Rows of 131,072 tokens told nothing of a model of 1,024.
+// Lengths up to 131,072 tokens were reported for a model of 1,024.
 TEST(InspectReportTest, DefaultLengthsComeFromTheModel) {
   auto report =
       MakeInspectReport(SourceWith(kFullKey, kFullValue), {.page_tokens = 16});
@@ -214,7 +214,7 @@ TEST(InspectReportTest, DefaultLengthsComeFromTheModel) {
   EXPECT_THAT(lengths, ::testing::ElementsAre(8, 32, 128, 512));
 }
 
-// A float32 model of its own keys and values had "compression ratio 0.500".
+// An uncompressed float32 model was reported with "compression ratio 0.500".
 TEST(InspectReportTest, ThePlanIsComparedWithTheModelsOwnType) {
   const ModelSource source =
       SourceWith(R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"F32"}})",
@@ -253,7 +253,7 @@ TEST(InspectReportTest, MemoryIsReportedWithAndWithoutEviction) {
   }
   const ReportLength& longest = report.at_length.back();
   ASSERT_EQ(longest.tokens, 512);
-  // 128 stay, and 16 between two evictions.
+  // 128 slots stay, and up to 16 are added before the next eviction.
   const cache::PageLayout layout = LayoutOf(evicting);
   EXPECT_EQ(longest.cache.total(), 9 * layout.page_groups()[0].page_bytes);
   const auto json = ReportToJson(report);
@@ -275,7 +275,7 @@ TEST(InspectReportTest, MemoryIsReportedWithAndWithoutEviction) {
 TEST(InspectReportTest, EvictedSlotsAreNotCountedAsCodes) {
   const cache::PageLayout layout = LayoutOf(WithEverything());
   const CacheBytes<double> token = BytesOfToken(layout);
-  // 128 that stay and 16 more: 9 whole pages.
+  // 128 slots that stay and 16 more fill 9 pages.
   const CacheBytes<int64_t> bytes = BytesOfSequence(layout, 500, 32);
   EXPECT_EQ(static_cast<double>(bytes.value_codes), 144 * token.value_codes);
   EXPECT_EQ(bytes.unfilled, 0);
@@ -293,7 +293,7 @@ TEST(InspectReportTest, NamesThePartThatIsNotServed) {
   EXPECT_EQ(ReportToJson(other)["served"], false);
 }
 
-// Found by the server's own check, whatever the plan itself may say.
+// The plan is valid; the check that a starting server makes refuses it.
 TEST(InspectReportTest, NamesThePartThatTheKernelsDoNotServe) {
   ModelSource source =
       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue);
@@ -410,7 +410,7 @@ TEST(InspectReportTest, TheRankTableHasGroupsBitsLiftAndRange) {
             "4x8");
 }
 
-// The bytes of a latent of both stand in the key's row, and nowhere twice.
+// The bytes of a joint latent are counted once, in the key's row.
 TEST(InspectReportTest, AJointLatentIsReportedOnce) {
   ModelSource source = SourceWith(kFullKey, kFullValue);
   kvasir::v1::KvPlan plan = source.plan->source;
@@ -486,7 +486,7 @@ TEST(OpenModelSourceTest, InspectionAcceptsPlansThatAreNotServed) {
                        HasSubstr("layer 3: the plan asks for selection")));
 }
 
-// inspect told which would do, a start did not.
+// Only inspect named the possible numbers of ranks; a start did not.
 TEST(OpenModelSourceTest,
      ANumberOfRanksThatDoesNotFitIsRefusedWithThoseThatDo) {
   ModelOptions options;

@@ -23,12 +23,12 @@ extern char** environ;  // NOLINT(readability-redundant-declaration)
 namespace kvasir::cli {
 namespace {
 
-constexpr char kProgram[] = "kvasir";  // as tools show it
-// Where a child has its end of the pipe.
+constexpr char kProgram[] = "kvasir";  // the name that ps and top show
+// The descriptor of a child's end of the pipe.
 constexpr int kChildFd = 3;
-// The size of an address and a secret.
+// A limit for what a child reads. An address and a secret take much less.
 constexpr size_t kMaxJoinInfoBytes = 16 << 10;
-// A child that was asked to end has finished its step by then.
+// The time for a child to finish its step, before End kills it.
 constexpr absl::Duration kGrace = absl::Seconds(2);
 
 // The environment without our own variables.
@@ -62,7 +62,7 @@ absl::StatusOr<pid_t> Spawn(const LocalRanks::Child& child, int pipe_fd) {
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  // Where both are one number, this still takes the close-on-exec flag away.
+  // If the numbers are equal, this still clears the close-on-exec flag.
   posix_spawn_file_actions_adddup2(&actions, pipe_fd, kChildFd);
   pid_t pid = 0;
   const int error = posix_spawn(&pid, "/proc/self/exe", &actions, nullptr,
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Start(
     ranks->children_.push_back(
         {.rank = child.rank, .pid = *pid, .pipe = pipe_fds[1]});
   }
-  // The vector is whole: watchers refer to its places.
+  // Watchers refer to elements of the vector, which does not grow any more.
   for (size_t i = 0; i < ranks->children_.size(); ++i) {
     ranks->children_[i].watcher =
         std::thread([owner = ranks.get(), i] { owner->Watch(i); });
@@ -109,7 +109,7 @@ LocalRanks::~LocalRanks() {
     if (child.watcher.joinable()) {
       child.watcher.join();
     } else {
-      // Started, but another one could not be.
+      // It has no watcher, because a later child could not be started.
       kill(child.pid, SIGKILL);
       waitpid(child.pid, nullptr, 0);
     }
@@ -123,8 +123,8 @@ absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
     if (!failure_.ok()) return failure_;
     on_failure_ = std::move(on_failure);
   }
-  // It fits a pipe: no write waits. One to a child that is gone fails, and its
-  // watcher tells.
+  // The text fits into a pipe, so no write waits. A write to a child that has
+  // ended fails with EPIPE, and the child's watcher reports the failure.
   for (size_t i = 0; i < children_.size(); ++i) {
     Running& child = children_[i];
     const std::string text = nlohmann::json{
@@ -148,7 +148,8 @@ absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
 void LocalRanks::Watch(size_t index) {
   Running& child = children_[index];
   siginfo_t info;
-  // Seen, and not yet gone: its number stays its own until the lock is held.
+  // WNOWAIT keeps the dead child, so that its pid is not used again before the
+  // lock is held: Kill may still send it a signal.
   while (waitid(P_PID, static_cast<id_t>(child.pid), &info,
                 WEXITED | WNOWAIT) != 0 &&
          errno == EINTR) {

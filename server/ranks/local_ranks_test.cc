@@ -170,7 +170,8 @@ TEST_F(LocalRanksTest, AChildsFailureIsReported) {
                              HasSubstr("was killed by signal 9"))));
 }
 
-// The parent was still loading then, and waited minutes for the child.
+// A child that failed while its parent was loading was not noticed, and the
+// parent waited for it for minutes.
 TEST_F(LocalRanksTest, AChildThatFailsBeforeSendIsReportedAtSend) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"die"})}));
@@ -200,7 +201,7 @@ TEST_F(LocalRanksTest, AChildEndsIfItsParentSendsNothing) {
   const absl::Time start = absl::Now();
   ranks = nullptr;
   EXPECT_EQ(FileText(path), "");
-  // The test did not wait until the child was killed.
+  // The child ended by itself, before End would have killed it.
   EXPECT_LT(absl::Now() - start, absl::Seconds(2));
 }
 

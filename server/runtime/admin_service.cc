@@ -100,8 +100,7 @@ grpc::Status AdminService::Drain(grpc::ServerContext* context,
   if (const absl::Status status = Admit(*context, "Drain"); !status.ok()) {
     return base::ToGrpcStatus(status);
   }
-  // Loading cannot be interrupted from here, so waiting for its end would be in
-  // vain.
+  // This call cannot interrupt the loading of a model.
   if (!latch_->open()) {
     return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                         "nothing is served yet: SIGTERM ends the process");

@@ -16,7 +16,7 @@ namespace kvasir::cli {
 // The addresses and names of a node that is ready.
 struct NodeReport {
   std::string grpc;    // the address that clients, or routers, call
-  std::string leader;  // of a rank, which nobody calls: instead of `grpc`
+  std::string leader;  // for a rank, which has no `grpc`: its leader's address
   std::string model;   // a name that clients may ask for; empty for a worker
   const model::Tokenizer* tokenizer = nullptr;  // null: token ids only
   // The other ranks of its group; empty if there is no group.
@@ -34,7 +34,7 @@ class Node {
   virtual NodeReport Report() const = 0;
   // The label `model_name` of metrics.
   virtual std::string model_name() const = 0;
-  // They may be collected for longer than the node lives.
+  // The sources may still be collected after the node is destroyed.
   virtual MetricsSources Metrics() const = 0;
   // Refuses new requests, waits at most `deadline` for running ones, and aborts
   // the rest.

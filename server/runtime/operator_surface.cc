@@ -168,7 +168,7 @@ void OperatorSurface::Fail(const std::string& why) {
   // The first failure causes others.
   if (!failed_.exchange(true)) {
     base::LogError("exiting", {{"why", why}});
-    // Do not wait for a library that waits for a lost rank.
+    // A library may wait for a lost rank and block the regular end.
     std::thread([] {
       absl::SleepFor(kMostToEnd);
       base::LogError("ended by force");
@@ -250,7 +250,7 @@ int OperatorSurface::WaitAndDrain(Node* node) {
   base::LogInfo("drained",
                 {{"finished", outcome.finished}, {"aborted", outcome.aborted}});
   latch_.Complete(outcome);
-  // The Drain call that requested it gets its answer.
+  // Leaves time for the answer to the Drain call that requested the drain.
   if (admin_server_ != nullptr) {
     admin_server_->Shutdown(absl::Now() + absl::Seconds(1));
   }

@@ -23,7 +23,7 @@
 namespace kvasir::cli {
 
 struct SurfaceOptions {
-  std::string program;  // "serve", "router" or "worker"
+  std::string program;  // "serve", "router", "worker" or "rank"
   std::string config_toml;
   ListenFlags listen;
   CommonFlags common;
@@ -60,8 +60,8 @@ class OperatorSurface {
   void SetServing(bool serving) ABSL_LOCKS_EXCLUDED(health_mutex_);
 
   // Serves the node's metrics and `more` (also under vLLM's names if the flags
-  // say so), prints and writes its report, unless the program has failed
-  // meanwhile.
+  // say so), and reports SERVING. Then writes the ready file and prints the
+  // ready line, unless the program has failed meanwhile.
   absl::Status Ready(const Node& node, const Node::MetricsSources& more = {});
 
   // Waits for SIGTERM, SIGINT, a Drain call or Fail, then drains the node.

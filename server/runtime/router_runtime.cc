@@ -33,8 +33,8 @@ struct NameCheck {
 
 namespace {
 
-// A client may still begin calls on a connection for as long after gRPC has
-// sent GOAWAY on it.
+// For this time after gRPC has sent GOAWAY on a connection, a client may still
+// begin calls on it.
 constexpr absl::Duration kGoAwayDelay = absl::Milliseconds(500);
 // The drain does not wait for clients that have no call and have made none for
 // this time.
@@ -261,9 +261,9 @@ std::vector<std::string> RouterRuntime::model_names() const {
   return names;
 }
 
-// gRPC sends GOAWAY on a connection at its age, within a tenth of it, and
-// clients leave without losing a call. Until then they are served, because they
-// have no reason to retry a refused call elsewhere.
+// gRPC sends GOAWAY on a connection when it reaches the greatest age, give or
+// take a tenth, and clients leave without losing a call. Until then they are
+// served, because they have no reason to retry a refused call elsewhere.
 void RouterRuntime::WaitForClientsToLeave(absl::Duration patience) {
   const base::Clock& clock = base::Clock::Real();
   const absl::Time start = clock.Now();
@@ -292,7 +292,7 @@ DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
     core_->CancelAll(router::CancelReason::kShutdown);
     core_->WaitIdle(clock.Now() + absl::Seconds(5));
   }
-  // Answers, and refusals of late calls, are still being sent.
+  // Answers and refusals of late calls may still be on their way.
   const absl::Time read = std::max(end, clock.Now() + absl::Seconds(1));
   while (calls_->open() > 0 && clock.Now() < read) {
     absl::SleepFor(absl::Milliseconds(1));

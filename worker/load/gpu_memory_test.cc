@@ -75,7 +75,7 @@ TEST_F(GpuMemoryTest, ThePoolIsTheShareMinusAStepsMemory) {
   EXPECT_GT(beside, 110 << 20);  // the context and the code
   model = nullptr;
 
-  // Now half of them.
+  // This share has room for half of them.
   request_.gpu_memory_utilization =
       static_cast<double>(beside + all / 2) / total;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));
@@ -100,7 +100,7 @@ TEST_F(GpuMemoryTest, ThePoolIsTheShareMinusAStepsMemory) {
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));
   EXPECT_EQ(model->kv_pool_bytes(), 2 * one);
   model = nullptr;
-  // The memory of a step is known by then.
+  // Refused after a step, when its memory is known.
   request_.kv_cache_bytes = all;
   EXPECT_THAT(
       LoadedModel::Load(request_),

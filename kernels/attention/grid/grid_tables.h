@@ -16,7 +16,7 @@ inline constexpr int64_t kChunkPieces = 16;
 // The widest queries of a row that stay in scratch for the whole unit. Wider
 // ones are read again for each block, chunk by chunk.
 inline constexpr int64_t kHeldQueryWidth = 512;
-// The most sums over rows of `up` that are held for the whole unit.
+// The most sums over rows of `up` that are kept in scratch for the whole unit.
 inline constexpr int64_t kHeldLiftSums = 8192;
 // The most rows of a panel.
 inline constexpr int64_t kAttentionMaxRows = 128;
@@ -28,15 +28,15 @@ inline constexpr int64_t kLeastPanelRows = 8;
 // Rows are divided into more units if more than 1 / kIdleShare of the threads'
 // time would be idle.
 inline constexpr int64_t kIdleShare = 8;
-// The angles of a block are held for all heads only if they serve at least this
-// many rows.
+// Rotation angles of a block are kept for all heads only if at least this
+// number of rows uses them.
 inline constexpr int64_t kRowsWithAngles = 4;
-// The most KV heads that are brought together only because their keys turn by
-// the same angles. It makes fewer units, but computing angles costs as much as
-// rebuilding half a key.
+// The most KV heads that are put into one unit only because their keys are
+// rotated by the same angles. This makes fewer units, but saves computing
+// angles, which costs as much as rebuilding half a key.
 inline constexpr int64_t kHeadsPerAngles = 4;
-// KV heads whose latents are adjacent in memory are brought together only if no
-// unit becomes more than 1 / kUnitsPerThread of a thread's work.
+// KV heads whose latents are adjacent in memory are put into one unit only if
+// no unit becomes more than 1 / kUnitsPerThread of a thread's work.
 inline constexpr int64_t kUnitsPerThread = 4;
 // The most rows of a panel whose keys need no rebuilding. More rows would only
 // take cache.
@@ -45,7 +45,7 @@ inline constexpr int64_t kAbsorbedRows = 64;
 // The part of a run that is in one chunk.
 struct CodePiece {
   int64_t run = 0;
-  int64_t begin = 0;  // channel
+  int64_t begin = 0;  // first channel
   int64_t width = 0;
   CodePlace place;  // of the piece's first code, in the slot
   // The same place, but each plane is counted from ChunkBytes::begin.
@@ -57,8 +57,8 @@ struct CodePiece {
 // The bytes of a slot that hold the codes of a chunk, for each plane.
 struct ChunkBytes {
   int64_t begin[4] = {0, 0, 0, 0};
-  int64_t end[4] = {0, 0, 0, 0};  // begin, if the plane has no code
-  // All planes have the same range of bytes, which is read once.
+  int64_t end[4] = {0, 0, 0, 0};  // equal to `begin` if the plane has no code
+  // True if all planes have the same range of bytes, which is then read once.
   bool together = false;
 };
 
@@ -68,7 +68,7 @@ struct ChunkBytes {
 // bits are shifted right and the high bits rotated right.
 struct alignas(64) CodeLanes {
   static constexpr int64_t kChannels = 16;
-  // A slot is looked up in two registers, which hold no more bytes.
+  // The most bytes that a slot may have: it is looked up in two registers.
   static constexpr int64_t kMostSlotBytes = 128;
 
   uint32_t words[kChannels];  // two indices of words, 16 bits each
@@ -80,7 +80,7 @@ struct alignas(64) CodeLanes {
 
 // A chunk: neighbouring channels that are stored in a slot.
 struct LatentChunk {
-  int64_t begin = 0;  // channel
+  int64_t begin = 0;  // first channel
   int64_t width = 0;
   int64_t first_piece = 0;
   int64_t num_pieces = 0;  // 0: the channels are numbers
@@ -105,18 +105,18 @@ struct HeadSpan {
 
 // Query heads that are computed together.
 struct HeadSlice {
-  int64_t first_head;  // in AttentionGrid::heads()
+  int64_t first_head;  // index in AttentionGrid::heads()
   int64_t num_heads;
   int64_t first_spans;  // in the grid's table of spans, which has one entry per
                         // part
-  // Each part has one span, so rows may have any order.
+  // True if each part has one span; then rows may have any order.
   bool one_span_each;
 };
 
 // Offsets in floats from the start of a thread's scratch.
 struct AttentionScratch {
-  // [kChunkChannels, 64], or [64, kChunkChannels], or packed words of codes
-  // [.., 64]
+  // The tile: [kChunkChannels, 64], or [64, kChunkChannels], or packed words of
+  // codes [.., 64].
   int64_t tile;
   int64_t scales;  // [kChunkPieces, 64]
   int64_t minima;  // [kChunkPieces, 64]

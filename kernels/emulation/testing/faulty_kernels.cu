@@ -28,7 +28,8 @@ void ExchangeInWarp(const FaultyArgs& args) {
   args.out[thread ^ 1] = simt::LoadShared(words + (thread ^ 1));
 }
 
-// Three sums over the CTA: each thread gives 1, then 2, then 3.
+// Computes three sums over the CTA's threads: each thread contributes 1, then
+// 2, then 3.
 void Sums(const FaultyArgs& args) {
   auto* const partial = reinterpret_cast<float*>(simt::Shared());
   const uint32_t warps = simt::Threads() / simt::kWarp;
@@ -195,7 +196,7 @@ void Others(const FaultyArgs& args) {
       args.out[thread] = Deep(1000);
       break;
     case Planted::kStrided:
-      // Every fourth of 64 words: see CountsWhatStridesCost.
+      // Every fourth of 64 words: see CountsTheCostOfStridedAccesses.
       args.out[thread] = simt::LoadShared(words + thread % 16 * 4);
       args.out[thread] = simt::LoadGlobal(args.in + thread % 16 * 4);
       break;
