@@ -311,7 +311,7 @@ std::vector<KernelCase> KernelCases() {
       {"matmul_chain", {DType::kBf16, DType::kF32, DType::kBf16, 20, 70, 40}}};
 }
 
-TEST(MatmulCudaTest, IsTheSameBitsOnEverySeed) {
+TEST(MatmulCudaTest, GivesTheSameBitsOnEverySeed) {
   for (const KernelCase& k : KernelCases()) {
     const Data data(k.c);
     EmulatedTest first(1);
@@ -325,7 +325,7 @@ TEST(MatmulCudaTest, IsTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(MatmulCudaTest, EachSiteIsMissed) {
+TEST(MatmulCudaTest, LeavingOutEachSiteIsDetected) {
   for (const KernelCase& k : KernelCases()) {
     const Data data(k.c);
     EmulatedTest whole(1);

@@ -117,7 +117,7 @@ TEST(NormCudaTest, IsTheReferencesWithinTheTypesTolerance) {
   }
 }
 
-TEST(NormCudaTest, IsTheSameBitsOnEverySeed) {
+TEST(NormCudaTest, GivesTheSameBitsOnEverySeed) {
   for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
     const NormCase c = {kind, DType::kBf16, 5, 600};
     const NormData data(c);
@@ -132,7 +132,7 @@ TEST(NormCudaTest, IsTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(NormCudaTest, EachSiteIsMissed) {
+TEST(NormCudaTest, LeavingOutEachSiteIsDetected) {
   const NormCase c = {NormKind::kLayer, DType::kF32, 2, 600};
   const NormData data(c);
   const NormResult want = NormByReference(c, data);
@@ -796,7 +796,7 @@ TEST(RopeCudaTest, AFewTokensAreSharedByCtasAndManyAreNot) {
   }
 }
 
-TEST(RopeCudaTest, EachSiteIsMissed) {
+TEST(RopeCudaTest, LeavingOutEachSiteIsDetected) {
   const RopeCase c = {DType::kF32, RopePairing::kHalfSplit, 2, 4, 64, 64};
   const RopeData want = RopeByReference(c);
   const auto mutants = LeaveOutEach("rope", kSeeds, [&](EmulatedTest& test) {

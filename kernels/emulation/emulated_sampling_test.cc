@@ -124,7 +124,7 @@ TEST(LogSoftmaxCudaTest, ALogitThatIsNotFiniteLeavesItsRowWithoutANumber) {
   EXPECT_FALSE(std::isfinite(ScoresByKernel(test, c)[0]));
 }
 
-TEST(LogSoftmaxCudaTest, EachSiteIsMissed) {
+TEST(LogSoftmaxCudaTest, LeavingOutEachSiteIsDetected) {
   const Scored c = {RandomFloats(3 * 5003, 3), {1, 2, 3}, 5003, 5003};
   const auto want = ScoresByReference(c);
   const auto mutants =
@@ -782,7 +782,7 @@ TEST(SampleCudaTest, IsTheSameOnEverySeed) {
   }
 }
 
-TEST(SampleCudaTest, EachSiteIsMissed) {
+TEST(SampleCudaTest, LeavingOutEachSiteIsDetected) {
   // The rows: plain draws, one with a list, one with a filter, one that keeps
   // more ids than are sorted together, and one whose remaining ids are all
   // equal. Two warps have blocks of logits.
