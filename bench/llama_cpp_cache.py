@@ -1,7 +1,7 @@
-"""The saved state of one sequence of llama.cpp's cache, made longer: a short
-prompt is run, and its rows are dealt out, in random order, over as many cells
-as are wanted. What a step reads is then the same as after a prompt of that
-length; what it says is not."""
+"""The saved state of one sequence of llama.cpp's cache, made longer.
+A short prompt is run, and its rows are copied in random order to the wanted number
+of cells. A step then reads as much as after a prompt of that length, but its output
+means nothing."""
 
 import struct
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def longer_columns(reader: Reader, out: bytearray, pick: np.ndarray, count: int)
 
 
 def longer(state: bytes, cells: int, seed: int = 1) -> Longer:
-    """ValueError where the state is not laid out as this version's is."""
+    """Raises ValueError if the state does not have the layout of this version."""
     reader, out, deal = Reader(state), bytearray(), np.random.default_rng(seed)
     cell_bytes = 0
     out += reader.bytes(8)  # magic, sequence

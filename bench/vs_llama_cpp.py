@@ -24,7 +24,7 @@ class CacheKind:
     flash_attention: bool = True  # values in codes need it
 
 
-# What is faster for f16 depends on the machine and the version.
+# Flash attention is faster for f16 on some machines and versions, and slower on others.
 CACHES = {"f16": CacheKind(1), "f16-no-flash": CacheKind(1, False),
           "q8_0": CacheKind(8), "q4_0": CacheKind(2)}
 PROMPT_TOKENS = 64  # run for real; the rest of the context is made of them
@@ -49,8 +49,8 @@ def paired(numerators, denominators):
 
 
 def target_of(plan: str, cache: str, bytes_ratio: float) -> float | None:
-    """Least ratio of tokens/s: the dense cache against f16 alone, but with and
-    without flash attention; the others by their bytes."""
+    """The least ratio of tokens/s. The dense cache is compared only with f16 (with and
+    without flash attention), the other plans by the ratio of bytes."""
     if plan == DENSE_PLAN:
         return DENSE_TARGET if CACHES[cache].type == CACHES["f16"].type else None
     return PLAN_TARGET * bytes_ratio
@@ -329,7 +329,7 @@ def parse(arguments):
 
 
 def source_of(options) -> dict:
-    """What a result depends on, machine apart."""
+    """Everything that a result depends on, except for the machine."""
     names = ("shape", "seed", "batch", "context", "steps", "pairs", "threads", "plans", "caches")
     return provenance.of(options.kvasir, [f"{name}={getattr(options, name)}" for name in names])
 

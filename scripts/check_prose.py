@@ -28,7 +28,7 @@ THINGS = (
     "sample|scheduler|sequence|server|service|slot|socket|step|stream|tensor|thread|"
     "token|value|warp|worker|writer"
 )
-# Things with a back: something can really be behind them.
+# Things that can really have something in the place called by that word.
 BACKED = (
     "gateway|proxy|proxies|balancer|interface|contract|listener|router|routers|facade|"
     "flag|server|service|Service|firewall|gateways|frontend|frontends|smg|API"

@@ -1,5 +1,5 @@
-// What stands on both sides of a router when what it costs is measured: a
-// worker that computes nothing, and a proxy that only passes bytes on.
+// The programs on both sides of a router whose cost is measured: a worker that
+// computes nothing, and a proxy that only passes bytes on.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,18 @@
 
 namespace kvasir::bench {
 
-// A running server with what it serves.
+// A running server with its services.
 //
-// Owns: the services, the server before which they end.
+// Owns: the services and the server, which ends first.
 // Threads: those of gRPC.
 class BareServer {
  public:
   virtual ~BareServer() = default;
-  // What a client dials.
+  // The target of clients.
   virtual const std::string& target() const = 0;
 };
 
-// Limits are those of a router's listener; a port is picked where it is 0.
+// Limits are those of a router's listener. Port 0: a free port.
 struct BareServerOptions {
   base::ListenAddress listen;
   // Null: plain text.

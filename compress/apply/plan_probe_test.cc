@@ -30,7 +30,8 @@ class PlanProbeTest : public CalibrateTest {
     return sample;
   }
 
-  // Keys and values in codes of `bits`; 16: whole numbers.
+  // Makes a plan that codes keys and values in `bits` bits; 16: uncoded
+  // numbers.
   kvasir::v1::KvPlan PlanOf(uint32_t bits) const {
     kvasir::v1::KvPlan plan = FullRankPlan(
         model::AttentionShapeOf(checkpoint_->spec()), kvasir::v1::F32);
@@ -50,7 +51,7 @@ class PlanProbeTest : public CalibrateTest {
   Calibration calibration_;
 };
 
-TEST_F(PlanProbeTest, FewerBitsDivergeMoreAndWholeNumbersDoNotDiverge) {
+TEST_F(PlanProbeTest, FewerBitsDivergeMoreAndUncodedNumbersDoNotDiverge) {
   const CalibrationSample sample = HeldOut(3);
   int64_t steps = 0;
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -71,7 +72,7 @@ TEST_F(PlanProbeTest, FewerBitsDivergeMoreAndWholeNumbersDoNotDiverge) {
   EXPECT_GT(few, 10 * many);
 }
 
-TEST_F(PlanProbeTest, WithoutHeldOutSequencesNothingIsMeasured) {
+TEST_F(PlanProbeTest, ASampleWithoutHeldOutSequencesIsRefused) {
   const CalibrationSample sample = HeldOut(1);
   EXPECT_THAT(
       PlanProbe::Create(*checkpoint_, calibration_, sample, {}).status(),
@@ -79,7 +80,7 @@ TEST_F(PlanProbeTest, WithoutHeldOutSequencesNothingIsMeasured) {
                testing::HasSubstr("the calibration has 1, want 2 or more")));
 }
 
-TEST_F(PlanProbeTest, AStopEndsTheMeasurement) {
+TEST_F(PlanProbeTest, AStopFromTheProgressCallbackEndsTheMeasurement) {
   const CalibrationSample sample = HeldOut(2);
   EXPECT_EQ(PlanProbe::Create(*checkpoint_, calibration_, sample,
                               {.progress = [] { return false; }})

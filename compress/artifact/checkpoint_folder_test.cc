@@ -116,7 +116,7 @@ class NewFolderTest : public FolderTest {
   fs::path out_, partial_, replaced_;
 };
 
-TEST_F(NewFolderTest, WithoutAnExchangeTheOldFolderMovesAwayFirst) {
+TEST_F(NewFolderTest, WithoutAtomicExchangeTheOldFolderIsRenamedFirst) {
   for (const int reason : {EINVAL, ENOSYS, ENOTSUP}) {
     g_exchange_errno = reason;
     fs::remove_all(out_);
@@ -138,7 +138,7 @@ TEST_F(NewFolderTest, AFolderThatCannotBeSyncedReplacesNothing) {
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfARunningOne) {
+TEST_F(NewFolderTest, TwoRunsCannotWriteTheSameFolder) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first,
                               NewFolder::Create(out_, /*overwrite=*/true));
   Put(first->path() / "weights");
@@ -152,7 +152,7 @@ TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfARunningOne) {
 }
 
 TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
-  // Other projects have a config.json as well.
+  // A config.json alone is no checkpoint: other projects have one, too.
   Put(out_ / "config.json");
   Put(out_ / "index.js");
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
@@ -192,7 +192,7 @@ TEST_F(NewFolderTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("holds the input")));
-  // A folder whose name only begins like an input's is another folder.
+  // A folder whose name begins with an input's name is not that input.
   KVASIR_EXPECT_OK(NewFolder::Check(folder_ / "oth", true, inputs));
   PutCheckpoint(folder_ / "other", "old");
   EXPECT_THAT(
@@ -200,14 +200,15 @@ TEST_F(NewFolderTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is an input")));
 }
 
-TEST_F(NewFolderTest, AKillAfterTheExchangeLetsTheNextRunRemoveTheOldFolder) {
+TEST_F(NewFolderTest, AKillAfterTheExchangeMakesTheNextRunRemoveTheOldFolder) {
   PutCheckpoint(out_, "old");
   Put(out_ / kMarker);
   PutCheckpoint(partial_, "older");
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, AKillBetweenTwoRenamesLetsTheOldFolderGetItsNameBack) {
+TEST_F(NewFolderTest,
+       AfterAKillBetweenTwoRenamesTheNextRunRestoresTheOldFoldersName) {
   PutCheckpoint(replaced_, "old");
   PutCheckpoint(partial_, "half");
   Put(partial_ / kMarker);
@@ -219,7 +220,7 @@ TEST_F(NewFolderTest, AKillBetweenTwoRenamesLetsTheOldFolderGetItsNameBack) {
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, ATemporaryFolderThatNoRunLeftIsRefused) {
+TEST_F(NewFolderTest, AFolderWithTheTemporaryNameThatNoRunMadeIsAnError) {
   PutCheckpoint(out_, "old");
   for (const fs::path& folder : {partial_, replaced_}) {
     PutCheckpoint(folder, "mine");

@@ -53,12 +53,12 @@ TEST_F(NewFileTest, TwoWritersDoNotShareATemporaryFile) {
                        HasSubstr("x.partial is being written by another run")));
   KVASIR_ASSERT_OK(first->Finish());
   EXPECT_EQ(ReadFile(path_), "first");
-  // The name is free although the first writer still exists.
+  // The name can be used again although the first writer still exists.
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "second"));
   EXPECT_EQ(ReadFile(path_), "second");
 }
 
-TEST_F(NewFileTest, ThePartialFileOfAKilledWriterIsOverwritten) {
+TEST_F(NewFileTest, APartialFileThatAKilledWriterLeftIsOverwritten) {
   std::ofstream(folder_ / "x.partial") << "much more than comes now";
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "little"));
   EXPECT_EQ(ReadFile(path_), "little");

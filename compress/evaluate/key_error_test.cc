@@ -55,9 +55,9 @@ TEST(KeyErrorTest, AnExactCacheHasNoError) {
 
 // Each layer gets the teacher's inputs, so errors of one layer do not reach the
 // next.
-TEST(KeyErrorTest, ErrorsAreRelativeToTheCentredKeysOfEveryLayer) {
+TEST(KeyErrorTest, ErrorsAreRelativeToTheKeysMinusTheirMeanInEachLayer) {
   const ReferenceDecoder teacher = TestDecoder();
-  // The inputs of each layer, to compute what centring removes.
+  // The inputs of each layer, from which the means of its keys are computed.
   class Inputs : public LayerObserver {
    public:
     void OnAttentionInput(int64_t layer, const at::Tensor& x) override {
@@ -81,7 +81,7 @@ TEST(KeyErrorTest, ErrorsAreRelativeToTheCentredKeysOfEveryLayer) {
   EXPECT_NEAR(Measure(WithKeysTimes(1.5)).relative, std::sqrt(expected), 1e-5);
 }
 
-TEST(KeyErrorTest, TheErrorOfPlainChannelsIsTwoToTheMinusBits) {
+TEST(KeyErrorTest, ThePredictedErrorOfPlainChannelsIsTwoToTheMinusBits) {
   ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
   kvasir::v1::KvPlan plan = ExactPlan();
   for (size_t l = 0; l < 2; ++l) {
@@ -97,12 +97,12 @@ TEST(KeyErrorTest, TheErrorOfPlainChannelsIsTwoToTheMinusBits) {
   const KeyError error = Measure(MakeDecoder(std::move(parts), plan));
   ASSERT_TRUE(error.predicted.has_value());
   EXPECT_NEAR(*error.predicted, 1.0 / 16, 1e-12);
-  // Steps of 0.27, for keys with a deviation near 0.45.
+  // Codes with steps of 0.27, for keys with a standard deviation near 0.45.
   EXPECT_GT(error.relative, 0.05);
   EXPECT_LT(error.relative, 0.5);
 }
 
-TEST(KeyErrorTest, OtherCodesHaveNoPrediction) {
+TEST(KeyErrorTest, NoErrorIsPredictedForOtherCodes) {
   EXPECT_FALSE(Measure(WithKeysTimes(1.0)).predicted.has_value());
 }
 

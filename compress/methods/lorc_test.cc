@@ -19,11 +19,10 @@ KvPlan Plan(const PlanRequest& request, const LorcOptions& options) {
   return plan.ok() ? *plan : KvPlan{};
 }
 
-// The rank of a layer that is stored as it is, because it is left out or kept
-// whole.
+// Stands for the rank of a layer that is not compressed.
 constexpr int64_t kWhole = 0;
 
-// One rank per layer.
+// Returns the rank of each layer.
 std::vector<int64_t> LayerRanks(const KvPlan& plan) {
   std::vector<int64_t> ranks;
   for (const auto& layer : plan.layers()) {
@@ -35,7 +34,8 @@ std::vector<int64_t> LayerRanks(const KvPlan& plan) {
   return ranks;
 }
 
-// A matrix of singular values 1, except one that is 1 / condition.
+// Returns a matrix whose singular values are 1, except for one that is 1 /
+// condition.
 at::Tensor WithCondition(int64_t rows, int64_t columns, double condition) {
   at::Tensor weight = at::eye(rows, columns);
   weight[rows / 2][rows / 2] = 1 / condition;
@@ -44,7 +44,7 @@ at::Tensor WithCondition(int64_t rows, int64_t columns, double condition) {
 
 class LorcTest : public ::testing::Test {
  protected:
-  // Keys and values of 32 numbers in 3 layers; 192 in all.
+  // Keys and values with 32 numbers each in 3 layers, 192 numbers in all.
   PlanRequest request_ = RequestOf(
       {.layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16, .hidden = 64});
   // Key and value condition numbers. The logarithms of the cumulative products
@@ -63,7 +63,7 @@ class LorcTest : public ::testing::Test {
   }
 };
 
-TEST_F(LorcTest, SensitivityAddsUpFromTheLastLayer) {
+TEST_F(LorcTest, TheCumulativeSensitivityIsASumFromTheLastLayerBackwards) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<LayerSensitivity> layers,
                               MeasureSensitivity(request_, 10, nullptr));
   ASSERT_EQ(layers.size(), 3u);
@@ -74,7 +74,7 @@ TEST_F(LorcTest, SensitivityAddsUpFromTheLastLayer) {
   EXPECT_NEAR(layers[2].cumulative_log, 2, 1e-5);
 }
 
-TEST_F(LorcTest, ASingularProjectionIsTheMostSensitive) {
+TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
   conditions_[1] = {1e6, 1};  // below the rounding of float32
 
   conditions_[2] = {std::numeric_limits<double>::infinity(), 1};
@@ -85,7 +85,7 @@ TEST_F(LorcTest, ASingularProjectionIsTheMostSensitive) {
   EXPECT_NEAR(layers[2].key_condition / greatest, 1, 1e-9);
 }
 
-TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankSolved) {
+TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankThatMeetsTheBudget) {
   request_.keep = 0.75;  // 72 ranks: 48 + 1.5 d_min
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -94,18 +94,18 @@ TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankSolved) {
   EXPECT_EQ(plan.provenance().decomposition(), "svd");
 }
 
-TEST_F(LorcTest, TheLeastRankCanBeGiven) {
+TEST_F(LorcTest, TheLeastRankCanBeGivenInsteadOfABudget) {
   EXPECT_THAT(LayerRanks(Plan(request_, {.min_rank = 16})),
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, RanksDoNotDependOnTheBase) {
+TEST_F(LorcTest, RanksDoNotDependOnTheBaseOfTheLogarithm) {
   request_.keep = 0.75;
   EXPECT_THAT(LayerRanks(Plan(request_, {.log_base = 2})),
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, LayersAboveTheThresholdStayAsTheyAre) {
+TEST_F(LorcTest, LayersAboveTheThresholdAreNotCompressed) {
   request_.keep = 0.75;
   const KvPlan plan = Plan(request_, {.threshold = 3.5});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -118,13 +118,13 @@ TEST_F(LorcTest, LayersAboveTheThresholdStayAsTheyAre) {
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, TheMostSensitiveLayersAreSkippedByNumber) {
+TEST_F(LorcTest, AGivenNumberOfTheMostSensitiveLayersIsSkipped) {
   request_.keep = 0.75;
   EXPECT_THAT(LayerRanks(Plan(request_, {.skip_layers = 1})),
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, TheUniformControlSkipsTheSameLayersAtEqualBytes) {
+TEST_F(LorcTest, UniformRanksSkipTheSameLayersAndTakeTheSameBytes) {
   request_.keep = 2.0 / 3;
   const KvPlan progressive = Plan(request_, {.skip_layers = 1});
   const KvPlan uniform =
@@ -158,7 +158,7 @@ TEST_F(LorcTest, TensorParallelRanksHoldEqualPartsOfALayersRank) {
   ExpectEqualRanks(plan, request_.spec);
 }
 
-TEST_F(LorcTest, BudgetsAreMetWithinOneMultiple) {
+TEST_F(LorcTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
   for (const double keep : {0.6, 0.71, 0.85, 1.0}) {
     for (const bool progressive : {true, false}) {
       request_.keep = keep;
@@ -173,7 +173,7 @@ TEST_F(LorcTest, BudgetsAreMetWithinOneMultiple) {
   }
 }
 
-TEST_F(LorcTest, PartlyRotaryKeysStayOneLatent) {
+TEST_F(LorcTest, PartlyRotaryKeysAreStoredInOneLatent) {
   request_.spec.rope.rotary_dim = 8;
   const KvPlan plan = Plan(request_, {.min_rank = 8});
   const auto& key = plan.layers(1).key();
@@ -205,7 +205,8 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
     EXPECT_THAT(PlanLorc(request_, {.threshold = threshold}),
                 invalid("threshold must be finite"));
   }
-  // Two of three layers that are left out already take more than half.
+  // The threshold leaves out two of three layers, which already take more than
+  // half of the numbers.
   request_.keep = 0.5;
   EXPECT_THAT(PlanLorc(request_, {.threshold = 2.5}), invalid("skip fewer"));
   request_.keep = 0.75;

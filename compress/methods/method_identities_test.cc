@@ -1,6 +1,6 @@
-// Every method from checkpoint to logits: calibrate, plan, apply, and run the
-// result in the reference decoder. A plan that keeps everything must give the
-// logits of the uncompressed model, the teacher.
+// Tests every method from checkpoint to logits: calibrate, plan, apply, and run
+// the result in the reference decoder. A plan that keeps everything must give
+// the logits of the uncompressed model, the teacher.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ double RelativeError(const at::Tensor& have, const at::Tensor& want) {
   return ((have - want).norm() / want.norm()).item<double>();
 }
 
-// Plans with one method.
+// Makes a plan with one method.
 using Planner = std::function<absl::StatusOr<KvPlan>(PlanRequest request)>;
 
 // A small checkpoint with its calibration.
@@ -139,7 +139,7 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
         {spec(), plan, outer_, std::move(layers)}, {.without_ranges = true});
     KVASIR_EXPECT_OK(decoder);
     if (!decoder.ok()) return at::zeros_like(ids_);
-    // Codes of few bits would hide the identities.
+    // Codes with few bits would cause larger errors than those that are tested.
     const auto logits = decoder->Logits(ids_, {.code_latents = false});
     KVASIR_EXPECT_OK(logits);
     return logits.ok() ? *logits : at::zeros_like(ids_);
@@ -233,7 +233,7 @@ std::vector<NamedPlanner> Methods(const model::DecoderSpec& spec) {
   return methods;
 }
 
-TEST_P(MethodIdentitiesTest, KeepingAllGivesTheTeachersLogits) {
+TEST_P(MethodIdentitiesTest, KeepingEverythingGivesTheTeachersLogits) {
   PlanRequest request = Request(1.0);
   // Only latents with codes are kept at full rank. The codes are not applied.
   for (Codec* codec : {&request.key_codec, &request.value_codec}) {
@@ -252,7 +252,7 @@ TEST_P(MethodIdentitiesTest, KeepingAllGivesTheTeachersLogits) {
   }
 }
 
-TEST_P(MethodIdentitiesTest, AWholeBasisGivesTheTeachersLogits) {
+TEST_P(MethodIdentitiesTest, ABasisOfFullRankGivesTheTeachersLogits) {
   for (const bool post_rope : {false, true}) {
     if (spec().num_kv_heads * spec().head_dim % 8 != 0) continue;
     const auto plan = PlanSvdq(
@@ -274,7 +274,8 @@ TEST_P(MethodIdentitiesTest, ChannelCodesGiveTheTeachersLogits) {
   }
 }
 
-TEST_P(MethodIdentitiesTest, EveryDecompositionAppliesAtHalf) {
+TEST_P(MethodIdentitiesTest,
+       EveryDecompositionCanBeAppliedWithHalfOfTheNumbersKept) {
   for (const Decomposition decomposition :
        {Decomposition::kSvd, Decomposition::kWhitened,
         Decomposition::kEspace}) {
@@ -297,7 +298,7 @@ TEST_P(MethodIdentitiesTest, SplittingTheSingularValuesChangesNothing) {
             kTolerance);
 }
 
-TEST_P(PrunedPairsTest, AreMaskedInTheModel) {
+TEST_P(PrunedPairsTest, PruningPairsInTheModelEqualsMaskingThem) {
   RapOptions options;
   options.budget = {.score = BudgetScore::kUniform, .keep_values = true};
   const auto plan = PlanRap(Request(0.75), options);
@@ -326,7 +327,7 @@ TEST_P(PrunedPairsTest, AreMaskedInTheModel) {
   EXPECT_GE(RelativeError(want, teacher()), 10 * kTolerance);
 }
 
-// Changes every lift that may be folded or applied at run time.
+// Changes the kind of every lift that may be folded or applied at run time.
 KvPlan WithLifts(KvPlan plan, bool fold) {
   for (auto& layer : *plan.mutable_layers()) {
     for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {

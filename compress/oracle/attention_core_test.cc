@@ -8,7 +8,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Attention query by query and head by head, in float64.
+// Computes attention for one query and head after the other, in float64.
 at::Tensor PlainAttention(const AttentionInputs& in) {
   const int64_t share = in.query.size(2) / in.key.size(2);
   const auto wide = [](const at::Tensor& t) {
@@ -65,7 +65,7 @@ void ExpectPlain(const AttentionInputs& in) {
   EXPECT_LT((have - PlainAttention(in)).abs().max().item<double>(), 1e-5);
 }
 
-TEST(AttentionCoreTest, BlocksOfQueriesEqualTheWhole) {
+TEST(AttentionCoreTest, AttentionInBlocksOfQueriesEqualsAttentionInOnePiece) {
   ExpectPlain(Inputs(300));
 }
 
