@@ -152,7 +152,7 @@ TEST_F(NewFolderTest, TwoRunsCannotWriteTheSameFolder) {
 }
 
 TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
-  // A config.json alone is no checkpoint: other projects have one, too.
+  // A folder with only a config.json is no checkpoint.
   Put(out_ / "config.json");
   Put(out_ / "index.js");
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),

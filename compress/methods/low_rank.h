@@ -137,8 +137,7 @@ absl::StatusOr<at::Tensor> SingularValues(const at::Tensor& weight,
 // The largest singular value divided by the smallest one. The smallest one
 // counts as at least largest * max(n, M) * the rounding unit of float64,
 // because smaller values cannot be distinguished from 0. So the condition
-// number of a singular matrix is finite. That of a zero matrix is 1, because it
-// amplifies nothing.
+// number of a singular matrix is finite. The value for a zero matrix is 1.
 absl::StatusOr<double> ConditionNumber(const at::Tensor& weight,
                                        FactorProfile* profile);
 

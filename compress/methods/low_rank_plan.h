@@ -17,7 +17,7 @@
 
 namespace kvasir::compress {
 
-// What one low_rank part covers: the dims [first_dim, first_dim + num_dims) of
+// One low_rank part covers the dims [first_dim, first_dim + num_dims) of
 // every head, on one side of a layer.
 struct Section {
   plan::Side side = plan::Side::kKey;
@@ -116,7 +116,7 @@ absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,
 // layers together.
 int64_t DenseNumbers(const model::DecoderSpec& spec);
 
-// What the plan's provenance says of its method.
+// The method and its settings, for the plan's provenance.
 struct PlanIdentity {
   std::string method;
   std::string options;  // as a command line

@@ -11,7 +11,7 @@
 
 namespace kvasir::compress {
 
-// What the score of a head's RoPE pair is.
+// The score of a head's RoPE pair.
 enum class PairScore {
   kFisher,     // the Fisher information of the pair's two rows of k_proj
   kMagnitude,  // the mean over tokens of the pair's squared length

@@ -47,8 +47,8 @@ struct LayerBudget {
 // values of all layers share one pool, unless key_keep or keep_values separate
 // the sides; otherwise each side has its own pool. All groups of a layer keep
 // the same number of pairs and have equal ranks. `key_energy` [L] is for
-// kEnergy. A pool never gives out more than its budget. What it does not give
-// out is too little for the next step of any layer, which is rank_multiple (or
+// kEnergy. A pool never gives out more than its budget. The remaining budget is
+// too small for the next step of any layer, which is rank_multiple (or
 // EvenMultiple) numbers in each of the layer's groups.
 // Errors: INVALID_ARGUMENT for a share that is out of range or leaves a side
 //   nothing, for both key_keep and keep_values, and for kEnergy without

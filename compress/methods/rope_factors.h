@@ -45,7 +45,7 @@ at::Tensor QueryWeights(const model::DecoderSpec& spec,
 // divides by the weights, so none may be 0.
 absl::Status CheckCommutingWeights(const CommutingWeights& weights);
 
-// What the factors of a layer's keys are computed from.
+// The inputs of the factors of a layer's keys.
 struct PairStatistics {
   at::Tensor key_gram;  // [Hkv * D, Hkv * D] of keys before their rotation
   at::Tensor weights;   // [Hkv, pairs]

@@ -39,7 +39,7 @@ at::Tensor Mask(const Block& block, int64_t window,
   return mask;
 }
 
-// True where the key is one of the `tokens` keys nearest to the query.
+// True if the key is one of the `tokens` keys nearest to the query.
 at::Tensor Near(const Block& block, int64_t tokens, at::Device device) {
   const at::Tensor all =
       at::ones({block.queries(), block.keys()},

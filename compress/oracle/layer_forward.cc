@@ -14,7 +14,7 @@
 namespace kvasir::compress {
 namespace {
 
-// What the functions of one call of AttentionForward share.
+// Data that the functions of one AttentionForward call share.
 struct Call {
   const LayerProgram& program;
   const TensorMap& tensors;

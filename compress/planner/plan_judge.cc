@@ -53,7 +53,7 @@ struct PartLoss {
   double fitted = 0;
   CodeLoss held_out;
   // The loss on each domain's rows: with the plan's codes, and with the codes
-  // that the other domains alone would give.
+  // that only the other domains would give.
   std::vector<double> by_domain;
   std::vector<double> left_out;
 };

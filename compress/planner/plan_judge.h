@@ -38,7 +38,7 @@ struct JudgeRequest {
 
 // Fills in the prediction's fields on layers, bits, held-out rows and domains.
 // The loss of a domain is computed twice: with the plan's transforms and
-// ranges, and with those that the other domains alone would give. Throws
+// ranges, and with those that only the other domains would give. Throws
 // c10::Error.
 void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
                AutoPrediction& prediction);

@@ -35,7 +35,7 @@ void AddAutoFlags(CLI::App* command, AutoFlags& flags);
 void CheckAutoFlags(const AutoFlags& flags);
 
 // Makes the plan. Probes are measured on the held-out sequences of the sample.
-// Of `machine` only the number of threads and `quiet` are read.
+// Only the number of threads and `quiet` of `machine` are read.
 absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
     const AutoFlags& flags, std::optional<uint32_t> exact_sinks,
     std::optional<double> kv_bytes_per_token, int64_t tp,

@@ -42,7 +42,7 @@ void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags);
 // already compressed; FailedPrecondition if the device does not exist.
 absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 
-// What a method or a plan needs from a calibration.
+// The data that a method or a plan needs from a calibration.
 struct CalibrationNeeds {
   // The sampled tokens, with which the ranges of codes are found.
   bool sample = false;

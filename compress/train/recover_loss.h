@@ -16,7 +16,7 @@ struct RecoverLossWeights {
   double temperature = 2.0;
 };
 
-// What a decoder's predictions are computed from: its states after the final
+// The inputs of a decoder's predictions: its states after the final
 // norm, [N, M], and its head, [V, M].
 struct Prediction {
   at::Tensor normal;

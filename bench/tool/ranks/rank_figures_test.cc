@@ -45,7 +45,7 @@ TEST(RankFiguresTest, DifferentResultsAreReportedWithRankAndValue) {
 }
 
 // Some of the steps evict and some do not.
-TEST(RankFiguresTest, CountsOfUnlikeStepsAreAMean) {
+TEST(RankFiguresTest, CountsOfDifferentStepsAreAveraged) {
   RankTally tally;
   tally.Add({}, {.calls = 3, .sent_bytes = 4}, 2, 1.0);
   EXPECT_EQ(tally.ToJson()["collectives_per_step"], 1.5);
