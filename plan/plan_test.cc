@@ -464,7 +464,7 @@ TEST(PlanTest, RefusesJointPartsWithoutAMeaning) {
       {"of nobody",
        JointPlan(R"("uses":[{"reconstruct":{}}],)" + pre + numbers),
        Shape(),
-       {"says not whether it serves key or value"}},
+       {"a use does not state whether it serves key or value"}},
       {"of the key alone",
        JointPlan(R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"}],)" + pre +
                  numbers),
