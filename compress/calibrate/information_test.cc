@@ -391,7 +391,8 @@ TEST_F(InformationTest, InformationAndSampleRowsAreReadBackFromTheCache) {
 
 TEST_F(InformationTest, AMessageWarnsIfThereIsOnlyOneDomain) {
   KVASIR_ASSERT_OK(Run(Sample(2, 10), {.parts = kInformation}).status());
-  EXPECT_THAT(messages_, HasSubstr("warning: the calibration text is of one"));
+  EXPECT_THAT(messages_,
+              HasSubstr("warning: the calibration text has only one domain"));
   KVASIR_ASSERT_OK(Run(DomainSample(), {.parts = kInformation}).status());
   EXPECT_EQ(messages_, "");
 }

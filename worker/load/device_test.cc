@@ -170,7 +170,7 @@ TEST(DeviceTest, AMissingModuleIsNamedWithItsBuildTarget) {
   EXPECT_THAT(
       OpenDevice({.device = "emulated"}, {}),
       StatusIs(absl::StatusCode::kNotFound,
-               HasSubstr("/cli/device/kvasir-emulated.so: no such file")));
+               HasSubstr("/worker/load/kvasir-emulated.so: no such file")));
 }
 
 TEST(DeviceTest, OnlyTheEmulatedDeviceReadsAModule) {
