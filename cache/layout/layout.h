@@ -135,7 +135,7 @@ struct SlotMetadataLayout {
   Region key_errors;
   Region value_errors;
 
-  // Bytes without padding.
+  // The size without padding.
   int64_t size_bytes() const {
     return scores.size_bytes() + positions.size_bytes() +
            key_errors.size_bytes() + value_errors.size_bytes();
@@ -175,7 +175,7 @@ struct PageGroupLayout {
   // largest number that any arena of any rank needs, because all have the same
   // page ids.
   int64_t side_pages_per_sequence = 0;
-  // The bytes of these pages that this rank's layers use. The rest is waste.
+  // The bytes of the side pages that this rank's layers use. The rest is waste.
   int64_t side_payload_bytes = 0;
 
   SequencePages sequence_pages(int64_t page_tokens) const {
@@ -199,8 +199,8 @@ struct PageFormat {
   // follow each other.
   int64_t granule_bytes = 0;
 
-  // The granule of ranges. It is small because a slot has few of them: a scale
-  // and a minimum.
+  // The granule of the params region. It is small because a slot has only two
+  // params, a scale and a minimum.
   int64_t param_granule_bytes() const {
     return std::min(granule_bytes, kMostParamGranuleBytes);
   }
@@ -256,7 +256,7 @@ class PageLayout {
   // chunk matters only with a sliding window or eviction.
   int64_t PagesHeld(PageGroupId group, int64_t length_tokens,
                     int64_t chunk_tokens) const;
-  // The same in bytes, over all groups. length_tokens is
+  // The bytes of the pages held, over all groups. length_tokens is
   // 0 .. kMaxSequenceTokens (CHECK).
   int64_t BytesAtLength(int64_t length_tokens, int64_t chunk_tokens) const;
 

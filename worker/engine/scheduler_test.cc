@@ -99,7 +99,7 @@ TEST(SchedulerLogprobsTest, AreExactForEachTokenAndPosition) {
   EXPECT_TRUE(scenario.sink("a").samples()[1].prompt_logprobs.empty());
 }
 
-TEST(SchedulerLogprobsTest, OfThePromptSurviveAPreemption) {
+TEST(SchedulerLogprobsTest, LogProbabilitiesOfThePromptSurviveAPreemption) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8 seqs=1

@@ -34,7 +34,7 @@ TEST(DeviceTest, NamesAreCheckedAtOnce) {
   }
 }
 
-TEST(DeviceTest, AServersDeviceIsNotAClientsToChoose) {
+TEST(DeviceTest, AClientMayNotChooseTheDeviceOfAServer) {
   KVASIR_EXPECT_OK(CheckDeviceIsUsed({.device = "cpu"}, "127.0.0.1:1"));
   EXPECT_THAT(
       CheckDeviceIsUsed({.device = "cpu", .given = true}, "127.0.0.1:1"),
@@ -134,7 +134,7 @@ TEST_F(CudaHostTest, WithAGpuOfAnOldArchitecture) {
                        HasSubstr("want compute capability 8.0 or later")));
 }
 
-TEST_F(CudaHostTest, WithAGpuThatSomebodyElseHolds) {
+TEST_F(CudaHostTest, AGpuInUseByAnotherProcessIsReported) {
   // Fail once for cuda and once for auto.
   runtime_.FailNext("MemoryInfo", static_cast<kernels::cuda::Result>(46));
   EXPECT_THAT(Open("cuda"),

@@ -157,7 +157,7 @@ TEST_F(GpuMemoryTest, AHostPoolIsJudgedByTheHostsMemory) {
   EXPECT_GT(model->host_pool_bytes(), int64_t{500} << 20);
 }
 
-TEST_F(GpuMemoryTest, AutoGoesOnWithoutAGpuThatHasNotThePlansKernels) {
+TEST_F(GpuMemoryTest, AutoUsesTheCpuIfTheGpuLacksAKernelOfThePlan) {
   std::erase_if(ops_,
                 [](const auto& op) { return op.op == std::string("norm"); });
   EXPECT_THAT(LoadedModel::Load(request_),

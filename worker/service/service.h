@@ -17,11 +17,11 @@ namespace kvasir::worker {
 struct WorkerServiceOptions {
   // The answer of GetInfo. A request for another weights_id is refused.
   kvasir::v1::WorkerInfo info;
-  // The longest queue of a stream if its client reads slowly. A stream beyond
-  // it is reset.
+  // The most bytes that a stream may queue if its client reads slowly. A stream
+  // that needs more is reset.
   size_t max_queued_bytes = 1 << 20;
   absl::Duration load_heartbeat = absl::Seconds(1);
-  // For a Drain that names no deadline.
+  // The deadline of a Drain that names none.
   absl::Duration drain_deadline = absl::Seconds(60);
   // Runs once, before admission stops, to report NOT_SERVING.
   std::function<void()> on_drain = [] {};

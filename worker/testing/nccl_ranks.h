@@ -30,8 +30,10 @@ class HostGpu {
 std::vector<std::unique_ptr<HostGpu>> MakeHostGpus(int64_t size);
 
 std::vector<std::string> FakeNcclLibraries();
-// The number of communicators with their enqueued work, and of aborts so far.
+// The number of communicators that exist. An aborted one counts until its
+// enqueued work has ended.
 int FakeNcclLive();
+// The number of aborts so far.
 int FakeNcclAborts();
 
 // Sets KVASIR_FAKE_NCCL for groups that connect while it lives.
