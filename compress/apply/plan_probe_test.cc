@@ -76,8 +76,9 @@ TEST_F(PlanProbeTest, ASampleWithoutHeldOutSequencesIsRefused) {
   const CalibrationSample sample = HeldOut(1);
   EXPECT_THAT(
       PlanProbe::Create(*checkpoint_, calibration_, sample, {}).status(),
-      StatusIs(absl::StatusCode::kFailedPrecondition,
-               testing::HasSubstr("the calibration has 1, want 2 or more")));
+      StatusIs(
+          absl::StatusCode::kFailedPrecondition,
+          testing::HasSubstr("the calibration has 1; at least 2 are needed")));
 }
 
 TEST_F(PlanProbeTest, AStopFromTheProgressCallbackEndsTheMeasurement) {

@@ -73,8 +73,8 @@ TEST(EvictionSpecTest, NamesAndBudgetsAreParsed) {
   EXPECT_EQ(Spec("random", "8").random_seed, 7u);
   EXPECT_THAT(ParseEvictionSpec("lru", "8", kTiny, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want q-hitter, h2o or streaming; to be "
-                                 "measured also recent or random")));
+                       HasSubstr("want q-hitter, h2o or streaming; an "
+                                 "evaluation also takes recent or random")));
   EXPECT_THAT(ParseEvictionSpec("h2o", "two", kTiny, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("no eviction budget")));

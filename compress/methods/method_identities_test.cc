@@ -285,7 +285,8 @@ TEST_P(MethodIdentitiesTest,
     const double error =
         RelativeError(LogitsUnder(*plan, decomposition), teacher());
     EXPECT_GT(error, 10 * kTolerance);
-    EXPECT_LT(error, 1.0);
+    // Unrelated logits would have an error of about sqrt(2).
+    EXPECT_LT(error, 1.2);
   }
 }
 
