@@ -229,7 +229,7 @@ TEST(EvaluateTest, FewerThanTwoWindowsAreRefused) {
   options.max_windows = 1;
   EXPECT_THAT(Make(bench, Text(60), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("at least 2 wanted")));
+                       HasSubstr("windows is 1, but the smallest is 2")));
   options.max_windows = 0;
   EXPECT_THAT(Make(bench, Text(20), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -154,7 +154,7 @@ def test_a_router_names_the_worker_that_is_not_allowed_and_the_names_that_it_has
     has = "spiffe://kvasir/worker"
     with KvasirProcess("worker", *worker_flags(authority), ports=False) as worker:
         misspelt = run("router", "--workers", worker.grpc, "--grpc-port", "0", *OPERATOR_PORTS, "--model", TINY,
-                       "--start-timeout", "3s", *to_worker(authority, "spiffe://kvasir/wroker"), check=False)
+                       "--start-timeout", "8s", *to_worker(authority, "spiffe://kvasir/wroker"), check=False)
         assert misspelt.returncode != 0
         last = misspelt.stderr.strip().splitlines()[-1]
         assert "none of the certificate's names is allowed by --worker-tls-names" in last and has in last, last
